@@ -1,0 +1,165 @@
+"""Grouped-query attention: N query heads share K key/value heads, 1 ≤ K ≤ N.
+
+K = N is multi-head attention, K = 1 multi-query attention (Ainslie et al. 2023,
+arXiv:2305.13245). Letters: B batch, T and S query and key length, N and K query and
+key/value heads, G = N // K, H head_dim, D embed_dim.
+"""
+
+import math
+
+import torch
+from torch import nn
+
+from torch_ref.checks import positive_int, probability, split_evenly
+
+
+class GroupedQueryAttention(nn.Module):
+    """`(query, key=None, value=None, mask=None, *, is_causal, bias) -> (B, T, D)`.
+
+    query (B, T, D), key (B, S, kdim), value (B, S, vdim); key defaults to query, value to
+    key. mask: boolean, True = attend, rank 2 or 4, broadcast to (B, N, T, S); is_causal: key
+    j visible to query i when j ≤ i; bias: float, added to the scores, broadcast likewise.
+    Order: scale·QKᵀ → softcap·tanh(·/softcap) → bias → mask → softmax → dropout → V.
+    Query head n reads key/value head n // G. A row that may attend to nothing gives 0 and
+    sends no gradient.
+
+    Written for this package as the meeting place of the published designs, so it departs
+    from none. Raises ValueError naming the argument.
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        num_kv_heads: int,
+        *,
+        head_dim: int | None = None,
+        kdim: int | None = None,
+        vdim: int | None = None,
+        bias: bool = True,
+        out_bias: bool | None = None,
+        dropout: float = 0.0,
+        out_dropout: float = 0.0,
+        scale: float | None = None,
+        softcap: float | None = None,
+    ):
+        super().__init__()
+        split_evenly("num_heads", num_heads, "num_kv_heads", num_kv_heads)
+        if head_dim is None:
+            head_dim = split_evenly("embed_dim", embed_dim, "num_heads", num_heads)
+        if softcap is not None and not softcap > 0:
+            raise ValueError(f"softcap: expected a number above 0, or None, got {softcap!r}")
+        self.embed_dim = positive_int("embed_dim", embed_dim)
+        self.num_heads = num_heads
+        self.num_kv_heads = num_kv_heads
+        self.head_dim = positive_int("head_dim", head_dim)
+        self.kdim = embed_dim if kdim is None else positive_int("kdim", kdim)
+        self.vdim = embed_dim if vdim is None else positive_int("vdim", vdim)
+        self.scale = 1 / math.sqrt(head_dim) if scale is None else scale
+        self.softcap = softcap
+        self.q_proj = nn.Linear(embed_dim, num_heads * head_dim, bias=bias)
+        self.k_proj = nn.Linear(self.kdim, num_kv_heads * head_dim, bias=bias)
+        self.v_proj = nn.Linear(self.vdim, num_kv_heads * head_dim, bias=bias)
+        self.out_proj = nn.Linear(
+            num_heads * head_dim, embed_dim, bias=bias if out_bias is None else out_bias
+        )
+        self.dropout = nn.Dropout(probability("dropout", dropout))
+        self.out_dropout = nn.Dropout(probability("out_dropout", out_dropout))
+
+    def forward(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor | None = None,
+        value: torch.Tensor | None = None,
+        mask: torch.Tensor | None = None,
+        *,
+        is_causal: bool = False,
+        bias: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        key = query if key is None else key
+        value = key if value is None else value
+        weights_BNTS = self.attention_weights(query, key, mask, is_causal=is_causal, bias=bias)
+        _check_sequence("value", value, self.vdim, query.shape[0], key.shape[1])
+        weights_BKGTS = self.dropout(weights_BNTS).unflatten(1, (self.num_kv_heads, -1))
+        v_BSKH = self.v_proj(value).unflatten(-1, (self.num_kv_heads, self.head_dim))
+        heads_BTKGH = torch.einsum("bkgts,bskh->btkgh", weights_BKGTS.to(v_BSKH.dtype), v_BSKH)
+        return self.out_dropout(self.out_proj(heads_BTKGH.flatten(2)))
+
+    def attention_weights(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor | None = None,
+        mask: torch.Tensor | None = None,
+        *,
+        is_causal: bool = False,
+        bias: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """The softmax before dropout, (B, N, T, S)."""
+        key = query if key is None else key
+        _check_sequence("query", query, self.embed_dim)
+        _check_sequence("key", key, self.kdim, query.shape[0])
+        BNTS = (query.shape[0], self.num_heads, query.shape[1], key.shape[1])
+        _check_mask(mask, BNTS)
+        _check_bias(bias, BNTS)
+
+        q_BTKGH = self.q_proj(query).unflatten(-1, (self.num_kv_heads, -1, self.head_dim))
+        k_BSKH = self.k_proj(key).unflatten(-1, (self.num_kv_heads, self.head_dim))
+        scores = self.scale * torch.einsum("btkgh,bskh->bkgts", q_BTKGH, k_BSKH).flatten(1, 2)
+        if self.softcap is not None:
+            scores = self.softcap * torch.tanh(scores / self.softcap)
+        if bias is not None:
+            scores = scores + bias
+        if is_causal:
+            causal_TS = torch.ones(BNTS[2:], dtype=torch.bool, device=scores.device).tril()
+            scores = scores.masked_fill(~causal_TS, float("-inf"))
+        if mask is not None:
+            scores = scores.masked_fill(~mask, float("-inf"))
+        # A softmax over nothing but -inf is NaN, and NaN times 0 stays NaN in the backward
+        # pass: such rows are given finite scores first, and 0 afterwards.
+        empty_BNT1 = (scores == float("-inf")).all(dim=-1, keepdim=True)
+        weights = torch.softmax(scores.masked_fill(empty_BNT1, 0.0), dim=-1)
+        return weights.masked_fill(empty_BNT1, 0.0)
+
+
+def _check_sequence(
+    name: str, x: torch.Tensor, width: int, batch: int | None = None, length: int | None = None
+) -> None:
+    """Rank 3, at least one step long, `width` wide; batch and length where they are given."""
+    wanted = ("batch" if batch is None else batch, "length" if length is None else length, width)
+    fits = x.ndim == 3 and x.shape[1] > 0
+    if not fits or any(
+        w not in (n, "batch", "length") for w, n in zip(wanted, x.shape, strict=True)
+    ):
+        expected = ", ".join(map(str, wanted))
+        raise ValueError(f"{name}: expected ({expected}), length above 0, got {tuple(x.shape)}")
+
+
+def _check_mask(mask: torch.Tensor | None, BNTS: tuple[int, int, int, int]) -> None:
+    if mask is None:
+        return
+    if mask.dtype != torch.bool:
+        raise ValueError(f"mask: expected a boolean tensor, True = attend, got {mask.dtype}")
+    if mask.ndim not in (2, 4):
+        raise ValueError(
+            f"mask: expected (T, S) or (B, N, T, S), got rank {mask.ndim} {tuple(mask.shape)}; "
+            "rank 3 could mean (B, T, S) or (N, T, S): write mask[:, None] or mask[None]"
+        )
+    _check_broadcast("mask", mask, BNTS)
+
+
+def _check_bias(bias: torch.Tensor | None, BNTS: tuple[int, int, int, int]) -> None:
+    if bias is None:
+        return
+    if not bias.is_floating_point():
+        raise ValueError(f"bias: expected a floating tensor, added to the scores, got {bias.dtype}")
+    _check_broadcast("bias", bias, BNTS)
+
+
+def _check_broadcast(name: str, x: torch.Tensor, BNTS: tuple[int, int, int, int]) -> None:
+    fits = x.ndim <= 4 and all(
+        have in (1, want) for have, want in zip(x.shape[::-1], BNTS[::-1], strict=False)
+    )
+    if not fits:
+        raise ValueError(
+            f"{name}: expected a shape that broadcasts to {BNTS}, got {tuple(x.shape)}"
+        )

@@ -1,0 +1,42 @@
+"""Multi-head self-attention with a mask of zeros and ones."""
+
+import math
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import nn
+
+from torch_ref.checks import split_evenly
+
+
+class MultiHeadAttention(nn.Module):
+    """`(x, mask=None) -> output`; parameters `W_Q W_K W_V W_O`.
+
+    x and output (B, T, D); mask of 0/1, 1 = attend, anything that broadcasts to
+    (B, N, T, T): the published (T, T), or (B, 1, 1, T) for padding; rank 3 therefore
+    reads as (N, T, T). A row of zeros gives NaN, as published.
+
+    Departures from the published code:
+      * sizes that do not fit raise ValueError, not AssertionError.
+    """
+
+    def __init__(self, d_model: int, num_heads: int):
+        super().__init__()
+        self.d_k = split_evenly("d_model", d_model, "num_heads", num_heads)
+        self.d_model = d_model
+        self.num_heads = num_heads
+        self.W_Q = nn.Linear(d_model, d_model)
+        self.W_K = nn.Linear(d_model, d_model)
+        self.W_V = nn.Linear(d_model, d_model)
+        self.W_O = nn.Linear(d_model, d_model)
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+        B, T, _ = x.size()
+        Q = self.W_Q(x).view(B, T, self.num_heads, self.d_k).transpose(1, 2)
+        K = self.W_K(x).view(B, T, self.num_heads, self.d_k).transpose(1, 2)
+        V = self.W_V(x).view(B, T, self.num_heads, self.d_k).transpose(1, 2)
+        scores = torch.matmul(Q, K.transpose(-1, -2)) / math.sqrt(self.d_k)
+        if mask is not None:
+            scores = scores.masked_fill(mask == 0, float("-inf"))
+        heads = torch.matmul(F.softmax(scores, dim=-1), V)
+        return self.W_O(heads.transpose(1, 2).contiguous().view(B, T, self.d_model))

@@ -1,0 +1,112 @@
+"""Tensors of any framework as NumPy, bit for bit; no framework is imported for it.
+
+A framework whose tensor is handed in has been imported already, so that looking it up in
+`sys.modules` is enough.
+"""
+
+import sys
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+
+from jax_attn.transfer.problems import Problem, TransferError
+
+# torch cannot hand these to NumPy: they cross as integers of the same width.
+_REINTERPRETED = {
+    "bfloat16": "int16",
+    "float8_e4m3fn": "uint8",
+    "float8_e4m3fnuz": "uint8",
+    "float8_e5m2": "uint8",
+    "float8_e5m2fnuz": "uint8",
+}
+
+# What a torch tensor may be besides an array in memory, and what its owner can do about it.
+_TORCH_REFUSALS = (
+    (
+        lambda t: t.is_quantized,
+        "a quantised tensor; expected plain numbers: call .dequantize() first",
+    ),
+    (lambda t: t.is_meta, "a tensor on the meta device, which has no values; load real weights"),
+    (lambda t: t.is_nested, "a nested tensor; expected one rectangular array"),
+    (
+        lambda t: "strided" not in str(t.layout),
+        "a sparse tensor; expected a dense one: call .to_dense() first",
+    ),
+    (lambda t: hasattr(t, "full_tensor"), "a sharded tensor; call .full_tensor() first"),
+)
+
+
+class Spec(NamedTuple):
+    """A tensor without its values."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+    def __str__(self) -> str:
+        return f"{self.dtype}{list(self.shape)}"
+
+
+def as_numpy(tensor: Any, name: str = "tensor") -> np.ndarray:
+    """`tensor` as a NumPy array of the same shape, dtype and bits, in native byte order.
+
+    tensor: a NumPy, JAX or torch tensor on any device; bfloat16 and float8 become ml_dtypes'.
+    The result may share memory with `tensor`.
+    Raises TransferError, naming `name`, for what is not a dense array of numbers.
+    """
+    if reason := why_unreadable(tensor):
+        raise _unreadable(name, reason)
+    try:
+        array = _from_torch(tensor) if _is_torch(tensor) else np.asarray(tensor)
+    except Exception as error:  # each framework has its own: deleted, traced, not addressable …
+        raise _unreadable(name, f"{type(tensor).__name__}: {error}") from error
+    return array.astype(array.dtype.newbyteorder("="), copy=False)
+
+
+def describe(tensor: Any) -> Spec:
+    """Shape and dtype name, read without touching the values."""
+    return Spec(tuple(map(int, tensor.shape)), _dtype_name(tensor.dtype))
+
+
+def why_unreadable(tensor: Any) -> str:
+    """Why `as_numpy` would refuse `tensor`; empty when it would not."""
+    if _is_torch(tensor):
+        return next((why for is_so, why in _TORCH_REFUSALS if is_so(tensor)), "")
+    if _is_jax(tensor):
+        return ""
+    if isinstance(tensor, np.ndarray | np.generic):
+        holds_numbers = tensor.dtype.kind in "biufc" or hasattr(ml_dtypes, tensor.dtype.name)
+        return "" if holds_numbers else f"expected numbers, got dtype {tensor.dtype}"
+    return f"expected a NumPy, JAX or torch tensor, got {type(tensor).__name__}"
+
+
+def _dtype_name(dtype: Any) -> str:
+    return str(dtype).removeprefix("torch.") if _is_torch_dtype(dtype) else dtype.name
+
+
+def _is_torch(tensor: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(tensor, torch.Tensor)
+
+
+def _is_torch_dtype(dtype: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(dtype, torch.dtype)
+
+
+def _is_jax(tensor: Any) -> bool:
+    jax = sys.modules.get("jax")
+    return jax is not None and isinstance(tensor, jax.Array)
+
+
+def _from_torch(tensor: Any) -> np.ndarray:
+    tensor = tensor.detach().cpu().resolve_conj().resolve_neg()
+    name = _dtype_name(tensor.dtype)
+    if name not in _REINTERPRETED:
+        return tensor.numpy()
+    bits = tensor.contiguous().view(getattr(sys.modules["torch"], _REINTERPRETED[name]))
+    return bits.numpy().view(getattr(ml_dtypes, name))
+
+
+def _unreadable(name: str, reason: str) -> TransferError:
+    return TransferError(f"reading {name!r}", [Problem("unreadable", name, reason)])

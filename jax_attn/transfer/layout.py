@@ -1,0 +1,146 @@
+"""`Layout`: a table of rows from which both directions of a transfer follow."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from jax_attn.transfer import resolve
+from jax_attn.transfer.arrays import as_numpy
+from jax_attn.transfer.problems import Problem, TransferError, grid
+from jax_attn.transfer.rows import Either, Refused, Row, either, row
+from jax_attn.transfer.steps import MisfitError, Shape
+
+
+@dataclass(frozen=True, init=False, repr=False)
+class Layout:
+    """A table that pairs torch keys with Flax paths; other layouts may be among its items.
+
+        MASKED_MHA = Layout(
+            row("W_Q.weight", "q_proj.kernel", linear, heads),  # (N·H, D) -> (D, N, H)
+            row("W_Q.bias", "q_proj.bias", heads),
+            ...
+        )
+
+    Sizes are never in the table: they come from the module that is loaded or exported.
+    """
+
+    groups: tuple[Either, ...]
+    refusals: tuple[Refused, ...]
+
+    def __init__(self, *items: "Row | Either | Refused | Layout"):
+        groups, refusals = [], []
+        for item in items:
+            match item:
+                case Row():
+                    groups.append(either(item))
+                case Either():
+                    groups.append(item)
+                case Refused():
+                    refusals.append(item)
+                case Layout():
+                    groups += item.groups
+                    refusals += item.refusals
+                case _:
+                    raise TypeError(f"Layout: expected rows or layouts, got {item!r}")
+        object.__setattr__(self, "groups", tuple(groups))
+        object.__setattr__(self, "refusals", tuple(refusals))
+
+    def __add__(self, other: "Layout") -> "Layout":
+        return Layout(self, other)
+
+    def __str__(self) -> str:
+        rows = [r for group in self.groups for a in group.alternatives for r in a]
+        return grid(
+            ("torch", "flax", "steps"),
+            ((", ".join(r.keys), ", ".join(r.paths), _steps(r)) for r in rows),
+        )
+
+    __repr__ = __str__
+
+    def under(self, torch_prefix: str, flax_prefix: str) -> "Layout":
+        """The same table for a sub-module: both sides get a prefix, '' for none.
+
+        `under("encoder.layer.{layer}.attention", "layers.{layer}.attn")` serves every layer.
+        """
+        return self._mapped(
+            lambda key: f"{torch_prefix}.{key}" if torch_prefix else key,
+            lambda path: f"{flax_prefix}.{path}" if flax_prefix else path,
+        )
+
+    def renamed(self, names: Mapping[str, str]) -> "Layout":
+        """The same table for a module that names its parts otherwise: {"q_proj": "query", …}.
+
+        Replaces whole parts of the dotted Flax paths. Raises ValueError for a name that no
+        path has.
+        """
+        paths = [p for g in self.groups for a in g.alternatives for r in a for p in r.paths]
+        parts = {part for path in paths for part in path.split(".")}
+        if unknown := sorted(set(names) - parts):
+            raise ValueError(f"renamed: expected names among {sorted(parts)}, got {unknown}")
+        return self._mapped(
+            lambda key: key,
+            lambda path: ".".join(names.get(part, part) for part in path.split(".")),
+        )
+
+    def to_flax(
+        self, tensors: Mapping[str, np.ndarray], shapes: Mapping[str, Shape]
+    ) -> dict[str, np.ndarray]:
+        """Torch tensors -> Flax arrays of `shapes`, by dotted path; dtypes stay as they are.
+
+        tensors: torch key to NumPy, JAX or torch tensor. shapes: every path that must be
+        written. The arrays may share memory with `tensors`. Raises TransferError.
+        """
+        given = {key: as_numpy(tensor, key) for key, tensor in tensors.items()}
+        key_shapes = {key: array.shape for key, array in given.items()}
+        moves, problems = resolve.for_loading(self.groups, self.refusals, key_shapes, shapes)
+        made: dict[str, np.ndarray] = {}
+        for move in moves:
+            try:
+                arrays = move.row.to_flax(tuple(given[k] for k in move.row.keys), move.path_shapes)
+            except MisfitError as misfit:
+                problems.append(Problem("wrong dtype", move.row.keys[0], str(misfit)))
+                continue
+            made |= zip(move.row.paths, arrays, strict=True)
+        if problems:
+            raise TransferError("to Flax", problems)
+        return made
+
+    def to_torch(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Flax arrays -> torch tensors, by key: parameters, or their gradients.
+
+        arrays: dotted path to NumPy or JAX array; rows of which nothing is there are left out.
+        The result may share memory with `arrays`. Raises TransferError for a path that no row
+        reads and for a row of which only a part is there.
+        """
+        given = {path: as_numpy(array, path) for path, array in arrays.items()}
+        shapes = {path: array.shape for path, array in given.items()}
+        moves, problems = resolve.for_export(self.groups, shapes)
+        made: dict[str, np.ndarray] = {}
+        for move in moves:
+            try:
+                tensors = move.row.to_torch(tuple(given[path] for path in move.row.paths))
+            except MisfitError as misfit:
+                problems.append(Problem("wrong dtype", move.row.paths[0], str(misfit)))
+                continue
+            made |= zip(move.row.keys, tensors, strict=True)
+        if problems:
+            raise TransferError("to torch", problems)
+        return made
+
+    def _mapped(self, key: Callable[[str], str], path: Callable[[str], str]) -> "Layout":
+        groups = (
+            either(
+                *(
+                    [row([*map(key, r.keys)], [*map(path, r.paths)], *r.steps) for r in a]
+                    for a in group.alternatives
+                )
+            )
+            for group in self.groups
+        )
+        refusals = (Refused(key(refusal.key), refusal.reason) for refusal in self.refusals)
+        return Layout(*groups, *refusals)
+
+
+def _steps(r: Row) -> str:
+    return " ".join(step.name for step in r.steps) or "="

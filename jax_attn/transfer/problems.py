@@ -1,0 +1,62 @@
+"""What can be wrong with a transfer: gathered as `Problem`s, raised once as `TransferError`."""
+
+import difflib
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+SHOWN = 30
+
+
+class Problem(NamedTuple):
+    """One thing that stops a transfer.
+
+    kind: "missing", "unexpected", "ambiguous", "doubly written", "wrong shape",
+        "wrong dtype", "unwritten", "refused", "unreadable" or "file".
+    name: the torch key, Flax path or file it is about.
+    text: what was expected and what came.
+    hint: what would mend it, where that is known.
+    """
+
+    kind: str
+    name: str
+    text: str
+    hint: str = ""
+
+    def __str__(self) -> str:
+        mend = f"\n      {self.hint}" if self.hint else ""
+        return f"{self.kind}: {self.name!r}: {self.text}{mend}"
+
+
+class TransferError(ValueError):
+    """Every problem of one transfer, in `problems`; whatever was to be written is as it was."""
+
+    def __init__(self, doing: str, problems: Iterable[Problem]):
+        self.doing = doing
+        self.problems = list(problems)
+        super().__init__(doing, self.problems)
+
+    def __str__(self) -> str:
+        count = len(self.problems)
+        heading = f"{self.doing}: {count} problem{'s' * (count != 1)}"
+        return "\n".join([heading, *listed(self.problems)])
+
+
+def listed(problems: Sequence[Problem]) -> list[str]:
+    """Lines for people: the first `SHOWN` problems, and how many more there are."""
+    lines = [f"  - {problem}" for problem in problems[:SHOWN]]
+    rest = len(problems) - SHOWN
+    return lines if rest <= 0 else [*lines, f"  … and {rest} more, in .problems"]
+
+
+def nearest(name: str, candidates: Iterable[str]) -> str:
+    """'nearest: a, b', the names closest to `name`; empty when nothing is close."""
+    found = difflib.get_close_matches(name, list(candidates), n=3, cutoff=0.6)
+    return f"nearest: {', '.join(found)}" if found else ""
+
+
+def grid(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Left-aligned columns under `head`."""
+    table = [tuple(head), *map(tuple, rows)]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    lines = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in table)
+    return "\n".join(lines)

@@ -1,0 +1,217 @@
+"""NNX state meets a table: `plan`, `load`, `export`. The only file here that imports jax.
+
+Not called `load`: a module of that name would hide the function in the package.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+
+from jax_attn.transfer import resolve
+from jax_attn.transfer.arrays import Spec, as_numpy, describe, why_unreadable
+from jax_attn.transfer.layout import Layout
+from jax_attn.transfer.problems import Problem, TransferError, grid, listed
+from jax_attn.transfer.resolve import Move
+
+
+@dataclass(frozen=True, repr=False)
+class Plan:
+    """What a load would do, row by row, and every reason why it would not. Prints as a table."""
+
+    moves: list[Move]
+    keys: dict[str, Spec]
+    paths: dict[str, Spec]
+    problems: list[Problem] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        table = grid(
+            ("torch", "shape", "flax", "shape", "dtype", "steps"), map(self._line, self.moves)
+        )
+        if not self.problems:
+            return table
+        return "\n".join([table, "", f"{len(self.problems)} problem(s):", *listed(self.problems)])
+
+    def __repr__(self) -> str:
+        return f"<Plan: {len(self.moves)} rows, {len(self.problems)} problems>"
+
+    def _line(self, move: Move) -> tuple[str, ...]:
+        return (
+            ", ".join(move.row.keys),
+            ", ".join(str(list(shape)) for shape in move.key_shapes),
+            ", ".join(move.row.paths),
+            ", ".join(str(list(shape)) for shape in move.path_shapes),
+            self.paths[move.row.paths[0]].dtype,
+            " ".join(step.name for step in move.row.steps) or "=",
+        )
+
+
+def flatten(module: Any) -> dict[str, Any]:
+    """The arrays of every nnx.Param, by dotted path: "layers.0.q_proj.kernel".
+
+    module: an nnx.Module, or an nnx.State such as nnx.state or nnx.grad returns. The arrays
+    are those the module holds, JAX or NumPy, not copies. An array shared by two parts of a
+    module has one path, as in its state.
+    """
+    arrays = {}
+    for path, variable in _variables(module):
+        dotted = ".".join(map(str, path))
+        if dotted in arrays:
+            raise ValueError(f"module: two parameters spell their path {dotted!r}")
+        arrays[dotted] = variable.get_value() if isinstance(variable, nnx.Variable) else variable
+    return arrays
+
+
+def plan(module: Any, tensors: Mapping[str, Any], layout: Layout) -> Plan:
+    """What `load` would do, without doing it.
+
+    module: an nnx.Module; an abstract one (nnx.eval_shape) will do. tensors: torch key to
+    NumPy, JAX or torch tensor; of a checkpoint nothing but the header is read. Returns a Plan
+    that holds every problem; raises only TypeError, for arguments of the wrong kind.
+    """
+    _check_arguments(tensors, layout)
+    paths, problems = _specs(module)
+    keys, unreadable = _key_specs(tensors)
+    problems += unreadable
+    held = {p.name for p in problems}
+    moves, found = resolve.for_loading(
+        layout.groups,
+        layout.refusals,
+        {key: spec.shape for key, spec in keys.items()},
+        {path: spec.shape for path, spec in paths.items()},
+    )
+    # A tensor that cannot be read is not missing.
+    problems += [p for p in found if p.name not in held]
+    for move in moves:
+        problems += _wrong_dtypes(move, keys, paths)
+    problems += _too_wide(paths)
+    if not paths and not problems:
+        problems.append(Problem("missing", "module", "expected at least one nnx.Param, got none"))
+    return Plan(moves, keys, paths, problems)
+
+
+def load(module: Any, tensors: Mapping[str, Any], layout: Layout) -> Plan:
+    """Write torch tensors into an NNX module through a table: every nnx.Param, or nothing.
+
+    The arrays are copies of `tensors`, bit for bit, each with the sharding and device of the
+    one it replaces. Returns the plan that was carried out. Raises TransferError with every
+    problem; the module is then as it was.
+    """
+    if isinstance(module, nnx.State):
+        raise TypeError("module: expected an nnx.Module to write into, got an nnx.State")
+    made = plan(module, tensors, layout)
+    if made.problems:
+        raise TransferError("load, nothing written", made.problems)
+    current = flatten(module)
+    placed: dict[str, jax.Array] = {}
+    for move in made.moves:
+        sources = tuple(as_numpy(tensors[key], key) for key in move.row.keys)
+        arrays = move.row.to_flax(sources, move.path_shapes)
+        for path, array in zip(move.row.paths, arrays, strict=True):
+            placed[path] = _placed(array, current[path])
+    fresh = [
+        (path, variable.replace(placed[".".join(map(str, path))]))
+        for path, variable in _variables(module)
+    ]
+    nnx.update(module, nnx.from_flat_state(fresh))
+    return made
+
+
+def export(module: Any, layout: Layout) -> dict[str, np.ndarray]:
+    """Every nnx.Param of an NNX module as torch tensors, by torch key: the inverse of `load`.
+
+    The arrays are copies, bit for bit; bfloat16 is ml_dtypes'. Raises TransferError.
+    """
+    _check_layout(layout)
+    _, problems = _specs(module)
+    if problems:
+        raise TransferError("export", problems)
+    tensors = layout.to_torch(flatten(module))
+    return {key: np.array(tensor, order="C") for key, tensor in tensors.items()}
+
+
+def _variables(module: Any) -> list[tuple[tuple[Any, ...], Any]]:
+    """Paths and variables of every nnx.Param; of a pure state, its arrays."""
+    state = module if isinstance(module, nnx.State) else nnx.state(module, nnx.Param)
+    return [
+        (path, leaf)
+        for path, leaf in nnx.to_flat_state(state)
+        if isinstance(leaf, nnx.Param) or not isinstance(leaf, nnx.Variable)
+    ]
+
+
+def _specs(module: Any) -> tuple[dict[str, Spec], list[Problem]]:
+    specs, problems = {}, []
+    for path, array in flatten(module).items():
+        if hasattr(array, "shape") and hasattr(array, "dtype"):
+            specs[path] = describe(array)
+        else:
+            text = f"expected the nnx.Param to hold an array, got {type(array).__name__}"
+            problems.append(Problem("unreadable", path, text))
+    return specs, problems
+
+
+def _key_specs(tensors: Mapping[str, Any]) -> tuple[dict[str, Spec], list[Problem]]:
+    # A checkpoint knows shapes and dtypes without reading a tensor.
+    lazy = getattr(tensors, "describe", None)
+    specs, problems = {}, []
+    for key in tensors:
+        try:
+            if lazy:
+                specs[key] = lazy(key)
+                continue
+            reason = why_unreadable(tensor := tensors[key])
+        except TransferError as error:
+            problems += error.problems
+            continue
+        if reason:
+            problems.append(Problem("unreadable", key, reason))
+        else:
+            specs[key] = describe(tensor)
+    return specs, problems
+
+
+def _wrong_dtypes(move: Move, keys: dict[str, Spec], paths: dict[str, Spec]) -> list[Problem]:
+    expected = {paths[path].dtype for path in move.row.paths}
+    problems = []
+    for key in move.row.keys:
+        if {keys[key].dtype} != expected:
+            targets = ", ".join(f"{path} ({paths[path].dtype})" for path in move.row.paths)
+            hint = f"build the module with param_dtype={keys[key].dtype}, or cast the tensors"
+            text = f"expected {' or '.join(sorted(expected))} for {targets}, got {keys[key].dtype}"
+            problems.append(Problem("wrong dtype", key, text, hint))
+    return problems
+
+
+def _too_wide(paths: dict[str, Spec]) -> list[Problem]:
+    """jax narrows what it does not hold, without a word."""
+    problems = []
+    for path, spec in paths.items():
+        held = str(jax.dtypes.canonicalize_dtype(np.dtype(spec.dtype)))
+        if held != spec.dtype:
+            text = f"expected a dtype that jax holds here, got {spec.dtype}, narrowed to {held}"
+            problems.append(Problem("wrong dtype", path, text, "enable x64 around the load"))
+    return problems
+
+
+def _placed(array: np.ndarray, old: Any) -> jax.Array:
+    """A JAX copy of `array` where `old` lies; an uncommitted one stays free to move."""
+    copy = np.array(array, order="C")  # device_put may alias NumPy memory on the CPU
+    stays = getattr(old, "committed", True)
+    return jax.device_put(copy, getattr(old, "sharding", None) if stays else None)
+
+
+def _check_arguments(tensors: Any, layout: Any) -> None:
+    _check_layout(layout)
+    if not isinstance(tensors, Mapping):
+        hint = ": hand in its state_dict()" if hasattr(tensors, "state_dict") else ""
+        kind = type(tensors).__name__
+        raise TypeError(f"tensors: expected a mapping of names to tensors, got {kind}{hint}")
+
+
+def _check_layout(layout: Any) -> None:
+    if not isinstance(layout, Layout):
+        raise TypeError(f"layout: expected a Layout such as LAYOUTS['gqa'], got {layout!r}")

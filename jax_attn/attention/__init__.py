@@ -1,0 +1,17 @@
+"""Attention on arrays: pure functions, and what says who may attend to whom."""
+
+from jax_attn.attention.api import attention_weights, dot_product_attention, explain
+from jax_attn.attention.checks import ArgumentError
+from jax_attn.attention.dispatch import Explanation
+from jax_attn.attention.dropout import Dropout
+from jax_attn.attention.mask import Mask
+
+__all__ = [
+    "ArgumentError",
+    "Dropout",
+    "Explanation",
+    "Mask",
+    "attention_weights",
+    "dot_product_attention",
+    "explain",
+]

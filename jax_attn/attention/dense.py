@@ -1,0 +1,62 @@
+"""Attention as it is defined: every score, a softmax, a weighted mean."""
+
+import jax
+import jax.numpy as jnp
+
+from jax_attn.attention.call import Call
+
+
+def refusals(call: Call) -> list[str]:
+    """Why this kernel cannot serve the call: it always can."""
+    del call
+    return []
+
+
+def attention(call: Call) -> jax.Array:
+    """softmax(scale·QKᵀ)·V with all that the call asks for; (B, T, N, Hv)."""
+    P_BNTS = _probabilities(call)
+    if call.dropout is not None:
+        P_BNTS = call.dropout.apply(P_BNTS)
+    P_BKGTS = P_BNTS.reshape(call.B, call.K, call.G, call.T, call.S)
+    out_BTKGH = jnp.einsum(
+        "BKGTS,BSKH->BTKGH",
+        P_BKGTS.astype(call.value.dtype),
+        call.value,
+        precision=call.precision,
+        preferred_element_type=call.softmax_dtype,
+    )
+    return out_BTKGH.reshape(call.B, call.T, call.N, -1).astype(call.query.dtype)
+
+
+def weights(call: Call) -> jax.Array:
+    """The softmax alone, before dropout; (B, N, T, S)."""
+    return _probabilities(call).astype(call.query.dtype)
+
+
+def _probabilities(call: Call) -> jax.Array:
+    """The softmax in its own dtype; a row with nothing to attend to is 0."""
+    scores_BNTS = _scores(call)
+    empty_BNT1 = scores_BNTS.max(axis=-1, keepdims=True) == -jnp.inf
+    # A row of -inf alone has no softmax, and its NaN would reach the gradient through any later
+    # `where`: such a row is replaced before the softmax as well as after it.
+    P_BNTS = jax.nn.softmax(jnp.where(empty_BNT1, 0.0, scores_BNTS), axis=-1)
+    return jnp.where(empty_BNT1, 0.0, P_BNTS)
+
+
+def _scores(call: Call) -> jax.Array:
+    q_BTKGH = call.query.reshape(call.B, call.T, call.K, call.G, call.H)
+    scores_BKGTS = jnp.einsum(
+        "BTKGH,BSKH->BKGTS",
+        q_BTKGH,
+        call.key,
+        precision=call.precision,
+        preferred_element_type=call.softmax_dtype,
+    )
+    scores_BNTS = call.scale * scores_BKGTS.reshape(call.B, call.N, call.T, call.S)
+    if call.softcap is not None:
+        scores_BNTS = call.softcap * jnp.tanh(scores_BNTS / call.softcap)
+    if call.bias is not None:
+        scores_BNTS = scores_BNTS + call.bias.astype(call.softmax_dtype)
+    if call.mask.is_open:
+        return scores_BNTS
+    return jnp.where(call.mask.materialize(call.T, call.S), scores_BNTS, -jnp.inf)

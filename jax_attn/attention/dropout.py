@@ -1,0 +1,66 @@
+"""Dropout whose mask can be handed in, so that two frameworks can be compared."""
+
+import jax
+import jax.numpy as jnp
+
+from jax_attn.attention import checks
+
+
+@jax.tree_util.register_pytree_with_keys_class
+class Dropout:
+    """Sets elements to 0 with probability ``rate`` and scales the others by 1/(1 − rate).
+
+    rate: a plain number in [0, 1], static. 0 changes nothing, 1 gives zeros.
+    Exactly one of
+    key: a jax.random key; each element is kept by ``jax.random.bernoulli(key, 1 − rate)``;
+    keep: a boolean array, True = kept, that broadcasts to what is dropped from: (B, N, T, S)
+    for attention weights.
+
+    Srivastava et al., 2014, in the inverted form that torch and flax use.
+    """
+
+    def __init__(self, rate, *, key=None, keep=None):
+        problems = []
+        if not (checks.is_real(rate) and 0 <= rate <= 1):
+            problems.append(f"rate: expected a number in [0, 1], got {rate!r}")
+        if (key is None) == (keep is None):
+            problems.append(f"expected key or keep, got {'neither' if key is None else 'both'}")
+        if key is not None and not _is_key(key):
+            problems.append(f"key: expected one jax.random.key(...), got {checks.describe(key)}")
+        if keep is not None and not (checks.is_array(keep) and str(keep.dtype) == "bool"):
+            problems.append(
+                f"keep: expected a boolean array, True = kept, got {checks.describe(keep)}"
+            )
+        checks.raise_all("Dropout", problems)
+        self.rate, self.key, self.keep = float(rate), key, keep
+
+    def apply(self, x: jax.Array) -> jax.Array:
+        """x with dropout, in x's dtype."""
+        if self.rate == 0:
+            return x
+        if self.rate == 1:
+            return jnp.zeros_like(x)
+        keep = self.keep
+        if keep is None:
+            keep = jax.random.bernoulli(self.key, 1 - self.rate, x.shape)
+        return jnp.where(keep, x / (1 - self.rate), jnp.zeros_like(x))
+
+    def tree_flatten_with_keys(self):
+        names = ("key", "keep")
+        return [(jax.tree_util.GetAttrKey(n), getattr(self, n)) for n in names], self.rate
+
+    @classmethod
+    def tree_unflatten(cls, rate, leaves):
+        # Not through __init__: jax puts placeholders where arrays were.
+        dropout = object.__new__(cls)
+        dropout.rate = rate
+        dropout.key, dropout.keep = leaves
+        return dropout
+
+
+def _is_key(key) -> bool:
+    if not checks.is_array(key):
+        return False
+    if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+        return key.shape == ()
+    return str(key.dtype) == "uint32" and len(key.shape) == 1

@@ -1,0 +1,308 @@
+"""Who may attend to whom, said without writing it out."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jax_attn.attention import checks
+
+# Farther than any position, and still safe to add in int32.
+_FAR = 2**30
+
+
+@jax.tree_util.register_pytree_with_keys_class
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Mask:
+    """The pairs (query i, key j) that may attend: all conditions that are set hold.
+
+    - a band, lo ≤ j − i ≤ hi; each end an int (static) or an integer array () or (B,) (traced);
+    - j < kv_lengths, an integer array () or (B,);
+    - q_segments[b, i] == kv_segments[b, j], integer arrays (B, T) and (B, S);
+    - allowed, a boolean array (T, S) or (B, N, T, S), any axis possibly 1.
+
+    ``Mask()`` lets everyone attend to everyone; ``a & b`` is where both allow it. A Mask is a
+    pytree: it goes through jit, vmap, scan and grad as an argument. Build one with the
+    constructors below, which check what they are given; ``None`` stands for "no condition".
+    """
+
+    lo: int | jax.Array | None = None
+    hi: int | jax.Array | None = None
+    kv_lengths: jax.Array | None = None
+    q_segments: jax.Array | None = None
+    kv_segments: jax.Array | None = None
+    allowed: jax.Array | None = None
+
+    # NumPy leaves `array & mask` to __rand__ below.
+    __array_ufunc__ = None
+
+    @staticmethod
+    def causal(offset=0) -> "Mask":
+        """Key j is visible to query i when j ≤ i + offset.
+
+        offset 0 aligns the top-left corners, as torch and jax.nn do; S − T the bottom-right
+        ones. An int, or an integer array (B,), one per batch row.
+        """
+        return Mask.window(None, 0, offset)
+
+    @staticmethod
+    def window(left, right, offset=0) -> "Mask":
+        """Key j is visible to query i when i + offset − left ≤ j ≤ i + offset + right.
+
+        left and right: ints ≥ 0, or None for open. offset: as for causal.
+        """
+        problems = [
+            f"{name}: expected an int ≥ 0, or None for open, got {size!r}"
+            for name, size in (("left", left), ("right", right))
+            if size is not None and not (checks.is_int(size) and size >= 0)
+        ]
+        problems += _integer_problems("offset", offset, (0, 1), "an int or one per batch row (B,)")
+        checks.raise_all("Mask.window", problems)
+        offset = _int32(offset)
+        lo = None if left is None else _shift(offset, -left)
+        return Mask(lo=lo, hi=None if right is None else _shift(offset, right))
+
+    @staticmethod
+    def lengths(kv_lengths_B) -> "Mask":
+        """Key j of batch row b is visible when j < kv_lengths_B[b]."""
+        checks.raise_all(
+            "Mask.lengths", _integer_problems("kv_lengths", kv_lengths_B, (0, 1), "(B,)")
+        )
+        return Mask(kv_lengths=_int32(kv_lengths_B, static=False))
+
+    @staticmethod
+    def segments(q_BT, kv_BS) -> "Mask":
+        """Query i and key j see each other when their segment ids are equal."""
+        problems = _integer_problems("q_segments", q_BT, (2,), "(B, T)")
+        problems += _integer_problems("kv_segments", kv_BS, (2,), "(B, S)")
+        checks.raise_all("Mask.segments", problems)
+        return Mask(q_segments=_int32(q_BT, static=False), kv_segments=_int32(kv_BS, static=False))
+
+    @staticmethod
+    def array(allowed_BNTS) -> "Mask":
+        """A boolean array, True = attend, that broadcasts to (B, N, T, S); rank 2 or 4."""
+        checks.raise_all("Mask.array", checks.boolean_problems("allowed", allowed_BNTS))
+        return Mask(allowed=allowed_BNTS)
+
+    @staticmethod
+    def from_torch_mha(attn_mask=None, key_padding_mask=None, num_heads: int = 1) -> "Mask":
+        """The boolean masks of torch.nn.MultiheadAttention, where True means *ignore*.
+
+        attn_mask: (T, S) or (B·num_heads, T, S). key_padding_mask: (B, S).
+
+        Float masks are no masks: torch adds them to the scores, so they are a TypeError that
+        names the ``bias=`` to pass instead, beside what this makes of the other one.
+        """
+        attn_mask, key_padding_mask = _from_torch(attn_mask), _from_torch(key_padding_mask)
+        problems = []
+        if not (checks.is_int(num_heads) and num_heads > 0):
+            checks.raise_all(
+                "Mask.from_torch_mha", [f"num_heads: expected an int ≥ 1, got {num_heads!r}"]
+            )
+        if attn_mask is not None:
+            problems += _torch_problems(
+                "attn_mask", attn_mask, "attn_mask, or attn_mask.reshape(B, num_heads, T, S)"
+            )
+            if attn_mask.ndim not in (2, 3) or (
+                attn_mask.ndim == 3 and attn_mask.shape[0] % num_heads
+            ):
+                problems.append(
+                    f"attn_mask: expected (T, S) or (B·{num_heads}, T, S), "
+                    f"got {checks.describe(attn_mask)}"
+                )
+        if key_padding_mask is not None:
+            problems += _torch_problems(
+                "key_padding_mask", key_padding_mask, "key_padding_mask[:, None, None, :]"
+            )
+            if key_padding_mask.ndim != 2:
+                problems.append(
+                    f"key_padding_mask: expected (B, S), got {checks.describe(key_padding_mask)}"
+                )
+        checks.raise_all("Mask.from_torch_mha", problems)
+        mask = Mask()
+        if attn_mask is not None:
+            if attn_mask.ndim == 3:
+                attn_mask = attn_mask.reshape(-1, num_heads, *attn_mask.shape[1:])
+            mask &= Mask.array(~attn_mask)
+        if key_padding_mask is not None:
+            mask &= Mask.array(~key_padding_mask[:, None, None, :])
+        return mask
+
+    @staticmethod
+    def from_zero_one(mask) -> "Mask":
+        """A mask of 0 (hidden) and 1 (visible) in integers, floats or booleans.
+
+        (T, S), (B, T, S) or (B, N, T, S): the published designs that take such masks give rank 3
+        as one per batch row, so here it has one reading. A value other than 0 and 1 is an error,
+        unless the mask is traced and its values are not yet known; then nonzero is visible.
+        """
+        mask = _from_torch(mask)
+        problems = []
+        if not checks.is_array(mask) or mask.ndim not in (2, 3, 4):
+            problems.append(
+                f"mask: expected (T, S), (B, T, S) or (B, N, T, S), got {checks.describe(mask)}"
+            )
+        elif not isinstance(mask, jax.core.Tracer):
+            values = np.asarray(mask)
+            strange = values[(values != 0) & (values != 1)]
+            if strange.size:
+                problems.append(f"mask: expected only 0 and 1, got {strange[0]} among its values")
+        checks.raise_all("Mask.from_zero_one", problems)
+        allowed = mask != 0
+        return Mask.array(allowed[:, None] if allowed.ndim == 3 else allowed)
+
+    def __and__(self, other) -> "Mask":
+        if not isinstance(other, Mask):
+            raise TypeError(
+                f"Mask & {type(other).__name__}: expected a Mask; a boolean array joins as "
+                "Mask.array(...)"
+            )
+        if self.q_segments is not None and other.q_segments is not None:
+            raise ValueError(
+                "Mask & Mask: both have segments; join the two ids into one first, say "
+                "first · (1 + max of second) + second"
+            )
+        segmented = self if other.q_segments is None else other
+        return Mask(
+            lo=_meet("lo", max, jnp.maximum, self.lo, other.lo),
+            hi=_meet("hi", min, jnp.minimum, self.hi, other.hi),
+            kv_lengths=_meet("kv_lengths", min, jnp.minimum, self.kv_lengths, other.kv_lengths),
+            q_segments=segmented.q_segments,
+            kv_segments=segmented.kv_segments,
+            allowed=_meet("allowed", None, jnp.logical_and, self.allowed, other.allowed),
+        )
+
+    __rand__ = __and__
+
+    @property
+    def is_open(self) -> bool:
+        """Whether no condition is set, so that everyone attends to everyone."""
+        return all(getattr(self, field.name) is None for field in dataclasses.fields(self))
+
+    def materialize(self, T: int, S: int) -> jax.Array:
+        """Writes the mask out: boolean, (B or 1, N or 1, T, S), True = attend."""
+        i_T1, j_1S = jnp.arange(T)[:, None], jnp.arange(S)[None, :]
+        allowed = jnp.ones((1, 1, T, S), bool)
+        if self.lo is not None:
+            allowed &= j_1S - i_T1 >= _per_row(self.lo)
+        if self.hi is not None:
+            allowed &= j_1S - i_T1 <= _per_row(self.hi)
+        if self.kv_lengths is not None:
+            allowed &= j_1S < _per_row(self.kv_lengths)
+        if self.q_segments is not None:
+            q_BT, kv_BS = jnp.asarray(self.q_segments), jnp.asarray(self.kv_segments)
+            allowed &= q_BT[:, None, :, None] == kv_BS[:, None, None, :]
+        if self.allowed is not None:
+            allowed &= jnp.asarray(self.allowed)
+        return allowed
+
+    def problems(self, B: int, N: int, T: int, S: int) -> list[str]:
+        """Why this mask does not fit arrays of these sizes; empty when it does."""
+        wanted = (
+            ("band", self.lo, "(B,)", (B,)),
+            ("band", self.hi, "(B,)", (B,)),
+            ("lengths", self.kv_lengths, "(B,)", (B,)),
+            ("q_segments", self.q_segments, "(B, T)", (B, T)),
+            ("kv_segments", self.kv_segments, "(B, S)", (B, S)),
+            ("array", self.allowed, "(B, N, T, S)", (B, N, T, S)),
+        )
+        found = [
+            checks.broadcast_problem(f"mask ({name})", x, shape, axes)
+            for name, x, axes, shape in wanted
+            if checks.is_array(x)
+        ]
+        return list(dict.fromkeys(problem for problem in found if problem))
+
+    def tree_flatten_with_keys(self):
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        static = tuple(value if checks.is_int(value) else None for value in values.values())
+        leaves = [
+            (jax.tree_util.GetAttrKey(name), None if checks.is_int(value) else value)
+            for name, value in values.items()
+        ]
+        return leaves, static
+
+    @classmethod
+    def tree_unflatten(cls, static, leaves):
+        pairs = zip(static, leaves, strict=True)
+        return cls(*(leaf if known is None else known for known, leaf in pairs))
+
+    def __repr__(self) -> str:
+        parts = []
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if value is not None:
+                text = checks.describe(value) if checks.is_array(value) else repr(value)
+                parts.append(f"{field.name}={text}")
+        return f"Mask({', '.join(parts)})"
+
+
+def _integer_problems(name: str, x, ranks: tuple[int, ...], axes: str) -> list[str]:
+    if isinstance(x, (list, tuple)):
+        x = np.asarray(x)
+    if checks.is_int(x) and 0 in ranks:
+        return []
+    if not checks.is_array(x) or not jnp.issubdtype(x.dtype, jnp.integer):
+        return [f"{name}: expected integers, {axes}, got {checks.describe(x)}"]
+    if len(x.shape) not in ranks:
+        return [f"{name}: expected {axes}, got {checks.describe(x)}"]
+    return []
+
+
+def _int32(x, static: bool = True):
+    """x in int32, so that int64 under x64 mixes with positions; abstract arrays as they are."""
+    if checks.is_int(x):
+        return _clip(int(x)) if static else np.asarray(x, np.int32)
+    if isinstance(x, jax.ShapeDtypeStruct):
+        return x
+    return x.astype(np.int32) if isinstance(x, jax.Array) else np.asarray(x, np.int32)
+
+
+def _clip(n: int) -> int:
+    return max(-_FAR, min(_FAR, n))
+
+
+def _shift(offset, by: int):
+    if isinstance(offset, int):
+        return _clip(offset + by)
+    return offset if isinstance(offset, jax.ShapeDtypeStruct) else offset + np.int32(_clip(by))
+
+
+def _meet(name: str, static_op, array_op, a, b):
+    """a where b is None, b where a is; else the two joined by the op."""
+    if a is None or b is None:
+        return b if a is None else a
+    if isinstance(a, int) and isinstance(b, int):
+        return static_op(a, b)
+    a, b = (np.int32(x) if isinstance(x, int) else x for x in (a, b))
+    try:
+        np.broadcast_shapes(a.shape, b.shape)
+    except ValueError:
+        raise ValueError(
+            f"Mask & Mask: {name} {checks.describe(a)} and {checks.describe(b)} do not broadcast"
+        ) from None
+    if any(isinstance(x, jax.ShapeDtypeStruct) for x in (a, b)):
+        return jax.eval_shape(array_op, a, b)
+    return array_op(a, b)
+
+
+def _per_row(x):
+    """An int as it is; an array () or (B,) as (B or 1, 1, 1, 1)."""
+    return x if isinstance(x, int) else jnp.asarray(x).reshape(-1, 1, 1, 1)
+
+
+def _from_torch(x):
+    """A NumPy array of whatever can be one (a torch tensor too); JAX arrays as they are."""
+    return x if x is None or isinstance(x, jax.Array) else np.asarray(x)
+
+
+def _torch_problems(name: str, x, as_bias: str) -> list[str]:
+    if jnp.issubdtype(x.dtype, jnp.floating):
+        return [
+            f"{name}: expected boolean, True = ignore, got {checks.describe(x)}, which torch "
+            f"adds to the scores: pass it as bias={as_bias}"
+        ]
+    if x.dtype != bool:
+        return [f"{name}: expected boolean, True = ignore, got {checks.describe(x)}"]
+    return []

@@ -1,0 +1,21 @@
+"""Attention as Flax NNX modules: thin shells around ``jax_attn.attention``."""
+
+from jax_attn.nn.attention import (
+    GroupedQueryAttention,
+    MultiHeadAttention,
+    MultiQueryAttention,
+    torch_bias_init,
+    torch_linear_init,
+)
+from jax_attn.nn.pipeline import SentenceAttention, encode_sentence, simple_tokenizer
+
+__all__ = [
+    "GroupedQueryAttention",
+    "MultiHeadAttention",
+    "MultiQueryAttention",
+    "SentenceAttention",
+    "encode_sentence",
+    "simple_tokenizer",
+    "torch_bias_init",
+    "torch_linear_init",
+]

@@ -1,0 +1,309 @@
+"""Attention as NNX modules: four projections around ``dot_product_attention``."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jax_attn.attention import (
+    Dropout,
+    attention_weights,
+    checks,
+    dispatch,
+    dot_product_attention,
+)
+
+# U(±1/√fan_in): torch.nn.Linear's, which torch reaches as kaiming_uniform_ with a = √5.
+torch_linear_init = jax.nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
+
+
+def torch_bias_init(fan_in: int) -> nnx.Initializer:
+    """torch.nn.Linear's bias, U(±1/√fan_in); the bias's own shape does not tell fan_in."""
+
+    def init(key, shape, dtype):
+        return jax.random.uniform(key, shape, dtype, -(fan_in**-0.5), fan_in**-0.5)
+
+    return init
+
+
+class GroupedQueryAttention(nnx.Module):
+    """Attention with ``num_heads`` query heads that share ``num_kv_heads`` key/value heads.
+
+    out_proj(dot_product_attention(q_proj(query), k_proj(key), v_proj(value))); query head n
+    reads key/value head n // (num_heads // num_kv_heads). Kernels: q_proj (D, N, H), k_proj
+    (kdim, K, H), v_proj (vdim, K, H), out_proj (N, H, D); biases (N, H), (K, H), (K, H), (D,).
+
+    Args:
+      embed_dim: D, of the query and of the output.
+      num_heads, num_kv_heads: N and K; N is a multiple of K.
+      head_dim: H; embed_dim // num_heads unless given.
+      kdim, vdim: features of key and value; embed_dim unless given.
+      use_bias: whether q_proj, k_proj and v_proj have one.
+      use_out_bias: whether out_proj has one; as use_bias unless given.
+      dropout_rate: of the attention weights.
+      out_dropout_rate: of the output, after out_proj.
+      scale, softcap, precision, implementation: as in ``dot_product_attention``; precision is
+        the projections' too.
+      dtype: what is computed in and returned; what inputs and parameters promote to unless
+        given.
+      param_dtype: the parameters' dtype when made.
+      kernel_init: U(±1/√fan_in), as torch.nn.Linear, unless given.
+      bias_init: likewise when None; fan_in is then that of the kernel beside it.
+      rngs: "params" for the parameters; where there is dropout, a fork of "dropout" is kept.
+
+    Like torch's, a new module is in training mode (``deterministic`` False); ``eval()`` and
+    ``train()`` switch. Raises ArgumentError with everything that is wrong with the arguments.
+
+    Ainslie et al., "GQA", 2023.
+    """
+
+    def __init__(
+        self,
+        embed_dim,
+        num_heads,
+        num_kv_heads,
+        *,
+        head_dim=None,
+        kdim=None,
+        vdim=None,
+        use_bias=True,
+        use_out_bias=None,
+        dropout_rate=0.0,
+        out_dropout_rate=0.0,
+        scale=None,
+        softcap=None,
+        dtype=None,
+        param_dtype=jnp.float32,
+        precision=None,
+        kernel_init=torch_linear_init,
+        bias_init=None,
+        implementation=None,
+        rngs,
+    ):
+        problems = _size_problems(embed_dim, num_heads, num_kv_heads, head_dim, kdim, vdim)
+        for name, rate in (("dropout_rate", dropout_rate), ("out_dropout_rate", out_dropout_rate)):
+            if not (checks.is_real(rate) and 0 <= rate <= 1):
+                problems.append(f"{name}: expected a number in [0, 1], got {rate!r}")
+        for name, wanted in (("dtype", dtype), ("param_dtype", param_dtype)):
+            problem = None if wanted is None else checks.dtype_problem(name, wanted)
+            problems += [problem] if problem else []
+        problems += checks.number_problems(scale, softcap)
+        problems += dispatch.name_problems(implementation)
+        if not isinstance(rngs, nnx.Rngs):
+            problems.append(f"rngs: expected nnx.Rngs, got {type(rngs).__name__}")
+        checks.raise_all(type(self).__name__, problems)
+
+        self.embed_dim, self.num_heads, self.num_kv_heads = embed_dim, num_heads, num_kv_heads
+        self.head_dim = embed_dim // num_heads if head_dim is None else head_dim
+        self.kdim = embed_dim if kdim is None else kdim
+        self.vdim = embed_dim if vdim is None else vdim
+        self.dropout_rate, self.out_dropout_rate = float(dropout_rate), float(out_dropout_rate)
+        self.scale, self.softcap = scale, softcap
+        self.dtype = None if dtype is None else jnp.dtype(dtype)
+        self.precision, self.implementation = precision, implementation
+        self.deterministic = False
+        has_stream = "dropout" in rngs or "default" in rngs
+        keeps = has_stream and (self.dropout_rate > 0 or self.out_dropout_rate > 0)
+
+        def linear(fan_in, in_features, out_features, use_bias, axis=-1):
+            return nnx.LinearGeneral(
+                in_features,
+                out_features,
+                axis=axis,
+                use_bias=use_bias,
+                dtype=self.dtype,
+                param_dtype=jnp.dtype(param_dtype),
+                kernel_init=kernel_init,
+                bias_init=torch_bias_init(fan_in) if bias_init is None else bias_init,
+                precision=precision,
+                rngs=rngs,
+            )
+
+        N, K, H, D = num_heads, num_kv_heads, self.head_dim, embed_dim
+        self.q_proj = linear(D, D, (N, H), use_bias)
+        self.k_proj = linear(self.kdim, self.kdim, (K, H), use_bias)
+        self.v_proj = linear(self.vdim, self.vdim, (K, H), use_bias)
+        use_out_bias = use_bias if use_out_bias is None else use_out_bias
+        self.out_proj = linear(N * H, (N, H), D, use_out_bias, axis=(-2, -1))
+        self.rngs = rngs.dropout.fork() if keeps else nnx.data(None)
+
+    def __call__(
+        self,
+        query,
+        key=None,
+        value=None,
+        mask=None,
+        *,
+        is_causal=False,
+        bias=None,
+        deterministic=None,
+        rngs=None,
+        keep=None,
+        out_keep=None,
+    ) -> jax.Array:
+        """Attends from query to key and value.
+
+        Args:
+          query: (B, T, D).
+          key: (B, S, kdim); the query unless given.
+          value: (B, S, vdim); the key unless given.
+          mask, is_causal, bias: as in ``dot_product_attention``.
+          deterministic: True for no dropout; as train() or eval() left it unless given.
+          rngs: an nnx.Rngs with a "dropout" stream, or a stream; the module's own unless given.
+          keep: boolean, True = kept, broadcasts to (B, N, T, S): dropout's draw, handed in.
+          out_keep: likewise for the output, broadcasts to (B, T, D).
+
+        Returns:
+          (B, T, D) in ``dtype``, or in what inputs and parameters promote to.
+
+        Raises:
+          ArgumentError: what is wrong with the arguments; dropout that is to draw and has no
+            stream; a keep mask where nothing is dropped.
+        """
+        query, key, value = self._inputs(query=query, key=key, value=value)
+        dropout, out_dropout = self._dropouts(query.shape, deterministic, rngs, keep, out_keep)
+        attended_BTNH = dot_product_attention(
+            *_same_dtype(self.q_proj(query), self.k_proj(key), self.v_proj(value)),
+            mask,
+            is_causal=is_causal,
+            bias=bias,
+            scale=self.scale,
+            softcap=self.softcap,
+            dropout=dropout,
+            precision=self.precision,
+            implementation=self.implementation,
+        )
+        out_BTD = self.out_proj(attended_BTNH)
+        return out_BTD if out_dropout is None else out_dropout.apply(out_BTD)
+
+    def attention_weights(
+        self, query, key=None, mask=None, *, is_causal=False, bias=None
+    ) -> jax.Array:
+        """The weights (B, N, T, S) by which ``__call__`` averages the values, before dropout.
+
+        Arguments and errors as there.
+        """
+        query, key = self._inputs(query=query, key=key)
+        return attention_weights(
+            *_same_dtype(self.q_proj(query), self.k_proj(key)),
+            mask,
+            is_causal=is_causal,
+            bias=bias,
+            scale=self.scale,
+            softcap=self.softcap,
+            precision=self.precision,
+        )
+
+    def _inputs(self, **inputs) -> list[jax.Array]:
+        """query, key and maybe value: the ones not given filled in, all of them checked."""
+        axes = {
+            "query": ("T", "embed_dim", self.embed_dim),
+            "key": ("S", "kdim", self.kdim),
+            "value": ("S", "vdim", self.vdim),
+        }
+        problems, sizes, given = [], {"B": {}, "S": {}}, None
+        for name, x in inputs.items():
+            length, features, size = axes[name]
+            note = "" if x is not None or given is None else f" ({given}, as none was given)"
+            x = inputs[name] = inputs[given] if x is None and given is not None else x
+            found = checks.float_problems(name, x, 3, f"(B, {length}, {features})")
+            problems += found
+            if not found:
+                sizes["B"][name] = x.shape[0]
+                sizes.setdefault(length, {})[name] = x.shape[1]
+                if x.shape[1] == 0:
+                    problems.append(f"{name}: expected {length} ≥ 1, got {checks.describe(x)}")
+                if x.shape[2] != size:
+                    problems.append(
+                        f"{name}: expected {features} = {size} features, "
+                        f"got {checks.describe(x)}{note}"
+                    )
+            given = name
+        for axis in ("B", "S"):
+            if len(set(sizes[axis].values())) > 1:
+                problems.append(f"{', '.join(sizes[axis])}: expected one {axis}, got {sizes[axis]}")
+        checks.raise_all(type(self).__name__, problems)
+        return [jnp.asarray(x) for x in inputs.values()]
+
+    def _dropouts(self, shape_BTD, deterministic, rngs, keep, out_keep):
+        """Dropout for the weights and for the output, None where there is none."""
+        deterministic = self.deterministic if deterministic is None else deterministic
+        if not isinstance(deterministic, bool):
+            got = checks.describe(deterministic)
+            problem = f"deterministic: expected a static Python bool, got {got}"
+            checks.raise_all(type(self).__name__, [problem])
+        problems, dropouts = [], []
+        for rate_name, rate, keep_name, kept in (
+            ("dropout_rate", self.dropout_rate, "keep", keep),
+            ("out_dropout_rate", self.out_dropout_rate, "out_keep", out_keep),
+        ):
+            if kept is not None and (deterministic or rate == 0):
+                why = "deterministic is True" if deterministic else f"{rate_name} is 0"
+                problems.append(f"{keep_name}: expected None, as {why}: nothing would be dropped")
+            if deterministic or rate == 0:
+                dropouts.append(None)
+            elif kept is not None:
+                dropouts.append(Dropout(rate, keep=kept))
+            else:
+                dropouts.append(self._drawn(rate_name, rate, keep_name, rngs, problems))
+        if out_keep is not None and dropouts[1] is not None:
+            problem = checks.broadcast_problem("out_keep", out_keep, shape_BTD, "(B, T, D)")
+            problems += [problem] if problem else []
+        checks.raise_all(type(self).__name__, problems)
+        return dropouts
+
+    def _drawn(self, rate_name, rate, keep_name, rngs, problems: list[str]) -> Dropout | None:
+        stream = self.rngs if rngs is None else rngs
+        if isinstance(stream, nnx.Rngs) and ("dropout" in stream or "default" in stream):
+            stream = stream.dropout
+        if isinstance(stream, nnx.RngStream):
+            return Dropout(rate, key=stream())
+        problems.append(
+            f"rngs: {rate_name} is {rate} and the module is in training mode; expected "
+            f'rngs=nnx.Rngs(dropout=…) with a "dropout" stream here or in the constructor, or '
+            f"{keep_name}=, deterministic=True or eval(); got {type(stream).__name__}"
+        )
+        return None
+
+
+class MultiHeadAttention(GroupedQueryAttention):
+    """Attention in which each query head has a key/value head of its own: K = N.
+
+    Arguments as GroupedQueryAttention, without num_kv_heads. Vaswani et al., 2017.
+    """
+
+    def __init__(self, embed_dim, num_heads, *, rngs, **options):
+        super().__init__(embed_dim, num_heads, num_heads, rngs=rngs, **options)
+
+
+class MultiQueryAttention(GroupedQueryAttention):
+    """Attention in which all query heads share one key/value head: K = 1.
+
+    Arguments as GroupedQueryAttention, without num_kv_heads. Shazeer, 2019.
+    """
+
+    def __init__(self, embed_dim, num_heads, *, rngs, **options):
+        super().__init__(embed_dim, num_heads, 1, rngs=rngs, **options)
+
+
+def _size_problems(embed_dim, num_heads, num_kv_heads, head_dim, kdim, vdim) -> list[str]:
+    counts = {"embed_dim": embed_dim, "num_heads": num_heads, "num_kv_heads": num_kv_heads}
+    optional = {"head_dim": head_dim, "kdim": kdim, "vdim": vdim}
+    counts |= {name: size for name, size in optional.items() if size is not None}
+    bad = {name: checks.count_problems(**{name: size}) for name, size in counts.items()}
+    problems = [problem for found in bad.values() for problem in found]
+    if not (bad["num_heads"] or bad["num_kv_heads"]) and num_heads % num_kv_heads:
+        problems.append(
+            f"num_heads: expected a multiple of num_kv_heads={num_kv_heads}, got {num_heads}"
+        )
+    if not (bad["num_heads"] or bad["embed_dim"]) and head_dim is None and embed_dim % num_heads:
+        problems.append(
+            f"embed_dim: expected a multiple of num_heads={num_heads}, or a head_dim, "
+            f"got {embed_dim}"
+        )
+    return problems
+
+
+def _same_dtype(*arrays: jax.Array) -> list[jax.Array]:
+    """The arrays in the dtype that they promote to, should their inputs' or kernels' differ."""
+    dtype = jnp.result_type(*arrays)
+    return [x.astype(dtype) for x in arrays]

@@ -1,0 +1,73 @@
+"""From a sentence to its attention: a toy tokenizer, an embedding and multi-head attention.
+
+The torch side has the same names in ``torch_ref.plain_mha``.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from jax_attn.attention import checks
+from jax_attn.nn.attention import MultiHeadAttention
+
+WORD_TO_INDEX = {"this": 1, "is": 2, "an": 3, "example": 4, "sentence": 5}
+
+
+def simple_tokenizer(sentence: str) -> list[int]:
+    """The index of each word, split at white space, case ignored; 0 for an unknown word."""
+    return [WORD_TO_INDEX.get(word, 0) for word in sentence.lower().split()]
+
+
+def encode_sentence(sentence: str, tokenizer=simple_tokenizer, max_len: int = 10) -> jax.Array:
+    """The sentence's tokens, cut or filled with 0 to max_len; (max_len,) int32."""
+    checks.raise_all("encode_sentence", checks.count_problems(max_len=max_len))
+    tokens = tokenizer(sentence)[:max_len]
+    return jnp.asarray(np.array(tokens + [0] * (max_len - len(tokens)), np.int32))
+
+
+class SentenceAttention(nnx.Module):
+    """Self-attention over embedded tokens: attention(embedding(tokens)).
+
+    ``embedding`` is an nnx.Embed (vocab_size, embed_dim), drawn from N(0, 1) as torch's;
+    ``attention`` a MultiHeadAttention(embed_dim, num_heads, …), which takes the options.
+    """
+
+    def __init__(
+        self,
+        vocab_size,
+        embed_dim,
+        num_heads,
+        *,
+        dtype=None,
+        param_dtype=jnp.float32,
+        rngs,
+        **options,
+    ):
+        problems = checks.count_problems(vocab_size=vocab_size)
+        checks.raise_all(type(self).__name__, problems)
+        self.attention = MultiHeadAttention(
+            embed_dim, num_heads, dtype=dtype, param_dtype=param_dtype, rngs=rngs, **options
+        )
+        self.embedding = nnx.Embed(
+            vocab_size,
+            embed_dim,
+            dtype=dtype,
+            param_dtype=param_dtype,
+            embedding_init=jax.nn.initializers.normal(1.0),
+            rngs=rngs,
+        )
+
+    def __call__(self, tokens, mask=None, **options) -> jax.Array:
+        """(B, T) integer tokens → (B, T, D); mask and options as for MultiHeadAttention.
+
+        Raises ArgumentError when tokens are not (B, T) integers. A token that the embedding does
+        not have becomes NaN, since values are not known under jit.
+        """
+        if not checks.is_array(tokens) or not jnp.issubdtype(tokens.dtype, jnp.integer):
+            problem = f"tokens: expected integers (B, T), got {checks.describe(tokens)}"
+            checks.raise_all(type(self).__name__, [problem])
+        if len(tokens.shape) != 2:
+            problem = f"tokens: expected rank 2 (B, T), got {checks.describe(tokens)}"
+            checks.raise_all(type(self).__name__, [problem])
+        return self.attention(self.embedding(jnp.asarray(tokens)), mask=mask, **options)

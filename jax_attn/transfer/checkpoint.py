@@ -137,8 +137,11 @@ def save_checkpoint(path: str | os.PathLike, tensors: Mapping[str, Any]) -> None
     arrays = _storable(tensors)
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
     try:
+        partial.touch(exist_ok=False)
+        mode = partial.stat().st_mode  # what the umask allows: safetensors gives 0600
         # "pt" says that names and axes are torch's; transformers insists on it.
         save_file(arrays, partial, metadata={"format": "pt"})
+        partial.chmod(mode)
         _flush(partial, os.O_RDWR)
         partial.replace(path)
     except (SafetensorError, OSError) as error:

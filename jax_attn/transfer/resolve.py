@@ -56,7 +56,7 @@ def for_loading(
     problems += _doubled(rows, "paths", "writes") + _doubled(rows, "keys", "reads")
     problems += _missing(rows, keys, paths, stray_keys) + _homeless(rows, keys, paths)
     problems += unfit + refused
-    problems += _unexpected(stray_keys, stray_paths, claimed_keys - keys.keys())
+    problems += _unexpected(stray_keys, stray_paths, claimed_keys - keys.keys() or claimed_keys)
     problems += _unwritten(stray_paths, claimed_paths - paths.keys())
     return moves, problems
 
@@ -252,14 +252,14 @@ def _refused(
     return problems, left
 
 
-def _unexpected(strays: Names, paths: Names, missing: Iterable[str]) -> list[Problem]:
-    missing = sorted(missing)
+def _unexpected(strays: Names, paths: Names, expected: Iterable[str]) -> list[Problem]:
+    expected = sorted(expected)
     problems = []
     for i, (key, shape) in enumerate(strays.items()):
         hint = ""
         if i < _HINTED:
             mend = mending_row(key, shape, paths)
-            hint = f"{mend} would take it" if mend else nearest(key, missing)
+            hint = f"{mend} would take it" if mend else nearest(key, expected)
         problems.append(Problem("unexpected", key, f"no row takes it, {list(shape)}", hint))
     return problems
 

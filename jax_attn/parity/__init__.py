@@ -1,0 +1,18 @@
+"""The verdict: whether a JAX module computes what its torch reference does."""
+
+import importlib
+
+_HOMES = {
+    "check": "jax_attn.parity.check",
+    "Result": "jax_attn.parity.result",
+    "ParityError": "jax_attn.parity.result",
+    "Verdict": "jax_attn.parity.compare",
+}
+
+__all__ = ["ParityError", "Result", "Verdict", "check"]
+
+
+def __getattr__(name: str):
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,128 @@
+r"""How large an error correct code may make: from roundoff, never typed in.
+
+The reference is run a handful of times in float64, each time with every operation's
+result moved by one roundoff of the precision under test, up or down at random
+(`run_torch.Perturbed`, forward and backward). How far the runs spread about the
+unperturbed one is what rounding alone does to each number.
+
+What one operation is moved by (`Precision`, `bridge`)
+    An element by a draw from [-store*|x|, store*|x|], which holds every correct rounding.
+    A sum of n terms, in any one order, rounds every partial sum. Partial sums walk from 0
+    to the total s: on average a Brownian bridge about the straight line, so that the sum
+    of their squares is n*(s**2/3 + v/6) with v the sum of the squared terms; each product
+    adds its own rounding, v. Hence a draw of up to acc*sqrt(v + n*(s**2/3 + v/6)).
+    Operands of a matrix unit that rounds them (TF32, the TPU's bfloat16 pass) add up to
+    operand*sqrt(2*v).
+
+From spread to budget (`Budget.of`)
+    Few runs estimate one element's spread badly, all of a tensor's elements together
+    estimate the tensor's well: the two are averaged with equal weight (a moderated
+    variance, Smyth 2004). The budget is the two-sided Student quantile, with twice as many
+    degrees of freedom as runs, at which correct code would exceed it anywhere in the tensor
+    once in 1/FALSE_ALARM tensors. What holds for an element holds for the projection
+    <o' - o, o>/<o, o>: it sees a small error shared by all elements, as of a scale, which
+    the elements one by one cannot show in bfloat16.
+
+Roundoffs: half a unit in the last place, 2**-p for p bits of significand.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+
+RUNS = 16
+FALSE_ALARM = 1e-6
+
+
+@dataclass(frozen=True)
+class Precision:
+    """operand, acc, store: relative roundoff of a product's operands, of each addition in a
+    sum, of a stored result. tiny: absolute, half the smallest number kept."""
+
+    acc: float
+    store: float
+    operand: float = 0.0
+    tiny: float = 2.0**-126  # XLA:CPU and the TPU flush float32 subnormals
+
+
+PRECISIONS = {
+    # The oracle is float64 too and rounds as much again: twice the roundoff.
+    "float64": Precision(acc=2.0**-52, store=2.0**-52, tiny=2.0**-1022),
+    "float32": Precision(acc=2.0**-24, store=2.0**-24),
+    "bfloat16": Precision(acc=2.0**-24, store=2.0**-8),
+    "float16": Precision(acc=2.0**-24, store=2.0**-11, tiny=2.0**-25),
+    "tf32": Precision(acc=2.0**-24, store=2.0**-24, operand=2.0**-11),
+    "mxu": Precision(acc=2.0**-24, store=2.0**-24, operand=2.0**-8),
+}
+
+
+def bridge(terms: int, precision: Precision) -> tuple[float, float]:
+    """(a, b) such that a sum s of `terms` terms x errs by up to sqrt(a*s**2 + b*sum(x**2))."""
+    acc, operand = precision.acc**2, precision.operand**2
+    return acc * terms / 3, acc * (1 + terms / 6) + 2 * operand
+
+
+@cache
+def student_quantile(tail: float, freedom: int) -> float:
+    """t such that P(|Student| > t) = tail, for an even number of degrees of freedom."""
+
+    def exceeds(t: float) -> float:
+        # 1 - A(t), Abramowitz & Stegun 26.7.4: sin(theta) times a finite sum in cos(theta)**2.
+        cos2 = freedom / (freedom + t * t)
+        term = total = 1.0
+        for j in range(1, freedom // 2):
+            term *= cos2 * (2 * j - 1) / (2 * j)
+            total += term
+        return 1 - math.sqrt(1 - cos2) * total
+
+    low, high = 0.0, 1e4
+    for _ in range(80):
+        middle = (low + high) / 2
+        low, high = (middle, high) if exceeds(middle) > tail else (low, middle)
+    return high
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What one tensor may err by.
+
+    element: per element. rms: of the whole tensor. floor: its expected RMS error.
+    projection: of <o'-o, o>/<o, o>. zero: RMS below which the tensor cannot be told from 0 in
+    float64, the oracle's precision.
+    """
+
+    element: np.ndarray
+    rms: float
+    floor: float
+    projection: float
+    zero: float
+
+    @classmethod
+    def of(cls, center: np.ndarray, runs: list[np.ndarray], precision: Precision) -> "Budget":
+        """center: the unperturbed float64 tensor; runs: the perturbed ones."""
+        own = np.zeros_like(center)
+        each, shared = [], []
+        for run in runs:
+            squares = np.square(run - center)
+            own += squares
+            each.append(math.sqrt(np.mean(squares)))
+            shared.append(projection(run, center))
+        own /= len(runs)
+        floor = math.sqrt(np.mean(own))
+        element = student_quantile(FALSE_ALARM / own.size, 2 * len(runs))
+        alone = student_quantile(FALSE_ALARM, len(runs))
+        return cls(
+            element=element * np.sqrt((own + floor**2) / 2) + precision.tiny,
+            rms=float(np.mean(each) + alone * np.std(each)) + precision.tiny,
+            floor=floor,
+            projection=alone * math.sqrt(np.mean(np.square(shared))),
+            zero=element * floor * 2.0**-52 / max(precision.store, precision.operand),
+        )
+
+
+def projection(got: np.ndarray, want: np.ndarray) -> float:
+    """<got - want, want> / <want, want>: the relative error shared by all elements."""
+    norm = float(np.vdot(want, want))
+    return float(np.vdot(got - want, want)) / norm if norm > 0 else 0.0

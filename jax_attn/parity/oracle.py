@@ -1,0 +1,156 @@
+r"""The float64 oracle: multi-head attention head by head, forward and backward, in NumPy.
+
+Written from the formulas, not from either port (seed 001; Vaswani et al. 2017):
+
+    Q_i = X_q W_i^Q    K_i = X_k W_i^K    V_i = X_v W_i^V
+    head_i = softmax(c(scale Q_i K_i^T) + bias + mask) V_i
+    output = Concat(head_1, ..., head_N) W^O
+
+with separate per-head matrices, a Python loop over batch and heads, and the
+derivative of each line below it written out. Weights are read as torch stores them,
+(out, in), since the reference is a torch module. Sequence axes keep the letters of the
+dimension key: T queries, S keys, H head size.
+
+The mutable parts (`kv_head`, `softmax`, `stopped`) are fields of `Problem`, so that a
+canary can be this oracle with one thing wrong.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+Array = np.ndarray
+
+
+def softmax(scores_TS: Array) -> Array:
+    """Row softmax of (T, S); a row of -inf alone gives zeros."""
+    top_T1 = scores_TS.max(axis=-1, keepdims=True)
+    weights_TS = np.exp(scores_TS - np.where(np.isneginf(top_T1), 0.0, top_T1))
+    total_T1 = weights_TS.sum(axis=-1, keepdims=True)
+    return np.divide(weights_TS, total_T1, out=np.zeros_like(weights_TS), where=total_T1 > 0)
+
+
+def grouped(head: int, num_heads: int, num_kv_heads: int) -> int:
+    """The key/value head that query head `head` reads: consecutive heads share one."""
+    return head // (num_heads // num_kv_heads)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One attention layer and its inputs, in float64.
+
+    inputs: name -> (B, T or S, features). `reads` names the input each projection reads,
+        so self attention is three times the same name, and its gradients add up.
+    weights: "q.weight" (N*H, D), "k.weight" (K*H, kdim), "v.weight" (K*Hv, vdim),
+        "o.weight" (D, N*Hv) and, where there are any, "q.bias" ... "o.bias".
+    allowed: boolean, broadcastable to (B, N, T, S), True = attend; None = all.
+    bias: float, broadcastable to (B, N, T, S), added after the softcap; None = 0.
+    """
+
+    inputs: dict[str, Array]
+    weights: dict[str, Array]
+    num_heads: int
+    num_kv_heads: int
+    reads: dict[str, str] = field(default_factory=lambda: {"q": "query", "k": "key", "v": "value"})
+    scale: float | None = None
+    softcap: float | None = None
+    allowed: Array | None = None
+    bias: Array | None = None
+    kv_head: Callable[[int, int, int], int] = grouped
+    softmax: Callable[[Array], Array] = softmax
+    stopped: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Solution:
+    """output (B, T, D), weights (B, N, T, S); gradients of inputs, parameters and bias."""
+
+    output: Array
+    weights: Array
+    input_grads: dict[str, Array]
+    weight_grads: dict[str, Array]
+    bias_grad: Array | None
+
+
+def _project(x_TD: Array, weights: dict[str, Array], name: str, rows: slice) -> Array:
+    y_TH = x_TD @ weights[f"{name}.weight"][rows].T
+    return y_TH + weights[f"{name}.bias"][rows] if f"{name}.bias" in weights else y_TH
+
+
+def solve(problem: Problem, d_output: Array, d_weights: Array | None = None) -> Solution:
+    """Outputs, and the gradients of <d_output, output> + <d_weights, weights>.
+
+    d_output: (B, T, D). d_weights: (B, N, T, S), or None where the weights are no output.
+    """
+    w, inputs, reads = problem.weights, problem.inputs, problem.reads
+    n_heads, n_kv = problem.num_heads, problem.num_kv_heads
+    size = {"q": w["q.weight"].shape[0] // n_heads, "k": w["k.weight"].shape[0] // n_kv}
+    size["v"] = w["v.weight"].shape[0] // n_kv
+    scale = size["q"] ** -0.5 if problem.scale is None else problem.scale
+    x = {name: inputs[reads[name]] for name in "qkv"}
+    (B, T, _), S = x["q"].shape, x["k"].shape[1]
+    full = (B, n_heads, T, S)
+    allowed = np.broadcast_to(True if problem.allowed is None else problem.allowed, full)
+    bias = np.broadcast_to(0.0 if problem.bias is None else problem.bias, full)
+
+    output = np.zeros((B, T, w["o.weight"].shape[0]))
+    weights = np.zeros(full)
+    d_inputs = {name: np.zeros(a.shape) for name, a in inputs.items()}
+    d_params = {name: np.zeros(a.shape) for name, a in w.items()}
+    d_bias = np.zeros(full)
+
+    def project_back(name: str, b: int, rows: slice, d_y: Array) -> None:
+        """The derivative of `_project`, added to its weight, its bias and its input."""
+        if name in problem.stopped:
+            return
+        d_params[f"{name}.weight"][rows] += d_y.T @ x[name][b]
+        if f"{name}.bias" in w:
+            d_params[f"{name}.bias"][rows] += d_y.sum(axis=0)
+        d_inputs[reads[name]][b] += d_y @ w[f"{name}.weight"][rows]
+
+    for b in range(B):
+        concat_TNH = np.zeros((T, n_heads * size["v"]))
+        d_concat_TNH = d_output[b] @ w["o.weight"]
+        for n in range(n_heads):
+            kv = problem.kv_head(n, n_heads, n_kv)
+            rows = {"q": slice(n * size["q"], (n + 1) * size["q"])}
+            rows |= {name: slice(kv * size[name], (kv + 1) * size[name]) for name in "kv"}
+            q_TH, k_SH, v_SH = (_project(x[name][b], w, name, rows[name]) for name in "qkv")
+
+            scores_TS = scale * (q_TH @ k_SH.T)
+            slope_TS = np.ones_like(scores_TS)
+            if problem.softcap is not None:
+                bent_TS = np.tanh(scores_TS / problem.softcap)
+                scores_TS, slope_TS = problem.softcap * bent_TS, 1 - bent_TS**2
+            scores_TS = np.where(allowed[b, n], scores_TS + bias[b, n], -np.inf)
+            p_TS = problem.softmax(scores_TS)
+            own = slice(n * size["v"], (n + 1) * size["v"])
+            concat_TNH[:, own] = p_TS @ v_SH
+            weights[b, n] = p_TS
+
+            d_head_TH = d_concat_TNH[:, own]
+            d_p_TS = d_head_TH @ v_SH.T
+            if d_weights is not None:
+                d_p_TS = d_p_TS + d_weights[b, n]
+            d_s_TS = p_TS * (d_p_TS - (p_TS * d_p_TS).sum(axis=-1, keepdims=True))
+            d_bias[b, n] = d_s_TS
+            d_raw_TS = scale * slope_TS * d_s_TS
+            project_back("q", b, rows["q"], d_raw_TS @ k_SH)
+            project_back("k", b, rows["k"], d_raw_TS.T @ q_TH)
+            project_back("v", b, rows["v"], p_TS.T @ d_head_TH)
+
+        output[b] = concat_TNH @ w["o.weight"].T + w.get("o.bias", 0.0)
+        d_params["o.weight"] += d_output[b].T @ concat_TNH
+        if "o.bias" in w:
+            d_params["o.bias"] += d_output[b].sum(axis=0)
+
+    d_bias = None if problem.bias is None else unbroadcast(d_bias, problem.bias.shape)
+    return Solution(output, weights, d_inputs, d_params, d_bias)
+
+
+def unbroadcast(a: Array, shape: tuple[int, ...]) -> Array:
+    """Sum `a` over the axes along which `shape` was broadcast to it."""
+    a = a.sum(axis=tuple(range(a.ndim - len(shape))))
+    ones = tuple(i for i, n in enumerate(shape) if n == 1 and a.shape[i] != 1)
+    return a.sum(axis=ones, keepdims=True)

@@ -1,0 +1,205 @@
+"""Results as a person reads them and as a program does: terminal, Markdown, JSON.
+
+Imports neither framework: it renders what others measured.
+"""
+
+import io
+import json
+import math
+import os
+import statistics
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+
+from jax_attn.parity.compare import TensorReport, Verdict
+from jax_attn.parity.result import Result
+
+SCHEMA_VERSION = 1
+_STYLES = {Verdict.PASS: "green", Verdict.FAIL: "bold red", Verdict.INCONCLUSIVE: "yellow"}
+
+
+def number(x: float | None, digits: int = 3) -> str:
+    """`digits` significant digits; a dash for what there is none of."""
+    return "–" if x is None or math.isnan(x) else f"{x:.{digits}g}"
+
+
+def _verdict(verdict: Verdict) -> Text:
+    return Text(str(verdict), style=_STYLES[verdict])
+
+
+# --- one result ---------------------------------------------------------------------------
+
+
+def render_result(result: Result, *, color: bool = False) -> str:
+    """The whole report of one check, as text."""
+    out = io.StringIO()
+    console = Console(file=out, width=110, force_terminal=color, no_color=not color)
+    console.print(result_table(result))
+    return out.getvalue().rstrip()
+
+
+def result_table(result: Result) -> Group:
+    """A line a tensor, then why the verdict is what it is."""
+    heading = Text.assemble(
+        (str(result.verdict), _STYLES[result.verdict]),
+        f"  {result.name}  {result.dtype} on {result.backend}, {result.level}",
+    )
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("transform")
+    table.add_column("tensor", overflow="fold")
+    table.add_column("verdict")
+    for title in ("error/budget", "our error", "over torch's", "scale"):
+        table.add_column(title, justify="right")
+    for t in result.tensors:
+        figures = (t.fraction, t.error, t.ratio, t.scale)
+        table.add_row(t.transform, t.label, _verdict(t.verdict), *map(number, figures))
+    lines = [Text(f"- {reason}") for reason in result.reasons]
+    worst = result.worst
+    if worst is not None and worst.verdict is Verdict.FAIL and worst.index is not None:
+        lines.append(Text(worst_element(worst)))
+    lines += [Text(f"note: {note}", style="dim") for note in result.notes]
+    return Group(heading, table, *lines) if result.tensors else Group(heading, *lines)
+
+
+def worst_element(tensor: TensorReport) -> str:
+    """Where the largest error over budget is, and what stands there."""
+    return (
+        f"worst: {tensor.transform} {tensor.label}{list(tensor.index)} of {list(tensor.shape)}: "
+        f"expected {tensor.want:.9g}, got {tensor.got:.9g}, allowed ±{tensor.allowed:.2g}"
+    )
+
+
+# --- many results -----------------------------------------------------------------------------
+
+_COLUMNS = ("case", "level", "verdict", "worst tensor", "error/budget", "ours/torch's")
+
+
+def _row(result: Result) -> tuple[str, str, str, str, str, str]:
+    worst = result.worst
+    level = f"{result.backend} {result.level}"
+    if worst is None:
+        return result.name, level, str(result.verdict), "–", "–", "–"
+    figures = (number(worst.fraction, 2), number(worst.ratio, 2))
+    return result.name, level, str(result.verdict), worst.label, *figures
+
+
+def cases_table(results: Iterable[Result]) -> Table:
+    """A line a case: its verdict, the tensor that decides it, and by how much."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for title in _COLUMNS:
+        table.add_column(title, justify="right" if "/" in title else "left", overflow="fold")
+    for result in results:
+        name, level, _, *rest = _row(result)
+        table.add_row(name, level, _verdict(result.verdict), *rest)
+    return table
+
+
+def compiled_table(compiled: Sequence[dict[str, Any]]) -> Table:
+    """What a compiler accepted: no verdict, since nothing was run."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title="compiled, not run: no verdict")
+    for title in ("design", "pass", "target", "by", "FLOPs", "temporaries"):
+        table.add_column(title)
+    for item in compiled:
+        cells = ("design", "direction", "target", "compiler", "flops", "temporaries")
+        table.add_row(*("–" if item.get(c) is None else f"{item[c]}" for c in cells))
+    return table
+
+
+def summary(results: Sequence[Result]) -> dict[str, Any]:
+    """Counts of verdicts, and the float32 accuracy."""
+    count = [r.verdict for r in results].count
+    return {
+        "pass": count(Verdict.PASS),
+        "fail": count(Verdict.FAIL),
+        "inconclusive": count(Verdict.INCONCLUSIVE),
+        "float32_error_over_torch": accuracy(results),
+    }
+
+
+def accuracy(results: Sequence[Result]) -> dict[str, dict[str, float]]:
+    """Our RMS error over torch's own, both against the oracle: median and worst.
+
+    Over every tensor of every measured float32 case, all together and by shape; a tensor on
+    which torch makes no error has no ratio.
+    """
+    ratios: dict[str, list[float]] = {"overall": []}
+    for result in results:
+        if (result.dtype, result.level) != ("float32", "measured"):
+            continue
+        found = [t.ratio for t in result.tensors if t.ratio is not None]
+        ratios["overall"] += found
+        ratios.setdefault(result.details.get("shape", "given"), []).extend(found)
+    return {
+        shape: {"median": statistics.median(values), "worst": max(values), "tensors": len(values)}
+        for shape, values in ratios.items()
+        if values
+    }
+
+
+def summary_lines(results: Sequence[Result], compiled: Sequence[dict[str, Any]]) -> list[str]:
+    """The summary in words."""
+    found = summary(results)
+    levels: dict[str, int] = {}
+    for result in results:
+        level = f"{result.level} on {result.backend}"
+        levels[level] = levels.get(level, 0) + 1
+    by_level = ", ".join(f"{n} {level}" for level, n in levels.items())
+    lines = [
+        f"{found['pass']} pass, {found['fail']} fail, {found['inconclusive']} inconclusive "
+        f"({by_level})"
+    ]
+    if compiled:
+        lines.append(f"{len(compiled)} compiled and not run, listed apart")
+    for shape, ratio in found["float32_error_over_torch"].items():
+        lines.append(
+            f"float32 error over torch's own, {shape}: median {ratio['median']:.2f}, "
+            f"worst {ratio['worst']:.2f} ({ratio['tensors']} tensors)"
+        )
+    return lines
+
+
+def as_json(
+    results: Sequence[Result], environment: dict[str, Any], compiled: Sequence[dict[str, Any]]
+) -> str:
+    """The whole run, by schema version 1."""
+    document = {
+        "schema_version": SCHEMA_VERSION,
+        "environment": environment,
+        "summary": summary(results),
+        "cases": [r.as_dict() for r in results],
+        "compiled": list(compiled),
+    }
+    return json.dumps(document, indent=1, allow_nan=False)
+
+
+def as_markdown(
+    results: Sequence[Result], environment: dict[str, Any], compiled: Sequence[dict[str, Any]]
+) -> str:
+    """Summary, environment and one table, for a person."""
+    lines = ["# Parity report", "", *(f"- {line}" for line in summary_lines(results, compiled)), ""]
+    lines += ["## Environment", "", *(f"- {k}: {v}" for k, v in environment.items()), ""]
+    lines += ["## Cases", "", f"| {' | '.join(_COLUMNS)} |", "|---" * len(_COLUMNS) + "|"]
+    lines += [f"| {' | '.join(_row(r))} |" for r in results]
+    doubted = [r for r in results if r.verdict is not Verdict.PASS]
+    if doubted:
+        lines += ["", "## Not passed", ""]
+        lines += [f"- {r.name}: {reason}" for r in doubted for reason in r.reasons]
+    if compiled:
+        lines += ["", "## Compiled, not run", "", "No verdict: a compiler accepted these.", ""]
+        lines += [f"- {', '.join(f'{k} {v}' for k, v in item.items())}" for item in compiled]
+    return "\n".join(lines) + "\n"
+
+
+def write(directory: Path, files: dict[str, str]) -> None:
+    """Each file whole or not at all: written beside, then put in place."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        beside = directory / f".{name}.{os.getpid()}"
+        beside.write_text(text, encoding="utf-8")
+        beside.replace(directory / name)

@@ -1,0 +1,83 @@
+"""The result of a check: one verdict, every tensor, and what was not compared."""
+
+from dataclasses import dataclass, field
+
+from jax_attn.parity.compare import TensorReport, Verdict
+
+
+class ParityError(AssertionError):
+    """A check whose verdict is not PASS; the message is its report."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What `check` found.
+
+    tensors: one report for each tensor and transform. reasons: why the whole is not PASS,
+    beyond its tensors. notes: what was not compared, and other things to know.
+    level: measured, or emulated: only measured is parity on `backend`.
+    """
+
+    dtype: str
+    backend: str
+    tensors: tuple[TensorReport, ...]
+    failures: tuple[str, ...] = ()
+    doubts: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    level: str = "measured"
+    name: str = "check"
+    details: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def verdict(self) -> Verdict:
+        if self.failures:
+            return Verdict.FAIL
+        worst = Verdict.worst(t.verdict for t in self.tensors)
+        return Verdict.INCONCLUSIVE if self.doubts and worst is Verdict.PASS else worst
+
+    @property
+    def worst(self) -> TensorReport | None:
+        """The tensor that decides: the worst verdict, then the largest part of its budget."""
+        order = [Verdict.PASS, Verdict.INCONCLUSIVE, Verdict.FAIL]
+
+        def rank(tensor: TensorReport) -> tuple[int, float]:
+            # A fraction that could not be had (another shape) is worse than any.
+            fraction = tensor.fraction if tensor.fraction == tensor.fraction else float("inf")
+            return order.index(tensor.verdict), fraction
+
+        return max(self.tensors, key=rank, default=None)
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Every reason why the verdict is not PASS."""
+        own = [f"{t.transform} {t.label}: {r}" for t in self.tensors for r in t.reasons]
+        return (*self.failures, *self.doubts, *own)
+
+    def raise_for_status(self) -> "Result":
+        """Itself where the verdict is PASS; else raises ParityError with the report."""
+        if self.verdict is not Verdict.PASS:
+            raise ParityError(f"\n{self}")
+        return self
+
+    def __str__(self) -> str:
+        from jax_attn.parity.report import render_result
+
+        return render_result(self)
+
+    def as_dict(self) -> dict:
+        """Plain data, for JSON; tensors by label, and by transform where there are several."""
+        several = len({t.transform for t in self.tensors}) > 1
+        return {
+            "name": self.name,
+            **self.details,
+            "dtype": self.dtype,
+            "backend": self.backend,
+            "level": self.level,
+            "verdict": str(self.verdict),
+            "reasons": list(self.reasons),
+            "notes": list(self.notes),
+            "tensors": {
+                f"{t.transform} {t.label}" if several else t.label: t.as_dict()
+                for t in self.tensors
+            },
+        }

@@ -1,0 +1,273 @@
+"""Run a torch module: as it is, in float64, and in float64 with every operation perturbed.
+
+The only place of the parity room, besides `designs.py`, that imports torch.
+"""
+
+import contextlib
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from jax_attn.parity.budget import PRECISIONS, RUNS, Budget, Precision, bridge
+from jax_attn.parity.signature import Inputs, Run, named_outputs
+from jax_attn.transfer import as_numpy
+
+TORCH_DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float64": torch.float64,
+}
+
+# Operations that move or choose values and round none.
+_EXACT = frozenset(
+    """
+    _to_copy _unsafe_view abs alias amax amin arange argmax argmin as_strided bernoulli cat
+    chunk clamp clone constant_pad_nd contiguous copy copy_ detach diagonal embedding empty
+    empty_like empty_strided expand fill fill_ flip full full_like gather index
+    index_select isneginf isnan lift_fresh masked_fill masked_fill_ max maximum min
+    minimum nan_to_num narrow native_dropout neg neg_ new_empty new_empty_strided new_full
+    new_ones new_zeros ones ones_like permute reflection_pad1d relu relu_ repeat reshape roll
+    scatter scatter_ select select_backward select_scatter slice slice_backward slice_scatter
+    sort split split_with_sizes squeeze stack t threshold_backward topk transpose tril triu
+    unbind unfold unsqueeze view where zero_ zeros zeros_like
+    """.split()  # noqa: SIM905
+)
+
+
+def _exact_matmul(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, int]:
+    return a.square() @ b.square(), a.shape[-1]
+
+
+def _sum_terms(x: torch.Tensor, dim=None, keepdim: bool = False, **_) -> tuple[torch.Tensor, int]:
+    dims = list(range(x.ndim)) if not dim and dim != 0 else [dim] if isinstance(dim, int) else dim
+    squares = x.square().sum(dim=dims, keepdim=keepdim)
+    return squares, x.numel() // max(squares.numel(), 1)
+
+
+def _mean_terms(x: torch.Tensor, dim=None, keepdim: bool = False, **_) -> tuple[torch.Tensor, int]:
+    squares, terms = _sum_terms(x, dim, keepdim)
+    return squares / max(terms, 1) ** 2, terms
+
+
+# Sums of products: arguments -> (sum of squared terms, number of terms).
+_SUMS: dict[str, Callable[..., tuple[torch.Tensor, int]]] = {
+    "mm": _exact_matmul,
+    "bmm": _exact_matmul,
+    "mv": _exact_matmul,
+    "dot": _exact_matmul,
+    "addmm": lambda c, a, b, **_: _exact_matmul(a, b),
+    "baddbmm": lambda c, a, b, **_: _exact_matmul(a, b),
+    "sum": _sum_terms,
+    "mean": _mean_terms,
+}
+
+
+def _widen(tree: Any) -> Any:
+    """Every floating tensor in `tree` as float64."""
+    return torch.utils._pytree.tree_map_only(
+        torch.Tensor, lambda x: x.double() if x.is_floating_point() else x, tree
+    )
+
+
+class Float64(TorchDispatchMode):
+    """Float64 throughout: a cast to a narrower type is refused, below autograd.
+
+    Many models cast to float32 inside (norms, rotary tables, softmax): `.double()` alone
+    leaves an error of 1e-7 that would pass for the port's.
+    """
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = dict(kwargs or {})
+        asked = kwargs.get("dtype")
+        if isinstance(asked, torch.dtype) and asked.is_floating_point:
+            kwargs["dtype"] = torch.float64
+        if func._schema.is_mutable:
+            return func(*args, **kwargs)  # its dtype is that of what it writes to
+        args, kwargs = _widen((args, kwargs))
+        return self.compute(func, args, kwargs)
+
+    def compute(self, func, args, kwargs):
+        return _widen(func(*args, **kwargs))
+
+
+class Perturbed(Float64):
+    """Float64, and every operation's result moved by one roundoff of `precision`.
+
+    A row of -inf alone gives 0 from the softmax, as the definition has it, where torch's
+    own gives NaN: the spread of every other row would be lost.
+    """
+
+    def __init__(self, precision: Precision | None, seed: int = 0):
+        """precision: None moves nothing: the centre of the spread."""
+        super().__init__()
+        self.precision = precision
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def _moved(self, x: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
+        """x + by * (uniform in [-1, 1)); an infinity stays where it is."""
+        drawn = torch.empty(x.shape, dtype=torch.float32).uniform_(-1, 1, generator=self.generator)
+        moved = by.mul_(drawn).add_(x)
+        return moved if bool(moved.sum().isfinite()) else torch.where(x.isfinite(), moved, x)
+
+    def _stored(self, x: torch.Tensor) -> torch.Tensor:
+        if not x.is_floating_point():
+            return x
+        return self._moved(x, (self.precision.store * x).abs_().clamp_(min=self.precision.tiny))
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = super().__torch_dispatch__(func, types, args, kwargs)
+        name = func.overloadpacket.__name__
+        if func._schema.is_mutable and self.precision and name not in _EXACT:
+            result.copy_(self._stored(result))
+        return result
+
+    def compute(self, func, args, kwargs):
+        name = func.overloadpacket.__name__
+        if self.precision is None or name in _EXACT or func.is_view:
+            return self._empty_rows(name, args, super().compute(func, args, kwargs))
+        if name in _SUMS:
+            total = super().compute(func, args, kwargs)
+            squares, terms = _SUMS[name](*args, **kwargs)
+            of_total, of_squares = bridge(terms, self.precision)
+            by = squares.mul_(of_squares).addcmul_(total, total, value=of_total).sqrt_()
+            return self._stored(self._moved(total, by))
+        if torch.Tag.pointwise not in func.tags:
+            # A kernel of several steps (a softmax, a norm, a backward): the exact result of
+            # inputs one roundoff away.
+            args, kwargs = torch.utils._pytree.tree_map_only(
+                torch.Tensor, self._inner, (args, kwargs)
+            )
+        result = self._empty_rows(name, args, super().compute(func, args, kwargs))
+        return torch.utils._pytree.tree_map_only(torch.Tensor, self._stored, result)
+
+    def _inner(self, x: torch.Tensor) -> torch.Tensor:
+        return self._moved(x, (self.precision.acc * x).abs_()) if x.is_floating_point() else x
+
+    @staticmethod
+    def _empty_rows(name: str, args: tuple, result: Any) -> Any:
+        if name != "_softmax":
+            return result
+        scores, dim = args[:2]
+        return result.masked_fill(torch.isneginf(scores).all(dim=dim, keepdim=True), 0.0)
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Small operations on one thread: sums in one order, and no threads that wait for others."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+@contextlib.contextmanager
+def _plain_kernels() -> Iterator[None]:
+    """Attention from its parts: a mode sees nothing of what a fused kernel does inside."""
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+
+
+def parameters(module: torch.nn.Module) -> dict[str, np.ndarray]:
+    """name -> parameter, bit for bit; a tied one under its first name."""
+    return {name: as_numpy(p) for name, p in module.named_parameters()}
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A torch module with what it is called on; its own copy is what runs."""
+
+    module: torch.nn.Module
+    call: Callable[..., Any] | None
+    inputs: Inputs
+
+    def outputs(self, dtype: str) -> dict[str, np.ndarray]:
+        """A forward pass in inference mode, where torch may take a faster path."""
+        module = copy.deepcopy(self.module)
+        args, kwargs = self._tensors(dtype, requires_grad=False)
+        with one_thread(), torch.inference_mode():
+            return _arrays(self._named(module, args, kwargs))
+
+    def run(self, dtype: str, cotangents: Mapping[str, np.ndarray]) -> Run:
+        """Outputs and gradients in `dtype`, by the kernels that torch itself chooses."""
+        with one_thread():
+            return self._run(copy.deepcopy(self.module), TORCH_DTYPES[dtype], cotangents)
+
+    def exact(self, cotangents: Mapping[str, np.ndarray]) -> Run:
+        """Outputs and gradients in float64, every narrowing cast refused."""
+        with one_thread(), _plain_kernels(), Float64():
+            return self._run(copy.deepcopy(self.module).double(), torch.float64, cotangents)
+
+    def spread(
+        self, precision: str, cotangents: Mapping[str, np.ndarray], runs: int = RUNS
+    ) -> dict[str, dict[str, Budget]]:
+        """kind -> name -> `Budget`, from `runs` perturbed float64 runs."""
+        made = []
+        rounding = PRECISIONS[precision]
+        for seed in range(runs + 1):
+            with one_thread(), _plain_kernels(), Perturbed(rounding if seed else None, seed):
+                module = copy.deepcopy(self.module).double()
+                made.append(self._run(module, torch.float64, cotangents).kinds())
+        center, perturbed = made[0], made[1:]
+        return {
+            kind: {
+                name: Budget.of(value, [run[kind][name] for run in perturbed], rounding)
+                for name, value in tensors.items()
+            }
+            for kind, tensors in center.items()
+        }
+
+    def _tensors(self, dtype, *, requires_grad: bool):
+        dtype = TORCH_DTYPES.get(dtype, dtype)
+
+        def tensor(a: np.ndarray) -> torch.Tensor:
+            if a.dtype.kind in "biu":
+                return torch.from_numpy(a.copy())
+            # Through float64, which holds every narrower value: NumPy has no bfloat16.
+            x = torch.from_numpy(a.astype(np.float64)).to(dtype)
+            return x.requires_grad_(requires_grad)
+
+        inputs = self.inputs
+        return tuple(map(tensor, inputs.args)), {k: tensor(a) for k, a in inputs.kwargs.items()}
+
+    def _named(self, module, args, kwargs) -> dict[str, torch.Tensor]:
+        result = self.call(module, *args, **kwargs) if self.call else module(*args, **kwargs)
+        return named_outputs(result, torch.Tensor, "reference")
+
+    def _run(self, module, dtype, cotangents: Mapping[str, np.ndarray]) -> Run:
+        args, kwargs = self._tensors(dtype, requires_grad=True)
+        outputs = self._named(module, args, kwargs)
+        if not cotangents:
+            return Run(_arrays(outputs), {}, {})
+        inputs = self.inputs.named(args, kwargs)
+        leaves = {("input", k): x for k, x in inputs.items() if x.requires_grad}
+        leaves |= {("parameter", k): p for k, p in module.named_parameters() if p.requires_grad}
+        active = [k for k, y in outputs.items() if y.requires_grad]
+        grads = torch.autograd.grad(
+            [outputs[k] for k in active],
+            list(leaves.values()),
+            [torch.from_numpy(cotangents[k].astype(np.float64)).to(outputs[k]) for k in active],
+            allow_unused=True,
+            materialize_grads=True,
+        )
+        by_kind: dict[str, dict[str, np.ndarray]] = {"input": {}, "parameter": {}}
+        for (kind, name), grad in zip(leaves, grads, strict=True):
+            by_kind[kind][name] = as_numpy(grad)
+        return Run(_arrays(outputs), by_kind["input"], by_kind["parameter"])
+
+
+def _arrays(tensors: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:
+    return {name: as_numpy(x) for name, x in tensors.items()}

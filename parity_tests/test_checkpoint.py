@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import jax.numpy as jnp
 import ml_dtypes
@@ -338,7 +337,7 @@ with transfer.load_checkpoint(sys.argv[1]) as checkpoint:
 
 def in_a_fresh_python(blocked, code, *arguments):
     command = [sys.executable, "-c", BLOCKED.format(blocked=blocked) + code, *arguments]
-    env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     return subprocess.run(command, capture_output=True, text=True, check=False, env=env)
 
 

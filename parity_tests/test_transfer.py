@@ -5,6 +5,7 @@ import pickle
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 
 import jax
@@ -398,6 +399,7 @@ BAD_TENSORS = {  # tensors -> (kind, name) of every problem, and what the messag
         [("unreadable", UP)],
         "expected a NumPy, JAX or torch tensor, got list",
     ),
+    "a key that is no string": ({7: torch.ones(2)}, [("unreadable", "7")], "a string as key"),
     "several at once": (
         {UP: None, WTE: torch.ones(D, VOCAB), NORM: torch.ones(D).half(), "x": torch.ones(2)},
         [("missing", UP), ("wrong shape", WTE), ("unexpected", "x"), ("wrong dtype", NORM)],
@@ -525,8 +527,9 @@ def test_some_keys_of_an_alternative():
     tensors = {"h.0.q": np.ones((WIDE, D)), "h.0.v": np.ones((WIDE, D))}
     found, _ = problems_of(lambda: FUSED_OR_SPLIT.to_flax(tensors, shapes))
     assert found == [("missing", "h.0.k")]
-    found, _ = problems_of(lambda: FUSED_OR_SPLIT.to_flax({}, shapes))
+    found, message = problems_of(lambda: FUSED_OR_SPLIT.to_flax({}, shapes))
     assert found == [("missing", "h.0.qkv")]
+    assert "['h.0.q', 'h.0.k', 'h.0.v'] would do instead" in message
 
 
 def test_parts_of_one_tensor_need_one_dtype():
@@ -617,6 +620,27 @@ def test_an_uncommitted_array_stays_free_to_move():
     assert not transfer.flatten(module)["tokens.embedding"].committed
 
 
+def test_a_hopeless_pairing_is_told_quickly():
+    """Names are compared with each other for hints: not each with each in a big model."""
+    shapes = {f"l.{i}.attn.{name}_proj.kernel": (D, N, H) for i in range(300) for name in "qkv"}
+    weight = np.broadcast_to(np.float32(0), (N * H, D))
+    tensors = {path.replace("kernel", "weight"): weight for path in shapes}
+    layout = transfer.LAYOUTS["gqa"].under("l.{i}.attn", "x.l.{i}.attn")
+    start = time.perf_counter()
+    assert len(problems_of(lambda: layout.to_flax(tensors, shapes))[0]) == 2 * len(shapes)
+    assert time.perf_counter() - start < 10
+
+
+@pytest.mark.parametrize("variables", [{"ref": True}, {"hijax": True}], ids=str)
+def test_variables_of_every_kind(variables):
+    with nnx.var_defaults(**variables):
+        module = nnx.Linear(NARROW, WIDE, rngs=nnx.Rngs(0))
+    weight, bias = counting([(WIDE, NARROW), (WIDE,)])
+    transfer.load(module, {"weight": weight, "bias": bias}, LINEAR)
+    np.testing.assert_array_equal(transfer.export(module, LINEAR)["weight"], weight)
+    np.testing.assert_array_equal(module.kernel[...], weight.T)
+
+
 ON_TWO_DEVICES = """
 import jax, numpy as np
 from flax import nnx
@@ -638,7 +662,11 @@ np.testing.assert_array_equal(transfer.export(module, transfer.LINEAR)["weight"]
 
 
 def test_sharding_and_device_are_kept():
-    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu"}
+    flags = {
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
+        "JAX_PLATFORMS": "cpu",
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+    }
     run = [sys.executable, "-c", ON_TWO_DEVICES]
     done = subprocess.run(run, env=os.environ | flags, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -648,6 +676,7 @@ WRONG_ARGUMENTS = {
     "a torch module": (lambda: (model(), torch.nn.Linear(2, 3), LINEAR), "hand in its state_dict"),
     "a list": (lambda: (model(), [], LINEAR), "tensors: expected a mapping"),
     "a table's name": (lambda: (model(), {}, "gqa"), "layout: expected a Layout"),
+    "no module": (lambda: (torch.nn.Linear(2, 3), {}, LINEAR), "expected an nnx.Module .* Linear"),
     "a state": (lambda: (nnx.state(model()), {}, LINEAR), "module: expected an nnx.Module"),
 }
 

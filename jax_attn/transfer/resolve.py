@@ -12,7 +12,7 @@ from jax_attn.transfer.steps import MisfitError, Shape, Shapes, heads, heads_in,
 Names = Mapping[str, Shape]
 
 # Hints compare every name with every other: past this many they are not worth the wait.
-_HINTED = 20
+_HINTED = 10
 
 _KERNEL_STEPS = ((linear, heads), (linear, heads_in), (linear,))
 _OTHER_STEPS = ((), (heads,))
@@ -37,15 +37,19 @@ def for_loading(
     A row of which nothing is there on either side does not count: biases may be absent.
     """
     rows, problems, disputed = [], [], []
+    instead: dict[str, str] = {}
     for group in groups:
         for alternatives in _bound(group, keys, paths):
-            there = [a for a in alternatives if any(key in keys for r in a for key in r.keys)]
+            there = [a for a in alternatives if _any(_keys(a), keys)]
             if len(there) > 1:
                 problems.append(_ambiguous(there, keys))
                 disputed += [r for a in there for r in a]
                 continue
             chosen = there[0] if there else _first_fitting(alternatives, paths)
             rows += [r for r in chosen if _any(r.keys, keys) or _any(r.paths, paths)]
+            if not there:
+                others = [_keys(a) for a in alternatives if a is not chosen]
+                instead |= {key: " or ".join(map(str, others)) for key in _keys(chosen)}
     claimed_keys = {key for r in rows + disputed for key in r.keys}
     claimed_paths = {path for r in rows + disputed for path in r.paths}
     stray_keys = {key: shape for key, shape in keys.items() if key not in claimed_keys}
@@ -54,7 +58,7 @@ def for_loading(
     refused, stray_keys = _refused(refusals, stray_keys)
     moves, unfit = _fitted(rows, keys, paths)
     problems += _doubled(rows, "paths", "writes") + _doubled(rows, "keys", "reads")
-    problems += _missing(rows, keys, paths, stray_keys) + _homeless(rows, keys, paths)
+    problems += _missing(rows, keys, paths, stray_keys, instead) + _homeless(rows, keys, paths)
     problems += unfit + refused
     problems += _unexpected(stray_keys, stray_paths, claimed_keys - keys.keys() or claimed_keys)
     problems += _unwritten(stray_paths, claimed_paths - paths.keys())
@@ -75,27 +79,37 @@ def for_export(groups: Iterable[Either], paths: Names) -> tuple[list[Move], list
     moves, unfit = _fitted(complete, None, paths)
     problems = _doubled(rows, "keys", "writes") + _doubled(rows, "paths", "reads")
     problems += [
-        Problem("missing", path, f"{r} needs it, the module lacks it", nearest(path, strays))
-        for r, path in partial
+        Problem(
+            "missing",
+            path,
+            f"{r} needs it, the module lacks it",
+            nearest(path, strays) if i < _HINTED else "",
+        )
+        for i, (r, path) in enumerate(partial)
     ]
     problems += unfit
     problems += [
-        Problem("unexpected", path, f"no row reads it, {list(paths[path])}", nearest(path, claimed))
-        for path in strays
+        Problem(
+            "unexpected",
+            path,
+            f"no row reads it, {list(paths[path])}",
+            nearest(path, claimed) if i < _HINTED else "",
+        )
+        for i, path in enumerate(strays)
     ]
     return moves, problems
 
 
 def mending_row(key: str, shape: Shape, paths: Names) -> str:
     """The row that would carry `key` to the best named of `paths` whose shape fits, or ''."""
-    fits = []
+    fits: dict[str, Row] = {}
     for path, path_shape in paths.items():
         for steps in _KERNEL_STEPS if path.endswith("kernel") else _OTHER_STEPS:
             candidate = Row((key,), (path,), steps)
             if _key_shapes(candidate, (path_shape,)) == (shape,):
-                fits.append((difflib.SequenceMatcher(None, key, path).ratio(), repr(candidate)))
-                break
-    return max(fits)[1] if fits else ""
+                fits.setdefault(path, candidate)
+    best = difflib.get_close_matches(key, fits, n=1, cutoff=0)
+    return repr(fits[best[0]]) if best else ""
 
 
 def _bound(group: Either, keys: Names, paths: Names) -> Iterable[list[tuple[Row, ...]]]:
@@ -111,6 +125,10 @@ def _all_bindings(group: Either, keys: Names, paths: Names) -> list[Binding]:
     by_key = bindings([key for r in rows for key in r.keys], keys)
     by_path = bindings([path for r in rows for path in r.paths], paths)
     return sorted(by_key | by_path, key=lambda binding: [int(value) for _, value in binding])
+
+
+def _keys(rows: Iterable[Row]) -> list[str]:
+    return [key for r in rows for key in r.keys]
 
 
 def _any(names: Sequence[str], there: Names) -> bool:
@@ -171,7 +189,7 @@ def _misshapen(r: Row, expected: Shapes, keys: Names, paths: Names) -> list[Prob
 
 
 def _ambiguous(there: Sequence[tuple[Row, ...]], keys: Names) -> Problem:
-    sets = [[key for r in a for key in r.keys if key in keys] for a in there]
+    sets = [[key for key in _keys(a) if key in keys] for a in there]
     found = " and ".join(map(str, sets))
     return Problem(
         "ambiguous",
@@ -195,7 +213,9 @@ def _doubled(rows: Iterable[Row], side: str, verb: str) -> list[Problem]:
     ]
 
 
-def _missing(rows: Iterable[Row], keys: Names, paths: Names, strays: Names) -> list[Problem]:
+def _missing(
+    rows: Iterable[Row], keys: Names, paths: Names, strays: Names, instead: Mapping[str, str]
+) -> list[Problem]:
     absent = [
         (r, key)
         for r in rows
@@ -207,6 +227,7 @@ def _missing(rows: Iterable[Row], keys: Names, paths: Names, strays: Names) -> l
     for i, (r, key) in enumerate(absent):
         targets = " and ".join(f"{path} {[*paths[path]]}" for path in r.paths if path in paths)
         text = f"{r} needs it for {targets or r.paths}"
+        text += f"; {instead[key]} would do instead" if instead.get(key) else ""
         problems.append(
             Problem("missing", key, text, _missing_hint(key, strays) if i < _HINTED else "")
         )
@@ -234,7 +255,8 @@ def _homeless(rows: Iterable[Row], keys: Names, paths: Names) -> list[Problem]:
             if key in keys:
                 lacking = ", ".join(absent)
                 bias = all(path.endswith("bias") for path in absent)
-                hint = "build the module with biases" if bias else nearest(absent[0], paths)
+                near = nearest(absent[0], paths) if len(problems) < _HINTED else ""
+                hint = "build the module with biases" if bias else near
                 text = f"{r} would write {lacking}, which the module lacks"
                 problems.append(Problem("unexpected", key, text, hint))
     return problems

@@ -135,6 +135,9 @@ def export(module: Any, layout: Layout) -> dict[str, np.ndarray]:
 
 def _variables(module: Any) -> list[tuple[tuple[Any, ...], Any]]:
     """Paths and variables of every nnx.Param; of a pure state, its arrays."""
+    if not isinstance(module, nnx.Pytree | nnx.State):
+        kind = type(module).__name__
+        raise TypeError(f"module: expected an nnx.Module or an nnx.State, got {kind}")
     state = module if isinstance(module, nnx.State) else nnx.state(module, nnx.Param)
     return [
         (path, leaf)
@@ -159,6 +162,12 @@ def _key_specs(tensors: Mapping[str, Any]) -> tuple[dict[str, Spec], list[Proble
     lazy = getattr(tensors, "describe", None)
     specs, problems = {}, []
     for key in tensors:
+        if not isinstance(key, str):
+            kind = type(key).__name__
+            problems.append(
+                Problem("unreadable", str(key), f"expected a string as key, got {kind}")
+            )
+            continue
         try:
             if lazy:
                 specs[key] = lazy(key)

@@ -13,7 +13,7 @@ import numpy as np
 from jax_attn.parity.cases import Case
 from jax_attn.parity.oracle import Problem, softmax
 
-_COARSE = {"float32", "float16", "float64"}  # finer than bfloat16
+_FINE = {"float64", "float32", "float16"}  # precisions finer than bfloat16's
 
 
 def _weights(problem: Problem, **changed: np.ndarray) -> Problem:
@@ -60,13 +60,13 @@ def _rescaled(problem: Problem) -> Problem:
 
 @dataclass(frozen=True)
 class Canary:
-    """mutate: the wrong oracle. claimed: whether a row says that it would see it."""
+    """mutate: the wrong oracle. claimed: whether a row, at a precision, says it would see it."""
 
     mutate: Callable[[Problem], Problem]
-    claimed: Callable[[Case, Problem], bool]
+    claimed: Callable[[Case, Problem, str], bool]
 
 
-def _several_keys(case: Case, problem: Problem) -> bool:
+def _several_keys(case: Case) -> bool:
     """With one key the softmax is 1 whatever the scores: queries and keys do not matter."""
     return case.size.S > 1
 
@@ -74,35 +74,34 @@ def _several_keys(case: Case, problem: Problem) -> bool:
 CANARIES = {
     "query kernel transposed": Canary(
         _transposed,
-        lambda c, p: _several_keys(c, p) and np.equal(*p.weights["q.weight"].shape),
+        lambda c, p, u: _several_keys(c) and np.equal(*p.weights["q.weight"].shape),
     ),
     "key and value swapped": Canary(
-        _swapped, lambda c, p: p.weights["k.weight"].shape == p.weights["v.weight"].shape
+        _swapped, lambda c, p, u: p.weights["k.weight"].shape == p.weights["v.weight"].shape
     ),
-    "scale off by 1%": Canary(_rescaled, lambda c, p: _several_keys(c, p) and c.dtype in _COARSE),
+    "scale off by 1%": Canary(_rescaled, lambda c, p, u: _several_keys(c) and u in _FINE),
     "mask polarity": Canary(
-        lambda p: replace(p, allowed=~p.allowed), lambda c, p: p.allowed is not None
+        lambda p: replace(p, allowed=~p.allowed), lambda c, p, u: p.allowed is not None
     ),
     "mask off by one key": Canary(
-        _shifted, lambda c, p: _several_keys(c, p) and c.mask in ("causal", "window")
+        _shifted, lambda c, p, u: _several_keys(c) and c.mask in ("causal", "window")
     ),
     "bias sign": Canary(
-        lambda p: replace(p, bias=-p.bias), lambda c, p: _several_keys(c, p) and c.mask == "bias"
+        lambda p: replace(p, bias=-p.bias), lambda c, p, u: _several_keys(c) and c.mask == "bias"
     ),
     "heads tiled instead of repeated": Canary(
         lambda p: replace(p, kv_head=lambda n, heads, kv: n % kv),
-        lambda c, p: 1 < p.num_kv_heads < p.num_heads,
+        lambda c, p, u: 1 < p.num_kv_heads < p.num_heads,
     ),
-    "biases dropped": Canary(_without_biases, lambda c, p: "q.bias" in p.weights),
+    "biases dropped": Canary(_without_biases, lambda c, p, u: "q.bias" in p.weights),
     "softmax in bfloat16": Canary(
         lambda p: replace(p, softmax=_bfloat16_softmax),
-        lambda c, p: _several_keys(c, p) and c.dtype in ("float32", "float64"),
+        lambda c, p, u: _several_keys(c) and u in ("float32", "float64"),
     ),
     "gradient stopped at the keys": Canary(
-        lambda p: replace(p, stopped=frozenset("k")), _several_keys
+        lambda p: replace(p, stopped=frozenset("k")), lambda c, p, u: _several_keys(c)
     ),
     "softcap ignored": Canary(
-        lambda p: replace(p, softcap=None),
-        lambda c, p: p.softcap is not None and c.dtype in _COARSE,
+        lambda p: replace(p, softcap=None), lambda c, p, u: p.softcap is not None and u in _FINE
     ),
 }

@@ -29,6 +29,13 @@ class Verdict(StrEnum):
         return cls.INCONCLUSIVE
 
 
+_LABELS = {
+    "output": "{}",
+    "gradient of input": "grad input {}",
+    "gradient of parameter": "grad {}",
+}
+
+
 @dataclass(frozen=True)
 class TensorReport:
     """How one tensor compares. Errors are against the oracle; RMS over finite elements.
@@ -57,7 +64,7 @@ class TensorReport:
 
     @property
     def label(self) -> str:
-        return self.name if self.kind == "output" else f"{self.kind} {self.name}"
+        return _LABELS[self.kind].format(self.name)
 
     @property
     def ratio(self) -> float | None:

@@ -163,6 +163,11 @@ class Row:
         return module
 
     @cached_property
+    def bound(self) -> Port:
+        """The port with its call and its inputs."""
+        return Port(self.port, self.design.port_call(self.case.mask), self.given)
+
+    @cached_property
     def problem(self) -> Problem:
         state = {k: v.double().numpy() for k, v in self.reference.state_dict().items()}
         inputs = float_inputs(self.inputs, self.case.dtype)
@@ -228,7 +233,12 @@ class Row:
     @cached_property
     def claims(self) -> tuple[str, ...]:
         """The canaries that this row claims to catch."""
-        return tuple(n for n, c in CANARIES.items() if c.claimed(self.case, self.problem))
+        precision = self.precision or self.case.dtype
+        return tuple(
+            name
+            for name, canary in CANARIES.items()
+            if canary.claimed(self.case, self.problem, precision)
+        )
 
     @cached_property
     def weight_failures(self) -> tuple[str, ...]:
@@ -252,21 +262,25 @@ def x64_for(dtype: str) -> Iterator[None]:
 def run_case(case: Case, backend: str = "cpu") -> Result:
     """The verdict on one row, measured on the first device of `backend`."""
     with x64_for(case.dtype), jax.default_device(jax.devices(backend)[0]):
-        row = _row(case.preparation)
-        return row.prepared.judge(
-            Port(row.port, row.design.port_call(case.mask), row.given),
-            (case.transform,),
-            to_torch=row.design.layout.to_torch,
-            failures=row.weight_failures,
-            doubts=row.blind,
-            notes=tuple(f"declared: {n}, as published, is NaN there" for n in row.declared_nan),
-            backend=backend,
-            name=case.name,
-            details={
-                "design": case.family,
-                "variant": case.design.partition("/")[2],
-                "mask": case.mask,
-                "shape": case.shape,
-                "transform": case.transform,
-            },
-        )
+        return judge_row(_row(case.preparation), case, backend=backend)
+
+
+def judge_row(row: Row, case: Case, **identity: str) -> Result:
+    """The verdict on `case`, one of those that `row` serves."""
+    return row.prepared.judge(
+        row.bound,
+        (case.transform,),
+        to_torch=row.design.layout.to_torch,
+        failures=row.weight_failures,
+        doubts=row.blind,
+        notes=tuple(f"declared: {n}, as published, is NaN there" for n in row.declared_nan),
+        name=case.name,
+        details={
+            "design": case.family,
+            "variant": case.design.partition("/")[2],
+            "mask": case.mask,
+            "shape": case.shape,
+            "transform": case.transform,
+        },
+        **identity,
+    )

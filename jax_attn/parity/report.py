@@ -29,6 +29,11 @@ def number(x: float | None, digits: int = 3) -> str:
     return "–" if x is None or math.isnan(x) else f"{x:.{digits}g}"
 
 
+def _ratio(result: Result, tensor: TensorReport) -> float | None:
+    """Ours over torch's own, where both have the same roundoff."""
+    return tensor.ratio if result.level == "measured" else None
+
+
 def _verdict(verdict: Verdict) -> Text:
     return Text(str(verdict), style=_STYLES[verdict])
 
@@ -36,12 +41,17 @@ def _verdict(verdict: Verdict) -> Text:
 # --- one result ---------------------------------------------------------------------------
 
 
-def render_result(result: Result, *, color: bool = False) -> str:
+def render_result(result: Result) -> str:
     """The whole report of one check, as text."""
     out = io.StringIO()
-    console = Console(file=out, width=110, force_terminal=color, no_color=not color)
-    console.print(result_table(result))
+    console(file=out).print(result_table(result))
     return out.getvalue().rstrip()
+
+
+def console(**options: Any) -> Console:
+    """A console that does not squeeze tables where there is no terminal to fit."""
+    made = Console(**options)
+    return made if made.is_terminal else Console(width=120, **options)
 
 
 def result_table(result: Result) -> Group:
@@ -54,10 +64,10 @@ def result_table(result: Result) -> Group:
     table.add_column("transform")
     table.add_column("tensor", overflow="fold")
     table.add_column("verdict")
-    for title in ("error/budget", "our error", "over torch's", "scale"):
+    for title in ("error/budget", "our error", "ours/torch's", "scale"):
         table.add_column(title, justify="right")
     for t in result.tensors:
-        figures = (t.fraction, t.error, t.ratio, t.scale)
+        figures = (t.fraction, t.error, _ratio(result, t), t.scale)
         table.add_row(t.transform, t.label, _verdict(t.verdict), *map(number, figures))
     lines = [Text(f"- {reason}") for reason in result.reasons]
     worst = result.worst
@@ -85,7 +95,7 @@ def _row(result: Result) -> tuple[str, str, str, str, str, str]:
     level = f"{result.backend} {result.level}"
     if worst is None:
         return result.name, level, str(result.verdict), "–", "–", "–"
-    figures = (number(worst.fraction, 2), number(worst.ratio, 2))
+    figures = (number(worst.fraction, 2), number(_ratio(result, worst), 2))
     return result.name, level, str(result.verdict), worst.label, *figures
 
 
@@ -93,7 +103,8 @@ def cases_table(results: Iterable[Result]) -> Table:
     """A line a case: its verdict, the tensor that decides it, and by how much."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for title in _COLUMNS:
-        table.add_column(title, justify="right" if "/" in title else "left", overflow="fold")
+        justify = "right" if "/" in title else "left"
+        table.add_column(title, justify=justify, no_wrap=title == "case", overflow="fold")
     for result in results:
         name, level, _, *rest = _row(result)
         table.add_row(name, level, _verdict(result.verdict), *rest)

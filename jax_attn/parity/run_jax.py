@@ -27,10 +27,10 @@ class Port:
     call: Callable[..., Any] | None
     inputs: Inputs
 
-    def run(self, dtype: str, cotangents: Mapping[str, np.ndarray], transform: str) -> Run:
-        """Outputs in `dtype` and, where there are cotangents, every gradient.
+    def bind(self) -> tuple[Callable[..., Tree], nnx.State, Tree, Tree]:
+        """(forward, params, floats, others), so that forward(params, floats, others) is a call.
 
-        Raises TypeError where an output is not `dtype`.
+        floats and others are the inputs by name: those with a gradient and those without.
         """
         graph, params, rest = nnx.split(self.module, nnx.Param, ...)
         leaves = self.inputs.named(
@@ -40,26 +40,31 @@ class Port:
         floats = {k: a for k, a in leaves.items() if jnp.issubdtype(a.dtype, jnp.floating)}
         others = {k: a for k, a in leaves.items() if k not in floats}
 
-        def forward(params: Tree, floats: Tree, others: Tree) -> Tree:
+        def forward(params: nnx.State, floats: Tree, others: Tree) -> Tree:
             named = floats | others
-            args = tuple(named.pop(f"input {i}") for i in range(len(self.inputs.args)))
+            args = tuple(named.pop(str(i)) for i in range(len(self.inputs.args)))
             # Merged anew each time: what a call changes (random keys, counters) is dropped.
             module = nnx.merge(graph, params, rest)
             result = self.call(module, *args, **named) if self.call else module(*args, **named)
             return named_outputs(result, jax.Array, "port")
 
-        shapes = jax.eval_shape(forward, params, floats, others)
+        return forward, params, floats, others
+
+    def run(self, dtype: str, cotangents: Mapping[str, np.ndarray], transform: str) -> Run:
+        """Outputs in `dtype` and, where there are cotangents, every gradient.
+
+        Raises TypeError where an output is not `dtype`.
+        """
+        forward, *args = self.bind()
+        shapes = jax.eval_shape(forward, *args)
         wrong = {k: s.dtype.name for k, s in shapes.items() if s.dtype.name != dtype}
         if wrong:
             raise TypeError(
-                "".join(
-                    f"port output {k!r}: expected dtype {dtype}, got {d}\n"
-                    for k, d in wrong.items()
-                )
-                + f"build the module with dtype and param_dtype {dtype}"
+                f"port: expected outputs of dtype {dtype}, got {wrong}; build the module with "
+                f"dtype and param_dtype {dtype}"
             )
         given = {k: jnp.array(a, dtype) for k, a in cotangents.items()}
-        outputs, grads = TRANSFORMS[transform](forward, params, floats, others, given)
+        outputs, grads = TRANSFORMS[transform](forward, *args, given)
         param_grads, input_grads = grads if grads is not None else ({}, {})
         return Run(_arrays(outputs), _arrays(input_grads), _arrays(flatten(param_grads)))
 

@@ -13,7 +13,7 @@ DTYPES = ("float32", "bfloat16", "float16", "float64")
 class Inputs:
     """Arrays given to both sides alike: positional ones and keyword ones.
 
-    A positional array is called by its place, "input 0"; a keyword one by its keyword.
+    A positional array is called by its place, "0"; a keyword one by its keyword.
     """
 
     args: tuple[np.ndarray, ...]
@@ -44,7 +44,7 @@ class Inputs:
 
     def named(self, args: tuple, kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """The same names for what each side made of the arrays."""
-        return {f"input {i}": a for i, a in enumerate(args)} | dict(kwargs)
+        return {str(i): a for i, a in enumerate(args)} | dict(kwargs)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,173 @@
+"""`jax-attn verify`: the built-in matrix, or the attention layers of a checkpoint."""
+
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+import click
+
+from jax_attn.parity.environment import install_line, present, settle_platforms
+
+PASS, FAIL, USAGE, ENVIRONMENT, INCONCLUSIVE = 0, 1, 2, 3, 4
+BACKENDS = ("cpu", "gpu", "tpu", "all")
+
+
+def missing(message: str) -> NoReturn:
+    """Leave with the status of an environment that lacks something."""
+    click.echo(f"Error: {message}", err=True)
+    sys.exit(ENVIRONMENT)
+
+
+@click.command("verify")
+@click.argument("checkpoint", required=False, type=click.Path(path_type=Path))
+@click.option("--design", "designs", multiple=True, help="Only this design; may be repeated.")
+@click.option("--dtype", "dtypes", multiple=True, help="Only this dtype; may be repeated.")
+@click.option(
+    "--backend",
+    type=click.Choice(BACKENDS),
+    default="all",
+    show_default=True,
+    help="Where the port runs; all: wherever it can here.",
+)
+@click.option("-k", "pattern", default="", help="Only cases whose name has this in it.")
+@click.option(
+    "--report",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Write result.json and summary.md into this directory.",
+)
+@click.option("--json", "as_json", is_flag=True, help="The whole result as JSON on stdout.")
+@click.option("--num-heads", type=int, help="Query heads, where no config beside says.")
+@click.option("--num-kv-heads", type=int, help="Key/value heads, where no config beside says.")
+def command(
+    checkpoint: Path | None,
+    designs: tuple[str, ...],
+    dtypes: tuple[str, ...],
+    backend: str,
+    pattern: str,
+    report: Path | None,
+    as_json: bool,
+    num_heads: int | None,
+    num_kv_heads: int | None,
+) -> None:
+    """Verify that port and reference agree.
+
+    Without CHECKPOINT: every published design, in both frameworks, against a float64 oracle.
+    With one (a safetensors file, or a folder of them): the attention layers found in it, each
+    rebuilt in torch and in Flax and compared on seeded inputs.
+    """
+    if not present("torch"):
+        missing(f"torch is not installed, and is the reference: {install_line('torch')}")
+    settle_platforms()
+    if checkpoint is not None:
+        if designs or dtypes or pattern:
+            raise click.UsageError("--design, --dtype and -k choose built-in cases, not layers")
+        from jax_attn.cli.verify_checkpoint import verify_checkpoint
+
+        outcome = verify_checkpoint(checkpoint, num_heads, num_kv_heads)
+    else:
+        if num_heads is not None or num_kv_heads is not None:
+            raise click.UsageError("--num-heads and --num-kv-heads go with a CHECKPOINT")
+        outcome = verify_matrix(designs, dtypes, backend, pattern)
+    sys.exit(present_outcome(*outcome, report=report, as_json=as_json))
+
+
+def verify_matrix(designs, dtypes, backend, pattern):
+    """(results, compiled) of the chosen rows, with a progress bar on stderr."""
+    work, cases = chosen(designs, dtypes, backend, pattern)
+
+    from jax_attn.cli.progress import tracked
+    from jax_attn.parity import sweep
+
+    gave: dict[int, list] = {}
+    # Processes would each take the whole of a GPU.
+    processes = None if backend in ("cpu", "tpu") or cases.keys() <= {"cpu", "tpu"} else 1
+    for place, found in tracked(sweep.run(work, processes=processes), len(work)):
+        gave[place] = found
+    ordered = [item for place in sorted(gave) for item in gave[place]]
+    return [r for r in ordered if not isinstance(r, dict)], [
+        r for r in ordered if isinstance(r, dict)
+    ]
+
+
+def chosen(designs, dtypes, backend, pattern):
+    """The work that the filters leave, and the cases by backend."""
+    from jax_attn.parity import cases, sweep
+    from jax_attn.parity.signature import DTYPES
+
+    families = tuple(dict.fromkeys(d.partition("/")[0] for d in cases.FACTORS))
+    known = {"--design": (designs, families), "--dtype": (dtypes, DTYPES)}
+    for option, (given, names) in known.items():
+        if unknown := sorted(set(given) - set(names)):
+            raise click.UsageError(
+                f"{option}: expected one of {', '.join(names)}, got {', '.join(unknown)}"
+            )
+
+    def wanted(case: cases.Case) -> bool:
+        return (
+            (not designs or case.family in designs)
+            and (not dtypes or case.dtype in dtypes)
+            and pattern in case.name
+        )
+
+    from jax_attn.parity import tpu
+
+    here = available()
+    asked = [b for b in BACKENDS[:-1] if backend in (b, "all")]
+    if backend == "gpu" and "gpu" not in here:
+        missing(
+            "no GPU that jax can use is here; with an NVIDIA GPU and driver: "
+            f"{install_line('cuda12')} (CUDA 12) or {install_line('cuda13')} (CUDA 13)"
+        )
+    rows = {b: [c for c in cases.matrix() if wanted(c)] for b in asked if b in here}
+    work = [task for b, chosen in rows.items() for task in sweep.tasks(chosen, b, ())]
+    if "tpu" in asked and "tpu" not in here:
+        rows["tpu"] = [c for c in tpu.emulated_cases() if wanted(c)]
+        compiled = [d for d in tpu.compiled_designs() if not designs or d in designs]
+        # What is compiled is no case: a filter on cases leaves it out.
+        work += sweep.tasks(rows["tpu"], "tpu", () if pattern or dtypes else compiled)
+    if not any(rows.values()):
+        raise click.UsageError("no case is left by --design, --dtype and -k")
+    return work, rows
+
+
+def available() -> set[str]:
+    """The kinds of device that jax has here."""
+    import jax
+
+    found = set()
+    for kind in BACKENDS[:-1]:
+        try:
+            jax.devices(kind)
+        except RuntimeError:
+            continue
+        found.add(kind)
+    return found
+
+
+def present_outcome(results, compiled, *, report: Path | None, as_json: bool) -> int:
+    """Print, write, and return the exit status."""
+    from jax_attn.parity import environment
+    from jax_attn.parity import report as reports
+    from jax_attn.parity.compare import Verdict
+
+    where = environment.describe()
+    document = reports.as_json(results, where, compiled)
+    if report is not None:
+        summary = reports.as_markdown(results, where, compiled)
+        reports.write(report, {"result.json": document, "summary.md": summary})
+    if as_json:
+        click.echo(document)
+    else:
+        console = reports.console()
+        console.print(reports.cases_table(results))
+        if compiled:
+            console.print(reports.compiled_table(compiled))
+        for result in results:
+            if result.verdict is not Verdict.PASS:
+                console.print(reports.result_table(result))
+        for line in reports.summary_lines(results, compiled):
+            console.print(line, highlight=False)
+    found = {r.verdict for r in results}
+    if Verdict.FAIL in found:
+        return FAIL
+    return INCONCLUSIVE if Verdict.INCONCLUSIVE in found or not found else PASS

@@ -1,0 +1,87 @@
+"""Where a result was made: versions, devices, precision settings, what is missing."""
+
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import re
+from pathlib import Path
+from typing import Any
+
+PACKAGES = ("jax-attn", "jax", "jaxlib", "flax", "numpy", "ml_dtypes", "safetensors", "torch")
+
+# extra -> the module that shows it is there, and what it is for.
+EXTRAS = {
+    "torch": ("torch", "the reference side: verify, check"),
+    "tpu": ("libtpu", "the TPU, or its compiler on a host without one"),
+    "cuda12": ("jax_cuda12_plugin", "NVIDIA GPUs, CUDA 12"),
+    "cuda13": ("jax_cuda13_plugin", "NVIDIA GPUs, CUDA 13"),
+    "dev": ("pytest", "the tests"),
+}
+
+
+def install_line(extra: str) -> str:
+    """What installs an extra, from this package's own metadata: its name may not be published."""
+    marker = re.compile(rf"""extra == ["']{extra}["']""")
+    try:
+        wanted = importlib.metadata.requires("jax-attn") or []
+    except importlib.metadata.PackageNotFoundError:
+        wanted = []
+    found = [r.partition(";")[0].strip() for r in wanted if marker.search(r)]
+    return f"pip install {' '.join(map(repr, found)) or repr(f'.[{extra}]')}"
+
+
+def settle_platforms() -> None:
+    """Choose JAX's platforms, where the user has not: those whose device is here.
+
+    Left alone, jax asks every plugin that is installed, and libtpu without a TPU searches the
+    network for one. To be called before jax starts.
+    """
+    here = []
+    if present("libtpu") and (list(Path("/dev").glob("accel*")) or Path("/dev/vfio/0").exists()):
+        here.append("tpu")
+    if any(present(EXTRAS[e][0]) for e in ("cuda12", "cuda13")) and Path("/dev/nvidia0").exists():
+        here.append("cuda")
+    os.environ.setdefault("JAX_PLATFORMS", ",".join([*here, "cpu"]))
+
+
+def version(package: str) -> str | None:
+    """The installed version; None where it is absent."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def present(module: str) -> bool:
+    """Whether `module` could be imported, without importing it."""
+    return importlib.util.find_spec(module) is not None
+
+
+def describe() -> dict[str, Any]:
+    """Plain data for a report's head; starts jax."""
+    import jax
+
+    found = {name: version(name) for name in PACKAGES}
+    return {
+        "python": platform.python_version(),
+        "packages": {name: v for name, v in found.items() if v is not None},
+        "platform": platform.platform(),
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "devices": [f"{d.platform}: {d.device_kind}" for d in jax.devices()],
+        "jax_default_matmul_precision": str(jax.config.jax_default_matmul_precision),
+        "jax_enable_x64": bool(jax.config.jax_enable_x64),
+        "xla_flags": os.environ.get("XLA_FLAGS", ""),
+    }
+
+
+def _processor() -> str:
+    """The model name as Linux tells it, else what Python knows."""
+    info = Path("/proc/cpuinfo")
+    names = [
+        line.partition(":")[2].strip()
+        for line in (info.read_text().splitlines() if info.exists() else [])
+        if line.startswith("model name")
+    ]
+    return names[0] if names else platform.processor()

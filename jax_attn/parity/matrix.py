@@ -205,7 +205,7 @@ class Row:
         where = {
             "output": np.broadcast_to(empty_BNT.any(axis=1)[..., None], (size.B, size.T, size.D))
         }
-        if "weights" in self.prepared_outputs:
+        if "weights" in self.outputs:
             where["weights"] = np.broadcast_to(empty_BNT[..., None], full)
         return where
 

@@ -1,0 +1,163 @@
+"""The oracle: derivatives by finite differences, and the packed form equal to head by head."""
+
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from jax_attn.parity.canaries import CANARIES
+from jax_attn.parity.oracle import Problem, solve
+
+B, T, S, N, K, H, D, KDIM, VDIM = 2, 3, 5, 4, 2, 3, 7, 6, 8
+
+
+def problem(seed: int = 0, **changed) -> Problem:
+    rng = np.random.default_rng(seed)
+    draw = rng.standard_normal
+    allowed = rng.random((B, 1, T, S)) < 0.6
+    allowed[..., 0] = True
+    allowed[1, 0, 2] = False  # one row that may attend to nothing
+    made = Problem(
+        inputs={"query": draw((B, T, D)), "key": draw((B, S, KDIM)), "value": draw((B, S, VDIM))},
+        weights={
+            "q.weight": draw((N * H, D)),
+            "q.bias": draw(N * H),
+            "k.weight": draw((K * H, KDIM)),
+            "k.bias": draw(K * H),
+            "v.weight": draw((K * H, VDIM)),
+            "v.bias": draw(K * H),
+            "o.weight": draw((D, N * H)),
+            "o.bias": draw(D),
+        },
+        num_heads=N,
+        num_kv_heads=K,
+        scale=0.2,
+        softcap=1.5,
+        allowed=allowed,
+        bias=draw((1, N, T, S)),
+    )
+    return replace(made, **changed)
+
+
+def cotangents(seed: int = 1):
+    rng = np.random.default_rng(seed)
+    return rng.standard_normal((B, T, D)), rng.standard_normal((B, N, T, S))
+
+
+def loss(posed: Problem) -> float:
+    d_output, d_weights = cotangents()
+    found = solve(posed, d_output, d_weights)
+    return float((found.output * d_output).sum() + (found.weights * d_weights).sum())
+
+
+def leaves(posed: Problem) -> dict[str, np.ndarray]:
+    return posed.inputs | posed.weights | {"bias": posed.bias}
+
+
+def gradients(posed: Problem) -> dict[str, np.ndarray]:
+    found = solve(posed, *cotangents())
+    return found.input_grads | found.weight_grads | {"bias": found.bias_grad}
+
+
+@pytest.mark.parametrize("name", sorted(leaves(problem())))
+def test_every_gradient_is_the_slope_of_the_loss(name):
+    """Along a random direction; a central difference errs by step**2 and by u/step."""
+    posed = problem()
+    leaf = leaves(posed)[name]
+    direction = np.random.default_rng(2).standard_normal(leaf.shape)
+    step = 2.0**-17
+    slope = 0.0
+    kept = leaf.copy()
+    for sign in (1, -1):
+        leaf[...] = kept + sign * step * direction
+        slope += sign * loss(posed) / (2 * step)
+    leaf[...] = kept
+    given = float((gradients(posed)[name] * direction).sum())
+    # Second-order error step**2 and cancellation 2**-52/step, both times the loss's size.
+    assert abs(slope - given) <= 1e3 * (step**2 + 2.0**-52 / step) * max(abs(given), 1.0)
+
+
+def packed(posed: Problem) -> np.ndarray:
+    """The usual form: one product for all heads, K repeated, one softmax over the last axis."""
+    w, x = posed.weights, posed.inputs
+
+    def heads(name: str, source: str, count: int) -> np.ndarray:
+        y = x[source] @ w[f"{name}.weight"].T + w[f"{name}.bias"]
+        return y.reshape(B, -1, count, H).transpose(0, 2, 1, 3)
+
+    q = heads("q", "query", N)
+    k, v = (np.repeat(heads(n, s, K), N // K, axis=1) for n, s in (("k", "key"), ("v", "value")))
+    scores = posed.softcap * np.tanh(posed.scale * q @ k.swapaxes(-1, -2) / posed.softcap)
+    scores = np.where(posed.allowed, scores + posed.bias, -np.inf)
+    top = np.maximum(scores.max(axis=-1, keepdims=True), -1e300)
+    e = np.exp(scores - top)
+    total = e.sum(axis=-1, keepdims=True)
+    weights = np.where(total > 0, e / np.where(total > 0, total, 1), 0)
+    joined = (weights @ v).transpose(0, 2, 1, 3).reshape(B, T, N * H)
+    return joined @ w["o.weight"].T + w["o.bias"]
+
+
+def test_the_packed_form_equals_the_form_head_by_head():
+    posed = problem()
+    ours, usual = solve(posed, *cotangents()).output, packed(posed)
+    # Two float64 programs of about N*H + D + S additions on values of this size.
+    assert np.abs(ours - usual).max() <= 2.0**-52 * (N * H + D + S) * np.abs(usual).max() * 4
+
+
+def test_a_row_that_may_attend_to_nothing_gives_the_output_bias_and_sends_nothing():
+    posed = problem()
+    found = solve(posed, *cotangents())
+    assert not found.weights[1, :, 2].any()
+    assert np.array_equal(found.output[1, 2], posed.weights["o.bias"])
+    assert not found.input_grads["query"][1, 2].any()
+
+
+@pytest.mark.parametrize("name", sorted(CANARIES))
+def test_each_canary_changes_the_solution(name):
+    square = replace(
+        problem(),
+        inputs={n: np.ones((B, S, N * H)) * np.arange(N * H) for n in ("query", "key", "value")},
+        weights={
+            f"{p}.{part}": np.random.default_rng(3).standard_normal(
+                (K * H if p in "kv" else N * H, N * H)
+                if part == "weight"
+                else K * H
+                if p in "kv"
+                else N * H
+            )
+            for p in "qkvo"
+            for part in ("weight", "bias")
+        },
+        allowed=np.tril(np.ones((S, S), bool)),
+        bias=np.random.default_rng(4).standard_normal((B, N, S, S)),
+    )
+    rng = np.random.default_rng(5)
+    square.inputs.update({n: rng.standard_normal((B, S, N * H)) for n in square.inputs})
+    square.weights["k.weight"] += 0.1 * rng.standard_normal((K * H, N * H))
+    given = rng.standard_normal((B, S, N * H)), rng.standard_normal((B, N, S, S))
+    right, wrong = solve(square, *given), solve(CANARIES[name].mutate(square), *given)
+    same = [
+        np.array_equal(right.output, wrong.output),
+        all(np.array_equal(g, wrong.weight_grads[k]) for k, g in right.weight_grads.items()),
+    ]
+    assert not all(same)
+
+
+def imported_by(statement: str) -> set[str]:
+    """The frameworks in a fresh interpreter after `statement`."""
+    code = f"import sys; {statement}; print(*({{'jax', 'torch', 'flax'}} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
+@pytest.mark.parametrize(
+    "module", ["oracle", "budget", "compare", "result", "report", "cases", "canaries", "signature"]
+)
+def test_what_judges_or_renders_imports_no_framework(module):
+    assert imported_by(f"import jax_attn.parity.{module}") == set()
+
+
+def test_that_proof_can_fail():
+    assert {"jax", "torch"} <= imported_by("import jax_attn.parity.check")

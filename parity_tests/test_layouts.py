@@ -353,3 +353,29 @@ def test_a_module_without_biases_takes_none():
         transfer.load(abstract(ours(use_bias=False)), tensors, LAYOUTS["masked_mha"])
     found = {(p.kind, p.name) for p in error.value.problems}
     assert found == {("unexpected", f"W_{letter}.bias") for letter in "QKVO"}
+
+
+@pytest.mark.parametrize(
+    ("layout", "key", "shown"),
+    [
+        (LAYOUTS["masked_mha"], "W_Q.weight", "W_Q.weight -> q_proj.kernel [linear heads]"),
+        (LAYOUTS["gqa"], "out_proj.bias", "out_proj.bias -> out_proj.bias [=]"),
+        (
+            LAYOUTS["torch_mha"],
+            "in_proj_bias",
+            "in_proj_bias -> q_proj.bias, k_proj.bias, v_proj.bias [packed heads]",
+        ),
+        (
+            LAYOUTS["gqa"].under("layers.{layer}.attn", "blocks.{layer}"),
+            "layers.3.attn.k_proj.bias",
+            "layers.3.attn.k_proj.bias -> blocks.3.k_proj.bias [heads]",
+        ),
+    ],
+)
+def test_the_row_of_a_key_is_shown(layout, key, shown):
+    assert layout.row_of(key) == shown
+
+
+def test_a_key_of_no_row_is_an_error():
+    with pytest.raises(ValueError, match=r"torch_key: .*'q_proj.wait'; nearest: q_proj.weight"):
+        LAYOUTS["gqa"].row_of("q_proj.wait")

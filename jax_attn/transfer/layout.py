@@ -7,8 +7,8 @@ import numpy as np
 
 from jax_attn.transfer import resolve
 from jax_attn.transfer.arrays import as_numpy
-from jax_attn.transfer.problems import Problem, TransferError, grid
-from jax_attn.transfer.rows import Either, Refused, Row, either, row
+from jax_attn.transfer.problems import Problem, TransferError, grid, nearest
+from jax_attn.transfer.rows import Either, Refused, Row, either, regex, row
 from jax_attn.transfer.steps import MisfitError, Shape
 
 
@@ -50,10 +50,9 @@ class Layout:
         return Layout(self, other)
 
     def __str__(self) -> str:
-        rows = [r for group in self.groups for a in group.alternatives for r in a]
         return grid(
             ("torch", "flax", "steps"),
-            ((", ".join(r.keys), ", ".join(r.paths), _steps(r)) for r in rows),
+            ((", ".join(r.keys), ", ".join(r.paths), _steps(r)) for r in self._rows()),
         )
 
     __repr__ = __str__
@@ -74,7 +73,7 @@ class Layout:
         Replaces whole parts of the dotted Flax paths. Raises ValueError for a name that no
         path has.
         """
-        paths = [p for g in self.groups for a in g.alternatives for r in a for p in r.paths]
+        paths = [path for r in self._rows() for path in r.paths]
         parts = {part for path in paths for part in path.split(".")}
         if unknown := sorted(set(names) - parts):
             raise ValueError(f"renamed: expected names among {sorted(parts)}, got {unknown}")
@@ -82,6 +81,19 @@ class Layout:
             lambda key: key,
             lambda path: ".".join(names.get(part, part) for part in path.split(".")),
         )
+
+    def row_of(self, torch_key: str) -> str:
+        """The row that reads and writes a torch key: "W_Q.weight -> q_proj.kernel [linear heads]".
+
+        Names in braces stand filled in. Raises ValueError for a key of no row.
+        """
+        for r in self._rows():
+            for pattern in r.keys:
+                if match := regex(pattern).fullmatch(torch_key):
+                    found = r.at(tuple(match.groupdict().items()))
+                    return f"{', '.join(found.keys)} -> {', '.join(found.paths)} [{_steps(r)}]"
+        near = nearest(torch_key, [key for r in self._rows() for key in r.keys])
+        raise ValueError(f"torch_key: expected a key of one of the rows, got {torch_key!r}; {near}")
 
     def to_flax(
         self, tensors: Mapping[str, np.ndarray], shapes: Mapping[str, Shape]
@@ -127,6 +139,9 @@ class Layout:
         if problems:
             raise TransferError("to torch", problems)
         return made
+
+    def _rows(self) -> list[Row]:
+        return [r for group in self.groups for a in group.alternatives for r in a]
 
     def _mapped(self, key: Callable[[str], str], path: Callable[[str], str]) -> "Layout":
         groups = (

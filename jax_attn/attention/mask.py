@@ -149,7 +149,7 @@ class Mask:
             if strange.size:
                 problems.append(f"mask: expected only 0 and 1, got {strange[0]} among its values")
         checks.raise_all("Mask.from_zero_one", problems)
-        allowed = mask != 0
+        allowed = mask.astype(bool)
         return Mask.array(allowed[:, None] if allowed.ndim == 3 else allowed)
 
     def __and__(self, other) -> "Mask":
@@ -182,7 +182,8 @@ class Mask:
 
     def materialize(self, T: int, S: int) -> jax.Array:
         """Writes the mask out: boolean, (B or 1, N or 1, T, S), True = attend."""
-        i_T1, j_1S = jnp.arange(T)[:, None], jnp.arange(S)[None, :]
+        i_T1 = jnp.arange(T, dtype=jnp.int32)[:, None]
+        j_1S = jnp.arange(S, dtype=jnp.int32)[None, :]
         allowed = jnp.ones((1, 1, T, S), bool)
         if self.lo is not None:
             allowed &= j_1S - i_T1 >= _per_row(self.lo)

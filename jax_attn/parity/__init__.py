@@ -3,7 +3,7 @@
 import importlib
 
 _HOMES = {
-    "check": "jax_attn.parity.check",
+    "check": "jax_attn.parity.verdict",
     "Result": "jax_attn.parity.result",
     "ParityError": "jax_attn.parity.result",
     "Verdict": "jax_attn.parity.compare",

@@ -8,7 +8,7 @@ import numpy as np
 
 from jax_attn.parity.budget import Budget, projection
 
-# A budget above this part of the tensor's own RMS would let too much pass.
+# An RMS error of more than this part of the tensor's own RMS would be too much to let pass.
 POWER = 0.1
 # The port may round twice where the reference rounds once: another kernel, another order.
 ROUNDINGS = 2.0
@@ -42,7 +42,7 @@ class TensorReport:
 
     fraction: the largest error over its budget, any gate; 1 is the limit.
     error, reference_error: RMS of the port's and of torch's own; None where torch gave none.
-    scale: the oracle's RMS. budget: RMS of the elements' budgets.
+    scale: the oracle's RMS. budget: the RMS error that would still pass.
     index, got, want, allowed: the worst element.
     """
 
@@ -124,11 +124,10 @@ def judge(
         own_rms = rms(own_errors)
         if not failures and (most := float(np.max(_over(own_errors, allowed_f)))) > 1:
             failures += [f"the reference itself is {most:.3g} of its budget from the oracle"]
-    scale, budget_rms = rms(want_f), rms(allowed_f)
+    scale, budget_rms = rms(want_f), ROUNDINGS * max(own_rms or 0.0, budget.rms)
     is_zero = scale <= budget.zero
     if np.isfinite(got_f).all():
-        most = ROUNDINGS * max(own_rms or 0.0, budget.rms)
-        gates["RMS"] = float(_over(np.array(rms(errors)), np.array(most)))
+        gates["RMS"] = float(_over(np.array(rms(errors)), np.array(budget_rms)))
         if not is_zero:
             shared = abs(projection(got_f, want_f))
             gates["projection"] = float(_over(np.array(shared), np.array(budget.projection)))
@@ -139,7 +138,9 @@ def judge(
     ]
     weak = []
     if not is_zero and budget_rms > POWER * scale:
-        weak = [f"no power: the budget is {budget_rms / scale:.2g} of the tensor's own scale"]
+        weak = [
+            f"no power: an RMS error of {budget_rms / scale:.2g} of the tensor's own would pass"
+        ]
     where = tuple(int(i) for i in np.argwhere(finite)[worst])
     return TensorReport(
         **identity,

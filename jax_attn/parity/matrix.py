@@ -14,7 +14,7 @@ from flax import nnx
 
 from jax_attn.parity.canaries import CANARIES
 from jax_attn.parity.cases import MASKS, Case, Size
-from jax_attn.parity.check import Prepared, compare_weights
+from jax_attn.parity.verdict import Prepared, compare_weights
 from jax_attn.parity.compare import Verdict
 from jax_attn.parity.designs import DESIGNS, VOCABULARY, Design
 from jax_attn.parity.oracle import Problem, Solution, solve

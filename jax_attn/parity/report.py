@@ -114,10 +114,13 @@ def cases_table(results: Iterable[Result]) -> Table:
 def compiled_table(compiled: Sequence[dict[str, Any]]) -> Table:
     """What a compiler accepted: no verdict, since nothing was run."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title="compiled, not run: no verdict")
-    for title in ("design", "pass", "target", "by", "FLOPs", "temporaries"):
+    for title in ("design", "pass", "level", "target", "compiler", "FLOPs", "temporaries", "error"):
         table.add_column(title)
     for item in compiled:
-        cells = ("design", "direction", "target", "compiler", "flops", "temporaries")
+        cells = (
+            *("design", "direction", "level", "target", "compiler", "flops", "temporaries"),
+            "error",
+        )
         table.add_row(*("–" if item.get(c) is None else f"{item[c]}" for c in cells))
     return table
 

@@ -65,7 +65,9 @@ class Port:
             )
         given = {k: jnp.array(a, dtype) for k, a in cotangents.items()}
         outputs, grads = TRANSFORMS[transform](forward, *args, given)
-        param_grads, input_grads = grads if grads is not None else ({}, {})
+        if grads is None:
+            return Run(_arrays(outputs), {}, {})
+        param_grads, input_grads = grads
         return Run(_arrays(outputs), _arrays(input_grads), _arrays(flatten(param_grads)))
 
 

@@ -201,6 +201,11 @@ class Reference:
         with one_thread(), torch.inference_mode():
             return _arrays(self._named(module, args, kwargs))
 
+    def repeats(self, dtype: str) -> bool:
+        """Whether two forward passes give the same bits: no dropout, nothing else random."""
+        first, second = self.outputs(dtype), self.outputs(dtype)
+        return all(first[name].tobytes() == second[name].tobytes() for name in first)
+
     def run(self, dtype: str, cotangents: Mapping[str, np.ndarray]) -> Run:
         """Outputs and gradients in `dtype`, by the kernels that torch itself chooses."""
         with one_thread():

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from itertools import groupby
+from itertools import count, groupby
 from multiprocessing import get_context
 from typing import Any
 
@@ -14,11 +14,20 @@ from jax_attn.parity.result import Result
 _WORTH_A_PROCESS = 8
 
 
+# Programs kept in memory: about 20 MiB a group, and few are met again.
+_GROUPS_BETWEEN_CLEARINGS = 16
+_groups_run = count(1)
+
+
 def run_group(cases: Sequence[Case], backend: str) -> list[Result]:
     """Rows that share a preparation, measured on `backend`; "tpu" without one is emulated."""
+    import jax
+
     from jax_attn.parity.matrix import run_case
     from jax_attn.parity.tpu import run_emulated
 
+    if next(_groups_run) % _GROUPS_BETWEEN_CLEARINGS == 0:
+        jax.clear_caches()
     return [
         run_emulated(case) if case.transform == "emulated" else run_case(case, backend)
         for case in cases

@@ -65,6 +65,8 @@ def compile_design(name: str) -> Iterator[dict[str, Any]]:
             yield identity | {"level": "compiled"} | compile_for_tpu(fn, *given)
         else:
             yield from (
-                identity | {"level": "lowered", "target": platform, "compiler": None} | found
+                identity
+                | {"level": "failed" if found["error"] else "lowered", "target": platform}
+                | found
                 for platform, found in lower_everywhere(fn, *given).items()
             )

@@ -62,9 +62,13 @@ def check(
     """
     _validate(reference, port, layout, dtype, transforms)
     given = Inputs.of(inputs, run_jax.float_dtype(dtype))
-    prepared = Prepared(
-        Reference(reference, reference_call, given), dtype, gradients=gradients, seed=seed
-    )
+    called = Reference(reference, reference_call, given)
+    if not called.repeats(dtype):
+        raise ValueError(
+            "reference: expected the same outputs each time, got others on the same inputs; is it "
+            "in training mode, with dropout? call .eval() first"
+        )
+    prepared = Prepared(called, dtype, gradients=gradients, seed=seed)
     weights = () if layout is None else compare_weights(reference, port, layout)
     notes = () if layout else ("weights and parameter gradients were not compared: no layout",)
     return prepared.judge(
@@ -141,8 +145,7 @@ class Prepared:
             report = self._judge("output", name, "inference", got)
             if report.verdict is Verdict.FAIL and name not in self.declared_nan:
                 failures += [
-                    f"the reference in inference mode is not the oracle: {name}: {reason}; is it "
-                    "in training mode, with dropout? call .eval() first"
+                    f"the reference in inference mode: {name}: {reason}"
                     for reason in report.reasons
                 ]
         return tuple(failures)

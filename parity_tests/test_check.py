@@ -1,0 +1,265 @@
+"""`parity.check` on a pair that a user brings: a pre-norm block in both frameworks."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from flax import nnx
+
+from jax_attn import MultiHeadAttention
+from jax_attn.attention import Mask
+from jax_attn.parity import ParityError, Verdict, check
+from jax_attn.transfer import LAYER_NORM, LAYOUTS, LINEAR, Layout, export, load
+
+B, T, D, N, F = 2, 7, 30, 6, 11
+
+LAYOUT = Layout(
+    LAYER_NORM.under("norm", "norm"),
+    LAYOUTS["torch_mha"].under("attention", "attention"),
+    LINEAR.under("head", "head"),
+)
+
+
+class TorchBlock(torch.nn.Module):
+    def __init__(self, dropout=0.0):
+        super().__init__()
+        self.norm = torch.nn.LayerNorm(D)
+        self.attention = torch.nn.MultiheadAttention(D, N, dropout=dropout, batch_first=True)
+        self.head = torch.nn.Linear(D, F)
+
+    def forward(self, x, ignored=None):
+        y = self.norm(x)
+        y, _ = self.attention(y, y, y, key_padding_mask=ignored, need_weights=False)
+        return self.head(torch.tanh(x + y))
+
+
+class FlaxBlock(nnx.Module):
+    def __init__(self, dtype=jnp.float32):
+        given = {"dtype": dtype, "param_dtype": dtype, "rngs": nnx.Rngs(0)}
+        self.norm = nnx.LayerNorm(D, epsilon=1e-5, use_fast_variance=False, **given)
+        self.attention = MultiHeadAttention(D, N, **given)
+        self.head = nnx.Linear(D, F, **given)
+
+    def __call__(self, x, ignored=None):
+        mask = None if ignored is None else Mask.from_torch_mha(key_padding_mask=ignored)
+        y = self.attention(self.norm(x), mask=mask)
+        return self.head(jnp.tanh(x + y))
+
+
+def pair(dtype: str = "float32", port: type[nnx.Module] = FlaxBlock, **options):
+    """Both sides with the same weights, the biases and the norm's weights not at their 0 and 1."""
+    torch.manual_seed(0)
+    reference = TorchBlock(**options).eval()
+    with torch.no_grad():
+        for p in reference.parameters():
+            p.add_(0.2 * torch.randn_like(p))
+    reference = reference.to(getattr(torch, dtype))
+    ported = port(jnp.dtype(dtype))
+    load(ported, reference.state_dict(), LAYOUT)
+    return reference, ported
+
+
+@pytest.fixture(scope="module")
+def x():
+    return np.random.default_rng(0).standard_normal((B, T, D))
+
+
+@pytest.fixture(scope="module")
+def ignored():
+    return np.arange(T)[None] >= np.array([[T], [4]])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64"])
+def test_a_correct_port_passes(dtype, x, ignored):
+    with jax.enable_x64(dtype == "float64"):
+        reference, port = pair(dtype)
+        result = check(reference, port, (x, ignored), layout=LAYOUT, dtype=dtype)
+    assert result.verdict is Verdict.PASS, str(result)
+    names = {(t.transform, t.label) for t in result.tensors}
+    parameters = {name for name, _ in reference.named_parameters()}
+    expected = {"output", "grad input 0"} | {f"grad {name}" for name in parameters}
+    assert names == {(t, name) for t in ("eager", "jit") for name in expected}
+    assert result.notes == ()
+
+
+@pytest.mark.parametrize("transform", ["eager", "jit", "grad", "vmap", "remat"])
+def test_every_transform_passes_and_inputs_go_by_keyword(transform, x, ignored):
+    inputs = {"x": x, "ignored": ignored}
+    result = check(*pair(), inputs, layout=LAYOUT, transforms=(transform,))
+    assert result.verdict is Verdict.PASS, str(result)
+    assert "grad input x" in {t.label for t in result.tensors}
+
+
+class WrongPolarity(FlaxBlock):
+    def __call__(self, x, ignored=None):
+        return super().__call__(x, ~ignored)
+
+
+class WrongActivation(FlaxBlock):
+    def __call__(self, x, ignored=None):
+        mask = Mask.from_torch_mha(key_padding_mask=ignored)
+        return self.head(jax.nn.hard_tanh(x + self.attention(self.norm(x), mask=mask)))
+
+
+class StoppedGradient(FlaxBlock):
+    def __call__(self, x, ignored=None):
+        mask = Mask.from_torch_mha(key_padding_mask=ignored)
+        y = self.attention(jax.lax.stop_gradient(self.norm(x)), mask=mask)
+        return self.head(jnp.tanh(x + y))
+
+
+class NaNInPadding(FlaxBlock):
+    def __call__(self, x, ignored=None):
+        y = super().__call__(x, ignored)
+        return jnp.where(ignored[..., None], jnp.nan, y)
+
+
+@pytest.mark.parametrize("port", [WrongPolarity, WrongActivation, StoppedGradient, NaNInPadding])
+def test_a_wrong_port_fails(port, x, ignored):
+    result = check(*pair(port=port), (x, ignored), layout=LAYOUT, transforms=("jit",))
+    assert result.verdict is Verdict.FAIL
+    with pytest.raises(ParityError, match="FAIL"):
+        result.raise_for_status()
+
+
+def test_a_weight_that_differs_in_one_bit_fails_and_names_its_row(x):
+    reference, port = pair()
+    kernel = port.attention.k_proj.kernel
+    kernel[...] = kernel[...].at[3, 2, 1].set(jnp.nextafter(kernel[3, 2, 1], jnp.float32(9)))
+    result = check(reference, port, (x,), layout=LAYOUT, gradients=False, transforms=("jit",))
+    assert result.verdict is Verdict.FAIL
+    (failure,) = result.failures
+    assert "'attention.in_proj_weight' differs in 1 of" in failure
+    assert "attention.k_proj.kernel" in failure
+
+
+def test_without_a_layout_the_result_says_what_was_not_compared(x):
+    result = check(*pair(), (x,), transforms=("jit",))
+    assert result.verdict is Verdict.PASS
+    assert "weights and parameter gradients were not compared" in result.notes[0]
+    assert {t.label for t in result.tensors} == {"output", "grad input 0"}
+
+
+def test_several_outputs_pair_by_name_through_the_adapters(x):
+    def reference_call(module, x):
+        y = module.norm(x)
+        output, weights = module.attention(y, y, y, average_attn_weights=False)
+        return {"weights": weights, "output": output}
+
+    def port_call(module, x):
+        y = module.norm(x)
+        return {"output": module.attention(y), "weights": module.attention.attention_weights(y)}
+
+    reference, port = pair()
+    given = {"reference_call": reference_call, "port_call": port_call, "transforms": ("jit",)}
+    result = check(reference, port, {"x": x}, layout=LAYOUT, **given)
+    assert result.verdict is Verdict.PASS, str(result)
+    assert {"output", "weights"} <= {t.label for t in result.tensors}
+    # The head takes no part: its gradient is zero on both sides.
+    head = next(t for t in result.tensors if t.label == "grad head.weight")
+    assert (head.error, head.scale) == (0.0, 0.0)
+
+
+def test_neither_module_is_changed(x):
+    reference, port = pair()
+    before = {k: v.clone() for k, v in reference.state_dict().items()}, export(port, LAYOUT)
+    check(reference, port, (x,), layout=LAYOUT)
+    assert all(torch.equal(v, before[0][k]) for k, v in reference.state_dict().items())
+    assert all(np.array_equal(v, before[1][k]) for k, v in export(port, LAYOUT).items())
+
+
+def test_inputs_without_power_are_inconclusive(x):
+    """Two numbers that cancel: the output is rounding and nothing else."""
+
+    class Cancels(torch.nn.Module):
+        def forward(self, x):
+            return (x + 1e7) - 1e7
+
+    class Port(nnx.Module):
+        def __call__(self, x):
+            return (x + 1e7) - 1e7
+
+    result = check(Cancels(), Port(), (x,), gradients=False, transforms=("eager",))
+    assert result.verdict is Verdict.INCONCLUSIVE
+    assert "no power" in "\n".join(result.reasons)
+
+
+BAD = {
+    "a reference that is no module": (
+        lambda r, p, x: check(p, p, (x,)),
+        TypeError,
+        "reference: expected a Module, got FlaxBlock",
+    ),
+    "a port that is no module": (
+        lambda r, p, x: check(r, r, (x,)),
+        TypeError,
+        "port: expected a Module",
+    ),
+    "a layout that is none": (
+        lambda r, p, x: check(r, p, (x,), layout={}),
+        TypeError,
+        "layout: expected a Layout, got dict",
+    ),
+    "inputs that are a list": (lambda r, p, x: check(r, p, [x]), TypeError, "inputs: expected"),
+    "an input that is a tensor": (
+        lambda r, p, x: check(r, p, (torch.from_numpy(x),)),
+        TypeError,
+        r"inputs\[0\]: expected a NumPy array",
+    ),
+    "an unknown dtype": (
+        lambda r, p, x: check(r, p, (x,), dtype="float8"),
+        ValueError,
+        "dtype: expected one of float32",
+    ),
+    "an unknown transform, and no x64": (
+        lambda r, p, x: check(r, p, (x,), dtype="float64", transforms=("xla",)),
+        ValueError,
+        r"(?s)transforms: expected .*xla.*float64 needs JAX's x64 mode",
+    ),
+    "transforms as a word": (
+        lambda r, p, x: check(r, p, (x,), transforms="jit"),
+        ValueError,
+        "transforms: expected a tuple",
+    ),
+    "a reference in another dtype": (
+        lambda r, p, x: check(r, p, (x,), dtype="bfloat16"),
+        ValueError,
+        "reference parameter 'norm.weight': expected bfloat16, got torch.float32",
+    ),
+    "a reference in training mode, with dropout": (
+        lambda r, p, x: check(pair(dropout=0.5)[0].train(), p, (x,)),
+        ValueError,
+        r"reference: expected the same outputs each time.*\.eval\(\)",
+    ),
+    "a port in another dtype": (
+        lambda r, p, x: check(r, FlaxBlock(jnp.bfloat16), (x,), transforms=("jit",)),
+        TypeError,
+        "port: expected outputs of dtype float32, got",
+    ),
+    "outputs without names": (
+        lambda r, p, x: check(r, p, (x,), reference_call=lambda m, x: (m(x), m(x))),
+        TypeError,
+        "reference_call=lambda",
+    ),
+    "outputs named otherwise": (
+        lambda r, p, x: check(
+            r, p, (x,), port_call=lambda m, x: {"y": m(x)}, transforms=("jit",), gradients=False
+        ),
+        ValueError,
+        r"output: the reference has \['output'\], the port \['y'\]",
+    ),
+}
+
+
+@pytest.mark.parametrize("row", BAD)
+def test_what_cannot_be_checked_is_refused_by_name(row, x):
+    call, error, message = BAD[row]
+    with pytest.raises(error, match=message):
+        call(*pair(), x)
+
+
+def test_the_fixture_returns_the_result_and_fails_with_the_report(parity, x):
+    assert parity(*pair(), (x,), layout=LAYOUT, transforms=("jit",)).verdict is Verdict.PASS
+    with pytest.raises(ParityError, match="grad attention.in_proj_weight"):
+        parity(*pair(port=StoppedGradient), (x, np.zeros((B, T), bool)), layout=LAYOUT)

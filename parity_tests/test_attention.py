@@ -337,6 +337,21 @@ def test_kv_is_never_repeated():
     assert not {(B, S, N, H), (B, S, N, HV), (B, N, S, H), (B, N, S, HV)} & shapes
 
 
+def test_precision_reaches_both_products():
+    q, k, v, _ = draw(14)
+    for precision in (None, jax.lax.Precision.HIGHEST):
+        jaxpr = jax.make_jaxpr(
+            lambda *x, precision=precision: dot_product_attention(*x, precision=precision)
+        )(q, k, v)
+        products = [e for e in jaxpr.jaxpr.eqns if e.primitive.name == "dot_general"]
+        inner = [e for e in jaxpr.jaxpr.eqns if "jaxpr" in e.params]
+        for equation in inner:
+            eqns = equation.params["jaxpr"].eqns
+            products += [e for e in eqns if e.primitive.name == "dot_general"]
+        want = None if precision is None else (precision, precision)
+        assert [e.params["precision"] for e in products] == [want, want]
+
+
 class TestDropout:
     def test_rate_0_changes_nothing(self):
         q, k, v, _ = draw(15)

@@ -1,0 +1,178 @@
+"""Port bugs as people write them, each planted in a real port: its case must turn to FAIL.
+
+The same row is run without the bug first, and passes: it is the bug that fails, not the row.
+"""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jax_attn.attention import Mask, dense
+from jax_attn.parity.cases import Case
+from jax_attn.parity.compare import Verdict
+from jax_attn.parity.designs import DESIGNS
+from jax_attn.parity.matrix import Row, judge_row
+from jax_attn.transfer import FROM_HEADS, TO_HEADS, Layout, heads, linear, packed, row
+
+FLOAT = "float32"
+
+
+def four(names: dict[str, str]) -> Layout:
+    """masked_mha's table with its torch names dealt out to the Flax ones as given."""
+    ends = [TO_HEADS.under(names[p], f"{p}_proj") for p in "qkv"]
+    return Layout(*ends, FROM_HEADS.under("W_O", "out_proj"))
+
+
+def with_layout(layout: Layout):
+    return lambda design: replace(design, layout=layout)
+
+
+def with_call(wrap):
+    """Replace how the port is called: wrap(call) -> call."""
+
+    def mutate(design):
+        return replace(design, port_call=lambda kind: wrap(design.port_call(kind)))
+
+    return mutate
+
+
+def scaled(call):
+    def wrong(module, **inputs):
+        module.scale = 1.01 * module.head_dim**-0.5
+        return call(module, **inputs)
+
+    return wrong
+
+
+def inverted(call):
+    return lambda module, allowed, **inputs: call(module, allowed=~allowed, **inputs)
+
+
+def causal_plus_one(call):
+    return lambda module, x: {"output": module(x, mask=Mask.causal(1))}
+
+
+def without_bias(call):
+    def wrong(module, **inputs):
+        module.v_proj.bias[...] = jnp.zeros_like(module.v_proj.bias[...])
+        return call(module, **inputs)
+
+    return wrong
+
+
+def tiled(call):
+    """Query head n reads key/value head n % K, as after a tile, not n // G as after a repeat."""
+
+    def wrong(module, **inputs):
+        N, K = module.num_heads, module.num_kv_heads
+        order = jnp.arange(N).reshape(K, N // K).T.reshape(-1)
+        back = jnp.argsort(order)
+        for name in ("kernel", "bias"):
+            q = getattr(module.q_proj, name)
+            q[...] = jnp.take(q[...], back, axis=-2)
+        module.out_proj.kernel[...] = jnp.take(module.out_proj.kernel[...], back, axis=0)
+        return call(module, **inputs)
+
+    return wrong
+
+
+def stopped(call):
+    def wrong(module, query, key, value, **inputs):
+        return call(module, query=query, key=jax.lax.stop_gradient(key), value=value, **inputs)
+
+    return wrong
+
+
+def bfloat16_softmax(monkeypatch):
+    right = jax.nn.softmax
+
+    def wrong(x, *args, **kwargs):
+        return right(x.astype(jnp.bfloat16), *args, **kwargs).astype(x.dtype)
+
+    monkeypatch.setattr(dense.jax.nn, "softmax", wrong)
+
+
+SQUARE_UNTRANSPOSED = Layout(
+    row("W_Q.weight", "q_proj.kernel", heads),
+    row("W_Q.bias", "q_proj.bias", heads),
+    TO_HEADS.under("W_K", "k_proj"),
+    TO_HEADS.under("W_V", "v_proj"),
+    FROM_HEADS.under("W_O", "out_proj"),
+)
+KERNELS_QVK = ("q_proj.kernel", "v_proj.kernel", "k_proj.kernel")
+BIASES_QVK = ("q_proj.bias", "v_proj.bias", "k_proj.bias")
+PACKED_QVK = Layout(
+    row("in_proj_weight", KERNELS_QVK, packed, linear, heads),
+    row("in_proj_bias", BIASES_QVK, packed, heads),
+    FROM_HEADS.under("out_proj", "out_proj"),
+)
+FUSED_QVK = Layout(
+    row("qkv_proj.weight", KERNELS_QVK, packed, linear, heads),
+    row("qkv_proj.bias", BIASES_QVK, packed, heads),
+    FROM_HEADS.under("out_proj", "out_proj"),
+)
+
+# bug -> (design, mask, how it is planted)
+BUGS = {
+    "square kernel untransposed": ("masked_mha", "none", with_layout(SQUARE_UNTRANSPOSED)),
+    "key and value swapped": (
+        "masked_mha",
+        "none",
+        with_layout(four({"q": "W_Q", "k": "W_V", "v": "W_K"})),
+    ),
+    "query and key swapped under a mask": (
+        "masked_mha",
+        "causal",
+        with_layout(four({"q": "W_K", "k": "W_Q", "v": "W_V"})),
+    ),
+    "packed order q-v-k": ("torch_mha", "none", with_layout(PACKED_QVK)),
+    "fused order q-v-k": ("fused_mha", "none", with_layout(FUSED_QVK)),
+    "scale off by 1%": ("weights_mha", "none", with_call(scaled)),
+    "mask polarity": ("gqa", "per_head", with_call(inverted)),
+    "causal off by one": ("masked_mha", "causal", with_call(causal_plus_one)),
+    "heads tiled instead of repeated": ("gqa", "none", with_call(tiled)),
+    "value bias dropped": ("torch_mha", "padding", with_call(without_bias)),
+    "gradient stopped at the keys": ("gqa", "window", with_call(stopped)),
+}
+
+
+def verdict(design: str, mask: str, mutate=lambda design: design, dtype=FLOAT) -> Verdict:
+    case = Case(design, dtype, mask, "prime", "jit")
+    return judge_row(Row(mutate(DESIGNS[design]), case), case).verdict
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_a_planted_bug_turns_its_case_to_fail(bug):
+    design, mask, mutate = BUGS[bug]
+    assert verdict(design, mask) is Verdict.PASS
+    assert verdict(design, mask, mutate) is Verdict.FAIL
+
+
+def test_a_softmax_in_bfloat16_turns_its_case_to_fail(monkeypatch):
+    assert verdict("plain_mha", "none") is Verdict.PASS
+    bfloat16_softmax(monkeypatch)
+    assert verdict("plain_mha", "none") is Verdict.FAIL
+
+
+def test_a_bias_added_with_the_wrong_sign_turns_its_case_to_fail():
+    def negated(call):
+        return lambda module, bias, **inputs: call(module, bias=-bias, **inputs)
+
+    assert verdict("gqa", "bias") is Verdict.PASS
+    assert verdict("gqa", "bias", with_call(negated)) is Verdict.FAIL
+
+
+def test_a_row_that_may_attend_to_nothing_given_the_mean_of_the_values_fails():
+    """What jax.nn and flax do there; ours, and the definition, give 0."""
+
+    def mean_of_values(call):
+        def wrong(module, x, allowed):
+            empty = ~allowed.any(axis=-1, keepdims=True)
+            return call(module, x=x, allowed=allowed | empty)
+
+        return wrong
+
+    assert verdict("masked_mha", "empty_row") is Verdict.PASS
+    assert verdict("masked_mha", "empty_row", with_call(mean_of_values)) is Verdict.FAIL

@@ -1,0 +1,50 @@
+"""`jax-attn verify CHECKPOINT`: the attention layers found in a file or folder."""
+
+from collections import Counter
+from pathlib import Path
+
+import click
+
+
+class WrongInput(click.ClickException):
+    """Input that cannot be verified: one message, no traceback."""
+
+    exit_code = 2
+
+
+def verify_checkpoint(path: Path, num_heads: int | None, num_kv_heads: int | None):
+    """(results, compiled) of every attention layer in a checkpoint, with a progress bar on stderr.
+
+    num_heads, num_kv_heads: where no config.json beside the checkpoint says. Nothing is
+    compiled apart, so that `compiled` is empty.
+    """
+    for option, value in (("--num-heads", num_heads), ("--num-kv-heads", num_kv_heads)):
+        if value is not None and (isinstance(value, bool) or value < 1):
+            raise click.UsageError(f"{option}: expected a whole number above 0, got {value!r}")
+    if not path.exists():
+        raise click.UsageError(f"CHECKPOINT: expected a file or a folder, got {path}: none there")
+
+    from jax_attn.cli.progress import tracked
+    from jax_attn.parity.checkpoint import STATEMENT, Layer, survey, verify
+    from jax_attn.parity.config import UnknownHeadsError, read_config
+    from jax_attn.parity.discover import pattern
+    from jax_attn.transfer import TransferError, load_checkpoint
+
+    try:
+        with load_checkpoint(path) as checkpoint:
+            found = survey(checkpoint, read_config(path), num_heads, num_kv_heads)
+            names = Counter(
+                pattern(f.block.name if isinstance(f, Layer) else f.name) for f in found
+            )
+            for name, times in names.items():
+                click.echo(f"found {name}, {times} times", err=True)
+            results = [
+                verify(item, checkpoint) if isinstance(item, Layer) else item
+                for item in tracked(found, len(found))
+            ]
+    except UnknownHeadsError as error:
+        raise click.UsageError(str(error)) from error
+    except (TransferError, OSError) as error:
+        raise WrongInput(str(error)) from error
+    click.echo(STATEMENT, err=True)
+    return results, []

@@ -4,10 +4,9 @@ from jax_attn.nn.attention import (
     GroupedQueryAttention,
     MultiHeadAttention,
     MultiQueryAttention,
-    torch_bias_init,
-    torch_linear_init,
 )
 from jax_attn.nn.pipeline import SentenceAttention, encode_sentence, simple_tokenizer
+from jax_attn.nn.projection import torch_bias_init, torch_linear_init
 
 __all__ = [
     "GroupedQueryAttention",

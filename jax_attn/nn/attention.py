@@ -11,18 +11,7 @@ from jax_attn.attention import (
     dispatch,
     dot_product_attention,
 )
-
-# U(±1/√fan_in): torch.nn.Linear's, which torch reaches as kaiming_uniform_ with a = √5.
-torch_linear_init = jax.nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
-
-
-def torch_bias_init(fan_in: int) -> nnx.Initializer:
-    """torch.nn.Linear's bias, U(±1/√fan_in); the bias's own shape does not tell fan_in."""
-
-    def init(key, shape, dtype):
-        return jax.random.uniform(key, shape, dtype, -(fan_in**-0.5), fan_in**-0.5)
-
-    return init
+from jax_attn.nn.projection import Projection, torch_linear_init
 
 
 class GroupedQueryAttention(nnx.Module):
@@ -104,26 +93,24 @@ class GroupedQueryAttention(nnx.Module):
         has_stream = "dropout" in rngs or "default" in rngs
         keeps = has_stream and (self.dropout_rate > 0 or self.out_dropout_rate > 0)
 
-        def linear(fan_in, in_features, out_features, use_bias, axis=-1):
-            return nnx.LinearGeneral(
-                in_features,
-                out_features,
-                axis=axis,
+        def projection(in_axes, out_axes, use_bias):
+            return Projection(
+                in_axes,
+                out_axes,
                 use_bias=use_bias,
                 dtype=self.dtype,
                 param_dtype=jnp.dtype(param_dtype),
-                kernel_init=kernel_init,
-                bias_init=torch_bias_init(fan_in) if bias_init is None else bias_init,
                 precision=precision,
+                kernel_init=kernel_init,
+                bias_init=bias_init,
                 rngs=rngs,
             )
 
         N, K, H, D = num_heads, num_kv_heads, self.head_dim, embed_dim
-        self.q_proj = linear(D, D, (N, H), use_bias)
-        self.k_proj = linear(self.kdim, self.kdim, (K, H), use_bias)
-        self.v_proj = linear(self.vdim, self.vdim, (K, H), use_bias)
-        use_out_bias = use_bias if use_out_bias is None else use_out_bias
-        self.out_proj = linear(N * H, (N, H), D, use_out_bias, axis=(-2, -1))
+        self.q_proj = projection((D,), (N, H), use_bias)
+        self.k_proj = projection((self.kdim,), (K, H), use_bias)
+        self.v_proj = projection((self.vdim,), (K, H), use_bias)
+        self.out_proj = projection((N, H), (D,), use_bias if use_out_bias is None else use_out_bias)
         self.rngs = rngs.dropout.fork() if keeps else nnx.data(None)
 
     def __call__(

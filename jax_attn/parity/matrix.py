@@ -2,9 +2,9 @@
 
 import contextlib
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 
 import jax
 import jax.numpy as jnp
@@ -245,13 +245,6 @@ class Row:
         return compare_weights(self.reference, self.port, self.design.layout)
 
 
-@lru_cache(maxsize=1)
-def _row(preparation: tuple[str, ...]) -> Row:
-    """Rows that share a preparation follow one another."""
-    case = Case(*preparation, transform="")
-    return Row(DESIGNS[case.design], case)
-
-
 @contextlib.contextmanager
 def x64_for(dtype: str) -> Iterator[None]:
     """JAX's x64 mode where `dtype` needs it, and only there."""
@@ -259,10 +252,12 @@ def x64_for(dtype: str) -> Iterator[None]:
         yield
 
 
-def run_case(case: Case, backend: str = "cpu") -> Result:
-    """The verdict on one row, measured on the first device of `backend`."""
-    with x64_for(case.dtype), jax.default_device(jax.devices(backend)[0]):
-        return judge_row(_row(case.preparation), case, backend=backend)
+def run_cases(cases: Sequence[Case], backend: str = "cpu") -> list[Result]:
+    """The verdicts on rows of one preparation, measured on the first device of `backend`."""
+    first = cases[0]
+    with x64_for(first.dtype), jax.default_device(jax.devices(backend)[0]):
+        row = Row(DESIGNS[first.design], first)
+        return [judge_row(row, case, backend=backend) for case in cases]
 
 
 def judge_row(row: Row, case: Case, **identity: str) -> Result:

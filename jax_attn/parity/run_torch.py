@@ -6,13 +6,15 @@ The only place of the parity room, besides `designs.py`, that imports torch.
 import contextlib
 import copy
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
+from torch._decomp import decomposition_table
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 
 from jax_attn.parity.budget import PRECISIONS, RUNS, Budget, Precision, bridge
 from jax_attn.parity.signature import Inputs, Run, named_outputs
@@ -71,9 +73,7 @@ _SUMS: dict[str, Callable[..., tuple[torch.Tensor, int]]] = {
 
 def _widen(tree: Any) -> Any:
     """Every floating tensor in `tree` as float64."""
-    return torch.utils._pytree.tree_map_only(
-        torch.Tensor, lambda x: x.double() if x.is_floating_point() else x, tree
-    )
+    return tree_map_only(torch.Tensor, lambda x: x.double() if x.is_floating_point() else x, tree)
 
 
 class Float64(TorchDispatchMode):
@@ -130,32 +130,48 @@ class Perturbed(Float64):
 
     def compute(self, func, args, kwargs):
         name = func.overloadpacket.__name__
+        if name == "_softmax":
+            return self._softmax(func, *args)
         if self.precision is None or name in _EXACT or func.is_view:
-            return self._empty_rows(name, args, super().compute(func, args, kwargs))
+            return super().compute(func, args, kwargs)
         if name in _SUMS:
             total = super().compute(func, args, kwargs)
+            if not total.is_floating_point():
+                return total
             squares, terms = _SUMS[name](*args, **kwargs)
             of_total, of_squares = bridge(terms, self.precision)
             by = squares.mul_(of_squares).addcmul_(total, total, value=of_total).sqrt_()
             return self._stored(self._moved(total, by))
+        return self._kernel(func, args, kwargs)
+
+    def _kernel(self, func, args, kwargs):
+        """One kernel: its steps, where torch knows them, each rounded as sums are; then stored."""
+        result = NotImplemented
         if torch.Tag.pointwise not in func.tags:
-            # A kernel of several steps (a softmax, a norm, a backward): the exact result of
-            # inputs one roundoff away.
-            args, kwargs = torch.utils._pytree.tree_map_only(
-                torch.Tensor, self._inner, (args, kwargs)
-            )
-        result = self._empty_rows(name, args, super().compute(func, args, kwargs))
-        return torch.utils._pytree.tree_map_only(torch.Tensor, self._stored, result)
+            if steps := decomposition_table.get(func):
+                with self._inside():
+                    result = steps(*args, **kwargs)
+            if result is NotImplemented:
+                # The exact result of inputs one roundoff away.
+                args, kwargs = tree_map_only(torch.Tensor, self._nearby, (args, kwargs))
+        if result is NotImplemented:
+            result = super().compute(func, args, kwargs)
+        return tree_map_only(torch.Tensor, self._stored, result)
 
-    def _inner(self, x: torch.Tensor) -> torch.Tensor:
+    def _inside(self) -> "Perturbed":
+        """The same draw of perturbations, for intermediates that are kept as sums are."""
+        inside = Perturbed(replace(self.precision, store=self.precision.acc))
+        inside.generator = self.generator
+        return inside
+
+    def _softmax(self, func, scores: torch.Tensor, dim: int, half_to_float: bool) -> torch.Tensor:
+        empty = torch.isneginf(scores).all(dim=dim, keepdim=True)
+        args = (scores.masked_fill(empty, 0.0), dim, half_to_float)
+        made = self._kernel(func, args, {}) if self.precision else func(*args)
+        return made.masked_fill(empty, 0.0)
+
+    def _nearby(self, x: torch.Tensor) -> torch.Tensor:
         return self._moved(x, (self.precision.acc * x).abs_()) if x.is_floating_point() else x
-
-    @staticmethod
-    def _empty_rows(name: str, args: tuple, result: Any) -> Any:
-        if name != "_softmax":
-            return result
-        scores, dim = args[:2]
-        return result.masked_fill(torch.isneginf(scores).all(dim=dim, keepdim=True), 0.0)
 
 
 @contextlib.contextmanager

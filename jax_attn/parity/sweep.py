@@ -23,15 +23,14 @@ def run_group(cases: Sequence[Case], backend: str) -> list[Result]:
     """Rows that share a preparation, measured on `backend`; "tpu" without one is emulated."""
     import jax
 
-    from jax_attn.parity.matrix import run_case
+    from jax_attn.parity.matrix import run_cases
     from jax_attn.parity.tpu import run_emulated
 
     if next(_groups_run) % _GROUPS_BETWEEN_CLEARINGS == 0:
         jax.clear_caches()
-    return [
-        run_emulated(case) if case.transform == "emulated" else run_case(case, backend)
-        for case in cases
-    ]
+    if cases[0].transform == "emulated":
+        return [run_emulated(case) for case in cases]
+    return run_cases(cases, backend)
 
 
 def compile_group(design: str) -> list[dict[str, Any]]:

@@ -1,0 +1,213 @@
+"""The command line: what it prints, writes, refuses, and with which status it leaves."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from jax_attn.cli import main
+
+ONE = ("--backend", "cpu", "-k", "plain_mha-float32-none")
+
+
+def run(*args: str):
+    return CliRunner().invoke(main, args, catch_exceptions=False)
+
+
+@pytest.fixture(scope="module")
+def verified(tmp_path_factory):
+    """One small run: its outcome, its JSON, and its report directory."""
+    report = tmp_path_factory.mktemp("report") / "new" / "deep"
+    outcome = run("verify", *ONE, "--json", "--report", str(report))
+    return outcome, json.loads(outcome.stdout), report
+
+
+def test_a_passing_run_leaves_0_and_data_alone_on_stdout(verified):
+    outcome, document, _ = verified
+    assert outcome.exit_code == 0
+    assert document["schema_version"] == 1
+    assert document["summary"]["pass"] == len(document["cases"]) > 0
+    assert (document["summary"]["fail"], document["summary"]["inconclusive"]) == (0, 0)
+    assert document["compiled"] == []
+
+
+def test_a_case_says_what_it_is_and_how_each_tensor_compares(verified):
+    _, document, _ = verified
+    case = document["cases"][0]
+    assert {"name", "design", "dtype", "backend", "level", "transform", "verdict"} <= case.keys()
+    assert (case["design"], case["backend"], case["level"]) == ("plain_mha", "cpu", "measured")
+    assert {"output", "grad input x", "grad query.weight"} <= case["tensors"].keys()
+    output = case["tensors"]["output"]
+    assert output["verdict"] == "PASS"
+    assert 0 < output["fraction"] <= 1
+    assert output["error"] > 0
+    assert output["ratio"] == output["error"] / output["reference_error"]
+
+
+def test_the_environment_is_told(verified):
+    _, document, _ = verified
+    environment = document["environment"]
+    assert {"jax", "flax", "torch", "numpy"} <= environment["packages"].keys()
+    assert environment["devices"]
+    assert "jax_default_matmul_precision" in environment
+
+
+def test_the_report_is_written_whole(verified):
+    _, document, report = verified
+    assert sorted(p.name for p in report.iterdir()) == ["result.json", "summary.md"]
+    assert json.loads((report / "result.json").read_text()) == document
+    summary = (report / "summary.md").read_text()
+    assert all(case["name"] in summary for case in document["cases"])
+
+
+def test_the_table_names_each_case_and_the_accuracy_is_summed_up():
+    outcome = run("verify", *ONE)
+    assert outcome.exit_code == 0
+    assert "plain_mha-float32-none" in outcome.stdout
+    assert "0 fail, 0 inconclusive" in outcome.stdout
+    assert "float32 error over torch's own, overall: median" in outcome.stdout
+
+
+def planted(monkeypatch, **change) -> None:
+    from dataclasses import replace
+
+    from jax_attn.parity.designs import DESIGNS
+
+    monkeypatch.setitem(DESIGNS, "plain_mha", replace(DESIGNS["plain_mha"], **change))
+
+
+def test_a_failing_case_leaves_1_and_says_where(monkeypatch):
+    planted(monkeypatch, port_call=lambda kind: lambda m, x: {"output": m(x, is_causal=True)})
+    outcome = run("verify", *ONE)
+    assert outcome.exit_code == 1
+    assert "worst: " in outcome.stdout
+
+
+def test_a_case_that_shows_nothing_leaves_4(monkeypatch):
+    from dataclasses import replace
+
+    from jax_attn.parity.canaries import CANARIES
+
+    harmless = replace(CANARIES["biases dropped"], mutate=lambda problem: problem)
+    monkeypatch.setitem(CANARIES, "biases dropped", harmless)
+    outcome = run("verify", *ONE)
+    assert outcome.exit_code == 4
+    assert "blind" in outcome.stdout
+
+
+USAGE = {
+    "unknown design": (("--design", "flash"), "--design: expected one of weights_mha"),
+    "unknown dtype": (("--dtype", "int8"), "--dtype: expected one of float32"),
+    "unknown backend": (("--backend", "npu"), "'npu' is not one of"),
+    "nothing left": (("--backend", "cpu", "-k", "no such case"), "no case is left by"),
+    "heads without a checkpoint": (("--num-heads", "8"), "go with a CHECKPOINT"),
+    "filters with a checkpoint": (("x.safetensors", "--design", "gqa"), "not layers"),
+    "report is a file": (("--report", __file__), "is a file"),
+}
+
+
+@pytest.mark.parametrize("row", USAGE)
+def test_wrong_usage_leaves_2_and_names_the_option(row):
+    args, message = USAGE[row]
+    outcome = run("verify", *args)
+    assert outcome.exit_code == 2
+    assert message in outcome.stderr
+    assert outcome.stdout == ""
+
+
+def test_a_backend_that_is_not_here_leaves_3_with_the_line_that_installs_it(monkeypatch):
+    monkeypatch.setattr("jax_attn.cli.verify.available", lambda: {"cpu"})
+    outcome = run("verify", "--backend", "gpu")
+    assert outcome.exit_code == 3
+    assert "pip install 'jax[cuda12]" in outcome.stderr
+
+
+def test_a_missing_torch_leaves_3_with_the_line_that_installs_it(monkeypatch):
+    monkeypatch.setattr("jax_attn.cli.verify.present", lambda module: module != "torch")
+    outcome = run("verify")
+    assert outcome.exit_code == 3
+    assert "pip install 'torch>=2.10'" in outcome.stderr
+
+
+def test_without_a_tpu_its_rows_are_emulated_and_its_designs_are_not_cases():
+    outcome = run("verify", "--backend", "tpu", "--design", "fused_mha", "--json")
+    document = json.loads(outcome.stdout)
+    assert outcome.exit_code == 0
+    assert {(c["backend"], c["level"]) for c in document["cases"]} == {("tpu", "emulated")}
+    assert document["summary"]["pass"] == len(document["cases"])
+    assert {c["direction"] for c in document["compiled"]} == {"forward", "gradient"}
+    assert {c["level"] for c in document["compiled"]} <= {"compiled", "lowered"}
+    assert not any("verdict" in c for c in document["compiled"])
+
+
+def test_doctor_tells_versions_devices_and_what_is_missing(monkeypatch):
+    monkeypatch.setattr("jax_attn.cli.doctor.present", lambda module: module != "libtpu")
+    text = run("doctor").stdout
+    assert all(word in text for word in ("jax", "torch", "devices", "matmul_precision"))
+    assert "missing extra tpu" in text
+    assert "pip install 'jax[tpu]" in text
+    document = json.loads(run("doctor", "--json").stdout)
+    assert set(document["missing"]) == {"tpu"}
+
+
+# --- what is imported when ------------------------------------------------------------------
+
+LOADED = "print(*({'jax', 'flax', 'torch'} & set(sys.modules)))"
+BLOCK_TORCH = "sys.modules['torch'] = None"
+
+
+def python(code: str) -> subprocess.CompletedProcess:
+    environment = os.environ | {"JAX_PLATFORMS": "cpu"}
+    return subprocess.run(
+        [sys.executable, "-c", f"import sys; {code}"],
+        capture_output=True,
+        text=True,
+        env=environment,
+        cwd=Path(__file__).parent,
+    )
+
+
+@pytest.mark.parametrize(
+    "args", [["--help"], ["--version"], ["verify", "--help"], ["doctor", "--help"]], ids=" ".join
+)
+def test_help_imports_no_framework(args):
+    done = python(f"from jax_attn.cli import main; main({args!r}, standalone_mode=False); {LOADED}")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip().splitlines()[-1] not in ("jax", "flax", "torch")
+    assert not {"jax", "flax", "torch"} & set(done.stdout.strip().split("\n")[-1].split())
+
+
+def test_that_proof_can_fail():
+    done = python(f"import jax_attn; jax_attn.MultiHeadAttention; {LOADED}")
+    assert set(done.stdout.split()) == {"jax", "flax"}
+
+
+WITHOUT_TORCH = {
+    "import jax_attn": "import jax_attn",
+    "every public name": "import jax_attn; [getattr(jax_attn, n) for n in jax_attn.__all__]",
+    "help": "from jax_attn.cli import main; main(['--help'], standalone_mode=False)",
+    "a module": (
+        "import jax_attn, jax.numpy as jnp; from flax import nnx;"
+        "jax_attn.MultiHeadAttention(6, 2, rngs=nnx.Rngs(0))(jnp.ones((1, 3, 6)))"
+    ),
+    "a safetensors file": (
+        "import numpy, pathlib, tempfile; from jax_attn import transfer;"
+        "path = pathlib.Path(tempfile.mkdtemp(), 'a.safetensors');"
+        "transfer.save_checkpoint(path, {'a': numpy.ones(3)});"
+        "assert transfer.load_checkpoint(path)['a'].sum() == 3"
+    ),
+}
+
+
+@pytest.mark.parametrize("row", WITHOUT_TORCH)
+def test_works_where_torch_cannot_be_imported(row):
+    done = python(f"{BLOCK_TORCH}; {WITHOUT_TORCH[row]}")
+    assert done.returncode == 0, done.stderr
+
+
+def test_torch_is_really_blocked_there():
+    assert python(f"{BLOCK_TORCH}; import jax_attn; jax_attn.parity.check").returncode != 0

@@ -131,11 +131,9 @@ def judge(
         if not is_zero:
             shared = abs(projection(got_f, want_f))
             gates["projection"] = float(_over(np.array(shared), np.array(budget.projection)))
-    failures += [
-        f"{gate} error is {fraction:.3g} of its budget"
-        for gate, fraction in gates.items()
-        if fraction > 1
-    ]
+    if over := {gate: fraction for gate, fraction in gates.items() if fraction > 1}:
+        said = ", ".join(f"{gate} {fraction:.3g}" for gate, fraction in over.items())
+        failures.append(f"error over budget: {said} times")
     weak = []
     if not is_zero and budget_rms > POWER * scale:
         weak = [

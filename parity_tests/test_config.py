@@ -209,6 +209,7 @@ BESIDE = {
     "relative_attention_bias.weight": "a relative position bias",
     "self.distance_embedding.weight": "a relative position bias",
     "sinks": "attention sinks",
+    "self.logit_scale": "a scale of its own",
     "bias_k": "a learnt key and value",
     "q_bias": "a bias of its own name",
     "q_proj.lora_A.weight": "low-rank adapters",

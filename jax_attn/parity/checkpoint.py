@@ -5,7 +5,7 @@ side through a table aimed at the file's own keys, and the two are checked like 
 """
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import jax
@@ -84,8 +84,7 @@ def survey(
     known = config or {}
     found = discover(specs, str(known.get("model_type", "")))
     if not found:
-        shown = ", ".join([*specs][:_SHOWN]) + (", …" if len(specs) > _SHOWN else "")
-        text = f"expected attention, got {len(specs)} tensors that spell none: {shown}"
+        text = f"expected attention, got {len(specs)} tensors that spell none: {_first([*specs])}"
         raise TransferError("finding attention", [Problem("file", str(checkpoint.path), text)])
     notes = (STATEMENT,) if config is not None else (STATEMENT, _NO_CONFIG)
     surveyed: list[Layer | Result] = []
@@ -104,7 +103,7 @@ def survey(
             *lacking(seen, block.beside, made.head_dim),
             *(f"{key} is not there, others are: zeros stand for it" for key in block.absent),
         )
-        surveyed.append(Layer(block, made, doubts, notes))
+        surveyed.append(Layer(block, made, doubts, (*notes, *_beside(block))))
     if problems:
         # What the config says wrong, it says to every block.
         raise TransferError("heads", dict.fromkeys(problems))
@@ -118,7 +117,7 @@ def verify(layer: Layer, tensors: Mapping[str, np.ndarray]) -> Result:
     """
     block = layer.block
     arrays = {key: tensors[key] for key in block.keys}
-    infinite = [key for key, a in arrays.items() if not np.isfinite(a.astype(np.float64)).all()]
+    infinite = [key for key, a in arrays.items() if not np.isfinite(a).all()]
     if infinite:
         reason = f"not rebuilt: expected finite numbers, got others in {', '.join(infinite)}"
         return _unmeasured(block.name, block.dtype, (reason, *layer.doubts), layer.notes)
@@ -256,6 +255,14 @@ def _not_returned(given: Arrays, returned: Arrays) -> tuple[str, ...]:
         for key in given
         if key not in returned or given[key].tobytes() != returned[key].tobytes()
     )
+
+
+def _beside(block: Block) -> tuple[str, ...]:
+    return (f"beside it, and no part of the rebuild: {_first(block.beside)}",) * bool(block.beside)
+
+
+def _first(names: Sequence[str]) -> str:
+    return ", ".join(names[:_SHOWN]) + (", …" if len(names) > _SHOWN else "")
 
 
 def _not_rebuilt(block: Unread, config: Config, notes: tuple[str, ...]) -> Result:

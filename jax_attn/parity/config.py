@@ -271,6 +271,7 @@ LACKS = (
         "a scale of its own",
         keys="scale_attn_by_inverse_layer_idx",
         families="t5 mt5 umt5 longt5 switch_transformers gpt_neo",
+        beside=r"logit_scale",
         says=_scale,
     ),
     Lack("clipped projections", keys="clip_qkv"),

@@ -200,7 +200,9 @@ def test_a_wrong_table_fails_its_layer_alone(tmp_path, monkeypatch, quick):
 def test_packed_rows_taken_in_another_order_fail(tmp_path, monkeypatch, quick):
     shapes = linears("blocks.0.attn", "qkv proj", (3 * D, D), columns=(D, D))
     (layer,), arrays = layers_of(saved(tmp_path, tensors(shapes)), num_heads=N)
-    assert verify(layer, arrays).verdict is Verdict.PASS
+    passed = verify(layer, arrays)
+    assert passed.verdict is Verdict.PASS
+    assert any("read as query, key and value" in note for note in passed.notes)
     right = rebuilding._row
 
     def query_value_key(key, names):

@@ -103,7 +103,7 @@ def survey(
             *lacking(seen, block.beside, made.head_dim),
             *(f"{key} is not there, others are: zeros stand for it" for key in block.absent),
         )
-        surveyed.append(Layer(block, made, doubts, (*notes, *_beside(block))))
+        surveyed.append(Layer(block, made, doubts, (*notes, *_packed(block), *_beside(block))))
     if problems:
         # What the config says wrong, it says to every block.
         raise TransferError("heads", dict.fromkeys(problems))
@@ -255,6 +255,13 @@ def _not_returned(given: Arrays, returned: Arrays) -> tuple[str, ...]:
         for key in given
         if key not in returned or given[key].tobytes() != returned[key].tobytes()
     )
+
+
+def _packed(block: Block) -> tuple[str, ...]:
+    """No shape tells the order, which both sides take from the spelling."""
+    key = block.parts["q.weight"].key
+    is_packed = key == block.parts["k.weight"].key
+    return (f"{key} read as query, key and value, one after another",) * is_packed
 
 
 def _beside(block: Block) -> tuple[str, ...]:

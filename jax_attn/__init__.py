@@ -20,7 +20,7 @@ _HOMES = {
 }
 _ROOMS = ("attention", "nn", "parity", "transfer")
 
-__all__ = [*_HOMES, *_ROOMS]  # noqa: PLE0604
+__all__ = [*_HOMES, *_ROOMS]
 
 
 def __getattr__(name: str):

@@ -124,5 +124,5 @@ class Budget:
 
 def projection(got: np.ndarray, want: np.ndarray) -> float:
     """<got - want, want> / <want, want>: the relative error shared by all elements."""
-    norm = float(np.vdot(want, want))
-    return float(np.vdot(got - want, want)) / norm if norm > 0 else 0.0
+    norm = float(np.square(want).sum())
+    return float(((got - want) * want).sum()) / norm if norm > 0 else 0.0

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from flax import nnx
+from jax.nn.initializers import zeros
 
 import torch_ref
 from jax_attn import nn as ported
@@ -60,6 +61,8 @@ def _port(kv_heads: Callable[[Size], int] | None = None, **options):
     def build(size: Size, dtype: str, rngs: nnx.Rngs) -> nnx.Module:
         given = {k: v(size) if callable(v) else v for k, v in options.items()}
         given |= {"dtype": dtype, "param_dtype": dtype, "rngs": rngs}
+        # Every parameter is written from the reference's: random ones would be drawn for nothing.
+        given |= {"kernel_init": zeros, "bias_init": zeros}
         K = kv_heads(size)
         if K == size.N:
             return ported.MultiHeadAttention(size.D, size.N, **given)

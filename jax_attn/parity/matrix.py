@@ -221,14 +221,12 @@ class Row:
         return tuple(
             f"blind: would not have seen {name!r}, which this row claims to catch"
             for name in self.claims
-            if Verdict.FAIL
-            not in {
-                report.verdict
-                for report in self.prepared.compare(
-                    self.solution(cotangents, CANARIES[name].mutate), "canary"
-                )
-            }
+            if not self._sees(self.solution(cotangents, CANARIES[name].mutate))
         )
+
+    def _sees(self, wrong: Run) -> bool:
+        reports = self.prepared.compare(wrong, "canary")
+        return any(report.verdict is Verdict.FAIL for report in reports)
 
     @cached_property
     def claims(self) -> tuple[str, ...]:

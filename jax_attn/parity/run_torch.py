@@ -241,7 +241,7 @@ class Reference:
         for seed in range(runs + 1):
             with one_thread(), _plain_kernels(), Perturbed(rounding if seed else None, seed):
                 module = copy.deepcopy(self.module).double()
-                made.append(self._run(module, torch.float64, cotangents).kinds())
+                made.append(self._run(module, torch.float64, cotangents).kinds)
         center, perturbed = made[0], made[1:]
         return {
             kind: {

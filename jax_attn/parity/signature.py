@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -55,6 +56,7 @@ class Run:
     input_grads: dict[str, np.ndarray]
     parameter_grads: dict[str, np.ndarray]
 
+    @cached_property
     def kinds(self) -> dict[str, dict[str, np.ndarray]]:
         """kind of tensor -> name -> array, as float64."""
         return {

@@ -55,6 +55,9 @@ def run(work: Sequence[tuple], *, processes: int | None = None) -> Iterator[tupl
         for place, (fn, *args) in enumerate(work):
             yield place, fn(*args)
         return
+    # Read when NumPy and torch load: threads of several processes would wait for one another.
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ.setdefault(name, "1")
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
         places = {pool.submit(fn, *args): place for place, (fn, *args) in enumerate(work)}
         try:

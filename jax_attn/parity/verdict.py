@@ -4,7 +4,7 @@ A verdict flows in one direction: inputs -> runs of both sides and the oracle, a
 under the same names -> budgets -> one report a tensor -> `Result`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -151,31 +151,29 @@ class Prepared:
         return tuple(failures)
 
     def _judge(self, kind: str, name: str, transform: str, got: np.ndarray) -> TensorReport:
-        own = self.own.kinds()[kind][name]
-        want = self.exact.kinds()[kind][name]
+        own = self.own.kinds[kind][name]
+        want = self.exact.kinds[kind][name]
         if self.declared_nan:
             where = self.declared_nan.get(name) if kind == "output" else None
             own = np.where(where, want, own) if where is not None else None
         budget = self.budgets[kind][name]
         return judge(want, got, own, budget, kind=kind, name=name, transform=transform)
 
-    def compare(self, run: Run, transform: str) -> tuple[TensorReport, ...]:
+    def compare(self, run: Run, transform: str) -> Iterator[TensorReport]:
         """One report for each tensor of `run`, in the reference's names.
 
         Tensors without a counterpart in `run` are left out only where they are parameter
         gradients and none is given: there was no table to pair them by.
         """
-        reports = []
-        for kind, tensors in self.exact.kinds().items():
-            got = run.kinds()[kind]
+        for kind, tensors in self.exact.kinds.items():
+            got = run.kinds[kind]
             if kind == "gradient of parameter" and not got:
                 continue
             if got.keys() != tensors.keys():
                 raise ValueError(
                     f"{kind}: the reference has {sorted(tensors)}, the port {sorted(got)}"
                 )
-            reports += [self._judge(kind, name, transform, got[name]) for name in tensors]
-        return tuple(reports)
+            yield from (self._judge(kind, name, transform, got[name]) for name in tensors)
 
     def judge(
         self,

@@ -73,20 +73,18 @@ def command(
 
 def verify_matrix(designs, dtypes, backend, pattern):
     """(results, compiled) of the chosen rows, with a progress bar on stderr."""
-    work, cases = chosen(designs, dtypes, backend, pattern)
+    work, rows = chosen(designs, dtypes, backend, pattern)
 
     from jax_attn.cli.progress import tracked
     from jax_attn.parity import sweep
 
-    gave: dict[int, list] = {}
     # Processes would each take the whole of a GPU.
-    processes = None if backend in ("cpu", "tpu") or cases.keys() <= {"cpu", "tpu"} else 1
-    for place, found in tracked(sweep.run(work, processes=processes), len(work)):
-        gave[place] = found
-    ordered = [item for place in sorted(gave) for item in gave[place]]
-    return [r for r in ordered if not isinstance(r, dict)], [
-        r for r in ordered if isinstance(r, dict)
-    ]
+    processes = None if rows.keys() <= {"cpu", "tpu"} else 1
+    found = [item for items in tracked(sweep.run(work, processes), len(work)) for item in items]
+    order = {case.name: i for i, case in enumerate(c for chosen in rows.values() for c in chosen)}
+    results = sorted((r for r in found if not isinstance(r, dict)), key=lambda r: order[r.name])
+    compiled = [r for r in found if isinstance(r, dict)]
+    return results, sorted(compiled, key=lambda c: (c["design"], c["direction"]))
 
 
 def chosen(designs, dtypes, backend, pattern):

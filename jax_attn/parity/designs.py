@@ -233,7 +233,12 @@ DESIGNS: dict[str, Design] = {
         heads_average=True,
     ),
     "gqa": _GROUPED,
-    "gqa/softcap": _grouped({"softcap": _SOFTCAP}, {"softcap": _SOFTCAP}, softcap=_SOFTCAP),
+    # Without biases: a key bias's gradient, zero but for the softcap, would be mostly rounding.
+    "gqa/softcap": _grouped(
+        {"softcap": _SOFTCAP, "use_bias": False},
+        {"softcap": _SOFTCAP, "bias": False},
+        softcap=_SOFTCAP,
+    ),
     "gqa/no_bias": _grouped({"use_bias": False}, {"bias": False}),
     "gqa/kdim_vdim": _grouped(_DIMS, _DIMS, kdim=_KDIM, vdim=_VDIM),
     "gqa/head_dim_scale": _grouped(

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from itertools import count, groupby
+from itertools import groupby
 from multiprocessing import get_context
 from typing import Any
 
@@ -14,23 +14,28 @@ from jax_attn.parity.result import Result
 _WORTH_A_PROCESS = 8
 
 
-# Programs kept in memory: about 20 MiB a group, and few are met again.
-_GROUPS_BETWEEN_CLEARINGS = 16
-_groups_run = count(1)
+_last: tuple[str, str] | None = None
 
 
 def run_group(cases: Sequence[Case], backend: str) -> list[Result]:
     """Rows that share a preparation, measured on `backend`; "tpu" without one is emulated."""
-    import jax
-
     from jax_attn.parity.matrix import run_cases
     from jax_attn.parity.tpu import run_emulated
 
-    if next(_groups_run) % _GROUPS_BETWEEN_CLEARINGS == 0:
-        jax.clear_caches()
+    _forget(cases[0].shape, cases[0].dtype)
     if cases[0].transform == "emulated":
         return [run_emulated(case) for case in cases]
     return run_cases(cases, backend)
+
+
+def _forget(shape: str, dtype: str) -> None:
+    """Drop the programs of another shape: they take gigabytes in all and are not met again."""
+    global _last
+    if _last not in (None, (shape, dtype)):
+        import jax
+
+        jax.clear_caches()
+    _last = shape, dtype
 
 
 def compile_group(design: str) -> list[dict[str, Any]]:
@@ -43,26 +48,29 @@ def compile_group(design: str) -> list[dict[str, Any]]:
 def tasks(cases: Sequence[Case], backend: str, compiled: Sequence[str]) -> list[tuple]:
     """(function, *arguments) of each piece of work: rows of one preparation, or one design."""
     groups = [tuple(rows) for _, rows in groupby(cases, key=lambda c: c.preparation)]
+    # What one row compiles, eager ones above all, the next of its shape and dtype needs too.
+    groups.sort(key=lambda rows: (rows[0].shape, rows[0].dtype))
     return [(run_group, rows, backend) for rows in groups] + [
         (compile_group, design) for design in compiled
     ]
 
 
-def run(work: Sequence[tuple], *, processes: int | None = None) -> Iterator[tuple[int, list]]:
-    """(place in `work`, what it gave), as they finish."""
+def run(work: Sequence[tuple], processes: int | None = None) -> Iterator[list]:
+    """What each piece of work gave, as they finish."""
     processes = min(processes or os.cpu_count() or 1, max(1, len(work) // _WORTH_A_PROCESS))
     if processes == 1:
-        for place, (fn, *args) in enumerate(work):
-            yield place, fn(*args)
+        yield from (fn(*args) for fn, *args in work)
         return
     # Read when NumPy and torch load: threads of several processes would wait for one another.
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ.setdefault(name, "1")
-    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
-        places = {pool.submit(fn, *args): place for place, (fn, *args) in enumerate(work)}
-        try:
-            for future in as_completed(places):
-                yield places[future], future.result()
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+    pool = ProcessPoolExecutor(processes, mp_context=get_context("spawn"))
+    try:
+        for future in as_completed([pool.submit(fn, *args) for fn, *args in work]):
+            yield future.result()
+    finally:
+        # What is under way when one piece fails, or the user interrupts, is not waited for.
+        workers = list((pool._processes or {}).values())
+        pool.shutdown(wait=False, cancel_futures=True)
+        for worker in workers:
+            worker.terminate()

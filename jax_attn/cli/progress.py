@@ -1,6 +1,6 @@
 """A progress bar on stderr, so that stdout holds data alone."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import TypeVar
 
 from rich.console import Console
@@ -9,8 +9,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 T = TypeVar("T")
 
 
-def tracked(items: Iterable[T], total: int) -> Iterator[T]:
-    """`items`, counted on the way through."""
+def tracked(batches: Iterable[list[T]], total: int) -> list[T]:
+    """Every item of every batch, counted as its batch comes."""
     columns = (TextColumn("verifying"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    found: list[T] = []
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        yield from progress.track(items, total=total)
+        task = progress.add_task("verifying", total=total)
+        for batch in batches:
+            found += batch
+            progress.update(task, completed=min(len(found), total))
+    return found

@@ -80,7 +80,7 @@ def verify_matrix(designs, dtypes, backend, pattern):
 
     # Processes would each take the whole of a GPU.
     processes = None if rows.keys() <= {"cpu", "tpu"} else 1
-    found = [item for items in tracked(sweep.run(work, processes), len(work)) for item in items]
+    found = tracked(sweep.run(work, processes), sweep.size(work))
     order = {case.name: i for i, case in enumerate(c for chosen in rows.values() for c in chosen)}
     results = sorted((r for r in found if not isinstance(r, dict)), key=lambda r: order[r.name])
     compiled = [r for r in found if isinstance(r, dict)]
@@ -107,8 +107,6 @@ def chosen(designs, dtypes, backend, pattern):
             and pattern in case.name
         )
 
-    from jax_attn.parity import tpu
-
     here = available()
     asked = [b for b in BACKENDS[:-1] if backend in (b, "all")]
     if backend == "gpu" and "gpu" not in here:
@@ -119,8 +117,8 @@ def chosen(designs, dtypes, backend, pattern):
     rows = {b: [c for c in cases.matrix() if wanted(c)] for b in asked if b in here}
     work = [task for b, chosen in rows.items() for task in sweep.tasks(chosen, b, ())]
     if "tpu" in asked and "tpu" not in here:
-        rows["tpu"] = [c for c in tpu.emulated_cases() if wanted(c)]
-        compiled = [d for d in tpu.compiled_designs() if not designs or d in designs]
+        rows["tpu"] = [c for c in cases.emulated() if wanted(c)]
+        compiled = [d for d in cases.published() if not designs or d in designs]
         # What is compiled is no case: a filter on cases leaves it out.
         work += sweep.tasks(rows["tpu"], "tpu", () if pattern or dtypes else compiled)
     if not any(rows.values()):

@@ -25,7 +25,7 @@ def verify_checkpoint(path: Path, num_heads: int | None, num_kv_heads: int | Non
         raise click.UsageError(f"CHECKPOINT: expected a file or a folder, got {path}: none there")
 
     from jax_attn.cli.progress import tracked
-    from jax_attn.parity.checkpoint import STATEMENT, Layer, survey, verify
+    from jax_attn.parity.checkpoint import Layer, survey, verify
     from jax_attn.parity.config import UnknownHeadsError, read_config
     from jax_attn.parity.discover import pattern
     from jax_attn.transfer import TransferError, load_checkpoint
@@ -38,13 +38,12 @@ def verify_checkpoint(path: Path, num_heads: int | None, num_kv_heads: int | Non
             )
             for name, times in names.items():
                 click.echo(f"found {name}, {times} times", err=True)
-            results = [
-                verify(item, checkpoint) if isinstance(item, Layer) else item
-                for item in tracked(found, len(found))
-            ]
+            verified = (
+                [verify(item, checkpoint) if isinstance(item, Layer) else item] for item in found
+            )
+            results = tracked(verified, len(found))
     except UnknownHeadsError as error:
         raise click.UsageError(str(error)) from error
     except (TransferError, OSError) as error:
         raise WrongInput(str(error)) from error
-    click.echo(STATEMENT, err=True)
     return results, []

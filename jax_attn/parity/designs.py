@@ -8,9 +8,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import torch
 from flax import nnx
-from jax.nn.initializers import zeros
 
 import torch_ref
 from jax_attn import nn as ported
@@ -54,6 +56,10 @@ class Design:
 # --- ports -----------------------------------------------------------------------------------
 
 
+def _zeros(key, shape, dtype) -> jax.Array:
+    return jnp.asarray(np.zeros(shape, dtype))
+
+
 def _port(kv_heads: Callable[[Size], int] | None = None, **options):
     """A builder (size, dtype, rngs) of the module with those key/value heads: N, 1 or K."""
     kv_heads = kv_heads or (lambda size: size.N)
@@ -62,7 +68,7 @@ def _port(kv_heads: Callable[[Size], int] | None = None, **options):
         given = {k: v(size) if callable(v) else v for k, v in options.items()}
         given |= {"dtype": dtype, "param_dtype": dtype, "rngs": rngs}
         # Every parameter is written from the reference's: random ones would be drawn for nothing.
-        given |= {"kernel_init": zeros, "bias_init": zeros}
+        given |= {"kernel_init": _zeros, "bias_init": _zeros}
         K = kv_heads(size)
         if K == size.N:
             return ported.MultiHeadAttention(size.D, size.N, **given)

@@ -175,7 +175,8 @@ def summary_lines(results: Sequence[Result], compiled: Sequence[dict[str, Any]])
             f"float32 error over torch's own, {shape}: median {ratio['median']:.2f}, "
             f"worst {ratio['worst']:.2f} ({ratio['tensors']} tensors)"
         )
-    return lines
+    shared = set.intersection(*(set(r.notes) for r in results)) if results else set()
+    return lines + [f"note: {note}" for note in sorted(shared)]
 
 
 def as_json(

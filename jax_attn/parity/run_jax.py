@@ -117,13 +117,13 @@ def _vmap(forward, params, floats, others, cotangents):
     """Compiled over an added leading axis, two lanes; the first lane holds other numbers."""
 
     def lanes(tree):
-        return jax.tree.map(lambda a: jnp.stack([jnp.flip(a), a]), tree)
+        return jax.tree.map(lambda a: np.stack([np.flip(a), a]), jax.device_get(tree))
 
     def one(floats, others, cotangents):
         return forward_and_gradients(forward, params, floats, others, cotangents)
 
     mapped = jax.jit(jax.vmap(one))(lanes(floats), lanes(others), lanes(cotangents))
-    return jax.tree.map(lambda a: a[1], mapped)
+    return jax.tree.map(lambda a: a[1], jax.device_get(mapped))
 
 
 def _remat(forward, params, floats, others, cotangents):

@@ -10,35 +10,30 @@ from typing import Any
 from jax_attn.parity.cases import Case
 from jax_attn.parity.result import Result
 
-# A process takes seconds to start: below this many groups one alone is quicker.
-_WORTH_A_PROCESS = 8
+# A process takes seconds to start: below this many rows one alone is quicker.
+_WORTH_A_PROCESS = 16
 
 
-_last: tuple[str, str] | None = None
+def run_block(cases: Sequence[Case], backend: str) -> list[Result]:
+    """Rows of one shape and dtype, measured on `backend`, or emulated where they say so."""
+    import jax
 
-
-def run_group(cases: Sequence[Case], backend: str) -> list[Result]:
-    """Rows that share a preparation, measured on `backend`; "tpu" without one is emulated."""
     from jax_attn.parity.matrix import run_cases
     from jax_attn.parity.tpu import run_emulated
 
-    _forget(cases[0].shape, cases[0].dtype)
-    if cases[0].transform == "emulated":
-        return [run_emulated(case) for case in cases]
-    return run_cases(cases, backend)
+    results = []
+    for _, rows in groupby(cases, key=lambda c: c.preparation):
+        group = list(rows)
+        if group[0].transform == "emulated":
+            results += map(run_emulated, group)
+        else:
+            results += run_cases(group, backend)
+    # Programs of this shape take up to a gigabyte in all, and are not met again.
+    jax.clear_caches()
+    return results
 
 
-def _forget(shape: str, dtype: str) -> None:
-    """Drop the programs of another shape: they take gigabytes in all and are not met again."""
-    global _last
-    if _last not in (None, (shape, dtype)):
-        import jax
-
-        jax.clear_caches()
-    _last = shape, dtype
-
-
-def compile_group(design: str) -> list[dict[str, Any]]:
+def compile_block(design: str) -> list[dict[str, Any]]:
     """What the compilers say of one design."""
     from jax_attn.parity.tpu import compile_design
 
@@ -46,18 +41,30 @@ def compile_group(design: str) -> list[dict[str, Any]]:
 
 
 def tasks(cases: Sequence[Case], backend: str, compiled: Sequence[str]) -> list[tuple]:
-    """(function, *arguments) of each piece of work: rows of one preparation, or one design."""
-    groups = [tuple(rows) for _, rows in groupby(cases, key=lambda c: c.preparation)]
-    # What one row compiles, eager ones above all, the next of its shape and dtype needs too.
-    groups.sort(key=lambda rows: (rows[0].shape, rows[0].dtype))
-    return [(run_group, rows, backend) for rows in groups] + [
-        (compile_group, design) for design in compiled
+    """(function, *arguments) of each piece of work, the longest first.
+
+    A piece is all rows of one shape and dtype: what one compiles, eager rows above all, the
+    next needs too.
+    """
+
+    def alike(case: Case) -> tuple[str, str]:
+        return case.shape, case.dtype
+
+    blocks = [tuple(rows) for _, rows in groupby(sorted(cases, key=alike), key=alike)]
+    blocks.sort(key=len, reverse=True)
+    return [(run_block, rows, backend) for rows in blocks] + [
+        (compile_block, design) for design in compiled
     ]
+
+
+def size(work: Sequence[tuple]) -> int:
+    """The rows in `work`."""
+    return sum(len(args[0]) for fn, *args in work if fn is run_block)
 
 
 def run(work: Sequence[tuple], processes: int | None = None) -> Iterator[list]:
     """What each piece of work gave, as they finish."""
-    processes = min(processes or os.cpu_count() or 1, max(1, len(work) // _WORTH_A_PROCESS))
+    processes = min(processes or os.cpu_count() or 1, max(1, size(work) // _WORTH_A_PROCESS))
     if processes == 1:
         yield from (fn(*args) for fn, *args in work)
         return

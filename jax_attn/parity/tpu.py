@@ -11,45 +11,23 @@ from typing import Any
 
 import jax
 
-from jax_attn.parity.cases import FACTORS, Case
+from jax_attn.parity.cases import EMULATED_SHAPE, Case
 from jax_attn.parity.compiled import compile_for_tpu, lower_everywhere, why_no_tpu_compiler
 from jax_attn.parity.designs import DESIGNS
 from jax_attn.parity.matrix import Row, judge_row
 from jax_attn.parity.result import Result
 from jax_attn.parity.run_jax import forward_and_gradients
 
-# The matrix unit rounds float32 operands; bfloat16's it takes as they are.
-_PRECISION = {"float32": "mxu", "bfloat16": "bfloat16"}
-_MASKS = ("none", "causal")
-_SHAPE = "prime"
-
-
-def emulated_cases() -> tuple[Case, ...]:
-    """Each published design and variant, without a mask and, where it takes one, causal."""
-    return tuple(
-        Case(design, dtype, mask, _SHAPE, "emulated")
-        for design, factors in FACTORS.items()
-        if "/" not in design
-        for mask in _MASKS
-        if mask in factors.masks
-        for dtype in _PRECISION
-    )
-
 
 def run_emulated(case: Case) -> Result:
     """The verdict on one emulated row."""
-    row = Row(DESIGNS[case.design], case, precision=_PRECISION[case.dtype])
+    row = Row(DESIGNS[case.design], case, precision="mxu")
     return judge_row(row, case, backend="tpu", level="emulated")
-
-
-def compiled_designs() -> tuple[str, ...]:
-    """Every published design; variants share their kernels."""
-    return tuple(name for name in DESIGNS if "/" not in name)
 
 
 def compile_design(name: str) -> Iterator[dict[str, Any]]:
     """Forward and gradient of a design through the TPU compiler, or lowered for all platforms."""
-    row = Row(DESIGNS[name], Case(name, "float32", "none", _SHAPE, ""))
+    row = Row(DESIGNS[name], Case(name, "float32", "none", EMULATED_SHAPE, ""))
     forward, *args = row.bound.bind()
     shapes = jax.eval_shape(forward, *args)
 
@@ -60,7 +38,12 @@ def compile_design(name: str) -> Iterator[dict[str, Any]]:
         ("forward", forward, args),
         ("gradient", gradient, (*args, shapes)),
     ):
-        identity = {"design": name, "direction": direction, "dtype": "float32", "shape": _SHAPE}
+        identity = {
+            "design": name,
+            "direction": direction,
+            "dtype": "float32",
+            "shape": EMULATED_SHAPE,
+        }
         if why_no_tpu_compiler() is None:
             yield identity | {"level": "compiled"} | compile_for_tpu(fn, *given)
         else:

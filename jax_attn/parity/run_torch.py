@@ -14,7 +14,6 @@ import torch
 from torch._decomp import decomposition_table
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map_only
 
 from jax_attn.parity.budget import PRECISIONS, RUNS, Budget, Precision, bridge
 from jax_attn.parity.signature import Inputs, Run, named_outputs
@@ -71,9 +70,23 @@ _SUMS: dict[str, Callable[..., tuple[torch.Tensor, int]]] = {
 }
 
 
+def _each(fn: Callable[[torch.Tensor], torch.Tensor], tree: Any) -> Any:
+    """`tree` with fn of every floating tensor: an operator's arguments are never deep.
+
+    torch's own tree_map takes as long as these small operators do.
+    """
+    if isinstance(tree, torch.Tensor):
+        return fn(tree) if tree.is_floating_point() else tree
+    if isinstance(tree, tuple | list):
+        return type(tree)([_each(fn, branch) for branch in tree])
+    if isinstance(tree, dict):
+        return {name: _each(fn, branch) for name, branch in tree.items()}
+    return tree
+
+
 def _widen(tree: Any) -> Any:
     """Every floating tensor in `tree` as float64."""
-    return tree_map_only(torch.Tensor, lambda x: x.double() if x.is_floating_point() else x, tree)
+    return _each(lambda x: x if x.dtype is torch.float64 else x.double(), tree)
 
 
 class Float64(TorchDispatchMode):
@@ -117,15 +130,13 @@ class Perturbed(Float64):
         return moved if bool(moved.sum().isfinite()) else torch.where(x.isfinite(), moved, x)
 
     def _stored(self, x: torch.Tensor) -> torch.Tensor:
-        if not x.is_floating_point():
-            return x
         return self._moved(x, (self.precision.store * x).abs_().clamp_(min=self.precision.tiny))
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = super().__torch_dispatch__(func, types, args, kwargs)
         name = func.overloadpacket.__name__
         if func._schema.is_mutable and self.precision and name not in _EXACT:
-            result.copy_(self._stored(result))
+            result.copy_(_each(self._stored, result))
         return result
 
     def compute(self, func, args, kwargs):
@@ -153,10 +164,10 @@ class Perturbed(Float64):
                     result = steps(*args, **kwargs)
             if result is NotImplemented:
                 # The exact result of inputs one roundoff away.
-                args, kwargs = tree_map_only(torch.Tensor, self._nearby, (args, kwargs))
+                args, kwargs = _each(self._nearby, (args, kwargs))
         if result is NotImplemented:
             result = super().compute(func, args, kwargs)
-        return tree_map_only(torch.Tensor, self._stored, result)
+        return _each(self._stored, result)
 
     def _inside(self) -> "Perturbed":
         """The same draw of perturbations, for intermediates that are kept as sums are."""
@@ -171,7 +182,7 @@ class Perturbed(Float64):
         return made.masked_fill(empty, 0.0)
 
     def _nearby(self, x: torch.Tensor) -> torch.Tensor:
-        return self._moved(x, (self.precision.acc * x).abs_()) if x.is_floating_point() else x
+        return self._moved(x, (self.precision.acc * x).abs_())
 
 
 @contextlib.contextmanager

@@ -51,7 +51,7 @@ def render_result(result: Result) -> str:
 def console(**options: Any) -> Console:
     """A console that does not squeeze tables where there is no terminal to fit."""
     made = Console(**options)
-    return made if made.is_terminal else Console(width=120, **options)
+    return made if made.is_terminal else Console(width=140, **options)
 
 
 def result_table(result: Result) -> Group:

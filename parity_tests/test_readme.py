@@ -1,0 +1,60 @@
+"""The README: its commands, its examples, and its tables as the evidence has them."""
+
+import re
+import sys
+from pathlib import Path
+
+import torch
+
+HERE = Path(__file__).parent
+README = (HERE.parent / "README.md").read_text()
+
+sys.path.insert(0, str(HERE / "evidence"))
+import readme as evidence_readme  # noqa: E402
+
+
+def section(title: str) -> str:
+    return README.split(f"\n## {title}\n")[1].split("\n## ")[0]
+
+
+def test_there_are_two_commands_of_one_line_each():
+    blocks = re.findall(r"^```\n(.*?)^```", section("Two commands"), re.DOTALL | re.MULTILINE)
+    assert [block.count("\n") for block in blocks] == [1, 1]
+    assert "jax-attn verify" in blocks[0]
+    assert "pytest" in blocks[1]
+
+
+def test_every_example_runs(capsys):
+    """In order, in one namespace, as a reader would."""
+    torch.manual_seed(0)
+    namespace: dict = {}
+    examples = re.findall(r"^```python\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
+    assert len(examples) >= 4
+    for example in examples:
+        exec(compile(example, "README.md", "exec"), namespace)
+    assert "wq.weight" in capsys.readouterr().out
+
+
+def test_the_report_shown_is_the_one_that_is_printed():
+    """Its columns, its tensors and its verdicts; figures differ from machine to machine."""
+    torch.manual_seed(0)
+    namespace: dict = {}
+    for example in re.findall(r"^```python\n(.*?)^```", README, re.DOTALL | re.MULTILINE)[:2]:
+        exec(compile(example, "README.md", "exec"), namespace)
+    shown = re.search(r"^```\n(FAIL  check.*?)^```", README, re.DOTALL | re.MULTILINE)[1]
+    words = re.compile(r"jit +(?:grad )?(?:input )?\S+ +(?:PASS|FAIL)|transform +tensor.*scale")
+
+    def skeleton(text: str) -> list[str]:
+        return [" ".join(found.split()) for found in words.findall(text)]
+
+    assert skeleton(shown) == skeleton(str(namespace["result"]))
+
+
+def test_the_tables_are_those_of_the_evidence():
+    assert evidence_readme.written(README, evidence_readme.evidence()) == README
+
+
+def test_that_comparison_can_fail():
+    other = evidence_readme.evidence()
+    other["summary"]["pass"] += 1
+    assert evidence_readme.written(README, other) != README

@@ -78,7 +78,8 @@ def _each(fn: Callable[[torch.Tensor], torch.Tensor], tree: Any) -> Any:
     if isinstance(tree, torch.Tensor):
         return fn(tree) if tree.is_floating_point() else tree
     if isinstance(tree, tuple | list):
-        return type(tree)([_each(fn, branch) for branch in tree])
+        made = [_each(fn, branch) for branch in tree]
+        return type(tree)(*made) if hasattr(tree, "_fields") else type(tree)(made)
     if isinstance(tree, dict):
         return {name: _each(fn, branch) for name, branch in tree.items()}
     return tree

@@ -185,7 +185,97 @@ def test_inputs_without_power_are_inconclusive(x):
     assert "no power" in "\n".join(result.reasons)
 
 
+def transposed(module, x):
+    return jnp.swapaxes(module(x), 0, 1)
+
+
+@pytest.mark.parametrize("transform", ["eager", "jit", "grad", "vmap", "remat"])
+def test_an_output_of_another_shape_fails_and_says_so(transform, x):
+    given = {"layout": LAYOUT, "port_call": transposed, "transforms": (transform,)}
+    result = check(*pair(), (x,), **given)
+    assert result.verdict is Verdict.FAIL
+    assert "shape: expected (2, 7, 11), got (7, 2, 11)" in "\n".join(result.reasons)
+
+
+def test_a_frozen_reference_is_compared_like_any_other(x):
+    reference, port = pair()
+    result = check(reference.requires_grad_(False), port, (x,), layout=LAYOUT, transforms=("jit",))
+    assert result.verdict is Verdict.PASS, str(result)
+    assert "grad head.weight" in {t.label for t in result.tensors}
+
+
+def test_a_table_that_does_not_fit_fails_with_its_problems(x):
+    short = Layout(LAYER_NORM.under("norm", "norm"), LINEAR.under("head", "head"))
+    result = check(*pair(), (x,), layout=short, transforms=("jit",))
+    assert result.verdict is Verdict.FAIL
+    assert "attention.q_proj.kernel" in "\n".join(result.failures)
+    assert "the table does not pair them" in result.notes[0]
+
+
+def test_a_tied_reference_and_an_untied_port_fail():
+    class Tied(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = torch.nn.Linear(5, 5), torch.nn.Linear(5, 5)
+            self.b.weight = self.a.weight
+
+        def forward(self, x):
+            return self.b(self.a(x))
+
+    class Untied(nnx.Module):
+        def __init__(self):
+            self.a = nnx.Linear(5, 5, rngs=nnx.Rngs(0))
+            self.b = nnx.Linear(5, 5, rngs=nnx.Rngs(0))
+
+        def __call__(self, x):
+            return self.b(self.a(x))
+
+    reference, port = Tied(), Untied()
+    layout = Layout(LINEAR.under("a", "a"), LINEAR.under("b", "b"))
+    load(port, reference.state_dict(), layout)
+    x = np.random.default_rng(0).standard_normal((3, 5))
+    result = check(reference, port, (x,), layout=layout, transforms=("jit",))
+    assert result.verdict is Verdict.FAIL
+    assert "ties 'b.weight'" in "\n".join(result.failures)
+
+
+@pytest.mark.parametrize("fill", [float("-inf"), float("nan")])
+@pytest.mark.parametrize("off", [0.0, 1e-4], ids=["right", "one element off"])
+def test_what_is_not_finite_leaves_the_rest_compared(fill, off):
+    class Filled(torch.nn.Module):
+        def forward(self, x):
+            return (3 * x).masked_fill(torch.ones(11, 7, dtype=torch.bool).triu(1), fill)
+
+    class Port(nnx.Module):
+        def __call__(self, x):
+            y = (3 * x).at[5, 2].add(off)
+            return jnp.where(jnp.triu(jnp.ones((11, 7), bool), 1), fill, y)
+
+    x = np.random.default_rng(0).standard_normal((11, 7))
+    result = check(Filled(), Port(), (x,), gradients=False, transforms=("jit",))
+    assert result.verdict is (Verdict.FAIL if off else Verdict.PASS), str(result)
+
+
+def test_integers_in_and_nothing_to_differentiate_are_compared_all_the_same():
+    class Table(torch.nn.Module):
+        def forward(self, i):
+            return torch.arange(5.0)[i] / 3
+
+    class Port(nnx.Module):
+        def __call__(self, i):
+            return jnp.arange(5.0)[i] / 3
+
+    result = check(Table(), Port(), (np.array([[1, 2], [0, 4]]),))
+    assert result.verdict is Verdict.PASS, str(result)
+    assert {t.label for t in result.tensors} == {"output"}
+
+
 BAD = {
+    "a number that the dtype does not hold": (
+        lambda r, p, x: check(*pair("float16"), (1e6 * x,), dtype="float16"),
+        TypeError,
+        r"inputs\[0\]: expected numbers that float16 holds",
+    ),
     "a reference that is no module": (
         lambda r, p, x: check(p, p, (x,)),
         TypeError,
@@ -243,9 +333,7 @@ BAD = {
         "reference_call=lambda",
     ),
     "outputs named otherwise": (
-        lambda r, p, x: check(
-            r, p, (x,), port_call=lambda m, x: {"y": m(x)}, transforms=("jit",), gradients=False
-        ),
+        lambda r, p, x: check(r, p, (x,), port_call=lambda m, x: {"y": m(x)}),
         ValueError,
         r"output: the reference has \['output'\], the port \['y'\]",
     ),

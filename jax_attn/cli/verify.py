@@ -59,8 +59,10 @@ def command(
         missing(f"torch is not installed, and is the reference: {install_line('torch')}")
     settle_platforms()
     if checkpoint is not None:
-        if designs or dtypes or pattern:
-            raise click.UsageError("--design, --dtype and -k choose built-in cases, not layers")
+        if designs or dtypes or pattern or backend not in ("all", "cpu"):
+            raise click.UsageError(
+                "--design, --dtype, -k and --backend choose built-in cases, not layers"
+            )
         from jax_attn.cli.verify_checkpoint import verify_checkpoint
 
         outcome = verify_checkpoint(checkpoint, num_heads, num_kv_heads)
@@ -78,8 +80,8 @@ def verify_matrix(designs, dtypes, backend, pattern):
     from jax_attn.cli.progress import tracked
     from jax_attn.parity import sweep
 
-    # Processes would each take the whole of a GPU.
-    processes = None if rows.keys() <= {"cpu", "tpu"} else 1
+    # Processes would each take the whole of a GPU or a TPU.
+    processes = None if available() <= {"cpu"} else 1
     found = tracked(sweep.run(work, processes), sweep.size(work))
     order = {case.name: i for i, case in enumerate(c for chosen in rows.values() for c in chosen)}
     results = sorted((r for r in found if not isinstance(r, dict)), key=lambda r: order[r.name])
@@ -114,6 +116,8 @@ def chosen(designs, dtypes, backend, pattern):
             "no GPU that jax can use is here; with an NVIDIA GPU and driver: "
             f"{install_line('cuda12')} (CUDA 12) or {install_line('cuda13')} (CUDA 13)"
         )
+    if backend == "cpu" and "cpu" not in here:
+        missing("jax was told to leave the CPU out: add cpu to JAX_PLATFORMS")
     rows = {b: [c for c in cases.matrix() if wanted(c)] for b in asked if b in here}
     work = [task for b, chosen in rows.items() for task in sweep.tasks(chosen, b, ())]
     if "tpu" in asked and "tpu" not in here:

@@ -101,20 +101,29 @@ class Budget:
 
     @classmethod
     def of(cls, center: np.ndarray, runs: list[np.ndarray], precision: Precision) -> "Budget":
-        """center: the unperturbed float64 tensor; runs: the perturbed ones."""
-        own = np.zeros_like(center)
+        """center: the unperturbed float64 tensor; runs: the perturbed ones.
+
+        Where the centre is not finite there is no budget: NaN.
+        """
+        finite = np.isfinite(center)
+        if not finite.any():
+            return cls(np.full(center.shape, math.nan), *[math.nan] * 4)
+        core = center[finite]
+        own = np.zeros_like(core)
         each, shared = [], []
         for run in runs:
-            squares = np.square(run - center)
+            squares = np.square(run[finite] - core)
             own += squares
             each.append(math.sqrt(np.mean(squares)))
-            shared.append(projection(run, center))
+            shared.append(projection(run[finite], core))
         own /= len(runs)
         floor = math.sqrt(np.mean(own))
         element = student_quantile(FALSE_ALARM / own.size, 2 * len(runs))
         alone = student_quantile(FALSE_ALARM, len(runs))
+        budget = np.full(center.shape, math.nan)
+        budget[finite] = element * np.sqrt((own + floor**2) / 2) + precision.tiny
         return cls(
-            element=element * np.sqrt((own + floor**2) / 2) + precision.tiny,
+            element=budget,
             rms=float(np.mean(each) + alone * np.std(each)) + precision.tiny,
             floor=floor,
             projection=alone * math.sqrt(np.mean(np.square(shared))),

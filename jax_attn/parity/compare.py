@@ -112,10 +112,16 @@ def judge(
         verdict = Verdict.FAIL if failures else Verdict.INCONCLUSIVE
         return TensorReport(**identity, verdict=verdict, reasons=reasons)
 
+    spread = budget.rms + budget.projection
+    if not (np.isfinite(budget.element[finite]).all() and math.isfinite(spread)):
+        reasons = (*failures, "no budget: a perturbed run is not finite where the oracle is")
+        verdict = Verdict.FAIL if failures else Verdict.INCONCLUSIVE
+        return TensorReport(**identity, verdict=verdict, reasons=reasons)
+
     want_f, got_f, allowed_f = want[finite], got[finite], budget.element[finite]
     with np.errstate(invalid="ignore", over="ignore"):
         errors = np.abs(got_f - want_f)
-    fractions = _over(np.nan_to_num(errors, nan=math.inf), allowed_f)
+    fractions = _over(np.nan_to_num(errors, nan=math.inf, posinf=math.inf), allowed_f)
     worst = int(np.argmax(fractions))
     gates = {"element": float(fractions[worst])}
     own_rms = None
@@ -131,7 +137,7 @@ def judge(
         if not is_zero:
             shared = abs(projection(got_f, want_f))
             gates["projection"] = float(_over(np.array(shared), np.array(budget.projection)))
-    if over := {gate: fraction for gate, fraction in gates.items() if fraction > 1}:
+    if over := {gate: fraction for gate, fraction in gates.items() if not fraction <= 1}:
         said = ", ".join(f"{gate} {fraction:.3g}" for gate, fraction in over.items())
         failures.append(f"error over budget: {said} times")
     weak = []
@@ -158,7 +164,7 @@ def judge(
 
 def _over(error: np.ndarray, allowed: np.ndarray) -> np.ndarray:
     """error / allowed; nothing over nothing is nothing."""
-    with np.errstate(divide="ignore", invalid="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         return np.where(error == 0, 0.0, error / allowed)
 
 

@@ -16,6 +16,8 @@ EXTRAS = {
     "tpu": ("libtpu", "the TPU, or its compiler on a host without one"),
     "cuda12": ("jax_cuda12_plugin", "NVIDIA GPUs, CUDA 12"),
     "cuda13": ("jax_cuda13_plugin", "NVIDIA GPUs, CUDA 13"),
+    "hf": ("transformers", "reference models"),
+    "bench": ("matplotlib", "plots of measurements"),
     "dev": ("pytest", "the tests"),
 }
 

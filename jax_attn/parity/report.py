@@ -71,7 +71,7 @@ def result_table(result: Result) -> Group:
         table.add_row(t.transform, t.label, _verdict(t.verdict), *map(number, figures))
     lines = [Text(f"- {reason}") for reason in result.reasons]
     worst = result.worst
-    if worst is not None and worst.verdict is Verdict.FAIL and worst.index is not None:
+    if worst is not None and worst.verdict is Verdict.FAIL and not math.isnan(worst.fraction):
         lines.append(Text(worst_element(worst)))
     lines += [Text(f"note: {note}", style="dim") for note in result.notes]
     return Group(heading, table, *lines) if result.tensors else Group(heading, *lines)

@@ -63,7 +63,11 @@ class Port:
                 f"port: expected outputs of dtype {dtype}, got {wrong}; build the module with "
                 f"dtype and param_dtype {dtype}"
             )
-        given = {k: jnp.array(a, dtype) for k, a in cotangents.items()}
+        fits = {k: s.shape for k, s in shapes.items()} == {
+            k: c.shape for k, c in cotangents.items()
+        }
+        # Outputs of other names or shapes have no cotangents: the comparison will say so.
+        given = {k: jnp.array(a, dtype) for k, a in cotangents.items()} if fits else {}
         outputs, grads = TRANSFORMS[transform](forward, *args, given)
         if grads is None:
             return Run(_arrays(outputs), {}, {})

@@ -209,11 +209,6 @@ def _plain_kernels() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(fast)
 
 
-def parameters(module: torch.nn.Module) -> dict[str, np.ndarray]:
-    """name -> parameter, bit for bit; a tied one under its first name."""
-    return {name: as_numpy(p) for name, p in module.named_parameters()}
-
-
 @dataclass(frozen=True)
 class Reference:
     """A torch module with what it is called on; its own copy is what runs."""
@@ -281,6 +276,9 @@ class Reference:
         return named_outputs(result, torch.Tensor, "reference")
 
     def _run(self, module, dtype, cotangents: Mapping[str, np.ndarray]) -> Run:
+        for parameter in module.parameters():
+            # The port's are all differentiated: what is frozen is the optimiser's business.
+            parameter.requires_grad_(parameter.is_floating_point())
         args, kwargs = self._tensors(dtype, requires_grad=True)
         outputs = self._named(module, args, kwargs)
         if not cotangents:
@@ -289,13 +287,15 @@ class Reference:
         leaves = {("input", k): x for k, x in inputs.items() if x.requires_grad}
         leaves |= {("parameter", k): p for k, p in module.named_parameters() if p.requires_grad}
         active = [k for k, y in outputs.items() if y.requires_grad]
-        grads = torch.autograd.grad(
-            [outputs[k] for k in active],
-            list(leaves.values()),
-            [torch.from_numpy(cotangents[k].astype(np.float64)).to(outputs[k]) for k in active],
-            allow_unused=True,
-            materialize_grads=True,
-        )
+        grads = [torch.zeros_like(x) for x in leaves.values()]
+        if active and leaves:
+            grads = torch.autograd.grad(
+                [outputs[k] for k in active],
+                list(leaves.values()),
+                [torch.from_numpy(cotangents[k].astype(np.float64)).to(outputs[k]) for k in active],
+                allow_unused=True,
+                materialize_grads=True,
+            )
         by_kind: dict[str, dict[str, np.ndarray]] = {"input": {}, "parameter": {}}
         for (kind, name), grad in zip(leaves, grads, strict=True):
             by_kind[kind][name] = as_numpy(grad)

@@ -1,6 +1,6 @@
 """What goes into both frameworks and what comes out: NumPy arrays under names."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -36,7 +36,10 @@ class Inputs:
             elif value.dtype.kind in "biu":
                 arrays[name] = value
             elif is_float(value.dtype):
-                arrays[name] = value.astype(dtype)
+                with np.errstate(over="ignore"):
+                    arrays[name] = value.astype(dtype)
+                if not np.array_equal(np.isfinite(arrays[name]), np.isfinite(value)):
+                    problems.append(f"inputs[{name!r}]: expected numbers that {dtype} holds")
             else:
                 problems.append(f"inputs[{name!r}]: expected numbers, got dtype {value.dtype}")
         if problems:
@@ -88,6 +91,3 @@ def named_outputs(result: Any, array: type | tuple[type, ...], side: str) -> dic
         f"{side}: expected an array or a dict of named arrays, got {got}; give "
         f"{side}_call=lambda module, *args, **inputs: {{name: array, ...}} to name the outputs"
     )
-
-
-Call = Callable[..., Any]

@@ -21,8 +21,9 @@ from jax_attn.parity.run_jax import forward_and_gradients
 
 def run_emulated(case: Case) -> Result:
     """The verdict on one emulated row."""
-    row = Row(DESIGNS[case.design], case, precision="mxu")
-    return judge_row(row, case, backend="tpu", level="emulated")
+    with jax.default_device(jax.devices("cpu")[0]):
+        row = Row(DESIGNS[case.design], case, precision="mxu")
+        return judge_row(row, case, backend="tpu", level="emulated")
 
 
 def compile_design(name: str) -> Iterator[dict[str, Any]]:

@@ -52,6 +52,7 @@ def check(
         side is called in its own way: masks, axis order, static arguments, several outputs.
     gradients: compare those of the floating inputs (and, with a layout, of the parameters)
         against one seeded cotangent for each output.
+    seed: of the cotangents.
     transforms: how the port is run: some of eager, jit, grad, vmap, remat.
 
     The oracle is the reference in float64, narrowing casts refused; the budget is the spread of
@@ -70,11 +71,17 @@ def check(
         )
     prepared = Prepared(called, dtype, gradients=gradients, seed=seed)
     weights = () if layout is None else compare_weights(reference, port, layout)
-    notes = () if layout else ("weights and parameter gradients were not compared: no layout",)
+    # A table that does not fit is a failure already; there is nothing to pair gradients by.
+    paired = layout is not None and _pairs_parameters(reference, port, layout)
+    notes = ()
+    if layout is None:
+        notes = ("weights and parameter gradients were not compared: no layout",)
+    elif not paired:
+        notes = ("parameter gradients were not compared: the table does not pair them",)
     return prepared.judge(
         Port(port, port_call, given),
         transforms,
-        to_torch=layout.to_torch if layout else None,
+        to_torch=layout.to_torch if paired else None,
         failures=weights,
         notes=notes,
     )
@@ -142,8 +149,10 @@ class Prepared:
                     f"elements, as published, and is at {int(got.sum())}"
                 )
         for name, got in wide(self.inference).items():
+            if name in self.declared_nan:
+                got = np.where(self.declared_nan[name], self.exact.kinds["output"][name], got)
             report = self._judge("output", name, "inference", got)
-            if report.verdict is Verdict.FAIL and name not in self.declared_nan:
+            if report.verdict is Verdict.FAIL:
                 failures += [
                     f"the reference in inference mode: {name}: {reason}"
                     for reason in report.reasons
@@ -174,6 +183,8 @@ class Prepared:
                     f"{kind}: the reference has {sorted(tensors)}, the port {sorted(got)}"
                 )
             yield from (self._judge(kind, name, transform, got[name]) for name in tensors)
+            if kind == "output" and any(got[name].shape != tensors[name].shape for name in tensors):
+                return  # a failure already, and no cotangent fits
 
     def judge(
         self,
@@ -187,7 +198,8 @@ class Prepared:
         **identity: Any,
     ) -> Result:
         """Run the port under each transform and compare it, tensor by tensor."""
-        backend = jax.default_backend()
+        chosen = jax.config.jax_default_device
+        backend = chosen.platform if chosen is not None else jax.default_backend()
         pinned = backend != "cpu" and self.precision is None
         reports: list[TensorReport] = []
         with jax.default_matmul_precision("highest" if pinned else None):
@@ -212,6 +224,14 @@ class Prepared:
         )
 
 
+def _pairs_parameters(reference: torch.nn.Module, port: nnx.Module, layout: Layout) -> bool:
+    try:
+        names = layout.to_torch(run_jax.parameters(port)).keys()
+    except TransferError:
+        return False
+    return names == {name for name, _ in reference.named_parameters()}
+
+
 def compare_weights(
     reference: torch.nn.Module, port: nnx.Module, layout: Layout
 ) -> tuple[str, ...]:
@@ -225,6 +245,12 @@ def compare_weights(
         f"weights: the reference's parameter {name!r} is not in the table"
         for name, _ in reference.named_parameters()
         if name not in ours
+    ]
+    own = {name for name, _ in reference.named_parameters()}
+    failures += [
+        f"weights: the reference ties {name!r} to another parameter, the table does not"
+        for name in ours
+        if name in theirs and name not in own and name not in dict(reference.named_buffers())
     ]
     for name, got in ours.items():
         if name not in theirs:

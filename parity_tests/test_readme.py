@@ -56,5 +56,5 @@ def test_the_tables_are_those_of_the_evidence():
 
 def test_that_comparison_can_fail():
     other = evidence_readme.evidence()
-    other["summary"]["pass"] += 1
+    next(iter(other.values()))["summary"]["pass"] += 1
     assert evidence_readme.written(README, other) != README

@@ -52,22 +52,34 @@ def table(evidence: dict) -> str:
     return "\n".join(rows)
 
 
-def measured(evidence: dict) -> str:
-    """The compatibility table and the float32 accuracy."""
+def compatibility(evidence: dict) -> list[str]:
+    """What one run measured, at which level, and where."""
     at = evidence["environment"]
     levels: dict[tuple[str, str], int] = {}
     for _, backend, level, *_ in evidence["cases"]:
         levels[backend, level] = levels.get((backend, level), 0) + 1
     versions = ", ".join(f"{k} {at['packages'][k]}" for k in ("jax", "flax", "torch"))
     machine = f"{at['processor']}, {at['cores']} cores, Python {at['python']}, {versions}"
-    rows = ["| backend | level | what | where |", "|---|---|---|---|"]
+    rows = []
     for (backend, level), n in levels.items():
-        rows.append(f"| {backend.upper()} | {level} | {n} cases, all pass | {machine} |")
+        verdicts = {c[3] for c in evidence["cases"] if (c[1], c[2]) == (backend, level)}
+        said = "all pass" if verdicts == {"PASS"} else ", ".join(sorted(verdicts))
+        rows.append(f"| {backend.upper()} | {level} | {n} cases, {said} | {machine} |")
     if compiled := evidence["compiled"]:
-        target, compiler = compiled[0]["target"], compiled[0]["compiler"]
+        target, compiler = compiled[0]["target"], compiled[0].get("compiler")
         what = f"{len(compiled)} programs accepted, forward and gradient of every design"
-        rows.append(f"| TPU | {compiled[0]['level']}, not run | {what} | {target}, {compiler} |")
+        if compiled[0]["level"] == "compiled":
+            rows.append(f"| TPU | compiled, not run | {what} | {target}, {compiler} |")
+    return rows
+
+
+def measured(runs: dict[str, dict]) -> str:
+    """The compatibility table of every run, and the float32 accuracy of the first."""
+    rows = ["| backend | level | what | where |", "|---|---|---|---|"]
+    for run in runs.values():
+        rows += compatibility(run)
     rows.append("| GPU | not yet measured | – | – |")
+    evidence = next(iter(runs.values()))
     rows += ["", "Our float32 RMS error over torch's own, both against the oracle:", ""]
     rows += ["| shape | median | worst | tensors |", "|---|---|---|---|"]
     for shape, r in evidence["summary"]["float32_error_over_torch"].items():
@@ -76,17 +88,19 @@ def measured(evidence: dict) -> str:
     return "\n".join(rows)
 
 
-def written(readme: str, evidence: dict) -> str:
+def written(readme: str, runs: dict[str, dict]) -> str:
     """The README with both tables as the evidence has them."""
-    for name, make in (("table", table), ("measured", measured)):
+    texts = {"table": table(next(iter(runs.values()))), "measured": measured(runs)}
+    for name, made in texts.items():
         found = rf"<!-- {name} -->(\n.*?<!-- /{name} -->)?"
-        text = block(name, make(evidence))
+        text = block(name, made)
         readme = re.sub(found, lambda _, text=text: text, readme, count=1, flags=re.DOTALL)
     return readme
 
 
-def evidence() -> dict:
-    return json.loads((HERE / "cpu.json").read_text())
+def evidence() -> dict[str, dict]:
+    """Every run that was kept, by name."""
+    return {path.stem: json.loads(path.read_text()) for path in sorted(HERE.glob("*.json"))}
 
 
 if __name__ == "__main__":

@@ -1,0 +1,190 @@
+"""What a benchmark leaves behind: plain data, so that it can be stored, shown and compared.
+
+Needs neither framework. One `Row` is one implementation on one workload in one mode.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+SCHEMA = "jax-attn bench 1"
+MODES = ("forward", "forward+backward")
+
+
+class Status(StrEnum):
+    """What became of a row. Only what is MEASURED has times."""
+
+    MEASURED = "measured"
+    EXCLUDED = "excluded"  # its numbers did not agree with the reference's
+    ABSENT = "absent"  # its package is not installed
+    NOT_RUN = "not run"  # it cannot serve the workload, would not fit, or died of it
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What is computed. The letters are the package's own.
+
+    layer: a whole module, with its four projections of embed_dim D, on (B, T, D); else
+    attention alone, on query (B, T, N, H), key and value (B, S, K, H), and D is 0.
+    """
+
+    name: str
+    layer: bool
+    B: int
+    T: int
+    S: int
+    N: int
+    K: int
+    H: int
+    D: int = 0
+    is_causal: bool = False
+    dtype: str = "float32"
+
+    @property
+    def pairs(self) -> int:
+        """How many (query, key) pairs of one head may attend, the causal corner top-left."""
+        if not self.is_causal:
+            return self.T * self.S
+        full = min(self.T, self.S)  # query i sees keys 0…i
+        return full * (full + 1) // 2 + max(self.T - self.S, 0) * self.S
+
+    def flops(self, mode: str) -> int:
+        """Useful floating-point operations of one call: the one formula for every row.
+
+        Two products of 2·H per visible pair and query head; backward five more of them: the
+        scores again, dV, dP, dQ and dK. A layer adds its four projections, 2·D per number they
+        make, and twice as much again backward. Softmax, masks and recomputation count nothing.
+        """
+        core = 2 * self.B * self.N * self.pairs * self.H
+        width = 2 * self.N * self.H * self.T + 2 * self.K * self.H * self.S
+        projections = 2 * self.B * self.D * width if self.layer else 0
+        if mode == "forward":
+            return 2 * core + projections
+        return (2 + 5) * core + 3 * projections
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """Baseline time over this row's, so that above 1 is faster than the baseline.
+
+    median, and a bootstrap interval [low, high] over rounds.
+    """
+
+    median: float
+    low: float
+    high: float
+
+    @property
+    def said(self) -> str:
+        if self.low <= 1 <= self.high:
+            return "no difference"
+        return "faster" if self.low > 1 else "slower"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One implementation on one workload in one mode. What is not known is None.
+
+    kernel: what actually ran. reason: why there is no time, or what was noted.
+    verdict: PASS, FAIL or INCONCLUSIVE. error, reference_error: RMS against float64 over the
+    scale of the tensor, its own and torch SDPA's, of the worst tensor.
+    compile_s, first_call_s: seconds to compile, and of the first call after it.
+    seconds: of one call, one number a round, in the order of the rounds.
+    flops: of one call. peak_bytes: resident (CPU) or allocated (GPU) at most, beyond what was
+    there before the first call. compiler_bytes: temporaries as the compiler states them.
+    """
+
+    workload: Workload
+    mode: str
+    implementation: str
+    framework: str
+    status: Status
+    reason: str = ""
+    kernel: str = ""
+    verdict: str | None = None
+    error: float | None = None
+    reference_error: float | None = None
+    compile_s: float | None = None
+    first_call_s: float | None = None
+    seconds: tuple[float, ...] = ()
+    ratio: Ratio | None = None
+    peak_bytes: int | None = None
+    compiler_bytes: int | None = None
+
+    @property
+    def median_s(self) -> float | None:
+        if not self.seconds:
+            return None
+        ordered, n = sorted(self.seconds), len(self.seconds)
+        return (ordered[(n - 1) // 2] + ordered[n // 2]) / 2
+
+    @property
+    def flops_per_s(self) -> float | None:
+        return self.workload.flops(self.mode) / self.median_s if self.seconds else None
+
+    @property
+    def error_ratio(self) -> float | None:
+        """Its error over torch SDPA's own."""
+        return self.error / self.reference_error if self.reference_error else None
+
+
+@dataclass(frozen=True)
+class Record:
+    """One run of the bench on one machine.
+
+    environment: machine and versions. settings: threads, precision, rounds, seed, baseline.
+    roofline: precision name → the best FLOP/s of a matrix product in this run.
+    interrupted: whether it ended early; the rows are then those measured so far.
+    """
+
+    environment: Mapping[str, Any]
+    settings: Mapping[str, Any]
+    roofline: Mapping[str, float]
+    rows: tuple[Row, ...]
+    interrupted: bool = False
+    compiled: tuple[Mapping[str, Any], ...] = field(default=())
+
+    def to_json(self) -> str:
+        plain = asdict(self) | {"schema": SCHEMA}
+        for row, given in zip(plain["rows"], self.rows, strict=True):
+            row["flops"] = given.workload.flops(given.mode)
+            row["median_s"] = given.median_s
+        return json.dumps(_finite(plain), indent=1)
+
+    @classmethod
+    def from_json(cls, text: str, name: str = "record") -> "Record":
+        """Raises ValueError, naming `name`, where the text is no record of this schema."""
+        try:
+            plain = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{name}: expected JSON, {error}") from None
+        found = plain.pop("schema", None) if isinstance(plain, dict) else None
+        if found != SCHEMA:
+            raise ValueError(f"{name}: expected schema {SCHEMA!r}, got {found!r}")
+        rows = []
+        for row in plain.pop("rows"):
+            row.pop("flops"), row.pop("median_s")
+            row["workload"] = Workload(**row["workload"])
+            row["status"] = Status(row["status"])
+            row["seconds"] = tuple(row["seconds"])
+            row["ratio"] = Ratio(**row["ratio"]) if row["ratio"] else None
+            rows.append(Row(**row))
+        compiled = tuple(plain.pop("compiled"))
+        return cls(rows=tuple(rows), compiled=compiled, **plain)
+
+    @classmethod
+    def read(cls, path: Path) -> "Record":
+        return cls.from_json(Path(path).read_text(), str(path))
+
+
+def _finite(x):
+    """Plain data with null for what is no finite number."""
+    if isinstance(x, dict):
+        return {k: _finite(v) for k, v in x.items()}
+    if isinstance(x, list | tuple):
+        return [_finite(v) for v in x]
+    return None if isinstance(x, float) and not math.isfinite(x) else x

@@ -165,20 +165,31 @@ class Record:
         found = plain.pop("schema", None) if isinstance(plain, dict) else None
         if found != SCHEMA:
             raise ValueError(f"{name}: expected schema {SCHEMA!r}, got {found!r}")
-        rows = []
-        for row in plain.pop("rows"):
-            row.pop("flops"), row.pop("median_s")
-            row["workload"] = Workload(**row["workload"])
-            row["status"] = Status(row["status"])
-            row["seconds"] = tuple(row["seconds"])
-            row["ratio"] = Ratio(**row["ratio"]) if row["ratio"] else None
-            rows.append(Row(**row))
-        compiled = tuple(plain.pop("compiled"))
-        return cls(rows=tuple(rows), compiled=compiled, **plain)
+        try:
+            rows = tuple(_row(row) for row in plain.pop("rows"))
+            return cls(rows=rows, compiled=tuple(plain.pop("compiled")), **plain)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            why = f"{type(error).__name__}: {error}"
+            raise ValueError(f"{name}: not what schema {SCHEMA!r} has: {why}") from None
 
     @classmethod
     def read(cls, path: Path) -> "Record":
         return cls.from_json(Path(path).read_text(), str(path))
+
+
+def _row(plain: dict[str, Any]) -> Row:
+    derived = ("flops", "median_s")
+    given = {k: v for k, v in plain.items() if k not in derived}
+    given["workload"] = Workload(**plain["workload"])
+    given["status"] = Status(plain["status"])
+    given["seconds"] = tuple(plain["seconds"])
+    given["ratio"] = _ratio(**plain["ratio"]) if plain["ratio"] else None
+    return Row(**given)
+
+
+def _ratio(median: float, low: float, high: float | None) -> Ratio:
+    # An interval without an upper end is written as null: JSON has no infinity.
+    return Ratio(median, low, math.inf if high is None else high)
 
 
 def _finite(x):

@@ -1,0 +1,84 @@
+"""How sure a ratio of two times is: percentile bootstrap over the rounds of a run.
+
+A round measures every implementation once, so that what slows a round slows them all: rounds
+are drawn whole, never one side's alone. Medians, since a busy machine only ever adds time.
+"""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from jax_attn.bench.record import Ratio
+
+DRAWS = 2000
+CONFIDENCE = 0.95
+# Of four rounds, all redrawn medians fall between the extremes whatever the spread behind them:
+# the interval would be far too narrow.
+FEWEST_ROUNDS = 5
+
+
+def ratio(baseline: Sequence[float], own: Sequence[float], seed: int = 0) -> Ratio:
+    """Median baseline time over median own time, so that above 1 is faster than the baseline.
+
+    baseline, own: seconds of one call, one number a round, of the same rounds in the same order.
+    With fewer than five rounds the interval is (0, ∞), which says "no difference". Raises
+    ValueError where the two are not of the same rounds, or a time is not finite and above 0.
+    """
+    sides = _checked(baseline=baseline, own=own)
+    rng = np.random.default_rng(seed)
+    return _interval(_medians_ratio(sides), _redrawn(sides, rng), len(own))
+
+
+def change(
+    before: tuple[Sequence[float], Sequence[float]],
+    after: tuple[Sequence[float], Sequence[float]],
+    seed: int = 0,
+) -> Ratio:
+    """By how much a time over its run's baseline grew between two runs: above 1 is slower.
+
+    before, after: (baseline's seconds, own seconds) of each run. Rounds of the two runs have
+    nothing in common and are redrawn apart. Fewest rounds and ValueError as for `ratio`.
+    """
+    old = _checked(**dict(zip(("before's baseline", "before"), before, strict=True)))
+    new = _checked(**dict(zip(("after's baseline", "after"), after, strict=True)))
+    rng = np.random.default_rng(seed)
+    draws = _redrawn(old, rng) / _redrawn(new, rng)
+    rounds = min(len(before[1]), len(after[1]))
+    return _interval(_medians_ratio(old) / _medians_ratio(new), draws, rounds)
+
+
+def _checked(**sides: Sequence[float]) -> np.ndarray:
+    """(2, rounds): the baseline's times and its peer's."""
+    problems = [
+        f"{name}: expected rounds with times above 0, got {list(times)}"
+        for name, times in sides.items()
+        if not len(times) or not all(math.isfinite(t) and t > 0 for t in times)
+    ]
+    if len({len(times) for times in sides.values()}) > 1:
+        found = " and ".join(f"{len(times)} of {name}" for name, times in sides.items())
+        problems.append(f"expected times of the same rounds, got {found}")
+    if problems:
+        raise ValueError("; ".join(problems))
+    return np.array(list(sides.values()), float)
+
+
+def _medians_ratio(times: np.ndarray) -> np.ndarray:
+    """(…, 2, rounds) → (…): the first side's median over the second's."""
+    first, second = np.moveaxis(np.median(times, axis=-1), -1, 0)
+    return first / second
+
+
+def _redrawn(times: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """(DRAWS,): the ratio in runs made of this run's rounds, drawn with replacement."""
+    rounds = times.shape[-1]
+    chosen = rng.integers(rounds, size=(DRAWS, rounds))
+    return _medians_ratio(np.moveaxis(times[:, chosen], 0, 1))
+
+
+def _interval(median: np.ndarray, draws: np.ndarray, rounds: int) -> Ratio:
+    if rounds < FEWEST_ROUNDS:
+        return Ratio(float(median), 0.0, math.inf)
+    tail = (1 - CONFIDENCE) / 2
+    low, high = np.quantile(draws, (tail, 1 - tail))
+    return Ratio(float(median), float(low), float(high))

@@ -1,0 +1,165 @@
+"""A record as a person reads it: a block for each workload and mode, fastest first.
+
+Imports neither framework. What has no time is listed beneath with the reason, never dropped.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from rich import box
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from jax_attn.bench import words
+from jax_attn.bench.record import Record, Row, Status, Workload
+from jax_attn.parity.report import number
+
+COMPILED = "Compiled for a device that is not here: the compiler's figures, not measured"
+_STYLES = {"PASS": "green", "FAIL": "bold red", "INCONCLUSIVE": "yellow"}
+_SAID = {"faster": "green", "slower": "red"}
+
+
+class Column(NamedTuple):
+    """A title, and a row's cell; figures stand to the right and are never broken."""
+
+    title: str
+    cell: Callable[[Row, Record], str]
+    figure: bool = True
+
+
+COLUMNS = (
+    Column("implementation", lambda row, _: row.implementation, figure=False),
+    Column("kernel", lambda row, _: row.kernel or words.DASH, figure=False),
+    Column("verdict", lambda row, _: row.verdict or words.DASH, figure=False),
+    Column("error/\nSDPA's", lambda row, _: number(row.error_ratio)),
+    Column("time", lambda row, _: words.seconds(row.median_s)),
+    Column("speed [95%]", lambda row, _: words.ratio(row.ratio)),
+    Column("", lambda row, record: said(row, record), figure=False),
+    Column("GFLOP/s", lambda row, _: words.gflops(row.flops_per_s)),
+    Column("of\nGEMM", lambda row, record: words.percent(roofline_share(row, record))),
+    Column("compile", lambda row, _: words.seconds(row.compile_s)),
+    Column("first\ncall", lambda row, _: words.seconds(row.first_call_s)),
+    Column("peak\nMiB", lambda row, _: words.mebibytes(row.peak_bytes)),
+    Column("compiler's\nMiB", lambda row, _: words.mebibytes(row.compiler_bytes)),
+)
+
+
+class Block(NamedTuple):
+    """One workload in one mode: what was measured, fastest first, and what else is to say.
+
+    notes: (implementation, what became of it) for each row that has a reason or no time.
+    """
+
+    workload: Workload
+    mode: str
+    measured: tuple[Row, ...]
+    notes: tuple[tuple[str, str], ...]
+
+    @property
+    def title(self) -> str:
+        return f"{self.workload.name}, {self.mode}"
+
+
+def roofline_share(row: Row, record: Record) -> float | None:
+    """Achieved FLOP/s over the best of a matrix product in the same run and precision."""
+    best = record.roofline.get(row.workload.dtype)
+    return row.flops_per_s / best if best and row.flops_per_s else None
+
+
+def said(row: Row, record: Record) -> str:
+    """faster, slower or no difference, in words; the baseline itself is only named."""
+    if row.implementation == record.settings["baseline"]:
+        return "baseline"
+    return row.ratio.said if row.ratio else words.DASH
+
+
+def blocks(record: Record) -> Iterator[Block]:
+    """In the order in which the workloads were run."""
+    for workload, mode in dict.fromkeys((row.workload, row.mode) for row in record.rows):
+        rows = [r for r in record.rows if (r.workload, r.mode) == (workload, mode)]
+        measured = sorted((r for r in rows if r.seconds), key=lambda r: r.median_s)
+        notes = tuple(
+            (r.implementation, r.reason if r.seconds else f"{r.status}: {r.reason or 'no reason'}")
+            for r in rows
+            if r.status is not Status.ABSENT and (r.reason or not r.seconds)
+        )
+        yield Block(workload, mode, tuple(measured), notes)
+
+
+def absent(record: Record) -> list[tuple[str, str]]:
+    """(implementation, how to get it), said once: it is so in every block."""
+    found = [(r.implementation, r.reason) for r in record.rows if r.status is Status.ABSENT]
+    return [(name, f"{Status.ABSENT}: {reason}") for name, reason in dict.fromkeys(found)]
+
+
+def legend(record: Record) -> str:
+    """What the columns mean that a reader cannot guess."""
+    return (
+        f"speed: {record.settings['baseline']}'s median time over this row's, with its bootstrap "
+        "interval; error: RMS against float64; of GEMM: useful FLOP/s over those of a matrix "
+        "product in this run; peak: of the process, beyond what was there before the first call; "
+        "compiler's: temporaries as the compiler states them"
+    )
+
+
+# --- terminal --------------------------------------------------------------------------------
+
+
+def terminal(record: Record) -> Group:
+    """Head, blocks, what is absent, what was compiled: for a rich console."""
+    parts: list = [Text(line, style="dim") for line in words.place(record)]
+    for block in blocks(record):
+        parts += [Text(), Text.assemble((block.title, "bold"), f"  {words.shape(block.workload)}")]
+        if block.measured:
+            parts.append(_table(block, record))
+        parts += [Text(f"- {name}: {what}") for name, what in block.notes]
+    parts += [Text(), *(Text(f"- {name}: {what}") for name, what in absent(record))]
+    if record.compiled:
+        parts += [Text(), Text(COMPILED, style="bold")]
+        parts += [Text(f"- {_compiled(item)}") for item in record.compiled]
+    return Group(*parts, Text(), Text(legend(record), style="dim"))
+
+
+def _table(block: Block, record: Record) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for column in COLUMNS:
+        justify = "right" if column.figure else "left"
+        whole = column.figure or not column.title
+        table.add_column(column.title, justify=justify, no_wrap=whole, overflow="fold")
+    for row in block.measured:
+        cells = (column.cell(row, record) for column in COLUMNS)
+        shown = [Text(cell, style=_STYLES.get(cell) or _SAID.get(cell, "")) for cell in cells]
+        table.add_row(*shown, style="bold" if words.is_ours(row.implementation) else "")
+    return table
+
+
+def _compiled(item) -> str:
+    return ", ".join(f"{name} {value}" for name, value in item.items())
+
+
+# --- Markdown --------------------------------------------------------------------------------
+
+
+def markdown(record: Record) -> str:
+    """The same, as a file."""
+    lines = ["# Benchmark", "", *(f"- {line}" for line in words.place(record))]
+    for block in blocks(record):
+        lines += ["", f"## {block.title}", "", words.shape(block.workload), ""]
+        lines += [*_pipes(block, record), ""] if block.measured else []
+        lines += [f"- {name}: {what}" for name, what in block.notes]
+    for title, items in (
+        ("Not here", [f"{name}: {what}" for name, what in absent(record)]),
+        (COMPILED, [_compiled(item) for item in record.compiled]),
+    ):
+        lines += ["", f"## {title}", "", *(f"- {item}" for item in items)] if items else []
+    lines += ["", legend(record)]
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)) + "\n"
+
+
+def _pipes(block: Block, record: Record) -> list[str]:
+    rule = ("---:" if column.figure else "---" for column in COLUMNS)
+    rows = [[column.title.replace("\n", " ") for column in COLUMNS], list(rule)]
+    rows += [[column.cell(row, record) for column in COLUMNS] for row in block.measured]
+    return [f"| {' | '.join(row)} |" for row in rows]

@@ -1,0 +1,92 @@
+"""How the bench says figures and places, alike in tables, plots and comparisons."""
+
+import math
+
+from jax_attn.bench.record import Ratio, Record, Workload
+
+OURS = "jax-attn"  # the name of our chosen kernel; a forced one has more words behind
+DASH = "–"
+MIB = 2**20
+
+
+def is_ours(implementation: str) -> bool:
+    return implementation.split()[0] == OURS
+
+
+def seconds(x: float | None) -> str:
+    """Three digits, in the unit that leaves one to three before the point."""
+    if x is None:
+        return DASH
+    for unit, size in (("s", 1), ("ms", 1e-3), ("µs", 1e-6)):
+        # What rounds to 1000 of a unit is 1 of the next.
+        if x >= 0.9995 * size:
+            return f"{digits(x / size)} {unit}"
+    return f"{digits(x / 1e-9)} ns"
+
+
+def digits(x: float | None, count: int = 3) -> str:
+    """`count` significant digits and never an exponent; a dash for what there is none of."""
+    if x is None or math.isnan(x):
+        return DASH
+    if math.isinf(x):
+        return "∞"
+    places = count - 1 - math.floor(math.log10(abs(x))) if x else 0
+    return f"{round(x, places):.{max(places, 0)}f}"
+
+
+def mebibytes(n: int | None) -> str:
+    return DASH if n is None else digits(n / MIB)
+
+
+def percent(x: float | None) -> str:
+    return DASH if x is None else f"{100 * x:.0f}%"
+
+
+def ratio(found: Ratio | None) -> str:
+    """The ratio and its interval."""
+    if found is None:
+        return DASH
+    return f"{digits(found.median)} [{digits(found.low)}, {digits(found.high)}]"
+
+
+def shape(w: Workload) -> str:
+    """What is computed, in the package's letters."""
+    heads = f"N={w.N}" if w.K == w.N else f"N={w.N} K={w.K}"
+    lengths = f"T={w.T}" if w.S == w.T else f"T={w.T} S={w.S}"
+    width = f" D={w.D}" if w.layer else ""
+    causal = ", causal" if w.is_causal else ""
+    what = "layer" if w.layer else "attention"
+    return f"{what}, B={w.B} {lengths} {heads} H={w.H}{width}{causal}, {w.dtype}"
+
+
+def place(record: Record) -> list[str]:
+    """Machine, versions, settings and roofline: a line each."""
+    at = record.environment
+    devices = ", ".join(at["devices"])
+    packages = ", ".join(f"{name} {version}" for name, version in at["packages"].items())
+    settings = ", ".join(
+        f"{name.replace('_', ' ')} {_plain(v)}" for name, v in record.settings.items()
+    )
+    roofline = ", ".join(f"{name} {gflops(rate)} GFLOP/s" for name, rate in record.roofline.items())
+    lines = [
+        f"machine: {at['processor']}, {at['cores']} cores, {devices}, {at['platform']}",
+        f"versions: Python {at['python']}, {packages}",
+        f"settings: {settings}",
+        f"GEMM roofline of this run: {roofline or DASH}",
+    ]
+    if record.interrupted:
+        lines.append("interrupted: these are the rows measured until then")
+    return lines
+
+
+def gflops(rate: float | None) -> str:
+    return DASH if rate is None else digits(rate / 1e9)
+
+
+def _plain(value) -> str:
+    """A setting in words; one with parts as its parts."""
+    if isinstance(value, dict):
+        return "(" + ", ".join(f"{k} {_plain(v)}" for k, v in value.items()) + ")"
+    if isinstance(value, list | tuple):
+        return " ".join(map(_plain, value))
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

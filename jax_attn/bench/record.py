@@ -153,7 +153,7 @@ class Record:
         for row, given in zip(plain["rows"], self.rows, strict=True):
             row["flops"] = given.workload.flops(given.mode)
             row["median_s"] = given.median_s
-        return json.dumps(_finite(plain), indent=1)
+        return json.dumps(finite(plain), indent=1)
 
     @classmethod
     def from_json(cls, text: str, name: str = "record") -> "Record":
@@ -192,10 +192,10 @@ def _ratio(median: float, low: float, high: float | None) -> Ratio:
     return Ratio(median, low, math.inf if high is None else high)
 
 
-def _finite(x):
+def finite(x):
     """Plain data with null for what is no finite number."""
     if isinstance(x, dict):
-        return {k: _finite(v) for k, v in x.items()}
+        return {k: finite(v) for k, v in x.items()}
     if isinstance(x, list | tuple):
-        return [_finite(v) for v in x]
+        return [finite(v) for v in x]
     return None if isinstance(x, float) and not math.isfinite(x) else x

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from jax_attn.bench import words
+from jax_attn.bench.compare import Change, Comparison
 from jax_attn.bench.record import Record, Row, Status, Workload
 from jax_attn.parity.report import number
 
@@ -137,6 +138,54 @@ def _table(block: Block, record: Record) -> Table:
 
 def _compiled(item) -> str:
     return ", ".join(f"{name} {value}" for name, value in item.items())
+
+
+def comparison(found: Comparison) -> Group:
+    """Two runs side by side, the largest slowdown first; then what has no ratio, and why."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for title in ("workload", "mode", "implementation", "before", "after", "change [95%]", ""):
+        figure = title in ("before", "after", "change [95%]")
+        table.add_column(title, justify="right" if figure else "left", no_wrap=figure)
+    for change in sorted(found.changes, key=_slowdown, reverse=True):
+        row, said = change.before, _said_of(change, found.threshold)
+        times = (words.seconds(r.median_s) for r in (change.before, change.after))
+        cells = (row.workload.name, row.mode, row.implementation, *times)
+        ratio = words.ratio(change.over_baseline)
+        table.add_row(*cells, ratio, said, style="bold red" if said == "REGRESSION" else "")
+    head = [
+        Text(f"{name} {was or 'absent'} → {now or 'absent'}")
+        for name, (was, now) in found.versions.items()
+        if was != now
+    ]
+    notes = [
+        Text(
+            f"- {row.workload.name}, {row.mode}, {row.implementation}: {why}",
+            style="bold red" if row in found.broken else "",
+        )
+        for row, why in found.unpaired
+    ]
+    summary = (
+        f"{found.compared} rows compared, {len(found.regressions)} slower by more than "
+        f"{100 * found.threshold:g}%, {len(found.broken)} now wrong, "
+        f"{len(found.unpaired)} without a ratio"
+    )
+    about = "change: of a row's time over its own run's baseline; above 1 is slower"
+    return Group(*head, table, *notes, Text(summary, style="bold"), Text(about, style="dim"))
+
+
+def _slowdown(change: Change) -> float:
+    return change.over_baseline.median if change.over_baseline else 0.0
+
+
+def _said_of(change: Change, threshold: float) -> str:
+    if change.over_baseline is None:
+        return "baseline"
+    if change.slower_by(threshold):
+        return "REGRESSION"
+    # Ratio speaks of speed, this of time.
+    return {"faster": "slower", "slower": "faster"}.get(
+        change.over_baseline.said, change.over_baseline.said
+    )
 
 
 # --- Markdown --------------------------------------------------------------------------------

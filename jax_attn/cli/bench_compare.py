@@ -1,0 +1,66 @@
+"""`jax-attn bench compare`: whether a run of the bench became slower than another."""
+
+import re
+import sys
+from pathlib import Path
+
+import click
+
+from jax_attn.cli.verify import ENVIRONMENT, FAIL, INCONCLUSIVE, PASS
+
+
+class Percent(click.ParamType):
+    """`5%`, as a fraction."""
+
+    name = "percent"
+
+    def convert(self, value, param, ctx) -> float:
+        if not re.fullmatch(r"\d+(\.\d+)?%", value):
+            self.fail(f"expected a percentage like 5%, got {value!r}", param, ctx)
+        return float(value[:-1]) / 100
+
+
+@click.command("compare")
+@click.argument("before", type=click.Path(path_type=Path))
+@click.argument("after", type=click.Path(path_type=Path))
+@click.option(
+    "--fail",
+    "threshold",
+    type=Percent(),
+    default="5%",
+    show_default=True,
+    help="How much slower is a regression.",
+)
+@click.option("--json", "as_json", is_flag=True, help="As JSON on stdout.")
+def command(before: Path, after: Path, threshold: float, as_json: bool) -> None:
+    """Compare two runs kept with --json, each row's time over its own run's baseline.
+
+    Exit status: 1 where a row is slower by more than --fail, its whole 95% interval above no
+    change, or was measured BEFORE and gives wrong numbers AFTER; 2 for what is no record; 3 for
+    records of different machines or settings; 4 where nothing could be compared.
+    """
+    from jax_attn.bench.compare import compare, differences
+    from jax_attn.bench.record import Record
+
+    try:
+        runs = [Record.read(path) for path in (before, after)]
+        apart = differences(*runs)
+    except (ValueError, OSError) as error:
+        raise click.UsageError(str(error)) from error
+    if apart:
+        for difference in apart:
+            click.echo(f"Error: not comparable, {difference}", err=True)
+        sys.exit(ENVIRONMENT)
+    found = compare(*runs, threshold)
+    if as_json:
+        import json
+
+        click.echo(json.dumps(found.as_dict(), indent=1))
+    else:
+        from jax_attn.bench.table import comparison
+        from jax_attn.parity.report import console
+
+        console().print(comparison(found))
+    if found.regressions or found.broken:
+        sys.exit(FAIL)
+    sys.exit(PASS if found.compared else INCONCLUSIVE)

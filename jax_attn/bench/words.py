@@ -14,14 +14,22 @@ def is_ours(implementation: str) -> bool:
 
 
 def seconds(x: float | None) -> str:
-    """Three digits, in the unit that leaves one to three before the point."""
+    return _scaled(x, {"s": 1, "ms": 1e-3, "µs": 1e-6, "ns": 1e-9})
+
+
+def size(n: float | None) -> str:
+    """Bytes, readable."""
+    return _scaled(n, {"GiB": 2**30, "MiB": MIB, "KiB": 2**10, "B": 1})
+
+
+def _scaled(x: float | None, units: dict[str, float]) -> str:
+    """Three digits in the first unit that leaves one at least before the point, else the last."""
     if x is None:
         return DASH
-    for unit, size in (("s", 1), ("ms", 1e-3), ("µs", 1e-6)):
-        # What rounds to 1000 of a unit is 1 of the next.
-        if x >= 0.9995 * size:
-            return f"{digits(x / size)} {unit}"
-    return f"{digits(x / 1e-9)} ns"
+    # What rounds to 1000 of a unit is 1 of the next.
+    fitting = (unit for unit, one in units.items() if x >= 0.9995 * one)
+    unit = next(fitting, list(units)[-1])
+    return f"{digits(x / units[unit])} {unit}"
 
 
 def digits(x: float | None, count: int = 3) -> str:
@@ -31,7 +39,7 @@ def digits(x: float | None, count: int = 3) -> str:
     if math.isinf(x):
         return "∞"
     places = count - 1 - math.floor(math.log10(abs(x))) if x else 0
-    return f"{round(x, places):.{max(places, 0)}f}"
+    return f"{round(x, places):,.{max(places, 0)}f}"
 
 
 def mebibytes(n: int | None) -> str:
@@ -39,7 +47,8 @@ def mebibytes(n: int | None) -> str:
 
 
 def percent(x: float | None) -> str:
-    return DASH if x is None else f"{100 * x:.0f}%"
+    """Whole ones, and tenths where there are fewer than ten."""
+    return DASH if x is None else f"{100 * x:.{0 if x >= 0.0995 else 1}f}%"
 
 
 def ratio(found: Ratio | None) -> str:

@@ -4,7 +4,7 @@ import importlib
 
 import click
 
-COMMANDS = ("verify", "doctor")
+COMMANDS = ("verify", "doctor", "bench")
 
 
 class _Lazy(click.Group):

@@ -1,6 +1,6 @@
 """A progress bar on stderr, so that stdout holds data alone."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
 from rich.console import Console
@@ -19,3 +19,18 @@ def tracked(batches: Iterable[list[T]], total: int) -> list[T]:
             found += batch
             progress.update(task, completed=min(len(found), total))
     return found
+
+
+def counted(steps: Iterable[str], total: int) -> Iterator[str]:
+    """Every step as it is done, its words beside the bar; `total` grows where it was too low."""
+    columns = (
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.description}"),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("starting", total=total)
+        for done, step in enumerate(steps, 1):
+            progress.update(task, completed=done, total=max(total, done), description=step)
+            yield step

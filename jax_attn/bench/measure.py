@@ -1,0 +1,298 @@
+"""A run of the bench: workers start, programs are judged, then timed in interleaved rounds."""
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from jax_attn.bench import memory, roofline, statistics, workloads
+from jax_attn.bench.implementations import IMPLEMENTATIONS, REFERENCE
+from jax_attn.bench.record import MODES, Record, Row, Status, Workload
+from jax_attn.bench.rounds import Limits, interleaved
+from jax_attn.bench.worker import AbsentError, RefusedError, Worker, WorkerError
+from jax_attn.parity.compare import Verdict
+from jax_attn.parity.environment import describe, version
+
+PEERS = ("equinox", "keras", "torchax", "psutil", "matplotlib")
+_JUDGE = "judge"
+_PLATFORMS = {"cpu": "cpu", "gpu": "cuda"}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be measured, and how."""
+
+    workloads: tuple[Workload, ...]
+    implementations: tuple[str, ...]
+    threads: int
+    modes: tuple[str, ...] = MODES
+    baseline: str = REFERENCE
+    device: str = "cpu"
+    limits: Limits = field(default_factory=Limits)
+    seed: int = workloads.SEED
+
+    @property
+    def dtype(self) -> str:
+        """Of all its workloads."""
+        return self.workloads[0].dtype
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Whom to start: the baseline, and whose error is the measure, are always there."""
+        wanted = {*self.implementations, self.baseline, REFERENCE}
+        return tuple(name for name in IMPLEMENTATIONS if name in wanted)
+
+    def serving(self, workload: Workload) -> tuple[str, ...]:
+        """Who has a program for this kind of workload; the reference first."""
+        able = [name for name in self.names if IMPLEMENTATIONS[name].builder(workload)]
+        return tuple(sorted(able, key=lambda name: name != REFERENCE))
+
+
+class Session:
+    """One run. Whatever ends it early, `record` gives what was measured until then.
+
+    start: how a worker is made: `Worker`, or what stands in for it.
+    """
+
+    def __init__(self, plan: Plan, start: Callable[..., Any] = Worker):
+        self.plan, self._start = plan, start
+        self._workers: dict[str, Any] = {}
+        self._absent: dict[str, str] = {}
+        self._rows: dict[tuple[Workload, str, str], Row] = {}
+        self._rates: dict[str, float] = {}
+        self.environment: dict[str, Any] = {}
+
+    def __enter__(self) -> "Session":
+        return self
+
+    def __exit__(self, *_) -> None:
+        for worker in self._workers.values():
+            worker.close()
+        self._workers.clear()
+
+    @property
+    def steps(self) -> int:
+        """How often `run` yields at least; each round of each mode counts as one."""
+        served = sum(len(self.plan.serving(w)) for w in self.plan.workloads)
+        return 1 + served + len(self.plan.workloads) * len(self.plan.modes)
+
+    def run(self) -> Iterator[str]:
+        """Measure all; yields, step by step, what was done."""
+        plan = self.plan
+        self.environment = _environment()
+        self._load(plan.names)
+        yield "workers started"
+        frameworks = {IMPLEMENTATIONS[name].framework: w for name, w in self._workers.items()}
+        yield from roofline.measure(frameworks, plan.dtype, self._rates, plan.seed)
+        for workload in plan.workloads:
+            if plan.device == "gpu":  # an allocator's peak cannot be set back in JAX
+                self.__exit__()
+            self._load([n for n in plan.names if n not in self._workers])
+            yield from self._workload(workload)
+
+    def _load(self, names: Iterable[str]) -> None:
+        """Start workers two at a time, so that one imports while another reads its files."""
+
+        def start(name: str) -> None:
+            implementation, plan = IMPLEMENTATIONS[name], self.plan
+            if name in self._absent or implementation.absent:
+                self._absent.setdefault(name, implementation.absent)
+                return
+            worker = self._start(
+                name,
+                "jax_attn.bench.measured:Measured",
+                name,
+                plan.device,
+                plan.threads,
+                threads=plan.threads,
+                environment=environment(implementation.environment, plan.device),
+            )
+            self._workers[name] = worker
+            try:
+                worker.ask("load")
+            except AbsentError as error:
+                line = implementation.install
+                self._absent[name] = f"{error}" + (f"; {line}" if line else "")
+                self._workers.pop(name).close()
+            except WorkerError as error:
+                self._absent[name] = str(error)
+                self._workers.pop(name).close()
+
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(start, names))
+
+    def _workload(self, workload: Workload) -> Iterator[str]:
+        plan, unjudged = self.plan, self._prepared(workload)
+        for name in plan.serving(workload):
+            if unjudged:
+                self._all(workload, name, Status.NOT_RUN, unjudged)
+            elif name in self._absent:
+                self._all(workload, name, Status.ABSENT, self._absent[name])
+            else:
+                self._judged(workload, name)
+            yield f"{workload.name}: {name} judged"
+        for mode in plan.modes:
+            yield from self._timed(workload, mode)
+
+    def _prepared(self, workload: Workload) -> str:
+        """Why no verdict can be had, and so nothing timed; "" where one can."""
+        plan = self.plan
+        if _JUDGE not in self._workers:
+            self._workers[_JUDGE] = self._start(
+                _JUDGE, "jax_attn.bench.agreement:Judge", threads=plan.threads, environment={}
+            )
+        try:
+            self._asking(_JUDGE)("prepare", workload, plan.seed, plan.modes)
+        except WorkerError as error:
+            return f"no reference to judge by: {error}"
+        return ""
+
+    def _judged(self, workload: Workload, name: str) -> None:
+        """Build, compile, compare; what fails says so in its row."""
+        ask, judge = self._asking(name), self._asking(_JUDGE)
+        self._all(workload, name, Status.NOT_RUN, "not reached")
+        try:
+            kernel = ask("build", workload, self.plan.seed)
+        except WorkerError as error:
+            self._all(workload, name, Status.NOT_RUN, str(error))
+            return
+        for mode in self.plan.modes:
+            try:
+                compile_s, compiler_bytes = ask("compile", mode)
+                first = ask("first_call", mode)
+                tensors = ask("tensors", mode)
+                if name == REFERENCE:
+                    judge("take_own", mode, tensors)
+                agreement = judge("judge", mode, tensors)
+                peak = ask("peak", mode)
+            except WorkerError as error:
+                self._put(workload, mode, name, kernel=kernel, reason=str(error))
+                continue
+            failed = agreement.verdict is Verdict.FAIL
+            self._put(
+                workload,
+                mode,
+                name,
+                status=Status.EXCLUDED if failed else Status.NOT_RUN,
+                reason="; ".join(agreement.reasons) or "not timed",
+                kernel=kernel,
+                verdict=str(agreement.verdict),
+                error=agreement.error,
+                reference_error=agreement.reference_error,
+                compile_s=compile_s,
+                first_call_s=first,
+                peak_bytes=peak,
+                compiler_bytes=compiler_bytes,
+            )
+
+    def _timed(self, workload: Workload, mode: str) -> Iterator[str]:
+        """Rounds of all that agreed, or of which no verdict could be had."""
+        plan, turns = self.plan, {}
+        for name in plan.serving(workload):
+            row = self._rows[workload, mode, name]
+            if row.verdict in (Verdict.PASS, Verdict.INCONCLUSIVE):
+                turns[name] = self._turn(workload, mode, name)
+        found: dict[str, list[float]] = {}
+        try:
+            for done in interleaved(turns, found, plan.baseline, plan.limits, plan.seed):
+                yield f"{workload.name}: {mode}, round {done}"
+        finally:
+            for name, seconds in found.items():
+                self._times(workload, mode, name, seconds, found.get(plan.baseline, []))
+
+    def _turn(self, workload: Workload, mode: str, name: str) -> Callable[[], float | None]:
+        """A turn of that worker; its first also tries, uncounted, how many calls one needs."""
+        ask, calls = self._asking(name), []
+
+        def turn() -> float | None:
+            try:
+                if not calls:
+                    calls.append(ask("calls", mode))
+                return ask("turn", mode, calls[0])
+            except WorkerError as error:
+                self._put(workload, mode, name, reason=str(error))
+                return None
+
+        return turn
+
+    def _times(self, workload: Workload, mode: str, name: str, seconds, baseline) -> None:
+        row = self._rows[workload, mode, name]
+        paired = min(len(seconds), len(baseline))
+        ratio = None
+        if paired:
+            ratio = statistics.ratio(baseline[:paired], seconds[:paired], self.plan.seed)
+        reason = "" if row.reason == "not timed" else row.reason
+        timed = replace(row, status=Status.MEASURED, reason=reason, seconds=tuple(seconds))
+        self._rows[workload, mode, name] = replace(timed, ratio=ratio)
+
+    def _asking(self, name: str) -> Callable[..., Any]:
+        """The worker's `ask`; one whose process is lost is started anew for the next workload."""
+
+        def ask(method: str, *arguments: Any) -> Any:
+            if name not in self._workers:
+                raise RefusedError("its process was lost")
+            try:
+                return self._workers[name].ask(method, *arguments)
+            except WorkerError as error:
+                if error.gone:
+                    self._workers.pop(name).close()
+                raise
+
+        return ask
+
+    def _put(self, workload: Workload, mode: str, name: str, **known: Any) -> None:
+        key = workload, mode, name
+        framework = IMPLEMENTATIONS[name].framework
+        row = self._rows.get(key) or Row(*key, framework, Status.NOT_RUN)
+        self._rows[key] = replace(row, **known)
+
+    def _all(self, workload: Workload, name: str, status: Status, reason: str) -> None:
+        for mode in self.plan.modes:
+            self._put(workload, mode, name, status=status, reason=reason)
+
+    def record(self, interrupted: bool = False) -> Record:
+        """What was measured, as plain data."""
+        plan = self.plan
+        order = {name: i for i, name in enumerate(IMPLEMENTATIONS)}
+        keys = sorted(
+            self._rows,
+            key=lambda k: (plan.workloads.index(k[0]), plan.modes.index(k[1]), order[k[2]]),
+        )
+        best = max(self._rates.values(), default=None)
+        return Record(
+            environment=self.environment,
+            settings=_settings(plan) | {"matrix_product_flops_per_s": dict(self._rates)},
+            roofline={} if best is None else {plan.dtype: best},
+            rows=tuple(self._rows[key] for key in keys),
+            interrupted=interrupted,
+        )
+
+
+def environment(own: dict[str, str], device: str) -> dict[str, str]:
+    """What a worker's frameworks read when they start."""
+    return own | {"JAX_PLATFORMS": _PLATFORMS[device], "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+
+
+def _settings(plan: Plan) -> dict[str, Any]:
+    limits = plan.limits
+    return {
+        "threads": plan.threads,
+        "precision": "highest",
+        "device": plan.device,
+        "baseline": plan.baseline,
+        "rounds": {"least": limits.least, "most": limits.most, "seconds": limits.seconds},
+        "seed": plan.seed,
+        # Of how many queries each workload was judged; gradients are whole.
+        "judged_rows": {
+            w.name: f"{len(workloads.sampled_rows(w))} of {w.T}" for w in plan.workloads
+        },
+    }
+
+
+def _environment() -> dict[str, Any]:
+    found = describe()
+    found["packages"] |= {name: v for name in PEERS if (v := version(name)) is not None}
+    found["memory_available_bytes"] = memory.available()
+    found["load_average"] = os.getloadavg()[0]
+    return found

@@ -1,0 +1,121 @@
+"""One implementation in its own process: what the bench asks of it, step by step."""
+
+import gc
+import importlib
+import math
+import time
+from typing import Any
+
+import numpy as np
+
+from jax_attn.bench import workloads
+from jax_attn.bench.implementations import IMPLEMENTATIONS
+from jax_attn.bench.program import Program, UnsuitedError
+from jax_attn.bench.record import Workload
+from jax_attn.bench.worker import imported
+
+TURN_SECONDS = 0.02  # one round's turn: shorter ones would time the clock and the cold caches
+_MOST_CALLS = 1000
+# torch's threads spin for some 12 ms after their work: the next one's turn waits for them.
+_REST_SECONDS = 0.02
+
+
+class Measured:
+    """Answers one request at a time; `load` before all else, `build` before what follows it."""
+
+    def __init__(self, name: str, device: str, threads: int):
+        self.implementation = IMPLEMENTATIONS[name]
+        self.device, self.threads = device, threads
+        self.engine: Any = None
+
+    def load(self) -> None:
+        """Start the framework and the package. Raises ImportError, whatever importing raised."""
+        try:
+            for module in self.implementation.needs:
+                importlib.import_module(module)
+        except Exception as error:
+            raise ImportError(f"does not import: {type(error).__name__}: {error}") from error
+        engine = imported(f"jax_attn.bench.{self.implementation.framework}_engine:Engine")
+        self.engine = engine(self.device, self.threads)
+
+    def build(self, workload: Workload, seed: int) -> str:
+        """Make the program, weights and inputs in place; the kernel's name."""
+        self._drop()
+        builder = self.implementation.builder(workload)
+        placed = {
+            name: self.engine.place(a) for name, a in workloads.arrays(workload, seed).items()
+        }
+        cotangent = placed.pop("cotangent")
+        self.workload, self.seed = workload, seed
+        self.program = imported(builder)(workload, placed, **self.implementation.options)
+        names = workloads.inputs(workload)
+        self.engine.load(self.program, [placed[name] for name in names], cotangent)
+        return self.program.kernel
+
+    def build_product(self, size: int, dtype: str) -> None:
+        """A square matrix product in place of a workload."""
+        self._drop()
+        rng = np.random.default_rng(0)
+        arrays = [rng.standard_normal((size, size), np.float32) for _ in range(2)]
+        placed = [self.engine.place(a.astype(workloads.numpy_dtype(dtype))) for a in arrays]
+        product = imported(f"jax_attn.bench.{self.implementation.framework}_programs:product")
+        self.engine.load(Program(product, {}), placed, None)
+
+    def _drop(self) -> None:
+        self.program = self.workload = None
+        gc.collect()
+
+    def compile(self, mode: str) -> tuple[float | None, int | None]:
+        """(seconds, bytes of the compiler's temporaries).
+
+        Raises UnsuitedError where the scores would not fit in half of what memory is left:
+        a machine that swaps, or kills, measures nothing.
+        """
+        if self.program is not None and self.program.writes_scores:
+            need = workloads.scores_bytes(self.workload, mode)
+            left = self.engine.available()
+            if need > left / 2:
+                raise UnsuitedError(
+                    f"writes every score: {need / 2**30:.1f} GiB at least, "
+                    f"more than half of the {left / 2**30:.1f} GiB left"
+                )
+        return self.engine.compile(mode)
+
+    def first_call(self, mode: str) -> float:
+        """Seconds of the first call after compiling."""
+        started = time.perf_counter()
+        self.engine.call(mode)
+        return time.perf_counter() - started
+
+    def peak(self, mode: str) -> int | None:
+        return self.engine.peak(mode)
+
+    def tensors(self, mode: str) -> dict[str, dict[str, np.ndarray]]:
+        """kind -> name -> array: the sampled rows of the output, gradients of inputs and weights.
+
+        The gradients are those of a cotangent on the sampled rows alone.
+        """
+        w = self.workload
+        cotangent = workloads.arrays(w, self.seed)["cotangent"]
+        cotangent = workloads.sampled_cotangent(w, cotangent)
+        output, inputs, weights = self.engine.tensors(mode, cotangent)
+        made = {"output": {"output": output[:, workloads.sampled_rows(w)]}}
+        if mode != "forward":
+            names = workloads.inputs(w)
+            made["gradient of input"] = dict(zip(names, inputs, strict=True))
+            made["gradient of parameter"] = dict(self.program.canonical(weights))
+        return made
+
+    def calls(self, mode: str) -> int:
+        """How many calls make a turn, from one that is not counted."""
+        taken = max(self.engine.turn(mode, 1), 1e-9)
+        return min(max(math.ceil(TURN_SECONDS / taken), 1), _MOST_CALLS)
+
+    def turn(self, mode: str, calls: int) -> float:
+        """The median seconds of a call; answered when its threads have come to rest."""
+        gc.disable()
+        try:
+            return self.engine.turn(mode, calls)
+        finally:
+            gc.enable()
+            time.sleep(_REST_SECONDS)

@@ -1,0 +1,82 @@
+"""How much more memory a call holds at most: resident set, by one method for every framework."""
+
+import contextlib
+import ctypes
+import gc
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+_STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+
+
+def available() -> int:
+    """Bytes that could be had without swapping."""
+    meminfo = Path("/proc/meminfo")
+    if meminfo.exists():
+        return _kilobytes(meminfo, "MemAvailable")
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+
+
+def peak_during(call: Callable[[], Any]) -> int | None:
+    """Bytes resident at most during `call`, and with what it returns, beyond those before.
+
+    What the allocator kept of earlier calls is given back first: it would hide what this one
+    needs. None where neither Linux's high-water mark nor psutil is there.
+    """
+    gc.collect()
+    _trim()
+    if _resets():
+        _CLEAR.write_text("5")  # the high-water mark falls to what is resident now
+        before = _kilobytes(_STATUS, "VmRSS")
+        kept = call()
+        peak = _kilobytes(_STATUS, "VmHWM")
+        del kept
+        return max(peak - before, 0)
+    return _sampled(call)
+
+
+def _trim() -> None:
+    with contextlib.suppress(AttributeError, OSError, TypeError):  # where it is not glibc
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def _resets() -> bool:
+    try:
+        _CLEAR.write_text("5")
+    except OSError:
+        return False
+    return True
+
+
+def _sampled(call: Callable[[], Any]) -> int | None:
+    try:
+        import psutil
+    except ImportError:
+        return None
+    process, done = psutil.Process(), threading.Event()
+    before = process.memory_info().rss
+    seen = [before]
+
+    def watch() -> None:
+        while not done.wait(0.001):
+            seen.append(process.memory_info().rss)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        kept = call()
+        seen.append(process.memory_info().rss)
+        del kept
+    finally:
+        done.set()
+        watcher.join()
+    return max(seen) - before
+
+
+def _kilobytes(file: Path, name: str) -> int:
+    """The bytes of a line `name:   123 kB`."""
+    line = next(x for x in file.read_text().splitlines() if x.startswith(f"{name}:"))
+    return int(line.split()[1]) * 1024

@@ -1,0 +1,39 @@
+"""The yardstick of a run: the best rate of a square matrix product, by either framework."""
+
+import statistics
+from collections.abc import Iterator, Mapping
+
+from jax_attn.bench.record import MODES
+from jax_attn.bench.rounds import Limits, interleaved
+from jax_attn.bench.worker import Worker, WorkerError
+
+SIZE = 2048
+_LIMITS = Limits(least=7, most=15, seconds=3.0)
+
+
+def measure(
+    workers: Mapping[str, Worker], dtype: str, rates: dict[str, float], seed: int
+) -> Iterator[str]:
+    """Fill `rates`, framework -> FLOP/s of its median call; yields what is being done.
+
+    workers: one a framework, loaded; they have the threads that everything is measured with.
+    """
+    turns, found = {}, {}
+    for framework, worker in workers.items():
+        try:
+            worker.ask("build_product", SIZE, dtype)
+            worker.ask("compile", MODES[0])
+            calls = worker.ask("calls", MODES[0])
+        except WorkerError:
+            continue  # the other framework's rate remains
+        turns[framework] = lambda w=worker, calls=calls: _turn(w, calls)
+    for _ in interleaved(turns, found, "", _LIMITS, seed):
+        rates |= {name: 2 * SIZE**3 / statistics.median(s) for name, s in found.items()}
+        yield "matrix products"
+
+
+def _turn(worker: Worker, calls: int) -> float | None:
+    try:
+        return worker.ask("turn", MODES[0], calls)
+    except WorkerError:
+        return None

@@ -1,0 +1,164 @@
+"""PyTorch's ways to compute a workload. Builders: (workload, tensors) -> `Program`."""
+
+import math
+from functools import partial
+
+import numpy as np
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch.nn.attention import SDPBackend
+
+import torch_ref
+from jax_attn.bench.program import Program, UnsuitedError, from_design, in_design
+from jax_attn.bench.record import Workload
+from jax_attn.transfer import LAYOUTS, as_numpy
+
+Tensors = dict[str, torch.Tensor]
+
+
+def sdpa_core(workload: Workload, tensors: Tensors) -> Program:
+    kernel = _sdpa_kernel(workload, tensors["query"])
+    call = partial(_sdpa, is_causal=workload.is_causal)
+    return Program(call, {}, kernel=kernel, writes_scores=kernel.endswith("math"))
+
+
+def _sdpa(query, key, value, *, is_causal: bool) -> torch.Tensor:
+    attended = F.scaled_dot_product_attention(
+        query.transpose(1, 2),
+        key.transpose(1, 2),
+        value.transpose(1, 2),
+        is_causal=is_causal,
+        enable_gqa=key.shape[2] != query.shape[2],
+    )
+    return attended.transpose(1, 2)
+
+
+def _sdpa_kernel(w: Workload, like: torch.Tensor) -> str:
+    """Which of its kernels torch chooses for these shapes."""
+    options = {"dtype": like.dtype, "device": like.device}
+    query = torch.empty(w.B, w.N, 1, w.H, **options).expand(-1, -1, w.T, -1)
+    key = torch.empty(w.B, w.K, 1, w.H, **options).expand(-1, -1, w.S, -1)
+    given = {"is_causal": w.is_causal, "enable_gqa": w.K != w.N}
+    chosen = SDPBackend(torch._fused_sdp_choice(query, key, key, **given))
+    return f"SDPA {chosen.name.lower().replace('_attention', '').replace('_', ' ')}"
+
+
+class _Fused(torch_ref.DESIGNS["gqa"]):
+    """The `gqa` design's projections around torch's fused attention."""
+
+    def forward(self, x: torch.Tensor, is_causal: bool) -> torch.Tensor:
+        heads = (-1, self.head_dim)
+        q_BTNH, k_BSKH, v_BSKH = (
+            project(x).unflatten(-1, heads) for project in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        return self.out_proj(_sdpa(q_BTNH, k_BSKH, v_BSKH, is_causal=is_causal).flatten(2))
+
+
+def sdpa_layer(workload: Workload, tensors: Tensors) -> Program:
+    w = workload
+    module = _loaded(_Fused(w.D, w.N, w.K, head_dim=w.H), "gqa", w, tensors)
+    kernel = _sdpa_kernel(w, tensors["x"])
+    call = partial(module, is_causal=w.is_causal)
+    return _program(call, module, "gqa", w, kernel, writes_scores=kernel.endswith("math"))
+
+
+def eager_core(workload: Workload, tensors: Tensors) -> Program:
+    del tensors
+    return Program(partial(_softmax, is_causal=workload.is_causal), {}, kernel="softmax(QKᵀ)V")
+
+
+def _softmax(query, key, value, *, is_causal: bool) -> torch.Tensor:
+    """As published: scores, a mask of -inf, softmax, product."""
+    groups = query.shape[2] // key.shape[2]
+    q_BNTH = query.transpose(1, 2)
+    k_BNSH, v_BNSH = (x.transpose(1, 2).repeat_interleave(groups, 1) for x in (key, value))
+    scores = torch.matmul(q_BNTH, k_BNSH.transpose(-1, -2)) / math.sqrt(query.shape[-1])
+    if is_causal:
+        future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+        scores = scores.masked_fill(future, float("-inf"))
+    return torch.matmul(F.softmax(scores, dim=-1), v_BNSH).transpose(1, 2)
+
+
+def eager_layer(workload: Workload, tensors: Tensors) -> Program:
+    module, given, published = published_layer(workload, tensors)
+    return _program(partial(module, **given), module, published, workload, published)
+
+
+def published_layer(
+    workload: Workload, tensors: Tensors
+) -> tuple[torch.nn.Module, dict[str, torch.Tensor], str]:
+    """The published module, what it is given besides x, and its design's name.
+
+    Multi-head, multi-query or, where the published code has neither, grouped-query.
+    """
+    w = workload
+    published = {w.N: "masked_mha", 1: "mqa"}.get(w.K, "gqa")
+    if w.H * w.N != w.D:
+        published = "gqa"
+    sizes = (w.D, w.N, w.K) if published == "gqa" else (w.D, w.N)
+    options = {"head_dim": w.H} if published == "gqa" else {}
+    module = _loaded(torch_ref.DESIGNS[published](*sizes, **options), published, w, tensors)
+    given = {}
+    if w.is_causal:
+        visible = torch.ones(w.T, w.S, dtype=torch.bool, device=tensors["x"].device).tril()
+        given = {"mask": visible if published == "gqa" else visible.int()}
+    return module, given, published
+
+
+def torch_mha_layer(workload: Workload, tensors: Tensors) -> Program:
+    w = workload
+    if (w.K, w.N * w.H) != (w.N, w.D):
+        raise UnsuitedError("nn.MultiheadAttention has as many key/value heads as query heads")
+    module = torch.nn.MultiheadAttention(w.D, w.N, batch_first=True)
+    module = _loaded(module, "torch_mha", w, tensors)
+    given = {"need_weights": False}
+    if w.is_causal:
+        hidden = torch.ones(w.T, w.S, dtype=torch.bool, device=tensors["x"].device).triu(1)
+        given |= {"attn_mask": hidden, "is_causal": True}
+
+    def call(x: torch.Tensor) -> torch.Tensor:
+        return module(x, x, x, **given)[0]
+
+    return _program(call, module, "torch_mha", w, "fast path, SDPA with gradients")
+
+
+def compiled_core(workload: Workload, tensors: Tensors) -> Program:
+    eager = eager_core(workload, tensors)
+    return Program(_compiled(eager.call), {}, kernel="inductor", compiled=True)
+
+
+def compiled_layer(workload: Workload, tensors: Tensors) -> Program:
+    eager = eager_layer(workload, tensors)
+    call = _compiled(eager.call)
+    return Program(call, eager.weights, eager.canonical, kernel="inductor", compiled=True)
+
+
+def _compiled(call):
+    torch._dynamo.reset()  # programs of earlier workloads would count as recompilations
+    return torch.compile(call, fullgraph=True, dynamic=False)
+
+
+def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return a @ b
+
+
+def _loaded(module: torch.nn.Module, design: str, workload: Workload, tensors: Tensors):
+    """The module with the workload's weights, in evaluation mode, where the inputs are."""
+    given = {k: as_numpy(t) for k, t in tensors.items() if k.endswith((".weight", ".bias"))}
+    x = tensors["x"]
+    state = in_design(workload, LAYOUTS[design], given)
+    module.to(x.device, x.dtype).eval()
+    module.load_state_dict({name: tensor(a) for name, a in state.items()})
+    return module
+
+
+def tensor(array: np.ndarray) -> torch.Tensor:
+    """A copy in the array's own dtype; bfloat16, which NumPy lacks, exactly by way of float32."""
+    wide = array.astype(np.float32) if array.dtype.name == "bfloat16" else array.copy()
+    return torch.from_numpy(wide).to(getattr(torch, array.dtype.name))
+
+
+def _program(call, module, design: str, workload: Workload, kernel: str, writes_scores=True):
+    weights = dict(module.named_parameters())
+    back = partial(from_design, workload, LAYOUTS[design])
+    return Program(call, weights, back, kernel=kernel, writes_scores=writes_scores)

@@ -1,0 +1,137 @@
+"""What is measured: named workloads, and the arrays that everyone gets. No framework."""
+
+import zlib
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from jax_attn.bench.record import Workload
+
+DTYPES = ("float32", "bfloat16", "float16")
+SEED = 0
+
+
+def _layer(name: str, B: int, L: int, D: int, N: int, K: int = 0, H: int = 0, **options):
+    return Workload(name, True, B, L, L, N, K or N, H or D // N, D, **options)
+
+
+def _core(name: str, L: int, **options) -> Workload:
+    return Workload(name, False, 1, L, L, 8, 8, 64, **options)
+
+
+def _long(preset: str, *lengths: int) -> tuple[Workload, ...]:
+    """Full attention at every length, then causal."""
+    full = [_core(f"{preset}/{L}", L) for L in lengths]
+    return (*full, *(_core(f"{preset}/{L}/causal", L, is_causal=True) for L in lengths))
+
+
+def _causal(name: str, D: int, N: int, **heads: int) -> Workload:
+    return _layer(name, 1, 1024, D, N, is_causal=True, **heads)
+
+
+_SEEDS = tuple(
+    _layer(f"seeds/{B}x{L}x{D}", B, L, D, 8)
+    for B, L, D in ((2, 5, 64), (32, 10, 64), (2, 10, 512), (1, 10, 512))
+)
+_LAYERS = tuple(
+    _layer(f"layers/{B}x{L}x{D}", B, L, D, 8) for B, L, D in ((8, 512, 512), (2, 2048, 512))
+)
+_BERT = tuple(_layer(f"bert/{L}", 8, L, 768, 12) for L in (128, 512))
+_LONG = _long("long", 2048, 4096, 8192)
+
+# Layers are named batch x length x embed_dim, the others by their length.
+PRESETS: Mapping[str, tuple[Workload, ...]] = {
+    "quick": (_BERT[0], _LONG[0]),
+    "seeds": _SEEDS,
+    "layers": _LAYERS,
+    "bert": _BERT,  # BERT-base
+    "gpt2": (_causal("gpt2/1024", 768, 12),),
+    "llama": (_causal("llama/1024", 2048, 32, K=8, H=64),),  # Llama-3.2-1B
+    "mqa": (_causal("mqa/1024", 2048, 16, K=1, H=128),),  # santacoder
+    "long": _LONG,
+    "longest": _long("longest", 16384, 32768),
+    "targets": (*_SEEDS[:3], *_LAYERS, *_LONG),
+}
+
+
+def chosen(presets: tuple[str, ...], dtype: str = "float32") -> tuple[Workload, ...]:
+    """The workloads of these presets in `dtype`, each once, in order."""
+    found = dict.fromkeys(w for preset in presets for w in PRESETS[preset])
+    return tuple(replace(w, dtype=dtype) for w in found)
+
+
+def inputs(workload: Workload) -> tuple[str, ...]:
+    """The names of what is attended with: the rest of the arrays are weights."""
+    return ("x",) if workload.layer else ("query", "key", "value")
+
+
+def arrays(workload: Workload, seed: int = SEED) -> dict[str, np.ndarray]:
+    """Inputs, weights and "cotangent" by name, in the workload's dtype: the same for everyone.
+
+    Inputs and the cotangent are standard normal; weights, under the torch names of the `gqa`
+    design, normal with the spread of torch.nn.Linear's initial ones.
+    """
+    w = workload
+    rng = np.random.default_rng([seed, zlib.crc32(w.name.encode())])
+
+    def normal(*shape: int, spread: float = 1.0) -> np.ndarray:
+        drawn = rng.standard_normal(shape, np.float32)
+        return (np.float32(spread) * drawn).astype(numpy_dtype(w.dtype))
+
+    if not w.layer:
+        return {
+            "query": normal(w.B, w.T, w.N, w.H),
+            "key": normal(w.B, w.S, w.K, w.H),
+            "value": normal(w.B, w.S, w.K, w.H),
+            "cotangent": normal(w.B, w.T, w.N, w.H),
+        }
+    made = {"x": normal(w.B, w.T, w.D), "cotangent": normal(w.B, w.T, w.D)}
+    heads, groups = w.N * w.H, w.K * w.H
+    sizes = {"q": (heads, w.D), "k": (groups, w.D), "v": (groups, w.D), "out": (w.D, heads)}
+    for part, (rows, columns) in sizes.items():
+        spread = (3 * columns) ** -0.5
+        made[f"{part}_proj.weight"] = normal(rows, columns, spread=spread)
+        made[f"{part}_proj.bias"] = normal(rows, spread=spread)
+    return made
+
+
+def numpy_dtype(name: str) -> np.dtype:
+    """NumPy's dtype of that name; bfloat16 is ml_dtypes'."""
+    if name == "bfloat16":
+        import ml_dtypes
+
+        return np.dtype(ml_dtypes.bfloat16)
+    return np.dtype(name)
+
+
+def scores_bytes(workload: Workload, mode: str) -> int:
+    """What an implementation that writes every score holds at least, its peak.
+
+    Scores and their softmax in float32 forward; as much again for their gradients.
+    """
+    scores = 4 * workload.B * workload.N * workload.T * workload.S
+    return scores * (2 if mode == "forward" else 4)
+
+
+def sampled_rows(workload: Workload) -> np.ndarray:
+    """The queries by which a workload is judged, sorted: all of them where that costs little.
+
+    The reference is run many times over in float64 with every operation perturbed, and its
+    cost is that of the scores of these rows: at most four million of them, but 16 rows at
+    least, the first and the last always there.
+    """
+    most = max(4_000_000 // (workload.B * workload.N * workload.S), 16)
+    most = min(most, 128, workload.T)
+    if most == workload.T:
+        return np.arange(workload.T)
+    inner = np.random.default_rng(SEED).choice(workload.T - 2, most - 2, replace=False) + 1
+    return np.sort(np.concatenate([[0, workload.T - 1], inner]))
+
+
+def sampled_cotangent(workload: Workload, cotangent: np.ndarray) -> np.ndarray:
+    """The cotangent on the sampled rows alone: every gradient then depends on no other row."""
+    kept = np.zeros_like(cotangent)
+    rows = sampled_rows(workload)
+    kept[:, rows] = cotangent[:, rows]
+    return kept

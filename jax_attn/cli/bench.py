@@ -1,0 +1,199 @@
+"""`jax-attn bench`: every implementation side by side, timed only where it agrees."""
+
+import os
+import sys
+from pathlib import Path
+
+import click
+
+from jax_attn.cli.bench_compare import command as compare
+from jax_attn.cli.verify import FAIL, INCONCLUSIVE, PASS, missing
+from jax_attn.parity.environment import install_line, present, settle_platforms
+
+INTERRUPTED = 130  # as a shell has it
+DTYPES = ("float32", "bfloat16", "float16")
+MODES = ("forward", "forward+backward")
+
+
+@click.group("bench", invoke_without_command=True)
+@click.pass_context
+@click.option("--preset", "presets", multiple=True, help="What is measured; may be repeated.")
+@click.option("--implementation", "names", multiple=True, help="Only this one; may be repeated.")
+@click.option("--mode", "modes", multiple=True, type=click.Choice(MODES), help="Only this mode.")
+@click.option("--baseline", default="sdpa", show_default=True, help="What ratios are over.")
+@click.option("--rounds", type=click.IntRange(1), help="At most so many rounds.")
+@click.option("--threads", type=click.IntRange(1), help="Threads, and cores; all unless given.")
+@click.option("--dtype", type=click.Choice(DTYPES), default="float32", show_default=True)
+@click.option("--device", type=click.Choice(["cpu", "gpu"]), default="cpu", show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="The whole record as JSON on stdout.")
+@click.option("--markdown", "as_markdown", is_flag=True, help="Tables in Markdown on stdout.")
+@click.option(
+    "--plot",
+    "plots",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Draw time, memory and roofline into this directory, SVG and PNG.",
+)
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Keep the record, as JSON, in this file.",
+)
+@click.option("--list", "listing", is_flag=True, help="Presets, and implementations here or not.")
+def command(
+    context: click.Context,
+    presets: tuple[str, ...],
+    names: tuple[str, ...],
+    modes: tuple[str, ...],
+    baseline: str,
+    rounds: int | None,
+    threads: int | None,
+    dtype: str,
+    device: str,
+    as_json: bool,
+    as_markdown: bool,
+    plots: Path | None,
+    output: Path | None,
+    listing: bool,
+) -> None:
+    """Time attention in PyTorch and JAX side by side.
+
+    Each implementation is judged against float64 first; one that disagrees is excluded. The
+    rest run in processes of their own, in interleaved rounds, with the same threads. Ctrl-C
+    ends the run and keeps what was measured.
+
+    Exit status: 1 where an implementation is excluded, 4 where no verdict could be had, 130
+    where the run was interrupted.
+    """
+    if context.invoked_subcommand is not None:
+        return
+    if listing:
+        click.echo(catalogue())
+        return
+    if as_json and as_markdown:
+        raise click.UsageError("--json, --markdown: expected one of them, got both")
+    presets = presets or ("quick",)
+    check_names(presets, names, baseline)
+    if not present("torch"):
+        missing(f"torch is not installed, and is the baseline: {install_line('torch')}")
+    if plots is not None and not present("matplotlib"):
+        missing(f"matplotlib is not installed, and --plot draws with it: {install_line('bench')}")
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # workers need the card too
+    settle_platforms()
+    if device == "gpu":
+        check_gpu()
+    record = measured(presets, names, modes or MODES, baseline, rounds, threads, dtype, device)
+    show(record, as_json, as_markdown, plots, output)
+    sys.exit(status(record))
+
+
+command.add_command(compare)
+
+
+def catalogue() -> str:
+    """What can be asked for, a line each."""
+    from jax_attn.bench.implementations import IMPLEMENTATIONS
+    from jax_attn.bench.workloads import PRESETS
+
+    lines = ["presets"]
+    lines += [f"  {name:20} {', '.join(w.name for w in PRESETS[name])}" for name in PRESETS]
+    lines += ["implementations"]
+    lines += [f"  {i.name:20} {i.absent or i.framework}" for i in IMPLEMENTATIONS.values()]
+    return "\n".join(lines)
+
+
+def check_names(presets, names, baseline) -> None:
+    """Raise UsageError with every name that is not known."""
+    from jax_attn.bench.implementations import IMPLEMENTATIONS
+    from jax_attn.bench.workloads import PRESETS
+
+    given = {
+        "--preset": (presets, PRESETS),
+        "--implementation": (names, IMPLEMENTATIONS),
+        "--baseline": ((baseline,), IMPLEMENTATIONS),
+    }
+    problems = [
+        f"{option}: expected one of {', '.join(known)}, got {', '.join(unknown)}"
+        for option, (asked, known) in given.items()
+        if (unknown := [name for name in asked if name not in known])
+    ]
+    if problems:
+        raise click.UsageError("\n".join(problems))
+
+
+def check_gpu() -> None:
+    from jax_attn.cli.verify import available
+
+    if "gpu" not in available():
+        missing(
+            "no GPU that jax can use is here; with an NVIDIA GPU and driver: "
+            f"{install_line('cuda12')} (CUDA 12) or {install_line('cuda13')} (CUDA 13)"
+        )
+
+
+def measured(presets, names, modes, baseline, rounds, threads, dtype, device):
+    """The record of a run, with a progress bar on stderr; Ctrl-C ends it early."""
+    from jax_attn.bench import workloads
+    from jax_attn.bench.implementations import IMPLEMENTATIONS
+    from jax_attn.bench.measure import Plan, Session
+    from jax_attn.bench.rounds import Limits
+    from jax_attn.bench.worker import usable_cores
+    from jax_attn.cli.progress import counted
+
+    cores = usable_cores()
+    if threads is not None and threads > cores:
+        raise click.UsageError(
+            f"--threads: expected at most {cores}, the cores here, got {threads}"
+        )
+    plan = Plan(
+        workloads.chosen(presets, dtype),
+        names or tuple(IMPLEMENTATIONS),
+        threads or cores,
+        tuple(mode for mode in MODES if mode in modes),
+        baseline,
+        device,
+        Limits.of(rounds),
+    )
+    if (load := os.getloadavg()[0]) > 0.5 * cores:
+        click.echo(f"Warning: the machine is busy: load {load:.1f} on {cores} cores", err=True)
+    interrupted = False
+    with Session(plan) as session:
+        try:
+            for _ in counted(session.run(), session.steps):
+                pass
+        except KeyboardInterrupt:
+            interrupted = True
+            click.echo("interrupted: what was measured until now follows", err=True)
+        return session.record(interrupted)
+
+
+def show(record, as_json: bool, as_markdown: bool, plots: Path | None, output: Path | None) -> None:
+    """Print the record, and write what was asked for."""
+    from jax_attn.bench import table
+    from jax_attn.parity import report
+
+    if output is not None:
+        report.write(output.parent, {output.name: record.to_json()})
+    if as_json:
+        click.echo(record.to_json())
+    elif as_markdown:
+        click.echo(table.markdown(record))
+    else:
+        report.console().print(table.terminal(record))
+    if plots is not None:
+        from jax_attn.bench.plot import draw
+
+        for path in draw(record, plots):
+            click.echo(f"drawn: {path}", err=True)
+
+
+def status(record) -> int:
+    from jax_attn.bench.record import Status
+    from jax_attn.parity.compare import Verdict
+
+    if record.interrupted:
+        return INTERRUPTED
+    if any(row.status is Status.EXCLUDED for row in record.rows):
+        return FAIL
+    doubtful = any(row.verdict == Verdict.INCONCLUSIVE for row in record.rows)
+    nothing = not any(row.seconds for row in record.rows)
+    return INCONCLUSIVE if doubtful or nothing else PASS

@@ -23,6 +23,7 @@ ALIKE = {
     "processor": lambda record: record.environment["processor"],
     "cores": lambda record: record.environment["cores"],
     "devices": lambda record: record.environment["devices"],
+    "device": lambda record: record.settings["device"],
     "threads": lambda record: record.settings["threads"],
     "precision": lambda record: record.settings["precision"],
     "baseline": lambda record: record.settings["baseline"],

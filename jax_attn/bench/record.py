@@ -129,7 +129,9 @@ class Row:
     @property
     def error_ratio(self) -> float | None:
         """Its error over torch SDPA's own."""
-        return self.error / self.reference_error if self.reference_error else None
+        if self.error is None or not self.reference_error:
+            return None
+        return self.error / self.reference_error
 
 
 @dataclass(frozen=True)

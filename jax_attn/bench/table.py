@@ -4,8 +4,8 @@ Imports neither framework. What has no time is listed beneath with the reason, n
 """
 
 import re
-from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 from rich import box
 from rich.console import Group
@@ -18,6 +18,21 @@ from jax_attn.bench.record import Record, Row, Status, Workload
 from jax_attn.parity.report import number
 
 COMPILED = "Compiled for a device that is not here: the compiler's figures, not measured"
+_COMPILED = {
+    "level": lambda _: "",  # said once, above
+    "workload": str,
+    "mode": str,
+    "error": str,
+    "missing": str,
+    "target": str,
+    "compiler": str,
+    "seconds": lambda x: f"compiled in {words.seconds(x)}",
+    "flops": lambda x: f"{words.digits(x / 1e9)} GFLOP",
+    "bytes": lambda n: f"accesses {words.size(n)}",
+    "temporaries": lambda n: f"temporaries {words.size(n)}",
+    "arguments": lambda n: f"arguments {words.size(n)}",
+    "outputs": lambda n: f"outputs {words.size(n)}",
+}
 _STYLES = {"PASS": "green", "FAIL": "bold red", "INCONCLUSIVE": "yellow"}
 _SAID = {"faster": "green", "slower": "red"}
 
@@ -61,6 +76,10 @@ class Block(NamedTuple):
     @property
     def title(self) -> str:
         return f"{self.workload.name}, {self.mode}"
+
+    def about(self, record: Record) -> str:
+        judged = words.judged(record, self.workload)
+        return "; ".join(filter(None, (words.shape(self.workload), judged)))
 
 
 def roofline_share(row: Row, record: Record) -> float | None:
@@ -112,14 +131,14 @@ def terminal(record: Record) -> Group:
     """Head, blocks, what is absent, what was compiled: for a rich console."""
     parts: list = [Text(line, style="dim") for line in words.place(record)]
     for block in blocks(record):
-        parts += [Text(), Text.assemble((block.title, "bold"), f"  {words.shape(block.workload)}")]
+        parts += [Text(), Text.assemble((block.title, "bold"), f"  {block.about(record)}")]
         if block.measured:
             parts.append(_table(block, record))
         parts += [Text(f"- {name}: {what}") for name, what in block.notes]
     parts += [Text(), *(Text(f"- {name}: {what}") for name, what in absent(record))]
     if record.compiled:
         parts += [Text(), Text(COMPILED, style="bold")]
-        parts += [Text(f"- {_compiled(item)}") for item in record.compiled]
+        parts += [Text(f"- {compiled(item)}") for item in record.compiled]
     return Group(*parts, Text(), Text(legend(record), style="dim"))
 
 
@@ -136,8 +155,10 @@ def _table(block: Block, record: Record) -> Table:
     return table
 
 
-def _compiled(item) -> str:
-    return ", ".join(f"{name} {value}" for name, value in item.items())
+def compiled(item: Mapping[str, Any]) -> str:
+    """One item of `Record.compiled`, in a line."""
+    said = (_COMPILED.get(name, f"{name} {{}}".format)(value) for name, value in item.items())
+    return ", ".join(filter(None, said))
 
 
 def comparison(found: Comparison) -> Group:
@@ -195,12 +216,12 @@ def markdown(record: Record) -> str:
     """The same, as a file."""
     lines = ["# Benchmark", "", *(f"- {line}" for line in words.place(record))]
     for block in blocks(record):
-        lines += ["", f"## {block.title}", "", words.shape(block.workload), ""]
+        lines += ["", f"## {block.title}", "", block.about(record), ""]
         lines += [*_pipes(block, record), ""] if block.measured else []
         lines += [f"- {name}: {what}" for name, what in block.notes]
     for title, items in (
         ("Not here", [f"{name}: {what}" for name, what in absent(record)]),
-        (COMPILED, [_compiled(item) for item in record.compiled]),
+        (COMPILED, [compiled(item) for item in record.compiled]),
     ):
         lines += ["", f"## {title}", "", *(f"- {item}" for item in items)] if items else []
     lines += ["", legend(record)]

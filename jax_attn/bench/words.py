@@ -1,6 +1,8 @@
 """How the bench says figures and places, alike in tables, plots and comparisons."""
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 from jax_attn.bench.record import Ratio, Record, Workload
 
@@ -38,7 +40,8 @@ def digits(x: float | None, count: int = 3) -> str:
         return DASH
     if math.isinf(x):
         return "∞"
-    places = count - 1 - math.floor(math.log10(abs(x))) if x else 0
+    # The exponent of what is left after rounding: 0.9999 has that of 1.
+    places = count - 1 - int(f"{x:.{count - 1}e}".partition("e")[2])
     return f"{round(x, places):,.{max(places, 0)}f}"
 
 
@@ -68,34 +71,48 @@ def shape(w: Workload) -> str:
     return f"{what}, B={w.B} {lengths} {heads} H={w.H}{width}{causal}, {w.dtype}"
 
 
+# Settings that are said elsewhere: beside the roofline, and with each workload.
+MATRIX_PRODUCTS, JUDGED_ROWS = "matrix_product_flops_per_s", "judged_rows"
+
+
 def place(record: Record) -> list[str]:
     """Machine, versions, settings and roofline: a line each."""
     at = record.environment
-    devices = ", ".join(at["devices"])
-    packages = ", ".join(f"{name} {version}" for name, version in at["packages"].items())
-    settings = ", ".join(
-        f"{name.replace('_', ' ')} {_plain(v)}" for name, v in record.settings.items()
-    )
-    roofline = ", ".join(f"{name} {gflops(rate)} GFLOP/s" for name, rate in record.roofline.items())
+    machine = [at["processor"], f"{at['cores']} cores", *at["devices"], at["platform"]]
+    if "load_average" in at:
+        machine.append(f"load {at['load_average']:.2f} at the start")
+    packages = [f"{name} {version}" for name, version in at["packages"].items()]
+    settings = [
+        f"{name.replace('_', ' ')} {_plain(value)}"
+        for name, value in record.settings.items()
+        if name not in (MATRIX_PRODUCTS, JUDGED_ROWS)
+    ]
+    roofline = [f"{name} {gflops(rate)} GFLOP/s" for name, rate in record.roofline.items()]
+    products = record.settings.get(MATRIX_PRODUCTS, {})
+    products = [f"by {name} {gflops(rate)}" for name, rate in products.items()]
     lines = [
-        f"machine: {at['processor']}, {at['cores']} cores, {devices}, {at['platform']}",
-        f"versions: Python {at['python']}, {packages}",
-        f"settings: {settings}",
-        f"GEMM roofline of this run: {roofline or DASH}",
+        f"machine: {', '.join(machine)}",
+        f"versions: {', '.join(['Python ' + at['python'], *packages])}",
+        f"settings: {', '.join(settings)}",
+        f"GEMM roofline of this run: {', '.join(roofline + products) or DASH}",
     ]
     if record.interrupted:
         lines.append("interrupted: these are the rows measured until then")
     return lines
 
 
+def judged(record: Record, workload: Workload) -> str:
+    """Of how many queries the verdicts speak; "" where the record does not say."""
+    rows = record.settings.get(JUDGED_ROWS, {}).get(workload.name)
+    return f"judged on {rows} queries" if rows else ""
+
+
 def gflops(rate: float | None) -> str:
     return DASH if rate is None else digits(rate / 1e9)
 
 
-def _plain(value) -> str:
+def _plain(value: Any) -> str:
     """A setting in words; one with parts as its parts."""
-    if isinstance(value, dict):
-        return "(" + ", ".join(f"{k} {_plain(v)}" for k, v in value.items()) + ")"
-    if isinstance(value, list | tuple):
-        return " ".join(map(_plain, value))
+    if isinstance(value, Mapping):
+        return "(" + ", ".join(f"{name} {_plain(part)}" for name, part in value.items()) + ")"
     return f"{value:.4g}" if isinstance(value, float) else str(value)

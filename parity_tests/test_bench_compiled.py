@@ -1,0 +1,61 @@
+"""Our programs through the TPU's compiler, for the bench. Where libtpu is absent, the one thing
+checked of each is that it is refused with the line that installs it."""
+
+import jax
+import pytest
+
+from jax_attn.bench import compiled
+from jax_attn.bench.record import MODES, Workload
+from jax_attn.bench.table import COMPILED
+from jax_attn.parity.compiled import why_no_tpu_compiler
+
+CORE = Workload("core", False, 1, 5, 7, 6, 3, 8)
+LAYER = Workload("layer", True, 2, 5, 5, 6, 3, 8, 48, is_causal=True)
+
+
+@pytest.mark.parametrize(
+    ("workload", "modes"), [(CORE, MODES), (LAYER, MODES[:1])], ids=["core", "layer"]
+)
+def test_each_mode_is_compiled(workload, modes):
+    found = compiled.for_tpu((workload,), modes)
+    if why_no_tpu_compiler() is not None:
+        assert found == ({"level": compiled.LEVEL, "missing": why_no_tpu_compiler()},)
+        return
+    assert [(item["workload"], item["mode"]) for item in found] == [
+        (workload.name, m) for m in modes
+    ]
+    for item in found:
+        assert item["target"].startswith("TPU v5")
+        assert item["compiler"].startswith("libtpu ")
+        assert item["level"] == compiled.LEVEL
+        assert item["kernel"]
+        assert {"bytes", "temporaries", "arguments", "outputs"} <= item.keys()
+        # No more can be asked of XLA's count: it has the body of a loop once.
+        assert item["flops"] > 0
+        assert item["useful_flops"] == workload.flops(item["mode"])
+    flops = [item["flops"] for item in found]
+    assert all(more > 2 * flops[0] for more in flops[1:]), "the backward pass is in it"
+
+
+def test_a_program_that_the_compiler_refuses_says_why(monkeypatch):
+    def refuse(*args):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory\nand more")
+
+    monkeypatch.setattr(compiled, "why_no_tpu_compiler", lambda: None)
+    monkeypatch.setattr(compiled, "compile_for_tpu", refuse)
+    (item,) = compiled.for_tpu((CORE,), ("forward",))
+    assert item["error"] == "RESOURCE_EXHAUSTED: out of memory"
+    assert "flops" not in item
+
+
+def test_without_libtpu_the_line_that_installs_it_is_named(monkeypatch):
+    monkeypatch.setattr(compiled, "why_no_tpu_compiler", lambda: "no libtpu: pip install it")
+    assert compiled.for_tpu((CORE, LAYER), MODES) == (
+        {"level": compiled.LEVEL, "missing": "no libtpu: pip install it"},
+    )
+
+
+@pytest.mark.parametrize("word", ["compiler's figures", "not measured"])
+def test_it_is_labelled_as_the_compilers(word):
+    assert word in compiled.LEVEL
+    assert word in COMPILED

@@ -1,6 +1,7 @@
 """One call of attention, checked: what every kernel is given."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,11 @@ from jax_attn.attention.dropout import Dropout
 from jax_attn.attention.mask import Mask
 
 
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["query", "key", "value", "mask", "bias", "dropout"],
+    meta_fields=["scale", "softcap", "precision"],
+)
 @dataclasses.dataclass(frozen=True, eq=False)
 class Call:
     """The arguments of attention, known to fit together. The arrays may be abstract.

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 
 import jax
 
-from jax_attn.attention import checks, dense
+from jax_attn.attention import blocked, checks, dense
 from jax_attn.attention.call import Call
 
 
@@ -24,6 +24,7 @@ class Kernel:
 
 # In the order in which they are tried.
 KERNELS: Mapping[str, Kernel] = {
+    "blocked": Kernel(blocked.attention, blocked.refusals, "holds no T×S array"),
     "dense": Kernel(dense.attention, dense.refusals, "writes every score out and serves any call"),
 }
 

@@ -1,7 +1,11 @@
 """Dropout whose mask can be handed in, so that two frameworks can be compared."""
 
+import math
+
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.extend.random import threefry_2x32
 
 from jax_attn.attention import checks
 
@@ -12,7 +16,8 @@ class Dropout:
 
     rate: a plain number in [0, 1], static. 0 changes nothing, 1 gives zeros.
     Exactly one of
-    key: a jax.random key; each element is kept by ``jax.random.bernoulli(key, 1 − rate)``;
+    key: a jax.random key; whether an element is kept is a function of the key and of its place
+    alone, so that a kernel that never holds all of them draws the same ones, block by block;
     keep: a boolean array, True = kept, that broadcasts to what is dropped from: (B, N, T, S)
     for attention weights.
 
@@ -42,7 +47,25 @@ class Dropout:
             return jnp.zeros_like(x)
         keep = self.keep
         if keep is None:
-            keep = jax.random.bernoulli(self.key, 1 - self.rate, x.shape)
+            rows = jnp.arange(math.prod(x.shape[:-1]), dtype=jnp.uint32)
+            columns = jnp.arange(x.shape[-1], dtype=jnp.uint32)
+            keep = self.drawn(rows.reshape(*x.shape[:-1], 1), columns)
+        return self.where(keep, x)
+
+    def drawn(self, rows: jax.Array, columns: jax.Array) -> jax.Array:
+        """Which elements are kept, at these places.
+
+        rows, columns: uint32, broadcast together; an element's row counts its leading axes
+        through (of (B, N, T, S): (b·N + n)·T + t, modulo 2³²), its column is the last (s).
+        """
+        words = jax.random.bits(self.key, (2,), jnp.uint32)
+        places = jnp.stack(jnp.broadcast_arrays(rows, columns))
+        hashed = threefry_2x32((words[0], words[1]), places.ravel())[: places.size // 2]
+        limit = np.uint32(min(round((1 - self.rate) * 2**32), 2**32 - 1))
+        return hashed.reshape(places.shape[1:]) < limit
+
+    def where(self, keep: jax.Array, x: jax.Array) -> jax.Array:
+        """x where it is kept, scaled; else 0. 0 < rate < 1."""
         return jnp.where(keep, x / (1 - self.rate), jnp.zeros_like(x))
 
     def tree_flatten_with_keys(self):

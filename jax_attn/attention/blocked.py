@@ -1,0 +1,201 @@
+"""Attention tile by tile: no T×S array, forward or backward, on any backend.
+
+Forward, the softmax is taken online (Milakov & Gimelshein, 2018; Rabe & Staats, 2021): each
+row of tiles keeps its running maximum, sum and weighted mean. Backward, each tile's weights are
+computed again from the saved log-sum-exp (Dao et al., "FlashAttention-2", 2023).
+"""
+
+import dataclasses
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jax_attn.attention import dense
+from jax_attn.attention.call import Call
+from jax_attn.attention.tile import Sizes, Tile
+
+
+def refusals(call: Call) -> list[str]:
+    """Why this kernel cannot serve the call: it always can."""
+    del call
+    return []
+
+
+def attention(call: Call) -> jax.Array:
+    """softmax(scale·QKᵀ)·V with all that the call asks for; (B, T, N, Hv)."""
+    if call.dropout is not None and call.dropout.rate in (0, 1):
+        if call.dropout.rate:
+            return jnp.zeros((*call.query.shape[:3], call.value.shape[3]), call.query.dtype)
+        call = dataclasses.replace(call, dropout=None)
+    if not call.B:
+        return dense.attention(call)
+    return _attention(tile_sizes(call), call)
+
+
+def tile_sizes(call: Call) -> Sizes:
+    T = min(call.T, 1024)
+    K = math.gcd(call.K, 4)
+    return Sizes(K=K, T=T, S=min(call.S, 256))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attention(sizes: Sizes, call: Call) -> jax.Array:
+    return _forward(sizes, call)[0].astype(call.query.dtype)
+
+
+def _attention_fwd(sizes, call):
+    out, lse = _forward(sizes, call)
+    return out.astype(call.query.dtype), (call, out, lse)
+
+
+def _attention_bwd(sizes, saved, d_out):
+    return (_backward(sizes, *saved, d_out),)
+
+
+_attention.defvjp(_attention_fwd, _attention_bwd)
+
+
+def _forward(sizes: Sizes, call: Call) -> tuple[jax.Array, jax.Array]:
+    """The output (B, T, N, Hv) and the log-sum-exp (B, N, T), +∞ where nothing is visible.
+
+    Both in the softmax's dtype.
+    """
+    dtype = call.softmax_dtype
+    rows_KGT = (sizes.K, call.G, sizes.T)
+    Hv = call.value.shape[3]
+
+    def row(n, made):
+        row = Tile.row(call, sizes, n)
+        q_KGTH = row.queries(call.query).astype(dtype)
+
+        def column(j, running):
+            max_KGT, sum_KGT, out_KGTH = running
+            tile = row.column(j)
+            scores = _scores(tile, _products(tile, q_KGTH), *_additive(tile))
+            new_KGT = jnp.maximum(max_KGT, scores.max(axis=-1))
+            # A row that has seen nothing yet has no maximum to subtract.
+            base_KGT = jnp.where(new_KGT == -jnp.inf, 0, new_KGT)
+            # Without the barrier XLA computes the exponentials twice: for the sum, and for V.
+            p_KGTS = lax.optimization_barrier(jnp.exp(scores - base_KGT[..., None]))
+            kept_KGT = jnp.exp(max_KGT - base_KGT)
+            sum_KGT = sum_KGT * kept_KGT + p_KGTS.sum(axis=-1)
+            p_KGTS = _dropped(tile, p_KGTS)
+            v_KSH = tile.keys(call.value).astype(dtype)
+            more_KGTH = _dot("KGTS,KSH->KGTH", p_KGTS, v_KSH, call)
+            return new_KGT, sum_KGT, out_KGTH * kept_KGT[..., None] + more_KGTH
+
+        nothing = (
+            jnp.full(rows_KGT, -jnp.inf, dtype),
+            jnp.zeros(rows_KGT, dtype),
+            jnp.zeros((*rows_KGT, Hv), dtype),
+        )
+        max_KGT, sum_KGT, out_KGTH = lax.fori_loop(*row.reach(), column, nothing)
+        empty_KGT = sum_KGT == 0
+        sum_KGT = jnp.where(empty_KGT, 1, sum_KGT)
+        lse_KGT = jnp.where(empty_KGT, jnp.inf, max_KGT + jnp.log(sum_KGT))
+        out, lse = made
+        return row.put_queries(out, out_KGTH / sum_KGT[..., None]), row.put_rows(lse, lse_KGT)
+
+    out = jnp.zeros((call.B, call.T, call.N, Hv), dtype)
+    lse = jnp.zeros((call.B, call.N, call.T), dtype)
+    return lax.fori_loop(0, _rows(call, sizes), row, (out, lse))
+
+
+def _backward(sizes: Sizes, call: Call, out, lse, d_out) -> Call:
+    """The cotangents of query, key, value and bias, in a Call whose other arrays are None."""
+    dtype = call.softmax_dtype
+    d_out = d_out.astype(dtype)
+    delta_BNT = jnp.einsum("BTNH,BTNH->BNT", d_out, out, precision="highest")
+
+    def row(n, grads):
+        row = Tile.row(call, sizes, n)
+        q_KGTH = row.queries(call.query).astype(dtype)
+        d_out_KGTH = row.queries(d_out)
+        # A query that another tile has, too, counts there alone: here it has no weights.
+        lse_KGT = jnp.where(row.own(), row.rows(lse), jnp.inf)
+        delta_KGT = row.rows(delta_BNT)
+
+        def column(j, running):
+            d_q_KGTH, d_key, d_value, d_bias = running
+            tile = row.column(j)
+            k_KSH = tile.keys(call.key).astype(dtype)
+            v_KSH = tile.keys(call.value).astype(dtype)
+            bias, allowed = _additive(tile)
+            scores, pull = jax.vjp(
+                lambda products, bias: _scores(tile, products, bias, allowed),
+                _products(tile, q_KGTH),
+                bias,
+            )
+            p_KGTS = jnp.exp(scores - lse_KGT[..., None])
+            d_p_KGTS = _dropped(tile, _dot("KGTH,KSH->KGTS", d_out_KGTH, v_KSH, call))
+            d_scores = p_KGTS * (d_p_KGTS - delta_KGT[..., None])
+            d_products, d_bias_tile = pull(d_scores)
+            # The head dimension first: XLA:CPU multiplies by a transposed tile at half the speed.
+            d_v_KHS = _dot("KGTH,KGTS->KHS", d_out_KGTH, _dropped(tile, p_KGTS), call)
+            d_k_KHS = _dot("KGTH,KGTS->KHS", q_KGTH, d_products, call)
+            d_q_KGTH += _dot("KGTS,KSH->KGTH", d_products, k_KSH, call)
+            if d_bias is not None:
+                d_bias = tile.add_scores(d_bias, d_bias_tile)
+            return d_q_KGTH, tile.add_keys(d_key, d_k_KHS), tile.add_keys(d_value, d_v_KHS), d_bias
+
+        d_query, *others = grads
+        d_q_KGTH, *others = lax.fori_loop(
+            *row.reach(), column, (jnp.zeros_like(q_KGTH), *others)
+        )
+        return row.add_queries(d_query, d_q_KGTH), *others
+
+    arrays = (call.query, call.key, call.value, call.bias)
+    zeros = [None if x is None else jnp.zeros(x.shape, dtype) for x in arrays]
+    grads = lax.fori_loop(0, _rows(call, sizes), row, tuple(zeros))
+    d_query, d_key, d_value, d_bias = (
+        None if x is None else g.astype(x.dtype) for x, g in zip(arrays, grads, strict=True)
+    )
+    return dataclasses.replace(
+        call, query=d_query, key=d_key, value=d_value, bias=d_bias, mask=None, dropout=None
+    )
+
+
+def _rows(call: Call, sizes: Sizes) -> int:
+    return call.B * (call.K // sizes.K) * -(-call.T // sizes.T)
+
+
+def _dot(letters: str, x: jax.Array, y: jax.Array, call: Call) -> jax.Array:
+    return jnp.einsum(letters, x, y, precision=call.precision)
+
+
+def _products(tile: Tile, q_KGTH: jax.Array) -> jax.Array:
+    k_KSH = tile.keys(tile.call.key).astype(q_KGTH.dtype)
+    return _dot("KGTH,KSH->KGTS", q_KGTH, k_KSH, tile.call)
+
+
+def _additive(tile: Tile):
+    """The tile's bias and what it may attend to; None where there is none."""
+    bias = tile.call.bias
+    bias = None if bias is None else tile.scores(bias).astype(tile.call.softmax_dtype)
+    return bias, tile.allowed()
+
+
+def _scores(tile: Tile, products_KGTS, bias, allowed) -> jax.Array:
+    """Products to scores: scale, softcap, bias, mask."""
+    call = tile.call
+    scores = call.scale * products_KGTS
+    if call.softcap is not None:
+        scores = call.softcap * jnp.tanh(scores / call.softcap)
+    if bias is not None:
+        scores = scores + bias
+    return scores if allowed is None else jnp.where(allowed, scores, -jnp.inf)
+
+
+def _dropped(tile: Tile, x_KGTS: jax.Array) -> jax.Array:
+    """x with the tile's dropout, the same each time."""
+    dropout = tile.call.dropout
+    if dropout is None:
+        return x_KGTS
+    if dropout.keep is not None:
+        keep = tile.scores(dropout.keep)
+    else:
+        keep = dropout.drawn(*tile.places())
+    return dropout.where(keep, x_KGTS)

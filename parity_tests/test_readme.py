@@ -51,10 +51,11 @@ def test_the_report_shown_is_the_one_that_is_printed():
 
 
 def test_the_tables_are_those_of_the_evidence():
-    assert evidence_readme.written(README, evidence_readme.evidence()) == README
+    runs, record = evidence_readme.evidence(), evidence_readme.benchmark()
+    assert evidence_readme.written(README, runs, record) == README
 
 
 def test_that_comparison_can_fail():
-    other = evidence_readme.evidence()
+    other, record = evidence_readme.evidence(), evidence_readme.benchmark()
     next(iter(other.values()))["summary"]["pass"] += 1
-    assert evidence_readme.written(README, other) != README
+    assert evidence_readme.written(README, other, record) != README

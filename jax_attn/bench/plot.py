@@ -31,6 +31,7 @@ STYLE = {
     "xtick.color": INK,
     "ytick.color": INK,
     "svg.hashsalt": "jax-attn",
+    "svg.fonttype": "none",  # words stay words: to be searched, compared, and read aloud
 }
 
 

@@ -1,10 +1,24 @@
-"""Write the README's tables from the evidence: `python parity_tests/evidence/readme.py`."""
+"""Write the README's tables and its plot from the evidence.
+
+    python parity_tests/evidence/readme.py
+
+`*.json` here are runs of `jax-attn verify`, cut down by keep.py; bench/bench.json is a run of
+`jax-attn bench --output`.
+"""
 
 import json
 import re
 from pathlib import Path
 
+import targets
+
+from jax_attn.bench import plot
+from jax_attn.bench.record import Record
+
 HERE = Path(__file__).parent
+BENCH = HERE / "bench" / "bench.json"
+PLOT = BENCH.with_name("time.svg")
+PLOTTED = "time-attention-1x8x64-float32-forward"
 README = HERE.parent.parent / "README.md"
 SHOWN = (
     "weights_mha-float32-causal",
@@ -88,9 +102,21 @@ def measured(runs: dict[str, dict]) -> str:
     return "\n".join(rows)
 
 
-def written(readme: str, runs: dict[str, dict]) -> str:
-    """The README with both tables as the evidence has them."""
-    texts = {"table": table(next(iter(runs.values()))), "measured": measured(runs)}
+def bench(record: Record | None) -> str:
+    """The targets, and the plot."""
+    if record is None:
+        return "Not yet measured."
+    path = PLOT.relative_to(README.parent)
+    return f"{targets.table(record)}\n\n![time of one call against length]({path})"
+
+
+def written(readme: str, runs: dict[str, dict], record: Record | None) -> str:
+    """The README with every table as the evidence has it."""
+    texts = {
+        "table": table(next(iter(runs.values()))),
+        "bench": bench(record),
+        "measured": measured(runs),
+    }
     for name, made in texts.items():
         found = rf"<!-- {name} -->(\n.*?<!-- /{name} -->)?"
         text = block(name, made)
@@ -103,5 +129,13 @@ def evidence() -> dict[str, dict]:
     return {path.stem: json.loads(path.read_text()) for path in sorted(HERE.glob("*.json"))}
 
 
+def benchmark() -> Record | None:
+    """The run of the bench that was kept."""
+    return Record.read(BENCH) if BENCH.exists() else None
+
+
 if __name__ == "__main__":
-    README.write_text(written(README.read_text(), evidence()))
+    record = benchmark()
+    README.write_text(written(README.read_text(), evidence(), record))
+    if record is not None:
+        plot.save(plot.figures(record)[PLOTTED], PLOT)

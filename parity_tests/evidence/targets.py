@@ -1,0 +1,220 @@
+"""The speed targets, each a row: what is asked, and how a record of the bench answers."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from jax_attn.bench import statistics, words
+from jax_attn.bench.record import Record, Row, Workload
+from jax_attn.bench.table import roofline_share
+
+FORWARD, BOTH = "forward", "forward+backward"
+LENGTHS = (2048, 4096, 8192)
+PEERS = ("jax.nn", "flax nnx", "keras")
+LONGEST = 32768
+SMALL = ((2, 5, 64), (32, 10, 64), (2, 10, 512))
+LARGE = ((8, 512, 512), (2, 2048, 512))
+
+
+class Figure(NamedTuple):
+    """value: None where the record lacks it. said: as it stands in the table."""
+
+    value: float | None
+    said: str
+
+
+class Target(NamedTuple):
+    """holds: whether a value meets it; None where it asks for no more than to be stated."""
+
+    what: str
+    asked: str
+    holds: Callable[[float], bool] | None
+    figures: Callable[[Record], list[Figure]]
+
+    def met(self, record: Record) -> str:
+        values = [figure.value for figure in self.figures(record)]
+        if None in values:
+            return "not measured"
+        if self.holds is None:
+            return "stated"
+        return "yes" if all(map(self.holds, values)) else "missed"
+
+
+# --- finding rows -------------------------------------------------------------------------
+
+
+def attention(T: int, is_causal: bool = False) -> Callable[[Workload], bool]:
+    """Attention alone, 1×8×T×64."""
+    sizes = (False, 1, T, T, 8, 8, 64, is_causal)
+    return lambda w: (w.layer, w.B, w.T, w.S, w.N, w.K, w.H, w.is_causal) == sizes
+
+
+def layer(B: int, T: int, D: int) -> Callable[[Workload], bool]:
+    """A whole layer of 8 heads, not causal."""
+    sizes = (True, B, T, T, 8, 8, D, False)
+    return lambda w: (w.layer, w.B, w.T, w.S, w.N, w.K, w.D, w.is_causal) == sizes
+
+
+def rows(record: Record, fits: Callable[[Workload], bool], mode: str) -> dict[str, Row]:
+    """implementation → its row, of those with times."""
+    return {
+        row.implementation: row
+        for row in record.rows
+        if fits(row.workload) and row.mode == mode and row.seconds
+    }
+
+
+def slower(label: str, slow: Row | None, fast: Row | None) -> Figure:
+    """How many times the first's time is the second's; both of the same rounds."""
+    if slow is None or fast is None:
+        return Figure(None, f"{label}: –")
+    found = statistics.ratio(slow.seconds, fast.seconds)
+    return Figure(found.median, f"{label}: {words.ratio(found)}")
+
+
+# --- what the targets ask for ---------------------------------------------------------------
+
+
+def over(peers: tuple[str, ...], mode: str) -> Callable[[Record], list[Figure]]:
+    """By length, how much faster ours is than the fastest of the peers."""
+
+    def figures(record: Record) -> list[Figure]:
+        found = []
+        for T in LENGTHS:
+            here = rows(record, attention(T), mode)
+            each = [
+                slower(f"{T} {peer}" if len(peers) > 1 else str(T), here.get(peer), ours(here))
+                for peer in peers
+            ]
+            lacking = [figure for figure in each if figure.value is None]
+            found += lacking or [min(each, key=lambda figure: figure.value)]
+        return found
+
+    return figures
+
+
+def ours(here: dict[str, Row]) -> Row | None:
+    return here.get(words.OURS)
+
+
+def of_roofline(record: Record) -> list[Figure]:
+    def one(T: int) -> Figure:
+        row = ours(rows(record, attention(T), FORWARD))
+        share = row and roofline_share(row, record)
+        return Figure(share, f"{T}: {words.percent(share)}")
+
+    return [one(T) for T in LENGTHS]
+
+
+def causal_over_full(record: Record) -> list[Figure]:
+    """Of medians: the two are workloads of their own, and have no rounds in common."""
+
+    def one(T: int) -> Figure:
+        pair = [ours(rows(record, attention(T, c), FORWARD)) for c in (True, False)]
+        if None in pair:
+            return Figure(None, f"{T}: –")
+        value = pair[0].median_s / pair[1].median_s
+        return Figure(value, f"{T}: {words.digits(value)}")
+
+    return [one(T) for T in LENGTHS]
+
+
+def temporaries(record: Record) -> list[Figure]:
+    """Bytes, of the longest, by mode."""
+
+    def one(mode: str) -> Figure:
+        row = ours(rows(record, attention(LONGEST), mode))
+        found = row and row.compiler_bytes
+        return Figure(found, f"{mode}: {words.size(found)}")
+
+    return [one(mode) for mode in (FORWARD, BOTH)]
+
+
+def over_fastest(layers: tuple, ours_first: bool) -> Callable[[Record], list[Figure]]:
+    """By layer, ours and the fastest peer's time: ours over it, or it over ours."""
+
+    def one(record: Record, sizes: tuple[int, int, int]) -> Figure:
+        here = rows(record, layer(*sizes), FORWARD)
+        label = "×".join(map(str, sizes))
+        peers = [row for name, row in here.items() if not words.is_ours(name)]
+        fastest = min(peers, key=lambda row: row.median_s, default=None)
+        if fastest:
+            label += f" {fastest.implementation}"
+        pair = (ours(here), fastest)
+        return slower(label, *(pair if ours_first else pair[::-1]))
+
+    return lambda record: [one(record, sizes) for sizes in layers]
+
+
+def errors(record: Record) -> list[Figure]:
+    """Our RMS error over torch SDPA's own, by mode, at the length where it is worst."""
+
+    def one(mode: str) -> Figure:
+        found = [(T, ours(rows(record, attention(T), mode))) for T in LENGTHS]
+        ratios = [(row.error_ratio, T) for T, row in found if row and row.error_ratio is not None]
+        if len(ratios) < len(LENGTHS):
+            return Figure(None, f"{mode}: –")
+        worst, T = max(ratios)
+        return Figure(worst, f"{mode}: {words.digits(worst)} (at {T})")
+
+    return [one(mode) for mode in (FORWARD, BOTH)]
+
+
+def at_least(bound: float) -> Callable[[float], bool]:
+    return lambda value: value >= bound
+
+
+def at_most(bound: float) -> Callable[[float], bool]:
+    return lambda value: value <= bound
+
+
+TARGETS = (
+    Target(
+        "forward, 1×8×L×64, over torch SDPA",
+        "≥ 1.6 times faster",
+        at_least(1.6),
+        over(("sdpa",), FORWARD),
+    ),
+    Target(
+        "the same over the fastest of `jax.nn`'s, flax's and keras'",
+        "≥ 4 times faster",
+        at_least(4),
+        over(PEERS, FORWARD),
+    ),
+    Target("the same, of the run's GEMM roofline", "stated", None, of_roofline),
+    Target("causal over full", "≤ 0.58 of the time", at_most(0.58), causal_over_full),
+    Target(
+        "forward and backward over torch SDPA's",
+        "≥ 1.4 times faster",
+        at_least(1.4),
+        over(("sdpa",), BOTH),
+    ),
+    Target(
+        f"temporaries at L = {LONGEST:,}, by the compiler",
+        "≤ 128 MiB",
+        at_most(128 * words.MIB),
+        temporaries,
+    ),
+    Target(
+        "small layers, time over the fastest peer's",
+        "≤ 1.10",
+        at_most(1.10),
+        over_fastest(SMALL, ours_first=True),
+    ),
+    Target(
+        "large layers over the fastest peer",
+        "≥ 1.3 times faster",
+        at_least(1.3),
+        over_fastest(LARGE, ours_first=False),
+    ),
+    Target("RMS error over torch SDPA's own", "≤ 1.15", at_most(1.15), errors),
+)
+
+
+def table(record: Record) -> str:
+    """The targets as a Markdown table, and where they were measured."""
+    lines = ["| what | target | measured [95% interval] | met? |", "|---" * 4 + "|"]
+    for target in TARGETS:
+        said = "<br>".join(figure.said for figure in target.figures(record))
+        lines.append(f"| {target.what} | {target.asked} | {said} | {target.met(record)} |")
+    lines += ["", *(f"- {line}" for line in words.place(record))]
+    return "\n".join(lines)

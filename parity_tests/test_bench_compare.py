@@ -80,6 +80,17 @@ def test_a_slowdown_within_the_noise_is_no_regression(run):
     assert run(BEFORE, again({"jax-attn": 2.0})).exit_code == 1
 
 
+def test_a_row_that_left_the_rounds_early_is_compared_over_those_it_was_in(run):
+    def early(row):
+        return replace(row, seconds=row.seconds[:6]) if row.implementation == "keras" else row
+
+    after = with_rows(again({"keras": 1.2}), early)
+    outcome = run(BEFORE, after, "--json")
+    slow = [r for r in json.loads(outcome.stdout)["rows"] if r["regression"]]
+    assert outcome.exit_code == 1
+    assert {r["implementation"] for r in slow} == {"keras"}
+
+
 def lost(status: Status):
     def change(row):
         if row.implementation != "jax-attn":

@@ -101,6 +101,11 @@ def test_an_open_interval_is_null_in_a_file_and_reads_back():
     assert Record.from_json(kept.to_json()) == kept
 
 
+def test_only_rounds_that_both_were_in_are_paired():
+    assert statistics.shared([1.0, 2.0, 3.0], [4.0, 5.0]) == ([1.0, 2.0], [4.0, 5.0])
+    assert statistics.shared([1.0], [4.0, 5.0]) == ([1.0], [4.0])
+
+
 REFUSED = {
     "other rounds": (([1.0] * 7, [1.0] * 5), "of the same rounds, got 7 of baseline and 5 of own"),
     "no rounds": (([], []), "baseline: expected rounds .*; own: expected rounds"),

@@ -139,7 +139,8 @@ def compare(before: Record, after: Record, threshold: float) -> Comparison:
             changes.append(Change(old, new, None))
         else:
             times = [
-                (peer.seconds, row.seconds) for peer, row in zip(peers, (old, new), strict=True)
+                statistics.shared(peer.seconds, row.seconds)
+                for peer, row in zip(peers, (old, new), strict=True)
             ]
             changes.append(Change(old, new, statistics.change(*times)))
         if old and new and old.seconds and new.status is Status.EXCLUDED:

@@ -48,6 +48,12 @@ def change(
     return _interval(_medians_ratio(old) / _medians_ratio(new), draws, rounds)
 
 
+def shared(first: Sequence[float], second: Sequence[float]) -> tuple[Sequence[float], ...]:
+    """Both, of the rounds that both were in: a slow implementation leaves a run's rounds early."""
+    rounds = min(len(first), len(second))
+    return first[:rounds], second[:rounds]
+
+
 def _checked(**sides: Sequence[float]) -> np.ndarray:
     """(2, rounds): the baseline's times and its peer's."""
     problems = [

@@ -33,7 +33,7 @@ class Percent(click.ParamType):
 )
 @click.option("--json", "as_json", is_flag=True, help="As JSON on stdout.")
 def command(before: Path, after: Path, threshold: float, as_json: bool) -> None:
-    """Compare two runs kept with --json, each row's time over its own run's baseline.
+    """Compare two runs kept with --output, each row's time over its own run's baseline.
 
     Exit status: 1 where a row is slower by more than --fail, its whole 95% interval above no
     change, or was measured BEFORE and gives wrong numbers AFTER; 2 for what is no record; 3 for

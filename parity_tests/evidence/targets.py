@@ -64,10 +64,10 @@ def rows(record: Record, fits: Callable[[Workload], bool], mode: str) -> dict[st
 
 
 def slower(label: str, slow: Row | None, fast: Row | None) -> Figure:
-    """How many times the first's time is the second's; both of the same rounds."""
+    """How many times the first's time is the second's, in the rounds that both were in."""
     if slow is None or fast is None:
         return Figure(None, f"{label}: –")
-    found = statistics.ratio(slow.seconds, fast.seconds)
+    found = statistics.ratio(*statistics.shared(slow.seconds, fast.seconds))
     return Figure(found.median, f"{label}: {words.ratio(found)}")
 
 

@@ -98,7 +98,7 @@ def _against_length(
     record: Record, key: Workload, mode: str, quantity: Quantity, found: list[Line]
 ) -> Any:
     from matplotlib.figure import Figure
-    from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
     baseline = record.settings["baseline"]
     figure = Figure(figsize=(8.4, 5.2))
@@ -126,6 +126,9 @@ def _against_length(
     lengths = sorted({point[0] for line in found for point in line.points})
     axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
     axes.xaxis.set_minor_locator(NullLocator())
+    bottom, top = axes.get_ylim()
+    if quantity.base == 10 and top < 100 * bottom:  # powers of ten would be one tick or two
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: _round(quantity.said(y))))
     axes.yaxis.set_minor_formatter(NullFormatter())
     axes.grid(axis="y", color="#E4E4E4", linewidth=0.7)
@@ -209,8 +212,9 @@ def _panel(
             va="center",
             fontsize=7,
             fontweight=bold,
+            bbox={"facecolor": "white", "linewidth": 0, "pad": 0.5},  # over the line at 100%
         )
-    axes.axvline(1, color=INK, linewidth=0.9, linestyle=(0, (4, 2)))
+    axes.axvline(1, color=INK, linewidth=0.9, linestyle=(0, (4, 2)), zorder=2)
     axes.set_title(workload.name, loc="left", fontsize=9, fontweight="bold", pad=4)
     axes.set_yticks(places, names, fontsize=7)
     for label in axes.get_yticklabels():

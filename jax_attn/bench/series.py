@@ -61,7 +61,7 @@ QUANTITIES = (
         2,
         _peak,
         lambda row: words.size(row.peak_bytes),
-        "Peak of the process over what it held before the first call.",
+        "Peak of the process during a call, with its results, over what it held before.",
     ),
 )
 

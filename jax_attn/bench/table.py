@@ -120,7 +120,7 @@ def legend(record: Record) -> str:
     return (
         f"speed: {record.settings['baseline']}'s median time over this row's, with its bootstrap "
         "interval; error: RMS against float64; of GEMM: useful FLOP/s over those of a matrix "
-        "product in this run; peak: of the process, beyond what was there before the first call; "
+        "product in this run; peak: of the process during a call, beyond what was there before it; "
         "compiler's: temporaries as the compiler states them"
     )
 

@@ -23,7 +23,9 @@ def python(code: str) -> subprocess.CompletedProcess:
 
 
 @pytest.mark.parametrize(
-    "args", [["--help"], ["--version"], ["verify", "--help"], ["doctor", "--help"]], ids=" ".join
+    "args",
+    [["--help"], ["--version"], ["verify", "--help"], ["doctor", "--help"], ["bench", "--help"]],
+    ids=" ".join,
 )
 def test_help_imports_no_framework(args):
     done = python(f"from jax_attn.cli import main; main({args!r}, standalone_mode=False); {LOADED}")

@@ -6,7 +6,6 @@ alone makes every gradient depend on no other, so that the reference computes on
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -14,6 +13,7 @@ import torch
 import torch_ref
 from jax_attn.bench import workloads
 from jax_attn.bench.record import Workload
+from jax_attn.bench.verdict import Agreement
 from jax_attn.parity.budget import RUNS
 from jax_attn.parity.compare import TensorReport, Verdict, judge
 from jax_attn.parity.run_torch import Reference
@@ -24,20 +24,6 @@ Tensors = Mapping[str, Mapping[str, np.ndarray]]
 # Each perturbed run costs as much as the reference: of large scores fewer are drawn, and the
 # Student quantile, which goes by their number, makes the budget so much wider.
 _FEW_RUNS, _MANY_SCORES = 4, 1_000_000
-
-
-@dataclass(frozen=True)
-class Agreement:
-    """The verdict on one implementation in one mode.
-
-    error, reference_error: RMS against float64 over the tensor's scale, of the tensor where
-    the implementation's is largest; what is zero in theory has no scale and is left out.
-    """
-
-    verdict: Verdict
-    reasons: tuple[str, ...]
-    error: float | None = None
-    reference_error: float | None = None
 
 
 class Judge:

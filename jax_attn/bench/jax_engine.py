@@ -24,7 +24,6 @@ class Engine:
         return array
 
     def load(self, program: Program, inputs: list[np.ndarray], cotangent: np.ndarray | None):
-        jax.clear_caches()
         self.program, self.inputs = program, len(inputs)
         self.leaves = tuple(jnp.array(a) for a in (*inputs, *program.weights.values()))
         self.cotangent = None if cotangent is None else jnp.array(cotangent)

@@ -83,7 +83,9 @@ class Session:
         self.environment = _environment()
         self._load(plan.names)
         yield "workers started"
-        frameworks = {IMPLEMENTATIONS[name].framework: w for name, w in self._workers.items()}
+        frameworks: dict[str, Any] = {}
+        for name in filter(self._workers.get, plan.names):
+            frameworks.setdefault(IMPLEMENTATIONS[name].framework, self._workers[name])
         yield from roofline.measure(frameworks, plan.dtype, self._rates, plan.seed)
         for workload in plan.workloads:
             if plan.device == "gpu":  # an allocator's peak cannot be set back in JAX

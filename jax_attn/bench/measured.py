@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from jax_attn.bench import workloads
+from jax_attn.bench import memory, workloads
 from jax_attn.bench.implementations import IMPLEMENTATIONS
 from jax_attn.bench.program import Program, UnsuitedError
 from jax_attn.bench.record import Workload
@@ -30,6 +30,7 @@ class Measured:
 
     def load(self) -> None:
         """Start the framework and the package. Raises ImportError, whatever importing raised."""
+        memory.one_arena()
         try:
             for module in self.implementation.needs:
                 importlib.import_module(module)

@@ -93,9 +93,10 @@ class Row:
     verdict: PASS, FAIL or INCONCLUSIVE. error, reference_error: RMS against float64 over the
     scale of the tensor, its own and torch SDPA's, of the worst tensor.
     compile_s, first_call_s: seconds to compile, and of the first call after it.
-    seconds: of one call, one number a round, in the order of the rounds.
-    flops: of one call. peak_bytes: resident (CPU) or allocated (GPU) at most, beyond what was
-    there before the first call. compiler_bytes: temporaries as the compiler states them.
+    seconds: of one call, one number a round, from the first round on: a slow implementation
+    leaves before the last, the baseline never. flops: of one call. peak_bytes: resident (CPU) or
+    allocated (GPU) at most during a call, with its results, beyond what was there before it.
+    compiler_bytes: temporaries as the compiler states them.
     """
 
     workload: Workload

@@ -42,7 +42,7 @@ _LONG = _long("long", 2048, 4096, 8192)
 
 # Layers are named batch x length x embed_dim, the others by their length.
 PRESETS: Mapping[str, tuple[Workload, ...]] = {
-    "quick": (_BERT[0], _LONG[0]),
+    "quick": (_BERT[0], _core("long/1024", 1024)),
     "seeds": _SEEDS,
     "layers": _LAYERS,
     "bert": _BERT,  # BERT-base

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -21,7 +22,11 @@ MODES = ("forward", "forward+backward")
 @click.option("--implementation", "names", multiple=True, help="Only this one; may be repeated.")
 @click.option("--mode", "modes", multiple=True, type=click.Choice(MODES), help="Only this mode.")
 @click.option("--baseline", default="sdpa", show_default=True, help="What ratios are over.")
-@click.option("--rounds", type=click.IntRange(1), help="At most so many rounds.")
+@click.option(
+    "--rounds",
+    type=click.IntRange(1),
+    help="Just so many rounds; 7 to 21 by their time unless given.",
+)
 @click.option("--threads", type=click.IntRange(1), help="Threads, and cores; all unless given.")
 @click.option("--dtype", type=click.Choice(DTYPES), default="float32", show_default=True)
 @click.option("--device", type=click.Choice(["cpu", "gpu"]), default="cpu", show_default=True)
@@ -163,7 +168,12 @@ def measured(presets, names, modes, baseline, rounds, threads, dtype, device):
         except KeyboardInterrupt:
             interrupted = True
             click.echo("interrupted: what was measured until now follows", err=True)
-        return session.record(interrupted)
+        record = session.record(interrupted)
+    if interrupted or "jax-attn" not in plan.implementations:
+        return record
+    from jax_attn.bench.compiled import for_tpu
+
+    return replace(record, compiled=for_tpu(plan.workloads, plan.modes))
 
 
 def show(record, as_json: bool, as_markdown: bool, plots: Path | None, output: Path | None) -> None:

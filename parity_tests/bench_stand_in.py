@@ -1,0 +1,94 @@
+"""What stands in for frameworks and processes in the tests of the bench's engine."""
+
+import os
+from typing import ClassVar
+
+from jax_attn.bench.program import Program, UnsuitedError
+
+
+class StandIn:
+    """Served by a real worker process."""
+
+    def echo(self, *given):
+        print("noise that must not reach our own output")
+        return given
+
+    def threads(self):
+        return os.environ["OMP_NUM_THREADS"], len(os.sched_getaffinity(0))
+
+    def load(self):
+        raise ImportError("does not import: it is planted")
+
+    def refuse(self):
+        raise UnsuitedError("not for this workload")
+
+    def fail(self):
+        raise ArithmeticError("planted\nand more")
+
+    def die(self):
+        os.write(2, b"last words\n")
+        os._exit(7)
+
+
+class Fake:
+    """In the place of `Worker`: answers at once, from a table of method -> answer by name."""
+
+    answers: ClassVar[dict] = {}
+
+    def __init__(self, name, make, *arguments, threads, environment):
+        self.name, self.closed = name, False
+
+    def ask(self, method, *arguments):
+        answer = self.answers.get((self.name, method), DEFAULTS.get(method))
+        answer = answer(*arguments) if callable(answer) else answer
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+    def close(self):
+        self.closed = True
+
+
+DEFAULTS = {
+    "build": "a kernel",
+    "compile": (0.5, 1024),
+    "first_call": 0.25,
+    "tensors": {},
+    "peak": 4096,
+    "calls": 1,
+    "turn": 0.125,
+}
+
+
+def scale_off(workload, tensors):
+    """SDPA, its scale wrong by 1%."""
+    import torch.nn.functional as F  # noqa: N812
+
+    def call(query, key, value):
+        heads = (x.transpose(1, 2) for x in (query, key, value))
+        wrong = 1.01 * query.shape[-1] ** -0.5
+        attended = F.scaled_dot_product_attention(
+            *heads, is_causal=workload.is_causal, scale=wrong, enable_gqa=True
+        )
+        return attended.transpose(1, 2)
+
+    return Program(call, {})
+
+
+def causal_ignored(workload, tensors):
+    """SDPA that lets every query see every key."""
+    from functools import partial
+
+    from jax_attn.bench.torch_programs import _sdpa
+
+    return Program(partial(_sdpa, is_causal=False), {})
+
+
+def key_gradient_lost(workload, tensors):
+    """Right outputs, and no gradient for the key."""
+    from jax_attn.bench.torch_programs import _sdpa
+
+    def call(query, key, value):
+        return _sdpa(query, key.detach() + 0 * key, value, is_causal=workload.is_causal)
+
+    return Program(call, {})

@@ -1,0 +1,157 @@
+"""`jax-attn bench`: what it prints, keeps, refuses, and with which status it leaves."""
+
+import json
+import os
+from dataclasses import replace
+
+import pytest
+import torch
+from bench_record import record as made_record
+from click.testing import CliRunner
+
+from jax_attn.bench import roofline, workloads
+from jax_attn.bench.measure import Session
+from jax_attn.bench.record import MODES, Record, Status, Workload
+from jax_attn.cli import main
+
+assert torch  # what is measured here is measured against it
+
+TINY = Workload("tiny", False, 2, 13, 13, 4, 2, 8, is_causal=True)
+
+
+def run(*args: str):
+    return CliRunner().invoke(main, ["bench", *args], catch_exceptions=False)
+
+
+def test_a_real_run_judges_and_times_in_processes_of_their_own(monkeypatch, tmp_path):
+    monkeypatch.setitem(workloads.PRESETS, "quick", (TINY,))
+    monkeypatch.setattr(roofline, "SIZE", 61)
+    kept = tmp_path / "new" / "kept.json"
+    only = ("--implementation", "jax-attn dense", "--threads", "1", "--rounds", "5")
+    outcome = run(*only, "--json", "--output", str(kept))
+    assert outcome.exit_code == 0, outcome.stderr
+    found = Record.from_json(outcome.stdout)
+    assert Record.read(kept) == found
+    assert [p.name for p in kept.parent.iterdir()] == ["kept.json"]
+    assert [(r.mode, r.implementation) for r in found.rows] == [
+        (mode, name) for mode in MODES for name in ("sdpa", "jax-attn dense")
+    ]
+    for row in found.rows:
+        assert (row.status, row.verdict, len(row.seconds)) == (Status.MEASURED, "PASS", 5)
+        assert all(s > 0 for s in row.seconds)
+        assert row.ratio.low <= row.ratio.median <= row.ratio.high
+        assert row.peak_bytes is not None
+    assert found.rows[1].kernel == "dense"
+    assert found.rows[1].compile_s > 0
+    assert found.settings["threads"] == 1
+    assert set(found.settings["matrix_product_flops_per_s"]) == {"torch", "jax"}
+    assert found.environment["packages"]["torch"]
+
+
+USAGE = {
+    "unknown preset": (("--preset", "huge"), "--preset: expected one of quick"),
+    "unknown implementation": (("--implementation", "x"), "--implementation: expected one of sdpa"),
+    "unknown baseline": (("--baseline", "x"), "--baseline: expected one of sdpa"),
+    "unknown mode": (("--mode", "backward"), "'backward' is not one of"),
+    "no rounds": (("--rounds", "0"), "x>=1"),
+    "more threads than cores": (("--threads", "99999"), "--threads: expected at most"),
+    "two forms of output": (("--json", "--markdown"), "expected one of them"),
+}
+
+
+@pytest.mark.parametrize("row", USAGE)
+def test_wrong_usage_leaves_2_and_names_the_option(row):
+    args, message = USAGE[row]
+    outcome = run(*args)
+    assert outcome.exit_code == 2
+    assert message in outcome.stderr
+    assert outcome.stdout == ""
+
+
+def test_the_list_names_presets_implementations_and_what_installs_the_absent(monkeypatch):
+    monkeypatch.setattr("jax_attn.bench.implementations.present", lambda name: name != "torchax")
+    outcome = run("--list")
+    assert outcome.exit_code == 0
+    assert all(name in outcome.stdout for name in (*workloads.PRESETS, "jax-attn blocked"))
+    assert "torchax not installed: pip install torchax" in outcome.stdout
+
+
+@pytest.mark.parametrize(("module", "args"), [("torch", ()), ("matplotlib", ("--plot", "x"))])
+def test_what_is_missing_leaves_3_with_the_line_that_installs_it(monkeypatch, module, args):
+    monkeypatch.setattr("jax_attn.cli.bench.present", lambda name: name != module)
+    outcome = run(*args)
+    assert outcome.exit_code == 3
+    assert f"{module} is not installed" in outcome.stderr
+    assert "pip install" in outcome.stderr
+
+
+def test_a_gpu_that_is_not_here_leaves_3(monkeypatch):
+    monkeypatch.setattr("jax_attn.cli.verify.available", lambda: {"cpu"})
+    outcome = run("--device", "gpu")
+    assert outcome.exit_code == 3
+    assert "pip install 'jax[cuda12]" in outcome.stderr
+
+
+@pytest.fixture
+def ended(monkeypatch):
+    """A function: a run that gives this record, interrupted or not."""
+
+    def planted(record, interrupt=False):
+        def steps(self):
+            yield "started"
+            if interrupt:
+                raise KeyboardInterrupt
+
+        monkeypatch.setattr(Session, "run", steps)
+        monkeypatch.setattr(
+            Session, "record", lambda self, interrupted: replace(record, interrupted=interrupted)
+        )
+        return run("--implementation", "sdpa")
+
+    return planted
+
+
+def small(status=None, verdict=None):
+    """A record of one workload; with `status` or `verdict` in its last row."""
+    whole = made_record()
+    rows = [r for r in whole.rows if r.workload == whole.rows[0].workload and r.seconds]
+    changes = {k: v for k, v in (("status", status), ("verdict", verdict)) if v}
+    return replace(whole, rows=(*rows[:-1], replace(rows[-1], **changes)))
+
+
+LEAVES = {
+    "all agree": (small, 0),
+    "one is excluded": (lambda: small(Status.EXCLUDED, "FAIL"), 1),
+    "one cannot be judged": (lambda: small(None, "INCONCLUSIVE"), 4),
+}
+
+
+@pytest.mark.parametrize("row", LEAVES)
+def test_the_exit_status_tells_the_verdicts(ended, row):
+    record, status = LEAVES[row]
+    outcome = ended(record())
+    assert outcome.exit_code == status
+    assert "sdpa" in outcome.stdout
+
+
+def test_ctrl_c_leaves_130_and_prints_what_was_measured(ended):
+    outcome = ended(small(), interrupt=True)
+    assert outcome.exit_code == 130
+    assert "interrupted" in outcome.stderr
+    assert "interrupted" in outcome.stdout
+    assert "jax-attn" in outcome.stdout
+
+
+def test_a_busy_machine_is_told(ended, monkeypatch):
+    monkeypatch.setattr(os, "getloadavg", lambda: (999.0, 0.0, 0.0))
+    assert "Warning: the machine is busy: load 999.0" in ended(small()).stderr
+    monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
+    assert "busy" not in ended(small()).stderr
+
+
+def test_compare_is_a_command_of_its_own(tmp_path):
+    kept = tmp_path / "a.json"
+    kept.write_text(made_record().to_json())
+    outcome = run("compare", str(kept), str(kept), "--json")
+    assert outcome.exit_code == 0, outcome.stderr
+    assert json.loads(outcome.stdout)

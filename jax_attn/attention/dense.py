@@ -6,12 +6,6 @@ import jax.numpy as jnp
 from jax_attn.attention.call import Call
 
 
-def refusals(call: Call) -> list[str]:
-    """Why this kernel cannot serve the call: it always can."""
-    del call
-    return []
-
-
 def attention(call: Call) -> jax.Array:
     """softmax(scale·QKᵀ)·V with all that the call asks for; (B, T, N, Hv)."""
     P_BNTS = _probabilities(call)
@@ -26,7 +20,8 @@ def attention(call: Call) -> jax.Array:
         call.value.astype(call.softmax_dtype),
         precision=call.precision,
     )
-    return out_BTKGH.reshape(call.B, call.T, call.N, -1).astype(call.query.dtype)
+    Hv = out_BTKGH.shape[-1]
+    return out_BTKGH.reshape(call.B, call.T, call.N, Hv).astype(call.query.dtype)
 
 
 def weights(call: Call) -> jax.Array:

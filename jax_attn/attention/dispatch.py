@@ -14,18 +14,36 @@ class Kernel:
     """A way to compute attention.
 
     run: Call → (B, T, N, Hv). refusals: Call, its arrays maybe abstract → every reason why run
-    cannot serve it. why: what speaks for it where it can.
+    cannot serve it. drawbacks: likewise, why another is to be preferred that can. why: what
+    speaks for it where it is chosen.
     """
 
     run: Callable[[Call], jax.Array]
     refusals: Callable[[Call], list[str]]
+    drawbacks: Callable[[Call], list[str]]
     why: str
+
+
+def none(call: Call) -> list[str]:
+    """No reason at all."""
+    del call
+    return []
 
 
 # In the order in which they are tried.
 KERNELS: Mapping[str, Kernel] = {
-    "blocked": Kernel(blocked.attention, blocked.refusals, "holds no T×S array"),
-    "dense": Kernel(dense.attention, dense.refusals, "writes every score out and serves any call"),
+    "blocked": Kernel(
+        blocked.attention,
+        refusals=none,
+        drawbacks=blocked.drawbacks,
+        why="works tile by tile and holds no T×S array",
+    ),
+    "dense": Kernel(
+        dense.attention,
+        refusals=none,
+        drawbacks=none,
+        why="writes every score out and serves any call",
+    ),
 }
 
 
@@ -59,7 +77,7 @@ def name_problems(implementation) -> list[str]:
 
 
 def explain(call: Call, implementation: str | None) -> Explanation:
-    """The one kernel insisted on if it can serve the call, else the first that can."""
+    """The one kernel insisted on if it can serve the call, else the first that is best for it."""
     reasons = {name: tuple(kernel.refusals(call)) for name, kernel in KERNELS.items()}
     if implementation is not None:
         if reasons[implementation]:
@@ -67,6 +85,8 @@ def explain(call: Call, implementation: str | None) -> Explanation:
             return Explanation(None, why, {implementation: reasons[implementation]})
         chosen, preferred = implementation, f"{implementation} is insisted on"
     else:
+        for name, kernel in KERNELS.items():
+            reasons[name] = reasons[name] or tuple(kernel.drawbacks(call))
         chosen = next(name for name in KERNELS if not reasons[name])
         preferred = f"{chosen} comes first"
     others = {name: why or (preferred,) for name, why in reasons.items() if name != chosen}

@@ -39,8 +39,8 @@ class Tile:
     k: jax.Array
     t: jax.Array
     own_t: jax.Array
-    s: jax.Array | np.int32 = np.int32(0)
-    own_s: jax.Array | np.int32 = np.int32(0)
+    s: jax.Array
+    own_s: jax.Array
 
     @classmethod
     def row(cls, call: Call, sizes: Sizes, n: jax.Array) -> "Tile":
@@ -49,7 +49,8 @@ class Tile:
         n = n.astype(jnp.int32)  # int64 under x64
         own_t = n % queries * sizes.T
         t = jnp.minimum(own_t, call.T - sizes.T)
-        return cls(call, sizes, n // (heads * queries), n // queries % heads * sizes.K, t, own_t)
+        b, k, start = n // (heads * queries), n // queries % heads * sizes.K, jnp.int32(0)
+        return cls(call, sizes, b=b, k=k, t=t, own_t=own_t, s=start, own_s=start)
 
     def column(self, j: jax.Array) -> "Tile":
         """The j-th over the keys, in this row."""
@@ -155,18 +156,20 @@ class Tile:
 
     def put_queries(self, x_BTNH: jax.Array, new_KGTH: jax.Array) -> jax.Array:
         new = new_KGTH.transpose(2, 0, 1, 3).reshape(1, self.sizes.T, -1, new_KGTH.shape[-1])
-        return lax.dynamic_update_slice(x_BTNH, new.astype(x_BTNH.dtype), (*self._at("BTN"), np.int32(0)))
+        return lax.dynamic_update_slice(
+            x_BTNH, new.astype(x_BTNH.dtype), (*self._at("BTN"), np.int32(0))
+        )
 
     def add_queries(self, x_BTNH: jax.Array, more_KGTH: jax.Array) -> jax.Array:
         return self.put_queries(x_BTNH, self.queries(x_BTNH) + more_KGTH)
 
     def add_keys(self, x_BSKH: jax.Array, more_KHS: jax.Array) -> jax.Array:
         sum_SKH = self._cut(x_BSKH, "BSK")[0] + more_KHS.transpose(2, 0, 1)
-        return lax.dynamic_update_slice(x_BSKH, sum_SKH[None], (*self._at("BSK"), np.int32(0)))
+        return lax.dynamic_update_slice(x_BSKH, sum_SKH[None], self._start(x_BSKH.shape, "BSK"))
 
     def put_rows(self, x_BNT: jax.Array, new_KGT: jax.Array) -> jax.Array:
         new = new_KGT.reshape(1, -1, self.sizes.T)
-        return lax.dynamic_update_slice(x_BNT, new, self._at("BNT"))
+        return lax.dynamic_update_slice(x_BNT, new, self._start(x_BNT.shape, "BNT"))
 
     def add_scores(self, x: jax.Array, more: jax.Array) -> jax.Array:
         """Adds to what `scores` cuts out of x something of that shape."""

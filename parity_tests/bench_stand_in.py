@@ -45,6 +45,9 @@ class Fake:
             raise answer
         return answer
 
+    def hang_up(self):
+        pass
+
     def close(self):
         self.closed = True
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 from dataclasses import replace
 
 import pytest
@@ -140,6 +141,17 @@ def test_ctrl_c_leaves_130_and_prints_what_was_measured(ended):
     assert "interrupted" in outcome.stderr
     assert "interrupted" in outcome.stdout
     assert "jax-attn" in outcome.stdout
+
+
+def test_a_second_ctrl_c_loses_nothing(ended, monkeypatch):
+    def show(*_):
+        os.kill(os.getpid(), signal.SIGINT)
+        print("shown")
+
+    monkeypatch.setattr("jax_attn.cli.bench.show", show)
+    before = signal.getsignal(signal.SIGINT)
+    assert "shown" in ended(small(), interrupt=True).stdout
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_a_busy_machine_is_told(ended, monkeypatch):

@@ -68,6 +68,8 @@ class Session:
 
     def __exit__(self, *_) -> None:
         for worker in self._workers.values():
+            worker.hang_up()
+        for worker in self._workers.values():
             worker.close()
         self._workers.clear()
 
@@ -75,7 +77,7 @@ class Session:
     def steps(self) -> int:
         """How often `run` yields at least; each round of each mode counts as one."""
         served = sum(len(self.plan.serving(w)) for w in self.plan.workloads)
-        return 1 + served + len(self.plan.workloads) * len(self.plan.modes)
+        return 1 + served + len(self.plan.workloads) * (1 + len(self.plan.modes))
 
     def run(self) -> Iterator[str]:
         """Measure all; yields, step by step, what was done."""
@@ -83,15 +85,19 @@ class Session:
         self.environment = _environment()
         self._load(plan.names)
         yield "workers started"
-        frameworks: dict[str, Any] = {}
-        for name in filter(self._workers.get, plan.names):
-            frameworks.setdefault(IMPLEMENTATIONS[name].framework, self._workers[name])
-        yield from roofline.measure(frameworks, plan.dtype, self._rates, plan.seed)
         for workload in plan.workloads:
             if plan.device == "gpu":  # an allocator's peak cannot be set back in JAX
                 self.__exit__()
             self._load([n for n in plan.names if n not in self._workers])
+            yield from self._yardstick()
             yield from self._workload(workload)
+
+    def _yardstick(self) -> Iterator[str]:
+        """Matrix products by one worker of each framework, anew before each workload."""
+        workers: dict[str, Any] = {}
+        for name in filter(self._workers.get, self.plan.names):
+            workers.setdefault(IMPLEMENTATIONS[name].framework, self._workers[name])
+        yield from roofline.measure(workers, self.plan.dtype, self._rates, self.plan.seed)
 
     def _load(self, names: Iterable[str]) -> None:
         """Start workers two at a time, so that one imports while another reads its files."""

@@ -15,6 +15,7 @@ from jax_attn.bench.program import UnsuitedError
 
 # A hang must not hold up the rest for ever; the slowest single answer is a large compilation.
 _PATIENCE_SECONDS = 900.0
+_GOODBYE_SECONDS = 3.0
 _STARTED = get_context("spawn")
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
@@ -82,11 +83,16 @@ class Worker:
             return answer
         raise _ERRORS[kind](answer)
 
+    def hang_up(self) -> None:
+        """Tell the process to end, without waiting for it."""
+        self._pipe.close()
+
     def close(self) -> None:
-        """End the process, whatever it is doing."""
+        """End the process: it may tidy up if it is at rest, and is killed if it is busy."""
+        self.hang_up()
+        self._process.join(_GOODBYE_SECONDS)
         self._process.kill()
         self._process.join()
-        self._pipe.close()
         self._log.unlink(missing_ok=True)
 
     def _last_words(self) -> str:

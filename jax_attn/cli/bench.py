@@ -1,6 +1,7 @@
 """`jax-attn bench`: every implementation side by side, timed only where it agrees."""
 
 import os
+import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -167,6 +168,7 @@ def measured(presets, names, modes, baseline, rounds, threads, dtype, device):
                 pass
         except KeyboardInterrupt:
             interrupted = True
+            ignore_interrupts()
             click.echo("interrupted: what was measured until now follows", err=True)
         record = session.record(interrupted)
     if interrupted or "jax-attn" not in plan.implementations:
@@ -174,6 +176,12 @@ def measured(presets, names, modes, baseline, rounds, threads, dtype, device):
     from jax_attn.bench.compiled import for_tpu
 
     return replace(record, compiled=for_tpu(plan.workloads, plan.modes))
+
+
+def ignore_interrupts() -> None:
+    """Until the command ends: a second Ctrl-C must not lose what the first one kept."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    click.get_current_context().call_on_close(lambda: signal.signal(signal.SIGINT, before))
 
 
 def show(record, as_json: bool, as_markdown: bool, plots: Path | None, output: Path | None) -> None:

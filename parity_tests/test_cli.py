@@ -5,6 +5,7 @@ import json
 import pytest
 from click.testing import CliRunner
 
+from jax_attn.attention import blocked, dispatch
 from jax_attn.cli import main
 
 ONE = ("--backend", "cpu", "-k", "plain_mha-float32-none")
@@ -149,3 +150,27 @@ def test_doctor_tells_versions_devices_and_what_is_missing(monkeypatch):
     assert "pip install 'jax[tpu]" in text
     document = json.loads(run("doctor", "--json").stdout)
     assert set(document["missing"]) == {"tpu"}
+
+
+def test_verify_insists_on_a_kernel_and_cuts_the_rows_into_several_tiles(monkeypatch):
+    rows, one = [], blocked.attention
+
+    def counted(call):
+        tile = blocked.tile_sizes(call)
+        rows.append(-(-call.T // tile.T) * -(-call.S // tile.S))
+        return one(call)
+
+    kernel = dispatch.Kernel(counted, dispatch.none, dispatch.none, "counted")
+    monkeypatch.setitem(dispatch.KERNELS, "blocked", kernel)
+    case = "gqa-float32-causal-cross-vmap"
+    outcome = run("verify", "--backend", "cpu", "--implementation", "blocked", "-k", case, "--json")
+    assert outcome.exit_code == 0
+    (found,) = json.loads(outcome.stdout)["cases"]
+    assert (found["implementation"], found["verdict"]) == ("blocked", "PASS")
+    assert min(rows) > 1
+
+
+def test_verify_names_the_kernels_that_it_knows():
+    outcome = run("verify", "--implementation", "flash")
+    assert outcome.exit_code == 2
+    assert "--implementation: expected one of blocked, dense, got flash" in outcome.output

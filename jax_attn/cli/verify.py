@@ -29,6 +29,7 @@ def missing(message: str) -> NoReturn:
     show_default=True,
     help="Where the port runs; all: wherever it can here.",
 )
+@click.option("--implementation", help="The attention kernel to insist on; chosen unless given.")
 @click.option("-k", "pattern", default="", help="Only cases whose name has this in it.")
 @click.option(
     "--report",
@@ -43,6 +44,7 @@ def command(
     designs: tuple[str, ...],
     dtypes: tuple[str, ...],
     backend: str,
+    implementation: str | None,
     pattern: str,
     report: Path | None,
     as_json: bool,
@@ -59,9 +61,10 @@ def command(
         missing(f"torch is not installed, and is the reference: {install_line('torch')}")
     settle_platforms()
     if checkpoint is not None:
-        if designs or dtypes or pattern or backend not in ("all", "cpu"):
+        if designs or dtypes or pattern or implementation or backend not in ("all", "cpu"):
             raise click.UsageError(
-                "--design, --dtype, -k and --backend choose built-in cases, not layers"
+                "--design, --dtype, --implementation, -k and --backend choose built-in cases, "
+                "not layers"
             )
         from jax_attn.cli.verify_checkpoint import verify_checkpoint
 
@@ -69,13 +72,13 @@ def command(
     else:
         if num_heads is not None or num_kv_heads is not None:
             raise click.UsageError("--num-heads and --num-kv-heads go with a CHECKPOINT")
-        outcome = verify_matrix(designs, dtypes, backend, pattern)
+        outcome = verify_matrix(designs, dtypes, backend, pattern, implementation)
     sys.exit(present_outcome(*outcome, report=report, as_json=as_json))
 
 
-def verify_matrix(designs, dtypes, backend, pattern):
+def verify_matrix(designs, dtypes, backend, pattern, implementation=None):
     """(results, compiled) of the chosen rows, with a progress bar on stderr."""
-    work, rows = chosen(designs, dtypes, backend, pattern)
+    work, rows = chosen(designs, dtypes, backend, pattern, implementation)
 
     from jax_attn.cli.progress import tracked
     from jax_attn.parity import sweep
@@ -89,13 +92,19 @@ def verify_matrix(designs, dtypes, backend, pattern):
     return results, sorted(compiled, key=lambda c: (c["design"], c["direction"]))
 
 
-def chosen(designs, dtypes, backend, pattern):
+def chosen(designs, dtypes, backend, pattern, implementation):
     """The work that the filters leave, and the cases by backend."""
+    from jax_attn.attention.dispatch import KERNELS
     from jax_attn.parity import cases, sweep
     from jax_attn.parity.signature import DTYPES
 
     families = tuple(dict.fromkeys(d.partition("/")[0] for d in cases.FACTORS))
-    known = {"--design": (designs, families), "--dtype": (dtypes, DTYPES)}
+    insisted = () if implementation is None else (implementation,)
+    known = {
+        "--design": (designs, families),
+        "--dtype": (dtypes, DTYPES),
+        "--implementation": (insisted, KERNELS),
+    }
     for option, (given, names) in known.items():
         if unknown := sorted(set(given) - set(names)):
             raise click.UsageError(
@@ -119,12 +128,15 @@ def chosen(designs, dtypes, backend, pattern):
     if backend == "cpu" and "cpu" not in here:
         missing("jax was told to leave the CPU out: add cpu to JAX_PLATFORMS")
     rows = {b: [c for c in cases.matrix() if wanted(c)] for b in asked if b in here}
-    work = [task for b, chosen in rows.items() for task in sweep.tasks(chosen, b, ())]
+    work = [
+        task for b, chosen in rows.items() for task in sweep.tasks(chosen, b, (), implementation)
+    ]
     if "tpu" in asked and "tpu" not in here:
         rows["tpu"] = [c for c in cases.emulated() if wanted(c)]
         compiled = [d for d in cases.published() if not designs or d in designs]
         # What is compiled is no case: a filter on cases leaves it out.
-        work += sweep.tasks(rows["tpu"], "tpu", () if pattern or dtypes else compiled)
+        compiled = () if pattern or dtypes or implementation else compiled
+        work += sweep.tasks(rows["tpu"], "tpu", compiled, implementation)
     if not any(rows.values()):
         raise click.UsageError("no case is left by --design, --dtype and -k")
     return work, rows

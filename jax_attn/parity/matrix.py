@@ -12,6 +12,9 @@ import numpy as np
 import torch
 from flax import nnx
 
+from jax_attn.attention import blocked
+from jax_attn.attention.tile import Sizes
+from jax_attn.nn import GroupedQueryAttention
 from jax_attn.parity.canaries import CANARIES
 from jax_attn.parity.cases import MASKS, Case, Size
 from jax_attn.parity.compare import Verdict
@@ -136,6 +139,7 @@ class Row:
     design: Design
     case: Case
     precision: str | None = None
+    implementation: str | None = None
 
     @cached_property
     def seed(self) -> int:
@@ -159,6 +163,9 @@ class Row:
         """The Flax module with the reference's weights, through the transfer table."""
         module = self.design.port(self.case.size, self.case.dtype, nnx.Rngs(0))
         module.eval()
+        for _, inner in nnx.iter_modules(module):
+            if isinstance(inner, GroupedQueryAttention):
+                inner.implementation = self.implementation
         load(module, self.reference.state_dict(), self.design.layout)
         return module
 
@@ -250,11 +257,29 @@ def x64_for(dtype: str) -> Iterator[None]:
         yield
 
 
-def run_cases(cases: Sequence[Case], backend: str = "cpu") -> list[Result]:
+# Smaller than any axis of the matrix and dividing few of them: each row has several tiles, and
+# tiles at the edges.
+_TILE = {"T": 3, "S": 4}
+
+
+@contextlib.contextmanager
+def several_tiles() -> Iterator[None]:
+    """The blocked kernel in tiles so small that the rows of the matrix have more than one."""
+    chosen = blocked.tile_sizes
+    blocked.tile_sizes = lambda call: Sizes(1, min(call.T, _TILE["T"]), min(call.S, _TILE["S"]))
+    try:
+        yield
+    finally:
+        blocked.tile_sizes = chosen
+
+
+def run_cases(
+    cases: Sequence[Case], backend: str = "cpu", implementation: str | None = None
+) -> list[Result]:
     """The verdicts on rows of one preparation, measured on the first device of `backend`."""
     first = cases[0]
-    with x64_for(first.dtype), jax.default_device(jax.devices(backend)[0]):
-        row = Row(DESIGNS[first.design], first)
+    with x64_for(first.dtype), jax.default_device(jax.devices(backend)[0]), several_tiles():
+        row = Row(DESIGNS[first.design], first, implementation=implementation)
         return [judge_row(row, case, backend=backend) for case in cases]
 
 
@@ -269,6 +294,7 @@ def judge_row(row: Row, case: Case, **identity: str) -> Result:
         notes=tuple(f"declared: {n}, as published, is NaN there" for n in row.declared_nan),
         name=case.name,
         details={
+            "implementation": row.implementation or "chosen",
             "design": case.family,
             "variant": case.design.partition("/")[2],
             "mask": case.mask,

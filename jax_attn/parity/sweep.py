@@ -14,8 +14,13 @@ from jax_attn.parity.result import Result
 _WORTH_A_PROCESS = 16
 
 
-def run_block(cases: Sequence[Case], backend: str) -> list[Result]:
-    """Rows of one shape and dtype, measured on `backend`, or emulated where they say so."""
+def run_block(
+    cases: Sequence[Case], backend: str, implementation: str | None = None
+) -> list[Result]:
+    """Rows of one shape and dtype, measured on `backend`, or emulated where they say so.
+
+    implementation: the attention kernel that the ports insist on; None lets them choose.
+    """
     import jax
 
     from jax_attn.parity.matrix import run_cases
@@ -25,9 +30,9 @@ def run_block(cases: Sequence[Case], backend: str) -> list[Result]:
     for _, rows in groupby(cases, key=lambda c: c.preparation):
         group = list(rows)
         if group[0].transform == "emulated":
-            results += map(run_emulated, group)
+            results += [run_emulated(case, implementation) for case in group]
         else:
-            results += run_cases(group, backend)
+            results += run_cases(group, backend, implementation)
     # Programs of this shape take up to a gigabyte in all, and are not met again.
     jax.clear_caches()
     return results
@@ -40,7 +45,12 @@ def compile_block(design: str) -> list[dict[str, Any]]:
     return list(compile_design(design))
 
 
-def tasks(cases: Sequence[Case], backend: str, compiled: Sequence[str]) -> list[tuple]:
+def tasks(
+    cases: Sequence[Case],
+    backend: str,
+    compiled: Sequence[str],
+    implementation: str | None = None,
+) -> list[tuple]:
     """(function, *arguments) of each piece of work, the longest first.
 
     A piece is all rows of one shape and dtype: what one compiles, eager rows above all, the
@@ -52,7 +62,7 @@ def tasks(cases: Sequence[Case], backend: str, compiled: Sequence[str]) -> list[
 
     blocks = [tuple(rows) for _, rows in groupby(sorted(cases, key=alike), key=alike)]
     blocks.sort(key=len, reverse=True)
-    return [(run_block, rows, backend) for rows in blocks] + [
+    return [(run_block, rows, backend, implementation) for rows in blocks] + [
         (compile_block, design) for design in compiled
     ]
 

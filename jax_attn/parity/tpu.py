@@ -14,15 +14,15 @@ import jax
 from jax_attn.parity.cases import EMULATED_SHAPE, Case
 from jax_attn.parity.compiled import compile_for_tpu, lower_everywhere, why_no_tpu_compiler
 from jax_attn.parity.designs import DESIGNS
-from jax_attn.parity.matrix import Row, judge_row
+from jax_attn.parity.matrix import Row, judge_row, several_tiles
 from jax_attn.parity.result import Result
 from jax_attn.parity.run_jax import forward_and_gradients
 
 
-def run_emulated(case: Case) -> Result:
+def run_emulated(case: Case, implementation: str | None = None) -> Result:
     """The verdict on one emulated row."""
-    with jax.default_device(jax.devices("cpu")[0]):
-        row = Row(DESIGNS[case.design], case, precision="mxu")
+    with jax.default_device(jax.devices("cpu")[0]), several_tiles():
+        row = Row(DESIGNS[case.design], case, precision="mxu", implementation=implementation)
         return judge_row(row, case, backend="tpu", level="emulated")
 
 

@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,28 @@ collect_ignore = (
     if importlib.util.find_spec("torch") is None
     else []
 )
+
+
+@pytest.fixture(autouse=True)
+def settings_left_as_found():
+    """What one test sets for its whole process would decide what the next one sees."""
+    before = settings()
+    yield
+    after = settings()
+    changed = {name: (x, after[name]) for name, x in before.items() if after[name] != x}
+    assert changed == {}, "(before, after)"
+
+
+def settings() -> dict[str, object]:
+    """Those of jax, and of torch where it is loaded, that change numbers or threads."""
+    import jax
+
+    found: dict[str, object] = dict(jax.config.values)
+    if torch := sys.modules.get("torch"):
+        found["torch default dtype"] = torch.get_default_dtype()
+        found["torch matmul precision"] = torch.get_float32_matmul_precision()
+        found["torch threads"] = torch.get_num_threads()
+    return found
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:

@@ -3,6 +3,7 @@
 import os
 from functools import cache
 
+import jax
 import numpy as np
 import pytest
 import torch
@@ -21,6 +22,16 @@ MULTI_HEAD = Workload("multi-head", True, 2, 7, 7, 3, 3, 5, D=15, is_causal=True
 GROUPED = Workload("grouped", True, 2, 7, 7, 4, 2, 3, D=12)
 MULTI_QUERY = Workload("multi-query", True, 2, 7, 7, 3, 1, 5, D=15, is_causal=True)
 BACKWARD = MODES[1]
+
+
+@pytest.fixture(autouse=True)
+def settings_put_back():
+    """An engine settles its whole process, which is a worker's; here others' tests follow."""
+    precision, threads = jax.config.jax_default_matmul_precision, torch.get_num_threads()
+    yield
+    jax.config.update("jax_default_matmul_precision", precision)
+    torch.set_num_threads(threads)
+    torch._inductor.config.force_disable_caches = False
 
 
 @cache

@@ -97,7 +97,7 @@ def test_a_gpu_that_is_not_here_leaves_3(monkeypatch):
 def ended(monkeypatch):
     """A function: a run that gives this record, interrupted or not."""
 
-    def planted(record, interrupt=False):
+    def planted(record, *options, interrupt=False):
         def steps(self):
             yield "started"
             if interrupt:
@@ -107,7 +107,7 @@ def ended(monkeypatch):
         monkeypatch.setattr(
             Session, "record", lambda self, interrupted: replace(record, interrupted=interrupted)
         )
-        return run("--implementation", "sdpa")
+        return run("--implementation", "sdpa", *options)
 
     return planted
 
@@ -141,6 +141,18 @@ def test_ctrl_c_leaves_130_and_prints_what_was_measured(ended):
     assert "interrupted" in outcome.stderr
     assert "interrupted" in outcome.stdout
     assert "jax-attn" in outcome.stdout
+
+
+def test_the_tpu_compiler_is_asked_only_where_that_is_wanted(ended, monkeypatch):
+    def said(workloads, modes):
+        return ({"level": "compiled", "missing": f"{workloads[0].name}, {', '.join(modes)}"},)
+
+    monkeypatch.setattr("jax_attn.bench.compiled.for_tpu", said)
+    bare, all_modes = replace(small(), compiled=()), "bert/128, forward, forward+backward"
+    assert all_modes in ended(bare, "--tpu").stdout
+    assert "bert/128, forward\n" in ended(bare, "--tpu", "--mode", "forward").stdout
+    assert all_modes not in ended(bare).stdout
+    assert all_modes not in ended(bare, "--tpu", interrupt=True).stdout
 
 
 def test_a_second_ctrl_c_loses_nothing(ended, monkeypatch):

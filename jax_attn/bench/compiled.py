@@ -17,7 +17,7 @@ LEVEL = "compiled: the compiler's figures, not measured"
 
 
 def for_tpu(workloads: Sequence[Workload], modes: Sequence[str]) -> tuple[dict[str, Any], ...]:
-    """Our chosen kernel, or a layer around it, compiled for one TPU v5e: plain data for each.
+    """The kernel chosen on this host, or a layer around it, compiled for one TPU v5e: plain data.
 
     level, workload, mode, kernel, precision (of products, as the bench has it), useful_flops (by
     the rows' own formula); and of `compile_for_tpu`: target, compiler, seconds, flops, bytes

@@ -31,6 +31,7 @@ MODES = ("forward", "forward+backward")
 @click.option("--threads", type=click.IntRange(1), help="Threads, and cores; all unless given.")
 @click.option("--dtype", type=click.Choice(DTYPES), default="float32", show_default=True)
 @click.option("--device", type=click.Choice(["cpu", "gpu"]), default="cpu", show_default=True)
+@click.option("--tpu", is_flag=True, help="Also what the TPU's compiler says of our programs.")
 @click.option("--json", "as_json", is_flag=True, help="The whole record as JSON on stdout.")
 @click.option("--markdown", "as_markdown", is_flag=True, help="Tables in Markdown on stdout.")
 @click.option(
@@ -55,6 +56,7 @@ def command(
     threads: int | None,
     dtype: str,
     device: str,
+    tpu: bool,
     as_json: bool,
     as_markdown: bool,
     plots: Path | None,
@@ -87,7 +89,11 @@ def command(
     settle_platforms()
     if device == "gpu":
         check_gpu()
-    record = measured(presets, names, modes or MODES, baseline, rounds, threads, dtype, device)
+    record = measured(presets, names, modes, baseline, rounds, threads, dtype, device)
+    if tpu and not record.interrupted:
+        from jax_attn.bench.compiled import for_tpu
+
+        record = replace(record, compiled=for_tpu(*asked(presets, modes, dtype)))
     show(record, as_json, as_markdown, plots, output)
     sys.exit(status(record))
 
@@ -138,7 +144,6 @@ def check_gpu() -> None:
 
 def measured(presets, names, modes, baseline, rounds, threads, dtype, device):
     """The record of a run, with a progress bar on stderr; Ctrl-C ends it early."""
-    from jax_attn.bench import workloads
     from jax_attn.bench.implementations import IMPLEMENTATIONS
     from jax_attn.bench.measure import Plan, Session
     from jax_attn.bench.rounds import Limits
@@ -150,11 +155,12 @@ def measured(presets, names, modes, baseline, rounds, threads, dtype, device):
         raise click.UsageError(
             f"--threads: expected at most {cores}, the cores here, got {threads}"
         )
+    given, modes = asked(presets, modes, dtype)
     plan = Plan(
-        workloads.chosen(presets, dtype),
+        given,
         names or tuple(IMPLEMENTATIONS),
         threads or cores,
-        tuple(mode for mode in MODES if mode in modes),
+        modes,
         baseline,
         device,
         Limits.of(rounds),
@@ -170,12 +176,14 @@ def measured(presets, names, modes, baseline, rounds, threads, dtype, device):
             interrupted = True
             ignore_interrupts()
             click.echo("interrupted: what was measured until now follows", err=True)
-        record = session.record(interrupted)
-    if interrupted or "jax-attn" not in plan.implementations:
-        return record
-    from jax_attn.bench.compiled import for_tpu
+        return session.record(interrupted)
 
-    return replace(record, compiled=for_tpu(plan.workloads, plan.modes))
+
+def asked(presets, modes, dtype) -> tuple[tuple, tuple[str, ...]]:
+    """The workloads, and the modes in their order: all of them unless given."""
+    from jax_attn.bench import workloads
+
+    return workloads.chosen(presets, dtype), tuple(m for m in MODES if m in (modes or MODES))
 
 
 def ignore_interrupts() -> None:

@@ -30,14 +30,14 @@ collect_ignore = (
 @pytest.fixture(autouse=True)
 def settings_left_as_found():
     """What one test sets for its whole process would decide what the next one sees."""
-    before = settings()
+    before = process_wide()
     yield
-    after = settings()
+    after = process_wide()
     changed = {name: (x, after[name]) for name, x in before.items() if after[name] != x}
     assert changed == {}, "(before, after)"
 
 
-def settings() -> dict[str, object]:
+def process_wide() -> dict[str, object]:
     """Those of jax, and of torch where it is loaded, that change numbers or threads."""
     import jax
 
@@ -47,6 +47,26 @@ def settings() -> dict[str, object]:
         found["torch matmul precision"] = torch.get_float32_matmul_precision()
         found["torch threads"] = torch.get_num_threads()
     return found
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--long", action="store_true", help="200 drawn examples a test, not 8; etc.")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    from hypothesis import settings
+
+    settings.register_profile("usual", max_examples=8, deadline=None, derandomize=True)
+    settings.register_profile("long", settings.get_profile("usual"), max_examples=200)
+    settings.load_profile("long" if config.getoption("--long") else "usual")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log):
+    """A file to a worker: what one of its tests compiled, the next one finds."""
+    from xdist.scheduler import LoadFileScheduling
+
+    return LoadFileScheduling(config, log)
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:

@@ -2,7 +2,6 @@
 
 import functools
 import math
-import os
 
 import jax
 import jax.numpy as jnp
@@ -100,12 +99,7 @@ def rounding(arrays, wanted) -> float:
     return terms * steepness * 2.0**-53 * max(1.0, float(np.abs(wanted).max()))
 
 
-@settings(
-    max_examples=int(os.environ.get("JAX_ATTN_EXAMPLES", "12")),
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=list(HealthCheck),
-)
+@settings(suppress_health_check=list(HealthCheck))
 @given(calls())
 def test_blocked_is_dense_to_rounding_forward_and_backward(call):
     tile, *arrays, options = call

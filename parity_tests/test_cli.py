@@ -8,7 +8,7 @@ from click.testing import CliRunner
 from jax_attn.attention import blocked, dispatch
 from jax_attn.cli import main
 
-ONE = ("--backend", "cpu", "-k", "plain_mha-float32-none")
+ONE = ("--backend", "cpu", "-k", "plain_mha-float32-none-square-jit")
 
 
 def run(*args: str):

@@ -132,7 +132,7 @@ unsegmented = st.one_of(bands, lengths, arrays, st.builds(Mask.__and__, bands, a
 anything = st.one_of(unsegmented, segments, st.builds(Mask.__and__, segments, lengths))
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 @given(anything, unsegmented)
 def test_and_is_where_both_allow_it(a, b):
     both = materialized(a) & materialized(b)
@@ -140,7 +140,7 @@ def test_and_is_where_both_allow_it(a, b):
     assert np.array_equal(materialized(b & a), both)
 
 
-@settings(max_examples=30, deadline=None, derandomize=True)
+@settings(max_examples=30)
 @given(anything, unsegmented, unsegmented)
 def test_and_is_associative_and_open_is_its_unit(a, b, c):
     assert np.array_equal(materialized((a & b) & c), materialized(a & (b & c)))

@@ -7,6 +7,7 @@ transforms are dealt to them so that each pair of levels is met that can be (`ma
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import combinations
 
 import numpy as np
@@ -191,6 +192,7 @@ _DEAR = frozenset(("eager", "seed001", "seed002", "seed003"))
 REPEATS = 2
 
 
+@cache
 def matrix() -> tuple[Case, ...]:
     """Every row, in order; the same each time."""
     met: set[frozenset] = set()

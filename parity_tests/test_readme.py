@@ -1,9 +1,12 @@
 """The README: its commands, its examples, and its tables as the evidence has them."""
 
+import contextlib
+import io
 import re
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 
 HERE = Path(__file__).parent
@@ -24,23 +27,26 @@ def test_there_are_two_commands_of_one_line_each():
     assert "pytest" in blocks[1]
 
 
-def test_every_example_runs(capsys):
-    """In order, in one namespace, as a reader would."""
+@pytest.fixture(scope="module")
+def told() -> tuple[dict, str]:
+    """What the examples name and print: run in order, in one namespace, as a reader would."""
     torch.manual_seed(0)
     namespace: dict = {}
     examples = re.findall(r"^```python\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
     assert len(examples) >= 4
-    for example in examples:
-        exec(compile(example, "README.md", "exec"), namespace)
-    assert "wq.weight" in capsys.readouterr().out
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        for example in examples:
+            exec(compile(example, "README.md", "exec"), namespace)
+    return namespace, printed.getvalue()
 
 
-def test_the_report_shown_is_the_one_that_is_printed():
+def test_every_example_runs(told):
+    assert "wq.weight" in told[1]
+
+
+def test_the_report_shown_is_the_one_that_is_printed(told):
     """Its columns, its tensors and its verdicts; figures differ from machine to machine."""
-    torch.manual_seed(0)
-    namespace: dict = {}
-    for example in re.findall(r"^```python\n(.*?)^```", README, re.DOTALL | re.MULTILINE)[:2]:
-        exec(compile(example, "README.md", "exec"), namespace)
+    namespace, _ = told
     shown = re.search(r"^```\n(FAIL  check.*?)^```", README, re.DOTALL | re.MULTILINE)[1]
     words = re.compile(r"jit +(?:grad )?(?:input )?\S+ +(?:PASS|FAIL)|transform +tensor.*scale")
 
@@ -51,11 +57,11 @@ def test_the_report_shown_is_the_one_that_is_printed():
 
 
 def test_the_tables_are_those_of_the_evidence():
-    runs, record = evidence_readme.evidence(), evidence_readme.benchmark()
+    runs, record = evidence_readme.evidence(), evidence_readme.benchmarks()
     assert evidence_readme.written(README, runs, record) == README
 
 
 def test_that_comparison_can_fail():
-    other, record = evidence_readme.evidence(), evidence_readme.benchmark()
+    other, record = evidence_readme.evidence(), evidence_readme.benchmarks()
     next(iter(other.values()))["summary"]["pass"] += 1
     assert evidence_readme.written(README, other, record) != README

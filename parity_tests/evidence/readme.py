@@ -2,7 +2,7 @@
 
     python parity_tests/evidence/readme.py
 
-`*.json` here are runs of `jax-attn verify`, cut down by keep.py; bench/bench.json is a run of
+`*.json` here are runs of `jax-attn verify`, cut down by keep.py; those in bench/ are runs of
 `jax-attn bench --output`.
 """
 
@@ -16,8 +16,8 @@ from jax_attn.bench import plot
 from jax_attn.bench.record import Record
 
 HERE = Path(__file__).parent
-BENCH = HERE / "bench" / "bench.json"
-PLOT = BENCH.with_name("time.svg")
+BENCH = HERE / "bench"
+PLOT = BENCH / "time.svg"
 PLOTTED = "time-attention-1x8x64-float32-forward"
 README = HERE.parent.parent / "README.md"
 SHOWN = (
@@ -102,19 +102,19 @@ def measured(runs: dict[str, dict]) -> str:
     return "\n".join(rows)
 
 
-def bench(record: Record | None) -> str:
+def bench(benchmarks: dict[str, Record]) -> str:
     """The targets, and the plot."""
-    if record is None:
+    if not benchmarks:
         return "Not yet measured."
     path = PLOT.relative_to(README.parent)
-    return f"{targets.table(record)}\n\n![time of one call against length]({path})"
+    return f"{targets.table(benchmarks)}\n\n![time of one call against length]({path})"
 
 
-def written(readme: str, runs: dict[str, dict], record: Record | None) -> str:
+def written(readme: str, runs: dict[str, dict], benchmarks: dict[str, Record]) -> str:
     """The README with every table as the evidence has it."""
     texts = {
         "table": table(next(iter(runs.values()))),
-        "bench": bench(record),
+        "bench": bench(benchmarks),
         "measured": measured(runs),
     }
     for name, made in texts.items():
@@ -129,13 +129,19 @@ def evidence() -> dict[str, dict]:
     return {path.stem: json.loads(path.read_text()) for path in sorted(HERE.glob("*.json"))}
 
 
-def benchmark() -> Record | None:
-    """The run of the bench that was kept."""
-    return Record.read(BENCH) if BENCH.exists() else None
+def benchmarks() -> dict[str, Record]:
+    """Every run of the bench that was kept, by name."""
+    return {path.stem: Record.read(path) for path in sorted(BENCH.glob("*.json"))}
+
+
+def plotted(benchmarks: dict[str, Record]):
+    """The figure of time against length, of the first run that has it."""
+    drawn = (plot.figures(record) for record in benchmarks.values())
+    return next(figures[PLOTTED] for figures in drawn if PLOTTED in figures)
 
 
 if __name__ == "__main__":
-    record = benchmark()
-    README.write_text(written(README.read_text(), evidence(), record))
-    if record is not None:
-        plot.save(plot.figures(record)[PLOTTED], PLOT)
+    kept = benchmarks()
+    README.write_text(written(README.read_text(), evidence(), kept))
+    if kept:
+        plot.save(plotted(kept), PLOT)

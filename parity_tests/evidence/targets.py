@@ -1,6 +1,6 @@
 """The speed targets, each a row: what is asked, and how a record of the bench answers."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from jax_attn.bench import statistics, words
@@ -13,6 +13,7 @@ PEERS = ("jax.nn", "flax nnx", "keras")
 LONGEST = 32768
 SMALL = ((2, 5, 64), (32, 10, 64), (2, 10, 512))
 LARGE = ((8, 512, 512), (2, 2048, 512))
+NOT_MEASURED = "not measured"
 
 
 class Figure(NamedTuple):
@@ -33,7 +34,7 @@ class Target(NamedTuple):
     def met(self, record: Record) -> str:
         values = [figure.value for figure in self.figures(record)]
         if None in values:
-            return "not measured"
+            return NOT_MEASURED
         if self.holds is None:
             return "stated"
         return "yes" if all(map(self.holds, values)) else "missed"
@@ -210,11 +211,16 @@ TARGETS = (
 )
 
 
-def table(record: Record) -> str:
-    """The targets as a Markdown table, and where they were measured."""
-    lines = ["| what | target | measured [95% interval] | met? |", "|---" * 4 + "|"]
+def table(runs: Mapping[str, Record]) -> str:
+    """The targets as a Markdown table, each from the first run that has it, and what those were.
+
+    runs: name → record; each figure is of one of them, and no ratio of two.
+    """
+    lines = ["| what | target | measured [95% interval] | met? | run |", "|---" * 5 + "|"]
     for target in TARGETS:
-        said = "<br>".join(figure.said for figure in target.figures(record))
-        lines.append(f"| {target.what} | {target.asked} | {said} | {target.met(record)} |")
-    lines += ["", *(f"- {line}" for line in words.place(record))]
+        name = next((n for n in runs if target.met(runs[n]) != NOT_MEASURED), next(iter(runs)))
+        said = "<br>".join(figure.said for figure in target.figures(runs[name]))
+        met = target.met(runs[name])
+        lines.append(f"| {target.what} | {target.asked} | {said} | {met} | {name} |")
+    lines += ["", *(f"- {name}: {'; '.join(words.place(run))}" for name, run in runs.items())]
     return "\n".join(lines)

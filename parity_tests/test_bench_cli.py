@@ -112,18 +112,20 @@ def ended(monkeypatch):
     return planted
 
 
-def small(status=None, verdict=None):
-    """A record of one workload; with `status` or `verdict` in its last row."""
+def small(status=None, verdict=None, **more):
+    """A record of one workload; with `status`, `verdict` and more in its last row."""
     whole = made_record()
     rows = [r for r in whole.rows if r.workload == whole.rows[0].workload and r.seconds]
     changes = {k: v for k, v in (("status", status), ("verdict", verdict)) if v}
-    return replace(whole, rows=(*rows[:-1], replace(rows[-1], **changes)))
+    return replace(whole, rows=(*rows[:-1], replace(rows[-1], **changes, **more)))
 
 
 LEAVES = {
     "all agree": (small, 0),
     "one is excluded": (lambda: small(Status.EXCLUDED, "FAIL"), 1),
+    "one fails": (lambda: small(Status.FAILED), 1),
     "one cannot be judged": (lambda: small(None, "INCONCLUSIVE"), 4),
+    "the baseline has no time": (lambda: small(ratio=None), 4),
 }
 
 

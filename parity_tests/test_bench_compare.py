@@ -111,6 +111,7 @@ GONE = {
         1,
         "excluded after",
     ),
+    "measured, then failed": (BEFORE, with_rows(again(), lost(Status.FAILED)), 1, "failed after"),
     "measured, then not run": (
         BEFORE,
         with_rows(again(), lost(Status.NOT_RUN)),
@@ -124,7 +125,7 @@ GONE = {
 
 
 @pytest.mark.parametrize("row", GONE)
-def test_rows_that_one_run_lacks_are_listed_and_wrong_numbers_fail(row, run):
+def test_rows_that_one_run_lacks_are_listed_and_wrong_or_failed_ones_fail(row, run):
     before, after, status, why = GONE[row]
     outcome = run(before, after)
     assert outcome.exit_code == status

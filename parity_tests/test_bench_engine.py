@@ -297,6 +297,24 @@ UNTIMED = {
         Status.NOT_RUN,
         "writes every score: 9 GiB",
     ),
+    "raises while it is built": (
+        {("peer", "build"): WorkerError("build: ValueError: x")},
+        {},
+        Status.FAILED,
+        "build: ValueError: x",
+    ),
+    "raises in its first call": (
+        {("peer", "first_call"): WorkerError("first_call: ValueError: x")},
+        {},
+        Status.FAILED,
+        "first_call: ValueError: x",
+    ),
+    "dies while it is loaded": (
+        {("peer", "load"): LostError("load: its process was killed")},
+        {},
+        Status.FAILED,
+        "load: its process was killed",
+    ),
     "no reference": (
         {("judge", "prepare"): WorkerError("prepare: MemoryError: x")},
         {},
@@ -314,16 +332,28 @@ def test_what_is_not_timed_says_why(session, row):
     assert (found.status, found.reason, found.seconds) == (status, reason, ())
 
 
-def test_a_process_lost_in_its_turn_keeps_its_rounds_and_misses_the_next_mode(session):
+def test_a_process_lost_in_its_turn_keeps_no_times_and_misses_the_next_mode(session):
     left = iter([1.0, 2.0])
     lost = LostError("turn: its process was killed")
     table = {"peer": replace(TABLE["peer"], framework="torch")}
     _, rows = session({("peer", "turn"): lambda *_: next(left, lost)}, table)
     row = rows["forward", "peer"]
-    assert (row.status, row.seconds, row.reason) == (Status.MEASURED, (1.0, 2.0), str(lost))
-    assert (row.ratio.low, row.ratio.high) == (0.0, np.inf)
+    assert (row.status, row.seconds, row.reason) == (Status.FAILED, (), str(lost))
+    assert row.ratio is None
     later = rows["forward+backward", "peer"]
     assert (later.status, later.seconds) == (Status.NOT_RUN, ())
+
+
+def test_where_the_baseline_is_lost_the_others_have_times_and_no_ratio(session):
+    calls = iter(range(100))
+    lost = LostError("turn: its process was killed")
+
+    def turn(*_):  # five of them are the yardstick's
+        return lost if next(calls) == 7 else 1.0
+
+    _, rows = session({("sdpa", "turn"): turn})
+    assert (rows["forward", "sdpa"].status, rows["forward", "sdpa"].seconds) == (Status.FAILED, ())
+    assert (len(rows["forward", "ours"].seconds), rows["forward", "ours"].ratio) == (5, None)
 
 
 def test_an_interrupted_run_keeps_what_was_measured(session):

@@ -18,6 +18,9 @@ from jax_attn.bench.record import Ratio, Record, Row, Status, finite
 
 SCHEMA = "jax-attn bench compare 1"
 
+# What a row that was measured before must not become.
+WORSE = (Status.EXCLUDED, Status.FAILED)
+
 # What must be alike for a ratio to mean anything, and where a record has it.
 ALIKE = {
     "processor": lambda record: record.environment["processor"],
@@ -53,8 +56,8 @@ class Comparison:
     """What became of every row that at least one of the runs measured.
 
     threshold: as a fraction. unpaired: (row, why it has no ratio). broken: those of them that
-    were measured before and are excluded now, their numbers being wrong. versions: package →
-    (before, after), None where absent.
+    were measured before and are now excluded, their numbers being wrong, or failed. versions:
+    package → (before, after), None where absent.
     """
 
     threshold: float
@@ -143,7 +146,7 @@ def compare(before: Record, after: Record, threshold: float) -> Comparison:
                 for peer, row in zip(peers, (old, new), strict=True)
             ]
             changes.append(Change(old, new, statistics.change(*times)))
-        if old and new and old.seconds and new.status is Status.EXCLUDED:
+        if old and new and old.seconds and new.status in WORSE:
             broken.append(new)
     versions = before.environment["packages"], after.environment["packages"]
     names = dict.fromkeys([*versions[0], *versions[1]])

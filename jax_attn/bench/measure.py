@@ -58,7 +58,7 @@ class Session:
     def __init__(self, plan: Plan, start: Callable[..., Any] = Worker):
         self.plan, self._start = plan, start
         self._workers: dict[str, Any] = {}
-        self._absent: dict[str, str] = {}
+        self._unloaded: dict[str, tuple[Status, str]] = {}
         self._rows: dict[tuple[Workload, str, str], Row] = {}
         self._rates: dict[str, float] = {}
         self.environment: dict[str, Any] = {}
@@ -104,8 +104,9 @@ class Session:
 
         def start(name: str) -> None:
             implementation, plan = IMPLEMENTATIONS[name], self.plan
-            if name in self._absent or implementation.absent:
-                self._absent.setdefault(name, implementation.absent)
+            if implementation.absent:
+                self._unloaded[name] = Status.ABSENT, implementation.absent
+            if name in self._unloaded:
                 return
             worker = self._start(
                 name,
@@ -120,11 +121,11 @@ class Session:
             try:
                 worker.ask("load")
             except AbsentError as error:
-                line = implementation.install
-                self._absent[name] = f"{error}" + (f"; {line}" if line else "")
+                said = "; ".join(filter(None, (str(error), implementation.install)))
+                self._unloaded[name] = Status.ABSENT, said
                 self._workers.pop(name).close()
             except WorkerError as error:
-                self._absent[name] = str(error)
+                self._unloaded[name] = Status.FAILED, str(error)
                 self._workers.pop(name).close()
 
         with ThreadPoolExecutor(2) as pool:
@@ -135,8 +136,8 @@ class Session:
         for name in plan.serving(workload):
             if unjudged:
                 self._all(workload, name, Status.NOT_RUN, unjudged)
-            elif name in self._absent:
-                self._all(workload, name, Status.ABSENT, self._absent[name])
+            elif name in self._unloaded:
+                self._all(workload, name, *self._unloaded[name])
             else:
                 self._judged(workload, name)
             yield f"{workload.name}: {name} judged"
@@ -163,7 +164,7 @@ class Session:
         try:
             kernel = ask("build", workload, self.plan.seed)
         except WorkerError as error:
-            self._all(workload, name, Status.NOT_RUN, str(error))
+            self._all(workload, name, _fate(error), str(error))
             return
         for mode in self.plan.modes:
             try:
@@ -175,14 +176,15 @@ class Session:
                 agreement = judge("judge", mode, tensors)
                 peak = ask("peak", mode)
             except WorkerError as error:
-                self._put(workload, mode, name, kernel=kernel, reason=str(error))
+                fate = {"status": _fate(error), "reason": str(error)}
+                self._put(workload, mode, name, kernel=kernel, **fate)
                 continue
-            failed = agreement.verdict is Verdict.FAIL
+            wrong = agreement.verdict is Verdict.FAIL
             self._put(
                 workload,
                 mode,
                 name,
-                status=Status.EXCLUDED if failed else Status.NOT_RUN,
+                status=Status.EXCLUDED if wrong else Status.NOT_RUN,
                 reason="; ".join(agreement.reasons) or "not timed",
                 kernel=kernel,
                 verdict=str(agreement.verdict),
@@ -206,8 +208,13 @@ class Session:
             for done in interleaved(turns, found, plan.baseline, plan.limits, plan.seed):
                 yield f"{workload.name}: {mode}, round {done}"
         finally:
-            for name, seconds in found.items():
-                self._times(workload, mode, name, seconds, found.get(plan.baseline, []))
+            whole = {
+                name: seconds
+                for name, seconds in found.items()
+                if self._rows[workload, mode, name].status is not Status.FAILED
+            }
+            for name, seconds in whole.items():
+                self._times(workload, mode, name, seconds, whole.get(plan.baseline, []))
 
     def _turn(self, workload: Workload, mode: str, name: str) -> Callable[[], float | None]:
         """A turn of that worker; its first also tries, uncounted, how many calls one needs."""
@@ -219,17 +226,15 @@ class Session:
                     calls.append(ask("calls", mode))
                 return ask("turn", mode, calls[0])
             except WorkerError as error:
-                self._put(workload, mode, name, reason=str(error))
+                self._put(workload, mode, name, status=_fate(error), reason=str(error))
                 return None
 
         return turn
 
     def _times(self, workload: Workload, mode: str, name: str, seconds, baseline) -> None:
         row = self._rows[workload, mode, name]
-        paired = min(len(seconds), len(baseline))
-        ratio = None
-        if paired:
-            ratio = statistics.ratio(baseline[:paired], seconds[:paired], self.plan.seed)
+        paired = statistics.shared(baseline, seconds)
+        ratio = statistics.ratio(*paired, self.plan.seed) if paired[0] else None
         reason = "" if row.reason == "not timed" else row.reason
         timed = replace(row, status=Status.MEASURED, reason=reason, seconds=tuple(seconds))
         self._rows[workload, mode, name] = replace(timed, ratio=ratio)
@@ -275,6 +280,11 @@ class Session:
             rows=tuple(self._rows[key] for key in keys),
             interrupted=interrupted,
         )
+
+
+def _fate(error: WorkerError) -> Status:
+    """What becomes of a row whose worker said this: to refuse is no failure."""
+    return Status.NOT_RUN if isinstance(error, RefusedError) else Status.FAILED
 
 
 def environment(own: dict[str, str], device: str) -> dict[str, str]:

@@ -20,8 +20,9 @@ class Status(StrEnum):
 
     MEASURED = "measured"
     EXCLUDED = "excluded"  # its numbers did not agree with the reference's
+    FAILED = "failed"  # it raised, or its process died
     ABSENT = "absent"  # its package is not installed
-    NOT_RUN = "not run"  # it cannot serve the workload, would not fit, or died of it
+    NOT_RUN = "not run"  # it cannot serve the workload, would not fit, or its turn never came
 
 
 @dataclass(frozen=True)

@@ -69,8 +69,8 @@ def command(
     rest run in processes of their own, in interleaved rounds, with the same threads. Ctrl-C
     ends the run and keeps what was measured.
 
-    Exit status: 1 where an implementation is excluded, 4 where no verdict could be had, 130
-    where the run was interrupted.
+    Exit status: 1 where an implementation is excluded or fails, 4 where no verdict could be
+    had, nothing was timed or the baseline has no time, 130 where the run was interrupted.
     """
     if context.invoked_subcommand is not None:
         return
@@ -218,8 +218,9 @@ def status(record) -> int:
 
     if record.interrupted:
         return INTERRUPTED
-    if any(row.status is Status.EXCLUDED for row in record.rows):
+    if any(row.status in (Status.EXCLUDED, Status.FAILED) for row in record.rows):
         return FAIL
     doubtful = any(row.verdict == Verdict.INCONCLUSIVE for row in record.rows)
-    nothing = not any(row.seconds for row in record.rows)
-    return INCONCLUSIVE if doubtful or nothing else PASS
+    timed = [row for row in record.rows if row.seconds]
+    compared = timed and all(row.ratio for row in timed)
+    return PASS if compared and not doubtful else INCONCLUSIVE

@@ -36,8 +36,8 @@ def command(before: Path, after: Path, threshold: float, as_json: bool) -> None:
     """Compare two runs kept with --output, each row's time over its own run's baseline.
 
     Exit status: 1 where a row is slower by more than --fail, its whole 95% interval above no
-    change, or was measured BEFORE and gives wrong numbers AFTER; 2 for what is no record; 3 for
-    records of different machines or settings; 4 where nothing could be compared.
+    change, or was measured BEFORE and gives wrong numbers, or fails, AFTER; 2 for what is no
+    record; 3 for records of different machines or settings; 4 where nothing could be compared.
     """
     from jax_attn.bench.compare import compare, differences
     from jax_attn.bench.record import Record

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from jax_attn.attention import Dropout, Mask, blocked, dot_product_attention
+from jax_attn.attention import Dropout, Mask, blocked, dot_product_attention, explain
 from jax_attn.attention.call import checked_call
 from jax_attn.attention.tile import Sizes, Tile
 
@@ -39,20 +39,24 @@ def calls(draw):
     N = K * G
     shapes = (B, T, N, H), (B, S, K, H), (B, S, K, Hv), (B, T, N, Hv)
     arrays = tuple(rng.standard_normal(shape) for shape in shapes)
-    offset = draw(st.sampled_from([0, S - T, rng.integers(-S, S, size=B)]))
+    far = rng.choice(np.array([-(2**31), -1, 0, 2, 2**31 - 1], np.int32), size=B)
+    offset = draw(st.sampled_from([0, S - T, rng.integers(-S, S, size=B), far]))
     side = st.one_of(st.none(), st.integers(0, 9))
-    part = st.tuples(*(st.sampled_from([1, n]) for n in (B, N, T, S)))
+    whole = st.tuples(*(st.sampled_from([1, n]) for n in (B, N, T, S)))
+    part = st.one_of(whole, whole.map(lambda shape: shape[1:]), whole.map(lambda shape: shape[2:]))
     masks = [Mask()]
     if draw(st.booleans()):
         masks.append(Mask.window(draw(side), draw(side), offset))
     if draw(st.booleans()):
         masks.append(Mask.lengths(rng.integers(0, S + 1, size=B)))
     if draw(st.booleans()):
-        q_ids, kv_ids = rng.integers(0, 3, size=(B, T)), rng.integers(0, 3, size=(B, S))
+        q_ids, kv_ids = (
+            rng.integers(0, 3, size=draw(st.sampled_from([(B, n), (B, 1), (1, n)]))) for n in (T, S)
+        )
         packed = draw(st.booleans())
         masks.append(Mask.segments(*((np.sort(ids) if packed else ids) for ids in (q_ids, kv_ids))))
     if draw(st.booleans()):
-        masks.append(Mask.array(rng.random(draw(part)) < 0.7))
+        masks.append(Mask.array(rng.random(draw(whole)) < 0.7))
     options = {
         "mask": functools.reduce(lambda a, b: a & b, masks),
         "is_causal": draw(st.booleans()),
@@ -60,7 +64,10 @@ def calls(draw):
         "scale": draw(st.sampled_from([None, -0.8])),
     }
     if draw(st.booleans()):
-        options["bias"] = rng.standard_normal(draw(part))
+        bias = rng.standard_normal(draw(part))
+        options["bias"] = np.where(
+            rng.random(bias.shape) < draw(st.sampled_from([0, 0.3])), -np.inf, bias
+        )
     if draw(st.booleans()):
         drawn = draw(st.booleans())
         how = {"key": jax.random.key(3)} if drawn else {"keep": rng.random(draw(part)) < 0.7}
@@ -111,6 +118,30 @@ def test_blocked_is_dense_to_rounding_forward_and_backward(call):
             assert np.abs(got - want).max() <= rounding(arrays, want)
 
 
+SEGMENT = np.array([[0], [1], [2]])  # one a batch row: broadcasts along it
+EXTREME = np.array([2**31 - 1, -(2**31), 5], np.int32)
+# In tiles of the sizes that are chosen: several of them on an axis, the last one overlapping.
+CHOSEN = {
+    "tiles of keys": ((3, 64, 257), {}),
+    "tiles of queries": ((3, 1030, 40), {}),
+    "causal": ((3, 700, 700), {"is_causal": True}),
+    "one segment a row": ((3, 64, 257), {"mask": Mask.segments(SEGMENT, SEGMENT)}),
+    "offsets as far as int32 goes": ((3, 40, 300), {"mask": Mask.causal(EXTREME)}),
+    "lengths likewise": ((3, 40, 300), {"mask": Mask.lengths(EXTREME)}),
+}
+
+
+@pytest.mark.parametrize("name", CHOSEN)
+def test_and_in_the_tiles_that_are_chosen(name):
+    (B, T, S), options = CHOSEN[name]
+    arrays = draws((B, T, 2, 3), (B, S, 1, 3), (B, S, 1, 3), (B, T, 2, 3), dtype=np.float64)
+    with jax.enable_x64(True):
+        wanted = value_and_gradients("dense", *arrays, **options)
+        made = value_and_gradients("blocked", *arrays, **options)
+        for got, want in zip(made, wanted, strict=True):
+            assert np.abs(got - want).max() <= rounding(arrays, want)
+
+
 def draws(*shapes, dtype=np.float32, seed=0):
     rng = np.random.default_rng(seed)
     return [rng.standard_normal(shape).astype(dtype) for shape in shapes]
@@ -120,6 +151,15 @@ def example(T=7, S=11, dtype=np.float64):
     return draws((2, T, 6, 5), (2, S, 3, 5), (2, S, 3, 5), (2, T, 6, 5), dtype=dtype)
 
 
+@pytest.fixture
+def traced_anew():
+    """What was traced with a planted bug is forgotten, and what was traced without one."""
+    jax.clear_caches()
+    yield
+    jax.clear_caches()
+
+
+@pytest.mark.usefixtures("traced_anew")
 class TestTheComparisonSees:
     """Each would be a bug of this kernel; the comparison above must not pass it."""
 
@@ -275,8 +315,9 @@ def test_lengths_skip_for_each_batch_row_by_itself():
 
 # --- the sizes of tiles ------------------------------------------------------------------------
 
-# (T, S, N, K), band → (heads, queries, keys) in a tile.
+# (T, S, N, K), band → (heads, queries, keys) in a tile. Tiles on an axis are alike, in eights.
 TILES = {
+    "one query and one key too many": ((1025, 257, 8, 8), Mask(), (4, 520, 136)),
     "long": ((4096, 4096, 8, 8), Mask(), (4, 1024, 256)),
     "long, causal": ((4096, 4096, 8, 8), Mask.causal(), (8, 512, 256)),
     "grouped": ((4096, 4096, 32, 8), Mask(), (1, 1024, 256)),
@@ -289,7 +330,7 @@ TILES = {
 
 
 @pytest.mark.parametrize("name", TILES)
-def test_a_tile_has_a_million_scores_at_most(name):
+def test_how_large_a_tile_is(name):
     (T, S, N, K), mask, wanted = TILES[name]
     q, k, v, _ = abstract(T, S, N=N, K=K)
     call, _ = checked_call(
@@ -316,23 +357,96 @@ def test_dropout_is_the_same_whatever_the_tiles_and_as_dense_draws_it():
     np.testing.assert_allclose(outs[0][0], outs[2][0], rtol=0, atol=64 * 2.0**-24 * 4)
 
 
-def test_second_derivatives_are_dense_s():
+DEEP = {
+    "causal": {"is_causal": True, "bias": draws((7, 11))[0].astype(np.float64)},
+    "all at once": {
+        "mask": Mask.lengths(np.array([9, 4])) & Mask.array(draws((2, 1, 7, 11))[0] < 1),
+        "bias": draws((6, 1, 11), seed=1)[0].astype(np.float64),
+        "softcap": 1.5,
+        "dropout": Dropout(0.3, key=jax.random.key(2)),
+    },
+}
+
+
+@pytest.mark.parametrize("name", DEEP)
+def test_second_derivatives_are_dense_s(name, monkeypatch):
+    monkeypatch.setattr(blocked, "tile_sizes", lambda call: Sizes(1, 3, 4))
+    options = dict(DEEP[name])
     with jax.enable_x64(True):
-        arrays = [jnp.asarray(x) for x in example()[:3]]
+        arrays = [*map(jnp.asarray, example()[:3]), jnp.asarray(options.pop("bias"))]
+        every = (0, 1, 2, 3)
 
         def penalty(implementation, *arrays):
             def loss(*arrays):
-                out = dot_product_attention(*arrays, is_causal=True, implementation=implementation)
-                return (out**2).sum()
+                *qkv, bias = arrays
+                given = options | {"bias": bias, "implementation": implementation}
+                return (dot_product_attention(*qkv, **given) ** 2).sum()
 
-            return sum((g**2).sum() for g in jax.grad(loss, argnums=(0, 1, 2))(*arrays))
+            return sum((g**2).sum() for g in jax.grad(loss, argnums=every)(*arrays))
 
         got, want = (
-            jax.jit(jax.grad(functools.partial(penalty, name), argnums=(0, 1, 2)))(*arrays)
+            jax.jit(jax.grad(functools.partial(penalty, name), argnums=every))(*arrays)
             for name in ("blocked", "dense")
         )
         for a, b in zip(got, want, strict=True):
             assert np.abs(a - b).max() <= 1e-12 * np.abs(b).max()
+            assert np.abs(b).max() > 0
+
+
+def test_an_eager_call_compiles_nothing_the_second_time():
+    *arrays, cotangent = example(dtype=np.float32)
+    compiled = []
+
+    def count(event, seconds, **_):
+        compiled.append(event)
+
+    def run(scale):
+        attend = functools.partial(dot_product_attention, implementation="blocked", is_causal=True)
+        _, pull = jax.vjp(attend, *(scale * x for x in arrays))
+        return pull(cotangent)
+
+    jax.monitoring.register_event_duration_secs_listener(count)
+    try:
+        run(np.float32(1))
+        assert any("backend_compile" in event for event in compiled)
+        compiled.clear()
+        run(np.float32(2))
+        assert not any("backend_compile" in event for event in compiled)
+    finally:
+        jax.monitoring.unregister_event_duration_listener(count)
+
+
+def test_within_a_shard_map_what_is_shared_gets_the_sum_of_all_gradients():
+    q, k, v, _ = example(dtype=np.float32)
+    mesh = jax.make_mesh((1,), ("batch",), axis_types=(jax.sharding.AxisType.Auto,))
+    split, same = jax.sharding.PartitionSpec("batch"), jax.sharding.PartitionSpec()
+
+    def loss(implementation, q, k, v, scale):
+        def local(q, k, v, scale):
+            attended = dot_product_attention(scale * q, k, v, implementation=implementation)
+            return attended.sum(axis=(1, 2, 3))
+
+        specs = (split, split, split, same)
+        over = jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=split)
+        return (over(q, k, v, scale) ** 2).sum()
+
+    got, want = (
+        jax.jit(jax.grad(functools.partial(loss, name), argnums=(0, 1, 2, 3)))(q, k, v, 1.5)
+        for name in ("blocked", "dense")
+    )
+    for a, b in zip(got, want, strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=256 * 2.0**-24 * np.abs(b).max())
+
+
+def test_sizes_that_are_not_known_yet_are_dense_s():
+    b, t = jax.export.symbolic_shape("b, t")
+    for shape in ((b, 256, 4, 8), (2, t, 4, 8)):
+        x = jax.ShapeDtypeStruct(shape, jnp.float32)
+        told = explain(x, x, x)
+        assert told.chosen == "dense"
+        assert "tiles are cut of known sizes, not of" in str(told)
+        exported = jax.export.export(jax.jit(lambda x: dot_product_attention(x, x, x)))(x)
+        assert exported.out_avals[0].shape == shape
 
 
 def test_forward_mode_is_an_error_that_says_so():

@@ -44,7 +44,9 @@ def dot_product_attention(
       softcap: a plain number c > 0: scores become c · tanh(scores / c).
       dropout: a Dropout over (B, N, T, S).
       precision: of both products, as in ``jax.lax.dot_general``.
-      implementation: the kernel's name to insist on; None chooses.
+      implementation: the kernel's name to insist on; None chooses. "dense" writes every score
+        out. "blocked" holds no T×S array, forward or backward; it has no forward mode (jvp,
+        hessian: there insist on "dense"), and its second derivatives are dense's, with its memory.
 
     Returns:
       (B, T, N, Hv) in the query's dtype. The softmax is in float32, or float64 for float64.

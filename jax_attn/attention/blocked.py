@@ -17,11 +17,19 @@ from jax_attn.attention.call import Call
 from jax_attn.attention.tile import Sizes, Tile
 
 # Fewer queries or scores a head than these and dense is as fast or faster: measured on XLA:CPU,
-# forward and backward, batch 1 to 64. From 128×128 up blocked was 1.2 to 8 times as fast.
+# batch 1 to 64. From 128×128 up blocked was 1.1 to 8 times as fast forward; with the backward
+# pass as fast as dense, within a quarter, up to some 300×300, and faster above.
 FEW_QUERIES, FEW_SCORES = 32, 128 * 128
 # On other devices one tile after another leaves most of them idle: there it is for calls whose
 # scores would not reasonably fit. Not measured.
 MANY_BYTES = 2**30
+
+
+def refusals(call: Call) -> list[str]:
+    """Why the call cannot be cut into tiles."""
+    sizes = {"B": call.B, "T": call.T, "S": call.S, "N": call.N, "K": call.K}
+    unknown = [f"{axis} = {n}" for axis, n in sizes.items() if not isinstance(n, int)]
+    return [f"tiles are cut of known sizes, not of {', '.join(unknown)}"] if unknown else []
 
 
 def drawbacks(call: Call) -> list[str]:
@@ -47,7 +55,7 @@ def attention(call: Call) -> jax.Array:
         call = dataclasses.replace(call, dropout=None)
     if call.B == 0:
         return dense.attention(call)  # there is no tile to cut
-    out, _ = _attention(tile_sizes(call), call)
+    out, _ = _attention(tile_sizes(call), _varying(call, call))
     return out.astype(call.query.dtype)
 
 
@@ -63,9 +71,19 @@ QUERIES, QUERIES_IN_BAND = 1024, 512
 def tile_sizes(call: Call) -> Sizes:
     """How large the tiles of this call are."""
     banded = call.mask.lo is not None or call.mask.hi is not None
-    T = min(call.T, QUERIES_IN_BAND if banded else QUERIES, max(1, ROWS // call.G))
+    T = _even(call.T, min(QUERIES_IN_BAND if banded else QUERIES, max(1, ROWS // call.G)))
     heads = [K for K in range(1, call.K + 1) if call.K % K == 0 and K * call.G * T <= ROWS]
-    return Sizes(max(heads, default=1), T, min(call.S, KEYS))
+    return Sizes(max(heads, default=1), T, _even(call.S, KEYS))
+
+
+def _even(n: int, most: int) -> int:
+    """At most `most`, and as few of them over n: tiles of equal size overlap least.
+
+    In whole vectors of eight where there are several.
+    """
+    count = -(-n // most)
+    size = -(-n // count)
+    return n if count == 1 else min(most, -(-size // 8) * 8)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -123,6 +141,12 @@ def _with(call: Call, arrays: tuple, **others) -> Call:
     return dataclasses.replace(call, **dict(zip(names, arrays, strict=True)), **others)
 
 
+# Eager calls would compile their loops anew each time: JAX knows a loop by its functions, which
+# are made anew.
+_compiled = functools.partial(jax.jit, static_argnums=0, inline=True)
+
+
+@_compiled
 def _forward(sizes: Sizes, call: Call) -> tuple[jax.Array, jax.Array]:
     """The output (B, T, N, Hv) and the log-sum-exp (B, N, T), +∞ where nothing is visible.
 
@@ -157,6 +181,7 @@ def _forward(sizes: Sizes, call: Call) -> tuple[jax.Array, jax.Array]:
             jnp.zeros(rows_KGT, dtype),
             jnp.zeros((*rows_KGT, Hv), dtype),
         )
+        nothing = _varying(nothing, call)
         max_KGT, sum_KGT, out_KGTH = lax.fori_loop(*row.reach(), column, nothing)
         empty_KGT = sum_KGT == 0
         sum_KGT = jnp.where(empty_KGT, 1, sum_KGT)
@@ -166,9 +191,10 @@ def _forward(sizes: Sizes, call: Call) -> tuple[jax.Array, jax.Array]:
 
     out = jnp.zeros((call.B, call.T, call.N, Hv), dtype)
     lse = jnp.zeros((call.B, call.N, call.T), dtype)
-    return lax.fori_loop(0, _rows(call, sizes), row, (out, lse))
+    return lax.fori_loop(0, _rows(call, sizes), row, _varying((out, lse), call))
 
 
+@_compiled
 def _backward(sizes: Sizes, call: Call, out, lse, d_out) -> Call:
     """The cotangents of query, key, value and bias, in a Call whose other arrays are None."""
     dtype = call.softmax_dtype
@@ -207,16 +233,43 @@ def _backward(sizes: Sizes, call: Call, out, lse, d_out) -> Call:
             return d_q_KGTH, tile.add_keys(d_key, d_k_KHS), tile.add_keys(d_value, d_v_KHS), d_bias
 
         d_query, *others = grads
-        d_q_KGTH, *others = lax.fori_loop(*row.reach(), column, (jnp.zeros_like(q_KGTH), *others))
+        d_q_KGTH = _varying(jnp.zeros_like(q_KGTH), call)
+        d_q_KGTH, *others = lax.fori_loop(*row.reach(), column, (d_q_KGTH, *others))
         return row.add_queries(d_query, d_q_KGTH), *others
 
     arrays = _arrays(call)
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, dtype), arrays)
-    grads = lax.fori_loop(0, _rows(call, sizes), row, zeros)
+    grads = lax.fori_loop(0, _rows(call, sizes), row, _varying(zeros, call))
     narrowed = [
         None if x is None else g.astype(x.dtype) for x, g in zip(arrays, grads, strict=True)
     ]
     return _with(call, narrowed, mask=None, dropout=None)
+
+
+def _varying(tree, call: Call):
+    """Within a shard_map: the tree's floats, differing along every axis that any of the call does.
+
+    What goes round a loop must say so from the start; and of what is the same on every device,
+    the gradients of all of them are then added up. Adding a zero made of the call says it in every
+    version of JAX.
+    """
+    if not jax.sharding.get_abstract_mesh().manual_axes:
+        return tree
+    zeros = [(data != data).ravel()[0].astype(jnp.int32) * 0 for data in map(_data, _leaves(call))]
+    zero = functools.reduce(jnp.add, zeros)
+
+    def cast(x):
+        return x + zero.astype(x.dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x
+
+    return jax.tree.map(cast, tree)
+
+
+def _leaves(call: Call) -> list[jax.Array]:
+    return list(map(jnp.asarray, jax.tree.leaves(call)))
+
+
+def _data(x: jax.Array) -> jax.Array:
+    return jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x
 
 
 def _rows(call: Call, sizes: Sizes) -> int:

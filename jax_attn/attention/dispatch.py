@@ -34,9 +34,9 @@ def none(call: Call) -> list[str]:
 KERNELS: Mapping[str, Kernel] = {
     "blocked": Kernel(
         blocked.attention,
-        refusals=none,
+        refusals=blocked.refusals,
         drawbacks=blocked.drawbacks,
-        why="works tile by tile and holds no T×S array",
+        why="works tile by tile and holds no T×S array; no forward mode (jvp)",
     ),
     "dense": Kernel(
         dense.attention,

@@ -9,7 +9,7 @@ import numpy as np
 from jax_attn.attention import checks
 
 # Farther than any position, and still safe to add in int32.
-_FAR = 2**30
+FAR = 2**30
 
 
 @jax.tree_util.register_pytree_with_keys_class
@@ -261,7 +261,7 @@ def _int32(x, static: bool = True):
 
 
 def _clip(n: int) -> int:
-    return max(-_FAR, min(_FAR, n))
+    return max(-FAR, min(FAR, n))
 
 
 def _shift(offset, by: int):

@@ -14,7 +14,7 @@ import numpy as np
 from jax import lax
 
 from jax_attn.attention.call import Call
-from jax_attn.attention.mask import Mask
+from jax_attn.attention.mask import FAR, Mask
 
 
 @dataclass(frozen=True)
@@ -89,11 +89,12 @@ class Tile:
         """The mask as this tile's queries and keys see it, numbered from 0; of one batch row."""
         whole = self.call.mask
 
-        def of_row(x):
-            return x if x is None or isinstance(x, int) else jnp.resize(x, self.call.B)[self.b]
-
         def moved(x, by):
-            return None if x is None else of_row(x) - by
+            if x is None or isinstance(x, int):
+                return x if x is None else x - by
+            # What lies further off than any tile may not wrap around when the tile's place is
+            # subtracted; a plain number does not reach so far.
+            return jnp.clip(jnp.broadcast_to(x, self.call.B)[self.b], -FAR, FAR) - by
 
         def cut(x, axes):
             return None if x is None else self._cut(jnp.asarray(x), axes[len(axes) - x.ndim :])
@@ -141,7 +142,7 @@ class Tile:
             may.append(first < mask.kv_lengths)
         if mask.q_segments is not None:
             every = self.call.mask.kv_segments
-            ids_S = jnp.resize(jnp.asarray(every), (self.call.B, self.call.S))[self.b]
+            ids_S = jnp.broadcast_to(jnp.asarray(every), (self.call.B, self.call.S))[self.b]
             ids = jnp.pad(ids_S, (0, columns * size - self.call.S), mode="edge")
             ids = ids.reshape(columns, size)
             may.append(ids.min(axis=1) <= mask.q_segments.max())

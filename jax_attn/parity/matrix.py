@@ -257,8 +257,8 @@ def x64_for(dtype: str) -> Iterator[None]:
         yield
 
 
-# Smaller than any axis of the matrix and dividing few of them: each row has several tiles, and
-# tiles at the edges.
+# Smaller than the axes of the matrix, but for a single token's, and dividing few of them: rows
+# have several tiles, and tiles at the edges.
 _TILE = {"T": 3, "S": 4}
 
 

@@ -60,6 +60,20 @@ USAGE = {
 }
 
 
+def test_where_nothing_can_be_written_is_told_before_the_run_all_at_once(monkeypatch, tmp_path):
+    monkeypatch.setattr(Session, "run", lambda self: pytest.fail("it ran"))
+    monkeypatch.setattr("jax_attn.cli.bench.present", lambda name: True)
+    file, locked = tmp_path / "file", tmp_path / "locked"
+    file.touch()
+    locked.mkdir()
+    access = os.access
+    monkeypatch.setattr(os, "access", lambda p, mode: p != locked and access(p, mode))
+    outcome = run("--output", str(file / "a" / "b.json"), "--plot", str(locked / "new"))
+    assert outcome.exit_code == 2
+    assert f"--output: expected a directory, got {file}" in outcome.stderr
+    assert f"--plot: expected a directory that can be written to, got {locked}" in outcome.stderr
+
+
 @pytest.mark.parametrize("row", USAGE)
 def test_wrong_usage_leaves_2_and_names_the_option(row):
     args, message = USAGE[row]
@@ -97,11 +111,11 @@ def test_a_gpu_that_is_not_here_leaves_3(monkeypatch):
 def ended(monkeypatch):
     """A function: a run that gives this record, interrupted or not."""
 
-    def planted(record, *options, interrupt=False):
+    def planted(record, *options, interrupt=False, by=KeyboardInterrupt):
         def steps(self):
             yield "started"
             if interrupt:
-                raise KeyboardInterrupt
+                raise by
 
         monkeypatch.setattr(Session, "run", steps)
         monkeypatch.setattr(
@@ -143,6 +157,51 @@ def test_ctrl_c_leaves_130_and_prints_what_was_measured(ended):
     assert "interrupted" in outcome.stderr
     assert "interrupted" in outcome.stdout
     assert "jax-attn" in outcome.stdout
+
+
+def test_an_error_keeps_and_prints_what_was_measured_and_is_raised_again(ended, tmp_path):
+    kept = tmp_path / "kept.json"
+    with pytest.raises(ZeroDivisionError, match="planted"):
+        ended(small(), "--output", str(kept), interrupt=True, by=ZeroDivisionError("planted"))
+    assert Record.read(kept).interrupted
+
+
+def test_rounds_under_way_are_closed_before_the_record_is_taken(monkeypatch):
+    """Ctrl-C may come while the run waits between two of its steps."""
+    closed = []
+
+    def steps(self):
+        try:
+            yield "started"
+            yield "not reached"
+        finally:
+            closed.append("steps")
+
+    def counted(steps, total):
+        yield next(steps)
+        raise KeyboardInterrupt
+
+    def record(self, interrupted):
+        closed.append("record")
+        return small()
+
+    monkeypatch.setattr(Session, "run", steps)
+    monkeypatch.setattr(Session, "record", record)
+    monkeypatch.setattr("jax_attn.cli.progress.counted", counted)
+    run("--implementation", "sdpa")
+    assert closed == ["steps", "record"]
+
+
+def test_ctrl_c_while_the_tpu_compiler_works_keeps_the_record(ended, monkeypatch):
+    def said(workloads, modes):
+        yield {"level": "compiled", "missing": "the first"}
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("jax_attn.bench.compiled.for_tpu", said)
+    outcome = ended(replace(small(), compiled=()), "--tpu", "--json")
+    assert outcome.exit_code == 130
+    found = Record.from_json(outcome.stdout)
+    assert (found.rows, len(found.compiled)) == (small().rows, 1)
 
 
 def test_the_tpu_compiler_is_asked_only_where_that_is_wanted(ended, monkeypatch):

@@ -17,9 +17,9 @@ LAYER = Workload("layer", True, 2, 5, 5, 6, 3, 8, 48, is_causal=True)
     ("workload", "modes"), [(CORE, MODES), (LAYER, MODES[:1])], ids=["core", "layer"]
 )
 def test_each_mode_is_compiled(workload, modes):
-    found = compiled.for_tpu((workload,), modes)
+    found = list(compiled.for_tpu((workload,), modes))
     if why_no_tpu_compiler() is not None:
-        assert found == ({"level": compiled.LEVEL, "missing": why_no_tpu_compiler()},)
+        assert found == [{"level": compiled.LEVEL, "missing": why_no_tpu_compiler()}]
         return
     assert [(item["workload"], item["mode"]) for item in found] == [
         (workload.name, m) for m in modes
@@ -37,22 +37,36 @@ def test_each_mode_is_compiled(workload, modes):
     assert all(more > 2 * flops[0] for more in flops[1:]), "the backward pass is in it"
 
 
-def test_a_program_that_the_compiler_refuses_says_why(monkeypatch):
-    def refuse(*args):
-        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory\nand more")
+RAISED = {
+    "the compiler refuses": jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: memory\nand more"),
+    "it cannot be traced": NotImplementedError("no such rule"),
+}
+
+
+@pytest.mark.parametrize("row", RAISED)
+def test_a_program_that_raises_says_why_and_the_others_follow(monkeypatch, row):
+    error = RAISED[row]
+    answers = iter([error, {"flops": 7.0}])
+
+    def answer(*args):
+        said = next(answers)
+        if isinstance(said, Exception):
+            raise said
+        return said
 
     monkeypatch.setattr(compiled, "why_no_tpu_compiler", lambda: None)
-    monkeypatch.setattr(compiled, "compile_for_tpu", refuse)
-    (item,) = compiled.for_tpu((CORE,), ("forward",))
-    assert item["error"] == "RESOURCE_EXHAUSTED: out of memory"
-    assert "flops" not in item
+    monkeypatch.setattr(compiled, "compile_for_tpu", answer)
+    refused, other = compiled.for_tpu((CORE,), MODES)
+    assert refused["error"] == f"{type(error).__name__}: {str(error).splitlines()[0]}"
+    assert "flops" not in refused
+    assert (other["mode"], other["flops"], bool(other["kernel"])) == (MODES[1], 7.0, True)
 
 
 def test_without_libtpu_the_line_that_installs_it_is_named(monkeypatch):
     monkeypatch.setattr(compiled, "why_no_tpu_compiler", lambda: "no libtpu: pip install it")
-    assert compiled.for_tpu((CORE, LAYER), MODES) == (
-        {"level": compiled.LEVEL, "missing": "no libtpu: pip install it"},
-    )
+    assert list(compiled.for_tpu((CORE, LAYER), MODES)) == [
+        {"level": compiled.LEVEL, "missing": "no libtpu: pip install it"}
+    ]
 
 
 @pytest.mark.parametrize("word", ["compiler's figures", "not measured"])

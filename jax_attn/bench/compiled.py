@@ -3,7 +3,7 @@
 Figures of a compiler, none of them measured: they stand apart from the rows, without times.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -16,22 +16,37 @@ from jax_attn.parity.compiled import compile_for_tpu, why_no_tpu_compiler
 LEVEL = "compiled: the compiler's figures, not measured"
 
 
-def for_tpu(workloads: Sequence[Workload], modes: Sequence[str]) -> tuple[dict[str, Any], ...]:
+def for_tpu(workloads: Sequence[Workload], modes: Sequence[str]) -> Iterator[dict[str, Any]]:
     """The kernel chosen on this host, or a layer around it, compiled for one TPU v5e: plain data.
 
     level, workload, mode, kernel, precision (of products, as the bench has it), useful_flops (by
     the rows' own formula); and of `compile_for_tpu`: target, compiler, seconds, flops, bytes
     (accessed), temporaries, arguments, outputs (bytes). XLA counts the body of a loop once,
     however often it runs, so that flops and bytes of a blocked kernel are below what it takes. A
-    program that the compiler refuses has `error` in their place. Without libtpu one item: level,
-    and `missing` with the line that installs it.
+    program that raises, whatever it be, has `error` in their place. Without libtpu one item:
+    level, and `missing` with the line that installs it.
     """
     if reason := why_no_tpu_compiler():
-        return ({"level": LEVEL, "missing": reason},)
-    with jax.default_matmul_precision("highest"):
-        return tuple(_compiled(w, mode) for w in workloads for mode in modes)
+        yield {"level": LEVEL, "missing": reason}
+        return
+    for workload in workloads:
+        for mode in modes:
+            found = {
+                "level": LEVEL,
+                "workload": workload.name,
+                "mode": mode,
+                "precision": "highest",
+                "useful_flops": workload.flops(mode),
+            }
+            try:
+                found |= _compiled(workload, mode)
+            except Exception as error:
+                first = str(error).strip().partition("\n")[0]
+                found["error"] = f"{type(error).__name__}: {first}"
+            yield found
 
 
+@jax.default_matmul_precision("highest")
 def _compiled(workload: Workload, mode: str) -> dict[str, Any]:
     given = arrays(workload)
     program = (ours_layer if workload.layer else ours_core)(workload, given, None)
@@ -44,16 +59,5 @@ def _compiled(workload: Workload, mode: str) -> dict[str, Any]:
     backward = mode != "forward"
     fn, args = (step, (given["cotangent"], *leaves)) if backward else (program.call, leaves)
     shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in args]
-    found = {
-        "level": LEVEL,
-        "workload": workload.name,
-        "mode": mode,
-        "kernel": program.kernel,
-        "precision": "highest",
-        "useful_flops": workload.flops(mode),
-    }
-    try:
-        said = compile_for_tpu(fn, *shapes)
-    except jax.errors.JaxRuntimeError as error:
-        return found | {"error": str(error).strip().split("\n")[0]}
-    return found | {k: v for k, v in said.items() if k != "collectives"}
+    said = compile_for_tpu(fn, *shapes)
+    return {"kernel": program.kernel} | {k: v for k, v in said.items() if k != "collectives"}

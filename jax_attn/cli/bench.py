@@ -3,6 +3,8 @@
 import os
 import signal
 import sys
+from collections.abc import Iterable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -77,10 +79,19 @@ def command(
     if listing:
         click.echo(catalogue())
         return
-    if as_json and as_markdown:
-        raise click.UsageError("--json, --markdown: expected one of them, got both")
     presets = presets or ("quick",)
-    check_names(presets, names, baseline)
+    problems = [
+        *(
+            ["--json, --markdown: expected one of them, got both"]
+            if as_json and as_markdown
+            else []
+        ),
+        *unknown(presets, names, baseline),
+        *too_many(threads),
+        *unwritable({"--output": output and output.parent, "--plot": plots}),
+    ]
+    if problems:
+        raise click.UsageError("\n".join(problems))
     if not present("torch"):
         missing(f"torch is not installed, and is the baseline: {install_line('torch')}")
     if plots is not None and not present("matplotlib"):
@@ -89,12 +100,13 @@ def command(
     settle_platforms()
     if device == "gpu":
         check_gpu()
-    record = measured(presets, names, modes, baseline, rounds, threads, dtype, device)
-    if tpu and not record.interrupted:
-        from jax_attn.bench.compiled import for_tpu
-
-        record = replace(record, compiled=for_tpu(*asked(presets, modes, dtype)))
+    given = asked(presets, modes, dtype)
+    record, ended_by = measured(*given, names, baseline, rounds, threads, device)
+    if tpu and ended_by is None:
+        record, ended_by = with_compiled(record, *given)
     show(record, as_json, as_markdown, plots, output)
+    if isinstance(ended_by, Exception):
+        raise ended_by
     sys.exit(status(record))
 
 
@@ -113,8 +125,8 @@ def catalogue() -> str:
     return "\n".join(lines)
 
 
-def check_names(presets, names, baseline) -> None:
-    """Raise UsageError with every name that is not known."""
+def unknown(presets, names, baseline) -> list[str]:
+    """A line for each option with names that are not known."""
     from jax_attn.bench.implementations import IMPLEMENTATIONS
     from jax_attn.bench.workloads import PRESETS
 
@@ -123,13 +135,31 @@ def check_names(presets, names, baseline) -> None:
         "--implementation": (names, IMPLEMENTATIONS),
         "--baseline": ((baseline,), IMPLEMENTATIONS),
     }
-    problems = [
-        f"{option}: expected one of {', '.join(known)}, got {', '.join(unknown)}"
+    return [
+        f"{option}: expected one of {', '.join(known)}, got {', '.join(strange)}"
         for option, (asked, known) in given.items()
-        if (unknown := [name for name in asked if name not in known])
+        if (strange := [name for name in asked if name not in known])
     ]
-    if problems:
-        raise click.UsageError("\n".join(problems))
+
+
+def too_many(threads: int | None) -> Iterator[str]:
+    from jax_attn.bench.worker import usable_cores
+
+    cores = usable_cores()
+    if threads is not None and threads > cores:
+        yield f"--threads: expected at most {cores}, the cores here, got {threads}"
+
+
+def unwritable(directories: dict[str, Path | None]) -> Iterator[str]:
+    """A line for each option whose directory could not be made or written to after the run."""
+    for option, directory in directories.items():
+        if directory is None:
+            continue
+        here = next(p for p in (directory, *directory.absolute().parents) if os.path.exists(p))
+        if not here.is_dir():
+            yield f"{option}: expected a directory, got {here}"
+        elif not os.access(here, os.W_OK | os.X_OK):
+            yield f"{option}: expected a directory that can be written to, got {here}"
 
 
 def check_gpu() -> None:
@@ -142,8 +172,8 @@ def check_gpu() -> None:
         )
 
 
-def measured(presets, names, modes, baseline, rounds, threads, dtype, device):
-    """The record of a run, with a progress bar on stderr; Ctrl-C ends it early."""
+def measured(given, modes, names, baseline, rounds, threads, device):
+    """(record of a run, what ended it early or None), with a progress bar on stderr."""
     from jax_attn.bench.implementations import IMPLEMENTATIONS
     from jax_attn.bench.measure import Plan, Session
     from jax_attn.bench.rounds import Limits
@@ -151,11 +181,6 @@ def measured(presets, names, modes, baseline, rounds, threads, dtype, device):
     from jax_attn.cli.progress import counted
 
     cores = usable_cores()
-    if threads is not None and threads > cores:
-        raise click.UsageError(
-            f"--threads: expected at most {cores}, the cores here, got {threads}"
-        )
-    given, modes = asked(presets, modes, dtype)
     plan = Plan(
         given,
         names or tuple(IMPLEMENTATIONS),
@@ -167,16 +192,36 @@ def measured(presets, names, modes, baseline, rounds, threads, dtype, device):
     )
     if (load := os.getloadavg()[0]) > 0.5 * cores:
         click.echo(f"Warning: the machine is busy: load {load:.1f} on {cores} cores", err=True)
-    interrupted = False
     with Session(plan) as session:
-        try:
-            for _ in counted(session.run(), session.steps):
-                pass
-        except KeyboardInterrupt:
-            interrupted = True
-            ignore_interrupts()
-            click.echo("interrupted: what was measured until now follows", err=True)
-        return session.record(interrupted)
+        with closing(session.run()) as steps:
+            ended_by = taken(counted(steps, session.steps))
+        return session.record(interrupted=ended_by is not None), ended_by
+
+
+def with_compiled(record, given, modes):
+    """(the record with what the TPU's compiler says, what ended that early or None)."""
+    found = []
+
+    def steps() -> Iterator[None]:
+        from jax_attn.bench.compiled import for_tpu
+
+        yield from map(found.append, for_tpu(given, modes))
+
+    ended_by = taken(steps())
+    return replace(record, compiled=tuple(found), interrupted=ended_by is not None), ended_by
+
+
+def taken(steps: Iterable) -> BaseException | None:
+    """Take every step; what ended them early, so that what they gave can be kept first."""
+    try:
+        for _ in steps:
+            pass
+    except (Exception, KeyboardInterrupt) as error:
+        ignore_interrupts()
+        said = "" if isinstance(error, KeyboardInterrupt) else f" by {type(error).__name__}"
+        click.echo(f"interrupted{said}: what was measured until now follows", err=True)
+        return error
+    return None
 
 
 def asked(presets, modes, dtype) -> tuple[tuple, tuple[str, ...]]:

@@ -474,3 +474,29 @@ def test_vmap_over_lengths_of_their_own():
 def test_an_empty_batch_gives_an_empty_output():
     q, k, v = (jnp.ones((0, n, 2, 3)) for n in (4, 5, 5))
     assert dot_product_attention(q, k, v, implementation="blocked").shape == (0, 4, 2, 3)
+
+
+THROUGH = {
+    "remat": lambda loss: jax.grad(jax.checkpoint(loss)),
+    "vmap": lambda loss: lambda q: jax.vmap(jax.grad(loss))(q[None])[0],
+    "scan": lambda loss: lambda q: jax.lax.scan(
+        lambda c, _: (c, jax.grad(loss)(q)), 0, length=1
+    )[1][0],
+    "export": lambda loss: jax.export.export(
+        jax.jit(jax.grad(loss)), platforms=("cpu", "cuda", "tpu")
+    )(jax.ShapeDtypeStruct((2, 7, 6, 5), jnp.float32)).call,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", THROUGH)
+def test_gradients_come_through_transforms(name, monkeypatch):
+    monkeypatch.setattr(blocked, "tile_sizes", lambda call: Sizes(1, 3, 4))
+    q, k, v, cotangent = example(dtype=np.float32)
+
+    def loss(q):
+        out = dot_product_attention(q, k, v, is_causal=True, implementation="blocked")
+        return (out * cotangent).sum()
+
+    got, want = (jax.jit(f)(jnp.asarray(q)) for f in (THROUGH[name](loss), jax.grad(loss)))
+    np.testing.assert_allclose(got, want, rtol=0, atol=64 * 2.0**-24 * np.abs(want).max())
+    assert np.abs(want).max() > 0

@@ -58,7 +58,6 @@ DEFAULTS = {
     "first_call": 0.25,
     "tensors": {},
     "peak": 4096,
-    "calls": 1,
     "turn": 0.125,
 }
 

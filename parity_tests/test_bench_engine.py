@@ -12,6 +12,7 @@ from bench_stand_in import DEFAULTS, Fake
 from jax_attn.bench import measure, memory, workloads
 from jax_attn.bench.implementations import IMPLEMENTATIONS, Implementation
 from jax_attn.bench.measure import Plan, Session
+from jax_attn.bench.measured import TURN_SECONDS, Measured
 from jax_attn.bench.record import Record, Status, Workload
 from jax_attn.bench.rounds import Limits, interleaved
 from jax_attn.bench.verdict import Agreement
@@ -41,6 +42,15 @@ def test_presets_that_share_a_workload_measure_it_once():
     found = workloads.chosen(("seeds", "targets"), "bfloat16")
     assert len(found) == len(set(found)) == 12
     assert {w.dtype for w in found} == {"bfloat16"}
+
+
+@pytest.mark.parametrize("preset", ["long", "longest"])
+def test_each_length_is_measured_full_and_causal_one_after_the_other(preset):
+    found = workloads.PRESETS[preset]
+    pairs = list(zip(found[::2], found[1::2], strict=True))
+    assert all(f"{full.name}/causal" == causal.name for full, causal in pairs)
+    assert all((full.is_causal, causal.is_causal) == (False, True) for full, causal in pairs)
+    assert all(full.T == causal.T for full, causal in pairs)
 
 
 def test_arrays_are_the_same_for_everyone_and_others_for_another_seed():
@@ -177,6 +187,31 @@ def test_a_process_that_dies_is_told_with_its_last_words():
             worker.ask("die")
     finally:
         worker.close()
+
+
+# --- a turn ---------------------------------------------------------------------------------------
+
+COLD = {
+    # seconds of the first call, of a later one: of the turn
+    "a short call is counted from the second on": (0.1, 0.01, 0.01),
+    "a long call has no second": (0.3, 0.01, 0.3),
+}
+
+
+@pytest.mark.parametrize("row", COLD)
+def test_the_cold_call_of_a_turn_counts_only_where_that_does_not_show(row):
+    first, later, turn = COLD[row]
+    measured = Measured("jax-attn", "cpu", 1)
+    asked = []
+
+    class Engine:
+        def turn(self, mode, seconds):
+            asked.append(seconds)
+            return later if len(asked) > 1 else first
+
+    measured.engine = Engine()
+    assert measured.turn("forward") == turn
+    assert asked == [0.0, TURN_SECONDS][: len(asked)]
 
 
 # --- memory ---------------------------------------------------------------------------------------

@@ -51,10 +51,11 @@ class Engine:
         """Outputs, or outputs and the gradients of the inputs and weights, finished."""
         return jax.block_until_ready(self.jitted[mode](*self._arguments(mode, cotangent)))
 
-    def turn(self, mode: str, calls: int) -> float:
-        """The median seconds of a call."""
+    def turn(self, mode: str, seconds: float) -> float:
+        """The median seconds of a call, of as many as begin within so long: one at least."""
         jitted, arguments, taken = self.jitted[mode], self._arguments(mode), []
-        for _ in range(calls):
+        end = time.perf_counter() + seconds
+        while not taken or time.perf_counter() < end:
             started = time.perf_counter()
             jax.block_until_ready(jitted(*arguments))
             taken.append(time.perf_counter() - started)

@@ -217,14 +217,12 @@ class Session:
                 self._times(workload, mode, name, seconds, whole.get(plan.baseline, []))
 
     def _turn(self, workload: Workload, mode: str, name: str) -> Callable[[], float | None]:
-        """A turn of that worker; its first also tries, uncounted, how many calls one needs."""
-        ask, calls = self._asking(name), []
+        """A turn of that worker; None where it fails, which its row then says."""
+        ask = self._asking(name)
 
         def turn() -> float | None:
             try:
-                if not calls:
-                    calls.append(ask("calls", mode))
-                return ask("turn", mode, calls[0])
+                return ask("turn", mode)
             except WorkerError as error:
                 self._put(workload, mode, name, status=_fate(error), reason=str(error))
                 return None

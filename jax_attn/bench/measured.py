@@ -2,7 +2,6 @@
 
 import gc
 import importlib
-import math
 import time
 from typing import Any
 
@@ -14,8 +13,9 @@ from jax_attn.bench.program import Program, UnsuitedError
 from jax_attn.bench.record import Workload
 from jax_attn.bench.worker import imported
 
-TURN_SECONDS = 0.02  # one round's turn: shorter ones would time the clock and the cold caches
-_MOST_CALLS = 1000
+TURN_SECONDS = 0.02  # one round's turn at least: a short call is timed as often as fits
+# Caches that the others' turns left cold cost milliseconds: of a longer call no part to count.
+COLD_MATTERS_SECONDS = 0.2
 # torch's threads spin for some 12 ms after their work: the next one's turn waits for them.
 _REST_SECONDS = 0.02
 
@@ -107,16 +107,16 @@ class Measured:
             made["gradient of parameter"] = dict(self.program.canonical(weights))
         return made
 
-    def calls(self, mode: str) -> int:
-        """How many calls make a turn, from one that is not counted."""
-        taken = max(self.engine.turn(mode, 1), 1e-9)
-        return min(max(math.ceil(TURN_SECONDS / taken), 1), _MOST_CALLS)
+    def turn(self, mode: str) -> float:
+        """The median seconds of a call; answered when its threads have come to rest.
 
-    def turn(self, mode: str, calls: int) -> float:
-        """The median seconds of a call; answered when its threads have come to rest."""
+        The first call, cold, does not count where its being cold would show.
+        """
         gc.disable()
         try:
-            return self.engine.turn(mode, calls)
+            first = self.engine.turn(mode, 0.0)
+            warm = first < COLD_MATTERS_SECONDS
+            return self.engine.turn(mode, TURN_SECONDS) if warm else first
         finally:
             gc.enable()
             time.sleep(_REST_SECONDS)

@@ -2,6 +2,7 @@
 
 import statistics
 from collections.abc import Iterator, Mapping
+from functools import partial
 
 from jax_attn.bench.record import MODES
 from jax_attn.bench.rounds import Limits, interleaved
@@ -24,10 +25,9 @@ def measure(
         try:
             worker.ask("build_product", SIZE, dtype)
             worker.ask("compile", MODES[0])
-            calls = worker.ask("calls", MODES[0])
         except WorkerError:
             continue  # the other framework's rate remains
-        turns[framework] = lambda w=worker, calls=calls: _turn(w, calls)
+        turns[framework] = partial(_turn, worker)
     for _ in interleaved(turns, found, "", _LIMITS, seed):
         pass
     for name, seconds in found.items():
@@ -35,8 +35,8 @@ def measure(
     yield "matrix products"
 
 
-def _turn(worker: Worker, calls: int) -> float | None:
+def _turn(worker: Worker) -> float | None:
     try:
-        return worker.ask("turn", MODES[0], calls)
+        return worker.ask("turn", MODES[0])
     except WorkerError:
         return None

@@ -27,7 +27,20 @@ def ratio(baseline: Sequence[float], own: Sequence[float], seed: int = 0) -> Rat
     """
     sides = _checked(baseline=baseline, own=own)
     rng = np.random.default_rng(seed)
-    return _interval(_medians_ratio(sides), _redrawn(sides, rng), len(own))
+    return _interval(_over(np.median(sides, -1)), _over(_redrawn(sides, rng)), len(own))
+
+
+def apart(first: Sequence[float], second: Sequence[float], seed: int = 0) -> Ratio:
+    """Median of `first` over median of `second`, which have no rounds in common.
+
+    Each side's rounds are redrawn alone: what slowed one of them alone widens the interval.
+    Fewest rounds and ValueError as for `ratio`.
+    """
+    sides = [_checked(first=first), _checked(second=second)]
+    rng = np.random.default_rng(seed)
+    draws = [_redrawn(side, rng)[0] for side in sides]
+    medians = [np.median(side) for side in sides]
+    return _interval(_over(medians), _over(draws), min(len(first), len(second)))
 
 
 def change(
@@ -43,9 +56,9 @@ def change(
     old = _checked(**dict(zip(("before's baseline", "before"), before, strict=True)))
     new = _checked(**dict(zip(("after's baseline", "after"), after, strict=True)))
     rng = np.random.default_rng(seed)
-    draws = _redrawn(old, rng) / _redrawn(new, rng)
-    rounds = min(len(before[1]), len(after[1]))
-    return _interval(_medians_ratio(old) / _medians_ratio(new), draws, rounds)
+    median = _over(np.median(old, -1)) / _over(np.median(new, -1))
+    draws = _over(_redrawn(old, rng)) / _over(_redrawn(new, rng))
+    return _interval(median, draws, min(len(before[1]), len(after[1])))
 
 
 def shared(first: Sequence[float], second: Sequence[float]) -> tuple[Sequence[float], ...]:
@@ -55,7 +68,7 @@ def shared(first: Sequence[float], second: Sequence[float]) -> tuple[Sequence[fl
 
 
 def _checked(**sides: Sequence[float]) -> np.ndarray:
-    """(2, rounds): the baseline's times and its peer's."""
+    """(sides, rounds): the times of each, of the same rounds."""
     problems = [
         f"{name}: expected rounds with times above 0, got {list(times)}"
         for name, times in sides.items()
@@ -69,17 +82,16 @@ def _checked(**sides: Sequence[float]) -> np.ndarray:
     return np.array(list(sides.values()), float)
 
 
-def _medians_ratio(times: np.ndarray) -> np.ndarray:
-    """(…, 2, rounds) → (…): the first side's median over the second's."""
-    first, second = np.moveaxis(np.median(times, axis=-1), -1, 0)
+def _over(sides: Sequence[np.ndarray]) -> np.ndarray:
+    first, second = sides
     return first / second
 
 
 def _redrawn(times: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """(DRAWS,): the ratio in runs made of this run's rounds, drawn with replacement."""
+    """(sides, DRAWS): medians in runs made of this run's rounds, drawn whole with replacement."""
     rounds = times.shape[-1]
     chosen = rng.integers(rounds, size=(DRAWS, rounds))
-    return _medians_ratio(np.moveaxis(times[:, chosen], 0, 1))
+    return np.median(times[:, chosen], axis=-1)
 
 
 def _interval(median: np.ndarray, draws: np.ndarray, rounds: int) -> Ratio:

@@ -45,11 +45,12 @@ class Engine:
             self._finish()
         return made
 
-    def turn(self, mode: str, calls: int) -> float:
-        """The median seconds of a call."""
+    def turn(self, mode: str, seconds: float) -> float:
+        """The median seconds of a call, of as many as begin within so long: one at least."""
         taken = []
         with torch.inference_mode(mode == "forward"):
-            for _ in range(calls):
+            end = time.perf_counter() + seconds
+            while not taken or time.perf_counter() < end:
                 started = time.perf_counter()
                 self._run(mode, self.cotangent)
                 self._finish()

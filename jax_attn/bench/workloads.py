@@ -21,9 +21,12 @@ def _core(name: str, L: int, **options) -> Workload:
 
 
 def _long(preset: str, *lengths: int) -> tuple[Workload, ...]:
-    """Full attention at every length, then causal."""
-    full = [_core(f"{preset}/{L}", L) for L in lengths]
-    return (*full, *(_core(f"{preset}/{L}/causal", L, is_causal=True) for L in lengths))
+    """Full and causal attention at every length, one after the other: their times are compared."""
+    return tuple(
+        _core(f"{preset}/{L}{end}", L, is_causal=bool(end))
+        for L in lengths
+        for end in ("", "/causal")
+    )
 
 
 def _causal(name: str, D: int, N: int, **heads: int) -> Workload:

@@ -107,14 +107,14 @@ def of_roofline(record: Record) -> list[Figure]:
 
 
 def causal_over_full(record: Record) -> list[Figure]:
-    """Of medians: the two are workloads of their own, and have no rounds in common."""
+    """The two are workloads of their own, and have no rounds in common."""
 
     def one(T: int) -> Figure:
         pair = [ours(rows(record, attention(T, c), FORWARD)) for c in (True, False)]
         if None in pair:
             return Figure(None, f"{T}: –")
-        value = pair[0].median_s / pair[1].median_s
-        return Figure(value, f"{T}: {words.digits(value)}")
+        found = statistics.apart(pair[0].seconds, pair[1].seconds)
+        return Figure(found.median, f"{T}: {words.ratio(found)}")
 
     return [one(T) for T in LENGTHS]
 

@@ -94,3 +94,43 @@ def key_gradient_lost(workload, tensors):
         return _sdpa(query, key.detach() + 0 * key, value, is_causal=workload.is_causal)
 
     return Program(call, {})
+
+
+def one_row_lost(workload, tensors):
+    """SDPA, the first query that is not judged made NaN in one batch entry: 2 heads of 5."""
+    import numpy as np
+
+    from jax_attn.bench import workloads
+    from jax_attn.bench.torch_programs import _sdpa
+
+    unjudged = np.setdiff1d(np.arange(workload.T), workloads.sampled_rows(workload))
+
+    def call(query, key, value):
+        output = _sdpa(query, key, value, is_causal=workload.is_causal).clone()
+        output[0, int(unjudged[0]), :2] = float("nan")
+        return output
+
+    return Program(call, {})
+
+
+def in_bfloat16(workload, tensors):
+    """SDPA, its output narrowed."""
+    from jax_attn.bench.torch_programs import _sdpa
+
+    def call(query, key, value):
+        return _sdpa(query, key, value, is_causal=workload.is_causal).bfloat16()
+
+    return Program(call, {})
+
+
+def key_gradient_infinite(workload, tensors):
+    """Right outputs, and a gradient for the key that is not finite."""
+    from jax_attn.bench.torch_programs import _sdpa
+
+    def call(query, key, value):
+        if key.requires_grad:
+            key = key.clone()
+            key.register_hook(lambda gradient: gradient / 0)
+        return _sdpa(query, key, value, is_causal=workload.is_causal)
+
+    return Program(call, {})

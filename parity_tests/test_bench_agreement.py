@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from jax_attn.bench.agreement import Judge
+from jax_attn.bench.agreement import Judge, worst
 from jax_attn.bench.implementations import IMPLEMENTATIONS, Implementation
 from jax_attn.bench.measured import Measured
 from jax_attn.bench.program import UnsuitedError
 from jax_attn.bench.record import MODES, Workload
-from jax_attn.parity.compare import Verdict
+from jax_attn.parity.compare import TensorReport, Verdict
 
 os.environ["KERAS_BACKEND"] = "jax"  # as the bench's workers have it; read when keras loads
 
@@ -27,9 +27,11 @@ BACKWARD = MODES[1]
 @pytest.fixture(autouse=True)
 def settings_put_back():
     """An engine settles its whole process, which is a worker's; here others' tests follow."""
-    precision, threads = jax.config.jax_default_matmul_precision, torch.get_num_threads()
+    names = ("jax_default_matmul_precision", "jax_enable_compilation_cache")
+    found, threads = {name: jax.config.values[name] for name in names}, torch.get_num_threads()
     yield
-    jax.config.update("jax_default_matmul_precision", precision)
+    for name, value in found.items():
+        jax.config.update(name, value)
     torch.set_num_threads(threads)
     torch._inductor.config.force_disable_caches = False
 
@@ -130,6 +132,86 @@ def test_one_wrong_row_among_those_judged_is_seen():
 def test_what_has_not_its_tensors_is_an_error():
     with pytest.raises(ValueError, match=r"expected \['key', 'query', 'value'\], got \['query'\]"):
         judge_of(CORE).judge(BACKWARD, {"gradient of input": {"query": np.zeros(1)}})
+
+
+def report(name, error, own, scale=1.0):
+    given = {"kind": "gradient of parameter", "transform": BACKWARD, "shape": (1,)}
+    return TensorReport(
+        name=name,
+        verdict=Verdict.PASS,
+        reasons=(),
+        error=error,
+        reference_error=own,
+        scale=scale,
+        **given,
+    )
+
+
+def test_the_error_told_is_of_the_largest_multiple_of_torchs_own():
+    large, worse = report("large", 9e-6, 8e-6), report("worse", 2e-7, 1e-7)
+    assert worst([large, worse]) is worse
+    assert worst([worse, large]) is worse
+    alone = [report("a", 1e-6, None), report("b", 5e-7, None, scale=0.1)]
+    assert worst(alone).name == "b", "of the largest relative one where torch has none"
+
+
+def test_and_the_tensor_is_named():
+    found = judge_of(CORE).judge("forward", tensors("torch eager", CORE, "forward"))
+    assert found.tensor == "output"
+
+
+PLANTED = {
+    "a row that is not judged is not finite": (
+        "one_row_lost",
+        "forward",
+        "output: expected finite numbers, got 10 others",
+    ),
+    "another dtype": ("in_bfloat16", "forward", "output: expected float32, got bfloat16"),
+    "a gradient that is not finite": (
+        "key_gradient_infinite",
+        BACKWARD,
+        "grad key: expected finite numbers, got",
+    ),
+}
+
+
+@pytest.mark.parametrize("row", PLANTED)
+def test_tensors_are_looked_at_whole(monkeypatch, row):
+    builder, mode, message = PLANTED[row]
+    planted(monkeypatch, builder)
+    with pytest.raises(ValueError, match=message):
+        tensors("planted", CORE, mode)
+
+
+@pytest.fixture
+def compilations():
+    """How many programs XLA has compiled so far, as a list that grows."""
+    found = []
+
+    def listen(event, seconds, **_):
+        if event == "/jax/core/compile/backend_compile_duration":
+            found.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    yield found
+    jax.monitoring.unregister_event_duration_listener(listen)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_first_call_after_compiling_compiles_nothing_anew(compilations, mode):
+    measured = Measured("jax-attn dense", "cpu", 1)
+    measured.load()
+    measured.build(MULTI_HEAD, 0)
+    before = len(compilations)
+    measured.compile(mode)
+    assert len(compilations) == before + 1
+    measured.first_call(mode)
+    assert len(compilations) == before + 1
+
+
+def test_what_is_compiled_comes_from_no_cache():
+    Measured("jax-attn", "cpu", 1).load()
+    assert jax.config.jax_enable_compilation_cache is False
 
 
 def test_scores_that_would_not_fit_are_not_written(monkeypatch):

@@ -3,17 +3,20 @@
 import json
 import os
 import signal
+import threading
 from dataclasses import replace
 
 import pytest
 import torch
 from bench_record import record as made_record
 from click.testing import CliRunner
+from rich.progress import Progress
 
 from jax_attn.bench import roofline, workloads
 from jax_attn.bench.measure import Session
 from jax_attn.bench.record import MODES, Record, Status, Workload
 from jax_attn.cli import main
+from jax_attn.cli.progress import counted
 
 assert torch  # what is measured here is measured against it
 
@@ -225,6 +228,14 @@ def test_a_second_ctrl_c_loses_nothing(ended, monkeypatch):
     before = signal.getsignal(signal.SIGINT)
     assert "shown" in ended(small(), interrupt=True).stdout
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_the_progress_bar_is_drawn_after_each_step_and_by_no_thread_of_its_own(monkeypatch):
+    drawn, before = [], threading.active_count()
+    monkeypatch.setattr(Progress, "refresh", lambda self: drawn.append(self.tasks[0].completed))
+    for _ in counted(["one", "two"], 3):
+        assert threading.active_count() == before
+    assert drawn[:3] == [0, 1, 2]
 
 
 def test_a_busy_machine_is_told(ended, monkeypatch):

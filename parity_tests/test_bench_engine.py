@@ -245,7 +245,7 @@ TABLE = {
 
 
 def agreed(verdict="PASS", *reasons):
-    return Agreement(Verdict(verdict), reasons, 2e-7, 1e-7)
+    return Agreement(Verdict(verdict), reasons, "output", 2e-7, 1e-7)
 
 
 @pytest.fixture
@@ -278,6 +278,7 @@ def test_what_agrees_is_timed_over_the_baseline_and_the_reference_is_always_ther
     assert (row.status, row.verdict, row.kernel) == (Status.MEASURED, "PASS", "a kernel")
     assert (row.compile_s, row.first_call_s, row.compiler_bytes) == (0.5, 0.25, 1024)
     assert (row.peak_bytes, row.error_ratio, row.reason) == (4096, 2.0, "")
+    assert row.tensor == "output"
     assert len(row.seconds) == 5
     assert row.ratio.said == "no difference"
     assert record.settings["judged_rows"] == {"layer": "5 of 5"}

@@ -54,15 +54,16 @@ class Judge:
         verdict = Verdict.worst(r.verdict for r in reports)
         reasons = tuple(f"{r.label}: {why}" for r in reports for why in r.reasons)
         scaled = [r for r in reports if r.scale > self.budgets[r.kind][r.name].zero]
-        worst = max(scaled, key=lambda r: r.error / r.scale, default=None)
-        if worst is None:
+        if not scaled:
             return Agreement(verdict, reasons)
-        own = worst.reference_error
+        found = worst(scaled)
+        own = found.reference_error
         return Agreement(
             verdict,
             reasons,
-            worst.error / worst.scale,
-            None if own is None else own / worst.scale,
+            found.label,
+            found.error / found.scale,
+            None if own is None else own / found.scale,
         )
 
     def _kind(self, mode: str, kind: str, named: Mapping[str, np.ndarray]) -> list[TensorReport]:
@@ -82,6 +83,17 @@ class Judge:
             )
             for name, got in named.items()
         ]
+
+
+def worst(reports: Sequence[TensorReport]) -> TensorReport:
+    """That of the largest multiple of torch's own error; of none, of the largest relative one.
+
+    A tensor of large errors, of torch as of the others, would hide a worse multiple elsewhere.
+    """
+    measured = [report for report in reports if report.ratio is not None]
+    if measured:
+        return max(measured, key=lambda report: report.ratio)
+    return max(reports, key=lambda report: report.error / report.scale)
 
 
 def _reference(workload: Workload, arrays: Mapping[str, np.ndarray], rows: np.ndarray) -> Reference:

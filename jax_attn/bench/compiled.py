@@ -19,9 +19,9 @@ LEVEL = "compiled: the compiler's figures, not measured"
 def for_tpu(workloads: Sequence[Workload], modes: Sequence[str]) -> Iterator[dict[str, Any]]:
     """The kernel chosen on this host, or a layer around it, compiled for one TPU v5e: plain data.
 
-    level, workload, mode, kernel, precision (of products, as the bench has it), useful_flops (by
-    the rows' own formula); and of `compile_for_tpu`: target, compiler, seconds, flops, bytes
-    (accessed), temporaries, arguments, outputs (bytes). XLA counts the body of a loop once,
+    level, workload, mode, kernel, precision (of products, as the bench has it), useful_flops
+    (`Workload.flops`, as the rows have it); and of `compile_for_tpu`: target, compiler, seconds,
+    flops, bytes (accessed), temporaries, arguments, outputs (bytes). XLA counts the body of a loop once,
     however often it runs, so that flops and bytes of a blocked kernel are below what it takes. A
     program that raises, whatever it be, has `error` in their place. Without libtpu one item:
     level, and `missing` with the line that installs it.

@@ -18,6 +18,8 @@ class Engine:
         del threads  # XLA takes as many as the process may run on
         self.device = device
         jax.config.update("jax_default_matmul_precision", "highest")
+        # What an earlier run compiled would pass for a short compilation.
+        jax.config.update("jax_enable_compilation_cache", False)
 
     def place(self, array: np.ndarray) -> np.ndarray:
         """As it is: builders work on NumPy arrays, and what they return is placed once."""

@@ -188,6 +188,7 @@ class Session:
                 reason="; ".join(agreement.reasons) or "not timed",
                 kernel=kernel,
                 verdict=str(agreement.verdict),
+                tensor=agreement.tensor,
                 error=agreement.error,
                 reference_error=agreement.reference_error,
                 compile_s=compile_s,

@@ -94,12 +94,15 @@ class Measured:
     def tensors(self, mode: str) -> dict[str, dict[str, np.ndarray]]:
         """kind -> name -> array: the sampled rows of the output, gradients of inputs and weights.
 
-        The gradients are those of a cotangent on the sampled rows alone.
+        The gradients are those of a cotangent on the sampled rows alone. Raises ValueError,
+        naming each, for tensors that are not finite everywhere or not of the workload's dtype.
         """
         w = self.workload
         cotangent = workloads.arrays(w, self.seed)["cotangent"]
         cotangent = workloads.sampled_cotangent(w, cotangent)
         output, inputs, weights = self.engine.tensors(mode, cotangent)
+        named = zip(workloads.inputs(w), inputs, strict=False)  # forward has no gradients
+        _check({"output": output} | {f"grad {n}": a for n, a in [*named, *weights.items()]}, w)
         made = {"output": {"output": output[:, workloads.sampled_rows(w)]}}
         if mode != "forward":
             names = workloads.inputs(w)
@@ -120,3 +123,19 @@ class Measured:
         finally:
             gc.enable()
             time.sleep(_REST_SECONDS)
+
+
+def _check(tensors: dict[str, np.ndarray], workload: Workload) -> None:
+    """Raise ValueError with what is wrong of the whole tensors: few of the rows are judged."""
+    problems = [
+        f"{name}: expected {workload.dtype}, got {a.dtype}"
+        for name, a in tensors.items()
+        if a.dtype != workloads.numpy_dtype(workload.dtype)
+    ]
+    problems += [
+        f"{name}: expected finite numbers, got {np.count_nonzero(~finite)} others"
+        for name, a in tensors.items()
+        if not (finite := np.isfinite(a)).all()
+    ]
+    if problems:
+        raise ValueError("; ".join(problems))

@@ -56,9 +56,11 @@ class Workload:
     def flops(self, mode: str) -> int:
         """Useful floating-point operations of one call: the one formula for every row.
 
-        Two products of 2·H per visible pair and query head; backward five more of them: the
-        scores again, dV, dP, dQ and dK. A layer adds its four projections, 2·D per number they
-        make, and twice as much again backward. Softmax, masks and recomputation count nothing.
+        FlashAttention's convention: two products forward, of 2·H per visible pair and query
+        head, and five backward, the scores again, dV, dP, dQ and dK: counted alike for who keeps
+        the scores and for who recomputes them, and nothing else that is done twice. A layer adds
+        its four projections, 2·D per number they make, and twice as much again backward. Softmax
+        and masks count nothing.
         """
         core = 2 * self.B * self.N * self.pairs * self.H
         width = 2 * self.N * self.H * self.T + 2 * self.K * self.H * self.S
@@ -92,7 +94,7 @@ class Row:
 
     kernel: what actually ran. reason: why there is no time, or what was noted.
     verdict: PASS, FAIL or INCONCLUSIVE. error, reference_error: RMS against float64 over the
-    scale of the tensor, its own and torch SDPA's, of the worst tensor.
+    scale of the tensor, its own and torch SDPA's, of `tensor`: where it is the largest multiple.
     compile_s, first_call_s: seconds to compile, and of the first call after it.
     seconds: of one call, one number a round, from the first round on: a slow implementation
     leaves before the last, the baseline never. flops: of one call. peak_bytes: resident (CPU) or
@@ -116,6 +118,7 @@ class Row:
     ratio: Ratio | None = None
     peak_bytes: int | None = None
     compiler_bytes: int | None = None
+    tensor: str = ""
 
     @property
     def median_s(self) -> float | None:

@@ -29,8 +29,11 @@ def counted(steps: Iterable[str], total: int) -> Iterator[str]:
         TimeElapsedColumn(),
         TextColumn("{task.description}"),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    # Redrawing ten times a second would take a core from whom the steps time.
+    shown = Progress(*columns, console=Console(stderr=True), transient=True, auto_refresh=False)
+    with shown as progress:
         task = progress.add_task("starting", total=total)
         for done, step in enumerate(steps, 1):
-            progress.update(task, completed=done, total=max(total, done), description=step)
+            known = {"completed": done, "total": max(total, done), "description": step}
+            progress.update(task, **known, refresh=True)
             yield step

@@ -79,6 +79,13 @@ def test_every_implementation_of_a_layer_agrees_forward_and_backward(name, workl
     assert 0 < found.reference_error < 1e-6
 
 
+@pytest.mark.parametrize(("name", "workload"), available(CORE, MULTI_HEAD))
+def test_every_program_names_its_kernel(name, workload):
+    measured = Measured(name, "cpu", 1)
+    measured.load()
+    assert measured.build(workload, 0)
+
+
 @pytest.mark.parametrize(("name", "workload"), available(CORE, GROUPED))
 def test_and_of_grouped_queries(name, workload):
     try:

@@ -54,6 +54,10 @@ def test_a_real_run_judges_and_times_in_processes_of_their_own(monkeypatch, tmp_
 
 USAGE = {
     "unknown preset": (("--preset", "huge"), "--preset: expected one of quick"),
+    "unknown names together": (
+        ("--preset", "longest/32768", "--preset", "x/1", "--preset", "y/2"),
+        "or a workload that --list names, got x/1, y/2",
+    ),
     "unknown implementation": (("--implementation", "x"), "--implementation: expected one of sdpa"),
     "unknown baseline": (("--baseline", "x"), "--baseline: expected one of sdpa"),
     "unknown mode": (("--mode", "backward"), "'backward' is not one of"),

@@ -44,6 +44,12 @@ def test_presets_that_share_a_workload_measure_it_once():
     assert {w.dtype for w in found} == {"bfloat16"}
 
 
+def test_a_workload_can_be_asked_for_by_its_own_name_and_is_there_once():
+    (one,) = workloads.chosen(("longest/32768", "longest/32768"))
+    assert (one.name, one.T, one.is_causal) == ("longest/32768", 32768, False)
+    assert workloads.chosen(("long/2048", "long")) == workloads.PRESETS["long"]
+
+
 @pytest.mark.parametrize("preset", ["long", "longest"])
 def test_each_length_is_measured_full_and_causal_one_after_the_other(preset):
     found = workloads.PRESETS[preset]
@@ -321,6 +327,12 @@ UNTIMED = {
         Status.ABSENT,
         "does not import: OSError: x; pip install it",
     ),
+    "has no program for a layer": (
+        {},
+        {"peer": replace(TABLE["peer"], layer="")},
+        Status.NOT_RUN,
+        "has no layer",
+    ),
     "cannot serve it": (
         {("peer", "build"): RefusedError("one head alone")},
         {},
@@ -398,6 +410,12 @@ def test_an_interrupted_run_keeps_what_was_measured(session):
     assert len(rows["forward", "ours"].seconds) == 3
     assert rows["forward+backward", "ours"].status is Status.NOT_RUN
     assert rows["forward+backward", "ours"].reason == "not timed"
+
+
+def test_what_has_no_attention_alone_says_so_and_everyone_else_has_it():
+    lacking = {n for n, i in IMPLEMENTATIONS.items() if i.lacks(CORE) == "has no attention alone"}
+    assert lacking == {"nn.MultiheadAttention", "equinox"}
+    assert not any(i.lacks(LAYER) for i in IMPLEMENTATIONS.values())
 
 
 def test_no_row_of_the_table_names_a_builder_that_is_not_there():

@@ -114,7 +114,7 @@ def _reference(workload: Workload, arrays: Mapping[str, np.ndarray], rows: np.nd
         return module(x.index_select(1, index), x, x, visible)
 
     module = torch_ref.DESIGNS["gqa"](w.D, w.N, w.K, head_dim=w.H).eval()
-    weights = {k: a for k, a in arrays.items() if k.endswith((".weight", ".bias"))}
+    weights = workloads.weights(arrays)
     module.load_state_dict({k: torch.from_numpy(a.astype(np.float32)) for k, a in weights.items()})
     return Reference(module, layer, Inputs((), {"x": arrays["x"]}))
 

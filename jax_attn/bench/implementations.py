@@ -29,6 +29,11 @@ class Implementation:
     def builder(self, workload: Workload) -> str:
         return self.layer if workload.layer else self.core
 
+    def lacks(self, workload: Workload) -> str:
+        """Why it has no program for this kind of workload; "" where it has one."""
+        what = "has no layer" if workload.layer else "has no attention alone"
+        return "" if self.builder(workload) else what
+
     @property
     def absent(self) -> str:
         """Which of its modules are not here and what installs them; "" where all are."""

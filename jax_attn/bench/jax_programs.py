@@ -16,9 +16,11 @@ from jax_attn import attention
 from jax_attn import nn as ported
 from jax_attn.bench.program import Arrays, Program, UnsuitedError, flax_shapes
 from jax_attn.bench.record import Workload
+from jax_attn.bench.workloads import weights
 from jax_attn.transfer import FLAX_NAMES, LAYOUTS, Layout, flatten, load
 
 _GQA = LAYOUTS["gqa"]
+XLA = "XLA"  # of peers that leave the choice to the compiler
 
 
 def ours_core(workload: Workload, arrays: Arrays, implementation: str | None) -> Program:
@@ -68,7 +70,8 @@ def _ours(w: Workload, **options) -> nnx.Module:
 
 
 def jax_nn_core(workload: Workload, arrays: Arrays) -> Program:
-    return Program(partial(jax.nn.dot_product_attention, is_causal=workload.is_causal), {})
+    call = partial(jax.nn.dot_product_attention, is_causal=workload.is_causal)
+    return Program(call, {}, kernel=XLA)
 
 
 def jax_nn_layer(workload: Workload, arrays: Arrays) -> Program:
@@ -80,11 +83,12 @@ def jax_nn_layer(workload: Workload, arrays: Arrays) -> Program:
         attended = jax.nn.dot_product_attention(*projected, is_causal=workload.is_causal)
         return module.out_proj(attended)
 
-    return _from_nnx(module, _GQA, arrays, call)
+    return _from_nnx(module, _GQA, arrays, call, kernel=XLA)
 
 
 def flax_core(workload: Workload, arrays: Arrays) -> Program:
-    return Program(partial(nnx.dot_product_attention, is_causal=workload.is_causal), {})
+    call = partial(nnx.dot_product_attention, is_causal=workload.is_causal)
+    return Program(call, {}, kernel=XLA)
 
 
 def flax_layer(workload: Workload, arrays: Arrays) -> Program:
@@ -101,12 +105,12 @@ def flax_layer(workload: Workload, arrays: Arrays) -> Program:
         rngs=nnx.Rngs(0),
     )
     call = partial(_call, is_causal=w.is_causal)
-    return _from_nnx(module, _GQA.renamed(FLAX_NAMES), arrays, call)
+    return _from_nnx(module, _GQA.renamed(FLAX_NAMES), arrays, call, kernel=XLA)
 
 
 def _from_nnx(module, layout: Layout, arrays: Arrays, call: Callable, **more) -> Program:
     """The module split once; its parameters a flat tuple of leaves."""
-    load(module, _weights(arrays), layout)
+    load(module, weights(arrays), layout)
     graph, params, rest = nnx.split(module, nnx.Param, ...)
     leaves, tree = jax.tree.flatten(params)
     names = _names(params, leaves)
@@ -140,20 +144,21 @@ def equinox_layer(workload: Workload, arrays: Arrays) -> Program:
         part, kind = (step.name for step in path)
         return f"{spelled[part.removesuffix('_proj')]}_proj.{kind}"
 
-    weights = {canonical(path): arrays[canonical(path)] for path, _ in paths}
+    named = {canonical(path): arrays[canonical(path)] for path, _ in paths}
 
     def run(x, *leaves):
         attend = eqx.combine(jax.tree.unflatten(tree, leaves), static)
         visible = jnp.tril(jnp.ones((w.T, w.S), bool)) if w.is_causal else None
         return jax.vmap(lambda x: attend(x, x, x, visible))(x)
 
-    return Program(run, weights)
+    return Program(run, named, kernel=XLA)
 
 
 def keras_core(workload: Workload, arrays: Arrays) -> Program:
     import keras
 
-    return Program(partial(keras.ops.dot_product_attention, is_causal=workload.is_causal), {})
+    call = partial(keras.ops.dot_product_attention, is_causal=workload.is_causal)
+    return Program(call, {}, kernel=XLA)
 
 
 def keras_layer(workload: Workload, arrays: Arrays) -> Program:
@@ -167,25 +172,21 @@ def keras_layer(workload: Workload, arrays: Arrays) -> Program:
         else grouped(w.H, w.N, w.K, dtype=w.dtype)
     )
     layer.build((w.B, w.T, w.D), (w.B, w.S, w.D))
-    layout = _GQA.renamed(FLAX_NAMES | {"out_proj": "attention_output"})
+    names = FLAX_NAMES | {"out_proj": "attention_output"}
+    layout = _GQA.renamed(names)
     paths = [".".join(v.path.split("/")[-2:]) for v in layer.trainable_variables]
-    names = {"q_proj": "query", "k_proj": "key", "v_proj": "value", "out_proj": "attention_output"}
     shapes = {
         f"{names[part]}.{kind}": shape
         for (part, kind), shape in ((p.split("."), s) for p, s in flax_shapes(w).items())
     }
-    made = layout.to_flax(_weights(arrays), shapes)
+    made = layout.to_flax(weights(arrays), shapes)
 
     def run(x, *leaves):
         options = {"use_causal_mask": w.is_causal, "training": False}
         return layer.stateless_call(list(leaves), [], x, x, **options)[0]
 
-    return Program(run, {path: made[path] for path in paths}, layout.to_torch)
+    return Program(run, {path: made[path] for path in paths}, layout.to_torch, kernel=XLA)
 
 
 def product(a: jax.Array, b: jax.Array) -> jax.Array:
     return a @ b
-
-
-def _weights(arrays: Arrays) -> dict[str, np.ndarray]:
-    return {name: a for name, a in arrays.items() if name.endswith((".weight", ".bias"))}

@@ -43,10 +43,10 @@ class Plan:
         wanted = {*self.implementations, self.baseline, REFERENCE}
         return tuple(name for name in IMPLEMENTATIONS if name in wanted)
 
-    def serving(self, workload: Workload) -> tuple[str, ...]:
-        """Who has a program for this kind of workload; the reference first."""
-        able = [name for name in self.names if IMPLEMENTATIONS[name].builder(workload)]
-        return tuple(sorted(able, key=lambda name: name != REFERENCE))
+    @property
+    def judged(self) -> tuple[str, ...]:
+        """`names`, the reference first: its own error is the measure of the others'."""
+        return tuple(sorted(self.names, key=lambda name: name != REFERENCE))
 
 
 class Session:
@@ -76,8 +76,8 @@ class Session:
     @property
     def steps(self) -> int:
         """How often `run` yields at least; each round of each mode counts as one."""
-        served = sum(len(self.plan.serving(w)) for w in self.plan.workloads)
-        return 1 + served + len(self.plan.workloads) * (1 + len(self.plan.modes))
+        plan = self.plan
+        return 1 + len(plan.workloads) * (1 + len(plan.names) + len(plan.modes))
 
     def run(self) -> Iterator[str]:
         """Measure all; yields, step by step, what was done."""
@@ -133,8 +133,10 @@ class Session:
 
     def _workload(self, workload: Workload) -> Iterator[str]:
         plan, unjudged = self.plan, self._prepared(workload)
-        for name in plan.serving(workload):
-            if unjudged:
+        for name in plan.judged:
+            if lacks := IMPLEMENTATIONS[name].lacks(workload):
+                self._all(workload, name, Status.NOT_RUN, lacks)
+            elif unjudged:
                 self._all(workload, name, Status.NOT_RUN, unjudged)
             elif name in self._unloaded:
                 self._all(workload, name, *self._unloaded[name])
@@ -200,7 +202,7 @@ class Session:
     def _timed(self, workload: Workload, mode: str) -> Iterator[str]:
         """Rounds of all that agreed, or of which no verdict could be had."""
         plan, turns = self.plan, {}
-        for name in plan.serving(workload):
+        for name in plan.judged:
             row = self._rows[workload, mode, name]
             if row.verdict in (Verdict.PASS, Verdict.INCONCLUSIVE):
                 turns[name] = self._turn(workload, mode, name)

@@ -11,6 +11,7 @@ from torch.nn.attention import SDPBackend
 import torch_ref
 from jax_attn.bench.program import Program, UnsuitedError, from_design, in_design
 from jax_attn.bench.record import Workload
+from jax_attn.bench.workloads import weights
 from jax_attn.transfer import LAYOUTS, as_numpy
 
 Tensors = dict[str, torch.Tensor]
@@ -144,7 +145,7 @@ def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 def _loaded(module: torch.nn.Module, design: str, workload: Workload, tensors: Tensors):
     """The module with the workload's weights, in evaluation mode, where the inputs are."""
-    given = {k: as_numpy(t) for k, t in tensors.items() if k.endswith((".weight", ".bias"))}
+    given = {name: as_numpy(t) for name, t in weights(tensors).items()}
     x = tensors["x"]
     state = in_design(workload, LAYOUTS[design], given)
     module.to(x.device, x.dtype).eval()
@@ -159,6 +160,6 @@ def tensor(array: np.ndarray) -> torch.Tensor:
 
 
 def _program(call, module, design: str, workload: Workload, kernel: str, writes_scores=True):
-    weights = dict(module.named_parameters())
     back = partial(from_design, workload, LAYOUTS[design])
-    return Program(call, weights, back, kernel=kernel, writes_scores=writes_scores)
+    parameters = dict(module.named_parameters())
+    return Program(call, parameters, back, kernel=kernel, writes_scores=writes_scores)

@@ -3,6 +3,7 @@
 import zlib
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -58,15 +59,26 @@ PRESETS: Mapping[str, tuple[Workload, ...]] = {
 }
 
 
-def chosen(presets: tuple[str, ...], dtype: str = "float32") -> tuple[Workload, ...]:
-    """The workloads of these presets in `dtype`, each once, in order."""
-    found = dict.fromkeys(w for preset in presets for w in PRESETS[preset])
+def offered() -> dict[str, tuple[Workload, ...]]:
+    """What can be asked for: presets, and each of their workloads by its own name."""
+    return {w.name: (w,) for preset in PRESETS.values() for w in preset} | dict(PRESETS)
+
+
+def chosen(names: tuple[str, ...], dtype: str = "float32") -> tuple[Workload, ...]:
+    """The workloads of these presets, or of these names, in `dtype`, each once, in order."""
+    known = offered()
+    found = dict.fromkeys(w for name in names for w in known[name])
     return tuple(replace(w, dtype=dtype) for w in found)
 
 
 def inputs(workload: Workload) -> tuple[str, ...]:
     """The names of what is attended with: the rest of the arrays are weights."""
     return ("x",) if workload.layer else ("query", "key", "value")
+
+
+def weights(arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of `arrays` that are weights."""
+    return {name: a for name, a in arrays.items() if name.endswith((".weight", ".bias"))}
 
 
 def arrays(workload: Workload, seed: int = SEED) -> dict[str, np.ndarray]:

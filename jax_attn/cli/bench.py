@@ -21,7 +21,12 @@ MODES = ("forward", "forward+backward")
 
 @click.group("bench", invoke_without_command=True)
 @click.pass_context
-@click.option("--preset", "presets", multiple=True, help="What is measured; may be repeated.")
+@click.option(
+    "--preset",
+    "presets",
+    multiple=True,
+    help="What is measured: a preset or a workload's name; may be repeated.",
+)
 @click.option("--implementation", "names", multiple=True, help="Only this one; may be repeated.")
 @click.option("--mode", "modes", multiple=True, type=click.Choice(MODES), help="Only this mode.")
 @click.option("--baseline", default="sdpa", show_default=True, help="What ratios are over.")
@@ -128,16 +133,17 @@ def catalogue() -> str:
 def unknown(presets, names, baseline) -> list[str]:
     """A line for each option with names that are not known."""
     from jax_attn.bench.implementations import IMPLEMENTATIONS
-    from jax_attn.bench.workloads import PRESETS
+    from jax_attn.bench.workloads import PRESETS, offered
 
+    implementations = ", ".join(IMPLEMENTATIONS)
     given = {
-        "--preset": (presets, PRESETS),
-        "--implementation": (names, IMPLEMENTATIONS),
-        "--baseline": ((baseline,), IMPLEMENTATIONS),
+        "--preset": (presets, offered(), f"{', '.join(PRESETS)}, or a workload that --list names"),
+        "--implementation": (names, IMPLEMENTATIONS, implementations),
+        "--baseline": ((baseline,), IMPLEMENTATIONS, implementations),
     }
     return [
-        f"{option}: expected one of {', '.join(known)}, got {', '.join(strange)}"
-        for option, (asked, known) in given.items()
+        f"{option}: expected one of {said}, got {', '.join(strange)}"
+        for option, (asked, known, said) in given.items()
         if (strange := [name for name in asked if name not in known])
     ]
 

@@ -41,6 +41,10 @@ IMPLEMENTATIONS = {
     "jax-attn blocked": ("jax", "blocked", 0.695, 0, 1.08),
     "jax-attn": ("jax", "blocked", 0.70, 0, 1.08),
 }
+LAYERS_ALONE = {
+    "nn.MultiheadAttention": ("torch", "fast path", 0.38, 0, 1.05),
+    "equinox": ("jax", "XLA", 0.09, 8, 1.21),
+}
 
 
 def core(T: int, is_causal: bool = False) -> Workload:
@@ -58,7 +62,7 @@ WORKLOADS = (*LAYERS, layer(2, 2048, 512), *LONG, core(32768))
 
 
 def seconds(w: Workload, mode: str, implementation: str, seed: int, slower: float) -> tuple:
-    framework, _, share, per_score, _ = IMPLEMENTATIONS[implementation]
+    framework, _, share, per_score, _ = (IMPLEMENTATIONS | LAYERS_ALONE)[implementation]
     # Only what skips hidden pairs gains by causality.
     full = w if not per_score else replace(w, is_causal=False)
     rate = share * ROOFLINE * (0.8 if mode == MODES[1] else 1.0)
@@ -70,7 +74,7 @@ def seconds(w: Workload, mode: str, implementation: str, seed: int, slower: floa
 
 def row(w: Workload, mode: str, implementation: str, seed: int = 0, slower: float = 1.0) -> Row:
     """One measured row; slower: multiplies its times."""
-    framework, kernel, _, per_score, error = IMPLEMENTATIONS[implementation]
+    framework, kernel, _, per_score, error = (IMPLEMENTATIONS | LAYERS_ALONE)[implementation]
     own = seconds(w, mode, implementation, seed, slower)
     scores = w.B * w.N * w.T * w.S * per_score
     return Row(
@@ -93,7 +97,7 @@ def row(w: Workload, mode: str, implementation: str, seed: int = 0, slower: floa
 
 
 def unmeasured(w: Workload, mode: str) -> tuple[Row, ...]:
-    """One row of each kind that has no time."""
+    """One row of each kind that has no time, of attention alone."""
     return (
         Row(w, mode, "equinox", "jax", Status.EXCLUDED, "output: 3.1 times its budget", "", "FAIL"),
         Row(w, mode, "torchax", "torch", Status.ABSENT, "not installed: pip install torchax"),
@@ -124,7 +128,7 @@ def record(workloads=WORKLOADS, slower=None, seed: int = 0, **changed) -> Record
         for mode in MODES
         for made in (
             *(row(w, mode, i, seed, (slower or {}).get(i, 1.0)) for i in IMPLEMENTATIONS),
-            *unmeasured(w, mode),
+            *((row(w, mode, i, seed) for i in LAYERS_ALONE) if w.layer else unmeasured(w, mode)),
         )
     ]
     made = Record(ENVIRONMENT, SETTINGS, {"float32": ROOFLINE}, tuple(rows), compiled=(COMPILED,))

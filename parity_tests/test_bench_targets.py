@@ -94,6 +94,35 @@ def test_what_was_not_measured_is_not_met():
     assert "8192 keras: –" in targets.table({"without": without_keras})
 
 
+def everywhere(**to):
+    return replace(RECORD, rows=tuple(replace(row, **to) for row in RECORD.rows))
+
+
+NO_EVIDENCE = {
+    "an interrupted run": replace(RECORD, interrupted=True),
+    "rows that nobody could judge": everywhere(verdict="INCONCLUSIVE"),
+    "another dtype": replace(
+        RECORD,
+        rows=tuple(
+            replace(row, workload=replace(row.workload, dtype="bfloat16")) for row in RECORD.rows
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("row", NO_EVIDENCE)
+def test_what_is_no_evidence_meets_nothing(row):
+    assert set(met(NO_EVIDENCE[row])) == {"not measured"}
+
+
+@pytest.mark.parametrize("peer", targets.LAYERS)
+def test_the_fastest_peer_is_known_only_where_each_was_timed(peer):
+    rows = tuple(r for r in RECORD.rows if not (r.workload.layer and r.implementation == peer))
+    lacking = replace(RECORD, rows=rows)
+    assert met(lacking)[6:8] == ["not measured"] * 2
+    assert f"– (no {peer})" in targets.table({"lacking": lacking})
+
+
 def test_each_figure_is_of_the_first_run_that_has_it():
     short = replace(RECORD, rows=tuple(r for r in RECORD.rows if r.workload.T < 1024))
     both = targets.table({"short": short, "whole": RECORD}).split("\n")
@@ -141,6 +170,12 @@ def differs(record) -> set[str]:
     (members,) = shown_in(record)
     time, _ = QUANTITIES
     return {line.label for line in lines(record, members, FORWARD, time)} - words
+
+
+def test_a_run_without_the_plotted_workloads_is_told(monkeypatch):
+    monkeypatch.setattr(readme.plot, "figures", lambda record: {})
+    with pytest.raises(ValueError, match=r"expected one with time-attention.*, got quick, layers"):
+        readme.plotted({"quick": RECORD, "layers": RECORD})
 
 
 def test_another_record_makes_another_readme_and_another_plot(tmp_path, monkeypatch):

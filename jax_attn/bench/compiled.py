@@ -21,10 +21,10 @@ def for_tpu(workloads: Sequence[Workload], modes: Sequence[str]) -> Iterator[dic
 
     level, workload, mode, kernel, precision (of products, as the bench has it), useful_flops
     (`Workload.flops`, as the rows have it); and of `compile_for_tpu`: target, compiler, seconds,
-    flops, bytes (accessed), temporaries, arguments, outputs (bytes). XLA counts the body of a loop once,
-    however often it runs, so that flops and bytes of a blocked kernel are below what it takes. A
-    program that raises, whatever it be, has `error` in their place. Without libtpu one item:
-    level, and `missing` with the line that installs it.
+    flops, bytes (accessed), temporaries, arguments, outputs (bytes). XLA counts the body of a
+    loop once, however often it runs, so that flops and bytes of a blocked kernel are below what
+    it takes. A program that raises, whatever it be, has `error` in their place. Without libtpu
+    one item: level, and `missing` with the line that installs it.
     """
     if reason := why_no_tpu_compiler():
         yield {"level": LEVEL, "missing": reason}

@@ -135,13 +135,15 @@ def benchmarks() -> dict[str, Record]:
 
 
 def plotted(benchmarks: dict[str, Record]):
-    """The figure of time against length, of the first run that has it."""
-    drawn = (plot.figures(record) for record in benchmarks.values())
-    return next(figures[PLOTTED] for figures in drawn if PLOTTED in figures)
+    """The figure of time against length, of the first run that has it; else ValueError."""
+    for record in benchmarks.values():
+        if figure := plot.figures(record).get(PLOTTED):
+            return figure
+    raise ValueError(f"runs of the bench: expected one with {PLOTTED}, got {', '.join(benchmarks)}")
 
 
 if __name__ == "__main__":
     kept = benchmarks()
-    README.write_text(written(README.read_text(), evidence(), kept))
-    if kept:
+    if kept:  # first: a README without its plot would be half-written
         plot.save(plotted(kept), PLOT)
+    README.write_text(written(README.read_text(), evidence(), kept))

@@ -10,6 +10,7 @@ from jax_attn.bench.table import roofline_share
 FORWARD, BOTH = "forward", "forward+backward"
 LENGTHS = (2048, 4096, 8192)
 PEERS = ("jax.nn", "flax nnx", "keras")
+LAYERS = ("sdpa", "torch eager", "nn.MultiheadAttention", "torch.compile", *PEERS, "equinox")
 LONGEST = 32768
 SMALL = ((2, 5, 64), (32, 10, 64), (2, 10, 512))
 LARGE = ((8, 512, 512), (2, 2048, 512))
@@ -56,11 +57,12 @@ def layer(B: int, T: int, D: int) -> Callable[[Workload], bool]:
 
 
 def rows(record: Record, fits: Callable[[Workload], bool], mode: str) -> dict[str, Row]:
-    """implementation → its row, of those with times."""
+    """implementation → its row, of those in float32 that agree and have times, of a whole run."""
     return {
         row.implementation: row
         for row in record.rows
-        if fits(row.workload) and row.mode == mode and row.seconds
+        if fits(row.workload) and row.workload.dtype == "float32" and row.mode == mode
+        if row.verdict == "PASS" and row.seconds and not record.interrupted
     }
 
 
@@ -131,15 +133,15 @@ def temporaries(record: Record) -> list[Figure]:
 
 
 def over_fastest(layers: tuple, ours_first: bool) -> Callable[[Record], list[Figure]]:
-    """By layer, ours and the fastest peer's time: ours over it, or it over ours."""
+    """By layer, ours and the fastest of all the peers: ours over it, or it over ours."""
 
     def one(record: Record, sizes: tuple[int, int, int]) -> Figure:
         here = rows(record, layer(*sizes), FORWARD)
         label = "×".join(map(str, sizes))
-        peers = [row for name, row in here.items() if not words.is_ours(name)]
-        fastest = min(peers, key=lambda row: row.median_s, default=None)
-        if fastest:
-            label += f" {fastest.implementation}"
+        if lacking := [name for name in LAYERS if name not in here]:
+            return Figure(None, f"{label}: – (no {', '.join(lacking)})")
+        fastest = min((here[name] for name in LAYERS), key=lambda row: row.median_s)
+        label += f" {fastest.implementation}"
         pair = (ours(here), fastest)
         return slower(label, *(pair if ours_first else pair[::-1]))
 

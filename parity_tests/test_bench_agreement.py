@@ -1,6 +1,7 @@
 """Nobody is timed for wrong numbers: what the bench's judge passes, and what it does not."""
 
 import os
+import weakref
 from functools import cache
 
 import jax
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from jax_attn.bench import workloads
 from jax_attn.bench.agreement import Judge, worst
 from jax_attn.bench.implementations import IMPLEMENTATIONS, Implementation
 from jax_attn.bench.measured import Measured
@@ -233,13 +235,33 @@ def test_scores_that_would_not_fit_are_not_written(monkeypatch):
         measured.compile("forward")
 
 
-def test_weights_and_inputs_are_arguments_of_what_jax_compiles():
-    measured = Measured("jax-attn", "cpu", 1)
+def folded(jitted, *leaves) -> bool:
+    """Whether an array is a constant of the program: one of many numbers stands there so."""
+    text = jitted.lower(*leaves).as_text()
+    return "dense_resource" in text or 'dense<"0x' in text
+
+
+@pytest.mark.parametrize(
+    "name", [n for n in ("jax-attn", "jax.nn", "flax nnx", "equinox", "keras") if n in HERE]
+)
+def test_weights_and_inputs_are_arguments_of_what_jax_compiles(name):
+    measured = Measured(name, "cpu", 1)
     measured.load()
     measured.build(MULTI_HEAD, 0)
-    text = measured.engine.jitted["forward"].lower(*measured.engine.leaves).as_text()
-    assert len(measured.engine.leaves) == 1 + 8
-    # A weight folded in would stand there as a constant of many numbers.
-    assert "dense_resource" not in text
-    assert 'dense<"0x' not in text
-    assert torch.is_inference_mode_enabled() is False
+    engine = measured.engine
+    assert len(engine.leaves) == 1 + 8
+    assert not folded(engine.jitted["forward"], *engine.leaves)
+    x, *weights = engine.leaves
+    assert folded(jax.jit(lambda x: engine.program.call(x, *weights)), x), "the check sees it"
+
+
+@pytest.mark.parametrize("name", ["sdpa", "jax-attn dense"])
+def test_nothing_of_the_last_workload_is_held_while_the_next_is_made(monkeypatch, name):
+    measured = Measured(name, "cpu", 1)
+    measured.load()
+    measured.build(CORE, 0)
+    measured.tensors("forward")
+    last = weakref.ref(measured.program)
+    made = workloads.arrays(GROUPED, 0)
+    monkeypatch.setattr(workloads, "arrays", lambda *_: pytest.fail("held") if last() else made)
+    measured.build(GROUPED, 0)

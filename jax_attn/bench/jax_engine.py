@@ -36,6 +36,10 @@ class Engine:
 
         self.jitted = {"forward": jax.jit(program.call), "forward+backward": jax.jit(step)}
 
+    def let_go(self) -> None:
+        """Free what was loaded."""
+        self.program = self.leaves = self.cotangent = self.jitted = None
+
     def _arguments(self, mode: str, cotangent=None) -> tuple:
         if mode == "forward":
             return self.leaves

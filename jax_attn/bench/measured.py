@@ -64,6 +64,7 @@ class Measured:
 
     def _drop(self) -> None:
         self.program = self.workload = None
+        self.engine.let_go()
         gc.collect()
 
     def compile(self, mode: str) -> tuple[float | None, int | None]:

@@ -30,6 +30,10 @@ class Engine:
         self.inputs = inputs
         self.tracked = [x.detach().clone().requires_grad_() for x in inputs]
 
+    def let_go(self) -> None:
+        """Free what was loaded."""
+        self.program = self.inputs = self.tracked = self.cotangent = None
+
     def compile(self, mode: str) -> tuple[float | None, int | None]:
         """(seconds, bytes of temporaries), None each for what there is none of."""
         if not self.program.compiled:

@@ -15,6 +15,7 @@ from jax_attn.bench.workloads import weights
 from jax_attn.transfer import LAYOUTS, as_numpy
 
 Tensors = dict[str, torch.Tensor]
+EAGER = "softmax(QKᵀ)V"
 
 
 def sdpa_core(workload: Workload, tensors: Tensors) -> Program:
@@ -64,18 +65,23 @@ def sdpa_layer(workload: Workload, tensors: Tensors) -> Program:
 
 
 def eager_core(workload: Workload, tensors: Tensors) -> Program:
-    del tensors
-    return Program(partial(_softmax, is_causal=workload.is_causal), {}, kernel="softmax(QKᵀ)V")
+    device = tensors["query"].device
+    call = partial(softmax, future=future(workload, device) if workload.is_causal else None)
+    return Program(call, {}, kernel=EAGER)
 
 
-def _softmax(query, key, value, *, is_causal: bool) -> torch.Tensor:
+def future(workload: Workload, device: torch.device | None = None) -> torch.Tensor:
+    """(T, S): the keys that causality hides from each query."""
+    return torch.ones(workload.T, workload.S, dtype=torch.bool, device=device).triu_(1)
+
+
+def softmax(query, key, value, *, future: torch.Tensor | None) -> torch.Tensor:
     """As published: scores, a mask of -inf, softmax, product."""
     groups = query.shape[2] // key.shape[2]
     q_BNTH = query.transpose(1, 2)
     k_BNSH, v_BNSH = (x.transpose(1, 2).repeat_interleave(groups, 1) for x in (key, value))
     scores = torch.matmul(q_BNTH, k_BNSH.transpose(-1, -2)) / math.sqrt(query.shape[-1])
-    if is_causal:
-        future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+    if future is not None:
         scores = scores.masked_fill(future, float("-inf"))
     return torch.matmul(F.softmax(scores, dim=-1), v_BNSH).transpose(1, 2)
 
@@ -114,8 +120,7 @@ def torch_mha_layer(workload: Workload, tensors: Tensors) -> Program:
     module = _loaded(module, "torch_mha", w, tensors)
     given = {"need_weights": False}
     if w.is_causal:
-        hidden = torch.ones(w.T, w.S, dtype=torch.bool, device=tensors["x"].device).triu(1)
-        given |= {"attn_mask": hidden, "is_causal": True}
+        given |= {"attn_mask": future(w, tensors["x"].device), "is_causal": True}
 
     def call(x: torch.Tensor) -> torch.Tensor:
         return module(x, x, x, **given)[0]

@@ -2,7 +2,7 @@
 
     jax-attn verify --report DIR; python parity_tests/evidence/keep.py DIR/result.json NAME
 
-writes NAME.json beside this file: environment, summary, and a line for each case.
+writes NAME.json beside this file: environment, summary, the kernels, and a line for each case.
 """
 
 import json
@@ -18,6 +18,7 @@ def keep(document: dict) -> dict:
         line = [case[k] for k in ("name", "backend", "level", "verdict")]
         cases.append([*line, label, worst["fraction"], worst["ratio"]])
     kept = {k: v for k, v in document.items() if k != "cases"}
+    kept["kernels"] = sorted({case["implementation"] for case in document["cases"]})
     return kept | {
         "columns": ["name", "backend", "level", "verdict", "worst", "fraction", "ratio"],
         "cases": cases,

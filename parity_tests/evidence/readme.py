@@ -3,7 +3,7 @@
     python parity_tests/evidence/readme.py
 
 `*.json` here are runs of `jax-attn verify`, cut down by keep.py; those in bench/ are runs of
-`jax-attn bench --output`.
+`jax-attn bench --output`; profile/blocked.json is parts.py's.
 """
 
 import json
@@ -12,12 +12,14 @@ from pathlib import Path
 
 import targets
 
-from jax_attn.bench import plot
+from jax_attn.bench import plot, words
 from jax_attn.bench.record import Record
 
 HERE = Path(__file__).parent
 BENCH = HERE / "bench"
+PARTS = HERE / "profile" / "blocked.json"
 PLOT = BENCH / "time.svg"
+MOST_TEMPORARIES = 128 * words.MIB
 PLOTTED = "time-attention-1x8x64-float32-forward"
 README = HERE.parent.parent / "README.md"
 SHOWN = (
@@ -72,13 +74,15 @@ def compatibility(evidence: dict) -> list[str]:
     levels: dict[tuple[str, str], int] = {}
     for _, backend, level, *_ in evidence["cases"]:
         levels[backend, level] = levels.get((backend, level), 0) + 1
+    kernel = ", ".join(evidence["kernels"])
     versions = ", ".join(f"{k} {at['packages'][k]}" for k in ("jax", "flax", "torch"))
     machine = f"{at['processor']}, {at['cores']} cores, Python {at['python']}, {versions}"
     rows = []
     for (backend, level), n in levels.items():
         verdicts = {c[3] for c in evidence["cases"] if (c[1], c[2]) == (backend, level)}
         said = "all pass" if verdicts == {"PASS"} else ", ".join(sorted(verdicts))
-        rows.append(f"| {backend.upper()} | {level} | {n} cases, {said} | {machine} |")
+        what = f"{n} cases, {kernel} kernel, {said}"
+        rows.append(f"| {backend.upper()} | {level} | {what} | {machine} |")
     if compiled := evidence["compiled"]:
         target, compiler = compiled[0]["target"], compiled[0].get("compiler")
         what = f"{len(compiled)} programs accepted, forward and gradient of every design"
@@ -107,7 +111,30 @@ def bench(benchmarks: dict[str, Record]) -> str:
     if not benchmarks:
         return "Not yet measured."
     path = PLOT.relative_to(README.parent)
-    return f"{targets.table(benchmarks)}\n\n![time of one call against length]({path})"
+    plotted = f"![time of one call against length]({path})"
+    return f"{targets.table(benchmarks)}\n\n{parts(json.loads(PARTS.read_text()))}\n\n{plotted}"
+
+
+def parts(profile: dict) -> str:
+    """What the kernel's time is spent on, from the same tiles with less and less in them."""
+    ms = profile["milliseconds"]
+    products, whole = ms["products"], ms["whole"]
+    exponentials = ms["products and exponentials"] - products
+    spent = {
+        "the two products": products,
+        "the exponentials": exponentials,
+        "the running maximum, the sums and the rescaling": whole - products - exponentials,
+    }
+    shares = ", ".join(f"{share / whole:.0%} {what}" for what, share in spent.items())
+    temporaries = ", ".join(
+        f"{words.size(n)} {mode} ({'met' if n <= MOST_TEMPORARIES else 'missed'})"
+        for mode, n in profile["temporaries"].items()
+    )
+    return (
+        f"By `parity_tests/evidence/parts.py`: forward at L = 2048, {whole:.0f} ms, {shares}. "
+        f"Temporaries beyond inputs and outputs at L = 32,768 and 8 heads, by the compiler "
+        f"(target: ≤ {words.size(MOST_TEMPORARIES)}): {temporaries}."
+    )
 
 
 def written(readme: str, runs: dict[str, dict], benchmarks: dict[str, Record]) -> str:
@@ -135,11 +162,12 @@ def benchmarks() -> dict[str, Record]:
 
 
 def plotted(benchmarks: dict[str, Record]):
-    """The figure of time against length, of the first run that has it; else ValueError."""
-    for record in benchmarks.values():
-        if figure := plot.figures(record).get(PLOTTED):
-            return figure
-    raise ValueError(f"runs of the bench: expected one with {PLOTTED}, got {', '.join(benchmarks)}")
+    """The figure of time against length, of all the runs; ValueError where none has it."""
+    figures = plot.figures(targets.merged(benchmarks))
+    if PLOTTED not in figures:
+        names = ", ".join(benchmarks)
+        raise ValueError(f"runs of the bench: expected one with {PLOTTED}, got {names}")
+    return figures[PLOTTED]
 
 
 if __name__ == "__main__":

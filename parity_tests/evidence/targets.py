@@ -1,6 +1,7 @@
 """The speed targets, each a row: what is asked, and how a record of the bench answers."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 from jax_attn.bench import statistics, words
@@ -11,7 +12,6 @@ FORWARD, BOTH = "forward", "forward+backward"
 LENGTHS = (2048, 4096, 8192)
 PEERS = ("jax.nn", "flax nnx", "keras")
 LAYERS = ("sdpa", "torch eager", "nn.MultiheadAttention", "torch.compile", *PEERS, "equinox")
-LONGEST = 32768
 SMALL = ((2, 5, 64), (32, 10, 64), (2, 10, 512))
 LARGE = ((8, 512, 512), (2, 2048, 512))
 NOT_MEASURED = "not measured"
@@ -32,8 +32,16 @@ class Target(NamedTuple):
     holds: Callable[[float], bool] | None
     figures: Callable[[Record], list[Figure]]
 
-    def met(self, record: Record) -> str:
-        values = [figure.value for figure in self.figures(record)]
+    def found(self, runs: Mapping[str, Record]) -> list[Figure]:
+        """Each figure of the first run that has it; one that none has, as the last one says."""
+        of_runs = [self.figures(record) for record in runs.values()]
+        return [
+            next((f for f in alike if f.value is not None), alike[-1])
+            for alike in zip(*of_runs, strict=True)
+        ]
+
+    def met(self, runs: Mapping[str, Record]) -> str:
+        values = [figure.value for figure in self.found(runs)]
         if None in values:
             return NOT_MEASURED
         if self.holds is None:
@@ -89,7 +97,7 @@ def over(peers: tuple[str, ...], mode: str) -> Callable[[Record], list[Figure]]:
                 for peer in peers
             ]
             lacking = [figure for figure in each if figure.value is None]
-            found += lacking or [min(each, key=lambda figure: figure.value)]
+            found.append(lacking[0] if lacking else min(each, key=lambda figure: figure.value))
         return found
 
     return figures
@@ -121,17 +129,6 @@ def causal_over_full(record: Record) -> list[Figure]:
     return [one(T) for T in LENGTHS]
 
 
-def temporaries(record: Record) -> list[Figure]:
-    """Bytes, of the longest, by mode."""
-
-    def one(mode: str) -> Figure:
-        row = ours(rows(record, attention(LONGEST), mode))
-        found = row and row.compiler_bytes
-        return Figure(found, f"{mode}: {words.size(found)}")
-
-    return [one(mode) for mode in (FORWARD, BOTH)]
-
-
 def over_fastest(layers: tuple, ours_first: bool) -> Callable[[Record], list[Figure]]:
     """By layer, ours and the fastest of all the peers: ours over it, or it over ours."""
 
@@ -149,17 +146,14 @@ def over_fastest(layers: tuple, ours_first: bool) -> Callable[[Record], list[Fig
 
 
 def errors(record: Record) -> list[Figure]:
-    """Our RMS error over torch SDPA's own, by mode, at the length where it is worst."""
+    """Our RMS error over torch SDPA's own, of the tensor where it is largest."""
 
-    def one(mode: str) -> Figure:
-        found = [(T, ours(rows(record, attention(T), mode))) for T in LENGTHS]
-        ratios = [(row.error_ratio, T) for T, row in found if row and row.error_ratio is not None]
-        if len(ratios) < len(LENGTHS):
-            return Figure(None, f"{mode}: –")
-        worst, T = max(ratios)
-        return Figure(worst, f"{mode}: {words.digits(worst)} (at {T})")
+    def one(mode: str, T: int) -> Figure:
+        row = ours(rows(record, attention(T), mode))
+        found = row and row.error_ratio
+        return Figure(found, f"{mode} {T}: {words.digits(found)}")
 
-    return [one(mode) for mode in (FORWARD, BOTH)]
+    return [one(mode, T) for mode in (FORWARD, BOTH) for T in LENGTHS]
 
 
 def at_least(bound: float) -> Callable[[float], bool]:
@@ -192,12 +186,6 @@ TARGETS = (
         over(("sdpa",), BOTH),
     ),
     Target(
-        f"temporaries at L = {LONGEST:,}, by the compiler",
-        "≤ 128 MiB",
-        at_most(128 * words.MIB),
-        temporaries,
-    ),
-    Target(
         "small layers, time over the fastest peer's",
         "≤ 1.10",
         at_most(1.10),
@@ -214,15 +202,24 @@ TARGETS = (
 
 
 def table(runs: Mapping[str, Record]) -> str:
-    """The targets as a Markdown table, each from the first run that has it, and what those were.
+    """The targets as a Markdown table, and what the runs were.
 
-    runs: name → record; each figure is of one of them, and no ratio of two.
+    runs: name → record; a figure is of one of them, the first that has it, and no ratio of two.
     """
-    lines = ["| what | target | measured [95% interval] | met? | run |", "|---" * 5 + "|"]
+    lines = ["| what | target | measured [95% interval] | met? |", "|---" * 4 + "|"]
     for target in TARGETS:
-        name = next((n for n in runs if target.met(runs[n]) != NOT_MEASURED), next(iter(runs)))
-        said = "<br>".join(figure.said for figure in target.figures(runs[name]))
-        met = target.met(runs[name])
-        lines.append(f"| {target.what} | {target.asked} | {said} | {met} | {name} |")
+        said = "<br>".join(figure.said for figure in target.found(runs))
+        lines.append(f"| {target.what} | {target.asked} | {said} | {target.met(runs)} |")
     lines += ["", *(f"- {name}: {'; '.join(words.place(run))}" for name, run in runs.items())]
     return "\n".join(lines)
+
+
+def merged(runs: Mapping[str, Record]) -> Record:
+    """One record of them all, for figures that are no ratios: each workload from the first run."""
+    found: dict[Workload, tuple[Row, ...]] = {}
+    for record in runs.values():
+        for workload in dict.fromkeys(row.workload for row in record.rows):
+            found.setdefault(workload, tuple(r for r in record.rows if r.workload == workload))
+    first = next(iter(runs.values()))
+    ordered = sorted(found, key=lambda w: (w.layer, w.is_causal, w.T))
+    return replace(first, rows=tuple(row for workload in ordered for row in found[workload]))

@@ -163,7 +163,13 @@ def benchmarks() -> dict[str, Record]:
 
 def plotted(benchmarks: dict[str, Record]):
     """The figure of time against length, of all the runs; ValueError where none has it."""
-    figures = plot.figures(targets.merged(benchmarks))
+    lengths = [targets.attention(T) for T in targets.LENGTHS]
+    having = {
+        name: record
+        for name, record in benchmarks.items()
+        if any(fits(row.workload) for row in record.rows for fits in lengths)
+    }
+    figures = plot.figures(targets.merged(having)) if having else {}
     if PLOTTED not in figures:
         names = ", ".join(benchmarks)
         raise ValueError(f"runs of the bench: expected one with {PLOTTED}, got {names}")

@@ -1,7 +1,6 @@
 """The speed targets, each a row: what is asked, and how a record of the bench answers."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from jax_attn.bench import statistics, words
@@ -215,11 +214,23 @@ def table(runs: Mapping[str, Record]) -> str:
 
 
 def merged(runs: Mapping[str, Record]) -> Record:
-    """One record of them all, for figures that are no ratios: each workload from the first run."""
+    """One record of them all, for figures that are no ratios: each workload from the first run.
+
+    Its environment and settings are those that all the runs have alike.
+    """
     found: dict[Workload, tuple[Row, ...]] = {}
     for record in runs.values():
         for workload in dict.fromkeys(row.workload for row in record.rows):
             found.setdefault(workload, tuple(r for r in record.rows if r.workload == workload))
-    first = next(iter(runs.values()))
     ordered = sorted(found, key=lambda w: (w.layer, w.is_causal, w.T))
-    return replace(first, rows=tuple(row for workload in ordered for row in found[workload]))
+    return Record(
+        environment=_alike([record.environment for record in runs.values()]),
+        settings=_alike([record.settings for record in runs.values()]),
+        roofline={},
+        rows=tuple(row for workload in ordered for row in found[workload]),
+    )
+
+
+def _alike(given: Sequence[Mapping]) -> dict:
+    first, *others = given
+    return {k: v for k, v in first.items() if all(k in x and x[k] == v for x in others)}

@@ -4,6 +4,7 @@ import os
 from typing import ClassVar
 
 from jax_attn.bench.program import Program, UnsuitedError
+from jax_attn.bench.worker import usable_cores
 
 
 class StandIn:
@@ -14,7 +15,7 @@ class StandIn:
         return given
 
     def threads(self):
-        return os.environ["OMP_NUM_THREADS"], len(os.sched_getaffinity(0))
+        return os.environ["OMP_NUM_THREADS"], usable_cores()
 
     def load(self):
         raise ImportError("does not import: it is planted")

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.extend.random import threefry_2x32
+from jaxprs import equations
 
 from jax_attn import attention
 from jax_attn.attention import Dropout, Mask, attention_weights, blocked, explain
@@ -346,19 +347,6 @@ def test_weights_come_in_the_query_dtype_and_before_dropout(dtype):
         assert weights.dtype == dtype
         slack = S * definition.ROUNDOFF[dtype]
         assert np.abs(np.asarray(weights, np.float64).sum(-1) - 1).max() <= slack
-
-
-def equations(jaxpr):
-    """Every equation, those of loops and calls too."""
-    for equation in jaxpr.eqns:
-        yield equation
-        for inner in jax.tree.leaves(equation.params, is_leaf=is_jaxpr):
-            if is_jaxpr(inner):
-                yield from equations(getattr(inner, "jaxpr", inner))
-
-
-def is_jaxpr(x):
-    return hasattr(x, "eqns") or hasattr(x, "jaxpr")
 
 
 def test_kv_is_never_repeated(kernel):

@@ -1,9 +1,12 @@
 """Settings for the whole suite; they must be made before jax and torch start."""
 
 import importlib.util
+import functools
 import os
 import re
+import shutil
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -54,6 +57,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # Half of the suite's time would be compiling: what one test compiled, the others find. Each
+    # worker has its own, as JAX's cache does not keep two processes apart.
+    cache = tempfile.mkdtemp()
+    config.add_cleanup(functools.partial(shutil.rmtree, cache, ignore_errors=True))
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = cache
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+
     from hypothesis import settings
 
     settings.register_profile("usual", max_examples=8, deadline=None, derandomize=True)

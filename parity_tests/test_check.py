@@ -134,7 +134,7 @@ def test_a_weight_that_differs_in_one_bit_fails_and_names_its_row(x):
     reference, port = pair()
     kernel = port.attention.k_proj.kernel
     kernel[...] = kernel[...].at[3, 2, 1].set(jnp.nextafter(kernel[3, 2, 1], jnp.float32(9)))
-    result = check(reference, port, (x,), layout=LAYOUT, gradients=False, transforms=("jit",))
+    result = check(reference, port, (x,), layout=LAYOUT, gradients=False, transforms=("eager",))
     assert result.verdict is Verdict.FAIL
     (failure,) = result.failures
     assert "'attention.in_proj_weight' differs in 1 of" in failure
@@ -142,7 +142,7 @@ def test_a_weight_that_differs_in_one_bit_fails_and_names_its_row(x):
 
 
 def test_without_a_layout_the_result_says_what_was_not_compared(x):
-    result = check(*pair(), (x,), transforms=("jit",))
+    result = check(*pair(), (x,), transforms=("eager",))
     assert result.verdict is Verdict.PASS
     assert "weights and parameter gradients were not compared" in result.notes[0]
     assert {t.label for t in result.tensors} == {"output", "grad input 0"}
@@ -159,7 +159,7 @@ def test_several_outputs_pair_by_name_through_the_adapters(x):
         return {"output": module.attention(y), "weights": module.attention.attention_weights(y)}
 
     reference, port = pair()
-    given = {"reference_call": reference_call, "port_call": port_call, "transforms": ("jit",)}
+    given = {"reference_call": reference_call, "port_call": port_call, "transforms": ("eager",)}
     result = check(reference, port, {"x": x}, layout=LAYOUT, **given)
     assert result.verdict is Verdict.PASS, str(result)
     assert {"output", "weights"} <= {t.label for t in result.tensors}
@@ -206,14 +206,14 @@ def test_an_output_of_another_shape_fails_and_says_so(transform, x):
 
 def test_a_frozen_reference_is_compared_like_any_other(x):
     reference, port = pair()
-    result = check(reference.requires_grad_(False), port, (x,), layout=LAYOUT, transforms=("jit",))
+    result = check(reference.requires_grad_(False), port, (x,), layout=LAYOUT, transforms=("eager",))
     assert result.verdict is Verdict.PASS, str(result)
     assert "grad head.weight" in {t.label for t in result.tensors}
 
 
 def test_a_table_that_does_not_fit_fails_with_its_problems(x):
     short = Layout(LAYER_NORM.under("norm", "norm"), LINEAR.under("head", "head"))
-    result = check(*pair(), (x,), layout=short, transforms=("jit",))
+    result = check(*pair(), (x,), layout=short, transforms=("eager",))
     assert result.verdict is Verdict.FAIL
     assert "attention.q_proj.kernel" in "\n".join(result.failures)
     assert "the table does not pair them" in result.notes[0]
@@ -241,7 +241,7 @@ def test_a_tied_reference_and_an_untied_port_fail():
     layout = Layout(LINEAR.under("a", "a"), LINEAR.under("b", "b"))
     load(port, reference.state_dict(), layout)
     x = np.random.default_rng(0).standard_normal((3, 5))
-    result = check(reference, port, (x,), layout=layout, transforms=("jit",))
+    result = check(reference, port, (x,), layout=layout, transforms=("eager",))
     assert result.verdict is Verdict.FAIL
     assert "ties 'b.weight'" in "\n".join(result.failures)
 
@@ -259,7 +259,7 @@ def test_what_is_not_finite_leaves_the_rest_compared(fill, off):
             return jnp.where(jnp.triu(jnp.ones((11, 7), bool), 1), fill, y)
 
     x = np.random.default_rng(0).standard_normal((11, 7))
-    result = check(Filled(), Port(), (x,), gradients=False, transforms=("jit",))
+    result = check(Filled(), Port(), (x,), gradients=False, transforms=("eager",))
     assert result.verdict is (Verdict.FAIL if off else Verdict.PASS), str(result)
 
 
@@ -330,7 +330,7 @@ BAD = {
         r"reference: expected the same outputs each time.*\.eval\(\)",
     ),
     "a port in another dtype": (
-        lambda r, p, x: check(r, FlaxBlock(jnp.bfloat16), (x,), transforms=("jit",)),
+        lambda r, p, x: check(r, FlaxBlock(jnp.bfloat16), (x,), transforms=("eager",)),
         TypeError,
         "port: expected outputs of dtype float32, got",
     ),
@@ -355,6 +355,6 @@ def test_what_cannot_be_checked_is_refused_by_name(row, x):
 
 
 def test_the_fixture_returns_the_result_and_fails_with_the_report(parity, x):
-    assert parity(*pair(), (x,), layout=LAYOUT, transforms=("jit",)).verdict is Verdict.PASS
+    assert parity(*pair(), (x,), layout=LAYOUT, transforms=("eager",)).verdict is Verdict.PASS
     with pytest.raises(ParityError, match=r"grad attention\.in_proj_weight"):
         parity(*pair(port=StoppedGradient), (x, np.zeros((B, T), bool)), layout=LAYOUT)

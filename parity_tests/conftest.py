@@ -1,7 +1,7 @@
 """Settings for the whole suite; they must be made before jax and torch start."""
 
-import importlib.util
 import functools
+import importlib.util
 import os
 import re
 import shutil

@@ -33,6 +33,10 @@ def kernel(request, monkeypatch):
     return request.param
 
 
+# For what a kernel has no part in, and for whether a check sees what is wrong.
+one_kernel = pytest.mark.parametrize("kernel", ["dense"], indirect=True)
+
+
 @pytest.fixture(autouse=True)
 def strict():
     with jax.numpy_dtype_promotion("strict"):
@@ -150,7 +154,7 @@ def check_all(dtype, run, cotangent, arrays, wanted):
 
 
 # Another kernel's output is held to the definition with its gradients; weights are no kernel's.
-@pytest.mark.parametrize("kernel", ["dense"], indirect=True)
+@one_kernel
 @cases
 def test_output_and_weights_are_the_definition(name):
     q, k, v, _ = draw(1)
@@ -173,8 +177,9 @@ def test_gradients_are_the_chain_rule(name):
     check_all("float32", run, cotangent, arrays, wanted)
 
 
-@dtypes
-@pytest.mark.parametrize("jitted", [False, True], ids=["eager", "jit"])
+@pytest.mark.parametrize(
+    ("dtype", "jitted"), [("float16", False), *((dtype, True) for dtype in DTYPES)]
+)
 def test_every_dtype_forward_and_backward(dtype, jitted):
     told, wanted = CASES["all at once"]
     with jax.enable_x64(dtype == "float64"):
@@ -203,6 +208,7 @@ MISTAKES = {
 }
 
 
+@one_kernel
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_the_check_sees_a_mistake(mistake):
     q, k, v, _ = draw(5)
@@ -216,6 +222,7 @@ def test_the_check_sees_a_mistake(mistake):
     assert definition.worst(got, out, budget) > 10
 
 
+@one_kernel
 @pytest.mark.parametrize("branch", ["query", "key", "value"])
 def test_the_check_sees_a_gradient_stopped(branch):
     *arrays, cotangent = draw(5)
@@ -235,6 +242,7 @@ def test_the_check_sees_a_gradient_stopped(branch):
         check_all("float32", run, cotangent, arrays, {})
 
 
+@one_kernel
 def test_the_check_sees_tiled_heads():
     q, k, v, _ = draw(6)
     out, _ = definition.attend(q, k, v)
@@ -339,6 +347,7 @@ def test_under_transforms_with_the_mask_as_an_argument(transform):
     assert definition.worst(got, out, budget) <= 1
 
 
+@one_kernel
 @dtypes
 def test_weights_come_in_the_query_dtype_and_before_dropout(dtype):
     with jax.enable_x64(dtype == "float64"):
@@ -422,6 +431,7 @@ class TestDropout:
         )
 
 
+@one_kernel
 class TestExplain:
     def test_says_what_runs_and_runs_nothing(self):
         abstract = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in draw(0)[:3]]

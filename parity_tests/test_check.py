@@ -206,7 +206,8 @@ def test_an_output_of_another_shape_fails_and_says_so(transform, x):
 
 def test_a_frozen_reference_is_compared_like_any_other(x):
     reference, port = pair()
-    result = check(reference.requires_grad_(False), port, (x,), layout=LAYOUT, transforms=("eager",))
+    frozen = reference.requires_grad_(False)
+    result = check(frozen, port, (x,), layout=LAYOUT, transforms=("eager",))
     assert result.verdict is Verdict.PASS, str(result)
     assert "grad head.weight" in {t.label for t in result.tensors}
 

@@ -19,7 +19,6 @@ from jax_attn.parity.matrix import Row, judge_row
 from jax_attn.transfer import FROM_HEADS, TO_HEADS, Layout, heads, linear, packed, row
 
 
-
 def four(names: dict[str, str]) -> Layout:
     """masked_mha's table with its torch names dealt out to the Flax ones as given."""
     ends = [TO_HEADS.under(names[p], f"{p}_proj") for p in "qkv"]

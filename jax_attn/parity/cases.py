@@ -245,9 +245,10 @@ def pairs(case: Case) -> set[frozenset]:
     return {frozenset(pair) for pair in combinations(case.levels, 2)}
 
 
-def reachable() -> set[frozenset]:
+@cache
+def reachable() -> frozenset[frozenset]:
     """Every pair of levels that some row could meet."""
-    return set().union(*(pairs(case) for case in _all()))
+    return frozenset().union(*(pairs(case) for case in _all()))
 
 
 def _all() -> Iterator[Case]:

@@ -14,6 +14,7 @@ _HOMES = {
     "explain": "jax_attn.attention",
     "Mask": "jax_attn.attention",
     "Dropout": "jax_attn.attention",
+    "Rotary": "jax_attn.attention",
     "GroupedQueryAttention": "jax_attn.nn",
     "MultiHeadAttention": "jax_attn.nn",
     "MultiQueryAttention": "jax_attn.nn",

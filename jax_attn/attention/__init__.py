@@ -5,13 +5,16 @@ from jax_attn.attention.checks import ArgumentError
 from jax_attn.attention.dispatch import Explanation
 from jax_attn.attention.dropout import Dropout
 from jax_attn.attention.mask import Mask
+from jax_attn.attention.rotary import Rotary, rotate
 
 __all__ = [
     "ArgumentError",
     "Dropout",
     "Explanation",
     "Mask",
+    "Rotary",
     "attention_weights",
     "dot_product_attention",
     "explain",
+    "rotate",
 ]

@@ -11,6 +11,8 @@ from jax_attn.attention import (
     dispatch,
     dot_product_attention,
 )
+from jax_attn.attention.rotary import Rotary
+from jax_attn.nn.positions import placement_problems, turned
 from jax_attn.nn.projection import Projection, torch_linear_init
 
 
@@ -20,6 +22,7 @@ class GroupedQueryAttention(nnx.Module):
     out_proj(dot_product_attention(q_proj(query), k_proj(key), v_proj(value))); query head n
     reads key/value head n // (num_heads // num_kv_heads). Kernels: q_proj (D, N, H), k_proj
     (kdim, K, H), v_proj (vdim, K, H), out_proj (N, H, D); biases (N, H), (K, H), (K, H), (D,).
+    Queries and keys are projected, then normalised (q_norm, k_norm), then rotated, where asked for.
 
     Args:
       embed_dim: D, of the query and of the output.
@@ -32,6 +35,10 @@ class GroupedQueryAttention(nnx.Module):
       out_dropout_rate: of the output, after out_proj.
       scale, softcap, precision, implementation: as in ``dot_product_attention``; precision is
         the projections' too.
+      qk_norm: what makes q_norm and k_norm, each over the H features of a head, learning for all
+        heads alike: called as ``qk_norm(H, dtype=…, param_dtype=…, rngs=…)``, such as
+        ``nnx.RMSNorm``; none unless given.
+      rotary: a Rotary, to turn queries and keys by their positions; none unless given.
       dtype: what is computed in and returned; what inputs and parameters promote to unless
         given.
       param_dtype: the parameters' dtype when made.
@@ -42,7 +49,7 @@ class GroupedQueryAttention(nnx.Module):
     Like torch's, a new module is in training mode (``deterministic`` False); ``eval()`` and
     ``train()`` switch. Raises ArgumentError with everything that is wrong with the arguments.
 
-    Ainslie et al., "GQA", 2023.
+    Ainslie et al., "GQA", 2023; qk_norm: Henry et al., 2020; rotary: Su et al., 2021.
     """
 
     def __init__(
@@ -60,6 +67,8 @@ class GroupedQueryAttention(nnx.Module):
         out_dropout_rate=0.0,
         scale=None,
         softcap=None,
+        qk_norm=None,
+        rotary=None,
         dtype=None,
         param_dtype=jnp.float32,
         precision=None,
@@ -77,8 +86,15 @@ class GroupedQueryAttention(nnx.Module):
             problems += [problem] if problem else []
         problems += checks.number_problems(scale, softcap)
         problems += dispatch.name_problems(implementation)
+        if not (qk_norm is None or callable(qk_norm)):
+            got = checks.describe(qk_norm)
+            problems.append(f"qk_norm: expected what makes a norm, as nnx.RMSNorm does, got {got}")
+        if not (rotary is None or isinstance(rotary, Rotary)):
+            problems.append(f"rotary: expected a Rotary, got {checks.describe(rotary)}")
         if not isinstance(rngs, nnx.Rngs):
             problems.append(f"rngs: expected nnx.Rngs, got {type(rngs).__name__}")
+        if not problems and rotary is not None:
+            problems += rotary.problems(embed_dim // num_heads if head_dim is None else head_dim)
         checks.raise_all(type(self).__name__, problems)
 
         self.embed_dim, self.num_heads, self.num_kv_heads = embed_dim, num_heads, num_kv_heads
@@ -86,7 +102,7 @@ class GroupedQueryAttention(nnx.Module):
         self.kdim = embed_dim if kdim is None else kdim
         self.vdim = embed_dim if vdim is None else vdim
         self.dropout_rate, self.out_dropout_rate = float(dropout_rate), float(out_dropout_rate)
-        self.scale, self.softcap = scale, softcap
+        self.scale, self.softcap, self.rotary = scale, softcap, rotary
         self.dtype = None if dtype is None else jnp.dtype(dtype)
         self.precision, self.implementation = precision, implementation
         self.deterministic = False
@@ -111,6 +127,10 @@ class GroupedQueryAttention(nnx.Module):
         self.k_proj = projection((self.kdim,), (K, H), use_bias)
         self.v_proj = projection((self.vdim,), (K, H), use_bias)
         self.out_proj = projection((N, H), (D,), use_bias if use_out_bias is None else use_out_bias)
+        self.q_norm = self.k_norm = nnx.data(None)
+        if qk_norm is not None:
+            options = {"dtype": self.dtype, "param_dtype": jnp.dtype(param_dtype), "rngs": rngs}
+            self.q_norm, self.k_norm = qk_norm(H, **options), qk_norm(H, **options)
         self.rngs = rngs.dropout.fork() if keeps else nnx.data(None)
 
     def __call__(
@@ -122,6 +142,8 @@ class GroupedQueryAttention(nnx.Module):
         *,
         is_causal=False,
         bias=None,
+        positions=None,
+        key_positions=None,
         deterministic=None,
         rngs=None,
         keep=None,
@@ -134,6 +156,10 @@ class GroupedQueryAttention(nnx.Module):
           key: (B, S, kdim); the query unless given.
           value: (B, S, vdim); the key unless given.
           mask, is_causal, bias: as in ``dot_product_attention``.
+          positions: where the queries are, for rotary; integers (T,) or (B, T), 0 … T−1 unless
+            given. Without a key the keys are where the queries are.
+          key_positions: where the keys are, (S,) or (B, S); together with positions where a key
+            is given, or neither: then 0 … S−1.
           deterministic: True for no dropout; as train() or eval() left it unless given.
           rngs: an nnx.Rngs with a "dropout" stream, or a stream; the module's own unless given.
           keep: boolean, True = kept, broadcasts to (B, N, T, S): dropout's draw, handed in.
@@ -146,10 +172,12 @@ class GroupedQueryAttention(nnx.Module):
           ArgumentError: what is wrong with the arguments; dropout that is to draw and has no
             stream; a keep mask where nothing is dropped.
         """
+        alone = key is None
         query, key, value = self._inputs(query=query, key=key, value=value)
         dropout, out_dropout = self._dropouts(query.shape, deterministic, rngs, keep, out_keep)
+        q_BTNH, k_BSKH = self._heads(query, key, positions, key_positions, alone=alone)
         attended_BTNH = dot_product_attention(
-            *_same_dtype(self.q_proj(query), self.k_proj(key), self.v_proj(value)),
+            *_same_dtype(q_BTNH, k_BSKH, self.v_proj(value)),
             mask,
             is_causal=is_causal,
             bias=bias,
@@ -163,15 +191,24 @@ class GroupedQueryAttention(nnx.Module):
         return out_BTD if out_dropout is None else out_dropout.apply(out_BTD)
 
     def attention_weights(
-        self, query, key=None, mask=None, *, is_causal=False, bias=None
+        self,
+        query,
+        key=None,
+        mask=None,
+        *,
+        is_causal=False,
+        bias=None,
+        positions=None,
+        key_positions=None,
     ) -> jax.Array:
         """The weights (B, N, T, S) by which ``__call__`` averages the values, before dropout.
 
         Arguments and errors as there.
         """
+        alone = key is None
         query, key = self._inputs(query=query, key=key)
         return attention_weights(
-            *_same_dtype(self.q_proj(query), self.k_proj(key)),
+            *_same_dtype(*self._heads(query, key, positions, key_positions, alone=alone)),
             mask,
             is_causal=is_causal,
             bias=bias,
@@ -179,6 +216,20 @@ class GroupedQueryAttention(nnx.Module):
             softcap=self.softcap,
             precision=self.precision,
         )
+
+    def _heads(self, query, key, positions, key_positions, *, alone: bool):
+        """Queries (B, T, N, H) and keys (B, S, K, H): projected, normalised, rotated."""
+        where = {"alone": alone, "rotary": self.rotary}
+        found = placement_problems(query, key, positions, key_positions, **where)
+        checks.raise_all(type(self).__name__, found)
+        q_BTNH, k_BSKH = self.q_proj(query), self.k_proj(key)
+        if self.q_norm is not None:
+            # flax's norms promote bfloat16 to float32 inside, which strict promotion refuses.
+            with jax.numpy_dtype_promotion("standard"):
+                q_BTNH, k_BSKH = self.q_norm(q_BTNH), self.k_norm(k_BSKH)
+        if self.rotary is None:
+            return q_BTNH, k_BSKH
+        return turned(q_BTNH, k_BSKH, positions, key_positions, **where)
 
     def _inputs(self, **inputs) -> list[jax.Array]:
         """query, key and maybe value: the ones not given filled in, all of them checked."""

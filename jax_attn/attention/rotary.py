@@ -1,0 +1,297 @@
+"""Rotary positions: pairs of a head's features turned by an angle that grows with the position.
+
+A query at position i and a key at position j meet at the angle between them alone: their score
+depends on j − i. Pair m of `dim` features turns by base^(−2m/dim) a position (Su et al.,
+"RoFormer", 2021); the scalings change these frequencies for texts longer than the training's.
+"""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jax_attn.attention import checks
+
+
+def rotate(x, positions, rotary, *, length=None) -> jax.Array:
+    """x with its pairs turned, each at its position.
+
+    Angles, their cosines and sines, and the products with x are in float32, or float64 for
+    float64; the result is rounded once, to x's dtype. (transformers rounds cosine, sine and each
+    product to x's dtype. In float32 the two are alike.)
+
+    Args:
+      x: (B, T, N, H) in float16, bfloat16, float32 or float64: heads of queries or of keys.
+      positions: integers (T,) or (B, T); 0 … T−1 when None.
+      rotary: a Rotary.
+      length: of the text, for DynamicNTK; the largest position + 1 unless given. Queries and keys
+        of one attention need the same.
+
+    Returns:
+      (B, T, N, H) in x's dtype. Features beyond rotary.dim are as they were.
+
+    Raises:
+      ArgumentError: everything that is wrong with the arguments.
+    """
+    problems = checks.float_problems("x", x, 4, "(B, T, N, H)")
+    if not isinstance(rotary, Rotary):
+        problems.append(f"rotary: expected a Rotary, got {checks.describe(rotary)}")
+    elif not problems:
+        problems += rotary.problems(x.shape[3])
+    if not problems:
+        problems += position_problems("positions", positions, *x.shape[:2])
+    if not (length is None or _is_length(length)):
+        got = checks.describe(length)
+        problems.append(f"length: expected an int ≥ 1, or an integer array (), got {got}")
+    checks.raise_all("rotate", problems)
+
+    x = jnp.asarray(x)
+    dtype = np.float64 if x.dtype == jnp.float64 else np.float32
+    positions = jnp.arange(x.shape[1]) if positions is None else jnp.asarray(positions)
+    dim = x.shape[3] if rotary.dim is None else rotary.dim
+    length = positions.max() + 1 if length is None else length
+    frequencies_M, growth = rotary.frequencies(dim, dtype, length)
+    angles_BT1M = (positions[..., None].astype(dtype) * frequencies_M)[..., None, :]
+    cos, sin = jnp.cos(angles_BT1M) * growth, jnp.sin(angles_BT1M) * growth
+
+    pairs = (dim // 2, 2) if rotary.interleaved else (2, dim // 2)
+    axis = -1 if rotary.interleaved else -2
+    turning = x[..., :dim].astype(dtype).reshape(*x.shape[:3], *pairs)
+    a, b = (jax.lax.index_in_dim(turning, i, axis, keepdims=False) for i in (0, 1))
+    turned = jnp.stack([a * cos - b * sin, b * cos + a * sin], axis=axis)
+    turned = turned.reshape(*x.shape[:3], dim).astype(x.dtype)
+    return jnp.concatenate([turned, x[..., dim:]], axis=-1)
+
+
+def position_problems(name: str, positions, B, T) -> list[str]:
+    """What is wrong with positions as those of T steps in each of B rows."""
+    if positions is None:
+        return []
+    if not checks.is_array(positions) or not jnp.issubdtype(positions.dtype, jnp.integer):
+        got = checks.describe(positions)
+        return [f"{name}: expected an array of integers, got {got}"]
+    if positions.shape not in ((T,), (B, T)):
+        got = checks.describe(positions)
+        return [f"{name}: expected ({T},) or ({B}, {T}), one for each step, got {got}"]
+    return []
+
+
+@dataclasses.dataclass(frozen=True)
+class Rotary:
+    """Which features turn together, and how fast.
+
+    base: of the frequencies base^(−2m/dim), m = 0 … dim/2 − 1.
+    dim: how many of the head's features turn, from the first on (partial rotary); all H when None.
+    interleaved: True pairs features (2m, 2m + 1), as Meta's Llama and GPT-J have them; False
+        (m, m + dim/2), as transformers' Llama and GPT-NeoX.
+    scaling: None, Linear, DynamicNTK, Llama3 or Yarn.
+
+    Raises ArgumentError with everything that is wrong with them.
+    """
+
+    base: float = 10000.0
+    dim: int | None = None
+    interleaved: bool = False
+    scaling: "Linear | DynamicNTK | Llama3 | Yarn | None" = None
+
+    def __post_init__(self):
+        problems = _field_problems(self)
+        if not isinstance(self.scaling, (type(None), Linear, DynamicNTK, Llama3, Yarn)):
+            wanted = "Linear, DynamicNTK, Llama3, Yarn or None"
+            problems.append(f"scaling: expected {wanted}, got {checks.describe(self.scaling)}")
+        checks.raise_all("Rotary", problems)
+
+    def problems(self, head_dim: int) -> list[str]:
+        """Why heads of this size cannot turn so."""
+        dim, problems = head_dim if self.dim is None else self.dim, []
+        if dim > head_dim:
+            problems.append(f"rotary: expected dim ≤ head_dim = {head_dim}, got dim = {dim}")
+        if dim % 2:
+            problems.append(f"rotary: expected an even head_dim, or a dim, got head_dim = {dim}")
+        if dim < 4 and isinstance(self.scaling, DynamicNTK):
+            problems.append(f"rotary: DynamicNTK expects at least 4 features to turn, got {dim}")
+        return problems
+
+    def frequencies(self, dim: int, dtype, length):
+        """Radians a position (dim/2,), and the factor by which both features of a pair grow."""
+        if self.scaling is None:
+            return 1 / _powers(self.base, dim, dtype), 1.0
+        return self.scaling.frequencies(self.base, dim, dtype, length)
+
+
+@dataclasses.dataclass(frozen=True)
+class Linear:
+    """Every frequency divided by factor (Chen et al., "Position Interpolation", 2023)."""
+
+    factor: float
+
+    def __post_init__(self):
+        checks.raise_all("Linear", _field_problems(self))
+
+    def frequencies(self, base, dim, dtype, length):
+        return 1 / _powers(base, dim, dtype) / self.factor, 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class DynamicNTK:
+    """A base that grows with the text, once it is longer than original_length.
+
+    base · (factor·length/original_length − (factor − 1))^(dim/(dim − 2)): the slowest pair is
+    slowed most, the fastest not at all (bloc97 and emozilla, 2023). Frequencies change with the
+    length: keys that were rotated for a shorter text do not fit the queries of a longer one.
+    """
+
+    factor: float
+    original_length: int
+
+    def __post_init__(self):
+        checks.raise_all("DynamicNTK", _field_problems(self))
+
+    def frequencies(self, base, dim, dtype, length):
+        longer = jnp.maximum(jnp.asarray(length, dtype), self.original_length)
+        stretch = self.factor * longer / self.original_length - (self.factor - 1)
+        powers = (base * stretch ** (dim / (dim - 2))) ** _exponents(dim, dtype)
+        # A power of a number that is known only when it runs errs more than those made here.
+        powers = jnp.where(longer > self.original_length, powers, _powers(base, dim, dtype))
+        return 1 / powers, 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Llama3:
+    """Slow pairs divided by factor, fast ones left, those between interpolated.
+
+    Slow: fewer than low_freq_factor turns in original_length; fast: more than high_freq_factor
+    (Llama 3.1; Grattafiori et al., "The Llama 3 Herd of Models", 2024).
+    """
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_length: int
+
+    def __post_init__(self):
+        problems = _field_problems(self)
+        if not problems and not self.low_freq_factor < self.high_freq_factor:
+            got = f"{self.low_freq_factor} and {self.high_freq_factor}"
+            problems.append(f"low_freq_factor: expected less than high_freq_factor, got {got}")
+        checks.raise_all("Llama3", problems)
+
+    def frequencies(self, base, dim, dtype, length):
+        fast = 1 / _powers(base, dim, dtype)
+        turns = self.original_length / (2 * math.pi / fast)
+        mix = (turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)
+        mix = np.clip(mix, 0, 1)
+        return (1 - mix) * fast / self.factor + mix * fast, 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Yarn:
+    """Slow pairs divided by factor, fast ones left, those between interpolated; scores sharpened.
+
+    Slow: at most beta_slow turns in original_length; fast: at least beta_fast. The pairs at the
+    two bounds are rounded outwards where truncate. Both features of a pair grow by
+    attention_factor; when None, by m(mscale)/m(mscale_all_dim) where both are given and not 0,
+    else by m(1), with m(s) = 0.1·s·ln(factor) + 1 (Peng et al., "YaRN", 2023; mscale: DeepSeek-AI,
+    "DeepSeek-V2", 2024).
+    """
+
+    factor: float
+    original_length: int
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float | None = None
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    truncate: bool = True
+
+    def __post_init__(self):
+        problems = _field_problems(self)
+        if not problems and not self.beta_slow < self.beta_fast:
+            got = f"{self.beta_slow} and {self.beta_fast}"
+            problems.append(f"beta_slow: expected less than beta_fast, got {got}")
+        checks.raise_all("Yarn", problems)
+
+    def frequencies(self, base, dim, dtype, length):
+        powers = _powers(base, dim, dtype)
+        first, last = self._bounds(base, dim)
+        ramp = (np.arange(dim // 2, dtype=dtype) - first) / (last - first)
+        fast = 1 - np.clip(ramp, 0, 1)
+        return 1 / (self.factor * powers) * (1 - fast) + 1 / powers * fast, self._growth()
+
+    def _bounds(self, base, dim) -> tuple[float, float]:
+        """The last pair that is left and the first that is divided by all of factor."""
+
+        def pair(turns):
+            return dim * math.log(self.original_length / (turns * 2 * math.pi)) / 2 / math.log(base)
+
+        first, last = pair(self.beta_fast), pair(self.beta_slow)
+        if self.truncate:
+            first, last = math.floor(first), math.ceil(last)
+        first, last = max(first, 0), min(last, dim - 1)
+        return first, last + 0.001 if first == last else last
+
+    def _growth(self) -> float:
+        if self.attention_factor is not None:
+            return self.attention_factor
+
+        def m(scale):
+            return 0.1 * scale * math.log(self.factor) + 1
+
+        if self.mscale and self.mscale_all_dim:
+            return m(self.mscale) / m(self.mscale_all_dim)
+        return m(1)
+
+
+def _exponents(dim: int, dtype) -> np.ndarray:
+    return np.arange(0, dim, 2, dtype=dtype) / dim
+
+
+def _powers(base: float, dim: int, dtype) -> np.ndarray:
+    """base^(2m/dim), rounded where transformers rounds: at position p an angle errs p-fold."""
+    return (base ** _exponents(dim, dtype).astype(np.float64)).astype(dtype)
+
+
+def _at_least(least: float):
+    return lambda x: checks.is_real(x) and x >= least
+
+
+def _above(bound: float):
+    return lambda x: checks.is_real(x) and x > bound
+
+
+_FIELDS = {
+    "base": ("a finite number > 1", _above(1)),
+    "dim": ("an even int ≥ 2, or None", lambda x: x is None or _is_even(x)),
+    "interleaved": ("True or False", lambda x: isinstance(x, bool)),
+    "factor": ("a finite number ≥ 1", _at_least(1)),
+    "original_length": ("an int ≥ 1", lambda x: checks.is_int(x) and x >= 1),
+    "low_freq_factor": ("a finite number > 0", _above(0)),
+    "high_freq_factor": ("a finite number > 0", _above(0)),
+    "beta_fast": ("a finite number > 0", _above(0)),
+    "beta_slow": ("a finite number > 0", _above(0)),
+    "attention_factor": ("a finite number > 0, or None", lambda x: x is None or _above(0)(x)),
+    "mscale": ("a finite number ≥ 0, or None", lambda x: x is None or _at_least(0)(x)),
+    "mscale_all_dim": ("a finite number ≥ 0, or None", lambda x: x is None or _at_least(0)(x)),
+    "truncate": ("True or False", lambda x: isinstance(x, bool)),
+}
+
+
+def _is_even(x) -> bool:
+    return checks.is_int(x) and x >= 2 and x % 2 == 0
+
+
+def _is_length(x) -> bool:
+    if checks.is_int(x):
+        return x >= 1
+    return checks.is_array(x) and x.shape == () and jnp.issubdtype(x.dtype, jnp.integer)
+
+
+def _field_problems(made) -> list[str]:
+    given = {field.name: getattr(made, field.name) for field in dataclasses.fields(made)}
+    return [
+        f"{name}: expected {_FIELDS[name][0]}, got {checks.describe(x)}"
+        for name, x in given.items()
+        if name in _FIELDS and not _FIELDS[name][1](x)
+    ]

@@ -1,9 +1,14 @@
-"""The chooser: the first kernel that can, or the one insisted on, or every reason why not."""
+"""The chooser: the first kernel that can, or the one insisted on, or every reason why not; on
+each platform, wherever it is asked."""
+
+import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from kernel_comparison import example, rounding, value_and_gradients
 
 from jax_attn.attention import dispatch, dot_product_attention, explain
 
@@ -77,12 +82,128 @@ def test_the_faster_one_is_chosen_and_the_other_says_why_not(name):
     assert any(why in reason for reason in reasons)
 
 
-def test_elsewhere_dense_is_chosen_while_its_scores_fit(monkeypatch):
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+# (platform, T = S): the kernel that is chosen there for float32, asked on any host.
+ELSEWHERE = {
+    "cuda": ("cuda", 8192, "dense", "dense is preferred on cuda while its scores fit in 1 GiB"),
+    "cuda, long": ("cuda", 16384, "blocked", "blocked comes first"),
+    "tpu": ("tpu", 8192, "dense", "dense is preferred on tpu while its scores fit in 1 GiB"),
+    "tpu, long": ("tpu", 16384, "blocked", "blocked comes first"),
+}
+
+
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_other_platforms_have_choices_of_their_own(name):
+    platform, length, chosen, why = ELSEWHERE[name]
+    told = explain(*arrays(length, length))
+    assert (told.platform, told.chosen) == ("cpu", "blocked")
+    (there,) = (other for other in told.elsewhere if other.platform == platform)
+    assert there.chosen == chosen
+    assert why in str(there)
+    assert f"\non {platform}, {chosen} runs: " in str(told)
+
+
+@pytest.mark.parametrize(("backend", "platform"), [("gpu", "cuda"), ("tpu", "tpu")])
+def test_the_process_s_own_platform_comes_first(monkeypatch, backend, platform):
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
     told = explain(*arrays(8192, 8192))
-    assert told.chosen == "dense"
-    assert "on gpu while its scores fit in 1 GiB, here 512 MiB" in str(told)
-    assert explain(*arrays(16384, 16384)).chosen == "blocked"
+    assert (told.platform, told.chosen) == (platform, "dense")
+    assert {other.platform for other in told.elsewhere} == {*dispatch.PLATFORMS} - {platform}
+
+
+def test_arrays_that_are_somewhere_say_where():
+    with jax.default_device(jax.devices("cpu")[0]):
+        assert explain(*ARRAYS).platform == "cpu"
+
+
+class TestTracedForAnyPlatform:
+    """A kernel that is TPUs' own marks its programs with a cosine; blocked has none."""
+
+    @pytest.fixture(autouse=True)
+    def own(self, monkeypatch):
+        def run(call):
+            return jnp.cos(call.query)
+
+        kernel = dispatch.Kernel(run, dispatch.none, dispatch.none, "TPUs' own", only_on="tpu")
+        monkeypatch.setattr(dispatch, "KERNELS", {"own": kernel, **dispatch.KERNELS})
+
+    def test_each_platform_gets_its_kernel(self):
+        (q, k, v) = arrays(128, 128)
+
+        @jax.jit
+        def attend(q, k, v):
+            return dot_product_attention(q, k, v)
+
+        for platform in dispatch.PLATFORMS:
+            program = jax.export.export(attend, platforms=[platform])(q, k, v).mlir_module()
+            assert ("stablehlo.cosine" in program) == (platform == "tpu")
+        together = jax.export.export(attend, platforms=dispatch.PLATFORMS)(q, k, v)
+        assert "stablehlo.cosine" in together.mlir_module()
+
+    def test_insisting_on_it_elsewhere_says_where_it_runs(self):
+        with pytest.raises(ValueError, match="it runs on tpu, not on cpu"):
+            dot_product_attention(*ARRAYS, implementation="own")
+
+    def test_an_eager_call_runs_the_kernel_of_its_device_and_traces_no_other(self, monkeypatch):
+        def never(call):
+            raise AssertionError("traced")
+
+        kernel = dataclasses.replace(dispatch.KERNELS["own"], run=never)
+        monkeypatch.setitem(dispatch.KERNELS, "own", kernel)
+        x = jnp.ones((1, 128, 1, 4))
+        dot_product_attention(x, x, x)
+        jax.grad(lambda x: dot_product_attention(x, x, x).sum())(x)
+        with pytest.raises(AssertionError, match="traced"):
+            jax.jit(dot_product_attention)(x, x, x)
+
+    def test_the_cpu_s_program_is_as_if_there_were_no_other(self):
+        """Also where forward and backward are compiled apart: nothing more is kept between."""
+
+        def loss(implementation, q, k, v):
+            out = dot_product_attention(q, k, v, is_causal=True, implementation=implementation)
+            return out.astype(jnp.float32).sum()
+
+        def programs(implementation):
+            of = functools.partial(loss, implementation)
+            compiled = jax.jit(jax.value_and_grad(of)).lower(*arrays(256, 256)).compile()
+            memory = compiled.memory_analysis()
+            kept = jax.eval_shape(lambda *xs: jax.vjp(jax.jit(of), *xs)[1], *arrays(256, 256))
+            bytes_kept = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(kept))
+            return memory.temp_size_in_bytes, "conditional" in compiled.as_text(), bytes_kept
+
+        chosen, insisted = programs(None), programs("blocked")
+        assert insisted[1] is False
+        index = 4  # the platform's, kept for the backward pass
+        assert chosen == (*insisted[:2], insisted[2] + index)
+
+    @pytest.mark.parametrize("home", dispatch.PLATFORMS)
+    def test_gradients_are_the_kernel_s_own_wherever_home_is(self, monkeypatch, home):
+        """Compiled for the CPU: at home it keeps what its backward pass needs, else the call."""
+        monkeypatch.setattr(dispatch, "home", lambda call: home)
+        arrays = example(T=130, S=131)
+        with jax.enable_x64(True):
+            got = value_and_gradients(None, *arrays)
+            want = value_and_gradients("dense", *arrays)
+        for a, b in zip(got, want, strict=True):
+            assert np.abs(a - b).max() <= rounding(arrays, b)
+
+    @pytest.mark.parametrize("home", ["cpu", "tpu"])
+    def test_second_derivatives_are_dense_s(self, monkeypatch, home):
+        monkeypatch.setattr(dispatch, "home", lambda call: home)
+        *arrays, cotangent = example(T=130, S=131)
+
+        def penalty(implementation, q):
+            def loss(q):
+                out = dot_product_attention(q, *arrays[1:], implementation=implementation)
+                return (out * cotangent).sum()
+
+            return (jax.grad(loss)(q) ** 2).sum()
+
+        with jax.enable_x64(True):
+            got, want = (
+                jax.jit(jax.grad(functools.partial(penalty, name)))(arrays[0])
+                for name in (None, "dense")
+            )
+        assert np.abs(got - want).max() <= rounding([*arrays, cotangent], want)
 
 
 @pytest.mark.parametrize("implementation", ["dense", "blocked"])

@@ -32,10 +32,8 @@ def refusals(call: Call) -> list[str]:
     return [f"tiles are cut of known sizes, not of {', '.join(unknown)}"] if unknown else []
 
 
-def drawbacks(call: Call) -> list[str]:
-    """Why dense is to be preferred for the call."""
-    device = jax.config.jax_default_device
-    platform = jax.default_backend() if device is None else getattr(device, "platform", device)
+def drawbacks(call: Call, platform: str) -> list[str]:
+    """Why dense is to be preferred for the call on the platform: cpu, cuda or tpu."""
     if platform != "cpu":
         scores = call.B * call.N * call.T * call.S * jnp.dtype(call.softmax_dtype).itemsize
         fit = f"dense is preferred on {platform} while its scores fit in 1 GiB"

@@ -1,12 +1,16 @@
-"""Which kernel runs, and why not the others."""
+"""Which kernel runs, on each platform, and why not the others."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
 
 import jax
+import jax.numpy as jnp
 
-from jax_attn.attention import blocked, checks, dense
+from jax_attn.attention import blocked, by_platform, checks, dense
 from jax_attn.attention.call import Call
+
+# As jax.export spells them. Anything else has the kernels that need no platform of their own.
+PLATFORMS = ("cpu", "cuda", "tpu")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -14,19 +18,19 @@ class Kernel:
     """A way to compute attention.
 
     run: Call → (B, T, N, Hv). refusals: Call, its arrays maybe abstract → every reason why run
-    cannot serve it. drawbacks: likewise, why another is to be preferred that can. why: what
-    speaks for it where it is chosen.
+    cannot serve it. drawbacks: Call, platform → why another is to be preferred there that can.
+    why: what speaks for it where it is chosen. only_on: the one platform that it is made for.
     """
 
     run: Callable[[Call], jax.Array]
     refusals: Callable[[Call], list[str]]
-    drawbacks: Callable[[Call], list[str]]
+    drawbacks: Callable[[Call, str], list[str]]
     why: str
+    only_on: str | None = None
 
 
-def none(call: Call) -> list[str]:
+def none(*_) -> list[str]:
     """No reason at all."""
-    del call
     return []
 
 
@@ -51,18 +55,24 @@ KERNELS: Mapping[str, Kernel] = {
 class Explanation:
     """What would run, and why not the others.
 
-    chosen: the kernel's name, or None when the one insisted on cannot serve the call.
-    why: what speaks for it. refusals: every reason of each kernel that is not chosen.
+    platform: where, this process's own first. chosen: the kernel's name, or None when the one
+    insisted on cannot serve the call. why: what speaks for it. refusals: every reason of each
+    kernel that is not chosen. elsewhere: likewise for the other platforms, which a program
+    traced here may be compiled for.
     """
 
+    platform: str
     chosen: str | None
     why: str
     refusals: Mapping[str, tuple[str, ...]]
+    elsewhere: tuple["Explanation", ...] = ()
 
     def __str__(self) -> str:
         lines = [f"{self.chosen or 'nothing'} runs: {self.why}"]
         for name, reasons in self.refusals.items():
             lines += [f"  not {name}: {reason}" for reason in reasons]
+        for other in self.elsewhere:
+            lines.append(f"on {other.platform}, {other}")
         return "\n".join(lines)
 
     __repr__ = __str__
@@ -76,27 +86,72 @@ def name_problems(implementation) -> list[str]:
     return [f"implementation: expected None or one of {known}, got {implementation!r}"]
 
 
+def home(call: Call) -> str:
+    """The platform of the call's arrays, or, while they have none, of JAX's default device."""
+    query = call.query
+    if isinstance(query, jax.Array) and not isinstance(query, jax.core.Tracer):
+        platform = next(iter(query.devices())).platform
+    else:
+        device = jax.config.jax_default_device
+        platform = jax.default_backend() if device is None else getattr(device, "platform", device)
+    return "cuda" if platform == "gpu" else platform
+
+
 def explain(call: Call, implementation: str | None) -> Explanation:
     """The one kernel insisted on if it can serve the call, else the first that is best for it."""
-    reasons = {name: tuple(kernel.refusals(call)) for name, kernel in KERNELS.items()}
-    if implementation is not None:
-        if reasons[implementation]:
-            why = f"implementation={implementation!r} is insisted on and cannot serve the call"
-            return Explanation(None, why, {implementation: reasons[implementation]})
-        chosen, preferred = implementation, f"{implementation} is insisted on"
-    else:
-        for name, kernel in KERNELS.items():
-            reasons[name] = reasons[name] or tuple(kernel.drawbacks(call))
-        chosen = next(name for name in KERNELS if not reasons[name])
-        preferred = f"{chosen} comes first"
-    others = {name: why or (preferred,) for name, why in reasons.items() if name != chosen}
-    return Explanation(chosen, KERNELS[chosen].why, others)
+    refused = {name: kernel.refusals(call) for name, kernel in KERNELS.items()}
+    here = home(call)
+    others = [p for p in PLATFORMS if p != here]
+    told = _explained(call, implementation, here, refused)
+    elsewhere = tuple(_explained(call, implementation, p, refused) for p in others)
+    return dataclasses.replace(told, elsewhere=elsewhere)
 
 
 def run(call: Call, implementation: str | None) -> jax.Array:
     """Runs the chosen kernel; raises with every reason when the one insisted on cannot."""
-    explanation = explain(call, implementation)
-    if explanation.chosen is None:
-        reasons = [why for whys in explanation.refusals.values() for why in whys]
+    told = explain(call, implementation)
+    if told.chosen is None:
+        reasons = [why for whys in told.refusals.values() for why in whys]
         checks.raise_all(f"implementation={implementation!r} cannot serve this call", reasons)
-    return KERNELS[explanation.chosen].run(call.on_device())
+    call = call.on_device()
+    runs = {t.platform: KERNELS[t.chosen].run for t in (told, *told.elsewhere) if t.chosen}
+    if implementation is not None or len(set(runs.values())) == 1 or not _may_run_elsewhere():
+        return runs[told.platform](call)
+    return by_platform.attention(runs, told.platform, call)
+
+
+def _explained(
+    call: Call, implementation: str | None, platform: str, refused: Mapping[str, list[str]]
+) -> Explanation:
+    reasons = {
+        name: (*_misplaced(kernel, platform), *refused[name]) for name, kernel in KERNELS.items()
+    }
+    if implementation is not None:
+        if reasons[implementation]:
+            why = f"implementation={implementation!r} is insisted on and cannot serve the call"
+            refusals = {implementation: reasons[implementation]}
+            return Explanation(platform, None, why, refusals)
+        chosen, preferred = implementation, f"{implementation} is insisted on"
+    else:
+        for name, kernel in KERNELS.items():
+            reasons[name] = reasons[name] or tuple(kernel.drawbacks(call, platform))
+        chosen = next(name for name in KERNELS if not reasons[name])
+        preferred = f"{chosen} comes first"
+    others = {name: why or (preferred,) for name, why in reasons.items() if name != chosen}
+    return Explanation(platform, chosen, KERNELS[chosen].why, others)
+
+
+def _misplaced(kernel: Kernel, platform: str) -> list[str]:
+    if kernel.only_on in (None, platform):
+        return []
+    return [f"it runs on {kernel.only_on}, not on {platform}"]
+
+
+def _may_run_elsewhere() -> bool:
+    """Whether what is computed now is traced, to be compiled for who knows which platform.
+
+    Within a shard_map it is for the devices of its mesh, and the kernels' results would have to
+    agree on the axes along which they differ.
+    """
+    traced = isinstance(jnp.zeros(()), jax.core.Tracer)
+    return traced and not jax.sharding.get_abstract_mesh().manual_axes

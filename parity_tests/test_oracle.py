@@ -8,9 +8,16 @@ import numpy as np
 import pytest
 
 from jax_attn.parity.canaries import CANARIES
-from jax_attn.parity.oracle import Problem, solve
+from jax_attn.parity.oracle import Norm, Problem, Turn, solve
 
-B, T, S, N, K, H, D, KDIM, VDIM = 2, 3, 5, 4, 2, 3, 7, 6, 8
+B, T, S, N, K, H, D, KDIM, VDIM = 2, 3, 5, 4, 2, 5, 7, 6, 8
+BASE, EPSILON = 3.0, 0.2
+
+
+AFTER = {
+    "LayerNorm, interleaved pairs": (Norm(EPSILON, centred=True), Turn(BASE, 4, interleaved=True)),
+    "RMSNorm, pairs of two halves": (Norm(EPSILON), Turn(BASE, 4, first=6)),
+}
 
 
 def problem(seed: int = 0, **changed) -> Problem:
@@ -30,11 +37,16 @@ def problem(seed: int = 0, **changed) -> Problem:
             "v.bias": draw(K * H),
             "o.weight": draw((D, N * H)),
             "o.bias": draw(D),
+            "q_norm.weight": draw(H),
+            "q_norm.bias": draw(H),
+            "k_norm.weight": draw(H),
+            "k_norm.bias": draw(H),
         },
         num_heads=N,
         num_kv_heads=K,
         scale=0.2,
         softcap=1.5,
+        after=AFTER["LayerNorm, interleaved pairs"],
         allowed=allowed,
         bias=draw((1, N, T, S)),
     )
@@ -61,10 +73,11 @@ def gradients(posed: Problem) -> dict[str, np.ndarray]:
     return found.input_grads | found.weight_grads | {"bias": found.bias_grad}
 
 
+@pytest.mark.parametrize("after", AFTER.values(), ids=AFTER)
 @pytest.mark.parametrize("name", sorted(leaves(problem())))
-def test_every_gradient_is_the_slope_of_the_loss(name):
+def test_every_gradient_is_the_slope_of_the_loss(name, after):
     """Along a random direction; a central difference errs by step**2 and by u/step."""
-    posed = problem()
+    posed = problem(after=after)
     leaf = leaves(posed)[name]
     direction = np.random.default_rng(2).standard_normal(leaf.shape)
     step = 2.0**-17
@@ -79,6 +92,24 @@ def test_every_gradient_is_the_slope_of_the_loss(name):
     assert abs(slope - given) <= 1e3 * (step**2 + 2.0**-52 / step) * max(abs(given), 1.0)
 
 
+def after_projection(posed: Problem, name: str, x: np.ndarray) -> np.ndarray:
+    """Over the last axis of (B, heads, T, H): norm by statistics, turn by a matrix of each step."""
+    w, (norm, turn) = posed.weights, posed.after
+    off = x - x.mean(-1, keepdims=True) if norm.centred else x
+    x = off / np.sqrt(np.square(off).mean(-1, keepdims=True) + EPSILON)
+    x = x * w[f"{name}_norm.weight"] + w[f"{name}_norm.bias"]
+    pairs = ((0, 1), (2, 3)) if turn.interleaved else ((0, 2), (1, 3))
+    out = np.zeros_like(x)
+    for t in range(x.shape[2]):
+        matrix = np.eye(H)
+        for pair, frequency in zip(pairs, (1, BASE**-0.5), strict=True):
+            angle = frequency * (t + turn.first if name == "q" else t)
+            c, s = np.cos(angle), np.sin(angle)
+            matrix[np.ix_(pair, pair)] = [[c, -s], [s, c]]
+        out[:, :, t] = x[:, :, t] @ matrix.T
+    return out
+
+
 def packed(posed: Problem) -> np.ndarray:
     """The usual form: one product for all heads, K repeated, one softmax over the last axis."""
     w, x = posed.weights, posed.inputs
@@ -87,8 +118,9 @@ def packed(posed: Problem) -> np.ndarray:
         y = x[source] @ w[f"{name}.weight"].T + w[f"{name}.bias"]
         return y.reshape(B, -1, count, H).transpose(0, 2, 1, 3)
 
-    q = heads("q", "query", N)
-    k, v = (np.repeat(heads(n, s, K), N // K, axis=1) for n, s in (("k", "key"), ("v", "value")))
+    q = after_projection(posed, "q", heads("q", "query", N))
+    k, v = heads("k", "key", K), heads("v", "value", K)
+    k, v = (np.repeat(a, N // K, axis=1) for a in (after_projection(posed, "k", k), v))
     scores = posed.softcap * np.tanh(posed.scale * q @ k.swapaxes(-1, -2) / posed.softcap)
     scores = np.where(posed.allowed, scores + posed.bias, -np.inf)
     top = np.maximum(scores.max(axis=-1, keepdims=True), -1e300)
@@ -99,8 +131,9 @@ def packed(posed: Problem) -> np.ndarray:
     return joined @ w["o.weight"].T + w["o.bias"]
 
 
-def test_the_packed_form_equals_the_form_head_by_head():
-    posed = problem()
+@pytest.mark.parametrize("after", AFTER.values(), ids=AFTER)
+def test_the_packed_form_equals_the_form_head_by_head(after):
+    posed = problem(after=after)
     ours, usual = solve(posed, *cotangents()).output, packed(posed)
     # Two float64 programs of about N*H + D + S additions on values of this size.
     assert np.abs(ours - usual).max() <= 2.0**-52 * (N * H + D + S) * np.abs(usual).max() * 4
@@ -129,7 +162,8 @@ def test_each_canary_changes_the_solution(name):
             )
             for p in "qkvo"
             for part in ("weight", "bias")
-        },
+        }
+        | {k: v for k, v in problem().weights.items() if "norm" in k},
         allowed=np.tril(np.ones((S, S), bool)),
         bias=np.random.default_rng(4).standard_normal((B, N, S, S)),
     )

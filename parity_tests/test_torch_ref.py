@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from torch_ref import DESIGNS, plain_mha, torch_mha
+from torch_ref.rotary import Rotary
 
 # Prime or at least distinct sizes: no two axes can be taken for one another.
 B, T, S, N, H, KDIM, VDIM = 2, 5, 7, 3, 4, 11, 13
@@ -86,7 +87,7 @@ CONSTRUCTOR_WORDS = {
     "plain_mha": ["embed_dim", "num_heads"],
     "gqa": [
         *("embed_dim", "num_heads", "num_kv_heads", "head_dim", "kdim", "vdim", "bias"),
-        *("out_bias", "dropout", "out_dropout", "scale", "softcap"),
+        *("out_bias", "dropout", "out_dropout", "scale", "softcap", "qk_norm", "rotary"),
     ],
 }
 
@@ -404,7 +405,31 @@ GQA_REFUSALS = {
         lambda: built("gqa", D, 3, 3)(seeded(B, T, D), bias=torch.ones(T, T) > 0),
         "bias: expected a floating",
     ),
+    "positions without rotary": (
+        lambda: built("gqa", D, 3, 3)(seeded(B, T, D), positions=torch.arange(T)),
+        "positions: expected None",
+    ),
+    "key positions without a key": (
+        lambda: turning(seeded(B, T, D), key_positions=torch.arange(T)),
+        "key_positions: expected None",
+    ),
+    "positions alone, with a key": (
+        lambda: turning(seeded(B, T, D), seeded(B, S, D), positions=torch.arange(T)),
+        "positions: expected positions and key_positions",
+    ),
+    "positions of another length": (
+        lambda: turning(seeded(B, T, D), positions=torch.arange(S)),
+        r"positions: expected \(5,\) or \(2, 5\), got \(7,\)",
+    ),
+    "more to turn than there is": (
+        lambda: built("gqa", D, 3, 3, rotary=Rotary(dim=6)),
+        "rotary: expected an even dim of 2 to head_dim=4, got 6",
+    ),
 }
+
+
+def turning(*inputs, **positions):
+    return built("gqa", D, 3, 3, rotary=Rotary())(*inputs, **positions)
 
 
 @pytest.mark.parametrize(("call", "message"), GQA_REFUSALS.values(), ids=GQA_REFUSALS)

@@ -6,22 +6,29 @@ key/value heads, G = N // K, H head_dim, D embed_dim.
 """
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import nn
 
 from torch_ref.checks import positive_int, probability, split_evenly
+from torch_ref.rotary import Rotary, rotate
 
 
 class GroupedQueryAttention(nn.Module):
-    """`(query, key=None, value=None, mask=None, *, is_causal, bias) -> (B, T, D)`.
+    """`(query, key=None, value=None, mask=None, *, is_causal, bias, positions, key_positions)`.
 
-    query (B, T, D), key (B, S, kdim), value (B, S, vdim); key defaults to query, value to
-    key. mask: boolean, True = attend, rank 2 or 4, broadcast to (B, N, T, S); is_causal: key
-    j visible to query i when j ≤ i; bias: float, added to the scores, broadcast likewise.
+    query (B, T, D), key (B, S, kdim), value (B, S, vdim) -> (B, T, D); key defaults to query,
+    value to key. mask: boolean, True = attend, rank 2 or 4, broadcast to (B, N, T, S);
+    is_causal: key j visible to query i when j ≤ i; bias: float, added to the scores, broadcast
+    likewise.
     Order: scale·QKᵀ → softcap·tanh(·/softcap) → bias → mask → softmax → dropout → V.
     Query head n reads key/value head n // G. A row that may attend to nothing gives 0 and
     sends no gradient.
+
+    qk_norm: called as `qk_norm(head_dim)`, makes q_norm and k_norm, such as nn.RMSNorm. rotary:
+    turns queries and keys, after that, by positions (T,) or (B, T) and key_positions (S,) or
+    (B, S); 0, 1, … unless given, the query's where no key is given; with a key both or neither.
 
     Written for this package as the meeting place of the published designs, so it departs
     from none. Raises ValueError naming the argument.
@@ -42,6 +49,8 @@ class GroupedQueryAttention(nn.Module):
         out_dropout: float = 0.0,
         scale: float | None = None,
         softcap: float | None = None,
+        qk_norm: Callable[[int], nn.Module] | None = None,
+        rotary: Rotary | None = None,
     ):
         super().__init__()
         split_evenly("num_heads", num_heads, "num_kv_heads", num_kv_heads)
@@ -57,12 +66,17 @@ class GroupedQueryAttention(nn.Module):
         self.vdim = embed_dim if vdim is None else positive_int("vdim", vdim)
         self.scale = 1 / math.sqrt(head_dim) if scale is None else scale
         self.softcap = softcap
+        self.rotary = rotary
+        if rotary is not None:
+            rotary.check(head_dim)
         self.q_proj = nn.Linear(embed_dim, num_heads * head_dim, bias=bias)
         self.k_proj = nn.Linear(self.kdim, num_kv_heads * head_dim, bias=bias)
         self.v_proj = nn.Linear(self.vdim, num_kv_heads * head_dim, bias=bias)
         self.out_proj = nn.Linear(
             num_heads * head_dim, embed_dim, bias=bias if out_bias is None else out_bias
         )
+        self.q_norm = nn.Identity() if qk_norm is None else qk_norm(head_dim)
+        self.k_norm = nn.Identity() if qk_norm is None else qk_norm(head_dim)
         self.dropout = nn.Dropout(probability("dropout", dropout))
         self.out_dropout = nn.Dropout(probability("out_dropout", out_dropout))
 
@@ -75,10 +89,20 @@ class GroupedQueryAttention(nn.Module):
         *,
         is_causal: bool = False,
         bias: torch.Tensor | None = None,
+        positions: torch.Tensor | None = None,
+        key_positions: torch.Tensor | None = None,
     ) -> torch.Tensor:
+        weights_BNTS = self.attention_weights(
+            query,
+            key,
+            mask,
+            is_causal=is_causal,
+            bias=bias,
+            positions=positions,
+            key_positions=key_positions,
+        )
         key = query if key is None else key
         value = key if value is None else value
-        weights_BNTS = self.attention_weights(query, key, mask, is_causal=is_causal, bias=bias)
         _check_sequence("value", value, self.vdim, query.shape[0], key.shape[1])
         weights_BKGTS = self.dropout(weights_BNTS).unflatten(1, (self.num_kv_heads, -1))
         v_BSKH = self.v_proj(value).unflatten(-1, (self.num_kv_heads, self.head_dim))
@@ -93,8 +117,12 @@ class GroupedQueryAttention(nn.Module):
         *,
         is_causal: bool = False,
         bias: torch.Tensor | None = None,
+        positions: torch.Tensor | None = None,
+        key_positions: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """The softmax before dropout, (B, N, T, S)."""
+        _check_positions(self.rotary, key, positions, key_positions)
+        key_positions = positions if key is None else key_positions
         key = query if key is None else key
         _check_sequence("query", query, self.embed_dim)
         _check_sequence("key", key, self.kdim, query.shape[0])
@@ -102,8 +130,13 @@ class GroupedQueryAttention(nn.Module):
         _check_mask(mask, BNTS)
         _check_bias(bias, BNTS)
 
-        q_BTKGH = self.q_proj(query).unflatten(-1, (self.num_kv_heads, -1, self.head_dim))
-        k_BSKH = self.k_proj(key).unflatten(-1, (self.num_kv_heads, self.head_dim))
+        q_BTNH = self.q_norm(self.q_proj(query).unflatten(-1, (self.num_heads, self.head_dim)))
+        k_BSKH = self.k_norm(self.k_proj(key).unflatten(-1, (self.num_kv_heads, self.head_dim)))
+        if self.rotary is not None:
+            length = max(_length(positions, q_BTNH), _length(key_positions, k_BSKH))
+            q_BTNH = rotate(q_BTNH, positions, self.rotary, length=length)
+            k_BSKH = rotate(k_BSKH, key_positions, self.rotary, length=length)
+        q_BTKGH = q_BTNH.unflatten(2, (self.num_kv_heads, -1))
         scores = self.scale * torch.einsum("btkgh,bskh->bkgts", q_BTKGH, k_BSKH).flatten(1, 2)
         if self.softcap is not None:
             scores = self.softcap * torch.tanh(scores / self.softcap)
@@ -119,6 +152,26 @@ class GroupedQueryAttention(nn.Module):
         empty_BNT1 = (scores == float("-inf")).all(dim=-1, keepdim=True)
         weights = torch.softmax(scores.masked_fill(empty_BNT1, 0.0), dim=-1)
         return weights.masked_fill(empty_BNT1, 0.0)
+
+
+def _length(positions: torch.Tensor | None, x_BTNH: torch.Tensor) -> int:
+    return x_BTNH.shape[1] if positions is None else int(positions.max()) + 1
+
+
+def _check_positions(
+    rotary: Rotary | None,
+    key: torch.Tensor | None,
+    positions: torch.Tensor | None,
+    key_positions: torch.Tensor | None,
+) -> None:
+    given = {"positions": positions, "key_positions": key_positions}
+    present = [name for name, at in given.items() if at is not None]
+    if rotary is None and present:
+        raise ValueError(f"{present[0]}: expected None, as the module has no rotary")
+    if key is None and key_positions is not None:
+        raise ValueError("key_positions: expected None, as no key is given")
+    if key is not None and len(present) == 1:
+        raise ValueError(f"{present[0]}: expected positions and key_positions, as a key is given")
 
 
 def _check_sequence(

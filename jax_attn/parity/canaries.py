@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from jax_attn.parity.cases import Case
-from jax_attn.parity.oracle import Problem, softmax
+from jax_attn.parity.oracle import Norm, Problem, Turn, softmax
 
 _FINE = {"float64", "float32", "float16"}  # precisions finer than bfloat16's
 
@@ -58,6 +58,16 @@ def _rescaled(problem: Problem) -> Problem:
     return replace(problem, scale=1.01 * scale)
 
 
+def _each(kind: type, change: Callable) -> Callable[[Problem], Problem]:
+    """Every step of that kind after the projections, changed."""
+
+    def mutate(problem: Problem) -> Problem:
+        steps = (change(step) if isinstance(step, kind) else step for step in problem.after)
+        return replace(problem, after=tuple(steps))
+
+    return mutate
+
+
 @dataclass(frozen=True)
 class Canary:
     """mutate: the wrong oracle. claimed: whether a row, at a precision, says it would see it."""
@@ -69,6 +79,10 @@ class Canary:
 def _several_keys(case: Case) -> bool:
     """With one key the softmax is 1 whatever the scores: queries and keys do not matter."""
     return case.size.S > 1
+
+
+def _has(problem: Problem, *kinds: type) -> bool:
+    return {*kinds} <= {type(step) for step in problem.after}
 
 
 CANARIES = {
@@ -103,5 +117,25 @@ CANARIES = {
     ),
     "softcap ignored": Canary(
         lambda p: replace(p, softcap=None), lambda c, p, u: p.softcap is not None and u in _FINE
+    ),
+    "rotary pairs of the other convention": Canary(
+        _each(Turn, lambda turn: replace(turn, interleaved=not turn.interleaved)),
+        lambda c, p, u: _several_keys(c) and _has(p, Turn),
+    ),
+    "rotary base doubled": Canary(
+        _each(Turn, lambda turn: replace(turn, base=2 * turn.base)),
+        lambda c, p, u: _several_keys(c) and _has(p, Turn) and u in _FINE,
+    ),
+    "queries a position too far": Canary(
+        _each(Turn, lambda turn: replace(turn, first=turn.first + 1)),
+        lambda c, p, u: _several_keys(c) and _has(p, Turn),
+    ),
+    "the other norm": Canary(
+        _each(Norm, lambda norm: replace(norm, centred=not norm.centred)),
+        lambda c, p, u: _several_keys(c) and _has(p, Norm),
+    ),
+    "norm after rotary": Canary(
+        lambda p: replace(p, after=p.after[::-1]),
+        lambda c, p, u: _several_keys(c) and _has(p, Norm, Turn),
     ),
 }

@@ -2,16 +2,16 @@ r"""The float64 oracle: multi-head attention head by head, forward and backward,
 
 Written from the formulas, not from either port (seed 001; Vaswani et al. 2017):
 
-    Q_i = X_q W_i^Q    K_i = X_k W_i^K    V_i = X_v W_i^V
+    Q_i = f(X_q W_i^Q)    K_i = f(X_k W_i^K)    V_i = X_v W_i^V
     head_i = softmax(c(scale Q_i K_i^T) + bias + mask) V_i
     output = Concat(head_1, ..., head_N) W^O
 
 with separate per-head matrices, a Python loop over batch and heads, and the
-derivative of each line below it written out. Weights are read as torch stores them,
-(out, in), since the reference is a torch module. Sequence axes keep the letters of the
-dimension key: T queries, S keys, H head size.
+derivative of each line below it written out; f is what `Problem.after` lists. Weights are
+read as torch stores them, (out, in), since the reference is a torch module. Sequence axes
+keep the letters of the dimension key: T queries, S keys, H head size.
 
-The mutable parts (`kv_head`, `softmax`, `stopped`) are fields of `Problem`, so that a
+The mutable parts (`after`, `kv_head`, `softmax`, `stopped`) are fields of `Problem`, so that a
 canary can be this oracle with one thing wrong.
 """
 
@@ -37,6 +37,69 @@ def grouped(head: int, num_heads: int, num_kv_heads: int) -> int:
 
 
 @dataclass(frozen=True)
+class Norm:
+    """y = g (x - c mean(x)) / sqrt(mean((x - c mean(x))**2) + epsilon) + b, over one head.
+
+    c is 1 where `centred` (LayerNorm) and else 0 (RMSNorm); g and, where there is one, b are the
+    weights "q_norm.weight" (H,), "q_norm.bias" and those of k.
+    """
+
+    epsilon: float
+    centred: bool = False
+
+    def apply(self, name: str, x_TH: Array, weights: dict[str, Array]):
+        """y, and the map from its cotangent to x's and those of the weights."""
+        gain_key, shift_key = f"{name}_norm.weight", f"{name}_norm.bias"
+        gain = weights[gain_key]
+        off_TH = x_TH - _mean(x_TH) if self.centred else x_TH
+        root_T1 = np.sqrt(_mean(off_TH**2) + self.epsilon)
+        unit_TH = off_TH / root_T1
+
+        def back(d_y: Array) -> tuple[Array, dict[str, Array]]:
+            d_unit = d_y * gain
+            d_x = (d_unit - unit_TH * _mean(d_unit * unit_TH)) / root_T1
+            d_x = d_x - _mean(d_x) if self.centred else d_x
+            d_weights = {gain_key: (d_y * unit_TH).sum(axis=0), shift_key: d_y.sum(axis=0)}
+            return d_x, {key: d for key, d in d_weights.items() if key in weights}
+
+        return gain * unit_TH + weights.get(shift_key, 0.0), back
+
+
+@dataclass(frozen=True)
+class Turn:
+    """Pairs of features as complex numbers z -> z exp(i p base**(-2m/dim)) at position p.
+
+    Pair m is the features (2m, 2m + 1) where `interleaved`, else (m, m + dim/2); those from dim
+    on stay. The first query is at position `first`, the first key at 0.
+    """
+
+    base: float
+    dim: int
+    interleaved: bool = False
+    first: int = 0
+
+    def apply(self, name: str, x_TH: Array, weights: dict[str, Array]):
+        """y, and the map from its cotangent to x's; there are no weights."""
+        m = np.arange(self.dim // 2)
+        positions = np.arange(len(x_TH)) + (self.first if name == "q" else 0)
+        turns_TM = np.exp(1j * np.outer(positions, self.base ** (-2 * m / self.dim)))
+        real, imaginary = (2 * m, 2 * m + 1) if self.interleaved else (m, m + self.dim // 2)
+
+        def turned(a_TH: Array, by_TM: Array) -> Array:
+            z_TM = (a_TH[:, real] + 1j * a_TH[:, imaginary]) * by_TM
+            made = a_TH.copy()
+            made[:, real], made[:, imaginary] = z_TM.real, z_TM.imag
+            return made
+
+        # A rotation's transpose turns back.
+        return turned(x_TH, turns_TM), lambda d_y: (turned(d_y, turns_TM.conj()), {})
+
+
+def _mean(a_TH: Array) -> Array:
+    return a_TH.mean(axis=-1, keepdims=True)
+
+
+@dataclass(frozen=True)
 class Problem:
     """One attention layer and its inputs, in float64.
 
@@ -44,6 +107,7 @@ class Problem:
         so self attention is three times the same name, and its gradients add up.
     weights: "q.weight" (N*H, D), "k.weight" (K*H, kdim), "v.weight" (K*Hv, vdim),
         "o.weight" (D, N*Hv) and, where there are any, "q.bias" ... "o.bias".
+    after: what is done to a head's projected queries and keys, in this order.
     allowed: boolean, broadcastable to (B, N, T, S), True = attend; None = all.
     bias: float, broadcastable to (B, N, T, S), added after the softcap; None = 0.
     """
@@ -55,6 +119,7 @@ class Problem:
     reads: dict[str, str] = field(default_factory=lambda: {"q": "query", "k": "key", "v": "value"})
     scale: float | None = None
     softcap: float | None = None
+    after: tuple[Norm | Turn, ...] = ()
     allowed: Array | None = None
     bias: Array | None = None
     kv_head: Callable[[int, int, int], int] = grouped
@@ -76,6 +141,25 @@ class Solution:
 def _project(x_TD: Array, weights: dict[str, Array], name: str, rows: slice) -> Array:
     y_TH = x_TD @ weights[f"{name}.weight"][rows].T
     return y_TH + weights[f"{name}.bias"][rows] if f"{name}.bias" in weights else y_TH
+
+
+def _through(
+    steps: tuple[Norm | Turn, ...], name: str, x_TH: Array, weights: dict[str, Array]
+) -> tuple[Array, Callable[[Array], tuple[Array, dict[str, Array]]]]:
+    """All steps, and the map from the last one's cotangent to x's and those of the weights."""
+    backs = []
+    for step in steps:
+        x_TH, back = step.apply(name, x_TH, weights)
+        backs.insert(0, back)
+
+    def all_back(d_y: Array) -> tuple[Array, dict[str, Array]]:
+        d_weights: dict[str, Array] = {}
+        for back in backs:
+            d_y, found = back(d_y)
+            d_weights |= found
+        return d_y, d_weights
+
+    return x_TH, all_back
 
 
 def solve(problem: Problem, d_output: Array, d_weights: Array | None = None) -> Solution:
@@ -100,10 +184,15 @@ def solve(problem: Problem, d_output: Array, d_weights: Array | None = None) -> 
     d_params = {name: np.zeros(a.shape) for name, a in w.items()}
     d_bias = np.zeros(full)
 
-    def project_back(name: str, b: int, rows: slice, d_y: Array) -> None:
-        """The derivative of `_project`, added to its weight, its bias and its input."""
+    def project_back(name: str, b: int, rows: slice, d_y: Array, own: dict[str, Array]) -> None:
+        """The derivative of `_project`, added to its weight, its bias and its input.
+
+        own: gradients of the weights behind it.
+        """
         if name in problem.stopped:
             return
+        for key, d in own.items():
+            d_params[key] += d
         d_params[f"{name}.weight"][rows] += d_y.T @ x[name][b]
         if f"{name}.bias" in w:
             d_params[f"{name}.bias"][rows] += d_y.sum(axis=0)
@@ -117,6 +206,8 @@ def solve(problem: Problem, d_output: Array, d_weights: Array | None = None) -> 
             rows = {"q": slice(n * size["q"], (n + 1) * size["q"])}
             rows |= {name: slice(kv * size[name], (kv + 1) * size[name]) for name in "kv"}
             q_TH, k_SH, v_SH = (_project(x[name][b], w, name, rows[name]) for name in "qkv")
+            q_TH, q_back = _through(problem.after, "q", q_TH, w)
+            k_SH, k_back = _through(problem.after, "k", k_SH, w)
 
             scores_TS = scale * (q_TH @ k_SH.T)
             slope_TS = np.ones_like(scores_TS)
@@ -136,9 +227,9 @@ def solve(problem: Problem, d_output: Array, d_weights: Array | None = None) -> 
             d_s_TS = p_TS * (d_p_TS - (p_TS * d_p_TS).sum(axis=-1, keepdims=True))
             d_bias[b, n] = d_s_TS
             d_raw_TS = scale * slope_TS * d_s_TS
-            project_back("q", b, rows["q"], d_raw_TS @ k_SH)
-            project_back("k", b, rows["k"], d_raw_TS.T @ q_TH)
-            project_back("v", b, rows["v"], p_TS.T @ d_head_TH)
+            project_back("q", b, rows["q"], *q_back(d_raw_TS @ k_SH))
+            project_back("k", b, rows["k"], *k_back(d_raw_TS.T @ q_TH))
+            project_back("v", b, rows["v"], p_TS.T @ d_head_TH, {})
 
         output[b] = concat_TNH @ w["o.weight"].T + w.get("o.bias", 0.0)
         d_params["o.weight"] += d_output[b].T @ concat_TNH

@@ -117,6 +117,12 @@ CASES = {
     "gqa with a bias on the inputs only": case(
         "gqa", GQA, "out_proj", K, flax=ours(K, use_out_bias=False), out_bias=False
     ),
+    "gqa with RMSNorm on queries and keys": case(
+        "gqa", GQA, "out_proj", K, flax=ours(K, qk_norm=nnx.RMSNorm), qk_norm=torch.nn.RMSNorm
+    ),
+    "gqa with LayerNorm on queries and keys": case(
+        "gqa", GQA, "out_proj", K, flax=ours(K, qk_norm=nnx.LayerNorm), qk_norm=torch.nn.LayerNorm
+    ),
     "masked_mha into flax's own": case(
         "masked_mha", MASKED, "W_O", flax=flax_mha(), names=FLAX_NAMES
     ),

@@ -21,7 +21,16 @@ from jax_attn.transfer.layouts import (
 )
 from jax_attn.transfer.problems import Problem, TransferError
 from jax_attn.transfer.rows import either, refused, row
-from jax_attn.transfer.steps import Step, heads, heads_in, joined, linear, packed
+from jax_attn.transfer.steps import (
+    Step,
+    heads,
+    heads_in,
+    joined,
+    linear,
+    packed,
+    to_half_split,
+    to_interleaved,
+)
 
 _ON_STATE = ("Plan", "export", "flatten", "load", "plan")
 
@@ -55,6 +64,8 @@ __all__ = [
     "refused",
     "row",
     "save_checkpoint",
+    "to_half_split",
+    "to_interleaved",
 ]
 
 

@@ -9,7 +9,7 @@ from jax_attn.transfer import resolve
 from jax_attn.transfer.arrays import as_numpy
 from jax_attn.transfer.problems import Problem, TransferError, grid, nearest
 from jax_attn.transfer.rows import Either, Refused, Row, either, regex, row
-from jax_attn.transfer.steps import MisfitError, Shape
+from jax_attn.transfer.steps import MisfitError, Shape, Step
 
 
 @dataclass(frozen=True, init=False, repr=False)
@@ -73,14 +73,34 @@ class Layout:
         Replaces whole parts of the dotted Flax paths. Raises ValueError for a name that no
         path has.
         """
-        paths = [path for r in self._rows() for path in r.paths]
-        parts = {part for path in paths for part in path.split(".")}
-        if unknown := sorted(set(names) - parts):
-            raise ValueError(f"renamed: expected names among {sorted(parts)}, got {unknown}")
+        if unknown := sorted(set(names) - self._parts()):
+            raise ValueError(
+                f"renamed: expected names among {sorted(self._parts())}, got {unknown}"
+            )
         return self._mapped(
             lambda key: key,
             lambda path: ".".join(names.get(part, part) for part in path.split(".")),
         )
+
+    def through(self, step: Step, *parts: str) -> "Layout":
+        """The same table with one more step, next to Flax, in the rows of these parts.
+
+        `LAYOUTS["gqa"].through(to_half_split(), "q_proj", "k_proj")` reads weights whose rotary
+        pairs lie otherwise. Raises ValueError for a part that no Flax path has, and for a row
+        that has other parts as well.
+        """
+        if unknown := sorted(set(parts) - self._parts()):
+            raise ValueError(
+                f"through: expected parts among {sorted(self._parts())}, got {unknown}"
+            )
+
+        def change(r: Row) -> Row:
+            meant = [not set(parts).isdisjoint(path.split(".")) for path in r.paths]
+            if any(meant) and not all(meant):
+                raise ValueError(f"through: expected rows of {', '.join(parts)} alone, got {r!r}")
+            return row(r.keys, r.paths, *r.steps, *([step] if any(meant) else []))
+
+        return Layout(*self._changed(change), *self.refusals)
 
     def row_of(self, torch_key: str) -> str:
         """The row that reads and writes a torch key: "W_Q.weight -> q_proj.kernel [linear heads]".
@@ -143,18 +163,17 @@ class Layout:
     def _rows(self) -> list[Row]:
         return [r for group in self.groups for a in group.alternatives for r in a]
 
+    def _parts(self) -> set[str]:
+        """What the dots of the Flax paths part."""
+        return {part for r in self._rows() for path in r.paths for part in path.split(".")}
+
     def _mapped(self, key: Callable[[str], str], path: Callable[[str], str]) -> "Layout":
-        groups = (
-            either(
-                *(
-                    [row([*map(key, r.keys)], [*map(path, r.paths)], *r.steps) for r in a]
-                    for a in group.alternatives
-                )
-            )
-            for group in self.groups
-        )
+        groups = self._changed(lambda r: row([*map(key, r.keys)], [*map(path, r.paths)], *r.steps))
         refusals = (Refused(key(refusal.key), refusal.reason) for refusal in self.refusals)
         return Layout(*groups, *refusals)
+
+    def _changed(self, change: Callable[[Row], Row]) -> list[Either]:
+        return [either(*(list(map(change, a)) for a in g.alternatives)) for g in self.groups]
 
 
 def _steps(r: Row) -> str:

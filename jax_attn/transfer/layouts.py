@@ -74,7 +74,11 @@ LAYOUTS = {
         refused("bias_k", _NO_PLACE.format("key")),
         refused("bias_v", _NO_PLACE.format("value")),
     ),
-    "gqa": _four("q_proj", "k_proj", "v_proj", "out_proj"),
+    "gqa": Layout(
+        _four("q_proj", "k_proj", "v_proj", "out_proj"),
+        LAYER_NORM.under("q_norm", "q_norm"),  # RMSNorm has no bias: its row does not count
+        LAYER_NORM.under("k_norm", "k_norm"),
+    ),
 }
 
 PLAIN_PIPELINE = Layout(

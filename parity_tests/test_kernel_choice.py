@@ -63,7 +63,7 @@ def arrays(T, S, B=1, N=2, K=1, H=3):
     return [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
 
 
-# (T, S) on a CPU: the kernel that is faster there, and why the other is not chosen.
+# (T, S) on a CPU: the kernel that is faster there, and why dense, or blocked, is not chosen.
 CHOICES = {
     "long": ((512, 512), "blocked", "blocked comes first"),
     "128 by 128": ((128, 128), "blocked", "blocked comes first"),
@@ -78,24 +78,30 @@ def test_the_faster_one_is_chosen_and_the_other_says_why_not(name):
     (T, S), chosen, why = CHOICES[name]
     told = explain(*arrays(T, S))
     assert told.chosen == chosen
-    ((_, reasons),) = told.refusals.items()
-    assert any(why in reason for reason in reasons)
+    other = {"blocked": "dense", "dense": "blocked"}[chosen]
+    assert any(why in reason for reason in told.refusals[other])
+    assert told.refusals["splash"] == ("it runs on tpu, not on cpu",)
+    assert told.refusals["cudnn"][0] == "it runs on cuda, not on cpu"
 
 
-# (platform, T = S): the kernel that is chosen there for float32, asked on any host.
+# (platform, T = S, options): the kernel that is chosen there for float32, asked on any host
+# without cuDNN, and a reason why.
+SCORES = {"bias": jnp.ones((1, 1))}
 ELSEWHERE = {
-    "cuda": ("cuda", 8192, "dense", "dense is preferred on cuda while its scores fit in 1 GiB"),
-    "cuda, long": ("cuda", 16384, "blocked", "blocked comes first"),
-    "tpu": ("tpu", 8192, "dense", "dense is preferred on tpu while its scores fit in 1 GiB"),
-    "tpu, long": ("tpu", 16384, "blocked", "blocked comes first"),
+    "cuda": ("cuda", 8192, {}, "dense", "dense is preferred on cuda while its scores fit in 1 GiB"),
+    "cuda, long": ("cuda", 16384, {}, "blocked", "not cudnn: it takes float16 and bfloat16"),
+    "tpu": ("tpu", 8192, {}, "splash", "not blocked: dense is preferred on tpu"),
+    "tpu, short": ("tpu", 127, {}, "dense", "it works on 128 queries and keys at least, here 127"),
+    "tpu, bias": ("tpu", 8192, SCORES, "dense", "not splash: it adds no bias"),
+    "tpu, long, bias": ("tpu", 16384, SCORES, "blocked", "not splash: it adds no bias"),
 }
 
 
 @pytest.mark.parametrize("name", ELSEWHERE)
 def test_other_platforms_have_choices_of_their_own(name):
-    platform, length, chosen, why = ELSEWHERE[name]
-    told = explain(*arrays(length, length))
-    assert (told.platform, told.chosen) == ("cpu", "blocked")
+    platform, length, options, chosen, why = ELSEWHERE[name]
+    told = explain(*arrays(length, length), **options)
+    assert told.platform == "cpu"
     (there,) = (other for other in told.elsewhere if other.platform == platform)
     assert there.chosen == chosen
     assert why in str(there)
@@ -106,7 +112,7 @@ def test_other_platforms_have_choices_of_their_own(name):
 def test_the_process_s_own_platform_comes_first(monkeypatch, backend, platform):
     monkeypatch.setattr(jax, "default_backend", lambda: backend)
     told = explain(*arrays(8192, 8192))
-    assert (told.platform, told.chosen) == (platform, "dense")
+    assert (told.platform, told.chosen) == (platform, {"cuda": "dense", "tpu": "splash"}[platform])
     assert {other.platform for other in told.elsewhere} == {*dispatch.PLATFORMS} - {platform}
 
 

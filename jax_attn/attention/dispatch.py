@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 import jax
 import jax.numpy as jnp
 
-from jax_attn.attention import blocked, by_platform, checks, dense
+from jax_attn.attention import blocked, by_platform, checks, cudnn, dense, splash, vendor
 from jax_attn.attention.call import Call
 
 # As jax.export spells them. Anything else has the kernels that need no platform of their own.
@@ -36,6 +36,20 @@ def none(*_) -> list[str]:
 
 # In the order in which they are tried.
 KERNELS: Mapping[str, Kernel] = {
+    "cudnn": Kernel(
+        cudnn.attention,
+        refusals=cudnn.refusals,
+        drawbacks=none,
+        why="is NVIDIA's own, fused; no forward mode (jvp); jax.export asks to allow its calls",
+        only_on="cuda",
+    ),
+    "splash": Kernel(
+        splash.attention,
+        refusals=splash.refusals,
+        drawbacks=splash.drawbacks,
+        why="is Pallas's own for TPUs, block-sparse; no forward mode (jvp)",
+        only_on="tpu",
+    ),
     "blocked": Kernel(
         blocked.attention,
         refusals=blocked.refusals,
@@ -153,5 +167,4 @@ def _may_run_elsewhere() -> bool:
     Within a shard_map it is for the devices of its mesh, and the kernels' results would have to
     agree on the axes along which they differ.
     """
-    traced = isinstance(jnp.zeros(()), jax.core.Tracer)
-    return traced and not jax.sharding.get_abstract_mesh().manual_axes
+    return isinstance(jnp.zeros(()), jax.core.Tracer) and not vendor.within_shard_map()

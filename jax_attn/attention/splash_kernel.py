@@ -1,0 +1,141 @@
+"""The one file that imports Pallas's splash attention, which takes a third of a second.
+
+The kernel leaves to its caller: the scale; rows that may attend to nothing (it divides by their
+sum of nothing); lengths that its blocks do not divide; lengths per batch row.
+"""
+
+import functools
+import operator
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental.pallas.ops.tpu import splash_attention as pallas
+from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
+
+from jax_attn.attention.call import Call
+
+# Every row of scores has one more, a sink of this score, whose weight goes nowhere. Beside any
+# score it vanishes, exactly; beside none it takes all the weight, so that a row that may attend
+# to nothing gives 0 and, since exp(hidden − sink) is 0, sends no gradient. What the kernel hides
+# it gives the score −2.4e38.
+SINK = -1e30
+
+# The kernel's own default is blocks of 128, whose steps are too short to hide what they fetch.
+# Published tunings are larger by far: 1024 was a third faster than the default of one trainer on
+# v6e (axlearn#958), another found larger better, but not the largest (maxtext#898). Where a band's
+# edge cuts a block, what it hides is computed for nothing: so half of that below 4096. v5e, v6e
+# and tpu7x take these up to H = 256 in float32. Not measured here.
+BLOCK, LONG, BLOCK_OF_LONG, LANES = 512, 4096, 1024, 128
+
+
+def attention(call: Call, interpret: bool) -> jax.Array:
+    """softmax(scale·QKᵀ)·V for a call that splash serves; (B, T, N, Hv).
+
+    interpret: run by Pallas's interpreter, on any platform.
+    """
+    block_T, block_S = block(call.T), block(call.S)
+    T, S = (-(-n // size) * size for n, size in ((call.T, block_T), (call.S, block_S)))
+    kernel = pallas.make_splash_mha(
+        masks.MultiHeadMask([_mask(call, T, S)] * call.N),
+        head_shards=1,
+        q_seq_shards=1,
+        block_sizes=pallas.BlockSizes(
+            block_q=block_T,
+            block_kv=block_S,
+            block_q_dkv=block_T,
+            block_kv_dkv=block_S,
+            block_q_dq=block_T,
+            block_kv_dq=block_S,
+        ),
+        attn_logits_soft_cap=call.softcap,
+        interpret=interpret,
+    )
+    # In float32, and rounded to the query's dtype: the matrix unit would round it likewise.
+    query = (call.query.astype(jnp.float32) * call.scale).astype(call.query.dtype)
+    sinks = jnp.full((call.N,), SINK, jnp.float32)
+    out_BNTH = jax.vmap(lambda *arrays: kernel(*arrays, sinks))(
+        _padded(query, T), _padded(call.key, S), _padded(call.value, S), _segments(call, T, S)
+    )
+    return out_BNTH.swapaxes(1, 2)[:, : call.T]
+
+
+def block(n: int) -> int:
+    """The size of blocks over n: as few of them as may be, no longer than they need to be."""
+    count = -(-n // (BLOCK if n < LONG else BLOCK_OF_LONG))
+    return -(-n // (count * LANES)) * LANES
+
+
+def _mask(call: Call, T: int, S: int) -> masks.Mask:
+    lo, hi = call.mask.lo, call.mask.hi
+    return masks.FullMask((T, S)) if lo is None and hi is None else Band((T, S), lo, hi)
+
+
+@dataclass(frozen=True)
+class Band(masks.Mask):
+    """lo ≤ j − i ≤ hi, computed in the kernel; blocks with nothing in it are left out."""
+
+    sizes: tuple[int, int]
+    lo: int | None
+    hi: int | None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.sizes
+
+    @property
+    def q_sequence(self) -> np.ndarray:
+        return np.arange(self.sizes[0], dtype=np.int32)
+
+    def mask_function(self, i, j):
+        """Which keys j each query i sees."""
+        edges = []
+        if self.lo is not None:
+            edges.append(j - i >= self.lo)
+        if self.hi is not None:
+            edges.append(j - i <= self.hi)
+        return functools.reduce(operator.and_, edges)
+
+    def __getitem__(self, block: tuple[slice, slice]) -> np.ndarray:
+        rows, columns = block
+        # Long sequences have thousands of blocks, and of one that is all hidden or all visible
+        # nothing is asked but that.
+        least, most = columns.start - (rows.stop - 1), columns.stop - 1 - rows.start
+        lo, hi = (least if self.lo is None else self.lo), (most if self.hi is None else self.hi)
+        if most < lo or least > hi:
+            return np.zeros((1, 1), bool)
+        if lo <= least and most <= hi:
+            return np.ones((1, 1), bool)
+        i, j = (np.arange(axis.start, axis.stop) for axis in block)
+        return self.mask_function(i[:, None], j)
+
+
+def _padded(x_BTNH: jax.Array, length: int) -> jax.Array:
+    """(B, T, N, H) → (B, N, length, H), zeros behind."""
+    more = length - x_BTNH.shape[1]
+    return jnp.pad(x_BTNH, ((0, 0), (0, more), (0, 0), (0, 0))).swapaxes(1, 2)
+
+
+def _segments(call: Call, T: int, S: int) -> pallas.SegmentIds | None:
+    """Ids that differ where segments do, and for keys behind the lengths; None where none may."""
+    mask = call.mask
+    ends_in_band = mask.hi is not None and call.T - 1 + mask.hi < call.S
+    if mask.kv_lengths is None and mask.q_segments is None and (S == call.S or ends_in_band):
+        return None
+    q, kv = (jnp.zeros((call.B, n), jnp.int32) for n in (call.T, call.S))
+    if mask.q_segments is not None:
+        q, kv = (
+            jnp.broadcast_to(jnp.asarray(ids), zeros.shape)
+            for ids, zeros in ((mask.q_segments, q), (mask.kv_segments, kv))
+        )
+    # An id that no query has: above the largest, or, were that not to be had, below the least.
+    largest, most = q.max(axis=1), np.iinfo(np.int32).max
+    other = jnp.where(largest < most, largest + 1, q.min(axis=1) - 1)[:, None]
+    if mask.kv_lengths is not None:
+        lengths = jnp.broadcast_to(jnp.asarray(mask.kv_lengths), (call.B,))[:, None]
+        kv = jnp.where(jnp.arange(call.S) < lengths, kv, other)
+    behind = jnp.broadcast_to(other, (call.B, S - call.S))
+    return pallas.SegmentIds(
+        q=jnp.pad(q, ((0, 0), (0, T - call.T))), kv=jnp.concatenate([kv, behind], axis=1)
+    )

@@ -1,0 +1,46 @@
+"""What no vendor's kernel can serve, whoever the vendor is."""
+
+from collections.abc import Sequence
+
+import jax
+from jax import lax
+
+from jax_attn.attention.call import Call
+
+_DEFAULT = (None, "default", lax.Precision.DEFAULT)
+
+
+def refusals(call: Call, dtypes: Sequence[str], precision: str) -> list[str]:
+    """Every reason why a kernel that takes these dtypes cannot serve the call.
+
+    precision: what the kernel's products are computed in, whatever the call asks for.
+    """
+    dtype, dropout = str(call.query.dtype), call.dropout
+    reasons = {
+        "there is nothing to compute: the batch is empty": call.B == 0,
+        f"it takes {' and '.join(dtypes)}, not {dtype}": dtype not in dtypes,
+        f"it multiplies {precision}, whatever the precision": call.precision not in _DEFAULT,
+        "it has no dropout that another kernel would draw alike": dropout and dropout.rate > 0,
+    }
+    return said(reasons)
+
+
+def unknown_sizes(call: Call) -> list[str]:
+    """Which axes have symbols for sizes, of which nothing else can be asked."""
+    shapes = zip(
+        ("B", "T", "N", "H", "S", "K", "Hv"),
+        (*call.query.shape, *call.value.shape[1:]),
+        strict=True,
+    )
+    symbols = [f"{axis} = {n}" for axis, n in shapes if not isinstance(n, int)]
+    return [f"it needs known sizes, not {', '.join(symbols)}"] if symbols else []
+
+
+def said(reasons: dict[str, object]) -> list[str]:
+    """The reasons that hold."""
+    return [reason for reason, holds in reasons.items() if holds]
+
+
+def within_shard_map() -> bool:
+    """Whether the call is one device's part of a larger one."""
+    return bool(jax.sharding.get_abstract_mesh().manual_axes)

@@ -6,6 +6,7 @@ variant ("torch_mha/kdim_vdim") is a row of its own under the design's name.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -16,10 +17,13 @@ from flax import nnx
 
 import torch_ref
 from jax_attn import nn as ported
+from jax_attn.attention import rotary
 from jax_attn.parity import calls
 from jax_attn.parity.cases import Size
+from jax_attn.parity.oracle import Norm, Turn
 from jax_attn.transfer import LAYOUTS, PLAIN_PIPELINE, Layout
 from torch_ref import plain_mha, torch_mha
+from torch_ref import rotary as torch_rotary
 
 
 @dataclass(frozen=True)
@@ -105,7 +109,9 @@ _FUSED = _OUT | {
 _PACKED_BIAS = _OUT | {f"{p}.bias": ("in_proj_bias", i) for i, p in enumerate("qkv")}
 _PACKED = _PACKED_BIAS | {f"{p}.weight": ("in_proj_weight", i) for i, p in enumerate("qkv")}
 _PACKED_APART = _PACKED_BIAS | {f"{p}.weight": f"{p}_proj_weight" for p in "qkv"}
-_QKV_PROJ = _split("q_proj", "k_proj", "v_proj", "out_proj")
+_QKV_PROJ = _split("q_proj", "k_proj", "v_proj", "out_proj") | {
+    f"{p}_norm.{part}": f"{p}_norm.{part}" for p in "qk" for part in ("weight", "bias")
+}
 
 # --- the table ------------------------------------------------------------------------------------
 
@@ -114,6 +120,8 @@ VOCABULARY = 1 + len(plain_mha.WORD_TO_INDEX)
 # Wider than embed_dim by unlike amounts, so that neither could stand in for another.
 _KDIM, _VDIM = 3, 5
 _HEAD_DIM, _SCALE, _SOFTCAP = 9, 0.21, 1.7
+# Small, so that all pairs turn in a few steps. Heads that turn whole are even.
+_BASE, _EVEN, _PARTIAL, _EPSILON = 20.0, 10, 4, 1e-5
 
 _MASKED = Design(
     reference=lambda s: torch_ref.DESIGNS["masked_mha"](s.D, s.N),
@@ -161,6 +169,15 @@ def _grouped(options: Mapping[str, Any], torch_options: Mapping[str, Any], **ora
 
     return replace(
         _GROUPED, reference=reference, port=_port(lambda s: s.K, **options), options=oracle
+    )
+
+
+def _normalised(norm: Callable, torch_norm: Callable, *, centred: bool) -> Design:
+    """A grouped design with a norm on queries and keys, then rotary positions."""
+    return _grouped(
+        {"qk_norm": lambda size: norm, "rotary": rotary.Rotary(_BASE, _PARTIAL)},
+        {"qk_norm": lambda size: torch_norm, "rotary": torch_rotary.Rotary(_BASE, _PARTIAL)},
+        after=(Norm(_EPSILON, centred), Turn(_BASE, _PARTIAL)),
     )
 
 
@@ -251,5 +268,25 @@ DESIGNS: dict[str, Design] = {
         {"head_dim": _HEAD_DIM, "scale": _SCALE, "use_out_bias": False},
         {"head_dim": _HEAD_DIM, "scale": _SCALE, "out_bias": False},
         scale=_SCALE,
+    ),
+    "gqa/rotary": _grouped(
+        {"rotary": rotary.Rotary(_BASE), "head_dim": _EVEN},
+        {"rotary": torch_rotary.Rotary(_BASE), "head_dim": _EVEN},
+        after=(Turn(_BASE, _EVEN),),
+    ),
+    "gqa/rotary_interleaved_partial": _grouped(
+        {"rotary": rotary.Rotary(_BASE, _PARTIAL, interleaved=True)},
+        {"rotary": torch_rotary.Rotary(_BASE, _PARTIAL, interleaved=True)},
+        after=(Turn(_BASE, _PARTIAL, interleaved=True),),
+    ),
+    "gqa/qk_norm": _normalised(
+        partial(nnx.RMSNorm, epsilon=_EPSILON),
+        partial(torch.nn.RMSNorm, eps=_EPSILON),
+        centred=False,
+    ),
+    "gqa/qk_layer_norm": _normalised(
+        partial(nnx.LayerNorm, epsilon=_EPSILON, use_fast_variance=False),
+        partial(torch.nn.LayerNorm, eps=_EPSILON),
+        centred=True,
     ),
 }

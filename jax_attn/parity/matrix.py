@@ -88,6 +88,7 @@ def problem(design: Design, mask: str, size: Size, inputs: Arrays, state: Arrays
         reads=dict(zip("qkv", reads, strict=True)),
         scale=design.options.get("scale"),
         softcap=design.options.get("softcap"),
+        after=design.options.get("after", ()),
         allowed=MASKS[mask].allowed(masks, size),
         bias=masks.get("bias"),
     )

@@ -3,8 +3,9 @@
 import contextlib
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,7 @@ import numpy as np
 import torch
 from flax import nnx
 
-from jax_attn.attention import blocked
+from jax_attn.attention import ArgumentError, blocked, dispatch
 from jax_attn.attention.tile import Sizes
 from jax_attn.nn import GroupedQueryAttention
 from jax_attn.parity.canaries import CANARIES
@@ -176,6 +177,16 @@ class Row:
         return Port(self.port, self.design.port_call(self.case.mask), self.given)
 
     @cached_property
+    def refused(self) -> str | None:
+        """Every reason why the kernel insisted on cannot serve the row; None where it can."""
+        forward, *args = self.bound.bind()
+        try:
+            jax.eval_shape(forward, *args)
+        except ArgumentError as error:
+            return " ".join(str(error).split()).removeprefix("ArgumentError: ")
+        return None
+
+    @cached_property
     def problem(self) -> Problem:
         state = {k: v.double().numpy() for k, v in self.reference.state_dict().items()}
         inputs = float_inputs(self.inputs, self.case.dtype)
@@ -274,14 +285,45 @@ def several_tiles() -> Iterator[None]:
         blocked.tile_sizes = chosen
 
 
+@contextlib.contextmanager
+def interpreted() -> Iterator[None]:
+    """Splash, by Pallas's interpreter, on any platform."""
+    kernel = dispatch.KERNELS["splash"]
+    run = partial(kernel.run, interpret=True)
+    dispatch.KERNELS["splash"] = replace(kernel, run=run, only_on=None)
+    try:
+        yield
+    finally:
+        dispatch.KERNELS["splash"] = kernel
+
+
 def run_cases(
     cases: Sequence[Case], backend: str = "cpu", implementation: str | None = None
-) -> list[Result]:
-    """The verdicts on rows of one preparation, measured on the first device of `backend`."""
+) -> list[Result | dict[str, Any]]:
+    """The verdicts on rows of one preparation, measured on the first device of `backend`.
+
+    Away from TPUs splash is interpreted, and its rows say so. A row that the implementation
+    cannot serve has no verdict, but an account of why.
+    """
     first = cases[0]
-    with x64_for(first.dtype), jax.default_device(jax.devices(backend)[0]), several_tiles():
+    interpret = implementation == "splash" and backend != "tpu"
+    level = "interpreted" if interpret else "measured"
+    with (
+        x64_for(first.dtype),
+        jax.default_device(jax.devices(backend)[0]),
+        several_tiles(),
+        interpreted() if interpret else contextlib.nullcontext(),
+    ):
         row = Row(DESIGNS[first.design], first, implementation=implementation)
-        return [judge_row(row, case, backend=backend) for case in cases]
+        if why := row.refused:
+            return [refusal(case, backend, why) for case in cases]
+        return [judge_row(row, case, backend=backend, level=level) for case in cases]
+
+
+def refusal(case: Case, backend: str, why: str) -> dict[str, Any]:
+    """A row that was not run, as what has no verdict is told."""
+    told = {"design": case.name, "direction": "both", "level": "refused", "target": backend}
+    return told | {"dtype": case.dtype, "shape": case.shape, "error": why}
 
 
 def judge_row(row: Row, case: Case, **identity: str) -> Result:

@@ -112,8 +112,9 @@ def cases_table(results: Iterable[Result]) -> Table:
 
 
 def compiled_table(compiled: Sequence[dict[str, Any]]) -> Table:
-    """What a compiler accepted: no verdict, since nothing was run."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title="compiled, not run: no verdict")
+    """What a compiler accepted or a kernel refused: no verdict, since nothing was run."""
+    title = "compiled or refused, not run: no verdict"
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=title)
     for title in ("design", "pass", "level", "target", "compiler", "FLOPs", "temporaries", "error"):
         table.add_column(title)
     for item in compiled:
@@ -168,8 +169,11 @@ def summary_lines(results: Sequence[Result], compiled: Sequence[dict[str, Any]])
         f"{found['pass']} pass, {found['fail']} fail, {found['inconclusive']} inconclusive "
         f"({by_level})"
     ]
-    if compiled:
-        lines.append(f"{len(compiled)} compiled and not run, listed apart")
+    refused = sum(item["level"] == "refused" for item in compiled)
+    if len(compiled) > refused:
+        lines.append(f"{len(compiled) - refused} compiled and not run, listed apart")
+    if refused:
+        lines.append(f"{refused} refused by the kernel and not run, listed apart with its reasons")
     for shape, ratio in found["float32_error_over_torch"].items():
         lines.append(
             f"float32 error over torch's own, {shape}: median {ratio['median']:.2f}, "
@@ -206,7 +210,7 @@ def as_markdown(
         lines += ["", "## Not passed", ""]
         lines += [f"- {r.name}: {reason}" for r in doubted for reason in r.reasons]
     if compiled:
-        lines += ["", "## Compiled, not run", "", "No verdict: a compiler accepted these.", ""]
+        lines += ["", "## Compiled or refused, not run", "", "No verdict: see the level.", ""]
         lines += [f"- {', '.join(f'{k} {v}' for k, v in item.items())}" for item in compiled]
     return "\n".join(lines) + "\n"
 

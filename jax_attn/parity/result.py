@@ -15,8 +15,8 @@ class Result:
 
     tensors: one report for each tensor and transform. reasons: why the whole is not PASS,
     beyond its tensors. notes: what was not compared, and other things to know.
-    level: measured, or emulated: only measured is parity on `backend`; not run, where there is
-    nothing to run and the doubts say why.
+    level: measured, interpreted or emulated: only measured is parity on `backend`; not run, where
+    there is nothing to run and the doubts say why.
     """
 
     dtype: str

@@ -16,7 +16,7 @@ _WORTH_A_PROCESS = 16
 
 def run_block(
     cases: Sequence[Case], backend: str, implementation: str | None = None
-) -> list[Result]:
+) -> list[Result | dict[str, Any]]:
     """Rows of one shape and dtype, measured on `backend`, or emulated where they say so.
 
     implementation: the attention kernel that the ports insist on; None lets them choose.

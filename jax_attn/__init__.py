@@ -18,6 +18,7 @@ _HOMES = {
     "GroupedQueryAttention": "jax_attn.nn",
     "MultiHeadAttention": "jax_attn.nn",
     "MultiQueryAttention": "jax_attn.nn",
+    "KVCache": "jax_attn.nn",
 }
 _ROOMS = ("attention", "nn", "parity", "transfer")
 

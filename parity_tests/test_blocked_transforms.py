@@ -73,6 +73,22 @@ def test_second_derivatives_are_dense_s(name, monkeypatch):
             assert np.abs(got - want).max() <= allowed < np.abs(want).max()
 
 
+def test_second_derivatives_in_bfloat16_come_in_bfloat16():
+    q, k, v, _ = (jnp.asarray(x, jnp.bfloat16) for x in example(dtype=np.float32))
+
+    def penalty(q):
+        def loss(q):
+            out = dot_product_attention(q, k, v, implementation="blocked")
+            return (out.astype(jnp.float32) ** 2).sum()
+
+        return (jax.grad(loss)(q).astype(jnp.float32) ** 2).sum()
+
+    found = jax.jit(jax.grad(penalty))(q)
+    assert found.dtype == jnp.bfloat16
+    assert np.isfinite(found.astype(np.float32)).all()
+    assert np.asarray(found).any()
+
+
 def test_an_eager_call_compiles_nothing_the_second_time():
     *arrays, cotangent = example(dtype=np.float32)
     compiled = []

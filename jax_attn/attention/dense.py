@@ -8,6 +8,26 @@ from jax_attn.attention.call import Call
 
 def attention(call: Call) -> jax.Array:
     """softmax(scale·QKᵀ)·V with all that the call asks for; (B, T, N, Hv)."""
+    return _mean(call).astype(call.query.dtype)
+
+
+def with_lse(call: Call) -> tuple[jax.Array, jax.Array]:
+    """The output (B, T, N, Hv) and its log-sum-exp (B, N, T), +∞ where nothing is visible.
+
+    Both in the softmax's dtype.
+    """
+    scores_BNTS = _scores(call)
+    empty_BNT = scores_BNTS.max(axis=-1) == -jnp.inf
+    lse_BNT = jax.nn.logsumexp(jnp.where(empty_BNT[..., None], 0.0, scores_BNTS), axis=-1)
+    return _mean(call), jnp.where(empty_BNT, jnp.inf, lse_BNT)
+
+
+def weights(call: Call) -> jax.Array:
+    """The softmax alone, before dropout; (B, N, T, S)."""
+    return _probabilities(call).astype(call.query.dtype)
+
+
+def _mean(call: Call) -> jax.Array:
     P_BNTS = _probabilities(call)
     if call.dropout is not None:
         P_BNTS = call.dropout.apply(P_BNTS)
@@ -21,12 +41,7 @@ def attention(call: Call) -> jax.Array:
         precision=call.precision,
     )
     Hv = out_BTKGH.shape[-1]
-    return out_BTKGH.reshape(call.B, call.T, call.N, Hv).astype(call.query.dtype)
-
-
-def weights(call: Call) -> jax.Array:
-    """The softmax alone, before dropout; (B, N, T, S)."""
-    return _probabilities(call).astype(call.query.dtype)
+    return out_BTKGH.reshape(call.B, call.T, call.N, Hv)
 
 
 def _probabilities(call: Call) -> jax.Array:

@@ -5,11 +5,13 @@ from jax_attn.nn.attention import (
     MultiHeadAttention,
     MultiQueryAttention,
 )
+from jax_attn.nn.cache import KVCache
 from jax_attn.nn.pipeline import SentenceAttention, encode_sentence, simple_tokenizer
 from jax_attn.nn.projection import torch_bias_init, torch_linear_init
 
 __all__ = [
     "GroupedQueryAttention",
+    "KVCache",
     "MultiHeadAttention",
     "MultiQueryAttention",
     "SentenceAttention",

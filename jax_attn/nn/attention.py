@@ -11,7 +11,8 @@ from jax_attn.attention import (
     dispatch,
     dot_product_attention,
 )
-from jax_attn.attention.rotary import Rotary
+from jax_attn.attention.rotary import DynamicNTK, Rotary
+from jax_attn.nn.cache import KVCache, attend
 from jax_attn.nn.positions import placement_problems, turned
 from jax_attn.nn.projection import Projection, torch_linear_init
 
@@ -148,7 +149,8 @@ class GroupedQueryAttention(nnx.Module):
         rngs=None,
         keep=None,
         out_keep=None,
-    ) -> jax.Array:
+        cache=None,
+    ) -> jax.Array | tuple[jax.Array, KVCache]:
         """Attends from query to key and value.
 
         Args:
@@ -164,16 +166,26 @@ class GroupedQueryAttention(nnx.Module):
           rngs: an nnx.Rngs with a "dropout" stream, or a stream; the module's own unless given.
           keep: boolean, True = kept, broadcasts to (B, N, T, S): dropout's draw, handed in.
           out_keep: likewise for the output, broadcasts to (B, T, D).
+          cache: a KVCache of what came before the query's tokens, which attend to all of it and,
+            causally, to themselves, by a kernel of the cache's own. Their positions follow from
+            it; the mask may hold their lengths and a window (see ``jax_attn.nn.cache.attend``).
 
         Returns:
-          (B, T, D) in ``dtype``, or in what inputs and parameters promote to.
+          (B, T, D) in ``dtype``, or in what inputs and parameters promote to; with a cache, that
+          and the cache with the query's tokens in it.
 
         Raises:
           ArgumentError: what is wrong with the arguments; dropout that is to draw and has no
             stream; a keep mask where nothing is dropped.
         """
         alone = key is None
+        if cache is not None:
+            others = {"key": key, "value": value, "bias": bias, "positions": positions}
+            others |= {"key_positions": key_positions, "keep": keep, "out_keep": out_keep}
+            self._check_cache(cache, others, deterministic)
         query, key, value = self._inputs(query=query, key=key, value=value)
+        if cache is not None:
+            return self._continued(query, mask, cache)
         dropout, out_dropout = self._dropouts(query.shape, deterministic, rngs, keep, out_keep)
         q_BTNH, k_BSKH = self._heads(query, key, positions, key_positions, alone=alone)
         attended_BTNH = dot_product_attention(
@@ -216,6 +228,52 @@ class GroupedQueryAttention(nnx.Module):
             softcap=self.softcap,
             precision=self.precision,
         )
+
+    def empty_cache(self, batch, length=None, *, window=None, dtype=None) -> KVCache:
+        """A KVCache for this module: for ``length`` tokens a row, or a ring of ``window``.
+
+        dtype: of keys and values; the module's dtype, or its parameters', unless given.
+        """
+        if dtype is None:
+            dtype = self.k_proj.kernel.dtype if self.dtype is None else self.dtype
+        sizes = {"num_kv_heads": self.num_kv_heads, "head_dim": self.head_dim}
+        return KVCache.empty(batch, length, window=window, dtype=dtype, **sizes)
+
+    def _continued(self, query, mask, cache: KVCache) -> tuple[jax.Array, KVCache]:
+        """The output for the tokens that follow those in the cache, and the cache with them."""
+        positions = None if self.rotary is None else cache.positions(query.shape[1])
+        q_BTNH, k_BTKH = self._heads(query, query, positions, None, alone=True)
+        attended_BTNH, cache = attend(
+            *_same_dtype(q_BTNH, k_BTKH, self.v_proj(query)),
+            cache,
+            mask,
+            scale=self.scale,
+            softcap=self.softcap,
+            precision=self.precision,
+        )
+        return self.out_proj(attended_BTNH), cache
+
+    def _check_cache(self, cache, others, deterministic) -> None:
+        problems = [
+            f"{name}: expected None beside a cache" for name, x in others.items() if x is not None
+        ]
+        if not isinstance(cache, KVCache):
+            problems.append(f"cache: expected a KVCache, got {checks.describe(cache)}")
+        for name, size in (("kdim", self.kdim), ("vdim", self.vdim)):
+            if size != self.embed_dim:
+                problems.append(
+                    f"cache: expected a module that attends to its own inputs, of {self.embed_dim} "
+                    f"features; it has {name} = {size}"
+                )
+        if self.rotary is not None and isinstance(self.rotary.scaling, DynamicNTK):
+            problems.append(
+                "cache: expected frequencies that stay; DynamicNTK's follow the length of a call, "
+                "so that keys turned before would no longer fit"
+            )
+        drops = self.dropout_rate > 0 or self.out_dropout_rate > 0
+        if drops and not (self.deterministic if deterministic is None else deterministic):
+            problems.append("cache: expected no dropout: eval() or deterministic=True")
+        checks.raise_all(type(self).__name__, problems)
 
     def _heads(self, query, key, positions, key_positions, *, alone: bool):
         """Queries (B, T, N, H) and keys (B, S, K, H): projected, normalised, rotated."""

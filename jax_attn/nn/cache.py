@@ -1,0 +1,295 @@
+"""Keys and values of what a model has read so far, so that the next tokens cost one step each."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jax_attn.attention import Mask, checks, parts
+from jax_attn.attention.blocked import FEW_SCORES
+from jax_attn.attention.call import Call, checked_call
+
+# Of the arrays that a cache lies in, each is as large as all before it. A step reads those that
+# hold something, whole, as XLA:CPU multiplies by an array at twice the speed at which it first
+# cuts the filled part out of one; so it reads at most twice what is filled.
+FIRST_PAGE = 512
+# So many tokens are written one by one; of more, whole pages.
+FEW_TOKENS = 16
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["keys", "values", "filled"],
+    meta_fields=["window"],
+)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class KVCache:
+    """What ``module(x, cache=cache)`` attends to beside x, and what it returns grown by x.
+
+    A pytree of static shapes: it goes through jit, scan and donation. Make one with ``empty``.
+
+    keys, values: the pages, (B, K, H, P) and (B, K, P, Hv), together ``length`` places a row.
+    filled: (B,) int32, how many tokens each row has read. window: None, and token n lies in
+    place n; or a number of tokens, and the places are a ring: token n lies in place n % window,
+    and only the last ``window`` tokens can be attended to.
+    """
+
+    keys: tuple[jax.Array, ...]
+    values: tuple[jax.Array, ...]
+    filled: jax.Array
+    window: int | None = None
+
+    @staticmethod
+    def empty(
+        batch,
+        length=None,
+        *,
+        num_kv_heads,
+        head_dim,
+        value_dim=None,
+        window=None,
+        dtype=jnp.float32,
+    ) -> "KVCache":
+        """A cache that holds nothing yet.
+
+        Args:
+          batch: B.
+          length: the most tokens that a row can hold; or
+          window: how many tokens back a token sees, itself among them, however many there are.
+          num_kv_heads, head_dim: K and H.
+          value_dim: Hv; H unless given.
+          dtype: of keys and values.
+
+        Raises ArgumentError.
+        """
+        sizes = {"batch": batch, "num_kv_heads": num_kv_heads, "head_dim": head_dim}
+        sizes |= {
+            name: size
+            for name, size in (("length", length), ("window", window), ("value_dim", value_dim))
+            if size is not None
+        }
+        problems = [
+            f"{name}: expected an int ≥ 1, got {size!r}"
+            for name, size in sizes.items()
+            if not (checks.is_int(size) and size >= 1)
+        ]
+        if (length is None) == (window is None):
+            problems.append(f"length, window: expected one of them, got {length!r} and {window!r}")
+        problem = checks.dtype_problem("dtype", dtype)
+        problems += [problem] if problem else []
+        checks.raise_all("KVCache.empty", problems)
+        value_dim = head_dim if value_dim is None else value_dim
+        pages = _page_sizes(window if length is None else length)
+        return KVCache(
+            keys=tuple(jnp.zeros((batch, num_kv_heads, head_dim, n), dtype) for n in pages),
+            values=tuple(jnp.zeros((batch, num_kv_heads, n, value_dim), dtype) for n in pages),
+            filled=jnp.zeros(batch, jnp.int32),
+            window=window,
+        )
+
+    @property
+    def length(self) -> int:
+        """How many places a row has."""
+        return sum(value.shape[2] for value in self.values)
+
+    @property
+    def nbytes(self) -> int:
+        """Of keys and values."""
+        return sum(page.nbytes for page in (*self.keys, *self.values))
+
+    def positions(self, T: int) -> jax.Array:
+        """Where the next T tokens stand: (B, T) int32."""
+        return self.filled[:, None] + jnp.arange(T, dtype=jnp.int32)
+
+    def __repr__(self) -> str:
+        B, K, H, _ = self.keys[0].shape
+        places = f"length={self.length}" if self.window is None else f"window={self.window}"
+        value = f"{self.keys[0].dtype} B={B} K={K} H={H} Hv={self.values[0].shape[3]}"
+        return f"KVCache({places}, {value}, {self.nbytes / 2**20:.1f} MiB)"
+
+
+def attend(
+    query, key, value, cache: KVCache, mask: Mask | None = None, **options
+) -> tuple[jax.Array, KVCache]:
+    """Causal attention of the next tokens to all tokens so far, and the cache with them in it.
+
+    Args:
+      query (B, T, N, H), key (B, T, K, H), value (B, T, K, Hv): of the next tokens.
+      cache: what was read before.
+      mask: of the next tokens alone. Its lengths: how many of a row's T tokens are real; what
+        the others give means nothing, and they are not kept. Its band: how far back a token sees
+        (``Mask.window(left, 0)``). No other condition can be kept.
+      options: scale, softcap, precision, as in ``dot_product_attention``.
+
+    Returns:
+      (B, T, N, Hv) in the query's dtype, and the cache. Where a row would hold more than fits:
+      ArgumentError, or, as what is traced cannot raise, NaN in all of that row.
+
+    Raises:
+      ArgumentError: what is wrong with the arguments.
+    """
+    given = {"scale": None, "softcap": None, "precision": None} | options
+    call, problems = checked_call(
+        query, key, value, mask, is_causal=True, bias=None, dropout=None, **given
+    )
+    problems += [] if call is None else _problems(call, cache)
+    checks.raise_all("attention with a cache", problems)
+    return _attended(call.on_device(), cache)
+
+
+# Compiled, as eagerly each of its branches would be compiled anew with every call.
+@functools.partial(jax.jit, inline=True)
+def _attended(call: Call, cache: KVCache) -> tuple[jax.Array, KVCache]:
+    T, lo = call.T, _lowest(call.mask, cache)
+    lengths = call.mask.kv_lengths
+    lengths = jnp.full(call.B, T) if lengths is None else jnp.clip(lengths, 0, T)
+    lengths = jnp.broadcast_to(lengths, call.B).astype(jnp.int32)
+
+    own = dataclasses.replace(call, mask=dataclasses.replace(call.mask, lo=lo, hi=0))
+    if T * T >= FEW_SCORES:
+        part = parts.whole(own)
+    else:
+        allowed = jnp.broadcast_to(own.mask.materialize(T, T), (call.B, 1, T, T))[:, 0]
+        k_BKHT, v_BKTH = call.key.transpose(0, 2, 3, 1), call.value.transpose(0, 2, 1, 3)
+        part = parts.over(call, k_BKHT, v_BKTH, allowed)
+    grown = _grown(cache, call.key, call.value, lengths)
+    # Read where it was written: so XLA can write in place. But in a ring the later ones of several
+    # tokens lie where the earlier ones' history was.
+    lapped = cache.window is not None and T > 1
+    history = cache if lapped else dataclasses.replace(grown, filled=cache.filled)
+    out = parts.divided(_with_history(part, call, history, lo, 0))
+    room = jnp.where(cache.filled + lengths <= _most(cache), 1, jnp.nan)
+    out = out * room[:, None, None, None].astype(out.dtype)
+    return out.astype(call.query.dtype), grown
+
+
+def _with_history(part: parts.Part, call: Call, cache: KVCache, lo, page: int) -> parts.Part:
+    """The part, and all pages from this one on that hold something."""
+    if page == len(cache.keys):
+        return part
+    start = sum(value.shape[2] for value in cache.values[:page])
+
+    def more(part):
+        place_P = start + jnp.arange(cache.values[page].shape[2], dtype=jnp.int32)
+        token_BP = _tokens(cache, place_P)
+        allowed = (token_BP >= 0)[:, None]
+        if lo is not None:
+            far_BT = cache.positions(call.T) + jnp.broadcast_to(lo, call.B)[:, None]
+            allowed = allowed & (token_BP[:, None] >= far_BT[..., None])
+        allowed = jnp.broadcast_to(allowed, (call.B, call.T, len(place_P)))
+        found = parts.over(call, cache.keys[page], cache.values[page], allowed)
+        return _with_history(parts.merged(part, found), call, cache, lo, page + 1)
+
+    return jax.lax.cond((cache.filled > start).any(), more, lambda part: part, part)
+
+
+def _tokens(cache: KVCache, place_P: jax.Array) -> jax.Array:
+    """Which token lies in each place, (B, P); below 0 where none does."""
+    last = cache.filled[:, None] - 1
+    if cache.window is None:
+        return jnp.where(place_P <= last, place_P, -1)
+    return last - (last - place_P) % cache.window
+
+
+def _grown(cache: KVCache, key, value, lengths) -> KVCache:
+    """The cache with the first `lengths` of these tokens; of those, a ring keeps the last."""
+    grown = dataclasses.replace(cache, filled=cache.filled + lengths)
+    write = _token_by_token if key.shape[1] <= FEW_TOKENS else _page_by_page
+    keys, values, start = [], [], 0
+    k_BKHT, v_BKTH = key.transpose(0, 2, 3, 1), value.transpose(0, 2, 1, 3)
+    for k_BKHP, v_BKPH in zip(cache.keys, cache.values, strict=True):
+        places_P = start + jnp.arange(v_BKPH.shape[2], dtype=jnp.int32)
+        keys.append(write(k_BKHP, k_BKHT.astype(k_BKHP.dtype), 3, cache, grown, places_P))
+        values.append(write(v_BKPH, v_BKTH.astype(v_BKPH.dtype), 2, cache, grown, places_P))
+        start += len(places_P)
+    return dataclasses.replace(grown, keys=tuple(keys), values=tuple(values))
+
+
+def _token_by_token(page, x, axis: int, cache: KVCache, grown: KVCache, places_P) -> jax.Array:
+    """The page with those of x's tokens that belong there, both along this axis; in place.
+
+    Not a scatter: XLA would first turn the whole page round for it.
+    """
+    B, T = page.shape[0], x.shape[axis]
+    token_BT = cache.positions(T)
+    place_BT = token_BT if cache.window is None else token_BT % cache.window
+    here_BT = (token_BT < grown.filled[:, None]) & (place_BT >= places_P[0])
+    here_BT = here_BT & (place_BT <= places_P[-1])
+    at_BT = jnp.clip(place_BT - places_P[0], 0, len(places_P) - 1)
+
+    def one(n, page):
+        b, t = n.astype(jnp.int32) // T, n.astype(jnp.int32) % T
+        old, new = _token(page, b, at_BT[b, t], axis), _token(x, b, t, axis)
+        new = jnp.where(here_BT[b, t], new, old)
+        return jax.lax.dynamic_update_slice(page, new, _corner(page, b, at_BT[b, t], axis))
+
+    return jax.lax.fori_loop(0, B * T, one, page)
+
+
+def _token(x, b, at, axis: int) -> jax.Array:
+    shape = [1 if i in (0, axis) else n for i, n in enumerate(x.shape)]
+    return jax.lax.dynamic_slice(x, _corner(x, b, at, axis), shape)
+
+
+def _corner(x, b, at, axis: int) -> list:
+    return [{0: b, axis: at}.get(i, jnp.int32(0)) for i in range(x.ndim)]
+
+
+def _page_by_page(page, x, axis: int, cache: KVCache, grown: KVCache, places_P) -> jax.Array:
+    """Likewise, every place of the page at once, where any of them is written."""
+    step_BP = _tokens(grown, places_P) - cache.filled[:, None]
+    shape = [n if i in (0, axis) else 1 for i, n in enumerate(page.shape)]
+
+    def written(page):
+        new = jnp.take_along_axis(x, jnp.maximum(step_BP, 0).reshape(shape), axis)
+        return jnp.where(step_BP.reshape(shape) >= 0, new, page)
+
+    return jax.lax.cond((step_BP >= 0).any(), written, lambda page: page, page)
+
+
+def _lowest(mask: Mask, cache: KVCache):
+    """How far from a query its first key may lie: the later of the mask's and the ring's."""
+    if cache.window is None:
+        return mask.lo
+    ring = 1 - cache.window
+    return ring if mask.lo is None else jnp.maximum(mask.lo, ring)
+
+
+def _most(cache: KVCache) -> int:
+    return cache.length if cache.window is None else np.iinfo(np.int32).max
+
+
+def _page_sizes(length: int) -> list[int]:
+    sizes: list[int] = []
+    while sum(sizes) < length:
+        sizes.append(min(max(sum(sizes), FIRST_PAGE), length - sum(sizes)))
+    return sizes
+
+
+def _problems(call: Call, cache) -> list[str]:
+    if not isinstance(cache, KVCache):
+        return [f"cache: expected a KVCache, got {checks.describe(cache)}"]
+    problems = []
+    k, v = cache.keys[0], cache.values[0]
+    have = {"B": k.shape[0], "K": k.shape[1], "H": k.shape[2], "Hv": v.shape[3]}
+    want = {"B": call.B, "K": call.K, "H": call.H, "Hv": call.value.shape[3]}
+    if have != want:
+        problems.append(f"cache: expected {want} as of the call, got {have}")
+    mask = call.mask
+    if mask.allowed is not None or mask.q_segments is not None:
+        problems.append("mask: expected lengths and a band alone beside a cache, got an array")
+    if mask.hi is not None and not (isinstance(mask.hi, int) and mask.hi == 0):
+        problems.append(f"mask: expected a band that ends at the query itself, got hi = {mask.hi}")
+    if problems or isinstance(cache.filled, jax.core.Tracer):
+        return problems
+    lengths = call.T if mask.kv_lengths is None else mask.kv_lengths
+    if not isinstance(lengths, jax.core.Tracer):
+        asked = int(np.max(np.asarray(cache.filled) + np.clip(np.asarray(lengths), 0, call.T)))
+        if asked > _most(cache):
+            problems.append(
+                f"cache: expected at most {cache.length} tokens a row, got {asked}: "
+                f"{np.asarray(cache.filled).tolist()} are there and {call.T} more come"
+            )
+    return problems

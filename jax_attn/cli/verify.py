@@ -133,9 +133,10 @@ def chosen(designs, dtypes, backend, pattern, implementation):
     ]
     if "tpu" in asked and "tpu" not in here:
         rows["tpu"] = [c for c in cases.emulated() if wanted(c)]
-        compiled = [d for d in cases.published() if not designs or d in designs]
+        compiled = tuple(d for d in cases.published() if not designs or d in designs)
         # What is compiled is no case: a filter on cases leaves it out.
         compiled = () if pattern or dtypes or implementation else compiled
+        compiled += cases.COMPILED_KERNELS if compiled and not designs else ()
         work += sweep.tasks(rows["tpu"], "tpu", compiled, implementation)
     if not any(rows.values()):
         raise click.UsageError("no case is left by --design, --dtype and -k")

@@ -232,6 +232,10 @@ def _dealt(factors: Factors, mask: str) -> tuple[str, ...]:
 EMULATED_SHAPE, _EMULATED_MASKS = "prime", ("none", "causal")
 
 
+# The kernels that are compiled for TPUs beside the published designs.
+COMPILED_KERNELS = ("blocked", "splash")
+
+
 def published() -> tuple[str, ...]:
     """The published designs, without their variants, which share their kernels."""
     return tuple(name for name in FACTORS if "/" not in name)

@@ -115,11 +115,30 @@ def compiled_table(compiled: Sequence[dict[str, Any]]) -> Table:
     """What a compiler accepted or a kernel refused: no verdict, since nothing was run."""
     title = "compiled or refused, not run: no verdict"
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=title)
-    for title in ("design", "pass", "level", "target", "compiler", "FLOPs", "temporaries", "error"):
+    for title in (
+        "design",
+        "pass",
+        "level",
+        "target",
+        "compiler",
+        "FLOPs",
+        "by",
+        "temporaries",
+        "error",
+    ):
         table.add_column(title)
     for item in compiled:
         cells = (
-            *("design", "direction", "level", "target", "compiler", "flops", "temporaries"),
+            *(
+                "design",
+                "direction",
+                "level",
+                "target",
+                "compiler",
+                "flops",
+                "flops_by",
+                "temporaries",
+            ),
             "error",
         )
         table.add_row(*("–" if item.get(c) is None else f"{item[c]}" for c in cells))

@@ -7,7 +7,7 @@ from itertools import groupby
 from multiprocessing import get_context
 from typing import Any
 
-from jax_attn.parity.cases import Case
+from jax_attn.parity.cases import COMPILED_KERNELS, Case
 from jax_attn.parity.result import Result
 
 # A process takes seconds to start: below this many rows one alone is quicker.
@@ -39,10 +39,10 @@ def run_block(
 
 
 def compile_block(design: str) -> list[dict[str, Any]]:
-    """What the compilers say of one design."""
-    from jax_attn.parity.tpu import compile_design
+    """What the compilers say of one design, or of one kernel."""
+    from jax_attn.parity.tpu import compile_design, compile_kernel
 
-    return list(compile_design(design))
+    return list(compile_kernel(design) if design in COMPILED_KERNELS else compile_design(design))
 
 
 def tasks(

@@ -6,11 +6,13 @@ compiled design was accepted by the TPU's own compiler, or, without libtpu, lowe
 platform; nothing was run, so it has no verdict.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 
+from jax_attn.attention import dispatch
+from jax_attn.attention.call import checked_call
 from jax_attn.parity.cases import EMULATED_SHAPE, Case
 from jax_attn.parity.compiled import compile_for_tpu, lower_everywhere, why_no_tpu_compiler
 from jax_attn.parity.designs import DESIGNS
@@ -24,6 +26,54 @@ def run_emulated(case: Case, implementation: str | None = None) -> Result:
     with jax.default_device(jax.devices("cpu")[0]), several_tiles():
         row = Row(DESIGNS[case.design], case, precision="mxu", implementation=implementation)
         return judge_row(row, case, backend="tpu", level="emulated")
+
+
+TOPOLOGIES = ("v5e:2x2", "v6e:2x2", "tpu7x:2x2x1")
+# Of a length that the kernels are made for, as the designs' shapes are not.
+_B, _T, _N, _K, _H = 1, 256, 4, 2, 64
+
+
+def compile_kernel(name: str) -> Iterator[dict[str, Any]]:
+    """Forward and gradient of a kernel, causal, in bfloat16, through the TPU compiler."""
+    q = jax.ShapeDtypeStruct((_B, _T, _N, _H), "bfloat16")
+    kv = jax.ShapeDtypeStruct((_B, _T, _K, _H), "bfloat16")
+
+    def forward(q, k, v):
+        call, _ = checked_call(
+            *(q, k, v, None),
+            is_causal=True,
+            bias=None,
+            scale=None,
+            softcap=None,
+            dropout=None,
+            precision=None,
+        )
+        return dispatch.KERNELS[name].run(call)
+
+    def gradient(q, k, v, d_out):
+        return jax.vjp(forward, q, k, v)[1](d_out)
+
+    # Of the scores that causality leaves: two products forward, five more backward, where the
+    # scores are computed again. XLA does not see into a Pallas kernel, nor count a loop's turns.
+    product = 2 * _B * _N * _H * _T * (_T + 1) // 2
+    if why_no_tpu_compiler() is None:
+        for direction, fn, given, products in (
+            ("forward", forward, (q, kv, kv), 2),
+            ("gradient", gradient, (q, kv, kv, q), 7),
+        ):
+            identity = {"design": f"kernel {name}", "direction": direction, "dtype": "bfloat16"}
+            counted = {"flops": products * product, "flops_by": "formula"}
+            for found in compiled_everywhere(identity | {"shape": f"{q.shape}"}, fn, given):
+                yield found | counted
+
+
+def compiled_everywhere(
+    identity: dict[str, Any], fn: Callable, given: tuple
+) -> Iterator[dict[str, Any]]:
+    """What the TPU compiler says of `fn` for each topology."""
+    for topology in TOPOLOGIES:
+        found = compile_for_tpu(fn, *given, topology=topology)
+        yield identity | {"level": "compiled", "flops_by": "compiler"} | found
 
 
 def compile_design(name: str) -> Iterator[dict[str, Any]]:
@@ -46,7 +96,7 @@ def compile_design(name: str) -> Iterator[dict[str, Any]]:
             "shape": EMULATED_SHAPE,
         }
         if why_no_tpu_compiler() is None:
-            yield identity | {"level": "compiled"} | compile_for_tpu(fn, *given)
+            yield from compiled_everywhere(identity, fn, given)
         else:
             yield from (
                 identity

@@ -57,7 +57,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # Half of the suite's time would be compiling: what one test compiled, the others find. Each
+    # Much of the suite's time would be compiling: what one test compiled, the others find. Each
     # worker has its own, as JAX's cache does not keep two processes apart.
     cache = tempfile.mkdtemp()
     config.add_cleanup(functools.partial(shutil.rmtree, cache, ignore_errors=True))

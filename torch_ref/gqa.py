@@ -11,12 +11,14 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+from torch_ref.cache import KVCache
 from torch_ref.checks import positive_int, probability, split_evenly
-from torch_ref.rotary import Rotary, rotate
+from torch_ref.rotary import DynamicNTK, Rotary, rotate
 
 
 class GroupedQueryAttention(nn.Module):
-    """`(query, key=None, value=None, mask=None, *, is_causal, bias, positions, key_positions)`.
+    """`(query, key=None, value=None, mask=None, *, is_causal, bias, positions, key_positions)`,
+    or `(query, cache=cache, lengths=None)`.
 
     query (B, T, D), key (B, S, kdim), value (B, S, vdim) -> (B, T, D); key defaults to query,
     value to key. mask: boolean, True = attend, rank 2 or 4, broadcast to (B, N, T, S);
@@ -29,6 +31,8 @@ class GroupedQueryAttention(nn.Module):
     qk_norm: called as `qk_norm(head_dim)`, makes q_norm and k_norm, such as nn.RMSNorm. rotary:
     turns queries and keys, after that, by positions (T,) or (B, T) and key_positions (S,) or
     (B, S); 0, 1, … unless given, the query's where no key is given; with a key both or neither.
+    cache: a KVCache of the tokens before the query's, which attend to all of them and, causally,
+    to themselves, and are added to it; lengths (B,): how many of each row's T tokens are real.
 
     Written for this package as the meeting place of the published designs, so it departs
     from none. Raises ValueError naming the argument.
@@ -91,7 +95,14 @@ class GroupedQueryAttention(nn.Module):
         bias: torch.Tensor | None = None,
         positions: torch.Tensor | None = None,
         key_positions: torch.Tensor | None = None,
+        cache: KVCache | None = None,
+        lengths: torch.Tensor | None = None,
     ) -> torch.Tensor:
+        if cache is not None:
+            others = {"key": key, "value": value, "mask": mask, "bias": bias}
+            others |= {"positions": positions, "key_positions": key_positions}
+            _check_alone(others)
+            return self._continued(query, cache, lengths)
         weights_BNTS = self.attention_weights(
             query,
             key,
@@ -104,10 +115,7 @@ class GroupedQueryAttention(nn.Module):
         key = query if key is None else key
         value = key if value is None else value
         _check_sequence("value", value, self.vdim, query.shape[0], key.shape[1])
-        weights_BKGTS = self.dropout(weights_BNTS).unflatten(1, (self.num_kv_heads, -1))
-        v_BSKH = self.v_proj(value).unflatten(-1, (self.num_kv_heads, self.head_dim))
-        heads_BTKGH = torch.einsum("bkgts,bskh->btkgh", weights_BKGTS.to(v_BSKH.dtype), v_BSKH)
-        return self.out_dropout(self.out_proj(heads_BTKGH.flatten(2)))
+        return self._output(weights_BNTS, self._values(value))
 
     def attention_weights(
         self,
@@ -129,22 +137,52 @@ class GroupedQueryAttention(nn.Module):
         BNTS = (query.shape[0], self.num_heads, query.shape[1], key.shape[1])
         _check_mask(mask, BNTS)
         _check_bias(bias, BNTS)
+        if is_causal:
+            causal_TS = torch.ones(BNTS[2:], dtype=torch.bool, device=query.device).tril()
+            mask = causal_TS if mask is None else mask & causal_TS
+        return self._weights(*self._heads(query, key, positions, key_positions), mask, bias)
 
+    def _continued(
+        self, query: torch.Tensor, cache: KVCache, lengths: torch.Tensor | None
+    ) -> torch.Tensor:
+        """The output for the tokens that follow those in the cache, which grows by them."""
+        for width in (self.embed_dim, self.kdim, self.vdim):
+            _check_sequence("query", query, width)
+        if self.rotary is not None and isinstance(self.rotary.scaling, DynamicNTK):
+            raise ValueError("cache: expected frequencies that stay; DynamicNTK's follow the text")
+        B, T, _ = query.shape
+        if lengths is None:
+            lengths = torch.full((B,), T, device=query.device)
+        positions_BT = cache.positions(T)
+        q_BTNH, k_BTKH = self._heads(query, query, positions_BT, positions_BT)
+        v_BTKH = self._values(query)
+        cache.check(k_BTKH, v_BTKH, lengths)
+        k_BSKH = torch.cat((cache.keys.to(k_BTKH.dtype), k_BTKH), dim=1)
+        v_BSKH = torch.cat((cache.values.to(v_BTKH.dtype), v_BTKH), dim=1)
+        weights_BNTS = self._weights(q_BTNH, k_BSKH, cache.visible(T), None)
+        cache.append(k_BTKH, v_BTKH, lengths)
+        return self._output(weights_BNTS, v_BSKH)
+
+    def _heads(self, query, key, positions, key_positions) -> tuple[torch.Tensor, torch.Tensor]:
+        """Queries (B, T, N, H) and keys (B, S, K, H): projected, normalised, rotated."""
         q_BTNH = self.q_norm(self.q_proj(query).unflatten(-1, (self.num_heads, self.head_dim)))
         k_BSKH = self.k_norm(self.k_proj(key).unflatten(-1, (self.num_kv_heads, self.head_dim)))
-        if self.rotary is not None:
-            length = max(_length(positions, q_BTNH), _length(key_positions, k_BSKH))
-            q_BTNH = rotate(q_BTNH, positions, self.rotary, length=length)
-            k_BSKH = rotate(k_BSKH, key_positions, self.rotary, length=length)
+        if self.rotary is None:
+            return q_BTNH, k_BSKH
+        length = max(_length(positions, q_BTNH), _length(key_positions, k_BSKH))
+        q_BTNH = rotate(q_BTNH, positions, self.rotary, length=length)
+        return q_BTNH, rotate(k_BSKH, key_positions, self.rotary, length=length)
+
+    def _values(self, value: torch.Tensor) -> torch.Tensor:
+        return self.v_proj(value).unflatten(-1, (self.num_kv_heads, self.head_dim))
+
+    def _weights(self, q_BTNH, k_BSKH, mask, bias) -> torch.Tensor:
         q_BTKGH = q_BTNH.unflatten(2, (self.num_kv_heads, -1))
         scores = self.scale * torch.einsum("btkgh,bskh->bkgts", q_BTKGH, k_BSKH).flatten(1, 2)
         if self.softcap is not None:
             scores = self.softcap * torch.tanh(scores / self.softcap)
         if bias is not None:
             scores = scores + bias
-        if is_causal:
-            causal_TS = torch.ones(BNTS[2:], dtype=torch.bool, device=scores.device).tril()
-            scores = scores.masked_fill(~causal_TS, float("-inf"))
         if mask is not None:
             scores = scores.masked_fill(~mask, float("-inf"))
         # A softmax over nothing but -inf is NaN, and NaN times 0 stays NaN in the backward
@@ -152,6 +190,11 @@ class GroupedQueryAttention(nn.Module):
         empty_BNT1 = (scores == float("-inf")).all(dim=-1, keepdim=True)
         weights = torch.softmax(scores.masked_fill(empty_BNT1, 0.0), dim=-1)
         return weights.masked_fill(empty_BNT1, 0.0)
+
+    def _output(self, weights_BNTS: torch.Tensor, v_BSKH: torch.Tensor) -> torch.Tensor:
+        weights_BKGTS = self.dropout(weights_BNTS).unflatten(1, (self.num_kv_heads, -1))
+        heads_BTKGH = torch.einsum("bkgts,bskh->btkgh", weights_BKGTS.to(v_BSKH.dtype), v_BSKH)
+        return self.out_dropout(self.out_proj(heads_BTKGH.flatten(2)))
 
 
 def _length(positions: torch.Tensor | None, x_BTNH: torch.Tensor) -> int:
@@ -172,6 +215,12 @@ def _check_positions(
         raise ValueError("key_positions: expected None, as no key is given")
     if key is not None and len(present) == 1:
         raise ValueError(f"{present[0]}: expected positions and key_positions, as a key is given")
+
+
+def _check_alone(others: dict[str, torch.Tensor | None]) -> None:
+    given = [name for name, x in others.items() if x is not None]
+    if given:
+        raise ValueError(f"{given[0]}: expected None beside a cache")
 
 
 def _check_sequence(

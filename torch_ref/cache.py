@@ -1,0 +1,92 @@
+"""The keys and values of the tokens read so far, in torch: what ``jax_attn.nn.KVCache`` is there.
+
+Written for this package, to be read: every place is looked at in every step, and each place says
+which token lies in it.
+"""
+
+import torch
+
+from torch_ref.checks import positive_int
+
+
+class KVCache:
+    """What ``GroupedQueryAttention`` attends to beside its query, and grows by it, in place.
+
+    length: the most tokens that a row can hold, token n in place n; or window: how many tokens
+    back a token sees, itself among them, token n in place n % window of a ring.
+
+    keys (B, P, K, H), values (B, P, K, Hv): P places a row. filled (B,): how many tokens each row
+    has read. Raises ValueError naming the argument.
+    """
+
+    def __init__(
+        self,
+        batch: int,
+        length: int | None = None,
+        *,
+        num_kv_heads: int,
+        head_dim: int,
+        value_dim: int | None = None,
+        window: int | None = None,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | None = None,
+    ):
+        if (length is None) == (window is None):
+            raise ValueError(f"length, window: expected one of them, got {length} and {window}")
+        places = positive_int(*(("length", length) if window is None else ("window", window)))
+        rows = positive_int("batch", batch), places, positive_int("num_kv_heads", num_kv_heads)
+        value_dim = head_dim if value_dim is None else value_dim
+        options = {"dtype": dtype, "device": device}
+        self.keys = torch.zeros(*rows, positive_int("head_dim", head_dim), **options)
+        self.values = torch.zeros(*rows, positive_int("value_dim", value_dim), **options)
+        self.filled = torch.zeros(batch, dtype=torch.long, device=device)
+        self.window = window
+
+    def positions(self, T: int) -> torch.Tensor:
+        """Where the next T tokens stand, (B, T)."""
+        return self.filled[:, None] + torch.arange(T, device=self.filled.device)
+
+    def tokens(self) -> torch.Tensor:
+        """Which token lies in each place, (B, P); below 0 where none does."""
+        place_P = torch.arange(self.keys.shape[1], device=self.filled.device)
+        last_B1 = self.filled[:, None] - 1
+        if self.window is None:
+            return torch.where(place_P <= last_B1, place_P, -1)
+        return last_B1 - (last_B1 - place_P) % self.window
+
+    def visible(self, T: int) -> torch.Tensor:
+        """(B, 1, T, P + T): which places, and which of the next T tokens, each of these sees."""
+        query_BT1 = self.positions(T)[..., None]
+        token_B1S = torch.cat((self.tokens(), self.positions(T)), dim=1)[:, None]
+        visible_BTS = (token_B1S >= 0) & (token_B1S <= query_BT1)
+        if self.window is not None:
+            visible_BTS &= token_B1S > query_BT1 - self.window
+        return visible_BTS[:, None]
+
+    def check(self, k_BTKH: torch.Tensor, v_BTKH: torch.Tensor, lengths: torch.Tensor) -> None:
+        """Raise ValueError where these do not fit, before anything is written."""
+        (B, P, K, H), Hv = self.keys.shape, self.values.shape[3]
+        got = (k_BTKH.shape[0], *k_BTKH.shape[2:], v_BTKH.shape[3])
+        if got != (B, K, H, Hv):
+            raise ValueError(f"cache: expected B, K, H, Hv = {got}, got {(B, K, H, Hv)}")
+        T = k_BTKH.shape[1]
+        if lengths.shape != (B,) or bool(((lengths < 0) | (lengths > T)).any()):
+            raise ValueError(f"lengths: expected {B} integers of 0 to {T}, got {lengths.tolist()}")
+        most = int((self.filled + lengths).max())
+        if self.window is None and most > P:
+            raise ValueError(f"cache: expected at most {P} tokens a row, got {most}")
+
+    def append(self, k_BTKH: torch.Tensor, v_BTKH: torch.Tensor, lengths: torch.Tensor) -> None:
+        """Write the first `lengths` (B,) of these tokens; of those, a ring keeps the last."""
+        self.check(k_BTKH, v_BTKH, lengths)
+        token_BT = self.positions(k_BTKH.shape[1])
+        filled_B1 = (self.filled + lengths)[:, None]
+        kept_BT = token_BT < filled_B1
+        if self.window is not None:
+            kept_BT &= token_BT >= filled_B1 - self.window
+            token_BT = token_BT % self.window
+        b, t = kept_BT.nonzero(as_tuple=True)
+        places = b, token_BT[b, t]
+        self.keys[places] = k_BTKH[b, t].to(self.keys.dtype)
+        self.values[places] = v_BTKH[b, t].to(self.values.dtype)
+        self.filled = self.filled + lengths

@@ -8,12 +8,11 @@ from jax_attn.attention import (
     Dropout,
     attention_weights,
     checks,
-    dispatch,
     dot_product_attention,
 )
-from jax_attn.attention.rotary import DynamicNTK, Rotary
 from jax_attn.nn.cache import KVCache, attend
 from jax_attn.nn.positions import placement_problems, turned
+from jax_attn.nn.problems import cache_problems, option_problems, size_problems
 from jax_attn.nn.projection import Projection, torch_linear_init
 
 
@@ -78,22 +77,19 @@ class GroupedQueryAttention(nnx.Module):
         implementation=None,
         rngs,
     ):
-        problems = _size_problems(embed_dim, num_heads, num_kv_heads, head_dim, kdim, vdim)
-        for name, rate in (("dropout_rate", dropout_rate), ("out_dropout_rate", out_dropout_rate)):
-            if not (checks.is_real(rate) and 0 <= rate <= 1):
-                problems.append(f"{name}: expected a number in [0, 1], got {rate!r}")
-        for name, wanted in (("dtype", dtype), ("param_dtype", param_dtype)):
-            problem = None if wanted is None else checks.dtype_problem(name, wanted)
-            problems += [problem] if problem else []
-        problems += checks.number_problems(scale, softcap)
-        problems += dispatch.name_problems(implementation)
-        if not (qk_norm is None or callable(qk_norm)):
-            got = checks.describe(qk_norm)
-            problems.append(f"qk_norm: expected what makes a norm, as nnx.RMSNorm does, got {got}")
-        if not (rotary is None or isinstance(rotary, Rotary)):
-            problems.append(f"rotary: expected a Rotary, got {checks.describe(rotary)}")
-        if not isinstance(rngs, nnx.Rngs):
-            problems.append(f"rngs: expected nnx.Rngs, got {type(rngs).__name__}")
+        problems = size_problems(embed_dim, num_heads, num_kv_heads, head_dim, kdim, vdim)
+        problems += option_problems(
+            dropout_rate=dropout_rate,
+            out_dropout_rate=out_dropout_rate,
+            dtype=dtype,
+            param_dtype=param_dtype,
+            scale=scale,
+            softcap=softcap,
+            implementation=implementation,
+            qk_norm=qk_norm,
+            rotary=rotary,
+            rngs=rngs,
+        )
         if not problems and rotary is not None:
             problems += rotary.problems(embed_dim // num_heads if head_dim is None else head_dim)
         checks.raise_all(type(self).__name__, problems)
@@ -167,8 +163,9 @@ class GroupedQueryAttention(nnx.Module):
           keep: boolean, True = kept, broadcasts to (B, N, T, S): dropout's draw, handed in.
           out_keep: likewise for the output, broadcasts to (B, T, D).
           cache: a KVCache of what came before the query's tokens, which attend to all of it and,
-            causally, to themselves, by a kernel of the cache's own. Their positions follow from
-            it; the mask may hold their lengths and a window (see ``jax_attn.nn.cache.attend``).
+            causally, to themselves, by a kernel of the cache's own: no other can be insisted on.
+            Their positions follow from it; the mask may hold their lengths and a window (see
+            ``jax_attn.nn.cache.attend``).
 
         Returns:
           (B, T, D) in ``dtype``, or in what inputs and parameters promote to; with a cache, that
@@ -182,7 +179,9 @@ class GroupedQueryAttention(nnx.Module):
         if cache is not None:
             others = {"key": key, "value": value, "bias": bias, "positions": positions}
             others |= {"key_positions": key_positions, "keep": keep, "out_keep": out_keep}
-            self._check_cache(cache, others, deterministic)
+            checks.raise_all(
+                type(self).__name__, cache_problems(self, cache, others, deterministic)
+            )
         query, key, value = self._inputs(query=query, key=key, value=value)
         if cache is not None:
             return self._continued(query, mask, cache)
@@ -252,28 +251,6 @@ class GroupedQueryAttention(nnx.Module):
             precision=self.precision,
         )
         return self.out_proj(attended_BTNH), cache
-
-    def _check_cache(self, cache, others, deterministic) -> None:
-        problems = [
-            f"{name}: expected None beside a cache" for name, x in others.items() if x is not None
-        ]
-        if not isinstance(cache, KVCache):
-            problems.append(f"cache: expected a KVCache, got {checks.describe(cache)}")
-        for name, size in (("kdim", self.kdim), ("vdim", self.vdim)):
-            if size != self.embed_dim:
-                problems.append(
-                    f"cache: expected a module that attends to its own inputs, of {self.embed_dim} "
-                    f"features; it has {name} = {size}"
-                )
-        if self.rotary is not None and isinstance(self.rotary.scaling, DynamicNTK):
-            problems.append(
-                "cache: expected frequencies that stay; DynamicNTK's follow the length of a call, "
-                "so that keys turned before would no longer fit"
-            )
-        drops = self.dropout_rate > 0 or self.out_dropout_rate > 0
-        if drops and not (self.deterministic if deterministic is None else deterministic):
-            problems.append("cache: expected no dropout: eval() or deterministic=True")
-        checks.raise_all(type(self).__name__, problems)
 
     def _heads(self, query, key, positions, key_positions, *, alone: bool):
         """Queries (B, T, N, H) and keys (B, S, K, H): projected, normalised, rotated."""
@@ -379,24 +356,6 @@ class MultiQueryAttention(GroupedQueryAttention):
 
     def __init__(self, embed_dim, num_heads, *, rngs, **options):
         super().__init__(embed_dim, num_heads, 1, rngs=rngs, **options)
-
-
-def _size_problems(embed_dim, num_heads, num_kv_heads, head_dim, kdim, vdim) -> list[str]:
-    counts = {"embed_dim": embed_dim, "num_heads": num_heads, "num_kv_heads": num_kv_heads}
-    optional = {"head_dim": head_dim, "kdim": kdim, "vdim": vdim}
-    counts |= {name: size for name, size in optional.items() if size is not None}
-    bad = {name: checks.count_problems(**{name: size}) for name, size in counts.items()}
-    problems = [problem for found in bad.values() for problem in found]
-    if not (bad["num_heads"] or bad["num_kv_heads"]) and num_heads % num_kv_heads:
-        problems.append(
-            f"num_heads: expected a multiple of num_kv_heads={num_kv_heads}, got {num_heads}"
-        )
-    if not (bad["num_heads"] or bad["embed_dim"]) and head_dim is None and embed_dim % num_heads:
-        problems.append(
-            f"embed_dim: expected a multiple of num_heads={num_heads}, or a head_dim, "
-            f"got {embed_dim}"
-        )
-    return problems
 
 
 def _same_dtype(*arrays: jax.Array) -> list[jax.Array]:

@@ -1,0 +1,78 @@
+"""What is wrong with a module's arguments: every reason, to be raised at once."""
+
+from flax import nnx
+
+from jax_attn.attention import checks, dispatch
+from jax_attn.attention.rotary import DynamicNTK, Rotary
+from jax_attn.nn.cache import KVCache
+
+
+def size_problems(embed_dim, num_heads, num_kv_heads, head_dim, kdim, vdim) -> list[str]:
+    counts = {"embed_dim": embed_dim, "num_heads": num_heads, "num_kv_heads": num_kv_heads}
+    optional = {"head_dim": head_dim, "kdim": kdim, "vdim": vdim}
+    counts |= {name: size for name, size in optional.items() if size is not None}
+    bad = {name: checks.count_problems(**{name: size}) for name, size in counts.items()}
+    problems = [problem for found in bad.values() for problem in found]
+    if not (bad["num_heads"] or bad["num_kv_heads"]) and num_heads % num_kv_heads:
+        problems.append(
+            f"num_heads: expected a multiple of num_kv_heads={num_kv_heads}, got {num_heads}"
+        )
+    if not (bad["num_heads"] or bad["embed_dim"]) and head_dim is None and embed_dim % num_heads:
+        problems.append(
+            f"embed_dim: expected a multiple of num_heads={num_heads}, or a head_dim, "
+            f"got {embed_dim}"
+        )
+    return problems
+
+
+def option_problems(
+    *, dtype, param_dtype, scale, softcap, implementation, qk_norm, rotary, rngs, **rates
+) -> list[str]:
+    """Of a constructor's options; rates: dropout's, by name."""
+    problems = [
+        f"{name}: expected a number in [0, 1], got {rate!r}"
+        for name, rate in rates.items()
+        if not (checks.is_real(rate) and 0 <= rate <= 1)
+    ]
+    for name, wanted in (("dtype", dtype), ("param_dtype", param_dtype)):
+        problem = None if wanted is None else checks.dtype_problem(name, wanted)
+        problems += [problem] if problem else []
+    problems += checks.number_problems(scale, softcap)
+    problems += dispatch.name_problems(implementation)
+    if not (qk_norm is None or callable(qk_norm)):
+        got = checks.describe(qk_norm)
+        problems.append(f"qk_norm: expected what makes a norm, as nnx.RMSNorm does, got {got}")
+    if not (rotary is None or isinstance(rotary, Rotary)):
+        problems.append(f"rotary: expected a Rotary, got {checks.describe(rotary)}")
+    if not isinstance(rngs, nnx.Rngs):
+        problems.append(f"rngs: expected nnx.Rngs, got {type(rngs).__name__}")
+    return problems
+
+
+def cache_problems(module, cache, others, deterministic) -> list[str]:
+    """Of a call with a cache. others: what may not be given beside it, by name."""
+    problems = [
+        f"{name}: expected None beside a cache" for name, x in others.items() if x is not None
+    ]
+    if not isinstance(cache, KVCache):
+        problems.append(f"cache: expected a KVCache, got {checks.describe(cache)}")
+    for name, size in (("kdim", module.kdim), ("vdim", module.vdim)):
+        if size != module.embed_dim:
+            problems.append(
+                f"cache: expected a module that attends to its own inputs, of {module.embed_dim} "
+                f"features; it has {name} = {size}"
+            )
+    if module.rotary is not None and isinstance(module.rotary.scaling, DynamicNTK):
+        problems.append(
+            "cache: expected frequencies that stay; DynamicNTK's follow the length of a call, "
+            "so that keys turned before would no longer fit"
+        )
+    if module.implementation is not None:
+        problems.append(
+            "cache: expected a module that insists on no kernel, as a cache has its own; it has "
+            f"implementation = {module.implementation!r}"
+        )
+    drops = module.dropout_rate > 0 or module.out_dropout_rate > 0
+    if drops and not (module.deterministic if deterministic is None else deterministic):
+        problems.append("cache: expected no dropout: eval() or deterministic=True")
+    return problems

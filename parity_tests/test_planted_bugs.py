@@ -5,17 +5,20 @@ eagerly, where nothing but a design's first row is compiled.
 """
 
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
 import pytest
 
 from jax_attn.attention import Mask, dense
+from jax_attn.nn import attention as modules
+from jax_attn.nn import cache as caches
 from jax_attn.parity.cases import Case
 from jax_attn.parity.compare import Verdict
 from jax_attn.parity.designs import DESIGNS
-from jax_attn.parity.matrix import Row, judge_row
+from jax_attn.parity.matrix import Row, judge_row, several_tiles
+from jax_attn.parity.verdict import Prepared
 from jax_attn.transfer import FROM_HEADS, TO_HEADS, Layout, heads, linear, packed, row
 
 
@@ -183,3 +186,97 @@ def test_a_row_that_may_attend_to_nothing_given_the_mean_of_the_values_fails():
         return wrong
 
     assert verdict("masked_mha", "empty_row", with_call(mean_of_values)) is Verdict.FAIL
+
+
+# --- the cache: judged by the outputs alone, compiled ---------------------------------------------
+
+
+def another_order(grown):
+    """Values are cached in another order than their keys."""
+    return lambda cache, key, value, lengths: grown(cache, key, value[:, ::-1], lengths)
+
+
+def all_rows_alike(grown):
+    """Every row is taken to have read as many tokens as the chunk is long."""
+
+    def wrong(cache, key, value, lengths):
+        return grown(cache, key, value, jnp.full_like(lengths, key.shape[1]))
+
+    return wrong
+
+
+def one_place_late(corner):
+    return lambda x, b, at, axis: corner(x, b, at + 1, axis)
+
+
+def filled_one_more(tokens, by=1):
+    """The place behind the last token counts as one more; by = -1: the last does not."""
+    return lambda cache, places: tokens(replace(cache, filled=cache.filled + by), places)
+
+
+def no_wrap(tokens):
+    """What lies in a ring is taken for the first tokens."""
+    return lambda cache, places: tokens(replace(cache, window=None), places)
+
+
+def one_too_long(lowest):
+    return lambda mask, cache: lowest(mask, cache) - 1
+
+
+def every_piece_from_0(turned):
+    """Each piece's positions start anew."""
+
+    def wrong(query, key, positions, key_positions, **where):
+        return turned(query, key, None, None, **where)
+
+    return wrong
+
+
+# bug -> (the row that is to see it, what it replaces, by what)
+CACHE_BUGS = {
+    "cache order": ("gqa/cached", "causal", caches, "_grown", another_order),
+    "written one place late": ("gqa/cached", "causal", caches, "_corner", one_place_late),
+    "a stale tail": ("gqa/cached", "causal", caches, "_tokens", filled_one_more),
+    "the last token forgotten": (
+        "gqa/cached",
+        "causal",
+        caches,
+        "_tokens",
+        partial(filled_one_more, by=-1),
+    ),
+    "a ring that does not wrap": ("gqa/cached", "sliding", caches, "_tokens", no_wrap),
+    "a ring one too long": ("gqa/cached", "sliding", caches, "_lowest", one_too_long),
+    "a wrong offset": ("gqa/cached_rotary", "causal", modules, "turned", every_piece_from_0),
+    "all rows filled alike": ("gqa/cached_ragged", "causal", caches, "_grown", all_rows_alike),
+    "a ragged ring that does not wrap": (
+        "gqa/cached_ragged",
+        "sliding",
+        caches,
+        "_tokens",
+        no_wrap,
+    ),
+}
+
+
+def outputs_verdict(row: Row, outputs: Prepared) -> Verdict:
+    with several_tiles():
+        return outputs.judge(row.bound, ("jit",), to_torch=None).verdict
+
+
+@cache
+def right_cached(design: str, mask: str) -> tuple[Row, Prepared]:
+    """A row without any bug, which passes, and its reference's side without gradients."""
+    row = Row(DESIGNS[design], Case(design, "float32", mask, "square", "jit"))
+    outputs = replace(row.prepared, gradients=False)
+    assert outputs_verdict(row, outputs) is Verdict.PASS
+    return row, outputs
+
+
+@pytest.mark.parametrize("bug", CACHE_BUGS)
+def test_a_planted_bug_of_the_cache_turns_its_case_to_fail(bug, monkeypatch):
+    design, mask, owner, name, wrong = CACHE_BUGS[bug]
+    row, outputs = right_cached(design, mask)
+    monkeypatch.setattr(owner, name, wrong(getattr(owner, name)))
+    # Traced anew: what is compiled has no bug.
+    monkeypatch.setattr(caches, "_attended", caches._attended.__wrapped__)
+    assert outputs_verdict(row, outputs) is Verdict.FAIL

@@ -22,6 +22,8 @@ def torch_allowed(kind: str, masks: Mapping[str, torch.Tensor], T: int, S: int):
         case "window":
             band = torch.ones(T, S, dtype=torch.bool)
             return band.triu(-WINDOW[0]).tril(WINDOW[1])
+        case "sliding":
+            return torch.ones(T, S, dtype=torch.bool).tril().triu(-WINDOW[0])
         case "padding":
             return (torch.arange(S)[None] < masks["lengths"][:, None])[:, None, None]
         case "zero_one":
@@ -38,6 +40,8 @@ def jax_mask(kind: str, masks: Mapping[str, jax.Array]) -> dict[str, Any]:
             return {"is_causal": True}
         case "window":
             return {"mask": Mask.window(*WINDOW)}
+        case "sliding":
+            return {"mask": Mask.window(WINDOW[0], 0)}
         case "padding":
             return {"mask": Mask.lengths(masks["lengths"])}
         case "zero_one":

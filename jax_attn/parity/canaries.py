@@ -34,6 +34,13 @@ def _shifted(problem: Problem) -> Problem:
     return replace(problem, allowed=allowed)
 
 
+def _longer(problem: Problem) -> Problem:
+    """Every query sees one key more, to the left of the others."""
+    allowed = np.array(problem.allowed)
+    allowed[..., :-1] |= problem.allowed[..., 1:]
+    return replace(problem, allowed=allowed)
+
+
 def _without_biases(problem: Problem) -> Problem:
     weights = {k: v for k, v in problem.weights.items() if not k.endswith("bias")}
     zeros = {k: np.zeros_like(v) for k, v in problem.weights.items() if k.endswith("bias")}
@@ -98,7 +105,10 @@ CANARIES = {
         lambda p: replace(p, allowed=~p.allowed), lambda c, p, u: p.allowed is not None
     ),
     "mask off by one key": Canary(
-        _shifted, lambda c, p, u: _several_keys(c) and c.mask in ("causal", "window")
+        _shifted, lambda c, p, u: _several_keys(c) and c.mask in ("causal", "window", "sliding")
+    ),
+    "window one key longer": Canary(
+        _longer, lambda c, p, u: _several_keys(c) and c.mask in ("window", "sliding")
     ),
     "bias sign": Canary(
         lambda p: replace(p, bias=-p.bias), lambda c, p, u: _several_keys(c) and c.mask == "bias"

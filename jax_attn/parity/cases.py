@@ -108,6 +108,10 @@ MASKS = {
         lambda rng, size: {"allowed": _with_empty_row(rng, size)},
         lambda m, size: m["allowed"],
     ),
+    "sliding": MaskKind(
+        lambda rng, size: {},
+        lambda m, size: (-WINDOW[0] <= _distance(size)) & (_distance(size) <= 0),
+    ),
 }
 
 TRANSFORMS = ("eager", "jit", "grad", "vmap", "remat")
@@ -166,6 +170,7 @@ _REST = ("float16", "float64")
 # In bfloat16 the budget has every angle rounded to it, which both sides keep in float32, and
 # would let errors of a tenth pass.
 _TURNED = ("float32", "float16")
+_LONG = ("prime", "square")  # enough tokens to be read in several pieces
 
 # The wide shapes are run by the design whose seed has them: there they cost most and add least.
 FACTORS = {
@@ -175,7 +180,7 @@ FACTORS = {
     "mqa": Factors((*_BOOLEAN, "zero_one"), (*_SELF, "seed002")),
     "plain_mha": Factors(("none",), (*_SELF, "seed003"), deals=2),
     "torch_mha": Factors((*_BOOLEAN, "bias"), (*_CROSS, "seed003")),
-    "gqa": Factors((*_BOOLEAN, "bias"), (*_CROSS, "seed002")),
+    "gqa": Factors((*_BOOLEAN, "bias", "sliding"), (*_CROSS, "seed002")),
     "plain_mha/pipeline": Factors(("none",), ("square", "seed003")),
     "torch_mha/sequence_first": Factors(("none", "causal", "padding"), ("cross", "prime"), _MAIN),
     "torch_mha/no_bias": Factors(("none", "window"), ("prime", "cross"), _MAIN),
@@ -190,6 +195,14 @@ FACTORS = {
     "gqa/rotary_interleaved_partial": Factors(("padding",), ("cross", "prime"), _TURNED),
     "gqa/qk_norm": Factors(("none",), ("prime", "cross"), _TURNED),
     "gqa/qk_layer_norm": Factors(("causal",), ("cross", "prime"), ("float32",)),
+    # In a sliding window the cache is a ring.
+    "gqa/cached": Factors(("causal", "sliding"), _LONG, _MAIN),
+    "gqa/cached_ragged": Factors(("causal", "sliding"), _LONG, ("float32",)),
+    "gqa/cached_rotary": Factors(("causal",), _LONG, ("float32",)),
+    "weights_mha/cached": Factors(("causal",), _LONG, ("float32",)),
+    "masked_mha/cached": Factors(("causal",), _LONG, ("float32",)),
+    "mqa/cached": Factors(("sliding",), _LONG, ("float32",)),
+    "torch_mha/cached": Factors(("causal",), _LONG, ("float32",)),
 }
 
 # Eager compiles every operation by itself; wide and long shapes take the oracle's side longest.
@@ -222,7 +235,7 @@ def matrix() -> tuple[Case, ...]:
 
 def _dealt(factors: Factors, mask: str) -> tuple[str, ...]:
     """Float32 and bfloat16 under every mask; float16 and float64 each under every fourth."""
-    if len(factors.masks) == 1 or factors.dtypes == _MAIN:
+    if len(factors.masks) == 1 or factors.dtypes != DTYPES:
         return factors.dtypes * factors.deals
     place = factors.masks.index(mask)
     return (*_MAIN, *(_REST[place // 2 % 2 : place // 2 % 2 + 1] if place % 2 == 0 else ()))

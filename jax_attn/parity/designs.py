@@ -18,7 +18,7 @@ from flax import nnx
 import torch_ref
 from jax_attn import nn as ported
 from jax_attn.attention import rotary
-from jax_attn.parity import calls
+from jax_attn.parity import cached_calls, calls
 from jax_attn.parity.cases import Size
 from jax_attn.parity.oracle import Norm, Turn
 from jax_attn.transfer import LAYOUTS, PLAIN_PIPELINE, Layout
@@ -123,6 +123,15 @@ _HEAD_DIM, _SCALE, _SOFTCAP = 9, 0.21, 1.7
 # Small, so that all pairs turn in a few steps. Heads that turn whole are even.
 _BASE, _EVEN, _PARTIAL, _EPSILON = 20.0, 10, 4, 1e-5
 
+_WEIGHTS = Design(
+    reference=lambda s: torch_ref.DESIGNS["weights_mha"](s.D, s.N),
+    port=_port(out_dropout_rate=0.1),
+    layout=LAYOUTS["weights_mha"],
+    reference_call=calls.zero_one_3d,
+    port_call=calls.port_self(weights=True),
+    weights=_split("w_q", "w_k", "w_v", "w_o"),
+    nan_rows=True,
+)
 _MASKED = Design(
     reference=lambda s: torch_ref.DESIGNS["masked_mha"](s.D, s.N),
     port=_port(),
@@ -131,6 +140,12 @@ _MASKED = Design(
     port_call=calls.port_self(),
     weights=_split("W_Q", "W_K", "W_V", "W_O"),
     nan_rows=True,
+)
+_MQA = replace(
+    _MASKED,
+    reference=lambda s: torch_ref.DESIGNS["mqa"](s.D, s.N),
+    port=_port(lambda s: 1),
+    layout=LAYOUTS["mqa"],
 )
 _PLAIN = Design(
     reference=lambda s: torch_ref.DESIGNS["plain_mha"](s.D, s.N),
@@ -172,6 +187,12 @@ def _grouped(options: Mapping[str, Any], torch_options: Mapping[str, Any], **ora
     )
 
 
+def _cached(design: Design, reference_call: Callable[[str], Callable] | None = None) -> Design:
+    """A design whose reference reads the text at once, as published, and its port in pieces."""
+    given = reference_call or design.reference_call
+    return replace(design, inputs=("x",), reference_call=given, port_call=cached_calls.port_pieces)
+
+
 def _normalised(norm: Callable, torch_norm: Callable, *, centred: bool) -> Design:
     """A grouped design with a norm on queries and keys, then rotary positions."""
     return _grouped(
@@ -181,22 +202,30 @@ def _normalised(norm: Callable, torch_norm: Callable, *, centred: bool) -> Desig
     )
 
 
+def _output_alone(bind: Callable[[str], Callable]) -> Callable[[str], Callable]:
+    """Of a call (module, x, **masks) without its weights."""
+    return lambda kind: lambda module, **given: {"output": bind(kind)(module, **given)["output"]}
+
+
+def _of_itself(bind: Callable[[str], Callable]) -> Callable[[str], Callable]:
+    """Of a call (module, query, key, value) that of x alone."""
+    return lambda kind: lambda module, x: bind(kind)(module, x, x, x)
+
+
 def _wider(by: int) -> Callable[[Size], int]:
     return lambda size: size.D + by
 
 
+_ROTARY = _grouped(
+    {"rotary": rotary.Rotary(_BASE), "head_dim": _EVEN},
+    {"rotary": torch_rotary.Rotary(_BASE), "head_dim": _EVEN},
+    after=(Turn(_BASE, _EVEN),),
+)
+_PIECES = _cached(_GROUPED, cached_calls.torch_pieces)
 _DIMS = {"kdim": _wider(_KDIM), "vdim": _wider(_VDIM)}
 
 DESIGNS: dict[str, Design] = {
-    "weights_mha": Design(
-        reference=lambda s: torch_ref.DESIGNS["weights_mha"](s.D, s.N),
-        port=_port(out_dropout_rate=0.1),
-        layout=LAYOUTS["weights_mha"],
-        reference_call=calls.zero_one_3d,
-        port_call=calls.port_self(weights=True),
-        weights=_split("w_q", "w_k", "w_v", "w_o"),
-        nan_rows=True,
-    ),
+    "weights_mha": _WEIGHTS,
     "fused_mha": Design(
         reference=lambda s: torch_ref.DESIGNS["fused_mha"](s.D, s.N),
         port=_port(),
@@ -206,12 +235,7 @@ DESIGNS: dict[str, Design] = {
         weights=_FUSED,
     ),
     "masked_mha": _MASKED,
-    "mqa": replace(
-        _MASKED,
-        reference=lambda s: torch_ref.DESIGNS["mqa"](s.D, s.N),
-        port=_port(lambda s: 1),
-        layout=LAYOUTS["mqa"],
-    ),
+    "mqa": _MQA,
     "plain_mha": _PLAIN,
     "plain_mha/pipeline": replace(
         _PLAIN,
@@ -269,11 +293,7 @@ DESIGNS: dict[str, Design] = {
         {"head_dim": _HEAD_DIM, "scale": _SCALE, "out_bias": False},
         scale=_SCALE,
     ),
-    "gqa/rotary": _grouped(
-        {"rotary": rotary.Rotary(_BASE), "head_dim": _EVEN},
-        {"rotary": torch_rotary.Rotary(_BASE), "head_dim": _EVEN},
-        after=(Turn(_BASE, _EVEN),),
-    ),
+    "gqa/rotary": _ROTARY,
     "gqa/rotary_interleaved_partial": _grouped(
         {"rotary": rotary.Rotary(_BASE, _PARTIAL, interleaved=True)},
         {"rotary": torch_rotary.Rotary(_BASE, _PARTIAL, interleaved=True)},
@@ -289,4 +309,17 @@ DESIGNS: dict[str, Design] = {
         partial(torch.nn.LayerNorm, eps=_EPSILON),
         centred=True,
     ),
+    # Both sides through their caches.
+    "gqa/cached": _PIECES,
+    "gqa/cached_ragged": replace(
+        _PIECES,
+        reference_call=cached_calls.torch_ragged,
+        port_call=cached_calls.port_ragged,
+    ),
+    "gqa/cached_rotary": _cached(_ROTARY, cached_calls.torch_pieces),
+    # The published design all at once, which has no cache, and the port through its own.
+    "weights_mha/cached": _cached(_WEIGHTS, _output_alone(calls.zero_one_3d)),
+    "masked_mha/cached": _cached(_MASKED),
+    "mqa/cached": _cached(_MQA),
+    "torch_mha/cached": _cached(_TORCH, _of_itself(calls.torch_mha())),
 }

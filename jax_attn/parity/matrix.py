@@ -15,7 +15,7 @@ from flax import nnx
 
 from jax_attn.attention import ArgumentError, blocked, dispatch
 from jax_attn.attention.tile import Sizes
-from jax_attn.nn import GroupedQueryAttention
+from jax_attn.nn import GroupedQueryAttention, cache
 from jax_attn.parity.canaries import CANARIES
 from jax_attn.parity.cases import MASKS, Case, Size
 from jax_attn.parity.compare import Verdict
@@ -271,18 +271,28 @@ def x64_for(dtype: str) -> Iterator[None]:
 
 # Smaller than the axes of the matrix, but for a single token's, and dividing few of them: rows
 # have several tiles, and tiles at the edges.
-_TILE = {"T": 3, "S": 4}
+_TILE, _PAGE = {"T": 3, "S": 4}, 5
 
 
 @contextlib.contextmanager
 def several_tiles() -> Iterator[None]:
-    """The blocked kernel in tiles so small that the rows of the matrix have more than one."""
-    chosen = blocked.tile_sizes
-    blocked.tile_sizes = lambda call: Sizes(1, min(call.T, _TILE["T"]), min(call.S, _TILE["S"]))
-    try:
+    """The blocked kernel in tiles, and caches in pages, so small that rows have more than one.
+
+    Several tokens a cache then writes by the page.
+    """
+
+    def small(call) -> Sizes:
+        return Sizes(1, min(call.T, _TILE["T"]), min(call.S, _TILE["S"]))
+
+    with contextlib.ExitStack() as stack:
+        for owner, name, value in (
+            (blocked, "tile_sizes", small),
+            (cache, "FIRST_PAGE", _PAGE),
+            (cache, "FEW_TOKENS", 1),
+        ):
+            stack.callback(setattr, owner, name, getattr(owner, name))
+            setattr(owner, name, value)
         yield
-    finally:
-        blocked.tile_sizes = chosen
 
 
 @contextlib.contextmanager

@@ -1,6 +1,7 @@
 """What stands in for frameworks and processes in the tests of the bench's engine."""
 
 import os
+from dataclasses import replace
 from typing import ClassVar
 
 from jax_attn.bench.program import Program, UnsuitedError
@@ -54,12 +55,12 @@ class Fake:
 
 
 DEFAULTS = {
-    "build": "a kernel",
+    "build": {"kernel": "a kernel", "cache_bytes": 512},
     "compile": (0.5, 1024),
     "first_call": 0.25,
     "tensors": {},
     "peak": 4096,
-    "turn": 0.125,
+    "turn": (0.125, 0.0625),
 }
 
 
@@ -135,3 +136,58 @@ def key_gradient_infinite(workload, tensors):
         return _sdpa(query, key, value, is_causal=workload.is_causal)
 
     return Program(call, {})
+
+
+def last_forgotten(workload, tensors):
+    """SDPA over the cache as it was before the call: its last token is not there."""
+    return _over_cache(workload, tensors, workload.S - 1)
+
+
+def stale_tail(workload, tensors):
+    """SDPA over one place more than is filled."""
+    return _over_cache(workload, tensors, workload.S + 1)
+
+
+def _over_cache(workload, tensors, seen):
+    import torch.nn.functional as F  # noqa: N812
+
+    from jax_attn.bench.torch_cached import _Cache
+
+    cache = _Cache(workload, tensors)
+
+    def call(query, key, value):
+        cache.grown(key, value)
+        heads = (x[:, :, :seen] for x in (cache.keys, cache.values))
+        return F.scaled_dot_product_attention(
+            query.transpose(1, 2), *heads, enable_gqa=True
+        ).transpose(1, 2)
+
+    return Program(call, {})
+
+
+def corner_top_left(workload, tensors):
+    """SDPA that lets the first of several tokens see nothing of what was there before."""
+    import torch.nn.functional as F  # noqa: N812
+
+    from jax_attn.bench.torch_cached import _Cache
+
+    cache = _Cache(workload, tensors)
+
+    def call(query, key, value):
+        heads = cache.grown(key, value)
+        return F.scaled_dot_product_attention(
+            query.transpose(1, 2), *heads, is_causal=True, enable_gqa=True
+        ).transpose(1, 2)
+
+    return Program(call, {})
+
+
+def grows(workload, arrays):
+    """Ours, the cache given back with the call's tokens counted: the next call is another one."""
+    from jax_attn.bench.jax_cached import ours
+    from jax_attn.nn.cache import attend
+
+    def call(cache, query, key, value):
+        return attend(query, key, value, cache)
+
+    return replace(ours(workload, arrays), call=call)

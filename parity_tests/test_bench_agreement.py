@@ -51,8 +51,8 @@ def judge_of(workload: Workload) -> Judge:
 def tensors(name: str, workload: Workload, mode: str):
     measured = Measured(name, "cpu", 1)
     measured.load()
-    kernel = measured.build(workload, 0)
-    assert kernel or name == "planted", "what runs is named"
+    built = measured.build(workload, 0)
+    assert built["kernel"] or name == "planted", "what runs is named"
     return measured.tensors(mode)
 
 
@@ -60,7 +60,11 @@ def tensors(name: str, workload: Workload, mode: str):
 # eager` takes 10 s a row.
 SLOW = ("torchax", "torch.compile")
 SAME_LAYER = ("jax-attn dense", "jax-attn blocked")  # as "jax-attn"'s, around another kernel
-HERE = {n: i for n, i in IMPLEMENTATIONS.items() if n not in SLOW and not i.absent}
+HERE = {
+    name: implementation
+    for name, implementation in IMPLEMENTATIONS.items()
+    if name not in SLOW and "cpu" in implementation.devices and not implementation.absent
+}
 
 
 def available(*workloads: Workload) -> list:

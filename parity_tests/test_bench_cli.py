@@ -13,14 +13,16 @@ from click.testing import CliRunner
 from rich.progress import Progress
 
 from jax_attn.bench import roofline, workloads
+from jax_attn.bench.implementations import IMPLEMENTATIONS
 from jax_attn.bench.measure import Session
-from jax_attn.bench.record import MODES, Record, Status, Workload
+from jax_attn.bench.record import DECODE, MODES, Record, Status, Workload
 from jax_attn.cli import main
 from jax_attn.cli.progress import counted
 
 assert torch  # what is measured here is measured against it
 
 TINY = Workload("tiny", False, 2, 13, 13, 4, 2, 8, is_causal=True)
+STEP = Workload("step", False, 2, 1, 13, 4, 2, 8, is_causal=True, room=17)
 
 
 def run(*args: str):
@@ -28,17 +30,17 @@ def run(*args: str):
 
 
 def test_a_real_run_judges_and_times_in_processes_of_their_own(monkeypatch, tmp_path):
-    monkeypatch.setitem(workloads.PRESETS, "quick", (TINY,))
+    monkeypatch.setitem(workloads.PRESETS, "quick", (TINY, STEP))
     monkeypatch.setattr(roofline, "SIZE", 61)
     kept = tmp_path / "new" / "kept.json"
-    only = ("--implementation", "jax-attn dense", "--threads", "1", "--rounds", "5")
+    only = ("--implementation", "jax-attn", "--threads", "1", "--rounds", "5")
     outcome = run(*only, "--json", "--output", str(kept))
     assert outcome.exit_code == 0, outcome.stderr
     found = Record.from_json(outcome.stdout)
     assert Record.read(kept) == found
     assert [p.name for p in kept.parent.iterdir()] == ["kept.json"]
     assert [(r.mode, r.implementation) for r in found.rows] == [
-        (mode, name) for mode in MODES for name in ("sdpa", "jax-attn dense")
+        (mode, name) for mode in (*MODES, DECODE) for name in ("sdpa", "jax-attn")
     ]
     for row in found.rows:
         assert (row.status, row.verdict, len(row.seconds)) == (Status.MEASURED, "PASS", 5)
@@ -47,6 +49,13 @@ def test_a_real_run_judges_and_times_in_processes_of_their_own(monkeypatch, tmp_
         assert row.peak_bytes is not None
     assert found.rows[1].kernel == "dense"
     assert found.rows[1].compile_s > 0
+    step = found.rows[-1]
+    assert (step.workload, step.kernel, step.cache_bytes) == (
+        STEP,
+        "attend",
+        2 * 4 * 2 * 17 * 2 * 8,
+    )
+    assert json.loads(outcome.stdout)["rows"][-1]["tokens_per_s"] == 2 / step.median_s
     assert found.settings["threads"] == 1
     assert set(found.settings["matrix_product_flops_per_s"]) == {"torch", "jax"}
     assert found.environment["packages"]["torch"]
@@ -61,10 +70,68 @@ USAGE = {
     "unknown implementation": (("--implementation", "x"), "--implementation: expected one of sdpa"),
     "unknown baseline": (("--baseline", "x"), "--baseline: expected one of sdpa"),
     "unknown mode": (("--mode", "backward"), "'backward' is not one of"),
+    "a mode that nothing chosen has": (
+        ("--preset", "long", "--mode", "decode", "--mode", "forward"),
+        "--mode: expected forward or forward+backward, which long has, got decode",
+    ),
+    "one that only a cache has not": (
+        ("--preset", "decode", "--mode", "forward"),
+        "--mode: expected decode, which decode has, got forward",
+    ),
     "no rounds": (("--rounds", "0"), "x>=1"),
     "more threads than cores": (("--threads", "99999"), "--threads: expected at most"),
     "two forms of output": (("--json", "--markdown"), "expected one of them"),
 }
+
+
+CHOSEN = {
+    # asked for: the workloads' first names, and their modes
+    (): ({"bert/128", "long/1024"}, set(MODES)),
+    ("--mode", "decode"): ({w.name for w in workloads.PRESETS["decode"]}, {"decode"}),
+    ("--mode", "decode", "--mode", "forward"): (
+        {w.name for name in ("decode", "quick") for w in workloads.PRESETS[name]},
+        {"decode", "forward"},
+    ),
+    ("--preset", "long/2048", "--preset", "prefill/2048", "--mode", "prefill"): (
+        {"prefill/2048"},
+        {"prefill"},
+    ),
+}
+
+
+@pytest.fixture
+def planned(monkeypatch):
+    """A function: what is asked for -> the plan of its run, which is not run."""
+
+    def plan(*args):
+        found = []
+
+        def steps(self):
+            found.append(self.plan)
+            yield "not run"
+
+        monkeypatch.setattr(Session, "run", steps)
+        monkeypatch.setattr(Session, "record", lambda self, interrupted: small())
+        monkeypatch.setattr("jax_attn.cli.bench.check_gpu", lambda: None)
+        run(*args)
+        return found[0]
+
+    return plan
+
+
+@pytest.mark.parametrize("asked", CHOSEN)
+def test_modes_choose_among_what_workloads_have(planned, asked):
+    names, modes = CHOSEN[asked]
+    plan = planned(*asked)
+    assert {w.name for w in plan.workloads} == names
+    assert {mode for w in plan.workloads for mode in plan.modes_of(w)} == modes
+
+
+def test_what_is_of_interest_on_a_gpu_alone_is_measured_there_or_by_name(planned):
+    gpu = {"sdpa flash", "sdpa cudnn", "sdpa efficient", "flash-attn"}
+    assert set(planned().implementations) == set(IMPLEMENTATIONS) - gpu
+    assert set(planned("--device", "gpu").implementations) == set(IMPLEMENTATIONS)
+    assert planned("--implementation", "sdpa flash").implementations == ("sdpa flash",)
 
 
 def test_where_nothing_can_be_written_is_told_before_the_run_all_at_once(monkeypatch, tmp_path):

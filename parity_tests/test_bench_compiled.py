@@ -5,19 +5,22 @@ import jax
 import pytest
 
 from jax_attn.bench import compiled
-from jax_attn.bench.record import MODES, Workload
+from jax_attn.bench.record import CACHED, DECODE, MODES, Workload
 from jax_attn.bench.table import COMPILED
 from jax_attn.parity.compiled import why_no_tpu_compiler
 
 CORE = Workload("core", False, 1, 5, 7, 6, 3, 8)
 LAYER = Workload("layer", True, 2, 5, 5, 6, 3, 8, 48, is_causal=True)
+STEP = Workload("step", False, 2, 1, 37, 6, 3, 8, is_causal=True, room=53)
 
 
 @pytest.mark.parametrize(
-    ("workload", "modes"), [(CORE, MODES), (LAYER, MODES[:1])], ids=["core", "layer"]
+    ("workload", "modes"),
+    [(CORE, MODES), (LAYER, MODES[:1]), (STEP, (DECODE,))],
+    ids=["core", "layer", "step"],
 )
 def test_each_mode_is_compiled(workload, modes):
-    found = list(compiled.for_tpu((workload,), modes))
+    found = list(compiled.for_tpu((workload,), (*modes, *CACHED)))
     if why_no_tpu_compiler() is not None:
         assert found == [{"level": compiled.LEVEL, "missing": why_no_tpu_compiler()}]
         return

@@ -198,9 +198,9 @@ def test_a_process_that_dies_is_told_with_its_last_words():
 # --- a turn ---------------------------------------------------------------------------------------
 
 COLD = {
-    # seconds of the first call, of a later one: of the turn
-    "a short call is counted from the second on": (0.1, 0.01, 0.01),
-    "a long call has no second": (0.3, 0.01, 0.3),
+    # (seconds, until it returned) of the first call, of a later one: of the turn
+    "a short call is counted from the second on": ((0.1, 0.02), (0.01, 0.001), (0.01, 0.001)),
+    "a long call has no second": ((0.3, 0.02), (0.01, 0.001), (0.3, 0.02)),
 }
 
 
@@ -261,13 +261,13 @@ def session(monkeypatch):
     monkeypatch.setattr(measure, "_environment", lambda: {"packages": {}})
     monkeypatch.setitem(DEFAULTS, "judge", agreed())
     times = iter(range(1, 10**6))
-    monkeypatch.setitem(DEFAULTS, "turn", lambda *_: 1.0 + 1e-6 * next(times))
+    monkeypatch.setitem(DEFAULTS, "turn", lambda *_: (1.0 + 1e-6 * next(times), 0.5))
 
-    def run(answers=None, table=None, stop_at="", **options):
+    def run(answers=None, table=None, stop_at="", workload=LAYER, **options):
         monkeypatch.setattr(Fake, "answers", answers or {})
         monkeypatch.setattr(measure, "IMPLEMENTATIONS", TABLE | (table or {}))
         options = {"implementations": ("peer", "ours"), "limits": Limits(5, 5)} | options
-        with Session(Plan((LAYER,), threads=1, **options), Fake) as made:
+        with Session(Plan((workload,), threads=1, **options), Fake) as made:
             for step in made.run():
                 if stop_at and stop_at in step:
                     break
@@ -284,6 +284,7 @@ def test_what_agrees_is_timed_over_the_baseline_and_the_reference_is_always_ther
     assert (row.status, row.verdict, row.kernel) == (Status.MEASURED, "PASS", "a kernel")
     assert (row.compile_s, row.first_call_s, row.compiler_bytes) == (0.5, 0.25, 1024)
     assert (row.peak_bytes, row.error_ratio, row.reason) == (4096, 2.0, "")
+    assert row.cache_bytes == 512
     assert row.tensor == "output"
     assert len(row.seconds) == 5
     assert row.ratio.said == "no difference"
@@ -381,7 +382,7 @@ def test_what_is_not_timed_says_why(session, row):
 
 
 def test_a_process_lost_in_its_turn_keeps_no_times_and_misses_the_next_mode(session):
-    left = iter([1.0, 2.0])
+    left = iter([(1.0, 0.5), (2.0, 0.5)])
     lost = LostError("turn: its process was killed")
     table = {"peer": replace(TABLE["peer"], framework="torch")}
     _, rows = session({("peer", "turn"): lambda *_: next(left, lost)}, table)
@@ -397,7 +398,7 @@ def test_where_the_baseline_is_lost_the_others_have_times_and_no_ratio(session):
     lost = LostError("turn: its process was killed")
 
     def turn(*_):  # five of them are the yardstick's
-        return lost if next(calls) == 7 else 1.0
+        return lost if next(calls) == 7 else (1.0, 0.5)
 
     _, rows = session({("sdpa", "turn"): turn})
     assert (rows["forward", "sdpa"].status, rows["forward", "sdpa"].seconds) == (Status.FAILED, ())
@@ -415,12 +416,36 @@ def test_an_interrupted_run_keeps_what_was_measured(session):
 def test_what_has_no_attention_alone_says_so_and_everyone_else_has_it():
     lacking = {n for n, i in IMPLEMENTATIONS.items() if i.lacks(CORE) == "has no attention alone"}
     assert lacking == {"nn.MultiheadAttention", "equinox"}
-    assert not any(i.lacks(LAYER) for i in IMPLEMENTATIONS.values())
+    without_layer = {n for n, i in IMPLEMENTATIONS.items() if i.lacks(LAYER) == "has no layer"}
+    assert without_layer == {"sdpa flash", "sdpa cudnn", "sdpa efficient", "flash-attn"}
+
+
+def test_how_long_dispatch_takes_is_kept_where_the_device_is_another(session):
+    _, rows = session(device="gpu")
+    row = rows["forward", "ours"]
+    assert (row.dispatch, row.dispatch_s) == ((0.5,) * 5, 0.5)
+    _, rows = session()
+    assert (rows["forward", "ours"].dispatch, rows["forward", "ours"].dispatch_s) == ((), None)
+
+
+def test_who_has_no_program_for_any_workload_has_a_row_and_no_process(session):
+    step, asked = replace(CORE, T=1, room=263), []
+    table = {name: replace(TABLE[name], cached="m:cached") for name in ("sdpa", "ours")}
+    answers = {("peer", "load"): lambda: asked.append("peer")}
+    _, rows = session(answers, table, workload=step)
+    assert set(rows) == {("decode", name) for name in ("sdpa", "peer", "ours")}
+    row = rows["decode", "peer"]
+    assert (row.status, row.reason) == (Status.NOT_RUN, "has no attention alone with a cache")
+    assert len(rows["decode", "ours"].seconds) == 5
+    assert asked == []
+    session(answers)
+    assert asked == ["peer"], "whoever has one is started"
 
 
 def test_no_row_of_the_table_names_a_builder_that_is_not_there():
     for implementation in IMPLEMENTATIONS.values():
-        for builder in filter(None, (implementation.core, implementation.layer)):
+        builders = implementation.core, implementation.layer, implementation.cached
+        for builder in filter(None, builders):
             module, _, name = builder.partition(":")
             source = Path(find_spec(module).origin).read_text()
             assert f"\ndef {name}(" in source

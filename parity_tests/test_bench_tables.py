@@ -1,6 +1,7 @@
 """The bench's tables: every row in them, the fastest first, and what each figure says."""
 
 import io
+import json
 import re
 from dataclasses import replace
 
@@ -9,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from jax_attn.bench import table, words
-from jax_attn.bench.record import Ratio, Status
+from jax_attn.bench.record import Ratio, Record, Status
 
 RECORD = bench_record.record(bench_record.LONG[:2], interrupted=True)
 
@@ -95,11 +96,16 @@ def test_markdown_tables_are_whole():
     rows = [line for line in table.markdown(RECORD).splitlines() if line.startswith("|")]
     blocks = 4
     assert len(rows) == blocks * (2 + len(bench_record.IMPLEMENTATIONS))
-    assert {row.count("|") for row in rows} == {len(table.COLUMNS) + 1}
+    (width,) = {len(table.columns(block, RECORD)) for block in table.blocks(RECORD)}
+    assert {row.count("|") for row in rows} == {width + 1}
 
 
 def cells(row, record=RECORD) -> dict[str, str]:
-    return {re.sub(r"\s", " ", column.title): column.cell(row, record) for column in table.COLUMNS}
+    (block,) = table.blocks(replace(record, rows=(row,)))
+    return {
+        re.sub(r"\s", " ", column.title): column.cell(row, record)
+        for column in table.columns(block, record)
+    }
 
 
 def test_the_figures_of_a_row():
@@ -125,6 +131,48 @@ def test_the_figures_of_a_row():
         "peak MiB": "3.00",
         "compiler's MiB": "0.500",
     }
+
+
+def test_a_step_has_tokens_and_its_cache_in_the_place_of_products():
+    w = replace(bench_record.STEPS[0], B=3, S=1000, room=4096, K=2)
+    row = replace(bench_record.step(w, "jax-attn"), seconds=(0.003, 0.002, 0.004), ratio=None)
+    found = cells(row)
+    assert found["tokens/s"] == "1,000"  # 3 in 3 ms
+    assert found["cache GB/s"] == "1.02"  # 2 · 3 · 1000 · 2 · 64 numbers of 4 bytes in 3 ms
+    assert found["cache MiB"] == "12.0"  # 4096 places of the same
+    assert not {"GFLOP/s", "of GEMM"} & found.keys()
+    many = replace(row, workload=replace(w, T=1000), mode="prefill")
+    assert {"GFLOP/s", "of GEMM", "tokens/s", "cache MiB"} <= cells(many).keys()
+    assert "cache GB/s" not in cells(many)
+    assert not {"tokens/s", "cache GB/s", "cache MiB"} & cells(RECORD.rows[0]).keys()
+
+
+def test_dispatch_stands_beside_the_time_where_the_device_is_another():
+    row = replace(RECORD.rows[0], dispatch=(2e-6, 3e-6, 4e-6))
+    assert "dispatch" not in cells(row)
+    on_gpu = replace(RECORD, settings=RECORD.settings | {"device": "gpu"})
+    assert cells(row, on_gpu)["dispatch"] == "3.00 µs"
+
+
+def test_the_legend_is_of_the_columns_there():
+    step, call = table.legend(bench_record.steps()), table.legend(RECORD)
+    assert "cache: its keys" in step
+    assert "of GEMM" not in step
+    assert "of GEMM" in call
+    assert "cache: its keys" not in call
+
+
+def test_a_record_keeps_what_caches_and_devices_add_and_reads_what_has_none():
+    record = bench_record.steps()
+    rows = (replace(record.rows[0], dispatch=(1e-6,)), *record.rows[1:])
+    again = Record.from_json(replace(record, rows=rows).to_json())
+    assert again.rows == rows
+    plain = json.loads(bench_record.record().to_json())
+    for row in plain["rows"]:
+        for name in ("cache_bytes", "dispatch", "dispatch_s", "tokens_per_s", "cached_bytes_per_s"):
+            del row[name]
+        del row["workload"]["room"]
+    assert Record.from_json(json.dumps(plain)) == bench_record.record()
 
 
 def test_what_is_not_known_is_a_dash():

@@ -12,7 +12,7 @@ import torch
 
 import torch_ref
 from jax_attn.bench import workloads
-from jax_attn.bench.record import Workload
+from jax_attn.bench.record import BACKWARD, Workload
 from jax_attn.bench.verdict import Agreement
 from jax_attn.parity.budget import RUNS
 from jax_attn.parity.compare import TensorReport, Verdict, judge
@@ -32,10 +32,9 @@ class Judge:
     def prepare(self, workload: Workload, seed: int, modes: Sequence[str]) -> None:
         """Run the reference in float64, and perturbed."""
         arrays = workloads.arrays(workload, seed)
-        cotangent = workloads.sampled_cotangent(workload, arrays["cotangent"])
         rows = workloads.sampled_rows(workload)
         reference = _reference(workload, arrays, rows)
-        cotangents = {} if set(modes) == {"forward"} else {"output": cotangent[:, rows]}
+        cotangents = {"output": arrays["cotangent"][:, rows]} if BACKWARD in modes else {}
         scores = workload.B * workload.N * len(rows) * workload.S
         runs = _FEW_RUNS if scores > _MANY_SCORES else RUNS
         self.exact = reference.exact(wide(cotangents)).kinds
@@ -100,7 +99,7 @@ def _reference(workload: Workload, arrays: Mapping[str, np.ndarray], rows: np.nd
     """The sampled queries' attention from its definition, in torch."""
     w = workload
     index = torch.from_numpy(rows)
-    visible = torch.arange(w.S) <= index[:, None] if w.is_causal else None
+    visible = torch.arange(w.S) <= index[:, None] + w.filled if w.is_causal else None
 
     if not w.layer:
 
@@ -108,6 +107,8 @@ def _reference(workload: Workload, arrays: Mapping[str, np.ndarray], rows: np.nd
             return _attention(query.index_select(1, index), key, value, visible)
 
         given = {name: arrays[name] for name in workloads.inputs(w)}
+        for name in ("key", "value") if w.room else ():
+            given[name] = np.concatenate([arrays[f"past_{name}"], arrays[name]], axis=1)
         return Reference(torch.nn.Module(), core, Inputs((), given))
 
     def layer(module, x):

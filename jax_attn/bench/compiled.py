@@ -8,8 +8,10 @@ from typing import Any
 
 import jax
 
-from jax_attn.bench.jax_programs import ours_core, ours_layer
-from jax_attn.bench.record import Workload
+from jax_attn.bench.implementations import IMPLEMENTATIONS
+from jax_attn.bench.record import BACKWARD, Workload
+from jax_attn.bench.words import OURS
+from jax_attn.bench.worker import imported
 from jax_attn.bench.workloads import arrays, inputs
 from jax_attn.parity.compiled import compile_for_tpu, why_no_tpu_compiler
 
@@ -17,7 +19,7 @@ LEVEL = "compiled: the compiler's figures, not measured"
 
 
 def for_tpu(workloads: Sequence[Workload], modes: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """The kernel chosen on this host, or a layer around it, compiled for one TPU v5e: plain data.
+    """The kernel chosen on this host, a layer around it, or a cache, for one TPU v5e: plain data.
 
     level, workload, mode, kernel, precision (of products, as the bench has it), useful_flops
     (`Workload.flops`, as the rows have it); and of `compile_for_tpu`: target, compiler, seconds,
@@ -30,7 +32,7 @@ def for_tpu(workloads: Sequence[Workload], modes: Sequence[str]) -> Iterator[dic
         yield {"level": LEVEL, "missing": reason}
         return
     for workload in workloads:
-        for mode in modes:
+        for mode in filter(modes.__contains__, workload.modes):
             found = {
                 "level": LEVEL,
                 "workload": workload.name,
@@ -49,15 +51,18 @@ def for_tpu(workloads: Sequence[Workload], modes: Sequence[str]) -> Iterator[dic
 @jax.default_matmul_precision("highest")
 def _compiled(workload: Workload, mode: str) -> dict[str, Any]:
     given = arrays(workload)
-    program = (ours_layer if workload.layer else ours_core)(workload, given, None)
+    program = imported(IMPLEMENTATIONS[OURS].builder(workload))(workload, given)
     leaves = [*(given[name] for name in inputs(workload)), *program.weights.values()]
 
     def step(cotangent, *leaves):
         output, vjp = jax.vjp(program.call, *leaves)
         return output, vjp(cotangent)
 
-    backward = mode != "forward"
-    fn, args = (step, (given["cotangent"], *leaves)) if backward else (program.call, leaves)
-    shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in args]
+    fn, args = program.call, leaves
+    if mode == BACKWARD:
+        fn, args = step, [given["cotangent"], *leaves]
+    if workload.room:
+        args = [program.cache, *leaves]
+    shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), args)
     said = compile_for_tpu(fn, *shapes)
     return {"kernel": program.kernel} | {k: v for k, v in said.items() if k != "collectives"}

@@ -1,6 +1,7 @@
 """Who is measured: one row an implementation. No framework: builders are named, not imported."""
 
 from dataclasses import dataclass, field
+from functools import partial
 
 from jax_attn.bench.record import Workload
 from jax_attn.parity.environment import install_line, present
@@ -11,28 +12,40 @@ REFERENCE = "sdpa"  # whose own error the others' is compared with
 
 @dataclass(frozen=True)
 class Implementation:
-    """core, layer: the builder for each kind of workload, "module:function"; "" where none.
+    """core, layer, cached: the builder for attention alone, for a layer and for attention with a
+    cache, "module:function"; "" where it has none.
 
     options: given to the builder. needs: modules that must be there. install: what brings
-    them. environment: variables that must be set before they are imported.
+    them. environment: variables that must be set before they are imported. devices: where it is
+    measured unless others are asked for.
     """
 
     name: str
     framework: str
     core: str = ""
     layer: str = ""
+    cached: str = ""
     options: dict = field(default_factory=dict)
     needs: tuple[str, ...] = ()
     install: str = ""
     environment: dict = field(default_factory=dict)
+    devices: tuple[str, ...] = ("cpu", "gpu")
 
     def builder(self, workload: Workload) -> str:
-        return self.layer if workload.layer else self.core
+        return self._asked(workload)[1]
 
     def lacks(self, workload: Workload) -> str:
         """Why it has no program for this kind of workload; "" where it has one."""
-        what = "has no layer" if workload.layer else "has no attention alone"
-        return "" if self.builder(workload) else what
+        what, builder = self._asked(workload)
+        return "" if builder else f"has no {what}"
+
+    def _asked(self, workload: Workload) -> tuple[str, str]:
+        """(what kind of workload it is, the builder for that)."""
+        if workload.layer:
+            return "layer", self.layer
+        if workload.room:
+            return "attention alone with a cache", self.cached
+        return "attention alone", self.core
 
     @property
     def absent(self) -> str:
@@ -44,27 +57,34 @@ class Implementation:
         return f"{', '.join(missing)} not installed: {line}"
 
 
-_TORCH, _JAX = "jax_attn.bench.torch_programs", "jax_attn.bench.jax_programs"
+def _in(framework: str, name: str, core: str, layer: str, cached: str = "", **more):
+    """Of builders in this package's own modules for that framework."""
+    programs, caches = (f"jax_attn.bench.{framework}_{kind}" for kind in ("programs", "cached"))
+    core, layer = (builder and f"{programs}:{builder}" for builder in (core, layer))
+    return Implementation(name, framework, core, layer, cached and f"{caches}:{cached}", **more)
 
 
-def _on_torch(name: str, core: str, layer: str, **more) -> Implementation:
-    core = core and f"{_TORCH}:{core}"
-    return Implementation(name, TORCH, core, f"{_TORCH}:{layer}", **more)
+_on_torch, _on_jax = partial(_in, TORCH), partial(_in, JAX)
 
 
-def _on_jax(name: str, core: str, layer: str, **more) -> Implementation:
-    core = core and f"{_JAX}:{core}"
-    return Implementation(name, JAX, core, f"{_JAX}:{layer}", **more)
-
-
-def _ours(kernel: str | None) -> Implementation:
-    name = f"jax-attn {kernel}" if kernel else "jax-attn"
-    return _on_jax(name, "ours_core", "ours_layer", options={"implementation": kernel})
+def _forced(kernel: str) -> Implementation:
+    """torch's fused attention by that one of its backends."""
+    options = {"backend": f"{kernel.upper()}_ATTENTION"}
+    return _on_torch(f"sdpa {kernel}", "sdpa_core", "", options=options, devices=("gpu",))
 
 
 _ALL = (
-    _on_torch("sdpa", "sdpa_core", "sdpa_layer"),
-    _on_torch("torch eager", "eager_core", "eager_layer"),
+    _on_torch("sdpa", "sdpa_core", "sdpa_layer", "sdpa"),
+    *map(_forced, ("flash", "cudnn", "efficient")),
+    _on_torch(
+        "flash-attn",
+        "flash_attn_core",
+        "",
+        needs=("flash_attn",),
+        install="pip install flash-attn --no-build-isolation",
+        devices=("gpu",),
+    ),
+    _on_torch("torch eager", "eager_core", "eager_layer", "eager"),
     _on_torch("nn.MultiheadAttention", "", "torch_mha_layer"),
     _on_torch(
         "torch.compile",
@@ -81,7 +101,7 @@ _ALL = (
         needs=("torchax",),
         install="pip install torchax",
     ),
-    _on_jax("jax.nn", "jax_nn_core", "jax_nn_layer"),
+    _on_jax("jax.nn", "jax_nn_core", "jax_nn_layer", "jax_nn"),
     _on_jax("flax nnx", "flax_core", "flax_layer"),
     _on_jax("equinox", "", "equinox_layer", needs=("equinox",)),
     _on_jax(
@@ -91,9 +111,11 @@ _ALL = (
         needs=("keras",),
         environment={"KERAS_BACKEND": "jax"},
     ),
-    _ours("dense"),
-    _ours("blocked"),
-    _ours(None),
+    *(
+        _on_jax(f"jax-attn {kernel}", "ours_core", "ours_layer", options={"implementation": kernel})
+        for kernel in ("dense", "blocked")
+    ),
+    _on_jax("jax-attn", "ours_core", "ours_layer", "ours"),
 )
 
 IMPLEMENTATIONS = {implementation.name: implementation for implementation in _ALL}

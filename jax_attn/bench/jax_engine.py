@@ -9,6 +9,7 @@ import numpy as np
 
 from jax_attn.bench import memory
 from jax_attn.bench.program import Program
+from jax_attn.bench.record import BACKWARD, CACHED, FORWARD
 
 
 class Engine:
@@ -27,6 +28,7 @@ class Engine:
 
     def load(self, program: Program, inputs: list[np.ndarray], cotangent: np.ndarray | None):
         self.program, self.inputs = program, len(inputs)
+        self.cache = program.cache
         self.leaves = tuple(jnp.array(a) for a in (*inputs, *program.weights.values()))
         self.cotangent = None if cotangent is None else jnp.array(cotangent)
 
@@ -34,16 +36,26 @@ class Engine:
             output, vjp = jax.vjp(program.call, *leaves)
             return output, vjp(cotangent)
 
-        self.jitted = {"forward": jax.jit(program.call), "forward+backward": jax.jit(step)}
+        self.jitted = {FORWARD: jax.jit(program.call), BACKWARD: jax.jit(step)}
+        self.jitted |= dict.fromkeys(CACHED, jax.jit(program.call, donate_argnums=0))
 
     def let_go(self) -> None:
         """Free what was loaded."""
-        self.program = self.leaves = self.cotangent = self.jitted = None
+        self.program = self.cache = self.leaves = self.cotangent = self.jitted = None
 
     def _arguments(self, mode: str, cotangent=None) -> tuple:
-        if mode == "forward":
+        if mode == FORWARD:
             return self.leaves
+        if mode in CACHED:
+            return self.cache, *self.leaves
         return (self.cotangent if cotangent is None else cotangent, *self.leaves)
+
+    def _started(self, mode: str, arguments: tuple):
+        """What the call gives, under way; its cache is the next call's."""
+        made = self.jitted[mode](*arguments)
+        if mode in CACHED:
+            made, self.cache = made
+        return made
 
     def compile(self, mode: str) -> tuple[float | None, int | None]:
         """(seconds, bytes of temporaries): traced and compiled ahead; later calls find it."""
@@ -55,21 +67,28 @@ class Engine:
 
     def call(self, mode: str, cotangent: jax.Array | None = None):
         """Outputs, or outputs and the gradients of the inputs and weights, finished."""
-        return jax.block_until_ready(self.jitted[mode](*self._arguments(mode, cotangent)))
+        return jax.block_until_ready(self._started(mode, self._arguments(mode, cotangent)))
 
-    def turn(self, mode: str, seconds: float) -> float:
-        """The median seconds of a call, of as many as begin within so long: one at least."""
-        jitted, arguments, taken = self.jitted[mode], self._arguments(mode), []
+    def turn(self, mode: str, seconds: float) -> tuple[float, float]:
+        """Median seconds of a call, and until it returned, its result still under way.
+
+        Of as many calls as begin within so long, one at least.
+        """
+        taken, dispatched = [], []
         end = time.perf_counter() + seconds
         while not taken or time.perf_counter() < end:
+            arguments = self._arguments(mode)
             started = time.perf_counter()
-            jax.block_until_ready(jitted(*arguments))
+            made = self._started(mode, arguments)
+            returned = time.perf_counter()
+            jax.block_until_ready(made)
             taken.append(time.perf_counter() - started)
-        return statistics.median(taken)
+            dispatched.append(returned - started)
+        return statistics.median(taken), statistics.median(dispatched)
 
-    def tensors(self, mode: str, cotangent: np.ndarray):
+    def tensors(self, mode: str, cotangent: np.ndarray | None):
         """(output, gradients of the inputs, of the weights by name), as NumPy arrays."""
-        if mode == "forward":
+        if mode != BACKWARD:
             return np.asarray(self.call(mode)), [], {}
         output, gradients = self.call(mode, jnp.array(cotangent))
         arrays = list(map(np.asarray, gradients))

@@ -23,7 +23,7 @@ _GQA = LAYOUTS["gqa"]
 XLA = "XLA"  # of peers that leave the choice to the compiler
 
 
-def ours_core(workload: Workload, arrays: Arrays, implementation: str | None) -> Program:
+def ours_core(workload: Workload, arrays: Arrays, implementation: str | None = None) -> Program:
     kernel = _chosen(workload, implementation)
 
     def call(query, key, value):
@@ -34,7 +34,7 @@ def ours_core(workload: Workload, arrays: Arrays, implementation: str | None) ->
     return Program(call, {}, kernel=kernel, writes_scores=kernel == "dense")
 
 
-def ours_layer(workload: Workload, arrays: Arrays, implementation: str | None) -> Program:
+def ours_layer(workload: Workload, arrays: Arrays, implementation: str | None = None) -> Program:
     kernel = _chosen(workload, implementation)
     module = _ours(workload, implementation=implementation)
     call = partial(_call, is_causal=workload.is_causal)

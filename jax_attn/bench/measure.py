@@ -8,7 +8,7 @@ from typing import Any
 
 from jax_attn.bench import memory, roofline, statistics, workloads
 from jax_attn.bench.implementations import IMPLEMENTATIONS, REFERENCE
-from jax_attn.bench.record import MODES, Record, Row, Status, Workload
+from jax_attn.bench.record import CACHED, MODES, Record, Row, Status, Workload
 from jax_attn.bench.rounds import Limits, interleaved
 from jax_attn.bench.worker import AbsentError, RefusedError, Worker, WorkerError
 from jax_attn.parity.compare import Verdict
@@ -26,7 +26,7 @@ class Plan:
     workloads: tuple[Workload, ...]
     implementations: tuple[str, ...]
     threads: int
-    modes: tuple[str, ...] = MODES
+    modes: tuple[str, ...] = (*MODES, *CACHED)
     baseline: str = REFERENCE
     device: str = "cpu"
     limits: Limits = field(default_factory=Limits)
@@ -39,7 +39,7 @@ class Plan:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Whom to start: the baseline, and whose error is the measure, are always there."""
+        """Who has rows: the baseline, and whose error is the measure, are always there."""
         wanted = {*self.implementations, self.baseline, REFERENCE}
         return tuple(name for name in IMPLEMENTATIONS if name in wanted)
 
@@ -47,6 +47,19 @@ class Plan:
     def judged(self) -> tuple[str, ...]:
         """`names`, the reference first: its own error is the measure of the others'."""
         return tuple(sorted(self.names, key=lambda name: name != REFERENCE))
+
+    @property
+    def started(self) -> tuple[str, ...]:
+        """Of `names`, who has a program for any of the workloads."""
+        return tuple(
+            name
+            for name in self.names
+            if not all(IMPLEMENTATIONS[name].lacks(workload) for workload in self.workloads)
+        )
+
+    def modes_of(self, workload: Workload) -> tuple[str, ...]:
+        """In which of the modes the workload is measured."""
+        return tuple(mode for mode in workload.modes if mode in self.modes)
 
 
 class Session:
@@ -60,6 +73,7 @@ class Session:
         self._workers: dict[str, Any] = {}
         self._unloaded: dict[str, tuple[Status, str]] = {}
         self._rows: dict[tuple[Workload, str, str], Row] = {}
+        self._dispatch: dict[tuple[Workload, str, str], list[float]] = {}
         self._rates: dict[str, float] = {}
         self.environment: dict[str, Any] = {}
 
@@ -77,18 +91,19 @@ class Session:
     def steps(self) -> int:
         """How often `run` yields at least; each round of each mode counts as one."""
         plan = self.plan
-        return 1 + len(plan.workloads) * (1 + len(plan.names) + len(plan.modes))
+        modes = sum(len(plan.modes_of(workload)) for workload in plan.workloads)
+        return 1 + len(plan.workloads) * (1 + len(plan.names)) + modes
 
     def run(self) -> Iterator[str]:
         """Measure all; yields, step by step, what was done."""
         plan = self.plan
         self.environment = _environment()
-        self._load(plan.names)
+        self._load(plan.started)
         yield "workers started"
         for workload in plan.workloads:
             if plan.device == "gpu":  # an allocator's peak cannot be set back in JAX
                 self.__exit__()
-            self._load([n for n in plan.names if n not in self._workers])
+            self._load([n for n in plan.started if n not in self._workers])
             yield from self._yardstick()
             yield from self._workload(workload)
 
@@ -143,7 +158,7 @@ class Session:
             else:
                 self._judged(workload, name)
             yield f"{workload.name}: {name} judged"
-        for mode in plan.modes:
+        for mode in plan.modes_of(workload):
             yield from self._timed(workload, mode)
 
     def _prepared(self, workload: Workload) -> str:
@@ -154,7 +169,7 @@ class Session:
                 _JUDGE, "jax_attn.bench.agreement:Judge", threads=plan.threads, environment={}
             )
         try:
-            self._asking(_JUDGE)("prepare", workload, plan.seed, plan.modes)
+            self._asking(_JUDGE)("prepare", workload, plan.seed, plan.modes_of(workload))
         except WorkerError as error:
             return f"no reference to judge by: {error}"
         return ""
@@ -164,11 +179,11 @@ class Session:
         ask, judge = self._asking(name), self._asking(_JUDGE)
         self._all(workload, name, Status.NOT_RUN, "not reached")
         try:
-            kernel = ask("build", workload, self.plan.seed)
+            built = ask("build", workload, self.plan.seed)
         except WorkerError as error:
             self._all(workload, name, _fate(error), str(error))
             return
-        for mode in self.plan.modes:
+        for mode in self.plan.modes_of(workload):
             try:
                 compile_s, compiler_bytes = ask("compile", mode)
                 first = ask("first_call", mode)
@@ -179,7 +194,7 @@ class Session:
                 peak = ask("peak", mode)
             except WorkerError as error:
                 fate = {"status": _fate(error), "reason": str(error)}
-                self._put(workload, mode, name, kernel=kernel, **fate)
+                self._put(workload, mode, name, **built, **fate)
                 continue
             wrong = agreement.verdict is Verdict.FAIL
             self._put(
@@ -188,7 +203,7 @@ class Session:
                 name,
                 status=Status.EXCLUDED if wrong else Status.NOT_RUN,
                 reason="; ".join(agreement.reasons) or "not timed",
-                kernel=kernel,
+                **built,
                 verdict=str(agreement.verdict),
                 tensor=agreement.tensor,
                 error=agreement.error,
@@ -222,13 +237,16 @@ class Session:
     def _turn(self, workload: Workload, mode: str, name: str) -> Callable[[], float | None]:
         """A turn of that worker; None where it fails, which its row then says."""
         ask = self._asking(name)
+        dispatched = self._dispatch[workload, mode, name] = []
 
         def turn() -> float | None:
             try:
-                return ask("turn", mode)
+                seconds, until_returned = ask("turn", mode)
             except WorkerError as error:
                 self._put(workload, mode, name, status=_fate(error), reason=str(error))
                 return None
+            dispatched.append(until_returned)
+            return seconds
 
         return turn
 
@@ -238,6 +256,8 @@ class Session:
         ratio = statistics.ratio(*paired, self.plan.seed) if paired[0] else None
         reason = "" if row.reason == "not timed" else row.reason
         timed = replace(row, status=Status.MEASURED, reason=reason, seconds=tuple(seconds))
+        if self.plan.device == "gpu":
+            timed = replace(timed, dispatch=tuple(self._dispatch[workload, mode, name]))
         self._rows[workload, mode, name] = replace(timed, ratio=ratio)
 
     def _asking(self, name: str) -> Callable[..., Any]:
@@ -262,7 +282,7 @@ class Session:
         self._rows[key] = replace(row, **known)
 
     def _all(self, workload: Workload, name: str, status: Status, reason: str) -> None:
-        for mode in self.plan.modes:
+        for mode in self.plan.modes_of(workload):
             self._put(workload, mode, name, status=status, reason=reason)
 
     def record(self, interrupted: bool = False) -> Record:

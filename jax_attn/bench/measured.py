@@ -10,7 +10,7 @@ import numpy as np
 from jax_attn.bench import memory, workloads
 from jax_attn.bench.implementations import IMPLEMENTATIONS
 from jax_attn.bench.program import Program, UnsuitedError
-from jax_attn.bench.record import Workload
+from jax_attn.bench.record import BACKWARD, Workload
 from jax_attn.bench.worker import imported
 
 TURN_SECONDS = 0.02  # one round's turn at least: a short call is timed as often as fits
@@ -39,19 +39,19 @@ class Measured:
         engine = imported(f"jax_attn.bench.{self.implementation.framework}_engine:Engine")
         self.engine = engine(self.device, self.threads)
 
-    def build(self, workload: Workload, seed: int) -> str:
-        """Make the program, weights and inputs in place; the kernel's name."""
+    def build(self, workload: Workload, seed: int) -> dict[str, Any]:
+        """Make the program, weights, inputs and cache in place; what its row says of them."""
         self._drop()
         builder = self.implementation.builder(workload)
         placed = {
             name: self.engine.place(a) for name, a in workloads.arrays(workload, seed).items()
         }
-        cotangent = placed.pop("cotangent")
+        cotangent = placed.pop("cotangent", None)
         self.workload, self.seed = workload, seed
         self.program = imported(builder)(workload, placed, **self.implementation.options)
         names = workloads.inputs(workload)
         self.engine.load(self.program, [placed[name] for name in names], cotangent)
-        return self.program.kernel
+        return {"kernel": self.program.kernel, "cache_bytes": self.program.cache_bytes}
 
     def build_product(self, size: int, dtype: str) -> None:
         """A square matrix product in place of a workload."""
@@ -98,28 +98,29 @@ class Measured:
         The gradients are those of a cotangent on the sampled rows alone. Raises ValueError,
         naming each, for tensors that are not finite everywhere or not of the workload's dtype.
         """
-        w = self.workload
-        cotangent = workloads.arrays(w, self.seed)["cotangent"]
-        cotangent = workloads.sampled_cotangent(w, cotangent)
+        w, cotangent = self.workload, None
+        if mode == BACKWARD:
+            cotangent = workloads.arrays(w, self.seed)["cotangent"]
+            cotangent = workloads.sampled_cotangent(w, cotangent)
         output, inputs, weights = self.engine.tensors(mode, cotangent)
-        named = zip(workloads.inputs(w), inputs, strict=False)  # forward has no gradients
+        named = zip(workloads.inputs(w), inputs, strict=False)  # there may be no gradients
         _check({"output": output} | {f"grad {n}": a for n, a in [*named, *weights.items()]}, w)
         made = {"output": {"output": output[:, workloads.sampled_rows(w)]}}
-        if mode != "forward":
+        if mode == BACKWARD:
             names = workloads.inputs(w)
             made["gradient of input"] = dict(zip(names, inputs, strict=True))
             made["gradient of parameter"] = dict(self.program.canonical(weights))
         return made
 
-    def turn(self, mode: str) -> float:
-        """The median seconds of a call; answered when its threads have come to rest.
+    def turn(self, mode: str) -> tuple[float, float]:
+        """Median seconds of a call, and of its dispatch; answered when its threads are at rest.
 
         The first call, cold, does not count where its being cold would show.
         """
         gc.disable()
         try:
             first = self.engine.turn(mode, 0.0)
-            warm = first < COLD_MATTERS_SECONDS
+            warm = first[0] < COLD_MATTERS_SECONDS
             return self.engine.turn(mode, TURN_SECONDS) if warm else first
         finally:
             gc.enable()

@@ -24,7 +24,10 @@ class Program:
     weights: what is differentiated besides the inputs, by the implementation's own names, in
     the order of the call. canonical: gradients under those names -> under the `gqa` design's.
     kernel: what runs. writes_scores: whether all T×S of them are in memory at once.
-    compiled: whether torch compiles it.
+    compiled: whether torch compiles it. cache: of a workload that has one, and then without
+    weights: torch: None, as call writes into its own in place; jax: a pytree that call takes
+    before the inputs and gives back beside its output, as filled as it was, so that the next call
+    is the same one; the engine donates it. cache_bytes: of its keys and values.
     """
 
     call: Callable[..., Any]
@@ -33,6 +36,8 @@ class Program:
     kernel: str = ""
     writes_scores: bool = True
     compiled: bool = False
+    cache: Any = None
+    cache_bytes: int | None = None
 
 
 def flax_shapes(workload: Workload) -> dict[str, tuple[int, ...]]:

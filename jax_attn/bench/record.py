@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 SCHEMA = "jax-attn bench 1"
-MODES = ("forward", "forward+backward")
+MODES = FORWARD, BACKWARD = ("forward", "forward+backward")
+CACHED = PREFILL, DECODE = ("prefill", "decode")  # with a cache of keys and values
+_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 class Status(StrEnum):
@@ -31,6 +33,8 @@ class Workload:
 
     layer: a whole module, with its four projections of embed_dim D, on (B, T, D); else
     attention alone, on query (B, T, N, H), key and value (B, S, K, H), and D is 0.
+    room: 0, and is_causal has its corner top-left; or the places of a cache that the T tokens
+    are read into, S - T being there before, and a token sees all up to itself.
     """
 
     name: str
@@ -44,14 +48,33 @@ class Workload:
     D: int = 0
     is_causal: bool = False
     dtype: str = "float32"
+    room: int = 0
+
+    @property
+    def modes(self) -> tuple[str, ...]:
+        """In which it can be measured: those of a cache are one token a row, or more."""
+        if not self.room:
+            return MODES
+        return (DECODE,) if self.T == 1 else (PREFILL,)
+
+    @property
+    def filled(self) -> int:
+        """How many tokens a row's cache holds before the call."""
+        return self.S - self.T if self.room else 0
+
+    @property
+    def cached_bytes(self) -> int:
+        """Keys and values of all S tokens: what attention to a cache must read at least."""
+        return 2 * self.B * self.S * self.K * self.H * _BYTES[self.dtype] if self.room else 0
 
     @property
     def pairs(self) -> int:
-        """How many (query, key) pairs of one head may attend, the causal corner top-left."""
+        """How many (query, key) pairs of one head may attend."""
         if not self.is_causal:
             return self.T * self.S
-        full = min(self.T, self.S)  # query i sees keys 0…i
-        return full * (full + 1) // 2 + max(self.T - self.S, 0) * self.S
+        full = min(self.T, self.S)  # query i sees keys 0…i, and what was there before
+        seen = full * (full + 1) // 2 + max(self.T - self.S, 0) * self.S
+        return seen + self.T * self.filled
 
     def flops(self, mode: str) -> int:
         """Useful floating-point operations of one call: the one formula for every row.
@@ -65,9 +88,9 @@ class Workload:
         core = 2 * self.B * self.N * self.pairs * self.H
         width = 2 * self.N * self.H * self.T + 2 * self.K * self.H * self.S
         projections = 2 * self.B * self.D * width if self.layer else 0
-        if mode == "forward":
-            return 2 * core + projections
-        return (2 + 5) * core + 3 * projections
+        if mode == BACKWARD:
+            return (2 + 5) * core + 3 * projections
+        return 2 * core + projections
 
 
 @dataclass(frozen=True)
@@ -99,7 +122,9 @@ class Row:
     seconds: of one call, one number a round, from the first round on: a slow implementation
     leaves before the last, the baseline never. flops: of one call. peak_bytes: resident (CPU) or
     allocated (GPU) at most during a call, with its results, beyond what was there before it.
-    compiler_bytes: temporaries as the compiler states them.
+    compiler_bytes: temporaries as the compiler states them. cache_bytes: keys and values in all
+    the room that its cache has. dispatch: of each round, seconds until a call returned, its
+    result still under way; () on a CPU, where most calls return with it.
     """
 
     workload: Workload
@@ -119,17 +144,32 @@ class Row:
     peak_bytes: int | None = None
     compiler_bytes: int | None = None
     tensor: str = ""
+    cache_bytes: int | None = None
+    dispatch: tuple[float, ...] = ()
 
     @property
     def median_s(self) -> float | None:
-        if not self.seconds:
-            return None
-        ordered, n = sorted(self.seconds), len(self.seconds)
-        return (ordered[(n - 1) // 2] + ordered[n // 2]) / 2
+        return _median(self.seconds)
+
+    @property
+    def dispatch_s(self) -> float | None:
+        return _median(self.dispatch)
 
     @property
     def flops_per_s(self) -> float | None:
         return self.workload.flops(self.mode) / self.median_s if self.seconds else None
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """How many tokens it reads into its cache, all rows together."""
+        timed = self.workload.room and self.seconds
+        return self.workload.B * self.workload.T / self.median_s if timed else None
+
+    @property
+    def cached_bytes_per_s(self) -> float | None:
+        """`Workload.cached_bytes` over its time: what else it reads does not count."""
+        timed = self.workload.room and self.seconds
+        return self.workload.cached_bytes / self.median_s if timed else None
 
     @property
     def error_ratio(self) -> float | None:
@@ -137,6 +177,17 @@ class Row:
         if self.error is None or not self.reference_error:
             return None
         return self.error / self.reference_error
+
+
+def _median(seconds: tuple[float, ...]) -> float | None:
+    if not seconds:
+        return None
+    ordered, n = sorted(seconds), len(seconds)
+    return (ordered[(n - 1) // 2] + ordered[n // 2]) / 2
+
+
+# What a row's JSON has besides its fields, for who reads it without this package.
+_DERIVED = ("median_s", "dispatch_s", "tokens_per_s", "cached_bytes_per_s")
 
 
 @dataclass(frozen=True)
@@ -159,7 +210,7 @@ class Record:
         plain = asdict(self) | {"schema": SCHEMA}
         for row, given in zip(plain["rows"], self.rows, strict=True):
             row["flops"] = given.workload.flops(given.mode)
-            row["median_s"] = given.median_s
+            row.update((name, getattr(given, name)) for name in _DERIVED)
         return json.dumps(finite(plain), indent=1)
 
     @classmethod
@@ -185,11 +236,11 @@ class Record:
 
 
 def _row(plain: dict[str, Any]) -> Row:
-    derived = ("flops", "median_s")
-    given = {k: v for k, v in plain.items() if k not in derived}
+    given = {k: v for k, v in plain.items() if k not in ("flops", *_DERIVED)}
     given["workload"] = Workload(**plain["workload"])
     given["status"] = Status(plain["status"])
     given["seconds"] = tuple(plain["seconds"])
+    given["dispatch"] = tuple(plain.get("dispatch", ()))
     given["ratio"] = _ratio(**plain["ratio"]) if plain["ratio"] else None
     return Row(**given)
 

@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Iterator, Mapping
 from functools import partial
 
-from jax_attn.bench.record import MODES
+from jax_attn.bench.record import FORWARD
 from jax_attn.bench.rounds import Limits, interleaved
 from jax_attn.bench.worker import Worker, WorkerError
 
@@ -24,7 +24,7 @@ def measure(
     for framework, worker in workers.items():
         try:
             worker.ask("build_product", SIZE, dtype)
-            worker.ask("compile", MODES[0])
+            worker.ask("compile", FORWARD)
         except WorkerError:
             continue  # the other framework's rate remains
         turns[framework] = partial(_turn, worker)
@@ -37,6 +37,6 @@ def measure(
 
 def _turn(worker: Worker) -> float | None:
     try:
-        return worker.ask("turn", MODES[0])
+        return worker.ask("turn", FORWARD)[0]
     except WorkerError:
         return None

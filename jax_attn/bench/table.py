@@ -14,7 +14,7 @@ from rich.text import Text
 
 from jax_attn.bench import words
 from jax_attn.bench.compare import Change, Comparison
-from jax_attn.bench.record import Record, Row, Status, Workload
+from jax_attn.bench.record import CACHED, DECODE, MODES, PREFILL, Record, Row, Status, Workload
 from jax_attn.parity.report import number
 
 COMPILED = "Compiled for a device that is not here: the compiler's figures, not measured"
@@ -39,23 +39,41 @@ _SAID = {"faster": "green", "slower": "red"}
 
 
 class Column(NamedTuple):
-    """A title, and a row's cell; figures stand to the right and are never broken."""
+    """A title, and a row's cell; figures stand to the right and are never broken.
+
+    modes, device: in which of them it says something.
+    """
 
     title: str
     cell: Callable[[Row, Record], str]
     figure: bool = True
+    modes: tuple[str, ...] = (*MODES, *CACHED)
+    device: str = ""
+
+    def shown(self, mode: str, record: Record) -> bool:
+        return mode in self.modes and self.device in ("", record.settings["device"])
 
 
+# One token's work is to read the cache: of a matrix product's speed it could have next to none.
+_PRODUCTS = (*MODES, PREFILL)
 COLUMNS = (
     Column("implementation", lambda row, _: row.implementation, figure=False),
     Column("kernel", lambda row, _: row.kernel or words.DASH, figure=False),
     Column("verdict", lambda row, _: row.verdict or words.DASH, figure=False),
     Column("error/\nSDPA's", lambda row, _: number(row.error_ratio)),
     Column("time", lambda row, _: words.seconds(row.median_s)),
+    Column("dispatch", lambda row, _: words.seconds(row.dispatch_s), device="gpu"),
     Column("speed [95%]", lambda row, _: words.ratio(row.ratio)),
     Column("", lambda row, record: said(row, record), figure=False),
-    Column("GFLOP/s", lambda row, _: words.gflops(row.flops_per_s)),
-    Column("of\nGEMM", lambda row, record: words.percent(roofline_share(row, record))),
+    Column("tokens/s", lambda row, _: words.digits(row.tokens_per_s), modes=CACHED),
+    Column("GFLOP/s", lambda row, _: words.giga(row.flops_per_s), modes=_PRODUCTS),
+    Column(
+        "of\nGEMM",
+        lambda row, record: words.percent(roofline_share(row, record)),
+        modes=_PRODUCTS,
+    ),
+    Column("cache\nGB/s", lambda row, _: words.giga(row.cached_bytes_per_s), modes=(DECODE,)),
+    Column("cache\nMiB", lambda row, _: words.mebibytes(row.cache_bytes), modes=CACHED),
     Column("compile", lambda row, _: words.seconds(row.compile_s)),
     Column("first\ncall", lambda row, _: words.seconds(row.first_call_s)),
     Column("peak\nMiB", lambda row, _: words.mebibytes(row.peak_bytes)),
@@ -89,6 +107,10 @@ def roofline_share(row: Row, record: Record) -> float | None:
     return row.flops_per_s / best if best and row.flops_per_s else None
 
 
+def columns(block: Block, record: Record) -> list[Column]:
+    return [column for column in COLUMNS if column.shown(block.mode, record)]
+
+
 def said(row: Row, record: Record) -> str:
     """faster, slower or no difference, in words; the baseline itself is only named."""
     if row.implementation == record.settings["baseline"]:
@@ -115,14 +137,25 @@ def absent(record: Record) -> list[tuple[str, str]]:
     return [(name, f"{Status.ABSENT}: {reason}") for name, reason in dict.fromkeys(found)]
 
 
+# What the columns mean that a reader cannot guess, by the first word of their titles.
+_MEANT = {
+    "speed": "speed: {baseline}'s median time over this row's, with its bootstrap interval",
+    "error/": "error: RMS against float64",
+    "dispatch": "dispatch: until the call returns, its result still under way",
+    "of": "of GEMM: useful FLOP/s over those of a matrix product in this run",
+    "cache": "cache: its keys and values, GB/s those of the tokens that are there over the time, "
+    "MiB in all its room",
+    "peak": "peak: of the process during a call, beyond what was there before it",
+    "compiler's": "compiler's: temporaries as the compiler states them",
+}
+
+
 def legend(record: Record) -> str:
-    """What the columns mean that a reader cannot guess."""
-    return (
-        f"speed: {record.settings['baseline']}'s median time over this row's, with its bootstrap "
-        "interval; error: RMS against float64; of GEMM: useful FLOP/s over those of a matrix "
-        "product in this run; peak: of the process during a call, beyond what was there before it; "
-        "compiler's: temporaries as the compiler states them"
-    )
+    """What is meant by those columns that any of the blocks has."""
+    titles = {column.title for block in blocks(record) for column in columns(block, record)}
+    words_there = {title.split()[0] for title in titles if title}
+    meant = (said for word, said in _MEANT.items() if word in words_there)
+    return "; ".join(meant).format(baseline=record.settings["baseline"])
 
 
 # --- terminal --------------------------------------------------------------------------------
@@ -145,14 +178,15 @@ def terminal(record: Record) -> Group:
 
 def _table(block: Block, record: Record) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    for column in COLUMNS:
+    shown = columns(block, record)
+    for column in shown:
         justify = "right" if column.figure else "left"
         whole = column.figure or not column.title
         table.add_column(column.title, justify=justify, no_wrap=whole, overflow="fold")
     for row in block.measured:
-        cells = (column.cell(row, record) for column in COLUMNS)
-        shown = [Text(cell, style=_STYLES.get(cell) or _SAID.get(cell, "")) for cell in cells]
-        table.add_row(*shown, style="bold" if words.is_ours(row.implementation) else "")
+        cells = (column.cell(row, record) for column in shown)
+        styled = [Text(cell, style=_STYLES.get(cell) or _SAID.get(cell, "")) for cell in cells]
+        table.add_row(*styled, style="bold" if words.is_ours(row.implementation) else "")
     return table
 
 
@@ -230,7 +264,8 @@ def markdown(record: Record) -> str:
 
 
 def _pipes(block: Block, record: Record) -> list[str]:
-    rule = ("---:" if column.figure else "---" for column in COLUMNS)
-    rows = [[column.title.replace("\n", " ") for column in COLUMNS], list(rule)]
-    rows += [[column.cell(row, record) for column in COLUMNS] for row in block.measured]
+    shown = columns(block, record)
+    rule = ("---:" if column.figure else "---" for column in shown)
+    rows = [[column.title.replace("\n", " ") for column in shown], list(rule)]
+    rows += [[column.cell(row, record) for column in shown] for row in block.measured]
     return [f"| {' | '.join(row)} |" for row in rows]

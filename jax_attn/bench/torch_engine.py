@@ -8,6 +8,7 @@ import torch
 
 from jax_attn.bench import memory
 from jax_attn.bench.program import Program
+from jax_attn.bench.record import BACKWARD
 from jax_attn.bench.torch_programs import tensor
 from jax_attn.transfer import as_numpy
 
@@ -44,25 +45,30 @@ class Engine:
 
     def call(self, mode: str, cotangent: torch.Tensor | None = None):
         """Outputs, or outputs and the gradients of the inputs and weights, finished."""
-        with torch.inference_mode(mode == "forward"):
+        with torch.inference_mode(mode != BACKWARD):
             made = self._run(mode, self.cotangent if cotangent is None else cotangent)
             self._finish()
         return made
 
-    def turn(self, mode: str, seconds: float) -> float:
-        """The median seconds of a call, of as many as begin within so long: one at least."""
-        taken = []
-        with torch.inference_mode(mode == "forward"):
+    def turn(self, mode: str, seconds: float) -> tuple[float, float]:
+        """Median seconds of a call, and until it returned, its result still under way.
+
+        Of as many calls as begin within so long, one at least.
+        """
+        taken, dispatched = [], []
+        with torch.inference_mode(mode != BACKWARD):
             end = time.perf_counter() + seconds
             while not taken or time.perf_counter() < end:
                 started = time.perf_counter()
                 self._run(mode, self.cotangent)
+                returned = time.perf_counter()
                 self._finish()
                 taken.append(time.perf_counter() - started)
-        return statistics.median(taken)
+                dispatched.append(returned - started)
+        return statistics.median(taken), statistics.median(dispatched)
 
     def _run(self, mode: str, cotangent):
-        if mode == "forward":
+        if mode != BACKWARD:
             return self.program.call(*self.inputs)
         output = self.program.call(*self.tracked)
         leaves = [*self.tracked, *self.program.weights.values()]
@@ -72,9 +78,9 @@ class Engine:
         if self.device == "cuda":
             torch.cuda.synchronize()
 
-    def tensors(self, mode: str, cotangent: np.ndarray):
+    def tensors(self, mode: str, cotangent: np.ndarray | None):
         """(output, gradients of the inputs, of the weights by name), as NumPy arrays."""
-        if mode == "forward":
+        if mode != BACKWARD:
             return as_numpy(self.call(mode)), [], {}
         output, gradients = self.call(mode, self.place(cotangent))
         arrays, count = list(map(as_numpy, gradients)), len(self.inputs)

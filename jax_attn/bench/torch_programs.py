@@ -1,12 +1,13 @@
 """PyTorch's ways to compute a workload. Builders: (workload, tensors) -> `Program`."""
 
 import math
+import warnings
 from functools import partial
 
 import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812
-from torch.nn.attention import SDPBackend
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import torch_ref
 from jax_attn.bench.program import Program, UnsuitedError, from_design, in_design
@@ -18,10 +19,47 @@ Tensors = dict[str, torch.Tensor]
 EAGER = "softmax(QKᵀ)V"
 
 
-def sdpa_core(workload: Workload, tensors: Tensors) -> Program:
-    kernel = _sdpa_kernel(workload, tensors["query"])
-    call = partial(_sdpa, is_causal=workload.is_causal)
-    return Program(call, {}, kernel=kernel, writes_scores=kernel.endswith("math"))
+def sdpa_core(workload: Workload, tensors: Tensors, backend: str = "") -> Program:
+    """backend: the SDPBackend to insist on; torch's choice unless given."""
+    query, is_causal = tensors["query"], workload.is_causal
+    call = partial(_sdpa, is_causal=is_causal)
+    if not backend:
+        kernel = sdpa_kernel_name(workload, query, is_causal=is_causal)
+        return Program(call, {}, kernel=kernel, writes_scores=kernel.endswith("math"))
+    insisting = partial(sdpa_kernel, getattr(SDPBackend, backend))
+    with insisting(), warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        try:
+            kernel = sdpa_kernel_name(workload, query, is_causal=is_causal)
+        except RuntimeError as error:
+            reasons = [*(str(warning.message) for warning in said), str(error)]
+            # Where in its own source it warns, torch adds in brackets.
+            reasons = (reason.partition(" (Triggered internally")[0] for reason in reasons)
+            raise UnsuitedError("; ".join(reasons)) from error
+
+    def insisted(*inputs):
+        with insisting():
+            return call(*inputs)
+
+    return Program(insisted, {}, kernel=kernel, writes_scores=False)
+
+
+def flash_attn_core(workload: Workload, tensors: Tensors) -> Program:
+    import flash_attn
+
+    query = tensors["query"]
+    problems = [
+        f"takes {wanted}, got {got}"
+        for wanted, got, right in (
+            ("a GPU", query.device.type, query.is_cuda),
+            ("float16 or bfloat16", workload.dtype, workload.dtype != "float32"),
+        )
+        if not right
+    ]
+    if problems:
+        raise UnsuitedError("; ".join(problems))
+    call = partial(flash_attn.flash_attn_func, causal=workload.is_causal)
+    return Program(call, {}, kernel=f"flash-attn {flash_attn.__version__}", writes_scores=False)
 
 
 def _sdpa(query, key, value, *, is_causal: bool) -> torch.Tensor:
@@ -35,12 +73,15 @@ def _sdpa(query, key, value, *, is_causal: bool) -> torch.Tensor:
     return attended.transpose(1, 2)
 
 
-def _sdpa_kernel(w: Workload, like: torch.Tensor) -> str:
-    """Which of its kernels torch chooses for these shapes."""
+def sdpa_kernel_name(w: Workload, like: torch.Tensor, **masked) -> str:
+    """Which of its kernels torch chooses for these shapes.
+
+    masked: attn_mask or is_causal, as its fused attention takes them.
+    """
     options = {"dtype": like.dtype, "device": like.device}
     query = torch.empty(w.B, w.N, 1, w.H, **options).expand(-1, -1, w.T, -1)
     key = torch.empty(w.B, w.K, 1, w.H, **options).expand(-1, -1, w.S, -1)
-    given = {"is_causal": w.is_causal, "enable_gqa": w.K != w.N}
+    given = {"enable_gqa": w.K != w.N} | masked
     chosen = SDPBackend(torch._fused_sdp_choice(query, key, key, **given))
     return f"SDPA {chosen.name.lower().replace('_attention', '').replace('_', ' ')}"
 
@@ -59,7 +100,7 @@ class _Fused(torch_ref.DESIGNS["gqa"]):
 def sdpa_layer(workload: Workload, tensors: Tensors) -> Program:
     w = workload
     module = _loaded(_Fused(w.D, w.N, w.K, head_dim=w.H), "gqa", w, tensors)
-    kernel = _sdpa_kernel(w, tensors["x"])
+    kernel = sdpa_kernel_name(w, tensors["x"], is_causal=w.is_causal)
     call = partial(module, is_causal=w.is_causal)
     return _program(call, module, "gqa", w, kernel, writes_scores=kernel.endswith("math"))
 

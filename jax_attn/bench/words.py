@@ -65,6 +65,7 @@ def shape(w: Workload) -> str:
     """What is computed, in the package's letters."""
     heads = f"N={w.N}" if w.K == w.N else f"N={w.N} K={w.K}"
     lengths = f"T={w.T}" if w.S == w.T else f"T={w.T} S={w.S}"
+    lengths += f" room={w.room}" if w.room else ""
     width = f" D={w.D}" if w.layer else ""
     causal = ", causal" if w.is_causal else ""
     what = "layer" if w.layer else "attention"
@@ -87,9 +88,9 @@ def place(record: Record) -> list[str]:
         for name, value in record.settings.items()
         if name not in (MATRIX_PRODUCTS, JUDGED_ROWS)
     ]
-    roofline = [f"{name} {gflops(rate)} GFLOP/s" for name, rate in record.roofline.items()]
+    roofline = [f"{name} {giga(rate)} GFLOP/s" for name, rate in record.roofline.items()]
     products = record.settings.get(MATRIX_PRODUCTS, {})
-    products = [f"by {name} {gflops(rate)}" for name, rate in products.items()]
+    products = [f"by {name} {giga(rate)}" for name, rate in products.items()]
     lines = [
         f"machine: {', '.join(machine)}",
         f"versions: {', '.join(['Python ' + at['python'], *packages])}",
@@ -107,7 +108,7 @@ def judged(record: Record, workload: Workload) -> str:
     return f"judged on {rows} queries" if rows else ""
 
 
-def gflops(rate: float | None) -> str:
+def giga(rate: float | None) -> str:
     return DASH if rate is None else digits(rate / 1e9)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from jax_attn.bench.record import Workload
+from jax_attn.bench.record import BACKWARD, Workload
 
 DTYPES = ("float32", "bfloat16", "float16")
 SEED = 0
@@ -21,10 +21,24 @@ def _core(name: str, L: int, **options) -> Workload:
     return Workload(name, False, 1, L, L, 8, 8, 64, **options)
 
 
+def _cached(name: str, T: int, S: int, room: int, B: int = 1, K: int = 16) -> Workload:
+    """T tokens a row read into a cache that then holds S."""
+    return Workload(name, False, B, T, S, 16, K, 64, is_causal=True, room=room)
+
+
 def _long(preset: str, *lengths: int) -> tuple[Workload, ...]:
     """Full and causal attention at every length, one after the other: their times are compared."""
     return tuple(
         _core(f"{preset}/{L}{end}", L, is_causal=bool(end))
+        for L in lengths
+        for end in ("", "/causal")
+    )
+
+
+def _on_gpu(*lengths: int) -> tuple[Workload, ...]:
+    """As many tokens at every length, in heads of 128: so kernels on GPUs are compared."""
+    return tuple(
+        Workload(f"gpu/{L}{end}", False, 16384 // L, L, L, 16, 16, 128, is_causal=bool(end))
         for L in lengths
         for end in ("", "/causal")
     )
@@ -44,6 +58,22 @@ _LAYERS = tuple(
 _BERT = tuple(_layer(f"bert/{L}", 8, L, 768, 12) for L in (128, 512))
 _LONG = _long("long", 2048, 4096, 8192)
 
+# S tokens of 8,192 in batches of 1 and 8, multi-head and multi-query; and 512 of more and more
+# room, to which the work must not go.
+_DECODE = (
+    *(
+        _cached(f"decode/{B}x8192{end}", 1, 8192, 8192, B, K)
+        for B in (1, 8)
+        for end, K in (("", 16), ("/mqa", 1))
+    ),
+    *(_cached(f"decode/512of{room}", 1, 512, room) for room in (512, 32768)),
+)
+_PREFILL = (
+    _cached("prefill/2048", 2048, 2048, 8192),
+    _cached("prefill/2048/mqa", 2048, 2048, 8192, K=1),
+    _cached("prefill/7680+512", 512, 8192, 8192),
+)
+
 # Layers are named batch x length x embed_dim, the others by their length.
 PRESETS: Mapping[str, tuple[Workload, ...]] = {
     "quick": (_BERT[0], _core("long/1024", 1024)),
@@ -55,6 +85,9 @@ PRESETS: Mapping[str, tuple[Workload, ...]] = {
     "mqa": (_causal("mqa/1024", 2048, 16, K=1, H=128),),  # santacoder
     "long": _LONG,
     "longest": _long("longest", 16384, 32768),
+    "prefill": _PREFILL,
+    "decode": _DECODE,
+    "gpu": _on_gpu(4096, 8192, 16384),
     "targets": (*_SEEDS[:3], *_LAYERS, *_LONG),
 }
 
@@ -85,7 +118,9 @@ def arrays(workload: Workload, seed: int = SEED) -> dict[str, np.ndarray]:
     """Inputs, weights and "cotangent" by name, in the workload's dtype: the same for everyone.
 
     Inputs and the cotangent are standard normal; weights, under the torch names of the `gqa`
-    design, normal with the spread of torch.nn.Linear's initial ones.
+    design, normal with the spread of torch.nn.Linear's initial ones. With a cache, "key" and
+    "value" are those of the T tokens, "past_key" and "past_value" of those before them, and there
+    is no cotangent.
     """
     w = workload
     rng = np.random.default_rng([seed, zlib.crc32(w.name.encode())])
@@ -94,6 +129,11 @@ def arrays(workload: Workload, seed: int = SEED) -> dict[str, np.ndarray]:
         drawn = rng.standard_normal(shape, np.float32)
         return (np.float32(spread) * drawn).astype(numpy_dtype(w.dtype))
 
+    if w.room:
+        new, past = (w.B, w.T, w.K, w.H), (w.B, w.filled, w.K, w.H)
+        shapes = {"query": (w.B, w.T, w.N, w.H), "key": new, "value": new}
+        shapes |= {"past_key": past, "past_value": past}
+        return {name: normal(*shape) for name, shape in shapes.items()}
     if not w.layer:
         return {
             "query": normal(w.B, w.T, w.N, w.H),
@@ -126,7 +166,7 @@ def scores_bytes(workload: Workload, mode: str) -> int:
     Scores and their softmax in float32 forward; as much again for their gradients.
     """
     scores = 4 * workload.B * workload.N * workload.T * workload.S
-    return scores * (2 if mode == "forward" else 4)
+    return scores * (4 if mode == BACKWARD else 2)
 
 
 def sampled_rows(workload: Workload) -> np.ndarray:

@@ -16,7 +16,13 @@ from jax_attn.parity.environment import install_line, present, settle_platforms
 
 INTERRUPTED = 130  # as a shell has it
 DTYPES = ("float32", "bfloat16", "float16")
-MODES = ("forward", "forward+backward")
+# mode → the preset that is measured where no other is asked for.
+MODES = {
+    "forward": "quick",
+    "forward+backward": "quick",
+    "prefill": "prefill",
+    "decode": "decode",
+}
 
 
 @click.group("bench", invoke_without_command=True)
@@ -25,10 +31,18 @@ MODES = ("forward", "forward+backward")
     "--preset",
     "presets",
     multiple=True,
-    help="What is measured: a preset or a workload's name; may be repeated.",
+    help="What is measured: a preset or a workload's name; may be repeated. Unless given: quick, "
+    "or what the mode is named after.",
 )
 @click.option("--implementation", "names", multiple=True, help="Only this one; may be repeated.")
-@click.option("--mode", "modes", multiple=True, type=click.Choice(MODES), help="Only this mode.")
+@click.option(
+    "--mode",
+    "modes",
+    multiple=True,
+    type=click.Choice(list(MODES)),
+    help="Only this mode of those that a workload has; may be repeated. With a cache: prefill, "
+    "of many tokens, or decode, of one.",
+)
 @click.option("--baseline", default="sdpa", show_default=True, help="What ratios are over.")
 @click.option(
     "--rounds",
@@ -84,7 +98,7 @@ def command(
     if listing:
         click.echo(catalogue())
         return
-    presets = presets or ("quick",)
+    presets = presets or tuple(dict.fromkeys(MODES[mode] for mode in modes)) or ("quick",)
     problems = [
         *(
             ["--json, --markdown: expected one of them, got both"]
@@ -92,6 +106,7 @@ def command(
             else []
         ),
         *unknown(presets, names, baseline),
+        *without_mode(presets, modes),
         *too_many(threads),
         *unwritable({"--output": output and output.parent, "--plot": plots}),
     ]
@@ -126,7 +141,9 @@ def catalogue() -> str:
     lines = ["presets"]
     lines += [f"  {name:20} {', '.join(w.name for w in PRESETS[name])}" for name in PRESETS]
     lines += ["implementations"]
-    lines += [f"  {i.name:20} {i.absent or i.framework}" for i in IMPLEMENTATIONS.values()]
+    for i in IMPLEMENTATIONS.values():
+        where = "" if "cpu" in i.devices else ", with --device gpu or by name"
+        lines.append(f"  {i.name:20} {i.absent or i.framework + where}")
     return "\n".join(lines)
 
 
@@ -146,6 +163,17 @@ def unknown(presets, names, baseline) -> list[str]:
         for option, (asked, known, said) in given.items()
         if (strange := [name for name in asked if name not in known])
     ]
+
+
+def without_mode(presets, modes) -> Iterator[str]:
+    """A line where a mode is asked for that none of the workloads has."""
+    from jax_attn.bench.workloads import chosen, offered
+
+    had = {mode for w in chosen([p for p in presets if p in offered()]) for mode in w.modes}
+    strange = ", ".join(mode for mode in modes if mode not in had)
+    if had and strange:
+        said = " or ".join(mode for mode in MODES if mode in had)
+        yield f"--mode: expected {said}, which {', '.join(presets)} has, got {strange}"
 
 
 def too_many(threads: int | None) -> Iterator[str]:
@@ -189,7 +217,7 @@ def measured(given, modes, names, baseline, rounds, threads, device):
     cores = usable_cores()
     plan = Plan(
         given,
-        names or tuple(IMPLEMENTATIONS),
+        names or tuple(n for n, i in IMPLEMENTATIONS.items() if device in i.devices),
         threads or cores,
         modes,
         baseline,
@@ -231,10 +259,15 @@ def taken(steps: Iterable) -> BaseException | None:
 
 
 def asked(presets, modes, dtype) -> tuple[tuple, tuple[str, ...]]:
-    """The workloads, and the modes in their order: all of them unless given."""
-    from jax_attn.bench import workloads
+    """The workloads, and the modes in their order: all of them unless given.
 
-    return workloads.chosen(presets, dtype), tuple(m for m in MODES if m in (modes or MODES))
+    What has none of the modes is left out.
+    """
+    from jax_attn.bench.workloads import chosen
+
+    modes = tuple(mode for mode in MODES if mode in (modes or MODES))
+    given = tuple(w for w in chosen(presets, dtype) if not set(modes).isdisjoint(w.modes))
+    return given, modes
 
 
 def ignore_interrupts() -> None:

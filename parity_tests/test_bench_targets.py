@@ -90,6 +90,46 @@ def test_what_was_not_measured_is_not_met():
     assert "8192 keras: –" in targets.table({"without": without_keras})
 
 
+# --- decoding -------------------------------------------------------------------------------------
+
+STEPS = bench_record.steps()
+STEP, DECODE = targets.step, targets.DECODE
+
+
+def decoding_met(record) -> list[str]:
+    return [target.met({"run": record}) for target in targets.DECODING]
+
+
+def test_steps_that_meet_their_targets_say_so():
+    assert decoding_met(STEPS) == ["yes"] * 5
+    text = targets.table({"run": STEPS}, targets.DECODING)
+    assert "| B=1: 64.0 MiB to 4.00 MiB<br>B=8: 512 MiB to 32.0 MiB | yes |" in text
+
+
+STEPS_MISSED = {
+    "a multi-query step hardly faster": ((STEP(8, 1), OURS, {"slower": 1.4}), {0, 3}),
+    "a cache as if each group had its own": (
+        (STEP(1, 1), OURS, {"cache_bytes": 5 * 2**20}),
+        {1},
+    ),
+    "SDPA as fast": ((STEP(1, 16), "sdpa", {"slower": 0.5}), {2}),
+    "SDPA nearly as fast, multi-query": ((STEP(1, 1), "sdpa", {"slower": 0.8}), {3}),
+    "work by the room there is": ((STEP(1, 16, 512, 32768), OURS, {"slower": 1.3}), {4}),
+}
+
+
+@pytest.mark.parametrize("row", STEPS_MISSED)
+def test_each_target_of_decoding_can_be_missed(row):
+    (fits, name, to), missed = STEPS_MISSED[row]
+    found = decoding_met(changed(STEPS, fits, DECODE, name, **to))
+    assert {i for i, said in enumerate(found) if said == "missed"} == missed
+
+
+def test_steps_that_were_not_measured_meet_nothing():
+    assert set(decoding_met(RECORD)) == {"not measured"}
+    assert set(met(STEPS)) == {"not measured"}
+
+
 def everywhere(**to):
     return replace(RECORD, rows=tuple(replace(row, **to) for row in RECORD.rows))
 

@@ -7,7 +7,8 @@ from jax_attn.bench import statistics, words
 from jax_attn.bench.record import Record, Row, Workload
 from jax_attn.bench.table import roofline_share
 
-FORWARD, BOTH = "forward", "forward+backward"
+FORWARD, BOTH, DECODE = "forward", "forward+backward", "decode"
+BATCHES = (1, 8)
 LENGTHS = (2048, 4096, 8192)
 PEERS = ("jax.nn", "flax nnx", "keras")
 LAYERS = ("sdpa", "torch eager", "nn.MultiheadAttention", "torch.compile", *PEERS, "equinox")
@@ -61,6 +62,12 @@ def layer(B: int, T: int, D: int) -> Callable[[Workload], bool]:
     """A whole layer of 8 heads, not causal."""
     sizes = (True, B, T, T, 8, 8, D, False)
     return lambda w: (w.layer, w.B, w.T, w.S, w.N, w.K, w.D, w.is_causal) == sizes
+
+
+def step(B: int, K: int, S: int = 8192, room: int = 8192) -> Callable[[Workload], bool]:
+    """One token a row read into a cache that then holds S: 16 heads of 64."""
+    sizes = (False, B, 1, S, 16, K, 64, room)
+    return lambda w: (w.layer, w.B, w.T, w.S, w.N, w.K, w.H, w.room) == sizes
 
 
 def rows(record: Record, fits: Callable[[Workload], bool], mode: str) -> dict[str, Row]:
@@ -155,6 +162,48 @@ def errors(record: Record) -> list[Figure]:
     return [one(mode, T) for mode in (FORWARD, BOTH) for T in LENGTHS]
 
 
+def steps_over(K: int) -> Callable[[Record], list[Figure]]:
+    """By batch, how much faster our step is than torch's SDPA with a cache written in place."""
+
+    def figures(record: Record) -> list[Figure]:
+        by_batch = {B: rows(record, step(B, K), DECODE) for B in BATCHES}
+        return [slower(f"B={B}", here.get("sdpa"), ours(here)) for B, here in by_batch.items()]
+
+    return figures
+
+
+def one_head_over_all(record: Record) -> list[Figure]:
+    """By batch, the tokens a second of our multi-query step over our multi-head step's."""
+    return [apart(record, f"B={B}", step(B, 16), step(B, 1)) for B in BATCHES]
+
+
+def smaller_cache(record: Record) -> list[Figure]:
+    """By batch, how many times the multi-query cache the multi-head cache is."""
+
+    def one(B: int) -> Figure:
+        pair = [ours(rows(record, step(B, K), DECODE)) for K in (16, 1)]
+        if None in pair:
+            return Figure(None, f"B={B}: –")
+        many, few = (row.cache_bytes for row in pair)
+        return Figure(many / few, f"B={B}: {words.size(many)} to {words.size(few)}")
+
+    return [one(B) for B in BATCHES]
+
+
+def little_of_much(record: Record) -> list[Figure]:
+    label = "32,768 places over 512"
+    return [apart(record, label, step(1, 16, 512, 32768), step(1, 16, 512, 512))]
+
+
+def apart(record: Record, label: str, slow: Callable, fast: Callable) -> Figure:
+    """How many times our step's time on the one workload is that on the other: no round of both."""
+    pair = [ours(rows(record, fits, DECODE)) for fits in (slow, fast)]
+    if None in pair:
+        return Figure(None, f"{label}: –")
+    found = statistics.apart(*(row.seconds for row in pair))
+    return Figure(found.median, f"{label}: {words.ratio(found)}")
+
+
 def at_least(bound: float) -> Callable[[float], bool]:
     return lambda value: value >= bound
 
@@ -200,13 +249,38 @@ TARGETS = (
 )
 
 
-def table(runs: Mapping[str, Record]) -> str:
+# A decode step with S = 8,192 and 16 heads of 64: all of one run, `--preset decode`.
+DECODING = (
+    Target(
+        "decode step, multi-query over multi-head",
+        "≥ 12 times the tokens/s",
+        at_least(12),
+        one_head_over_all,
+    ),
+    Target("its cache", "16 times smaller", at_least(16), smaller_cache),
+    Target(
+        "decode step, multi-head, over torch SDPA with an in-place cache",
+        "≥ 1.0 times as fast",
+        at_least(1),
+        steps_over(16),
+    ),
+    Target("the same, multi-query", "≥ 1.5 times faster", at_least(1.5), steps_over(1)),
+    Target(
+        "decode step, 512 tokens in much room over in no more",
+        "≤ 1.2 of the time",
+        at_most(1.2),
+        little_of_much,
+    ),
+)
+
+
+def table(runs: Mapping[str, Record], asked: Sequence[Target] = TARGETS) -> str:
     """The targets as a Markdown table, and what the runs were.
 
     runs: name → record; a figure is of one of them, the first that has it, and no ratio of two.
     """
     lines = ["| what | target | measured [95% interval] | met? |", "|---" * 4 + "|"]
-    for target in TARGETS:
+    for target in asked:
         said = "<br>".join(figure.said for figure in target.found(runs))
         lines.append(f"| {target.what} | {target.asked} | {said} | {target.met(runs)} |")
     lines += ["", *(f"- {name}: {'; '.join(words.place(run))}" for name, run in runs.items())]

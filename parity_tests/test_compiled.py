@@ -12,7 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_attn.parity import compiled
+from jax_attn.parity import compiled, tpu
+from jax_attn.parity.cases import COMPILED_KERNELS
 from jax_attn.parity.compiled import (
     collectives,
     compile_for_tpu,
@@ -123,6 +124,43 @@ def test_a_libtpu_that_does_not_load_is_a_reason(monkeypatch):
     monkeypatch.setattr(compiled.importlib.util, "find_spec", lambda name: object())
     monkeypatch.setattr(compiled, "_device", broken)
     assert why_no_tpu_compiler().endswith("does not load: libtpu.so: wrong ELF class")
+
+
+# ------------------------------------------------------------------------ rows of the report
+
+REPORTED = {"seconds", "bytes", "temporaries", "arguments", "outputs", "collectives", "compiler"}
+
+
+def test_each_topology_has_a_row_with_what_the_compiler_counted():
+    rows = compiled_or_refused(lambda: [*tpu.compiled_everywhere({"design": "x"}, product, SHAPES)])
+    if rows is not None:
+        targets = [row["target"].partition("(")[2].rstrip(")") for row in rows]
+        assert targets == list(tpu.TOPOLOGIES)
+        for row in rows:
+            assert row.keys() >= REPORTED
+            assert (row["design"], row["level"], row["flops_by"]) == ("x", "compiled", "compiler")
+            assert row["flops"] == 2 * T * D * H
+
+
+@pytest.mark.parametrize("name", COMPILED_KERNELS)
+def test_a_kernel_s_rows_have_its_memory_and_the_flops_of_the_formula(monkeypatch, name):
+    monkeypatch.setattr(tpu, "TOPOLOGIES", ("v5e:2x2",))
+    rows = [*tpu.compile_kernel(name)]
+    if why_no_tpu_compiler() is not None:
+        assert rows == []
+        return
+    queries, keys, head = 4, 2, 64
+    length, heads = 256, queries + 2 * keys
+    seen = queries * sum(range(1, length + 1))  # scores, where each query sees itself and before
+    element = 2  # bytes
+    for row, direction, products in zip(rows, ("forward", "gradient"), (2, 7), strict=True):
+        assert row.keys() >= REPORTED
+        assert (row["design"], row["direction"]) == (f"kernel {name}", direction)
+        assert (row["level"], row["flops_by"]) == ("compiled", "formula")
+        assert row["flops"] == products * 2 * head * seen
+        assert row["collectives"] == []
+        assert row["arguments"] >= element * length * heads * head
+        assert row["outputs"] >= element * length * head * (queries if products == 2 else heads)
 
 
 # ------------------------------------------------------ what emulation takes from the compiler

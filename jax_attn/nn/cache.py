@@ -17,6 +17,8 @@ from jax_attn.attention.call import Call, checked_call
 FIRST_PAGE = 512
 # So many tokens are written one by one; of more, whole pages.
 FEW_TOKENS = 16
+# The scores of so many queries at a time are written out.
+QUERY_TILE = 64
 
 
 @functools.partial(
@@ -170,19 +172,47 @@ def _with_history(part: parts.Part, call: Call, cache: KVCache, lo, page: int) -
     if page == len(cache.keys):
         return part
     start = sum(value.shape[2] for value in cache.values[:page])
+    lowest_BT = jnp.zeros((call.B, call.T), jnp.int32)
+    if lo is not None:
+        far_BT = cache.positions(call.T) + jnp.broadcast_to(lo, call.B)[:, None]
+        lowest_BT = jnp.maximum(lowest_BT, far_BT)
 
     def more(part):
         place_P = start + jnp.arange(cache.values[page].shape[2], dtype=jnp.int32)
-        token_BP = _tokens(cache, place_P)
-        allowed = (token_BP >= 0)[:, None]
-        if lo is not None:
-            far_BT = cache.positions(call.T) + jnp.broadcast_to(lo, call.B)[:, None]
-            allowed = allowed & (token_BP[:, None] >= far_BT[..., None])
-        allowed = jnp.broadcast_to(allowed, (call.B, call.T, len(place_P)))
-        found = parts.over(call, cache.keys[page], cache.values[page], allowed)
+        kv = cache.keys[page], cache.values[page]
+        found = _in_tiles(call, *kv, _tokens(cache, place_P), lowest_BT)
         return _with_history(parts.merged(part, found), call, cache, lo, page + 1)
 
     return jax.lax.cond((cache.filled > start).any(), more, lambda part: part, part)
+
+
+def _in_tiles(call: Call, k_BKHP, v_BKPH, token_BP, lowest_BT) -> parts.Part:
+    """All queries to a page; each sees its tokens from the query's lowest on, (B, T), at least 0.
+
+    Of many queries the scores of so many are written out at a time, forward and backward.
+    """
+
+    def over(q_BTNH, lowest_BT):
+        allowed_BTP = token_BP[:, None] >= lowest_BT[..., None]
+        return parts.over(dataclasses.replace(call, query=q_BTNH), k_BKHP, v_BKPH, allowed_BTP)
+
+    tile = min(QUERY_TILE, call.T)
+    if tile == call.T:
+        return over(call.query, lowest_BT)
+
+    def tiles(x_BT):
+        padding = [(0, -call.T % tile) if axis == 1 else (0, 0) for axis in range(x_BT.ndim)]
+        tiled = jnp.pad(x_BT, padding).reshape(call.B, -1, tile, *x_BT.shape[2:])
+        return jnp.moveaxis(tiled, 1, 0)
+
+    def joined(x):
+        x_BKGT = jnp.moveaxis(x, 0, 3)
+        return x_BKGT.reshape(*x_BKGT.shape[:3], -1, *x_BKGT.shape[5:])[:, :, :, : call.T]
+
+    each = jax.lax.map(
+        lambda tile: jax.checkpoint(over)(*tile), (tiles(call.query), tiles(lowest_BT))
+    )
+    return jax.tree.map(joined, each)
 
 
 def _tokens(cache: KVCache, place_P: jax.Array) -> jax.Array:

@@ -1,6 +1,7 @@
 """Splash attention by Pallas's interpreter, against the definition; and what it refuses, by row."""
 
 import dataclasses
+import functools
 
 import attention_definition as definition
 import jax
@@ -45,13 +46,14 @@ def small_blocks(monkeypatch):
     monkeypatch.setattr(splash_kernel, "BLOCK", splash_kernel.LANES)
 
 
-def errors(name) -> list[float]:
+def errors(name, gradients=True) -> list[float]:
     """The worst error of output and gradients, each in units of its budget."""
     (T, S), mask, options = ROWS[name]
     *arrays, cotangent = drawn(T, S)
     given = {"softcap": None, "scale": None} | options
 
-    @jax.jit
+    # Interpreted, it is one long program for a few numbers: compiled quickly, it runs as fast.
+    @functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
     def run(cotangent, *arrays):
         def attend(*arrays):
             call, problems = checked_call(
@@ -61,6 +63,8 @@ def errors(name) -> list[float]:
             assert not splash.refusals(call)
             return splash.attention(call, interpret=True)
 
+        if not gradients:
+            return (attend(*arrays),)
         out, pull = jax.vjp(attend, *arrays)
         return out, *pull(cotangent)
 
@@ -71,7 +75,8 @@ def errors(name) -> list[float]:
     budgets = definition.gradient_budget("float32", cotangent, *arrays, allowed=allowed, **given)
     wanted = [(want, budget), *zip(grads[:3], budgets[:3], strict=True)]
     found = run(cotangent, *arrays)
-    return [definition.worst(got, *pair) for got, pair in zip(found, wanted, strict=True)]
+    assert len(found) == (4 if gradients else 1)
+    return [definition.worst(got, *pair) for got, pair in zip(found, wanted, strict=False)]
 
 
 @pytest.mark.parametrize("name", ROWS)
@@ -116,7 +121,7 @@ MISTAKES = {
 def test_that_comparison_sees(monkeypatch, name):
     plant, row = MISTAKES[name]
     plant(monkeypatch)
-    assert not max(errors(row)) <= 1
+    assert not max(errors(row, gradients=False)) <= 1
 
 
 def test_bands_know_their_blocks_without_writing_them_out():

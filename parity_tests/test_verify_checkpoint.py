@@ -4,72 +4,37 @@ import importlib.util
 import json
 from pathlib import Path
 
-import ml_dtypes  # noqa: F401  NumPy's bfloat16
 import numpy as np
 import pytest
 import torch
-from click.testing import CliRunner
+from checkpoint_files import (
+    FAIL,
+    INCONCLUSIVE,
+    PASS,
+    D,
+    H,
+    K,
+    N,
+    bert,
+    document,
+    linears,
+    llama,
+    run,
+    saved,
+    tensors,
+)
 
 import torch_ref
-from jax_attn.cli import main
 from jax_attn.parity import checkpoint as rebuilding
 from jax_attn.parity.checkpoint import STATEMENT, inputs, survey, torch_side, verify
 from jax_attn.parity.compare import Verdict
-from jax_attn.transfer import load_checkpoint, packed, save_checkpoint
-
-D, N, K, H = 30, 6, 3, 5
-PASS, FAIL, USAGE, INCONCLUSIVE = 0, 1, 2, 4
+from jax_attn.transfer import load_checkpoint, packed
 
 
 @pytest.fixture
 def quick(monkeypatch):
     """One transform: small layers spend their time on compiling, and the real ones run both."""
     monkeypatch.setattr(rebuilding, "TRANSFORMS", ("jit",))
-
-
-def run(*args):
-    return CliRunner().invoke(main, ["verify", *map(str, args)])
-
-
-def document(*args, status=PASS):
-    done = run(*args, "--json")
-    assert done.exit_code == status, done.output
-    return json.loads(done.stdout)
-
-
-def tensors(shapes, dtype="float32", seed=0):
-    """Weights drawn so that attention is not uniform; biases half as large."""
-    rng = np.random.default_rng(seed)
-    return {
-        key: (rng.standard_normal(s) * (0.5 if len(s) == 1 else 1.2 * s[-1] ** -0.5)).astype(dtype)
-        for key, s in shapes.items()
-    }
-
-
-def linears(prefix, names, rows=(D, D, D, D), columns=(D, D, D, D), bias=True):
-    made = {}
-    for name, r, c in zip(names.split(), rows, columns, strict=True):
-        made |= {f"{prefix}.{name}.weight": (r, c)}
-        made |= {f"{prefix}.{name}.bias": (r,)} if bias else {}
-    return made
-
-
-def bert(layers=1):
-    names = "self.query self.key self.value output.dense"
-    shapes = [linears(f"encoder.layer.{i}.attention", names) for i in range(layers)]
-    return {key: shape for layer in shapes for key, shape in layer.items()}
-
-
-def llama(bias=False):
-    rows = (D, K * H, K * H, D)
-    return linears("layers.0.self_attn", "q_proj k_proj v_proj o_proj", rows, bias=bias)
-
-
-def saved(folder, arrays, config=None):
-    save_checkpoint(folder / "model.safetensors", arrays)
-    if config is not None:
-        (folder / "config.json").write_text(json.dumps(config))
-    return folder / "model.safetensors"
 
 
 # --- real weights -------------------------------------------------------------------------------
@@ -253,7 +218,7 @@ def test_what_does_not_come_back_as_it_was_fails(tmp_path, monkeypatch, quick):
 
 def test_what_the_rebuild_lacks_is_said_and_the_numbers_are_there(tmp_path, quick):
     config = {"model_type": "llama", "sliding_window": 4096, "num_attention_heads": N}
-    path = saved(tmp_path, tensors(llama()), config)
+    path = saved(tmp_path, tensors(llama(bias=True)), config)
     (case,) = document(path.parent, status=INCONCLUSIVE)["cases"]
     assert case["verdict"] == "INCONCLUSIVE"
     assert case["reasons"] == [
@@ -315,111 +280,3 @@ def test_weights_that_are_not_finite_are_named(tmp_path):
     (case,) = document(path, status=INCONCLUSIVE)["cases"]
     assert case["level"] == "not run"
     assert "others in encoder.layer.0.attention.self.key.weight" in case["reasons"][0]
-
-
-# --- bad input ----------------------------------------------------------------------------------
-
-
-def empty_folder(folder):
-    (folder / "notes.txt").write_text("none here")
-    return folder
-
-
-def written(name, content):
-    def write(folder):
-        (folder / name).write_bytes(content)
-        return folder / name
-
-    return write
-
-
-def truncated(folder):
-    path = saved(folder, tensors(bert()), {"num_attention_heads": N})
-    path.write_bytes(path.read_bytes()[:-100])
-    return path
-
-
-def with_config(config, shapes=None):
-    return lambda folder: saved(folder, tensors(shapes or bert()), config)
-
-
-def broken_config(folder):
-    path = saved(folder, tensors(bert()))
-    (folder / "config.json").write_text("{")
-    return path
-
-
-BAD = {
-    "nothing there": (lambda f: f / "gone.safetensors", [], ["gone.safetensors", "none there"]),
-    "no such folder": (lambda f: f / "gone", [], ["CHECKPOINT", "gone"]),
-    "a folder without": (empty_folder, [], ["*.safetensors", "notes.txt"]),
-    "empty": (written("a.safetensors", b""), [], ["a.safetensors", "0 bytes"]),
-    "garbage": (written("a.safetensors", b"garbage" * 99), [], ["not a whole safetensors file"]),
-    "truncated": (truncated, [], ["model.safetensors", "not a whole safetensors file"]),
-    "a pickle": (written("model.bin", b"x"), [], ["model.bin", "pickle"]),
-    "another format": (written("a.onnx", b"x"), [], ["expected a .safetensors file", "a.onnx"]),
-    "no attention": (
-        with_config({}, {"mlp.up.weight": (D, D), "mlp.down.weight": (D, D)}),
-        [],
-        ["expected attention", "2 tensors", "mlp.up.weight"],
-    ),
-    "heads unknown": (with_config(None), [], ["--num-heads", "self.query.weight"]),
-    "heads unknown to the config": (with_config({"model_type": "bert"}), [], ["--num-heads"]),
-    "heads disagree": (
-        with_config({"num_attention_heads": N}),
-        ["--num-heads", 5],
-        ["--num-heads = 5", "config.json num_attention_heads = 6"],
-    ),
-    "heads do not divide": (
-        with_config(None, bert(layers=2)),
-        ["--num-heads", 7],
-        [
-            "2 problems",
-            "encoder.layer.0.attention.self.query.weight",
-            "encoder.layer.1.attention.self.query.weight",
-            "--num-heads = 7",
-            "got 30 rows",
-        ],
-    ),
-    "kv heads disagree": (
-        with_config({"num_attention_heads": N}),
-        ["--num-kv-heads", 2],
-        ["self.key.weight", "10 key rows", "--num-kv-heads = 2", "got 30 rows"],
-    ),
-    "zero heads": (with_config(None), ["--num-heads", 0], ["--num-heads", "got 0"]),
-    "less than none": (with_config(None), ["--num-kv-heads", -1], ["--num-kv-heads", "got -1"]),
-    "half a head": (with_config(None), ["--num-heads", 1.5], ["--num-heads", "1.5"]),
-    "a word": (with_config(None), ["--num-heads", "True"], ["--num-heads", "True"]),
-    "a broken config": (broken_config, [], ["config.json", "expected JSON"]),
-    "a config of one bad number": (with_config({"n_head": True}), [], ["1 problem", "got True"]),
-    "packed and split": (
-        with_config({"n_head": N}, llama() | {"layers.0.self_attn.qkv_proj.weight": (3 * D, D)}),
-        [],
-        ["ambiguous", "qkv_proj.weight", "q_proj.weight"],
-    ),
-}
-
-
-@pytest.mark.parametrize(("make", "options", "named"), BAD.values(), ids=BAD)
-def test_bad_input_is_one_message_and_nothing_written(tmp_path, make, options, named):
-    source = tmp_path / "source"
-    source.mkdir()
-    path = make(source)
-    done = run(path, *options, "--report", tmp_path / "report")
-    assert done.exit_code == USAGE, done.output
-    assert isinstance(done.exception, SystemExit)  # no traceback
-    assert done.stdout == ""
-    said = " ".join(done.stderr.split())
-    assert said.count("Error: ") == 1
-    for word in named:
-        assert word in said
-    assert not (tmp_path / "report").exists()
-
-
-def test_a_bool_is_no_head_count(tmp_path):
-    from click import UsageError
-
-    from jax_attn.cli.verify_checkpoint import verify_checkpoint
-
-    with pytest.raises(UsageError, match=r"--num-heads: .* got True"):
-        verify_checkpoint(tmp_path, True, None)

@@ -167,9 +167,7 @@ _SELF = ("square", "prime", "token", "seed000", "seed001")
 _CROSS = (*_SELF, "cross")
 _MAIN = ("float32", "bfloat16")
 _REST = ("float16", "float64")
-# In bfloat16 the budget has every angle rounded to it, which both sides keep in float32, and
-# would let errors of a tenth pass.
-_TURNED = ("float32", "float16")
+_LOW = ("float32", "float16", "bfloat16")
 _LONG = ("prime", "square")  # enough tokens to be read in several pieces
 
 # The wide shapes are run by the design whose seed has them: there they cost most and add least.
@@ -191,9 +189,9 @@ FACTORS = {
     "gqa/no_bias": Factors(("none", "per_head"), ("prime", "cross"), _MAIN),
     "gqa/kdim_vdim": Factors(("none", "padding"), ("cross", "prime"), _MAIN),
     "gqa/head_dim_scale": Factors(("none", "window"), ("cross", "prime"), _MAIN),
-    "gqa/rotary": Factors(("causal",), ("prime", "cross"), _TURNED),
-    "gqa/rotary_interleaved_partial": Factors(("padding",), ("cross", "prime"), _TURNED),
-    "gqa/qk_norm": Factors(("none",), ("prime", "cross"), _TURNED),
+    "gqa/rotary": Factors(("causal",), ("prime", "cross")),
+    "gqa/rotary_interleaved_partial": Factors(("padding",), ("cross", "prime"), _LOW),
+    "gqa/qk_norm": Factors(("none",), ("prime", "cross"), _MAIN),
     "gqa/qk_layer_norm": Factors(("causal",), ("cross", "prime"), ("float32",)),
     # In a sliding window the cache is a ring.
     "gqa/cached": Factors(("causal", "sliding"), _LONG, _MAIN),

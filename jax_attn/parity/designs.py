@@ -194,10 +194,11 @@ def _cached(design: Design, reference_call: Callable[[str], Callable] | None = N
 
 
 def _normalised(norm: Callable, torch_norm: Callable, *, centred: bool) -> Design:
-    """A grouped design with a norm on queries and keys, then rotary positions."""
+    """A grouped design with a norm on queries and keys, then rotary positions; no biases."""
+    turned, torch_turned = (room.Rotary(_BASE, _PARTIAL) for room in (rotary, torch_rotary))
     return _grouped(
-        {"qk_norm": lambda size: norm, "rotary": rotary.Rotary(_BASE, _PARTIAL)},
-        {"qk_norm": lambda size: torch_norm, "rotary": torch_rotary.Rotary(_BASE, _PARTIAL)},
+        {"qk_norm": lambda size: norm, "rotary": turned, "use_bias": False},
+        {"qk_norm": lambda size: torch_norm, "rotary": torch_turned, "bias": False},
         after=(Norm(_EPSILON, centred), Turn(_BASE, _PARTIAL)),
     )
 
@@ -280,7 +281,8 @@ DESIGNS: dict[str, Design] = {
         heads_average=True,
     ),
     "gqa": _GROUPED,
-    # Without biases: a key bias's gradient, zero but for the softcap, would be mostly rounding.
+    # Without biases, as with norms: a key bias's gradient, zero but for the softcap or the norm,
+    # would be mostly rounding.
     "gqa/softcap": _grouped(
         {"softcap": _SOFTCAP, "use_bias": False},
         {"softcap": _SOFTCAP, "bias": False},

@@ -16,6 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from jax_attn.parity.budget import PRECISIONS, RUNS, Budget, Precision, bridge
+from jax_attn.parity.constants import Made, Recorded, all_constant, each, mark
 from jax_attn.parity.signature import Inputs, Run, named_outputs
 from jax_attn.transfer import as_numpy
 
@@ -70,24 +71,14 @@ _SUMS: dict[str, Callable[..., tuple[torch.Tensor, int]]] = {
 }
 
 
-def _each(fn: Callable[[torch.Tensor], torch.Tensor], tree: Any) -> Any:
-    """`tree` with fn of every floating tensor: an operator's arguments are never deep.
-
-    torch's own tree_map takes as long as these small operators do.
-    """
-    if isinstance(tree, torch.Tensor):
-        return fn(tree) if tree.is_floating_point() else tree
-    if isinstance(tree, tuple | list):
-        made = [_each(fn, branch) for branch in tree]
-        return type(tree)(*made) if hasattr(tree, "_fields") else type(tree)(made)
-    if isinstance(tree, dict):
-        return {name: _each(fn, branch) for name, branch in tree.items()}
-    return tree
-
-
 def _widen(tree: Any) -> Any:
     """Every floating tensor in `tree` as float64."""
-    return _each(lambda x: x if x.dtype is torch.float64 else x.double(), tree)
+    return each(lambda x: x if x.dtype is torch.float64 else x.double(), tree)
+
+
+def _rounds(func) -> bool:
+    """Whether an operator's results are rounded, rather than moved or chosen."""
+    return func.overloadpacket.__name__ not in _EXACT and not func.is_view
 
 
 class Float64(TorchDispatchMode):
@@ -118,10 +109,14 @@ class Perturbed(Float64):
     own gives NaN: the spread of every other row would be lost.
     """
 
-    def __init__(self, precision: Precision | None, seed: int = 0):
-        """precision: None moves nothing: the centre of the spread."""
+    def __init__(self, precision: Precision | None, seed: int = 0, constants: Made = ()):
+        """precision: None moves nothing: the centre of the spread.
+
+        constants: those that the module makes when it is run as it is, in order.
+        """
         super().__init__()
         self.precision = precision
+        self._constants = list(constants)
         self.generator = torch.Generator().manual_seed(seed)
 
     def _moved(self, x: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
@@ -134,17 +129,31 @@ class Perturbed(Float64):
         return self._moved(x, (self.precision.store * x).abs_().clamp_(min=self.precision.tiny))
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        constant = all_constant(args, kwargs)
+        own = self.precision
+        if constant and own and _rounds(func):
+            self.precision = self._of_constant(func)
         result = super().__torch_dispatch__(func, types, args, kwargs)
-        name = func.overloadpacket.__name__
-        if func._schema.is_mutable and self.precision and name not in _EXACT:
-            result.copy_(_each(self._stored, result))
+        if func._schema.is_mutable and own and _rounds(func):
+            result.copy_(each(self._stored, result))
+        self.precision = own
+        mark(result, constant=constant)
         return result
+
+    def _of_constant(self, func) -> Precision:
+        """How finely the next constant is kept; as all else once the order is another."""
+        name, dtype = self._constants.pop(0) if self._constants else ("", None)
+        if name != func.overloadpacket.__name__:
+            self._constants.clear()
+            return self.precision
+        kept = [PRECISIONS[name] for name, of in TORCH_DTYPES.items() if of is dtype]
+        return min([self.precision, *kept], key=lambda precision: precision.store)
 
     def compute(self, func, args, kwargs):
         name = func.overloadpacket.__name__
         if name == "_softmax":
             return self._softmax(func, *args)
-        if self.precision is None or name in _EXACT or func.is_view:
+        if self.precision is None or not _rounds(func):
             return super().compute(func, args, kwargs)
         if name in _SUMS:
             total = super().compute(func, args, kwargs)
@@ -165,10 +174,10 @@ class Perturbed(Float64):
                     result = steps(*args, **kwargs)
             if result is NotImplemented:
                 # The exact result of inputs one roundoff away.
-                args, kwargs = _each(self._nearby, (args, kwargs))
+                args, kwargs = each(self._nearby, (args, kwargs))
         if result is NotImplemented:
             result = super().compute(func, args, kwargs)
-        return _each(self._stored, result)
+        return each(self._stored, result)
 
     def _inside(self) -> "Perturbed":
         """The same draw of perturbations, for intermediates that are kept as sums are."""
@@ -244,9 +253,10 @@ class Reference:
     ) -> dict[str, dict[str, Budget]]:
         """kind -> name -> `Budget`, from `runs` perturbed float64 runs."""
         made = []
-        rounding = PRECISIONS[precision]
+        rounding, constants = PRECISIONS[precision], self._constants(precision)
         for seed in range(runs + 1):
-            with one_thread(), _plain_kernels(), Perturbed(rounding if seed else None, seed):
+            perturbed = Perturbed(rounding if seed else None, seed, constants)
+            with one_thread(), _plain_kernels(), perturbed:
                 module = copy.deepcopy(self.module).double()
                 made.append(self._run(module, torch.float64, cotangents).kinds)
         center, perturbed = made[0], made[1:]
@@ -257,6 +267,17 @@ class Reference:
             }
             for kind, tensors in center.items()
         }
+
+    def _constants(self, precision: str) -> Made:
+        """Those that the module makes as it is; none are looked for where all is as fine."""
+        dtype = TORCH_DTYPES.get(precision)
+        low = dtype in (torch.bfloat16, torch.float16)
+        if not low or any(p.dtype is not dtype for p in self.module.parameters()):
+            return ()
+        recorded = Recorded(_rounds)
+        with one_thread(), _plain_kernels(), recorded:
+            self._run(copy.deepcopy(self.module), dtype, {})
+        return recorded.made
 
     def _tensors(self, dtype, *, requires_grad: bool):
         dtype = TORCH_DTYPES.get(dtype, dtype)

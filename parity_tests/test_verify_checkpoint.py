@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from checkpoint_files import (
+from torch_checkpoints import (
     FAIL,
     INCONCLUSIVE,
     PASS,

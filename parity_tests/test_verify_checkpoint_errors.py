@@ -1,7 +1,7 @@
 """`jax-attn verify CHECKPOINT` on what it cannot read: one message, and nothing written."""
 
 import pytest
-from checkpoint_files import USAGE, D, N, bert, llama, run, saved, tensors
+from torch_checkpoints import USAGE, D, N, bert, llama, run, saved, tensors
 
 
 def empty_folder(folder):

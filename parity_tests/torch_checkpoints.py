@@ -1,4 +1,4 @@
-"""Small checkpoints on disk, and `jax-attn verify` run on them."""
+"""Small checkpoints on disk, named as torch's modules are, and `jax-attn verify` run on them."""
 
 import json
 

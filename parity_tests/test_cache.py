@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from jaxprs import shapes
 
 from jax_attn.attention import ArgumentError, Mask
 from jax_attn.attention.rotary import DynamicNTK, Rotary
@@ -201,6 +202,20 @@ def test_pages_that_hold_nothing_are_not_read(monkeypatch):
     clean, _ = attend(*chunk, cache)
     assert np.array_equal(attend(*chunk, spoilt)[0], clean)
     assert np.isnan(attend(*chunk, moved(spoilt, 9))[0]).all(), "the check sees a page that is read"
+
+
+@pytest.mark.parametrize("tile", [5, 19])
+def test_scores_of_a_page_are_written_out_a_tile_at_a_time(tile, monkeypatch):
+    """With one tile for all the check sees the whole of them."""
+    monkeypatch.setattr(caches, "QUERY_TILE", tile)
+    monkeypatch.setattr(caches, "_attended", caches._attended.__wrapped__)  # traced anew
+    arrays = draw(8)
+
+    def loss(*arrays):
+        return attend(*arrays, moved(empty(*arrays[1:], length=40), 13))[0].sum()
+
+    made = shapes(jax.make_jaxpr(jax.grad(loss, (0, 1, 2)))(*arrays).jaxpr)
+    assert any(shape[-2:] == (L, 10) for shape in made) == (tile == L)
 
 
 class TestOverflow:

@@ -75,7 +75,7 @@ COLUMNS = (
     Column("cache\nGB/s", lambda row, _: words.giga(row.cached_bytes_per_s), modes=(DECODE,)),
     Column("cache\nMiB", lambda row, _: words.mebibytes(row.cache_bytes), modes=CACHED),
     Column("compile", lambda row, _: words.seconds(row.compile_s)),
-    Column("first\ncall", lambda row, _: words.seconds(row.first_call_s)),
+    Column("first\ncall", lambda row, _: words.seconds(row.first_call_s), modes=MODES),
     Column("peak\nMiB", lambda row, _: words.mebibytes(row.peak_bytes)),
     Column("compiler's\nMiB", lambda row, _: words.mebibytes(row.compiler_bytes)),
 )

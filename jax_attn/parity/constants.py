@@ -1,4 +1,4 @@
-"""What a torch module makes of no floating input and no parameter: tables, masks, angles.
+"""What a torch module makes of no floating input, parameter or buffer: masks, angles of positions.
 
 A model in bfloat16 keeps its rotary angles in float32. They round as they are kept: were they
 moved by a roundoff of bfloat16, a budget would let pass a position that is wrong by several.
@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-Made = tuple[tuple[str, torch.dtype], ...]
+Identity = tuple[str, tuple[tuple[int, ...], ...]]
+Made = tuple[tuple[Identity, torch.dtype | None], ...]
 _MARK = "_made_of_constants"
 
 
@@ -29,26 +30,41 @@ def each(fn: Callable[[torch.Tensor], torch.Tensor], tree: Any) -> Any:
     return tree
 
 
-def all_constant(*arguments: Any) -> bool:
-    """Whether every floating tensor among an operator's arguments is marked as a constant."""
-    found: list[bool] = []
+def roundings(tree: Any) -> frozenset[int] | None:
+    """Which recorded operators the constants in `tree` come from; None where not all are constants.
+
+    What is not marked is none: parameters, inputs, buffers.
+    """
+    found: list[frozenset[int] | None] = []
 
     def look(x: torch.Tensor) -> torch.Tensor:
-        found.append(getattr(x, _MARK, False))
+        found.append(getattr(x, _MARK, None))
         return x
 
-    each(look, arguments)
-    return all(found)
+    each(look, tree)
+    return None if None in found else frozenset().union(*found)
 
 
-def mark(result: Any, *, constant: bool) -> None:
-    """Say of every floating tensor in `result` whether it is a constant."""
+def mark(result: Any, made: frozenset[int] | None) -> None:
+    """Say of every floating tensor in `result` what it comes from, as `roundings` tells it."""
 
     def say(x: torch.Tensor) -> torch.Tensor:
-        setattr(x, _MARK, constant)
+        setattr(x, _MARK, made)
         return x
 
     each(say, result)
+
+
+def identity(func, args, kwargs) -> Identity:
+    """An operator's name, and the shapes of its floating arguments."""
+    shapes: list[tuple[int, ...]] = []
+
+    def look(x: torch.Tensor) -> torch.Tensor:
+        shapes.append(tuple(x.shape))
+        return x
+
+    each(look, (args, kwargs))
+    return func.overloadpacket.__name__, tuple(shapes)
 
 
 class Recorded(TorchDispatchMode):
@@ -57,17 +73,32 @@ class Recorded(TorchDispatchMode):
     def __init__(self, rounds: Callable[[Any], bool]):
         """rounds: whether an operator does."""
         super().__init__()
-        self._rounds, self._made = rounds, []
+        self._rounds, self._spoilt = rounds, False
+        self._made: list[tuple[Identity, torch.dtype | None]] = []
 
     @property
     def made(self) -> Made:
-        return tuple(self._made)
+        return () if self._spoilt else tuple(self._made)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        constant = all_constant(args, kwargs)
+        made, given = roundings((args, kwargs)), identity(func, args, kwargs)
+        if func._schema.is_mutable and made is None and args[0]._is_view():
+            # Of which constant it is a view, and which others there are, cannot be told.
+            self._spoilt = self._spoilt or roundings(args[0]) is not None
         result = func(*args, **kwargs)
-        mark(result, constant=constant)
-        if constant and self._rounds(func) and isinstance(result, torch.Tensor):
-            self._made.append((func.overloadpacket.__name__, result.dtype))
+        if made is not None and self._rounds(func):
+            self._made.append((given, getattr(result, "dtype", None)))
+            made = frozenset({len(self._made) - 1})
+        elif made and isinstance(result, torch.Tensor) and result.is_floating_point():
+            for i in made:
+                self._made[i] = self._made[i][0], _coarser(self._made[i][1], result.dtype)
+        mark(result, made)
         return result
+
+
+def _coarser(kept: torch.dtype | None, cast: torch.dtype) -> torch.dtype | None:
+    """The dtype that a constant is known in, once it was cast."""
+    if kept is None or not kept.is_floating_point:
+        return kept
+    return max(kept, cast, key=lambda dtype: torch.finfo(dtype).eps)

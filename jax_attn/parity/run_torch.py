@@ -16,7 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from jax_attn.parity.budget import PRECISIONS, RUNS, Budget, Precision, bridge
-from jax_attn.parity.constants import Made, Recorded, all_constant, each, mark
+from jax_attn.parity.constants import Identity, Made, Recorded, each, identity, mark, roundings
 from jax_attn.parity.signature import Inputs, Run, named_outputs
 from jax_attn.transfer import as_numpy
 
@@ -129,21 +129,21 @@ class Perturbed(Float64):
         return self._moved(x, (self.precision.store * x).abs_().clamp_(min=self.precision.tiny))
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        constant = all_constant(args, kwargs)
+        made = roundings((args, kwargs))
         own = self.precision
-        if constant and own and _rounds(func):
-            self.precision = self._of_constant(func)
+        if made is not None and own and _rounds(func):
+            self.precision = self._of_constant(identity(func, args, kwargs))
         result = super().__torch_dispatch__(func, types, args, kwargs)
         if func._schema.is_mutable and own and _rounds(func):
             result.copy_(each(self._stored, result))
         self.precision = own
-        mark(result, constant=constant)
+        mark(result, made)
         return result
 
-    def _of_constant(self, func) -> Precision:
+    def _of_constant(self, given: Identity) -> Precision:
         """How finely the next constant is kept; as all else once the order is another."""
-        name, dtype = self._constants.pop(0) if self._constants else ("", None)
-        if name != func.overloadpacket.__name__:
+        recorded, dtype = self._constants.pop(0) if self._constants else (None, None)
+        if recorded != given:
             self._constants.clear()
             return self.precision
         kept = [PRECISIONS[name] for name, of in TORCH_DTYPES.items() if of is dtype]
@@ -245,8 +245,9 @@ class Reference:
 
     def exact(self, cotangents: Mapping[str, np.ndarray]) -> Run:
         """Outputs and gradients in float64, every narrowing cast refused."""
+        module = self._wide()
         with one_thread(), _plain_kernels(), Float64():
-            return self._run(copy.deepcopy(self.module).double(), torch.float64, cotangents)
+            return self._run(module, torch.float64, cotangents)
 
     def spread(
         self, precision: str, cotangents: Mapping[str, np.ndarray], runs: int = RUNS
@@ -256,8 +257,8 @@ class Reference:
         rounding, constants = PRECISIONS[precision], self._constants(precision)
         for seed in range(runs + 1):
             perturbed = Perturbed(rounding if seed else None, seed, constants)
+            module = self._wide()
             with one_thread(), _plain_kernels(), perturbed:
-                module = copy.deepcopy(self.module).double()
                 made.append(self._run(module, torch.float64, cotangents).kinds)
         center, perturbed = made[0], made[1:]
         return {
@@ -274,10 +275,14 @@ class Reference:
         low = dtype in (torch.bfloat16, torch.float16)
         if not low or any(p.dtype is not dtype for p in self.module.parameters()):
             return ()
-        recorded = Recorded(_rounds)
+        recorded, module = Recorded(_rounds), copy.deepcopy(self.module)
         with one_thread(), _plain_kernels(), recorded:
-            self._run(copy.deepcopy(self.module), dtype, {})
+            self._run(module, dtype, {})
         return recorded.made
+
+    def _wide(self) -> torch.nn.Module:
+        """A copy in float64, made where no mode is: it would widen a buffer half copied."""
+        return copy.deepcopy(self.module).double()
 
     def _tensors(self, dtype, *, requires_grad: bool):
         dtype = TORCH_DTYPES.get(dtype, dtype)

@@ -110,11 +110,32 @@ BAD = {
     "a key": (lambda: module()(text(), text(), cache=cache_for(module())), "key: expected None"),
     "another module's": (
         lambda: module(2)(text(), cache=cache_for(module(3))),
-        r"cache: expected B, K, H, Hv = \(2, 2, 4, 4\), got \(2, 3, 4, 4\)",
+        r"cache: expected B, K, H = \(2, 2, 4\) as of the call, got \(2, 3, 4\)",
     ),
     "lengths beyond the piece": (
         lambda: module()(text(), cache=cache_for(module()), lengths=torch.tensor([3, 12])),
-        r"lengths: expected 2 integers of 0 to 11, got \[3, 12\]",
+        r"lengths: expected 2 integers of 0 to 11, a tensor; got tensor\(\[ 3, 12\]\)",
+    ),
+    "lengths that are no counts": (
+        lambda: module()(text(), cache=cache_for(module()), lengths=torch.tensor([2.5, 4.0])),
+        "lengths: expected 2 integers of 0 to 11",
+    ),
+    "lengths in a list": (
+        lambda: module()(text(), cache=cache_for(module()), lengths=[3, 3]),
+        r"lengths: expected 2 integers of 0 to 11, a tensor; got \[3, 3\]",
+    ),
+    "lengths and no cache": (
+        lambda: module()(text(), lengths=torch.tensor([3, 3])),
+        "lengths: expected None, as no cache is given",
+    ),
+    "no cache at all": (lambda: module()(text(), cache={}), "cache: expected a KVCache, got dict"),
+    "integers": (
+        lambda: KVCache(B, 3, num_kv_heads=1, head_dim=2, dtype=torch.int64),
+        "dtype: expected a floating dtype, got torch.int64",
+    ),
+    "dropout": (
+        lambda: module(dropout=0.5).train()(text(), cache=cache_for(module())),
+        r"cache: expected no dropout: call eval\(\) first",
     ),
     "frequencies that follow the text": (
         lambda: module(rotary=Rotary(scaling=DynamicNTK(2.0, 4)))(

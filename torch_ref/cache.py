@@ -15,8 +15,9 @@ class KVCache:
     length: the most tokens that a row can hold, token n in place n; or window: how many tokens
     back a token sees, itself among them, token n in place n % window of a ring.
 
-    keys (B, P, K, H), values (B, P, K, Hv): P places a row. filled (B,): how many tokens each row
-    has read. Raises ValueError naming the argument.
+    keys, values (B, P, K, H): P places a row. filled (B,): how many tokens each row has read.
+    Gradients go through what was read before, so decode under torch.no_grad() where none are
+    wanted. Raises ValueError naming the argument.
     """
 
     def __init__(
@@ -26,19 +27,19 @@ class KVCache:
         *,
         num_kv_heads: int,
         head_dim: int,
-        value_dim: int | None = None,
         window: int | None = None,
         dtype: torch.dtype = torch.float32,
         device: torch.device | None = None,
     ):
         if (length is None) == (window is None):
             raise ValueError(f"length, window: expected one of them, got {length} and {window}")
-        places = positive_int(*(("length", length) if window is None else ("window", window)))
-        rows = positive_int("batch", batch), places, positive_int("num_kv_heads", num_kv_heads)
-        value_dim = head_dim if value_dim is None else value_dim
-        options = {"dtype": dtype, "device": device}
-        self.keys = torch.zeros(*rows, positive_int("head_dim", head_dim), **options)
-        self.values = torch.zeros(*rows, positive_int("value_dim", value_dim), **options)
+        name, places = ("length", length) if window is None else ("window", window)
+        sizes = {"batch": batch, name: places, "num_kv_heads": num_kv_heads, "head_dim": head_dim}
+        shape = [positive_int(name, size) for name, size in sizes.items()]
+        if not dtype.is_floating_point:
+            raise ValueError(f"dtype: expected a floating dtype, got {dtype}")
+        self.keys = torch.zeros(shape, dtype=dtype, device=device)
+        self.values = torch.zeros(shape, dtype=dtype, device=device)
         self.filled = torch.zeros(batch, dtype=torch.long, device=device)
         self.window = window
 
@@ -65,13 +66,14 @@ class KVCache:
 
     def check(self, k_BTKH: torch.Tensor, v_BTKH: torch.Tensor, lengths: torch.Tensor) -> None:
         """Raise ValueError where these do not fit, before anything is written."""
-        (B, P, K, H), Hv = self.keys.shape, self.values.shape[3]
-        got = (k_BTKH.shape[0], *k_BTKH.shape[2:], v_BTKH.shape[3])
-        if got != (B, K, H, Hv):
-            raise ValueError(f"cache: expected B, K, H, Hv = {got}, got {(B, K, H, Hv)}")
+        B, P, K, H = self.keys.shape
+        called = (k_BTKH.shape[0], *k_BTKH.shape[2:])
+        if called != (B, K, H):
+            raise ValueError(f"cache: expected B, K, H = {called} as of the call, got {(B, K, H)}")
         T = k_BTKH.shape[1]
-        if lengths.shape != (B,) or bool(((lengths < 0) | (lengths > T)).any()):
-            raise ValueError(f"lengths: expected {B} integers of 0 to {T}, got {lengths.tolist()}")
+        counts = isinstance(lengths, torch.Tensor) and lengths.dtype in (torch.int32, torch.int64)
+        if not counts or lengths.shape != (B,) or bool(((lengths < 0) | (lengths > T)).any()):
+            raise ValueError(f"lengths: expected {B} integers of 0 to {T}, a tensor; got {lengths}")
         most = int((self.filled + lengths).max())
         if self.window is None and most > P:
             raise ValueError(f"cache: expected at most {P} tokens a row, got {most}")

@@ -103,6 +103,8 @@ class GroupedQueryAttention(nn.Module):
             others |= {"positions": positions, "key_positions": key_positions}
             _check_alone(others)
             return self._continued(query, cache, lengths)
+        if lengths is not None:
+            raise ValueError("lengths: expected None, as no cache is given")
         weights_BNTS = self.attention_weights(
             query,
             key,
@@ -146,6 +148,10 @@ class GroupedQueryAttention(nn.Module):
         self, query: torch.Tensor, cache: KVCache, lengths: torch.Tensor | None
     ) -> torch.Tensor:
         """The output for the tokens that follow those in the cache, which grows by them."""
+        if not isinstance(cache, KVCache):
+            raise ValueError(f"cache: expected a KVCache, got {type(cache).__name__}")
+        if self.training and (self.dropout.p > 0 or self.out_dropout.p > 0):
+            raise ValueError("cache: expected no dropout: call eval() first")
         for width in (self.embed_dim, self.kdim, self.vdim):
             _check_sequence("query", query, width)
         if self.rotary is not None and isinstance(self.rotary.scaling, DynamicNTK):

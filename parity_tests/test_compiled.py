@@ -90,10 +90,12 @@ def test_arrays_serve_as_abstract_arguments():
         assert report["flops"] == 2 * T * D * H
 
 
-def test_what_does_not_compile_raises():
-    def overfull(a):
-        return jnp.sort(jnp.broadcast_to(a[:, :, None, None], (T, D, 2**15, 2**15)), axis=0)
+def overfull(a):
+    """More than the memory of any TPU."""
+    return jnp.sort(jnp.broadcast_to(a[:, :, None, None], (T, D, 2**15, 2**15)), axis=0)
 
+
+def test_what_does_not_compile_raises():
     if why_no_tpu_compiler() is None:
         with pytest.raises(jax.errors.JaxRuntimeError, match="memory"):
             compile_for_tpu(overfull, SHAPES[0])
@@ -142,12 +144,19 @@ def test_each_topology_has_a_row_with_what_the_compiler_counted():
             assert row["flops"] == 2 * T * D * H
 
 
+def test_what_a_topology_s_compiler_does_not_take_is_a_row_that_says_why(monkeypatch):
+    monkeypatch.setattr(tpu, "TOPOLOGIES", ("v5e:2x2",))
+    rows = [*tpu.compiled_everywhere({"design": "x"}, overfull, SHAPES[:1])]
+    assert [(row["level"], row["target"]) for row in rows] == [("failed", "v5e:2x2")]
+    assert (why_no_tpu_compiler() or "memory") in rows[0]["error"]
+
+
 @pytest.mark.parametrize("name", COMPILED_KERNELS)
 def test_a_kernel_s_rows_have_its_memory_and_the_flops_of_the_formula(monkeypatch, name):
     monkeypatch.setattr(tpu, "TOPOLOGIES", ("v5e:2x2",))
     rows = [*tpu.compile_kernel(name)]
-    if why_no_tpu_compiler() is not None:
-        assert rows == []
+    if missing := why_no_tpu_compiler():
+        assert [(row["level"], row["error"]) for row in rows] == [("not compiled", missing)] * 2
         return
     queries, keys, head = 4, 2, 64
     length, heads = 256, queries + 2 * keys

@@ -45,5 +45,5 @@ def test_a_row_that_is_refused_has_reasons_and_no_verdict(name):
     assert why in told["error"]
     first, second = report.summary_lines([], [told])[:2]
     assert first.startswith("0 pass")
-    assert second.startswith("1 refused by the kernel and not run")
+    assert second.startswith("1 refused by the kernel, for the reasons given, not run")
     assert why in report.as_markdown([], {}, [told])

@@ -181,6 +181,6 @@ def present_outcome(results, compiled, *, report: Path | None, as_json: bool) ->
         for line in reports.summary_lines(results, compiled):
             console.print(line, highlight=False)
     found = {r.verdict for r in results}
-    if Verdict.FAIL in found:
+    if Verdict.FAIL in found or any(item["level"] == "failed" for item in compiled):
         return FAIL
     return INCONCLUSIVE if Verdict.INCONCLUSIVE in found or not found else PASS

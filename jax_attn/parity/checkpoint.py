@@ -195,21 +195,20 @@ def torch_side(layer: Layer, arrays: Arrays) -> torch.nn.Module:
 
 
 def flax_side(layer: Layer, arrays: Arrays, layout: Layout) -> nnx.Module:
-    """The Flax module, loaded through the table."""
+    """The Flax module, loaded through the table: no parameter is drawn to be written over."""
     block, (N, K, H, softcap) = layer.block, layer.sizes
-    module = nn.GroupedQueryAttention(
-        block.embed_dim,
-        N,
-        K,
-        head_dim=H,
-        kdim=block.kdim,
-        vdim=block.vdim,
-        use_bias="q.bias" in block.parts,
-        use_out_bias="o.bias" in block.parts,
-        softcap=softcap,
-        dtype=block.dtype,
-        param_dtype=block.dtype,
-        rngs=nnx.Rngs(0),
+    options = {
+        "head_dim": H,
+        "kdim": block.kdim,
+        "vdim": block.vdim,
+        "use_bias": "q.bias" in block.parts,
+        "use_out_bias": "o.bias" in block.parts,
+        "softcap": softcap,
+        "dtype": block.dtype,
+        "param_dtype": block.dtype,
+    }
+    module = nnx.eval_shape(
+        lambda: nn.GroupedQueryAttention(block.embed_dim, N, K, **options, rngs=nnx.Rngs(0))
     )
     module.eval()
     load(module, arrays, layout)

@@ -87,6 +87,13 @@ def worst_element(tensor: TensorReport) -> str:
 
 # --- many results -----------------------------------------------------------------------------
 
+_NOT_RUN = {
+    "compiled": "accepted by the compiler",
+    "lowered": "lowered, as there is no compiler here",
+    "failed": "NOT accepted by the compiler, for the reasons given",
+    "not compiled": "not compiled, as there is no compiler here",
+    "refused": "refused by the kernel, for the reasons given",
+}
 _COLUMNS = ("case", "level", "verdict", "worst tensor", "error/budget", "ours/torch's")
 
 
@@ -188,11 +195,9 @@ def summary_lines(results: Sequence[Result], compiled: Sequence[dict[str, Any]])
         f"{found['pass']} pass, {found['fail']} fail, {found['inconclusive']} inconclusive "
         f"({by_level})"
     ]
-    refused = sum(item["level"] == "refused" for item in compiled)
-    if len(compiled) > refused:
-        lines.append(f"{len(compiled) - refused} compiled and not run, listed apart")
-    if refused:
-        lines.append(f"{refused} refused by the kernel and not run, listed apart with its reasons")
+    for level, said in _NOT_RUN.items():
+        if n := sum(item["level"] == level for item in compiled):
+            lines.append(f"{n} {said}, not run, listed apart")
     for shape, ratio in found["float32_error_over_torch"].items():
         lines.append(
             f"float32 error over torch's own, {shape}: median {ratio['median']:.2f}, "

@@ -56,24 +56,33 @@ def compile_kernel(name: str) -> Iterator[dict[str, Any]]:
     # Of the scores that causality leaves: two products forward, five more backward, where the
     # scores are computed again. XLA does not see into a Pallas kernel, nor count a loop's turns.
     product = 2 * _B * _N * _H * _T * (_T + 1) // 2
-    if why_no_tpu_compiler() is None:
-        for direction, fn, given, products in (
-            ("forward", forward, (q, kv, kv), 2),
-            ("gradient", gradient, (q, kv, kv, q), 7),
-        ):
-            identity = {"design": f"kernel {name}", "direction": direction, "dtype": "bfloat16"}
-            counted = {"flops": products * product, "flops_by": "formula"}
-            for found in compiled_everywhere(identity | {"shape": f"{q.shape}"}, fn, given):
-                yield found | counted
+    missing = why_no_tpu_compiler()
+    for direction, fn, given, products in (
+        ("forward", forward, (q, kv, kv), 2),
+        ("gradient", gradient, (q, kv, kv, q), 7),
+    ):
+        identity = {"design": f"kernel {name}", "direction": direction, "dtype": "bfloat16"}
+        identity |= {"shape": f"{q.shape}"}
+        if missing:
+            yield identity | {"level": "not compiled", "target": "tpu", "error": missing}
+            continue
+        counted = {"flops": products * product, "flops_by": "formula"}
+        for found in compiled_everywhere(identity, fn, given):
+            yield found | (counted if found["level"] == "compiled" else {})
 
 
 def compiled_everywhere(
     identity: dict[str, Any], fn: Callable, given: tuple
 ) -> Iterator[dict[str, Any]]:
-    """What the TPU compiler says of `fn` for each topology."""
+    """What the TPU compiler says of `fn` for each topology; why, where it takes it not."""
     for topology in TOPOLOGIES:
-        found = compile_for_tpu(fn, *given, topology=topology)
-        yield identity | {"level": "compiled", "flops_by": "compiler"} | found
+        try:
+            found = compile_for_tpu(fn, *given, topology=topology)
+        except Exception as error:  # the compiler's own and, of a Pallas kernel, Mosaic's
+            why = f"{type(error).__name__}: {error}".strip().splitlines()[0]
+            yield identity | {"level": "failed", "target": topology, "error": why}
+        else:
+            yield identity | {"level": "compiled", "flops_by": "compiler"} | found
 
 
 def compile_design(name: str) -> Iterator[dict[str, Any]]:

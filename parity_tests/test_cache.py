@@ -72,6 +72,7 @@ KINDS = {
         {"mask": Mask.window(3, 0)},
         (cols <= rows) & (cols >= rows - 3),
     ),
+    "a ring of two pages": ({"window": 11}, {}, (cols <= rows) & (cols > rows - 11)),
     "a ring that is never full": ({"window": 20}, {}, cols <= rows),
 }
 # Of more than 16 tokens whole pages are written.

@@ -161,33 +161,36 @@ def _attended(call: Call, cache: KVCache) -> tuple[jax.Array, KVCache]:
     # tokens lie where the earlier ones' history was.
     lapped = cache.window is not None and T > 1
     history = cache if lapped else dataclasses.replace(grown, filled=cache.filled)
-    out = parts.divided(_with_history(part, call, history, lo, 0))
+    lowest_BT = jnp.zeros((call.B, T), jnp.int32)
+    if lo is not None:
+        far_BT = cache.positions(T) + jnp.broadcast_to(lo, call.B)[:, None]
+        lowest_BT = jnp.maximum(lowest_BT, far_BT)
+    out = parts.divided(_with_history(part, call, history, lowest_BT, 0))
     room = jnp.where(cache.filled + lengths <= _most(cache), 1, jnp.nan)
     out = out * room[:, None, None, None].astype(out.dtype)
     return out.astype(call.query.dtype), grown
 
 
-def _with_history(part: parts.Part, call: Call, cache: KVCache, lo, page: int) -> parts.Part:
-    """The part, and all pages from this one on that hold something."""
+def _with_history(part: parts.Part, call: Call, cache: KVCache, lowest_BT, page: int) -> parts.Part:
+    """The part, and all pages from this one on that hold something.
+
+    lowest_BT: the first token, at least 0, that each query sees.
+    """
     if page == len(cache.keys):
         return part
     start = sum(value.shape[2] for value in cache.values[:page])
-    lowest_BT = jnp.zeros((call.B, call.T), jnp.int32)
-    if lo is not None:
-        far_BT = cache.positions(call.T) + jnp.broadcast_to(lo, call.B)[:, None]
-        lowest_BT = jnp.maximum(lowest_BT, far_BT)
 
     def more(part):
         place_P = start + jnp.arange(cache.values[page].shape[2], dtype=jnp.int32)
         kv = cache.keys[page], cache.values[page]
         found = _in_tiles(call, *kv, _tokens(cache, place_P), lowest_BT)
-        return _with_history(parts.merged(part, found), call, cache, lo, page + 1)
+        return _with_history(parts.merged(part, found), call, cache, lowest_BT, page + 1)
 
     return jax.lax.cond((cache.filled > start).any(), more, lambda part: part, part)
 
 
 def _in_tiles(call: Call, k_BKHP, v_BKPH, token_BP, lowest_BT) -> parts.Part:
-    """All queries to a page; each sees its tokens from the query's lowest on, (B, T), at least 0.
+    """All queries to a page; each sees those of its tokens from the query's lowest on.
 
     Of many queries the scores of so many are written out at a time, forward and backward.
     """
@@ -210,7 +213,7 @@ def _in_tiles(call: Call, k_BKHP, v_BKPH, token_BP, lowest_BT) -> parts.Part:
         return x_BKGT.reshape(*x_BKGT.shape[:3], -1, *x_BKGT.shape[5:])[:, :, :, : call.T]
 
     each = jax.lax.map(
-        lambda tile: jax.checkpoint(over)(*tile), (tiles(call.query), tiles(lowest_BT))
+        lambda given: jax.checkpoint(over)(*given), (tiles(call.query), tiles(lowest_BT))
     )
     return jax.tree.map(joined, each)
 

@@ -61,7 +61,8 @@ def _chunks(B: int, T: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     while read.min() < T:
         now = np.array([_PACE[(len(lengths) + b) % len(_PACE)] for b in range(B)])
         now = np.minimum(now, T - read)
-        given.append(np.minimum(read[:, None] + np.arange(width), T - 1))
+        own = read[:, None] + np.arange(width)
+        given.append(np.where(np.arange(width) < now[:, None], own, 0))
         for b, n in enumerate(now):
             where_BT[b, read[b] : read[b] + n] = len(lengths) * width + np.arange(n)
         lengths.append(now)

@@ -289,6 +289,7 @@ def several_tiles() -> Iterator[None]:
             (blocked, "tile_sizes", small),
             (cache, "FIRST_PAGE", _PAGE),
             (cache, "FEW_TOKENS", 1),
+            (cache, "QUERY_TILE", 2),
         ):
             stack.callback(setattr, owner, name, getattr(owner, name))
             setattr(owner, name, value)

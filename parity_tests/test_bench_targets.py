@@ -221,6 +221,11 @@ def differs(record) -> set[str]:
     return {line.label for line in lines(record, members, FORWARD, time)} - words
 
 
+@pytest.mark.parametrize("target", [*targets.TARGETS, *targets.DECODING], ids=lambda t: t.what)
+def test_without_a_run_nothing_is_met(target):
+    assert target.met({}) == targets.NOT_MEASURED
+
+
 def test_a_run_without_the_plotted_workloads_is_told(monkeypatch):
     monkeypatch.setattr(readme.plot, "figures", lambda record: {})
     with pytest.raises(ValueError, match=r"expected one with time-attention.*, got quick, layers"):
@@ -228,12 +233,13 @@ def test_a_run_without_the_plotted_workloads_is_told(monkeypatch):
 
 
 def test_another_record_makes_another_readme_and_another_plot(tmp_path, monkeypatch):
-    text = "<!-- table -->\n<!-- bench -->\n<!-- measured -->"
+    text = "<!-- table -->\n<!-- bench -->\n<!-- decode -->\n<!-- measured -->"
     runs = readme.evidence()
-    made = readme.written(text, runs, {"run": RECORD})
+    made = readme.written(text, runs, {"run": RECORD}, {})
     assert "1.75 [" in made
+    assert "<!-- decode -->\nNot yet measured." in made
     slower = bench_record.record(slower={OURS: 1.2})
-    assert readme.written(text, runs, {"run": slower}) != made
+    assert readme.written(text, runs, {"run": slower}, {}) != made
     if importlib.util.find_spec("matplotlib") is None:
         with pytest.raises(ModuleNotFoundError, match="pip install"):
             readme.plot.figures(RECORD)

@@ -3,7 +3,8 @@
     python parity_tests/evidence/readme.py
 
 `*.json` here are runs of `jax-attn verify`, cut down by keep.py; those in bench/ are runs of
-`jax-attn bench --output`; profile/blocked.json is parts.py's.
+`jax-attn bench --output`, those in bench/cached/ of its decode preset; profile/blocked.json is
+parts.py's, profile/steps.json steps.py's.
 """
 
 import json
@@ -14,10 +15,13 @@ import targets
 
 from jax_attn.bench import plot, words
 from jax_attn.bench.record import Record
+from jax_attn.parity.cases import published
 
 HERE = Path(__file__).parent
 BENCH = HERE / "bench"
+CACHED = BENCH / "cached"
 PARTS = HERE / "profile" / "blocked.json"
+STEPS = HERE / "profile" / "steps.json"
 PLOT = BENCH / "time.svg"
 MOST_TEMPORARIES = 128 * words.MIB
 PLOTTED = "time-attention-1x8x64-float32-forward"
@@ -30,6 +34,7 @@ SHOWN = (
     "plain_mha/pipeline-float32-none",
     "torch_mha-float64-",
     "gqa/softcap-bfloat16-bias",
+    "gqa/cached-bfloat16-sliding",
     "gqa-float32-none-prime-emulated",
 )
 
@@ -83,11 +88,24 @@ def compatibility(evidence: dict) -> list[str]:
         said = "all pass" if verdicts == {"PASS"} else ", ".join(sorted(verdicts))
         what = f"{n} cases, {kernel} kernel, {said}"
         rows.append(f"| {backend.upper()} | {level} | {what} | {machine} |")
-    if compiled := evidence["compiled"]:
-        target, compiler = compiled[0]["target"], compiled[0].get("compiler")
-        what = f"{len(compiled)} programs accepted, forward and gradient of every design"
-        if compiled[0]["level"] == "compiled":
-            rows.append(f"| TPU | compiled, not run | {what} | {target}, {compiler} |")
+    without_verdict: dict[tuple[str, str, str], list[str]] = {}
+    for row in evidence["compiled"]:
+        by = row.get("compiler") or machine
+        without_verdict.setdefault((row["level"], row["target"], by), []).append(row["design"])
+    for (level, target, by), names in without_verdict.items():
+        if level == "compiled":
+            kernels = sorted({n.removeprefix("kernel ") for n in names if n.startswith("kernel ")})
+            designs = sorted({n for n in names if not n.startswith("kernel ")})
+            every = ["every design"] if designs == sorted(published()) else designs
+            of = ", ".join([*every, *(f"`{name}`" for name in kernels)])
+            what = f"{len(names)} programs accepted: forward and gradient of {of}"
+            rows.append(f"| TPU | compiled, not run | {what} | {target}, {by} |")
+        elif level == "refused":
+            what = f"{len(names)} cases that the {kernel} kernel cannot serve"
+            rows.append(f"| {target.upper()} | refused, no verdict | {what} | {machine} |")
+        else:
+            what = f"{len(names)} programs: {', '.join(sorted(set(names)))}"
+            rows.append(f"| {target} | {level} | {what} | {machine} |")
     return rows
 
 
@@ -115,6 +133,21 @@ def bench(benchmarks: dict[str, Record]) -> str:
     return f"{targets.table(benchmarks)}\n\n{parts(json.loads(PARTS.read_text()))}\n\n{plotted}"
 
 
+def decode(cached: dict[str, Record]) -> str:
+    """The targets of a decode step, and what it is spent on."""
+    if not cached:
+        return "Not yet measured."
+    return f"{targets.table(cached, targets.DECODING)}\n\n{steps(json.loads(STEPS.read_text()))}"
+
+
+def steps(profile: dict) -> str:
+    """A step by a call, in a scan, and its two products alone."""
+    rows = ["| one step, ms | by a call | in a `lax.scan` | its two products |", "|---" * 4 + "|"]
+    for name, ms in profile["milliseconds"].items():
+        rows.append(f"| {name} | {' | '.join(f'{taken:.2f}' for taken in ms.values())} |")
+    return "\n".join(["By `parity_tests/evidence/steps.py`, medians:", "", *rows])
+
+
 def parts(profile: dict) -> str:
     """What the kernel's time is spent on, from the same tiles with less and less in them."""
     ms = profile["milliseconds"]
@@ -137,11 +170,14 @@ def parts(profile: dict) -> str:
     )
 
 
-def written(readme: str, runs: dict[str, dict], benchmarks: dict[str, Record]) -> str:
+def written(
+    readme: str, runs: dict[str, dict], benchmarks: dict[str, Record], cached: dict[str, Record]
+) -> str:
     """The README with every table as the evidence has it."""
     texts = {
         "table": table(next(iter(runs.values()))),
         "bench": bench(benchmarks),
+        "decode": decode(cached),
         "measured": measured(runs),
     }
     for name, made in texts.items():
@@ -156,9 +192,9 @@ def evidence() -> dict[str, dict]:
     return {path.stem: json.loads(path.read_text()) for path in sorted(HERE.glob("*.json"))}
 
 
-def benchmarks() -> dict[str, Record]:
-    """Every run of the bench that was kept, by name."""
-    return {path.stem: Record.read(path) for path in sorted(BENCH.glob("*.json"))}
+def benchmarks(folder: Path = BENCH) -> dict[str, Record]:
+    """Every run of the bench that was kept there, by name."""
+    return {path.stem: Record.read(path) for path in sorted(folder.glob("*.json"))}
 
 
 def plotted(benchmarks: dict[str, Record]):
@@ -180,4 +216,4 @@ if __name__ == "__main__":
     kept = benchmarks()
     if kept:  # first: a README without its plot would be half-written
         plot.save(plotted(kept), PLOT)
-    README.write_text(written(README.read_text(), evidence(), kept))
+    README.write_text(written(README.read_text(), evidence(), kept, benchmarks(CACHED)))

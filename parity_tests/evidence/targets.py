@@ -42,7 +42,7 @@ class Target(NamedTuple):
 
     def met(self, runs: Mapping[str, Record]) -> str:
         values = [figure.value for figure in self.found(runs)]
-        if None in values:
+        if not values or None in values:
             return NOT_MEASURED
         if self.holds is None:
             return "stated"

@@ -223,7 +223,9 @@ class TestOverflow:
     def test_is_an_error_before_anything_is_written(self):
         arrays = draw(7)
         cache = empty(*arrays[1:], length=18)
-        with pytest.raises(ArgumentError, match=r"at most 18 tokens a row, got 19: .0, 0. are"):
+        with pytest.raises(
+            ArgumentError, match=r"at most 18 tokens a row, got 19: \[0, 0\] are there and 19 more"
+        ):
             attend(*arrays, cache)
         assert not any(np.asarray(page).any() for page in (*cache.keys, *cache.values))
 
@@ -304,6 +306,14 @@ BAD = {
     "a band that ends before the query": (
         lambda: module()(X, mask=Mask.causal(-1), cache=module().empty_cache(B, 5)),
         "mask: expected a band that ends at the query itself, got hi = -1",
+    ),
+    "lengths beyond the chunk": (
+        lambda: module()(X, mask=Mask.lengths(np.array([3, 4])), cache=module().empty_cache(B, 5)),
+        r"mask: expected lengths of 0 to 3, got \[3, 4\]",
+    ),
+    "deterministic as an array": (
+        lambda: module()(X, deterministic=np.array([1, 0]), cache=module().empty_cache(B, 5)),
+        "deterministic: expected a static Python bool",
     ),
     "dropout": (
         lambda: module(dropout_rate=0.5)(X, cache=module().empty_cache(B, 5)),

@@ -318,11 +318,15 @@ def _problems(call: Call, cache) -> list[str]:
     if problems or isinstance(cache.filled, jax.core.Tracer):
         return problems
     lengths = call.T if mask.kv_lengths is None else mask.kv_lengths
-    if not isinstance(lengths, jax.core.Tracer):
-        asked = int(np.max(np.asarray(cache.filled) + np.clip(np.asarray(lengths), 0, call.T)))
-        if asked > _most(cache):
-            problems.append(
-                f"cache: expected at most {cache.length} tokens a row, got {asked}: "
-                f"{np.asarray(cache.filled).tolist()} are there and {call.T} more come"
-            )
+    if isinstance(lengths, jax.core.Tracer):
+        return problems
+    lengths, filled = np.asarray(lengths), np.asarray(cache.filled)
+    if lengths.min() < 0 or lengths.max() > call.T:
+        return [f"mask: expected lengths of 0 to {call.T}, got {lengths.tolist()}"]
+    asked = int((filled + lengths).max())
+    if asked > _most(cache):
+        problems.append(
+            f"cache: expected at most {cache.length} tokens a row, got {asked}: "
+            f"{filled.tolist()} are there and {lengths.tolist()} more come"
+        )
     return problems

@@ -73,6 +73,10 @@ def cache_problems(module, cache, others, deterministic) -> list[str]:
             f"implementation = {module.implementation!r}"
         )
     drops = module.dropout_rate > 0 or module.out_dropout_rate > 0
-    if drops and not (module.deterministic if deterministic is None else deterministic):
+    deterministic = module.deterministic if deterministic is None else deterministic
+    if not isinstance(deterministic, bool):
+        got = checks.describe(deterministic)
+        problems.append(f"deterministic: expected a static Python bool, got {got}")
+    elif drops and not deterministic:
         problems.append("cache: expected no dropout: eval() or deterministic=True")
     return problems

@@ -17,6 +17,7 @@ from jax_attn.bench.implementations import IMPLEMENTATIONS
 from jax_attn.bench.measure import Session
 from jax_attn.bench.record import DECODE, MODES, Record, Status, Workload
 from jax_attn.cli import main
+from jax_attn.cli.bench import show
 from jax_attn.cli.progress import counted
 
 assert torch  # what is measured here is measured against it
@@ -146,6 +147,13 @@ def test_where_nothing_can_be_written_is_told_before_the_run_all_at_once(monkeyp
     assert outcome.exit_code == 2
     assert f"--output: expected a directory, got {file}" in outcome.stderr
     assert f"--plot: expected a directory that can be written to, got {locked}" in outcome.stderr
+
+
+@pytest.mark.parametrize(("made", "told"), [([], "drawn: nothing"), (["a.svg"], "drawn: a.svg")])
+def test_what_is_drawn_is_told_and_that_nothing_is(made, told, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr("jax_attn.bench.plot.draw", lambda record, folder: made)
+    show(small(), True, False, tmp_path, None)
+    assert capsys.readouterr().err.startswith(told)
 
 
 @pytest.mark.parametrize("row", USAGE)

@@ -292,8 +292,11 @@ def show(record, as_json: bool, as_markdown: bool, plots: Path | None, output: P
     if plots is not None:
         from jax_attn.bench.plot import draw
 
-        for path in draw(record, plots):
+        drawn = draw(record, plots)
+        for path in drawn:
             click.echo(f"drawn: {path}", err=True)
+        if not drawn:
+            click.echo("drawn: nothing, as no time forward or backward was measured", err=True)
 
 
 def status(record) -> int:

@@ -134,14 +134,17 @@ REPORTED = {"seconds", "bytes", "temporaries", "arguments", "outputs", "collecti
 
 
 def test_each_topology_has_a_row_with_what_the_compiler_counted():
-    rows = compiled_or_refused(lambda: [*tpu.compiled_everywhere({"design": "x"}, product, SHAPES)])
-    if rows is not None:
-        targets = [row["target"].partition("(")[2].rstrip(")") for row in rows]
-        assert targets == list(tpu.TOPOLOGIES)
-        for row in rows:
-            assert row.keys() >= REPORTED
-            assert (row["design"], row["level"], row["flops_by"]) == ("x", "compiled", "compiler")
-            assert row["flops"] == 2 * T * D * H
+    rows = [*tpu.compiled_everywhere({"design": "x"}, product, SHAPES)]
+    if missing := why_no_tpu_compiler():
+        assert [row["target"] for row in rows] == list(tpu.TOPOLOGIES)
+        assert all(row["level"] == "failed" and missing in row["error"] for row in rows)
+        return
+    targets = [row["target"].partition("(")[2].rstrip(")") for row in rows]
+    assert targets == list(tpu.TOPOLOGIES)
+    for row in rows:
+        assert row.keys() >= REPORTED
+        assert (row["design"], row["level"], row["flops_by"]) == ("x", "compiled", "compiler")
+        assert row["flops"] == 2 * T * D * H
 
 
 def test_what_a_topology_s_compiler_does_not_take_is_a_row_that_says_why(monkeypatch):

@@ -33,9 +33,20 @@ def band(window=T):
     return torch.ones(T, T, dtype=torch.bool).tril().triu(1 - window)
 
 
-def assert_same(got, want):
-    # Sums of at most 30 products in another order.
-    assert torch.allclose(got, want, rtol=0, atol=30 * torch.finfo(want.dtype).eps)
+# So many additions stand one after the other: in the projections, scores, softmax and weights.
+ADDITIONS = D + 4 + T + T + 4 * N
+
+
+def roundoff(full, x):
+    """How far sums in another order may lie apart: by so many last bits of the input."""
+    up = torch.randint(0, 2, x.shape, generator=torch.Generator().manual_seed(3), dtype=x.dtype)
+    near = full(x * (1 + (2 * up - 1) * torch.finfo(x.dtype).eps))
+    return ADDITIONS * (near - full(x)).abs().max()
+
+
+def worst(got, full, x):
+    """The largest difference from the full pass, over what roundoff allows."""
+    return ((got - full(x)).abs().max() / roundoff(full, x)).item()
 
 
 @pytest.mark.parametrize("pieces", PIECES)
@@ -43,7 +54,8 @@ def assert_same(got, want):
 def test_pieces_give_the_causal_pass(num_kv_heads, pieces):
     m, x = module(num_kv_heads), text()
     cache = cache_for(m)
-    assert_same(in_pieces(m, x, PIECES[pieces], cache), m(x, is_causal=True))
+    got = in_pieces(m, x, PIECES[pieces], cache)
+    assert worst(got, lambda x: m(x, is_causal=True), x) <= 1
     assert cache.filled.tolist() == [T, T]
 
 
@@ -51,16 +63,16 @@ def test_pieces_give_the_causal_pass(num_kv_heads, pieces):
 def test_a_ring_gives_the_sliding_window(pieces):
     m, x = module(), text()
     got = in_pieces(m, x, PIECES[pieces], cache_for(m, window=4))
-    assert_same(got, m(x, mask=band(window=4)))
-    assert not torch.allclose(got, m(x, mask=band(window=5))), "one token more would be seen"
+    assert worst(got, lambda x: m(x, mask=band(window=4)), x) <= 1
+    assert worst(got, lambda x: m(x, mask=band(window=5)), x) > 1, "one token more would be seen"
 
 
 def test_rotary_positions_follow_from_the_cache():
     m, x = module(rotary=Rotary(base=20.0)), text()
     got = in_pieces(m, x, PIECES["chunks"], cache_for(m))
-    assert_same(got, m(x, is_causal=True))
-    fresh = m(x[:, 5:6], cache=cache_for(m))
-    assert not torch.allclose(got[:, 5:6], fresh), "the cache matters"
+    assert worst(got, lambda x: m(x, is_causal=True), x) <= 1
+    got[:, 5:6] = m(x[:, 5:6], cache=cache_for(m))
+    assert worst(got, lambda x: m(x, is_causal=True), x) > 1, "the cache matters"
 
 
 @pytest.mark.parametrize("window", [None, 4])
@@ -77,18 +89,27 @@ def test_rows_of_their_own_lengths(window):
             outs[b].append(out[b, :n])
             read[b] += n
     assert cache.filled.tolist() == read == [T, T]
-    assert_same(torch.stack([torch.cat(o) for o in outs]), m(x, mask=band(window or T)))
+    got = torch.stack([torch.cat(o) for o in outs])
+    assert worst(got, lambda x: m(x, mask=band(window or T)), x) <= 1
 
 
 def test_gradients_go_through_the_cache():
     m, x = module(), text().requires_grad_()
     weight = torch.randn(B, T, D, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
-    losses = in_pieces(m, x, PIECES["chunks"], cache_for(m)), m(x, is_causal=True)
-    gots, wants = (
-        torch.autograd.grad((out * weight).sum(), [x, *m.parameters()]) for out in losses
-    )
-    for got, want in zip(gots, wants, strict=True):
-        assert torch.allclose(got, want, rtol=0, atol=B * T * 30 * torch.finfo(x.dtype).eps)
+
+    def gradients(run):
+        return lambda x: torch.cat(
+            [
+                g.flatten()
+                for g in torch.autograd.grad((run(x) * weight).sum(), [x, *m.parameters()])
+            ]
+        )
+
+    full = gradients(lambda x: m(x, is_causal=True))
+    got = gradients(lambda x: in_pieces(m, x, PIECES["chunks"], cache_for(m)))(x)
+    assert worst(got, full, x) <= 1
+    forgotten = gradients(lambda x: in_pieces(m, x, (11,), cache_for(m, window=10)))
+    assert worst(forgotten(x), full, x) > 1, "a token forgotten is seen"
 
 
 def test_what_does_not_fit_is_refused_before_anything_is_written():

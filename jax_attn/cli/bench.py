@@ -17,7 +17,7 @@ from jax_attn.parity.environment import install_line, present, settle_platforms
 INTERRUPTED = 130  # as a shell has it
 DTYPES = ("float32", "bfloat16", "float16")
 # mode → the preset that is measured where no other is asked for.
-MODES = {
+PRESET_OF = {
     "forward": "quick",
     "forward+backward": "quick",
     "prefill": "prefill",
@@ -39,7 +39,7 @@ MODES = {
     "--mode",
     "modes",
     multiple=True,
-    type=click.Choice(list(MODES)),
+    type=click.Choice(list(PRESET_OF)),
     help="Only this mode of those that a workload has; may be repeated. With a cache: prefill, "
     "of many tokens, or decode, of one.",
 )
@@ -98,7 +98,7 @@ def command(
     if listing:
         click.echo(catalogue())
         return
-    presets = presets or tuple(dict.fromkeys(MODES[mode] for mode in modes)) or ("quick",)
+    presets = presets or tuple(dict.fromkeys(PRESET_OF[mode] for mode in modes)) or ("quick",)
     problems = [
         *(
             ["--json, --markdown: expected one of them, got both"]
@@ -172,7 +172,7 @@ def without_mode(presets, modes) -> Iterator[str]:
     had = {mode for w in chosen([p for p in presets if p in offered()]) for mode in w.modes}
     strange = ", ".join(mode for mode in modes if mode not in had)
     if had and strange:
-        said = " or ".join(mode for mode in MODES if mode in had)
+        said = " or ".join(mode for mode in PRESET_OF if mode in had)
         yield f"--mode: expected {said}, which {', '.join(presets)} has, got {strange}"
 
 
@@ -265,7 +265,7 @@ def asked(presets, modes, dtype) -> tuple[tuple, tuple[str, ...]]:
     """
     from jax_attn.bench.workloads import chosen
 
-    modes = tuple(mode for mode in MODES if mode in (modes or MODES))
+    modes = tuple(mode for mode in PRESET_OF if mode in (modes or PRESET_OF))
     given = tuple(w for w in chosen(presets, dtype) if not set(modes).isdisjoint(w.modes))
     return given, modes
 

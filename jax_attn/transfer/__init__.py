@@ -20,11 +20,14 @@ from jax_attn.transfer.layouts import (
     TO_HEADS,
 )
 from jax_attn.transfer.problems import Problem, TransferError
-from jax_attn.transfer.rows import either, refused, row
+from jax_attn.transfer.rows import either, ignored, refused, row, tied
 from jax_attn.transfer.steps import (
+    Sizes,
     Step,
+    grouped,
     heads,
     heads_in,
+    inward,
     joined,
     linear,
     packed,
@@ -47,14 +50,18 @@ __all__ = [
     "Layout",
     "Plan",
     "Problem",
+    "Sizes",
     "Step",
     "TransferError",
     "as_numpy",
     "either",
     "export",
     "flatten",
+    "grouped",
     "heads",
     "heads_in",
+    "ignored",
+    "inward",
     "joined",
     "linear",
     "load",
@@ -64,6 +71,7 @@ __all__ = [
     "refused",
     "row",
     "save_checkpoint",
+    "tied",
     "to_half_split",
     "to_interleaved",
 ]

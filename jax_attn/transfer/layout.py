@@ -2,14 +2,15 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from jax_attn.transfer import resolve
 from jax_attn.transfer.arrays import as_numpy
 from jax_attn.transfer.problems import Problem, TransferError, grid, nearest
-from jax_attn.transfer.rows import Either, Refused, Row, either, regex, row
-from jax_attn.transfer.steps import MisfitError, Shape, Step
+from jax_attn.transfer.rows import Either, Ignored, Refused, Row, either, ignored, regex, row, tied
+from jax_attn.transfer.steps import MisfitError, Shape, Sizes, Step
 
 
 @dataclass(frozen=True, init=False, repr=False)
@@ -27,9 +28,10 @@ class Layout:
 
     groups: tuple[Either, ...]
     refusals: tuple[Refused, ...]
+    passed_over: tuple[Ignored, ...]
 
-    def __init__(self, *items: "Row | Either | Refused | Layout"):
-        groups, refusals = [], []
+    def __init__(self, *items: "Row | Either | Refused | Ignored | Layout"):
+        groups, refusals, passed_over = [], [], []
         for item in items:
             match item:
                 case Row():
@@ -38,13 +40,17 @@ class Layout:
                     groups.append(item)
                 case Refused():
                     refusals.append(item)
+                case Ignored():
+                    passed_over.append(item)
                 case Layout():
                     groups += item.groups
                     refusals += item.refusals
+                    passed_over += item.passed_over
                 case _:
                     raise TypeError(f"Layout: expected rows or layouts, got {item!r}")
         object.__setattr__(self, "groups", tuple(groups))
         object.__setattr__(self, "refusals", tuple(refusals))
+        object.__setattr__(self, "passed_over", tuple(passed_over))
 
     def __add__(self, other: "Layout") -> "Layout":
         return Layout(self, other)
@@ -100,7 +106,7 @@ class Layout:
                 raise ValueError(f"through: expected rows of {', '.join(parts)} alone, got {r!r}")
             return row(r.keys, r.paths, *r.steps, *([step] if any(meant) else []))
 
-        return Layout(*self._changed(change), *self.refusals)
+        return Layout(*self._changed(change), *self.refusals, *self.passed_over)
 
     def row_of(self, torch_key: str) -> str:
         """The row that reads and writes a torch key: "W_Q.weight -> q_proj.kernel [linear heads]".
@@ -124,8 +130,10 @@ class Layout:
         written. The arrays may share memory with `tensors`. Raises TransferError.
         """
         given = {key: as_numpy(tensor, key) for key, tensor in tensors.items()}
-        key_shapes = {key: array.shape for key, array in given.items()}
+        passed_over = resolve.passed(self.passed_over, given)
+        key_shapes = {k: array.shape for k, array in given.items() if k not in passed_over}
         moves, problems = resolve.for_loading(self.groups, self.refusals, key_shapes, shapes)
+        problems += untied(self, given)
         made: dict[str, np.ndarray] = {}
         for move in moves:
             try:
@@ -136,6 +144,20 @@ class Layout:
             made |= zip(move.row.paths, arrays, strict=True)
         if problems:
             raise TransferError("to Flax", problems)
+        return made
+
+    def shapes(self, keys: Mapping[str, Shape], sizes: Sizes) -> dict[str, Shape]:
+        """The shapes of the Flax side, by dotted path, where no module has them.
+
+        keys: torch key to shape. sizes: what shapes of flat projections do not tell. Raises
+        TransferError for keys that no row takes, rows of which only a part is there, two
+        alternatives at once, and shapes that a row's steps cannot take.
+        """
+        passed_over = resolve.passed(self.passed_over, keys)
+        left = {key: shape for key, shape in keys.items() if key not in passed_over}
+        made, problems = resolve.for_shapes(self.groups, self.refusals, left, sizes)
+        if problems:
+            raise TransferError("the Flax side's shapes", problems)
         return made
 
     def to_torch(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -170,10 +192,30 @@ class Layout:
     def _mapped(self, key: Callable[[str], str], path: Callable[[str], str]) -> "Layout":
         groups = self._changed(lambda r: row([*map(key, r.keys)], [*map(path, r.paths)], *r.steps))
         refusals = (Refused(key(refusal.key), refusal.reason) for refusal in self.refusals)
-        return Layout(*groups, *refusals)
+        passed_over = (
+            tied(key(item.key), key(item.same_as))
+            if item.same_as
+            else ignored(key(item.key), item.reason)
+            for item in self.passed_over
+        )
+        return Layout(*groups, *refusals, *passed_over)
 
     def _changed(self, change: Callable[[Row], Row]) -> list[Either]:
         return [either(*(list(map(change, a)) for a in g.alternatives)) for g in self.groups]
+
+
+def untied(layout: Layout, tensors: Mapping[str, Any]) -> list[Problem]:
+    """Keys said to repeat another's tensor, and do not."""
+    problems = []
+    for item in layout.passed_over:
+        for key, other in resolve.ties(item, tensors):
+            here, there = as_numpy(tensors[key], key), as_numpy(tensors[other], other)
+            if (here.shape, here.dtype) != (there.shape, there.dtype) or (
+                here.tobytes() != there.tobytes()
+            ):
+                text = f"expected the tensor of {other!r}, bit for bit, to which it is tied"
+                problems.append(Problem("ambiguous", key, text, "leave one of the two out"))
+    return problems
 
 
 def _steps(r: Row) -> str:

@@ -6,8 +6,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from jax_attn.transfer.problems import Problem, nearest
-from jax_attn.transfer.rows import Binding, Either, Refused, Row, bindings, holes, regex
-from jax_attn.transfer.steps import MisfitError, Shape, Shapes, heads, heads_in, linear
+from jax_attn.transfer.rows import (
+    Binding,
+    Either,
+    Ignored,
+    Refused,
+    Row,
+    bindings,
+    filled,
+    holes,
+    regex,
+)
+from jax_attn.transfer.steps import MisfitError, Shape, Shapes, Sizes, heads, heads_in, linear
 
 Names = Mapping[str, Shape]
 
@@ -98,6 +108,52 @@ def for_export(groups: Iterable[Either], paths: Names) -> tuple[list[Move], list
         for i, path in enumerate(strays)
     ]
     return moves, problems
+
+
+def for_shapes(
+    groups: Iterable[Either], refusals: Iterable[Refused], keys: Names, sizes: Sizes
+) -> tuple[dict[str, Shape], list[Problem]]:
+    """What torch tensors (`keys` to shapes) become: dotted paths to shapes."""
+    rows, problems, disputed = [], [], []
+    for group in groups:
+        for alternatives in _bound(group, keys, {}):
+            there = [a for a in alternatives if _any(_keys(a), keys)]
+            if len(there) > 1:
+                problems.append(_ambiguous(there, keys))
+                disputed += [r for a in there for r in a]
+            elif there:
+                rows += [r for r in there[0] if _any(r.keys, keys)]
+    claimed = {key for r in rows + disputed for key in r.keys}
+    refused, strays = _refused(refusals, {k: s for k, s in keys.items() if k not in claimed})
+    problems += _doubled(rows, "paths", "writes") + _doubled(rows, "keys", "reads")
+    problems += _missing(rows, keys, {}, strays, {})
+    made: dict[str, Shape] = {}
+    for r in rows:
+        if not all(key in keys for key in r.keys):
+            continue
+        try:
+            made |= zip(r.paths, r.path_shapes(tuple(keys[k] for k in r.keys), sizes), strict=True)
+        except MisfitError as misfit:
+            problems.append(Problem("wrong shape", r.keys[0], f"{r}: {misfit}"))
+    return made, problems + refused + _unexpected(strays, {}, claimed)
+
+
+def passed(items: Iterable[Ignored], keys: Iterable[str]) -> dict[str, str]:
+    """The keys that are passed over, and why."""
+    keys = list(keys)
+    patterns = [(regex(item.key), item.reason) for item in items]
+    return {k: why for pattern, why in patterns for k in keys if pattern.fullmatch(k)}
+
+
+def ties(item: Ignored, keys: Iterable[str]) -> Iterable[tuple[str, str]]:
+    """(key, the key it repeats), where both are there."""
+    if not item.same_as:
+        return
+    keys = list(keys)
+    for binding in bindings([item.key], keys):
+        key, other = filled((item.key, item.same_as), binding)
+        if key in keys and other in keys:
+            yield key, other
 
 
 def mending_row(key: str, shape: Shape, paths: Names) -> str:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from jax_attn.transfer.steps import Arrays, MisfitError, Shapes, Step
+from jax_attn.transfer.steps import Arrays, MisfitError, Shapes, Sizes, Step
 
 _HOLE = re.compile(r"\{(\w+)\}")
 
@@ -27,11 +27,18 @@ class Row:
 
     def at(self, binding: Binding) -> "Row":
         """The row with the names in braces replaced by integers."""
-        return Row(_filled(self.keys, binding), _filled(self.paths, binding), self.steps)
+        return Row(filled(self.keys, binding), filled(self.paths, binding), self.steps)
 
     def key_shapes(self, path_shapes: Shapes) -> Shapes:
         """Shapes of the tensors that give Flax arrays of `path_shapes`. Raises MisfitError."""
         return self._shapes(path_shapes)[0]
+
+    def path_shapes(self, key_shapes: Shapes, sizes: Sizes) -> Shapes:
+        """Shapes of the Flax arrays that tensors of `key_shapes` give. Raises MisfitError."""
+        shapes = key_shapes
+        for step in self.steps:
+            shapes = step.target(shapes, len(self.paths), sizes)
+        return shapes
 
     def to_flax(self, tensors: Arrays, path_shapes: Shapes) -> Arrays:
         """Torch tensors, one a key -> Flax arrays, one a path; views where NumPy can."""
@@ -70,6 +77,18 @@ class Refused:
 
     key: str
     reason: str
+
+
+@dataclass(frozen=True)
+class Ignored:
+    """A torch key that is passed over, and why. Made by `ignored` and `tied`.
+
+    same_as: the key whose tensor it must repeat, bit for bit; '' for none.
+    """
+
+    key: str
+    reason: str
+    same_as: str = ""
 
 
 def row(keys: str | Sequence[str], paths: str | Sequence[str], *steps: Step) -> Row:
@@ -115,6 +134,16 @@ def refused(key: str, reason: str) -> Refused:
     return Refused(key, reason)
 
 
+def ignored(key: str, reason: str) -> Ignored:
+    """A torch key that is passed over: a buffer that the Flax side works out, and why."""
+    return Ignored(key, reason)
+
+
+def tied(key: str, same_as: str) -> Ignored:
+    """A torch key whose tensor is another's: read once, under `same_as`, and exported so."""
+    return Ignored(key, f"tied to {same_as}", same_as)
+
+
 def holes(pattern: Row) -> frozenset[str]:
     """The names in braces."""
     return frozenset(_HOLE.findall(pattern.keys[0]))
@@ -143,7 +172,8 @@ def regex(pattern: str) -> re.Pattern:
     return re.compile("".join(parts))
 
 
-def _filled(names: tuple[str, ...], binding: Binding) -> tuple[str, ...]:
+def filled(names: tuple[str, ...], binding: Binding) -> tuple[str, ...]:
+    """The patterns with their names in braces replaced by integers."""
     values = dict(binding)
     return tuple(_HOLE.sub(lambda m: values[m[1]], name) for name in names)
 

@@ -13,7 +13,7 @@ from flax import nnx
 
 from jax_attn.transfer import resolve
 from jax_attn.transfer.arrays import Spec, as_numpy, describe, why_unreadable
-from jax_attn.transfer.layout import Layout
+from jax_attn.transfer.layout import Layout, untied
 from jax_attn.transfer.problems import Problem, TransferError, grid, listed
 from jax_attn.transfer.resolve import Move
 
@@ -26,10 +26,14 @@ class Plan:
     keys: dict[str, Spec]
     paths: dict[str, Spec]
     problems: list[Problem] = field(default_factory=list)
+    passed_over: dict[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
         table = grid(
             ("torch", "shape", "flax", "shape", "dtype", "steps"), map(self._line, self.moves)
+        )
+        table = "\n".join(
+            [table, *(f"{k}: passed over: {why}" for k, why in self.passed_over.items())]
         )
         if not self.problems:
             return table
@@ -77,10 +81,11 @@ def plan(module: Any, tensors: Mapping[str, Any], layout: Layout) -> Plan:
     keys, unreadable = _key_specs(tensors)
     problems += unreadable
     held = {p.name for p in problems}
+    passed_over = resolve.passed(layout.passed_over, keys)
     moves, found = resolve.for_loading(
         layout.groups,
         layout.refusals,
-        {key: spec.shape for key, spec in keys.items()},
+        {key: spec.shape for key, spec in keys.items() if key not in passed_over},
         {path: spec.shape for path, spec in paths.items()},
     )
     # A tensor that cannot be read is not missing.
@@ -90,7 +95,7 @@ def plan(module: Any, tensors: Mapping[str, Any], layout: Layout) -> Plan:
     problems += _too_wide(paths)
     if not paths and not problems:
         problems.append(Problem("missing", "module", "expected at least one nnx.Param, got none"))
-    return Plan(moves, keys, paths, problems)
+    return Plan(moves, keys, paths, problems, passed_over)
 
 
 def load(module: Any, tensors: Mapping[str, Any], layout: Layout) -> Plan:
@@ -103,8 +108,8 @@ def load(module: Any, tensors: Mapping[str, Any], layout: Layout) -> Plan:
     if isinstance(module, nnx.State):
         raise TypeError("module: expected an nnx.Module to write into, got an nnx.State")
     made = plan(module, tensors, layout)
-    if made.problems:
-        raise TransferError("load, nothing written", made.problems)
+    if problems := made.problems or untied(layout, tensors):
+        raise TransferError("load, nothing written", problems)
     current = flatten(module)
     placed: dict[str, jax.Array] = {}
     for move in made.moves:

@@ -4,9 +4,10 @@ import pytest
 
 from jax_attn.attention import dispatch, splash_kernel
 from jax_attn.parity import report
-from jax_attn.parity.cases import Case
+from jax_attn.parity.cases import Case, emulated
 from jax_attn.parity.compare import Verdict
 from jax_attn.parity.matrix import run_cases
+from jax_attn.parity.tpu import run_emulated
 
 PADDED = Case("gqa", "float32", "padding", "cross", "jit")
 
@@ -47,3 +48,10 @@ def test_a_row_that_is_refused_has_reasons_and_no_verdict(name):
     assert first.startswith("0 pass")
     assert second.startswith("1 refused by the kernel, for the reasons given, not run")
     assert why in report.as_markdown([], {}, [told])
+
+
+def test_what_a_vendors_kernel_multiplies_is_not_emulated():
+    case = next(c for c in emulated() if c.dtype == "float32")
+    told = run_emulated(case, implementation="splash")
+    assert (told["design"], told["level"], told["target"]) == (case.name, "refused", "tpu")
+    assert "splash multiplies in a kernel of its own" in told["error"]

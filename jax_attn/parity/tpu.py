@@ -16,13 +16,16 @@ from jax_attn.attention.call import checked_call
 from jax_attn.parity.cases import EMULATED_SHAPE, Case
 from jax_attn.parity.compiled import compile_for_tpu, lower_everywhere, why_no_tpu_compiler
 from jax_attn.parity.designs import DESIGNS
-from jax_attn.parity.matrix import Row, judge_row, several_tiles
+from jax_attn.parity.matrix import Row, judge_row, refusal, several_tiles
 from jax_attn.parity.result import Result
 from jax_attn.parity.run_jax import forward_and_gradients
 
 
-def run_emulated(case: Case, implementation: str | None = None) -> Result:
-    """The verdict on one emulated row."""
+def run_emulated(case: Case, implementation: str | None = None) -> Result | dict[str, Any]:
+    """The verdict on one emulated row; of a vendor's kernel, why there is none."""
+    if implementation and dispatch.KERNELS[implementation].only_on:
+        why = f"{implementation} multiplies in a kernel of its own, where nothing can round for it"
+        return refusal(case, "tpu", why)
     with jax.default_device(jax.devices("cpu")[0]), several_tiles():
         row = Row(DESIGNS[case.design], case, precision="mxu", implementation=implementation)
         return judge_row(row, case, backend="tpu", level="emulated")

@@ -108,6 +108,10 @@ class Layout:
 
         return Layout(*self._changed(change), *self.refusals, *self.passed_over)
 
+    def torch_keys(self) -> list[str]:
+        """Every torch key of a row, names in braces left open."""
+        return [key for r in self._rows() for key in r.keys]
+
     def row_of(self, torch_key: str) -> str:
         """The row that reads and writes a torch key: "W_Q.weight -> q_proj.kernel [linear heads]".
 
@@ -118,7 +122,7 @@ class Layout:
                 if match := regex(pattern).fullmatch(torch_key):
                     found = r.at(tuple(match.groupdict().items()))
                     return f"{', '.join(found.keys)} -> {', '.join(found.paths)} [{_steps(r)}]"
-        near = nearest(torch_key, [key for r in self._rows() for key in r.keys])
+        near = nearest(torch_key, self.torch_keys())
         raise ValueError(f"torch_key: expected a key of one of the rows, got {torch_key!r}; {near}")
 
     def to_flax(

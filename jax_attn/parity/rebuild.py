@@ -1,0 +1,90 @@
+"""Traits of an attention block -> the block in either framework, and how each is called."""
+
+from functools import partial
+from typing import Any
+
+import torch
+from flax import nnx
+
+import torch_ref
+from jax_attn import nn
+from jax_attn.attention import Mask, rotary
+from jax_attn.transfer.families import NormTraits, RotaryTraits, Traits
+from torch_ref import rotary as torch_rotary
+
+
+def flax_module(traits: Traits, dtype: str) -> nnx.Module:
+    """Our module, abstract: shapes and dtypes, no values. In eval mode."""
+    options = {
+        "head_dim": traits.sizes.head_dim,
+        "use_bias": traits.use_bias,
+        "use_out_bias": traits.use_out_bias,
+        "scale": traits.scale,
+        "softcap": traits.softcap,
+        "qk_norm": None if traits.qk_norm is None else _flax_norm(traits.qk_norm),
+        "rotary": None if traits.rotary is None else _rotary(rotary, traits.rotary),
+        "dtype": dtype,
+        "param_dtype": dtype,
+    }
+    N, K, _ = traits.sizes
+    module = nnx.eval_shape(
+        lambda: nn.GroupedQueryAttention(traits.embed_dim, N, K, **options, rngs=nnx.Rngs(0))
+    )
+    module.eval()
+    return module
+
+
+def flax_mask(traits: Traits, lengths) -> Mask:
+    """What the block's queries may see of rows of `lengths` (B,) tokens, padding behind."""
+    mask = Mask.lengths(lengths)
+    if traits.is_causal:
+        mask &= Mask.causal()
+    if traits.window is not None:
+        mask &= Mask.window(traits.window - 1, None)
+    return mask
+
+
+def torch_module(traits: Traits) -> torch.nn.Module:
+    """torch_ref's module, in float32 and eval mode."""
+    N, K, H = traits.sizes
+    return torch_ref.DESIGNS["gqa"](
+        traits.embed_dim,
+        N,
+        K,
+        head_dim=H,
+        bias=traits.use_bias,
+        out_bias=traits.use_out_bias,
+        scale=traits.scale,
+        softcap=traits.softcap,
+        qk_norm=None if traits.qk_norm is None else _torch_norm(traits.qk_norm),
+        rotary=None if traits.rotary is None else _rotary(torch_rotary, traits.rotary),
+    ).eval()
+
+
+def torch_mask(traits: Traits, lengths: torch.Tensor, T: int) -> torch.Tensor:
+    """Likewise, (B, 1, T, T), True = attend."""
+    i, j = torch.arange(T)[:, None], torch.arange(T)[None]
+    visible = (j < lengths[:, None, None, None]) & torch.ones(T, T, dtype=torch.bool)
+    if traits.is_causal:
+        visible = visible & (j <= i)
+    if traits.window is not None:
+        visible = visible & (j > i - traits.window)
+    return visible
+
+
+def _rotary(library: Any, traits: RotaryTraits) -> Any:
+    scaling = None
+    if traits.scaling is not None:
+        name, fields = traits.scaling
+        scaling = getattr(library, name)(**fields)
+    return library.Rotary(traits.base, traits.dim, traits.interleaved, scaling)
+
+
+def _flax_norm(norm: NormTraits) -> Any:
+    kinds = {"rms": nnx.RMSNorm, "layer": partial(nnx.LayerNorm, use_fast_variance=False)}
+    return partial(kinds[norm.kind], epsilon=norm.epsilon)
+
+
+def _torch_norm(norm: NormTraits) -> Any:
+    kinds = {"rms": torch.nn.RMSNorm, "layer": torch.nn.LayerNorm}
+    return partial(kinds[norm.kind], eps=norm.epsilon)

@@ -1,0 +1,33 @@
+"""Families of checkpoints: what their attention does, and the tables of their weights."""
+
+from jax_attn.transfer.families.family import (
+    BiasTraits,
+    Config,
+    Family,
+    NormTraits,
+    Place,
+    RotaryTraits,
+    Traits,
+)
+from jax_attn.transfer.families.llama import LLAMA
+
+FAMILIES = {family.name: family for family in (LLAMA,)}
+"""By name."""
+
+__all__ = [
+    "FAMILIES",
+    "BiasTraits",
+    "Config",
+    "Family",
+    "NormTraits",
+    "Place",
+    "RotaryTraits",
+    "Traits",
+    "family_of",
+]
+
+
+def family_of(config: Config) -> Family | None:
+    """The family whose model_types a config's is one of."""
+    kind = config.get("model_type")
+    return next((f for f in FAMILIES.values() if kind in f.model_types), None)

@@ -1,0 +1,59 @@
+"""Reading a config.json: what is there, what it may be called, and what is wrong with it."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from jax_attn.transfer.problems import Problem, TransferError
+
+_MISSING = object()
+
+
+def number(config: Mapping[str, Any], *names: str, default: Any = _MISSING) -> Any:
+    """The whole number above 0 that the first of `names` there gives; None counts as not there.
+
+    Raises TransferError where none is there and there is no default, and for anything else.
+    """
+    return _read(config, names, default, "a whole number above 0", _is_count)
+
+
+def real(config: Mapping[str, Any], *names: str, default: Any = _MISSING) -> Any:
+    """Likewise a finite number above 0."""
+    return _read(config, names, default, "a number above 0", _is_real)
+
+
+def flag(config: Mapping[str, Any], *names: str, default: Any = _MISSING) -> Any:
+    """Likewise true or false."""
+    return _read(config, names, default, "true or false", lambda value: isinstance(value, bool))
+
+
+def refuse(name: str, value: Any, expected: str) -> TransferError:
+    """The error for a value that has no place here."""
+    text = f"expected {expected}, got {value!r}"
+    return TransferError("reading the config", [Problem("file", f"config.json {name}", text)])
+
+
+def _read(
+    config: Mapping[str, Any],
+    names: tuple[str, ...],
+    default: Any,
+    expected: str,
+    fits: Callable[[Any], bool],
+) -> Any:
+    for name in names:
+        value = config.get(name)
+        if value is not None:
+            if not fits(value):
+                raise refuse(name, value, expected)
+            return value
+    if default is _MISSING:
+        raise refuse(" or ".join(names), None, expected)
+    return default
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _is_real(value: Any) -> bool:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and 0 < value < float("inf")

@@ -1,0 +1,131 @@
+"""What a family of models is: what its attention does, and the tables of its weights.
+
+A family is data about somebody else's checkpoints. `Traits` say what one attention block does, as
+the config tells; the tables carry a block's weights, or a whole file's, to Flax paths that are
+the same in every family:
+
+    token_embedding  position_embedding  type_embedding  embedding_norm
+    layers.{layer}.attention_norm  .attention  .mlp_norm  .mlp.{up,gate,down}
+    final_norm  pooler  lm_head
+
+with `attention` a module of this package (q_proj, k_proj, v_proj, out_proj, q_norm, k_norm),
+kernels (in, out), a norm's scale and bias, an embedding's embedding. Encoder-decoders have
+`encoder.` and `decoder.` before `layers`, and `cross_attention`. Needs no framework.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from jax_attn.transfer.layout import Layout
+from jax_attn.transfer.rows import bindings, filled
+from jax_attn.transfer.steps import Sizes
+
+Config = Mapping[str, Any]
+
+
+class RotaryTraits(NamedTuple):
+    """As `jax_attn.attention.Rotary`: base, dim (None for all of H), interleaved.
+
+    scaling: the name and the fields of one of its scalings: ("Linear", {"factor": 4.0}).
+    """
+
+    base: float = 10000.0
+    dim: int | None = None
+    interleaved: bool = False
+    scaling: tuple[str, Mapping[str, Any]] | None = None
+
+
+class NormTraits(NamedTuple):
+    """kind: "rms" or "layer", over the H features of a head."""
+
+    kind: str
+    epsilon: float
+
+
+class BiasTraits(NamedTuple):
+    """What is added to the scores by where query and key are.
+
+    kind: "alibi" (fields: factor, by which the slopes are multiplied) or "relative" (T5's, from a
+        table; fields: buckets, max_distance, bidirectional).
+    """
+
+    kind: str
+    fields: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What one attention block does. D embed_dim, N and K heads, H head_dim.
+
+    scale: 1/√H when None. is_causal: a query sees no later key. window: how many keys a query
+    sees, the last its own; None for all. cross: keys and values come from elsewhere.
+    """
+
+    embed_dim: int
+    sizes: Sizes
+    use_bias: bool = True
+    use_out_bias: bool = True
+    is_causal: bool = False
+    cross: bool = False
+    scale: float | None = None
+    softcap: float | None = None
+    window: int | None = None
+    qk_norm: NormTraits | None = None
+    rotary: RotaryTraits | None = None
+    bias: BiasTraits | None = None
+
+
+class Place(NamedTuple):
+    """Where one block lies: torch's prefix in the file, Flax's in the ported model."""
+
+    torch: str
+    flax: str
+
+
+@dataclass(frozen=True)
+class Family:
+    """One family.
+
+    name: as `jax-attn inspect` prints it. model_types: as configs name them. roots: what may
+    stand before every key but the head's: "bert"; "" for nothing. places: where blocks are, behind
+    the root, {layer} for the layer's number. block(config): the table between a block's keys and
+    its attention module, neither with a prefix. rest(config): the table of all else behind the
+    root. head(config): of what no root stands before. traits(config, torch prefix): what the block
+    there does. A config that lacks a key, or whose value has no place here, is a TransferError
+    that names it (see `jax_attn.transfer.families.config`).
+    """
+
+    name: str
+    model_types: tuple[str, ...]
+    roots: tuple[str, ...]
+    places: tuple[Place, ...]
+    block: Callable[[Config], Layout]
+    rest: Callable[[Config], Layout]
+    head: Callable[[Config], Layout]
+    traits: Callable[[Config, str], Traits]
+
+    def root(self, config: Config, keys: Iterable[str]) -> str:
+        """What stands before the blocks in a file with these keys; the first root for none."""
+        keys = list(keys)
+        return max(self.roots, key=lambda root: len(self._found(config, keys, root)))
+
+    def blocks(self, config: Config, keys: Iterable[str]) -> list[Place]:
+        """The attention blocks in a file with these keys, layer by layer."""
+        keys = list(keys)
+        return self._found(config, keys, self.root(config, keys))
+
+    def model(self, config: Config, keys: Iterable[str]) -> Layout:
+        """The table of a whole file: every key has a row, or is passed over with a reason."""
+        block = self.block(config)
+        behind = Layout(*(block.under(*place) for place in self.places), self.rest(config))
+        return behind.under(self.root(config, keys), "") + self.head(config)
+
+    def _found(self, config: Config, keys: list[str], root: str) -> list[Place]:
+        found = []
+        for place in self.places:
+            prefix = f"{root}.{place.torch}" if root else place.torch
+            patterns = [f"{prefix}.{key}" for key in self.block(config).torch_keys()]
+            for binding in sorted(bindings(patterns, keys), key=lambda b: [int(n) for _, n in b]):
+                found.append(Place(*filled((prefix, place.flax), binding)))
+        return found

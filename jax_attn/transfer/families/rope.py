@@ -1,0 +1,62 @@
+"""Rotary positions as configs name them, `rope_scaling` of old and `rope_parameters` of now."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from jax_attn.transfer.families.config import flag, number, real, refuse
+from jax_attn.transfer.families.family import Config, RotaryTraits
+
+
+def rotary(config: Config, head_dim: int, *, interleaved: bool = False) -> RotaryTraits:
+    """What a config says of rotary positions; transformers' defaults where it says nothing.
+
+    Raises TransferError for a rope_type that is not known here.
+    """
+    rope = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
+    named = {**config, **rope}
+    base = float(real(named, "rope_theta", "rotary_emb_base", default=10000.0))
+    part = real(named, "partial_rotary_factor", "rotary_pct", default=1.0)
+    dim = None if part == 1 else int(head_dim * part)
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind not in _SCALINGS:
+        raise refuse("rope_type", kind, f"one of {', '.join(_SCALINGS)}")
+    return RotaryTraits(base, dim, interleaved, _SCALINGS[kind](rope, config))
+
+
+def _linear(rope: Mapping[str, Any], config: Config):
+    return "Linear", {"factor": real(rope, "factor")}
+
+
+def _dynamic(rope: Mapping[str, Any], config: Config):
+    # transformers takes the config's length for the original one.
+    length = number(config, "max_position_embeddings")
+    return "DynamicNTK", {"factor": real(rope, "factor"), "original_length": length}
+
+
+def _llama3(rope: Mapping[str, Any], config: Config):
+    fields = {name: real(rope, name) for name in ("factor", "low_freq_factor", "high_freq_factor")}
+    return "Llama3", fields | {"original_length": _original(rope, config)}
+
+
+def _yarn(rope: Mapping[str, Any], config: Config):
+    original = _original(rope, config)
+    factor = real(rope, "factor", default=number(config, "max_position_embeddings") / original)
+    optional = ("beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim")
+    fields = {name: real(rope, name) for name in optional if rope.get(name)}
+    if (truncate := flag(rope, "truncate", default=None)) is not None:
+        fields["truncate"] = truncate
+    return "Yarn", {"factor": factor, "original_length": original, **fields}
+
+
+def _original(rope: Mapping[str, Any], config: Config) -> int:
+    name = "original_max_position_embeddings"
+    return number({**config, **rope}, name, "max_position_embeddings")
+
+
+_SCALINGS = {
+    "default": lambda rope, config: None,
+    "linear": _linear,
+    "dynamic": _dynamic,
+    "llama3": _llama3,
+    "yarn": _yarn,
+}

@@ -1,7 +1,7 @@
 """Attention weights between torch names and NNX state, through tables, bit for bit.
 
-Files and tables need no framework; `plan`, `load`, `export` and `flatten` import jax and flax
-when first used. torch is never imported.
+Files and tables need no framework; `plan`, `load`, `export`, `flatten`, `load_optimizer` and
+`export_optimizer` import jax and flax when first used. torch is never imported.
 """
 
 import importlib
@@ -35,7 +35,8 @@ from jax_attn.transfer.steps import (
     to_interleaved,
 )
 
-_ON_STATE = ("Plan", "export", "flatten", "load", "plan")
+_HOMES = dict.fromkeys(("Plan", "export", "flatten", "load", "plan"), "state")
+_HOMES |= dict.fromkeys(("export_optimizer", "load_optimizer"), "optimizer")
 
 __all__ = [
     "EMBEDDING",
@@ -56,6 +57,7 @@ __all__ = [
     "as_numpy",
     "either",
     "export",
+    "export_optimizer",
     "flatten",
     "grouped",
     "heads",
@@ -66,6 +68,7 @@ __all__ = [
     "linear",
     "load",
     "load_checkpoint",
+    "load_optimizer",
     "packed",
     "plan",
     "refused",
@@ -78,8 +81,8 @@ __all__ = [
 
 
 def __getattr__(name: str):
-    if name in _ON_STATE:
-        return getattr(importlib.import_module("jax_attn.transfer.state"), name)
+    if name in _HOMES:
+        return getattr(importlib.import_module(f"jax_attn.transfer.{_HOMES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -31,6 +31,8 @@ class GroupedQueryAttention(nn.Module):
     qk_norm: called as `qk_norm(head_dim)`, makes q_norm and k_norm, such as nn.RMSNorm. rotary:
     turns queries and keys, after that, by positions (T,) or (B, T) and key_positions (S,) or
     (B, S); 0, 1, … unless given, the query's where no key is given; with a key both or neither.
+    position_bias: called as `position_bias(T, S)`, gives floats added to the scores, such as an
+    Alibi.
     cache: a KVCache of the tokens before the query's, which attend to all of them and, causally,
     to themselves, and are added to it; lengths (B,): how many of each row's T tokens are real.
 
@@ -55,6 +57,7 @@ class GroupedQueryAttention(nn.Module):
         softcap: float | None = None,
         qk_norm: Callable[[int], nn.Module] | None = None,
         rotary: Rotary | None = None,
+        position_bias: Callable[[int, int], torch.Tensor] | None = None,
     ):
         super().__init__()
         split_evenly("num_heads", num_heads, "num_kv_heads", num_kv_heads)
@@ -71,6 +74,7 @@ class GroupedQueryAttention(nn.Module):
         self.scale = 1 / math.sqrt(head_dim) if scale is None else scale
         self.softcap = softcap
         self.rotary = rotary
+        self.position_bias = position_bias
         if rotary is not None:
             rotary.check(head_dim)
         self.q_proj = nn.Linear(embed_dim, num_heads * head_dim, bias=bias)
@@ -139,6 +143,9 @@ class GroupedQueryAttention(nn.Module):
         BNTS = (query.shape[0], self.num_heads, query.shape[1], key.shape[1])
         _check_mask(mask, BNTS)
         _check_bias(bias, BNTS)
+        if self.position_bias is not None:
+            own_NTS = self.position_bias(*BNTS[2:])
+            bias = own_NTS if bias is None else bias + own_NTS
         if is_causal:
             causal_TS = torch.ones(BNTS[2:], dtype=torch.bool, device=query.device).tril()
             mask = causal_TS if mask is None else mask & causal_TS
@@ -156,6 +163,8 @@ class GroupedQueryAttention(nn.Module):
             _check_sequence("query", query, width)
         if self.rotary is not None and isinstance(self.rotary.scaling, DynamicNTK):
             raise ValueError("cache: expected frequencies that stay; DynamicNTK's follow the text")
+        if self.position_bias is not None:
+            raise ValueError("cache: expected a module without position_bias")
         B, T, _ = query.shape
         if lengths is None:
             lengths = torch.full((B,), T, device=query.device)

@@ -39,6 +39,9 @@ class GroupedQueryAttention(nnx.Module):
         heads alike: called as ``qk_norm(H, dtype=…, param_dtype=…, rngs=…)``, such as
         ``nnx.RMSNorm``; none unless given.
       rotary: a Rotary, to turn queries and keys by their positions; none unless given.
+      position_bias: what is added to the scores by where query and key are: called as
+        ``position_bias(T, S)``, gives floats that broadcast to (N, T, S); such as an Alibi; none
+        unless given.
       dtype: what is computed in and returned; what inputs and parameters promote to unless
         given.
       param_dtype: the parameters' dtype when made.
@@ -69,6 +72,7 @@ class GroupedQueryAttention(nnx.Module):
         softcap=None,
         qk_norm=None,
         rotary=None,
+        position_bias=None,
         dtype=None,
         param_dtype=jnp.float32,
         precision=None,
@@ -88,6 +92,7 @@ class GroupedQueryAttention(nnx.Module):
             implementation=implementation,
             qk_norm=qk_norm,
             rotary=rotary,
+            position_bias=position_bias,
             rngs=rngs,
         )
         if not problems and rotary is not None:
@@ -100,6 +105,7 @@ class GroupedQueryAttention(nnx.Module):
         self.vdim = embed_dim if vdim is None else vdim
         self.dropout_rate, self.out_dropout_rate = float(dropout_rate), float(out_dropout_rate)
         self.scale, self.softcap, self.rotary = scale, softcap, rotary
+        self.position_bias = position_bias
         self.dtype = None if dtype is None else jnp.dtype(dtype)
         self.precision, self.implementation = precision, implementation
         self.deterministic = False
@@ -191,7 +197,7 @@ class GroupedQueryAttention(nnx.Module):
             *_same_dtype(q_BTNH, k_BSKH, self.v_proj(value)),
             mask,
             is_causal=is_causal,
-            bias=bias,
+            bias=self._bias(query, key, bias),
             scale=self.scale,
             softcap=self.softcap,
             dropout=dropout,
@@ -222,11 +228,21 @@ class GroupedQueryAttention(nnx.Module):
             *_same_dtype(*self._heads(query, key, positions, key_positions, alone=alone)),
             mask,
             is_causal=is_causal,
-            bias=bias,
+            bias=self._bias(query, key, bias),
             scale=self.scale,
             softcap=self.softcap,
             precision=self.precision,
         )
+
+    def _bias(self, query, key, bias):
+        """The call's own bias and what position_bias adds to it."""
+        if self.position_bias is None:
+            return bias
+        own_NTS = self.position_bias(query.shape[1], key.shape[1])
+        if bias is None:
+            return own_NTS
+        with jax.numpy_dtype_promotion("standard"):  # a learnt one has the parameters' dtype
+            return bias + own_NTS
 
     def empty_cache(self, batch, length=None, *, window=None, dtype=None) -> KVCache:
         """A KVCache for this module: for ``length`` tokens a row, or a ring of ``window``.

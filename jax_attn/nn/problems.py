@@ -26,7 +26,17 @@ def size_problems(embed_dim, num_heads, num_kv_heads, head_dim, kdim, vdim) -> l
 
 
 def option_problems(
-    *, dtype, param_dtype, scale, softcap, implementation, qk_norm, rotary, rngs, **rates
+    *,
+    dtype,
+    param_dtype,
+    scale,
+    softcap,
+    implementation,
+    qk_norm,
+    rotary,
+    position_bias,
+    rngs,
+    **rates,
 ) -> list[str]:
     """Of a constructor's options; rates: dropout's, by name."""
     problems = [
@@ -44,6 +54,9 @@ def option_problems(
         problems.append(f"qk_norm: expected what makes a norm, as nnx.RMSNorm does, got {got}")
     if not (rotary is None or isinstance(rotary, Rotary)):
         problems.append(f"rotary: expected a Rotary, got {checks.describe(rotary)}")
+    if not (position_bias is None or callable(position_bias)):
+        got = checks.describe(position_bias)
+        problems.append(f"position_bias: expected what gives a bias, as Alibi does, got {got}")
     if not isinstance(rngs, nnx.Rngs):
         problems.append(f"rngs: expected nnx.Rngs, got {type(rngs).__name__}")
     return problems
@@ -66,6 +79,10 @@ def cache_problems(module, cache, others, deterministic) -> list[str]:
         problems.append(
             "cache: expected frequencies that stay; DynamicNTK's follow the length of a call, "
             "so that keys turned before would no longer fit"
+        )
+    if module.position_bias is not None:
+        problems.append(
+            "cache: expected a module without position_bias, as a cache's kernel adds none"
         )
     if module.implementation is not None:
         problems.append(

@@ -8,13 +8,15 @@ from flax import nnx
 
 import torch_ref
 from jax_attn import nn
-from jax_attn.attention import Mask, rotary
-from jax_attn.transfer.families import NormTraits, RotaryTraits, Traits
+from jax_attn.attention import Alibi, Mask, rotary
+from jax_attn.transfer.families import BiasTraits, NormTraits, RotaryTraits, Traits
+from torch_ref import position_bias as torch_bias
 from torch_ref import rotary as torch_rotary
 
 
 def flax_module(traits: Traits, dtype: str) -> nnx.Module:
     """Our module, abstract: shapes and dtypes, no values. In eval mode."""
+    N, K, _ = traits.sizes
     options = {
         "head_dim": traits.sizes.head_dim,
         "use_bias": traits.use_bias,
@@ -23,10 +25,10 @@ def flax_module(traits: Traits, dtype: str) -> nnx.Module:
         "softcap": traits.softcap,
         "qk_norm": None if traits.qk_norm is None else _flax_norm(traits.qk_norm),
         "rotary": None if traits.rotary is None else _rotary(rotary, traits.rotary),
+        "position_bias": None if traits.bias is None else _bias(Alibi, traits.bias, N),
         "dtype": dtype,
         "param_dtype": dtype,
     }
-    N, K, _ = traits.sizes
     module = nnx.eval_shape(
         lambda: nn.GroupedQueryAttention(traits.embed_dim, N, K, **options, rngs=nnx.Rngs(0))
     )
@@ -58,6 +60,7 @@ def torch_module(traits: Traits) -> torch.nn.Module:
         softcap=traits.softcap,
         qk_norm=None if traits.qk_norm is None else _torch_norm(traits.qk_norm),
         rotary=None if traits.rotary is None else _rotary(torch_rotary, traits.rotary),
+        position_bias=None if traits.bias is None else _bias(torch_bias.Alibi, traits.bias, N),
     ).eval()
 
 
@@ -78,6 +81,10 @@ def _rotary(library: Any, traits: RotaryTraits) -> Any:
         name, fields = traits.scaling
         scaling = getattr(library, name)(**fields)
     return library.Rotary(traits.base, traits.dim, traits.interleaved, scaling)
+
+
+def _bias(alibi: Any, traits: BiasTraits, num_heads: int) -> Any:
+    return {"alibi": alibi}[traits.kind](num_heads, **traits.fields)
 
 
 def _flax_norm(norm: NormTraits) -> Any:

@@ -1,0 +1,61 @@
+"""What is added to the scores by where query and key are, for models that turn nothing.
+
+ALiBi: a score falls with the distance, in each head by a slope of its own (Press et al., "Train
+Short, Test Long", 2022). T5: distances fall into buckets, each with a learnt number a head
+(Raffel et al., "Exploring the Limits of Transfer Learning", 2020).
+"""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jax_attn.attention import checks
+
+
+@dataclasses.dataclass(frozen=True)
+class Alibi:
+    """ALiBi of num_heads heads, its slopes multiplied by factor: called as (T, S) -> (N, 1, S).
+
+    Raises ArgumentError for what is no count, and no number above 0.
+    """
+
+    num_heads: int
+    factor: float = 1.0
+
+    def __post_init__(self):
+        problems = checks.count_problems(num_heads=self.num_heads)
+        if not (checks.is_real(self.factor) and self.factor > 0):
+            got = checks.describe(self.factor)
+            problems.append(f"factor: expected a finite number > 0, got {got}")
+        checks.raise_all("Alibi", problems)
+
+    def __call__(self, T: int, S: int) -> jax.Array:
+        return alibi(self.num_heads, S, factor=self.factor)
+
+
+def alibi(num_heads: int, length: int, *, factor: float = 1.0) -> jax.Array:
+    """factor · slope · (j − (S − 1)) for head n and key j of S = length; (N, 1, S), as bias=.
+
+    A query at i wants j − i in place of j − (S − 1); the two differ by one number for all its
+    keys, which no softmax sees: nothing T×S is written out, and where a row's padding lies is of
+    no matter. In float32, or float64 where x64 is on, rounded once. For causal attention: the
+    score of a key behind the query would rise.
+    """
+    distance_S = np.arange(length) - (length - 1)
+    return jnp.asarray(factor * alibi_slopes(num_heads)[:, None, None] * distance_S)
+
+
+def alibi_slopes(num_heads: int) -> np.ndarray:
+    """2^(−8n/N) for head n = 1 … N where N is a power of two; (N,) in float64.
+
+    Else those of the largest power of two below it, then every other one of twice as many.
+    """
+    most = 2 ** int(math.log2(num_heads))
+
+    def geometric(count):
+        return 2.0 ** (-8 / count * np.arange(1, count + 1))
+
+    return np.concatenate([geometric(most), geometric(2 * most)[::2][: num_heads - most]])

@@ -33,8 +33,8 @@ FROM_HEADS = Layout(
     row("bias", "bias"),
 )
 
-_KERNELS = ("q_proj.kernel", "k_proj.kernel", "v_proj.kernel")
-_BIASES = ("q_proj.bias", "k_proj.bias", "v_proj.bias")
+QKV_KERNELS = ("q_proj.kernel", "k_proj.kernel", "v_proj.kernel")
+QKV_BIASES = ("q_proj.bias", "k_proj.bias", "v_proj.bias")
 _NO_PLACE = (
     "a learnt {} that stands behind the sequence's own (add_bias_kv=True) has no place in "
     "the Flax modules; expected add_bias_kv=False"
@@ -53,8 +53,8 @@ def _four(query: str, key: str, value: str, out: str) -> Layout:
 LAYOUTS = {
     "weights_mha": _four("w_q", "w_k", "w_v", "w_o"),
     "fused_mha": Layout(
-        row("qkv_proj.weight", _KERNELS, packed, linear, heads),
-        row("qkv_proj.bias", _BIASES, packed, heads),
+        row("qkv_proj.weight", QKV_KERNELS, packed, linear, heads),
+        row("qkv_proj.bias", QKV_BIASES, packed, heads),
         FROM_HEADS.under("out_proj", "out_proj"),
     ),
     "masked_mha": _four("W_Q", "W_K", "W_V", "W_O"),
@@ -62,14 +62,14 @@ LAYOUTS = {
     "plain_mha": _four("query", "key", "value", "out"),
     "torch_mha": Layout(
         either(
-            row("in_proj_weight", _KERNELS, packed, linear, heads),
+            row("in_proj_weight", QKV_KERNELS, packed, linear, heads),
             [  # with kdim or vdim
                 row("q_proj_weight", "q_proj.kernel", linear, heads),
                 row("k_proj_weight", "k_proj.kernel", linear, heads),
                 row("v_proj_weight", "v_proj.kernel", linear, heads),
             ],
         ),
-        row("in_proj_bias", _BIASES, packed, heads),
+        row("in_proj_bias", QKV_BIASES, packed, heads),
         FROM_HEADS.under("out_proj", "out_proj"),
         refused("bias_k", _NO_PLACE.format("key")),
         refused("bias_v", _NO_PLACE.format("value")),

@@ -1,13 +1,13 @@
 """Attention weights between torch names and NNX state, through tables, bit for bit.
 
 Files and tables need no framework; `plan`, `load`, `export`, `flatten`, `load_optimizer` and
-`export_optimizer` import jax and flax when first used. torch is never imported.
+`export_optimizer` import jax and flax when first used, and torch when one of its own files is met.
 """
 
 import importlib
 
 from jax_attn.transfer.arrays import as_numpy
-from jax_attn.transfer.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from jax_attn.transfer.checkpoint import Checkpoint, load_checkpoint
 from jax_attn.transfer.layout import Layout
 from jax_attn.transfer.layouts import (
     EMBEDDING,
@@ -34,6 +34,7 @@ from jax_attn.transfer.steps import (
     to_half_split,
     to_interleaved,
 )
+from jax_attn.transfer.writing import save_checkpoint
 
 _HOMES = dict.fromkeys(("Plan", "export", "flatten", "load", "plan"), "state")
 _HOMES |= dict.fromkeys(("export_optimizer", "load_optimizer"), "optimizer")

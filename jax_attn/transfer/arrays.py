@@ -5,6 +5,7 @@ A framework whose tensor is handed in has been imported already, so that looking
 """
 
 import sys
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import ml_dtypes
@@ -68,6 +69,44 @@ def describe(tensor: Any) -> Spec:
     return Spec(tuple(map(int, tensor.shape)), _dtype_name(tensor.dtype))
 
 
+def read(tensors: Mapping[str, Any], key: str) -> np.ndarray:
+    """`tensors[key]` for looking at once: what is mapped from a file is not copied out of it."""
+    mapped = getattr(tensors, "mapped", None)
+    return mapped(key) if mapped else as_numpy(tensors[key], key)
+
+
+def specs(tensors: Mapping[str, Any]) -> tuple[dict[str, Spec], list[Problem]]:
+    """Shapes and dtypes by key, a lazy mapping's through its `describe`; and what has none."""
+    look = getattr(tensors, "describe", lambda key: _spec(tensors[key], key))
+    found, problems = {}, []
+    for key in tensors:
+        if not isinstance(key, str):
+            text = f"expected a string as key, got {type(key).__name__}"
+            problems.append(Problem("unreadable", str(key), text))
+            continue
+        try:
+            found[key] = look(key)
+        except TransferError as error:
+            problems += error.problems
+    return found, problems
+
+
+def same_memory(tensors: Mapping[str, Any], keys: Iterable[str]) -> dict[str, str]:
+    """Those of `keys` whose tensor is the very memory of an earlier one's, and which that is.
+
+    Two views that only overlap are two tensors, and so are two that are empty.
+    """
+    get = getattr(tensors, "mapped", tensors.__getitem__)
+    first: dict[tuple, str] = {}
+    found = {}
+    for key in keys:
+        earlier = first.setdefault(_memory(get(key)), key)
+        # What a lazy mapping made and let go may lie where the next one does: both at once.
+        if earlier != key and _same(get(earlier), get(key)):
+            found[key] = earlier
+    return found
+
+
 def why_unreadable(tensor: Any) -> str:
     """Why `as_numpy` would refuse `tensor`; empty when it would not."""
     if _is_torch(tensor):
@@ -78,6 +117,25 @@ def why_unreadable(tensor: Any) -> str:
         holds_numbers = tensor.dtype.kind in "biufc" or hasattr(ml_dtypes, tensor.dtype.name)
         return "" if holds_numbers else f"expected numbers, got dtype {tensor.dtype}"
     return f"expected a NumPy, JAX or torch tensor, got {type(tensor).__name__}"
+
+
+def _spec(tensor: Any, name: str) -> Spec:
+    if reason := why_unreadable(tensor):
+        raise _unreadable(name, reason)
+    return describe(tensor)
+
+
+def _same(one: Any, other: Any) -> bool:
+    return _memory(one) == _memory(other) and 0 not in one.shape
+
+
+def _memory(tensor: Any) -> tuple:
+    """Equal for two tensors that are both alive and the same memory, read the same way."""
+    if _is_torch(tensor):
+        return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.device
+    if isinstance(tensor, np.ndarray):
+        return tensor.ctypes.data, tensor.shape, tensor.strides, tensor.dtype.name
+    return (id(tensor),)
 
 
 def _dtype_name(dtype: Any) -> str:

@@ -1,83 +1,53 @@
-"""Checkpoint files: a lazy mapping out of safetensors, and safetensors written in one piece.
+"""Checkpoints as lazy mappings: a file, a folder, or shards and the index that names them.
 
-Needs no framework. The format itself is the safetensors package's business.
+Needs no framework, but for torch where a file is torch's own pickle.
 """
 
-import contextlib
 import json
 import os
-import secrets
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes  # noqa: F401  registers bfloat16 with NumPy, which safetensors asks for by name
 import numpy as np
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
 
-from jax_attn.transfer.arrays import Spec, as_numpy, describe
-from jax_attn.transfer.problems import Problem, TransferError, nearest
+from jax_attn.transfer import arrays, pickled, safetensors_file
+from jax_attn.transfer.arrays import Spec
+from jax_attn.transfer.problems import SHOWN, Problem, TransferError, file_error, nearest
+from jax_attn.transfer.safetensors_file import unique
 
-_DTYPES = {
-    "BOOL": "bool",
-    "I8": "int8",
-    "U8": "uint8",
-    "I16": "int16",
-    "U16": "uint16",
-    "I32": "int32",
-    "U32": "uint32",
-    "I64": "int64",
-    "U64": "uint64",
-    "F16": "float16",
-    "BF16": "bfloat16",
-    "F32": "float32",
-    "F64": "float64",
-}
-"""What both directions carry; the format knows more, which NumPy does not."""
+INDEX = ".index.json"
+_SAFETENSORS = ".safetensors"
+_SUFFIXES = (_SAFETENSORS, *pickled.SUFFIXES)
+_OF_MANY = re.compile(r".*-\d+-of-\d+\.\w+")
 
-_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
-_INDEX = "model.safetensors.index.json"
+Tensors = dict[str, Any]
 
 
 class Checkpoint(Mapping[str, np.ndarray]):
     """Torch keys to NumPy arrays (bfloat16 by ml_dtypes), each read when it is asked for.
 
-    A context manager; closed, it reads nothing more. Made by `load_checkpoint`.
+    What is handed out is a copy, and the reader's own. A context manager; closed, it reads
+    nothing more. Made by `load_checkpoint`.
     """
 
-    def __init__(self, path: Path, shards: list[Path]):
+    def __init__(self, path: Path, tensors: Mapping[str, Any]):
         self.path = path
-        self._homes: dict[str, Any] = {}
-        with contextlib.ExitStack() as files:
-            for shard in shards:
-                file = files.enter_context(_opened(shard))
-                for key in file.keys():  # noqa: SIM118  a safe_open is no mapping
-                    if key in self._homes:
-                        raise _bad(path, f"{key!r} is in more than one of its files")
-                    self._homes[key] = file
-            self._files = files.pop_all()
+        self._tensors = dict(tensors)
+        self._open = True
 
     def __getitem__(self, key: str) -> np.ndarray:
-        dtype = self.describe(key).dtype
-        if dtype not in _DTYPES.values():
-            known = ", ".join(_DTYPES.values())
-            text = f"expected one of {known}, got {dtype}, which NumPy cannot hold"
-            raise TransferError(f"reading {self.path}", [Problem("unreadable", key, text)])
-        try:
-            return self._homes[key].get_tensor(key)
-        except (SafetensorError, OSError) as error:
-            problem = Problem("unreadable", key, str(error))
-            raise TransferError(f"reading {self.path}", [problem]) from error
+        return np.array(self.mapped(key), order="C")
 
     def __contains__(self, key: object) -> bool:
-        return key in self._homes
+        return key in self._tensors
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._homes)
+        return iter(self._tensors)
 
     def __len__(self) -> int:
-        return len(self._homes)
+        return len(self._tensors)
 
     def __enter__(self) -> "Checkpoint":
         return self
@@ -88,164 +58,191 @@ class Checkpoint(Mapping[str, np.ndarray]):
     def __repr__(self) -> str:
         return f"Checkpoint({str(self.path)!r}, {len(self)} tensors)"
 
+    def mapped(self, key: str) -> np.ndarray:
+        """One tensor as it lies in the mapped file: uncopied and read-only, to look at at once.
+
+        It changes when someone writes over the file's bytes. Raises TransferError.
+        """
+        found = self.describe(key)
+        tensor = self._tensors[key]
+        if isinstance(tensor, Spec):
+            known = ", ".join(safetensors_file.DTYPES.values())
+            text = f"expected one of {known}, got {found.dtype}, which NumPy cannot hold"
+            raise self._unreadable(key, text)
+        array = arrays.as_numpy(tensor, key).view()
+        array.flags.writeable = False
+        return array
+
     def describe(self, key: str) -> Spec:
-        """Shape and dtype name of one tensor, without reading it."""
-        try:
-            entry = self._homes[key].get_slice(key)
-            dtype = entry.get_dtype()
-            return Spec(tuple(entry.get_shape()), _DTYPES.get(dtype, dtype))
-        except (SafetensorError, OSError) as error:
-            problem = Problem("unreadable", key, str(error))
-            raise TransferError(f"reading {self.path}", [problem]) from error
+        """Shape and dtype name of one tensor, without reading it. Raises TransferError."""
+        tensor = self._tensors[key]
+        if not self._open:
+            raise self._unreadable(key, "the checkpoint is closed")
+        if isinstance(tensor, Spec):
+            return tensor
+        if reason := arrays.why_unreadable(tensor):
+            raise self._unreadable(key, reason)
+        return arrays.describe(tensor)
+
+    def tied(self) -> dict[str, str]:
+        """Keys whose tensor is the very memory of an earlier one's, and which that is."""
+        held = self._tensors.items()
+        readable = [k for k, t in held if not isinstance(t, Spec) and not arrays.why_unreadable(t)]
+        return arrays.same_memory(self, readable)
 
     def close(self) -> None:
-        """Close the files; arrays already read stay valid."""
-        self._files.close()
+        """Let go of the files; arrays already read stay valid."""
+        self._tensors = dict.fromkeys(self._tensors)
+        self._open = False
+
+    def _unreadable(self, key: str, text: str) -> TransferError:
+        return TransferError(f"reading {self.path}", [Problem("unreadable", key, text)])
 
 
-def load_checkpoint(path: str | os.PathLike) -> Checkpoint:
-    """The tensors of a safetensors file, or of a folder of them, as a lazy mapping.
+def load_checkpoint(path: str | os.PathLike, *, part: str | None = None) -> Checkpoint:
+    """The tensors of a checkpoint as a lazy mapping; nothing but headers is read.
 
-    A folder: the shards that its `model.safetensors.index.json` names, or else every
-    *.safetensors in it. Raises TransferError, naming the file and the reason, for a file that
-    is missing, empty, truncated, not safetensors, or names a tensor twice.
+    path: a .safetensors file; a .bin, .pt, .pth or .ckpt file (torch's pickle, which needs torch
+        2.10 and is read as weights only); an index (*.index.json) of such files, or the name
+        that the index has before its ".index.json"; or a folder that has one of them. Of a
+        folder, safetensors come before pickles, an index before the files by themselves.
+    part: the key under which a pickle has its tensors ("state_dict"), where it holds more.
+
+    An index names files beside it; a link is followed wherever it leads, as caches are made of
+    links. Raises TransferError with every reason: for a file that is missing, cut, not what its
+    name says or unsafe, for a tensor named twice, and for an index and files that disagree.
     """
     path = Path(path)
-    if path.is_dir():
-        return _load_folder(path)
-    if path.suffix in _PICKLES:
-        raise _bad(
-            path,
-            f"a {path.suffix} file is a pickle, which is not supported yet",
-            "convert it where torch is installed: safetensors.torch.save_file(state_dict, …)",
-        )
-    if path.suffix != ".safetensors":
-        raise _bad(path, f"expected a .safetensors file or a folder of them, got {path.name!r}")
-    return Checkpoint(path, [path])
+    if os.path.isdir(path):
+        return _load_folder(path, part)
+    if path.name.endswith(INDEX):
+        return _load_index(path, part)
+    index = path.with_name(path.name + INDEX)
+    if not os.path.lexists(path) and os.path.isfile(index):
+        return _load_index(index, part)
+    return _joined(path, [path], part)
 
 
-def save_checkpoint(path: str | os.PathLike, tensors: Mapping[str, Any]) -> None:
-    """Write `tensors` as one safetensors file: whole, or not at all.
-
-    tensors: torch key to NumPy, JAX or torch tensor. Written beside `path` and renamed, so
-    that neither a failure nor a reader ever meets half a file. Raises TransferError, naming
-    the key, for what the format does not hold.
-    """
-    path = Path(path)
-    if path.suffix != ".safetensors":
-        raise _bad(path, f"expected a name that ends in .safetensors, got {path.name!r}")
-    arrays = _storable(tensors)
-    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
+def _load_folder(folder: Path, part: str | None) -> Checkpoint:
     try:
-        partial.touch(exist_ok=False)
-        mode = partial.stat().st_mode  # what the umask allows: safetensors gives 0600
-        # "pt" says that names and axes are torch's; transformers insists on it.
-        save_file(arrays, partial, metadata={"format": "pt"})
-        partial.chmod(mode)
-        _flush(partial, os.O_RDWR)
-        partial.replace(path)
-    except (SafetensorError, OSError) as error:
-        raise _bad(path, f"cannot be written: {error}") from error
-    finally:
-        partial.unlink(missing_ok=True)
-    if hasattr(os, "O_DIRECTORY"):  # the rename itself survives a power cut
-        _flush(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        names = sorted(name for name in os.listdir(folder) if not name.startswith("."))
+    except OSError as error:
+        raise file_error(folder, f"cannot be looked into: {error}") from error
+
+    def ending(*suffixes: str) -> list[str]:
+        return [name for name in names if name.endswith(suffixes)]
+
+    if found := ending(_SAFETENSORS + INDEX):
+        return _load_index(_only(folder, found), part)
+    if found := ending(_SAFETENSORS):
+        if of_many := [name for name in found if _OF_MANY.fullmatch(name)]:
+            text = f"expected the index that says which files count, got {of_many[:8]} without it"
+            raise file_error(folder, text, "an unfinished copy? one file alone can be read by name")
+        return _joined(folder, [folder / name for name in found], part)
+    if found := ending(INDEX):
+        return _load_index(_only(folder, found), part)
+    if found := ending(*pickled.SUFFIXES):
+        usual = [name for name in found if name == "pytorch_model.bin"]
+        return _joined(folder, [_only(folder, usual or found)], part)
+    raise file_error(folder, f"expected *.safetensors or *.bin in the folder, got {names[:8]}")
 
 
-def _load_folder(path: Path) -> Checkpoint:
-    index = path / _INDEX
-    if index.is_file():
-        return _load_index(path, index)
-    shards = sorted(path.glob("*.safetensors"))
-    if not shards:
-        names = sorted(entry.name for entry in path.iterdir())
-        pickles = [name for name in names if name.endswith(_PICKLES)]
-        hint = f"pickles are not supported yet, convert {pickles}" if pickles else ""
-        raise _bad(path, f"expected *.safetensors in the folder, got {names[:8]}", hint)
-    return Checkpoint(path, shards)
+def _only(folder: Path, names: list[str]) -> Path:
+    if len(names) > 1:
+        text = f"expected one checkpoint in the folder, got {names[:8]}"
+        raise file_error(folder, text, "name the one that is meant")
+    return folder / names[0]
 
 
-def _load_index(path: Path, index: Path) -> Checkpoint:
-    """The shards that an index names; what it says must be what they hold."""
+def _joined(path: Path, files: Iterable[Path], part: str | None) -> Checkpoint:
+    """All tensors of some files."""
+    made: Tensors = {}
+    problems = []
+    for file, (stored, tied) in _read(path, files, part).items():
+        twice = sorted(made.keys() & (stored.keys() | tied.keys()))
+        text = f"expected in one file, got it in more than one of its files, {file.name} the last"
+        problems += [Problem("ambiguous", key, text) for key in twice]
+        made |= stored | tied
+    if problems:
+        raise TransferError(f"checkpoint {path}", problems)
+    return Checkpoint(path, made)
+
+
+def _load_index(index: Path, part: str | None) -> Checkpoint:
+    """The tensors that an index names, each in the file where it says, and no others there."""
+    homes = _weight_map(index)
+    files = _read(index, [index.with_name(name) for name in sorted({*homes.values()})], part)
+    holders = {key: file.name for file, (stored, _) in files.items() for key in stored}
+    made: Tensors = {}
+    problems = []
+
+    def problem(kind: str, key: str, text: str, others: Iterable[str]) -> None:
+        hint = nearest(key, others) if len(problems) < SHOWN else ""
+        problems.append(Problem(kind, key, text, hint))
+
+    for key, name in homes.items():
+        stored, tied = files[index.with_name(name)]
+        if key in stored or key in tied:
+            made[key] = stored[key] if key in stored else tied[key]
+        else:
+            got = f"it in {holders[key]}" if key in holders else "no such tensor"
+            problem("missing", key, f"expected in {name}, as {index.name} says, got {got}", stored)
+    for file, (stored, tied) in files.items():
+        for key in stored:
+            if homes.get(key) != file.name and (key in made or key not in homes):
+                text = f"expected in {file.name} only what {index.name} places there, got it too"
+                problem("unexpected", key, text, homes)
+        made |= {key: tensor for key, tensor in tied.items() if key not in homes}
+    if problems:
+        raise TransferError(f"checkpoint {index}", problems)
+    return Checkpoint(index, made)
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    """What an index says: key -> name of the file beside it."""
     try:
-        homes = json.loads(index.read_text("utf-8"), object_pairs_hook=_unique)["weight_map"]
-        shards = sorted(set(homes.values()))
-    except (ValueError, LookupError, TypeError, AttributeError, OSError) as error:
-        raise _bad(
-            index, f"expected a JSON object with a weight_map of names: {error!r}"
-        ) from error
-    if outside := [name for name in shards if not isinstance(name, str) or Path(name).name != name]:
-        raise _bad(index, f"expected names of files beside it, got {outside}")
-    checkpoint = Checkpoint(path, [path / name for name in shards])
-    if difference := sorted(homes.keys() ^ set(checkpoint)):
-        checkpoint.close()
-        raise _bad(index, f"the index and the files disagree about {difference[:8]}")
-    return checkpoint
+        homes = json.loads(index.read_bytes(), object_pairs_hook=unique)["weight_map"]
+        items = sorted(homes.items())
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, OSError) as error:
+        text = f"expected a JSON object with a weight_map of names: {error!r}"
+        raise file_error(index, text) from error
+    problems = []
+    for key, name in items:
+        if not (isinstance(name, str) and Path(name).name == name and name.endswith(_SUFFIXES)):
+            text = f"expected the name of a file beside it ({', '.join(_SUFFIXES)}), got {name!r}"
+            problems.append(Problem("file", str(index), f"{key!r}: {text}"))
+    if not items:
+        problems.append(Problem("file", str(index), "expected at least one name, got none"))
+    if problems:
+        raise TransferError(f"checkpoint {index}", problems)
+    return dict(items)
 
 
-def _opened(path: Path) -> Any:
-    try:
-        file = safe_open(path, framework="np")
-    except FileNotFoundError as error:
-        beside = path.parent.iterdir() if path.parent.is_dir() else ()
-        raise _bad(path, "no such file", nearest(path.name, [p.name for p in beside])) from error
-    except (SafetensorError, OSError) as error:
-        size = path.stat().st_size
-        reason = f"not a whole safetensors file ({size} bytes): {error}"
-        raise _bad(path, reason) from error
-    try:
-        _check_header(path)
-    except ValueError as error:
-        file.__exit__(None, None, None)
-        raise _bad(path, f"not a sound safetensors header: {error}") from error
-    return file
-
-
-def _check_header(path: Path) -> None:
-    """Refuse names that occur twice: the format's own reader keeps one of them silently."""
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        json.loads(file.read(length), object_pairs_hook=_unique)
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        raise ValueError(f"named more than once: {twice}")
-    return made
-
-
-def _storable(tensors: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    arrays, problems = {}, []
-    for key, tensor in tensors.items():
-        if not isinstance(key, str):
-            text = f"expected a string as key, got {type(key).__name__}"
-            problems.append(Problem("unreadable", str(key), text))
-            continue
+def _read(
+    path: Path, files: Iterable[Path], part: str | None
+) -> dict[Path, tuple[Tensors, Tensors]]:
+    """Each file's tensors, and those tied to them; the problems of all files at once."""
+    found, problems = {}, []
+    for file in files:
         try:
-            array = as_numpy(tensor, key)
+            found[file] = _read_file(file, part)
         except TransferError as error:
             problems += error.problems
-            continue
-        if (dtype := describe(array).dtype) not in _DTYPES.values():
-            text = f"expected one of {', '.join(_DTYPES.values())}, got {dtype}"
-            problems.append(Problem("wrong dtype", key, text))
-        # safetensors writes memory as it lies, whatever the strides say
-        arrays[key] = np.require(array, requirements="C")
     if problems:
-        raise TransferError("saving a checkpoint", problems)
-    return arrays
+        raise TransferError(f"checkpoint {path}", problems)
+    return found
 
 
-def _flush(path: Path, flags: int) -> None:
-    descriptor = os.open(path, flags)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _bad(path: Path, reason: str, hint: str = "") -> TransferError:
-    return TransferError(f"checkpoint {path}", [Problem("file", str(path), reason, hint)])
+def _read_file(path: Path, part: str | None) -> tuple[Tensors, Tensors]:
+    if path.suffix not in _SUFFIXES:
+        expected = f"expected a {', '.join(_SUFFIXES)} or *{INDEX} file, or a folder of them"
+        raise file_error(path, f"{expected}, got {path.name!r}")
+    if not os.path.isfile(path):  # what is neither file nor folder could keep us waiting
+        beside = os.listdir(path.parent) if os.path.isdir(path.parent) else []
+        text = "not a file" if os.path.lexists(path) else "no such file"
+        raise file_error(path, text, nearest(path.name, beside))
+    if path.suffix in pickled.SUFFIXES:
+        return pickled.tensors(path, part), {}
+    if part is not None:
+        raise file_error(path, f"part: expected None, as safetensors have no parts, got {part!r}")
+    return safetensors_file.views(path)

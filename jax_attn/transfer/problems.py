@@ -2,7 +2,7 @@
 
 import difflib
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 SHOWN = 30
 
@@ -39,6 +39,11 @@ class TransferError(ValueError):
         count = len(self.problems)
         heading = f"{self.doing}: {count} problem{'s' * (count != 1)}"
         return "\n".join([heading, *listed(self.problems)])
+
+
+def file_error(path: Any, text: str, hint: str = "") -> TransferError:
+    """The error about one file as a whole."""
+    return TransferError(f"checkpoint {path}", [Problem("file", str(path), text, hint)])
 
 
 def listed(problems: Sequence[Problem]) -> list[str]:

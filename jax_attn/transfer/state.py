@@ -10,9 +10,10 @@ from typing import Any
 import jax
 import numpy as np
 from flax import nnx
+from jax.sharding import Sharding, SingleDeviceSharding
 
 from jax_attn.transfer import resolve
-from jax_attn.transfer.arrays import Spec, as_numpy, describe, why_unreadable
+from jax_attn.transfer.arrays import Spec, describe, read, specs
 from jax_attn.transfer.layout import Layout, untied
 from jax_attn.transfer.problems import Problem, TransferError, grid, listed
 from jax_attn.transfer.resolve import Move
@@ -78,7 +79,7 @@ def plan(module: Any, tensors: Mapping[str, Any], layout: Layout) -> Plan:
     """
     _check_arguments(tensors, layout)
     paths, problems = _specs(module)
-    keys, unreadable = _key_specs(tensors)
+    keys, unreadable = specs(tensors)
     problems += unreadable
     held = {p.name for p in problems}
     passed_over = resolve.passed(layout.passed_over, keys)
@@ -113,10 +114,7 @@ def load(module: Any, tensors: Mapping[str, Any], layout: Layout) -> Plan:
     current = flatten(module)
     placed: dict[str, jax.Array] = {}
     for move in made.moves:
-        sources = tuple(as_numpy(tensors[key], key) for key in move.row.keys)
-        arrays = move.row.to_flax(sources, move.path_shapes)
-        for path, array in zip(move.row.paths, arrays, strict=True):
-            placed[path] = _placed(array, current[path])
+        placed |= _moved(move, tensors, current)
     fresh = [
         (path, variable.replace(placed[".".join(map(str, path))]))
         for path, variable in _variables(module)
@@ -152,40 +150,14 @@ def _variables(module: Any) -> list[tuple[tuple[Any, ...], Any]]:
 
 
 def _specs(module: Any) -> tuple[dict[str, Spec], list[Problem]]:
-    specs, problems = {}, []
+    found, problems = {}, []
     for path, array in flatten(module).items():
         if hasattr(array, "shape") and hasattr(array, "dtype"):
-            specs[path] = describe(array)
+            found[path] = describe(array)
         else:
             text = f"expected the nnx.Param to hold an array, got {type(array).__name__}"
             problems.append(Problem("unreadable", path, text))
-    return specs, problems
-
-
-def _key_specs(tensors: Mapping[str, Any]) -> tuple[dict[str, Spec], list[Problem]]:
-    # A checkpoint knows shapes and dtypes without reading a tensor.
-    lazy = getattr(tensors, "describe", None)
-    specs, problems = {}, []
-    for key in tensors:
-        if not isinstance(key, str):
-            kind = type(key).__name__
-            problems.append(
-                Problem("unreadable", str(key), f"expected a string as key, got {kind}")
-            )
-            continue
-        try:
-            if lazy:
-                specs[key] = lazy(key)
-                continue
-            reason = why_unreadable(tensor := tensors[key])
-        except TransferError as error:
-            problems += error.problems
-            continue
-        if reason:
-            problems.append(Problem("unreadable", key, reason))
-        else:
-            specs[key] = describe(tensor)
-    return specs, problems
+    return found, problems
 
 
 def _wrong_dtypes(move: Move, keys: dict[str, Spec], paths: dict[str, Spec]) -> list[Problem]:
@@ -211,11 +183,39 @@ def _too_wide(paths: dict[str, Spec]) -> list[Problem]:
     return problems
 
 
+def _moved(move: Move, tensors: Mapping[str, Any], current: dict[str, Any]) -> dict[str, jax.Array]:
+    """One row carried out; what it read is let go before the next is read."""
+    sources = tuple(read(tensors, key) for key in move.row.keys)
+    arrays = move.row.to_flax(sources, move.path_shapes)
+    return {
+        path: _placed(array, current[path])
+        for path, array in zip(move.row.paths, arrays, strict=True)
+    }
+
+
 def _placed(array: np.ndarray, old: Any) -> jax.Array:
-    """A JAX copy of `array` where `old` lies; an uncommitted one stays free to move."""
-    copy = np.array(array, order="C")  # device_put may alias NumPy memory on the CPU
-    stays = getattr(old, "committed", True)
-    return jax.device_put(copy, getattr(old, "sharding", None) if stays else None)
+    """A JAX copy of `array` where `old` lies; an uncommitted one stays free to move.
+
+    Each device is given its own part, straight out of `array` however that is strided: the one
+    copy is the one that stays.
+    """
+    where = getattr(old, "sharding", None) if getattr(old, "committed", True) else None
+    if where is None:
+        return _copied(array, None)
+    parts = [
+        _copied(array[*index, ...], SingleDeviceSharding(device, memory_kind=where.memory_kind))
+        for device, index in where.addressable_devices_indices_map(array.shape).items()
+    ]
+    return jax.make_array_from_single_device_arrays(array.shape, where, parts, dtype=array.dtype)
+
+
+def _copied(array: np.ndarray, where: Sharding | None) -> jax.Array:
+    made = jax.device_put(array, where).block_until_ready()
+    # The CPU takes an aligned NumPy array as it is, and `may_alias=False` does not forbid it.
+    on_cpu = {device.platform for device in made.devices()} == {"cpu"}
+    if on_cpu and made.unsafe_buffer_pointer() == array.ctypes.data:
+        return jax.device_put(np.array(array), where)
+    return made
 
 
 def _check_arguments(tensors: Any, layout: Any) -> None:

@@ -1,0 +1,86 @@
+"""What torch.save wrote, through torch's own reader and its `weights_only=True` alone.
+
+torch is imported here, when such a file is met, and nowhere else in this package.
+"""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jax_attn.transfer.problems import file_error, nearest
+
+SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
+
+_NEEDED = (2, 10)
+"""Earlier ones ran code out of files that they were told to take weights only from."""
+_INSTALL = f"pip install --upgrade 'torch>={_NEEDED[0]}.{_NEEDED[1]}'"
+
+_ADVICE = re.compile(
+    r"weights_only|add_safe_globals|arbitrary code|trust|^Please |^Check the doc|please file"
+)
+"""torch advises to read the file unsafely. We do not pass that on."""
+
+
+def tensors(path: Path, part: str | None) -> dict[str, Any]:
+    """The torch tensors of a file by key, on the CPU; mapped from it where torch can.
+
+    part: the key under which they are, where the file holds more than tensors. What is among them
+    and is no tensor is there as it is. Raises TransferError where torch is missing or too old,
+    for what torch refuses, and where there are no tensors.
+    """
+    torch = _torch(path)
+    try:
+        with path.open("rb") as file:
+            zipped = file.read(4) == b"PK\x03\x04"
+        held = torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
+    except Exception as error:  # whatever a file of any content makes torch raise
+        size = path.stat().st_size
+        text = f"torch does not read this pickle ({size} bytes) as weights only: {_reason(error)}"
+        raise file_error(path, text) from error
+    if part is not None:
+        held = _inside(path, held, part)
+    if not isinstance(held, Mapping):
+        found = type(held).__name__
+        raise file_error(path, f"expected a mapping of names to tensors, got {found}")
+    if held and not any(isinstance(value, torch.Tensor) for value in held.values()):
+        inside = [key for key, value in held.items() if _has_tensors(torch, value)]
+        hint = "" if part else " or ".join(f"load_checkpoint(…, part={key!r})" for key in inside)
+        text = f"expected names and tensors, got {_shown(held)}"
+        raise file_error(path, f"{text}; tensors are under {inside}" if inside else text, hint)
+    return dict(held)
+
+
+def _torch(path: Path) -> Any:
+    try:
+        import torch
+    except ImportError as error:
+        text = f"a {path.suffix} file is a pickle, which torch reads, and torch is not installed"
+        raise file_error(path, text, _INSTALL) from error
+    found = tuple(map(int, re.findall(r"\d+", torch.__version__)[:2]))
+    if found < _NEEDED:
+        text = f"a pickle is read by torch 2.10 or later alone, got {torch.__version__}"
+        raise file_error(path, text, _INSTALL)
+    return torch
+
+
+def _inside(path: Path, held: Any, part: str) -> Any:
+    keys = [str(key) for key in held] if isinstance(held, Mapping) else []
+    if not isinstance(held, Mapping) or part not in held:
+        text = f"part: expected one of its keys, got {part!r}; they are {_shown(keys)}"
+        raise file_error(path, text, nearest(part, keys))
+    return held[part]
+
+
+def _has_tensors(torch: Any, value: Any) -> bool:
+    return isinstance(value, Mapping) and any(isinstance(v, torch.Tensor) for v in value.values())
+
+
+def _shown(keys: Any) -> list[str]:
+    return [str(key) for key in keys][:8]
+
+
+def _reason(error: Exception) -> str:
+    sentences = [s.strip() for s in re.split(r"\n|(?<=\.)\s", str(error)) if s.strip()]
+    told = [sentence for sentence in sentences if not _ADVICE.search(sentence)]
+    return " ".join(told or sentences[:1]) or type(error).__name__

@@ -1,0 +1,102 @@
+"""One safetensors file as views of its mapped bytes: nothing is read before it is looked at.
+
+The package opens every file first and refuses what is unsound; the offsets used here stand in the
+header that it has checked. What it lets pass and we do not: names that occur twice.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes  # noqa: F401  registers bfloat16 with NumPy
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from jax_attn.transfer.arrays import Spec
+from jax_attn.transfer.problems import file_error
+
+DTYPES = {
+    "BOOL": "bool",
+    "I8": "int8",
+    "U8": "uint8",
+    "I16": "int16",
+    "U16": "uint16",
+    "I32": "int32",
+    "U32": "uint32",
+    "I64": "int64",
+    "U64": "uint64",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "F32": "float32",
+    "F64": "float64",
+}
+"""What both directions carry; the format knows more, which NumPy does not."""
+
+FORMAT = "format"
+"""The one name in a file's metadata that never stands for a tensor."""
+
+
+Views = dict[str, np.ndarray | Spec]
+
+
+def views(path: Path) -> tuple[Views, Views]:
+    """The tensors that a file stores, by key; and those that it says are tied to one of them.
+
+    A tensor is a read-only view of the mapped file (of bfloat16, ml_dtypes'), alive for as long
+    as anyone holds it; of a dtype that NumPy lacks, its Spec. Ties stand in the metadata, where
+    `safetensors.torch.save_model` notes them: left-out key -> kept key. Raises TransferError.
+    """
+    _check(path)
+    try:
+        data = np.asarray(np.memmap(path, mode="r"))
+        start, header, metadata = _header(data)
+        tensors = {key: _view(data[start:], entry) for key, entry in header.items()}
+    except (ValueError, OverflowError, RecursionError, OSError) as error:
+        raise file_error(path, f"not a sound safetensors header: {error}") from error
+    ties = {
+        key: tensors[kept]
+        for key, kept in metadata.items()
+        if kept in tensors and key not in tensors and key != FORMAT
+    }
+    return tensors, ties
+
+
+def offsets(path: Path) -> dict[str, int]:
+    """Where in a file that the package wrote the bytes of each tensor begin."""
+    start, header, _ = _header(np.asarray(np.memmap(path, mode="r")))
+    return {key: start + entry["data_offsets"][0] for key, entry in header.items()}
+
+
+def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object of which no name occurs twice; Python keeps the last one silently."""
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        raise ValueError(f"named more than once: {twice}")
+    return made
+
+
+def _check(path: Path) -> None:
+    try:
+        with safe_open(path, framework="np"):
+            pass
+    except (SafetensorError, OSError, ValueError) as error:
+        reason = f"not a whole safetensors file ({path.stat().st_size} bytes): {error}"
+        raise file_error(path, reason) from error
+
+
+def _header(data: np.ndarray) -> tuple[int, dict[str, Any], dict[str, str]]:
+    """Where the tensors begin; their entries by key; the metadata."""
+    start = 8 + int.from_bytes(data[:8].tobytes(), "little")
+    header = json.loads(str(data[8:start].tobytes(), "utf-8"), object_pairs_hook=unique)
+    metadata = header.pop("__metadata__", None) or {}
+    return start, header, metadata
+
+
+def _view(data: np.ndarray, entry: dict[str, Any]) -> np.ndarray | Spec:
+    shape, code = tuple(entry["shape"]), entry["dtype"]
+    if code not in DTYPES:
+        return Spec(shape, code)
+    begin, end = entry["data_offsets"]
+    return data[begin:end].view(DTYPES[code]).reshape(shape)

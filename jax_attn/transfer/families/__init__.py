@@ -1,5 +1,6 @@
 """Families of checkpoints: what their attention does, and the tables of their weights."""
 
+from jax_attn.transfer.families.bloom import BLOOM
 from jax_attn.transfer.families.family import (
     BiasTraits,
     Config,
@@ -9,9 +10,11 @@ from jax_attn.transfer.families.family import (
     RotaryTraits,
     Traits,
 )
+from jax_attn.transfer.families.gpt2 import GPT2
+from jax_attn.transfer.families.gpt_bigcode import GPT_BIGCODE
 from jax_attn.transfer.families.llama import LLAMA
 
-FAMILIES = {family.name: family for family in (LLAMA,)}
+FAMILIES = {family.name: family for family in (BLOOM, GPT2, GPT_BIGCODE, LLAMA)}
 """By name."""
 
 __all__ = [

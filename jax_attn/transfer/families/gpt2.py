@@ -1,0 +1,79 @@
+"""GPT-2: one packed projection, its weight (in, out), and a table of positions."""
+
+from jax_attn.transfer.families.config import flag, number, refuse
+from jax_attn.transfer.families.family import Config, Family, Place, Traits
+from jax_attn.transfer.layout import Layout
+from jax_attn.transfer.layouts import EMBEDDING, LAYER_NORM, LINEAR, QKV_BIASES, QKV_KERNELS
+from jax_attn.transfer.rows import ignored, row, tied
+from jax_attn.transfer.steps import Sizes, heads, heads_in, linear, packed
+
+CONV1D = Layout(
+    row("weight", "kernel"),  # transformers' Conv1D has Flax's order
+    row("bias", "bias"),
+)
+
+
+def check_alone(config: Config) -> None:
+    """Raises TransferError for a decoder that attends to an encoder, too."""
+    if flag(config, "add_cross_attention", default=False):
+        raise refuse("add_cross_attention", True, "false: there is no table of such a block")
+
+
+def rest(dense: Layout) -> Layout:
+    """All but the blocks, of models with GPT-2's names; dense: the table of an MLP's layer."""
+    layer = "h.{layer}"
+    return Layout(
+        EMBEDDING.under("wte", "token_embedding"),
+        EMBEDDING.under("wpe", "position_embedding"),
+        LAYER_NORM.under(f"{layer}.ln_1", "layers.{layer}.attention_norm"),
+        LAYER_NORM.under(f"{layer}.ln_2", "layers.{layer}.mlp_norm"),
+        dense.under(f"{layer}.mlp.c_fc", "layers.{layer}.mlp.up"),
+        dense.under(f"{layer}.mlp.c_proj", "layers.{layer}.mlp.down"),
+        LAYER_NORM.under("ln_f", "final_norm"),
+    )
+
+
+def head(config: Config) -> Layout:
+    """The head of models with GPT-2's names."""
+    if flag(config, "tie_word_embeddings", default=True):
+        return Layout(tied("lm_head.weight", "transformer.wte.weight"))
+    return LINEAR.under("lm_head", "lm_head")
+
+
+def sizes(config: Config) -> tuple[int, int, int]:
+    """D, N and H, as GPT-2's configs name them."""
+    D = number(config, "n_embd", "hidden_size", default=768)
+    N = number(config, "n_head", "num_attention_heads", default=12)
+    return D, N, D // N
+
+
+def _block(config: Config) -> Layout:
+    check_alone(config)
+    return Layout(
+        row("c_attn.weight", QKV_KERNELS, linear, packed, linear, heads),
+        row("c_attn.bias", QKV_BIASES, packed, heads),
+        row("c_proj.weight", "out_proj.kernel", heads_in),
+        row("c_proj.bias", "out_proj.bias"),
+        ignored("bias", "the causal mask, which old files hold"),
+        ignored("masked_bias", "what old files hide scores with"),
+    )
+
+
+def _traits(config: Config, prefix: str) -> Traits:
+    D, N, H = sizes(config)
+    scale = H**-0.5 if flag(config, "scale_attn_weights", default=True) else 1.0
+    if flag(config, "scale_attn_by_inverse_layer_idx", default=False):
+        scale /= int(prefix.split(".")[-2]) + 1
+    return Traits(D, Sizes(N, N, H), is_causal=True, scale=scale)
+
+
+GPT2 = Family(
+    name="gpt2",
+    model_types=("gpt2",),
+    roots=("transformer", ""),
+    places=(Place("h.{layer}.attn", "layers.{layer}.attention"),),
+    block=_block,
+    rest=lambda config: rest(CONV1D),
+    head=head,
+    traits=_traits,
+)

@@ -1,0 +1,47 @@
+"""GPTBigCode: GPT-2 with linear layers and, mostly, one key/value head."""
+
+from jax_attn.transfer.families import gpt2
+from jax_attn.transfer.families.config import flag
+from jax_attn.transfer.families.family import Config, Family, Place, Traits
+from jax_attn.transfer.layout import Layout
+from jax_attn.transfer.layouts import FROM_HEADS, LINEAR, QKV_BIASES, QKV_KERNELS
+from jax_attn.transfer.rows import row
+from jax_attn.transfer.steps import Sizes, grouped, heads, inward, linear, packed
+
+_ONE_AFTER_ANOTHER = Layout(
+    row("c_attn.weight", QKV_KERNELS, packed, linear, heads),
+    row("c_attn.bias", QKV_BIASES, packed, heads),
+)
+_HEAD_BY_HEAD = Layout(
+    row("c_attn.weight", QKV_KERNELS, grouped, inward),
+    row("c_attn.bias", QKV_BIASES, grouped),
+)
+
+
+def _multi_query(config: Config) -> bool:
+    return flag(config, "multi_query", default=True)
+
+
+def _block(config: Config) -> Layout:
+    gpt2.check_alone(config)
+    packing = _ONE_AFTER_ANOTHER if _multi_query(config) else _HEAD_BY_HEAD
+    return packing + FROM_HEADS.under("c_proj", "out_proj")
+
+
+def _traits(config: Config, prefix: str) -> Traits:
+    D, N, H = gpt2.sizes(config)
+    K = 1 if _multi_query(config) else N
+    scale = None if flag(config, "scale_attn_weights", default=True) else 1.0
+    return Traits(D, Sizes(N, K, H), is_causal=True, scale=scale)
+
+
+GPT_BIGCODE = Family(
+    name="gpt_bigcode",
+    model_types=("gpt_bigcode",),
+    roots=("transformer", ""),
+    places=(Place("h.{layer}.attn", "layers.{layer}.attention"),),
+    block=_block,
+    rest=lambda config: gpt2.rest(LINEAR),
+    head=gpt2.head,
+    traits=_traits,
+)

@@ -8,12 +8,16 @@ from jax_attn.transfer.problems import Problem, TransferError
 _MISSING = object()
 
 
-def number(config: Mapping[str, Any], *names: str, default: Any = _MISSING) -> Any:
-    """The whole number above 0 that the first of `names` there gives; None counts as not there.
+def number(config: Mapping[str, Any], *names: str, default: Any = _MISSING, least: int = 1) -> Any:
+    """The whole number ≥ least that the first of `names` there gives; None counts as not there.
 
     Raises TransferError where none is there and there is no default, and for anything else.
     """
-    return _read(config, names, default, "a whole number above 0", _is_count)
+
+    def is_count(value: Any) -> bool:
+        return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+    return _read(config, names, default, f"a whole number ≥ {least}", is_count)
 
 
 def real(config: Mapping[str, Any], *names: str, default: Any = _MISSING) -> Any:
@@ -24,6 +28,17 @@ def real(config: Mapping[str, Any], *names: str, default: Any = _MISSING) -> Any
 def flag(config: Mapping[str, Any], *names: str, default: Any = _MISSING) -> Any:
     """Likewise true or false."""
     return _read(config, names, default, "true or false", lambda value: isinstance(value, bool))
+
+
+def share(config: Mapping[str, Any], width: str, heads: str) -> tuple[int, int, int]:
+    """(D, N, H) where N heads share a width D: each has H = D / N features of it.
+
+    Raises TransferError, also where they cannot.
+    """
+    D, N = number(config, width), number(config, heads)
+    if D % N:
+        raise refuse(heads, N, f"a divisor of {width} = {D}")
+    return D, N, D // N
 
 
 def refuse(name: str, value: Any, expected: str) -> TransferError:
@@ -48,10 +63,6 @@ def _read(
     if default is _MISSING:
         raise refuse(" or ".join(names), None, expected)
     return default
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
 def _is_real(value: Any) -> bool:

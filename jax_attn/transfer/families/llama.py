@@ -1,6 +1,6 @@
 """Llama, Mistral, Qwen2 and Qwen3: grouped heads, rotary positions, no table of positions."""
 
-from jax_attn.transfer.families.config import flag, number, real
+from jax_attn.transfer.families.config import flag, number, real, refuse, share
 from jax_attn.transfer.families.family import Config, Family, NormTraits, Place, Traits
 from jax_attn.transfer.families.rope import rotary
 from jax_attn.transfer.layout import Layout
@@ -8,19 +8,42 @@ from jax_attn.transfer.layouts import EMBEDDING, FROM_HEADS, LAYER_NORM, LINEAR,
 from jax_attn.transfer.rows import ignored, tied
 from jax_attn.transfer.steps import Sizes
 
-_HAS_BIAS = {"qwen2": (True, False)}
-"""Of q, k, v and of the output, where no attention_bias says."""
+_SHARED = {
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-6,
+    "attention_bias": False,
+}
+_QWEN = _SHARED | {
+    "num_key_value_heads": 32,
+    "max_position_embeddings": 32768,
+    "use_sliding_window": False,
+    "sliding_window": 4096,
+    "max_window_layers": 28,
+}
+_DEFAULTS = {
+    "llama": _SHARED,
+    "mistral": _SHARED
+    | {"num_key_value_heads": 8, "sliding_window": 4096, "max_position_embeddings": 131072},
+    "qwen2": _QWEN,
+    "qwen3": _QWEN | {"head_dim": 128},
+}
+"""What transformers takes for a key that is not there; null is another matter."""
+
+_BIASES = {"mistral": (False, False), "qwen2": (True, False)}
+"""Of q, k, v and of the output, where no attention_bias has a say."""
 
 
 def _block(config: Config) -> Layout:
+    norms = (LAYER_NORM.under(norm, norm) for norm in ("q_norm", "k_norm"))
     return Layout(
         TO_HEADS.under("q_proj", "q_proj"),
         TO_HEADS.under("k_proj", "k_proj"),
         TO_HEADS.under("v_proj", "v_proj"),
         FROM_HEADS.under("o_proj", "out_proj"),
-        LAYER_NORM.under("q_norm", "q_norm"),
-        LAYER_NORM.under("k_norm", "k_norm"),
-        ignored("rotary_emb.inv_freq", "frequencies, worked out from the config"),
+        *(norms if _has_qk_norm(config) else ()),
+        _FREQUENCIES,
     )
 
 
@@ -34,50 +57,85 @@ def _rest(config: Config) -> Layout:
         LINEAR.under(f"{layer}.mlp.gate_proj", f"{layer}.mlp.gate"),
         LINEAR.under(f"{layer}.mlp.down_proj", f"{layer}.mlp.down"),
         LAYER_NORM.under("norm", "final_norm"),
-        ignored("rotary_emb.inv_freq", "frequencies, worked out from the config"),
+        _FREQUENCIES,
     )
 
 
 def _head(config: Config) -> Layout:
-    if flag(config, "tie_word_embeddings", default=False):
-        return Layout(tied("lm_head.weight", "model.embed_tokens.weight"))
-    return LINEAR.under("lm_head", "lm_head")
+    is_tied = flag(config, "tie_word_embeddings", default=False)
+    return Layout(
+        tied("lm_head.weight", "model.embed_tokens.weight")
+        if is_tied
+        else LINEAR.under("lm_head", "lm_head"),
+        LINEAR.under("score", "classifier"),
+        LINEAR.under("qa_outputs", "qa_outputs"),
+    )
+
+
+_FREQUENCIES = Layout(ignored("rotary_emb.inv_freq", "frequencies, worked out from the config"))
 
 
 def _traits(config: Config, prefix: str) -> Traits:
-    D, N = number(config, "hidden_size"), number(config, "num_attention_heads")
+    kind = config["model_type"]
+    config = {**_DEFAULTS[kind], **config}
+    D, N, H = _heads(config)
     K = number(config, "num_key_value_heads", default=N)
-    H = number(config, "head_dim", default=D // N)
-    kind = config.get("model_type")
-    both = flag(config, "attention_bias", default=False)
-    use_bias, use_out_bias = _HAS_BIAS.get(kind, (both, both))
-    epsilon = real(config, "rms_norm_eps", default=1e-6)
+    if N % K:
+        raise refuse("num_key_value_heads", K, f"a divisor of num_attention_heads = {N}")
+    both = flag(config, "attention_bias")
+    use_bias, use_out_bias = _BIASES.get(kind, (both, both))
+    norm = NormTraits("rms", real(config, "rms_norm_eps"))
     return Traits(
         D,
         Sizes(N, K, H),
         use_bias=use_bias,
         use_out_bias=use_out_bias,
         is_causal=True,
-        window=_window(config, int(prefix.split(".")[-2])),
-        qk_norm=NormTraits("rms", epsilon) if kind == "qwen3" else None,
+        window=_WINDOWS[kind](config, int(prefix.split(".")[-2])),
+        qk_norm=norm if _has_qk_norm(config) else None,
         rotary=rotary(config, H),
     )
 
 
-def _window(config: Config, layer: int) -> int | None:
-    kinds = config.get("layer_types")
-    if kinds and kinds[layer] != "sliding_attention":
-        return None
-    return number(config, "sliding_window", default=None)
+def _heads(config: Config) -> tuple[int, int, int]:
+    D, N = number(config, "hidden_size"), number(config, "num_attention_heads")
+    H = number(config, "head_dim", default=None)
+    return (D, N, H) if H else share(config, "hidden_size", "num_attention_heads")
 
+
+def _has_qk_norm(config: Config) -> bool:
+    return config.get("model_type") == "qwen3"
+
+
+def _some_layers(config: Config, layer: int) -> int | None:
+    """Qwen's: of the layers that layer_types names, else from max_window_layers on."""
+    if not flag(config, "use_sliding_window"):
+        return None
+    kinds = config.get("layer_types")
+    if kinds is None:
+        slides = layer >= number(config, "max_window_layers", least=0)
+    elif isinstance(kinds, list) and layer < len(kinds):
+        slides = kinds[layer] == "sliding_attention"
+    else:
+        raise refuse("layer_types", kinds, f"a list that reaches layer {layer}")
+    return number(config, "sliding_window", default=None) if slides else None
+
+
+_WINDOWS = {
+    "llama": lambda config, layer: None,
+    "mistral": lambda config, layer: number(config, "sliding_window", default=None),
+    "qwen2": _some_layers,
+    "qwen3": _some_layers,
+}
 
 LLAMA = Family(
     name="llama",
     model_types=("llama", "mistral", "qwen2", "qwen3"),
-    roots=("model", ""),
+    roots=("model", "transformer", ""),
     places=(Place("layers.{layer}.self_attn", "layers.{layer}.attention"),),
     block=_block,
     rest=_rest,
     head=_head,
     traits=_traits,
 )
+"""Question answering has the root "transformer", all else "model"."""

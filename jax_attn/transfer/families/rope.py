@@ -7,20 +7,30 @@ from jax_attn.transfer.families.config import flag, number, real, refuse
 from jax_attn.transfer.families.family import Config, RotaryTraits
 
 
-def rotary(config: Config, head_dim: int, *, interleaved: bool = False) -> RotaryTraits:
+def rotary(config: Config, head_dim: int, *, part: float | None = None) -> RotaryTraits:
     """What a config says of rotary positions; transformers' defaults where it says nothing.
 
-    Raises TransferError for a rope_type that is not known here.
+    part: how much of a head turns where the config does not say; None where all of it does,
+    whatever the config says. Raises TransferError for a rope_type that is not known here, and for
+    a part that is no whole number of pairs.
     """
-    rope = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
+    rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
     named = {**config, **rope}
     base = float(real(named, "rope_theta", "rotary_emb_base", default=10000.0))
-    part = real(named, "partial_rotary_factor", "rotary_pct", default=1.0)
-    dim = None if part == 1 else int(head_dim * part)
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind not in _SCALINGS:
         raise refuse("rope_type", kind, f"one of {', '.join(_SCALINGS)}")
-    return RotaryTraits(base, dim, interleaved, _SCALINGS[kind](rope, config))
+    dim = None if part is None else _turning(named, head_dim, part)
+    return RotaryTraits(base, dim, scaling=_SCALINGS[kind](rope, config))
+
+
+def _turning(named: Mapping[str, Any], head_dim: int, part: float) -> int | None:
+    names = "partial_rotary_factor", "rotary_pct"
+    part = real(named, *names, default=part)
+    dim = int(head_dim * part)
+    if not 2 <= dim <= head_dim or dim % 2:
+        raise refuse(" or ".join(names), part, f"pairs of the {head_dim} features of a head")
+    return None if dim == head_dim else dim
 
 
 def _linear(rope: Mapping[str, Any], config: Config):
@@ -40,7 +50,9 @@ def _llama3(rope: Mapping[str, Any], config: Config):
 
 def _yarn(rope: Mapping[str, Any], config: Config):
     original = _original(rope, config)
-    factor = real(rope, "factor", default=number(config, "max_position_embeddings") / original)
+    factor = real(rope, "factor", default=None)
+    if factor is None:
+        factor = number(config, "max_position_embeddings") / original
     optional = ("beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim")
     fields = {name: real(rope, name) for name in optional if rope.get(name)}
     if (truncate := flag(rope, "truncate", default=None)) is not None:
@@ -50,7 +62,9 @@ def _yarn(rope: Mapping[str, Any], config: Config):
 
 def _original(rope: Mapping[str, Any], config: Config) -> int:
     name = "original_max_position_embeddings"
-    return number({**config, **rope}, name, "max_position_embeddings")
+    inside = number(rope, name, default=None)
+    # Beside the scaling's own fields it goes before them: so transformers reads it.
+    return number(config, name, default=inside) or number(config, "max_position_embeddings")
 
 
 _SCALINGS = {

@@ -1,0 +1,91 @@
+"""GPT-NeoX (Pythia too): query, key and value by turns, of each head a part turns."""
+
+from jax_attn.transfer.families.config import flag, share
+from jax_attn.transfer.families.family import Config, Family, Place, Traits
+from jax_attn.transfer.families.rope import rotary
+from jax_attn.transfer.layout import Layout
+from jax_attn.transfer.layouts import (
+    EMBEDDING,
+    FROM_HEADS,
+    LAYER_NORM,
+    LINEAR,
+    QKV_BIASES,
+    QKV_KERNELS,
+)
+from jax_attn.transfer.rows import either, ignored, row, tied
+from jax_attn.transfer.steps import Sizes, grouped, inward, linear
+
+_DEFAULTS = {
+    "hidden_size": 6144,
+    "num_attention_heads": 64,
+    "max_position_embeddings": 2048,
+    "attention_bias": True,
+}
+_FREQUENCIES = Layout(ignored("rotary_emb.inv_freq", "frequencies, worked out from the config"))
+_MASK = "the causal mask, worked out anew"
+
+
+def _block(config: Config) -> Layout:
+    return Layout(
+        row("query_key_value.weight", QKV_KERNELS, grouped, inward),
+        row("query_key_value.bias", QKV_BIASES, grouped),
+        FROM_HEADS.under("dense", "out_proj"),
+        ignored("bias", _MASK),
+        ignored("masked_bias", _MASK),
+        _FREQUENCIES,
+    )
+
+
+def _rest(config: Config) -> Layout:
+    layer = "layers.{layer}"
+    return Layout(
+        EMBEDDING.under("embed_in", "token_embedding"),
+        LAYER_NORM.under(f"{layer}.input_layernorm", f"{layer}.attention_norm"),
+        LAYER_NORM.under(f"{layer}.post_attention_layernorm", f"{layer}.mlp_norm"),
+        LINEAR.under(f"{layer}.mlp.dense_h_to_4h", f"{layer}.mlp.up"),
+        LINEAR.under(f"{layer}.mlp.dense_4h_to_h", f"{layer}.mlp.down"),
+        LAYER_NORM.under("final_layer_norm", "final_norm"),
+        _FREQUENCIES,
+    )
+
+
+def _head(config: Config) -> Layout:
+    """Files say embed_out, live modules lm_head."""
+    keys = "embed_out.weight", "lm_head.weight"
+    is_tied = flag(config, "tie_word_embeddings", default=False)
+    return Layout(
+        *(
+            (tied(key, "gpt_neox.embed_in.weight") for key in keys)
+            if is_tied
+            else [either(*(row(key, "lm_head.kernel", linear) for key in keys))]
+        ),
+        LINEAR.under("score", "classifier"),
+        LINEAR.under("classifier", "token_classifier"),
+        LINEAR.under("qa_outputs", "qa_outputs"),
+    )
+
+
+def _traits(config: Config, prefix: str) -> Traits:
+    config = {**_DEFAULTS, **config}
+    D, N, H = share(config, "hidden_size", "num_attention_heads")
+    has_bias = flag(config, "attention_bias")
+    return Traits(
+        D,
+        Sizes(N, N, H),
+        use_bias=has_bias,
+        use_out_bias=has_bias,
+        is_causal=True,
+        rotary=rotary(config, H, part=0.25),
+    )
+
+
+GPT_NEOX = Family(
+    name="gpt_neox",
+    model_types=("gpt_neox",),
+    roots=("gpt_neox", ""),
+    places=(Place("layers.{layer}.attention", "layers.{layer}.attention"),),
+    block=_block,
+    rest=_rest,
+    head=_head,
+    traits=_traits,
+)

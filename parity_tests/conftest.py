@@ -63,6 +63,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.add_cleanup(functools.partial(shutil.rmtree, cache, ignore_errors=True))
     os.environ["JAX_COMPILATION_CACHE_DIR"] = cache
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+    if not config.getoption("--long"):
+        # A fifth of the suite's time. `verify` and --long take the programs that users get.
+        os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 
     from hypothesis import settings
 

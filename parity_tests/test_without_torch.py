@@ -52,6 +52,15 @@ WITHOUT_TORCH = {
         "transfer.save_checkpoint(path, {'a': numpy.ones(3)});"
         "assert transfer.load_checkpoint(path)['a'].sum() == 3"
     ),
+    "an optimizer's state": (
+        "import numpy, optax; from jax_attn import transfer;"
+        "state = {'state': {0: {'momentum_buffer': numpy.ones((2, 3), 'float32')}},"
+        " 'param_groups': [{'momentum': 0.9, 'dampening': 0, 'params': [0]}]};"
+        "here = optax.sgd(0.1, 0.9).init({'kernel': numpy.zeros((3, 2), 'float32')});"
+        "there = transfer.load_optimizer(here, state, transfer.LINEAR, ['weight']);"
+        "back = transfer.export_optimizer(there, state, transfer.LINEAR, ['weight']);"
+        "assert back['state'][0]['momentum_buffer'].shape == (2, 3)"
+    ),
 }
 
 

@@ -47,9 +47,10 @@ def load_optimizer(
 ) -> Any:
     """Carry a `torch.optim` state over into optax, so that a run goes on there.
 
-    opt_state: what `tx.init(nnx.state(module, nnx.Param))` returns, of which a filled copy is
-        returned; or an nnx.Optimizer, which is written into and returned. Moments may lie in
-        chains, masks, partitions, injected hyper-parameters, MultiSteps and apply_if_finite.
+    opt_state: what `tx.init(nnx.state(module, nnx.Param))` returns, or jax.eval_shape of it: a
+        filled copy is returned; or an nnx.Optimizer, which is written into and returned. Moments
+        may lie in chains, masks, partitions, injected hyper-parameters, MultiSteps and
+        apply_if_finite.
     torch_state: `torch_optimizer.state_dict()`, of torch or NumPy tensors.
     layout: the table that carries the weights.
     names: the torch keys of the parameters in the order in which the optimizer was given them;
@@ -63,11 +64,11 @@ def load_optimizer(
     nnx.Optimizer is then as it was.
     """
     _check_arguments(layout, step)
-    found, problems = _slots(opt_state)
+    found, problems = _slots(opt_state, read=False)
     known, wrong = parameters(torch_state, names)
     problems += wrong
     values: dict[str, np.ndarray] = {}
-    if known:  # else every moment would be missing once more
+    if _comparable(known, problems):
         tensors, steps, more = moments(torch_state["state"], known)
         problems += more
         for moment, field in _MOMENTS.items():
@@ -104,14 +105,17 @@ def export_optimizer(
     NumPy arrays where it is not, copies in any case. Raises TransferError with every problem.
     """
     _check_arguments(layout, None)
-    found, problems = _slots(opt_state)
+    found, problems = _slots(opt_state, read=True)
     known, wrong = parameters(torch_state, names)
-    step, more = _step(found)
-    problems += wrong + more
-    made: dict[str, dict[str, Any]] = {"step": {p.key: step for p in known}}
-    for moment, field in _MOMENTS.items() if known else ():
-        made[moment], more = _to_torch(moment, field, found, known, layout)
+    problems += wrong
+    made: dict[str, dict[str, Any]] = {}
+    if _comparable(known, problems):
+        step, more = _step(found)
+        made["step"] = {parameter.key: step for parameter in known}
         problems += more
+        for moment, field in _MOMENTS.items():
+            made[moment], more = _to_torch(moment, field, found, known, layout)
+            problems += more
     if problems:
         raise TransferError("exporting an optimizer's state", problems)
     state = {
@@ -122,22 +126,21 @@ def export_optimizer(
     return {"state": state, "param_groups": copy.deepcopy(torch_state["param_groups"])}
 
 
-def _slots(opt_state: Any) -> tuple[list[Slot], list[Problem]]:
-    """Every array of the state, and what stands in the way on optax's side alone."""
+def _slots(opt_state: Any, *, read: bool) -> tuple[list[Slot], list[Problem]]:
+    """Every array of the state, and what stands in the way on optax's side alone.
+
+    read: whether its values are needed, or its shapes and dtypes alone.
+    """
     if isinstance(opt_state, nnx.Optimizer):
         opt_state = NNXOptimizer(opt_state.opt_state, opt_state.step)
     found, problems = slots(opt_state)
-    whole = []
     for slot in found:
-        if slot.role != OWN and (reason := why_unreadable(slot.array)):
+        if reason := _why_not(slot, read):
             problems.append(Problem("unreadable", slot.where, reason))
-            continue
-        whole.append(slot)
-        if slot.role == PENDING and as_numpy(slot.array, slot.where).any():
-            text = f"expected no accumulated gradient, got {slot.array} mini-steps of it"
-            problems.append(
-                Problem("refused", slot.where, text, "go on to the next update, then carry it")
-            )
+        elif slot.role == PENDING and (count := int(as_numpy(slot.array, slot.where))):
+            text = f"expected no accumulated gradient, got {count} mini-steps of it"
+            hint = "go on to the next update, then carry it over"
+            problems.append(Problem("refused", slot.where, text, hint))
     for moment in _MOMENTS:
         paths = [slot.path for slot in found if slot.role == moment]
         problems += [
@@ -145,7 +148,20 @@ def _slots(opt_state: Any) -> tuple[list[Slot], list[Problem]]:
             for path in dict.fromkeys(paths)
             if paths.count(path) > 1
         ]
-    return whole, problems
+    return found, problems
+
+
+def _comparable(known: Sequence[Parameter], problems: Sequence[Problem]) -> bool:
+    """Whether both sides can be read: else all that one has would be missing on the other."""
+    unreadable = any(problem.kind == "unreadable" for problem in problems)
+    return bool(known or not problems) and not unreadable
+
+
+def _why_not(slot: Slot, read: bool) -> str:
+    abstract = isinstance(slot.array, jax.ShapeDtypeStruct)
+    if slot.role == OWN:
+        return "expected its value, as torch has none for it, got a shape" if abstract else ""
+    return "" if abstract and slot.role != PENDING and not read else why_unreadable(slot.array)
 
 
 def _to_flax(
@@ -212,7 +228,7 @@ def _counts(
     """The step, for every count, by its place."""
     counters = [slot for slot in found if slot.role in (STEP, UPDATES)]
     said = {**steps, **({given: "step="} if given is not None else {})}
-    if len({*steps, *said}) > 1:
+    if len(said) > 1:
         text = ", ".join(f"{step} ({who})" for step, who in said.items())
         text = f"expected one for all parameters, as optax counts once, got {text}"
         return {}, [Problem("ambiguous", "step", text)]

@@ -48,7 +48,8 @@ def parameters(torch_state: Any, names: Any) -> tuple[list[Parameter], list[Prob
         return [], problems + wrong
     keys = [key for keys in named for key in keys]
     if twice := sorted({key for key in keys if keys.count(key) > 1}):
-        problems.append(Problem("ambiguous", "names", f"expected each name once, twice: {twice}"))
+        text = f"expected each name once, got several times {twice}"
+        return [], [*problems, Problem("ambiguous", "names", text)]
     found = [
         Parameter(id, key, _kept(group))
         for group, keys in zip(groups, named, strict=True)

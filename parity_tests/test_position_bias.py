@@ -5,11 +5,14 @@ import pytest
 import torch
 from flax import nnx
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor
+from transformers.models.t5.modeling_t5 import T5Attention
 
 import torch_ref
 from jax_attn.attention import Alibi, ArgumentError, alibi
-from jax_attn.nn import GroupedQueryAttention
+from jax_attn.attention.position_bias import relative_buckets
+from jax_attn.nn import GroupedQueryAttention, RelativeBias
 from jax_attn.transfer import LAYOUTS, load
+from jax_attn.transfer.layouts import EMBEDDING
 from torch_ref import position_bias as torch_bias
 
 U = 2.0**-24
@@ -74,7 +77,64 @@ def test_a_call_s_own_bias_is_added_to_it():
     np.testing.assert_allclose(port(X, bias=more), want, rtol=0, atol=1e-6)
 
 
+# buckets, max_distance: T5's own, fewer, odd, and with bounds that are whole logarithms.
+BUCKETS = [(32, 128), (8, 20), (31, 128), (64, 1024), (12, 24), (128, 512)]
+
+
+@pytest.mark.parametrize("bidirectional", [True, False])
+@pytest.mark.parametrize(("buckets", "longest"), BUCKETS)
+def test_buckets_are_t5_s_in_both_frameworks(buckets, longest, bidirectional):
+    distance = np.arange(-5000, 5001)
+    how = {"buckets": buckets, "max_distance": longest, "bidirectional": bidirectional}
+    want = T5Attention._relative_position_bucket(
+        torch.from_numpy(distance), bidirectional, buckets, longest
+    ).numpy()
+    np.testing.assert_array_equal(relative_buckets(distance, **how), want)
+    theirs = [torch_bias.relative_bucket(int(d), **how) for d in distance]
+    np.testing.assert_array_equal(theirs, want)
+    how["max_distance"] //= 2
+    assert (relative_buckets(distance, **how) != want).any()
+
+
+@pytest.mark.parametrize("bidirectional", [True, False])
+@pytest.mark.parametrize(("T", "S"), [(5, 11), (11, 5), (13, 1)])
+def test_a_learnt_bias_is_the_same_in_both_frameworks(T, S, bidirectional):
+    how = {"buckets": 8, "max_distance": 9, "bidirectional": bidirectional}
+    theirs = torch_bias.RelativeBias(N, **how)
+    ours = RelativeBias(N, **how, rngs=nnx.Rngs(0))
+    load(ours, theirs.state_dict(), EMBEDDING)
+    got, want = ours(T, S), theirs(T, S).detach().numpy()
+    assert got.shape == (N, T, S)
+    np.testing.assert_array_equal(got, want)
+    assert np.unique(np.asarray(got)[0]).size > 3
+
+
+def test_several_modules_hold_one_learnt_bias():
+    shared = RelativeBias(N, rngs=nnx.Rngs(0))
+    blocks = nnx.List(
+        GroupedQueryAttention(D, N, K, head_dim=H, position_bias=shared, rngs=nnx.Rngs(0))
+        for _ in range(2)
+    )
+    paths = [path for path, _ in nnx.to_flat_state(nnx.state(blocks, nnx.Param))]
+    assert [path for path in paths if "position_bias" in path] == [
+        (0, "position_bias", "embedding")
+    ]
+    np.testing.assert_array_equal(*(block.position_bias(T, T) for block in blocks))
+
+
 REFUSALS = {
+    "buckets": (
+        lambda: RelativeBias(N, buckets=7, rngs=nnx.Rngs(0)),
+        r"buckets: expected an even int ≥ 4, got 7",
+    ),
+    "distances": (
+        lambda: RelativeBias(N, max_distance=8, rngs=nnx.Rngs(0)),
+        r"max_distance: expected more than the 8 near ones, got 8",
+    ),
+    "all at once": (
+        lambda: RelativeBias(0, buckets=2.5, bidirectional=1, rngs=nnx.Rngs(0)),
+        r"(?s)3 problems:.*num_heads: .*buckets: .*bidirectional: ",
+    ),
     "heads": (lambda: Alibi(0), r"num_heads: expected an int ≥ 1, got int 0"),
     "factor": (lambda: Alibi(3, -1.0), r"factor: expected a finite number > 0, got float -1.0"),
     "not called": (

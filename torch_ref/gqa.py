@@ -32,7 +32,7 @@ class GroupedQueryAttention(nn.Module):
     turns queries and keys, after that, by positions (T,) or (B, T) and key_positions (S,) or
     (B, S); 0, 1, … unless given, the query's where no key is given; with a key both or neither.
     position_bias: called as `position_bias(T, S)`, gives floats added to the scores, such as an
-    Alibi.
+    Alibi or a RelativeBias.
     cache: a KVCache of the tokens before the query's, which attend to all of them and, causally,
     to themselves, and are added to it; lengths (B,): how many of each row's T tokens are real.
 

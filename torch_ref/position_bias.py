@@ -37,6 +37,50 @@ def alibi(num_heads: int, length: int, *, factor: float = 1.0) -> torch.Tensor:
     return factor * alibi_slopes(num_heads)[:, None, None] * distance_S
 
 
+class RelativeBias(torch.nn.Embedding):
+    """T5's: called as (T, S) -> (N, T, S), a number a head for the bucket that j − i falls into.
+
+    weight (buckets, N), drawn from N(0, 1). As `relative_bucket` takes the others.
+    """
+
+    def __init__(
+        self,
+        num_heads: int,
+        *,
+        buckets: int = 32,
+        max_distance: int = 128,
+        bidirectional: bool = True,
+    ):
+        super().__init__(positive_int("buckets", buckets), positive_int("num_heads", num_heads))
+        self.max_distance, self.bidirectional = max_distance, bidirectional
+
+    def forward(self, T: int, S: int) -> torch.Tensor:
+        how = (self.num_embeddings, self.max_distance, self.bidirectional)
+        device = self.weight.device
+        found_R = torch.tensor([relative_bucket(d, *how) for d in range(1 - T, S)], device=device)
+        i, j = torch.arange(T, device=device)[:, None], torch.arange(S, device=device)[None]
+        return super().forward(found_R[j - i + T - 1]).permute(2, 0, 1)
+
+
+def relative_bucket(
+    distance: int, buckets: int = 32, max_distance: int = 128, bidirectional: bool = True
+) -> int:
+    """T5's bucket for a distance j − i of key from query.
+
+    The nearest half of the buckets have a distance each, the others grow evenly on a logarithmic
+    scale up to max_distance, the last has all beyond. bidirectional: keys after the query have
+    the second half to themselves; else they share that of distance 0.
+    """
+    count = buckets // 2 if bidirectional else buckets
+    first = count if bidirectional and distance > 0 else 0
+    away = abs(distance) if bidirectional else max(-distance, 0)
+    near = count // 2
+    if away < near:
+        return first + away
+    steps = math.log(away / near) / math.log(max_distance / near) * (count - near)
+    return first + min(near + int(steps), count - 1)
+
+
 def alibi_slopes(num_heads: int) -> torch.Tensor:
     """2^(−8n/N) for head n = 1 … N where N is a power of two; (N,).
 

@@ -42,10 +42,50 @@ def alibi(num_heads: int, length: int, *, factor: float = 1.0) -> jax.Array:
     A query at i wants j − i in place of j − (S − 1); the two differ by one number for all its
     keys, which no softmax sees: nothing T×S is written out, and where a row's padding lies is of
     no matter. In float32, or float64 where x64 is on, rounded once. For causal attention: the
-    score of a key behind the query would rise.
+    score of a key after the query would rise.
     """
     distance_S = np.arange(length) - (length - 1)
     return jnp.asarray(factor * alibi_slopes(num_heads)[:, None, None] * distance_S)
+
+
+def relative_buckets(
+    distance, *, buckets: int = 32, max_distance: int = 128, bidirectional: bool = True
+) -> np.ndarray:
+    """T5's bucket for each distance j − i of key from query, an array of integers.
+
+    The nearest half of the buckets have a distance each; the others grow evenly on a logarithmic
+    scale up to max_distance, and the last has all beyond. bidirectional: keys after the query have
+    as many buckets of their own, the second half; else they share that of distance 0. Rounded as
+    transformers rounds, in float32.
+    """
+    distance = np.asarray(distance)
+    count = buckets // 2 if bidirectional else buckets
+    away = np.abs(distance) if bidirectional else np.maximum(-distance, 0)
+    near = count // 2
+    ratio = np.log(np.maximum(away, 1).astype(np.float32) / np.float32(near))
+    steps = ratio / np.float32(math.log(max_distance / near)) * np.float32(count - near)
+    far = np.minimum(near + steps.astype(int), count - 1)
+    first = count * (distance > 0) if bidirectional else 0
+    return first + np.where(away < near, away, far)
+
+
+def bucket_problems(buckets, max_distance, bidirectional) -> list[str]:
+    """What is wrong with these as numbers of `relative_buckets`."""
+    problems = checks.count_problems(buckets=buckets, max_distance=max_distance)
+    if not isinstance(bidirectional, bool):
+        got = checks.describe(bidirectional)
+        problems.append(f"bidirectional: expected True or False, got {got}")
+    if problems:
+        return problems
+    least = 4 if bidirectional else 2
+    if buckets < least or (bidirectional and buckets % 2):
+        wanted = "an even int ≥ 4" if bidirectional else "an int ≥ 2"
+        problems.append(f"buckets: expected {wanted}, got {buckets}")
+    elif max_distance <= (near := buckets // least):
+        problems.append(
+            f"max_distance: expected more than the {near} near ones, got {max_distance}"
+        )
+    return problems
 
 
 def alibi_slopes(num_heads: int) -> np.ndarray:

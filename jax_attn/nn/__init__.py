@@ -8,12 +8,14 @@ from jax_attn.nn.attention import (
 from jax_attn.nn.cache import KVCache
 from jax_attn.nn.pipeline import SentenceAttention, encode_sentence, simple_tokenizer
 from jax_attn.nn.projection import torch_bias_init, torch_linear_init
+from jax_attn.nn.relative_bias import RelativeBias
 
 __all__ = [
     "GroupedQueryAttention",
     "KVCache",
     "MultiHeadAttention",
     "MultiQueryAttention",
+    "RelativeBias",
     "SentenceAttention",
     "encode_sentence",
     "simple_tokenizer",

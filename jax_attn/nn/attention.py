@@ -40,8 +40,8 @@ class GroupedQueryAttention(nnx.Module):
         ``nnx.RMSNorm``; none unless given.
       rotary: a Rotary, to turn queries and keys by their positions; none unless given.
       position_bias: what is added to the scores by where query and key are: called as
-        ``position_bias(T, S)``, gives floats that broadcast to (N, T, S); such as an Alibi; none
-        unless given.
+        ``position_bias(T, S)``, gives floats that broadcast to (N, T, S); such as an Alibi or a
+        RelativeBias; none unless given.
       dtype: what is computed in and returned; what inputs and parameters promote to unless
         given.
       param_dtype: the parameters' dtype when made.

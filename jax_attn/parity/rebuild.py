@@ -10,13 +10,12 @@ import torch_ref
 from jax_attn import nn
 from jax_attn.attention import Alibi, Mask, rotary
 from jax_attn.transfer.families import BiasTraits, NormTraits, RotaryTraits, Traits
-from torch_ref import position_bias as torch_bias
+from torch_ref import position_bias
 from torch_ref import rotary as torch_rotary
 
 
 def flax_module(traits: Traits, dtype: str) -> nnx.Module:
     """Our module, abstract: shapes and dtypes, no values. In eval mode."""
-    N, K, _ = traits.sizes
     options = {
         "head_dim": traits.sizes.head_dim,
         "use_bias": traits.use_bias,
@@ -25,13 +24,19 @@ def flax_module(traits: Traits, dtype: str) -> nnx.Module:
         "softcap": traits.softcap,
         "qk_norm": None if traits.qk_norm is None else _flax_norm(traits.qk_norm),
         "rotary": None if traits.rotary is None else _rotary(rotary, traits.rotary),
-        "position_bias": None if traits.bias is None else _bias(Alibi, traits.bias, N),
         "dtype": dtype,
         "param_dtype": dtype,
     }
-    module = nnx.eval_shape(
-        lambda: nn.GroupedQueryAttention(traits.embed_dim, N, K, **options, rngs=nnx.Rngs(0))
-    )
+    N, K, _ = traits.sizes
+
+    def made():
+        rngs = nnx.Rngs(0)
+        bias = None if traits.bias is None else _flax_bias(traits.bias, N, dtype, rngs)
+        return nn.GroupedQueryAttention(
+            traits.embed_dim, N, K, **options, position_bias=bias, rngs=rngs
+        )
+
+    module = nnx.eval_shape(made)
     module.eval()
     return module
 
@@ -60,7 +65,7 @@ def torch_module(traits: Traits) -> torch.nn.Module:
         softcap=traits.softcap,
         qk_norm=None if traits.qk_norm is None else _torch_norm(traits.qk_norm),
         rotary=None if traits.rotary is None else _rotary(torch_rotary, traits.rotary),
-        position_bias=None if traits.bias is None else _bias(torch_bias.Alibi, traits.bias, N),
+        position_bias=None if traits.bias is None else _torch_bias(traits.bias, N),
     ).eval()
 
 
@@ -83,8 +88,14 @@ def _rotary(library: Any, traits: RotaryTraits) -> Any:
     return library.Rotary(traits.base, traits.dim, traits.interleaved, scaling)
 
 
-def _bias(alibi: Any, traits: BiasTraits, num_heads: int) -> Any:
-    return {"alibi": alibi}[traits.kind](num_heads, **traits.fields)
+def _flax_bias(bias: BiasTraits, num_heads: int, dtype: str, rngs: nnx.Rngs) -> Any:
+    relative = partial(nn.RelativeBias, param_dtype=dtype, rngs=rngs)
+    return {"alibi": Alibi, "relative": relative}[bias.kind](num_heads, **bias.fields)
+
+
+def _torch_bias(bias: BiasTraits, num_heads: int) -> Any:
+    kinds = {"alibi": position_bias.Alibi, "relative": position_bias.RelativeBias}
+    return kinds[bias.kind](num_heads, **bias.fields)
 
 
 def _flax_norm(norm: NormTraits) -> Any:

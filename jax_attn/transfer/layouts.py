@@ -78,6 +78,7 @@ LAYOUTS = {
         _four("q_proj", "k_proj", "v_proj", "out_proj"),
         LAYER_NORM.under("q_norm", "q_norm"),  # RMSNorm has no bias: its row does not count
         LAYER_NORM.under("k_norm", "k_norm"),
+        EMBEDDING.under("position_bias", "position_bias"),  # where it is learnt
     ),
 }
 

@@ -1,0 +1,58 @@
+"""T5's learnt bias: a number a head for the bucket that key and query's distance falls into."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from jax_attn.attention import checks
+from jax_attn.attention.position_bias import bucket_problems, relative_buckets
+
+
+class RelativeBias(nnx.Module):
+    """Called as (T, S) -> (N, T, S), what is added to the score of query i and key j; in float32,
+    or float64 for float64.
+
+    embedding (buckets, N), drawn from N(0, 1) as torch.nn.Embedding's is. Several attention modules
+    may hold one RelativeBias, as all blocks of T5's do.
+
+    Args:
+      num_heads: N.
+      buckets, max_distance, bidirectional: as in ``relative_buckets``.
+      param_dtype: the embedding's dtype when made.
+      rngs: "params" for the embedding.
+
+    Raises ArgumentError with everything that is wrong with them. Raffel et al., 2020.
+    """
+
+    def __init__(
+        self,
+        num_heads,
+        *,
+        buckets=32,
+        max_distance=128,
+        bidirectional=True,
+        param_dtype=jnp.float32,
+        rngs,
+    ):
+        problems = checks.count_problems(num_heads=num_heads)
+        problems += bucket_problems(buckets, max_distance, bidirectional)
+        problem = checks.dtype_problem("param_dtype", param_dtype)
+        checks.raise_all(type(self).__name__, problems + ([problem] if problem else []))
+        self.buckets, self.max_distance, self.bidirectional = buckets, max_distance, bidirectional
+        drawn = jax.random.normal(rngs.params(), (buckets, num_heads), jnp.dtype(param_dtype))
+        self.embedding = nnx.Param(drawn)
+
+    def __call__(self, T: int, S: int) -> jax.Array:
+        found_R = relative_buckets(
+            np.arange(1 - T, S),
+            buckets=self.buckets,
+            max_distance=self.max_distance,
+            bidirectional=self.bidirectional,
+        )
+        # At least float32: the gradient of a row is a sum over all that fall into its bucket.
+        wide = jnp.promote_types(self.embedding.dtype, jnp.float32)
+        # One row a distance first: a constant of T×S buckets would be as large as the bias.
+        by_distance_RN = self.embedding[...].astype(wide)[found_R]
+        distance_TS = jnp.arange(S)[None] - jnp.arange(T)[:, None]
+        return by_distance_RN.T[:, distance_TS + T - 1]

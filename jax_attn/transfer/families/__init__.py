@@ -13,8 +13,9 @@ from jax_attn.transfer.families.family import (
 from jax_attn.transfer.families.gpt2 import GPT2
 from jax_attn.transfer.families.gpt_bigcode import GPT_BIGCODE
 from jax_attn.transfer.families.llama import LLAMA
+from jax_attn.transfer.families.t5 import T5
 
-FAMILIES = {family.name: family for family in (BLOOM, GPT2, GPT_BIGCODE, LLAMA)}
+FAMILIES = {family.name: family for family in (BLOOM, GPT2, GPT_BIGCODE, LLAMA, T5)}
 """By name."""
 
 __all__ = [

@@ -1,0 +1,110 @@
+"""T5, mT5 and UMT5: an encoder and a decoder, no scale, a learnt bias by distance.
+
+The first block of either side holds the table of buckets and lends its bias to the others, which
+have none of their own: they are called with it. In UMT5 every block has its own.
+"""
+
+from jax_attn.transfer.families.config import flag, number
+from jax_attn.transfer.families.family import BiasTraits, Config, Family, Place, Traits
+from jax_attn.transfer.layout import Layout
+from jax_attn.transfer.layouts import EMBEDDING, FROM_HEADS, LAYER_NORM, LINEAR, TO_HEADS
+from jax_attn.transfer.rows import either, ignored, row, tied
+from jax_attn.transfer.steps import Sizes, linear
+
+_SELF, _CROSS = "layer.0.SelfAttention", "layer.1.EncDecAttention"
+_HEADS = {"t5": 8}
+"""Where a config does not say; 6 for the others."""
+
+_MLP = Layout(
+    either(
+        (row("wi_0.weight", "gate.kernel", linear), row("wi_1.weight", "up.kernel", linear)),
+        row("wi.weight", "up.kernel", linear),
+    ),
+    LINEAR.under("wo", "down"),
+)
+
+
+def _block(config: Config) -> Layout:
+    return Layout(
+        TO_HEADS.under("q", "q_proj"),
+        TO_HEADS.under("k", "k_proj"),
+        TO_HEADS.under("v", "v_proj"),
+        FROM_HEADS.under("o", "out_proj"),
+        EMBEDDING.under("relative_attention_bias", "position_bias"),
+    )
+
+
+def _rest(config: Config) -> Layout:
+    return Layout(
+        EMBEDDING.under("shared", "token_embedding"),
+        tied("encoder.embed_tokens.weight", "shared.weight"),
+        tied("decoder.embed_tokens.weight", "shared.weight"),
+        _stack("attention_norm", "mlp_norm").under("encoder", "encoder"),
+        _stack("attention_norm", "cross_attention_norm", "mlp_norm").under("decoder", "decoder"),
+        ignored(
+            f"decoder.block.0.{_CROSS}.relative_attention_bias.weight",
+            "of no use: what attends to the encoder has no bias",
+        ),
+    )
+
+
+def _stack(*norms: str) -> Layout:
+    """A side's MLPs and norms; norms: their Flax names, the last the MLP's."""
+    block, layer = "block.{layer}", "layers.{layer}"
+    last = len(norms) - 1
+    return Layout(
+        *(
+            LAYER_NORM.under(f"{block}.layer.{i}.layer_norm", f"{layer}.{name}")
+            for i, name in enumerate(norms)
+        ),
+        _MLP.under(f"{block}.layer.{last}.DenseReluDense", f"{layer}.mlp"),
+        LAYER_NORM.under("final_layer_norm", "final_norm"),
+    )
+
+
+def _head(config: Config) -> Layout:
+    # transformers 5 writes "tied" of every T5, and here what the file it read said of the head.
+    said = flag(config, "tie_word_embeddings", default=True)
+    if flag(config, "scale_decoder_outputs", default=said):
+        return Layout(tied("lm_head.weight", "shared.weight"))
+    return LINEAR.under("lm_head", "lm_head")
+
+
+def _traits(config: Config, prefix: str) -> Traits:
+    kind = config.get("model_type")
+    D = number(config, "d_model", "hidden_size", default=512)
+    N = number(config, "num_heads", "num_attention_heads", default=_HEADS.get(kind, 6))
+    H = number(config, "d_kv", "head_dim", default=64)
+    in_decoder, cross = ".decoder." in f".{prefix}", prefix.endswith(_CROSS)
+    buckets = {
+        "buckets": number(config, "relative_attention_num_buckets", default=32),
+        "max_distance": number(config, "relative_attention_max_distance", default=128),
+        "bidirectional": not in_decoder,
+    }
+    holds_table = not cross and (kind == "umt5" or ".block.0." in prefix)
+    return Traits(
+        D,
+        Sizes(N, N, H),
+        use_bias=False,
+        use_out_bias=False,
+        is_causal=in_decoder and not cross,
+        cross=cross,
+        scale=1.0,
+        bias=BiasTraits("relative", buckets) if holds_table else None,
+    )
+
+
+T5 = Family(
+    name="t5",
+    model_types=("t5", "mt5", "umt5"),
+    roots=("",),
+    places=(
+        Place(f"encoder.block.{{layer}}.{_SELF}", "encoder.layers.{layer}.attention"),
+        Place(f"decoder.block.{{layer}}.{_SELF}", "decoder.layers.{layer}.attention"),
+        Place(f"decoder.block.{{layer}}.{_CROSS}", "decoder.layers.{layer}.cross_attention"),
+    ),
+    block=_block,
+    rest=_rest,
+    head=_head,
+    traits=_traits,
+)

@@ -38,6 +38,7 @@ from jax_attn.transfer.writing import save_checkpoint
 
 _HOMES = dict.fromkeys(("Plan", "export", "flatten", "load", "plan"), "state")
 _HOMES |= dict.fromkeys(("export_optimizer", "load_optimizer"), "optimizer")
+_HOMES |= dict.fromkeys(("Proposal", "infer"), "proposal")
 
 __all__ = [
     "EMBEDDING",
@@ -52,6 +53,7 @@ __all__ = [
     "Layout",
     "Plan",
     "Problem",
+    "Proposal",
     "Sizes",
     "Step",
     "TransferError",
@@ -64,6 +66,7 @@ __all__ = [
     "heads",
     "heads_in",
     "ignored",
+    "infer",
     "inward",
     "joined",
     "linear",

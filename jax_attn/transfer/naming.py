@@ -1,0 +1,292 @@
+"""What two dotted names, one of torch and one of Flax, say about each other; no shape is seen.
+
+A name is read as words: "encoder.layer.3.attention.self.query" is the `q` of layer 3, where
+`encoder`, `attn` and `self` say where it stands. The words below are what projects call the same
+thing. Likeness of spelling is never used: it would take "key" for "ky" and "k1" for "k2".
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from itertools import combinations
+
+Words = frozenset[str]
+
+_WORDS = {
+    word: meaning
+    for meaning, spellings in {
+        "q": "q query queries",
+        "k": "k key keys",
+        "v": "v val value values",
+        "out": "o out output",
+        "norm": "norm ln layernorm rmsnorm batchnorm groupnorm",
+        "attn": "attn attention att mha",
+        "mlp": "mlp ffn ff feedforward",
+        "fc": "fc wi intermediate",
+        "token": "token tokens tok word words wte vocab",
+        "position": "position positions pos wpe",
+        "type": "type types segment",
+        "embedding": "embedding embeddings embed emb",
+        "cross": "cross crossattention encdec",
+        "final": "final",
+        "up": "up",
+        "gate": "gate",
+        "down": "down",
+        "head": "head",
+        "self": "self",
+        "encoder": "encoder enc",
+        "decoder": "decoder dec",
+    }.items()
+    for word in spellings.split()
+}
+_TOKENS = {
+    token: frozenset(words.split())
+    for token, words in {
+        "wq": "q",
+        "wk": "k",
+        "wv": "v",
+        "wo": "out",
+        "c_attn": "qkv",
+        "wqkv": "qkv",
+        "ln_f": "final norm",
+        "norm_f": "final norm",
+        "selfattn": "self attn",
+        "selfattention": "self attn",
+        "crossattention": "cross attn",
+        "encdecattention": "cross attn",
+        "encoder_attn": "cross attn",
+        "densereludense": "mlp",
+        "feed_forward": "mlp",
+        "dense_h_to_4h": "up",
+        "dense_4h_to_h": "down",
+        "token_type_embeddings": "type",
+    }.items()
+}
+# What says no more than that a layer, or a linear map, is there.
+_FILLERS = frozenset(
+    {"proj", "projection", "linear", "lin", "dense", "layer", "layers", "block", "blocks", "h"}
+    | {"w", "c", "to", "model", "module", "transformer"}
+)
+_MEANINGS = frozenset(_WORDS.values())
+_PLACES = ({"encoder", "decoder"}, {"self", "cross"}, {"attn", "mlp"})
+_ROLES = (
+    {"q", "k", "v", "out", "qkv", "kv"},
+    {"up", "gate", "down"},
+    {"token", "position", "type"},
+)
+# Names of one kind, which shapes may tell apart; a bare "norm" is some norm, a bare "head" some.
+_KINDS = (
+    frozenset({"mlp", "fc", "up", "gate", "down"}),
+    frozenset({"embedding", "token", "position", "type"}),
+)
+_GENERIC = tuple(map(frozenset, ({"norm"}, {"head"}, {"out"}, {"fc"}, {"mlp"}, {"embedding"})))
+_PROJECTIONS = ({"q", "k", "v"}, {"qkv"}, {"q", "kv"})
+_IMPLIED = (
+    (_ROLES[0] - {"out"}, {"attn"}),
+    (_KINDS[0], {"mlp"}),
+    (_KINDS[1], {"embedding"}),
+)
+_TELLING = frozenset({"self", "cross", "attn", "mlp", "embedding"})
+
+_SPLIT = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+|\d+")
+_NUMBERED = re.compile(r"(.*?)(0|[1-9]\d*)?", re.DOTALL)
+
+
+class Bond(IntEnum):
+    """How two names hang together, the closest first; the last is no evidence at all."""
+
+    SAME = 0
+    AGREE = 1
+    AGREE_AROUND = 2
+    AKIN = 3
+    NONE = 4
+
+    @property
+    def text(self) -> str:
+        return _BONDS[self]
+
+
+_BONDS = (
+    "the same name",
+    "the names agree",
+    "the names agree, those around them nearly",
+    "names of one kind",
+    "nothing but the shape",
+)
+
+
+@dataclass(frozen=True)
+class Number:
+    """An integer in a name, at the end of its token-th part; owner: what is numbered."""
+
+    owner: Words
+    value: int
+    token: int
+
+
+@dataclass(frozen=True)
+class Name:
+    """A module's dotted name, read.
+
+    role: what the module itself is called; with a `bare` last part ("dense", "c_proj", "0"), which
+    says nothing, what it stands in is called. context: the words around that. numbers: all of
+    them; layered: whether one of them counts what the module stands in.
+    """
+
+    tokens: tuple[str, ...]
+    role: Words
+    bare: bool
+    context: Words
+    numbers: tuple[Number, ...]
+    layered: bool
+
+
+def read(dotted: Iterable[Sequence[str]]) -> list[Name]:
+    """All names of one side, each given as the parts between its dots."""
+    names = [_read(tuple(tokens)) for tokens in dotted]
+    siblings: dict[tuple[str, ...], list[Name]] = {}
+    for name in names:
+        siblings.setdefault(name.tokens[:-1], []).append(name)
+    names = [_as_output(name, siblings[name.tokens[:-1]]) for name in names]
+    # A word that all share tells none of them from another.
+    layered = [n.context for n in names if n.layered]
+    plain = [n.context for n in names if not n.layered and (n.context or not layered)]
+    common = {True: _common(layered), False: _common(layered + plain)}
+    return [replace(n, context=n.context - common[n.layered]) for n in names]
+
+
+def bond(torch: Name, flax: Name) -> Bond | None:
+    """What the names say: a bond, or None where they contradict each other."""
+    ways = aligned(torch.numbers, flax.numbers)
+    if not ways or torch.layered != flax.layered or _contradict(torch, flax):
+        return None
+    elsewhere = (torch.context ^ flax.context) - _loose(torch.role | flax.role)
+    if len(ways) > 1 or elsewhere:
+        return Bond.NONE
+    numbered_alike = len(torch.numbers) == len(flax.numbers)
+    around_alike = torch.context == flax.context and numbered_alike
+    if around_alike and torch.role == flax.role and _last(torch) == _last(flax):
+        return Bond.SAME
+    if torch.bare and flax.bare:
+        return Bond.NONE
+    if torch.role == flax.role and torch.role:
+        if _of_many(torch) or not numbered_alike:
+            return Bond.AKIN
+        return Bond.AGREE if around_alike else Bond.AGREE_AROUND
+    return Bond.AKIN if _akin(torch.role, flax.role) else Bond.NONE
+
+
+def aligned(torch: Sequence[Number], flax: Sequence[Number]) -> list[list[tuple[Number, Number]]]:
+    """Every way to pair the numbers of the side that has fewer with equal ones, in order."""
+    if len(torch) > len(flax):
+        return [[(a, b) for b, a in way] for way in aligned(flax, torch)]
+    owners = {number.owner for number in flax}
+    own = {number.owner for number in torch}
+    return [
+        list(zip(torch, chosen, strict=True))
+        for chosen in combinations(flax, len(torch))
+        if all(
+            a.value == b.value and (a.owner == b.owner or not (a.owner in owners or b.owner in own))
+            for a, b in zip(torch, chosen, strict=True)
+        )
+    ]
+
+
+def _read(tokens: tuple[str, ...]) -> Name:
+    parts, numbers, before = [], [], frozenset()
+    for i, token in enumerate(tokens):
+        stem, digits = _NUMBERED.fullmatch(token).groups()
+        words = _words(stem) if stem else before
+        if digits is not None:
+            numbers.append(Number(words, int(digits), i))
+        parts.append((words if stem else frozenset(), digits is not None))
+        before = words
+    at = _role_at(parts, numbers)
+    role = parts[at][0] if at is not None else frozenset()
+    context = frozenset().union(*(words for i, (words, _) in enumerate(parts) if i != at))
+    layered = any(at is None or number.token < at for number in numbers)
+    return Name(tokens, role, at != len(tokens) - 1, context, tuple(numbers), layered)
+
+
+def _role_at(parts: list[tuple[Words, bool]], numbers: list[Number]) -> int | None:
+    """The last part that has a word, if none that merely numbers layers comes in between."""
+    layers = {number.token for number in numbers if not number.owner}
+    for i in reversed(range(len(parts))):
+        if parts[i][0]:
+            return i
+        if i in layers and i < len(parts) - 1:
+            return None
+    return None
+
+
+def _words(stem: str) -> Words:
+    token = stem.lower().strip("_")
+    if token in _TOKENS:
+        return _TOKENS[token]
+    if token in _WORDS:
+        return frozenset({_WORDS[token]})
+    found = (word.lower() for word in _SPLIT.findall(stem))
+    words = {_WORDS.get(word, word) for word in found} - _FILLERS
+    for parts, whole in (
+        ({"q", "k", "v"}, "qkv"),
+        ({"k", "v"}, "kv"),
+        ({"feed", "forward"}, "mlp"),
+    ):
+        if parts <= words:
+            words = words - parts | {whole}
+    if words & _ROLES[2] or len(words & _KINDS[0]) > 1:
+        words -= {"embedding", "fc"}
+    return frozenset(words)
+
+
+def _as_output(name: Name, siblings: list[Name]) -> Name:
+    """Among query, key and value alone "out", or the one "dense" or "c_proj", is their output."""
+    roles = frozenset().union(*(n.role for n in siblings))
+    if not any(projections <= roles for projections in _PROJECTIONS):
+        return name
+    lone = name.bare and "attn" in name.role and sum(n.bare for n in siblings) == 1
+    in_attention = not name.tokens[-2:-1] or not name.tokens[-2].isdecimal()
+    out = name.role == {"out"} and in_attention and roles <= _ROLES[0] | {"norm", "attn", "self"}
+    if not (lone or out):
+        return name
+    context = name.context | (name.role - {"out"}) | {"attn"}
+    return replace(name, role=frozenset({"out"}), bare=name.bare and not lone, context=context)
+
+
+def _common(contexts: list[Words]) -> Words:
+    return frozenset.intersection(*contexts) - _TELLING if contexts else frozenset()
+
+
+def _loose(role: Words) -> Words:
+    """Words around a name of this role that may as well be left out."""
+    return frozenset().union({"self"}, *(words for kind, words in _IMPLIED if role & kind))
+
+
+def _contradict(a: Name, b: Name) -> bool:
+    """Both have a word of one set of exclusive ones, and not the same."""
+    return any(_apart(group, _where(a), _where(b)) for group in _PLACES) or any(
+        _apart(group, a.role, b.role) for group in _ROLES
+    )
+
+
+def _apart(group: set[str], a: Words, b: Words) -> bool:
+    return bool(group & a and group & b and not group & a & b)
+
+
+def _where(name: Name) -> Words:
+    in_mlp = name.role and name.role <= _KINDS[0] and "attn" not in name.context
+    return name.context | ({"mlp"} if in_mlp else set()) | (name.role if name.bare else set())
+
+
+def _of_many(name: Name) -> bool:
+    """Its role may be another's as well, as a "norm" is one of several."""
+    return name.role in _GENERIC and not (name.role == {"out"} and "attn" in name.context)
+
+
+def _akin(a: Words, b: Words) -> bool:
+    return any(a and b and a <= kind and b <= kind for kind in _KINDS)
+
+
+def _last(name: Name) -> str:
+    return name.tokens[-1].lower() if name.tokens else ""

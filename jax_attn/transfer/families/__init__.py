@@ -1,6 +1,7 @@
 """Families of checkpoints: what their attention does, and the tables of their weights."""
 
 from jax_attn.transfer.families.bloom import BLOOM
+from jax_attn.transfer.families.falcon import FALCON
 from jax_attn.transfer.families.family import (
     BiasTraits,
     Config,
@@ -12,10 +13,15 @@ from jax_attn.transfer.families.family import (
 )
 from jax_attn.transfer.families.gpt2 import GPT2
 from jax_attn.transfer.families.gpt_bigcode import GPT_BIGCODE
+from jax_attn.transfer.families.gpt_neox import GPT_NEOX
 from jax_attn.transfer.families.llama import LLAMA
+from jax_attn.transfer.families.llama_meta import LLAMA_META
 from jax_attn.transfer.families.t5 import T5
 
-FAMILIES = {family.name: family for family in (BLOOM, GPT2, GPT_BIGCODE, LLAMA, T5)}
+FAMILIES = {
+    family.name: family
+    for family in (BLOOM, FALCON, GPT2, GPT_BIGCODE, GPT_NEOX, LLAMA, LLAMA_META, T5)
+}
 """By name."""
 
 __all__ = [
@@ -32,6 +38,15 @@ __all__ = [
 
 
 def family_of(config: Config) -> Family | None:
-    """The family whose model_types a config's is one of."""
+    """The family that a config.json, or a params.json, is of; None where it is none of these.
+
+    By model_type, and by the keys of a config that has none. Never by a text_config inside: the
+    model around it spells the text's keys its own way, and has others that no table here takes.
+    """
     kind = config.get("model_type")
+    if kind is None:
+        return next((f for f in _NAMELESS if all(key in config for key in f.known_by)), None)
     return next((f for f in FAMILIES.values() if kind in f.model_types), None)
+
+
+_NAMELESS = [family for family in FAMILIES.values() if family.known_by]

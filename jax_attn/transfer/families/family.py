@@ -93,7 +93,8 @@ class Family:
     its attention module, neither with a prefix. rest(config): the table of all else behind the
     root. head(config): of what no root stands before. traits(config, torch prefix): what the block
     there does. A config that lacks a key, or whose value has no place here, is a TransferError
-    that names it (see `jax_attn.transfer.families.config`).
+    that names it (see `jax_attn.transfer.families.config`). known_by: the keys of a config without
+    a model_type.
     """
 
     name: str
@@ -104,6 +105,7 @@ class Family:
     rest: Callable[[Config], Layout]
     head: Callable[[Config], Layout]
     traits: Callable[[Config, str], Traits]
+    known_by: tuple[str, ...] = ()
 
     def root(self, config: Config, keys: Iterable[str]) -> str:
         """What stands before the blocks in a file with these keys; the first root for none."""

@@ -1,0 +1,80 @@
+"""Llama as Meta publishes it: consolidated.*.pth beside a params.json.
+
+Rotary pairs lie side by side, (2m, 2m + 1). The tables turn them to halves, (m, m + H/2): the
+Flax side is that of transformers' Llama, and through the two tables the one becomes the other.
+"""
+
+from jax_attn.transfer.families.config import flag, number, real, refuse, share
+from jax_attn.transfer.families.family import Config, Family, Place, RotaryTraits, Traits
+from jax_attn.transfer.layout import Layout
+from jax_attn.transfer.layouts import EMBEDDING, FROM_HEADS, LAYER_NORM, LINEAR, TO_HEADS
+from jax_attn.transfer.rows import ignored
+from jax_attn.transfer.steps import Sizes, to_half_split
+
+_SCALED = {
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_length": 8192,
+}
+"""use_scaled_rope: as Meta's code has it, in no params.json."""
+
+
+def _block(config: Config) -> Layout:
+    halves = to_half_split()
+    return Layout(
+        TO_HEADS.under("wq", "q_proj").through(halves, "q_proj"),
+        TO_HEADS.under("wk", "k_proj").through(halves, "k_proj"),
+        TO_HEADS.under("wv", "v_proj"),
+        FROM_HEADS.under("wo", "out_proj"),
+        ignored("inner_attention.rope.freqs", "frequencies, worked out from the config"),
+    )
+
+
+def _rest(config: Config) -> Layout:
+    layer = "layers.{layer}"
+    return Layout(
+        EMBEDDING.under("tok_embeddings", "token_embedding"),
+        LAYER_NORM.under(f"{layer}.attention_norm", f"{layer}.attention_norm"),
+        LAYER_NORM.under(f"{layer}.ffn_norm", f"{layer}.mlp_norm"),
+        LINEAR.under(f"{layer}.feed_forward.w1", f"{layer}.mlp.gate"),
+        LINEAR.under(f"{layer}.feed_forward.w2", f"{layer}.mlp.down"),
+        LINEAR.under(f"{layer}.feed_forward.w3", f"{layer}.mlp.up"),
+        LAYER_NORM.under("norm", "final_norm"),
+        ignored("rope.freqs", "frequencies, worked out from the config"),
+    )
+
+
+def _head(config: Config) -> Layout:
+    return LINEAR.under("output", "lm_head")
+
+
+def _traits(config: Config, prefix: str) -> Traits:
+    D, N, H = share(config, "dim", "n_heads")
+    K = number(config, "n_kv_heads", default=N)
+    if N % K:
+        raise refuse("n_kv_heads", K, f"a divisor of n_heads = {N}")
+    scaling = ("Llama3", _SCALED) if flag(config, "use_scaled_rope", default=False) else None
+    return Traits(
+        D,
+        Sizes(N, K, H),
+        use_bias=False,
+        use_out_bias=False,
+        is_causal=True,
+        rotary=RotaryTraits(float(real(config, "rope_theta", default=10000.0)), scaling=scaling),
+    )
+
+
+LLAMA_META = Family(
+    name="llama-meta",
+    model_types=(),
+    roots=("",),
+    places=(Place("layers.{layer}.attention", "layers.{layer}.attention"),),
+    block=_block,
+    rest=_rest,
+    head=_head,
+    traits=_traits,
+    known_by=("dim", "n_heads", "n_layers"),
+)
+"""Where a file is one of several, each has a part of every tensor: they are not put together here.
+"""

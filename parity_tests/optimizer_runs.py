@@ -19,6 +19,7 @@ N, K, H, D = 6, 3, 5, 13
 LAYOUT = transfer.LAYOUTS["gqa"]
 BEFORE, AFTER = 3, 4
 STEPS = BEFORE + AFTER
+# Not the default b2 = 0.999, where optax's 1 - b2ᵗ in float32 alone would be the error.
 LR, MOMENTUM, BETAS, EPS, DECAY = 0.05, 0.9, (0.8, 0.95), 1e-6, 0.1
 B1, B2 = BETAS
 

@@ -189,3 +189,10 @@ def test_names_are_a_list_or_the_optimizer_s_own(module):
     assert bits(load(state, here, LAYOUT, dict(module.named_parameters()))) == want
     assert bits(load(state, here, LAYOUT, [name for name, _ in module.named_parameters()])) == want
     assert torch_bits(export(load(state, here, LAYOUT), here, LAYOUT)) == torch_bits(here)
+
+
+@pytest.mark.parametrize("t", [1, 4, 100])
+def test_at_the_default_b2_an_update_of_optax_is_a_little_smaller(t):
+    second = optax.tree.bias_correction(np.ones(1, np.float32), 0.999, np.int32(t))
+    exact = 1 / (1 - 0.999**t)
+    assert 5e-6 < 1 - np.sqrt(exact / float(second[0])) < 1.1e-5

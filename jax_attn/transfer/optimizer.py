@@ -8,6 +8,9 @@
 Moments have their parameter's axes, and a table's steps only move numbers about: the row that
 carries a parameter carries its moments. torch's first momentum buffer is the gradient itself,
 optax's the gradient added to a trace of zeros: equal, as long as nothing dampens it.
+
+What comes after is optax's own: it takes 1 - b2ᵗ in float32 where torch takes it in float64, so
+that at torch's default b2 = 0.999 an update of Adam is up to 1e-5 of itself smaller.
 """
 
 import copy

@@ -19,7 +19,6 @@ _NO_EQUAL = {
     "maximize": "torch's moments are those of the negated gradients",
 }
 
-
 COUNTABLE = 2**31
 """What optax's counts stay below."""
 

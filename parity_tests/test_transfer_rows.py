@@ -16,6 +16,8 @@ from small_model import (
 from jax_attn.transfer import (
     LINEAR,
     Layout,
+    Sizes,
+    conv,
     either,
     heads,
     heads_in,
@@ -23,6 +25,7 @@ from jax_attn.transfer import (
     linear,
     packed,
     row,
+    spellings,
 )
 
 STEPS = {  # torch shapes, Flax shapes
@@ -37,6 +40,8 @@ STEPS = {  # torch shapes, Flax shapes
         [(WIDE, N, H), (WIDE, K, H), (WIDE, K, H)],
     ),
     "packed after linear": ((linear, packed), [(WIDE, 5)], [(2, WIDE), (3, WIDE)]),
+    "conv": ((conv,), [(WIDE, NARROW, 5, 2)], [(5, 2, NARROW, WIDE)]),
+    "conv in one dimension": ((conv,), [(WIDE, NARROW, 5)], [(5, NARROW, WIDE)]),
     "joined": ((linear, joined), [(WIDE, 2)] * 3, [(6, WIDE)]),
 }
 
@@ -164,3 +169,39 @@ BAD_ARRAYS = {
 def test_arrays_that_are_no_whole_row(arrays, expected):
     layout = Layout(row("bias", ["q.bias", "k.bias", "v.bias"], packed, heads))
     assert problems_of(lambda: layout.to_torch(arrays))[0] == expected
+
+
+def test_a_convolution_without_a_module():
+    layout = Layout(row("weight", "kernel", conv))
+    sizes = Sizes(N, K, H)
+    assert layout.shapes({"weight": (WIDE, NARROW, 5, 2)}, sizes) == {
+        "kernel": (5, 2, NARROW, WIDE)
+    }
+    found, message = problems_of(lambda: layout.shapes({"weight": (WIDE, NARROW)}, sizes))
+    assert found == [("wrong shape", "weight")]
+    assert f"conv expects at least 3 axes (out, in, …) on the torch side, got [{WIDE}, " in message
+
+
+NORM = Layout(row("weight", "scale"), row("bias", "bias"))
+OLD_NORM = Layout(row("gamma", "scale"), row("beta", "bias"))
+SPELLED = spellings(NORM, OLD_NORM).under("l.{i}.norm", "l.{i}.norm")
+
+
+def test_spellings():
+    """Any is read; the first is written, or the one that the keys at hand show."""
+    scale, bias = counting([(D,), (D,)])
+    old = {"l.0.norm.gamma": scale, "l.0.norm.beta": bias}
+    new = {"l.0.norm.weight": scale, "l.0.norm.bias": bias}
+    shapes = {"l.0.norm.scale": (D,), "l.0.norm.bias": (D,)}
+    flax = SPELLED.to_flax(old, shapes)
+    np.testing.assert_equal(flax, SPELLED.to_flax(new, shapes))
+    assert SPELLED.to_torch(flax).keys() == new.keys()
+    assert SPELLED.spelled_as(old).to_torch(flax).keys() == old.keys()
+    assert SPELLED.spelled_as(["elsewhere"]).to_torch(flax).keys() == new.keys()
+    found, _ = problems_of(lambda: SPELLED.spelled_as(old | new).to_flax(old | new, shapes))
+    assert {kind for kind, _ in found} == {"ambiguous"}
+
+
+def test_spellings_of_different_paths_are_told():
+    with pytest.raises(ValueError, match="tables of the same Flax paths, got"):
+        spellings(NORM, Layout(row("gamma", "scale")))

@@ -8,7 +8,7 @@ import importlib
 
 from jax_attn.transfer.arrays import as_numpy
 from jax_attn.transfer.checkpoint import Checkpoint, load_checkpoint
-from jax_attn.transfer.layout import Layout
+from jax_attn.transfer.layout import Layout, spellings
 from jax_attn.transfer.layouts import (
     EMBEDDING,
     FLAX_NAMES,
@@ -24,6 +24,7 @@ from jax_attn.transfer.rows import either, ignored, refused, row, tied
 from jax_attn.transfer.steps import (
     Sizes,
     Step,
+    conv,
     grouped,
     heads,
     heads_in,
@@ -58,6 +59,7 @@ __all__ = [
     "Step",
     "TransferError",
     "as_numpy",
+    "conv",
     "either",
     "export",
     "export_optimizer",
@@ -78,6 +80,7 @@ __all__ = [
     "refused",
     "row",
     "save_checkpoint",
+    "spellings",
     "tied",
     "to_half_split",
     "to_interleaved",

@@ -1,15 +1,26 @@
 """`Layout`: a table of rows from which both directions of a transfer follow."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from jax_attn.transfer import resolve
-from jax_attn.transfer.arrays import as_numpy
+from jax_attn.transfer.arrays import as_numpy, read, same_bits
 from jax_attn.transfer.problems import Problem, TransferError, grid, nearest
-from jax_attn.transfer.rows import Either, Ignored, Refused, Row, either, ignored, regex, row, tied
+from jax_attn.transfer.rows import (
+    Either,
+    Ignored,
+    Refused,
+    Row,
+    bindings,
+    either,
+    ignored,
+    regex,
+    row,
+    tied,
+)
 from jax_attn.transfer.steps import MisfitError, Shape, Sizes, Step
 
 
@@ -107,6 +118,21 @@ class Layout:
             return row(r.keys, r.paths, *r.steps, *([step] if any(meant) else []))
 
         return Layout(*self._changed(change), *self.refusals, *self.passed_over)
+
+    def spelled_as(self, keys: Iterable[str]) -> "Layout":
+        """The same table with, of alternatives, those of which one of `keys` is there.
+
+        So that what is exported is spelled as what was read. Where none is there, all stay.
+        """
+        keys = list(keys)
+
+        def chosen(group: Either) -> Either:
+            there = [
+                a for a in group.alternatives if bindings([k for r in a for k in r.keys], keys)
+            ]
+            return either(*(there or group.alternatives))
+
+        return Layout(*map(chosen, self.groups), *self.refusals, *self.passed_over)
 
     def torch_keys(self) -> list[str]:
         """Every torch key of a row, names in braces left open."""
@@ -208,15 +234,32 @@ class Layout:
         return [either(*(list(map(change, a)) for a in g.alternatives)) for g in self.groups]
 
 
+def spellings(*layouts: Layout) -> Layout:
+    """One table from several of the same Flax paths whose torch keys are spelled otherwise.
+
+    Row by row: loading takes the spelling that is there, exporting the first (`spelled_as` picks
+    another). Raises ValueError for tables that differ in their Flax paths.
+    """
+    written = [
+        [sorted({p for a in g.alternatives for r in a for p in r.paths}) for g in x.groups]
+        for x in layouts
+    ]
+    if any(paths != written[0] for paths in written):
+        raise ValueError(f"spellings: expected tables of the same Flax paths, got {written}")
+    merged = zip(*(layout.groups for layout in layouts), strict=True)
+    return Layout(
+        *(either(*(a for group in groups for a in group.alternatives)) for groups in merged),
+        *(refusal for layout in layouts for refusal in layout.refusals),
+        *(item for layout in layouts for item in layout.passed_over),
+    )
+
+
 def untied(layout: Layout, tensors: Mapping[str, Any]) -> list[Problem]:
     """Keys said to repeat another's tensor, and do not."""
     problems = []
     for item in layout.passed_over:
         for key, other in resolve.ties(item, tensors):
-            here, there = as_numpy(tensors[key], key), as_numpy(tensors[other], other)
-            if (here.shape, here.dtype) != (there.shape, there.dtype) or (
-                here.tobytes() != there.tobytes()
-            ):
+            if not same_bits(read(tensors, key), read(tensors, other)):
                 text = f"expected the tensor of {other!r}, bit for bit, to which it is tied"
                 problems.append(Problem("ambiguous", key, text, "leave one of the two out"))
     return problems

@@ -157,6 +157,26 @@ def _linear_target(shapes: Shapes, paths: int, sizes: Sizes) -> Shapes:
     return tuple(shape[::-1] for shape in shapes)
 
 
+def _conv(arrays: Arrays, shapes: Shapes) -> Arrays:
+    return tuple(np.moveaxis(array, (0, 1), (-1, -2)) for array in arrays)
+
+
+def _unconv(arrays: Arrays, shapes: Shapes) -> Arrays:
+    return tuple(np.moveaxis(array, (-1, -2), (0, 1)) for array in arrays)
+
+
+def _conv_source(shapes: Shapes, keys: int) -> Shapes:
+    for shape in shapes:
+        _rank("conv", shape, "at least 3 axes (…, in, out)", len(shape) >= 3)
+    return tuple((shape[-1], shape[-2], *shape[:-2]) for shape in shapes)
+
+
+def _conv_target(shapes: Shapes, paths: int, sizes: Sizes) -> Shapes:
+    for shape in shapes:
+        _rank("conv", shape, "at least 3 axes (out, in, …)", len(shape) >= 3, "torch")
+    return tuple((*shape[2:], shape[1], shape[0]) for shape in shapes)
+
+
 def _heads_source(shapes: Shapes, keys: int) -> Shapes:
     for shape in shapes:
         _rank("heads", shape, "at least 2 axes (…, N, H)", len(shape) >= 2)
@@ -248,6 +268,10 @@ def _joined_target(shapes: Shapes, paths: int, sizes: Sizes) -> Shapes:
 
 linear = Step("linear", _linear_source, _linear_target, _transposed, _transposed)
 """torch.nn.Linear's weight (out, in) <-> kernel (in, out)."""
+
+conv = Step("conv", _conv_source, _conv_target, _conv, _unconv)
+"""torch.nn.Conv2d's weight (out, in, height, width) <-> kernel (height, width, in, out); 1d and 3d
+likewise."""
 
 heads = Step("heads", _heads_source, _heads_target, _reshaped, _reshaped)
 """Last axis into heads: (…, N·H) <-> (…, N, H)."""

@@ -1,5 +1,6 @@
 """Families of checkpoints: what their attention does, and the tables of their weights."""
 
+from jax_attn.transfer.families.bert import BERT
 from jax_attn.transfer.families.bloom import BLOOM
 from jax_attn.transfer.families.falcon import FALCON
 from jax_attn.transfer.families.family import (
@@ -17,10 +18,11 @@ from jax_attn.transfer.families.gpt_neox import GPT_NEOX
 from jax_attn.transfer.families.llama import LLAMA
 from jax_attn.transfer.families.llama_meta import LLAMA_META
 from jax_attn.transfer.families.t5 import T5
+from jax_attn.transfer.families.vit import VIT
 
 FAMILIES = {
     family.name: family
-    for family in (BLOOM, FALCON, GPT2, GPT_BIGCODE, GPT_NEOX, LLAMA, LLAMA_META, T5)
+    for family in (BERT, BLOOM, FALCON, GPT2, GPT_BIGCODE, GPT_NEOX, LLAMA, LLAMA_META, T5, VIT)
 }
 """By name."""
 

@@ -7,6 +7,7 @@ the same in every family:
     token_embedding  position_embedding  type_embedding  embedding_norm
     layers.{layer}.attention_norm  .attention  .mlp_norm  .mlp.{up,gate,down}
     final_norm  pooler  lm_head
+    patch_embedding  cls_token  mask_token          (of images)
 
 with `attention` a module of this package (q_proj, k_proj, v_proj, out_proj, q_norm, k_norm),
 kernels (in, out), a norm's scale and bias, an embedding's embedding. Encoder-decoders have
@@ -17,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from jax_attn.transfer.layout import Layout
+from jax_attn.transfer.layout import Layout, spellings
 from jax_attn.transfer.rows import bindings, filled
 from jax_attn.transfer.steps import Sizes
 
@@ -58,12 +59,17 @@ class BiasTraits(NamedTuple):
 class Traits:
     """What one attention block does. D embed_dim, N and K heads, H head_dim.
 
+    kdim, vdim: features of keys and values; D when None. lender: torch prefix of the block with
+    whose table of position biases this one, which has none, is called.
+
     scale: 1/√H when None. is_causal: a query sees no later key. window: how many keys a query
     sees, the last its own; None for all. cross: keys and values come from elsewhere.
     """
 
     embed_dim: int
     sizes: Sizes
+    kdim: int | None = None
+    vdim: int | None = None
     use_bias: bool = True
     use_out_bias: bool = True
     is_causal: bool = False
@@ -74,6 +80,12 @@ class Traits:
     qk_norm: NormTraits | None = None
     rotary: RotaryTraits | None = None
     bias: BiasTraits | None = None
+    lender: str = ""
+
+    @property
+    def widths(self) -> tuple[int, int]:
+        """kdim and vdim, filled in."""
+        return self.kdim or self.embed_dim, self.vdim or self.embed_dim
 
 
 class Place(NamedTuple):
@@ -89,12 +101,12 @@ class Family:
 
     name: as `jax-attn inspect` prints it. model_types: as configs name them. roots: what may
     stand before every key but the head's: "bert"; "" for nothing. places: where blocks are, behind
-    the root, {layer} for the layer's number. block(config): the table between a block's keys and
-    its attention module, neither with a prefix. rest(config): the table of all else behind the
-    root. head(config): of what no root stands before. traits(config, torch prefix): what the block
-    there does. A config that lacks a key, or whose value has no place here, is a TransferError
-    that names it (see `jax_attn.transfer.families.config`). known_by: the keys of a config without
-    a model_type.
+    the root, {layer} for the layer's number; two of one Flax path are two spellings of one block.
+    block(config): the table between a block's keys and its attention module, neither with a prefix.
+    rest(config): the table of all else behind the root. head(config): of what no root stands
+    before. traits(config, torch prefix): what the block there does. A config that lacks a key, or
+    whose value has no place here, is a TransferError that names it (see
+    `jax_attn.transfer.families.config`). known_by: the keys of a config without a model_type.
     """
 
     name: str
@@ -118,10 +130,19 @@ class Family:
         return self._found(config, keys, self.root(config, keys))
 
     def model(self, config: Config, keys: Iterable[str]) -> Layout:
-        """The table of a whole file: every key has a row, or is passed over with a reason."""
+        """The table of a whole file: every key has a row, or is passed over with a reason.
+
+        keys: those of the file, which may have a root, and of several spellings one.
+        """
         block = self.block(config)
-        behind = Layout(*(block.under(*place) for place in self.places), self.rest(config))
-        return behind.under(self.root(config, keys), "") + self.head(config)
+        spelled: dict[str, list[Layout]] = {}
+        for place in self.places:
+            spelled.setdefault(place.flax, []).append(block.under(*place))
+        blocks = (spellings(*layouts) for layouts in spelled.values())
+        behind = Layout(*blocks, self.rest(config))
+        keys = list(keys)
+        whole = behind.under(self.root(config, keys), "") + self.head(config)
+        return whole.spelled_as(keys)
 
     def _found(self, config: Config, keys: list[str], root: str) -> list[Place]:
         found = []

@@ -1,0 +1,143 @@
+"""BERT and what is built like it: RoBERTa, XLM-RoBERTa, CamemBERT, Electra. Norms stand behind.
+
+As a decoder it is causal, and may have cross-attention besides.
+"""
+
+from jax_attn.transfer.families.config import flag, number, refuse
+from jax_attn.transfer.families.family import Config, Family, Place, Traits
+from jax_attn.transfer.layout import Layout, spellings
+from jax_attn.transfer.layouts import EMBEDDING, FROM_HEADS, LAYER_NORM, LINEAR, TO_HEADS
+from jax_attn.transfer.rows import ignored, refused, row, tied
+from jax_attn.transfer.steps import Sizes, linear
+
+_CROSS = "crossattention"
+_COUNTED = "numbers counted from 0, worked out anew"
+_RELATIVE = "distances in the scores have no place here; expected absolute positions"
+
+
+def _norm(torch_prefix: str, flax_prefix: str) -> Layout:
+    """Files of the first years say gamma and beta."""
+    first = Layout(row("gamma", "scale"), row("beta", "bias"))
+    return spellings(LAYER_NORM, first).under(torch_prefix, flax_prefix)
+
+
+def _block(config: Config) -> Layout:
+    return Layout(
+        TO_HEADS.under("self.query", "q_proj"),
+        TO_HEADS.under("self.key", "k_proj"),
+        TO_HEADS.under("self.value", "v_proj"),
+        FROM_HEADS.under("output.dense", "out_proj"),
+        refused("self.distance_embedding.weight", _RELATIVE),
+    )
+
+
+def _rest(config: Config) -> Layout:
+    theirs, ours = "encoder.layer.{layer}", "layers.{layer}"
+    return Layout(
+        EMBEDDING.under("embeddings.word_embeddings", "token_embedding"),
+        EMBEDDING.under("embeddings.position_embeddings", "position_embedding"),
+        EMBEDDING.under("embeddings.token_type_embeddings", "type_embedding"),
+        _norm("embeddings.LayerNorm", "embedding_norm"),
+        LINEAR.under("embeddings_project", "embedding_projection"),
+        _norm(f"{theirs}.attention.output.LayerNorm", f"{ours}.attention_norm"),
+        _norm(f"{theirs}.{_CROSS}.output.LayerNorm", f"{ours}.cross_attention_norm"),
+        LINEAR.under(f"{theirs}.intermediate.dense", f"{ours}.mlp.up"),
+        LINEAR.under(f"{theirs}.output.dense", f"{ours}.mlp.down"),
+        _norm(f"{theirs}.output.LayerNorm", f"{ours}.mlp_norm"),
+        LINEAR.under("pooler.dense", "pooler"),
+        ignored("embeddings.position_ids", _COUNTED),
+        ignored("embeddings.token_type_ids", "zeros, worked out anew"),
+    )
+
+
+def _head(config: Config) -> Layout:
+    kind = config.get("model_type")
+    return Layout(
+        _HEADS.get(kind, _roberta_head)(config),
+        LINEAR.under("classifier.dense", "classifier.dense"),
+        LINEAR.under("classifier.out_proj", "classifier.out"),
+        LINEAR.under("classifier", "classifier"),
+        LINEAR.under("qa_outputs", "qa_outputs"),
+    )
+
+
+def _bert_head(config: Config) -> Layout:
+    return Layout(
+        LINEAR.under("cls.predictions.transform.dense", "lm_head.dense"),
+        _norm("cls.predictions.transform.LayerNorm", "lm_head.norm"),
+        _logits(config, "cls.predictions", "bert"),
+        LINEAR.under("cls.seq_relationship", "seq_relationship"),
+    )
+
+
+def _roberta_head(config: Config) -> Layout:
+    return Layout(
+        LINEAR.under("lm_head.dense", "lm_head.dense"),
+        _norm("lm_head.layer_norm", "lm_head.norm"),
+        _logits(config, "lm_head", "roberta"),
+    )
+
+
+def _logits(config: Config, head: str, root: str) -> Layout:
+    """A bias beside the decoder, which is the decoder's own where that is tied."""
+    if not flag(config, "tie_word_embeddings", default=True):
+        return Layout(
+            LINEAR.under(f"{head}.decoder", "lm_head"),
+            ignored(f"{head}.bias", "not read where the decoder has a bias of its own"),
+        )
+    return Layout(
+        row(f"{head}.bias", "lm_head.bias"),
+        tied(f"{head}.decoder.bias", f"{head}.bias"),
+        tied(f"{head}.decoder.weight", f"{root}.embeddings.word_embeddings.weight"),
+    )
+
+
+def _electra_head(config: Config) -> Layout:
+    if flag(config, "tie_word_embeddings", default=True):
+        weight = tied("generator_lm_head.weight", "electra.embeddings.word_embeddings.weight")
+    else:
+        weight = row("generator_lm_head.weight", "lm_head.kernel", linear)
+    return Layout(
+        LINEAR.under("generator_predictions.dense", "lm_head.dense"),
+        _norm("generator_predictions.LayerNorm", "lm_head.norm"),
+        row("generator_lm_head.bias", "lm_head.bias"),
+        weight,
+        LINEAR.under("discriminator_predictions.dense", "discriminator.dense"),
+        LINEAR.under("discriminator_predictions.dense_prediction", "discriminator.out"),
+        LINEAR.under("sequence_summary.summary", "summary"),
+    )
+
+
+_HEADS = {"bert": _bert_head, "electra": _electra_head}
+
+_DEFAULTS = {"electra": (256, 4)}
+"""D and N where the config leaves them out."""
+
+
+def _traits(config: Config, prefix: str) -> Traits:
+    positions = config.get("position_embedding_type", "absolute")
+    if positions != "absolute":
+        raise refuse("position_embedding_type", positions, "'absolute'")
+    D, N = _DEFAULTS.get(config.get("model_type"), (768, 12))
+    D = number(config, "hidden_size", default=D)
+    N = number(config, "num_attention_heads", default=N)
+    if D % N:
+        raise refuse("num_attention_heads", N, f"a divisor of hidden_size = {D}")
+    cross = prefix.endswith(_CROSS)
+    is_causal = flag(config, "is_decoder", default=False) and not cross
+    return Traits(D, Sizes(N, N, D // N), is_causal=is_causal, cross=cross)
+
+
+BERT = Family(
+    name="bert",
+    model_types=("bert", "roberta", "xlm-roberta", "camembert", "electra"),
+    roots=("bert", "roberta", "electra", ""),
+    places=(
+        Place("encoder.layer.{layer}.attention", "layers.{layer}.attention"),
+        Place(f"encoder.layer.{{layer}}.{_CROSS}", "layers.{layer}.cross_attention"),
+    ),
+    block=_block,
+    rest=_rest,
+    head=_head,
+    traits=_traits,
+)

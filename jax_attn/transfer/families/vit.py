@@ -1,0 +1,74 @@
+"""ViT: an encoder of patches. Files and live modules spell their keys otherwise; both are read."""
+
+from jax_attn.transfer.families.config import flag, number, refuse
+from jax_attn.transfer.families.family import Config, Family, Place, Traits
+from jax_attn.transfer.layout import Layout, spellings
+from jax_attn.transfer.layouts import FROM_HEADS, LAYER_NORM, LINEAR, TO_HEADS
+from jax_attn.transfer.rows import row
+from jax_attn.transfer.steps import Sizes, conv
+
+_CONV = Layout(
+    row("weight", "kernel", conv),
+    row("bias", "bias"),
+)
+_FILE, _LIVE, _OURS = "encoder.layer.{layer}", "layers.{layer}", "layers.{layer}"
+
+
+def _spelled(table: Layout, file: str, live: str, flax: str) -> Layout:
+    return spellings(table.under(file, flax), table.under(live, flax))
+
+
+def _block(config: Config) -> Layout:
+    return Layout(
+        _spelled(TO_HEADS, "attention.query", "q_proj", "q_proj"),
+        _spelled(TO_HEADS, "attention.key", "k_proj", "k_proj"),
+        _spelled(TO_HEADS, "attention.value", "v_proj", "v_proj"),
+        _spelled(FROM_HEADS, "output.dense", "o_proj", "out_proj"),
+    )
+
+
+def _rest(config: Config) -> Layout:
+    before, after = "layernorm_before", "layernorm_after"
+    return Layout(
+        row("embeddings.cls_token", "cls_token"),
+        row("embeddings.mask_token", "mask_token"),
+        row("embeddings.position_embeddings", "position_embedding"),
+        _CONV.under("embeddings.patch_embeddings.projection", "patch_embedding"),
+        _spelled(LAYER_NORM, f"{_FILE}.{before}", f"{_LIVE}.{before}", f"{_OURS}.attention_norm"),
+        _spelled(LAYER_NORM, f"{_FILE}.{after}", f"{_LIVE}.{after}", f"{_OURS}.mlp_norm"),
+        _spelled(LINEAR, f"{_FILE}.intermediate.dense", f"{_LIVE}.mlp.fc1", f"{_OURS}.mlp.up"),
+        _spelled(LINEAR, f"{_FILE}.output.dense", f"{_LIVE}.mlp.fc2", f"{_OURS}.mlp.down"),
+        LAYER_NORM.under("layernorm", "final_norm"),
+        LINEAR.under("pooler.dense", "pooler"),
+    )
+
+
+def _head(config: Config) -> Layout:
+    return Layout(
+        LINEAR.under("classifier", "classifier"),
+        _CONV.under("decoder.0", "decoder"),
+    )
+
+
+def _traits(config: Config, prefix: str) -> Traits:
+    D = number(config, "hidden_size", default=768)
+    N = number(config, "num_attention_heads", default=12)
+    H = number(config, "head_dim", default=None)
+    if H is None and D % N:
+        raise refuse("num_attention_heads", N, f"a divisor of hidden_size = {D}")
+    return Traits(D, Sizes(N, N, H or D // N), use_bias=flag(config, "qkv_bias", default=True))
+
+
+VIT = Family(
+    name="vit",
+    model_types=("vit",),
+    roots=("vit", ""),
+    places=(
+        Place(f"{_FILE}.attention", f"{_OURS}.attention"),
+        Place(f"{_LIVE}.attention", f"{_OURS}.attention"),
+    ),
+    block=_block,
+    rest=_rest,
+    head=_head,
+    traits=_traits,
+)

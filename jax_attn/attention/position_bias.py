@@ -78,9 +78,8 @@ def bucket_problems(buckets, max_distance, bidirectional) -> list[str]:
     if problems:
         return problems
     least = 4 if bidirectional else 2
-    if buckets < least or (bidirectional and buckets % 2):
-        wanted = "an even int ≥ 4" if bidirectional else "an int ≥ 2"
-        problems.append(f"buckets: expected {wanted}, got {buckets}")
+    if buckets < least:
+        problems.append(f"buckets: expected an int ≥ {least}, got {buckets}")
     elif max_distance <= (near := buckets // least):
         problems.append(
             f"max_distance: expected more than the {near} near ones, got {max_distance}"

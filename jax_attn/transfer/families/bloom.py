@@ -1,6 +1,6 @@
 """BLOOM: query, key and value by turns in one projection; scores fall with the distance."""
 
-from jax_attn.transfer.families.config import flag, number
+from jax_attn.transfer.families.config import flag, number, share
 from jax_attn.transfer.families.family import BiasTraits, Config, Family, Place, Traits
 from jax_attn.transfer.layout import Layout
 from jax_attn.transfer.layouts import (
@@ -37,16 +37,23 @@ def _rest(config: Config) -> Layout:
 
 
 def _head(config: Config) -> Layout:
-    if flag(config, "tie_word_embeddings", default=True):
-        return Layout(tied("lm_head.weight", "transformer.word_embeddings.weight"))
-    return LINEAR.under("lm_head", "lm_head")
+    is_tied = flag(config, "tie_word_embeddings", default=True)
+    return Layout(
+        tied("lm_head.weight", "transformer.word_embeddings.weight")
+        if is_tied
+        else LINEAR.under("lm_head", "lm_head"),
+        LINEAR.under("score", "classifier"),
+        LINEAR.under("classifier", "token_classifier"),
+        LINEAR.under("qa_outputs", "qa_outputs"),
+    )
 
 
 def _traits(config: Config, prefix: str) -> Traits:
     D = number(config, "n_embed", "hidden_size", default=64)
     N = number(config, "n_head", "num_attention_heads", default=8)
+    D, N, H = share({"hidden_size": D, "n_head": N}, "hidden_size", "n_head")
     bias = BiasTraits("alibi", {"factor": 1.0})
-    return Traits(D, Sizes(N, N, D // N), is_causal=True, bias=bias)
+    return Traits(D, Sizes(N, N, H), is_causal=True, bias=bias)
 
 
 BLOOM = Family(

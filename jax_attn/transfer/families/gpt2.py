@@ -1,6 +1,6 @@
 """GPT-2: one packed projection, its weight (in, out), and a table of positions."""
 
-from jax_attn.transfer.families.config import flag, number, refuse
+from jax_attn.transfer.families.config import flag, number, refuse, share
 from jax_attn.transfer.families.family import Config, Family, Place, Traits
 from jax_attn.transfer.layout import Layout
 from jax_attn.transfer.layouts import EMBEDDING, LAYER_NORM, LINEAR, QKV_BIASES, QKV_KERNELS
@@ -34,17 +34,24 @@ def rest(dense: Layout) -> Layout:
 
 
 def head(config: Config) -> Layout:
-    """The head of models with GPT-2's names."""
-    if flag(config, "tie_word_embeddings", default=True):
-        return Layout(tied("lm_head.weight", "transformer.wte.weight"))
-    return LINEAR.under("lm_head", "lm_head")
+    """The heads of models with GPT-2's names."""
+    is_tied = flag(config, "tie_word_embeddings", default=True)
+    return Layout(
+        tied("lm_head.weight", "transformer.wte.weight")
+        if is_tied
+        else LINEAR.under("lm_head", "lm_head"),
+        LINEAR.under("score", "classifier"),
+        LINEAR.under("classifier", "token_classifier"),
+        LINEAR.under("qa_outputs", "qa_outputs"),
+        LINEAR.under("multiple_choice_head.summary", "choice_head"),
+    )
 
 
 def sizes(config: Config) -> tuple[int, int, int]:
     """D, N and H, as GPT-2's configs name them."""
     D = number(config, "n_embd", "hidden_size", default=768)
     N = number(config, "n_head", "num_attention_heads", default=12)
-    return D, N, D // N
+    return share({"n_embd": D, "n_head": N}, "n_embd", "n_head")
 
 
 def _block(config: Config) -> Layout:

@@ -4,6 +4,8 @@ The first block of either side holds the table of buckets and lends its bias to 
 have none of their own: they are called with it. In UMT5 every block has its own.
 """
 
+import re
+
 from jax_attn.transfer.families.config import flag, number
 from jax_attn.transfer.families.family import BiasTraits, Config, Family, Place, Traits
 from jax_attn.transfer.layout import Layout
@@ -65,9 +67,14 @@ def _stack(*norms: str) -> Layout:
 def _head(config: Config) -> Layout:
     # transformers 5 writes "tied" of every T5, and here what the file it read said of the head.
     said = flag(config, "tie_word_embeddings", default=True)
-    if flag(config, "scale_decoder_outputs", default=said):
-        return Layout(tied("lm_head.weight", "shared.weight"))
-    return LINEAR.under("lm_head", "lm_head")
+    is_tied = flag(config, "scale_decoder_outputs", default=said)
+    return Layout(
+        tied("lm_head.weight", "shared.weight") if is_tied else LINEAR.under("lm_head", "lm_head"),
+        LINEAR.under("classification_head.dense", "classifier.dense"),
+        LINEAR.under("classification_head.out_proj", "classifier.out"),
+        LINEAR.under("classifier", "token_classifier"),
+        LINEAR.under("qa_outputs", "qa_outputs"),
+    )
 
 
 def _traits(config: Config, prefix: str) -> Traits:
@@ -91,13 +98,14 @@ def _traits(config: Config, prefix: str) -> Traits:
         cross=cross,
         scale=1.0,
         bias=BiasTraits("relative", buckets) if holds_table else None,
+        lender="" if holds_table or cross else re.sub(r"\bblock\.\d+\.", "block.0.", prefix),
     )
 
 
 T5 = Family(
     name="t5",
     model_types=("t5", "mt5", "umt5"),
-    roots=("",),
+    roots=("", "transformer"),
     places=(
         Place(f"encoder.block.{{layer}}.{_SELF}", "encoder.layers.{layer}.attention"),
         Place(f"decoder.block.{{layer}}.{_SELF}", "decoder.layers.{layer}.attention"),

@@ -1,0 +1,73 @@
+"""Under 200 random sets of names, no row that `infer` decides is wrong, and it decides many."""
+
+import pytest
+import torch
+from renamed_models import abstract, as_published, renamed, written, wrong_rows
+
+from jax_attn.transfer import infer, matching, proposal
+
+SIZES = ("distinct", "square")
+SEEDS = range(100)  # for each
+
+
+@pytest.fixture(scope="module")
+def flax_modules():
+    return {
+        (sizes, norm): abstract(sizes=sizes, embed_norm=norm)
+        for sizes in SIZES
+        for norm in (True, False)
+    }
+
+
+def judged(flax_modules, sizes, seeds):
+    """Of each seed the paths written wrong; how many were written, and could have been."""
+    wrong, ours, all_of_them = {}, 0, 0
+    for seed in seeds:
+        torch.manual_seed(seed)
+        module, table = renamed(seed, sizes)
+        tensors, flax_module = module.state_dict(), flax_modules[sizes, seed % 3 != 0]
+        layout = infer(tensors if seed % 2 else module, flax_module).layout
+        ours += len(written(layout, tensors, flax_module))
+        all_of_them += len(written(table, tensors, flax_module))
+        if paths := wrong_rows(layout, table, tensors, flax_module):
+            wrong[seed] = paths
+    return wrong, ours, all_of_them
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+def test_no_row_is_wrong_under_any_names(flax_modules, sizes, request):
+    seeds = range(1000) if request.config.getoption("--long") else SEEDS
+    wrong, ours, all_of_them = judged(flax_modules, sizes, seeds)
+    assert wrong == {}
+    assert ours > 0.25 * all_of_them  # to decide nothing would be no feat
+
+
+def greedy(found):
+    """Whatever fits best by now."""
+    chosen, gone = [], set()
+    for edge in sorted(found, key=lambda edge: edge.bond):
+        if gone.isdisjoint((edge.torch, edge.flax)):
+            chosen.append(edge)
+            gone |= {edge.torch, edge.flax}
+    return chosen
+
+
+def by_name_alone(found):
+    """Names of one kind, unique or not."""
+    return greedy([edge for edge in found if edge.bond < matching.Bond.NONE])
+
+
+@pytest.mark.parametrize("guess", [greedy, by_name_alone])
+def test_a_matcher_that_guesses_is_seen(flax_modules, guess, monkeypatch):
+    monkeypatch.setattr(proposal, "settled", guess)
+    wrong, *_ = judged(flax_modules, "square", range(20))
+    assert wrong
+
+
+def test_under_its_first_names_everything_is_decided(flax_modules):
+    module, table = as_published()
+    flax_module, tensors = flax_modules["distinct", True], module.state_dict()
+    found = infer(module, flax_module)
+    assert (found.undecided, found.left) == ((), {})
+    assert wrong_rows(found.layout, table, tensors, flax_module) == []
+    assert len(written(found.layout, tensors, flax_module)) == len(tensors)

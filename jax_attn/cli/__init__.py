@@ -4,7 +4,7 @@ import importlib
 
 import click
 
-COMMANDS = ("verify", "doctor", "bench")
+COMMANDS = ("verify", "doctor", "bench", "inspect", "port")
 
 
 class _Lazy(click.Group):

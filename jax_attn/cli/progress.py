@@ -1,10 +1,19 @@
 """A progress bar on stderr, so that stdout holds data alone."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TransferSpeedColumn,
+)
 
 T = TypeVar("T")
 
@@ -37,3 +46,18 @@ def counted(steps: Iterable[str], total: int) -> Iterator[str]:
             known = {"completed": done, "total": max(total, done), "description": step}
             progress.update(task, **known, refresh=True)
             yield step
+
+
+@contextmanager
+def bytes_counted(doing: str, total: int) -> Iterator[Callable[[int], None]]:
+    """A bar of bytes; call what it gives with how many more are done."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(doing, total=total)
+        yield lambda count: progress.advance(task, count)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jax_attn.parity.discover import Block, Part
+from jax_attn.transfer.port_files import CONFIGS
 from jax_attn.transfer.problems import Problem, TransferError
 
 Config = Mapping[str, Any]
@@ -41,12 +42,13 @@ class UnknownHeadsError(ValueError):
 
 
 def read_config(path: Path) -> Config | None:
-    """The config.json in a checkpoint's folder; None where there is none.
+    """The config.json in a checkpoint's folder, else Meta's params.json; None where neither is.
 
     path: the checkpoint, a file or a folder. Raises TransferError where it is no JSON object.
     """
-    file = (path if path.is_dir() else path.parent) / NAME
-    if not file.is_file():
+    folder = path if path.is_dir() else path.parent
+    file = next((folder / name for name in CONFIGS if (folder / name).is_file()), None)
+    if file is None:
         return None
     try:
         config = json.loads(file.read_text("utf-8"))

@@ -27,7 +27,7 @@ _HINTED = 10
 _KERNEL_STEPS = ((linear, heads), (linear, heads_in), (linear,))
 _OTHER_STEPS = ((), (heads,))
 
-_WRAPPERS = {"module": "torch.nn.DataParallel", "_orig_mod": "torch.compile"}
+WRAPPERS = {"module": "torch.nn.DataParallel", "_orig_mod": "torch.compile"}
 
 
 @dataclass(frozen=True)
@@ -294,7 +294,7 @@ def _missing_hint(key: str, strays: Names) -> str:
     for stray in strays:
         if stray.endswith(f".{key}"):
             prefix = stray.removesuffix(f".{key}")
-            author = _WRAPPERS.get(prefix.split(".")[0])
+            author = WRAPPERS.get(prefix.split(".")[0])
             by = f" ({author} puts the prefix there)" if author else ""
             return f'{stray!r} is there{by}: use layout.under("{prefix}", "")'
     if key.endswith("bias") and not any("bias" in stray for stray in strays):

@@ -1,0 +1,94 @@
+"""`jax-attn inspect`: what a checkpoint is, from its headers and its config alone."""
+
+from pathlib import Path
+
+import click
+
+from jax_attn.cli.verify import missing
+from jax_attn.cli.verify_checkpoint import WrongInput
+
+
+@click.command("inspect")
+@click.argument("checkpoint", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="As JSON on stdout.")
+def command(checkpoint: Path, as_json: bool) -> None:
+    """Say what CHECKPOINT is: family, attention, heads, dtypes, layers, what is tied.
+
+    CHECKPOINT: a file, or a folder, with its config.json. No tensor is read, and no framework
+    started, but torch where the file is torch's own pickle.
+    """
+    from jax_attn.parity.config import read_config
+    from jax_attn.parity.inspecting import inspect
+    from jax_attn.transfer import TransferError, load_checkpoint
+    from jax_attn.transfer.arrays import specs
+    from jax_attn.transfer.prefixes import unwrapped
+
+    if not checkpoint.exists():
+        raise click.UsageError(f"CHECKPOINT: expected a file or a folder, got {checkpoint}")
+    try:
+        with load_checkpoint(checkpoint) as tensors:
+            plain, wrapped = unwrapped(tensors)
+            found, unreadable = specs(plain)
+            contents = inspect(found, read_config(checkpoint), tensors.tied())
+    except TransferError as error:
+        if any("pip install" in problem.hint for problem in error.problems):
+            missing(str(error))
+        raise WrongInput(str(error)) from error
+    contents.notes.extend(str(problem) for problem in (*wrapped, *unreadable))
+    if as_json:
+        import json
+
+        click.echo(json.dumps({"path": str(checkpoint), **contents.as_dict()}, indent=1))
+        return
+    _print(checkpoint, contents)
+
+
+def _print(checkpoint: Path, contents) -> None:
+    from rich.text import Text
+    from rich.tree import Tree
+
+    from jax_attn.parity.report import console
+
+    named = contents.family or "family unknown"
+    kind = f" ({contents.model_type})" if contents.model_type else ""
+    tree = Tree(Text(f"{checkpoint}: {named}{kind}, {contents.layers} layers"))
+    dtypes = ", ".join(
+        f"{name}: {held['tensors']} tensors, {held['bytes']:,} bytes"
+        for name, held in contents.dtypes.items()
+    )
+    tree.add(Text(f"{contents.tensors} tensors, {contents.bytes:,} bytes ({dtypes})"))
+    for attention in contents.attention or ():
+        branch = tree.add(Text(_where(attention.places)))
+        for line in _lines(attention):
+            branch.add(Text(line))
+    if not contents.attention:
+        tree.add("no attention found")
+    for key, same in contents.tied.items():
+        tree.add(Text(f"tied: {key} is {same}"))
+    for note in contents.notes:
+        tree.add(Text(note))
+    console().print(tree)
+
+
+def _where(places: tuple[str, ...]) -> str:
+    return places[0] if len(places) == 1 else f"{places[0]} … {places[-1]}, {len(places)} alike"
+
+
+def _lines(attention):
+    known = {"N": attention.num_heads, "K": attention.num_kv_heads}
+    known |= {"H": attention.head_dim, "D": attention.embed_dim}
+    letters = ", ".join(f"{k} = {'unknown' if v is None else v}" for k, v in known.items())
+    yield f"{attention.design}: {letters}"
+    yield f"{', '.join(attention.dtype)}, {attention.bytes:,} bytes a block"
+    yield f"packed: {attention.packed}" if attention.packed else "split projections"
+    does = {k: v for k, v in attention.does.items() if v not in (None, False)}
+    if does:
+        yield ", ".join(k if v is True else f"{k} {_plain(v)}" for k, v in does.items())
+    yield from attention.doubts
+
+
+def _plain(value) -> str:
+    if not isinstance(value, dict):
+        return str(value)
+    given = {k: v for k, v in value.items() if v not in (None, False)}
+    return f"({', '.join(k if v is True else f'{k} {v}' for k, v in given.items())})"

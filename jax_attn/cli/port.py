@@ -1,0 +1,284 @@
+"""`jax-attn port`: a checkpoint carried from torch to Flax, or back, and proved."""
+
+import importlib
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+
+from jax_attn.cli.verify import FAIL, INCONCLUSIVE, PASS, missing
+from jax_attn.cli.verify_checkpoint import WrongInput
+from jax_attn.parity.environment import install_line, present, settle_platforms
+
+DTYPES = ("float16", "bfloat16", "float32", "float64")
+
+
+@click.command("port")
+@click.argument("source", metavar="IN", type=click.Path(path_type=Path))
+@click.argument("target", metavar="OUT", type=click.Path(path_type=Path))
+@click.option("--to", type=click.Choice(["flax", "torch"]), required=True, help="What OUT is for.")
+@click.option("--layout", "named", metavar="PACKAGE.MODULE:TABLE", help="A Layout of your own.")
+@click.option("--num-heads", type=click.IntRange(1), help="Query heads, where no config says.")
+@click.option("--num-kv-heads", type=click.IntRange(1), help="Key/value heads, likewise.")
+@click.option("--head-dim", type=click.IntRange(1), help="Features of a head, likewise.")
+@click.option(
+    "--ignore",
+    multiple=True,
+    metavar="PATTERN",
+    help="Pass over names like this (* and ?); may be repeated.",
+)
+@click.option("--strip", default="", metavar="PREFIX", help="Take this from the front of keys.")
+@click.option("--dtype", type=click.Choice(DTYPES), help="Cast floating numbers, losing nothing.")
+@click.option("--lossy", is_flag=True, help="With --dtype: round, and overflow.")
+@click.option("--allow-nonfinite", is_flag=True, help="Carry NaN and infinity.")
+@click.option(
+    "--format",
+    "kind",
+    type=click.Choice(["safetensors", "orbax"]),
+    default="safetensors",
+    show_default=True,
+    help="How OUT holds its tensors; torch has safetensors alone.",
+)
+@click.option("--check", is_flag=True, help="Verify the attention of what was written, too.")
+@click.option("--dry-run", is_flag=True, help="Print the plan and write nothing.")
+@click.option("--json", "as_json", is_flag=True, help="As JSON on stdout.")
+def command(
+    source: Path,
+    target: Path,
+    to: str,
+    named: str | None,
+    num_heads: int | None,
+    num_kv_heads: int | None,
+    head_dim: int | None,
+    ignore: tuple[str, ...],
+    strip: str,
+    dtype: str | None,
+    lossy: bool,
+    allow_nonfinite: bool,
+    kind: str,
+    check: bool,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """Carry a checkpoint to the other framework, bit for bit.
+
+    IN: a file, or a folder with its config.json. OUT: a folder that is not there yet. The table is
+    the family's, as config.json names it, or --layout. First the plan, printed; then the write;
+    then a second reading that proves every byte of IN carried, passed over or tied, and the way
+    back identical. OUT gets its name when all that is done: a failure leaves nothing.
+
+    Exit status: 1 where the proof or --check fails, 2 for input that cannot be ported, 3 where
+    torch is needed and absent, 4 where --check shows nothing.
+    """
+    if check and not present("torch"):
+        missing(f"torch is not installed, and is the reference: {install_line('torch')}")
+    for wrong, text in (
+        (lossy and dtype is None, "--lossy goes with --dtype"),
+        (kind == "orbax" and to == "torch", "--format orbax goes with --to flax"),
+        (check and to == "torch", "--check goes with --to flax; verify OUT looks at torch's side"),
+        (not source.exists(), f"IN: expected a file or a folder, got {source}: none there"),
+    ):
+        if wrong:
+            raise click.UsageError(text)
+    layout = None if named is None else imported(named)
+    settle_platforms()
+    heads = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim}
+    values = {"dtype": dtype, "lossy": lossy, "allow_nonfinite": allow_nonfinite}
+
+    from jax_attn.transfer import TransferError
+
+    document: dict[str, Any] = {}
+    try:
+        job = _prepared(source, to, layout, strip, heads)
+        status = _carried_out(job, source, target, kind, ignore, values, check, dry_run, document)
+    except TransferError as error:
+        document["problems"] = [problem._asdict() for problem in error.problems]
+        _say(document, as_json)
+        if any("pip install" in problem.hint for problem in error.problems):
+            missing(str(error))
+        raise WrongInput(str(error)) from error
+    _say(document, as_json)
+    sys.exit(status)
+
+
+class _FailedError(Exception):
+    """What was written is not what it should be."""
+
+
+class _Job(NamedTuple):
+    """What is carried, through which table; problems: what was wrong with finding it."""
+
+    tensors: Mapping[str, Any]
+    to: str
+    family: str | None
+    table: Any
+    config: Mapping[str, Any] | None
+    problems: list[Any]
+
+
+def imported(named: str) -> Any:
+    """The Layout that `package.module:TABLE` names, of the working directory too."""
+    from jax_attn.transfer import Layout
+    from jax_attn.transfer.problems import nearest
+
+    module, colon, name = named.partition(":")
+    if not (module and colon and name):
+        raise click.UsageError(f"--layout: expected package.module:TABLE, got {named!r}")
+    sys.path.insert(0, os.getcwd())
+    try:
+        held = vars(importlib.import_module(module))
+    except Exception as error:  # whatever the caller's module raises
+        kind = type(error).__name__
+        raise click.UsageError(f"--layout: {module} does not import: {kind}: {error}") from error
+    finally:
+        sys.path.remove(os.getcwd())
+    if not isinstance(held.get(name), Layout):
+        tables = [key for key, value in held.items() if isinstance(value, Layout)]
+        text = f"--layout: expected one of the Layouts {tables} of {module}, got {name!r}"
+        raise click.UsageError(f"{text}; {nearest(name, tables)}".removesuffix("; "))
+    return held[name]
+
+
+def _prepared(source: Path, to: str, layout: Any, strip: str, heads: Mapping[str, Any]) -> _Job:
+    """Open, strip, and find the table. Raises TransferError."""
+    from jax_attn.parity.config import read_config
+    from jax_attn.transfer import Problem, TransferError, load_checkpoint
+    from jax_attn.transfer.families import FAMILIES, family_of
+    from jax_attn.transfer.port_files import read_again, read_record
+    from jax_attn.transfer.porting import by_family, by_layout
+    from jax_attn.transfer.prefixes import stripped, unwrapped
+
+    found = read_config(source)
+    config = found or {}
+    opened = read_again(source) if to == "torch" else load_checkpoint(source)
+    tensors, problems = stripped(opened, strip)
+    if to == "flax":
+        tensors, more = unwrapped(tensors, layout.torch_keys() if layout else ())
+        problems += more
+    family = family_of(config)
+    if layout is not None:
+        return _Job(tensors, to, None, by_layout(layout, config, **heads), found, problems)
+    if family is None:
+        known = sorted(name for f in FAMILIES.values() for name in f.model_types)
+        text = f"expected a model_type in config.json beside it, one of {', '.join(known)}"
+        unknown = Problem("missing", "--layout", f"{text}, got {config.get('model_type')!r}", _OWN)
+        raise TransferError("port, nothing written", [*problems, unknown])
+    if to == "torch":
+        keys = read_record(source).get("keys", [])
+        table = by_family(family, config, keys, tensors)
+    else:
+        table = by_family(family, config, tensors)
+    said = {"num_heads": 0, "num_kv_heads": 1, "head_dim": 2}
+    for name, value in heads.items():
+        if value is not None and table.sizes is not None and table.sizes[said[name]] != value:
+            text = f"expected {table.sizes[said[name]]}, as config.json has it, got {value}"
+            problems.append(Problem("ambiguous", f"--{name.replace('_', '-')}", text))
+    return _Job(tensors, to, family.name, table, found, problems)
+
+
+_OWN = "--layout package.module:TABLE, a Layout of your own"
+
+
+def _carried_out(
+    job: _Job,
+    source: Path,
+    target: Path,
+    kind: str,
+    ignore: tuple[str, ...],
+    values: Mapping[str, Any],
+    check: bool,
+    dry_run: bool,
+    document: dict[str, Any],
+) -> int:
+    """Plan, write, prove; the exit status. What is found goes into `document` as it is found."""
+    from jax_attn.cli.progress import bytes_counted
+    from jax_attn.transfer import TransferError
+    from jax_attn.transfer.arrays import specs
+    from jax_attn.transfer.port_files import read_again, refused_target, staged, write
+    from jax_attn.transfer.porting import Carried, plan_port, prove, size
+
+    total = sum(map(size, specs(job.tensors)[0].values()))
+    with bytes_counted("looking", total) as looked_at:
+        port = plan_port(
+            job.tensors, job.table, job.to, ignore=ignore, looked_at=looked_at, **values
+        )
+    document |= {"family": job.family, "plan": port}
+    if problems := [*job.problems, *port.problems, *refused_target(target)]:
+        raise TransferError("port, nothing written", problems)
+    if dry_run:
+        return PASS
+    keys = [key for move in port.moves for key in move.row.keys]
+    record = {"to": job.to, "family": job.family, "keys": keys, "passed_over": port.passed_over}
+    status = PASS
+    try:
+        with staged(target) as folder:
+            with bytes_counted("writing", total) as looked_at:
+                write(folder, Carried(port, job.tensors, looked_at), kind, record, source)
+            written = read_again(folder)
+            with bytes_counted("proving", total) as looked_at:
+                proof = prove(port, job.tensors, written, looked_at)
+            document["proof"] = proof
+            if proof.problems:
+                raise _FailedError
+            if check:
+                status = _checked(job, port, written, document)
+            if status == FAIL:
+                raise _FailedError
+    except _FailedError:
+        return FAIL
+    document["written"] = str(target)
+    return status
+
+
+def _checked(job: _Job, port: Any, written: Mapping[str, Any], document: dict[str, Any]) -> int:
+    """Verify the attention of what was written."""
+    from jax_attn.cli.progress import tracked
+    from jax_attn.parity.compare import Verdict
+    from jax_attn.parity.ported import survey_port, verify_port
+
+    found = survey_port(job.tensors, job.config, port, job.table.sizes)
+    verified = ([verify_port(item, job.tensors, written, port)] for item in found)
+    results = tracked(verified, len(found))
+    document["check"] = results
+    verdicts = {result.verdict for result in results}
+    if Verdict.FAIL in verdicts:
+        return FAIL
+    return PASS if verdicts == {Verdict.PASS} else INCONCLUSIVE
+
+
+def _say(document: dict[str, Any], as_json: bool) -> None:
+    """What is known so far, on stdout."""
+    if as_json:
+        import json
+
+        from jax_attn.parity import environment, report
+
+        plain = dict(document)
+        if "plan" in plain:
+            plain["plan"] = plain["plan"].as_dict()
+        if "proof" in plain:
+            plain["proof"] = plain["proof"].as_dict()
+        if "check" in plain:
+            plain["check"] = json.loads(report.as_json(plain["check"], environment.describe(), []))
+        click.echo(json.dumps(plain, indent=1))
+        return
+    if "plan" in document:
+        click.echo(document["plan"])
+    if "check" in document:
+        from jax_attn.parity.report import cases_table, console
+
+        console().print(cases_table(document["check"]))
+        for result in document["check"]:
+            if result.reasons:
+                console().print(f"{result.name}: {'; '.join(map(str, result.reasons))}")
+    if "proof" in document:
+        for problem in document["proof"].problems:
+            click.echo(problem)
+        click.echo(document["proof"])
+    if "written" in document:
+        click.echo(f"written: {document['written']}")
+    elif "proof" in document:
+        click.echo("nothing kept")

@@ -1,0 +1,189 @@
+"""What can be wrong with a port beyond its table: each check gives the problems it finds.
+
+A table without a module to fill cannot know what should be there; layers that are not alike,
+attention that is not whole and numbers that are none show that something is not. Needs no
+framework.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import ml_dtypes  # noqa: F401  registers bfloat16 with NumPy
+import numpy as np
+
+from jax_attn.transfer.arrays import Spec, read
+from jax_attn.transfer.families import Place, Traits
+from jax_attn.transfer.layout import Layout
+from jax_attn.transfer.problems import Problem
+from jax_attn.transfer.resolve import Move
+from jax_attn.transfer.rows import Row, bindings, filled, holes
+from jax_attn.transfer.steps import Shape, Sizes, grouped, heads, heads_in, packed
+
+FLOATS = ("float16", "bfloat16", "float32", "float64")
+SIZED = (heads, heads_in, grouped, packed)
+"""Steps that no shape of flat projections tells how to take."""
+
+_CHUNK = 2**22
+"""Numbers that are looked at at once."""
+
+_TRIOS = (("q_proj", "k_proj", "v_proj"), ("query", "key", "value"))
+_HEADS = {"q_proj": "num_heads", "out_proj": "num_heads"}
+_HEADS |= dict.fromkeys(("k_proj", "v_proj"), "num_kv_heads")
+_FIRST_HOLE = re.compile(r"\{(\w+)\}")
+
+
+def uneven(layout: Layout, names: Iterable[str], side: str) -> list[Problem]:
+    """Layers of which one has what another lacks, and layers missing in between.
+
+    names: those that are there; side: "keys" or "paths", of which side they are.
+    """
+    names = list(names)
+    had: dict[str, dict[str, set[int]]] = defaultdict(dict)  # stem -> a pattern -> its layers
+    for group in layout.groups:
+        rows = [r for alternative in group.alternatives for r in alternative]
+        if len(holes(rows[0])) != 1:
+            continue
+        by_pattern = {name: bindings([name], names) for r in rows for name in getattr(r, side)}
+        if met := [name for name, found in by_pattern.items() if found]:
+            layers = {int(value) for name in met for ((_, value),) in by_pattern[name]}
+            had[met[0][: _FIRST_HOLE.search(met[0]).start()]][met[0]] = layers
+    problems = []
+    for stem, patterns in had.items():
+        layers = set().union(*patterns.values())
+        if gaps := sorted(set(range(max(layers) + 1)) - layers):
+            text = f"expected layers 0 to {max(layers)}, nothing is there of {gaps}"
+            problems.append(Problem("missing", f"{stem}{gaps[0]}", text))
+        for pattern, found in patterns.items():
+            for layer in sorted(layers - found):
+                text = f"layer {layer} lacks it, {len(found)} of {len(layers)} layers have it"
+                problems.append(Problem("missing", _at(pattern, layer), text))
+    return problems
+
+
+def incomplete(blocks: Iterable[tuple[Place, Traits]], paths: Iterable[str]) -> list[Problem]:
+    """What an attention block of these traits needs and lacks, or has and has no place for."""
+    paths = set(paths)
+    problems = []
+    for place, traits in blocks:
+        needed, optional = {f"{part}.kernel" for part in _HEADS}, {"q_norm.bias", "k_norm.bias"}
+        needed |= {f"{part}.bias" for part in _TRIOS[0] if traits.use_bias}
+        needed |= {"out_proj.bias"} if traits.use_out_bias else set()
+        needed |= {"q_norm.scale", "k_norm.scale"} if traits.qk_norm else set()
+        possible = {f"{part}.{leaf}" for part in _HEADS for leaf in ("kernel", "bias")}
+        possible |= {"q_norm.scale", "k_norm.scale"} | optional
+        found = {name for name in possible if f"{place.flax}.{name}" in paths}
+        for name in sorted(needed - found):
+            text = f"expected in the attention at {place.torch!r}, as the config has it"
+            problems.append(Problem("missing", f"{place.flax}.{name}", text))
+        for name in sorted(found - needed - (optional if traits.qk_norm else set())):
+            text = f"the attention at {place.torch!r} has none, as the config has it"
+            problems.append(Problem("unexpected", f"{place.flax}.{name}", text))
+    return problems
+
+
+def some_biases(paths: Iterable[str]) -> list[Problem]:
+    """Of query, key and value, a bias of one and none of another."""
+    paths = set(paths)
+    problems = []
+    for trio in _TRIOS:
+        ends = [f"{part}.bias" for part in trio]
+        stems = {p.removesuffix(end) for p in paths for end in ends if _ends(p, end)}
+        for stem in sorted(stems):
+            there = [end for end in ends if f"{stem}{end}" in paths]
+            beside = [part for part in trio if f"{stem}{part}.kernel" in paths]
+            for end in ends:
+                if end not in there and end.removesuffix(".bias") in beside:
+                    text = f"expected biases of all three or of none, got {', '.join(there)}"
+                    problems.append(Problem("missing", f"{stem}{end}", text))
+    return problems
+
+
+def wrong_heads(moves: Iterable[Move], sizes: Sizes) -> list[Problem]:
+    """Kernels and biases whose heads are not as many as is said."""
+    problems = []
+    for move in moves:
+        for path, shape in zip(move.row.paths, move.path_shapes, strict=True):
+            count = _head_count(move.row, shape)
+            part = path.split(".")[-2] if "." in path else ""
+            expected = [getattr(sizes, _HEADS[part])] if part in _HEADS else [*sizes[:2]]
+            if count is not None and count not in expected:
+                said = " or ".join(map(str, dict.fromkeys(expected)))
+                text = f"expected {said} heads of head_dim = {sizes.head_dim}, got {count}"
+                problems.append(Problem("wrong shape", move.row.keys[0], f"{path}: {text}"))
+    return problems
+
+
+def too_few_layers(config: Mapping[str, Any], blocks: Iterable[Place]) -> list[Problem]:
+    """Layers that the config counts and the checkpoint lacks."""
+    said = next((config[n] for n in _LAYERS if isinstance(config.get(n), int)), None)
+    found = {int(number) for place in blocks for number in re.findall(r"\d+", place.torch)[:1]}
+    if said is None or found >= set(range(said)):
+        return []
+    gone = sorted(set(range(said)) - found)
+    text = f"expected attention in {said} layers, as config.json has it, none is in {gone[:8]}"
+    return [Problem("missing", f"layer {gone[0]}", text)]
+
+
+_LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
+
+
+def bad_values(
+    tensors: Mapping[str, Any],
+    key: str,
+    spec: Spec,
+    dtype: str | None,
+    *,
+    lossy: bool,
+    allow_nonfinite: bool,
+) -> Iterator[Problem]:
+    """Numbers of a tensor that are none, and those that `dtype` does not hold.
+
+    dtype: what floating numbers are cast to; None leaves them. lossy: whether that may lose.
+    """
+    if spec.dtype not in FLOATS:
+        return
+    to = dtype if dtype not in (None, spec.dtype) and not lossy else None
+    nans = infinite = changed = overflown = 0
+    flat = read(tensors, key).reshape(-1)
+    for start in range(0, flat.size, _CHUNK):
+        part = flat[start : start + _CHUNK]
+        finite = np.isfinite(part)
+        nans += int(np.isnan(part).sum())
+        infinite += int(np.isinf(part).sum())
+        if to is not None:
+            cast = recast(part, to)
+            changed += int((finite & (recast(cast, spec.dtype) != part)).sum())
+            overflown += int((finite & ~np.isfinite(cast)).sum())
+    if (nans or infinite) and not allow_nonfinite:
+        text = f"expected finite numbers, got {nans} NaN and {infinite} infinite of {flat.size}"
+        yield Problem("not finite", key, text, "--allow-nonfinite carries them as they are")
+    if changed:
+        text = f"expected {to} to hold its {spec.dtype} numbers, {changed} of {flat.size} change"
+        text += f", {overflown} of them to infinity" if overflown else ""
+        yield Problem("wrong dtype", key, text, "--lossy rounds them")
+
+
+def recast(array: np.ndarray, dtype: str) -> np.ndarray:
+    """Floating numbers in another dtype, what is too large as infinite; all else as it is."""
+    if array.dtype.name not in FLOATS:
+        return array
+    with np.errstate(over="ignore", invalid="ignore"):
+        return array.astype(dtype, copy=False)
+
+
+def _head_count(r: Row, shape: Shape) -> int | None:
+    """How many heads a Flax array has, where its row gives it some."""
+    if heads in r.steps and len(shape) >= 2:
+        return shape[-2]
+    return shape[0] if heads_in in r.steps and shape else None
+
+
+def _at(pattern: str, layer: int) -> str:
+    name = _FIRST_HOLE.search(pattern)[1]
+    return filled((pattern,), ((name, str(layer)),))[0]
+
+
+def _ends(path: str, end: str) -> bool:
+    return path == end or path.endswith(f".{end}")

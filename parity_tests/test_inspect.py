@@ -1,0 +1,285 @@
+"""`jax-attn inspect` on every family, as transformers writes it: family, heads, packing, ties."""
+
+import json
+from dataclasses import dataclass
+
+import pytest
+import torch
+import transformers as tf
+from click.testing import CliRunner
+from torch_checkpoints import bert, llama, saved, tensors
+
+from jax_attn.cli import main
+from jax_attn.transfer import save_checkpoint
+
+N, H, LAYERS = 6, 4, 2  # rotary positions need an even H
+D = N * H
+SIZES = {"hidden_size": D, "num_attention_heads": N, "num_hidden_layers": LAYERS, "vocab_size": 41}
+PLAIN = SIZES | {"intermediate_size": 29, "max_position_embeddings": 17}
+GROUPED = PLAIN | {"num_key_value_heads": 3, "head_dim": 10}
+GPT2 = {"n_embd": D, "n_head": N, "n_layer": LAYERS, "vocab_size": 41, "n_positions": 17}
+T5 = {"d_model": 31, "d_kv": 7, "num_heads": N, "num_layers": LAYERS, "d_ff": 29, "vocab_size": 41}
+VIT = {"hidden_size": D, "num_attention_heads": N, "num_hidden_layers": LAYERS}
+VIT |= {"intermediate_size": 29, "image_size": 8, "patch_size": 4}
+
+BY_TURNS = "by key/value head"
+IN_TURN = "query, key, value one after another"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A model of transformers', and what is to be said of it. does: some of its traits."""
+
+    model: type
+    config: tf.PretrainedConfig
+    family: str
+    design: str
+    K: int
+    H: int = H
+    packed: str = ""
+    layers: int = LAYERS
+    does: tuple = ()
+    tied: tuple = ()
+
+
+ROWS = {
+    "bert": Row(
+        tf.BertForMaskedLM,
+        tf.BertConfig(**PLAIN),
+        "bert",
+        "MHA",
+        N,
+        does=(("use_bias", True), ("is_causal", False)),
+        tied=("cls.predictions.decoder.weight",),
+    ),
+    "bert alone": Row(tf.BertModel, tf.BertConfig(**PLAIN), "bert", "MHA", N),
+    "roberta": Row(tf.RobertaForMaskedLM, tf.RobertaConfig(**PLAIN), "bert", "MHA", N),
+    "vit": Row(tf.ViTModel, tf.ViTConfig(**VIT), "vit", "MHA", N),
+    "gpt2": Row(
+        tf.GPT2LMHeadModel,
+        tf.GPT2Config(**GPT2),
+        "gpt2",
+        "MHA",
+        N,
+        packed=IN_TURN,
+        does=(("is_causal", True),),
+        tied=("lm_head.weight",),
+    ),
+    "gpt_bigcode": Row(
+        tf.GPTBigCodeForCausalLM,
+        tf.GPTBigCodeConfig(**GPT2),
+        "gpt_bigcode",
+        "MQA",
+        1,
+        packed=IN_TURN,
+    ),
+    "gpt_bigcode of many heads": Row(
+        tf.GPTBigCodeForCausalLM,
+        tf.GPTBigCodeConfig(**GPT2, multi_query=False),
+        "gpt_bigcode",
+        "MHA",
+        N,
+        packed=BY_TURNS,
+    ),
+    "falcon of one": Row(
+        tf.FalconForCausalLM, tf.FalconConfig(**SIZES), "falcon", "MQA", 1, packed=IN_TURN
+    ),
+    "falcon of groups": Row(
+        tf.FalconForCausalLM,
+        tf.FalconConfig(**SIZES, new_decoder_architecture=True, num_kv_heads=3),
+        "falcon",
+        "GQA",
+        3,
+        packed=BY_TURNS,
+    ),
+    "falcon of many": Row(
+        tf.FalconForCausalLM,
+        tf.FalconConfig(**SIZES, multi_query=False),
+        "falcon",
+        "MHA",
+        N,
+        packed=BY_TURNS,
+    ),
+    "gpt_neox": Row(
+        tf.GPTNeoXForCausalLM,
+        tf.GPTNeoXConfig(**PLAIN, rope_parameters={"partial_rotary_factor": 0.5}),
+        "gpt_neox",
+        "MHA",
+        N,
+        packed=BY_TURNS,
+    ),
+    "bloom": Row(
+        tf.BloomForCausalLM,
+        tf.BloomConfig(hidden_size=D, n_head=N, n_layer=LAYERS, vocab_size=41),
+        "bloom",
+        "MHA",
+        N,
+        packed=BY_TURNS,
+    ),
+    "t5": Row(
+        tf.T5ForConditionalGeneration,
+        tf.T5Config(**T5, num_decoder_layers=3),
+        "t5",
+        "MHA",
+        N,
+        H=7,
+        layers=LAYERS + 3,
+        does=(("use_bias", False),),
+    ),
+    "llama": Row(
+        tf.LlamaForCausalLM,
+        tf.LlamaConfig(**GROUPED),
+        "llama",
+        "GQA",
+        3,
+        H=10,
+        does=(("is_causal", True), ("use_bias", False)),
+    ),
+    "mistral": Row(
+        tf.MistralModel,
+        tf.MistralConfig(**GROUPED, sliding_window=5),
+        "llama",
+        "GQA",
+        3,
+        H=10,
+        does=(("window", 5),),
+    ),
+    "qwen2": Row(
+        tf.Qwen2ForCausalLM,
+        tf.Qwen2Config(**PLAIN, num_key_value_heads=1),
+        "llama",
+        "MQA",
+        1,
+        does=(("use_bias", True), ("use_out_bias", False)),
+    ),
+    "qwen3": Row(
+        tf.Qwen3ForCausalLM,
+        tf.Qwen3Config(**GROUPED),
+        "llama",
+        "GQA",
+        3,
+        H=10,
+        does=(("qk_norm", {"kind": "rms", "epsilon": 1e-6}),),
+    ),
+}
+
+
+def inspected(path) -> dict:
+    done = CliRunner().invoke(main, ["inspect", str(path), "--json"])
+    assert done.exit_code == 0, done.output
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_names_family_heads_and_packing(tmp_path, name):
+    row = ROWS[name]
+    torch.manual_seed(0)
+    row.model(row.config).to(torch.bfloat16).save_pretrained(tmp_path)
+    found = inspected(tmp_path)
+    assert (found["family"], found["layers"]) == (row.family, row.layers)
+    assert found["dtypes"].keys() == {"bfloat16"}
+    assert found["bytes"] == found["dtypes"]["bfloat16"]["bytes"]
+    assert set(row.tied) <= found["tied"].keys()
+    assert found["attention"]
+    for attention in found["attention"]:
+        heads = attention["num_heads"], attention["num_kv_heads"], attention["head_dim"]
+        assert (attention["design"], heads) == (row.design, (N, row.K, row.H))
+        assert attention["packed"] == row.packed
+        assert dict(row.does).items() <= attention["does"].items()
+
+
+def test_the_tree_says_what_the_document_does(tmp_path):
+    tf.LlamaForCausalLM(tf.LlamaConfig(**GROUPED)).save_pretrained(tmp_path)
+    text = CliRunner().invoke(main, ["inspect", str(tmp_path)]).stdout
+    for said in (
+        "llama (llama), 2 layers",
+        "model.layers.0.self_attn … model.layers.1.self_attn, 2 alike",
+        "GQA: N = 6, K = 3, H = 10, D = 24",
+        "split projections",
+        "scale 1/√10",
+        "float32",
+    ):
+        assert said in text
+
+
+LIES = {
+    "other heads": ({"num_attention_heads": 3}, "expected 3 heads of head_dim = 10, got 6"),
+    "another width": ({"head_dim": 13}, "a multiple of head_dim = 13"),
+    "other key/value heads": ({"num_key_value_heads": 6}, "expected 6 heads"),
+    "more layers": ({"num_hidden_layers": 3}, "expected attention in 3 layers"),
+    "biases": ({"attention_bias": True}, "q_proj.bias"),
+    "no number": ({"num_attention_heads": "six"}, "got 'six'"),
+}
+
+
+@pytest.mark.parametrize("name", LIES)
+def test_a_config_that_contradicts_the_file_is_an_error(tmp_path, name):
+    change, said = LIES[name]
+    tf.LlamaModel(tf.LlamaConfig(**GROUPED)).save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    done = CliRunner().invoke(main, ["inspect", str(tmp_path), "--json"])
+    assert done.exit_code == 2
+    assert said in " ".join(done.stderr.split())
+    assert done.stdout == ""
+
+
+def test_an_unknown_family_is_found_by_its_spelling_and_said_so(tmp_path):
+    saved(tmp_path, tensors(llama()), {"model_type": "of mine", "num_attention_heads": N})
+    found = inspected(tmp_path)
+    assert found["family"] is None
+    assert found["notes"] == ["model_type 'of mine': the family is not known"]
+    (attention,) = found["attention"]
+    assert (attention["design"], attention["num_kv_heads"], attention["head_dim"]) == ("GQA", 3, 5)
+
+
+UNSAID = {
+    "as many key rows": (bert(), "MHA", "30 query rows"),
+    "fewer": (llama(), "MQA or GQA, 2 queries a key/value head", "30 query rows"),
+}
+
+
+@pytest.mark.parametrize("name", UNSAID)
+def test_without_a_config_what_no_shape_tells_is_unknown(tmp_path, name):
+    shapes, design, said = UNSAID[name]
+    found = inspected(saved(tmp_path, tensors(shapes)))
+    (attention,) = found["attention"]
+    assert (attention["design"], attention["num_heads"], attention["head_dim"]) == (
+        design,
+        None,
+        None,
+    )
+    assert said in attention["doubts"][0]
+    assert "no config.json" in found["notes"][0]
+
+
+def test_what_cannot_be_read_is_said_and_not_guessed(tmp_path):
+    saved(tmp_path, tensors({"h.0.attn.c_attn.weight": (30, 90)}), {"n_head": N})
+    (attention,) = inspected(tmp_path)["attention"]
+    assert attention["design"] == "unknown"
+    assert "GPT-2 and GPTBigCode differ" in attention["doubts"][0]
+
+
+def test_ties_and_wrappers_are_told(tmp_path):
+    made = {f"module.{key}": array for key, array in tensors(bert()).items()}
+    made["module.head.weight"] = made["module.encoder.layer.0.attention.self.query.weight"]
+    save_checkpoint(tmp_path / "model.safetensors", made)
+    found = inspected(tmp_path)
+    (pair,) = found["tied"].items()
+    assert {*pair} == {"module.head.weight", "module.encoder.layer.0.attention.self.query.weight"}
+    assert any("torch.nn.DataParallel" in note for note in found["notes"])
+    assert found["attention"][0]["places"] == ["encoder.layer.0.attention"]
+
+
+BAD = {
+    "nothing there": (lambda f: f / "gone", "gone"),
+    "an empty folder": (lambda f: f, "*.safetensors"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_is_no_checkpoint_is_one_message(tmp_path, name):
+    make, said = BAD[name]
+    done = CliRunner().invoke(main, ["inspect", str(make(tmp_path))])
+    assert done.exit_code == 2
+    assert said in done.stderr

@@ -41,14 +41,24 @@ BAD = {
     "garbage": (written("a.safetensors", b"garbage" * 99), [], ["not a whole safetensors file"]),
     "truncated": (truncated, [], ["model.safetensors", "not a whole safetensors file"]),
     "a pickle": (written("model.bin", b"x"), [], ["model.bin", "pickle"]),
-    "another format": (written("a.onnx", b"x"), [], ["expected a .safetensors file", "a.onnx"]),
+    "another format": (written("a.onnx", b"x"), [], ["expected a .safetensors, ", "a.onnx"]),
     "no attention": (
         with_config({}, {"mlp.up.weight": (D, D), "mlp.down.weight": (D, D)}),
         [],
         ["expected attention", "2 tensors", "mlp.up.weight"],
     ),
     "heads unknown": (with_config(None), [], ["--num-heads", "self.query.weight"]),
-    "heads unknown to the config": (with_config({"model_type": "bert"}), [], ["--num-heads"]),
+    "heads unknown to the config": (with_config({"vocab_size": 11}), [], ["--num-heads"]),
+    "a config of another model": (
+        with_config({"model_type": "bert", "num_attention_heads": N}),
+        [],
+        ["self.query.weight", "expected [768, 768] for q_proj.kernel [768, 6, 128]", "[30, 30]"],
+    ),
+    "heads that a family has otherwise": (
+        with_config({"model_type": "bert", "num_attention_heads": N, "hidden_size": D}),
+        ["--num-heads", 5],
+        ["--num-heads", "expected 6, as the config has it, got 5"],
+    ),
     "heads disagree": (
         with_config({"num_attention_heads": N}),
         ["--num-heads", 5],

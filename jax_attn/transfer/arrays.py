@@ -5,13 +5,16 @@ A framework whose tensor is handed in has been imported already, so that looking
 """
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
 
 from jax_attn.transfer.problems import Problem, TransferError
+
+_CHUNK = 2**24
+"""Bytes that are made contiguous at once."""
 
 # torch cannot hand these to NumPy: they cross as integers of the same width.
 _REINTERPRETED = {
@@ -105,6 +108,21 @@ def same_memory(tensors: Mapping[str, Any], keys: Iterable[str]) -> dict[str, st
         if earlier != key and _same(get(earlier), get(key)):
             found[key] = earlier
     return found
+
+
+def chunks(array: np.ndarray) -> Iterator[np.ndarray]:
+    """The bytes of an array in C order, some rows at a time, whatever its strides."""
+    rows = np.atleast_1d(array)
+    step = max(1, _CHUNK * len(rows) // max(1, rows.nbytes))
+    for i in range(0, len(rows), step):
+        yield np.ascontiguousarray(rows[i : i + step]).reshape(-1).view(np.uint8)
+
+
+def same_bits(one: np.ndarray, other: np.ndarray) -> bool:
+    """Whether two arrays have one shape, dtype and every bit in common."""
+    if describe(one) != describe(other):
+        return False
+    return all(map(np.array_equal, chunks(one), chunks(other)))
 
 
 def why_unreadable(tensor: Any) -> str:

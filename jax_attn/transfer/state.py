@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 from flax import nnx
-from jax.sharding import Sharding, SingleDeviceSharding
+from jax.sharding import AbstractMesh, NamedSharding, Sharding, SingleDeviceSharding
 
 from jax_attn.transfer import resolve
 from jax_attn.transfer.arrays import Spec, describe, read, specs
@@ -103,15 +103,17 @@ def load(module: Any, tensors: Mapping[str, Any], layout: Layout) -> Plan:
     """Write torch tensors into an NNX module through a table: every nnx.Param, or nothing.
 
     The arrays are copies of `tensors`, bit for bit, each with the sharding and device of the
-    one it replaces. Returns the plan that was carried out. Raises TransferError with every
-    problem; the module is then as it was.
+    one it replaces; of a checkpoint one tensor is read at a time, and each device given its part.
+    An abstract module (nnx.eval_shape) becomes a real one, and holds no old arrays meanwhile.
+    Returns the plan that was carried out. Raises TransferError with every problem; the module is
+    then as it was.
     """
     if isinstance(module, nnx.State):
         raise TypeError("module: expected an nnx.Module to write into, got an nnx.State")
     made = plan(module, tensors, layout)
-    if problems := made.problems or untied(layout, tensors):
-        raise TransferError("load, nothing written", problems)
     current = flatten(module)
+    if problems := made.problems or untied(layout, tensors) + _homeless(current):
+        raise TransferError("load, nothing written", problems)
     placed: dict[str, jax.Array] = {}
     for move in made.moves:
         placed |= _moved(move, tensors, current)
@@ -193,13 +195,34 @@ def _moved(move: Move, tensors: Mapping[str, Any], current: dict[str, Any]) -> d
     }
 
 
+def _homeless(current: Mapping[str, Any]) -> list[Problem]:
+    """Arrays that are to lie on a mesh of which the devices are not known."""
+    text = "expected devices to lie on, got a sharding over an abstract mesh"
+    return [
+        Problem("unwritten", path, f"{text} {old.sharding.mesh}", "load under jax.set_mesh(mesh)")
+        for path, old in current.items()
+        if _is_abstract(getattr(old, "sharding", None))
+        and old.sharding.mesh != jax.sharding.get_mesh().abstract_mesh
+    ]
+
+
+def _where(old: Any) -> Sharding | None:
+    """Where an array lies, or an abstract one is to lie; None where nobody said."""
+    where = getattr(old, "sharding", None) if getattr(old, "committed", True) else None
+    return NamedSharding(jax.sharding.get_mesh(), where.spec) if _is_abstract(where) else where
+
+
+def _is_abstract(where: Sharding | None) -> bool:
+    return isinstance(getattr(where, "mesh", None), AbstractMesh)
+
+
 def _placed(array: np.ndarray, old: Any) -> jax.Array:
     """A JAX copy of `array` where `old` lies; an uncommitted one stays free to move.
 
     Each device is given its own part, straight out of `array` however that is strided: the one
     copy is the one that stays.
     """
-    where = getattr(old, "sharding", None) if getattr(old, "committed", True) else None
+    where = _where(old)
     if where is None:
         return _copied(array, None)
     parts = [

@@ -19,13 +19,12 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
-from jax_attn.transfer.arrays import Spec, describe, read, same_memory, specs
+from jax_attn.transfer.arrays import Spec, chunks, describe, read, same_memory, specs
 from jax_attn.transfer.checkpoint import INDEX
 from jax_attn.transfer.problems import Problem, TransferError, file_error
 from jax_attn.transfer.safetensors_file import DTYPES, FORMAT, offsets
 
-_CHUNK = 2**24
-"""Bytes that are made contiguous at once."""
+Specs = dict[str, Spec]
 
 
 def save_checkpoint(
@@ -71,9 +70,6 @@ def save_checkpoint(
         for partial in staged.values():
             with contextlib.suppress(OSError):  # most have their names by now
                 partial.unlink()
-
-
-Specs = dict[str, Spec]
 
 
 def _survey(tensors: Mapping[str, Any]) -> tuple[Specs, dict[str, str]]:
@@ -124,19 +120,16 @@ def _write(partial: Path, tensors: Mapping[str, Any], found: Specs, notes: dict[
     with partial.open("r+b") as file:
         for key, spec in found.items():
             file.seek(begin[key])
-            _copy(read(tensors, key), file, key, spec)
+            _copy(read(tensors, key), key, spec, file)
         _flush(file)
 
 
-def _copy(array: np.ndarray, file: IO, key: str, spec: Spec) -> None:
-    """Write an array's bytes in C order, some rows at a time, whatever its strides."""
+def _copy(array: np.ndarray, key: str, spec: Spec, file: IO) -> None:
     if describe(array) != spec:
         text = f"expected {spec}, as it was at first, got {describe(array)}"
         raise TransferError("saving a checkpoint", [Problem("wrong shape", key, text)])
-    rows = np.atleast_1d(array)
-    step = max(1, _CHUNK * len(rows) // max(1, rows.nbytes))
-    for i in range(0, len(rows), step):
-        file.write(np.ascontiguousarray(rows[i : i + step]).reshape(-1).view(np.uint8))
+    for chunk in chunks(array):
+        file.write(chunk)
 
 
 def _write_index(partial: Path, shards: dict[str, Specs]) -> None:

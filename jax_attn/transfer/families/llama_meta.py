@@ -17,7 +17,8 @@ _SCALED = {
     "high_freq_factor": 4.0,
     "original_length": 8192,
 }
-"""use_scaled_rope: as Meta's code has it, in no params.json."""
+"""use_scaled_rope: as Meta's code has it, and no params.json. transformers has 32 for the factor
+of Llama 3.2, whose params.json does not differ in this."""
 
 
 def _block(config: Config) -> Layout:

@@ -197,7 +197,7 @@ def test_what_no_table_shows_is_said():
 HOSTILE = 'x"); raise SystemExit  #\n\\'
 
 
-@pytest.mark.parametrize("key", [HOSTILE, "a.{b}", "{0}", "a..weight", "", "ö.weight"])
+@pytest.mark.parametrize("key", [HOSTILE, "a.{b}", "{0}", "a..weight", "", "ö.weight", "a, b" * 40])
 def test_any_key_is_carried_into_the_code_as_a_name_alone(key):
     given = {f"{key}": np.zeros((7, 5), "f4"), "up.weight": np.zeros((7, 5), "f4")}
     proposal = infer(given, maps(up=(5, 7)))

@@ -34,6 +34,8 @@ SAID = {
     ("mlp.0", "mlp.up"): Bond.AKIN,
     ("mlp.up_proj", "mlp.down"): None,
     ("h.0.mlp.fc1", "layers.0.attn.out"): None,
+    ("layers.0.linear1", "layers.1.up"): None,
+    ("layers.0.mlp.linear1", "layers.0.mlp.up"): Bond.AKIN,
     ("pooler.dense", "pooler"): Bond.AGREE,
     ("foo", "bar"): Bond.NONE,
 }

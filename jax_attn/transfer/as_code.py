@@ -6,6 +6,7 @@ from jax_attn.transfer.layout import Layout
 from jax_attn.transfer.rows import Row
 
 _WIDTH = 100
+_BREAK = ",\n         "  # between the names of one argument; no quoted name has a newline
 
 
 def program(layout: Layout, comments: Iterable[str]) -> str:
@@ -26,7 +27,7 @@ def program(layout: Layout, comments: Iterable[str]) -> str:
 
 def row_call(r: Row) -> str:
     """The row as code, on one line."""
-    return f"row({', '.join(_arguments(r))})"
+    return f"row({', '.join(_arguments(r))})".replace(_BREAK, ", ")
 
 
 def quoted(name: str) -> str:
@@ -40,8 +41,11 @@ def _arguments(r: Row) -> list[str]:
 
 
 def _names(names: Sequence[str]) -> str:
-    listed = ", ".join(map(quoted, names))
-    return listed if len(names) == 1 else f"({listed})"
+    if len(names) == 1:
+        return quoted(names[0])
+    listed = [quoted(name) for name in names]
+    line = f"({', '.join(listed)})"
+    return line if len(line) < _WIDTH - 8 else f"({_BREAK.join(listed)})"
 
 
 def _imports(names: Sequence[str]) -> str:

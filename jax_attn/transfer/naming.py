@@ -199,7 +199,10 @@ def _read(tokens: tuple[str, ...]) -> Name:
         stem, digits = _NUMBERED.fullmatch(token).groups()
         words = _words(stem) if stem else before
         if digits is not None:
-            numbers.append(Number(words, int(digits), i))
+            # "linear1" counts no layers: the module itself is one of several.
+            own = stem and not words and i == len(tokens) - 1
+            owner = frozenset({stem.lower()}) if own else words
+            numbers.append(Number(owner, int(digits), i))
         parts.append((words if stem else frozenset(), digits is not None))
         before = words
     at = _role_at(parts, numbers)

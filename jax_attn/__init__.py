@@ -20,7 +20,7 @@ _HOMES = {
     "MultiQueryAttention": "jax_attn.nn",
     "KVCache": "jax_attn.nn",
 }
-_ROOMS = ("attention", "nn", "parity", "transfer")
+_ROOMS = ("attention", "models", "nn", "parity", "transfer")
 
 __all__ = [*_HOMES, *_ROOMS]
 

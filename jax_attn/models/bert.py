@@ -1,0 +1,98 @@
+"""BERT's encoder: embeddings, then layers of attention and a perceptron, each behind a norm."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jax_attn.attention import Mask
+from jax_attn.nn import MultiHeadAttention
+
+
+class Perceptron(nnx.Module):
+    """down(gelu(up(x))): (…, D) → (…, D), `width` features between; the exact gelu."""
+
+    def __init__(self, embed_dim, width, *, rngs):
+        self.up = nnx.Linear(embed_dim, width, rngs=rngs)
+        self.down = nnx.Linear(width, embed_dim, rngs=rngs)
+
+    def __call__(self, x) -> jax.Array:
+        return self.down(nnx.gelu(self.up(x), approximate=False))
+
+
+class BertLayer(nnx.Module):
+    """Self-attention, then a perceptron: each added to what it read, the sum normed."""
+
+    def __init__(self, embed_dim, num_heads, width, *, epsilon, rngs):
+        self.attention = MultiHeadAttention(embed_dim, num_heads, rngs=rngs)
+        self.attention_norm = _norm(embed_dim, epsilon, rngs)
+        self.mlp = Perceptron(embed_dim, width, rngs=rngs)
+        self.mlp_norm = _norm(embed_dim, epsilon, rngs)
+
+    def __call__(self, x, mask: Mask) -> jax.Array:
+        x = self.attention_norm(x + self.attention(x, mask=mask))
+        return self.mlp_norm(x + self.mlp(x))
+
+
+class BertEncoder(nnx.Module):
+    """Tokens → their hidden states.
+
+    Its paths are those of `jax_attn.transfer.families.BERT`, which carries weights there and back.
+    In float32, without dropout: for inference, and for what is learnt upon it.
+
+    Args:
+      vocab_size, max_length, num_types: rows of the tables of tokens, positions and token types.
+      embed_dim, num_heads, num_layers: D, N, and how many layers.
+      width: the perceptron's features.
+      epsilon: the norms'.
+      has_pooler: whether `pooler`, a linear map, is among the parameters; no call reads it.
+      rngs: "params" for the parameters.
+    """
+
+    def __init__(
+        self,
+        vocab_size,
+        max_length,
+        num_types,
+        embed_dim,
+        num_heads,
+        num_layers,
+        width,
+        *,
+        epsilon=1e-12,
+        has_pooler=True,
+        rngs,
+    ):
+        self.embed_dim, self.max_length = embed_dim, max_length
+        self.token_embedding = nnx.Embed(vocab_size, embed_dim, rngs=rngs)
+        self.type_embedding = nnx.Embed(num_types, embed_dim, rngs=rngs)
+        self.position_embedding = nnx.Embed(max_length, embed_dim, rngs=rngs)
+        self.embedding_norm = _norm(embed_dim, epsilon, rngs)
+        self.layers = nnx.List(
+            BertLayer(embed_dim, num_heads, width, epsilon=epsilon, rngs=rngs)
+            for _ in range(num_layers)
+        )
+        self.pooler = nnx.data(nnx.Linear(embed_dim, embed_dim, rngs=rngs) if has_pooler else None)
+
+    def __call__(self, tokens, lengths, types=None) -> jax.Array:
+        """(B, T) integers and (B,) lengths → (B, T, D).
+
+        Of row b the first lengths[b] tokens are its own, at least one; what the others become has
+        no meaning. types: (B, T) token types; all 0 unless given. Raises ValueError where T is
+        more than max_length.
+        """
+        if tokens.shape[1] > self.max_length:
+            raise ValueError(
+                f"tokens: expected at most max_length = {self.max_length} a row, got "
+                f"{tokens.shape[1]}"
+            )
+        types = jnp.zeros_like(tokens) if types is None else types
+        x = self.token_embedding(tokens) + self.type_embedding(types)
+        x = self.embedding_norm(x + self.position_embedding(jnp.arange(tokens.shape[1])))
+        mask = Mask.lengths(lengths)
+        for layer in self.layers:
+            x = layer(x, mask)
+        return x
+
+
+def _norm(embed_dim, epsilon, rngs) -> nnx.LayerNorm:
+    return nnx.LayerNorm(embed_dim, epsilon=epsilon, use_fast_variance=False, rngs=rngs)

@@ -1,0 +1,160 @@
+"""Sentences → unit vectors, by a BERT encoder whose hidden states are averaged.
+
+encoder = load_sentence_encoder("all-MiniLM-L6-v2")
+encoder.embed(["A sentence.", "Another one."])  # (2, 384)
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from jax_attn.models.bert import BertEncoder
+from jax_attn.transfer import load, load_checkpoint
+from jax_attn.transfer.families import BERT, Config
+from jax_attn.transfer.families.config import number, real, refuse
+
+_INSTALL = 'tokenizers is not installed: pip install "jax-attn[models]"'
+_SHORTEST = 16
+
+
+class Batch(NamedTuple):
+    """Rows of tokens, padded behind: tokens (B, T) and lengths (B,), int32.
+
+    rows: which sentences these are; rows beyond them are filled up with a token each.
+    """
+
+    tokens: np.ndarray
+    lengths: np.ndarray
+    rows: np.ndarray
+
+
+def mean_pooled(hidden_BTD: jax.Array, lengths_B: jax.Array) -> jax.Array:
+    """The mean over each row's own tokens, as a unit vector: (B, T, D) → (B, D)."""
+    own_BT = jnp.arange(hidden_BTD.shape[1]) < lengths_B[:, None]
+    total = jnp.where(own_BT[..., None], hidden_BTD, 0).sum(axis=1)
+    mean = total / lengths_B[:, None].astype(total.dtype)
+    return mean / jnp.maximum(jnp.linalg.norm(mean, axis=-1, keepdims=True), 1e-12)
+
+
+@dataclass(frozen=True)
+class SentenceEncoder:
+    """An encoder and its tokenizer.
+
+    tokenizer: a `tokenizers.Tokenizer`. max_length: tokens of a sentence beyond these are cut
+    off, the closing one excepted.
+    """
+
+    encoder: BertEncoder
+    tokenizer: Any
+    max_length: int
+
+    def tokens(self, sentences: Sequence[str]) -> list[list[int]]:
+        """Each sentence's token ids, cut to max_length."""
+        return [found.ids for found in self.tokenizer.encode_batch(list(sentences))]
+
+    def batches(self, sentences: Sequence[str], size: int = 32) -> Iterator[Batch]:
+        """The sentences by length, `size` a batch, padded to a power of two.
+
+        So few shapes are compiled, and little is padding.
+        """
+        ids = self.tokens(sentences)
+        order = np.argsort([len(row) for row in ids], kind="stable")
+        for start in range(0, len(order), size):
+            rows = order[start : start + size]
+            longest = max(len(ids[row]) for row in rows)
+            T = min(max(_SHORTEST, 1 << (longest - 1).bit_length()), self.max_length)
+            tokens, lengths = np.zeros((size, T), np.int32), np.ones(size, np.int32)
+            for b, row in enumerate(rows):
+                tokens[b, : len(ids[row])], lengths[b] = ids[row], len(ids[row])
+            yield Batch(tokens, lengths, rows)
+
+    def embed(self, sentences: Sequence[str], size: int = 32) -> np.ndarray:
+        """(n, D) float32, a unit vector a sentence, in the order given.
+
+        size: sentences a batch; each length of batch is compiled once a process.
+        """
+        made = np.empty((len(sentences), self.encoder.embed_dim), np.float32)
+        for batch in self.batches(sentences, size):
+            vectors = embedded(self.encoder, batch.tokens, batch.lengths)
+            made[batch.rows] = np.asarray(vectors)[: len(batch.rows)]
+        return made
+
+
+@nnx.jit
+def embedded(encoder: BertEncoder, tokens, lengths) -> jax.Array:
+    """(B, T) tokens and (B,) lengths → (B, D) unit vectors."""
+    return mean_pooled(encoder(tokens, lengths), lengths)
+
+
+def load_sentence_encoder(folder: str | Path) -> SentenceEncoder:
+    """The encoder of a folder as sentence-transformers writes it, every weight carried by a table.
+
+    Reads config.json, model.safetensors, tokenizer.json, sentence_bert_config.json and
+    1_Pooling/config.json. Raises TransferError for another family, activation or pooling, and for
+    weights that are not the config's; FileNotFoundError; ImportError with the line that installs
+    the tokenizers.
+    """
+    folder = Path(folder)
+    config = _json(folder / "config.json")
+    pooling = _json(folder / "1_Pooling" / "config.json")
+    modes = {name for name, on in pooling.items() if name.startswith("pooling_mode") and on is True}
+    if modes != {"pooling_mode_mean_tokens"}:
+        raise refuse("pooling_mode", sorted(modes), "pooling_mode_mean_tokens alone")
+    max_length = number(_json(folder / "sentence_bert_config.json"), "max_seq_length")
+    return SentenceEncoder(
+        load_encoder(folder / "model.safetensors", config),
+        _tokenizer(folder / "tokenizer.json", max_length),
+        max_length,
+    )
+
+
+def load_encoder(path: Path, config: Config) -> BertEncoder:
+    """A checkpoint's BERT. Raises TransferError where config or weights have no place here."""
+    for name, expected in (("model_type", "bert"), ("hidden_act", "gelu")):
+        if config.get(name) != expected:
+            raise refuse(name, config.get(name), repr(expected))
+    tensors = load_checkpoint(path)
+    traits = BERT.traits(config, "encoder.layer.0.attention")
+    if traits.is_causal:
+        raise refuse("is_decoder", True, "false")
+    encoder = nnx.eval_shape(
+        lambda: BertEncoder(
+            number(config, "vocab_size"),
+            number(config, "max_position_embeddings"),
+            number(config, "type_vocab_size"),
+            traits.embed_dim,
+            traits.sizes.num_heads,
+            number(config, "num_hidden_layers"),
+            number(config, "intermediate_size"),
+            epsilon=real(config, "layer_norm_eps"),
+            has_pooler=any("pooler" in key for key in tensors),
+            rngs=nnx.Rngs(0),
+        )
+    )
+    load(encoder, tensors, BERT.model(config, tensors))
+    encoder.eval()
+    return encoder
+
+
+def _tokenizer(path: Path, max_length: int) -> Any:
+    try:
+        from tokenizers import Tokenizer
+    except ImportError as error:
+        raise ImportError(_INSTALL) from error
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: expected a tokenizer.json, got no such file")
+    tokenizer = Tokenizer.from_file(str(path))
+    tokenizer.no_padding()
+    tokenizer.enable_truncation(max_length)
+    return tokenizer
+
+
+def _json(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))

@@ -1,0 +1,119 @@
+"""BLOOM: transformers' own attention, biases and whole models against ours."""
+
+import numpy as np
+import pytest
+import torch
+from family_cases import Block, T, roundtrip, scattered
+from family_mistakes import assert_visible, but, given_to, otherwise, swapped
+from transformers import (
+    BloomConfig,
+    BloomForCausalLM,
+    BloomForQuestionAnswering,
+    BloomForSequenceClassification,
+    BloomForTokenClassification,
+    BloomModel,
+)
+from transformers.models.bloom.modeling_bloom import BloomAttention, build_alibi_tensor
+
+from jax_attn.attention import alibi
+from jax_attn.parity.compare import Verdict
+from jax_attn.transfer.families import BiasTraits, family_of
+from jax_attn.transfer.layouts import QKV_BIASES, QKV_KERNELS
+from jax_attn.transfer.rows import row
+from jax_attn.transfer.steps import heads, heads_in, linear, packed
+
+N, H = 6, 5  # no power of two: slopes of two kinds
+SIZES = {
+    "hidden_size": N * H,
+    "n_head": N,
+    "n_layer": 2,
+    "vocab_size": 17,
+    "attn_implementation": "eager",
+}
+PLACE = "transformer.h.1.self_attention"
+
+
+def block(dtype="float32"):
+    config = BloomConfig(**SIZES)
+    torch.manual_seed(0)
+    reference = BloomAttention(config, layer_idx=1)
+    for parameter in reference.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+
+    def theirs(module, x, added):
+        real = (added[:, 0, -1] > torch.finfo(x.dtype).min / 2).long()
+        slopes = build_alibi_tensor(real, N, x.dtype)
+        return module(x, torch.zeros_like(x), slopes, added)[0]
+
+    return Block.of(reference, config, PLACE, theirs, dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_block_agrees_with_transformers(dtype):
+    result = block(dtype).check()
+    assert result.verdict is Verdict.PASS, str(result)
+
+
+MODELS = [
+    (BloomModel, {}),
+    (BloomForCausalLM, {}),
+    (BloomForCausalLM, {"tie_word_embeddings": False}),
+    (BloomForSequenceClassification, {}),
+    (BloomForTokenClassification, {}),
+    (BloomForQuestionAnswering, {}),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("model", "options"), MODELS)
+def test_a_file_goes_there_and_back(model, options, dtype, tmp_path):
+    made = scattered(model(BloomConfig(**SIZES, **options))).to(dtype)
+    passed = roundtrip(made, tmp_path)
+    is_tied = hasattr(made, "lm_head") and made.config.tie_word_embeddings
+    name = "transformer.word_embeddings.weight"
+    assert passed == ({"lm_head.weight": f"tied to {name}"} if is_tied else {})
+
+
+def test_the_model_masks_and_biases_its_blocks_so():
+    config = BloomConfig(**SIZES)
+    seen = given_to(BloomForCausalLM(config), PLACE)
+    assert_visible(
+        seen["attention_mask"], family_of(config.to_dict()).traits(config.to_dict(), PLACE)
+    )
+    theirs = seen["alibi"].view(-1, N, 1, T)[0].numpy()  # the row without padding
+    apart = theirs - np.asarray(alibi(N, T))
+    # One number a head, which no softmax sees.
+    assert np.ptp(apart, axis=-1).max() <= 8 * 2.0**-24 * theirs.max()
+
+
+MISTAKES = {
+    "key and value swapped": swapped("k_proj", "v_proj"),
+    "a square weight transposed": but(row("dense.weight", "out_proj.kernel", heads_in)),
+    "read one after another": but(
+        row("query_key_value.weight", QKV_KERNELS, packed, linear, heads),
+        row("query_key_value.bias", QKV_BIASES, packed, heads),
+    ),
+    "without ALiBi": otherwise(bias=None),
+    "slopes 1% off": otherwise(bias=BiasTraits("alibi", {"factor": 1.01})),
+    "slopes divided by the scale": otherwise(bias=BiasTraits("alibi", {"factor": H**-0.5})),
+}
+
+
+@pytest.fixture(scope="module")
+def right():
+    return block()
+
+
+@pytest.fixture(scope="module")
+def prepared(right):
+    """The reference's side of a check, made once."""
+    return right.prepared()
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_seen(mistake, right, prepared):
+    assert right.judge(prepared, MISTAKES[mistake](right)).verdict is Verdict.FAIL
+
+
+def test_without_a_mistake_none_is_seen(right, prepared):
+    assert right.judge(prepared, right.port).verdict is Verdict.PASS

@@ -1,0 +1,220 @@
+"""Falcon's three forms, rotary and ALiBi: transformers' own attention and files against ours."""
+
+import json
+import math
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from decoder_cases import Turned, drawn, named, rows, turning
+from family_cases import Block, T, roundtrip, scattered
+from family_mistakes import assert_visible, but, given_to, otherwise, swapped
+from transformers import FalconConfig, FalconModel
+from transformers.models.falcon.modeling_falcon import (
+    FalconAttention,
+    FalconRotaryEmbedding,
+    build_alibi_tensor,
+)
+
+from jax_attn.attention import alibi
+from jax_attn.parity.compare import Verdict
+from jax_attn.transfer import TransferError, grouped, heads, heads_in, inward, linear, packed, row
+from jax_attn.transfer.families import BiasTraits
+from jax_attn.transfer.families.falcon import FALCON
+from jax_attn.transfer.layouts import QKV_BIASES, QKV_KERNELS
+
+N, K, H = 6, 2, 10
+SIZES = {
+    "vocab_size": 17,
+    "hidden_size": N * H,
+    "num_attention_heads": N,
+    "ffn_hidden_size": 37,
+    "num_hidden_layers": 2,
+    "max_position_embeddings": 64,
+    "attn_implementation": "eager",
+}
+LAST = "transformer.h.1.self_attention"
+GROUPED = {"new_decoder_architecture": True, "num_kv_heads": K}
+EACH = {"multi_query": False}
+ALIBI = {"alibi": True, "bias": True, **EACH}
+# name -> what the config says besides
+CASES = {
+    "one key/value head": {},
+    "one key/value head, biases": {"bias": True},
+    "grouped": GROUPED,
+    "grouped, biases": {"bias": True, **GROUPED},
+    "each its own": EACH,
+    "each its own, biases, scaled": {
+        "bias": True,
+        "rope_parameters": {"rope_type": "linear", "rope_theta": 500.0, "factor": 4.0},
+        **EACH,
+    },
+    "alibi": ALIBI,
+    "alibi, one key/value head": {"alibi": True},
+}
+
+
+def pytest_generate_tests(metafunc):
+    rows(metafunc, CASES, also_in_bfloat16=("grouped, biases", "alibi"))
+
+
+@cache
+def block(name, dtype="float32") -> Block:
+    config = FalconConfig(**SIZES, **CASES[name])
+
+    def turned(module, x, mask, positions):
+        angles = FalconRotaryEmbedding(config)(x, positions)  # see `Turned`
+        return module(x, None, mask, position_embeddings=angles)[0]
+
+    def biased(module, x, mask):
+        real = (mask[:, 0, -1] > torch.finfo(x.dtype).min / 2).long()
+        return module(x, build_alibi_tensor(real, N, x.dtype), mask)[0]
+
+    kind, theirs = (Block, biased) if config.alibi else (Turned, turned)
+    return kind.of(drawn(FalconAttention(config, layer_idx=1)), config, LAST, theirs, dtype)
+
+
+def test_a_block_agrees_with_transformers(name, dtype):
+    result = block(name, dtype).check(("eager",))
+    assert result.verdict is Verdict.PASS, str(result)
+
+
+@pytest.mark.parametrize("options", [GROUPED, {"alibi": True}], ids=str)
+def test_the_model_masks_its_blocks_so(options):
+    config, place = FalconConfig(**SIZES, **options), "h.1.self_attention"
+    seen = given_to(FalconModel(config), place)["attention_mask"]
+    for head in seen.unbind(1):  # with ALiBi in it, each has its own
+        assert_visible(head[:, None], FALCON.traits(config.to_dict(), place))
+
+
+@pytest.mark.parametrize("count", [N, 12])
+def test_alibi_in_transformers_is_ours_rounded_twice_to_bfloat16(count):
+    """Slope and product, even in a float32 model; up to one number a head, which no softmax sees.
+
+    Up to 8 heads, and in short texts, nothing is rounded: the slopes are powers of two.
+    """
+    theirs = build_alibi_tensor(torch.ones(1, T), count, torch.float32).numpy()
+    ours = np.asarray(alibi(count, T), np.float64)
+    ours -= ours[..., :1]
+    u = 2.0**-8  # half a unit in the last place of 8 bits, relative
+    assert (np.abs(theirs - ours) <= ((1 + u) ** 2 - 1) * ours).all()
+    assert (theirs == ours).all() == (count == N)
+
+
+def test_a_whole_model_adds_alibi_once_and_scaled():
+    config = FalconConfig(**{**SIZES, **ALIBI, "attn_implementation": "sdpa"})
+    seen = given_to(FalconModel(config), "h.1.self_attention")["attention_mask"][0, :, -1]
+    unscaled = build_alibi_tensor(torch.ones(1, T), N, torch.float32)[:, 0]
+    assert torch.allclose(seen, unscaled / math.sqrt(H), rtol=1e-6, atol=0)
+    bias = FALCON.traits(config.to_dict(), LAST).bias
+    assert bias == BiasTraits("alibi", {"factor": 1 / math.sqrt(H)})
+
+
+@pytest.mark.parametrize(("options", "agree"), [({}, True), (ALIBI, False)], ids=str)
+def test_in_transformers_a_whole_eager_model_adds_alibi_twice(options, agree):
+    """To the mask and to the scores: a fault that its other path, and its block alone, lack."""
+    kinds = ({**SIZES, **options, "attn_implementation": kind} for kind in ("eager", "sdpa"))
+    models = (drawn(FalconModel(FalconConfig(**kind))).eval() for kind in kinds)
+    with torch.inference_mode():
+        eager, sdpa = (model(torch.arange(T)[None]).last_hidden_state for model in models)
+    assert torch.allclose(eager, sdpa, atol=1e-5) == agree
+
+
+BY_TURNS = but(
+    row("query_key_value.weight", QKV_KERNELS, grouped, inward),
+    row("query_key_value.bias", QKV_BIASES, grouped),
+)
+ONE_AFTER_ANOTHER = but(
+    row("query_key_value.weight", QKV_KERNELS, packed, linear, heads),
+    row("query_key_value.bias", QKV_BIASES, packed, heads),
+)
+UNTURNED = but(row("dense.weight", "out_proj.kernel", heads_in))
+# what is wrong -> (the case, how its port is made)
+MISTAKES = {
+    "grouped read one after another": ("grouped", ONE_AFTER_ANOTHER),
+    "each its own read one after another": ("each its own", ONE_AFTER_ANOTHER),
+    "key and value swapped": ("grouped", swapped("k_proj", "v_proj")),
+    "the one key and value swapped": ("one key/value head", swapped("k_proj", "v_proj")),
+    "query and key swapped": ("each its own", swapped("q_proj", "k_proj")),
+    "a square weight transposed": ("one key/value head", UNTURNED),
+    "pairs side by side": ("grouped", turning(interleaved=True)),
+    "another base": ("grouped", turning(base=1.01e4)),
+    "another scale": ("grouped", otherwise(scale=11**-0.5)),
+    "alibi left out": ("alibi", otherwise(bias=None)),
+    "alibi not scaled": ("alibi", otherwise(bias=BiasTraits("alibi", {"factor": 1.0}))),
+}
+
+
+@cache
+def prepared(name):
+    """The reference's side, with which its own port passes."""
+    made = block(name).prepared()
+    assert block(name).judge(made, block(name).port).verdict is Verdict.PASS
+    return made
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_seen(mistake):
+    name, mistaken = MISTAKES[mistake]
+    right = block(name)
+    assert right.judge(prepared(name), mistaken(right)).verdict is Verdict.FAIL
+
+
+def test_one_key_and_value_lie_behind_all_queries_either_way():
+    """With one key/value head, a group is all there is: both tables read the same."""
+    right = block("one key/value head, biases")
+    got = BY_TURNS(right)
+    for part in ("q_proj", "k_proj", "v_proj"):
+        want = getattr(right.port, part).kernel[...]
+        assert np.array_equal(getattr(got, part).kernel[...], want)
+
+
+# --- whole files ----------------------------------------------------------------------------------
+
+TIED = {"lm_head.weight": "tied to transformer.word_embeddings.weight"}
+UNTIED = {"tie_word_embeddings": False}
+# transformers' class, what its config says besides, the keys that are passed over
+MODELS = [
+    ("FalconModel", {}, {}),
+    ("FalconForCausalLM", {}, TIED),
+    ("FalconForCausalLM", {**GROUPED, "bias": True}, TIED),
+    ("FalconForCausalLM", {**GROUPED, "num_ln_in_parallel_attn": 1, **UNTIED}, {}),
+    ("FalconForCausalLM", {**ALIBI, "parallel_attn": False}, TIED),
+    ("FalconForSequenceClassification", {}, {}),
+    ("FalconForTokenClassification", {}, {}),
+    ("FalconForQuestionAnswering", {}, {}),
+]
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("name", "options", "passed"), MODELS)
+def test_a_file_goes_there_and_back(name, options, passed, kind, tmp_path):
+    model = scattered(getattr(transformers, name)(FalconConfig(**SIZES, **options))).to(kind)
+    assert roundtrip(model, tmp_path) == passed
+    written = json.loads((tmp_path / "config.json").read_text())
+    assert FALCON.traits(written, LAST) == FALCON.traits(model.config.to_dict(), LAST)
+
+
+# --- configs --------------------------------------------------------------------------------------
+
+
+def test_what_a_config_does_not_say_is_transformers_default():
+    made = FALCON.traits({"model_type": "falcon"}, LAST)
+    assert made == FALCON.traits(FalconConfig().to_dict(), LAST)
+    assert made.sizes == (71, 1, 64)
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ({"hidden_size": 61}, "num_attention_heads: expected a divisor of hidden_size = 61, got 6"),
+        ({**GROUPED, "num_kv_heads": 4}, "num_kv_heads: expected a divisor of num_attention_heads"),
+        ({"alibi": "yes"}, "alibi: expected true or false, got 'yes'"),
+    ],
+)
+def test_what_a_config_says_wrong_is_named(said, message):
+    with pytest.raises(TransferError) as caught:
+        FALCON.traits({**SIZES, **said}, LAST)
+    assert f"config.json {message}" in named(caught.value)

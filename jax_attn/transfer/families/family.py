@@ -59,11 +59,10 @@ class BiasTraits(NamedTuple):
 class Traits:
     """What one attention block does. D embed_dim, N and K heads, H head_dim.
 
-    kdim, vdim: features of keys and values; D when None. lender: torch prefix of the block with
-    whose table of position biases this one, which has none, is called.
-
-    scale: 1/√H when None. is_causal: a query sees no later key. window: how many keys a query
-    sees, the last its own; None for all. cross: keys and values come from elsewhere.
+    kdim, vdim: features of keys and values; D when None. scale: 1/√H when None. is_causal: a query
+    sees no later key. window: how many keys a query sees, the last its own; None for all. cross:
+    keys and values come from elsewhere. lender: the torch prefix of the block with whose table of
+    position biases this one, which has none, is called; "" for none.
     """
 
     embed_dim: int
@@ -97,16 +96,20 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Family:
-    """One family.
+    """One family: how it is known, where its blocks are, and its tables.
 
-    name: as `jax-attn inspect` prints it. model_types: as configs name them. roots: what may
-    stand before every key but the head's: "bert"; "" for nothing. places: where blocks are, behind
-    the root, {layer} for the layer's number; two of one Flax path are two spellings of one block.
+    name: as `jax-attn inspect` prints it.
+    model_types: as configs name them. known_by: the keys of a config without a model_type.
+    roots: what may stand before every key but the head's: "bert"; "" for nothing.
+    places: where blocks are, behind the root, {layer} for the layer's number; two of one Flax path
+        are two spellings of one block.
     block(config): the table between a block's keys and its attention module, neither with a prefix.
-    rest(config): the table of all else behind the root. head(config): of what no root stands
-    before. traits(config, torch prefix): what the block there does. A config that lacks a key, or
-    whose value has no place here, is a TransferError that names it (see
-    `jax_attn.transfer.families.config`). known_by: the keys of a config without a model_type.
+    rest(config): the table of all else behind the root.
+    head(config): the table of what no root stands before.
+    traits(config, torch prefix): what the block there does.
+
+    A key that a config lacks counts as transformers' default for it. One without a default, and a
+    value that has no place here, is a TransferError that names it (`families.config`).
     """
 
     name: str
@@ -139,8 +142,7 @@ class Family:
         for place in self.places:
             spelled.setdefault(place.flax, []).append(block.under(*place))
         blocks = (spellings(*layouts) for layouts in spelled.values())
-        behind = Layout(*blocks, self.rest(config))
-        keys = list(keys)
+        behind, keys = Layout(*blocks, self.rest(config)), list(keys)
         whole = behind.under(self.root(config, keys), "") + self.head(config)
         return whole.spelled_as(keys)
 

@@ -6,12 +6,13 @@ the same in every family:
 
     token_embedding  position_embedding  type_embedding  embedding_norm
     layers.{layer}.attention_norm  .attention  .mlp_norm  .mlp.{up,gate,down}
-    final_norm  pooler  lm_head
+    final_norm  pooler  lm_head  classifier  token_classifier  qa_outputs
     patch_embedding  cls_token  mask_token          (of images)
 
-with `attention` a module of this package (q_proj, k_proj, v_proj, out_proj, q_norm, k_norm),
-kernels (in, out), a norm's scale and bias, an embedding's embedding. Encoder-decoders have
-`encoder.` and `decoder.` before `layers`, and `cross_attention`. Needs no framework.
+with `attention` a module of this package (q_proj, k_proj, v_proj, out_proj, q_norm, k_norm,
+position_bias), kernels (in, out), a norm's scale and bias, an embedding's embedding.
+Encoder-decoders have `encoder.` and `decoder.` before `layers`, and `cross_attention`. Needs no
+framework.
 """
 
 from collections.abc import Callable, Iterable, Mapping

@@ -16,9 +16,9 @@ import numpy as np
 from jax_attn.transfer.arrays import Spec, read
 from jax_attn.transfer.families import Place, Traits
 from jax_attn.transfer.layout import Layout
-from jax_attn.transfer.problems import Problem
+from jax_attn.transfer.problems import Problem, nearest
 from jax_attn.transfer.resolve import Move
-from jax_attn.transfer.rows import Row, bindings, filled, holes
+from jax_attn.transfer.rows import Row, bindings, filled, holes, regex
 from jax_attn.transfer.steps import Shape, Sizes, grouped, heads, heads_in, packed
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
@@ -31,6 +31,7 @@ _CHUNK = 2**22
 _TRIOS = (("q_proj", "k_proj", "v_proj"), ("query", "key", "value"))
 _HEADS = {"q_proj": "num_heads", "out_proj": "num_heads"}
 _HEADS |= dict.fromkeys(("k_proj", "v_proj"), "num_kv_heads")
+_BIAS = ("position_bias", "embedding")  # one layer learns it, the others may borrow it
 _FIRST_HOLE = re.compile(r"\{(\w+)\}")
 
 
@@ -40,15 +41,24 @@ def uneven(layout: Layout, names: Iterable[str], side: str) -> list[Problem]:
     names: those that are there; side: "keys" or "paths", of which side they are.
     """
     names = list(names)
+    known = [
+        regex(name)
+        for group in layout.groups
+        for alternative in group.alternatives
+        for r in alternative
+        for name in getattr(r, side)
+    ]
     had: dict[str, dict[str, set[int]]] = defaultdict(dict)  # stem -> a pattern -> its layers
     for group in layout.groups:
         rows = [r for alternative in group.alternatives for r in alternative]
-        if len(holes(rows[0])) != 1:
+        borrowed = any(_BIAS[0] in path.split(".") for r in rows for path in r.paths)
+        if len(holes(rows[0])) != 1 or borrowed:
             continue
         by_pattern = {name: bindings([name], names) for r in rows for name in getattr(r, side)}
         if met := [name for name, found in by_pattern.items() if found]:
             layers = {int(value) for name in met for ((_, value),) in by_pattern[name]}
             had[met[0][: _FIRST_HOLE.search(met[0]).start()]][met[0]] = layers
+    strays = [name for name in names if not any(p.fullmatch(name) for p in known)]
     problems = []
     for stem, patterns in had.items():
         layers = set().union(*patterns.values())
@@ -58,7 +68,8 @@ def uneven(layout: Layout, names: Iterable[str], side: str) -> list[Problem]:
         for pattern, found in patterns.items():
             for layer in sorted(layers - found):
                 text = f"layer {layer} lacks it, {len(found)} of {len(layers)} layers have it"
-                problems.append(Problem("missing", _at(pattern, layer), text))
+                key = _at(pattern, layer)
+                problems.append(Problem("missing", key, text, nearest(key, strays)))
     return problems
 
 
@@ -71,8 +82,10 @@ def incomplete(blocks: Iterable[tuple[Place, Traits]], paths: Iterable[str]) -> 
         needed |= {f"{part}.bias" for part in _TRIOS[0] if traits.use_bias}
         needed |= {"out_proj.bias"} if traits.use_out_bias else set()
         needed |= {"q_norm.scale", "k_norm.scale"} if traits.qk_norm else set()
+        learnt = traits.bias is not None and traits.bias.kind == "relative" and not traits.lender
+        needed |= {".".join(_BIAS)} if learnt else set()
         possible = {f"{part}.{leaf}" for part in _HEADS for leaf in ("kernel", "bias")}
-        possible |= {"q_norm.scale", "k_norm.scale"} | optional
+        possible |= {"q_norm.scale", "k_norm.scale", ".".join(_BIAS)} | optional
         found = {name for name in possible if f"{place.flax}.{name}" in paths}
         for name in sorted(needed - found):
             text = f"expected in the attention at {place.torch!r}, as the config has it"

@@ -199,7 +199,7 @@ def plan_port(
     problems += [p for p in misfits if p.name not in {u.name for u in unreadable}]
     problems += port_checks.uneven(layout, left, _FROM[to])
     targets, mixed = _targets(moves, left, to, dtype)
-    paths = targets if to == "flax" else left
+    paths = _reached(layout, left) if to == "flax" else left
     problems += mixed
     problems += port_checks.incomplete(table.blocks, paths) if table.blocks else []
     problems += [] if table.blocks else port_checks.some_biases(paths)
@@ -405,6 +405,12 @@ def _written(family: Family, config: Config, paths: Iterable[str]) -> list[Place
             made = Place(*filled((torch, place.flax), binding))
             found.setdefault(made.flax, made)
     return [*found.values()]
+
+
+def _reached(layout: Layout, keys: Iterable[str]) -> list[str]:
+    """The Flax paths of rows whose keys are there, whatever their shapes."""
+    keys = list(keys)
+    return [p for r in _rows(layout) for b in bindings(r.keys, keys) for p in r.at(b).paths]
 
 
 def _unused(layout: Layout, used: Iterable[str]) -> list[str]:

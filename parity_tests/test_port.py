@@ -1,0 +1,236 @@
+"""`jax-attn port`: every family there and back, to the bit; what is written, and what proves it."""
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from family_models import GROUPED, ROWS, tf
+from flax import nnx
+from port_cases import TABLES, plain, ported
+
+from jax_attn import nn
+from jax_attn.cli import port
+from jax_attn.transfer import load_checkpoint, save_checkpoint
+
+LOADED = "print(*({'jax', 'flax', 'torch'} & set(sys.modules)))"
+
+
+def assert_same(got, want):
+    assert got.keys() == want.keys()
+    for key, array in want.items():
+        assert (got[key].dtype, got[key].shape) == (array.dtype, array.shape), key
+        assert got[key].tobytes() == array.tobytes(), key
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", ROWS)
+def test_a_familys_file_comes_back_to_the_bit(tmp_path, name, dtype):
+    row = ROWS[name]
+    torch.manual_seed(0)
+    row.model(row.config).to(getattr(torch, dtype)).save_pretrained(tmp_path / "source")
+    done = ported(tmp_path / "source", tmp_path / "flax", "flax", "--json")
+    document = json.loads(done.stdout)
+    ported(tmp_path / "flax", tmp_path / "back", "torch")
+    given = dict(load_checkpoint(tmp_path / "source"))
+    over = document["plan"]["passed_over"]
+    kept = {key: array for key, array in given.items() if key not in over}
+    assert_same(dict(load_checkpoint(tmp_path / "back")), kept)
+    assert document["proof"]["carried"] == sum(array.nbytes for array in kept.values())
+    counted = document["proof"]["carried"] + document["proof"]["passed_over"]
+    assert counted == sum(array.nbytes for array in given.values())
+    config = (tmp_path / "source" / "config.json").read_bytes()
+    assert (tmp_path / "back" / "config.json").read_bytes() == config
+    assert tf.AutoConfig.from_pretrained(tmp_path / "back").model_type == row.config.model_type
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("llama")
+    torch.manual_seed(0)
+    tf.LlamaForCausalLM(tf.LlamaConfig(**GROUPED)).save_pretrained(folder)
+    return folder
+
+
+def test_the_plan_is_printed_and_a_dry_run_writes_nothing(tmp_path, llama):
+    done = ported(llama, tmp_path / "flax", "flax", "--dry-run")
+    line = next(li for li in done.stdout.split("\n") if "layers.1.self_attn.k_proj" in li)
+    assert line.split("  ")[0] == "model.layers.1.self_attn.k_proj.weight"
+    for said in ("[30, 24]", "layers.1.attention.k_proj.kernel", "[24, 3, 10]", "float32"):
+        assert said in line
+    assert line.endswith("linear heads")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_flax_side_fills_our_module(tmp_path, llama):
+    ported(llama, tmp_path / "flax", "flax")
+    found = load_checkpoint(tmp_path / "flax")
+    module = nn.GroupedQueryAttention(24, 6, 3, head_dim=10, use_bias=False, rngs=nnx.Rngs(0))
+    state = nnx.state(module, nnx.Param)
+    stem = "layers.0.attention."
+    flat = dict(nnx.to_flat_state(state))
+    assert {stem + ".".join(p) for p in flat} == {k for k in found if k.startswith(stem)}
+    for path, variable in flat.items():
+        assert found[stem + ".".join(path)].shape == variable.get_value().shape
+
+
+def test_an_orbax_checkpoint_restores_and_comes_back(tmp_path, llama):
+    import orbax.checkpoint as ocp
+
+    ported(llama, tmp_path / "flax", "flax", "--format", "orbax")
+    with ocp.StandardCheckpointer() as orbax:
+        state = nnx.restore_int_paths(orbax.restore(tmp_path / "flax" / "state"))
+    given = load_checkpoint(llama)
+    kernel = state["layers"][1]["attention"]["q_proj"]["kernel"]
+    np.testing.assert_array_equal(
+        np.asarray(kernel).reshape(24, 60).T, given["model.layers.1.self_attn.q_proj.weight"]
+    )
+    module = nn.GroupedQueryAttention(24, 6, 3, head_dim=10, use_bias=False, rngs=nnx.Rngs(0))
+    own = nnx.state(module, nnx.Param)
+    nnx.replace_by_pure_dict(own, state["layers"][1]["attention"])
+    nnx.update(module, own)
+    np.testing.assert_array_equal(module.q_proj.kernel[...], kernel)
+    ported(tmp_path / "flax", tmp_path / "back", "torch")
+    assert_same(dict(load_checkpoint(tmp_path / "back")), dict(given))
+
+
+def test_what_was_trained_and_saved_anew_goes_back_without_a_record(tmp_path, llama):
+    ported(llama, tmp_path / "flax", "flax")
+    (tmp_path / "flax" / "port.json").unlink()
+    ported(tmp_path / "flax", tmp_path / "back", "torch")
+    assert_same(dict(load_checkpoint(tmp_path / "back")), dict(load_checkpoint(llama)))
+
+
+def test_a_bare_model_goes_back_under_its_own_keys(tmp_path):
+    tf.LlamaModel(tf.LlamaConfig(**GROUPED)).save_pretrained(tmp_path / "source")
+    ported(tmp_path / "source", tmp_path / "flax", "flax")
+    ported(tmp_path / "flax", tmp_path / "back", "torch")
+    assert "layers.0.self_attn.q_proj.weight" in load_checkpoint(tmp_path / "back")
+
+
+def test_ties_are_kept_and_said(tmp_path):
+    model = tf.GPT2LMHeadModel(ROWS["gpt2"].config)
+    (tmp_path / "source").mkdir()
+    model.config.save_pretrained(tmp_path / "source")
+    save_checkpoint(tmp_path / "source" / "model.safetensors", model.state_dict())
+    done = ported(tmp_path / "source", tmp_path / "flax", "flax")
+    assert "lm_head.weight: passed over: tied to transformer.wte.weight" in done.stdout
+    assert not any("head" in path for path in load_checkpoint(tmp_path / "flax"))
+
+
+def test_a_tie_that_is_none_is_an_error(tmp_path):
+    model = tf.GPT2LMHeadModel(ROWS["gpt2"].config)
+    (tmp_path / "source").mkdir()
+    model.config.save_pretrained(tmp_path / "source")
+    held = {key: tensor.clone() for key, tensor in model.state_dict().items()}
+    held["lm_head.weight"][3, 5] += 1
+    save_checkpoint(tmp_path / "source" / "model.safetensors", held)
+    done = ported(tmp_path / "source", tmp_path / "flax", "flax", status=2)
+    assert "to which it is tied" in done.stderr
+
+
+@pytest.fixture
+def tables(tmp_path, monkeypatch):
+    (tmp_path / "my_tables.py").write_text(TABLES)
+    monkeypatch.chdir(tmp_path)
+    yield "my_tables"
+    sys.modules.pop("my_tables", None)
+
+
+def test_an_untested_table_of_a_user_goes_there_and_back(tmp_path, tables):
+    source = plain(tmp_path)
+    option = ("--layout", f"{tables}:RIGHT")
+    ported(source, tmp_path / "flax", "flax", *option)
+    ported(tmp_path / "flax", tmp_path / "back", "torch", *option)
+    assert_same(dict(load_checkpoint(tmp_path / "back")), dict(load_checkpoint(source)))
+
+
+CASTS = {
+    "wider": ("bfloat16", "float32", ()),
+    "rounded when asked to": ("float32", "bfloat16", ("--lossy",)),
+}
+
+
+@pytest.mark.parametrize("name", CASTS)
+def test_numbers_are_cast(tmp_path, tables, name):
+    before, after, options = CASTS[name]
+    source = plain(tmp_path, before)
+    options = ("--layout", f"{tables}:RIGHT", "--dtype", after, *options)
+    ported(source, tmp_path / "flax", "flax", *options)
+    path = "layers.1.attn.out_proj.bias"
+    given = load_checkpoint(source)["encoder.layer.1.attention.output.dense.bias"]
+    np.testing.assert_array_equal(load_checkpoint(tmp_path / "flax")[path], given.astype(after))
+
+
+def test_what_does_not_come_back_is_seen_and_not_kept(tmp_path, tables, monkeypatch):
+    """The proof can fail: a bit that turns between the write and the second reading."""
+    from jax_attn.transfer import port_files
+
+    write = port_files.write
+
+    def turned(folder, *rest):
+        write(folder, *rest)
+        path = folder / "model.safetensors"
+        content = bytearray(path.read_bytes())
+        content[-1] ^= 1
+        path.write_bytes(content)
+
+    monkeypatch.setattr(port_files, "write", turned)
+    options = ("--layout", f"{tables}:RIGHT")
+    done = ported(plain(tmp_path), tmp_path / "flax", "flax", *options, status=1)
+    assert "does not come back" in done.stdout
+    assert "nothing kept" in done.stdout
+    assert not (tmp_path / "flax").exists()
+
+
+def test_an_interrupted_port_leaves_nothing(tmp_path, tables, monkeypatch):
+    from jax_attn.transfer import porting
+
+    def interrupted(*arguments):
+        raise KeyboardInterrupt
+
+    source = plain(tmp_path)
+    before = sorted(tmp_path.iterdir())
+    monkeypatch.setattr(porting, "prove", interrupted)
+    ported(source, tmp_path / "flax", "flax", "--layout", f"{tables}:RIGHT", status=1)
+    assert [p for p in sorted(tmp_path.iterdir()) if p.name != "__pycache__"] == before
+
+
+def test_a_port_that_is_killed_leaves_what_does_not_look_whole(tmp_path, tables):
+    source = plain(tmp_path)
+    code = (
+        "import os; from jax_attn.transfer import porting; porting.prove = lambda *a: os._exit(9);"
+        "from jax_attn.cli import main;"
+        f"main(['port', {str(source)!r}, 'flax', '--to', 'flax', '--layout', 'my_tables:RIGHT'])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, cwd=tmp_path)
+    assert done.returncode == 9, done.stderr
+    assert not (tmp_path / "flax").exists()
+    (left,) = tmp_path.glob(".flax.*")
+    assert left.name.endswith(".partial")
+
+
+def test_inspect_and_port_start_no_framework(llama, tmp_path):
+    target = tmp_path / "flax"
+    for arguments in (["inspect", str(llama)], ["port", str(llama), str(target), "--to", "flax"]):
+        call = f"main({arguments!r}, standalone_mode=False)"
+        guarded = f"try:\n {call}\nexcept SystemExit: pass\n{LOADED}"
+        done = subprocess.run(
+            [sys.executable, "-c", f"import sys\nfrom jax_attn.cli import main\n{guarded}"],
+            capture_output=True,
+            text=True,
+            env=os.environ,
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.strip().split("\n")[-1] not in ("jax", "flax", "torch", "flax jax")
+        assert not {"jax", "flax", "torch"} & set(done.stdout.strip().split("\n")[-1].split())
+    assert target.is_dir()
+
+
+def test_check_needs_torch_and_says_how_to_get_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(port, "present", lambda module: module != "torch")
+    done = ported(plain(tmp_path), tmp_path / "flax", "flax", "--check", status=3)
+    assert "pip install 'torch>=2.10'" in done.stderr

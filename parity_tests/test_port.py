@@ -111,6 +111,35 @@ def test_a_bare_model_goes_back_under_its_own_keys(tmp_path):
     assert "layers.0.self_attn.q_proj.weight" in load_checkpoint(tmp_path / "back")
 
 
+def in_shards(folder, state):
+    save_checkpoint(folder / "model.safetensors", state, shard_bytes=9_000)
+    assert len(list(folder.glob("*.safetensors"))) > 1
+
+
+FORMS = {
+    "shards": in_shards,
+    "torch's pickle": lambda folder, state: torch.save(state, folder / "pytorch_model.bin"),
+    "wrapped": lambda folder, state: save_checkpoint(
+        folder / "model.safetensors", {f"module.{key}": t for key, t in state.items()}
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_every_form_of_file_is_carried(tmp_path, llama, name):
+    given = tf.LlamaForCausalLM.from_pretrained(llama)
+    (tmp_path / "source").mkdir()
+    given.config.save_pretrained(tmp_path / "source")
+    FORMS[name](tmp_path / "source", given.state_dict())
+    ported(
+        tmp_path / "source", tmp_path / "flax", "flax", *["--strip=module"] * (name == "wrapped")
+    )
+    ported(tmp_path / "flax", tmp_path / "back", "torch")
+    assert_same(dict(load_checkpoint(tmp_path / "back")), dict(load_checkpoint(llama)))
+    again = tf.LlamaForCausalLM.from_pretrained(tmp_path / "back").state_dict()
+    assert all(torch.equal(again[key], tensor) for key, tensor in given.state_dict().items())
+
+
 def test_ties_are_kept_and_said(tmp_path):
     model = tf.GPT2LMHeadModel(ROWS["gpt2"].config)
     (tmp_path / "source").mkdir()

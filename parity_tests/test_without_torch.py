@@ -24,7 +24,8 @@ def python(code: str) -> subprocess.CompletedProcess:
 
 @pytest.mark.parametrize(
     "args",
-    [["--help"], ["--version"], ["verify", "--help"], ["doctor", "--help"], ["bench", "--help"]],
+    [["--help"], ["--version"]]
+    + [[name, "--help"] for name in ("verify", "doctor", "bench", "inspect", "port")],
     ids=" ".join,
 )
 def test_help_imports_no_framework(args):

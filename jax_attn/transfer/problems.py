@@ -11,7 +11,7 @@ class Problem(NamedTuple):
     """One thing that stops a transfer.
 
     kind: "missing", "unexpected", "ambiguous", "doubly written", "wrong shape",
-        "wrong dtype", "unwritten", "refused", "unreadable" or "file".
+        "wrong dtype", "not finite", "unwritten", "refused", "unreadable" or "file".
     name: the torch key, Flax path or file it is about.
     text: what was expected and what came.
     hint: what would mend it, where that is known.

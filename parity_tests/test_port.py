@@ -97,6 +97,22 @@ def test_an_orbax_checkpoint_restores_and_comes_back(tmp_path, llama):
     assert_same(dict(load_checkpoint(tmp_path / "back")), dict(given))
 
 
+ORBAX = {
+    "an empty array": ({"a": np.zeros((0, 3), "f4")}, "orbax saves no empty array"),
+    "a leaf that is a branch": ({"a": np.ones(3), "a.b": np.ones(3)}, "'a' is both"),
+}
+
+
+@pytest.mark.parametrize("name", ORBAX)
+def test_what_orbax_does_not_hold_is_named(tmp_path, name):
+    from jax_attn.transfer import TransferError, orbax_folder
+
+    arrays, said = ORBAX[name]
+    with pytest.raises(TransferError, match=said):
+        orbax_folder.save(tmp_path / "state", arrays)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_what_was_trained_and_saved_anew_goes_back_without_a_record(tmp_path, llama):
     ported(llama, tmp_path / "flax", "flax")
     (tmp_path / "flax" / "port.json").unlink()

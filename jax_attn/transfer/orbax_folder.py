@@ -72,8 +72,12 @@ def save(folder: Path, tensors: Mapping[str, Any]) -> None:
             problems.append(Problem("ambiguous", path, text))
     if problems:
         raise TransferError("saving with orbax", problems)
-    with ocp.PyTreeCheckpointer() as orbax:
-        orbax.save(folder.absolute(), _nested({path: tensors[path] for path in tensors}))
+    made = _nested({path: tensors[path] for path in tensors})
+    try:
+        with ocp.PyTreeCheckpointer() as orbax:
+            orbax.save(folder.absolute(), made)
+    except Exception as error:  # orbax raises whatever its parts raise
+        raise file_error(folder, f"orbax does not write it: {error}") from error
 
 
 def _nested(leaves: Mapping[str, Any]) -> dict[str, Any]:

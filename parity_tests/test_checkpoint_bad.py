@@ -157,6 +157,14 @@ BAD_PATHS = {
         "more than once: ['a']",
     ),
     "nothing named": (named(), "expected at least one name"),
+    "a file of several left out": (
+        folder_of(
+            (INDEX, {"weight_map": {"a": "m-00001-of-00002.safetensors"}}),
+            ("m-00001-of-00002.safetensors", GOOD),
+            ("m-00002-of-00002.safetensors", OTHER),
+        ),
+        "expected 2 files named alike, got ['m-00001-of-00002.safetensors']",
+    ),
     "a number": (named(a=1), f"{NO_NAME} (.safetensors, .bin, .pt, .pth, .ckpt), got 1"),
     "no name": (named(a=""), NO_NAME),
     "a list for a name": (named(a=[X]), NO_NAME),

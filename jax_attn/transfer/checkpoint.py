@@ -20,7 +20,7 @@ from jax_attn.transfer.safetensors_file import unique
 INDEX = ".index.json"
 _SAFETENSORS = ".safetensors"
 _SUFFIXES = (_SAFETENSORS, *pickled.SUFFIXES)
-_OF_MANY = re.compile(r".*-\d+-of-\d+\.\w+")
+_OF_MANY = re.compile(r"(.*)-\d{1,9}-of-(\d{1,9})(\.\w+)")
 
 Tensors = dict[str, Any]
 
@@ -213,9 +213,22 @@ def _weight_map(index: Path) -> dict[str, str]:
             problems.append(Problem("file", str(index), f"{key!r}: {text}"))
     if not items:
         problems.append(Problem("file", str(index), "expected at least one name, got none"))
-    if problems:
+    if problems or (problems := _left_out(index, {name for _, name in items})):
         raise TransferError(f"checkpoint {index}", problems)
     return dict(items)
+
+
+def _left_out(index: Path, names: Iterable[str]) -> list[Problem]:
+    """Files that belong with those named, as their names say, and are not."""
+    series: dict[tuple[str, ...], list[str]] = {}
+    for name in sorted(names):
+        if match := _OF_MANY.fullmatch(name):
+            series.setdefault(match.groups(), []).append(name)
+    return [
+        Problem("file", str(index), f"expected {int(count)} files named alike, got {found[:8]}")
+        for (_, count, _), found in series.items()
+        if len(found) != int(count)
+    ]
 
 
 def _read(

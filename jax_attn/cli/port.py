@@ -148,7 +148,7 @@ def _prepared(source: Path, to: str, layout: Any, strip: str, heads: Mapping[str
     from jax_attn.transfer import Problem, TransferError, load_checkpoint
     from jax_attn.transfer.families import FAMILIES, family_of
     from jax_attn.transfer.port_files import read_again, read_record
-    from jax_attn.transfer.porting import by_family, by_layout
+    from jax_attn.transfer.port_table import by_family, by_layout
     from jax_attn.transfer.prefixes import stripped, unwrapped
 
     found = read_config(source)

@@ -6,20 +6,18 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from jax_attn.transfer import port_checks, resolve
 from jax_attn.transfer.arrays import Spec, read, specs
-from jax_attn.transfer.families import Config, Family, Place, Traits
-from jax_attn.transfer.families.config import number
 from jax_attn.transfer.layout import Layout, untied
 from jax_attn.transfer.port_checks import FLOATS, SIZED
+from jax_attn.transfer.port_table import Table
 from jax_attn.transfer.problems import Problem, TransferError, grid, nearest
 from jax_attn.transfer.resolve import Move
-from jax_attn.transfer.rows import Row, bindings, filled, ignored
+from jax_attn.transfer.rows import Row, bindings, ignored
 from jax_attn.transfer.safetensors_file import DTYPES
 from jax_attn.transfer.steps import Shape, Sizes
 
@@ -27,19 +25,6 @@ Side = Literal["flax", "torch"]
 
 _FROM = {"flax": "keys", "torch": "paths"}
 _TO = {"flax": "paths", "torch": "keys"}
-
-
-class Table(NamedTuple):
-    """What a port goes by.
-
-    sizes: None where nobody says; needed where a step of the layout asks for them. blocks: where
-    attention is and what it does, where the family is known. config: {} where there is none.
-    """
-
-    layout: Layout
-    sizes: Sizes | None
-    blocks: tuple[tuple[Place, Traits], ...] = ()
-    config: Config = MappingProxyType({})
 
 
 @dataclass(frozen=True, repr=False)
@@ -114,55 +99,6 @@ class Port:
         if self.dtype is None:
             return tuple(arrays)
         return tuple(port_checks.recast(array, self.dtype) for array in arrays)
-
-
-def by_family(
-    family: Family, config: Config, keys: Iterable[str], paths: Iterable[str] = ()
-) -> Table:
-    """The table of a file with these torch keys. Raises TransferError for a config that is wrong.
-
-    keys: those of an earlier file, where a Flax side goes back to it; where nobody knows them,
-    none, and the Flax `paths`: they are spelt as the family usually does.
-    """
-    keys = list(keys)
-    places = family.blocks(config, keys) or _written(family, config, paths)
-    blocks = tuple((place, family.traits(config, place.torch)) for place in places)
-    if len({traits.sizes for _, traits in blocks}) > 1:
-        text = f"expected heads of one size in all blocks, got {[t.sizes for _, t in blocks]}"
-        raise TransferError("reading the config", [Problem("refused", "config.json", text)])
-    sizes = blocks[0][1].sizes if blocks else None
-    return Table(family.model(config, keys).spelled_as(keys), sizes, blocks, config)
-
-
-def by_layout(
-    layout: Layout,
-    config: Config,
-    *,
-    num_heads: int | None = None,
-    num_kv_heads: int | None = None,
-    head_dim: int | None = None,
-) -> Table:
-    """A table of the caller's, with N, K and H as they or the config say.
-
-    Raises TransferError where the two disagree.
-    """
-    said = {
-        "num_heads": number(config, "num_attention_heads", "n_head", "num_heads", default=None),
-        "num_kv_heads": number(config, "num_key_value_heads", "num_kv_heads", default=None),
-        "head_dim": number(config, "head_dim", "d_kv", default=None),
-    }
-    given = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim}
-    problems = [
-        Problem("ambiguous", name, f"expected {said[name]}, as config.json has it, got {value}")
-        for name, value in given.items()
-        if None not in (value, said[name]) and value != said[name]
-    ]
-    if problems:
-        raise TransferError("heads", problems)
-    N, K, H = (given[name] or said[name] for name in given)
-    D = number(config, "hidden_size", "n_embd", "d_model", default=None)
-    H = H or (D // N if D and N else None)
-    return Table(layout, Sizes(N, K or N, H) if N and H else None, (), config)
 
 
 def plan_port(
@@ -394,17 +330,6 @@ def _targets(
 
 def _cast(dtype: str, to: str | None) -> str:
     return to if to is not None and dtype in FLOATS else dtype
-
-
-def _written(family: Family, config: Config, paths: Iterable[str]) -> list[Place]:
-    """The blocks of a Flax side."""
-    paths, found = list(paths), {}
-    for place in family.places:
-        torch = ".".join(filter(None, (family.root(config, ()), place.torch)))
-        for binding in bindings([f"{place.flax}.q_proj.kernel"], paths):
-            made = Place(*filled((torch, place.flax), binding))
-            found.setdefault(made.flax, made)
-    return [*found.values()]
 
 
 def _reached(layout: Layout, keys: Iterable[str]) -> list[str]:

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -25,9 +26,11 @@ from torch_checkpoints import (
 )
 
 import torch_ref
-from jax_attn.parity import checkpoint as rebuilding
-from jax_attn.parity.checkpoint import STATEMENT, inputs, survey, torch_side, verify
+from jax_attn.parity import layer as rebuilding
+from jax_attn.parity import survey as surveying
 from jax_attn.parity.compare import Verdict
+from jax_attn.parity.layer import inputs, torch_side, verify
+from jax_attn.parity.survey import STATEMENT, survey
 from jax_attn.transfer import load_checkpoint, packed
 
 
@@ -141,7 +144,7 @@ def test_the_rebuild_computes_what_the_published_design_does(tmp_path, name):
     options = {"batch_first": True} if name == "torch_mha" else {}
     module = torch_ref.DESIGNS[name](*sizes, **options).eval()
     (layer,), arrays = layers_of(saved(tmp_path, module.state_dict()), num_heads=N)
-    x = torch.from_numpy(inputs(layer.block, seed=0)["query"]).float()
+    x = torch.from_numpy(inputs(layer.traits, seed=0)["query"]).float()
     with torch.no_grad():
         expected, got = DESIGNS[name](module, x), torch_side(layer, arrays)(x)
     torch.testing.assert_close(got, expected, rtol=0, atol=1e-6)
@@ -159,16 +162,16 @@ def wrong(table, **moved):
             f"{names.get(role, role)}.{kind}": part
             for (role, kind), part in ((n.split("."), p) for n, p in block.parts.items())
         }
-        return table(rebuilding.replace(block, parts=parts))
+        return table(replace(block, parts=parts))
 
     return made
 
 
 def test_a_wrong_table_fails_its_layer_alone(tmp_path, monkeypatch, quick):
     path = saved(tmp_path, tensors(bert(layers=2)), {"num_attention_heads": N})
-    right = rebuilding.table
+    right = surveying.table
     swapped = wrong(right, k="v")
-    monkeypatch.setattr(rebuilding, "table", lambda b: (swapped if ".1." in b.name else right)(b))
+    monkeypatch.setattr(surveying, "table", lambda b: (swapped if ".1." in b.name else right)(b))
     found = document(path, status=FAIL)
     assert [case["verdict"] for case in found["cases"]] == ["PASS", "FAIL"]
     reasons = "\n".join(found["cases"][1]["reasons"])
@@ -179,20 +182,22 @@ def test_a_wrong_table_fails_its_layer_alone(tmp_path, monkeypatch, quick):
 
 def test_packed_rows_taken_in_another_order_fail(tmp_path, monkeypatch, quick):
     shapes = linears("blocks.0.attn", "qkv proj", (3 * D, D), columns=(D, D))
-    (layer,), arrays = layers_of(saved(tmp_path, tensors(shapes)), num_heads=N)
+    path = saved(tmp_path, tensors(shapes))
+    (layer,), arrays = layers_of(path, num_heads=N)
     passed = verify(layer, arrays)
     assert passed.verdict is Verdict.PASS
     assert any("read as query, key and value" in note for note in passed.notes)
-    right = rebuilding._row
+    right = surveying._row
 
     def query_value_key(key, names):
         made = right(key, names)
         if packed not in made.steps:
             return made
         q, k, v = made.paths
-        return rebuilding.row(key, [q, v, k], *made.steps)
+        return surveying.row(key, [q, v, k], *made.steps)
 
-    monkeypatch.setattr(rebuilding, "_row", query_value_key)
+    monkeypatch.setattr(surveying, "_row", query_value_key)
+    (layer,), _ = layers_of(path, num_heads=N)
     result = verify(layer, arrays)
     assert result.verdict is Verdict.FAIL
     assert any("'k_proj.weight' differs" in failure for failure in result.failures)
@@ -217,12 +222,12 @@ def test_what_does_not_come_back_as_it_was_fails(tmp_path, monkeypatch, quick):
 
 
 def test_what_the_rebuild_lacks_is_said_and_the_numbers_are_there(tmp_path, quick):
-    config = {"model_type": "llama", "sliding_window": 4096, "num_attention_heads": N}
+    config = {"model_type": "cohere", "sliding_window": 4096, "num_attention_heads": N}
     path = saved(tmp_path, tensors(llama(bias=True)), config)
     (case,) = document(path.parent, status=INCONCLUSIVE)["cases"]
     assert case["verdict"] == "INCONCLUSIVE"
     assert case["reasons"] == [
-        "the rebuild lacks rotary positions: model_type = 'llama'",
+        "the rebuild lacks rotary positions: model_type = 'cohere'",
         "the rebuild lacks a window: sliding_window = 4096",
     ]
     assert {tensor["verdict"] for tensor in case["tensors"].values()} == {"PASS"}
@@ -235,8 +240,8 @@ def test_a_softcap_is_in_both_rebuilds(tmp_path, quick):
     result = verify(layer, arrays)
     assert result.verdict is Verdict.PASS, result
     assert result.details["variant"] == "softcap"
-    x = torch.from_numpy(inputs(layer.block, seed=0)["query"]).float()
-    without = rebuilding.replace(layer, sizes=layer.sizes._replace(softcap=None))
+    x = torch.from_numpy(inputs(layer.traits, seed=0)["query"]).float()
+    without = replace(layer, traits=replace(layer.traits, softcap=None))
     with torch.no_grad():
         outputs = [torch_side(each, arrays)(x) for each in (layer, without)]
     assert (outputs[0] - outputs[1]).abs().max() > 0.01

@@ -25,17 +25,16 @@ def verify_checkpoint(path: Path, num_heads: int | None, num_kv_heads: int | Non
         raise click.UsageError(f"CHECKPOINT: expected a file or a folder, got {path}: none there")
 
     from jax_attn.cli.progress import tracked
-    from jax_attn.parity.checkpoint import Layer, survey, verify
     from jax_attn.parity.config import UnknownHeadsError, read_config
     from jax_attn.parity.discover import pattern
+    from jax_attn.parity.layer import Layer, verify
+    from jax_attn.parity.survey import survey
     from jax_attn.transfer import TransferError, load_checkpoint
 
     try:
         with load_checkpoint(path) as checkpoint:
             found = survey(checkpoint, read_config(path), num_heads, num_kv_heads)
-            names = Counter(
-                pattern(f.block.name if isinstance(f, Layer) else f.name) for f in found
-            )
+            names = Counter(pattern(item.name) for item in found)
             for name, times in names.items():
                 click.echo(f"found {name}, {times} times", err=True)
             verified = (

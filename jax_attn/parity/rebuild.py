@@ -16,8 +16,11 @@ from torch_ref import rotary as torch_rotary
 
 def flax_module(traits: Traits, dtype: str) -> nnx.Module:
     """Our module, abstract: shapes and dtypes, no values. In eval mode."""
+    kdim, vdim = traits.widths
     options = {
         "head_dim": traits.sizes.head_dim,
+        "kdim": kdim,
+        "vdim": vdim,
         "use_bias": traits.use_bias,
         "use_out_bias": traits.use_out_bias,
         "scale": traits.scale,
@@ -53,12 +56,14 @@ def flax_mask(traits: Traits, lengths) -> Mask:
 
 def torch_module(traits: Traits) -> torch.nn.Module:
     """torch_ref's module, in float32 and eval mode."""
-    N, K, H = traits.sizes
+    (N, K, H), (kdim, vdim) = traits.sizes, traits.widths
     return torch_ref.DESIGNS["gqa"](
         traits.embed_dim,
         N,
         K,
         head_dim=H,
+        kdim=kdim,
+        vdim=vdim,
         bias=traits.use_bias,
         out_bias=traits.use_out_bias,
         scale=traits.scale,

@@ -1,0 +1,136 @@
+"""`jax-attn verify` of families' checkpoints: what their configs say is in the rebuild.
+
+The files are transformers' own, of models made at random. The rebuild itself is held against
+transformers in the families' own tests; here the torch side reads the file's rows by no table.
+"""
+
+import pytest
+import transformers as hf
+from family_cases import scattered
+from torch_checkpoints import PASS, document
+from transformers.utils import logging
+
+from jax_attn.parity import file_rows
+from jax_attn.parity import layer as rebuilding
+from jax_attn.parity.compare import Verdict
+from jax_attn.parity.config import read_config
+from jax_attn.parity.layer import verify
+from jax_attn.parity.survey import survey
+from jax_attn.transfer import load_checkpoint
+
+logging.disable_progress_bar()
+
+SMALL = {"num_hidden_layers": 1, "vocab_size": 17, "intermediate_size": 22}
+GROUPED = {"hidden_size": 36, "num_attention_heads": 6, "num_key_value_heads": 3} | SMALL
+ONE = {"hidden_size": 36, "num_attention_heads": 6} | SMALL
+GPT = {"n_embd": 30, "n_head": 6, "n_layer": 1, "vocab_size": 17}
+
+# name -> (model, what the rebuild has besides attending, N×K×H, whether it runs without --long)
+CASES = {
+    "bert": (lambda: hf.BertModel(hf.BertConfig(**ONE)), "", "6x6x6", False),
+    "vit": (
+        lambda: hf.ViTModel(hf.ViTConfig(**ONE, image_size=8, patch_size=4)),
+        "",
+        "6x6x6",
+        False,
+    ),
+    "gpt2": (lambda: hf.GPT2LMHeadModel(hf.GPT2Config(**GPT)), "", "6x6x5", True),
+    "gpt_bigcode": (
+        lambda: hf.GPTBigCodeModel(hf.GPTBigCodeConfig(**GPT, multi_query=False)),
+        "",
+        "6x6x5",
+        False,
+    ),
+    "falcon": (
+        lambda: hf.FalconModel(
+            hf.FalconConfig(
+                hidden_size=36,
+                num_attention_heads=6,
+                num_kv_heads=3,
+                new_decoder_architecture=True,
+                num_hidden_layers=1,
+                vocab_size=17,
+            )
+        ),
+        "rotary",
+        "6x3x6",
+        True,
+    ),
+    "gpt_neox": (
+        lambda: hf.GPTNeoXModel(hf.GPTNeoXConfig(**(ONE | {"hidden_size": 48}), rotary_pct=0.5)),
+        "rotary",
+        "6x6x8",
+        False,
+    ),
+    "bloom": (
+        lambda: hf.BloomModel(hf.BloomConfig(hidden_size=30, n_head=6, n_layer=1, vocab_size=17)),
+        "ALiBi",
+        "6x6x5",
+        True,
+    ),
+    "t5, a block that borrows its bias": (
+        lambda: hf.T5EncoderModel(
+            hf.T5Config(d_model=30, d_kv=7, num_heads=6, num_layers=2, vocab_size=17, d_ff=22)
+        ),
+        "its own scale, relative bias",
+        "6x6x7",
+        True,
+    ),
+    "t5, the decoder": (
+        lambda: hf.T5ForConditionalGeneration(
+            hf.T5Config(d_model=30, d_kv=7, num_heads=6, num_layers=1, vocab_size=17, d_ff=22)
+        ),
+        "its own scale",
+        "6x6x7",
+        False,
+    ),
+    "mistral": (
+        lambda: hf.MistralModel(hf.MistralConfig(**GROUPED, sliding_window=5)),
+        "rotary, window",
+        "6x3x6",
+        False,
+    ),
+    "qwen3": (
+        lambda: hf.Qwen3Model(hf.Qwen3Config(**GROUPED, head_dim=10)),
+        "rotary, QK-norm",
+        "6x3x10",
+        True,
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(rebuilding, "TRANSFORMS", ("jit",))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_layer_passes_with_what_its_config_says(name, tmp_path, request):
+    make, variant, shape, always = CASES[name]
+    scattered(make()).save_pretrained(tmp_path)
+    if not always and not request.config.getoption("--long"):
+        # Surveyed all the same: sizes, keys and traits fit.
+        found = layers(tmp_path)
+        assert {rebuilding.variant(layer.traits) for layer in found} >= {variant}
+        return
+    found = document(tmp_path, status=PASS)["cases"]
+    last = found[-1]
+    assert (last["verdict"], last["variant"], last["shape"]) == ("PASS", variant, shape)
+
+
+def layers(folder):
+    with load_checkpoint(folder) as checkpoint:
+        return survey(checkpoint, read_config(folder))
+
+
+def test_the_torch_side_reads_no_table(tmp_path, monkeypatch):
+    """So that a table that packs otherwise is seen."""
+    make, *_ = CASES["falcon"]
+    scattered(make()).save_pretrained(tmp_path)
+    (spelled,) = file_rows.SPELLED["falcon"]
+    monkeypatch.setitem(file_rows.SPELLED, "falcon", (spelled._replace(by_group=False),))
+    (layer,) = layers(tmp_path)
+    with load_checkpoint(tmp_path) as checkpoint:
+        result = verify(layer, checkpoint)
+    assert result.verdict is Verdict.FAIL
+    assert any("q_proj.weight" in failure for failure in result.failures)

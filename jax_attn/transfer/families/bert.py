@@ -3,7 +3,7 @@
 As a decoder it is causal, and may have cross-attention besides.
 """
 
-from jax_attn.transfer.families.config import flag, number, refuse
+from jax_attn.transfer.families.config import flag, number, refuse, share
 from jax_attn.transfer.families.family import Config, Family, Place, Traits
 from jax_attn.transfer.layout import Layout, spellings
 from jax_attn.transfer.layouts import EMBEDDING, FROM_HEADS, LAYER_NORM, LINEAR, TO_HEADS
@@ -121,11 +121,11 @@ def _traits(config: Config, prefix: str) -> Traits:
     D, N = _DEFAULTS.get(config.get("model_type"), (768, 12))
     D = number(config, "hidden_size", default=D)
     N = number(config, "num_attention_heads", default=N)
-    if D % N:
-        raise refuse("num_attention_heads", N, f"a divisor of hidden_size = {D}")
+    names = "hidden_size", "num_attention_heads"
+    D, N, H = share(dict(zip(names, (D, N), strict=True)), *names)
     cross = prefix.endswith(_CROSS)
     is_causal = flag(config, "is_decoder", default=False) and not cross
-    return Traits(D, Sizes(N, N, D // N), is_causal=is_causal, cross=cross)
+    return Traits(D, Sizes(N, N, H), is_causal=is_causal, cross=cross)
 
 
 BERT = Family(

@@ -1,7 +1,8 @@
 """BLOOM: query, key and value by turns in one projection; scores fall with the distance."""
 
-from jax_attn.transfer.families.config import flag, number, share
+from jax_attn.transfer.families.config import number, share
 from jax_attn.transfer.families.family import BiasTraits, Config, Family, Place, Traits
+from jax_attn.transfer.families.heads import TASKS, lm_head
 from jax_attn.transfer.layout import Layout
 from jax_attn.transfer.layouts import (
     EMBEDDING,
@@ -11,7 +12,7 @@ from jax_attn.transfer.layouts import (
     QKV_BIASES,
     QKV_KERNELS,
 )
-from jax_attn.transfer.rows import row, tied
+from jax_attn.transfer.rows import row
 from jax_attn.transfer.steps import Sizes, grouped, inward
 
 
@@ -37,15 +38,7 @@ def _rest(config: Config) -> Layout:
 
 
 def _head(config: Config) -> Layout:
-    is_tied = flag(config, "tie_word_embeddings", default=True)
-    return Layout(
-        tied("lm_head.weight", "transformer.word_embeddings.weight")
-        if is_tied
-        else LINEAR.under("lm_head", "lm_head"),
-        LINEAR.under("score", "classifier"),
-        LINEAR.under("classifier", "token_classifier"),
-        LINEAR.under("qa_outputs", "qa_outputs"),
-    )
+    return lm_head(config, "transformer.word_embeddings.weight", tied_by_default=True) + TASKS
 
 
 def _traits(config: Config, prefix: str) -> Traits:

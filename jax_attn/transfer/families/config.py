@@ -41,6 +41,17 @@ def share(config: Mapping[str, Any], width: str, heads: str) -> tuple[int, int, 
     return D, N, D // N
 
 
+def kv_heads(config: Mapping[str, Any], name: str, heads: str) -> int:
+    """K, how many key/value heads `name` gives; as many as there are query heads where it is not
+    there. Raises TransferError, also where K does not divide N.
+    """
+    N = number(config, heads)
+    K = number(config, name, default=N)
+    if N % K:
+        raise refuse(name, K, f"a divisor of {heads} = {N}")
+    return K
+
+
 def refuse(name: str, value: Any, expected: str) -> TransferError:
     """The error for a value that has no place here."""
     text = f"expected {expected}, got {value!r}"

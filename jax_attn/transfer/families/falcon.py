@@ -5,9 +5,10 @@ With rotary positions, or ALiBi in their place.
 
 import math
 
-from jax_attn.transfer.families.config import flag, number, refuse, share
+from jax_attn.transfer.families.config import flag, kv_heads, number, share
 from jax_attn.transfer.families.family import BiasTraits, Config, Family, Place, Traits
-from jax_attn.transfer.families.rope import rotary
+from jax_attn.transfer.families.heads import TASKS, lm_head
+from jax_attn.transfer.families.rope import FREQUENCIES, rotary
 from jax_attn.transfer.layout import Layout
 from jax_attn.transfer.layouts import (
     EMBEDDING,
@@ -17,7 +18,7 @@ from jax_attn.transfer.layouts import (
     QKV_BIASES,
     QKV_KERNELS,
 )
-from jax_attn.transfer.rows import ignored, row, tied
+from jax_attn.transfer.rows import row
 from jax_attn.transfer.steps import Sizes, grouped, heads, inward, linear, packed
 
 _DEFAULTS = {
@@ -49,7 +50,7 @@ def _block(config: Config) -> Layout:
         row("query_key_value.weight", QKV_KERNELS, *weight),
         row("query_key_value.bias", QKV_BIASES, *bias),
         FROM_HEADS.under("dense", "out_proj"),
-        ignored("rotary_emb.inv_freq", "frequencies, worked out from the config"),
+        FREQUENCIES,
     )
 
 
@@ -75,23 +76,14 @@ def _norms(config: Config) -> dict[str, str]:
 
 
 def _head(config: Config) -> Layout:
-    is_tied = flag(config, "tie_word_embeddings", default=True)
-    return Layout(
-        tied("lm_head.weight", "transformer.word_embeddings.weight")
-        if is_tied
-        else LINEAR.under("lm_head", "lm_head"),
-        LINEAR.under("score", "classifier"),
-        LINEAR.under("classifier", "token_classifier"),
-        LINEAR.under("qa_outputs", "qa_outputs"),
-    )
+    return lm_head(config, "transformer.word_embeddings.weight", tied_by_default=True) + TASKS
 
 
 def _traits(config: Config, prefix: str) -> Traits:
     config = {**_DEFAULTS, **config}
     D, N, H = share(config, "hidden_size", "num_attention_heads")
-    K = {"one": 1, "each": N}.get(_form(config)) or number(config, "num_kv_heads", default=N)
-    if N % K:
-        raise refuse("num_kv_heads", K, f"a divisor of num_attention_heads = {N}")
+    K = {"one": 1, "each": N}.get(_form(config))
+    K = K or kv_heads(config, "num_kv_heads", "num_attention_heads")
     has_alibi, has_bias = flag(config, "alibi"), flag(config, "bias")
     # The scale is taken of scores and bias together.
     bias = BiasTraits("alibi", {"factor": 1 / math.sqrt(H)})

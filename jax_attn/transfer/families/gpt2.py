@@ -2,9 +2,10 @@
 
 from jax_attn.transfer.families.config import flag, number, refuse, share
 from jax_attn.transfer.families.family import Config, Family, Place, Traits
+from jax_attn.transfer.families.heads import TASKS, lm_head
 from jax_attn.transfer.layout import Layout
 from jax_attn.transfer.layouts import EMBEDDING, LAYER_NORM, LINEAR, QKV_BIASES, QKV_KERNELS
-from jax_attn.transfer.rows import ignored, row, tied
+from jax_attn.transfer.rows import ignored, row
 from jax_attn.transfer.steps import Sizes, heads, heads_in, linear, packed
 
 CONV1D = Layout(
@@ -35,14 +36,9 @@ def rest(dense: Layout) -> Layout:
 
 def head(config: Config) -> Layout:
     """The heads of models with GPT-2's names."""
-    is_tied = flag(config, "tie_word_embeddings", default=True)
     return Layout(
-        tied("lm_head.weight", "transformer.wte.weight")
-        if is_tied
-        else LINEAR.under("lm_head", "lm_head"),
-        LINEAR.under("score", "classifier"),
-        LINEAR.under("classifier", "token_classifier"),
-        LINEAR.under("qa_outputs", "qa_outputs"),
+        lm_head(config, "transformer.wte.weight", tied_by_default=True),
+        TASKS,
         LINEAR.under("multiple_choice_head.summary", "choice_head"),
     )
 

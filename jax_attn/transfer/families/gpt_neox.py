@@ -2,7 +2,8 @@
 
 from jax_attn.transfer.families.config import flag, share
 from jax_attn.transfer.families.family import Config, Family, Place, Traits
-from jax_attn.transfer.families.rope import rotary
+from jax_attn.transfer.families.heads import TASKS
+from jax_attn.transfer.families.rope import FREQUENCIES, rotary
 from jax_attn.transfer.layout import Layout
 from jax_attn.transfer.layouts import (
     EMBEDDING,
@@ -21,7 +22,6 @@ _DEFAULTS = {
     "max_position_embeddings": 2048,
     "attention_bias": True,
 }
-_FREQUENCIES = Layout(ignored("rotary_emb.inv_freq", "frequencies, worked out from the config"))
 _MASK = "the causal mask, worked out anew"
 
 
@@ -32,7 +32,7 @@ def _block(config: Config) -> Layout:
         FROM_HEADS.under("dense", "out_proj"),
         ignored("bias", _MASK),
         ignored("masked_bias", _MASK),
-        _FREQUENCIES,
+        FREQUENCIES,
     )
 
 
@@ -45,7 +45,7 @@ def _rest(config: Config) -> Layout:
         LINEAR.under(f"{layer}.mlp.dense_h_to_4h", f"{layer}.mlp.up"),
         LINEAR.under(f"{layer}.mlp.dense_4h_to_h", f"{layer}.mlp.down"),
         LAYER_NORM.under("final_layer_norm", "final_norm"),
-        _FREQUENCIES,
+        FREQUENCIES,
     )
 
 
@@ -59,9 +59,7 @@ def _head(config: Config) -> Layout:
             if is_tied
             else [either(*(row(key, "lm_head.kernel", linear) for key in keys))]
         ),
-        LINEAR.under("score", "classifier"),
-        LINEAR.under("classifier", "token_classifier"),
-        LINEAR.under("qa_outputs", "qa_outputs"),
+        TASKS,
     )
 
 

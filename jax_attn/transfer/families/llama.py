@@ -1,11 +1,11 @@
 """Llama, Mistral, Qwen2 and Qwen3: grouped heads, rotary positions, no table of positions."""
 
-from jax_attn.transfer.families.config import flag, number, real, refuse, share
+from jax_attn.transfer.families.config import flag, kv_heads, number, real, refuse, share
 from jax_attn.transfer.families.family import Config, Family, NormTraits, Place, Traits
-from jax_attn.transfer.families.rope import rotary
+from jax_attn.transfer.families.heads import lm_head
+from jax_attn.transfer.families.rope import FREQUENCIES, rotary
 from jax_attn.transfer.layout import Layout
 from jax_attn.transfer.layouts import EMBEDDING, FROM_HEADS, LAYER_NORM, LINEAR, TO_HEADS
-from jax_attn.transfer.rows import ignored, tied
 from jax_attn.transfer.steps import Sizes
 
 _SHARED = {
@@ -43,7 +43,7 @@ def _block(config: Config) -> Layout:
         TO_HEADS.under("v_proj", "v_proj"),
         FROM_HEADS.under("o_proj", "out_proj"),
         *(norms if _has_qk_norm(config) else ()),
-        _FREQUENCIES,
+        FREQUENCIES,
     )
 
 
@@ -57,31 +57,23 @@ def _rest(config: Config) -> Layout:
         LINEAR.under(f"{layer}.mlp.gate_proj", f"{layer}.mlp.gate"),
         LINEAR.under(f"{layer}.mlp.down_proj", f"{layer}.mlp.down"),
         LAYER_NORM.under("norm", "final_norm"),
-        _FREQUENCIES,
+        FREQUENCIES,
     )
 
 
 def _head(config: Config) -> Layout:
-    is_tied = flag(config, "tie_word_embeddings", default=False)
     return Layout(
-        tied("lm_head.weight", "model.embed_tokens.weight")
-        if is_tied
-        else LINEAR.under("lm_head", "lm_head"),
+        lm_head(config, "model.embed_tokens.weight", tied_by_default=False),
         LINEAR.under("score", "classifier"),
         LINEAR.under("qa_outputs", "qa_outputs"),
     )
-
-
-_FREQUENCIES = Layout(ignored("rotary_emb.inv_freq", "frequencies, worked out from the config"))
 
 
 def _traits(config: Config, prefix: str) -> Traits:
     kind = config["model_type"]
     config = {**_DEFAULTS[kind], **config}
     D, N, H = _heads(config)
-    K = number(config, "num_key_value_heads", default=N)
-    if N % K:
-        raise refuse("num_key_value_heads", K, f"a divisor of num_attention_heads = {N}")
+    K = kv_heads(config, "num_key_value_heads", "num_attention_heads")
     both = flag(config, "attention_bias")
     use_bias, use_out_bias = _BIASES.get(kind, (both, both))
     norm = NormTraits("rms", real(config, "rms_norm_eps"))

@@ -4,7 +4,7 @@ Rotary pairs lie side by side, (2m, 2m + 1). The tables turn them to halves, (m,
 Flax side is that of transformers' Llama, and through the two tables the one becomes the other.
 """
 
-from jax_attn.transfer.families.config import flag, number, real, refuse, share
+from jax_attn.transfer.families.config import flag, kv_heads, real, share
 from jax_attn.transfer.families.family import Config, Family, Place, RotaryTraits, Traits
 from jax_attn.transfer.layout import Layout
 from jax_attn.transfer.layouts import EMBEDDING, FROM_HEADS, LAYER_NORM, LINEAR, TO_HEADS
@@ -52,9 +52,7 @@ def _head(config: Config) -> Layout:
 
 def _traits(config: Config, prefix: str) -> Traits:
     D, N, H = share(config, "dim", "n_heads")
-    K = number(config, "n_kv_heads", default=N)
-    if N % K:
-        raise refuse("n_kv_heads", K, f"a divisor of n_heads = {N}")
+    K = kv_heads(config, "n_kv_heads", "n_heads")
     scaling = ("Llama3", _SCALED) if flag(config, "use_scaled_rope", default=False) else None
     return Traits(
         D,

@@ -5,6 +5,11 @@ from typing import Any
 
 from jax_attn.transfer.families.config import flag, number, real, refuse
 from jax_attn.transfer.families.family import Config, RotaryTraits
+from jax_attn.transfer.layout import Layout
+from jax_attn.transfer.rows import ignored
+
+FREQUENCIES = Layout(ignored("rotary_emb.inv_freq", "frequencies, worked out from the config"))
+"""What old files hold of them."""
 
 
 def rotary(config: Config, head_dim: int, *, part: float | None = None) -> RotaryTraits:

@@ -232,14 +232,14 @@ def test_what_does_not_come_back_is_seen_and_not_kept(tmp_path, tables, monkeypa
 
 
 def test_an_interrupted_port_leaves_nothing(tmp_path, tables, monkeypatch):
-    from jax_attn.transfer import porting
+    from jax_attn.transfer import carrying
 
     def interrupted(*arguments):
         raise KeyboardInterrupt
 
     source = plain(tmp_path)
     before = sorted(tmp_path.iterdir())
-    monkeypatch.setattr(porting, "prove", interrupted)
+    monkeypatch.setattr(carrying, "prove", interrupted)
     ported(source, tmp_path / "flax", "flax", "--layout", f"{tables}:RIGHT", status=1)
     assert [p for p in sorted(tmp_path.iterdir()) if p.name != "__pycache__"] == before
 
@@ -247,7 +247,8 @@ def test_an_interrupted_port_leaves_nothing(tmp_path, tables, monkeypatch):
 def test_a_port_that_is_killed_leaves_what_does_not_look_whole(tmp_path, tables):
     source = plain(tmp_path)
     code = (
-        "import os; from jax_attn.transfer import porting; porting.prove = lambda *a: os._exit(9);"
+        "import os; from jax_attn.transfer import carrying; "
+        "carrying.prove = lambda *a: os._exit(9); "
         "from jax_attn.cli import main;"
         f"main(['port', {str(source)!r}, 'flax', '--to', 'flax', '--layout', 'my_tables:RIGHT'])"
     )

@@ -14,9 +14,10 @@ from torch_checkpoints import saved
 
 from jax_attn.cli import main
 from jax_attn.transfer import load_checkpoint
+from jax_attn.transfer.carrying import Carried, prove
 from jax_attn.transfer.layout import Layout
 from jax_attn.transfer.port_table import Table
-from jax_attn.transfer.porting import Carried, plan_port, prove
+from jax_attn.transfer.porting import plan_port
 from jax_attn.transfer.rows import either, ignored, row
 from jax_attn.transfer.steps import Sizes, grouped, heads, heads_in, inward, linear, packed
 

@@ -197,8 +197,9 @@ def _carried_out(
     from jax_attn.cli.progress import bytes_counted
     from jax_attn.transfer import TransferError
     from jax_attn.transfer.arrays import specs
+    from jax_attn.transfer.carrying import Carried, prove
     from jax_attn.transfer.port_files import read_again, refused_target, staged, write
-    from jax_attn.transfer.porting import Carried, plan_port, prove, size
+    from jax_attn.transfer.porting import plan_port, size
 
     total = sum(map(size, specs(job.tensors)[0].values()))
     with bytes_counted("looking", total) as looked_at:

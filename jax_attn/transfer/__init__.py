@@ -1,7 +1,7 @@
 """Attention weights between torch names and NNX state, through tables, bit for bit.
 
-Files and tables need no framework; `plan`, `load`, `export`, `flatten`, `load_optimizer` and
-`export_optimizer` import jax and flax when first used, and torch when one of its own files is met.
+Files and tables need no framework. `plan`, `load`, `export`, `flatten`, `infer`, `load_optimizer`
+and `export_optimizer` import jax and flax when first used; a file of torch's own imports torch.
 """
 
 import importlib

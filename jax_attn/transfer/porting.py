@@ -1,12 +1,10 @@
-"""A checkpoint through a table, whole: planned with every reason why not, made tensor by tensor,
-and proved against what it was made of. Needs no framework.
-"""
+"""A checkpoint through a table, whole: the plan, with every reason why not. Needs no framework."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 
@@ -15,7 +13,7 @@ from jax_attn.transfer.arrays import Spec, read, specs
 from jax_attn.transfer.layout import Layout, untied
 from jax_attn.transfer.port_checks import FLOATS, SIZED
 from jax_attn.transfer.port_table import Table
-from jax_attn.transfer.problems import Problem, TransferError, grid, nearest
+from jax_attn.transfer.problems import Problem, TransferError, nearest
 from jax_attn.transfer.resolve import Move
 from jax_attn.transfer.rows import Row, bindings, ignored
 from jax_attn.transfer.safetensors_file import DTYPES
@@ -32,8 +30,8 @@ class Port:
     """What a port would do, and every reason why it would not.
 
     to: the side that is written. sources, targets: shape and dtype by name, before and after.
-    passed_over: names that are not carried, and why. unused: Flax modules of
-    the table, and of which nothing is there.
+    passed_over: names that are not carried, and why. unused: Flax modules of the table of which
+    nothing is there. dtype: what floating numbers are cast to; None for no cast.
     """
 
     to: Side
@@ -49,9 +47,7 @@ class Port:
         return f"<Port to {self.to}: {len(self.moves)} rows, {len(self.problems)} problems>"
 
     def __str__(self) -> str:
-        table = grid(
-            ("torch", "shape", "flax", "shape", "dtype", "steps"), map(self._line, self.moves)
-        )
+        table = resolve.table(self.moves, self._dtype)
         over = [f"{name}: passed over: {why}" for name, why in self.passed_over.items()]
         unused = [f"in the table, and not there: {', '.join(self.unused)}"] if self.unused else []
         return "\n".join([table, *over, *unused])
@@ -60,7 +56,10 @@ class Port:
         """Plain data."""
         head = ("torch", "torch_shapes", "flax", "flax_shapes", "dtype", "steps")
         rows = (
-            (m.row.keys, m.key_shapes, m.row.paths, m.path_shapes, self._dtype(m), _steps(m))
+            (
+                *(m.row.keys, m.key_shapes, m.row.paths, m.path_shapes, self._dtype(m)),
+                [step.name for step in m.row.steps],
+            )
             for m in self.moves
         )
         return {
@@ -74,16 +73,6 @@ class Port:
     def _dtype(self, move: Move) -> str:
         spec = self.targets.get(self.made(move)[0])
         return spec.dtype if spec else "–"
-
-    def _line(self, move: Move) -> tuple[str, ...]:
-        return (
-            ", ".join(move.row.keys),
-            ", ".join(str(list(shape)) for shape in move.key_shapes),
-            ", ".join(move.row.paths),
-            ", ".join(str(list(shape)) for shape in move.path_shapes),
-            self._dtype(move),
-            " ".join(_steps(move)) or "=",
-        )
 
     def made_of(self, move: Move) -> tuple[str, ...]:
         """The names that a move reads."""
@@ -156,126 +145,10 @@ def plan_port(
     return Port(to, moves, found, targets, passed_over, unused, dtype, problems)
 
 
-class Carried(Mapping[str, np.ndarray]):
-    """What a port writes, by name; each made when it is asked for."""
-
-    def __init__(
-        self,
-        port: Port,
-        source: Mapping[str, Any],
-        looked_at: Callable[[int], None] = lambda count: None,
-    ):
-        self._port, self._source, self._looked_at = port, source, looked_at
-        self._moves = {
-            name: (move, i) for move in port.moves for i, name in enumerate(port.made(move))
-        }
-
-    def __getitem__(self, name: str) -> np.ndarray:
-        move, i = self._moves[name]
-        arrays = _carry(self._port.to, move, self._port.read(self._source, move))
-        self._looked_at(arrays[i].nbytes)
-        return arrays[i]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._moves)
-
-    def __len__(self) -> int:
-        return len(self._moves)
-
-    def describe(self, name: str) -> Spec:
-        """Shape and dtype name of one tensor, without making it."""
-        self._moves[name]
-        return self._port.targets[name]
-
-
-class Proof(NamedTuple):
-    """Bytes of the source: carried and found again to the bit, passed over; and of the target.
-
-    problems: what did not come back as it was.
-    """
-
-    carried: int
-    passed_over: int
-    written: int
-    problems: list[Problem]
-
-    def __str__(self) -> str:
-        return (
-            f"{self.carried + self.passed_over:,} bytes: {self.carried:,} carried and found again "
-            f"to the bit, {self.passed_over:,} passed over; {self.written:,} bytes written"
-        )
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain data."""
-        return self._asdict() | {"problems": [problem._asdict() for problem in self.problems]}
-
-
-def prove(
-    port: Port,
-    source: Mapping[str, Any],
-    written: Mapping[str, Any],
-    looked_at: Callable[[int], None] = lambda count: None,
-) -> Proof:
-    """Take what was written back through the table, and compare it with the source to the bit.
-
-    written: what was read again. With a dtype, the source counts as it was cast.
-    """
-    found, problems = specs(written)
-    problems += [
-        Problem("unexpected", name, f"written, and in no plan, {spec}")
-        for name, spec in found.items()
-        if name not in port.targets
-    ]
-    problems += [
-        Problem("unwritten", name, f"expected {spec}, read again as {found.get(name)}")
-        for name, spec in port.targets.items()
-        if found.get(name) != spec
-    ]
-    carried = set()
-    for move in port.moves if not problems else ():
-        arrays = tuple(read(written, name) for name in port.made(move))
-        back = _carry_back(port.to, move, arrays)
-        for name, was, now in zip(port.made_of(move), port.read(source, move), back, strict=True):
-            carried.add(name)
-            if not same_bits(was, now):
-                text = "does not come back from what was written as it was, bit for bit"
-                problems.append(Problem("unwritten", name, text))
-            looked_at(now.nbytes)
-    left = port.sources.keys() - carried - port.passed_over.keys()
-    problems += [Problem("unwritten", name, "read by no row") for name in sorted(left)]
-    return Proof(
-        sum(size(port.sources[name]) for name in carried),
-        sum(size(port.sources[name]) for name in port.passed_over if name in port.sources),
-        sum(map(size, port.targets.values())),
-        problems,
-    )
-
-
-def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
-    """Whether two arrays are one another's copy; some rows at a time, whatever their strides."""
-    if (a.shape, a.dtype) != (b.shape, b.dtype):
-        return False
-    a, b = np.atleast_1d(a), np.atleast_1d(b)
-    step = max(1, len(a) * 2**24 // max(1, a.nbytes))
-    return all(
-        a[i : i + step].tobytes() == b[i : i + step].tobytes() for i in range(0, len(a), step)
-    )
-
-
 def size(spec: Spec) -> int:
     """Bytes; 0 for a dtype that NumPy does not hold."""
     known = spec.dtype in DTYPES.values()
     return math.prod(spec.shape) * np.dtype(spec.dtype).itemsize if known else 0
-
-
-def _carry(to: Side, move: Move, arrays: tuple[np.ndarray, ...]) -> tuple[np.ndarray, ...]:
-    if to == "flax":
-        return move.row.to_flax(arrays, move.path_shapes)
-    return move.row.to_torch(arrays)
-
-
-def _carry_back(to: Side, move: Move, arrays: tuple[np.ndarray, ...]) -> tuple[np.ndarray, ...]:
-    return _carry("torch" if to == "flax" else "flax", move, arrays)
 
 
 def _ignoring(
@@ -343,10 +216,6 @@ def _unused(layout: Layout, used: Iterable[str]) -> list[str]:
     used = {path.rpartition(".")[0] for path in used}
     modules = dict.fromkeys(path.rpartition(".")[0] for r in _rows(layout) for path in r.paths)
     return [module for module in modules if not bindings([module], used)]
-
-
-def _steps(move: Move) -> list[str]:
-    return [step.name for step in move.row.steps]
 
 
 def _rows(layout: Layout) -> list[Row]:

@@ -2,10 +2,10 @@
 
 import difflib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from jax_attn.transfer.problems import Problem, nearest
+from jax_attn.transfer.problems import Problem, grid, nearest
 from jax_attn.transfer.rows import (
     Binding,
     Either,
@@ -37,6 +37,24 @@ class Move:
     row: Row
     key_shapes: Shapes
     path_shapes: Shapes
+
+
+def table(moves: Iterable[Move], dtype: Callable[[Move], str]) -> str:
+    """Lines for people, one a move: both sides' names and shapes, dtype and steps."""
+    return grid(
+        ("torch", "shape", "flax", "shape", "dtype", "steps"),
+        (
+            (
+                ", ".join(move.row.keys),
+                ", ".join(str(list(shape)) for shape in move.key_shapes),
+                ", ".join(move.row.paths),
+                ", ".join(str(list(shape)) for shape in move.path_shapes),
+                dtype(move),
+                " ".join(step.name for step in move.row.steps) or "=",
+            )
+            for move in moves
+        ),
+    )
 
 
 def for_loading(

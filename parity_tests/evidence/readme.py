@@ -219,8 +219,8 @@ def minilm(profile: dict) -> str:
         f"{ranked['swapped']} swapped, {ranked['unexplained']} by more than the budget allows; "
         f"every gradient of a small batch {profile['gradients']['verdict']}; "
         f"{returned['the same']} of {returned['tensors']} tensors back in torch bit for bit. "
-        f"Sentences a second, {timed['torch threads']} threads: torch {rate['torch']:.0f}, jitted port "
-        f"{rate['port']:.0f} ({timed['port over torch']:.2f})."
+        f"Sentences a second, {timed['torch threads']} threads: torch {rate['torch']:.0f}, "
+        f"jitted port {rate['port']:.0f} ({timed['port over torch']:.2f})."
     )
 
 

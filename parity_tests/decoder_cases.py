@@ -46,14 +46,6 @@ def drawn(module: torch.nn.Module) -> torch.nn.Module:
     return module
 
 
-def rows(metafunc, cases, also_in_bfloat16) -> None:
-    """A test's arguments (name, dtype): all in float32; with --long, all in bfloat16, too."""
-    if "dtype" in metafunc.fixturenames:
-        low = cases if metafunc.config.getoption("--long") else also_in_bfloat16
-        both = [(name, "float32") for name in cases] + [(name, "bfloat16") for name in low]
-        metafunc.parametrize(("name", "dtype"), both)
-
-
 def turning(**fields):
     """The mistake of queries and keys that turn otherwise."""
     return lambda block: otherwise(rotary=block.traits.rotary._replace(**fields))(block)

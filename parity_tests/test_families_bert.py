@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from dtype_rows import rows
 from family_cases import Block, added, assert_same, roundtrip, scattered
 from transformers import (
     BertConfig,
@@ -69,6 +70,11 @@ CASES = {
 }
 
 
+def pytest_generate_tests(metafunc):
+    rows(metafunc, "test_a_block_agrees_with_transformers", ["name"], CASES)
+    rows(metafunc, "test_a_file_goes_there_and_back", ["name"], MODELS, low=("bert",))
+
+
 def block(name, dtype="float32"):
     config, kind = CASES[name]
     torch.manual_seed(0)
@@ -76,8 +82,6 @@ def block(name, dtype="float32"):
     return Block.of(reference, config, PLACE, theirs, dtype)
 
 
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_block_agrees_with_transformers(name, dtype):
     result = block(name, dtype).check()
     assert result.verdict is Verdict.PASS, str(result)
@@ -200,8 +204,6 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_file_goes_there_and_back(name, dtype, tmp_path):
     build, expected = MODELS[name]
     torch.manual_seed(0)

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from decoder_cases import Turned, drawn, named, rows, turning
+from decoder_cases import Turned, drawn, named, turning
+from dtype_rows import rows
 from family_cases import Block, T, roundtrip, scattered
 from family_mistakes import assert_visible, but, given_to, otherwise, swapped
 from transformers import FalconConfig, FalconModel
@@ -55,9 +56,25 @@ CASES = {
     "alibi, one key/value head": {"alibi": True},
 }
 
+USUAL = ("one key/value head, biases", "grouped, biases", "alibi")
+
 
 def pytest_generate_tests(metafunc):
-    rows(metafunc, CASES, also_in_bfloat16=("grouped, biases", "alibi"))
+    others = [name for name in CASES if name not in USUAL]
+    rows(
+        metafunc,
+        "test_a_block_agrees_with_transformers",
+        ["name"],
+        USUAL,
+        long=others,
+    )
+    rows(
+        metafunc,
+        "test_a_file_goes_there_and_back",
+        ["name", "options", "passed"],
+        MODELS,
+        low=MODELS[:1],
+    )
 
 
 @cache
@@ -77,7 +94,7 @@ def block(name, dtype="float32") -> Block:
 
 
 def test_a_block_agrees_with_transformers(name, dtype):
-    result = block(name, dtype).check(("eager",))
+    result = block(name, dtype).check()
     assert result.verdict is Verdict.PASS, str(result)
 
 
@@ -188,10 +205,10 @@ MODELS = [
 ]
 
 
-@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize(("name", "options", "passed"), MODELS)
-def test_a_file_goes_there_and_back(name, options, passed, kind, tmp_path):
-    model = scattered(getattr(transformers, name)(FalconConfig(**SIZES, **options))).to(kind)
+def test_a_file_goes_there_and_back(name, options, passed, dtype, tmp_path):
+    model = scattered(getattr(transformers, name)(FalconConfig(**SIZES, **options))).to(
+        getattr(torch, dtype)
+    )
     assert roundtrip(model, tmp_path) == passed
     written = json.loads((tmp_path / "config.json").read_text())
     assert FALCON.traits(written, LAST) == FALCON.traits(model.config.to_dict(), LAST)

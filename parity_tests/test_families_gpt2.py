@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from dtype_rows import rows
 from family_cases import Block, roundtrip, scattered
 from family_mistakes import assert_visible, but, given_to, otherwise, swapped
 from transformers import (
@@ -46,7 +47,19 @@ CASES = {
     "gpt_bigcode head by head": (BIGCODE_KINDS, {"multi_query": False}),
 }
 # The others differ from these by a number.
-HALF = ("gpt2", "gpt_bigcode", "gpt_bigcode head by head")
+APART = ("gpt2", "gpt_bigcode", "gpt_bigcode head by head")
+
+
+def pytest_generate_tests(metafunc):
+    others = [name for name in CASES if name not in APART]
+    rows(
+        metafunc,
+        "test_a_block_agrees_with_transformers",
+        ["name"],
+        APART,
+        long=others,
+    )
+    rows(metafunc, "test_a_file_goes_there_and_back", ["model", "options"], MODELS, low=MODELS[:1])
 
 
 def block(name, dtype="float32"):
@@ -63,10 +76,6 @@ def block(name, dtype="float32"):
     return Block.of(reference, made, "transformer.h.1.attn", theirs, dtype)
 
 
-@pytest.mark.parametrize(
-    ("name", "dtype"),
-    [(name, "float32") for name in CASES] + [(name, "bfloat16") for name in HALF],
-)
 def test_a_block_agrees_with_transformers(name, dtype):
     result = block(name, dtype).check()
     assert result.verdict is Verdict.PASS, str(result)
@@ -85,16 +94,14 @@ MODELS = [
 ]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("model", "options"), MODELS)
 def test_a_file_goes_there_and_back(model, options, dtype, tmp_path):
-    made = scattered(model(model.config_class(**SIZES, **options))).to(dtype)
+    made = scattered(model(model.config_class(**SIZES, **options))).to(getattr(torch, dtype))
     passed = roundtrip(made, tmp_path)
     is_tied = hasattr(made, "lm_head") and made.config.tie_word_embeddings
     assert passed == ({"lm_head.weight": "tied to transformer.wte.weight"} if is_tied else {})
 
 
-@pytest.mark.parametrize("name", HALF)
+@pytest.mark.parametrize("name", APART)
 def test_a_query_sees_what_the_model_lets_it_see(name):
     (config, _, model), options = CASES[name]
     made = config(**SIZES, **options)

@@ -6,7 +6,8 @@ from functools import cache
 import pytest
 import torch
 import transformers
-from decoder_cases import Turned, drawn, rows, turning
+from decoder_cases import Turned, drawn, turning
+from dtype_rows import rows
 from family_cases import roundtrip, scattered
 from family_mistakes import assert_visible, but, given_to, otherwise, swapped
 from transformers import GPTNeoXConfig, GPTNeoXModel
@@ -40,8 +41,25 @@ CASES = {
 }
 
 
+USUAL = ("two fifths turned", "three fifths turned, scaled")
+
+
 def pytest_generate_tests(metafunc):
-    rows(metafunc, CASES, also_in_bfloat16=("two fifths turned",))
+    others = [name for name in CASES if name not in USUAL]
+    rows(
+        metafunc,
+        "test_a_block_agrees_with_transformers",
+        ["name"],
+        USUAL,
+        long=others,
+    )
+    rows(
+        metafunc,
+        "test_a_file_goes_there_and_back",
+        ["name", "options", "passed"],
+        MODELS,
+        low=MODELS[:1],
+    )
 
 
 @cache
@@ -56,7 +74,7 @@ def block(name, dtype="float32") -> Turned:
 
 
 def test_a_block_agrees_with_transformers(name, dtype):
-    result = block(name, dtype).check(("eager",))
+    result = block(name, dtype).check()
     assert result.verdict is Verdict.PASS, str(result)
 
 
@@ -111,10 +129,10 @@ MODELS = [
 ]
 
 
-@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize(("name", "options", "passed"), MODELS)
-def test_a_file_goes_there_and_back(name, options, passed, kind, tmp_path):
-    model = scattered(getattr(transformers, name)(GPTNeoXConfig(**SIZES, **options))).to(kind)
+def test_a_file_goes_there_and_back(name, options, passed, dtype, tmp_path):
+    model = scattered(getattr(transformers, name)(GPTNeoXConfig(**SIZES, **options))).to(
+        getattr(torch, dtype)
+    )
     assert roundtrip(model, tmp_path) == passed
     written = json.loads((tmp_path / "config.json").read_text())
     assert GPT_NEOX.traits(written, LAST) == GPT_NEOX.traits(model.config.to_dict(), LAST)

@@ -7,7 +7,8 @@ from functools import cache
 import pytest
 import torch
 import transformers
-from decoder_cases import Turned, drawn, named, rows, turning
+from decoder_cases import Turned, drawn, named, turning
+from dtype_rows import rows
 from family_cases import roundtrip, scattered
 from family_mistakes import assert_visible, given_to, otherwise, swapped
 from transformers.models.llama import modeling_llama
@@ -74,9 +75,32 @@ CASES = {
     "qwen3, a window in layer 1": ("Qwen3", IN_LAYER_1),
 }
 
+# Of some of the others the outputs are compared below, beside mistakes.
+USUAL = (
+    "llama with biases",
+    "llama, yarn",
+    "mistral with a window",
+    "qwen2, a window from layer 1 on",
+    "qwen3",
+)
+
 
 def pytest_generate_tests(metafunc):
-    rows(metafunc, CASES, also_in_bfloat16=("llama with biases", "qwen3"))
+    others = [name for name in CASES if name not in USUAL]
+    rows(
+        metafunc,
+        "test_a_block_agrees_with_transformers",
+        ["name"],
+        USUAL,
+        long=others,
+    )
+    rows(
+        metafunc,
+        "test_a_file_goes_there_and_back",
+        ["name", "options", "passed"],
+        MODELS,
+        low=MODELS[:1],
+    )
 
 
 def config_of(name):
@@ -107,8 +131,9 @@ def test_a_block_agrees_with_transformers(name, dtype):
     assert result.verdict is Verdict.PASS, str(result)
 
 
-def test_a_block_agrees_when_compiled():
-    result = block("llama with biases").check(("jit",))
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_block_agrees_when_compiled(dtype):
+    result = block("llama with biases", dtype).check(("jit",))
     assert result.verdict is Verdict.PASS, str(result)
 
 
@@ -183,11 +208,9 @@ MODELS = [
 ]
 
 
-@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize(("name", "options", "passed"), MODELS)
-def test_a_file_goes_there_and_back(name, options, passed, kind, tmp_path):
+def test_a_file_goes_there_and_back(name, options, passed, dtype, tmp_path):
     made = getattr(transformers, name)
-    model = scattered(made(made.config_class(**{**SIZES, **options}))).to(kind)
+    model = scattered(made(made.config_class(**{**SIZES, **options}))).to(getattr(torch, dtype))
     assert roundtrip(model, tmp_path) == passed
     written = json.loads((tmp_path / "config.json").read_text())
     assert LLAMA.traits(written, LAST) == traits_of(model.config)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from decoder_cases import Turned, drawn, turning
+from dtype_rows import rows
 from family_cases import assert_same
 from family_mistakes import but, otherwise, swapped
 
@@ -76,14 +77,12 @@ def block(name, dtype="float32") -> Turned:
     return Turned.of(drawn(Attention(params)), params, PLACE, theirs, dtype)
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_a_block_agrees_with_its_definition(name):
-    result = block(name).check(("eager",))
-    assert result.verdict is Verdict.PASS, str(result)
+def pytest_generate_tests(metafunc):
+    rows(metafunc, "test_a_block_agrees_with_its_definition", ["name"], CASES)
 
 
-def test_a_block_agrees_in_bfloat16():
-    result = block("llama 1 and 2", "bfloat16").check(("eager",))
+def test_a_block_agrees_with_its_definition(name, dtype):
+    result = block(name, dtype).check()
     assert result.verdict is Verdict.PASS, str(result)
 
 

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from dtype_rows import rows
 from family_cases import B, Block, T, added, roundtrip, scattered
 from family_mistakes import assert_visible, but, given_to, otherwise, swapped
 from transformers import (
@@ -85,7 +86,19 @@ CASES = {
     "umt5, a later block": (UMT5Config, UMT5Attention, LATER, 31, umt5s),
     "square": (T5Config, T5Attention, ENCODER, N * H, theirs),
 }
-HALF = ("encoder", "decoder", "cross")
+
+
+def pytest_generate_tests(metafunc):
+    usual = ("encoder", "decoder", "cross", "umt5, a later block")
+    rows(
+        metafunc,
+        "test_a_block_agrees_with_transformers",
+        ["name"],
+        usual,
+        low=("decoder",),
+        long=("mt5",),
+    )
+    rows(metafunc, "test_a_file_goes_there_and_back", ["name"], MODELS, low=("a head",))
 
 
 def block(name, dtype="float32"):
@@ -97,11 +110,6 @@ def block(name, dtype="float32"):
     return kind.of(reference, made, place, how, dtype)
 
 
-@pytest.mark.parametrize(
-    ("name", "dtype"),
-    [(name, "float32") for name in CASES if name != "square"]
-    + [(name, "bfloat16") for name in HALF],
-)
 def test_a_block_agrees_with_transformers(name, dtype):
     result = block(name, dtype).check()
     assert result.verdict is Verdict.PASS, str(result)
@@ -122,11 +130,9 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", MODELS)
 def test_a_file_goes_there_and_back(name, dtype, tmp_path):
     model, config, options = MODELS[name]
-    made = scattered(model(config(**SIZES, d_model=31, **options))).to(dtype)
+    made = scattered(model(config(**SIZES, d_model=31, **options))).to(getattr(torch, dtype))
     passed = roundtrip(made, tmp_path)
     root = "transformer." if hasattr(made, "transformer") else ""
     tied = {root + key if key != "lm_head.weight" else key for key in TIED} & set(made.state_dict())

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from dtype_rows import rows
 from family_cases import Block, roundtrip, scattered
 from flax import nnx
 from transformers import (
@@ -38,6 +39,11 @@ CASES = {
 }
 
 
+def pytest_generate_tests(metafunc):
+    rows(metafunc, "test_a_block_agrees_with_transformers", ["name"], CASES)
+    rows(metafunc, "test_a_file_goes_there_and_back", ["name"], MODELS, low=("vit",))
+
+
 def block(name, dtype="float32"):
     torch.manual_seed(0)
     reference = ViTAttention(CASES[name])
@@ -46,8 +52,6 @@ def block(name, dtype="float32"):
     )
 
 
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_block_agrees_with_transformers(name, dtype):
     result = block(name, dtype).check()
     assert result.verdict is Verdict.PASS, str(result)
@@ -87,8 +91,6 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_file_goes_there_and_back(name, dtype, tmp_path):
     torch.manual_seed(0)
     assert roundtrip(scattered(MODELS[name]()).to(getattr(torch, dtype)), tmp_path) == {}

@@ -102,12 +102,16 @@ def test_order_decides_nothing():
     assert set(there.undecided) == set(back.undecided)
 
 
-def test_a_checkpoint_is_read_no_further_than_its_header(tmp_path):
+def test_a_checkpoint_is_read_no_further_than_its_header(tmp_path, monkeypatch):
+    def unread(checkpoint, key):
+        raise AssertionError(f"{key} was read")
+
     transfer.save_checkpoint(tmp_path / "a.safetensors", torch_tensors())
+    monkeypatch.setattr(transfer.Checkpoint, "mapped", unread)
     with transfer.load_checkpoint(tmp_path / "a.safetensors") as checkpoint:
-        checkpoint._homes = dict.fromkeys(checkpoint)  # no tensor can be read any more
-        checkpoint.describe = lambda key: transfer.arrays.describe(torch_tensors()[key])
         there, here = infer(checkpoint, model()), infer(torch_tensors(), model())
+        with pytest.raises(AssertionError, match="was read"):
+            checkpoint[next(iter(checkpoint))]
     assert set(there.layout.groups) == set(here.layout.groups)
 
 

@@ -15,7 +15,8 @@ def ported(source, target, to, *options, status=0):
 def plain(tmp_path, dtype="float32"):
     source = tmp_path / "source"
     source.mkdir()
-    saved(source, tensors(bert(layers=2), dtype), {"num_attention_heads": 6, "hidden_size": 30})
+    config = {"num_attention_heads": 6, "hidden_size": 30, "num_hidden_layers": 2}
+    saved(source, tensors(bert(layers=2), dtype), config)
     return source
 
 

@@ -56,6 +56,8 @@ LIES = {
     "another width": ({"head_dim": 13}, "a multiple of head_dim = 13"),
     "other key/value heads": ({"num_key_value_heads": 6}, "expected 6 heads"),
     "more layers": ({"num_hidden_layers": 3}, "expected attention in 3 layers"),
+    "fewer layers": ({"num_hidden_layers": 1}, "expected attention in 1 layers"),
+    "another model's width": ({"hidden_size": 60}, "expected 60 features"),
     "biases": ({"attention_bias": True}, "q_proj.bias"),
     "no number": ({"num_attention_heads": "six"}, "got 'six'"),
 }
@@ -71,6 +73,16 @@ def test_a_config_that_contradicts_the_file_is_an_error(tmp_path, name):
     assert done.exit_code == 2
     assert said in " ".join(done.stderr.split())
     assert done.stdout == ""
+
+
+def test_layers_are_counted_on_either_side_of_an_encoder_decoder(tmp_path):
+    row = ROWS["t5"]
+    held = row.model(row.config).state_dict()
+    kept = {key: t for key, t in held.items() if not key.startswith("encoder.block.1.")}
+    saved(tmp_path, kept, row.config.to_dict())
+    done = CliRunner().invoke(main, ["inspect", str(tmp_path)])
+    assert done.exit_code == 2
+    assert "'encoder.block.1': expected attention in 2 layers" in " ".join(done.stderr.split())
 
 
 def test_an_unknown_family_is_found_by_its_spelling_and_said_so(tmp_path):

@@ -27,10 +27,13 @@ def with_config(config, shapes=None):
     return lambda folder: saved(folder, tensors(shapes or bert()), config)
 
 
-def broken_config(folder):
-    path = saved(folder, tensors(bert()))
-    (folder / "config.json").write_text("{")
-    return path
+def config_of(text):
+    def write(folder):
+        path = saved(folder, tensors(bert()))
+        (folder / "config.json").write_text(text)
+        return path
+
+    return write
 
 
 BAD = {
@@ -84,7 +87,13 @@ BAD = {
     "less than none": (with_config(None), ["--num-kv-heads", -1], ["--num-kv-heads", "got -1"]),
     "half a head": (with_config(None), ["--num-heads", 1.5], ["--num-heads", "1.5"]),
     "a word": (with_config(None), ["--num-heads", "True"], ["--num-heads", "True"]),
-    "a broken config": (broken_config, [], ["config.json", "expected JSON"]),
+    "a broken config": (config_of("{"), [], ["config.json", "expected JSON"]),
+    "a bottomless config": (config_of("[" * 100_000), [], ["config.json", "expected JSON"]),
+    "a config that says a thing twice": (
+        config_of('{"n_head": 6, "n_head": 5}'),
+        [],
+        ["config.json", "named more than once: ['n_head']"],
+    ),
     "a config of one bad number": (with_config({"n_head": True}), [], ["1 problem", "got True"]),
     "packed and split": (
         with_config({"n_head": N}, llama() | {"layers.0.self_attn.qkv_proj.weight": (3 * D, D)}),

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from jax_attn.parity.discover import Block, Part
 from jax_attn.transfer.port_files import CONFIGS
 from jax_attn.transfer.problems import Problem, TransferError
+from jax_attn.transfer.safetensors_file import unique
 
 Config = Mapping[str, Any]
 
@@ -51,8 +52,8 @@ def read_config(path: Path) -> Config | None:
     if file is None:
         return None
     try:
-        config = json.loads(file.read_text("utf-8"))
-    except (ValueError, OSError) as error:
+        config = json.loads(file.read_text("utf-8"), object_pairs_hook=unique)
+    except (ValueError, RecursionError, OSError) as error:
         raise _bad_config(file, f"expected JSON: {error}") from error
     if not isinstance(config, dict):
         raise _bad_config(file, f"expected a JSON object, got {type(config).__name__}")

@@ -16,7 +16,7 @@ from jax_attn.transfer import resolve
 from jax_attn.transfer.arrays import Spec
 from jax_attn.transfer.families import Config, Family, Place, Traits, family_of
 from jax_attn.transfer.layout import Layout
-from jax_attn.transfer.port_checks import incomplete, too_few_layers, wrong_heads
+from jax_attn.transfer.port_checks import incomplete, other_layers, wrong_heads, wrong_widths
 from jax_attn.transfer.porting import size
 from jax_attn.transfer.problems import TransferError
 from jax_attn.transfer.rows import bindings
@@ -128,11 +128,12 @@ def _of_family(family: Family, config: Config, specs: Specs) -> list[Attention]:
             continue
         moves, _ = resolve.for_loading(under.groups, under.refusals, carried, paths)
         problems += wrong_heads(moves, traits.sizes) + incomplete([(place, traits)], paths)
+        problems += wrong_widths(moves, [(place, traits)])
         packed = next(
             (_HOW[s.name] for m in moves for s in m.row.steps if s.name in _HOW and _three(m)), ""
         )
         made.append(_attention(place, traits, keys, packed))
-    problems += too_few_layers(config, [Place(p, "") for one in made for p in one.places])
+    problems += other_layers(config, [Place(p, "") for one in made for p in one.places])
     if problems:
         raise TransferError("what the config says of the checkpoint", dict.fromkeys(problems))
     return made

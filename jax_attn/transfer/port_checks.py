@@ -15,8 +15,9 @@ import numpy as np
 
 from jax_attn.transfer.arrays import Spec, read
 from jax_attn.transfer.families import Place, Traits
+from jax_attn.transfer.families.config import number
 from jax_attn.transfer.layout import Layout
-from jax_attn.transfer.problems import Problem, nearest
+from jax_attn.transfer.problems import Problem, TransferError, nearest
 from jax_attn.transfer.resolve import Move
 from jax_attn.transfer.rows import Row, bindings, filled, holes, regex
 from jax_attn.transfer.steps import Shape, Sizes, grouped, heads, heads_in, packed
@@ -24,6 +25,9 @@ from jax_attn.transfer.steps import Shape, Sizes, grouped, heads, heads_in, pack
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 SIZED = (heads, heads_in, grouped, packed)
 """Steps that no shape of flat projections tells how to take."""
+
+_NAMED = 8
+"""Missing layers that a message names."""
 
 _CHUNK = 2**22
 """Numbers that are looked at at once."""
@@ -62,7 +66,7 @@ def uneven(layout: Layout, names: Iterable[str], side: str) -> list[Problem]:
     problems = []
     for stem, patterns in had.items():
         layers = set().union(*patterns.values())
-        if gaps := sorted(set(range(max(layers) + 1)) - layers):
+        if gaps := _gaps(layers, max(layers) + 1):
             text = f"expected layers 0 to {max(layers)}, nothing is there of {gaps}"
             problems.append(Problem("missing", f"{stem}{gaps[0]}", text))
         for pattern, found in patterns.items():
@@ -128,17 +132,58 @@ def wrong_heads(moves: Iterable[Move], sizes: Sizes) -> list[Problem]:
     return problems
 
 
-def too_few_layers(config: Mapping[str, Any], blocks: Iterable[Place]) -> list[Problem]:
-    """Layers that the config counts and the checkpoint lacks."""
-    said = next((config[n] for n in _LAYERS if isinstance(config.get(n), int)), None)
-    found = {int(number) for place in blocks for number in re.findall(r"\d+", place.torch)[:1]}
-    if said is None or found >= set(range(said)):
-        return []
-    gone = sorted(set(range(said)) - found)
-    text = f"expected attention in {said} layers, as config.json has it, none is in {gone[:8]}"
-    return [Problem("missing", f"layer {gone[0]}", text)]
+def wrong_widths(moves: Iterable[Move], blocks: Iterable[tuple[Place, Traits]]) -> list[Problem]:
+    """Kernels of a block that are not as wide as the config says its model is."""
+    found = {
+        path: (move.row.keys[0], shape)
+        for move in moves
+        for path, shape in zip(move.row.paths, move.path_shapes, strict=True)
+    }
+    problems = []
+    for place, traits in blocks:
+        D, (kdim, vdim) = traits.embed_dim, traits.widths
+        widths = {"q_proj": (0, D), "k_proj": (0, kdim), "v_proj": (0, vdim), "out_proj": (-1, D)}
+        for part, (axis, width) in widths.items():
+            path = f"{place.flax}.{part}.kernel"
+            key, shape = found.get(path, ("", ()))
+            if shape and shape[axis] != width:
+                text = f"{path}: expected {width} features, as the config has it, got {shape[axis]}"
+                problems.append(Problem("wrong shape", key, text))
+    return problems
 
 
+def other_layers(config: Mapping[str, Any], blocks: Iterable[Place]) -> list[Problem]:
+    """Layers that the config counts and the checkpoint lacks, or the reverse."""
+    found: dict[str, set[int]] = defaultdict(set)  # what stands before the number -> layers
+    for place in blocks:
+        stem, layer = re.match(r"(.*?)(\d+)", place.torch).groups()
+        found[stem].add(int(layer))
+    problems = []
+    for stem, layers in (found or {"layer ": set()}).items():
+        names = (*_DECODER_LAYERS * ("decoder" in stem.split(".")), *_LAYERS)
+        try:
+            said = number(config, *names, default=None, least=0)
+        except TransferError as error:
+            problems += error.problems
+            continue
+        if said is None:
+            continue
+        if more := sorted(layer for layer in layers if layer >= said)[:_NAMED]:
+            text = f"expected attention in {said} layers, as config.json has it, got it in {more}"
+            problems.append(Problem("unexpected", f"{stem}{more[0]}", text))
+        if gone := _gaps(layers, said):
+            text = f"expected attention in {said} layers, as config.json has it, none is in {gone}"
+            problems.append(Problem("missing", f"{stem}{gone[0]}", text))
+    return list(dict.fromkeys(problems))
+
+
+def _gaps(layers: set[int], count: int) -> list[int]:
+    """The first of the `count` layers, which may be any number, that are not there."""
+    looked_at = range(min(count, len(layers) + _NAMED))
+    return [layer for layer in looked_at if layer not in layers][:_NAMED]
+
+
+_DECODER_LAYERS = ("num_decoder_layers",)
 _LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
 
 

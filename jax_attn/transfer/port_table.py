@@ -16,7 +16,7 @@ class Table(NamedTuple):
     """What a port goes by.
 
     sizes: None where nobody says; needed where a step of the layout asks for them. blocks: where
-    attention is and what it does, where the family is known. config: {} where there is none.
+    attention is and what it does, where the family is known. config: {} where there is no family.
     """
 
     layout: Layout
@@ -71,7 +71,7 @@ def by_layout(
     N, K, H = (given[name] or said[name] for name in given)
     D = number(config, "hidden_size", "n_embd", "d_model", default=None)
     H = H or (D // N if D and N else None)
-    return Table(layout, Sizes(N, K or N, H) if N and H else None, (), config)
+    return Table(layout, Sizes(N, K or N, H) if N and H else None)
 
 
 def _written(family: Family, config: Config, paths: Iterable[str]) -> list[Place]:

@@ -128,7 +128,8 @@ def plan_port(
     problems += mixed
     problems += port_checks.incomplete(table.blocks, paths) if table.blocks else []
     problems += [] if table.blocks else port_checks.some_biases(paths)
-    problems += port_checks.too_few_layers(table.config, [place for place, _ in table.blocks])
+    problems += port_checks.other_layers(table.config, [place for place, _ in table.blocks])
+    problems += port_checks.wrong_widths(moves, table.blocks)
     if table.sizes is not None:
         problems += port_checks.wrong_heads(moves, table.sizes)
     if to == "flax" and not unreadable:

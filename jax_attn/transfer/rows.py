@@ -167,7 +167,7 @@ def regex(pattern: str) -> re.Pattern:
     for i in range(1, len(parts), 2):
         name = parts[i]
         # One spelling an integer, or "07" would come back as "7".
-        parts[i] = f"(?P={name})" if name in seen else f"(?P<{name}>0|[1-9][0-9]*)"
+        parts[i] = f"(?P={name})" if name in seen else f"(?P<{name}>0|[1-9][0-9]{{0,8}})"
         seen.add(name)
     return re.compile("".join(parts))
 

@@ -1,5 +1,6 @@
 """Reading a config.json: what is there, what it may be called, and what is wrong with it."""
 
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -78,4 +79,4 @@ def _read(
 
 def _is_real(value: Any) -> bool:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_number and 0 < value < float("inf")
+    return is_number and 0 < value <= sys.float_info.max  # JSON has longer whole numbers

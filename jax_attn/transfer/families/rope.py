@@ -19,11 +19,14 @@ def rotary(config: Config, head_dim: int, *, part: float | None = None) -> Rotar
     whatever the config says. Raises TransferError for a rope_type that is not known here, and for
     a part that is no whole number of pairs.
     """
-    rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    name = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
+    rope = config.get(name) or {}
+    if not isinstance(rope, Mapping):
+        raise refuse(name, rope, "a JSON object")
     named = {**config, **rope}
     base = float(real(named, "rope_theta", "rotary_emb_base", default=10000.0))
     kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind not in _SCALINGS:
+    if kind not in tuple(_SCALINGS):  # a list, which no dict can look up, is not either
         raise refuse("rope_type", kind, f"one of {', '.join(_SCALINGS)}")
     dim = None if part is None else _turning(named, head_dim, part)
     return RotaryTraits(base, dim, scaling=_SCALINGS[kind](rope, config))

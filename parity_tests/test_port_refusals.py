@@ -153,6 +153,34 @@ BAD = {
     "a config of no numbers": Bad(
         config={"num_attention_heads": "six"}, said=("num_attention_heads", "got 'six'")
     ),
+    "a config of another width": Bad(
+        config={"hidden_size": 10**12}, said=(Q, f"expected {10**12} features", "got 31")
+    ),
+    "a config of scalings that are none": Bad(
+        config={"rope_scaling": "linear"}, said=("rope_scaling", "a JSON object, got 'linear'")
+    ),
+    "a config of a scaling without a name": Bad(
+        config={"rope_scaling": {"rope_type": [1]}}, said=("rope_type", "got [1]")
+    ),
+    "a config of a number that no float holds": Bad(
+        config={"rope_theta": 10**400}, said=("rope_theta", "a number above 0")
+    ),
+    "a config of endless layers": Bad(
+        config={"num_hidden_layers": 10**12}, said=(f"expected attention in {10**12} layers",)
+    ),
+    "a config of layers that are no number": Bad(
+        config={"num_hidden_layers": True}, said=("num_hidden_layers", "got True")
+    ),
+    "more layers than the config has": Bad(
+        config={"num_hidden_layers": 1}, said=("unexpected", "in 1 layers", "got it in [1]")
+    ),
+    "a layer far beyond the others": Bad(
+        lambda held: held | {Q.replace("1", "999999999"): held[Q]},
+        said=("expected layers 0 to 999999999", "[2, 3, 4, 5, 6, 7, 8, 9]"),
+    ),
+    "a layer of 5,000 digits": Bad(
+        lambda held: held | {Q.replace("1", "9" * 5000): held[Q]}, said=("no row takes it",)
+    ),
     "a family that is not known": Bad(
         config={"model_type": "mine"}, said=("'mine'", "--layout package.module:TABLE", "llama")
     ),
@@ -286,16 +314,21 @@ def test_a_record_that_is_none_is_an_error(tmp_path):
 USAGE = {
     "no colon": (("--layout", "json"), "expected package.module:TABLE"),
     "no such module": (("--layout", "no_such_module:X"), "does not import"),
+    "a module that leaves": (("--layout", "leaves_at_once:X"), "SystemExit: 0"),
     "no table": (("--layout", "jax_attn.transfer.layouts:LINAER"), "nearest: LINEAR"),
     "lossy alone": (("--lossy",), "--lossy goes with --dtype"),
     "no source": ((), "none there"),
+    "a source of no possible name": ((), "none there"),
 }
 
 
 @pytest.mark.parametrize("name", USAGE)
-def test_wrong_usage_names_the_option(tmp_path, name):
+def test_wrong_usage_names_the_option(tmp_path, monkeypatch, name):
+    (tmp_path / "leaves_at_once.py").write_text("import sys\nsys.exit(0)")
+    monkeypatch.chdir(tmp_path)
     options, said = USAGE[name]
-    source = tmp_path / "gone" if name == "no source" else tmp_path
+    sources = {"no source": "gone", "a source of no possible name": "a" * 300}
+    source = tmp_path / sources.get(name, "")
     done = ported(source, tmp_path / "flax", *options)
     assert done.exit_code == 2
     assert said in done.stderr

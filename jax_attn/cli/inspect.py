@@ -1,5 +1,6 @@
 """`jax-attn inspect`: what a checkpoint is, from its headers and its config alone."""
 
+import os
 from pathlib import Path
 
 import click
@@ -23,7 +24,7 @@ def command(checkpoint: Path, as_json: bool) -> None:
     from jax_attn.transfer.arrays import specs
     from jax_attn.transfer.prefixes import unwrapped
 
-    if not checkpoint.exists():
+    if not os.path.exists(checkpoint):
         raise click.UsageError(f"CHECKPOINT: expected a file or a folder, got {checkpoint}")
     try:
         with load_checkpoint(checkpoint) as tensors:

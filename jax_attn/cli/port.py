@@ -79,7 +79,7 @@ def command(
         (lossy and dtype is None, "--lossy goes with --dtype"),
         (kind == "orbax" and to == "torch", "--format orbax goes with --to flax"),
         (check and to == "torch", "--check goes with --to flax; verify OUT looks at torch's side"),
-        (not source.exists(), f"IN: expected a file or a folder, got {source}: none there"),
+        (not os.path.exists(source), f"IN: expected a file or a folder, got {source}: none there"),
     ):
         if wrong:
             raise click.UsageError(text)
@@ -127,14 +127,15 @@ def imported(named: str) -> Any:
     module, colon, name = named.partition(":")
     if not (module and colon and name):
         raise click.UsageError(f"--layout: expected package.module:TABLE, got {named!r}")
-    sys.path.insert(0, os.getcwd())
+    here = os.getcwd()
+    sys.path.insert(0, here)
     try:
         held = vars(importlib.import_module(module))
-    except Exception as error:  # whatever the caller's module raises
+    except (Exception, SystemExit) as error:  # whatever the caller's module raises
         kind = type(error).__name__
         raise click.UsageError(f"--layout: {module} does not import: {kind}: {error}") from error
     finally:
-        sys.path.remove(os.getcwd())
+        sys.path.remove(here)
     if not isinstance(held.get(name), Layout):
         tables = [key for key, value in held.items() if isinstance(value, Layout)]
         text = f"--layout: expected one of the Layouts {tables} of {module}, got {name!r}"

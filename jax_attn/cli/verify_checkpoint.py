@@ -1,5 +1,6 @@
 """`jax-attn verify CHECKPOINT`: the attention layers found in a file or folder."""
 
+import os
 from collections import Counter
 from pathlib import Path
 
@@ -21,7 +22,7 @@ def verify_checkpoint(path: Path, num_heads: int | None, num_kv_heads: int | Non
     for option, value in (("--num-heads", num_heads), ("--num-kv-heads", num_kv_heads)):
         if value is not None and (isinstance(value, bool) or value < 1):
             raise click.UsageError(f"{option}: expected a whole number above 0, got {value!r}")
-    if not path.exists():
+    if not os.path.exists(path):
         raise click.UsageError(f"CHECKPOINT: expected a file or a folder, got {path}: none there")
 
     from jax_attn.cli.progress import tracked

@@ -43,6 +43,8 @@ def tensors(path: Path, part: str | None) -> dict[str, Any]:
     if not isinstance(held, Mapping):
         found = type(held).__name__
         raise file_error(path, f"expected a mapping of names to tensors, got {found}")
+    if odd := [key for key in held if not isinstance(key, str)]:
+        raise file_error(path, f"expected text as names of tensors, got {odd[:8]}")
     if held and not any(isinstance(value, torch.Tensor) for value in held.values()):
         inside = [key for key, value in held.items() if _has_tensors(torch, value)]
         hint = "" if part else " or ".join(f"load_checkpoint(…, part={key!r})" for key in inside)

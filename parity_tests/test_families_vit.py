@@ -39,8 +39,17 @@ CASES = {
 }
 
 
+USUAL = ("vit", "vit of another head_dim")
+
+
 def pytest_generate_tests(metafunc):
-    rows(metafunc, "test_a_block_agrees_with_transformers", ["name"], CASES)
+    rows(
+        metafunc,
+        "test_a_block_agrees_with_transformers",
+        ["name"],
+        USUAL,
+        long=("vit without biases",),
+    )
     rows(metafunc, "test_a_file_goes_there_and_back", ["name"], MODELS, low=("vit",))
 
 

@@ -4,11 +4,13 @@ The files are transformers' own, of models made at random. The rebuild itself is
 transformers in the families' own tests; here the torch side reads the file's rows by no table.
 """
 
+import json
+
 import pytest
 import torch
 import transformers as hf
 from family_cases import scattered
-from torch_checkpoints import PASS, document
+from torch_checkpoints import INCONCLUSIVE, PASS, USAGE, document, run
 from transformers.utils import logging
 
 from jax_attn.parity import file_rows
@@ -128,6 +130,35 @@ def test_in_bfloat16_a_key_bias_is_seen(tmp_path):
     model.to(torch.bfloat16).save_pretrained(tmp_path)
     (case,) = document(tmp_path, status=PASS)["cases"]
     assert (case["dtype"], case["variant"]) == ("bfloat16", "rotary")
+
+
+def doubts_of(tmp_path, config, model):
+    """What is said of a file that its config does not describe."""
+    scattered(model).save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    found = document(tmp_path, status=INCONCLUSIVE)["cases"]
+    return [reason for case in found for reason in case["reasons"]]
+
+
+def test_blocks_of_another_family_do_not_pass_for_this_ones(tmp_path):
+    config = {"model_type": "bert", "num_attention_heads": 6, "hidden_size": 36}
+    (said,) = doubts_of(tmp_path, config, hf.LlamaModel(hf.LlamaConfig(**GROUPED)))
+    assert said == "family bert: none of its blocks is here"
+
+
+def test_a_part_does_not_pass_for_the_whole(tmp_path):
+    config = hf.BertConfig(**(ONE | {"num_hidden_layers": 2})).to_dict()
+    (said,) = doubts_of(tmp_path, config, hf.BertModel(hf.BertConfig(**ONE)))
+    assert said.endswith("expected attention in 2 layers, as config.json has it, none is in [1]")
+
+
+def test_heads_that_cannot_turn_are_wrong_input(tmp_path):
+    model = hf.LlamaModel(hf.LlamaConfig(**GROUPED, head_dim=8))
+    scattered(model).save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(model.config.to_dict() | {"head_dim": 7}))
+    done = run(tmp_path)
+    assert (done.exit_code, type(done.exception)) == (USAGE, SystemExit)
+    assert "expected an even head_dim" in done.stderr
 
 
 def layers(folder):

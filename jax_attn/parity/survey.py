@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from jax_attn.attention.checks import ArgumentError
 from jax_attn.parity import file_rows, rebuild
 from jax_attn.parity.config import Config, Sizes, lacking, seen_from, sizes
 from jax_attn.parity.discover import Block, Unread, discover
@@ -29,6 +30,8 @@ from jax_attn.transfer import (
 )
 from jax_attn.transfer import steps as transfer_steps
 from jax_attn.transfer.families import Family, Place, Traits, family_of
+from jax_attn.transfer.port_checks import other_layers
+from jax_attn.transfer.prefixes import unwrapped
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -61,7 +64,10 @@ def survey(
         why = tuple(f"family {family.name}: {problem.text}" for problem in error.problems)
         return _spelled(checkpoint, config, num_heads, num_kv_heads, why)
     if not places:
-        return _spelled(checkpoint, config, num_heads, num_kv_heads)
+        _, wrapped = unwrapped(checkpoint)
+        why = f"family {family.name}: none of its blocks is here"
+        why += f"; {wrapped[0].text}: {wrapped[0].name}" if wrapped else ""
+        return _spelled(checkpoint, config, num_heads, num_kv_heads, (why,))
     given = {"--num-heads": num_heads, "--num-kv-heads": num_kv_heads}
     found = [
         _family_layer(family, place, each, config, checkpoint)
@@ -72,7 +78,9 @@ def survey(
         problems = [p for x in found if isinstance(x, Layer) for p in _misfits(x, checkpoint)]
     if problems:
         raise TransferError("the layers of a family", dict.fromkeys(problems))
-    return found
+    # A part of a model may be verified, but does not pass for the whole.
+    others = tuple(f"{p.name}: {p.text}" for p in other_layers(config, places))
+    return [*found, unmeasured("layers", "unknown", doubts=others)] if others else found
 
 
 # --- of a family --------------------------------------------------------------------------------
@@ -121,7 +129,10 @@ def _disagreements(traits: Traits, given: Mapping[str, int | None]) -> list[Prob
 def _misfits(layer: Layer, checkpoint: Checkpoint) -> list[Problem]:
     """What the file has otherwise than the config says."""
     with x64_for(layer.dtype):
-        module = rebuild.flax_module(layer.traits, layer.dtype)
+        try:
+            module = rebuild.flax_module(layer.traits, layer.dtype)
+        except ArgumentError as error:
+            return [Problem("file", f"config.json, {layer.name}", str(error))]
         return plan(module, _Part(checkpoint, layer), layer.layout).problems
 
 

@@ -243,7 +243,7 @@ def test_an_interrupted_port_leaves_nothing(tmp_path, tables, monkeypatch):
     source = plain(tmp_path)
     before = sorted(tmp_path.iterdir())
     monkeypatch.setattr(carrying, "prove", interrupted)
-    ported(source, tmp_path / "flax", "flax", "--layout", f"{tables}:RIGHT", status=1)
+    ported(source, tmp_path / "flax", "flax", "--layout", f"{tables}:RIGHT", status=130)
     assert [p for p in sorted(tmp_path.iterdir()) if p.name != "__pycache__"] == before
 
 

@@ -5,6 +5,7 @@ import importlib
 import click
 
 COMMANDS = ("verify", "doctor", "bench", "inspect", "port")
+INTERRUPTED = 130  # as a shell has it
 
 
 class _Lazy(click.Group):
@@ -16,6 +17,14 @@ class _Lazy(click.Group):
             return None
         return importlib.import_module(f"jax_attn.cli.{name}").command
 
+    def invoke(self, ctx: click.Context) -> object:
+        """click's own answer to Ctrl-C is the status of a parity failure."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            click.echo("interrupted", err=True)
+            ctx.exit(INTERRUPTED)
+
 
 @click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="jax-attn")
@@ -24,5 +33,5 @@ def main() -> None:
 
     \b
     Exit status: 0 pass, 1 a parity failure, 2 wrong usage, 3 something is missing
-    here (the message names the line that installs it), 4 inconclusive.
+    here (the message names the line that installs it), 4 inconclusive, 130 interrupted.
     """

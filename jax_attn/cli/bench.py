@@ -10,11 +10,11 @@ from pathlib import Path
 
 import click
 
+from jax_attn.cli import INTERRUPTED
 from jax_attn.cli.bench_compare import command as compare
 from jax_attn.cli.verify import FAIL, INCONCLUSIVE, PASS, missing
 from jax_attn.parity.environment import install_line, present, settle_platforms
 
-INTERRUPTED = 130  # as a shell has it
 DTYPES = ("float32", "bfloat16", "float16")
 # mode → the preset that is measured where no other is asked for.
 PRESET_OF = {

@@ -71,7 +71,7 @@ def command(
     back identical. OUT gets its name when all that is done: a failure leaves nothing.
 
     Exit status: 1 where the proof or --check fails, 2 for input that cannot be ported, 3 where
-    torch is needed and absent, 4 where --check shows nothing.
+    torch is needed and absent, 4 where --check shows nothing, 130 where it was interrupted.
     """
     if check and not present("torch"):
         missing(f"torch is not installed, and is the reference: {install_line('torch')}")

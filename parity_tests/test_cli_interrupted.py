@@ -1,0 +1,64 @@
+"""Ctrl-C: every command leaves 130, as a shell has it, one line, and nothing half-written."""
+
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+from torch_checkpoints import bert, saved, tensors
+
+from jax_attn import transfer
+from jax_attn.bench.measure import Session
+from jax_attn.cli import main
+from jax_attn.parity import sweep
+
+WHERE = {
+    "inspect": (transfer, "load_checkpoint", ("inspect", "SOURCE")),
+    "port": (transfer, "load_checkpoint", ("port", "SOURCE", "OUT", "--to", "flax")),
+    "verify": (sweep, "run", ("verify", "--backend", "cpu", "-k", "plain_mha")),
+    "verify a checkpoint": (transfer, "load_checkpoint", ("verify", "SOURCE")),
+    "bench": (Session, "__enter__", ("bench", "--output", "OUT")),
+}
+
+
+def interrupt(*_, **__):
+    raise KeyboardInterrupt
+
+
+@pytest.fixture
+def source(tmp_path):
+    config = {"model_type": "bert", "hidden_size": 30, "num_attention_heads": 6}
+    return saved(tmp_path, tensors(bert()), config)
+
+
+@pytest.mark.parametrize("command", WHERE)
+def test_an_interrupted_command_leaves_130_and_one_line(tmp_path, source, monkeypatch, command):
+    owner, name, arguments = WHERE[command]
+    monkeypatch.setattr(owner, name, interrupt)
+    paths = {"SOURCE": str(source), "OUT": str(tmp_path / "out")}
+    done = CliRunner().invoke(main, [paths.get(word, word) for word in arguments])
+    assert done.exit_code == 130, done.output
+    said = [line for line in done.stderr.splitlines() if not line.startswith("Warning: ")]
+    assert said == ["interrupted"]
+    assert done.stdout == ""
+    assert {path.name for path in tmp_path.iterdir()} == {"config.json", "model.safetensors"}
+
+
+def test_a_signal_while_a_port_writes_leaves_nothing(tmp_path):
+    (tmp_path / "source").mkdir()
+    saved(tmp_path / "source", tensors({"a.weight": (7, 3)}))
+    (tmp_path / "one.py").write_text(
+        "from jax_attn.transfer import LINEAR\nTABLE = LINEAR.under('a', 'a')"
+    )
+    code = (
+        "import os, signal; from jax_attn.cli import main; from jax_attn.transfer import carrying; "
+        "signal.signal(signal.SIGINT, signal.default_int_handler); "  # a parent may ignore it
+        "carrying.prove = lambda *_: os.kill(os.getpid(), signal.SIGINT); "
+        "main(['port', 'source', 'out', '--to', 'flax', '--layout', 'one:TABLE'])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert (done.returncode, done.stderr.split()) == (130, ["interrupted"])
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left - {"__pycache__"} == {"source", "one.py"}

@@ -218,7 +218,8 @@ def _carried_out(
     try:
         with staged(target) as folder:
             with bytes_counted("writing", total) as looked_at:
-                write(folder, Carried(port, job.tensors, looked_at), kind, record, source)
+                carried = Carried(port, job.tensors, looked_at)
+                write(folder, carried, kind, record, source, port.dtype)
             written = read_again(folder)
             with bytes_counted("proving", total) as looked_at:
                 proof = prove(port, job.tensors, written, looked_at)

@@ -1,7 +1,7 @@
 """A port on the disk: a folder of tensors, the config, and a record that leads back.
 
     model.safetensors, or its shards and their index; or state/, an orbax checkpoint
-    config.json     as it was beside the source
+    config.json     as it was beside the source, but for the dtype that a port was cast to
     port.json       {"schema_version", "to", "family", "keys": [torch keys], "passed_over"}
 
 It is made under a hidden name beside and gets its own when all is on the disk: what was
@@ -27,6 +27,8 @@ CONFIGS = ("config.json", "params.json")
 RECORD = "port.json"
 _TENSORS = "model.safetensors"
 _STATE = "state"
+_DTYPES = ("dtype", "torch_dtype")
+"""How a config names the weights' dtype, now and of old."""
 _SHARD = 5 * 10**9
 """Bytes of tensors a file."""
 
@@ -72,8 +74,12 @@ def write(
     kind: str,
     record: Mapping[str, Any],
     source: Path,
+    dtype: str | None = None,
 ) -> None:
-    """Fill a folder: tensors, record, and the config that stands beside `source`."""
+    """Fill a folder: tensors, record, and the config that stands beside `source`.
+
+    dtype: what floating numbers were cast to; where the config names another, it names this.
+    """
     if kind == "orbax":
         from jax_attn.transfer import orbax_folder
 
@@ -83,7 +89,8 @@ def write(
     for name in CONFIGS:
         config = beside(source) / name
         if config.is_file():
-            _write_whole(folder / name, config.read_bytes())
+            named = dtype if name == CONFIGS[0] else None  # Meta's names no dtype
+            _write_whole(folder / name, _of_dtype(config.read_bytes(), named))
     document = json.dumps({"schema_version": 1, **record}, indent=1)
     _write_whole(folder / RECORD, document.encode())
 
@@ -116,6 +123,15 @@ def read_record(path: Path) -> dict[str, Any]:
 def beside(path: Path) -> Path:
     """Where the config of a checkpoint stands."""
     return path if path.is_dir() else path.parent
+
+
+def _of_dtype(config: bytes, dtype: str | None) -> bytes:
+    """A config that names `dtype` where it named one; what says the same stays byte for byte."""
+    held = json.loads(config) if dtype is not None else {}
+    if not (other := {name for name in _DTYPES if held.get(name) not in (None, dtype)}):
+        return config
+    named = {name: dtype if name in other else value for name, value in held.items()}
+    return f"{json.dumps(named, indent=2)}\n".encode()
 
 
 def _write_whole(path: Path, content: bytes) -> None:

@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import pytest
+import torch  # noqa: F401  verify and bench ask for it
 from click.testing import CliRunner
 from torch_checkpoints import bert, saved, tensors
 

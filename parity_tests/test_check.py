@@ -181,6 +181,26 @@ def test_neither_module_is_changed(x, ignored):
     assert all(np.array_equal(v, before[1][k]) for k, v in export(port, LAYOUT).items())
 
 
+def test_a_port_that_counts_its_calls_is_left_as_it_was(x):
+    class Doubles(torch.nn.Module):
+        def forward(self, x):
+            return 2 * x
+
+    class Counting(nnx.Module):
+        def __init__(self):
+            self.calls, self.mean = nnx.Cache(jnp.int32(0)), nnx.BatchStat(jnp.zeros(D))
+
+        def __call__(self, x):
+            self.calls[...] += 1
+            self.mean[...] = x.mean((0, 1))
+            return 2 * x
+
+    port = Counting()
+    result = check(Doubles(), port, (x,), transforms=("eager", "jit", "grad", "vmap", "remat"))
+    assert result.verdict is Verdict.PASS, str(result)
+    assert (port.calls[...], *port.mean[...]) == (0, *np.zeros(D))
+
+
 def test_inputs_without_power_are_inconclusive(x):
     """Two numbers that cancel: the output is rounding and nothing else."""
 

@@ -43,8 +43,8 @@ class Port:
         def forward(params: nnx.State, floats: Tree, others: Tree) -> Tree:
             named = floats | others
             args = tuple(named.pop(str(i)) for i in range(len(self.inputs.args)))
-            # Merged anew each time: what a call changes (random keys, counters) is dropped.
-            module = nnx.merge(graph, params, rest)
+            # A copy each time: what a call changes (random keys, counters) is dropped.
+            module = nnx.merge(graph, params, rest, copy=True)
             result = self.call(module, *args, **named) if self.call else module(*args, **named)
             return named_outputs(result, jax.Array, "port")
 

@@ -14,6 +14,7 @@ import pytest
 from jax_attn.attention import Mask, dense
 from jax_attn.nn import attention as modules
 from jax_attn.nn import cache as caches
+from jax_attn.nn import pages
 from jax_attn.parity.cases import Case
 from jax_attn.parity.compare import Verdict
 from jax_attn.parity.designs import DESIGNS
@@ -235,7 +236,7 @@ def every_piece_from_0(turned):
 # bug -> (the row that is to see it, what it replaces, by what)
 CACHE_BUGS = {
     "cache order": ("gqa/cached", "causal", caches, "_grown", another_order),
-    "written one place late": ("gqa/cached", "causal", caches, "_corner", one_place_late),
+    "written one place late": ("gqa/cached", "causal", pages, "_corner", one_place_late),
     "a stale tail": ("gqa/cached", "causal", caches, "_tokens", filled_one_more),
     "the last token forgotten": (
         "gqa/cached",

@@ -4,13 +4,10 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jax_attn.attention import (
-    Dropout,
-    attention_weights,
-    checks,
-    dot_product_attention,
-)
+from jax_attn.attention import attention_weights, checks, dot_product_attention
 from jax_attn.nn.cache import KVCache, attend
+from jax_attn.nn.dropouts import dropouts
+from jax_attn.nn.inputs import sequences
 from jax_attn.nn.positions import placement_problems, turned
 from jax_attn.nn.problems import cache_problems, option_problems, size_problems
 from jax_attn.nn.projection import Projection, torch_linear_init
@@ -188,10 +185,10 @@ class GroupedQueryAttention(nnx.Module):
             checks.raise_all(
                 type(self).__name__, cache_problems(self, cache, others, deterministic)
             )
-        query, key, value = self._inputs(query=query, key=key, value=value)
+        query, key, value = sequences(self, query=query, key=key, value=value)
         if cache is not None:
             return self._continued(query, mask, cache)
-        dropout, out_dropout = self._dropouts(query.shape, deterministic, rngs, keep, out_keep)
+        dropout, out_dropout = dropouts(self, query.shape, deterministic, rngs, keep, out_keep)
         q_BTNH, k_BSKH = self._heads(query, key, positions, key_positions, alone=alone)
         attended_BTNH = dot_product_attention(
             *_same_dtype(q_BTNH, k_BSKH, self.v_proj(value)),
@@ -223,7 +220,7 @@ class GroupedQueryAttention(nnx.Module):
         Arguments and errors as there.
         """
         alone = key is None
-        query, key = self._inputs(query=query, key=key)
+        query, key = sequences(self, query=query, key=key)
         return attention_weights(
             *_same_dtype(*self._heads(query, key, positions, key_positions, alone=alone)),
             mask,
@@ -281,77 +278,6 @@ class GroupedQueryAttention(nnx.Module):
         if self.rotary is None:
             return q_BTNH, k_BSKH
         return turned(q_BTNH, k_BSKH, positions, key_positions, **where)
-
-    def _inputs(self, **inputs) -> list[jax.Array]:
-        """query, key and maybe value: the ones not given filled in, all of them checked."""
-        axes = {
-            "query": ("T", "embed_dim", self.embed_dim),
-            "key": ("S", "kdim", self.kdim),
-            "value": ("S", "vdim", self.vdim),
-        }
-        problems, sizes, given = [], {"B": {}, "S": {}}, None
-        for name, x in inputs.items():
-            length, features, size = axes[name]
-            note = "" if x is not None or given is None else f" ({given}, as none was given)"
-            x = inputs[name] = inputs[given] if x is None and given is not None else x
-            found = checks.float_problems(name, x, 3, f"(B, {length}, {features})")
-            problems += found
-            if not found:
-                sizes["B"][name] = x.shape[0]
-                sizes.setdefault(length, {})[name] = x.shape[1]
-                if x.shape[1] == 0:
-                    problems.append(f"{name}: expected {length} ≥ 1, got {checks.describe(x)}")
-                if x.shape[2] != size:
-                    problems.append(
-                        f"{name}: expected {features} = {size} features, "
-                        f"got {checks.describe(x)}{note}"
-                    )
-            given = name
-        for axis in ("B", "S"):
-            if len(set(sizes[axis].values())) > 1:
-                problems.append(f"{', '.join(sizes[axis])}: expected one {axis}, got {sizes[axis]}")
-        checks.raise_all(type(self).__name__, problems)
-        return [jnp.asarray(x) for x in inputs.values()]
-
-    def _dropouts(self, shape_BTD, deterministic, rngs, keep, out_keep):
-        """Dropout for the weights and for the output, None where there is none."""
-        deterministic = self.deterministic if deterministic is None else deterministic
-        if not isinstance(deterministic, bool):
-            got = checks.describe(deterministic)
-            problem = f"deterministic: expected a static Python bool, got {got}"
-            checks.raise_all(type(self).__name__, [problem])
-        problems, dropouts = [], []
-        for rate_name, rate, keep_name, kept in (
-            ("dropout_rate", self.dropout_rate, "keep", keep),
-            ("out_dropout_rate", self.out_dropout_rate, "out_keep", out_keep),
-        ):
-            if kept is not None and (deterministic or rate == 0):
-                why = "deterministic is True" if deterministic else f"{rate_name} is 0"
-                problems.append(f"{keep_name}: expected None, as {why}: nothing would be dropped")
-            if deterministic or rate == 0:
-                dropouts.append(None)
-            elif kept is not None:
-                dropouts.append(Dropout(rate, keep=kept))
-            else:
-                dropouts.append(self._drawn(rate_name, rate, keep_name, rngs, problems))
-        if out_keep is not None and dropouts[1] is not None:
-            problem = checks.broadcast_problem("out_keep", out_keep, shape_BTD, "(B, T, D)")
-            problems += [problem] if problem else []
-        checks.raise_all(type(self).__name__, problems)
-        return dropouts
-
-    def _drawn(self, rate_name, rate, keep_name, rngs, problems: list[str]) -> Dropout | None:
-        stream = self.rngs if rngs is None else rngs
-        if isinstance(stream, nnx.Rngs) and ("dropout" in stream or "default" in stream):
-            stream = stream.dropout
-        if isinstance(stream, nnx.RngStream):
-            return Dropout(rate, key=stream())
-        problems.append(
-            f"rngs: {rate_name} is {rate} and the module is in training mode; expected "
-            f'rngs=nnx.Rngs(dropout=…) with a "dropout" stream here or in the constructor, or '
-            f"{keep_name}=, deterministic=True or eval(); got {type(stream).__name__}"
-        )
-        return None
 
 
 class MultiHeadAttention(GroupedQueryAttention):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -10,12 +11,13 @@ import numpy as np
 from jax_attn.attention import Mask, checks, parts
 from jax_attn.attention.blocked import FEW_SCORES
 from jax_attn.attention.call import Call, checked_call
+from jax_attn.nn import pages
 
 # Of the arrays that a cache lies in, each is as large as all before it. A step reads those that
 # hold something, whole, as XLA:CPU multiplies by an array at twice the speed at which it first
 # cuts the filled part out of one; so it reads at most twice what is filled.
 FIRST_PAGE = 512
-# So many tokens are written one by one; of more, whole pages.
+# So many tokens are written one by one; of more, all that a page holds at once.
 FEW_TOKENS = 16
 # The scores of so many queries at a time are written out.
 QUERY_TILE = 64
@@ -83,10 +85,10 @@ class KVCache:
         problems += [problem] if problem else []
         checks.raise_all("KVCache.empty", problems)
         value_dim = head_dim if value_dim is None else value_dim
-        pages = _page_sizes(window if length is None else length)
+        places = pages.sizes(window if length is None else length, FIRST_PAGE)
         return KVCache(
-            keys=tuple(jnp.zeros((batch, num_kv_heads, head_dim, n), dtype) for n in pages),
-            values=tuple(jnp.zeros((batch, num_kv_heads, n, value_dim), dtype) for n in pages),
+            keys=tuple(jnp.zeros((batch, num_kv_heads, head_dim, n), dtype) for n in places),
+            values=tuple(jnp.zeros((batch, num_kv_heads, n, value_dim), dtype) for n in places),
             filled=jnp.zeros(batch, jnp.int32),
             window=window,
         )
@@ -229,57 +231,27 @@ def _tokens(cache: KVCache, place_P: jax.Array) -> jax.Array:
 def _grown(cache: KVCache, key, value, lengths) -> KVCache:
     """The cache with the first `lengths` of these tokens; of those, a ring keeps the last."""
     grown = dataclasses.replace(cache, filled=cache.filled + lengths)
-    write = _token_by_token if key.shape[1] <= FEW_TOKENS else _page_by_page
     keys, values, start = [], [], 0
     k_BKHT, v_BKTH = key.transpose(0, 2, 3, 1), value.transpose(0, 2, 1, 3)
     for k_BKHP, v_BKPH in zip(cache.keys, cache.values, strict=True):
         places_P = start + jnp.arange(v_BKPH.shape[2], dtype=jnp.int32)
-        keys.append(write(k_BKHP, k_BKHT.astype(k_BKHP.dtype), 3, cache, grown, places_P))
-        values.append(write(v_BKPH, v_BKTH.astype(v_BKPH.dtype), 2, cache, grown, places_P))
+        write = _writer(cache, grown, key.shape[1], places_P)
+        keys.append(write(k_BKHP, k_BKHT.astype(k_BKHP.dtype), 3))
+        values.append(write(v_BKPH, v_BKTH.astype(v_BKPH.dtype), 2))
         start += len(places_P)
     return dataclasses.replace(grown, keys=tuple(keys), values=tuple(values))
 
 
-def _token_by_token(page, x, axis: int, cache: KVCache, grown: KVCache, places_P) -> jax.Array:
-    """The page with those of x's tokens that belong there, both along this axis; in place.
-
-    Not a scatter: XLA would first turn the whole page round for it.
-    """
-    B, T = page.shape[0], x.shape[axis]
+def _writer(cache: KVCache, grown: KVCache, T: int, places_P) -> Callable[..., jax.Array]:
+    """(page, tokens, axis) -> the page of these places with those of the T tokens it is to hold."""
+    if T > FEW_TOKENS:
+        step_BP = _tokens(grown, places_P) - cache.filled[:, None]
+        return functools.partial(pages.place_by_place, step_BP=step_BP)
     token_BT = cache.positions(T)
     place_BT = token_BT if cache.window is None else token_BT % cache.window
-    here_BT = (token_BT < grown.filled[:, None]) & (place_BT >= places_P[0])
-    here_BT = here_BT & (place_BT <= places_P[-1])
-    at_BT = jnp.clip(place_BT - places_P[0], 0, len(places_P) - 1)
-
-    def one(n, page):
-        b, t = n.astype(jnp.int32) // T, n.astype(jnp.int32) % T
-        old, new = _token(page, b, at_BT[b, t], axis), _token(x, b, t, axis)
-        new = jnp.where(here_BT[b, t], new, old)
-        return jax.lax.dynamic_update_slice(page, new, _corner(page, b, at_BT[b, t], axis))
-
-    return jax.lax.fori_loop(0, B * T, one, page)
-
-
-def _token(x, b, at, axis: int) -> jax.Array:
-    shape = [1 if i in (0, axis) else n for i, n in enumerate(x.shape)]
-    return jax.lax.dynamic_slice(x, _corner(x, b, at, axis), shape)
-
-
-def _corner(x, b, at, axis: int) -> list:
-    return [{0: b, axis: at}.get(i, jnp.int32(0)) for i in range(x.ndim)]
-
-
-def _page_by_page(page, x, axis: int, cache: KVCache, grown: KVCache, places_P) -> jax.Array:
-    """Likewise, every place of the page at once, where any of them is written."""
-    step_BP = _tokens(grown, places_P) - cache.filled[:, None]
-    shape = [n if i in (0, axis) else 1 for i, n in enumerate(page.shape)]
-
-    def written(page):
-        new = jnp.take_along_axis(x, jnp.maximum(step_BP, 0).reshape(shape), axis)
-        return jnp.where(step_BP.reshape(shape) >= 0, new, page)
-
-    return jax.lax.cond((step_BP >= 0).any(), written, lambda page: page, page)
+    kept_BT = token_BT < grown.filled[:, None]
+    at_BT = jnp.where(kept_BT, place_BT - places_P[0], -1)
+    return functools.partial(pages.token_by_token, at_BT=at_BT)
 
 
 def _lowest(mask: Mask, cache: KVCache):
@@ -292,13 +264,6 @@ def _lowest(mask: Mask, cache: KVCache):
 
 def _most(cache: KVCache) -> int:
     return cache.length if cache.window is None else np.iinfo(np.int32).max
-
-
-def _page_sizes(length: int) -> list[int]:
-    sizes: list[int] = []
-    while sum(sizes) < length:
-        sizes.append(min(max(sum(sizes), FIRST_PAGE), length - sum(sizes)))
-    return sizes
 
 
 def _problems(call: Call, cache) -> list[str]:

@@ -7,7 +7,7 @@ Linear weights are (out, in), its packed rows lie in the order query, key, value
 
 from jax_attn.transfer.layout import Layout
 from jax_attn.transfer.rows import either, refused, row
-from jax_attn.transfer.steps import heads, heads_in, linear, packed
+from jax_attn.transfer.steps import grouped, heads, heads_in, inward, linear, packed
 
 LINEAR = Layout(
     row("weight", "kernel", linear),
@@ -35,6 +35,16 @@ FROM_HEADS = Layout(
 
 QKV_KERNELS = ("q_proj.kernel", "k_proj.kernel", "v_proj.kernel")
 QKV_BIASES = ("q_proj.bias", "k_proj.bias", "v_proj.bias")
+IN_TURN = Layout(  # one after another
+    row("weight", QKV_KERNELS, packed, linear, heads),
+    row("bias", QKV_BIASES, packed, heads),
+)
+BY_TURNS = Layout(  # by key/value head its queries, its key, its value
+    row("weight", QKV_KERNELS, grouped, inward),
+    row("bias", QKV_BIASES, grouped),
+)
+"""Query, key and value in one projection."""
+
 _NO_PLACE = (
     "a learnt {} that stands behind the sequence's own (add_bias_kv=True) has no place in "
     "the Flax modules; expected add_bias_kv=False"
@@ -53,8 +63,7 @@ def _four(query: str, key: str, value: str, out: str) -> Layout:
 LAYOUTS = {
     "weights_mha": _four("w_q", "w_k", "w_v", "w_o"),
     "fused_mha": Layout(
-        row("qkv_proj.weight", QKV_KERNELS, packed, linear, heads),
-        row("qkv_proj.bias", QKV_BIASES, packed, heads),
+        IN_TURN.under("qkv_proj", ""),
         FROM_HEADS.under("out_proj", "out_proj"),
     ),
     "masked_mha": _four("W_Q", "W_K", "W_V", "W_O"),

@@ -1,44 +1,28 @@
 """BLOOM: query, key and value by turns in one projection; scores fall with the distance."""
 
 from jax_attn.transfer.families.config import number, share
+from jax_attn.transfer.families.decoders import MLP, NORMS, heads
 from jax_attn.transfer.families.family import BiasTraits, Config, Family, Place, Traits
-from jax_attn.transfer.families.heads import TASKS, lm_head
 from jax_attn.transfer.layout import Layout
-from jax_attn.transfer.layouts import (
-    EMBEDDING,
-    FROM_HEADS,
-    LAYER_NORM,
-    LINEAR,
-    QKV_BIASES,
-    QKV_KERNELS,
-)
-from jax_attn.transfer.rows import row
-from jax_attn.transfer.steps import Sizes, grouped, inward
+from jax_attn.transfer.layouts import BY_TURNS, EMBEDDING, FROM_HEADS, LAYER_NORM
+from jax_attn.transfer.steps import Sizes
 
 
 def _block(config: Config) -> Layout:
-    return Layout(
-        row("query_key_value.weight", QKV_KERNELS, grouped, inward),
-        row("query_key_value.bias", QKV_BIASES, grouped),
-        FROM_HEADS.under("dense", "out_proj"),
-    )
+    return BY_TURNS.under("query_key_value", "") + FROM_HEADS.under("dense", "out_proj")
 
 
 def _rest(config: Config) -> Layout:
-    layer = "h.{layer}"
     return Layout(
         EMBEDDING.under("word_embeddings", "token_embedding"),
         LAYER_NORM.under("word_embeddings_layernorm", "embedding_norm"),
-        LAYER_NORM.under(f"{layer}.input_layernorm", "layers.{layer}.attention_norm"),
-        LAYER_NORM.under(f"{layer}.post_attention_layernorm", "layers.{layer}.mlp_norm"),
-        LINEAR.under(f"{layer}.mlp.dense_h_to_4h", "layers.{layer}.mlp.up"),
-        LINEAR.under(f"{layer}.mlp.dense_4h_to_h", "layers.{layer}.mlp.down"),
+        (NORMS + MLP).under("h.{layer}", "layers.{layer}"),
         LAYER_NORM.under("ln_f", "final_norm"),
     )
 
 
 def _head(config: Config) -> Layout:
-    return lm_head(config, "transformer.word_embeddings.weight", tied_by_default=True) + TASKS
+    return heads(config, "transformer.word_embeddings.weight")
 
 
 def _traits(config: Config, prefix: str) -> Traits:

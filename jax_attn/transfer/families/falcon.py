@@ -6,20 +6,12 @@ With rotary positions, or ALiBi in their place.
 import math
 
 from jax_attn.transfer.families.config import flag, kv_heads, number, share
+from jax_attn.transfer.families.decoders import MLP, NORMS, heads
 from jax_attn.transfer.families.family import BiasTraits, Config, Family, Place, Traits
-from jax_attn.transfer.families.heads import TASKS, lm_head
 from jax_attn.transfer.families.rope import FREQUENCIES, rotary
 from jax_attn.transfer.layout import Layout
-from jax_attn.transfer.layouts import (
-    EMBEDDING,
-    FROM_HEADS,
-    LAYER_NORM,
-    LINEAR,
-    QKV_BIASES,
-    QKV_KERNELS,
-)
-from jax_attn.transfer.rows import row
-from jax_attn.transfer.steps import Sizes, grouped, heads, inward, linear, packed
+from jax_attn.transfer.layouts import BY_TURNS, EMBEDDING, FROM_HEADS, IN_TURN, LAYER_NORM
+from jax_attn.transfer.steps import Sizes
 
 _DEFAULTS = {
     "hidden_size": 4544,
@@ -40,43 +32,36 @@ def _form(config: Config) -> str:
 
 
 def _block(config: Config) -> Layout:
-    """Grouped, or each its own: by key/value head its queries, its key, its value. One: all the
-    queries, the key, the value."""
-    if _form(config) == "one":
-        weight, bias = (packed, linear, heads), (packed, heads)
-    else:
-        weight, bias = (grouped, inward), (grouped,)
+    packing = IN_TURN if _form(config) == "one" else BY_TURNS
     return Layout(
-        row("query_key_value.weight", QKV_KERNELS, *weight),
-        row("query_key_value.bias", QKV_BIASES, *bias),
+        packing.under("query_key_value", ""),
         FROM_HEADS.under("dense", "out_proj"),
         FREQUENCIES,
     )
 
 
 def _rest(config: Config) -> Layout:
-    theirs, ours = "h.{layer}", "layers.{layer}"
     return Layout(
         EMBEDDING.under("word_embeddings", "token_embedding"),
-        *(LAYER_NORM.under(f"{theirs}.{a}", f"{ours}.{b}") for a, b in _norms(config).items()),
-        LINEAR.under(f"{theirs}.mlp.dense_h_to_4h", f"{ours}.mlp.up"),
-        LINEAR.under(f"{theirs}.mlp.dense_4h_to_h", f"{ours}.mlp.down"),
+        (_norms(config) + MLP).under("h.{layer}", "layers.{layer}"),
         LAYER_NORM.under("ln_f", "final_norm"),
     )
 
 
-def _norms(config: Config) -> dict[str, str]:
+def _norms(config: Config) -> Layout:
     """One norm before attention and MLP alike, or one for each, by either of two names."""
     if not flag(config, "parallel_attn", default=True):
-        return {"input_layernorm": "attention_norm", "post_attention_layernorm": "mlp_norm"}
+        return NORMS
     usual = 2 if _form(config) == "grouped" else 1
     if number(config, "num_ln_in_parallel_attn", default=usual) == 2:
-        return {"ln_attn": "attention_norm", "ln_mlp": "mlp_norm"}
-    return {"input_layernorm": "attention_norm"}
+        return Layout(
+            LAYER_NORM.under("ln_attn", "attention_norm"), LAYER_NORM.under("ln_mlp", "mlp_norm")
+        )
+    return LAYER_NORM.under("input_layernorm", "attention_norm")
 
 
 def _head(config: Config) -> Layout:
-    return lm_head(config, "transformer.word_embeddings.weight", tied_by_default=True) + TASKS
+    return heads(config, "transformer.word_embeddings.weight")
 
 
 def _traits(config: Config, prefix: str) -> Traits:

@@ -1,8 +1,8 @@
 """GPT-2: one packed projection, its weight (in, out), and a table of positions."""
 
 from jax_attn.transfer.families.config import flag, number, refuse, share
+from jax_attn.transfer.families.decoders import heads as decoder_heads
 from jax_attn.transfer.families.family import Config, Family, Place, Traits
-from jax_attn.transfer.families.heads import TASKS, lm_head
 from jax_attn.transfer.layout import Layout
 from jax_attn.transfer.layouts import EMBEDDING, LAYER_NORM, LINEAR, QKV_BIASES, QKV_KERNELS
 from jax_attn.transfer.rows import ignored, row
@@ -37,8 +37,7 @@ def rest(dense: Layout) -> Layout:
 def head(config: Config) -> Layout:
     """The heads of models with GPT-2's names."""
     return Layout(
-        lm_head(config, "transformer.wte.weight", tied_by_default=True),
-        TASKS,
+        decoder_heads(config, "transformer.wte.weight"),
         LINEAR.under("multiple_choice_head.summary", "choice_head"),
     )
 

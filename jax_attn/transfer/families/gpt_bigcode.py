@@ -4,18 +4,8 @@ from jax_attn.transfer.families import gpt2
 from jax_attn.transfer.families.config import flag
 from jax_attn.transfer.families.family import Config, Family, Place, Traits
 from jax_attn.transfer.layout import Layout
-from jax_attn.transfer.layouts import FROM_HEADS, LINEAR, QKV_BIASES, QKV_KERNELS
-from jax_attn.transfer.rows import row
-from jax_attn.transfer.steps import Sizes, grouped, heads, inward, linear, packed
-
-_ONE_AFTER_ANOTHER = Layout(
-    row("c_attn.weight", QKV_KERNELS, packed, linear, heads),
-    row("c_attn.bias", QKV_BIASES, packed, heads),
-)
-_HEAD_BY_HEAD = Layout(
-    row("c_attn.weight", QKV_KERNELS, grouped, inward),
-    row("c_attn.bias", QKV_BIASES, grouped),
-)
+from jax_attn.transfer.layouts import BY_TURNS, FROM_HEADS, IN_TURN, LINEAR
+from jax_attn.transfer.steps import Sizes
 
 
 def _multi_query(config: Config) -> bool:
@@ -24,8 +14,8 @@ def _multi_query(config: Config) -> bool:
 
 def _block(config: Config) -> Layout:
     gpt2.check_alone(config)
-    packing = _ONE_AFTER_ANOTHER if _multi_query(config) else _HEAD_BY_HEAD
-    return packing + FROM_HEADS.under("c_proj", "out_proj")
+    packing = IN_TURN if _multi_query(config) else BY_TURNS
+    return packing.under("c_attn", "") + FROM_HEADS.under("c_proj", "out_proj")
 
 
 def _traits(config: Config, prefix: str) -> Traits:

@@ -1,20 +1,13 @@
 """GPT-NeoX (Pythia too): query, key and value by turns, of each head a part turns."""
 
 from jax_attn.transfer.families.config import flag, share
+from jax_attn.transfer.families.decoders import MLP, NORMS, TASKS
 from jax_attn.transfer.families.family import Config, Family, Place, Traits
-from jax_attn.transfer.families.heads import TASKS
 from jax_attn.transfer.families.rope import FREQUENCIES, rotary
 from jax_attn.transfer.layout import Layout
-from jax_attn.transfer.layouts import (
-    EMBEDDING,
-    FROM_HEADS,
-    LAYER_NORM,
-    LINEAR,
-    QKV_BIASES,
-    QKV_KERNELS,
-)
+from jax_attn.transfer.layouts import BY_TURNS, EMBEDDING, FROM_HEADS, LAYER_NORM
 from jax_attn.transfer.rows import either, ignored, row, tied
-from jax_attn.transfer.steps import Sizes, grouped, inward, linear
+from jax_attn.transfer.steps import Sizes, linear
 
 _DEFAULTS = {
     "hidden_size": 6144,
@@ -27,8 +20,7 @@ _MASK = "the causal mask, worked out anew"
 
 def _block(config: Config) -> Layout:
     return Layout(
-        row("query_key_value.weight", QKV_KERNELS, grouped, inward),
-        row("query_key_value.bias", QKV_BIASES, grouped),
+        BY_TURNS.under("query_key_value", ""),
         FROM_HEADS.under("dense", "out_proj"),
         ignored("bias", _MASK),
         ignored("masked_bias", _MASK),
@@ -37,13 +29,9 @@ def _block(config: Config) -> Layout:
 
 
 def _rest(config: Config) -> Layout:
-    layer = "layers.{layer}"
     return Layout(
         EMBEDDING.under("embed_in", "token_embedding"),
-        LAYER_NORM.under(f"{layer}.input_layernorm", f"{layer}.attention_norm"),
-        LAYER_NORM.under(f"{layer}.post_attention_layernorm", f"{layer}.mlp_norm"),
-        LINEAR.under(f"{layer}.mlp.dense_h_to_4h", f"{layer}.mlp.up"),
-        LINEAR.under(f"{layer}.mlp.dense_4h_to_h", f"{layer}.mlp.down"),
+        (NORMS + MLP).under("layers.{layer}", "layers.{layer}"),
         LAYER_NORM.under("final_layer_norm", "final_norm"),
         FREQUENCIES,
     )

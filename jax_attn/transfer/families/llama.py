@@ -1,8 +1,8 @@
 """Llama, Mistral, Qwen2 and Qwen3: grouped heads, rotary positions, no table of positions."""
 
 from jax_attn.transfer.families.config import flag, kv_heads, number, real, refuse, share
+from jax_attn.transfer.families.decoders import NORMS, heads
 from jax_attn.transfer.families.family import Config, Family, NormTraits, Place, Traits
-from jax_attn.transfer.families.heads import lm_head
 from jax_attn.transfer.families.rope import FREQUENCIES, rotary
 from jax_attn.transfer.layout import Layout
 from jax_attn.transfer.layouts import EMBEDDING, FROM_HEADS, LAYER_NORM, LINEAR, TO_HEADS
@@ -51,8 +51,7 @@ def _rest(config: Config) -> Layout:
     layer = "layers.{layer}"
     return Layout(
         EMBEDDING.under("embed_tokens", "token_embedding"),
-        LAYER_NORM.under(f"{layer}.input_layernorm", f"{layer}.attention_norm"),
-        LAYER_NORM.under(f"{layer}.post_attention_layernorm", f"{layer}.mlp_norm"),
+        NORMS.under(layer, layer),
         LINEAR.under(f"{layer}.mlp.up_proj", f"{layer}.mlp.up"),
         LINEAR.under(f"{layer}.mlp.gate_proj", f"{layer}.mlp.gate"),
         LINEAR.under(f"{layer}.mlp.down_proj", f"{layer}.mlp.down"),
@@ -62,11 +61,7 @@ def _rest(config: Config) -> Layout:
 
 
 def _head(config: Config) -> Layout:
-    return Layout(
-        lm_head(config, "model.embed_tokens.weight", tied_by_default=False),
-        LINEAR.under("score", "classifier"),
-        LINEAR.under("qa_outputs", "qa_outputs"),
-    )
+    return heads(config, "model.embed_tokens.weight", tied_by_default=False)
 
 
 def _traits(config: Config, prefix: str) -> Traits:

@@ -1,0 +1,31 @@
+"""What transformers' decoders have in common: norms, perceptrons, and heads without a root."""
+
+from jax_attn.transfer.families.config import flag
+from jax_attn.transfer.families.family import Config
+from jax_attn.transfer.layout import Layout
+from jax_attn.transfer.layouts import LAYER_NORM, LINEAR
+from jax_attn.transfer.rows import tied
+
+NORMS = Layout(
+    LAYER_NORM.under("input_layernorm", "attention_norm"),
+    LAYER_NORM.under("post_attention_layernorm", "mlp_norm"),
+)
+MLP = Layout(
+    LINEAR.under("mlp.dense_h_to_4h", "mlp.up"),
+    LINEAR.under("mlp.dense_4h_to_h", "mlp.down"),
+)
+TASKS = Layout(
+    LINEAR.under("score", "classifier"),
+    LINEAR.under("classifier", "token_classifier"),
+    LINEAR.under("qa_outputs", "qa_outputs"),
+)
+
+
+def heads(config: Config, embedding: str, *, tied_by_default: bool = True) -> Layout:
+    """The table of a language model's head, and of those for other tasks.
+
+    embedding: the key of the weight that the first shares where the config ties the two.
+    """
+    if flag(config, "tie_word_embeddings", default=tied_by_default):
+        return Layout(tied("lm_head.weight", embedding), TASKS)
+    return Layout(LINEAR.under("lm_head", "lm_head"), TASKS)

@@ -232,7 +232,6 @@ def test_hundreds_of_problems_are_told_quickly(tmp_path):
     assert "nearest: model.layers.0.attention.key.wieght" in error.value.problems[0].hint
 
 
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes here")
 def test_what_is_no_file_does_not_keep_us_waiting(tmp_path):
     os.mkfifo(tmp_path / "model.safetensors")
     with pytest.raises(TransferError, match="not a file"):

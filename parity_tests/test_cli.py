@@ -87,10 +87,10 @@ def test_a_failing_case_leaves_1_and_says_where(monkeypatch):
 def test_a_case_that_shows_nothing_leaves_4(monkeypatch):
     from dataclasses import replace
 
-    from jax_attn.parity.canaries import CANARIES
+    from jax_attn.parity.mutants import MUTANTS
 
-    harmless = replace(CANARIES["biases dropped"], mutate=lambda problem: problem)
-    monkeypatch.setitem(CANARIES, "biases dropped", harmless)
+    harmless = replace(MUTANTS["biases dropped"], plants={})
+    monkeypatch.setitem(MUTANTS, "biases dropped", harmless)
     outcome = run("verify", *ONE)
     assert outcome.exit_code == 4
     assert "blind" in outcome.stdout

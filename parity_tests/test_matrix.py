@@ -11,11 +11,11 @@ import pytest
 
 import torch_ref
 from jax_attn.parity import cases
-from jax_attn.parity.canaries import CANARIES
 from jax_attn.parity.cases import FACTORS, SHAPES, TRANSFORMS, Case, matrix, pairs, reachable
 from jax_attn.parity.compare import Verdict
 from jax_attn.parity.designs import DESIGNS
 from jax_attn.parity.matrix import Row, judge_row, run_cases
+from jax_attn.parity.mutants import MUTANTS
 from jax_attn.parity.signature import DTYPES
 
 ROWS = matrix()
@@ -71,21 +71,21 @@ def distinct(rows, key) -> list[Case]:
 
 
 @pytest.mark.parametrize("case", distinct(ROWS, lambda c: c.design), ids=lambda c: c.name)
-def test_every_row_of_a_design_claims_something_and_its_canaries_die(case):
+def test_every_row_of_a_design_claims_something_and_kills_all_of_it(case):
     row = Row(DESIGNS[case.design], case)
     assert row.claims
     assert row.blind == ()
 
 
-def test_a_canary_that_lives_makes_its_row_inconclusive(monkeypatch):
+def test_a_mutant_that_lives_makes_its_row_inconclusive(monkeypatch):
     """One key: no scale could show. Claimed all the same, the row has not shown it."""
     case = Case("plain_mha", "float32", "none", "token", "jit")
-    scale = CANARIES["scale off by 1%"]
+    scale = MUTANTS["scale 1% too large"]
     assert run_cases([case])[0].verdict is Verdict.PASS
-    monkeypatch.setitem(CANARIES, "scale off by 1%", replace(scale, claimed=lambda *_: True))
+    monkeypatch.setitem(MUTANTS, "scale 1% too large", replace(scale, claimed=lambda *_: True))
     result = judge_row(Row(DESIGNS["plain_mha"], case), case)
     assert result.verdict is Verdict.INCONCLUSIVE
-    assert "blind: would not have seen 'scale off by 1%'" in result.reasons[0]
+    assert "blind: would not have seen 'scale 1% too large'" in result.reasons[0]
 
 
 def cheapest(rows) -> list[Case]:

@@ -1,6 +1,7 @@
 """`jax-attn verify`: the built-in matrix, or the attention layers of a checkpoint."""
 
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NoReturn
 
@@ -10,6 +11,7 @@ from jax_attn.parity.environment import install_line, present, settle_platforms
 
 PASS, FAIL, USAGE, ENVIRONMENT, INCONCLUSIVE = 0, 1, 2, 3, 4
 BACKENDS = ("cpu", "gpu", "tpu", "all")
+_NONE_LEFT = "no case is left by --design, --dtype and -k"
 
 
 def missing(message: str) -> NoReturn:
@@ -37,6 +39,7 @@ def missing(message: str) -> NoReturn:
     help="Write result.json and summary.md into this directory.",
 )
 @click.option("--json", "as_json", is_flag=True, help="The whole result as JSON on stdout.")
+@click.option("--power", is_flag=True, help="Plant bugs instead: which rows kill which.")
 @click.option("--num-heads", type=int, help="Query heads, where no config beside says.")
 @click.option("--num-kv-heads", type=int, help="Key/value heads, where no config beside says.")
 def command(
@@ -48,6 +51,7 @@ def command(
     pattern: str,
     report: Path | None,
     as_json: bool,
+    power: bool,
     num_heads: int | None,
     num_kv_heads: int | None,
 ) -> None:
@@ -56,10 +60,25 @@ def command(
     Without CHECKPOINT: every published design, in both frameworks, against a float64 oracle.
     With one (a safetensors file, or a folder of them): the attention layers found in it, each
     rebuilt in torch and in Flax and compared on seeded inputs.
+
+    With --power no port is run: planted port bugs are, and each must be killed by every row that
+    claims it.
     """
     if not present("torch"):
         missing(f"torch is not installed, and is the reference: {install_line('torch')}")
     settle_platforms()
+    if power:
+        from jax_attn.cli.power import verify_power
+
+        if checkpoint or implementation or num_heads or num_kv_heads or backend != "all":
+            raise click.UsageError(
+                "--power plants its bugs in the oracle: it goes with --design, --dtype, -k, "
+                "--report and --json alone"
+            )
+        rows = selected(designs, dtypes, pattern)
+        if not rows:
+            raise click.UsageError(_NONE_LEFT)
+        sys.exit(verify_power(rows, report=report, as_json=as_json))
     if checkpoint is not None:
         if designs or dtypes or pattern or implementation or backend not in ("all", "cpu"):
             raise click.UsageError(
@@ -96,28 +115,11 @@ def chosen(designs, dtypes, backend, pattern, implementation):
     """The work that the filters leave, and the cases by backend."""
     from jax_attn.attention.dispatch import KERNELS
     from jax_attn.parity import cases, sweep
-    from jax_attn.parity.signature import DTYPES
 
-    families = tuple(dict.fromkeys(d.partition("/")[0] for d in cases.FACTORS))
-    insisted = () if implementation is None else (implementation,)
-    known = {
-        "--design": (designs, families),
-        "--dtype": (dtypes, DTYPES),
-        "--implementation": (insisted, KERNELS),
-    }
-    for option, (given, names) in known.items():
-        if unknown := sorted(set(given) - set(names)):
-            raise click.UsageError(
-                f"{option}: expected one of {', '.join(names)}, got {', '.join(unknown)}"
-            )
-
-    def wanted(case: cases.Case) -> bool:
-        return (
-            (not designs or case.family in designs)
-            and (not dtypes or case.dtype in dtypes)
-            and pattern in case.name
-        )
-
+    if implementation is not None:
+        expect_known("--implementation", (implementation,), KERNELS)
+    measured = selected(designs, dtypes, pattern)
+    emulated = selected(designs, dtypes, pattern, cases.emulated())
     here = available()
     asked = [b for b in BACKENDS[:-1] if backend in (b, "all")]
     if backend == "gpu" and "gpu" not in here:
@@ -127,20 +129,45 @@ def chosen(designs, dtypes, backend, pattern, implementation):
         )
     if backend == "cpu" and "cpu" not in here:
         missing("jax was told to leave the CPU out: add cpu to JAX_PLATFORMS")
-    rows = {b: [c for c in cases.matrix() if wanted(c)] for b in asked if b in here}
+    rows = {b: measured for b in asked if b in here}
     work = [
         task for b, chosen in rows.items() for task in sweep.tasks(chosen, b, (), implementation)
     ]
     if "tpu" in asked and "tpu" not in here:
-        rows["tpu"] = [c for c in cases.emulated() if wanted(c)]
+        rows["tpu"] = emulated
         compiled = tuple(d for d in cases.published() if not designs or d in designs)
         # What is compiled is no case: a filter on cases leaves it out.
         compiled = () if pattern or dtypes or implementation else compiled
         compiled += cases.COMPILED_KERNELS if compiled and not designs else ()
         work += sweep.tasks(rows["tpu"], "tpu", compiled, implementation)
     if not any(rows.values()):
-        raise click.UsageError("no case is left by --design, --dtype and -k")
+        raise click.UsageError(_NONE_LEFT)
     return work, rows
+
+
+def selected(designs, dtypes, pattern, cases=None):
+    """The cases that the filters leave, of the built-in matrix unless given."""
+    from jax_attn.parity.cases import FACTORS, matrix
+    from jax_attn.parity.signature import DTYPES
+
+    expect_known("--design", designs, dict.fromkeys(d.partition("/")[0] for d in FACTORS))
+    expect_known("--dtype", dtypes, DTYPES)
+    return [
+        case
+        for case in (matrix() if cases is None else cases)
+        if (not designs or case.family in designs)
+        and (not dtypes or case.dtype in dtypes)
+        and pattern in case.name
+    ]
+
+
+def expect_known(option: str, given: Iterable[str], names: Iterable[str]) -> None:
+    """Raises UsageError for what is not among the names."""
+    names = list(names)
+    if unknown := sorted(set(given) - set(names)):
+        raise click.UsageError(
+            f"{option}: expected one of {', '.join(names)}, got {', '.join(unknown)}"
+        )
 
 
 def available() -> set[str]:

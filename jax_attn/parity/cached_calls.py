@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from jax_attn.attention import Mask
-from jax_attn.parity.cases import WINDOW
+from jax_attn.parity.cases import WINDOW, first_piece
 from torch_ref.cache import KVCache
 
 # How many tokens the rows read, chunk by chunk, each row from another place in the list on.
@@ -28,7 +28,8 @@ def torch_pieces(kind: str):
     def call(module, x):
         T = x.shape[1]
         cache = _torch_cache(kind, module, x)
-        pieces = (slice(0, T // 2), *(slice(t, t + 1) for t in range(T // 2, T)))
+        first = first_piece(T)
+        pieces = (slice(0, first), *(slice(t, t + 1) for t in range(first, T)))
         return {"output": torch.cat([module(x[:, piece], cache=cache) for piece in pieces], dim=1)}
 
     return call
@@ -37,13 +38,14 @@ def torch_pieces(kind: str):
 def port_pieces(kind: str):
     def call(module, x):
         B, T, _ = x.shape
-        first, cache = module(x[:, : T // 2], cache=module.empty_cache(B, **_room(kind, T)))
+        n = first_piece(T)
+        first, cache = module(x[:, :n], cache=module.empty_cache(B, **_room(kind, T)))
 
         def step(cache, x_BD):
             out, cache = module(x_BD[:, None], cache=cache)
             return cache, out[:, 0]
 
-        _, rest_TBD = jax.lax.scan(step, cache, x[:, T // 2 :].swapaxes(0, 1))
+        _, rest_TBD = jax.lax.scan(step, cache, x[:, n:].swapaxes(0, 1))
         return {"output": jnp.concatenate([first, rest_TBD.swapaxes(0, 1)], axis=1)}
 
     return call

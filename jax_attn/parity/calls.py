@@ -11,7 +11,7 @@ import jax
 import torch
 
 from jax_attn.attention import Mask
-from jax_attn.parity.cases import WINDOW
+from jax_attn.parity.cases import DROPPED, WINDOW
 
 
 def torch_allowed(kind: str, masks: Mapping[str, torch.Tensor], T: int, S: int):
@@ -26,6 +26,9 @@ def torch_allowed(kind: str, masks: Mapping[str, torch.Tensor], T: int, S: int):
             return torch.ones(T, S, dtype=torch.bool).tril().triu(-WINDOW[0])
         case "padding":
             return (torch.arange(S)[None] < masks["lengths"][:, None])[:, None, None]
+        case "causal_padding":
+            own = (torch_allowed(kind, masks, T, S) for kind in ("causal", "padding"))
+            return torch.logical_and(*own)
         case "zero_one":
             return masks["zero_one"][:, None] == 1
         case "per_head" | "empty_row":
@@ -44,6 +47,8 @@ def jax_mask(kind: str, masks: Mapping[str, jax.Array]) -> dict[str, Any]:
             return {"mask": Mask.window(WINDOW[0], 0)}
         case "padding":
             return {"mask": Mask.lengths(masks["lengths"])}
+        case "causal_padding":
+            return {"mask": Mask.lengths(masks["lengths"]), "is_causal": True}
         case "zero_one":
             return {"mask": Mask.from_zero_one(masks["zero_one"])}
         case "per_head" | "empty_row":
@@ -86,8 +91,9 @@ def torch_mha(*, weights: str = "", sequence_first: bool = False):
             if sequence_first:
                 query, key, value = (a.transpose(0, 1) for a in (query, key, value))
             forbidden, padded = None, None
-            if kind == "padding":
-                padded = ~torch_allowed(kind, masks, T, S)[:, 0, 0]
+            if kind in ("padding", "causal_padding"):
+                padded = ~torch_allowed("padding", masks, T, S)[:, 0, 0]
+                forbidden = ~torch_allowed("causal", masks, T, S) if kind != "padding" else None
             elif kind == "bias":
                 forbidden = masks["bias"].reshape(B * N, T, S)
             elif (allowed := torch_allowed(kind, masks, T, S)) is not None:
@@ -121,6 +127,32 @@ def gqa(kind: str):
             given = {"mask": torch_allowed(kind, masks, query.shape[1], key.shape[1])}
         weights = module.attention_weights(query, key, **given)
         return {"output": module(query, key, value, **given), "weights": weights}
+
+    return call
+
+
+class _Kept(torch.nn.Module):
+    """Dropout whose draw is handed in."""
+
+    def __init__(self, keep: torch.Tensor):
+        super().__init__()
+        self.keep = keep
+
+    def forward(self, weights: torch.Tensor) -> torch.Tensor:
+        return weights * self.keep / (1 - DROPPED)
+
+
+def gqa_dropping(kind: str):
+    def call(module, query, key, value, keep):
+        module.dropout = _Kept(keep)  # in a copy: each call is given its own
+        return {"output": module(query, key, value)}
+
+    return call
+
+
+def port_dropping(kind: str):
+    def call(module, query, key, value, keep):
+        return {"output": module(query, key, value, keep=keep, deterministic=False)}
 
     return call
 

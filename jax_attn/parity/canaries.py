@@ -1,151 +1,209 @@
-"""Canaries: the oracle with one thing wrong, to show that a row would have seen it.
+"""Canaries: what the inputs of a check could not reveal, of the bugs that ports of attention have.
 
-A row claims to catch certain bugs. Each claim is tried on the oracle, at no compilation: its
-mutant goes through the comparison in the port's place, and must fail. A row whose canary
-lives has not shown what it says, and is INCONCLUSIVE.
+The reference itself, in float64, with one thing wrong, goes through the comparison in the port's
+place: forward and, for the gradient's canary, backward. One that stays within the budget means
+that a port with that bug would have passed on these inputs: such a check is INCONCLUSIVE. They
+cost a run each, beside the perturbed runs of the budget.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
-from jax_attn.parity.cases import Case
-from jax_attn.parity.oracle import Norm, Problem, Turn, softmax
+from jax_attn.parity.compare import Verdict
+from jax_attn.parity.run_torch import SOFTMAXES, Float64
+from jax_attn.parity.signature import Inputs, Run, is_float, wide
 
-_FINE = {"float64", "float32", "float16"}  # precisions finer than bfloat16's
-
-
-def _weights(problem: Problem, **changed: np.ndarray) -> Problem:
-    renamed = {name.replace("_", "."): value for name, value in changed.items()}
-    return replace(problem, weights=problem.weights | renamed)
-
-
-def _bfloat16_softmax(scores_TS: np.ndarray) -> np.ndarray:
-    """Probabilities rounded to 8 bits of significand."""
-    mantissa, exponent = np.frexp(softmax(scores_TS))
-    return np.ldexp(np.round(mantissa * 2**8) / 2**8, exponent)
-
-
-def _shifted(problem: Problem) -> Problem:
-    """Every query sees what it should, moved one key to the right."""
-    allowed = np.array(problem.allowed)
-    allowed[..., 1:] = problem.allowed[..., :-1]
-    return replace(problem, allowed=allowed)
-
-
-def _longer(problem: Problem) -> Problem:
-    """Every query sees one key more, to the left of the others."""
-    allowed = np.array(problem.allowed)
-    allowed[..., :-1] |= problem.allowed[..., 1:]
-    return replace(problem, allowed=allowed)
-
-
-def _without_biases(problem: Problem) -> Problem:
-    weights = {k: v for k, v in problem.weights.items() if not k.endswith("bias")}
-    zeros = {k: np.zeros_like(v) for k, v in problem.weights.items() if k.endswith("bias")}
-    return replace(problem, weights=weights | zeros)
-
-
-def _transposed(problem: Problem) -> Problem:
-    return _weights(problem, q_weight=problem.weights["q.weight"].T)
-
-
-def _swapped(problem: Problem) -> Problem:
-    w = problem.weights
-    changed = {"k_weight": w["v.weight"], "v_weight": w["k.weight"]}
-    if "k.bias" in w:
-        changed |= {"k_bias": w["v.bias"], "v_bias": w["k.bias"]}
-    return _weights(problem, **changed)
-
-
-def _rescaled(problem: Problem) -> Problem:
-    size = problem.weights["q.weight"].shape[0] // problem.num_heads
-    scale = size**-0.5 if problem.scale is None else problem.scale
-    return replace(problem, scale=1.01 * scale)
-
-
-def _each(kind: type, change: Callable) -> Callable[[Problem], Problem]:
-    """Every step of that kind after the projections, changed."""
-
-    def mutate(problem: Problem) -> Problem:
-        steps = (change(step) if isinstance(step, kind) else step for step in problem.after)
-        return replace(problem, after=tuple(steps))
-
-    return mutate
+Wrong = Callable[[Tensor, int], Tensor | None]
+"""Scores and the axis of the softmax -> wrong probabilities; None where the bug has no place."""
 
 
 @dataclass(frozen=True)
 class Canary:
-    """mutate: the wrong oracle. claimed: whether a row, at a precision, says it would see it."""
+    """bug: what a port could have. why: what hides it. would: an input that would reveal it."""
 
-    mutate: Callable[[Problem], Problem]
-    claimed: Callable[[Case, Problem, str], bool]
-
-
-def _several_keys(case: Case) -> bool:
-    """With one key the softmax is 1 whatever the scores: queries and keys do not matter."""
-    return case.size.S > 1
+    bug: str
+    why: str
+    would: str
+    wrong: Wrong
 
 
-def _has(problem: Problem, *kinds: type) -> bool:
-    return {*kinds} <= {type(step) for step in problem.after}
+_ALIKE = "the scores hardly differ from key to key, or the values do not"
+_DRAWN = "inputs drawn at random, and several keys"
+_NO_KEY = "no masked key matters"
+_MASK = "a mask that hides some keys, whose scores and values differ from the others'"
 
 
-CANARIES = {
-    "query kernel transposed": Canary(
-        _transposed,
-        lambda c, p, u: _several_keys(c) and np.equal(*p.weights["q.weight"].shape),
-    ),
-    "key and value swapped": Canary(
-        _swapped, lambda c, p, u: p.weights["k.weight"].shape == p.weights["v.weight"].shape
-    ),
-    "scale off by 1%": Canary(_rescaled, lambda c, p, u: _several_keys(c) and u in _FINE),
-    "mask polarity": Canary(
-        lambda p: replace(p, allowed=~p.allowed), lambda c, p, u: p.allowed is not None
-    ),
-    "mask off by one key": Canary(
-        _shifted, lambda c, p, u: _several_keys(c) and c.mask in ("causal", "window", "sliding")
-    ),
-    "window one key longer": Canary(
-        _longer, lambda c, p, u: _several_keys(c) and c.mask in ("window", "sliding")
-    ),
-    "bias sign": Canary(
-        lambda p: replace(p, bias=-p.bias), lambda c, p, u: _several_keys(c) and c.mask == "bias"
-    ),
-    "heads tiled instead of repeated": Canary(
-        lambda p: replace(p, kv_head=lambda n, heads, kv: n % kv),
-        lambda c, p, u: 1 < p.num_kv_heads < p.num_heads,
-    ),
-    "biases dropped": Canary(_without_biases, lambda c, p, u: "q.bias" in p.weights),
-    "softmax in bfloat16": Canary(
-        lambda p: replace(p, softmax=_bfloat16_softmax),
-        lambda c, p, u: _several_keys(c) and u in ("float32", "float64"),
-    ),
-    "gradient stopped at the keys": Canary(
-        lambda p: replace(p, stopped=frozenset("k")), lambda c, p, u: _several_keys(c)
-    ),
-    "softcap ignored": Canary(
-        lambda p: replace(p, softcap=None), lambda c, p, u: p.softcap is not None and u in _FINE
-    ),
-    "rotary pairs of the other convention": Canary(
-        _each(Turn, lambda turn: replace(turn, interleaved=not turn.interleaved)),
-        lambda c, p, u: _several_keys(c) and _has(p, Turn),
-    ),
-    "rotary base doubled": Canary(
-        _each(Turn, lambda turn: replace(turn, base=2 * turn.base)),
-        lambda c, p, u: _several_keys(c) and _has(p, Turn) and u in _FINE,
-    ),
-    "queries a position too far": Canary(
-        _each(Turn, lambda turn: replace(turn, first=turn.first + 1)),
-        lambda c, p, u: _several_keys(c) and _has(p, Turn),
-    ),
-    "the other norm": Canary(
-        _each(Norm, lambda norm: replace(norm, centred=not norm.centred)),
-        lambda c, p, u: _several_keys(c) and _has(p, Norm),
-    ),
-    "norm after rotary": Canary(
-        lambda p: replace(p, after=p.after[::-1]),
-        lambda c, p, u: _several_keys(c) and _has(p, Norm, Turn),
-    ),
-}
+def _scaled(by: float) -> Wrong:
+    return lambda scores, axis: torch.softmax(by * scores, axis)
+
+
+def _rolled(scores: Tensor, axis: int) -> Tensor:
+    return torch.softmax(scores, axis).roll(1, dims=axis)
+
+
+def _other_axis(scores: Tensor, axis: int) -> Tensor | None:
+    """Over the queries, where there are as many as keys: the shapes would not show it."""
+    if scores.ndim < 2 or scores.shape[-1] != scores.shape[-2] or scores.shape[-1] < 2:
+        return None
+    made = torch.softmax(scores, -2)
+    return made.masked_fill(made.isnan(), 0.0)
+
+
+def _mixed_axes(scores: Tensor, axis: int) -> Tensor | None:
+    """(B, T, N, S) taken for (B, N, T, S), where the shapes would not show it."""
+    if scores.ndim < 4 or scores.shape[-3] != scores.shape[-2] or scores.shape[-2] < 2:
+        return None
+    return torch.softmax(scores, axis).transpose(-3, -2)
+
+
+def _unmasked(scores: Tensor, axis: int) -> Tensor | None:
+    """What is masked scores as the others do on average."""
+    hidden = torch.softmax(scores, axis) == 0
+    if not hidden.any():
+        return None
+    seen = (~hidden).sum(axis, keepdim=True).clamp(min=1)
+    mean = scores.masked_fill(hidden, 0.0).sum(axis, keepdim=True) / seen
+    return torch.softmax(torch.where(hidden, mean, scores), axis)
+
+
+# By 1% where the precision shows it, else doubled.
+_SCALES = {"float64": 1.01, "float32": 1.01, "float16": 2.0, "bfloat16": 2.0}
+
+
+def _forward(dtype: str) -> tuple[Canary, ...]:
+    by = _SCALES[dtype]
+    said = "twice too large" if by == 2 else f"{by - 1:.0%} too large"
+    return (
+        Canary(f"a scale of the scores {said}", _ALIKE, _DRAWN, _scaled(by)),
+        Canary("weights that go to other keys", _ALIKE, _DRAWN, _rolled),
+        Canary("a softmax over the queries", _ALIKE, f"T other than S, or {_DRAWN}", _other_axis),
+        Canary(
+            "queries and heads mixed up",
+            "T is the number of heads, and one is like the other",
+            f"T other than N, or {_DRAWN}",
+            _mixed_axes,
+        ),
+        Canary(
+            "an ignored mask",
+            _NO_KEY,
+            _MASK,
+            _unmasked,
+        ),
+    )
+
+
+class _Planted(Float64):
+    """Float64, every softmax gone wrong."""
+
+    def __init__(self, wrong: Wrong):
+        super().__init__()
+        self.wrong, self.softmaxes, self.planted = wrong, 0, 0
+
+    def compute(self, func, args, kwargs):
+        right = super().compute(func, args, kwargs)
+        if func.overloadpacket.__name__ not in SOFTMAXES:
+            return right
+        made = self.wrong(*args[:2])
+        self.softmaxes += 1
+        self.planted += made is not None
+        return right if made is None else made
+
+
+class _Stopped(Float64):
+    """Float64, no gradient through any softmax."""
+
+    def __init__(self):
+        super().__init__()
+        self.planted = 0
+
+    def compute(self, func, args, kwargs):
+        right = super().compute(func, args, kwargs)
+        if func.overloadpacket.__name__ != "_softmax_backward_data":
+            return right
+        self.planted += 1
+        return torch.zeros_like(right)
+
+
+def blind(prepared: Any) -> tuple[str, ...]:
+    """Why a check on these inputs could not PASS: each bug that would not have been seen.
+
+    prepared: the reference's side of the check, a `verdict.Prepared`.
+    """
+    return (*_by_masks(prepared), *_by_softmax(prepared))
+
+
+def _by_softmax(prepared: Any) -> Iterator[str]:
+    reference = prepared.reference
+    for canary in _forward(prepared.dtype):
+        mode = _Planted(canary.wrong)
+        run = reference.under(mode, {})
+        if not mode.softmaxes:
+            return
+        if mode.planted and not _seen(prepared, run):
+            yield _said(canary.bug, canary.why, canary.would)
+    if prepared.gradients:
+        mode = _Stopped()
+        run = reference.under(mode, prepared.cotangents)
+        if mode.planted and not _seen(prepared, run):
+            yield _said("a gradient stopped at the scores", _ALIKE, _DRAWN)
+
+
+def _by_masks(prepared: Any) -> Iterator[str]:
+    """Each mask among the inputs inverted, and ignored: all alike, of either polarity."""
+    reference = prepared.reference
+    inputs = reference.inputs
+    for name, mask in inputs.named(inputs.args, inputs.kwargs).items():
+        if not _is_mask(name, mask):
+            continue
+        hides, shows = _ends(mask)
+        for bug, wrong in (
+            ("inverted", np.where(mask == shows, hides, shows)),
+            ("ignored", np.full_like(mask, shows)),
+            ("ignored", np.full_like(mask, hides)),  # of the other polarity
+        ):
+            changed = replace(reference, inputs=_with(inputs, name, wrong.astype(mask.dtype)))
+            if not _seen(prepared, changed.exact({})):
+                first = mask.flat[0]
+                why = f"it is {first} everywhere" if (mask == first).all() else _NO_KEY
+                yield _said(f"that mask {name!r} is {bug}", why, _MASK)
+                break
+
+
+def _is_mask(name: str, a: np.ndarray) -> bool:
+    """Booleans; by its name, also 0 and 1, or what is added to the scores."""
+    if a.size == 0:
+        return False
+    if a.dtype == bool:
+        return True
+    fits = wide({"": a})[""] <= 0 if is_float(a.dtype) else np.isin(a, (0, 1))
+    return "mask" in name and bool(fits.all())
+
+
+def _ends(mask: np.ndarray) -> tuple[Any, Any]:
+    """What hides a key and what shows it; the reverse, where True hides."""
+    return (np.finfo(np.float32).min / 2, 0) if is_float(mask.dtype) else (0, 1)
+
+
+def _with(inputs: Inputs, name: str, value: np.ndarray) -> Inputs:
+    args = tuple(value if str(i) == name else a for i, a in enumerate(inputs.args))
+    kwargs = {k: value if k == name else a for k, a in inputs.kwargs.items()}
+    return Inputs(args, kwargs)
+
+
+def _seen(prepared: Any, wrong: Run) -> bool:
+    """Whether the comparison fails it."""
+    kinds: Mapping[str, Mapping[str, np.ndarray]] = wrong.kinds
+    return any(
+        prepared.judge_one(kind, name, "canary", got).verdict is Verdict.FAIL
+        for kind, tensors in kinds.items()
+        for name, got in tensors.items()
+    )
+
+
+def _said(bug: str, why: str, would: str) -> str:
+    return f"blind: these inputs would not reveal {bug}: {why}; what would: {would}"

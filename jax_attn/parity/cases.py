@@ -42,6 +42,12 @@ SHAPES = {
 }
 
 WINDOW = (2, 1)  # keys to the left and to the right of a query that it sees
+DROPPED = 0.25  # of the weights, where a row hands over which are kept
+
+
+def first_piece(T: int) -> int:
+    """How many tokens a text that is read in pieces starts with; the others come one by one."""
+    return T // 2
 
 
 def _never_empty(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
@@ -112,6 +118,16 @@ MASKS = {
         lambda rng, size: {},
         lambda m, size: (-WINDOW[0] <= _distance(size)) & (_distance(size) <= 0),
     ),
+    "causal_padding": MaskKind(
+        lambda rng, size: {"lengths": _lengths(rng, size)},
+        lambda m, size: (
+            (np.arange(size.S) < m["lengths"][:, None])[:, None, None] & (_distance(size) <= 0)
+        ),
+    ),
+    "dropout": MaskKind(
+        lambda rng, size: {"keep": rng.random((size.B, size.N, size.T, size.S)) >= DROPPED},
+        lambda m, size: None,
+    ),
 }
 
 TRANSFORMS = ("eager", "jit", "grad", "vmap", "remat")
@@ -163,6 +179,7 @@ class Factors:
 
 
 _BOOLEAN = ("none", "causal", "padding", "per_head", "window", "empty_row")
+_BOTH = "causal_padding"
 _SELF = ("square", "prime", "token", "seed000", "seed001")
 _CROSS = (*_SELF, "cross")
 _MAIN = ("float32", "bfloat16")
@@ -177,8 +194,8 @@ FACTORS = {
     "masked_mha": Factors((*_BOOLEAN, "zero_one"), (*_SELF, "seed002")),
     "mqa": Factors((*_BOOLEAN, "zero_one"), (*_SELF, "seed002")),
     "plain_mha": Factors(("none",), (*_SELF, "seed003"), deals=2),
-    "torch_mha": Factors((*_BOOLEAN, "bias"), (*_CROSS, "seed003")),
-    "gqa": Factors((*_BOOLEAN, "bias", "sliding"), (*_CROSS, "seed002")),
+    "torch_mha": Factors((*_BOOLEAN, "bias", _BOTH), (*_CROSS, "seed003")),
+    "gqa": Factors((*_BOOLEAN, "bias", "sliding", _BOTH), (*_CROSS, "seed002")),
     "plain_mha/pipeline": Factors(("none",), ("square", "seed003")),
     "torch_mha/sequence_first": Factors(("none", "causal", "padding"), ("cross", "prime"), _MAIN),
     "torch_mha/no_bias": Factors(("none", "window"), ("prime", "cross"), _MAIN),
@@ -193,6 +210,7 @@ FACTORS = {
     "gqa/rotary_interleaved_partial": Factors(("padding",), ("cross", "prime"), _LOW),
     "gqa/qk_norm": Factors(("none",), ("prime", "cross"), _MAIN),
     "gqa/qk_layer_norm": Factors(("causal",), ("cross", "prime"), ("float32",)),
+    "gqa/dropout": Factors(("dropout",), ("cross", "prime")),
     # In a sliding window the cache is a ring.
     "gqa/cached": Factors(("causal", "sliding"), _LONG, _MAIN),
     "gqa/cached_ragged": Factors(("causal", "sliding"), _LONG, ("float32",)),

@@ -1,6 +1,7 @@
 """One tensor of the port against the oracle, within its budget: where, how much, why not."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 
@@ -78,6 +79,18 @@ class TensorReport:
             k: None if isinstance(v, float) and not math.isfinite(v) else v
             for k, v in plain.items()
         }
+
+
+def deciding(tensors: Sequence[TensorReport]) -> TensorReport | None:
+    """The worst verdict and, of those, the largest part of its budget; None of none."""
+    order = [Verdict.PASS, Verdict.INCONCLUSIVE, Verdict.FAIL]
+
+    def rank(tensor: TensorReport) -> tuple[int, float]:
+        # A fraction that could not be had (another shape) is worse than any.
+        fraction = math.inf if math.isnan(tensor.fraction) else tensor.fraction
+        return order.index(tensor.verdict), fraction
+
+    return max(tensors, key=rank, default=None)
 
 
 def rms(a: np.ndarray) -> float:

@@ -19,7 +19,7 @@ import torch_ref
 from jax_attn import nn as ported
 from jax_attn.attention import rotary
 from jax_attn.parity import cached_calls, calls
-from jax_attn.parity.cases import Size
+from jax_attn.parity.cases import DROPPED, Size
 from jax_attn.parity.oracle import Norm, Turn
 from jax_attn.transfer import LAYOUTS, PLAIN_PIPELINE, Layout
 from torch_ref import plain_mha, torch_mha
@@ -310,6 +310,11 @@ DESIGNS: dict[str, Design] = {
         partial(nnx.LayerNorm, epsilon=_EPSILON, use_fast_variance=False),
         partial(torch.nn.LayerNorm, eps=_EPSILON),
         centred=True,
+    ),
+    "gqa/dropout": replace(
+        _grouped({"dropout_rate": DROPPED}, {"dropout": DROPPED}),
+        reference_call=calls.gqa_dropping,
+        port_call=calls.port_dropping,
     ),
     # Both sides through their caches.
     "gqa/cached": _PIECES,

@@ -16,20 +16,21 @@ from flax import nnx
 from jax_attn.attention import ArgumentError, blocked, dispatch
 from jax_attn.attention.tile import Sizes
 from jax_attn.nn import GroupedQueryAttention, cache
-from jax_attn.parity.canaries import CANARIES
-from jax_attn.parity.cases import MASKS, Case, Size
-from jax_attn.parity.compare import Verdict
+from jax_attn.parity import mutable
+from jax_attn.parity.cases import DROPPED, MASKS, Case, Size
+from jax_attn.parity.compare import TensorReport, Verdict, deciding
 from jax_attn.parity.designs import DESIGNS, VOCABULARY, Design
+from jax_attn.parity.mutants import MUTANTS
 from jax_attn.parity.oracle import Problem, Solution, solve
 from jax_attn.parity.result import Result
 from jax_attn.parity.run_jax import Port, float_dtype
 from jax_attn.parity.run_torch import Reference
-from jax_attn.parity.signature import Inputs, Run
+from jax_attn.parity.signature import Inputs, Run, wide
 from jax_attn.parity.verdict import Prepared, compare_weights
 from jax_attn.transfer import load
 
 Arrays = Mapping[str, np.ndarray]
-MASK_INPUTS = ("lengths", "allowed", "zero_one", "bias")
+MASK_INPUTS = ("lengths", "allowed", "zero_one", "bias", "keep")
 
 
 # Larger than torch's own, whose scores are so small that attention is nearly uniform: a
@@ -92,6 +93,7 @@ def problem(design: Design, mask: str, size: Size, inputs: Arrays, state: Arrays
         after=design.options.get("after", ()),
         allowed=MASKS[mask].allowed(masks, size),
         bias=masks.get("bias"),
+        kept=masks["keep"] / (1 - DROPPED) if "keep" in masks else None,
     )
 
 
@@ -192,12 +194,10 @@ class Row:
         inputs = float_inputs(self.inputs, self.case.dtype)
         return problem(self.design, self.case.mask, self.case.size, inputs, state)
 
-    def solution(self, cotangents: Arrays, mutate: Callable[[Problem], Problem] | None = None):
-        """The oracle's `Run`, or a mutant's."""
-        posed = mutate(self.problem) if mutate else self.problem
-        weights = cotangents.get("weights")
-        shared = weights_cotangent(self.design, weights, posed.num_heads)
-        solved = solve(posed, cotangents["output"], shared)
+    def solution(self, cotangents: Arrays, solved_by: Callable[..., Solution] = solve) -> Run:
+        """The oracle's, or another's, under the reference's names."""
+        weights = weights_cotangent(self.design, cotangents.get("weights"), self.problem.num_heads)
+        solved = solved_by(self.problem, cotangents["output"], weights)
         return named(self.design, solved, self.inputs, tuple(cotangents))
 
     @cached_property
@@ -236,25 +236,30 @@ class Row:
     @cached_property
     def blind(self) -> tuple[str, ...]:
         """The bugs that the row claims to catch and would not have seen."""
-        cotangents = {k: np.asarray(c, np.float64) for k, c in self.prepared.cotangents.items()}
         return tuple(
             f"blind: would not have seen {name!r}, which this row claims to catch"
             for name in self.claims
-            if not self._sees(self.solution(cotangents, CANARIES[name].mutate))
+            if not self.kills(name)
         )
 
-    def _sees(self, wrong: Run) -> bool:
-        reports = self.prepared.compare(wrong, "canary")
-        return any(report.verdict is Verdict.FAIL for report in reports)
+    def kills(self, mutant: str) -> bool:
+        """Whether the row fails the mutant, put in the port's place."""
+        return self.tried(mutant).verdict is Verdict.FAIL
+
+    def tried(self, mutant: str) -> TensorReport:
+        """The tensor that decides on the mutant."""
+        solved_by = partial(mutable.solve, plants=MUTANTS[mutant].plants)
+        wrong = self.solution(wide(self.prepared.cotangents), solved_by)
+        return deciding(tuple(self.prepared.compare(wrong, "mutant")))
 
     @cached_property
     def claims(self) -> tuple[str, ...]:
-        """The canaries that this row claims to catch."""
+        """The mutants that this row claims to kill."""
         precision = self.precision or self.case.dtype
         return tuple(
             name
-            for name, canary in CANARIES.items()
-            if canary.claimed(self.case, self.problem, precision)
+            for name, mutant in MUTANTS.items()
+            if mutant.claimed(self.case, self.problem, precision)
         )
 
     @cached_property

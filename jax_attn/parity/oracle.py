@@ -11,8 +11,7 @@ derivative of each line below it written out; f is what `Problem.after` lists. W
 read as torch stores them, (out, in), since the reference is a torch module. Sequence axes
 keep the letters of the dimension key: T queries, S keys, H head size.
 
-The mutable parts (`after`, `kv_head`, `softmax`, `stopped`) are fields of `Problem`, so that a
-canary can be this oracle with one thing wrong.
+What is judged by it can be made wrong elsewhere (`mutable`): here nothing can.
 """
 
 from collections.abc import Callable
@@ -110,6 +109,8 @@ class Problem:
     after: what is done to a head's projected queries and keys, in this order.
     allowed: boolean, broadcastable to (B, N, T, S), True = attend; None = all.
     bias: float, broadcastable to (B, N, T, S), added after the softcap; None = 0.
+    kept: what dropout multiplies the weights by before the values, (B, N, T, S): 0 or
+        1 / (1 - rate); None = 1. The weights given back are those before.
     """
 
     inputs: dict[str, Array]
@@ -122,9 +123,7 @@ class Problem:
     after: tuple[Norm | Turn, ...] = ()
     allowed: Array | None = None
     bias: Array | None = None
-    kv_head: Callable[[int, int, int], int] = grouped
-    softmax: Callable[[Array], Array] = softmax
-    stopped: frozenset[str] = frozenset()
+    kept: Array | None = None
 
 
 @dataclass(frozen=True)
@@ -177,6 +176,7 @@ def solve(problem: Problem, d_output: Array, d_weights: Array | None = None) -> 
     full = (B, n_heads, T, S)
     allowed = np.broadcast_to(True if problem.allowed is None else problem.allowed, full)
     bias = np.broadcast_to(0.0 if problem.bias is None else problem.bias, full)
+    kept = np.broadcast_to(1.0 if problem.kept is None else problem.kept, full)
 
     output = np.zeros((B, T, w["o.weight"].shape[0]))
     weights = np.zeros(full)
@@ -189,8 +189,6 @@ def solve(problem: Problem, d_output: Array, d_weights: Array | None = None) -> 
 
         own: gradients of the weights behind it.
         """
-        if name in problem.stopped:
-            return
         for key, d in own.items():
             d_params[key] += d
         d_params[f"{name}.weight"][rows] += d_y.T @ x[name][b]
@@ -202,7 +200,7 @@ def solve(problem: Problem, d_output: Array, d_weights: Array | None = None) -> 
         concat_TNH = np.zeros((T, n_heads * size["v"]))
         d_concat_TNH = d_output[b] @ w["o.weight"]
         for n in range(n_heads):
-            kv = problem.kv_head(n, n_heads, n_kv)
+            kv = grouped(n, n_heads, n_kv)
             rows = {"q": slice(n * size["q"], (n + 1) * size["q"])}
             rows |= {name: slice(kv * size[name], (kv + 1) * size[name]) for name in "kv"}
             q_TH, k_SH, v_SH = (_project(x[name][b], w, name, rows[name]) for name in "qkv")
@@ -215,13 +213,13 @@ def solve(problem: Problem, d_output: Array, d_weights: Array | None = None) -> 
                 bent_TS = np.tanh(scores_TS / problem.softcap)
                 scores_TS, slope_TS = problem.softcap * bent_TS, 1 - bent_TS**2
             scores_TS = np.where(allowed[b, n], scores_TS + bias[b, n], -np.inf)
-            p_TS = problem.softmax(scores_TS)
+            p_TS = softmax(scores_TS)
             own = slice(n * size["v"], (n + 1) * size["v"])
-            concat_TNH[:, own] = p_TS @ v_SH
+            concat_TNH[:, own] = (kept[b, n] * p_TS) @ v_SH
             weights[b, n] = p_TS
 
             d_head_TH = d_concat_TNH[:, own]
-            d_p_TS = d_head_TH @ v_SH.T
+            d_p_TS = kept[b, n] * (d_head_TH @ v_SH.T)
             if d_weights is not None:
                 d_p_TS = d_p_TS + d_weights[b, n]
             d_s_TS = p_TS * (d_p_TS - (p_TS * d_p_TS).sum(axis=-1, keepdims=True))
@@ -229,7 +227,7 @@ def solve(problem: Problem, d_output: Array, d_weights: Array | None = None) -> 
             d_raw_TS = scale * slope_TS * d_s_TS
             project_back("q", b, rows["q"], *q_back(d_raw_TS @ k_SH))
             project_back("k", b, rows["k"], *k_back(d_raw_TS.T @ q_TH))
-            project_back("v", b, rows["v"], p_TS.T @ d_head_TH, {})
+            project_back("v", b, rows["v"], (kept[b, n] * p_TS).T @ d_head_TH, {})
 
         output[b] = concat_TNH @ w["o.weight"].T + w.get("o.bias", 0.0)
         d_params["o.weight"] += d_output[b].T @ concat_TNH

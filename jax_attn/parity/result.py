@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from jax_attn.parity.compare import TensorReport, Verdict
+from jax_attn.parity.compare import TensorReport, Verdict, deciding
 
 
 class ParityError(AssertionError):
@@ -38,15 +38,8 @@ class Result:
 
     @property
     def worst(self) -> TensorReport | None:
-        """The tensor that decides: the worst verdict, then the largest part of its budget."""
-        order = [Verdict.PASS, Verdict.INCONCLUSIVE, Verdict.FAIL]
-
-        def rank(tensor: TensorReport) -> tuple[int, float]:
-            # A fraction that could not be had (another shape) is worse than any.
-            fraction = tensor.fraction if tensor.fraction == tensor.fraction else float("inf")
-            return order.index(tensor.verdict), fraction
-
-        return max(self.tensors, key=rank, default=None)
+        """The tensor that decides; None of none."""
+        return deciding(self.tensors)
 
     @property
     def reasons(self) -> tuple[str, ...]:

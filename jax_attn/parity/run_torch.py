@@ -58,6 +58,8 @@ def _mean_terms(x: torch.Tensor, dim=None, keepdim: bool = False, **_) -> tuple[
     return squares / max(terms, 1) ** 2, terms
 
 
+SOFTMAXES = ("_softmax", "_safe_softmax")
+
 # Sums of products: arguments -> (sum of squared terms, number of terms).
 _SUMS: dict[str, Callable[..., tuple[torch.Tensor, int]]] = {
     "mm": _exact_matmul,
@@ -245,8 +247,12 @@ class Reference:
 
     def exact(self, cotangents: Mapping[str, np.ndarray]) -> Run:
         """Outputs and gradients in float64, every narrowing cast refused."""
+        return self.under(Float64(), cotangents)
+
+    def under(self, mode: Float64, cotangents: Mapping[str, np.ndarray]) -> Run:
+        """Outputs and gradients in float64, attention from its parts, as `mode` computes them."""
         module = self._wide()
-        with one_thread(), _plain_kernels(), Float64():
+        with one_thread(), _plain_kernels(), mode:
             return self._run(module, torch.float64, cotangents)
 
     def spread(
@@ -257,9 +263,7 @@ class Reference:
         rounding, constants = PRECISIONS[precision], self._constants(precision)
         for seed in range(runs + 1):
             perturbed = Perturbed(rounding if seed else None, seed, constants)
-            module = self._wide()
-            with one_thread(), _plain_kernels(), perturbed:
-                made.append(self._run(module, torch.float64, cotangents).kinds)
+            made.append(self.under(perturbed, cotangents).kinds)
         center, perturbed = made[0], made[1:]
         return {
             kind: {

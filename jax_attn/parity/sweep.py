@@ -8,6 +8,7 @@ from multiprocessing import get_context
 from typing import Any
 
 from jax_attn.parity.cases import COMPILED_KERNELS, Case
+from jax_attn.parity.power import Kill
 from jax_attn.parity.result import Result
 
 # A process takes seconds to start: below this many rows one alone is quicker.
@@ -36,6 +37,22 @@ def run_block(
     # Programs of this shape take up to a gigabyte in all, and are not met again.
     jax.clear_caches()
     return results
+
+
+def kill_block(cases: Sequence[Case]) -> list[Kill]:
+    """Every mutant that rows, each of a preparation of its own, claim to kill."""
+    from jax_attn.parity.designs import DESIGNS
+    from jax_attn.parity.matrix import Row, x64_for
+    from jax_attn.parity.mutants import MUTANTS
+
+    found = []
+    for case in cases:
+        with x64_for(case.dtype):
+            row = Row(DESIGNS[case.design], case)
+            found += [
+                Kill.of(name, MUTANTS[name].meant, case, row.tried(name)) for name in row.claims
+            ]
+    return found
 
 
 def compile_block(design: str) -> list[dict[str, Any]]:
@@ -67,9 +84,16 @@ def tasks(
     ]
 
 
+def power_tasks(cases: Sequence[Case]) -> list[tuple]:
+    """Likewise of trying the mutants, once on all rows of one preparation; the widest first."""
+    rows = list({case.preparation: case for case in reversed(cases)}.values())
+    rows.sort(key=lambda c: c.size.D * c.size.B, reverse=True)
+    return [(kill_block, (case,)) for case in rows]
+
+
 def size(work: Sequence[tuple]) -> int:
     """The rows in `work`."""
-    return sum(len(args[0]) for fn, *args in work if fn is run_block)
+    return sum(len(args[0]) for _, *args in work if isinstance(args[0], tuple))
 
 
 def run(work: Sequence[tuple], processes: int | None = None) -> Iterator[list]:

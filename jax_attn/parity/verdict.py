@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from flax import nnx
 
-from jax_attn.parity import run_jax
+from jax_attn.parity import canaries, run_jax
 from jax_attn.parity.budget import Budget
 from jax_attn.parity.cases import TRANSFORMS
 from jax_attn.parity.compare import TensorReport, Verdict, judge
@@ -57,7 +57,8 @@ def check(
 
     The oracle is the reference in float64, narrowing casts refused; the budget is the spread of
     perturbed float64 runs (`jax_attn.parity.budget`). The reference is run as it is, under
-    grad and in inference mode, and held to the same budget.
+    grad and in inference mode, and held to the same budget. A bug that these inputs would not
+    reveal makes the verdict INCONCLUSIVE, and is named with what would (`parity.canaries`).
 
     Raises TypeError or ValueError for arguments that cannot be checked, naming each.
     """
@@ -83,6 +84,7 @@ def check(
         transforms,
         to_torch=layout.to_torch if paired else None,
         failures=weights,
+        doubts=canaries.blind(prepared),
         notes=notes,
     )
 
@@ -151,7 +153,7 @@ class Prepared:
         for name, got in wide(self.inference).items():
             if name in self.declared_nan:
                 got = np.where(self.declared_nan[name], self.exact.kinds["output"][name], got)
-            report = self._judge("output", name, "inference", got)
+            report = self.judge_one("output", name, "inference", got)
             if report.verdict is Verdict.FAIL:
                 failures += [
                     f"the reference in inference mode: {name}: {reason}"
@@ -159,7 +161,8 @@ class Prepared:
                 ]
         return tuple(failures)
 
-    def _judge(self, kind: str, name: str, transform: str, got: np.ndarray) -> TensorReport:
+    def judge_one(self, kind: str, name: str, transform: str, got: np.ndarray) -> TensorReport:
+        """The verdict on one tensor of float64 numbers."""
         own = self.own.kinds[kind][name]
         want = self.exact.kinds[kind][name]
         if self.declared_nan:
@@ -182,7 +185,7 @@ class Prepared:
                 raise ValueError(
                     f"{kind}: the reference has {sorted(tensors)}, the port {sorted(got)}"
                 )
-            yield from (self._judge(kind, name, transform, got[name]) for name in tensors)
+            yield from (self.judge_one(kind, name, transform, got[name]) for name in tensors)
             if kind == "output" and any(got[name].shape != tensors[name].shape for name in tensors):
                 return  # a failure already, and no cotangent fits
 

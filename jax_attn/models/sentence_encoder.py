@@ -18,7 +18,7 @@ from flax import nnx
 from jax_attn.models.bert import BertEncoder
 from jax_attn.transfer import load, load_checkpoint
 from jax_attn.transfer.families import BERT, Config
-from jax_attn.transfer.families.config import number, real, refuse
+from jax_attn.transfer.families.config import Reading, reading
 
 _INSTALL = 'tokenizers is not installed: pip install "jax-attn[models]"'
 _SHORTEST = 16
@@ -103,11 +103,12 @@ def load_sentence_encoder(folder: str | Path) -> SentenceEncoder:
     """
     folder = Path(folder)
     config = _json(folder / "config.json")
-    pooling = _json(folder / "1_Pooling" / "config.json")
-    modes = {name for name, on in pooling.items() if name.startswith("pooling_mode") and on is True}
-    if modes != {"pooling_mode_mean_tokens"}:
-        raise refuse("pooling_mode", sorted(modes), "pooling_mode_mean_tokens alone")
-    max_length = number(_json(folder / "sentence_bert_config.json"), "max_seq_length")
+    pooling, lengths = "1_Pooling/config.json", "sentence_bert_config.json"
+    with reading(config) as read:
+        _check_pooling(Reading(_json(folder / pooling), read.problems, pooling))
+        cut = Reading(_json(folder / lengths), read.problems, lengths)
+        max_length = cut.number("max_seq_length")
+        _arguments(read)
     return SentenceEncoder(
         load_encoder(folder / "model.safetensors", config),
         _tokenizer(folder / "tokenizer.json", max_length),
@@ -117,30 +118,46 @@ def load_sentence_encoder(folder: str | Path) -> SentenceEncoder:
 
 def load_encoder(path: Path, config: Config) -> BertEncoder:
     """A checkpoint's BERT. Raises TransferError where config or weights have no place here."""
-    for name, expected in (("model_type", "bert"), ("hidden_act", "gelu")):
-        if config.get(name) != expected:
-            raise refuse(name, config.get(name), repr(expected))
+    with reading(config) as read:
+        arguments = _arguments(read)
     tensors = load_checkpoint(path)
-    traits = BERT.traits(config, "encoder.layer.0.attention")
-    if traits.is_causal:
-        raise refuse("is_decoder", True, "false")
+    has_pooler = any("pooler" in key for key in tensors)
     encoder = nnx.eval_shape(
-        lambda: BertEncoder(
-            number(config, "vocab_size"),
-            number(config, "max_position_embeddings"),
-            number(config, "type_vocab_size"),
-            traits.embed_dim,
-            traits.sizes.num_heads,
-            number(config, "num_hidden_layers"),
-            number(config, "intermediate_size"),
-            epsilon=real(config, "layer_norm_eps"),
-            has_pooler=any("pooler" in key for key in tensors),
-            rngs=nnx.Rngs(0),
-        )
+        lambda: BertEncoder(**arguments, has_pooler=has_pooler, rngs=nnx.Rngs(0))
     )
     load(encoder, tensors, BERT.model(config, tensors))
     encoder.eval()
     return encoder
+
+
+def _check_pooling(pooling: Reading) -> None:
+    names = (name for name in pooling.config if name.startswith("pooling_mode"))
+    modes = sorted(name for name in names if pooling.get(name) is True)
+    if modes != ["pooling_mode_mean_tokens"]:
+        pooling.refuse("pooling_mode", modes, "pooling_mode_mean_tokens alone")
+
+
+def _arguments(config: Reading) -> dict[str, Any]:
+    """What BertEncoder is made with."""
+    if (kind := config.get("model_type")) != "bert":
+        config.refuse("model_type", kind, "'bert'")
+        return {}  # another family's config says other things
+    if (activation := config.get("hidden_act")) != "gelu":
+        config.refuse("hidden_act", activation, "'gelu'")
+    BERT.look_through(config)
+    traits = BERT.traits_of(config, "encoder.layer.0.attention")
+    if traits.is_causal:
+        config.refuse("is_decoder", True, "false")
+    return {
+        "vocab_size": config.number("vocab_size"),
+        "max_length": config.number("max_position_embeddings"),
+        "num_types": config.number("type_vocab_size"),
+        "embed_dim": traits.embed_dim,
+        "num_heads": traits.sizes.num_heads,
+        "num_layers": config.number("num_hidden_layers"),
+        "width": config.number("intermediate_size"),
+        "epsilon": config.real("layer_norm_eps"),
+    }
 
 
 def _tokenizer(path: Path, max_length: int) -> Any:

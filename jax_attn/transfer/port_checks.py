@@ -15,9 +15,9 @@ import numpy as np
 
 from jax_attn.transfer.arrays import Spec, read
 from jax_attn.transfer.families import Place, Traits
-from jax_attn.transfer.families.config import number
+from jax_attn.transfer.families.config import DECODER_LAYERS, LAYERS, Reading
 from jax_attn.transfer.layout import Layout
-from jax_attn.transfer.problems import Problem, TransferError, nearest
+from jax_attn.transfer.problems import Problem, nearest
 from jax_attn.transfer.resolve import Move
 from jax_attn.transfer.rows import Row, bindings, filled, holes, regex
 from jax_attn.transfer.steps import Shape, Sizes, grouped, heads, heads_in, packed
@@ -160,13 +160,11 @@ def other_layers(config: Mapping[str, Any], blocks: Iterable[Place]) -> list[Pro
         found[stem].add(int(layer))
     problems = []
     for stem, layers in (found or {"layer ": set()}).items():
-        names = (*_DECODER_LAYERS * ("decoder" in stem.split(".")), *_LAYERS)
-        try:
-            said = number(config, *names, default=None, least=0)
-        except TransferError as error:
-            problems += error.problems
-            continue
-        if said is None:
+        names = (*DECODER_LAYERS * ("decoder" in stem.split(".")), *LAYERS)
+        read = Reading(config)
+        said = read.number(*names, default=None, least=0)
+        problems += read.problems
+        if said is None or read.problems:
             continue
         if more := sorted(layer for layer in layers if layer >= said)[:_NAMED]:
             text = f"expected attention in {said} layers, as config.json has it, got it in {more}"
@@ -181,10 +179,6 @@ def _gaps(layers: set[int], count: int) -> list[int]:
     """The first of the `count` layers, which may be any number, that are not there."""
     looked_at = range(min(count, len(layers) + _NAMED))
     return [layer for layer in looked_at if layer not in layers][:_NAMED]
-
-
-_DECODER_LAYERS = ("num_decoder_layers",)
-_LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
 
 
 def bad_values(

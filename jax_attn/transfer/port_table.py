@@ -5,7 +5,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from jax_attn.transfer.families import Config, Family, Place, Traits
-from jax_attn.transfer.families.config import number
+from jax_attn.transfer.families.config import reading
 from jax_attn.transfer.layout import Layout
 from jax_attn.transfer.problems import Problem, TransferError
 from jax_attn.transfer.rows import bindings, filled
@@ -55,11 +55,13 @@ def by_layout(
 
     Raises TransferError where the two disagree.
     """
-    said = {
-        "num_heads": number(config, "num_attention_heads", "n_head", "num_heads", default=None),
-        "num_kv_heads": number(config, "num_key_value_heads", "num_kv_heads", default=None),
-        "head_dim": number(config, "head_dim", "d_kv", default=None),
-    }
+    with reading(config) as read:
+        said = {
+            "num_heads": read.number("num_attention_heads", "n_head", "num_heads", default=None),
+            "num_kv_heads": read.number("num_key_value_heads", "num_kv_heads", default=None),
+            "head_dim": read.number("head_dim", "d_kv", default=None),
+        }
+        D = read.number("hidden_size", "n_embd", "d_model", default=None)
     given = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim}
     problems = [
         Problem("ambiguous", name, f"expected {said[name]}, as config.json has it, got {value}")
@@ -69,7 +71,6 @@ def by_layout(
     if problems:
         raise TransferError("heads", problems)
     N, K, H = (given[name] or said[name] for name in given)
-    D = number(config, "hidden_size", "n_embd", "d_model", default=None)
     H = H or (D // N if D and N else None)
     return Table(layout, Sizes(N, K or N, H) if N and H else None)
 

@@ -3,8 +3,8 @@
 As a decoder it is causal, and may have cross-attention besides.
 """
 
-from jax_attn.transfer.families.config import flag, number, refuse, share
-from jax_attn.transfer.families.family import Config, Family, Place, Traits
+from jax_attn.transfer.families.config import Reading
+from jax_attn.transfer.families.family import Family, Place, Traits
 from jax_attn.transfer.layout import Layout, spellings
 from jax_attn.transfer.layouts import EMBEDDING, FROM_HEADS, LAYER_NORM, LINEAR, TO_HEADS
 from jax_attn.transfer.rows import ignored, refused, row, tied
@@ -21,7 +21,7 @@ def _norm(torch_prefix: str, flax_prefix: str) -> Layout:
     return spellings(LAYER_NORM, first).under(torch_prefix, flax_prefix)
 
 
-def _block(config: Config) -> Layout:
+def _block(config: Reading) -> Layout:
     return Layout(
         TO_HEADS.under("self.query", "q_proj"),
         TO_HEADS.under("self.key", "k_proj"),
@@ -31,7 +31,7 @@ def _block(config: Config) -> Layout:
     )
 
 
-def _rest(config: Config) -> Layout:
+def _rest(config: Reading) -> Layout:
     theirs, ours = "encoder.layer.{layer}", "layers.{layer}"
     return Layout(
         EMBEDDING.under("embeddings.word_embeddings", "token_embedding"),
@@ -50,7 +50,7 @@ def _rest(config: Config) -> Layout:
     )
 
 
-def _head(config: Config) -> Layout:
+def _head(config: Reading) -> Layout:
     kind = config.get("model_type")
     return Layout(
         _HEADS.get(kind, _roberta_head)(config),
@@ -61,7 +61,7 @@ def _head(config: Config) -> Layout:
     )
 
 
-def _bert_head(config: Config) -> Layout:
+def _bert_head(config: Reading) -> Layout:
     return Layout(
         LINEAR.under("cls.predictions.transform.dense", "lm_head.dense"),
         _norm("cls.predictions.transform.LayerNorm", "lm_head.norm"),
@@ -70,7 +70,7 @@ def _bert_head(config: Config) -> Layout:
     )
 
 
-def _roberta_head(config: Config) -> Layout:
+def _roberta_head(config: Reading) -> Layout:
     return Layout(
         LINEAR.under("lm_head.dense", "lm_head.dense"),
         _norm("lm_head.layer_norm", "lm_head.norm"),
@@ -78,9 +78,9 @@ def _roberta_head(config: Config) -> Layout:
     )
 
 
-def _logits(config: Config, head: str, root: str) -> Layout:
+def _logits(config: Reading, head: str, root: str) -> Layout:
     """A bias beside the decoder, which is the decoder's own where that is tied."""
-    if not flag(config, "tie_word_embeddings", default=True):
+    if not config.flag("tie_word_embeddings", default=True):
         return Layout(
             LINEAR.under(f"{head}.decoder", "lm_head"),
             ignored(f"{head}.bias", "not read where the decoder has a bias of its own"),
@@ -92,8 +92,8 @@ def _logits(config: Config, head: str, root: str) -> Layout:
     )
 
 
-def _electra_head(config: Config) -> Layout:
-    if flag(config, "tie_word_embeddings", default=True):
+def _electra_head(config: Reading) -> Layout:
+    if config.flag("tie_word_embeddings", default=True):
         weight = tied("generator_lm_head.weight", "electra.embeddings.word_embeddings.weight")
     else:
         weight = row("generator_lm_head.weight", "lm_head.kernel", linear)
@@ -114,17 +114,16 @@ _DEFAULTS = {"electra": (256, 4)}
 """D and N where the config leaves them out."""
 
 
-def _traits(config: Config, prefix: str) -> Traits:
+def _traits(config: Reading, prefix: str) -> Traits:
     positions = config.get("position_embedding_type", "absolute")
     if positions != "absolute":
-        raise refuse("position_embedding_type", positions, "'absolute'")
+        config.refuse("position_embedding_type", positions, "'absolute'")
     D, N = _DEFAULTS.get(config.get("model_type"), (768, 12))
-    D = number(config, "hidden_size", default=D)
-    N = number(config, "num_attention_heads", default=N)
-    names = "hidden_size", "num_attention_heads"
-    D, N, H = share(dict(zip(names, (D, N), strict=True)), *names)
+    D = config.number("hidden_size", default=D)
+    N = config.number("num_attention_heads", default=N)
+    H = config.divided(("hidden_size", D), ("num_attention_heads", N))
     cross = prefix.endswith(_CROSS)
-    is_causal = flag(config, "is_decoder", default=False) and not cross
+    is_causal = config.flag("is_decoder", default=False) and not cross
     return Traits(D, Sizes(N, N, H), is_causal=is_causal, cross=cross)
 
 
@@ -136,8 +135,8 @@ BERT = Family(
         Place("encoder.layer.{layer}.attention", "layers.{layer}.attention"),
         Place(f"encoder.layer.{{layer}}.{_CROSS}", "layers.{layer}.cross_attention"),
     ),
-    block=_block,
-    rest=_rest,
-    head=_head,
-    traits=_traits,
+    block_of=_block,
+    rest_of=_rest,
+    head_of=_head,
+    traits_of=_traits,
 )

@@ -1,18 +1,18 @@
 """BLOOM: query, key and value by turns in one projection; scores fall with the distance."""
 
-from jax_attn.transfer.families.config import number, share
+from jax_attn.transfer.families.config import Reading
 from jax_attn.transfer.families.decoders import MLP, NORMS, heads
-from jax_attn.transfer.families.family import BiasTraits, Config, Family, Place, Traits
+from jax_attn.transfer.families.family import BiasTraits, Family, Place, Traits
 from jax_attn.transfer.layout import Layout
 from jax_attn.transfer.layouts import BY_TURNS, EMBEDDING, FROM_HEADS, LAYER_NORM
 from jax_attn.transfer.steps import Sizes
 
 
-def _block(config: Config) -> Layout:
+def _block(config: Reading) -> Layout:
     return BY_TURNS.under("query_key_value", "") + FROM_HEADS.under("dense", "out_proj")
 
 
-def _rest(config: Config) -> Layout:
+def _rest(config: Reading) -> Layout:
     return Layout(
         EMBEDDING.under("word_embeddings", "token_embedding"),
         LAYER_NORM.under("word_embeddings_layernorm", "embedding_norm"),
@@ -21,14 +21,14 @@ def _rest(config: Config) -> Layout:
     )
 
 
-def _head(config: Config) -> Layout:
+def _head(config: Reading) -> Layout:
     return heads(config, "transformer.word_embeddings.weight")
 
 
-def _traits(config: Config, prefix: str) -> Traits:
-    D = number(config, "n_embed", "hidden_size", default=64)
-    N = number(config, "n_head", "num_attention_heads", default=8)
-    D, N, H = share({"hidden_size": D, "n_head": N}, "hidden_size", "n_head")
+def _traits(config: Reading, prefix: str) -> Traits:
+    D = config.number("n_embed", "hidden_size", default=64)
+    N = config.number("n_head", "num_attention_heads", default=8)
+    H = config.divided(("hidden_size", D), ("n_head", N))
     bias = BiasTraits("alibi", {"factor": 1.0})
     return Traits(D, Sizes(N, N, H), is_causal=True, bias=bias)
 
@@ -38,8 +38,8 @@ BLOOM = Family(
     model_types=("bloom",),
     roots=("transformer", ""),
     places=(Place("h.{layer}.self_attention", "layers.{layer}.attention"),),
-    block=_block,
-    rest=_rest,
-    head=_head,
-    traits=_traits,
+    block_of=_block,
+    rest_of=_rest,
+    head_of=_head,
+    traits_of=_traits,
 )

@@ -1,7 +1,6 @@
 """What transformers' decoders have in common: norms, perceptrons, and heads without a root."""
 
-from jax_attn.transfer.families.config import flag
-from jax_attn.transfer.families.family import Config
+from jax_attn.transfer.families.config import Reading
 from jax_attn.transfer.layout import Layout
 from jax_attn.transfer.layouts import LAYER_NORM, LINEAR
 from jax_attn.transfer.rows import tied
@@ -21,11 +20,11 @@ TASKS = Layout(
 )
 
 
-def heads(config: Config, embedding: str, *, tied_by_default: bool = True) -> Layout:
+def heads(config: Reading, embedding: str, *, tied_by_default: bool = True) -> Layout:
     """The table of a language model's head, and of those for other tasks.
 
     embedding: the key of the weight that the first shares where the config ties the two.
     """
-    if flag(config, "tie_word_embeddings", default=tied_by_default):
+    if config.flag("tie_word_embeddings", default=tied_by_default):
         return Layout(tied("lm_head.weight", embedding), TASKS)
     return Layout(LINEAR.under("lm_head", "lm_head"), TASKS)

@@ -5,9 +5,9 @@ With rotary positions, or ALiBi in their place.
 
 import math
 
-from jax_attn.transfer.families.config import flag, kv_heads, number, share
+from jax_attn.transfer.families.config import Reading
 from jax_attn.transfer.families.decoders import MLP, NORMS, heads
-from jax_attn.transfer.families.family import BiasTraits, Config, Family, Place, Traits
+from jax_attn.transfer.families.family import BiasTraits, Family, Place, Traits
 from jax_attn.transfer.families.rope import FREQUENCIES, rotary
 from jax_attn.transfer.layout import Layout
 from jax_attn.transfer.layouts import BY_TURNS, EMBEDDING, FROM_HEADS, IN_TURN, LAYER_NORM
@@ -25,13 +25,13 @@ _DEFAULTS = {
 }
 
 
-def _form(config: Config) -> str:
-    if flag(config, "new_decoder_architecture", default=False):
+def _form(config: Reading) -> str:
+    if config.flag("new_decoder_architecture", default=False):
         return "grouped"
-    return "one" if flag(config, "multi_query", default=True) else "each"
+    return "one" if config.flag("multi_query", default=True) else "each"
 
 
-def _block(config: Config) -> Layout:
+def _block(config: Reading) -> Layout:
     packing = IN_TURN if _form(config) == "one" else BY_TURNS
     return Layout(
         packing.under("query_key_value", ""),
@@ -40,7 +40,7 @@ def _block(config: Config) -> Layout:
     )
 
 
-def _rest(config: Config) -> Layout:
+def _rest(config: Reading) -> Layout:
     return Layout(
         EMBEDDING.under("word_embeddings", "token_embedding"),
         (_norms(config) + MLP).under("h.{layer}", "layers.{layer}"),
@@ -48,28 +48,30 @@ def _rest(config: Config) -> Layout:
     )
 
 
-def _norms(config: Config) -> Layout:
+def _norms(config: Reading) -> Layout:
     """One norm before attention and MLP alike, or one for each, by either of two names."""
-    if not flag(config, "parallel_attn", default=True):
-        return NORMS
     usual = 2 if _form(config) == "grouped" else 1
-    if number(config, "num_ln_in_parallel_attn", default=usual) == 2:
+    count = config.number("num_ln_in_parallel_attn", default=usual)
+    if not config.flag("parallel_attn", default=True):
+        return NORMS
+    if count == 2:
         return Layout(
             LAYER_NORM.under("ln_attn", "attention_norm"), LAYER_NORM.under("ln_mlp", "mlp_norm")
         )
     return LAYER_NORM.under("input_layernorm", "attention_norm")
 
 
-def _head(config: Config) -> Layout:
+def _head(config: Reading) -> Layout:
     return heads(config, "transformer.word_embeddings.weight")
 
 
-def _traits(config: Config, prefix: str) -> Traits:
-    config = {**_DEFAULTS, **config}
-    D, N, H = share(config, "hidden_size", "num_attention_heads")
+def _traits(config: Reading, prefix: str) -> Traits:
+    config = config.over(_DEFAULTS)
+    D, N, H = config.share("hidden_size", "num_attention_heads")
+    config.number("num_kv_heads", default=None)  # said of every form, and of use to one
     K = {"one": 1, "each": N}.get(_form(config))
-    K = K or kv_heads(config, "num_kv_heads", "num_attention_heads")
-    has_alibi, has_bias = flag(config, "alibi"), flag(config, "bias")
+    K = K or config.kv_heads("num_kv_heads", "num_attention_heads")
+    has_alibi, has_bias = config.flag("alibi"), config.flag("bias")
     # The scale is taken of scores and bias together.
     bias = BiasTraits("alibi", {"factor": 1 / math.sqrt(H)})
     return Traits(
@@ -88,8 +90,8 @@ FALCON = Family(
     model_types=("falcon",),
     roots=("transformer", ""),
     places=(Place("h.{layer}.self_attention", "layers.{layer}.attention"),),
-    block=_block,
-    rest=_rest,
-    head=_head,
-    traits=_traits,
+    block_of=_block,
+    rest_of=_rest,
+    head_of=_head,
+    traits_of=_traits,
 )

@@ -15,15 +15,20 @@ Encoder-decoders have `encoder.` and `decoder.` before `layers`, and `cross_atte
 framework.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from jax_attn.transfer.families.config import DECODER_LAYERS, LAYERS, Reading, reading
 from jax_attn.transfer.layout import Layout, spellings
 from jax_attn.transfer.rows import bindings, filled
 from jax_attn.transfer.steps import Sizes
 
 Config = Mapping[str, Any]
+
+_COUNTS = ("max_position_embeddings", "intermediate_size")
+"""Numbers that many configs have, and no table or trait asks for."""
 
 
 class RotaryTraits(NamedTuple):
@@ -104,24 +109,47 @@ class Family:
     roots: what may stand before every key but the head's: "bert"; "" for nothing.
     places: where blocks are, behind the root, {layer} for the layer's number; two of one Flax path
         are two spellings of one block.
-    block(config): the table between a block's keys and its attention module, neither with a prefix.
-    rest(config): the table of all else behind the root.
-    head(config): the table of what no root stands before.
-    traits(config, torch prefix): what the block there does.
+    block_of(config): the table between a block's keys and its attention module, neither with a
+        prefix.
+    rest_of(config): the table of all else behind the root.
+    head_of(config): the table of what no root stands before.
+    traits_of(config, torch prefix): what the block there does.
 
-    A key that a config lacks counts as transformers' default for it. One without a default, and a
-    value that has no place here, is a TransferError that names it (`families.config`).
+    A key that a config lacks counts as transformers' default for it. Every method raises one
+    TransferError for a config with values that have no place here, and without such as have no
+    default: it names all of them, whichever the method is about.
     """
 
     name: str
     model_types: tuple[str, ...]
     roots: tuple[str, ...]
     places: tuple[Place, ...]
-    block: Callable[[Config], Layout]
-    rest: Callable[[Config], Layout]
-    head: Callable[[Config], Layout]
-    traits: Callable[[Config, str], Traits]
+    block_of: Callable[[Reading], Layout]
+    rest_of: Callable[[Reading], Layout]
+    head_of: Callable[[Reading], Layout]
+    traits_of: Callable[[Reading, str], Traits]
     known_by: tuple[str, ...] = ()
+
+    def block(self, config: Config) -> Layout:
+        """The table of one block, without a prefix."""
+        with self._reading(config) as read:
+            return self.block_of(read)
+
+    def traits(self, config: Config, prefix: str) -> Traits:
+        """What the block at this torch prefix does."""
+        with self._reading(config) as read:
+            return self.traits_of(read, prefix)
+
+    def look_through(self, config: Reading) -> None:
+        """Read everything once, so that all that is wrong is known."""
+        for table_of in (self.block_of, self.rest_of, self.head_of):
+            table_of(config)
+        for place in self.places:
+            self.traits_of(config, *filled((place.torch,), (("layer", "0"),)))
+        for name in _COUNTS:
+            config.number(name, default=None)
+        for name in (*LAYERS, *DECODER_LAYERS):
+            config.number(name, default=None, least=0)
 
     def root(self, config: Config, keys: Iterable[str]) -> str:
         """What stands before the blocks in a file with these keys; the first root for none."""
@@ -138,20 +166,27 @@ class Family:
 
         keys: those of the file, which may have a root, and of several spellings one.
         """
-        block = self.block(config)
+        with self._reading(config) as read:
+            block, rest, head = self.block_of(read), self.rest_of(read), self.head_of(read)
         spelled: dict[str, list[Layout]] = {}
         for place in self.places:
             spelled.setdefault(place.flax, []).append(block.under(*place))
         blocks = (spellings(*layouts) for layouts in spelled.values())
-        behind, keys = Layout(*blocks, self.rest(config)), list(keys)
-        whole = behind.under(self.root(config, keys), "") + self.head(config)
+        behind, keys = Layout(*blocks, rest), list(keys)
+        whole = behind.under(self.root(config, keys), "") + head
         return whole.spelled_as(keys)
 
     def _found(self, config: Config, keys: list[str], root: str) -> list[Place]:
-        found = []
+        found, block = [], self.block(config).torch_keys()
         for place in self.places:
             prefix = f"{root}.{place.torch}" if root else place.torch
-            patterns = [f"{prefix}.{key}" for key in self.block(config).torch_keys()]
+            patterns = [f"{prefix}.{key}" for key in block]
             for binding in sorted(bindings(patterns, keys), key=lambda b: [int(n) for _, n in b]):
                 found.append(Place(*filled((prefix, place.flax), binding)))
         return found
+
+    @contextmanager
+    def _reading(self, config: Config) -> Iterator[Reading]:
+        with reading(config) as read:
+            self.look_through(read)
+            yield read

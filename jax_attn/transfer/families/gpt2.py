@@ -1,8 +1,8 @@
 """GPT-2: one packed projection, its weight (in, out), and a table of positions."""
 
-from jax_attn.transfer.families.config import flag, number, refuse, share
+from jax_attn.transfer.families.config import Reading
 from jax_attn.transfer.families.decoders import heads as decoder_heads
-from jax_attn.transfer.families.family import Config, Family, Place, Traits
+from jax_attn.transfer.families.family import Family, Place, Traits
 from jax_attn.transfer.layout import Layout
 from jax_attn.transfer.layouts import EMBEDDING, LAYER_NORM, LINEAR, QKV_BIASES, QKV_KERNELS
 from jax_attn.transfer.rows import ignored, row
@@ -14,10 +14,10 @@ CONV1D = Layout(
 )
 
 
-def check_alone(config: Config) -> None:
-    """Raises TransferError for a decoder that attends to an encoder, too."""
-    if flag(config, "add_cross_attention", default=False):
-        raise refuse("add_cross_attention", True, "false: there is no table of such a block")
+def check_alone(config: Reading) -> None:
+    """A decoder that attends to an encoder, too, has no place here."""
+    if config.flag("add_cross_attention", default=False):
+        config.refuse("add_cross_attention", True, "false: there is no table of such a block")
 
 
 def rest(dense: Layout) -> Layout:
@@ -34,7 +34,7 @@ def rest(dense: Layout) -> Layout:
     )
 
 
-def head(config: Config) -> Layout:
+def head(config: Reading) -> Layout:
     """The heads of models with GPT-2's names."""
     return Layout(
         decoder_heads(config, "transformer.wte.weight"),
@@ -42,14 +42,14 @@ def head(config: Config) -> Layout:
     )
 
 
-def sizes(config: Config) -> tuple[int, int, int]:
+def sizes(config: Reading) -> tuple[int, int, int]:
     """D, N and H, as GPT-2's configs name them."""
-    D = number(config, "n_embd", "hidden_size", default=768)
-    N = number(config, "n_head", "num_attention_heads", default=12)
-    return share({"n_embd": D, "n_head": N}, "n_embd", "n_head")
+    D = config.number("n_embd", "hidden_size", default=768)
+    N = config.number("n_head", "num_attention_heads", default=12)
+    return D, N, config.divided(("n_embd", D), ("n_head", N))
 
 
-def _block(config: Config) -> Layout:
+def _block(config: Reading) -> Layout:
     check_alone(config)
     return Layout(
         row("c_attn.weight", QKV_KERNELS, linear, packed, linear, heads),
@@ -61,10 +61,10 @@ def _block(config: Config) -> Layout:
     )
 
 
-def _traits(config: Config, prefix: str) -> Traits:
+def _traits(config: Reading, prefix: str) -> Traits:
     D, N, H = sizes(config)
-    scale = H**-0.5 if flag(config, "scale_attn_weights", default=True) else 1.0
-    if flag(config, "scale_attn_by_inverse_layer_idx", default=False):
+    scale = H**-0.5 if config.flag("scale_attn_weights", default=True) else 1.0
+    if config.flag("scale_attn_by_inverse_layer_idx", default=False):
         scale /= int(prefix.split(".")[-2]) + 1
     return Traits(D, Sizes(N, N, H), is_causal=True, scale=scale)
 
@@ -74,8 +74,8 @@ GPT2 = Family(
     model_types=("gpt2",),
     roots=("transformer", ""),
     places=(Place("h.{layer}.attn", "layers.{layer}.attention"),),
-    block=_block,
-    rest=lambda config: rest(CONV1D),
-    head=head,
-    traits=_traits,
+    block_of=_block,
+    rest_of=lambda config: rest(CONV1D),
+    head_of=head,
+    traits_of=_traits,
 )

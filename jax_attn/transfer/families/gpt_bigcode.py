@@ -1,27 +1,27 @@
 """GPTBigCode: GPT-2 with linear layers and, mostly, one key/value head."""
 
 from jax_attn.transfer.families import gpt2
-from jax_attn.transfer.families.config import flag
-from jax_attn.transfer.families.family import Config, Family, Place, Traits
+from jax_attn.transfer.families.config import Reading
+from jax_attn.transfer.families.family import Family, Place, Traits
 from jax_attn.transfer.layout import Layout
 from jax_attn.transfer.layouts import BY_TURNS, FROM_HEADS, IN_TURN, LINEAR
 from jax_attn.transfer.steps import Sizes
 
 
-def _multi_query(config: Config) -> bool:
-    return flag(config, "multi_query", default=True)
+def _multi_query(config: Reading) -> bool:
+    return config.flag("multi_query", default=True)
 
 
-def _block(config: Config) -> Layout:
+def _block(config: Reading) -> Layout:
     gpt2.check_alone(config)
     packing = IN_TURN if _multi_query(config) else BY_TURNS
     return packing.under("c_attn", "") + FROM_HEADS.under("c_proj", "out_proj")
 
 
-def _traits(config: Config, prefix: str) -> Traits:
+def _traits(config: Reading, prefix: str) -> Traits:
     D, N, H = gpt2.sizes(config)
     K = 1 if _multi_query(config) else N
-    scale = None if flag(config, "scale_attn_weights", default=True) else 1.0
+    scale = None if config.flag("scale_attn_weights", default=True) else 1.0
     return Traits(D, Sizes(N, K, H), is_causal=True, scale=scale)
 
 
@@ -30,8 +30,8 @@ GPT_BIGCODE = Family(
     model_types=("gpt_bigcode",),
     roots=("transformer", ""),
     places=(Place("h.{layer}.attn", "layers.{layer}.attention"),),
-    block=_block,
-    rest=lambda config: gpt2.rest(LINEAR),
-    head=gpt2.head,
-    traits=_traits,
+    block_of=_block,
+    rest_of=lambda config: gpt2.rest(LINEAR),
+    head_of=gpt2.head,
+    traits_of=_traits,
 )

@@ -1,8 +1,8 @@
 """GPT-NeoX (Pythia too): query, key and value by turns, of each head a part turns."""
 
-from jax_attn.transfer.families.config import flag, share
+from jax_attn.transfer.families.config import Reading
 from jax_attn.transfer.families.decoders import MLP, NORMS, TASKS
-from jax_attn.transfer.families.family import Config, Family, Place, Traits
+from jax_attn.transfer.families.family import Family, Place, Traits
 from jax_attn.transfer.families.rope import FREQUENCIES, rotary
 from jax_attn.transfer.layout import Layout
 from jax_attn.transfer.layouts import BY_TURNS, EMBEDDING, FROM_HEADS, LAYER_NORM
@@ -18,7 +18,7 @@ _DEFAULTS = {
 _MASK = "the causal mask, worked out anew"
 
 
-def _block(config: Config) -> Layout:
+def _block(config: Reading) -> Layout:
     return Layout(
         BY_TURNS.under("query_key_value", ""),
         FROM_HEADS.under("dense", "out_proj"),
@@ -28,7 +28,7 @@ def _block(config: Config) -> Layout:
     )
 
 
-def _rest(config: Config) -> Layout:
+def _rest(config: Reading) -> Layout:
     return Layout(
         EMBEDDING.under("embed_in", "token_embedding"),
         (NORMS + MLP).under("layers.{layer}", "layers.{layer}"),
@@ -37,10 +37,10 @@ def _rest(config: Config) -> Layout:
     )
 
 
-def _head(config: Config) -> Layout:
+def _head(config: Reading) -> Layout:
     """Files say embed_out, live modules lm_head."""
     keys = "embed_out.weight", "lm_head.weight"
-    is_tied = flag(config, "tie_word_embeddings", default=False)
+    is_tied = config.flag("tie_word_embeddings", default=False)
     return Layout(
         *(
             (tied(key, "gpt_neox.embed_in.weight") for key in keys)
@@ -51,10 +51,10 @@ def _head(config: Config) -> Layout:
     )
 
 
-def _traits(config: Config, prefix: str) -> Traits:
-    config = {**_DEFAULTS, **config}
-    D, N, H = share(config, "hidden_size", "num_attention_heads")
-    has_bias = flag(config, "attention_bias")
+def _traits(config: Reading, prefix: str) -> Traits:
+    config = config.over(_DEFAULTS)
+    D, N, H = config.share("hidden_size", "num_attention_heads")
+    has_bias = config.flag("attention_bias")
     return Traits(
         D,
         Sizes(N, N, H),
@@ -70,8 +70,8 @@ GPT_NEOX = Family(
     model_types=("gpt_neox",),
     roots=("gpt_neox", ""),
     places=(Place("layers.{layer}.attention", "layers.{layer}.attention"),),
-    block=_block,
-    rest=_rest,
-    head=_head,
-    traits=_traits,
+    block_of=_block,
+    rest_of=_rest,
+    head_of=_head,
+    traits_of=_traits,
 )

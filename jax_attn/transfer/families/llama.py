@@ -1,8 +1,8 @@
 """Llama, Mistral, Qwen2 and Qwen3: grouped heads, rotary positions, no table of positions."""
 
-from jax_attn.transfer.families.config import flag, kv_heads, number, real, refuse, share
+from jax_attn.transfer.families.config import Reading
 from jax_attn.transfer.families.decoders import NORMS, heads
-from jax_attn.transfer.families.family import Config, Family, NormTraits, Place, Traits
+from jax_attn.transfer.families.family import Family, NormTraits, Place, Traits
 from jax_attn.transfer.families.rope import FREQUENCIES, rotary
 from jax_attn.transfer.layout import Layout
 from jax_attn.transfer.layouts import EMBEDDING, FROM_HEADS, LAYER_NORM, LINEAR, TO_HEADS
@@ -31,11 +31,12 @@ _DEFAULTS = {
 }
 """What transformers takes for a key that is not there; null is another matter."""
 
+_SLIDES = "sliding_attention"
 _BIASES = {"mistral": (False, False), "qwen2": (True, False)}
 """Of q, k, v and of the output, where no attention_bias has a say."""
 
 
-def _block(config: Config) -> Layout:
+def _block(config: Reading) -> Layout:
     norms = (LAYER_NORM.under(norm, norm) for norm in ("q_norm", "k_norm"))
     return Layout(
         TO_HEADS.under("q_proj", "q_proj"),
@@ -47,7 +48,7 @@ def _block(config: Config) -> Layout:
     )
 
 
-def _rest(config: Config) -> Layout:
+def _rest(config: Reading) -> Layout:
     layer = "layers.{layer}"
     return Layout(
         EMBEDDING.under("embed_tokens", "token_embedding"),
@@ -60,18 +61,18 @@ def _rest(config: Config) -> Layout:
     )
 
 
-def _head(config: Config) -> Layout:
+def _head(config: Reading) -> Layout:
     return heads(config, "model.embed_tokens.weight", tied_by_default=False)
 
 
-def _traits(config: Config, prefix: str) -> Traits:
-    kind = config["model_type"]
-    config = {**_DEFAULTS[kind], **config}
+def _traits(config: Reading, prefix: str) -> Traits:
+    kind = config.get("model_type")
+    config = config.over(_DEFAULTS[kind])
     D, N, H = _heads(config)
-    K = kv_heads(config, "num_key_value_heads", "num_attention_heads")
-    both = flag(config, "attention_bias")
+    K = config.kv_heads("num_key_value_heads", "num_attention_heads")
+    both = config.flag("attention_bias")
     use_bias, use_out_bias = _BIASES.get(kind, (both, both))
-    norm = NormTraits("rms", real(config, "rms_norm_eps"))
+    norm = NormTraits("rms", config.real("rms_norm_eps"))
     return Traits(
         D,
         Sizes(N, K, H),
@@ -84,33 +85,32 @@ def _traits(config: Config, prefix: str) -> Traits:
     )
 
 
-def _heads(config: Config) -> tuple[int, int, int]:
-    D, N = number(config, "hidden_size"), number(config, "num_attention_heads")
-    H = number(config, "head_dim", default=None)
-    return (D, N, H) if H else share(config, "hidden_size", "num_attention_heads")
+def _heads(config: Reading) -> tuple[int, int, int]:
+    D, N = config.number("hidden_size"), config.number("num_attention_heads")
+    H = config.number("head_dim", default=None)
+    return (D, N, H) if H else config.share("hidden_size", "num_attention_heads")
 
 
-def _has_qk_norm(config: Config) -> bool:
+def _has_qk_norm(config: Reading) -> bool:
     return config.get("model_type") == "qwen3"
 
 
-def _some_layers(config: Config, layer: int) -> int | None:
+def _some_layers(config: Reading, layer: int) -> int | None:
     """Qwen's: of the layers that layer_types names, else from max_window_layers on."""
-    if not flag(config, "use_sliding_window"):
-        return None
-    kinds = config.get("layer_types")
-    if kinds is None:
-        slides = layer >= number(config, "max_window_layers", least=0)
-    elif isinstance(kinds, list) and layer < len(kinds):
-        slides = kinds[layer] == "sliding_attention"
-    else:
-        raise refuse("layer_types", kinds, f"a list that reaches layer {layer}")
-    return number(config, "sliding_window", default=None) if slides else None
+    first = config.number("max_window_layers", least=0)
+    width = config.number("sliding_window", default=None)
+    count = config.number("num_hidden_layers", default=None, least=0)
+    kinds = config.words("layer_types", ("full_attention", _SLIDES), count)
+    used = config.flag("use_sliding_window")
+    if used and kinds is not None and layer >= len(kinds):
+        config.refuse("layer_types", kinds, f"a list that reaches layer {layer}")
+    slides = layer >= first if kinds is None else _SLIDES in kinds[layer : layer + 1]
+    return width if used and slides else None
 
 
 _WINDOWS = {
     "llama": lambda config, layer: None,
-    "mistral": lambda config, layer: number(config, "sliding_window", default=None),
+    "mistral": lambda config, layer: config.number("sliding_window", default=None),
     "qwen2": _some_layers,
     "qwen3": _some_layers,
 }
@@ -120,9 +120,9 @@ LLAMA = Family(
     model_types=("llama", "mistral", "qwen2", "qwen3"),
     roots=("model", "transformer", ""),
     places=(Place("layers.{layer}.self_attn", "layers.{layer}.attention"),),
-    block=_block,
-    rest=_rest,
-    head=_head,
-    traits=_traits,
+    block_of=_block,
+    rest_of=_rest,
+    head_of=_head,
+    traits_of=_traits,
 )
 """Question answering has the root "transformer", all else "model"."""

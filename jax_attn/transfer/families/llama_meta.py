@@ -4,8 +4,8 @@ Rotary pairs lie side by side, (2m, 2m + 1). The tables turn them to halves, (m,
 Flax side is that of transformers' Llama, and through the two tables the one becomes the other.
 """
 
-from jax_attn.transfer.families.config import flag, kv_heads, real, share
-from jax_attn.transfer.families.family import Config, Family, Place, RotaryTraits, Traits
+from jax_attn.transfer.families.config import Reading
+from jax_attn.transfer.families.family import Family, Place, RotaryTraits, Traits
 from jax_attn.transfer.layout import Layout
 from jax_attn.transfer.layouts import EMBEDDING, FROM_HEADS, LAYER_NORM, LINEAR, TO_HEADS
 from jax_attn.transfer.rows import ignored
@@ -21,7 +21,7 @@ _SCALED = {
 of Llama 3.2, whose params.json does not differ in this."""
 
 
-def _block(config: Config) -> Layout:
+def _block(config: Reading) -> Layout:
     halves = to_half_split()
     return Layout(
         TO_HEADS.under("wq", "q_proj").through(halves, "q_proj"),
@@ -32,7 +32,7 @@ def _block(config: Config) -> Layout:
     )
 
 
-def _rest(config: Config) -> Layout:
+def _rest(config: Reading) -> Layout:
     layer = "layers.{layer}"
     return Layout(
         EMBEDDING.under("tok_embeddings", "token_embedding"),
@@ -46,21 +46,21 @@ def _rest(config: Config) -> Layout:
     )
 
 
-def _head(config: Config) -> Layout:
+def _head(config: Reading) -> Layout:
     return LINEAR.under("output", "lm_head")
 
 
-def _traits(config: Config, prefix: str) -> Traits:
-    D, N, H = share(config, "dim", "n_heads")
-    K = kv_heads(config, "n_kv_heads", "n_heads")
-    scaling = ("Llama3", _SCALED) if flag(config, "use_scaled_rope", default=False) else None
+def _traits(config: Reading, prefix: str) -> Traits:
+    D, N, H = config.share("dim", "n_heads")
+    K = config.kv_heads("n_kv_heads", "n_heads")
+    scaling = ("Llama3", _SCALED) if config.flag("use_scaled_rope", default=False) else None
     return Traits(
         D,
         Sizes(N, K, H),
         use_bias=False,
         use_out_bias=False,
         is_causal=True,
-        rotary=RotaryTraits(float(real(config, "rope_theta", default=10000.0)), scaling=scaling),
+        rotary=RotaryTraits(float(config.real("rope_theta", default=10000.0)), scaling=scaling),
     )
 
 
@@ -69,10 +69,10 @@ LLAMA_META = Family(
     model_types=(),
     roots=("",),
     places=(Place("layers.{layer}.attention", "layers.{layer}.attention"),),
-    block=_block,
-    rest=_rest,
-    head=_head,
-    traits=_traits,
+    block_of=_block,
+    rest_of=_rest,
+    head_of=_head,
+    traits_of=_traits,
     known_by=("dim", "n_heads", "n_layers"),
 )
 """Where a file is one of several, each has a part of every tensor: they are not put together here.

@@ -6,8 +6,8 @@ have none of their own: they are called with it. In UMT5 every block has its own
 
 import re
 
-from jax_attn.transfer.families.config import flag, number
-from jax_attn.transfer.families.family import BiasTraits, Config, Family, Place, Traits
+from jax_attn.transfer.families.config import Reading
+from jax_attn.transfer.families.family import BiasTraits, Family, Place, Traits
 from jax_attn.transfer.layout import Layout
 from jax_attn.transfer.layouts import EMBEDDING, FROM_HEADS, LAYER_NORM, LINEAR, TO_HEADS
 from jax_attn.transfer.rows import either, ignored, row, tied
@@ -26,7 +26,7 @@ _MLP = Layout(
 )
 
 
-def _block(config: Config) -> Layout:
+def _block(config: Reading) -> Layout:
     return Layout(
         TO_HEADS.under("q", "q_proj"),
         TO_HEADS.under("k", "k_proj"),
@@ -36,7 +36,7 @@ def _block(config: Config) -> Layout:
     )
 
 
-def _rest(config: Config) -> Layout:
+def _rest(config: Reading) -> Layout:
     return Layout(
         EMBEDDING.under("shared", "token_embedding"),
         tied("encoder.embed_tokens.weight", "shared.weight"),
@@ -64,10 +64,10 @@ def _stack(*norms: str) -> Layout:
     )
 
 
-def _head(config: Config) -> Layout:
+def _head(config: Reading) -> Layout:
     # transformers 5 writes "tied" of every T5, and here what the file it read said of the head.
-    said = flag(config, "tie_word_embeddings", default=True)
-    is_tied = flag(config, "scale_decoder_outputs", default=said)
+    said = config.flag("tie_word_embeddings", default=True)
+    is_tied = config.flag("scale_decoder_outputs", default=said)
     return Layout(
         tied("lm_head.weight", "shared.weight") if is_tied else LINEAR.under("lm_head", "lm_head"),
         LINEAR.under("classification_head.dense", "classifier.dense"),
@@ -77,15 +77,15 @@ def _head(config: Config) -> Layout:
     )
 
 
-def _traits(config: Config, prefix: str) -> Traits:
+def _traits(config: Reading, prefix: str) -> Traits:
     kind = config.get("model_type")
-    D = number(config, "d_model", "hidden_size", default=512)
-    N = number(config, "num_heads", "num_attention_heads", default=_HEADS.get(kind, 6))
-    H = number(config, "d_kv", "head_dim", default=64)
+    D = config.number("d_model", "hidden_size", default=512)
+    N = config.number("num_heads", "num_attention_heads", default=_HEADS.get(kind, 6))
+    H = config.number("d_kv", "head_dim", default=64)
     in_decoder, cross = ".decoder." in f".{prefix}", prefix.endswith(_CROSS)
     buckets = {
-        "buckets": number(config, "relative_attention_num_buckets", default=32),
-        "max_distance": number(config, "relative_attention_max_distance", default=128),
+        "buckets": config.number("relative_attention_num_buckets", default=32),
+        "max_distance": config.number("relative_attention_max_distance", default=128),
         "bidirectional": not in_decoder,
     }
     holds_table = not cross and (kind == "umt5" or ".block.0." in prefix)
@@ -111,8 +111,8 @@ T5 = Family(
         Place(f"decoder.block.{{layer}}.{_SELF}", "decoder.layers.{layer}.attention"),
         Place(f"decoder.block.{{layer}}.{_CROSS}", "decoder.layers.{layer}.cross_attention"),
     ),
-    block=_block,
-    rest=_rest,
-    head=_head,
-    traits=_traits,
+    block_of=_block,
+    rest_of=_rest,
+    head_of=_head,
+    traits_of=_traits,
 )

@@ -1,7 +1,7 @@
 """ViT: an encoder of patches. Files and live modules spell their keys otherwise; both are read."""
 
-from jax_attn.transfer.families.config import flag, number, refuse
-from jax_attn.transfer.families.family import Config, Family, Place, Traits
+from jax_attn.transfer.families.config import Reading
+from jax_attn.transfer.families.family import Family, Place, Traits
 from jax_attn.transfer.layout import Layout, spellings
 from jax_attn.transfer.layouts import FROM_HEADS, LAYER_NORM, LINEAR, TO_HEADS
 from jax_attn.transfer.rows import row
@@ -18,7 +18,7 @@ def _spelled(table: Layout, file: str, live: str, flax: str) -> Layout:
     return spellings(table.under(file, flax), table.under(live, flax))
 
 
-def _block(config: Config) -> Layout:
+def _block(config: Reading) -> Layout:
     return Layout(
         _spelled(TO_HEADS, "attention.query", "q_proj", "q_proj"),
         _spelled(TO_HEADS, "attention.key", "k_proj", "k_proj"),
@@ -27,7 +27,7 @@ def _block(config: Config) -> Layout:
     )
 
 
-def _rest(config: Config) -> Layout:
+def _rest(config: Reading) -> Layout:
     before, after = "layernorm_before", "layernorm_after"
     return Layout(
         row("embeddings.cls_token", "cls_token"),
@@ -43,20 +43,19 @@ def _rest(config: Config) -> Layout:
     )
 
 
-def _head(config: Config) -> Layout:
+def _head(config: Reading) -> Layout:
     return Layout(
         LINEAR.under("classifier", "classifier"),
         _CONV.under("decoder.0", "decoder"),
     )
 
 
-def _traits(config: Config, prefix: str) -> Traits:
-    D = number(config, "hidden_size", default=768)
-    N = number(config, "num_attention_heads", default=12)
-    H = number(config, "head_dim", default=None)
-    if H is None and D % N:
-        raise refuse("num_attention_heads", N, f"a divisor of hidden_size = {D}")
-    return Traits(D, Sizes(N, N, H or D // N), use_bias=flag(config, "qkv_bias", default=True))
+def _traits(config: Reading, prefix: str) -> Traits:
+    D = config.number("hidden_size", default=768)
+    N = config.number("num_attention_heads", default=12)
+    H = config.number("head_dim", default=None)
+    H = H or config.divided(("hidden_size", D), ("num_attention_heads", N))
+    return Traits(D, Sizes(N, N, H), use_bias=config.flag("qkv_bias", default=True))
 
 
 VIT = Family(
@@ -67,8 +66,8 @@ VIT = Family(
         Place(f"{_FILE}.attention", f"{_OURS}.attention"),
         Place(f"{_LIVE}.attention", f"{_OURS}.attention"),
     ),
-    block=_block,
-    rest=_rest,
-    head=_head,
-    traits=_traits,
+    block_of=_block,
+    rest_of=_rest,
+    head_of=_head,
+    traits_of=_traits,
 )

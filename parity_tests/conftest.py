@@ -53,6 +53,12 @@ def process_wide() -> dict[str, object]:
     return found
 
 
+@pytest.fixture
+def compiled_alone(monkeypatch):
+    """`verify` runs a layer compiled and not op by op, where each op would compile by itself."""
+    monkeypatch.setattr("jax_attn.parity.layer.TRANSFORMS", ("jit",))
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="200 drawn examples a test, not 8; etc.")
 
@@ -73,6 +79,11 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.register_profile("usual", max_examples=8, deadline=None, derandomize=True)
     settings.register_profile("long", settings.get_profile("usual"), max_examples=200)
     settings.load_profile("long" if config.getoption("--long") else "usual")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if in_dtypes := getattr(metafunc.function, "in_dtypes", None):  # dtype_rows.py
+        metafunc.parametrize(*in_dtypes(metafunc.config.getoption("--long")))
 
 
 @pytest.hookimpl(optionalhook=True)

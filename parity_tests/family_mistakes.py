@@ -1,13 +1,14 @@
 """What a whole model gives its blocks, and mistakes planted in a family's table or traits."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 from family_cases import LENGTHS, B, Block, T
-from flax import nnx
 
 from jax_attn import transfer
 from jax_attn.parity import rebuild
+from jax_attn.parity.compare import Verdict
 from jax_attn.transfer import Layout
 from jax_attn.transfer.rows import Row
 
@@ -34,11 +35,17 @@ def assert_visible(added: torch.Tensor, traits) -> None:
     assert torch.equal(~hidden, rebuild.torch_mask(traits, torch.from_numpy(LENGTHS), T))
 
 
+def assert_seen(mistaken: Callable[[Block], Block], block: Block) -> None:
+    """A block so mistaken fails where the right one passes."""
+    assert block.own is Verdict.PASS
+    assert block.judge(mistaken(block)) is Verdict.FAIL
+
+
 def but(*rows: Row):
     """The mistake of these rows in place of those of the same keys."""
     keys = {r.keys for r in rows}
 
-    def mistaken(block: Block) -> nnx.Module:
+    def mistaken(block: Block) -> Block:
         kept = (g for g in block.layout.groups if g.alternatives[0][0].keys not in keys)
         return loaded(block, layout=Layout(*kept, *rows, *block.layout.passed_over))
 
@@ -56,8 +63,9 @@ def otherwise(**traits):
     return lambda block: loaded(block, traits=replace(block.traits, **traits))
 
 
-def loaded(block: Block, *, traits=None, layout=None) -> nnx.Module:
-    """The port that this table, or these traits, would have given."""
-    port = rebuild.flax_module(traits or block.traits, block.dtype)
-    transfer.load(port, block.reference.state_dict(), layout or block.layout)
-    return port
+def loaded(block: Block, **changed) -> Block:
+    """The block that this layout, or these traits, would have given."""
+    made = replace(block, **changed)
+    port = rebuild.flax_module(made.traits, made.dtype)
+    transfer.load(port, made.reference.state_dict(), made.layout)
+    return replace(made, port=port)

@@ -1,12 +1,14 @@
 """BERT, RoBERTa, Electra: transformers' own blocks and files against ours, through the tables."""
 
-from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
 import torch
-from dtype_rows import rows
-from family_cases import Block, added, assert_same, roundtrip, scattered
+from dtype_rows import in_dtypes
+from family_cases import Block, added, roundtrip, scattered
+from family_mistakes import assert_seen, but, otherwise, swapped
+from same_arrays import assert_same
 from transformers import (
     BertConfig,
     BertForMaskedLM,
@@ -33,9 +35,8 @@ from transformers.models.roberta.modeling_roberta import RobertaAttention
 from jax_attn import parity, transfer
 from jax_attn.attention import Mask
 from jax_attn.parity import rebuild
-from jax_attn.parity.compare import Verdict
 from jax_attn.parity.verdict import compare_weights
-from jax_attn.transfer import FROM_HEADS, TO_HEADS, Layout, Sizes, TransferError, heads, row
+from jax_attn.transfer import Sizes, TransferError, heads, row
 from jax_attn.transfer.families.bert import BERT
 
 SIZES = {"hidden_size": 30, "num_attention_heads": 3, "attn_implementation": "eager"}
@@ -70,11 +71,7 @@ CASES = {
 }
 
 
-def pytest_generate_tests(metafunc):
-    rows(metafunc, "test_a_block_agrees_with_transformers", ["name"], CASES)
-    rows(metafunc, "test_a_file_goes_there_and_back", ["name"], MODELS, low=("bert",))
-
-
+@cache
 def block(name, dtype="float32"):
     config, kind = CASES[name]
     torch.manual_seed(0)
@@ -82,9 +79,9 @@ def block(name, dtype="float32"):
     return Block.of(reference, config, PLACE, theirs, dtype)
 
 
+@in_dtypes("name", CASES)
 def test_a_block_agrees_with_transformers(name, dtype):
-    result = block(name, dtype).check()
-    assert result.verdict is Verdict.PASS, str(result)
+    block(name, dtype).check().raise_for_status()
 
 
 def test_cross_attention_agrees_with_transformers():
@@ -98,7 +95,7 @@ def test_cross_attention_agrees_with_transformers():
     layout, port = family.block(config.to_dict()), rebuild.flax_module(traits, "float32")
     transfer.load(port, reference.state_dict(), layout)
     rng = np.random.default_rng(0)
-    result = parity.check(
+    parity.check(
         reference,
         port,
         {
@@ -115,48 +112,26 @@ def test_cross_attention_agrees_with_transformers():
         ),
         port_call=lambda module, x, memory, lengths: module(x, memory, mask=Mask.lengths(lengths)),
         transforms=("jit",),
-    )
-    assert result.verdict is Verdict.PASS, str(result)
+    ).raise_for_status()
 
 
-def swapped(r):
-    """q_proj's weights where k_proj's belong, and the reverse."""
-    names = {"self.query": "self.key", "self.key": "self.query"}
-    return Layout(*(TO_HEADS.under(names.get(k, k), p) for k, p in QKV), r)
-
-
-QKV = (("self.query", "q_proj"), ("self.key", "k_proj"), ("self.value", "v_proj"))
-OUT = FROM_HEADS.under("output.dense", "out_proj")
-UNTURNED = Layout(row("weight", "kernel", heads), row("bias", "bias", heads))
-
-# name -> (table to load by, traits to call by)
-PLANTED = {
-    "nothing": lambda layout, traits: (layout, traits),
-    "query and key swapped": lambda layout, traits: (swapped(OUT), traits),
-    "a square weight not transposed": lambda layout, traits: (
-        Layout(UNTURNED.under("self.query", "q_proj"), *(TO_HEADS.under(*n) for n in QKV[1:]), OUT),
-        traits,
-    ),
-    "causal": lambda layout, traits: (layout, replace(traits, is_causal=True)),
-    "scale of another head_dim": lambda layout, traits: (layout, replace(traits, scale=11**-0.5)),
+OF_WEIGHTS = {
+    "query and key swapped": swapped("q_proj", "k_proj"),
+    "a square weight not transposed": but(row("self.query.weight", "q_proj.kernel", heads)),
+}
+OF_TRAITS = {
+    "causal": otherwise(is_causal=True),
+    "scale of another head_dim": otherwise(scale=11**-0.5),
 }
 
 
-def test_a_planted_mistake_fails():
-    right = block("bert")
-    prepared, found, weights = right.prepared(), {}, {}
-    for name, plant in PLANTED.items():
-        layout, traits = plant(right.layout, right.traits)
-        port = rebuild.flax_module(traits, "float32")
-        transfer.load(port, right.reference.state_dict(), layout)
-        found[name] = replace(right, traits=traits).judge(prepared, port).verdict
-        weights[name] = not compare_weights(right.reference, port, right.layout)
-    passing = {"nothing"}
-    assert {n for n, verdict in found.items() if verdict is not Verdict.FAIL} == passing
-    assert {n for n, same in weights.items() if not same} == {
-        "query and key swapped",
-        "a square weight not transposed",
-    }
+@pytest.mark.parametrize("mistake", OF_WEIGHTS | OF_TRAITS)
+def test_a_mistake_is_seen(mistake):
+    """In the outputs, and in the weights where they are what is wrong."""
+    mistaken, right = (OF_WEIGHTS | OF_TRAITS)[mistake], block("bert")
+    assert_seen(mistaken, right)
+    found = compare_weights(right.reference, mistaken(right).port, right.layout)
+    assert bool(found) == (mistake in OF_WEIGHTS)
 
 
 # name -> (model, what is passed over in its state_dict)
@@ -204,6 +179,7 @@ MODELS = {
 }
 
 
+@in_dtypes("name", MODELS, low=("bert",))
 def test_a_file_goes_there_and_back(name, dtype, tmp_path):
     build, expected = MODELS[name]
     torch.manual_seed(0)

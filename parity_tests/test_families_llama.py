@@ -1,22 +1,19 @@
 """Llama, Mistral, Qwen2, Qwen3: transformers' own attention, masks and files against ours."""
 
-import json
-from dataclasses import replace
 from functools import cache
 
 import pytest
 import torch
 import transformers
 from decoder_cases import Turned, drawn, named, turning
-from dtype_rows import rows
+from dtype_rows import in_dtypes
 from family_cases import roundtrip, scattered
-from family_mistakes import assert_visible, given_to, otherwise, swapped
+from family_mistakes import assert_seen, assert_visible, given_to, otherwise, swapped
 from transformers.models.llama import modeling_llama
 from transformers.models.mistral import modeling_mistral
 from transformers.models.qwen2 import modeling_qwen2
 from transformers.models.qwen3 import modeling_qwen3
 
-from jax_attn.parity.compare import Verdict
 from jax_attn.transfer import TransferError
 from jax_attn.transfer.families import NormTraits, RotaryTraits, family_of
 from jax_attn.transfer.families.llama import LLAMA
@@ -85,25 +82,6 @@ USUAL = (
 )
 
 
-def pytest_generate_tests(metafunc):
-    others = [name for name in CASES if name not in USUAL]
-    rows(
-        metafunc,
-        "test_a_block_agrees_with_transformers",
-        ["name"],
-        USUAL,
-        low=("llama with biases",),
-        long=others,
-    )
-    rows(
-        metafunc,
-        "test_a_file_goes_there_and_back",
-        ["name", "options", "passed"],
-        MODELS,
-        low=MODELS[:1],
-    )
-
-
 def config_of(name):
     model, options = CASES[name]
     return getattr(transformers, f"{model}Config")(**{**SIZES, **options})
@@ -127,9 +105,14 @@ def block(name, dtype="float32") -> Turned:
     return Turned.of(drawn(attention(config, layer_idx=1)), config, LAST, theirs, dtype)
 
 
+@in_dtypes(
+    "name",
+    USUAL,
+    low=("llama with biases",),
+    long=[name for name in CASES if name not in USUAL],
+)
 def test_a_block_agrees_with_transformers(name, dtype):
-    result = block(name, dtype).check()
-    assert result.verdict is Verdict.PASS, str(result)
+    block(name, dtype).check().raise_for_status()
 
 
 @pytest.mark.parametrize("layer", [0, 1])
@@ -164,25 +147,10 @@ MISTAKES = {
 }
 
 
-# A window is the mask's, not the module's.
-WINDOWS = {"a window one too wide": 5, "a window forgotten": None}
-
-
-@cache
-def prepared(name):
-    """The reference's side, with which its own port passes."""
-    made = block(name).prepared()
-    assert block(name).judge(made, block(name).port).verdict is Verdict.PASS
-    return made
-
-
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_is_seen(mistake):
     name, mistaken = MISTAKES[mistake]
-    right = block(name)
-    window = WINDOWS.get(mistake, right.traits.window)
-    call = replace(right, traits=replace(right.traits, window=window)).call_port
-    assert right.judge(prepared(name), mistaken(right), call).verdict is Verdict.FAIL
+    assert_seen(mistaken, block(name))
 
 
 # --- whole files ----------------------------------------------------------------------------------
@@ -203,12 +171,11 @@ MODELS = [
 ]
 
 
+@in_dtypes("name, options, passed", MODELS, low=MODELS[:1])
 def test_a_file_goes_there_and_back(name, options, passed, dtype, tmp_path):
     made = getattr(transformers, name)
     model = scattered(made(made.config_class(**{**SIZES, **options}))).to(getattr(torch, dtype))
     assert roundtrip(model, tmp_path) == passed
-    written = json.loads((tmp_path / "config.json").read_text())
-    assert LLAMA.traits(written, LAST) == traits_of(model.config)
 
 
 def test_a_key_of_no_row_is_an_error():

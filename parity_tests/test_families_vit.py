@@ -1,12 +1,13 @@
 """ViT: transformers' own blocks and files against ours, through the table in both spellings."""
 
-from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
 import torch
-from dtype_rows import rows
+from dtype_rows import in_dtypes
 from family_cases import Block, roundtrip, scattered
+from family_mistakes import assert_seen, otherwise, swapped
 from flax import nnx
 from transformers import (
     ViTConfig,
@@ -17,9 +18,7 @@ from transformers import (
 from transformers.models.vit.modeling_vit import ViTAttention
 
 from jax_attn import transfer
-from jax_attn.parity import rebuild
-from jax_attn.parity.compare import Verdict
-from jax_attn.transfer import FROM_HEADS, TO_HEADS, Layout, Sizes, TransferError
+from jax_attn.transfer import Layout, Sizes, TransferError
 from jax_attn.transfer.families.vit import VIT
 
 SIZES = {"hidden_size": 30, "num_attention_heads": 3, "attn_implementation": "eager"}
@@ -39,20 +38,7 @@ CASES = {
 }
 
 
-USUAL = ("vit", "vit of another head_dim")
-
-
-def pytest_generate_tests(metafunc):
-    rows(
-        metafunc,
-        "test_a_block_agrees_with_transformers",
-        ["name"],
-        USUAL,
-        long=("vit without biases",),
-    )
-    rows(metafunc, "test_a_file_goes_there_and_back", ["name"], MODELS, low=("vit",))
-
-
+@cache
 def block(name, dtype="float32"):
     torch.manual_seed(0)
     reference = ViTAttention(CASES[name])
@@ -61,36 +47,22 @@ def block(name, dtype="float32"):
     )
 
 
+@in_dtypes("name", ("vit", "vit of another head_dim"), long=("vit without biases",))
 def test_a_block_agrees_with_transformers(name, dtype):
-    result = block(name, dtype).check()
-    assert result.verdict is Verdict.PASS, str(result)
+    block(name, dtype).check().raise_for_status()
 
 
-def by(query: str, key: str, value: str) -> Layout:
-    """The table with transformers' q_proj, k_proj, v_proj where these say."""
-    names = zip((query, key, value), ("q_proj", "k_proj", "v_proj"), strict=True)
-    return Layout(*(TO_HEADS.under(*n) for n in names), FROM_HEADS.under("o_proj", "out_proj"))
-
-
-# name -> (table to load by, what is other in the traits)
-PLANTED = {
-    "nothing": (by("q_proj", "k_proj", "v_proj"), {}),
-    "query and key swapped": (by("k_proj", "q_proj", "v_proj"), {}),
-    "key and value swapped": (by("q_proj", "v_proj", "k_proj"), {}),
-    "causal": (by("q_proj", "k_proj", "v_proj"), {"is_causal": True}),
-    "other heads of as many numbers": (by("q_proj", "k_proj", "v_proj"), {"sizes": Sizes(5, 5, 6)}),
+MISTAKES = {
+    "query and key swapped": swapped("q_proj", "k_proj"),
+    "key and value swapped": swapped("k_proj", "v_proj"),
+    "causal": otherwise(is_causal=True),
+    "other heads of as many numbers": otherwise(sizes=Sizes(5, 5, 6)),
 }
 
 
-def test_a_planted_mistake_fails():
-    right = block("vit")
-    prepared, found = right.prepared(), {}
-    for name, (layout, other) in PLANTED.items():
-        traits = replace(right.traits, **other)
-        port = rebuild.flax_module(traits, "float32")
-        transfer.load(port, right.reference.state_dict(), layout)
-        found[name] = replace(right, traits=traits).judge(prepared, port).verdict
-    assert [n for n, verdict in found.items() if verdict is not Verdict.FAIL] == ["nothing"]
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_seen(mistake):
+    assert_seen(MISTAKES[mistake], block("vit"))
 
 
 MODELS = {
@@ -100,6 +72,7 @@ MODELS = {
 }
 
 
+@in_dtypes("name", MODELS, low=("vit",))
 def test_a_file_goes_there_and_back(name, dtype, tmp_path):
     torch.manual_seed(0)
     assert roundtrip(scattered(MODELS[name]()).to(getattr(torch, dtype)), tmp_path) == {}

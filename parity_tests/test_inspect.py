@@ -34,7 +34,7 @@ def test_names_family_heads_and_packing(tmp_path, name):
         heads = attention["num_heads"], attention["num_kv_heads"], attention["head_dim"]
         assert (attention["design"], heads) == (row.design, (N, row.K, row.H))
         assert attention["packed"] == row.packed
-        assert dict(row.does).items() <= attention["does"].items()
+        assert row.does.items() <= attention["does"].items()
 
 
 def test_the_tree_says_what_the_document_does(tmp_path):

@@ -4,14 +4,16 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from dtype_rows import rows
+from dtype_rows import in_dtypes
 from family_models import GROUPED, ROWS, tf
 from flax import nnx
-from port_cases import TABLES, plain, ported
+from port_cases import plain, ported
+from same_arrays import assert_same
 
 from jax_attn import nn
 from jax_attn.cli import port
@@ -20,17 +22,7 @@ from jax_attn.transfer import load_checkpoint, save_checkpoint
 LOADED = "print(*({'jax', 'flax', 'torch'} & set(sys.modules)))"
 
 
-def pytest_generate_tests(metafunc):
-    rows(metafunc, "test_a_familys_file_comes_back_to_the_bit", ["name"], ROWS, low=("llama",))
-
-
-def assert_same(got, want):
-    assert got.keys() == want.keys()
-    for key, array in want.items():
-        assert (got[key].dtype, got[key].shape) == (array.dtype, array.shape), key
-        assert got[key].tobytes() == array.tobytes(), key
-
-
+@in_dtypes("name", ROWS, low=("llama",))
 def test_a_familys_file_comes_back_to_the_bit(tmp_path, name, dtype):
     row = ROWS[name]
     torch.manual_seed(0)
@@ -180,19 +172,13 @@ def test_a_tie_that_is_none_is_an_error(tmp_path):
     assert "to which it is tied" in done.stderr
 
 
-@pytest.fixture
-def tables(tmp_path, monkeypatch):
-    (tmp_path / "my_tables.py").write_text(TABLES)
-    monkeypatch.chdir(tmp_path)
-    yield "my_tables"
-    sys.modules.pop("my_tables", None)
+RIGHT = ("--layout", "port_tables:RIGHT")
 
 
-def test_an_untested_table_of_a_user_goes_there_and_back(tmp_path, tables):
+def test_an_untested_table_of_a_user_goes_there_and_back(tmp_path):
     source = plain(tmp_path)
-    option = ("--layout", f"{tables}:RIGHT")
-    ported(source, tmp_path / "flax", "flax", *option)
-    ported(tmp_path / "flax", tmp_path / "back", "torch", *option)
+    ported(source, tmp_path / "flax", "flax", *RIGHT)
+    ported(tmp_path / "flax", tmp_path / "back", "torch", *RIGHT)
     assert_same(dict(load_checkpoint(tmp_path / "back")), dict(load_checkpoint(source)))
 
 
@@ -203,17 +189,16 @@ CASTS = {
 
 
 @pytest.mark.parametrize("name", CASTS)
-def test_numbers_are_cast(tmp_path, tables, name):
+def test_numbers_are_cast(tmp_path, name):
     before, after, options = CASTS[name]
     source = plain(tmp_path, before)
-    options = ("--layout", f"{tables}:RIGHT", "--dtype", after, *options)
-    ported(source, tmp_path / "flax", "flax", *options)
+    ported(source, tmp_path / "flax", "flax", *RIGHT, "--dtype", after, *options)
     path = "layers.1.attn.out_proj.bias"
     given = load_checkpoint(source)["encoder.layer.1.attention.output.dense.bias"]
     np.testing.assert_array_equal(load_checkpoint(tmp_path / "flax")[path], given.astype(after))
 
 
-def test_what_does_not_come_back_is_seen_and_not_kept(tmp_path, tables, monkeypatch):
+def test_what_does_not_come_back_is_seen_and_not_kept(tmp_path, monkeypatch):
     """The proof can fail: a bit that turns between the write and the second reading."""
     from jax_attn.transfer import port_files
 
@@ -227,14 +212,13 @@ def test_what_does_not_come_back_is_seen_and_not_kept(tmp_path, tables, monkeypa
         path.write_bytes(content)
 
     monkeypatch.setattr(port_files, "write", turned)
-    options = ("--layout", f"{tables}:RIGHT")
-    done = ported(plain(tmp_path), tmp_path / "flax", "flax", *options, status=1)
+    done = ported(plain(tmp_path), tmp_path / "flax", "flax", *RIGHT, status=1)
     assert "does not come back" in done.stdout
     assert "nothing kept" in done.stdout
     assert not (tmp_path / "flax").exists()
 
 
-def test_an_interrupted_port_leaves_nothing(tmp_path, tables, monkeypatch):
+def test_an_interrupted_port_leaves_nothing(tmp_path, monkeypatch):
     from jax_attn.transfer import carrying
 
     def interrupted(*arguments):
@@ -243,19 +227,19 @@ def test_an_interrupted_port_leaves_nothing(tmp_path, tables, monkeypatch):
     source = plain(tmp_path)
     before = sorted(tmp_path.iterdir())
     monkeypatch.setattr(carrying, "prove", interrupted)
-    ported(source, tmp_path / "flax", "flax", "--layout", f"{tables}:RIGHT", status=130)
-    assert [p for p in sorted(tmp_path.iterdir()) if p.name != "__pycache__"] == before
+    ported(source, tmp_path / "flax", "flax", *RIGHT, status=130)
+    assert sorted(tmp_path.iterdir()) == before
 
 
-def test_a_port_that_is_killed_leaves_what_does_not_look_whole(tmp_path, tables):
-    source = plain(tmp_path)
+def test_a_port_that_is_killed_leaves_what_does_not_look_whole(tmp_path):
+    arguments = ["port", plain(tmp_path), tmp_path / "flax", "--to", "flax", *RIGHT]
     code = (
         "import os; from jax_attn.transfer import carrying; "
         "carrying.prove = lambda *a: os._exit(9); "
-        "from jax_attn.cli import main;"
-        f"main(['port', {str(source)!r}, 'flax', '--to', 'flax', '--layout', 'my_tables:RIGHT'])"
+        f"from jax_attn.cli import main; main({[*map(str, arguments)]!r})"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, cwd=tmp_path)
+    here = Path(__file__).parent  # of port_tables.py
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, cwd=here)
     assert done.returncode == 9, done.stderr
     assert not (tmp_path / "flax").exists()
     (left,) = tmp_path.glob(".flax.*")

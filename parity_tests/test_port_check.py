@@ -1,33 +1,25 @@
 """`jax-attn port --check`: what was written computes what torch does with the source's own rows."""
 
 import json
-import sys
 
 import pytest
 import torch
 from family_models import ROWS
-from port_cases import TABLES, plain, ported
+from port_cases import plain, ported
 
-
-@pytest.fixture
-def tables(tmp_path, monkeypatch):
-    (tmp_path / "my_tables.py").write_text(TABLES)
-    monkeypatch.chdir(tmp_path)
-    yield "my_tables"
-    sys.modules.pop("my_tables", None)
-
+pytestmark = pytest.mark.usefixtures("compiled_alone")
 
 CHECKED = {"RIGHT": (0, "PASS"), "TURNED": (1, "FAIL")}
 
 
 @pytest.mark.parametrize("name", CHECKED)
-def test_a_square_weight_turned_by_a_users_table_is_caught(tmp_path, tables, name):
+def test_a_square_weight_turned_by_a_users_table_is_caught(tmp_path, name):
     status, verdict = CHECKED[name]
-    source, target = plain(tmp_path), tmp_path / "flax"
-    options = ("--layout", f"{tables}:{name}", "--check", "--json")
+    source, target = plain(tmp_path, layers=1), tmp_path / "flax"
+    options = ("--layout", f"port_tables:{name}", "--check", "--json")
     document = json.loads(ported(source, target, "flax", *options, status=status).stdout)
     assert document["proof"]["problems"] == []
-    assert {case["verdict"] for case in document["check"]["cases"]} == {verdict}
+    assert [case["verdict"] for case in document["check"]["cases"]] == [verdict]
     assert target.exists() == (status == 0)
 
 

@@ -33,6 +33,8 @@ from jax_attn.nn import GroupedQueryAttention
 pytestmark = pytest.mark.filterwarnings("error")
 
 PLAIN = Rotary()
+# How far two float64 programs of some H·D roundings may be apart, at scores of up to 100.
+CLOSE = 100 * H * D * U["float64"]
 
 
 def build(**options):
@@ -81,12 +83,10 @@ class TestModules:
             weights = (weights / weights.sum(-1, keepdims=True)).reshape(B, N, T, T)
             run = jax.jit(lambda x, at: module.attention_weights(x, positions=at))
             got = run(x, at)
-            # Two float64 programs of some H·D roundings, at scores of up to 100.
-            assert np.abs(got - weights).max() <= 100 * H * D * U["float64"]
+            assert np.abs(got - weights).max() <= CLOSE
             assert np.abs(run(x, at * 2) - weights).max() > 1e-3
 
     def test_without_a_key_the_keys_are_where_the_queries_are(self):
-        module, x = build(rotary=Rotary(BASE)), drawn(B, T, D)
         at = jnp.asarray(np.minimum(POSITIONS, 100), jnp.int32)
 
         @jax.jit
@@ -95,14 +95,15 @@ class TestModules:
             plain = module(x, positions=jnp.arange(T)), module(x, x)
             return told, module(x, positions=at), module(x), *plain
 
-        told, alone, untold, *plain = outputs(x)
-        assert np.abs(alone - told).max() < 1e-5
-        assert all(np.abs(untold - output).max() < 1e-5 for output in plain)
+        with jax.enable_x64(True):
+            module = build(rotary=Rotary(BASE), param_dtype="float64")
+            told, alone, untold, *plain = outputs(drawn(B, T, D, dtype="float64"))
+        assert np.abs(alone - told).max() <= CLOSE
+        assert all(np.abs(untold - output).max() <= CLOSE for output in plain)
         assert np.abs(untold - told).max() > 1e-3
 
     @pytest.mark.parametrize("scaling", [None, DynamicNTK(2.0, 4)], ids=str)
     def test_the_last_queries_of_a_text_are_those_told_where_they_are(self, scaling):
-        module, x = build(rotary=Rotary(BASE, scaling=scaling)), drawn(B, S, D)
         told = {"positions": jnp.arange(S - T, S), "key_positions": jnp.arange(S)}
 
         @jax.jit
@@ -110,8 +111,10 @@ class TestModules:
             last = x[:, -T:]
             return module(last, x, **told), module(x)[:, -T:], module(last, x)
 
-        got, want, untold = outputs(x)
-        assert np.abs(got - want).max() < 1e-5
+        with jax.enable_x64(True):
+            module = build(rotary=Rotary(BASE, scaling=scaling), param_dtype="float64")
+            got, want, untold = outputs(drawn(B, S, D, dtype="float64"))
+        assert np.abs(got - want).max() <= CLOSE
         assert np.abs(got - untold).max() > 1e-3
 
     @pytest.mark.parametrize("name", NORMS)

@@ -152,7 +152,7 @@ def test_frequencies_and_growth_are_transformers_own(model, scaling):
         length = jnp.asarray(text.max() + 1)
         got, growth = ours(model, scaling).frequencies(2 * len(want), np.dtype("float32"), length)
         assert (np.abs(np.asarray(got) - want) <= ulps(scaling) * np.spacing(want)).all()
-        assert growth == pytest.approx(embedding.attention_scaling, rel=1e-15)
+        assert growth == pytest.approx(embedding.attention_scaling, rel=4 * 2.0**-53)
 
 
 @pytest.mark.parametrize(("model", "scaling"), CASES)

@@ -18,7 +18,7 @@ from jax_attn.parity.matrix import x64_for
 from jax_attn.parity.result import Result
 from jax_attn.parity.survey import survey
 from jax_attn.transfer import Layout, TransferError, as_numpy, flatten, load, row
-from jax_attn.transfer.port_checks import recast
+from jax_attn.transfer.port_values import recast
 from jax_attn.transfer.porting import Port
 from jax_attn.transfer.steps import Sizes
 

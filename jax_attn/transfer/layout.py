@@ -138,6 +138,10 @@ class Layout:
         """Every torch key of a row, names in braces left open."""
         return [key for r in self._rows() for key in r.keys]
 
+    def flax_paths(self) -> list[str]:
+        """Every Flax path of a row, likewise."""
+        return [path for r in self._rows() for path in r.paths]
+
     def row_of(self, torch_key: str) -> str:
         """The row that reads and writes a torch key: "W_Q.weight -> q_proj.kernel [linear heads]".
 
@@ -213,11 +217,11 @@ class Layout:
         return made
 
     def _rows(self) -> list[Row]:
-        return [r for group in self.groups for a in group.alternatives for r in a]
+        return [r for group in self.groups for r in group.rows]
 
     def _parts(self) -> set[str]:
         """What the dots of the Flax paths part."""
-        return {part for r in self._rows() for path in r.paths for part in path.split(".")}
+        return {part for path in self.flax_paths() for part in path.split(".")}
 
     def _mapped(self, key: Callable[[str], str], path: Callable[[str], str]) -> "Layout":
         groups = self._changed(lambda r: row([*map(key, r.keys)], [*map(path, r.paths)], *r.steps))
@@ -241,7 +245,7 @@ def spellings(*layouts: Layout) -> Layout:
     another). Raises ValueError for tables that differ in their Flax paths.
     """
     written = [
-        [sorted({p for a in g.alternatives for r in a for p in r.paths}) for g in x.groups]
+        [sorted({path for r in group.rows for path in r.paths}) for group in x.groups]
         for x in layouts
     ]
     if any(paths != written[0] for paths in written):

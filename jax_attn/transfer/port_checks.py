@@ -1,36 +1,28 @@
 """What can be wrong with a port beyond its table: each check gives the problems it finds.
 
 A table without a module to fill cannot know what should be there; layers that are not alike,
-attention that is not whole and numbers that are none show that something is not. Needs no
-framework.
+attention that is not whole and parts that its family always has show that something is not.
+Needs no framework.
 """
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping, Set
 from typing import Any
 
-import ml_dtypes  # noqa: F401  registers bfloat16 with NumPy
-import numpy as np
-
-from jax_attn.transfer.arrays import Spec, read
 from jax_attn.transfer.families import Place, Traits
 from jax_attn.transfer.families.config import DECODER_LAYERS, LAYERS, Reading
 from jax_attn.transfer.layout import Layout
 from jax_attn.transfer.problems import Problem, nearest
 from jax_attn.transfer.resolve import Move
-from jax_attn.transfer.rows import Row, bindings, filled, holes, regex
+from jax_attn.transfer.rows import Row, bindings, holes, regex
 from jax_attn.transfer.steps import Shape, Sizes, grouped, heads, heads_in, packed
 
-FLOATS = ("float16", "bfloat16", "float32", "float64")
 SIZED = (heads, heads_in, grouped, packed)
 """Steps that no shape of flat projections tells how to take."""
 
 _NAMED = 8
 """Missing layers that a message names."""
-
-_CHUNK = 2**22
-"""Numbers that are looked at at once."""
 
 _TRIOS = (("q_proj", "k_proj", "v_proj"), ("query", "key", "value"))
 _HEADS = {"q_proj": "num_heads", "out_proj": "num_heads"}
@@ -45,25 +37,16 @@ def uneven(layout: Layout, names: Iterable[str], side: str) -> list[Problem]:
     names: those that are there; side: "keys" or "paths", of which side they are.
     """
     names = list(names)
-    known = [
-        regex(name)
-        for group in layout.groups
-        for alternative in group.alternatives
-        for r in alternative
-        for name in getattr(r, side)
-    ]
     had: dict[str, dict[str, set[int]]] = defaultdict(dict)  # stem -> a pattern -> its layers
     for group in layout.groups:
-        rows = [r for alternative in group.alternatives for r in alternative]
-        borrowed = any(_BIAS[0] in path.split(".") for r in rows for path in r.paths)
-        if len(holes(rows[0])) != 1 or borrowed:
+        borrowed = any(_BIAS[0] in path.split(".") for r in group.rows for path in r.paths)
+        if len(holes(group.rows[0])) != 1 or borrowed:
             continue
-        by_pattern = {name: bindings([name], names) for r in rows for name in getattr(r, side)}
+        by_pattern = {n: bindings([n], names) for r in group.rows for n in getattr(r, side)}
         if met := [name for name, found in by_pattern.items() if found]:
             layers = {int(value) for name in met for ((_, value),) in by_pattern[name]}
             had[met[0][: _FIRST_HOLE.search(met[0]).start()]][met[0]] = layers
-    strays = [name for name in names if not any(p.fullmatch(name) for p in known)]
-    problems = []
+    strays, problems = _strays(layout, names), []
     for stem, patterns in had.items():
         layers = set().union(*patterns.values())
         if gaps := _gaps(layers, max(layers) + 1):
@@ -74,6 +57,48 @@ def uneven(layout: Layout, names: Iterable[str], side: str) -> list[Problem]:
                 text = f"layer {layer} lacks it, {len(found)} of {len(layers)} layers have it"
                 key = _at(pattern, layer)
                 problems.append(Problem("missing", key, text, nearest(key, strays)))
+    return problems
+
+
+def lacking(
+    layout: Layout,
+    beside: tuple[Layout, Set[str]],
+    blocks: Iterable[Place],
+    names: Iterable[str],
+    side: str,
+) -> list[Problem]:
+    """Kernels, scales and embeddings beside the blocks of which nothing is there.
+
+    layout: the whole table; beside: that of all but the blocks, and the Flax parts of it that may
+    be absent. What only some of the layers lack is `uneven`. names, side: as there.
+    """
+    (table, optional), names, places = beside, list(names), [place.flax for place in blocks]
+    # A block that is there has its norm; a side that has no block, a T5's decoder, has nothing.
+    optional = optional - {f"{place.rpartition('.')[2]}_norm" for place in places}
+    sides = {path.split(".")[0] for path in table.flax_paths() if _FIRST_HOLE.search(path)}
+    optional |= sides - {place.split(".")[0] for place in places}
+    there = {
+        path
+        for group in table.groups
+        for r in group.rows
+        if bindings(getattr(r, side), names)
+        for path in r.paths
+    }
+    strays, problems = _strays(layout, names), []
+    for group in table.groups:
+        first = group.rows[0]
+        module, _, leaf = first.paths[0].rpartition(".")
+        may_lack = not optional.isdisjoint(first.paths[0].split("."))
+        found = any(path in there for r in group.rows for path in r.paths)
+        if leaf == "bias" or found or (may_lack and f"{module}.bias" not in there):
+            continue
+        text = "expected, as every model of its family has it"
+        text = "expected in every layer, none has it" if holes(first) else text
+        name, *others = dict.fromkeys(
+            _at(getattr(rows[0], side)[0], 0) for rows in group.alternatives
+        )
+        text += f"; {' or '.join(others)} would do instead" if others else ""
+        problems.append(Problem("missing", name, text, nearest(name, strays)))
     return problems
 
 
@@ -181,50 +206,6 @@ def _gaps(layers: set[int], count: int) -> list[int]:
     return [layer for layer in looked_at if layer not in layers][:_NAMED]
 
 
-def bad_values(
-    tensors: Mapping[str, Any],
-    key: str,
-    spec: Spec,
-    dtype: str | None,
-    *,
-    lossy: bool,
-    allow_nonfinite: bool,
-) -> Iterator[Problem]:
-    """Numbers of a tensor that are none, and those that `dtype` does not hold.
-
-    dtype: what floating numbers are cast to; None leaves them. lossy: whether that may lose.
-    """
-    if spec.dtype not in FLOATS:
-        return
-    to = dtype if dtype not in (None, spec.dtype) and not lossy else None
-    nans = infinite = changed = overflown = 0
-    flat = read(tensors, key).reshape(-1)
-    for start in range(0, flat.size, _CHUNK):
-        part = flat[start : start + _CHUNK]
-        finite = np.isfinite(part)
-        nans += int(np.isnan(part).sum())
-        infinite += int(np.isinf(part).sum())
-        if to is not None:
-            cast = recast(part, to)
-            changed += int((finite & (recast(cast, spec.dtype) != part)).sum())
-            overflown += int((finite & ~np.isfinite(cast)).sum())
-    if (nans or infinite) and not allow_nonfinite:
-        text = f"expected finite numbers, got {nans} NaN and {infinite} infinite of {flat.size}"
-        yield Problem("not finite", key, text, "--allow-nonfinite carries them as they are")
-    if changed:
-        text = f"expected {to} to hold its {spec.dtype} numbers, {changed} of {flat.size} change"
-        text += f", {overflown} of them to infinity" if overflown else ""
-        yield Problem("wrong dtype", key, text, "--lossy rounds them")
-
-
-def recast(array: np.ndarray, dtype: str) -> np.ndarray:
-    """Floating numbers in another dtype, what is too large as infinite; all else as it is."""
-    if array.dtype.name not in FLOATS:
-        return array
-    with np.errstate(over="ignore", invalid="ignore"):
-        return array.astype(dtype, copy=False)
-
-
 def _head_count(r: Row, shape: Shape) -> int | None:
     """How many heads a Flax array has, where its row gives it some."""
     if heads in r.steps and len(shape) >= 2:
@@ -232,9 +213,14 @@ def _head_count(r: Row, shape: Shape) -> int | None:
     return shape[0] if heads_in in r.steps and shape else None
 
 
+def _strays(layout: Layout, names: Iterable[str]) -> list[str]:
+    """Names that no row takes."""
+    known = [*map(regex, (*layout.torch_keys(), *layout.flax_paths()))]
+    return [name for name in names if not any(p.fullmatch(name) for p in known)]
+
+
 def _at(pattern: str, layer: int) -> str:
-    name = _FIRST_HOLE.search(pattern)[1]
-    return filled((pattern,), ((name, str(layer)),))[0]
+    return _FIRST_HOLE.sub(str(layer), pattern, count=1)
 
 
 def _ends(path: str, end: str) -> bool:

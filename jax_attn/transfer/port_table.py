@@ -17,12 +17,14 @@ class Table(NamedTuple):
 
     sizes: None where nobody says; needed where a step of the layout asks for them. blocks: where
     attention is and what it does, where the family is known. config: {} where there is no family.
+    beside: the family's table of all but blocks, and the Flax parts of it that a file may lack.
     """
 
     layout: Layout
     sizes: Sizes | None
     blocks: tuple[tuple[Place, Traits], ...] = ()
     config: Config = MappingProxyType({})
+    beside: tuple[Layout, frozenset[str]] = (Layout(), frozenset())
 
 
 def by_family(
@@ -40,7 +42,8 @@ def by_family(
         text = f"expected heads of one size in all blocks, got {[t.sizes for _, t in blocks]}"
         raise TransferError("reading the config", [Problem("refused", "config.json", text)])
     sizes = blocks[0][1].sizes if blocks else None
-    return Table(family.model(config, keys).spelled_as(keys), sizes, blocks, config)
+    layout, beside = family.model(config, keys).spelled_as(keys), family.beside(config, keys)
+    return Table(layout, sizes, blocks, config, beside)
 
 
 def by_layout(

@@ -8,11 +8,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from jax_attn.transfer import port_checks, resolve
+from jax_attn.transfer import port_checks, port_values, resolve
 from jax_attn.transfer.arrays import Spec, read, specs
 from jax_attn.transfer.layout import Layout, untied
-from jax_attn.transfer.port_checks import FLOATS, SIZED
+from jax_attn.transfer.port_checks import SIZED
 from jax_attn.transfer.port_table import Table
+from jax_attn.transfer.port_values import FLOATS
 from jax_attn.transfer.problems import Problem, TransferError, nearest
 from jax_attn.transfer.resolve import Move
 from jax_attn.transfer.rows import Row, bindings, ignored
@@ -87,7 +88,7 @@ class Port:
         arrays = (read(source, name) for name in self.made_of(move))
         if self.dtype is None:
             return tuple(arrays)
-        return tuple(port_checks.recast(array, self.dtype) for array in arrays)
+        return tuple(port_values.recast(array, self.dtype) for array in arrays)
 
 
 def plan_port(
@@ -122,13 +123,15 @@ def plan_port(
         problems.append(Problem("missing", "tensors", "expected at least one, got none"))
     moves, misfits = _moves(table, layout, shapes, to)
     problems += [p for p in misfits if p.name not in {u.name for u in unreadable}]
+    places = [place for place, _ in table.blocks]
     problems += port_checks.uneven(layout, left, _FROM[to])
+    problems += port_checks.lacking(layout, table.beside, places, found, _FROM[to])
     targets, mixed = _targets(moves, left, to, dtype)
     paths = _reached(layout, left) if to == "flax" else left
     problems += mixed
     problems += port_checks.incomplete(table.blocks, paths) if table.blocks else []
     problems += [] if table.blocks else port_checks.some_biases(paths)
-    problems += port_checks.other_layers(table.config, [place for place, _ in table.blocks])
+    problems += port_checks.other_layers(table.config, places)
     problems += port_checks.wrong_widths(moves, table.blocks)
     if table.sizes is not None:
         problems += port_checks.wrong_heads(moves, table.sizes)
@@ -136,7 +139,7 @@ def plan_port(
         problems += untied(layout, source)
     for name, spec in left.items():
         if spec.dtype in DTYPES.values():
-            values = port_checks.bad_values(
+            values = port_values.bad_values(
                 source, name, spec, dtype, lossy=lossy, allow_nonfinite=allow_nonfinite
             )
             problems += values

@@ -70,6 +70,11 @@ class Either:
 
     alternatives: tuple[tuple[Row, ...], ...]
 
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """Those of all alternatives."""
+        return tuple(r for alternative in self.alternatives for r in alternative)
+
 
 @dataclass(frozen=True)
 class Refused:

@@ -42,7 +42,7 @@ def parameters(torch_state: Any, names: Any) -> tuple[list[Parameter], list[Prob
         raise TypeError(f"torch_state: expected a torch.optim state dict, got {kind}{hint}")
     groups = torch_state["param_groups"]
     problems = [problem for i, group in enumerate(groups) for problem in _refused(i, group)]
-    named, wrong = _named(groups, names)
+    named, wrong = names_by_group(groups, names)
     if wrong:
         return [], problems + wrong
     keys = [key for keys in named for key in keys]
@@ -103,7 +103,7 @@ def as_torch(array: np.ndarray) -> Any:
     return torch.from_numpy(array)
 
 
-def _named(
+def names_by_group(
     groups: Sequence[Mapping[str, Any]], names: Iterable[Any] | None
 ) -> tuple[list[list[str]], list[Problem]]:
     """A list of names for each group."""

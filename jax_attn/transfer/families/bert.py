@@ -127,6 +127,14 @@ def _traits(config: Reading, prefix: str) -> Traits:
     return Traits(D, Sizes(N, N, H), is_causal=is_causal, cross=cross)
 
 
+def _optional(config: Reading) -> tuple[str, ...]:
+    """Electra's embeddings may be of another width than the model."""
+    width = config.number("embedding_size", default=128)
+    is_electra = config.get("model_type") == "electra"
+    projects = is_electra and width != config.number("hidden_size", default=_DEFAULTS["electra"][0])
+    return ("pooler", "cross_attention_norm") + ("embedding_projection",) * (not projects)
+
+
 BERT = Family(
     name="bert",
     model_types=("bert", "roberta", "xlm-roberta", "camembert", "electra"),
@@ -139,4 +147,5 @@ BERT = Family(
     rest_of=_rest,
     head_of=_head,
     traits_of=_traits,
+    optional_of=_optional,
 )

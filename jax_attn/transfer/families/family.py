@@ -114,6 +114,8 @@ class Family:
     rest_of(config): the table of all else behind the root.
     head_of(config): the table of what no root stands before.
     traits_of(config, torch prefix): what the block there does.
+    optional_of(config): Flax parts of the rest that a file may lack; all its other kernels, scales
+        and embeddings must be there. The heads may all be absent.
 
     A key that a config lacks counts as transformers' default for it. Every method raises one
     TransferError for a config with values that have no place here, and without such as have no
@@ -129,6 +131,7 @@ class Family:
     head_of: Callable[[Reading], Layout]
     traits_of: Callable[[Reading, str], Traits]
     known_by: tuple[str, ...] = ()
+    optional_of: Callable[[Reading], tuple[str, ...]] = lambda config: ()
 
     def block(self, config: Config) -> Layout:
         """The table of one block, without a prefix."""
@@ -140,10 +143,20 @@ class Family:
         with self._reading(config) as read:
             return self.traits_of(read, prefix)
 
+    def beside(self, config: Config, keys: Iterable[str]) -> tuple[Layout, frozenset[str]]:
+        """The table of all but the blocks, and those of its Flax parts that a file may lack."""
+        with self._reading(config) as read:
+            rest, head = self.rest_of(read), self.head_of(read)
+            optional = frozenset(self.optional_of(read))
+        keys = list(keys)
+        heads = {path.split(".")[0] for path in head.flax_paths()}
+        whole = rest.under(self.root(config, keys), "") + head
+        return whole.spelled_as(keys), optional | heads
+
     def look_through(self, config: Reading) -> None:
         """Read everything once, so that all that is wrong is known."""
-        for table_of in (self.block_of, self.rest_of, self.head_of):
-            table_of(config)
+        for read in (self.block_of, self.rest_of, self.head_of, self.optional_of):
+            read(config)
         for place in self.places:
             self.traits_of(config, *filled((place.torch,), (("layer", "0"),)))
         for name in _COUNTS:

@@ -70,4 +70,5 @@ VIT = Family(
     rest_of=_rest,
     head_of=_head,
     traits_of=_traits,
+    optional_of=lambda config: ("mask_token", "pooler"),
 )

@@ -1,0 +1,139 @@
+"""What a pytest run has checked: sent with the tests' reports, gathered, written once.
+
+A part of the plugin: nothing heavy is imported before there is a result.
+"""
+
+import functools
+import pickle
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+_ATTRIBUTE = "jax_attn_parity"
+UNFINISHED = "the test did not end: its process crashed, or was stopped; its checks are lost"
+
+
+# --- in the process that runs a test ----------------------------------------------------------
+
+
+def not_run(dtype: str, why: str):
+    """A check that gave no result: INCONCLUSIVE."""
+    from jax_attn.parity import Result
+
+    in_a_line = "; ".join(why.splitlines())
+    return Result(str(dtype), "none", (), doubts=(in_a_line,), level="not run")
+
+
+def properties(result) -> list[tuple[str, str]]:
+    """A check for JUnit; a test that makes several has each of these several times, in order."""
+    from jax_attn.parity.report import number
+
+    worst = result.worst
+    return [
+        ("parity_verdict", str(result.verdict)),
+        ("parity_worst_tensor", "–" if worst is None else f"{worst.transform} {worst.label}"),
+        ("parity_error_over_budget", number(None if worst is None else worst.fraction)),
+        ("parity_backend", result.backend),
+        ("parity_dtype", result.dtype),
+        ("parity_level", result.level),
+    ]
+
+
+def send(report: pytest.TestReport, results: Sequence) -> None:
+    """Put results on a phase's report; an empty list says that the test takes the fixture."""
+    # xdist carries plain types alone; and reads them before any worker that sent them is gone.
+    setattr(report, _ATTRIBUTE, pickle.dumps((_environment() if results else None, results)))
+
+
+@functools.cache
+def _environment() -> dict[str, Any]:
+    from jax_attn.parity import environment
+
+    return environment.describe()
+
+
+# --- in the one that started the run ----------------------------------------------------------
+
+
+class Run:
+    """Gathers every check of a run; writes them and counts them when it ends.
+
+    directory: where to write; None: nowhere. given: its name as the user wrote it.
+    """
+
+    def __init__(self, directory: Path | None = None, given: str = ""):
+        self.directory, self.given = directory, given
+        self.results: dict[str, list] = {}
+        self.environments: list[dict[str, Any]] = []
+        self.begun: set[str] = set()
+
+    @classmethod
+    def of(cls, given: str | None, invocation: pytest.Config.InvocationParams) -> "Run":
+        """Raises UsageError where `given` cannot be a directory."""
+        if given is None:
+            return cls()
+        directory = invocation.dir / given
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise pytest.UsageError(
+                f"--parity-report: expected a directory, got {given}: {error.strerror}"
+            ) from error
+        return cls(directory, given)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        sent = getattr(report, _ATTRIBUTE, None)
+        if sent is None:
+            return
+        if report.when == "teardown":
+            self.begun.discard(report.nodeid)
+        else:
+            self.begun.add(report.nodeid)
+        environment, results = pickle.loads(sent)
+        self.results.setdefault(report.nodeid, []).extend(results)
+        if environment is not None and environment not in self.environments:
+            self.environments.append(environment)
+
+    def pytest_sessionfinish(self) -> None:
+        for test in self.begun:
+            lost = not_run("none", UNFINISHED)
+            self.results[test].append(replace(lost, name=test))
+        if self.directory is None:
+            return
+        from jax_attn.parity import report
+
+        results = self.in_order()
+        where = merged(self.environments)
+        # Names of tests may hold what would end a cell of a table.
+        told = [replace(r, name=r.name.replace("|", r"\|")) for r in results]
+        files = {
+            "result.json": report.as_json(results, where, ()),
+            "summary.md": report.as_markdown(told, where, ()),
+        }
+        report.write(self.directory, files)
+
+    def in_order(self) -> list:
+        """By test, whichever worker was first; within a test as they were made."""
+        return [result for test in sorted(self.results) for result in self.results[test]]
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        count = [str(result.verdict) for result in self.in_order()].count
+        if not self.results and self.directory is None:
+            return
+        said = ", ".join(f"{count(v)} {v.lower()}" for v in ("PASS", "FAIL", "INCONCLUSIVE"))
+        where = f"; report in {self.given}" if self.directory is not None else ""
+        terminalreporter.write_line(f"parity: {said}{where}")
+
+
+def merged(environments: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What the processes of a run said of themselves; where they differ, all that they said."""
+    found: dict[str, list] = {}
+    for environment in environments:
+        for key, value in environment.items():
+            values = found.setdefault(key, [])
+            if value not in values:
+                values.append(value)
+    return {key: v[0] if len(v) == 1 else {"several": v} for key, v in found.items()}

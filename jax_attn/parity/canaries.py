@@ -129,28 +129,33 @@ class _Stopped(Float64):
         return torch.zeros_like(right)
 
 
-def blind(prepared: Any) -> tuple[str, ...]:
-    """Why a check on these inputs could not PASS: each bug that would not have been seen.
+def tried(prepared: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """(doubts, notes): each bug that would not have been seen, and what was not tried.
 
     prepared: the reference's side of the check, a `verdict.Prepared`.
     """
-    return (*_by_masks(prepared), *_by_softmax(prepared))
+    softmaxes, doubts = _by_softmax(prepared)
+    notes = () if softmaxes else ("no softmax was met: no canary of attention was tried",)
+    return (*_by_masks(prepared), *doubts), notes
 
 
-def _by_softmax(prepared: Any) -> Iterator[str]:
-    reference = prepared.reference
+def _by_softmax(prepared: Any) -> tuple[int, list[str]]:
+    """How many there are in a forward pass, and what would not have been seen."""
+    doubts = []
     for canary in _forward(prepared.dtype):
         mode = _Planted(canary.wrong)
-        run = reference.under(mode, {})
+        run = prepared.reference.under(mode, {})
         if not mode.softmaxes:
-            return
+            return 0, []
         if mode.planted and not _seen(prepared, run):
-            yield _said(canary.bug, canary.why, canary.would)
+            doubts.append(_said(canary.bug, canary.why, canary.would))
+    softmaxes = mode.softmaxes
     if prepared.gradients:
         mode = _Stopped()
-        run = reference.under(mode, prepared.cotangents)
+        run = prepared.reference.under(mode, prepared.cotangents)
         if mode.planted and not _seen(prepared, run):
-            yield _said("a gradient stopped at the scores", _ALIKE, _DRAWN)
+            doubts.append(_said("a gradient stopped at the scores", _ALIKE, _DRAWN))
+    return softmaxes, doubts
 
 
 def _by_masks(prepared: Any) -> Iterator[str]:

@@ -79,13 +79,14 @@ def check(
         notes = ("weights and parameter gradients were not compared: no layout",)
     elif not paired:
         notes = ("parameter gradients were not compared: the table does not pair them",)
+    doubts, not_tried = canaries.tried(prepared)
     return prepared.judge(
         Port(port, port_call, given),
         transforms,
         to_torch=layout.to_torch if paired else None,
         failures=weights,
-        doubts=canaries.blind(prepared),
-        notes=notes,
+        doubts=doubts,
+        notes=(*notes, *not_tried),
     )
 
 

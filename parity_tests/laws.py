@@ -11,10 +11,13 @@ from collections.abc import Callable
 
 import attention_definition as definition
 import numpy as np
+from hypothesis import strategies as st
 
 B, T, S, N, K, H, HV = 2, 5, 7, 6, 3, 11, 13
 G = N // K
 CHUNKS = (5, 1, 1)
+# What a `Draw` is made of.
+DRAWN = {"seed": st.integers(0, 2**32 - 1), "size": st.sampled_from([0.25, 1.0, 3.0])}
 
 
 @dataclasses.dataclass(frozen=True)

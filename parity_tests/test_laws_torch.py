@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given
-from hypothesis import strategies as st
-from laws import CHUNKS, HV, LAWS, Draw, H, N, S, Side, excess
+from laws import CHUNKS, DRAWN, HV, LAWS, Draw, H, N, S, Side, excess
 
 from torch_ref.cache import KVCache
 from torch_ref.gqa import GroupedQueryAttention
@@ -85,11 +84,10 @@ ROWS = [
     for law in LAWS
     if law != "cache is full pass" or SIDES[side].cached
 ]
-draws = given(seed=st.integers(0, 2**32 - 1), size=st.sampled_from([0.25, 1.0, 3.0]))
 
 
 @pytest.mark.parametrize(("side", "law"), ROWS)
-@draws
+@given(**DRAWN)
 def test_law(side, law, seed, size):
     with torch.no_grad():
         assert excess(*LAWS[law](SIDES[side], Draw(seed, size))) <= 1

@@ -11,6 +11,7 @@ import numpy as np
 from jax_attn.transfer import port_checks, port_values, resolve
 from jax_attn.transfer.arrays import Spec, read, specs
 from jax_attn.transfer.layout import Layout, untied
+from jax_attn.transfer.plan_table import printed
 from jax_attn.transfer.port_checks import SIZED
 from jax_attn.transfer.port_table import Table
 from jax_attn.transfer.port_values import FLOATS
@@ -48,7 +49,7 @@ class Port:
         return f"<Port to {self.to}: {len(self.moves)} rows, {len(self.problems)} problems>"
 
     def __str__(self) -> str:
-        table = resolve.table(self.moves, self._dtype)
+        table = printed(self.moves, self._dtype)
         over = [f"{name}: passed over: {why}" for name, why in self.passed_over.items()]
         unused = [f"in the table, and not there: {', '.join(self.unused)}"] if self.unused else []
         return "\n".join([table, *over, *unused])

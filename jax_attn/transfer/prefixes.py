@@ -6,7 +6,7 @@ from typing import Any
 
 from jax_attn.transfer.arrays import Spec, describe, read
 from jax_attn.transfer.problems import Problem, nearest
-from jax_attn.transfer.resolve import WRAPPERS
+from jax_attn.transfer.reasons import WRAPPERS
 
 
 class Renamed(Mapping[str, Any]):

@@ -33,6 +33,13 @@ class Row:
         """Shapes of the tensors that give Flax arrays of `path_shapes`. Raises MisfitError."""
         return self._shapes(path_shapes)[0]
 
+    def fits(self, path_shapes: Shapes) -> Shapes | None:
+        """Likewise; None where the steps cannot give them."""
+        try:
+            return self.key_shapes(path_shapes)
+        except MisfitError:
+            return None
+
     def path_shapes(self, key_shapes: Shapes, sizes: Sizes) -> Shapes:
         """Shapes of the Flax arrays that tensors of `key_shapes` give. Raises MisfitError."""
         shapes = key_shapes

@@ -15,6 +15,7 @@ from jax.sharding import AbstractMesh, NamedSharding, Sharding, SingleDeviceShar
 from jax_attn.transfer import resolve
 from jax_attn.transfer.arrays import Spec, describe, read, specs
 from jax_attn.transfer.layout import Layout, untied
+from jax_attn.transfer.plan_table import printed
 from jax_attn.transfer.problems import Problem, TransferError, listed
 from jax_attn.transfer.resolve import Move
 
@@ -30,7 +31,7 @@ class Plan:
     passed_over: dict[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        table = resolve.table(self.moves, lambda move: self.paths[move.row.paths[0]].dtype)
+        table = printed(self.moves, lambda move: self.paths[move.row.paths[0]].dtype)
         table = "\n".join(
             [table, *(f"{k}: passed over: {why}" for k, why in self.passed_over.items())]
         )

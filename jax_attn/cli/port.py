@@ -200,9 +200,9 @@ def _carried_out(
     from jax_attn.transfer.arrays import specs
     from jax_attn.transfer.carrying import Carried, prove
     from jax_attn.transfer.port_files import read_again, refused_target, staged, write
-    from jax_attn.transfer.porting import plan_port, size
+    from jax_attn.transfer.porting import plan_port
 
-    total = sum(map(size, specs(job.tensors)[0].values()))
+    total = sum(spec.nbytes for spec in specs(job.tensors)[0].values())
     with bytes_counted("looking", total) as looked_at:
         port = plan_port(
             job.tensors, job.table, job.to, ignore=ignore, looked_at=looked_at, **values

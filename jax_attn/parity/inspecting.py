@@ -17,7 +17,6 @@ from jax_attn.transfer.arrays import Spec
 from jax_attn.transfer.families import Config, Family, Place, Traits, family_of
 from jax_attn.transfer.layout import Layout
 from jax_attn.transfer.port_checks import incomplete, other_layers, wrong_heads, wrong_widths
-from jax_attn.transfer.porting import size
 from jax_attn.transfer.problems import TransferError
 from jax_attn.transfer.rows import bindings
 
@@ -95,7 +94,7 @@ def inspect(specs: Specs, config: Config | None, tied: Mapping[str, str]) -> Con
         root,
         len(numbers),
         len(specs),
-        sum(map(size, specs.values())),
+        sum(spec.nbytes for spec in specs.values()),
         _dtypes(specs),
         _together(found),
         dict(tied),
@@ -156,7 +155,7 @@ def _attention(place: Place, traits: Traits, keys: Specs, packed: str) -> Attent
         traits.embed_dim,
         tuple(sorted({spec.dtype for spec in keys.values()})),
         packed,
-        sum(map(size, keys.values())),
+        sum(spec.nbytes for spec in keys.values()),
         does,
     )
 
@@ -168,7 +167,7 @@ def _spelt(specs: Specs, config: Config) -> list[Attention]:
         seen = seen_from(config, found.prefix)
         keys = {key: specs[key] for key in found.keys}
         dtypes = tuple(sorted({spec.dtype for spec in keys.values()}))
-        count = sum(map(size, keys.values()))
+        count = sum(spec.nbytes for spec in keys.values())
         if isinstance(found, Unread):
             doubts = (f"not read: {found.reason}", *lacking(seen, found.beside))
             nothing = (None,) * 4
@@ -213,7 +212,8 @@ def _dtypes(specs: Specs) -> dict[str, dict[str, int]]:
     count = Counter(spec.dtype for spec in specs.values())
     of = {name: [spec for spec in specs.values() if spec.dtype == name] for name in count}
     return {
-        name: {"tensors": len(those), "bytes": sum(map(size, those))} for name, those in of.items()
+        name: {"tensors": len(those), "bytes": sum(spec.nbytes for spec in those)}
+        for name, those in of.items()
     }
 
 

@@ -4,6 +4,7 @@ A framework whose tensor is handed in has been imported already, so that looking
 `sys.modules` is enough.
 """
 
+import math
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -46,6 +47,14 @@ class Spec(NamedTuple):
 
     shape: tuple[int, ...]
     dtype: str
+
+    @property
+    def nbytes(self) -> int:
+        """0 for a dtype that NumPy does not hold."""
+        try:
+            return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+        except TypeError:
+            return 0
 
     def __str__(self) -> str:
         return f"{self.dtype}{list(self.shape)}"

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jax_attn.transfer.arrays import Spec, read, same_bits, specs
-from jax_attn.transfer.porting import Port, Side, size
+from jax_attn.transfer.porting import Port, Side
 from jax_attn.transfer.problems import Problem
 from jax_attn.transfer.resolve import Move
 
@@ -99,9 +99,9 @@ def prove(
     left = port.sources.keys() - carried - port.passed_over.keys()
     problems += [Problem("unwritten", name, "read by no row") for name in sorted(left)]
     return Proof(
-        sum(size(port.sources[name]) for name in carried),
-        sum(size(port.sources[name]) for name in port.passed_over if name in port.sources),
-        sum(map(size, port.targets.values())),
+        sum(port.sources[name].nbytes for name in carried),
+        sum(port.sources[name].nbytes for name in port.passed_over if name in port.sources),
+        sum(spec.nbytes for spec in port.targets.values()),
         problems,
     )
 

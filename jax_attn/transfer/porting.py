@@ -1,6 +1,5 @@
 """A checkpoint through a table, whole: the plan, with every reason why not. Needs no framework."""
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -144,16 +143,10 @@ def plan_port(
                 source, name, spec, dtype, lossy=lossy, allow_nonfinite=allow_nonfinite
             )
             problems += values
-        looked_at(size(spec))
+        looked_at(spec.nbytes)
     unused = _unused(layout, [path for move in moves for path in move.row.paths])
     problems = list(dict.fromkeys(problems))
     return Port(to, moves, found, targets, passed_over, unused, dtype, problems)
-
-
-def size(spec: Spec) -> int:
-    """Bytes; 0 for a dtype that NumPy does not hold."""
-    known = spec.dtype in DTYPES.values()
-    return math.prod(spec.shape) * np.dtype(spec.dtype).itemsize if known else 0
 
 
 def _ignoring(

@@ -6,7 +6,6 @@ another, to where its header places them.
 
 import contextlib
 import json
-import math
 import os
 import re
 import secrets
@@ -95,11 +94,11 @@ def _shards(path: Path, found: Specs, shard_bytes: int | None) -> dict[str, Spec
     shards: list[Specs] = [{}]
     room = shard_bytes
     for key, spec in found.items():
-        if room is not None and _nbytes(spec) > room and shards[-1]:
+        if room is not None and spec.nbytes > room and shards[-1]:
             shards.append({})
             room = shard_bytes
         shards[-1][key] = spec
-        room = None if room is None else room - _nbytes(spec)
+        room = None if room is None else room - spec.nbytes
     if len(shards) == 1:
         return {path.name: shards[0]}
     names = (f"{path.stem}-{i:05d}-of-{len(shards):05d}{path.suffix}" for i in count(1))
@@ -109,9 +108,9 @@ def _shards(path: Path, found: Specs, shard_bytes: int | None) -> dict[str, Spec
 def _write(partial: Path, tensors: Mapping[str, Any], found: Specs, notes: dict[str, str]) -> None:
     partial.touch(exist_ok=False)
     mode = partial.stat().st_mode  # what the umask allows: safetensors gives 0600
-    zeros = np.zeros(max(map(_nbytes, found.values()), default=0), np.uint8)
+    zeros = np.zeros(max((spec.nbytes for spec in found.values()), default=0), np.uint8)
     blank = {
-        key: zeros[: _nbytes(spec)].view(spec.dtype).reshape(spec.shape)
+        key: zeros[: spec.nbytes].view(spec.dtype).reshape(spec.shape)
         for key, spec in found.items()
     }
     save_file(blank, partial, metadata=notes)
@@ -134,7 +133,7 @@ def _copy(array: np.ndarray, key: str, spec: Spec, file: IO) -> None:
 
 def _write_index(partial: Path, shards: dict[str, Specs]) -> None:
     homes = {key: name for name, keys in shards.items() for key in keys}
-    size = sum(_nbytes(spec) for keys in shards.values() for spec in keys.values())
+    size = sum(spec.nbytes for keys in shards.values() for spec in keys.values())
     index = {"metadata": {"total_size": size}, "weight_map": homes}
     with partial.open("x", encoding="utf-8") as file:
         file.write(json.dumps(index, indent=2, sort_keys=True) + "\n")
@@ -159,10 +158,6 @@ def _replace(path: Path, staged: dict[str, Path]) -> None:
 
 def _beside(path: Path, name: str) -> Path:
     return path.with_name(f".{name}.{secrets.token_hex(4)}.partial")
-
-
-def _nbytes(spec: Spec) -> int:
-    return math.prod(spec.shape) * np.dtype(spec.dtype).itemsize
 
 
 def _flush(file: IO) -> None:

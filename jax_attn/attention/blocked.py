@@ -15,6 +15,7 @@ from jax import lax
 from jax_attn.attention import dense
 from jax_attn.attention.call import Call
 from jax_attn.attention.tile import Sizes, Tile
+from jax_attn.attention.varying import varying
 
 # Fewer queries or scores a head than these and dense is as fast or faster: measured on XLA:CPU,
 # batch 1 to 64. From 128×128 up blocked was 1.1 to 8 times as fast forward; with the backward
@@ -62,7 +63,7 @@ def with_lse(call: Call) -> tuple[jax.Array, jax.Array]:
 
     Both in the softmax's dtype; B is 1 or more.
     """
-    return _attention(tile_sizes(call), _varying(call, call))
+    return _attention(tile_sizes(call), varying(call, call))
 
 
 # Measured on XLA:CPU, two threads, H = 64, 512 to 4096 queries: a tile's products must be large
@@ -185,7 +186,7 @@ def _forward(sizes: Sizes, call: Call) -> tuple[jax.Array, jax.Array]:
             jnp.zeros(rows_KGT, dtype),
             jnp.zeros((*rows_KGT, Hv), dtype),
         )
-        nothing = _varying(nothing, call)
+        nothing = varying(nothing, call)
         max_KGT, sum_KGT, out_KGTH = lax.fori_loop(*row.reach(), column, nothing)
         empty_KGT = sum_KGT == 0
         sum_KGT = jnp.where(empty_KGT, 1, sum_KGT)
@@ -195,7 +196,7 @@ def _forward(sizes: Sizes, call: Call) -> tuple[jax.Array, jax.Array]:
 
     out = jnp.zeros((call.B, call.T, call.N, Hv), dtype)
     lse = jnp.zeros((call.B, call.N, call.T), dtype)
-    return lax.fori_loop(0, _rows(call, sizes), row, _varying((out, lse), call))
+    return lax.fori_loop(0, _rows(call, sizes), row, varying((out, lse), call))
 
 
 @_compiled
@@ -236,43 +237,17 @@ def _backward(sizes: Sizes, call: Call, out, lse, d_out, d_lse) -> Call:
             return d_q_KGTH, tile.add_keys(d_key, d_k_KHS), tile.add_keys(d_value, d_v_KHS), d_bias
 
         d_query, *others = grads
-        d_q_KGTH = _varying(jnp.zeros_like(q_KGTH), call)
+        d_q_KGTH = varying(jnp.zeros_like(q_KGTH), call)
         d_q_KGTH, *others = lax.fori_loop(*row.reach(), column, (d_q_KGTH, *others))
         return row.add_queries(d_query, d_q_KGTH), *others
 
     arrays = _arrays(call)
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, dtype), arrays)
-    grads = lax.fori_loop(0, _rows(call, sizes), row, _varying(zeros, call))
+    grads = lax.fori_loop(0, _rows(call, sizes), row, varying(zeros, call))
     narrowed = [
         None if x is None else g.astype(x.dtype) for x, g in zip(arrays, grads, strict=True)
     ]
     return _with(call, narrowed, mask=None, dropout=None)
-
-
-def _varying(tree, call: Call):
-    """Within a shard_map: the tree's floats, differing along every axis that any of the call does.
-
-    What goes round a loop must say so from the start; and of what is the same on every device,
-    the gradients of all of them are then added up. Adding a zero made of the call says it in every
-    version of JAX.
-    """
-    if not jax.sharding.get_abstract_mesh().manual_axes:
-        return tree
-    zeros = [(data != data).ravel()[0].astype(jnp.int32) * 0 for data in map(_data, _leaves(call))]
-    zero = functools.reduce(jnp.add, zeros)
-
-    def cast(x):
-        return x + zero.astype(x.dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x
-
-    return jax.tree.map(cast, tree)
-
-
-def _leaves(call: Call) -> list[jax.Array]:
-    return list(map(jnp.asarray, jax.tree.leaves(call)))
-
-
-def _data(x: jax.Array) -> jax.Array:
-    return jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x
 
 
 def _rows(call: Call, sizes: Sizes) -> int:

@@ -11,18 +11,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from jaxprs import shapes
 from kernel_comparison import draws, example, in_tiles, rounding, value_and_gradients
+from strict_promotion import strict  # noqa: F401  for every test here
 
 from jax_attn.attention import Dropout, Mask, blocked
 from jax_attn.attention.call import checked_call
 from jax_attn.attention.tile import Sizes, Tile
 
 pytestmark = pytest.mark.filterwarnings("error")
-
-
-@pytest.fixture(autouse=True)
-def strict():
-    with jax.numpy_dtype_promotion("strict"):
-        yield
 
 
 # --- the same as dense, whatever is asked for -------------------------------------------------
@@ -114,11 +109,10 @@ def test_and_in_the_tiles_that_are_chosen(name):
 
 
 @pytest.fixture
-def traced_anew():
-    """What was traced with a planted bug is forgotten, and what was traced without one."""
-    jax.clear_caches()
-    yield
-    jax.clear_caches()
+def traced_anew(monkeypatch):
+    """What was traced without a planted bug does not serve, and what is traced with one is lost."""
+    for name in ("_forward", "_backward"):
+        monkeypatch.setattr(blocked, name, getattr(blocked, name).__wrapped__)
 
 
 @pytest.mark.usefixtures("traced_anew")

@@ -7,17 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from kernel_comparison import draws, example, in_tiles, rounding, value_and_gradients
+from strict_promotion import strict  # noqa: F401  for every test here
 
 from jax_attn.attention import Dropout, Mask, blocked, dot_product_attention, explain
 from jax_attn.attention.tile import Sizes
 
 pytestmark = pytest.mark.filterwarnings("error")
-
-
-@pytest.fixture(autouse=True)
-def strict():
-    with jax.numpy_dtype_promotion("strict"):
-        yield
 
 
 def test_dropout_is_the_same_whatever_the_tiles_and_as_dense_draws_it():

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 from flax import nnx
 from jaxprs import shapes
+from small_attention import numpy_weights
+from strict_promotion import strict  # noqa: F401  for every test here
 
 from jax_attn.attention import ArgumentError, Mask
 from jax_attn.attention.rotary import DynamicNTK, Rotary
@@ -20,12 +22,6 @@ pytestmark = pytest.mark.filterwarnings("error")
 
 B, L, N, K, H, HV = 2, 19, 6, 3, 5, 7
 rows, cols = np.arange(L)[:, None], np.arange(L)[None]
-
-
-@pytest.fixture(autouse=True)
-def strict():
-    with jax.numpy_dtype_promotion("strict"):
-        yield
 
 
 @pytest.fixture(autouse=True)
@@ -254,27 +250,28 @@ class TestOverflow:
 def test_a_module_continues():
     with jax.enable_x64(True):
         options = {"head_dim": 4, "param_dtype": "float64", "rotary": Rotary(base=100.0)}
-        module = GroupedQueryAttention(11, N, K, **options, rngs=nnx.Rngs(8))
+        module = GroupedQueryAttention(11, N, K, **options, **numpy_weights())
         x = jnp.asarray(np.random.default_rng(9).standard_normal((B, L, 11)))
-        want = module(x, is_causal=True)
+        at_once = nnx.jit(lambda module, x: module(x, is_causal=True))
+        run = nnx.jit(lambda module, x, cache: module(x, cache=cache))
+        want = at_once(module, x)
         cache, outs, start = module.empty_cache(B, L), [], 0
         assert cache.keys[0].dtype == jnp.float64
-        run = nnx.jit(lambda module, x, cache: module(x, cache=cache))
         for size in (9, 9, 1):
             out, cache = run(module, x[:, start : start + size], cache)
             outs.append(out)
             start += size
         # Each of so many additions errs as an input does that moves by its last bit.
         signs = np.random.default_rng(10).choice([-2, 2], x.shape)
-        near = module(x * (1 + definition.ROUNDOFF["float64"] * signs), is_causal=True)
+        near = at_once(module, x * (1 + definition.ROUNDOFF["float64"] * signs))
         allowed = (11 + 4 + L + 4 * N) * np.abs(near - want).max()
         assert np.abs(np.concatenate(outs, axis=1) - want).max() <= allowed
-        wrong, _ = module(x[:, 9:10], cache=module.empty_cache(B, L))
+        wrong, _ = run(module, x[:, 9:10], module.empty_cache(B, L))
         assert np.abs(wrong - want[:, 9:10]).max() > allowed, "the cache matters"
 
 
 def module(**options):
-    return GroupedQueryAttention(12, N, K, **options, rngs=nnx.Rngs(0))
+    return GroupedQueryAttention(12, N, K, **options, **numpy_weights())
 
 
 X = np.zeros((B, 3, 12), np.float32)

@@ -8,18 +8,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from strict_promotion import strict  # noqa: F401  for every test here
 
 from jax_attn.attention import ArgumentError, Mask
 
 pytestmark = pytest.mark.filterwarnings("error")
 
 B, N, T, S = 2, 3, 5, 7
-
-
-@pytest.fixture(autouse=True, scope="module")
-def strict():
-    with jax.numpy_dtype_promotion("strict"):
-        yield
 
 
 def written_out(visible):

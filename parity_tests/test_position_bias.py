@@ -1,9 +1,11 @@
 """Biases by where query and key are: the definition, transformers' own, and both frameworks'."""
 
+import attention_definition as definition
 import numpy as np
 import pytest
 import torch
 from flax import nnx
+from small_attention import KDIM, VDIM, B, D, H, K, N, S, T, build, by_definition, inputs
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 from transformers.models.t5.modeling_t5 import T5Attention
 
@@ -11,12 +13,11 @@ import torch_ref
 from jax_attn.attention import Alibi, ArgumentError, alibi
 from jax_attn.attention.position_bias import relative_buckets
 from jax_attn.nn import GroupedQueryAttention, RelativeBias
-from jax_attn.transfer import LAYOUTS, load
+from jax_attn.transfer import LAYOUTS, export, load
 from jax_attn.transfer.layouts import EMBEDDING
 from torch_ref import position_bias as torch_bias
 
 U = 2.0**-24
-B, T, N, K, H, D = 2, 13, 6, 3, 5, 32
 HEADS = (1, 2, 5, 8, 12, 16, 71, 112)  # powers of two, between them; Falcon's, BLOOM's
 
 
@@ -39,42 +40,42 @@ def test_alibi_is_the_same_in_both_frameworks(heads):
     assert (np.abs(ours - theirs) <= 5 * U * np.abs(ours)).all()
 
 
-def pair(ours, theirs):
-    """Both modules with these biases and the same weights."""
-    torch.manual_seed(0)
-    reference = torch_ref.DESIGNS["gqa"](D, N, K, head_dim=H, position_bias=theirs).eval()
-    port = GroupedQueryAttention(D, N, K, head_dim=H, position_bias=ours, rngs=nnx.Rngs(0))
-    load(port, reference.state_dict(), LAYOUTS["gqa"])
-    port.eval()
-    return reference, port
-
-
-X = np.random.default_rng(0).standard_normal((B, T, D)).astype(np.float32)
+# As Press et al. write it out, T×S.
+SLOPES = 2.0 ** -np.array([2, 4, 6, 8, 1, 3])
+DISTANCE = np.arange(S) - np.arange(T)[:, None]
+WRITTEN_OUT = SLOPES[:, None, None] * DISTANCE
 
 
 def test_a_module_adds_it():
-    reference, port = pair(Alibi(N), torch_bias.Alibi(N))
-    plain = pair(None, None)[1]
-    # As Press et al. write it, T×S, for the queries of a causal model.
-    slopes = 2.0 ** -np.array([2, 4, 6, 8, 1, 3])
-    written_out = slopes[:, None, None] * (np.arange(T) - np.arange(T)[:, None])
-    want = plain(X, is_causal=True, bias=written_out.astype(np.float32))
-    weights = plain.attention_weights(X, is_causal=True, bias=written_out.astype(np.float32))
-    found = {
-        "output": (port(X, is_causal=True), want),
-        "weights": (port.attention_weights(X, is_causal=True), weights),
-        "torch": (reference(torch.from_numpy(X), is_causal=True).detach().numpy(), want),
+    module, plain, given = build(position_bias=Alibi(N)), build(), inputs()
+    reference = torch_ref.DESIGNS["gqa"](
+        D, N, K, head_dim=H, kdim=KDIM, vdim=VDIM, position_bias=torch_bias.Alibi(N)
+    )
+    reference.load_state_dict(as_torch(export(module, LAYOUTS["gqa"])))
+    causal = {"allowed": DISTANCE <= 0, "bias": WRITTEN_OUT}
+    out, budget, weights, weights_budget = by_definition(module, *given, **causal)
+    theirs = reference(*as_torch(dict(zip("qkv", given, strict=True))).values(), is_causal=True)
+    got = {
+        "output": definition.worst(module(*given, is_causal=True), out, budget),
+        "weights": definition.worst(
+            module.attention_weights(*given[:2], is_causal=True), weights, weights_budget
+        ),
+        "torch": definition.worst(theirs.detach().numpy(), out, budget),
     }
-    for name, (got, want) in found.items():
-        np.testing.assert_allclose(got, want, rtol=0, atol=1e-6, err_msg=name)
-    assert np.abs(plain(X, is_causal=True) - want).max() > 0.01
+    assert max(got.values()) <= 1, got
+    assert definition.worst(plain(*given, is_causal=True), out, budget) > 100
 
 
 def test_a_call_s_own_bias_is_added_to_it():
-    _, port = pair(Alibi(N), None)
-    more = np.random.default_rng(1).standard_normal((B, N, T, T)).astype(np.float32)
-    want = pair(None, None)[1](X, bias=more + np.asarray(alibi(N, T)))
-    np.testing.assert_allclose(port(X, bias=more), want, rtol=0, atol=1e-6)
+    module, given = build(position_bias=Alibi(N)), inputs()
+    more = np.random.default_rng(1).standard_normal((B, N, T, S)).astype(np.float32)
+    out, budget, _, _ = by_definition(module, *given, bias=more + WRITTEN_OUT)
+    assert definition.worst(module(*given, bias=more), out, budget) <= 1
+    assert definition.worst(module(*given), out, budget) > 100
+
+
+def as_torch(arrays):
+    return {name: torch.from_numpy(np.array(array)) for name, array in arrays.items()}
 
 
 # buckets, max_distance: T5's own, fewer, odd, and with bounds that are whole logarithms.
@@ -101,7 +102,7 @@ def test_buckets_are_t5_s_in_both_frameworks(buckets, longest, bidirectional):
 def test_a_learnt_bias_is_the_same_in_both_frameworks(T, S, bidirectional):
     how = {"buckets": 8, "max_distance": 9, "bidirectional": bidirectional}
     theirs = torch_bias.RelativeBias(N, **how)
-    ours = RelativeBias(N, **how, rngs=nnx.Rngs(0))
+    ours = nnx.eval_shape(lambda: RelativeBias(N, **how, rngs=nnx.Rngs(0)))
     load(ours, theirs.state_dict(), EMBEDDING)
     got, want = ours(T, S), theirs(T, S).detach().numpy()
     assert got.shape == (N, T, S)
@@ -111,15 +112,17 @@ def test_a_learnt_bias_is_the_same_in_both_frameworks(T, S, bidirectional):
 
 def test_several_modules_hold_one_learnt_bias():
     shared = RelativeBias(N, rngs=nnx.Rngs(0))
-    blocks = nnx.List(
-        GroupedQueryAttention(D, N, K, head_dim=H, position_bias=shared, rngs=nnx.Rngs(0))
-        for _ in range(2)
-    )
+    blocks = nnx.List(build(position_bias=shared) for _ in range(2))
     paths = [path for path, _ in nnx.to_flat_state(nnx.state(blocks, nnx.Param))]
     assert [path for path in paths if "position_bias" in path] == [
         (0, "position_bias", "embedding")
     ]
     np.testing.assert_array_equal(*(block.position_bias(T, T) for block in blocks))
+
+
+def alone(bias):
+    """A module whose keys and values are its queries."""
+    return build(kdim=None, vdim=None, position_bias=bias)
 
 
 REFUSALS = {
@@ -142,11 +145,11 @@ REFUSALS = {
         r"position_bias: expected what gives a bias, as Alibi does, got str 'alibi'",
     ),
     "other heads": (
-        lambda: pair(Alibi(N + 1), None)[1](X),
-        rf"bias: expected a shape that broadcasts to .*, got float32\[{N + 1}, 1, {T}\]",
+        lambda: build(position_bias=Alibi(N + 1))(*inputs()),
+        rf"bias: expected a shape that broadcasts to .*, got float32\[{N + 1}, 1, {S}\]",
     ),
     "a cache": (
-        lambda: pair(Alibi(N), None)[1](X, cache=pair(None, None)[1].empty_cache(B, T)),
+        lambda: alone(Alibi(N))(inputs()[0], cache=alone(None).empty_cache(B, T)),
         r"cache: expected a module without position_bias",
     ),
 }

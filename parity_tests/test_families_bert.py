@@ -39,7 +39,7 @@ from jax_attn.parity.verdict import compare_weights
 from jax_attn.transfer import Sizes, TransferError, heads, row
 from jax_attn.transfer.families.bert import BERT
 
-SIZES = {"hidden_size": 30, "num_attention_heads": 3, "attn_implementation": "eager"}
+SIZES = {"hidden_size": 30, "num_attention_heads": 6, "attn_implementation": "eager"}
 WHOLE = SIZES | {
     "num_hidden_layers": 2,
     "intermediate_size": 37,

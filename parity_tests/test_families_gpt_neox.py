@@ -38,7 +38,8 @@ CASES = {
     },
 }
 
-USUAL = ("two fifths turned", "three fifths turned, scaled")
+# Of the first the outputs are compared below, beside mistakes.
+USUAL = ("three fifths turned, scaled",)
 
 
 @cache

@@ -21,7 +21,7 @@ from jax_attn import transfer
 from jax_attn.transfer import Layout, Sizes, TransferError
 from jax_attn.transfer.families.vit import VIT
 
-SIZES = {"hidden_size": 30, "num_attention_heads": 3, "attn_implementation": "eager"}
+SIZES = {"hidden_size": 30, "num_attention_heads": 6, "attn_implementation": "eager"}
 WHOLE = SIZES | {
     "num_hidden_layers": 2,
     "intermediate_size": 37,
@@ -86,7 +86,7 @@ def test_both_spellings_at_once_are_ambiguous(tmp_path):
     both = file | {name: transfer.as_numpy(model.state_dict()[name])}
     layout = VIT.model(model.config.to_dict(), both)
     with pytest.raises(TransferError, match="ambiguous") as caught:
-        layout.shapes({k: a.shape for k, a in both.items()}, Sizes(3, 3, 10))
+        layout.shapes({k: a.shape for k, a in both.items()}, Sizes(6, 6, 5))
     (problem,) = caught.value.problems
     assert name in problem.text
 

@@ -20,21 +20,10 @@ from jax_attn.transfer.layouts import (
     TO_HEADS,
 )
 from jax_attn.transfer.problems import Problem, TransferError
+from jax_attn.transfer.rotary_steps import to_half_split, to_interleaved
 from jax_attn.transfer.rows import either, ignored, refused, row, tied
-from jax_attn.transfer.steps import (
-    Sizes,
-    Step,
-    conv,
-    grouped,
-    heads,
-    heads_in,
-    inward,
-    joined,
-    linear,
-    packed,
-    to_half_split,
-    to_interleaved,
-)
+from jax_attn.transfer.step import Sizes, Step
+from jax_attn.transfer.steps import conv, grouped, heads, heads_in, inward, joined, linear, packed
 from jax_attn.transfer.writing import save_checkpoint
 
 _HOMES = dict.fromkeys(("Plan", "export", "flatten", "load", "plan"), "state")

@@ -8,7 +8,8 @@ from jax_attn.transfer.folding import Found, folded, folded_row, pattern_of
 from jax_attn.transfer.matching import Edge, Fit, Leaf, Part, Steps, turns
 from jax_attn.transfer.naming import Bond
 from jax_attn.transfer.rows import Row
-from jax_attn.transfer.steps import Shape, grouped, packed
+from jax_attn.transfer.step import Shape
+from jax_attn.transfer.steps import grouped, packed
 
 _PACKED = "packed query, key, value; the order no shape tells"
 _SQUARE = "square; transposed or not no shape tells, and no type does"

@@ -21,7 +21,7 @@ from jax_attn.transfer.rows import (
     row,
     tied,
 )
-from jax_attn.transfer.steps import MisfitError, Shape, Sizes, Step
+from jax_attn.transfer.step import MisfitError, Shape, Sizes, Step
 
 
 @dataclass(frozen=True, init=False, repr=False)

@@ -14,18 +14,8 @@ import numpy as np
 from jax_attn.transfer.naming import Bond, Name, Number, bond, read
 from jax_attn.transfer.naming import aligned as alignments
 from jax_attn.transfer.rows import Row
-from jax_attn.transfer.steps import (
-    MisfitError,
-    Shape,
-    Shapes,
-    Step,
-    grouped,
-    heads,
-    heads_in,
-    inward,
-    linear,
-    packed,
-)
+from jax_attn.transfer.step import MisfitError, Shape, Shapes, Step
+from jax_attn.transfer.steps import grouped, heads, heads_in, inward, linear, packed
 
 Steps = tuple[Step, ...]
 

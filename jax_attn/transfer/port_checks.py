@@ -16,7 +16,8 @@ from jax_attn.transfer.layout import Layout
 from jax_attn.transfer.problems import Problem, nearest
 from jax_attn.transfer.resolve import Move
 from jax_attn.transfer.rows import Row, bindings, holes, regex
-from jax_attn.transfer.steps import Shape, Sizes, grouped, heads, heads_in, packed
+from jax_attn.transfer.step import Shape, Sizes
+from jax_attn.transfer.steps import grouped, heads, heads_in, packed
 
 SIZED = (heads, heads_in, grouped, packed)
 """Steps that no shape of flat projections tells how to take."""

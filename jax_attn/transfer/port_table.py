@@ -9,7 +9,7 @@ from jax_attn.transfer.families.config import reading
 from jax_attn.transfer.layout import Layout
 from jax_attn.transfer.problems import Problem, TransferError
 from jax_attn.transfer.rows import bindings, filled
-from jax_attn.transfer.steps import Sizes
+from jax_attn.transfer.step import Sizes
 
 
 class Table(NamedTuple):

@@ -18,7 +18,7 @@ from jax_attn.transfer.problems import Problem, TransferError, nearest
 from jax_attn.transfer.resolve import Move
 from jax_attn.transfer.rows import Row, bindings, ignored
 from jax_attn.transfer.safetensors_file import DTYPES
-from jax_attn.transfer.steps import Shape, Sizes
+from jax_attn.transfer.step import Shape, Sizes
 
 Side = Literal["flax", "torch"]
 

@@ -17,7 +17,7 @@ from jax_attn.transfer.matching import Part, edges, flax_parts, settled, torch_p
 from jax_attn.transfer.problems import Problem, TransferError
 from jax_attn.transfer.rows import Ignored, row, tied
 from jax_attn.transfer.state import flatten
-from jax_attn.transfer.steps import Shape
+from jax_attn.transfer.step import Shape
 
 _SHOWN = 6
 _BRACES = "in a table, braces in a name stand for a number"

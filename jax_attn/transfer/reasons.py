@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from jax_attn.transfer.problems import Problem, nearest
 from jax_attn.transfer.rows import Refused, Row, regex
-from jax_attn.transfer.steps import Shape, Shapes, heads, heads_in, linear
+from jax_attn.transfer.step import Shape, Shapes
+from jax_attn.transfer.steps import heads, heads_in, linear
 
 Names = Mapping[str, Shape]
 WRAPPERS = {"module": "torch.nn.DataParallel", "_orig_mod": "torch.compile"}

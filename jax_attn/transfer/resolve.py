@@ -16,7 +16,7 @@ from jax_attn.transfer.rows import (
     holes,
     regex,
 )
-from jax_attn.transfer.steps import MisfitError, Shape, Shapes, Sizes
+from jax_attn.transfer.step import MisfitError, Shape, Shapes, Sizes
 
 Names = Mapping[str, Shape]
 

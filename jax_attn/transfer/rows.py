@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from jax_attn.transfer.steps import Arrays, MisfitError, Shapes, Sizes, Step
+from jax_attn.transfer.step import Arrays, MisfitError, Shapes, Sizes, Step
 
 _HOLE = re.compile(r"\{(\w+)\}")
 

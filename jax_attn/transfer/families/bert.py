@@ -8,7 +8,8 @@ from jax_attn.transfer.families.family import Family, Place, Traits
 from jax_attn.transfer.layout import Layout, spellings
 from jax_attn.transfer.layouts import EMBEDDING, FROM_HEADS, LAYER_NORM, LINEAR, TO_HEADS
 from jax_attn.transfer.rows import ignored, refused, row, tied
-from jax_attn.transfer.steps import Sizes, linear
+from jax_attn.transfer.step import Sizes
+from jax_attn.transfer.steps import linear
 
 _CROSS = "crossattention"
 _COUNTED = "numbers counted from 0, worked out anew"

@@ -11,7 +11,7 @@ from jax_attn.transfer.families.family import BiasTraits, Family, Place, Traits
 from jax_attn.transfer.families.rope import FREQUENCIES, rotary
 from jax_attn.transfer.layout import Layout
 from jax_attn.transfer.layouts import BY_TURNS, EMBEDDING, FROM_HEADS, IN_TURN, LAYER_NORM
-from jax_attn.transfer.steps import Sizes
+from jax_attn.transfer.step import Sizes
 
 _DEFAULTS = {
     "hidden_size": 4544,

@@ -5,7 +5,7 @@ from jax_attn.transfer.families.config import Reading
 from jax_attn.transfer.families.family import Family, Place, Traits
 from jax_attn.transfer.layout import Layout
 from jax_attn.transfer.layouts import BY_TURNS, FROM_HEADS, IN_TURN, LINEAR
-from jax_attn.transfer.steps import Sizes
+from jax_attn.transfer.step import Sizes
 
 
 def _multi_query(config: Reading) -> bool:

@@ -7,7 +7,8 @@ from jax_attn.transfer.families.rope import FREQUENCIES, rotary
 from jax_attn.transfer.layout import Layout
 from jax_attn.transfer.layouts import BY_TURNS, EMBEDDING, FROM_HEADS, LAYER_NORM
 from jax_attn.transfer.rows import either, ignored, row, tied
-from jax_attn.transfer.steps import Sizes, linear
+from jax_attn.transfer.step import Sizes
+from jax_attn.transfer.steps import linear
 
 _DEFAULTS = {
     "hidden_size": 6144,

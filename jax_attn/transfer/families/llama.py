@@ -6,7 +6,7 @@ from jax_attn.transfer.families.family import Family, NormTraits, Place, Traits
 from jax_attn.transfer.families.rope import FREQUENCIES, rotary
 from jax_attn.transfer.layout import Layout
 from jax_attn.transfer.layouts import EMBEDDING, FROM_HEADS, LAYER_NORM, LINEAR, TO_HEADS
-from jax_attn.transfer.steps import Sizes
+from jax_attn.transfer.step import Sizes
 
 _SHARED = {
     "hidden_size": 4096,

@@ -8,8 +8,9 @@ from jax_attn.transfer.families.config import Reading
 from jax_attn.transfer.families.family import Family, Place, RotaryTraits, Traits
 from jax_attn.transfer.layout import Layout
 from jax_attn.transfer.layouts import EMBEDDING, FROM_HEADS, LAYER_NORM, LINEAR, TO_HEADS
+from jax_attn.transfer.rotary_steps import to_half_split
 from jax_attn.transfer.rows import ignored
-from jax_attn.transfer.steps import Sizes, to_half_split
+from jax_attn.transfer.step import Sizes
 
 _SCALED = {
     "factor": 8.0,

@@ -11,7 +11,8 @@ from jax_attn.transfer.families.family import BiasTraits, Family, Place, Traits
 from jax_attn.transfer.layout import Layout
 from jax_attn.transfer.layouts import EMBEDDING, FROM_HEADS, LAYER_NORM, LINEAR, TO_HEADS
 from jax_attn.transfer.rows import either, ignored, row, tied
-from jax_attn.transfer.steps import Sizes, linear
+from jax_attn.transfer.step import Sizes
+from jax_attn.transfer.steps import linear
 
 _SELF, _CROSS = "layer.0.SelfAttention", "layer.1.EncDecAttention"
 _HEADS = {"t5": 8}

@@ -5,7 +5,8 @@ from jax_attn.transfer.families.family import Family, Place, Traits
 from jax_attn.transfer.layout import Layout, spellings
 from jax_attn.transfer.layouts import FROM_HEADS, LAYER_NORM, LINEAR, TO_HEADS
 from jax_attn.transfer.rows import row
-from jax_attn.transfer.steps import Sizes, conv
+from jax_attn.transfer.step import Sizes
+from jax_attn.transfer.steps import conv
 
 _CONV = Layout(
     row("weight", "kernel", conv),

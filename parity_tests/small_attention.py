@@ -67,5 +67,6 @@ def by_definition(module, query, key, value, keep=None, out_keep=None, **options
     out_budget = out_budget + (np.sqrt(N * H) + 3) * u * magnitude
     if out_keep is not None:
         kept = out_keep / (1 - module.out_dropout_rate)
+        # What is dropped is exactly 0, but a budget has to be above that.
         out, out_budget = out * kept, out_budget * kept + 1e-30
     return out, out_budget, weights, weights_budget + drift * weights

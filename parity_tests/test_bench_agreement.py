@@ -82,8 +82,9 @@ def test_every_implementation_of_a_layer_agrees_forward_and_backward(name, workl
     found = judge_of(workload).judge(BACKWARD, tensors(name, workload, BACKWARD))
     assert found.reasons == ()
     assert found.verdict is Verdict.PASS
-    assert 0 < found.error < 1e-6
-    assert 0 < found.reference_error < 1e-6
+    # Within budget, as the verdict says; and not the reference compared with itself.
+    assert found.error > 0
+    assert found.reference_error > 0
 
 
 @pytest.mark.parametrize(("name", "workload"), available(CORE, GROUPED))

@@ -143,10 +143,13 @@ def test_the_rebuild_computes_what_the_published_design_does(tmp_path, name):
     options = {"batch_first": True} if name == "torch_mha" else {}
     module = torch_ref.DESIGNS[name](*sizes, **options).eval()
     (layer,), arrays = layers_of(saved(tmp_path, module.state_dict()), num_heads=N)
-    x = torch.from_numpy(inputs(layer.traits, seed=0)["query"]).float()
+    x = torch.from_numpy(inputs(layer.traits, seed=0)["query"])
     with torch.no_grad():
-        expected, got = DESIGNS[name](module, x), torch_side(layer, arrays)(x)
-    torch.testing.assert_close(got, expected, rtol=0, atol=1e-6)
+        expected = DESIGNS[name](module.double(), x)
+        got = torch_side(layer, arrays).double()(x)
+    # Sums of at most D terms, four on the way, on either side; weights and biases are below 1.
+    atol = 8 * D * 2.0**-53 * x.abs().max().item()
+    torch.testing.assert_close(got, expected, rtol=0, atol=atol)
 
 
 # --- that it can fail ---------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from renamed_models import abstract, as_published, renamed, written, wrong_rows
+from renamed_models import abstract, as_published, renamed, written, wrong_paths
 
 from jax_attn.transfer import infer, matching, proposal
 
@@ -21,25 +21,25 @@ def flax_modules():
 
 def judged(flax_modules, sizes, seeds):
     """Of each seed the paths written wrong; how many were written, and could have been."""
-    wrong, ours, all_of_them = {}, 0, 0
+    wrong, count, of = {}, 0, 0
     for seed in seeds:
         torch.manual_seed(seed)
         module, table = renamed(seed, sizes)
         tensors, flax_module = module.state_dict(), flax_modules[sizes, seed % 3 != 0]
         layout = infer(tensors if seed % 2 else module, flax_module).layout
-        ours += len(written(layout, tensors, flax_module))
-        all_of_them += len(written(table, tensors, flax_module))
-        if paths := wrong_rows(layout, table, tensors, flax_module):
+        ours, true = (written(t, tensors, flax_module) for t in (layout, table))
+        if paths := wrong_paths(ours, true):
             wrong[seed] = paths
-    return wrong, ours, all_of_them
+        count, of = count + len(ours), of + len(true)
+    return wrong, count, of
 
 
 @pytest.mark.parametrize("sizes", SIZES)
 def test_no_row_is_wrong_under_any_names(flax_modules, sizes, request):
     seeds = range(1000) if request.config.getoption("--long") else SEEDS
-    wrong, ours, all_of_them = judged(flax_modules, sizes, seeds)
+    wrong, count, of = judged(flax_modules, sizes, seeds)
     assert wrong == {}
-    assert ours > 0.25 * all_of_them  # to decide nothing would be no feat
+    assert count > 0.25 * of  # to decide nothing would be no feat
 
 
 def greedy(found):
@@ -69,5 +69,6 @@ def test_under_its_first_names_everything_is_decided(flax_modules):
     flax_module, tensors = flax_modules["distinct", True], module.state_dict()
     found = infer(module, flax_module)
     assert (found.undecided, found.left) == ((), {})
-    assert wrong_rows(found.layout, table, tensors, flax_module) == []
-    assert len(written(found.layout, tensors, flax_module)) == len(tensors)
+    ours, true = (written(t, tensors, flax_module) for t in (found.layout, table))
+    assert wrong_paths(ours, true) == []
+    assert len(ours) == len(tensors)

@@ -1,7 +1,6 @@
 """`jax-attn port`: every family there and back, to the bit; what is written, and what proves it."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -248,17 +247,14 @@ def test_a_port_that_is_killed_leaves_what_does_not_look_whole(tmp_path):
 
 def test_inspect_and_port_start_no_framework(llama, tmp_path):
     target = tmp_path / "flax"
-    for arguments in (["inspect", str(llama)], ["port", str(llama), str(target), "--to", "flax"]):
-        call = f"main({arguments!r}, standalone_mode=False)"
-        guarded = f"try:\n {call}\nexcept SystemExit: pass\n{LOADED}"
-        done = subprocess.run(
-            [sys.executable, "-c", f"import sys\nfrom jax_attn.cli import main\n{guarded}"],
-            capture_output=True,
-            text=True,
-            env=os.environ,
-        )
-        assert done.returncode == 0, done.stderr
-        assert not {"jax", "flax", "torch"} & set(done.stdout.strip().split("\n")[-1].split())
+    calls = "".join(
+        f"try:\n main({arguments!r}, standalone_mode=False)\nexcept SystemExit: pass\n"
+        for arguments in (["inspect", str(llama)], ["port", str(llama), str(target), "--to=flax"])
+    )
+    code = f"import sys\nfrom jax_attn.cli import main\n{calls}{LOADED}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert not {"jax", "flax", "torch"} & set(done.stdout.strip().split("\n")[-1].split())
     assert target.is_dir()
 
 

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from flax import nnx
 
-from jax_attn.attention import Mask
 from jax_attn.parity import rebuild
 from jax_attn.parity.matrix import x64_for
 from jax_attn.parity.result import Result
@@ -109,8 +108,8 @@ def compared(layer: Layer, reference: torch.nn.Module, port: nnx.Module) -> Resu
         port,
         inputs(layer.traits, seed),
         layout=LAYOUTS["gqa"],
-        reference_call=_torch_call(layer.traits.window),
-        port_call=_flax_call(layer.traits.window),
+        reference_call=_torch_call(layer.traits),
+        port_call=_flax_call(layer.traits),
         dtype=layer.dtype,
         transforms=TRANSFORMS,
         seed=seed,
@@ -167,24 +166,24 @@ def inputs(traits: Traits, seed: int) -> dict[str, np.ndarray]:
     return given | {"lengths": np.array([S, S // 2], np.int32)}
 
 
-def _torch_call(window: int | None):
+def _torch_call(traits: Traits):
+    causal = replace(traits, is_causal=True)
+
     def call(module, query, lengths, key=None, value=None, positions=None):
-        i = torch.arange(query.shape[1])[:, None]
-        j = torch.arange(query.shape[1] if key is None else key.shape[1])
-        visible = (j < lengths[:, None, None, None]) & (i >= i)
-        if window is not None:
-            visible = visible & (j > i - window)
-        masked = module(query, key, value, visible, is_causal=True, positions=positions)
+        T, S = query.shape[1], (query if key is None else key).shape[1]
+        visible = rebuild.torch_mask(causal, lengths, T, S)
+        masked = module(query, key, value, visible, positions=positions)
         return {"output": module(query, key, value, positions=positions), "masked": masked}
 
     return call
 
 
-def _flax_call(window: int | None):
+def _flax_call(traits: Traits):
+    causal = replace(traits, is_causal=True)
+
     def call(module, query, lengths, key=None, value=None, positions=None):
-        mask = Mask.lengths(lengths)
-        mask = mask if window is None else mask & Mask.window(window - 1, None)
-        masked = module(query, key, value, mask, is_causal=True, positions=positions)
+        visible = rebuild.flax_mask(causal, lengths)
+        masked = module(query, key, value, visible, positions=positions)
         return {"output": module(query, key, value, positions=positions), "masked": masked}
 
     return call

@@ -74,10 +74,10 @@ def torch_module(traits: Traits) -> torch.nn.Module:
     ).eval()
 
 
-def torch_mask(traits: Traits, lengths: torch.Tensor, T: int) -> torch.Tensor:
-    """Likewise, (B, 1, T, T), True = attend."""
-    i, j = torch.arange(T)[:, None], torch.arange(T)[None]
-    visible = (j < lengths[:, None, None, None]) & torch.ones(T, T, dtype=torch.bool)
+def torch_mask(traits: Traits, lengths: torch.Tensor, T: int, S: int | None = None) -> torch.Tensor:
+    """Likewise, of T queries and S keys, as many unless given: (B, 1, T, S), True = attend."""
+    i, j = torch.arange(T)[:, None], torch.arange(T if S is None else S)
+    visible = (j < lengths[:, None, None, None]) & (i >= 0)
     if traits.is_causal:
         visible = visible & (j <= i)
     if traits.window is not None:

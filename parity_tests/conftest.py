@@ -1,6 +1,7 @@
 """Settings for the whole suite; they must be made before jax and torch start."""
 
 import functools
+import importlib.metadata
 import importlib.util
 import os
 import re
@@ -63,6 +64,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="200 drawn examples a test, not 8; etc.")
 
 
+def quick_to_compile() -> list[str]:
+    """XLA's flags for tests; `verify` and --long take the programs that users get."""
+    flags = ["--xla_backend_optimization_level=0"]
+    # jaxlib 0.10's older code generator takes half the time to compile or less. Later ones have but
+    # one, and end a process that names this flag.
+    if importlib.metadata.version("jaxlib").startswith("0.10."):
+        flags.append("--xla_cpu_use_fusion_emitters=false")
+    return flags
+
+
 def pytest_configure(config: pytest.Config) -> None:
     # Much of the suite's time would be compiling: what one test compiled, the others find. Each
     # worker has its own, as JAX's cache does not keep two processes apart.
@@ -71,8 +82,7 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["JAX_COMPILATION_CACHE_DIR"] = cache
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
     if not config.getoption("--long"):
-        # A fifth of the suite's time. `verify` and --long take the programs that users get.
-        os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+        os.environ.setdefault("XLA_FLAGS", " ".join(quick_to_compile()))
 
     from hypothesis import settings
 

@@ -145,9 +145,12 @@ RBG = jax.random.key(6, impl="rbg")
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_initialised_as_torch_linear(dtype):
-    module = GroupedQueryAttention(
-        96, 8, 4, kdim=64, vdim=160, head_dim=24, param_dtype=dtype, rngs=nnx.Rngs(RBG)
-    )
+    @nnx.jit
+    def made():
+        sizes = {"kdim": 64, "vdim": 160, "head_dim": 24}
+        return GroupedQueryAttention(96, 8, 4, **sizes, param_dtype=dtype, rngs=nnx.Rngs(RBG))
+
+    module = made()
     fan_ins = {"q_proj": 96, "k_proj": 64, "v_proj": 160, "out_proj": 8 * 24}
     for name, fan_in in fan_ins.items():
         linear, bound = getattr(module, name), fan_in**-0.5

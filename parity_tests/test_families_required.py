@@ -169,8 +169,8 @@ def llama(tmp_path_factory):
     return folder
 
 
-def ported(source, target, to):
-    done = CliRunner().invoke(main, ["port", str(source), str(target), "--to", to])
+def ported(source, target, to, *options):
+    done = CliRunner().invoke(main, ["port", str(source), str(target), "--to", to, *options])
     return done.exit_code, " ".join(done.stderr.split())
 
 
@@ -187,6 +187,12 @@ def test_a_port_says_all_that_is_missing_with_the_nearest_names_and_writes_nothi
     assert "'model.layers.0.mlp.gate_proj.weight': expected in every layer, none has it" in said
     assert "3 problems" in said
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
+def test_what_the_caller_passes_over_is_not_missed(tmp_path, llama):
+    options = ("--ignore", "*.gate_proj.weight", "--ignore", "model.norm.weight")
+    assert ported(llama, tmp_path / "flax", "flax", *options)[0] == 0
+    assert "final_norm.scale" not in load_checkpoint(tmp_path / "flax")
 
 
 def test_the_way_back_says_it_by_its_own_paths(tmp_path, llama):

@@ -1,6 +1,7 @@
 """Run many rows, on as many processes as there are cores, and give each result as it comes."""
 
 import os
+import signal
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from itertools import groupby
@@ -105,7 +106,8 @@ def run(work: Sequence[tuple], processes: int | None = None) -> Iterator[list]:
     # Read when NumPy and torch load: threads of several processes would wait for one another.
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ.setdefault(name, "1")
-    pool = ProcessPoolExecutor(processes, mp_context=get_context("spawn"))
+    alone = signal.SIGINT, signal.SIG_IGN  # Ctrl-C reaches all; who started them decides
+    pool = ProcessPoolExecutor(processes, get_context("spawn"), signal.signal, alone)
     try:
         for future in as_completed([pool.submit(fn, *args) for fn, *args in work]):
             yield future.result()

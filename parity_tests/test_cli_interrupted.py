@@ -63,3 +63,31 @@ def test_a_signal_while_a_port_writes_leaves_nothing(tmp_path):
     assert (done.returncode, done.stderr.split()) == (130, ["interrupted"])
     left = {path.name for path in tmp_path.iterdir()}
     assert left - {"__pycache__"} == {"source", "one.py"}
+
+
+WORKERS = """
+import os, signal, time
+from functools import partial
+from jax_attn.parity import sweep
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sweep._WORTH_A_PROCESS = 1
+quick, slow = ((partial(max, key=time.sleep), (seconds,)) for seconds in (0, 60))
+running = sweep.run([quick, quick, slow], 2)  # one is at work, one waits for some
+try:
+    next(running), next(running), time.sleep(2), os.killpg(0, signal.SIGINT)
+    time.sleep(60)
+except KeyboardInterrupt:
+    running.close()
+    print("interrupted")
+"""
+
+
+def test_workers_whom_ctrl_c_reaches_too_say_nothing_and_end():
+    done = subprocess.run(
+        [sys.executable, "-c", WORKERS],
+        capture_output=True,
+        text=True,
+        start_new_session=True,
+        timeout=30,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "interrupted\n", "")

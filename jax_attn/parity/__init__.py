@@ -4,12 +4,14 @@ import importlib
 
 _HOMES = {
     "check": "jax_attn.parity.verdict",
+    "check_training": "jax_attn.parity.training",
+    "optax_like": "jax_attn.parity.optimizers",
     "Result": "jax_attn.parity.result",
     "ParityError": "jax_attn.parity.result",
     "Verdict": "jax_attn.parity.compare",
 }
 
-__all__ = ["ParityError", "Result", "Verdict", "check"]
+__all__ = ["ParityError", "Result", "Verdict", "check", "check_training", "optax_like"]
 
 
 def __getattr__(name: str):

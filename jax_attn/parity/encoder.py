@@ -1,0 +1,153 @@
+"""A two-layer pre-norm encoder over characters, in torch and in Flax, and the table between them.
+
+What the attention modules alone do not have: LayerNorm, GELU, residuals, a dropout beside the
+attention's. Dropout's draws are handed in, so that it can be compared.
+
+Letters: L layers, B batch, T tokens, D width.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from flax import nnx
+
+from jax_attn import MultiHeadAttention, transfer
+from jax_attn.transfer import EMBEDDING, LAYER_NORM, LAYOUTS, LINEAR, Layout
+
+LAYERS, RATE = 2, 0.1
+
+ENCODER = Layout(
+    EMBEDDING.under("embedding", "embedding"),
+    LAYER_NORM.under("layers.{layer}.norm1", "layers.{layer}.norm1"),
+    LAYOUTS["torch_mha"].under("layers.{layer}.self_attn", "layers.{layer}.self_attn"),
+    LAYER_NORM.under("layers.{layer}.norm2", "layers.{layer}.norm2"),
+    LINEAR.under("layers.{layer}.linear1", "layers.{layer}.linear1"),
+    LINEAR.under("layers.{layer}.linear2", "layers.{layer}.linear2"),
+    LINEAR.under("head", "head"),
+)
+
+
+class TorchLayer(torch.nn.Module):
+    """torch.nn.TransformerEncoderLayer(norm_first=True, activation="gelu"), dropout handed in."""
+
+    def __init__(self, width: int, heads: int, inner: int):
+        super().__init__()
+        self.norm1 = torch.nn.LayerNorm(width)
+        self.self_attn = torch.nn.MultiheadAttention(width, heads, batch_first=True)
+        self.norm2 = torch.nn.LayerNorm(width)
+        self.linear1 = torch.nn.Linear(width, inner)
+        self.linear2 = torch.nn.Linear(inner, width)
+
+    def forward(self, x, hidden, keep=None):
+        """x (B, T, D); hidden (T, T), True = ignored; keep (2, B, T, D), True = kept."""
+        y = self.norm1(x)
+        y, _ = self.self_attn(y, y, y, attn_mask=hidden, need_weights=False)
+        x = x + (y if keep is None else y * keep[0] / (1 - RATE))
+        y = self.linear2(torch.nn.functional.gelu(self.linear1(self.norm2(x))))
+        return x + (y if keep is None else y * keep[1] / (1 - RATE))
+
+
+class TorchEncoder(torch.nn.Module):
+    """tokens (B, T) → logits (B, T, tokens known): causal, so that each sees what came before."""
+
+    def __init__(self, vocab: int, width: int, heads: int, inner: int):
+        super().__init__()
+        self.embedding = torch.nn.Embedding(vocab, width)
+        self.layers = torch.nn.ModuleList(TorchLayer(width, heads, inner) for _ in range(LAYERS))
+        self.head = torch.nn.Linear(width, vocab)
+
+    def forward(self, tokens, keep=None):
+        """keep: (L, 2, B, T, D) booleans, dropout's draws; none is dropped unless given."""
+        T = tokens.shape[1]
+        hidden = torch.ones(T, T, dtype=torch.bool).triu(1)
+        x = self.embedding(tokens)
+        for i, layer in enumerate(self.layers):
+            x = layer(x, hidden, None if keep is None else keep[i])
+        return self.head(x)
+
+
+def dropped(x_BTD: jax.Array, keep_BTD: jax.Array | None) -> jax.Array:
+    """x where it is kept, over the rate at which it is; all of x where nothing is dropped."""
+    return x_BTD if keep_BTD is None else x_BTD * keep_BTD.astype(x_BTD.dtype) / (1 - RATE)
+
+
+class Layer(nnx.Module):
+    """The same layer; norms with torch's eps, and without flax's fast variance."""
+
+    def __init__(self, width: int, heads: int, inner: int, *, eps: float = 1e-5, rngs: nnx.Rngs):
+        norm = {"epsilon": eps, "use_fast_variance": False, "rngs": rngs}
+        self.norm1, self.norm2 = nnx.LayerNorm(width, **norm), nnx.LayerNorm(width, **norm)
+        self.self_attn = MultiHeadAttention(width, heads, rngs=rngs)
+        self.linear1 = nnx.Linear(width, inner, rngs=rngs)
+        self.linear2 = nnx.Linear(inner, width, rngs=rngs)
+
+    def __call__(self, x_BTD, keep=None, *, gelu: Callable, drop: Callable):
+        keep = (None, None) if keep is None else keep
+        x_BTD = x_BTD + drop(self.self_attn(self.norm1(x_BTD), is_causal=True), keep[0])
+        return x_BTD + drop(self.linear2(gelu(self.linear1(self.norm2(x_BTD)))), keep[1])
+
+
+def exact_gelu(x: jax.Array) -> jax.Array:
+    return jax.nn.gelu(x, approximate=False)
+
+
+class Encoder(nnx.Module):
+    """The same encoder. eps, gelu, drop: of its norms, its activation, its dropout."""
+
+    def __init__(
+        self,
+        vocab: int,
+        width: int,
+        heads: int,
+        inner: int,
+        *,
+        eps: float = 1e-5,
+        gelu: Callable = exact_gelu,
+        drop: Callable = dropped,
+        rngs: nnx.Rngs,
+    ):
+        self.embedding = nnx.Embed(vocab, width, rngs=rngs)
+        made = [Layer(width, heads, inner, eps=eps, rngs=rngs) for _ in range(LAYERS)]
+        self.layers = nnx.List(made)
+        self.head = nnx.Linear(width, vocab, rngs=rngs)
+        self.gelu, self.drop = gelu, drop
+
+    def __call__(self, tokens, keep=None):
+        x = self.embedding(jnp.asarray(tokens))
+        for i, layer in enumerate(self.layers):
+            x = layer(x, None if keep is None else keep[i], gelu=self.gelu, drop=self.drop)
+        return self.head(x)
+
+
+def torch_encoder(vocab: int, width: int, heads: int, inner: int, *, seed: int) -> TorchEncoder:
+    """One with weights of its own for every bias and scale, and small embeddings: at torch's own,
+    an eps, a dropped bias or a scale would not show."""
+    generator = torch.Generator().manual_seed(seed)
+    made = TorchEncoder(vocab, width, heads, inner)
+    with torch.no_grad():
+        for name, p in made.named_parameters():
+            drawn = torch.randn(p.shape, generator=generator)
+            fan_in = p.shape[-1] if p.ndim > 1 else 100
+            p.copy_(drawn * 0.1 if "embedding" in name else drawn / fan_in**0.5)
+            if "norm" in name and name.endswith("weight"):
+                p.add_(1.0)
+    return made.eval()
+
+
+def ported(reference: TorchEncoder, **options) -> Encoder:
+    """The Flax encoder with the reference's weights. options: as for `Encoder`."""
+    vocab, width = reference.embedding.weight.shape
+    layer = reference.layers[0]
+    sizes = (vocab, width, layer.self_attn.num_heads, layer.linear1.out_features)
+    made = Encoder(*sizes, rngs=nnx.Rngs(0), **options)
+    transfer.load(made, reference.state_dict(), ENCODER)
+    return made
+
+
+def draws(seed: int, batch: int, tokens: int, width: int) -> np.ndarray:
+    """Dropout's draws for one batch, (L, 2, B, T, D), True = kept."""
+    rng = np.random.default_rng(seed)
+    return rng.random((LAYERS, 2, batch, tokens, width)) >= RATE

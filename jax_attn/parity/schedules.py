@@ -1,0 +1,67 @@
+"""A torch learning-rate scheduler as an optax schedule: what it sets, update by update."""
+
+import copy
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jax_attn.transfer import Problem
+
+Schedule = Callable[[jax.Array], jax.Array]
+
+
+def learning_rates(scheduler: Any, steps: int) -> tuple[np.ndarray, list[Problem]]:
+    """(groups, steps) float64: what each update is made with, and why it cannot be told.
+
+    A copy is stepped as training does, after each update: any function of the count will do,
+    and nobody has to know where a class starts to count. `scheduler` and its optimizer stay as
+    they are.
+    """
+    kind = type(scheduler).__name__
+    if kind == "ReduceLROnPlateau":
+        text = "expected rates that follow from the count alone, got ReduceLROnPlateau"
+        return np.empty(0), [Problem("refused", "schedule", text)]
+    if scheduler.last_epoch != 0:
+        text = (
+            f"expected a new scheduler, as optax counts from 0, got one at {scheduler.last_epoch}"
+        )
+        return np.empty(0), [Problem("refused", "schedule", text)]
+    optimizer = scheduler.optimizer
+    tensors = [p for group in optimizer.param_groups for p in group["params"]]
+    memo: dict[int, Any] = {id(p): p for p in tensors} | {id(optimizer.state): {}}
+    scheduler = copy.deepcopy(scheduler, memo)
+    groups = scheduler.optimizer.param_groups
+    before, rates = _others(groups), []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # no update is made between its steps
+        for _ in range(steps):
+            rates.append([float(group["lr"]) for group in groups])
+            scheduler.step()
+            if (after := _others(groups)) != before:
+                text = f"expected {kind} to set lr alone, got {before}, then {after}"
+                return np.empty(0), [Problem("refused", "schedule", text)]
+    return np.array(rates).T, []
+
+
+def looked_up(rates: np.ndarray) -> Schedule:
+    """The schedule that gives rates[count]; NaN for a count beyond them, never a wrong rate."""
+
+    def rate(count: jax.Array) -> jax.Array:
+        table = jnp.asarray(rates, jnp.result_type(float))
+        return table.at[count].get(mode="fill", fill_value=jnp.nan)
+
+    return rate
+
+
+def _others(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The options by which an update is made, besides lr."""
+    left = ("params", "lr", "initial_lr")
+    numbers = int | float | tuple | None
+    return [
+        {k: v for k, v in group.items() if k not in left and isinstance(v, numbers)}
+        for group in groups
+    ]

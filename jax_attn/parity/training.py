@@ -1,0 +1,397 @@
+"""Check that a port trains as its reference does: gradients, updates, state, a free run.
+
+Two runs of one training drift apart, however right both are: a bound that grows step by step says
+nothing after fifty. A free run is held instead to the spread of a handful of float64 torch runs,
+each perturbed operation by operation at roundoff, the optimizer's own operations included. Where
+that spread is too wide to tell a wrong run from a right one, the verdict is INCONCLUSIVE.
+"""
+
+import copy
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from flax import nnx
+
+from jax_attn.parity import run_jax
+from jax_attn.parity.budget import PRECISIONS, RUNS, Budget
+from jax_attn.parity.compare import TensorReport, judge
+from jax_attn.parity.optimizers import optax_like
+from jax_attn.parity.result import Result
+from jax_attn.parity.run_torch import TORCH_DTYPES
+from jax_attn.parity.signature import DTYPES, is_float
+from jax_attn.parity.train_jax import FIELDS, PortLoop
+from jax_attn.parity.train_torch import Recipe, TorchLoop
+from jax_attn.parity.trajectory import Trajectory, Updated, of_masters
+from jax_attn.parity.verdict import compare_weights
+from jax_attn.transfer import Layout, flatten
+
+TARGET = "target"
+
+
+def _torch_wide(x: torch.Tensor) -> torch.Tensor:
+    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+
+
+def _jax_wide(x: jax.Array) -> jax.Array:
+    return x.astype(jnp.float32) if x.dtype in (jnp.bfloat16, jnp.float16) else x
+
+
+def _torch_cross_entropy(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    logits = _torch_wide(output).flatten(0, -2)
+    return torch.nn.functional.cross_entropy(logits, target.flatten())
+
+
+def _jax_cross_entropy(output: jax.Array, target: jax.Array) -> jax.Array:
+    logs = jax.nn.log_softmax(_jax_wide(output))
+    return -jnp.take_along_axis(logs, target[..., None], axis=-1).mean()
+
+
+def _mean_square(wide: Callable) -> Callable:
+    return lambda output, target: ((wide(output) - wide(target)) ** 2).mean()
+
+
+LOSSES = {
+    "cross_entropy": (_torch_cross_entropy, _jax_cross_entropy),
+    "mse": (_mean_square(_torch_wide), _mean_square(_jax_wide)),
+}
+"""name -> (torch's, JAX's): (output, target) -> scalar; in float32 for narrower outputs.
+
+cross_entropy: of output (…, classes) and integer target (…), the mean; mse: of equal shapes.
+"""
+
+
+def check_training(
+    reference: torch.nn.Module,
+    port: nnx.Module,
+    batches: Sequence[Mapping[str, np.ndarray]],
+    *,
+    layout: Layout,
+    optimizer: Callable[[torch.nn.Module], torch.optim.Optimizer],
+    loss: str | tuple[Callable[..., Any], Callable[..., Any]],
+    steps: int = 10,
+    schedule: Callable[[torch.optim.Optimizer], Any] | None = None,
+    clip_norm: float | None = None,
+    clip_value: float | None = None,
+    accumulate: int = 1,
+    accumulated: str = "sum",
+    port_optimizer: Any = None,
+    reference_call: Callable[..., Any] | None = None,
+    port_call: Callable[..., Any] | None = None,
+    dtype: str = "float32",
+) -> Result:
+    """Whether `port`, compiled and under optax, trains as `reference` does in eager torch.
+
+    reference, port: both with the same weights in place, in `dtype`; copies are trained, neither
+        is changed. In bfloat16 and float16 the weights are rounded copies of float32 masters,
+        which alone are updated, by gradients cast to float32, in both frameworks.
+    batches: dicts of NumPy arrays of one set of shapes, taken in turn. "target" goes to the loss,
+        the rest by keyword to both modules, or to the `_call`s as in `check`. Dropout: a module
+        that draws is refused; hand its keep masks in with each batch.
+    optimizer: module -> `torch.optim` optimizer of it; schedule: optimizer -> its scheduler,
+        stepped after each update.
+    loss: one of `LOSSES`, or (torch's, JAX's): (output, target) -> scalar.
+    steps: updates of the free run. clip_norm, clip_value, accumulate, accumulated: as for
+        `optax_like`; an update takes `accumulate` batches.
+    port_optimizer: an optax transformation; `optax_like` of the reference's unless given.
+
+    Judged apart, under the port's names: the gradients of the first batch; the parameters after
+    one update and after three, from identical gradients, torch's own; the optimizer's state then;
+    the loss and the parameters of a free run, here and there on its way and at its end. Of
+    parameters, how far they moved is compared: beside them an update would be small.
+
+    Raises TypeError, ValueError or TransferError for what cannot be checked, naming each.
+    """
+    recipe = Recipe(optimizer, schedule, clip_norm, clip_value, accumulate, accumulated)
+    _validate(reference, port, layout, batches, recipe, loss, steps, dtype)
+    losses = LOSSES[loss] if isinstance(loss, str) else loss
+    prepared = Training.of(
+        reference,
+        batches,
+        recipe,
+        steps,
+        losses[0],
+        reference_call,
+        dtype,
+        layout=layout,
+        port=port,
+    )
+    if problems := prepared.loop.problems():
+        raise ValueError("\n".join(problems))
+    made = port_optimizer or prepared.optax_like(port)
+    failures = compare_weights(reference, port, layout)
+    loop = PortLoop(port, with_loss(port_call, losses[1]), batches, dtype)
+    return prepared.judge(loop, made, failures=failures)
+
+
+@dataclass(frozen=True)
+class Training:
+    """The reference's side of a training check: everything that does not depend on the port.
+
+    runs: how many perturbed ones.
+    """
+
+    loop: TorchLoop
+    steps: int
+    layout: Layout
+    runs: int = RUNS
+
+    @classmethod
+    def of(cls, reference, batches, recipe, steps, loss, call, dtype, *, layout, port):
+        """port: for the shapes of its parameters alone."""
+        shapes = {path: a.shape for path, a in flatten(port).items()}
+        loop = TorchLoop(
+            reference,
+            with_loss(call, loss),
+            batches,
+            recipe,
+            dtype,
+            lambda tensors: layout.to_flax(tensors, shapes),
+        )
+        return cls(loop, steps, layout)
+
+    def optax_like(self, port: nnx.Module) -> Any:
+        """What equals the reference's optimizer, on this port."""
+        recipe, module = self.loop.recipe, copy.deepcopy(self.loop.module)
+        optimizer = recipe.optimizer(module)
+        scheduler = recipe.schedule(optimizer) if recipe.schedule else None
+        key = {id(p): name for name, p in module.named_parameters()}
+        names = [[key[id(p)] for p in group["params"]] for group in optimizer.param_groups]
+        return optax_like(
+            optimizer,
+            schedule=scheduler,
+            # The updates from identical gradients may be more than those of a short free run.
+            steps=max(self.steps, 3) if scheduler else None,
+            clip_norm=recipe.clip_norm,
+            clip_value=recipe.clip_value,
+            accumulate=recipe.accumulate,
+            accumulated=recipe.accumulated,
+            port=port,
+            layout=self.layout,
+            names=names,
+        )
+
+    @cached_property
+    def given(self) -> list[dict[str, np.ndarray]]:
+        """The identical gradients, by torch key."""
+        return self.loop.gradients()
+
+    @cached_property
+    def updated(self) -> tuple[Updated, Updated, list[Updated]]:
+        """After them: torch as it is, the float64 centre, the perturbed runs."""
+        centre, *runs = (self.loop.replay(self.given, seed) for seed in range(self.runs + 1))
+        return self.loop.replay(self.given), centre, runs
+
+    @cached_property
+    def free(self) -> tuple[Trajectory, Trajectory, list[Trajectory]]:
+        """Free runs: torch as it is, the float64 centre, the perturbed ones."""
+        centre, *runs = (self.loop.train(self.steps, seed) for seed in range(self.runs + 1))
+        return self.loop.train(self.steps), centre, runs
+
+    @cached_property
+    def idle(self) -> frozenset[str]:
+        """Paths whose gradient is zero in theory (a key's bias): where they go is rounding alone,
+        of which Adam makes steps as large as any."""
+        found = set()
+        for path, want in self.free[1].gradients.items():
+            budget = self._budget([t.gradients[path] for t in (self.free[1], *self.free[2])])
+            if not want.any() or math.sqrt(np.mean(np.square(want))) <= budget.zero:
+                found.add(path)
+        return frozenset(found)
+
+    def _budget(self, arrays: Sequence[np.ndarray], precision: str | None = None) -> Budget:
+        centre, *runs = (np.asarray(a).astype(np.float64) for a in arrays)
+        return Budget.of(centre, runs, PRECISIONS[precision or self.loop.dtype])
+
+    def judge(self, port: PortLoop, tx: Any, failures: Sequence[str] = (), **identity) -> Result:
+        """Train the port by `tx` and compare what is left behind."""
+        chosen = jax.config.jax_default_device
+        backend = chosen.platform if chosen is not None else jax.default_backend()
+        with jax.default_matmul_precision("highest" if backend != "cpu" else None):
+            recipe = self.loop.recipe
+            given = [self.loop.to_paths(g) for g in self.given]
+            replayed = port.replay(tx, given, recipe.accumulate)
+            trained = port.train(tx, self.steps, recipe.accumulate)
+        lacking = self._lacking(replayed)
+        notes = [
+            f"{path}: its gradient is zero in theory, so that how far it moved says nothing but "
+            "that it stayed within the spread"
+            for path in sorted(self.idle)
+        ]
+        if backend != "cpu":
+            notes.append('matmul precision pinned to "highest"')
+        return Result(
+            dtype=self.loop.dtype,
+            backend=backend,
+            tensors=(*self._updates(replayed), *self._free(trained)),
+            failures=(*failures, *lacking),
+            notes=tuple(notes),
+            name=identity.pop("name", "training"),
+            details={"steps": str(self.steps)},
+            **identity,
+        )
+
+    def _lacking(self, got: Updated) -> list[str]:
+        """Moments that torch keeps and the port's optimizer does not."""
+        return [
+            f"optimizer state: torch keeps {name} of {path}, the port's optimizer has none"
+            for name, kept in self.updated[0].state.items()
+            for path in kept
+            if path not in got.state.get(FIELDS.get(name, ""), {})
+        ]
+
+    def _updates(self, got: Updated) -> Iterator[TensorReport]:
+        """After one update and after the last, from identical gradients: how far parameters
+        moved, and the state."""
+        own, centre, runs = self.updated
+        kept = of_masters(self.loop.dtype)
+        for n in sorted({1, max(centre.moved)}):
+            for path in centre.moved[n]:
+                yield self._report(
+                    f"update of {path}",
+                    f"update {n}",
+                    got.moved[n][path],
+                    own.moved[n][path],
+                    [run.moved[n][path] for run in (centre, *runs)],
+                    kept,
+                    idle=path in self.idle,
+                )
+        for name, moment in centre.state.items():
+            ours = got.state.get(FIELDS.get(name, ""), {})
+            for path in moment.keys() & ours.keys():
+                yield self._report(
+                    f"{name} of {path}",
+                    f"update {max(centre.moved)}",
+                    ours[path],
+                    own.state[name][path],
+                    [run.state[name][path] for run in (centre, *runs)],
+                    kept,
+                )
+
+    def _free(self, got: Trajectory) -> Iterator[TensorReport]:
+        own, centre, runs = self.free
+        every = (centre, *runs)
+        for path in centre.gradients:
+            arrays = [run.gradients[path] for run in every]
+            yield self._report(
+                path,
+                "first batch",
+                got.gradients[path],
+                own.gradients[path],
+                arrays,
+                kind="gradient of parameter",
+            )
+        start = 0
+        for step in centre.moved:
+            end = step * self.loop.recipe.accumulate
+            part = slice(start, end)
+            arrays = [run.losses[part] for run in every]
+            label = f"losses {start + 1}-{end}"
+            yield self._report("loss", label, got.losses[part], own.losses[part], arrays)
+            start = end
+            for path in centre.moved[step]:
+                arrays = [run.moved[step][path] for run in every]
+                report = (f"moved {path}", f"step {step}", got.moved[step][path])
+                yield self._report(*report, own.moved[step][path], arrays, idle=path in self.idle)
+
+    def _report(
+        self, name, transform, got, own, arrays, precision=None, *, kind="output", idle=False
+    ) -> TensorReport:
+        budget = self._budget(arrays, precision)
+        if idle:
+            budget = replace(budget, zero=math.inf)
+        want, got, own = (np.asarray(a).astype(np.float64) for a in (arrays[0], got, own))
+        return judge(want, got, own, budget, kind=kind, name=name, transform=transform)
+
+
+def with_loss(call: Callable | None, loss: Callable) -> Callable[[Any, Mapping[str, Any]], Any]:
+    """(module, batch) -> scalar."""
+
+    def of(module, batch):
+        given = {name: a for name, a in batch.items() if name != TARGET}
+        return loss(call(module, **given) if call else module(**given), batch[TARGET])
+
+    return of
+
+
+def _validate(reference, port, layout, batches, recipe, loss, steps, dtype) -> None:
+    """Every reason why this training cannot be checked, at once."""
+    wrong = [
+        f"{name}: expected a {kind.__name__}, got {type(value).__name__}"
+        for name, value, kind in (
+            ("reference", reference, torch.nn.Module),
+            ("port", port, nnx.Module),
+            ("layout", layout, Layout),
+        )
+        if not isinstance(value, kind)
+    ]
+    if not callable(recipe.optimizer):
+        wrong.append(
+            "optimizer: expected a function of the module, as copies of it are trained, got "
+            f"{type(recipe.optimizer).__name__}; such as lambda m: torch.optim.SGD(m.parameters())"
+        )
+    if recipe.schedule is not None and not callable(recipe.schedule):
+        got = type(recipe.schedule).__name__
+        wrong.append(f"schedule: expected a function of the optimizer, got {got}")
+    if wrong:
+        raise TypeError("\n".join(wrong))
+    problems = _batch_problems(batches)
+    if dtype not in DTYPES:
+        problems.append(f"dtype: expected one of {', '.join(DTYPES)}, got {dtype!r}")
+    elif dtype == "float64" and not jax.config.jax_enable_x64:
+        problems.append(
+            "dtype: float64 needs JAX's x64 mode, else it is narrowed silently; expected "
+            'jax.config.update("jax_enable_x64", True) before the port is built, got x64 off'
+        )
+    else:
+        problems += [
+            f"reference parameter {name!r}: expected {dtype}, got {p.dtype}; convert the module "
+            "first"
+            for name, p in reference.named_parameters()
+            if p.is_floating_point() and p.dtype != TORCH_DTYPES[dtype]
+        ]
+        problems += [
+            f"port parameter {path!r}: expected {dtype}, got {a.dtype.name}"
+            for path, a in run_jax.parameters(port).items()
+            if a.dtype.name != dtype
+        ]
+    if isinstance(loss, str) and loss not in LOSSES:
+        problems.append(
+            f"loss: expected one of {', '.join(LOSSES)}, or two functions, got {loss!r}"
+        )
+    elif not isinstance(loss, str) and not (
+        isinstance(loss, tuple) and len(loss) == 2 and all(map(callable, loss))
+    ):
+        problems.append(f"loss: expected torch's and JAX's, two functions, got {loss!r}")
+    if not (isinstance(steps, int) and not isinstance(steps, bool) and steps > 0):
+        problems.append(f"steps: expected a whole number above 0, got {steps!r}")
+    if problems:
+        raise ValueError("\n".join(problems))
+
+
+def _batch_problems(batches: Any) -> list[str]:
+    if not isinstance(batches, Sequence) or not batches:
+        return [f"batches: expected a list of dicts of NumPy arrays, got {type(batches).__name__}"]
+    problems, first = [], None
+    for i, batch in enumerate(batches):
+        if not isinstance(batch, Mapping) or TARGET not in batch:
+            problems.append(f"batches[{i}]: expected a dict of arrays with {TARGET!r} among them")
+            continue
+        strangers = [
+            name
+            for name, a in batch.items()
+            if not (isinstance(a, np.ndarray) and (a.dtype.kind in "biu" or is_float(a.dtype)))
+        ]
+        problems += [f"batches[{i}][{name!r}]: expected a NumPy array" for name in strangers]
+        if not strangers:
+            found = {name: (a.shape, a.dtype.name) for name, a in batch.items()}
+            first = first or found
+            if found != first:
+                problems.append(f"batches[{i}]: expected one set of shapes, {first}, got {found}")
+    return problems

@@ -16,7 +16,8 @@ from torch.optim import SGD, Adagrad, Adam, AdamW, NAdam, RMSprop, lr_scheduler
 from jax_attn import transfer
 from jax_attn.parity.train_jax import PortLoop
 from jax_attn.parity.train_torch import Recipe
-from jax_attn.parity.training import LOSSES, Training, with_loss
+from jax_attn.parity.training import Training
+from jax_attn.parity.training_arguments import LOSSES, with_loss
 
 IN, OUT, BATCH, BATCHES, STEPS = 5, 3, 7, 3, 8
 

@@ -41,7 +41,7 @@ def drawn(module: torch.nn.Module) -> torch.nn.Module:
     with torch.no_grad():
         for name, p in module.named_parameters():
             p.normal_(0, p.shape[-1] ** -0.5 if p.ndim > 1 else 0.5, generator=generator)
-            if "norm" in name and name.endswith("weight"):
+            if "norm" in name.lower() and name.endswith("weight"):
                 p += 1
     return module
 

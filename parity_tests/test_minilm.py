@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from decoder_cases import drawn
 from flax import nnx
 from minilm import FOLDER, STRANGE, Pair, ours, own_rows, rankings, sentences, theirs
 from transformers import AutoTokenizer, BertConfig, BertModel
@@ -22,7 +23,8 @@ from jax_attn.parity.verdict import compare_weights
 from jax_attn.transfer import TransferError
 from jax_attn.transfer.families import BERT
 
-SHORT = [*STRANGE[:4], "Attention.", "A query sees every key.", "Weights move both ways.", "No."]
+SHORT = ["", *STRANGE[2:4], "A query sees every key."]
+ROWS = len(SHORT)
 
 
 @pytest.fixture(scope="module")
@@ -32,8 +34,8 @@ def pair():
 
 @pytest.fixture(scope="module")
 def short(pair):
-    """Eight sentences, compared: a batch and what was found."""
-    (batch,) = pair.encoder.batches(SHORT, 8)
+    """Four sentences, compared: a batch and what was found."""
+    (batch,) = pair.encoder.batches(SHORT, ROWS)
     return batch, pair.compared(batch)
 
 
@@ -53,7 +55,10 @@ def test_every_number_of_every_sentence(pair, short, request):
 
 
 def test_embeds_in_the_order_given(pair, short):
-    assert np.array_equal(pair.encoder.embed(SHORT, 8), own_rows([short[0]], [short[1]], "port"))
+    batch, found = short
+    assert [*batch.rows] != [*range(ROWS)]
+    exact, budget = (own_rows([batch], [found], name) for name in ("exact", "budget"))
+    assert (np.abs(pair.encoder.embed(SHORT, ROWS) - exact) <= budget).all()
 
 
 def test_rankings_can_differ():
@@ -144,7 +149,7 @@ def test_back_to_torch_bit_for_bit(pair):
 SMALL = BertConfig(
     hidden_size=30,
     num_attention_heads=3,
-    num_hidden_layers=2,
+    num_hidden_layers=1,
     intermediate_size=37,
     vocab_size=41,
     max_position_embeddings=23,
@@ -154,8 +159,7 @@ SMALL = BertConfig(
 
 def test_gradients_of_every_parameter(tmp_path):
     """A small encoder, read from its file as the real one is; the pooler has its own output."""
-    torch.manual_seed(0)
-    reference = BertModel(SMALL).eval()
+    reference = drawn(BertModel(SMALL)).eval()
     reference.save_pretrained(tmp_path)
     port = load_encoder(tmp_path / "model.safetensors", SMALL.to_dict())
     layout = BERT.model(SMALL.to_dict(), reference.state_dict())
@@ -181,8 +185,7 @@ def test_gradients_of_every_parameter(tmp_path):
         reference_call=both_of_theirs,
         port_call=both_of_ours,
         transforms=("jit",),
-    )
-    assert result.verdict is Verdict.PASS, str(result)
+    ).raise_for_status()
     assert {t.name for t in result.tensors} >= set(dict(reference.named_parameters()))
 
 

@@ -2,6 +2,12 @@
 
 import json
 
+# A run in this process forgets, at its end, every module that was not there before it.
+import jax_attn.parity.cases
+import jax_attn.parity.environment
+import jax_attn.parity.report
+import jax_attn.pytest_report  # noqa: F401
+
 STAND_IN = """
 import os, pytest, jax_attn.parity
 from jax_attn.parity import environment

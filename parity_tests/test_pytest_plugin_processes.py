@@ -2,8 +2,10 @@
 
 import importlib.metadata
 import json
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch  # noqa: F401  the example's reference
@@ -29,25 +31,18 @@ def run(pytester, monkeypatch):
 
 # --- as it is written in the README -----------------------------------------------------------
 
-EXAMPLE = """
-import numpy as np, pytest, torch
-from flax import nnx
-from jax_attn import MultiHeadAttention, transfer
-
-@pytest.mark.parity(dtype=["float32", "bfloat16"], transforms=["jit"])
-def test_port(parity):
-    layout, call = transfer.LAYOUTS["torch_mha"], lambda module, x: module(x, x, x)[0]
-    reference = torch.nn.MultiheadAttention(64, 8, batch_first=True, dtype=getattr(torch, parity.dtype))
-    port = MultiHeadAttention(64, 8, param_dtype=parity.dtype, rngs=nnx.Rngs(0))
-    transfer.load(port, reference.state_dict(), layout)
-    x = np.random.default_rng(0).standard_normal((2, 10, 64))
-    parity(reference.eval(), port, (x,), layout=layout, reference_call=call)
-"""  # noqa: E501
+BLOCKS = re.findall(
+    r"^```python\n(.*?)^```",
+    Path(__file__).parents[1].joinpath("README.md").read_text(),
+    re.M | re.S,
+)
+# What the reader's own pair, above it, has named by then.
+BEFORE, EXAMPLE = BLOCKS[0], next(block for block in BLOCKS if "@pytest.mark.parity" in block)
 
 
-def test_the_example(pytester):
-    pytester.makepyfile(test_port=EXAMPLE)
-    result = pytester.runpytest_inprocess(*OPTIONS, "--parity-report", "report")
+def test_the_example(run, pytester):
+    pytester.makepyfile(test_port=BEFORE + EXAMPLE)
+    result = run("--parity-report", "report")
     result.assert_outcomes(passed=2)
     result.stdout.fnmatch_lines(["parity: 2 pass, 0 fail, 0 inconclusive; report in report"])
     document = json.loads((pytester.path / "report" / "result.json").read_text())

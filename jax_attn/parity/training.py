@@ -24,7 +24,7 @@ from jax_attn.parity.optimizers import optax_like
 from jax_attn.parity.result import Result
 from jax_attn.parity.train_jax import FIELDS, PortLoop
 from jax_attn.parity.train_torch import Recipe, TorchLoop
-from jax_attn.parity.training_arguments import LOSSES, validate, with_loss
+from jax_attn.parity.training_arguments import LOSSES, rounded, validate, with_loss
 from jax_attn.parity.trajectory import UPDATES, Trajectory, Updated, of_masters
 from jax_attn.parity.verdict import compare_weights
 from jax_attn.transfer import Layout, flatten
@@ -112,7 +112,7 @@ class Training:
         loop = TorchLoop(
             reference,
             with_loss(call, loss),
-            batches,
+            [rounded(batch, dtype) for batch in batches],
             recipe,
             dtype,
             lambda tensors: layout.to_flax(tensors, shapes),

@@ -59,6 +59,12 @@ def with_loss(call: Callable | None, loss: Callable) -> Callable[[Any, Mapping[s
     return of
 
 
+def rounded(batch: Mapping[str, np.ndarray], dtype: str) -> dict[str, np.ndarray]:
+    """Floating arrays as `dtype` holds them, so that every run starts from the same numbers."""
+    kept = run_jax.float_dtype(dtype)
+    return {k: a.astype(kept) if is_float(a.dtype) else a for k, a in batch.items()}
+
+
 def validate(reference, port, layout, batches, recipe, loss, steps, dtype) -> None:
     """Every reason why this training cannot be checked, at once."""
     wrong = [

@@ -1,0 +1,247 @@
+"""check_training: every optimizer and option passes; what cannot be checked is refused by name."""
+
+import jax
+import numpy as np
+import pytest
+import torch
+from flax import nnx
+from torch.optim import SGD, AdamW
+
+from jax_attn import GroupedQueryAttention, parity, transfer
+from jax_attn.parity.compare import Verdict
+from jax_attn.parity.encoder import ENCODER, draws, ported, torch_encoder
+from jax_attn.parity.training_cases import TRAINING_CASES, batches, judged, layers
+from torch_ref import DESIGNS
+
+N, K, H, D, B, T = 6, 3, 5, 13, 3, 7
+
+
+@pytest.mark.parametrize("case", TRAINING_CASES)
+def test_a_right_port_trains_as_torch_does(case):
+    result = judged(case)
+    assert result.verdict is Verdict.PASS, str(result)
+
+
+def sgd(module):
+    return SGD(module.parameters(), 0.1, momentum=0.9)
+
+
+def adamw(module):
+    return AdamW(module.parameters(), 0.01)
+
+
+def attention() -> dict:
+    """Arguments of a check of grouped-query attention."""
+    torch.manual_seed(0)
+    reference = DESIGNS["gqa"](D, N, K, head_dim=H)
+    port = GroupedQueryAttention(D, N, K, head_dim=H, rngs=nnx.Rngs(0))
+    transfer.load(port, reference.state_dict(), transfer.LAYOUTS["gqa"])
+    rng = np.random.default_rng(0)
+    given = [
+        {name: rng.standard_normal((B, T, D)).astype(np.float32) for name in ("query", "target")}
+        for _ in range(2)
+    ]
+    options = {"layout": transfer.LAYOUTS["gqa"], "optimizer": adamw, "loss": "mse", "steps": 5}
+    return {"reference": reference, "port": port, "batches": given} | options
+
+
+@pytest.fixture(scope="module")
+def attended() -> tuple[dict, parity.Result, list[bytes]]:
+    given = attention()
+    before = bits(given)
+    return given, parity.check_training(**given), before
+
+
+def bits(given: dict) -> list[bytes]:
+    ours = transfer.flatten(given["port"]).values()
+    theirs = given["reference"].state_dict().values()
+    return [np.asarray(a).tobytes() for a in (*ours, *theirs)]
+
+
+def test_attention_trains_alike_though_adam_makes_steps_of_a_key_biass_rounding(attended):
+    _, result, _ = attended
+    assert result.verdict is Verdict.PASS, str(result)
+    assert any("k_proj.bias" in note for note in result.notes)
+
+
+def test_the_modules_stay_as_they_were(attended):
+    given, _, before = attended
+    assert bits(given) == before
+
+
+def test_gradients_updates_state_losses_and_parameters_are_each_judged(attended):
+    _, result, _ = attended
+    found = {(t.transform, t.label) for t in result.tensors}
+    assert {
+        ("first batch", "grad q_proj.kernel"),
+        ("update 1", "update of q_proj.kernel"),
+        ("update 3", "update of q_proj.kernel"),
+        ("update 3", "exp_avg of q_proj.kernel"),
+        ("update 3", "exp_avg_sq of q_proj.kernel"),
+        ("losses 1-2", "loss"),
+        ("losses 4-5", "loss"),
+        ("step 2", "moved q_proj.kernel"),
+        ("step 5", "moved q_proj.kernel"),
+    } <= found
+
+
+def test_other_weights_fail_by_name(attended):
+    given, _, _ = attended
+    other = nnx.clone(given["port"])
+    other.v_proj.bias[...] = other.v_proj.bias[...] + 1e-6
+    result = parity.check_training(**(given | {"port": other, "optimizer": sgd, "steps": 1}))
+    assert result.verdict is Verdict.FAIL
+    assert any("v_proj" in failure for failure in result.failures)
+
+
+def test_a_ports_own_optimizer_is_what_is_judged():
+    """optax's AdamW at its own defaults: another weight decay."""
+    import optax
+
+    reference, port = layers("float32")
+    result = parity.check_training(
+        reference,
+        port,
+        batches(),
+        layout=transfer.LINEAR,
+        optimizer=lambda m: AdamW(m.parameters(), 0.02, weight_decay=0.2),
+        loss="mse",
+        port_call=lambda module, input: module(input),
+        port_optimizer=optax.adamw(0.02),
+        steps=2,
+    )
+    assert result.verdict is Verdict.FAIL
+
+
+def test_an_optimizer_that_keeps_no_state_fails_by_name():
+    import optax
+
+    result = judged("SGD, momentum", optax.sgd(0.1))
+    assert any("momentum_buffer of kernel" in failure for failure in result.failures)
+
+
+def test_a_two_layer_encoder_trains_alike_under_dropout_handed_in(pytestconfig):
+    long = pytestconfig.getoption("--long")
+    vocab, width, inner = 11, 10, 17
+    reference = torch_encoder(vocab, width, 2, inner, seed=3)
+    rng = np.random.default_rng(5)
+    given = [
+        {
+            "tokens": rng.integers(0, vocab, (B, T)),
+            "target": rng.integers(0, vocab, (B, T)),
+            "keep": draws(i, B, T, width),
+        }
+        for i in range(2)
+    ]
+    result = parity.check_training(
+        reference,
+        ported(reference),
+        given,
+        layout=ENCODER,
+        optimizer=adamw,
+        clip_norm=1.0,
+        loss="cross_entropy",
+        steps=50 if long else 4,
+    )
+    assert result.verdict is Verdict.PASS, str(result)
+
+
+def a_batch(**changed) -> dict:
+    return batches()[0] | changed
+
+
+REFUSED = {
+    "no batch": ({"batches": []}, "batches: expected a list"),
+    "no target": ({"batches": [{"input": batches()[0]["input"]}]}, "'target'"),
+    "a list for an array": ({"batches": [a_batch(input=[1.0])]}, "batches[0]['input']"),
+    "other shapes": (
+        {"batches": [a_batch(), a_batch(input=np.ones((2, 5), np.float32))]},
+        "batches[1]: expected one set of shapes",
+    ),
+    "unknown loss": ({"loss": "hinge"}, "loss: expected one of cross_entropy, mse"),
+    "half a loss": ({"loss": abs}, "loss: expected torch's and JAX's"),
+    "no steps": ({"steps": 0}, "steps: expected a whole number above 0"),
+    "unknown dtype": ({"dtype": "int8"}, "dtype: expected one of"),
+    "another dtype": ({"dtype": "bfloat16"}, "reference parameter 'weight': expected bfloat16"),
+    "float64 narrowed": ({"dtype": "float64"}, "x64"),
+}
+
+
+def linear_check(**changed):
+    reference, port = layers("float32")
+    given = {"reference": reference, "port": port, "batches": batches(), "optimizer": sgd}
+    given |= {"layout": transfer.LINEAR, "loss": "mse", "steps": 1}
+    return parity.check_training(
+        **(given | {"port_call": lambda module, input: module(input)} | changed)
+    )
+
+
+@pytest.mark.parametrize("row", REFUSED)
+def test_what_cannot_be_checked_is_refused_by_name(row):
+    changed, expected = REFUSED[row]
+    with pytest.raises(ValueError, match="expected") as error:
+        linear_check(**changed)
+    assert expected in str(error.value)
+
+
+def test_every_reason_comes_at_once():
+    with pytest.raises(ValueError, match="expected") as error:
+        linear_check(loss="hinge", steps=-1, batches=[])
+    assert [line.split(":")[0] for line in str(error.value).splitlines()] == [
+        "batches",
+        "loss",
+        "steps",
+    ]
+
+
+def test_an_optimizer_of_the_module_itself_is_refused_as_copies_are_trained():
+    with pytest.raises(TypeError, match="optimizer: expected a function of the module"):
+        linear_check(optimizer=sgd(layers("float32")[0]))
+
+
+class Dropping(torch.nn.Linear):
+    def forward(self, input):
+        return torch.nn.functional.dropout(super().forward(input), 0.5)
+
+
+class Frozen(torch.nn.Linear):
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.bias.requires_grad_(False)
+
+
+class Unused(torch.nn.Linear):
+    def forward(self, input):
+        return input @ self.weight.T
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        (Dropping, "reference: expected the same loss each time"),
+        (Frozen, "reference parameter 'bias': expected it to be trained"),
+        (Unused, "reference parameter 'bias': expected a gradient, got none"),
+    ],
+)
+def test_a_reference_that_would_not_train_as_the_port_does_is_refused(kind, expected):
+    reference = kind(5, 3)
+    reference.load_state_dict(layers("float32")[0].state_dict())
+    with pytest.raises(ValueError, match="expected") as error:
+        linear_check(reference=reference)
+    assert expected in str(error.value)
+
+
+def test_updates_lost_in_rounding_are_inconclusive():
+    """A rate so small that float32 weights hardly see it: nothing could fail."""
+    result = linear_check(optimizer=lambda m: SGD(m.parameters(), 1e-7))
+    assert result.verdict is Verdict.INCONCLUSIVE
+    assert any("no power" in reason for reason in result.reasons)
+
+
+def test_float64_where_jax_holds_it():
+    with jax.enable_x64(True):
+        reference = torch.nn.Linear(5, 3).double()
+        port = nnx.Linear(5, 3, param_dtype=jax.numpy.float64, rngs=nnx.Rngs(0))
+        transfer.load(port, reference.state_dict(), transfer.LINEAR)
+        result = linear_check(reference=reference, port=port, optimizer=adamw, dtype="float64")
+    assert result.verdict is Verdict.PASS, str(result)

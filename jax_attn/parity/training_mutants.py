@@ -147,7 +147,7 @@ TRAINING_MUTANTS: dict[str, TrainingMutant] = {
         "Adam, eps",
         lambda: optax.chain(optax.scale_by_adam(eps=0.0, eps_root=0.01), optax.scale(-0.02)),
     ),
-    "Adam: eps before the bias correction": _of(
+    "Adam: eps corrected as v is at first": _of(
         "Adam, eps",
         lambda: optax.chain(
             formulas.scale_by_adam(0.9, 0.999, 0.01 / 0.001**0.5), optax.scale(-0.02)

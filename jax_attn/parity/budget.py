@@ -10,7 +10,12 @@ What one operation is moved by (`Precision`, `bridge`)
     A sum of n terms, in any one order, rounds every partial sum. Partial sums walk from 0
     to the total s: on average a Brownian bridge about the straight line, so that the sum
     of their squares is n*(s**2/3 + v/6) with v the sum of the squared terms; each product
-    adds its own rounding, v. Hence a draw of up to acc*sqrt(v + n*(s**2/3 + v/6)).
+    adds its own rounding, v. Hence a draw of up to acc*sqrt(v + n*(s**2/3 + v/6)). Terms
+    that are too small to be kept are lost: of n, up to sqrt(n) times the smallest, beside it.
+    A softmax makes the probabilities exp(s - l) of a row from one l = log(sum(exp(s))) in a
+    fused kernel, backward at least: l is kept rounded, by up to acc*|l|, and they all err by
+    that one factor. Where attention is peaked this is most of what they err by: a
+    probability near 1 that is exp(s - max) over a sum hardly errs at all.
     Operands of a matrix unit that rounds them (TF32, the TPU's bfloat16 pass) add up to
     operand*sqrt(2*v).
 
@@ -47,6 +52,8 @@ class Precision:
     tiny: float = 2.0**-126  # XLA:CPU and the TPU flush float32 subnormals
 
 
+_FLUSHED = Precision.tiny  # of float32, in which the products of float16 are added up, too
+
 PRECISIONS = {
     # The oracle is float64 too and rounds as much again: twice the roundoff.
     "float64": Precision(acc=2.0**-52, store=2.0**-52, tiny=2.0**-1022),
@@ -58,10 +65,11 @@ PRECISIONS = {
 }
 
 
-def bridge(terms: int, precision: Precision) -> tuple[float, float]:
-    """(a, b) such that a sum s of `terms` terms x errs by up to sqrt(a*s**2 + b*sum(x**2))."""
+def bridge(terms: int, precision: Precision) -> tuple[float, float, float]:
+    """(a, b, c): a sum s of `terms` terms x errs by up to sqrt(a*s**2 + b*sum(x**2) + c)."""
     acc, operand = precision.acc**2, precision.operand**2
-    return acc * terms / 3, acc * (1 + terms / 6) + 2 * operand
+    lost = min(precision.tiny, _FLUSHED) ** 2
+    return acc * terms / 3, acc * (1 + terms / 6) + 2 * operand, terms * lost
 
 
 @cache

@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 Identity = tuple[str, tuple[tuple[int, ...], ...]]
 Made = tuple[tuple[Identity, torch.dtype | None], ...]
 _MARK = "_made_of_constants"
+_PLAIN = frozenset((int, float, bool, type(None)))
 
 
 def each(fn: Callable[[torch.Tensor], torch.Tensor], tree: Any) -> Any:
@@ -23,7 +24,7 @@ def each(fn: Callable[[torch.Tensor], torch.Tensor], tree: Any) -> Any:
     if isinstance(tree, torch.Tensor):
         return fn(tree) if tree.is_floating_point() else tree
     if isinstance(tree, tuple | list):
-        made = [each(fn, branch) for branch in tree]
+        made = [branch if type(branch) in _PLAIN else each(fn, branch) for branch in tree]
         return type(tree)(*made) if hasattr(tree, "_fields") else type(tree)(made)
     if isinstance(tree, dict):
         return {name: each(fn, branch) for name, branch in tree.items()}

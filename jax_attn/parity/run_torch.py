@@ -5,8 +5,10 @@ The only place of the parity room, besides `designs.py`, that imports torch.
 
 import contextlib
 import copy
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -78,9 +80,16 @@ def _widen(tree: Any) -> Any:
     return each(lambda x: x if x.dtype is torch.float64 else x.double(), tree)
 
 
+@cache
 def _rounds(func) -> bool:
     """Whether an operator's results are rounded, rather than moved or chosen."""
     return func.overloadpacket.__name__ not in _EXACT and not func.is_view
+
+
+@cache
+def _is_view(func) -> bool:
+    """Whether an operator's result is its first argument, seen otherwise: most are."""
+    return func.is_view
 
 
 class Float64(TorchDispatchMode):
@@ -90,7 +99,14 @@ class Float64(TorchDispatchMode):
     leaves an error of 1e-7 that would pass for the port's.
     """
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled here, and to keep the compiler out would take an operator's time."""
+        return False
+
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if _is_view(func) and args[0].dtype is torch.float64:
+            return func(*args, **(kwargs or {}))
         kwargs = dict(kwargs or {})
         asked = kwargs.get("dtype")
         if isinstance(asked, torch.dtype) and asked.is_floating_point:
@@ -125,21 +141,29 @@ class Perturbed(Float64):
         """x + by * (uniform in [-1, 1)); an infinity stays where it is."""
         drawn = torch.empty(x.shape, dtype=torch.float32).uniform_(-1, 1, generator=self.generator)
         moved = by.mul_(drawn).add_(x)
-        return moved if bool(moved.sum().isfinite()) else torch.where(x.isfinite(), moved, x)
+        return moved if math.isfinite(moved.sum()) else torch.where(x.isfinite(), moved, x)
 
     def _stored(self, x: torch.Tensor) -> torch.Tensor:
         return self._moved(x, (self.precision.store * x).abs_().clamp_(min=self.precision.tiny))
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if not self._constants:
+            if _is_view(func) and args[0].dtype is torch.float64:
+                return func(*args, **(kwargs or {}))
+            return self._dispatched(func, types, args, kwargs)
         made = roundings((args, kwargs))
         own = self.precision
         if made is not None and own and _rounds(func):
             self.precision = self._of_constant(identity(func, args, kwargs))
-        result = super().__torch_dispatch__(func, types, args, kwargs)
-        if func._schema.is_mutable and own and _rounds(func):
-            result.copy_(each(self._stored, result))
+        result = self._dispatched(func, types, args, kwargs)
         self.precision = own
         mark(result, made)
+        return result
+
+    def _dispatched(self, func, types, args, kwargs):
+        result = super().__torch_dispatch__(func, types, args, kwargs)
+        if self.precision and func._schema.is_mutable and _rounds(func):
+            result.copy_(each(self._stored, result))
         return result
 
     def _of_constant(self, given: Identity) -> Precision:
@@ -153,8 +177,8 @@ class Perturbed(Float64):
 
     def compute(self, func, args, kwargs):
         name = func.overloadpacket.__name__
-        if name == "_softmax":
-            return self._softmax(func, *args)
+        if name in SOFTMAXES:
+            return self._softmax(func, *args, **kwargs)
         if self.precision is None or not _rounds(func):
             return super().compute(func, args, kwargs)
         if name in _SUMS:
@@ -162,8 +186,8 @@ class Perturbed(Float64):
             if not total.is_floating_point():
                 return total
             squares, terms = _SUMS[name](*args, **kwargs)
-            of_total, of_squares = bridge(terms, self.precision)
-            by = squares.mul_(of_squares).addcmul_(total, total, value=of_total).sqrt_()
+            of_total, of_squares, lost = bridge(terms, self.precision)
+            by = squares.mul_(of_squares).addcmul_(total, total, value=of_total).add_(lost).sqrt_()
             return self._stored(self._moved(total, by))
         return self._kernel(func, args, kwargs)
 
@@ -187,10 +211,14 @@ class Perturbed(Float64):
         inside.generator = self.generator
         return inside
 
-    def _softmax(self, func, scores: torch.Tensor, dim: int, half_to_float: bool) -> torch.Tensor:
+    def _softmax(self, func, scores: torch.Tensor, dim: int, *others, **options) -> torch.Tensor:
         empty = torch.isneginf(scores).all(dim=dim, keepdim=True)
-        args = (scores.masked_fill(empty, 0.0), dim, half_to_float)
-        made = self._kernel(func, args, {}) if self.precision else func(*args)
+        args = (scores.masked_fill(empty, 0.0), dim, *others)
+        if self.precision is None:
+            return func(*args, **options).masked_fill(empty, 0.0)
+        made = self._kernel(func, args, options)
+        kept = torch.logsumexp(args[0], dim, keepdim=True)
+        made *= self._moved(torch.ones_like(kept), self.precision.acc * kept.abs())
         return made.masked_fill(empty, 0.0)
 
     def _nearby(self, x: torch.Tensor) -> torch.Tensor:
@@ -317,8 +345,10 @@ class Reference:
         leaves = {("input", k): x for k, x in inputs.items() if x.requires_grad}
         leaves |= {("parameter", k): p for k, p in module.named_parameters() if p.requires_grad}
         active = [k for k, y in outputs.items() if y.requires_grad]
-        grads = [torch.zeros_like(x) for x in leaves.values()]
-        if active and leaves:
+        grads = []
+        if not active:
+            grads = [torch.zeros_like(x) for x in leaves.values()]
+        elif leaves:
             grads = torch.autograd.grad(
                 [outputs[k] for k in active],
                 list(leaves.values()),

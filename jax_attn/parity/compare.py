@@ -44,7 +44,8 @@ class TensorReport:
     fraction: the largest error over its budget, any gate; 1 is the limit.
     error, reference_error: RMS of the port's and of torch's own; None where torch gave none.
     scale: the oracle's RMS. budget: the RMS error that would still pass.
-    index, got, want, allowed: the worst element.
+    index, got, want, allowed: the worst element. projection: its gate's own fraction, NaN of a
+    tensor that is zero.
     """
 
     kind: str
@@ -62,6 +63,7 @@ class TensorReport:
     got: float = math.nan
     want: float = math.nan
     allowed: float = math.nan
+    projection: float = math.nan
 
     @property
     def label(self) -> str:
@@ -164,6 +166,7 @@ def judge(
         verdict=Verdict.FAIL if failures else Verdict.INCONCLUSIVE if weak else Verdict.PASS,
         reasons=(*failures, *weak),
         fraction=max(gates.values()),
+        projection=gates.get("projection", math.nan),
         error=rms(errors),
         reference_error=own_rms,
         scale=scale,

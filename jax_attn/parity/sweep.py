@@ -8,7 +8,9 @@ from itertools import groupby
 from multiprocessing import get_context
 from typing import Any
 
+from jax_attn.parity.calibrated import Trial
 from jax_attn.parity.cases import COMPILED_KERNELS, Case
+from jax_attn.parity.drawn import Configuration
 from jax_attn.parity.power import Kill
 from jax_attn.parity.result import Result
 
@@ -56,6 +58,17 @@ def kill_block(cases: Sequence[Case]) -> list[Kill]:
     return found
 
 
+def calibrate_block(configurations: Sequence[Configuration]) -> list[Trial]:
+    """The verdicts on correct configurations of one program."""
+    import jax
+
+    from jax_attn.parity.calibration import judged
+
+    found = judged(configurations)
+    jax.clear_caches()
+    return found
+
+
 def compile_block(design: str) -> list[dict[str, Any]]:
     """What the compilers say of one design, or of one kernel."""
     from jax_attn.parity.tpu import compile_design, compile_kernel
@@ -90,6 +103,15 @@ def power_tasks(cases: Sequence[Case]) -> list[tuple]:
     rows = list({case.preparation: case for case in reversed(cases)}.values())
     rows.sort(key=lambda c: c.size.D * c.size.B, reverse=True)
     return [(kill_block, (case,)) for case in rows]
+
+
+def calibration_tasks(configurations: Sequence[Configuration]) -> list[tuple]:
+    """Likewise of calibration: a piece is all configurations of one program; long rows first."""
+    programs = {c.program: [] for c in configurations}
+    for configuration in configurations:
+        programs[configuration.program].append(configuration)
+    order = sorted(programs, key=lambda p: (p.size.S * p.size.T * p.size.N, p.name), reverse=True)
+    return [(calibrate_block, tuple(programs[program])) for program in order]
 
 
 def size(work: Sequence[tuple]) -> int:

@@ -1,0 +1,372 @@
+"""What calibration draws: correct configurations, within a hundred programs. NumPy only.
+
+A program is what is compiled: a module of one shape and dtype, a kernel, a kind of call.
+Configuration `number` of a seed has a program by its number and data from (seed, number) alone, so
+that any one can be run again by itself. Only correct ones are drawn: no quantity of the formulas
+leaves the range of its dtype (`Levels`).
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import product
+from typing import NamedTuple
+
+import numpy as np
+
+from jax_attn.parity.cases import MASKS, Size
+from jax_attn.parity.signature import DTYPES
+
+Rng = np.random.Generator
+Arrays = Mapping[str, np.ndarray]
+
+# Few scores, as each configuration is run some twenty times; long rows have few heads.
+SIZES = {
+    "mha": Size(B=2, T=5, S=7, N=3, K=3, D=12),
+    "gqa": Size(B=1, T=7, S=11, N=4, K=2, D=20),
+    "mqa": Size(B=1, T=5, S=13, N=5, K=1, D=30),
+    "512": Size(B=1, T=3, S=521, N=2, K=1, D=8),
+    "1024": Size(B=1, T=3, S=1031, N=2, K=2, D=6),
+    "2048": Size(B=1, T=2, S=2039, N=1, K=1, D=5),
+}
+
+# --- programs -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Program:
+    """kind: core (attention, scores written out), blocked (tile by tile) or module (a pre-norm
+    block, by either kernel). design: of `designs.DESIGNS`, or "block". call: "arrays", who sees
+    whom and what is added as data; else a mask of `cases.MASKS` that the kernel knows. tile: of
+    queries and keys, where the kernel is the blocked one. unit: the matrix unit emulated.
+    """
+
+    kind: str
+    design: str
+    dtype: str
+    shape: str
+    call: str = "arrays"
+    tile: tuple[int, int] | None = None
+    unit: str | None = None
+
+    @property
+    def size(self) -> Size:
+        return SIZES[self.shape]
+
+    @property
+    def precision(self) -> str:
+        """The budget's."""
+        return self.unit or self.dtype
+
+    @property
+    def name(self) -> str:
+        tile = "" if self.tile is None else "-{}x{}".format(*self.tile)
+        return f"{self.precision}-{self.kind}{tile}-{self.design}-{self.shape}-{self.call}"
+
+
+_DESIGNS = (
+    ("gqa", "mha", "arrays", (3, 4)),
+    ("gqa", "gqa", "arrays", (2, 5)),
+    ("gqa", "mqa", "arrays", (5, 3)),
+    ("gqa", "gqa", "causal_padding", (3, 4)),
+    ("gqa/softcap", "mqa", "arrays", (2, 4)),
+    ("gqa/rotary", "gqa", "arrays", (3, 5)),
+    ("gqa", "512", "arrays", (2, 96)),
+)
+_OTHERS = {
+    "core": (("gqa/qk_norm", "mha", "arrays", None),),
+    "blocked": (("gqa", "mha", "window", (2, 3)),),
+}
+_LONG = (("gqa", "1024", "arrays", (3, 200)), ("gqa", "2048", "arrays", (2, 512)))
+_BLOCKS = tuple(product(("mha", "gqa", "mqa"), (None, (3, 4))))
+
+
+@cache
+def programs() -> tuple[Program, ...]:
+    """A hundred; one of each emulated unit and kernel, so that they get 4% of all."""
+    made = []
+    for dtype, (kind, others) in product(DTYPES, _OTHERS.items()):
+        long = _LONG if dtype in ("float32", "bfloat16") else ()
+        for design, shape, call, tile in (*_DESIGNS, *others, *long):
+            tile = tile if kind == "blocked" else None
+            made.append(Program(kind, design, dtype, shape, call, tile))
+    made += [
+        Program("module", "block", dtype, shape, tile=tile)
+        for dtype, (shape, tile) in product(DTYPES, _BLOCKS)
+    ]
+    made += [
+        Program(kind, "gqa", "float32", "gqa", tile=tile, unit=unit)
+        for unit, (kind, tile) in product(("mxu", "tf32"), (("core", None), ("blocked", (3, 4))))
+    ]
+    return tuple(made)
+
+
+# Coprime to a hundred: neighbours in number are unlike.
+_STRIDE = 37
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """One of those that a seed gives."""
+
+    number: int
+    seed: int
+
+    @property
+    def program(self) -> Program:
+        return programs()[_STRIDE * self.number % len(programs())]
+
+    @property
+    def name(self) -> str:
+        return f"{self.program.name}-{self.number:05}"
+
+    @property
+    def plants(self) -> bool:
+        """Whether bugs are planted in it: in every thirtieth of the blocked kernel's and blocks."""
+        return self.program.kind != "core" and self.number // len(programs()) % 30 == 0
+
+    def rng(self) -> Rng:
+        return np.random.default_rng([self.seed, self.number])
+
+
+def configurations(
+    count: int, seed: int, dtypes: Sequence[str] = (), pattern: str = ""
+) -> list[Configuration]:
+    """The first `count` of a seed, of which those in `dtypes` and with `pattern` in their name."""
+    drawn = (Configuration(number, seed) for number in range(count))
+    return [c for c in drawn if (not dtypes or c.program.dtype in dtypes) and pattern in c.name]
+
+
+# --- how large ------------------------------------------------------------------------------------
+
+
+class Limits(NamedTuple):
+    """What a precision holds, and how peaked attention may be.
+
+    smallest, largest: RMS of any quantity; a few hundred times that, the largest element or sum
+    still is finite, and it takes as much for one to be lost among the subnormal. scores: largest
+    standard deviation: an error of `roundoff * score` in a score is one of as much in every
+    probability. offset: largest mean over standard deviation, likewise lost where it cancels.
+    """
+
+    smallest: float
+    largest: float
+    scores: float
+    offset: float
+
+
+# float64: what is judged is squared, in float64.
+LIMITS = {
+    "float64": Limits(1e-140, 1e140, 300.0, 1e4),
+    "float32": Limits(1e-33, 1e33, 30.0, 100.0),
+    "float16": Limits(1e-2, 200.0, 5.0, 3.0),
+    "bfloat16": Limits(1e-33, 1e33, 1.5, 1.0),
+    "tf32": Limits(1e-33, 1e33, 5.0, 3.0),
+    "mxu": Limits(1e-33, 1e33, 1.5, 1.0),
+}
+_FLAT = 0.05
+
+
+@dataclass(frozen=True)
+class Levels:
+    """RMS of the inputs, standard deviation of the scores, RMS of values and output."""
+
+    x: float
+    scores: float
+    v: float
+    o: float
+
+    @property
+    def all(self) -> tuple[float, ...]:
+        """Of all there is in a pass and back, with cotangents of 1: states, weights, gradients."""
+        x, a, v, o = self.x, math.sqrt(self.scores), self.v, self.o
+        return (x, v, o, a / x, v / x, o / v, o * a, o * a * x, o * a * a / x, o / x, o * x / v)
+
+
+def _between(rng: Rng, low: float, high: float) -> float:
+    """Evenly in the logarithm."""
+    return math.exp(rng.uniform(math.log(low), math.log(high)))
+
+
+def levels(rng: Rng, program: Program) -> Levels:
+    """As large and as small as the precision holds, whatever follows from them included.
+
+    A block adds its input to what it makes of it: there all are of one size.
+    """
+    limits = LIMITS[program.precision]
+    scores = _between(rng, _FLAT, limits.scores)
+    while True:
+        x, v, o = (_between(rng, limits.smallest, limits.largest) for _ in range(3))
+        if program.kind == "module":
+            # Its norm's gradient has x**-3, and float32 holds no less than 1e-38.
+            x = _between(rng, max(limits.smallest, 0.1), min(limits.largest, 1e11))
+            found = Levels(1.0, scores, _between(rng, 0.3, 3), 1.0)
+            return Levels(x, found.scores, found.v, _between(rng, 0.3, 3) * x)
+        found = Levels(x, scores, v, o)
+        if all(limits.smallest <= level <= limits.largest for level in found.all):
+            return found
+
+
+# --- values ---------------------------------------------------------------------------------------
+
+
+def _normal(rng: Rng, shape: tuple[int, ...], limits: Limits) -> np.ndarray:
+    return rng.standard_normal(shape)
+
+
+def _heavy(rng: Rng, shape: tuple[int, ...], limits: Limits) -> np.ndarray:
+    """Student's t with three degrees of freedom: its variance is finite, its kurtosis is not."""
+    return rng.standard_t(3, shape)
+
+
+def _offset(rng: Rng, shape: tuple[int, ...], limits: Limits) -> np.ndarray:
+    return rng.standard_normal(shape) + rng.choice([-1, 1]) * _between(rng, 0.3, limits.offset)
+
+
+def _outlier(rng: Rng, shape: tuple[int, ...], limits: Limits) -> np.ndarray:
+    """One feature as large as those of large language models are."""
+    made = rng.standard_normal(shape)
+    made[..., rng.integers(shape[-1])] *= _between(rng, 3, 30)
+    return made
+
+
+VALUES: dict[str, Callable[[Rng, tuple[int, ...], Limits], np.ndarray]] = {
+    "normal": _normal,
+    "heavy-tailed": _heavy,
+    "offset": _offset,
+    "outlier feature": _outlier,
+}
+
+# --- who sees whom --------------------------------------------------------------------------------
+
+
+def _distance(size: Size) -> np.ndarray:
+    return np.arange(size.S) - np.arange(size.T)[:, None]
+
+
+def _causal(rng: Rng, size: Size) -> np.ndarray:
+    """Of either corner."""
+    return _distance(size) <= rng.choice([0, size.S - size.T])
+
+
+def _padding(rng: Rng, size: Size) -> np.ndarray:
+    lengths = rng.integers(1, size.S, size=(size.B, 1, 1, 1), endpoint=True)
+    return np.arange(size.S) < lengths
+
+
+def _per_head(rng: Rng, size: Size) -> np.ndarray:
+    allowed = rng.random((size.B, size.N, size.T, size.S)) < rng.uniform(0.2, 0.9)
+    return allowed | _one_key(rng, size)
+
+
+def _window(rng: Rng, size: Size) -> np.ndarray:
+    left, right = rng.integers(0, size.S, size=2)
+    return (-left <= _distance(size)) & (_distance(size) <= right)
+
+
+def _empty_rows(rng: Rng, size: Size) -> np.ndarray:
+    return _per_head(rng, size) & (rng.random((size.B, size.N, size.T, 1)) < 0.7)
+
+
+def _one_key(rng: Rng, size: Size) -> np.ndarray:
+    """A single live key for each query."""
+    live = rng.integers(size.S, size=(size.B, size.N, size.T, 1))
+    return np.arange(size.S) == live
+
+
+ALLOWED: dict[str, Callable[[Rng, Size], np.ndarray]] = {
+    "none": lambda rng, size: np.ones((), bool),
+    "causal": _causal,
+    "padding": _padding,
+    "per head": _per_head,
+    "window": _window,
+    "empty rows": _empty_rows,
+    "one live key": _one_key,
+}
+
+# --- a configuration ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """inputs: what both sides are given. traits: what was drawn, in words. seed: of cotangents.
+    parameter: (torch name, shape) -> its values, drawn in the order in which it is asked."""
+
+    inputs: dict[str, np.ndarray]
+    traits: dict[str, str]
+    seed: int
+    parameter: Callable[[str, tuple[int, ...]], np.ndarray]
+
+
+def draw(configuration: Configuration) -> Drawn:
+    """The data of a configuration, the same each time."""
+    rng, program = configuration.rng(), configuration.program
+    limits, size = LIMITS[program.precision], program.size
+    level, kind = levels(rng, program), rng.choice(list(VALUES))
+
+    def sequence(length: int) -> np.ndarray:
+        made = VALUES[kind](rng, (size.B, length, size.D), limits)
+        return made * (level.x / math.sqrt(np.mean(made**2)))
+
+    if program.kind == "module":
+        inputs = {"x": sequence(size.T)}
+    else:
+        lengths = {"query": size.T, "key": size.S, "value": size.S}
+        inputs = {name: sequence(length) for name, length in lengths.items()}
+    masks, mask = _masks(rng, program, level)
+    traits = {
+        "values": str(kind),
+        "mask": mask,
+        "magnitude": f"{level.x:.2g}",
+        "scores": f"{level.scores:.2g}",
+    }
+    seed = int(rng.integers(2**31))
+
+    def parameter(name: str, shape: tuple[int, ...]) -> np.ndarray:
+        return _parameter(rng, program, level, name, shape)
+
+    return Drawn(inputs | masks, traits, seed, parameter)
+
+
+def _masks(rng: Rng, program: Program, level: Levels) -> tuple[dict[str, np.ndarray], str]:
+    """What is handed over beside the sequences, and its name."""
+    size = program.size
+    if program.call != "arrays":
+        return MASKS[program.call].inputs(rng, size), program.call
+    if program.kind == "module":
+        size = Size(size.B, size.T, size.T, size.N, size.K, size.D)
+    kind = rng.choice(list(ALLOWED))
+    full = (size.B, size.N, size.T, size.S)
+    allowed = np.broadcast_to(ALLOWED[kind](rng, size), full)
+    if program.kind == "module":
+        return {"allowed": allowed.copy()}, str(kind)
+    bias = rng.choice([0.0, 1.0]) * level.scores * rng.standard_normal(full)
+    if rng.random() < 0.25:  # by the bias what is not seen is hidden as well
+        bias, allowed = np.where(allowed, bias, -np.inf), np.ones(full, bool)
+    return {"allowed": allowed.copy(), "bias": bias}, str(kind)
+
+
+def _parameter(
+    rng: Rng, program: Program, level: Levels, name: str, shape: tuple[int, ...]
+) -> np.ndarray:
+    """Such that queries, keys, values and output have their levels, and biases half of that."""
+    *_, owner, part = name.split(".")
+    normal = rng.standard_normal(shape)
+    x = 1.0 if program.kind == "module" else level.x  # a block's attention reads what is normalised
+    peak = math.sqrt(level.scores)
+    if owner.endswith("norm"):
+        gain = peak if owner[0] in "qk" else 1.0
+        return gain * (0.3 * normal if part == "bias" else 1 + 0.3 * normal)
+    comes, leaves = {
+        "q_proj": (x, peak),
+        "k_proj": (x, peak),
+        "v_proj": (x, level.v),
+        "out_proj": (level.v, level.o),
+        "up": (1.0, 1.0),
+        "down": (0.6, level.o),
+    }[owner]
+    if "norm" in program.design and owner in ("q_proj", "k_proj"):
+        leaves = 1.0  # what follows has the level; its epsilon does not
+    scale = 0.5 * leaves if part == "bias" else leaves / (comes * math.sqrt(shape[-1]))
+    return scale * normal

@@ -40,6 +40,15 @@ def missing(message: str) -> NoReturn:
 )
 @click.option("--json", "as_json", is_flag=True, help="The whole result as JSON on stdout.")
 @click.option("--power", is_flag=True, help="Plant bugs instead: which rows kill which.")
+@click.option("--calibrate", is_flag=True, help="Only correct ports, drawn at random: none fails.")
+@click.option(
+    "--configurations",
+    type=click.IntRange(min=1),
+    default=10_000,
+    show_default=True,
+    help="How many --calibrate draws.",
+)
+@click.option("--seed", type=click.IntRange(min=0), default=0, help="Of what --calibrate draws.")
 @click.option("--num-heads", type=int, help="Query heads, where no config beside says.")
 @click.option("--num-kv-heads", type=int, help="Key/value heads, where no config beside says.")
 def command(
@@ -52,6 +61,9 @@ def command(
     report: Path | None,
     as_json: bool,
     power: bool,
+    calibrate: bool,
+    configurations: int,
+    seed: int,
     num_heads: int | None,
     num_kv_heads: int | None,
 ) -> None:
@@ -62,11 +74,28 @@ def command(
     rebuilt in torch and in Flax and compared on seeded inputs.
 
     With --power no port is run: planted port bugs are, and each must be killed by every row that
-    claims it.
+    claims it. With --calibrate correct ports alone are, drawn at random: none may fail, and no
+    more than a tenth be inconclusive.
     """
     if not present("torch"):
         missing(f"torch is not installed, and is the reference: {install_line('torch')}")
     settle_platforms()
+    if calibrate:
+        from jax_attn.cli.calibrate import verify_calibration
+        from jax_attn.parity import drawn
+
+        if any((checkpoint, designs, implementation, num_heads, num_kv_heads, power)) or (
+            backend not in ("all", "cpu")
+        ):
+            raise click.UsageError(
+                "--calibrate draws its own cases, on the CPU: it goes with --configurations, "
+                "--seed, --dtype, -k, --report and --json alone"
+            )
+        expect_known("--dtype", dtypes, drawn.DTYPES)
+        chosen_ones = drawn.configurations(configurations, seed, dtypes, pattern)
+        if not chosen_ones:
+            raise click.UsageError(_NONE_LEFT)
+        sys.exit(verify_calibration(chosen_ones, seed=seed, report=report, as_json=as_json))
     if power:
         from jax_attn.cli.power import verify_power
 

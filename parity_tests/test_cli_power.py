@@ -9,6 +9,7 @@ from click.testing import CliRunner
 from jax_attn.cli import main
 from jax_attn.parity.mutants import MUTANTS
 from jax_attn.parity.power import Kill, summary
+from jax_attn.parity.training_mutants import BESIDE
 
 ONE = ("verify", "--power", "--design", "plain_mha", "--dtype", "float32", "-k", "none-square")
 
@@ -26,7 +27,7 @@ def test_the_matrix_names_each_bug_its_own_row_and_by_how_much_it_is_over(tmp_pa
     assert "not tried, as no row here claims them: " in outcome.stdout
     found = json.loads((tmp_path / "power.json").read_text())
     assert found["summary"]["survived"] == 0
-    assert found["summary"]["mutants"] == len(MUTANTS)
+    assert found["summary"]["mutants"] == len(MUTANTS) + len(BESIDE)
     (kill,) = [kill for kill in found["kills"] if kill["mutant"] == "scale twice" and kill["meant"]]
     assert kill["killed"]
     assert kill["times"] > 1
@@ -43,6 +44,14 @@ def test_what_is_infinitely_wrong_is_null_in_the_report(monkeypatch):
     """Of another shape, or nowhere finite."""
     kill = Kill("a", "case", "gqa", True, True, "output", float("inf"))
     assert summary([kill], ["a"])["weakest"]["times"] is None
+
+
+def test_bugs_beside_the_matrix_are_tried_by_the_names_of_their_cases():
+    outcome = run("verify", "--power", "-k", "training/SGD, maximize", "--json")
+    assert outcome.exit_code == 0, outcome.output
+    (kill,) = json.loads(outcome.stdout)["kills"]
+    assert (kill["mutant"], kill["column"]) == ("SGD: maximize ignored", "training")
+    assert kill["killed"]
 
 
 USAGE = {

@@ -4,34 +4,42 @@ import pytest
 import torch  # noqa: F401
 
 from jax_attn.parity.compare import Verdict
+from jax_attn.parity.mutants import MUTANTS
 from jax_attn.parity.training_cases import TRAINING_CASES
 from jax_attn.parity.training_mutants import (
+    BESIDE,
     ENCODER_CASES,
     ENCODER_MUTANTS,
     TRAINING_MUTANTS,
-    Kill,
     encoder_judged,
-    encoder_kills,
-    training_kills,
+    tried,
 )
 
 
-@pytest.fixture(scope="module")
-def kills() -> dict[str, Kill]:
-    return {kill.mutant: kill for kill in (*training_kills(), *encoder_kills())}
+def dealt(names: dict, of) -> list[str]:
+    """Of each case the first."""
+    return list({of(name): name for name in reversed(names)}.values())
 
 
-def test_every_mutant_is_told_with_its_case_and_what_killed_it(kills):
-    mutants = TRAINING_MUTANTS | ENCODER_MUTANTS
-    assert {name: kill.case for name, kill in kills.items()} == {
-        name: mutant.case for name, mutant in mutants.items()
-    }
-    assert all(kill.by for kill in kills.values())
+def pytest_generate_tests(metafunc):
+    """One bug a case; --long and `verify --power` try all."""
+    if "name" in metafunc.fixturenames:
+        few = dealt(TRAINING_MUTANTS, lambda name: TRAINING_MUTANTS[name].case.split(",")[0])
+        names = BESIDE if metafunc.config.getoption("--long") else (*few, *ENCODER_MUTANTS)
+        metafunc.parametrize("name", names)
 
 
-@pytest.mark.parametrize("name", TRAINING_MUTANTS | ENCODER_MUTANTS)
-def test_a_planted_bug_fails_in_its_case(name, kills):
-    assert kills[name].killed, kills[name]
+def test_a_planted_bug_fails_in_its_case(name):
+    (kill,) = tried([name])
+    assert kill.killed, kill
+    assert kill.case == BESIDE[name]
+    assert kill.tensor
+    assert kill.times > 1
+
+
+def test_no_name_stands_twice():
+    assert not BESIDE.keys() & MUTANTS.keys()
+    assert len(BESIDE) == len(TRAINING_MUTANTS) + len(ENCODER_MUTANTS)
 
 
 def test_every_wrong_optimizers_case_is_one_that_passes_right():

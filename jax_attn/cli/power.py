@@ -6,20 +6,25 @@ from pathlib import Path
 import click
 
 
-def verify_power(cases: Sequence, *, report: Path | None, as_json: bool) -> int:
+def verify_power(cases: Sequence, beside: str | None, *, report: Path | None, as_json: bool) -> int:
     """Try every planted bug on every row that claims it, print the matrix; the exit status.
 
-    Writes power.json into `report`.
+    beside: of the cases beside the matrix, an encoder's and of training, those with this in their
+    names; None for none. Writes power.json into `report`.
     """
     from jax_attn.cli.progress import tracked
-    from jax_attn.cli.verify import FAIL, PASS
+    from jax_attn.cli.verify import FAIL, NONE_LEFT, PASS
     from jax_attn.parity import environment, power, sweep
     from jax_attn.parity import report as reports
     from jax_attn.parity.mutants import MUTANTS
+    from jax_attn.parity.training_mutants import BESIDE, tried
 
-    work = sweep.power_tasks(cases)
+    others = [name for name, case in BESIDE.items() if beside is not None and beside in case]
+    work = sweep.power_tasks(cases) + [(tried, (name,)) for name in others]
+    if not work:
+        raise click.UsageError(NONE_LEFT)
     kills = tracked(sweep.run(work), sweep.size(work))
-    mutants = list(MUTANTS)
+    mutants = [*MUTANTS, *BESIDE]
     kills.sort(key=lambda kill: (mutants.index(kill.mutant), kill.case))
     document = power.as_json(kills, mutants, environment.describe())
     if report is not None:

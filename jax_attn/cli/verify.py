@@ -11,7 +11,7 @@ from jax_attn.parity.environment import install_line, present, settle_platforms
 
 PASS, FAIL, USAGE, ENVIRONMENT, INCONCLUSIVE = 0, 1, 2, 3, 4
 BACKENDS = ("cpu", "gpu", "tpu", "all")
-_NONE_LEFT = "no case is left by --design, --dtype and -k"
+NONE_LEFT = "no case is left by --design, --dtype and -k"
 
 
 def missing(message: str) -> NoReturn:
@@ -94,7 +94,7 @@ def command(
         expect_known("--dtype", dtypes, drawn.DTYPES)
         chosen_ones = drawn.configurations(configurations, seed, dtypes, pattern)
         if not chosen_ones:
-            raise click.UsageError(_NONE_LEFT)
+            raise click.UsageError(NONE_LEFT)
         sys.exit(verify_calibration(chosen_ones, seed=seed, report=report, as_json=as_json))
     if power:
         from jax_attn.cli.power import verify_power
@@ -105,9 +105,8 @@ def command(
                 "--report and --json alone"
             )
         rows = selected(designs, dtypes, pattern)
-        if not rows:
-            raise click.UsageError(_NONE_LEFT)
-        sys.exit(verify_power(rows, report=report, as_json=as_json))
+        beside = None if designs or "float32" not in (dtypes or ("float32",)) else pattern
+        sys.exit(verify_power(rows, beside, report=report, as_json=as_json))
     if checkpoint is not None:
         if designs or dtypes or pattern or implementation or backend not in ("all", "cpu"):
             raise click.UsageError(
@@ -170,7 +169,7 @@ def chosen(designs, dtypes, backend, pattern, implementation):
         compiled += cases.COMPILED_KERNELS if compiled and not designs else ()
         work += sweep.tasks(rows["tpu"], "tpu", compiled, implementation)
     if not any(rows.values()):
-        raise click.UsageError(_NONE_LEFT)
+        raise click.UsageError(NONE_LEFT)
     return work, rows
 
 

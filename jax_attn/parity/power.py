@@ -17,6 +17,7 @@ from rich.text import Text
 from jax_attn.parity.cases import FACTORS, Case
 from jax_attn.parity.compare import TensorReport, Verdict
 from jax_attn.parity.report import SCHEMA_VERSION, number
+from jax_attn.parity.result import Result
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,20 @@ class Kill:
             killed=found.verdict is Verdict.FAIL,
             tensor=found.label,
             times=math.inf if math.isnan(found.fraction) else found.fraction,
+        )
+
+    @classmethod
+    def of_result(cls, mutant: str, case: str, result: Result) -> "Kill":
+        """Of a case of its own, beside the matrix: "training/Adam"."""
+        worst = result.worst
+        return cls(
+            mutant=mutant,
+            case=case,
+            column=case.partition("/")[0],
+            meant=True,
+            killed=result.verdict is Verdict.FAIL,
+            tensor=worst.label if worst else "; ".join(result.failures),
+            times=math.inf if worst is None or math.isnan(worst.fraction) else worst.fraction,
         )
 
 

@@ -1,10 +1,10 @@
 """Planted bugs of training ports, as data: each must fail in the case that is meant for it."""
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,6 @@ import optax
 import torch
 
 from jax_attn.parity import torch_formulas as formulas
-from jax_attn.parity.compare import Verdict
 from jax_attn.parity.encoder import (
     ENCODER,
     Encoder,
@@ -23,26 +22,14 @@ from jax_attn.parity.encoder import (
     ported,
     torch_encoder,
 )
+from jax_attn.parity.power import Kill
 from jax_attn.parity.result import Result
+from jax_attn.parity.run_jax import Port
+from jax_attn.parity.run_torch import Reference
 from jax_attn.parity.schedules import learning_rates, looked_up
+from jax_attn.parity.signature import Inputs
 from jax_attn.parity.training_cases import STEPS, TRAINING_CASES, judged, layers, prepared
-from jax_attn.parity.verdict import check
-
-
-class Kill(NamedTuple):
-    """Whether a mutant failed in its case, and by which tensor."""
-
-    mutant: str
-    case: str
-    killed: bool
-    by: str
-
-    @classmethod
-    def of(cls, mutant: str, case: str, result: Result) -> "Kill":
-        worst = result.worst
-        by = f"{worst.transform} {worst.label}" if worst else "; ".join(result.failures)
-        return cls(mutant, case, result.verdict is Verdict.FAIL, by)
-
+from jax_attn.parity.verdict import Prepared
 
 # --- optimizers ------------------------------------------------------------------------------
 
@@ -198,12 +185,6 @@ TRAINING_MUTANTS: dict[str, TrainingMutant] = {
 """name -> what is wrong with an optimizer, and the case that is meant to see it."""
 
 
-def training_kills() -> Iterator[Kill]:
-    """Every mutant of `TRAINING_MUTANTS` in its case, one after another."""
-    for name, mutant in TRAINING_MUTANTS.items():
-        yield Kill.of(name, mutant.case, judged(mutant.case, mutant.make()))
-
-
 # --- layers beside attention ---------------------------------------------------------------------
 
 VOCAB, WIDTH, HEADS, INNER, B, T = 11, 10, 2, 17, 3, 7
@@ -223,20 +204,20 @@ class EncoderMutant:
 
 
 ENCODER_CASES = {
-    "encoder": {},
-    "encoder, dropout": {"keep": draws(0, B, T, WIDTH)},
+    "eval": {},
+    "dropout": {"keep": draws(0, B, T, WIDTH)},
 }
 """name -> the inputs besides the tokens."""
 
 ENCODER_MUTANTS: dict[str, EncoderMutant] = {
-    "LayerNorm: eps 1e-6 for 1e-5": EncoderMutant("encoder", {"eps": 1e-6}),
-    "GELU: tanh for erf": EncoderMutant("encoder", {"gelu": jax.nn.gelu}),
-    "dropout in eval": EncoderMutant("encoder", {}, _dropping),
+    "LayerNorm: eps 1e-6 for 1e-5": EncoderMutant("eval", {"eps": 1e-6}),
+    "GELU: tanh for erf": EncoderMutant("eval", {"gelu": jax.nn.gelu}),
+    "dropout in eval": EncoderMutant("eval", {}, _dropping),
     "dropout: without 1/keep": EncoderMutant(
-        "encoder, dropout", {"drop": lambda x, keep: x * keep.astype(x.dtype)}
+        "dropout", {"drop": lambda x, keep: x * keep.astype(x.dtype)}
     ),
     "dropout: polarity of the draw": EncoderMutant(
-        "encoder, dropout", {"drop": lambda x, keep: dropped(x, ~keep)}
+        "dropout", {"drop": lambda x, keep: dropped(x, ~keep)}
     ),
 }
 """name -> what is wrong with a layer beside attention, and the case that is meant to see it."""
@@ -247,20 +228,34 @@ def reference_encoder() -> TorchEncoder:
     return torch_encoder(VOCAB, WIDTH, HEADS, INNER, seed=3)
 
 
+@cache
+def encoder_prepared(case: str) -> Prepared:
+    """The torch side of a case of the encoder."""
+    tokens = np.random.default_rng(4).integers(0, VOCAB, (B, T))
+    given = Inputs.of({"tokens": tokens} | ENCODER_CASES[case], np.dtype("float32"))
+    return Prepared(Reference(reference_encoder(), None, given), "float32")
+
+
 def encoder_judged(case: str, mutant: EncoderMutant | None = None) -> Result:
     """The `Result` of a case of the encoder, right or with a bug."""
-    tokens = np.random.default_rng(4).integers(0, VOCAB, (B, T))
-    return check(
-        reference_encoder(),
-        ported(reference_encoder(), **(mutant.options if mutant else {})),
-        {"tokens": tokens} | ENCODER_CASES[case],
-        layout=ENCODER,
-        port_call=mutant.call if mutant else None,
-        transforms=("jit",),
-    )
+    theirs = encoder_prepared(case)
+    port = ported(reference_encoder(), **(mutant.options if mutant else {}))
+    bound = Port(port, mutant.call if mutant else None, theirs.reference.inputs)
+    return theirs.judge(bound, ("jit",), to_torch=ENCODER.to_torch, name=f"encoder/{case}")
 
 
-def encoder_kills() -> Iterator[Kill]:
-    """Every mutant of `ENCODER_MUTANTS` in its case, one after another."""
-    for name, mutant in ENCODER_MUTANTS.items():
-        yield Kill.of(name, mutant.case, encoder_judged(mutant.case, mutant))
+BESIDE = {name: f"encoder/{mutant.case}" for name, mutant in ENCODER_MUTANTS.items()}
+BESIDE |= {name: f"training/{mutant.case}" for name, mutant in TRAINING_MUTANTS.items()}
+"""name -> the case that is meant to see it, beside the built-in matrix."""
+
+
+def tried(names: Sequence[str]) -> list[Kill]:
+    """Each of these mutants in its case."""
+    return [Kill.of_result(name, BESIDE[name], _judged(name)) for name in names]
+
+
+def _judged(name: str) -> Result:
+    if name in ENCODER_MUTANTS:
+        return encoder_judged(ENCODER_MUTANTS[name].case, ENCODER_MUTANTS[name])
+    mutant = TRAINING_MUTANTS[name]
+    return judged(mutant.case, mutant.make())

@@ -144,10 +144,12 @@ def configurations(
 class Limits(NamedTuple):
     """What a precision holds, and how peaked attention may be.
 
-    smallest, largest: RMS of any quantity; a few hundred times that, the largest element or sum
-    still is finite, and it takes as much for one to be lost among the subnormal. scores: largest
-    standard deviation: an error of `roundoff * score` in a score is one of as much in every
-    probability. offset: largest mean over standard deviation, likewise lost where it cancels.
+    smallest, largest: RMS of any quantity. Its largest element and a sum of thousands are finite
+    still; what is smaller by a probability, one of thousands in peaked attention, is not yet lost:
+    float32's subnormals are flushed, all towards 0, so that their sums are off by more than
+    rounding. scores: largest standard deviation: an error of `roundoff * score` in a score is one
+    of as much in every probability. offset: largest mean over standard deviation, likewise lost
+    where it cancels.
     """
 
     smallest: float
@@ -159,11 +161,11 @@ class Limits(NamedTuple):
 # float64: what is judged is squared, in float64.
 LIMITS = {
     "float64": Limits(1e-140, 1e140, 300.0, 1e4),
-    "float32": Limits(1e-33, 1e33, 30.0, 100.0),
+    "float32": Limits(1e-28, 1e28, 30.0, 100.0),
     "float16": Limits(1e-2, 200.0, 5.0, 3.0),
-    "bfloat16": Limits(1e-33, 1e33, 1.5, 1.0),
-    "tf32": Limits(1e-33, 1e33, 5.0, 3.0),
-    "mxu": Limits(1e-33, 1e33, 1.5, 1.0),
+    "bfloat16": Limits(1e-28, 1e28, 1.5, 1.0),
+    "tf32": Limits(1e-28, 1e28, 5.0, 3.0),
+    "mxu": Limits(1e-28, 1e28, 1.5, 1.0),
 }
 _FLAT = 0.05
 

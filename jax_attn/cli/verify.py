@@ -70,8 +70,8 @@ def command(
     """Verify that port and reference agree.
 
     Without CHECKPOINT: every published design, in both frameworks, against a float64 oracle.
-    With one (a safetensors file, or a folder of them): the attention layers found in it, each
-    rebuilt in torch and in Flax and compared on seeded inputs.
+    With one (a safetensors or torch file, or a folder of shards): the attention layers found in
+    it, each rebuilt in torch and in Flax and compared on seeded inputs.
 
     With --power no port is run: planted port bugs are, and each must be killed by every row that
     claims it. With --calibrate correct ports alone are, drawn at random: none may fail, and no

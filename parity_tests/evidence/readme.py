@@ -5,7 +5,7 @@
 `*.json` here are runs of `jax-attn verify`, cut down by keep.py; those in bench/ are runs of
 `jax-attn bench --output`, those in bench/cached/ of its decode preset; profile/blocked.json is
 parts.py's, profile/steps.json steps.py's, profile/files.json files.py's, profile/minilm.json
-minilm.py's.
+minilm.py's, profile/power.json kills.py's, profile/training.json training.py's.
 """
 
 import json
@@ -25,6 +25,8 @@ PARTS = HERE / "profile" / "blocked.json"
 STEPS = HERE / "profile" / "steps.json"
 FILES = HERE / "profile" / "files.json"
 MINILM = HERE / "profile" / "minilm.json"
+POWER = HERE / "profile" / "power.json"
+TRAINING, CURVES = HERE / "profile" / "training.json", HERE / "profile" / "training.svg"
 PLOT = BENCH / "time.svg"
 MOST_TEMPORARIES = 128 * words.MIB
 PLOTTED = "time-attention-1x8x64-float32-forward"
@@ -224,6 +226,52 @@ def minilm(profile: dict) -> str:
     )
 
 
+def training(profile: dict) -> str:
+    """How much of its budget each free run takes, and the curves."""
+    rows = ["| run | loss | loss/budget | parameters/budget | updates/budget |"]
+    rows.append("|---" * 5 + "|")
+    for name, run in profile["runs"].items():
+        first, last = run["loss"]
+        part = run["largest fraction of budget"]
+        parts = (part[k] for k in ("loss", "parameters", "updates from identical gradients"))
+        figures = " | ".join(f"{fraction:.2f}" for fraction in parts)
+        rows.append(f"| {name} ({run['verdict']}) | {first:.2f} → {last:.2f} | {figures} |")
+    return "\n".join(
+        [
+            f"By `parity_tests/evidence/training.py`, {where(profile['environment'])}: "
+            f"{profile['steps']} steps on the text of the LICENSE, largest part of the budget "
+            f"({profile['perturbed']} perturbed runs):",
+            "",
+            *rows,
+            "",
+            f"![loss of torch and of optax, and how far both are from float64]"
+            f"({CURVES.relative_to(README.parent)})",
+        ]
+    )
+
+
+def power(profile: dict) -> str:
+    """How many planted bugs were killed, and each with its own row."""
+    found = profile["summary"]
+    weakest = found["weakest"]
+    lines = [
+        f"By `jax-attn verify --power`, {where(profile['environment'])}: {found['tried']} planted "
+        f"bugs, {found['trials']:,} trials on {found['rows']} rows, {found['survived']} survived; "
+        f"{found['by_their_own_row']} bugs are killed by the row made to catch them. The weakest "
+        f"kill: {weakest['mutant']} in `{weakest['case']}`, {weakest['times']:.3g} times the "
+        "budget.",
+        "",
+        "<details><summary>Every planted bug</summary>",
+        "",
+        "| planted bug | the row made to catch it | over its budget | killed of claimed |",
+        "|---" * 4 + "|",
+    ]
+    for mutant, rows, times, killed, claimed in profile["mutants"]:
+        over = "–" if times is None else f"{times:.2g}"
+        lines.append(f"| {mutant} | {', '.join(rows)} | {over} | {killed}/{claimed} |")
+    return "\n".join([*lines, "", "</details>"])
+
+
 def written(
     readme: str, runs: dict[str, dict], benchmarks: dict[str, Record], cached: dict[str, Record]
 ) -> str:
@@ -234,6 +282,8 @@ def written(
         "decode": decode(cached),
         "files": files(json.loads(FILES.read_text())),
         "minilm": minilm(json.loads(MINILM.read_text())),
+        "training": training(json.loads(TRAINING.read_text())),
+        "power": power(json.loads(POWER.read_text())),
         "measured": measured(runs),
     }
     for name, made in texts.items():

@@ -109,8 +109,12 @@ class _FailedError(Exception):
 
 
 class _Job(NamedTuple):
-    """What is carried, through which table; problems: what was wrong with finding it."""
+    """What is carried, through which table, as files that are to stay as they were.
 
+    problems: what was wrong with finding it.
+    """
+
+    stamps: Mapping[Path, Any]
     tensors: Mapping[str, Any]
     to: str
     family: str | None
@@ -148,20 +152,23 @@ def _prepared(source: Path, to: str, layout: Any, strip: str, heads: Mapping[str
     from jax_attn.parity.config import read_config
     from jax_attn.transfer import Problem, TransferError, load_checkpoint
     from jax_attn.transfer.families import FAMILIES, family_of
-    from jax_attn.transfer.port_files import read_again, read_record
+    from jax_attn.transfer.port_files import CONFIGS, RECORD, beside, read_again, read_record
     from jax_attn.transfer.port_table import by_family, by_layout
     from jax_attn.transfer.prefixes import stripped, unwrapped
+    from jax_attn.transfer.stamps import stamped
 
+    stamps = stamped(beside(source) / name for name in (*CONFIGS, RECORD))
     found = read_config(source)
     config = found or {}
     opened = read_again(source) if to == "torch" else load_checkpoint(source)
+    stamps |= opened.stamps
     tensors, problems = stripped(opened, strip)
     if to == "flax":
         tensors, more = unwrapped(tensors, layout.torch_keys() if layout else ())
         problems += more
     family = family_of(config)
     if layout is not None:
-        return _Job(tensors, to, None, by_layout(layout, config, **heads), found, problems)
+        return _Job(stamps, tensors, to, None, by_layout(layout, config, **heads), found, problems)
     if family is None:
         known = sorted(name for f in FAMILIES.values() for name in f.model_types)
         text = f"expected a model_type in config.json beside it, one of {', '.join(known)}"
@@ -177,7 +184,7 @@ def _prepared(source: Path, to: str, layout: Any, strip: str, heads: Mapping[str
         if value is not None and table.sizes is not None and table.sizes[said[name]] != value:
             text = f"expected {table.sizes[said[name]]}, as config.json has it, got {value}"
             problems.append(Problem("ambiguous", f"--{name.replace('_', '-')}", text))
-    return _Job(tensors, to, family.name, table, found, problems)
+    return _Job(stamps, tensors, to, family.name, table, found, problems)
 
 
 _OWN = "--layout package.module:TABLE, a Layout of your own"
@@ -201,6 +208,7 @@ def _carried_out(
     from jax_attn.transfer.carrying import Carried, prove
     from jax_attn.transfer.port_files import read_again, refused_target, staged, write
     from jax_attn.transfer.porting import plan_port
+    from jax_attn.transfer.stamps import changed
 
     total = sum(spec.nbytes for spec in specs(job.tensors)[0].values())
     with bytes_counted("looking", total) as looked_at:
@@ -223,6 +231,7 @@ def _carried_out(
             written = read_again(folder)
             with bytes_counted("proving", total) as looked_at:
                 proof = prove(port, job.tensors, written, looked_at)
+            proof = proof._replace(problems=[*proof.problems, *changed(job.stamps)])
             document["proof"] = proof
             if proof.problems:
                 raise _FailedError

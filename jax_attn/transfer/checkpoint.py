@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from jax_attn.transfer import arrays, pickled, safetensors_file
 from jax_attn.transfer.arrays import Spec
 from jax_attn.transfer.problems import SHOWN, Problem, TransferError, file_error, nearest
 from jax_attn.transfer.safetensors_file import unique
+from jax_attn.transfer.stamps import Stamp, Stamps, cut, stamped
 
 INDEX = ".index.json"
 _SAFETENSORS = ".safetensors"
@@ -25,16 +26,28 @@ _OF_MANY = re.compile(r"(.*)-\d{1,9}-of-(\d{1,9})(\.\w+)")
 Tensors = dict[str, Any]
 
 
+class _File(NamedTuple):
+    """What one file stores, and what is tied to that. stamp: of before it was opened."""
+
+    stamp: Stamp | None
+    stored: Tensors
+    tied: Tensors
+
+
 class Checkpoint(Mapping[str, np.ndarray]):
     """Torch keys to NumPy arrays (bfloat16 by ml_dtypes), each read when it is asked for.
 
     What is handed out is a copy, and the reader's own. A context manager; closed, it reads
     nothing more. Made by `load_checkpoint`.
+
+    stamps: the files it was made of, as they were when they were opened.
     """
 
-    def __init__(self, path: Path, tensors: Mapping[str, Any]):
-        self.path = path
-        self._tensors = dict(tensors)
+    def __init__(
+        self, path: Path, tensors: Mapping[str, Any], homes: Mapping[str, Path], stamps: Stamps
+    ):
+        self.path, self.stamps = path, stamps
+        self._tensors, self._homes = dict(tensors), homes
         self._open = True
 
     def __getitem__(self, key: str) -> np.ndarray:
@@ -61,13 +74,17 @@ class Checkpoint(Mapping[str, np.ndarray]):
     def mapped(self, key: str) -> np.ndarray:
         """One tensor as it lies in the mapped file: uncopied and read-only, to look at at once.
 
-        It changes when someone writes over the file's bytes. Raises TransferError.
+        It changes when someone writes over the file's bytes. Raises TransferError, also where
+        the file has been cut since.
         """
         found = self.describe(key)
         tensor = self._tensors[key]
         if isinstance(tensor, Spec):
             known = ", ".join(safetensors_file.DTYPES.values())
             text = f"expected one of {known}, got {found.dtype}, which NumPy cannot hold"
+            raise self._unreadable(key, text)
+        home = self._homes[key]
+        if text := cut(home, self.stamps[home]):
             raise self._unreadable(key, text)
         array = arrays.as_numpy(tensor, key).view()
         array.flags.writeable = False
@@ -158,21 +175,23 @@ def _joined(path: Path, files: Iterable[Path], part: str | None) -> Checkpoint:
     """All tensors of some files."""
     made: Tensors = {}
     problems = []
-    for file, (stored, tied) in _read(path, files, part).items():
+    found = _read(path, files, part)
+    for file, (_, stored, tied) in found.items():
         twice = sorted(made.keys() & (stored.keys() | tied.keys()))
         text = f"expected in one file, got it in more than one of its files, {file.name} the last"
         problems += [Problem("ambiguous", key, text) for key in twice]
         made |= stored | tied
     if problems:
         raise TransferError(f"checkpoint {path}", problems)
-    return Checkpoint(path, made)
+    return _checkpoint(path, made, found)
 
 
 def _load_index(index: Path, part: str | None) -> Checkpoint:
     """The tensors that an index names, each in the file where it says, and no others there."""
+    own = stamped([index])
     homes = _weight_map(index)
     files = _read(index, [index.with_name(name) for name in sorted({*homes.values()})], part)
-    holders = {key: file.name for file, (stored, _) in files.items() for key in stored}
+    holders = {key: file.name for file, (_, stored, _) in files.items() for key in stored}
     made: Tensors = {}
     problems = []
 
@@ -181,13 +200,13 @@ def _load_index(index: Path, part: str | None) -> Checkpoint:
         problems.append(Problem(kind, key, text, hint))
 
     for key, name in homes.items():
-        stored, tied = files[index.with_name(name)]
+        _, stored, tied = files[index.with_name(name)]
         if key in stored or key in tied:
             made[key] = stored[key] if key in stored else tied[key]
         else:
             got = f"it in {holders[key]}" if key in holders else "no such tensor"
             problem("missing", key, f"expected in {name}, as {index.name} says, got {got}", stored)
-    for file, (stored, tied) in files.items():
+    for file, (_, stored, tied) in files.items():
         for key in stored:
             if homes.get(key) != file.name and (key in made or key not in homes):
                 text = f"expected in {file.name} only what {index.name} places there, got it too"
@@ -195,7 +214,20 @@ def _load_index(index: Path, part: str | None) -> Checkpoint:
         made |= {key: tensor for key, tensor in tied.items() if key not in homes}
     if problems:
         raise TransferError(f"checkpoint {index}", problems)
-    return Checkpoint(index, made)
+    return _checkpoint(index, made, files, own)
+
+
+def _checkpoint(
+    path: Path, made: Tensors, files: Mapping[Path, _File], beside: Stamps | None = None
+) -> Checkpoint:
+    homes = {
+        key: file
+        for file, held in files.items()
+        for key, tensor in (*held.tied.items(), *held.stored.items())
+        if made.get(key) is tensor
+    }
+    stamps = {file: held.stamp for file, held in files.items()}
+    return Checkpoint(path, made, homes, {**(beside or {}), **stamps})
 
 
 def _weight_map(index: Path) -> dict[str, str]:
@@ -231,14 +263,12 @@ def _left_out(index: Path, names: Iterable[str]) -> list[Problem]:
     ]
 
 
-def _read(
-    path: Path, files: Iterable[Path], part: str | None
-) -> dict[Path, tuple[Tensors, Tensors]]:
-    """Each file's tensors, and those tied to them; the problems of all files at once."""
+def _read(path: Path, files: Iterable[Path], part: str | None) -> dict[Path, _File]:
+    """What each file holds; the problems of all files at once."""
     found, problems = {}, []
-    for file in files:
+    for file, stamp in stamped(files).items():
         try:
-            found[file] = _read_file(file, part)
+            found[file] = _File(stamp, *_read_file(file, part))
         except TransferError as error:
             problems += error.problems
     if problems:

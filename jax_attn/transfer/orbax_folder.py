@@ -15,21 +15,32 @@ import orbax.checkpoint as ocp
 
 from jax_attn.transfer.arrays import Spec, as_numpy, specs
 from jax_attn.transfer.problems import Problem, TransferError, file_error
+from jax_attn.transfer.stamps import Stamps, stamped
 
 
 class OrbaxFolder(Mapping[str, np.ndarray]):
-    """Dotted paths to NumPy arrays, each read when it is asked for. Made by `load`."""
+    """Dotted paths to NumPy arrays, each read when it is asked for. Made by `load`.
 
-    def __init__(self, folder: Path, leaves: Mapping[str, Spec]):
-        self.path, self._leaves = folder, dict(leaves)
+    stamps: its files as they were when it was opened. Raises TransferError for what orbax does
+    not read.
+    """
+
+    def __init__(self, folder: Path, leaves: Mapping[str, Spec], stamps: Stamps):
+        self.path, self.stamps, self._leaves = folder, stamps, dict(leaves)
 
     def __getitem__(self, path: str) -> np.ndarray:
         self._leaves[path]
         item, how = _nested({path: 0}), {path: ocp.RestoreArgs(restore_type=np.ndarray)}
-        with ocp.PyTreeCheckpointer() as orbax:
-            found: Any = orbax.restore(
-                self.path.absolute(), item=item, restore_args=_nested(how), partial_restore=True
-            )
+        try:
+            with ocp.PyTreeCheckpointer() as orbax:
+                found: Any = orbax.restore(
+                    self.path.absolute(), item=item, restore_args=_nested(how), partial_restore=True
+                )
+        except Exception as error:  # orbax raises whatever its parts raise
+            text = f"orbax does not read it: {_reason(error)}"
+            raise TransferError(
+                f"reading {self.path}", [Problem("unreadable", path, text)]
+            ) from error
         for part in path.split("."):
             found = found[part]
         return as_numpy(found, path)
@@ -47,13 +58,14 @@ class OrbaxFolder(Mapping[str, np.ndarray]):
 
 def load(folder: Path) -> OrbaxFolder:
     """The arrays of an orbax checkpoint. Raises TransferError for what orbax does not read."""
+    stamps = stamped(path for path in sorted(folder.rglob("*")) if path.is_file())
     try:
         with ocp.PyTreeCheckpointer() as orbax:
             tree = orbax.metadata(folder.absolute()).item_metadata.tree
         leaves = {path: Spec(tuple(m.shape), m.dtype.name) for path, m in _flat(tree)}
     except Exception as error:  # orbax raises whatever its parts raise
-        raise file_error(folder, f"orbax does not read it: {error}") from error
-    return OrbaxFolder(folder, leaves)
+        raise file_error(folder, f"orbax does not read it: {_reason(error)}") from error
+    return OrbaxFolder(folder, leaves, stamps)
 
 
 def save(folder: Path, tensors: Mapping[str, Any]) -> None:
@@ -78,6 +90,11 @@ def save(folder: Path, tensors: Mapping[str, Any]) -> None:
             orbax.save(folder.absolute(), made)
     except Exception as error:  # orbax raises whatever its parts raise
         raise file_error(folder, f"orbax does not write it: {error}") from error
+
+
+def _reason(error: Exception) -> str:
+    """What went wrong, without the files and lines of orbax's own code that follow."""
+    return (str(error).strip() or type(error).__name__).split("\n")[0]
 
 
 def _nested(leaves: Mapping[str, Any]) -> dict[str, Any]:

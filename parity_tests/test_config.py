@@ -96,6 +96,11 @@ DISAGREE = {
     "half a head": ({"n_head": 6.0}, {}, ["n_head", "got 6.0"]),
     "a word": ({"num_key_value_heads": "3"}, {"num_heads": N}, ["got '3'"]),
     "a softcap below 0": ({"n_head": N, "attn_logit_softcapping": -1}, {}, ["got -1"]),
+    "a softcap beyond float": (
+        {"n_head": N, "attn_logit_softcapping": 10**400},
+        {},
+        ["expected a number above 0, or null, got 1000"],
+    ),
     "everything at once": (
         {"n_head": 0, "num_key_value_heads": -1, "head_dim": "x"},
         {},
@@ -166,6 +171,7 @@ LACKS = {
     ),
     "QK-norm": ({"use_qk_norm": True}, "a norm of queries and keys"),
     "scale": ({"query_pre_attn_scalar": 256}, "a scale of its own: query_pre_attn_scalar"),
+    "a scale beyond float": ({"query_pre_attn_scalar": 10**400}, "a scale of its own"),
     "multiplier": ({"attention_multiplier": 0.5}, "a scale of its own"),
     "no scale": ({"scale_attn_weights": False}, "a scale of its own"),
     "no scale by family": ({"model_type": "t5"}, "a scale of its own"),

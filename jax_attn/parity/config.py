@@ -8,6 +8,7 @@ Letters: N and K query and key/value heads, H head_dim.
 import json
 import math
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,8 @@ _HEADS = ("num_attention_heads", "n_head", "num_heads", "n_heads")
 _KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv", "n_kv_heads")
 _HEAD_DIMS = ("head_dim", "d_kv", "attention_head_size", "kv_channels")
 _SOFTCAP = "attn_logit_softcapping"
+_LARGEST = sys.float_info.max
+"""JSON's integers have no end."""
 # Part of a config -> modules that it is about, where they are called otherwise.
 _MODULES = {"text": ("text", "language"), "vision": ("vision", "visual")}
 
@@ -139,7 +142,7 @@ def _softcap(config: Config, problems: list[Problem]) -> float | None:
     value = config.get(_SOFTCAP)
     if value is None:
         return None
-    if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf:
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= _LARGEST:
         return float(value)
     text = f"expected a number above 0, or null, got {value!r}"
     problems.append(Problem("file", f"{NAME} {_SOFTCAP}", text))
@@ -231,7 +234,8 @@ def _scale(config: Config, head_dim: int | None) -> str:
         value = config.get(key)
         if not isinstance(value, int | float) or isinstance(value, bool) or value <= 0:
             continue
-        if head_dim is None or not math.isclose(scale(value), head_dim**-0.5, rel_tol=1e-6):
+        known = head_dim is not None and value <= _LARGEST
+        if not known or not math.isclose(scale(value), head_dim**-0.5, rel_tol=1e-6):
             return f"{key} = {value!r}"
     off = config.get("scale_attn_weights") is False
     return "scale_attn_weights = False" if off else ""

@@ -1,4 +1,4 @@
-"""Ctrl-C: every command leaves 130, as a shell has it, one line, and nothing half-written."""
+"""Ctrl-C and SIGTERM: 130 and 143, as a shell has them, one line, and nothing half-written."""
 
 import subprocess
 import sys
@@ -45,7 +45,11 @@ def test_an_interrupted_command_leaves_130_and_one_line(tmp_path, source, monkey
     assert {path.name for path in tmp_path.iterdir()} == {"config.json", "model.safetensors"}
 
 
-def test_a_signal_while_a_port_writes_leaves_nothing(tmp_path):
+SIGNALS = {"SIGINT": (130, "interrupted"), "SIGTERM": (143, "terminated")}
+
+
+@pytest.mark.parametrize("signal", SIGNALS)
+def test_a_signal_while_a_port_writes_leaves_nothing(tmp_path, signal):
     (tmp_path / "source").mkdir()
     saved(tmp_path / "source", tensors({"a.weight": (7, 3)}))
     (tmp_path / "one.py").write_text(
@@ -54,13 +58,14 @@ def test_a_signal_while_a_port_writes_leaves_nothing(tmp_path):
     code = (
         "import os, signal; from jax_attn.cli import main; from jax_attn.transfer import carrying; "
         "signal.signal(signal.SIGINT, signal.default_int_handler); "  # a parent may ignore it
-        "carrying.prove = lambda *_: os.kill(os.getpid(), signal.SIGINT); "
+        f"carrying.prove = lambda *_: os.kill(os.getpid(), signal.{signal}); "
         "main(['port', 'source', 'out', '--to', 'flax', '--layout', 'one:TABLE'])"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path
     )
-    assert (done.returncode, done.stderr.split()) == (130, ["interrupted"])
+    status, said = SIGNALS[signal]
+    assert (done.returncode, done.stderr.split()) == (status, [said])
     left = {path.name for path in tmp_path.iterdir()}
     assert left - {"__pycache__"} == {"source", "one.py"}
 

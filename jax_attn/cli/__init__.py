@@ -1,11 +1,23 @@
 """`jax-attn`: one file a command, each imported when it is asked for."""
 
+import contextlib
 import importlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
 
 import click
 
 COMMANDS = ("verify", "doctor", "bench", "inspect", "port")
-INTERRUPTED = 130  # as a shell has it
+ENVIRONMENT = 3
+INTERRUPTED, TERMINATED = 130, 143  # as a shell has them
+
+
+class _TerminatedError(KeyboardInterrupt):
+    """SIGTERM: whatever Ctrl-C tidies up is tidied up."""
 
 
 class _Lazy(click.Group):
@@ -17,13 +29,57 @@ class _Lazy(click.Group):
             return None
         return importlib.import_module(f"jax_attn.cli.{name}").command
 
+    def main(self, *args: Any, **extra: Any) -> Any:
+        """Names may hold what a terminal's encoding does not, and what is printed to may be full.
+
+        click would show a traceback.
+        """
+        for stream in (sys.stdout, sys.stderr):
+            if hasattr(stream, "reconfigure"):
+                stream.reconfigure(errors="backslashreplace")
+        try:
+            return super().main(*args, **extra)
+        except OSError as error:
+            if error.filename is not None:  # not of a stream
+                raise
+            _silence(sys.stdout)
+            with contextlib.suppress(OSError):
+                click.echo(f"Error: output cannot be written: {error.strerror}", err=True)
+            sys.exit(ENVIRONMENT)
+
     def invoke(self, ctx: click.Context) -> object:
         """click's own answer to Ctrl-C is the status of a parity failure."""
         try:
-            return super().invoke(ctx)
+            with _termination_raised():
+                return super().invoke(ctx)
+        except _TerminatedError:
+            click.echo("terminated", err=True)
+            ctx.exit(TERMINATED)
         except KeyboardInterrupt:
             click.echo("interrupted", err=True)
             ctx.exit(INTERRUPTED)
+
+
+def _silence(stream: Any) -> None:
+    """What a stream still holds goes nowhere: Python, leaving, would fail with it once more."""
+    with contextlib.suppress(OSError):  # one in memory has no descriptor
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+@contextlib.contextmanager
+def _termination_raised() -> Iterator[None]:
+    def raised(*_: Any) -> None:
+        raise _TerminatedError
+
+    ours = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    if not ours or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGTERM, raised)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 @click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]})
@@ -33,5 +89,6 @@ def main() -> None:
 
     \b
     Exit status: 0 pass, 1 a parity failure, 2 wrong usage, 3 something is missing
-    here (the message names the line that installs it), 4 inconclusive, 130 interrupted.
+    here (the message names the line that installs it) or stdout cannot be written to,
+    4 inconclusive, 130 interrupted, 143 terminated.
     """

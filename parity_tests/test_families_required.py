@@ -1,6 +1,7 @@
 """What a family's file must have beside attention: without it no port, and the error names it."""
 
 import json
+import re
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from family_models import GPT2, GROUPED, PLAIN, ROWS, SIZES, T5, VIT
 from torch_checkpoints import saved
 
 from jax_attn.cli import main
-from jax_attn.transfer import load_checkpoint, port_checks
+from jax_attn.transfer import load_checkpoint, port_checks, port_shapes, resolve
 from jax_attn.transfer.families import LLAMA_META, family_of
 from jax_attn.transfer.port_table import by_family
 
@@ -82,6 +83,31 @@ def test_of_a_whole_model_nothing_is_missing_on_either_side(name):
     paths = [*layout.shapes(taken, sizes)]
     assert missing(config, [*shapes]) == {}
     assert missing(config, [*shapes], paths, "paths") == {}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_of_a_whole_model_every_width_is_known_and_none_is_wrong(name):
+    config, shapes = held(name)
+    table = by_family(family_of(config), config, shapes)
+    passed = resolve.passed(table.layout.passed_over, shapes)
+    taken = {key: shape for key, shape in shapes.items() if key not in passed}
+    paths = table.layout.shapes(taken, table.sizes)
+    traits = table.blocks[0][1]
+
+    def said(key, shape):
+        changed = table.layout.shapes({**taken, key: shape}, table.sizes)
+        moves, _ = resolve.for_loading(table.layout.groups, (), {**taken, key: shape}, changed)
+        wrong = port_shapes.wrong_axes(moves, traits, config, "keys")
+        return {problem.name for problem in wrong}
+
+    assert port_shapes.unlike(table.layout, taken, "keys") == []
+    assert port_shapes.unlike(table.layout, paths, "paths") == []
+    some, *_ = taken.items()
+    assert said(*some) == set()
+    for key, shape in taken.items():
+        path = table.layout.row_of(key).partition(" -> ")[2]
+        if not re.search(r"[qkv]_proj|out_proj.kernel|\[conv\]|^decoder.bias", path):
+            assert key in said(key, (*shape[:-1], shape[-1] + 1)), path
 
 
 # model -> a part behind whose loss there is no model; {0} is every layer's

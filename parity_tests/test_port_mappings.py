@@ -7,12 +7,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
-from port_cases import LLAMA, H, K, N, llama, ported, source_of
+from port_cases import LLAMA, D, H, K, N, V, llama, ported, source_of
 
 from jax_attn.transfer import load_checkpoint
 
 Q = "model.layers.1.self_attn.q_proj.weight"
 KEY = "model.layers.1.self_attn.k_proj.weight"
+UP = "model.layers.1.mlp.up_proj.weight"
+NORM = "model.layers.1.input_layernorm.weight"
 
 
 def without(*keys):
@@ -36,6 +38,11 @@ def holding(key, *values):
         return held | {key: array}
 
     return change
+
+
+def shaped(shape, *keys):
+    """Ones of another shape at `keys`."""
+    return lambda held: held | dict.fromkeys(keys, np.ones(shape, "f4"))
 
 
 def biases(*names):
@@ -105,6 +112,41 @@ BAD = {
     ),
     "a weight of one head less": Bad(
         lambda held: held | {KEY: held[KEY][:-H]}, said=(KEY, "expected 3 heads", "got 2")
+    ),
+    "a perceptron's weight that is turned": Bad(
+        shaped((D, 7), UP),
+        said=("1 problem", UP, "[hidden_size = 31, intermediate_size = 7]", "got [7, 31]"),
+    ),
+    "a norm of two axes": Bad(
+        shaped((2, D), NORM), said=("1 problem", NORM, "[hidden_size = 31]", "got [2, 31]")
+    ),
+    "a norm of another width": Bad(
+        shaped((30,), "model.norm.weight"),
+        said=("1 problem", "model.norm.weight", "[hidden_size = 31]", "got [30]"),
+    ),
+    "an embedding of another width": Bad(
+        shaped((V, 30), "model.embed_tokens.weight"),
+        said=("1 problem", "token_embedding", "hidden_size = 31]", "got [11, 30]"),
+    ),
+    "a perceptron of two widths": Bad(
+        shaped((D, 9), *(f"model.layers.{i}.mlp.down_proj.weight" for i in (0, 1))),
+        config={"intermediate_size": None},
+        said=("2 problems", "mlp.down.kernel: expected [intermediate_size = 7", "got [9, 31]"),
+    ),
+    "a head of more words": Bad(
+        shaped((12, D), "lm_head.weight"),
+        said=("1 problem", "lm_head.weight", "vocab_size = 11]", "got [31, 12]"),
+    ),
+    "a config of more words": Bad(
+        config={"vocab_size": 99},
+        said=("2 problems", "lm_head.weight", "model.embed_tokens.weight", "[vocab_size = 99"),
+    ),
+    "a config of a wider perceptron": Bad(
+        config={"intermediate_size": 9}, said=("6 problems", UP, "intermediate_size = 9]")
+    ),
+    "shapes that no row takes, and others": Bad(
+        lambda held: shaped((2, D), NORM)(held | {Q: held[Q][:-1]}),
+        said=("2 problems", Q, NORM, "expected [31], as 1 of 2 layers have it, got [2, 31]"),
     ),
     "some biases only": Bad(
         biases("q"),

@@ -39,6 +39,11 @@ MAPPINGS = {
         HELD,
         "doubly written",
     ),
+    "layers of two shapes": (
+        attention(row("h.{layer}.w", "h.{layer}.w")),
+        HELD | {f"h.{i}.w": np.ones((7, 2 + (i == 1)), "f4") for i in range(3)},
+        "expected [7, 2], as 2 of 3 layers have it, got [7, 3]",
+    ),
     "some biases only": (
         attention(row("q.bias", "q_proj.bias", heads)),
         HELD | {"q.bias": np.ones(N * H, "f4")},

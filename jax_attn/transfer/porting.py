@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from jax_attn.transfer import port_checks, port_values, resolve
+from jax_attn.transfer import port_checks, port_shapes, port_values, resolve
 from jax_attn.transfer.arrays import Spec, read, specs
 from jax_attn.transfer.layout import Layout, untied
 from jax_attn.transfer.plan_table import printed
@@ -135,6 +135,13 @@ def plan_port(
     problems += port_checks.wrong_widths(moves, table.blocks)
     if table.sizes is not None:
         problems += port_checks.wrong_heads(moves, table.sizes)
+    shapeless = {problem.name for problem in problems}  # of these enough is said
+    wrong = {problem.name: problem for problem in port_shapes.unlike(layout, shapes, _FROM[to])}
+    if table.blocks:
+        traits = table.blocks[0][1]
+        more = port_shapes.wrong_axes(moves, traits, table.config, _FROM[to])
+        wrong |= {problem.name: problem for problem in more}
+    problems += [problem for name, problem in wrong.items() if name not in shapeless]
     if to == "flax" and not unreadable:
         problems += untied(layout, source)
     for name, spec in left.items():

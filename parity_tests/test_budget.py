@@ -3,12 +3,14 @@
 import copy
 import math
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from jax_attn.parity.budget import PRECISIONS, Budget, bridge, projection, student_quantile
+from jax_attn.parity.budget import PRECISIONS, TANH, Budget, bridge, projection, student_quantile
 from jax_attn.parity.run_torch import Reference
 from jax_attn.parity.signature import Inputs
 
@@ -47,6 +49,17 @@ def test_the_bridge_bounds_a_float32_sum_in_sequence_and_not_by_much(terms, mean
     bound = np.sqrt(of_total * wide.sum(axis=1) ** 2 + of_squares * (wide**2).sum(axis=1))
     ratio = np.sqrt(np.mean(error**2) / np.mean(bound**2 / 3))
     assert 0.2 <= ratio <= 1.0
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_what_xlas_tanh_errs_by_is_more_than_its_rounding_and_no_more_than_is_allowed(dtype):
+    x = np.random.default_rng(0).uniform(0.01, 9, 20_000).astype(dtype)
+    want = np.tanh(x.astype(np.longdouble))
+    with jax.enable_x64(dtype == "float64"):
+        got = np.asarray(jax.jit(jnp.tanh)(x))
+    error = float((np.abs(got - want) / want).max())
+    roundoff = PRECISIONS[dtype].acc
+    assert 2 * roundoff < error <= 1.1 * TANH * roundoff
 
 
 def test_the_bridge_bounds_what_a_sum_loses_of_terms_too_small_to_be_kept():

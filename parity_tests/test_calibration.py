@@ -73,6 +73,7 @@ def test_the_command_leaves_0_and_writes_what_it_found(tmp_path):
     group = document["groups"]["float32 core"]
     assert (group["configurations"], group["pass"]) == (2, 2)
     assert group["fractions"].keys() == set(GATES)
+    assert [len(line) for line in document["configurations"]] == [len(document["columns"])] * 2
 
 
 def test_it_leaves_1_where_the_scale_is_wrong_by_1_percent_and_names_each(monkeypatch):

@@ -204,8 +204,14 @@ def summary_lines(trials: Sequence[Trial], seed: int) -> list[str]:
     return lines
 
 
+COLUMNS = ("name", "verdict", *GATES, "seconds")
+
+
 def as_json(trials: Sequence[Trial], seed: int, environment: dict[str, Any]) -> str:
-    """Figures, and every configuration without its elements; what is infinite is null."""
+    """Figures, a line for each configuration, and those that do not pass in full.
+
+    What is infinite is null.
+    """
     document = {
         "schema_version": SCHEMA_VERSION,
         "environment": environment,
@@ -215,8 +221,11 @@ def as_json(trials: Sequence[Trial], seed: int, environment: dict[str, Any]) -> 
         "power": power(trials),
         "seconds": sum(t.seconds for t in trials),
         "not_passed": [asdict(t) for t in trials if t.verdict is not Verdict.PASS],
+        "columns": COLUMNS,
+        "configurations": [[t.name, t.verdict, *t.gates.values(), t.seconds] for t in trials],
     }
-    return json.dumps(_finite(document), indent=1, allow_nan=False)
+    text = json.dumps(_finite(document), allow_nan=False)
+    return text.replace('], ["', '],\n["').replace('}, {"', '},\n{"')
 
 
 def _finite(tree: Any) -> Any:

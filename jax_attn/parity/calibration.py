@@ -72,10 +72,11 @@ _BLOCK = Design(
 
 
 def design_of(program: Program) -> Design:
+    """The published design, its masks given as the program has them; or the block."""
     if program.kind == "module":
         return _BLOCK
-    calls_ = {"reference_call": _reference_call, "port_call": _port_call}
-    return replace(DESIGNS[program.design], **calls_)
+    called = {"reference_call": _reference_call, "port_call": _port_call}
+    return replace(DESIGNS[program.design], **called)
 
 
 @contextlib.contextmanager

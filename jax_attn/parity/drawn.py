@@ -198,13 +198,12 @@ def levels(rng: Rng, program: Program) -> Levels:
     """
     limits = LIMITS[program.precision]
     scores = _between(rng, _FLAT, limits.scores)
+    if program.kind == "module":
+        # Its norm's gradient has x**-3, and float32 holds no less than 1e-38.
+        x = _between(rng, max(limits.smallest, 0.1), min(limits.largest, 1e11))
+        return Levels(x, scores, _between(rng, 0.3, 3), _between(rng, 0.3, 3) * x)
     while True:
         x, v, o = (_between(rng, limits.smallest, limits.largest) for _ in range(3))
-        if program.kind == "module":
-            # Its norm's gradient has x**-3, and float32 holds no less than 1e-38.
-            x = _between(rng, max(limits.smallest, 0.1), min(limits.largest, 1e11))
-            found = Levels(1.0, scores, _between(rng, 0.3, 3), 1.0)
-            return Levels(x, found.scores, found.v, _between(rng, 0.3, 3) * x)
         found = Levels(x, scores, v, o)
         if all(limits.smallest <= level <= limits.largest for level in found.all):
             return found

@@ -17,7 +17,7 @@ from torch._decomp import decomposition_table
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from jax_attn.parity.budget import PRECISIONS, RUNS, Budget, Precision, bridge
+from jax_attn.parity.budget import PRECISIONS, RUNS, TANH, Budget, Precision, bridge
 from jax_attn.parity.constants import Identity, Made, Recorded, each, identity, mark, roundings
 from jax_attn.parity.signature import Inputs, Run, named_outputs
 from jax_attn.transfer import as_numpy
@@ -203,6 +203,8 @@ class Perturbed(Float64):
                 args, kwargs = each(self._nearby, (args, kwargs))
         if result is NotImplemented:
             result = super().compute(func, args, kwargs)
+        if func.overloadpacket.__name__ == "tanh":
+            result = self._moved(result, (TANH * self.precision.acc * result).abs_())
         return each(self._stored, result)
 
     def _inside(self) -> "Perturbed":

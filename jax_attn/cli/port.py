@@ -131,17 +131,19 @@ def imported(named: str) -> Any:
     module, colon, name = named.partition(":")
     if not (module and colon and name):
         raise click.UsageError(f"--layout: expected package.module:TABLE, got {named!r}")
-    here = os.getcwd()
-    sys.path.insert(0, here)
+    before = [*sys.path]
+    sys.path.insert(0, "")
     try:
         held = vars(importlib.import_module(module))
-    except (Exception, SystemExit) as error:  # whatever the caller's module raises
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # whatever the caller's module raises
         kind = type(error).__name__
         raise click.UsageError(f"--layout: {module} does not import: {kind}: {error}") from error
     finally:
-        sys.path.remove(here)
-    if not isinstance(held.get(name), Layout):
-        tables = [key for key, value in held.items() if isinstance(value, Layout)]
+        sys.path[:] = before
+    tables = [key for key, value in held.items() if issubclass(type(value), Layout)]
+    if name not in tables:
         text = f"--layout: expected one of the Layouts {tables} of {module}, got {name!r}"
         raise click.UsageError(f"{text}; {nearest(name, tables)}".removesuffix("; "))
     return held[name]
@@ -206,7 +208,7 @@ def _carried_out(
     from jax_attn.transfer import TransferError
     from jax_attn.transfer.arrays import specs
     from jax_attn.transfer.carrying import Carried, prove
-    from jax_attn.transfer.port_files import read_again, refused_target, staged, write
+    from jax_attn.transfer.port_files import read_again, refused_target, staged, unfinished, write
     from jax_attn.transfer.porting import plan_port
     from jax_attn.transfer.stamps import changed
 
@@ -220,6 +222,9 @@ def _carried_out(
         raise TransferError("port, nothing written", problems)
     if dry_run:
         return PASS
+    if left := unfinished(target):
+        text = f"beside {target}, of a port that was killed or is at work: {', '.join(left)}"
+        click.echo(text, err=True)
     keys = [key for move in port.moves for key in move.row.keys]
     record = {"to": job.to, "family": job.family, "keys": keys, "passed_over": port.passed_over}
     status = PASS

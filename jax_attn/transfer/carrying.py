@@ -7,8 +7,9 @@ import numpy as np
 
 from jax_attn.transfer.arrays import Spec, read, same_bits, specs
 from jax_attn.transfer.porting import Port, Side
-from jax_attn.transfer.problems import Problem
+from jax_attn.transfer.problems import Problem, TransferError
 from jax_attn.transfer.resolve import Move
+from jax_attn.transfer.step import MisfitError
 
 
 class Carried(Mapping[str, np.ndarray]):
@@ -107,9 +108,13 @@ def prove(
 
 
 def _carry(to: Side, move: Move, arrays: tuple[np.ndarray, ...]) -> tuple[np.ndarray, ...]:
-    if to == "flax":
-        return move.row.to_flax(arrays, move.path_shapes)
-    return move.row.to_torch(arrays)
+    try:
+        if to == "flax":
+            return move.row.to_flax(arrays, move.path_shapes)
+        return move.row.to_torch(arrays)
+    except MisfitError as misfit:
+        problem = Problem("refused", move.row.keys[0], f"{move.row}: {misfit}")
+        raise TransferError("carrying", [problem]) from misfit
 
 
 def _carry_back(to: Side, move: Move, arrays: tuple[np.ndarray, ...]) -> tuple[np.ndarray, ...]:

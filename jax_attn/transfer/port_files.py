@@ -35,11 +35,22 @@ _SHARD = 5 * 10**9
 
 def refused_target(target: Path) -> list[Problem]:
     """Why a folder of this name cannot be made."""
-    if os.path.lexists(target):
+    try:
+        parent = target.absolute().parent
+    except FileNotFoundError:
+        text = "expected a folder to write into, the working directory is gone"
+        return [Problem("file", str(target), text)]
+    try:
+        os.lstat(target)
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except (OSError, ValueError) as error:
+        text = f"expected a name that a folder can have: {error}"
+        return [Problem("file", str(target), text)]
+    else:
         text = "expected a folder that is not there yet: nothing is written over"
         return [Problem("file", str(target), text)]
-    parent = target.absolute().parent
-    if not parent.is_dir():
+    if not os.path.isdir(parent):
         return [Problem("file", str(parent), "expected a folder to write into, there is none")]
     if not os.access(parent, os.W_OK):
         return [Problem("file", str(parent), "expected a folder to write into, it is read-only")]
@@ -53,7 +64,7 @@ def staged(target: Path) -> Iterator[Path]:
     Raises TransferError for what the disk refuses, and where `target` came into being meanwhile.
     """
     target = target.absolute()
-    partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}.partial")
+    partial = target.with_name(f"{_hidden(target)}{secrets.token_hex(4)}.partial")
     try:
         partial.mkdir()
         yield partial
@@ -63,9 +74,18 @@ def staged(target: Path) -> Iterator[Path]:
         partial.rename(target)
         _flush(target.parent)
     except OSError as error:
-        raise file_error(target, f"cannot be written: {error}") from error
+        refused = file_error(target, f"cannot be written: {error}")
+        raise _renamed(refused, partial, target) from error
+    except TransferError as error:
+        raise _renamed(error, partial, target) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def unfinished(target: Path) -> list[str]:
+    """Hidden folders of ports to `target` that were killed, or are at work."""
+    names = os.listdir(target.absolute().parent)
+    return sorted(n for n in names if n.startswith(_hidden(target)) and n.endswith(".partial"))
 
 
 def write(
@@ -123,6 +143,20 @@ def read_record(path: Path) -> dict[str, Any]:
 def beside(path: Path) -> Path:
     """Where the config of a checkpoint stands."""
     return path if path.is_dir() else path.parent
+
+
+def _hidden(target: Path) -> str:
+    """How such a name begins; cut, as one may be long already."""
+    return f".{target.name[:50]}."
+
+
+def _renamed(error: TransferError, hidden: Path, target: Path) -> TransferError:
+    """The error about a hidden folder, as one about the folder that the caller knows."""
+
+    def told(text: str) -> str:
+        return text.replace(str(hidden), str(target))
+
+    return TransferError(told(error.doing), [Problem(*map(told, p)) for p in error.problems])
 
 
 def _of_dtype(config: bytes, dtype: str | None) -> bytes:

@@ -1,8 +1,9 @@
 """A table's rows: torch keys, Flax paths, and the steps between them."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from jax_attn.transfer.step import Arrays, MisfitError, Shapes, Sizes, Step
 
@@ -44,7 +45,7 @@ class Row:
         """Shapes of the Flax arrays that tensors of `key_shapes` give. Raises MisfitError."""
         shapes = key_shapes
         for step in self.steps:
-            shapes = step.target(shapes, len(self.paths), sizes)
+            shapes = _asked(step, step.target, shapes, len(self.paths), sizes)
         return shapes
 
     def to_flax(self, tensors: Arrays, path_shapes: Shapes) -> Arrays:
@@ -54,20 +55,20 @@ class Row:
         if found != shapes[0]:
             raise MisfitError(f"expected {[*shapes[0]]}, got {[*found]}")
         for step, behind in zip(self.steps, shapes[1:], strict=True):
-            tensors = step.forward(tensors, behind)
+            tensors = _asked(step, step.forward, tensors, behind)
         return tensors
 
     def to_torch(self, arrays: Arrays) -> Arrays:
         """Flax arrays, one a path -> torch tensors, one a key; views where NumPy can."""
         shapes = self._shapes(tuple(array.shape for array in arrays))
         for step, before in zip(reversed(self.steps), reversed(shapes[:-1]), strict=True):
-            arrays = step.backward(arrays, before)
+            arrays = _asked(step, step.backward, arrays, before)
         return arrays
 
     def _shapes(self, path_shapes: Shapes) -> list[Shapes]:
         shapes = [path_shapes]
         for step in reversed(self.steps):
-            shapes.insert(0, step.source(shapes[0], len(self.keys)))
+            shapes.insert(0, _asked(step, step.source, shapes[0], len(self.keys)))
         return shapes
 
 
@@ -188,6 +189,16 @@ def filled(names: tuple[str, ...], binding: Binding) -> tuple[str, ...]:
     """The patterns with their names in braces replaced by integers."""
     values = dict(binding)
     return tuple(_HOLE.sub(lambda m: values[m[1]], name) for name in names)
+
+
+def _asked(step: Step, what: Callable, *arguments: Any) -> Any:
+    """What a step answers. One of the caller's own may raise anything: it takes those not."""
+    try:
+        return what(*arguments)
+    except MisfitError:
+        raise
+    except Exception as error:
+        raise MisfitError(f"step {step} raised {type(error).__name__}: {error}") from error
 
 
 def _names(argument: str, names: str | Sequence[str]) -> tuple[str, ...]:

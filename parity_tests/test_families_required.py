@@ -153,6 +153,55 @@ def test_what_every_model_of_a_family_has_must_be_there(name):
     assert len(missing(config, left)) == len(needed)
 
 
+# model -> the modules that have no bias, by their torch keys; all others beside attention have one
+BARE = {
+    "llama": ".*",
+    "mistral": ".*",
+    "qwen2": ".*",
+    "qwen3": ".*",
+    "t5": ".*",
+    "falcon of one": r".*mlp\..*",
+    "falcon of groups": r".*mlp\..*",
+}
+HEADS = r"score|classif|qa_outputs"
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_every_bias_of_a_family_must_be_there_and_no_other_may(name):
+    config, keys = held(name)
+    table = by_family(family_of(config), config, keys)
+    beside = {pattern.replace("{layer}", "0") for pattern in table.beside[0].torch_keys()}
+    biases = [key for key in keys if key in beside and key.endswith(".bias")]
+    assert bool(biases) != (BARE.get(name) == ".*")
+    for bias in biases:
+        pattern = re.compile(re.sub(r"\\\.0\\\.", r"\.\\d+\.", re.escape(bias)))
+        left = [key for key in keys if not pattern.fullmatch(key)]
+        (said,) = missing(config, left).values()
+        assert bias in said  # as the name, or as what would do instead
+    others = {key for key in beside - keys.keys() if key.endswith(".bias")}
+    bare = {key for key in others if re.fullmatch(BARE.get(name, "-"), key)}
+    assert not {key for key in bare if not re.match(HEADS, key)}
+
+
+def test_a_llama_whose_perceptrons_have_biases():
+    config = tf.LlamaConfig(**GROUPED, mlp_bias=True)
+    keys = [*tf.LlamaForCausalLM(config).state_dict()]
+    assert missing(config.to_dict(), keys) == {}
+    left = [key for key in keys if not key.endswith("mlp.up_proj.bias")]
+    assert missing(config.to_dict(), left).keys() == {"model.layers.0.mlp.up_proj.bias"}
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "falcon of one", "gpt_neox"])
+def test_a_language_model_whose_head_is_not_tied_has_one(name):
+    config, keys = held(name)
+    config |= {"tie_word_embeddings": False, "architectures": [ROWS[name].name]}
+    left = [key for key in keys if key not in ("lm_head.weight", "embed_out.weight")]
+    (said,) = missing(config, left).values()
+    assert "whose head is not tied" in said
+    assert missing(config | {"architectures": ["Model"]}, left) == {}
+    assert missing(config | {"architectures": 3}, left) == {}
+
+
 FREE = {
     "bert": "cls.predictions.transform.dense cls.predictions.transform.LayerNorm",
     "bert alone": "pooler",

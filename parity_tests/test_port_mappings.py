@@ -156,6 +156,18 @@ BAD = {
     "biases that the config has not": Bad(
         biases("q", "k", "v"), said=("unexpected", "q_proj.bias", "as the config has it")
     ),
+    "a norm's bias that no Llama has": Bad(
+        having(model__norm__bias=np.ones(D, "f4")), said=("1 problem", "'model.norm.bias'")
+    ),
+    "perceptrons' biases that the config has not": Bad(
+        shaped((7,), *(f"model.layers.{i}.mlp.up_proj.bias" for i in (0, 1))),
+        said=("2 problems", "'model.layers.0.mlp.up_proj.bias'", "no row takes"),
+    ),
+    "no head in a causal language model": Bad(
+        without("lm_head.weight"),
+        config={"architectures": ["LlamaForCausalLM"]},
+        said=("1 problem", "'lm_head.weight'", "whose head is not tied"),
+    ),
     "other heads than the config's": Bad(
         options=("--num-heads", "5"), said=("--num-heads", "expected 6", "got 5")
     ),

@@ -21,6 +21,13 @@ LAYER_NORM = Layout(
     row("bias", "bias"),
 )
 
+BIASLESS = Layout(
+    row("weight", "kernel", linear),
+)
+RMS_NORM = Layout(
+    row("weight", "scale"),
+)
+
 FLAX_NAMES = {"q_proj": "query", "k_proj": "key", "v_proj": "value", "out_proj": "out"}
 """`layout.renamed(FLAX_NAMES)` aims a table at flax's own nnx.MultiHeadAttention."""
 

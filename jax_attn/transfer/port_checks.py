@@ -29,6 +29,7 @@ _TRIOS = (("q_proj", "k_proj", "v_proj"), ("query", "key", "value"))
 _HEADS = {"q_proj": "num_heads", "out_proj": "num_heads"}
 _HEADS |= dict.fromkeys(("k_proj", "v_proj"), "num_kv_heads")
 _BIAS = ("position_bias", "embedding")  # one layer learns it, the others may borrow it
+_BARE = ("classifier",)  # of sequences it has no bias in decoders, of tokens it has
 _FIRST_HOLE = re.compile(r"\{(\w+)\}")
 
 
@@ -68,10 +69,11 @@ def lacking(
     names: Iterable[str],
     side: str,
 ) -> list[Problem]:
-    """Kernels, scales and embeddings beside the blocks of which nothing is there.
+    """Kernels, scales, biases and embeddings beside the blocks of which nothing is there.
 
     layout: the whole table; beside: that of all but the blocks, and the Flax parts of it that may
-    be absent. What only some of the layers lack is `uneven`. names, side: as there.
+    be absent; a bias stands where its kernel or scale does. What only some of the layers lack is
+    `uneven`. names, side: as there.
     """
     (table, optional), names, places = beside, list(names), [place.flax for place in blocks]
     # A block that is there has its norm; a side that has no block, a T5's decoder, has nothing.
@@ -91,10 +93,16 @@ def lacking(
         module, _, leaf = first.paths[0].rpartition(".")
         may_lack = not optional.isdisjoint(first.paths[0].split("."))
         found = any(path in there for r in group.rows for path in r.paths)
-        if leaf == "bias" or found or (may_lack and f"{module}.bias" not in there):
+        if leaf == "bias":
+            may_lack = module in _BARE or not _weighs(module, table) & there
+        elif may_lack:
+            may_lack = f"{module}.bias" not in there
+        if found or may_lack:
             continue
         text = "expected, as every model of its family has it"
         text = "expected in every layer, none has it" if holes(first) else text
+        if leaf == "kernel" and module == "lm_head":
+            text = "expected, as config.json names a language model whose head is not tied"
         name, *others = dict.fromkeys(
             _at(getattr(rows[0], side)[0], 0) for rows in group.alternatives
         )
@@ -218,6 +226,12 @@ def _strays(layout: Layout, names: Iterable[str]) -> list[str]:
     """Names that no row takes."""
     known = [*map(regex, (*layout.torch_keys(), *layout.flax_paths()))]
     return [name for name in names if not any(p.fullmatch(name) for p in known)]
+
+
+def _weighs(module: str, table: Layout) -> set[str]:
+    """What a bias stands beside: the module's own weight, where it has none all in it."""
+    paths = {path for path in table.flax_paths() if path.startswith(f"{module}.")}
+    return paths & {f"{module}.{leaf}" for leaf in ("kernel", "scale")} or paths
 
 
 def _at(pattern: str, layer: int) -> str:

@@ -2,12 +2,16 @@
 
 from jax_attn.transfer.families.config import Reading
 from jax_attn.transfer.layout import Layout
-from jax_attn.transfer.layouts import LAYER_NORM, LINEAR
+from jax_attn.transfer.layouts import BIASLESS, LAYER_NORM, LINEAR, RMS_NORM
 from jax_attn.transfer.rows import tied
 
 NORMS = Layout(
     LAYER_NORM.under("input_layernorm", "attention_norm"),
     LAYER_NORM.under("post_attention_layernorm", "mlp_norm"),
+)
+RMS_NORMS = Layout(
+    RMS_NORM.under("input_layernorm", "attention_norm"),
+    RMS_NORM.under("post_attention_layernorm", "mlp_norm"),
 )
 MLP = Layout(
     LINEAR.under("mlp.dense_h_to_4h", "mlp.up"),
@@ -27,4 +31,4 @@ def heads(config: Reading, embedding: str, *, tied_by_default: bool = True) -> L
     """
     if config.flag("tie_word_embeddings", default=tied_by_default):
         return Layout(tied("lm_head.weight", embedding), TASKS)
-    return Layout(LINEAR.under("lm_head", "lm_head"), TASKS)
+    return Layout(BIASLESS.under("lm_head", "lm_head"), TASKS)

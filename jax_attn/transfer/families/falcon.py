@@ -10,7 +10,14 @@ from jax_attn.transfer.families.decoders import MLP, NORMS, heads
 from jax_attn.transfer.families.family import BiasTraits, Family, Place, Traits
 from jax_attn.transfer.families.rope import FREQUENCIES, rotary
 from jax_attn.transfer.layout import Layout
-from jax_attn.transfer.layouts import BY_TURNS, EMBEDDING, FROM_HEADS, IN_TURN, LAYER_NORM
+from jax_attn.transfer.layouts import (
+    BIASLESS,
+    BY_TURNS,
+    EMBEDDING,
+    FROM_HEADS,
+    IN_TURN,
+    LAYER_NORM,
+)
 from jax_attn.transfer.step import Sizes
 
 _DEFAULTS = {
@@ -43,7 +50,7 @@ def _block(config: Reading) -> Layout:
 def _rest(config: Reading) -> Layout:
     return Layout(
         EMBEDDING.under("word_embeddings", "token_embedding"),
-        (_norms(config) + MLP).under("h.{layer}", "layers.{layer}"),
+        (_norms(config) + _mlp(config)).under("h.{layer}", "layers.{layer}"),
         LAYER_NORM.under("ln_f", "final_norm"),
     )
 
@@ -59,6 +66,15 @@ def _norms(config: Reading) -> Layout:
             LAYER_NORM.under("ln_attn", "attention_norm"), LAYER_NORM.under("ln_mlp", "mlp_norm")
         )
     return LAYER_NORM.under("input_layernorm", "attention_norm")
+
+
+def _mlp(config: Reading) -> Layout:
+    if config.flag("bias", default=False):
+        return MLP
+    return Layout(
+        BIASLESS.under("mlp.dense_h_to_4h", "mlp.up"),
+        BIASLESS.under("mlp.dense_4h_to_h", "mlp.down"),
+    )
 
 
 def _head(config: Reading) -> Layout:

@@ -114,8 +114,9 @@ class Family:
     rest_of(config): the table of all else behind the root.
     head_of(config): the table of what no root stands before.
     traits_of(config, torch prefix): what the block there does.
-    optional_of(config): Flax parts of the rest that a file may lack; all its other kernels, scales
-        and embeddings must be there. The heads may all be absent.
+    optional_of(config): Flax parts of the rest that a file may lack; all its others must be
+        there. The heads may all be absent, but for that of a model whose config says that it is
+        a causal language model with a head of its own.
 
     A key that a config lacks counts as transformers' default for it. Every method raises one
     TransferError for a config with values that have no place here, and without such as have no
@@ -150,6 +151,7 @@ class Family:
             optional = frozenset(self.optional_of(read))
         keys = list(keys)
         heads = {path.split(".")[0] for path in head.flax_paths()}
+        heads -= {"lm_head"} if _has_own_head(config, head) else set()
         whole = rest.under(self.root(config, keys), "") + head
         return whole.spelled_as(keys), optional | heads
 
@@ -203,3 +205,10 @@ class Family:
         with reading(config) as read:
             self.look_through(read)
             yield read
+
+
+def _has_own_head(config: Config, head: Layout) -> bool:
+    said = config.get("architectures")
+    names = [name for name in said if isinstance(name, str)] if isinstance(said, list) else []
+    is_causal = any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in names)
+    return is_causal and "lm_head.kernel" in head.flax_paths()

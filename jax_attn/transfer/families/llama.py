@@ -1,11 +1,11 @@
 """Llama, Mistral, Qwen2 and Qwen3: grouped heads, rotary positions, no table of positions."""
 
 from jax_attn.transfer.families.config import Reading
-from jax_attn.transfer.families.decoders import NORMS, heads
+from jax_attn.transfer.families.decoders import RMS_NORMS, heads
 from jax_attn.transfer.families.family import Family, NormTraits, Place, Traits
 from jax_attn.transfer.families.rope import FREQUENCIES, rotary
 from jax_attn.transfer.layout import Layout
-from jax_attn.transfer.layouts import EMBEDDING, FROM_HEADS, LAYER_NORM, LINEAR, TO_HEADS
+from jax_attn.transfer.layouts import BIASLESS, EMBEDDING, FROM_HEADS, LINEAR, RMS_NORM, TO_HEADS
 from jax_attn.transfer.step import Sizes
 
 _SHARED = {
@@ -37,7 +37,7 @@ _BIASES = {"mistral": (False, False), "qwen2": (True, False)}
 
 
 def _block(config: Reading) -> Layout:
-    norms = (LAYER_NORM.under(norm, norm) for norm in ("q_norm", "k_norm"))
+    norms = (RMS_NORM.under(norm, norm) for norm in ("q_norm", "k_norm"))
     return Layout(
         TO_HEADS.under("q_proj", "q_proj"),
         TO_HEADS.under("k_proj", "k_proj"),
@@ -49,14 +49,15 @@ def _block(config: Reading) -> Layout:
 
 
 def _rest(config: Reading) -> Layout:
-    layer = "layers.{layer}"
+    layer, has_bias = "layers.{layer}", config.flag("mlp_bias", default=False)
+    dense = LINEAR if has_bias and config.get("model_type") == "llama" else BIASLESS
     return Layout(
         EMBEDDING.under("embed_tokens", "token_embedding"),
-        NORMS.under(layer, layer),
-        LINEAR.under(f"{layer}.mlp.up_proj", f"{layer}.mlp.up"),
-        LINEAR.under(f"{layer}.mlp.gate_proj", f"{layer}.mlp.gate"),
-        LINEAR.under(f"{layer}.mlp.down_proj", f"{layer}.mlp.down"),
-        LAYER_NORM.under("norm", "final_norm"),
+        RMS_NORMS.under(layer, layer),
+        dense.under(f"{layer}.mlp.up_proj", f"{layer}.mlp.up"),
+        dense.under(f"{layer}.mlp.gate_proj", f"{layer}.mlp.gate"),
+        dense.under(f"{layer}.mlp.down_proj", f"{layer}.mlp.down"),
+        RMS_NORM.under("norm", "final_norm"),
         FREQUENCIES,
     )
 

@@ -7,7 +7,7 @@ Flax side is that of transformers' Llama, and through the two tables the one bec
 from jax_attn.transfer.families.config import Reading
 from jax_attn.transfer.families.family import Family, Place, RotaryTraits, Traits
 from jax_attn.transfer.layout import Layout
-from jax_attn.transfer.layouts import EMBEDDING, FROM_HEADS, LAYER_NORM, LINEAR, TO_HEADS
+from jax_attn.transfer.layouts import BIASLESS, EMBEDDING, FROM_HEADS, RMS_NORM, TO_HEADS
 from jax_attn.transfer.rotary_steps import to_half_split
 from jax_attn.transfer.rows import ignored
 from jax_attn.transfer.step import Sizes
@@ -37,18 +37,18 @@ def _rest(config: Reading) -> Layout:
     layer = "layers.{layer}"
     return Layout(
         EMBEDDING.under("tok_embeddings", "token_embedding"),
-        LAYER_NORM.under(f"{layer}.attention_norm", f"{layer}.attention_norm"),
-        LAYER_NORM.under(f"{layer}.ffn_norm", f"{layer}.mlp_norm"),
-        LINEAR.under(f"{layer}.feed_forward.w1", f"{layer}.mlp.gate"),
-        LINEAR.under(f"{layer}.feed_forward.w2", f"{layer}.mlp.down"),
-        LINEAR.under(f"{layer}.feed_forward.w3", f"{layer}.mlp.up"),
-        LAYER_NORM.under("norm", "final_norm"),
+        RMS_NORM.under(f"{layer}.attention_norm", f"{layer}.attention_norm"),
+        RMS_NORM.under(f"{layer}.ffn_norm", f"{layer}.mlp_norm"),
+        BIASLESS.under(f"{layer}.feed_forward.w1", f"{layer}.mlp.gate"),
+        BIASLESS.under(f"{layer}.feed_forward.w2", f"{layer}.mlp.down"),
+        BIASLESS.under(f"{layer}.feed_forward.w3", f"{layer}.mlp.up"),
+        RMS_NORM.under("norm", "final_norm"),
         ignored("rope.freqs", "frequencies, worked out from the config"),
     )
 
 
 def _head(config: Reading) -> Layout:
-    return LINEAR.under("output", "lm_head")
+    return BIASLESS.under("output", "lm_head")
 
 
 def _traits(config: Reading, prefix: str) -> Traits:

@@ -9,7 +9,7 @@ import re
 from jax_attn.transfer.families.config import Reading
 from jax_attn.transfer.families.family import BiasTraits, Family, Place, Traits
 from jax_attn.transfer.layout import Layout
-from jax_attn.transfer.layouts import EMBEDDING, FROM_HEADS, LAYER_NORM, LINEAR, TO_HEADS
+from jax_attn.transfer.layouts import BIASLESS, EMBEDDING, FROM_HEADS, LINEAR, RMS_NORM, TO_HEADS
 from jax_attn.transfer.rows import either, ignored, row, tied
 from jax_attn.transfer.step import Sizes
 from jax_attn.transfer.steps import linear
@@ -23,7 +23,7 @@ _MLP = Layout(
         (row("wi_0.weight", "gate.kernel", linear), row("wi_1.weight", "up.kernel", linear)),
         row("wi.weight", "up.kernel", linear),
     ),
-    LINEAR.under("wo", "down"),
+    BIASLESS.under("wo", "down"),
 )
 
 
@@ -57,11 +57,11 @@ def _stack(*norms: str) -> Layout:
     last = len(norms) - 1
     return Layout(
         *(
-            LAYER_NORM.under(f"{block}.layer.{i}.layer_norm", f"{layer}.{name}")
+            RMS_NORM.under(f"{block}.layer.{i}.layer_norm", f"{layer}.{name}")
             for i, name in enumerate(norms)
         ),
         _MLP.under(f"{block}.layer.{last}.DenseReluDense", f"{layer}.mlp"),
-        LAYER_NORM.under("final_layer_norm", "final_norm"),
+        RMS_NORM.under("final_layer_norm", "final_norm"),
     )
 
 
@@ -70,7 +70,9 @@ def _head(config: Reading) -> Layout:
     said = config.flag("tie_word_embeddings", default=True)
     is_tied = config.flag("scale_decoder_outputs", default=said)
     return Layout(
-        tied("lm_head.weight", "shared.weight") if is_tied else LINEAR.under("lm_head", "lm_head"),
+        tied("lm_head.weight", "shared.weight")
+        if is_tied
+        else BIASLESS.under("lm_head", "lm_head"),
         LINEAR.under("classification_head.dense", "classifier.dense"),
         LINEAR.under("classification_head.out_proj", "classifier.out"),
         LINEAR.under("classifier", "token_classifier"),

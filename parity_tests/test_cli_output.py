@@ -1,5 +1,6 @@
 """What is printed where the terminal cannot hold it: other letters, or one line and a status."""
 
+import json
 import os
 import subprocess
 import sys
@@ -38,6 +39,22 @@ def test_a_name_that_a_terminal_cannot_show_is_written_out(tmp_path, source, enc
     assert ENCODINGS[encoding] + b": passed over" in done.stdout
     refused = run(tmp_path, *port, encoding=encoding)
     assert (refused.returncode, b"Traceback" in refused.stderr) == (2, False)
+
+
+def test_a_name_does_not_steer_the_terminal(tmp_path):
+    key = "\x1b]0;owned\x07\x1b[31mx"
+    source = source_of(tmp_path, llama() | {key: np.ones(3, np.float32)}, LLAMA)
+    for arguments in (
+        ("port", source, "out", "--to", "flax", "--ignore", key),
+        ("port", source, "no", "--to", "flax", "--ignore", f"{key}y"),
+    ):
+        done = run(tmp_path, *arguments)
+        assert rb"\x1b]0;owned\x07\x1b[31mx" in done.stdout + done.stderr
+        assert b"\x1b" not in done.stdout + done.stderr
+    (source / "config.json").write_text(json.dumps({"model_type": key}))
+    done = run(tmp_path, "inspect", source)
+    assert (done.returncode, b"\x1b" in done.stdout) == (0, False)
+    assert rb"\x1b]0;owned" in done.stdout
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="a device that Linux has")

@@ -43,6 +43,10 @@ LINES = {
         [move("h.0.weight", "layers.1.kernel"), move("h.1.weight", "layers.2.kernel")],
         [("h.0.weight", "layers.1.kernel"), ("h.1.weight", "layers.2.kernel")],
     ),
+    "what steers a terminal": (
+        [move("\x1b[31m\n.weight", "\x07.kernel")],
+        [(r"\x1b[31m\n.weight", r"\x07.kernel")],
+    ),
     "no number": (
         [move("a1.weight", "a1.kernel"), move("a2.weight", "a2.kernel")],
         [("a1.weight", "a1.kernel"), ("a2.weight", "a2.kernel")],

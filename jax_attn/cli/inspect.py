@@ -45,30 +45,37 @@ def command(checkpoint: Path, as_json: bool) -> None:
 
 
 def _print(checkpoint: Path, contents) -> None:
-    from rich.text import Text
     from rich.tree import Tree
 
     from jax_attn.parity.report import console
 
     named = contents.family or "family unknown"
     kind = f" ({contents.model_type})" if contents.model_type else ""
-    tree = Tree(Text(f"{checkpoint}: {named}{kind}, {contents.layers} layers"))
+    tree = Tree(_text(f"{checkpoint}: {named}{kind}, {contents.layers} layers"))
     dtypes = ", ".join(
         f"{name}: {held['tensors']} tensors, {held['bytes']:,} bytes"
         for name, held in contents.dtypes.items()
     )
-    tree.add(Text(f"{contents.tensors} tensors, {contents.bytes:,} bytes ({dtypes})"))
+    tree.add(_text(f"{contents.tensors} tensors, {contents.bytes:,} bytes ({dtypes})"))
     for attention in contents.attention or ():
-        branch = tree.add(Text(_where(attention.places)))
+        branch = tree.add(_text(_where(attention.places)))
         for line in _lines(attention):
-            branch.add(Text(line))
+            branch.add(_text(line))
     if not contents.attention:
         tree.add("no attention found")
     for key, same in contents.tied.items():
-        tree.add(Text(f"tied: {key} is {same}"))
+        tree.add(_text(f"tied: {key} is {same}"))
     for note in contents.notes:
-        tree.add(Text(note))
+        tree.add(_text(note))
     console().print(tree)
+
+
+def _text(lines: str):
+    from rich.text import Text
+
+    from jax_attn.transfer.problems import printable
+
+    return Text("\n".join(map(printable, lines.split("\n"))))
 
 
 def _where(places: tuple[str, ...]) -> str:

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Iterable, Sequence
 
-from jax_attn.transfer.problems import grid
+from jax_attn.transfer.problems import grid, printable
 from jax_attn.transfer.resolve import Move
 
 Cells = tuple[str, ...]
@@ -32,7 +32,7 @@ def _line(move: Move, dtype: str) -> tuple[Cells, str]:
     numbers = {found[0] if (found := _NUMBER.search(name)) else "" for name in names}
     number = numbers.pop() if len(numbers) == 1 else ""
     keys, paths = (
-        ", ".join(_NUMBER.sub(_OPEN, name, count=1) if number else name for name in side)
+        printable(", ".join(_NUMBER.sub(_OPEN, n, count=1) if number else n for n in side))
         for side in (move.row.keys, move.row.paths)
     )
     shapes = (", ".join(str([*s]) for s in side) for side in (move.key_shapes, move.path_shapes))

@@ -14,7 +14,7 @@ from jax_attn.transfer.plan_table import printed
 from jax_attn.transfer.port_checks import SIZED
 from jax_attn.transfer.port_table import Table
 from jax_attn.transfer.port_values import FLOATS
-from jax_attn.transfer.problems import Problem, TransferError, nearest
+from jax_attn.transfer.problems import Problem, TransferError, nearest, printable
 from jax_attn.transfer.resolve import Move
 from jax_attn.transfer.rows import Row, bindings, ignored
 from jax_attn.transfer.safetensors_file import DTYPES
@@ -49,7 +49,7 @@ class Port:
 
     def __str__(self) -> str:
         table = printed(self.moves, self._dtype)
-        over = [f"{name}: passed over: {why}" for name, why in self.passed_over.items()]
+        over = [printable(f"{k}: passed over: {why}") for k, why in self.passed_over.items()]
         unused = [f"in the table, and not there: {', '.join(self.unused)}"] if self.unused else []
         return "\n".join([table, *over, *unused])
 

@@ -56,7 +56,12 @@ def listed(problems: Sequence[Problem]) -> list[str]:
 def nearest(name: str, candidates: Iterable[str]) -> str:
     """'nearest: a, b', the names closest to `name`; empty when nothing is close."""
     found = difflib.get_close_matches(name, list(candidates), n=3, cutoff=0.6)
-    return f"nearest: {', '.join(found)}" if found else ""
+    return f"nearest: {', '.join(map(printable, found))}" if found else ""
+
+
+def printable(name: str) -> str:
+    """A name from a file, with whatever would steer a terminal written out."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in name)
 
 
 def grid(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

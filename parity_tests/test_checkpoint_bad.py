@@ -83,6 +83,7 @@ def test_a_dtype_that_is_not_carried_is_named_when_it_is_read(tmp_path, dtype):
     with load_checkpoint(tmp_path / "model.safetensors") as checkpoint:
         np.testing.assert_array_equal(checkpoint["b"], [0])
         assert checkpoint.describe("a").dtype == dtype
+        assert checkpoint.describe("a").nbytes == end
         with pytest.raises(TransferError, match=dtype) as error:
             checkpoint["a"]
     assert [(p.kind, p.name) for p in error.value.problems] == [("unreadable", "a")]

@@ -132,6 +132,50 @@ def test_ties_and_wrappers_are_told(tmp_path):
     assert found["attention"][0]["places"] == ["encoder.layer.0.attention"]
 
 
+def test_a_tie_that_only_the_config_says_is_told_as_such(tmp_path):
+    row = ROWS["gpt2"]
+    held = {key: t.clone() for key, t in row.model(row.config).state_dict().items()}
+    saved(tmp_path, held, row.config.to_dict())
+    found = inspected(tmp_path)
+    assert "lm_head.weight" not in found["tied"]
+    assert any("by the config, and held apart: lm_head.weight" in note for note in found["notes"])
+
+
+HIDDEN = {
+    "sparse": (torch.Tensor.to_sparse, "call .to_dense() first"),
+    "without values": (lambda t: t.to("meta"), "which has no values"),
+}
+
+
+@pytest.mark.parametrize("name", HIDDEN)
+@pytest.mark.parametrize("command", ["inspect", "port"])
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_tensor_that_cannot_be_read_is_said_with_its_reason(tmp_path, name, command, whole):
+    change, said = HIDDEN[name]
+    model = tf.LlamaForCausalLM(config := tf.LlamaConfig(**GROUPED))
+    held, key = model.state_dict(), "model.layers.0.self_attn.q_proj.weight"
+    held = {k: t for k, t in held.items() if whole or ".1.self_attn.k_proj" not in k}
+    torch.save(held | {key: change(held[key])}, tmp_path / "pytorch_model.bin")
+    (tmp_path / "config.json").write_text(json.dumps(config.to_dict()))
+    options = (str(tmp_path / "flax"), "--to", "flax") if command == "port" else ()
+    done = CliRunner().invoke(main, [command, str(tmp_path), *options])
+    assert done.exit_code == (0 if whole and command == "inspect" else 2)
+    text = " ".join((done.stderr if done.exit_code else done.stdout).split())
+    assert said in text.replace("│ ", "")
+    assert "q_proj.kernel" not in text
+    assert whole or "k_proj.kernel" in text or "k_proj.weight" in text
+
+
+def test_a_dtype_that_numpy_lacks_stops_no_one(tmp_path):
+    model = tf.GPT2LMHeadModel(config := ROWS["gpt2"].config)
+    scales = torch.ones(3).to(torch.float8_e8m0fnu)
+    torch.save(model.state_dict() | {"scales": scales}, tmp_path / "pytorch_model.bin")
+    (tmp_path / "config.json").write_text(json.dumps(config.to_dict()))
+    found = inspected(tmp_path)
+    assert found["dtypes"]["float8_e8m0fnu"] == {"tensors": 1, "bytes": 3}
+    assert {*found["tied"]} == {"lm_head.weight"}
+
+
 BAD = {
     "nothing there": (lambda f: f / "gone", "gone"),
     "an empty folder": (lambda f: f, "*.safetensors"),

@@ -30,7 +30,7 @@ def command(checkpoint: Path, as_json: bool) -> None:
         with load_checkpoint(checkpoint) as tensors:
             plain, wrapped = unwrapped(tensors)
             found, unreadable = specs(plain)
-            contents = inspect(found, read_config(checkpoint), tensors.tied())
+            contents = inspect(found, read_config(checkpoint), tensors.tied(), unreadable)
     except TransferError as error:
         if any("pip install" in problem.hint for problem in error.problems):
             missing(str(error))

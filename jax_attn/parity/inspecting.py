@@ -6,7 +6,7 @@ What neither shapes nor config decide stays unknown. Imports no framework.
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -17,7 +17,8 @@ from jax_attn.transfer.arrays import Spec
 from jax_attn.transfer.families import Config, Family, Place, Traits, family_of
 from jax_attn.transfer.layout import Layout
 from jax_attn.transfer.port_checks import incomplete, other_layers, wrong_heads, wrong_widths
-from jax_attn.transfer.problems import TransferError
+from jax_attn.transfer.porting import reached
+from jax_attn.transfer.problems import Problem, TransferError
 from jax_attn.transfer.rows import bindings
 
 Specs = Mapping[str, Spec]
@@ -67,19 +68,27 @@ class Contents:
         return asdict(self)
 
 
-def inspect(specs: Specs, config: Config | None, tied: Mapping[str, str]) -> Contents:
+def inspect(
+    specs: Specs,
+    config: Config | None,
+    tied: Mapping[str, str],
+    unreadable: Sequence[Problem] = (),
+) -> Contents:
     """What a checkpoint is.
 
     specs: torch key to shape and dtype. config: None where there is none. tied: key to the key
-    whose very memory it is. Raises TransferError with everything that contradicts itself.
+    whose very memory it is. unreadable: the tensors besides, and why. Raises TransferError with
+    everything that contradicts itself, and with these.
     """
     known = config or {}
     family = family_of(known)
     if family is not None:
         root = family.root(known, specs)
-        found, layout = _of_family(family, known, specs), family.model(known, specs)
-        tied = {**tied, **_said_tied(layout, specs)}
-        notes = []
+        found, layout = _of_family(family, known, specs, unreadable), family.model(known, specs)
+        said = _said_tied(layout, specs)
+        apart = {key for key in said if key in specs and said[key] not in _same(key, tied)}
+        tied = {**tied, **{key: other for key, other in said.items() if key not in apart}}
+        notes = [f"tied by the config, and held apart: {k}, {said[k]}" for k in said if k in apart]
     else:
         root, found = "", _spelt(specs, known)
         notes = [
@@ -109,7 +118,9 @@ def design(num_heads: int, num_kv_heads: int) -> str:
     return "MQA" if num_kv_heads == 1 else "GQA"
 
 
-def _of_family(family: Family, config: Config, specs: Specs) -> list[Attention]:
+def _of_family(
+    family: Family, config: Config, specs: Specs, unreadable: Sequence[Problem]
+) -> list[Attention]:
     block = family.block(config)
     made, problems = [], []
     for place in family.blocks(config, specs):
@@ -126,7 +137,9 @@ def _of_family(family: Family, config: Config, specs: Specs) -> list[Attention]:
             problems += error.problems
             continue
         moves, _ = resolve.for_loading(under.groups, under.refusals, carried, paths)
-        problems += wrong_heads(moves, traits.sizes) + incomplete([(place, traits)], paths)
+        hidden = reached(under, [problem.name for problem in unreadable])
+        problems += wrong_heads(moves, traits.sizes)
+        problems += incomplete([(place, traits)], [*paths, *hidden])
         problems += wrong_widths(moves, [(place, traits)])
         packed = next(
             (_HOW[s.name] for m in moves for s in m.row.steps if s.name in _HOW and _three(m)), ""
@@ -134,7 +147,8 @@ def _of_family(family: Family, config: Config, specs: Specs) -> list[Attention]:
         made.append(_attention(place, traits, keys, packed))
     problems += other_layers(config, [Place(p, "") for one in made for p in one.places])
     if problems:
-        raise TransferError("what the config says of the checkpoint", dict.fromkeys(problems))
+        problems = [*unreadable, *dict.fromkeys(problems)]
+        raise TransferError("what the config says of the checkpoint", problems)
     return made
 
 
@@ -224,6 +238,12 @@ def _said_tied(layout: Layout, specs: Specs) -> dict[str, str]:
         if item.same_as in specs:
             made[item.key] = item.same_as
     return made
+
+
+def _same(key: str, tied: Mapping[str, str]) -> set[str]:
+    """The keys that share a key's memory."""
+    first = tied.get(key, key)
+    return {first, *(other for other, kept in tied.items() if kept == first)}
 
 
 def _takes(layout: Layout, key: str) -> bool:

@@ -5,6 +5,7 @@ A framework whose tensor is handed in has been imported already, so that looking
 """
 
 import math
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -50,11 +51,12 @@ class Spec(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """0 for a dtype that NumPy does not hold."""
+        """Of a dtype that NumPy does not hold as many bits a number as its name has: F6_E2M3."""
         try:
             return math.prod(self.shape) * np.dtype(self.dtype).itemsize
         except TypeError:
-            return 0
+            bits = re.search(r"\d+", self.dtype)
+            return -(-math.prod(self.shape) * int(bits[0]) // 8) if bits else 0
 
     def __str__(self) -> str:
         return f"{self.dtype}{list(self.shape)}"

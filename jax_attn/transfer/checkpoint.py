@@ -105,7 +105,7 @@ class Checkpoint(Mapping[str, np.ndarray]):
         """Keys whose tensor is the very memory of an earlier one's, and which that is."""
         held = self._tensors.items()
         readable = [k for k, t in held if not isinstance(t, Spec) and not arrays.why_unreadable(t)]
-        return arrays.same_memory(self, readable)
+        return arrays.same_memory(self._tensors, readable)
 
     def close(self) -> None:
         """Let go of the files; arrays already read stay valid."""

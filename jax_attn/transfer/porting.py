@@ -124,10 +124,11 @@ def plan_port(
     moves, misfits = _moves(table, layout, shapes, to)
     problems += [p for p in misfits if p.name not in {u.name for u in unreadable}]
     places = [place for place, _ in table.blocks]
-    problems += port_checks.uneven(layout, left, _FROM[to])
-    problems += port_checks.lacking(layout, table.beside, places, found, _FROM[to])
+    names = [*left, *(p.name for p in unreadable if p.name not in passed_over)]
+    problems += port_checks.uneven(layout, names, _FROM[to])
+    problems += port_checks.lacking(layout, table.beside, places, [*found, *names], _FROM[to])
     targets, mixed = _targets(moves, left, to, dtype)
-    paths = _reached(layout, left) if to == "flax" else left
+    paths = reached(layout, names) if to == "flax" else names
     problems += mixed
     problems += port_checks.incomplete(table.blocks, paths) if table.blocks else []
     problems += [] if table.blocks else port_checks.some_biases(paths)
@@ -210,7 +211,7 @@ def _cast(dtype: str, to: str | None) -> str:
     return to if to is not None and dtype in FLOATS else dtype
 
 
-def _reached(layout: Layout, keys: Iterable[str]) -> list[str]:
+def reached(layout: Layout, keys: Iterable[str]) -> list[str]:
     """The Flax paths of rows whose keys are there, whatever their shapes."""
     keys = list(keys)
     return [p for r in _rows(layout) for b in bindings(r.keys, keys) for p in r.at(b).paths]

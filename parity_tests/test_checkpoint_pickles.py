@@ -123,7 +123,7 @@ def test_a_part_is_asked_for_by_name(tmp_path, part, zipped):
     assert problem.text == (
         f"expected names and tensors, got ['{part}', 'epoch', 'lr']; tensors are under ['{part}']"
     )
-    assert problem.hint == f"load_checkpoint(…, part={part!r})"
+    assert problem.hint == f"in Python: load_checkpoint(…, part={part!r})"
     with load_checkpoint(path, part=part) as checkpoint:
         assert list(checkpoint) == list(STATE)
 

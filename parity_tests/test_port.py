@@ -226,7 +226,8 @@ def test_an_interrupted_port_leaves_nothing(tmp_path, monkeypatch):
     source = plain(tmp_path)
     before = sorted(tmp_path.iterdir())
     monkeypatch.setattr(carrying, "prove", interrupted)
-    ported(source, tmp_path / "flax", "flax", *RIGHT, status=130)
+    done = ported(source, tmp_path / "flax", "flax", *RIGHT, status=130)
+    assert "layers.{0..1}.attn.q_proj.kernel" in done.stdout  # the plan comes first
     assert sorted(tmp_path.iterdir()) == before
 
 

@@ -3,7 +3,7 @@
 import importlib
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -93,7 +93,9 @@ def command(
     document: dict[str, Any] = {}
     try:
         job = _prepared(source, to, layout, strip, heads)
-        status = _carried_out(job, source, target, kind, ignore, values, check, dry_run, document)
+        said = _silent if as_json else click.echo
+        options = (kind, ignore, values, check, dry_run)
+        status = _carried_out(job, source, target, *options, said, document)
     except TransferError as error:
         document["problems"] = [problem._asdict() for problem in error.problems]
         _say(document, as_json)
@@ -201,9 +203,13 @@ def _carried_out(
     values: Mapping[str, Any],
     check: bool,
     dry_run: bool,
+    said: Callable[[Any], None],
     document: dict[str, Any],
 ) -> int:
-    """Plan, write, prove; the exit status. What is found goes into `document` as it is found."""
+    """Plan, write, prove; the exit status. What is found goes into `document` as it is found.
+
+    said: told the plan before anything is written.
+    """
     from jax_attn.cli.progress import bytes_counted
     from jax_attn.transfer import TransferError
     from jax_attn.transfer.arrays import specs
@@ -218,6 +224,7 @@ def _carried_out(
             job.tensors, job.table, job.to, ignore=ignore, looked_at=looked_at, **values
         )
     document |= {"family": job.family, "plan": port}
+    said(port)
     if problems := [*job.problems, *port.problems, *refused_target(target)]:
         raise TransferError("port, nothing written", problems)
     if dry_run:
@@ -266,8 +273,12 @@ def _checked(job: _Job, port: Any, written: Mapping[str, Any], document: dict[st
     return PASS if verdicts == {Verdict.PASS} else INCONCLUSIVE
 
 
+def _silent(_: Any) -> None:
+    """JSON is one document, at the end."""
+
+
 def _say(document: dict[str, Any], as_json: bool) -> None:
-    """What is known so far, on stdout."""
+    """What is known so far, on stdout; but for the plan, which people were told before."""
     if as_json:
         import json
 
@@ -282,8 +293,6 @@ def _say(document: dict[str, Any], as_json: bool) -> None:
             plain["check"] = json.loads(report.as_json(plain["check"], environment.describe(), []))
         click.echo(json.dumps(plain, indent=1))
         return
-    if "plan" in document:
-        click.echo(document["plan"])
     if "check" in document:
         from jax_attn.parity.report import cases_table, console
 

@@ -47,7 +47,8 @@ def tensors(path: Path, part: str | None) -> dict[str, Any]:
         raise file_error(path, f"expected text as names of tensors, got {odd[:8]}")
     if held and not any(isinstance(value, torch.Tensor) for value in held.values()):
         inside = [key for key, value in held.items() if _has_tensors(torch, value)]
-        hint = "" if part else " or ".join(f"load_checkpoint(…, part={key!r})" for key in inside)
+        calls = " or ".join(f"load_checkpoint(…, part={key!r})" for key in inside)
+        hint = f"in Python: {calls}" if inside and not part else ""
         text = f"expected names and tensors, got {_shown(held)}"
         raise file_error(path, f"{text}; tensors are under {inside}" if inside else text, hint)
     return dict(held)

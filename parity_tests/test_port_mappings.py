@@ -208,6 +208,13 @@ BAD = {
     "a family that is not known": Bad(
         config={"model_type": "mine"}, said=("'mine'", "--layout package.module:TABLE", "llama")
     ),
+    "a kernel of whole numbers": Bad(
+        lambda held: held | {Q: held[Q].astype("int32")},
+        said=("1 problem", "wrong dtype", Q, "got int32"),
+    ),
+    "a norm of true and false": Bad(
+        lambda held: held | {NORM: held[NORM] > 0}, said=("1 problem", NORM, "got bool")
+    ),
     "NaN": Bad(
         holding(Q, np.nan, np.nan, np.inf), said=("not finite", Q, "2 NaN and 1 infinite of 930")
     ),

@@ -4,7 +4,10 @@ import os
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from port_cases import LLAMA, llama, ported, source_of
+
+from jax_attn.cli import main
 
 TARGETS = {
     "that is there": (lambda f: f / "there", "nothing is written over"),
@@ -77,6 +80,18 @@ def test_a_record_that_is_none_is_an_error(tmp_path, source):
     done = ported(tmp_path / "flax", tmp_path / "back", "torch", status=2)
     assert "expected the record of a port" in done.stderr
     assert not (tmp_path / "back").exists()
+
+
+@pytest.mark.parametrize("command", ["inspect", "verify"])
+@pytest.mark.parametrize("kind", ["safetensors", "orbax"])
+def test_a_flax_side_is_no_checkpoint_of_torchs(tmp_path, source, command, kind):
+    ported(source, tmp_path / "flax", "flax", "--format", kind)
+    done = CliRunner().invoke(main, [command, str(tmp_path / "flax")])
+    assert done.exit_code == 2
+    assert "the Flax side of a port" in done.stderr
+    assert "--to torch" in done.stderr
+    (tmp_path / "source" / "port.json").write_text("[]")  # of something else
+    assert CliRunner().invoke(main, ["inspect", str(source)]).exit_code == 0
 
 
 USAGE = {

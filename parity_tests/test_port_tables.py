@@ -69,6 +69,18 @@ def test_parts_of_two_dtypes_are_no_packed_tensor():
     assert (problem.kind, problem.hint) == ("wrong dtype", "--dtype casts them")
 
 
+def test_only_what_came_back_counts_as_carried():
+    port = plan_port(HELD, Table(attention(), Sizes(N, K, H)), "flax")
+    written = dict(Carried(port, HELD))
+    written["out_proj.kernel"] = written["out_proj.kernel"] * 2
+    proof = prove(port, HELD, written)
+    assert [problem.name for problem in proof.problems] == ["o.weight"]
+    assert proof.carried == sum(a.nbytes for k, a in HELD.items() if k != "o.weight")
+    del written["out_proj.kernel"]
+    (problem,) = prove(port, HELD, written).problems
+    assert problem.name == "out_proj.kernel"
+
+
 def test_heads_that_nobody_names_are_asked_for():
     (problem,) = plan_port(HELD, Table(attention(), None), "flax").problems
     assert "--num-heads" in problem.hint

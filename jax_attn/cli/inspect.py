@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 from jax_attn.cli.verify import missing
-from jax_attn.cli.verify_checkpoint import WrongInput
+from jax_attn.cli.verify_checkpoint import WrongInput, refuse_flax_side
 
 
 @click.command("inspect")
@@ -26,6 +26,7 @@ def command(checkpoint: Path, as_json: bool) -> None:
 
     if not os.path.exists(checkpoint):
         raise click.UsageError(f"CHECKPOINT: expected a file or a folder, got {checkpoint}")
+    refuse_flax_side(checkpoint)
     try:
         with load_checkpoint(checkpoint) as tensors:
             plain, wrapped = unwrapped(tensors)

@@ -13,6 +13,20 @@ class WrongInput(click.ClickException):
     exit_code = 2
 
 
+def refuse_flax_side(path: Path) -> None:
+    """What a port made for Flax has no torch keys to look at."""
+    from jax_attn.transfer import TransferError
+    from jax_attn.transfer.port_files import read_record
+
+    try:
+        is_flax = read_record(path).get("to") == "flax"
+    except TransferError:  # some other port.json
+        return
+    if is_flax:
+        first = f"jax-attn port {path} OUT --to torch, then look at OUT"
+        raise WrongInput(f"{path}: expected torch's side, got the Flax side of a port: {first}")
+
+
 def verify_checkpoint(path: Path, num_heads: int | None, num_kv_heads: int | None):
     """(results, compiled) of every attention layer in a checkpoint, with a progress bar on stderr.
 
@@ -24,6 +38,7 @@ def verify_checkpoint(path: Path, num_heads: int | None, num_kv_heads: int | Non
             raise click.UsageError(f"{option}: expected a whole number above 0, got {value!r}")
     if not os.path.exists(path):
         raise click.UsageError(f"CHECKPOINT: expected a file or a folder, got {path}: none there")
+    refuse_flax_side(path)
 
     from jax_attn.cli.progress import tracked
     from jax_attn.parity.config import UnknownHeadsError, read_config

@@ -92,12 +92,14 @@ def prove(
         arrays = tuple(read(written, name) for name in port.made(move))
         back = _carry_back(port.to, move, arrays)
         for name, was, now in zip(port.made_of(move), port.read(source, move), back, strict=True):
-            carried.add(name)
-            if not same_bits(was, now):
+            if same_bits(was, now):
+                carried.add(name)
+            else:
                 text = "does not come back from what was written as it was, bit for bit"
                 problems.append(Problem("unwritten", name, text))
             looked_at(now.nbytes)
-    left = port.sources.keys() - carried - port.passed_over.keys()
+    named = {name for move in port.moves for name in port.made_of(move)}
+    left = port.sources.keys() - named - port.passed_over.keys()
     problems += [Problem("unwritten", name, "read by no row") for name in sorted(left)]
     return Proof(
         sum(port.sources[name].nbytes for name in carried),

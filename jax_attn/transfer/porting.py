@@ -134,6 +134,7 @@ def plan_port(
     problems += [] if table.blocks else port_checks.some_biases(paths)
     problems += port_checks.other_layers(table.config, places)
     problems += port_checks.wrong_widths(moves, table.blocks)
+    problems += _weights_of_no_floats(moves, left, to) if table.blocks else []
     if table.sizes is not None:
         problems += port_checks.wrong_heads(moves, table.sizes)
     shapeless = {problem.name for problem in problems}  # of these enough is said
@@ -205,6 +206,18 @@ def _targets(
         shapes = move.path_shapes if to == "flax" else move.key_shapes
         made |= {n: Spec(s, *dtypes) for n, s in zip(names, shapes, strict=True)}
     return made, problems
+
+
+def _weights_of_no_floats(
+    moves: Iterable[Move], sources: Mapping[str, Spec], to: Side
+) -> list[Problem]:
+    """Kernels, scales, biases and embeddings that are whole numbers or true and false."""
+    return [
+        Problem("wrong dtype", name, f"expected one of {', '.join(FLOATS)}, got {dtype}")
+        for move in moves
+        for name in getattr(move.row, _FROM[to])
+        if (dtype := sources[name].dtype) in DTYPES.values() and dtype not in FLOATS
+    ]
 
 
 def _cast(dtype: str, to: str | None) -> str:

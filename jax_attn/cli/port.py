@@ -70,8 +70,9 @@ def command(
     then a second reading that proves every byte of IN carried, passed over or tied, and the way
     back identical. OUT gets its name when all that is done: a failure leaves nothing.
 
-    Exit status: 1 where the proof or --check fails, 2 for input that cannot be ported, 3 where
-    torch is needed and absent, 4 where --check shows nothing, 130 where it was interrupted.
+    Exit status: 1 where the proof or --check fails, or IN changes meanwhile, 2 for input that
+    cannot be ported, 3 where torch is needed and absent, 4 where --check shows nothing, 130 where
+    it was interrupted, 143 where it was terminated.
     """
     if check and not present("torch"):
         missing(f"torch is not installed, and is the reference: {install_line('torch')}")

@@ -5,7 +5,8 @@
 `*.json` here are runs of `jax-attn verify`, cut down by keep.py; those in bench/ are runs of
 `jax-attn bench --output`, those in bench/cached/ of its decode preset; profile/blocked.json is
 parts.py's, profile/steps.json steps.py's, profile/files.json files.py's, profile/minilm.json
-minilm.py's, profile/power.json kills.py's, profile/training.json training.py's.
+minilm.py's, profile/power.json kills.py's, profile/training.json training.py's,
+profile/calibration.json calibration.py's.
 """
 
 import json
@@ -26,6 +27,7 @@ STEPS = HERE / "profile" / "steps.json"
 FILES = HERE / "profile" / "files.json"
 MINILM = HERE / "profile" / "minilm.json"
 POWER = HERE / "profile" / "power.json"
+CALIBRATION = HERE / "profile" / "calibration.json"
 TRAINING, CURVES = HERE / "profile" / "training.json", HERE / "profile" / "training.svg"
 PLOT = BENCH / "time.svg"
 MOST_TEMPORARIES = 128 * words.MIB
@@ -272,6 +274,46 @@ def power(profile: dict) -> str:
     return "\n".join([*lines, "", "</details>"])
 
 
+def calibration(profile: dict) -> str:
+    """How many correct configurations failed, and how much of the budget they take."""
+    groups = dict(sorted(profile["groups"].items(), key=lambda item: (item[0] == "all", item[0])))
+    whole = groups["all"]
+    rows = ["| precision, kind | drawn | pass | inconclusive | fail | largest part of the budget |"]
+    rows.append("|---" * 6 + "|")
+    for name, found in groups.items():
+        counts = [found[k] for k in ("configurations", "pass", "inconclusive", "fail")]
+        most = max(gate["largest"] for gate in found["fractions"].values())
+        rows.append(f"| {name} | {' | '.join(map(str, counts))} | {most:.2f} |")
+    planted = ["| planted in some of them, and failed | float64, float32 | lower precisions |"]
+    planted.append("|---" * 3 + "|")
+    bugs = dict.fromkeys(name.rpartition(", ")[0] for name in profile["power"])
+    for bug in bugs:
+        cells = []
+        for fine in (True, False):
+            found = [
+                kills
+                for name, kills in profile["power"].items()
+                if name.startswith(f"{bug}, ") and name.endswith(("float64", "float32")) == fine
+            ]
+            cells.append(" of ".join(str(sum(f[k] for f in found)) for k in ("killed", "tried")))
+        planted.append(f"| {bug} | {' | '.join(cells)} |")
+    share = whole["inconclusive"] / whole["configurations"]
+    return "\n".join(
+        [
+            f"By `jax-attn verify --calibrate --configurations {whole['configurations']}`, "
+            f"{where(profile['environment'])}: {whole['configurations']:,} correct configurations, "
+            f"**{whole['fail']} fail**, {whole['inconclusive']} ({share:.1%}) INCONCLUSIVE, as "
+            "their gradients are too small beside their rounding. Kinds: attention with its scores "
+            "written out, by the blocked kernel, and a pre-norm block; `tf32` and `mxu` are "
+            "emulated matrix units.",
+            "",
+            *rows,
+            "",
+            *planted,
+        ]
+    )
+
+
 def written(
     readme: str, runs: dict[str, dict], benchmarks: dict[str, Record], cached: dict[str, Record]
 ) -> str:
@@ -284,6 +326,7 @@ def written(
         "minilm": minilm(json.loads(MINILM.read_text())),
         "training": training(json.loads(TRAINING.read_text())),
         "power": power(json.loads(POWER.read_text())),
+        "calibration": calibration(json.loads(CALIBRATION.read_text())),
         "measured": measured(runs),
     }
     for name, made in texts.items():

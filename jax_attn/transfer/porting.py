@@ -32,7 +32,8 @@ class Port:
 
     to: the side that is written. sources, targets: shape and dtype by name, before and after.
     passed_over: names that are not carried, and why. unused: Flax modules of the table of which
-    nothing is there. dtype: what floating numbers are cast to; None for no cast.
+    nothing is there; none where nothing is planned at all. dtype: what floating numbers are cast
+    to; None for no cast.
     """
 
     to: Side
@@ -48,10 +49,10 @@ class Port:
         return f"<Port to {self.to}: {len(self.moves)} rows, {len(self.problems)} problems>"
 
     def __str__(self) -> str:
-        table = printed(self.moves, self._dtype)
+        table = [printed(self.moves, self._dtype)] if self.moves else []
         over = [printable(f"{k}: passed over: {why}") for k, why in self.passed_over.items()]
         unused = [f"in the table, and not there: {', '.join(self.unused)}"] if self.unused else []
-        return "\n".join([table, *over, *unused])
+        return "\n".join([*table, *over, *unused])
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data."""
@@ -153,7 +154,8 @@ def plan_port(
             )
             problems += values
         looked_at(spec.nbytes)
-    unused = _unused(layout, [path for move in moves for path in move.row.paths])
+    used = [path for move in moves for path in move.row.paths]
+    unused = _unused(layout, used) if moves else []
     problems = list(dict.fromkeys(problems))
     return Port(to, moves, found, targets, passed_over, unused, dtype, problems)
 

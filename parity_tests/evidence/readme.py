@@ -300,8 +300,8 @@ def calibration(profile: dict) -> str:
     share = whole["inconclusive"] / whole["configurations"]
     return "\n".join(
         [
-            f"By the functions of `jax-attn verify --calibrate`, in pieces, of its 10,000 the first "
-            f"{whole['configurations']:,}, {where(profile['environment'])}: "
+            "By the functions of `jax-attn verify --calibrate`, in pieces, of its 10,000 the "
+            f"first {whole['configurations']:,}, {where(profile['environment'])}: "
             f"**{whole['fail']} fail**, {whole['inconclusive']} ({share:.1%}) INCONCLUSIVE, as "
             "their gradients are too small beside their rounding. Kinds: attention with its scores "
             "written out, by the blocked kernel, and a pre-norm block; `tf32` and `mxu` are "

@@ -42,7 +42,18 @@ def test_there_are_at_least_40_and_each_plants_in_steps_that_there_are():
         assert mutant.plants.keys() <= STEPS.keys()
 
 
-@pytest.mark.parametrize("name", MUTANTS)
+def pytest_generate_tests(metafunc):
+    """Those of two designs' rows; --long and `verify --power` try all."""
+    if "name" in metafunc.fixturenames:
+        few = [name for name, mutant in MUTANTS.items() if mutant.meant[0] in ("plain_mha", "gqa")]
+        metafunc.parametrize("name", MUTANTS if metafunc.config.getoption("--long") else few)
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_each_has_a_row_made_to_catch_it(mutant):
+    assert mutant in row(own_row(mutant)).claims
+
+
 def test_a_planted_bug_is_killed_by_its_own_row(name):
     assert row(own_row(name)).tried(name).verdict is Verdict.FAIL
 

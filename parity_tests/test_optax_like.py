@@ -103,7 +103,9 @@ def test_the_rates_are_those_that_torch_updates_with_and_nan_beyond_them():
         optimizer.step()
         schedule.step()
     np.testing.assert_array_equal(rates, used)
-    np.testing.assert_allclose(used, [0.05, 0.075, 0.1, 0.1, 0.05, 0.05, 0.025])
+    # torch multiplies each rate by a factor to get the next: two roundings a step, of seven.
+    expected = [0.05, 0.075, 0.1, 0.1, 0.05, 0.05, 0.025]
+    np.testing.assert_allclose(used, expected, rtol=7 * 2 * 2.0**-53)
     assert looked_up(rates)(jnp.array(6)) == np.float32(rates[6])
     assert np.isnan(looked_up(rates)(jnp.array(7)))
 
@@ -120,7 +122,8 @@ def test_each_path_gets_the_options_of_its_group_under_an_nnx_optimizer():
     trained.update(
         port, nnx.from_flat_state([(k, v.replace(0 * v[...])) for k, v in nnx.to_flat_state(zero)])
     )
-    np.testing.assert_allclose(port.kernel[...], before * (1 - 0.5 * 0.25), rtol=1e-6)
+    # Decay, rate and difference are rounded, and so is what is expected: four roundings.
+    np.testing.assert_allclose(port.kernel[...], before * (1 - 0.5 * 0.25), rtol=4 * 2.0**-24)
     np.testing.assert_array_equal(port.bias[...], 1.0)
 
 

@@ -1,7 +1,9 @@
 """A small model of every family, as transformers builds it, and what its attention is."""
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
+import torch
 import transformers as tf
 
 N, H, LAYERS = 6, 4, 2  # rotary positions need an even H
@@ -126,3 +128,10 @@ ROWS = {
         does={"qk_norm": {"kind": "rms", "epsilon": 1e-6}},
     ),
 }
+
+
+def saved_llama(folder: Path) -> Path:
+    """A grouped Llama with its head and config, in a folder of its own."""
+    torch.manual_seed(0)
+    tf.LlamaForCausalLM(tf.LlamaConfig(**GROUPED)).save_pretrained(folder)
+    return folder

@@ -7,7 +7,7 @@ import pytest
 import torch
 import transformers as tf
 from click.testing import CliRunner
-from family_models import GPT2, GROUPED, PLAIN, ROWS, SIZES, T5, VIT
+from family_models import GPT2, GROUPED, PLAIN, ROWS, SIZES, T5, VIT, saved_llama
 from torch_checkpoints import saved
 
 from jax_attn.cli import main
@@ -238,10 +238,7 @@ def test_metas_files_too():
 
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("llama")
-    torch.manual_seed(0)
-    tf.LlamaForCausalLM(tf.LlamaConfig(**GROUPED)).save_pretrained(folder)
-    return folder
+    return saved_llama(tmp_path_factory.mktemp("llama"))
 
 
 def ported(source, target, to, *options):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from dtype_rows import in_dtypes
-from family_models import GROUPED, ROWS, tf
+from family_models import GROUPED, ROWS, saved_llama, tf
 from flax import nnx
 from port_cases import plain, ported
 from same_arrays import assert_same
@@ -43,10 +43,7 @@ def test_a_familys_file_comes_back_to_the_bit(tmp_path, name, dtype):
 
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("llama")
-    torch.manual_seed(0)
-    tf.LlamaForCausalLM(tf.LlamaConfig(**GROUPED)).save_pretrained(folder)
-    return folder
+    return saved_llama(tmp_path_factory.mktemp("llama"))
 
 
 def test_the_plan_is_printed_and_a_dry_run_writes_nothing(tmp_path, llama):

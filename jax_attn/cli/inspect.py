@@ -1,12 +1,11 @@
 """`jax-attn inspect`: what a checkpoint is, from its headers and its config alone."""
 
-import os
 from pathlib import Path
 
 import click
 
 from jax_attn.cli.verify import missing
-from jax_attn.cli.verify_checkpoint import WrongInput, refuse_flax_side
+from jax_attn.cli.verify_checkpoint import WrongInput, expect_torch_side
 
 
 @click.command("inspect")
@@ -24,9 +23,7 @@ def command(checkpoint: Path, as_json: bool) -> None:
     from jax_attn.transfer.arrays import specs
     from jax_attn.transfer.prefixes import unwrapped
 
-    if not os.path.exists(checkpoint):
-        raise click.UsageError(f"CHECKPOINT: expected a file or a folder, got {checkpoint}")
-    refuse_flax_side(checkpoint)
+    expect_torch_side(checkpoint)
     try:
         with load_checkpoint(checkpoint) as tensors:
             plain, wrapped = unwrapped(tensors)

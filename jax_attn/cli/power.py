@@ -12,10 +12,10 @@ def verify_power(cases: Sequence, beside: str | None, *, report: Path | None, as
     beside: of the cases beside the matrix, an encoder's and of training, those with this in their
     names; None for none. Writes power.json into `report`.
     """
+    from jax_attn.cli.outcome import tell
     from jax_attn.cli.progress import tracked
     from jax_attn.cli.verify import FAIL, NONE_LEFT, PASS
     from jax_attn.parity import environment, power, sweep
-    from jax_attn.parity import report as reports
     from jax_attn.parity.mutants import MUTANTS
     from jax_attn.parity.training_mutants import BESIDE, tried
 
@@ -27,13 +27,11 @@ def verify_power(cases: Sequence, beside: str | None, *, report: Path | None, as
     mutants = [*MUTANTS, *BESIDE]
     kills.sort(key=lambda kill: (mutants.index(kill.mutant), kill.case))
     document = power.as_json(kills, mutants, environment.describe())
-    if report is not None:
-        reports.write(report, {"power.json": document})
-    if as_json:
-        click.echo(document)
-    else:
-        console = reports.console()
-        console.print(power.table(kills))
-        for line in power.summary_lines(kills, mutants):
-            console.print(line, highlight=False)
+    tell(
+        document,
+        [power.table(kills), *power.summary_lines(kills, mutants)],
+        files={"power.json": document},
+        report=report,
+        as_json=as_json,
+    )
     return FAIL if power.survivors(kills) else PASS

@@ -7,10 +7,13 @@ from typing import NoReturn
 
 import click
 
+from jax_attn.cli.verify_checkpoint import expect_torch_side
 from jax_attn.parity.environment import install_line, present, settle_platforms
 
 PASS, FAIL, USAGE, ENVIRONMENT, INCONCLUSIVE = 0, 1, 2, 3, 4
 BACKENDS = ("cpu", "gpu", "tpu", "all")
+HERE = ("cpu", "all")
+"""The backends that a machine without another has."""
 NONE_LEFT = "no case is left by --design, --dtype and -k"
 
 
@@ -77,6 +80,26 @@ def command(
     claims it. With --calibrate correct ports alone are, drawn at random: none may fail, and no
     more than a tenth be inconclusive.
     """
+    of_layers = checkpoint or num_heads is not None or num_kv_heads is not None
+    if calibrate and (designs or implementation or power or of_layers or backend not in HERE):
+        raise click.UsageError(
+            "--calibrate draws its own cases, on the CPU: it goes with --configurations, "
+            "--seed, --dtype, -k, --report and --json alone"
+        )
+    if power and (implementation or of_layers or backend != "all"):
+        raise click.UsageError(
+            "--power plants its bugs in the oracle: it goes with --design, --dtype, -k, "
+            "--report and --json alone"
+        )
+    if checkpoint and (designs or dtypes or pattern or implementation or backend not in HERE):
+        raise click.UsageError(
+            "--design, --dtype, --implementation, -k and --backend choose built-in cases, "
+            "not layers"
+        )
+    if of_layers and not checkpoint:
+        raise click.UsageError("--num-heads and --num-kv-heads go with a CHECKPOINT")
+    if checkpoint:
+        expect_torch_side(checkpoint)
     if not present("torch"):
         missing(f"torch is not installed, and is the reference: {install_line('torch')}")
     settle_platforms()
@@ -84,13 +107,6 @@ def command(
         from jax_attn.cli.calibrate import verify_calibration
         from jax_attn.parity import drawn
 
-        if any((checkpoint, designs, implementation, num_heads, num_kv_heads, power)) or (
-            backend not in ("all", "cpu")
-        ):
-            raise click.UsageError(
-                "--calibrate draws its own cases, on the CPU: it goes with --configurations, "
-                "--seed, --dtype, -k, --report and --json alone"
-            )
         expect_known("--dtype", dtypes, drawn.DTYPES)
         chosen_ones = drawn.configurations(configurations, seed, dtypes, pattern)
         if not chosen_ones:
@@ -99,26 +115,14 @@ def command(
     if power:
         from jax_attn.cli.power import verify_power
 
-        if checkpoint or implementation or num_heads or num_kv_heads or backend != "all":
-            raise click.UsageError(
-                "--power plants its bugs in the oracle: it goes with --design, --dtype, -k, "
-                "--report and --json alone"
-            )
         rows = selected(designs, dtypes, pattern)
         beside = None if designs or "float32" not in (dtypes or ("float32",)) else pattern
         sys.exit(verify_power(rows, beside, report=report, as_json=as_json))
-    if checkpoint is not None:
-        if designs or dtypes or pattern or implementation or backend not in ("all", "cpu"):
-            raise click.UsageError(
-                "--design, --dtype, --implementation, -k and --backend choose built-in cases, "
-                "not layers"
-            )
+    if checkpoint:
         from jax_attn.cli.verify_checkpoint import verify_checkpoint
 
         outcome = verify_checkpoint(checkpoint, num_heads, num_kv_heads)
     else:
-        if num_heads is not None or num_kv_heads is not None:
-            raise click.UsageError("--num-heads and --num-kv-heads go with a CHECKPOINT")
         outcome = verify_matrix(designs, dtypes, backend, pattern, implementation)
     sys.exit(present_outcome(*outcome, report=report, as_json=as_json))
 
@@ -214,27 +218,26 @@ def available() -> set[str]:
 
 def present_outcome(results, compiled, *, report: Path | None, as_json: bool) -> int:
     """Print, write, and return the exit status."""
+    from jax_attn.cli.outcome import tell
     from jax_attn.parity import environment
     from jax_attn.parity import report as reports
     from jax_attn.parity.compare import Verdict
 
     where = environment.describe()
     document = reports.as_json(results, where, compiled)
-    if report is not None:
-        summary = reports.as_markdown(results, where, compiled)
-        reports.write(report, {"result.json": document, "summary.md": summary})
-    if as_json:
-        click.echo(document)
-    else:
-        console = reports.console()
-        console.print(reports.cases_table(results))
-        if compiled:
-            console.print(reports.compiled_table(compiled))
-        for result in results:
-            if result.verdict is not Verdict.PASS:
-                console.print(reports.result_table(result))
-        for line in reports.summary_lines(results, compiled):
-            console.print(line, highlight=False)
+    summary = reports.as_markdown(results, where, compiled)
+    tell(
+        document,
+        [
+            reports.cases_table(results),
+            *([reports.compiled_table(compiled)] if compiled else []),
+            *(reports.result_table(r) for r in results if r.verdict is not Verdict.PASS),
+            *reports.summary_lines(results, compiled),
+        ],
+        files={"result.json": document, "summary.md": summary},
+        report=report,
+        as_json=as_json,
+    )
     found = {r.verdict for r in results}
     if Verdict.FAIL in found or any(item["level"] == "failed" for item in compiled):
         return FAIL

@@ -13,8 +13,10 @@ class WrongInput(click.ClickException):
     exit_code = 2
 
 
-def refuse_flax_side(path: Path) -> None:
-    """What a port made for Flax has no torch keys to look at."""
+def expect_torch_side(path: Path) -> None:
+    """That something is there, and not what a port made for Flax: that has no torch keys."""
+    if not os.path.exists(path):
+        raise click.UsageError(f"CHECKPOINT: expected a file or a folder, got {path}: none there")
     from jax_attn.transfer import TransferError
     from jax_attn.transfer.port_files import read_record
 
@@ -36,9 +38,6 @@ def verify_checkpoint(path: Path, num_heads: int | None, num_kv_heads: int | Non
     for option, value in (("--num-heads", num_heads), ("--num-kv-heads", num_kv_heads)):
         if value is not None and (isinstance(value, bool) or value < 1):
             raise click.UsageError(f"{option}: expected a whole number above 0, got {value!r}")
-    if not os.path.exists(path):
-        raise click.UsageError(f"CHECKPOINT: expected a file or a folder, got {path}: none there")
-    refuse_flax_side(path)
 
     from jax_attn.cli.progress import tracked
     from jax_attn.parity.config import UnknownHeadsError, read_config

@@ -1,0 +1,31 @@
+"""What a command found: written where asked, then said on stdout."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import click
+
+
+def tell(
+    document: str,
+    shown: Iterable[Any],
+    *,
+    files: dict[str, str],
+    report: Path | None,
+    as_json: bool,
+) -> None:
+    """Write `files`, text by name, into `report`; then print the document, or what is shown.
+
+    document: JSON. shown: lines and tables for a reader.
+    """
+    from jax_attn.parity import report as reports
+
+    if report is not None:
+        reports.write(report, files)
+    if as_json:
+        click.echo(document)
+        return
+    console = reports.console()
+    for part in shown:
+        console.print(part, highlight=False)

@@ -166,7 +166,7 @@ BAD = {
     "no head in a causal language model": Bad(
         without("lm_head.weight"),
         config={"architectures": ["LlamaForCausalLM"]},
-        said=("1 problem", "'lm_head.weight'", "whose head is not tied"),
+        said=("1 problem", "'lm_head.weight'", "one with a head, not tied"),
     ),
     "other heads than the config's": Bad(
         options=("--num-heads", "5"), said=("--num-heads", "expected 6", "got 5")

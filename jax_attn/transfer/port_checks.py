@@ -102,7 +102,7 @@ def lacking(
         text = "expected, as every model of its family has it"
         text = "expected in every layer, none has it" if holes(first) else text
         if leaf == "kernel" and module == "lm_head":
-            text = "expected, as config.json names a language model whose head is not tied"
+            text = "expected, as architectures in config.json names one with a head, not tied"
         name, *others = dict.fromkeys(
             _at(getattr(rows[0], side)[0], 0) for rows in group.alternatives
         )

@@ -14,10 +14,11 @@ from click.testing import CliRunner
 from jax_attn.attention import dense
 from jax_attn.attention.dispatch import KERNELS
 from jax_attn.cli import main
-from jax_attn.parity import calibrated, calibration, drawn, sweep
+from jax_attn.parity import calibrated, calibration, sweep
 from jax_attn.parity.calibrated import GATES, Trial, figures, passes, quantiles
 from jax_attn.parity.compare import Verdict
-from jax_attn.parity.drawn import ALLOWED, LIMITS, SIZES, VALUES, Configuration, draw, programs
+from jax_attn.parity.drawn import ALLOWED, LIMITS, VALUES, draw
+from jax_attn.parity.programs import SIZES, STRIDE, Configuration, configurations, programs
 
 ONE = "float32-core-gqa-mha-arrays"
 SOME = {
@@ -31,7 +32,7 @@ SOME = {
 
 def compared(names: set[str], each: int) -> list[Trial]:
     """The first few of each of these programs."""
-    first = drawn.configurations(each * len(programs()), seed=0)
+    first = configurations(each * len(programs()), seed=0)
     work = sweep.calibration_tasks([c for c in first if c.program.name in names])
     return [trial for fn, *args in work for trial in fn(*args)]
 
@@ -127,13 +128,13 @@ def test_a_configuration_is_drawn_again_from_its_seed_and_number_alone():
 def test_its_name_leaves_it_alone_however_many_are_asked_for():
     name = Configuration(417, 0).name
     for count in (418, 2000):
-        assert [c.number for c in drawn.configurations(count, 0, pattern=name)] == [417]
+        assert [c.number for c in configurations(count, 0, pattern=name)] == [417]
 
 
 def test_there_are_a_hundred_programs_and_each_is_drawn_as_often():
     assert len({p.name for p in programs()}) == len(programs()) == 100
-    assert gcd(drawn._STRIDE, len(programs())) == 1
-    drawn_programs = Counter(c.program for c in drawn.configurations(300, 0))
+    assert gcd(STRIDE, len(programs())) == 1
+    drawn_programs = Counter(c.program for c in configurations(300, 0))
     assert set(drawn_programs.values()) == {3}
 
 
@@ -146,7 +147,7 @@ def test_programs_have_every_precision_kind_and_length():
 
 
 def test_every_kind_of_values_and_masks_is_drawn():
-    traits = [draw(c).traits for c in drawn.configurations(300, 0)]
+    traits = [draw(c).traits for c in configurations(300, 0)]
     assert {t["values"] for t in traits} == set(VALUES)
     assert {t["mask"] for t in traits} == {*ALLOWED, "causal_padding", "window"}
 
@@ -154,7 +155,7 @@ def test_every_kind_of_values_and_masks_is_drawn():
 @pytest.mark.parametrize("dtype", ["float16", "float32", "bfloat16"])
 def test_what_is_drawn_is_held_by_its_dtype(dtype):
     largest = torch.finfo(getattr(torch, dtype)).max
-    for configuration in drawn.configurations(400, 0, (dtype,))[::7]:
+    for configuration in configurations(400, 0, (dtype,))[::7]:
         for name, a in arrays(configuration).items():
             if a.dtype.kind == "f" and name != "bias":
                 assert np.abs(a).max() < largest, (configuration.name, name)

@@ -105,10 +105,10 @@ def command(
     settle_platforms()
     if calibrate:
         from jax_attn.cli.calibrate import verify_calibration
-        from jax_attn.parity import drawn
+        from jax_attn.parity import programs
 
-        expect_known("--dtype", dtypes, drawn.DTYPES)
-        chosen_ones = drawn.configurations(configurations, seed, dtypes, pattern)
+        expect_known("--dtype", dtypes, programs.DTYPES)
+        chosen_ones = programs.configurations(configurations, seed, dtypes, pattern)
         if not chosen_ones:
             raise click.UsageError(NONE_LEFT)
         sys.exit(verify_calibration(chosen_ones, seed=seed, report=report, as_json=as_json))

@@ -14,7 +14,7 @@ from rich import box
 from rich.table import Table
 
 from jax_attn.parity.compare import TensorReport, Verdict
-from jax_attn.parity.drawn import Configuration
+from jax_attn.parity.programs import Configuration
 from jax_attn.parity.report import SCHEMA_VERSION, number
 from jax_attn.parity.result import Result
 

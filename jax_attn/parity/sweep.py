@@ -10,8 +10,8 @@ from typing import Any
 
 from jax_attn.parity.calibrated import Trial
 from jax_attn.parity.cases import COMPILED_KERNELS, Case
-from jax_attn.parity.drawn import Configuration
 from jax_attn.parity.power import Kill
+from jax_attn.parity.programs import Configuration
 from jax_attn.parity.result import Result
 
 # A process takes seconds to start: below this many rows one alone is quicker.

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from jax_attn.parity.compare import Verdict
-from jax_attn.parity.run_torch import SOFTMAXES, Float64
+from jax_attn.parity.perturbed import SOFTMAXES, Float64
 from jax_attn.parity.signature import Inputs, Run, is_float, wide
 
 Wrong = Callable[[Tensor, int], Tensor | None]

@@ -11,13 +11,8 @@ import torch
 
 from jax_attn.parity.budget import PRECISIONS, Precision
 from jax_attn.parity.optimizers import KINDS
-from jax_attn.parity.run_torch import (
-    TORCH_DTYPES,
-    Perturbed,
-    _plain_kernels,
-    _rounds,
-    one_thread,
-)
+from jax_attn.parity.perturbed import TORCH_DTYPES, Perturbed, rounds
+from jax_attn.parity.run_torch import one_thread, plain_kernels
 from jax_attn.parity.trajectory import (
     LOW,
     UPDATES,
@@ -46,7 +41,7 @@ class PerturbedUpdate(Perturbed):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if self.precision is not None and _rounds(func):
+        if self.precision is not None and rounds(func):
             args = tuple(map(self._kept, args))
             kwargs = {name: self._kept(value) for name, value in kwargs.items()}
         return super().__torch_dispatch__(func, types, args, kwargs)
@@ -307,5 +302,5 @@ def _tensor(a: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
 
 @contextlib.contextmanager
 def _kernels(rounding: _Rounding) -> Iterator[None]:
-    with contextlib.nullcontext() if rounding is AS_IT_IS else _plain_kernels():
+    with contextlib.nullcontext() if rounding is AS_IT_IS else plain_kernels():
         yield

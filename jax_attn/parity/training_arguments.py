@@ -10,7 +10,7 @@ import torch
 from flax import nnx
 
 from jax_attn.parity import run_jax
-from jax_attn.parity.run_torch import TORCH_DTYPES
+from jax_attn.parity.perturbed import TORCH_DTYPES
 from jax_attn.parity.signature import DTYPES, is_float
 from jax_attn.transfer import Layout
 

@@ -18,9 +18,10 @@ from jax_attn.parity import canaries, run_jax
 from jax_attn.parity.budget import Budget
 from jax_attn.parity.cases import TRANSFORMS
 from jax_attn.parity.compare import TensorReport, Verdict, judge
+from jax_attn.parity.perturbed import TORCH_DTYPES
 from jax_attn.parity.result import Result
 from jax_attn.parity.run_jax import Port
-from jax_attn.parity.run_torch import TORCH_DTYPES, Reference
+from jax_attn.parity.run_torch import Reference
 from jax_attn.parity.signature import DTYPES, Inputs, Run, wide
 from jax_attn.transfer import Layout, TransferError, as_numpy
 

@@ -18,9 +18,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 HERE = Path(__file__).parent
 NEEDS_TORCH = re.compile(
-    r"^\s*(import torch|from torch|import torch_ref|from jax_attn\.parity\.(designs|matrix|verdict"
-    r"|run_torch|survey|layer|rebuild|mutants|training)|from jax_attn\.parity import|from torch_ref"
-    r"|from small_model)",
+    r"^\s*(import torch|from torch|import torch_ref|from jax_attn\.parity\.(designs|matrix|row"
+    r"|verdict|run_torch|survey|layer|rebuild|mutants|training)|from jax_attn\.parity import"
+    r"|from torch_ref|from small_model)",
     re.MULTILINE,
 )
 

@@ -14,8 +14,9 @@ from jax_attn.parity import cases
 from jax_attn.parity.cases import FACTORS, SHAPES, TRANSFORMS, Case, matrix, pairs, reachable
 from jax_attn.parity.compare import Verdict
 from jax_attn.parity.designs import DESIGNS
-from jax_attn.parity.matrix import Row, judge_row, run_cases
+from jax_attn.parity.matrix import judge_row, run_cases
 from jax_attn.parity.mutants import MUTANTS
+from jax_attn.parity.row import Row
 from jax_attn.parity.signature import DTYPES
 
 ROWS = matrix()

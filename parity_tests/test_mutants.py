@@ -11,11 +11,11 @@ from jax_attn.parity import mutable, sweep
 from jax_attn.parity.cases import Case, matrix
 from jax_attn.parity.compare import Verdict
 from jax_attn.parity.designs import DESIGNS
-from jax_attn.parity.matrix import Row
 from jax_attn.parity.mutable import STEPS
 from jax_attn.parity.mutants import MUTANTS
 from jax_attn.parity.oracle import Solution, solve
 from jax_attn.parity.power import Kill, summary_lines, survivors, without_their_row
+from jax_attn.parity.row import Row
 
 
 def own_row(name: str) -> Case:

@@ -18,7 +18,8 @@ from jax_attn.nn import pages
 from jax_attn.parity.cases import Case
 from jax_attn.parity.compare import Verdict
 from jax_attn.parity.designs import DESIGNS
-from jax_attn.parity.matrix import Row, judge_row, several_tiles
+from jax_attn.parity.matrix import judge_row, several_tiles
+from jax_attn.parity.row import Row
 from jax_attn.parity.verdict import Prepared
 from jax_attn.transfer import FROM_HEADS, TO_HEADS, Layout, heads, linear, packed, row
 

@@ -27,10 +27,11 @@ from jax_attn.parity.compare import Verdict
 from jax_attn.parity.designs import DESIGNS, Design
 from jax_attn.parity.drawn import Drawn, draw
 from jax_attn.parity.emulate import emulate
-from jax_attn.parity.matrix import float_inputs, named, x64_for
+from jax_attn.parity.matrix import x64_for
 from jax_attn.parity.oracle import Problem, solve
 from jax_attn.parity.perturbed import SOFTMAXES, Float64
 from jax_attn.parity.programs import Configuration, Program
+from jax_attn.parity.row import float_inputs, named
 from jax_attn.parity.run_jax import Port, float_dtype, forward_and_gradients
 from jax_attn.parity.run_torch import Reference
 from jax_attn.parity.signature import Inputs, Run

@@ -45,8 +45,9 @@ def run_block(
 def kill_block(cases: Sequence[Case]) -> list[Kill]:
     """Every mutant that rows, each of a preparation of its own, claim to kill."""
     from jax_attn.parity.designs import DESIGNS
-    from jax_attn.parity.matrix import Row, x64_for
+    from jax_attn.parity.matrix import x64_for
     from jax_attn.parity.mutants import MUTANTS
+    from jax_attn.parity.row import Row
 
     found = []
     for case in cases:

@@ -16,8 +16,9 @@ from jax_attn.attention.call import checked_call
 from jax_attn.parity.cases import EMULATED_SHAPE, Case
 from jax_attn.parity.compiled import compile_for_tpu, lower_everywhere, why_no_tpu_compiler
 from jax_attn.parity.designs import DESIGNS
-from jax_attn.parity.matrix import Row, judge_row, refusal, several_tiles
+from jax_attn.parity.matrix import judge_row, refusal, several_tiles
 from jax_attn.parity.result import Result
+from jax_attn.parity.row import Row
 from jax_attn.parity.run_jax import forward_and_gradients
 
 

@@ -162,7 +162,7 @@ class Parity:
         name = self._item.nodeid if self.made == 1 else f"{self._item.nodeid} ({self.made})"
         result = replace(result, name=name)
         self.unsent.append(result)
-        self._item.user_properties += pytest_report.properties(result)
+        self._item.user_properties += pytest_report.properties(result, self.made)
         return result
 
 

@@ -27,19 +27,21 @@ def not_run(dtype: str, why: str):
     return Result(str(dtype), "none", (), doubts=(in_a_line,), level="not run")
 
 
-def properties(result) -> list[tuple[str, str]]:
-    """A check for JUnit; a test that makes several has each of these several times, in order."""
+def properties(result, made: int) -> list[tuple[str, str]]:
+    """A check for JUnit, the `made`-th of its test: from the second on the names say which."""
     from jax_attn.parity.report import number
 
     worst = result.worst
-    return [
-        ("parity_verdict", str(result.verdict)),
-        ("parity_worst_tensor", "–" if worst is None else f"{worst.transform} {worst.label}"),
-        ("parity_error_over_budget", number(None if worst is None else worst.fraction)),
-        ("parity_backend", result.backend),
-        ("parity_dtype", result.dtype),
-        ("parity_level", result.level),
-    ]
+    told = {
+        "verdict": str(result.verdict),
+        "worst_tensor": "–" if worst is None else f"{worst.transform} {worst.label}",
+        "error_over_budget": number(None if worst is None else worst.fraction),
+        "backend": result.backend,
+        "dtype": result.dtype,
+        "level": result.level,
+    }
+    which = "" if made == 1 else f"_{made}"
+    return [(f"parity_{name}{which}", value) for name, value in told.items()]
 
 
 def send(report: pytest.TestReport, results: Sequence) -> None:

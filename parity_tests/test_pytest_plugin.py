@@ -250,4 +250,4 @@ def test_junit_has_the_verdict_of_every_check(run, pytester):
     ]
     twice = dict(found["test_doubtful"][6:])
     assert len(found["test_doubtful"]) == 12
-    assert (twice["parity_verdict"], twice["parity_level"]) == ("INCONCLUSIVE", "not run")
+    assert (twice["parity_verdict_2"], twice["parity_level_2"]) == ("INCONCLUSIVE", "not run")

@@ -50,7 +50,7 @@ class Result:
     def raise_for_status(self) -> "Result":
         """Itself where the verdict is PASS; else raises ParityError with the report."""
         if self.verdict is not Verdict.PASS:
-            raise ParityError(f"\n{self}")
+            raise ParityError(str(self))
         return self
 
     def __str__(self) -> str:

@@ -13,7 +13,7 @@ def verify_calibration(
     """
     from jax_attn.cli.outcome import tell
     from jax_attn.cli.progress import tracked
-    from jax_attn.cli.verify import FAIL, PASS
+    from jax_attn.cli.verify import STATUS
     from jax_attn.parity import calibrated, environment, sweep
 
     work = sweep.calibration_tasks(configurations)
@@ -31,4 +31,4 @@ def verify_calibration(
         report=report,
         as_json=as_json,
     )
-    return PASS if calibrated.passes(trials) else FAIL
+    return STATUS[calibrated.verdict(trials)]

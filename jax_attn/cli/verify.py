@@ -11,6 +11,7 @@ from jax_attn.cli.verify_checkpoint import expect_torch_side
 from jax_attn.parity.environment import install_line, present, settle_platforms
 
 PASS, FAIL, USAGE, ENVIRONMENT, INCONCLUSIVE = 0, 1, 2, 3, 4
+STATUS = {"PASS": PASS, "FAIL": FAIL, "INCONCLUSIVE": INCONCLUSIVE}
 BACKENDS = ("cpu", "gpu", "tpu", "all")
 HERE = ("cpu", "all")
 """The backends that a machine without another has."""

@@ -142,10 +142,13 @@ def power(trials: Sequence[Trial]) -> dict[str, dict[str, int]]:
     return dict(sorted(found.items()))
 
 
-def passes(trials: Sequence[Trial]) -> bool:
-    """No false alarm, and no more doubt than may be."""
+def verdict(trials: Sequence[Trial]) -> Verdict:
+    """FAIL for one false alarm, INCONCLUSIVE for more doubt than may be."""
     found = figures(trials)
-    return not found["fail"] and found["inconclusive"] <= DOUBTED * found["configurations"]
+    if found["fail"]:
+        return Verdict.FAIL
+    doubted = found["inconclusive"] > DOUBTED * found["configurations"]
+    return Verdict.INCONCLUSIVE if doubted else Verdict.PASS
 
 
 # --- for people and programs ----------------------------------------------------------------------

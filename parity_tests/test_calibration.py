@@ -1,5 +1,6 @@
 """Calibration: correct configurations pass, wrong ones fail, and any one can be drawn again."""
 
+import io
 import json
 import math
 from collections import Counter
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
+from rich.console import Console
 
 from jax_attn.attention import dense
 from jax_attn.attention.dispatch import KERNELS
@@ -197,6 +199,16 @@ def test_one_failure_leaves_1_and_more_than_a_tenth_of_doubt_4(verdicts, status,
 
 def test_quantiles_are_values_that_occur():
     assert quantiles(range(1, 201)) == {"median": 100, "90%": 180, "99%": 198, "largest": 200}
+
+
+@pytest.mark.parametrize("width", [80, 100, 140])
+def test_a_terminal_of_80_columns_shows_names_and_counts_whole(width):
+    drawn = 10_000 * [trial(Verdict.PASS, precision="bfloat16", kind="blocked")]
+    out = io.StringIO()
+    Console(file=out, width=width).print(calibrated.table(drawn))
+    titles, row = (" ".join(out.getvalue().splitlines()[i].split()) for i in (2, 4))
+    assert titles == "precision, kind drawn PASS CLUSIVE FAIL element RMS projection"
+    assert row.startswith("bfloat16 blocked 10000 10000 0 0 0.50 0.50")
 
 
 def test_an_infinite_fraction_is_null_in_json():

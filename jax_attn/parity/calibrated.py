@@ -156,7 +156,7 @@ def verdict(trials: Sequence[Trial]) -> Verdict:
 
 def table(trials: Sequence[Trial]) -> Table:
     """A line a precision and kind: verdicts, and each gate's fractions of budget."""
-    made = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     made.add_column("precision, kind", no_wrap=True)
     for title in ("drawn", "PASS", "INCON-\nCLUSIVE", "FAIL"):
         made.add_column(title, justify="right", no_wrap=True)

@@ -10,7 +10,7 @@ import torch
 from torch._decomp import decomposition_table
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from jax_attn.parity.budget import PRECISIONS, TANH, Precision, bridge
+from jax_attn.parity.budget import APPROXIMATED, PRECISIONS, Precision, bridge
 from jax_attn.parity.constants import Identity, Made, each, identity, mark, roundings
 
 TORCH_DTYPES = {
@@ -65,6 +65,15 @@ _SUMS: dict[str, Callable[..., tuple[torch.Tensor, int]]] = {
     "mean": _mean_terms,
 }
 
+# Kernels of several steps, which a port writes out and keeps each step of: x * sigmoid(x).
+_COMPOSED = frozenset(
+    """
+    celu elu elu_backward gelu gelu_backward glu glu_backward hardsigmoid hardswish
+    hardswish_backward log_sigmoid_backward log_sigmoid_forward mish mish_backward selu silu
+    silu_backward softplus softplus_backward
+    """.split()  # noqa: SIM905
+)
+
 
 def _widen(tree: Any) -> Any:
     """Every floating tensor in `tree` as float64."""
@@ -75,6 +84,12 @@ def _widen(tree: Any) -> Any:
 def rounds(func) -> bool:
     """Whether an operator's results are rounded, rather than moved or chosen."""
     return func.overloadpacket.__name__ not in _EXACT and not func.is_view
+
+
+@cache
+def _holds(precision: Precision, value: float) -> bool:
+    """Whether a number is one of the precision's, whatever its exponent."""
+    return not math.isfinite(value) or math.frexp(value)[0] / precision.store % 1 == 0
 
 
 @cache
@@ -126,6 +141,7 @@ class Perturbed(Float64):
         super().__init__()
         self.precision = precision
         self._constants = list(constants)
+        self._numbers: dict[float, float] = {}
         self.generator = torch.Generator().manual_seed(seed)
 
     def _moved(self, x: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
@@ -152,10 +168,29 @@ class Perturbed(Float64):
         return result
 
     def _dispatched(self, func, types, args, kwargs):
+        if self.precision is None or not rounds(func):
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        args = tuple(map(self._kept, args))
+        kwargs = {name: self._kept(value) for name, value in (kwargs or {}).items()}
+        if not func._schema.is_mutable:
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        beside = func.overloadpacket.__name__.removesuffix("_")
+        if beside in _COMPOSED:
+            made = self.compute(getattr(torch.ops.aten, beside).default, args, kwargs)
+            return args[0].copy_(made)
         result = super().__torch_dispatch__(func, types, args, kwargs)
-        if self.precision and func._schema.is_mutable and rounds(func):
-            result.copy_(each(self._stored, result))
+        result.copy_(each(self._stored, result))
         return result
+
+    def _kept(self, value: Any) -> Any:
+        """A number that is written in the program, as the precision keeps it: the same each time,
+        and so for all elements."""
+        if type(value) is not float or _holds(self.precision, value):
+            return value
+        if value not in self._numbers:
+            drawn = torch.empty(()).uniform_(-1, 1, generator=self.generator).item()
+            self._numbers[value] = value * (1 + self.precision.store * drawn)
+        return self._numbers[value]
 
     def _of_constant(self, given: Identity) -> Precision:
         """How finely the next constant is kept; as all else once the order is another."""
@@ -184,23 +219,32 @@ class Perturbed(Float64):
 
     def _kernel(self, func, args, kwargs):
         """One kernel: its steps, where torch knows them, each rounded as sums are; then stored."""
+        name = func.overloadpacket.__name__
+        if name in _COMPOSED:
+            with self._inside(self.precision):
+                return decomposition_table[func](*args, **kwargs)
         result = NotImplemented
         if torch.Tag.pointwise not in func.tags:
             if steps := decomposition_table.get(func):
-                with self._inside():
+                with self._inside(replace(self.precision, store=self.precision.acc)):
                     result = steps(*args, **kwargs)
             if result is NotImplemented:
                 # The exact result of inputs one roundoff away.
                 args, kwargs = each(self._nearby, (args, kwargs))
         if result is NotImplemented:
             result = super().compute(func, args, kwargs)
-        if func.overloadpacket.__name__ == "tanh":
-            result = self._moved(result, (TANH * self.precision.acc * result).abs_())
+        if name in APPROXIMATED:
+            result = self._approximated(result, APPROXIMATED[name] * self.precision.acc)
         return each(self._stored, result)
 
-    def _inside(self) -> "Perturbed":
-        """The same draw of perturbations, for intermediates that are kept as sums are."""
-        inside = Perturbed(replace(self.precision, store=self.precision.acc))
+    def _approximated(self, x: torch.Tensor, by: float) -> torch.Tensor:
+        """Each number moved by up to `by` of itself, and all by up to a quarter of that alike."""
+        shared = torch.empty(()).uniform_(-1, 1, generator=self.generator).item()
+        return self._moved(x, (by * x).abs_()).mul_(1 + by / 4 * shared)
+
+    def _inside(self, precision: Precision) -> "Perturbed":
+        """The same draw of perturbations, for intermediates."""
+        inside = Perturbed(precision)
         inside.generator = self.generator
         return inside
 

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from jax_attn.parity.budget import PRECISIONS, Precision
+from jax_attn.parity.budget import PRECISIONS
 from jax_attn.parity.optimizers import KINDS
-from jax_attn.parity.perturbed import TORCH_DTYPES, Perturbed, rounds
+from jax_attn.parity.perturbed import TORCH_DTYPES, Perturbed
 from jax_attn.parity.run_torch import one_thread, plain_kernels
 from jax_attn.parity.trajectory import (
     LOW,
@@ -29,35 +29,11 @@ Batch = Mapping[str, np.ndarray]
 
 
 class PerturbedUpdate(Perturbed):
-    """And every number that is written in the program rounded as the precision rounds it.
-
-    The same number the same way each time: 0.9 in float32 is too small throughout a run, by the
-    same for all elements, and moments gather that up.
-    """
-
-    def __init__(self, precision: Precision | None, seed: int = 0):
-        super().__init__(precision, seed)
-        self._numbers: dict[float, float] = {}
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        if self.precision is not None and rounds(func):
-            args = tuple(map(self._kept, args))
-            kwargs = {name: self._kept(value) for name, value in kwargs.items()}
-        return super().__torch_dispatch__(func, types, args, kwargs)
+    """And no rounding changes a sign, and none a zero: of a moment below 0 there is no root."""
 
     def _stored(self, x: torch.Tensor) -> torch.Tensor:
-        # No rounding changes a sign, and none a zero: of a moment below 0 there is no root.
         moved = super()._stored(x)
         return torch.where(x * moved > 0, moved, 0.0)
-
-    def _kept(self, value: Any) -> Any:
-        if type(value) is not float or float(np.float32(value)) == value:
-            return value
-        if value not in self._numbers:
-            drawn = torch.empty(()).uniform_(-1, 1, generator=self.generator).item()
-            self._numbers[value] = value * (1 + self.precision.acc * drawn)
-        return self._numbers[value]
 
 
 @dataclass(frozen=True)

@@ -97,8 +97,8 @@ def test_it_leaves_1_where_the_scale_is_wrong_by_1_percent_and_names_each(monkey
 @pytest.mark.parametrize(
     ("args", "told"),
     [
-        (("--design", "gqa"), "--calibrate draws its own cases"),
-        (("--power",), "--calibrate draws its own cases"),
+        (("--design", "gqa"), "--design: goes with the built-in cases or --power, not with --cal"),
+        (("--power",), "expected one of --power, --calibrate, got all of them"),
         (("--dtype", "int8"), "expected one of"),
         (("-k", "no such program"), "no case is left"),
         (("--configurations", "0"), "0 is not in the range"),

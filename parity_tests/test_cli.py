@@ -101,10 +101,29 @@ USAGE = {
     "unknown dtype": (("--dtype", "int8"), "--dtype: expected one of float32"),
     "unknown backend": (("--backend", "npu"), "'npu' is not one of"),
     "nothing left": (("--backend", "cpu", "-k", "no such case"), "no case is left by"),
-    "heads without a checkpoint": (("--num-heads", "8"), "go with a CHECKPOINT"),
-    "filters with a checkpoint": (("x.safetensors", "--design", "gqa"), "not layers"),
-    "a backend with a checkpoint": (("x.safetensors", "--backend", "tpu"), "not layers"),
+    "heads without a checkpoint": (
+        ("--num-heads", "8"),
+        "--num-heads: goes with CHECKPOINT, not with the built-in cases",
+    ),
+    "filters with a checkpoint": (
+        ("x.safetensors", "--design", "gqa", "-k", "mha"),
+        "--design: goes with the built-in cases or --power, not with CHECKPOINT\n"
+        "-k: goes with the built-in cases or --power or --calibrate, not with CHECKPOINT",
+    ),
+    "a backend with a checkpoint": (
+        ("x.safetensors", "--backend", "cpu"),
+        "--backend: goes with the built-in cases, not with CHECKPOINT",
+    ),
+    "what is drawn, with nothing drawn": (
+        (*ONE, "--configurations", "10000", "--seed", "0"),
+        "--configurations: goes with --calibrate, not with the built-in cases\n"
+        "--seed: goes with --calibrate, not with the built-in cases",
+    ),
     "report is a file": (("--report", __file__), "is a file"),
+    "report lies in a file": (
+        (*ONE, "--report", f"{__file__}/new/deep"),
+        f"--report: expected a directory to write to, got {__file__}/new/deep: Not a directory",
+    ),
 }
 
 
@@ -115,6 +134,17 @@ def test_wrong_usage_leaves_2_and_names_the_option(row):
     assert outcome.exit_code == 2
     assert message in outcome.stderr
     assert outcome.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("args", "name"),
+    [(ONE, "summary.md"), (("--power", *ONE[2:]), "power.json")],
+)
+def test_a_report_that_cannot_be_written_is_told_before_the_work(tmp_path, args, name):
+    (tmp_path / name).mkdir()
+    outcome = run("verify", *args, "--report", str(tmp_path))
+    assert (outcome.exit_code, outcome.stdout) == (2, "")
+    assert outcome.stderr.endswith(f"got {tmp_path}: {name}: a directory\n")
 
 
 def test_a_backend_that_is_not_here_leaves_3_with_the_line_that_installs_it(monkeypatch):

@@ -14,7 +14,7 @@ from jax_attn.parity.designs import DESIGNS
 from jax_attn.parity.mutable import STEPS
 from jax_attn.parity.mutants import MUTANTS
 from jax_attn.parity.oracle import Solution, solve
-from jax_attn.parity.power import Kill, summary_lines, survivors, without_their_row
+from jax_attn.parity.power import Kill, passes, summary_lines, survivors, without_their_row
 from jax_attn.parity.row import Row
 
 
@@ -87,7 +87,9 @@ def test_a_row_where_nothing_is_planted_kills_nothing(monkeypatch):
     monkeypatch.setitem(MUTANTS, name, replace(MUTANTS[name], plants={}))
     (found,) = [kill for kill in sweep.kill_block([own_row(name)]) if kill.mutant == name]
     assert survivors([found]) == [found]
-    assert "SURVIVED: 'biases dropped' in torch_mha-" in "\n".join(summary_lines([found], [name]))
+    assert "SURVIVED: 'biases dropped' in torch_mha-" in "\n".join(
+        summary_lines([found], [name], whole=False)
+    )
 
 
 def test_a_bug_that_was_not_tried_on_its_own_row_is_told():
@@ -96,3 +98,5 @@ def test_a_bug_that_was_not_tried_on_its_own_row_is_told():
     kill = Kill.of("no scale", MUTANTS["no scale"].meant, case, found)
     assert kill.killed
     assert without_their_row([kill], ["no scale"]) == ["no scale"]
+    assert passes([kill], ["no scale"], whole=False)
+    assert not passes([kill], ["no scale"], whole=True)

@@ -7,6 +7,16 @@ from typing import Any
 import click
 
 
+def expect_writable(option: str, directory: Path | None, names: Iterable[str]) -> None:
+    """Make the directory, if any. UsageError where files of these names cannot be put there."""
+    from jax_attn.parity.report_files import refused
+
+    if directory is not None and (why := refused(directory, names)):
+        raise click.UsageError(
+            f"{option}: expected a directory to write to, got {directory}: {why}"
+        )
+
+
 def tell(
     document: str,
     shown: Iterable[Any],

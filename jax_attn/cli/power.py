@@ -6,11 +6,14 @@ from pathlib import Path
 import click
 
 
-def verify_power(cases: Sequence, beside: str | None, *, report: Path | None, as_json: bool) -> int:
+def verify_power(
+    cases: Sequence, beside: str | None, *, whole: bool, report: Path | None, as_json: bool
+) -> int:
     """Try every planted bug on every row that claims it, print the matrix; the exit status.
 
     beside: of the cases beside the matrix, an encoder's and of training, those with this in their
-    names; None for none. Writes power.json into `report`.
+    names; None for none. whole: whether that is every row, so that one is made for each bug.
+    Writes power.json into `report`.
     """
     from jax_attn.cli.outcome import tell
     from jax_attn.cli.progress import tracked
@@ -29,9 +32,9 @@ def verify_power(cases: Sequence, beside: str | None, *, report: Path | None, as
     document = power.as_json(kills, mutants, environment.describe())
     tell(
         document,
-        [power.table(kills), *power.summary_lines(kills, mutants)],
+        [power.table(kills), *power.summary_lines(kills, mutants, whole)],
         files={"power.json": document},
         report=report,
         as_json=as_json,
     )
-    return FAIL if power.survivors(kills) else PASS
+    return PASS if power.passes(kills, mutants, whole) else FAIL

@@ -7,14 +7,14 @@ from typing import NoReturn
 
 import click
 
+from jax_attn.cli.outcome import expect_writable
 from jax_attn.cli.verify_checkpoint import expect_torch_side
+from jax_attn.cli.verify_modes import expected_mode
 from jax_attn.parity.environment import install_line, present, settle_platforms
 
 PASS, FAIL, USAGE, ENVIRONMENT, INCONCLUSIVE = 0, 1, 2, 3, 4
 STATUS = {"PASS": PASS, "FAIL": FAIL, "INCONCLUSIVE": INCONCLUSIVE}
 BACKENDS = ("cpu", "gpu", "tpu", "all")
-HERE = ("cpu", "all")
-"""The backends that a machine without another has."""
 NONE_LEFT = "no case is left by --design, --dtype and -k"
 
 
@@ -25,6 +25,7 @@ def missing(message: str) -> NoReturn:
 
 
 @click.command("verify")
+@click.pass_context
 @click.argument("checkpoint", required=False, type=click.Path(path_type=Path))
 @click.option("--design", "designs", multiple=True, help="Only this design; may be repeated.")
 @click.option("--dtype", "dtypes", multiple=True, help="Only this dtype; may be repeated.")
@@ -56,6 +57,7 @@ def missing(message: str) -> NoReturn:
 @click.option("--num-heads", type=int, help="Query heads, where no config beside says.")
 @click.option("--num-kv-heads", type=int, help="Key/value heads, where no config beside says.")
 def command(
+    context: click.Context,
     checkpoint: Path | None,
     designs: tuple[str, ...],
     dtypes: tuple[str, ...],
@@ -78,31 +80,15 @@ def command(
     it, each rebuilt in torch and in Flax and compared on seeded inputs.
 
     With --power no port is run: planted port bugs are, and each must be killed by every row that
-    claims it. With --calibrate correct ports alone are, drawn at random: none may fail, and no
-    more than a tenth be inconclusive.
+    claims it; where no row is left out, each on the row made for it, too. With --calibrate correct
+    ports alone are, drawn at random: none may fail, and no more than a tenth be inconclusive.
     """
-    of_layers = checkpoint or num_heads is not None or num_kv_heads is not None
-    if calibrate and (designs or implementation or power or of_layers or backend not in HERE):
-        raise click.UsageError(
-            "--calibrate draws its own cases, on the CPU: it goes with --configurations, "
-            "--seed, --dtype, -k, --report and --json alone"
-        )
-    if power and (implementation or of_layers or backend != "all"):
-        raise click.UsageError(
-            "--power plants its bugs in the oracle: it goes with --design, --dtype, -k, "
-            "--report and --json alone"
-        )
-    if checkpoint and (designs or dtypes or pattern or implementation or backend not in HERE):
-        raise click.UsageError(
-            "--design, --dtype, --implementation, -k and --backend choose built-in cases, "
-            "not layers"
-        )
-    if of_layers and not checkpoint:
-        raise click.UsageError("--num-heads and --num-kv-heads go with a CHECKPOINT")
+    mode = expected_mode(context)
     if checkpoint:
         expect_torch_side(checkpoint)
     if not present("torch"):
         missing(f"torch is not installed, and is the reference: {install_line('torch')}")
+    expect_writable("--report", report, mode.files)
     settle_platforms()
     if calibrate:
         from jax_attn.cli.calibrate import verify_calibration
@@ -118,7 +104,8 @@ def command(
 
         rows = selected(designs, dtypes, pattern)
         beside = None if designs or "float32" not in (dtypes or ("float32",)) else pattern
-        sys.exit(verify_power(rows, beside, report=report, as_json=as_json))
+        whole = not (designs or dtypes or pattern)
+        sys.exit(verify_power(rows, beside, whole=whole, report=report, as_json=as_json))
     if checkpoint:
         from jax_attn.cli.verify_checkpoint import verify_checkpoint
 

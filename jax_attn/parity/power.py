@@ -125,8 +125,13 @@ def summary(kills: Sequence[Kill], mutants: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def summary_lines(kills: Sequence[Kill], mutants: Sequence[str]) -> list[str]:
-    """The summary in words, and every survivor."""
+def passes(kills: Sequence[Kill], mutants: Sequence[str], whole: bool) -> bool:
+    """None survived and, of the whole matrix, each was tried on the row made to catch it."""
+    return not survivors(kills) and not (whole and without_their_row(kills, mutants))
+
+
+def summary_lines(kills: Sequence[Kill], mutants: Sequence[str], whole: bool) -> list[str]:
+    """The summary in words, every survivor, and those that the whole matrix leaves untried."""
     found = summary(kills, mutants)
     lines = [
         f"{found['killed']} of {found['tried']} planted bugs killed by every row that claims them "
@@ -138,8 +143,13 @@ def summary_lines(kills: Sequence[Kill], mutants: Sequence[str]) -> list[str]:
         f"{kill.tensor}"
         for kill in survivors(kills)
     ]
-    if untried := [name for name in mutants if name not in {kill.mutant for kill in kills}]:
-        lines.append(f"not tried, as no row here claims them: {', '.join(untried)}")
+    if whole:
+        lines += [
+            f"NOT TRIED on a row made to catch it: {name!r}"
+            for name in without_their_row(kills, mutants)
+        ]
+    elif more := found["mutants"] - found["tried"]:
+        lines.append(f"{more} more bugs: no row here claims them")
     if weakest := found["weakest"]:
         lines.append(
             f"weakest kill: {weakest['mutant']!r} in {weakest['case']}, {weakest['tensor']} "

@@ -8,7 +8,7 @@ import click
 
 
 def expect_writable(option: str, directory: Path | None, names: Iterable[str]) -> None:
-    """Make the directory, if any. UsageError where files of these names cannot be put there."""
+    """Raises UsageError where files of these names could not be written into the directory."""
     from jax_attn.parity.report_files import refused
 
     if directory is not None and (why := refused(directory, names)):

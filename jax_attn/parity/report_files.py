@@ -1,19 +1,26 @@
 """Where a report goes: looked at before the work whose results it holds."""
 
+import os
 import tempfile
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 
 def refused(directory: Path, names: Iterable[str]) -> str | None:
-    """Make it where it is not; why files of these names cannot be written there, None if they can.
+    """Why files of these names could not be written there, None if they could.
 
-    names: of files, which may be there.
+    Leaves nothing there, nor the directory itself where it is not.
     """
+    absent = [p for p in (directory, *directory.parents) if not os.path.lexists(p)]
     try:
         directory.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=directory).close()
     except OSError as error:
         return error.strerror
+    finally:
+        for made in absent:
+            with suppress(OSError):
+                made.rmdir()
     taken = [name for name in names if (directory / name).is_dir()]
     return f"{', '.join(taken)}: a directory" if taken else None

@@ -1,9 +1,11 @@
 """A progress bar on stderr, so that stdout holds data alone."""
 
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
+import click
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -16,17 +18,26 @@ from rich.progress import (
 )
 
 T = TypeVar("T")
+A_LINE_EVERY = 30.0
+"""Seconds, at least, between what a log is told."""
 
 
 def tracked(batches: Iterable[list[T]], total: int) -> list[T]:
-    """Every item of every batch, counted as its batch comes."""
+    """Every item of every batch, counted as its batch comes; in a log, by a line now and then."""
+    console = Console(stderr=True)
+    started = told = time.monotonic()
     columns = (TextColumn("verifying"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     found: list[T] = []
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    in_a_log = not console.is_terminal
+    with Progress(*columns, console=console, transient=True, disable=in_a_log) as progress:
         task = progress.add_task("verifying", total=total)
         for batch in batches:
             found += batch
-            progress.update(task, completed=min(len(found), total))
+            done, now = min(len(found), total), time.monotonic()
+            progress.update(task, completed=done)
+            if in_a_log and now - told >= A_LINE_EVERY:
+                told = now
+                click.echo(f"verifying: {done} of {total} after {now - started:.0f} s", err=True)
     return found
 
 

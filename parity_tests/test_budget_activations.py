@@ -27,6 +27,8 @@ ACTIVATIONS = {
     "silu in place": (lambda x: functional.silu(x * 1.0, inplace=True), jax.nn.silu),
     "softplus": (functional.softplus, jax.nn.softplus),
     "a tenth": (lambda x: 0.1 * x, lambda x: 0.1 * x),
+    "a third": (lambda x: x / 3, lambda x: x / 3),
+    "mean": (lambda x: x.square().mean(0), lambda x: (x * x).mean(0)),
 }
 
 

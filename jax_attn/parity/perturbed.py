@@ -170,11 +170,14 @@ class Perturbed(Float64):
     def _dispatched(self, func, types, args, kwargs):
         if self.precision is None or not rounds(func):
             return super().__torch_dispatch__(func, types, args, kwargs)
-        args = tuple(map(self._kept, args))
+        beside = func.overloadpacket.__name__.removesuffix("_")
+        if beside == "div" and isinstance(args[1], int | float) and args[1]:
+            args = (args[0], 1 / self._kept(1 / args[1]))
+        else:
+            args = tuple(map(self._kept, args))
         kwargs = {name: self._kept(value) for name, value in (kwargs or {}).items()}
         if not func._schema.is_mutable:
             return super().__torch_dispatch__(func, types, args, kwargs)
-        beside = func.overloadpacket.__name__.removesuffix("_")
         if beside in _COMPOSED:
             made = self.compute(getattr(torch.ops.aten, beside).default, args, kwargs)
             return args[0].copy_(made)
@@ -184,7 +187,7 @@ class Perturbed(Float64):
 
     def _kept(self, value: Any) -> Any:
         """A number that is written in the program, as the precision keeps it: the same each time,
-        and so for all elements."""
+        and so for all elements. What is divided by one is multiplied by its reciprocal."""
         if type(value) is not float or _holds(self.precision, value):
             return value
         if value not in self._numbers:
@@ -212,6 +215,7 @@ class Perturbed(Float64):
             if not total.is_floating_point():
                 return total
             squares, terms = _SUMS[name](*args, **kwargs)
+            total *= terms * self._kept(1 / terms) if name == "mean" and terms else 1.0
             of_total, of_squares, lost = bridge(terms, self.precision)
             by = squares.mul_(of_squares).addcmul_(total, total, value=of_total).add_(lost).sqrt_()
             return self._stored(self._moved(total, by))

@@ -68,6 +68,14 @@ def one_cycle(optimizer):
     return lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=9)
 
 
+def ended(optimizer):
+    return lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=4, cycle_momentum=False)
+
+
+def begun_chain(optimizer):
+    return lr_scheduler.ChainedScheduler([begun(optimizer)])
+
+
 def begun(optimizer):
     made = lr_scheduler.StepLR(optimizer, 2)
     optimizer.step()
@@ -75,7 +83,7 @@ def begun(optimizer):
     return made
 
 
-@pytest.mark.parametrize("make", [plateau, one_cycle, begun])
+@pytest.mark.parametrize("make", [plateau, one_cycle, ended, begun, begun_chain])
 def test_a_schedule_that_the_count_does_not_tell_is_refused(make):
     optimizer = SGD(layer().parameters(), 0.1, momentum=0.9)
     schedule = make(optimizer)
@@ -144,6 +152,18 @@ def test_one_array_of_two_groups_is_refused():
     names = [["q.weight"], ["k.weight"]]
     found = problems_of(lambda: parity.optax_like(optimizer, port=port, layout=table, names=names))
     assert "kernel" in found
+
+
+def test_numpys_numbers_are_numbers():
+    """In the place of Python's: the same bits."""
+    gradients = {"kernel": jnp.linspace(-1, 1, 15).reshape(5, 3)}
+
+    def updated(of):
+        optimizer = AdamW(layer().parameters(), of(0.5), (of(0.75), of(0.5)), weight_decay=of(0.25))
+        like = parity.optax_like(optimizer, clip_norm=of(2.0))
+        return like.update(gradients, like.init(gradients), gradients)[0]["kernel"]
+
+    np.testing.assert_array_equal(updated(np.float64), updated(float))
 
 
 def test_adams_state_is_optaxs_own():

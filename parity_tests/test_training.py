@@ -2,10 +2,11 @@
 
 import jax
 import numpy as np
+import optax
 import pytest
 import torch
 from flax import nnx
-from torch.optim import SGD, AdamW
+from torch.optim import SGD, Adamax, AdamW, lr_scheduler
 
 from jax_attn import GroupedQueryAttention, parity, transfer
 from jax_attn.parity.compare import Verdict
@@ -96,8 +97,6 @@ def test_other_weights_fail_by_name(attended):
 
 def test_a_ports_own_optimizer_is_what_is_judged():
     """optax's AdamW at its own defaults: another weight decay."""
-    import optax
-
     reference, port = layers("float32")
     result = parity.check_training(
         reference,
@@ -114,8 +113,6 @@ def test_a_ports_own_optimizer_is_what_is_judged():
 
 
 def test_an_optimizer_that_keeps_no_state_fails_by_name():
-    import optax
-
     result = judged("SGD, momentum", optax.sgd(0.1))
     assert any("momentum_buffer of kernel" in failure for failure in result.failures)
 
@@ -146,11 +143,35 @@ def test_a_two_layer_encoder_trains_alike_under_dropout_handed_in(pytestconfig):
     assert result.verdict is Verdict.PASS, str(result)
 
 
+def of_one_cycle(optimizer, updates: int):
+    return lr_scheduler.OneCycleLR(optimizer, 0.5, total_steps=updates, cycle_momentum=False)
+
+
+def chained(optimizer):
+    parts = [
+        lr_scheduler.LinearLR(optimizer, 0.1, 1, 4),
+        lr_scheduler.ExponentialLR(optimizer, 0.9),
+    ]
+    return lr_scheduler.ChainedScheduler(parts)
+
+
 def a_batch(**changed) -> dict:
     return batches()[0] | changed
 
 
 REFUSED = {
+    "no accumulation": ({"accumulate": 0}, "accumulate: expected a whole number above 0"),
+    "unknown accumulation": ({"accumulated": "avg"}, "accumulated: expected 'sum' or 'mean'"),
+    "clipped to nothing": ({"clip_norm": 0}, "clip_norm: expected a number above 0"),
+    "a schedule by the loss": (
+        {"schedule": lr_scheduler.ReduceLROnPlateau},
+        "schedule: expected rates that follow from the count alone",
+    ),
+    "no schedule": ({"schedule": id}, "schedule: expected it to make a torch scheduler, got int"),
+    "a schedule that ends": (
+        {"schedule": lambda o: of_one_cycle(o, 2), "steps": 3},
+        "schedule: expected rates for 3 updates, got OneCycleLR's for 2",
+    ),
     "no batch": ({"batches": []}, "batches: expected a list"),
     "no target": ({"batches": [{"input": batches()[0]["input"]}]}, "'target'"),
     "a list for an array": ({"batches": [a_batch(input=[1.0])]}, "batches[0]['input']"),
@@ -176,6 +197,37 @@ def linear_check(**changed):
     )
 
 
+@pytest.mark.parametrize("accumulated", ["sum", "mean"])
+def test_gradients_add_up_in_float64_where_jax_holds_it(accumulated):
+    with jax.enable_x64(True):
+        result = linear_check(**float64_pair(), accumulate=3, accumulated=accumulated)
+    assert result.verdict is Verdict.PASS, str(result)
+
+
+TAKEN = {
+    "a chain of schedules": {"schedule": lambda o: chained(o), "steps": 3},
+    "a schedule that ends with the run": {"schedule": lambda o: of_one_cycle(o, 2), "steps": 2},
+    "NumPy's numbers": {
+        "optimizer": lambda m: SGD(m.parameters(), np.float64(0.1)),
+        "clip_norm": np.float32(0.5),
+    },
+}
+
+
+@pytest.mark.parametrize("row", TAKEN)
+def test_a_recipe_that_torch_takes_is_taken(row):
+    result = linear_check(**TAKEN[row])
+    assert result.verdict is Verdict.PASS, str(result)
+
+
+def test_a_moment_that_optax_has_no_field_for_is_noted_and_not_missed():
+    result = linear_check(
+        optimizer=lambda m: Adamax(m.parameters(), 0.02), port_optimizer=optax.adamax(0.02)
+    )
+    assert result.verdict is Verdict.PASS, str(result)
+    assert any(note.startswith("exp_inf of torch's optimizer is not") for note in result.notes)
+
+
 @pytest.mark.parametrize("row", REFUSED)
 def test_what_cannot_be_checked_is_refused_by_name(row):
     changed, expected = REFUSED[row]
@@ -186,12 +238,21 @@ def test_what_cannot_be_checked_is_refused_by_name(row):
 
 def test_every_reason_comes_at_once():
     with pytest.raises(ValueError, match="expected") as error:
-        linear_check(loss="hinge", steps=-1, batches=[])
+        linear_check(
+            loss="hinge", steps=-1, batches=[], clip_value=-1.0, port_optimizer=optax.sgd(0.1)
+        )
     assert [line.split(":")[0] for line in str(error.value).splitlines()] == [
         "batches",
         "loss",
         "steps",
+        "clip_value",
     ]
+
+
+def test_an_optimizer_of_flaxs_is_refused_where_optaxs_is_taken():
+    trained = nnx.Optimizer(layers("float32")[1], optax.sgd(0.1), wrt=nnx.Param)
+    with pytest.raises(TypeError, match=r"port_optimizer: expected an optax.*got Op"):
+        linear_check(port_optimizer=trained)
 
 
 def test_an_optimizer_of_the_module_itself_is_refused_as_copies_are_trained():
@@ -238,10 +299,69 @@ def test_updates_lost_in_rounding_are_inconclusive():
     assert any("no power" in reason for reason in result.reasons)
 
 
+def float64_pair() -> dict:
+    torch.manual_seed(0)
+    reference = torch.nn.Linear(5, 3).double()
+    port = nnx.Linear(5, 3, param_dtype=jax.numpy.float64, rngs=nnx.Rngs(0))
+    transfer.load(port, reference.state_dict(), transfer.LINEAR)
+    return {"reference": reference, "port": port, "dtype": "float64"}
+
+
 def test_float64_where_jax_holds_it():
     with jax.enable_x64(True):
-        reference = torch.nn.Linear(5, 3).double()
-        port = nnx.Linear(5, 3, param_dtype=jax.numpy.float64, rngs=nnx.Rngs(0))
-        transfer.load(port, reference.state_dict(), transfer.LINEAR)
-        result = linear_check(reference=reference, port=port, optimizer=adamw, dtype="float64")
+        result = linear_check(**float64_pair(), optimizer=adamw)
     assert result.verdict is Verdict.PASS, str(result)
+
+
+class Torchs(torch.nn.Sequential):
+    """Two layers of which the last starts at zero, as an adapter's: no gradient reaches the first
+    until it has moved."""
+
+    def __init__(self):
+        torch.manual_seed(0)
+        super().__init__(torch.nn.Linear(5, 4, bias=False), torch.nn.Linear(4, 3, bias=False))
+        torch.nn.init.zeros_(self[1].weight)
+
+
+class Ports(nnx.Module):
+    def __init__(self, rngs: nnx.Rngs):
+        self.first = nnx.Linear(5, 4, use_bias=False, rngs=rngs)
+        self.last = nnx.Linear(4, 3, use_bias=False, rngs=rngs)
+
+    def __call__(self, input):
+        return self.last(self.first(input))
+
+
+ADAPTED = transfer.Layout(
+    transfer.row("0.weight", "first.kernel", transfer.linear),
+    transfer.row("1.weight", "last.kernel", transfer.linear),
+)
+
+
+def first_stopped(lr: float) -> optax.GradientTransformation:
+    """SGD that never moves the first layer."""
+    stop = optax.stateless(lambda u, _: u | {"first.kernel": 0 * u["first.kernel"]})
+    return optax.chain(optax.sgd(lr), stop)
+
+
+@pytest.mark.parametrize(
+    ("lr", "own", "expected"),
+    [
+        (0.1, optax.sgd, Verdict.PASS),
+        (0.1, first_stopped, Verdict.FAIL),
+        (1e-4, first_stopped, Verdict.INCONCLUSIVE),
+    ],
+)
+def test_a_layer_that_waits_for_its_first_gradient_is_compared(lr, own, expected):
+    reference, port = Torchs(), Ports(nnx.Rngs(0))
+    transfer.load(port, reference.state_dict(), ADAPTED)
+    result = linear_check(
+        reference=reference,
+        port=port,
+        layout=ADAPTED,
+        optimizer=lambda m: SGD(m.parameters(), lr),
+        port_call=None,
+        port_optimizer=own(lr),
+        steps=4,
+    )
+    assert result.verdict is expected, str(result)

@@ -7,9 +7,11 @@ class's name and its param_groups. optax comes with flax.
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from numbers import Real
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
@@ -101,7 +103,8 @@ def optax_like(
     if groups is None:
         raise TypeError(f"torch_optimizer: expected one of torch.optim, got {kind}")
     problems = _option_problems(torch_optimizer, schedule, steps)
-    problems += _call_problems(clip_norm, clip_value, accumulate, accumulated)
+    problems += call_problems(clip_norm, clip_value, accumulate, accumulated)
+    groups = [{name: _plain(value) for name, value in group.items()} for group in groups]
     rates: list[Any] = [group["lr"] for group in groups]
     if schedule is not None and not problems:
         table, wrong = learning_rates(schedule, steps)
@@ -119,12 +122,16 @@ def optax_like(
     made = [_group(kind, group, rate) for group, rate in zip(groups, rates, strict=True)]
     chain = made[0] if set(labels.values()) <= {"0"} else _by_label(made, labels)
     if clip_norm is not None:
-        chain = optax.chain(formulas.clip_by_norm(clip_norm), chain)
+        chain = optax.chain(formulas.clip_by_norm(float(clip_norm)), chain)
     if clip_value is not None:
-        chain = optax.chain(optax.clip(clip_value), chain)
+        chain = optax.chain(optax.clip(float(clip_value)), chain)
     if accumulate > 1:
-        mean = accumulated == "mean"
-        steps_of = optax.MultiSteps(chain, accumulate, use_grad_mean=mean)
+        steps_of = optax.MultiSteps(
+            chain,
+            accumulate,
+            use_grad_mean=accumulated == "mean",
+            accumulator_dtype=jnp.result_type(float),  # float32 unless told, of float64 too
+        )
         chain = steps_of.gradient_transformation()
     return chain
 
@@ -201,7 +208,7 @@ def _option_problems(optimizer: Any, schedule: Any, steps: Any) -> list[Problem]
             )
             if option in _REFUSED and value:
                 problems.append(Problem("refused", where, f"got {value}: {_REFUSED[option]}"))
-            elif option != "params" and any(hasattr(part, "dtype") for part in parts):
+            elif option != "params" and any(_is_tensor(part) for part in parts):
                 text = "expected a number, as optax's chain is made once, got a tensor"
                 problems.append(Problem("refused", where, text))
         if schedule is None and "initial_lr" in group:
@@ -220,13 +227,14 @@ def _option_problems(optimizer: Any, schedule: Any, steps: Any) -> list[Problem]
     return problems
 
 
-def _call_problems(clip_norm, clip_value, accumulate, accumulated) -> list[Problem]:
+def call_problems(clip_norm, clip_value, accumulate, accumulated) -> list[Problem]:
+    """What no update can be made with, of what stands beside an optimizer."""
     problems = []
     if clip_norm is not None and clip_value is not None:
         text = "expected one of them, as their order would not be told, got both"
         problems.append(Problem("ambiguous", "clip_norm, clip_value", text))
     for name, value in (("clip_norm", clip_norm), ("clip_value", clip_value)):
-        if value is not None and not (isinstance(value, int | float) and value > 0):
+        if value is not None and not (isinstance(value, Real) and value > 0):
             problems.append(Problem("refused", name, f"expected a number above 0, got {value!r}"))
     if not _is_count(accumulate):
         text = f"expected a whole number above 0, got {accumulate!r}"
@@ -235,6 +243,17 @@ def _call_problems(clip_norm, clip_value, accumulate, accumulated) -> list[Probl
         text = f"expected 'sum' or 'mean', got {accumulated!r}"
         problems.append(Problem("refused", "accumulated", text))
     return problems
+
+
+def _is_tensor(value: Any) -> bool:
+    return hasattr(value, "dtype") and not isinstance(value, Real)
+
+
+def _plain(value: Any) -> Any:
+    """NumPy's scalars as Python's: beside an array, JAX would take them for arrays."""
+    if isinstance(value, tuple):
+        return tuple(map(_plain, value))
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def _is_count(value: Any) -> bool:

@@ -25,10 +25,8 @@ def learning_rates(scheduler: Any, steps: int) -> tuple[np.ndarray, list[Problem
     if kind == "ReduceLROnPlateau":
         text = "expected rates that follow from the count alone, got ReduceLROnPlateau"
         return np.empty(0), [Problem("refused", "schedule", text)]
-    if scheduler.last_epoch != 0:
-        text = (
-            f"expected a new scheduler, as optax counts from 0, got one at {scheduler.last_epoch}"
-        )
+    if (count := _count(scheduler)) != 0:
+        text = f"expected a new scheduler, as optax counts from 0, got one at {count}"
         return np.empty(0), [Problem("refused", "schedule", text)]
     optimizer = scheduler.optimizer
     tensors = [p for group in optimizer.param_groups for p in group["params"]]
@@ -38,9 +36,13 @@ def learning_rates(scheduler: Any, steps: int) -> tuple[np.ndarray, list[Problem
     before, rates = _others(groups), []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # no update is made between its steps
-        for _ in range(steps):
+        for made in range(1, steps + 1):
             rates.append([float(group["lr"]) for group in groups])
-            scheduler.step()
+            try:
+                scheduler.step()
+            except ValueError as error:  # OneCycleLR's, which has a last step
+                text = f"expected rates for {steps} updates, got {kind}'s for {made - 1}: {error}"
+                return np.empty(0), [Problem("refused", "schedule", text)]
             if (after := _others(groups)) != before:
                 text = f"expected {kind} to set lr alone, got {before}, then {after}"
                 return np.empty(0), [Problem("refused", "schedule", text)]
@@ -55,6 +57,13 @@ def looked_up(rates: np.ndarray) -> Schedule:
         return table.at[count].get(mode="fill", fill_value=jnp.nan)
 
     return rate
+
+
+def _count(scheduler: Any) -> int:
+    """Steps made; ChainedScheduler counts none itself."""
+    if hasattr(scheduler, "last_epoch"):
+        return scheduler.last_epoch
+    return max(map(_count, scheduler._schedulers))
 
 
 def _others(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -3,19 +3,20 @@
 import contextlib
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 
 from jax_attn.parity.budget import PRECISIONS
+from jax_attn.parity.compare import rms
 from jax_attn.parity.optimizers import KINDS
 from jax_attn.parity.perturbed import TORCH_DTYPES, Perturbed
 from jax_attn.parity.run_torch import one_thread, plain_kernels
+from jax_attn.parity.schedules import learning_rates
 from jax_attn.parity.trajectory import (
     LOW,
-    UPDATES,
     Arrays,
     Trajectory,
     Updated,
@@ -47,6 +48,17 @@ class Recipe:
     clip_value: float | None = None
     accumulate: int = 1
     accumulated: str = "sum"
+
+    def with_options(self, **options: Any) -> "Recipe":
+        """The optimizer's own changed, in every param_group."""
+
+        def changed(module: torch.nn.Module) -> torch.optim.Optimizer:
+            made = self.optimizer(module)
+            for group in made.param_groups:
+                group |= options
+            return made
+
+        return replace(self, optimizer=changed)
 
 
 @dataclass(frozen=True)
@@ -120,17 +132,22 @@ class TorchLoop:
         ]
         return found
 
+    def scheduled(self, updates: int) -> bool:
+        """Whether there are rates for so many updates."""
+        make, optimizer = self.recipe.schedule, self.recipe.optimizer(copy.deepcopy(self.module))
+        return make is None or not learning_rates(make(optimizer), updates)[1]
+
     def train(self, steps: int, seed: int | None = None) -> Trajectory:
         """A free run. seed: None as it is, 0 the float64 centre, else one perturbed by draws."""
         rounding = AS_IT_IS if seed is None else _Rounding.drawn(self.dtype, seed)
         with one_thread(), _kernels(rounding):
             return self._train(steps, rounding)
 
-    def gradients(self) -> list[dict[str, np.ndarray]]:
+    def gradients(self, updates: int) -> list[dict[str, np.ndarray]]:
         """By torch key, of the batches that the first updates take, along torch's own run."""
         found: list[dict[str, np.ndarray]] = []
         with one_thread():
-            self._train(UPDATES, AS_IT_IS, found)
+            self._train(updates, AS_IT_IS, found)
         return found
 
     def replay(self, gradients: Sequence[Arrays], seed: int | None = None) -> Updated:
@@ -148,6 +165,7 @@ class TorchLoop:
     def _train(self, steps, rounding, keep: list | None = None) -> Trajectory:
         run = _Run(self, rounding)
         start, losses, first, moved = run.weights(), [], {}, {}
+        sizes: dict[str, list[float]] = {}
         k, marks = self.recipe.accumulate, checkpoints(steps)
         for step in range(steps):
             given = []
@@ -157,11 +175,14 @@ class TorchLoop:
                 given.append(grads)
                 if keep is not None:
                     keep.append(run.arrays(grads))
-            first = first or self.to_paths(run.arrays(given[0]))
+                by_path = self.to_paths(run.arrays(grads))
+                first = first or by_path
+                for path, a in by_path.items():
+                    sizes.setdefault(path, []).append(rms(a.astype(np.float64)))
             run.update(given)
             if step + 1 in marks:
                 moved[step + 1] = difference(run.weights(), start)
-        return Trajectory(np.array(losses), first, moved)
+        return Trajectory(np.array(losses), first, moved, sizes)
 
 
 class _Run:
@@ -243,11 +264,14 @@ class _Run:
                     pieces = kept.flatten().split([p.numel() for p in parts])
                     for p, piece in zip(parts, pieces, strict=True):
                         own[key[id(p)]] = as_numpy(piece.view(p.shape)).copy()
-        zeros = {name: np.zeros(p.shape) for name, p in self.owned.items()}
-        return {
-            name: self.loop.to_paths({k: kept.get(k, zeros[k]) for k in zeros})
-            for name, kept in found.items()
-        }
+        return {name: self._by_path(kept) for name, kept in found.items()}
+
+    def _by_path(self, kept: Arrays) -> dict[str, np.ndarray]:
+        """Of the paths that any of it goes to: an optimizer may leave parameters out."""
+        filled = {k: np.where(k in kept, 1.0, np.zeros(p.shape)) for k, p in self.owned.items()}
+        reached = self.loop.to_paths(filled)
+        whole = self.loop.to_paths({k: kept.get(k, filled[k]) for k in filled})
+        return {path: a for path, a in whole.items() if reached[path].any()}
 
 
 ELEMENTWISE = tuple(getattr(torch.optim, name) for name in KINDS)

@@ -80,7 +80,7 @@ def check_training(
     Raises TypeError, ValueError or TransferError for what cannot be checked, naming each.
     """
     recipe = Recipe(optimizer, schedule, clip_norm, clip_value, accumulate, accumulated)
-    validate(reference, port, layout, batches, recipe, loss, steps, dtype)
+    validate(reference, port, layout, batches, recipe, loss, steps, dtype, port_optimizer)
     losses = LOSSES[loss] if isinstance(loss, str) else loss
     prepared = Training.of(
         reference,
@@ -139,7 +139,7 @@ class Training:
             optimizer,
             schedule=scheduler,
             # The updates from identical gradients may be more than those of a short free run.
-            steps=max(self.steps, UPDATES) if scheduler else None,
+            steps=max(self.steps, self.updates) if scheduler else None,
             clip_norm=recipe.clip_norm,
             clip_value=recipe.clip_value,
             accumulate=recipe.accumulate,
@@ -152,7 +152,12 @@ class Training:
     @cached_property
     def given(self) -> list[dict[str, np.ndarray]]:
         """The identical gradients, by torch key."""
-        return self.loop.gradients()
+        return self.loop.gradients(self.updates)
+
+    @cached_property
+    def updates(self) -> int:
+        """From identical gradients; a schedule may have fewer rates."""
+        return UPDATES if self.loop.scheduled(UPDATES) else min(UPDATES, self.steps)
 
     @cached_property
     def updated(self) -> tuple[Updated, Updated, list[Updated]]:
@@ -168,14 +173,11 @@ class Training:
 
     @cached_property
     def idle(self) -> frozenset[str]:
-        """Paths whose gradient is zero in theory (a key's bias): where they go is rounding alone,
-        of which Adam makes steps as large as any."""
-        found = set()
-        for path, want in self.free[1].gradients.items():
-            budget = self._budget([t.gradients[path] for t in (self.free[1], *self.free[2])])
-            if not want.any() or math.sqrt(np.mean(np.square(want))) <= budget.zero:
-                found.add(path)
-        return frozenset(found)
+        """Paths whose gradient is zero in theory (a key's bias), in every batch: where they go is
+        rounding alone, of which Adam makes steps as large as any."""
+        centre, runs = self.free[1:]
+        budgets = {p: self._budget([run.sizes[p] for run in (centre, *runs)]) for p in centre.sizes}
+        return frozenset(p for p, b in budgets.items() if max(centre.sizes[p]) <= b.zero)
 
     def _budget(self, arrays: Sequence[np.ndarray], precision: str | None = None) -> Budget:
         centre, *runs = (np.asarray(a).astype(np.float64) for a in arrays)
@@ -204,6 +206,12 @@ class Training:
             "steps: its drift is held to the spread alone"
             for path in sorted(self.idle)
         ]
+        told += [
+            f"{name} of torch's optimizer is not compared: which field of optax's states would "
+            "hold it is not known"
+            for name in self.updated[0].state
+            if name not in FIELDS
+        ]
         if backend != "cpu":
             told.append('matmul precision pinned to "highest"')
         return Result(
@@ -222,8 +230,9 @@ class Training:
         return [
             f"optimizer state: torch keeps {name} of {path}, the port's optimizer has none"
             for name, kept in self.updated[0].state.items()
+            if name in FIELDS
             for path in kept
-            if path not in got.state.get(FIELDS.get(name, ""), {})
+            if path not in got.state.get(FIELDS[name], {})
         ]
 
     def _updates(self, got: Updated) -> Iterator[TensorReport]:

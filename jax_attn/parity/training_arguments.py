@@ -1,5 +1,6 @@
 """What a training check is given: the losses, and every reason to refuse the rest, at once."""
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -10,7 +11,9 @@ import torch
 from flax import nnx
 
 from jax_attn.parity import run_jax
+from jax_attn.parity.optimizers import call_problems
 from jax_attn.parity.perturbed import TORCH_DTYPES
+from jax_attn.parity.schedules import learning_rates
 from jax_attn.parity.signature import DTYPES, is_float
 from jax_attn.transfer import Layout
 
@@ -65,7 +68,7 @@ def rounded(batch: Mapping[str, np.ndarray], dtype: str) -> dict[str, np.ndarray
     return {k: a.astype(kept) if is_float(a.dtype) else a for k, a in batch.items()}
 
 
-def validate(reference, port, layout, batches, recipe, loss, steps, dtype) -> None:
+def validate(reference, port, layout, batches, recipe, loss, steps, dtype, port_optimizer) -> None:
     """Every reason why this training cannot be checked, at once."""
     wrong = [
         f"{name}: expected a {kind.__name__}, got {type(value).__name__}"
@@ -84,6 +87,13 @@ def validate(reference, port, layout, batches, recipe, loss, steps, dtype) -> No
     if recipe.schedule is not None and not callable(recipe.schedule):
         got = type(recipe.schedule).__name__
         wrong.append(f"schedule: expected a function of the optimizer, got {got}")
+    if port_optimizer is not None and not all(
+        callable(getattr(port_optimizer, name, None)) for name in ("init", "update")
+    ):
+        wrong.append(
+            "port_optimizer: expected an optax transformation, with init and update, got "
+            f"{type(port_optimizer).__name__}"
+        )
     if wrong:
         raise TypeError("\n".join(wrong))
     problems = _batch_problems(batches)
@@ -116,8 +126,20 @@ def validate(reference, port, layout, batches, recipe, loss, steps, dtype) -> No
         problems.append(f"loss: expected torch's and JAX's, two functions, got {loss!r}")
     if not (isinstance(steps, int) and not isinstance(steps, bool) and steps > 0):
         problems.append(f"steps: expected a whole number above 0, got {steps!r}")
+    elif recipe.schedule is not None:
+        problems += _schedule_problems(reference, recipe, steps)
+    called = (recipe.clip_norm, recipe.clip_value, recipe.accumulate, recipe.accumulated)
+    problems += [f"{p.name}: {p.text}" for p in call_problems(*called)]
     if problems:
         raise ValueError("\n".join(problems))
+
+
+def _schedule_problems(reference, recipe, steps: int) -> list[str]:
+    made = recipe.schedule(recipe.optimizer(copy.deepcopy(reference)))
+    if not isinstance(made, torch.optim.lr_scheduler.LRScheduler):
+        return [f"schedule: expected it to make a torch scheduler, got {type(made).__name__}"]
+    _, problems = learning_rates(made, steps)
+    return [f"{p.name}: {p.text}" for p in problems]
 
 
 def _batch_problems(batches: Any) -> list[str]:

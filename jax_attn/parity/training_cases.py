@@ -36,6 +36,11 @@ def _two_groups(module: torch.nn.Module) -> torch.optim.Optimizer:
     return AdamW([weights, {"params": [module.bias], "weight_decay": 0.0}], 0.02, weight_decay=0.3)
 
 
+def _weight_alone(kind: type, **options) -> Recipe:
+    """The bias left out: it stands still."""
+    return Recipe(lambda module: kind([module.weight], **options))
+
+
 def _warm_up(optimizer):
     first = lr_scheduler.LinearLR(optimizer, 0.1, total_iters=3)
     then = lr_scheduler.CosineAnnealingLR(optimizer, 7, 0.01)
@@ -70,6 +75,8 @@ TRAINING_CASES: dict[str, TrainingCase] = {
     "Adam, decay": TrainingCase(_of(Adam, lr=0.02, weight_decay=0.2)),
     "AdamW": TrainingCase(_of(AdamW, lr=0.02, weight_decay=0.2)),
     "AdamW, two groups": TrainingCase(Recipe(_two_groups)),
+    "AdamW, bias left out": TrainingCase(_weight_alone(AdamW, lr=0.02, weight_decay=0.2)),
+    "SGD, bias left out": TrainingCase(_weight_alone(SGD, lr=0.1, momentum=0.9)),
     "NAdam": TrainingCase(_of(NAdam, lr=0.02, momentum_decay=0.1)),
     "NAdam, decoupled decay": TrainingCase(
         _of(NAdam, lr=0.02, weight_decay=0.2, decoupled_weight_decay=True)

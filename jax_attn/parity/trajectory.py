@@ -1,7 +1,7 @@
 """What a training run leaves behind, in either framework: NumPy arrays by the port's paths."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -22,11 +22,13 @@ def of_masters(dtype: str) -> str:
 @dataclass(frozen=True)
 class Trajectory:
     """A free run. losses: one for each batch. gradients: of the first batch. moved: how far each
-    parameter is from its start, by the number of updates."""
+    parameter is from its start, by the number of updates. sizes: of torch's, the RMS of every
+    gradient, batch by batch."""
 
     losses: np.ndarray
     gradients: Arrays
     moved: Mapping[int, Arrays]
+    sizes: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

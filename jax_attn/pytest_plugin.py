@@ -6,7 +6,8 @@ heavy is imported before a test asks for it.
 
 import difflib
 import functools
-from collections.abc import Callable, Iterator
+import unittest
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -35,8 +36,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", MARKER)
     config.stash[_PROBLEMS] = []
     if not hasattr(config, "workerinput"):  # a worker of xdist sends its part to the controller
-        run = pytest_report.Run.of(config.getoption("--parity-report"), config.invocation_params)
-        config.pluginmanager.register(run, "jax_attn_report")
+        config.pluginmanager.register(pytest_report.Run.of(config), "jax_attn_report")
 
 
 # --- the marker -------------------------------------------------------------------------------
@@ -57,11 +57,26 @@ def pytest_make_collect_report(collector: pytest.Collector):
     """A file's wrong marks are one error of its collection, all of them told."""
     report = yield
     problems = collector.config.stash[_PROBLEMS]
+    problems += [f"{t.nodeid}: {p}" for t in _of_unittest(report.result) for p in _unfit(t)]
     if problems:
         report.outcome, report.result = "failed", []
         report.longrepr = "\n".join(["@pytest.mark.parity is used wrongly:", *problems])
         problems.clear()
     return report
+
+
+def _of_unittest(collected: Sequence[pytest.Item | pytest.Collector]) -> list[pytest.Function]:
+    """Those that pytest_generate_tests is not called for."""
+    functions = [item for item in collected if isinstance(item, pytest.Function)]
+    return [item for item in functions if issubclass(item.cls or object, unittest.TestCase)]
+
+
+def _unfit(test: pytest.Function) -> Iterator[str]:
+    """Everything that is wrong with the marks on a method of a unittest.TestCase."""
+    words = _marked(test)
+    yield from _problems(test, words, test.fixturenames)
+    if "parity" in test.fixturenames and isinstance(words.get("dtype"), list | tuple):
+        yield f"dtype: expected one, as a unittest.TestCase's test is one, got {words['dtype']!r}"
 
 
 def _marked(node: pytest.Item) -> dict[str, Any]:
@@ -127,6 +142,7 @@ class Parity:
         self.dtype = words.get("dtype", "float32")
         self.unsent: list = []
         self.made = 0
+        self.passed = False
         self._item, self._words = item, words
 
     def __call__(self, reference, port, inputs, **arguments):
@@ -136,15 +152,28 @@ class Parity:
         arguments that cannot be checked; ValueError for a dtype that is not the marker's.
         """
         __tracebackhide__ = True
-        from jax_attn.parity import ParityError, check
+        from jax_attn.parity import check
 
-        arguments = {"dtype": self.dtype, **self._words, **arguments}
+        return self._checked(check, reference, port, inputs, **self._words | arguments)
+
+    def training(self, reference, port, batches, **arguments):
+        """Likewise of `check_training`; of the marker's words it takes the dtype alone."""
+        __tracebackhide__ = True
+        from jax_attn.parity import check_training
+
+        return self._checked(check_training, reference, port, batches, **arguments)
+
+    def _checked(self, checking, reference, port, data, **arguments):
+        __tracebackhide__ = True
+        from jax_attn.parity import ParityError
+
+        arguments = {"dtype": self.dtype, **arguments}
         try:
             if arguments["dtype"] != self._words.get("dtype", arguments["dtype"]):
                 raise ValueError(
                     f"dtype: expected the marker's, {self.dtype}, got {arguments['dtype']!r}"
                 )
-            result = check(reference, port, inputs, **arguments)
+            result = checking(reference, port, data, **arguments)
         except Exception as error:
             said = f"the check was not made: {type(error).__name__}: {error}"
             self.record(pytest_report.not_run(arguments["dtype"], said))
@@ -175,7 +204,8 @@ def parity(request: pytest.FixtureRequest) -> Parity:
             reference, port = build(parity.dtype)
             parity(reference, port, (x,), layout=LAYOUT)
 
-    Returns the `Result`. A test that takes the fixture and never calls it fails.
+    Returns the `Result`. `parity.training(reference, port, batches, …)` is `check_training`, in
+    the marker's dtype. A test that takes the fixture and never calls it ends in an error.
     """
     from jax_attn.parity.environment import install_line, present
 
@@ -192,12 +222,17 @@ def parity(request: pytest.FixtureRequest) -> Parity:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo):
     """What a test has checked travels with its own report, out of a worker of xdist too."""
-    report = yield
     made = item.stash.get(_PARITY, None)
+    # Known at the end of the teardown only: a fixture may check there.
+    idle = call.when == "teardown" and made is not None and made.passed and not made.made
+    if idle:
+        made.record(pytest_report.not_run(made.dtype, NEVER_CALLED))
+    report = yield
     if made is None:
         return report
-    if report.when == "call" and report.passed and not made.made:
-        made.record(pytest_report.not_run(made.dtype, NEVER_CALLED))
+    if report.when == "call":
+        made.passed = report.passed
+    if idle and report.passed:
         report.outcome, report.longrepr = "failed", f"INCONCLUSIVE: {NEVER_CALLED}"
     pytest_report.send(report, made.unsent)
     made.unsent = []

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+FILES = ("result.json", "summary.md")
 _ATTRIBUTE = "jax_attn_parity"
 UNFINISHED = "the test did not end: its process crashed, or was stopped; its checks are lost"
 
@@ -73,17 +74,18 @@ class Run:
         self.begun: set[str] = set()
 
     @classmethod
-    def of(cls, given: str | None, invocation: pytest.Config.InvocationParams) -> "Run":
-        """Raises UsageError where `given` cannot be a directory."""
-        if given is None:
+    def of(cls, config: pytest.Config) -> "Run":
+        """Raises UsageError where no report could be written into the directory asked for."""
+        given = config.getoption("--parity-report")
+        if given is None or config.option.collectonly:
             return cls()
-        directory = invocation.dir / given
-        try:
-            directory.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
+        from jax_attn.parity import report_files
+
+        directory = config.invocation_params.dir / given
+        if why := report_files.refused(directory, FILES):
             raise pytest.UsageError(
-                f"--parity-report: expected a directory, got {given}: {error.strerror}"
-            ) from error
+                f"--parity-report: expected a directory to write to, got {given}: {why}"
+            )
         return cls(directory, given)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -111,11 +113,8 @@ class Run:
         where = merged(self.environments)
         # Names of tests may hold what would end a cell of a table.
         told = [replace(r, name=r.name.replace("|", r"\|")) for r in results]
-        files = {
-            "result.json": report.as_json(results, where, ()),
-            "summary.md": report.as_markdown(told, where, ()),
-        }
-        report.write(self.directory, files)
+        texts = report.as_json(results, where, ()), report.as_markdown(told, where, ())
+        report.write(self.directory, dict(zip(FILES, texts, strict=True)))
 
     def in_order(self) -> list:
         """By test, whichever worker was first; within a test as they were made."""

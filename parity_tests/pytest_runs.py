@@ -15,6 +15,14 @@ from jax_attn.parity.compare import TensorReport, Verdict
 from jax_attn.parity.result import Result
 
 def check(reference, port, inputs, *, dtype="float32", **arguments):
+    assert not isinstance(inputs, list)
+    return checked(reference, dtype, arguments)
+
+def check_training(reference, port, batches, *, dtype="float32", **arguments):
+    assert isinstance(batches, list)
+    return checked(reference, dtype, arguments)
+
+def checked(reference, dtype, arguments):
     if reference == "TypeError":
         raise TypeError("port: expected a Module, got str\\ninputs: expected a tuple")
     print("called with", dtype, arguments)
@@ -26,6 +34,7 @@ def check(reference, port, inputs, *, dtype="float32", **arguments):
 @pytest.fixture(autouse=True)
 def stand_in(monkeypatch):
     monkeypatch.setitem(vars(jax_attn.parity), "check", check)
+    monkeypatch.setitem(vars(jax_attn.parity), "check_training", check_training)
     here = {"python": "3", "worker": os.environ.get("PYTEST_XDIST_WORKER", "none")}
     monkeypatch.setattr(environment, "describe", lambda: here)
     # The stand-in needs no torch, and a test may say that there is none.

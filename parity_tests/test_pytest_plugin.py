@@ -51,7 +51,11 @@ CALLS = {
         ["E*INCONCLUSIVE  test_it.py::test_port*", "E*INCONCLUSIVE is no pass*"],
     ),
     "cannot be checked": ('parity("TypeError", None, ())', False, ["E*TypeError: port: expected*"]),
-    "never called": ("pass", False, ["*INCONCLUSIVE: the fixture `parity` was never called*"]),
+    "training": (
+        'parity("PASS", None, ()); parity.training("FAIL", None, [], steps=3)',
+        False,
+        ["called with float32 {'steps': 3}", "parity: 1 pass, 1 fail, 0 inconclusive"],
+    ),
     "the second fails": (
         'parity("PASS", None, ()); parity("FAIL", None, ())',
         False,
@@ -83,6 +87,52 @@ def test_port(checked):
 """)
     result.assert_outcomes(passed=1)
     result.stdout.fnmatch_lines(["parity: 1 pass, 0 fail, 0 inconclusive"])
+
+
+def test_a_check_made_when_a_fixture_is_torn_down_counts_once(run):
+    result = run("""
+@pytest.fixture
+def checked_after(parity):
+    yield
+    parity("PASS", None, ())
+
+def test_port(checked_after):
+    pass
+""")
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(["parity: 1 pass, 0 fail, 0 inconclusive"])
+
+
+def test_a_test_that_never_calls_it_ends_in_an_error(run, pytester):
+    result = run(ONE.format("pass"), "--parity-report", "report", "--junitxml=junit.xml")
+    result.assert_outcomes(passed=1, errors=1)
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.stdout.fnmatch_lines(["*INCONCLUSIVE: the fixture `parity` was never called*"])
+    assert verdicts(pytester.path / "report") == {"test_it.py::test_port": "INCONCLUSIVE"}
+    told = junit_properties(pytester.path / "junit.xml")["test_port"]
+    assert ("parity_verdict", "INCONCLUSIVE") in told
+
+
+@pytest.mark.parametrize("body", ["raise KeyError('x')", "pytest.skip('x')", "pytest.xfail('x')"])
+def test_one_that_did_not_pass_is_told_nothing_more(run, body):
+    result = run(ONE.format(body))
+    assert result.parseoutcomes().keys().isdisjoint({"error", "errors", "passed"})
+    result.stdout.no_fnmatch_line("*never called*")
+
+
+def test_training_is_checked_in_the_markers_dtype(run):
+    result = run(
+        """
+@pytest.mark.parity(dtype=["bfloat16"], seed=2)
+def test_port(parity):
+    assert parity.training("PASS", None, [], steps=3).dtype == "bfloat16"
+    with pytest.raises(ValueError, match="dtype: expected the marker's, bfloat16"):
+        parity.training("PASS", None, [], dtype="float32")
+""",
+        "-s",
+    )
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(["*called with bfloat16 {'steps': 3}"])
 
 
 def test_without_torch_a_test_fails_with_the_line_that_installs_it(run, monkeypatch):
@@ -183,6 +233,41 @@ def test_all_wrong_marks_of_a_file_are_told_at_once(run):
     )
 
 
+def test_marks_on_methods_of_a_unittest_are_looked_at_too(run):
+    result = run("""
+import unittest
+
+class TestIt(unittest.TestCase):
+    @pytest.mark.parity(seed=1)
+    def test_unused(self): pass
+
+    @pytest.mark.parity(atol=1)
+    def test_wrong(self): pass
+
+@pytest.mark.parity(dtype=["float32", "bfloat16"])
+class TestSeveral(unittest.TestCase):
+    @pytest.fixture(autouse=True)
+    def taken(self, parity):
+        self.parity = parity
+
+    def test_several(self): pass
+
+    @pytest.mark.parity(dtype="bfloat16")
+    def test_one(self):
+        assert self.parity("PASS", None, ()).dtype == "bfloat16"
+""")
+    result.assert_outcomes(errors=2)
+    result.stdout.fnmatch_lines(
+        [
+            "*TestIt::test_unused: expected a test that takes the fixture `parity`*",
+            "*TestIt::test_wrong: expected a test that takes the fixture `parity`*",
+            "*TestIt::test_wrong: unknown word 'atol'*",
+            "*TestSeveral::test_several: dtype: expected one, as a unittest.TestCase's *",
+        ]
+    )
+    result.stdout.no_fnmatch_line("*test_one:*")
+
+
 # --- what is written --------------------------------------------------------------------------
 
 
@@ -225,7 +310,22 @@ def test_no_check_is_a_report_of_none(run, pytester):
 def test_a_report_cannot_be_a_file(run, pytester):
     result = run(THREE, "--parity-report", "test_it.py")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["ERROR: --parity-report: expected a directory, got test_it.py: *"])
+    said = "ERROR: --parity-report: expected a directory to write to, got test_it.py: File exists"
+    result.stderr.fnmatch_lines([said])
+
+
+def test_a_directory_in_the_place_of_a_file_of_the_report_is_told_first(run, pytester):
+    (pytester.path / "report" / "summary.md").mkdir(parents=True)
+    result = run(THREE, "--parity-report", "report")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["ERROR: --parity-report: *got report: summary.md: a directory"])
+
+
+def test_collecting_alone_leaves_a_report_as_it_is(run, pytester):
+    run(THREE, "--parity-report", "report")
+    result = run(THREE, "--parity-report", "report", "--collect-only")
+    result.stdout.no_fnmatch_line("parity: *")
+    assert verdicts(pytester.path / "report") == NAMES
 
 
 def junit_properties(path) -> dict[str, list[tuple[str, str]]]:

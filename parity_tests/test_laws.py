@@ -1,4 +1,4 @@
-"""The laws of attention hold for every kernel here, and each sees what breaks it."""
+"""The laws of attention hold for the kernels that run on a CPU; each sees what breaks it."""
 
 import dataclasses
 import functools

@@ -5,7 +5,6 @@ torch has no cache; `torch_ref` has.
 
 import functools
 
-import laws
 import numpy as np
 import pytest
 import torch
@@ -21,12 +20,10 @@ tensor = torch.from_numpy
 def sdpa(q, k, v, *, allowed=None, bias=None, causal=False):
     """torch's heads come before the sequence, and its float mask is a bias."""
     heads = (tensor(np.ascontiguousarray(x.swapaxes(1, 2))) for x in (q, k, v))
-    if causal:
-        allowed = laws.causal(q, k)
     mask = bias if allowed is None else np.where(allowed, 0 if bias is None else bias, -np.inf)
     mask = None if mask is None else tensor(np.ascontiguousarray(mask, np.float32))
     run = torch.nn.functional.scaled_dot_product_attention
-    return run(*heads, attn_mask=mask, enable_gqa=True).numpy().swapaxes(1, 2)
+    return run(*heads, attn_mask=mask, is_causal=causal, enable_gqa=True).numpy().swapaxes(1, 2)
 
 
 def parts(kv_heads: int) -> tuple[int, int, int]:

@@ -365,3 +365,59 @@ def test_a_layer_that_waits_for_its_first_gradient_is_compared(lr, own, expected
         steps=4,
     )
     assert result.verdict is expected, str(result)
+
+
+def scheduled(kind, *args):
+    return lambda optimizer: kind(optimizer, *args)
+
+
+def decaying(weight_decay: float):
+    return lambda m: AdamW(m.parameters(), 1e-3, weight_decay=weight_decay)
+
+
+BLIND = {
+    "a norm that no gradient reaches": (
+        {"clip_norm": 1e3},
+        "clip_norm=1000.0 left out: the largest gradient norm of the first 3 updates is 2.4",
+    ),
+    "a value that no element reaches": ({"clip_value": 1e2}, "clip_value=100.0 left out: the "),
+    "a step after the last": (
+        {"schedule": scheduled(lr_scheduler.StepLR, 30)},
+        "the schedule left out: the rate hardly changes in 5 updates",
+    ),
+    "a slow cosine": (
+        {"schedule": scheduled(lr_scheduler.CosineAnnealingLR, 10**5), "optimizer": sgd},
+        "the schedule left out",
+    ),
+    "decay within rounding": ({"optimizer": decaying(1e-5)}, "weight_decay=1e-05 left out"),
+    "no rate": ({"optimizer": lambda m: SGD(m.parameters(), 0.0)}, "no parameter moves"),
+}
+
+
+@pytest.mark.parametrize("row", BLIND)
+def test_an_option_that_never_acts_is_not_vouched_for(row):
+    changed, expected = BLIND[row]
+    result = linear_check(**({"optimizer": adamw, "steps": 5} | changed))
+    assert result.verdict is Verdict.INCONCLUSIVE, str(result)
+    (doubt,) = result.doubts
+    assert doubt.startswith("blind: ")
+    assert expected in doubt
+
+
+ACTING = {
+    "a norm that gradients reach": {"clip_norm": 1.0},
+    "a value that elements reach": {"clip_value": 0.5},
+    "a step after the third update": {"schedule": scheduled(lr_scheduler.StepLR, 4), "steps": 6},
+    "decay at its default": {"optimizer": decaying(0.01)},
+}
+
+
+@pytest.mark.parametrize("row", ACTING)
+def test_an_option_that_acts_is(row):
+    result = linear_check(**ACTING[row])
+    assert result.verdict is Verdict.PASS, str(result)
+
+
+def test_an_eps_beside_which_no_gradient_is_small_is_noted():
+    (note,) = linear_check(optimizer=adamw).notes
+    assert note.startswith("eps=1e-08 is not shown")

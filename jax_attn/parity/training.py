@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from flax import nnx
 
+from jax_attn.parity import training_canaries
 from jax_attn.parity.budget import PRECISIONS, RUNS, Budget
 from jax_attn.parity.compare import TensorReport, judge
 from jax_attn.parity.optimizers import optax_like
@@ -75,7 +76,8 @@ def check_training(
     Judged apart, under the port's names: the gradients of the first batch; the parameters after
     one update and after three, from identical gradients, torch's own; the optimizer's state then;
     the loss and the parameters of a free run, here and there on its way and at its end. Of
-    parameters, how far they moved is compared: beside them an update would be small.
+    parameters, how far they moved is compared: beside them an update would be small. An option of
+    the recipe that would not be missed makes the check INCONCLUSIVE (`training_canaries`).
 
     Raises TypeError, ValueError or TransferError for what cannot be checked, naming each.
     """
@@ -179,6 +181,11 @@ class Training:
         budgets = {p: self._budget([run.sizes[p] for run in (centre, *runs)]) for p in centre.sizes}
         return frozenset(p for p, b in budgets.items() if max(centre.sizes[p]) <= b.zero)
 
+    @cached_property
+    def canaries(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """(doubts, notes): what of the recipe would not be missed."""
+        return training_canaries.tried(self)
+
     def _budget(self, arrays: Sequence[np.ndarray], precision: str | None = None) -> Budget:
         centre, *runs = (np.asarray(a).astype(np.float64) for a in arrays)
         return Budget.of(centre, runs, PRECISIONS[precision or self.loop.dtype])
@@ -200,7 +207,8 @@ class Training:
             given = [self.loop.to_paths(g) for g in self.given]
             replayed = port.replay(tx, given, recipe.accumulate)
             trained = port.train(tx, self.steps, recipe.accumulate)
-        lacking = self._lacking(replayed)
+        lacking = self.lacking(replayed)
+        doubts, unshown = self.canaries
         told = [
             f"{path}: its gradient is zero but for rounding, of which an optimizer may make whole "
             "steps: its drift is held to the spread alone"
@@ -217,15 +225,16 @@ class Training:
         return Result(
             dtype=self.loop.dtype,
             backend=backend,
-            tensors=(*self._updates(replayed), *self._free(trained)),
+            tensors=(*self.compare_updates(replayed), *self.compare_free(trained)),
             failures=(*failures, *lacking),
-            notes=(*notes, *told),
+            doubts=doubts,
+            notes=(*notes, *told, *unshown),
             name=identity.pop("name", "training"),
             details={"steps": str(self.steps)},
             **identity,
         )
 
-    def _lacking(self, got: Updated) -> list[str]:
+    def lacking(self, got: Updated) -> list[str]:
         """Moments that torch keeps and the port's optimizer does not."""
         return [
             f"optimizer state: torch keeps {name} of {path}, the port's optimizer has none"
@@ -235,7 +244,7 @@ class Training:
             if path not in got.state.get(FIELDS[name], {})
         ]
 
-    def _updates(self, got: Updated) -> Iterator[TensorReport]:
+    def compare_updates(self, got: Updated) -> Iterator[TensorReport]:
         """After one update and after the last, from identical gradients: how far parameters
         moved, and the state."""
         own, centre, runs = self.updated
@@ -263,7 +272,7 @@ class Training:
                     kept,
                 )
 
-    def _free(self, got: Trajectory) -> Iterator[TensorReport]:
+    def compare_free(self, got: Trajectory) -> Iterator[TensorReport]:
         own, centre, runs = self.free
         every = (centre, *runs)
         for path in centre.gradients:

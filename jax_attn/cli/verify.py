@@ -41,7 +41,7 @@ def missing(message: str) -> NoReturn:
 @click.option(
     "--report",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Write result.json and summary.md, or power.json or calibration.json, into this directory.",
+    help="Write result.json and summary.md, power.json or calibration.json into this directory.",
 )
 @click.option("--json", "as_json", is_flag=True, help="The whole result as JSON on stdout.")
 @click.option("--power", is_flag=True, help="Plant bugs instead: which rows kill which.")

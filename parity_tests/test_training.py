@@ -155,6 +155,20 @@ def chained(optimizer):
     return lr_scheduler.ChainedScheduler(parts)
 
 
+def dropping(times: int):
+    """What is kept, over the rate at which it is, so many times over."""
+    return lambda module, input, keep: module(input) * keep / 0.75**times
+
+
+@pytest.mark.parametrize(("times", "expected"), [(1, Verdict.PASS), (2, Verdict.FAIL)])
+def test_dropout_handed_in_is_divided_by_its_rate_once(times, expected):
+    rng = np.random.default_rng(6)
+    given = [batch | {"keep": rng.random((7, 3)) < 0.75} for batch in batches()]
+    calls = {"reference_call": dropping(1), "port_call": dropping(times)}
+    result = linear_check(batches=given, **calls)
+    assert result.verdict is expected, str(result)
+
+
 def a_batch(**changed) -> dict:
     return batches()[0] | changed
 

@@ -28,6 +28,7 @@ from jax_attn.parity.run_jax import Port
 from jax_attn.parity.run_torch import Reference
 from jax_attn.parity.schedules import learning_rates, looked_up
 from jax_attn.parity.signature import Inputs
+from jax_attn.parity.train_torch import Recipe
 from jax_attn.parity.training_cases import STEPS, TRAINING_CASES, judged, layers, prepared
 from jax_attn.parity.verdict import Prepared
 
@@ -42,6 +43,13 @@ class TrainingMutant:
     make: Callable[[], optax.GradientTransformation]
 
 
+def _like(case: str, recipe: Recipe) -> optax.GradientTransformation:
+    """What equals another recipe's optimizer, on the case's port."""
+    training = prepared(case)
+    other = replace(training, loop=replace(training.loop, recipe=recipe))
+    return other.optax_like(layers(TRAINING_CASES[case].dtype)[1])
+
+
 def _with(case: str, **wrong: Any) -> TrainingMutant:
     """The case's optimizer with other options."""
 
@@ -49,17 +57,7 @@ def _with(case: str, **wrong: Any) -> TrainingMutant:
         recipe = TRAINING_CASES[case].recipe
         fields = {name: wrong[name] for name in wrong if name in recipe.__dataclass_fields__}
         options = {name: value for name, value in wrong.items() if name not in fields}
-
-        def optimizer(module: torch.nn.Module) -> torch.optim.Optimizer:
-            made = recipe.optimizer(module)
-            for group in made.param_groups:
-                group |= options
-            return made
-
-        training = prepared(case)
-        other = replace(recipe, optimizer=optimizer, **fields)
-        changed = replace(training, loop=replace(training.loop, recipe=other))
-        return changed.optax_like(layers("float32")[1])
+        return _like(case, replace(recipe, **fields).with_options(**options))
 
     return TrainingMutant(case, make)
 
@@ -71,20 +69,10 @@ def _off_by_one(case: str, by: int = 1) -> TrainingMutant:
         optimizer = TRAINING_CASES[case].recipe.optimizer(torch.nn.Linear(1, 1))
         scheduler = TRAINING_CASES[case].recipe.schedule(optimizer)
         (rates,), _ = learning_rates(scheduler, STEPS + by)
-        unscheduled = replace(TRAINING_CASES[case].recipe, schedule=None)
-        training = prepared(case)
-        at_one = replace(unscheduled, optimizer=lambda m: _at_rate(unscheduled.optimizer(m), 1.0))
-        chain = replace(training, loop=replace(training.loop, recipe=at_one))
-        made = chain.optax_like(layers("float32")[1])
-        return optax.chain(made, optax.scale_by_schedule(looked_up(rates[by:])))
+        at_one = replace(TRAINING_CASES[case].recipe, schedule=None).with_options(lr=1.0)
+        return optax.chain(_like(case, at_one), optax.scale_by_schedule(looked_up(rates[by:])))
 
     return TrainingMutant(case, make)
-
-
-def _at_rate(optimizer: torch.optim.Optimizer, rate: float) -> torch.optim.Optimizer:
-    for group in optimizer.param_groups:
-        group["lr"] = rate
-    return optimizer
 
 
 def _uncorrected(lr: float = 0.02, b1: float = 0.9, b2: float = 0.999):
@@ -96,6 +84,51 @@ def _uncorrected(lr: float = 0.02, b1: float = 0.9, b2: float = 0.999):
 
     scaled = formulas.scale_by_adam(b1, b2, 1e-8)
     return optax.chain(scaled, optax.scale_by_schedule(back), optax.scale(-lr))
+
+
+def _eps_inside(lr: float = 0.02, b1: float = 0.9, b2: float = 0.999, eps: float = 0.01):
+    """Adam: √(v + eps) for √v + eps."""
+    right = formulas.scale_by_adam(b1, b2, eps)
+
+    def update(gradients, state, params=None):
+        _, state = right.update(gradients, state)
+        of_m, of_v = (formulas.one_minus_power(b, state.count) for b in (b1, b2))
+        made = jax.tree.map(lambda m, v: m / of_m / jnp.sqrt(v / of_v + eps), state.mu, state.nu)
+        return made, state
+
+    return optax.chain(optax.GradientTransformation(right.init, update), optax.scale(-lr))
+
+
+def _rounded(tree: Any) -> Any:
+    """What is left of float32 arrays that were kept in bfloat16."""
+
+    def one(a):
+        return a.astype(jnp.bfloat16).astype(a.dtype) if jnp.issubdtype(a, jnp.floating) else a
+
+    return jax.tree.map(one, tree)
+
+
+def _masters_dropped(case: str) -> optax.GradientTransformation:
+    """Weights kept in bfloat16 from update to update."""
+    right = _like(case, TRAINING_CASES[case].recipe)
+
+    def update(gradients, state, params):
+        updates, state = right.update(gradients, state, params)
+        kept = _rounded(optax.apply_updates(params, updates))
+        return jax.tree.map(jnp.subtract, kept, params), state
+
+    return optax.GradientTransformation(right.init, update)
+
+
+def _moments_rounded(case: str) -> optax.GradientTransformation:
+    """Moments kept in bfloat16."""
+    right = _like(case, TRAINING_CASES[case].recipe)
+
+    def update(gradients, state, params):
+        updates, state = right.update(gradients, state, params)
+        return updates, _rounded(state)
+
+    return optax.GradientTransformation(right.init, update)
 
 
 def _clipped_apart(max_norm: float) -> optax.GradientTransformation:
@@ -121,6 +154,7 @@ def _of(case: str, make: Callable, *args: Any, **options: Any) -> TrainingMutant
 
 
 TRAINING_MUTANTS: dict[str, TrainingMutant] = {
+    "SGD: a rate 1% too large": _with("SGD", lr=0.101),
     "SGD: momentum ignored": _with("SGD, momentum", momentum=0.0),
     "SGD: dampening ignored": _with("SGD, dampening", dampening=0.0),
     "SGD: the first buffer dampened too": _of(
@@ -130,10 +164,7 @@ TRAINING_MUTANTS: dict[str, TrainingMutant] = {
     "SGD: Nesterov unasked": _with("SGD, momentum", nesterov=True),
     "SGD: weight decay left out": _with("SGD, Nesterov, decay", weight_decay=0.0),
     "SGD: maximize ignored": _with("SGD, maximize", maximize=False),
-    "Adam: eps inside the root": _of(
-        "Adam, eps",
-        lambda: optax.chain(optax.scale_by_adam(eps=0.0, eps_root=0.01), optax.scale(-0.02)),
-    ),
+    "Adam: eps inside the root": _of("Adam, eps", _eps_inside),
     "Adam: eps corrected as v is at first": _of(
         "Adam, eps",
         lambda: optax.chain(
@@ -154,9 +185,18 @@ TRAINING_MUTANTS: dict[str, TrainingMutant] = {
         ),
     ),
     "AdamW: optax's own decay": _with("AdamW", weight_decay=1e-4),
+    "SGD: what was left out is trained too": _of("SGD, bias left out", optax.sgd, 0.1, 0.9),
+    "AdamW: what was left out decays": _of(
+        "AdamW, bias left out",
+        lambda: optax.chain(
+            _like("AdamW, bias left out", TRAINING_CASES["AdamW, bias left out"].recipe),
+            optax.stateless(lambda u, p: u | {"bias": -0.02 * 0.2 * p["bias"]}),
+        ),
+    ),
     "AdamW: biases decay too": _with("AdamW, two groups", weight_decay=0.3),
     "NAdam: optax's own": _of("NAdam", optax.nadam, 0.02),
     "NAdam: momentum decay left out": _with("NAdam", momentum_decay=0.0),
+    "NAdam: decay coupled": _with("NAdam, decoupled decay", decoupled_weight_decay=False),
     "RMSprop: eps inside the root": _of(
         "RMSprop", optax.rmsprop, 0.02, decay=0.99, eps=0.01, eps_in_sqrt=True
     ),
@@ -164,7 +204,11 @@ TRAINING_MUTANTS: dict[str, TrainingMutant] = {
     "RMSprop: not centred": _with("RMSprop, centered, momentum", centered=False),
     "Adagrad: optax's own start": _with("Adagrad", initial_accumulator_value=0.1),
     "Adagrad: eps inside the root": _of(
-        "Adagrad, initial, lr_decay", optax.adagrad, 0.05, initial_accumulator_value=0.2, eps=0.01
+        "Adagrad, initial, lr_decay",
+        lambda: optax.chain(
+            optax.scale_by_rss(0.2, 0.01),
+            optax.scale_by_schedule(lambda t: -0.05 / (1 + 0.3 * t)),
+        ),
     ),
     "Adagrad: lr_decay left out": _with("Adagrad, initial, lr_decay", lr_decay=0.0),
     "clip by norm: eps left out": _of(
@@ -176,11 +220,24 @@ TRAINING_MUTANTS: dict[str, TrainingMutant] = {
     "clip by value: left out": _with("clip by value", clip_value=None),
     "cosine: off by one": _off_by_one("cosine"),
     "warm-up: off by one": _off_by_one("warm-up, cosine"),
+    "warm-up by a function: off by one": _off_by_one("warm-up by a function"),
     "steps: off by one": _off_by_one("steps"),
     "steps: the rate before the momentum": _of("steps", _rate_before_momentum),
     "accumulated: mean for sum": _with("accumulated, sum", accumulated="mean"),
     "accumulated: sum for mean": _with("accumulated, mean", accumulated="sum"),
     "accumulated: an update for each batch": _with("accumulated, mean", accumulate=1),
+    "bfloat16: SGD without master weights": _of(
+        "SGD in bfloat16", _masters_dropped, "SGD in bfloat16"
+    ),
+    "bfloat16: SGD's momentum in it too": _of(
+        "SGD in bfloat16", _moments_rounded, "SGD in bfloat16"
+    ),
+    "bfloat16: AdamW without master weights": _of(
+        "AdamW in bfloat16", _masters_dropped, "AdamW in bfloat16"
+    ),
+    "bfloat16: AdamW's moments in it too": _of(
+        "AdamW in bfloat16", _moments_rounded, "AdamW in bfloat16"
+    ),
 }
 """name -> what is wrong with an optimizer, and the case that is meant to see it."""
 

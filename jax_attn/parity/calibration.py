@@ -23,19 +23,27 @@ from jax_attn.nn import GroupedQueryAttention
 from jax_attn.parity import block, calls
 from jax_attn.parity.calibrated import Trial
 from jax_attn.parity.cases import MASKS
-from jax_attn.parity.compare import Verdict
 from jax_attn.parity.designs import DESIGNS, Design
 from jax_attn.parity.drawn import Drawn, draw
 from jax_attn.parity.emulate import emulate
 from jax_attn.parity.matrix import x64_for
 from jax_attn.parity.oracle import Problem, solve
-from jax_attn.parity.perturbed import SOFTMAXES, Float64
 from jax_attn.parity.programs import Configuration, Program
 from jax_attn.parity.row import float_inputs, named
 from jax_attn.parity.run_jax import Port, float_dtype, forward_and_gradients
 from jax_attn.parity.run_torch import Reference
 from jax_attn.parity.signature import Inputs, Run
 from jax_attn.parity.verdict import Prepared, compare_weights
+from jax_attn.parity.wrong_softmax import (
+    BACKWARD,
+    FORWARD,
+    Planted,
+    is_seen,
+    narrow,
+    scaled,
+    stopped,
+    unmasked,
+)
 from jax_attn.transfer import flatten, load
 
 Arrays = Mapping[str, np.ndarray]
@@ -237,49 +245,11 @@ def posed(program: Program, design: Design, inputs: Arrays, state: Arrays) -> Pr
 # --- power ----------------------------------------------------------------------------------------
 
 
-def _scaled(scores: torch.Tensor, axis: int) -> torch.Tensor:
-    return torch.softmax(1.01 * scores, axis)
-
-
-def _unmasked(scores: torch.Tensor, axis: int) -> torch.Tensor | None:
-    """What is hidden scores as the others do on average; None where nothing is."""
-    right = torch.softmax(scores, axis)
-    hidden = right == 0
-    if not hidden.any():
-        return None
-    seen = (~hidden).sum(axis, keepdim=True).clamp(min=1)
-    mean = scores.masked_fill(hidden, 0.0).sum(axis, keepdim=True) / seen
-    return torch.softmax(torch.where(hidden, mean, scores), axis)
-
-
-def _narrow(scores: torch.Tensor, axis: int) -> torch.Tensor:
-    return torch.softmax(scores, axis).bfloat16().double()
-
-
-class _Planted(Float64):
-    """Float64, every softmax gone wrong, or no gradient through any; `planted`: how many."""
-
-    def __init__(self, wrong: Callable[..., torch.Tensor | None], where: tuple[str, ...]):
-        super().__init__()
-        self.wrong, self.where, self.planted = wrong, where, 0
-
-    def compute(self, func, args, kwargs):
-        right = super().compute(func, args, kwargs)
-        if func.overloadpacket.__name__ not in self.where:
-            return right
-        made = self.wrong(*args[:2])
-        self.planted += made is not None
-        return right if made is None else made
-
-
 PLANTED = {
-    "scale 1% too large": (_scaled, SOFTMAXES),
-    "mask ignored": (_unmasked, SOFTMAXES),
-    "probabilities in bfloat16": (_narrow, SOFTMAXES),
-    "gradient stopped at the scores": (
-        lambda d_weights, weights: torch.zeros_like(weights),
-        ("_softmax_backward_data",),
-    ),
+    "scale 1% too large": (scaled(1.01), FORWARD),
+    "mask ignored": (unmasked, FORWARD),
+    "probabilities in bfloat16": (narrow, FORWARD),
+    "gradient stopped at the scores": (stopped, BACKWARD),
 }
 
 
@@ -289,14 +259,7 @@ def planted(prepared: Prepared) -> Iterator[tuple[str, bool]]:
     A wrong softmax is seen in the outputs alone, a gradient that is stopped in the gradients.
     """
     for name, (wrong, where) in PLANTED.items():
-        mode = _Planted(wrong, where)
-        run = prepared.reference.under(mode, {} if where is SOFTMAXES else prepared.cotangents)
+        mode = Planted(wrong, where)
+        run = prepared.reference.under(mode, {} if where is FORWARD else prepared.cotangents)
         if mode.planted:
-            yield (
-                name,
-                any(
-                    prepared.judge_one(kind, tensor, "planted", got).verdict is Verdict.FAIL
-                    for kind, tensors in run.kinds.items()
-                    for tensor, got in tensors.items()
-                ),
-            )
+            yield name, is_seen(prepared, run)

@@ -6,20 +6,21 @@ that a port with that bug would have passed on these inputs: such a check is INC
 cost a run each, beside the perturbed runs of the budget.
 """
 
-from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
+import ml_dtypes
 import numpy as np
-import torch
-from torch import Tensor
 
-from jax_attn.parity.compare import Verdict
-from jax_attn.parity.perturbed import SOFTMAXES, Float64
+from jax_attn.parity import wrong_softmax
+from jax_attn.parity.perturbed import Float64
+from jax_attn.parity.run_torch import Reference
 from jax_attn.parity.signature import Inputs, Run, is_float, wide
+from jax_attn.parity.wrong_softmax import BACKWARD, Planted, Wrong, is_seen
 
-Wrong = Callable[[Tensor, int], Tensor | None]
-"""Scores and the axis of the softmax -> wrong probabilities; None where the bug has no place."""
+Found = tuple[list[str], list[str]]
+"""Doubts and notes."""
 
 
 @dataclass(frozen=True)
@@ -37,96 +38,28 @@ _DRAWN = "inputs drawn at random, and several keys"
 _NO_KEY = "no masked key matters"
 _MASK = "a mask that hides some keys, whose scores and values differ from the others'"
 
-
-def _scaled(by: float) -> Wrong:
-    return lambda scores, axis: torch.softmax(by * scores, axis)
-
-
-def _rolled(scores: Tensor, axis: int) -> Tensor:
-    return torch.softmax(scores, axis).roll(1, dims=axis)
-
-
-def _other_axis(scores: Tensor, axis: int) -> Tensor | None:
-    """Over the queries, where there are as many as keys: the shapes would not show it."""
-    if scores.ndim < 2 or scores.shape[-1] != scores.shape[-2] or scores.shape[-1] < 2:
-        return None
-    made = torch.softmax(scores, -2)
-    return made.masked_fill(made.isnan(), 0.0)
-
-
-def _mixed_axes(scores: Tensor, axis: int) -> Tensor | None:
-    """(B, T, N, S) taken for (B, N, T, S), where the shapes would not show it."""
-    if scores.ndim < 4 or scores.shape[-3] != scores.shape[-2] or scores.shape[-2] < 2:
-        return None
-    return torch.softmax(scores, axis).transpose(-3, -2)
-
-
-def _unmasked(scores: Tensor, axis: int) -> Tensor | None:
-    """What is masked scores as the others do on average."""
-    hidden = torch.softmax(scores, axis) == 0
-    if not hidden.any():
-        return None
-    seen = (~hidden).sum(axis, keepdim=True).clamp(min=1)
-    mean = scores.masked_fill(hidden, 0.0).sum(axis, keepdim=True) / seen
-    return torch.softmax(torch.where(hidden, mean, scores), axis)
-
+# Planted in every softmax at once.
+_EVERYWHERE = (
+    Canary("weights that go to other keys", _ALIKE, _DRAWN, wrong_softmax.rolled),
+    Canary(
+        "a softmax over the queries",
+        _ALIKE,
+        f"T other than S, or {_DRAWN}",
+        wrong_softmax.over_queries,
+    ),
+    Canary(
+        "queries and heads mixed up",
+        "T is the number of heads, and one is like the other",
+        f"T other than N, or {_DRAWN}",
+        wrong_softmax.mixed_axes,
+    ),
+    Canary("an ignored mask", _NO_KEY, _MASK, wrong_softmax.unmasked),
+)
 
 # By 1% where the precision shows it, else doubled.
 _SCALES = {"float64": 1.01, "float32": 1.01, "float16": 2.0, "bfloat16": 2.0}
-
-
-def _forward(dtype: str) -> tuple[Canary, ...]:
-    by = _SCALES[dtype]
-    said = "twice too large" if by == 2 else f"{by - 1:.0%} too large"
-    return (
-        Canary(f"a scale of the scores {said}", _ALIKE, _DRAWN, _scaled(by)),
-        Canary("weights that go to other keys", _ALIKE, _DRAWN, _rolled),
-        Canary("a softmax over the queries", _ALIKE, f"T other than S, or {_DRAWN}", _other_axis),
-        Canary(
-            "queries and heads mixed up",
-            "T is the number of heads, and one is like the other",
-            f"T other than N, or {_DRAWN}",
-            _mixed_axes,
-        ),
-        Canary(
-            "an ignored mask",
-            _NO_KEY,
-            _MASK,
-            _unmasked,
-        ),
-    )
-
-
-class _Planted(Float64):
-    """Float64, every softmax gone wrong."""
-
-    def __init__(self, wrong: Wrong):
-        super().__init__()
-        self.wrong, self.softmaxes, self.planted = wrong, 0, 0
-
-    def compute(self, func, args, kwargs):
-        right = super().compute(func, args, kwargs)
-        if func.overloadpacket.__name__ not in SOFTMAXES:
-            return right
-        made = self.wrong(*args[:2])
-        self.softmaxes += 1
-        self.planted += made is not None
-        return right if made is None else made
-
-
-class _Stopped(Float64):
-    """Float64, no gradient through any softmax."""
-
-    def __init__(self):
-        super().__init__()
-        self.planted = 0
-
-    def compute(self, func, args, kwargs):
-        right = super().compute(func, args, kwargs)
-        if func.overloadpacket.__name__ != "_softmax_backward_data":
-            return right
-        self.planted += 1
-        return torch.zeros_like(right)
+# Softmaxes whose scale is tried alone: as many runs as the budget's own, each forward only.
+ALONE = 16
 
 
 def tried(prepared: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -134,36 +67,69 @@ def tried(prepared: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
     prepared: the reference's side of the check, a `verdict.Prepared`.
     """
-    softmaxes, doubts = _by_softmax(prepared)
-    notes = () if softmaxes else ("no softmax was met: no canary of attention was tried",)
-    return (*_by_masks(prepared), *doubts), notes
+    found = _by_masks(prepared), _by_positions(prepared), _by_softmax(prepared)
+    doubts, notes = (tuple(chain.from_iterable(lists)) for lists in zip(*found, strict=True))
+    return doubts, notes
 
 
-def _by_softmax(prepared: Any) -> tuple[int, list[str]]:
-    """How many there are in a forward pass, and what would not have been seen."""
-    doubts = []
-    for canary in _forward(prepared.dtype):
-        mode = _Planted(canary.wrong)
-        run = prepared.reference.under(mode, {})
-        if not mode.softmaxes:
-            return 0, []
-        if mode.planted and not _seen(prepared, run):
-            doubts.append(_said(canary.bug, canary.why, canary.would))
-    softmaxes = mode.softmaxes
+# --- softmaxes ------------------------------------------------------------------------------------
+
+
+def _by_softmax(prepared: Any) -> Found:
+    """The scale in each alone, lest a layer that shows it vouch for one that does not."""
+    under, unseen, moved = prepared.reference.under, [], []
+    for canary in _EVERYWHERE:
+        mode = Planted(canary.wrong)
+        run = under(mode, {})
+        if not mode.met:
+            return [], ["no softmax was met: no canary of attention was tried"]
+        moved = moved or mode.moved  # the first has a place in each
+        if mode.planted and not is_seen(prepared, run):
+            unseen.append(_said(canary.bug, canary.why, canary.would))
+    by = _SCALES[prepared.dtype]
+    least = sorted(range(len(moved)), key=moved.__getitem__)[:ALONE]
+    blind, idle = [], []
+    for at in sorted(least):
+        if not is_seen(prepared, under(Planted(wrong_softmax.scaled(by), at=at), {})):
+            (blind if _reaches(prepared, at) else idle).append(at + 1)
+    doubts, notes = ([] if len(idle) == len(moved) else unseen), []
+    if blind:
+        bug = "a scale of the scores " + ("twice" if by == 2 else f"{by - 1:.0%}") + " too large"
+        if len(blind) < len(moved):
+            bug += f" in softmax {', '.join(map(str, blind))} of {len(moved)} alone"
+        doubts = [_said(bug, _ALIKE, _DRAWN), *doubts]
+    if idle:
+        notes.append(
+            f"softmax {', '.join(map(str, idle))} of {len(moved)} only chooses or is not used: "
+            "its weights reach no output, and their scale is not looked at"
+        )
+    if len(least) < len(moved):
+        notes.append(f"of {len(moved)} softmaxes, {ALONE} were tried alone: those moved least")
     if prepared.gradients:
-        mode = _Stopped()
-        run = prepared.reference.under(mode, prepared.cotangents)
-        if mode.planted and not _seen(prepared, run):
+        mode = Planted(wrong_softmax.stopped, BACKWARD)
+        run = under(mode, prepared.cotangents)
+        if mode.planted and not is_seen(prepared, run):
             doubts.append(_said("a gradient stopped at the scores", _ALIKE, _DRAWN))
-    return softmaxes, doubts
+    return doubts, notes
 
 
-def _by_masks(prepared: Any) -> Iterator[str]:
+def _reaches(prepared: Any, at: int) -> bool:
+    """Whether an output is computed from the weights of this softmax, and not only chosen."""
+    run = _run(prepared.reference, Planted(wrong_softmax.nowhere, at=at))
+    want = prepared.exact.kinds["output"]
+    return run is None or any(
+        (np.isnan(got) & ~np.isnan(want[name])).any() for name, got in run.kinds["output"].items()
+    )
+
+
+# --- masks ----------------------------------------------------------------------------------------
+
+
+def _by_masks(prepared: Any) -> Found:
     """Each mask among the inputs inverted, and ignored: all alike, of either polarity."""
-    reference = prepared.reference
-    inputs = reference.inputs
-    for name, mask in inputs.named(inputs.args, inputs.kwargs).items():
-        if not _is_mask(name, mask):
+    doubts, refused = [], {}
+    for name, mask in _named(prepared.reference).items():
+        if not _is_mask(prepared.reference, name, mask):
             continue
         hides, shows = _ends(mask)
         for bug, wrong in (
@@ -171,43 +137,115 @@ def _by_masks(prepared: Any) -> Iterator[str]:
             ("ignored", np.full_like(mask, shows)),
             ("ignored", np.full_like(mask, hides)),  # of the other polarity
         ):
-            changed = replace(reference, inputs=_with(inputs, name, wrong.astype(mask.dtype)))
-            if not _seen(prepared, changed.exact({})):
+            run = _run(_given(prepared.reference, name, wrong), Float64())
+            if run is None:
+                refused[f"mask {name!r}: the reference refuses one that would show it {bug}"] = None
+            elif not is_seen(prepared, run):
                 first = mask.flat[0]
                 why = f"it is {first} everywhere" if (mask == first).all() else _NO_KEY
-                yield _said(f"that mask {name!r} is {bug}", why, _MASK)
+                doubts.append(_said(f"that mask {name!r} is {bug}", why, _MASK))
                 break
+    return doubts, list(refused)
 
 
-def _is_mask(name: str, a: np.ndarray) -> bool:
-    """Booleans; by its name, also 0 and 1, or what is added to the scores."""
-    if a.size == 0:
-        return False
-    if a.dtype == bool:
-        return True
-    fits = wide({"": a})[""] <= 0 if is_float(a.dtype) else np.isin(a, (0, 1))
-    return "mask" in name and bool(fits.all())
+def _is_mask(reference: Reference, name: str, a: np.ndarray) -> bool:
+    """Booleans; by its name, also 0 and 1, or what is added to the scores; else by what it does.
+
+    Of the last kind only one that is alike everywhere: what hides a key is met at the softmax.
+    """
+    if a.size == 0 or a.dtype == bool:
+        return a.size > 0
+    x = wide({"": a})[""]
+    fits = np.isin(x, (0, 1)).all() or (is_float(a.dtype) and (x <= 0).all())
+    if not fits or any(word in name.lower() for word in _NAMES):
+        return bool(fits)
+    return x.min() == x.max() in (0, 1) and _hides(reference, name, a)
+
+
+_NAMES = ("mask", "allowed", "keep")
+
+
+def _hides(reference: Reference, name: str, a: np.ndarray) -> bool:
+    """Whether keys lose their whole weight where every other element is turned."""
+    hides, shows = _ends(a)
+    turned = a.copy()
+    turned.flat[::2] = hides if a.flat[0] == shows else shows
+    hidden = []
+
+    def count(scores, axis):
+        hidden[-1] += int((scores.softmax(axis) == 0).sum())
+
+    for given in (a, turned):
+        hidden.append(0)
+        _run(_given(reference, name, given), Planted(count))
+    return hidden[0] < hidden[1]
 
 
 def _ends(mask: np.ndarray) -> tuple[Any, Any]:
     """What hides a key and what shows it; the reverse, where True hides."""
-    return (np.finfo(np.float32).min / 2, 0) if is_float(mask.dtype) else (0, 1)
+    if not is_float(mask.dtype) or (mask == 1).any():
+        return 0, 1
+    return max(float(ml_dtypes.finfo(mask.dtype).min), -1e38) / 2, 0  # the square is finite, too
 
 
-def _with(inputs: Inputs, name: str, value: np.ndarray) -> Inputs:
+# --- positions ------------------------------------------------------------------------------------
+
+
+def _by_positions(prepared: Any) -> Found:
+    """Inputs alike along an axis on which what is joined cannot be told: it needs no softmax."""
+    doubts = []
+    for name, x in _named(prepared.reference).items():
+        for axis in range(x.ndim - 1) if is_float(x.dtype) else ():
+            alike = x.shape[axis] > 1 and (x == x.take([0], axis)).all()
+            if alike and _joins(prepared, name, x, axis):
+                why = f"{name!r} is alike along its axis {axis}, and so is what comes out"
+                doubts.append(_said("which positions are joined, and how", why, _DRAWN))
+    return doubts, []
+
+
+def _joins(prepared: Any, name: str, x: np.ndarray, axis: int) -> bool:
+    """Whether the first position moves the others of an output that is alike along the axis."""
+    moved = np.moveaxis(x.copy(), axis, 0)
+    moved[0] = np.random.default_rng(prepared.seed).standard_normal(moved[0].shape)
+    run = _run(_given(prepared.reference, name, np.moveaxis(moved, 0, axis)), Float64())
+    for output, want in prepared.exact.kinds["output"].items() if run else ():
+        got = run.kinds["output"][output]
+        if got.shape != want.shape or want.shape[axis : axis + 1] != moved.shape[:1]:
+            continue
+        got, want = np.moveaxis(got, axis, 0), np.moveaxis(want, axis, 0)
+        if _same(want, want[:1]) and not _same(got[1:], want[1:]):
+            return True
+    return False
+
+
+def _same(a: np.ndarray, b: np.ndarray) -> bool:
+    """Up to float64's roundings."""
+    return np.allclose(a, b, rtol=1e-9, atol=1e-12)
+
+
+# --- other inputs ---------------------------------------------------------------------------------
+
+
+def _named(reference: Reference) -> dict[str, np.ndarray]:
+    inputs = reference.inputs
+    return inputs.named(inputs.args, inputs.kwargs)
+
+
+def _given(reference: Reference, name: str, value: np.ndarray) -> Reference:
+    """The same reference with one input another."""
+    inputs = reference.inputs
+    value = value.astype(_named(reference)[name].dtype)
     args = tuple(value if str(i) == name else a for i, a in enumerate(inputs.args))
     kwargs = {k: value if k == name else a for k, a in inputs.kwargs.items()}
-    return Inputs(args, kwargs)
+    return replace(reference, inputs=Inputs(args, kwargs))
 
 
-def _seen(prepared: Any, wrong: Run) -> bool:
-    """Whether the comparison fails it."""
-    kinds: Mapping[str, Mapping[str, np.ndarray]] = wrong.kinds
-    return any(
-        prepared.judge_one(kind, name, "canary", got).verdict is Verdict.FAIL
-        for kind, tensors in kinds.items()
-        for name, got in tensors.items()
-    )
+def _run(reference: Reference, mode: Float64) -> Run | None:
+    """Its outputs; None where it refuses what is planted, by whatever error is its own."""
+    try:
+        return reference.under(mode, {})
+    except Exception:
+        return None
 
 
 def _said(bug: str, why: str, would: str) -> str:

@@ -217,6 +217,19 @@ def test_inputs_without_power_are_inconclusive(x):
     assert "no power" in "\n".join(result.reasons)
 
 
+def test_a_check_of_zeros_alone_is_inconclusive():
+    reference, port = (
+        torch.nn.Linear(5, 3, bias=False),
+        nnx.Linear(5, 3, use_bias=False, rngs=nnx.Rngs(0)),
+    )
+    given = {"gradients": False, "transforms": ("eager",)}
+    result = check(reference, port, (np.zeros((2, 5)),), **given)  # with other weights
+    assert result.verdict is Verdict.INCONCLUSIVE
+    assert "every compared tensor is zero" in "\n".join(result.doubts)
+    result = check(reference, port, (np.zeros((2, 5)),), transforms=("eager",))
+    assert result.verdict is Verdict.FAIL
+
+
 def transposed(module, x):
     return jnp.swapaxes(module(x), 0, 1)
 

@@ -70,6 +70,11 @@ class TensorReport:
         return _LABELS[self.kind].format(self.name)
 
     @property
+    def is_zero(self) -> bool:
+        """Whether the oracle is zero everywhere, or only rounding, or it was never compared."""
+        return math.isnan(self.projection)
+
+    @property
     def ratio(self) -> float | None:
         """The port's RMS error over torch's own; None where torch made none."""
         return self.error / self.reference_error if self.reference_error else None

@@ -218,6 +218,8 @@ class Prepared:
             notes = (*notes, 'matmul precision pinned to "highest"')
         if not self.gradients:
             notes = (*notes, "gradients were not compared: gradients=False")
+        if reports and all(r.verdict is Verdict.PASS and r.is_zero for r in reports):
+            doubts = (*doubts, "every compared tensor is zero: other weights would give the same")
         return Result(
             dtype=self.dtype,
             backend=identity.pop("backend", backend),

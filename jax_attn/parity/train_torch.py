@@ -268,9 +268,8 @@ class _Run:
 
     def _by_path(self, kept: Arrays) -> dict[str, np.ndarray]:
         """Of the paths that any of it goes to: an optimizer may leave parameters out."""
-        filled = {k: np.where(k in kept, 1.0, np.zeros(p.shape)) for k, p in self.owned.items()}
-        reached = self.loop.to_paths(filled)
-        whole = self.loop.to_paths({k: kept.get(k, filled[k]) for k in filled})
+        held = {k: np.full(p.shape, float(k in kept)) for k, p in self.owned.items()}
+        reached, whole = self.loop.to_paths(held), self.loop.to_paths(held | dict(kept))
         return {path: a for path, a in whole.items() if reached[path].any()}
 
 

@@ -56,9 +56,11 @@ _EVERYWHERE = (
     Canary("an ignored mask", _NO_KEY, _MASK, wrong_softmax.unmasked),
 )
 
-# By 1% where the precision shows it, else doubled.
-_SCALES = {"float64": 1.01, "float32": 1.01, "float16": 2.0, "bfloat16": 2.0}
-# Softmaxes whose scale is tried alone: as many runs as the budget's own, each forward only.
+_FINE = Canary("a scale of the scores 1% too large", _ALIKE, _DRAWN, wrong_softmax.scaled(1.01))
+_COARSE = Canary("a scale of the scores twice too large", _ALIKE, _DRAWN, wrong_softmax.scaled(2.0))
+# As fine as the precision shows it.
+_SCALES = {"float64": _FINE, "float32": _FINE, "float16": _COARSE, "bfloat16": _COARSE}
+# Softmaxes that are tried alone: as many runs as the budget's own, each forward only.
 ALONE = 16
 
 
@@ -76,34 +78,41 @@ def tried(prepared: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def _by_softmax(prepared: Any) -> Found:
-    """The scale in each alone, lest a layer that shows it vouch for one that does not."""
+    """Each canary everywhere; and in each softmax alone, lest one vouch for another."""
+    scale = _SCALES[prepared.dtype]
     under, unseen, moved = prepared.reference.under, [], []
-    for canary in _EVERYWHERE:
+    for canary in (scale, *_EVERYWHERE):
         mode = Planted(canary.wrong)
         run = under(mode, {})
         if not mode.met:
             return [], ["no softmax was met: no canary of attention was tried"]
         moved = moved or mode.moved  # the first has a place in each
         if mode.planted and not is_seen(prepared, run):
-            unseen.append(_said(canary.bug, canary.why, canary.would))
-    by = _SCALES[prepared.dtype]
-    least = sorted(range(len(moved)), key=moved.__getitem__)[:ALONE]
-    blind, idle = [], []
-    for at in sorted(least):
-        if not is_seen(prepared, under(Planted(wrong_softmax.scaled(by), at=at), {})):
-            (blind if _reaches(prepared, at) else idle).append(at + 1)
-    doubts, notes = ([] if len(idle) == len(moved) else unseen), []
-    if blind:
-        bug = "a scale of the scores " + ("twice" if by == 2 else f"{by - 1:.0%}") + " too large"
-        if len(blind) < len(moved):
-            bug += f" in softmax {', '.join(map(str, blind))} of {len(moved)} alone"
-        doubts = [_said(bug, _ALIKE, _DRAWN), *doubts]
+            unseen.append(canary)
+    several = len(moved) > 1
+    tried_alone = sorted(range(len(moved)), key=moved.__getitem__)[:ALONE] if several else []
+    # At low precision what one layer of many adds may be a rounding: there any change will do.
+    shows = is_seen if scale is _FINE else _changes
+    suspects = [
+        at
+        for at in sorted(tried_alone)
+        if not shows(prepared, under(Planted(scale.wrong, at=at), {}))
+    ]
+    suspects = suspects if several else [0] if unseen else []
+    blind = [at for at in suspects if _reaches(prepared, at)]
+    idle = [at for at in suspects if at not in blind]
+    if len(idle) == len(moved):
+        unseen = []
+    doubts, notes = [_said(canary.bug, canary.why, canary.would) for canary in unseen], []
+    if several and blind and scale not in unseen:
+        bug = f"{scale.bug} in {_places(blind, moved)} alone"
+        doubts.append(_said(bug, scale.why, scale.would))
     if idle:
         notes.append(
-            f"softmax {', '.join(map(str, idle))} of {len(moved)} only chooses or is not used: "
-            "its weights reach no output, and their scale is not looked at"
+            f"{_places(idle, moved)} only chooses or is not used: its weights reach no output, "
+            "and their scale is not looked at"
         )
-    if len(least) < len(moved):
+    if several and len(tried_alone) < len(moved):
         notes.append(f"of {len(moved)} softmaxes, {ALONE} were tried alone: those moved least")
     if prepared.gradients:
         mode = Planted(wrong_softmax.stopped, BACKWARD)
@@ -111,6 +120,15 @@ def _by_softmax(prepared: Any) -> Found:
         if mode.planted and not is_seen(prepared, run):
             doubts.append(_said("a gradient stopped at the scores", _ALIKE, _DRAWN))
     return doubts, notes
+
+
+def _places(found: list[int], of: list) -> str:
+    return f"softmax {', '.join(str(at + 1) for at in found)} of {len(of)}"
+
+
+def _changes(prepared: Any, run: Run) -> bool:
+    want = prepared.exact.kinds["output"]
+    return any(not _same(got, want[name]) for name, got in run.kinds["output"].items())
 
 
 def _reaches(prepared: Any, at: int) -> bool:
@@ -220,7 +238,7 @@ def _joins(prepared: Any, name: str, x: np.ndarray, axis: int) -> bool:
 
 def _same(a: np.ndarray, b: np.ndarray) -> bool:
     """Up to float64's roundings."""
-    return np.allclose(a, b, rtol=1e-9, atol=1e-12)
+    return np.allclose(a, b, rtol=1e-9, atol=1e-12, equal_nan=True)
 
 
 # --- other inputs ---------------------------------------------------------------------------------

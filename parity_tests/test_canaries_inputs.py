@@ -215,7 +215,7 @@ def test_a_low_precision_need_not_show_a_scale_in_each_alone():
     """What one layer of several adds may be as small as a rounding, its inputs in order."""
 
     def call(x, memory):
-        return attend(x, x, x) + 0.03 * attend(x, memory, memory)
+        return attend(x, x, x) + 0.003 * attend(x, memory, memory)
 
     assert tried(call, {"x": X, "memory": MEMORY}, "bfloat16") == ("", "")
     doubts, _ = tried(call, {"x": X, "memory": MEMORY[:, :1]}, "bfloat16")

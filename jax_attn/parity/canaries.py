@@ -60,8 +60,8 @@ _FINE = Canary("a scale of the scores 1% too large", _ALIKE, _DRAWN, wrong_softm
 _COARSE = Canary("a scale of the scores twice too large", _ALIKE, _DRAWN, wrong_softmax.scaled(2.0))
 # As fine as the precision shows it.
 _SCALES = {"float64": _FINE, "float32": _FINE, "float16": _COARSE, "bfloat16": _COARSE}
-# Softmaxes that are tried alone: as many runs as the budget's own, each forward only.
-ALONE = 16
+# Softmaxes that are tried alone: half as many runs as the budget's own, each forward only.
+ALONE = 8
 
 
 def tried(prepared: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:

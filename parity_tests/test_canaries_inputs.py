@@ -211,6 +211,24 @@ def test_a_softmax_that_shows_it_does_not_vouch_for_another(memory):
     assert tried(both, {"x": X, "memory": MEMORY}) == ("", "")
 
 
+class Attends(torch.nn.Module):
+    def forward(self, x, memory):
+        return attend(x, memory, memory)
+
+
+@pytest.mark.parametrize(("several", "said"), [(1, ""), (2, "in softmax 2 of 2 alone")])
+def test_a_module_called_twice_has_its_bug_in_both(several, said):
+    """In the one call it shows; were they two, the other's would not."""
+    modules = torch.nn.ModuleList(Attends() for _ in range(several))
+
+    def call(x, memory):
+        return modules[0](x, memory) + modules[-1](x, memory[:, :1])
+
+    doubts, _ = tried(call, {"x": X, "memory": MEMORY})
+    assert said in doubts
+    assert bool(said) == bool(doubts)
+
+
 def test_a_low_precision_need_not_show_a_scale_in_each_alone():
     """What one layer of several adds may be as small as a rounding, its inputs in order."""
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from jax_attn.parity.compare import Verdict
 from jax_attn.parity.perturbed import SOFTMAXES, Float64
@@ -68,20 +69,37 @@ def stopped(d_weights: Tensor, weights: Tensor) -> Tensor:
 
 
 class Planted(Float64):
-    """Float64, every softmax gone wrong, or the one at place `at` alone.
+    """Float64, every softmax gone wrong, or those of place `at` alone.
 
-    met: how many there were. planted: in how many the bug had a place. moved: by how much each
-    of those moved, all its elements together.
+    A place is a module, which has its bug however often it is called; outside of any, each softmax
+    is one. met: how many softmaxes there were; planted: in how many the bug had a place. moved: by
+    how much those of each place moved, all their elements together.
     """
 
     def __init__(self, wrong: Wrong, where: tuple[str, ...] = FORWARD, at: int | None = None):
         super().__init__()
         self.wrong, self.where, self.at = wrong, where, at
-        self.met, self.moved = 0, []
+        self.met, self.planted, self.moved = 0, 0, []
+        self._within: list[torch.nn.Module] = []
+        self._places: dict[Any, int] = {}
 
-    @property
-    def planted(self) -> int:
-        return len(self.moved)
+    def __enter__(self):
+        self._hooks = (
+            register_module_forward_pre_hook(self._entered),
+            register_module_forward_hook(self._left, always_call=True),
+        )
+        return super().__enter__()
+
+    def __exit__(self, *raised):
+        for hook in self._hooks:
+            hook.remove()
+        return super().__exit__(*raised)
+
+    def _entered(self, module, _) -> None:
+        self._within.append(module)
+
+    def _left(self, *_) -> None:
+        self._within.pop()
 
     def compute(self, func, args, kwargs):
         right = super().compute(func, args, kwargs)
@@ -89,13 +107,17 @@ class Planted(Float64):
         if name not in self.where:
             return right
         self.met += 1
-        made = self.wrong(*args[:2]) if self.at in (None, self.met - 1) else None
+        owner = self._within[-1] if self._within else self.met
+        at = self._places.setdefault(owner, len(self._places))
+        self.moved += [0.0] * (at == len(self.moved))
+        made = self.wrong(*args[:2]) if self.at in (None, at) else None
         if made is None:
             return right
         made = made.log() if name == "_log_softmax" else made
         if name in FORWARD:  # a row of -inf alone is as it was: it would show any bug
             made = torch.where(args[0].isneginf().all(args[1], keepdim=True), right, made)
-        self.moved.append(float((made - right).nan_to_num().abs().sum()))
+        self.planted += 1
+        self.moved[at] += float((made - right).nan_to_num().abs().sum())
         return made
 
 

@@ -71,9 +71,16 @@ def distinct(rows, key) -> list[Case]:
     return list({key(row): row for row in reversed(rows)}.values())
 
 
-@pytest.mark.parametrize("case", distinct(ROWS, lambda c: c.design), ids=lambda c: c.name)
-def test_every_row_of_a_design_claims_something_and_kills_all_of_it(case):
-    row = Row(DESIGNS[case.design], case)
+def pytest_generate_tests(metafunc):
+    """A row of each published design; --long and `verify --power`: of each variant, too."""
+    if "claiming" in metafunc.fixturenames:
+        long = metafunc.config.getoption("--long")
+        rows = distinct(ROWS, lambda c: c.design if long else c.family)
+        metafunc.parametrize("claiming", rows, ids=lambda c: c.name)
+
+
+def test_every_row_of_a_design_claims_something_and_kills_all_of_it(claiming):
+    row = Row(DESIGNS[claiming.design], claiming)
     assert row.claims
     assert row.blind == ()
 

@@ -17,6 +17,7 @@ import targets
 
 from jax_attn.bench import plot, words
 from jax_attn.bench.record import Record
+from jax_attn.parity.budget import RUNS
 from jax_attn.parity.cases import published
 
 HERE = Path(__file__).parent
@@ -243,7 +244,8 @@ def training(profile: dict) -> str:
         [
             f"By `parity_tests/evidence/training.py`, {where(profile['environment'])}: "
             f"{profile['steps']} steps on the text of the LICENSE, largest part of the budget "
-            f"({profile['perturbed']} perturbed runs):",
+            f"(of {profile['perturbed']} perturbed runs; `check_training` makes {RUNS}, and its "
+            "budget is about half as wide):",
             "",
             *rows,
             "",
@@ -300,7 +302,7 @@ def calibration(profile: dict) -> str:
         planted.append(f"| {bug} | {' | '.join(cells)} |")
     planted += [
         "",
-        "Those that live cannot be seen there: where one key is live a softmax is 1 whatever its "
+        "Most of those that live cannot be seen: where one key is live a softmax is 1 whatever its "
         "scores, and in bfloat16 probabilities in bfloat16 are no bug.",
     ]
     share = whole["inconclusive"] / whole["configurations"]

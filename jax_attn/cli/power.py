@@ -26,7 +26,8 @@ def verify_power(
     work = sweep.power_tasks(cases) + [(tried, (name,)) for name in others]
     if not work:
         raise click.UsageError(NONE_LEFT)
-    kills = tracked(sweep.run(work), sweep.size(work))
+    blocks = tracked(([block] for block in sweep.run(work)), len(work))
+    kills = [kill for block in blocks for kill in block]
     mutants = [*MUTANTS, *BESIDE]
     kills.sort(key=lambda kill: (mutants.index(kill.mutant), kill.case))
     document = power.as_json(kills, mutants, environment.describe())

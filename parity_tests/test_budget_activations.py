@@ -3,6 +3,7 @@
 from functools import partial
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
@@ -27,6 +28,9 @@ ACTIVATIONS = {
     "silu in place": (lambda x: functional.silu(x * 1.0, inplace=True), jax.nn.silu),
     "softplus": (functional.softplus, jax.nn.softplus),
     "a tenth": (lambda x: 0.1 * x, lambda x: 0.1 * x),
+    "a whole third": (lambda x: x[torch.arange(16) // 3], lambda x: x[jnp.arange(16) // 3]),
+    "by infinity": (lambda x: x + x / torch.inf, lambda x: x + x / jnp.inf),
+    "tanh in place": (lambda x: (9 * x).tanh_(), lambda x: jnp.tanh(9 * x)),
     "a third": (lambda x: x / 3, lambda x: x / 3),
     "mean": (lambda x: x.square().mean(0), lambda x: (x * x).mean(0)),
 }

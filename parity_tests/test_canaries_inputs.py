@@ -229,6 +229,37 @@ def test_a_module_called_twice_has_its_bug_in_both(several, said):
     assert bool(said) == bool(doubts)
 
 
+class AttendsTwice(torch.nn.Module):
+    def forward(self, x, memory):
+        return both(x, memory)
+
+
+def test_nor_does_it_within_one_module():
+    module = AttendsTwice()
+    doubts, _ = tried(lambda x, memory: module(x, memory), {"x": X, "memory": MEMORY[:, :1]})
+    assert "in softmax 2 of 2 alone" in doubts
+
+
+def test_a_softmax_over_the_queries_may_be_the_right_one():
+    def call(x):
+        return torch.softmax(x @ x.mT / D, -2).mT @ x
+
+    assert tried(call, {"x": X}) == ("", "")
+
+
+def test_weights_that_the_reference_refuses_are_a_note():
+    def call(x):
+        weights = torch.softmax(x @ x.mT, -1)
+        if not torch.allclose(weights.sum(-2), right):
+            raise ValueError("these are not the weights")
+        return weights @ x
+
+    x = torch.from_numpy(X).double()
+    right = torch.softmax(x @ x.mT, -1).sum(-2)
+    _, notes = tried(call, {"x": X})
+    assert "the reference refuses weights that would show a scale of the scores" in notes
+
+
 def test_a_low_precision_need_not_show_a_scale_in_each_alone():
     """What one layer of several adds may be as small as a rounding, its inputs in order."""
 

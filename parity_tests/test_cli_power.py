@@ -10,7 +10,7 @@ from jax_attn.cli import main
 from jax_attn.parity import sweep
 from jax_attn.parity.mutants import MUTANTS
 from jax_attn.parity.power import Kill, summary
-from jax_attn.parity.training_mutants import BESIDE
+from jax_attn.parity.training_mutants import BESIDE, beside
 
 ONE = ("verify", "--power", "--design", "plain_mha", "--dtype", "float32", "-k", "none-square")
 
@@ -70,6 +70,15 @@ def test_bugs_beside_the_matrix_are_tried_by_the_names_of_their_cases():
     (kill,) = json.loads(outcome.stdout)["kills"]
     assert (kill["mutant"], kill["column"]) == ("SGD: maximize ignored", "training")
     assert kill["killed"]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_bugs_beside_the_matrix_are_of_the_dtype_that_is_asked_for(dtype):
+    low = {name for name, case in BESIDE.items() if case.endswith("in bfloat16")}
+    found = set(beside([dtype], ""))
+    assert low
+    assert found == (low if dtype == "bfloat16" else BESIDE.keys() - low)
+    assert set(beside([], "")) == BESIDE.keys()
 
 
 USAGE = {

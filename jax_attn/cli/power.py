@@ -7,13 +7,12 @@ import click
 
 
 def verify_power(
-    cases: Sequence, beside: str | None, *, whole: bool, report: Path | None, as_json: bool
+    cases: Sequence, beside: Sequence[str], *, whole: bool, report: Path | None, as_json: bool
 ) -> int:
     """Try every planted bug on every row that claims it, print the matrix; the exit status.
 
-    beside: of the cases beside the matrix, an encoder's and of training, those with this in their
-    names; None for none. whole: whether that is every row, so that one is made for each bug.
-    Writes power.json into `report`.
+    beside: names of bugs beside those of the matrix, an encoder's and of training. whole: whether
+    the cases are all rows, so that one is made for each bug. Writes power.json into `report`.
     """
     from jax_attn.cli.outcome import tell
     from jax_attn.cli.progress import tracked
@@ -22,8 +21,7 @@ def verify_power(
     from jax_attn.parity.mutants import MUTANTS
     from jax_attn.parity.training_mutants import BESIDE, tried
 
-    others = [name for name, case in BESIDE.items() if beside is not None and beside in case]
-    work = sweep.power_tasks(cases) + [(tried, (name,)) for name in others]
+    work = sweep.power_tasks(cases) + [(tried, (name,)) for name in beside]
     if not work:
         raise click.UsageError(NONE_LEFT)
     blocks = tracked(([block] for block in sweep.run(work)), len(work))

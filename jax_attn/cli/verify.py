@@ -101,9 +101,10 @@ def command(
         sys.exit(verify_calibration(chosen_ones, seed=seed, report=report, as_json=as_json))
     if power:
         from jax_attn.cli.power import verify_power
+        from jax_attn.parity import training_mutants
 
         rows = selected(designs, dtypes, pattern)
-        beside = None if designs or "float32" not in (dtypes or ("float32",)) else pattern
+        beside = [] if designs else training_mutants.beside(dtypes, pattern)
         whole = not (designs or dtypes or pattern)
         sys.exit(verify_power(rows, beside, whole=whole, report=report, as_json=as_json))
     if checkpoint:

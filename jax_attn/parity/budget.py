@@ -8,10 +8,11 @@ unperturbed one is what rounding alone does to each number.
 What one operation is moved by (`Precision`, `bridge`)
     An element by a draw from [-store*|x|, store*|x|], which holds every correct rounding; so
     does a number that is written in the program, by one draw for the whole run: 0.1 in bfloat16
-    is too large for every element. What a library approximates (`APPROXIMATED`) is off by more,
-    and leans one way where numbers are alike, here by up to a quarter of that: where a tanh
-    saturates, its derivative 1 - tanh**2 is what is left of it. An activation that torch has a
-    kernel for (a GELU) is taken apart, as a port writes its steps out and keeps each.
+    is too large for every element. (Not one that is only chosen, as a clamp's bound is.) What a
+    library approximates (`APPROXIMATED`) is off by more, and leans one way where numbers are
+    alike, here by up to a quarter of that: where a tanh saturates, its derivative 1 - tanh**2 is
+    what is left of it. An activation that torch has a kernel for (a GELU) is taken apart, as a
+    port writes its steps out and keeps each.
     A sum of n terms, in any one order, rounds every partial sum. Partial sums walk from 0
     to the total s: on average a Brownian bridge about the straight line, so that the sum
     of their squares is n*(s**2/3 + v/6) with v the sum of the squared terms; each product

@@ -80,12 +80,15 @@ def tried(prepared: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
 def _by_softmax(prepared: Any) -> Found:
     """Each canary everywhere; and in each softmax alone, lest one vouch for another."""
     scale = _SCALES[prepared.dtype]
-    under, unseen, moved = prepared.reference.under, [], []
+    reference, unseen, moved, notes = prepared.reference, [], [], []
     for canary in (scale, *_EVERYWHERE):
         mode = Planted(canary.wrong)
-        run = under(mode, {})
+        run = _run(reference, mode)
         if not mode.met:
             return [], ["no softmax was met: no canary of attention was tried"]
+        if run is None:
+            notes.append(f"the reference refuses weights that would show {canary.bug}")
+            continue
         moved = moved or mode.moved  # the first has a place in each
         if mode.planted and not is_seen(prepared, run):
             unseen.append(canary)
@@ -96,14 +99,14 @@ def _by_softmax(prepared: Any) -> Found:
     suspects = [
         at
         for at in sorted(tried_alone)
-        if not shows(prepared, under(Planted(scale.wrong, at=at), {}))
+        if (run := _run(reference, Planted(scale.wrong, at=at))) and not shows(prepared, run)
     ]
     suspects = suspects if several else [0] if unseen else []
     blind = [at for at in suspects if _reaches(prepared, at)]
     idle = [at for at in suspects if at not in blind]
-    if len(idle) == len(moved):
+    if unseen and not _reaches(prepared, None):
         unseen = []
-    doubts, notes = [_said(canary.bug, canary.why, canary.would) for canary in unseen], []
+    doubts = [_said(canary.bug, canary.why, canary.would) for canary in unseen]
     if several and blind and scale not in unseen:
         bug = f"{scale.bug} in {_places(blind, moved)} alone"
         doubts.append(_said(bug, scale.why, scale.would))
@@ -116,7 +119,7 @@ def _by_softmax(prepared: Any) -> Found:
         notes.append(f"of {len(moved)} softmaxes, {ALONE} were tried alone: those moved least")
     if prepared.gradients:
         mode = Planted(wrong_softmax.stopped, BACKWARD)
-        run = under(mode, prepared.cotangents)
+        run = reference.under(mode, prepared.cotangents)
         if mode.planted and not is_seen(prepared, run):
             doubts.append(_said("a gradient stopped at the scores", _ALIKE, _DRAWN))
     return doubts, notes
@@ -131,8 +134,8 @@ def _changes(prepared: Any, run: Run) -> bool:
     return any(not _same(got, want[name]) for name, got in run.kinds["output"].items())
 
 
-def _reaches(prepared: Any, at: int) -> bool:
-    """Whether an output is computed from the weights of this softmax, and not only chosen."""
+def _reaches(prepared: Any, at: int | None) -> bool:
+    """Whether an output is computed from the weights of this softmax, or of any; not chosen."""
     run = _run(prepared.reference, Planted(wrong_softmax.nowhere, at=at))
     want = prepared.exact.kinds["output"]
     return run is None or any(

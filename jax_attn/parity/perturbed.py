@@ -68,9 +68,8 @@ _SUMS: dict[str, Callable[..., tuple[torch.Tensor, int]]] = {
 # Kernels of several steps, which a port writes out and keeps each step of: x * sigmoid(x).
 _COMPOSED = frozenset(
     """
-    celu elu elu_backward gelu gelu_backward glu glu_backward hardsigmoid hardswish
-    hardswish_backward log_sigmoid_backward log_sigmoid_forward mish mish_backward selu silu
-    silu_backward softplus softplus_backward
+    celu elu elu_backward gelu gelu_backward glu glu_backward log_sigmoid_backward
+    log_sigmoid_forward mish mish_backward selu silu silu_backward softplus softplus_backward
     """.split()  # noqa: SIM905
 )
 
@@ -90,6 +89,11 @@ def rounds(func) -> bool:
 def _holds(precision: Precision, value: float) -> bool:
     """Whether a number is one of the precision's, whatever its exponent."""
     return not math.isfinite(value) or math.frexp(value)[0] / precision.store % 1 == 0
+
+
+def _divides(by: Any) -> bool:
+    """Whether a divisor is a number, and its reciprocal another."""
+    return isinstance(by, int | float) and math.isfinite(by) and by != 0 and 1 / by != 0
 
 
 @cache
@@ -141,7 +145,7 @@ class Perturbed(Float64):
         super().__init__()
         self.precision = precision
         self._constants = list(constants)
-        self._numbers: dict[float, float] = {}
+        self._numbers: dict[tuple[float, float], float] = {}
         self.generator = torch.Generator().manual_seed(seed)
 
     def _moved(self, x: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
@@ -170,16 +174,16 @@ class Perturbed(Float64):
     def _dispatched(self, func, types, args, kwargs):
         if self.precision is None or not rounds(func):
             return super().__torch_dispatch__(func, types, args, kwargs)
-        beside = func.overloadpacket.__name__.removesuffix("_")
-        if beside == "div" and isinstance(args[1], int | float) and args[1]:
+        plain = func.overloadpacket.__name__.removesuffix("_")
+        kwargs = {name: self._kept(value) for name, value in (kwargs or {}).items()}
+        if plain == "div" and _divides(args[1]) and not kwargs.get("rounding_mode"):
             args = (args[0], 1 / self._kept(1 / args[1]))
         else:
             args = tuple(map(self._kept, args))
-        kwargs = {name: self._kept(value) for name, value in (kwargs or {}).items()}
         if not func._schema.is_mutable:
             return super().__torch_dispatch__(func, types, args, kwargs)
-        if beside in _COMPOSED:
-            made = self.compute(getattr(torch.ops.aten, beside).default, args, kwargs)
+        if plain in _COMPOSED or plain in APPROXIMATED:
+            made = self.compute(getattr(torch.ops.aten, plain).default, args, kwargs)
             return args[0].copy_(made)
         result = super().__torch_dispatch__(func, types, args, kwargs)
         result.copy_(each(self._stored, result))
@@ -190,10 +194,11 @@ class Perturbed(Float64):
         and so for all elements. What is divided by one is multiplied by its reciprocal."""
         if type(value) is not float or _holds(self.precision, value):
             return value
-        if value not in self._numbers:
+        key = value, self.precision.store
+        if key not in self._numbers:
             drawn = torch.empty(()).uniform_(-1, 1, generator=self.generator).item()
-            self._numbers[value] = value * (1 + self.precision.store * drawn)
-        return self._numbers[value]
+            self._numbers[key] = value * (1 + self.precision.store * drawn)
+        return self._numbers[key]
 
     def _of_constant(self, given: Identity) -> Precision:
         """How finely the next constant is kept; as all else once the order is another."""
@@ -249,7 +254,7 @@ class Perturbed(Float64):
     def _inside(self, precision: Precision) -> "Perturbed":
         """The same draw of perturbations, for intermediates."""
         inside = Perturbed(precision)
-        inside.generator = self.generator
+        inside.generator, inside._numbers = self.generator, self._numbers
         return inside
 
     def _softmax(self, func, scores: torch.Tensor, dim: int, *others, **options) -> torch.Tensor:

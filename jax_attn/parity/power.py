@@ -72,8 +72,12 @@ def survivors(kills: Sequence[Kill]) -> list[Kill]:
 
 def without_their_row(kills: Sequence[Kill], mutants: Sequence[str]) -> list[str]:
     """Mutants that were not tried on the row that is made to catch them."""
-    tried = {kill.mutant for kill in kills if kill.meant}
-    return [name for name in mutants if name not in tried]
+    return [name for name in mutants if name not in _meant(kills)]
+
+
+def _meant(kills: Sequence[Kill]) -> set[str]:
+    """Mutants that were tried on the row made to catch them."""
+    return {kill.mutant for kill in kills if kill.meant}
 
 
 def table(kills: Sequence[Kill]) -> Table:
@@ -117,7 +121,7 @@ def summary(kills: Sequence[Kill], mutants: Sequence[str]) -> dict[str, Any]:
         "mutants": len(mutants),
         "tried": len(tried),
         "killed": len(tried - alive),
-        "by_their_own_row": len(tried) - len(set(without_their_row(kills, mutants)) & tried),
+        "by_their_own_row": len(_meant(kills) - {k.mutant for k in survivors(kills) if k.meant}),
         "rows": len({kill.case for kill in kills}),
         "trials": len(kills),
         "survived": len(survivors(kills)),

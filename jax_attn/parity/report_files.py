@@ -17,7 +17,7 @@ def refused(directory: Path, names: Iterable[str]) -> str | None:
         directory.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=directory).close()
     except OSError as error:
-        return error.strerror
+        return error.strerror or str(error)
     finally:
         for made in absent:
             with suppress(OSError):

@@ -259,7 +259,8 @@ class _Run:
         found: dict[str, dict[str, np.ndarray]] = {}
         for whole, parts in wholes:
             for name, kept in self.optimizer.state.get(whole, {}).items():
-                if isinstance(kept, torch.Tensor) and name not in ("step", "mu_product"):
+                whole_size = isinstance(kept, torch.Tensor) and kept.shape == whole.shape
+                if whole_size and name not in ("step", "mu_product"):
                     own = found.setdefault(name, {})
                     pieces = kept.flatten().split([p.numel() for p in parts])
                     for p, piece in zip(parts, pieces, strict=True):

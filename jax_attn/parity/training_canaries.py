@@ -86,6 +86,7 @@ CANARIES = (
     Canary("nesterov", False, _little, _LARGER),
     Canary("centered", False, _little, _LARGER),
     Canary("lr_decay", 0.0, _little, _LARGER),
+    Canary("momentum_decay", 0.0, _little, _LARGER),
 )
 
 EPS = Canary("eps", 0.0, _little, _LARGER)

@@ -62,15 +62,15 @@ def _with(case: str, **wrong: Any) -> TrainingMutant:
     return TrainingMutant(case, make)
 
 
-def _off_by_one(case: str, by: int = 1) -> TrainingMutant:
+def _off_by_one(case: str) -> TrainingMutant:
     """Every update with the rate of the one after it."""
 
     def make():
         optimizer = TRAINING_CASES[case].recipe.optimizer(torch.nn.Linear(1, 1))
         scheduler = TRAINING_CASES[case].recipe.schedule(optimizer)
-        (rates,), _ = learning_rates(scheduler, STEPS + by)
+        (rates,), _ = learning_rates(scheduler, STEPS + 1)
         at_one = replace(TRAINING_CASES[case].recipe, schedule=None).with_options(lr=1.0)
-        return optax.chain(_like(case, at_one), optax.scale_by_schedule(looked_up(rates[by:])))
+        return optax.chain(_like(case, at_one), optax.scale_by_schedule(looked_up(rates[1:])))
 
     return TrainingMutant(case, make)
 
@@ -304,6 +304,16 @@ def encoder_judged(case: str, mutant: EncoderMutant | None = None) -> Result:
 BESIDE = {name: f"encoder/{mutant.case}" for name, mutant in ENCODER_MUTANTS.items()}
 BESIDE |= {name: f"training/{mutant.case}" for name, mutant in TRAINING_MUTANTS.items()}
 """name -> the case that is meant to see it, beside the built-in matrix."""
+
+
+def beside(dtypes: Sequence[str], pattern: str) -> list[str]:
+    """Those with the pattern in their case's name, in one of these dtypes; in any, of none."""
+    own = {name: TRAINING_CASES[mutant.case].dtype for name, mutant in TRAINING_MUTANTS.items()}
+    return [
+        name
+        for name, case in BESIDE.items()
+        if pattern in case and (not dtypes or own.get(name, "float32") in dtypes)
+    ]
 
 
 def tried(names: Sequence[str]) -> list[Kill]:

@@ -29,9 +29,18 @@ def rolled(scores: Tensor, axis: int) -> Tensor:
     return torch.softmax(scores, axis).roll(1, dims=axis)
 
 
+def _is_last(scores: Tensor, axis: int) -> bool:
+    return axis in (-1, scores.ndim - 1)
+
+
+def _square(scores: Tensor, axis: int) -> bool:
+    """Whether it is as long as the axis before it, and not 1."""
+    return scores.ndim > 1 and scores.shape[axis] == scores.shape[axis - 1] > 1
+
+
 def over_queries(scores: Tensor, axis: int) -> Tensor | None:
     """Over the other axis, where it is as long: the shapes would not show it."""
-    if scores.ndim < 2 or scores.shape[-1] != scores.shape[-2] or scores.shape[-1] < 2:
+    if not _is_last(scores, axis) or not _square(scores, -1):
         return None
     made = torch.softmax(scores, -2)
     return made.masked_fill(made.isnan(), 0.0)
@@ -39,7 +48,7 @@ def over_queries(scores: Tensor, axis: int) -> Tensor | None:
 
 def mixed_axes(scores: Tensor, axis: int) -> Tensor | None:
     """(B, T, N, S) taken for (B, N, T, S), where the shapes would not show it."""
-    if scores.ndim < 4 or scores.shape[-3] != scores.shape[-2] or scores.shape[-2] < 2:
+    if not _is_last(scores, axis) or scores.ndim < 4 or not _square(scores, -2):
         return None
     return torch.softmax(scores, axis).transpose(-3, -2)
 
@@ -71,16 +80,17 @@ def stopped(d_weights: Tensor, weights: Tensor) -> Tensor:
 class Planted(Float64):
     """Float64, every softmax gone wrong, or those of place `at` alone.
 
-    A place is a module, which has its bug however often it is called; outside of any, each softmax
-    is one. met: how many softmaxes there were; planted: in how many the bug had a place. moved: by
-    how much those of each place moved, all their elements together.
+    A place is the n-th softmax of a module's call, in all calls: a module has its bug however
+    often it is called. Outside of any module each softmax is one. met: how many softmaxes there
+    were; planted: in how many the bug had a place. moved: by how much those of each place moved,
+    all their elements together.
     """
 
     def __init__(self, wrong: Wrong, where: tuple[str, ...] = FORWARD, at: int | None = None):
         super().__init__()
         self.wrong, self.where, self.at = wrong, where, at
         self.met, self.planted, self.moved = 0, 0, []
-        self._within: list[torch.nn.Module] = []
+        self._within: list[list[Any]] = []  # modules, and how many softmaxes each call had so far
         self._places: dict[Any, int] = {}
 
     def __enter__(self):
@@ -96,7 +106,7 @@ class Planted(Float64):
         return super().__exit__(*raised)
 
     def _entered(self, module, _) -> None:
-        self._within.append(module)
+        self._within.append([module, 0])
 
     def _left(self, *_) -> None:
         self._within.pop()
@@ -107,8 +117,11 @@ class Planted(Float64):
         if name not in self.where:
             return right
         self.met += 1
-        owner = self._within[-1] if self._within else self.met
-        at = self._places.setdefault(owner, len(self._places))
+        place: Any = self.met
+        if self._within:
+            place = tuple(self._within[-1])
+            self._within[-1][1] += 1
+        at = self._places.setdefault(place, len(self._places))
         self.moved += [0.0] * (at == len(self.moved))
         made = self.wrong(*args[:2]) if self.at in (None, at) else None
         if made is None:

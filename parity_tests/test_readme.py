@@ -2,12 +2,17 @@
 
 import contextlib
 import io
+import json
 import re
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+
+from jax_attn.parity import cases
+from jax_attn.parity.mutants import MUTANTS
+from jax_attn.parity.training_mutants import BESIDE
 
 HERE = Path(__file__).parent
 README = (HERE.parent / "README.md").read_text()
@@ -64,6 +69,17 @@ def written(runs: dict) -> str:
 
 def test_the_tables_are_those_of_the_evidence():
     assert written(evidence_readme.evidence()) == README
+
+
+def test_the_evidence_is_of_the_rows_that_there_are():
+    there = {case.name for case in [*cases.matrix(), *cases.emulated()]}
+    run = evidence_readme.evidence()["cpu"]
+    assert {row[0] for row in run["cases"]} == there
+    power = json.loads(evidence_readme.POWER.read_text())["mutants"]
+    named = {row for _, rows, *_ in power for row in rows}
+    prepared = {"-".join(case.preparation) for case in cases.matrix()}
+    assert {name for name in named if not name.startswith(("encoder/", "training/"))} <= prepared
+    assert {mutant for mutant, *_ in power} == {*MUTANTS, *BESIDE}
 
 
 def test_that_comparison_can_fail():

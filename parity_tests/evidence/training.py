@@ -41,7 +41,7 @@ HERE = Path(__file__).parent
 TEXT = (HERE.parent.parent / "LICENSE").read_text().lower()
 STEPS, BATCHES, BATCH = 200, 20, 4
 PROCESSES = 2
-PERTURBED = 6  # runs; 16, as `check_training` makes, would take half an hour
+PERTURBED = 6  # runs; 16, as `check_training` makes, would take ten minutes
 PLOTTED = (
     "pipeline, SGD",
     "pipeline, AdamW",

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-FILES = ("result.json", "summary.md")
 _ATTRIBUTE = "jax_attn_parity"
 UNFINISHED = "the test did not end: its process crashed, or was stopped; its checks are lost"
 
@@ -82,7 +81,7 @@ class Run:
         from jax_attn.parity import report_files
 
         directory = config.invocation_params.dir / given
-        if why := report_files.refused(directory, FILES):
+        if why := report_files.refused(directory, report_files.RESULT):
             raise pytest.UsageError(
                 f"--parity-report: expected a directory to write to, got {given}: {why}"
             )
@@ -107,14 +106,14 @@ class Run:
             self.results[test].append(replace(lost, name=test))
         if self.directory is None:
             return
-        from jax_attn.parity import report
+        from jax_attn.parity import report, report_files
 
         results = self.in_order()
         where = merged(self.environments)
         # Names of tests may hold what would end a cell of a table.
         told = [replace(r, name=r.name.replace("|", r"\|")) for r in results]
         texts = report.as_json(results, where, ()), report.as_markdown(told, where, ())
-        report.write(self.directory, dict(zip(FILES, texts, strict=True)))
+        report.write(self.directory, dict(zip(report_files.RESULT, texts, strict=True)))
 
     def in_order(self) -> list:
         """By test, whichever worker was first; within a test as they were made."""

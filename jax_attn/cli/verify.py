@@ -211,6 +211,7 @@ def present_outcome(results, compiled, *, report: Path | None, as_json: bool) ->
     from jax_attn.parity import environment
     from jax_attn.parity import report as reports
     from jax_attn.parity.compare import Verdict
+    from jax_attn.parity.report_files import RESULT
 
     where = environment.describe()
     document = reports.as_json(results, where, compiled)
@@ -223,7 +224,7 @@ def present_outcome(results, compiled, *, report: Path | None, as_json: bool) ->
             *(reports.result_table(r) for r in results if r.verdict is not Verdict.PASS),
             *reports.summary_lines(results, compiled),
         ],
-        files={"result.json": document, "summary.md": summary},
+        files=dict(zip(RESULT, (document, summary), strict=True)),
         report=report,
         as_json=as_json,
     )

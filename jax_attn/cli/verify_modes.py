@@ -5,6 +5,8 @@ from typing import NamedTuple
 import click
 from click.core import ParameterSource
 
+from jax_attn.parity.report_files import RESULT
+
 
 class Mode(NamedTuple):
     """options: besides --report and --json. files: that --report gets."""
@@ -13,7 +15,6 @@ class Mode(NamedTuple):
     files: tuple[str, ...]
 
 
-RESULT = ("result.json", "summary.md")
 BUILT_IN = "the built-in cases"
 MODES = {
     BUILT_IN: Mode(("--design", "--dtype", "--backend", "--implementation", "-k"), RESULT),

@@ -6,6 +6,9 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
+RESULT = ("result.json", "summary.md")
+"""Of a run of checks, by a command or by pytest."""
+
 
 def refused(directory: Path, names: Iterable[str]) -> str | None:
     """Why files of these names could not be written there, None if they could.

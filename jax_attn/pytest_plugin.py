@@ -107,8 +107,8 @@ def _problems(test: pytest.Item, words: dict[str, Any], fixtures) -> Iterator[st
 
 def _known_words() -> dict[str, tuple[Callable[[Any], bool], str]]:
     """Each word of the marker: whether a value will do, and what would."""
-    from jax_attn.parity.cases import TRANSFORMS
-    from jax_attn.parity.signature import DTYPES
+    from jax_attn.dtypes import DTYPES
+    from jax_attn.parity.matrix.cases import TRANSFORMS
 
     def some_of(known: tuple[str, ...], value: Any) -> bool:
         if not isinstance(value, list | tuple) or not value:
@@ -207,7 +207,7 @@ def parity(request: pytest.FixtureRequest) -> Parity:
     Returns the `Result`. `parity.training(reference, port, batches, …)` is `check_training`, in
     the marker's dtype. A test that takes the fixture and never calls it ends in an error.
     """
-    from jax_attn.parity.environment import install_line, present
+    from jax_attn.environment import install_line, present
 
     item = request.node
     of_this_test = {"dtype": request.param} if hasattr(request, "param") else {}

@@ -29,7 +29,7 @@ def not_run(dtype: str, why: str):
 
 def properties(result, made: int) -> list[tuple[str, str]]:
     """A check for JUnit, the `made`-th of its test: from the second on the names say which."""
-    from jax_attn.parity.report import number
+    from jax_attn.parity.judge.text import number
 
     worst = result.worst
     told = {
@@ -52,7 +52,7 @@ def send(report: pytest.TestReport, results: Sequence) -> None:
 
 @functools.cache
 def _environment() -> dict[str, Any]:
-    from jax_attn.parity import environment
+    from jax_attn import environment
 
     return environment.describe()
 
@@ -78,10 +78,10 @@ class Run:
         given = config.getoption("--parity-report")
         if given is None or config.option.collectonly:
             return cls()
-        from jax_attn.parity import report_files
+        from jax_attn.report import files
 
         directory = config.invocation_params.dir / given
-        if why := report_files.refused(directory, report_files.RESULT):
+        if why := files.refused(directory, files.RESULT):
             raise pytest.UsageError(
                 f"--parity-report: expected a directory to write to, got {given}: {why}"
             )
@@ -106,14 +106,15 @@ class Run:
             self.results[test].append(replace(lost, name=test))
         if self.directory is None:
             return
-        from jax_attn.parity import report, report_files
+        from jax_attn.report import files
+        from jax_attn.report import results as report
 
         results = self.in_order()
         where = merged(self.environments)
         # Names of tests may hold what would end a cell of a table.
         told = [replace(r, name=r.name.replace("|", r"\|")) for r in results]
         texts = report.as_json(results, where, ()), report.as_markdown(told, where, ())
-        report.write(self.directory, dict(zip(report_files.RESULT, texts, strict=True)))
+        report.write(self.directory, dict(zip(files.RESULT, texts, strict=True)))
 
     def in_order(self) -> list:
         """By test, whichever worker was first; within a test as they were made."""

@@ -18,15 +18,19 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 HERE = Path(__file__).parent
 NEEDS_TORCH = re.compile(
-    r"^\s*(import torch|from torch|import torch_ref|from jax_attn\.parity\.(designs|matrix|row"
-    r"|verdict|run_torch|survey|layer|rebuild|mutants|training)|from jax_attn\.parity import"
-    r"|from torch_ref|from small_model)",
+    r"^\s*(import torch|from torch|from jax_attn\.parity\.(matrix\.(designs|run_rows|row)|checking"
+    r"|run\.reference|checkpoint|bugs\.catalogue|training)|from jax_attn\.parity(\.\w+)? import"
+    r"|from helpers\.small_model)",
     re.MULTILINE,
 )
 
 # Where torch is absent, what compares with it cannot be collected; the header says what that is.
 collect_ignore = (
-    [p.name for p in sorted(HERE.glob("test_*.py")) if NEEDS_TORCH.search(p.read_text())]
+    [
+        str(p.relative_to(HERE))
+        for p in sorted(HERE.glob("**/test_*.py"))
+        if NEEDS_TORCH.search(p.read_text())
+    ]
     if importlib.util.find_spec("torch") is None
     else []
 )
@@ -57,7 +61,7 @@ def process_wide() -> dict[str, object]:
 @pytest.fixture
 def compiled_alone(monkeypatch):
     """`verify` runs a layer compiled and not op by op, where each op would compile by itself."""
-    monkeypatch.setattr("jax_attn.parity.layer.TRANSFORMS", ("jit",))
+    monkeypatch.setattr("jax_attn.parity.checkpoint.layer.TRANSFORMS", ("jit",))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -4,21 +4,18 @@ import contextlib
 import io
 import json
 import re
-import sys
 from pathlib import Path
 
 import pytest
+import readme as evidence_readme
 import torch
 
-from jax_attn.parity import cases
-from jax_attn.parity.mutants import MUTANTS
-from jax_attn.parity.training_mutants import BESIDE
+from jax_attn.parity.bugs.catalogue import MUTANTS
+from jax_attn.parity.matrix import cases
+from jax_attn.parity.training.bugs import BESIDE
 
 HERE = Path(__file__).parent
 README = (HERE.parent / "README.md").read_text()
-
-sys.path.insert(0, str(HERE / "evidence"))
-import readme as evidence_readme  # noqa: E402
 
 
 def section(title: str) -> str:

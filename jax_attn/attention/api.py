@@ -6,9 +6,10 @@ G = N // K, H head_dim, Hv that of the values. Query head n reads key/value head
 
 import jax
 
-from jax_attn.attention import checks, dense, dispatch
+from jax_attn.attention import checks, dispatch
 from jax_attn.attention.call import checked_call
 from jax_attn.attention.dispatch import Explanation
+from jax_attn.attention.kernels import dense
 
 
 def dot_product_attention(

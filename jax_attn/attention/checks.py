@@ -4,7 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-FLOAT_DTYPES = ("float16", "bfloat16", "float32", "float64")
+from jax_attn.dtypes import DTYPES
+
 HOW_TO_ENABLE_X64 = (
     'float64 needs x64, which JAX has off: jax.config.update("jax_enable_x64", True), or set '
     "JAX_ENABLE_X64=1 before jax starts (without it JAX narrows to float32 silently)"
@@ -64,8 +65,8 @@ def dtype_problem(name: str, dtype) -> str | None:
         dtype = jnp.dtype(dtype).name
     except TypeError:
         dtype = repr(dtype)
-    if dtype not in FLOAT_DTYPES:
-        return f"{name}: expected {', '.join(FLOAT_DTYPES)}, got dtype {dtype}"
+    if dtype not in DTYPES:
+        return f"{name}: expected {', '.join(DTYPES)}, got dtype {dtype}"
     if dtype == "float64" and not jax.config.jax_enable_x64:
         return f"{name}: {HOW_TO_ENABLE_X64}"
     return None

@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping
 import jax
 import jax.numpy as jnp
 
-from jax_attn.attention import blocked, by_platform, checks, cudnn, dense, splash, vendor
+from jax_attn.attention import checks
 from jax_attn.attention.call import Call
+from jax_attn.attention.kernels import blocked, by_platform, cudnn, dense, splash, vendor
 
 # As jax.export spells them. Anything else has the kernels that need no platform of their own.
 PLATFORMS = ("cpu", "cuda", "tpu")

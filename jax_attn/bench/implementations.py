@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from jax_attn.bench.record import Workload
-from jax_attn.parity.environment import install_line, present
+from jax_attn.environment import install_line, present
 
 TORCH, JAX = "torch", "jax"
 REFERENCE = "sdpa"  # whose own error the others' is compared with
@@ -59,7 +59,9 @@ class Implementation:
 
 def _in(framework: str, name: str, core: str, layer: str, cached: str = "", **more):
     """Of builders in this package's own modules for that framework."""
-    programs, caches = (f"jax_attn.bench.{framework}_{kind}" for kind in ("programs", "cached"))
+    programs, caches = (
+        f"jax_attn.bench.programs.{framework}_{kind}" for kind in ("programs", "cached")
+    )
     core, layer = (builder and f"{programs}:{builder}" for builder in (core, layer))
     return Implementation(name, framework, core, layer, cached and f"{caches}:{cached}", **more)
 
@@ -96,8 +98,8 @@ _ALL = (
     Implementation(
         "torchax",
         JAX,
-        "jax_attn.bench.torchax_programs:core",
-        "jax_attn.bench.torchax_programs:layer",
+        "jax_attn.bench.programs.torchax_programs:core",
+        "jax_attn.bench.programs.torchax_programs:layer",
         needs=("torchax",),
         install="pip install torchax",
     ),

@@ -13,7 +13,7 @@ import click
 from jax_attn.cli import INTERRUPTED
 from jax_attn.cli.bench_compare import command as compare
 from jax_attn.cli.verify import FAIL, INCONCLUSIVE, PASS, missing
-from jax_attn.parity.environment import install_line, present, settle_platforms
+from jax_attn.environment import install_line, present, settle_platforms
 
 DTYPES = ("float32", "bfloat16", "float16")
 # mode → the preset that is measured where no other is asked for.
@@ -177,7 +177,7 @@ def without_mode(presets, modes) -> Iterator[str]:
 
 
 def too_many(threads: int | None) -> Iterator[str]:
-    from jax_attn.bench.worker import usable_cores
+    from jax_attn.bench.engine.worker import usable_cores
 
     cores = usable_cores()
     if threads is not None and threads > cores:
@@ -208,10 +208,10 @@ def check_gpu() -> None:
 
 def measured(given, modes, names, baseline, rounds, threads, device):
     """(record of a run, what ended it early or None), with a progress bar on stderr."""
+    from jax_attn.bench.engine.rounds import Limits
+    from jax_attn.bench.engine.session import Plan, Session
+    from jax_attn.bench.engine.worker import usable_cores
     from jax_attn.bench.implementations import IMPLEMENTATIONS
-    from jax_attn.bench.measure import Plan, Session
-    from jax_attn.bench.rounds import Limits
-    from jax_attn.bench.worker import usable_cores
     from jax_attn.cli.progress import counted
 
     cores = usable_cores()
@@ -237,7 +237,7 @@ def with_compiled(record, given, modes):
     found = []
 
     def steps() -> Iterator[None]:
-        from jax_attn.bench.compiled import for_tpu
+        from jax_attn.bench.engine.compiled import for_tpu
 
         yield from map(found.append, for_tpu(given, modes))
 
@@ -278,19 +278,20 @@ def ignore_interrupts() -> None:
 
 def show(record, as_json: bool, as_markdown: bool, plots: Path | None, output: Path | None) -> None:
     """Print the record, and write what was asked for."""
-    from jax_attn.bench import table
-    from jax_attn.parity import report
+    from jax_attn.bench.results import table
+    from jax_attn.parity.judge.text import console
+    from jax_attn.report import results
 
     if output is not None:
-        report.write(output.parent, {output.name: record.to_json()})
+        results.write(output.parent, {output.name: record.to_json()})
     if as_json:
         click.echo(record.to_json())
     elif as_markdown:
         click.echo(table.markdown(record))
     else:
-        report.console().print(table.terminal(record))
+        console().print(table.terminal(record))
     if plots is not None:
-        from jax_attn.bench.plot import draw
+        from jax_attn.bench.results.plot import draw
 
         drawn = draw(record, plots)
         for path in drawn:
@@ -301,7 +302,7 @@ def show(record, as_json: bool, as_markdown: bool, plots: Path | None, output: P
 
 def status(record) -> int:
     from jax_attn.bench.record import Status
-    from jax_attn.parity.compare import Verdict
+    from jax_attn.parity.judge.compare import Verdict
 
     if record.interrupted:
         return INTERRUPTED

@@ -39,8 +39,8 @@ def command(before: Path, after: Path, threshold: float, as_json: bool) -> None:
     change, or was measured BEFORE and gives wrong numbers, or fails, AFTER; 2 for what is no
     record; 3 for records of different machines or settings; 4 where nothing could be compared.
     """
-    from jax_attn.bench.compare import compare, differences
     from jax_attn.bench.record import Record
+    from jax_attn.bench.results.compare import compare, differences
 
     try:
         runs = [Record.read(path) for path in (before, after)]
@@ -57,8 +57,8 @@ def command(before: Path, after: Path, threshold: float, as_json: bool) -> None:
 
         click.echo(json.dumps(found.as_dict(), indent=1))
     else:
-        from jax_attn.bench.table import comparison
-        from jax_attn.parity.report import console
+        from jax_attn.bench.results.table import comparison
+        from jax_attn.parity.judge.text import console
 
         console().print(comparison(found))
     if found.regressions or found.broken:

@@ -11,13 +11,15 @@ def verify_calibration(
 
     Writes calibration.json into `report`.
     """
+    from jax_attn import environment
     from jax_attn.cli.outcome import tell
     from jax_attn.cli.progress import tracked
     from jax_attn.cli.verify import STATUS
-    from jax_attn.parity import calibrated, environment, sweep
+    from jax_attn.parity import process_pool
+    from jax_attn.parity.calibration import report as calibrated
 
-    work = sweep.calibration_tasks(configurations)
-    trials = tracked(sweep.run(work), sweep.size(work))
+    work = process_pool.calibration_tasks(configurations)
+    trials = tracked(process_pool.run(work), process_pool.size(work))
     trials.sort(key=lambda trial: trial.number)
     document = calibrated.as_json(trials, seed, environment.describe())
     tell(

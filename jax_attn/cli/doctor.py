@@ -2,7 +2,7 @@
 
 import click
 
-from jax_attn.parity.environment import EXTRAS, describe, install_line, present, settle_platforms
+from jax_attn.environment import EXTRAS, describe, install_line, present, settle_platforms
 
 
 @click.command("doctor")

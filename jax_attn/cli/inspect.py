@@ -17,11 +17,11 @@ def command(checkpoint: Path, as_json: bool) -> None:
     CHECKPOINT: a file, or a folder, with its config.json. No tensor is read, and no framework
     started, but torch where the file is torch's own pickle.
     """
-    from jax_attn.parity.config import read_config
-    from jax_attn.parity.inspecting import inspect
     from jax_attn.transfer import TransferError, load_checkpoint
     from jax_attn.transfer.arrays import specs
-    from jax_attn.transfer.prefixes import unwrapped
+    from jax_attn.transfer.files.prefixes import unwrapped
+    from jax_attn.transfer.inspect.config import read_config
+    from jax_attn.transfer.inspect.contents import inspect
 
     expect_torch_side(checkpoint)
     try:
@@ -45,7 +45,7 @@ def command(checkpoint: Path, as_json: bool) -> None:
 def _print(checkpoint: Path, contents) -> None:
     from rich.tree import Tree
 
-    from jax_attn.parity.report import console
+    from jax_attn.parity.judge.text import console
 
     named = contents.family or "family unknown"
     kind = f" ({contents.model_type})" if contents.model_type else ""

@@ -9,7 +9,7 @@ import click
 
 def expect_writable(option: str, directory: Path | None, names: Iterable[str]) -> None:
     """Raises UsageError where files of these names could not be written into the directory."""
-    from jax_attn.parity.report_files import refused
+    from jax_attn.report.files import refused
 
     if directory is not None and (why := refused(directory, names)):
         raise click.UsageError(
@@ -29,13 +29,14 @@ def tell(
 
     document: JSON. shown: lines and tables for a reader.
     """
-    from jax_attn.parity import report as reports
+    from jax_attn.parity.judge.text import console
+    from jax_attn.report import results as reports
 
     if report is not None:
         reports.write(report, files)
     if as_json:
         click.echo(document)
         return
-    console = reports.console()
+    terminal = console()
     for part in shown:
-        console.print(part, highlight=False)
+        terminal.print(part, highlight=False)

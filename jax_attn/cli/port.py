@@ -11,9 +11,8 @@ import click
 from jax_attn.cli.port_job import Job, imported, prepared
 from jax_attn.cli.verify import FAIL, INCONCLUSIVE, PASS, missing
 from jax_attn.cli.verify_checkpoint import WrongInput
-from jax_attn.parity.environment import install_line, present, settle_platforms
-
-DTYPES = ("float16", "bfloat16", "float32", "float64")
+from jax_attn.dtypes import DTYPES
+from jax_attn.environment import install_line, present, settle_platforms
 
 
 @click.command("port")
@@ -130,10 +129,10 @@ def _carried_out(
     from jax_attn.cli.progress import bytes_counted
     from jax_attn.transfer import TransferError
     from jax_attn.transfer.arrays import specs
-    from jax_attn.transfer.carrying import Carried, prove
-    from jax_attn.transfer.port_files import read_again, refused_target, staged, unfinished, write
-    from jax_attn.transfer.porting import plan_port
-    from jax_attn.transfer.stamps import changed
+    from jax_attn.transfer.files.changed_files import changed
+    from jax_attn.transfer.port.carry_and_prove import Carried, prove
+    from jax_attn.transfer.port.files import read_again, refused_target, staged, unfinished, write
+    from jax_attn.transfer.port.plan import plan_port
 
     total = sum(spec.nbytes for spec in specs(job.tensors)[0].values())
     with bytes_counted("looking", total) as looked_at:
@@ -177,8 +176,8 @@ def _carried_out(
 def _checked(job: Job, port: Any, written: Mapping[str, Any], document: dict[str, Any]) -> int:
     """Verify the attention of what was written."""
     from jax_attn.cli.progress import tracked
-    from jax_attn.parity.compare import Verdict
-    from jax_attn.parity.ported import survey_port, verify_port
+    from jax_attn.parity.checkpoint.verify_port import survey_port, verify_port
+    from jax_attn.parity.judge.compare import Verdict
 
     found = survey_port(job.tensors, job.config, port, job.table.sizes)
     verified = ([verify_port(item, job.tensors, written, port)] for item in found)
@@ -199,7 +198,8 @@ def _say(document: dict[str, Any], as_json: bool) -> None:
     if as_json:
         import json
 
-        from jax_attn.parity import environment, report
+        from jax_attn import environment
+        from jax_attn.report import results as report
 
         plain = dict(document)
         if "plan" in plain:
@@ -211,7 +211,8 @@ def _say(document: dict[str, Any], as_json: bool) -> None:
         click.echo(json.dumps(plain, indent=1))
         return
     if "check" in document:
-        from jax_attn.parity.report import cases_table, console
+        from jax_attn.parity.judge.text import console
+        from jax_attn.report.results import cases_table
 
         console().print(cases_table(document["check"]))
         for result in document["check"]:

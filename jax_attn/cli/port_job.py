@@ -52,13 +52,13 @@ def imported(named: str) -> Any:
 
 def prepared(source: Path, to: str, layout: Any, strip: str, heads: Mapping[str, Any]) -> Job:
     """Open, strip, and find the table. Raises TransferError."""
-    from jax_attn.parity.config import read_config
     from jax_attn.transfer import Problem, TransferError, load_checkpoint
     from jax_attn.transfer.families import FAMILIES, family_of
-    from jax_attn.transfer.port_files import CONFIGS, RECORD, beside, read_again, read_record
-    from jax_attn.transfer.port_table import by_family, by_layout
-    from jax_attn.transfer.prefixes import stripped, unwrapped
-    from jax_attn.transfer.stamps import stamped
+    from jax_attn.transfer.files.changed_files import stamped
+    from jax_attn.transfer.files.prefixes import stripped, unwrapped
+    from jax_attn.transfer.inspect.config import read_config
+    from jax_attn.transfer.port.files import CONFIGS, RECORD, beside, read_again, read_record
+    from jax_attn.transfer.port.table import by_family, by_layout
 
     stamps = stamped(beside(source) / name for name in (*CONFIGS, RECORD))
     found = read_config(source)

@@ -14,26 +14,28 @@ def verify_power(
     beside: names of bugs beside those of the matrix, an encoder's and of training. whole: whether
     the cases are all rows, so that one is made for each bug. Writes power.json into `report`.
     """
+    from jax_attn import environment
     from jax_attn.cli.outcome import tell
     from jax_attn.cli.progress import tracked
     from jax_attn.cli.verify import FAIL, NONE_LEFT, PASS
-    from jax_attn.parity import environment, power, sweep
-    from jax_attn.parity.mutants import MUTANTS
-    from jax_attn.parity.training_mutants import BESIDE, tried
+    from jax_attn.parity import process_pool
+    from jax_attn.parity.bugs import kill_report
+    from jax_attn.parity.bugs.catalogue import MUTANTS
+    from jax_attn.parity.training.bugs import BESIDE, tried
 
-    work = sweep.power_tasks(cases) + [(tried, (name,)) for name in beside]
+    work = process_pool.power_tasks(cases) + [(tried, (name,)) for name in beside]
     if not work:
         raise click.UsageError(NONE_LEFT)
-    blocks = tracked(([block] for block in sweep.run(work)), len(work))
+    blocks = tracked(([block] for block in process_pool.run(work)), len(work))
     kills = [kill for block in blocks for kill in block]
     mutants = [*MUTANTS, *BESIDE]
     kills.sort(key=lambda kill: (mutants.index(kill.mutant), kill.case))
-    document = power.as_json(kills, mutants, environment.describe())
+    document = kill_report.as_json(kills, mutants, environment.describe())
     tell(
         document,
-        [power.table(kills), *power.summary_lines(kills, mutants, whole)],
+        [kill_report.table(kills), *kill_report.summary_lines(kills, mutants, whole)],
         files={"power.json": document},
         report=report,
         as_json=as_json,
     )
-    return PASS if power.passes(kills, mutants, whole) else FAIL
+    return PASS if kill_report.passes(kills, mutants, whole) else FAIL

@@ -10,7 +10,8 @@ import click
 from jax_attn.cli.outcome import expect_writable
 from jax_attn.cli.verify_checkpoint import expect_torch_side
 from jax_attn.cli.verify_modes import expected_mode
-from jax_attn.parity.environment import install_line, present, settle_platforms
+from jax_attn.dtypes import DTYPES
+from jax_attn.environment import install_line, present, settle_platforms
 
 PASS, FAIL, USAGE, ENVIRONMENT, INCONCLUSIVE = 0, 1, 2, 3, 4
 STATUS = {"PASS": PASS, "FAIL": FAIL, "INCONCLUSIVE": INCONCLUSIVE}
@@ -92,19 +93,19 @@ def command(
     settle_platforms()
     if calibrate:
         from jax_attn.cli.calibrate import verify_calibration
-        from jax_attn.parity import programs
+        from jax_attn.parity.calibration import configurations as programs
 
-        expect_known("--dtype", dtypes, programs.DTYPES)
+        expect_known("--dtype", dtypes, DTYPES)
         chosen_ones = programs.configurations(configurations, seed, dtypes, pattern)
         if not chosen_ones:
             raise click.UsageError(NONE_LEFT)
         sys.exit(verify_calibration(chosen_ones, seed=seed, report=report, as_json=as_json))
     if power:
         from jax_attn.cli.power import verify_power
-        from jax_attn.parity import training_mutants
+        from jax_attn.parity.training import bugs
 
         rows = selected(designs, dtypes, pattern)
-        beside = [] if designs else training_mutants.beside(dtypes, pattern)
+        beside = [] if designs else bugs.beside(dtypes, pattern)
         whole = not (designs or dtypes or pattern)
         sys.exit(verify_power(rows, beside, whole=whole, report=report, as_json=as_json))
     if checkpoint:
@@ -121,11 +122,11 @@ def verify_matrix(designs, dtypes, backend, pattern, implementation=None):
     work, rows = chosen(designs, dtypes, backend, pattern, implementation)
 
     from jax_attn.cli.progress import tracked
-    from jax_attn.parity import sweep
+    from jax_attn.parity import process_pool
 
     # Processes would each take the whole of a GPU or a TPU.
     processes = None if available() <= {"cpu"} else 1
-    found = tracked(sweep.run(work, processes), sweep.size(work))
+    found = tracked(process_pool.run(work, processes), process_pool.size(work))
     order = {case.name: i for i, case in enumerate(c for chosen in rows.values() for c in chosen)}
     results = sorted((r for r in found if not isinstance(r, dict)), key=lambda r: order[r.name])
     compiled = [r for r in found if isinstance(r, dict)]
@@ -135,7 +136,8 @@ def verify_matrix(designs, dtypes, backend, pattern, implementation=None):
 def chosen(designs, dtypes, backend, pattern, implementation):
     """The work that the filters leave, and the cases by backend."""
     from jax_attn.attention.dispatch import KERNELS
-    from jax_attn.parity import cases, sweep
+    from jax_attn.parity import process_pool
+    from jax_attn.parity.matrix import cases
 
     if implementation is not None:
         expect_known("--implementation", (implementation,), KERNELS)
@@ -152,7 +154,9 @@ def chosen(designs, dtypes, backend, pattern, implementation):
         missing("jax was told to leave the CPU out: add cpu to JAX_PLATFORMS")
     rows = {b: measured for b in asked if b in here}
     work = [
-        task for b, chosen in rows.items() for task in sweep.tasks(chosen, b, (), implementation)
+        task
+        for b, chosen in rows.items()
+        for task in process_pool.tasks(chosen, b, (), implementation)
     ]
     if "tpu" in asked and "tpu" not in here:
         rows["tpu"] = emulated
@@ -160,7 +164,7 @@ def chosen(designs, dtypes, backend, pattern, implementation):
         # What is compiled is no case: a filter on cases leaves it out.
         compiled = () if pattern or dtypes or implementation else compiled
         compiled += cases.COMPILED_KERNELS if compiled and not designs else ()
-        work += sweep.tasks(rows["tpu"], "tpu", compiled, implementation)
+        work += process_pool.tasks(rows["tpu"], "tpu", compiled, implementation)
     if not any(rows.values()):
         raise click.UsageError(NONE_LEFT)
     return work, rows
@@ -168,8 +172,7 @@ def chosen(designs, dtypes, backend, pattern, implementation):
 
 def selected(designs, dtypes, pattern, cases=None):
     """The cases that the filters leave, of the built-in matrix unless given."""
-    from jax_attn.parity.cases import FACTORS, matrix
-    from jax_attn.parity.signature import DTYPES
+    from jax_attn.parity.matrix.cases import FACTORS, matrix
 
     expect_known("--design", designs, dict.fromkeys(d.partition("/")[0] for d in FACTORS))
     expect_known("--dtype", dtypes, DTYPES)
@@ -207,11 +210,11 @@ def available() -> set[str]:
 
 def present_outcome(results, compiled, *, report: Path | None, as_json: bool) -> int:
     """Print, write, and return the exit status."""
+    from jax_attn import environment
     from jax_attn.cli.outcome import tell
-    from jax_attn.parity import environment
-    from jax_attn.parity import report as reports
-    from jax_attn.parity.compare import Verdict
-    from jax_attn.parity.report_files import RESULT
+    from jax_attn.parity.judge.compare import Verdict
+    from jax_attn.report import results as reports
+    from jax_attn.report.files import RESULT
 
     where = environment.describe()
     document = reports.as_json(results, where, compiled)
@@ -221,7 +224,7 @@ def present_outcome(results, compiled, *, report: Path | None, as_json: bool) ->
         [
             reports.cases_table(results),
             *([reports.compiled_table(compiled)] if compiled else []),
-            *(reports.result_table(r) for r in results if r.verdict is not Verdict.PASS),
+            *(r for r in results if r.verdict is not Verdict.PASS),
             *reports.summary_lines(results, compiled),
         ],
         files=dict(zip(RESULT, (document, summary), strict=True)),

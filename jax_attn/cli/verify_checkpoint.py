@@ -18,7 +18,7 @@ def expect_torch_side(path: Path) -> None:
     if not os.path.exists(path):
         raise click.UsageError(f"CHECKPOINT: expected a file or a folder, got {path}: none there")
     from jax_attn.transfer import TransferError
-    from jax_attn.transfer.port_files import read_record
+    from jax_attn.transfer.port.files import read_record
 
     try:
         is_flax = read_record(path).get("to") == "flax"
@@ -40,11 +40,11 @@ def verify_checkpoint(path: Path, num_heads: int | None, num_kv_heads: int | Non
             raise click.UsageError(f"{option}: expected a whole number above 0, got {value!r}")
 
     from jax_attn.cli.progress import tracked
-    from jax_attn.parity.config import UnknownHeadsError, read_config
-    from jax_attn.parity.discover import pattern
-    from jax_attn.parity.layer import Layer, verify
-    from jax_attn.parity.survey import survey
+    from jax_attn.parity.checkpoint.layer import Layer, verify
+    from jax_attn.parity.checkpoint.survey import survey
     from jax_attn.transfer import TransferError, load_checkpoint
+    from jax_attn.transfer.inspect.config import UnknownHeadsError, read_config
+    from jax_attn.transfer.inspect.discover import pattern
 
     try:
         with load_checkpoint(path) as checkpoint:

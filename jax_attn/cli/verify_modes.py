@@ -5,7 +5,7 @@ from typing import NamedTuple
 import click
 from click.core import ParameterSource
 
-from jax_attn.parity.report_files import RESULT
+from jax_attn.report.files import RESULT
 
 
 class Mode(NamedTuple):

@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_attn.attention import Mask, checks, parts
-from jax_attn.attention.blocked import FEW_SCORES
+from jax_attn.attention import Mask, checks
 from jax_attn.attention.call import Call, checked_call
-from jax_attn.nn import pages
+from jax_attn.attention.kernels import pages, parts
+from jax_attn.attention.kernels.blocked import FEW_SCORES
 
 # Of the arrays that a cache lies in, each is as large as all before it. A step reads those that
 # hold something, whole, as XLA:CPU multiplies by an array at twice the speed at which it first

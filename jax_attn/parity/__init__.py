@@ -3,12 +3,12 @@
 import importlib
 
 _HOMES = {
-    "check": "jax_attn.parity.verdict",
-    "check_training": "jax_attn.parity.training",
-    "optax_like": "jax_attn.parity.optimizers",
-    "Result": "jax_attn.parity.result",
-    "ParityError": "jax_attn.parity.result",
-    "Verdict": "jax_attn.parity.compare",
+    "check": "jax_attn.parity.checking.check",
+    "check_training": "jax_attn.parity.training.check_training",
+    "optax_like": "jax_attn.parity.training.optax_like",
+    "Result": "jax_attn.parity.judge.result",
+    "ParityError": "jax_attn.parity.judge.result",
+    "Verdict": "jax_attn.parity.judge.compare",
 }
 
 __all__ = ["ParityError", "Result", "Verdict", "check", "check_training", "optax_like"]

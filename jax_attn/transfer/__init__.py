@@ -7,9 +7,11 @@ and `export_optimizer` import jax and flax when first used; a file of torch's ow
 import importlib
 
 from jax_attn.transfer.arrays import as_numpy
-from jax_attn.transfer.checkpoint import Checkpoint, load_checkpoint
-from jax_attn.transfer.layout import Layout, spellings
-from jax_attn.transfer.layouts import (
+from jax_attn.transfer.files.checkpoint import Checkpoint, load_checkpoint
+from jax_attn.transfer.files.writing import save_checkpoint
+from jax_attn.transfer.problems import Problem, TransferError
+from jax_attn.transfer.table.layout import Layout, spellings
+from jax_attn.transfer.table.layouts import (
     EMBEDDING,
     FLAX_NAMES,
     FROM_HEADS,
@@ -19,16 +21,23 @@ from jax_attn.transfer.layouts import (
     PLAIN_PIPELINE,
     TO_HEADS,
 )
-from jax_attn.transfer.problems import Problem, TransferError
-from jax_attn.transfer.rotary_steps import to_half_split, to_interleaved
-from jax_attn.transfer.rows import either, ignored, refused, row, tied
-from jax_attn.transfer.step import Sizes, Step
-from jax_attn.transfer.steps import conv, grouped, heads, heads_in, inward, joined, linear, packed
-from jax_attn.transfer.writing import save_checkpoint
+from jax_attn.transfer.table.rotary_steps import to_half_split, to_interleaved
+from jax_attn.transfer.table.rows import either, ignored, refused, row, tied
+from jax_attn.transfer.table.step import Sizes, Step
+from jax_attn.transfer.table.steps import (
+    conv,
+    grouped,
+    heads,
+    heads_in,
+    inward,
+    joined,
+    linear,
+    packed,
+)
 
-_HOMES = dict.fromkeys(("Plan", "export", "flatten", "load", "plan"), "state")
-_HOMES |= dict.fromkeys(("export_optimizer", "load_optimizer"), "optimizer")
-_HOMES |= dict.fromkeys(("Proposal", "infer"), "proposal")
+_HOMES = dict.fromkeys(("Plan", "export", "flatten", "load", "plan"), "nnx.state")
+_HOMES |= dict.fromkeys(("export_optimizer", "load_optimizer"), "optimizer.carry")
+_HOMES |= dict.fromkeys(("Proposal", "infer"), "proposal.infer")
 
 __all__ = [
     "EMBEDDING",

@@ -5,11 +5,11 @@ As a decoder it is causal, and may have cross-attention besides.
 
 from jax_attn.transfer.families.config import Reading
 from jax_attn.transfer.families.family import Family, Place, Traits
-from jax_attn.transfer.layout import Layout, spellings
-from jax_attn.transfer.layouts import EMBEDDING, FROM_HEADS, LAYER_NORM, LINEAR, TO_HEADS
-from jax_attn.transfer.rows import ignored, refused, row, tied
-from jax_attn.transfer.step import Sizes
-from jax_attn.transfer.steps import linear
+from jax_attn.transfer.table.layout import Layout, spellings
+from jax_attn.transfer.table.layouts import EMBEDDING, FROM_HEADS, LAYER_NORM, LINEAR, TO_HEADS
+from jax_attn.transfer.table.rows import ignored, refused, row, tied
+from jax_attn.transfer.table.step import Sizes
+from jax_attn.transfer.table.steps import linear
 
 _CROSS = "crossattention"
 _COUNTED = "numbers counted from 0, worked out anew"

@@ -3,9 +3,9 @@
 from jax_attn.transfer.families.config import Reading
 from jax_attn.transfer.families.decoders import MLP, NORMS, heads
 from jax_attn.transfer.families.family import BiasTraits, Family, Place, Traits
-from jax_attn.transfer.layout import Layout
-from jax_attn.transfer.layouts import BY_TURNS, EMBEDDING, FROM_HEADS, LAYER_NORM
-from jax_attn.transfer.step import Sizes
+from jax_attn.transfer.table.layout import Layout
+from jax_attn.transfer.table.layouts import BY_TURNS, EMBEDDING, FROM_HEADS, LAYER_NORM
+from jax_attn.transfer.table.step import Sizes
 
 
 def _block(config: Reading) -> Layout:

@@ -1,9 +1,9 @@
 """What transformers' decoders have in common: norms, perceptrons, and heads without a root."""
 
 from jax_attn.transfer.families.config import Reading
-from jax_attn.transfer.layout import Layout
-from jax_attn.transfer.layouts import BIASLESS, LAYER_NORM, LINEAR, RMS_NORM
-from jax_attn.transfer.rows import tied
+from jax_attn.transfer.table.layout import Layout
+from jax_attn.transfer.table.layouts import BIASLESS, LAYER_NORM, LINEAR, RMS_NORM
+from jax_attn.transfer.table.rows import tied
 
 NORMS = Layout(
     LAYER_NORM.under("input_layernorm", "attention_norm"),

@@ -9,8 +9,8 @@ from jax_attn.transfer.families.config import Reading
 from jax_attn.transfer.families.decoders import MLP, NORMS, heads
 from jax_attn.transfer.families.family import BiasTraits, Family, Place, Traits
 from jax_attn.transfer.families.rope import FREQUENCIES, rotary
-from jax_attn.transfer.layout import Layout
-from jax_attn.transfer.layouts import (
+from jax_attn.transfer.table.layout import Layout
+from jax_attn.transfer.table.layouts import (
     BIASLESS,
     BY_TURNS,
     EMBEDDING,
@@ -18,7 +18,7 @@ from jax_attn.transfer.layouts import (
     IN_TURN,
     LAYER_NORM,
 )
-from jax_attn.transfer.step import Sizes
+from jax_attn.transfer.table.step import Sizes
 
 _DEFAULTS = {
     "hidden_size": 4544,

@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from jax_attn.transfer.families.config import DECODER_LAYERS, LAYERS, Reading, reading
-from jax_attn.transfer.layout import Layout, spellings
-from jax_attn.transfer.rows import bindings, filled
-from jax_attn.transfer.step import Sizes
+from jax_attn.transfer.table.layout import Layout, spellings
+from jax_attn.transfer.table.rows import bindings, filled
+from jax_attn.transfer.table.step import Sizes
 
 Config = Mapping[str, Any]
 

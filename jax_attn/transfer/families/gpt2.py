@@ -3,11 +3,11 @@
 from jax_attn.transfer.families.config import Reading
 from jax_attn.transfer.families.decoders import heads as decoder_heads
 from jax_attn.transfer.families.family import Family, Place, Traits
-from jax_attn.transfer.layout import Layout
-from jax_attn.transfer.layouts import EMBEDDING, LAYER_NORM, LINEAR, QKV_BIASES, QKV_KERNELS
-from jax_attn.transfer.rows import ignored, row
-from jax_attn.transfer.step import Sizes
-from jax_attn.transfer.steps import heads, heads_in, linear, packed
+from jax_attn.transfer.table.layout import Layout
+from jax_attn.transfer.table.layouts import EMBEDDING, LAYER_NORM, LINEAR, QKV_BIASES, QKV_KERNELS
+from jax_attn.transfer.table.rows import ignored, row
+from jax_attn.transfer.table.step import Sizes
+from jax_attn.transfer.table.steps import heads, heads_in, linear, packed
 
 CONV1D = Layout(
     row("weight", "kernel"),  # transformers' Conv1D has Flax's order

@@ -3,9 +3,9 @@
 from jax_attn.transfer.families import gpt2
 from jax_attn.transfer.families.config import Reading
 from jax_attn.transfer.families.family import Family, Place, Traits
-from jax_attn.transfer.layout import Layout
-from jax_attn.transfer.layouts import BY_TURNS, FROM_HEADS, IN_TURN, LINEAR
-from jax_attn.transfer.step import Sizes
+from jax_attn.transfer.table.layout import Layout
+from jax_attn.transfer.table.layouts import BY_TURNS, FROM_HEADS, IN_TURN, LINEAR
+from jax_attn.transfer.table.step import Sizes
 
 
 def _multi_query(config: Reading) -> bool:

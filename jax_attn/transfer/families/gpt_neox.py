@@ -4,11 +4,11 @@ from jax_attn.transfer.families.config import Reading
 from jax_attn.transfer.families.decoders import MLP, NORMS, TASKS
 from jax_attn.transfer.families.family import Family, Place, Traits
 from jax_attn.transfer.families.rope import FREQUENCIES, rotary
-from jax_attn.transfer.layout import Layout
-from jax_attn.transfer.layouts import BY_TURNS, EMBEDDING, FROM_HEADS, LAYER_NORM
-from jax_attn.transfer.rows import either, ignored, row, tied
-from jax_attn.transfer.step import Sizes
-from jax_attn.transfer.steps import linear
+from jax_attn.transfer.table.layout import Layout
+from jax_attn.transfer.table.layouts import BY_TURNS, EMBEDDING, FROM_HEADS, LAYER_NORM
+from jax_attn.transfer.table.rows import either, ignored, row, tied
+from jax_attn.transfer.table.step import Sizes
+from jax_attn.transfer.table.steps import linear
 
 _DEFAULTS = {
     "hidden_size": 6144,

@@ -4,9 +4,16 @@ from jax_attn.transfer.families.config import Reading
 from jax_attn.transfer.families.decoders import RMS_NORMS, heads
 from jax_attn.transfer.families.family import Family, NormTraits, Place, Traits
 from jax_attn.transfer.families.rope import FREQUENCIES, rotary
-from jax_attn.transfer.layout import Layout
-from jax_attn.transfer.layouts import BIASLESS, EMBEDDING, FROM_HEADS, LINEAR, RMS_NORM, TO_HEADS
-from jax_attn.transfer.step import Sizes
+from jax_attn.transfer.table.layout import Layout
+from jax_attn.transfer.table.layouts import (
+    BIASLESS,
+    EMBEDDING,
+    FROM_HEADS,
+    LINEAR,
+    RMS_NORM,
+    TO_HEADS,
+)
+from jax_attn.transfer.table.step import Sizes
 
 _SHARED = {
     "hidden_size": 4096,

@@ -6,11 +6,11 @@ Flax side is that of transformers' Llama, and through the two tables the one bec
 
 from jax_attn.transfer.families.config import Reading
 from jax_attn.transfer.families.family import Family, Place, RotaryTraits, Traits
-from jax_attn.transfer.layout import Layout
-from jax_attn.transfer.layouts import BIASLESS, EMBEDDING, FROM_HEADS, RMS_NORM, TO_HEADS
-from jax_attn.transfer.rotary_steps import to_half_split
-from jax_attn.transfer.rows import ignored
-from jax_attn.transfer.step import Sizes
+from jax_attn.transfer.table.layout import Layout
+from jax_attn.transfer.table.layouts import BIASLESS, EMBEDDING, FROM_HEADS, RMS_NORM, TO_HEADS
+from jax_attn.transfer.table.rotary_steps import to_half_split
+from jax_attn.transfer.table.rows import ignored
+from jax_attn.transfer.table.step import Sizes
 
 _SCALED = {
     "factor": 8.0,

@@ -4,8 +4,8 @@ from typing import Any
 
 from jax_attn.transfer.families.config import Reading
 from jax_attn.transfer.families.family import RotaryTraits
-from jax_attn.transfer.layout import Layout
-from jax_attn.transfer.rows import ignored
+from jax_attn.transfer.table.layout import Layout
+from jax_attn.transfer.table.rows import ignored
 
 FREQUENCIES = Layout(ignored("rotary_emb.inv_freq", "frequencies, worked out from the config"))
 """What old files hold of them."""

@@ -8,11 +8,18 @@ import re
 
 from jax_attn.transfer.families.config import Reading
 from jax_attn.transfer.families.family import BiasTraits, Family, Place, Traits
-from jax_attn.transfer.layout import Layout
-from jax_attn.transfer.layouts import BIASLESS, EMBEDDING, FROM_HEADS, LINEAR, RMS_NORM, TO_HEADS
-from jax_attn.transfer.rows import either, ignored, row, tied
-from jax_attn.transfer.step import Sizes
-from jax_attn.transfer.steps import linear
+from jax_attn.transfer.table.layout import Layout
+from jax_attn.transfer.table.layouts import (
+    BIASLESS,
+    EMBEDDING,
+    FROM_HEADS,
+    LINEAR,
+    RMS_NORM,
+    TO_HEADS,
+)
+from jax_attn.transfer.table.rows import either, ignored, row, tied
+from jax_attn.transfer.table.step import Sizes
+from jax_attn.transfer.table.steps import linear
 
 _SELF, _CROSS = "layer.0.SelfAttention", "layer.1.EncDecAttention"
 _HEADS = {"t5": 8}

@@ -2,11 +2,11 @@
 
 from jax_attn.transfer.families.config import Reading
 from jax_attn.transfer.families.family import Family, Place, Traits
-from jax_attn.transfer.layout import Layout, spellings
-from jax_attn.transfer.layouts import FROM_HEADS, LAYER_NORM, LINEAR, TO_HEADS
-from jax_attn.transfer.rows import row
-from jax_attn.transfer.step import Sizes
-from jax_attn.transfer.steps import conv
+from jax_attn.transfer.table.layout import Layout, spellings
+from jax_attn.transfer.table.layouts import FROM_HEADS, LAYER_NORM, LINEAR, TO_HEADS
+from jax_attn.transfer.table.rows import row
+from jax_attn.transfer.table.step import Sizes
+from jax_attn.transfer.table.steps import conv
 
 _CONV = Layout(
     row("weight", "kernel", conv),

@@ -1,0 +1,1 @@
+"""Attention on one device: every kernel, that of the cache too."""

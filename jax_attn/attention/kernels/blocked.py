@@ -1,0 +1,292 @@
+"""Attention tile by tile: no T×S array, forward or backward, on any backend.
+
+Forward, the softmax is taken online (Milakov & Gimelshein, 2018; Rabe & Staats, 2021): each
+row of tiles keeps its running maximum, sum and weighted mean. Backward, each tile's weights are
+computed again from the saved log-sum-exp (Dao et al., "FlashAttention-2", 2023).
+"""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jax_attn.attention.call import Call
+from jax_attn.attention.kernels import dense
+from jax_attn.attention.kernels.tile import Sizes, Tile
+from jax_attn.attention.kernels.varying import varying
+
+# Fewer queries or scores a head than these and dense is as fast or faster: measured on XLA:CPU,
+# batch 1 to 64. From 128×128 up blocked was 1.1 to 8 times as fast forward; with the backward
+# pass as fast as dense, within a quarter, up to some 300×300, and faster above.
+FEW_QUERIES, FEW_SCORES = 32, 128 * 128
+# On other devices one tile after another leaves most of them idle: there it is for calls whose
+# scores would not reasonably fit. Not measured.
+MANY_BYTES = 2**30
+
+
+def refusals(call: Call) -> list[str]:
+    """Why the call cannot be cut into tiles."""
+    sizes = {"B": call.B, "T": call.T, "S": call.S, "N": call.N, "K": call.K}
+    unknown = [f"{axis} = {n}" for axis, n in sizes.items() if not isinstance(n, int)]
+    return [f"tiles are cut of known sizes, not of {', '.join(unknown)}"] if unknown else []
+
+
+def drawbacks(call: Call, platform: str) -> list[str]:
+    """Why dense is to be preferred for the call on the platform: cpu, cuda or tpu."""
+    if platform != "cpu":
+        scores = call.B * call.N * call.T * call.S * jnp.dtype(call.softmax_dtype).itemsize
+        fit = f"dense is preferred on {platform} while its scores fit in 1 GiB"
+        return [f"{fit}, here {scores / 2**20:.0f} MiB"] if scores <= MANY_BYTES else []
+    if call.T < FEW_QUERIES:
+        return [f"dense is as fast for fewer than {FEW_QUERIES} queries, here {call.T}"]
+    if call.T * call.S < FEW_SCORES:
+        return [f"dense is faster below {FEW_SCORES} scores a head, here {call.T}·{call.S}"]
+    return []
+
+
+def attention(call: Call) -> jax.Array:
+    """softmax(scale·QKᵀ)·V with all that the call asks for; (B, T, N, Hv)."""
+    if call.dropout is not None and call.dropout.rate in (0, 1):
+        if call.dropout.rate:
+            return jnp.zeros((*call.query.shape[:3], call.value.shape[3]), call.query.dtype)
+        call = dataclasses.replace(call, dropout=None)
+    if call.B == 0:
+        return dense.attention(call)  # there is no tile to cut
+    out, _ = with_lse(call)
+    return out.astype(call.query.dtype)
+
+
+def with_lse(call: Call) -> tuple[jax.Array, jax.Array]:
+    """The output (B, T, N, Hv) and its log-sum-exp (B, N, T), +∞ where nothing is visible.
+
+    Both in the softmax's dtype; B is 1 or more.
+    """
+    return _attention(tile_sizes(call), varying(call, call))
+
+
+# Measured on XLA:CPU, two threads, H = 64, 512 to 4096 queries: a tile's products must be large
+# enough for the threads to pay, so that fewer than 512 rows a head run at half the speed, while
+# 256 to 1024 keys make no difference. But XLA:CPU adds up a product's terms in one chain: with
+# 1024 keys in a tile the error is 1.66 times that of torch's kernel, with 512 1.30, with 256 1.08.
+ROWS, KEYS = 4096, 256
+# Where a band's edge cuts tiles, half of their scores count for nothing.
+QUERIES, QUERIES_IN_BAND = 1024, 512
+
+
+def tile_sizes(call: Call) -> Sizes:
+    """How large the tiles of this call are."""
+    banded = call.mask.lo is not None or call.mask.hi is not None
+    T = _even(call.T, min(QUERIES_IN_BAND if banded else QUERIES, max(1, ROWS // call.G)))
+    heads = [K for K in range(1, call.K + 1) if call.K % K == 0 and K * call.G * T <= ROWS]
+    return Sizes(max(heads, default=1), T, _even(call.S, KEYS))
+
+
+def _even(n: int, most: int) -> int:
+    """At most `most`, and as few of them over n: tiles of equal size overlap least.
+
+    In whole vectors of eight where there are several.
+    """
+    count = -(-n // most)
+    size = -(-n // count)
+    return n if count == 1 else min(most, -(-size // 8) * 8)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attention(sizes: Sizes, call: Call) -> tuple[jax.Array, jax.Array]:
+    return _forward(sizes, call)
+
+
+def _attention_fwd(sizes, call):
+    out, lse = _attention(sizes, call)
+    return (out, lse), (call, out, lse)
+
+
+def _attention_bwd(sizes, saved, cotangents):
+    return (_gradients(sizes, *saved, *cotangents),)
+
+
+_attention.defvjp(_attention_fwd, _attention_bwd)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _gradients(sizes: Sizes, call: Call, out, lse, d_out, d_lse) -> Call:
+    return _backward(sizes, call, out, lse, d_out, d_lse)
+
+
+def _gradients_fwd(sizes, call, out, lse, d_out, d_lse):
+    """A second derivative is dense's, with its memory: of call and cotangents; the rest follows."""
+
+    def gradients(arrays, cotangents):
+        _, pull = jax.vjp(lambda arrays: dense.with_lse(_with(call, arrays)), arrays)
+        return pull(cotangents)[0]
+
+    made, pull = jax.vjp(gradients, _arrays(call), (d_out, d_lse))
+    return _with(call, made, mask=None, dropout=None), (pull, out, lse)
+
+
+def _gradients_bwd(sizes, saved, d_made):
+    del sizes
+    pull, out, lse = saved
+    d_arrays, d_cotangents = pull(_arrays(d_made))
+    d_call = _with(d_made, d_arrays)
+    return d_call, jnp.zeros_like(out), jnp.zeros_like(lse), *d_cotangents
+
+
+_gradients.defvjp(_gradients_fwd, _gradients_bwd)
+
+
+def _arrays(call: Call) -> tuple:
+    return call.query, call.key, call.value, call.bias
+
+
+def _with(call: Call, arrays: tuple, **others) -> Call:
+    names = ("query", "key", "value", "bias")
+    return dataclasses.replace(call, **dict(zip(names, arrays, strict=True)), **others)
+
+
+# Eager calls would compile their loops anew each time: JAX knows a loop by its functions, which
+# are made anew.
+_compiled = functools.partial(jax.jit, static_argnums=0, inline=True)
+
+
+@_compiled
+def _forward(sizes: Sizes, call: Call) -> tuple[jax.Array, jax.Array]:
+    """The output (B, T, N, Hv) and the log-sum-exp (B, N, T), +∞ where nothing is visible.
+
+    Both in the softmax's dtype.
+    """
+    dtype = call.softmax_dtype
+    rows_KGT = (sizes.K, call.G, sizes.T)
+    Hv = call.value.shape[3]
+
+    def row(n, made):
+        row = Tile.row(call, sizes, n)
+        q_KGTH = row.queries(call.query).astype(dtype)
+
+        def column(j, running):
+            max_KGT, sum_KGT, out_KGTH = running
+            tile = row.column(j)
+            scores = _scores(tile, _products(tile, q_KGTH), *_additive(tile))
+            new_KGT = jnp.maximum(max_KGT, scores.max(axis=-1))
+            # A row that has seen nothing yet has no maximum to subtract.
+            base_KGT = jnp.where(new_KGT == -jnp.inf, 0, new_KGT)
+            # Without the barrier XLA computes the exponentials twice: for the sum, and for V.
+            p_KGTS = lax.optimization_barrier(jnp.exp(scores - base_KGT[..., None]))
+            kept_KGT = jnp.exp(max_KGT - base_KGT)
+            sum_KGT = sum_KGT * kept_KGT + p_KGTS.sum(axis=-1)
+            p_KGTS = _dropped(tile, p_KGTS)
+            v_KSH = tile.keys(call.value).astype(dtype)
+            more_KGTH = _dot("KGTS,KSH->KGTH", p_KGTS, v_KSH, call)
+            return new_KGT, sum_KGT, out_KGTH * kept_KGT[..., None] + more_KGTH
+
+        nothing = (
+            jnp.full(rows_KGT, -jnp.inf, dtype),
+            jnp.zeros(rows_KGT, dtype),
+            jnp.zeros((*rows_KGT, Hv), dtype),
+        )
+        nothing = varying(nothing, call)
+        max_KGT, sum_KGT, out_KGTH = lax.fori_loop(*row.reach(), column, nothing)
+        empty_KGT = sum_KGT == 0
+        sum_KGT = jnp.where(empty_KGT, 1, sum_KGT)
+        lse_KGT = jnp.where(empty_KGT, jnp.inf, max_KGT + jnp.log(sum_KGT))
+        out, lse = made
+        return row.put_queries(out, out_KGTH / sum_KGT[..., None]), row.put_rows(lse, lse_KGT)
+
+    out = jnp.zeros((call.B, call.T, call.N, Hv), dtype)
+    lse = jnp.zeros((call.B, call.N, call.T), dtype)
+    return lax.fori_loop(0, _rows(call, sizes), row, varying((out, lse), call))
+
+
+@_compiled
+def _backward(sizes: Sizes, call: Call, out, lse, d_out, d_lse) -> Call:
+    """The cotangents of query, key, value and bias, in a Call whose other arrays are None."""
+    dtype = call.softmax_dtype
+    delta_BNT = jnp.einsum("BTNH,BTNH->BNT", d_out, out, precision="highest") - d_lse
+
+    def row(n, grads):
+        row = Tile.row(call, sizes, n)
+        q_KGTH = row.queries(call.query).astype(dtype)
+        d_out_KGTH = row.queries(d_out)
+        # A query that another tile has, too, counts there alone: here it has no weights.
+        lse_KGT = jnp.where(row.own(), row.rows(lse), jnp.inf)
+        delta_KGT = row.rows(delta_BNT)
+
+        def column(j, running):
+            d_q_KGTH, d_key, d_value, d_bias = running
+            tile = row.column(j)
+            k_KSH = tile.keys(call.key).astype(dtype)
+            v_KSH = tile.keys(call.value).astype(dtype)
+            bias, allowed = _additive(tile)
+            scores, pull = jax.vjp(
+                lambda products, bias: _scores(tile, products, bias, allowed),
+                _products(tile, q_KGTH),
+                bias,
+            )
+            p_KGTS = jnp.exp(scores - lse_KGT[..., None])
+            d_p_KGTS = _dropped(tile, _dot("KGTH,KSH->KGTS", d_out_KGTH, v_KSH, call))
+            d_scores = p_KGTS * (d_p_KGTS - delta_KGT[..., None])
+            d_products, d_bias_tile = pull(d_scores)
+            # The head dimension first: XLA:CPU multiplies by a transposed tile at half the speed.
+            d_v_KHS = _dot("KGTH,KGTS->KHS", d_out_KGTH, _dropped(tile, p_KGTS), call)
+            d_k_KHS = _dot("KGTH,KGTS->KHS", q_KGTH, d_products, call)
+            d_q_KGTH += _dot("KGTS,KSH->KGTH", d_products, k_KSH, call)
+            if d_bias is not None:
+                d_bias = tile.add_scores(d_bias, d_bias_tile)
+            return d_q_KGTH, tile.add_keys(d_key, d_k_KHS), tile.add_keys(d_value, d_v_KHS), d_bias
+
+        d_query, *others = grads
+        d_q_KGTH = varying(jnp.zeros_like(q_KGTH), call)
+        d_q_KGTH, *others = lax.fori_loop(*row.reach(), column, (d_q_KGTH, *others))
+        return row.add_queries(d_query, d_q_KGTH), *others
+
+    arrays = _arrays(call)
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, dtype), arrays)
+    grads = lax.fori_loop(0, _rows(call, sizes), row, varying(zeros, call))
+    narrowed = [
+        None if x is None else g.astype(x.dtype) for x, g in zip(arrays, grads, strict=True)
+    ]
+    return _with(call, narrowed, mask=None, dropout=None)
+
+
+def _rows(call: Call, sizes: Sizes) -> int:
+    return call.B * (call.K // sizes.K) * -(-call.T // sizes.T)
+
+
+def _dot(letters: str, x: jax.Array, y: jax.Array, call: Call) -> jax.Array:
+    return jnp.einsum(letters, x, y, precision=call.precision)
+
+
+def _products(tile: Tile, q_KGTH: jax.Array) -> jax.Array:
+    k_KSH = tile.keys(tile.call.key).astype(q_KGTH.dtype)
+    return _dot("KGTH,KSH->KGTS", q_KGTH, k_KSH, tile.call)
+
+
+def _additive(tile: Tile):
+    """The tile's bias and what it may attend to; None where there is none."""
+    bias = tile.call.bias
+    bias = None if bias is None else tile.scores(bias).astype(tile.call.softmax_dtype)
+    return bias, tile.allowed()
+
+
+def _scores(tile: Tile, products_KGTS, bias, allowed) -> jax.Array:
+    """Products to scores: scale, softcap, bias, mask."""
+    call = tile.call
+    scores = call.scale * products_KGTS
+    if call.softcap is not None:
+        scores = call.softcap * jnp.tanh(scores / call.softcap)
+    if bias is not None:
+        scores = scores + bias
+    return scores if allowed is None else jnp.where(allowed, scores, -jnp.inf)
+
+
+def _dropped(tile: Tile, x_KGTS: jax.Array) -> jax.Array:
+    """x with the tile's dropout, the same each time."""
+    dropout = tile.call.dropout
+    if dropout is None:
+        return x_KGTS
+    drawn = dropout.keep is None
+    return dropout.where(
+        dropout.drawn(*tile.places()) if drawn else tile.scores(dropout.keep), x_KGTS
+    )

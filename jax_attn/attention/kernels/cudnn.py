@@ -1,0 +1,122 @@
+"""cuDNN's fused attention, for NVIDIA GPUs, by way of jax.nn: which calls it serves, and how.
+
+What it gives for a query that may attend to nothing is not ours to say, so such a query never
+reaches it: it is let see something, and its output is replaced by 0, which sends no gradient.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from jax_attn.attention import checks
+from jax_attn.attention.call import Call
+from jax_attn.attention.kernels import vendor
+
+DTYPES = ("float16", "bfloat16")
+
+
+def attention(call: Call, implementation: str = "cudnn") -> jax.Array:
+    """softmax(scale·QKᵀ)·V for a call that is not refused; (B, T, N, Hv).
+
+    implementation: jax.nn's; "xla" computes the same on any platform.
+    """
+    mask, bias = call.mask, call.bias
+    allowed, empty = mask.allowed, None
+    if bias is not None:
+        # A score of −∞ hides its key, which cuDNN can only be told with a mask.
+        seen = bias > -jnp.inf
+        allowed = seen if allowed is None else allowed & seen
+        bias = _over_scores(jnp.where(seen, bias, 0), call)
+    lengths = mask.kv_lengths
+    if lengths is not None:
+        lengths = jnp.broadcast_to(jnp.asarray(lengths), (call.B,))
+        empty = (lengths <= 0)[:, None, None, None]
+        lengths = jnp.clip(lengths, 1, call.S)
+    if allowed is not None:
+        allowed = _over_scores(jnp.asarray(allowed), call)
+        visible = mask.materialize(call.T, call.S) & allowed
+        empty = ~visible.any(axis=3, keepdims=True).swapaxes(1, 2)
+    out_BTNH = jax.nn.dot_product_attention(
+        call.query,
+        call.key,
+        call.value,
+        bias,
+        allowed,
+        scale=call.scale,
+        is_causal=mask.hi is not None,
+        key_value_seq_lengths=lengths,
+        local_window_size=None if mask.lo is None else (-mask.lo, 0),
+        implementation=implementation,
+    )
+    return _zeroed(out_BTNH, empty)
+
+
+def refusals(call: Call) -> list[str]:
+    """Every reason why cuDNN cannot serve the call."""
+    if unknown := vendor.unknown_sizes(call):
+        return unknown
+    mask, H, Hv = call.mask, call.H, call.value.shape[3]
+    traced = any(checks.is_array(edge) for edge in (mask.lo, mask.hi))
+    lo, hi = (None, None) if traced else (mask.lo, mask.hi)
+    written = call.bias is not None or mask.allowed is not None
+    sizes = f"here {call.T} and {call.S}"
+    too_long = H > 256 or (H > 128 and _asked(256) is not None)
+    absent = _asked(8)
+    return vendor.refusals(call, DTYPES, "the weights in the inputs' dtype") + vendor.said(
+        {
+            f"jax does not offer it here: {absent}": absent,
+            f"H must be a multiple of 8, here {H}": H % 8,
+            f"H may be 128 at most, 256 from Hopper on, here {H}": too_long,
+            f"Hv must be H, here {Hv} and {H}": Hv != H,
+            "under vmap jax's rules for it fail where only some arrays are mapped": any(
+                map(_mapped, jax.tree.leaves(call))
+            ),
+            "it has no softcap": call.softcap is not None,
+            "it takes no segments": mask.q_segments is not None,
+            "it takes no band that differs by row or is traced": traced,
+            "a band must end at the query itself": (lo, hi) != (None, None) and hi != 0,
+            "a band must hold the query itself": hi == 0 and lo is not None and lo > 0,
+            "a window's last queries would see nothing": lo is not None and call.S - lo < call.T,
+            "a window may leave nothing of the lengths": lo is not None
+            and mask.kv_lengths is not None,
+            f"with a bias or a mask T and S must be even, {sizes}": written
+            and (call.T % 2 or call.S % 2),
+            f"it adds a bias in the query's dtype, not in {_dtype(call.bias)}": call.bias
+            is not None
+            and call.bias.dtype != call.query.dtype,
+        }
+    )
+
+
+@functools.cache
+def _asked(H: int) -> str | None:
+    """What jax says against attention by cuDNN with this head_dim, in this process."""
+    x = jax.ShapeDtypeStruct((1, 1, 1, H), jnp.float16)
+    try:
+        jax.eval_shape(
+            functools.partial(jax.nn.dot_product_attention, implementation="cudnn"), x, x, x
+        )
+    except (RuntimeError, NotImplementedError) as error:
+        return str(error).rstrip(".")
+    return None
+
+
+def _mapped(x) -> bool:
+    while hasattr(x, "primal"):  # being differentiated, within the vmap
+        x = x.primal
+    return hasattr(x, "batch_dim")
+
+
+def _zeroed(out_BTNH: jax.Array, empty: jax.Array | None) -> jax.Array:
+    return out_BTNH if empty is None else jnp.where(empty, 0, out_BTNH)
+
+
+def _over_scores(x: jax.Array, call: Call) -> jax.Array:
+    """x in rank 4 with its last axes written out, T and S: what cuDNN takes."""
+    x = x.reshape((1,) * (4 - x.ndim) + x.shape)
+    return jnp.broadcast_to(x, (*x.shape[:2], call.T, call.S))
+
+
+def _dtype(x) -> str:
+    return "none" if x is None else str(x.dtype)

@@ -1,0 +1,57 @@
+"""Splash attention, Pallas's block-sparse kernel for TPUs: which calls it serves.
+
+It takes K and V as they are, for any number of query heads to each, and leaves out the blocks
+that a band hides; segments and lengths are hidden within blocks. It takes the scale on the query,
+in the query's dtype. On the matrix unit all its products are single bfloat16 passes summed in
+float32: for bfloat16 that rounds the weights, for float32 all four operands, which is what XLA
+does on a TPU at the default precision. Its gradients have no derivative, nor has it a jvp.
+"""
+
+import jax
+
+from jax_attn.attention import checks
+from jax_attn.attention.call import Call
+from jax_attn.attention.kernels import vendor
+
+# The longest whose blocks the compilers for v5e, v6e and tpu7x were seen to take.
+LONGEST_HEAD = 256
+# The kernel's smallest block; a call that leaves most of it empty is as well served by dense.
+BLOCK = 128
+
+
+def attention(call: Call, interpret: bool = False) -> jax.Array:
+    """softmax(scale·QKᵀ)·V for a call that is not refused; (B, T, N, Hv).
+
+    interpret: by Pallas's interpreter, on any platform, slowly; its products are not rounded.
+    """
+    from jax_attn.attention.kernels import splash_kernel
+
+    return splash_kernel.attention(call, interpret)
+
+
+def refusals(call: Call) -> list[str]:
+    """Every reason why splash cannot serve the call."""
+    if unknown := vendor.unknown_sizes(call):
+        return unknown
+    mask, heads = call.mask, (call.H, call.value.shape[3])
+    longest = f"H and Hv may be {LONGEST_HEAD} at most, here {heads[0]} and {heads[1]}"
+    precision = "in single bfloat16 passes"
+    return vendor.refusals(call, ("bfloat16", "float32"), precision) + vendor.said(
+        {
+            longest: max(heads) > LONGEST_HEAD,
+            "it adds no bias": call.bias is not None,
+            "it takes no mask that is written out": mask.allowed is not None,
+            "it takes no band that differs by row or is traced": any(
+                checks.is_array(edge) for edge in (mask.lo, mask.hi)
+            ),
+            "within a shard_map it does not say how its results differ": vendor.within_shard_map(),
+        }
+    )
+
+
+def drawbacks(call: Call, platform: str) -> list[str]:
+    """Why another is to be preferred for the call."""
+    del platform
+    if call.T < BLOCK or call.S < BLOCK:
+        return [f"it works on {BLOCK} queries and keys at least, here {call.T} and {call.S}"]
+    return []

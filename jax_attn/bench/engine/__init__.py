@@ -1,0 +1,1 @@
+"""How it is timed: workers, judged programs, interleaved rounds."""

@@ -1,0 +1,68 @@
+"""What the TPU's own compiler says of our programs, on a host without a TPU.
+
+Figures of a compiler, none of them measured: they stand apart from the rows, without times.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+
+from jax_attn.bench.engine.worker import imported
+from jax_attn.bench.implementations import IMPLEMENTATIONS
+from jax_attn.bench.record import BACKWARD, Workload
+from jax_attn.bench.words import OURS
+from jax_attn.bench.workloads import arrays, inputs
+from jax_attn.parity.matrix.compiled import compile_for_tpu, why_no_tpu_compiler
+
+LEVEL = "compiled: the compiler's figures, not measured"
+
+
+def for_tpu(workloads: Sequence[Workload], modes: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """The kernel chosen on this host, a layer around it, or a cache, for one TPU v5e: plain data.
+
+    level, workload, mode, kernel, precision (of products, as the bench has it), useful_flops
+    (`Workload.flops`, as the rows have it); and of `compile_for_tpu`: target, compiler, seconds,
+    flops, bytes (accessed), temporaries, arguments, outputs (bytes). XLA counts the body of a
+    loop once, however often it runs, so that flops and bytes of a blocked kernel are below what
+    it takes. A program that raises, whatever it be, has `error` in their place. Without libtpu
+    one item: level, and `missing` with the line that installs it.
+    """
+    if reason := why_no_tpu_compiler():
+        yield {"level": LEVEL, "missing": reason}
+        return
+    for workload in workloads:
+        for mode in filter(modes.__contains__, workload.modes):
+            found = {
+                "level": LEVEL,
+                "workload": workload.name,
+                "mode": mode,
+                "precision": "highest",
+                "useful_flops": workload.flops(mode),
+            }
+            try:
+                found |= _compiled(workload, mode)
+            except Exception as error:
+                first = str(error).strip().partition("\n")[0]
+                found["error"] = f"{type(error).__name__}: {first}"
+            yield found
+
+
+@jax.default_matmul_precision("highest")
+def _compiled(workload: Workload, mode: str) -> dict[str, Any]:
+    given = arrays(workload)
+    program = imported(IMPLEMENTATIONS[OURS].builder(workload))(workload, given)
+    leaves = [*(given[name] for name in inputs(workload)), *program.weights.values()]
+
+    def step(cotangent, *leaves):
+        output, vjp = jax.vjp(program.call, *leaves)
+        return output, vjp(cotangent)
+
+    fn, args = program.call, leaves
+    if mode == BACKWARD:
+        fn, args = step, [given["cotangent"], *leaves]
+    if workload.room:
+        args = [program.cache, *leaves]
+    shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), args)
+    said = compile_for_tpu(fn, *shapes)
+    return {"kernel": program.kernel} | {k: v for k, v in said.items() if k != "collectives"}

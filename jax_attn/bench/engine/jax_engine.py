@@ -1,0 +1,114 @@
+"""Runs a JAX `Program`: times, compiles, measures memory, gives its arrays."""
+
+import statistics
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jax_attn.bench.engine import memory
+from jax_attn.bench.programs.program import Program
+from jax_attn.bench.record import BACKWARD, CACHED, FORWARD
+
+
+class Engine:
+    """One program at a time, jitted on a flat tuple of leaves, on one device."""
+
+    def __init__(self, device: str, threads: int):
+        del threads  # XLA takes as many as the process may run on
+        self.device = device
+        jax.config.update("jax_default_matmul_precision", "highest")
+        # What an earlier run compiled would pass for a short compilation.
+        jax.config.update("jax_enable_compilation_cache", False)
+
+    def place(self, array: np.ndarray) -> np.ndarray:
+        """As it is: builders work on NumPy arrays, and what they return is placed once."""
+        return array
+
+    def load(self, program: Program, inputs: list[np.ndarray], cotangent: np.ndarray | None):
+        self.program, self.inputs = program, len(inputs)
+        self.cache = program.cache
+        self.leaves = tuple(jnp.array(a) for a in (*inputs, *program.weights.values()))
+        self.cotangent = None if cotangent is None else jnp.array(cotangent)
+
+        def step(cotangent, *leaves):
+            output, vjp = jax.vjp(program.call, *leaves)
+            return output, vjp(cotangent)
+
+        self.jitted = {FORWARD: jax.jit(program.call), BACKWARD: jax.jit(step)}
+        self.jitted |= dict.fromkeys(CACHED, jax.jit(program.call, donate_argnums=0))
+
+    def let_go(self) -> None:
+        """Free what was loaded."""
+        self.program = self.cache = self.leaves = self.cotangent = self.jitted = None
+
+    def _arguments(self, mode: str, cotangent=None) -> tuple:
+        if mode == FORWARD:
+            return self.leaves
+        if mode in CACHED:
+            return self.cache, *self.leaves
+        return (self.cotangent if cotangent is None else cotangent, *self.leaves)
+
+    def _started(self, mode: str, arguments: tuple):
+        """What the call gives, under way; its cache is the next call's."""
+        made = self.jitted[mode](*arguments)
+        if mode in CACHED:
+            made, self.cache = made
+        return made
+
+    def compile(self, mode: str) -> tuple[float | None, int | None]:
+        """(seconds, bytes of temporaries): traced and compiled ahead; later calls find it."""
+        started = time.perf_counter()
+        compiled = self.jitted[mode].lower(*self._arguments(mode)).compile()
+        taken = time.perf_counter() - started
+        analysis = compiled.memory_analysis()
+        return taken, None if analysis is None else int(analysis.temp_size_in_bytes)
+
+    def call(self, mode: str, cotangent: jax.Array | None = None):
+        """Outputs, or outputs and the gradients of the inputs and weights, finished."""
+        return jax.block_until_ready(self._started(mode, self._arguments(mode, cotangent)))
+
+    def turn(self, mode: str, seconds: float) -> tuple[float, float]:
+        """Median seconds of a call, and until it returned, its result still under way.
+
+        Of as many calls as begin within so long, one at least.
+        """
+        taken, dispatched = [], []
+        end = time.perf_counter() + seconds
+        while not taken or time.perf_counter() < end:
+            arguments = self._arguments(mode)
+            started = time.perf_counter()
+            made = self._started(mode, arguments)
+            returned = time.perf_counter()
+            jax.block_until_ready(made)
+            taken.append(time.perf_counter() - started)
+            dispatched.append(returned - started)
+        return statistics.median(taken), statistics.median(dispatched)
+
+    def tensors(self, mode: str, cotangent: np.ndarray | None):
+        """(output, gradients of the inputs, of the weights by name), as NumPy arrays."""
+        if mode != BACKWARD:
+            return np.asarray(self.call(mode)), [], {}
+        output, gradients = self.call(mode, jnp.array(cotangent))
+        arrays = list(map(np.asarray, gradients))
+        names = self.program.weights
+        weights = dict(zip(names, arrays[self.inputs :], strict=True))
+        return np.asarray(output), arrays[: self.inputs], weights
+
+    def available(self) -> int:
+        stats = None if self.device == "cpu" else jax.devices()[0].memory_stats()
+        return stats["bytes_limit"] - stats["bytes_in_use"] if stats else memory.available()
+
+    def peak(self, mode: str) -> int | None:
+        """Bytes that a call needs at most, beyond those held before it.
+
+        On an accelerator the allocator's peak, which is that of the process: what compiling
+        or an earlier, larger call took would show here too.
+        """
+        device = jax.devices()[0]
+        if self.device == "cpu":
+            return memory.peak_during(lambda: self.call(mode))
+        before = device.memory_stats()["bytes_in_use"]
+        self.call(mode)
+        return device.memory_stats()["peak_bytes_in_use"] - before

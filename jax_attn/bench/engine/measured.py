@@ -1,0 +1,146 @@
+"""One implementation in its own process: what the bench asks of it, step by step."""
+
+import gc
+import importlib
+import time
+from typing import Any
+
+import numpy as np
+
+from jax_attn.bench import workloads
+from jax_attn.bench.engine import memory
+from jax_attn.bench.engine.worker import imported
+from jax_attn.bench.implementations import IMPLEMENTATIONS
+from jax_attn.bench.programs.program import Program, UnsuitedError
+from jax_attn.bench.record import BACKWARD, Workload
+
+TURN_SECONDS = 0.02  # one round's turn at least: a short call is timed as often as fits
+# Caches that the others' turns left cold cost milliseconds: of a longer call no part to count.
+COLD_MATTERS_SECONDS = 0.2
+# torch's threads spin for some 12 ms after their work: the next one's turn waits for them.
+_REST_SECONDS = 0.02
+
+
+class Measured:
+    """Answers one request at a time; `load` before all else, `build` before what follows it."""
+
+    def __init__(self, name: str, device: str, threads: int):
+        self.implementation = IMPLEMENTATIONS[name]
+        self.device, self.threads = device, threads
+        self.engine: Any = None
+
+    def load(self) -> None:
+        """Start the framework and the package. Raises ImportError, whatever importing raised."""
+        memory.one_arena()
+        try:
+            for module in self.implementation.needs:
+                importlib.import_module(module)
+        except Exception as error:
+            raise ImportError(f"does not import: {type(error).__name__}: {error}") from error
+        engine = imported(f"jax_attn.bench.engine.{self.implementation.framework}_engine:Engine")
+        self.engine = engine(self.device, self.threads)
+
+    def build(self, workload: Workload, seed: int) -> dict[str, Any]:
+        """Make the program, weights, inputs and cache in place; what its row says of them."""
+        self._drop()
+        builder = self.implementation.builder(workload)
+        placed = {
+            name: self.engine.place(a) for name, a in workloads.arrays(workload, seed).items()
+        }
+        cotangent = placed.pop("cotangent", None)
+        self.workload, self.seed = workload, seed
+        self.program = imported(builder)(workload, placed, **self.implementation.options)
+        names = workloads.inputs(workload)
+        self.engine.load(self.program, [placed[name] for name in names], cotangent)
+        return {"kernel": self.program.kernel, "cache_bytes": self.program.cache_bytes}
+
+    def build_product(self, size: int, dtype: str) -> None:
+        """A square matrix product in place of a workload."""
+        self._drop()
+        rng = np.random.default_rng(0)
+        arrays = [rng.standard_normal((size, size), np.float32) for _ in range(2)]
+        placed = [self.engine.place(a.astype(workloads.numpy_dtype(dtype))) for a in arrays]
+        product = imported(
+            f"jax_attn.bench.programs.{self.implementation.framework}_programs:product"
+        )
+        self.engine.load(Program(product, {}), placed, None)
+
+    def _drop(self) -> None:
+        self.program = self.workload = None
+        self.engine.let_go()
+        gc.collect()
+
+    def compile(self, mode: str) -> tuple[float | None, int | None]:
+        """(seconds, bytes of the compiler's temporaries).
+
+        Raises UnsuitedError where the scores would not fit in half of what memory is left:
+        a machine that swaps, or kills, measures nothing.
+        """
+        if self.program is not None and self.program.writes_scores:
+            need = workloads.scores_bytes(self.workload, mode)
+            left = self.engine.available()
+            if need > left / 2:
+                raise UnsuitedError(
+                    f"writes every score: {need / 2**30:.1f} GiB at least, "
+                    f"more than half of the {left / 2**30:.1f} GiB left"
+                )
+        return self.engine.compile(mode)
+
+    def first_call(self, mode: str) -> float:
+        """Seconds of the first call after compiling."""
+        started = time.perf_counter()
+        self.engine.call(mode)
+        return time.perf_counter() - started
+
+    def peak(self, mode: str) -> int | None:
+        return self.engine.peak(mode)
+
+    def tensors(self, mode: str) -> dict[str, dict[str, np.ndarray]]:
+        """kind -> name -> array: the sampled rows of the output, gradients of inputs and weights.
+
+        The gradients are those of a cotangent on the sampled rows alone. Raises ValueError,
+        naming each, for tensors that are not finite everywhere or not of the workload's dtype.
+        """
+        w, cotangent = self.workload, None
+        if mode == BACKWARD:
+            cotangent = workloads.arrays(w, self.seed)["cotangent"]
+            cotangent = workloads.sampled_cotangent(w, cotangent)
+        output, inputs, weights = self.engine.tensors(mode, cotangent)
+        named = zip(workloads.inputs(w), inputs, strict=False)  # there may be no gradients
+        _check({"output": output} | {f"grad {n}": a for n, a in [*named, *weights.items()]}, w)
+        made = {"output": {"output": output[:, workloads.sampled_rows(w)]}}
+        if mode == BACKWARD:
+            names = workloads.inputs(w)
+            made["gradient of input"] = dict(zip(names, inputs, strict=True))
+            made["gradient of parameter"] = dict(self.program.canonical(weights))
+        return made
+
+    def turn(self, mode: str) -> tuple[float, float]:
+        """Median seconds of a call, and of its dispatch; answered when its threads are at rest.
+
+        The first call, cold, does not count where its being cold would show.
+        """
+        gc.disable()
+        try:
+            first = self.engine.turn(mode, 0.0)
+            warm = first[0] < COLD_MATTERS_SECONDS
+            return self.engine.turn(mode, TURN_SECONDS) if warm else first
+        finally:
+            gc.enable()
+            time.sleep(_REST_SECONDS)
+
+
+def _check(tensors: dict[str, np.ndarray], workload: Workload) -> None:
+    """Raise ValueError with what is wrong of the whole tensors: few of the rows are judged."""
+    problems = [
+        f"{name}: expected {workload.dtype}, got {a.dtype}"
+        for name, a in tensors.items()
+        if a.dtype != workloads.numpy_dtype(workload.dtype)
+    ]
+    problems += [
+        f"{name}: expected finite numbers, got {np.count_nonzero(~finite)} others"
+        for name, a in tensors.items()
+        if not (finite := np.isfinite(a)).all()
+    ]
+    if problems:
+        raise ValueError("; ".join(problems))

@@ -1,0 +1,100 @@
+"""Runs a torch `Program`: times, compiles, measures memory, gives its tensors."""
+
+import statistics
+import time
+
+import numpy as np
+import torch
+
+from jax_attn.bench.engine import memory
+from jax_attn.bench.programs.program import Program
+from jax_attn.bench.programs.torch_programs import tensor
+from jax_attn.bench.record import BACKWARD
+from jax_attn.transfer import as_numpy
+
+
+class Engine:
+    """One program at a time, in evaluation mode, on one device."""
+
+    def __init__(self, device: str, threads: int):
+        torch.set_num_threads(threads)
+        torch.set_float32_matmul_precision("highest")
+        # What an earlier run compiled would pass for a short compilation.
+        torch._inductor.config.force_disable_caches = True
+        self.device = {"cpu": "cpu", "gpu": "cuda"}[device]
+
+    def place(self, array: np.ndarray) -> torch.Tensor:
+        return tensor(array).to(self.device)
+
+    def load(self, program: Program, inputs: list[torch.Tensor], cotangent: torch.Tensor | None):
+        self.program, self.cotangent = program, cotangent
+        self.inputs = inputs
+        self.tracked = [x.detach().clone().requires_grad_() for x in inputs]
+
+    def let_go(self) -> None:
+        """Free what was loaded."""
+        self.program = self.inputs = self.tracked = self.cotangent = None
+
+    def compile(self, mode: str) -> tuple[float | None, int | None]:
+        """(seconds, bytes of temporaries), None each for what there is none of."""
+        if not self.program.compiled:
+            return None, None
+        started = time.perf_counter()
+        self.call(mode)
+        return time.perf_counter() - started, None
+
+    def call(self, mode: str, cotangent: torch.Tensor | None = None):
+        """Outputs, or outputs and the gradients of the inputs and weights, finished."""
+        with torch.inference_mode(mode != BACKWARD):
+            made = self._run(mode, self.cotangent if cotangent is None else cotangent)
+            self._finish()
+        return made
+
+    def turn(self, mode: str, seconds: float) -> tuple[float, float]:
+        """Median seconds of a call, and until it returned, its result still under way.
+
+        Of as many calls as begin within so long, one at least.
+        """
+        taken, dispatched = [], []
+        with torch.inference_mode(mode != BACKWARD):
+            end = time.perf_counter() + seconds
+            while not taken or time.perf_counter() < end:
+                started = time.perf_counter()
+                self._run(mode, self.cotangent)
+                returned = time.perf_counter()
+                self._finish()
+                taken.append(time.perf_counter() - started)
+                dispatched.append(returned - started)
+        return statistics.median(taken), statistics.median(dispatched)
+
+    def _run(self, mode: str, cotangent):
+        if mode != BACKWARD:
+            return self.program.call(*self.inputs)
+        output = self.program.call(*self.tracked)
+        leaves = [*self.tracked, *self.program.weights.values()]
+        return output, torch.autograd.grad(output, leaves, cotangent)
+
+    def _finish(self) -> None:
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+
+    def tensors(self, mode: str, cotangent: np.ndarray | None):
+        """(output, gradients of the inputs, of the weights by name), as NumPy arrays."""
+        if mode != BACKWARD:
+            return as_numpy(self.call(mode)), [], {}
+        output, gradients = self.call(mode, self.place(cotangent))
+        arrays, count = list(map(as_numpy, gradients)), len(self.inputs)
+        names = self.program.weights
+        return as_numpy(output), arrays[:count], dict(zip(names, arrays[count:], strict=True))
+
+    def available(self) -> int:
+        return memory.available() if self.device == "cpu" else torch.cuda.mem_get_info()[0]
+
+    def peak(self, mode: str) -> int | None:
+        """Bytes that a call needs at most, beyond those held before it."""
+        if self.device == "cpu":
+            return memory.peak_during(lambda: self.call(mode))
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        self.call(mode)
+        return torch.cuda.max_memory_allocated() - before

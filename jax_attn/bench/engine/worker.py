@@ -1,0 +1,156 @@
+"""An object in a process of its own, asked one thing at a time over a pipe."""
+
+import importlib
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Mapping
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from jax_attn.bench.programs.program import UnsuitedError
+
+# A hang must not hold up the rest for ever; the slowest single answer is a large compilation.
+_PATIENCE_SECONDS = 900.0
+_GOODBYE_SECONDS = 3.0
+_STARTED = get_context("spawn")
+_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+
+
+class WorkerError(RuntimeError):
+    """What went wrong in a worker, told in one line. gone: whether its process is lost."""
+
+    gone = False
+
+
+class AbsentError(WorkerError):
+    """Its package does not import."""
+
+
+class RefusedError(WorkerError):
+    """It cannot serve the workload."""
+
+
+class LostError(WorkerError):
+    """Its process died, or did not answer."""
+
+    gone = True
+
+
+_ERRORS = {"absent": AbsentError, "refused": RefusedError, "failed": WorkerError}
+
+
+class Worker:
+    """A process that holds `make(*arguments)`; `worker.ask("method", …)` calls it there.
+
+    make: "module:class", so that the environment is set before frameworks load. threads: the
+    cores that it may run on, and so the threads of both frameworks: XLA on a CPU takes as many.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        make: str,
+        *arguments: Any,
+        threads: int,
+        environment: Mapping[str, str] | None = None,
+    ):
+        self.name = name
+        handle, log = tempfile.mkstemp(prefix="jax-attn-bench-", suffix=".log")
+        os.close(handle)
+        self._log = Path(log)
+        self._pipe, theirs = _STARTED.Pipe()
+        settings = dict.fromkeys(_THREADS, str(threads)) | dict(environment or {})
+        given = (theirs, log, threads, settings, make, arguments)
+        self._process = _STARTED.Process(target=_serve, args=given, daemon=True, name=name)
+        self._process.start()
+        theirs.close()
+
+    def ask(self, method: str, *arguments: Any) -> Any:
+        """What the method returns there. Raises WorkerError, naming what it raised."""
+        try:
+            self._pipe.send((method, arguments))
+            if not self._pipe.poll(_PATIENCE_SECONDS):
+                self.close()
+                raise LostError(f"{method}: no answer in {_PATIENCE_SECONDS:.0f} s")
+            kind, answer = self._pipe.recv()
+        except (EOFError, OSError) as error:
+            raise LostError(f"{method}: {self._last_words()}") from error
+        if kind == "done":
+            return answer
+        raise _ERRORS[kind](answer)
+
+    def hang_up(self) -> None:
+        """Tell the process to end, without waiting for it."""
+        self._pipe.close()
+
+    def close(self) -> None:
+        """End the process: it may tidy up if it is at rest, and is killed if it is busy."""
+        self.hang_up()
+        self._process.join(_GOODBYE_SECONDS)
+        self._process.kill()
+        self._process.join()
+        self._log.unlink(missing_ok=True)
+
+    def _last_words(self) -> str:
+        self._process.join(5)
+        code = self._process.exitcode
+        if code == -signal.SIGKILL:
+            return "its process was killed, perhaps for want of memory"
+        said = self._log.read_text(errors="replace").split("\n") if self._log.exists() else []
+        last = next((line.strip() for line in reversed(said) if line.strip()), "it said nothing")
+        return f"its process ended with status {code}: {last}"
+
+
+def _serve(pipe: Connection, log: str, threads: int, settings, make, arguments) -> None:
+    """The worker's side: nothing that it or a framework prints reaches our own output."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides, and ends us
+    with open(log, "ab", buffering=0) as file:
+        for stream in (1, 2):
+            os.dup2(file.fileno(), stream)
+    os.environ.update(settings)
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, cores(threads))
+    served = imported(make)(*arguments)
+    while True:
+        try:
+            method, given = pipe.recv()
+        except EOFError:
+            return
+        pipe.send(_answer(served, method, given))
+
+
+def imported(path: str) -> Any:
+    """What "module:name" names."""
+    module, _, name = path.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def _answer(served: Any, method: str, given: tuple) -> tuple[str, Any]:
+    try:
+        return "done", getattr(served, method)(*given)
+    except UnsuitedError as error:
+        return "refused", str(error)
+    except Exception as error:
+        import traceback
+
+        traceback.print_exc(file=sys.stderr)
+        if isinstance(error, ImportError) and method == "load":
+            return "absent", str(error)
+        first = str(error).strip().partition("\n")[0]
+        return "failed", f"{method}: {type(error).__name__}: {first}"
+
+
+def cores(threads: int) -> set[int]:
+    """The first so many of the cores that this process may run on."""
+    return set(sorted(os.sched_getaffinity(0))[:threads])
+
+
+def usable_cores() -> int:
+    """How many cores this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

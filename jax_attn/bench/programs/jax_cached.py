@@ -1,0 +1,67 @@
+"""JAX's ways to read tokens into a cache. Builders: (workload, arrays) -> `Program`.
+
+Each call is a pure function of the cache, which the engine donates, and of the tokens' query, key
+and value. It gives the cache back as filled as it was: the next call is the same one, and the
+tokens that this one wrote are written over.
+"""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+
+from jax_attn.bench.programs.jax_programs import XLA
+from jax_attn.bench.programs.program import Arrays, Program
+from jax_attn.bench.record import Workload
+from jax_attn.nn.cache import KVCache, attend
+
+
+def ours(workload: Workload, arrays: Arrays) -> Program:
+    w, past = workload, (arrays["past_key"], arrays["past_value"])
+    cache = KVCache.empty(w.B, w.room, num_kv_heads=w.K, head_dim=w.H, dtype=w.dtype)
+    if w.filled:
+        cache = jax.jit(_read, donate_argnums=0)(cache, *past)
+
+    def call(cache, query, key, value):
+        output, grown = attend(query, key, value, cache)
+        return output, replace(grown, filled=cache.filled)
+
+    size = {"cache": cache, "cache_bytes": cache.nbytes}
+    return Program(call, {}, kernel="attend", writes_scores=False, **size)
+
+
+def _read(cache: KVCache, key, value) -> KVCache:
+    """The cache with these tokens in it: what they attend to nobody asks for, nor is it made."""
+    return attend(key, key, value, cache)[1]
+
+
+def jax_nn(workload: Workload, arrays: Arrays) -> Program:
+    """Into static arrays at the place behind what is filled, as its documentation has lengths."""
+    w = workload
+    cache = {
+        "key": _with_room(w, arrays["past_key"]),
+        "value": _with_room(w, arrays["past_value"]),
+        "filled": jnp.int32(w.filled),
+    }
+
+    def call(cache, query, key, value):
+        filled = cache["filled"]
+        keys = jax.lax.dynamic_update_slice_in_dim(cache["key"], key, filled, 1)
+        values = jax.lax.dynamic_update_slice_in_dim(cache["value"], value, filled, 1)
+        lengths_B = jnp.full(w.B, filled + w.T)
+        mask = None
+        if w.T > 1:  # its own causal corner is top-left
+            mask = jnp.arange(w.room) <= filled + jnp.arange(w.T)[:, None]
+            mask = jnp.broadcast_to(mask, (w.B, w.N, w.T, w.room))
+        output = jax.nn.dot_product_attention(
+            query, keys, values, mask=mask, key_value_seq_lengths=lengths_B
+        )
+        return output, {"key": keys, "value": values, "filled": filled}
+
+    nbytes = cache["key"].nbytes + cache["value"].nbytes
+    return Program(call, {}, kernel=XLA, cache=cache, cache_bytes=nbytes)
+
+
+def _with_room(w: Workload, past) -> jax.Array:
+    """(B, room, K, H) with these tokens first."""
+    return jnp.zeros((w.B, w.room, w.K, w.H), w.dtype).at[:, : w.filled].set(past)

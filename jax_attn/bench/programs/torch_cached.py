@@ -1,0 +1,84 @@
+"""PyTorch's ways to read tokens into a cache. Builders: (workload, tensors) -> `Program`.
+
+Keys and values lie as torch's fused attention takes them, (B, K, room, H). A call writes its
+tokens behind what is there, in place, and attends to a view of what is filled then: no copy.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+
+from jax_attn.bench.programs.program import Program
+from jax_attn.bench.programs.torch_programs import EAGER, Tensors, sdpa_kernel_name
+from jax_attn.bench.record import Workload
+
+
+def sdpa(workload: Workload, tensors: Tensors) -> Program:
+    w, cache = workload, _Cache(workload, tensors)
+    masked = _masked(w, tensors["query"].device)
+    kernel = sdpa_kernel_name(w, tensors["query"], **masked)
+
+    def call(query, key, value):
+        k_BKSH, v_BKSH = cache.grown(key, value)
+        attended = F.scaled_dot_product_attention(
+            query.transpose(1, 2), k_BKSH, v_BKSH, enable_gqa=w.K != w.N, **masked
+        )
+        return attended.transpose(1, 2)
+
+    writes_scores = kernel.endswith("math")
+    return Program(call, {}, kernel=kernel, writes_scores=writes_scores, cache_bytes=cache.nbytes)
+
+
+def eager(workload: Workload, tensors: Tensors) -> Program:
+    """As published: scores, a mask of -inf, softmax, product."""
+    w, cache = workload, _Cache(workload, tensors)
+    visible = _visible(w, tensors["query"].device)
+
+    def call(query, key, value):
+        k_BKSH, v_BKSH = cache.grown(key, value)
+        # A group's queries are rows of one product: no key or value is repeated for them.
+        q_BKGTH = query.unflatten(2, (w.K, -1)).permute(0, 2, 3, 1, 4)
+        scores_BKGTS = (q_BKGTH.flatten(2, 3) @ k_BKSH.mT).unflatten(2, (-1, w.T))
+        scores_BKGTS = scores_BKGTS / math.sqrt(w.H)
+        if w.T > 1:
+            scores_BKGTS = scores_BKGTS.masked_fill(~visible, float("-inf"))
+        weights_BKGTS = F.softmax(scores_BKGTS, dim=-1)
+        heads_BKGTH = (weights_BKGTS.flatten(2, 3) @ v_BKSH).unflatten(2, (-1, w.T))
+        return heads_BKGTH.permute(0, 3, 1, 2, 4).flatten(2, 3)
+
+    return Program(call, {}, kernel=EAGER, cache_bytes=cache.nbytes)
+
+
+class _Cache:
+    """What was read before, and room for more."""
+
+    def __init__(self, workload: Workload, tensors: Tensors):
+        w = self.workload = workload
+        shape = (w.B, w.K, w.room, w.H)
+        self.keys, self.values = (tensors["key"].new_zeros(shape) for _ in range(2))
+        self.keys[:, :, : w.filled] = tensors["past_key"].transpose(1, 2)
+        self.values[:, :, : w.filled] = tensors["past_value"].transpose(1, 2)
+
+    def grown(self, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """All keys and values there are with these (B, T, K, H): views (B, K, S, H)."""
+        w = self.workload
+        self.keys[:, :, w.filled : w.S] = key.transpose(1, 2)
+        self.values[:, :, w.filled : w.S] = value.transpose(1, 2)
+        return self.keys[:, :, : w.S], self.values[:, :, : w.S]
+
+    @property
+    def nbytes(self) -> int:
+        return self.keys.nbytes + self.values.nbytes
+
+
+def _masked(w: Workload, device: torch.device) -> dict:
+    """How torch's fused attention is told who sees what: its own causal corner is top-left."""
+    if w.T == 1:
+        return {}
+    return {"attn_mask": _visible(w, device)} if w.filled else {"is_causal": True}
+
+
+def _visible(w: Workload, device: torch.device) -> torch.Tensor:
+    """(T, S): each token sees all up to itself."""
+    return torch.ones(w.T, w.S, dtype=torch.bool, device=device).tril_(w.filled)

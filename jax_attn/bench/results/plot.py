@@ -1,0 +1,264 @@
+"""A record as pictures: time and memory against length, and the share of the roofline.
+
+matplotlib is imported in here alone, when something is drawn. The same record gives the same
+SVG, byte for byte, with the same matplotlib: no date, no random identifiers.
+"""
+
+import os
+import re
+import textwrap
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from jax_attn.bench import words
+from jax_attn.bench.record import MODES, Record, Row, Workload
+from jax_attn.bench.results.series import QUANTITIES, Line, Quantity, apart, families, lines, shares
+from jax_attn.environment import install_line
+
+# Okabe and Ito's palette, which the colour-blind can tell apart; what is not ours stands back.
+OURS, OURS_FORCED, BASELINE, TORCH, OTHERS = "#D55E00", "#E69F00", "#0072B2", "#56B4E9", "#8C8C8C"
+INK, FAINT = "#222222", "#666666"
+MARKERS = "osD^vPX*ph<>"
+STYLE = {
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": FAINT,
+    "axes.labelcolor": INK,
+    "text.color": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "svg.hashsalt": "jax-attn",
+    "svg.fonttype": "none",  # words stay words: to be searched, compared, and read aloud
+}
+
+
+def draw(record: Record, folder: Path) -> list[Path]:
+    """Every figure that the record has something for, as SVG and PNG; the paths written.
+
+    Raises ModuleNotFoundError, with the line that installs it, where matplotlib is absent.
+    """
+    made = figures(record)
+    folder.mkdir(parents=True, exist_ok=True)
+    return [
+        save(figure, folder / f"{name}.{kind}")
+        for name, figure in made.items()
+        for kind in ("svg", "png")
+    ]
+
+
+def figures(record: Record) -> dict[str, Any]:
+    """name → matplotlib Figure. Raises as `draw`."""
+    try:
+        import matplotlib
+    except ModuleNotFoundError as error:
+        line = install_line("bench")
+        raise ModuleNotFoundError(f"matplotlib, for plots, is not installed: {line}") from error
+    with matplotlib.rc_context(STYLE):
+        return dict(_figures(record))
+
+
+def save(figure: Any, path: Path) -> Path:
+    """The figure at `path`, a .svg or a .png, whole or not at all."""
+    import matplotlib
+
+    kind = path.suffix[1:]
+    # Neither a date nor matplotlib's version: nothing that the record does not say.
+    metadata = {"svg": {"Date": None, "Creator": None}, "png": {"Software": None}}[kind]
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    with matplotlib.rc_context(STYLE):
+        figure.savefig(beside, format=kind, dpi=130, metadata=metadata)
+    beside.replace(path)
+    return path
+
+
+def _figures(record: Record) -> Iterator[tuple[str, Any]]:
+    for key, members in families(record).items():
+        for mode in MODES:
+            for quantity in QUANTITIES:
+                if found := lines(record, members, mode, quantity):
+                    name = f"{quantity.name}-{_slug(key, mode)}"
+                    yield name, _against_length(record, key, mode, quantity, found)
+    for mode in MODES:
+        if panels := shares(record, mode):
+            yield f"roofline-{_slug_of(mode)}", _shares(record, mode, panels)
+
+
+def _colour(implementation: str, framework: str, baseline: str) -> str:
+    if words.is_ours(implementation):
+        return OURS if implementation == words.OURS else OURS_FORCED
+    if implementation == baseline:
+        return BASELINE
+    return TORCH if framework == "torch" else OTHERS
+
+
+def _against_length(
+    record: Record, key: Workload, mode: str, quantity: Quantity, found: list[Line]
+) -> Any:
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
+
+    baseline = record.settings["baseline"]
+    figure = Figure(figsize=(8.4, 5.2))
+    about = quantity.about.format(baseline=baseline)
+    below, above = _frame(figure, record, f"{quantity.title}: {mode}", _shape(key), about)
+    bottom = below + 0.07
+    axes = figure.add_axes((0.09, bottom, 0.56, above - bottom))
+    axes.set(xscale="log", xlabel="length T")
+    axes.set_yscale("log", base=quantity.base)
+    marks = dict(zip(sorted(line.implementation for line in found), MARKERS * 2, strict=False))
+    for line in found:
+        ours = line.implementation == words.OURS
+        colour = _colour(line.implementation, line.framework, baseline)
+        x, low, middle, high = zip(*line.points, strict=True)
+        axes.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0)
+        axes.plot(
+            x,
+            middle,
+            color=colour,
+            marker=marks[line.implementation],
+            markersize=6 if ours else 4.5,
+            linewidth=2.6 if ours else 1.3,
+            zorder=4 if ours else 3,
+        )
+    lengths = sorted({point[0] for line in found for point in line.points})
+    axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
+    axes.xaxis.set_minor_locator(NullLocator())
+    bottom, top = axes.get_ylim()
+    if quantity.base == 10 and top < 100 * bottom:  # powers of ten would be one tick or two
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: _round(quantity.said(y))))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.grid(axis="y", color="#E4E4E4", linewidth=0.7)
+    axes.set_axisbelow(True)
+    _label_ends(axes, found, baseline)
+    return figure
+
+
+def _label_ends(axes: Any, found: list[Line], baseline: str) -> None:
+    """Each line's name to the right of the axes, a thin line leading there."""
+    to_axes = (axes.transData + axes.transAxes.inverted()).transform
+    axes.autoscale_view()
+    rising = found[::-1]
+    ends = [to_axes((line.points[-1][0], line.points[-1][2])) for line in rising]
+    places = apart([y for _, y in ends], gap=0.055)
+    for line, end, place in zip(rising, ends, places, strict=True):
+        colour = _colour(line.implementation, line.framework, baseline)
+        axes.annotate(
+            line.label,
+            xy=end,
+            xytext=(1.08, place),
+            xycoords="axes fraction",
+            textcoords="axes fraction",
+            va="center",
+            color=colour if colour in (OURS, BASELINE) else INK,
+            fontweight="bold" if line.implementation == words.OURS else "normal",
+            arrowprops={
+                "arrowstyle": "-",
+                "color": colour,
+                "linewidth": 0.6,
+                "shrinkA": 2,
+                "shrinkB": 4,
+                "relpos": (0, 0.5),
+            },
+            annotation_clip=False,
+        )
+
+
+def _shares(
+    record: Record, mode: str, panels: list[tuple[Workload, list[tuple[Row, float]]]]
+) -> Any:
+    from matplotlib.figure import Figure
+
+    columns = min(3, len(panels))
+    grid = [panels[i : i + columns] for i in range(0, len(panels), columns)]
+    # Inches: a bar, a panel's width and what it needs beside its bars, and the page's frame.
+    bar, panel, beside, frame = 0.17, 4.0, 0.45, 1.6
+    heights = [bar * max(len(rows) for _, rows in line) + beside for line in grid]
+    height, width = sum(heights) + frame, panel * columns
+    figure = Figure(figsize=(width, height))
+    about = (
+        "Useful floating-point operations a second, over those of a matrix product measured in "
+        "the same run (dashed)."
+    )
+    _, above = _frame(figure, record, "Share of the GEMM roofline", mode, about)
+    farthest = max([1.0, *(share for _, rows in panels for _, share in rows)])
+    top = above * height
+    for line, tall in zip(grid, heights, strict=True):
+        for i, (workload, rows) in enumerate(line):
+            bars = bar * len(rows)
+            left, bottom = (panel * i + 1.7) / width, (top - 0.1 - bars) / height
+            axes = figure.add_axes((left, bottom, 2.1 / width, bars / height))
+            _panel(axes, workload, rows, record.settings["baseline"], farthest)
+        top -= tall
+    return figure
+
+
+def _panel(
+    axes: Any, workload: Workload, rows: list[tuple[Row, float]], baseline: str, farthest: float
+) -> None:
+    names = [row.implementation for row, _ in rows]
+    colours = [_colour(row.implementation, row.framework, baseline) for row, _ in rows]
+    places = range(len(rows))
+    axes.barh(places, [share for _, share in rows], color=colours, height=0.72)
+    for place, (row, share) in zip(places, rows, strict=True):
+        bold = "bold" if row.implementation == words.OURS else "normal"
+        axes.text(
+            share + 0.02,
+            place,
+            words.percent(share),
+            va="center",
+            fontsize=7,
+            fontweight=bold,
+            bbox={"facecolor": "white", "linewidth": 0, "pad": 0.5},  # over the line at 100%
+        )
+    axes.axvline(1, color=INK, linewidth=0.9, linestyle=(0, (4, 2)), zorder=2)
+    axes.set_title(workload.name, loc="left", fontsize=9, fontweight="bold", pad=4)
+    axes.set_yticks(places, names, fontsize=7)
+    for label in axes.get_yticklabels():
+        label.set_fontweight("bold" if label.get_text() == words.OURS else "normal")
+    axes.set_ylim(len(rows) - 0.4, -0.6)
+    axes.set_xlim(0, farthest + 0.08)
+    axes.set_xticks([])
+    axes.tick_params(axis="y", length=0)
+    axes.spines["bottom"].set_visible(False)
+
+
+def _frame(
+    figure: Any, record: Record, title: str, subtitle: str, about: str
+) -> tuple[float, float]:
+    """Title above, and below what is shown and where it was measured; (bottom, top) of the rest.
+
+    As fractions of the figure's height.
+    """
+    width, height = figure.get_size_inches()
+    left, line = 0.2 / width, 0.125
+    figure.text(left, 1 - 0.15 / height, title, fontsize=12, fontweight="bold", va="top")
+    figure.text(left, 1 - 0.40 / height, subtitle, color=FAINT, va="top")
+    wide = int(width * 19)
+    caption = [part for said in (about, *words.place(record)) for part in textwrap.wrap(said, wide)]
+    text = "\n".join(caption)
+    figure.text(left, 0.1 / height, text, fontsize=6.5, color=FAINT, va="bottom")
+    return (0.25 + line * len(caption)) / height, 1 - 0.75 / height
+
+
+def _shape(key: Workload) -> str:
+    return words.shape(replace(key, T=1, S=1)).replace(" T=1", "")
+
+
+def _round(figure: str) -> str:
+    """Without the digits that say how exact a measurement is: a tick is none."""
+    return re.sub(r"\.0+ ", " ", figure)
+
+
+def _slug_of(mode: str) -> str:
+    return mode.replace("+", "-")
+
+
+def _slug(key: Workload, mode: str) -> str:
+    parts = ["layer" if key.layer else "attention", f"{key.B}x{key.N}x{key.H}"]
+    parts += [f"{key.K}kv"] if key.K != key.N else []
+    parts += ["causal"] if key.is_causal else []
+    return "-".join([*parts, key.dtype, _slug_of(mode)])

@@ -1,0 +1,271 @@
+"""A record as a person reads it: a block for each workload and mode, fastest first.
+
+Imports neither framework. What has no time is listed beneath with the reason, never dropped.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from rich import box
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from jax_attn.bench import words
+from jax_attn.bench.record import CACHED, DECODE, MODES, PREFILL, Record, Row, Status, Workload
+from jax_attn.bench.results.compare import Change, Comparison
+from jax_attn.parity.judge.text import number
+
+COMPILED = "Compiled for a device that is not here: the compiler's figures, not measured"
+_COMPILED = {
+    "level": lambda _: "",  # said once, above
+    "workload": str,
+    "mode": str,
+    "error": str,
+    "missing": str,
+    "target": str,
+    "compiler": str,
+    "seconds": lambda x: f"compiled in {words.seconds(x)}",
+    "useful_flops": lambda x: f"{words.digits(x / 1e9)} GFLOP useful",
+    "flops": lambda x: f"{words.digits(x / 1e9)} as XLA counts (a loop's body once)",
+    "bytes": lambda n: f"accesses {words.size(n)} (likewise)",
+    "temporaries": lambda n: f"temporaries {words.size(n)}",
+    "arguments": lambda n: f"arguments {words.size(n)}",
+    "outputs": lambda n: f"outputs {words.size(n)}",
+}
+_STYLES = {"PASS": "green", "FAIL": "bold red", "INCONCLUSIVE": "yellow"}
+_SAID = {"faster": "green", "slower": "red"}
+
+
+class Column(NamedTuple):
+    """A title, and a row's cell; figures stand to the right and are never broken.
+
+    modes, device: in which of them it says something.
+    """
+
+    title: str
+    cell: Callable[[Row, Record], str]
+    figure: bool = True
+    modes: tuple[str, ...] = (*MODES, *CACHED)
+    device: str = ""
+
+    def shown(self, mode: str, record: Record) -> bool:
+        return mode in self.modes and self.device in ("", record.settings["device"])
+
+
+# One token's work is to read the cache: of a matrix product's speed it could have next to none.
+_PRODUCTS = (*MODES, PREFILL)
+COLUMNS = (
+    Column("implementation", lambda row, _: row.implementation, figure=False),
+    Column("kernel", lambda row, _: row.kernel or words.DASH, figure=False),
+    Column("verdict", lambda row, _: row.verdict or words.DASH, figure=False),
+    Column("error/\nSDPA's", lambda row, _: number(row.error_ratio)),
+    Column("time", lambda row, _: words.seconds(row.median_s)),
+    Column("dispatch", lambda row, _: words.seconds(row.dispatch_s), device="gpu"),
+    Column("speed [95%]", lambda row, _: words.ratio(row.ratio)),
+    Column("", lambda row, record: said(row, record), figure=False),
+    Column("tokens/s", lambda row, _: words.digits(row.tokens_per_s), modes=CACHED),
+    Column("GFLOP/s", lambda row, _: words.giga(row.flops_per_s), modes=_PRODUCTS),
+    Column(
+        "of\nGEMM",
+        lambda row, record: words.percent(roofline_share(row, record)),
+        modes=_PRODUCTS,
+    ),
+    Column("cache\nGB/s", lambda row, _: words.giga(row.cached_bytes_per_s), modes=(DECODE,)),
+    Column("cache\nMiB", lambda row, _: words.mebibytes(row.cache_bytes), modes=CACHED),
+    Column("compile", lambda row, _: words.seconds(row.compile_s)),
+    Column("first\ncall", lambda row, _: words.seconds(row.first_call_s), modes=MODES),
+    Column("peak\nMiB", lambda row, _: words.mebibytes(row.peak_bytes)),
+    Column("compiler's\nMiB", lambda row, _: words.mebibytes(row.compiler_bytes)),
+)
+
+
+class Block(NamedTuple):
+    """One workload in one mode: what was measured, fastest first, and what else is to say.
+
+    notes: (implementation, what became of it) for each row that has a reason or no time.
+    """
+
+    workload: Workload
+    mode: str
+    measured: tuple[Row, ...]
+    notes: tuple[tuple[str, str], ...]
+
+    @property
+    def title(self) -> str:
+        return f"{self.workload.name}, {self.mode}"
+
+    def about(self, record: Record) -> str:
+        judged = words.judged(record, self.workload)
+        return "; ".join(filter(None, (words.shape(self.workload), judged)))
+
+
+def roofline_share(row: Row, record: Record) -> float | None:
+    """Achieved FLOP/s over the best of a matrix product in the same run and precision."""
+    best = record.roofline.get(row.workload.dtype)
+    return row.flops_per_s / best if best and row.flops_per_s else None
+
+
+def columns(block: Block, record: Record) -> list[Column]:
+    return [column for column in COLUMNS if column.shown(block.mode, record)]
+
+
+def said(row: Row, record: Record) -> str:
+    """faster, slower or no difference, in words; the baseline itself is only named."""
+    if row.implementation == record.settings["baseline"]:
+        return "baseline"
+    return row.ratio.said if row.ratio else words.DASH
+
+
+def blocks(record: Record) -> Iterator[Block]:
+    """In the order in which the workloads were run."""
+    for workload, mode in dict.fromkeys((row.workload, row.mode) for row in record.rows):
+        rows = [r for r in record.rows if (r.workload, r.mode) == (workload, mode)]
+        measured = sorted((r for r in rows if r.seconds), key=lambda r: r.median_s)
+        notes = tuple(
+            (r.implementation, r.reason if r.seconds else f"{r.status}: {r.reason or 'no reason'}")
+            for r in rows
+            if r.status is not Status.ABSENT and (r.reason or not r.seconds)
+        )
+        yield Block(workload, mode, tuple(measured), notes)
+
+
+def absent(record: Record) -> list[tuple[str, str]]:
+    """(implementation, how to get it), said once: it is so in every block."""
+    found = [(r.implementation, r.reason) for r in record.rows if r.status is Status.ABSENT]
+    return [(name, f"{Status.ABSENT}: {reason}") for name, reason in dict.fromkeys(found)]
+
+
+# What the columns mean that a reader cannot guess, by the first word of their titles.
+_MEANT = {
+    "speed": "speed: {baseline}'s median time over this row's, with its bootstrap interval",
+    "error/": "error: RMS against float64",
+    "dispatch": "dispatch: until the call returns, its result still under way",
+    "of": "of GEMM: useful FLOP/s over those of a matrix product in this run",
+    "cache": "cache: its keys and values, GB/s those of the tokens that are there over the time, "
+    "MiB in all its room",
+    "peak": "peak: of the process during a call, beyond what was there before it",
+    "compiler's": "compiler's: temporaries as the compiler states them",
+}
+
+
+def legend(record: Record) -> str:
+    """What is meant by those columns that any of the blocks has."""
+    titles = {column.title for block in blocks(record) for column in columns(block, record)}
+    words_there = {title.split()[0] for title in titles if title}
+    meant = (said for word, said in _MEANT.items() if word in words_there)
+    return "; ".join(meant).format(baseline=record.settings["baseline"])
+
+
+# --- terminal --------------------------------------------------------------------------------
+
+
+def terminal(record: Record) -> Group:
+    """Head, blocks, what is absent, what was compiled: for a rich console."""
+    parts: list = [Text(line, style="dim") for line in words.place(record)]
+    for block in blocks(record):
+        parts += [Text(), Text.assemble((block.title, "bold"), f"  {block.about(record)}")]
+        if block.measured:
+            parts.append(_table(block, record))
+        parts += [Text(f"- {name}: {what}") for name, what in block.notes]
+    parts += [Text(), *(Text(f"- {name}: {what}") for name, what in absent(record))]
+    if record.compiled:
+        parts += [Text(), Text(COMPILED, style="bold")]
+        parts += [Text(f"- {compiled(item)}") for item in record.compiled]
+    return Group(*parts, Text(), Text(legend(record), style="dim"))
+
+
+def _table(block: Block, record: Record) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    shown = columns(block, record)
+    for column in shown:
+        justify = "right" if column.figure else "left"
+        whole = column.figure or not column.title
+        table.add_column(column.title, justify=justify, no_wrap=whole, overflow="fold")
+    for row in block.measured:
+        cells = (column.cell(row, record) for column in shown)
+        styled = [Text(cell, style=_STYLES.get(cell) or _SAID.get(cell, "")) for cell in cells]
+        table.add_row(*styled, style="bold" if words.is_ours(row.implementation) else "")
+    return table
+
+
+def compiled(item: Mapping[str, Any]) -> str:
+    """One item of `Record.compiled`, in a line."""
+    said = (_COMPILED.get(name, f"{name} {{}}".format)(value) for name, value in item.items())
+    return ", ".join(filter(None, said))
+
+
+def comparison(found: Comparison) -> Group:
+    """Two runs side by side, the largest slowdown first; then what has no ratio, and why."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for title in ("workload", "mode", "implementation", "before", "after", "change [95%]", ""):
+        figure = title in ("before", "after", "change [95%]")
+        table.add_column(title, justify="right" if figure else "left", no_wrap=figure)
+    for change in sorted(found.changes, key=_slowdown, reverse=True):
+        row, said = change.before, _said_of(change, found.threshold)
+        times = (words.seconds(r.median_s) for r in (change.before, change.after))
+        cells = (row.workload.name, row.mode, row.implementation, *times)
+        ratio = words.ratio(change.over_baseline)
+        table.add_row(*cells, ratio, said, style="bold red" if said == "REGRESSION" else "")
+    head = [
+        Text(f"{name} {was or 'absent'} → {now or 'absent'}")
+        for name, (was, now) in found.versions.items()
+        if was != now
+    ]
+    notes = [
+        Text(
+            f"- {row.workload.name}, {row.mode}, {row.implementation}: {why}",
+            style="bold red" if row in found.broken else "",
+        )
+        for row, why in found.unpaired
+    ]
+    summary = (
+        f"{found.compared} rows compared, {len(found.regressions)} slower by more than "
+        f"{100 * found.threshold:g}%, {len(found.broken)} now wrong, "
+        f"{len(found.unpaired)} without a ratio"
+    )
+    about = "change: of a row's time over its own run's baseline; above 1 is slower"
+    return Group(*head, table, *notes, Text(summary, style="bold"), Text(about, style="dim"))
+
+
+def _slowdown(change: Change) -> float:
+    return change.over_baseline.median if change.over_baseline else 0.0
+
+
+def _said_of(change: Change, threshold: float) -> str:
+    if change.over_baseline is None:
+        return "baseline"
+    if change.slower_by(threshold):
+        return "REGRESSION"
+    # Ratio speaks of speed, this of time.
+    return {"faster": "slower", "slower": "faster"}.get(
+        change.over_baseline.said, change.over_baseline.said
+    )
+
+
+# --- Markdown --------------------------------------------------------------------------------
+
+
+def markdown(record: Record) -> str:
+    """The same, as a file."""
+    lines = ["# Benchmark", "", *(f"- {line}" for line in words.place(record))]
+    for block in blocks(record):
+        lines += ["", f"## {block.title}", "", block.about(record), ""]
+        lines += [*_pipes(block, record), ""] if block.measured else []
+        lines += [f"- {name}: {what}" for name, what in block.notes]
+    for title, items in (
+        ("Not here", [f"{name}: {what}" for name, what in absent(record)]),
+        (COMPILED, [compiled(item) for item in record.compiled]),
+    ):
+        lines += ["", f"## {title}", "", *(f"- {item}" for item in items)] if items else []
+    lines += ["", legend(record)]
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)) + "\n"
+
+
+def _pipes(block: Block, record: Record) -> list[str]:
+    shown = columns(block, record)
+    rule = ("---:" if column.figure else "---" for column in shown)
+    rows = [[column.title.replace("\n", " ") for column in shown], list(rule)]
+    rows += [[column.cell(row, record) for column in shown] for row in block.measured]
+    return [f"| {' | '.join(row)} |" for row in rows]

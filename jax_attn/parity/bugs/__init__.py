@@ -1,0 +1,1 @@
+"""Planted bugs: what goes wrong, which rows claim to see it, and which did."""

@@ -1,0 +1,283 @@
+"""Mutants: attention with one planted port bug each, to show that the rows see them.
+
+A row claims to catch certain bugs. Each claim is tried, at no compilation: the mutant goes through
+the comparison in the port's place, and must fail. A row whose mutant lives has not shown what it
+says, and is INCONCLUSIVE; `verify --power` tries every mutant on every row that claims it.
+"""
+
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+import torch
+
+from jax_attn.parity.bugs import claims, plants
+from jax_attn.parity.bugs.claims import FINE, SINGLE, Claim
+from jax_attn.parity.bugs.mutable_attention import Plants, capped, head_size
+from jax_attn.parity.judge.oracle import Norm, Turn
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """plants: the wrong steps (`mutable.STEPS`). meant: the row (design, mask) made to catch it,
+    in float32. claimed: whether a row, at a precision, says it would see it."""
+
+    plants: Plants
+    meant: tuple[str, str]
+    claimed: Claim
+
+
+_PROBABILITIES = {
+    bits: {"softmax": lambda right, p, s, bits=bits: plants.rounded(right(p, s), bits)}
+    for bits in (8, 11)
+}
+_SUMS = {bits: {"product": partial(plants.summed, bits=bits)} for bits in (8, 11)}
+
+_CAUSAL = claims.every(claims.several, claims.any_mask("causal"))
+_BAND = claims.every(claims.several, claims.any_mask("window", "sliding"))
+_PLAIN, _NONE = ("plain_mha", "none"), ("gqa", "none")
+_ROTARY = ("gqa/rotary", "causal")
+_PIECES = ("gqa/cached", "causal")
+
+MUTANTS: dict[str, Mutant] = {
+    # Who sees whom.
+    "mask polarity": Mutant(
+        plants.masked(np.logical_not),
+        ("gqa", "per_head"),
+        lambda c, p, u: p.allowed is not None and c.mask != "padding",
+    ),
+    "padding polarity": Mutant(
+        plants.masked(np.logical_not), ("torch_mha", "padding"), claims.any_mask("padding")
+    ),
+    "mask ignored": Mutant(
+        plants.masked(lambda allowed: None), ("masked_mha", "per_head"), claims.hides
+    ),
+    "attention and padding masks or-ed": Mutant(
+        plants.masked(plants.causal_or_padding),
+        ("gqa", "causal_padding"),
+        lambda c, p, u: c.mask == "causal_padding" and 1 < c.size.T == c.size.S,
+    ),
+    "mask off by one key": Mutant(
+        plants.masked(plants.later),
+        ("gqa", "window"),
+        claims.every(claims.several, claims.any_mask("causal", "window", "sliding")),
+    ),
+    "causal: the next key too": Mutant(
+        plants.masked(partial(plants.longer, towards=1)), ("weights_mha", "causal"), _CAUSAL
+    ),
+    "causal: not the own key": Mutant(
+        plants.masked(plants.without_itself),
+        ("torch_mha", "causal"),
+        claims.any_mask("causal", "sliding"),
+    ),
+    "causal: the other corner": Mutant(
+        plants.masked(plants.other_corner),
+        ("gqa", "causal"),
+        lambda c, p, u: c.mask == "causal" and c.size.T != c.size.S,
+    ),
+    "window one key longer": Mutant(
+        plants.masked(partial(plants.longer, towards=-1)), ("gqa", "sliding"), _BAND
+    ),
+    "the past ignored": Mutant(
+        plants.masked(plants.own_piece),
+        _PIECES,
+        claims.every(
+            claims.several,
+            claims.cached("cached", "cached_rotary"),
+            claims.any_mask("causal", "sliding"),
+        ),
+    ),
+    "-1e4 for -inf": Mutant(
+        {"hidden": plants.finite_mask}, ("masked_mha", "empty_row"), claims.any_mask("empty_row")
+    ),
+    "a row that sees nothing: the mean of all": Mutant(
+        {"softmax": plants.mean_where_empty}, ("mqa", "empty_row"), claims.any_mask("empty_row")
+    ),
+    # What is added to the scores.
+    "bias sign": Mutant(
+        plants.given(lambda p: replace(p, bias=-p.bias)),
+        ("gqa", "bias"),
+        claims.every(claims.several, claims.any_mask("bias")),
+    ),
+    "bias ignored": Mutant(
+        plants.given(lambda p: replace(p, bias=None)),
+        ("torch_mha", "bias"),
+        claims.every(claims.several, claims.any_mask("bias")),
+    ),
+    "bias before the scale": Mutant(
+        plants.given(lambda p: replace(p, bias=p.bias * head_size(p) ** -0.5)),
+        ("torch_mha", "bias"),
+        claims.every(claims.several, claims.any_mask("bias")),
+    ),
+    # Weights.
+    "query and key swapped": Mutant(
+        plants.reads(q="k", k="q"),
+        ("torch_mha", "causal"),
+        claims.every(claims.several, claims.alike("q", "k")),
+    ),
+    "key and value swapped": Mutant(plants.reads(k="v", v="k"), _PLAIN, claims.alike("k", "v")),
+    "keys for values": Mutant(plants.reads(v="k"), ("weights_mha", "none"), claims.alike("k", "v")),
+    "packed in another order": Mutant(
+        plants.reads(q="k", k="v", v="q"),
+        ("fused_mha", "none"),
+        lambda c, p, u: c.family in ("fused_mha", "torch_mha") and claims.alike(*"qkv")(c, p, u),
+    ),
+    "query kernel untransposed": Mutant(
+        plants.transposed("q"),
+        ("masked_mha", "none"),
+        claims.every(claims.several, claims.square("q")),
+    ),
+    "output kernel untransposed": Mutant(
+        plants.transposed("o"), ("masked_mha", "none"), claims.square("o")
+    ),
+    "biases dropped": Mutant(
+        {"biased": lambda right, p, name, y: y}, ("torch_mha", "none"), claims.weight("q.bias")
+    ),
+    "biases doubled": Mutant(
+        {"biased": lambda right, p, name, y: right(p, name, right(p, name, y))},
+        _NONE,
+        claims.weight("q.bias"),
+    ),
+    "value bias dropped": Mutant(
+        {"biased": lambda right, p, name, y: y if name == "v" else right(p, name, y)},
+        ("torch_mha", "padding"),
+        claims.weight("v.bias"),
+    ),
+    "output bias dropped": Mutant(
+        {"biased": lambda right, p, name, y: y if name == "o" else right(p, name, y)},
+        ("mqa", "none"),
+        claims.weight("o.bias"),
+    ),
+    # Heads.
+    "heads tiled instead of repeated": Mutant(
+        {"shared": lambda right, p, x: x.repeat(1, p.num_heads // p.num_kv_heads, 1, 1)},
+        _NONE,
+        claims.grouped,
+    ),
+    "key/value heads rolled": Mutant(
+        {"shared": lambda right, p, x: right(p, x.roll(1, dims=1))},
+        _NONE,
+        lambda c, p, u: p.num_kv_heads > 1,
+    ),
+    "heads in another order than the output's": Mutant(
+        {"split": plants.rolled_heads}, _PLAIN, claims.tells_heads
+    ),
+    "features split into heads the wrong way round": Mutant(
+        {"split": lambda right, p, y, n: y.unflatten(-1, (-1, n)).permute(0, 3, 1, 2)},
+        _PLAIN,
+        lambda c, p, u: claims.tells_heads(c, p, u) and head_size(p) > 1,
+    ),
+    # Scores.
+    "scale 1% too large": Mutant(
+        plants.scaled(lambda p, s: 1.01 * s),
+        ("weights_mha", "none"),
+        claims.every(claims.several, claims.at(FINE)),
+    ),
+    "scale 1% too small": Mutant(
+        plants.scaled(lambda p, s: 0.99 * s),
+        ("fused_mha", "none"),
+        claims.every(claims.several, claims.at(FINE)),
+    ),
+    "scale by one feature more": Mutant(
+        plants.scaled(lambda p, s: s * (head_size(p) / (head_size(p) + 1)) ** 0.5),
+        _PLAIN,
+        claims.every(claims.several, claims.at(FINE)),
+    ),
+    "scale by all features": Mutant(
+        plants.scaled(lambda p, s: s * p.num_heads**-0.5),
+        _PLAIN,
+        lambda c, p, u: claims.several(c, p, u) and p.num_heads > 1,
+    ),
+    "scale twice": Mutant(plants.scaled(lambda p, s: s * s), _PLAIN, claims.several),
+    "no scale": Mutant(plants.scaled(lambda p, s: 1.0), _PLAIN, claims.several),
+    "softmax over the queries": Mutant(
+        {"softmax": lambda right, p, s: right(p, s.mT).mT},
+        _PLAIN,
+        lambda c, p, u: c.size.T > 1,
+    ),
+    "softmax with 1 more below": Mutant({"softmax": plants.plus_one}, _PLAIN, claims.always),
+    "softcap ignored": Mutant(
+        plants.given(lambda p: replace(p, softcap=None)),
+        ("gqa/softcap", "none"),
+        lambda c, p, u: p.softcap is not None and u in FINE,
+    ),
+    "softcap after the mask": Mutant(
+        {"capped": lambda right, p, s: s, "hidden": lambda right, p, s: capped(p, right(p, s))},
+        ("gqa/softcap", "causal"),
+        lambda c, p, u: p.softcap is not None and claims.hides(c, p, u),
+    ),
+    # Precision.
+    "probabilities in bfloat16": Mutant(
+        _PROBABILITIES[8], _PLAIN, claims.every(claims.several, claims.at(SINGLE))
+    ),
+    "probabilities in float16": Mutant(
+        _PROBABILITIES[11], _PLAIN, claims.every(claims.several, claims.at(SINGLE))
+    ),
+    "sums in bfloat16": Mutant(_SUMS[8], _PLAIN, claims.at(SINGLE)),
+    "sums in float16": Mutant(_SUMS[11], _PLAIN, claims.at(SINGLE)),
+    "parameters in bfloat16": Mutant(plants.narrow(8), _PLAIN, claims.at(SINGLE)),
+    "parameters in float16": Mutant(plants.narrow(11), _PLAIN, claims.at(SINGLE)),
+    "products in TF32": Mutant(
+        {"product": lambda right, p, a, b: right(p, plants.rounded(a, 11), plants.rounded(b, 11))},
+        _PLAIN,
+        claims.at(SINGLE),
+    ),
+    # Positions and norms.
+    "rotary pairs of the other convention": Mutant(
+        plants.each(Turn, lambda turn: replace(turn, interleaved=not turn.interleaved)),
+        ("gqa/rotary_interleaved_partial", "padding"),
+        claims.every(claims.several, claims.steps(Turn)),
+    ),
+    "rotary base doubled": Mutant(
+        plants.each(Turn, lambda turn: replace(turn, base=2 * turn.base)),
+        _ROTARY,
+        claims.every(claims.several, claims.steps(Turn), claims.at(FINE)),
+    ),
+    "queries a position too far": Mutant(
+        plants.each(Turn, lambda turn: replace(turn, first=turn.first + 1)),
+        ("gqa/cached_rotary", "causal"),
+        claims.every(claims.several, claims.steps(Turn)),
+    ),
+    "the other norm": Mutant(
+        plants.each(Norm, lambda norm: replace(norm, centred=not norm.centred)),
+        ("gqa/qk_layer_norm", "causal"),
+        claims.every(claims.several, claims.steps(Norm)),
+    ),
+    "norm with another epsilon": Mutant(
+        plants.each(Norm, lambda norm: replace(norm, epsilon=norm.epsilon / 10)),
+        ("gqa/qk_norm", "none"),
+        claims.every(claims.several, claims.steps(Norm), claims.at(SINGLE)),
+    ),
+    "norm after rotary": Mutant(
+        plants.given(lambda p: replace(p, after=p.after[::-1])),
+        ("gqa/qk_norm", "none"),
+        claims.every(claims.several, claims.steps(Norm, Turn)),
+    ),
+    # Dropout.
+    "dropout where none belongs": Mutant(
+        {"dropped": plants.dropping}, _PLAIN, lambda c, p, u: p.kept is None
+    ),
+    "dropout without 1/keep": Mutant(
+        {"dropped": lambda right, p, w: w * torch.tensor(p.kept > 0)},
+        ("gqa/dropout", "dropout"),
+        lambda c, p, u: p.kept is not None,
+    ),
+    "kept and dropped swapped": Mutant(
+        {"dropped": lambda right, p, w: w * torch.tensor(np.where(p.kept > 0, 0, p.kept.max()))},
+        ("gqa/dropout", "dropout"),
+        lambda c, p, u: p.kept is not None,
+    ),
+    # Gradients.
+    "gradient stopped at the queries": Mutant(plants.stopped("q"), _PLAIN, claims.several),
+    "gradient stopped at the keys": Mutant(plants.stopped("k"), ("gqa", "window"), claims.several),
+    "gradient stopped at the values": Mutant(plants.stopped("v"), _PLAIN, claims.always),
+    "gradients of a group not summed": Mutant(
+        {"shared": plants.one_head_sends}, _NONE, lambda c, p, u: p.num_kv_heads < p.num_heads
+    ),
+    # The cache.
+    "cached values in another order than keys": Mutant(
+        {"slots": lambda right, p, v: right(p, v.roll(1, dims=-2))},
+        _PIECES,
+        claims.every(claims.several, claims.cached("cached", "cached_ragged", "cached_rotary")),
+    ),
+}

@@ -1,0 +1,71 @@
+"""What a row has, as claims: whether it says that it would see a planted bug."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from jax_attn.parity.judge.oracle import Problem
+from jax_attn.parity.matrix.cases import Case
+
+FINE = ("float64", "float32", "float16")
+"""Precisions finer than bfloat16's."""
+SINGLE = ("float64", "float32")
+"""Those finer than the half precisions."""
+
+Claim = Callable[[Case, Problem, str], bool]
+"""Of a case, its problem and a precision."""
+
+
+def always(c: Case, p: Problem, u: str) -> bool:
+    return True
+
+
+def several(c: Case, p: Problem, u: str) -> bool:
+    """With one key the softmax is 1 whatever the scores: queries and keys do not matter."""
+    return c.size.S > 1
+
+
+def hides(c: Case, p: Problem, u: str) -> bool:
+    return p.allowed is not None and not p.allowed.all()
+
+
+def any_mask(*masks: str) -> Claim:
+    return lambda c, p, u: c.mask in masks
+
+
+def at(precisions: tuple[str, ...]) -> Claim:
+    return lambda c, p, u: u in precisions
+
+
+def weight(name: str) -> Claim:
+    return lambda c, p, u: name in p.weights
+
+
+def alike(*names: str) -> Claim:
+    """The projections' kernels have one shape."""
+    return lambda c, p, u: len({p.weights[f"{n}.weight"].shape for n in names}) == 1
+
+
+def square(name: str) -> Claim:
+    return lambda c, p, u: bool(np.equal(*p.weights[f"{name}.weight"].shape))
+
+
+def steps(*kinds: type) -> Claim:
+    return lambda c, p, u: {*kinds} <= {type(step) for step in p.after}
+
+
+def cached(*variants: str) -> Claim:
+    return lambda c, p, u: c.design.partition("/")[2] in variants
+
+
+def tells_heads(c: Case, p: Problem, u: str) -> bool:
+    """With one key and one key/value head, no query matters."""
+    return p.num_heads > 1 and (p.num_kv_heads > 1 or c.size.S > 1)
+
+
+def grouped(c: Case, p: Problem, u: str) -> bool:
+    return 1 < p.num_kv_heads < p.num_heads
+
+
+def every(*claims: Claim) -> Claim:
+    return lambda c, p, u: all(claim(c, p, u) for claim in claims)

@@ -1,0 +1,177 @@
+"""The power of a suite: which of its rows kill which planted bugs, and by how much.
+
+Imports neither framework: it renders what others tried.
+"""
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from jax_attn.parity.judge.compare import TensorReport, Verdict
+from jax_attn.parity.judge.result import Result
+from jax_attn.parity.judge.text import SCHEMA_VERSION, number
+from jax_attn.parity.matrix.cases import FACTORS, Case
+
+
+@dataclass(frozen=True)
+class Kill:
+    """How one row took one mutant.
+
+    column: the published design of the row, or what else it is a row of. meant: whether the row is
+    the one made to catch it. tensor: which decided, `times` its budget from right; infinitely, of
+    another shape or not finite.
+    """
+
+    mutant: str
+    case: str
+    column: str
+    meant: bool
+    killed: bool
+    tensor: str
+    times: float
+
+    @classmethod
+    def of(cls, mutant: str, meant: tuple[str, str], case: Case, found: TensorReport) -> "Kill":
+        """Of a row of the built-in matrix; meant: its design and mask."""
+        return cls(
+            mutant=mutant,
+            case="-".join(case.preparation),
+            column=case.family,
+            meant=(case.design, case.mask, case.dtype) == (*meant, "float32"),
+            killed=found.verdict is Verdict.FAIL,
+            tensor=found.label,
+            times=math.inf if math.isnan(found.fraction) else found.fraction,
+        )
+
+    @classmethod
+    def of_result(cls, mutant: str, case: str, result: Result) -> "Kill":
+        """Of a case of its own, beside the matrix: "training/Adam"."""
+        worst = result.worst
+        return cls(
+            mutant=mutant,
+            case=case,
+            column=case.partition("/")[0],
+            meant=True,
+            killed=result.verdict is Verdict.FAIL,
+            tensor=worst.label if worst else "; ".join(result.failures),
+            times=math.inf if worst is None or math.isnan(worst.fraction) else worst.fraction,
+        )
+
+
+def survivors(kills: Sequence[Kill]) -> list[Kill]:
+    """Every mutant that a row claims to kill, and did not."""
+    return [kill for kill in kills if not kill.killed]
+
+
+def without_their_row(kills: Sequence[Kill], mutants: Sequence[str]) -> list[str]:
+    """Mutants that were not tried on the row that is made to catch them."""
+    return [name for name in mutants if name not in _meant(kills)]
+
+
+def _meant(kills: Sequence[Kill]) -> set[str]:
+    """Mutants that were tried on the row made to catch them."""
+    return {kill.mutant for kill in kills if kill.meant}
+
+
+def table(kills: Sequence[Kill]) -> Table:
+    """The kill matrix: a line a bug, and of each design how many of the rows that claim it kill."""
+    by_mutant: dict[str, list[Kill]] = defaultdict(list)
+    for kill in kills:
+        by_mutant[kill.mutant].append(kill)
+    columns = sorted({kill.column for kill in kills}, key=_place)
+    made = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    made.add_column("planted bug", no_wrap=True)
+    for column in columns:
+        made.add_column(column, justify="right", no_wrap=True)
+    made.add_column("its own row", overflow="fold")
+    made.add_column("over budget", justify="right")
+    for mutant, tried in by_mutant.items():
+        cells = [_cell([kill for kill in tried if kill.column == column]) for column in columns]
+        own = min((kill for kill in tried if kill.meant), key=lambda k: k.times, default=None)
+        told = ("not among these", "–") if own is None else (own.case, number(own.times, 2))
+        made.add_row(mutant, *cells, *told)
+    return made
+
+
+def _place(column: str) -> int:
+    """Designs in the order of the matrix, then all else."""
+    families = list(dict.fromkeys(design.partition("/")[0] for design in FACTORS))
+    return families.index(column) if column in families else len(families)
+
+
+def _cell(kills: Sequence[Kill]) -> Text:
+    killed = sum(kill.killed for kill in kills)
+    style = "green" if killed == len(kills) else "bold red"
+    return Text(f"{killed}/{len(kills)}", style) if kills else Text("")
+
+
+def summary(kills: Sequence[Kill], mutants: Sequence[str]) -> dict[str, Any]:
+    """How many bugs were tried and killed, on how many rows, and the weakest kill."""
+    alive = {kill.mutant for kill in survivors(kills)}
+    tried = {kill.mutant for kill in kills}
+    weakest = min((kill for kill in kills if kill.killed), key=lambda k: k.times, default=None)
+    return {
+        "mutants": len(mutants),
+        "tried": len(tried),
+        "killed": len(tried - alive),
+        "by_their_own_row": len(_meant(kills) - {k.mutant for k in survivors(kills) if k.meant}),
+        "rows": len({kill.case for kill in kills}),
+        "trials": len(kills),
+        "survived": len(survivors(kills)),
+        "weakest": None if weakest is None else _plain(weakest),
+    }
+
+
+def passes(kills: Sequence[Kill], mutants: Sequence[str], whole: bool) -> bool:
+    """None survived and, of the whole matrix, each was tried on the row made to catch it."""
+    return not survivors(kills) and not (whole and without_their_row(kills, mutants))
+
+
+def summary_lines(kills: Sequence[Kill], mutants: Sequence[str], whole: bool) -> list[str]:
+    """The summary in words, every survivor, and those that the whole matrix leaves untried."""
+    found = summary(kills, mutants)
+    lines = [
+        f"{found['killed']} of {found['tried']} planted bugs killed by every row that claims them "
+        f"({found['trials']} trials on {found['rows']} rows); {found['by_their_own_row']} of them "
+        "by the row made to catch them"
+    ]
+    lines += [
+        f"SURVIVED: {kill.mutant!r} in {kill.case}: {number(kill.times)} of the budget of "
+        f"{kill.tensor}"
+        for kill in survivors(kills)
+    ]
+    if whole:
+        lines += [
+            f"NOT TRIED on a row made to catch it: {name!r}"
+            for name in without_their_row(kills, mutants)
+        ]
+    elif more := found["mutants"] - found["tried"]:
+        lines.append(f"{more} more bugs: no row here claims them")
+    if weakest := found["weakest"]:
+        lines.append(
+            f"weakest kill: {weakest['mutant']!r} in {weakest['case']}, {weakest['tensor']} "
+            f"{number(weakest['times'])} times its budget"
+        )
+    return lines
+
+
+def as_json(kills: Sequence[Kill], mutants: Sequence[str], environment: dict[str, Any]) -> str:
+    """Every trial; `times` is null where it is infinite."""
+    document = {
+        "schema_version": SCHEMA_VERSION,
+        "environment": environment,
+        "summary": summary(kills, mutants),
+        "kills": [_plain(kill) for kill in kills],
+    }
+    return json.dumps(document, indent=1, allow_nan=False)
+
+
+def _plain(kill: Kill) -> dict[str, Any]:
+    return asdict(kill) | {"times": kill.times if math.isfinite(kill.times) else None}

@@ -1,0 +1,171 @@
+r"""Attention in float64 of which any one step can be made wrong, its gradients then too.
+
+The formulas are `oracle`'s, all heads at once and in torch, so that autograd differentiates
+whatever is planted: a mutant is a table {step: wrong step}, and costs no compilation. Every step
+takes first the right one, of the same arguments:
+
+    plants = {"scale": lambda right, p: 1.01 * right(p)}
+
+Nothing right is judged by this: with no plant it gives what the oracle gives.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from jax_attn.parity.judge.oracle import Norm, Problem, Solution, Turn
+
+Plants = Mapping[str, Callable]
+
+
+def solve(
+    problem: Problem, d_output: np.ndarray, d_weights: np.ndarray | None, plants: Plants
+) -> Solution:
+    """As `oracle.solve`, with `plants` in place of the steps of `STEPS` that they name."""
+    leaves = replace(
+        problem,
+        inputs=_leaves(problem.inputs),
+        weights=_leaves(problem.weights),
+        bias=None if problem.bias is None else _leaf(problem.bias),
+    )
+    step = {name: partial(plants[name], f) if name in plants else f for name, f in STEPS.items()}
+    output, weights = _forward(step["problem"](leaves), step)
+    wrt = {
+        **{("input", k): x for k, x in leaves.inputs.items()},
+        **{("weight", k): x for k, x in leaves.weights.items()},
+        **({("bias", ""): leaves.bias} if leaves.bias is not None else {}),
+    }
+    ends = [(output, d_output)] + ([(weights, d_weights)] if d_weights is not None else [])
+    ends = [(y, torch.tensor(d)) for y, d in ends if y.requires_grad]
+    grads = torch.autograd.grad(
+        [y for y, _ in ends],
+        list(wrt.values()),
+        [d for _, d in ends],
+        allow_unused=True,
+        materialize_grads=True,
+    )
+    found: dict[str, dict[str, np.ndarray]] = {"input": {}, "weight": {}, "bias": {}}
+    for (kind, name), grad in zip(wrt, grads, strict=True):
+        found[kind][name] = grad.numpy()
+    arrays = output.detach().numpy(), weights.detach().numpy()
+    return Solution(*arrays, found["input"], found["weight"], found["bias"].get(""))
+
+
+def _forward(p: Problem, step: Mapping[str, Callable]) -> tuple[Tensor, Tensor]:
+    """Output (B, T, D) and weights (B, N, T, S)."""
+    heads = {"q": p.num_heads, "k": p.num_kv_heads, "v": p.num_kv_heads}
+    x = {}
+    for name, count in heads.items():
+        y = step["product"](p, p.inputs[p.reads[name]], p.weights[f"{name}.weight"].mT)
+        y = step["split"](p, step["biased"](p, name, y), count)  # (B, count, T or S, H)
+        x[name] = step["branch"](p, name, y)
+    for name in ("q", "k"):
+        x[name] = step["turned"](p, name, x[name])
+    k, v = (step["shared"](p, x[name]) for name in ("k", "v"))
+    scores = step["scale"](p) * step["product"](p, x["q"], k.mT)
+    weights = step["softmax"](p, step["hidden"](p, step["capped"](p, scores)))
+    mixed = step["product"](p, step["dropped"](p, weights), step["slots"](p, v))
+    merged = mixed.transpose(1, 2).flatten(2)
+    output = step["product"](p, merged, p.weights["o.weight"].mT)
+    return step["biased"](p, "o", output), weights
+
+
+def biased(p: Problem, name: str, y: Tensor) -> Tensor:
+    return y + p.weights[f"{name}.bias"] if f"{name}.bias" in p.weights else y
+
+
+def split(p: Problem, y: Tensor, heads: int) -> Tensor:
+    """(B, T, heads*H) -> (B, heads, T, H)."""
+    return y.unflatten(-1, (heads, -1)).transpose(1, 2)
+
+
+def turned(p: Problem, name: str, x: Tensor) -> Tensor:
+    """What `p.after` lists, in its order."""
+    for each in p.after:
+        x = _AFTER[type(each)](each, p, name, x)
+    return x
+
+
+def _normed(norm: Norm, p: Problem, name: str, x: Tensor) -> Tensor:
+    off = x - x.mean(-1, keepdim=True) if norm.centred else x
+    unit = off / (off.square().mean(-1, keepdim=True) + norm.epsilon).sqrt()
+    return unit * p.weights[f"{name}_norm.weight"] + p.weights.get(f"{name}_norm.bias", 0.0)
+
+
+def _rotated(turn: Turn, p: Problem, name: str, x: Tensor) -> Tensor:
+    m = torch.arange(turn.dim // 2)
+    at = torch.arange(x.shape[-2]) + (turn.first if name == "q" else 0)
+    angles = torch.outer(at.double(), turn.base ** (-2 * m.double() / turn.dim))
+    real, imaginary = (2 * m, 2 * m + 1) if turn.interleaved else (m, m + turn.dim // 2)
+    a, b, c, s = x[..., real], x[..., imaginary], angles.cos(), angles.sin()
+    made = x.clone()
+    made[..., real], made[..., imaginary] = a * c - b * s, a * s + b * c
+    return made
+
+
+_AFTER = {Norm: _normed, Turn: _rotated}
+
+
+def shared(p: Problem, x: Tensor) -> Tensor:
+    """(B, K, S, H) -> (B, N, S, H): consecutive query heads read one key/value head."""
+    return x.repeat_interleave(p.num_heads // p.num_kv_heads, dim=1)
+
+
+def head_size(p: Problem) -> int:
+    return p.weights["q.weight"].shape[0] // p.num_heads
+
+
+def scale(p: Problem) -> float:
+    return head_size(p) ** -0.5 if p.scale is None else p.scale
+
+
+def capped(p: Problem, scores: Tensor) -> Tensor:
+    return scores if p.softcap is None else p.softcap * torch.tanh(scores / p.softcap)
+
+
+def hidden(p: Problem, scores: Tensor) -> Tensor:
+    """With the bias, and -inf where nothing may be seen."""
+    scores = scores if p.bias is None else scores + p.bias
+    allowed = True if p.allowed is None else torch.tensor(p.allowed)
+    return torch.where(torch.as_tensor(allowed), scores, -torch.inf)
+
+
+def softmax(p: Problem, scores: Tensor) -> Tensor:
+    """A row of -inf alone gives zeros."""
+    top = scores.detach().amax(-1, keepdim=True)
+    powers = torch.exp(scores - top.masked_fill(top.isneginf(), 0.0))
+    total = powers.sum(-1, keepdim=True)
+    return powers / total.masked_fill(total == 0, 1.0)
+
+
+def dropped(p: Problem, weights: Tensor) -> Tensor:
+    return weights if p.kept is None else weights * torch.tensor(p.kept)
+
+
+STEPS: dict[str, Callable] = {
+    "problem": lambda p: p,  # what the port is given: masks, weights
+    "product": lambda p, a, b: a @ b,  # each of the six of them
+    "biased": biased,
+    "split": split,
+    "branch": lambda p, name, x: x,  # what the projections send on, by name
+    "turned": turned,
+    "shared": shared,
+    "scale": scale,
+    "capped": capped,
+    "hidden": hidden,
+    "softmax": softmax,
+    "dropped": dropped,
+    "slots": lambda p, v: v,  # where values lie, beside their keys
+}
+
+
+def _leaf(a: np.ndarray) -> Tensor:
+    return torch.tensor(a, dtype=torch.float64, requires_grad=True)
+
+
+def _leaves(arrays: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
+    return {name: _leaf(a) for name, a in arrays.items()}

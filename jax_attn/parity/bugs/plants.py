@@ -1,0 +1,160 @@
+"""What goes wrong: ways to plant a bug in the steps of `mutable`."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from jax_attn.parity.bugs.mutable_attention import Plants
+from jax_attn.parity.judge.oracle import Problem
+from jax_attn.parity.matrix.cases import first_piece
+
+Change = Callable[[Problem], Problem]
+
+
+def given(change: Change) -> Plants:
+    """The port is given another problem."""
+    return {"problem": lambda right, p: change(right(p))}
+
+
+def masked(change: Callable[[np.ndarray], np.ndarray | None]) -> Plants:
+    return given(lambda p: replace(p, allowed=change(np.array(p.allowed))))
+
+
+def later(allowed: np.ndarray) -> np.ndarray:
+    """Every query sees what it should, moved one key to the right."""
+    allowed[..., 1:] = allowed[..., :-1].copy()
+    return allowed
+
+
+def longer(allowed: np.ndarray, towards: int) -> np.ndarray:
+    """Every query sees one key more, to the left (-1) or the right (1) of the others."""
+    return allowed | beside(allowed, towards)
+
+
+def beside(allowed: np.ndarray, towards: int) -> np.ndarray:
+    moved = np.zeros_like(allowed)
+    if towards > 0:
+        moved[..., 1:] = allowed[..., :-1]
+    else:
+        moved[..., :-1] = allowed[..., 1:]
+    return moved
+
+
+def without_itself(allowed: np.ndarray) -> np.ndarray:
+    return allowed & ~np.eye(*allowed.shape[-2:], dtype=bool)
+
+
+def other_corner(allowed: np.ndarray) -> np.ndarray:
+    T, S = allowed.shape[-2:]
+    return np.tri(T, S, S - T, dtype=bool)
+
+
+def causal_or_padding(allowed: np.ndarray) -> np.ndarray:
+    """Of a causal mask and lengths: the last query sees all keys that are real."""
+    return np.tri(*allowed.shape[-2:], dtype=bool) | allowed[..., -1:, :]
+
+
+def own_piece(allowed: np.ndarray) -> np.ndarray:
+    """What lies in the cache is not seen."""
+    T = allowed.shape[-1]
+    at = np.arange(T)
+    piece = np.where(at < first_piece(T), 0, at + 1)
+    return allowed & (piece[:, None] == piece)
+
+
+def reads(**sources: str) -> Plants:
+    """Projections with the weights of others: q="k"."""
+
+    def change(p: Problem) -> Problem:
+        w = p.weights
+        read = {
+            f"{to}.{part}": w[f"{of}.{part}"]
+            for to, of in sources.items()
+            for part in ("weight", "bias")
+            if f"{of}.{part}" in w
+        }
+        return replace(p, weights=w | read)
+
+    return given(change)
+
+
+def transposed(name: str) -> Plants:
+    key = f"{name}.weight"
+    return given(lambda p: replace(p, weights=p.weights | {key: p.weights[key].mT}))
+
+
+def each(kind: type, change: Callable) -> Plants:
+    """Every step of that kind after the projections, changed."""
+
+    def mutate(p: Problem) -> Problem:
+        return replace(p, after=tuple(change(s) if isinstance(s, kind) else s for s in p.after))
+
+    return given(mutate)
+
+
+def rounded(x: Tensor, bits: int) -> Tensor:
+    """To `bits` bits of significand; its gradient as if it were not."""
+    mantissa, exponent = torch.frexp(x.detach())
+    near = torch.ldexp(torch.round(mantissa * 2.0**bits) / 2.0**bits, exponent)
+    return x + (near - x.detach())
+
+
+def summed(right: Callable, p: Problem, a: Tensor, b: Tensor, bits: int) -> Tensor:
+    """A product whose every partial sum is rounded."""
+    exact, total = right(p, a, b), 0.0
+    for i in range(a.shape[-1]):
+        term = a.detach()[..., i : i + 1] * b.detach()[..., i : i + 1, :]
+        total = rounded(total + term, bits)
+    return exact + (total - exact.detach())
+
+
+def narrow(bits: int) -> Plants:
+    """Parameters of another dtype."""
+    return given(lambda p: replace(p, weights={k: rounded(x, bits) for k, x in p.weights.items()}))
+
+
+def scaled(by: Callable[[Problem, float], float]) -> Plants:
+    return {"scale": lambda right, p: by(p, right(p))}
+
+
+def stopped(name: str) -> Plants:
+    return {"branch": lambda right, p, n, x: x.detach() if n == name else x}
+
+
+def one_head_sends(right: Callable, p: Problem, x: Tensor) -> Tensor:
+    """Of the query heads that share a key/value head the first alone sends it a gradient."""
+    first = torch.arange(p.num_heads) % (p.num_heads // p.num_kv_heads) == 0
+    read = right(p, x)
+    return torch.where(first[:, None, None], read, read.detach())
+
+
+def rolled_heads(right: Callable, p: Problem, y: Tensor, heads: int) -> Tensor:
+    """Query, key and value heads in one other order, which the output's kernel does not have."""
+    G = heads // p.num_kv_heads
+    return right(p, y, heads).roll(1 if p.num_kv_heads == 1 < heads else G, dims=1)
+
+
+def plus_one(right: Callable, p: Problem, scores: Tensor) -> Tensor:
+    """A softmax with 1 more in its denominator."""
+    zero = torch.zeros_like(scores[..., :1])
+    return right(p, torch.cat([scores, zero], dim=-1))[..., :-1]
+
+
+def mean_where_empty(right: Callable, p: Problem, scores: Tensor) -> Tensor:
+    empty = scores.isneginf().all(-1, keepdim=True)
+    return right(p, scores.masked_fill(empty, 0.0))
+
+
+def finite_mask(right: Callable, p: Problem, scores: Tensor) -> Tensor:
+    """-1e4 is added where -inf belongs."""
+    seen = right(replace(p, allowed=None), scores)
+    return torch.where(torch.tensor(p.allowed), seen, seen - 1e4)
+
+
+def dropping(right: Callable, p: Problem, weights: Tensor) -> Tensor:
+    """Every tenth weight, and the others the larger for it."""
+    kept = torch.arange(weights.numel()).reshape(weights.shape) % 10 != 0
+    return right(p, weights) * kept / 0.9

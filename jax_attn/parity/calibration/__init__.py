@@ -1,0 +1,1 @@
+"""Calibration: correct configurations through the comparison."""

@@ -1,0 +1,266 @@
+"""Correct configurations through the comparison: what of its budget each meets, and is told.
+
+What `drawn` draws goes through `verdict.Prepared` as `check`'s own pairs do: the float64 oracle,
+the spread of the perturbed runs, every gate. A FAIL is a false alarm. Some of the blocks and of the
+blocked kernel's configurations are planted with bugs too: what the same budgets let pass.
+"""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+from flax import nnx
+
+from jax_attn.attention.kernels import blocked
+from jax_attn.attention.kernels.tile import Sizes
+from jax_attn.nn import GroupedQueryAttention
+from jax_attn.parity.calibration import block
+from jax_attn.parity.calibration.configurations import Configuration, Program
+from jax_attn.parity.calibration.draw import Drawn, draw
+from jax_attn.parity.calibration.report import Trial
+from jax_attn.parity.checking.check import Prepared, compare_weights
+from jax_attn.parity.checking.wrong_softmax import (
+    BACKWARD,
+    FORWARD,
+    Planted,
+    is_seen,
+    narrow,
+    scaled,
+    stopped,
+    unmasked,
+)
+from jax_attn.parity.judge.oracle import Problem, solve
+from jax_attn.parity.matrix import calls
+from jax_attn.parity.matrix.cases import MASKS
+from jax_attn.parity.matrix.designs import DESIGNS, Design
+from jax_attn.parity.matrix.row import float_inputs, named
+from jax_attn.parity.matrix.run_rows import x64_for
+from jax_attn.parity.run.emulate import emulate
+from jax_attn.parity.run.inputs_and_runs import Inputs, Run
+from jax_attn.parity.run.port import Port, float_dtype, forward_and_gradients
+from jax_attn.parity.run.reference import Reference
+from jax_attn.transfer import flatten, load
+
+Arrays = Mapping[str, np.ndarray]
+Step = Callable[..., Any]
+
+
+# --- both sides of a program ----------------------------------------------------------------------
+
+
+def _reference_call(kind: str) -> Callable[..., torch.Tensor]:
+    def call(module, query, key, value, bias=None, **masks):
+        sizes = query.shape[1], key.shape[1]
+        given = kind == "arrays"
+        allowed = masks["allowed"] if given else calls.torch_allowed(kind, masks, *sizes)
+        return module(query, key, value, allowed, bias=bias)
+
+    return call
+
+
+def _port_call(kind: str) -> Callable[..., jax.Array]:
+    def call(module, query, key, value, bias=None, **masks):
+        given = {"mask": masks["allowed"]} if kind == "arrays" else calls.jax_mask(kind, masks)
+        return module(query, key, value, bias=bias, **given)
+
+    return call
+
+
+_BLOCK = Design(
+    reference=block.TorchBlock,
+    port=block.FlaxBlock,
+    layout=block.LAYOUT,
+    reference_call=lambda kind: None,
+    port_call=lambda kind: None,
+    weights={},
+    inputs=("x",),
+)
+
+
+def design_of(program: Program) -> Design:
+    """The published design, its masks given as the program has them; or the block."""
+    if program.kind == "module":
+        return _BLOCK
+    called = {"reference_call": _reference_call, "port_call": _port_call}
+    return replace(DESIGNS[program.design], **called)
+
+
+@contextlib.contextmanager
+def tiled(tile: tuple[int, int] | None) -> Iterator[None]:
+    """The blocked kernel in tiles of so many queries and keys."""
+    own = blocked.tile_sizes
+    if tile is not None:
+        blocked.tile_sizes = lambda call: Sizes(1, min(call.T, tile[0]), min(call.S, tile[1]))
+    try:
+        yield
+    finally:
+        blocked.tile_sizes = own
+
+
+@dataclass(frozen=True)
+class _Compiled(Port):
+    """A port whose forward and backward pass is compiled already; only data moves."""
+
+    step: Step
+
+    def run(self, dtype: str, cotangents: Arrays, transform: str) -> Run:
+        _, *args = self.bind()
+        given = {k: jax.numpy.array(a, dtype) for k, a in cotangents.items()}
+        outputs, (params, inputs) = jax.device_get(self.step(*args, given))
+        return Run(outputs, inputs, flatten(params))
+
+
+class _Widened(Reference):
+    """A reference whose float64 copy is made once: nothing here changes one."""
+
+    def _wide(self) -> torch.nn.Module:
+        return self._copy
+
+    @cached_property
+    def _copy(self) -> torch.nn.Module:
+        return super()._wide()
+
+
+@dataclass(frozen=True)
+class Built:
+    """Both sides of a program, built once; weights are written into them."""
+
+    program: Program
+
+    @cached_property
+    def design(self) -> Design:
+        return design_of(self.program)
+
+    @cached_property
+    def reference(self) -> torch.nn.Module:
+        module = self.design.reference(self.program.size).eval()
+        return module.to(getattr(torch, self.program.dtype))
+
+    @cached_property
+    def port(self) -> nnx.Module:
+        module = self.design.port(self.program.size, self.program.dtype, nnx.Rngs(0))
+        module.eval()
+        for _, inner in nnx.iter_modules(module):
+            if isinstance(inner, GroupedQueryAttention):
+                inner.implementation = "blocked" if self.program.tile else "dense"
+        return module
+
+    def step(self, port: Port) -> Step:
+        """Its forward and backward pass, compiled when it is called first."""
+        forward, *_ = port.bind()
+
+        def step(*args: Any) -> Any:
+            return forward_and_gradients(forward, *args)
+
+        return emulate(step, self.program.unit) if self.program.unit else jax.jit(step)
+
+
+# --- one configuration ----------------------------------------------------------------------------
+
+
+def judged(configurations: Sequence[Configuration]) -> list[Trial]:
+    """Of one program: each compared, and some planted with bugs, too."""
+    program = configurations[0].program
+    built, step, found = Built(program), None, []
+    with x64_for(program.dtype), tiled(program.tile), jax.default_device(jax.devices("cpu")[0]):
+        for configuration in configurations:
+            begun = time.perf_counter()
+            drawn = draw(configuration)
+            write(built.reference, drawn)
+            load(built.port, built.reference.state_dict(), built.design.layout)
+            given = Inputs.of(drawn.inputs, float_dtype(program.dtype))
+            port = Port(built.port, built.design.port_call(program.call), given)
+            step = step or built.step(port)
+            prepared = prepare(built, drawn, given)
+            result = prepared.judge(
+                _Compiled(port.module, port.call, port.inputs, step),
+                ("emulated" if program.unit else "jit",),
+                to_torch=built.design.layout.to_torch,
+                failures=compare_weights(built.reference, built.port, built.design.layout),
+                name=configuration.name,
+            )
+            found.append(
+                Trial.of(
+                    configuration,
+                    drawn.traits,
+                    result,
+                    seconds=time.perf_counter() - begun,
+                    planted=dict(planted(prepared)) if configuration.plants else {},
+                )
+            )
+    return found
+
+
+def write(module: torch.nn.Module, drawn: Drawn) -> None:
+    """The drawn parameters, rounded to the module's dtype."""
+    with torch.no_grad():
+        for name, p in module.named_parameters():
+            p.copy_(torch.from_numpy(drawn.parameter(name, tuple(p.shape))))
+
+
+def prepare(built: Built, drawn: Drawn, given: Inputs) -> Prepared:
+    """The reference's side; attention has the oracle, a block its own module in float64."""
+    program, design = built.program, built.design
+    oracle = None
+    if program.kind != "module":
+        state = {k: v.double().numpy() for k, v in built.reference.state_dict().items()}
+        inputs = float_inputs(drawn.inputs, program.dtype)
+        problem = posed(program, design, inputs, state)
+
+        def oracle(cotangents: Arrays) -> Run:
+            solution = solve(problem, cotangents["output"])
+            return named(design, solution, inputs, ("output",))
+
+    call = design.reference_call(program.call)
+    return Prepared(
+        _Widened(built.reference, call, given),
+        program.dtype,
+        seed=drawn.seed,
+        oracle=oracle,
+        precision=program.unit,
+    )
+
+
+def posed(program: Program, design: Design, inputs: Arrays, state: Arrays) -> Problem:
+    """What the configuration means, in float64."""
+    size = program.size
+    arrays = program.call == "arrays"
+    return Problem(
+        inputs={name: inputs[name] for name in design.inputs},
+        weights={name: state[key] for name, key in design.weights.items() if key in state},
+        num_heads=size.N,
+        num_kv_heads=size.K,
+        softcap=design.options.get("softcap"),
+        after=design.options.get("after", ()),
+        allowed=inputs["allowed"] if arrays else MASKS[program.call].allowed(inputs, size),
+        bias=inputs.get("bias"),
+    )
+
+
+# --- power ----------------------------------------------------------------------------------------
+
+
+PLANTED = {
+    "scale 1% too large": (scaled(1.01), FORWARD),
+    "mask ignored": (unmasked, FORWARD),
+    "probabilities in bfloat16": (narrow, FORWARD),
+    "gradient stopped at the scores": (stopped, BACKWARD),
+}
+
+
+def planted(prepared: Prepared) -> Iterator[tuple[str, bool]]:
+    """Each bug that has a place there, and whether the comparison fails it.
+
+    A wrong softmax is seen in the outputs alone, a gradient that is stopped in the gradients.
+    """
+    for name, (wrong, where) in PLANTED.items():
+        mode = Planted(wrong, where)
+        run = prepared.reference.under(mode, {} if where is FORWARD else prepared.cotangents)
+        if mode.planted:
+            yield name, is_seen(prepared, run)

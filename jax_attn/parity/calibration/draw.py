@@ -1,0 +1,251 @@
+"""What calibration draws: the data of correct configurations. NumPy only.
+
+Only correct ones are drawn: no quantity of the formulas leaves the range of its dtype (`Levels`).
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from jax_attn.parity.calibration.configurations import Configuration, Program
+from jax_attn.parity.matrix.cases import MASKS, Size
+
+Rng = np.random.Generator
+
+# --- how large ------------------------------------------------------------------------------------
+
+
+class Limits(NamedTuple):
+    """What a precision holds, and how peaked attention may be.
+
+    smallest, largest: RMS of any quantity. Its largest element and a sum of thousands are finite
+    still; what is smaller by a probability, one of thousands in peaked attention, is not yet lost:
+    float32's subnormals are flushed, all towards 0, so that their sums are off by more than
+    rounding. scores: largest standard deviation: an error of `roundoff * score` in a score is one
+    of as much in every probability. offset: largest mean over standard deviation, likewise lost
+    where it cancels. Beyond these two correct code does not fail either, but more and more of it
+    is INCONCLUSIVE: of bfloat16's scores of 30, a third.
+    """
+
+    smallest: float
+    largest: float
+    scores: float
+    offset: float
+
+
+# float64: what is judged is squared, in float64.
+LIMITS = {
+    "float64": Limits(1e-140, 1e140, 300.0, 1e4),
+    "float32": Limits(1e-28, 1e28, 30.0, 100.0),
+    "float16": Limits(1e-2, 200.0, 5.0, 3.0),
+    "bfloat16": Limits(1e-28, 1e28, 1.5, 1.0),
+    "tf32": Limits(1e-28, 1e28, 5.0, 3.0),
+    "mxu": Limits(1e-28, 1e28, 1.5, 1.0),
+}
+_FLAT = 0.05
+
+
+@dataclass(frozen=True)
+class Levels:
+    """RMS of the inputs, standard deviation of the scores, RMS of values and output."""
+
+    x: float
+    scores: float
+    v: float
+    o: float
+
+    @property
+    def all(self) -> tuple[float, ...]:
+        """Of all there is in a pass and back, with cotangents of 1: states, weights, gradients."""
+        x, a, v, o = self.x, math.sqrt(self.scores), self.v, self.o
+        return (x, v, o, a / x, v / x, o / v, o * a, o * a * x, o * a * a / x, o / x, o * x / v)
+
+
+def _between(rng: Rng, low: float, high: float) -> float:
+    """Evenly in the logarithm."""
+    return math.exp(rng.uniform(math.log(low), math.log(high)))
+
+
+def levels(rng: Rng, program: Program) -> Levels:
+    """As large and as small as the precision holds, whatever follows from them included.
+
+    A block adds its input to what it makes of it: there all are of one size.
+    """
+    limits = LIMITS[program.precision]
+    scores = _between(rng, _FLAT, limits.scores)
+    if program.kind == "module":
+        # Its norm's gradient has x**-3, and float32 holds no less than 1e-38.
+        x = _between(rng, max(limits.smallest, 0.1), min(limits.largest, 1e11))
+        return Levels(x, scores, _between(rng, 0.3, 3), _between(rng, 0.3, 3) * x)
+    while True:
+        x, v, o = (_between(rng, limits.smallest, limits.largest) for _ in range(3))
+        found = Levels(x, scores, v, o)
+        if all(limits.smallest <= level <= limits.largest for level in found.all):
+            return found
+
+
+# --- values ---------------------------------------------------------------------------------------
+
+
+def _normal(rng: Rng, shape: tuple[int, ...], limits: Limits) -> np.ndarray:
+    return rng.standard_normal(shape)
+
+
+def _heavy(rng: Rng, shape: tuple[int, ...], limits: Limits) -> np.ndarray:
+    """Student's t with three degrees of freedom: its variance is finite, its kurtosis is not."""
+    return rng.standard_t(3, shape)
+
+
+def _offset(rng: Rng, shape: tuple[int, ...], limits: Limits) -> np.ndarray:
+    return rng.standard_normal(shape) + rng.choice([-1, 1]) * _between(rng, 0.3, limits.offset)
+
+
+def _outlier(rng: Rng, shape: tuple[int, ...], limits: Limits) -> np.ndarray:
+    """One feature as large as those of large language models are."""
+    made = rng.standard_normal(shape)
+    made[..., rng.integers(shape[-1])] *= _between(rng, 3, 30)
+    return made
+
+
+VALUES: dict[str, Callable[[Rng, tuple[int, ...], Limits], np.ndarray]] = {
+    "normal": _normal,
+    "heavy-tailed": _heavy,
+    "offset": _offset,
+    "outlier feature": _outlier,
+}
+
+# --- who sees whom --------------------------------------------------------------------------------
+
+
+def _distance(size: Size) -> np.ndarray:
+    return np.arange(size.S) - np.arange(size.T)[:, None]
+
+
+def _causal(rng: Rng, size: Size) -> np.ndarray:
+    """Of either corner."""
+    return _distance(size) <= rng.choice([0, size.S - size.T])
+
+
+def _padding(rng: Rng, size: Size) -> np.ndarray:
+    lengths = rng.integers(1, size.S, size=(size.B, 1, 1, 1), endpoint=True)
+    return np.arange(size.S) < lengths
+
+
+def _per_head(rng: Rng, size: Size) -> np.ndarray:
+    allowed = rng.random((size.B, size.N, size.T, size.S)) < rng.uniform(0.2, 0.9)
+    return allowed | _one_key(rng, size)
+
+
+def _window(rng: Rng, size: Size) -> np.ndarray:
+    left, right = rng.integers(0, size.S, size=2)
+    return (-left <= _distance(size)) & (_distance(size) <= right)
+
+
+def _empty_rows(rng: Rng, size: Size) -> np.ndarray:
+    return _per_head(rng, size) & (rng.random((size.B, size.N, size.T, 1)) < 0.7)
+
+
+def _one_key(rng: Rng, size: Size) -> np.ndarray:
+    """A single live key for each query."""
+    live = rng.integers(size.S, size=(size.B, size.N, size.T, 1))
+    return np.arange(size.S) == live
+
+
+ALLOWED: dict[str, Callable[[Rng, Size], np.ndarray]] = {
+    "none": lambda rng, size: np.ones((), bool),
+    "causal": _causal,
+    "padding": _padding,
+    "per head": _per_head,
+    "window": _window,
+    "empty rows": _empty_rows,
+    "one live key": _one_key,
+}
+
+# --- a configuration ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """inputs: what both sides are given. traits: what was drawn, in words. seed: of cotangents.
+    parameter: (torch name, shape) -> its values, drawn in the order in which it is asked."""
+
+    inputs: dict[str, np.ndarray]
+    traits: dict[str, str]
+    seed: int
+    parameter: Callable[[str, tuple[int, ...]], np.ndarray]
+
+
+def draw(configuration: Configuration) -> Drawn:
+    """The data of a configuration, the same each time."""
+    rng, program = configuration.rng(), configuration.program
+    limits, size = LIMITS[program.precision], program.size
+    level, kind = levels(rng, program), rng.choice(list(VALUES))
+
+    def sequence(length: int) -> np.ndarray:
+        made = VALUES[kind](rng, (size.B, length, size.D), limits)
+        return made * (level.x / math.sqrt(np.mean(made**2)))
+
+    if program.kind == "module":
+        inputs = {"x": sequence(size.T)}
+    else:
+        lengths = {"query": size.T, "key": size.S, "value": size.S}
+        inputs = {name: sequence(length) for name, length in lengths.items()}
+    masks, mask = _masks(rng, program, level)
+    traits = {
+        "values": str(kind),
+        "mask": mask,
+        "magnitude": f"{level.x:.2g}",
+        "scores": f"{level.scores:.2g}",
+    }
+    seed = int(rng.integers(2**31))
+
+    def parameter(name: str, shape: tuple[int, ...]) -> np.ndarray:
+        return _parameter(rng, program, level, name, shape)
+
+    return Drawn(inputs | masks, traits, seed, parameter)
+
+
+def _masks(rng: Rng, program: Program, level: Levels) -> tuple[dict[str, np.ndarray], str]:
+    """What is handed over beside the sequences, and its name."""
+    size = program.size
+    if program.call != "arrays":
+        return MASKS[program.call].inputs(rng, size), program.call
+    if program.kind == "module":
+        size = Size(size.B, size.T, size.T, size.N, size.K, size.D)
+    kind = rng.choice(list(ALLOWED))
+    full = (size.B, size.N, size.T, size.S)
+    allowed = np.broadcast_to(ALLOWED[kind](rng, size), full)
+    if program.kind == "module":
+        return {"allowed": allowed.copy()}, str(kind)
+    bias = rng.choice([0.0, 1.0]) * level.scores * rng.standard_normal(full)
+    if rng.random() < 0.25:  # by the bias what is not seen is hidden as well
+        bias, allowed = np.where(allowed, bias, -np.inf), np.ones(full, bool)
+    return {"allowed": allowed.copy(), "bias": bias}, str(kind)
+
+
+def _parameter(
+    rng: Rng, program: Program, level: Levels, name: str, shape: tuple[int, ...]
+) -> np.ndarray:
+    """Such that queries, keys, values and output have their levels, and biases half of that."""
+    *_, owner, part = name.split(".")
+    normal = rng.standard_normal(shape)
+    x = 1.0 if program.kind == "module" else level.x  # a block's attention reads what is normalised
+    peak = math.sqrt(level.scores)
+    if owner.endswith("norm"):
+        gain = peak if owner[0] in "qk" else 1.0
+        return gain * (0.3 * normal if part == "bias" else 1 + 0.3 * normal)
+    comes, leaves = {
+        "q_proj": (x, peak),
+        "k_proj": (x, peak),
+        "v_proj": (x, level.v),
+        "out_proj": (level.v, level.o),
+        "up": (1.0, 1.0),
+        "down": (0.6, level.o),
+    }[owner]
+    if "norm" in program.design and owner in ("q_proj", "k_proj"):
+        leaves = 1.0  # what follows has the level; its epsilon does not
+    scale = 0.5 * leaves if part == "bias" else leaves / (comes * math.sqrt(shape[-1]))
+    return scale * normal

@@ -1,0 +1,240 @@
+"""What calibration found: how much of their budgets correct configurations meet.
+
+Imports neither framework: it renders what others tried.
+"""
+
+import json
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rich import box
+from rich.table import Table
+
+from jax_attn.parity.calibration.configurations import Configuration
+from jax_attn.parity.judge.compare import TensorReport, Verdict
+from jax_attn.parity.judge.result import Result
+from jax_attn.parity.judge.text import SCHEMA_VERSION, number
+
+GATES = ("element", "RMS", "projection")
+QUANTILES = {"median": 0.5, "90%": 0.9, "99%": 0.99, "largest": 1.0}
+DOUBTED = 0.1
+"""The largest part of correct configurations on which a check may say nothing."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One correct configuration.
+
+    gates: the largest fraction of its budget that any tensor has, gate by gate. doubts: reasons of
+    an INCONCLUSIVE, without their figures, by tensor. reasons: of a FAIL, in full. planted: bug ->
+    whether it was killed, where bugs were planted. seconds: all that it took.
+    """
+
+    name: str
+    number: int
+    kind: str
+    precision: str
+    verdict: Verdict
+    gates: dict[str, float]
+    traits: dict[str, str]
+    doubts: tuple[str, ...]
+    reasons: tuple[str, ...]
+    planted: dict[str, bool]
+    seconds: float
+
+    @classmethod
+    def of(
+        cls, configuration: Configuration, traits: dict[str, str], result: Result, **others: Any
+    ) -> "Trial":
+        parts = [part for tensor in result.tensors for part in fractions(tensor).items()]
+        verdict, tensors = result.verdict, result.tensors
+        return cls(
+            name=configuration.name,
+            number=configuration.number,
+            kind=configuration.program.kind,
+            precision=configuration.program.precision,
+            verdict=verdict,
+            gates={g: max((f for gate, f in parts if gate == g), default=0.0) for g in GATES},
+            traits=traits,
+            doubts=tuple(
+                f"{reason.partition(':')[0]}: {t.label}"
+                for t in tensors
+                for reason in t.reasons
+                if verdict is Verdict.INCONCLUSIVE
+            ),
+            reasons=result.reasons if verdict is Verdict.FAIL else (),
+            **others,
+        )
+
+
+def fractions(tensor: TensorReport) -> dict[str, float]:
+    """gate -> error over budget, of those that the tensor has."""
+
+    def over(error: float, budget: float) -> float:
+        return error / budget if error else 0.0
+
+    found = {
+        "element": over(abs(tensor.got - tensor.want), tensor.allowed),
+        "RMS": over(tensor.error, tensor.budget),
+        "projection": tensor.projection,
+    }
+    return {gate: f for gate, f in found.items() if not math.isnan(f)}
+
+
+# --- figures --------------------------------------------------------------------------------------
+
+
+def groups(trials: Sequence[Trial]) -> dict[str, list[Trial]]:
+    """By precision and kind, as they come, and all together."""
+    found: dict[str, list[Trial]] = {}
+    for trial in trials:
+        found.setdefault(f"{trial.precision} {trial.kind}", []).append(trial)
+    return found | {"all": list(trials)}
+
+
+def quantiles(values: Sequence[float]) -> dict[str, float]:
+    """Those of `QUANTILES`, each a value that occurs."""
+    ordered = sorted(values)
+    return {
+        name: ordered[max(0, math.ceil(part * len(ordered)) - 1)]
+        for name, part in QUANTILES.items()
+    }
+
+
+def figures(trials: Sequence[Trial]) -> dict[str, Any]:
+    """Counts of verdicts and, gate by gate, how much of their budgets the trials meet."""
+    count = Counter(trial.verdict for trial in trials)
+    return {
+        "configurations": len(trials),
+        "pass": count[Verdict.PASS],
+        "inconclusive": count[Verdict.INCONCLUSIVE],
+        "fail": count[Verdict.FAIL],
+        "fractions": {gate: quantiles([t.gates[gate] for t in trials]) for gate in GATES},
+    }
+
+
+def doubts(trials: Sequence[Trial]) -> dict[str, dict[str, int]]:
+    """Of the INCONCLUSIVE: how many have a reason, how many a tensor, how many were so drawn."""
+    doubted = [t for t in trials if t.verdict is Verdict.INCONCLUSIVE]
+    drawn = ("values", "mask")
+    return {
+        "reasons": _counted({d.partition(": ")[0] for d in t.doubts} for t in doubted),
+        "tensors": _counted({d.partition(": ")[2] for d in t.doubts} for t in doubted),
+        **{name: _counted({t.traits[name]} for t in doubted) for name in drawn},
+    }
+
+
+def _counted(sets) -> dict[str, int]:
+    return dict(Counter(item for each in sets for item in each).most_common())
+
+
+def power(trials: Sequence[Trial]) -> dict[str, dict[str, int]]:
+    """bug, precision -> in how many configurations it has a place, and in how many it is killed."""
+    found: dict[str, dict[str, int]] = {}
+    for trial in trials:
+        for bug, killed in trial.planted.items():
+            row = found.setdefault(f"{bug}, {trial.precision}", {"tried": 0, "killed": 0})
+            row["tried"] += 1
+            row["killed"] += killed
+    return dict(sorted(found.items()))
+
+
+def verdict(trials: Sequence[Trial]) -> Verdict:
+    """FAIL for one false alarm, INCONCLUSIVE for more doubt than may be."""
+    found = figures(trials)
+    if found["fail"]:
+        return Verdict.FAIL
+    doubted = found["inconclusive"] > DOUBTED * found["configurations"]
+    return Verdict.INCONCLUSIVE if doubted else Verdict.PASS
+
+
+# --- for people and programs ----------------------------------------------------------------------
+
+
+def table(trials: Sequence[Trial]) -> Table:
+    """A line a precision and kind: verdicts, and each gate's fractions of budget."""
+    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    made.add_column("precision, kind", no_wrap=True)
+    for title in ("drawn", "PASS", "INCON-\nCLUSIVE", "FAIL"):
+        made.add_column(title, justify="right", no_wrap=True)
+    for gate in GATES:  # these wrap where the terminal is narrow, no verdict does
+        made.add_column(gate, justify="right")
+    for name, chosen in groups(trials).items():
+        found = figures(chosen)
+        cells = (found[k] for k in ("configurations", "pass", "inconclusive", "fail"))
+        parts = (found["fractions"][gate].values() for gate in GATES)
+        met = (" ".join(f"{fraction:.2f}" for fraction in each) for each in parts)
+        made.add_row(name, *map(str, cells), *met)
+    return made
+
+
+def power_table(trials: Sequence[Trial]) -> Table:
+    """A line a bug: in how many configurations of each precision it is killed, of where it is."""
+    found = power(trials)
+    bugs = list(dict.fromkeys(row.partition(", ")[0] for row in found))
+    precisions = list(dict.fromkeys(row.partition(", ")[2] for row in found))
+    made = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    made.add_column("planted bug", no_wrap=True)
+    for precision in precisions:
+        made.add_column(precision, justify="right", no_wrap=True)
+    for bug in bugs:
+        cells = (found.get(f"{bug}, {p}", {"killed": 0, "tried": 0}) for p in precisions)
+        made.add_row(bug, *(f"{cell['killed']}/{cell['tried']}" for cell in cells))
+    return made
+
+
+def summary_lines(trials: Sequence[Trial], seed: int) -> list[str]:
+    """In words; every FAIL by its name, which runs it again."""
+    found = figures(trials)
+    total, unsure = found["configurations"], found["inconclusive"]
+    largest = ", ".join(f"{g} {number(q['largest'], 2)}" for g, q in found["fractions"].items())
+    lines = [
+        f"{total} correct configurations of seed {seed}: {found['pass']} pass, {unsure} "
+        f"inconclusive ({unsure / total:.1%}), {found['fail']} fail",
+        f"largest fraction of budget met: {largest}; above, each gate's {', '.join(QUANTILES)}",
+    ]
+    for what, counts in doubts(trials).items():
+        if counts:
+            told = ", ".join(f"{name} {count}" for name, count in counts.items())
+            lines.append(f"inconclusive, by {what}: {told}")
+    for trial in trials:
+        if trial.verdict is Verdict.FAIL:
+            told = ", ".join(f"{k} {v}" for k, v in trial.traits.items())
+            lines.append(f"FAIL {trial.name} of seed {seed} ({told}):")
+            lines += [f"  {reason}" for reason in trial.reasons]
+    return lines
+
+
+COLUMNS = ("name", "verdict", *GATES, "seconds")
+
+
+def as_json(trials: Sequence[Trial], seed: int, environment: dict[str, Any]) -> str:
+    """Figures, a line for each configuration, and those that do not pass in full.
+
+    What is infinite is null.
+    """
+    document = {
+        "schema_version": SCHEMA_VERSION,
+        "environment": environment,
+        "seed": seed,
+        "groups": {name: figures(chosen) for name, chosen in groups(trials).items()},
+        "inconclusive": doubts(trials),
+        "power": power(trials),
+        "seconds": sum(t.seconds for t in trials),
+        "not_passed": [asdict(t) for t in trials if t.verdict is not Verdict.PASS],
+        "columns": COLUMNS,
+        "configurations": [[t.name, t.verdict, *t.gates.values(), t.seconds] for t in trials],
+    }
+    text = json.dumps(_finite(document), allow_nan=False)
+    return text.replace('], ["', '],\n["').replace('}, {"', '},\n{"')
+
+
+def _finite(tree: Any) -> Any:
+    if isinstance(tree, dict):
+        return {name: _finite(branch) for name, branch in tree.items()}
+    if isinstance(tree, list | tuple):
+        return [_finite(branch) for branch in tree]
+    return None if isinstance(tree, float) and not math.isfinite(tree) else tree

@@ -1,0 +1,1 @@
+"""Checking a port against its reference."""

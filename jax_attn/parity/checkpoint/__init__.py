@@ -1,0 +1,1 @@
+"""The attention layers of a checkpoint, rebuilt in both frameworks and compared."""

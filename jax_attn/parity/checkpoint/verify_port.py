@@ -1,0 +1,92 @@
+"""What a port wrote, against what it was made of: attention in torch on the source's own rows, in
+Flax on the arrays as they were written.
+
+The port's table has no say on the torch side: so one that turns a square weight, or swaps query
+and key, is seen.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from jax_attn.parity.checkpoint import rebuild
+from jax_attn.parity.checkpoint.layer import Layer, compared, read, torch_side, unmeasured
+from jax_attn.parity.checkpoint.survey import survey
+from jax_attn.parity.judge.result import Result
+from jax_attn.parity.matrix.run_rows import x64_for
+from jax_attn.transfer import Layout, TransferError, as_numpy, flatten, load, row
+from jax_attn.transfer.inspect.config import Config, UnknownHeadsError
+from jax_attn.transfer.port.plan import Port
+from jax_attn.transfer.port.values import recast
+from jax_attn.transfer.table.steps import Sizes
+
+STATEMENT = "verified the attention weights that were written, not the whole model"
+
+
+@dataclass(frozen=True)
+class Ported:
+    """A layer, and where each array of our module was written; paths: our module's to those."""
+
+    layer: Layer
+    paths: Mapping[str, str]
+
+
+def survey_port(
+    source: Mapping[str, Any], config: Config | None, port: Port, sizes: Sizes | None
+) -> list[Ported | Result]:
+    """The attention that a port carried, and a Result for each block that is not rebuilt.
+
+    sizes: as the port has them, where no config says.
+    """
+    N, K, _ = sizes or (None, None, None)
+    try:
+        found = survey(source, config, N, K)
+    except (UnknownHeadsError, TransferError) as error:
+        doubts = (f"not rebuilt: {error}",)
+        return [unmeasured("attention", "unknown", doubts=doubts, notes=(STATEMENT,))]
+    return [_found(item, port) if isinstance(item, Layer) else item for item in found]
+
+
+def verify_port(
+    ported: Ported | Result, source: Mapping[str, Any], written: Mapping[str, Any], port: Port
+) -> Result:
+    """The verdict on one block: its weights to the bit, outputs and gradients within budget."""
+    if isinstance(ported, Result):
+        return ported
+    layer = ported.layer
+    arrays = {path: as_numpy(written[at], at) for path, at in ported.paths.items()}
+    rows = read(layer, source)
+    if port.dtype is not None:
+        layer = replace(layer, dtype=port.dtype)
+        rows = {key: recast(array, port.dtype) for key, array in rows.items()}
+    if not all(np.isfinite(array).all() for array in rows.values()):
+        return _doubted(layer, "expected finite numbers")
+    with x64_for(layer.dtype):
+        ours = rebuild.flax_module(layer.traits, layer.dtype)
+        try:
+            reference = torch_side(layer, rows)
+            load(ours, arrays, Layout(*(row(path, path) for path in arrays)))
+        except TransferError as error:
+            return replace(_doubted(layer, "of other sizes"), failures=(str(error),))
+        return compared(layer, reference, ours)
+
+
+def _found(layer: Layer, port: Port) -> Ported | Result:
+    """Where the arrays of a layer's module were written, by their names: not as a table says."""
+    keys = {*layer.keys, *layer.borrowed.values()}
+    written = [
+        path for move in port.moves if not keys.isdisjoint(move.row.keys) for path in move.row.paths
+    ]
+    with x64_for(layer.dtype):
+        needed = flatten(rebuild.flax_module(layer.traits, layer.dtype))
+    at = {path: [w for w in written if f".{w}".endswith(f".{path}")] for path in needed}
+    if lost := [path for path, found in at.items() if len(found) != 1]:
+        return _doubted(layer, f"expected one path that ends in {lost[0]}, got {at[lost[0]]}")
+    return Ported(layer, {path: found[0] for path, found in at.items()})
+
+
+def _doubted(layer: Layer, why: str) -> Result:
+    doubts = (f"not rebuilt: {why}", *layer.doubts)
+    return unmeasured(layer.name, layer.dtype, doubts=doubts, notes=layer.notes)

@@ -1,0 +1,1 @@
+"""Judging arrays: comparison, budget, oracle and result. NumPy only."""

@@ -1,0 +1,98 @@
+"""The result of a check: one verdict, every tensor, and what was not compared."""
+
+import math
+from dataclasses import dataclass, field
+
+from rich.console import Group
+from rich.text import Text
+
+from jax_attn.parity.judge.compare import TensorReport, Verdict, deciding
+from jax_attn.parity.judge.text import STYLES, plain, tensor_table, worst_element
+
+
+class ParityError(AssertionError):
+    """A check whose verdict is not PASS; the message is its report."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What `check` found.
+
+    tensors: one report for each tensor and transform. reasons: why the whole is not PASS,
+    beyond its tensors. notes: what was not compared, and other things to know.
+    level: measured, interpreted or emulated: only measured is parity on `backend`; not run, where
+    there is nothing to run and the doubts say why.
+    """
+
+    dtype: str
+    backend: str
+    tensors: tuple[TensorReport, ...]
+    failures: tuple[str, ...] = ()
+    doubts: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    level: str = "measured"
+    name: str = "check"
+    details: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def verdict(self) -> Verdict:
+        if self.failures:
+            return Verdict.FAIL
+        worst = Verdict.worst(t.verdict for t in self.tensors)
+        return Verdict.INCONCLUSIVE if self.doubts and worst is Verdict.PASS else worst
+
+    @property
+    def worst(self) -> TensorReport | None:
+        """The tensor that decides; None of none."""
+        return deciding(self.tensors)
+
+    def ratio(self, tensor: TensorReport) -> float | None:
+        """Ours over torch's own, where both have the same roundoff."""
+        return tensor.ratio if self.level == "measured" else None
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Every reason why the verdict is not PASS."""
+        own = [f"{t.transform} {t.label}: {r}" for t in self.tensors for r in t.reasons]
+        return (*self.failures, *self.doubts, *own)
+
+    def raise_for_status(self) -> "Result":
+        """Itself where the verdict is PASS; else raises ParityError with the report."""
+        if self.verdict is not Verdict.PASS:
+            raise ParityError(str(self))
+        return self
+
+    def __str__(self) -> str:
+        return plain(self)
+
+    def __rich__(self) -> Group:
+        """The whole report: a line a tensor, then why the verdict is what it is."""
+        heading = Text.assemble(
+            (str(self.verdict), STYLES[self.verdict]),
+            f"  {self.name}  {self.dtype} on {self.backend}, {self.level}",
+        )
+        lines = [Text(f"- {reason}") for reason in self.reasons]
+        worst = self.worst
+        if worst is not None and worst.verdict is Verdict.FAIL and not math.isnan(worst.fraction):
+            lines.append(Text(worst_element(worst)))
+        lines += [Text(f"note: {note}", style="dim") for note in self.notes]
+        table = tensor_table(self.tensors, ratios=self.level == "measured")
+        return Group(heading, table, *lines) if self.tensors else Group(heading, *lines)
+
+    def as_dict(self) -> dict:
+        """Plain data, for JSON; tensors by label, and by transform where there are several."""
+        several = len({t.transform for t in self.tensors}) > 1
+        return {
+            "name": self.name,
+            **self.details,
+            "dtype": self.dtype,
+            "backend": self.backend,
+            "level": self.level,
+            "verdict": str(self.verdict),
+            "reasons": list(self.reasons),
+            "notes": list(self.notes),
+            "tensors": {
+                f"{t.transform} {t.label}" if several else t.label: t.as_dict()
+                for t in self.tensors
+            },
+        }

@@ -1,0 +1,61 @@
+"""How figures, tables and single tensors read on a terminal. Imports neither framework."""
+
+import io
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from jax_attn.parity.judge.compare import TensorReport, Verdict
+
+SCHEMA_VERSION = 1
+"""Of every JSON document that this package writes about checks."""
+STYLES = {Verdict.PASS: "green", Verdict.FAIL: "bold red", Verdict.INCONCLUSIVE: "yellow"}
+
+
+def number(x: float | None, digits: int = 3) -> str:
+    """`digits` significant digits; a dash for what there is none of."""
+    return "–" if x is None or math.isnan(x) else f"{x:.{digits}g}"
+
+
+def colored(verdict: Verdict) -> Text:
+    return Text(str(verdict), style=STYLES[verdict])
+
+
+def console(**options: Any) -> Console:
+    """A console that does not squeeze tables where there is no terminal to fit."""
+    terminal = Console(**options)
+    return terminal if terminal.is_terminal else Console(width=140, **options)
+
+
+def plain(renderable: Any) -> str:
+    """What a console without colors prints."""
+    out = io.StringIO()
+    console(file=out).print(renderable)
+    return out.getvalue().rstrip()
+
+
+def tensor_table(tensors: Iterable[TensorReport], *, ratios: bool) -> Table:
+    """A line a tensor. ratios: whether ours and torch's errors have the same roundoff."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("transform")
+    table.add_column("tensor", overflow="fold")
+    table.add_column("verdict")
+    for title in ("error/budget", "our error", "ours/torch's", "scale"):
+        table.add_column(title, justify="right")
+    for t in tensors:
+        figures = (t.fraction, t.error, t.ratio if ratios else None, t.scale)
+        table.add_row(t.transform, t.label, colored(t.verdict), *map(number, figures))
+    return table
+
+
+def worst_element(tensor: TensorReport) -> str:
+    """Where the largest error over budget is, and what stands there."""
+    return (
+        f"worst: {tensor.transform} {tensor.label}{list(tensor.index)} of {list(tensor.shape)}: "
+        f"expected {tensor.want:.9g}, got {tensor.got:.9g}, allowed ±{tensor.allowed:.2g}"
+    )

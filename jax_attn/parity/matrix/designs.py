@@ -1,0 +1,332 @@
+"""One row a design: how it is built, called and carried over on each side, and what it is.
+
+The only place that knows a published design's torch class together with its Flax port. A
+variant ("torch_mha/kdim_vdim") is a row of its own under the design's name.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from flax import nnx
+
+import torch_ref
+from jax_attn import nn as ported
+from jax_attn.attention import rotary
+from jax_attn.parity.judge.oracle import Norm, Turn
+from jax_attn.parity.matrix import cached_calls, calls
+from jax_attn.parity.matrix.cases import DROPPED, Size
+from jax_attn.transfer import LAYOUTS, PLAIN_PIPELINE, Layout
+from torch_ref import plain_mha, torch_mha
+from torch_ref import rotary as torch_rotary
+
+
+@dataclass(frozen=True)
+class Design:
+    """A published design, its port and its meaning.
+
+    reference: size -> torch module. port: (size, dtype, rngs) -> NNX module.
+    layout: their transfer table.
+    reference_call, port_call: mask kind -> `call(module, **inputs)`.
+    weights: oracle name -> torch key, or (torch key, which third of its rows).
+    inputs: the float inputs, or the token ids; with one, attention is to itself.
+    options: what both constructors take beyond their sizes; `Problem`'s fields of the same name
+        are the oracle's.
+    heads_average: the weights come averaged over the heads.
+    nan_rows: as published, a row that may attend to nothing is NaN, where the port gives 0.
+    """
+
+    reference: Callable[[Size], torch.nn.Module]
+    port: Callable[..., nnx.Module]
+    layout: Layout
+    reference_call: Callable[[str], Callable]
+    port_call: Callable[[str], Callable]
+    weights: Mapping[str, Any]
+    inputs: tuple[str, ...] = ("x",)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    heads_average: bool = False
+    nan_rows: bool = False
+
+    def key_heads(self, size: Size) -> int:
+        """K: the number of key/value heads."""
+        return getattr(self.port, "kv_heads", lambda s: s.N)(size)
+
+
+# --- ports -----------------------------------------------------------------------------------
+
+
+def _zeros(key, shape, dtype) -> jax.Array:
+    return jnp.asarray(np.zeros(shape, dtype))
+
+
+def _port(kv_heads: Callable[[Size], int] | None = None, **options):
+    """A builder (size, dtype, rngs) of the module with those key/value heads: N, 1 or K."""
+    kv_heads = kv_heads or (lambda size: size.N)
+
+    def build(size: Size, dtype: str, rngs: nnx.Rngs) -> nnx.Module:
+        given = {k: v(size) if callable(v) else v for k, v in options.items()}
+        given |= {"dtype": dtype, "param_dtype": dtype, "rngs": rngs}
+        # Every parameter is written from the reference's: random ones would be drawn for nothing.
+        given |= {"kernel_init": _zeros, "bias_init": _zeros}
+        K = kv_heads(size)
+        if K == size.N:
+            return ported.MultiHeadAttention(size.D, size.N, **given)
+        if K == 1:
+            return ported.MultiQueryAttention(size.D, size.N, **given)
+        return ported.GroupedQueryAttention(size.D, size.N, K, **given)
+
+    build.kv_heads = kv_heads
+    return build
+
+
+def _port_pipeline(size: Size, dtype: str, rngs: nnx.Rngs) -> nnx.Module:
+    return ported.SentenceAttention(
+        VOCABULARY, size.D, size.N, dtype=dtype, param_dtype=dtype, rngs=rngs
+    )
+
+
+# --- the oracle's names for torch's weights -----------------------------------------------------
+
+
+def _split(q: str, k: str, v: str, o: str) -> dict[str, str]:
+    names = dict(zip("qkvo", (q, k, v, o), strict=True))
+    return {
+        f"{p}.{part}": f"{key}.{part}" for p, key in names.items() for part in ("weight", "bias")
+    }
+
+
+_OUT = {"o.weight": "out_proj.weight", "o.bias": "out_proj.bias"}
+_FUSED = _OUT | {
+    f"{p}.{part}": (f"qkv_proj.{part}", i)
+    for i, p in enumerate("qkv")
+    for part in ("weight", "bias")
+}
+_PACKED_BIAS = _OUT | {f"{p}.bias": ("in_proj_bias", i) for i, p in enumerate("qkv")}
+_PACKED = _PACKED_BIAS | {f"{p}.weight": ("in_proj_weight", i) for i, p in enumerate("qkv")}
+_PACKED_APART = _PACKED_BIAS | {f"{p}.weight": f"{p}_proj_weight" for p in "qkv"}
+_QKV_PROJ = _split("q_proj", "k_proj", "v_proj", "out_proj") | {
+    f"{p}_norm.{part}": f"{p}_norm.{part}" for p in "qk" for part in ("weight", "bias")
+}
+
+# --- the table ------------------------------------------------------------------------------------
+
+_CROSS = ("query", "key", "value")
+VOCABULARY = 1 + len(plain_mha.WORD_TO_INDEX)
+# Wider than embed_dim by unlike amounts, so that neither could stand in for another.
+_KDIM, _VDIM = 3, 5
+_HEAD_DIM, _SCALE, _SOFTCAP = 9, 0.21, 1.7
+# Small, so that all pairs turn in a few steps. Heads that turn whole are even.
+_BASE, _EVEN, _PARTIAL, _EPSILON = 20.0, 10, 4, 1e-5
+
+_WEIGHTS = Design(
+    reference=lambda s: torch_ref.DESIGNS["weights_mha"](s.D, s.N),
+    port=_port(out_dropout_rate=0.1),
+    layout=LAYOUTS["weights_mha"],
+    reference_call=calls.zero_one_3d,
+    port_call=calls.port_self(weights=True),
+    weights=_split("w_q", "w_k", "w_v", "w_o"),
+    nan_rows=True,
+)
+_MASKED = Design(
+    reference=lambda s: torch_ref.DESIGNS["masked_mha"](s.D, s.N),
+    port=_port(),
+    layout=LAYOUTS["masked_mha"],
+    reference_call=calls.zero_one_4d,
+    port_call=calls.port_self(),
+    weights=_split("W_Q", "W_K", "W_V", "W_O"),
+    nan_rows=True,
+)
+_MQA = replace(
+    _MASKED,
+    reference=lambda s: torch_ref.DESIGNS["mqa"](s.D, s.N),
+    port=_port(lambda s: 1),
+    layout=LAYOUTS["mqa"],
+)
+_PLAIN = Design(
+    reference=lambda s: torch_ref.DESIGNS["plain_mha"](s.D, s.N),
+    port=_port(),
+    layout=LAYOUTS["plain_mha"],
+    reference_call=calls.bare,
+    port_call=calls.port_self(),
+    weights=_split("query", "key", "value", "out"),
+)
+_TORCH = Design(
+    reference=lambda s: torch_mha.MultiheadAttention(s.D, s.N, batch_first=True),
+    port=_port(),
+    layout=LAYOUTS["torch_mha"],
+    reference_call=calls.torch_mha(),
+    port_call=calls.port_cross(),
+    weights=_PACKED,
+    inputs=_CROSS,
+)
+_GROUPED = Design(
+    reference=lambda s: torch_ref.DESIGNS["gqa"](s.D, s.N, s.K),
+    port=_port(lambda s: s.K),
+    layout=LAYOUTS["gqa"],
+    reference_call=calls.gqa,
+    port_call=calls.port_cross(weights="each head"),
+    weights=_QKV_PROJ,
+    inputs=_CROSS,
+)
+
+
+def _grouped(options: Mapping[str, Any], torch_options: Mapping[str, Any], **oracle: Any) -> Design:
+    """A grouped design with other options: the port's words, torch's, the oracle's."""
+
+    def reference(s: Size) -> torch.nn.Module:
+        given = {k: v(s) if callable(v) else v for k, v in torch_options.items()}
+        return torch_ref.DESIGNS["gqa"](s.D, s.N, s.K, **given)
+
+    return replace(
+        _GROUPED, reference=reference, port=_port(lambda s: s.K, **options), options=oracle
+    )
+
+
+def _cached(design: Design, reference_call: Callable[[str], Callable] | None = None) -> Design:
+    """A design whose reference reads the text at once, as published, and its port in pieces."""
+    given = reference_call or design.reference_call
+    return replace(design, inputs=("x",), reference_call=given, port_call=cached_calls.port_pieces)
+
+
+def _normalised(norm: Callable, torch_norm: Callable, *, centred: bool) -> Design:
+    """A grouped design with a norm on queries and keys, then rotary positions; no biases."""
+    turned, torch_turned = (room.Rotary(_BASE, _PARTIAL) for room in (rotary, torch_rotary))
+    return _grouped(
+        {"qk_norm": lambda size: norm, "rotary": turned, "use_bias": False},
+        {"qk_norm": lambda size: torch_norm, "rotary": torch_turned, "bias": False},
+        after=(Norm(_EPSILON, centred), Turn(_BASE, _PARTIAL)),
+    )
+
+
+def _output_alone(bind: Callable[[str], Callable]) -> Callable[[str], Callable]:
+    """Of a call (module, x, **masks) without its weights."""
+    return lambda kind: lambda module, **given: {"output": bind(kind)(module, **given)["output"]}
+
+
+def _of_itself(bind: Callable[[str], Callable]) -> Callable[[str], Callable]:
+    """Of a call (module, query, key, value) that of x alone."""
+    return lambda kind: lambda module, x: bind(kind)(module, x, x, x)
+
+
+def _wider(by: int) -> Callable[[Size], int]:
+    return lambda size: size.D + by
+
+
+_ROTARY = _grouped(
+    {"rotary": rotary.Rotary(_BASE), "head_dim": _EVEN},
+    {"rotary": torch_rotary.Rotary(_BASE), "head_dim": _EVEN},
+    after=(Turn(_BASE, _EVEN),),
+)
+_PIECES = _cached(_GROUPED, cached_calls.torch_pieces)
+_DIMS = {"kdim": _wider(_KDIM), "vdim": _wider(_VDIM)}
+
+DESIGNS: dict[str, Design] = {
+    "weights_mha": _WEIGHTS,
+    "fused_mha": Design(
+        reference=lambda s: torch_ref.DESIGNS["fused_mha"](s.D, s.N),
+        port=_port(),
+        layout=LAYOUTS["fused_mha"],
+        reference_call=calls.bare,
+        port_call=calls.port_self(),
+        weights=_FUSED,
+    ),
+    "masked_mha": _MASKED,
+    "mqa": _MQA,
+    "plain_mha": _PLAIN,
+    "plain_mha/pipeline": replace(
+        _PLAIN,
+        reference=lambda s: plain_mha.SentenceAttention(VOCABULARY, s.D, s.N),
+        port=_port_pipeline,
+        layout=PLAIN_PIPELINE,
+        weights={k: f"attention.{v}" for k, v in _PLAIN.weights.items()},
+        inputs=("tokens",),
+        reference_call=lambda kind: lambda module, tokens: {"output": module(tokens)},
+        port_call=lambda kind: lambda module, tokens: {"output": module(tokens)},
+    ),
+    "torch_mha": _TORCH,
+    "torch_mha/sequence_first": replace(
+        _TORCH,
+        reference=lambda s: torch_mha.MultiheadAttention(s.D, s.N),
+        reference_call=calls.torch_mha(sequence_first=True),
+    ),
+    "torch_mha/no_bias": replace(
+        _TORCH,
+        reference=lambda s: torch_mha.MultiheadAttention(s.D, s.N, bias=False, batch_first=True),
+        port=_port(use_bias=False),
+    ),
+    "torch_mha/kdim_vdim": replace(
+        _TORCH,
+        reference=lambda s: torch_mha.MultiheadAttention(
+            s.D, s.N, kdim=s.D + _KDIM, vdim=s.D + _VDIM, batch_first=True
+        ),
+        port=_port(**_DIMS),
+        weights=_PACKED_APART,
+        options={"kdim": _KDIM, "vdim": _VDIM},
+    ),
+    "torch_mha/weights": replace(
+        _TORCH,
+        reference_call=calls.torch_mha(weights="each head"),
+        port_call=calls.port_cross(weights="each head"),
+        nan_rows=True,
+    ),
+    "torch_mha/mean_weights": replace(
+        _TORCH,
+        reference_call=calls.torch_mha(weights="mean"),
+        port_call=calls.port_cross(weights="mean"),
+        heads_average=True,
+    ),
+    "gqa": _GROUPED,
+    # Without biases, as with norms: a key bias's gradient, zero but for the softcap or the norm,
+    # would be mostly rounding.
+    "gqa/softcap": _grouped(
+        {"softcap": _SOFTCAP, "use_bias": False},
+        {"softcap": _SOFTCAP, "bias": False},
+        softcap=_SOFTCAP,
+    ),
+    "gqa/no_bias": _grouped({"use_bias": False}, {"bias": False}),
+    "gqa/kdim_vdim": _grouped(_DIMS, _DIMS, kdim=_KDIM, vdim=_VDIM),
+    "gqa/head_dim_scale": _grouped(
+        {"head_dim": _HEAD_DIM, "scale": _SCALE, "use_out_bias": False},
+        {"head_dim": _HEAD_DIM, "scale": _SCALE, "out_bias": False},
+        scale=_SCALE,
+    ),
+    "gqa/rotary": _ROTARY,
+    "gqa/rotary_interleaved_partial": _grouped(
+        {"rotary": rotary.Rotary(_BASE, _PARTIAL, interleaved=True)},
+        {"rotary": torch_rotary.Rotary(_BASE, _PARTIAL, interleaved=True)},
+        after=(Turn(_BASE, _PARTIAL, interleaved=True),),
+    ),
+    "gqa/qk_norm": _normalised(
+        partial(nnx.RMSNorm, epsilon=_EPSILON),
+        partial(torch.nn.RMSNorm, eps=_EPSILON),
+        centred=False,
+    ),
+    "gqa/qk_layer_norm": _normalised(
+        partial(nnx.LayerNorm, epsilon=_EPSILON, use_fast_variance=False),
+        partial(torch.nn.LayerNorm, eps=_EPSILON),
+        centred=True,
+    ),
+    "gqa/dropout": replace(
+        _grouped({"dropout_rate": DROPPED}, {"dropout": DROPPED}),
+        reference_call=calls.gqa_dropping,
+        port_call=calls.port_dropping,
+    ),
+    # Both sides through their caches.
+    "gqa/cached": _PIECES,
+    "gqa/cached_ragged": replace(
+        _PIECES,
+        reference_call=cached_calls.torch_ragged,
+        port_call=cached_calls.port_ragged,
+    ),
+    "gqa/cached_rotary": _cached(_ROTARY, cached_calls.torch_pieces),
+    # The published design all at once, which has no cache, and the port through its own.
+    "weights_mha/cached": _cached(_WEIGHTS, _output_alone(calls.zero_one_3d)),
+    "masked_mha/cached": _cached(_MASKED),
+    "mqa/cached": _cached(_MQA),
+    "torch_mha/cached": _cached(_TORCH, _of_itself(calls.torch_mha())),
+}

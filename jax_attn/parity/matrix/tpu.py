@@ -1,0 +1,119 @@
+"""What can be said of a TPU on a host without one: emulated rows, compiled designs.
+
+Neither is parity on a TPU. An emulated row is the port's program with its products rounded as
+the TPU's matrix unit rounds them, judged like any other at the budget of that rounding. A
+compiled design was accepted by the TPU's own compiler, or, without libtpu, lowered for every
+platform; nothing was run, so it has no verdict.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+
+from jax_attn.attention import dispatch
+from jax_attn.attention.call import checked_call
+from jax_attn.parity.judge.result import Result
+from jax_attn.parity.matrix.cases import EMULATED_SHAPE, Case
+from jax_attn.parity.matrix.compiled import compile_for_tpu, lower_everywhere, why_no_tpu_compiler
+from jax_attn.parity.matrix.designs import DESIGNS
+from jax_attn.parity.matrix.row import Row
+from jax_attn.parity.matrix.run_rows import judge_row, refusal, several_tiles
+from jax_attn.parity.run.port import forward_and_gradients
+
+
+def run_emulated(case: Case, implementation: str | None = None) -> Result | dict[str, Any]:
+    """The verdict on one emulated row; of a vendor's kernel, why there is none."""
+    if implementation and dispatch.KERNELS[implementation].only_on:
+        why = f"{implementation} multiplies in a kernel of its own, where nothing can round for it"
+        return refusal(case, "tpu", why)
+    with jax.default_device(jax.devices("cpu")[0]), several_tiles():
+        row = Row(DESIGNS[case.design], case, precision="mxu", implementation=implementation)
+        return judge_row(row, case, backend="tpu", level="emulated")
+
+
+TOPOLOGIES = ("v5e:2x2", "v6e:2x2", "tpu7x:2x2x1")
+# Of a length that the kernels are made for, as the designs' shapes are not.
+_B, _T, _N, _K, _H = 1, 256, 4, 2, 64
+
+
+def compile_kernel(name: str) -> Iterator[dict[str, Any]]:
+    """Forward and gradient of a kernel, causal, in bfloat16, through the TPU compiler."""
+    q = jax.ShapeDtypeStruct((_B, _T, _N, _H), "bfloat16")
+    kv = jax.ShapeDtypeStruct((_B, _T, _K, _H), "bfloat16")
+
+    def forward(q, k, v):
+        call, _ = checked_call(
+            *(q, k, v, None),
+            is_causal=True,
+            bias=None,
+            scale=None,
+            softcap=None,
+            dropout=None,
+            precision=None,
+        )
+        return dispatch.KERNELS[name].run(call)
+
+    def gradient(q, k, v, d_out):
+        return jax.vjp(forward, q, k, v)[1](d_out)
+
+    # Of the scores that causality leaves: two products forward, five more backward, where the
+    # scores are computed again. XLA does not see into a Pallas kernel, nor count a loop's turns.
+    product = 2 * _B * _N * _H * _T * (_T + 1) // 2
+    missing = why_no_tpu_compiler()
+    for direction, fn, given, products in (
+        ("forward", forward, (q, kv, kv), 2),
+        ("gradient", gradient, (q, kv, kv, q), 7),
+    ):
+        identity = {"design": f"kernel {name}", "direction": direction, "dtype": "bfloat16"}
+        identity |= {"shape": f"{q.shape}"}
+        if missing:
+            yield identity | {"level": "not compiled", "target": "tpu", "error": missing}
+            continue
+        counted = {"flops": products * product, "flops_by": "formula"}
+        for found in compiled_everywhere(identity, fn, given):
+            yield found | (counted if found["level"] == "compiled" else {})
+
+
+def compiled_everywhere(
+    identity: dict[str, Any], fn: Callable, given: tuple
+) -> Iterator[dict[str, Any]]:
+    """What the TPU compiler says of `fn` for each topology; why, where it takes it not."""
+    for topology in TOPOLOGIES:
+        try:
+            found = compile_for_tpu(fn, *given, topology=topology)
+        except Exception as error:  # the compiler's own and, of a Pallas kernel, Mosaic's
+            why = f"{type(error).__name__}: {error}".strip().splitlines()[0]
+            yield identity | {"level": "failed", "target": topology, "error": why}
+        else:
+            yield identity | {"level": "compiled", "flops_by": "compiler"} | found
+
+
+def compile_design(name: str) -> Iterator[dict[str, Any]]:
+    """Forward and gradient of a design through the TPU compiler, or lowered for all platforms."""
+    row = Row(DESIGNS[name], Case(name, "float32", "none", EMULATED_SHAPE, ""))
+    forward, *args = row.bound.bind()
+    shapes = jax.eval_shape(forward, *args)
+
+    def gradient(*args: Any) -> Any:
+        return forward_and_gradients(forward, *args)
+
+    for direction, fn, given in (
+        ("forward", forward, args),
+        ("gradient", gradient, (*args, shapes)),
+    ):
+        identity = {
+            "design": name,
+            "direction": direction,
+            "dtype": "float32",
+            "shape": EMULATED_SHAPE,
+        }
+        if why_no_tpu_compiler() is None:
+            yield from compiled_everywhere(identity, fn, given)
+        else:
+            yield from (
+                identity
+                | {"level": "failed" if found["error"] else "lowered", "target": platform}
+                | found
+                for platform, found in lower_everywhere(fn, *given).items()
+            )

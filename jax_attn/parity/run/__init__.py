@@ -1,0 +1,1 @@
+"""Both sides run: inputs and outputs, torch modes, emulated matrix units."""

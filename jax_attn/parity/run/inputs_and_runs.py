@@ -1,0 +1,91 @@
+"""What goes into both frameworks and what comes out: NumPy arrays under names."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Arrays given to both sides alike: positional ones and keyword ones.
+
+    A positional array is called by its place, "0"; a keyword one by its keyword.
+    """
+
+    args: tuple[np.ndarray, ...]
+    kwargs: dict[str, np.ndarray]
+
+    @classmethod
+    def of(cls, inputs: tuple | Mapping[str, Any], dtype: np.dtype) -> "Inputs":
+        """Floating arrays rounded to `dtype`, so that both sides start from the same bits."""
+        if not isinstance(inputs, tuple | Mapping):
+            raise TypeError(
+                "inputs: expected a tuple of positional or a dict of keyword NumPy arrays, "
+                f"got {type(inputs).__name__}"
+            )
+        named = inputs if isinstance(inputs, Mapping) else dict(enumerate(inputs))
+        arrays, problems = {}, []
+        for name, value in named.items():
+            if not isinstance(value, np.ndarray):
+                problems.append(f"inputs[{name!r}]: expected a NumPy array, got {type(value)}")
+            elif value.dtype.kind in "biu":
+                arrays[name] = value
+            elif is_float(value.dtype):
+                with np.errstate(over="ignore"):
+                    arrays[name] = value.astype(dtype)
+                if not np.array_equal(np.isfinite(arrays[name]), np.isfinite(value)):
+                    problems.append(f"inputs[{name!r}]: expected numbers that {dtype} holds")
+            else:
+                problems.append(f"inputs[{name!r}]: expected numbers, got dtype {value.dtype}")
+        if problems:
+            raise TypeError("\n".join(problems))
+        return cls(tuple(arrays.values()), {}) if isinstance(inputs, tuple) else cls((), arrays)
+
+    def named(self, args: tuple, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """The same names for what each side made of the arrays."""
+        return {str(i): a for i, a in enumerate(args)} | dict(kwargs)
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one run of one side gave: arrays by name. Gradients are empty where not asked for."""
+
+    outputs: dict[str, np.ndarray]
+    input_grads: dict[str, np.ndarray]
+    parameter_grads: dict[str, np.ndarray]
+
+    @cached_property
+    def kinds(self) -> dict[str, dict[str, np.ndarray]]:
+        """kind of tensor -> name -> array, as float64."""
+        return {
+            "output": wide(self.outputs),
+            "gradient of input": wide(self.input_grads),
+            "gradient of parameter": wide(self.parameter_grads),
+        }
+
+
+def wide(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Every array as float64, which holds all narrower values."""
+    return {name: np.asarray(a).astype(np.float64) for name, a in arrays.items()}
+
+
+def is_float(dtype: np.dtype) -> bool:
+    """Whether `dtype` is floating; NumPy does not count ml_dtypes' among its own."""
+    return dtype.kind == "f" or dtype.name == "bfloat16"
+
+
+def named_outputs(result: Any, array: type | tuple[type, ...], side: str) -> dict[str, Any]:
+    """One array as {"output": it}; a dict of arrays as it is; else a TypeError."""
+    named = {"output": result} if isinstance(result, array) else result
+    if isinstance(named, Mapping) and named and all(isinstance(v, array) for v in named.values()):
+        return dict(named)
+    got = type(result).__name__
+    if isinstance(result, tuple | list):
+        got += " of " + ", ".join(type(v).__name__ for v in result)
+    raise TypeError(
+        f"{side}: expected an array or a dict of named arrays, got {got}; give "
+        f"{side}_call=lambda module, *args, **inputs: {{name: array, ...}} to name the outputs"
+    )

@@ -1,0 +1,158 @@
+"""Run a torch module: as it is, in float64, and in float64 with every operation perturbed."""
+
+import contextlib
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from jax_attn.parity.judge.budget import PRECISIONS, RUNS, Budget
+from jax_attn.parity.run.constants import Made, Recorded
+from jax_attn.parity.run.inputs_and_runs import Inputs, Run, named_outputs
+from jax_attn.parity.run.torch_modes import TORCH_DTYPES, Float64, Perturbed, rounds
+from jax_attn.transfer import as_numpy
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Small operations on one thread: sums in one order, and no threads that wait for others."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+@contextlib.contextmanager
+def plain_kernels() -> Iterator[None]:
+    """Attention from its parts: a mode sees nothing of what a fused kernel does inside."""
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A torch module with what it is called on; its own copy is what runs."""
+
+    module: torch.nn.Module
+    call: Callable[..., Any] | None
+    inputs: Inputs
+
+    def outputs(self, dtype: str) -> dict[str, np.ndarray]:
+        """A forward pass in inference mode, where torch may take a faster path."""
+        module = copy.deepcopy(self.module)
+        args, kwargs = self._tensors(dtype, requires_grad=False)
+        with one_thread(), torch.inference_mode():
+            return _arrays(self._named(module, args, kwargs))
+
+    def repeats(self, dtype: str) -> bool:
+        """Whether two forward passes give the same bits: no dropout, nothing else random."""
+        first, second = self.outputs(dtype), self.outputs(dtype)
+        return all(first[name].tobytes() == second[name].tobytes() for name in first)
+
+    def run(self, dtype: str, cotangents: Mapping[str, np.ndarray]) -> Run:
+        """Outputs and gradients in `dtype`, by the kernels that torch itself chooses."""
+        with one_thread():
+            return self._run(copy.deepcopy(self.module), TORCH_DTYPES[dtype], cotangents)
+
+    def exact(self, cotangents: Mapping[str, np.ndarray]) -> Run:
+        """Outputs and gradients in float64, every narrowing cast refused."""
+        return self.under(Float64(), cotangents)
+
+    def under(self, mode: Float64, cotangents: Mapping[str, np.ndarray]) -> Run:
+        """Outputs and gradients in float64, attention from its parts, as `mode` computes them."""
+        module = self._wide()
+        with one_thread(), plain_kernels(), mode:
+            return self._run(module, torch.float64, cotangents)
+
+    def spread(
+        self, precision: str, cotangents: Mapping[str, np.ndarray], runs: int = RUNS
+    ) -> dict[str, dict[str, Budget]]:
+        """kind -> name -> `Budget`, from `runs` perturbed float64 runs."""
+        made = []
+        rounding, constants = PRECISIONS[precision], self._constants(precision)
+        for seed in range(runs + 1):
+            perturbed = Perturbed(rounding if seed else None, seed, constants)
+            made.append(self.under(perturbed, cotangents).kinds)
+        center, perturbed = made[0], made[1:]
+        return {
+            kind: {
+                name: Budget.of(value, [run[kind][name] for run in perturbed], rounding)
+                for name, value in tensors.items()
+            }
+            for kind, tensors in center.items()
+        }
+
+    def _constants(self, precision: str) -> Made:
+        """Those that the module makes as it is; none are looked for where all is as fine."""
+        dtype = TORCH_DTYPES.get(precision)
+        low = dtype in (torch.bfloat16, torch.float16)
+        if not low or any(p.dtype is not dtype for p in self.module.parameters()):
+            return ()
+        recorded, module = Recorded(rounds), copy.deepcopy(self.module)
+        with one_thread(), plain_kernels(), recorded:
+            self._run(module, dtype, {})
+        return recorded.made
+
+    def _wide(self) -> torch.nn.Module:
+        """A copy in float64, made where no mode is: it would widen a buffer half copied."""
+        return copy.deepcopy(self.module).double()
+
+    def _tensors(self, dtype, *, requires_grad: bool):
+        dtype = TORCH_DTYPES.get(dtype, dtype)
+
+        def tensor(a: np.ndarray) -> torch.Tensor:
+            if a.dtype.kind in "biu":
+                return torch.from_numpy(a.copy())
+            # Through float64, which holds every narrower value: NumPy has no bfloat16.
+            x = torch.from_numpy(a.astype(np.float64)).to(dtype)
+            return x.requires_grad_(requires_grad)
+
+        inputs = self.inputs
+        return tuple(map(tensor, inputs.args)), {k: tensor(a) for k, a in inputs.kwargs.items()}
+
+    def _named(self, module, args, kwargs) -> dict[str, torch.Tensor]:
+        result = self.call(module, *args, **kwargs) if self.call else module(*args, **kwargs)
+        return named_outputs(result, torch.Tensor, "reference")
+
+    def _run(self, module, dtype, cotangents: Mapping[str, np.ndarray]) -> Run:
+        for parameter in module.parameters():
+            # The port's are all differentiated: what is frozen is the optimiser's business.
+            parameter.requires_grad_(parameter.is_floating_point())
+        args, kwargs = self._tensors(dtype, requires_grad=True)
+        outputs = self._named(module, args, kwargs)
+        if not cotangents:
+            return Run(_arrays(outputs), {}, {})
+        inputs = self.inputs.named(args, kwargs)
+        leaves = {("input", k): x for k, x in inputs.items() if x.requires_grad}
+        leaves |= {("parameter", k): p for k, p in module.named_parameters() if p.requires_grad}
+        active = [k for k, y in outputs.items() if y.requires_grad]
+        grads = []
+        if not active:
+            grads = [torch.zeros_like(x) for x in leaves.values()]
+        elif leaves:
+            grads = torch.autograd.grad(
+                [outputs[k] for k in active],
+                list(leaves.values()),
+                [torch.from_numpy(cotangents[k].astype(np.float64)).to(outputs[k]) for k in active],
+                allow_unused=True,
+                materialize_grads=True,
+            )
+        by_kind: dict[str, dict[str, np.ndarray]] = {"input": {}, "parameter": {}}
+        for (kind, name), grad in zip(leaves, grads, strict=True):
+            by_kind[kind][name] = as_numpy(grad)
+        return Run(_arrays(outputs), by_kind["input"], by_kind["parameter"])
+
+
+def _arrays(tensors: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:
+    return {name: as_numpy(x) for name, x in tensors.items()}

@@ -1,0 +1,271 @@
+"""Float64, and float64 with every operation's result moved by a roundoff: modes of torch."""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import torch
+from torch._decomp import decomposition_table
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from jax_attn.parity.judge.budget import APPROXIMATED, PRECISIONS, Precision, bridge
+from jax_attn.parity.run.constants import Identity, Made, each, identity, mark, roundings
+
+TORCH_DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float64": torch.float64,
+}
+
+# Operations that move or choose values and round none.
+_EXACT = frozenset(
+    """
+    _to_copy _unsafe_view abs alias amax amin arange argmax argmin as_strided bernoulli cat
+    chunk clamp clone constant_pad_nd contiguous copy copy_ detach diagonal embedding empty
+    empty_like empty_strided expand fill fill_ flip full full_like gather index
+    index_put_ index_select isneginf isnan lift_fresh masked_fill masked_fill_ max maximum min
+    minimum nan_to_num narrow native_dropout neg neg_ new_empty new_empty_strided new_full
+    new_ones new_zeros ones ones_like permute reflection_pad1d relu relu_ repeat reshape roll
+    scatter scatter_ select select_backward select_scatter slice slice_backward slice_scatter
+    sort split split_with_sizes squeeze stack t threshold_backward topk transpose tril triu
+    unbind unfold unsqueeze view where zero_ zeros zeros_like
+    """.split()  # noqa: SIM905
+)
+
+
+def _exact_matmul(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, int]:
+    return a.square() @ b.square(), a.shape[-1]
+
+
+def _sum_terms(x: torch.Tensor, dim=None, keepdim: bool = False, **_) -> tuple[torch.Tensor, int]:
+    dims = list(range(x.ndim)) if not dim and dim != 0 else [dim] if isinstance(dim, int) else dim
+    squares = x.square().sum(dim=dims, keepdim=keepdim)
+    return squares, x.numel() // max(squares.numel(), 1)
+
+
+def _mean_terms(x: torch.Tensor, dim=None, keepdim: bool = False, **_) -> tuple[torch.Tensor, int]:
+    squares, terms = _sum_terms(x, dim, keepdim)
+    return squares / max(terms, 1) ** 2, terms
+
+
+SOFTMAXES = ("_softmax", "_safe_softmax")
+
+# Sums of products: arguments -> (sum of squared terms, number of terms).
+_SUMS: dict[str, Callable[..., tuple[torch.Tensor, int]]] = {
+    "mm": _exact_matmul,
+    "bmm": _exact_matmul,
+    "mv": _exact_matmul,
+    "dot": _exact_matmul,
+    "addmm": lambda c, a, b, **_: _exact_matmul(a, b),
+    "baddbmm": lambda c, a, b, **_: _exact_matmul(a, b),
+    "sum": _sum_terms,
+    "mean": _mean_terms,
+}
+
+# Kernels of several steps, which a port writes out and keeps each step of: x * sigmoid(x).
+_COMPOSED = frozenset(
+    """
+    celu elu elu_backward gelu gelu_backward glu glu_backward log_sigmoid_backward
+    log_sigmoid_forward mish mish_backward selu silu silu_backward softplus softplus_backward
+    """.split()  # noqa: SIM905
+)
+
+
+def _widen(tree: Any) -> Any:
+    """Every floating tensor in `tree` as float64."""
+    return each(lambda x: x if x.dtype is torch.float64 else x.double(), tree)
+
+
+@cache
+def rounds(func) -> bool:
+    """Whether an operator's results are rounded, rather than moved or chosen."""
+    return func.overloadpacket.__name__ not in _EXACT and not func.is_view
+
+
+@cache
+def _holds(precision: Precision, value: float) -> bool:
+    """Whether a number is one of the precision's, whatever its exponent."""
+    return not math.isfinite(value) or math.frexp(value)[0] / precision.store % 1 == 0
+
+
+def _divides(by: Any) -> bool:
+    """Whether a divisor is a number, and its reciprocal another."""
+    return isinstance(by, int | float) and math.isfinite(by) and by != 0 and 1 / by != 0
+
+
+@cache
+def _is_view(func) -> bool:
+    """Whether an operator's result is its first argument, seen otherwise: most are."""
+    return func.is_view
+
+
+class Float64(TorchDispatchMode):
+    """Float64 throughout: a cast to a narrower type is refused, below autograd.
+
+    Many models cast to float32 inside (norms, rotary tables, softmax): `.double()` alone
+    leaves an error of 1e-7 that would pass for the port's.
+    """
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled here, and to keep the compiler out would take an operator's time."""
+        return False
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if _is_view(func) and args[0].dtype is torch.float64:
+            return func(*args, **(kwargs or {}))
+        kwargs = dict(kwargs or {})
+        asked = kwargs.get("dtype")
+        if isinstance(asked, torch.dtype) and asked.is_floating_point:
+            kwargs["dtype"] = torch.float64
+        if func._schema.is_mutable:
+            return func(*args, **kwargs)  # its dtype is that of what it writes to
+        args, kwargs = _widen((args, kwargs))
+        return self.compute(func, args, kwargs)
+
+    def compute(self, func, args, kwargs):
+        return _widen(func(*args, **kwargs))
+
+
+class Perturbed(Float64):
+    """Float64, and every operation's result moved by one roundoff of `precision`.
+
+    A row of -inf alone gives 0 from the softmax, as the definition has it, where torch's
+    own gives NaN: the spread of every other row would be lost.
+    """
+
+    def __init__(self, precision: Precision | None, seed: int = 0, constants: Made = ()):
+        """precision: None moves nothing: the centre of the spread.
+
+        constants: those that the module makes when it is run as it is, in order.
+        """
+        super().__init__()
+        self.precision = precision
+        self._constants = list(constants)
+        self._numbers: dict[tuple[float, float], float] = {}
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def _moved(self, x: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
+        """x + by * (uniform in [-1, 1)); an infinity stays where it is."""
+        drawn = torch.empty(x.shape, dtype=torch.float32).uniform_(-1, 1, generator=self.generator)
+        moved = by.mul_(drawn).add_(x)
+        return moved if math.isfinite(moved.sum()) else torch.where(x.isfinite(), moved, x)
+
+    def _stored(self, x: torch.Tensor) -> torch.Tensor:
+        return self._moved(x, (self.precision.store * x).abs_().clamp_(min=self.precision.tiny))
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if not self._constants:
+            if _is_view(func) and args[0].dtype is torch.float64:
+                return func(*args, **(kwargs or {}))
+            return self._dispatched(func, types, args, kwargs)
+        made = roundings((args, kwargs))
+        own = self.precision
+        if made is not None and own and rounds(func):
+            self.precision = self._of_constant(identity(func, args, kwargs))
+        result = self._dispatched(func, types, args, kwargs)
+        self.precision = own
+        mark(result, made)
+        return result
+
+    def _dispatched(self, func, types, args, kwargs):
+        if self.precision is None or not rounds(func):
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        plain = func.overloadpacket.__name__.removesuffix("_")
+        kwargs = {name: self._kept(value) for name, value in (kwargs or {}).items()}
+        if plain == "div" and _divides(args[1]) and not kwargs.get("rounding_mode"):
+            args = (args[0], 1 / self._kept(1 / args[1]))
+        else:
+            args = tuple(map(self._kept, args))
+        if not func._schema.is_mutable:
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        if plain in _COMPOSED or plain in APPROXIMATED:
+            made = self.compute(getattr(torch.ops.aten, plain).default, args, kwargs)
+            return args[0].copy_(made)
+        result = super().__torch_dispatch__(func, types, args, kwargs)
+        result.copy_(each(self._stored, result))
+        return result
+
+    def _kept(self, value: Any) -> Any:
+        """A number that is written in the program, as the precision keeps it: the same each time,
+        and so for all elements. What is divided by one is multiplied by its reciprocal."""
+        if type(value) is not float or _holds(self.precision, value):
+            return value
+        key = value, self.precision.store
+        if key not in self._numbers:
+            drawn = torch.empty(()).uniform_(-1, 1, generator=self.generator).item()
+            self._numbers[key] = value * (1 + self.precision.store * drawn)
+        return self._numbers[key]
+
+    def _of_constant(self, given: Identity) -> Precision:
+        """How finely the next constant is kept; as all else once the order is another."""
+        recorded, dtype = self._constants.pop(0) if self._constants else (None, None)
+        if recorded != given:
+            self._constants.clear()
+            return self.precision
+        kept = [PRECISIONS[name] for name, of in TORCH_DTYPES.items() if of is dtype]
+        return min([self.precision, *kept], key=lambda precision: precision.store)
+
+    def compute(self, func, args, kwargs):
+        name = func.overloadpacket.__name__
+        if name in SOFTMAXES:
+            return self._softmax(func, *args, **kwargs)
+        if self.precision is None or not rounds(func):
+            return super().compute(func, args, kwargs)
+        if name in _SUMS:
+            total = super().compute(func, args, kwargs)
+            if not total.is_floating_point():
+                return total
+            squares, terms = _SUMS[name](*args, **kwargs)
+            total *= terms * self._kept(1 / terms) if name == "mean" and terms else 1.0
+            of_total, of_squares, lost = bridge(terms, self.precision)
+            by = squares.mul_(of_squares).addcmul_(total, total, value=of_total).add_(lost).sqrt_()
+            return self._stored(self._moved(total, by))
+        return self._kernel(func, args, kwargs)
+
+    def _kernel(self, func, args, kwargs):
+        """One kernel: its steps, where torch knows them, each rounded as sums are; then stored."""
+        name = func.overloadpacket.__name__
+        if name in _COMPOSED:
+            with self._inside(self.precision):
+                return decomposition_table[func](*args, **kwargs)
+        result = NotImplemented
+        if torch.Tag.pointwise not in func.tags:
+            if steps := decomposition_table.get(func):
+                with self._inside(replace(self.precision, store=self.precision.acc)):
+                    result = steps(*args, **kwargs)
+            if result is NotImplemented:
+                # The exact result of inputs one roundoff away.
+                args, kwargs = each(self._nearby, (args, kwargs))
+        if result is NotImplemented:
+            result = super().compute(func, args, kwargs)
+        if name in APPROXIMATED:
+            result = self._approximated(result, APPROXIMATED[name] * self.precision.acc)
+        return each(self._stored, result)
+
+    def _approximated(self, x: torch.Tensor, by: float) -> torch.Tensor:
+        """Each number moved by up to `by` of itself, and all by up to a quarter of that alike."""
+        shared = torch.empty(()).uniform_(-1, 1, generator=self.generator).item()
+        return self._moved(x, (by * x).abs_()).mul_(1 + by / 4 * shared)
+
+    def _inside(self, precision: Precision) -> "Perturbed":
+        """The same draw of perturbations, for intermediates."""
+        inside = Perturbed(precision)
+        inside.generator, inside._numbers = self.generator, self._numbers
+        return inside
+
+    def _softmax(self, func, scores: torch.Tensor, dim: int, *others, **options) -> torch.Tensor:
+        empty = torch.isneginf(scores).all(dim=dim, keepdim=True)
+        args = (scores.masked_fill(empty, 0.0), dim, *others)
+        if self.precision is None:
+            return func(*args, **options).masked_fill(empty, 0.0)
+        made = self._kernel(func, args, options)
+        kept = torch.logsumexp(args[0], dim, keepdim=True)
+        made *= self._moved(torch.ones_like(kept), self.precision.acc * kept.abs())
+        return made.masked_fill(empty, 0.0)
+
+    def _nearby(self, x: torch.Tensor) -> torch.Tensor:
+        return self._moved(x, (self.precision.acc * x).abs_())

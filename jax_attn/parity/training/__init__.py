@@ -1,0 +1,1 @@
+"""Training in both frameworks, compared update by update."""

@@ -1,0 +1,260 @@
+"""The optax chain that equals a torch optimizer, hyper-parameters included.
+
+torch's and optax's defaults differ, and so do a few formulas: where eps is added, what an
+accumulator starts from, whether decay goes through the moments. What optax has exactly is
+taken from there, the rest is in `torch_formulas`. Imports no torch: an optimizer is read by its
+class's name and its param_groups. optax comes with flax.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from numbers import Real
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+
+from jax_attn.parity.training import optax_terms as formulas
+from jax_attn.parity.training.schedules import learning_rates, looked_up
+from jax_attn.transfer import Layout, Problem, TransferError, flatten
+from jax_attn.transfer.optimizer.torch_state import names_by_group
+
+Group = Mapping[str, Any]
+Names = Iterable[str] | Iterable[Iterable[str]]
+
+
+def _sgd(group: Group) -> list[optax.GradientTransformation]:
+    if not group["momentum"]:
+        return []
+    if group["dampening"]:
+        return [formulas.dampened_trace(group["momentum"], group["dampening"])]
+    return [optax.trace(group["momentum"], group["nesterov"])]
+
+
+def _adam(group: Group) -> list[optax.GradientTransformation]:
+    return [formulas.scale_by_adam(*group["betas"], group["eps"])]
+
+
+def _nadam(group: Group) -> list[optax.GradientTransformation]:
+    return [formulas.scale_by_nadam(*group["betas"], group["eps"], group["momentum_decay"])]
+
+
+def _rmsprop(group: Group) -> list[optax.GradientTransformation]:
+    scale = optax.scale_by_stddev if group["centered"] else optax.scale_by_rms
+    scaled = scale(group["alpha"], group["eps"], eps_in_sqrt=False)
+    return [scaled, *([optax.trace(group["momentum"])] if group["momentum"] else [])]
+
+
+def _adagrad(group: Group) -> list[optax.GradientTransformation]:
+    initial = group["initial_accumulator_value"]
+    return [formulas.scale_by_adagrad(group["eps"], initial, group["lr_decay"])]
+
+
+KINDS: dict[str, Callable[[Group], list[optax.GradientTransformation]]] = {
+    "SGD": _sgd,
+    "Adam": _adam,
+    "AdamW": _adam,
+    "NAdam": _nadam,
+    "RMSprop": _rmsprop,
+    "Adagrad": _adagrad,
+}
+"""torch's class -> a group's options -> what scales its gradients, decay and lr left aside."""
+
+_REFUSED = {
+    "amsgrad": "torch keeps the largest of the uncorrected second moments, optax of the corrected",
+    "differentiable": "an update is no part of what is differentiated",
+    "capturable": "its step and lr are tensors of a captured graph",
+}
+
+
+def optax_like(
+    torch_optimizer: Any,
+    *,
+    schedule: Any = None,
+    steps: int | None = None,
+    clip_norm: float | None = None,
+    clip_value: float | None = None,
+    accumulate: int = 1,
+    accumulated: str = "sum",
+    port: nnx.Module | nnx.State | None = None,
+    layout: Layout | None = None,
+    names: Names | None = None,
+) -> optax.GradientTransformation:
+    """The optax transformation that makes the updates which `torch_optimizer` makes.
+
+    torch_optimizer: SGD, Adam, AdamW, NAdam, RMSprop or Adagrad of torch.optim; its state is not
+        read: `transfer.load_optimizer` carries that.
+    schedule: a new torch scheduler of it, stepped once after each update; steps: for how many
+        updates its rates are taken; what comes after is NaN.
+    clip_norm, clip_value: what torch.nn.utils.clip_grad_norm_, 1e-6 in its divisor included, or
+        clip_grad_value_ is given before each update.
+    accumulate: from how many gradients an update is made; accumulated: "sum", what torch's
+        .grad holds after several backward(), or "mean".
+    port, layout, names: the NNX module, the table of the weights and the torch keys of the
+        parameters as `transfer.load_optimizer` takes them: needed where there are several
+        param_groups, or where the one does not hold every parameter. Each Flax path gets its
+        group's options; a path that no group has is left as it is.
+
+    Raises TransferError with every reason why nothing of optax's is equal.
+    """
+    kind, groups = type(torch_optimizer).__name__, getattr(torch_optimizer, "param_groups", None)
+    if groups is None:
+        raise TypeError(f"torch_optimizer: expected one of torch.optim, got {kind}")
+    problems = _option_problems(torch_optimizer, schedule, steps)
+    problems += call_problems(clip_norm, clip_value, accumulate, accumulated)
+    groups = [{name: _plain(value) for name, value in group.items()} for group in groups]
+    rates: list[Any] = [group["lr"] for group in groups]
+    if schedule is not None and not problems:
+        table, wrong = learning_rates(schedule, steps)
+        problems += wrong
+        rates = [looked_up(row) for row in table]
+    labels: dict[str, str] = {}
+    if port is not None and layout is not None:
+        labels, wrong = group_labels(torch_optimizer, port, layout, names)
+        problems += wrong
+    elif len(groups) > 1:
+        text = f"expected the port and its table, as there are {len(groups)} param_groups"
+        problems.append(Problem("missing", "port, layout", text))
+    if problems:
+        raise TransferError("optax_like", problems)
+    made = [_group(kind, group, rate) for group, rate in zip(groups, rates, strict=True)]
+    chain = made[0] if set(labels.values()) <= {"0"} else _by_label(made, labels)
+    if clip_norm is not None:
+        chain = optax.chain(formulas.clip_by_norm(float(clip_norm)), chain)
+    if clip_value is not None:
+        chain = optax.chain(optax.clip(float(clip_value)), chain)
+    if accumulate > 1:
+        steps_of = optax.MultiSteps(
+            chain,
+            accumulate,
+            use_grad_mean=accumulated == "mean",
+            accumulator_dtype=jnp.result_type(float),  # float32 unless told, of float64 too
+        )
+        chain = steps_of.gradient_transformation()
+    return chain
+
+
+def _group(kind: str, group: Group, rate: Any) -> optax.GradientTransformation:
+    decoupled = group.get("decoupled_weight_decay", False)
+    decay = [optax.add_decayed_weights(group["weight_decay"])] if group["weight_decay"] else []
+    return optax.chain(
+        *([optax.scale(-1.0)] if group["maximize"] else []),
+        *([] if decoupled else decay),
+        *KINDS[kind](group),
+        *(decay if decoupled else []),
+        optax.scale_by_learning_rate(rate),
+    )
+
+
+def _by_label(made: list, labels: Mapping[str, str]) -> optax.GradientTransformation:
+    """Each path by its own group's chain."""
+    chains = {str(i): chain for i, chain in enumerate(made)} | {"none": optax.set_to_zero()}
+
+    def label(keys, _) -> str:
+        path = jax.tree_util.keystr(keys, simple=True, separator=".")
+        return labels[path.removesuffix(".value")]
+
+    return optax.partition(chains, lambda params: jax.tree_util.tree_map_with_path(label, params))
+
+
+def group_labels(
+    torch_optimizer: Any, port: Any, layout: Layout, names: Names | None
+) -> tuple[dict[str, str], list[Problem]]:
+    """Flax path -> its group's number, or "none"; what no group can be told of.
+
+    The table carries weights; here it carries the numbers of their groups.
+    """
+    groups = torch_optimizer.param_groups
+    known, problems = names_by_group(groups, names)
+    if problems:
+        return {}, problems
+    paths = {path: array.shape for path, array in flatten(port).items()}
+    zeros = {path: np.zeros(shape, np.int8) for path, shape in paths.items()}
+    try:
+        tensors = {key: np.full(a.shape, -1, np.int32) for key, a in layout.to_torch(zeros).items()}
+        for i, keys in enumerate(known):
+            for key in keys:
+                if key not in tensors:
+                    text = "expected a key of the table's, got none"
+                    problems.append(Problem("unexpected", key, text))
+                else:
+                    tensors[key][...] = i
+        carried = layout.to_flax(tensors, paths)
+    except TransferError as error:
+        return {}, problems + error.problems
+    labels = {}
+    for path, numbers in carried.items():
+        found = np.unique(numbers)
+        if len(found) > 1:
+            text = f"expected one param_group, got parts of {[int(i) for i in found]}"
+            problems.append(Problem("refused", path, text))
+        labels[path] = "none" if found[0] < 0 else str(found[0])
+    return labels, problems
+
+
+def _option_problems(optimizer: Any, schedule: Any, steps: Any) -> list[Problem]:
+    kind, module = type(optimizer).__name__, type(optimizer).__module__
+    if kind not in KINDS or not module.startswith("torch.optim"):
+        text = f"expected torch.optim's {', '.join(KINDS)}, got {module}.{kind}"
+        return [Problem("refused", "torch_optimizer", text)]
+    problems = []
+    for i, group in enumerate(optimizer.param_groups):
+        for option, value in group.items():
+            where, parts = (
+                f"param_groups[{i}].{option}",
+                value if type(value) is tuple else (value,),
+            )
+            if option in _REFUSED and value:
+                problems.append(Problem("refused", where, f"got {value}: {_REFUSED[option]}"))
+            elif option != "params" and any(_is_tensor(part) for part in parts):
+                text = "expected a number, as optax's chain is made once, got a tensor"
+                problems.append(Problem("refused", where, text))
+        if schedule is None and "initial_lr" in group:
+            text = "expected no scheduler, got one that sets this group's lr"
+            problems.append(
+                Problem("missing", f"param_groups[{i}].lr", text, "hand in schedule= and steps=")
+            )
+    if schedule is not None and getattr(schedule, "optimizer", None) is not optimizer:
+        text = f"expected a torch scheduler of torch_optimizer, got {type(schedule).__name__}"
+        problems.append(Problem("refused", "schedule", text))
+    if (schedule is not None) != (steps is not None) or not _is_count(
+        1 if steps is None else steps
+    ):
+        text = f"expected the number of updates beside a schedule, and only there, got {steps!r}"
+        problems.append(Problem("missing", "steps", text))
+    return problems
+
+
+def call_problems(clip_norm, clip_value, accumulate, accumulated) -> list[Problem]:
+    """What no update can be made with, of what stands beside an optimizer."""
+    problems = []
+    if clip_norm is not None and clip_value is not None:
+        text = "expected one of them, as their order would not be told, got both"
+        problems.append(Problem("ambiguous", "clip_norm, clip_value", text))
+    for name, value in (("clip_norm", clip_norm), ("clip_value", clip_value)):
+        if value is not None and not (isinstance(value, Real) and value > 0):
+            problems.append(Problem("refused", name, f"expected a number above 0, got {value!r}"))
+    if not _is_count(accumulate):
+        text = f"expected a whole number above 0, got {accumulate!r}"
+        problems.append(Problem("refused", "accumulate", text))
+    if accumulated not in ("sum", "mean"):
+        text = f"expected 'sum' or 'mean', got {accumulated!r}"
+        problems.append(Problem("refused", "accumulated", text))
+    return problems
+
+
+def _is_tensor(value: Any) -> bool:
+    return hasattr(value, "dtype") and not isinstance(value, Real)
+
+
+def _plain(value: Any) -> Any:
+    """NumPy's scalars as Python's: beside an array, JAX would take them for arrays."""
+    if isinstance(value, tuple):
+        return tuple(map(_plain, value))
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0

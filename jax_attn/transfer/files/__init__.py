@@ -1,0 +1,1 @@
+"""Checkpoints on disk, read lazily and written whole."""

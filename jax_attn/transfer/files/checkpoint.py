@@ -1,0 +1,292 @@
+"""Checkpoints as lazy mappings: a file, a folder, or shards and the index that names them.
+
+Needs no framework, but for torch where a file is torch's own pickle.
+"""
+
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jax_attn.transfer import arrays
+from jax_attn.transfer.arrays import Spec
+from jax_attn.transfer.files import pickled, safetensors_file
+from jax_attn.transfer.files.changed_files import Stamp, Stamps, cut, stamped
+from jax_attn.transfer.files.safetensors_file import unique
+from jax_attn.transfer.problems import SHOWN, Problem, TransferError, file_error, nearest
+
+INDEX = ".index.json"
+_SAFETENSORS = ".safetensors"
+_SUFFIXES = (_SAFETENSORS, *pickled.SUFFIXES)
+_OF_MANY = re.compile(r"(.*)-\d{1,9}-of-(\d{1,9})(\.\w+)")
+
+Tensors = dict[str, Any]
+
+
+class _File(NamedTuple):
+    """What one file stores, and what is tied to that. stamp: of before it was opened."""
+
+    stamp: Stamp | None
+    stored: Tensors
+    tied: Tensors
+
+
+class Checkpoint(Mapping[str, np.ndarray]):
+    """Torch keys to NumPy arrays (bfloat16 by ml_dtypes), each read when it is asked for.
+
+    What is handed out is a copy, and the reader's own. A context manager; closed, it reads
+    nothing more. Made by `load_checkpoint`.
+
+    stamps: the files it was made of, as they were when they were opened.
+    """
+
+    def __init__(
+        self, path: Path, tensors: Mapping[str, Any], homes: Mapping[str, Path], stamps: Stamps
+    ):
+        self.path, self.stamps = path, stamps
+        self._tensors, self._homes = dict(tensors), homes
+        self._open = True
+
+    def __getitem__(self, key: str) -> np.ndarray:
+        return np.array(self.mapped(key), order="C")
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._tensors
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+    def __enter__(self) -> "Checkpoint":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Checkpoint({str(self.path)!r}, {len(self)} tensors)"
+
+    def mapped(self, key: str) -> np.ndarray:
+        """One tensor as it lies in the mapped file: uncopied and read-only, to look at at once.
+
+        It changes when someone writes over the file's bytes. Raises TransferError, also where
+        the file has been cut since.
+        """
+        found = self.describe(key)
+        tensor = self._tensors[key]
+        if isinstance(tensor, Spec):
+            known = ", ".join(safetensors_file.DTYPES.values())
+            text = f"expected one of {known}, got {found.dtype}, which NumPy cannot hold"
+            raise self._unreadable(key, text)
+        home = self._homes[key]
+        if text := cut(home, self.stamps[home]):
+            raise self._unreadable(key, text)
+        array = arrays.as_numpy(tensor, key).view()
+        array.flags.writeable = False
+        return array
+
+    def describe(self, key: str) -> Spec:
+        """Shape and dtype name of one tensor, without reading it. Raises TransferError."""
+        tensor = self._tensors[key]
+        if not self._open:
+            raise self._unreadable(key, "the checkpoint is closed")
+        if isinstance(tensor, Spec):
+            return tensor
+        if reason := arrays.why_unreadable(tensor):
+            raise self._unreadable(key, reason)
+        return arrays.describe(tensor)
+
+    def tied(self) -> dict[str, str]:
+        """Keys whose tensor is the very memory of an earlier one's, and which that is."""
+        held = self._tensors.items()
+        readable = [k for k, t in held if not isinstance(t, Spec) and not arrays.why_unreadable(t)]
+        return arrays.same_memory(self._tensors, readable)
+
+    def close(self) -> None:
+        """Let go of the files; arrays already read stay valid."""
+        self._tensors = dict.fromkeys(self._tensors)
+        self._open = False
+
+    def _unreadable(self, key: str, text: str) -> TransferError:
+        return TransferError(f"reading {self.path}", [Problem("unreadable", key, text)])
+
+
+def load_checkpoint(path: str | os.PathLike, *, part: str | None = None) -> Checkpoint:
+    """The tensors of a checkpoint as a lazy mapping; nothing but headers is read.
+
+    path: a .safetensors file; a .bin, .pt, .pth or .ckpt file (torch's pickle, which needs torch
+        2.10 and is read as weights only); an index (*.index.json) of such files, or the name
+        that the index has before its ".index.json"; or a folder that has one of them. Of a
+        folder, safetensors come before pickles, an index before the files by themselves.
+    part: the key under which a pickle has its tensors ("state_dict"), where it holds more.
+
+    An index names files beside it; a link is followed wherever it leads, as caches are made of
+    links. Raises TransferError with every reason: for a file that is missing, cut, not what its
+    name says or unsafe, for a tensor named twice, and for an index and files that disagree.
+    """
+    path = Path(path)
+    if os.path.isdir(path):
+        return _load_folder(path, part)
+    if path.name.endswith(INDEX):
+        return _load_index(path, part)
+    index = path.with_name(path.name + INDEX)
+    if not os.path.lexists(path) and os.path.isfile(index):
+        return _load_index(index, part)
+    return _joined(path, [path], part)
+
+
+def _load_folder(folder: Path, part: str | None) -> Checkpoint:
+    try:
+        names = sorted(name for name in os.listdir(folder) if not name.startswith("."))
+    except OSError as error:
+        raise file_error(folder, f"cannot be looked into: {error}") from error
+
+    def ending(*suffixes: str) -> list[str]:
+        return [name for name in names if name.endswith(suffixes)]
+
+    if found := ending(_SAFETENSORS + INDEX):
+        return _load_index(_only(folder, found), part)
+    if found := ending(_SAFETENSORS):
+        if of_many := [name for name in found if _OF_MANY.fullmatch(name)]:
+            text = f"expected the index that says which files count, got {of_many[:8]} without it"
+            raise file_error(folder, text, "an unfinished copy? one file alone can be read by name")
+        return _joined(folder, [folder / name for name in found], part)
+    if found := ending(INDEX):
+        return _load_index(_only(folder, found), part)
+    if found := ending(*pickled.SUFFIXES):
+        usual = [name for name in found if name == "pytorch_model.bin"]
+        return _joined(folder, [_only(folder, usual or found)], part)
+    raise file_error(folder, f"expected *.safetensors or *.bin in the folder, got {names[:8]}")
+
+
+def _only(folder: Path, names: list[str]) -> Path:
+    if len(names) > 1:
+        text = f"expected one checkpoint in the folder, got {names[:8]}"
+        raise file_error(folder, text, "name the one that is meant")
+    return folder / names[0]
+
+
+def _joined(path: Path, files: Iterable[Path], part: str | None) -> Checkpoint:
+    """All tensors of some files."""
+    made: Tensors = {}
+    problems = []
+    found = _read(path, files, part)
+    for file, (_, stored, tied) in found.items():
+        twice = sorted(made.keys() & (stored.keys() | tied.keys()))
+        text = f"expected in one file, got it in more than one of its files, {file.name} the last"
+        problems += [Problem("ambiguous", key, text) for key in twice]
+        made |= stored | tied
+    if problems:
+        raise TransferError(f"checkpoint {path}", problems)
+    return _checkpoint(path, made, found)
+
+
+def _load_index(index: Path, part: str | None) -> Checkpoint:
+    """The tensors that an index names, each in the file where it says, and no others there."""
+    own = stamped([index])
+    homes = _weight_map(index)
+    files = _read(index, [index.with_name(name) for name in sorted({*homes.values()})], part)
+    holders = {key: file.name for file, (_, stored, _) in files.items() for key in stored}
+    made: Tensors = {}
+    problems = []
+
+    def problem(kind: str, key: str, text: str, others: Iterable[str]) -> None:
+        hint = nearest(key, others) if len(problems) < SHOWN else ""
+        problems.append(Problem(kind, key, text, hint))
+
+    for key, name in homes.items():
+        _, stored, tied = files[index.with_name(name)]
+        if key in stored or key in tied:
+            made[key] = stored[key] if key in stored else tied[key]
+        else:
+            got = f"it in {holders[key]}" if key in holders else "no such tensor"
+            problem("missing", key, f"expected in {name}, as {index.name} says, got {got}", stored)
+    for file, (_, stored, tied) in files.items():
+        for key in stored:
+            if homes.get(key) != file.name and (key in made or key not in homes):
+                text = f"expected in {file.name} only what {index.name} places there, got it too"
+                problem("unexpected", key, text, homes)
+        made |= {key: tensor for key, tensor in tied.items() if key not in homes}
+    if problems:
+        raise TransferError(f"checkpoint {index}", problems)
+    return _checkpoint(index, made, files, own)
+
+
+def _checkpoint(
+    path: Path, made: Tensors, files: Mapping[Path, _File], beside: Stamps | None = None
+) -> Checkpoint:
+    homes = {
+        key: file
+        for file, held in files.items()
+        for key, tensor in (*held.tied.items(), *held.stored.items())
+        if made.get(key) is tensor
+    }
+    stamps = {file: held.stamp for file, held in files.items()}
+    return Checkpoint(path, made, homes, {**(beside or {}), **stamps})
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    """What an index says: key -> name of the file beside it."""
+    try:
+        homes = json.loads(index.read_bytes(), object_pairs_hook=unique)["weight_map"]
+        items = sorted(homes.items())
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, OSError) as error:
+        text = f"expected a JSON object with a weight_map of names: {error!r}"
+        raise file_error(index, text) from error
+    problems = []
+    for key, name in items:
+        if not (isinstance(name, str) and Path(name).name == name and name.endswith(_SUFFIXES)):
+            text = f"expected the name of a file beside it ({', '.join(_SUFFIXES)}), got {name!r}"
+            problems.append(Problem("file", str(index), f"{key!r}: {text}"))
+    if not items:
+        problems.append(Problem("file", str(index), "expected at least one name, got none"))
+    if problems or (problems := _left_out(index, {name for _, name in items})):
+        raise TransferError(f"checkpoint {index}", problems)
+    return dict(items)
+
+
+def _left_out(index: Path, names: Iterable[str]) -> list[Problem]:
+    """Files that belong with those named, as their names say, and are not."""
+    series: dict[tuple[str, ...], list[str]] = {}
+    for name in sorted(names):
+        if match := _OF_MANY.fullmatch(name):
+            series.setdefault(match.groups(), []).append(name)
+    return [
+        Problem("file", str(index), f"expected {int(count)} files named alike, got {found[:8]}")
+        for (_, count, _), found in series.items()
+        if len(found) != int(count)
+    ]
+
+
+def _read(path: Path, files: Iterable[Path], part: str | None) -> dict[Path, _File]:
+    """What each file holds; the problems of all files at once."""
+    found, problems = {}, []
+    for file, stamp in stamped(files).items():
+        try:
+            found[file] = _File(stamp, *_read_file(file, part))
+        except TransferError as error:
+            problems += error.problems
+    if problems:
+        raise TransferError(f"checkpoint {path}", problems)
+    return found
+
+
+def _read_file(path: Path, part: str | None) -> tuple[Tensors, Tensors]:
+    if path.suffix not in _SUFFIXES:
+        expected = f"expected a {', '.join(_SUFFIXES)} or *{INDEX} file, or a folder of them"
+        raise file_error(path, f"{expected}, got {path.name!r}")
+    if not os.path.isfile(path):  # what is neither file nor folder could keep us waiting
+        beside = os.listdir(path.parent) if os.path.isdir(path.parent) else []
+        text = "not a file" if os.path.lexists(path) else "no such file"
+        raise file_error(path, text, nearest(path.name, beside))
+    if path.suffix in pickled.SUFFIXES:
+        return pickled.tensors(path, part), {}
+    if part is not None:
+        raise file_error(path, f"part: expected None, as safetensors have no parts, got {part!r}")
+    return safetensors_file.views(path)

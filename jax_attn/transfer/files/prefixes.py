@@ -1,0 +1,80 @@
+"""Keys without what wrappers put before them, over tensors that stay where they are."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from jax_attn.transfer.arrays import Spec, describe, read
+from jax_attn.transfer.problems import Problem, nearest
+from jax_attn.transfer.table.reasons import WRAPPERS
+
+
+class Renamed(Mapping[str, Any]):
+    """A mapping under other keys, as lazy as it was. keys: new to old."""
+
+    def __init__(self, tensors: Mapping[str, Any], keys: Mapping[str, str]):
+        self._tensors, self._keys = tensors, dict(keys)
+        self.path = getattr(tensors, "path", None)
+
+    def __getitem__(self, key: str) -> Any:
+        return self._tensors[self._keys[key]]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._keys)
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def describe(self, key: str) -> Spec:
+        """Shape and dtype name of one tensor, without reading it where that can be."""
+        lazy = getattr(self._tensors, "describe", None)
+        return lazy(self._keys[key]) if lazy else describe(self[key])
+
+    def mapped(self, key: str) -> Any:
+        """One tensor to look at at once, uncopied where that can be."""
+        return read(self._tensors, self._keys[key])
+
+
+def stripped(tensors: Mapping[str, Any], prefix: str) -> tuple[Mapping[str, Any], list[Problem]]:
+    """The same tensors, `prefix` taken from the keys that begin with it; and what is wrong with it.
+
+    prefix: with or without the dot behind it; "" for none.
+    """
+    if not prefix:
+        return tensors, []
+    dotted = f"{prefix.removesuffix('.')}."
+    if not any(key.startswith(dotted) for key in tensors):
+        firsts = {f"{key.partition('.')[0]}." for key in tensors}
+        text = "expected keys that begin with this prefix, got none"
+        return tensors, [Problem("missing", dotted, text, nearest(dotted, firsts))]
+    names = [key.removeprefix(dotted) for key in tensors]
+    problems = [
+        Problem("doubly written", name, f"{name!r} and {dotted + name!r} are both there")
+        for name, count in Counter(names).items()
+        if count > 1
+    ]
+    return Renamed(tensors, dict(zip(names, tensors, strict=True))), problems
+
+
+def unwrapped(
+    tensors: Mapping[str, Any], known: Iterable[str] = ()
+) -> tuple[Mapping[str, Any], list[Problem]]:
+    """The same tensors without the prefixes of wrappers, each of them a problem: nobody asked.
+
+    known: patterns of keys that a table has; a wrapper's prefix that begins one is its own.
+    """
+    own = {pattern.partition(".")[0] for pattern in known}
+    names, met, authors = {key: key for key in tensors}, "", []
+    while found := [
+        wrapper
+        for wrapper in WRAPPERS
+        if wrapper not in own and any(name.startswith(f"{wrapper}.") for name in names.values())
+    ]:
+        met, authors = f"{met}{found[0]}.", [*authors, WRAPPERS[found[0]]]
+        names = {key: name.removeprefix(f"{found[0]}.") for key, name in names.items()}
+    if not met:
+        return tensors, []
+    count = sum(key != name for key, name in names.items())
+    text = f"{' and '.join(authors)} put it before {count} of {len(names)} keys"
+    view = Renamed(tensors, {name: key for key, name in names.items()})
+    return view, [Problem("unexpected", met, text, f"--strip {met}")]

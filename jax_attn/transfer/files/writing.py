@@ -1,0 +1,175 @@
+"""Safetensors files written: one tensor in memory at a time, and whole or not at all.
+
+The package writes each file with zeros for values, header and all; the values then go, one after
+another, to where its header places them.
+"""
+
+import contextlib
+import json
+import os
+import re
+import secrets
+from collections.abc import Mapping
+from itertools import count
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import save_file
+
+from jax_attn.transfer.arrays import Spec, chunks, describe, read, same_memory, specs
+from jax_attn.transfer.files.checkpoint import INDEX
+from jax_attn.transfer.files.safetensors_file import DTYPES, FORMAT, offsets
+from jax_attn.transfer.problems import Problem, TransferError, file_error
+
+Specs = dict[str, Spec]
+
+
+def save_checkpoint(
+    path: str | os.PathLike, tensors: Mapping[str, Any], *, shard_bytes: int | None = None
+) -> None:
+    """Write `tensors` as safetensors: whole, or not at all.
+
+    path: a name that ends in .safetensors. tensors: torch key to NumPy, JAX or torch tensor;
+        a lazy mapping is asked for one at a time, twice for each unless it has `describe`.
+    shard_bytes: how many bytes of tensors a file may hold, a larger tensor having its own; where
+        one file is not enough, they are name-00001-of-00003.safetensors, … and their index
+        name.safetensors.index.json, as transformers reads them. None: one file.
+
+    Tensors that are the very same memory are written once; the others' names stand in the
+    metadata, where `load_checkpoint` finds them and `safetensors.torch.load_model` needs none.
+    Files are written beside and renamed when all are on the disk, an index last and without the
+    old one: neither a failure nor a reader ever meets half a checkpoint. What `path` was before,
+    one file or many, is replaced. Raises TransferError, naming every key, for what the format
+    does not hold, and for a disk that is full or not to be written to.
+    """
+    path = Path(path)
+    if path.suffix != ".safetensors":
+        raise file_error(path, f"expected a name that ends in .safetensors, got {path.name!r}")
+    if shard_bytes is not None and (type(shard_bytes) is not int or shard_bytes < 1):
+        raise ValueError(f"shard_bytes: expected an int ≥ 1 or None, got {shard_bytes!r}")
+    specs, ties = _survey(tensors)
+    shards = _shards(path, {k: s for k, s in specs.items() if k not in ties}, shard_bytes)
+    staged: dict[str, Path] = {}  # final name -> the file beside
+    try:
+        for name, keys in shards.items():
+            staged[name] = _beside(path, name)
+            notes = {key: kept for key, kept in ties.items() if kept in keys}
+            # "pt" says that names and axes are torch's; transformers insists on it.
+            _write(staged[name], tensors, keys, {FORMAT: "pt"} | notes)
+        if len(shards) > 1:
+            name = path.name + INDEX
+            staged[name] = _beside(path, name)
+            _write_index(staged[name], shards)
+        _replace(path, staged)
+    except (SafetensorError, OSError) as error:
+        raise file_error(path, f"cannot be written: {error}") from error
+    finally:
+        for partial in staged.values():
+            with contextlib.suppress(OSError):  # most have their names by now
+                partial.unlink()
+
+
+def _survey(tensors: Mapping[str, Any]) -> tuple[Specs, dict[str, str]]:
+    """Every tensor's shape and dtype, and which are tied to which."""
+    found, problems = specs(tensors)
+    for key, spec in found.items():
+        if spec.dtype not in DTYPES.values():
+            text = f"expected one of {', '.join(DTYPES.values())}, got {spec.dtype}"
+            problems.append(Problem("wrong dtype", key, text))
+        if key == "__metadata__" or key.encode("utf-8", "ignore").decode() != key:
+            text = "expected Unicode text other than '__metadata__' as key"
+            problems.append(Problem("unreadable", key, text))
+    if problems:
+        raise TransferError("saving a checkpoint", problems)
+    made_when_asked = hasattr(tensors, "describe") and not hasattr(tensors, "mapped")
+    ties = {} if made_when_asked else same_memory(tensors, found)
+    ties.pop(FORMAT, None)
+    return found, ties
+
+
+def _shards(path: Path, found: Specs, shard_bytes: int | None) -> dict[str, Specs]:
+    """File name -> what goes into it, in the order given."""
+    shards: list[Specs] = [{}]
+    room = shard_bytes
+    for key, spec in found.items():
+        if room is not None and spec.nbytes > room and shards[-1]:
+            shards.append({})
+            room = shard_bytes
+        shards[-1][key] = spec
+        room = None if room is None else room - spec.nbytes
+    if len(shards) == 1:
+        return {path.name: shards[0]}
+    names = (f"{path.stem}-{i:05d}-of-{len(shards):05d}{path.suffix}" for i in count(1))
+    return dict(zip(names, shards, strict=False))
+
+
+def _write(partial: Path, tensors: Mapping[str, Any], found: Specs, notes: dict[str, str]) -> None:
+    partial.touch(exist_ok=False)
+    mode = partial.stat().st_mode  # what the umask allows: safetensors gives 0600
+    zeros = np.zeros(max((spec.nbytes for spec in found.values()), default=0), np.uint8)
+    blank = {
+        key: zeros[: spec.nbytes].view(spec.dtype).reshape(spec.shape)
+        for key, spec in found.items()
+    }
+    save_file(blank, partial, metadata=notes)
+    partial.chmod(mode)
+    begin = offsets(partial)
+    with partial.open("r+b") as file:
+        for key, spec in found.items():
+            file.seek(begin[key])
+            _copy(read(tensors, key), key, spec, file)
+        _flush(file)
+
+
+def _copy(array: np.ndarray, key: str, spec: Spec, file: IO) -> None:
+    if describe(array) != spec:
+        text = f"expected {spec}, as it was at first, got {describe(array)}"
+        raise TransferError("saving a checkpoint", [Problem("wrong shape", key, text)])
+    for chunk in chunks(array):
+        file.write(chunk)
+
+
+def _write_index(partial: Path, shards: dict[str, Specs]) -> None:
+    homes = {key: name for name, keys in shards.items() for key in keys}
+    size = sum(spec.nbytes for keys in shards.values() for spec in keys.values())
+    index = {"metadata": {"total_size": size}, "weight_map": homes}
+    with partial.open("x", encoding="utf-8") as file:
+        file.write(json.dumps(index, indent=2, sort_keys=True) + "\n")
+        _flush(file)
+
+
+def _replace(path: Path, staged: dict[str, Path]) -> None:
+    """Give the files their names, and take away those of an older checkpoint at `path`."""
+    index = path.name + INDEX
+    if index in staged:  # new files under the old index would look whole
+        path.with_name(index).unlink(missing_ok=True)
+    for name, partial in staged.items():
+        if name == index:
+            _flush_folder(path.parent)
+        partial.replace(path.with_name(name))
+    shard = re.compile(re.escape(path.stem) + r"-\d{5}-of-\d{5}" + re.escape(path.suffix))
+    for name in os.listdir(path.parent):
+        if name not in staged and (name in (path.name, index) or shard.fullmatch(name)):
+            path.with_name(name).unlink(missing_ok=True)
+    _flush_folder(path.parent)
+
+
+def _beside(path: Path, name: str) -> Path:
+    return path.with_name(f".{name}.{secrets.token_hex(4)}.partial")
+
+
+def _flush(file: IO) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _flush_folder(folder: Path) -> None:
+    """So that renamings survive a power cut."""
+    if hasattr(os, "O_DIRECTORY"):
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,1 @@
+"""Tables applied to the state of NNX modules."""

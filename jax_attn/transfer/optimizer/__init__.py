@@ -1,0 +1,1 @@
+"""Optimizer state through a table, between torch.optim and optax."""

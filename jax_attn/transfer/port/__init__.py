@@ -1,0 +1,1 @@
+"""A whole checkpoint carried from one framework to the other."""

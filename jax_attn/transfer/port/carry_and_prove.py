@@ -1,0 +1,123 @@
+"""What a port writes, made tensor by tensor, and the proof of it. Needs no framework."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jax_attn.transfer.arrays import Spec, read, same_bits, specs
+from jax_attn.transfer.port.plan import Port, Side
+from jax_attn.transfer.problems import Problem, TransferError
+from jax_attn.transfer.table.resolve import Move
+from jax_attn.transfer.table.step import MisfitError
+
+
+class Carried(Mapping[str, np.ndarray]):
+    """What a port writes, by name; each made when it is asked for."""
+
+    def __init__(
+        self,
+        port: Port,
+        source: Mapping[str, Any],
+        looked_at: Callable[[int], None] = lambda count: None,
+    ):
+        self._port, self._source, self._looked_at = port, source, looked_at
+        self._moves = {
+            name: (move, i) for move in port.moves for i, name in enumerate(port.made(move))
+        }
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        move, i = self._moves[name]
+        arrays = _carry(self._port.to, move, self._port.read(self._source, move))
+        self._looked_at(arrays[i].nbytes)
+        return arrays[i]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._moves)
+
+    def __len__(self) -> int:
+        return len(self._moves)
+
+    def describe(self, name: str) -> Spec:
+        """Shape and dtype name of one tensor, without making it."""
+        self._moves[name]
+        return self._port.targets[name]
+
+
+class Proof(NamedTuple):
+    """Bytes of the source: carried and found again to the bit, passed over; and of the target.
+
+    problems: what did not come back as it was.
+    """
+
+    carried: int
+    passed_over: int
+    written: int
+    problems: list[Problem]
+
+    def __str__(self) -> str:
+        return (
+            f"{self.carried + self.passed_over:,} bytes: {self.carried:,} carried and found again "
+            f"to the bit, {self.passed_over:,} passed over; {self.written:,} bytes written"
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return self._asdict() | {"problems": [problem._asdict() for problem in self.problems]}
+
+
+def prove(
+    port: Port,
+    source: Mapping[str, Any],
+    written: Mapping[str, Any],
+    looked_at: Callable[[int], None] = lambda count: None,
+) -> Proof:
+    """Take what was written back through the table, and compare it with the source to the bit.
+
+    written: what was read again. With a dtype, the source counts as it was cast.
+    """
+    found, problems = specs(written)
+    problems += [
+        Problem("unexpected", name, f"written, and in no plan, {spec}")
+        for name, spec in found.items()
+        if name not in port.targets
+    ]
+    problems += [
+        Problem("unwritten", name, f"expected {spec}, read again as {found.get(name)}")
+        for name, spec in port.targets.items()
+        if found.get(name) != spec
+    ]
+    carried = set()
+    for move in port.moves if not problems else ():
+        arrays = tuple(read(written, name) for name in port.made(move))
+        back = _carry_back(port.to, move, arrays)
+        for name, was, now in zip(port.made_of(move), port.read(source, move), back, strict=True):
+            if same_bits(was, now):
+                carried.add(name)
+            else:
+                text = "does not come back from what was written as it was, bit for bit"
+                problems.append(Problem("unwritten", name, text))
+            looked_at(now.nbytes)
+    named = {name for move in port.moves for name in port.made_of(move)}
+    left = port.sources.keys() - named - port.passed_over.keys()
+    problems += [Problem("unwritten", name, "read by no row") for name in sorted(left)]
+    return Proof(
+        sum(port.sources[name].nbytes for name in carried),
+        sum(port.sources[name].nbytes for name in port.passed_over if name in port.sources),
+        sum(spec.nbytes for spec in port.targets.values()),
+        problems,
+    )
+
+
+def _carry(to: Side, move: Move, arrays: tuple[np.ndarray, ...]) -> tuple[np.ndarray, ...]:
+    try:
+        if to == "flax":
+            return move.row.to_flax(arrays, move.path_shapes)
+        return move.row.to_torch(arrays)
+    except MisfitError as misfit:
+        problem = Problem("refused", move.row.keys[0], f"{move.row}: {misfit}")
+        raise TransferError("carrying", [problem]) from misfit
+
+
+def _carry_back(to: Side, move: Move, arrays: tuple[np.ndarray, ...]) -> tuple[np.ndarray, ...]:
+    return _carry("torch" if to == "flax" else "flax", move, arrays)

@@ -1,0 +1,184 @@
+"""A port on the disk: a folder of tensors, the config, and a record that leads back.
+
+    model.safetensors, or its shards and their index; or state/, an orbax checkpoint
+    config.json     as it was beside the source, but for the dtype that a port was cast to
+    port.json       {"schema_version", "to", "family", "keys": [torch keys], "passed_over"}
+
+It is made under a hidden name beside and gets its own when all is on the disk: what was
+interrupted never looks whole.
+"""
+
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from jax_attn.transfer.files.checkpoint import load_checkpoint
+from jax_attn.transfer.files.safetensors_file import unique
+from jax_attn.transfer.files.writing import save_checkpoint
+from jax_attn.transfer.problems import Problem, TransferError, file_error
+
+FORMATS = ("safetensors", "orbax")
+CONFIGS = ("config.json", "params.json")
+RECORD = "port.json"
+_TENSORS = "model.safetensors"
+_STATE = "state"
+_DTYPES = ("dtype", "torch_dtype")
+"""How a config names the weights' dtype, now and of old."""
+_SHARD = 5 * 10**9
+"""Bytes of tensors a file."""
+
+
+def refused_target(target: Path) -> list[Problem]:
+    """Why a folder of this name cannot be made."""
+    try:
+        parent = target.absolute().parent
+    except FileNotFoundError:
+        text = "expected a folder to write into, the working directory is gone"
+        return [Problem("file", str(target), text)]
+    try:
+        os.lstat(target)
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except (OSError, ValueError) as error:
+        text = f"expected a name that a folder can have: {error}"
+        return [Problem("file", str(target), text)]
+    else:
+        text = "expected a folder that is not there yet: nothing is written over"
+        return [Problem("file", str(target), text)]
+    if not os.path.isdir(parent):
+        return [Problem("file", str(parent), "expected a folder to write into, there is none")]
+    if not os.access(parent, os.W_OK):
+        return [Problem("file", str(parent), "expected a folder to write into, it is read-only")]
+    return []
+
+
+@contextmanager
+def staged(target: Path) -> Iterator[Path]:
+    """A hidden folder that becomes `target` when the block ends well, and is gone when not.
+
+    Raises TransferError for what the disk refuses, and where `target` came into being meanwhile.
+    """
+    target = target.absolute()
+    partial = target.with_name(f"{_hidden(target)}{secrets.token_hex(4)}.partial")
+    try:
+        partial.mkdir()
+        yield partial
+        _flush(partial)
+        if problems := refused_target(target):
+            raise TransferError(f"port to {target}", problems)
+        partial.rename(target)
+        _flush(target.parent)
+    except OSError as error:
+        refused = file_error(target, f"cannot be written: {error}")
+        raise _renamed(refused, partial, target) from error
+    except TransferError as error:
+        raise _renamed(error, partial, target) from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def unfinished(target: Path) -> list[str]:
+    """Hidden folders of ports to `target` that were killed, or are at work."""
+    names = os.listdir(target.absolute().parent)
+    return sorted(n for n in names if n.startswith(_hidden(target)) and n.endswith(".partial"))
+
+
+def write(
+    folder: Path,
+    tensors: Mapping[str, Any],
+    kind: str,
+    record: Mapping[str, Any],
+    source: Path,
+    dtype: str | None = None,
+) -> None:
+    """Fill a folder: tensors, record, and the config that stands beside `source`.
+
+    dtype: what floating numbers were cast to; where the config names another, it names this.
+    """
+    if kind == "orbax":
+        from jax_attn.transfer.files import orbax_folder
+
+        orbax_folder.save(folder / _STATE, tensors)
+    else:
+        save_checkpoint(folder / _TENSORS, tensors, shard_bytes=_SHARD)
+    for name in CONFIGS:
+        config = beside(source) / name
+        if config.is_file():
+            named = dtype if name == CONFIGS[0] else None  # Meta's names no dtype
+            _write_whole(folder / name, _of_dtype(config.read_bytes(), named))
+    document = json.dumps({"schema_version": 1, **record}, indent=1)
+    _write_whole(folder / RECORD, document.encode())
+
+
+def read_again(path: Path) -> Mapping[str, Any]:
+    """The tensors of a port, or of any checkpoint, as a lazy mapping. Raises TransferError."""
+    for folder in (path / _STATE, path):
+        if (folder / "_METADATA").is_file():
+            from jax_attn.transfer.files import orbax_folder
+
+            return orbax_folder.load(folder)
+    return load_checkpoint(path)
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """What a port's record says; {} where there is none. Raises TransferError for what is none."""
+    file = beside(path) / RECORD
+    if not file.is_file():
+        return {}
+    try:
+        record = json.loads(file.read_bytes(), object_pairs_hook=unique)
+        keys = record["keys"]
+        if not (isinstance(keys, list) and all(isinstance(key, str) for key in keys)):
+            raise ValueError("keys: expected a list of names")
+    except (ValueError, LookupError, TypeError, RecursionError, OSError) as error:
+        raise file_error(file, f"expected the record of a port: {error!r}") from error
+    return record
+
+
+def beside(path: Path) -> Path:
+    """Where the config of a checkpoint stands."""
+    return path if path.is_dir() else path.parent
+
+
+def _hidden(target: Path) -> str:
+    """How such a name begins; cut, as one may be long already."""
+    return f".{target.name[:50]}."
+
+
+def _renamed(error: TransferError, hidden: Path, target: Path) -> TransferError:
+    """The error about a hidden folder, as one about the folder that the caller knows."""
+
+    def told(text: str) -> str:
+        return text.replace(str(hidden), str(target))
+
+    return TransferError(told(error.doing), [Problem(*map(told, p)) for p in error.problems])
+
+
+def _of_dtype(config: bytes, dtype: str | None) -> bytes:
+    """A config that names `dtype` where it named one; what says the same stays byte for byte."""
+    held = json.loads(config) if dtype is not None else {}
+    if not (other := {name for name in _DTYPES if held.get(name) not in (None, dtype)}):
+        return config
+    named = {name: dtype if name in other else value for name, value in held.items()}
+    return f"{json.dumps(named, indent=2)}\n".encode()
+
+
+def _write_whole(path: Path, content: bytes) -> None:
+    with path.open("xb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _flush(folder: Path) -> None:
+    """So that what is in a folder survives a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,1 @@
+"""A table proposed from the names and shapes of two modules."""

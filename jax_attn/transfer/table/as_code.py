@@ -1,0 +1,62 @@
+"""A table as the Python that makes it."""
+
+from collections.abc import Iterable, Sequence
+
+from jax_attn.transfer.table.layout import Layout
+from jax_attn.transfer.table.rows import Row
+
+_WIDTH = 100
+_BREAK = ",\n         "  # between the names of one argument; no quoted name has a newline
+
+
+def program(layout: Layout, comments: Iterable[str]) -> str:
+    """A module that makes `layout` as LAYOUT, with comments below.
+
+    layout: of rows and ties alone, whose steps are the plain ones of `jax_attn.transfer`.
+    """
+    rows = [r for group in layout.groups for (r,) in group.alternatives]
+    calls = [_call("row", _arguments(r)) for r in rows]
+    calls += [_call("tied", [quoted(t.key), quoted(t.same_as)]) for t in layout.passed_over]
+    names = {"Layout", *(step.name for r in rows for step in r.steps)}
+    names |= {"row"} if rows else set()
+    names |= {"tied"} if layout.passed_over else set()
+    table = ["LAYOUT = Layout(", *calls, ")"] if calls else ["LAYOUT = Layout()"]
+    lines = [_imports(sorted(names)), "", *table, *(f"# {comment}" for comment in comments)]
+    return "\n".join(lines) + "\n"
+
+
+def row_call(r: Row) -> str:
+    """The row as code, on one line."""
+    return f"row({', '.join(_arguments(r))})".replace(_BREAK, ", ")
+
+
+def quoted(name: str) -> str:
+    """A name as a string literal: it may come out of a file, so that nothing in it is code."""
+    plain = name.isprintable() and not {'"', "\\"} & set(name)
+    return f'"{name}"' if plain else ascii(name)
+
+
+def _arguments(r: Row) -> list[str]:
+    return [_names(r.keys), _names(r.paths), *(step.name for step in r.steps)]
+
+
+def _names(names: Sequence[str]) -> str:
+    if len(names) == 1:
+        return quoted(names[0])
+    listed = [quoted(name) for name in names]
+    line = f"({', '.join(listed)})"
+    return line if len(line) < _WIDTH - 8 else f"({_BREAK.join(listed)})"
+
+
+def _imports(names: Sequence[str]) -> str:
+    line = f"from jax_attn.transfer import {', '.join(names)}"
+    if len(line) <= _WIDTH:
+        return line
+    return "\n".join(["from jax_attn.transfer import (", *(f"    {n}," for n in names), ")"])
+
+
+def _call(function: str, arguments: Sequence[str]) -> str:
+    line = f"    {function}({', '.join(arguments)}),"
+    if len(line) <= _WIDTH:
+        return line
+    return "\n".join([f"    {function}(", *(f"        {a}," for a in arguments), "    ),"])

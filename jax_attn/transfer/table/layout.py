@@ -1,0 +1,273 @@
+"""`Layout`: a table of rows from which both directions of a transfer follow."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from jax_attn.transfer.arrays import as_numpy, read, same_bits
+from jax_attn.transfer.problems import Problem, TransferError, grid, nearest
+from jax_attn.transfer.table import resolve
+from jax_attn.transfer.table.rows import (
+    Either,
+    Ignored,
+    Refused,
+    Row,
+    bindings,
+    either,
+    ignored,
+    regex,
+    row,
+    tied,
+)
+from jax_attn.transfer.table.step import MisfitError, Shape, Sizes, Step
+
+
+@dataclass(frozen=True, init=False, repr=False)
+class Layout:
+    """A table that pairs torch keys with Flax paths; other layouts may be among its items.
+
+        MASKED_MHA = Layout(
+            row("W_Q.weight", "q_proj.kernel", linear, heads),  # (N·H, D) -> (D, N, H)
+            row("W_Q.bias", "q_proj.bias", heads),
+            ...
+        )
+
+    Sizes are never in the table: they come from the module that is loaded or exported.
+    """
+
+    groups: tuple[Either, ...]
+    refusals: tuple[Refused, ...]
+    passed_over: tuple[Ignored, ...]
+
+    def __init__(self, *items: "Row | Either | Refused | Ignored | Layout"):
+        groups, refusals, passed_over = [], [], []
+        for item in items:
+            match item:
+                case Row():
+                    groups.append(either(item))
+                case Either():
+                    groups.append(item)
+                case Refused():
+                    refusals.append(item)
+                case Ignored():
+                    passed_over.append(item)
+                case Layout():
+                    groups += item.groups
+                    refusals += item.refusals
+                    passed_over += item.passed_over
+                case _:
+                    raise TypeError(f"Layout: expected rows or layouts, got {item!r}")
+        object.__setattr__(self, "groups", tuple(groups))
+        object.__setattr__(self, "refusals", tuple(refusals))
+        object.__setattr__(self, "passed_over", tuple(passed_over))
+
+    def __add__(self, other: "Layout") -> "Layout":
+        return Layout(self, other)
+
+    def __str__(self) -> str:
+        return grid(
+            ("torch", "flax", "steps"),
+            ((", ".join(r.keys), ", ".join(r.paths), _steps(r)) for r in self._rows()),
+        )
+
+    __repr__ = __str__
+
+    def under(self, torch_prefix: str, flax_prefix: str) -> "Layout":
+        """The same table for a sub-module: both sides get a prefix, '' for none.
+
+        `under("encoder.layer.{layer}.attention", "layers.{layer}.attn")` serves every layer.
+        """
+        return self._mapped(
+            lambda key: f"{torch_prefix}.{key}" if torch_prefix else key,
+            lambda path: f"{flax_prefix}.{path}" if flax_prefix else path,
+        )
+
+    def renamed(self, names: Mapping[str, str]) -> "Layout":
+        """The same table for a module that names its parts otherwise: {"q_proj": "query", …}.
+
+        Replaces whole parts of the dotted Flax paths. Raises ValueError for a name that no
+        path has.
+        """
+        if unknown := sorted(set(names) - self._parts()):
+            raise ValueError(
+                f"renamed: expected names among {sorted(self._parts())}, got {unknown}"
+            )
+        return self._mapped(
+            lambda key: key,
+            lambda path: ".".join(names.get(part, part) for part in path.split(".")),
+        )
+
+    def through(self, step: Step, *parts: str) -> "Layout":
+        """The same table with one more step, next to Flax, in the rows of these parts.
+
+        `LAYOUTS["gqa"].through(to_half_split(), "q_proj", "k_proj")` reads weights whose rotary
+        pairs lie otherwise. Raises ValueError for a part that no Flax path has, and for a row
+        that has other parts as well.
+        """
+        if unknown := sorted(set(parts) - self._parts()):
+            raise ValueError(
+                f"through: expected parts among {sorted(self._parts())}, got {unknown}"
+            )
+
+        def change(r: Row) -> Row:
+            meant = [not set(parts).isdisjoint(path.split(".")) for path in r.paths]
+            if any(meant) and not all(meant):
+                raise ValueError(f"through: expected rows of {', '.join(parts)} alone, got {r!r}")
+            return row(r.keys, r.paths, *r.steps, *([step] if any(meant) else []))
+
+        return Layout(*self._changed(change), *self.refusals, *self.passed_over)
+
+    def spelled_as(self, keys: Iterable[str]) -> "Layout":
+        """The same table with, of alternatives, those of which one of `keys` is there.
+
+        So that what is exported is spelled as what was read. Where none is there, all stay.
+        """
+        keys = list(keys)
+
+        def chosen(group: Either) -> Either:
+            there = [
+                a for a in group.alternatives if bindings([k for r in a for k in r.keys], keys)
+            ]
+            return either(*(there or group.alternatives))
+
+        return Layout(*map(chosen, self.groups), *self.refusals, *self.passed_over)
+
+    def torch_keys(self) -> list[str]:
+        """Every torch key of a row, names in braces left open."""
+        return [key for r in self._rows() for key in r.keys]
+
+    def flax_paths(self) -> list[str]:
+        """Every Flax path of a row, likewise."""
+        return [path for r in self._rows() for path in r.paths]
+
+    def row_of(self, torch_key: str) -> str:
+        """The row that reads and writes a torch key: "W_Q.weight -> q_proj.kernel [linear heads]".
+
+        Names in braces stand filled in. Raises ValueError for a key of no row.
+        """
+        for r in self._rows():
+            for pattern in r.keys:
+                if match := regex(pattern).fullmatch(torch_key):
+                    found = r.at(tuple(match.groupdict().items()))
+                    return f"{', '.join(found.keys)} -> {', '.join(found.paths)} [{_steps(r)}]"
+        near = nearest(torch_key, self.torch_keys())
+        raise ValueError(f"torch_key: expected a key of one of the rows, got {torch_key!r}; {near}")
+
+    def to_flax(
+        self, tensors: Mapping[str, np.ndarray], shapes: Mapping[str, Shape]
+    ) -> dict[str, np.ndarray]:
+        """Torch tensors -> Flax arrays of `shapes`, by dotted path; dtypes stay as they are.
+
+        tensors: torch key to NumPy, JAX or torch tensor. shapes: every path that must be
+        written. The arrays may share memory with `tensors`. Raises TransferError.
+        """
+        given = {key: as_numpy(tensor, key) for key, tensor in tensors.items()}
+        passed_over = resolve.passed(self.passed_over, given)
+        key_shapes = {k: array.shape for k, array in given.items() if k not in passed_over}
+        moves, problems = resolve.for_loading(self.groups, self.refusals, key_shapes, shapes)
+        problems += untied(self, given)
+        made: dict[str, np.ndarray] = {}
+        for move in moves:
+            try:
+                arrays = move.row.to_flax(tuple(given[k] for k in move.row.keys), move.path_shapes)
+            except MisfitError as misfit:
+                problems.append(Problem("wrong dtype", move.row.keys[0], str(misfit)))
+                continue
+            made |= zip(move.row.paths, arrays, strict=True)
+        if problems:
+            raise TransferError("to Flax", problems)
+        return made
+
+    def shapes(self, keys: Mapping[str, Shape], sizes: Sizes) -> dict[str, Shape]:
+        """The shapes of the Flax side, by dotted path, where no module has them.
+
+        keys: torch key to shape. sizes: what shapes of flat projections do not tell. Raises
+        TransferError for keys that no row takes, rows of which only a part is there, two
+        alternatives at once, and shapes that a row's steps cannot take.
+        """
+        passed_over = resolve.passed(self.passed_over, keys)
+        left = {key: shape for key, shape in keys.items() if key not in passed_over}
+        made, problems = resolve.for_shapes(self.groups, self.refusals, left, sizes)
+        if problems:
+            raise TransferError("the Flax side's shapes", problems)
+        return made
+
+    def to_torch(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Flax arrays -> torch tensors, by key: parameters, or their gradients.
+
+        arrays: dotted path to NumPy or JAX array; rows of which nothing is there are left out.
+        The result may share memory with `arrays`. Raises TransferError for a path that no row
+        reads and for a row of which only a part is there.
+        """
+        given = {path: as_numpy(array, path) for path, array in arrays.items()}
+        shapes = {path: array.shape for path, array in given.items()}
+        moves, problems = resolve.for_export(self.groups, shapes)
+        made: dict[str, np.ndarray] = {}
+        for move in moves:
+            try:
+                tensors = move.row.to_torch(tuple(given[path] for path in move.row.paths))
+            except MisfitError as misfit:
+                problems.append(Problem("wrong dtype", move.row.paths[0], str(misfit)))
+                continue
+            made |= zip(move.row.keys, tensors, strict=True)
+        if problems:
+            raise TransferError("to torch", problems)
+        return made
+
+    def _rows(self) -> list[Row]:
+        return [r for group in self.groups for r in group.rows]
+
+    def _parts(self) -> set[str]:
+        """What the dots of the Flax paths part."""
+        return {part for path in self.flax_paths() for part in path.split(".")}
+
+    def _mapped(self, key: Callable[[str], str], path: Callable[[str], str]) -> "Layout":
+        groups = self._changed(lambda r: row([*map(key, r.keys)], [*map(path, r.paths)], *r.steps))
+        refusals = (Refused(key(refusal.key), refusal.reason) for refusal in self.refusals)
+        passed_over = (
+            tied(key(item.key), key(item.same_as))
+            if item.same_as
+            else ignored(key(item.key), item.reason)
+            for item in self.passed_over
+        )
+        return Layout(*groups, *refusals, *passed_over)
+
+    def _changed(self, change: Callable[[Row], Row]) -> list[Either]:
+        return [either(*(list(map(change, a)) for a in g.alternatives)) for g in self.groups]
+
+
+def spellings(*layouts: Layout) -> Layout:
+    """One table from several of the same Flax paths whose torch keys are spelled otherwise.
+
+    Row by row: loading takes the spelling that is there, exporting the first (`spelled_as` picks
+    another). Raises ValueError for tables that differ in their Flax paths.
+    """
+    written = [
+        [sorted({path for r in group.rows for path in r.paths}) for group in x.groups]
+        for x in layouts
+    ]
+    if any(paths != written[0] for paths in written):
+        raise ValueError(f"spellings: expected tables of the same Flax paths, got {written}")
+    merged = zip(*(layout.groups for layout in layouts), strict=True)
+    return Layout(
+        *(either(*(a for group in groups for a in group.alternatives)) for groups in merged),
+        *(refusal for layout in layouts for refusal in layout.refusals),
+        *(item for layout in layouts for item in layout.passed_over),
+    )
+
+
+def untied(layout: Layout, tensors: Mapping[str, Any]) -> list[Problem]:
+    """Keys said to repeat another's tensor, and do not."""
+    problems = []
+    for item in layout.passed_over:
+        for key, other in resolve.ties(item, tensors):
+            if not same_bits(read(tensors, key), read(tensors, other)):
+                text = f"expected the tensor of {other!r}, bit for bit, to which it is tied"
+                problems.append(Problem("ambiguous", key, text, "leave one of the two out"))
+    return problems
+
+
+def _steps(r: Row) -> str:
+    return " ".join(step.name for step in r.steps) or "="

@@ -1,0 +1,105 @@
+"""The tables of the published designs, and of the layers around them.
+
+Flax paths are those of this package's modules: q_proj.kernel (D, N, H), k_proj.kernel and
+v_proj.kernel (D, K, H), out_proj.kernel (N, H, D), biases (N, H), (K, H) and (D,). Torch's
+Linear weights are (out, in), its packed rows lie in the order query, key, value.
+"""
+
+from jax_attn.transfer.table.layout import Layout
+from jax_attn.transfer.table.rows import either, refused, row
+from jax_attn.transfer.table.steps import grouped, heads, heads_in, inward, linear, packed
+
+LINEAR = Layout(
+    row("weight", "kernel", linear),
+    row("bias", "bias"),
+)
+EMBEDDING = Layout(
+    row("weight", "embedding"),
+)
+LAYER_NORM = Layout(
+    row("weight", "scale"),
+    row("bias", "bias"),
+)
+
+BIASLESS = Layout(
+    row("weight", "kernel", linear),
+)
+RMS_NORM = Layout(
+    row("weight", "scale"),
+)
+
+FLAX_NAMES = {"q_proj": "query", "k_proj": "key", "v_proj": "value", "out_proj": "out"}
+"""`layout.renamed(FLAX_NAMES)` aims a table at flax's own nnx.MultiHeadAttention."""
+
+TO_HEADS = Layout(
+    row("weight", "kernel", linear, heads),  # (N·H, D) -> (D, N, H)
+    row("bias", "bias", heads),
+)
+FROM_HEADS = Layout(
+    row("weight", "kernel", linear, heads_in),  # (D, N·H) -> (N, H, D)
+    row("bias", "bias"),
+)
+
+QKV_KERNELS = ("q_proj.kernel", "k_proj.kernel", "v_proj.kernel")
+QKV_BIASES = ("q_proj.bias", "k_proj.bias", "v_proj.bias")
+IN_TURN = Layout(  # one after another
+    row("weight", QKV_KERNELS, packed, linear, heads),
+    row("bias", QKV_BIASES, packed, heads),
+)
+BY_TURNS = Layout(  # by key/value head its queries, its key, its value
+    row("weight", QKV_KERNELS, grouped, inward),
+    row("bias", QKV_BIASES, grouped),
+)
+"""Query, key and value in one projection."""
+
+_NO_PLACE = (
+    "a learnt {} that stands behind the sequence's own (add_bias_kv=True) has no place in "
+    "the Flax modules; expected add_bias_kv=False"
+)
+
+
+def _four(query: str, key: str, value: str, out: str) -> Layout:
+    return Layout(
+        TO_HEADS.under(query, "q_proj"),
+        TO_HEADS.under(key, "k_proj"),
+        TO_HEADS.under(value, "v_proj"),
+        FROM_HEADS.under(out, "out_proj"),
+    )
+
+
+LAYOUTS = {
+    "weights_mha": _four("w_q", "w_k", "w_v", "w_o"),
+    "fused_mha": Layout(
+        IN_TURN.under("qkv_proj", ""),
+        FROM_HEADS.under("out_proj", "out_proj"),
+    ),
+    "masked_mha": _four("W_Q", "W_K", "W_V", "W_O"),
+    "mqa": _four("W_Q", "W_K", "W_V", "W_O"),
+    "plain_mha": _four("query", "key", "value", "out"),
+    "torch_mha": Layout(
+        either(
+            row("in_proj_weight", QKV_KERNELS, packed, linear, heads),
+            [  # with kdim or vdim
+                row("q_proj_weight", "q_proj.kernel", linear, heads),
+                row("k_proj_weight", "k_proj.kernel", linear, heads),
+                row("v_proj_weight", "v_proj.kernel", linear, heads),
+            ],
+        ),
+        row("in_proj_bias", QKV_BIASES, packed, heads),
+        FROM_HEADS.under("out_proj", "out_proj"),
+        refused("bias_k", _NO_PLACE.format("key")),
+        refused("bias_v", _NO_PLACE.format("value")),
+    ),
+    "gqa": Layout(
+        _four("q_proj", "k_proj", "v_proj", "out_proj"),
+        LAYER_NORM.under("q_norm", "q_norm"),  # RMSNorm has no bias: its row does not count
+        LAYER_NORM.under("k_norm", "k_norm"),
+        EMBEDDING.under("position_bias", "position_bias"),  # where it is learnt
+    ),
+}
+
+PLAIN_PIPELINE = Layout(
+    EMBEDDING.under("embedding", "embedding"),
+    LAYOUTS["plain_mha"].under("attention", "attention"),
+)
+"""Token ids -> embedding -> attention, as `plain_mha` was published."""

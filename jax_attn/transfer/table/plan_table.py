@@ -1,0 +1,61 @@
+"""Moves printed for people: a line for each, and one for all layers where theirs are alike."""
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+
+from jax_attn.transfer.problems import grid, printable
+from jax_attn.transfer.table.resolve import Move
+
+Cells = tuple[str, ...]
+
+_HEAD = ("torch", "shape", "flax", "shape", "dtype", "steps")
+_NUMBER = re.compile(r"(?<![^.])(0|[1-9]\d*)(?![^.])")
+"""A part of a dotted name that is an integer."""
+_OPEN = "{}"
+
+
+def printed(moves: Iterable[Move], dtype: Callable[[Move], str]) -> str:
+    """Both sides' names and shapes, dtype and steps.
+
+    Lines that differ in the layer's number alone are one: layers.{0..31}.mlp.up.kernel.
+    """
+    layers: dict[Cells, list[str]] = {}
+    for move in moves:
+        cells, number = _line(move, dtype(move))
+        layers.setdefault(cells, []).append(number)
+    return grid(_HEAD, (_closed(cells, numbers) for cells, numbers in layers.items()))
+
+
+def _line(move: Move, dtype: str) -> tuple[Cells, str]:
+    """A move's cells with its layer's number left open, and the number; '' where it has none."""
+    names = (*move.row.keys, *move.row.paths)
+    numbers = {found[0] if (found := _NUMBER.search(name)) else "" for name in names}
+    number = numbers.pop() if len(numbers) == 1 else ""
+    keys, paths = (
+        printable(", ".join(_NUMBER.sub(_OPEN, n, count=1) if number else n for n in side))
+        for side in (move.row.keys, move.row.paths)
+    )
+    shapes = (", ".join(str([*s]) for s in side) for side in (move.key_shapes, move.path_shapes))
+    steps = " ".join(step.name for step in move.row.steps) or "="
+    return (keys, next(shapes), paths, next(shapes), dtype, steps), number
+
+
+def _closed(cells: Cells, numbers: Sequence[str]) -> Cells:
+    """The cells with the numbers of all layers that they stand for."""
+    if numbers == [""]:
+        return cells
+    keys, before, paths, after, *rest = cells
+    every = _runs(sorted(map(int, numbers)))
+    return keys.replace(_OPEN, every), before, paths.replace(_OPEN, every), after, *rest
+
+
+def _runs(numbers: Sequence[int]) -> str:
+    """ "3" for one; "{0..5,7}" for several."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    said = ",".join(str(r[0]) if len(r) == 1 else f"{r[0]}..{r[-1]}" for r in runs)
+    return said if len(numbers) == 1 else f"{{{said}}}"

@@ -1,0 +1,186 @@
+"""Which rows of a table apply to the names at hand; `reasons` says why others do not."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from jax_attn.transfer.problems import Problem
+from jax_attn.transfer.table import reasons
+from jax_attn.transfer.table.rows import (
+    Binding,
+    Either,
+    Ignored,
+    Refused,
+    Row,
+    bindings,
+    filled,
+    holes,
+    regex,
+)
+from jax_attn.transfer.table.step import MisfitError, Shape, Shapes, Sizes
+
+Names = Mapping[str, Shape]
+
+
+@dataclass(frozen=True)
+class Move:
+    """A row that applies: its names and its shapes on both sides."""
+
+    row: Row
+    key_shapes: Shapes
+    path_shapes: Shapes
+
+
+def for_loading(
+    groups: Iterable[Either], refusals: Iterable[Refused], keys: Names, paths: Names
+) -> tuple[list[Move], list[Problem]]:
+    """Rows that carry torch tensors (`keys` to shapes) to a module's arrays (`paths` to shapes).
+
+    A row of which nothing is there on either side does not count: biases may be absent.
+    """
+    rows, problems, disputed = [], [], []
+    instead: dict[str, str] = {}
+    for group in groups:
+        for alternatives in _bound(group, keys, paths):
+            there = [a for a in alternatives if _any(_keys(a), keys)]
+            if len(there) > 1:
+                problems.append(reasons.ambiguous(there, keys))
+                disputed += [r for a in there for r in a]
+                continue
+            chosen = there[0] if there else _first_fitting(alternatives, paths)
+            rows += [r for r in chosen if _any(r.keys, keys) or _any(r.paths, paths)]
+            if not there:
+                others = [_keys(a) for a in alternatives if a is not chosen]
+                instead |= {key: " or ".join(map(str, others)) for key in _keys(chosen)}
+    claimed_keys = {key for r in rows + disputed for key in r.keys}
+    claimed_paths = {path for r in rows + disputed for path in r.paths}
+    stray_keys = {key: shape for key, shape in keys.items() if key not in claimed_keys}
+    stray_paths = {path: shape for path, shape in paths.items() if path not in claimed_paths}
+
+    refused, stray_keys = reasons.refused(refusals, stray_keys)
+    moves, unfit = _fitted(rows, keys, paths)
+    problems += reasons.doubled(rows, "paths", "writes") + reasons.doubled(rows, "keys", "reads")
+    problems += reasons.missing(rows, keys, paths, stray_keys, instead)
+    problems += reasons.homeless(rows, keys, paths) + unfit + refused
+    expected = claimed_keys - keys.keys() or claimed_keys
+    problems += reasons.unexpected(stray_keys, stray_paths, expected)
+    problems += reasons.unwritten(stray_paths, claimed_paths - paths.keys())
+    return moves, problems
+
+
+def for_export(groups: Iterable[Either], paths: Names) -> tuple[list[Move], list[Problem]]:
+    """Rows that carry a module's arrays (`paths` to shapes) to torch keys."""
+    rows = []
+    for group in groups:
+        for alternatives in _bound(group, {}, paths):
+            chosen = _first_fitting(alternatives, paths)
+            rows += [r for r in chosen if _any(r.paths, paths)]
+    claimed = {path for r in rows for path in r.paths}
+    strays = [path for path in paths if path not in claimed]
+    partial = [(r, path) for r in rows for path in r.paths if path not in paths]
+    complete = [r for r in rows if all(path in paths for path in r.paths)]
+    moves, unfit = _fitted(complete, None, paths)
+    problems = reasons.doubled(rows, "keys", "writes") + reasons.doubled(rows, "paths", "reads")
+    problems += reasons.partial(partial, strays) + unfit
+    return moves, problems + reasons.unread({path: paths[path] for path in strays}, claimed)
+
+
+def for_shapes(
+    groups: Iterable[Either], refusals: Iterable[Refused], keys: Names, sizes: Sizes
+) -> tuple[dict[str, Shape], list[Problem]]:
+    """What torch tensors (`keys` to shapes) become: dotted paths to shapes."""
+    rows, problems, disputed = [], [], []
+    for group in groups:
+        for alternatives in _bound(group, keys, {}):
+            there = [a for a in alternatives if _any(_keys(a), keys)]
+            if len(there) > 1:
+                problems.append(reasons.ambiguous(there, keys))
+                disputed += [r for a in there for r in a]
+            elif there:
+                rows += [r for r in there[0] if _any(r.keys, keys)]
+    claimed = {key for r in rows + disputed for key in r.keys}
+    refused, strays = reasons.refused(refusals, {k: s for k, s in keys.items() if k not in claimed})
+    problems += reasons.doubled(rows, "paths", "writes") + reasons.doubled(rows, "keys", "reads")
+    problems += reasons.missing(rows, keys, {}, strays, {})
+    made: dict[str, Shape] = {}
+    for r in rows:
+        if not all(key in keys for key in r.keys):
+            continue
+        try:
+            made |= zip(r.paths, r.path_shapes(tuple(keys[k] for k in r.keys), sizes), strict=True)
+        except MisfitError as misfit:
+            problems.append(Problem("wrong shape", r.keys[0], f"{r}: {misfit}"))
+    return made, problems + refused + reasons.unexpected(strays, {}, claimed)
+
+
+def passed(items: Iterable[Ignored], keys: Iterable[str]) -> dict[str, str]:
+    """The keys that are passed over, and why."""
+    keys = list(keys)
+    patterns = [(regex(item.key), item.reason) for item in items]
+    return {k: why for pattern, why in patterns for k in keys if pattern.fullmatch(k)}
+
+
+def ties(item: Ignored, keys: Iterable[str]) -> Iterable[tuple[str, str]]:
+    """(key, the key it repeats), where both are there."""
+    if not item.same_as:
+        return
+    keys = list(keys)
+    for binding in bindings([item.key], keys):
+        key, other = filled((item.key, item.same_as), binding)
+        if key in keys and other in keys:
+            yield key, other
+
+
+def _bound(group: Either, keys: Names, paths: Names) -> Iterable[list[tuple[Row, ...]]]:
+    """The alternatives, once for every integer that the names in braces stand for."""
+    for binding in _all_bindings(group, keys, paths):
+        yield [tuple(r.at(binding) for r in a) for a in group.alternatives]
+
+
+def _all_bindings(group: Either, keys: Names, paths: Names) -> list[Binding]:
+    rows = [r for a in group.alternatives for r in a]
+    if not holes(rows[0]):
+        return [()]
+    by_key = bindings([key for r in rows for key in r.keys], keys)
+    by_path = bindings([path for r in rows for path in r.paths], paths)
+    return sorted(by_key | by_path, key=lambda binding: [int(value) for _, value in binding])
+
+
+def _keys(rows: Iterable[Row]) -> list[str]:
+    return [key for r in rows for key in r.keys]
+
+
+def _any(names: Sequence[str], there: Names) -> bool:
+    return any(name in there for name in names)
+
+
+def _first_fitting(alternatives: Sequence[tuple[Row, ...]], paths: Names) -> tuple[Row, ...]:
+    """The first alternative that the module's shapes allow; the first of all when none does."""
+    for alternative in alternatives:
+        rows = [r for r in alternative if _any(r.paths, paths)]
+        whole = rows and all(path in paths for r in rows for path in r.paths)
+        if whole and all(r.fits(tuple(paths[p] for p in r.paths)) for r in rows):
+            return alternative
+    return alternatives[0]
+
+
+def _fitted(
+    rows: Iterable[Row], keys: Names | None, paths: Names
+) -> tuple[list[Move], list[Problem]]:
+    """Moves of the rows that are whole; problems of those whose shapes do not fit."""
+    moves, problems = [], []
+    for r in rows:
+        if not all(path in paths for path in r.paths):
+            continue
+        if keys is not None and not all(key in keys for key in r.keys):
+            continue
+        path_shapes = tuple(paths[path] for path in r.paths)
+        try:
+            key_shapes = r.key_shapes(path_shapes)
+        except MisfitError as misfit:
+            problems.append(Problem("wrong shape", r.paths[0], f"{r}: {misfit}"))
+            continue
+        wrong = [] if keys is None else reasons.misshapen(r, key_shapes, keys, paths)
+        problems += wrong
+        if not wrong:
+            moves.append(Move(r, key_shapes, path_shapes))
+    return moves, problems

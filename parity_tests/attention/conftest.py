@@ -1,0 +1,23 @@
+"""Every test of this room promotes strictly, and files that ask for it run by each kernel."""
+
+import jax
+import pytest
+
+from helpers.attention_cases import INSISTED
+from jax_attn.attention.kernels import blocked
+from jax_attn.attention.kernels.tile import Sizes
+
+
+@pytest.fixture(autouse=True)
+def strict():
+    """No number changes its dtype unasked."""
+    with jax.numpy_dtype_promotion("strict"):
+        yield
+
+
+@pytest.fixture(params=["dense", "blocked"])
+def kernel(request, monkeypatch):
+    """The kernel insisted on, `blocked` in tiles that divide no axis: 2 queries by 3 keys."""
+    monkeypatch.setitem(INSISTED, "implementation", request.param)
+    monkeypatch.setattr(blocked, "tile_sizes", lambda call: Sizes(K=1, T=2, S=3))
+    return request.param

@@ -1,0 +1,283 @@
+"""The blocked kernel is the dense one, in O(T) memory, without the tiles that cannot count."""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from helpers.jaxprs import shapes
+from helpers.kernel_comparison import draws, example, in_tiles, rounding, value_and_gradients
+from jax_attn.attention import Dropout, Mask
+from jax_attn.attention.call import checked_call
+from jax_attn.attention.kernels import blocked
+from jax_attn.attention.kernels.tile import Sizes, Tile
+
+pytestmark = pytest.mark.filterwarnings("error")
+
+
+# --- the same as dense, whatever is asked for -------------------------------------------------
+
+
+@st.composite
+def calls(draw):
+    """(sizes of tiles, query, key, value, cotangent, options): any call, in float64."""
+    B, T, S, K, G, H, Hv = (draw(st.integers(1, n)) for n in (3, 9, 9, 3, 3, 5, 5))
+    tile = Sizes(
+        K=draw(st.sampled_from([k for k in range(1, K + 1) if K % k == 0])),
+        T=draw(st.integers(1, T)),
+        S=draw(st.integers(1, S)),
+    )
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    N = K * G
+    each = (B, T, N, H), (B, S, K, H), (B, S, K, Hv), (B, T, N, Hv)
+    arrays = tuple(rng.standard_normal(shape) for shape in each)
+    far = rng.choice(np.array([-(2**31), -1, 0, 2, 2**31 - 1], np.int32), size=B)
+    offset = draw(st.sampled_from([0, S - T, rng.integers(-S, S, size=B), far]))
+    side = st.one_of(st.none(), st.integers(0, 9))
+    whole = st.tuples(*(st.sampled_from([1, n]) for n in (B, N, T, S)))
+    part = st.one_of(whole, whole.map(lambda shape: shape[1:]), whole.map(lambda shape: shape[2:]))
+    masks = [Mask()]
+    if draw(st.booleans()):
+        masks.append(Mask.window(draw(side), draw(side), offset))
+    if draw(st.booleans()):
+        masks.append(Mask.lengths(rng.integers(0, S + 1, size=B)))
+    if draw(st.booleans()):
+        q_ids, kv_ids = (
+            rng.integers(0, 3, size=draw(st.sampled_from([(B, n), (B, 1), (1, n)]))) for n in (T, S)
+        )
+        packed = draw(st.booleans())
+        masks.append(Mask.segments(*((np.sort(ids) if packed else ids) for ids in (q_ids, kv_ids))))
+    if draw(st.booleans()):
+        masks.append(Mask.array(rng.random(draw(whole)) < 0.7))
+    options = {
+        "mask": functools.reduce(lambda a, b: a & b, masks),
+        "is_causal": draw(st.booleans()),
+        "softcap": draw(st.sampled_from([None, 1.5])),
+        "scale": draw(st.sampled_from([None, -0.8])),
+    }
+    if draw(st.booleans()):
+        bias = rng.standard_normal(draw(part))
+        options["bias"] = np.where(
+            rng.random(bias.shape) < draw(st.sampled_from([0, 0.3])), -np.inf, bias
+        )
+    if draw(st.booleans()):
+        drawn = draw(st.booleans())
+        how = {"key": jax.random.key(3)} if drawn else {"keep": rng.random(draw(part)) < 0.7}
+        options["dropout"] = Dropout(0.3, **how)
+    return tile, *arrays, options
+
+
+@settings(suppress_health_check=list(HealthCheck))
+@given(calls())
+def test_blocked_is_dense_to_rounding_forward_and_backward(call):
+    tile, *arrays, options = call
+    with jax.enable_x64(True):
+        wanted = value_and_gradients("dense", *arrays, **options)
+        for got, want in zip(in_tiles(tile, *arrays, **options), wanted, strict=True):
+            assert got.shape == want.shape
+            assert got.dtype == jnp.float64
+            assert np.abs(got - want).max() <= rounding(arrays, want)
+
+
+SEGMENT = np.array([[0], [1], [2]])  # one a batch row: broadcasts along it
+EXTREME = np.array([2**31 - 1, -(2**31), 5], np.int32)
+# In tiles of the sizes that are chosen: several of them on an axis, the last one overlapping.
+CHOSEN = {
+    "tiles of keys": ((3, 64, 257), {}),
+    "tiles of queries": ((3, 1030, 40), {}),
+    "causal": ((3, 700, 700), {"is_causal": True}),
+    "one segment a row": ((3, 64, 257), {"mask": Mask.segments(SEGMENT, SEGMENT)}),
+    "offsets as far as int32 goes": ((3, 40, 300), {"mask": Mask.causal(EXTREME)}),
+    "lengths likewise": ((3, 40, 300), {"mask": Mask.lengths(EXTREME)}),
+}
+
+
+@pytest.mark.parametrize("name", CHOSEN)
+def test_and_in_the_tiles_that_are_chosen(name):
+    (B, T, S), options = CHOSEN[name]
+    arrays = draws((B, T, 2, 3), (B, S, 1, 3), (B, S, 1, 3), (B, T, 2, 3), dtype=np.float64)
+    with jax.enable_x64(True):
+        wanted = value_and_gradients("dense", *arrays, **options)
+        made = value_and_gradients("blocked", *arrays, **options)
+        for got, want in zip(made, wanted, strict=True):
+            assert np.abs(got - want).max() <= rounding(arrays, want)
+
+
+@pytest.fixture
+def traced_anew(monkeypatch):
+    """What was traced without a planted bug does not serve, and what is traced with one is lost."""
+    for name in ("_forward", "_backward"):
+        monkeypatch.setattr(blocked, name, getattr(blocked, name).__wrapped__)
+
+
+@pytest.mark.usefixtures("traced_anew")
+class TestTheComparisonSees:
+    """Each would be a bug of this kernel; the comparison above must not pass it."""
+
+    def differs(self, **options):
+        arrays, tile = example(), Sizes(1, 3, 4)
+        with jax.enable_x64(True):
+            wanted = value_and_gradients("dense", *arrays, **options)
+            made = zip(in_tiles(tile, *arrays, **options), wanted, strict=True)
+            return [bool(np.abs(a - b).max() > rounding(arrays, b)) for a, b in made]
+
+    def test_nothing_where_nothing_is_wrong(self):
+        assert self.differs(is_causal=True) == [False] * 4
+
+    def test_a_tile_of_keys_left_out(self, monkeypatch):
+        reach = Tile.reach
+        monkeypatch.setattr(Tile, "reach", lambda row: (reach(row)[0], reach(row)[1] - 1))
+        assert self.differs() == [True] * 4
+
+    def test_keys_at_the_edge_counted_twice(self, monkeypatch):
+        monkeypatch.setattr(Tile, "allowed", lambda tile: None)
+        assert self.differs() == [True] * 4
+
+    def test_queries_at_the_edge_counted_twice(self, monkeypatch):
+        monkeypatch.setattr(Tile, "own", lambda tile: jnp.ones(tile.sizes.T, bool))
+        assert self.differs() == [False, True, True, True]
+
+    def test_a_mask_that_is_not_moved_to_its_tile(self, monkeypatch):
+        monkeypatch.setattr(Tile, "mask", lambda tile: tile.call.mask)
+        assert self.differs(is_causal=True) == [True] * 4
+
+    def test_other_dropout_backward_than_forward(self, monkeypatch):
+        places, asked = Tile.places, []
+
+        def wandering(tile):
+            asked.append(tile)
+            rows, columns = places(tile)
+            return rows + np.uint32(len(asked) > 1), columns
+
+        monkeypatch.setattr(Tile, "places", wandering)
+        assert any(self.differs(dropout=Dropout(0.4, key=jax.random.key(0))))
+
+
+# --- memory ------------------------------------------------------------------------------------
+
+
+def abstract(T, S, B=1, N=4, K=2, H=8):
+    return [
+        jax.ShapeDtypeStruct(shape, jnp.float32)
+        for shape in ((B, T, N, H), (B, S, K, H), (B, S, K, H), (B, T, N, H))
+    ]
+
+
+MASKS = {
+    "none": Mask(),
+    "causal and a window": Mask.causal() & Mask.window(700, None),
+    "lengths": Mask.lengths(np.array([1500])),
+    "segments": Mask.segments(np.zeros((1, 2053), int), np.zeros((1, 3001), int)),
+}
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("implementation", ["blocked", "dense"])
+def test_no_array_of_queries_by_keys(mask, implementation):
+    T, S = 2053, 3001
+
+    def run(q, k, v, cotangent):
+        return value_and_gradients(implementation, q, k, v, cotangent, mask=MASKS[mask])
+
+    largest = max(map(math.prod, shapes(jax.make_jaxpr(run)(*abstract(T, S)).jaxpr)))
+    # The tile's scores, or the largest of the arrays themselves.
+    assert (largest <= max(blocked.ROWS * blocked.KEYS, S * 2 * 8)) == (implementation == "blocked")
+
+
+def test_a_bias_is_sliced_and_its_gradient_has_its_shape():
+    T, S = 2053, 3001
+
+    def run(q, k, v, cotangent, bias):
+        return value_and_gradients("blocked", q, k, v, cotangent, bias=bias)
+
+    bias = jax.ShapeDtypeStruct((1, 4, 1, S), jnp.float32)
+    jaxpr = jax.make_jaxpr(run)(*abstract(T, S), bias)
+    assert max(map(math.prod, shapes(jaxpr.jaxpr))) <= blocked.ROWS * blocked.KEYS
+    assert jaxpr.out_avals[-1].shape == bias.shape
+
+
+def test_temporaries_at_32768_by_8_heads_stay_below_128_mib():
+    def run(*arrays):
+        return value_and_gradients("blocked", *arrays, is_causal=True)
+
+    compiled = jax.jit(run).lower(*abstract(32768, 32768, N=8, K=8, H=64)).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes <= 128 * 2**20
+
+
+# --- what is skipped ---------------------------------------------------------------------------
+
+
+def reaches(mask, T, S, tile, B=1):
+    """For each row of tiles, the columns of tiles that are computed."""
+    q, k, v, _ = abstract(T, S, B=B, N=1, K=1)
+    call, problems = checked_call(
+        q, k, v, mask, is_causal=False, bias=None, scale=None, softcap=None, dropout=None,
+        precision=None,
+    )  # fmt: skip
+    assert not problems
+    rows = [Tile.row(call, tile, jnp.int32(n)).reach() for n in range(B * -(-T // tile.T))]
+    return [tuple(range(int(first), int(end))) for first, end in rows]
+
+
+PACKED = np.repeat([0, 1, 2], [5, 4, 3])[None]
+# mask, T, S, (queries, keys) in a tile → the columns that each row of tiles visits.
+SKIPPED = {
+    "all": (Mask(), 12, 12, (4, 4), [(0, 1, 2)] * 3),
+    "causal": (Mask.causal(), 12, 12, (4, 4), [(0,), (0, 1), (0, 1, 2)]),
+    "causal, bottom right": (Mask.causal(4), 8, 12, (4, 4), [(0, 1), (0, 1, 2)]),
+    "causal, traced offset": (Mask.causal(np.array([4])), 8, 12, (4, 4), [(0, 1), (0, 1, 2)]),
+    "window": (Mask.window(3, 0), 12, 12, (4, 4), [(0,), (0, 1), (1, 2)]),
+    "lengths": (Mask.lengths(np.array([5])), 8, 12, (4, 4), [(0, 1), (0, 1)]),
+    "no keys at all": (Mask.lengths(np.array([0])), 4, 12, (4, 4), [()]),
+    "packed sequences": (
+        Mask.segments(PACKED, PACKED),
+        12,
+        12,
+        (4, 4),
+        [(0, 1), (0, 1, 2), (1, 2)],
+    ),
+    "ragged edges": (Mask.causal(), 7, 7, (3, 3), [(0,), (0, 1), (0, 1, 2)]),
+}
+
+
+@pytest.mark.parametrize("name", SKIPPED)
+def test_tiles_that_cannot_contribute_are_not_visited(name):
+    mask, T, S, (queries, keys), wanted = SKIPPED[name]
+    assert reaches(mask, T, S, Sizes(1, queries, keys)) == wanted
+
+
+def test_lengths_skip_for_each_batch_row_by_itself():
+    mask = Mask.lengths(np.array([3, 12]))
+    assert reaches(mask, 4, 12, Sizes(1, 4, 4), B=2) == [(0,), (0, 1, 2)]
+
+
+# --- the sizes of tiles ------------------------------------------------------------------------
+
+# (T, S, N, K), band → (heads, queries, keys) in a tile. Tiles on an axis are alike, in eights.
+TILES = {
+    "one query and one key too many": ((1025, 257, 8, 8), Mask(), (4, 520, 136)),
+    "long": ((4096, 4096, 8, 8), Mask(), (4, 1024, 256)),
+    "long, causal": ((4096, 4096, 8, 8), Mask.causal(), (8, 512, 256)),
+    "grouped": ((4096, 4096, 32, 8), Mask(), (1, 1024, 256)),
+    "multi-query": ((4096, 4096, 16, 1), Mask(), (1, 256, 256)),
+    "heads that 4 does not divide": ((4096, 4096, 7, 7), Mask(), (1, 1024, 256)),
+    "few queries": ((64, 8192, 8, 8), Mask(), (8, 64, 256)),
+    "short": ((5, 7, 6, 3), Mask(), (3, 5, 7)),
+    "more heads in a group than a tile has rows": ((9, 512, 8192, 1), Mask(), (1, 1, 256)),
+}
+
+
+@pytest.mark.parametrize("name", TILES)
+def test_how_large_a_tile_is(name):
+    (T, S, N, K), mask, wanted = TILES[name]
+    q, k, v, _ = abstract(T, S, N=N, K=K)
+    call, _ = checked_call(
+        q, k, v, mask, is_causal=False, bias=None, scale=None, softcap=None, dropout=None,
+        precision=None,
+    )  # fmt: skip
+    assert blocked.tile_sizes(call) == Sizes(*wanted)

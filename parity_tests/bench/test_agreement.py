@@ -1,0 +1,266 @@
+"""Nobody is timed for wrong numbers: what the bench's judge passes, and what it does not."""
+
+import os
+import weakref
+from functools import cache
+
+import jax
+import numpy as np
+import pytest
+import torch
+
+from jax_attn.bench import workloads
+from jax_attn.bench.engine.agreement import Judge, worst
+from jax_attn.bench.engine.measured import Measured
+from jax_attn.bench.implementations import IMPLEMENTATIONS, Implementation
+from jax_attn.bench.programs.program import UnsuitedError
+from jax_attn.bench.record import MODES, Workload
+from jax_attn.parity.judge.compare import TensorReport, Verdict
+
+os.environ["KERAS_BACKEND"] = "jax"  # as the bench's workers have it; read when keras loads
+
+CORE = Workload("core", False, 2, 257, 263, 4, 2, 5, is_causal=True)  # judged on 128 rows
+MULTI_HEAD = Workload("multi-head", True, 2, 7, 7, 3, 3, 5, D=15, is_causal=True)
+GROUPED = Workload("grouped", True, 2, 7, 7, 4, 2, 3, D=12)
+MULTI_QUERY = Workload("multi-query", True, 2, 7, 7, 3, 1, 5, D=15, is_causal=True)
+BACKWARD = MODES[1]
+
+
+@pytest.fixture(autouse=True)
+def settings_put_back():
+    """An engine settles its whole process, which is a worker's; here others' tests follow."""
+    names = ("jax_default_matmul_precision", "jax_enable_compilation_cache")
+    found, threads = {name: jax.config.values[name] for name in names}, torch.get_num_threads()
+    yield
+    for name, value in found.items():
+        jax.config.update(name, value)
+    torch.set_num_threads(threads)
+    torch._inductor.config.force_disable_caches = False
+
+
+@cache
+def judge_of(workload: Workload) -> Judge:
+    """A judge that knows what torch's fused attention gives."""
+    judge = Judge()
+    judge.prepare(workload, 0, MODES)
+    for mode in MODES:
+        judge.take_own(mode, tensors("sdpa", workload, mode))
+    return judge
+
+
+def tensors(name: str, workload: Workload, mode: str):
+    measured = Measured(name, "cpu", 1)
+    measured.load()
+    built = measured.build(workload, 0)
+    assert built["kernel"] or name == "planted", "what runs is named"
+    return measured.tensors(mode)
+
+
+# torchax may be there and not import; what torch.compile has the C++ compiler make of `torch
+# eager` takes 10 s a row.
+SLOW = ("torchax", "torch.compile")
+SAME_LAYER = ("jax-attn dense", "jax-attn blocked")  # as "jax-attn"'s, around another kernel
+HERE = {
+    name: implementation
+    for name, implementation in IMPLEMENTATIONS.items()
+    if name not in SLOW and "cpu" in implementation.devices and not implementation.absent
+}
+
+
+def available(*workloads: Workload) -> list:
+    """(implementation, workload) of every pair that has a builder here."""
+    return [
+        pytest.param(name, w, id=f"{name}-{w.name}")
+        for name, implementation in HERE.items()
+        for w in workloads
+        if implementation.builder(w) and not (w.layer and name in SAME_LAYER)
+    ]
+
+
+@pytest.mark.parametrize(("name", "workload"), available(MULTI_HEAD))
+def test_every_implementation_of_a_layer_agrees_forward_and_backward(name, workload):
+    found = judge_of(workload).judge(BACKWARD, tensors(name, workload, BACKWARD))
+    assert found.reasons == ()
+    assert found.verdict is Verdict.PASS
+    # Within budget, as the verdict says; and not the reference compared with itself.
+    assert found.error > 0
+    assert found.reference_error > 0
+
+
+@pytest.mark.parametrize(("name", "workload"), available(CORE, GROUPED))
+def test_and_of_grouped_queries(name, workload):
+    try:
+        given = tensors(name, workload, "forward")
+    except UnsuitedError as error:
+        assert "as many key/value heads" in str(error)  # noqa: PT017
+        return
+    assert judge_of(workload).judge("forward", given).verdict is Verdict.PASS
+
+
+def test_and_the_published_multi_query_code():
+    given = tensors("torch eager", MULTI_QUERY, BACKWARD)
+    assert judge_of(MULTI_QUERY).judge(BACKWARD, given).verdict is Verdict.PASS
+
+
+def planted(monkeypatch, builder: str) -> None:
+    row = Implementation("planted", "torch", f"bench_stand_in:{builder}")
+    monkeypatch.setitem(IMPLEMENTATIONS, "planted", row)
+
+
+WRONG = {
+    "scale off by 1%": ("scale_off", "forward", "output"),
+    "causal ignored": ("causal_ignored", "forward", "output"),
+    "key's gradient lost": ("key_gradient_lost", BACKWARD, "grad input key"),
+}
+
+
+@pytest.mark.parametrize("row", WRONG)
+def test_wrong_numbers_fail_and_the_tensor_is_named(monkeypatch, row):
+    builder, mode, label = WRONG[row]
+    planted(monkeypatch, builder)
+    found = judge_of(CORE).judge(mode, tensors("planted", CORE, mode))
+    assert found.verdict is Verdict.FAIL
+    assert any(reason.startswith(f"{label}: error over budget") for reason in found.reasons)
+
+
+def test_a_wrong_gradient_alone_leaves_the_output_right(monkeypatch):
+    planted(monkeypatch, "key_gradient_lost")
+    given = tensors("planted", CORE, "forward")
+    assert judge_of(CORE).judge("forward", given).verdict is Verdict.PASS
+
+
+def test_one_wrong_row_among_those_judged_is_seen():
+    given = tensors("sdpa", CORE, "forward")
+    output = given["output"]["output"].copy()
+    output[-1, -1] *= 1.001
+    found = judge_of(CORE).judge("forward", {"output": {"output": output}})
+    assert found.verdict is Verdict.FAIL
+
+
+def test_what_has_not_its_tensors_is_an_error():
+    with pytest.raises(ValueError, match=r"expected \['key', 'query', 'value'\], got \['query'\]"):
+        judge_of(CORE).judge(BACKWARD, {"gradient of input": {"query": np.zeros(1)}})
+
+
+def report(name, error, own, scale=1.0):
+    given = {"kind": "gradient of parameter", "transform": BACKWARD, "shape": (1,)}
+    return TensorReport(
+        name=name,
+        verdict=Verdict.PASS,
+        reasons=(),
+        error=error,
+        reference_error=own,
+        scale=scale,
+        **given,
+    )
+
+
+def test_the_error_told_is_of_the_largest_multiple_of_torchs_own():
+    large, worse = report("large", 9e-6, 8e-6), report("worse", 2e-7, 1e-7)
+    assert worst([large, worse]) is worse
+    assert worst([worse, large]) is worse
+    alone = [report("a", 1e-6, None), report("b", 5e-7, None, scale=0.1)]
+    assert worst(alone).name == "b", "of the largest relative one where torch has none"
+
+
+def test_and_the_tensor_is_named():
+    found = judge_of(CORE).judge("forward", tensors("torch eager", CORE, "forward"))
+    assert found.tensor == "output"
+
+
+PLANTED = {
+    "a row that is not judged is not finite": (
+        "one_row_lost",
+        "forward",
+        "output: expected finite numbers, got 10 others",
+    ),
+    "another dtype": ("in_bfloat16", "forward", "output: expected float32, got bfloat16"),
+    "a gradient that is not finite": (
+        "key_gradient_infinite",
+        BACKWARD,
+        "grad key: expected finite numbers, got",
+    ),
+}
+
+
+@pytest.mark.parametrize("row", PLANTED)
+def test_tensors_are_looked_at_whole(monkeypatch, row):
+    builder, mode, message = PLANTED[row]
+    planted(monkeypatch, builder)
+    with pytest.raises(ValueError, match=message):
+        tensors("planted", CORE, mode)
+
+
+@pytest.fixture
+def compilations():
+    """How many programs XLA has compiled so far, as a list that grows."""
+    found = []
+
+    def listen(event, seconds, **_):
+        if event == "/jax/core/compile/backend_compile_duration":
+            found.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    yield found
+    jax.monitoring.unregister_event_duration_listener(listen)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_first_call_after_compiling_compiles_nothing_anew(compilations, mode):
+    measured = Measured("jax-attn dense", "cpu", 1)
+    measured.load()
+    measured.build(MULTI_HEAD, 0)
+    before = len(compilations)
+    measured.compile(mode)
+    assert len(compilations) == before + 1
+    measured.first_call(mode)
+    assert len(compilations) == before + 1
+
+
+def test_what_is_compiled_comes_from_no_cache():
+    Measured("jax-attn", "cpu", 1).load()
+    assert jax.config.jax_enable_compilation_cache is False
+
+
+def test_scores_that_would_not_fit_are_not_written(monkeypatch):
+    measured = Measured("torch eager", "cpu", 1)
+    measured.load()
+    measured.build(CORE, 0)
+    need = 4 * CORE.B * CORE.N * CORE.T * CORE.S * 2
+    monkeypatch.setattr(measured.engine, "available", lambda: 2 * need)
+    assert measured.compile("forward") == (None, None)
+    monkeypatch.setattr(measured.engine, "available", lambda: 2 * need - 1)
+    with pytest.raises(UnsuitedError, match="writes every score"):
+        measured.compile("forward")
+
+
+def folded(jitted, *leaves) -> bool:
+    """Whether an array is a constant of the program: one of many numbers stands there so."""
+    text = jitted.lower(*leaves).as_text()
+    return "dense_resource" in text or 'dense<"0x' in text
+
+
+@pytest.mark.parametrize(
+    "name", [n for n in ("jax-attn", "jax.nn", "flax nnx", "equinox", "keras") if n in HERE]
+)
+def test_weights_and_inputs_are_arguments_of_what_jax_compiles(name):
+    measured = Measured(name, "cpu", 1)
+    measured.load()
+    measured.build(MULTI_HEAD, 0)
+    engine = measured.engine
+    assert len(engine.leaves) == 1 + 8
+    assert not folded(engine.jitted["forward"], *engine.leaves)
+    x, *weights = engine.leaves
+    assert folded(jax.jit(lambda x: engine.program.call(x, *weights)), x), "the check sees it"
+
+
+@pytest.mark.parametrize("name", ["sdpa", "jax-attn dense"])
+def test_nothing_of_the_last_workload_is_held_while_the_next_is_made(monkeypatch, name):
+    measured = Measured(name, "cpu", 1)
+    measured.load()
+    measured.build(CORE, 0)
+    measured.tensors("forward")
+    last = weakref.ref(measured.program)
+    made = workloads.arrays(GROUPED, 0)
+    monkeypatch.setattr(workloads, "arrays", lambda *_: pytest.fail("held") if last() else made)
+    measured.build(GROUPED, 0)

@@ -1,0 +1,246 @@
+"""The README's table of speed targets: that it is the evidence's, and that each can be missed."""
+
+import importlib.util
+import re
+from dataclasses import replace
+
+import pytest
+import readme
+import targets
+
+from helpers.bench import bench_record
+from jax_attn.bench.results.series import QUANTITIES, families, lines
+
+RECORD = bench_record.record()
+OURS = "jax-attn"
+CORE = {T: targets.attention(T) for T in targets.LENGTHS}
+
+
+def changed(record, fits, mode, name=OURS, **to):
+    """The record with other figures in the rows of one implementation; times are factors."""
+
+    def change(row):
+        if not (fits(row.workload) and row.mode == mode and row.implementation == name):
+            return row
+        factor = to.get("slower", 1.0)
+        figures = {k: v for k, v in to.items() if k != "slower"}
+        return replace(row, seconds=tuple(factor * s for s in row.seconds), **figures)
+
+    return replace(record, rows=tuple(map(change, record.rows)))
+
+
+def met(record) -> list[str]:
+    return [target.met({"run": record}) for target in targets.TARGETS]
+
+
+def test_a_record_that_meets_them_all_says_so():
+    assert met(RECORD) == ["yes", "yes", "stated", *["yes"] * 5]
+
+
+FORWARD, BOTH = targets.FORWARD, targets.BOTH
+MISSED = {
+    # what is changed in the record: the targets that are then missed
+    "SDPA nearly as fast": ((CORE[4096], FORWARD, "sdpa", {"slower": 0.9}), {0}),
+    "a peer is much faster": ((CORE[8192], FORWARD, "keras", {"slower": 0.5}), {1}),
+    "ours is slow at one length": ((CORE[2048], FORWARD, OURS, {"slower": 2.0}), {0, 1}),
+    "causal saves nothing": (
+        (targets.attention(8192, is_causal=True), FORWARD, OURS, {"slower": 1.9}),
+        {3},
+    ),
+    "a slow backward pass": ((CORE[8192], BOTH, OURS, {"slower": 1.3}), {4}),
+    "a small layer with overhead": (
+        (targets.layer(2, 10, 512), FORWARD, OURS, {"slower": 2.0}),
+        {5},
+    ),
+    "a large layer like its peer": (
+        (targets.layer(8, 512, 512), FORWARD, OURS, {"slower": 1.5}),
+        {6},
+    ),
+    "twice the error": ((CORE[4096], BOTH, OURS, {"error": 2e-7}), {7}),
+}
+
+
+@pytest.mark.parametrize("row", MISSED)
+def test_each_target_can_be_missed(row):
+    (fits, mode, name, to), missed = MISSED[row]
+    other = changed(RECORD, fits, mode, name, **to)
+    found = met(other)
+    assert {i for i, said in enumerate(found) if said == "missed"} == missed
+    assert "missed" in targets.table({"other": other})
+
+
+def test_every_target_but_the_one_stated_is_shown_to_be_missed():
+    shown = set().union(*(missed for _, missed in MISSED.values()))
+    stated = {i for i, target in enumerate(targets.TARGETS) if target.holds is None}
+    assert shown == set(range(len(targets.TARGETS))) - stated
+
+
+def test_what_was_not_measured_is_not_met():
+    nothing = replace(RECORD, rows=())
+    assert set(met(nothing)) == {"not measured"}
+    without_keras = replace(
+        RECORD, rows=tuple(r for r in RECORD.rows if r.implementation != "keras")
+    )
+    assert met(without_keras)[1] == "not measured"
+    assert "8192 keras: –" in targets.table({"without": without_keras})
+
+
+# --- decoding -------------------------------------------------------------------------------------
+
+STEPS = bench_record.steps()
+STEP, DECODE = targets.step, targets.DECODE
+
+
+def decoding_met(record) -> list[str]:
+    return [target.met({"run": record}) for target in targets.DECODING]
+
+
+def test_steps_that_meet_their_targets_say_so():
+    assert decoding_met(STEPS) == ["yes"] * 5
+    text = targets.table({"run": STEPS}, targets.DECODING)
+    assert "| B=1: 64.0 MiB to 4.00 MiB<br>B=8: 512 MiB to 32.0 MiB | yes |" in text
+
+
+STEPS_MISSED = {
+    "a multi-query step hardly faster": ((STEP(8, 1), OURS, {"slower": 1.4}), {0, 3}),
+    "a cache as if each group had its own": (
+        (STEP(1, 1), OURS, {"cache_bytes": 5 * 2**20}),
+        {1},
+    ),
+    "SDPA as fast": ((STEP(1, 16), "sdpa", {"slower": 0.5}), {2}),
+    "SDPA nearly as fast, multi-query": ((STEP(1, 1), "sdpa", {"slower": 0.8}), {3}),
+    "work by the room there is": ((STEP(1, 16, 512, 32768), OURS, {"slower": 1.3}), {4}),
+}
+
+
+@pytest.mark.parametrize("row", STEPS_MISSED)
+def test_each_target_of_decoding_can_be_missed(row):
+    (fits, name, to), missed = STEPS_MISSED[row]
+    found = decoding_met(changed(STEPS, fits, DECODE, name, **to))
+    assert {i for i, said in enumerate(found) if said == "missed"} == missed
+
+
+def test_steps_that_were_not_measured_meet_nothing():
+    assert set(decoding_met(RECORD)) == {"not measured"}
+    assert set(met(STEPS)) == {"not measured"}
+
+
+def everywhere(**to):
+    return replace(RECORD, rows=tuple(replace(row, **to) for row in RECORD.rows))
+
+
+NO_EVIDENCE = {
+    "an interrupted run": replace(RECORD, interrupted=True),
+    "rows that nobody could judge": everywhere(verdict="INCONCLUSIVE"),
+    "another dtype": replace(
+        RECORD,
+        rows=tuple(
+            replace(row, workload=replace(row.workload, dtype="bfloat16")) for row in RECORD.rows
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("row", NO_EVIDENCE)
+def test_what_is_no_evidence_meets_nothing(row):
+    assert set(met(NO_EVIDENCE[row])) == {"not measured"}
+
+
+@pytest.mark.parametrize("peer", targets.LAYERS)
+def test_the_fastest_peer_is_known_only_where_each_was_timed(peer):
+    rows = tuple(r for r in RECORD.rows if not (r.workload.layer and r.implementation == peer))
+    lacking = replace(RECORD, rows=rows)
+    assert met(lacking)[5:7] == ["not measured"] * 2
+    assert f"– (no {peer})" in targets.table({"lacking": lacking})
+
+
+def only(T: int, **changed):
+    return replace(RECORD, rows=tuple(r for r in RECORD.rows if r.workload.T == T), **changed)
+
+
+def test_each_figure_is_of_the_first_run_that_has_it():
+    again = changed(only(2048), CORE[2048], FORWARD, slower=0.5)
+    runs = {"again": again, "whole": RECORD}
+    first, *others = targets.TARGETS[0].found(runs)
+    assert first == targets.TARGETS[0].figures(again)[0]
+    assert others == targets.TARGETS[0].figures(RECORD)[1:]
+    assert [line.split(":")[0] for line in targets.table(runs).split("\n")[-2:]] == [
+        "- again",
+        "- whole",
+    ]
+
+    def times(record):
+        return {T: targets.rows(record, CORE[T], FORWARD)[OURS].median_s for T in CORE}
+
+    whole = times(RECORD)
+    assert times(targets.merged(runs)) == whole | {2048: whole[2048] / 2}
+
+
+def test_rounds_that_a_slow_peer_left_do_not_count():
+    rows = (
+        replace(r, seconds=r.seconds[:5]) if r.implementation in targets.PEERS else r
+        for r in RECORD.rows
+    )
+    assert met(replace(RECORD, rows=tuple(rows))) == met(RECORD)
+
+
+def test_the_table_names_machine_and_versions():
+    text = targets.table({"run": RECORD})
+    assert "Example CPU, 2 cores" in text
+    assert "torch 2.13.0+cpu" in text
+
+
+def test_the_readme_has_the_table_and_a_plot_that_is_there():
+    kept = readme.benchmarks()
+    text = readme.README.read_text()
+    assert readme.bench(kept) in text
+    if kept:
+        assert f"]({readme.PLOT.relative_to(readme.README.parent)})" in text
+        assert not differs(targets.merged(kept))
+
+
+def shown_in(record) -> list:
+    """The workloads that the plot is of."""
+    return [
+        found
+        for key, found in families(record).items()
+        if (key.layer, key.B, key.N, key.H, key.is_causal) == (False, 1, 8, 64, False)
+    ]
+
+
+def differs(record) -> set[str]:
+    """Words that the plot should have, were it this record's, and has not."""
+    words = set(re.findall(r"[^<>\n]+(?=</text>)", readme.PLOT.read_text()))
+    (members,) = shown_in(record)
+    time, _ = QUANTITIES
+    return {line.label for line in lines(record, members, FORWARD, time)} - words
+
+
+@pytest.mark.parametrize("target", [*targets.TARGETS, *targets.DECODING], ids=lambda t: t.what)
+def test_without_a_run_nothing_is_met(target):
+    assert target.met({}) == targets.NOT_MEASURED
+
+
+def test_a_run_without_the_plotted_workloads_is_told(monkeypatch):
+    monkeypatch.setattr(readme.plot, "figures", lambda record: {})
+    with pytest.raises(ValueError, match=r"expected one with time-attention.*, got quick, layers"):
+        readme.plotted({"quick": RECORD, "layers": RECORD})
+
+
+def test_another_record_makes_another_readme_and_another_plot(tmp_path, monkeypatch):
+    text = "<!-- table -->\n<!-- bench -->\n<!-- decode -->\n<!-- measured -->"
+    runs = readme.evidence()
+    made = readme.written(text, runs, {"run": RECORD}, {})
+    assert "1.75 [" in made
+    assert "<!-- decode -->\nNot yet measured." in made
+    slower = bench_record.record(slower={OURS: 1.2})
+    assert readme.written(text, runs, {"run": slower}, {}) != made
+    if importlib.util.find_spec("matplotlib") is None:
+        with pytest.raises(ModuleNotFoundError, match="pip install"):
+            readme.plot.figures(RECORD)
+        return
+    figure = readme.plotted({"run": RECORD})
+    monkeypatch.setattr(readme, "PLOT", tmp_path / "time.svg")
+    readme.plot.save(figure, readme.PLOT)
+    assert not differs(RECORD)
+    assert differs(slower) >= {"jax-attn  1.46×"}

@@ -1,0 +1,208 @@
+"""The command line: what it prints, writes, refuses, and with which status it leaves."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from jax_attn.attention import dispatch
+from jax_attn.attention.kernels import blocked
+from jax_attn.cli import main
+
+ONE = ("--backend", "cpu", "-k", "plain_mha-float32-none-square-jit")
+
+
+def run(*args: str):
+    return CliRunner().invoke(main, args, catch_exceptions=False)
+
+
+@pytest.fixture(scope="module")
+def verified(tmp_path_factory):
+    """One small run: its outcome, its JSON, and its report directory."""
+    report = tmp_path_factory.mktemp("report") / "new" / "deep"
+    outcome = run("verify", *ONE, "--json", "--report", str(report))
+    return outcome, json.loads(outcome.stdout), report
+
+
+def test_a_passing_run_leaves_0_and_data_alone_on_stdout(verified):
+    outcome, document, _ = verified
+    assert outcome.exit_code == 0
+    assert document["schema_version"] == 1
+    assert document["summary"]["pass"] == len(document["cases"]) > 0
+    assert (document["summary"]["fail"], document["summary"]["inconclusive"]) == (0, 0)
+    assert document["compiled"] == []
+
+
+def test_a_case_says_what_it_is_and_how_each_tensor_compares(verified):
+    _, document, _ = verified
+    case = document["cases"][0]
+    assert {"name", "design", "dtype", "backend", "level", "transform", "verdict"} <= case.keys()
+    assert (case["design"], case["backend"], case["level"]) == ("plain_mha", "cpu", "measured")
+    assert {"output", "grad input x", "grad query.weight"} <= case["tensors"].keys()
+    output = case["tensors"]["output"]
+    assert output["verdict"] == "PASS"
+    assert 0 < output["fraction"] <= 1
+    assert output["error"] > 0
+    assert output["ratio"] == output["error"] / output["reference_error"]
+
+
+def test_the_environment_is_told(verified):
+    _, document, _ = verified
+    environment = document["environment"]
+    assert {"jax", "flax", "torch", "numpy"} <= environment["packages"].keys()
+    assert environment["devices"]
+    assert "jax_default_matmul_precision" in environment
+
+
+def test_the_report_is_written_whole(verified):
+    _, document, report = verified
+    assert sorted(p.name for p in report.iterdir()) == ["result.json", "summary.md"]
+    assert json.loads((report / "result.json").read_text()) == document
+    summary = (report / "summary.md").read_text()
+    assert all(case["name"] in summary for case in document["cases"])
+
+
+def test_the_table_names_each_case_and_the_accuracy_is_summed_up():
+    outcome = run("verify", *ONE)
+    assert outcome.exit_code == 0
+    assert "plain_mha-float32-none" in outcome.stdout
+    assert "0 fail, 0 inconclusive" in outcome.stdout
+    assert "float32 error over torch's own, overall: median" in outcome.stdout
+
+
+def planted(monkeypatch, **change) -> None:
+    from dataclasses import replace
+
+    from jax_attn.parity.matrix.designs import DESIGNS
+
+    monkeypatch.setitem(DESIGNS, "plain_mha", replace(DESIGNS["plain_mha"], **change))
+
+
+def test_a_failing_case_leaves_1_and_says_where(monkeypatch):
+    planted(monkeypatch, port_call=lambda kind: lambda m, x: {"output": m(x, is_causal=True)})
+    outcome = run("verify", *ONE)
+    assert outcome.exit_code == 1
+    assert "worst: " in outcome.stdout
+
+
+def test_a_case_that_shows_nothing_leaves_4(monkeypatch):
+    from dataclasses import replace
+
+    from jax_attn.parity.bugs.catalogue import MUTANTS
+
+    harmless = replace(MUTANTS["biases dropped"], plants={})
+    monkeypatch.setitem(MUTANTS, "biases dropped", harmless)
+    outcome = run("verify", *ONE)
+    assert outcome.exit_code == 4
+    assert "blind" in outcome.stdout
+
+
+USAGE = {
+    "unknown design": (("--design", "flash"), "--design: expected one of weights_mha"),
+    "unknown dtype": (("--dtype", "int8"), "--dtype: expected one of float32"),
+    "unknown backend": (("--backend", "npu"), "'npu' is not one of"),
+    "nothing left": (("--backend", "cpu", "-k", "no such case"), "no case is left by"),
+    "heads without a checkpoint": (
+        ("--num-heads", "8"),
+        "--num-heads: goes with CHECKPOINT, not with the built-in cases",
+    ),
+    "filters with a checkpoint": (
+        ("x.safetensors", "--design", "gqa", "-k", "mha"),
+        "--design: goes with the built-in cases or --power, not with CHECKPOINT\n"
+        "-k: goes with the built-in cases or --power or --calibrate, not with CHECKPOINT",
+    ),
+    "a backend with a checkpoint": (
+        ("x.safetensors", "--backend", "cpu"),
+        "--backend: goes with the built-in cases, not with CHECKPOINT",
+    ),
+    "what is drawn, with nothing drawn": (
+        (*ONE, "--configurations", "10000", "--seed", "0"),
+        "--configurations: goes with --calibrate, not with the built-in cases\n"
+        "--seed: goes with --calibrate, not with the built-in cases",
+    ),
+    "report is a file": (("--report", __file__), "is a file"),
+    "report lies in a file": (
+        (*ONE, "--report", f"{__file__}/new/deep"),
+        f"--report: expected a directory to write to, got {__file__}/new/deep: Not a directory",
+    ),
+}
+
+
+@pytest.mark.parametrize("row", USAGE)
+def test_wrong_usage_leaves_2_and_names_the_option(row):
+    args, message = USAGE[row]
+    outcome = run("verify", *args)
+    assert outcome.exit_code == 2
+    assert message in outcome.stderr
+    assert outcome.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("args", "name"),
+    [(ONE, "summary.md"), (("--power", *ONE[2:]), "power.json")],
+)
+def test_a_report_that_cannot_be_written_is_told_before_the_work(tmp_path, args, name):
+    (tmp_path / name).mkdir()
+    outcome = run("verify", *args, "--report", str(tmp_path))
+    assert (outcome.exit_code, outcome.stdout) == (2, "")
+    assert outcome.stderr.endswith(f"got {tmp_path}: {name}: a directory\n")
+
+
+def test_a_backend_that_is_not_here_leaves_3_with_the_line_that_installs_it(monkeypatch):
+    monkeypatch.setattr("jax_attn.cli.verify.available", lambda: {"cpu"})
+    outcome = run("verify", "--backend", "gpu")
+    assert outcome.exit_code == 3
+    assert "pip install 'jax[cuda12]" in outcome.stderr
+
+
+def test_a_missing_torch_leaves_3_with_the_line_that_installs_it(monkeypatch):
+    monkeypatch.setattr("jax_attn.cli.verify.present", lambda module: module != "torch")
+    outcome = run("verify")
+    assert outcome.exit_code == 3
+    assert "pip install 'torch>=2.10'" in outcome.stderr
+
+
+def test_without_a_tpu_its_rows_are_emulated_and_its_designs_are_not_cases():
+    outcome = run("verify", "--backend", "tpu", "--design", "fused_mha", "--json")
+    document = json.loads(outcome.stdout)
+    assert outcome.exit_code == 0
+    assert {(c["backend"], c["level"]) for c in document["cases"]} == {("tpu", "emulated")}
+    assert document["summary"]["pass"] == len(document["cases"])
+    assert {c["direction"] for c in document["compiled"]} == {"forward", "gradient"}
+    assert {c["level"] for c in document["compiled"]} <= {"compiled", "lowered"}
+    assert not any("verdict" in c for c in document["compiled"])
+
+
+def test_doctor_tells_versions_devices_and_what_is_missing(monkeypatch):
+    monkeypatch.setattr("jax_attn.cli.doctor.present", lambda module: module != "libtpu")
+    text = run("doctor").stdout
+    assert all(word in text for word in ("jax", "torch", "devices", "matmul_precision"))
+    assert "missing extra tpu" in text
+    assert "pip install 'jax[tpu]" in text
+    document = json.loads(run("doctor", "--json").stdout)
+    assert set(document["missing"]) == {"tpu"}
+
+
+def test_verify_insists_on_a_kernel_and_cuts_the_rows_into_several_tiles(monkeypatch):
+    rows, one = [], blocked.attention
+
+    def counted(call):
+        tile = blocked.tile_sizes(call)
+        rows.append(-(-call.T // tile.T) * -(-call.S // tile.S))
+        return one(call)
+
+    kernel = dispatch.Kernel(counted, dispatch.none, dispatch.none, "counted")
+    monkeypatch.setitem(dispatch.KERNELS, "blocked", kernel)
+    case = "gqa-float32-causal-cross-vmap"
+    outcome = run("verify", "--backend", "cpu", "--implementation", "blocked", "-k", case, "--json")
+    assert outcome.exit_code == 0
+    (found,) = json.loads(outcome.stdout)["cases"]
+    assert (found["implementation"], found["verdict"]) == ("blocked", "PASS")
+    assert min(rows) > 1
+
+
+def test_verify_names_the_kernels_that_it_knows():
+    outcome = run("verify", "--implementation", "flash")
+    assert outcome.exit_code == 2
+    known = "cudnn, splash, blocked, dense"
+    assert f"--implementation: expected one of {known}, got flash" in outcome.output

@@ -1,0 +1,99 @@
+"""Ctrl-C and SIGTERM: 130 and 143, as a shell has them, one line, and nothing half-written."""
+
+import subprocess
+import sys
+
+import pytest
+import torch  # noqa: F401  verify and bench ask for it
+from click.testing import CliRunner
+
+from helpers.torch_checkpoints import bert, saved, tensors
+from jax_attn import transfer
+from jax_attn.bench.engine.session import Session
+from jax_attn.cli import main
+from jax_attn.parity import process_pool
+
+WHERE = {
+    "inspect": (transfer, "load_checkpoint", ("inspect", "SOURCE")),
+    "port": (transfer, "load_checkpoint", ("port", "SOURCE", "OUT", "--to", "flax")),
+    "verify": (process_pool, "run", ("verify", "--backend", "cpu", "-k", "plain_mha")),
+    "verify a checkpoint": (transfer, "load_checkpoint", ("verify", "SOURCE")),
+    "bench": (Session, "__enter__", ("bench", "--output", "OUT")),
+}
+
+
+def interrupt(*_, **__):
+    raise KeyboardInterrupt
+
+
+@pytest.fixture
+def source(tmp_path):
+    config = {"model_type": "bert", "hidden_size": 30, "num_attention_heads": 6}
+    return saved(tmp_path, tensors(bert()), config)
+
+
+@pytest.mark.parametrize("command", WHERE)
+def test_an_interrupted_command_leaves_130_and_one_line(tmp_path, source, monkeypatch, command):
+    owner, name, arguments = WHERE[command]
+    monkeypatch.setattr(owner, name, interrupt)
+    paths = {"SOURCE": str(source), "OUT": str(tmp_path / "out")}
+    done = CliRunner().invoke(main, [paths.get(word, word) for word in arguments])
+    assert done.exit_code == 130, done.output
+    said = [line for line in done.stderr.splitlines() if not line.startswith("Warning: ")]
+    assert said == ["interrupted"]
+    assert done.stdout == ""
+    assert {path.name for path in tmp_path.iterdir()} == {"config.json", "model.safetensors"}
+
+
+SIGNALS = {"SIGINT": (130, "interrupted"), "SIGTERM": (143, "terminated")}
+
+
+@pytest.mark.parametrize("signal", SIGNALS)
+def test_a_signal_while_a_port_writes_leaves_nothing(tmp_path, signal):
+    (tmp_path / "source").mkdir()
+    saved(tmp_path / "source", tensors({"a.weight": (7, 3)}))
+    (tmp_path / "one.py").write_text(
+        "from jax_attn.transfer import LINEAR\nTABLE = LINEAR.under('a', 'a')"
+    )
+    code = (
+        "import os, signal; from jax_attn.cli import main; "
+        "from jax_attn.transfer.port import carry_and_prove; "
+        "signal.signal(signal.SIGINT, signal.default_int_handler); "  # a parent may ignore it
+        f"carry_and_prove.prove = lambda *_: os.kill(os.getpid(), signal.{signal}); "
+        "main(['port', 'source', 'out', '--to', 'flax', '--layout', 'one:TABLE'])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path
+    )
+    status, said = SIGNALS[signal]
+    assert (done.returncode, done.stderr.split()) == (status, [said])
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left - {"__pycache__"} == {"source", "one.py"}
+
+
+WORKERS = """
+import os, signal, time
+from functools import partial
+from jax_attn.parity import sweep
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sweep._WORTH_A_PROCESS = 1
+quick, slow = ((partial(max, key=time.sleep), (seconds,)) for seconds in (0, 60))
+running = sweep.run([quick, quick, slow], 2)  # one is at work, one waits for some
+try:
+    next(running), next(running), time.sleep(2), os.killpg(0, signal.SIGINT)
+    time.sleep(60)
+except KeyboardInterrupt:
+    running.close()
+    print("interrupted")
+"""
+
+
+def test_workers_whom_ctrl_c_reaches_too_say_nothing_and_end():
+    done = subprocess.run(
+        [sys.executable, "-c", WORKERS],
+        capture_output=True,
+        text=True,
+        start_new_session=True,
+        timeout=30,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "interrupted\n", "")

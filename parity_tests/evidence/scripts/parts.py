@@ -1,0 +1,101 @@
+"""What the blocked kernel's time is spent on: the same tiles with less and less in them.
+
+    python parity_tests/evidence/scripts/parts.py
+
+times, in interleaved rounds, the whole kernel forward, then its loops with only the products and
+the exponentials, then with the products alone: 1 × 8 heads × 2048 × 64, float32, on as many
+threads as there are cores. Asks the compiler for the temporaries at 32,768. Writes
+profile/blocked.json.
+"""
+
+import json
+import statistics
+import time
+from functools import partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jax_attn.attention.call import Call, checked_call
+from jax_attn.attention.kernels import blocked
+from jax_attn.attention.kernels.tile import Tile
+from jax_attn.environment import describe
+
+B, L, N, H = 1, 2048, 8, 64
+LONGEST = 32768
+ROUNDS = 41
+OPTIONS = dict.fromkeys(("bias", "scale", "softcap", "dropout", "precision"))
+
+
+def loops(call: Call, weights) -> jax.Array:
+    """The kernel's tiles and products, `weights` in the place of its softmax."""
+    sizes = blocked.tile_sizes(call)
+
+    def row(n, out):
+        row = Tile.row(call, sizes, n)
+        q_KGTH = row.queries(call.query)
+
+        def column(j, out_KGTH):
+            tile = row.column(j)
+            k_KSH, v_KSH = tile.keys(call.key), tile.keys(call.value)
+            scores_KGTS = jnp.einsum("KGTH,KSH->KGTS", q_KGTH, k_KSH)
+            return out_KGTH + jnp.einsum("KGTS,KSH->KGTH", weights(scores_KGTS), v_KSH)
+
+        return row.put_queries(out, lax.fori_loop(*row.reach(), column, jnp.zeros_like(q_KGTH)))
+
+    rows = call.B * (call.K // sizes.K) * -(-call.T // sizes.T)
+    return lax.fori_loop(0, rows, row, jnp.zeros_like(call.query))
+
+
+PARTS = {
+    "whole": blocked.attention,
+    "products and exponentials": lambda call: loops(call, jnp.exp),
+    "products": lambda call: loops(call, lambda scores: scores),
+}
+
+
+def attend(part, *arrays):
+    call, _ = checked_call(*arrays, None, is_causal=False, **OPTIONS)
+    return PARTS[part](call)
+
+
+def temporaries() -> dict[str, int]:
+    """mode → bytes, of the whole kernel at LONGEST."""
+    whole = partial(attend, "whole")
+
+    def both(d_out, *arrays):
+        out, pull = jax.vjp(whole, *arrays)
+        return out, pull(d_out)
+
+    x = jax.ShapeDtypeStruct((B, LONGEST, N, H), jnp.float32)
+    asked = {"forward": (whole, (x,) * 3), "forward+backward": (both, (x,) * 4)}
+    return {
+        mode: jax.jit(fn).lower(*given).compile().memory_analysis().temp_size_in_bytes
+        for mode, (fn, given) in asked.items()
+    }
+
+
+def milliseconds() -> dict[str, float]:
+    """part → the median of a call."""
+    rng = np.random.default_rng(0)
+    arrays = [jnp.asarray(rng.standard_normal((B, L, N, H), np.float32)) for _ in range(3)]
+    runs = {part: jax.jit(partial(attend, part)) for part in PARTS}
+    taken = {part: [] for part in PARTS}
+    for i in range(ROUNDS + 1):
+        for part, run in runs.items():
+            started = time.perf_counter()
+            jax.block_until_ready(run(*arrays))
+            if i:  # the first compiles
+                taken[part].append(time.perf_counter() - started)
+    return {part: 1e3 * statistics.median(times) for part, times in taken.items()}
+
+
+if __name__ == "__main__":
+    kept = Path(__file__).parents[1] / "data" / "profile" / "blocked.json"
+    kept.parent.mkdir(exist_ok=True)
+    found = {"milliseconds": milliseconds(), "temporaries": temporaries()}
+    kept.write_text(json.dumps({"environment": describe()} | found, indent=1) + "\n")
+    print(kept.read_text())

@@ -1,0 +1,121 @@
+"""What a decode step's time is spent on: the step by a call, in a scan, and its products alone.
+
+    python parity_tests/evidence/scripts/steps.py
+
+times, in interleaved rounds, one token of one row, 16 query heads of 64, float32, on as many
+threads as there are cores: called with its cache donated, as `jax-attn bench` does; as one of
+many steps of a `jax.lax.scan`, where no array is handed in or out; and in such a scan only the
+two products with all keys and values, in one array each. Writes profile/steps.json.
+"""
+
+import json
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+
+from jax_attn.environment import describe
+from jax_attn.nn import KVCache
+from jax_attn.nn.cache import attend
+
+N, H = 16, 64
+STEPS, ROUNDS = 32, 21
+# name -> key/value heads, tokens with the step's own, places
+CACHES = {
+    "512 of 512": (16, 512, 512),
+    "512 of 32,768": (16, 512, 32768),
+    "multi-head, 8192": (16, 8192, 8192),
+    "multi-query, 8192": (1, 8192, 8192),
+}
+
+
+def filled(heads: int, tokens: int, places: int) -> KVCache:
+    cache = KVCache.empty(1, places, num_kv_heads=heads, head_dim=H)
+    return replace(cache, filled=cache.filled + tokens - 1)
+
+
+def step(cache: KVCache) -> tuple[KVCache, jax.Array]:
+    """The same step each time: `filled` goes back to what it was."""
+    heads = cache.keys[0].shape[1]
+    q, kv = jnp.ones((1, 1, N, H)), jnp.ones((1, 1, heads, H))
+    out, grown = attend(q, kv, kv, cache)
+    return replace(grown, filled=cache.filled), out
+
+
+def by_call(*size: int) -> Callable[[], float]:
+    """Seconds of one call."""
+    run, cache = jax.jit(step, donate_argnums=0), filled(*size)
+
+    def once() -> float:
+        nonlocal cache
+        started = time.perf_counter()
+        cache, _ = jax.block_until_ready(run(cache))
+        return time.perf_counter() - started
+
+    return once
+
+
+def in_scan(*size: int) -> Callable[[], float]:
+    """Seconds of one step."""
+    run = jax.jit(
+        lambda cache: jax.lax.scan(lambda cache, _: step(cache), cache, length=STEPS),
+        donate_argnums=0,
+    )
+    cache = filled(*size)
+
+    def once() -> float:
+        nonlocal cache
+        started = time.perf_counter()
+        cache, _ = jax.block_until_ready(run(cache))
+        return (time.perf_counter() - started) / STEPS
+
+    return once
+
+
+def products(heads: int, tokens: int, places: int) -> Callable[[], float]:
+    """Seconds of the two products of a step."""
+    q_BKGTH = jnp.zeros((1, heads, N // heads, 1, H))
+    k_BKHS, v_BKSH = jnp.ones((1, heads, H, tokens)), jnp.ones((1, heads, tokens, H))
+
+    @jax.jit
+    def run(q_BKGTH, k_BKHS, v_BKSH):
+        def both(q_BKGTH, _):
+            scores_BKGTS = jnp.einsum("BKGTH,BKHS->BKGTS", q_BKGTH, k_BKHS)
+            return jnp.einsum("BKGTS,BKSH->BKGTH", scores_BKGTS, v_BKSH), None
+
+        return jax.lax.scan(both, q_BKGTH, length=STEPS)[0]
+
+    def once() -> float:
+        started = time.perf_counter()
+        jax.block_until_ready(run(q_BKGTH, k_BKHS, v_BKSH))
+        return (time.perf_counter() - started) / STEPS
+
+    return once
+
+
+WAYS = {"a call": by_call, "in a scan": in_scan, "its products": products}
+
+
+def milliseconds() -> dict[str, dict[str, float]]:
+    """cache → way → the median."""
+    runs = {(name, way): make(*CACHES[name]) for name in CACHES for way, make in WAYS.items()}
+    taken: dict[tuple[str, str], list[float]] = {key: [] for key in runs}
+    for i in range(ROUNDS + 1):
+        for key, once in runs.items():
+            seconds = once()
+            if i:  # the first compiles
+                taken[key].append(seconds)
+    return {
+        name: {way: 1e3 * statistics.median(taken[name, way]) for way in WAYS} for name in CACHES
+    }
+
+
+if __name__ == "__main__":
+    kept = Path(__file__).parents[1] / "data" / "profile" / "steps.json"
+    found = {"environment": describe(), "milliseconds": milliseconds()}
+    kept.write_text(json.dumps(found, indent=1) + "\n")
+    print(kept.read_text())

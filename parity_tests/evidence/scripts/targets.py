@@ -1,0 +1,310 @@
+"""The speed targets, each a row: what is asked, and how a record of the bench answers."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from jax_attn.bench import statistics, words
+from jax_attn.bench.record import Record, Row, Workload
+from jax_attn.bench.results.table import roofline_share
+
+FORWARD, BOTH, DECODE = "forward", "forward+backward", "decode"
+BATCHES = (1, 8)
+LENGTHS = (2048, 4096, 8192)
+PEERS = ("jax.nn", "flax nnx", "keras")
+LAYERS = ("sdpa", "torch eager", "nn.MultiheadAttention", "torch.compile", *PEERS, "equinox")
+SMALL = ((2, 5, 64), (32, 10, 64), (2, 10, 512))
+LARGE = ((8, 512, 512), (2, 2048, 512))
+NOT_MEASURED = "not measured"
+
+
+class Figure(NamedTuple):
+    """value: None where the record lacks it. said: as it stands in the table."""
+
+    value: float | None
+    said: str
+
+
+class Target(NamedTuple):
+    """holds: whether a value meets it; None where it asks for no more than to be stated."""
+
+    what: str
+    asked: str
+    holds: Callable[[float], bool] | None
+    figures: Callable[[Record], list[Figure]]
+
+    def found(self, runs: Mapping[str, Record]) -> list[Figure]:
+        """Each figure of the first run that has it; one that none has, as the last one says."""
+        of_runs = [self.figures(record) for record in runs.values()]
+        return [
+            next((f for f in alike if f.value is not None), alike[-1])
+            for alike in zip(*of_runs, strict=True)
+        ]
+
+    def met(self, runs: Mapping[str, Record]) -> str:
+        values = [figure.value for figure in self.found(runs)]
+        if not values or None in values:
+            return NOT_MEASURED
+        if self.holds is None:
+            return "stated"
+        return "yes" if all(map(self.holds, values)) else "missed"
+
+
+# --- finding rows -------------------------------------------------------------------------
+
+
+def attention(T: int, is_causal: bool = False) -> Callable[[Workload], bool]:
+    """Attention alone, 1×8×T×64."""
+    sizes = (False, 1, T, T, 8, 8, 64, is_causal)
+    return lambda w: (w.layer, w.B, w.T, w.S, w.N, w.K, w.H, w.is_causal) == sizes
+
+
+def layer(B: int, T: int, D: int) -> Callable[[Workload], bool]:
+    """A whole layer of 8 heads, not causal."""
+    sizes = (True, B, T, T, 8, 8, D, False)
+    return lambda w: (w.layer, w.B, w.T, w.S, w.N, w.K, w.D, w.is_causal) == sizes
+
+
+def step(B: int, K: int, S: int = 8192, room: int = 8192) -> Callable[[Workload], bool]:
+    """One token a row read into a cache that then holds S: 16 heads of 64."""
+    sizes = (False, B, 1, S, 16, K, 64, room)
+    return lambda w: (w.layer, w.B, w.T, w.S, w.N, w.K, w.H, w.room) == sizes
+
+
+def rows(record: Record, fits: Callable[[Workload], bool], mode: str) -> dict[str, Row]:
+    """implementation → its row, of those in float32 that agree and have times, of a whole run."""
+    return {
+        row.implementation: row
+        for row in record.rows
+        if fits(row.workload) and row.workload.dtype == "float32" and row.mode == mode
+        if row.verdict == "PASS" and row.seconds and not record.interrupted
+    }
+
+
+def slower(label: str, slow: Row | None, fast: Row | None) -> Figure:
+    """How many times the first's time is the second's, in the rounds that both were in."""
+    if slow is None or fast is None:
+        return Figure(None, f"{label}: –")
+    found = statistics.ratio(*statistics.shared(slow.seconds, fast.seconds))
+    return Figure(found.median, f"{label}: {words.ratio(found)}")
+
+
+# --- what the targets ask for ---------------------------------------------------------------
+
+
+def over(peers: tuple[str, ...], mode: str) -> Callable[[Record], list[Figure]]:
+    """By length, how much faster ours is than the fastest of the peers."""
+
+    def figures(record: Record) -> list[Figure]:
+        found = []
+        for T in LENGTHS:
+            here = rows(record, attention(T), mode)
+            each = [
+                slower(f"{T} {peer}" if len(peers) > 1 else str(T), here.get(peer), ours(here))
+                for peer in peers
+            ]
+            lacking = [figure for figure in each if figure.value is None]
+            found.append(lacking[0] if lacking else min(each, key=lambda figure: figure.value))
+        return found
+
+    return figures
+
+
+def ours(here: dict[str, Row]) -> Row | None:
+    return here.get(words.OURS)
+
+
+def of_roofline(record: Record) -> list[Figure]:
+    def one(T: int) -> Figure:
+        row = ours(rows(record, attention(T), FORWARD))
+        share = row and roofline_share(row, record)
+        return Figure(share, f"{T}: {words.percent(share)}")
+
+    return [one(T) for T in LENGTHS]
+
+
+def causal_over_full(record: Record) -> list[Figure]:
+    """The two are workloads of their own, and have no rounds in common."""
+
+    def one(T: int) -> Figure:
+        pair = [ours(rows(record, attention(T, c), FORWARD)) for c in (True, False)]
+        if None in pair:
+            return Figure(None, f"{T}: –")
+        found = statistics.apart(pair[0].seconds, pair[1].seconds)
+        return Figure(found.median, f"{T}: {words.ratio(found)}")
+
+    return [one(T) for T in LENGTHS]
+
+
+def over_fastest(layers: tuple, ours_first: bool) -> Callable[[Record], list[Figure]]:
+    """By layer, ours and the fastest of all the peers: ours over it, or it over ours."""
+
+    def one(record: Record, sizes: tuple[int, int, int]) -> Figure:
+        here = rows(record, layer(*sizes), FORWARD)
+        label = "×".join(map(str, sizes))
+        if lacking := [name for name in LAYERS if name not in here]:
+            return Figure(None, f"{label}: – (no {', '.join(lacking)})")
+        fastest = min((here[name] for name in LAYERS), key=lambda row: row.median_s)
+        label += f" {fastest.implementation}"
+        pair = (ours(here), fastest)
+        return slower(label, *(pair if ours_first else pair[::-1]))
+
+    return lambda record: [one(record, sizes) for sizes in layers]
+
+
+def errors(record: Record) -> list[Figure]:
+    """Our RMS error over torch SDPA's own, of the tensor where it is largest."""
+
+    def one(mode: str, T: int) -> Figure:
+        row = ours(rows(record, attention(T), mode))
+        found = row and row.error_ratio
+        return Figure(found, f"{mode} {T}: {words.digits(found)}")
+
+    return [one(mode, T) for mode in (FORWARD, BOTH) for T in LENGTHS]
+
+
+def steps_over(K: int) -> Callable[[Record], list[Figure]]:
+    """By batch, how much faster our step is than torch's SDPA with a cache written in place."""
+
+    def figures(record: Record) -> list[Figure]:
+        by_batch = {B: rows(record, step(B, K), DECODE) for B in BATCHES}
+        return [slower(f"B={B}", here.get("sdpa"), ours(here)) for B, here in by_batch.items()]
+
+    return figures
+
+
+def one_head_over_all(record: Record) -> list[Figure]:
+    """By batch, the tokens a second of our multi-query step over our multi-head step's."""
+    return [apart(record, f"B={B}", step(B, 16), step(B, 1)) for B in BATCHES]
+
+
+def smaller_cache(record: Record) -> list[Figure]:
+    """By batch, how many times the multi-query cache the multi-head cache is."""
+
+    def one(B: int) -> Figure:
+        pair = [ours(rows(record, step(B, K), DECODE)) for K in (16, 1)]
+        if None in pair:
+            return Figure(None, f"B={B}: –")
+        many, few = (row.cache_bytes for row in pair)
+        return Figure(many / few, f"B={B}: {words.size(many)} to {words.size(few)}")
+
+    return [one(B) for B in BATCHES]
+
+
+def little_of_much(record: Record) -> list[Figure]:
+    label = "32,768 places over 512"
+    return [apart(record, label, step(1, 16, 512, 32768), step(1, 16, 512, 512))]
+
+
+def apart(record: Record, label: str, slow: Callable, fast: Callable) -> Figure:
+    """How many times our step's time on the one workload is that on the other: no round of both."""
+    pair = [ours(rows(record, fits, DECODE)) for fits in (slow, fast)]
+    if None in pair:
+        return Figure(None, f"{label}: –")
+    found = statistics.apart(*(row.seconds for row in pair))
+    return Figure(found.median, f"{label}: {words.ratio(found)}")
+
+
+def at_least(bound: float) -> Callable[[float], bool]:
+    return lambda value: value >= bound
+
+
+def at_most(bound: float) -> Callable[[float], bool]:
+    return lambda value: value <= bound
+
+
+TARGETS = (
+    Target(
+        "forward, 1×8×L×64, over torch SDPA",
+        "≥ 1.6 times faster",
+        at_least(1.6),
+        over(("sdpa",), FORWARD),
+    ),
+    Target(
+        "the same over the fastest of `jax.nn`'s, flax's and keras'",
+        "≥ 4 times faster",
+        at_least(4),
+        over(PEERS, FORWARD),
+    ),
+    Target("the same, of the run's GEMM roofline", "stated", None, of_roofline),
+    Target("causal over full", "≤ 0.58 of the time", at_most(0.58), causal_over_full),
+    Target(
+        "forward and backward over torch SDPA's",
+        "≥ 1.4 times faster",
+        at_least(1.4),
+        over(("sdpa",), BOTH),
+    ),
+    Target(
+        "small layers, time over the fastest peer's",
+        "≤ 1.10",
+        at_most(1.10),
+        over_fastest(SMALL, ours_first=True),
+    ),
+    Target(
+        "large layers over the fastest peer",
+        "≥ 1.3 times faster",
+        at_least(1.3),
+        over_fastest(LARGE, ours_first=False),
+    ),
+    Target("RMS error over torch SDPA's own", "≤ 1.15", at_most(1.15), errors),
+)
+
+
+# A decode step with S = 8,192 and 16 heads of 64: all of one run, `--preset decode`.
+DECODING = (
+    Target(
+        "decode step, multi-query over multi-head",
+        "≥ 12 times the tokens/s",
+        at_least(12),
+        one_head_over_all,
+    ),
+    Target("its cache", "16 times smaller", at_least(16), smaller_cache),
+    Target(
+        "decode step, multi-head, over torch SDPA with an in-place cache",
+        "≥ 1.0 times as fast",
+        at_least(1),
+        steps_over(16),
+    ),
+    Target("the same, multi-query", "≥ 1.5 times faster", at_least(1.5), steps_over(1)),
+    Target(
+        "decode step, 512 tokens in much room over in no more",
+        "≤ 1.2 of the time",
+        at_most(1.2),
+        little_of_much,
+    ),
+)
+
+
+def table(runs: Mapping[str, Record], asked: Sequence[Target] = TARGETS) -> str:
+    """The targets as a Markdown table, and what the runs were.
+
+    runs: name → record; a figure is of one of them, the first that has it, and no ratio of two.
+    """
+    lines = ["| what | target | measured [95% interval] | met? |", "|---" * 4 + "|"]
+    for target in asked:
+        said = "<br>".join(figure.said for figure in target.found(runs))
+        lines.append(f"| {target.what} | {target.asked} | {said} | {target.met(runs)} |")
+    lines += ["", *(f"- {name}: {'; '.join(words.place(run))}" for name, run in runs.items())]
+    return "\n".join(lines)
+
+
+def merged(runs: Mapping[str, Record]) -> Record:
+    """One record of them all, for figures that are no ratios: each workload from the first run.
+
+    Its environment and settings are those that all the runs have alike.
+    """
+    found: dict[Workload, tuple[Row, ...]] = {}
+    for record in runs.values():
+        for workload in dict.fromkeys(row.workload for row in record.rows):
+            found.setdefault(workload, tuple(r for r in record.rows if r.workload == workload))
+    ordered = sorted(found, key=lambda w: (w.layer, w.is_causal, w.T))
+    return Record(
+        environment=_alike([record.environment for record in runs.values()]),
+        settings=_alike([record.settings for record in runs.values()]),
+        roofline={},
+        rows=tuple(row for workload in ordered for row in found[workload]),
+    )
+
+
+def _alike(given: Sequence[Mapping]) -> dict:
+    first, *others = given
+    return {k: v for k, v in first.items() if all(k in x and x[k] == v for x in others)}

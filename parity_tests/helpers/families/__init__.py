@@ -1,0 +1,1 @@
+"""What the tests of families share: models, blocks, mistakes."""

@@ -1,0 +1,348 @@
+"""Tokens read in pieces, through a cache, give what they give read at once."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from helpers import attention_definition as definition
+from helpers.jaxprs import shapes
+from helpers.small_attention import numpy_weights
+from jax_attn.attention import ArgumentError, Mask
+from jax_attn.attention.rotary import DynamicNTK, Rotary
+from jax_attn.nn import GroupedQueryAttention, KVCache
+from jax_attn.nn import cache as caches
+from jax_attn.nn.cache import attend
+
+pytestmark = pytest.mark.filterwarnings("error")
+
+B, L, N, K, H, HV = 2, 19, 6, 3, 5, 7
+rows, cols = np.arange(L)[:, None], np.arange(L)[None]
+
+
+@pytest.fixture(autouse=True)
+def small_pages(monkeypatch):
+    """Pages of 10, 10, 20 and so on, and tiles of 5, so that few tokens lie in several."""
+    monkeypatch.setattr(caches, "FIRST_PAGE", 10)
+    monkeypatch.setattr(caches, "QUERY_TILE", 5)
+
+
+def draw(seed=0, dtype="float32", kv_heads=K):
+    rng = np.random.default_rng(seed)
+    shapes = (B, L, N, H), (B, L, kv_heads, H), (B, L, kv_heads, HV)
+    return [jnp.asarray(rng.standard_normal(shape), dtype) for shape in shapes]
+
+
+def empty(key, value, **size):
+    heads = {"num_kv_heads": key.shape[2], "head_dim": key.shape[3], "value_dim": value.shape[3]}
+    return KVCache.empty(B, **size, **heads, dtype=key.dtype)
+
+
+def in_chunks(sizes, arrays, cache, **options):
+    """The outputs for all tokens, read so many at a time, and the cache after them."""
+    outs, start = [], 0
+    for size in sizes:
+        chunk = (x[:, start : start + size] for x in arrays)
+        out, cache = attend(*chunk, cache, **options)
+        outs.append(out)
+        start += size
+    return jnp.concatenate(outs, axis=1), cache
+
+
+# name -> (the cache's size, how it is called, which keys are visible)
+KINDS = {
+    "all": ({"length": L}, {}, cols <= rows),
+    "more room than tokens": ({"length": 40}, {}, cols <= rows),
+    "a window in the mask": (
+        {"length": L},
+        {"mask": Mask.window(3, 0)},
+        (cols <= rows) & (cols >= rows - 3),
+    ),
+    "a ring of 4": ({"window": 4}, {}, (cols <= rows) & (cols > rows - 4)),
+    "a window in a larger ring": (
+        {"window": 8},
+        {"mask": Mask.window(3, 0)},
+        (cols <= rows) & (cols >= rows - 3),
+    ),
+    "a ring of two pages": ({"window": 11}, {}, (cols <= rows) & (cols > rows - 11)),
+    "a ring that is never full": ({"window": 20}, {}, cols <= rows),
+}
+# Of more than 16 tokens whole pages are written.
+SIZES = {
+    "at once": (19,),
+    "token by token": (1,) * L,
+    "chunks": (7, 1, 1, 7, 1, 1, 1),
+}
+
+
+# Every kind in chunks; a cache and a ring of several pages each way.
+EACH_WAY = ("all", "a ring of two pages")
+READ = [(k, s) for k in KINDS for s in SIZES if s == "chunks" or k in EACH_WAY]
+
+
+@pytest.mark.parametrize(("kind", "sizes"), READ)
+def test_tokens_in_chunks_are_the_definition(kind, sizes):
+    arrays = draw()
+    size, options, allowed = KINDS[kind]
+    got, cache = in_chunks(SIZES[sizes], arrays, empty(*arrays[1:], **size), **options)
+    out, _ = definition.attend(*arrays, allowed=allowed)
+    budget, _ = definition.forward_budget("float32", *arrays, allowed=allowed)
+    assert definition.worst(got, out, budget) <= 1
+    assert cache.filled.tolist() == [L, L]
+
+
+def moved(cache, by):
+    return dataclasses.replace(cache, filled=cache.filled + by)
+
+
+def test_the_check_sees_a_token_forgotten():
+    """By what more bugs are seen, `test_planted_bugs` says."""
+    arrays = draw()
+    first, cache = in_chunks((9,), [x[:, :9] for x in arrays], empty(*arrays[1:], length=L))
+    rest, _ = in_chunks((10,), [x[:, 9:] for x in arrays], moved(cache, -1))
+    out, _ = definition.attend(*arrays, allowed=cols <= rows)
+    budget, _ = definition.forward_budget("float32", *arrays, allowed=cols <= rows)
+    assert definition.worst(np.concatenate([first, rest], axis=1), out, budget) > 10
+
+
+def test_rows_of_their_own_lengths():
+    """Each chunk holds as many real tokens a row as it says; the rest may be anything."""
+    arrays = draw(1)
+    size, _, allowed = KINDS["a ring of 4"]
+    cache = empty(*arrays[1:], **size)
+    read, outs = np.zeros(B, int), [[], []]
+    for lengths in ([7, 4], [3, 0], [1, 3], [7, 5], [1, 7]):
+        T = max(lengths)
+        chunk = []
+        for x in arrays:
+            padded = np.full((B, T, *x.shape[2:]), 9, x.dtype)
+            for b, n in enumerate(lengths):
+                padded[b, :n] = x[b, read[b] : read[b] + n]
+            chunk.append(jnp.asarray(padded))
+        out, cache = attend(*chunk, cache, Mask.lengths(np.array(lengths)))
+        for b, n in enumerate(lengths):
+            outs[b].append(np.asarray(out)[b, :n])
+        read += lengths
+    assert cache.filled.tolist() == read.tolist() == [L, L]
+    want, _ = definition.attend(*arrays, allowed=allowed)
+    budget, _ = definition.forward_budget("float32", *arrays, allowed=allowed)
+    assert definition.worst(np.stack([np.concatenate(o) for o in outs]), want, budget) <= 1
+
+
+@pytest.mark.parametrize(("dtype", "kv_heads"), [("bfloat16", 1), ("float16", 2), ("float64", 6)])
+def test_every_dtype_and_grouping_with_scale_and_softcap(dtype, kv_heads):
+    with jax.enable_x64(dtype == "float64"):
+        arrays = draw(2, dtype, kv_heads)
+        options = {"scale": 0.7, "softcap": 1.5}
+        got, cache = in_chunks((9, 1, 9), arrays, empty(*arrays[1:], length=L), **options)
+        assert got.dtype == cache.keys[0].dtype == dtype
+        wanted = {"allowed": cols <= rows, **options}
+        out, _ = definition.attend(*map(np.asarray, arrays), **wanted)
+        budget, _ = definition.forward_budget(dtype, *map(np.asarray, arrays), **wanted)
+        assert definition.worst(got, out, budget) <= 1
+
+
+def test_gradients_are_those_of_a_full_pass(monkeypatch):
+    # The first chunk by the blocked kernel, whose log-sum-exp has a gradient, too. No other test
+    # has read chunks of this length.
+    monkeypatch.setattr(caches, "FEW_SCORES", 64)
+    with jax.enable_x64(True):
+        arrays = draw(3, "float64")
+        weight = np.random.default_rng(4).standard_normal((B, L, N, HV))
+
+        def loss(*arrays):
+            out, _ = in_chunks((11, 8), arrays, empty(*arrays[1:], length=L))
+            return (out * weight).sum()
+
+        told = (weight, *map(np.asarray, arrays))
+        *wants, _ = definition.gradients(*told, allowed=cols <= rows)
+        *budgets, _ = definition.gradient_budget("float64", *told, allowed=cols <= rows)
+        gots = jax.jit(jax.grad(loss, (0, 1, 2)))(*arrays)
+        for got, want, budget in zip(gots, wants, budgets, strict=True):
+            assert definition.worst(got, want, budget) <= 1
+
+
+def test_decoding_in_a_scan_compiles_one_step_that_writes_in_place():
+    arrays = draw(5)
+    prompt, rest = [x[:, :9] for x in arrays], [x[:, 9:].swapaxes(0, 1) for x in arrays]
+    cache = empty(*arrays[1:], length=512)
+    first, cache = attend(*prompt, cache)
+
+    def step(cache, token):
+        out, cache = attend(*(x[:, None] for x in token), cache)
+        return cache, out[:, 0]
+
+    decode = jax.jit(lambda cache, *tokens: jax.lax.scan(step, cache, tokens), donate_argnums=0)
+    compiled = decode.lower(cache, *rest).compile()
+    memory = compiled.memory_analysis()
+    assert memory.alias_size_in_bytes >= cache.nbytes
+    assert memory.temp_size_in_bytes < cache.nbytes / 4, "no page is copied"
+    pages = [*cache.keys, *cache.values]
+    cache, outs = compiled(cache, *rest)
+    assert all(page.is_deleted() for page in pages)
+    got = np.concatenate([first, outs.swapaxes(0, 1)], axis=1)
+    out, _ = definition.attend(*arrays, allowed=cols <= rows)
+    budget, _ = definition.forward_budget("float32", *arrays, allowed=cols <= rows)
+    assert definition.worst(got, out, budget) <= 1
+
+
+def test_pages_that_hold_nothing_are_not_read(monkeypatch):
+    monkeypatch.setattr(caches, "FIRST_PAGE", 4)
+    arrays = draw(6)
+    cache = empty(*arrays[1:], length=L)
+    spoilt = dataclasses.replace(
+        cache,
+        keys=(*cache.keys[:2], *(page * jnp.nan for page in cache.keys[2:])),
+        values=(*cache.values[:2], *(page * jnp.nan for page in cache.values[2:])),
+    )
+    chunk = [x[:, :5] for x in arrays]
+    clean, _ = attend(*chunk, cache)
+    assert np.array_equal(attend(*chunk, spoilt)[0], clean)
+    assert np.isnan(attend(*chunk, moved(spoilt, 9))[0]).all(), "the check sees a page that is read"
+
+
+@pytest.mark.parametrize("tile", [5, 19])
+def test_scores_of_a_page_are_written_out_a_tile_at_a_time(tile, monkeypatch):
+    """With one tile for all the check sees the whole of them."""
+    monkeypatch.setattr(caches, "QUERY_TILE", tile)
+    monkeypatch.setattr(caches, "_attended", caches._attended.__wrapped__)  # traced anew
+    arrays = draw(8)
+
+    def loss(*arrays):
+        return attend(*arrays, moved(empty(*arrays[1:], length=40), 13))[0].sum()
+
+    made = shapes(jax.make_jaxpr(jax.grad(loss, (0, 1, 2)))(*arrays).jaxpr)
+    assert any(shape[-2:] == (L, 10) for shape in made) == (tile == L)
+
+
+class TestOverflow:
+    def test_is_an_error_before_anything_is_written(self):
+        arrays = draw(7)
+        cache = empty(*arrays[1:], length=18)
+        with pytest.raises(
+            ArgumentError, match=r"at most 18 tokens a row, got 19: \[0, 0\] are there and 19 more"
+        ):
+            attend(*arrays, cache)
+        assert not any(np.asarray(page).any() for page in (*cache.keys, *cache.values))
+
+    def test_under_jit_is_nan_in_the_rows_that_overflow(self):
+        arrays = draw(7)
+        cache = empty(*arrays[1:], length=18)
+        lengths = Mask.lengths(np.array([18, 19]))
+        out, grown = jax.jit(attend)(*arrays, cache, lengths)
+        assert np.isfinite(out[0, :18]).all()
+        assert np.isnan(out[1]).all()
+        assert grown.filled.tolist() == [18, 19]
+
+    def test_what_is_there_is_not_written_over(self):
+        arrays = draw(7)
+        _, full = attend(*arrays, empty(*arrays[1:], length=L))
+        for T in (1, 17):  # by token and by page
+            _, after = jax.jit(attend)(*(x[:, :T] for x in arrays), full)
+            pairs = zip((*full.keys, *full.values), (*after.keys, *after.values), strict=True)
+            assert all(np.array_equal(a, b) for a, b in pairs)
+
+
+def test_a_module_continues():
+    with jax.enable_x64(True):
+        options = {"head_dim": 4, "param_dtype": "float64", "rotary": Rotary(base=100.0)}
+        module = GroupedQueryAttention(11, N, K, **options, **numpy_weights())
+        x = jnp.asarray(np.random.default_rng(9).standard_normal((B, L, 11)))
+        at_once = nnx.jit(lambda module, x: module(x, is_causal=True))
+        run = nnx.jit(lambda module, x, cache: module(x, cache=cache))
+        want = at_once(module, x)
+        cache, outs, start = module.empty_cache(B, L), [], 0
+        assert cache.keys[0].dtype == jnp.float64
+        for size in (9, 9, 1):
+            out, cache = run(module, x[:, start : start + size], cache)
+            outs.append(out)
+            start += size
+        # Each of so many additions errs as an input does that moves by its last bit.
+        signs = np.random.default_rng(10).choice([-2, 2], x.shape)
+        near = at_once(module, x * (1 + definition.ROUNDOFF["float64"] * signs))
+        allowed = (11 + 4 + L + 4 * N) * np.abs(near - want).max()
+        assert np.abs(np.concatenate(outs, axis=1) - want).max() <= allowed
+        wrong, _ = run(module, x[:, 9:10], module.empty_cache(B, L))
+        assert np.abs(wrong - want[:, 9:10]).max() > allowed, "the cache matters"
+
+
+def module(**options):
+    return GroupedQueryAttention(12, N, K, **options, **numpy_weights())
+
+
+X = np.zeros((B, 3, 12), np.float32)
+BAD = {
+    "no size": (
+        lambda: KVCache.empty(B, num_kv_heads=K, head_dim=H),
+        "length, window: expected one of them, got None and None",
+    ),
+    "both sizes and no batch": (
+        lambda: KVCache.empty(0, 5, window=3, num_kv_heads=K, head_dim=H),
+        r"(?s)batch: expected an int ≥ 1, got 0.*length, window: expected one of them",
+    ),
+    "integers": (
+        lambda: KVCache.empty(B, 5, num_kv_heads=K, head_dim=H, dtype="int8"),
+        "dtype: expected",
+    ),
+    "another module's": (
+        lambda: module()(X, cache=KVCache.empty(B, 5, num_kv_heads=2, head_dim=2)),
+        r"cache: expected .*'K': 3.* as of the call, got .*'K': 2",
+    ),
+    "no cache at all": (
+        lambda: module()(X, cache={}),
+        "cache: expected a KVCache, got dict",
+    ),
+    "a key, a bias": (
+        lambda: module()(X, X, bias=np.zeros(3), cache=module().empty_cache(B, 5)),
+        r"(?s)key: expected None beside a cache.*bias: expected None beside a cache",
+    ),
+    "an array for a mask": (
+        lambda: module()(X, mask=np.ones((3, 3), bool), cache=module().empty_cache(B, 5)),
+        "mask: expected lengths and a band alone beside a cache, got an array",
+    ),
+    "a band that ends before the query": (
+        lambda: module()(X, mask=Mask.causal(-1), cache=module().empty_cache(B, 5)),
+        "mask: expected a band that ends at the query itself, got hi = -1",
+    ),
+    "lengths beyond the chunk": (
+        lambda: module()(X, mask=Mask.lengths(np.array([3, 4])), cache=module().empty_cache(B, 5)),
+        r"mask: expected lengths of 0 to 3, got \[3, 4\]",
+    ),
+    "deterministic as an array": (
+        lambda: module()(X, deterministic=np.array([1, 0]), cache=module().empty_cache(B, 5)),
+        "deterministic: expected a static Python bool",
+    ),
+    "dropout": (
+        lambda: module(dropout_rate=0.5)(X, cache=module().empty_cache(B, 5)),
+        r"cache: expected no dropout: eval\(\) or deterministic=True",
+    ),
+    "a kernel insisted on": (
+        lambda: module(implementation="dense")(X, cache=module().empty_cache(B, 5)),
+        "cache: expected a module that insists on no kernel.*implementation = 'dense'",
+    ),
+    "frequencies that follow the length": (
+        lambda: module(head_dim=4, rotary=Rotary(scaling=DynamicNTK(2.0, 8)))(
+            X, cache=module().empty_cache(B, 5)
+        ),
+        "cache: expected frequencies that stay; DynamicNTK's follow the length",
+    ),
+    "keys of other inputs": (
+        lambda: module(kdim=5)(X, cache=module().empty_cache(B, 5)),
+        "it has kdim = 5",
+    ),
+}
+
+
+@pytest.mark.parametrize("row", BAD)
+def test_what_cannot_be_is_refused_by_name(row):
+    call, message = BAD[row]
+    with pytest.raises(ArgumentError, match=message):
+        call()
+
+
+def test_a_cache_says_what_it_is():
+    told = str(KVCache.empty(2, 5, num_kv_heads=3, head_dim=4, value_dim=6))
+    assert told == "KVCache(length=5, float32 B=2 K=3 H=4 Hv=6, 0.0 MiB)"

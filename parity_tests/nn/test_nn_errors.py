@@ -1,0 +1,82 @@
+"""What the NNX modules refuse, when they are made and when they are called, by name."""
+
+import numpy as np
+import pytest
+from flax import nnx
+
+from helpers.small_attention import B, S, T, build, inputs, numpy_weights
+from jax_attn.attention import ArgumentError
+from jax_attn.nn import GroupedQueryAttention, MultiHeadAttention, MultiQueryAttention
+
+pytestmark = pytest.mark.filterwarnings("error")
+
+CONSTRUCTOR = {
+    "embed_dim not by heads": ({"embed_dim": 14}, "embed_dim: .*multiple of num_heads=6.*got 14"),
+    "heads not by kv heads": ({"num_kv_heads": 4}, "num_heads: .*num_kv_heads=4, got 6"),
+    "no heads": ({"num_heads": 0}, "num_heads: expected an int ≥ 1, got int 0"),
+    "negative heads": ({"num_kv_heads": -2}, "num_kv_heads: expected an int ≥ 1, got int -2"),
+    "heads of True": ({"num_heads": True}, "num_heads: expected an int ≥ 1, got bool True"),
+    "heads of a float": ({"num_heads": 6.0}, "num_heads: expected an int ≥ 1, got float 6.0"),
+    "embed_dim of 0": ({"embed_dim": 0}, "embed_dim: expected an int ≥ 1"),
+    "head_dim of 0": ({"head_dim": 0}, "head_dim: expected an int ≥ 1"),
+    "kdim of a string": ({"kdim": "7"}, "kdim: expected an int ≥ 1, got str '7'"),
+    "vdim of -1": ({"vdim": -1}, "vdim: expected an int ≥ 1"),
+    "dropout of 1.5": ({"dropout_rate": 1.5}, r"dropout_rate: expected a number in \[0, 1\]"),
+    "out_dropout of -1": ({"out_dropout_rate": -1}, "out_dropout_rate: expected a number in"),
+    "float64 without x64": ({"dtype": "float64"}, "dtype: float64 needs x64"),
+    "float64 parameters": ({"param_dtype": np.float64}, "param_dtype: float64 needs x64"),
+    "integer dtype": ({"dtype": "int32"}, "dtype: expected float16, .*got dtype int32"),
+    "no dtype": ({"param_dtype": "floaty"}, "param_dtype: expected float16, .*got dtype 'floaty'"),
+    "softcap of 0": ({"softcap": 0}, "softcap: expected a finite plain number > 0"),
+    "scale of infinity": ({"scale": float("inf")}, "scale: expected a finite plain number"),
+    "unknown kernel": ({"implementation": "flash"}, "implementation: expected None or one of"),
+    "a seed for rngs": ({"rngs": 0}, "rngs: expected nnx.Rngs, got int"),
+}
+
+
+@pytest.mark.parametrize("name", CONSTRUCTOR)
+def test_the_constructor_refuses(name):
+    changed, says = CONSTRUCTOR[name]
+    good = {"embed_dim": 12, "num_heads": 6, "num_kv_heads": 3, "rngs": nnx.Rngs(0)}
+    with pytest.raises(ArgumentError, match=says) as error:
+        GroupedQueryAttention(**{**good, **changed})
+    assert str(error.value).startswith("GroupedQueryAttention")
+
+
+def test_the_constructor_tells_every_problem_at_once():
+    with pytest.raises(ArgumentError, match="6 problems") as error:
+        MultiQueryAttention(
+            0, 2.5, dropout_rate=2, out_dropout_rate=-1, kdim=0, dtype="int8", rngs=nnx.Rngs(0)
+        )
+    for argument in ("embed_dim", "num_heads", "dropout_rate", "out_dropout_rate", "kdim", "dtype"):
+        assert f"- {argument}: " in str(error.value)
+
+
+X = np.ones((B, T, 12), np.float32)
+CALLS = {
+    "features": ([X[..., 1:]], {}, "query: expected embed_dim = 12 features, got float32"),
+    "rank": ([X[0]], {}, r"query: expected rank 3 \(B, T, embed_dim\), got float32\[5, 12\]"),
+    "no queries": ([X[:, :0]], {}, "query: expected T ≥ 1"),
+    "integers": ([X.astype(int)], {}, "query: expected float16.*got dtype int64"),
+    "float64": ([X.astype(np.float64)], {}, "query: float64 needs x64"),
+    "batch": ([X, np.ones((3, S, 12), np.float32)], {}, "query, key, value: expected one B"),
+    "lengths": ([X, X, X[:, 1:]], {}, "key, value: expected one S"),
+    "a list": ([[1.0]], {}, "query: expected a NumPy or JAX array, got list"),
+    "mask of rank 3": ([X], {"mask": np.ones((B, T, T), bool)}, "mask: .* both as"),
+    "is_causal": ([X], {"is_causal": 1}, "is_causal: expected a static Python bool"),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_the_call_refuses(name):
+    arrays, options, says = CALLS[name]
+    module = MultiHeadAttention(12, 3, **numpy_weights())
+    with pytest.raises(ArgumentError, match=says):
+        module(*arrays, **options)
+
+
+def test_a_key_that_must_be_given_is_named():
+    with pytest.raises(
+        ArgumentError, match=r"key: expected kdim = 17 .*\(query, as none was given"
+    ):
+        build()(inputs()[0])

@@ -1,0 +1,109 @@
+"""Planted bugs: each is killed by the row made to catch it, and attention without one is right."""
+
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+
+from helpers.oracle_problem import cotangents, problem
+from jax_attn.parity import process_pool
+from jax_attn.parity.bugs import mutable_attention
+from jax_attn.parity.bugs.catalogue import MUTANTS
+from jax_attn.parity.bugs.kill_report import (
+    Kill,
+    passes,
+    summary_lines,
+    survivors,
+    without_their_row,
+)
+from jax_attn.parity.bugs.mutable_attention import STEPS
+from jax_attn.parity.judge.compare import Verdict
+from jax_attn.parity.judge.oracle import Solution, solve
+from jax_attn.parity.matrix.cases import Case, matrix
+from jax_attn.parity.matrix.designs import DESIGNS
+from jax_attn.parity.matrix.row import Row
+
+
+def own_row(name: str) -> Case:
+    """The smallest of the rows that the mutant names as made to catch it."""
+    meant = (*MUTANTS[name].meant, "float32")
+    rows = [c for c in matrix() if (c.design, c.mask, c.dtype) == meant]
+    rows = [c for c in rows if name in row(c).claims]
+    return min(rows, key=lambda c: (c.size.D * c.size.B, c.name))
+
+
+def row(case: Case) -> Row:
+    return prepared(replace(case, transform="jit"))
+
+
+@cache
+def prepared(case: Case) -> Row:
+    return Row(DESIGNS[case.design], case)
+
+
+def test_there_are_at_least_40_and_each_plants_in_steps_that_there_are():
+    assert len(MUTANTS) >= 40
+    for mutant in MUTANTS.values():
+        assert mutant.plants
+        assert mutant.plants.keys() <= STEPS.keys()
+
+
+def pytest_generate_tests(metafunc):
+    """Those of two designs' rows; --long and `verify --power` try all."""
+    if "name" in metafunc.fixturenames:
+        few = [name for name, mutant in MUTANTS.items() if mutant.meant[0] in ("plain_mha", "gqa")]
+        metafunc.parametrize("name", MUTANTS if metafunc.config.getoption("--long") else few)
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_each_has_a_row_made_to_catch_it(mutant):
+    assert mutant in row(own_row(mutant)).claims
+
+
+def test_a_planted_bug_is_killed_by_its_own_row(name):
+    assert row(own_row(name)).tried(name).verdict is Verdict.FAIL
+
+
+def arrays(found: Solution) -> dict[str, np.ndarray]:
+    named = {"output": found.output, "weights": found.weights, "bias": found.bias_grad}
+    return named | found.input_grads | found.weight_grads
+
+
+def kept() -> np.ndarray:
+    return (np.random.default_rng(5).random((2, 4, 3, 5)) < 0.75) / 0.75
+
+
+@pytest.mark.parametrize("changes", [{}, {"kept": kept()}, {"after": ()}, {"softcap": None}])
+def test_with_nothing_planted_it_gives_what_the_oracle_gives(changes):
+    posed = problem(**changes)
+    if "after" in changes:
+        weights = {k: w for k, w in posed.weights.items() if "norm" not in k}
+        posed = replace(posed, weights=weights)
+    want = arrays(solve(posed, *cotangents()))
+    got = arrays(mutable_attention.solve(posed, *cotangents(), plants={}))
+    assert got.keys() == want.keys()
+    for name, a in want.items():
+        # Two float64 programs of some dozens of roundings each, on sums of up to 100 terms.
+        assert np.abs(got[name] - a).max() <= 2.0**-52 * 100 * 24 * max(np.abs(a).max(), 1), name
+
+
+def test_a_row_where_nothing_is_planted_kills_nothing(monkeypatch):
+    """The kill matrix can fail."""
+    name = "biases dropped"
+    monkeypatch.setitem(MUTANTS, name, replace(MUTANTS[name], plants={}))
+    (found,) = [kill for kill in process_pool.kill_block([own_row(name)]) if kill.mutant == name]
+    assert survivors([found]) == [found]
+    assert "SURVIVED: 'biases dropped' in torch_mha-" in "\n".join(
+        summary_lines([found], [name], whole=False)
+    )
+
+
+def test_a_bug_that_was_not_tried_on_its_own_row_is_told():
+    case = next(c for c in matrix() if c.name.startswith("gqa/no_bias-bfloat16-none"))
+    found = row(case).tried("no scale")
+    kill = Kill.of("no scale", MUTANTS["no scale"].meant, case, found)
+    assert kill.killed
+    assert without_their_row([kill], ["no scale"]) == ["no scale"]
+    assert passes([kill], ["no scale"], whole=False)
+    assert not passes([kill], ["no scale"], whole=True)

@@ -1,0 +1,104 @@
+"""`jax-attn verify --power`: the kill matrix, its exit status and its report."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from click.testing import CliRunner
+
+from jax_attn.cli import main
+from jax_attn.parity import process_pool
+from jax_attn.parity.bugs.catalogue import MUTANTS
+from jax_attn.parity.bugs.kill_report import Kill, summary
+from jax_attn.parity.training.bugs import BESIDE, beside
+
+ONE = ("verify", "--power", "--design", "plain_mha", "--dtype", "float32", "-k", "none-square")
+
+
+def run(*args: str):
+    return CliRunner().invoke(main, args)
+
+
+def test_the_matrix_names_each_bug_its_own_row_and_by_how_much_it_is_over(tmp_path):
+    outcome = run(*ONE, "--report", str(tmp_path))
+    assert outcome.exit_code == 0, outcome.output
+    (line,) = [x for x in outcome.stdout.splitlines() if x.startswith(" scale twice ")]
+    assert "plain_mha-float32-none-square" in line
+    assert "planted bugs killed by every row that claims them" in outcome.stdout
+    found = json.loads((tmp_path / "power.json").read_text())
+    tried = {kill["mutant"] for kill in found["kills"]}
+    assert f"{len(MUTANTS) + len(BESIDE) - len(tried)} more bugs: no row here" in outcome.stdout
+    assert found["summary"]["survived"] == 0
+    assert found["summary"]["mutants"] == len(MUTANTS) + len(BESIDE)
+    (kill,) = [kill for kill in found["kills"] if kill["mutant"] == "scale twice" and kill["meant"]]
+    assert kill["killed"]
+    assert kill["times"] > 1
+
+
+def test_a_bug_that_survives_leaves_1_and_is_named(monkeypatch):
+    monkeypatch.setitem(MUTANTS, "scale twice", replace(MUTANTS["scale twice"], plants={}))
+    outcome = run(*ONE)
+    assert outcome.exit_code == 1
+    assert "SURVIVED: 'scale twice' in plain_mha-float32-none-square" in outcome.stdout
+
+
+LEFT_OUT = {"not tried": {}, "tried on another row": {"meant": False}}
+
+
+@pytest.mark.parametrize("how", LEFT_OUT)
+def test_a_bug_that_no_row_is_made_for_leaves_1_of_the_whole_matrix_and_is_named(monkeypatch, how):
+    kill = Kill("", "case", "gqa", meant=True, killed=True, tensor="output", times=2.0)
+    kills = [replace(kill, mutant=name) for name in [*MUTANTS, *BESIDE]]
+    monkeypatch.setattr(process_pool, "run", lambda work: [kills])
+    assert run("verify", "--power").exit_code == 0
+    kills[3:4] = [replace(kills[3], **LEFT_OUT[how])] if LEFT_OUT[how] else []
+    outcome = run("verify", "--power")
+    assert outcome.exit_code == 1
+    assert f"NOT TRIED on a row made to catch it: {[*MUTANTS][3]!r}" in outcome.stdout
+    assert run("verify", "--power", "--dtype", "float32").exit_code == 0
+
+
+def test_what_is_infinitely_wrong_is_null_in_the_report(monkeypatch):
+    """Of another shape, or nowhere finite."""
+    kill = Kill("a", "case", "gqa", True, True, "output", float("inf"))
+    assert summary([kill], ["a"])["weakest"]["times"] is None
+
+
+def test_bugs_beside_the_matrix_are_tried_by_the_names_of_their_cases():
+    outcome = run("verify", "--power", "-k", "training/SGD, maximize", "--json")
+    assert outcome.exit_code == 0, outcome.output
+    (kill,) = json.loads(outcome.stdout)["kills"]
+    assert (kill["mutant"], kill["column"]) == ("SGD: maximize ignored", "training")
+    assert kill["killed"]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_bugs_beside_the_matrix_are_of_the_dtype_that_is_asked_for(dtype):
+    low = {name for name, case in BESIDE.items() if case.endswith("in bfloat16")}
+    found = set(beside([dtype], ""))
+    assert low
+    assert found == (low if dtype == "bfloat16" else BESIDE.keys() - low)
+    assert set(beside([], "")) == BESIDE.keys()
+
+
+USAGE = {
+    "a checkpoint": (("x.safetensors",), "expected one of CHECKPOINT, --power, got all of them"),
+    "a kernel": (("--implementation", "blocked"), "--implementation: goes with the built-in cases"),
+    "a backend": (("--backend", "cpu"), "--backend: goes with the built-in cases, not with --pow"),
+    "what is drawn": (
+        ("--configurations", "5", "--seed", "9"),
+        "--configurations: goes with --calibrate, not with --power\n"
+        "--seed: goes with --calibrate, not with --power",
+    ),
+    "unknown design": (("--design", "flash"), "--design: expected one of weights_mha"),
+    "nothing left": (("-k", "no such case"), "no case is left by"),
+}
+
+
+@pytest.mark.parametrize("row", USAGE)
+def test_wrong_usage_leaves_2_and_says_why(row):
+    args, message = USAGE[row]
+    outcome = run("verify", "--power", *args)
+    assert outcome.exit_code == 2
+    assert message in outcome.stderr
+    assert outcome.stdout == ""

@@ -1,0 +1,110 @@
+"""What a check says of inputs that could not show a bug: never PASS."""
+
+import numpy as np
+import pytest
+import torch
+from flax import nnx
+
+from jax_attn import MultiHeadAttention
+from jax_attn.parity import Verdict, check
+from jax_attn.parity.judge.result import Result
+from jax_attn.transfer import LAYOUTS, LINEAR, load
+
+B, T, N, D = 2, 7, 3, 15
+DRAWN = np.random.default_rng(0).standard_normal
+CAUSAL = np.tri(T, dtype=bool)
+
+
+def both(dtype: str):
+    reference = torch.nn.MultiheadAttention(D, N, batch_first=True).eval()
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for p in reference.parameters():
+            p.copy_(torch.randn(p.shape, generator=generator) * D**-0.5)
+    reference = reference.to(getattr(torch, dtype))
+    port = MultiHeadAttention(D, N, dtype=dtype, param_dtype=dtype, rngs=nnx.Rngs(0))
+    load(port, reference.state_dict(), LAYOUTS["torch_mha"])
+    return reference, port
+
+
+def run(x: np.ndarray, dtype: str = "float32", gradients: bool = True, **masks) -> Result:
+    def torch_call(module, x, **masks):
+        hidden = {name: ~mask for name, mask in masks.items()}
+        given = {"attn_mask": hidden.get("allowed"), "key_padding_mask": hidden.get("real")}
+        return module(x, x, x, need_weights=False, **given)[0]
+
+    def port_call(module, x, allowed=None, real=None):
+        masks = [] if allowed is None else [allowed[None, None]]
+        masks += [] if real is None else [real[:, None, None]]
+        mask = masks[0] if len(masks) == 1 else masks[0] & masks[1] if masks else None
+        return module(x, mask=mask)
+
+    calls = {"reference_call": torch_call, "port_call": port_call}
+    options = {"dtype": dtype, "gradients": gradients, "transforms": ("jit",)}
+    return check(*both(dtype), {"x": x} | masks, **calls, **options)
+
+
+def blind(result: Result) -> str:
+    return "\n".join(reason for reason in result.reasons if reason.startswith("blind: "))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_drawn_inputs_under_a_mask_that_matters_pass(dtype):
+    result = run(DRAWN((B, T, D)), dtype, allowed=CAUSAL)
+    assert result.verdict is Verdict.PASS, str(result)
+
+
+def test_a_blind_check_is_inconclusive_and_says_every_reason():
+    """Uniform inputs, a mask that hides nothing, as many queries as heads."""
+    result = run(np.ones((B, N, D)), allowed=np.ones((N, N), bool))
+    assert result.verdict is Verdict.INCONCLUSIVE
+    said = blind(result)
+    for bug in (
+        "that mask 'allowed' is ignored: it is True everywhere",
+        "a scale of the scores 1% too large",
+        "weights that go to other keys",
+        "a softmax over the queries",
+        "queries and heads mixed up: T is the number of heads",
+        "a gradient stopped at the scores",
+    ):
+        assert bug in said
+    assert "what would: a mask that hides some keys" in said
+    assert "what would: T other than N, or inputs drawn at random" in said
+
+
+BLIND = {
+    "a mask over keys that are all alike": (
+        {"x": np.broadcast_to(DRAWN((B, 1, D)), (B, T, D)), "allowed": CAUSAL},
+        "an ignored mask: no masked key matters",
+    ),
+    "a mask that hides nothing": (
+        {"x": DRAWN((B, T, D)), "allowed": np.ones((T, T), bool)},
+        "that mask 'allowed' is ignored: it is True everywhere",
+    ),
+    "of two masks one that hides nothing": (
+        {"x": DRAWN((B, T, D)), "allowed": CAUSAL, "real": np.ones((B, T), bool)},
+        "that mask 'real' is ignored: it is True everywhere",
+    ),
+    "one token": ({"x": DRAWN((B, 1, D))}, "a scale of the scores"),
+    "attention that is flat in bfloat16": (
+        {"x": 2.0**-8 * DRAWN((B, T, D)), "dtype": "bfloat16"},
+        "a scale of the scores twice too large",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BLIND)
+def test_what_hides_a_bug_is_named(name):
+    given, said = BLIND[name]
+    result = run(gradients=False, **given)
+    assert result.verdict is not Verdict.PASS
+    assert said in blind(result)
+
+
+def test_a_module_without_attention_is_not_doubted():
+    reference = torch.nn.Linear(D, N)
+    port = nnx.Linear(D, N, rngs=nnx.Rngs(0))
+    load(port, reference.state_dict(), LINEAR)
+    result = check(reference, port, (np.ones((B, D)),), layout=LINEAR, transforms=("jit",))
+    assert result.verdict is Verdict.PASS, str(result)
+    assert result.notes == ("no softmax was met: no canary of attention was tried",)

@@ -1,0 +1,314 @@
+"""What canaries say of a reference and its inputs alone: masks, positions, one softmax of several.
+
+Each row is a torch function as the reference; no port takes part.
+"""
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+
+from jax_attn.parity.checking import canaries
+from jax_attn.parity.checking.check import Prepared
+from jax_attn.parity.run.inputs_and_runs import Inputs
+from jax_attn.parity.run.port import float_dtype
+from jax_attn.parity.run.reference import Reference
+
+B, T, S, D = 2, 7, 5, 3
+rng = np.random.default_rng(0)
+X, MEMORY = rng.standard_normal((B, T, D)), rng.standard_normal((B, S, D))
+UNIFORM, CAUSAL = np.ones((B, T, D)), np.tri(T)
+
+
+def tried(call, inputs, dtype: str = "float32") -> tuple[str, str]:
+    """Doubts and notes, a line each."""
+    given = Inputs.of(inputs, float_dtype(dtype))
+    reference = Reference(torch.nn.Module(), lambda module, *a, **k: call(*a, **k), given)
+    doubts, notes = canaries.tried(Prepared(reference, dtype, gradients=False))
+    return "\n".join(doubts), "\n".join(notes)
+
+
+def attend(query, key, value, allowed=None, added=0.0):
+    scores = query @ key.mT / D**0.5 + added
+    if allowed is not None:
+        scores = scores.masked_fill(allowed == 0, -torch.inf)
+    return torch.softmax(scores, -1) @ value
+
+
+# --- masks ----------------------------------------------------------------------------------------
+
+
+def only(x, mask):
+    return attend(x, x, x, mask)
+
+
+def added(x, mask):
+    return attend(x, x, x, added=mask)
+
+
+def hidden(x, mask):
+    return attend(x, x, x, 1 - mask)
+
+
+HIDES_NOTHING = {
+    "booleans": (only, "shown", np.ones((T, T), bool)),
+    "integers": (only, "shown", np.ones((T, T), int)),
+    "integers, of which 1 hides": (hidden, "ignored", np.zeros((T, T), int)),
+    "floats": (only, "shown", np.ones((T, T))),
+    "added zeros": (added, "attn_bias", np.zeros((T, T))),
+    "padding": (lambda x, mask: only(x, mask[:, None]), "real", np.ones((B, T), int)),
+}
+
+
+@pytest.mark.parametrize("by", ["name", "place"])
+@pytest.mark.parametrize("row", HIDES_NOTHING)
+def test_a_mask_that_hides_nothing_is_met_by_whatever_name(row, by):
+    call, name, mask = HIDES_NOTHING[row]
+    inputs = {"x": X, name: mask} if by == "name" else (X, mask)
+    doubts, _ = tried(lambda *args, **kwargs: call(*args, *kwargs.values()), inputs)
+    said = name if by == "name" else "1"
+    assert f"that mask {said!r} is ignored: it is {mask.flat[0]} everywhere" in doubts
+
+
+@pytest.mark.parametrize("name", ["attention_mask", "allowed", "keep_tokens"])
+def test_a_mask_of_no_softmax_is_known_by_its_name(name):
+    def by_hand(x, mask):
+        weights = torch.exp(x @ x.mT) * mask
+        return weights / weights.sum(-1, keepdim=True) @ x
+
+    doubts, _ = tried(lambda x, **mask: by_hand(x, *mask.values()), {"x": X, name: CAUSAL**0})
+    assert f"that mask {name!r} is ignored" in doubts
+
+
+SEEN = {
+    "floats that hide": (only, CAUSAL),
+    "integers that hide": (only, CAUSAL.astype(int)),
+    "-inf": (added, np.where(CAUSAL == 1, 0, -np.inf)),
+    "the lowest": (added, np.where(CAUSAL == 1, 0, np.finfo(np.float32).min)),
+    "a bias of both signs": (added, rng.standard_normal((T, T))),
+    "a bias that falls with distance": (added, -np.abs(np.subtract.outer(range(T), range(T)) / T)),
+}
+TABLE = torch.from_numpy(rng.standard_normal((2, D)))
+NO_MASK = {
+    "token types, all 0": (lambda x, kind: only(x + TABLE[kind], None), np.zeros((B, T), int)),
+    "token types, all 1": (lambda x, kind: only(x + TABLE[kind], None), np.ones((B, T), int)),
+    "a gain of 1": (lambda x, gain: only(gain * x, None), np.ones(D)),
+    "an offset of 0": (lambda x, offset: only(x, None) + offset, np.zeros(D)),
+    "an index of one row": (lambda x, row: only(x + TABLE[:1][row], None), np.zeros((B, T), int)),
+}
+
+
+@pytest.mark.parametrize("row", [*SEEN, *NO_MASK])
+def test_a_mask_that_matters_and_what_is_none_are_not_doubted(row):
+    call, value = (SEEN | NO_MASK)[row]
+    assert tried(lambda x, other: call(x, other), {"x": X, "other": value}) == ("", "")
+    if row in SEEN:
+        assert tried(lambda x, mask: call(x, mask), {"x": X, "mask": value}) == ("", "")
+
+
+def test_a_mask_that_the_reference_refuses_is_noted_and_not_doubted():
+    keep = np.arange(T)[None] < np.array([[3], [3]])  # others of the same length would do, too
+
+    def gathered(x, keep):
+        return x[keep].reshape(B, 3, D) * 2
+
+    doubts, notes = tried(gathered, {"x": X, "keep": keep})
+    assert doubts == ""
+    assert "mask 'keep': the reference refuses one that would show it inverted" in notes
+
+    def strict(x, keep):
+        if not keep.any():
+            raise ValueError("no token is left")
+        return attend(x, x, x, keep[:, None])
+
+    doubts, notes = tried(strict, {"x": X, "keep": keep})
+    assert (doubts, notes) == (
+        "",
+        "mask 'keep': the reference refuses one that would show it ignored",
+    )
+    doubts, _ = tried(strict, {"x": X, "keep": keep | True})
+    assert "that mask 'keep' is ignored: it is True everywhere" in doubts
+
+
+def test_a_mask_is_turned_within_what_float16_holds():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        mask = np.where(CAUSAL == 1, 0, -1e4)
+        assert tried(added, {"x": X, "mask": mask}, "float16") == ("", "")
+
+
+# --- positions ------------------------------------------------------------------------------------
+
+
+def by_hand(x):
+    weights = torch.exp(x @ x.mT)
+    return weights / weights.sum(-1, keepdim=True) @ x
+
+
+def causal_by_hand(x):
+    weights = torch.exp(x @ x.mT).tril()
+    return weights / weights.sum(-1, keepdim=True) @ x
+
+
+UNSEEN = "which positions are joined, and how: 'x' is alike along its axis"
+
+
+@pytest.mark.parametrize("call", [by_hand, causal_by_hand])
+def test_attention_by_hand_over_tokens_that_are_alike_is_doubted(call):
+    assert f"{UNSEEN} 1" in tried(call, {"x": UNIFORM})[0]
+    assert f"{UNSEEN} 0" in tried(call, {"x": UNIFORM[0]})[0]
+    assert tried(call, {"x": X})[0] == ""
+
+
+def test_log_softmax_is_a_softmax():
+    def call(x):
+        return torch.log_softmax(x @ x.mT, -1).exp() @ x
+
+    assert "a scale of the scores 1% too large" in tried(call, {"x": UNIFORM})[0]
+    assert tried(call, {"x": X}) == ("", "")
+
+
+KERNEL = torch.from_numpy(rng.standard_normal((D, D, 3)))
+
+
+def recurrent(x):
+    states = [torch.zeros_like(x[:, 0])]
+    for at in range(T):
+        states.append(torch.tanh(x[:, at] + states[-1]))
+    return torch.stack(states[1:], 1)
+
+
+WITHOUT_ATTENTION = {
+    "a layer": lambda x: x @ KERNEL[0].to(x),
+    "a convolution": lambda x: torch.conv1d(x.mT, KERNEL.to(x), padding=1).mT,
+    "a pooling": lambda x: x.mean(1),
+    "a running sum": lambda x: x.cumsum(1),
+    "a recurrence": recurrent,
+}
+
+
+@pytest.mark.parametrize("x", [UNIFORM, X], ids=["uniform", "drawn"])
+@pytest.mark.parametrize("name", WITHOUT_ATTENTION)
+def test_what_is_no_attention_is_not_doubted(name, x):
+    doubts, notes = tried(WITHOUT_ATTENTION[name], {"x": x})
+    assert (doubts, notes) == ("", "no softmax was met: no canary of attention was tried")
+
+
+# --- one softmax of several -----------------------------------------------------------------------
+
+
+def both(x, memory):
+    return (y := attend(x, x, x)) + attend(y, memory, memory)
+
+
+@pytest.mark.parametrize(
+    "memory", [MEMORY[:, :1], np.repeat(MEMORY[:, :1], S, 1)], ids=["one key", "keys alike"]
+)
+def test_a_softmax_that_shows_it_does_not_vouch_for_another(memory):
+    doubts, _ = tried(both, {"x": X, "memory": memory})
+    assert "a scale of the scores 1% too large in softmax 2 of 2 alone" in doubts
+    assert tried(both, {"x": X, "memory": MEMORY}) == ("", "")
+
+
+class Attends(torch.nn.Module):
+    def forward(self, x, memory):
+        return attend(x, memory, memory)
+
+
+@pytest.mark.parametrize(("several", "said"), [(1, ""), (2, "in softmax 2 of 2 alone")])
+def test_a_module_called_twice_has_its_bug_in_both(several, said):
+    """In the one call it shows; were they two, the other's would not."""
+    modules = torch.nn.ModuleList(Attends() for _ in range(several))
+
+    def call(x, memory):
+        return modules[0](x, memory) + modules[-1](x, memory[:, :1])
+
+    doubts, _ = tried(call, {"x": X, "memory": MEMORY})
+    assert said in doubts
+    assert bool(said) == bool(doubts)
+
+
+class AttendsTwice(torch.nn.Module):
+    def forward(self, x, memory):
+        return both(x, memory)
+
+
+def test_nor_does_it_within_one_module():
+    module = AttendsTwice()
+    doubts, _ = tried(lambda x, memory: module(x, memory), {"x": X, "memory": MEMORY[:, :1]})
+    assert "in softmax 2 of 2 alone" in doubts
+
+
+def test_a_softmax_over_the_queries_may_be_the_right_one():
+    def call(x):
+        return torch.softmax(x @ x.mT / D, -2).mT @ x
+
+    assert tried(call, {"x": X}) == ("", "")
+
+
+def test_weights_that_the_reference_refuses_are_a_note():
+    def call(x):
+        weights = torch.softmax(x @ x.mT, -1)
+        if not torch.equal(weights, right):
+            raise ValueError("these are not the weights")
+        return weights @ x
+
+    x = torch.from_numpy(X).double()
+    right = torch.softmax(x @ x.mT, -1)
+    _, notes = tried(call, {"x": X})
+    assert "the reference refuses weights that would show a scale of the scores" in notes
+
+
+def test_a_low_precision_need_not_show_a_scale_in_each_alone():
+    """What one layer of several adds may be as small as a rounding, its inputs in order."""
+
+    def call(x, memory):
+        return attend(x, x, x) + 0.003 * attend(x, memory, memory)
+
+    assert tried(call, {"x": X, "memory": MEMORY}, "bfloat16") == ("", "")
+
+    def tiny(x, memory):
+        return 1e-20 * call(x, memory)
+
+    assert tried(tiny, {"x": X, "memory": MEMORY}, "bfloat16") == ("", "")
+    doubts, _ = tried(call, {"x": X, "memory": MEMORY[:, :1]}, "bfloat16")
+    assert "a scale of the scores twice too large in softmax 2 of 2 alone" in doubts
+
+
+def test_a_row_that_sees_no_key_does_not_vouch_for_the_others():
+    def call(x, allowed):
+        return torch.nn.functional.scaled_dot_product_attention(x, x, x, allowed)
+
+    allowed = np.ones((B, T, T), bool)
+    allowed[0, 0] = False
+    assert "a scale of the scores" in tried(call, {"x": UNIFORM, "allowed": allowed})[0]
+
+
+def test_of_many_those_are_tried_alone_that_moved_least(monkeypatch):
+    monkeypatch.setattr(canaries, "ALONE", 1)
+    doubts, notes = tried(both, {"x": X, "memory": MEMORY[:, :1]})
+    assert "in softmax 2 of 2 alone" in doubts
+    assert notes == "of 2 softmaxes, 1 were tried alone: those moved least"
+
+
+def routed(x):
+    return x * (1 + x.softmax(-1).argmax(-1, keepdim=True))
+
+
+def unused(x):
+    x.softmax(-1)
+    return 2 * x
+
+
+@pytest.mark.parametrize("call", [routed, unused])
+def test_a_softmax_that_only_chooses_is_noted_and_not_doubted(call):
+    doubts, notes = tried(call, {"x": X})
+    assert doubts == ""
+    assert notes.startswith("softmax 1 of 1 only chooses or is not used")
+    doubts, notes = tried(lambda x: attend(call(x), 1 + 0 * x, 1 + 0 * x), {"x": X})
+    assert "a scale of the scores 1% too large" in doubts
+
+
+def test_weights_times_zero_are_used_all_the_same():
+    assert "a scale of the scores" in tried(lambda x: x + attend(x, x, 0 * x), {"x": X})[0]

@@ -1,0 +1,139 @@
+"""The oracle: derivatives by finite differences, and the packed form equal to head by head."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from helpers.oracle_problem import (
+    AFTER,
+    BASE,
+    EPSILON,
+    B,
+    D,
+    H,
+    K,
+    N,
+    S,
+    T,
+    cotangents,
+    problem,
+)
+from jax_attn.parity.judge.oracle import Problem, solve
+
+
+def loss(posed: Problem) -> float:
+    d_output, d_weights = cotangents()
+    found = solve(posed, d_output, d_weights)
+    return float((found.output * d_output).sum() + (found.weights * d_weights).sum())
+
+
+def leaves(posed: Problem) -> dict[str, np.ndarray]:
+    return posed.inputs | posed.weights | {"bias": posed.bias}
+
+
+def gradients(posed: Problem) -> dict[str, np.ndarray]:
+    found = solve(posed, *cotangents())
+    return found.input_grads | found.weight_grads | {"bias": found.bias_grad}
+
+
+@pytest.mark.parametrize("after", AFTER.values(), ids=AFTER)
+@pytest.mark.parametrize("name", sorted(leaves(problem())))
+def test_every_gradient_is_the_slope_of_the_loss(name, after):
+    """Along a random direction; a central difference errs by step**2 and by u/step."""
+    posed = problem(after=after)
+    leaf = leaves(posed)[name]
+    direction = np.random.default_rng(2).standard_normal(leaf.shape)
+    step = 2.0**-17
+    slope = 0.0
+    kept = leaf.copy()
+    for sign in (1, -1):
+        leaf[...] = kept + sign * step * direction
+        slope += sign * loss(posed) / (2 * step)
+    leaf[...] = kept
+    given = float((gradients(posed)[name] * direction).sum())
+    # Second-order error step**2 and cancellation 2**-52/step, both times the loss's size.
+    assert abs(slope - given) <= 1e3 * (step**2 + 2.0**-52 / step) * max(abs(given), 1.0)
+
+
+def after_projection(posed: Problem, name: str, x: np.ndarray) -> np.ndarray:
+    """Over the last axis of (B, heads, T, H): norm by statistics, turn by a matrix of each step."""
+    w, (norm, turn) = posed.weights, posed.after
+    off = x - x.mean(-1, keepdims=True) if norm.centred else x
+    x = off / np.sqrt(np.square(off).mean(-1, keepdims=True) + EPSILON)
+    x = x * w[f"{name}_norm.weight"] + w[f"{name}_norm.bias"]
+    pairs = ((0, 1), (2, 3)) if turn.interleaved else ((0, 2), (1, 3))
+    out = np.zeros_like(x)
+    for t in range(x.shape[2]):
+        matrix = np.eye(H)
+        for pair, frequency in zip(pairs, (1, BASE**-0.5), strict=True):
+            angle = frequency * (t + turn.first if name == "q" else t)
+            c, s = np.cos(angle), np.sin(angle)
+            matrix[np.ix_(pair, pair)] = [[c, -s], [s, c]]
+        out[:, :, t] = x[:, :, t] @ matrix.T
+    return out
+
+
+def packed(posed: Problem) -> np.ndarray:
+    """The usual form: one product for all heads, K repeated, one softmax over the last axis."""
+    w, x = posed.weights, posed.inputs
+
+    def heads(name: str, source: str, count: int) -> np.ndarray:
+        y = x[source] @ w[f"{name}.weight"].T + w[f"{name}.bias"]
+        return y.reshape(B, -1, count, H).transpose(0, 2, 1, 3)
+
+    q = after_projection(posed, "q", heads("q", "query", N))
+    k, v = heads("k", "key", K), heads("v", "value", K)
+    k, v = (np.repeat(a, N // K, axis=1) for a in (after_projection(posed, "k", k), v))
+    scores = posed.softcap * np.tanh(posed.scale * q @ k.swapaxes(-1, -2) / posed.softcap)
+    scores = np.where(posed.allowed, scores + posed.bias, -np.inf)
+    top = np.maximum(scores.max(axis=-1, keepdims=True), -1e300)
+    e = np.exp(scores - top)
+    total = e.sum(axis=-1, keepdims=True)
+    weights = np.where(total > 0, e / np.where(total > 0, total, 1), 0)
+    joined = (weights @ v).transpose(0, 2, 1, 3).reshape(B, T, N * H)
+    return joined @ w["o.weight"].T + w["o.bias"]
+
+
+@pytest.mark.parametrize("after", AFTER.values(), ids=AFTER)
+def test_the_packed_form_equals_the_form_head_by_head(after):
+    posed = problem(after=after)
+    ours, usual = solve(posed, *cotangents()).output, packed(posed)
+    # Two float64 programs of about N*H + D + S additions on values of this size.
+    assert np.abs(ours - usual).max() <= 2.0**-52 * (N * H + D + S) * np.abs(usual).max() * 4
+
+
+def test_a_row_that_may_attend_to_nothing_gives_the_output_bias_and_sends_nothing():
+    posed = problem()
+    found = solve(posed, *cotangents())
+    assert not found.weights[1, :, 2].any()
+    assert np.array_equal(found.output[1, 2], posed.weights["o.bias"])
+    assert not found.input_grads["query"][1, 2].any()
+
+
+def imported_by(statement: str) -> set[str]:
+    """The frameworks in a fresh interpreter after `statement`."""
+    code = f"import sys; {statement}; print(*({{'jax', 'torch', 'flax'}} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "parity.judge.oracle",
+        "parity.judge.budget",
+        "parity.judge.compare",
+        "parity.judge.result",
+        "parity.matrix.cases",
+        "parity.run.inputs_and_runs",
+        "report.results",
+    ],
+)
+def test_what_judges_or_renders_imports_no_framework(module):
+    assert imported_by(f"import jax_attn.{module}") == set()
+
+
+def test_that_proof_can_fail():
+    assert {"jax", "flax"} <= imported_by("import jax_attn.parity.run.port")

@@ -1,0 +1,146 @@
+"""The built-in matrix: what it covers, what its rows claim, and a sample of them run.
+
+`jax-attn verify` runs them all.
+"""
+
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import torch_ref
+from jax_attn.dtypes import DTYPES
+from jax_attn.parity.bugs.catalogue import MUTANTS
+from jax_attn.parity.judge.compare import Verdict
+from jax_attn.parity.matrix import cases
+from jax_attn.parity.matrix.cases import FACTORS, SHAPES, TRANSFORMS, Case, matrix, pairs, reachable
+from jax_attn.parity.matrix.designs import DESIGNS
+from jax_attn.parity.matrix.row import Row
+from jax_attn.parity.matrix.run_rows import judge_row, run_cases
+
+ROWS = matrix()
+
+
+def test_every_pair_of_levels_that_can_meet_meets():
+    met = set().union(*map(pairs, ROWS))
+    assert reachable() - met == set()
+    # The factors themselves: nothing of the specification is out of reach.
+    levels = {
+        frozenset(p) for p in ((("dtype", d), ("mask", m)) for d in DTYPES for m in cases.MASKS)
+    }
+    levels |= {frozenset((("mask", m), ("transform", t))) for m in cases.MASKS for t in TRANSFORMS}
+    levels |= {frozenset((("shape", s), ("transform", t))) for s in SHAPES for t in TRANSFORMS}
+    levels |= {frozenset((("shape", s), ("dtype", d))) for s in SHAPES for d in DTYPES}
+    assert levels <= met
+
+
+def test_there_are_at_least_300_rows_of_distinct_names_on_at_most_eight_shapes():
+    assert len(ROWS) >= 300
+    assert len({row.name for row in ROWS}) == len(ROWS)
+    assert {row.shape for row in ROWS} == set(SHAPES)
+    assert len(SHAPES) <= 8
+
+
+def test_every_published_design_is_run_in_every_dtype():
+    run = {(row.family, row.dtype) for row in ROWS}
+    assert run == {(design, dtype) for design in torch_ref.DESIGNS for dtype in DTYPES}
+    assert FACTORS.keys() == DESIGNS.keys()
+
+
+def test_the_seeds_own_sizes_are_run_by_the_seeds_own_designs():
+    run = {(row.family, row.shape) for row in ROWS}
+    assert {
+        ("weights_mha", "seed000"),
+        ("fused_mha", "seed001"),
+        ("masked_mha", "seed002"),
+        ("mqa", "seed002"),
+        ("plain_mha", "seed003"),
+        ("torch_mha", "seed003"),
+    } <= run
+
+
+def test_a_level_left_out_would_be_seen():
+    """The coverage test can fail: without its one-token rows the matrix misses pairs."""
+    met = set().union(*(pairs(row) for row in ROWS if row.shape != "token"))
+    assert reachable() - met
+
+
+def distinct(rows, key) -> list[Case]:
+    """The first row of each `key`."""
+    return list({key(row): row for row in reversed(rows)}.values())
+
+
+def pytest_generate_tests(metafunc):
+    """A row of each published design; --long and `verify --power`: of each variant, too."""
+    if "claiming" in metafunc.fixturenames:
+        long = metafunc.config.getoption("--long")
+        rows = distinct(ROWS, lambda c: c.design if long else c.family)
+        metafunc.parametrize("claiming", rows, ids=lambda c: c.name)
+
+
+def test_every_row_of_a_design_claims_something_and_kills_all_of_it(claiming):
+    row = Row(DESIGNS[claiming.design], claiming)
+    assert row.claims
+    assert row.blind == ()
+
+
+def test_a_mutant_that_lives_makes_its_row_inconclusive(monkeypatch):
+    """One key: no scale could show. Claimed all the same, the row has not shown it."""
+    case = Case("plain_mha", "float32", "none", "token", "jit")
+    scale = MUTANTS["scale 1% too large"]
+    assert run_cases([case])[0].verdict is Verdict.PASS
+    monkeypatch.setitem(MUTANTS, "scale 1% too large", replace(scale, claimed=lambda *_: True))
+    result = judge_row(Row(DESIGNS["plain_mha"], case), case)
+    assert result.verdict is Verdict.INCONCLUSIVE
+    assert "blind: would not have seen 'scale 1% too large'" in result.reasons[0]
+
+
+def cheapest(rows) -> list[Case]:
+    """For each mask and each dtype one row, on a small shape, jitted."""
+    small = [c for c in rows if c.shape in ("cross", "square", "prime") and c.transform == "jit"]
+    return sorted(
+        {*distinct(small, lambda c: c.mask), *distinct(small, lambda c: c.dtype)},
+        key=lambda c: c.name,
+    )
+
+
+@pytest.mark.parametrize("case", cheapest(ROWS), ids=lambda c: c.name)
+def test_a_row_of_each_mask_and_each_dtype_passes(case):
+    (result,) = run_cases([case])
+    assert result.verdict is Verdict.PASS, str(result)
+    assert result.backend == "cpu"
+    assert result.level == "measured"
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS)
+def test_a_row_of_each_transform_passes_and_compares_every_tensor(transform):
+    case = Case("gqa", "float32", "bias", "cross", transform)
+    (result,) = run_cases([case])
+    assert result.verdict is Verdict.PASS, str(result)
+    kinds = Counter(t.kind for t in result.tensors)
+    assert kinds == {"output": 2, "gradient of input": 4, "gradient of parameter": 8}
+
+
+def test_a_declared_nan_is_checked_on_both_sides():
+    """masked_mha gives NaN where a row may attend to nothing; the port gives out_proj's bias."""
+    case = Case("masked_mha", "float32", "empty_row", "prime", "jit")
+    row = Row(DESIGNS["masked_mha"], case)
+    assert row.declared_nan["output"].any()
+    result = judge_row(row, case)
+    assert result.verdict is Verdict.PASS, str(result)
+    assert "declared: output, as published, is NaN there" in result.notes
+
+    fewer = Row(DESIGNS["masked_mha"], case)
+    fewer.__dict__["declared_nan"] = {"output": np.zeros_like(row.declared_nan["output"])}
+    result = judge_row(fewer, case)
+    assert result.verdict is Verdict.FAIL
+    assert "declared difference: reference output should be NaN at 0 elements" in result.failures[0]
+
+
+def test_a_nan_that_nobody_declared_fails():
+    case = Case("masked_mha", "float32", "empty_row", "prime", "jit")
+    undeclared = replace(DESIGNS["masked_mha"], nan_rows=False)
+    result = judge_row(Row(undeclared, case), case)
+    assert result.verdict is Verdict.FAIL
+    assert "the reference is not finite where the oracle is" in "\n".join(result.reasons)

@@ -1,0 +1,437 @@
+"""check_training: every optimizer and option passes; what cannot be checked is refused by name."""
+
+import jax
+import numpy as np
+import optax
+import pytest
+import torch
+from flax import nnx
+from torch.optim import SGD, Adamax, AdamW, lr_scheduler
+
+from jax_attn import GroupedQueryAttention, parity, transfer
+from jax_attn.parity.judge.compare import Verdict
+from jax_attn.parity.training.cases import TRAINING_CASES, batches, judged, layers
+from jax_attn.parity.training.encoder import ENCODER, draws, ported, torch_encoder
+from torch_ref import DESIGNS
+
+N, K, H, D, B, T = 6, 3, 5, 13, 3, 7
+
+
+@pytest.mark.parametrize("case", TRAINING_CASES)
+def test_a_right_port_trains_as_torch_does(case):
+    result = judged(case)
+    assert result.verdict is Verdict.PASS, str(result)
+
+
+def sgd(module):
+    return SGD(module.parameters(), 0.1, momentum=0.9)
+
+
+def adamw(module):
+    return AdamW(module.parameters(), 0.01)
+
+
+def attention() -> dict:
+    """Arguments of a check of grouped-query attention."""
+    torch.manual_seed(0)
+    reference = DESIGNS["gqa"](D, N, K, head_dim=H)
+    port = GroupedQueryAttention(D, N, K, head_dim=H, rngs=nnx.Rngs(0))
+    transfer.load(port, reference.state_dict(), transfer.LAYOUTS["gqa"])
+    rng = np.random.default_rng(0)
+    given = [
+        {name: rng.standard_normal((B, T, D)).astype(np.float32) for name in ("query", "target")}
+        for _ in range(2)
+    ]
+    options = {"layout": transfer.LAYOUTS["gqa"], "optimizer": adamw, "loss": "mse", "steps": 5}
+    return {"reference": reference, "port": port, "batches": given} | options
+
+
+@pytest.fixture(scope="module")
+def attended() -> tuple[dict, parity.Result, list[bytes]]:
+    given = attention()
+    before = bits(given)
+    return given, parity.check_training(**given), before
+
+
+def bits(given: dict) -> list[bytes]:
+    ours = transfer.flatten(given["port"]).values()
+    theirs = given["reference"].state_dict().values()
+    return [np.asarray(a).tobytes() for a in (*ours, *theirs)]
+
+
+def test_attention_trains_alike_though_adam_makes_steps_of_a_key_biass_rounding(attended):
+    _, result, _ = attended
+    assert result.verdict is Verdict.PASS, str(result)
+    assert any("k_proj.bias" in note for note in result.notes)
+
+
+def test_the_modules_stay_as_they_were(attended):
+    given, _, before = attended
+    assert bits(given) == before
+
+
+def test_gradients_updates_state_losses_and_parameters_are_each_judged(attended):
+    _, result, _ = attended
+    found = {(t.transform, t.label) for t in result.tensors}
+    assert {
+        ("first batch", "grad q_proj.kernel"),
+        ("update 1", "update of q_proj.kernel"),
+        ("update 3", "update of q_proj.kernel"),
+        ("update 3", "exp_avg of q_proj.kernel"),
+        ("update 3", "exp_avg_sq of q_proj.kernel"),
+        ("losses 1-2", "loss"),
+        ("losses 4-5", "loss"),
+        ("step 2", "moved q_proj.kernel"),
+        ("step 5", "moved q_proj.kernel"),
+    } <= found
+
+
+def test_other_weights_fail_by_name(attended):
+    given, _, _ = attended
+    other = nnx.clone(given["port"])
+    other.v_proj.bias[...] = other.v_proj.bias[...] + 1e-6
+    result = parity.check_training(**(given | {"port": other, "optimizer": sgd, "steps": 1}))
+    assert result.verdict is Verdict.FAIL
+    assert any("v_proj" in failure for failure in result.failures)
+
+
+def test_a_ports_own_optimizer_is_what_is_judged():
+    """optax's AdamW at its own defaults: another weight decay."""
+    reference, port = layers("float32")
+    result = parity.check_training(
+        reference,
+        port,
+        batches(),
+        layout=transfer.LINEAR,
+        optimizer=lambda m: AdamW(m.parameters(), 0.02, weight_decay=0.2),
+        loss="mse",
+        port_call=lambda module, input: module(input),
+        port_optimizer=optax.adamw(0.02),
+        steps=2,
+    )
+    assert result.verdict is Verdict.FAIL
+
+
+def test_an_optimizer_that_keeps_no_state_fails_by_name():
+    result = judged("SGD, momentum", optax.sgd(0.1))
+    assert any("momentum_buffer of kernel" in failure for failure in result.failures)
+
+
+def test_a_two_layer_encoder_trains_alike_under_dropout_handed_in(pytestconfig):
+    long = pytestconfig.getoption("--long")
+    vocab, width, inner = 11, 10, 17
+    reference = torch_encoder(vocab, width, 2, inner, seed=3)
+    rng = np.random.default_rng(5)
+    given = [
+        {
+            "tokens": rng.integers(0, vocab, (B, T)),
+            "target": rng.integers(0, vocab, (B, T)),
+            "keep": draws(i, B, T, width),
+        }
+        for i in range(2)
+    ]
+    result = parity.check_training(
+        reference,
+        ported(reference),
+        given,
+        layout=ENCODER,
+        optimizer=adamw,
+        clip_norm=1.0,
+        loss="cross_entropy",
+        steps=50 if long else 4,
+    )
+    assert result.verdict is Verdict.PASS, str(result)
+
+
+def of_one_cycle(optimizer, updates: int):
+    return lr_scheduler.OneCycleLR(optimizer, 0.5, total_steps=updates, cycle_momentum=False)
+
+
+def chained(optimizer):
+    parts = [
+        lr_scheduler.LinearLR(optimizer, 0.1, 1, 4),
+        lr_scheduler.ExponentialLR(optimizer, 0.9),
+    ]
+    return lr_scheduler.ChainedScheduler(parts)
+
+
+def dropping(times: int):
+    """What is kept, over the rate at which it is, so many times over."""
+    return lambda module, input, keep: module(input) * keep / 0.75**times
+
+
+@pytest.mark.parametrize(("times", "expected"), [(1, Verdict.PASS), (2, Verdict.FAIL)])
+def test_dropout_handed_in_is_divided_by_its_rate_once(times, expected):
+    rng = np.random.default_rng(6)
+    given = [batch | {"keep": rng.random((7, 3)) < 0.75} for batch in batches()]
+    calls = {"reference_call": dropping(1), "port_call": dropping(times)}
+    result = linear_check(batches=given, **calls)
+    assert result.verdict is expected, str(result)
+
+
+def a_batch(**changed) -> dict:
+    return batches()[0] | changed
+
+
+REFUSED = {
+    "no accumulation": ({"accumulate": 0}, "accumulate: expected a whole number above 0"),
+    "unknown accumulation": ({"accumulated": "avg"}, "accumulated: expected 'sum' or 'mean'"),
+    "clipped to nothing": ({"clip_norm": 0}, "clip_norm: expected a number above 0"),
+    "a schedule by the loss": (
+        {"schedule": lr_scheduler.ReduceLROnPlateau},
+        "schedule: expected rates that follow from the count alone",
+    ),
+    "no schedule": ({"schedule": id}, "schedule: expected it to make a torch scheduler, got int"),
+    "a schedule that ends": (
+        {"schedule": lambda o: of_one_cycle(o, 2), "steps": 3},
+        "schedule: expected rates for 3 updates, got OneCycleLR's for 2",
+    ),
+    "no batch": ({"batches": []}, "batches: expected a list"),
+    "no target": ({"batches": [{"input": batches()[0]["input"]}]}, "'target'"),
+    "a list for an array": ({"batches": [a_batch(input=[1.0])]}, "batches[0]['input']"),
+    "other shapes": (
+        {"batches": [a_batch(), a_batch(input=np.ones((2, 5), np.float32))]},
+        "batches[1]: expected one set of shapes",
+    ),
+    "unknown loss": ({"loss": "hinge"}, "loss: expected one of cross_entropy, mse"),
+    "half a loss": ({"loss": abs}, "loss: expected torch's and JAX's"),
+    "no steps": ({"steps": 0}, "steps: expected a whole number above 0"),
+    "unknown dtype": ({"dtype": "int8"}, "dtype: expected one of"),
+    "another dtype": ({"dtype": "bfloat16"}, "reference parameter 'weight': expected bfloat16"),
+    "float64 narrowed": ({"dtype": "float64"}, "x64"),
+}
+
+
+def linear_check(**changed):
+    reference, port = layers("float32")
+    given = {"reference": reference, "port": port, "batches": batches(), "optimizer": sgd}
+    given |= {"layout": transfer.LINEAR, "loss": "mse", "steps": 1}
+    return parity.check_training(
+        **(given | {"port_call": lambda module, input: module(input)} | changed)
+    )
+
+
+@pytest.mark.parametrize("accumulated", ["sum", "mean"])
+def test_gradients_add_up_in_float64_where_jax_holds_it(accumulated):
+    with jax.enable_x64(True):
+        result = linear_check(**float64_pair(), accumulate=3, accumulated=accumulated)
+    assert result.verdict is Verdict.PASS, str(result)
+
+
+TAKEN = {
+    "a chain of schedules": {"schedule": lambda o: chained(o), "steps": 3},
+    "a schedule that ends with the run": {"schedule": lambda o: of_one_cycle(o, 2), "steps": 2},
+    "NumPy's numbers": {
+        "optimizer": lambda m: SGD(m.parameters(), np.float64(0.1)),
+        "clip_norm": np.float32(0.5),
+    },
+}
+
+
+@pytest.mark.parametrize("row", TAKEN)
+def test_a_recipe_that_torch_takes_is_taken(row):
+    result = linear_check(**TAKEN[row])
+    assert result.verdict is Verdict.PASS, str(result)
+
+
+def test_a_moment_that_optax_has_no_field_for_is_noted_and_not_missed():
+    result = linear_check(
+        optimizer=lambda m: Adamax(m.parameters(), 0.02), port_optimizer=optax.adamax(0.02)
+    )
+    assert result.verdict is Verdict.PASS, str(result)
+    assert any(note.startswith("exp_inf of torch's optimizer is not") for note in result.notes)
+
+
+@pytest.mark.parametrize("row", REFUSED)
+def test_what_cannot_be_checked_is_refused_by_name(row):
+    changed, expected = REFUSED[row]
+    with pytest.raises(ValueError, match="expected") as error:
+        linear_check(**changed)
+    assert expected in str(error.value)
+
+
+def test_every_reason_comes_at_once():
+    with pytest.raises(ValueError, match="expected") as error:
+        linear_check(
+            loss="hinge", steps=-1, batches=[], clip_value=-1.0, port_optimizer=optax.sgd(0.1)
+        )
+    assert [line.split(":")[0] for line in str(error.value).splitlines()] == [
+        "batches",
+        "loss",
+        "steps",
+        "clip_value",
+    ]
+
+
+def test_an_optimizer_of_flaxs_is_refused_where_optaxs_is_taken():
+    trained = nnx.Optimizer(layers("float32")[1], optax.sgd(0.1), wrt=nnx.Param)
+    with pytest.raises(TypeError, match=r"port_optimizer: expected an optax.*got Op"):
+        linear_check(port_optimizer=trained)
+
+
+def test_an_optimizer_of_the_module_itself_is_refused_as_copies_are_trained():
+    with pytest.raises(TypeError, match="optimizer: expected a function of the module"):
+        linear_check(optimizer=sgd(layers("float32")[0]))
+
+
+class Dropping(torch.nn.Linear):
+    def forward(self, input):
+        return torch.nn.functional.dropout(super().forward(input), 0.5)
+
+
+class Frozen(torch.nn.Linear):
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.bias.requires_grad_(False)
+
+
+class Unused(torch.nn.Linear):
+    def forward(self, input):
+        return input @ self.weight.T
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        (Dropping, "reference: expected the same loss each time"),
+        (Frozen, "reference parameter 'bias': expected it to be trained"),
+        (Unused, "reference parameter 'bias': expected a gradient, got none"),
+    ],
+)
+def test_a_reference_that_would_not_train_as_the_port_does_is_refused(kind, expected):
+    reference = kind(5, 3)
+    reference.load_state_dict(layers("float32")[0].state_dict())
+    with pytest.raises(ValueError, match="expected") as error:
+        linear_check(reference=reference)
+    assert expected in str(error.value)
+
+
+def test_updates_lost_in_rounding_are_inconclusive():
+    """A rate so small that float32 weights hardly see it: nothing could fail."""
+    result = linear_check(optimizer=lambda m: SGD(m.parameters(), 1e-7))
+    assert result.verdict is Verdict.INCONCLUSIVE
+    assert any("no power" in reason for reason in result.reasons)
+
+
+def float64_pair() -> dict:
+    torch.manual_seed(0)
+    reference = torch.nn.Linear(5, 3).double()
+    port = nnx.Linear(5, 3, param_dtype=jax.numpy.float64, rngs=nnx.Rngs(0))
+    transfer.load(port, reference.state_dict(), transfer.LINEAR)
+    return {"reference": reference, "port": port, "dtype": "float64"}
+
+
+def test_float64_where_jax_holds_it():
+    with jax.enable_x64(True):
+        result = linear_check(**float64_pair(), optimizer=adamw)
+    assert result.verdict is Verdict.PASS, str(result)
+
+
+class Torchs(torch.nn.Sequential):
+    """Two layers of which the last starts at zero, as an adapter's: no gradient reaches the first
+    until it has moved."""
+
+    def __init__(self):
+        torch.manual_seed(0)
+        super().__init__(torch.nn.Linear(5, 4, bias=False), torch.nn.Linear(4, 3, bias=False))
+        torch.nn.init.zeros_(self[1].weight)
+
+
+class Ports(nnx.Module):
+    def __init__(self, rngs: nnx.Rngs):
+        self.first = nnx.Linear(5, 4, use_bias=False, rngs=rngs)
+        self.last = nnx.Linear(4, 3, use_bias=False, rngs=rngs)
+
+    def __call__(self, input):
+        return self.last(self.first(input))
+
+
+ADAPTED = transfer.Layout(
+    transfer.row("0.weight", "first.kernel", transfer.linear),
+    transfer.row("1.weight", "last.kernel", transfer.linear),
+)
+
+
+def first_stopped(lr: float) -> optax.GradientTransformation:
+    """SGD that never moves the first layer."""
+    stop = optax.stateless(lambda u, _: u | {"first.kernel": 0 * u["first.kernel"]})
+    return optax.chain(optax.sgd(lr), stop)
+
+
+@pytest.mark.parametrize(
+    ("lr", "own", "expected"),
+    [
+        (0.1, optax.sgd, Verdict.PASS),
+        (0.1, first_stopped, Verdict.FAIL),
+        (1e-4, first_stopped, Verdict.INCONCLUSIVE),
+    ],
+)
+def test_a_layer_that_waits_for_its_first_gradient_is_compared(lr, own, expected):
+    reference, port = Torchs(), Ports(nnx.Rngs(0))
+    transfer.load(port, reference.state_dict(), ADAPTED)
+    result = linear_check(
+        reference=reference,
+        port=port,
+        layout=ADAPTED,
+        optimizer=lambda m: SGD(m.parameters(), lr),
+        port_call=None,
+        port_optimizer=own(lr),
+        steps=4,
+    )
+    assert result.verdict is expected, str(result)
+
+
+def scheduled(kind, *args):
+    return lambda optimizer: kind(optimizer, *args)
+
+
+def decaying(weight_decay: float):
+    return lambda m: AdamW(m.parameters(), 1e-3, weight_decay=weight_decay)
+
+
+BLIND = {
+    "a norm that no gradient reaches": (
+        {"clip_norm": 1e3},
+        "clip_norm=1000.0 left out: the largest gradient norm of the first 3 updates is 2.4",
+    ),
+    "a value that no element reaches": ({"clip_value": 1e2}, "clip_value=100.0 left out: the "),
+    "a step after the last": (
+        {"schedule": scheduled(lr_scheduler.StepLR, 30)},
+        "the schedule left out: the rate hardly changes in 5 updates",
+    ),
+    "a slow cosine": (
+        {"schedule": scheduled(lr_scheduler.CosineAnnealingLR, 10**5), "optimizer": sgd},
+        "the schedule left out",
+    ),
+    "decay within rounding": ({"optimizer": decaying(1e-5)}, "weight_decay=1e-05 left out"),
+    "no rate": ({"optimizer": lambda m: SGD(m.parameters(), 0.0)}, "no parameter moves"),
+}
+
+
+@pytest.mark.parametrize("row", BLIND)
+def test_an_option_that_never_acts_is_not_vouched_for(row):
+    changed, expected = BLIND[row]
+    result = linear_check(**({"optimizer": adamw, "steps": 5} | changed))
+    assert result.verdict is Verdict.INCONCLUSIVE, str(result)
+    (doubt,) = result.doubts
+    assert doubt.startswith("blind: ")
+    assert expected in doubt
+
+
+ACTING = {
+    "a norm that gradients reach": {"clip_norm": 1.0},
+    "a value that elements reach": {"clip_value": 0.5},
+    "a step after the third update": {"schedule": scheduled(lr_scheduler.StepLR, 4), "steps": 6},
+    "decay at its default": {"optimizer": decaying(0.01)},
+}
+
+
+@pytest.mark.parametrize("row", ACTING)
+def test_an_option_that_acts_is(row):
+    result = linear_check(**ACTING[row])
+    assert result.verdict is Verdict.PASS, str(result)
+
+
+def test_an_eps_beside_which_no_gradient_is_small_is_noted():
+    (note,) = linear_check(optimizer=adamw).notes
+    assert note.startswith("eps=1e-08 is not shown")

@@ -1,0 +1,354 @@
+"""The pytest plugin: fixture, marker and report, each in a run of pytest of its own.
+
+`check` is mostly a stand-in that says what it is told, `parity("FAIL", …)`, and keeps what it was
+called with: what the fixture makes of a result is tested here, `check` itself in test_check.py.
+"""
+
+import json
+import re
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+
+from helpers.pytest_runs import NAMES, OPTIONS, STAND_IN, THREE, verdicts
+
+pytest_plugins = ["pytester"]
+
+
+@pytest.fixture
+def run(pytester, monkeypatch):
+    """Runs the given test file, in this process, with the stand-in for `check`."""
+    monkeypatch.setattr("jax_attn.pytest_report._environment", lambda: {"python": "3"})
+
+    def run(source, *options):
+        pytester.makeconftest(STAND_IN)
+        pytester.makepyfile(test_it="import pytest\n" + source)
+        return pytester.runpytest_inprocess(*OPTIONS, *options)
+
+    return run
+
+
+# --- the fixture ------------------------------------------------------------------------------
+
+ONE = """
+def test_port(parity):
+    {}
+"""
+# what the test does -> whether it passes, and what is printed.
+CALLS = {
+    "pass": (
+        'assert parity("PASS", None, ()).verdict == "PASS"',
+        True,
+        ["parity: 1 pass, 0 fail*"],
+    ),
+    "fail": (
+        'parity("FAIL", None, ())',
+        False,
+        ["E*FAIL  test_it.py::test_port  float32*", "*jit*y*FAIL*0.25*", "E*- jit y: planted*"],
+    ),
+    "inconclusive": (
+        'parity("INCONCLUSIVE", None, ())',
+        False,
+        ["E*INCONCLUSIVE  test_it.py::test_port*", "E*INCONCLUSIVE is no pass*"],
+    ),
+    "cannot be checked": ('parity("TypeError", None, ())', False, ["E*TypeError: port: expected*"]),
+    "training": (
+        'parity("PASS", None, ()); parity.training("FAIL", None, [], steps=3)',
+        False,
+        ["called with float32 {'steps': 3}", "parity: 1 pass, 1 fail, 0 inconclusive"],
+    ),
+    "the second fails": (
+        'parity("PASS", None, ()); parity("FAIL", None, ())',
+        False,
+        ["E*FAIL  test_it.py::test_port (2)  float32*", "parity: 1 pass, 1 fail, 0 inc*"],
+    ),
+}
+
+
+@pytest.mark.parametrize("row", CALLS)
+def test_a_test_passes_only_where_everything_passes(run, row):
+    body, passes, printed = CALLS[row]
+    result = run(ONE.format(body))
+    result.assert_outcomes(passed=int(passes), failed=int(not passes))
+    result.stdout.fnmatch_lines(printed)
+
+
+def test_the_trace_of_a_failure_ends_at_the_users_line(run):
+    assert "pytest_plugin.py" not in run(ONE.format('parity("FAIL", None, ())')).stdout.str()
+
+
+def test_a_check_made_in_another_fixture_counts(run):
+    result = run("""
+@pytest.fixture
+def checked(parity):
+    return parity("PASS", None, ())
+
+def test_port(checked):
+    pass
+""")
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(["parity: 1 pass, 0 fail, 0 inconclusive"])
+
+
+def test_a_check_made_when_a_fixture_is_torn_down_counts_once(run):
+    result = run("""
+@pytest.fixture
+def checked_after(parity):
+    yield
+    parity("PASS", None, ())
+
+def test_port(checked_after):
+    pass
+""")
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(["parity: 1 pass, 0 fail, 0 inconclusive"])
+
+
+def test_a_test_that_never_calls_it_ends_in_an_error(run, pytester):
+    result = run(ONE.format("pass"), "--parity-report", "report", "--junitxml=junit.xml")
+    result.assert_outcomes(passed=1, errors=1)
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.stdout.fnmatch_lines(["*INCONCLUSIVE: the fixture `parity` was never called*"])
+    assert verdicts(pytester.path / "report") == {"test_it.py::test_port": "INCONCLUSIVE"}
+    told = junit_properties(pytester.path / "junit.xml")["test_port"]
+    assert ("parity_verdict", "INCONCLUSIVE") in told
+
+
+@pytest.mark.parametrize("body", ["raise KeyError('x')", "pytest.skip('x')", "pytest.xfail('x')"])
+def test_one_that_did_not_pass_is_told_nothing_more(run, body):
+    result = run(ONE.format(body))
+    assert result.parseoutcomes().keys().isdisjoint({"error", "errors", "passed"})
+    result.stdout.no_fnmatch_line("*never called*")
+
+
+def test_training_is_checked_in_the_markers_dtype(run):
+    result = run(
+        """
+@pytest.mark.parity(dtype=["bfloat16"], seed=2)
+def test_port(parity):
+    assert parity.training("PASS", None, [], steps=3).dtype == "bfloat16"
+    with pytest.raises(ValueError, match="dtype: expected the marker's, bfloat16"):
+        parity.training("PASS", None, [], dtype="float32")
+""",
+        "-s",
+    )
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(["*called with bfloat16 {'steps': 3}"])
+
+
+def test_without_torch_a_test_fails_with_the_line_that_installs_it(run, monkeypatch):
+    monkeypatch.setenv("ABSENT", "torch")
+    result = run(ONE.format('parity("PASS", None, ())'))
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(
+        ["torch is not installed*pip install*", "parity: 0 pass, 0 fail, 1 inconclusive"]
+    )
+
+
+def test_xdist_may_be_absent(run):
+    result = run(ONE.format('parity("PASS", None, ())'), "-p", "no:xdist")
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(["parity: 1 pass, 0 fail, 0 inconclusive"])
+
+
+def test_a_suite_without_checks_is_told_nothing(run):
+    assert "parity:" not in run("def test_it(): pass").stdout.str()
+
+
+# --- the marker -------------------------------------------------------------------------------
+
+
+def test_each_dtype_is_a_test_and_the_fixture_carries_it(run):
+    result = run(
+        """
+@pytest.mark.parity(dtype=["float32", "bfloat16"])
+def test_port(parity, request):
+    assert request.node.name == f"test_port[{parity.dtype}]"
+    assert parity("PASS", None, ()).dtype == parity.dtype
+    assert parity("PASS", None, (), dtype=parity.dtype).dtype == parity.dtype
+    with pytest.raises(ValueError, match="dtype: expected the marker's, .*, got 'float16'"):
+        parity("PASS", None, (), dtype="float16")
+""",
+        "-v",
+    )
+    result.stdout.fnmatch_lines(["*test_port?float32? PASSED*", "*test_port?bfloat16? PASSED*"])
+    result.assert_outcomes(passed=2)
+
+
+def test_the_nearest_word_is_handed_on(run):
+    result = run(
+        """
+pytestmark = pytest.mark.parity(seed=1, gradients=True, transforms=["eager"])
+
+@pytest.mark.parity(dtype="bfloat16", seed=2, gradients=False)
+def test_port(parity):
+    parity("PASS", None, (), seed=3)
+    parity("PASS", None, ())
+
+def test_plain():
+    pass
+""",
+        "-s",
+    )
+    result.assert_outcomes(passed=2)
+    assert re.findall("called with bfloat16 .*", result.stdout.str()) == [
+        "called with bfloat16 {'seed': 3, 'gradients': False, 'transforms': ['eager']}",
+        "called with bfloat16 {'seed': 2, 'gradients': False, 'transforms': ['eager']}",
+    ]
+
+
+# the marker's arguments -> what is said of them.
+WRONG = {
+    "dtpye=['float32']": "unknown word 'dtpye': expected some of dtype, gradients, transforms, "
+    "seed; did you mean 'dtype'?",
+    "atol=1": "unknown word 'atol': expected some of dtype, gradients, transforms, seed",
+    "dtype=[]": "dtype: expected one of float32, bfloat16, float16, float64, or a list of some, "
+    "each once, got []",
+    "dtype='float23'": "dtype: expected one of float32, *got 'float23'",
+    "dtype=['float32', 'float32']": "dtype: expected one of *each once, got *",
+    "dtype=None": "dtype: expected one of *, got None",
+    "gradients='no'": "gradients: expected True or False, got 'no'",
+    "transforms='jit'": "transforms: expected a list of some of eager, jit, *, got 'jit'",
+    "transforms=['pmap']": "transforms: expected a list of some of *, got *",
+    "seed=-1": "seed: expected an integer, 0 or more, got -1",
+    "'float32'": "expected keywords only, got 'float32'",
+}
+
+
+def test_all_wrong_marks_of_a_file_are_told_at_once(run):
+    tests = (
+        f"@pytest.mark.parity({given})\ndef test_{i}(parity): pass" for i, given in enumerate(WRONG)
+    )
+    unused = "@pytest.mark.parity(seed=1)\ndef test_unused(): pass"
+    result = run("\n".join([*tests, unused]))
+    result.assert_outcomes(errors=1)
+    assert result.ret == pytest.ExitCode.INTERRUPTED
+    said = (w.replace("[", "?").replace("]", "?") for w in WRONG.values())
+    result.stdout.fnmatch_lines(
+        [
+            "@pytest.mark.parity is used wrongly:",
+            *(f"test_it.py::test_{i}: {words}" for i, words in enumerate(said)),
+            "test_it.py::test_unused: expected a test that takes the fixture `parity`*",
+        ],
+        consecutive=True,
+    )
+
+
+def test_marks_on_methods_of_a_unittest_are_looked_at_too(run):
+    result = run("""
+import unittest
+
+class TestIt(unittest.TestCase):
+    @pytest.mark.parity(seed=1)
+    def test_unused(self): pass
+
+    @pytest.mark.parity(atol=1)
+    def test_wrong(self): pass
+
+@pytest.mark.parity(dtype=["float32", "bfloat16"])
+class TestSeveral(unittest.TestCase):
+    @pytest.fixture(autouse=True)
+    def taken(self, parity):
+        self.parity = parity
+
+    def test_several(self): pass
+
+    @pytest.mark.parity(dtype="bfloat16")
+    def test_one(self):
+        assert self.parity("PASS", None, ()).dtype == "bfloat16"
+""")
+    result.assert_outcomes(errors=2)
+    result.stdout.fnmatch_lines(
+        [
+            "*TestIt::test_unused: expected a test that takes the fixture `parity`*",
+            "*TestIt::test_wrong: expected a test that takes the fixture `parity`*",
+            "*TestIt::test_wrong: unknown word 'atol'*",
+            "*TestSeveral::test_several: dtype: expected one, as a unittest.TestCase's *",
+        ]
+    )
+    result.stdout.no_fnmatch_line("*test_one:*")
+
+
+# --- what is written --------------------------------------------------------------------------
+
+
+def test_the_report_has_every_check_in_the_schema_of_verify(run, pytester):
+    result = run(THREE, "--parity-report", "a/report")
+    result.stdout.fnmatch_lines(["parity: 3 pass, 1 fail, 1 inconclusive; report in a/report"])
+    report = pytester.path / "a" / "report"
+    assert sorted(p.name for p in report.iterdir()) == ["result.json", "summary.md"]
+    document = json.loads((report / "result.json").read_text())
+    assert list(document) == ["schema_version", "environment", "summary", "cases", "compiled"]
+    assert document["environment"] == {"python": "3"}
+    assert document["summary"]["inconclusive"] == 1
+    assert verdicts(report) == NAMES
+    assert [c["level"] for c in document["cases"]] == [
+        "measured",
+        "not run",
+        *3 * ["measured"],
+    ]
+    summary = (report / "summary.md").read_text()
+    assert r"| test_it.py::test_other[a\|b] | cpu measured | FAIL | y | 0.25 |" in summary
+    assert "port: expected a Module, got str; inputs: expected a tuple\n" in summary
+
+
+def test_a_run_that_is_stopped_writes_what_it_has(run, pytester):
+    stopped = "def test_stopped(parity): pytest.exit('enough')"
+    run(THREE + stopped, "--parity-report", "report")
+    assert verdicts(pytester.path / "report") == {
+        **NAMES,
+        "test_it.py::test_stopped": "INCONCLUSIVE",
+    }
+    assert "did not end" in (pytester.path / "report" / "summary.md").read_text()
+
+
+def test_no_check_is_a_report_of_none(run, pytester):
+    result = run("def test_it(): pass", "--parity-report", "report")
+    result.stdout.fnmatch_lines(["parity: 0 pass, 0 fail, 0 inconclusive; report in report"])
+    assert verdicts(pytester.path / "report") == {}
+
+
+def test_a_report_cannot_be_a_file(run, pytester):
+    result = run(THREE, "--parity-report", "test_it.py")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    said = "ERROR: --parity-report: expected a directory to write to, got test_it.py: File exists"
+    result.stderr.fnmatch_lines([said])
+
+
+def test_a_directory_in_the_place_of_a_file_of_the_report_is_told_first(run, pytester):
+    (pytester.path / "report" / "summary.md").mkdir(parents=True)
+    result = run(THREE, "--parity-report", "report")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["ERROR: --parity-report: *got report: summary.md: a directory"])
+
+
+def test_collecting_alone_leaves_a_report_as_it_is(run, pytester):
+    run(THREE, "--parity-report", "report")
+    result = run(THREE, "--parity-report", "report", "--collect-only")
+    result.stdout.no_fnmatch_line("parity: *")
+    assert verdicts(pytester.path / "report") == NAMES
+
+
+def junit_properties(path) -> dict[str, list[tuple[str, str]]]:
+    """Each test's properties, in order."""
+    cases = ElementTree.parse(path).getroot().iter("testcase")
+    return {
+        case.get("name"): [(p.get("name"), p.get("value")) for p in case.iter("property")]
+        for case in cases
+    }
+
+
+def test_junit_has_the_verdict_of_every_check(run, pytester):
+    run(THREE, "--junitxml=junit.xml")
+    found = junit_properties(pytester.path / "junit.xml")
+    assert found["test_port[bfloat16]"] == [
+        ("parity_verdict", "PASS"),
+        ("parity_worst_tensor", "jit y"),
+        ("parity_error_over_budget", "0.25"),
+        ("parity_backend", "cpu"),
+        ("parity_dtype", "bfloat16"),
+        ("parity_level", "measured"),
+    ]
+    twice = dict(found["test_doubtful"][6:])
+    assert len(found["test_doubtful"]) == 12
+    assert (twice["parity_verdict_2"], twice["parity_level_2"]) == ("INCONCLUSIVE", "not run")

@@ -1,0 +1,186 @@
+"""The torch designs: what they take, what they give back, and where they left the publication."""
+
+import inspect
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from helpers.torch_designs import EXTRA_ARGS, KDIM, VDIM, B, D, H, N, S, T, built, seeded
+from torch_ref import DESIGNS, plain_mha
+
+# ----------------------------------------------------------------- names and shapes
+
+LINEAR = ("weight", "bias")
+STATE_KEYS = {
+    "weights_mha": {f"{m}.{p}" for m in ("w_q", "w_k", "w_v", "w_o") for p in LINEAR},
+    "fused_mha": {f"{m}.{p}" for m in ("qkv_proj", "out_proj") for p in LINEAR},
+    "masked_mha": {f"{m}.{p}" for m in ("W_Q", "W_K", "W_V", "W_O") for p in LINEAR},
+    "mqa": {f"{m}.{p}" for m in ("W_Q", "W_K", "W_V", "W_O") for p in LINEAR},
+    "plain_mha": {f"{m}.{p}" for m in ("query", "key", "value", "out") for p in LINEAR},
+    "torch_mha": {"in_proj_weight", "in_proj_bias", "out_proj.weight", "out_proj.bias"},
+    "gqa": {f"{m}_proj.{p}" for m in ("q", "k", "v", "out") for p in LINEAR},
+}
+CONSTRUCTOR_WORDS = {
+    "weights_mha": ["d_model", "num_heads", "dropout"],
+    "fused_mha": ["embed_dim", "num_heads"],
+    "masked_mha": ["d_model", "num_heads"],
+    "mqa": ["d_model", "num_heads"],
+    "plain_mha": ["embed_dim", "num_heads"],
+    "gqa": [
+        *("embed_dim", "num_heads", "num_kv_heads", "head_dim", "kdim", "vdim", "bias"),
+        *("out_bias", "dropout", "out_dropout", "scale", "softcap", "qk_norm", "rotary"),
+        "position_bias",
+    ],
+}
+
+
+def test_every_design_has_a_row_here():
+    assert set(STATE_KEYS) == set(DESIGNS)
+
+
+@pytest.mark.parametrize("name", DESIGNS)
+def test_state_dict_keys_are_the_published_ones(name):
+    assert set(built(name, D, N, *EXTRA_ARGS.get(name, ())).state_dict()) == STATE_KEYS[name]
+
+
+@pytest.mark.parametrize("name", CONSTRUCTOR_WORDS)
+def test_constructor_words_are_the_published_ones(name):
+    assert list(inspect.signature(DESIGNS[name]).parameters) == CONSTRUCTOR_WORDS[name]
+
+
+@pytest.mark.parametrize("name", ["fused_mha", "masked_mha", "mqa", "plain_mha", "gqa"])
+def test_self_attention_keeps_the_shape(name):
+    assert built(name, D, N, *EXTRA_ARGS.get(name, ()))(seeded(B, T, D)).shape == (B, T, D)
+
+
+def test_weights_mha_returns_output_and_weights():
+    output, weights = built("weights_mha", D, N)(seeded(B, T, D))
+    assert output.shape == (B, T, D)
+    assert weights.shape == (B, N, T, T)
+
+
+def test_mqa_projects_keys_and_values_to_one_head():
+    module = DESIGNS["mqa"](D, N)
+    assert module.W_K.weight.shape == module.W_V.weight.shape == (H, D)
+
+
+def test_gqa_cross_attention_with_widths_of_its_own():
+    module = built("gqa", D, 6, 2, head_dim=H + 1, kdim=KDIM, vdim=VDIM, out_bias=False)
+    query, key, value = seeded(B, T, D), seeded(B, S, KDIM, seed=2), seeded(B, S, VDIM, seed=3)
+    assert module(query, key, value).shape == (B, T, D)
+    assert module.attention_weights(query, key).shape == (B, 6, T, S)
+    assert module.k_proj.weight.shape == (2 * (H + 1), KDIM)
+    assert module.v_proj.weight.shape == (2 * (H + 1), VDIM)
+    assert module.out_proj.bias is None
+    assert module.q_proj.bias is not None
+
+
+# ------------------------------------------------------------------- departures
+
+
+def test_weights_mha_attention_has_its_self():
+    module = built("weights_mha", D, N)
+
+    class AsPublished(type(module)):
+        def scaled_dot_product_attention(q, k, v, mask=None):
+            raise AssertionError("never reached")
+
+    with pytest.raises(TypeError, match="positional argument"):
+        AsPublished(D, N)(torch.zeros(B, T, D))
+    module(seeded(B, T, D))
+
+
+def test_weights_mha_heeds_its_mask_in_every_head():
+    mask = (seeded(B, T, T, seed=4) > 0).long()
+    mask[..., 0] = 1
+    _, weights = built("weights_mha", D, N)(seeded(B, T, D), mask)
+    assert torch.equal(weights == 0, (mask == 0)[:, None].expand_as(weights))
+
+
+def test_weights_mha_mask_of_another_rank_is_refused():
+    with pytest.raises(ValueError, match=r"mask: expected shape \(2, 5, 5\), got \(5, 5\)"):
+        built("weights_mha", D, N)(seeded(B, T, D), torch.ones(T, T))
+
+
+def test_weights_mha_drops_from_the_output_only():
+    module = built("weights_mha", D, N, dropout=1.0).train()
+    output, weights = module(seeded(B, T, D))
+    assert (output == 0).all()
+    assert torch.equal(weights, module.eval()(seeded(B, T, D))[1])
+
+
+def test_gqa_drops_weights_and_output_apart():
+    x = seeded(B, T, D)
+    module = built("gqa", D, N, 1, dropout=1.0).train()
+    assert torch.equal(module(x), module.out_proj.bias.expand(B, T, D))
+    assert torch.equal(module.attention_weights(x), module.eval().attention_weights(x))
+    assert (built("gqa", D, N, 1, out_dropout=1.0).train()(x) == 0).all()
+
+
+def test_mqa_has_what_it_reads():
+    module = built("mqa", D, N)
+    with pytest.raises(AttributeError, match="n_model"):
+        _ = module.n_model
+    with pytest.raises(AttributeError, match="view"):
+        _ = seeded(B, T, D).contiguous.view
+    assert module(seeded(B, T, D)).shape == (B, T, module.d_model)
+
+
+def test_nothing_is_printed(capsys):
+    for name in sorted(DESIGNS.keys() - {"torch_mha"}):
+        built(name, D, N, *EXTRA_ARGS.get(name, ()))(seeded(B, T, D))
+    assert capsys.readouterr().out == ""
+
+
+# ------------------------------------------------------------ torch's own, the pipeline
+
+
+def test_torch_mha_is_torchs_own():
+    assert DESIGNS["torch_mha"] is nn.MultiheadAttention
+
+
+SENTENCES = {
+    "published": ("this is an example sentence", [1, 2, 3, 4, 5, 0, 0, 0, 0, 0]),
+    "capitals, a stranger": ("This was an  Example", [1, 0, 3, 4, 0, 0, 0, 0, 0, 0]),
+    "too long": ("is " * 11, [2] * 10),
+    "nothing": ("", [0] * 10),
+}
+
+
+@pytest.mark.parametrize(("sentence", "ids"), SENTENCES.values(), ids=SENTENCES)
+def test_sentences_become_ids(sentence, ids):
+    encoded = plain_mha.encode_sentence(sentence, plain_mha.simple_tokenizer)
+    assert encoded.dtype == torch.long
+    assert encoded.tolist() == ids
+
+
+def test_sentence_attention_embeds_then_attends():
+    pipeline = plain_mha.SentenceAttention(6, D, N)
+    ids = plain_mha.encode_sentence("an example", plain_mha.simple_tokenizer, max_len=T)[None]
+    assert torch.equal(pipeline(ids), pipeline.attention(pipeline.embedding(ids)))
+    assert {key.split(".")[0] for key in pipeline.state_dict()} == {"embedding", "attention"}
+
+
+# ------------------------------------------------------------------------- isolation
+
+
+def modules_of_jax_after(statement: str) -> list[str]:
+    report = (
+        f"import sys; {statement}; "
+        "print(*(m for m in sys.modules if m.split('.')[0] in {'jax', 'jaxlib', 'flax'}))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", report], capture_output=True, text=True, check=True
+    )
+    return done.stdout.split()
+
+
+def test_torch_ref_imports_no_jax():
+    assert modules_of_jax_after("import torch_ref") == []
+
+
+def test_the_isolation_test_can_fail():
+    assert "jax" in modules_of_jax_after("import torch_ref, jax")

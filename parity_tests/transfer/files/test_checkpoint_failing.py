@@ -1,0 +1,140 @@
+"""Checkpoints that cannot be written, or not to the end: the reason said, and nothing left."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+
+from helpers.small_checkpoints import TENSORS, A, model, names
+from jax_attn.transfer import TransferError, load_checkpoint, save_checkpoint
+
+UNSTORABLE = {
+    "objects": (np.array([None]), "expected numbers, got dtype object"),
+    "text": (np.array(["a"]), "expected numbers"),
+    "complex": (np.ones(2, np.complex64), "got complex64"),
+    "float8": (np.ones(2, ml_dtypes.float8_e5m2), "got float8_e5m2"),
+    "four bits": (np.ones(2, ml_dtypes.int4), "got int4"),
+    "a list": ([1.0], "got list"),
+    "a number": (1.0, "got float"),
+    "meta": (torch.ones(2, device="meta"), "meta device"),
+    "sparse": (torch.eye(2).to_sparse(), "sparse"),
+}
+
+
+@pytest.mark.parametrize(("tensor", "reason"), UNSTORABLE.values(), ids=UNSTORABLE)
+def test_what_cannot_be_stored_is_named_and_no_file_appears(tmp_path, tensor, reason):
+    tensors = {"good": A, "bad": tensor, 7: A, "__metadata__": A, "\ud800": A}
+    with pytest.raises(TransferError) as error:
+        save_checkpoint(model(tmp_path), tensors)
+    assert {p.name for p in error.value.problems} == {"bad", "7", "__metadata__", "\ud800"}
+    assert reason in str(error.value)
+    assert names(tmp_path) == []
+
+
+FORMS = {"one file": None, "shards": 30}
+FAILURES = {"disk full": OSError("no space left"), "interrupted": KeyboardInterrupt()}
+
+
+@pytest.mark.parametrize("failure", FAILURES.values(), ids=FAILURES)
+@pytest.mark.parametrize("shard_bytes", FORMS.values(), ids=FORMS)
+@pytest.mark.parametrize("flushed", [0, 1, 2])
+def test_a_failed_save_leaves_the_old_files(tmp_path, monkeypatch, shard_bytes, flushed, failure):
+    save_checkpoint(model(tmp_path), TENSORS, shard_bytes=shard_bytes)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    flush, left = os.fsync, [None] * flushed if shard_bytes else []
+
+    def fails(descriptor):
+        if not left:
+            raise failure
+        left.pop()
+        flush(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fails)
+    with pytest.raises(TransferError if isinstance(failure, OSError) else KeyboardInterrupt):
+        save_checkpoint(model(tmp_path), {"a": A + 1, "d": A}, shard_bytes=shard_bytes and 60)
+    after = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert after == before
+
+
+KILLED = """
+import os, signal, sys
+import numpy as np
+from jax_attn.transfer import save_checkpoint
+replace, left = os.replace, int(sys.argv[2])
+def dies(*args):
+    global left
+    if not left: os.kill(os.getpid(), signal.SIGKILL)
+    left -= 1
+    replace(*args)
+os.replace = dies
+import pathlib
+pathlib.Path.replace = lambda self, to: dies(self, to)
+tensors = {f"k{i}": np.full(7, i, np.float32) for i in range(3)}
+save_checkpoint(sys.argv[1], tensors, shard_bytes=28)
+"""
+
+
+def python(code, *arguments):
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("renamed", [0, 1, 3, 4])
+def test_a_killed_save_leaves_no_folder_that_looks_whole(tmp_path, renamed):
+    """Over an older checkpoint of as many files, where a mixture would be hard to see."""
+    old = {f"k{i}": np.full(7, -1, np.float32) for i in range(3)}
+    save_checkpoint(model(tmp_path), old, shard_bytes=28)
+    done = python(KILLED, model(tmp_path), renamed)
+    if renamed == 4:  # all is in place
+        assert done.returncode == 0, done.stderr
+        with load_checkpoint(tmp_path) as checkpoint:
+            assert [checkpoint[key][0] for key in sorted(checkpoint)] == [0, 1, 2]
+        return
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    with pytest.raises(TransferError, match="expected the index"):
+        load_checkpoint(tmp_path)
+
+
+FULL = """
+import resource, sys
+import numpy as np
+from jax_attn.transfer import TransferError, save_checkpoint
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+save_checkpoint(sys.argv[1], {"small": np.ones(9)})
+try:
+    save_checkpoint(sys.argv[2], {"a": np.ones(9), "b": np.ones(20_000)}, shard_bytes=1000)
+except TransferError as error:
+    print(error)
+"""
+
+
+def test_a_disk_that_is_full_is_said_and_nothing_is_left(tmp_path):
+    done = python(FULL, model(tmp_path), tmp_path / "big.safetensors")
+    assert done.returncode == 0, done.stderr
+    assert "cannot be written" in done.stdout
+    assert "big.safetensors" in done.stdout
+    assert names(tmp_path) == ["model.safetensors"]
+
+
+BAD_TARGETS = {
+    "another extension": ("model.bin", "ends in .safetensors"),
+    "a folder": ("", "ends in .safetensors"),
+    "no such folder": ("nowhere/model.safetensors", "cannot be written"),
+    "under a file": ("file/model.safetensors", "cannot be written"),
+    "where nobody may write": ("/proc/model.safetensors", "cannot be written"),
+}
+
+
+@pytest.mark.parametrize(("name", "reason"), BAD_TARGETS.values(), ids=BAD_TARGETS)
+@pytest.mark.parametrize("shard_bytes", FORMS.values(), ids=FORMS)
+def test_a_bad_target_is_named(tmp_path, name, reason, shard_bytes):
+    (tmp_path / "file").touch()
+    with pytest.raises(TransferError, match=reason) as error:
+        save_checkpoint(tmp_path / name, TENSORS, shard_bytes=shard_bytes)
+    assert str(tmp_path / name) in str(error.value)
+    assert names(tmp_path) == ["file"]

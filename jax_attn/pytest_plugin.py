@@ -108,7 +108,7 @@ def _problems(test: pytest.Item, words: dict[str, Any], fixtures) -> Iterator[st
 def _known_words() -> dict[str, tuple[Callable[[Any], bool], str]]:
     """Each word of the marker: whether a value will do, and what would."""
     from jax_attn.dtypes import DTYPES
-    from jax_attn.parity.matrix.cases import TRANSFORMS
+    from jax_attn.parity.run import TRANSFORMS
 
     def some_of(known: tuple[str, ...], value: Any) -> bool:
         if not isinstance(value, list | tuple) or not value:

@@ -61,7 +61,7 @@ def process_wide() -> dict[str, object]:
 @pytest.fixture
 def compiled_alone(monkeypatch):
     """`verify` runs a layer compiled and not op by op, where each op would compile by itself."""
-    monkeypatch.setattr("jax_attn.parity.checkpoint.layer.TRANSFORMS", ("jit",))
+    monkeypatch.setattr("jax_attn.parity.checkpoint.layer.TRANSFORMS_OF_LAYERS", ("jit",))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -47,7 +47,7 @@ def kill_block(cases: Sequence[Case]) -> list[Kill]:
     from jax_attn.parity.bugs.catalogue import MUTANTS
     from jax_attn.parity.matrix.designs import DESIGNS
     from jax_attn.parity.matrix.row import Row
-    from jax_attn.parity.matrix.run_rows import x64_for
+    from jax_attn.parity.run.jax_settings import x64_for
 
     found = []
     for case in cases:

@@ -40,9 +40,9 @@ from jax_attn.parity.matrix import calls
 from jax_attn.parity.matrix.cases import MASKS
 from jax_attn.parity.matrix.designs import DESIGNS, Design
 from jax_attn.parity.matrix.row import float_inputs, named
-from jax_attn.parity.matrix.run_rows import x64_for
 from jax_attn.parity.run.emulate import emulate
 from jax_attn.parity.run.inputs_and_runs import Inputs, Run
+from jax_attn.parity.run.jax_settings import x64_for
 from jax_attn.parity.run.port import Port, float_dtype, forward_and_gradients
 from jax_attn.parity.run.reference import Reference
 from jax_attn.transfer import flatten, load

@@ -19,7 +19,7 @@ from jax_attn.parity.checking import canaries
 from jax_attn.parity.judge.budget import Budget
 from jax_attn.parity.judge.compare import TensorReport, Verdict, judge
 from jax_attn.parity.judge.result import Result
-from jax_attn.parity.matrix.cases import TRANSFORMS
+from jax_attn.parity.run import TRANSFORMS
 from jax_attn.parity.run import port as run_jax
 from jax_attn.parity.run.inputs_and_runs import Inputs, Run, wide
 from jax_attn.parity.run.port import Port

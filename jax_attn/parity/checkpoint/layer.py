@@ -17,14 +17,14 @@ from flax import nnx
 from jax_attn.parity.checking.check import check
 from jax_attn.parity.checkpoint import rebuild
 from jax_attn.parity.judge.result import Result
-from jax_attn.parity.matrix.run_rows import x64_for
+from jax_attn.parity.run.jax_settings import x64_for
 from jax_attn.transfer import LAYOUTS, Layout, Problem, TransferError, export, load
 from jax_attn.transfer.families import Traits
 
 Arrays = Mapping[str, np.ndarray]
 
 B, T, S = 2, 13, 11
-TRANSFORMS = ("eager", "jit")
+TRANSFORMS_OF_LAYERS = ("eager", "jit")
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ def compared(layer: Layer, reference: torch.nn.Module, port: nnx.Module) -> Resu
         reference_call=_torch_call(layer.traits),
         port_call=_flax_call(layer.traits),
         dtype=layer.dtype,
-        transforms=TRANSFORMS,
+        transforms=TRANSFORMS_OF_LAYERS,
         seed=seed,
     )
     return replace(
@@ -124,7 +124,7 @@ def compared(layer: Layer, reference: torch.nn.Module, port: nnx.Module) -> Resu
             "variant": variant(layer.traits),
             "mask": "none, causal with padding",
             "shape": f"{N}x{K}x{H}",
-            "transform": ", ".join(TRANSFORMS),
+            "transform": ", ".join(TRANSFORMS_OF_LAYERS),
             "keys": ", ".join((*layer.keys, *layer.borrowed.values(), *layer.zeros)),
         },
     )

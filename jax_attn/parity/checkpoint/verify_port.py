@@ -15,7 +15,7 @@ from jax_attn.parity.checkpoint import rebuild
 from jax_attn.parity.checkpoint.layer import Layer, compared, read, torch_side, unmeasured
 from jax_attn.parity.checkpoint.survey import survey
 from jax_attn.parity.judge.result import Result
-from jax_attn.parity.matrix.run_rows import x64_for
+from jax_attn.parity.run.jax_settings import x64_for
 from jax_attn.transfer import Layout, TransferError, as_numpy, flatten, load, row
 from jax_attn.transfer.inspect.config import Config, UnknownHeadsError
 from jax_attn.transfer.port.plan import Port

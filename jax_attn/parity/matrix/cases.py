@@ -13,6 +13,7 @@ from itertools import combinations
 import numpy as np
 
 from jax_attn.dtypes import DTYPES
+from jax_attn.parity.run import TRANSFORMS
 
 Masks = dict[str, np.ndarray]
 
@@ -129,8 +130,6 @@ MASKS = {
         lambda m, size: None,
     ),
 }
-
-TRANSFORMS = ("eager", "jit", "grad", "vmap", "remat")
 
 
 @dataclass(frozen=True)

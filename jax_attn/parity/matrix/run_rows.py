@@ -1,67 +1,16 @@
 """Run rows of the built-in matrix and judge them."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 
-from jax_attn.attention import dispatch
-from jax_attn.attention.kernels import blocked
-from jax_attn.attention.kernels.tile import Sizes
-from jax_attn.nn import cache
 from jax_attn.parity.judge.result import Result
 from jax_attn.parity.matrix.cases import Case
 from jax_attn.parity.matrix.designs import DESIGNS
 from jax_attn.parity.matrix.row import Row
-
-
-@contextlib.contextmanager
-def x64_for(dtype: str) -> Iterator[None]:
-    """JAX's x64 mode where `dtype` needs it, and only there."""
-    with jax.enable_x64(dtype == "float64"):
-        yield
-
-
-# Smaller than the axes of the matrix, but for a single token's, and dividing few of them: rows
-# have several tiles, and tiles at the edges.
-_TILE, _PAGE = {"T": 3, "S": 4}, 5
-
-
-@contextlib.contextmanager
-def several_tiles() -> Iterator[None]:
-    """The blocked kernel in tiles, and caches in pages, so small that rows have more than one.
-
-    Several tokens a cache then writes by the page.
-    """
-
-    def small(call) -> Sizes:
-        return Sizes(1, min(call.T, _TILE["T"]), min(call.S, _TILE["S"]))
-
-    with contextlib.ExitStack() as stack:
-        for owner, name, value in (
-            (blocked, "tile_sizes", small),
-            (cache, "FIRST_PAGE", _PAGE),
-            (cache, "FEW_TOKENS", 1),
-            (cache, "QUERY_TILE", 2),
-        ):
-            stack.callback(setattr, owner, name, getattr(owner, name))
-            setattr(owner, name, value)
-        yield
-
-
-@contextlib.contextmanager
-def interpreted() -> Iterator[None]:
-    """Splash, by Pallas's interpreter, on any platform."""
-    kernel = dispatch.KERNELS["splash"]
-    run = partial(kernel.run, interpret=True)
-    dispatch.KERNELS["splash"] = replace(kernel, run=run, only_on=None)
-    try:
-        yield
-    finally:
-        dispatch.KERNELS["splash"] = kernel
+from jax_attn.parity.run.jax_settings import interpreted, several_tiles, x64_for
 
 
 def run_cases(

@@ -18,7 +18,8 @@ from jax_attn.parity.matrix.cases import EMULATED_SHAPE, Case
 from jax_attn.parity.matrix.compiled import compile_for_tpu, lower_everywhere, why_no_tpu_compiler
 from jax_attn.parity.matrix.designs import DESIGNS
 from jax_attn.parity.matrix.row import Row
-from jax_attn.parity.matrix.run_rows import judge_row, refusal, several_tiles
+from jax_attn.parity.matrix.run_rows import judge_row, refusal
+from jax_attn.parity.run.jax_settings import several_tiles
 from jax_attn.parity.run.port import forward_and_gradients
 
 

@@ -1,7 +1,7 @@
 """Run an NNX module: outputs and gradients, under each of JAX's transformations.
 
 Every transform computes the same three things, outputs, gradients of the floating inputs
-and of every `nnx.Param`, by another way through JAX: one table, `TRANSFORMS`.
+and of every `nnx.Param`, by another way through JAX: one table, `RUN_UNDER`.
 """
 
 from collections.abc import Callable, Mapping
@@ -68,7 +68,7 @@ class Port:
         }
         # Outputs of other names or shapes have no cotangents: the comparison will say so.
         given = {k: jnp.array(a, dtype) for k, a in cotangents.items()} if fits else {}
-        outputs, grads = TRANSFORMS[transform](forward, *args, given)
+        outputs, grads = RUN_UNDER[transform](forward, *args, given)
         if grads is None:
             return Run(_arrays(outputs), {}, {})
         param_grads, input_grads = grads
@@ -146,7 +146,7 @@ def _emulated(forward, params, floats, others, cotangents):
     )
 
 
-TRANSFORMS: dict[str, Callable[..., tuple[Tree, Any]]] = {
+RUN_UNDER: dict[str, Callable[..., tuple[Tree, Any]]] = {
     "eager": _eager,
     "jit": _jit,
     "grad": _grad,

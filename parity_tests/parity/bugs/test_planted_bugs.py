@@ -20,7 +20,8 @@ from jax_attn.parity.judge.compare import Verdict
 from jax_attn.parity.matrix.cases import Case
 from jax_attn.parity.matrix.designs import DESIGNS
 from jax_attn.parity.matrix.row import Row
-from jax_attn.parity.matrix.run_rows import judge_row, several_tiles
+from jax_attn.parity.matrix.run_rows import judge_row
+from jax_attn.parity.run.jax_settings import several_tiles
 from jax_attn.transfer import FROM_HEADS, TO_HEADS, Layout, heads, linear, packed, row
 
 

@@ -37,7 +37,7 @@ from jax_attn.transfer import load_checkpoint, packed
 @pytest.fixture
 def quick(monkeypatch):
     """One transform: small layers spend their time on compiling, and the real ones run both."""
-    monkeypatch.setattr(rebuilding, "TRANSFORMS", ("jit",))
+    monkeypatch.setattr(rebuilding, "TRANSFORMS_OF_LAYERS", ("jit",))
 
 
 # --- real weights -------------------------------------------------------------------------------

@@ -14,10 +14,11 @@ from jax_attn.dtypes import DTYPES
 from jax_attn.parity.bugs.catalogue import MUTANTS
 from jax_attn.parity.judge.compare import Verdict
 from jax_attn.parity.matrix import cases
-from jax_attn.parity.matrix.cases import FACTORS, SHAPES, TRANSFORMS, Case, matrix, pairs, reachable
+from jax_attn.parity.matrix.cases import FACTORS, SHAPES, Case, matrix, pairs, reachable
 from jax_attn.parity.matrix.designs import DESIGNS
 from jax_attn.parity.matrix.row import Row
 from jax_attn.parity.matrix.run_rows import judge_row, run_cases
+from jax_attn.parity.run import TRANSFORMS
 
 ROWS = matrix()
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from jax_attn.parity.judge.oracle import Norm, Problem, Turn
+from jax_attn.parity.judge.oracle import AttentionProblem, Norm, Turn
 
 B, T, S, N, K, H, D, KDIM, VDIM = 2, 3, 5, 4, 2, 5, 7, 6, 8
 BASE, EPSILON = 3.0, 0.2
@@ -16,13 +16,13 @@ AFTER = {
 }
 
 
-def problem(seed: int = 0, **changed) -> Problem:
+def problem(seed: int = 0, **changed) -> AttentionProblem:
     rng = np.random.default_rng(seed)
     draw = rng.standard_normal
     allowed = rng.random((B, 1, T, S)) < 0.6
     allowed[..., 0] = True
     allowed[1, 0, 2] = False  # one row that may attend to nothing
-    made = Problem(
+    made = AttentionProblem(
         inputs={"query": draw((B, T, D)), "key": draw((B, S, KDIM)), "value": draw((B, S, VDIM))},
         weights={
             "q.weight": draw((N * H, D)),

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from jax_attn.parity.judge.oracle import Problem
+from jax_attn.parity.judge.oracle import AttentionProblem
 from jax_attn.parity.matrix.cases import Case
 
 FINE = ("float64", "float32", "float16")
@@ -12,20 +12,20 @@ FINE = ("float64", "float32", "float16")
 SINGLE = ("float64", "float32")
 """Those finer than the half precisions."""
 
-Claim = Callable[[Case, Problem, str], bool]
+Claim = Callable[[Case, AttentionProblem, str], bool]
 """Of a case, its problem and a precision."""
 
 
-def always(c: Case, p: Problem, u: str) -> bool:
+def always(c: Case, p: AttentionProblem, u: str) -> bool:
     return True
 
 
-def several(c: Case, p: Problem, u: str) -> bool:
+def several(c: Case, p: AttentionProblem, u: str) -> bool:
     """With one key the softmax is 1 whatever the scores: queries and keys do not matter."""
     return c.size.S > 1
 
 
-def hides(c: Case, p: Problem, u: str) -> bool:
+def hides(c: Case, p: AttentionProblem, u: str) -> bool:
     return p.allowed is not None and not p.allowed.all()
 
 
@@ -58,12 +58,12 @@ def cached(*variants: str) -> Claim:
     return lambda c, p, u: c.design.partition("/")[2] in variants
 
 
-def tells_heads(c: Case, p: Problem, u: str) -> bool:
+def tells_heads(c: Case, p: AttentionProblem, u: str) -> bool:
     """With one key and one key/value head, no query matters."""
     return p.num_heads > 1 and (p.num_kv_heads > 1 or c.size.S > 1)
 
 
-def grouped(c: Case, p: Problem, u: str) -> bool:
+def grouped(c: Case, p: AttentionProblem, u: str) -> bool:
     return 1 < p.num_kv_heads < p.num_heads
 
 

@@ -17,13 +17,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from jax_attn.parity.judge.oracle import Norm, Problem, Solution, Turn
+from jax_attn.parity.judge.oracle import AttentionProblem, Norm, Solution, Turn
 
 Plants = Mapping[str, Callable]
 
 
 def solve(
-    problem: Problem, d_output: np.ndarray, d_weights: np.ndarray | None, plants: Plants
+    problem: AttentionProblem, d_output: np.ndarray, d_weights: np.ndarray | None, plants: Plants
 ) -> Solution:
     """As `oracle.solve`, with `plants` in place of the steps of `STEPS` that they name."""
     leaves = replace(
@@ -55,7 +55,7 @@ def solve(
     return Solution(*arrays, found["input"], found["weight"], found["bias"].get(""))
 
 
-def _forward(p: Problem, step: Mapping[str, Callable]) -> tuple[Tensor, Tensor]:
+def _forward(p: AttentionProblem, step: Mapping[str, Callable]) -> tuple[Tensor, Tensor]:
     """Output (B, T, D) and weights (B, N, T, S)."""
     heads = {"q": p.num_heads, "k": p.num_kv_heads, "v": p.num_kv_heads}
     x = {}
@@ -74,29 +74,29 @@ def _forward(p: Problem, step: Mapping[str, Callable]) -> tuple[Tensor, Tensor]:
     return step["biased"](p, "o", output), weights
 
 
-def biased(p: Problem, name: str, y: Tensor) -> Tensor:
+def biased(p: AttentionProblem, name: str, y: Tensor) -> Tensor:
     return y + p.weights[f"{name}.bias"] if f"{name}.bias" in p.weights else y
 
 
-def split(p: Problem, y: Tensor, heads: int) -> Tensor:
+def split(p: AttentionProblem, y: Tensor, heads: int) -> Tensor:
     """(B, T, heads*H) -> (B, heads, T, H)."""
     return y.unflatten(-1, (heads, -1)).transpose(1, 2)
 
 
-def turned(p: Problem, name: str, x: Tensor) -> Tensor:
+def turned(p: AttentionProblem, name: str, x: Tensor) -> Tensor:
     """What `p.after` lists, in its order."""
     for each in p.after:
         x = _AFTER[type(each)](each, p, name, x)
     return x
 
 
-def _normed(norm: Norm, p: Problem, name: str, x: Tensor) -> Tensor:
+def _normed(norm: Norm, p: AttentionProblem, name: str, x: Tensor) -> Tensor:
     off = x - x.mean(-1, keepdim=True) if norm.centred else x
     unit = off / (off.square().mean(-1, keepdim=True) + norm.epsilon).sqrt()
     return unit * p.weights[f"{name}_norm.weight"] + p.weights.get(f"{name}_norm.bias", 0.0)
 
 
-def _rotated(turn: Turn, p: Problem, name: str, x: Tensor) -> Tensor:
+def _rotated(turn: Turn, p: AttentionProblem, name: str, x: Tensor) -> Tensor:
     m = torch.arange(turn.dim // 2)
     at = torch.arange(x.shape[-2]) + (turn.first if name == "q" else 0)
     angles = torch.outer(at.double(), turn.base ** (-2 * m.double() / turn.dim))
@@ -110,31 +110,31 @@ def _rotated(turn: Turn, p: Problem, name: str, x: Tensor) -> Tensor:
 _AFTER = {Norm: _normed, Turn: _rotated}
 
 
-def shared(p: Problem, x: Tensor) -> Tensor:
+def shared(p: AttentionProblem, x: Tensor) -> Tensor:
     """(B, K, S, H) -> (B, N, S, H): consecutive query heads read one key/value head."""
     return x.repeat_interleave(p.num_heads // p.num_kv_heads, dim=1)
 
 
-def head_size(p: Problem) -> int:
+def head_size(p: AttentionProblem) -> int:
     return p.weights["q.weight"].shape[0] // p.num_heads
 
 
-def scale(p: Problem) -> float:
+def scale(p: AttentionProblem) -> float:
     return head_size(p) ** -0.5 if p.scale is None else p.scale
 
 
-def capped(p: Problem, scores: Tensor) -> Tensor:
+def capped(p: AttentionProblem, scores: Tensor) -> Tensor:
     return scores if p.softcap is None else p.softcap * torch.tanh(scores / p.softcap)
 
 
-def hidden(p: Problem, scores: Tensor) -> Tensor:
+def hidden(p: AttentionProblem, scores: Tensor) -> Tensor:
     """With the bias, and -inf where nothing may be seen."""
     scores = scores if p.bias is None else scores + p.bias
     allowed = True if p.allowed is None else torch.tensor(p.allowed)
     return torch.where(torch.as_tensor(allowed), scores, -torch.inf)
 
 
-def softmax(p: Problem, scores: Tensor) -> Tensor:
+def softmax(p: AttentionProblem, scores: Tensor) -> Tensor:
     """A row of -inf alone gives zeros."""
     top = scores.detach().amax(-1, keepdim=True)
     powers = torch.exp(scores - top.masked_fill(top.isneginf(), 0.0))
@@ -142,7 +142,7 @@ def softmax(p: Problem, scores: Tensor) -> Tensor:
     return powers / total.masked_fill(total == 0, 1.0)
 
 
-def dropped(p: Problem, weights: Tensor) -> Tensor:
+def dropped(p: AttentionProblem, weights: Tensor) -> Tensor:
     return weights if p.kept is None else weights * torch.tensor(p.kept)
 
 

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from jax_attn.parity.bugs.mutable_attention import Plants
-from jax_attn.parity.judge.oracle import Problem
+from jax_attn.parity.judge.oracle import AttentionProblem
 from jax_attn.parity.matrix.cases import first_piece
 
-Change = Callable[[Problem], Problem]
+Change = Callable[[AttentionProblem], AttentionProblem]
 
 
 def given(change: Change) -> Plants:
@@ -68,7 +68,7 @@ def own_piece(allowed: np.ndarray) -> np.ndarray:
 def reads(**sources: str) -> Plants:
     """Projections with the weights of others: q="k"."""
 
-    def change(p: Problem) -> Problem:
+    def change(p: AttentionProblem) -> AttentionProblem:
         w = p.weights
         read = {
             f"{to}.{part}": w[f"{of}.{part}"]
@@ -89,7 +89,7 @@ def transposed(name: str) -> Plants:
 def each(kind: type, change: Callable) -> Plants:
     """Every step of that kind after the projections, changed."""
 
-    def mutate(p: Problem) -> Problem:
+    def mutate(p: AttentionProblem) -> AttentionProblem:
         return replace(p, after=tuple(change(s) if isinstance(s, kind) else s for s in p.after))
 
     return given(mutate)
@@ -102,7 +102,7 @@ def rounded(x: Tensor, bits: int) -> Tensor:
     return x + (near - x.detach())
 
 
-def summed(right: Callable, p: Problem, a: Tensor, b: Tensor, bits: int) -> Tensor:
+def summed(right: Callable, p: AttentionProblem, a: Tensor, b: Tensor, bits: int) -> Tensor:
     """A product whose every partial sum is rounded."""
     exact, total = right(p, a, b), 0.0
     for i in range(a.shape[-1]):
@@ -116,7 +116,7 @@ def narrow(bits: int) -> Plants:
     return given(lambda p: replace(p, weights={k: rounded(x, bits) for k, x in p.weights.items()}))
 
 
-def scaled(by: Callable[[Problem, float], float]) -> Plants:
+def scaled(by: Callable[[AttentionProblem, float], float]) -> Plants:
     return {"scale": lambda right, p: by(p, right(p))}
 
 
@@ -124,37 +124,37 @@ def stopped(name: str) -> Plants:
     return {"branch": lambda right, p, n, x: x.detach() if n == name else x}
 
 
-def one_head_sends(right: Callable, p: Problem, x: Tensor) -> Tensor:
+def one_head_sends(right: Callable, p: AttentionProblem, x: Tensor) -> Tensor:
     """Of the query heads that share a key/value head the first alone sends it a gradient."""
     first = torch.arange(p.num_heads) % (p.num_heads // p.num_kv_heads) == 0
     read = right(p, x)
     return torch.where(first[:, None, None], read, read.detach())
 
 
-def rolled_heads(right: Callable, p: Problem, y: Tensor, heads: int) -> Tensor:
+def rolled_heads(right: Callable, p: AttentionProblem, y: Tensor, heads: int) -> Tensor:
     """Query, key and value heads in one other order, which the output's kernel does not have."""
     G = heads // p.num_kv_heads
     return right(p, y, heads).roll(1 if p.num_kv_heads == 1 < heads else G, dims=1)
 
 
-def plus_one(right: Callable, p: Problem, scores: Tensor) -> Tensor:
+def plus_one(right: Callable, p: AttentionProblem, scores: Tensor) -> Tensor:
     """A softmax with 1 more in its denominator."""
     zero = torch.zeros_like(scores[..., :1])
     return right(p, torch.cat([scores, zero], dim=-1))[..., :-1]
 
 
-def mean_where_empty(right: Callable, p: Problem, scores: Tensor) -> Tensor:
+def mean_where_empty(right: Callable, p: AttentionProblem, scores: Tensor) -> Tensor:
     empty = scores.isneginf().all(-1, keepdim=True)
     return right(p, scores.masked_fill(empty, 0.0))
 
 
-def finite_mask(right: Callable, p: Problem, scores: Tensor) -> Tensor:
+def finite_mask(right: Callable, p: AttentionProblem, scores: Tensor) -> Tensor:
     """-1e4 is added where -inf belongs."""
     seen = right(replace(p, allowed=None), scores)
     return torch.where(torch.tensor(p.allowed), seen, seen - 1e4)
 
 
-def dropping(right: Callable, p: Problem, weights: Tensor) -> Tensor:
+def dropping(right: Callable, p: AttentionProblem, weights: Tensor) -> Tensor:
     """Every tenth weight, and the others the larger for it."""
     kept = torch.arange(weights.numel()).reshape(weights.shape) % 10 != 0
     return right(p, weights) * kept / 0.9

@@ -35,7 +35,7 @@ from jax_attn.parity.checking.wrong_softmax import (
     stopped,
     unmasked,
 )
-from jax_attn.parity.judge.oracle import Problem, solve
+from jax_attn.parity.judge.oracle import AttentionProblem, solve
 from jax_attn.parity.matrix import calls
 from jax_attn.parity.matrix.cases import MASKS
 from jax_attn.parity.matrix.designs import DESIGNS, Design
@@ -227,11 +227,11 @@ def prepare(built: Built, drawn: Drawn, given: Inputs) -> Prepared:
     )
 
 
-def posed(program: Program, design: Design, inputs: Arrays, state: Arrays) -> Problem:
+def posed(program: Program, design: Design, inputs: Arrays, state: Arrays) -> AttentionProblem:
     """What the configuration means, in float64."""
     size = program.size
     arrays = program.call == "arrays"
-    return Problem(
+    return AttentionProblem(
         inputs={name: inputs[name] for name in design.inputs},
         weights={name: state[key] for name, key in design.weights.items() if key in state},
         num_heads=size.N,

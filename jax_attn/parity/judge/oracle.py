@@ -7,7 +7,7 @@ Written from the formulas, not from either port (seed 001; Vaswani et al. 2017):
     output = Concat(head_1, ..., head_N) W^O
 
 with separate per-head matrices, a Python loop over batch and heads, and the
-derivative of each line below it written out; f is what `Problem.after` lists. Weights are
+derivative of each line below it written out; f is what `AttentionProblem.after` lists. Weights are
 read as torch stores them, (out, in), since the reference is a torch module. Sequence axes
 keep the letters of the dimension key: T queries, S keys, H head size.
 
@@ -99,7 +99,7 @@ def _mean(a_TH: Array) -> Array:
 
 
 @dataclass(frozen=True)
-class Problem:
+class AttentionProblem:
     """One attention layer and its inputs, in float64.
 
     inputs: name -> (B, T or S, features). `reads` names the input each projection reads,
@@ -161,7 +161,7 @@ def _through(
     return x_TH, all_back
 
 
-def solve(problem: Problem, d_output: Array, d_weights: Array | None = None) -> Solution:
+def solve(problem: AttentionProblem, d_output: Array, d_weights: Array | None = None) -> Solution:
     """Outputs, and the gradients of <d_output, output> + <d_weights, weights>.
 
     d_output: (B, T, D). d_weights: (B, N, T, S), or None where the weights are no output.

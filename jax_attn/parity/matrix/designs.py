@@ -35,8 +35,8 @@ class Design:
     reference_call, port_call: mask kind -> `call(module, **inputs)`.
     weights: oracle name -> torch key, or (torch key, which third of its rows).
     inputs: the float inputs, or the token ids; with one, attention is to itself.
-    options: what both constructors take beyond their sizes; `Problem`'s fields of the same name
-        are the oracle's.
+    options: what both constructors take beyond their sizes; fields of the same name of
+        `AttentionProblem` are the oracle's.
     heads_average: the weights come averaged over the heads.
     nan_rows: as published, a row that may attend to nothing is NaN, where the port gives 0.
     """

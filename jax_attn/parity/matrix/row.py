@@ -17,7 +17,7 @@ from jax_attn.parity.bugs import mutable_attention
 from jax_attn.parity.bugs.catalogue import MUTANTS
 from jax_attn.parity.checking.check import Prepared, compare_weights
 from jax_attn.parity.judge.compare import TensorReport, Verdict, deciding
-from jax_attn.parity.judge.oracle import Problem, Solution, solve
+from jax_attn.parity.judge.oracle import AttentionProblem, Solution, solve
 from jax_attn.parity.matrix.cases import DROPPED, MASKS, Case, Size
 from jax_attn.parity.matrix.designs import VOCABULARY, Design
 from jax_attn.parity.run.inputs_and_runs import Inputs, Run, wide
@@ -66,7 +66,9 @@ def draw_inputs(design: Design, mask: str, size: Size, seed: int) -> dict[str, n
     return drawn | MASKS[mask].inputs(rng, size)
 
 
-def problem(design: Design, mask: str, size: Size, inputs: Arrays, state: Arrays) -> Problem:
+def problem(
+    design: Design, mask: str, size: Size, inputs: Arrays, state: Arrays
+) -> AttentionProblem:
     """The design's meaning, from torch's own state dict; all arrays in float64."""
     masks = {k: inputs[k] for k in MASK_INPUTS if k in inputs}
     if design.inputs == ("tokens",):
@@ -74,7 +76,7 @@ def problem(design: Design, mask: str, size: Size, inputs: Arrays, state: Arrays
     else:
         given = {name: inputs[name] for name in design.inputs}
     reads = design.inputs * (3 // len(design.inputs))
-    return Problem(
+    return AttentionProblem(
         inputs=given,
         weights={
             name: state[key] if isinstance(key, str) else np.split(state[key[0]], 3)[key[1]]
@@ -185,7 +187,7 @@ class Row:
         return None
 
     @cached_property
-    def problem(self) -> Problem:
+    def problem(self) -> AttentionProblem:
         state = {k: v.double().numpy() for k, v in self.reference.state_dict().items()}
         inputs = float_inputs(self.inputs, self.case.dtype)
         return problem(self.design, self.case.mask, self.case.size, inputs, state)

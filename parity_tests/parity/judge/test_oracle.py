@@ -20,20 +20,20 @@ from helpers.oracle_problem import (
     cotangents,
     problem,
 )
-from jax_attn.parity.judge.oracle import Problem, solve
+from jax_attn.parity.judge.oracle import AttentionProblem, solve
 
 
-def loss(posed: Problem) -> float:
+def loss(posed: AttentionProblem) -> float:
     d_output, d_weights = cotangents()
     found = solve(posed, d_output, d_weights)
     return float((found.output * d_output).sum() + (found.weights * d_weights).sum())
 
 
-def leaves(posed: Problem) -> dict[str, np.ndarray]:
+def leaves(posed: AttentionProblem) -> dict[str, np.ndarray]:
     return posed.inputs | posed.weights | {"bias": posed.bias}
 
 
-def gradients(posed: Problem) -> dict[str, np.ndarray]:
+def gradients(posed: AttentionProblem) -> dict[str, np.ndarray]:
     found = solve(posed, *cotangents())
     return found.input_grads | found.weight_grads | {"bias": found.bias_grad}
 
@@ -57,7 +57,7 @@ def test_every_gradient_is_the_slope_of_the_loss(name, after):
     assert abs(slope - given) <= 1e3 * (step**2 + 2.0**-52 / step) * max(abs(given), 1.0)
 
 
-def after_projection(posed: Problem, name: str, x: np.ndarray) -> np.ndarray:
+def after_projection(posed: AttentionProblem, name: str, x: np.ndarray) -> np.ndarray:
     """Over the last axis of (B, heads, T, H): norm by statistics, turn by a matrix of each step."""
     w, (norm, turn) = posed.weights, posed.after
     off = x - x.mean(-1, keepdims=True) if norm.centred else x
@@ -75,7 +75,7 @@ def after_projection(posed: Problem, name: str, x: np.ndarray) -> np.ndarray:
     return out
 
 
-def packed(posed: Problem) -> np.ndarray:
+def packed(posed: AttentionProblem) -> np.ndarray:
     """The usual form: one product for all heads, K repeated, one softmax over the last axis."""
     w, x = posed.weights, posed.inputs
 

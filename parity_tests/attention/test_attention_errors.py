@@ -47,7 +47,7 @@ BAD = {
         {"query": ones(B, T, 5, H)},
         "expected query heads N a multiple of key/value heads K",
     ),
-    "integers": ({"query": ones(B, T, N, H, dtype=int)}, "query: expected float16.*got dtype int"),
+    "integers": ({"query": ones(B, T, N, H, dtype=int)}, "query: expected float32.*got dtype int"),
     "complex": ({"key": ones(B, S, K, H, dtype=np.complex64)}, "key: .*got dtype complex64"),
     "mixed dtypes": (
         {"key": ones(B, S, K, H, dtype=np.float16)},
@@ -61,7 +61,7 @@ BAD = {
     "boolean bias": ({"bias": ones(T, S, dtype=bool)}, "bias: expected floats.*got bool"),
     "integer bias": (
         {"bias": ones(T, S, dtype=np.int32)},
-        "bias: expected float16.*got dtype int32",
+        "bias: expected float32.*got dtype int32",
     ),
     "bias of another shape": (
         {"bias": ones(T, S + 1)},

@@ -103,7 +103,7 @@ def test_and_the_published_multi_query_code():
 
 
 def planted(monkeypatch, builder: str) -> None:
-    row = Implementation("planted", "torch", f"bench_stand_in:{builder}")
+    row = Implementation("planted", "torch", f"helpers.bench.bench_stand_in:{builder}")
     monkeypatch.setitem(IMPLEMENTATIONS, "planted", row)
 
 

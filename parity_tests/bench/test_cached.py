@@ -117,7 +117,7 @@ def test_what_has_no_cache_says_so():
 
 
 def planted(monkeypatch, builder: str, framework: str) -> None:
-    row = Implementation("planted", framework, cached=f"bench_stand_in:{builder}")
+    row = Implementation("planted", framework, cached=f"helpers.bench.bench_stand_in:{builder}")
     monkeypatch.setitem(IMPLEMENTATIONS, "planted", row)
 
 

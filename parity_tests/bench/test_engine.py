@@ -97,7 +97,7 @@ def test_rounds_asked_for_are_just_as_many():
 
 @pytest.fixture(scope="module")
 def worker():
-    made = Worker("stand-in", "bench_stand_in:StandIn", threads=1)
+    made = Worker("stand-in", "helpers.bench.bench_stand_in:StandIn", threads=1)
     yield made
     made.close()
 
@@ -126,7 +126,7 @@ def test_a_worker_tells_what_went_wrong_and_lives(worker):
 
 
 def test_a_process_that_dies_is_told_with_its_last_words():
-    worker = Worker("stand-in", "bench_stand_in:StandIn", threads=1)
+    worker = Worker("stand-in", "helpers.bench.bench_stand_in:StandIn", threads=1)
     try:
         with pytest.raises(LostError, match="die: its process ended with status 7: last words"):
             worker.ask("die")

@@ -74,11 +74,11 @@ def test_a_signal_while_a_port_writes_leaves_nothing(tmp_path, signal):
 WORKERS = """
 import os, signal, time
 from functools import partial
-from jax_attn.parity import sweep
+from jax_attn.parity import process_pool
 signal.signal(signal.SIGINT, signal.default_int_handler)
-sweep._WORTH_A_PROCESS = 1
+process_pool._WORTH_A_PROCESS = 1
 quick, slow = ((partial(max, key=time.sleep), (seconds,)) for seconds in (0, 60))
-running = sweep.run([quick, quick, slow], 2)  # one is at work, one waits for some
+running = process_pool.run([quick, quick, slow], 2)  # one is at work, one waits for some
 try:
     next(running), next(running), time.sleep(2), os.killpg(0, signal.SIGINT)
     time.sleep(60)

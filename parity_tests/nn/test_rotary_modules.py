@@ -150,7 +150,7 @@ REFUSED = {
     "betas": (lambda: Yarn(4, 64, beta_fast=1), "beta_slow: expected less than beta_fast"),
     "several": (lambda: Yarn(0, 0, truncate=None), "Yarn: 3 problems"),
     "x": (lambda: rotate(drawn(T, N, H), None, Rotary()), "x: expected rank 4"),
-    "integers": (lambda: turned(x=jnp.ones((B, T, N, H), int)), "x: expected float16"),
+    "integers": (lambda: turned(x=jnp.ones((B, T, N, H), int)), "x: expected float32"),
     "rotary": (lambda: turned(rotary=None), "rotary: expected a Rotary, got NoneType None"),
     "too wide": (
         lambda: turned(rotary=Rotary(dim=16)),

@@ -211,7 +211,7 @@ def test_the_matrix_unit_takes_the_passes_that_are_emulated(dtype, precision, pa
 
 AFTERWARDS = """
 import os, jax, jax.numpy as jnp
-from jax_attn.parity.compiled import compile_for_tpu, why_no_tpu_compiler
+from jax_attn.parity.matrix.compiled import compile_for_tpu, why_no_tpu_compiler
 first = {probe_first} and jax.default_backend()
 environment = dict(os.environ)
 reason = why_no_tpu_compiler()
@@ -335,7 +335,7 @@ def test_collectives_of_a_real_program_are_found():
     program = """
 import jax, jax.numpy as jnp
 from jax.sharding import PartitionSpec as P, NamedSharding
-from jax_attn.parity.compiled import collectives
+from jax_attn.parity.matrix.compiled import collectives
 mesh = jax.make_mesh((2,), ("d",))
 x = jax.ShapeDtypeStruct((4,), "float32", sharding=NamedSharding(mesh, P("d")))
 print(collectives(jax.jit(jnp.sum).lower(x).compile().as_text()))

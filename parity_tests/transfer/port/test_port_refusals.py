@@ -136,9 +136,7 @@ def test_wrong_usage_names_the_option(tmp_path, monkeypatch, name):
 
 
 STEPS = """
-from jax_attn.transfer.layout import Layout
-from jax_attn.transfer.rows import row
-from jax_attn.transfer.step import Step
+from jax_attn.transfer import Layout, Step, row
 
 def same(held, *_):
     return held

@@ -10,7 +10,7 @@ import pytest
 import readme as evidence_readme
 import torch
 
-from jax_attn.parity.bugs.catalogue import MUTANTS
+from jax_attn.parity.bugs.catalogue import BUGS
 from jax_attn.parity.matrix import cases
 from jax_attn.parity.training.bugs import BESIDE
 
@@ -72,11 +72,11 @@ def test_the_evidence_is_of_the_rows_that_there_are():
     there = {case.name for case in [*cases.matrix(), *cases.emulated()]}
     run = evidence_readme.evidence()["cpu"]
     assert {row[0] for row in run["cases"]} == there
-    power = json.loads(evidence_readme.POWER.read_text())["mutants"]
+    power = json.loads(evidence_readme.POWER.read_text())["bugs"]
     named = {row for _, rows, *_ in power for row in rows}
     prepared = {"-".join(case.preparation) for case in cases.matrix()}
     assert {name for name in named if not name.startswith(("encoder/", "training/"))} <= prepared
-    assert {mutant for mutant, *_ in power} == {*MUTANTS, *BESIDE}
+    assert {bug for bug, *_ in power} == {*BUGS, *BESIDE}
 
 
 def test_that_comparison_can_fail():

@@ -20,7 +20,7 @@ def verify_power(
     from jax_attn.cli.verify import FAIL, NONE_LEFT, PASS
     from jax_attn.parity import process_pool
     from jax_attn.parity.bugs import kill_report
-    from jax_attn.parity.bugs.catalogue import MUTANTS
+    from jax_attn.parity.bugs.catalogue import BUGS
     from jax_attn.parity.training.bugs import BESIDE, tried
 
     work = process_pool.power_tasks(cases) + [(tried, (name,)) for name in beside]
@@ -28,14 +28,14 @@ def verify_power(
         raise click.UsageError(NONE_LEFT)
     blocks = tracked(([block] for block in process_pool.run(work)), len(work))
     kills = [kill for block in blocks for kill in block]
-    mutants = [*MUTANTS, *BESIDE]
-    kills.sort(key=lambda kill: (mutants.index(kill.mutant), kill.case))
-    document = kill_report.as_json(kills, mutants, environment.describe())
+    bugs = [*BUGS, *BESIDE]
+    kills.sort(key=lambda kill: (bugs.index(kill.bug), kill.case))
+    document = kill_report.as_json(kills, bugs, environment.describe())
     tell(
         document,
-        [kill_report.table(kills), *kill_report.summary_lines(kills, mutants, whole)],
+        [kill_report.table(kills), *kill_report.summary_lines(kills, bugs, whole)],
         files={"power.json": document},
         report=report,
         as_json=as_json,
     )
-    return PASS if kill_report.passes(kills, mutants, whole) else FAIL
+    return PASS if kill_report.passes(kills, bugs, whole) else FAIL

@@ -27,6 +27,7 @@ def run_block(
     """
     import jax
 
+    from jax_attn.parity.bugs.trials import doubts
     from jax_attn.parity.matrix.run_rows import run_cases
     from jax_attn.parity.matrix.tpu import run_emulated
 
@@ -34,29 +35,26 @@ def run_block(
     for _, rows in groupby(cases, key=lambda c: c.preparation):
         group = list(rows)
         if group[0].transform == "emulated":
-            results += [run_emulated(case, implementation) for case in group]
+            results += [run_emulated(case, implementation, doubts=doubts) for case in group]
         else:
-            results += run_cases(group, backend, implementation)
+            results += run_cases(group, backend, implementation, doubts=doubts)
     # Programs of this shape take up to a gigabyte in all, and are not met again.
     jax.clear_caches()
     return results
 
 
 def kill_block(cases: Sequence[Case]) -> list[Kill]:
-    """Every mutant that rows, each of a preparation of its own, claim to kill."""
-    from jax_attn.parity.bugs.catalogue import MUTANTS
+    """The trials of every bug that these rows, each of a preparation of its own, claim to see."""
+    from jax_attn.parity.bugs import trials
     from jax_attn.parity.matrix.designs import DESIGNS
     from jax_attn.parity.matrix.row import Row
     from jax_attn.parity.run.jax_settings import x64_for
 
-    found = []
+    kills = []
     for case in cases:
         with x64_for(case.dtype):
-            row = Row(DESIGNS[case.design], case)
-            found += [
-                Kill.of(name, MUTANTS[name].meant, case, row.tried(name)) for name in row.claims
-            ]
-    return found
+            kills += trials.kills(Row(DESIGNS[case.design], case))
+    return kills
 
 
 def calibrate_block(configurations: Sequence[Configuration]) -> list[Trial]:
@@ -100,7 +98,7 @@ def tasks(
 
 
 def power_tasks(cases: Sequence[Case]) -> list[tuple]:
-    """Likewise of trying the mutants, once on all rows of one preparation; the widest first."""
+    """Likewise of trying the bugs, once on all rows of one preparation; the widest first."""
     rows = list({case.preparation: case for case in reversed(cases)}.values())
     rows.sort(key=lambda c: c.size.D * c.size.B, reverse=True)
     return [(kill_block, (case,)) for case in rows]

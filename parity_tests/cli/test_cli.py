@@ -88,10 +88,10 @@ def test_a_failing_case_leaves_1_and_says_where(monkeypatch):
 def test_a_case_that_shows_nothing_leaves_4(monkeypatch):
     from dataclasses import replace
 
-    from jax_attn.parity.bugs.catalogue import MUTANTS
+    from jax_attn.parity.bugs.catalogue import BUGS
 
-    harmless = replace(MUTANTS["biases dropped"], plants={})
-    monkeypatch.setitem(MUTANTS, "biases dropped", harmless)
+    harmless = replace(BUGS["biases dropped"], plants={})
+    monkeypatch.setitem(BUGS, "biases dropped", harmless)
     outcome = run("verify", *ONE)
     assert outcome.exit_code == 4
     assert "blind" in outcome.stdout

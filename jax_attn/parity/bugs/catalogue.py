@@ -1,8 +1,6 @@
-"""Mutants: attention with one planted port bug each, to show that the rows see them.
+"""The catalogue of planted bugs: what goes wrong in attention, and which rows claim to see it.
 
-A row claims to catch certain bugs. Each claim is tried, at no compilation: the mutant goes through
-the comparison in the port's place, and must fail. A row whose mutant lives has not shown what it
-says, and is INCONCLUSIVE; `verify --power` tries every mutant on every row that claims it.
+`trials` puts attention with a bug in the port's place.
 """
 
 from dataclasses import dataclass, replace
@@ -12,19 +10,23 @@ import numpy as np
 import torch
 
 from jax_attn.parity.bugs import claims, plants
+from jax_attn.parity.bugs.attention import Plants, capped, head_size
 from jax_attn.parity.bugs.claims import FINE, SINGLE, Claim
-from jax_attn.parity.bugs.mutable_attention import Plants, capped, head_size
 from jax_attn.parity.judge.oracle import Norm, Turn
 
 
 @dataclass(frozen=True)
-class Mutant:
-    """plants: the wrong steps (`mutable.STEPS`). meant: the row (design, mask) made to catch it,
-    in float32. claimed: whether a row, at a precision, says it would see it."""
+class Bug:
+    """A bug that ports have.
+
+    plants: the steps of attention that it makes wrong (keys of `attention.STEPS`).
+    meant: (design, mask) of the float32 row that is made to catch it.
+    claim: whether a row claims to see it at a precision.
+    """
 
     plants: Plants
     meant: tuple[str, str]
-    claimed: Claim
+    claim: Claim
 
 
 _PROBABILITIES = {
@@ -39,46 +41,46 @@ _PLAIN, _NONE = ("plain_mha", "none"), ("gqa", "none")
 _ROTARY = ("gqa/rotary", "causal")
 _PIECES = ("gqa/cached", "causal")
 
-MUTANTS: dict[str, Mutant] = {
+BUGS: dict[str, Bug] = {
     # Who sees whom.
-    "mask polarity": Mutant(
+    "mask polarity": Bug(
         plants.masked(np.logical_not),
         ("gqa", "per_head"),
         lambda c, p, u: p.allowed is not None and c.mask != "padding",
     ),
-    "padding polarity": Mutant(
+    "padding polarity": Bug(
         plants.masked(np.logical_not), ("torch_mha", "padding"), claims.any_mask("padding")
     ),
-    "mask ignored": Mutant(
+    "mask ignored": Bug(
         plants.masked(lambda allowed: None), ("masked_mha", "per_head"), claims.hides
     ),
-    "attention and padding masks or-ed": Mutant(
+    "attention and padding masks or-ed": Bug(
         plants.masked(plants.causal_or_padding),
         ("gqa", "causal_padding"),
         lambda c, p, u: c.mask == "causal_padding" and 1 < c.size.T == c.size.S,
     ),
-    "mask off by one key": Mutant(
+    "mask off by one key": Bug(
         plants.masked(plants.later),
         ("gqa", "window"),
         claims.every(claims.several, claims.any_mask("causal", "window", "sliding")),
     ),
-    "causal: the next key too": Mutant(
+    "causal: the next key too": Bug(
         plants.masked(partial(plants.longer, towards=1)), ("weights_mha", "causal"), _CAUSAL
     ),
-    "causal: not the own key": Mutant(
+    "causal: not the own key": Bug(
         plants.masked(plants.without_itself),
         ("torch_mha", "causal"),
         claims.any_mask("causal", "sliding"),
     ),
-    "causal: the other corner": Mutant(
+    "causal: the other corner": Bug(
         plants.masked(plants.other_corner),
         ("gqa", "causal"),
         lambda c, p, u: c.mask == "causal" and c.size.T != c.size.S,
     ),
-    "window one key longer": Mutant(
+    "window one key longer": Bug(
         plants.masked(partial(plants.longer, towards=-1)), ("gqa", "sliding"), _BAND
     ),
-    "the past ignored": Mutant(
+    "the past ignored": Bug(
         plants.masked(plants.own_piece),
         _PIECES,
         claims.every(
@@ -87,195 +89,195 @@ MUTANTS: dict[str, Mutant] = {
             claims.any_mask("causal", "sliding"),
         ),
     ),
-    "-1e4 for -inf": Mutant(
+    "-1e4 for -inf": Bug(
         {"hidden": plants.finite_mask}, ("masked_mha", "empty_row"), claims.any_mask("empty_row")
     ),
-    "a row that sees nothing: the mean of all": Mutant(
+    "a row that sees nothing: the mean of all": Bug(
         {"softmax": plants.mean_where_empty}, ("mqa", "empty_row"), claims.any_mask("empty_row")
     ),
     # What is added to the scores.
-    "bias sign": Mutant(
+    "bias sign": Bug(
         plants.given(lambda p: replace(p, bias=-p.bias)),
         ("gqa", "bias"),
         claims.every(claims.several, claims.any_mask("bias")),
     ),
-    "bias ignored": Mutant(
+    "bias ignored": Bug(
         plants.given(lambda p: replace(p, bias=None)),
         ("torch_mha", "bias"),
         claims.every(claims.several, claims.any_mask("bias")),
     ),
-    "bias before the scale": Mutant(
+    "bias before the scale": Bug(
         plants.given(lambda p: replace(p, bias=p.bias * head_size(p) ** -0.5)),
         ("torch_mha", "bias"),
         claims.every(claims.several, claims.any_mask("bias")),
     ),
     # Weights.
-    "query and key swapped": Mutant(
+    "query and key swapped": Bug(
         plants.reads(q="k", k="q"),
         ("torch_mha", "causal"),
         claims.every(claims.several, claims.alike("q", "k")),
     ),
-    "key and value swapped": Mutant(plants.reads(k="v", v="k"), _PLAIN, claims.alike("k", "v")),
-    "keys for values": Mutant(plants.reads(v="k"), ("weights_mha", "none"), claims.alike("k", "v")),
-    "packed in another order": Mutant(
+    "key and value swapped": Bug(plants.reads(k="v", v="k"), _PLAIN, claims.alike("k", "v")),
+    "keys for values": Bug(plants.reads(v="k"), ("weights_mha", "none"), claims.alike("k", "v")),
+    "packed in another order": Bug(
         plants.reads(q="k", k="v", v="q"),
         ("fused_mha", "none"),
         lambda c, p, u: c.family in ("fused_mha", "torch_mha") and claims.alike(*"qkv")(c, p, u),
     ),
-    "query kernel untransposed": Mutant(
+    "query kernel untransposed": Bug(
         plants.transposed("q"),
         ("masked_mha", "none"),
         claims.every(claims.several, claims.square("q")),
     ),
-    "output kernel untransposed": Mutant(
+    "output kernel untransposed": Bug(
         plants.transposed("o"), ("masked_mha", "none"), claims.square("o")
     ),
-    "biases dropped": Mutant(
+    "biases dropped": Bug(
         {"biased": lambda right, p, name, y: y}, ("torch_mha", "none"), claims.weight("q.bias")
     ),
-    "biases doubled": Mutant(
+    "biases doubled": Bug(
         {"biased": lambda right, p, name, y: right(p, name, right(p, name, y))},
         _NONE,
         claims.weight("q.bias"),
     ),
-    "value bias dropped": Mutant(
+    "value bias dropped": Bug(
         {"biased": lambda right, p, name, y: y if name == "v" else right(p, name, y)},
         ("torch_mha", "padding"),
         claims.weight("v.bias"),
     ),
-    "output bias dropped": Mutant(
+    "output bias dropped": Bug(
         {"biased": lambda right, p, name, y: y if name == "o" else right(p, name, y)},
         ("mqa", "none"),
         claims.weight("o.bias"),
     ),
     # Heads.
-    "heads tiled instead of repeated": Mutant(
+    "heads tiled instead of repeated": Bug(
         {"shared": lambda right, p, x: x.repeat(1, p.num_heads // p.num_kv_heads, 1, 1)},
         _NONE,
         claims.grouped,
     ),
-    "key/value heads rolled": Mutant(
+    "key/value heads rolled": Bug(
         {"shared": lambda right, p, x: right(p, x.roll(1, dims=1))},
         _NONE,
         lambda c, p, u: p.num_kv_heads > 1,
     ),
-    "heads in another order than the output's": Mutant(
+    "heads in another order than the output's": Bug(
         {"split": plants.rolled_heads}, _PLAIN, claims.tells_heads
     ),
-    "features split into heads the wrong way round": Mutant(
+    "features split into heads the wrong way round": Bug(
         {"split": lambda right, p, y, n: y.unflatten(-1, (-1, n)).permute(0, 3, 1, 2)},
         _PLAIN,
         lambda c, p, u: claims.tells_heads(c, p, u) and head_size(p) > 1,
     ),
     # Scores.
-    "scale 1% too large": Mutant(
+    "scale 1% too large": Bug(
         plants.scaled(lambda p, s: 1.01 * s),
         ("weights_mha", "none"),
         claims.every(claims.several, claims.at(FINE)),
     ),
-    "scale 1% too small": Mutant(
+    "scale 1% too small": Bug(
         plants.scaled(lambda p, s: 0.99 * s),
         ("fused_mha", "none"),
         claims.every(claims.several, claims.at(FINE)),
     ),
-    "scale by one feature more": Mutant(
+    "scale by one feature more": Bug(
         plants.scaled(lambda p, s: s * (head_size(p) / (head_size(p) + 1)) ** 0.5),
         _PLAIN,
         claims.every(claims.several, claims.at(FINE)),
     ),
-    "scale by all features": Mutant(
+    "scale by all features": Bug(
         plants.scaled(lambda p, s: s * p.num_heads**-0.5),
         _PLAIN,
         lambda c, p, u: claims.several(c, p, u) and p.num_heads > 1,
     ),
-    "scale twice": Mutant(plants.scaled(lambda p, s: s * s), _PLAIN, claims.several),
-    "no scale": Mutant(plants.scaled(lambda p, s: 1.0), _PLAIN, claims.several),
-    "softmax over the queries": Mutant(
+    "scale twice": Bug(plants.scaled(lambda p, s: s * s), _PLAIN, claims.several),
+    "no scale": Bug(plants.scaled(lambda p, s: 1.0), _PLAIN, claims.several),
+    "softmax over the queries": Bug(
         {"softmax": lambda right, p, s: right(p, s.mT).mT},
         _PLAIN,
         lambda c, p, u: c.size.T > 1,
     ),
-    "softmax with 1 more below": Mutant({"softmax": plants.plus_one}, _PLAIN, claims.always),
-    "softcap ignored": Mutant(
+    "softmax with 1 more below": Bug({"softmax": plants.plus_one}, _PLAIN, claims.always),
+    "softcap ignored": Bug(
         plants.given(lambda p: replace(p, softcap=None)),
         ("gqa/softcap", "none"),
         lambda c, p, u: p.softcap is not None and u in FINE,
     ),
-    "softcap after the mask": Mutant(
+    "softcap after the mask": Bug(
         {"capped": lambda right, p, s: s, "hidden": lambda right, p, s: capped(p, right(p, s))},
         ("gqa/softcap", "causal"),
         lambda c, p, u: p.softcap is not None and claims.hides(c, p, u),
     ),
     # Precision.
-    "probabilities in bfloat16": Mutant(
+    "probabilities in bfloat16": Bug(
         _PROBABILITIES[8], _PLAIN, claims.every(claims.several, claims.at(SINGLE))
     ),
-    "probabilities in float16": Mutant(
+    "probabilities in float16": Bug(
         _PROBABILITIES[11], _PLAIN, claims.every(claims.several, claims.at(SINGLE))
     ),
-    "sums in bfloat16": Mutant(_SUMS[8], _PLAIN, claims.at(SINGLE)),
-    "sums in float16": Mutant(_SUMS[11], _PLAIN, claims.at(SINGLE)),
-    "parameters in bfloat16": Mutant(plants.narrow(8), _PLAIN, claims.at(SINGLE)),
-    "parameters in float16": Mutant(plants.narrow(11), _PLAIN, claims.at(SINGLE)),
-    "products in TF32": Mutant(
+    "sums in bfloat16": Bug(_SUMS[8], _PLAIN, claims.at(SINGLE)),
+    "sums in float16": Bug(_SUMS[11], _PLAIN, claims.at(SINGLE)),
+    "parameters in bfloat16": Bug(plants.narrow(8), _PLAIN, claims.at(SINGLE)),
+    "parameters in float16": Bug(plants.narrow(11), _PLAIN, claims.at(SINGLE)),
+    "products in TF32": Bug(
         {"product": lambda right, p, a, b: right(p, plants.rounded(a, 11), plants.rounded(b, 11))},
         _PLAIN,
         claims.at(SINGLE),
     ),
     # Positions and norms.
-    "rotary pairs of the other convention": Mutant(
+    "rotary pairs of the other convention": Bug(
         plants.each(Turn, lambda turn: replace(turn, interleaved=not turn.interleaved)),
         ("gqa/rotary_interleaved_partial", "padding"),
         claims.every(claims.several, claims.steps(Turn)),
     ),
-    "rotary base doubled": Mutant(
+    "rotary base doubled": Bug(
         plants.each(Turn, lambda turn: replace(turn, base=2 * turn.base)),
         _ROTARY,
         claims.every(claims.several, claims.steps(Turn), claims.at(FINE)),
     ),
-    "queries a position too far": Mutant(
+    "queries a position too far": Bug(
         plants.each(Turn, lambda turn: replace(turn, first=turn.first + 1)),
         ("gqa/cached_rotary", "causal"),
         claims.every(claims.several, claims.steps(Turn)),
     ),
-    "the other norm": Mutant(
+    "the other norm": Bug(
         plants.each(Norm, lambda norm: replace(norm, centred=not norm.centred)),
         ("gqa/qk_layer_norm", "causal"),
         claims.every(claims.several, claims.steps(Norm)),
     ),
-    "norm with another epsilon": Mutant(
+    "norm with another epsilon": Bug(
         plants.each(Norm, lambda norm: replace(norm, epsilon=norm.epsilon / 10)),
         ("gqa/qk_norm", "none"),
         claims.every(claims.several, claims.steps(Norm), claims.at(SINGLE)),
     ),
-    "norm after rotary": Mutant(
+    "norm after rotary": Bug(
         plants.given(lambda p: replace(p, after=p.after[::-1])),
         ("gqa/qk_norm", "none"),
         claims.every(claims.several, claims.steps(Norm, Turn)),
     ),
     # Dropout.
-    "dropout where none belongs": Mutant(
+    "dropout where none belongs": Bug(
         {"dropped": plants.dropping}, _PLAIN, lambda c, p, u: p.kept is None
     ),
-    "dropout without 1/keep": Mutant(
+    "dropout without 1/keep": Bug(
         {"dropped": lambda right, p, w: w * torch.tensor(p.kept > 0)},
         ("gqa/dropout", "dropout"),
         lambda c, p, u: p.kept is not None,
     ),
-    "kept and dropped swapped": Mutant(
+    "kept and dropped swapped": Bug(
         {"dropped": lambda right, p, w: w * torch.tensor(np.where(p.kept > 0, 0, p.kept.max()))},
         ("gqa/dropout", "dropout"),
         lambda c, p, u: p.kept is not None,
     ),
     # Gradients.
-    "gradient stopped at the queries": Mutant(plants.stopped("q"), _PLAIN, claims.several),
-    "gradient stopped at the keys": Mutant(plants.stopped("k"), ("gqa", "window"), claims.several),
-    "gradient stopped at the values": Mutant(plants.stopped("v"), _PLAIN, claims.always),
-    "gradients of a group not summed": Mutant(
+    "gradient stopped at the queries": Bug(plants.stopped("q"), _PLAIN, claims.several),
+    "gradient stopped at the keys": Bug(plants.stopped("k"), ("gqa", "window"), claims.several),
+    "gradient stopped at the values": Bug(plants.stopped("v"), _PLAIN, claims.always),
+    "gradients of a group not summed": Bug(
         {"shared": plants.one_head_sends}, _NONE, lambda c, p, u: p.num_kv_heads < p.num_heads
     ),
     # The cache.
-    "cached values in another order than keys": Mutant(
+    "cached values in another order than keys": Bug(
         {"slots": lambda right, p, v: right(p, v.roll(1, dims=-2))},
         _PIECES,
         claims.every(claims.several, claims.cached("cached", "cached_ragged", "cached_rotary")),

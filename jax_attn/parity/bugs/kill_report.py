@@ -22,14 +22,14 @@ from jax_attn.parity.matrix.cases import FACTORS, Case
 
 @dataclass(frozen=True)
 class Kill:
-    """How one row took one mutant.
+    """How one row took one bug.
 
     column: the published design of the row, or what else it is a row of. meant: whether the row is
     the one made to catch it. tensor: which decided, `times` its budget from right; infinitely, of
     another shape or not finite.
     """
 
-    mutant: str
+    bug: str
     case: str
     column: str
     meant: bool
@@ -38,10 +38,10 @@ class Kill:
     times: float
 
     @classmethod
-    def of(cls, mutant: str, meant: tuple[str, str], case: Case, found: TensorReport) -> "Kill":
+    def of(cls, bug: str, meant: tuple[str, str], case: Case, found: TensorReport) -> "Kill":
         """Of a row of the built-in matrix; meant: its design and mask."""
         return cls(
-            mutant=mutant,
+            bug=bug,
             case="-".join(case.preparation),
             column=case.family,
             meant=(case.design, case.mask, case.dtype) == (*meant, "float32"),
@@ -51,11 +51,11 @@ class Kill:
         )
 
     @classmethod
-    def of_result(cls, mutant: str, case: str, result: Result) -> "Kill":
+    def of_result(cls, bug: str, case: str, result: Result) -> "Kill":
         """Of a case of its own, beside the matrix: "training/Adam"."""
         worst = result.worst
         return cls(
-            mutant=mutant,
+            bug=bug,
             case=case,
             column=case.partition("/")[0],
             meant=True,
@@ -66,25 +66,25 @@ class Kill:
 
 
 def survivors(kills: Sequence[Kill]) -> list[Kill]:
-    """Every mutant that a row claims to kill, and did not."""
+    """Every bug that a row claims to kill, and did not."""
     return [kill for kill in kills if not kill.killed]
 
 
-def without_their_row(kills: Sequence[Kill], mutants: Sequence[str]) -> list[str]:
-    """Mutants that were not tried on the row that is made to catch them."""
-    return [name for name in mutants if name not in _meant(kills)]
+def without_their_row(kills: Sequence[Kill], bugs: Sequence[str]) -> list[str]:
+    """Bugs that were not tried on the row that is made to catch them."""
+    return [name for name in bugs if name not in _meant(kills)]
 
 
 def _meant(kills: Sequence[Kill]) -> set[str]:
-    """Mutants that were tried on the row made to catch them."""
-    return {kill.mutant for kill in kills if kill.meant}
+    """Bugs that were tried on the row made to catch them."""
+    return {kill.bug for kill in kills if kill.meant}
 
 
 def table(kills: Sequence[Kill]) -> Table:
     """The kill matrix: a line a bug, and of each design how many of the rows that claim it kill."""
-    by_mutant: dict[str, list[Kill]] = defaultdict(list)
+    by_bug: dict[str, list[Kill]] = defaultdict(list)
     for kill in kills:
-        by_mutant[kill.mutant].append(kill)
+        by_bug[kill.bug].append(kill)
     columns = sorted({kill.column for kill in kills}, key=_place)
     made = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     made.add_column("planted bug", no_wrap=True)
@@ -92,11 +92,11 @@ def table(kills: Sequence[Kill]) -> Table:
         made.add_column(column, justify="right", no_wrap=True)
     made.add_column("its own row", overflow="fold")
     made.add_column("over budget", justify="right")
-    for mutant, tried in by_mutant.items():
+    for bug, tried in by_bug.items():
         cells = [_cell([kill for kill in tried if kill.column == column]) for column in columns]
         own = min((kill for kill in tried if kill.meant), key=lambda k: k.times, default=None)
         told = ("not among these", "–") if own is None else (own.case, number(own.times, 2))
-        made.add_row(mutant, *cells, *told)
+        made.add_row(bug, *cells, *told)
     return made
 
 
@@ -112,16 +112,16 @@ def _cell(kills: Sequence[Kill]) -> Text:
     return Text(f"{killed}/{len(kills)}", style) if kills else Text("")
 
 
-def summary(kills: Sequence[Kill], mutants: Sequence[str]) -> dict[str, Any]:
+def summary(kills: Sequence[Kill], bugs: Sequence[str]) -> dict[str, Any]:
     """How many bugs were tried and killed, on how many rows, and the weakest kill."""
-    alive = {kill.mutant for kill in survivors(kills)}
-    tried = {kill.mutant for kill in kills}
+    alive = {kill.bug for kill in survivors(kills)}
+    tried = {kill.bug for kill in kills}
     weakest = min((kill for kill in kills if kill.killed), key=lambda k: k.times, default=None)
     return {
-        "mutants": len(mutants),
+        "bugs": len(bugs),
         "tried": len(tried),
         "killed": len(tried - alive),
-        "by_their_own_row": len(_meant(kills) - {k.mutant for k in survivors(kills) if k.meant}),
+        "by_their_own_row": len(_meant(kills) - {k.bug for k in survivors(kills) if k.meant}),
         "rows": len({kill.case for kill in kills}),
         "trials": len(kills),
         "survived": len(survivors(kills)),
@@ -129,45 +129,45 @@ def summary(kills: Sequence[Kill], mutants: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def passes(kills: Sequence[Kill], mutants: Sequence[str], whole: bool) -> bool:
+def passes(kills: Sequence[Kill], bugs: Sequence[str], whole: bool) -> bool:
     """None survived and, of the whole matrix, each was tried on the row made to catch it."""
-    return not survivors(kills) and not (whole and without_their_row(kills, mutants))
+    return not survivors(kills) and not (whole and without_their_row(kills, bugs))
 
 
-def summary_lines(kills: Sequence[Kill], mutants: Sequence[str], whole: bool) -> list[str]:
+def summary_lines(kills: Sequence[Kill], bugs: Sequence[str], whole: bool) -> list[str]:
     """The summary in words, every survivor, and those that the whole matrix leaves untried."""
-    found = summary(kills, mutants)
+    found = summary(kills, bugs)
     lines = [
         f"{found['killed']} of {found['tried']} planted bugs killed by every row that claims them "
         f"({found['trials']} trials on {found['rows']} rows); {found['by_their_own_row']} of them "
         "by the row made to catch them"
     ]
     lines += [
-        f"SURVIVED: {kill.mutant!r} in {kill.case}: {number(kill.times)} of the budget of "
+        f"SURVIVED: {kill.bug!r} in {kill.case}: {number(kill.times)} of the budget of "
         f"{kill.tensor}"
         for kill in survivors(kills)
     ]
     if whole:
         lines += [
             f"NOT TRIED on a row made to catch it: {name!r}"
-            for name in without_their_row(kills, mutants)
+            for name in without_their_row(kills, bugs)
         ]
-    elif more := found["mutants"] - found["tried"]:
+    elif more := found["bugs"] - found["tried"]:
         lines.append(f"{more} more bugs: no row here claims them")
     if weakest := found["weakest"]:
         lines.append(
-            f"weakest kill: {weakest['mutant']!r} in {weakest['case']}, {weakest['tensor']} "
+            f"weakest kill: {weakest['bug']!r} in {weakest['case']}, {weakest['tensor']} "
             f"{number(weakest['times'])} times its budget"
         )
     return lines
 
 
-def as_json(kills: Sequence[Kill], mutants: Sequence[str], environment: dict[str, Any]) -> str:
+def as_json(kills: Sequence[Kill], bugs: Sequence[str], environment: dict[str, Any]) -> str:
     """Every trial; `times` is null where it is infinite."""
     document = {
         "schema_version": SCHEMA_VERSION,
         "environment": environment,
-        "summary": summary(kills, mutants),
+        "summary": summary(kills, bugs),
         "kills": [_plain(kill) for kill in kills],
     }
     return json.dumps(document, indent=1, allow_nan=False)

@@ -1,4 +1,4 @@
-"""What goes wrong: ways to plant a bug in the steps of `mutable`."""
+"""What goes wrong: ways to plant a bug in the steps of attention."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from jax_attn.parity.bugs.mutable_attention import Plants
+from jax_attn.parity.bugs.attention import Plants
 from jax_attn.parity.judge.oracle import AttentionProblem
 from jax_attn.parity.matrix.cases import first_piece
 
@@ -89,10 +89,10 @@ def transposed(name: str) -> Plants:
 def each(kind: type, change: Callable) -> Plants:
     """Every step of that kind after the projections, changed."""
 
-    def mutate(p: AttentionProblem) -> AttentionProblem:
+    def changed(p: AttentionProblem) -> AttentionProblem:
         return replace(p, after=tuple(change(s) if isinstance(s, kind) else s for s in p.after))
 
-    return given(mutate)
+    return given(changed)
 
 
 def rounded(x: Tensor, bits: int) -> Tensor:

@@ -1,9 +1,9 @@
-"""A row of the built-in matrix: both sides drawn, the oracle solved, planted bugs tried."""
+"""A row of the built-in matrix: both sides drawn, the oracle solved."""
 
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 
 import jax
 import jax.numpy as jnp
@@ -13,14 +13,11 @@ from flax import nnx
 
 from jax_attn.attention import ArgumentError
 from jax_attn.nn import GroupedQueryAttention
-from jax_attn.parity.bugs import mutable_attention
-from jax_attn.parity.bugs.catalogue import MUTANTS
 from jax_attn.parity.checking.check import Prepared, compare_weights
-from jax_attn.parity.judge.compare import TensorReport, Verdict, deciding
 from jax_attn.parity.judge.oracle import AttentionProblem, Solution, solve
 from jax_attn.parity.matrix.cases import DROPPED, MASKS, Case, Size
 from jax_attn.parity.matrix.designs import VOCABULARY, Design
-from jax_attn.parity.run.inputs_and_runs import Inputs, Run, wide
+from jax_attn.parity.run.inputs_and_runs import Inputs, Run
 from jax_attn.parity.run.port import Port, float_dtype
 from jax_attn.parity.run.reference import Reference
 from jax_attn.transfer import load
@@ -230,35 +227,6 @@ class Row:
     def outputs(self) -> tuple[str, ...]:
         call = self.design.reference_call(self.case.mask)
         return tuple(Reference(self.reference, call, self.given).outputs(self.case.dtype))
-
-    @cached_property
-    def blind(self) -> tuple[str, ...]:
-        """The bugs that the row claims to catch and would not have seen."""
-        return tuple(
-            f"blind: would not have seen {name!r}, which this row claims to catch"
-            for name in self.claims
-            if not self.kills(name)
-        )
-
-    def kills(self, mutant: str) -> bool:
-        """Whether the row fails the mutant, put in the port's place."""
-        return self.tried(mutant).verdict is Verdict.FAIL
-
-    def tried(self, mutant: str) -> TensorReport:
-        """The tensor that decides on the mutant."""
-        solved_by = partial(mutable_attention.solve, plants=MUTANTS[mutant].plants)
-        wrong = self.solution(wide(self.prepared.cotangents), solved_by)
-        return deciding(tuple(self.prepared.compare(wrong, "mutant")))
-
-    @cached_property
-    def claims(self) -> tuple[str, ...]:
-        """The mutants that this row claims to kill."""
-        precision = self.precision or self.case.dtype
-        return tuple(
-            name
-            for name, mutant in MUTANTS.items()
-            if mutant.claimed(self.case, self.problem, precision)
-        )
 
     @cached_property
     def weight_failures(self) -> tuple[str, ...]:

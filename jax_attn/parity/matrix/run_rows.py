@@ -1,7 +1,7 @@
 """Run rows of the built-in matrix and judge them."""
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -12,11 +12,19 @@ from jax_attn.parity.matrix.designs import DESIGNS
 from jax_attn.parity.matrix.row import Row
 from jax_attn.parity.run.jax_settings import interpreted, several_tiles, x64_for
 
+Doubts = Callable[[Row], Sequence[str]]
+
 
 def run_cases(
-    cases: Sequence[Case], backend: str = "cpu", implementation: str | None = None
+    cases: Sequence[Case],
+    backend: str = "cpu",
+    implementation: str | None = None,
+    *,
+    doubts: Doubts,
 ) -> list[Result | dict[str, Any]]:
     """The verdicts on rows of one preparation, measured on the first device of `backend`.
+
+    doubts: why the row would not see what it claims to; whoever knows the bugs tells.
 
     Away from TPUs splash is interpreted, and its rows say so. A row that the implementation
     cannot serve has no verdict, but an account of why.
@@ -33,7 +41,8 @@ def run_cases(
         row = Row(DESIGNS[first.design], first, implementation=implementation)
         if why := row.refused:
             return [refusal(case, backend, why) for case in cases]
-        return [judge_row(row, case, backend=backend, level=level) for case in cases]
+        doubted = tuple(doubts(row))
+        return [judge_row(row, case, doubted, backend=backend, level=level) for case in cases]
 
 
 def refusal(case: Case, backend: str, why: str) -> dict[str, Any]:
@@ -42,14 +51,14 @@ def refusal(case: Case, backend: str, why: str) -> dict[str, Any]:
     return told | {"dtype": case.dtype, "shape": case.shape, "error": why}
 
 
-def judge_row(row: Row, case: Case, **identity: str) -> Result:
-    """The verdict on `case`, one of those that `row` serves."""
+def judge_row(row: Row, case: Case, doubts: Sequence[str], **identity: str) -> Result:
+    """The verdict on `case`, one of those that `row` serves; with doubts none is a PASS."""
     return row.prepared.judge(
         row.bound,
         (case.transform,),
         to_torch=row.design.layout.to_torch,
         failures=row.weight_failures,
-        doubts=row.blind,
+        doubts=doubts,
         notes=tuple(f"declared: {n}, as published, is NaN there" for n in row.declared_nan),
         name=case.name,
         details={

@@ -263,7 +263,7 @@ def power(profile: dict) -> str:
         f"By `jax-attn verify --power`, {where(profile['environment'])}: {found['tried']} planted "
         f"bugs, {found['trials']:,} trials on {found['rows']} rows, {found['survived']} survived; "
         f"{found['by_their_own_row']} bugs are killed by the row made to catch them. The weakest "
-        f"kill: {weakest['mutant']} in `{weakest['case']}`, {weakest['times']:.3g} times the "
+        f"kill: {weakest['bug']} in `{weakest['case']}`, {weakest['times']:.3g} times the "
         "budget.",
         "",
         "<details><summary>Every planted bug</summary>",
@@ -271,9 +271,9 @@ def power(profile: dict) -> str:
         "| planted bug | the row made to catch it | over its budget | killed of claimed |",
         "|---" * 4 + "|",
     ]
-    for mutant, rows, times, killed, claimed in profile["mutants"]:
+    for bug, rows, times, killed, claimed in profile["bugs"]:
         over = "–" if times is None else f"{times:.2g}"
-        lines.append(f"| {mutant} | {', '.join(rows)} | {over} | {killed}/{claimed} |")
+        lines.append(f"| {bug} | {', '.join(rows)} | {over} | {killed}/{claimed} |")
     return "\n".join([*lines, "", "</details>"])
 
 

@@ -33,7 +33,7 @@ def of_kills(document: dict) -> dict:
     """Of a kill matrix: the count of each bug's trials, and the trial on its own row."""
     trials: dict[str, list[dict]] = {}
     for kill in document["kills"]:
-        trials.setdefault(kill["mutant"], []).append(kill)
+        trials.setdefault(kill["bug"], []).append(kill)
     lines = []
     for bug, kills in trials.items():
         own = [kill for kill in kills if kill["meant"]]
@@ -42,7 +42,7 @@ def of_kills(document: dict) -> dict:
         lines.append([bug, rows, least, sum(kill["killed"] for kill in kills), len(kills)])
     return _without(document, "kills") | {
         "columns": ["planted bug", "its own rows", "times over budget", "killed", "claimed"],
-        "mutants": lines,
+        "bugs": lines,
     }
 
 

@@ -8,8 +8,9 @@ import pytest
 
 from helpers.oracle_problem import cotangents, problem
 from jax_attn.parity import process_pool
-from jax_attn.parity.bugs import mutable_attention
-from jax_attn.parity.bugs.catalogue import MUTANTS
+from jax_attn.parity.bugs import attention
+from jax_attn.parity.bugs.attention import STEPS
+from jax_attn.parity.bugs.catalogue import BUGS
 from jax_attn.parity.bugs.kill_report import (
     Kill,
     passes,
@@ -17,7 +18,7 @@ from jax_attn.parity.bugs.kill_report import (
     survivors,
     without_their_row,
 )
-from jax_attn.parity.bugs.mutable_attention import STEPS
+from jax_attn.parity.bugs.trials import claimed, try_bug
 from jax_attn.parity.judge.compare import Verdict
 from jax_attn.parity.judge.oracle import Solution, solve
 from jax_attn.parity.matrix.cases import Case, matrix
@@ -26,10 +27,10 @@ from jax_attn.parity.matrix.row import Row
 
 
 def own_row(name: str) -> Case:
-    """The smallest of the rows that the mutant names as made to catch it."""
-    meant = (*MUTANTS[name].meant, "float32")
+    """The smallest of the rows that the bug names as made to catch it."""
+    meant = (*BUGS[name].meant, "float32")
     rows = [c for c in matrix() if (c.design, c.mask, c.dtype) == meant]
-    rows = [c for c in rows if name in row(c).claims]
+    rows = [c for c in rows if name in claimed(row(c))]
     return min(rows, key=lambda c: (c.size.D * c.size.B, c.name))
 
 
@@ -43,26 +44,26 @@ def prepared(case: Case) -> Row:
 
 
 def test_there_are_at_least_40_and_each_plants_in_steps_that_there_are():
-    assert len(MUTANTS) >= 40
-    for mutant in MUTANTS.values():
-        assert mutant.plants
-        assert mutant.plants.keys() <= STEPS.keys()
+    assert len(BUGS) >= 40
+    for bug in BUGS.values():
+        assert bug.plants
+        assert bug.plants.keys() <= STEPS.keys()
 
 
 def pytest_generate_tests(metafunc):
     """Those of two designs' rows; --long and `verify --power` try all."""
     if "name" in metafunc.fixturenames:
-        few = [name for name, mutant in MUTANTS.items() if mutant.meant[0] in ("plain_mha", "gqa")]
-        metafunc.parametrize("name", MUTANTS if metafunc.config.getoption("--long") else few)
+        few = [name for name, bug in BUGS.items() if bug.meant[0] in ("plain_mha", "gqa")]
+        metafunc.parametrize("name", BUGS if metafunc.config.getoption("--long") else few)
 
 
-@pytest.mark.parametrize("mutant", MUTANTS)
-def test_each_has_a_row_made_to_catch_it(mutant):
-    assert mutant in row(own_row(mutant)).claims
+@pytest.mark.parametrize("bug", BUGS)
+def test_each_has_a_row_made_to_catch_it(bug):
+    assert bug in claimed(row(own_row(bug)))
 
 
 def test_a_planted_bug_is_killed_by_its_own_row(name):
-    assert row(own_row(name)).tried(name).verdict is Verdict.FAIL
+    assert try_bug(row(own_row(name)), name).verdict is Verdict.FAIL
 
 
 def arrays(found: Solution) -> dict[str, np.ndarray]:
@@ -81,7 +82,7 @@ def test_with_nothing_planted_it_gives_what_the_oracle_gives(changes):
         weights = {k: w for k, w in posed.weights.items() if "norm" not in k}
         posed = replace(posed, weights=weights)
     want = arrays(solve(posed, *cotangents()))
-    got = arrays(mutable_attention.solve(posed, *cotangents(), plants={}))
+    got = arrays(attention.solve(posed, *cotangents(), plants={}))
     assert got.keys() == want.keys()
     for name, a in want.items():
         # Two float64 programs of some dozens of roundings each, on sums of up to 100 terms.
@@ -91,8 +92,8 @@ def test_with_nothing_planted_it_gives_what_the_oracle_gives(changes):
 def test_a_row_where_nothing_is_planted_kills_nothing(monkeypatch):
     """The kill matrix can fail."""
     name = "biases dropped"
-    monkeypatch.setitem(MUTANTS, name, replace(MUTANTS[name], plants={}))
-    (found,) = [kill for kill in process_pool.kill_block([own_row(name)]) if kill.mutant == name]
+    monkeypatch.setitem(BUGS, name, replace(BUGS[name], plants={}))
+    (found,) = [kill for kill in process_pool.kill_block([own_row(name)]) if kill.bug == name]
     assert survivors([found]) == [found]
     assert "SURVIVED: 'biases dropped' in torch_mha-" in "\n".join(
         summary_lines([found], [name], whole=False)
@@ -101,8 +102,8 @@ def test_a_row_where_nothing_is_planted_kills_nothing(monkeypatch):
 
 def test_a_bug_that_was_not_tried_on_its_own_row_is_told():
     case = next(c for c in matrix() if c.name.startswith("gqa/no_bias-bfloat16-none"))
-    found = row(case).tried("no scale")
-    kill = Kill.of("no scale", MUTANTS["no scale"].meant, case, found)
+    found = try_bug(row(case), "no scale")
+    kill = Kill.of("no scale", BUGS["no scale"].meant, case, found)
     assert kill.killed
     assert without_their_row([kill], ["no scale"]) == ["no scale"]
     assert passes([kill], ["no scale"], whole=False)

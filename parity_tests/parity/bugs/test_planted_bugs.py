@@ -15,6 +15,7 @@ from jax_attn.attention import Mask
 from jax_attn.attention.kernels import dense, pages
 from jax_attn.nn import attention as modules
 from jax_attn.nn import cache as caches
+from jax_attn.parity.bugs.trials import doubts
 from jax_attn.parity.checking.check import Prepared
 from jax_attn.parity.judge.compare import Verdict
 from jax_attn.parity.matrix.cases import Case
@@ -38,10 +39,10 @@ def with_layout(layout: Layout):
 def with_call(wrap):
     """Replace how the port is called: wrap(call) -> call."""
 
-    def mutate(design):
+    def changed(design):
         return replace(design, port_call=lambda kind: wrap(design.port_call(kind)))
 
-    return mutate
+    return changed
 
 
 def scaled(call):
@@ -148,14 +149,14 @@ BUGS = {
 def right(design: str, mask: str) -> Row:
     """A row without any bug, which passes."""
     row = Row(DESIGNS[design], Case(design, "float32", mask, "prime", "eager"))
-    assert judge_row(row, row.case).verdict is Verdict.PASS
+    assert judge_row(row, row.case, doubts(row)).verdict is Verdict.PASS
     return row
 
 
-def verdict(design: str, mask: str, mutate=lambda design: design) -> Verdict:
+def verdict(design: str, mask: str, plant=lambda design: design) -> Verdict:
     """Of the row with the bug, its port built anew and judged beside the same reference."""
     prepared = right(design, mask).prepared
-    wrong = Row(mutate(DESIGNS[design]), right(design, mask).case)
+    wrong = Row(plant(DESIGNS[design]), right(design, mask).case)
     to_torch, failures = wrong.design.layout.to_torch, wrong.weight_failures
     return prepared.judge(wrong.bound, ("eager",), to_torch=to_torch, failures=failures).verdict
 

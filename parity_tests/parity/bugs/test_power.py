@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from jax_attn.cli import main
 from jax_attn.parity import process_pool
-from jax_attn.parity.bugs.catalogue import MUTANTS
+from jax_attn.parity.bugs.catalogue import BUGS
 from jax_attn.parity.bugs.kill_report import Kill, summary
 from jax_attn.parity.training.bugs import BESIDE, beside
 
@@ -26,17 +26,17 @@ def test_the_matrix_names_each_bug_its_own_row_and_by_how_much_it_is_over(tmp_pa
     assert "plain_mha-float32-none-square" in line
     assert "planted bugs killed by every row that claims them" in outcome.stdout
     found = json.loads((tmp_path / "power.json").read_text())
-    tried = {kill["mutant"] for kill in found["kills"]}
-    assert f"{len(MUTANTS) + len(BESIDE) - len(tried)} more bugs: no row here" in outcome.stdout
+    tried = {kill["bug"] for kill in found["kills"]}
+    assert f"{len(BUGS) + len(BESIDE) - len(tried)} more bugs: no row here" in outcome.stdout
     assert found["summary"]["survived"] == 0
-    assert found["summary"]["mutants"] == len(MUTANTS) + len(BESIDE)
-    (kill,) = [kill for kill in found["kills"] if kill["mutant"] == "scale twice" and kill["meant"]]
+    assert found["summary"]["bugs"] == len(BUGS) + len(BESIDE)
+    (kill,) = [kill for kill in found["kills"] if kill["bug"] == "scale twice" and kill["meant"]]
     assert kill["killed"]
     assert kill["times"] > 1
 
 
 def test_a_bug_that_survives_leaves_1_and_is_named(monkeypatch):
-    monkeypatch.setitem(MUTANTS, "scale twice", replace(MUTANTS["scale twice"], plants={}))
+    monkeypatch.setitem(BUGS, "scale twice", replace(BUGS["scale twice"], plants={}))
     outcome = run(*ONE)
     assert outcome.exit_code == 1
     assert "SURVIVED: 'scale twice' in plain_mha-float32-none-square" in outcome.stdout
@@ -48,13 +48,13 @@ LEFT_OUT = {"not tried": {}, "tried on another row": {"meant": False}}
 @pytest.mark.parametrize("how", LEFT_OUT)
 def test_a_bug_that_no_row_is_made_for_leaves_1_of_the_whole_matrix_and_is_named(monkeypatch, how):
     kill = Kill("", "case", "gqa", meant=True, killed=True, tensor="output", times=2.0)
-    kills = [replace(kill, mutant=name) for name in [*MUTANTS, *BESIDE]]
+    kills = [replace(kill, bug=name) for name in [*BUGS, *BESIDE]]
     monkeypatch.setattr(process_pool, "run", lambda work: [kills])
     assert run("verify", "--power").exit_code == 0
     kills[3:4] = [replace(kills[3], **LEFT_OUT[how])] if LEFT_OUT[how] else []
     outcome = run("verify", "--power")
     assert outcome.exit_code == 1
-    assert f"NOT TRIED on a row made to catch it: {[*MUTANTS][3]!r}" in outcome.stdout
+    assert f"NOT TRIED on a row made to catch it: {[*BUGS][3]!r}" in outcome.stdout
     assert run("verify", "--power", "--dtype", "float32").exit_code == 0
 
 
@@ -68,7 +68,7 @@ def test_bugs_beside_the_matrix_are_tried_by_the_names_of_their_cases():
     outcome = run("verify", "--power", "-k", "training/SGD, maximize", "--json")
     assert outcome.exit_code == 0, outcome.output
     (kill,) = json.loads(outcome.stdout)["kills"]
-    assert (kill["mutant"], kill["column"]) == ("SGD: maximize ignored", "training")
+    assert (kill["bug"], kill["column"]) == ("SGD: maximize ignored", "training")
     assert kill["killed"]
 
 

@@ -4,6 +4,7 @@ import pytest
 
 from jax_attn.attention import dispatch
 from jax_attn.attention.kernels import splash_kernel
+from jax_attn.parity.bugs.trials import doubts
 from jax_attn.parity.judge.compare import Verdict
 from jax_attn.parity.matrix.cases import Case, emulated
 from jax_attn.parity.matrix.run_rows import run_cases
@@ -15,7 +16,7 @@ PADDED = Case("gqa", "float32", "padding", "cross", "jit")
 
 def test_a_row_that_it_serves_is_judged_and_says_interpreted():
     kernels = dict(dispatch.KERNELS)
-    (result,) = run_cases([PADDED], implementation="splash")
+    (result,) = run_cases([PADDED], implementation="splash", doubts=doubts)
     assert result.verdict is Verdict.PASS, str(result)
     assert (result.level, result.details["implementation"]) == ("interpreted", "splash")
     assert results.summary([result])["float32_error_over_torch"] == {}
@@ -25,7 +26,7 @@ def test_a_row_that_it_serves_is_judged_and_says_interpreted():
 
 def test_a_mistake_in_it_fails_the_row(monkeypatch):
     monkeypatch.setattr(splash_kernel, "_segments", lambda *_: None)
-    (result,) = run_cases([PADDED], implementation="splash")
+    (result,) = run_cases([PADDED], implementation="splash", doubts=doubts)
     assert result.verdict is Verdict.FAIL
 
 
@@ -42,7 +43,7 @@ REFUSED = {
 def test_a_row_that_is_refused_has_reasons_and_no_verdict(name):
     implementation, dtype, mask, why = REFUSED[name]
     case = Case("gqa", dtype, mask, "cross", "jit")
-    (told,) = run_cases([case], implementation=implementation)
+    (told,) = run_cases([case], implementation=implementation, doubts=doubts)
     assert (told["design"], told["level"]) == (case.name, "refused")
     assert why in told["error"]
     first, second = results.summary_lines([], [told])[:2]
@@ -53,6 +54,6 @@ def test_a_row_that_is_refused_has_reasons_and_no_verdict(name):
 
 def test_what_a_vendors_kernel_multiplies_is_not_emulated():
     case = next(c for c in emulated() if c.dtype == "float32")
-    told = run_emulated(case, implementation="splash")
+    told = run_emulated(case, implementation="splash", doubts=doubts)
     assert (told["design"], told["level"], told["target"]) == (case.name, "refused", "tpu")
     assert "splash multiplies in a kernel of its own" in told["error"]

@@ -11,7 +11,8 @@ import pytest
 
 import torch_ref
 from jax_attn.dtypes import DTYPES
-from jax_attn.parity.bugs.catalogue import MUTANTS
+from jax_attn.parity.bugs.catalogue import BUGS
+from jax_attn.parity.bugs.trials import claimed, doubts
 from jax_attn.parity.judge.compare import Verdict
 from jax_attn.parity.matrix import cases
 from jax_attn.parity.matrix.cases import FACTORS, SHAPES, Case, matrix, pairs, reachable
@@ -82,17 +83,17 @@ def pytest_generate_tests(metafunc):
 
 def test_every_row_of_a_design_claims_something_and_kills_all_of_it(claiming):
     row = Row(DESIGNS[claiming.design], claiming)
-    assert row.claims
-    assert row.blind == ()
+    assert claimed(row)
+    assert doubts(row) == ()
 
 
-def test_a_mutant_that_lives_makes_its_row_inconclusive(monkeypatch):
+def test_a_bug_that_survives_makes_its_row_inconclusive(monkeypatch):
     """One key: no scale could show. Claimed all the same, the row has not shown it."""
     case = Case("plain_mha", "float32", "none", "token", "jit")
-    scale = MUTANTS["scale 1% too large"]
-    assert run_cases([case])[0].verdict is Verdict.PASS
-    monkeypatch.setitem(MUTANTS, "scale 1% too large", replace(scale, claimed=lambda *_: True))
-    result = judge_row(Row(DESIGNS["plain_mha"], case), case)
+    scale = BUGS["scale 1% too large"]
+    assert run_cases([case], doubts=doubts)[0].verdict is Verdict.PASS
+    monkeypatch.setitem(BUGS, "scale 1% too large", replace(scale, claim=lambda *_: True))
+    (result,) = run_cases([case], doubts=doubts)
     assert result.verdict is Verdict.INCONCLUSIVE
     assert "blind: would not have seen 'scale 1% too large'" in result.reasons[0]
 
@@ -108,7 +109,7 @@ def cheapest(rows) -> list[Case]:
 
 @pytest.mark.parametrize("case", cheapest(ROWS), ids=lambda c: c.name)
 def test_a_row_of_each_mask_and_each_dtype_passes(case):
-    (result,) = run_cases([case])
+    (result,) = run_cases([case], doubts=doubts)
     assert result.verdict is Verdict.PASS, str(result)
     assert result.backend == "cpu"
     assert result.level == "measured"
@@ -117,7 +118,7 @@ def test_a_row_of_each_mask_and_each_dtype_passes(case):
 @pytest.mark.parametrize("transform", TRANSFORMS)
 def test_a_row_of_each_transform_passes_and_compares_every_tensor(transform):
     case = Case("gqa", "float32", "bias", "cross", transform)
-    (result,) = run_cases([case])
+    (result,) = run_cases([case], doubts=doubts)
     assert result.verdict is Verdict.PASS, str(result)
     kinds = Counter(t.kind for t in result.tensors)
     assert kinds == {"output": 2, "gradient of input": 4, "gradient of parameter": 8}
@@ -128,13 +129,13 @@ def test_a_declared_nan_is_checked_on_both_sides():
     case = Case("masked_mha", "float32", "empty_row", "prime", "jit")
     row = Row(DESIGNS["masked_mha"], case)
     assert row.declared_nan["output"].any()
-    result = judge_row(row, case)
+    result = judge_row(row, case, doubts(row))
     assert result.verdict is Verdict.PASS, str(result)
     assert "declared: output, as published, is NaN there" in result.notes
 
     fewer = Row(DESIGNS["masked_mha"], case)
     fewer.__dict__["declared_nan"] = {"output": np.zeros_like(row.declared_nan["output"])}
-    result = judge_row(fewer, case)
+    result = judge_row(fewer, case, doubts(fewer))
     assert result.verdict is Verdict.FAIL
     assert "declared difference: reference output should be NaN at 0 elements" in result.failures[0]
 
@@ -142,6 +143,7 @@ def test_a_declared_nan_is_checked_on_both_sides():
 def test_a_nan_that_nobody_declared_fails():
     case = Case("masked_mha", "float32", "empty_row", "prime", "jit")
     undeclared = replace(DESIGNS["masked_mha"], nan_rows=False)
-    result = judge_row(Row(undeclared, case), case)
+    row = Row(undeclared, case)
+    result = judge_row(row, case, doubts(row))
     assert result.verdict is Verdict.FAIL
     assert "the reference is not finite where the oracle is" in "\n".join(result.reasons)

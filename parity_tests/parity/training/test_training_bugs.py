@@ -3,7 +3,7 @@
 import pytest
 import torch  # noqa: F401
 
-from jax_attn.parity.bugs.catalogue import MUTANTS
+from jax_attn.parity.bugs.catalogue import BUGS
 from jax_attn.parity.judge.compare import Verdict
 from jax_attn.parity.training.bugs import (
     BESIDE,
@@ -39,7 +39,7 @@ def test_a_planted_bug_fails_in_its_case(name):
 
 
 def test_no_name_stands_twice():
-    assert not BESIDE.keys() & MUTANTS.keys()
+    assert not BESIDE.keys() & BUGS.keys()
     assert len(BESIDE) == len(TRAINING_MUTANTS) + len(ENCODER_MUTANTS)
 
 

@@ -1,7 +1,7 @@
 r"""Attention in float64 of which any one step can be made wrong, its gradients then too.
 
 The formulas are `oracle`'s, all heads at once and in torch, so that autograd differentiates
-whatever is planted: a mutant is a table {step: wrong step}, and costs no compilation. Every step
+whatever is planted: a bug is a table {step: wrong step}, and costs no compilation. Every step
 takes first the right one, of the same arguments:
 
     plants = {"scale": lambda right, p: 1.01 * right(p)}

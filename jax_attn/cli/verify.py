@@ -123,14 +123,15 @@ def verify_matrix(designs, dtypes, backend, pattern, implementation=None):
 
     from jax_attn.cli.progress import tracked
     from jax_attn.parity import process_pool
+    from jax_attn.parity.judge.not_run import NotRun
 
     # Processes would each take the whole of a GPU or a TPU.
     processes = None if available() <= {"cpu"} else 1
     found = tracked(process_pool.run(work, processes), process_pool.size(work))
     order = {case.name: i for i, case in enumerate(c for chosen in rows.values() for c in chosen)}
-    results = sorted((r for r in found if not isinstance(r, dict)), key=lambda r: order[r.name])
-    compiled = [r for r in found if isinstance(r, dict)]
-    return results, sorted(compiled, key=lambda c: (c["design"], c["direction"]))
+    results = sorted((r for r in found if not isinstance(r, NotRun)), key=lambda r: order[r.name])
+    compiled = [r for r in found if isinstance(r, NotRun)]
+    return results, sorted(compiled, key=lambda c: (c.design, c.direction))
 
 
 def chosen(designs, dtypes, backend, pattern, implementation):
@@ -232,6 +233,6 @@ def present_outcome(results, compiled, *, report: Path | None, as_json: bool) ->
         as_json=as_json,
     )
     found = {r.verdict for r in results}
-    if Verdict.FAIL in found or any(item["level"] == "failed" for item in compiled):
+    if Verdict.FAIL in found or any(item.level == "failed" for item in compiled):
         return FAIL
     return INCONCLUSIVE if Verdict.INCONCLUSIVE in found or not found else PASS

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from itertools import groupby
 from multiprocessing import get_context
-from typing import Any
 
 from jax_attn.parity.bugs.kill_report import Kill
 from jax_attn.parity.calibration.configurations import Configuration
 from jax_attn.parity.calibration.report import Trial
+from jax_attn.parity.judge.not_run import NotRun
 from jax_attn.parity.judge.result import Result
 from jax_attn.parity.matrix.cases import COMPILED_KERNELS, Case
 
@@ -20,7 +20,7 @@ _WORTH_A_PROCESS = 16
 
 def run_block(
     cases: Sequence[Case], backend: str, implementation: str | None = None
-) -> list[Result | dict[str, Any]]:
+) -> list[Result | NotRun]:
     """Rows of one shape and dtype, measured on `backend`, or emulated where they say so.
 
     implementation: the attention kernel that the ports insist on; None lets them choose.
@@ -68,7 +68,7 @@ def calibrate_block(configurations: Sequence[Configuration]) -> list[Trial]:
     return found
 
 
-def compile_block(design: str) -> list[dict[str, Any]]:
+def compile_block(design: str) -> list[NotRun]:
     """What the compilers say of one design, or of one kernel."""
     from jax_attn.parity.matrix.tpu import compile_design, compile_kernel
 

@@ -14,10 +14,11 @@ from rich import box
 from rich.table import Table
 
 from jax_attn.parity.judge.compare import Verdict
+from jax_attn.parity.judge.not_run import NotRun
 from jax_attn.parity.judge.result import Result
 from jax_attn.parity.judge.text import SCHEMA_VERSION, colored, number
 
-_NOT_RUN = {
+_LEVEL_IN_WORDS = {
     "compiled": "accepted by the compiler",
     "lowered": "lowered, as there is no compiler here",
     "failed": "NOT accepted by the compiler, for the reasons given",
@@ -25,6 +26,18 @@ _NOT_RUN = {
     "refused": "refused by the kernel, for the reasons given",
 }
 _COLUMNS = ("case", "level", "verdict", "worst tensor", "error/budget", "ours/torch's")
+# title -> key of `NotRun.as_dict`.
+_COMPILED_COLUMNS = {
+    "design": "design",
+    "pass": "direction",
+    "level": "level",
+    "target": "target",
+    "compiler": "compiler",
+    "FLOPs": "flops",
+    "by": "flops_by",
+    "temporaries": "temporaries",
+    "error": "error",
+}
 
 
 def _row(result: Result) -> tuple[str, str, str, str, str, str]:
@@ -48,37 +61,15 @@ def cases_table(results: Iterable[Result]) -> Table:
     return table
 
 
-def compiled_table(compiled: Sequence[dict[str, Any]]) -> Table:
+def compiled_table(compiled: Sequence[NotRun]) -> Table:
     """What a compiler accepted or a kernel refused: no verdict, since nothing was run."""
     title = "compiled or refused, not run: no verdict"
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=title)
-    for title in (
-        "design",
-        "pass",
-        "level",
-        "target",
-        "compiler",
-        "FLOPs",
-        "by",
-        "temporaries",
-        "error",
-    ):
+    for title in _COMPILED_COLUMNS:
         table.add_column(title)
     for item in compiled:
-        cells = (
-            *(
-                "design",
-                "direction",
-                "level",
-                "target",
-                "compiler",
-                "flops",
-                "flops_by",
-                "temporaries",
-            ),
-            "error",
-        )
-        table.add_row(*("–" if item.get(c) is None else f"{item[c]}" for c in cells))
+        cells = map(item.as_dict().get, _COMPILED_COLUMNS.values())
+        table.add_row(*("–" if cell is None else f"{cell}" for cell in cells))
     return table
 
 
@@ -113,7 +104,7 @@ def accuracy(results: Sequence[Result]) -> dict[str, dict[str, float]]:
     }
 
 
-def summary_lines(results: Sequence[Result], compiled: Sequence[dict[str, Any]]) -> list[str]:
+def summary_lines(results: Sequence[Result], compiled: Sequence[NotRun]) -> list[str]:
     """The summary in words."""
     found = summary(results)
     levels: dict[str, int] = {}
@@ -125,8 +116,8 @@ def summary_lines(results: Sequence[Result], compiled: Sequence[dict[str, Any]])
         f"{found['pass']} pass, {found['fail']} fail, {found['inconclusive']} inconclusive "
         f"({by_level})"
     ]
-    for level, said in _NOT_RUN.items():
-        if n := sum(item["level"] == level for item in compiled):
+    for level, said in _LEVEL_IN_WORDS.items():
+        if n := sum(item.level == level for item in compiled):
             lines.append(f"{n} {said}, not run, listed apart")
     for shape, ratio in found["float32_error_over_torch"].items():
         lines.append(
@@ -138,7 +129,7 @@ def summary_lines(results: Sequence[Result], compiled: Sequence[dict[str, Any]])
 
 
 def as_json(
-    results: Sequence[Result], environment: dict[str, Any], compiled: Sequence[dict[str, Any]]
+    results: Sequence[Result], environment: dict[str, Any], compiled: Sequence[NotRun]
 ) -> str:
     """The whole run, by schema version 1."""
     document = {
@@ -146,13 +137,13 @@ def as_json(
         "environment": environment,
         "summary": summary(results),
         "cases": [r.as_dict() for r in results],
-        "compiled": list(compiled),
+        "compiled": [item.as_dict() for item in compiled],
     }
     return json.dumps(document, indent=1, allow_nan=False)
 
 
 def as_markdown(
-    results: Sequence[Result], environment: dict[str, Any], compiled: Sequence[dict[str, Any]]
+    results: Sequence[Result], environment: dict[str, Any], compiled: Sequence[NotRun]
 ) -> str:
     """Summary, environment and one table, for a person."""
     lines = ["# Parity report", "", *(f"- {line}" for line in summary_lines(results, compiled)), ""]
@@ -165,7 +156,9 @@ def as_markdown(
         lines += [f"- {r.name}: {reason}" for r in doubted for reason in r.reasons]
     if compiled:
         lines += ["", "## Compiled or refused, not run", "", "No verdict: see the level.", ""]
-        lines += [f"- {', '.join(f'{k} {v}' for k, v in item.items())}" for item in compiled]
+        lines += [
+            f"- {', '.join(f'{k} {v}' for k, v in item.as_dict().items())}" for item in compiled
+        ]
     return "\n".join(lines) + "\n"
 
 

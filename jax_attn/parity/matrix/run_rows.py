@@ -2,10 +2,10 @@
 
 import contextlib
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 
+from jax_attn.parity.judge.not_run import NotRun
 from jax_attn.parity.judge.result import Result
 from jax_attn.parity.matrix.cases import Case
 from jax_attn.parity.matrix.designs import DESIGNS
@@ -21,7 +21,7 @@ def run_cases(
     implementation: str | None = None,
     *,
     doubts: Doubts,
-) -> list[Result | dict[str, Any]]:
+) -> list[Result | NotRun]:
     """The verdicts on rows of one preparation, measured on the first device of `backend`.
 
     doubts: why the row would not see what it claims to; whoever knows the bugs tells.
@@ -45,10 +45,9 @@ def run_cases(
         return [judge_row(row, case, doubted, backend=backend, level=level) for case in cases]
 
 
-def refusal(case: Case, backend: str, why: str) -> dict[str, Any]:
-    """A row that was not run, as what has no verdict is told."""
-    told = {"design": case.name, "direction": "both", "level": "refused", "target": backend}
-    return told | {"dtype": case.dtype, "shape": case.shape, "error": why}
+def refusal(case: Case, backend: str, why: str) -> NotRun:
+    """A row that its kernel refuses on `backend`."""
+    return NotRun(case.name, "both", case.dtype, case.shape, "refused", backend, error=why)
 
 
 def judge_row(row: Row, case: Case, doubts: Sequence[str], **identity: str) -> Result:

@@ -7,12 +7,14 @@ platform; nothing was run, so it has no verdict.
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import jax
 
 from jax_attn.attention import dispatch
 from jax_attn.attention.call import checked_call
+from jax_attn.parity.judge.not_run import NotRun
 from jax_attn.parity.judge.result import Result
 from jax_attn.parity.matrix.cases import EMULATED_SHAPE, Case
 from jax_attn.parity.matrix.compiled import compile_for_tpu, lower_everywhere, why_no_tpu_compiler
@@ -25,7 +27,7 @@ from jax_attn.parity.run.port import forward_and_gradients
 
 def run_emulated(
     case: Case, implementation: str | None = None, *, doubts: Doubts
-) -> Result | dict[str, Any]:
+) -> Result | NotRun:
     """The verdict on one emulated row; of a vendor's kernel, why there is none."""
     if implementation and dispatch.KERNELS[implementation].only_on:
         why = f"{implementation} multiplies in a kernel of its own, where nothing can round for it"
@@ -40,7 +42,7 @@ TOPOLOGIES = ("v5e:2x2", "v6e:2x2", "tpu7x:2x2x1")
 _B, _T, _N, _K, _H = 1, 256, 4, 2, 64
 
 
-def compile_kernel(name: str) -> Iterator[dict[str, Any]]:
+def compile_kernel(name: str) -> Iterator[NotRun]:
     """Forward and gradient of a kernel, causal, in bfloat16, through the TPU compiler."""
     q = jax.ShapeDtypeStruct((_B, _T, _N, _H), "bfloat16")
     kv = jax.ShapeDtypeStruct((_B, _T, _K, _H), "bfloat16")
@@ -68,31 +70,36 @@ def compile_kernel(name: str) -> Iterator[dict[str, Any]]:
         ("forward", forward, (q, kv, kv), 2),
         ("gradient", gradient, (q, kv, kv, q), 7),
     ):
-        identity = {"design": f"kernel {name}", "direction": direction, "dtype": "bfloat16"}
-        identity |= {"shape": f"{q.shape}"}
+        subject = (f"kernel {name}", direction, "bfloat16", f"{q.shape}")
         if missing:
-            yield identity | {"level": "not compiled", "target": "tpu", "error": missing}
+            yield NotRun(*subject, "not compiled", "tpu", error=missing)
             continue
         counted = {"flops": products * product, "flops_by": "formula"}
-        for found in compiled_everywhere(identity, fn, given):
-            yield found | (counted if found["level"] == "compiled" else {})
+        for row in compiled_everywhere(subject, fn, given):
+            is_compiled = row.level == "compiled"
+            yield replace(row, figures={**row.figures, **counted}) if is_compiled else row
 
 
 def compiled_everywhere(
-    identity: dict[str, Any], fn: Callable, given: tuple
-) -> Iterator[dict[str, Any]]:
-    """What the TPU compiler says of `fn` for each topology; why, where it takes it not."""
+    subject: tuple[str, str, str, str], fn: Callable, given: tuple
+) -> Iterator[NotRun]:
+    """What the TPU compiler says of `fn` for each topology, or why it refuses it.
+
+    subject: design, direction, dtype and shape.
+    """
     for topology in TOPOLOGIES:
         try:
-            found = compile_for_tpu(fn, *given, topology=topology)
+            figures = compile_for_tpu(fn, *given, topology=topology)
         except Exception as error:  # the compiler's own and, of a Pallas kernel, Mosaic's
             why = f"{type(error).__name__}: {error}".strip().splitlines()[0]
-            yield identity | {"level": "failed", "target": topology, "error": why}
+            yield NotRun(*subject, "failed", topology, error=why)
         else:
-            yield identity | {"level": "compiled", "flops_by": "compiler"} | found
+            target = figures.pop("target")
+            figures["flops_by"] = "compiler"
+            yield NotRun(*subject, "compiled", target, figures=figures)
 
 
-def compile_design(name: str) -> Iterator[dict[str, Any]]:
+def compile_design(name: str) -> Iterator[NotRun]:
     """Forward and gradient of a design through the TPU compiler, or lowered for all platforms."""
     row = Row(DESIGNS[name], Case(name, "float32", "none", EMULATED_SHAPE, ""))
     forward, *args = row.bound.bind()
@@ -105,18 +112,11 @@ def compile_design(name: str) -> Iterator[dict[str, Any]]:
         ("forward", forward, args),
         ("gradient", gradient, (*args, shapes)),
     ):
-        identity = {
-            "design": name,
-            "direction": direction,
-            "dtype": "float32",
-            "shape": EMULATED_SHAPE,
-        }
+        subject = (name, direction, "float32", EMULATED_SHAPE)
         if why_no_tpu_compiler() is None:
-            yield from compiled_everywhere(identity, fn, given)
-        else:
-            yield from (
-                identity
-                | {"level": "failed" if found["error"] else "lowered", "target": platform}
-                | found
-                for platform, found in lower_everywhere(fn, *given).items()
-            )
+            yield from compiled_everywhere(subject, fn, given)
+            continue
+        for platform, figures in lower_everywhere(fn, *given).items():
+            error = figures.pop("error")
+            level = "failed" if error else "lowered"
+            yield NotRun(*subject, level, platform, error, figures)

@@ -131,27 +131,28 @@ def test_a_libtpu_that_does_not_load_is_a_reason(monkeypatch):
 # ------------------------------------------------------------------------ rows of the report
 
 REPORTED = {"seconds", "bytes", "temporaries", "arguments", "outputs", "collectives", "compiler"}
+SUBJECT = ("x", "forward", "float32", "small")
 
 
 def test_each_topology_has_a_row_with_what_the_compiler_counted():
-    rows = [*tpu.compiled_everywhere({"design": "x"}, product, SHAPES)]
+    rows = [*tpu.compiled_everywhere(SUBJECT, product, SHAPES)]
     if missing := why_no_tpu_compiler():
-        assert [row["target"] for row in rows] == list(tpu.TOPOLOGIES)
-        assert all(row["level"] == "failed" and missing in row["error"] for row in rows)
+        assert [row.target for row in rows] == list(tpu.TOPOLOGIES)
+        assert all(row.level == "failed" and missing in row.error for row in rows)
         return
-    targets = [row["target"].partition("(")[2].rstrip(")") for row in rows]
+    targets = [row.target.partition("(")[2].rstrip(")") for row in rows]
     assert targets == list(tpu.TOPOLOGIES)
     for row in rows:
-        assert row.keys() >= REPORTED
-        assert (row["design"], row["level"], row["flops_by"]) == ("x", "compiled", "compiler")
-        assert row["flops"] == 2 * T * D * H
+        assert row.figures.keys() >= REPORTED
+        assert (row.design, row.level, row.figures["flops_by"]) == ("x", "compiled", "compiler")
+        assert row.figures["flops"] == 2 * T * D * H
 
 
 def test_what_a_topology_s_compiler_does_not_take_is_a_row_that_says_why(monkeypatch):
     monkeypatch.setattr(tpu, "TOPOLOGIES", ("v5e:2x2",))
-    rows = [*tpu.compiled_everywhere({"design": "x"}, overfull, SHAPES[:1])]
-    assert [(row["level"], row["target"]) for row in rows] == [("failed", "v5e:2x2")]
-    assert (why_no_tpu_compiler() or "memory") in rows[0]["error"]
+    rows = [*tpu.compiled_everywhere(SUBJECT, overfull, SHAPES[:1])]
+    assert [(row.level, row.target) for row in rows] == [("failed", "v5e:2x2")]
+    assert (why_no_tpu_compiler() or "memory") in rows[0].error
 
 
 @pytest.mark.parametrize("name", COMPILED_KERNELS)
@@ -159,20 +160,22 @@ def test_a_kernel_s_rows_have_its_memory_and_the_flops_of_the_formula(monkeypatc
     monkeypatch.setattr(tpu, "TOPOLOGIES", ("v5e:2x2",))
     rows = [*tpu.compile_kernel(name)]
     if missing := why_no_tpu_compiler():
-        assert [(row["level"], row["error"]) for row in rows] == [("not compiled", missing)] * 2
+        assert [(row.level, row.error) for row in rows] == [("not compiled", missing)] * 2
         return
     queries, keys, head = 4, 2, 64
     length, heads = 256, queries + 2 * keys
     seen = queries * sum(range(1, length + 1))  # scores, where each query sees itself and before
     element = 2  # bytes
     for row, direction, products in zip(rows, ("forward", "gradient"), (2, 7), strict=True):
-        assert row.keys() >= REPORTED
-        assert (row["design"], row["direction"]) == (f"kernel {name}", direction)
-        assert (row["level"], row["flops_by"]) == ("compiled", "formula")
-        assert row["flops"] == products * 2 * head * seen
-        assert row["collectives"] == []
-        assert row["arguments"] >= element * length * heads * head
-        assert row["outputs"] >= element * length * head * (queries if products == 2 else heads)
+        assert row.figures.keys() >= REPORTED
+        assert (row.design, row.direction) == (f"kernel {name}", direction)
+        assert (row.level, row.figures["flops_by"]) == ("compiled", "formula")
+        assert row.figures["flops"] == products * 2 * head * seen
+        assert row.figures["collectives"] == []
+        assert row.figures["arguments"] >= element * length * heads * head
+        assert row.figures["outputs"] >= element * length * head * (
+            queries if products == 2 else heads
+        )
 
 
 # ------------------------------------------------------ what emulation takes from the compiler

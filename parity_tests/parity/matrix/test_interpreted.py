@@ -44,8 +44,8 @@ def test_a_row_that_is_refused_has_reasons_and_no_verdict(name):
     implementation, dtype, mask, why = REFUSED[name]
     case = Case("gqa", dtype, mask, "cross", "jit")
     (told,) = run_cases([case], implementation=implementation, doubts=doubts)
-    assert (told["design"], told["level"]) == (case.name, "refused")
-    assert why in told["error"]
+    assert (told.design, told.level) == (case.name, "refused")
+    assert why in told.error
     first, second = results.summary_lines([], [told])[:2]
     assert first.startswith("0 pass")
     assert second.startswith("1 refused by the kernel, for the reasons given, not run")
@@ -55,5 +55,5 @@ def test_a_row_that_is_refused_has_reasons_and_no_verdict(name):
 def test_what_a_vendors_kernel_multiplies_is_not_emulated():
     case = next(c for c in emulated() if c.dtype == "float32")
     told = run_emulated(case, implementation="splash", doubts=doubts)
-    assert (told["design"], told["level"], told["target"]) == (case.name, "refused", "tpu")
-    assert "splash multiplies in a kernel of its own" in told["error"]
+    assert (told.design, told.level, told.target) == (case.name, "refused", "tpu")
+    assert "splash multiplies in a kernel of its own" in told.error

@@ -6,7 +6,7 @@ As a decoder it is causal, and may have cross-attention besides.
 from jax_attn.transfer.families.config import Reading
 from jax_attn.transfer.families.family import Family, Place, Traits
 from jax_attn.transfer.table.layout import Layout, spellings
-from jax_attn.transfer.table.layouts import EMBEDDING, FROM_HEADS, LAYER_NORM, LINEAR, TO_HEADS
+from jax_attn.transfer.table.layouts import EMBEDDING, LAYER_NORM, LINEAR, projections
 from jax_attn.transfer.table.rows import ignored, refused, row, tied
 from jax_attn.transfer.table.step import Sizes
 from jax_attn.transfer.table.steps import linear
@@ -24,10 +24,7 @@ def _norm(torch_prefix: str, flax_prefix: str) -> Layout:
 
 def _block(config: Reading) -> Layout:
     return Layout(
-        TO_HEADS.under("self.query", "q_proj"),
-        TO_HEADS.under("self.key", "k_proj"),
-        TO_HEADS.under("self.value", "v_proj"),
-        FROM_HEADS.under("output.dense", "out_proj"),
+        projections("self.query", "self.key", "self.value", "output.dense"),
         refused("self.distance_embedding.weight", _RELATIVE),
     )
 
@@ -94,15 +91,15 @@ def _logits(config: Reading, head: str, root: str) -> Layout:
 
 
 def _electra_head(config: Reading) -> Layout:
-    if config.flag("tie_word_embeddings", default=True):
-        weight = tied("generator_lm_head.weight", "electra.embeddings.word_embeddings.weight")
-    else:
-        weight = row("generator_lm_head.weight", "lm_head.kernel", linear)
+    embedding = "electra.embeddings.word_embeddings.weight"
+    is_tied = config.flag("tie_word_embeddings", default=True)
     return Layout(
         LINEAR.under("generator_predictions.dense", "lm_head.dense"),
         _norm("generator_predictions.LayerNorm", "lm_head.norm"),
         row("generator_lm_head.bias", "lm_head.bias"),
-        weight,
+        tied("generator_lm_head.weight", embedding)
+        if is_tied
+        else row("generator_lm_head.weight", "lm_head.kernel", linear),
         LINEAR.under("discriminator_predictions.dense", "discriminator.dense"),
         LINEAR.under("discriminator_predictions.dense_prediction", "discriminator.out"),
         LINEAR.under("sequence_summary.summary", "summary"),
@@ -137,16 +134,12 @@ def _optional(config: Reading) -> tuple[str, ...]:
 
 
 BERT = Family(
-    name="bert",
-    model_types=("bert", "roberta", "xlm-roberta", "camembert", "electra"),
-    roots=("bert", "roberta", "electra", ""),
+    *("bert", _block, _rest, _head, _traits),
     places=(
-        Place("encoder.layer.{layer}.attention", "layers.{layer}.attention"),
+        Place("encoder.layer.{layer}.attention"),
         Place(f"encoder.layer.{{layer}}.{_CROSS}", "layers.{layer}.cross_attention"),
     ),
-    block_of=_block,
-    rest_of=_rest,
-    head_of=_head,
-    traits_of=_traits,
+    roots=("bert", "roberta", "electra", ""),
+    also=("roberta", "xlm-roberta", "camembert", "electra"),
     optional_of=_optional,
 )

@@ -1,11 +1,15 @@
 """BLOOM: query, key and value by turns in one projection; scores fall with the distance."""
 
+from functools import partial
+
 from jax_attn.transfer.families.config import Reading
 from jax_attn.transfer.families.decoders import MLP, NORMS, heads
 from jax_attn.transfer.families.family import BiasTraits, Family, Place, Traits
 from jax_attn.transfer.table.layout import Layout
 from jax_attn.transfer.table.layouts import BY_TURNS, EMBEDDING, FROM_HEADS, LAYER_NORM
 from jax_attn.transfer.table.step import Sizes
+
+_HEAD = partial(heads, embedding="transformer.word_embeddings.weight")
 
 
 def _block(config: Reading) -> Layout:
@@ -21,10 +25,6 @@ def _rest(config: Reading) -> Layout:
     )
 
 
-def _head(config: Reading) -> Layout:
-    return heads(config, "transformer.word_embeddings.weight")
-
-
 def _traits(config: Reading, prefix: str) -> Traits:
     D = config.number("n_embed", "hidden_size", default=64)
     N = config.number("n_head", "num_attention_heads", default=8)
@@ -33,13 +33,4 @@ def _traits(config: Reading, prefix: str) -> Traits:
     return Traits(D, Sizes(N, N, H), is_causal=True, bias=bias)
 
 
-BLOOM = Family(
-    name="bloom",
-    model_types=("bloom",),
-    roots=("transformer", ""),
-    places=(Place("h.{layer}.self_attention", "layers.{layer}.attention"),),
-    block_of=_block,
-    rest_of=_rest,
-    head_of=_head,
-    traits_of=_traits,
-)
+BLOOM = Family("bloom", _block, _rest, _HEAD, _traits, places=(Place("h.{layer}.self_attention"),))

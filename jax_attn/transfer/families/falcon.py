@@ -4,6 +4,7 @@ With rotary positions, or ALiBi in their place.
 """
 
 import math
+from functools import partial
 
 from jax_attn.transfer.families.config import Reading
 from jax_attn.transfer.families.decoders import MLP, NORMS, heads
@@ -20,6 +21,7 @@ from jax_attn.transfer.table.layouts import (
 )
 from jax_attn.transfer.table.step import Sizes
 
+_HEAD = partial(heads, embedding="transformer.word_embeddings.weight")
 _DEFAULTS = {
     "hidden_size": 4544,
     "num_attention_heads": 71,
@@ -77,10 +79,6 @@ def _mlp(config: Reading) -> Layout:
     )
 
 
-def _head(config: Reading) -> Layout:
-    return heads(config, "transformer.word_embeddings.weight")
-
-
 def _traits(config: Reading, prefix: str) -> Traits:
     config = config.over(_DEFAULTS)
     D, N, H = config.share("hidden_size", "num_attention_heads")
@@ -102,12 +100,5 @@ def _traits(config: Reading, prefix: str) -> Traits:
 
 
 FALCON = Family(
-    name="falcon",
-    model_types=("falcon",),
-    roots=("transformer", ""),
-    places=(Place("h.{layer}.self_attention", "layers.{layer}.attention"),),
-    block_of=_block,
-    rest_of=_rest,
-    head_of=_head,
-    traits_of=_traits,
+    "falcon", _block, _rest, _HEAD, _traits, places=(Place("h.{layer}.self_attention"),)
 )

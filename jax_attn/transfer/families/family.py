@@ -97,23 +97,24 @@ class Place(NamedTuple):
     """Where one block lies: torch's prefix in the file, Flax's in the ported model."""
 
     torch: str
-    flax: str
+    flax: str = "layers.{layer}.attention"
 
 
 @dataclass(frozen=True)
 class Family:
     """One family: how it is known, where its blocks are, and its tables.
 
-    name: as `jax-attn inspect` prints it.
-    model_types: as configs name them. known_by: the keys of a config without a model_type.
-    roots: what may stand before every key but the head's: "bert"; "" for nothing.
-    places: where blocks are, behind the root, {layer} for the layer's number; two of one Flax path
-        are two spellings of one block.
+    name: as `jax-attn inspect` prints it, and a model_type of configs.
     block_of(config): the table between a block's keys and its attention module, neither with a
         prefix.
     rest_of(config): the table of all else behind the root.
     head_of(config): the table of what no root stands before.
     traits_of(config, torch prefix): what the block there does.
+    places: where blocks are, behind the root, {layer} for the layer's number; two of one Flax path
+        are two spellings of one block.
+    roots: what may stand before every key but the head's: "bert"; "" for nothing.
+    also: further model_types of the same tables. known_by: the keys that tell a config of this
+        family, where it names no model_type at all.
     optional_of(config): Flax parts of the rest that a file may lack; all its others must be
         there. The heads may all be absent, but for that of a model whose config says that it is
         a causal language model with a head of its own.
@@ -124,15 +125,20 @@ class Family:
     """
 
     name: str
-    model_types: tuple[str, ...]
-    roots: tuple[str, ...]
-    places: tuple[Place, ...]
     block_of: Callable[[Reading], Layout]
     rest_of: Callable[[Reading], Layout]
     head_of: Callable[[Reading], Layout]
     traits_of: Callable[[Reading, str], Traits]
+    places: tuple[Place, ...]
+    roots: tuple[str, ...] = ("transformer", "")
+    also: tuple[str, ...] = ()
     known_by: tuple[str, ...] = ()
     optional_of: Callable[[Reading], tuple[str, ...]] = lambda config: ()
+
+    @property
+    def model_types(self) -> tuple[str, ...]:
+        """The model_types that configs of this family name; () where they name none."""
+        return () if self.known_by else (self.name, *self.also)
 
     def block(self, config: Config) -> Layout:
         """The table of one block, without a prefix."""

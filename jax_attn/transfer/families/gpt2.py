@@ -1,5 +1,7 @@
 """GPT-2: one packed projection, its weight (in, out), and a table of positions."""
 
+from functools import partial
+
 from jax_attn.transfer.families.config import Reading
 from jax_attn.transfer.families.decoders import heads as decoder_heads
 from jax_attn.transfer.families.family import Family, Place, Traits
@@ -21,7 +23,7 @@ def check_alone(config: Reading) -> None:
         config.refuse("add_cross_attention", True, "false: there is no table of such a block")
 
 
-def rest(dense: Layout) -> Layout:
+def rest(dense: Layout, config: Reading) -> Layout:
     """All but the blocks, of models with GPT-2's names; dense: the table of an MLP's layer."""
     layer = "h.{layer}"
     return Layout(
@@ -35,7 +37,7 @@ def rest(dense: Layout) -> Layout:
     )
 
 
-def head(config: Reading) -> Layout:
+def _head(config: Reading) -> Layout:
     """The heads of models with GPT-2's names."""
     return Layout(
         decoder_heads(config, "transformer.wte.weight"),
@@ -71,12 +73,5 @@ def _traits(config: Reading, prefix: str) -> Traits:
 
 
 GPT2 = Family(
-    name="gpt2",
-    model_types=("gpt2",),
-    roots=("transformer", ""),
-    places=(Place("h.{layer}.attn", "layers.{layer}.attention"),),
-    block_of=_block,
-    rest_of=lambda config: rest(CONV1D),
-    head_of=head,
-    traits_of=_traits,
+    "gpt2", _block, partial(rest, CONV1D), _head, _traits, places=(Place("h.{layer}.attn"),)
 )

@@ -1,8 +1,11 @@
 """GPTBigCode: GPT-2 with linear layers and, mostly, one key/value head."""
 
+from dataclasses import replace
+from functools import partial
+
 from jax_attn.transfer.families import gpt2
 from jax_attn.transfer.families.config import Reading
-from jax_attn.transfer.families.family import Family, Place, Traits
+from jax_attn.transfer.families.family import Traits
 from jax_attn.transfer.table.layout import Layout
 from jax_attn.transfer.table.layouts import BY_TURNS, FROM_HEADS, IN_TURN, LINEAR
 from jax_attn.transfer.table.step import Sizes
@@ -25,13 +28,10 @@ def _traits(config: Reading, prefix: str) -> Traits:
     return Traits(D, Sizes(N, K, H), is_causal=True, scale=scale)
 
 
-GPT_BIGCODE = Family(
+GPT_BIGCODE = replace(
+    gpt2.GPT2,
     name="gpt_bigcode",
-    model_types=("gpt_bigcode",),
-    roots=("transformer", ""),
-    places=(Place("h.{layer}.attn", "layers.{layer}.attention"),),
     block_of=_block,
-    rest_of=lambda config: gpt2.rest(LINEAR),
-    head_of=gpt2.head,
+    rest_of=partial(gpt2.rest, LINEAR),
     traits_of=_traits,
 )

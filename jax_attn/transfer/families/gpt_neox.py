@@ -67,12 +67,7 @@ def _traits(config: Reading, prefix: str) -> Traits:
 
 
 GPT_NEOX = Family(
-    name="gpt_neox",
-    model_types=("gpt_neox",),
+    *("gpt_neox", _block, _rest, _head, _traits),
+    places=(Place("layers.{layer}.attention"),),
     roots=("gpt_neox", ""),
-    places=(Place("layers.{layer}.attention", "layers.{layer}.attention"),),
-    block_of=_block,
-    rest_of=_rest,
-    head_of=_head,
-    traits_of=_traits,
 )

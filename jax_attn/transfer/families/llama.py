@@ -1,18 +1,13 @@
 """Llama, Mistral, Qwen2 and Qwen3: grouped heads, rotary positions, no table of positions."""
 
+from functools import partial
+
 from jax_attn.transfer.families.config import Reading
 from jax_attn.transfer.families.decoders import RMS_NORMS, heads
 from jax_attn.transfer.families.family import Family, NormTraits, Place, Traits
 from jax_attn.transfer.families.rope import FREQUENCIES, rotary
 from jax_attn.transfer.table.layout import Layout
-from jax_attn.transfer.table.layouts import (
-    BIASLESS,
-    EMBEDDING,
-    FROM_HEADS,
-    LINEAR,
-    RMS_NORM,
-    TO_HEADS,
-)
+from jax_attn.transfer.table.layouts import BIASLESS, EMBEDDING, LINEAR, RMS_NORM, projections
 from jax_attn.transfer.table.step import Sizes
 
 _SHARED = {
@@ -39,6 +34,7 @@ _DEFAULTS = {
 """What transformers takes for a key that is not there; null is another matter."""
 
 _SLIDES = "sliding_attention"
+_HEAD = partial(heads, embedding="model.embed_tokens.weight", tied_by_default=False)
 _BIASES = {"mistral": (False, False), "qwen2": (True, False)}
 """Of q, k, v and of the output, where no attention_bias has a say."""
 
@@ -46,10 +42,7 @@ _BIASES = {"mistral": (False, False), "qwen2": (True, False)}
 def _block(config: Reading) -> Layout:
     norms = (RMS_NORM.under(norm, norm) for norm in ("q_norm", "k_norm"))
     return Layout(
-        TO_HEADS.under("q_proj", "q_proj"),
-        TO_HEADS.under("k_proj", "k_proj"),
-        TO_HEADS.under("v_proj", "v_proj"),
-        FROM_HEADS.under("o_proj", "out_proj"),
+        projections("q_proj", "k_proj", "v_proj", "o_proj"),
         *(norms if _has_qk_norm(config) else ()),
         FREQUENCIES,
     )
@@ -67,10 +60,6 @@ def _rest(config: Reading) -> Layout:
         RMS_NORM.under("norm", "final_norm"),
         FREQUENCIES,
     )
-
-
-def _head(config: Reading) -> Layout:
-    return heads(config, "model.embed_tokens.weight", tied_by_default=False)
 
 
 def _traits(config: Reading, prefix: str) -> Traits:
@@ -124,13 +113,9 @@ _WINDOWS = {
 }
 
 LLAMA = Family(
-    name="llama",
-    model_types=("llama", "mistral", "qwen2", "qwen3"),
+    *("llama", _block, _rest, _HEAD, _traits),
+    places=(Place("layers.{layer}.self_attn"),),
     roots=("model", "transformer", ""),
-    places=(Place("layers.{layer}.self_attn", "layers.{layer}.attention"),),
-    block_of=_block,
-    rest_of=_rest,
-    head_of=_head,
-    traits_of=_traits,
+    also=("mistral", "qwen2", "qwen3"),
 )
 """Question answering has the root "transformer", all else "model"."""

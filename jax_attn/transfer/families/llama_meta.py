@@ -7,7 +7,7 @@ Flax side is that of transformers' Llama, and through the two tables the one bec
 from jax_attn.transfer.families.config import Reading
 from jax_attn.transfer.families.family import Family, Place, RotaryTraits, Traits
 from jax_attn.transfer.table.layout import Layout
-from jax_attn.transfer.table.layouts import BIASLESS, EMBEDDING, FROM_HEADS, RMS_NORM, TO_HEADS
+from jax_attn.transfer.table.layouts import BIASLESS, EMBEDDING, RMS_NORM, projections
 from jax_attn.transfer.table.rotary_steps import to_half_split
 from jax_attn.transfer.table.rows import ignored
 from jax_attn.transfer.table.step import Sizes
@@ -25,10 +25,7 @@ of Llama 3.2, whose params.json does not differ in this."""
 def _block(config: Reading) -> Layout:
     halves = to_half_split()
     return Layout(
-        TO_HEADS.under("wq", "q_proj").through(halves, "q_proj"),
-        TO_HEADS.under("wk", "k_proj").through(halves, "k_proj"),
-        TO_HEADS.under("wv", "v_proj"),
-        FROM_HEADS.under("wo", "out_proj"),
+        projections("wq", "wk", "wv", "wo").through(halves, "q_proj", "k_proj"),
         ignored("inner_attention.rope.freqs", "frequencies, worked out from the config"),
     )
 
@@ -66,14 +63,9 @@ def _traits(config: Reading, prefix: str) -> Traits:
 
 
 LLAMA_META = Family(
-    name="llama-meta",
-    model_types=(),
+    *("llama-meta", _block, _rest, _head, _traits),
+    places=(Place("layers.{layer}.attention"),),
     roots=("",),
-    places=(Place("layers.{layer}.attention", "layers.{layer}.attention"),),
-    block_of=_block,
-    rest_of=_rest,
-    head_of=_head,
-    traits_of=_traits,
     known_by=("dim", "n_heads", "n_layers"),
 )
 """Where a file is one of several, each has a part of every tensor: they are not put together here.

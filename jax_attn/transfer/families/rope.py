@@ -7,6 +7,9 @@ from jax_attn.transfer.families.family import RotaryTraits
 from jax_attn.transfer.table.layout import Layout
 from jax_attn.transfer.table.rows import ignored
 
+Scaling = tuple[str, dict[str, Any]]
+"""A scaling's name in `jax_attn.attention`, and its fields."""
+
 FREQUENCIES = Layout(ignored("rotary_emb.inv_freq", "frequencies, worked out from the config"))
 """What old files hold of them."""
 
@@ -35,7 +38,7 @@ def _turning(named: Reading, head_dim: int, part: float) -> int | None:
     return None if dim == head_dim else dim
 
 
-def _scaling(rope: Reading, config: Reading) -> tuple[str, dict[str, Any]] | None:
+def _scaling(rope: Reading, config: Reading) -> Scaling | None:
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind not in tuple(_SCALINGS):  # a list, which no dict can look up, is not either
         rope.refuse("rope_type", kind, f"one of {', '.join(_SCALINGS)}")
@@ -43,22 +46,22 @@ def _scaling(rope: Reading, config: Reading) -> tuple[str, dict[str, Any]] | Non
     return _SCALINGS[kind](rope, config)
 
 
-def _linear(rope: Reading, config: Reading):
+def _linear(rope: Reading, config: Reading) -> Scaling:
     return "Linear", {"factor": rope.real("factor")}
 
 
-def _dynamic(rope: Reading, config: Reading):
+def _dynamic(rope: Reading, config: Reading) -> Scaling:
     # transformers takes the config's length for the original one.
     length = config.number("max_position_embeddings")
     return "DynamicNTK", {"factor": rope.real("factor"), "original_length": length}
 
 
-def _llama3(rope: Reading, config: Reading):
+def _llama3(rope: Reading, config: Reading) -> Scaling:
     fields = {name: rope.real(name) for name in ("factor", "low_freq_factor", "high_freq_factor")}
     return "Llama3", fields | {"original_length": _original(rope, config)}
 
 
-def _yarn(rope: Reading, config: Reading):
+def _yarn(rope: Reading, config: Reading) -> Scaling:
     original = _original(rope, config)
     factor = rope.real("factor", default=None)
     if factor is None:

@@ -9,14 +9,7 @@ import re
 from jax_attn.transfer.families.config import Reading
 from jax_attn.transfer.families.family import BiasTraits, Family, Place, Traits
 from jax_attn.transfer.table.layout import Layout
-from jax_attn.transfer.table.layouts import (
-    BIASLESS,
-    EMBEDDING,
-    FROM_HEADS,
-    LINEAR,
-    RMS_NORM,
-    TO_HEADS,
-)
+from jax_attn.transfer.table.layouts import BIASLESS, EMBEDDING, LINEAR, RMS_NORM, projections
 from jax_attn.transfer.table.rows import either, ignored, row, tied
 from jax_attn.transfer.table.step import Sizes
 from jax_attn.transfer.table.steps import linear
@@ -36,10 +29,7 @@ _MLP = Layout(
 
 def _block(config: Reading) -> Layout:
     return Layout(
-        TO_HEADS.under("q", "q_proj"),
-        TO_HEADS.under("k", "k_proj"),
-        TO_HEADS.under("v", "v_proj"),
-        FROM_HEADS.under("o", "out_proj"),
+        projections("q", "k", "v", "o"),
         EMBEDDING.under("relative_attention_bias", "position_bias"),
     )
 
@@ -113,16 +103,12 @@ def _traits(config: Reading, prefix: str) -> Traits:
 
 
 T5 = Family(
-    name="t5",
-    model_types=("t5", "mt5", "umt5"),
-    roots=("", "transformer"),
+    *("t5", _block, _rest, _head, _traits),
     places=(
         Place(f"encoder.block.{{layer}}.{_SELF}", "encoder.layers.{layer}.attention"),
         Place(f"decoder.block.{{layer}}.{_SELF}", "decoder.layers.{layer}.attention"),
         Place(f"decoder.block.{{layer}}.{_CROSS}", "decoder.layers.{layer}.cross_attention"),
     ),
-    block_of=_block,
-    rest_of=_rest,
-    head_of=_head,
-    traits_of=_traits,
+    roots=("", "transformer"),
+    also=("mt5", "umt5"),
 )

@@ -3,7 +3,7 @@
 from jax_attn.transfer.families.config import Reading
 from jax_attn.transfer.families.family import Family, Place, Traits
 from jax_attn.transfer.table.layout import Layout, spellings
-from jax_attn.transfer.table.layouts import FROM_HEADS, LAYER_NORM, LINEAR, TO_HEADS
+from jax_attn.transfer.table.layouts import LAYER_NORM, LINEAR, projections
 from jax_attn.transfer.table.rows import row
 from jax_attn.transfer.table.step import Sizes
 from jax_attn.transfer.table.steps import conv
@@ -20,11 +20,9 @@ def _spelled(table: Layout, file: str, live: str, flax: str) -> Layout:
 
 
 def _block(config: Reading) -> Layout:
-    return Layout(
-        _spelled(TO_HEADS, "attention.query", "q_proj", "q_proj"),
-        _spelled(TO_HEADS, "attention.key", "k_proj", "k_proj"),
-        _spelled(TO_HEADS, "attention.value", "v_proj", "v_proj"),
-        _spelled(FROM_HEADS, "output.dense", "o_proj", "out_proj"),
+    return spellings(
+        projections("attention.query", "attention.key", "attention.value", "output.dense"),
+        projections("q_proj", "k_proj", "v_proj", "o_proj"),
     )
 
 
@@ -60,16 +58,8 @@ def _traits(config: Reading, prefix: str) -> Traits:
 
 
 VIT = Family(
-    name="vit",
-    model_types=("vit",),
+    *("vit", _block, _rest, _head, _traits),
+    places=(Place(f"{_FILE}.attention"), Place(f"{_LIVE}.attention")),
     roots=("vit", ""),
-    places=(
-        Place(f"{_FILE}.attention", f"{_OURS}.attention"),
-        Place(f"{_LIVE}.attention", f"{_OURS}.attention"),
-    ),
-    block_of=_block,
-    rest_of=_rest,
-    head_of=_head,
-    traits_of=_traits,
     optional_of=lambda config: ("mask_token", "pooler"),
 )

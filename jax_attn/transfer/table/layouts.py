@@ -58,7 +58,8 @@ _NO_PLACE = (
 )
 
 
-def _four(query: str, key: str, value: str, out: str) -> Layout:
+def projections(query: str, key: str, value: str, out: str) -> Layout:
+    """The table of four projections of these torch names."""
     return Layout(
         TO_HEADS.under(query, "q_proj"),
         TO_HEADS.under(key, "k_proj"),
@@ -68,14 +69,14 @@ def _four(query: str, key: str, value: str, out: str) -> Layout:
 
 
 LAYOUTS = {
-    "weights_mha": _four("w_q", "w_k", "w_v", "w_o"),
+    "weights_mha": projections("w_q", "w_k", "w_v", "w_o"),
     "fused_mha": Layout(
         IN_TURN.under("qkv_proj", ""),
         FROM_HEADS.under("out_proj", "out_proj"),
     ),
-    "masked_mha": _four("W_Q", "W_K", "W_V", "W_O"),
-    "mqa": _four("W_Q", "W_K", "W_V", "W_O"),
-    "plain_mha": _four("query", "key", "value", "out"),
+    "masked_mha": projections("W_Q", "W_K", "W_V", "W_O"),
+    "mqa": projections("W_Q", "W_K", "W_V", "W_O"),
+    "plain_mha": projections("query", "key", "value", "out"),
     "torch_mha": Layout(
         either(
             row("in_proj_weight", QKV_KERNELS, packed, linear, heads),
@@ -91,7 +92,7 @@ LAYOUTS = {
         refused("bias_v", _NO_PLACE.format("value")),
     ),
     "gqa": Layout(
-        _four("q_proj", "k_proj", "v_proj", "out_proj"),
+        projections("q_proj", "k_proj", "v_proj", "out_proj"),
         LAYER_NORM.under("q_norm", "q_norm"),  # RMSNorm has no bias: its row does not count
         LAYER_NORM.under("k_norm", "k_norm"),
         EMBEDDING.under("position_bias", "position_bias"),  # where it is learnt

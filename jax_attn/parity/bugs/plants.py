@@ -9,7 +9,7 @@ from torch import Tensor
 
 from jax_attn.parity.bugs.attention import Plants
 from jax_attn.parity.judge.oracle import AttentionProblem
-from jax_attn.parity.matrix.cases import first_piece
+from jax_attn.parity.matrix.shapes import first_piece
 
 Change = Callable[[AttentionProblem], AttentionProblem]
 

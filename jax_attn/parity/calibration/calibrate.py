@@ -37,8 +37,8 @@ from jax_attn.parity.checking.wrong_softmax import (
 )
 from jax_attn.parity.judge.oracle import AttentionProblem, solve
 from jax_attn.parity.matrix import calls
-from jax_attn.parity.matrix.cases import MASKS
 from jax_attn.parity.matrix.designs import DESIGNS, Design
+from jax_attn.parity.matrix.masks import MASKS
 from jax_attn.parity.matrix.row import float_inputs, named
 from jax_attn.parity.run.emulate import emulate
 from jax_attn.parity.run.inputs_and_runs import Inputs, Run

@@ -13,24 +13,14 @@ from itertools import product
 import numpy as np
 
 from jax_attn.dtypes import DTYPES
-from jax_attn.parity.matrix.cases import Size
-
-# Few scores, as each configuration is run some twenty times; long rows have few heads.
-SIZES = {
-    "mha": Size(B=2, T=5, S=7, N=3, K=3, D=12),
-    "gqa": Size(B=1, T=7, S=11, N=4, K=2, D=20),
-    "mqa": Size(B=1, T=5, S=13, N=5, K=1, D=30),
-    "512": Size(B=1, T=3, S=521, N=2, K=1, D=8),
-    "1024": Size(B=1, T=3, S=1031, N=2, K=2, D=6),
-    "2048": Size(B=1, T=2, S=2039, N=1, K=1, D=5),
-}
+from jax_attn.parity.matrix.shapes import SHAPES, Size
 
 
 @dataclass(frozen=True)
 class Program:
     """kind: core (attention, scores written out), blocked (tile by tile) or module (a pre-norm
     block, by either kernel). design: of `designs.DESIGNS`, or "block". call: "arrays", who sees
-    whom and what is added as data; else a mask of `cases.MASKS` that the kernel knows. tile: of
+    whom and what is added as data; else a kind of `masks.MASKS` that the kernel knows. tile: of
     queries and keys, where the kernel is the blocked one. unit: the matrix unit emulated.
     """
 
@@ -44,7 +34,7 @@ class Program:
 
     @property
     def size(self) -> Size:
-        return SIZES[self.shape]
+        return SHAPES[self.shape]
 
     @property
     def precision(self) -> str:

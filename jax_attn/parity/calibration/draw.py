@@ -5,13 +5,14 @@ Only correct ones are drawn: no quantity of the formulas leaves the range of its
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 
 from jax_attn.parity.calibration.configurations import Configuration, Program
-from jax_attn.parity.matrix.cases import MASKS, Size
+from jax_attn.parity.matrix.masks import MASKS, distance
+from jax_attn.parity.matrix.shapes import Size
 
 Rng = np.random.Generator
 
@@ -120,13 +121,9 @@ VALUES: dict[str, Callable[[Rng, tuple[int, ...], Limits], np.ndarray]] = {
 # --- who sees whom --------------------------------------------------------------------------------
 
 
-def _distance(size: Size) -> np.ndarray:
-    return np.arange(size.S) - np.arange(size.T)[:, None]
-
-
 def _causal(rng: Rng, size: Size) -> np.ndarray:
     """Of either corner."""
-    return _distance(size) <= rng.choice([0, size.S - size.T])
+    return distance(size) <= rng.choice([0, size.S - size.T])
 
 
 def _padding(rng: Rng, size: Size) -> np.ndarray:
@@ -141,7 +138,7 @@ def _per_head(rng: Rng, size: Size) -> np.ndarray:
 
 def _window(rng: Rng, size: Size) -> np.ndarray:
     left, right = rng.integers(0, size.S, size=2)
-    return (-left <= _distance(size)) & (_distance(size) <= right)
+    return (-left <= distance(size)) & (distance(size) <= right)
 
 
 def _empty_rows(rng: Rng, size: Size) -> np.ndarray:
@@ -214,7 +211,7 @@ def _masks(rng: Rng, program: Program, level: Levels) -> tuple[dict[str, np.ndar
     if program.call != "arrays":
         return MASKS[program.call].inputs(rng, size), program.call
     if program.kind == "module":
-        size = Size(size.B, size.T, size.T, size.N, size.K, size.D)
+        size = replace(size, S=size.T)
     kind = rng.choice(list(ALLOWED))
     full = (size.B, size.N, size.T, size.S)
     allowed = np.broadcast_to(ALLOWED[kind](rng, size), full)

@@ -12,7 +12,8 @@ import numpy as np
 import torch
 
 from jax_attn.attention import Mask
-from jax_attn.parity.matrix.cases import WINDOW, first_piece
+from jax_attn.parity.matrix.masks import WINDOW
+from jax_attn.parity.matrix.shapes import first_piece
 from torch_ref.cache import KVCache
 
 # How many tokens the rows read, chunk by chunk, each row from another place in the list on.

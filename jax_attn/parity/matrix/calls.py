@@ -1,7 +1,7 @@
 """How each side is called: mask kind -> `call(module, **inputs) -> {name: array}`.
 
 The same numbers reach both sides; each writes down what they forbid in its own terms, and
-neither takes it from `cases`, whose meaning is the oracle's.
+neither takes it from `masks`, whose meaning is the oracle's.
 """
 
 from collections.abc import Mapping
@@ -11,11 +11,11 @@ import jax
 import torch
 
 from jax_attn.attention import Mask
-from jax_attn.parity.matrix.cases import DROPPED, WINDOW
+from jax_attn.parity.matrix.masks import DROPPED, WINDOW
 
 
 def torch_allowed(kind: str, masks: Mapping[str, torch.Tensor], T: int, S: int):
-    """Boolean, True = attend, rank 2 or 4, or None: written anew, not taken from `cases`."""
+    """Boolean, True = attend, rank 2 or 4, or None: written anew, not taken from `masks`."""
     match kind:
         case "causal":
             return torch.ones(T, S, dtype=torch.bool).tril()

@@ -5,131 +5,14 @@ transform. Designs and masks are crossed in full (`FACTORS`), with most dtypes; 
 transforms are dealt to them so that each pair of levels is met that can be (`matrix`).
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import combinations
 
-import numpy as np
-
 from jax_attn.dtypes import DTYPES
+from jax_attn.parity.matrix.shapes import SHAPES, Size
 from jax_attn.parity.run import TRANSFORMS
-
-Masks = dict[str, np.ndarray]
-
-
-@dataclass(frozen=True)
-class Size:
-    """B batch, T and S query and key length, N and K query and key/value heads, D embed_dim."""
-
-    B: int
-    T: int
-    S: int
-    N: int
-    K: int
-    D: int
-
-
-# The seeds' own sizes have the seeds' heads, 8; K is what grouped attention makes of them.
-SHAPES = {
-    "square": Size(B=2, T=8, S=8, N=6, K=3, D=24),
-    "prime": Size(B=3, T=13, S=13, N=10, K=2, D=70),
-    "cross": Size(B=2, T=5, S=11, N=6, K=3, D=42),
-    "token": Size(B=2, T=1, S=1, N=6, K=3, D=30),
-    "seed000": Size(B=2, T=5, S=5, N=8, K=2, D=64),
-    "seed001": Size(B=32, T=10, S=10, N=8, K=4, D=64),
-    "seed002": Size(B=2, T=10, S=10, N=8, K=2, D=512),
-    "seed003": Size(B=1, T=10, S=10, N=8, K=4, D=512),
-}
-
-WINDOW = (2, 1)  # keys to the left and to the right of a query that it sees
-DROPPED = 0.25  # of the weights, where a row hands over which are kept
-
-
-def first_piece(T: int) -> int:
-    """How many tokens a text that is read in pieces starts with; the others come one by one."""
-    return T // 2
-
-
-def _never_empty(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-    """Half of all keys at random, at least one for each query."""
-    allowed = rng.random(shape) < 0.5
-    first = rng.integers(shape[-1], size=shape[:-1])
-    np.put_along_axis(allowed, first[..., None], True, axis=-1)
-    return allowed
-
-
-def _with_empty_row(rng: np.random.Generator, size: Size) -> np.ndarray:
-    allowed = _never_empty(rng, (size.B, 1, size.T, size.S))
-    allowed[0, :, size.T // 2] = False
-    return allowed
-
-
-def _lengths(rng: np.random.Generator, size: Size) -> np.ndarray:
-    """Padding behind every row but the first, whose keys all count."""
-    lengths = rng.integers(1, size.S, size=size.B, endpoint=True)
-    lengths[0] = size.S
-    if size.B > 1 and size.S > 1:
-        lengths[1] = (size.S + 1) // 2
-    return lengths.astype(np.int32)
-
-
-@dataclass(frozen=True)
-class MaskKind:
-    """inputs: what the row hands to both sides. allowed: what it means, BNTS or None."""
-
-    inputs: Callable[[np.random.Generator, Size], Masks]
-    allowed: Callable[[Masks, Size], np.ndarray | None]
-
-
-def _distance(size: Size) -> np.ndarray:
-    return np.arange(size.S)[None, :] - np.arange(size.T)[:, None]
-
-
-MASKS = {
-    "none": MaskKind(lambda rng, size: {}, lambda m, size: None),
-    "causal": MaskKind(lambda rng, size: {}, lambda m, size: _distance(size) <= 0),
-    "padding": MaskKind(
-        lambda rng, size: {"lengths": _lengths(rng, size)},
-        lambda m, size: (np.arange(size.S) < m["lengths"][:, None])[:, None, None],
-    ),
-    "per_head": MaskKind(
-        lambda rng, size: {"allowed": _never_empty(rng, (size.B, size.N, size.T, size.S))},
-        lambda m, size: m["allowed"],
-    ),
-    "zero_one": MaskKind(
-        lambda rng, size: {
-            "zero_one": _never_empty(rng, (size.B, size.T, size.S)).astype(np.int32)
-        },
-        lambda m, size: m["zero_one"][:, None] == 1,
-    ),
-    "bias": MaskKind(
-        lambda rng, size: {"bias": rng.standard_normal((size.B, size.N, size.T, size.S))},
-        lambda m, size: None,
-    ),
-    "window": MaskKind(
-        lambda rng, size: {},
-        lambda m, size: (-WINDOW[0] <= _distance(size)) & (_distance(size) <= WINDOW[1]),
-    ),
-    "empty_row": MaskKind(
-        lambda rng, size: {"allowed": _with_empty_row(rng, size)},
-        lambda m, size: m["allowed"],
-    ),
-    "sliding": MaskKind(
-        lambda rng, size: {},
-        lambda m, size: (-WINDOW[0] <= _distance(size)) & (_distance(size) <= 0),
-    ),
-    "causal_padding": MaskKind(
-        lambda rng, size: {"lengths": _lengths(rng, size)},
-        lambda m, size: (
-            (np.arange(size.S) < m["lengths"][:, None])[:, None, None] & (_distance(size) <= 0)
-        ),
-    ),
-    "dropout": MaskKind(
-        lambda rng, size: {"keep": rng.random((size.B, size.N, size.T, size.S)) >= DROPPED},
-        lambda m, size: None,
-    ),
-}
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,8 @@ from jax_attn import nn as ported
 from jax_attn.attention import rotary
 from jax_attn.parity.judge.oracle import Norm, Turn
 from jax_attn.parity.matrix import cached_calls, calls
-from jax_attn.parity.matrix.cases import DROPPED, Size
+from jax_attn.parity.matrix.masks import DROPPED
+from jax_attn.parity.matrix.shapes import Size
 from jax_attn.transfer import LAYOUTS, PLAIN_PIPELINE, Layout
 from torch_ref import plain_mha, torch_mha
 from torch_ref import rotary as torch_rotary

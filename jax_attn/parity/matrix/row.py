@@ -15,8 +15,10 @@ from jax_attn.attention import ArgumentError
 from jax_attn.nn import GroupedQueryAttention
 from jax_attn.parity.checking.check import Prepared, compare_weights
 from jax_attn.parity.judge.oracle import AttentionProblem, Solution, solve
-from jax_attn.parity.matrix.cases import DROPPED, MASKS, Case, Size
+from jax_attn.parity.matrix.cases import Case
 from jax_attn.parity.matrix.designs import VOCABULARY, Design
+from jax_attn.parity.matrix.masks import DROPPED, MASKS
+from jax_attn.parity.matrix.shapes import Size
 from jax_attn.parity.run.inputs_and_runs import Inputs, Run
 from jax_attn.parity.run.port import Port, float_dtype
 from jax_attn.parity.run.reference import Reference

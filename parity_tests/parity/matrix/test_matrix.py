@@ -14,24 +14,23 @@ from jax_attn.dtypes import DTYPES
 from jax_attn.parity.bugs.catalogue import BUGS
 from jax_attn.parity.bugs.trials import claimed, doubts
 from jax_attn.parity.judge.compare import Verdict
-from jax_attn.parity.matrix import cases
-from jax_attn.parity.matrix.cases import FACTORS, SHAPES, Case, matrix, pairs, reachable
+from jax_attn.parity.matrix.cases import FACTORS, Case, matrix, pairs, reachable
 from jax_attn.parity.matrix.designs import DESIGNS
+from jax_attn.parity.matrix.masks import MASKS
 from jax_attn.parity.matrix.row import Row
 from jax_attn.parity.matrix.run_rows import judge_row, run_cases
 from jax_attn.parity.run import TRANSFORMS
 
 ROWS = matrix()
+SHAPES = {shape for factors in FACTORS.values() for shape in factors.shapes}
 
 
 def test_every_pair_of_levels_that_can_meet_meets():
     met = set().union(*map(pairs, ROWS))
     assert reachable() - met == set()
     # The factors themselves: nothing of the specification is out of reach.
-    levels = {
-        frozenset(p) for p in ((("dtype", d), ("mask", m)) for d in DTYPES for m in cases.MASKS)
-    }
-    levels |= {frozenset((("mask", m), ("transform", t))) for m in cases.MASKS for t in TRANSFORMS}
+    levels = {frozenset(p) for p in ((("dtype", d), ("mask", m)) for d in DTYPES for m in MASKS)}
+    levels |= {frozenset((("mask", m), ("transform", t))) for m in MASKS for t in TRANSFORMS}
     levels |= {frozenset((("shape", s), ("transform", t))) for s in SHAPES for t in TRANSFORMS}
     levels |= {frozenset((("shape", s), ("dtype", d))) for s in SHAPES for d in DTYPES}
     assert levels <= met
@@ -40,7 +39,7 @@ def test_every_pair_of_levels_that_can_meet_meets():
 def test_there_are_at_least_300_rows_of_distinct_names_on_at_most_eight_shapes():
     assert len(ROWS) >= 300
     assert len({row.name for row in ROWS}) == len(ROWS)
-    assert {row.shape for row in ROWS} == set(SHAPES)
+    assert {row.shape for row in ROWS} == SHAPES
     assert len(SHAPES) <= 8
 
 

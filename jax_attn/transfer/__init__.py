@@ -35,7 +35,8 @@ from jax_attn.transfer.table.steps import (
     packed,
 )
 
-_HOMES = dict.fromkeys(("Plan", "export", "flatten", "load", "plan"), "nnx.state")
+_HOMES = {"flatten": "nnx.state", "Plan": "nnx.plan", "plan": "nnx.plan"}
+_HOMES |= dict.fromkeys(("export", "load"), "nnx.load")
 _HOMES |= dict.fromkeys(("export_optimizer", "load_optimizer"), "optimizer.carry")
 _HOMES |= dict.fromkeys(("Proposal", "infer"), "proposal.infer")
 

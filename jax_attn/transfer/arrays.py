@@ -15,6 +15,9 @@ import numpy as np
 
 from jax_attn.transfer.problems import Problem, TransferError
 
+Tensors = Mapping[str, Any]
+"""Names to NumPy, JAX or torch tensors; `Any`, as either framework may be absent."""
+
 _CHUNK = 2**24
 """Bytes that are made contiguous at once."""
 

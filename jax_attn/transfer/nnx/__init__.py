@@ -1,1 +1,1 @@
-"""Tables applied to the state of NNX modules."""
+"""NNX state meets a table: flattened by dotted paths, planned, loaded, exported."""

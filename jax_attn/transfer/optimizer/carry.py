@@ -22,7 +22,8 @@ import numpy as np
 from flax import nnx
 
 from jax_attn.transfer.arrays import as_numpy, why_unreadable
-from jax_attn.transfer.nnx.state import check_layout, place, plan
+from jax_attn.transfer.nnx.placement import place
+from jax_attn.transfer.nnx.plan import check_layout, plan
 from jax_attn.transfer.optimizer.optax_state import (
     OWN,
     PENDING,

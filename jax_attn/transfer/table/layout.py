@@ -2,11 +2,10 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from jax_attn.transfer.arrays import as_numpy, read, same_bits
+from jax_attn.transfer.arrays import Tensors, as_numpy, read, same_bits
 from jax_attn.transfer.problems import Problem, TransferError, grid, nearest
 from jax_attn.transfer.table import resolve
 from jax_attn.transfer.table.rows import (
@@ -258,14 +257,19 @@ def spellings(*layouts: Layout) -> Layout:
     )
 
 
-def untied(layout: Layout, tensors: Mapping[str, Any]) -> list[Problem]:
-    """Keys said to repeat another's tensor, and do not."""
+def untied(layout: Layout, tensors: Tensors) -> list[Problem]:
+    """Keys that are tied to another whose tensor differs, or of which one cannot be read."""
+    keys = [key for key in tensors if isinstance(key, str)]
     problems = []
-    for item in layout.passed_over:
-        for key, other in resolve.ties(item, tensors):
-            if not same_bits(read(tensors, key), read(tensors, other)):
-                text = f"expected the tensor of {other!r}, bit for bit, to which it is tied"
-                problems.append(Problem("ambiguous", key, text, "leave one of the two out"))
+    for key, other in (tie for item in layout.passed_over for tie in resolve.ties(item, keys)):
+        try:
+            if same_bits(read(tensors, key), read(tensors, other)):
+                continue
+        except TransferError as error:
+            problems += error.problems
+        else:
+            text = f"expected the tensor of {other!r}, bit for bit, to which it is tied"
+            problems.append(Problem("ambiguous", key, text, "leave one of the two out"))
     return problems
 
 

@@ -111,6 +111,20 @@ def abstract():
     with jax.set_mesh(mesh):
         return nnx.as_abstract(nnx.eval_shape(Model))
 
+class Odd(nnx.Module):
+    def __init__(self):
+        where = NamedSharding(mesh, P("a"))
+        self.odd = nnx.Param(jax.ShapeDtypeStruct((5,), "float32", sharding=where))
+
+odd = {"odd": np.ones(5, np.float32)}
+try:
+    transfer.load(Odd(), odd, Layout(row("odd", "odd")))
+except transfer.TransferError as error:
+    assert "should evenly divide the shape" in str(error)
+    assert error.problems == transfer.plan(Odd(), odd, Layout(row("odd", "odd"))).problems
+else:
+    raise AssertionError("five numbers do not go to two devices")
+
 put, given = jax.device_put, []
 def recorded(array, *args, **options):
     given.append((type(array).__name__, array.shape))
@@ -122,6 +136,7 @@ with transfer.load_checkpoint(sys.argv[1]) as checkpoint:
     except transfer.TransferError as error:
         assert "load under jax.set_mesh(mesh)" in str(error)
         assert len(error.problems) == 5
+        assert error.problems == transfer.plan(abstract(), checkpoint, layout).problems
     else:
         raise AssertionError("devices of an abstract mesh are not known")
     for module in (sliced(), abstract()):

@@ -1,0 +1,67 @@
+"""Where the arrays of a module lie, and NumPy arrays put there."""
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+import jax
+import numpy as np
+from jax.sharding import AbstractMesh, NamedSharding, Sharding, SingleDeviceSharding
+
+from jax_attn.transfer.problems import Problem
+
+
+def unplaceable(arrays: Mapping[str, Any]) -> list[Problem]:
+    """The paths of arrays that cannot be replaced where they lie, and why."""
+    problems = []
+    for path, old in arrays.items():
+        where = getattr(old, "sharding", None)
+        if _is_abstract(where) and where.mesh != jax.sharding.get_mesh().abstract_mesh:
+            text = f"expected devices to lie on, got a sharding over an abstract mesh {where.mesh}"
+            problems.append(Problem("unwritten", path, text, "load under jax.set_mesh(mesh)"))
+        elif where is not None:
+            try:
+                where.shard_shape(old.shape)
+            except ValueError as error:
+                text = f"expected an array that its sharding divides: {error}"
+                problems.append(Problem("unwritten", path, text))
+    return problems
+
+
+def place(array: np.ndarray, old: Any) -> jax.Array:
+    """A JAX copy of `array` where `old` lies; an uncommitted one stays free to move.
+
+    Each device receives its own part, straight out of `array` whatever its strides, so that
+    nothing is copied twice.
+    """
+    where = _where(old)
+    if where is None:
+        return _copied(array, None)
+    parts = [
+        _copied(
+            array[(*cast(tuple[slice, ...], index), ...)],
+            SingleDeviceSharding(device, memory_kind=where.memory_kind),
+        )
+        for device, index in where.addressable_devices_indices_map(array.shape).items()
+    ]
+    return jax.make_array_from_single_device_arrays(array.shape, where, parts, dtype=array.dtype)
+
+
+def _where(old: Any) -> Sharding | None:
+    """Where an array lies, or an abstract one is to lie; None where nobody chose."""
+    where = getattr(old, "sharding", None) if getattr(old, "committed", True) else None
+    if _is_abstract(where):
+        return NamedSharding(jax.sharding.get_mesh(), where.spec)
+    return where
+
+
+def _is_abstract(where: Any) -> bool:
+    return isinstance(getattr(where, "mesh", None), AbstractMesh)
+
+
+def _copied(array: np.ndarray, where: Sharding | None) -> jax.Array:
+    copy = jax.device_put(array, where).block_until_ready()
+    # The CPU takes an aligned NumPy array as it is, and `may_alias=False` does not forbid it.
+    on_cpu = {device.platform for device in copy.devices()} == {"cpu"}
+    if on_cpu and copy.unsafe_buffer_pointer() == array.ctypes.data:
+        return jax.device_put(np.array(array), where)
+    return copy

@@ -11,9 +11,9 @@ from typing import Any
 
 import click
 
+from jax_attn.cli.status import Exit
+
 COMMANDS = ("verify", "doctor", "bench", "inspect", "port")
-ENVIRONMENT = 3
-INTERRUPTED, TERMINATED = 130, 143  # as a shell has them
 
 
 class _TerminatedError(KeyboardInterrupt):
@@ -45,7 +45,7 @@ class _Lazy(click.Group):
             _silence(sys.stdout)
             with contextlib.suppress(OSError):
                 click.echo(f"Error: output cannot be written: {error.strerror}", err=True)
-            sys.exit(ENVIRONMENT)
+            sys.exit(Exit.ENVIRONMENT)
 
     def invoke(self, ctx: click.Context) -> object:
         """click's own answer to Ctrl-C is the status of a parity failure."""
@@ -54,10 +54,10 @@ class _Lazy(click.Group):
                 return super().invoke(ctx)
         except _TerminatedError:
             click.echo("terminated", err=True)
-            ctx.exit(TERMINATED)
+            ctx.exit(Exit.TERMINATED)
         except KeyboardInterrupt:
             click.echo("interrupted", err=True)
-            ctx.exit(INTERRUPTED)
+            ctx.exit(Exit.INTERRUPTED)
 
 
 def _silence(stream: Any) -> None:

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import click
 
-from jax_attn.cli import INTERRUPTED
 from jax_attn.cli.bench_compare import command as compare
-from jax_attn.cli.verify import FAIL, INCONCLUSIVE, PASS, missing
-from jax_attn.environment import install_line, present, settle_platforms
+from jax_attn.cli.devices import expect_gpu
+from jax_attn.cli.status import Exit, expect_installed
+from jax_attn.environment import settle_platforms
 
 DTYPES = ("float32", "bfloat16", "float16")
 # mode → the preset that is measured where no other is asked for.
@@ -112,14 +112,13 @@ def command(
     ]
     if problems:
         raise click.UsageError("\n".join(problems))
-    if not present("torch"):
-        missing(f"torch is not installed, and is the baseline: {install_line('torch')}")
-    if plots is not None and not present("matplotlib"):
-        missing(f"matplotlib is not installed, and --plot draws with it: {install_line('bench')}")
+    expect_installed("torch", "is the baseline", "torch")
+    if plots is not None:
+        expect_installed("matplotlib", "--plot draws with it", "bench")
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # workers need the card too
     settle_platforms()
     if device == "gpu":
-        check_gpu()
+        expect_gpu()
     given = asked(presets, modes, dtype)
     record, ended_by = measured(*given, names, baseline, rounds, threads, device)
     if tpu and ended_by is None:
@@ -194,16 +193,6 @@ def unwritable(directories: dict[str, Path | None]) -> Iterator[str]:
             yield f"{option}: expected a directory, got {here}"
         elif not os.access(here, os.W_OK | os.X_OK):
             yield f"{option}: expected a directory that can be written to, got {here}"
-
-
-def check_gpu() -> None:
-    from jax_attn.cli.verify import available
-
-    if "gpu" not in available():
-        missing(
-            "no GPU that jax can use is here; with an NVIDIA GPU and driver: "
-            f"{install_line('cuda12')} (CUDA 12) or {install_line('cuda13')} (CUDA 13)"
-        )
 
 
 def measured(given, modes, names, baseline, rounds, threads, device):
@@ -300,15 +289,15 @@ def show(record, as_json: bool, as_markdown: bool, plots: Path | None, output: P
             click.echo("drawn: nothing, as no time forward or backward was measured", err=True)
 
 
-def status(record) -> int:
+def status(record) -> Exit:
     from jax_attn.bench.record import Status
     from jax_attn.parity.judge.compare import Verdict
 
     if record.interrupted:
-        return INTERRUPTED
+        return Exit.INTERRUPTED
     if any(row.status in (Status.EXCLUDED, Status.FAILED) for row in record.rows):
-        return FAIL
+        return Exit.FAIL
     doubtful = any(row.verdict == Verdict.INCONCLUSIVE for row in record.rows)
     timed = [row for row in record.rows if row.seconds]
     compared = timed and all(row.ratio for row in timed)
-    return PASS if compared and not doubtful else INCONCLUSIVE
+    return Exit.PASS if compared and not doubtful else Exit.INCONCLUSIVE

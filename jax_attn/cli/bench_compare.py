@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from jax_attn.cli.verify import ENVIRONMENT, FAIL, INCONCLUSIVE, PASS
+from jax_attn.cli.status import Exit
 
 
 class Percent(click.ParamType):
@@ -50,7 +50,7 @@ def command(before: Path, after: Path, threshold: float, as_json: bool) -> None:
     if apart:
         for difference in apart:
             click.echo(f"Error: not comparable, {difference}", err=True)
-        sys.exit(ENVIRONMENT)
+        sys.exit(Exit.ENVIRONMENT)
     found = compare(*runs, threshold)
     if as_json:
         import json
@@ -62,5 +62,5 @@ def command(before: Path, after: Path, threshold: float, as_json: bool) -> None:
 
         console().print(comparison(found))
     if found.regressions or found.broken:
-        sys.exit(FAIL)
-    sys.exit(PASS if found.compared else INCONCLUSIVE)
+        sys.exit(Exit.FAIL)
+    sys.exit(Exit.PASS if found.compared else Exit.INCONCLUSIVE)

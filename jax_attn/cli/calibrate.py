@@ -3,10 +3,12 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from jax_attn.cli.status import Exit
+
 
 def verify_calibration(
     configurations: Sequence, *, seed: int, report: Path | None, as_json: bool
-) -> int:
+) -> Exit:
     """Compare correct configurations, print how much of their budgets they meet; the exit status.
 
     Writes calibration.json into `report`.
@@ -14,7 +16,6 @@ def verify_calibration(
     from jax_attn import environment
     from jax_attn.cli.outcome import tell
     from jax_attn.cli.progress import tracked
-    from jax_attn.cli.verify import STATUS
     from jax_attn.parity import process_pool
     from jax_attn.parity.calibration import report as calibrated
 
@@ -33,4 +34,4 @@ def verify_calibration(
         report=report,
         as_json=as_json,
     )
-    return STATUS[calibrated.verdict(trials)]
+    return Exit[calibrated.verdict(trials)]

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import click
 
-from jax_attn.cli.verify import missing
-from jax_attn.cli.verify_checkpoint import WrongInput, expect_torch_side
+from jax_attn.cli.status import WrongInput, missing
+from jax_attn.cli.verify_checkpoint import expect_torch_side
 
 
 @click.command("inspect")

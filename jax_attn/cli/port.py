@@ -9,10 +9,9 @@ from typing import Any
 import click
 
 from jax_attn.cli.port_job import Job, imported, prepared
-from jax_attn.cli.verify import FAIL, INCONCLUSIVE, PASS, missing
-from jax_attn.cli.verify_checkpoint import WrongInput
+from jax_attn.cli.status import Exit, WrongInput, expect_installed, missing
 from jax_attn.dtypes import DTYPES
-from jax_attn.environment import install_line, present, settle_platforms
+from jax_attn.environment import settle_platforms
 
 
 @click.command("port")
@@ -73,8 +72,8 @@ def command(
     cannot be ported, 3 where torch is needed and absent, 4 where --check shows nothing, 130 where
     it was interrupted, 143 where it was terminated.
     """
-    if check and not present("torch"):
-        missing(f"torch is not installed, and is the reference: {install_line('torch')}")
+    if check:
+        expect_installed("torch", "is the reference", "torch")
     for wrong, text in (
         (lossy and dtype is None, "--lossy goes with --dtype"),
         (kind == "orbax" and to == "torch", "--format orbax goes with --to flax"),
@@ -121,7 +120,7 @@ def _carried_out(
     dry_run: bool,
     said: Callable[[Any], None],
     document: dict[str, Any],
-) -> int:
+) -> Exit:
     """Plan, write, prove; the exit status. What is found goes into `document` as it is found.
 
     said: told the plan before anything is written.
@@ -144,13 +143,13 @@ def _carried_out(
     if problems := [*job.problems, *port.problems, *refused_target(target)]:
         raise TransferError("port, nothing written", problems)
     if dry_run:
-        return PASS
+        return Exit.PASS
     if left := unfinished(target):
         text = f"beside {target}, of a port that was killed or is at work: {', '.join(left)}"
         click.echo(text, err=True)
     keys = [key for move in port.moves for key in move.row.keys]
     record = {"to": job.to, "family": job.family, "keys": keys, "passed_over": port.passed_over}
-    status = PASS
+    status = Exit.PASS
     try:
         with staged(target) as folder:
             with bytes_counted("writing", total) as looked_at:
@@ -165,15 +164,15 @@ def _carried_out(
                 raise _FailedError
             if check:
                 status = _checked(job, port, written, document)
-            if status == FAIL:
+            if status == Exit.FAIL:
                 raise _FailedError
     except _FailedError:
-        return FAIL
+        return Exit.FAIL
     document["written"] = str(target)
     return status
 
 
-def _checked(job: Job, port: Any, written: Mapping[str, Any], document: dict[str, Any]) -> int:
+def _checked(job: Job, port: Any, written: Mapping[str, Any], document: dict[str, Any]) -> Exit:
     """Verify the attention of what was written."""
     from jax_attn.cli.progress import tracked
     from jax_attn.parity.checkpoint.verify_port import survey_port, verify_port
@@ -183,10 +182,7 @@ def _checked(job: Job, port: Any, written: Mapping[str, Any], document: dict[str
     verified = ([verify_port(item, job.tensors, written, port)] for item in found)
     results = tracked(verified, len(found))
     document["check"] = results
-    verdicts = {result.verdict for result in results}
-    if Verdict.FAIL in verdicts:
-        return FAIL
-    return PASS if verdicts == {Verdict.PASS} else INCONCLUSIVE
+    return Exit[Verdict.worst(result.verdict for result in results)]
 
 
 def _silent(_: Any) -> None:

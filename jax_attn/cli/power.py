@@ -5,10 +5,12 @@ from pathlib import Path
 
 import click
 
+from jax_attn.cli.status import Exit
+
 
 def verify_power(
     cases: Sequence, beside: Sequence[str], *, whole: bool, report: Path | None, as_json: bool
-) -> int:
+) -> Exit:
     """Try every planted bug on every row that claims it, print the matrix; the exit status.
 
     beside: names of bugs beside those of the matrix, an encoder's and of training. whole: whether
@@ -17,7 +19,7 @@ def verify_power(
     from jax_attn import environment
     from jax_attn.cli.outcome import tell
     from jax_attn.cli.progress import tracked
-    from jax_attn.cli.verify import FAIL, NONE_LEFT, PASS
+    from jax_attn.cli.verify import NONE_LEFT
     from jax_attn.parity import process_pool
     from jax_attn.parity.bugs import kill_report
     from jax_attn.parity.bugs.catalogue import BUGS
@@ -38,4 +40,4 @@ def verify_power(
         report=report,
         as_json=as_json,
     )
-    return PASS if kill_report.passes(kills, bugs, whole) else FAIL
+    return Exit.PASS if kill_report.passes(kills, bugs, whole) else Exit.FAIL

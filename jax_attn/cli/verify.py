@@ -3,26 +3,19 @@
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NoReturn
 
 import click
 
+from jax_attn.cli import devices
 from jax_attn.cli.outcome import expect_writable
+from jax_attn.cli.status import Exit, expect_installed, missing
 from jax_attn.cli.verify_checkpoint import expect_torch_side
 from jax_attn.cli.verify_modes import expected_mode
 from jax_attn.dtypes import DTYPES
-from jax_attn.environment import install_line, present, settle_platforms
+from jax_attn.environment import settle_platforms
 
-PASS, FAIL, USAGE, ENVIRONMENT, INCONCLUSIVE = 0, 1, 2, 3, 4
-STATUS = {"PASS": PASS, "FAIL": FAIL, "INCONCLUSIVE": INCONCLUSIVE}
-BACKENDS = ("cpu", "gpu", "tpu", "all")
+BACKENDS = (*devices.KINDS, "all")
 NONE_LEFT = "no case is left by --design, --dtype and -k"
-
-
-def missing(message: str) -> NoReturn:
-    """Leave with the status of an environment that lacks something."""
-    click.echo(f"Error: {message}", err=True)
-    sys.exit(ENVIRONMENT)
 
 
 @click.command("verify")
@@ -87,8 +80,7 @@ def command(
     mode = expected_mode(context)
     if checkpoint:
         expect_torch_side(checkpoint)
-    if not present("torch"):
-        missing(f"torch is not installed, and is the reference: {install_line('torch')}")
+    expect_installed("torch", "is the reference", "torch")
     expect_writable("--report", report, mode.files)
     settle_platforms()
     if calibrate:
@@ -126,7 +118,7 @@ def verify_matrix(designs, dtypes, backend, pattern, implementation=None):
     from jax_attn.parity.judge.not_run import NotRun
 
     # Processes would each take the whole of a GPU or a TPU.
-    processes = None if available() <= {"cpu"} else 1
+    processes = None if devices.available() <= {"cpu"} else 1
     found = tracked(process_pool.run(work, processes), process_pool.size(work))
     order = {case.name: i for i, case in enumerate(c for chosen in rows.values() for c in chosen)}
     results = sorted((r for r in found if not isinstance(r, NotRun)), key=lambda r: order[r.name])
@@ -144,13 +136,10 @@ def chosen(designs, dtypes, backend, pattern, implementation):
         expect_known("--implementation", (implementation,), KERNELS)
     measured = selected(designs, dtypes, pattern)
     emulated = selected(designs, dtypes, pattern, cases.emulated())
-    here = available()
-    asked = [b for b in BACKENDS[:-1] if backend in (b, "all")]
-    if backend == "gpu" and "gpu" not in here:
-        missing(
-            "no GPU that jax can use is here; with an NVIDIA GPU and driver: "
-            f"{install_line('cuda12')} (CUDA 12) or {install_line('cuda13')} (CUDA 13)"
-        )
+    here = devices.available()
+    asked = [b for b in devices.KINDS if backend in (b, "all")]
+    if backend == "gpu":
+        devices.expect_gpu()
     if backend == "cpu" and "cpu" not in here:
         missing("jax was told to leave the CPU out: add cpu to JAX_PLATFORMS")
     rows = {b: measured for b in asked if b in here}
@@ -195,21 +184,7 @@ def expect_known(option: str, given: Iterable[str], names: Iterable[str]) -> Non
         )
 
 
-def available() -> set[str]:
-    """The kinds of device that jax has here."""
-    import jax
-
-    found = set()
-    for kind in BACKENDS[:-1]:
-        try:
-            jax.devices(kind)
-        except RuntimeError:
-            continue
-        found.add(kind)
-    return found
-
-
-def present_outcome(results, compiled, *, report: Path | None, as_json: bool) -> int:
+def present_outcome(results, compiled, *, report: Path | None, as_json: bool) -> Exit:
     """Print, write, and return the exit status."""
     from jax_attn import environment
     from jax_attn.cli.outcome import tell
@@ -232,7 +207,6 @@ def present_outcome(results, compiled, *, report: Path | None, as_json: bool) ->
         report=report,
         as_json=as_json,
     )
-    found = {r.verdict for r in results}
-    if Verdict.FAIL in found or any(item.level == "failed" for item in compiled):
-        return FAIL
-    return INCONCLUSIVE if Verdict.INCONCLUSIVE in found or not found else PASS
+    if any(item.level == "failed" for item in compiled):
+        return Exit.FAIL
+    return Exit[Verdict.worst(r.verdict for r in results)]

@@ -6,11 +6,7 @@ from pathlib import Path
 
 import click
 
-
-class WrongInput(click.ClickException):
-    """Input that cannot be verified: one message, no traceback."""
-
-    exit_code = 2
+from jax_attn.cli.status import WrongInput
 
 
 def expect_torch_side(path: Path) -> None:

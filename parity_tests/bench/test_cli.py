@@ -114,7 +114,7 @@ def planned(monkeypatch):
 
         monkeypatch.setattr(Session, "run", steps)
         monkeypatch.setattr(Session, "record", lambda self, interrupted: small())
-        monkeypatch.setattr("jax_attn.cli.bench.check_gpu", lambda: None)
+        monkeypatch.setattr("jax_attn.cli.bench.expect_gpu", lambda: None)
         run(*args)
         return found[0]
 
@@ -138,7 +138,7 @@ def test_what_is_of_interest_on_a_gpu_alone_is_measured_there_or_by_name(planned
 
 def test_where_nothing_can_be_written_is_told_before_the_run_all_at_once(monkeypatch, tmp_path):
     monkeypatch.setattr(Session, "run", lambda self: pytest.fail("it ran"))
-    monkeypatch.setattr("jax_attn.cli.bench.present", lambda name: True)
+    monkeypatch.setattr("jax_attn.cli.status.present", lambda name: True)
     file, locked = tmp_path / "file", tmp_path / "locked"
     file.touch()
     locked.mkdir()
@@ -176,7 +176,7 @@ def test_the_list_names_presets_implementations_and_what_installs_the_absent(mon
 
 @pytest.mark.parametrize(("module", "args"), [("torch", ()), ("matplotlib", ("--plot", "x"))])
 def test_what_is_missing_leaves_3_with_the_line_that_installs_it(monkeypatch, module, args):
-    monkeypatch.setattr("jax_attn.cli.bench.present", lambda name: name != module)
+    monkeypatch.setattr("jax_attn.cli.status.present", lambda name: name != module)
     outcome = run(*args)
     assert outcome.exit_code == 3
     assert f"{module} is not installed" in outcome.stderr
@@ -184,7 +184,7 @@ def test_what_is_missing_leaves_3_with_the_line_that_installs_it(monkeypatch, mo
 
 
 def test_a_gpu_that_is_not_here_leaves_3(monkeypatch):
-    monkeypatch.setattr("jax_attn.cli.verify.available", lambda: {"cpu"})
+    monkeypatch.setattr("jax_attn.cli.devices.available", lambda: {"cpu"})
     outcome = run("--device", "gpu")
     assert outcome.exit_code == 3
     assert "pip install 'jax[cuda12]" in outcome.stderr

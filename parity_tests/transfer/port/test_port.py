@@ -15,7 +15,7 @@ from helpers.families.family_models import GROUPED, ROWS, saved_llama, tf
 from helpers.port_cases import plain, ported
 from helpers.same_arrays import assert_same
 from jax_attn import nn
-from jax_attn.cli import port
+from jax_attn.cli import status
 from jax_attn.transfer import load_checkpoint, save_checkpoint
 
 LOADED = "print(*({'jax', 'flax', 'torch'} & set(sys.modules)))"
@@ -258,6 +258,6 @@ def test_inspect_and_port_start_no_framework(llama, tmp_path):
 
 
 def test_check_needs_torch_and_says_how_to_get_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(port, "present", lambda module: module != "torch")
+    monkeypatch.setattr(status, "present", lambda module: module != "torch")
     done = ported(plain(tmp_path), tmp_path / "flax", "flax", "--check", status=3)
     assert "pip install 'torch>=2.10'" in done.stderr

@@ -1,0 +1,42 @@
+"""The status that each command exits with, and the ways to leave early."""
+
+import sys
+from enum import IntEnum
+from typing import NoReturn
+
+import click
+
+from jax_attn.environment import install_line, present
+
+
+class Exit(IntEnum):
+    """Exit statuses. The first three carry the names of verdicts: `Exit[verdict]`."""
+
+    PASS = 0
+    FAIL = 1
+    INCONCLUSIVE = 4
+    USAGE = 2
+    ENVIRONMENT = 3
+    INTERRUPTED = 130  # 128 + the number of the signal, as shells report it
+    TERMINATED = 143
+
+
+class WrongInput(click.ClickException):
+    """Input that cannot be used: one message, no traceback."""
+
+    exit_code = Exit.USAGE
+
+
+def missing(message: str) -> NoReturn:
+    """Exit because the environment lacks something; the message says what would install it."""
+    click.echo(f"Error: {message}", err=True)
+    sys.exit(Exit.ENVIRONMENT)
+
+
+def expect_installed(module: str, purpose: str, extra: str) -> None:
+    """Exit unless the module is installed, naming the pip line of its extra.
+
+    purpose: what the module is needed for, such as "is the reference".
+    """
+    if not present(module):
+        missing(f"{module} is not installed, and {purpose}: {install_line(extra)}")

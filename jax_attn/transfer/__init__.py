@@ -23,7 +23,7 @@ from jax_attn.transfer.table.layouts import (
 )
 from jax_attn.transfer.table.rotary_steps import to_half_split, to_interleaved
 from jax_attn.transfer.table.rows import either, ignored, refused, row, tied
-from jax_attn.transfer.table.step import Sizes, Step
+from jax_attn.transfer.table.step import HeadSizes, Step
 from jax_attn.transfer.table.steps import (
     conv,
     grouped,
@@ -50,11 +50,11 @@ __all__ = [
     "PLAIN_PIPELINE",
     "TO_HEADS",
     "Checkpoint",
+    "HeadSizes",
     "Layout",
     "Plan",
     "Problem",
     "Proposal",
-    "Sizes",
     "Step",
     "TransferError",
     "as_numpy",

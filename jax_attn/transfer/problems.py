@@ -4,7 +4,7 @@ import difflib
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-SHOWN = 30
+PROBLEMS_SHOWN = 30
 
 
 class Problem(NamedTuple):
@@ -47,9 +47,9 @@ def file_error(path: Any, text: str, hint: str = "") -> TransferError:
 
 
 def listed(problems: Sequence[Problem]) -> list[str]:
-    """Lines for people: the first `SHOWN` problems, and how many more there are."""
-    lines = [f"  - {problem}" for problem in problems[:SHOWN]]
-    rest = len(problems) - SHOWN
+    """Lines for people: the first `PROBLEMS_SHOWN` problems, and how many more there are."""
+    lines = [f"  - {problem}" for problem in problems[:PROBLEMS_SHOWN]]
+    rest = len(problems) - PROBLEMS_SHOWN
     return lines if rest <= 0 else [*lines, f"  … and {rest} more, in .problems"]
 
 

@@ -201,7 +201,7 @@ def _spelled_layer(
     N, K, H, softcap = made
     traits = Traits(
         block.embed_dim,
-        transfer_steps.Sizes(N, K, H),
+        transfer_steps.HeadSizes(N, K, H),
         kdim=block.kdim,
         vdim=block.vdim,
         use_bias="q.bias" in block.parts,

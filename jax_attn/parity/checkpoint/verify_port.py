@@ -20,7 +20,7 @@ from jax_attn.transfer import Layout, TransferError, as_numpy, flatten, load, ro
 from jax_attn.transfer.inspect.config import Config, UnknownHeadsError
 from jax_attn.transfer.port.plan import Port
 from jax_attn.transfer.port.values import recast
-from jax_attn.transfer.table.steps import Sizes
+from jax_attn.transfer.table.step import HeadSizes
 
 STATEMENT = "verified the attention weights that were written, not the whole model"
 
@@ -34,7 +34,7 @@ class Ported:
 
 
 def survey_port(
-    source: Mapping[str, Any], config: Config | None, port: Port, sizes: Sizes | None
+    source: Mapping[str, Any], config: Config | None, port: Port, sizes: HeadSizes | None
 ) -> list[Ported | Result]:
     """The attention that a port carried, and a Result for each block that is not rebuilt.
 

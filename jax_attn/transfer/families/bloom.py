@@ -7,7 +7,7 @@ from jax_attn.transfer.families.decoders import MLP, NORMS, heads
 from jax_attn.transfer.families.family import BiasTraits, Family, Place, Traits
 from jax_attn.transfer.table.layout import Layout
 from jax_attn.transfer.table.layouts import BY_TURNS, EMBEDDING, FROM_HEADS, LAYER_NORM
-from jax_attn.transfer.table.step import Sizes
+from jax_attn.transfer.table.step import HeadSizes
 
 _HEAD = partial(heads, embedding="transformer.word_embeddings.weight")
 
@@ -30,7 +30,7 @@ def _traits(config: Reading, prefix: str) -> Traits:
     N = config.number("n_head", "num_attention_heads", default=8)
     H = config.divided(("hidden_size", D), ("n_head", N))
     bias = BiasTraits("alibi", {"factor": 1.0})
-    return Traits(D, Sizes(N, N, H), is_causal=True, bias=bias)
+    return Traits(D, HeadSizes(N, N, H), is_causal=True, bias=bias)
 
 
 BLOOM = Family("bloom", _block, _rest, _HEAD, _traits, places=(Place("h.{layer}.self_attention"),))

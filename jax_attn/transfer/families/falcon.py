@@ -19,7 +19,7 @@ from jax_attn.transfer.table.layouts import (
     IN_TURN,
     LAYER_NORM,
 )
-from jax_attn.transfer.table.step import Sizes
+from jax_attn.transfer.table.step import HeadSizes
 
 _HEAD = partial(heads, embedding="transformer.word_embeddings.weight")
 _DEFAULTS = {
@@ -90,7 +90,7 @@ def _traits(config: Reading, prefix: str) -> Traits:
     bias = BiasTraits("alibi", {"factor": 1 / math.sqrt(H)})
     return Traits(
         D,
-        Sizes(N, K, H),
+        HeadSizes(N, K, H),
         use_bias=has_bias,
         use_out_bias=has_bias,
         is_causal=True,

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from jax_attn.transfer.families.config import DECODER_LAYERS, LAYERS, Reading, reading
 from jax_attn.transfer.table.layout import Layout, spellings
 from jax_attn.transfer.table.rows import bindings, filled
-from jax_attn.transfer.table.step import Sizes
+from jax_attn.transfer.table.step import HeadSizes
 
 Config = Mapping[str, Any]
 
@@ -72,7 +72,7 @@ class Traits:
     """
 
     embed_dim: int
-    sizes: Sizes
+    sizes: HeadSizes
     kdim: int | None = None
     vdim: int | None = None
     use_bias: bool = True

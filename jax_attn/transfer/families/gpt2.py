@@ -8,7 +8,7 @@ from jax_attn.transfer.families.family import Family, Place, Traits
 from jax_attn.transfer.table.layout import Layout
 from jax_attn.transfer.table.layouts import EMBEDDING, LAYER_NORM, LINEAR, QKV_BIASES, QKV_KERNELS
 from jax_attn.transfer.table.rows import ignored, row
-from jax_attn.transfer.table.step import Sizes
+from jax_attn.transfer.table.step import HeadSizes
 from jax_attn.transfer.table.steps import heads, heads_in, linear, packed
 
 CONV1D = Layout(
@@ -69,7 +69,7 @@ def _traits(config: Reading, prefix: str) -> Traits:
     scale = H**-0.5 if config.flag("scale_attn_weights", default=True) else 1.0
     if config.flag("scale_attn_by_inverse_layer_idx", default=False):
         scale /= int(prefix.split(".")[-2]) + 1
-    return Traits(D, Sizes(N, N, H), is_causal=True, scale=scale)
+    return Traits(D, HeadSizes(N, N, H), is_causal=True, scale=scale)
 
 
 GPT2 = Family(

@@ -8,7 +8,7 @@ from jax_attn.transfer.families.config import Reading
 from jax_attn.transfer.families.family import Traits
 from jax_attn.transfer.table.layout import Layout
 from jax_attn.transfer.table.layouts import BY_TURNS, FROM_HEADS, IN_TURN, LINEAR
-from jax_attn.transfer.table.step import Sizes
+from jax_attn.transfer.table.step import HeadSizes
 
 
 def _multi_query(config: Reading) -> bool:
@@ -25,7 +25,7 @@ def _traits(config: Reading, prefix: str) -> Traits:
     D, N, H = gpt2.sizes(config)
     K = 1 if _multi_query(config) else N
     scale = None if config.flag("scale_attn_weights", default=True) else 1.0
-    return Traits(D, Sizes(N, K, H), is_causal=True, scale=scale)
+    return Traits(D, HeadSizes(N, K, H), is_causal=True, scale=scale)
 
 
 GPT_BIGCODE = replace(

@@ -7,7 +7,7 @@ from jax_attn.transfer.families.rope import FREQUENCIES, rotary
 from jax_attn.transfer.table.layout import Layout
 from jax_attn.transfer.table.layouts import BY_TURNS, EMBEDDING, FROM_HEADS, LAYER_NORM
 from jax_attn.transfer.table.rows import either, ignored, row, tied
-from jax_attn.transfer.table.step import Sizes
+from jax_attn.transfer.table.step import HeadSizes
 from jax_attn.transfer.table.steps import linear
 
 _DEFAULTS = {
@@ -58,7 +58,7 @@ def _traits(config: Reading, prefix: str) -> Traits:
     has_bias = config.flag("attention_bias")
     return Traits(
         D,
-        Sizes(N, N, H),
+        HeadSizes(N, N, H),
         use_bias=has_bias,
         use_out_bias=has_bias,
         is_causal=True,

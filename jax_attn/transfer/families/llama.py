@@ -8,7 +8,7 @@ from jax_attn.transfer.families.family import Family, NormTraits, Place, Traits
 from jax_attn.transfer.families.rope import FREQUENCIES, rotary
 from jax_attn.transfer.table.layout import Layout
 from jax_attn.transfer.table.layouts import BIASLESS, EMBEDDING, LINEAR, RMS_NORM, projections
-from jax_attn.transfer.table.step import Sizes
+from jax_attn.transfer.table.step import HeadSizes
 
 _SHARED = {
     "hidden_size": 4096,
@@ -72,7 +72,7 @@ def _traits(config: Reading, prefix: str) -> Traits:
     norm = NormTraits("rms", config.real("rms_norm_eps"))
     return Traits(
         D,
-        Sizes(N, K, H),
+        HeadSizes(N, K, H),
         use_bias=use_bias,
         use_out_bias=use_out_bias,
         is_causal=True,

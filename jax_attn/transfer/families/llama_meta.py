@@ -10,7 +10,7 @@ from jax_attn.transfer.table.layout import Layout
 from jax_attn.transfer.table.layouts import BIASLESS, EMBEDDING, RMS_NORM, projections
 from jax_attn.transfer.table.rotary_steps import to_half_split
 from jax_attn.transfer.table.rows import ignored
-from jax_attn.transfer.table.step import Sizes
+from jax_attn.transfer.table.step import HeadSizes
 
 _SCALED = {
     "factor": 8.0,
@@ -54,7 +54,7 @@ def _traits(config: Reading, prefix: str) -> Traits:
     scaling = ("Llama3", _SCALED) if config.flag("use_scaled_rope", default=False) else None
     return Traits(
         D,
-        Sizes(N, K, H),
+        HeadSizes(N, K, H),
         use_bias=False,
         use_out_bias=False,
         is_causal=True,

@@ -17,7 +17,7 @@ from jax_attn.transfer.arrays import Spec
 from jax_attn.transfer.files import pickled, safetensors_file
 from jax_attn.transfer.files.changed_files import Stamp, Stamps, cut, stamped
 from jax_attn.transfer.files.safetensors_file import unique
-from jax_attn.transfer.problems import SHOWN, Problem, TransferError, file_error, nearest
+from jax_attn.transfer.problems import PROBLEMS_SHOWN, Problem, TransferError, file_error, nearest
 
 INDEX = ".index.json"
 _SAFETENSORS = ".safetensors"
@@ -81,7 +81,7 @@ class Checkpoint(Mapping[str, np.ndarray]):
         found = self.describe(key)
         tensor = self._tensors[key]
         if isinstance(tensor, Spec):
-            known = ", ".join(safetensors_file.DTYPES.values())
+            known = ", ".join(safetensors_file.DTYPE_OF_CODE.values())
             text = f"expected one of {known}, got {found.dtype}, which NumPy cannot hold"
             raise self._unreadable(key, text)
         home = self._homes[key]
@@ -197,7 +197,7 @@ def _load_index(index: Path, part: str | None) -> Checkpoint:
     problems = []
 
     def problem(kind: str, key: str, text: str, others: Iterable[str]) -> None:
-        hint = nearest(key, others) if len(problems) < SHOWN else ""
+        hint = nearest(key, others) if len(problems) < PROBLEMS_SHOWN else ""
         problems.append(Problem(kind, key, text, hint))
 
     for key, name in homes.items():

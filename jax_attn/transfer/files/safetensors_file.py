@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from jax_attn.transfer.arrays import Spec
 from jax_attn.transfer.problems import file_error
 
-DTYPES = {
+DTYPE_OF_CODE = {
     "BOOL": "bool",
     "I8": "int8",
     "U8": "uint8",
@@ -96,7 +96,7 @@ def _header(data: np.ndarray) -> tuple[int, dict[str, Any], dict[str, str]]:
 
 def _view(data: np.ndarray, entry: dict[str, Any]) -> np.ndarray | Spec:
     shape, code = tuple(entry["shape"]), entry["dtype"]
-    if code not in DTYPES:
+    if code not in DTYPE_OF_CODE:
         return Spec(shape, code)
     begin, end = entry["data_offsets"]
-    return data[begin:end].view(DTYPES[code]).reshape(shape)
+    return data[begin:end].view(DTYPE_OF_CODE[code]).reshape(shape)

@@ -20,7 +20,7 @@ from safetensors.numpy import save_file
 
 from jax_attn.transfer.arrays import Spec, chunks, describe, read, same_memory, specs
 from jax_attn.transfer.files.checkpoint import INDEX
-from jax_attn.transfer.files.safetensors_file import DTYPES, FORMAT, offsets
+from jax_attn.transfer.files.safetensors_file import DTYPE_OF_CODE, FORMAT, offsets
 from jax_attn.transfer.problems import Problem, TransferError, file_error
 
 Specs = dict[str, Spec]
@@ -75,8 +75,8 @@ def _survey(tensors: Mapping[str, Any]) -> tuple[Specs, dict[str, str]]:
     """Every tensor's shape and dtype, and which are tied to which."""
     found, problems = specs(tensors)
     for key, spec in found.items():
-        if spec.dtype not in DTYPES.values():
-            text = f"expected one of {', '.join(DTYPES.values())}, got {spec.dtype}"
+        if spec.dtype not in DTYPE_OF_CODE.values():
+            text = f"expected one of {', '.join(DTYPE_OF_CODE.values())}, got {spec.dtype}"
             problems.append(Problem("wrong dtype", key, text))
         if key == "__metadata__" or key.encode("utf-8", "ignore").decode() != key:
             text = "expected Unicode text other than '__metadata__' as key"

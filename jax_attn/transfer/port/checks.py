@@ -16,7 +16,7 @@ from jax_attn.transfer.problems import Problem, nearest
 from jax_attn.transfer.table.layout import Layout
 from jax_attn.transfer.table.resolve import Move
 from jax_attn.transfer.table.rows import Row, bindings, holes, regex
-from jax_attn.transfer.table.step import Shape, Sizes
+from jax_attn.transfer.table.step import HeadSizes, Shape
 from jax_attn.transfer.table.steps import grouped, heads, heads_in, packed
 
 SIZED = (heads, heads_in, grouped, packed)
@@ -151,7 +151,7 @@ def some_biases(paths: Iterable[str]) -> list[Problem]:
     return problems
 
 
-def wrong_heads(moves: Iterable[Move], sizes: Sizes) -> list[Problem]:
+def wrong_heads(moves: Iterable[Move], sizes: HeadSizes) -> list[Problem]:
     """Kernels and biases whose heads are not as many as is said."""
     problems = []
     for move in moves:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 
 from jax_attn.transfer.arrays import Spec, read, specs
-from jax_attn.transfer.files.safetensors_file import DTYPES
+from jax_attn.transfer.files.safetensors_file import DTYPE_OF_CODE
 from jax_attn.transfer.port import checks
 from jax_attn.transfer.port import shapes as port_shapes
 from jax_attn.transfer.port import values as port_values
@@ -21,7 +21,7 @@ from jax_attn.transfer.table.layout import Layout, untied
 from jax_attn.transfer.table.plan_table import printed
 from jax_attn.transfer.table.resolve import Move
 from jax_attn.transfer.table.rows import Row, bindings, ignored
-from jax_attn.transfer.table.step import Shape, Sizes
+from jax_attn.transfer.table.step import HeadSizes, Shape
 
 Side = Literal["flax", "torch"]
 
@@ -118,9 +118,13 @@ def plan_port(
     problems += [p for p in unreadable if p.name not in passed_over]
     left = {name: spec for name, spec in found.items() if name not in passed_over}
     problems += [
-        Problem("wrong dtype", name, f"expected one of {', '.join(DTYPES.values())}, got {s.dtype}")
+        Problem(
+            "wrong dtype",
+            name,
+            f"expected one of {', '.join(DTYPE_OF_CODE.values())}, got {s.dtype}",
+        )
         for name, s in left.items()
-        if s.dtype not in DTYPES.values()
+        if s.dtype not in DTYPE_OF_CODE.values()
     ]
     shapes = {name: spec.shape for name, spec in left.items()}
     if not shapes and not problems:
@@ -151,7 +155,7 @@ def plan_port(
     if to == "flax" and not unreadable:
         problems += untied(layout, source)
     for name, spec in left.items():
-        if spec.dtype in DTYPES.values():
+        if spec.dtype in DTYPE_OF_CODE.values():
             values = port_values.bad_values(
                 source, name, spec, dtype, lossy=lossy, allow_nonfinite=allow_nonfinite
             )
@@ -190,7 +194,7 @@ def _moves(
         hint = "--num-heads and --head-dim, or a config.json beside the checkpoint that has them"
         return [], [Problem("missing", "num_heads, head_dim", text, hint)]
     try:
-        paths = layout.shapes(shapes, table.sizes or Sizes(1, 1, 1))
+        paths = layout.shapes(shapes, table.sizes or HeadSizes(1, 1, 1))
     except TransferError as error:
         return [], error.problems
     return resolve.for_loading(layout.groups, layout.refusals, shapes, paths)
@@ -221,7 +225,7 @@ def _weights_of_no_floats(
         Problem("wrong dtype", name, f"expected one of {', '.join(FLOATS)}, got {dtype}")
         for move in moves
         for name in getattr(move.row, _FROM[to])
-        if (dtype := sources[name].dtype) in DTYPES.values() and dtype not in FLOATS
+        if (dtype := sources[name].dtype) in DTYPE_OF_CODE.values() and dtype not in FLOATS
     ]
 
 

@@ -9,7 +9,7 @@ from jax_attn.transfer.families.config import reading
 from jax_attn.transfer.problems import Problem, TransferError
 from jax_attn.transfer.table.layout import Layout
 from jax_attn.transfer.table.rows import bindings, filled
-from jax_attn.transfer.table.step import Sizes
+from jax_attn.transfer.table.step import HeadSizes
 
 
 class Table(NamedTuple):
@@ -21,7 +21,7 @@ class Table(NamedTuple):
     """
 
     layout: Layout
-    sizes: Sizes | None
+    sizes: HeadSizes | None
     blocks: tuple[tuple[Place, Traits], ...] = ()
     config: Config = MappingProxyType({})
     beside: tuple[Layout, frozenset[str]] = (Layout(), frozenset())
@@ -75,7 +75,7 @@ def by_layout(
         raise TransferError("heads", problems)
     N, K, H = (given[name] or said[name] for name in given)
     H = H or (D // N if D and N else None)
-    return Table(layout, Sizes(N, K or N, H) if N and H else None)
+    return Table(layout, HeadSizes(N, K or N, H) if N and H else None)
 
 
 def _written(family: Family, config: Config, paths: Iterable[str]) -> list[Place]:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from itertools import count
 from typing import TypeVar
 
-from jax_attn.transfer.proposal.matching import Edge, Part
-from jax_attn.transfer.proposal.naming import Name, Number
+from jax_attn.transfer.proposal.matching import ModulePair, TensorModule
+from jax_attn.transfer.proposal.naming import ModuleName, Number
 from jax_attn.transfer.table.rows import Row, bindings
 
 T = TypeVar("T")
@@ -18,16 +18,18 @@ Marks = Mapping[int, str]
 
 
 @dataclass(frozen=True)
-class Found:
+class PairedRow:
     """A row with its numbers written out, and the pair of modules that it belongs to."""
 
     row: Row
-    edge: Edge
+    edge: ModulePair
 
 
-def inconsistent(edges: Sequence[Edge], torch: Iterable[Part], flax: Iterable[Part]) -> list[Edge]:
+def inconsistent(
+    edges: Sequence[ModulePair], torch: Iterable[TensorModule], flax: Iterable[TensorModule]
+) -> list[ModulePair]:
     """Those whose modules are numbered otherwise on the other side: three layers against two."""
-    groups: dict[Hashable, list[Edge]] = defaultdict(list)
+    groups: dict[Hashable, list[ModulePair]] = defaultdict(list)
     for edge in edges:
         ours, theirs = ([n.token for n in side] for side in _sides(edge))
         key = _masked(edge.torch.name, ours), _masked(edge.flax.name, theirs)
@@ -48,10 +50,10 @@ def inconsistent(edges: Sequence[Edge], torch: Iterable[Part], flax: Iterable[Pa
     return wrong
 
 
-def folded_rows(found: Sequence[Found], keys: Iterable[str], paths: Iterable[str]) -> list[Row]:
+def folded_rows(found: Sequence[PairedRow], keys: Iterable[str], paths: Iterable[str]) -> list[Row]:
     """One row for all layers where it says what theirs say, no more and no less."""
     keys, paths = list(keys), list(paths)
-    groups: dict[Row, list[Found]] = defaultdict(list)
+    groups: dict[Row, list[PairedRow]] = defaultdict(list)
     for one in found:
         groups[folded_row(one)].append(one)
     rows = []
@@ -63,7 +65,7 @@ def folded_rows(found: Sequence[Found], keys: Iterable[str], paths: Iterable[str
     return rows
 
 
-def folded_row(one: Found) -> Row:
+def folded_row(one: PairedRow) -> Row:
     """The row for every layer: what is numbered on both sides, but not "norm1", in braces."""
     pairs = [
         (a, b)
@@ -90,12 +92,12 @@ def folded(
     return made
 
 
-def pattern_of(dotted: str, name: Name) -> str:
+def pattern_of(dotted: str, name: ModuleName) -> str:
     """A key or path of the module `name`, for every layer."""
     return marked(dotted, marks(number for number in name.numbers if foldable(name, number)))
 
 
-def foldable(name: Name, number: Number) -> bool:
+def foldable(name: ModuleName, number: Number) -> bool:
     """A number of its own, or of a container; "norm1" and "norm2" are no layers."""
     last = number.token == len(name.tokens) - 1
     return not last or name.tokens[number.token].isdecimal()
@@ -115,15 +117,17 @@ def marked(dotted: str, places: Marks) -> str:
     return ".".join(tokens)
 
 
-def _sides(edge: Edge) -> tuple[list[Number], list[Number]]:
+def _sides(edge: ModulePair) -> tuple[list[Number], list[Number]]:
     return [a for a, _ in edge.aligned], [b for _, b in edge.aligned]
 
 
-def _masked(name: Name, places: Iterable[int]) -> str:
+def _masked(name: ModuleName, places: Iterable[int]) -> str:
     return marked(".".join(name.tokens), dict.fromkeys(places, ""))
 
 
-def _numberings(names: Iterable[Name], places: Sequence[int]) -> dict[str, set[tuple[int, ...]]]:
+def _numberings(
+    names: Iterable[ModuleName], places: Sequence[int]
+) -> dict[str, set[tuple[int, ...]]]:
     found: dict[str, set[tuple[int, ...]]] = defaultdict(set)
     for name in names:
         values = {number.token: number.value for number in name.numbers}

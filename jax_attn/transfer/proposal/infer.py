@@ -11,15 +11,27 @@ from flax import nnx
 
 from jax_attn.transfer.nnx.state import flatten
 from jax_attn.transfer.problems import Problem, TransferError
-from jax_attn.transfer.proposal.folding import Found, folded, folded_rows, inconsistent, pattern_of
-from jax_attn.transfer.proposal.matching import Part, edges, flax_parts, settled, torch_parts
+from jax_attn.transfer.proposal.folding import (
+    PairedRow,
+    folded,
+    folded_rows,
+    inconsistent,
+    pattern_of,
+)
+from jax_attn.transfer.proposal.matching import (
+    TensorModule,
+    edges,
+    flax_parts,
+    settled,
+    torch_parts,
+)
 from jax_attn.transfer.proposal.undecided import Undecided, decided, undecided
 from jax_attn.transfer.table import as_code
 from jax_attn.transfer.table.layout import Layout
 from jax_attn.transfer.table.rows import Ignored, row, tied
 from jax_attn.transfer.table.step import Shape
 
-_SHOWN = 6
+_CANDIDATES_SHOWN = 6
 _BRACES = "in a table, braces in a name stand for a number"
 
 # The types whose matrices lie as their framework's own do: (package, class) -> kind.
@@ -156,7 +168,7 @@ def _without_braces(shapes: Mapping[str, Shape]) -> dict[str, Shape]:
     return {name: shape for name, shape in shapes.items() if not {"{", "}"} & set(name)}
 
 
-def _ties(same: Sequence[Sequence[str]], rows: Sequence[Found]) -> list[Ignored]:
+def _ties(same: Sequence[Sequence[str]], rows: Sequence[PairedRow]) -> list[Ignored]:
     """Keys that repeat one which a row reads."""
     read = {key for one in rows for key in one.row.keys}
     ties = []
@@ -168,10 +180,10 @@ def _ties(same: Sequence[Sequence[str]], rows: Sequence[Found]) -> list[Ignored]
 
 
 def _left(
-    flax: Sequence[Part],
+    flax: Sequence[TensorModule],
     paths: Mapping[str, Shape],
     plain: Mapping[str, Shape],
-    rows: Sequence[Found],
+    rows: Sequence[PairedRow],
 ) -> dict[str, Shape]:
     written = {path for one in rows for path in one.row.paths}
     open_ones = [
@@ -194,7 +206,7 @@ def _comments(proposal: Proposal) -> list[str]:
     lines = [f"taken for granted: {text}" for text in proposal.granted]
     for key in proposal.undecided:
         lines.append(f"undecided: {as_code.quoted(key.key)} {list(key.shape)}: {key.why}")
-        shown = key.candidates[:_SHOWN]
+        shown = key.candidates[:_CANDIDATES_SHOWN]
         lines += [f"    {as_code.row_call(c.row)},  # {c.why}" for c in shown]
         if more := len(key.candidates) - len(shown):
             lines.append(f"    … and {more} more, in .undecided")

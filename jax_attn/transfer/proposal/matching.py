@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jax_attn.transfer.proposal.naming import Bond, Name, Number, bond, read
+from jax_attn.transfer.proposal.naming import Bond, ModuleName, Number, bond, read
 from jax_attn.transfer.proposal.naming import aligned as alignments
 from jax_attn.transfer.table.rows import Row
 from jax_attn.transfer.table.step import MisfitError, Shape, Shapes, Step
@@ -29,10 +29,10 @@ class Leaf:
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class TensorModule:
     """A module: its name, its type where that is known, its parameters by their role."""
 
-    name: Name
+    name: ModuleName
     kind: str
     leaves: Mapping[str, Leaf]
     packs: bool = False
@@ -47,11 +47,11 @@ class Fit(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Edge:
+class ModulePair:
     """Two modules that may be one another's."""
 
-    torch: Part
-    flax: Part
+    torch: TensorModule
+    flax: TensorModule
     bond: Bond
     fits: tuple[Fit, ...]
 
@@ -107,7 +107,7 @@ _TURNED = {
 }
 
 
-def torch_parts(shapes: Mapping[str, Shape], kinds: Mapping[str, str]) -> list[Part]:
+def torch_parts(shapes: Mapping[str, Shape], kinds: Mapping[str, str]) -> list[TensorModule]:
     """Torch keys by module. kinds: a module's dotted name to "linear", "conv1d", …"""
     found: dict[tuple[str, ...], dict[str, Leaf]] = defaultdict(dict)
     known = {}
@@ -122,12 +122,12 @@ def torch_parts(shapes: Mapping[str, Shape], kinds: Mapping[str, str]) -> list[P
         found[module][leaf] = Leaf((key,), (shape,))
         known[module] = kind
     return [
-        Part(name, known[module], leaves)
+        TensorModule(name, known[module], leaves)
         for (module, leaves), name in zip(found.items(), read(found), strict=True)
     ]
 
 
-def flax_parts(shapes: Mapping[str, Shape], kinds: Mapping[str, str]) -> list[Part]:
+def flax_parts(shapes: Mapping[str, Shape], kinds: Mapping[str, str]) -> list[TensorModule]:
     """Flax paths by module, and the query, key and value of one attention once more as packed."""
     found: dict[tuple[str, ...], dict[str, Leaf]] = defaultdict(dict)
     for path, shape in shapes.items():
@@ -137,11 +137,11 @@ def flax_parts(shapes: Mapping[str, Shape], kinds: Mapping[str, str]) -> list[Pa
     packs = _packs(found)
     names = read([*found, *packs])
     single = [
-        Part(name, kinds.get(".".join(module), ""), leaves)
+        TensorModule(name, kinds.get(".".join(module), ""), leaves)
         for (module, leaves), name in zip(found.items(), names, strict=False)
     ]
     packed_ones = [
-        Part(
+        TensorModule(
             name, kinds.get(".".join(members[0]), ""), _together([found[m] for m in members]), True
         )
         for members, name in zip(packs.values(), names[len(found) :], strict=True)
@@ -175,7 +175,7 @@ def _together(members: Sequence[Mapping[str, Leaf]]) -> dict[str, Leaf]:
     }
 
 
-def edges(torch: Iterable[Part], flax: Sequence[Part]) -> list[Edge]:
+def edges(torch: Iterable[TensorModule], flax: Sequence[TensorModule]) -> list[ModulePair]:
     """Every pair that neither names nor shapes rule out."""
     found = []
     for t in torch:
@@ -184,16 +184,16 @@ def edges(torch: Iterable[Part], flax: Sequence[Part]) -> list[Edge]:
             if strength is None or (f.packs and strength is Bond.NONE):
                 continue
             if fits := _fits(t, f):
-                found.append(Edge(t, f, strength, fits))
+                found.append(ModulePair(t, f, strength, fits))
     return found
 
 
-def settled(found: Sequence[Edge]) -> list[Edge]:
+def settled(found: Sequence[ModulePair]) -> list[ModulePair]:
     """The pairs that names and shapes decide."""
-    chosen: list[Edge] = []
+    chosen: list[ModulePair] = []
     left = list(found)
     while True:
-        bonds: dict[Part, list[Bond]] = defaultdict(list)
+        bonds: dict[TensorModule, list[Bond]] = defaultdict(list)
         for edge in left:
             bonds[edge.torch].append(edge.bond)
             bonds[edge.flax].append(edge.bond)
@@ -215,7 +215,7 @@ def _alone(bond: Bond, bonds: Sequence[Bond]) -> bool:
     return len(bonds) == 1 if bond is Bond.AKIN else min(bonds) == bond and bonds.count(bond) == 1
 
 
-def _fits(t: Part, f: Part) -> tuple[Fit, ...]:
+def _fits(t: TensorModule, f: TensorModule) -> tuple[Fit, ...]:
     """Of every parameter that both have; none at all when one of them does not fit."""
     fits = []
     for leaf, source in t.leaves.items():

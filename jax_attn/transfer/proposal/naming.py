@@ -126,7 +126,7 @@ class Number:
 
 
 @dataclass(frozen=True)
-class Name:
+class ModuleName:
     """A module's dotted name, read.
 
     role: what the module itself is called; with a `bare` last part ("dense", "c_proj", "0"), which
@@ -142,10 +142,10 @@ class Name:
     layered: bool
 
 
-def read(dotted: Iterable[Sequence[str]]) -> list[Name]:
+def read(dotted: Iterable[Sequence[str]]) -> list[ModuleName]:
     """All names of one side, each given as the parts between its dots."""
     names = [_read(tuple(tokens)) for tokens in dotted]
-    siblings: dict[tuple[str, ...], list[Name]] = {}
+    siblings: dict[tuple[str, ...], list[ModuleName]] = {}
     for name in names:
         siblings.setdefault(name.tokens[:-1], []).append(name)
     names = [_as_output(name, siblings[name.tokens[:-1]]) for name in names]
@@ -156,7 +156,7 @@ def read(dotted: Iterable[Sequence[str]]) -> list[Name]:
     return [replace(n, context=n.context - common[n.layered]) for n in names]
 
 
-def bond(torch: Name, flax: Name) -> Bond | None:
+def bond(torch: ModuleName, flax: ModuleName) -> Bond | None:
     """What the names say: a bond, or None where they contradict each other."""
     ways = aligned(torch.numbers, flax.numbers)
     if not ways or torch.layered != flax.layered or _contradict(torch, flax):
@@ -193,7 +193,7 @@ def aligned(torch: Sequence[Number], flax: Sequence[Number]) -> list[list[tuple[
     ]
 
 
-def _read(tokens: tuple[str, ...]) -> Name:
+def _read(tokens: tuple[str, ...]) -> ModuleName:
     parts, numbers, before = [], [], frozenset()
     for i, token in enumerate(tokens):
         stem, digits = _NUMBERED.fullmatch(token).groups()
@@ -209,7 +209,7 @@ def _read(tokens: tuple[str, ...]) -> Name:
     role = parts[at][0] if at is not None else frozenset()
     context = frozenset().union(*(words for i, (words, _) in enumerate(parts) if i != at))
     layered = any(at is None or number.token < at for number in numbers)
-    return Name(tokens, role, at != len(tokens) - 1, context, tuple(numbers), layered)
+    return ModuleName(tokens, role, at != len(tokens) - 1, context, tuple(numbers), layered)
 
 
 def _role_at(parts: list[tuple[Words, bool]], numbers: list[Number]) -> int | None:
@@ -243,7 +243,7 @@ def _words(stem: str) -> Words:
     return frozenset(words)
 
 
-def _as_output(name: Name, siblings: list[Name]) -> Name:
+def _as_output(name: ModuleName, siblings: list[ModuleName]) -> ModuleName:
     """Among query, key and value alone "out", or the one "dense" or "c_proj", is their output."""
     roles = frozenset().union(*(n.role for n in siblings))
     if not any(projections <= roles for projections in _PROJECTIONS):
@@ -266,7 +266,7 @@ def _loose(role: Words) -> Words:
     return frozenset().union({"self"}, *(words for kind, words in _IMPLIED if role & kind))
 
 
-def _contradict(a: Name, b: Name) -> bool:
+def _contradict(a: ModuleName, b: ModuleName) -> bool:
     """Both have a word of one set of exclusive ones, and not the same."""
     return any(_apart(group, _where(a), _where(b)) for group in _PLACES) or any(
         _apart(group, a.role, b.role) for group in _ROLES
@@ -277,12 +277,12 @@ def _apart(group: set[str], a: Words, b: Words) -> bool:
     return bool(group & a and group & b and not group & a & b)
 
 
-def _where(name: Name) -> Words:
+def _where(name: ModuleName) -> Words:
     in_mlp = name.role and name.role <= _KINDS[0] and "attn" not in name.context
     return name.context | ({"mlp"} if in_mlp else set()) | (name.role if name.bare else set())
 
 
-def _of_many(name: Name) -> bool:
+def _of_many(name: ModuleName) -> bool:
     """Its role may be another's as well, as a "norm" is one of several."""
     return name.role in _GENERIC and not (name.role == {"out"} and "attn" in name.context)
 
@@ -291,5 +291,5 @@ def _akin(a: Words, b: Words) -> bool:
     return any(a and b and a <= kind and b <= kind for kind in _KINDS)
 
 
-def _last(name: Name) -> str:
+def _last(name: ModuleName) -> str:
     return name.tokens[-1].lower() if name.tokens else ""

@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from jax_attn.transfer.proposal.folding import Found, folded, folded_row, pattern_of
-from jax_attn.transfer.proposal.matching import Edge, Fit, Leaf, Part, Steps, turns
+from jax_attn.transfer.proposal.folding import PairedRow, folded, folded_row, pattern_of
+from jax_attn.transfer.proposal.matching import Fit, Leaf, ModulePair, Steps, TensorModule, turns
 from jax_attn.transfer.proposal.naming import Bond
 from jax_attn.transfer.table.rows import Row
 from jax_attn.transfer.table.step import Shape
@@ -46,13 +46,13 @@ class _Open:
     """One key of one layer; candidates: a possible row, and why."""
 
     key: str
-    part: Part
+    part: TensorModule
     shape: Shape
     why: str
-    candidates: tuple[tuple[Found, str], ...]
+    candidates: tuple[tuple[PairedRow, str], ...]
 
 
-def decided(edges: Iterable[Edge]) -> list[Found]:
+def decided(edges: Iterable[ModulePair]) -> list[PairedRow]:
     """The rows about which there is no doubt, one for each parameter."""
     rows = [
         _row(edge, fit, _ways(edge, fit)[0])
@@ -65,12 +65,12 @@ def decided(edges: Iterable[Edge]) -> list[Found]:
 
 
 def undecided(
-    torch: Iterable[Part],
+    torch: Iterable[TensorModule],
     keys: Iterable[str],
-    found: Iterable[Edge],
-    chosen: Sequence[Edge],
-    misnumbered: Sequence[Edge],
-    rows: Sequence[Found],
+    found: Iterable[ModulePair],
+    chosen: Sequence[ModulePair],
+    misnumbered: Sequence[ModulePair],
+    rows: Sequence[PairedRow],
     done: Iterable[str],
 ) -> list[Undecided]:
     """Every key that is not done: why, and what is possible.
@@ -79,7 +79,7 @@ def undecided(
     decided.
     """
     done, written = set(done), {path for one in rows for path in one.row.paths}
-    of_part: dict[Part, list[Edge]] = {}
+    of_part: dict[TensorModule, list[ModulePair]] = {}
     for edge in found:
         of_part.setdefault(edge.torch, []).append(edge)
     settled = {edge.torch: edge for edge in chosen}
@@ -98,8 +98,8 @@ def undecided(
 
 
 def _of_settled(
-    edge: Edge, leaf: Leaf, misnumbered: bool
-) -> tuple[str, tuple[tuple[Found, str], ...]]:
+    edge: ModulePair, leaf: Leaf, misnumbered: bool
+) -> tuple[str, tuple[tuple[PairedRow, str], ...]]:
     fit = next((fit for fit in edge.fits if fit.source is leaf), None)
     if fit is None:
         return _NO_PLACE, ()
@@ -108,8 +108,8 @@ def _of_settled(
 
 
 def _of_unsettled(
-    edges: Iterable[Edge], leaf: Leaf, written: set[str]
-) -> tuple[str, tuple[tuple[Found, str], ...]]:
+    edges: Iterable[ModulePair], leaf: Leaf, written: set[str]
+) -> tuple[str, tuple[tuple[PairedRow, str], ...]]:
     possible = [
         (edge, fit)
         for edge in sorted(edges, key=lambda edge: edge.bond)
@@ -121,7 +121,7 @@ def _of_unsettled(
     return reasons[min(named, 2)], _candidates(possible)
 
 
-def _doubt(edge: Edge, fit: Fit) -> str:
+def _doubt(edge: ModulePair, fit: Fit) -> str:
     """Why a settled pair's parameter is no row yet; empty when it is."""
     shape = fit.source.shapes[0]
     sizes = [n for n in shape if n > 1]
@@ -132,13 +132,13 @@ def _doubt(edge: Edge, fit: Fit) -> str:
     return "" if len(_ways(edge, fit)) == 1 else _SQUARE
 
 
-def _ways(edge: Edge, fit: Fit) -> tuple[Steps, ...]:
+def _ways(edge: ModulePair, fit: Fit) -> tuple[Steps, ...]:
     """torch.nn.MultiheadAttention's packing is known."""
     known = edge.flax.packs and edge.torch.kind == "attention"
     return tuple(steps for steps in fit.steps if steps[0] is packed) if known else fit.steps
 
 
-def _candidates(pairs: Iterable[tuple[Edge, Fit]]) -> tuple[tuple[Found, str], ...]:
+def _candidates(pairs: Iterable[tuple[ModulePair, Fit]]) -> tuple[tuple[PairedRow, str], ...]:
     return tuple(
         (_row(edge, fit, steps), f"{edge.bond.text}; {_how(steps, fit)}")
         for edge, fit in pairs
@@ -146,8 +146,8 @@ def _candidates(pairs: Iterable[tuple[Edge, Fit]]) -> tuple[tuple[Found, str], .
     )
 
 
-def _row(edge: Edge, fit: Fit, steps: Steps) -> Found:
-    return Found(Row(fit.source.names, fit.target.names, steps), edge)
+def _row(edge: ModulePair, fit: Fit, steps: Steps) -> PairedRow:
+    return PairedRow(Row(fit.source.names, fit.target.names, steps), edge)
 
 
 def _how(steps: Steps, fit: Fit) -> str:

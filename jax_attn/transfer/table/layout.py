@@ -20,7 +20,7 @@ from jax_attn.transfer.table.rows import (
     row,
     tied,
 )
-from jax_attn.transfer.table.step import MisfitError, Shape, Sizes, Step
+from jax_attn.transfer.table.step import HeadSizes, MisfitError, Shape, Step
 
 
 @dataclass(frozen=True, init=False, repr=False)
@@ -33,7 +33,7 @@ class Layout:
             ...
         )
 
-    Sizes are never in the table: they come from the module that is loaded or exported.
+    HeadSizes are never in the table: they come from the module that is loaded or exported.
     """
 
     groups: tuple[Either, ...]
@@ -179,7 +179,7 @@ class Layout:
             raise TransferError("to Flax", problems)
         return made
 
-    def shapes(self, keys: Mapping[str, Shape], sizes: Sizes) -> dict[str, Shape]:
+    def shapes(self, keys: Mapping[str, Shape], sizes: HeadSizes) -> dict[str, Shape]:
         """The shapes of the Flax side, by dotted path, where no module has them.
 
         keys: torch key to shape. sizes: what shapes of flat projections do not tell. Raises

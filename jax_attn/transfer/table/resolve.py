@@ -16,7 +16,7 @@ from jax_attn.transfer.table.rows import (
     holes,
     regex,
 )
-from jax_attn.transfer.table.step import MisfitError, Shape, Shapes, Sizes
+from jax_attn.transfer.table.step import HeadSizes, MisfitError, Shape, Shapes
 
 Names = Mapping[str, Shape]
 
@@ -85,7 +85,7 @@ def for_export(groups: Iterable[Either], paths: Names) -> tuple[list[Move], list
 
 
 def for_shapes(
-    groups: Iterable[Either], refusals: Iterable[Refused], keys: Names, sizes: Sizes
+    groups: Iterable[Either], refusals: Iterable[Refused], keys: Names, sizes: HeadSizes
 ) -> tuple[dict[str, Shape], list[Problem]]:
     """What torch tensors (`keys` to shapes) become: dotted paths to shapes."""
     rows, problems, disputed = [], [], []

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from jax_attn.transfer.table.step import Arrays, Shapes, Sizes, Step, expect
+from jax_attn.transfer.table.step import Arrays, HeadSizes, Shapes, Step, expect
 
 
 def to_half_split(dim: int | None = None) -> Step:
@@ -68,5 +68,5 @@ def _turned_source(name: str, dim: int | None) -> Callable[[Shapes, int], Shapes
     return source
 
 
-def _turned_target(shapes: Shapes, paths: int, sizes: Sizes) -> Shapes:
+def _turned_target(shapes: Shapes, paths: int, sizes: HeadSizes) -> Shapes:
     return shapes

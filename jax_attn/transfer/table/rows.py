@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jax_attn.transfer.table.step import Arrays, MisfitError, Shapes, Sizes, Step
+from jax_attn.transfer.table.step import Arrays, HeadSizes, MisfitError, Shapes, Step
 
 _HOLE = re.compile(r"\{(\w+)\}")
 
@@ -41,7 +41,7 @@ class Row:
         except MisfitError:
             return None
 
-    def path_shapes(self, key_shapes: Shapes, sizes: Sizes) -> Shapes:
+    def path_shapes(self, key_shapes: Shapes, sizes: HeadSizes) -> Shapes:
         """Shapes of the Flax arrays that tensors of `key_shapes` give. Raises MisfitError."""
         shapes = key_shapes
         for step in self.steps:

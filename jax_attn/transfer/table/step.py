@@ -3,7 +3,7 @@
 A step never holds a size. The Flax module has the sizes: `source` turns the shapes behind a
 step into the shapes before it, so that a row's shapes follow from its target's, and `forward`
 and `backward` merely go from the one to the other. Where there is no module, `target` turns the
-shapes before a step into those behind it, by the `Sizes` that no torch shape tells.
+shapes before a step into those behind it, by the `HeadSizes` that no torch shape tells.
 
 Letters: N query heads, or either kind, K key/value heads, G = N // K, H head_dim, D a width.
 """
@@ -23,7 +23,7 @@ class MisfitError(ValueError):
     """Shapes or dtypes that a step cannot take."""
 
 
-class Sizes(NamedTuple):
+class HeadSizes(NamedTuple):
     """N, K and H: what the shapes of flat projections do not tell."""
 
     num_heads: int
@@ -44,7 +44,7 @@ class Step:
 
     name: str
     source: Callable[[Shapes, int], Shapes]
-    target: Callable[[Shapes, int, Sizes], Shapes]
+    target: Callable[[Shapes, int, HeadSizes], Shapes]
     forward: Callable[[Arrays, Shapes], Arrays]
     backward: Callable[[Arrays, Shapes], Arrays]
     fan: Literal["each", "split", "join"] = "each"

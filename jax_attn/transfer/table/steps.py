@@ -7,7 +7,7 @@ Letters: N query heads, or either kind, K key/value heads, G = N // K, H head_di
 
 import numpy as np
 
-from jax_attn.transfer.table.step import Arrays, MisfitError, Shapes, Sizes, Step, expect
+from jax_attn.transfer.table.step import Arrays, HeadSizes, MisfitError, Shapes, Step, expect
 
 
 def _transposed(arrays: Arrays, shapes: Shapes) -> Arrays:
@@ -20,7 +20,7 @@ def _linear_source(shapes: Shapes, keys: int) -> Shapes:
     return tuple(shape[::-1] for shape in shapes)
 
 
-def _linear_target(shapes: Shapes, paths: int, sizes: Sizes) -> Shapes:
+def _linear_target(shapes: Shapes, paths: int, sizes: HeadSizes) -> Shapes:
     for shape in shapes:
         expect("linear", shape, "2 axes (out, in)", len(shape) == 2, "torch")
     return tuple(shape[::-1] for shape in shapes)
@@ -44,7 +44,7 @@ def _conv_source(shapes: Shapes, keys: int) -> Shapes:
     return tuple((shape[-1], shape[-2], *shape[:-2]) for shape in shapes)
 
 
-def _conv_target(shapes: Shapes, paths: int, sizes: Sizes) -> Shapes:
+def _conv_target(shapes: Shapes, paths: int, sizes: HeadSizes) -> Shapes:
     for shape in shapes:
         expect("conv", shape, "at least 3 axes (out, in, …)", len(shape) >= 3, "torch")
     return tuple((*shape[2:], shape[1], shape[0]) for shape in shapes)
@@ -65,7 +65,7 @@ def _heads_source(shapes: Shapes, keys: int) -> Shapes:
     return tuple((*shape[:-2], shape[-2] * shape[-1]) for shape in shapes)
 
 
-def _heads_target(shapes: Shapes, paths: int, sizes: Sizes) -> Shapes:
+def _heads_target(shapes: Shapes, paths: int, sizes: HeadSizes) -> Shapes:
     H = sizes.head_dim
     for shape in shapes:
         fits = shape and shape[-1] % H == 0
@@ -83,7 +83,7 @@ def _heads_in_source(shapes: Shapes, keys: int) -> Shapes:
     return tuple((shape[0] * shape[1], *shape[2:]) for shape in shapes)
 
 
-def _heads_in_target(shapes: Shapes, paths: int, sizes: Sizes) -> Shapes:
+def _heads_in_target(shapes: Shapes, paths: int, sizes: HeadSizes) -> Shapes:
     H = sizes.head_dim
     for shape in shapes:
         fits = len(shape) >= 2 and shape[0] % H == 0
@@ -109,7 +109,7 @@ def _inward_source(shapes: Shapes, keys: int) -> Shapes:
     return tuple((*shape[-2:], *shape[:-2]) for shape in shapes)
 
 
-def _inward_target(shapes: Shapes, paths: int, sizes: Sizes) -> Shapes:
+def _inward_target(shapes: Shapes, paths: int, sizes: HeadSizes) -> Shapes:
     return tuple((*shape[2:], *shape[:2]) for shape in shapes)
 
 
@@ -138,7 +138,7 @@ def _packed_source(shapes: Shapes, keys: int) -> Shapes:
     return ((sum(shape[0] for shape in shapes), *shapes[0][1:]),)
 
 
-def _packed_target(shapes: Shapes, paths: int, sizes: Sizes) -> Shapes:
+def _packed_target(shapes: Shapes, paths: int, sizes: HeadSizes) -> Shapes:
     """Three parts are a query's, a key's and a value's; of any other number all are alike."""
     (shape,), (N, K, H) = shapes, sizes
     if paths == 3:
@@ -162,7 +162,7 @@ def _joined_source(shapes: Shapes, keys: int) -> Shapes:
     return ((shape[0] // keys, *shape[1:]),) * keys
 
 
-def _joined_target(shapes: Shapes, paths: int, sizes: Sizes) -> Shapes:
+def _joined_target(shapes: Shapes, paths: int, sizes: HeadSizes) -> Shapes:
     if len(set(shapes)) != 1 or not shapes[0]:
         raise MisfitError(f"joined expects parts of one shape, got {[*shapes]}")
     return ((shapes[0][0] * len(shapes), *shapes[0][1:]),)
@@ -198,7 +198,7 @@ def _grouped_source(shapes: Shapes, keys: int) -> Shapes:
     return (((query[0] + 2 * key[0]) * key[1], *key[2:]),)
 
 
-def _grouped_target(shapes: Shapes, paths: int, sizes: Sizes) -> Shapes:
+def _grouped_target(shapes: Shapes, paths: int, sizes: HeadSizes) -> Shapes:
     (shape,), (N, K, H) = shapes, sizes
     fits = shape and shape[0] == (N + 2 * K) * H
     expect("grouped", shape, f"a first axis of ({N} + 2·{K})·{H}, {sizes}", fits, "torch")

@@ -45,7 +45,8 @@ def dot_product_attention(
       softcap: a plain number c > 0: scores become c · tanh(scores / c).
       dropout: a Dropout over (B, N, T, S).
       precision: of both products, as in ``jax.lax.dot_general``.
-      implementation: the kernel's name to insist on; None chooses. "dense" writes every score
+      implementation: the kernel to insist on, by its name or as a ``dispatch.Kernel`` (such as
+        one of known name that runs with other tiles); None chooses. "dense" writes every score
         out. "blocked" holds no T×S array, forward or backward; it has no forward mode (jvp,
         hessian: there insist on "dense"), and its second derivatives are dense's, with its memory.
 
@@ -153,5 +154,5 @@ def _call(where, query, key, value, mask, *, implementation=None, needs_value=Tr
     call, problems = checked_call(query, key, value, mask, **options)
     if needs_value and value is None:
         problems.append("value: expected an array (B, S, K, Hv), got None")
-    checks.raise_all(where, problems + dispatch.name_problems(implementation))
+    checks.raise_all(where, problems + dispatch.implementation_problems(implementation))
     return call

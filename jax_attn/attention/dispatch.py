@@ -16,18 +16,28 @@ PLATFORMS = ("cpu", "cuda", "tpu")
 
 @dataclasses.dataclass(frozen=True)
 class Kernel:
-    """A way to compute attention.
+    """A way to compute attention, insisted on by its name or as this record.
 
-    run: Call → (B, T, N, Hv). refusals: Call, its arrays maybe abstract → every reason why run
-    cannot serve it. drawbacks: Call, platform → why another is to be preferred there that can.
-    why: what speaks for it where it is chosen. only_on: the one platform that it is made for.
+    name: what messages call it. run: Call → (B, T, N, Hv). refusals: Call, its arrays maybe
+    abstract → every reason why run cannot serve it. drawbacks: Call, platform → why another is to
+    be preferred there that can. why: what speaks for it where it is chosen. only_on: the one
+    platform that it is made for.
     """
 
+    name: str
     run: Callable[[Call], jax.Array]
     refusals: Callable[[Call], list[str]]
     drawbacks: Callable[[Call, str], list[str]]
     why: str
     only_on: str | None = None
+
+    def __repr__(self) -> str:
+        """As the name's, so that messages read alike."""
+        return repr(self.name)
+
+
+# What may be insisted on: nothing, a kernel of the table by its name, or any kernel.
+Implementation = str | Kernel | None
 
 
 def none(*_) -> list[str]:
@@ -36,34 +46,39 @@ def none(*_) -> list[str]:
 
 
 # In the order in which they are tried.
-KERNELS: Mapping[str, Kernel] = {
-    "cudnn": Kernel(
+_IN_ORDER = (
+    Kernel(
+        "cudnn",
         cudnn.attention,
         refusals=cudnn.refusals,
         drawbacks=none,
         why="is NVIDIA's own, fused; no forward mode (jvp); jax.export asks to allow its calls",
         only_on="cuda",
     ),
-    "splash": Kernel(
+    Kernel(
+        "splash",
         splash.attention,
         refusals=splash.refusals,
         drawbacks=splash.drawbacks,
         why="is Pallas's own for TPUs, block-sparse; no forward mode (jvp)",
         only_on="tpu",
     ),
-    "blocked": Kernel(
+    Kernel(
+        "blocked",
         blocked.attention,
         refusals=blocked.refusals,
         drawbacks=blocked.drawbacks,
         why="works tile by tile and holds no T×S array; no forward mode (jvp)",
     ),
-    "dense": Kernel(
+    Kernel(
+        "dense",
         dense.attention,
         refusals=none,
         drawbacks=none,
         why="writes every score out and serves any call",
     ),
-}
+)
+KERNELS: Mapping[str, Kernel] = {kernel.name: kernel for kernel in _IN_ORDER}
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -93,9 +108,11 @@ class Explanation:
     __repr__ = __str__
 
 
-def name_problems(implementation) -> list[str]:
-    """What is wrong with the name of a kernel."""
-    if implementation is None or implementation in KERNELS:
+def implementation_problems(implementation: object) -> list[str]:
+    """What is wrong with the kernel that is insisted on."""
+    if implementation is None or isinstance(implementation, Kernel):
+        return []
+    if isinstance(implementation, str) and implementation in KERNELS:
         return []
     known = ", ".join(map(repr, KERNELS))
     return [f"implementation: expected None or one of {known}, got {implementation!r}"]
@@ -112,48 +129,53 @@ def home(call: Call) -> str:
     return "cuda" if platform == "gpu" else platform
 
 
-def explain(call: Call, implementation: str | None) -> Explanation:
+def explain(call: Call, implementation: Implementation) -> Explanation:
     """The one kernel insisted on if it can serve the call, else the first that is best for it."""
-    refused = {name: kernel.refusals(call) for name, kernel in KERNELS.items()}
+    kernels, insisted = _candidates(implementation)
+    refused = {name: kernel.refusals(call) for name, kernel in kernels.items()}
+
+    def explained(platform: str) -> Explanation:
+        reasons = {
+            name: (*_misplaced(kernel, platform), *refused[name])
+            for name, kernel in kernels.items()
+        }
+        if insisted is not None:
+            if reasons[insisted]:
+                why = f"implementation={insisted!r} is insisted on and cannot serve the call"
+                return Explanation(platform, None, why, {insisted: reasons[insisted]})
+            chosen, preferred = insisted, f"{insisted} is insisted on"
+        else:
+            for name, kernel in kernels.items():
+                reasons[name] = reasons[name] or tuple(kernel.drawbacks(call, platform))
+            chosen = next(name for name in kernels if not reasons[name])
+            preferred = f"{chosen} comes first"
+        others = {name: why or (preferred,) for name, why in reasons.items() if name != chosen}
+        return Explanation(platform, chosen, kernels[chosen].why, others)
+
     here = home(call)
-    others = [p for p in PLATFORMS if p != here]
-    told = _explained(call, implementation, here, refused)
-    elsewhere = tuple(_explained(call, implementation, p, refused) for p in others)
-    return dataclasses.replace(told, elsewhere=elsewhere)
+    elsewhere = tuple(explained(platform) for platform in PLATFORMS if platform != here)
+    return dataclasses.replace(explained(here), elsewhere=elsewhere)
 
 
-def run(call: Call, implementation: str | None) -> jax.Array:
+def run(call: Call, implementation: Implementation) -> jax.Array:
     """Runs the chosen kernel; raises with every reason when the one insisted on cannot."""
-    told = explain(call, implementation)
-    if told.chosen is None:
-        reasons = [why for whys in told.refusals.values() for why in whys]
+    explanation = explain(call, implementation)
+    if explanation.chosen is None:
+        reasons = [reason for each in explanation.refusals.values() for reason in each]
         checks.raise_all(f"implementation={implementation!r} cannot serve this call", reasons)
-    call = call.on_device()
-    runs = {t.platform: KERNELS[t.chosen].run for t in (told, *told.elsewhere) if t.chosen}
+    call, (kernels, _) = call.on_device(), _candidates(implementation)
+    platforms = (explanation, *explanation.elsewhere)
+    runs = {each.platform: kernels[each.chosen].run for each in platforms if each.chosen}
     if implementation is not None or len(set(runs.values())) == 1 or not _may_run_elsewhere():
-        return runs[told.platform](call)
-    return by_platform.attention(runs, told.platform, call)
+        return runs[explanation.platform](call)
+    return by_platform.attention(runs, explanation.platform, call)
 
 
-def _explained(
-    call: Call, implementation: str | None, platform: str, refused: Mapping[str, list[str]]
-) -> Explanation:
-    reasons = {
-        name: (*_misplaced(kernel, platform), *refused[name]) for name, kernel in KERNELS.items()
-    }
-    if implementation is not None:
-        if reasons[implementation]:
-            why = f"implementation={implementation!r} is insisted on and cannot serve the call"
-            refusals = {implementation: reasons[implementation]}
-            return Explanation(platform, None, why, refusals)
-        chosen, preferred = implementation, f"{implementation} is insisted on"
-    else:
-        for name, kernel in KERNELS.items():
-            reasons[name] = reasons[name] or tuple(kernel.drawbacks(call, platform))
-        chosen = next(name for name in KERNELS if not reasons[name])
-        preferred = f"{chosen} comes first"
-    others = {name: why or (preferred,) for name, why in reasons.items() if name != chosen}
-    return Explanation(platform, chosen, KERNELS[chosen].why, others)
+def _candidates(implementation: Implementation) -> tuple[Mapping[str, Kernel], str | None]:
+    """Every kernel that an explanation tells of, and the name of the one insisted on."""
+    if isinstance(implementation, Kernel):
+        return {**KERNELS, implementation.name: implementation}, implementation.name
+    return KERNELS, implementation
 
 
 def _misplaced(kernel: Kernel, platform: str) -> list[str]:

@@ -12,21 +12,13 @@ from jax_attn.attention import Mask, checks
 from jax_attn.attention.call import Call, checked_call
 from jax_attn.attention.kernels import pages, parts
 from jax_attn.attention.kernels.blocked import FEW_SCORES
-
-# Of the arrays that a cache lies in, each is as large as all before it. A step reads those that
-# hold something, whole, as XLA:CPU multiplies by an array at twice the speed at which it first
-# cuts the filled part out of one; so it reads at most twice what is filled.
-FIRST_PAGE = 512
-# So many tokens are written one by one; of more, all that a page holds at once.
-FEW_TOKENS = 16
-# The scores of so many queries at a time are written out.
-QUERY_TILE = 64
+from jax_attn.attention.kernels.pages import PageSizes
 
 
 @functools.partial(
     jax.tree_util.register_dataclass,
     data_fields=["keys", "values", "filled"],
-    meta_fields=["window"],
+    meta_fields=["window", "page_sizes"],
 )
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class KVCache:
@@ -37,13 +29,14 @@ class KVCache:
     keys, values: the pages, (B, K, H, P) and (B, K, P, Hv), together ``length`` places a row.
     filled: (B,) int32, how many tokens each row has read. window: None, and token n lies in
     place n; or a number of tokens, and the places are a ring: token n lies in place n % window,
-    and only the last ``window`` tokens can be attended to.
+    and only the last ``window`` tokens can be attended to. page_sizes: how it is cut into pages.
     """
 
     keys: tuple[jax.Array, ...]
     values: tuple[jax.Array, ...]
     filled: jax.Array
     window: int | None = None
+    page_sizes: PageSizes = pages.DEFAULT
 
     @staticmethod
     def empty(
@@ -55,6 +48,7 @@ class KVCache:
         value_dim=None,
         window=None,
         dtype=jnp.float32,
+        page_sizes: PageSizes = pages.DEFAULT,
     ) -> "KVCache":
         """A cache that holds nothing yet.
 
@@ -65,6 +59,7 @@ class KVCache:
           num_kv_heads, head_dim: K and H.
           value_dim: Hv; H unless given.
           dtype: of keys and values.
+          page_sizes: how the cache is cut into pages; as measured to be fast unless given.
 
         Raises ArgumentError.
         """
@@ -85,12 +80,13 @@ class KVCache:
         problems += [problem] if problem else []
         checks.raise_all("KVCache.empty", problems)
         value_dim = head_dim if value_dim is None else value_dim
-        places = pages.sizes(window if length is None else length, FIRST_PAGE)
+        places = page_sizes.places(window if length is None else length)
         return KVCache(
             keys=tuple(jnp.zeros((batch, num_kv_heads, head_dim, n), dtype) for n in places),
             values=tuple(jnp.zeros((batch, num_kv_heads, n, value_dim), dtype) for n in places),
             filled=jnp.zeros(batch, jnp.int32),
             window=window,
+            page_sizes=page_sizes,
         )
 
     @property
@@ -185,13 +181,15 @@ def _with_history(part: parts.Part, call: Call, cache: KVCache, lowest_BT, page:
     def more(part):
         place_P = start + jnp.arange(cache.values[page].shape[2], dtype=jnp.int32)
         kv = cache.keys[page], cache.values[page]
-        found = _in_tiles(call, *kv, _tokens(cache, place_P), lowest_BT)
+        found = _in_tiles(
+            call, *kv, _tokens(cache, place_P), lowest_BT, cache.page_sizes.query_tile
+        )
         return _with_history(parts.merged(part, found), call, cache, lowest_BT, page + 1)
 
     return jax.lax.cond((cache.filled > start).any(), more, lambda part: part, part)
 
 
-def _in_tiles(call: Call, k_BKHP, v_BKPH, token_BP, lowest_BT) -> parts.Part:
+def _in_tiles(call: Call, k_BKHP, v_BKPH, token_BP, lowest_BT, query_tile: int) -> parts.Part:
     """All queries to a page; each sees those of its tokens from the query's lowest on.
 
     Of many queries the scores of so many are written out at a time, forward and backward.
@@ -201,7 +199,7 @@ def _in_tiles(call: Call, k_BKHP, v_BKPH, token_BP, lowest_BT) -> parts.Part:
         allowed_BTP = token_BP[:, None] >= lowest_BT[..., None]
         return parts.over(dataclasses.replace(call, query=q_BTNH), k_BKHP, v_BKPH, allowed_BTP)
 
-    tile = min(QUERY_TILE, call.T)
+    tile = min(query_tile, call.T)
     if tile == call.T:
         return over(call.query, lowest_BT)
 
@@ -244,7 +242,7 @@ def _grown(cache: KVCache, key, value, lengths) -> KVCache:
 
 def _writer(cache: KVCache, grown: KVCache, T: int, places_P) -> Callable[..., jax.Array]:
     """(page, tokens, axis) -> the page of these places with those of the T tokens it is to hold."""
-    if T > FEW_TOKENS:
+    if cache.page_sizes.few_tokens < T:
         step_BP = _tokens(grown, places_P) - cache.filled[:, None]
         return functools.partial(pages.place_by_place, step_BP=step_BP)
     token_BT = cache.positions(T)

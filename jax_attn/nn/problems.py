@@ -48,7 +48,7 @@ def option_problems(
         problem = None if wanted is None else checks.dtype_problem(name, wanted)
         problems += [problem] if problem else []
     problems += checks.number_problems(scale, softcap)
-    problems += dispatch.name_problems(implementation)
+    problems += dispatch.implementation_problems(implementation)
     if not (qk_norm is None or callable(qk_norm)):
         got = checks.describe(qk_norm)
         problems.append(f"qk_norm: expected what makes a norm, as nnx.RMSNorm does, got {got}")

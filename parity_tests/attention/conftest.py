@@ -4,8 +4,7 @@ import jax
 import pytest
 
 from helpers.attention_cases import INSISTED
-from jax_attn.attention.kernels import blocked
-from jax_attn.attention.kernels.tile import Sizes
+from helpers.kernel_comparison import in_tiles
 
 
 @pytest.fixture(autouse=True)
@@ -18,6 +17,6 @@ def strict():
 @pytest.fixture(params=["dense", "blocked"])
 def kernel(request, monkeypatch):
     """The kernel insisted on, `blocked` in tiles that divide no axis: 2 queries by 3 keys."""
-    monkeypatch.setitem(INSISTED, "implementation", request.param)
-    monkeypatch.setattr(blocked, "tile_sizes", lambda call: Sizes(K=1, T=2, S=3))
+    kernel = in_tiles(K=1, T=2, S=3) if request.param == "blocked" else request.param
+    monkeypatch.setitem(INSISTED, "implementation", kernel)
     return request.param

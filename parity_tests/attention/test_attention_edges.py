@@ -10,7 +10,6 @@ from helpers.attention_cases import (
     CASES,
     DTYPES,
     HV,
-    INSISTED,
     KV_SEGMENTS,
     LENGTHS,
     OFFSETS,
@@ -145,12 +144,12 @@ def test_weights_come_in_the_query_dtype_and_before_dropout(dtype):
         assert np.abs(np.asarray(weights, np.float64).sum(-1) - 1).max() <= slack
 
 
-def test_kv_is_never_repeated():
+def test_kv_is_never_repeated(kernel):
     q, k, v, _ = draw(14, kv_heads=1)
     found = list(equations(jax.make_jaxpr(lambda *x: dot_product_attention(*x))(q, k, v).jaxpr))
     shapes = {variable.aval.shape for equation in found for variable in equation.outvars}
     loops = {"scan", "while"} & {equation.primitive.name for equation in found}
-    assert bool(loops) == (INSISTED["implementation"] == "blocked")
+    assert bool(loops) == (kernel == "blocked")
     assert not {(B, S, N, H), (B, S, N, HV), (B, N, S, H), (B, N, S, HV)} & shapes
 
 

@@ -27,7 +27,9 @@ def picky(monkeypatch):
             reasons.append("no bias")
         return reasons
 
-    kernel = dispatch.Kernel(lambda call: call.query * 0 + 7, refusals, dispatch.none, "picky")
+    kernel = dispatch.Kernel(
+        "picky", lambda call: call.query * 0 + 7, refusals, dispatch.none, "picky"
+    )
     monkeypatch.setattr(dispatch, "KERNELS", {"picky": kernel, **dispatch.KERNELS})
 
 
@@ -129,7 +131,9 @@ class TestTracedForAnyPlatform:
         def run(call):
             return jnp.cos(call.query)
 
-        kernel = dispatch.Kernel(run, dispatch.none, dispatch.none, "TPUs' own", only_on="tpu")
+        kernel = dispatch.Kernel(
+            "own", run, dispatch.none, dispatch.none, "TPUs' own", only_on="tpu"
+        )
         monkeypatch.setattr(dispatch, "KERNELS", {"own": kernel, **dispatch.KERNELS})
 
     def test_each_platform_gets_its_kernel(self):
@@ -216,6 +220,32 @@ class TestTracedForAnyPlatform:
 def test_the_one_insisted_on_runs_though_another_is_faster(implementation):
     for T in (2, 256):
         assert explain(*arrays(T, T), implementation=implementation).chosen == implementation
+
+
+class TestInsistingOnARecord:
+    """A kernel that no table knows, or a known one with other sizes, as a value."""
+
+    def test_it_runs_and_explains_itself_by_its_name(self):
+        own = dispatch.Kernel(
+            "own", lambda call: call.query * 0 + 7, dispatch.none, dispatch.none, "is ours"
+        )
+        assert float(dot_product_attention(*ARRAYS, implementation=own)[0, 0, 0, 0]) == 7
+        explanation = explain(*ARRAYS, implementation=own)
+        assert (explanation.chosen, explanation.why) == ("own", "is ours")
+        assert explanation.refusals["dense"] == ("own is insisted on",)
+        assert "own" not in dispatch.KERNELS
+
+    def test_one_that_cannot_serve_raises_with_its_name_and_reasons(self):
+        own = dispatch.Kernel("own", jnp.cos, lambda call: ["no"], dispatch.none, "", "tpu")
+        message = r"(?s)implementation='own' cannot serve.*it runs on tpu, not on cpu.*no"
+        with pytest.raises(ValueError, match=message):
+            dot_product_attention(*ARRAYS, implementation=own)
+
+    def test_one_of_a_known_name_stands_in_its_place(self):
+        seven = dataclasses.replace(dispatch.KERNELS["dense"], run=lambda call: call.query * 0 + 7)
+        assert float(dot_product_attention(*ARRAYS, implementation=seven)[0, 0, 0, 0]) == 7
+        assert explain(*ARRAYS, implementation=seven).chosen == "dense"
+        assert float(dot_product_attention(*ARRAYS)[0, 0, 0, 0]) == 1
 
 
 def test_an_unknown_name_is_an_error_that_lists_the_known():

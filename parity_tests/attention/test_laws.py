@@ -10,10 +10,10 @@ from hypothesis import given
 
 from helpers import attention_definition as definition
 from helpers import laws
+from helpers.kernel_comparison import in_tiles
 from helpers.laws import CHUNKS, DRAWN, HV, LAWS, Draw, G, H, K, N, S, Side, T, everything, excess
 from jax_attn.attention import dot_product_attention
-from jax_attn.attention.kernels import blocked
-from jax_attn.attention.kernels.tile import Sizes
+from jax_attn.attention.dispatch import Kernel
 from jax_attn.nn import KVCache
 from jax_attn.nn.cache import attend as attend_cached
 
@@ -21,7 +21,7 @@ from jax_attn.nn.cache import attend as attend_cached
 
 
 @functools.cache
-def compiled(kernel: str, causal: bool):
+def compiled(kernel: str | Kernel, causal: bool):
     @jax.jit
     def run(q, k, v, allowed, bias):
         options = {"mask": allowed, "bias": bias, "is_causal": causal, "implementation": kernel}
@@ -30,15 +30,7 @@ def compiled(kernel: str, causal: bool):
     return run
 
 
-@pytest.fixture(autouse=True, scope="module")
-def small_tiles():
-    """`blocked` in tiles that divide no axis, of 2 queries by 3 keys."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(blocked, "tile_sizes", lambda call: Sizes(K=1, T=2, S=3))
-        yield
-
-
-def by_kernel(kernel: str) -> Side:
+def by_kernel(kernel: str | Kernel) -> Side:
     def attend(q, k, v, *, allowed=None, bias=None, causal=False):
         all_keys, nothing = everything(q, k)
         allowed = all_keys if allowed is None else allowed
@@ -81,7 +73,8 @@ DEFINITION = Side(defined, defined_in_chunks)
 SIDES = {
     "the definition": DEFINITION,
     "dense": by_kernel("dense"),
-    "blocked": by_kernel("blocked"),
+    # In tiles that divide no axis.
+    "blocked": by_kernel(in_tiles(K=1, T=2, S=3)),
 }
 
 

@@ -1,5 +1,6 @@
 """The command line: what it prints, writes, refuses, and with which status it leaves."""
 
+import dataclasses
 import json
 
 import pytest
@@ -186,12 +187,11 @@ def test_doctor_tells_versions_devices_and_what_is_missing(monkeypatch):
 def test_verify_insists_on_a_kernel_and_cuts_the_rows_into_several_tiles(monkeypatch):
     rows, one = [], blocked.attention
 
-    def counted(call):
-        tile = blocked.tile_sizes(call)
-        rows.append(-(-call.T // tile.T) * -(-call.S // tile.S))
-        return one(call)
+    def counted(call, tiles):
+        rows.append(-(-call.T // tiles.T) * -(-call.S // tiles.S))
+        return one(call, tiles)
 
-    kernel = dispatch.Kernel(counted, dispatch.none, dispatch.none, "counted")
+    kernel = dataclasses.replace(dispatch.KERNELS["blocked"], run=counted)
     monkeypatch.setitem(dispatch.KERNELS, "blocked", kernel)
     case = "gqa-float32-causal-cross-vmap"
     outcome = run("verify", "--backend", "cpu", "--implementation", "blocked", "-k", case, "--json")

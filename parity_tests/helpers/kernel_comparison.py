@@ -1,13 +1,14 @@
 """Two kernels on the same arrays, in float64, and what rounding lets them differ by."""
 
+import dataclasses
+import functools
 import math
 
 import jax
 import numpy as np
-import pytest
 
-from jax_attn.attention import dot_product_attention
-from jax_attn.attention.kernels import blocked
+from jax_attn.attention import dispatch, dot_product_attention
+from jax_attn.attention.kernels.tile import Tiles
 
 
 def value_and_gradients(implementation, q, k, v, cotangent, bias=None, **options):
@@ -23,10 +24,11 @@ def value_and_gradients(implementation, q, k, v, cotangent, bias=None, **options
     return run(cotangent, q, k, v, bias)
 
 
-def in_tiles(tile, *arguments, **options):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(blocked, "tile_sizes", lambda call: tile)
-        return value_and_gradients("blocked", *arguments, **options)
+def in_tiles(K: int, T: int, S: int) -> dispatch.Kernel:
+    """The blocked kernel, insisted on with tiles of these sizes."""
+    blocked = dispatch.KERNELS["blocked"]
+    tiles = Tiles(K, T, S)
+    return dataclasses.replace(blocked, run=functools.partial(blocked.run, tiles=tiles))
 
 
 def rounding(arrays, wanted) -> float:

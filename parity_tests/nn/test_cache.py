@@ -12,6 +12,7 @@ from helpers import attention_definition as definition
 from helpers.jaxprs import shapes
 from helpers.small_attention import numpy_weights
 from jax_attn.attention import ArgumentError, Mask
+from jax_attn.attention.kernels.pages import PageSizes
 from jax_attn.attention.rotary import DynamicNTK, Rotary
 from jax_attn.nn import GroupedQueryAttention, KVCache
 from jax_attn.nn import cache as caches
@@ -23,11 +24,8 @@ B, L, N, K, H, HV = 2, 19, 6, 3, 5, 7
 rows, cols = np.arange(L)[:, None], np.arange(L)[None]
 
 
-@pytest.fixture(autouse=True)
-def small_pages(monkeypatch):
-    """Pages of 10, 10, 20 and so on, and tiles of 5, so that few tokens lie in several."""
-    monkeypatch.setattr(caches, "FIRST_PAGE", 10)
-    monkeypatch.setattr(caches, "QUERY_TILE", 5)
+# Pages of 10, 10, 20 and so on, and tiles of 5, so that few tokens lie in several.
+SMALL = PageSizes(first=10, query_tile=5)
 
 
 def draw(seed=0, dtype="float32", kv_heads=K):
@@ -36,9 +34,9 @@ def draw(seed=0, dtype="float32", kv_heads=K):
     return [jnp.asarray(rng.standard_normal(shape), dtype) for shape in shapes]
 
 
-def empty(key, value, **size):
+def empty(key, value, page_sizes=SMALL, **size):
     heads = {"num_kv_heads": key.shape[2], "head_dim": key.shape[3], "value_dim": value.shape[3]}
-    return KVCache.empty(B, **size, **heads, dtype=key.dtype)
+    return KVCache.empty(B, **size, **heads, dtype=key.dtype, page_sizes=page_sizes)
 
 
 def in_chunks(sizes, arrays, cache, **options):
@@ -189,10 +187,9 @@ def test_decoding_in_a_scan_compiles_one_step_that_writes_in_place():
     assert definition.worst(got, out, budget) <= 1
 
 
-def test_pages_that_hold_nothing_are_not_read(monkeypatch):
-    monkeypatch.setattr(caches, "FIRST_PAGE", 4)
+def test_pages_that_hold_nothing_are_not_read():
     arrays = draw(6)
-    cache = empty(*arrays[1:], length=L)
+    cache = empty(*arrays[1:], PageSizes(first=4), length=L)
     spoilt = dataclasses.replace(
         cache,
         keys=(*cache.keys[:2], *(page * jnp.nan for page in cache.keys[2:])),
@@ -205,14 +202,12 @@ def test_pages_that_hold_nothing_are_not_read(monkeypatch):
 
 
 @pytest.mark.parametrize("tile", [5, 19])
-def test_scores_of_a_page_are_written_out_a_tile_at_a_time(tile, monkeypatch):
+def test_scores_of_a_page_are_written_out_a_tile_at_a_time(tile):
     """With one tile for all the check sees the whole of them."""
-    monkeypatch.setattr(caches, "QUERY_TILE", tile)
-    monkeypatch.setattr(caches, "_attended", caches._attended.__wrapped__)  # traced anew
-    arrays = draw(8)
+    arrays, sizes = draw(8), PageSizes(first=10, query_tile=tile)
 
     def loss(*arrays):
-        return attend(*arrays, moved(empty(*arrays[1:], length=40), 13))[0].sum()
+        return attend(*arrays, moved(empty(*arrays[1:], sizes, length=40), 13))[0].sum()
 
     made = shapes(jax.make_jaxpr(jax.grad(loss, (0, 1, 2)))(*arrays).jaxpr)
     assert any(shape[-2:] == (L, 10) for shape in made) == (tile == L)

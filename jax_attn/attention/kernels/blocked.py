@@ -14,7 +14,7 @@ from jax import lax
 
 from jax_attn.attention.call import Call
 from jax_attn.attention.kernels import dense
-from jax_attn.attention.kernels.tile import Sizes, Tile
+from jax_attn.attention.kernels.tile import Tile, Tiles
 from jax_attn.attention.kernels.varying import varying
 
 # Fewer queries or scores a head than these and dense is as fast or faster: measured on XLA:CPU,
@@ -46,24 +46,28 @@ def drawbacks(call: Call, platform: str) -> list[str]:
     return []
 
 
-def attention(call: Call) -> jax.Array:
-    """softmax(scale·QKᵀ)·V with all that the call asks for; (B, T, N, Hv)."""
+def attention(call: Call, tiles: Tiles | None = None) -> jax.Array:
+    """softmax(scale·QKᵀ)·V with all that the call asks for; (B, T, N, Hv).
+
+    tiles: how large they are; `tile_sizes` unless given.
+    """
     if call.dropout is not None and call.dropout.rate in (0, 1):
         if call.dropout.rate:
             return jnp.zeros((*call.query.shape[:3], call.value.shape[3]), call.query.dtype)
         call = dataclasses.replace(call, dropout=None)
     if call.B == 0:
         return dense.attention(call)  # there is no tile to cut
-    out, _ = with_lse(call)
+    out, _ = with_lse(call, tiles)
     return out.astype(call.query.dtype)
 
 
-def with_lse(call: Call) -> tuple[jax.Array, jax.Array]:
+def with_lse(call: Call, tiles: Tiles | None = None) -> tuple[jax.Array, jax.Array]:
     """The output (B, T, N, Hv) and its log-sum-exp (B, N, T), +∞ where nothing is visible.
 
     Both in the softmax's dtype; B is 1 or more.
     """
-    return _attention(tile_sizes(call), varying(call, call))
+    sizes = tile_sizes(call) if tiles is None else tiles.within(call)
+    return _attention(sizes, varying(call, call))
 
 
 # Measured on XLA:CPU, two threads, H = 64, 512 to 4096 queries: a tile's products must be large
@@ -75,12 +79,12 @@ ROWS, KEYS = 4096, 256
 QUERIES, QUERIES_IN_BAND = 1024, 512
 
 
-def tile_sizes(call: Call) -> Sizes:
+def tile_sizes(call: Call) -> Tiles:
     """How large the tiles of this call are."""
     banded = call.mask.lo is not None or call.mask.hi is not None
     T = _even(call.T, min(QUERIES_IN_BAND if banded else QUERIES, max(1, ROWS // call.G)))
     heads = [K for K in range(1, call.K + 1) if call.K % K == 0 and K * call.G * T <= ROWS]
-    return Sizes(max(heads, default=1), T, _even(call.S, KEYS))
+    return Tiles(max(heads, default=1), T, _even(call.S, KEYS))
 
 
 def _even(n: int, most: int) -> int:
@@ -94,7 +98,7 @@ def _even(n: int, most: int) -> int:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attention(sizes: Sizes, call: Call) -> tuple[jax.Array, jax.Array]:
+def _attention(sizes: Tiles, call: Call) -> tuple[jax.Array, jax.Array]:
     return _forward(sizes, call)
 
 
@@ -111,7 +115,7 @@ _attention.defvjp(_attention_fwd, _attention_bwd)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _gradients(sizes: Sizes, call: Call, out, lse, d_out, d_lse) -> Call:
+def _gradients(sizes: Tiles, call: Call, out, lse, d_out, d_lse) -> Call:
     return _backward(sizes, call, out, lse, d_out, d_lse)
 
 
@@ -152,7 +156,7 @@ _compiled = functools.partial(jax.jit, static_argnums=0, inline=True)
 
 
 @_compiled
-def _forward(sizes: Sizes, call: Call) -> tuple[jax.Array, jax.Array]:
+def _forward(sizes: Tiles, call: Call) -> tuple[jax.Array, jax.Array]:
     """The output (B, T, N, Hv) and the log-sum-exp (B, N, T), +∞ where nothing is visible.
 
     Both in the softmax's dtype.
@@ -200,7 +204,7 @@ def _forward(sizes: Sizes, call: Call) -> tuple[jax.Array, jax.Array]:
 
 
 @_compiled
-def _backward(sizes: Sizes, call: Call, out, lse, d_out, d_lse) -> Call:
+def _backward(sizes: Tiles, call: Call, out, lse, d_out, d_lse) -> Call:
     """The cotangents of query, key, value and bias, in a Call whose other arrays are None."""
     dtype = call.softmax_dtype
     delta_BNT = jnp.einsum("BTNH,BTNH->BNT", d_out, out, precision="highest") - d_lse
@@ -250,7 +254,7 @@ def _backward(sizes: Sizes, call: Call, out, lse, d_out, d_lse) -> Call:
     return _with(call, narrowed, mask=None, dropout=None)
 
 
-def _rows(call: Call, sizes: Sizes) -> int:
+def _rows(call: Call, sizes: Tiles) -> int:
     return call.B * (call.K // sizes.K) * -(-call.T // sizes.T)
 
 

@@ -4,16 +4,36 @@ A page and the new tokens have the same axes, B first; along `axis` the page has
 there are T tokens. What does not belong into the page leaves it as it is.
 """
 
+from dataclasses import dataclass
+
 import jax
 import jax.numpy as jnp
 
 
-def sizes(length: int, first: int) -> list[int]:
-    """How many places each page has: after the first as many as all before it have together."""
-    found: list[int] = []
-    while sum(found) < length:
-        found.append(min(max(sum(found), first), length - sum(found)))
-    return found
+@dataclass(frozen=True)
+class PageSizes:
+    """How the pages of a cache are cut, and how much of one is worked on at a time.
+
+    first: the places of the first page. Each later page is as large as all before it. A step reads
+    those that hold something, whole, as XLA:CPU multiplies by an array at twice the speed at which
+    it first cuts the filled part out of one; so it reads at most twice what is filled.
+    few_tokens: so many tokens are written one by one; of more, all that a page holds at once.
+    query_tile: the scores of so many queries at a time are written out.
+    """
+
+    first: int = 512
+    few_tokens: int = 16
+    query_tile: int = 64
+
+    def places(self, length: int) -> list[int]:
+        """How many places each page of a cache for `length` tokens a row has."""
+        places: list[int] = []
+        while sum(places) < length:
+            places.append(min(max(sum(places), self.first), length - sum(places)))
+        return places
+
+
+DEFAULT = PageSizes()
 
 
 def token_by_token(page, tokens, axis: int, *, at_BT) -> jax.Array:

@@ -18,12 +18,19 @@ from jax_attn.attention.mask import FAR, Mask
 
 
 @dataclass(frozen=True)
-class Sizes:
-    """A tile's key/value heads K, with their K·G query heads, its queries T and its keys S."""
+class Tiles:
+    """A tile's key/value heads K, with their K·G query heads, its queries T and its keys S.
+
+    K divides the call's; T and S are cut down to the call's.
+    """
 
     K: int
     T: int
     S: int
+
+    def within(self, call: Call) -> "Tiles":
+        """Tiles no larger than the call."""
+        return Tiles(self.K, min(self.T, call.T), min(self.S, call.S))
 
 
 @dataclass(frozen=True)
@@ -34,7 +41,7 @@ class Tile:
     """
 
     call: Call
-    sizes: Sizes
+    sizes: Tiles
     b: jax.Array
     k: jax.Array
     t: jax.Array
@@ -43,7 +50,7 @@ class Tile:
     own_s: jax.Array
 
     @classmethod
-    def row(cls, call: Call, sizes: Sizes, n: jax.Array) -> "Tile":
+    def row(cls, call: Call, sizes: Tiles, n: jax.Array) -> "Tile":
         """The n-th over batch, heads and queries."""
         heads, queries = call.K // sizes.K, -(-call.T // sizes.T)
         n = n.astype(jnp.int32)  # int64 under x64

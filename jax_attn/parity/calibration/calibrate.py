@@ -5,11 +5,10 @@ the spread of the perturbed runs, every gate. A FAIL is a false alarm. Some of t
 blocked kernel's configurations are planted with bugs too: what the same budgets let pass.
 """
 
-import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import jax
@@ -17,8 +16,8 @@ import numpy as np
 import torch
 from flax import nnx
 
-from jax_attn.attention.kernels import blocked
-from jax_attn.attention.kernels.tile import Sizes
+from jax_attn.attention.dispatch import KERNELS, Kernel
+from jax_attn.attention.kernels.tile import Tiles
 from jax_attn.nn import GroupedQueryAttention
 from jax_attn.parity.calibration import block
 from jax_attn.parity.calibration.configurations import Configuration, Program
@@ -91,16 +90,13 @@ def design_of(program: Program) -> Design:
     return replace(DESIGNS[program.design], **called)
 
 
-@contextlib.contextmanager
-def tiled(tile: tuple[int, int] | None) -> Iterator[None]:
-    """The blocked kernel in tiles of so many queries and keys."""
-    own = blocked.tile_sizes
-    if tile is not None:
-        blocked.tile_sizes = lambda call: Sizes(1, min(call.T, tile[0]), min(call.S, tile[1]))
-    try:
-        yield
-    finally:
-        blocked.tile_sizes = own
+def kernel_of(program: Program) -> Kernel:
+    """The kernel that the program's port insists on: blocked, in its tiles, or dense."""
+    if program.tile is None:
+        return KERNELS["dense"]
+    T, S = program.tile
+    blocked = KERNELS["blocked"]
+    return replace(blocked, run=partial(blocked.run, tiles=Tiles(K=1, T=T, S=S)))
 
 
 @dataclass(frozen=True)
@@ -146,9 +142,10 @@ class Built:
     def port(self) -> nnx.Module:
         module = self.design.port(self.program.size, self.program.dtype, nnx.Rngs(0))
         module.eval()
+        kernel = kernel_of(self.program)
         for _, inner in nnx.iter_modules(module):
             if isinstance(inner, GroupedQueryAttention):
-                inner.implementation = "blocked" if self.program.tile else "dense"
+                inner.implementation = kernel
         return module
 
     def step(self, port: Port) -> Step:
@@ -168,7 +165,7 @@ def judged(configurations: Sequence[Configuration]) -> list[Trial]:
     """Of one program: each compared, and some planted with bugs, too."""
     program = configurations[0].program
     built, step, found = Built(program), None, []
-    with x64_for(program.dtype), tiled(program.tile), jax.default_device(jax.devices("cpu")[0]):
+    with x64_for(program.dtype), jax.default_device(jax.devices("cpu")[0]):
         for configuration in configurations:
             begun = time.perf_counter()
             drawn = draw(configuration)

@@ -12,12 +12,16 @@ import numpy as np
 import torch
 
 from jax_attn.attention import Mask
+from jax_attn.attention.kernels.pages import PageSizes
+from jax_attn.nn import KVCache
 from jax_attn.parity.matrix.masks import WINDOW
 from jax_attn.parity.matrix.shapes import first_piece
-from torch_ref.cache import KVCache
+from torch_ref import cache as torch_cache
 
 # How many tokens the rows read, chunk by chunk, each row from another place in the list on.
 _PACE = (3, 1, 0, 2)
+# So small that rows have several pages, and several tokens are written by the page.
+_PAGES = PageSizes(first=5, few_tokens=1, query_tile=2)
 
 
 def _room(kind: str, T: int) -> dict[str, int]:
@@ -38,9 +42,8 @@ def torch_pieces(kind: str):
 
 def port_pieces(kind: str):
     def call(module, x):
-        B, T, _ = x.shape
-        n = first_piece(T)
-        first, cache = module(x[:, :n], cache=module.empty_cache(B, **_room(kind, T)))
+        n = first_piece(x.shape[1])
+        first, cache = module(x[:, :n], cache=_port_cache(kind, module, x))
 
         def step(cache, x_BD):
             out, cache = module(x_BD[:, None], cache=cache)
@@ -97,7 +100,7 @@ def port_ragged(kind: str):
             return cache, out
 
         chunks = jnp.stack([_take(x, index) for index in given]), jnp.asarray(lengths)
-        _, outs = jax.lax.scan(step, module.empty_cache(B, **_room(kind, T)), chunks)
+        _, outs = jax.lax.scan(step, _port_cache(kind, module, x), chunks)
         return {"output": _take(outs.swapaxes(0, 1).reshape(B, -1, D), where_BT)}
 
     return call
@@ -107,9 +110,14 @@ def _take(x_BTD: jax.Array, index_BT: np.ndarray) -> jax.Array:
     return jnp.take_along_axis(x_BTD, index_BT[..., None], axis=1)
 
 
-def _torch_cache(kind: str, module, x: torch.Tensor) -> KVCache:
+def _torch_cache(kind: str, module, x: torch.Tensor) -> torch_cache.KVCache:
     heads = {"num_kv_heads": module.num_kv_heads, "head_dim": module.head_dim, "dtype": x.dtype}
-    return KVCache(x.shape[0], **_room(kind, x.shape[1]), **heads)
+    return torch_cache.KVCache(x.shape[0], **_room(kind, x.shape[1]), **heads)
+
+
+def _port_cache(kind: str, module, x: jax.Array) -> KVCache:
+    heads = {"num_kv_heads": module.num_kv_heads, "head_dim": module.head_dim, "dtype": x.dtype}
+    return KVCache.empty(x.shape[0], **_room(kind, x.shape[1]), **heads, page_sizes=_PAGES)
 
 
 def _torch_take(x_BTD: torch.Tensor, index_BT: np.ndarray) -> torch.Tensor:

@@ -12,6 +12,7 @@ import torch
 from flax import nnx
 
 from jax_attn.attention import ArgumentError
+from jax_attn.attention.dispatch import Kernel
 from jax_attn.nn import GroupedQueryAttention
 from jax_attn.parity.checking.check import Prepared, compare_weights
 from jax_attn.parity.judge.oracle import AttentionProblem, Solution, solve
@@ -140,7 +141,7 @@ class Row:
     design: Design
     case: Case
     precision: str | None = None
-    implementation: str | None = None
+    kernel: Kernel | None = None
 
     @cached_property
     def seed(self) -> int:
@@ -166,7 +167,7 @@ class Row:
         module.eval()
         for _, inner in nnx.iter_modules(module):
             if isinstance(inner, GroupedQueryAttention):
-                inner.implementation = self.implementation
+                inner.implementation = self.kernel
         load(module, self.reference.state_dict(), self.design.layout)
         return module
 

@@ -1,18 +1,40 @@
 """Run rows of the built-in matrix and judge them."""
 
-import contextlib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 
 import jax
 
+from jax_attn.attention.dispatch import KERNELS, Kernel
+from jax_attn.attention.kernels.tile import Tiles
 from jax_attn.parity.judge.not_run import NotRun
 from jax_attn.parity.judge.result import Result
 from jax_attn.parity.matrix.cases import Case
 from jax_attn.parity.matrix.designs import DESIGNS
 from jax_attn.parity.matrix.row import Row
-from jax_attn.parity.run.jax_settings import interpreted, several_tiles, x64_for
+from jax_attn.parity.run.jax_settings import x64_for
 
 Doubts = Callable[[Row], Sequence[str]]
+
+
+# Smaller than the axes of the matrix, but for a single token's, and dividing few of them: rows
+# have several tiles, and tiles at the edges.
+_TILES = Tiles(K=1, T=3, S=4)
+
+
+def kernel_of_rows(implementation: str | None, backend: str) -> Kernel | None:
+    """The kernel that rows on `backend` insist on: blocked in small tiles, splash interpreted
+    away from TPUs, any other as it is; None where the kernel is chosen.
+    """
+    if implementation is None:
+        return None
+    kernel = KERNELS[implementation]
+    if implementation == "blocked":
+        return replace(kernel, run=partial(kernel.run, tiles=_TILES))
+    if implementation == "splash" and backend != "tpu":
+        return replace(kernel, run=partial(kernel.run, interpret=True), only_on=None)
+    return kernel
 
 
 def run_cases(
@@ -30,15 +52,10 @@ def run_cases(
     cannot serve has no verdict, but an account of why.
     """
     first = cases[0]
-    interpret = implementation == "splash" and backend != "tpu"
-    level = "interpreted" if interpret else "measured"
-    with (
-        x64_for(first.dtype),
-        jax.default_device(jax.devices(backend)[0]),
-        several_tiles(),
-        interpreted() if interpret else contextlib.nullcontext(),
-    ):
-        row = Row(DESIGNS[first.design], first, implementation=implementation)
+    level = "interpreted" if implementation == "splash" and backend != "tpu" else "measured"
+    with x64_for(first.dtype), jax.default_device(jax.devices(backend)[0]):
+        kernel = kernel_of_rows(implementation, backend)
+        row = Row(DESIGNS[first.design], first, kernel=kernel)
         if why := row.refused:
             return [refusal(case, backend, why) for case in cases]
         doubted = tuple(doubts(row))
@@ -61,7 +78,7 @@ def judge_row(row: Row, case: Case, doubts: Sequence[str], **identity: str) -> R
         notes=tuple(f"declared: {n}, as published, is NaN there" for n in row.declared_nan),
         name=case.name,
         details={
-            "implementation": row.implementation or "chosen",
+            "implementation": row.kernel.name if row.kernel else "chosen",
             "design": case.family,
             "variant": case.design.partition("/")[2],
             "mask": case.mask,

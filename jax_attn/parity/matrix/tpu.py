@@ -20,8 +20,7 @@ from jax_attn.parity.matrix.cases import EMULATED_SHAPE, Case
 from jax_attn.parity.matrix.compiled import compile_for_tpu, lower_everywhere, why_no_tpu_compiler
 from jax_attn.parity.matrix.designs import DESIGNS
 from jax_attn.parity.matrix.row import Row
-from jax_attn.parity.matrix.run_rows import Doubts, judge_row, refusal
-from jax_attn.parity.run.jax_settings import several_tiles
+from jax_attn.parity.matrix.run_rows import Doubts, judge_row, kernel_of_rows, refusal
 from jax_attn.parity.run.port import forward_and_gradients
 
 
@@ -29,11 +28,12 @@ def run_emulated(
     case: Case, implementation: str | None = None, *, doubts: Doubts
 ) -> Result | NotRun:
     """The verdict on one emulated row; of a vendor's kernel, why there is none."""
-    if implementation and dispatch.KERNELS[implementation].only_on:
-        why = f"{implementation} multiplies in a kernel of its own, where nothing can round for it"
+    kernel = kernel_of_rows(implementation, "tpu")
+    if kernel is not None and kernel.only_on:
+        why = f"{kernel.name} multiplies in a kernel of its own, where nothing can round for it"
         return refusal(case, "tpu", why)
-    with jax.default_device(jax.devices("cpu")[0]), several_tiles():
-        row = Row(DESIGNS[case.design], case, precision="mxu", implementation=implementation)
+    with jax.default_device(jax.devices("cpu")[0]):
+        row = Row(DESIGNS[case.design], case, precision="mxu", kernel=kernel)
         return judge_row(row, case, doubts(row), backend="tpu", level="emulated")
 
 

@@ -15,7 +15,7 @@ from helpers.kernel_comparison import draws, example, in_tiles, rounding, value_
 from jax_attn.attention import Dropout, Mask
 from jax_attn.attention.call import checked_call
 from jax_attn.attention.kernels import blocked
-from jax_attn.attention.kernels.tile import Sizes, Tile
+from jax_attn.attention.kernels.tile import Tile, Tiles
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -25,12 +25,12 @@ pytestmark = pytest.mark.filterwarnings("error")
 
 @st.composite
 def calls(draw):
-    """(sizes of tiles, query, key, value, cotangent, options): any call, in float64."""
+    """(kernel in tiles, query, key, value, cotangent, options): any call, in float64."""
     B, T, S, K, G, H, Hv = (draw(st.integers(1, n)) for n in (3, 9, 9, 3, 3, 5, 5))
-    tile = Sizes(
-        K=draw(st.sampled_from([k for k in range(1, K + 1) if K % k == 0])),
-        T=draw(st.integers(1, T)),
-        S=draw(st.integers(1, S)),
+    tiles = (
+        draw(st.sampled_from([k for k in range(1, K + 1) if K % k == 0])),
+        draw(st.integers(1, T)),
+        draw(st.integers(1, S)),
     )
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     N = K * G
@@ -69,16 +69,17 @@ def calls(draw):
         drawn = draw(st.booleans())
         how = {"key": jax.random.key(3)} if drawn else {"keep": rng.random(draw(part)) < 0.7}
         options["dropout"] = Dropout(0.3, **how)
-    return tile, *arrays, options
+    return in_tiles(*tiles), *arrays, options
 
 
 @settings(suppress_health_check=list(HealthCheck))
 @given(calls())
 def test_blocked_is_dense_to_rounding_forward_and_backward(call):
-    tile, *arrays, options = call
+    kernel, *arrays, options = call
     with jax.enable_x64(True):
         wanted = value_and_gradients("dense", *arrays, **options)
-        for got, want in zip(in_tiles(tile, *arrays, **options), wanted, strict=True):
+        tiled = value_and_gradients(kernel, *arrays, **options)
+        for got, want in zip(tiled, wanted, strict=True):
             assert got.shape == want.shape
             assert got.dtype == jnp.float64
             assert np.abs(got - want).max() <= rounding(arrays, want)
@@ -120,10 +121,10 @@ class TestTheComparisonSees:
     """Each would be a bug of this kernel; the comparison above must not pass it."""
 
     def differs(self, **options):
-        arrays, tile = example(), Sizes(1, 3, 4)
+        arrays, kernel = example(), in_tiles(1, 3, 4)
         with jax.enable_x64(True):
             wanted = value_and_gradients("dense", *arrays, **options)
-            made = zip(in_tiles(tile, *arrays, **options), wanted, strict=True)
+            made = zip(value_and_gradients(kernel, *arrays, **options), wanted, strict=True)
             return [bool(np.abs(a - b).max() > rounding(arrays, b)) for a, b in made]
 
     def test_nothing_where_nothing_is_wrong(self):
@@ -248,12 +249,12 @@ SKIPPED = {
 @pytest.mark.parametrize("name", SKIPPED)
 def test_tiles_that_cannot_contribute_are_not_visited(name):
     mask, T, S, (queries, keys), wanted = SKIPPED[name]
-    assert reaches(mask, T, S, Sizes(1, queries, keys)) == wanted
+    assert reaches(mask, T, S, Tiles(1, queries, keys)) == wanted
 
 
 def test_lengths_skip_for_each_batch_row_by_itself():
     mask = Mask.lengths(np.array([3, 12]))
-    assert reaches(mask, 4, 12, Sizes(1, 4, 4), B=2) == [(0,), (0, 1, 2)]
+    assert reaches(mask, 4, 12, Tiles(1, 4, 4), B=2) == [(0,), (0, 1, 2)]
 
 
 # --- the sizes of tiles ------------------------------------------------------------------------
@@ -280,4 +281,4 @@ def test_how_large_a_tile_is(name):
         q, k, v, mask, is_causal=False, bias=None, scale=None, softcap=None, dropout=None,
         precision=None,
     )  # fmt: skip
-    assert blocked.tile_sizes(call) == Sizes(*wanted)
+    assert blocked.tile_sizes(call) == Tiles(*wanted)

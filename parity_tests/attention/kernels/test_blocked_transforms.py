@@ -9,8 +9,6 @@ import pytest
 
 from helpers.kernel_comparison import draws, example, in_tiles, rounding, value_and_gradients
 from jax_attn.attention import Dropout, Mask, dot_product_attention, explain
-from jax_attn.attention.kernels import blocked
-from jax_attn.attention.kernels.tile import Sizes
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -20,8 +18,8 @@ def test_dropout_is_the_same_whatever_the_tiles_and_as_dense_draws_it():
     with jax.enable_x64(True):
         wanted = value_and_gradients("dense", *arrays, dropout=dropout)
         plain = value_and_gradients("dense", *arrays)
-        for tile in (Sizes(3, 7, 11), Sizes(1, 2, 3)):
-            made = in_tiles(tile, *arrays, dropout=dropout)
+        for kernel in (in_tiles(3, 7, 11), in_tiles(1, 2, 3)):
+            made = value_and_gradients(kernel, *arrays, dropout=dropout)
             for got, want, other in zip(made, wanted, plain, strict=True):
                 assert np.abs(got - want).max() <= rounding(arrays, want)
                 assert np.abs(got - other).max() > rounding(arrays, want)
@@ -39,8 +37,7 @@ DEEP = {
 
 
 @pytest.mark.parametrize("name", DEEP)
-def test_second_derivatives_are_dense_s(name, monkeypatch):
-    monkeypatch.setattr(blocked, "tile_sizes", lambda call: Sizes(1, 3, 4))
+def test_second_derivatives_are_dense_s(name):
     options = dict(DEEP[name])
     with jax.enable_x64(True):
         arrays = [*map(jnp.asarray, example()[:3]), jnp.asarray(options.pop("bias"))]
@@ -55,8 +52,8 @@ def test_second_derivatives_are_dense_s(name, monkeypatch):
             return sum((g**2).sum() for g in jax.grad(loss, argnums=every)(*arrays))
 
         blocked_s, dense_s = (
-            jax.jit(jax.grad(functools.partial(penalty, name), argnums=every))
-            for name in ("blocked", "dense")
+            jax.jit(jax.grad(functools.partial(penalty, kernel), argnums=every))
+            for kernel in (in_tiles(1, 3, 4), "dense")
         )
         rng = np.random.default_rng(3)
         moved = [x * (1 + 2.0**-53 * rng.choice([-2, 2], x.shape)) for x in arrays]
@@ -180,12 +177,12 @@ THROUGH = {
 
 
 @pytest.mark.parametrize("name", THROUGH)
-def test_gradients_come_through_transforms(name, monkeypatch):
-    monkeypatch.setattr(blocked, "tile_sizes", lambda call: Sizes(1, 3, 4))
+def test_gradients_come_through_transforms(name):
     arrays = q, k, v, cotangent = example()
+    kernel = in_tiles(1, 3, 4)
 
     def loss(q):
-        out = dot_product_attention(q, k, v, is_causal=True, implementation="blocked")
+        out = dot_product_attention(q, k, v, is_causal=True, implementation=kernel)
         return (out * cotangent).sum()
 
     with jax.enable_x64(True):

@@ -22,7 +22,6 @@ from jax_attn.parity.matrix.cases import Case
 from jax_attn.parity.matrix.designs import DESIGNS
 from jax_attn.parity.matrix.row import Row
 from jax_attn.parity.matrix.run_rows import judge_row
-from jax_attn.parity.run.jax_settings import several_tiles
 from jax_attn.transfer import FROM_HEADS, TO_HEADS, Layout, heads, linear, packed, row
 
 
@@ -263,8 +262,7 @@ CACHE_BUGS = {
 
 
 def outputs_verdict(row: Row, outputs: Prepared) -> Verdict:
-    with several_tiles():
-        return outputs.judge(row.bound, ("jit",), to_torch=None).verdict
+    return outputs.judge(row.bound, ("jit",), to_torch=None).verdict
 
 
 @cache

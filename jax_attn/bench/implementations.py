@@ -3,11 +3,12 @@
 from dataclasses import dataclass, field
 from functools import partial
 
-from jax_attn.bench.record import Workload
+from jax_attn.bench.workload import Workload
 from jax_attn.environment import install_line, present
 
 TORCH, JAX = "torch", "jax"
 REFERENCE = "sdpa"  # whose own error the others' is compared with
+OURS = "jax-attn"  # with the kernel it chooses; a forced one is named behind it
 
 
 @dataclass(frozen=True)

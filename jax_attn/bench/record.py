@@ -1,6 +1,6 @@
 """What a benchmark leaves behind: plain data, so that it can be stored, shown and compared.
 
-Needs neither framework. One `Row` is one implementation on one workload in one mode.
+Needs neither framework. One `Measurement` is one implementation on one workload in one mode.
 """
 
 import json
@@ -11,10 +11,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from jax_attn.bench.workload import Workload
+
 SCHEMA = "jax-attn bench 1"
-MODES = FORWARD, BACKWARD = ("forward", "forward+backward")
-CACHED = PREFILL, DECODE = ("prefill", "decode")  # with a cache of keys and values
-_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+MATRIX_PRODUCTS, JUDGED_ROWS = "matrix_product_flops_per_s", "judged_rows"  # of the settings
 
 
 class Status(StrEnum):
@@ -25,72 +25,6 @@ class Status(StrEnum):
     FAILED = "failed"  # it raised, or its process died
     ABSENT = "absent"  # its package is not installed
     NOT_RUN = "not run"  # it cannot serve the workload, would not fit, or its turn never came
-
-
-@dataclass(frozen=True)
-class Workload:
-    """What is computed. The letters are the package's own.
-
-    layer: a whole module, with its four projections of embed_dim D, on (B, T, D); else
-    attention alone, on query (B, T, N, H), key and value (B, S, K, H), and D is 0.
-    room: 0, and is_causal has its corner top-left; or the places of a cache that the T tokens
-    are read into, S - T being there before, and a token sees all up to itself.
-    """
-
-    name: str
-    layer: bool
-    B: int
-    T: int
-    S: int
-    N: int
-    K: int
-    H: int
-    D: int = 0
-    is_causal: bool = False
-    dtype: str = "float32"
-    room: int = 0
-
-    @property
-    def modes(self) -> tuple[str, ...]:
-        """In which it can be measured: those of a cache are one token a row, or more."""
-        if not self.room:
-            return MODES
-        return (DECODE,) if self.T == 1 else (PREFILL,)
-
-    @property
-    def filled(self) -> int:
-        """How many tokens a row's cache holds before the call."""
-        return self.S - self.T if self.room else 0
-
-    @property
-    def cached_bytes(self) -> int:
-        """Keys and values of all S tokens: what attention to a cache must read at least."""
-        return 2 * self.B * self.S * self.K * self.H * _BYTES[self.dtype] if self.room else 0
-
-    @property
-    def pairs(self) -> int:
-        """How many (query, key) pairs of one head may attend."""
-        if not self.is_causal:
-            return self.T * self.S
-        full = min(self.T, self.S)  # query i sees keys 0…i, and what was there before
-        seen = full * (full + 1) // 2 + max(self.T - self.S, 0) * self.S
-        return seen + self.T * self.filled
-
-    def flops(self, mode: str) -> int:
-        """Useful floating-point operations of one call: the one formula for every row.
-
-        FlashAttention's convention: two products forward, of 2·H per visible pair and query
-        head, and five backward, the scores again, dV, dP, dQ and dK: counted alike for who keeps
-        the scores and for who recomputes them, and nothing else that is done twice. A layer adds
-        its four projections, 2·D per number they make, and twice as much again backward. Softmax
-        and masks count nothing.
-        """
-        core = 2 * self.B * self.N * self.pairs * self.H
-        width = 2 * self.N * self.H * self.T + 2 * self.K * self.H * self.S
-        projections = 2 * self.B * self.D * width if self.layer else 0
-        if mode == BACKWARD:
-            return (2 + 5) * core + 3 * projections
-        return 2 * core + projections
 
 
 @dataclass(frozen=True)
@@ -112,7 +46,7 @@ class Ratio:
 
 
 @dataclass(frozen=True)
-class Row:
+class Measurement:
     """One implementation on one workload in one mode. What is not known is None.
 
     kernel: what actually ran. reason: why there is no time, or what was noted.
@@ -202,7 +136,7 @@ class Record:
     environment: Mapping[str, Any]
     settings: Mapping[str, Any]
     roofline: Mapping[str, float]
-    rows: tuple[Row, ...]
+    rows: tuple[Measurement, ...]
     interrupted: bool = False
     compiled: tuple[Mapping[str, Any], ...] = field(default=())
 
@@ -235,14 +169,14 @@ class Record:
         return cls.from_json(Path(path).read_text(), str(path))
 
 
-def _row(plain: dict[str, Any]) -> Row:
+def _row(plain: dict[str, Any]) -> Measurement:
     given = {k: v for k, v in plain.items() if k not in ("flops", *_DERIVED)}
     given["workload"] = Workload(**plain["workload"])
     given["status"] = Status(plain["status"])
     given["seconds"] = tuple(plain["seconds"])
     given["dispatch"] = tuple(plain.get("dispatch", ()))
     given["ratio"] = _ratio(**plain["ratio"]) if plain["ratio"] else None
-    return Row(**given)
+    return Measurement(**given)
 
 
 def _ratio(median: float, low: float, high: float | None) -> Ratio:

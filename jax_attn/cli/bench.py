@@ -135,7 +135,7 @@ command.add_command(compare)
 def catalogue() -> str:
     """What can be asked for, a line each."""
     from jax_attn.bench.implementations import IMPLEMENTATIONS
-    from jax_attn.bench.workloads import PRESETS
+    from jax_attn.bench.presets import PRESETS
 
     lines = ["presets"]
     lines += [f"  {name:20} {', '.join(w.name for w in PRESETS[name])}" for name in PRESETS]
@@ -149,7 +149,7 @@ def catalogue() -> str:
 def unknown(presets, names, baseline) -> list[str]:
     """A line for each option with names that are not known."""
     from jax_attn.bench.implementations import IMPLEMENTATIONS
-    from jax_attn.bench.workloads import PRESETS, offered
+    from jax_attn.bench.presets import PRESETS, offered
 
     implementations = ", ".join(IMPLEMENTATIONS)
     given = {
@@ -166,7 +166,7 @@ def unknown(presets, names, baseline) -> list[str]:
 
 def without_mode(presets, modes) -> Iterator[str]:
     """A line where a mode is asked for that none of the workloads has."""
-    from jax_attn.bench.workloads import chosen, offered
+    from jax_attn.bench.presets import chosen, offered
 
     had = {mode for w in chosen([p for p in presets if p in offered()]) for mode in w.modes}
     strange = ", ".join(mode for mode in modes if mode not in had)
@@ -198,13 +198,13 @@ def unwritable(directories: dict[str, Path | None]) -> Iterator[str]:
 def measured(given, modes, names, baseline, rounds, threads, device):
     """(record of a run, what ended it early or None), with a progress bar on stderr."""
     from jax_attn.bench.engine.rounds import Limits
-    from jax_attn.bench.engine.session import Plan, Session
+    from jax_attn.bench.engine.session import Session, SessionPlan
     from jax_attn.bench.engine.worker import usable_cores
     from jax_attn.bench.implementations import IMPLEMENTATIONS
     from jax_attn.cli.progress import counted
 
     cores = usable_cores()
-    plan = Plan(
+    plan = SessionPlan(
         given,
         names or tuple(n for n, i in IMPLEMENTATIONS.items() if device in i.devices),
         threads or cores,
@@ -226,9 +226,9 @@ def with_compiled(record, given, modes):
     found = []
 
     def steps() -> Iterator[None]:
-        from jax_attn.bench.engine.compiled import for_tpu
+        from jax_attn.bench.engine.tpu_compiler import compiled_for_tpu
 
-        yield from map(found.append, for_tpu(given, modes))
+        yield from map(found.append, compiled_for_tpu(given, modes))
 
     ended_by = taken(steps())
     return replace(record, compiled=tuple(found), interrupted=ended_by is not None), ended_by
@@ -252,7 +252,7 @@ def asked(presets, modes, dtype) -> tuple[tuple, tuple[str, ...]]:
 
     What has none of the modes is left out.
     """
-    from jax_attn.bench.workloads import chosen
+    from jax_attn.bench.presets import chosen
 
     modes = tuple(mode for mode in PRESET_OF if mode in (modes or PRESET_OF))
     given = tuple(w for w in chosen(presets, dtype) if not set(modes).isdisjoint(w.modes))

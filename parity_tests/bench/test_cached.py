@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from jax_attn.bench import workloads
-from jax_attn.bench.engine.agreement import Judge
-from jax_attn.bench.engine.measured import Measured
+from jax_attn.bench.engine.judge import Judge
+from jax_attn.bench.engine.runner import Runner
 from jax_attn.bench.implementations import IMPLEMENTATIONS, Implementation
-from jax_attn.bench.record import DECODE, MODES, PREFILL, Workload
+from jax_attn.bench.presets import PRESETS
+from jax_attn.bench.workload import DECODE, MODES, PREFILL, Workload
 from jax_attn.parity.judge.compare import Verdict
 
 os.environ["KERAS_BACKEND"] = "jax"  # as the bench's workers have it; read when keras loads
@@ -61,11 +61,11 @@ def test_a_workload_has_its_modes_and_no_others():
     assert [w.modes for w in (STEP, PROMPT, CHUNK)] == [(DECODE,), (PREFILL,), (PREFILL,)]
     assert replace(STEP, room=0).modes == MODES
     for preset in (DECODE, PREFILL):
-        assert {w.modes for w in workloads.PRESETS[preset]} == {(preset,)}
+        assert {w.modes for w in PRESETS[preset]} == {(preset,)}
 
 
 def test_decode_has_what_its_targets_compare():
-    named = {w.name: w for w in workloads.PRESETS[DECODE]}
+    named = {w.name: w for w in PRESETS[DECODE]}
     for B in (1, 8):
         heads, one = named[f"decode/{B}x8192"], named[f"decode/{B}x8192/mqa"]
         assert (heads.B, heads.S, heads.N, heads.K, heads.H) == (B, 8192, 16, 16, 64)
@@ -78,15 +78,15 @@ def test_decode_has_what_its_targets_compare():
 # --- numbers --------------------------------------------------------------------------------------
 
 
-def built(name: str, workload: Workload) -> Measured:
-    measured = Measured(name, "cpu", 1)
-    measured.load()
-    said = measured.build(workload, 0)
+def built(name: str, workload: Workload) -> Runner:
+    runner = Runner(name, "cpu", 1)
+    runner.load()
+    said = runner.build(workload, 0)
     if name != "planted":
         room = 2 * 4 * workload.B * workload.room * workload.K * workload.H
         assert said["kernel"], "what runs is named"
         assert said["cache_bytes"] == room
-    return measured
+    return runner
 
 
 @cache
@@ -141,8 +141,8 @@ def test_wrong_numbers_fail(monkeypatch, row):
 
 
 def outputs(name: str, workload: Workload, calls: int = 3) -> list[np.ndarray]:
-    measured, (mode,) = built(name, workload), workload.modes
-    return [measured.engine.tensors(mode, None)[0] for _ in range(calls)]
+    runner, (mode,) = built(name, workload), workload.modes
+    return [runner.engine.tensors(mode, None)[0] for _ in range(calls)]
 
 
 @pytest.mark.parametrize("name", HAVE)
@@ -181,12 +181,12 @@ def test_no_step_compiles_anything_anew():
         if event == "/jax/core/compile/backend_compile_duration":
             found.append(event)
 
-    measured = built("jax-attn", STEP)
+    runner = built("jax-attn", STEP)
     jax.monitoring.register_event_duration_secs_listener(listen)
     try:
-        measured.compile(DECODE)
+        runner.compile(DECODE)
         assert len(found) == 1
-        measured.turn(DECODE)
+        runner.turn(DECODE)
         assert len(found) == 1
     finally:
         jax.monitoring.unregister_event_duration_listener(listen)

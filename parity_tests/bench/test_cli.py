@@ -12,11 +12,12 @@ from click.testing import CliRunner
 from rich.progress import Progress
 
 from helpers.bench.bench_record import record as made_record
-from jax_attn.bench import workloads
 from jax_attn.bench.engine import roofline
 from jax_attn.bench.engine.session import Session
 from jax_attn.bench.implementations import IMPLEMENTATIONS
-from jax_attn.bench.record import DECODE, MODES, Record, Status, Workload
+from jax_attn.bench.presets import PRESETS
+from jax_attn.bench.record import Record, Status
+from jax_attn.bench.workload import DECODE, MODES, Workload
 from jax_attn.cli import main
 from jax_attn.cli.bench import show
 from jax_attn.cli.progress import counted
@@ -32,7 +33,7 @@ def run(*args: str):
 
 
 def test_a_real_run_judges_and_times_in_processes_of_their_own(monkeypatch, tmp_path):
-    monkeypatch.setitem(workloads.PRESETS, "quick", (TINY, STEP))
+    monkeypatch.setitem(PRESETS, "quick", (TINY, STEP))
     monkeypatch.setattr(roofline, "SIZE", 61)
     kept = tmp_path / "new" / "kept.json"
     only = ("--implementation", "jax-attn", "--threads", "1", "--rounds", "5")
@@ -89,9 +90,9 @@ USAGE = {
 CHOSEN = {
     # asked for: the workloads' first names, and their modes
     (): ({"bert/128", "long/1024"}, set(MODES)),
-    ("--mode", "decode"): ({w.name for w in workloads.PRESETS["decode"]}, {"decode"}),
+    ("--mode", "decode"): ({w.name for w in PRESETS["decode"]}, {"decode"}),
     ("--mode", "decode", "--mode", "forward"): (
-        {w.name for name in ("decode", "quick") for w in workloads.PRESETS[name]},
+        {w.name for name in ("decode", "quick") for w in PRESETS[name]},
         {"decode", "forward"},
     ),
     ("--preset", "long/2048", "--preset", "prefill/2048", "--mode", "prefill"): (
@@ -170,7 +171,7 @@ def test_the_list_names_presets_implementations_and_what_installs_the_absent(mon
     monkeypatch.setattr("jax_attn.bench.implementations.present", lambda name: name != "torchax")
     outcome = run("--list")
     assert outcome.exit_code == 0
-    assert all(name in outcome.stdout for name in (*workloads.PRESETS, "jax-attn blocked"))
+    assert all(name in outcome.stdout for name in (*PRESETS, "jax-attn blocked"))
     assert "torchax not installed: pip install torchax" in outcome.stdout
 
 
@@ -280,7 +281,7 @@ def test_ctrl_c_while_the_tpu_compiler_works_keeps_the_record(ended, monkeypatch
         yield {"level": "compiled", "missing": "the first"}
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("jax_attn.bench.engine.compiled.for_tpu", said)
+    monkeypatch.setattr("jax_attn.bench.engine.tpu_compiler.compiled_for_tpu", said)
     outcome = ended(replace(small(), compiled=()), "--tpu", "--json")
     assert outcome.exit_code == 130
     found = Record.from_json(outcome.stdout)
@@ -291,7 +292,7 @@ def test_the_tpu_compiler_is_asked_only_where_that_is_wanted(ended, monkeypatch)
     def said(workloads, modes):
         return ({"level": "compiled", "missing": f"{workloads[0].name}, {', '.join(modes)}"},)
 
-    monkeypatch.setattr("jax_attn.bench.engine.compiled.for_tpu", said)
+    monkeypatch.setattr("jax_attn.bench.engine.tpu_compiler.compiled_for_tpu", said)
     bare, all_modes = replace(small(), compiled=()), "bert/128, forward, forward+backward"
     assert all_modes in ended(bare, "--tpu").stdout
     assert "bert/128, forward\n" in ended(bare, "--tpu", "--mode", "forward").stdout

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from jax_attn.bench.engine import memory
-from jax_attn.bench.engine.measured import TURN_SECONDS, Measured
 from jax_attn.bench.engine.rounds import Limits, interleaved
+from jax_attn.bench.engine.runner import TURN_SECONDS, Runner
 from jax_attn.bench.engine.worker import (
     AbsentError,
     LostError,
@@ -16,7 +16,7 @@ from jax_attn.bench.engine.worker import (
     WorkerError,
     usable_cores,
 )
-from jax_attn.bench.record import Workload
+from jax_attn.bench.workload import Workload
 
 CORE = Workload("core", False, 1, 257, 263, 4, 2, 5, is_causal=True)
 LAYER = Workload("layer", True, 2, 5, 5, 4, 1, 3, D=12)
@@ -146,7 +146,7 @@ COLD = {
 @pytest.mark.parametrize("row", COLD)
 def test_the_cold_call_of_a_turn_counts_only_where_that_does_not_show(row):
     first, later, turn = COLD[row]
-    measured = Measured("jax-attn", "cpu", 1)
+    runner = Runner("jax-attn", "cpu", 1)
     asked = []
 
     class Engine:
@@ -154,8 +154,8 @@ def test_the_cold_call_of_a_turn_counts_only_where_that_does_not_show(row):
             asked.append(seconds)
             return later if len(asked) > 1 else first
 
-    measured.engine = Engine()
-    assert measured.turn("forward") == turn
+    runner.engine = Engine()
+    assert runner.turn("forward") == turn
     assert asked == [0.0, TURN_SECONDS][: len(asked)]
 
 

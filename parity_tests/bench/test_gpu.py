@@ -3,28 +3,29 @@
 import sys
 import types
 import warnings
+from pkgutil import resolve_name
 
 import pytest
 import torch
 from torch.nn.attention import SDPBackend
 
-from jax_attn.bench import workloads
-from jax_attn.bench.engine.worker import imported
+from jax_attn.bench.arrays import seeded_arrays
 from jax_attn.bench.implementations import IMPLEMENTATIONS
+from jax_attn.bench.presets import PRESETS
 from jax_attn.bench.programs import torch_programs
 from jax_attn.bench.programs.program import UnsuitedError
-from jax_attn.bench.record import Workload
+from jax_attn.bench.workload import Workload
 
 CORE = Workload("core", False, 2, 13, 13, 4, 2, 8, is_causal=True)
 
 
 def tensors(workload=CORE) -> dict[str, torch.Tensor]:
-    return {name: torch_programs.tensor(a) for name, a in workloads.arrays(workload).items()}
+    return {name: torch_programs.tensor(a) for name, a in seeded_arrays(workload).items()}
 
 
 def program(name: str, workload=CORE):
     implementation, given = IMPLEMENTATIONS[name], tensors(workload)
-    return imported(implementation.core)(workload, given, **implementation.options), given
+    return resolve_name(implementation.core)(workload, given, **implementation.options), given
 
 
 def called(name: str) -> torch.Tensor:
@@ -95,7 +96,7 @@ def test_where_flash_attn_is_not_installed_the_line_that_installs_it_is_named(mo
 
 
 def test_the_preset_has_as_many_tokens_at_each_length_in_wide_heads():
-    found = workloads.PRESETS["gpu"]
+    found = PRESETS["gpu"]
     assert {(w.N, w.H, w.B * w.T) for w in found} == {(16, 128, 16384)}
     assert [(w.T, w.is_causal) for w in found] == [
         (L, causal) for L in (4096, 8192, 16384) for causal in (False, True)

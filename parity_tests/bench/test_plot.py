@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 from helpers.bench import bench_record
-from jax_attn.bench.record import MODES, Status
+from jax_attn.bench.record import Status
 from jax_attn.bench.results import plot
 from jax_attn.bench.results.series import QUANTITIES, apart, families, lines, shares
+from jax_attn.bench.workload import MODES
 
 RECORD = bench_record.record(bench_record.LONG[:2])
 TIME, MEMORY = QUANTITIES

@@ -8,12 +8,13 @@ import pytest
 
 from helpers.bench.bench_stand_in import DEFAULTS, Fake
 from jax_attn.bench.engine import session as measure
+from jax_attn.bench.engine.agreement import Agreement
 from jax_attn.bench.engine.rounds import Limits
-from jax_attn.bench.engine.session import Plan, Session
-from jax_attn.bench.engine.verdict import Agreement
+from jax_attn.bench.engine.session import Session, SessionPlan
 from jax_attn.bench.engine.worker import AbsentError, LostError, RefusedError, WorkerError
 from jax_attn.bench.implementations import IMPLEMENTATIONS, Implementation
-from jax_attn.bench.record import Record, Status, Workload
+from jax_attn.bench.record import Record, Status
+from jax_attn.bench.workload import Workload
 from jax_attn.parity.judge.compare import Verdict
 
 CORE = Workload("core", False, 1, 257, 263, 4, 2, 5, is_causal=True)
@@ -43,7 +44,7 @@ def session(monkeypatch):
         monkeypatch.setattr(Fake, "answers", answers or {})
         monkeypatch.setattr(measure, "IMPLEMENTATIONS", TABLE | (table or {}))
         options = {"implementations": ("peer", "ours"), "limits": Limits(5, 5)} | options
-        with Session(Plan((workload,), threads=1, **options), Fake) as made:
+        with Session(SessionPlan((workload,), threads=1, **options), Fake) as made:
             for step in made.run():
                 if stop_at and stop_at in step:
                     break

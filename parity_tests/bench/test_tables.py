@@ -9,9 +9,8 @@ import pytest
 from rich.console import Console
 
 from helpers.bench import bench_record
-from jax_attn.bench import words
 from jax_attn.bench.record import Ratio, Record, Status
-from jax_attn.bench.results import table
+from jax_attn.bench.results import table, words
 
 RECORD = bench_record.record(bench_record.LONG[:2], interrupted=True)
 
@@ -42,8 +41,8 @@ def test_the_head_says_where_and_how(render):
 
 
 @rendered
-def test_a_block_has_its_rows_fastest_first(render):
-    first_block = render(RECORD).split("long/2048, forward+backward")[0]
+def test_a_section_has_its_rows_fastest_first(render):
+    first_section = render(RECORD).split("long/2048, forward+backward")[0]
     order = sorted(
         (r for r in RECORD.rows if r.seconds and r.workload.T == 2048 and r.mode == "forward"),
         key=lambda r: r.median_s,
@@ -51,7 +50,7 @@ def test_a_block_has_its_rows_fastest_first(render):
     shown = [
         re.search(
             rf"^\W*{re.escape(r.implementation)}[ |]+{re.escape(r.kernel)} ",
-            first_block,
+            first_section,
             re.MULTILINE,
         )
         for r in order
@@ -95,17 +94,17 @@ def test_a_run_that_measured_nothing_still_says_why(render):
 
 def test_markdown_tables_are_whole():
     rows = [line for line in table.markdown(RECORD).splitlines() if line.startswith("|")]
-    blocks = 4
-    assert len(rows) == blocks * (2 + len(bench_record.IMPLEMENTATIONS))
-    (width,) = {len(table.columns(block, RECORD)) for block in table.blocks(RECORD)}
+    sections = 4
+    assert len(rows) == sections * (2 + len(bench_record.IMPLEMENTATIONS))
+    (width,) = {len(table.columns(section, RECORD)) for section in table.sections(RECORD)}
     assert {row.count("|") for row in rows} == {width + 1}
 
 
 def cells(row, record=RECORD) -> dict[str, str]:
-    (block,) = table.blocks(replace(record, rows=(row,)))
+    (section,) = table.sections(replace(record, rows=(row,)))
     return {
         re.sub(r"\s", " ", column.title): column.cell(row, record)
-        for column in table.columns(block, record)
+        for column in table.columns(section, record)
     }
 
 

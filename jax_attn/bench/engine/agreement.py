@@ -1,130 +1,21 @@
-"""Whether an implementation computes what it is timed for: the parity room's verdict.
+"""What the judge says of one implementation: crosses processes, so that it needs no framework."""
 
-Judged on sampled queries (`workloads.sampled_rows`), against float64, within budgets that
-roundoff gives (`jax_attn.parity.judge.budget`); no tolerance is typed in. A cotangent on those rows
-alone makes every gradient depend on no other, so that the reference computes only these rows.
-"""
+from dataclasses import dataclass
 
-from collections.abc import Mapping, Sequence
-
-import numpy as np
-import torch
-
-import torch_ref
-from jax_attn.bench import workloads
-from jax_attn.bench.engine.verdict import Agreement
-from jax_attn.bench.record import BACKWARD, Workload
-from jax_attn.parity.judge.budget import RUNS
-from jax_attn.parity.judge.compare import TensorReport, Verdict, judge
-from jax_attn.parity.run.inputs_and_runs import Inputs, wide
-from jax_attn.parity.run.reference import Reference
-
-Tensors = Mapping[str, Mapping[str, np.ndarray]]
-
-# Each perturbed run costs as much as the reference: of large scores fewer are drawn, and the
-# Student quantile, which goes by their number, makes the budget so much wider.
-_FEW_RUNS, _MANY_SCORES = 4, 1_000_000
+from jax_attn.parity.judge.compare import Verdict
 
 
-class Judge:
-    """The reference's side for one workload at a time; meant for a process of its own."""
+@dataclass(frozen=True)
+class Agreement:
+    """The verdict on one implementation in one mode.
 
-    def prepare(self, workload: Workload, seed: int, modes: Sequence[str]) -> None:
-        """Run the reference in float64, and perturbed."""
-        arrays = workloads.arrays(workload, seed)
-        rows = workloads.sampled_rows(workload)
-        reference = _reference(workload, arrays, rows)
-        cotangents = {"output": arrays["cotangent"][:, rows]} if BACKWARD in modes else {}
-        scores = workload.B * workload.N * len(rows) * workload.S
-        runs = _FEW_RUNS if scores > _MANY_SCORES else RUNS
-        self.exact = reference.exact(wide(cotangents)).kinds
-        self.budgets = reference.spread(workload.dtype, cotangents, runs)
-        self.own: dict[str, Tensors] = {}
-
-    def take_own(self, mode: str, tensors: Tensors) -> None:
-        """What torch's fused attention gave: its error is the measure of the others'."""
-        self.own[mode] = {kind: wide(named) for kind, named in tensors.items()}
-
-    def judge(self, mode: str, tensors: Tensors) -> Agreement:
-        """The verdict on what an implementation gave."""
-        reports = [
-            report for kind, named in tensors.items() for report in self._kind(mode, kind, named)
-        ]
-        verdict = Verdict.worst(r.verdict for r in reports)
-        reasons = tuple(f"{r.label}: {why}" for r in reports for why in r.reasons)
-        scaled = [r for r in reports if r.scale > self.budgets[r.kind][r.name].zero]
-        if not scaled:
-            return Agreement(verdict, reasons)
-        found = worst(scaled)
-        own = found.reference_error
-        return Agreement(
-            verdict,
-            reasons,
-            found.label,
-            found.error / found.scale,
-            None if own is None else own / found.scale,
-        )
-
-    def _kind(self, mode: str, kind: str, named: Mapping[str, np.ndarray]) -> list[TensorReport]:
-        exact, budgets = self.exact[kind], self.budgets[kind]
-        if named.keys() != exact.keys():
-            raise ValueError(f"{kind}: expected {sorted(exact)}, got {sorted(named)}")
-        own = self.own.get(mode, {}).get(kind, {})
-        return [
-            judge(
-                exact[name],
-                np.asarray(got, np.float64),
-                own.get(name),
-                budgets[name],
-                kind=kind,
-                name=name,
-                transform=mode,
-            )
-            for name, got in named.items()
-        ]
-
-
-def worst(reports: Sequence[TensorReport]) -> TensorReport:
-    """That of the largest multiple of torch's own error; of none, of the largest relative one.
-
-    A tensor of large errors, of torch as of the others, would hide a worse multiple elsewhere.
+    error, reference_error: RMS against float64 over the tensor's scale, its own and torch
+    SDPA's, of `tensor`: where its own is the largest multiple of SDPA's. What is zero in theory
+    has no scale and is left out.
     """
-    measured = [report for report in reports if report.ratio is not None]
-    if measured:
-        return max(measured, key=lambda report: report.ratio)
-    return max(reports, key=lambda report: report.error / report.scale)
 
-
-def _reference(workload: Workload, arrays: Mapping[str, np.ndarray], rows: np.ndarray) -> Reference:
-    """The sampled queries' attention from its definition, in torch."""
-    w = workload
-    index = torch.from_numpy(rows)
-    visible = torch.arange(w.S) <= index[:, None] + w.filled if w.is_causal else None
-
-    if not w.layer:
-
-        def core(module, query, key, value):
-            return _attention(query.index_select(1, index), key, value, visible)
-
-        given = {name: arrays[name] for name in workloads.inputs(w)}
-        for name in ("key", "value") if w.room else ():
-            given[name] = np.concatenate([arrays[f"past_{name}"], arrays[name]], axis=1)
-        return Reference(torch.nn.Module(), core, Inputs((), given))
-
-    def layer(module, x):
-        return module(x.index_select(1, index), x, x, visible)
-
-    module = torch_ref.DESIGNS["gqa"](w.D, w.N, w.K, head_dim=w.H).eval()
-    weights = workloads.weights(arrays)
-    module.load_state_dict({k: torch.from_numpy(a.astype(np.float32)) for k, a in weights.items()})
-    return Reference(module, layer, Inputs((), {"x": arrays["x"]}))
-
-
-def _attention(query, key, value, visible) -> torch.Tensor:
-    """softmax(QKᵀ/√H)V of (B, R, N, H), K/V heads shared by groups; visible (R, S) or None."""
-    q_BRKGH = query.unflatten(2, (key.shape[2], -1))
-    scores_BKGRS = torch.einsum("brkgh,bskh->bkgrs", q_BRKGH, key) / query.shape[-1] ** 0.5
-    if visible is not None:
-        scores_BKGRS = scores_BKGRS.masked_fill(~visible, float("-inf"))
-    heads = torch.einsum("bkgrs,bskh->brkgh", torch.softmax(scores_BKGRS, -1), value)
-    return heads.flatten(2, 3)
+    verdict: Verdict
+    reasons: tuple[str, ...]
+    tensor: str = ""
+    error: float | None = None
+    reference_error: float | None = None

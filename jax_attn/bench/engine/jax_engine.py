@@ -9,7 +9,7 @@ import numpy as np
 
 from jax_attn.bench.engine import memory
 from jax_attn.bench.programs.program import Program
-from jax_attn.bench.record import BACKWARD, CACHED, FORWARD
+from jax_attn.bench.workload import BACKWARD, CACHED, FORWARD
 
 
 class Engine:

@@ -6,7 +6,7 @@ from functools import partial
 
 from jax_attn.bench.engine.rounds import Limits, interleaved
 from jax_attn.bench.engine.worker import Worker, WorkerError
-from jax_attn.bench.record import FORWARD
+from jax_attn.bench.workload import FORWARD
 
 SIZE = 2048
 _LIMITS = Limits(least=5, most=5)

@@ -6,12 +6,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from jax_attn.bench import statistics, workloads
+from jax_attn.bench import statistics
+from jax_attn.bench.arrays import SEED, sampled_rows
 from jax_attn.bench.engine import memory, roofline
 from jax_attn.bench.engine.rounds import Limits, interleaved
 from jax_attn.bench.engine.worker import AbsentError, RefusedError, Worker, WorkerError
 from jax_attn.bench.implementations import IMPLEMENTATIONS, REFERENCE
-from jax_attn.bench.record import CACHED, MODES, Record, Row, Status, Workload
+from jax_attn.bench.record import JUDGED_ROWS, MATRIX_PRODUCTS, Measurement, Record, Status
+from jax_attn.bench.workload import CACHED, MODES, Workload
 from jax_attn.environment import describe, version
 from jax_attn.parity.judge.compare import Verdict
 
@@ -21,7 +23,7 @@ _PLATFORMS = {"cpu": "cpu", "gpu": "cuda"}
 
 
 @dataclass(frozen=True)
-class Plan:
+class SessionPlan:
     """What is to be measured, and how."""
 
     workloads: tuple[Workload, ...]
@@ -31,7 +33,7 @@ class Plan:
     baseline: str = REFERENCE
     device: str = "cpu"
     limits: Limits = field(default_factory=Limits)
-    seed: int = workloads.SEED
+    seed: int = SEED
 
     @property
     def dtype(self) -> str:
@@ -69,11 +71,11 @@ class Session:
     start: how a worker is made: `Worker`, or what stands in for it.
     """
 
-    def __init__(self, plan: Plan, start: Callable[..., Any] = Worker):
+    def __init__(self, plan: SessionPlan, start: Callable[..., Any] = Worker):
         self.plan, self._start = plan, start
         self._workers: dict[str, Any] = {}
         self._unloaded: dict[str, tuple[Status, str]] = {}
-        self._rows: dict[tuple[Workload, str, str], Row] = {}
+        self._rows: dict[tuple[Workload, str, str], Measurement] = {}
         self._dispatch: dict[tuple[Workload, str, str], list[float]] = {}
         self._rates: dict[str, float] = {}
         self.environment: dict[str, Any] = {}
@@ -126,7 +128,7 @@ class Session:
                 return
             worker = self._start(
                 name,
-                "jax_attn.bench.engine.measured:Measured",
+                "jax_attn.bench.engine.runner:Runner",
                 name,
                 plan.device,
                 plan.threads,
@@ -168,7 +170,7 @@ class Session:
         if _JUDGE not in self._workers:
             self._workers[_JUDGE] = self._start(
                 _JUDGE,
-                "jax_attn.bench.engine.agreement:Judge",
+                "jax_attn.bench.engine.judge:Judge",
                 threads=plan.threads,
                 environment={},
             )
@@ -282,7 +284,7 @@ class Session:
     def _put(self, workload: Workload, mode: str, name: str, **known: Any) -> None:
         key = workload, mode, name
         framework = IMPLEMENTATIONS[name].framework
-        row = self._rows.get(key) or Row(*key, framework, Status.NOT_RUN)
+        row = self._rows.get(key) or Measurement(*key, framework, Status.NOT_RUN)
         self._rows[key] = replace(row, **known)
 
     def _all(self, workload: Workload, name: str, status: Status, reason: str) -> None:
@@ -300,7 +302,7 @@ class Session:
         best = max(self._rates.values(), default=None)
         return Record(
             environment=self.environment,
-            settings=_settings(plan) | {"matrix_product_flops_per_s": dict(self._rates)},
+            settings=_settings(plan) | {MATRIX_PRODUCTS: dict(self._rates)},
             roofline={} if best is None else {plan.dtype: best},
             rows=tuple(self._rows[key] for key in keys),
             interrupted=interrupted,
@@ -317,7 +319,7 @@ def environment(own: dict[str, str], device: str) -> dict[str, str]:
     return own | {"JAX_PLATFORMS": _PLATFORMS[device], "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
 
 
-def _settings(plan: Plan) -> dict[str, Any]:
+def _settings(plan: SessionPlan) -> dict[str, Any]:
     limits = plan.limits
     return {
         "threads": plan.threads,
@@ -327,9 +329,7 @@ def _settings(plan: Plan) -> dict[str, Any]:
         "rounds": {"least": limits.least, "most": limits.most, "seconds": limits.seconds},
         "seed": plan.seed,
         # Of how many queries each workload was judged; gradients are whole.
-        "judged_rows": {
-            w.name: f"{len(workloads.sampled_rows(w))} of {w.T}" for w in plan.workloads
-        },
+        JUDGED_ROWS: {w.name: f"{len(sampled_rows(w))} of {w.T}" for w in plan.workloads},
     }
 
 

@@ -9,7 +9,7 @@ import torch
 from jax_attn.bench.engine import memory
 from jax_attn.bench.programs.program import Program
 from jax_attn.bench.programs.torch_programs import tensor
-from jax_attn.bench.record import BACKWARD
+from jax_attn.bench.workload import BACKWARD
 from jax_attn.transfer import as_numpy
 
 

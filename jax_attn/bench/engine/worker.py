@@ -1,6 +1,5 @@
 """An object in a process of its own, asked one thing at a time over a pipe."""
 
-import importlib
 import os
 import signal
 import sys
@@ -9,6 +8,7 @@ from collections.abc import Mapping
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 from jax_attn.bench.programs.program import UnsuitedError
@@ -114,19 +114,13 @@ def _serve(pipe: Connection, log: str, threads: int, settings, make, arguments) 
     os.environ.update(settings)
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, cores(threads))
-    served = imported(make)(*arguments)
+    served = resolve_name(make)(*arguments)
     while True:
         try:
             method, given = pipe.recv()
         except EOFError:
             return
         pipe.send(_answer(served, method, given))
-
-
-def imported(path: str) -> Any:
-    """What "module:name" names."""
-    module, _, name = path.partition(":")
-    return getattr(importlib.import_module(module), name)
 
 
 def _answer(served: Any, method: str, given: tuple) -> tuple[str, Any]:

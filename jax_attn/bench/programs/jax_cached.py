@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from jax_attn.bench.programs.jax_programs import XLA
 from jax_attn.bench.programs.program import Arrays, Program
-from jax_attn.bench.record import Workload
+from jax_attn.bench.workload import Workload
 from jax_attn.nn.cache import KVCache, attend
 
 

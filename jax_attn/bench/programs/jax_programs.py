@@ -14,9 +14,9 @@ from flax import nnx
 
 from jax_attn import attention
 from jax_attn import nn as ported
+from jax_attn.bench.arrays import weights
 from jax_attn.bench.programs.program import Arrays, Program, UnsuitedError, flax_shapes
-from jax_attn.bench.record import Workload
-from jax_attn.bench.workloads import weights
+from jax_attn.bench.workload import Workload
 from jax_attn.transfer import FLAX_NAMES, LAYOUTS, Layout, flatten, load
 
 _GQA = LAYOUTS["gqa"]

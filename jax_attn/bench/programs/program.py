@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from jax_attn.bench.record import Workload
+from jax_attn.bench.workload import Workload
 from jax_attn.transfer import LAYOUTS, Layout
 
 Arrays = Mapping[str, np.ndarray]

@@ -11,7 +11,7 @@ import torch.nn.functional as F  # noqa: N812
 
 from jax_attn.bench.programs.program import Program
 from jax_attn.bench.programs.torch_programs import EAGER, Tensors, sdpa_kernel_name
-from jax_attn.bench.record import Workload
+from jax_attn.bench.workload import Workload
 
 
 def sdpa(workload: Workload, tensors: Tensors) -> Program:

@@ -10,9 +10,9 @@ import torch.nn.functional as F  # noqa: N812
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import torch_ref
+from jax_attn.bench.arrays import weights
 from jax_attn.bench.programs.program import Program, UnsuitedError, from_design, in_design
-from jax_attn.bench.record import Workload
-from jax_attn.bench.workloads import weights
+from jax_attn.bench.workload import Workload
 from jax_attn.transfer import LAYOUTS, as_numpy
 
 Tensors = dict[str, torch.Tensor]

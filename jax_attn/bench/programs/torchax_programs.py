@@ -10,7 +10,7 @@ from torchax import interop
 
 from jax_attn.bench.programs import torch_programs
 from jax_attn.bench.programs.program import Arrays, Program, from_design
-from jax_attn.bench.record import Workload
+from jax_attn.bench.workload import Workload
 from jax_attn.transfer import LAYOUTS, as_numpy
 
 

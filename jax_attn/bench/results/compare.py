@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from jax_attn.bench import statistics
-from jax_attn.bench.record import Ratio, Record, Row, Status, finite
+from jax_attn.bench.record import Measurement, Ratio, Record, Status, finite
 
 SCHEMA = "jax-attn bench compare 1"
 
@@ -42,8 +42,8 @@ class Change:
     for the baseline itself, which has nothing to be compared with.
     """
 
-    before: Row
-    after: Row
+    before: Measurement
+    after: Measurement
     over_baseline: Ratio | None
 
     def slower_by(self, threshold: float) -> bool:
@@ -62,8 +62,8 @@ class Comparison:
 
     threshold: float
     changes: tuple[Change, ...]
-    unpaired: tuple[tuple[Row, str], ...]
-    broken: tuple[Row, ...]
+    unpaired: tuple[tuple[Measurement, str], ...]
+    broken: tuple[Measurement, ...]
     versions: Mapping[str, tuple[str | None, str | None]]
 
     @property
@@ -171,11 +171,11 @@ def _why_unpaired(old, new, peers, baseline: str) -> Iterator[str]:
                 yield f"its baseline, {baseline}, has no time {when}"
 
 
-def _rows(record: Record) -> dict[tuple, Row]:
+def _rows(record: Record) -> dict[tuple, Measurement]:
     return {(row.workload, row.mode, row.implementation): row for row in record.rows}
 
 
-def _identity(row: Row) -> dict[str, Any]:
+def _identity(row: Measurement) -> dict[str, Any]:
     return {
         "workload": row.workload.name,
         "mode": row.mode,

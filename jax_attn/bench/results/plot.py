@@ -12,13 +12,24 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from jax_attn.bench import words
-from jax_attn.bench.record import MODES, Record, Row, Workload
-from jax_attn.bench.results.series import QUANTITIES, Line, Quantity, apart, families, lines, shares
+from jax_attn.bench.implementations import OURS
+from jax_attn.bench.record import Record
+from jax_attn.bench.results import words
+from jax_attn.bench.results.series import (
+    QUANTITIES,
+    Line,
+    Quantity,
+    Shares,
+    apart,
+    families,
+    lines,
+    shares,
+)
+from jax_attn.bench.workload import MODES, Workload
 from jax_attn.environment import install_line
 
 # Okabe and Ito's palette, which the colour-blind can tell apart; what is not ours stands back.
-OURS, OURS_FORCED, BASELINE, TORCH, OTHERS = "#D55E00", "#E69F00", "#0072B2", "#56B4E9", "#8C8C8C"
+VERMILION, ORANGE, BLUE, SKY_BLUE, GREY = "#D55E00", "#E69F00", "#0072B2", "#56B4E9", "#8C8C8C"
 INK, FAINT = "#222222", "#666666"
 MARKERS = "osD^vPX*ph<>"
 STYLE = {
@@ -88,10 +99,10 @@ def _figures(record: Record) -> Iterator[tuple[str, Any]]:
 
 def _colour(implementation: str, framework: str, baseline: str) -> str:
     if words.is_ours(implementation):
-        return OURS if implementation == words.OURS else OURS_FORCED
+        return VERMILION if implementation == OURS else ORANGE
     if implementation == baseline:
-        return BASELINE
-    return TORCH if framework == "torch" else OTHERS
+        return BLUE
+    return SKY_BLUE if framework == "torch" else GREY
 
 
 def _against_length(
@@ -110,7 +121,7 @@ def _against_length(
     axes.set_yscale("log", base=quantity.base)
     marks = dict(zip(sorted(line.implementation for line in found), MARKERS * 2, strict=False))
     for line in found:
-        ours = line.implementation == words.OURS
+        ours = line.implementation == OURS
         colour = _colour(line.implementation, line.framework, baseline)
         x, low, middle, high = zip(*line.points, strict=True)
         axes.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0)
@@ -153,8 +164,8 @@ def _label_ends(axes: Any, found: list[Line], baseline: str) -> None:
             xycoords="axes fraction",
             textcoords="axes fraction",
             va="center",
-            color=colour if colour in (OURS, BASELINE) else INK,
-            fontweight="bold" if line.implementation == words.OURS else "normal",
+            color=colour if colour in (VERMILION, BLUE) else INK,
+            fontweight="bold" if line.implementation == OURS else "normal",
             arrowprops={
                 "arrowstyle": "-",
                 "color": colour,
@@ -167,9 +178,7 @@ def _label_ends(axes: Any, found: list[Line], baseline: str) -> None:
         )
 
 
-def _shares(
-    record: Record, mode: str, panels: list[tuple[Workload, list[tuple[Row, float]]]]
-) -> Any:
+def _shares(record: Record, mode: str, panels: list[tuple[Workload, Shares]]) -> Any:
     from matplotlib.figure import Figure
 
     columns = min(3, len(panels))
@@ -196,15 +205,13 @@ def _shares(
     return figure
 
 
-def _panel(
-    axes: Any, workload: Workload, rows: list[tuple[Row, float]], baseline: str, farthest: float
-) -> None:
+def _panel(axes: Any, workload: Workload, rows: Shares, baseline: str, farthest: float) -> None:
     names = [row.implementation for row, _ in rows]
     colours = [_colour(row.implementation, row.framework, baseline) for row, _ in rows]
     places = range(len(rows))
     axes.barh(places, [share for _, share in rows], color=colours, height=0.72)
     for place, (row, share) in zip(places, rows, strict=True):
-        bold = "bold" if row.implementation == words.OURS else "normal"
+        bold = "bold" if row.implementation == OURS else "normal"
         axes.text(
             share + 0.02,
             place,
@@ -218,7 +225,7 @@ def _panel(
     axes.set_title(workload.name, loc="left", fontsize=9, fontweight="bold", pad=4)
     axes.set_yticks(places, names, fontsize=7)
     for label in axes.get_yticklabels():
-        label.set_fontweight("bold" if label.get_text() == words.OURS else "normal")
+        label.set_fontweight("bold" if label.get_text() == OURS else "normal")
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.set_xlim(0, farthest + 0.08)
     axes.set_xticks([])

@@ -2,11 +2,15 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
-from jax_attn.bench import words
-from jax_attn.bench.record import Record, Row, Workload
-from jax_attn.bench.results.table import blocks, roofline_share
+from jax_attn.bench.record import Measurement, Record
+from jax_attn.bench.results import words
+from jax_attn.bench.results.table import roofline_share, sections
+from jax_attn.bench.workload import Workload
+
+Shares: TypeAlias = list[tuple[Measurement, float]]
+"""Measurements of one workload with their shares of the roofline."""
 
 
 class Quantity(NamedTuple):
@@ -21,8 +25,8 @@ class Quantity(NamedTuple):
     title: str
     said: Callable[[float], str]
     base: int
-    of: Callable[[Row], tuple[float, float, float] | None]
-    at_end: Callable[[Row], str]
+    of: Callable[[Measurement], tuple[float, float, float] | None]
+    at_end: Callable[[Measurement], str]
     about: str
 
 
@@ -35,11 +39,11 @@ class Line(NamedTuple):
     label: str
 
 
-def _rounds(row: Row) -> tuple[float, float, float]:
+def _rounds(row: Measurement) -> tuple[float, float, float]:
     return min(row.seconds), row.median_s, max(row.seconds)
 
 
-def _peak(row: Row) -> tuple[float, float, float] | None:
+def _peak(row: Measurement) -> tuple[float, float, float] | None:
     return (row.peak_bytes,) * 3 if row.peak_bytes else None
 
 
@@ -84,7 +88,7 @@ def families(record: Record) -> dict[Workload, list[Workload]]:
 
 def lines(record: Record, members: Sequence[Workload], mode: str, quantity: Quantity) -> list[Line]:
     """One for each implementation that has the quantity, the highest at its end first."""
-    rows: dict[tuple[str, str], list[Row]] = {}
+    rows: dict[tuple[str, str], list[Measurement]] = {}
     for row in record.rows:
         if row.workload in members and row.mode == mode and row.seconds and quantity.of(row):
             rows.setdefault((row.implementation, row.framework), []).append(row)
@@ -97,14 +101,14 @@ def lines(record: Record, members: Sequence[Workload], mode: str, quantity: Quan
     return sorted(found, key=lambda line: line.points[-1][2], reverse=True)
 
 
-def shares(record: Record, mode: str) -> list[tuple[Workload, list[tuple[Row, float]]]]:
+def shares(record: Record, mode: str) -> list[tuple[Workload, Shares]]:
     """For each workload its rows with their share of the roofline, the fastest first."""
     found = []
-    for block in blocks(record):
-        rows = [(row, roofline_share(row, record)) for row in block.measured]
+    for section in sections(record):
+        rows = [(row, roofline_share(row, record)) for row in section.measured]
         rows = [(row, share) for row, share in rows if share is not None]
-        if block.mode == mode and rows:
-            found.append((block.workload, rows))
+        if section.mode == mode and rows:
+            found.append((section.workload, rows))
     return found
 
 

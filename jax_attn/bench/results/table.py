@@ -1,4 +1,4 @@
-"""A record as a person reads it: a block for each workload and mode, fastest first.
+"""A record as a person reads it: a section for each workload and mode, fastest first.
 
 Imports neither framework. What has no time is listed beneath with the reason, never dropped.
 """
@@ -12,9 +12,10 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from jax_attn.bench import words
-from jax_attn.bench.record import CACHED, DECODE, MODES, PREFILL, Record, Row, Status, Workload
+from jax_attn.bench.record import Measurement, Record, Status
+from jax_attn.bench.results import words
 from jax_attn.bench.results.compare import Change, Comparison
+from jax_attn.bench.workload import CACHED, DECODE, MODES, PREFILL, Workload
 from jax_attn.parity.judge.text import number
 
 COMPILED = "Compiled for a device that is not here: the compiler's figures, not measured"
@@ -45,7 +46,7 @@ class Column(NamedTuple):
     """
 
     title: str
-    cell: Callable[[Row, Record], str]
+    cell: Callable[[Measurement, Record], str]
     figure: bool = True
     modes: tuple[str, ...] = (*MODES, *CACHED)
     device: str = ""
@@ -81,7 +82,7 @@ COLUMNS = (
 )
 
 
-class Block(NamedTuple):
+class Section(NamedTuple):
     """One workload in one mode: what was measured, fastest first, and what else is to say.
 
     notes: (implementation, what became of it) for each row that has a reason or no time.
@@ -89,7 +90,7 @@ class Block(NamedTuple):
 
     workload: Workload
     mode: str
-    measured: tuple[Row, ...]
+    measured: tuple[Measurement, ...]
     notes: tuple[tuple[str, str], ...]
 
     @property
@@ -101,24 +102,24 @@ class Block(NamedTuple):
         return "; ".join(filter(None, (words.shape(self.workload), judged)))
 
 
-def roofline_share(row: Row, record: Record) -> float | None:
+def roofline_share(row: Measurement, record: Record) -> float | None:
     """Achieved FLOP/s over the best of a matrix product in the same run and precision."""
     best = record.roofline.get(row.workload.dtype)
     return row.flops_per_s / best if best and row.flops_per_s else None
 
 
-def columns(block: Block, record: Record) -> list[Column]:
-    return [column for column in COLUMNS if column.shown(block.mode, record)]
+def columns(section: Section, record: Record) -> list[Column]:
+    return [column for column in COLUMNS if column.shown(section.mode, record)]
 
 
-def said(row: Row, record: Record) -> str:
+def said(row: Measurement, record: Record) -> str:
     """faster, slower or no difference, in words; the baseline itself is only named."""
     if row.implementation == record.settings["baseline"]:
         return "baseline"
     return row.ratio.said if row.ratio else words.DASH
 
 
-def blocks(record: Record) -> Iterator[Block]:
+def sections(record: Record) -> Iterator[Section]:
     """In the order in which the workloads were run."""
     for workload, mode in dict.fromkeys((row.workload, row.mode) for row in record.rows):
         rows = [r for r in record.rows if (r.workload, r.mode) == (workload, mode)]
@@ -128,11 +129,11 @@ def blocks(record: Record) -> Iterator[Block]:
             for r in rows
             if r.status is not Status.ABSENT and (r.reason or not r.seconds)
         )
-        yield Block(workload, mode, tuple(measured), notes)
+        yield Section(workload, mode, tuple(measured), notes)
 
 
 def absent(record: Record) -> list[tuple[str, str]]:
-    """(implementation, how to get it), said once: it is so in every block."""
+    """(implementation, how to get it), said once: it is so in every section."""
     found = [(r.implementation, r.reason) for r in record.rows if r.status is Status.ABSENT]
     return [(name, f"{Status.ABSENT}: {reason}") for name, reason in dict.fromkeys(found)]
 
@@ -151,8 +152,8 @@ _MEANT = {
 
 
 def legend(record: Record) -> str:
-    """What is meant by those columns that any of the blocks has."""
-    titles = {column.title for block in blocks(record) for column in columns(block, record)}
+    """What is meant by those columns that any of the sections has."""
+    titles = {column.title for section in sections(record) for column in columns(section, record)}
     words_there = {title.split()[0] for title in titles if title}
     meant = (said for word, said in _MEANT.items() if word in words_there)
     return "; ".join(meant).format(baseline=record.settings["baseline"])
@@ -162,13 +163,13 @@ def legend(record: Record) -> str:
 
 
 def terminal(record: Record) -> Group:
-    """Head, blocks, what is absent, what was compiled: for a rich console."""
+    """Head, sections, what is absent, what was compiled: for a rich console."""
     parts: list = [Text(line, style="dim") for line in words.place(record)]
-    for block in blocks(record):
-        parts += [Text(), Text.assemble((block.title, "bold"), f"  {block.about(record)}")]
-        if block.measured:
-            parts.append(_table(block, record))
-        parts += [Text(f"- {name}: {what}") for name, what in block.notes]
+    for section in sections(record):
+        parts += [Text(), Text.assemble((section.title, "bold"), f"  {section.about(record)}")]
+        if section.measured:
+            parts.append(_table(section, record))
+        parts += [Text(f"- {name}: {what}") for name, what in section.notes]
     parts += [Text(), *(Text(f"- {name}: {what}") for name, what in absent(record))]
     if record.compiled:
         parts += [Text(), Text(COMPILED, style="bold")]
@@ -176,14 +177,14 @@ def terminal(record: Record) -> Group:
     return Group(*parts, Text(), Text(legend(record), style="dim"))
 
 
-def _table(block: Block, record: Record) -> Table:
+def _table(section: Section, record: Record) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    shown = columns(block, record)
+    shown = columns(section, record)
     for column in shown:
         justify = "right" if column.figure else "left"
         whole = column.figure or not column.title
         table.add_column(column.title, justify=justify, no_wrap=whole, overflow="fold")
-    for row in block.measured:
+    for row in section.measured:
         cells = (column.cell(row, record) for column in shown)
         styled = [Text(cell, style=_STYLES.get(cell) or _SAID.get(cell, "")) for cell in cells]
         table.add_row(*styled, style="bold" if words.is_ours(row.implementation) else "")
@@ -250,10 +251,10 @@ def _said_of(change: Change, threshold: float) -> str:
 def markdown(record: Record) -> str:
     """The same, as a file."""
     lines = ["# Benchmark", "", *(f"- {line}" for line in words.place(record))]
-    for block in blocks(record):
-        lines += ["", f"## {block.title}", "", block.about(record), ""]
-        lines += [*_pipes(block, record), ""] if block.measured else []
-        lines += [f"- {name}: {what}" for name, what in block.notes]
+    for section in sections(record):
+        lines += ["", f"## {section.title}", "", section.about(record), ""]
+        lines += [*_pipes(section, record), ""] if section.measured else []
+        lines += [f"- {name}: {what}" for name, what in section.notes]
     for title, items in (
         ("Not here", [f"{name}: {what}" for name, what in absent(record)]),
         (COMPILED, [compiled(item) for item in record.compiled]),
@@ -263,9 +264,9 @@ def markdown(record: Record) -> str:
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)) + "\n"
 
 
-def _pipes(block: Block, record: Record) -> list[str]:
-    shown = columns(block, record)
+def _pipes(section: Section, record: Record) -> list[str]:
+    shown = columns(section, record)
     rule = ("---:" if column.figure else "---" for column in shown)
     rows = [[column.title.replace("\n", " ") for column in shown], list(rule)]
-    rows += [[column.cell(row, record) for column in shown] for row in block.measured]
+    rows += [[column.cell(row, record) for column in shown] for row in section.measured]
     return [f"| {' | '.join(row)} |" for row in rows]

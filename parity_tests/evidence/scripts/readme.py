@@ -14,9 +14,8 @@ from pathlib import Path
 
 import targets
 
-from jax_attn.bench import words
 from jax_attn.bench.record import Record
-from jax_attn.bench.results import plot
+from jax_attn.bench.results import plot, words
 from jax_attn.parity.judge.budget import RUNS
 from jax_attn.parity.matrix.cases import published
 
@@ -47,7 +46,7 @@ SHOWN = (
 )
 
 
-# Measured on these operands alone: 1.00 at 24 to 70 terms, 1.20 at 512, 1.55 at 4096.
+# Runner on these operands alone: 1.00 at 24 to 70 terms, 1.20 at 512, 1.55 at 4096.
 WHY = (
     "Above 1 stand the shapes with embed_dim 512 (seed002, seed003): XLA:CPU adds a product's "
     "terms in one long chain where torch's MKL keeps several; at 24 to 70 terms it makes no "

@@ -3,9 +3,11 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from jax_attn.bench import statistics, words
-from jax_attn.bench.record import Record, Row, Workload
+from jax_attn.bench import statistics
+from jax_attn.bench.record import Measurement, Record
+from jax_attn.bench.results import words
 from jax_attn.bench.results.table import roofline_share
+from jax_attn.bench.workload import Workload
 
 FORWARD, BOTH, DECODE = "forward", "forward+backward", "decode"
 BATCHES = (1, 8)
@@ -70,7 +72,7 @@ def step(B: int, K: int, S: int = 8192, room: int = 8192) -> Callable[[Workload]
     return lambda w: (w.layer, w.B, w.T, w.S, w.N, w.K, w.H, w.room) == sizes
 
 
-def rows(record: Record, fits: Callable[[Workload], bool], mode: str) -> dict[str, Row]:
+def rows(record: Record, fits: Callable[[Workload], bool], mode: str) -> dict[str, Measurement]:
     """implementation → its row, of those in float32 that agree and have times, of a whole run."""
     return {
         row.implementation: row
@@ -80,7 +82,7 @@ def rows(record: Record, fits: Callable[[Workload], bool], mode: str) -> dict[st
     }
 
 
-def slower(label: str, slow: Row | None, fast: Row | None) -> Figure:
+def slower(label: str, slow: Measurement | None, fast: Measurement | None) -> Figure:
     """How many times the first's time is the second's, in the rounds that both were in."""
     if slow is None or fast is None:
         return Figure(None, f"{label}: –")
@@ -109,7 +111,7 @@ def over(peers: tuple[str, ...], mode: str) -> Callable[[Record], list[Figure]]:
     return figures
 
 
-def ours(here: dict[str, Row]) -> Row | None:
+def ours(here: dict[str, Measurement]) -> Measurement | None:
     return here.get(words.OURS)
 
 
@@ -292,7 +294,7 @@ def merged(runs: Mapping[str, Record]) -> Record:
 
     Its environment and settings are those that all the runs have alike.
     """
-    found: dict[Workload, tuple[Row, ...]] = {}
+    found: dict[Workload, tuple[Measurement, ...]] = {}
     for record in runs.values():
         for workload in dict.fromkeys(row.workload for row in record.rows):
             found.setdefault(workload, tuple(r for r in record.rows if r.workload == workload))

@@ -4,8 +4,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from jax_attn.bench import statistics, workloads
-from jax_attn.bench.record import MODES, Record, Row, Status, Workload
+from jax_attn.bench import statistics
+from jax_attn.bench.presets import PRESETS
+from jax_attn.bench.record import Measurement, Record, Status
+from jax_attn.bench.workload import MODES, Workload
 
 ROUNDS = 11
 ROOFLINE = 400e9
@@ -58,7 +60,7 @@ def layer(B: int, T: int, D: int) -> Workload:
 
 LONG = tuple(core(T, causal) for causal in (False, True) for T in (2048, 4096, 8192))
 LAYERS = tuple(layer(*s) for s in ((2, 5, 64), (32, 10, 64), (2, 10, 512), (8, 512, 512)))
-STEPS = workloads.PRESETS["decode"]
+STEPS = PRESETS["decode"]
 CACHED = ("sdpa", "torch eager", "jax.nn", "jax-attn")
 CACHE_RATE = {"sdpa": 10e9, "torch eager": 8e9, "jax.nn": 2e9, "jax-attn": 16e9}  # bytes/s
 WORKLOADS = (*LAYERS, layer(2, 2048, 512), *LONG, core(32768))
@@ -75,12 +77,14 @@ def seconds(w: Workload, mode: str, implementation: str, seed: int, slower: floa
     return tuple(float(x) for x in slower * (call + full.flops(mode) / rate) * noise)
 
 
-def row(w: Workload, mode: str, implementation: str, seed: int = 0, slower: float = 1.0) -> Row:
+def row(
+    w: Workload, mode: str, implementation: str, seed: int = 0, slower: float = 1.0
+) -> Measurement:
     """One measured row; slower: multiplies its times."""
     framework, kernel, _, per_score, error = (IMPLEMENTATIONS | LAYERS_ALONE)[implementation]
     own = seconds(w, mode, implementation, seed, slower)
     scores = w.B * w.N * w.T * w.S * per_score
-    return Row(
+    return Measurement(
         w,
         mode,
         implementation,
@@ -99,7 +103,7 @@ def row(w: Workload, mode: str, implementation: str, seed: int = 0, slower: floa
     )
 
 
-def step(w: Workload, implementation: str, seed: int = 0) -> Row:
+def step(w: Workload, implementation: str, seed: int = 0) -> Measurement:
     """One measured row of a workload with a cache; of what is filled, and that alone, it goes."""
     framework, kernel, *_ = IMPLEMENTATIONS[implementation]
 
@@ -109,7 +113,7 @@ def step(w: Workload, implementation: str, seed: int = 0) -> Row:
         return tuple(float(x) for x in (5e-6 + w.cached_bytes / CACHE_RATE[name]) * noise)
 
     own = seconds(implementation)
-    return Row(
+    return Measurement(
         w,
         *w.modes,
         implementation,
@@ -131,12 +135,18 @@ def steps(given=STEPS, **changed) -> Record:
     return replace(Record(ENVIRONMENT, SETTINGS, {"float32": ROOFLINE}, rows), **changed)
 
 
-def unmeasured(w: Workload, mode: str) -> tuple[Row, ...]:
+def unmeasured(w: Workload, mode: str) -> tuple[Measurement, ...]:
     """One row of each kind that has no time, of attention alone."""
     return (
-        Row(w, mode, "equinox", "jax", Status.EXCLUDED, "output: 3.1 times its budget", "", "FAIL"),
-        Row(w, mode, "torchax", "torch", Status.ABSENT, "not installed: pip install torchax"),
-        Row(w, mode, "nn.MultiheadAttention", "torch", Status.NOT_RUN, "has no attention alone"),
+        Measurement(
+            w, mode, "equinox", "jax", Status.EXCLUDED, "output: 3.1 times its budget", "", "FAIL"
+        ),
+        Measurement(
+            w, mode, "torchax", "torch", Status.ABSENT, "not installed: pip install torchax"
+        ),
+        Measurement(
+            w, mode, "nn.MultiheadAttention", "torch", Status.NOT_RUN, "has no attention alone"
+        ),
     )
 
 

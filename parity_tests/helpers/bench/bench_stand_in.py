@@ -102,10 +102,10 @@ def one_row_lost(workload, tensors):
     """SDPA, the first query that is not judged made NaN in one batch entry: 2 heads of 5."""
     import numpy as np
 
-    from jax_attn.bench import workloads
+    from jax_attn.bench.arrays import sampled_rows
     from jax_attn.bench.programs.torch_programs import _sdpa
 
-    unjudged = np.setdiff1d(np.arange(workload.T), workloads.sampled_rows(workload))
+    unjudged = np.setdiff1d(np.arange(workload.T), sampled_rows(workload))
 
     def call(query, key, value):
         output = _sdpa(query, key, value, is_causal=workload.is_causal).clone()

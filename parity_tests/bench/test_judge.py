@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from jax_attn.bench import workloads
-from jax_attn.bench.engine.agreement import Judge, worst
-from jax_attn.bench.engine.measured import Measured
+from jax_attn.bench.arrays import seeded_arrays
+from jax_attn.bench.engine.judge import Judge, worst
+from jax_attn.bench.engine.runner import Runner
 from jax_attn.bench.implementations import IMPLEMENTATIONS, Implementation
 from jax_attn.bench.programs.program import UnsuitedError
-from jax_attn.bench.record import MODES, Workload
+from jax_attn.bench.workload import MODES, Workload
 from jax_attn.parity.judge.compare import TensorReport, Verdict
 
 os.environ["KERAS_BACKEND"] = "jax"  # as the bench's workers have it; read when keras loads
@@ -49,11 +49,11 @@ def judge_of(workload: Workload) -> Judge:
 
 
 def tensors(name: str, workload: Workload, mode: str):
-    measured = Measured(name, "cpu", 1)
-    measured.load()
-    built = measured.build(workload, 0)
+    runner = Runner(name, "cpu", 1)
+    runner.load()
+    built = runner.build(workload, 0)
     assert built["kernel"] or name == "planted", "what runs is named"
-    return measured.tensors(mode)
+    return runner.tensors(mode)
 
 
 # torchax may be there and not import; what torch.compile has the C++ compiler make of `torch
@@ -207,31 +207,31 @@ def compilations():
 
 @pytest.mark.parametrize("mode", MODES)
 def test_the_first_call_after_compiling_compiles_nothing_anew(compilations, mode):
-    measured = Measured("jax-attn dense", "cpu", 1)
-    measured.load()
-    measured.build(MULTI_HEAD, 0)
+    runner = Runner("jax-attn dense", "cpu", 1)
+    runner.load()
+    runner.build(MULTI_HEAD, 0)
     before = len(compilations)
-    measured.compile(mode)
+    runner.compile(mode)
     assert len(compilations) == before + 1
-    measured.first_call(mode)
+    runner.first_call(mode)
     assert len(compilations) == before + 1
 
 
 def test_what_is_compiled_comes_from_no_cache():
-    Measured("jax-attn", "cpu", 1).load()
+    Runner("jax-attn", "cpu", 1).load()
     assert jax.config.jax_enable_compilation_cache is False
 
 
 def test_scores_that_would_not_fit_are_not_written(monkeypatch):
-    measured = Measured("torch eager", "cpu", 1)
-    measured.load()
-    measured.build(CORE, 0)
+    runner = Runner("torch eager", "cpu", 1)
+    runner.load()
+    runner.build(CORE, 0)
     need = 4 * CORE.B * CORE.N * CORE.T * CORE.S * 2
-    monkeypatch.setattr(measured.engine, "available", lambda: 2 * need)
-    assert measured.compile("forward") == (None, None)
-    monkeypatch.setattr(measured.engine, "available", lambda: 2 * need - 1)
+    monkeypatch.setattr(runner.engine, "available", lambda: 2 * need)
+    assert runner.compile("forward") == (None, None)
+    monkeypatch.setattr(runner.engine, "available", lambda: 2 * need - 1)
     with pytest.raises(UnsuitedError, match="writes every score"):
-        measured.compile("forward")
+        runner.compile("forward")
 
 
 def folded(jitted, *leaves) -> bool:
@@ -244,10 +244,10 @@ def folded(jitted, *leaves) -> bool:
     "name", [n for n in ("jax-attn", "jax.nn", "flax nnx", "equinox", "keras") if n in HERE]
 )
 def test_weights_and_inputs_are_arguments_of_what_jax_compiles(name):
-    measured = Measured(name, "cpu", 1)
-    measured.load()
-    measured.build(MULTI_HEAD, 0)
-    engine = measured.engine
+    runner = Runner(name, "cpu", 1)
+    runner.load()
+    runner.build(MULTI_HEAD, 0)
+    engine = runner.engine
     assert len(engine.leaves) == 1 + 8
     assert not folded(engine.jitted["forward"], *engine.leaves)
     x, *weights = engine.leaves
@@ -256,11 +256,12 @@ def test_weights_and_inputs_are_arguments_of_what_jax_compiles(name):
 
 @pytest.mark.parametrize("name", ["sdpa", "jax-attn dense"])
 def test_nothing_of_the_last_workload_is_held_while_the_next_is_made(monkeypatch, name):
-    measured = Measured(name, "cpu", 1)
-    measured.load()
-    measured.build(CORE, 0)
-    measured.tensors("forward")
-    last = weakref.ref(measured.program)
-    made = workloads.arrays(GROUPED, 0)
-    monkeypatch.setattr(workloads, "arrays", lambda *_: pytest.fail("held") if last() else made)
-    measured.build(GROUPED, 0)
+    runner = Runner(name, "cpu", 1)
+    runner.load()
+    runner.build(CORE, 0)
+    runner.tensors("forward")
+    last = weakref.ref(runner.program)
+    made = seeded_arrays(GROUPED, 0)
+    seeded = "jax_attn.bench.engine.runner.seeded_arrays"
+    monkeypatch.setattr(seeded, lambda *_: pytest.fail("held") if last() else made)
+    runner.build(GROUPED, 0)

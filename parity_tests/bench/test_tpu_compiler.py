@@ -4,9 +4,9 @@ checked of each is that it is refused with the line that installs it."""
 import jax
 import pytest
 
-from jax_attn.bench.engine import compiled
-from jax_attn.bench.record import CACHED, DECODE, MODES, Workload
+from jax_attn.bench.engine import tpu_compiler
 from jax_attn.bench.results.table import COMPILED
+from jax_attn.bench.workload import CACHED, DECODE, MODES, Workload
 from jax_attn.parity.matrix.compiled import why_no_tpu_compiler
 
 CORE = Workload("core", False, 1, 5, 7, 6, 3, 8)
@@ -20,9 +20,9 @@ STEP = Workload("step", False, 2, 1, 37, 6, 3, 8, is_causal=True, room=53)
     ids=["core", "layer", "step"],
 )
 def test_each_mode_is_compiled(workload, modes):
-    found = list(compiled.for_tpu((workload,), (*modes, *CACHED)))
+    found = list(tpu_compiler.compiled_for_tpu((workload,), (*modes, *CACHED)))
     if why_no_tpu_compiler() is not None:
-        assert found == [{"level": compiled.LEVEL, "missing": why_no_tpu_compiler()}]
+        assert found == [{"level": tpu_compiler.LEVEL, "missing": why_no_tpu_compiler()}]
         return
     assert [(item["workload"], item["mode"]) for item in found] == [
         (workload.name, m) for m in modes
@@ -30,7 +30,7 @@ def test_each_mode_is_compiled(workload, modes):
     for item in found:
         assert item["target"].startswith("TPU v5")
         assert item["compiler"].startswith("libtpu ")
-        assert item["level"] == compiled.LEVEL
+        assert item["level"] == tpu_compiler.LEVEL
         assert item["kernel"]
         assert {"bytes", "temporaries", "arguments", "outputs"} <= item.keys()
         # No more can be asked of XLA's count: it has the body of a loop once.
@@ -57,22 +57,22 @@ def test_a_program_that_raises_says_why_and_the_others_follow(monkeypatch, row):
             raise said
         return said
 
-    monkeypatch.setattr(compiled, "why_no_tpu_compiler", lambda: None)
-    monkeypatch.setattr(compiled, "compile_for_tpu", answer)
-    refused, other = compiled.for_tpu((CORE,), MODES)
+    monkeypatch.setattr(tpu_compiler, "why_no_tpu_compiler", lambda: None)
+    monkeypatch.setattr(tpu_compiler, "compile_for_tpu", answer)
+    refused, other = tpu_compiler.compiled_for_tpu((CORE,), MODES)
     assert refused["error"] == f"{type(error).__name__}: {str(error).splitlines()[0]}"
     assert "flops" not in refused
     assert (other["mode"], other["flops"], bool(other["kernel"])) == (MODES[1], 7.0, True)
 
 
 def test_without_libtpu_the_line_that_installs_it_is_named(monkeypatch):
-    monkeypatch.setattr(compiled, "why_no_tpu_compiler", lambda: "no libtpu: pip install it")
-    assert list(compiled.for_tpu((CORE, LAYER), MODES)) == [
-        {"level": compiled.LEVEL, "missing": "no libtpu: pip install it"}
+    monkeypatch.setattr(tpu_compiler, "why_no_tpu_compiler", lambda: "no libtpu: pip install it")
+    assert list(tpu_compiler.compiled_for_tpu((CORE, LAYER), MODES)) == [
+        {"level": tpu_compiler.LEVEL, "missing": "no libtpu: pip install it"}
     ]
 
 
 @pytest.mark.parametrize("word", ["compiler's figures", "not measured"])
 def test_it_is_labelled_as_the_compilers(word):
-    assert word in compiled.LEVEL
+    assert word in tpu_compiler.LEVEL
     assert word in COMPILED

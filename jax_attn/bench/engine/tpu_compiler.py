@@ -4,21 +4,22 @@ Figures of a compiler, none of them measured: they stand apart from the rows, wi
 """
 
 from collections.abc import Iterator, Sequence
+from pkgutil import resolve_name
 from typing import Any
 
 import jax
 
-from jax_attn.bench.engine.worker import imported
-from jax_attn.bench.implementations import IMPLEMENTATIONS
-from jax_attn.bench.record import BACKWARD, Workload
-from jax_attn.bench.words import OURS
-from jax_attn.bench.workloads import arrays, inputs
+from jax_attn.bench.arrays import input_names, seeded_arrays
+from jax_attn.bench.implementations import IMPLEMENTATIONS, OURS
+from jax_attn.bench.workload import BACKWARD, Workload
 from jax_attn.parity.matrix.compiled import compile_for_tpu, why_no_tpu_compiler
 
 LEVEL = "compiled: the compiler's figures, not measured"
 
 
-def for_tpu(workloads: Sequence[Workload], modes: Sequence[str]) -> Iterator[dict[str, Any]]:
+def compiled_for_tpu(
+    workloads: Sequence[Workload], modes: Sequence[str]
+) -> Iterator[dict[str, Any]]:
     """The kernel chosen on this host, a layer around it, or a cache, for one TPU v5e: plain data.
 
     level, workload, mode, kernel, precision (of products, as the bench has it), useful_flops
@@ -50,9 +51,9 @@ def for_tpu(workloads: Sequence[Workload], modes: Sequence[str]) -> Iterator[dic
 
 @jax.default_matmul_precision("highest")
 def _compiled(workload: Workload, mode: str) -> dict[str, Any]:
-    given = arrays(workload)
-    program = imported(IMPLEMENTATIONS[OURS].builder(workload))(workload, given)
-    leaves = [*(given[name] for name in inputs(workload)), *program.weights.values()]
+    arrays = seeded_arrays(workload)
+    program = resolve_name(IMPLEMENTATIONS[OURS].builder(workload))(workload, arrays)
+    leaves = [*(arrays[name] for name in input_names(workload)), *program.weights.values()]
 
     def step(cotangent, *leaves):
         output, vjp = jax.vjp(program.call, *leaves)
@@ -60,7 +61,7 @@ def _compiled(workload: Workload, mode: str) -> dict[str, Any]:
 
     fn, args = program.call, leaves
     if mode == BACKWARD:
-        fn, args = step, [given["cotangent"], *leaves]
+        fn, args = step, [arrays["cotangent"], *leaves]
     if workload.room:
         args = [program.cache, *leaves]
     shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), args)

@@ -3,16 +3,16 @@
 import gc
 import importlib
 import time
+from pkgutil import resolve_name
 from typing import Any
 
 import numpy as np
 
-from jax_attn.bench import workloads
+from jax_attn.bench.arrays import input_names, sampled_cotangent, sampled_rows, seeded_arrays
 from jax_attn.bench.engine import memory
-from jax_attn.bench.engine.worker import imported
 from jax_attn.bench.implementations import IMPLEMENTATIONS
 from jax_attn.bench.programs.program import Program, UnsuitedError
-from jax_attn.bench.record import BACKWARD, Workload
+from jax_attn.bench.workload import BACKWARD, Workload
 
 TURN_SECONDS = 0.02  # one round's turn at least: a short call is timed as often as fits
 # Caches that the others' turns left cold cost milliseconds: of a longer call no part to count.
@@ -21,7 +21,7 @@ COLD_MATTERS_SECONDS = 0.2
 _REST_SECONDS = 0.02
 
 
-class Measured:
+class Runner:
     """Answers one request at a time; `load` before all else, `build` before what follows it."""
 
     def __init__(self, name: str, device: str, threads: int):
@@ -37,20 +37,20 @@ class Measured:
                 importlib.import_module(module)
         except Exception as error:
             raise ImportError(f"does not import: {type(error).__name__}: {error}") from error
-        engine = imported(f"jax_attn.bench.engine.{self.implementation.framework}_engine:Engine")
+        engine = resolve_name(
+            f"jax_attn.bench.engine.{self.implementation.framework}_engine:Engine"
+        )
         self.engine = engine(self.device, self.threads)
 
     def build(self, workload: Workload, seed: int) -> dict[str, Any]:
         """Make the program, weights, inputs and cache in place; what its row says of them."""
         self._drop()
         builder = self.implementation.builder(workload)
-        placed = {
-            name: self.engine.place(a) for name, a in workloads.arrays(workload, seed).items()
-        }
+        placed = {name: self.engine.place(a) for name, a in seeded_arrays(workload, seed).items()}
         cotangent = placed.pop("cotangent", None)
         self.workload, self.seed = workload, seed
-        self.program = imported(builder)(workload, placed, **self.implementation.options)
-        names = workloads.inputs(workload)
+        self.program = resolve_name(builder)(workload, placed, **self.implementation.options)
+        names = input_names(workload)
         self.engine.load(self.program, [placed[name] for name in names], cotangent)
         return {"kernel": self.program.kernel, "cache_bytes": self.program.cache_bytes}
 
@@ -59,8 +59,8 @@ class Measured:
         self._drop()
         rng = np.random.default_rng(0)
         arrays = [rng.standard_normal((size, size), np.float32) for _ in range(2)]
-        placed = [self.engine.place(a.astype(workloads.numpy_dtype(dtype))) for a in arrays]
-        product = imported(
+        placed = [self.engine.place(a.astype(np.dtype(dtype))) for a in arrays]
+        product = resolve_name(
             f"jax_attn.bench.programs.{self.implementation.framework}_programs:product"
         )
         self.engine.load(Program(product, {}), placed, None)
@@ -77,7 +77,7 @@ class Measured:
         a machine that swaps, or kills, measures nothing.
         """
         if self.program is not None and self.program.writes_scores:
-            need = workloads.scores_bytes(self.workload, mode)
+            need = self.workload.scores_bytes(mode)
             left = self.engine.available()
             if need > left / 2:
                 raise UnsuitedError(
@@ -103,14 +103,14 @@ class Measured:
         """
         w, cotangent = self.workload, None
         if mode == BACKWARD:
-            cotangent = workloads.arrays(w, self.seed)["cotangent"]
-            cotangent = workloads.sampled_cotangent(w, cotangent)
+            cotangent = seeded_arrays(w, self.seed)["cotangent"]
+            cotangent = sampled_cotangent(w, cotangent)
         output, inputs, weights = self.engine.tensors(mode, cotangent)
-        named = zip(workloads.inputs(w), inputs, strict=False)  # there may be no gradients
+        named = zip(input_names(w), inputs, strict=False)  # there may be no gradients
         _check({"output": output} | {f"grad {n}": a for n, a in [*named, *weights.items()]}, w)
-        made = {"output": {"output": output[:, workloads.sampled_rows(w)]}}
+        made = {"output": {"output": output[:, sampled_rows(w)]}}
         if mode == BACKWARD:
-            names = workloads.inputs(w)
+            names = input_names(w)
             made["gradient of input"] = dict(zip(names, inputs, strict=True))
             made["gradient of parameter"] = dict(self.program.canonical(weights))
         return made
@@ -135,7 +135,7 @@ def _check(tensors: dict[str, np.ndarray], workload: Workload) -> None:
     problems = [
         f"{name}: expected {workload.dtype}, got {a.dtype}"
         for name, a in tensors.items()
-        if a.dtype != workloads.numpy_dtype(workload.dtype)
+        if a.dtype != np.dtype(workload.dtype)
     ]
     problems += [
         f"{name}: expected finite numbers, got {np.count_nonzero(~finite)} others"

@@ -4,9 +4,10 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from jax_attn.bench.record import Ratio, Record, Workload
+from jax_attn.bench.implementations import OURS
+from jax_attn.bench.record import JUDGED_ROWS, MATRIX_PRODUCTS, Ratio, Record
+from jax_attn.bench.workload import Workload
 
-OURS = "jax-attn"  # the name of our chosen kernel; a forced one has more words behind
 DASH = "–"
 MIB = 2**20
 
@@ -72,10 +73,6 @@ def shape(w: Workload) -> str:
     return f"{what}, B={w.B} {lengths} {heads} H={w.H}{width}{causal}, {w.dtype}"
 
 
-# Settings that are said elsewhere: beside the roofline, and with each workload.
-MATRIX_PRODUCTS, JUDGED_ROWS = "matrix_product_flops_per_s", "judged_rows"
-
-
 def place(record: Record) -> list[str]:
     """Machine, versions, settings and roofline: a line each."""
     at = record.environment
@@ -86,7 +83,7 @@ def place(record: Record) -> list[str]:
     settings = [
         f"{name.replace('_', ' ')} {_plain(value)}"
         for name, value in record.settings.items()
-        if name not in (MATRIX_PRODUCTS, JUDGED_ROWS)
+        if name not in (MATRIX_PRODUCTS, JUDGED_ROWS)  # said with the roofline, and each workload
     ]
     roofline = [f"{name} {giga(rate)} GFLOP/s" for name, rate in record.roofline.items()]
     products = record.settings.get(MATRIX_PRODUCTS, {})

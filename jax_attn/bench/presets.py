@@ -1,0 +1,106 @@
+"""The workloads that have a name, alone or together as presets."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from jax_attn.bench.workload import Workload
+
+
+def _layer(name: str, B: int, L: int, D: int, N: int, K: int = 0, H: int = 0, **options):
+    return Workload(name, True, B, L, L, N, K or N, H or D // N, D, **options)
+
+
+def _core(name: str, L: int, **options) -> Workload:
+    return Workload(name, False, 1, L, L, 8, 8, 64, **options)
+
+
+def _cached(name: str, T: int, S: int, room: int, B: int = 1, K: int = 16) -> Workload:
+    """T tokens a row read into a cache that then holds S."""
+    return Workload(name, False, B, T, S, 16, K, 64, is_causal=True, room=room)
+
+
+def _long(preset: str, *lengths: int) -> tuple[Workload, ...]:
+    """Full and causal attention at every length, one after the other: their times are compared."""
+    return tuple(
+        _core(f"{preset}/{L}{end}", L, is_causal=bool(end))
+        for L in lengths
+        for end in ("", "/causal")
+    )
+
+
+def _on_gpu(*lengths: int) -> tuple[Workload, ...]:
+    """As many tokens at every length, in heads of 128: so kernels on GPUs are compared."""
+    return tuple(
+        Workload(f"gpu/{L}{end}", False, 16384 // L, L, L, 16, 16, 128, is_causal=bool(end))
+        for L in lengths
+        for end in ("", "/causal")
+    )
+
+
+def _causal(name: str, D: int, N: int, **heads: int) -> Workload:
+    return _layer(name, 1, 1024, D, N, is_causal=True, **heads)
+
+
+_SEEDS = tuple(
+    _layer(f"seeds/{B}x{L}x{D}", B, L, D, 8)
+    for B, L, D in ((2, 5, 64), (32, 10, 64), (2, 10, 512), (1, 10, 512))
+)
+_LAYERS = tuple(
+    _layer(f"layers/{B}x{L}x{D}", B, L, D, 8) for B, L, D in ((8, 512, 512), (2, 2048, 512))
+)
+_BERT = tuple(_layer(f"bert/{L}", 8, L, 768, 12) for L in (128, 512))
+_LONG = _long("long", 2048, 4096, 8192)
+
+# S tokens of 8,192 in batches of 1 and 8, multi-head and multi-query; and 512 of more and more
+# room, to which the work must not go.
+_DECODE = (
+    *(
+        _cached(f"decode/{B}x8192{end}", 1, 8192, 8192, B, K)
+        for B in (1, 8)
+        for end, K in (("", 16), ("/mqa", 1))
+    ),
+    *(_cached(f"decode/512of{room}", 1, 512, room) for room in (512, 32768)),
+)
+_PREFILL = (
+    _cached("prefill/2048", 2048, 2048, 8192),
+    _cached("prefill/2048/mqa", 2048, 2048, 8192, K=1),
+    _cached("prefill/7680+512", 512, 8192, 8192),
+)
+
+# Layers are named batch x length x embed_dim, the others by their length.
+PRESETS: Mapping[str, tuple[Workload, ...]] = {
+    "quick": (_BERT[0], _core("long/1024", 1024)),
+    "seeds": _SEEDS,
+    "layers": _LAYERS,
+    "bert": _BERT,  # BERT-base
+    "gpt2": (_causal("gpt2/1024", 768, 12),),
+    "llama": (_causal("llama/1024", 2048, 32, K=8, H=64),),  # Llama-3.2-1B
+    "mqa": (_causal("mqa/1024", 2048, 16, K=1, H=128),),  # santacoder
+    "long": _LONG,
+    "longest": _long("longest", 16384, 32768),
+    "prefill": _PREFILL,
+    "decode": _DECODE,
+    "gpu": _on_gpu(4096, 8192, 16384),
+    "targets": (*_SEEDS[:3], *_LAYERS, *_LONG),
+}
+
+
+# mode → the preset that is measured where no other is asked for.
+PRESET_OF = {
+    "forward": "quick",
+    "forward+backward": "quick",
+    "prefill": "prefill",
+    "decode": "decode",
+}
+
+
+def offered() -> dict[str, tuple[Workload, ...]]:
+    """What can be asked for: presets, and each of their workloads by its own name."""
+    return {w.name: (w,) for preset in PRESETS.values() for w in preset} | dict(PRESETS)
+
+
+def chosen(names: tuple[str, ...], dtype: str = "float32") -> tuple[Workload, ...]:
+    """The workloads of these presets, or of these names, in `dtype`, each once, in order."""
+    known = offered()
+    found = dict.fromkeys(w for name in names for w in known[name])
+    return tuple(replace(w, dtype=dtype) for w in found)

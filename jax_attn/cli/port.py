@@ -84,7 +84,7 @@ def command(
             raise click.UsageError(text)
     layout = None if named is None else imported(named)
     settle_platforms()
-    heads = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim}
+    heads = {"--num-heads": num_heads, "--num-kv-heads": num_kv_heads, "--head-dim": head_dim}
     values = {"dtype": dtype, "lossy": lossy, "allow_nonfinite": allow_nonfinite}
 
     from jax_attn.transfer import TransferError

@@ -54,6 +54,7 @@ def prepared(source: Path, to: str, layout: Any, strip: str, heads: Mapping[str,
     """Open, strip, and find the table. Raises TransferError."""
     from jax_attn.transfer import Problem, TransferError, load_checkpoint
     from jax_attn.transfer.families import FAMILIES, family_of
+    from jax_attn.transfer.families.config import disagreements
     from jax_attn.transfer.files.changed_files import stamped
     from jax_attn.transfer.files.prefixes import stripped, unwrapped
     from jax_attn.transfer.inspect.config import read_config
@@ -71,7 +72,7 @@ def prepared(source: Path, to: str, layout: Any, strip: str, heads: Mapping[str,
         problems += more
     family = family_of(config)
     if layout is not None:
-        return Job(stamps, tensors, to, None, by_layout(layout, config, **heads), found, problems)
+        return Job(stamps, tensors, to, None, by_layout(layout, config, heads), found, problems)
     if family is None:
         known = sorted(name for f in FAMILIES.values() for name in f.model_types)
         text = f"expected a model_type in config.json beside it, one of {', '.join(known)}"
@@ -83,9 +84,5 @@ def prepared(source: Path, to: str, layout: Any, strip: str, heads: Mapping[str,
         table = by_family(family, config, keys, tensors)
     else:
         table = by_family(family, config, tensors)
-    said = {"num_heads": 0, "num_kv_heads": 1, "head_dim": 2}
-    for name, value in heads.items():
-        if value is not None and table.sizes is not None and table.sizes[said[name]] != value:
-            text = f"expected {table.sizes[said[name]]}, as config.json has it, got {value}"
-            problems.append(Problem("ambiguous", f"--{name.replace('_', '-')}", text))
+    problems += disagreements(heads, table.sizes or (None, None, None))
     return Job(stamps, tensors, to, family.name, table, found, problems)

@@ -36,7 +36,7 @@ def verify_checkpoint(path: Path, num_heads: int | None, num_kv_heads: int | Non
             raise click.UsageError(f"{option}: expected a whole number above 0, got {value!r}")
 
     from jax_attn.cli.progress import tracked
-    from jax_attn.parity.checkpoint.layer import Layer, verify
+    from jax_attn.parity.checkpoint.layer import AttentionLayer, verify_layer
     from jax_attn.parity.checkpoint.survey import survey
     from jax_attn.transfer import TransferError, load_checkpoint
     from jax_attn.transfer.inspect.config import UnknownHeadsError, read_config
@@ -49,7 +49,8 @@ def verify_checkpoint(path: Path, num_heads: int | None, num_kv_heads: int | Non
             for name, times in names.items():
                 click.echo(f"found {name}, {times} times", err=True)
             verified = (
-                [verify(item, checkpoint) if isinstance(item, Layer) else item] for item in found
+                [verify_layer(item, checkpoint) if isinstance(item, AttentionLayer) else item]
+                for item in found
             )
             results = tracked(verified, len(found))
     except UnknownHeadsError as error:

@@ -28,7 +28,7 @@ TRANSFORMS_OF_LAYERS = ("eager", "jit")
 
 
 @dataclass(frozen=True)
-class Layer:
+class AttentionLayer:
     """A block that can be rebuilt.
 
     keys: those of the file that it reads. borrowed: key that its table has -> that of another
@@ -49,7 +49,7 @@ class Layer:
     notes: tuple[str, ...] = ()
 
 
-def verify(layer: Layer, tensors: Arrays) -> Result:
+def verify_layer(layer: AttentionLayer, tensors: Arrays) -> Result:
     """The verdict on one layer: its weights bit for bit, outputs and gradients within budget.
 
     tensors: the checkpoint's, by its own keys, of which only the layer's are read. Raises
@@ -68,7 +68,7 @@ def verify(layer: Layer, tensors: Arrays) -> Result:
     return replace(result, failures=(*result.failures, *_not_returned(arrays, returned)))
 
 
-def read(layer: Layer, tensors: Arrays) -> dict[str, np.ndarray]:
+def read(layer: AttentionLayer, tensors: Arrays) -> dict[str, np.ndarray]:
     """The layer's arrays by the keys that its table has."""
     given = {key: tensors[key] for key in layer.keys}
     given |= {key: tensors[other] for key, other in layer.borrowed.items()}
@@ -76,7 +76,7 @@ def read(layer: Layer, tensors: Arrays) -> dict[str, np.ndarray]:
     return given | {key: np.zeros(shape, dtype) for key, shape in layer.zeros.items()}
 
 
-def torch_side(layer: Layer, arrays: Arrays) -> torch.nn.Module:
+def torch_side(layer: AttentionLayer, arrays: Arrays) -> torch.nn.Module:
     """The torch module with the file's rows as they lie there: no table has a say."""
     dtype = getattr(torch, layer.dtype)
     module = rebuild.torch_module(layer.traits).to(dtype)
@@ -92,14 +92,14 @@ def torch_side(layer: Layer, arrays: Arrays) -> torch.nn.Module:
     return module
 
 
-def flax_side(layer: Layer, arrays: Arrays) -> nnx.Module:
+def flax_side(layer: AttentionLayer, arrays: Arrays) -> nnx.Module:
     """The Flax module, loaded through the table: no parameter is drawn to be written over."""
     module = rebuild.flax_module(layer.traits, layer.dtype)
     load(module, arrays, layer.layout)
     return module
 
 
-def compared(layer: Layer, reference: torch.nn.Module, port: nnx.Module) -> Result:
+def compared(layer: AttentionLayer, reference: torch.nn.Module, port: nnx.Module) -> Result:
     """The verdict on the two sides of a layer, with what is known of it."""
     seed = zlib.crc32(layer.name.encode())
     N, K, H = layer.traits.sizes

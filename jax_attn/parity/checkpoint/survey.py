@@ -11,7 +11,7 @@ import numpy as np
 from jax_attn.attention.checks import ArgumentError
 from jax_attn.dtypes import DTYPES
 from jax_attn.parity.checkpoint import family_spellings, rebuild
-from jax_attn.parity.checkpoint.layer import Layer, unmeasured
+from jax_attn.parity.checkpoint.layer import AttentionLayer, unmeasured
 from jax_attn.parity.judge.result import Result
 from jax_attn.parity.run.jax_settings import x64_for
 from jax_attn.transfer import (
@@ -26,14 +26,19 @@ from jax_attn.transfer import (
     plan,
     row,
 )
-from jax_attn.transfer.families import Family, Place, Traits, family_of
+from jax_attn.transfer.families import Config, Family, Place, Traits, family_of
+from jax_attn.transfer.families.config import disagreements
 from jax_attn.transfer.files.prefixes import unwrapped
-from jax_attn.transfer.inspect.config import Config, Sizes, lacking, seen_from, sizes
-from jax_attn.transfer.inspect.discover import Block, Unread, discover
+from jax_attn.transfer.inspect.config import HeadCounts, head_counts, seen_from
+from jax_attn.transfer.inspect.discover import AttentionBlock, UnreadBlock, discover
+from jax_attn.transfer.inspect.lacks import lacking
 from jax_attn.transfer.port.checks import other_layers
-from jax_attn.transfer.table import steps as transfer_steps
+from jax_attn.transfer.table.rows import Row
+from jax_attn.transfer.table.step import HeadSizes, Step
 
 Arrays = Mapping[str, np.ndarray]
+Options = Mapping[str, int | None]
+"""--num-heads and --num-kv-heads, in this order."""
 
 STATEMENT = "verified our rebuild of the attention weights, not the whole model"
 _NO_CONFIG = "no config.json beside it: what else the model does in its attention is not known"
@@ -45,50 +50,59 @@ def survey(
     config: Config | None,
     num_heads: int | None = None,
     num_kv_heads: int | None = None,
-) -> list[Layer | Result]:
+) -> list[AttentionLayer | Result]:
     """The layers to verify, and a Result for each block that is not rebuilt.
 
-    num_heads, num_kv_heads: N and K, where no config says, or as it does. Raises
+    num_heads, num_kv_heads: N and K, where no config has them, or as it does. Raises
     UnknownHeadsError; TransferError where there is no attention, and with everything that
     contradicts itself.
     """
     config = config if config is not None else {}
+    options = {"--num-heads": num_heads, "--num-kv-heads": num_kv_heads}
     family = family_of(config)
     if family is None:
-        return _spelled(checkpoint, config, num_heads, num_kv_heads)
+        return _layers_by_spelling(checkpoint, config, options)
     try:
         places = family.blocks(config, checkpoint)
-        traits = [family.traits(config, place.torch) for place in places]
+        blocks = [(place, family.traits(config, place.torch)) for place in places]
     except TransferError as error:
-        # Its config asks for what the table has no place for: what can be read is.
+        # The family's table cannot serve this config; what is readable is read by its spelling.
         why = tuple(f"family {family.name}: {problem.text}" for problem in error.problems)
-        return _spelled(checkpoint, config, num_heads, num_kv_heads, why)
-    if not places:
+        return _layers_by_spelling(checkpoint, config, options, why)
+    if not blocks:
         _, wrapped = unwrapped(checkpoint)
-        why = f"family {family.name}: none of its blocks is here"
-        why += f"; {wrapped[0].text}: {wrapped[0].name}" if wrapped else ""
-        return _spelled(checkpoint, config, num_heads, num_kv_heads, (why,))
-    given = {"--num-heads": num_heads, "--num-kv-heads": num_kv_heads}
-    found = [
-        _family_layer(family, place, each, config, checkpoint)
-        for place, each in zip(places, traits, strict=True)
-    ]
-    problems = [p for each in traits for p in _disagreements(each, given)]
-    if not problems:
-        problems = [p for x in found if isinstance(x, Layer) for p in _misfits(x, checkpoint)]
-    if problems:
-        raise TransferError("the layers of a family", dict.fromkeys(problems))
-    # A part of a model may be verified, but does not pass for the whole.
-    others = tuple(f"{p.name}: {p.text}" for p in other_layers(config, places))
-    return [*found, unmeasured("layers", "unknown", doubts=others)] if others else found
+        reason = f"family {family.name}: none of its blocks is here"
+        reason += f"; {wrapped[0].text}: {wrapped[0].name}" if wrapped else ""
+        return _layers_by_spelling(checkpoint, config, options, (reason,))
+    return _layers_of_family(family, blocks, config, checkpoint, options)
 
 
 # --- of a family --------------------------------------------------------------------------------
 
 
+def _layers_of_family(
+    family: Family,
+    blocks: Sequence[tuple[Place, Traits]],
+    config: Config,
+    checkpoint: Checkpoint,
+    options: Options,
+) -> list[AttentionLayer | Result]:
+    layers = [_family_layer(family, *block, config, checkpoint) for block in blocks]
+    problems = [p for _, traits in blocks for p in disagreements(options, traits.sizes[:2])]
+    if not problems:
+        rebuilt = (layer for layer in layers if isinstance(layer, AttentionLayer))
+        problems = [problem for layer in rebuilt for problem in _misfits(layer, checkpoint)]
+    if problems:
+        raise TransferError("the layers of a family", dict.fromkeys(problems))
+    # A part of a model may be verified, but does not pass for the whole.
+    others = other_layers(config, [place for place, _ in blocks])
+    doubts = tuple(f"{problem.name}: {problem.text}" for problem in others)
+    return [*layers, unmeasured("layers", "unknown", doubts=doubts)] if doubts else layers
+
+
 def _family_layer(
     family: Family, place: Place, traits: Traits, config: Config, checkpoint: Checkpoint
-) -> Layer | Result:
+) -> AttentionLayer | Result:
     prefix, borrowed = place.torch, {}
     layout = family.block(config).under(prefix, "").spelled_as(checkpoint)
     if traits.lender:
@@ -96,58 +110,49 @@ def _family_layer(
         borrowed[f"{prefix}.{key}"] = f"{traits.lender}.{key}"
         traits = replace(traits, bias=family.traits(config, traits.lender).bias)
     keys = tuple(key for key in layout.torch_keys() if key in checkpoint)
-    below = [key.removeprefix(f"{prefix}.") for key in checkpoint if key.startswith(f"{prefix}.")]
-    beside = [k for k in below if f"{prefix}.{k}" not in keys]
+    below = [key for key in checkpoint if key.startswith(f"{prefix}.")]
+    beside = [key.removeprefix(f"{prefix}.") for key in below if key not in keys]
     dtypes = sorted({checkpoint.describe(key).dtype for key in keys})
-    notes = [STATEMENT, f"family {family.name}"]
-    notes += [f"beside it, and no part of the rebuild: {_first(beside)}"] if beside else []
+    notes = (STATEMENT, f"family {family.name}", *_note_beside(beside))
     doubts = lacking({}, beside, traits.sizes.head_dim)
     if len(dtypes) > 1 or dtypes[0] not in DTYPES:
         text = f"not rebuilt: expected one of {', '.join(DTYPES)} for all of a block, got {dtypes}"
-        return unmeasured(prefix, "unknown", doubts=(text, *doubts), notes=tuple(notes))
+        return unmeasured(prefix, "unknown", doubts=(text, *doubts), notes=notes)
 
     def rows(arrays: Arrays) -> Arrays:
         own = {key.removeprefix(f"{prefix}."): array for key, array in arrays.items()}
         return family_spellings.state(family.name, traits, own)
 
-    return Layer(
+    return AttentionLayer(
         *(prefix, keys, dtypes[0], traits, rows, layout),
         borrowed=borrowed,
         doubts=doubts,
-        notes=tuple(notes),
+        notes=notes,
     )
 
 
-def _disagreements(traits: Traits, given: Mapping[str, int | None]) -> list[Problem]:
-    return [
-        Problem("ambiguous", option, f"expected {here}, as the config has it, got {said}")
-        for (option, said), here in zip(given.items(), traits.sizes[:2], strict=True)
-        if said is not None and said != here
-    ]
-
-
-def _misfits(layer: Layer, checkpoint: Checkpoint) -> list[Problem]:
+def _misfits(layer: AttentionLayer, checkpoint: Checkpoint) -> list[Problem]:
     """What the file has otherwise than the config says."""
     with x64_for(layer.dtype):
         try:
             module = rebuild.flax_module(layer.traits, layer.dtype)
         except ArgumentError as error:
             return [Problem("file", f"config.json, {layer.name}", str(error))]
-        return plan(module, _Part(checkpoint, layer), layer.layout).problems
+        return plan(module, _LayerTensors(checkpoint, layer), layer.layout).problems
 
 
-class _Part(dict):
-    """What a layer's table has of a checkpoint; nothing is read."""
+class _LayerTensors(dict[str, str]):
+    """A layer's tensors in a checkpoint, by the keys of its table; describes them, reads none."""
 
-    def __init__(self, checkpoint: Checkpoint, layer: Layer):
-        super().__init__({key: key for key in layer.keys} | layer.borrowed)
+    def __init__(self, checkpoint: Checkpoint, layer: AttentionLayer):
+        super().__init__({key: key for key in layer.keys} | {**layer.borrowed})
         self.describe = lambda key: checkpoint.describe(self[key])
 
 
 # --- as they are spelled ------------------------------------------------------------------------
 
-# name of a part -> the Flax path, the steps from torch's rows to it
-_PLACES = {
+# torch_ref's name of a weight or bias -> the Flax path and the steps from torch's rows to it
+_ROWS: dict[str, tuple[str, tuple[Step, ...]]] = {
     "q.weight": ("q_proj.kernel", (linear, heads)),
     "k.weight": ("k_proj.kernel", (linear, heads)),
     "v.weight": ("v_proj.kernel", (linear, heads)),
@@ -160,92 +165,90 @@ _PLACES = {
 _PROJECTIONS = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "out_proj"}
 
 
-def _spelled(
-    checkpoint: Checkpoint,
-    config: Config,
-    num_heads: int | None,
-    num_kv_heads: int | None,
-    why: tuple[str, ...] = (),
-) -> list[Layer | Result]:
+def _layers_by_spelling(
+    checkpoint: Checkpoint, config: Config, options: Options, why: tuple[str, ...] = ()
+) -> list[AttentionLayer | Result]:
     """why: what a family's table has no place for, where the config names a family."""
     specs = {key: checkpoint.describe(key) for key in checkpoint}
-    found = discover(specs, str(config.get("model_type", "")))
-    if not found:
+    blocks = discover(specs, str(config.get("model_type", "")))
+    if not blocks:
         text = f"expected attention, got {len(specs)} tensors that spell none: {_first([*specs])}"
         raise TransferError("finding attention", [Problem("file", str(checkpoint.path), text)])
     notes = (STATEMENT,) if config else (STATEMENT, _NO_CONFIG)
-    surveyed: list[Layer | Result] = []
+    layers: list[AttentionLayer | Result] = []
     problems: list[Problem] = []
-    for block in found:
+    for block in blocks:
         seen = seen_from(config, block.prefix)
-        if isinstance(block, Unread):
+        if isinstance(block, UnreadBlock):
             doubts = (f"not rebuilt: {block.reason}", *why, *lacking(seen, block.beside))
-            surveyed.append(unmeasured(block.name, "unknown", doubts=doubts, notes=notes))
+            layers.append(unmeasured(block.name, "unknown", doubts=doubts, notes=notes))
             continue
         try:
-            made = sizes(block, seen, num_heads, num_kv_heads)
+            counts = head_counts(block, seen, *options.values())
         except TransferError as error:
             problems += error.problems
             continue
-        doubts = (*why, *lacking(seen, block.beside, made.head_dim))
-        surveyed.append(_spelled_layer(block, made, doubts, notes))
+        doubts = (*why, *lacking(seen, block.beside, counts.head_dim))
+        layers.append(_spelled_layer(block, counts, doubts, notes))
     if problems:
-        # What the config says wrong, it says to every block.
+        # An invalid config concerns every block alike.
         raise TransferError("heads", dict.fromkeys(problems))
-    return surveyed
+    return layers
 
 
 def _spelled_layer(
-    block: Block, made: Sizes, doubts: tuple[str, ...], notes: tuple[str, ...]
-) -> Layer:
-    N, K, H, softcap = made
+    block: AttentionBlock, counts: HeadCounts, doubts: tuple[str, ...], notes: tuple[str, ...]
+) -> AttentionLayer:
+    N, K, H, softcap = counts
     traits = Traits(
         block.embed_dim,
-        transfer_steps.HeadSizes(N, K, H),
+        HeadSizes(N, K, H),
         kdim=block.kdim,
         vdim=block.vdim,
-        use_bias="q.bias" in block.parts,
-        use_out_bias="o.bias" in block.parts,
+        use_bias="q.bias" in block.rows,
+        use_out_bias="o.bias" in block.rows,
         softcap=softcap,
     )
-    zeros = {p.key: (p.rows,) for p in block.parts.values() if p.key in block.absent}
-    doubts = (*doubts, *(f"{key} is not there, others are: zeros stand for it" for key in zeros))
-    notes = (*notes, *_packed(block))
-    if block.beside:
-        notes = (*notes, f"beside it, and no part of the rebuild: {_first(block.beside)}")
+    zeros = {at.key: (at.length,) for at in block.rows.values() if at.key in block.absent}
+    missing = (f"{key}: missing although sibling biases exist; using zeros" for key in zeros)
 
     def rows(arrays: Arrays) -> Arrays:
-        parts = ((*name.split("."), part) for name, part in block.parts.items())
-        return {
-            f"{_PROJECTIONS[r]}.{kind}": arrays[p.key][p.start : p.stop] for r, kind, p in parts
-        }
+        state = {}
+        for name, at in block.rows.items():
+            role, kind = name.split(".")
+            state[f"{_PROJECTIONS[role]}.{kind}"] = arrays[at.key][at.start : at.stop]
+        return state
 
-    return Layer(
+    return AttentionLayer(
         *(block.name, block.keys, block.dtype, traits, rows, table(block)),
         zeros=zeros,
-        doubts=doubts,
-        notes=notes,
+        doubts=(*doubts, *missing),
+        notes=(*notes, *_note_packed(block), *_note_beside(block.beside)),
     )
 
 
-def table(block: Block) -> Layout:
+def table(block: AttentionBlock) -> Layout:
     """The transfer table between the block's own keys and the Flax module."""
-    at: dict[str, list[str]] = {}
-    for name, part in block.parts.items():
-        at.setdefault(part.key, []).append(name)
-    return Layout(*(_row(key, names) for key, names in at.items()))
+    names_of: dict[str, list[str]] = {}
+    for name, at in block.rows.items():
+        names_of.setdefault(at.key, []).append(name)
+    return Layout(*(_row(key, names) for key, names in names_of.items()))
 
 
-def _row(key: str, names: list[str]):
-    paths, steps = [_PLACES[name][0] for name in names], _PLACES[names[0]][1]
+def _row(key: str, names: list[str]) -> Row:
+    paths, steps = [_ROWS[name][0] for name in names], _ROWS[names[0]][1]
     return row(key, paths, *steps) if len(names) == 1 else row(key, paths, packed, *steps)
 
 
-def _packed(block: Block) -> tuple[str, ...]:
-    """No shape tells the order, which both sides take from the spelling."""
-    key = block.parts["q.weight"].key
-    is_packed = key == block.parts["k.weight"].key
+def _note_packed(block: AttentionBlock) -> tuple[str, ...]:
+    """Shapes do not tell the order of packed rows: both sides take it from the spelling."""
+    key = block.rows["q.weight"].key
+    is_packed = key == block.rows["k.weight"].key
     return (f"{key} read as query, key and value, one after another",) * is_packed
+
+
+def _note_beside(beside: Sequence[str]) -> tuple[str, ...]:
+    return (f"beside it, and no part of the rebuild: {_first(beside)}",) * bool(beside)
 
 
 def _first(names: Sequence[str]) -> str:

@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 
 from jax_attn.parity.checkpoint import rebuild
-from jax_attn.parity.checkpoint.layer import Layer, compared, read, torch_side, unmeasured
+from jax_attn.parity.checkpoint.layer import AttentionLayer, compared, read, torch_side, unmeasured
 from jax_attn.parity.checkpoint.survey import survey
 from jax_attn.parity.judge.result import Result
 from jax_attn.parity.run.jax_settings import x64_for
 from jax_attn.transfer import Layout, TransferError, as_numpy, flatten, load, row
 from jax_attn.transfer.inspect.config import Config, UnknownHeadsError
-from jax_attn.transfer.port.plan import Port
+from jax_attn.transfer.port.plan import PortPlan
 from jax_attn.transfer.port.values import recast
-from jax_attn.transfer.table.step import HeadSizes
+from jax_attn.transfer.table.steps import HeadSizes
 
 STATEMENT = "verified the attention weights that were written, not the whole model"
 
@@ -29,12 +29,12 @@ STATEMENT = "verified the attention weights that were written, not the whole mod
 class Ported:
     """A layer, and where each array of our module was written; paths: our module's to those."""
 
-    layer: Layer
+    layer: AttentionLayer
     paths: Mapping[str, str]
 
 
 def survey_port(
-    source: Mapping[str, Any], config: Config | None, port: Port, sizes: HeadSizes | None
+    source: Mapping[str, Any], config: Config | None, plan: PortPlan, sizes: HeadSizes | None
 ) -> list[Ported | Result]:
     """The attention that a port carried, and a Result for each block that is not rebuilt.
 
@@ -46,11 +46,11 @@ def survey_port(
     except (UnknownHeadsError, TransferError) as error:
         doubts = (f"not rebuilt: {error}",)
         return [unmeasured("attention", "unknown", doubts=doubts, notes=(STATEMENT,))]
-    return [_found(item, port) if isinstance(item, Layer) else item for item in found]
+    return [_found(item, plan) if isinstance(item, AttentionLayer) else item for item in found]
 
 
 def verify_port(
-    ported: Ported | Result, source: Mapping[str, Any], written: Mapping[str, Any], port: Port
+    ported: Ported | Result, source: Mapping[str, Any], written: Mapping[str, Any], plan: PortPlan
 ) -> Result:
     """The verdict on one block: its weights to the bit, outputs and gradients within budget."""
     if isinstance(ported, Result):
@@ -58,9 +58,9 @@ def verify_port(
     layer = ported.layer
     arrays = {path: as_numpy(written[at], at) for path, at in ported.paths.items()}
     rows = read(layer, source)
-    if port.dtype is not None:
-        layer = replace(layer, dtype=port.dtype)
-        rows = {key: recast(array, port.dtype) for key, array in rows.items()}
+    if plan.dtype is not None:
+        layer = replace(layer, dtype=plan.dtype)
+        rows = {key: recast(array, plan.dtype) for key, array in rows.items()}
     if not all(np.isfinite(array).all() for array in rows.values()):
         return _doubted(layer, "expected finite numbers")
     with x64_for(layer.dtype):
@@ -73,11 +73,11 @@ def verify_port(
         return compared(layer, reference, ours)
 
 
-def _found(layer: Layer, port: Port) -> Ported | Result:
+def _found(layer: AttentionLayer, plan: PortPlan) -> Ported | Result:
     """Where the arrays of a layer's module were written, by their names: not as a table says."""
     keys = {*layer.keys, *layer.borrowed.values()}
     written = [
-        path for move in port.moves if not keys.isdisjoint(move.row.keys) for path in move.row.paths
+        path for move in plan.moves if not keys.isdisjoint(move.row.keys) for path in move.row.paths
     ]
     with x64_for(layer.dtype):
         needed = flatten(rebuild.flax_module(layer.traits, layer.dtype))
@@ -87,6 +87,6 @@ def _found(layer: Layer, port: Port) -> Ported | Result:
     return Ported(layer, {path: found[0] for path, found in at.items()})
 
 
-def _doubted(layer: Layer, why: str) -> Result:
+def _doubted(layer: AttentionLayer, why: str) -> Result:
     doubts = (f"not rebuilt: {why}", *layer.doubts)
     return unmeasured(layer.name, layer.dtype, doubts=doubts, notes=layer.notes)

@@ -2,10 +2,10 @@
 
 from jax_attn.transfer.families.bert import BERT
 from jax_attn.transfer.families.bloom import BLOOM
+from jax_attn.transfer.families.config import Config
 from jax_attn.transfer.families.falcon import FALCON
 from jax_attn.transfer.families.family import (
     BiasTraits,
-    Config,
     Family,
     NormTraits,
     Place,

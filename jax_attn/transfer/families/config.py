@@ -1,34 +1,40 @@
-"""Reading a config.json: what is there, what it may be called, and all that is wrong with it."""
+"""Reading a config.json: what values are called, what they may be, and all that is wrong."""
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from jax_attn.transfer.problems import Problem, TransferError
 
+Config = Mapping[str, Any]
+
+# How configs of any family name numbers.
+NUM_HEADS = ("num_attention_heads", "n_head", "num_heads", "n_heads")
+NUM_KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv", "n_kv_heads")
+HEAD_DIM = ("head_dim", "d_kv", "attention_head_size", "kv_channels")
+EMBED_DIM = ("hidden_size", "n_embd", "d_model")
 LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
 DECODER_LAYERS = ("num_decoder_layers",)
-"""How configs name the number of layers, and of those on a decoder's side where it has its own."""
 
 _MISSING = object()
 
 
 class StandIn(int):
-    """A 1 in the place of a number that is wrong: of what follows from it nothing is said."""
+    """A placeholder for an invalid number; suppresses follow-on errors."""
 
 
 class Reading:
-    """A config as it is read: each value is one that has its place, or a problem.
+    """A config whose values are checked as they are read.
 
-    What is wrong goes into `problems`, and something in its place is given, so that the reader
-    goes on and all that is wrong comes together. Where nobody gives a default, what is not there
-    is wrong as well; null counts as not there. file: what the config is called.
+    An invalid value goes into `problems` and a placeholder is returned, so that one reading
+    collects everything that is wrong. A missing value is invalid where there is no default; null
+    counts as missing. file: what messages call the config.
     """
 
     def __init__(
         self,
-        config: Mapping[str, Any],
+        config: Config,
         problems: dict[Problem, None] | None = None,
         file: str = "config.json",
     ):
@@ -37,23 +43,23 @@ class Reading:
         self.file = file
 
     def get(self, name: str, default: Any = None) -> Any:
-        """The value as it stands there."""
+        """The value as it is, unchecked."""
         return self.config.get(name, default)
 
     def over(self, defaults: Mapping[str, Any]) -> "Reading":
-        """The same with `defaults` for what is not there; null counts as there."""
+        """The same config with `defaults` for missing keys; here null counts as present."""
         return Reading({**defaults, **self.config}, self.problems)
 
     def inside(self, name: str) -> "Reading":
-        """The object that stands there; an empty one for none."""
-        held = self.get(name) or {}
-        if not isinstance(held, Mapping):
-            self.refuse(name, held, "a JSON object")
-            held = {}
-        return Reading(held, self.problems)
+        """A reading of a nested object, an empty one where it is missing."""
+        nested = self.get(name) or {}
+        if not isinstance(nested, Mapping):
+            self.refuse(name, nested, "a JSON object")
+            nested = {}
+        return Reading(nested, self.problems)
 
     def number(self, *names: str, default: Any = _MISSING, least: int = 1) -> Any:
-        """The whole number ≥ least that the first of `names` there gives."""
+        """The whole number ≥ least of the first of `names` that is present."""
 
         def is_count(value: Any) -> bool:
             is_whole = isinstance(value, int) and not isinstance(value, bool)
@@ -63,7 +69,7 @@ class Reading:
 
     def real(self, *names: str, default: Any = _MISSING) -> Any:
         """Likewise a finite number above 0."""
-        return self._read(names, default, "a number above 0", _is_real, StandIn(1))
+        return self._read(names, default, "a number above 0", is_positive, StandIn(1))
 
     def flag(self, *names: str, default: Any = _MISSING) -> Any:
         """Likewise true or false."""
@@ -75,26 +81,25 @@ class Reading:
         def are_known(value: Any) -> bool:
             return isinstance(value, list) and all(word in known for word in value)
 
-        made = self._read((name,), None, f"a list of {', '.join(known)}", are_known, None)
-        if None not in (made, count) and len(made) != count:
-            self.refuse(name, made, f"{count} words, one a layer", count)
-        return made
+        words = self._read((name,), None, f"a list of {', '.join(known)}", are_known, None)
+        if None not in (words, count) and len(words) != count:
+            self.refuse(name, words, f"{count} words, one a layer", count)
+        return words
 
     def share(self, width: str, heads: str) -> tuple[int, int, int]:
-        """(D, N, H) where N heads share a width D: each has H = D / N features of it."""
+        """(D, N, H) where N heads share a width D, so that H = D / N."""
         D, N = self.number(width), self.number(heads)
         return D, N, self.divided((width, D), (heads, N))
 
     def kv_heads(self, name: str, heads: str) -> int:
-        """K, how many key/value heads `name` gives; as many as there are query heads where it is
-        not there."""
+        """K, the number of key/value heads; N, the number of query heads, where it is missing."""
         N = self.number(heads)
         K = self.number(name, default=N)
         self.divided((heads, N), (name, K))
         return K
 
     def divided(self, whole: tuple[str, int], parts: tuple[str, int]) -> int:
-        """One part of a whole, each a name and what it gives, which must come out even."""
+        """A whole divided into equal parts, each given as (name, value)."""
         (name, value), (by, count) = whole, parts
         if isinstance(value, StandIn) or isinstance(count, StandIn):
             return StandIn(1)
@@ -104,7 +109,7 @@ class Reading:
         return value // count
 
     def refuse(self, name: str, value: Any, expected: str, *of: Any) -> None:
-        """Note a value that has no place here; not where one `of` those it hangs on is wrong."""
+        """Note an unsupported value, unless one `of` those that it depends on is invalid itself."""
         if not any(isinstance(other, StandIn) for other in of):
             text = f"expected {expected}, got {value!r}"
             self.problems[Problem("file", f"{self.file} {name}", text)] = None
@@ -117,24 +122,34 @@ class Reading:
         fits: Callable[[Any], bool],
         instead: Any,
     ) -> Any:
-        given = {name: value for name in names if (value := self.get(name)) is not None}
-        wrong = {name: value for name, value in given.items() if not fits(value)}
-        if not given and default is _MISSING:
-            wrong = {" or ".join(names): None}
-        for name, value in wrong.items():
+        present = {name: value for name in names if (value := self.get(name)) is not None}
+        invalid = {name: value for name, value in present.items() if not fits(value)}
+        if not present and default is _MISSING:
+            invalid = {" or ".join(names): None}
+        for name, value in invalid.items():
             self.refuse(name, value, expected)
-        return instead if wrong else next(iter(given.values()), default)
+        return instead if invalid else next(iter(present.values()), default)
 
 
 @contextmanager
-def reading(config: Mapping[str, Any]) -> Iterator[Reading]:
-    """A reading of which all that is wrong is raised at its end, in one TransferError."""
+def reading(config: Config) -> Iterator[Reading]:
+    """A reading that ends with one TransferError for everything invalid."""
     read = Reading(config)
     yield read
     if read.problems:
         raise TransferError("reading the config", read.problems)
 
 
-def _is_real(value: Any) -> bool:
+def disagreements(options: Mapping[str, int | None], config: Sequence[int | None]) -> list[Problem]:
+    """Options, by name, whose values are not those of the config; None agrees with any."""
+    return [
+        Problem("ambiguous", option, f"expected {expected}, as config.json has it, got {value}")
+        for (option, value), expected in zip(options.items(), config, strict=True)
+        if None not in (value, expected) and value != expected
+    ]
+
+
+def is_positive(value: Any) -> bool:
+    """Whether a value is a number above 0 that a float holds: JSON's integers have no end."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return is_number and 0 < value <= sys.float_info.max

@@ -20,12 +20,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from jax_attn.transfer.families.config import DECODER_LAYERS, LAYERS, Reading, reading
+from jax_attn.transfer.families.config import DECODER_LAYERS, LAYERS, Config, Reading, reading
 from jax_attn.transfer.table.layout import Layout, spellings
 from jax_attn.transfer.table.rows import bindings, filled
 from jax_attn.transfer.table.step import HeadSizes
-
-Config = Mapping[str, Any]
 
 _COUNTS = ("max_position_embeddings", "intermediate_size")
 """Numbers that many configs have, and no table or trait asks for."""

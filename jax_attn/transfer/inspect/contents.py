@@ -1,19 +1,20 @@
 """What a checkpoint is: family, attention, layers, dtypes, ties; from its headers and its config.
 
 The family is what the config names; without one, attention is found by how its keys are spelt.
-What neither shapes nor config decide stays unknown. Imports no framework.
+What neither shapes nor config decide is unknown. Imports no framework.
 """
 
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from jax_attn.transfer.arrays import Spec
 from jax_attn.transfer.families import Config, Family, Place, Traits, family_of
-from jax_attn.transfer.inspect.config import UnknownHeadsError, lacking, seen_from, sizes
-from jax_attn.transfer.inspect.discover import Block, Unread, discover
+from jax_attn.transfer.inspect.config import UnknownHeadsError, head_counts, seen_from
+from jax_attn.transfer.inspect.discover import AttentionBlock, UnreadBlock, discover
+from jax_attn.transfer.inspect.lacks import lacking
 from jax_attn.transfer.port.checks import incomplete, other_layers, wrong_heads, wrong_widths
 from jax_attn.transfer.port.plan import reached
 from jax_attn.transfer.problems import Problem, TransferError
@@ -23,7 +24,7 @@ from jax_attn.transfer.table.rows import bindings
 
 Specs = Mapping[str, Spec]
 
-_HOW = {"packed": "query, key, value one after another", "grouped": "by key/value head"}
+_PACKINGS = {"packed": "query, key, value one after another", "grouped": "by key/value head"}
 
 
 @dataclass(frozen=True)
@@ -32,25 +33,25 @@ class Attention:
 
     places: torch's prefixes. design: MHA, MQA or GQA, or what is known of it. None: not known.
     packed: "" for split projections, else how one tensor holds three. does: its other traits,
-    by name. doubts: what the block does and nobody here can say.
+    by name. doubts: what the block does that cannot be told.
     """
 
     places: tuple[str, ...]
     design: str
-    num_heads: int | None
-    num_kv_heads: int | None
-    head_dim: int | None
-    embed_dim: int | None
-    dtype: tuple[str, ...]
-    packed: str
-    bytes: int
+    num_heads: int | None = None
+    num_kv_heads: int | None = None
+    head_dim: int | None = None
+    embed_dim: int | None = None
+    dtype: tuple[str, ...] = ()
+    packed: str = ""
+    bytes: int = 0
     does: dict[str, Any] = field(default_factory=dict)
     doubts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Contents:
-    """What `inspect` found. dtypes: name -> tensors and bytes. tied: key -> whose tensor it is."""
+    """What `inspect` reads. dtypes: name -> tensors and bytes. tied: key -> whose tensor it is."""
 
     family: str | None
     model_type: str | None
@@ -81,33 +82,28 @@ def inspect(
     everything that contradicts itself, and with these.
     """
     known = config or {}
+    kind = known.get("model_type")
     family = family_of(known)
-    if family is not None:
-        root = family.root(known, specs)
-        found, layout = _of_family(family, known, specs, unreadable), family.model(known, specs)
-        said = _said_tied(layout, specs)
-        apart = {key for key in said if key in specs and said[key] not in _same(key, tied)}
-        tied = {**tied, **{key: other for key, other in said.items() if key not in apart}}
-        notes = [f"tied by the config, and held apart: {k}, {said[k]}" for k in said if k in apart]
+    if family is None:
+        root, blocks = "", _blocks_by_spelling(specs, known)
+        why = "no config.json beside it" if config is None else f"model_type {kind!r}"
+        notes = [f"{why}: the family is not known"]
     else:
-        root, found = "", _spelt(specs, known)
-        notes = [
-            "no config.json beside it: the family is not known"
-            if config is None
-            else f"model_type {known.get('model_type')!r}: the family is not known"
-        ]
-    numbers = {numbered for one in found for place in one.places if (numbered := _layer(place))}
+        root = family.root(known, specs)
+        blocks = _blocks_of_family(family, known, specs, unreadable)
+        tied, notes = _ties(family.model(known, specs), specs, tied)
+    layers = {_layer(place) for block in blocks for place in block.places} - {""}
     return Contents(
-        family.name if family else None,
-        known.get("model_type"),
-        root,
-        len(numbers),
-        len(specs),
-        sum(spec.nbytes for spec in specs.values()),
-        _dtypes(specs),
-        _together(found),
-        dict(tied),
-        notes,
+        family=family.name if family else None,
+        model_type=kind,
+        root=root,
+        layers=len(layers),
+        tensors=len(specs),
+        bytes=sum(spec.nbytes for spec in specs.values()),
+        dtypes=_dtypes(specs),
+        attention=_together(blocks),
+        tied=dict(tied),
+        notes=notes,
     )
 
 
@@ -118,126 +114,85 @@ def design(num_heads: int, num_kv_heads: int) -> str:
     return "MQA" if num_kv_heads == 1 else "GQA"
 
 
-def _of_family(
+# --- by the family ------------------------------------------------------------------------------
+
+
+def _blocks_of_family(
     family: Family, config: Config, specs: Specs, unreadable: Sequence[Problem]
 ) -> list[Attention]:
-    block = family.block(config)
-    made, problems = [], []
+    table = family.block(config)
+    hidden = [problem.name for problem in unreadable]
+    blocks, problems, places = [], [], []
     for place in family.blocks(config, specs):
         traits = family.traits(config, place.torch)
-        under = block.under(*place)
-        keys = {key: spec for key, spec in specs.items() if _takes(under, key)}
-        shapes = {key: spec.shape for key, spec in keys.items()}
-        carried = {
-            k: s for k, s in shapes.items() if k not in resolve.passed(under.passed_over, [k])
-        }
         try:
-            paths = under.shapes(carried, traits.sizes)
+            block, misfits = _block_at(place, traits, table.under(*place), specs, hidden)
         except TransferError as error:
             problems += error.problems
             continue
-        moves, _ = resolve.for_loading(under.groups, under.refusals, carried, paths)
-        hidden = reached(under, [problem.name for problem in unreadable])
-        problems += wrong_heads(moves, traits.sizes)
-        problems += incomplete([(place, traits)], [*paths, *hidden])
-        problems += wrong_widths(moves, [(place, traits)])
-        packed = next(
-            (_HOW[s.name] for m in moves for s in m.row.steps if s.name in _HOW and _three(m)), ""
-        )
-        made.append(_attention(place, traits, keys, packed))
-    problems += other_layers(config, [Place(p, "") for one in made for p in one.places])
+        blocks.append(block)
+        places.append(place)
+        problems += misfits
+    problems += other_layers(config, places)
     if problems:
         problems = [*unreadable, *dict.fromkeys(problems)]
         raise TransferError("what the config says of the checkpoint", problems)
-    return made
+    return blocks
 
 
-def _attention(place: Place, traits: Traits, keys: Specs, packed: str) -> Attention:
+def _block_at(
+    place: Place, traits: Traits, table: Layout, specs: Specs, hidden: Sequence[str]
+) -> tuple[Attention, list[Problem]]:
+    """One block, and what the file has otherwise than its traits.
+
+    table: that of the block, at its place. hidden: keys that cannot be read. Raises TransferError
+    where shapes do not go through the table.
+    """
+    patterns = [*table.torch_keys(), *(item.key for item in table.passed_over)]
+    keys = {key: spec for key, spec in specs.items() if bindings(patterns, [key])}
+    passed_over = resolve.passed(table.passed_over, keys)
+    shapes = {key: spec.shape for key, spec in keys.items() if key not in passed_over}
+    paths = table.shapes(shapes, traits.sizes)
+    moves, _ = resolve.for_loading(table.groups, table.refusals, shapes, paths)
+    problems = wrong_heads(moves, traits.sizes)
+    problems += incomplete([(place, traits)], [*paths, *reached(table, hidden)])
+    problems += wrong_widths(moves, [(place, traits)])
+    packings = (_PACKINGS.get(s.name) for m in moves if len(m.row.paths) == 3 for s in m.row.steps)
     N, K, H = traits.sizes
-    plain = {"use_bias", "use_out_bias", "is_causal", "cross", "scale", "softcap", "window"}
-    does = {name: getattr(traits, name) for name in sorted(plain)}
-    does["scale"] = does["scale"] or f"1/√{H}"
-    for name in ("qk_norm", "rotary", "bias"):
-        value = getattr(traits, name)
-        does["position_bias" if name == "bias" else name] = value and value._asdict()
-    return Attention(
-        (place.torch,),
-        design(N, K),
-        N,
-        K,
-        H,
-        traits.embed_dim,
-        tuple(sorted({spec.dtype for spec in keys.values()})),
-        packed,
-        sum(spec.nbytes for spec in keys.values()),
-        does,
+    block = Attention(
+        places=(place.torch,),
+        design=design(N, K),
+        num_heads=N,
+        num_kv_heads=K,
+        head_dim=H,
+        embed_dim=traits.embed_dim,
+        packed=next(filter(None, packings), ""),
+        does=_does(traits),
+        **_held(keys),
     )
+    return block, problems
 
 
-def _spelt(specs: Specs, config: Config) -> list[Attention]:
-    """What the keys spell, where no family says more."""
-    made = []
-    for found in discover(specs, str(config.get("model_type", ""))):
-        seen = seen_from(config, found.prefix)
-        keys = {key: specs[key] for key in found.keys}
-        dtypes = tuple(sorted({spec.dtype for spec in keys.values()}))
-        count = sum(spec.nbytes for spec in keys.values())
-        if isinstance(found, Unread):
-            doubts = (f"not read: {found.reason}", *lacking(seen, found.beside))
-            nothing = (None,) * 4
-            made.append(
-                Attention((found.name,), "unknown", *nothing, dtypes, "", count, doubts=doubts)
-            )
-            continue
-        made.append(_of_block(found, seen, dtypes, count))
-    return made
+def _does(traits: Traits) -> dict[str, Any]:
+    """Traits by name, those of several fields as dicts."""
+    names = ("cross", "is_causal", "scale", "softcap", "use_bias", "use_out_bias", "window")
+    does = {name: getattr(traits, name) for name in names}
+    does["scale"] = does["scale"] or f"1/√{traits.sizes.head_dim}"
+    several = {"qk_norm": traits.qk_norm, "rotary": traits.rotary, "position_bias": traits.bias}
+    return does | {name: value and value._asdict() for name, value in several.items()}
 
 
-def _of_block(block: Block, config: Config, dtypes: tuple[str, ...], count: int) -> Attention:
-    query, key = (block.parts[f"{role}.weight"] for role in "qk")
-    does = {"use_bias": "q.bias" in block.parts, "use_out_bias": "o.bias" in block.parts}
-    try:
-        N, K, H, does["softcap"] = sizes(block, config, None, None)
-        kind, unknown = design(N, K), ()
-    except UnknownHeadsError:
-        N = K = H = None
-        G, odd = divmod(query.rows, key.rows)
-        kind = "MHA" if G == 1 and not odd else f"MQA or GQA, {G} queries a key/value head"
-        unknown = (f"heads: {query.rows} query rows, how many heads they are no shape tells",)
-    packed = _HOW["packed"] if query.key == key.key else ""
-    doubts = (*unknown, *lacking(config, block.beside, H))
-    return Attention(
-        (block.name,), kind, N, K, H, block.embed_dim, dtypes, packed, count, does, doubts
-    )
+def _ties(
+    layout: Layout, specs: Specs, tied: Mapping[str, str]
+) -> tuple[dict[str, str], list[str]]:
+    """Tied keys, by shared memory and by the family's table; notes on what a file holds apart.
 
-
-def _together(found: Iterable[Attention]) -> list[Attention]:
-    """Blocks that are alike but for where they lie, as one."""
-    alike: dict[str, list[Attention]] = defaultdict(list)
-    for one in found:
-        unplaced = replace(one, places=(), doubts=tuple(map(_open, one.doubts)))
-        alike[f"{_open(one.places[0])} {unplaced}"].append(one)
-    return [
-        replace(same[0], places=tuple(p for o in same for p in o.places)) for same in alike.values()
-    ]
-
-
-def _dtypes(specs: Specs) -> dict[str, dict[str, int]]:
-    count = Counter(spec.dtype for spec in specs.values())
-    of = {name: [spec for spec in specs.values() if spec.dtype == name] for name in count}
-    return {
-        name: {"tensors": len(those), "bytes": sum(spec.nbytes for spec in those)}
-        for name, those in of.items()
-    }
-
-
-def _said_tied(layout: Layout, specs: Specs) -> dict[str, str]:
-    """Ties that the family's table knows of, whether the file has both or leaves one out."""
-    made = {}
-    for item in layout.passed_over:
-        if item.same_as in specs:
-            made[item.key] = item.same_as
-    return made
+    The table knows of ties whether the file has both keys or leaves one out.
+    """
+    by_table = {i.key: i.same_as for i in layout.passed_over if i.same_as in specs}
+    apart = [k for k, other in by_table.items() if k in specs and other not in _same(k, tied)]
+    notes = [f"tied by the config, and held apart: {key}, {by_table[key]}" for key in apart]
+    return {**tied, **{k: other for k, other in by_table.items() if k not in apart}}, notes
 
 
 def _same(key: str, tied: Mapping[str, str]) -> set[str]:
@@ -246,19 +201,90 @@ def _same(key: str, tied: Mapping[str, str]) -> set[str]:
     return {first, *(other for other, kept in tied.items() if kept == first)}
 
 
-def _takes(layout: Layout, key: str) -> bool:
-    return bool(bindings([*layout.torch_keys(), *(i.key for i in layout.passed_over)], [key]))
+# --- by spelling --------------------------------------------------------------------------------
 
 
-def _three(move: resolve.Move) -> bool:
-    return len(move.row.paths) == 3
+def _blocks_by_spelling(specs: Specs, config: Config) -> list[Attention]:
+    return [
+        _block_as_spelled(block, seen_from(config, block.prefix), specs)
+        for block in discover(specs, str(config.get("model_type", "")))
+    ]
+
+
+def _block_as_spelled(
+    block: AttentionBlock | UnreadBlock, config: Config, specs: Specs
+) -> Attention:
+    """config: as seen from the block."""
+    held = _held({key: specs[key] for key in block.keys})
+    if isinstance(block, UnreadBlock):
+        doubts = (f"not read: {block.reason}", *lacking(config, block.beside))
+        return Attention((block.name,), "unknown", doubts=doubts, **held)
+    query, key = (block.rows[f"{role}.weight"] for role in "qk")
+    does: dict[str, Any] = {
+        "use_bias": "q.bias" in block.rows,
+        "use_out_bias": "o.bias" in block.rows,
+    }
+    N: int | None
+    K: int | None
+    H: int | None
+    try:
+        N, K, H, does["softcap"] = head_counts(block, config, None, None)
+        kind, doubts = design(N, K), ()
+    except UnknownHeadsError:
+        N = K = H = None
+        G, odd = divmod(query.length, key.length)
+        kind = "MHA" if G == 1 and not odd else f"MQA or GQA, {G} queries a key/value head"
+        doubts = (f"heads: num_heads cannot be inferred from {query.length} query rows",)
+    return Attention(
+        (block.name,),
+        kind,
+        num_heads=N,
+        num_kv_heads=K,
+        head_dim=H,
+        embed_dim=block.embed_dim,
+        packed=_PACKINGS["packed"] if query.key == key.key else "",
+        does=does,
+        doubts=(*doubts, *lacking(config, block.beside, H)),
+        **held,
+    )
+
+
+# --- of either ----------------------------------------------------------------------------------
+
+
+def _held(keys: Specs) -> dict[str, Any]:
+    """The dtypes and the bytes of a block's tensors."""
+    dtypes = tuple(sorted({spec.dtype for spec in keys.values()}))
+    return {"dtype": dtypes, "bytes": sum(spec.nbytes for spec in keys.values())}
+
+
+def _together(blocks: Iterable[Attention]) -> list[Attention]:
+    """Blocks that are alike but for where they lie, as one."""
+    alike: dict[str, list[Attention]] = defaultdict(list)
+    for block in blocks:
+        unplaced = replace(block, places=(), doubts=tuple(map(_unnumbered, block.doubts)))
+        alike[f"{_unnumbered(block.places[0])} {unplaced}"].append(block)
+    return [
+        replace(same[0], places=tuple(place for block in same for place in block.places))
+        for same in alike.values()
+    ]
+
+
+def _dtypes(specs: Specs) -> dict[str, dict[str, int]]:
+    by_dtype: dict[str, list[Spec]] = defaultdict(list)
+    for spec in specs.values():
+        by_dtype[spec.dtype].append(spec)
+    return {
+        name: {"tensors": len(those), "bytes": sum(spec.nbytes for spec in those)}
+        for name, those in by_dtype.items()
+    }
 
 
 def _layer(place: str) -> str:
     """What a block's place is numbered by: decoder.block.3."""
-    found = re.match(r".*?\d+", place)
-    return found[0] if found else ""
+    numbered = re.match(r".*?\d+", place)
+    return numbered[0] if numbered else ""
 
 
-def _open(text: str) -> str:
+def _unnumbered(text: str) -> str:
     return re.sub(r"\d+", "{i}", text)

@@ -15,90 +15,46 @@ from typing import NamedTuple
 from jax_attn.dtypes import DTYPES
 from jax_attn.transfer.arrays import Spec
 from jax_attn.transfer.problems import Problem, TransferError
+from jax_attn.transfer.table.spellings import OTHERWISE_PACKED, SPELLINGS, UNORDERED, Spelling
 
 Specs = Mapping[str, Spec]
 
-
-class Spelling(NamedTuple):
-    """Names relative to a block's prefix.
-
-    weights, biases: those of query, key and value, or of all three packed in one, rows in that
-    order. outs: the modules that may be the output projection.
-    """
-
-    weights: tuple[str, ...]
-    biases: tuple[str, ...]
-    outs: tuple[str, ...]
-
-
-def _modules(names: str, *outs: str) -> Spelling:
-    parts = names.split()
-    return Spelling(
-        tuple(f"{part}.weight" for part in parts), tuple(f"{part}.bias" for part in parts), outs
-    )
-
-
-# A spelling that ends in another's names stands before it.
-SPELLINGS = (
-    _modules("self.query self.key self.value", "output.dense"),  # BERT
-    _modules("self.query_proj self.key_proj self.value_proj", "output.dense"),  # DeBERTa
-    _modules("attention.query attention.key attention.value", "output.dense"),  # ViT's files
-    _modules("q_proj k_proj v_proj", "out_proj", "o_proj", "out", "dense"),
-    _modules("query key value", "out", "out_proj", "dense"),
-    _modules("q_lin k_lin v_lin", "out_lin"),  # DistilBERT
-    _modules("to_q to_k to_v", "to_out.0", "to_out"),  # diffusers
-    _modules("w_q w_k w_v", "w_o"),
-    _modules("W_Q W_K W_V", "W_O"),
-    _modules("wq wk wv", "wo"),  # Llama as first published
-    _modules("q k v", "o", "out", "proj"),  # T5
-    Spelling(("in_proj_weight",), ("in_proj_bias",), ("out_proj",)),  # torch's own
-    Spelling(  # and with kdim or vdim
-        ("q_proj_weight", "k_proj_weight", "v_proj_weight"), ("in_proj_bias",), ("out_proj",)
-    ),
-    _modules("qkv_proj", "out_proj", "o_proj"),
-    _modules("qkv", "proj", "out_proj"),  # timm
-    _modules("Wqkv", "out_proj", "Wo"),
+_INTERLEAVED = (
+    "packs query, key and value; how its rows are interleaved cannot be inferred from shapes"
 )
-
-_INTERLEAVED = "packs query, key and value, and how its rows are interleaved no shape tells"
-UNDECIDED = {
-    "c_attn": f"{_INTERLEAVED} (GPT-2 and GPTBigCode differ)",
-    "query_key_value": f"{_INTERLEAVED} (Falcon, GPT-NeoX and BLOOM differ)",
-    "self.in_proj": f"{_INTERLEAVED} (DeBERTa mixes the heads)",
+UNDECIDED = {name: f"{_INTERLEAVED} ({why})" for name, why in UNORDERED.items()}
+UNDECIDED |= {
     "kv_b_proj": "expands a compressed state into keys and values: no such projection is rebuilt",
     "q_proj.qweight": "is quantised: no such projection is rebuilt",
     "rel_attn.q": "is a projection with heads in its shape, for relative attention",
 }
-"""Names that look like attention and whose contents they do not tell."""
-
-# The one published module that packs under a name of the table and not in its order.
-OTHERWISE_PACKED = {"codegen": "qkv_proj"}
+"""Names that look like attention, and why a block of them is not read."""
 
 
-class Part(NamedTuple):
-    """Rows start to stop of the tensor `key`."""
+class ProjectionRows(NamedTuple):
+    """Where a projection's weight or bias lies: rows start to stop of the tensor `key`."""
 
     key: str
     start: int
     stop: int
 
     @property
-    def rows(self) -> int:
+    def length(self) -> int:
         return self.stop - self.start
 
 
 @dataclass(frozen=True)
-class Block:
+class AttentionBlock:
     """One attention block.
 
-    parts: "q.weight", "k.bias", "o.weight" … -> where it lies; a bias may be absent.
-    embed_dim, kdim, vdim: what query, key and value have for features.
-    absent: key of a bias that is not there, though others of query, key and value have one; its
-        part is in `parts` all the same. beside: other keys under the prefix, relative to it.
+    rows: "q.weight", "k.bias", "o.weight" … -> where it lies; a block may have no biases.
+    embed_dim, kdim, vdim: how many features query, key and value have.
+    absent: keys of the biases that are missing although query, key or value has one; they are in
+        `rows` all the same. beside: other keys under the prefix, relative to it.
     """
 
     prefix: str
-    parts: Mapping[str, Part]
+    rows: Mapping[str, ProjectionRows]
     embed_dim: int
     kdim: int
     vdim: int
@@ -112,14 +68,14 @@ class Block:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """Every tensor of it that the checkpoint has."""
-        found = dict.fromkeys(part.key for part in self.parts.values())
-        return tuple(key for key in found if key not in self.absent)
+        """Every tensor of the block that the checkpoint has."""
+        keys = dict.fromkeys(rows.key for rows in self.rows.values())
+        return tuple(key for key in keys if key not in self.absent)
 
 
 @dataclass(frozen=True)
-class Unread:
-    """What looks like attention and is not rebuilt, and why."""
+class UnreadBlock:
+    """What looks like attention and cannot be read, and why."""
 
     prefix: str
     keys: tuple[str, ...]
@@ -132,25 +88,26 @@ class Unread:
 
 
 class _MisfitError(ValueError):
-    """Why tensors of the right names are no block."""
+    """Why tensors with the names of a block are none."""
 
 
-def discover(specs: Specs, model_type: str = "") -> list[Block | Unread]:
+def discover(specs: Specs, model_type: str = "") -> list[AttentionBlock | UnreadBlock]:
     """Every attention block in a checkpoint, in the order of its layers.
 
     specs: torch key to shape and dtype. model_type: as a config names it. Raises TransferError
     where one tensor belongs to two blocks, such as packed and split keys together.
     """
-    read = list(_readings(specs))
-    blocks = [block for block in read if isinstance(block, Block)]
+    candidates = list(_spelled_blocks(specs))
+    blocks = [block for block in candidates if isinstance(block, AttentionBlock)]
     _refuse_ambiguous(blocks)
-    found = [_unless_packed_otherwise(block, model_type) for block in blocks]
+    result = [_unless_packed_otherwise(block, model_type) for block in blocks]
     claimed = {key for block in blocks for key in block.keys}
-    for unread in (*_undecided(specs), *(item for item in read if isinstance(item, Unread))):
+    misfits = [block for block in candidates if isinstance(block, UnreadBlock)]
+    for unread in (*_undecided(specs), *misfits):
         if not claimed.intersection(unread.keys):
             claimed.update(unread.keys)
-            found.append(unread)
-    return sorted(found, key=lambda block: _in_order(block.name))
+            result.append(unread)
+    return sorted(result, key=lambda block: _in_order(block.name))
 
 
 def pattern(name: str) -> str:
@@ -163,39 +120,41 @@ def _in_order(name: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in name.split(".")]
 
 
-# --- spellings met ------------------------------------------------------------------------------
+# --- spellings ------------------------------------------------------------------------------
 
 
-def _readings(specs: Specs) -> Iterator[Block | Unread]:
-    """What each spelling makes of each prefix under which it, or most of it, is there."""
+def _spelled_blocks(specs: Specs) -> Iterator[AttentionBlock | UnreadBlock]:
+    """A block for each spelling and each prefix under which all or most of its weights are."""
     for spelling in SPELLINGS:
-        met = Counter(p for name in spelling.weights for p in _prefixes(specs, name))
-        for prefix, names in met.items():
-            if names >= min(2, len(spelling.weights)):
-                yield from _read(specs, spelling, prefix)
+        counts = Counter(p for name in spelling.weights for p in _prefixes(specs, name))
+        for prefix, count in counts.items():
+            if count >= min(2, len(spelling.weights)):
+                yield from _spelled_at(prefix, specs, spelling)
 
 
-def _read(specs: Specs, spelling: Spelling, prefix: str) -> Iterator[Block | Unread]:
+def _spelled_at(
+    prefix: str, specs: Specs, spelling: Spelling
+) -> Iterator[AttentionBlock | UnreadBlock]:
     weights = [_under(prefix, name) for name in spelling.weights]
     outs = [_under(prefix, f"{out}.weight") for out in spelling.outs]
-    there = [key for key in weights if key in specs]
-    found = [key for key in outs if key in specs]
-    if there != weights:
+    present = [key for key in weights if key in specs]
+    present_outs = [key for key in outs if key in specs]
+    if present != weights:
         missing = ", ".join(key for key in weights if key not in specs)
-        yield _unread(specs, prefix, there, f"missing: {missing}")
-    elif not found:
+        yield _unread(specs, prefix, present, f"missing: {missing}")
+    elif not present_outs:
         reason = f"no output projection: expected one of {', '.join(outs)}"
-        yield _unread(specs, prefix, there, reason)
+        yield _unread(specs, prefix, present, reason)
     else:
         biases = [_under(prefix, name) for name in spelling.biases]
-        for out in found:
+        for out in present_outs:
             try:
                 yield _block(specs, prefix, weights, biases, out)
             except _MisfitError as misfit:
                 yield _unread(specs, prefix, [*weights, out], str(misfit))
 
 
-def _undecided(specs: Specs) -> Iterator[Unread]:
+def _undecided(specs: Specs) -> Iterator[UnreadBlock]:
     for name, why in UNDECIDED.items():
         for suffix in (f"{name}.weight", name):
             for prefix in _prefixes(specs, suffix):
@@ -203,17 +162,19 @@ def _undecided(specs: Specs) -> Iterator[Unread]:
                 yield _unread(specs, prefix, [key], f"{key} {list(specs[key].shape)} {why}")
 
 
-def _unless_packed_otherwise(block: Block, model_type: str) -> Block | Unread:
+def _unless_packed_otherwise(
+    block: AttentionBlock, model_type: str
+) -> AttentionBlock | UnreadBlock:
     name = OTHERWISE_PACKED.get(model_type)
-    key = block.parts["q.weight"].key
+    key = block.rows["q.weight"].key
     if name is None or not key.endswith(f"{name}.weight"):
         return block
     reason = f"{key}: model_type {model_type!r} packs its rows in an order of its own"
-    return Unread(block.prefix, block.keys, reason, block.beside)
+    return UnreadBlock(block.prefix, block.keys, reason, block.beside)
 
 
-def _refuse_ambiguous(blocks: Iterable[Block]) -> None:
-    owners: dict[str, list[Block]] = {}
+def _refuse_ambiguous(blocks: Iterable[AttentionBlock]) -> None:
+    owners: dict[str, list[AttentionBlock]] = {}
     for block in blocks:
         for key in block.keys:
             owners.setdefault(key, []).append(block)
@@ -230,28 +191,30 @@ def _refuse_ambiguous(blocks: Iterable[Block]) -> None:
 # --- shapes that fit ----------------------------------------------------------------------------
 
 
-def _block(specs: Specs, prefix: str, weights: list[str], biases: list[str], out: str) -> Block:
-    """The block of these tensors. Raises _MisfitError where they are none."""
+def _block(
+    specs: Specs, prefix: str, weights: list[str], biases: list[str], out: str
+) -> AttentionBlock:
+    """The block of these tensors. Raises _MisfitError where their shapes make none."""
     shapes = {key: specs[key].shape for key in (*weights, out)}
     if any(len(shape) != 2 or 0 in shape for shape in shapes.values()):
         raise _MisfitError(f"expected matrices (out, in), got {_listed(shapes)}")
-    rows = _rows(weights, out, shapes)
+    counts = _row_counts(weights, out, shapes)
     embed_dim, kdim, vdim = (shapes[weights[i % len(weights)]][1] for i in range(3))
-    if (rows[0], rows[1], embed_dim) != (shapes[out][1], rows[2], shapes[out][0]):
+    if (counts[0], counts[1], embed_dim) != (shapes[out][1], counts[2], shapes[out][0]):
         raise _MisfitError(
             f"expected query (N·H, D), key and value (K·H, …), output (D, N·H), "
             f"got {_listed(shapes)}"
         )
-    parts = _parts("weight", weights, rows) | {"o.weight": Part(out, 0, embed_dim)}
+    rows = _rows("weight", weights, counts) | {"o.weight": ProjectionRows(out, 0, embed_dim)}
     if any(key in specs for key in biases):
-        parts |= _parts("bias", biases, rows)
+        rows |= _rows("bias", biases, counts)
     if (out_bias := f"{out.removesuffix('weight')}bias") in specs:
-        parts["o.bias"] = Part(out_bias, 0, embed_dim)
-    keys = dict.fromkeys(part.key for part in parts.values())
-    _check_biases(specs, parts)
-    return Block(
+        rows["o.bias"] = ProjectionRows(out_bias, 0, embed_dim)
+    keys = dict.fromkeys(each.key for each in rows.values())
+    _check_biases(specs, rows)
+    return AttentionBlock(
         prefix=prefix,
-        parts=parts,
+        rows=rows,
         embed_dim=embed_dim,
         kdim=kdim,
         vdim=vdim,
@@ -261,8 +224,8 @@ def _block(specs: Specs, prefix: str, weights: list[str], biases: list[str], out
     )
 
 
-def _rows(weights: list[str], out: str, shapes: Mapping[str, tuple[int, ...]]) -> list[int]:
-    """Rows of query, key and value. Packed, the query has what the output projection reads."""
+def _row_counts(weights: list[str], out: str, shapes: Mapping[str, tuple[int, ...]]) -> list[int]:
+    """How many rows query, key and value have; packed, the query's are those that `out` reads."""
     if len(weights) == 3:
         return [shapes[key][0] for key in weights]
     total, query = shapes[weights[0]][0], shapes[out][1]
@@ -275,19 +238,19 @@ def _rows(weights: list[str], out: str, shapes: Mapping[str, tuple[int, ...]]) -
     return [query, shared, shared]
 
 
-def _parts(kind: str, keys: list[str], rows: list[int]) -> dict[str, Part]:
-    starts = (0, 0, 0) if len(keys) == 3 else (0, rows[0], rows[0] + rows[1])
+def _rows(kind: str, keys: list[str], counts: list[int]) -> dict[str, ProjectionRows]:
+    starts = (0, 0, 0) if len(keys) == 3 else (0, counts[0], counts[0] + counts[1])
     return {
-        f"{role}.{kind}": Part(keys[i % len(keys)], start, start + count)
-        for i, (role, start, count) in enumerate(zip("qkv", starts, rows, strict=True))
+        f"{role}.{kind}": ProjectionRows(keys[i % len(keys)], start, start + count)
+        for i, (role, start, count) in enumerate(zip("qkv", starts, counts, strict=True))
     }
 
 
-def _check_biases(specs: Specs, parts: Mapping[str, Part]) -> None:
+def _check_biases(specs: Specs, rows: Mapping[str, ProjectionRows]) -> None:
     ends: dict[str, int] = {}
-    for name, part in parts.items():
-        if name.endswith("bias") and part.key in specs:
-            ends[part.key] = max(part.stop, ends.get(part.key, 0))
+    for name, (key, _, stop) in rows.items():
+        if name.endswith("bias") and key in specs:
+            ends[key] = max(stop, ends.get(key, 0))
     wrong = {key: specs[key].shape for key, end in ends.items() if specs[key].shape != (end,)}
     if wrong:
         expected = ", ".join(f"{key} [{ends[key]}]" for key in wrong)
@@ -306,12 +269,12 @@ def _dtype(specs: Specs, keys: Iterable[str]) -> str:
 
 # --- names --------------------------------------------------------------------------------------
 
-# Deeper than this below a prefix lie other modules, where the prefix is that of a whole layer.
+# Keys deeper than this belong to other modules, where the prefix is that of a whole layer.
 _NEAR = 3
 
 
-def _unread(specs: Specs, prefix: str, keys: list[str], reason: str) -> Unread:
-    return Unread(prefix, tuple(keys), reason, _beside(specs, prefix, keys))
+def _unread(specs: Specs, prefix: str, keys: list[str], reason: str) -> UnreadBlock:
+    return UnreadBlock(prefix, tuple(keys), reason, _beside(specs, prefix, keys))
 
 
 def _beside(specs: Specs, prefix: str, keys: Iterable[str]) -> tuple[str, ...]:
@@ -321,7 +284,7 @@ def _beside(specs: Specs, prefix: str, keys: Iterable[str]) -> tuple[str, ...]:
 
 
 def _prefixes(specs: Specs, name: str) -> list[str]:
-    """What stands before `name`, without the dot, in the keys that end in it."""
+    """What precedes `name`, without the dot, in the keys that end with it."""
     dotted = f".{name}"
     whole = [key for key in specs if key == name or key.endswith(dotted)]
     return [key.removesuffix(name).removesuffix(".") for key in whole]

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jax_attn.transfer.arrays import Spec, read, same_bits, specs
-from jax_attn.transfer.port.plan import Port, Side
+from jax_attn.transfer.port.plan import PortPlan, Side
 from jax_attn.transfer.problems import Problem, TransferError
 from jax_attn.transfer.table.resolve import Move
 from jax_attn.transfer.table.step import MisfitError
@@ -17,18 +17,18 @@ class Carried(Mapping[str, np.ndarray]):
 
     def __init__(
         self,
-        port: Port,
+        plan: PortPlan,
         source: Mapping[str, Any],
         looked_at: Callable[[int], None] = lambda count: None,
     ):
-        self._port, self._source, self._looked_at = port, source, looked_at
+        self._plan, self._source, self._looked_at = plan, source, looked_at
         self._moves = {
-            name: (move, i) for move in port.moves for i, name in enumerate(port.made(move))
+            name: (move, i) for move in plan.moves for i, name in enumerate(plan.made(move))
         }
 
     def __getitem__(self, name: str) -> np.ndarray:
         move, i = self._moves[name]
-        arrays = _carry(self._port.to, move, self._port.read(self._source, move))
+        arrays = _carry(self._plan.to, move, self._plan.read(self._source, move))
         self._looked_at(arrays[i].nbytes)
         return arrays[i]
 
@@ -41,7 +41,7 @@ class Carried(Mapping[str, np.ndarray]):
     def describe(self, name: str) -> Spec:
         """Shape and dtype name of one tensor, without making it."""
         self._moves[name]
-        return self._port.targets[name]
+        return self._plan.targets[name]
 
 
 class Proof(NamedTuple):
@@ -67,7 +67,7 @@ class Proof(NamedTuple):
 
 
 def prove(
-    port: Port,
+    plan: PortPlan,
     source: Mapping[str, Any],
     written: Mapping[str, Any],
     looked_at: Callable[[int], None] = lambda count: None,
@@ -80,31 +80,31 @@ def prove(
     problems += [
         Problem("unexpected", name, f"written, and in no plan, {spec}")
         for name, spec in found.items()
-        if name not in port.targets
+        if name not in plan.targets
     ]
     problems += [
         Problem("unwritten", name, f"expected {spec}, read again as {found.get(name)}")
-        for name, spec in port.targets.items()
+        for name, spec in plan.targets.items()
         if found.get(name) != spec
     ]
     carried = set()
-    for move in port.moves if not problems else ():
-        arrays = tuple(read(written, name) for name in port.made(move))
-        back = _carry_back(port.to, move, arrays)
-        for name, was, now in zip(port.made_of(move), port.read(source, move), back, strict=True):
+    for move in plan.moves if not problems else ():
+        arrays = tuple(read(written, name) for name in plan.made(move))
+        back = _carry_back(plan.to, move, arrays)
+        for name, was, now in zip(plan.made_of(move), plan.read(source, move), back, strict=True):
             if same_bits(was, now):
                 carried.add(name)
             else:
                 text = "does not come back from what was written as it was, bit for bit"
                 problems.append(Problem("unwritten", name, text))
             looked_at(now.nbytes)
-    named = {name for move in port.moves for name in port.made_of(move)}
-    left = port.sources.keys() - named - port.passed_over.keys()
+    named = {name for move in plan.moves for name in plan.made_of(move)}
+    left = plan.sources.keys() - named - plan.passed_over.keys()
     problems += [Problem("unwritten", name, "read by no row") for name in sorted(left)]
     return Proof(
-        sum(port.sources[name].nbytes for name in carried),
-        sum(port.sources[name].nbytes for name in port.passed_over if name in port.sources),
-        sum(spec.nbytes for spec in port.targets.values()),
+        sum(plan.sources[name].nbytes for name in carried),
+        sum(plan.sources[name].nbytes for name in plan.passed_over if name in plan.sources),
+        sum(spec.nbytes for spec in plan.targets.values()),
         problems,
     )
 

@@ -62,7 +62,7 @@ def uneven(layout: Layout, names: Iterable[str], side: str) -> list[Problem]:
     return problems
 
 
-def lacking(
+def missing_parts(
     layout: Layout,
     beside: tuple[Layout, Set[str]],
     blocks: Iterable[Place],

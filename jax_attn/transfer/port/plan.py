@@ -13,7 +13,7 @@ from jax_attn.transfer.port import checks
 from jax_attn.transfer.port import shapes as port_shapes
 from jax_attn.transfer.port import values as port_values
 from jax_attn.transfer.port.checks import SIZED
-from jax_attn.transfer.port.table import Table
+from jax_attn.transfer.port.table import PortTable
 from jax_attn.transfer.port.values import FLOATS
 from jax_attn.transfer.problems import Problem, TransferError, nearest, printable
 from jax_attn.transfer.table import resolve
@@ -30,7 +30,7 @@ _TO = {"flax": "paths", "torch": "keys"}
 
 
 @dataclass(frozen=True, repr=False)
-class Port:
+class PortPlan:
     """What a port would do, and every reason why it would not.
 
     to: the side that is written. sources, targets: shape and dtype by name, before and after.
@@ -49,7 +49,7 @@ class Port:
     problems: list[Problem]
 
     def __repr__(self) -> str:
-        return f"<Port to {self.to}: {len(self.moves)} rows, {len(self.problems)} problems>"
+        return f"<PortPlan to {self.to}: {len(self.moves)} rows, {len(self.problems)} problems>"
 
     def __str__(self) -> str:
         table = [printed(self.moves, self._dtype)] if self.moves else []
@@ -97,7 +97,7 @@ class Port:
 
 def plan_port(
     source: Mapping[str, Any],
-    table: Table,
+    table: PortTable,
     to: Side,
     *,
     ignore: Sequence[str] = (),
@@ -105,7 +105,7 @@ def plan_port(
     lossy: bool = False,
     allow_nonfinite: bool = False,
     looked_at: Callable[[int], None] = lambda count: None,
-) -> Port:
+) -> PortPlan:
     """What a port would do. Looks at every number; writes nothing and raises nothing.
 
     source: torch keys, or dotted Flax paths, to tensors. ignore: patterns with * and ? of names
@@ -134,7 +134,7 @@ def plan_port(
     places = [place for place, _ in table.blocks]
     names = [*left, *(p.name for p in unreadable if p.name not in passed_over)]
     problems += checks.uneven(layout, names, _FROM[to])
-    problems += checks.lacking(layout, table.beside, places, [*found, *names], _FROM[to])
+    problems += checks.missing_parts(layout, table.beside, places, [*found, *names], _FROM[to])
     targets, mixed = _targets(moves, left, to, dtype)
     paths = reached(layout, names) if to == "flax" else names
     problems += mixed
@@ -164,7 +164,7 @@ def plan_port(
     used = [path for move in moves for path in move.row.paths]
     unused = _unused(layout, used) if moves else []
     problems = list(dict.fromkeys(problems))
-    return Port(to, moves, found, targets, passed_over, unused, dtype, problems)
+    return PortPlan(to, moves, found, targets, passed_over, unused, dtype, problems)
 
 
 def _ignoring(
@@ -184,13 +184,13 @@ def _ignoring(
 
 
 def _moves(
-    table: Table, layout: Layout, shapes: Mapping[str, Shape], to: Side
+    table: PortTable, layout: Layout, shapes: Mapping[str, Shape], to: Side
 ) -> tuple[list[Move], list[Problem]]:
     if to == "torch":
         return resolve.for_export(layout.groups, shapes)
     steps = {step for r in _rows(layout) for step in r.steps}
     if table.sizes is None and steps & {*SIZED}:
-        text = "how many heads there are, and how wide they are, no shape tells"
+        text = "cannot be inferred from shapes"
         hint = "--num-heads and --head-dim, or a config.json beside the checkpoint that has them"
         return [], [Problem("missing", "num_heads, head_dim", text, hint)]
     try:
@@ -204,7 +204,8 @@ def _targets(
     moves: Iterable[Move], sources: Mapping[str, Spec], to: Side, dtype: str | None
 ) -> tuple[dict[str, Spec], list[Problem]]:
     """Shape and dtype of what is written; and tensors of several dtypes that become one."""
-    made, problems = {}, []
+    targets: dict[str, Spec] = {}
+    problems = []
     for move in moves:
         names, before = getattr(move.row, _TO[to]), getattr(move.row, _FROM[to])
         dtypes = {_cast(sources[name].dtype, dtype) for name in before}
@@ -213,8 +214,8 @@ def _targets(
             problems.append(Problem("wrong dtype", before[0], text, "--dtype casts them"))
             continue
         shapes = move.path_shapes if to == "flax" else move.key_shapes
-        made |= {n: Spec(s, *dtypes) for n, s in zip(names, shapes, strict=True)}
-    return made, problems
+        targets |= {n: Spec(s, *dtypes) for n, s in zip(names, shapes, strict=True)}
+    return targets, problems
 
 
 def _weights_of_no_floats(

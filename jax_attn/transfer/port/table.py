@@ -1,21 +1,28 @@
 """The table that a port goes by: a family's, as the config names it, or the caller's own."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
 from jax_attn.transfer.families import Config, Family, Place, Traits
-from jax_attn.transfer.families.config import reading
+from jax_attn.transfer.families.config import (
+    EMBED_DIM,
+    HEAD_DIM,
+    NUM_HEADS,
+    NUM_KV_HEADS,
+    disagreements,
+    reading,
+)
 from jax_attn.transfer.problems import Problem, TransferError
 from jax_attn.transfer.table.layout import Layout
 from jax_attn.transfer.table.rows import bindings, filled
 from jax_attn.transfer.table.step import HeadSizes
 
 
-class Table(NamedTuple):
+class PortTable(NamedTuple):
     """What a port goes by.
 
-    sizes: None where nobody says; needed where a step of the layout asks for them. blocks: where
+    sizes: None where unknown; needed where a step of the layout asks for them. blocks: where
     attention is and what it does, where the family is known. config: {} where there is no family.
     beside: the family's table of all but blocks, and the Flax parts of it that a file may lack.
     """
@@ -29,61 +36,48 @@ class Table(NamedTuple):
 
 def by_family(
     family: Family, config: Config, keys: Iterable[str], paths: Iterable[str] = ()
-) -> Table:
-    """The table of a file with these torch keys. Raises TransferError for a config that is wrong.
+) -> PortTable:
+    """The table of a file with these torch keys. Raises TransferError for an invalid config.
 
-    keys: those of an earlier file, where a Flax side goes back to it; where nobody knows them,
-    none, and the Flax `paths`: they are spelt as the family usually does.
+    keys: on the way back to torch, those of the file that the port was made of; where they are
+    unknown, none, and keys are spelled from the Flax `paths` as the family usually does.
     """
     keys = list(keys)
-    places = family.blocks(config, keys) or _written(family, config, paths)
+    places = family.blocks(config, keys) or _blocks_of_paths(family, config, paths)
     blocks = tuple((place, family.traits(config, place.torch)) for place in places)
     if len({traits.sizes for _, traits in blocks}) > 1:
         text = f"expected heads of one size in all blocks, got {[t.sizes for _, t in blocks]}"
         raise TransferError("reading the config", [Problem("refused", "config.json", text)])
     sizes = blocks[0][1].sizes if blocks else None
     layout, beside = family.model(config, keys).spelled_as(keys), family.beside(config, keys)
-    return Table(layout, sizes, blocks, config, beside)
+    return PortTable(layout, sizes, blocks, config, beside)
 
 
-def by_layout(
-    layout: Layout,
-    config: Config,
-    *,
-    num_heads: int | None = None,
-    num_kv_heads: int | None = None,
-    head_dim: int | None = None,
-) -> Table:
-    """A table of the caller's, with N, K and H as they or the config say.
+def by_layout(layout: Layout, config: Config, heads: Mapping[str, int | None]) -> PortTable:
+    """A table of the caller's, with the heads that the caller or the config names.
 
-    Raises TransferError where the two disagree.
+    heads: N, K and H in this order, by the names of their options; None where not given. Raises
+    TransferError where the two disagree.
     """
     with reading(config) as read:
-        said = {
-            "num_heads": read.number("num_attention_heads", "n_head", "num_heads", default=None),
-            "num_kv_heads": read.number("num_key_value_heads", "num_kv_heads", default=None),
-            "head_dim": read.number("head_dim", "d_kv", default=None),
-        }
-        D = read.number("hidden_size", "n_embd", "d_model", default=None)
-    given = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim}
-    problems = [
-        Problem("ambiguous", name, f"expected {said[name]}, as config.json has it, got {value}")
-        for name, value in given.items()
-        if None not in (value, said[name]) and value != said[name]
-    ]
-    if problems:
+        D, *from_config = (
+            read.number(*names, default=None)
+            for names in (EMBED_DIM, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM)
+        )
+    if problems := disagreements(heads, from_config):
         raise TransferError("heads", problems)
-    N, K, H = (given[name] or said[name] for name in given)
+    N, K, H = (a or b for a, b in zip(heads.values(), from_config, strict=True))
     H = H or (D // N if D and N else None)
-    return Table(layout, HeadSizes(N, K or N, H) if N and H else None)
+    return PortTable(layout, HeadSizes(N, K or N, H) if N and H else None)
 
 
-def _written(family: Family, config: Config, paths: Iterable[str]) -> list[Place]:
+def _blocks_of_paths(family: Family, config: Config, paths: Iterable[str]) -> list[Place]:
     """The blocks of a Flax side."""
-    paths, found = list(paths), {}
-    for place in family.places:
-        torch = ".".join(filter(None, (family.root(config, ()), place.torch)))
-        for binding in bindings([f"{place.flax}.q_proj.kernel"], paths):
-            made = Place(*filled((torch, place.flax), binding))
-            found.setdefault(made.flax, made)
-    return [*found.values()]
+    paths = list(paths)
+    places: dict[str, Place] = {}
+    for pattern in family.places:
+        torch = ".".join(filter(None, (family.root(config, ()), pattern.torch)))
+        for binding in bindings([f"{pattern.flax}.q_proj.kernel"], paths):
+            place = Place(*filled((torch, pattern.flax), binding))
+            places.setdefault(place.flax, place)
+    return [*places.values()]

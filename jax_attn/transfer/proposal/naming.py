@@ -11,15 +11,14 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 from itertools import combinations
 
+from jax_attn.transfer.table import spellings
+
 Words = frozenset[str]
 
 _WORDS = {
     word: meaning
-    for meaning, spellings in {
-        "q": "q query queries",
-        "k": "k key keys",
-        "v": "v val value values",
-        "out": "o out output",
+    for meaning, words in {
+        **spellings.WORDS,
         "norm": "norm ln layernorm rmsnorm batchnorm groupnorm",
         "attn": "attn attention att mha",
         "mlp": "mlp ffn ff feedforward",
@@ -38,17 +37,12 @@ _WORDS = {
         "encoder": "encoder enc",
         "decoder": "decoder dec",
     }.items()
-    for word in spellings.split()
+    for word in words.split()
 }
-_TOKENS = {
+_TOKENS = {module: frozenset({role}) for module, role in spellings.ROLES.items()}
+_TOKENS |= {
     token: frozenset(words.split())
     for token, words in {
-        "wq": "q",
-        "wk": "k",
-        "wv": "v",
-        "wo": "out",
-        "c_attn": "qkv",
-        "wqkv": "qkv",
         "ln_f": "final norm",
         "norm_f": "final norm",
         "selfattn": "self attn",

@@ -28,7 +28,7 @@ from helpers.torch_checkpoints import (
 )
 from jax_attn.parity.checkpoint import layer as rebuilding
 from jax_attn.parity.checkpoint import survey as surveying
-from jax_attn.parity.checkpoint.layer import inputs, torch_side, verify
+from jax_attn.parity.checkpoint.layer import inputs, torch_side, verify_layer
 from jax_attn.parity.checkpoint.survey import STATEMENT, survey
 from jax_attn.parity.judge.compare import Verdict
 from jax_attn.transfer import load_checkpoint, packed
@@ -160,11 +160,11 @@ def wrong(table, **moved):
 
     def made(block):
         names = {old: new for new, old in moved.items()} | moved
-        parts = {
-            f"{names.get(role, role)}.{kind}": part
-            for (role, kind), part in ((n.split("."), p) for n, p in block.parts.items())
+        rows = {
+            f"{names.get(role, role)}.{kind}": at
+            for (role, kind), at in ((n.split("."), r) for n, r in block.rows.items())
         }
-        return table(replace(block, parts=parts))
+        return table(replace(block, rows=rows))
 
     return made
 
@@ -186,7 +186,7 @@ def test_packed_rows_taken_in_another_order_fail(tmp_path, monkeypatch, quick):
     shapes = linears("blocks.0.attn", "qkv proj", (3 * D, D), columns=(D, D))
     path = saved(tmp_path, tensors(shapes))
     (layer,), arrays = layers_of(path, num_heads=N)
-    passed = verify(layer, arrays)
+    passed = verify_layer(layer, arrays)
     assert passed.verdict is Verdict.PASS
     assert any("read as query, key and value" in note for note in passed.notes)
     right = surveying._row
@@ -200,7 +200,7 @@ def test_packed_rows_taken_in_another_order_fail(tmp_path, monkeypatch, quick):
 
     monkeypatch.setattr(surveying, "_row", query_value_key)
     (layer,), _ = layers_of(path, num_heads=N)
-    result = verify(layer, arrays)
+    result = verify_layer(layer, arrays)
     assert result.verdict is Verdict.FAIL
     assert any("'k_proj.weight' differs" in failure for failure in result.failures)
 
@@ -215,7 +215,7 @@ def test_what_does_not_come_back_as_it_was_fails(tmp_path, monkeypatch, quick):
         return made
 
     monkeypatch.setattr(rebuilding, "export", one_bit_off)
-    result = verify(layer, arrays)
+    result = verify_layer(layer, arrays)
     assert result.verdict is Verdict.FAIL
     assert "self.key.bias' does not come back" in "".join(result.failures)
 
@@ -239,7 +239,7 @@ def test_a_softcap_is_in_both_rebuilds(tmp_path, quick):
     arrays = tensors(llama())
     config = {"num_attention_heads": N, "attn_logit_softcapping": 0.5}
     (layer,), _ = layers_of(saved(tmp_path, arrays, config), config)
-    result = verify(layer, arrays)
+    result = verify_layer(layer, arrays)
     assert result.verdict is Verdict.PASS, result
     assert result.details["variant"] == "softcap"
     x = torch.from_numpy(inputs(layer.traits, seed=0)["query"]).float()
@@ -255,7 +255,7 @@ def test_a_bias_that_only_some_have_is_doubted(tmp_path, quick):
     path = saved(tmp_path, tensors(shapes), {"num_attention_heads": N})
     (case,) = document(path, status=INCONCLUSIVE)["cases"]
     assert case["reasons"] == [
-        "layers.0.self_attn.k_proj.bias is not there, others are: zeros stand for it"
+        "layers.0.self_attn.k_proj.bias: missing although sibling biases exist; using zeros"
     ]
 
 

@@ -61,7 +61,7 @@ BAD = {
     "heads that a family has otherwise": (
         with_config({"model_type": "bert", "num_attention_heads": N, "hidden_size": D}),
         ["--num-heads", 5],
-        ["--num-heads", "expected 6, as the config has it, got 5"],
+        ["--num-heads", "expected 6, as config.json has it, got 5"],
     ),
     "heads disagree": (
         with_config({"num_attention_heads": N}),

@@ -16,7 +16,7 @@ from helpers.torch_checkpoints import INCONCLUSIVE, PASS, USAGE, document, run
 from jax_attn.parity.checking.check import compare_weights
 from jax_attn.parity.checkpoint import family_spellings
 from jax_attn.parity.checkpoint import layer as rebuilding
-from jax_attn.parity.checkpoint.layer import flax_side, read, torch_side, verify
+from jax_attn.parity.checkpoint.layer import flax_side, read, torch_side, verify_layer
 from jax_attn.parity.checkpoint.survey import survey
 from jax_attn.transfer import LAYOUTS, load_checkpoint
 from jax_attn.transfer.inspect.config import read_config
@@ -122,7 +122,7 @@ def test_every_layer_is_read_and_the_last_rebuilt_as_its_config_says(name, tmp_p
         assert rebuilding.variant(last.traits) == variant
         assert "x".join(map(str, last.traits.sizes)) == shape
         if always or request.config.getoption("--long"):
-            verify(last, checkpoint).raise_for_status()
+            verify_layer(last, checkpoint).raise_for_status()
 
 
 def test_in_bfloat16_a_key_bias_is_seen(tmp_path):

@@ -8,12 +8,12 @@ from jax_attn.transfer import TransferError
 from jax_attn.transfer.arrays import Spec
 from jax_attn.transfer.inspect.config import (
     UnknownHeadsError,
-    lacking,
+    head_counts,
     read_config,
     seen_from,
-    sizes,
 )
 from jax_attn.transfer.inspect.discover import discover
+from jax_attn.transfer.inspect.lacks import lacking
 
 D, N, K, H = 30, 6, 3, 5
 ATTENTION = "layers.0.self_attn"
@@ -42,17 +42,17 @@ HEADS = {
 
 @pytest.mark.parametrize(("config", "heads", "kv_heads"), HEADS.values(), ids=HEADS)
 def test_heads_and_what_follows_from_them(config, heads, kv_heads):
-    assert sizes(block(), config, heads, kv_heads) == (N, K, H, None)
+    assert head_counts(block(), config, heads, kv_heads) == (N, K, H, None)
 
 
 def test_a_softcap_is_taken_over():
     config = {"num_attention_heads": N, "attn_logit_softcapping": 50}
-    assert sizes(block(), config, None, None).softcap == 50.0
+    assert head_counts(block(), config, None, None).softcap == 50.0
 
 
 def test_unknown_heads_name_the_option_and_the_key():
     with pytest.raises(UnknownHeadsError, match=rf"{ATTENTION}.q_proj.weight.*--num-heads"):
-        sizes(block(), {"hidden_size": D}, None, None)
+        head_counts(block(), {"hidden_size": D}, None, None)
 
 
 DISAGREE = {
@@ -99,7 +99,7 @@ DISAGREE = {
     "a softcap beyond float": (
         {"n_head": N, "attn_logit_softcapping": 10**400},
         {},
-        ["expected a number above 0, or null, got 1000"],
+        ["expected a number above 0, got 1000"],
     ),
     "everything at once": (
         {"n_head": 0, "num_key_value_heads": -1, "head_dim": "x"},
@@ -113,14 +113,14 @@ DISAGREE = {
 def test_what_disagrees_is_an_error_that_names_all_of_it(config, options, named):
     given = {"num_heads": None, "num_kv_heads": None} | options
     with pytest.raises(TransferError) as error:
-        sizes(block(), config, **given)
+        head_counts(block(), config, **given)
     for word in named:
         assert word in str(error.value)
 
 
 def test_kv_heads_must_divide_heads():
     with pytest.raises(TransferError, match=r"k_proj.weight.*key/value heads that divide"):
-        sizes(block(shared=4 * H), {"n_head": N}, None, None)
+        head_counts(block(shared=4 * H), {"n_head": N}, None, None)
 
 
 # --- the part of a config that concerns a block -------------------------------------------------

@@ -9,7 +9,14 @@ import pytest
 import torch_ref
 from jax_attn.transfer import TransferError
 from jax_attn.transfer.arrays import Spec, describe
-from jax_attn.transfer.inspect.discover import SPELLINGS, Block, Part, Unread, discover, pattern
+from jax_attn.transfer.inspect.discover import (
+    AttentionBlock,
+    ProjectionRows,
+    UnreadBlock,
+    discover,
+    pattern,
+)
+from jax_attn.transfer.table.spellings import SPELLINGS
 
 D, N, K, H = 30, 6, 3, 5
 HEAD_DIM, KDIM, VDIM = 7, 11, 13
@@ -60,12 +67,12 @@ def test_every_spelling_is_one_block_with_all_its_keys(spelling, out, prefix):
     shapes |= {f"{prefix}{out}.weight": (D, D), f"{prefix}{out}.bias": (D,)}
     others = {"embeddings.weight": (99, D), f"{prefix}mlp.up.weight": (D, D)}
     block = only(shapes | others)
-    assert isinstance(block, Block)
+    assert isinstance(block, AttentionBlock)
     assert set(block.keys) == shapes.keys()
     assert block.prefix == prefix.removesuffix(".")
     assert (block.embed_dim, block.kdim, block.vdim) == (D, D, D)
     assert block.absent == ()
-    assert [block.parts[f"{role}.weight"].rows for role in "qkv"] == [D, D, D]
+    assert [block.rows[f"{role}.weight"].length for role in "qkv"] == [D, D, D]
 
 
 DESIGNS = {
@@ -89,11 +96,11 @@ def test_every_published_design_is_found_from_its_own_names(name):
     module = torch_ref.DESIGNS[name.partition(" ")[0]](*args, **options)
     state = {f"blocks.3.{key}": tensor for key, tensor in module.state_dict().items()}
     (block,) = discover({key: describe(tensor) for key, tensor in state.items()})
-    assert isinstance(block, Block)
+    assert isinstance(block, AttentionBlock)
     assert (block.name, set(block.keys)) == ("blocks.3", state.keys())
     rows = {"mqa": H, "gqa": K * H}.get(name.partition(" ")[0], D)
     rows = K * HEAD_DIM if "head_dim" in options else rows
-    assert block.parts["k.weight"].rows == rows
+    assert block.rows["k.weight"].length == rows
     assert (block.kdim, block.vdim) == (options.get("kdim", D), options.get("vdim", D))
 
 
@@ -103,9 +110,9 @@ def test_packed_rows_follow_from_the_output_projection(kv_heads):
     block = only(linears("attn.", qkv_proj=(D + 2 * rows, D), o_proj=(D, D)))
     for kind in ("weight", "bias"):
         key = f"attn.qkv_proj.{kind}"
-        assert block.parts[f"q.{kind}"] == Part(key, 0, D)
-        assert block.parts[f"k.{kind}"] == Part(key, D, D + rows)
-        assert block.parts[f"v.{kind}"] == Part(key, D + rows, D + 2 * rows)
+        assert block.rows[f"q.{kind}"] == ProjectionRows(key, 0, D)
+        assert block.rows[f"k.{kind}"] == ProjectionRows(key, D, D + rows)
+        assert block.rows[f"v.{kind}"] == ProjectionRows(key, D + rows, D + 2 * rows)
 
 
 def test_layers_come_in_order_and_share_a_pattern():
@@ -124,14 +131,14 @@ def test_several_families_in_one_file_are_told_apart():
         "text.layers.0.self_attn",
         "vision.blocks.0.attn",
     ]
-    assert all(isinstance(block, Block) for block in found)
+    assert all(isinstance(block, AttentionBlock) for block in found)
 
 
 def test_biases_may_be_absent_or_only_some():
-    assert set(only(llama()).parts) == {"q.weight", "k.weight", "v.weight", "o.weight"}
+    assert set(only(llama()).rows) == {"q.weight", "k.weight", "v.weight", "o.weight"}
     without_output = bert() | {}
     del without_output["encoder.layer.0.attention.output.dense.bias"]
-    assert "o.bias" not in only(without_output).parts
+    assert "o.bias" not in only(without_output).rows
     without_key = bert() | {}
     del without_key["encoder.layer.0.attention.self.key.bias"]
     block = only(without_key)
@@ -185,7 +192,7 @@ UNDECIDED = {
 @pytest.mark.parametrize(("shapes", "reason"), UNDECIDED.values(), ids=UNDECIDED)
 def test_what_cannot_be_decided_is_named_with_the_reason(shapes, reason):
     found = only(shapes | {"norm.weight": (D,)})
-    assert isinstance(found, Unread)
+    assert isinstance(found, UnreadBlock)
     assert found.keys
     assert set(found.keys) <= shapes.keys()
     assert re.search(reason, found.reason), found.reason
@@ -202,16 +209,16 @@ def test_dtypes_that_are_no_floats_or_differ_are_named():
 
 def test_a_family_that_packs_otherwise_under_a_known_name():
     shapes = linears("h.0.attn.", bias=False, qkv_proj=(3 * D, D), out_proj=(D, D))
-    assert isinstance(only(shapes), Block)
+    assert isinstance(only(shapes), AttentionBlock)
     found = only(shapes, model_type="codegen")
-    assert isinstance(found, Unread)
+    assert isinstance(found, UnreadBlock)
     assert "an order of its own" in found.reason
 
 
 def test_one_broken_layer_does_not_hide_the_others():
     broken = without(bert("encoder.layer.1.attention."), "query.weight")
     found = discover(specs(bert() | broken | bert("encoder.layer.2.attention.")))
-    assert [type(item) for item in found] == [Block, Unread, Block]
+    assert [type(item) for item in found] == [AttentionBlock, UnreadBlock, AttentionBlock]
     assert found[1].reason == "missing: encoder.layer.1.attention.self.query.weight"
 
 
@@ -252,15 +259,15 @@ def test_a_shape_decides_between_two_output_projections():
     feed_forward = linears("layer.0.", bias=False, output__dense=(D, 4 * D))
     square = dict.fromkeys(("query", "key", "value", "dense"), (D, D))
     block = only(linears("layer.0.attention.", **square) | feed_forward)
-    assert isinstance(block, Block)
-    assert block.parts["o.weight"].key == "layer.0.attention.dense.weight"
+    assert isinstance(block, AttentionBlock)
+    assert block.rows["o.weight"].key == "layer.0.attention.dense.weight"
 
 
 @pytest.mark.parametrize("key", sorted(bert(bias=False)))
 def test_no_half_of_a_block_is_ever_dropped_in_silence(key):
     """Any one weight taken away: what is left is named, never read as whole."""
     (found,) = discover(specs({k: s for k, s in bert(bias=False).items() if k != key}))
-    assert isinstance(found, Unread)
+    assert isinstance(found, UnreadBlock)
     assert found.name == "encoder.layer.0.attention"
 
 

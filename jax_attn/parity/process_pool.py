@@ -46,14 +46,14 @@ def run_block(
 def kill_block(cases: Sequence[Case]) -> list[Kill]:
     """The trials of every bug that these rows, each of a preparation of its own, claim to see."""
     from jax_attn.parity.bugs import trials
-    from jax_attn.parity.matrix.designs import DESIGNS
-    from jax_attn.parity.matrix.row import Row
+    from jax_attn.parity.matrix.designs import PORTED_DESIGNS
+    from jax_attn.parity.matrix.preparation import Preparation
     from jax_attn.parity.run.jax_settings import x64_for
 
     kills = []
     for case in cases:
         with x64_for(case.dtype):
-            kills += trials.kills(Row(DESIGNS[case.design], case))
+            kills += trials.kills(Preparation(PORTED_DESIGNS[case.design], case))
     return kills
 
 

@@ -74,9 +74,9 @@ def test_the_table_names_each_case_and_the_accuracy_is_summed_up():
 def planted(monkeypatch, **change) -> None:
     from dataclasses import replace
 
-    from jax_attn.parity.matrix.designs import DESIGNS
+    from jax_attn.parity.matrix.designs import PORTED_DESIGNS
 
-    monkeypatch.setitem(DESIGNS, "plain_mha", replace(DESIGNS["plain_mha"], **change))
+    monkeypatch.setitem(PORTED_DESIGNS, "plain_mha", replace(PORTED_DESIGNS["plain_mha"], **change))
 
 
 def test_a_failing_case_leaves_1_and_says_where(monkeypatch):

@@ -10,29 +10,29 @@ from jax_attn.parity.bugs import attention
 from jax_attn.parity.bugs.catalogue import BUGS
 from jax_attn.parity.bugs.kill_report import Kill
 from jax_attn.parity.judge.compare import TensorReport, Verdict, deciding
-from jax_attn.parity.matrix.row import Row
+from jax_attn.parity.matrix.preparation import Preparation
 from jax_attn.parity.run.inputs_and_runs import wide
 
 
-def claimed(row: Row) -> tuple[str, ...]:
+def claimed(row: Preparation) -> tuple[str, ...]:
     """The bugs that the row claims to see."""
     precision = row.precision or row.case.dtype
     return tuple(name for name, bug in BUGS.items() if bug.claim(row.case, row.problem, precision))
 
 
-def try_bug(row: Row, name: str) -> TensorReport:
+def try_bug(row: Preparation, name: str) -> TensorReport:
     """The tensor that decides on attention with this bug."""
     solve = partial(attention.solve, plants=BUGS[name].plants)
     run = row.solution(wide(row.prepared.cotangents), solve)
     return deciding(tuple(row.prepared.compare(run, "bug")))
 
 
-def kills(row: Row) -> list[Kill]:
+def kills(row: Preparation) -> list[Kill]:
     """The trials of every bug that the row claims to see."""
     return [Kill.of(name, BUGS[name].meant, row.case, try_bug(row, name)) for name in claimed(row)]
 
 
-def doubts(row: Row) -> tuple[str, ...]:
+def doubts(row: Preparation) -> tuple[str, ...]:
     """What the row claims to see and would not have seen."""
     return tuple(
         f"blind: would not have seen {name!r}, which this row claims to catch"

@@ -14,11 +14,9 @@ from typing import Any
 import jax
 import numpy as np
 import torch
-from flax import nnx
 
 from jax_attn.attention.dispatch import KERNELS, Kernel
 from jax_attn.attention.kernels.tile import Tiles
-from jax_attn.nn import GroupedQueryAttention
 from jax_attn.parity.calibration import block
 from jax_attn.parity.calibration.configurations import Configuration, Program
 from jax_attn.parity.calibration.draw import Drawn, draw
@@ -34,17 +32,15 @@ from jax_attn.parity.checking.wrong_softmax import (
     stopped,
     unmasked,
 )
-from jax_attn.parity.judge.oracle import AttentionProblem, solve
 from jax_attn.parity.matrix import calls
-from jax_attn.parity.matrix.designs import DESIGNS, Design
-from jax_attn.parity.matrix.masks import MASKS
-from jax_attn.parity.matrix.row import float_inputs, named
+from jax_attn.parity.matrix.designs import PORTED_DESIGNS, Design
+from jax_attn.parity.matrix.pair import Pair
 from jax_attn.parity.run.emulate import emulate
 from jax_attn.parity.run.inputs_and_runs import Inputs, Run
 from jax_attn.parity.run.jax_settings import x64_for
 from jax_attn.parity.run.port import Port, float_dtype, forward_and_gradients
 from jax_attn.parity.run.reference import Reference
-from jax_attn.transfer import flatten, load
+from jax_attn.transfer import flatten
 
 Arrays = Mapping[str, np.ndarray]
 Step = Callable[..., Any]
@@ -87,7 +83,7 @@ def design_of(program: Program) -> Design:
     if program.kind == "module":
         return _BLOCK
     called = {"reference_call": _reference_call, "port_call": _port_call}
-    return replace(DESIGNS[program.design], **called)
+    return replace(PORTED_DESIGNS[program.design], **called)
 
 
 def kernel_of(program: Program) -> Kernel:
@@ -123,39 +119,19 @@ class _Widened(Reference):
         return super()._wide()
 
 
-@dataclass(frozen=True)
-class Built:
+def pair_of(program: Program) -> Pair:
     """Both sides of a program, built once; weights are written into them."""
+    return Pair(design_of(program), program.size, program.dtype, kernel_of(program))
 
-    program: Program
 
-    @cached_property
-    def design(self) -> Design:
-        return design_of(self.program)
+def step_of(program: Program, port: Port) -> Step:
+    """The port's forward and backward pass, compiled when it is called first."""
+    forward, *_ = port.bind()
 
-    @cached_property
-    def reference(self) -> torch.nn.Module:
-        module = self.design.reference(self.program.size).eval()
-        return module.to(getattr(torch, self.program.dtype))
+    def step(*args: Any) -> Any:
+        return forward_and_gradients(forward, *args)
 
-    @cached_property
-    def port(self) -> nnx.Module:
-        module = self.design.port(self.program.size, self.program.dtype, nnx.Rngs(0))
-        module.eval()
-        kernel = kernel_of(self.program)
-        for _, inner in nnx.iter_modules(module):
-            if isinstance(inner, GroupedQueryAttention):
-                inner.implementation = kernel
-        return module
-
-    def step(self, port: Port) -> Step:
-        """Its forward and backward pass, compiled when it is called first."""
-        forward, *_ = port.bind()
-
-        def step(*args: Any) -> Any:
-            return forward_and_gradients(forward, *args)
-
-        return emulate(step, self.program.unit) if self.program.unit else jax.jit(step)
+    return emulate(step, program.unit) if program.unit else jax.jit(step)
 
 
 # --- one configuration ----------------------------------------------------------------------------
@@ -164,25 +140,25 @@ class Built:
 def judged(configurations: Sequence[Configuration]) -> list[Trial]:
     """Of one program: each compared, and some planted with bugs, too."""
     program = configurations[0].program
-    built, step, found = Built(program), None, []
+    pair, step, trials = pair_of(program), None, []
     with x64_for(program.dtype), jax.default_device(jax.devices("cpu")[0]):
         for configuration in configurations:
             begun = time.perf_counter()
             drawn = draw(configuration)
-            write(built.reference, drawn)
-            load(built.port, built.reference.state_dict(), built.design.layout)
-            given = Inputs.of(drawn.inputs, float_dtype(program.dtype))
-            port = Port(built.port, built.design.port_call(program.call), given)
-            step = step or built.step(port)
-            prepared = prepare(built, drawn, given)
+            write(pair.reference, drawn)
+            pair.load_port()
+            inputs = Inputs.of(drawn.inputs, float_dtype(program.dtype))
+            port = Port(pair.port, pair.design.port_call(program.call), inputs)
+            step = step or step_of(program, port)
+            prepared = prepare(program, pair, drawn, inputs)
             result = prepared.judge(
                 _Compiled(port.module, port.call, port.inputs, step),
                 ("emulated" if program.unit else "jit",),
-                to_torch=built.design.layout.to_torch,
-                failures=compare_weights(built.reference, built.port, built.design.layout),
+                to_torch=pair.design.layout.to_torch,
+                failures=compare_weights(pair.reference, pair.port, pair.design.layout),
                 name=configuration.name,
             )
-            found.append(
+            trials.append(
                 Trial.of(
                     configuration,
                     drawn.traits,
@@ -191,7 +167,7 @@ def judged(configurations: Sequence[Configuration]) -> list[Trial]:
                     planted=dict(planted(prepared)) if configuration.plants else {},
                 )
             )
-    return found
+    return trials
 
 
 def write(module: torch.nn.Module, drawn: Drawn) -> None:
@@ -201,42 +177,20 @@ def write(module: torch.nn.Module, drawn: Drawn) -> None:
             p.copy_(torch.from_numpy(drawn.parameter(name, tuple(p.shape))))
 
 
-def prepare(built: Built, drawn: Drawn, given: Inputs) -> Prepared:
+def prepare(program: Program, pair: Pair, drawn: Drawn, inputs: Inputs) -> Prepared:
     """The reference's side; attention has the oracle, a block its own module in float64."""
-    program, design = built.program, built.design
     oracle = None
     if program.kind != "module":
-        state = {k: v.double().numpy() for k, v in built.reference.state_dict().items()}
-        inputs = float_inputs(drawn.inputs, program.dtype)
-        problem = posed(program, design, inputs, state)
-
-        def oracle(cotangents: Arrays) -> Run:
-            solution = solve(problem, cotangents["output"])
-            return named(design, solution, inputs, ("output",))
-
-    call = design.reference_call(program.call)
+        # Arrays say who sees whom, as they do for the matrix's masks of each head.
+        mask = "per_head" if program.call == "arrays" else program.call
+        oracle = partial(pair.solution, pair.problem(mask, drawn.inputs), drawn.inputs)
+    call = pair.design.reference_call(program.call)
     return Prepared(
-        _Widened(built.reference, call, given),
+        _Widened(pair.reference, call, inputs),
         program.dtype,
         seed=drawn.seed,
         oracle=oracle,
         precision=program.unit,
-    )
-
-
-def posed(program: Program, design: Design, inputs: Arrays, state: Arrays) -> AttentionProblem:
-    """What the configuration means, in float64."""
-    size = program.size
-    arrays = program.call == "arrays"
-    return AttentionProblem(
-        inputs={name: inputs[name] for name in design.inputs},
-        weights={name: state[key] for name, key in design.weights.items() if key in state},
-        num_heads=size.N,
-        num_kv_heads=size.K,
-        softcap=design.options.get("softcap"),
-        after=design.options.get("after", ()),
-        allowed=inputs["allowed"] if arrays else MASKS[program.call].allowed(inputs, size),
-        bias=inputs.get("bias"),
     )
 
 

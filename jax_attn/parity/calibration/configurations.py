@@ -18,10 +18,12 @@ from jax_attn.parity.matrix.shapes import SHAPES, Size
 
 @dataclass(frozen=True)
 class Program:
-    """kind: core (attention, scores written out), blocked (tile by tile) or module (a pre-norm
-    block, by either kernel). design: of `designs.DESIGNS`, or "block". call: "arrays", who sees
-    whom and what is added as data; else a kind of `masks.MASKS` that the kernel knows. tile: of
-    queries and keys, where the kernel is the blocked one. unit: the matrix unit emulated.
+    """A program that is compiled.
+
+    kind: core (attention, scores written out), blocked (tile by tile) or module (a pre-norm block,
+    by either kernel). design: of `PORTED_DESIGNS`, or "block". call: "arrays", who sees whom and
+    what is added as data; else a kind of `MASKS` that the kernel knows. tile: of queries and keys,
+    where the kernel is the blocked one. unit: the matrix unit emulated.
     """
 
     kind: str

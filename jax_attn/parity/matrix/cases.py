@@ -17,7 +17,7 @@ from jax_attn.parity.run import TRANSFORMS
 
 @dataclass(frozen=True)
 class Case:
-    """One row. `design` is a key of `designs.DESIGNS`: a published design, or a variant of one."""
+    """One row. `design`: a key of `PORTED_DESIGNS`, a published design or a variant of one."""
 
     design: str
     dtype: str

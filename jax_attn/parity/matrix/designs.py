@@ -226,7 +226,7 @@ _ROTARY = _grouped(
 _PIECES = _cached(_GROUPED, cached_calls.torch_pieces)
 _DIMS = {"kdim": _wider(_KDIM), "vdim": _wider(_VDIM)}
 
-DESIGNS: dict[str, Design] = {
+PORTED_DESIGNS: dict[str, Design] = {
     "weights_mha": _WEIGHTS,
     "fused_mha": Design(
         reference=lambda s: torch_ref.DESIGNS["fused_mha"](s.D, s.N),

@@ -11,11 +11,11 @@ from jax_attn.attention.kernels.tile import Tiles
 from jax_attn.parity.judge.not_run import NotRun
 from jax_attn.parity.judge.result import Result
 from jax_attn.parity.matrix.cases import Case
-from jax_attn.parity.matrix.designs import DESIGNS
-from jax_attn.parity.matrix.row import Row
+from jax_attn.parity.matrix.designs import PORTED_DESIGNS
+from jax_attn.parity.matrix.preparation import Preparation
 from jax_attn.parity.run.jax_settings import x64_for
 
-Doubts = Callable[[Row], Sequence[str]]
+Doubts = Callable[[Preparation], Sequence[str]]
 
 
 # Smaller than the axes of the matrix, but for a single token's, and dividing few of them: rows
@@ -55,11 +55,12 @@ def run_cases(
     level = "interpreted" if implementation == "splash" and backend != "tpu" else "measured"
     with x64_for(first.dtype), jax.default_device(jax.devices(backend)[0]):
         kernel = kernel_of_rows(implementation, backend)
-        row = Row(DESIGNS[first.design], first, kernel=kernel)
-        if why := row.refused:
+        preparation = Preparation(PORTED_DESIGNS[first.design], first, kernel=kernel)
+        if why := preparation.refused:
             return [refusal(case, backend, why) for case in cases]
-        doubted = tuple(doubts(row))
-        return [judge_row(row, case, doubted, backend=backend, level=level) for case in cases]
+        doubted = tuple(doubts(preparation))
+        identity = {"backend": backend, "level": level}
+        return [judge_case(preparation, case, doubted, **identity) for case in cases]
 
 
 def refusal(case: Case, backend: str, why: str) -> NotRun:
@@ -67,18 +68,20 @@ def refusal(case: Case, backend: str, why: str) -> NotRun:
     return NotRun(case.name, "both", case.dtype, case.shape, "refused", backend, error=why)
 
 
-def judge_row(row: Row, case: Case, doubts: Sequence[str], **identity: str) -> Result:
-    """The verdict on `case`, one of those that `row` serves; with doubts none is a PASS."""
-    return row.prepared.judge(
-        row.bound,
+def judge_case(
+    preparation: Preparation, case: Case, doubts: Sequence[str], **identity: str
+) -> Result:
+    """The verdict on one of the cases of a preparation; with doubts it is never PASS."""
+    return preparation.prepared.judge(
+        preparation.port,
         (case.transform,),
-        to_torch=row.design.layout.to_torch,
-        failures=row.weight_failures,
+        to_torch=preparation.design.layout.to_torch,
+        failures=preparation.weight_failures,
         doubts=doubts,
-        notes=tuple(f"declared: {n}, as published, is NaN there" for n in row.declared_nan),
+        notes=tuple(f"declared: {n}, as published, is NaN there" for n in preparation.declared_nan),
         name=case.name,
         details={
-            "implementation": row.kernel.name if row.kernel else "chosen",
+            "implementation": preparation.kernel.name if preparation.kernel else "chosen",
             "design": case.family,
             "variant": case.design.partition("/")[2],
             "mask": case.mask,

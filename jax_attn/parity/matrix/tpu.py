@@ -18,9 +18,9 @@ from jax_attn.parity.judge.not_run import NotRun
 from jax_attn.parity.judge.result import Result
 from jax_attn.parity.matrix.cases import EMULATED_SHAPE, Case
 from jax_attn.parity.matrix.compiled import compile_for_tpu, lower_everywhere, why_no_tpu_compiler
-from jax_attn.parity.matrix.designs import DESIGNS
-from jax_attn.parity.matrix.row import Row
-from jax_attn.parity.matrix.run_rows import Doubts, judge_row, kernel_of_rows, refusal
+from jax_attn.parity.matrix.designs import PORTED_DESIGNS
+from jax_attn.parity.matrix.preparation import Preparation
+from jax_attn.parity.matrix.run_rows import Doubts, judge_case, kernel_of_rows, refusal
 from jax_attn.parity.run.port import forward_and_gradients
 
 
@@ -33,8 +33,9 @@ def run_emulated(
         why = f"{kernel.name} multiplies in a kernel of its own, where nothing can round for it"
         return refusal(case, "tpu", why)
     with jax.default_device(jax.devices("cpu")[0]):
-        row = Row(DESIGNS[case.design], case, precision="mxu", kernel=kernel)
-        return judge_row(row, case, doubts(row), backend="tpu", level="emulated")
+        preparation = Preparation(PORTED_DESIGNS[case.design], case, "mxu", kernel)
+        doubted = doubts(preparation)
+        return judge_case(preparation, case, doubted, backend="tpu", level="emulated")
 
 
 TOPOLOGIES = ("v5e:2x2", "v6e:2x2", "tpu7x:2x2x1")
@@ -101,8 +102,8 @@ def compiled_everywhere(
 
 def compile_design(name: str) -> Iterator[NotRun]:
     """Forward and gradient of a design through the TPU compiler, or lowered for all platforms."""
-    row = Row(DESIGNS[name], Case(name, "float32", "none", EMULATED_SHAPE, ""))
-    forward, *args = row.bound.bind()
+    case = Case(name, "float32", "none", EMULATED_SHAPE, "")
+    forward, *args = Preparation(PORTED_DESIGNS[name], case).port.bind()
     shapes = jax.eval_shape(forward, *args)
 
     def gradient(*args: Any) -> Any:

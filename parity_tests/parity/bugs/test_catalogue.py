@@ -22,8 +22,8 @@ from jax_attn.parity.bugs.trials import claimed, try_bug
 from jax_attn.parity.judge.compare import Verdict
 from jax_attn.parity.judge.oracle import Solution, solve
 from jax_attn.parity.matrix.cases import Case, matrix
-from jax_attn.parity.matrix.designs import DESIGNS
-from jax_attn.parity.matrix.row import Row
+from jax_attn.parity.matrix.designs import PORTED_DESIGNS
+from jax_attn.parity.matrix.preparation import Preparation
 
 
 def own_row(name: str) -> Case:
@@ -34,13 +34,13 @@ def own_row(name: str) -> Case:
     return min(rows, key=lambda c: (c.size.D * c.size.B, c.name))
 
 
-def row(case: Case) -> Row:
+def row(case: Case) -> Preparation:
     return prepared(replace(case, transform="jit"))
 
 
 @cache
-def prepared(case: Case) -> Row:
-    return Row(DESIGNS[case.design], case)
+def prepared(case: Case) -> Preparation:
+    return Preparation(PORTED_DESIGNS[case.design], case)
 
 
 def test_there_are_at_least_40_and_each_plants_in_steps_that_there_are():

@@ -19,9 +19,9 @@ from jax_attn.parity.bugs.trials import doubts
 from jax_attn.parity.checking.check import Prepared
 from jax_attn.parity.judge.compare import Verdict
 from jax_attn.parity.matrix.cases import Case
-from jax_attn.parity.matrix.designs import DESIGNS
-from jax_attn.parity.matrix.row import Row
-from jax_attn.parity.matrix.run_rows import judge_row
+from jax_attn.parity.matrix.designs import PORTED_DESIGNS
+from jax_attn.parity.matrix.preparation import Preparation
+from jax_attn.parity.matrix.run_rows import judge_case
 from jax_attn.transfer import FROM_HEADS, TO_HEADS, Layout, heads, linear, packed, row
 
 
@@ -145,19 +145,19 @@ BUGS = {
 
 
 @cache
-def right(design: str, mask: str) -> Row:
+def right(design: str, mask: str) -> Preparation:
     """A row without any bug, which passes."""
-    row = Row(DESIGNS[design], Case(design, "float32", mask, "prime", "eager"))
-    assert judge_row(row, row.case, doubts(row)).verdict is Verdict.PASS
+    row = Preparation(PORTED_DESIGNS[design], Case(design, "float32", mask, "prime", "eager"))
+    assert judge_case(row, row.case, doubts(row)).verdict is Verdict.PASS
     return row
 
 
 def verdict(design: str, mask: str, plant=lambda design: design) -> Verdict:
     """Of the row with the bug, its port built anew and judged beside the same reference."""
     prepared = right(design, mask).prepared
-    wrong = Row(plant(DESIGNS[design]), right(design, mask).case)
+    wrong = Preparation(plant(PORTED_DESIGNS[design]), right(design, mask).case)
     to_torch, failures = wrong.design.layout.to_torch, wrong.weight_failures
-    return prepared.judge(wrong.bound, ("eager",), to_torch=to_torch, failures=failures).verdict
+    return prepared.judge(wrong.port, ("eager",), to_torch=to_torch, failures=failures).verdict
 
 
 @pytest.mark.parametrize("bug", BUGS)
@@ -261,14 +261,14 @@ CACHE_BUGS = {
 }
 
 
-def outputs_verdict(row: Row, outputs: Prepared) -> Verdict:
-    return outputs.judge(row.bound, ("jit",), to_torch=None).verdict
+def outputs_verdict(row: Preparation, outputs: Prepared) -> Verdict:
+    return outputs.judge(row.port, ("jit",), to_torch=None).verdict
 
 
 @cache
-def right_cached(design: str, mask: str) -> tuple[Row, Prepared]:
+def right_cached(design: str, mask: str) -> tuple[Preparation, Prepared]:
     """A row without any bug, which passes, and its reference's side without gradients."""
-    row = Row(DESIGNS[design], Case(design, "float32", mask, "square", "jit"))
+    row = Preparation(PORTED_DESIGNS[design], Case(design, "float32", mask, "square", "jit"))
     outputs = replace(row.prepared, gradients=False)
     assert outputs_verdict(row, outputs) is Verdict.PASS
     return row, outputs

@@ -121,7 +121,7 @@ def test_what_does_not_go_with_it_is_refused(args, told):
 
 def arrays(configuration: Configuration) -> dict[str, np.ndarray]:
     made = draw(configuration)
-    reference = calibrate.Built(configuration.program).reference
+    reference = calibrate.pair_of(configuration.program).reference
     parameters = [(name, tuple(p.shape)) for name, p in reference.named_parameters()]
     return made.inputs | {name: made.parameter(name, shape) for name, shape in parameters}
 

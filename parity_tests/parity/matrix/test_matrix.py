@@ -15,10 +15,10 @@ from jax_attn.parity.bugs.catalogue import BUGS
 from jax_attn.parity.bugs.trials import claimed, doubts
 from jax_attn.parity.judge.compare import Verdict
 from jax_attn.parity.matrix.cases import FACTORS, Case, matrix, pairs, reachable
-from jax_attn.parity.matrix.designs import DESIGNS
+from jax_attn.parity.matrix.designs import PORTED_DESIGNS
 from jax_attn.parity.matrix.masks import MASKS
-from jax_attn.parity.matrix.row import Row
-from jax_attn.parity.matrix.run_rows import judge_row, run_cases
+from jax_attn.parity.matrix.preparation import Preparation
+from jax_attn.parity.matrix.run_rows import judge_case, run_cases
 from jax_attn.parity.run import TRANSFORMS
 
 ROWS = matrix()
@@ -46,7 +46,7 @@ def test_there_are_at_least_300_rows_of_distinct_names_on_at_most_eight_shapes()
 def test_every_published_design_is_run_in_every_dtype():
     run = {(row.family, row.dtype) for row in ROWS}
     assert run == {(design, dtype) for design in torch_ref.DESIGNS for dtype in DTYPES}
-    assert FACTORS.keys() == DESIGNS.keys()
+    assert FACTORS.keys() == PORTED_DESIGNS.keys()
 
 
 def test_the_seeds_own_sizes_are_run_by_the_seeds_own_designs():
@@ -81,7 +81,7 @@ def pytest_generate_tests(metafunc):
 
 
 def test_every_row_of_a_design_claims_something_and_kills_all_of_it(claiming):
-    row = Row(DESIGNS[claiming.design], claiming)
+    row = Preparation(PORTED_DESIGNS[claiming.design], claiming)
     assert claimed(row)
     assert doubts(row) == ()
 
@@ -126,23 +126,23 @@ def test_a_row_of_each_transform_passes_and_compares_every_tensor(transform):
 def test_a_declared_nan_is_checked_on_both_sides():
     """masked_mha gives NaN where a row may attend to nothing; the port gives out_proj's bias."""
     case = Case("masked_mha", "float32", "empty_row", "prime", "jit")
-    row = Row(DESIGNS["masked_mha"], case)
+    row = Preparation(PORTED_DESIGNS["masked_mha"], case)
     assert row.declared_nan["output"].any()
-    result = judge_row(row, case, doubts(row))
+    result = judge_case(row, case, doubts(row))
     assert result.verdict is Verdict.PASS, str(result)
     assert "declared: output, as published, is NaN there" in result.notes
 
-    fewer = Row(DESIGNS["masked_mha"], case)
+    fewer = Preparation(PORTED_DESIGNS["masked_mha"], case)
     fewer.__dict__["declared_nan"] = {"output": np.zeros_like(row.declared_nan["output"])}
-    result = judge_row(fewer, case, doubts(fewer))
+    result = judge_case(fewer, case, doubts(fewer))
     assert result.verdict is Verdict.FAIL
     assert "declared difference: reference output should be NaN at 0 elements" in result.failures[0]
 
 
 def test_a_nan_that_nobody_declared_fails():
     case = Case("masked_mha", "float32", "empty_row", "prime", "jit")
-    undeclared = replace(DESIGNS["masked_mha"], nan_rows=False)
-    row = Row(undeclared, case)
-    result = judge_row(row, case, doubts(row))
+    undeclared = replace(PORTED_DESIGNS["masked_mha"], nan_rows=False)
+    row = Preparation(undeclared, case)
+    result = judge_case(row, case, doubts(row))
     assert result.verdict is Verdict.FAIL
     assert "the reference is not finite where the oracle is" in "\n".join(result.reasons)

@@ -9,7 +9,7 @@ from flax import nnx
 from helpers.renamed_models import abstract, as_published, written
 from helpers.small_model import MODEL, model, torch_tensors
 from jax_attn import transfer
-from jax_attn.parity.matrix.designs import DESIGNS
+from jax_attn.parity.matrix.designs import PORTED_DESIGNS
 from jax_attn.parity.matrix.shapes import Size
 from jax_attn.transfer import TransferError, infer
 
@@ -30,7 +30,7 @@ SQUARE = {
 
 
 def pair(name):
-    design = DESIGNS[name]
+    design = PORTED_DESIGNS[name]
     module = nnx.eval_shape(lambda: design.port(SIZE, "float32", nnx.Rngs(0)))
     return design.reference(SIZE), module, design.layout
 
@@ -49,7 +49,7 @@ def same(ours, true):
     return ours.keys() == true.keys() and all(np.array_equal(ours[p], true[p]) for p in ours)
 
 
-@pytest.mark.parametrize("name", DESIGNS)
+@pytest.mark.parametrize("name", PORTED_DESIGNS)
 def test_modules_of_every_design_give_its_table(name):
     reference, module, layout = pair(name)
     proposal = infer(reference, module)
@@ -74,7 +74,7 @@ def test_of_tensors_alone_squares_stay_open_with_both_candidates(name):
 
 def test_what_is_whole_loads_at_once():
     reference, _, layout = pair("gqa")
-    modules = [DESIGNS["gqa"].port(SIZE, "float32", nnx.Rngs(0)) for _ in range(2)]
+    modules = [PORTED_DESIGNS["gqa"].port(SIZE, "float32", nnx.Rngs(0)) for _ in range(2)]
     transfer.load(modules[0], reference.state_dict(), infer(reference, modules[0]).layout)
     transfer.load(modules[1], reference.state_dict(), layout)
     assert same(*map(transfer.flatten, modules))

@@ -1,10 +1,12 @@
 """Attention weights between torch names and NNX state, through tables, bit for bit.
 
 Files and tables need no framework. `plan`, `load`, `export`, `flatten`, `infer`, `load_optimizer`
-and `export_optimizer` import jax and flax when first used; a file of torch's own imports torch.
+and `export_optimizer` import jax and flax when first used; reading one of torch's own files imports
+torch.
 """
 
 import importlib
+from typing import TYPE_CHECKING, Any
 
 from jax_attn.transfer.arrays import as_numpy
 from jax_attn.transfer.files.checkpoint import Checkpoint, load_checkpoint
@@ -34,6 +36,13 @@ from jax_attn.transfer.table.steps import (
     linear,
     packed,
 )
+
+if TYPE_CHECKING:
+    from jax_attn.transfer.nnx.load import export, load
+    from jax_attn.transfer.nnx.plan import Plan, plan
+    from jax_attn.transfer.nnx.state import flatten
+    from jax_attn.transfer.optimizer.carry import export_optimizer, load_optimizer
+    from jax_attn.transfer.proposal.infer import Proposal, infer
 
 _HOMES = {"flatten": "nnx.state", "Plan": "nnx.plan", "plan": "nnx.plan"}
 _HOMES |= dict.fromkeys(("export", "load"), "nnx.load")
@@ -86,9 +95,9 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str):
+def __getattr__(name: str) -> Any:
     if name in _HOMES:
-        return getattr(importlib.import_module(f"jax_attn.transfer.{_HOMES[name]}"), name)
+        return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

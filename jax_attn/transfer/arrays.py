@@ -1,13 +1,13 @@
-"""Tensors of any framework as NumPy, bit for bit; no framework is imported for it.
+"""Tensors of any framework as NumPy arrays, bit for bit, without importing a framework.
 
-A framework whose tensor is handed in has been imported already, so that looking it up in
-`sys.modules` is enough.
+Whoever hands in a tensor has imported its framework already, so that a look into `sys.modules` is
+enough.
 """
 
 import math
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import ml_dtypes
@@ -19,9 +19,9 @@ Tensors = Mapping[str, Any]
 """Names to NumPy, JAX or torch tensors; `Any`, as either framework may be absent."""
 
 _CHUNK = 2**24
-"""Bytes that are made contiguous at once."""
+"""Bytes that are copied at once."""
 
-# torch cannot hand these to NumPy: they cross as integers of the same width.
+# torch cannot convert these to NumPy: they cross as integers of the same width.
 _REINTERPRETED = {
     "bfloat16": "int16",
     "float8_e4m3fn": "uint8",
@@ -30,8 +30,8 @@ _REINTERPRETED = {
     "float8_e5m2fnuz": "uint8",
 }
 
-# What a torch tensor may be besides an array in memory, and what its owner can do about it.
-_TORCH_REFUSALS = (
+# What else than a plain array a torch tensor may be, and what its owner can do about it.
+_TORCH_REFUSALS: tuple[tuple[Callable[[Any], bool], str], ...] = (
     (
         lambda t: t.is_quantized,
         "a quantised tensor; expected plain numbers: call .dequantize() first",
@@ -54,11 +54,11 @@ class Spec(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Of a dtype that NumPy does not hold as many bits a number as its name has: F6_E2M3."""
+        """The size in bytes; for a dtype that NumPy lacks, of as many bits as its name says."""
         try:
             return math.prod(self.shape) * np.dtype(self.dtype).itemsize
         except TypeError:
-            bits = re.search(r"\d+", self.dtype)
+            bits = re.search(r"\d+", self.dtype)  # F6_E2M3
             return -(-math.prod(self.shape) * int(bits[0]) // 8) if bits else 0
 
     def __str__(self) -> str:
@@ -76,7 +76,7 @@ def as_numpy(tensor: Any, name: str = "tensor") -> np.ndarray:
         raise _unreadable(name, reason)
     try:
         array = _from_torch(tensor) if _is_torch(tensor) else np.asarray(tensor)
-    except Exception as error:  # each framework has its own: deleted, traced, not addressable …
+    except Exception as error:  # each framework raises its own: deleted, traced, not addressable …
         raise _unreadable(name, f"{type(tensor).__name__}: {error}") from error
     return array.astype(array.dtype.newbyteorder("="), copy=False)
 
@@ -86,46 +86,50 @@ def describe(tensor: Any) -> Spec:
     return Spec(tuple(map(int, tensor.shape)), _dtype_name(tensor.dtype))
 
 
-def read(tensors: Mapping[str, Any], key: str) -> np.ndarray:
-    """`tensors[key]` for looking at once: what is mapped from a file is not copied out of it."""
+def read(tensors: Tensors, key: str) -> np.ndarray:
+    """`tensors[key]` for immediate use: an array that is mapped from a file is not copied."""
     mapped = getattr(tensors, "mapped", None)
     return mapped(key) if mapped else as_numpy(tensors[key], key)
 
 
-def specs(tensors: Mapping[str, Any]) -> tuple[dict[str, Spec], list[Problem]]:
-    """Shapes and dtypes by key, a lazy mapping's through its `describe`; and what has none."""
-    look = getattr(tensors, "describe", lambda key: _spec(tensors[key], key))
-    found, problems = {}, []
+def specs(tensors: Tensors) -> tuple[dict[str, Spec], list[Problem]]:
+    """Shapes and dtypes by key, and a problem for each that cannot be read.
+
+    A lazy mapping gives them by its `describe`.
+    """
+    describe_key = getattr(tensors, "describe", lambda key: _spec(tensors[key], key))
+    by_key: dict[str, Spec] = {}
+    problems = []
     for key in tensors:
         if not isinstance(key, str):
             text = f"expected a string as key, got {type(key).__name__}"
             problems.append(Problem("unreadable", str(key), text))
             continue
         try:
-            found[key] = look(key)
+            by_key[key] = describe_key(key)
         except TransferError as error:
             problems += error.problems
-    return found, problems
+    return by_key, problems
 
 
-def same_memory(tensors: Mapping[str, Any], keys: Iterable[str]) -> dict[str, str]:
-    """Those of `keys` whose tensor is the very memory of an earlier one's, and which that is.
+def same_memory(tensors: Tensors, keys: Iterable[str]) -> dict[str, str]:
+    """Those of `keys` whose tensor occupies the same memory as an earlier key's, and that key.
 
-    Two views that only overlap are two tensors, and so are two that are empty.
+    Two views that merely overlap are two tensors, and so are two that are empty.
     """
     get = getattr(tensors, "mapped", tensors.__getitem__)
     first: dict[tuple, str] = {}
-    found = {}
+    ties = {}
     for key in keys:
         earlier = first.setdefault(_memory(get(key)), key)
-        # What a lazy mapping made and let go may lie where the next one does: both at once.
+        # A lazy mapping may reuse the memory of a tensor that was released: hold both at once.
         if earlier != key and _same(get(earlier), get(key)):
-            found[key] = earlier
-    return found
+            ties[key] = earlier
+    return ties
 
 
 def chunks(array: np.ndarray) -> Iterator[np.ndarray]:
-    """The bytes of an array in C order, some rows at a time, whatever its strides."""
+    """The bytes of an array in C order, a few rows at a time, whatever its strides."""
     rows = np.atleast_1d(array)
     step = max(1, _CHUNK * len(rows) // max(1, rows.nbytes))
     for i in range(0, len(rows), step):
@@ -133,7 +137,7 @@ def chunks(array: np.ndarray) -> Iterator[np.ndarray]:
 
 
 def same_bits(one: np.ndarray, other: np.ndarray) -> bool:
-    """Whether two arrays have one shape, dtype and every bit in common."""
+    """Whether two arrays have the same shape, dtype and bits."""
     if describe(one) != describe(other):
         return False
     return all(map(np.array_equal, chunks(one), chunks(other)))
@@ -162,7 +166,7 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def _memory(tensor: Any) -> tuple:
-    """Equal for two tensors that are both alive and the same memory, read the same way."""
+    """Equal for two live tensors that read the same memory in the same way."""
     if _is_torch(tensor):
         return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.device
     if isinstance(tensor, np.ndarray):

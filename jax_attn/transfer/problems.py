@@ -1,20 +1,22 @@
-"""What can be wrong with a transfer: gathered as `Problem`s, raised once as `TransferError`."""
+"""Why a transfer cannot be: gathered as `Problem`s, raised once as `TransferError`."""
 
 import difflib
+import os
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 PROBLEMS_SHOWN = 30
+"""Problems that a message lists."""
 
 
 class Problem(NamedTuple):
-    """One thing that stops a transfer.
+    """One reason why a transfer cannot be.
 
     kind: "missing", "unexpected", "ambiguous", "doubly written", "wrong shape",
         "wrong dtype", "not finite", "unwritten", "refused", "unreadable" or "file".
-    name: the torch key, Flax path or file it is about.
+    name: the torch key, Flax path or file that it concerns.
     text: what was expected and what came.
-    hint: what would mend it, where that is known.
+    hint: how to mend it, where that is known.
     """
 
     kind: str
@@ -28,9 +30,9 @@ class Problem(NamedTuple):
 
 
 class TransferError(ValueError):
-    """Every problem of one transfer, in `problems`; whatever was to be written is as it was."""
+    """Every problem of one transfer, in `problems`; the transfer has written nothing."""
 
-    def __init__(self, doing: str, problems: Iterable[Problem]):
+    def __init__(self, doing: str, problems: Iterable[Problem]) -> None:
         self.doing = doing
         self.problems = list(problems)
         super().__init__(doing, self.problems)
@@ -41,13 +43,13 @@ class TransferError(ValueError):
         return "\n".join([heading, *listed(self.problems)])
 
 
-def file_error(path: Any, text: str, hint: str = "") -> TransferError:
+def file_error(path: str | os.PathLike[str], text: str, hint: str = "") -> TransferError:
     """The error about one file as a whole."""
     return TransferError(f"checkpoint {path}", [Problem("file", str(path), text, hint)])
 
 
 def listed(problems: Sequence[Problem]) -> list[str]:
-    """Lines for people: the first `PROBLEMS_SHOWN` problems, and how many more there are."""
+    """The first `PROBLEMS_SHOWN` problems, a line or two each, and how many more there are."""
     lines = [f"  - {problem}" for problem in problems[:PROBLEMS_SHOWN]]
     rest = len(problems) - PROBLEMS_SHOWN
     return lines if rest <= 0 else [*lines, f"  … and {rest} more, in .problems"]
@@ -55,12 +57,12 @@ def listed(problems: Sequence[Problem]) -> list[str]:
 
 def nearest(name: str, candidates: Iterable[str]) -> str:
     """'nearest: a, b', the names closest to `name`; empty when nothing is close."""
-    found = difflib.get_close_matches(name, list(candidates), n=3, cutoff=0.6)
-    return f"nearest: {', '.join(map(printable, found))}" if found else ""
+    close = difflib.get_close_matches(name, list(candidates), n=3, cutoff=0.6)
+    return f"nearest: {', '.join(map(printable, close))}" if close else ""
 
 
 def printable(name: str) -> str:
-    """A name from a file, with whatever would steer a terminal written out."""
+    """A name from a file, with characters that would steer a terminal escaped."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in name)
 
 

@@ -1,7 +1,7 @@
 """Where the arrays of a module lie, and NumPy arrays put there."""
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 import jax
 import numpy as np
@@ -14,7 +14,7 @@ def unplaceable(arrays: Mapping[str, Any]) -> list[Problem]:
     """The paths of arrays that cannot be replaced where they lie, and why."""
     problems = []
     for path, old in arrays.items():
-        where = getattr(old, "sharding", None)
+        where: Any = getattr(old, "sharding", None)
         if _is_abstract(where) and where.mesh != jax.sharding.get_mesh().abstract_mesh:
             text = f"expected devices to lie on, got a sharding over an abstract mesh {where.mesh}"
             problems.append(Problem("unwritten", path, text, "load under jax.set_mesh(mesh)"))
@@ -36,19 +36,19 @@ def place(array: np.ndarray, old: Any) -> jax.Array:
     where = _where(old)
     if where is None:
         return _copied(array, None)
+    memory = where.memory_kind
+    indices: Mapping[Any, Any] = where.addressable_devices_indices_map(array.shape)
     parts = [
-        _copied(
-            array[(*cast(tuple[slice, ...], index), ...)],
-            SingleDeviceSharding(device, memory_kind=where.memory_kind),
-        )
-        for device, index in where.addressable_devices_indices_map(array.shape).items()
+        # The ellipsis keeps a scalar an array.
+        _copied(array[*index, ...], SingleDeviceSharding(device, memory_kind=memory))
+        for device, index in indices.items()
     ]
     return jax.make_array_from_single_device_arrays(array.shape, where, parts, dtype=array.dtype)
 
 
 def _where(old: Any) -> Sharding | None:
     """Where an array lies, or an abstract one is to lie; None where nobody chose."""
-    where = getattr(old, "sharding", None) if getattr(old, "committed", True) else None
+    where: Any = getattr(old, "sharding", None) if getattr(old, "committed", True) else None
     if _is_abstract(where):
         return NamedSharding(jax.sharding.get_mesh(), where.spec)
     return where

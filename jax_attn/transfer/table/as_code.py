@@ -1,4 +1,4 @@
-"""A table as the Python that makes it."""
+"""A table as the Python code that makes it."""
 
 from collections.abc import Iterable, Sequence
 
@@ -10,11 +10,11 @@ _BREAK = ",\n         "  # between the names of one argument; no quoted name has
 
 
 def program(layout: Layout, comments: Iterable[str]) -> str:
-    """A module that makes `layout` as LAYOUT, with comments below.
+    """The source of a module that defines `layout` as LAYOUT, with comments below.
 
-    layout: of rows and ties alone, whose steps are the plain ones of `jax_attn.transfer`.
+    layout: has only rows and ties, whose steps are `jax_attn.transfer`'s own.
     """
-    rows = [r for group in layout.groups for (r,) in group.alternatives]
+    rows = [r for group in layout.groups for r in group.rows]
     calls = [_call("row", _arguments(r)) for r in rows]
     calls += [_call("tied", [quoted(t.key), quoted(t.same_as)]) for t in layout.passed_over]
     names = {"Layout", *(step.name for r in rows for step in r.steps)}
@@ -31,7 +31,7 @@ def row_call(r: Row) -> str:
 
 
 def quoted(name: str) -> str:
-    """A name as a string literal: it may come out of a file, so that nothing in it is code."""
+    """A name as a string literal; escaped, as a name from a file must not become code."""
     plain = name.isprintable() and not {'"', "\\"} & set(name)
     return f'"{name}"' if plain else ascii(name)
 

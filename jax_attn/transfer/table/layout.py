@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
 from jax_attn.transfer.arrays import Tensors, as_numpy, read, same_bits
 from jax_attn.transfer.problems import Problem, TransferError, grid, nearest
 from jax_attn.transfer.table import resolve
+from jax_attn.transfer.table.resolve import Move
 from jax_attn.transfer.table.rows import (
     Either,
     Ignored,
@@ -40,8 +42,10 @@ class Layout:
     refusals: tuple[Refused, ...]
     passed_over: tuple[Ignored, ...]
 
-    def __init__(self, *items: "Row | Either | Refused | Ignored | Layout"):
-        groups, refusals, passed_over = [], [], []
+    def __init__(self, *items: "Row | Either | Refused | Ignored | Layout") -> None:
+        groups: list[Either] = []
+        refusals: list[Refused] = []
+        passed_over: list[Ignored] = []
         for item in items:
             match item:
                 case Row():
@@ -84,7 +88,7 @@ class Layout:
         )
 
     def renamed(self, names: Mapping[str, str]) -> "Layout":
-        """The same table for a module that names its parts otherwise: {"q_proj": "query", …}.
+        """The same table for a module that names its parts differently: {"q_proj": "query", …}.
 
         Replaces whole parts of the dotted Flax paths. Raises ValueError for a name that no
         path has.
@@ -99,10 +103,10 @@ class Layout:
         )
 
     def through(self, step: Step, *parts: str) -> "Layout":
-        """The same table with one more step, next to Flax, in the rows of these parts.
+        """The same table with one more step on the Flax side of every row of these parts.
 
         `LAYOUTS["gqa"].through(to_half_split(), "q_proj", "k_proj")` reads weights whose rotary
-        pairs lie otherwise. Raises ValueError for a part that no Flax path has, and for a row
+        pairs are interleaved. Raises ValueError for a part that no Flax path has, and for a row
         that has other parts as well.
         """
         if unknown := sorted(set(parts) - self._parts()):
@@ -111,115 +115,93 @@ class Layout:
             )
 
         def change(r: Row) -> Row:
-            meant = [not set(parts).isdisjoint(path.split(".")) for path in r.paths]
-            if any(meant) and not all(meant):
+            chosen = [not set(parts).isdisjoint(path.split(".")) for path in r.paths]
+            if any(chosen) and not all(chosen):
                 raise ValueError(f"through: expected rows of {', '.join(parts)} alone, got {r!r}")
-            return row(r.keys, r.paths, *r.steps, *([step] if any(meant) else []))
+            return row(r.keys, r.paths, *r.steps, *([step] if any(chosen) else []))
 
         return Layout(*self._changed(change), *self.refusals, *self.passed_over)
 
     def spelled_as(self, keys: Iterable[str]) -> "Layout":
-        """The same table with, of alternatives, those of which one of `keys` is there.
+        """The same table, reduced to the alternatives that `keys` use, so that an export uses them.
 
-        So that what is exported is spelled as what was read. Where none is there, all stay.
+        Where `keys` have no key of any alternative, all of them stay.
         """
         keys = list(keys)
 
-        def chosen(group: Either) -> Either:
-            there = [
+        def used(group: Either) -> Either:
+            by_use = [
                 a for a in group.alternatives if bindings([k for r in a for k in r.keys], keys)
             ]
-            return either(*(there or group.alternatives))
+            return either(*(by_use or group.alternatives))
 
-        return Layout(*map(chosen, self.groups), *self.refusals, *self.passed_over)
+        return Layout(*map(used, self.groups), *self.refusals, *self.passed_over)
 
     def torch_keys(self) -> list[str]:
-        """Every torch key of a row, names in braces left open."""
+        """The torch keys of every row, with names in braces left open."""
         return [key for r in self._rows() for key in r.keys]
 
     def flax_paths(self) -> list[str]:
-        """Every Flax path of a row, likewise."""
+        """The Flax paths of every row, with names in braces left open."""
         return [path for r in self._rows() for path in r.paths]
 
     def row_of(self, torch_key: str) -> str:
         """The row that reads and writes a torch key: "W_Q.weight -> q_proj.kernel [linear heads]".
 
-        Names in braces stand filled in. Raises ValueError for a key of no row.
+        Names in braces are filled in. Raises ValueError for a key of no row.
         """
         for r in self._rows():
             for pattern in r.keys:
                 if match := regex(pattern).fullmatch(torch_key):
-                    found = r.at(tuple(match.groupdict().items()))
-                    return f"{', '.join(found.keys)} -> {', '.join(found.paths)} [{_steps(r)}]"
+                    bound = r.at(tuple(match.groupdict().items()))
+                    return f"{', '.join(bound.keys)} -> {', '.join(bound.paths)} [{_steps(r)}]"
         near = nearest(torch_key, self.torch_keys())
         raise ValueError(f"torch_key: expected a key of one of the rows, got {torch_key!r}; {near}")
 
-    def to_flax(
-        self, tensors: Mapping[str, np.ndarray], shapes: Mapping[str, Shape]
-    ) -> dict[str, np.ndarray]:
+    def to_flax(self, tensors: Tensors, shapes: Mapping[str, Shape]) -> dict[str, np.ndarray]:
         """Torch tensors -> Flax arrays of `shapes`, by dotted path; dtypes stay as they are.
 
         tensors: torch key to NumPy, JAX or torch tensor. shapes: every path that must be
         written. The arrays may share memory with `tensors`. Raises TransferError.
         """
-        given = {key: as_numpy(tensor, key) for key, tensor in tensors.items()}
-        passed_over = resolve.passed(self.passed_over, given)
-        key_shapes = {k: array.shape for k, array in given.items() if k not in passed_over}
+        arrays = {key: as_numpy(tensor, key) for key, tensor in tensors.items()}
+        passed_over = resolve.passed(self.passed_over, arrays)
+        key_shapes = {key: array.shape for key, array in arrays.items() if key not in passed_over}
         moves, problems = resolve.for_loading(self.groups, self.refusals, key_shapes, shapes)
-        problems += untied(self, given)
-        made: dict[str, np.ndarray] = {}
-        for move in moves:
-            try:
-                arrays = move.row.to_flax(tuple(given[k] for k in move.row.keys), move.path_shapes)
-            except MisfitError as misfit:
-                problems.append(Problem("wrong dtype", move.row.keys[0], str(misfit)))
-                continue
-            made |= zip(move.row.paths, arrays, strict=True)
-        if problems:
-            raise TransferError("to Flax", problems)
-        return made
+        problems += untied(self, arrays)
+        return _carried("to Flax", moves, arrays, problems)
 
     def shapes(self, keys: Mapping[str, Shape], sizes: HeadSizes) -> dict[str, Shape]:
         """The shapes of the Flax side, by dotted path, where no module has them.
 
-        keys: torch key to shape. sizes: what shapes of flat projections do not tell. Raises
-        TransferError for keys that no row takes, rows of which only a part is there, two
+        keys: torch key to shape. sizes: what the shapes of flat projections do not tell. Raises
+        TransferError for keys that no row takes, rows that are only partly present, two
         alternatives at once, and shapes that a row's steps cannot take.
         """
         passed_over = resolve.passed(self.passed_over, keys)
-        left = {key: shape for key, shape in keys.items() if key not in passed_over}
-        made, problems = resolve.for_shapes(self.groups, self.refusals, left, sizes)
+        carried = {key: shape for key, shape in keys.items() if key not in passed_over}
+        shapes, problems = resolve.for_shapes(self.groups, self.refusals, carried, sizes)
         if problems:
             raise TransferError("the Flax side's shapes", problems)
-        return made
+        return shapes
 
-    def to_torch(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def to_torch(self, arrays: Tensors) -> dict[str, np.ndarray]:
         """Flax arrays -> torch tensors, by key: parameters, or their gradients.
 
-        arrays: dotted path to NumPy or JAX array; rows of which nothing is there are left out.
-        The result may share memory with `arrays`. Raises TransferError for a path that no row
-        reads and for a row of which only a part is there.
+        arrays: dotted path to NumPy or JAX array; rows without any of them are left out. The
+        result may share memory with `arrays`. Raises TransferError for a path that no row reads
+        and for a row that is only partly present.
         """
-        given = {path: as_numpy(array, path) for path, array in arrays.items()}
-        shapes = {path: array.shape for path, array in given.items()}
+        sources = {path: as_numpy(array, path) for path, array in arrays.items()}
+        shapes = {path: array.shape for path, array in sources.items()}
         moves, problems = resolve.for_export(self.groups, shapes)
-        made: dict[str, np.ndarray] = {}
-        for move in moves:
-            try:
-                tensors = move.row.to_torch(tuple(given[path] for path in move.row.paths))
-            except MisfitError as misfit:
-                problems.append(Problem("wrong dtype", move.row.paths[0], str(misfit)))
-                continue
-            made |= zip(move.row.keys, tensors, strict=True)
-        if problems:
-            raise TransferError("to torch", problems)
-        return made
+        return _carried("to torch", moves, sources, problems)
 
     def _rows(self) -> list[Row]:
         return [r for group in self.groups for r in group.rows]
 
     def _parts(self) -> set[str]:
-        """What the dots of the Flax paths part."""
+        """The words between the dots of the Flax paths."""
         return {part for path in self.flax_paths() for part in path.split(".")}
 
     def _mapped(self, key: Callable[[str], str], path: Callable[[str], str]) -> "Layout":
@@ -238,10 +220,10 @@ class Layout:
 
 
 def spellings(*layouts: Layout) -> Layout:
-    """One table from several of the same Flax paths whose torch keys are spelled otherwise.
+    """One table from several with the same Flax paths and different torch keys.
 
-    Row by row: loading takes the spelling that is there, exporting the first (`spelled_as` picks
-    another). Raises ValueError for tables that differ in their Flax paths.
+    Row by row, loading takes the spelling that is present and exporting takes the first
+    (`spelled_as` picks another). Raises ValueError for tables that differ in their Flax paths.
     """
     written = [
         [sorted({path for r in group.rows for path in r.paths}) for group in x.groups]
@@ -271,6 +253,29 @@ def untied(layout: Layout, tensors: Tensors) -> list[Problem]:
             text = f"expected the tensor of {other!r}, bit for bit, to which it is tied"
             problems.append(Problem("ambiguous", key, text, "leave one of the two out"))
     return problems
+
+
+def _carried(
+    doing: Literal["to Flax", "to torch"],
+    moves: Iterable[Move],
+    sources: Mapping[str, np.ndarray],
+    problems: list[Problem],
+) -> dict[str, np.ndarray]:
+    """The moves carried out; raises TransferError with `problems` and those of the values."""
+    targets: dict[str, np.ndarray] = {}
+    for move in moves:
+        r, forward = move.row, doing == "to Flax"
+        before, after = (r.keys, r.paths) if forward else (r.paths, r.keys)
+        arrays = tuple(sources[name] for name in before)
+        try:
+            arrays = r.to_flax(arrays, move.path_shapes) if forward else r.to_torch(arrays)
+        except MisfitError as misfit:
+            problems.append(Problem("wrong dtype", before[0], str(misfit)))
+            continue
+        targets |= zip(after, arrays, strict=True)
+    if problems:
+        raise TransferError(doing, problems)
+    return targets
 
 
 def _steps(r: Row) -> str:

@@ -1,4 +1,4 @@
-"""Moves printed for people: a line for each, and one for all layers where theirs are alike."""
+"""A plan's moves printed: a line each, or one for all layers that are alike."""
 
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -29,7 +29,7 @@ def printed(moves: Iterable[Move], dtype: Callable[[Move], str]) -> str:
 def _line(move: Move, dtype: str) -> tuple[Cells, str]:
     """A move's cells with its layer's number left open, and the number; '' where it has none."""
     names = (*move.row.keys, *move.row.paths)
-    numbers = {found[0] if (found := _NUMBER.search(name)) else "" for name in names}
+    numbers = {match[0] if (match := _NUMBER.search(name)) else "" for name in names}
     number = numbers.pop() if len(numbers) == 1 else ""
     keys, paths = (
         printable(", ".join(_NUMBER.sub(_OPEN, n, count=1) if number else n for n in side))
@@ -57,5 +57,5 @@ def _runs(numbers: Sequence[int]) -> str:
             runs[-1].append(number)
         else:
             runs.append([number])
-    said = ",".join(str(r[0]) if len(r) == 1 else f"{r[0]}..{r[-1]}" for r in runs)
-    return said if len(numbers) == 1 else f"{{{said}}}"
+    text = ",".join(str(r[0]) if len(r) == 1 else f"{r[0]}..{r[-1]}" for r in runs)
+    return text if len(numbers) == 1 else f"{{{text}}}"

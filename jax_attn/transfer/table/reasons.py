@@ -1,7 +1,6 @@
-"""Why rows of a table do not apply: each function gives the problems of one kind, with hints."""
+"""Why rows of a table do not apply: each function finds the problems of one kind, with hints."""
 
 import difflib
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from jax_attn.transfer.problems import Problem, nearest
@@ -12,8 +11,8 @@ from jax_attn.transfer.table.steps import heads, heads_in, linear
 Names = Mapping[str, Shape]
 WRAPPERS = {"module": "torch.nn.DataParallel", "_orig_mod": "torch.compile"}
 
-# Hints compare every name with every other: past this many they are not worth the wait.
 _HINTED = 10
+"""Problems of one kind that get a hint: each compares a name with all others, which takes time."""
 
 _KERNEL_STEPS = ((linear, heads), (linear, heads_in), (linear,))
 _OTHER_STEPS = ((), (heads,))
@@ -34,43 +33,30 @@ def misshapen(r: Row, expected: Shapes, keys: Names, paths: Names) -> list[Probl
 
 
 def ambiguous(there: Sequence[tuple[Row, ...]], keys: Names) -> Problem:
-    """Several alternatives of which keys are there."""
+    """Several alternatives of which keys are present."""
     sets = [[key for r in rows for key in r.keys if key in keys] for rows in there]
-    found = " and ".join(map(str, sets))
-    return Problem(
-        "ambiguous",
-        sets[0][0],
-        f"expected the keys of one alternative, got {found}",
-        "leave out all but one of these sets",
-    )
+    text = f"expected the keys of one alternative, got {' and '.join(map(str, sets))}"
+    return Problem("ambiguous", sets[0][0], text, "leave out all but one of these sets")
 
 
 def doubled(rows: Iterable[Row], side: str, verb: str) -> list[Problem]:
     """Names of one side, "keys" or "paths", that several rows have."""
-    rows = list(rows)
-    users = Counter(name for r in rows for name in getattr(r, side))
+    users: dict[str, list[Row]] = {}
+    for r in rows:
+        for name in getattr(r, side):
+            users.setdefault(name, []).append(r)
     return [
-        Problem(
-            "doubly written",
-            name,
-            f"expected one row that {verb} it, got {[r for r in rows if name in getattr(r, side)]}",
-        )
-        for name, count in users.items()
-        if count > 1
+        Problem("doubly written", name, f"expected one row that {verb} it, got {several}")
+        for name, several in users.items()
+        if len(several) > 1
     ]
 
 
 def missing(
     rows: Iterable[Row], keys: Names, paths: Names, strays: Names, instead: Mapping[str, str]
 ) -> list[Problem]:
-    """Keys that a row reads and that are not there; instead: what else would do for one."""
-    absent = [
-        (r, key)
-        for r in rows
-        if not all(key in keys for key in r.keys)
-        for key in r.keys
-        if key not in keys
-    ]
+    """Keys that a row reads and that are absent; instead: what would do in place of each."""
+    absent = [(r, key) for r in rows for key in r.keys if key not in keys]
     problems = []
     for i, (r, key) in enumerate(absent):
         targets = " and ".join(f"{path} {[*paths[path]]}" for path in r.paths if path in paths)
@@ -96,7 +82,7 @@ def _missing_hint(key: str, strays: Names) -> str:
 
 def homeless(rows: Iterable[Row], keys: Names, paths: Names) -> list[Problem]:
     """Keys that a row would carry to a path that the module lacks."""
-    problems = []
+    problems: list[Problem] = []
     for r in rows:
         absent = [path for path in r.paths if path not in paths]
         for key in r.keys if absent else ():
@@ -113,18 +99,17 @@ def homeless(rows: Iterable[Row], keys: Names, paths: Names) -> list[Problem]:
 def refused(
     refusals: Iterable[Refused], keys: dict[str, Shape]
 ) -> tuple[list[Problem], dict[str, Shape]]:
-    """Keys that are never taken; and the others."""
-    problems, left = [], dict(keys)
+    """Keys that the table refuses; and the other keys."""
+    reasons: dict[str, str] = {}
     for refusal in refusals:
-        match = regex(refusal.key).fullmatch
-        for key in [key for key in left if match(key)]:
-            problems.append(Problem("refused", key, refusal.reason))
-            del left[key]
-    return problems, left
+        for key in filter(regex(refusal.key).fullmatch, keys):
+            reasons.setdefault(key, refusal.reason)
+    problems = [Problem("refused", key, reason) for key, reason in reasons.items()]
+    return problems, {key: shape for key, shape in keys.items() if key not in reasons}
 
 
 def unexpected(strays: Names, paths: Names, expected: Iterable[str]) -> list[Problem]:
-    """Keys that no row takes; the row that would take one to `paths`, or the nearest expected."""
+    """Keys that no row takes; the hint is a row that would take them to `paths`, or near names."""
     expected = sorted(expected)
     problems = []
     for i, (key, shape) in enumerate(strays.items()):
@@ -137,47 +122,34 @@ def unexpected(strays: Names, paths: Names, expected: Iterable[str]) -> list[Pro
 
 
 def unwritten(strays: Names, homeless: Iterable[str]) -> list[Problem]:
-    """Paths that no row writes; homeless: those that a row would write, and are not there."""
-    homeless = sorted(homeless)
-    return [
-        Problem(
-            "unwritten",
-            path,
-            f"expected every nnx.Param to be written, no row writes this one, {list(shape)}",
-            nearest(path, homeless) if i < _HINTED else "",
-        )
-        for i, (path, shape) in enumerate(strays.items())
-    ]
+    """Paths that no row writes; homeless: absent paths that a row would write."""
+    text = "expected every nnx.Param to be written, no row writes this one, {}"
+    texts = {path: text.format(list(shape)) for path, shape in strays.items()}
+    return _hinted("unwritten", texts.items(), sorted(homeless))
 
 
 def partial(absent: Iterable[tuple[Row, str]], strays: Iterable[str]) -> list[Problem]:
-    """Paths that a row reads with others, and the module lacks."""
-    return [
-        Problem(
-            "missing",
-            path,
-            f"{r} needs it, the module lacks it",
-            nearest(path, strays) if i < _HINTED else "",
-        )
-        for i, (r, path) in enumerate(absent)
-    ]
+    """Paths that the module lacks, though it has others of the same row."""
+    texts = ((path, f"{r} needs it, the module lacks it") for r, path in absent)
+    return _hinted("missing", texts, strays)
 
 
 def unread(strays: Names, claimed: Iterable[str]) -> list[Problem]:
-    """Paths that no row takes to torch."""
+    """Paths that no row reads."""
+    texts = {path: f"no row reads it, {list(shape)}" for path, shape in strays.items()}
+    return _hinted("unexpected", texts.items(), claimed)
+
+
+def _hinted(kind: str, texts: Iterable[tuple[str, str]], near: Iterable[str]) -> list[Problem]:
+    """A problem for each name and text, the first few with the nearest of other names."""
     return [
-        Problem(
-            "unexpected",
-            path,
-            f"no row reads it, {list(shape)}",
-            nearest(path, claimed) if i < _HINTED else "",
-        )
-        for i, (path, shape) in enumerate(strays.items())
+        Problem(kind, name, text, nearest(name, near) if i < _HINTED else "")
+        for i, (name, text) in enumerate(texts)
     ]
 
 
 def mending_row(key: str, shape: Shape, paths: Names) -> str:
-    """The row that would carry `key` to the best named of `paths` whose shape fits, or ''."""
+    """The row that would carry `key` to the path of fitting shape and nearest name, or ''."""
     fits: dict[str, Row] = {}
     for path, path_shape in paths.items():
         for steps in _KERNEL_STEPS if path.endswith("kernel") else _OTHER_STEPS:

@@ -1,12 +1,11 @@
-"""Which rows of a table apply to the names at hand; `reasons` says why others do not."""
+"""Which rows of a table apply to given names and shapes; `reasons` says why others do not."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from jax_attn.transfer.problems import Problem
 from jax_attn.transfer.table import reasons
 from jax_attn.transfer.table.rows import (
-    Binding,
     Either,
     Ignored,
     Refused,
@@ -19,11 +18,12 @@ from jax_attn.transfer.table.rows import (
 from jax_attn.transfer.table.step import HeadSizes, MisfitError, Shape, Shapes
 
 Names = Mapping[str, Shape]
+Rows = tuple[Row, ...]
 
 
 @dataclass(frozen=True)
 class Move:
-    """A row that applies: its names and its shapes on both sides."""
+    """A row that applies, and its shapes on both sides."""
 
     row: Row
     key_shapes: Shapes
@@ -35,23 +35,18 @@ def for_loading(
 ) -> tuple[list[Move], list[Problem]]:
     """Rows that carry torch tensors (`keys` to shapes) to a module's arrays (`paths` to shapes).
 
-    A row of which nothing is there on either side does not count: biases may be absent.
+    A row without any key or path present does not count: biases may be absent.
     """
-    rows, problems, disputed = [], [], []
+    rows: list[Row] = []
+    present, disputed, problems = _by_keys(groups, keys, paths)
     instead: dict[str, str] = {}
-    for group in groups:
-        for alternatives in _bound(group, keys, paths):
-            there = [a for a in alternatives if _any(_keys(a), keys)]
-            if len(there) > 1:
-                problems.append(reasons.ambiguous(there, keys))
-                disputed += [r for a in there for r in a]
-                continue
-            chosen = there[0] if there else _first_fitting(alternatives, paths)
-            rows += [r for r in chosen if _any(r.keys, keys) or _any(r.paths, paths)]
-            if not there:
-                others = [_keys(a) for a in alternatives if a is not chosen]
-                instead |= {key: " or ".join(map(str, others)) for key in _keys(chosen)}
-    claimed_keys = {key for r in rows + disputed for key in r.keys}
+    for alternatives, used in present:
+        chosen = used or _first_fitting(alternatives, paths)
+        rows += [r for r in chosen if _any(r.keys, keys) or _any(r.paths, paths)]
+        if not used:
+            others = [_keys(a) for a in alternatives if a is not chosen]
+            instead |= {key: " or ".join(map(str, others)) for key in _keys(chosen)}
+    claimed_keys = set(_keys(rows + disputed))
     claimed_paths = {path for r in rows + disputed for path in r.paths}
     stray_keys = {key: shape for key, shape in keys.items() if key not in claimed_keys}
     stray_paths = {path: shape for path, shape in paths.items() if path not in claimed_paths}
@@ -69,47 +64,41 @@ def for_loading(
 
 def for_export(groups: Iterable[Either], paths: Names) -> tuple[list[Move], list[Problem]]:
     """Rows that carry a module's arrays (`paths` to shapes) to torch keys."""
-    rows = []
+    rows: list[Row] = []
     for group in groups:
         for alternatives in _bound(group, {}, paths):
             chosen = _first_fitting(alternatives, paths)
             rows += [r for r in chosen if _any(r.paths, paths)]
     claimed = {path for r in rows for path in r.paths}
-    strays = [path for path in paths if path not in claimed]
-    partial = [(r, path) for r in rows for path in r.paths if path not in paths]
-    complete = [r for r in rows if all(path in paths for path in r.paths)]
-    moves, unfit = _fitted(complete, None, paths)
+    strays = {path: shape for path, shape in paths.items() if path not in claimed}
+    absent = [(r, path) for r in rows for path in r.paths if path not in paths]
+    moves, unfit = _fitted(rows, None, paths)
     problems = reasons.doubled(rows, "keys", "writes") + reasons.doubled(rows, "paths", "reads")
-    problems += reasons.partial(partial, strays) + unfit
-    return moves, problems + reasons.unread({path: paths[path] for path in strays}, claimed)
+    problems += reasons.partial(absent, strays) + unfit
+    return moves, problems + reasons.unread(strays, claimed)
 
 
 def for_shapes(
     groups: Iterable[Either], refusals: Iterable[Refused], keys: Names, sizes: HeadSizes
 ) -> tuple[dict[str, Shape], list[Problem]]:
     """What torch tensors (`keys` to shapes) become: dotted paths to shapes."""
-    rows, problems, disputed = [], [], []
-    for group in groups:
-        for alternatives in _bound(group, keys, {}):
-            there = [a for a in alternatives if _any(_keys(a), keys)]
-            if len(there) > 1:
-                problems.append(reasons.ambiguous(there, keys))
-                disputed += [r for a in there for r in a]
-            elif there:
-                rows += [r for r in there[0] if _any(r.keys, keys)]
-    claimed = {key for r in rows + disputed for key in r.keys}
+    present, disputed, problems = _by_keys(groups, keys, {})
+    rows = [r for _, used in present for r in used if _any(r.keys, keys)]
+    claimed = set(_keys(rows + disputed))
     refused, strays = reasons.refused(refusals, {k: s for k, s in keys.items() if k not in claimed})
     problems += reasons.doubled(rows, "paths", "writes") + reasons.doubled(rows, "keys", "reads")
     problems += reasons.missing(rows, keys, {}, strays, {})
-    made: dict[str, Shape] = {}
+    shapes: dict[str, Shape] = {}
     for r in rows:
         if not all(key in keys for key in r.keys):
             continue
         try:
-            made |= zip(r.paths, r.path_shapes(tuple(keys[k] for k in r.keys), sizes), strict=True)
+            targets = r.path_shapes(tuple(keys[key] for key in r.keys), sizes)
         except MisfitError as misfit:
             problems.append(Problem("wrong shape", r.keys[0], f"{r}: {misfit}"))
-    return made, problems + refused + reasons.unexpected(strays, {}, claimed)
+        else:
+            shapes |= zip(r.paths, targets, strict=True)
+    return shapes, problems + refused + reasons.unexpected(strays, {}, claimed)
 
 
 def passed(items: Iterable[Ignored], keys: Iterable[str]) -> dict[str, str]:
@@ -119,8 +108,8 @@ def passed(items: Iterable[Ignored], keys: Iterable[str]) -> dict[str, str]:
     return {k: why for pattern, why in patterns for k in keys if pattern.fullmatch(k)}
 
 
-def ties(item: Ignored, keys: Iterable[str]) -> Iterable[tuple[str, str]]:
-    """(key, the key it repeats), where both are there."""
+def ties(item: Ignored, keys: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """(key, the key that it repeats), where both are present."""
     if not item.same_as:
         return
     keys = list(keys)
@@ -130,19 +119,31 @@ def ties(item: Ignored, keys: Iterable[str]) -> Iterable[tuple[str, str]]:
             yield key, other
 
 
-def _bound(group: Either, keys: Names, paths: Names) -> Iterable[list[tuple[Row, ...]]]:
+def _by_keys(
+    groups: Iterable[Either], keys: Names, paths: Names
+) -> tuple[list[tuple[list[Rows], Rows]], list[Row], list[Problem]]:
+    """Alternatives and the one whose keys are present, () for none; rows of several that are."""
+    present: list[tuple[list[Rows], Rows]] = []
+    disputed: list[Row] = []
+    problems = []
+    for alternatives in (bound for group in groups for bound in _bound(group, keys, paths)):
+        used = [a for a in alternatives if _any(_keys(a), keys)]
+        if len(used) > 1:
+            problems.append(reasons.ambiguous(used, keys))
+            disputed += [r for a in used for r in a]
+        else:
+            present.append((alternatives, used[0] if used else ()))
+    return present, disputed, problems
+
+
+def _bound(group: Either, keys: Names, paths: Names) -> Iterator[list[Rows]]:
     """The alternatives, once for every integer that the names in braces stand for."""
-    for binding in _all_bindings(group, keys, paths):
-        yield [tuple(r.at(binding) for r in a) for a in group.alternatives]
-
-
-def _all_bindings(group: Either, keys: Names, paths: Names) -> list[Binding]:
-    rows = [r for a in group.alternatives for r in a]
-    if not holes(rows[0]):
-        return [()]
-    by_key = bindings([key for r in rows for key in r.keys], keys)
+    rows = group.rows
+    by_key = bindings(_keys(rows), keys)
     by_path = bindings([path for r in rows for path in r.paths], paths)
-    return sorted(by_key | by_path, key=lambda binding: [int(value) for _, value in binding])
+    every = by_key | by_path if holes(rows[0]) else {()}
+    for binding in sorted(every, key=lambda binding: [int(value) for _, value in binding]):
+        yield [tuple(r.at(binding) for r in a) for a in group.alternatives]
 
 
 def _keys(rows: Iterable[Row]) -> list[str]:
@@ -153,8 +154,8 @@ def _any(names: Sequence[str], there: Names) -> bool:
     return any(name in there for name in names)
 
 
-def _first_fitting(alternatives: Sequence[tuple[Row, ...]], paths: Names) -> tuple[Row, ...]:
-    """The first alternative that the module's shapes allow; the first of all when none does."""
+def _first_fitting(alternatives: Sequence[Rows], paths: Names) -> Rows:
+    """The first alternative that the module's shapes allow, or else the first."""
     for alternative in alternatives:
         rows = [r for r in alternative if _any(r.paths, paths)]
         whole = rows and all(path in paths for r in rows for path in r.paths)
@@ -166,12 +167,12 @@ def _first_fitting(alternatives: Sequence[tuple[Row, ...]], paths: Names) -> tup
 def _fitted(
     rows: Iterable[Row], keys: Names | None, paths: Names
 ) -> tuple[list[Move], list[Problem]]:
-    """Moves of the rows that are whole; problems of those whose shapes do not fit."""
+    """Moves of the rows that are wholly present; problems of those whose shapes do not fit."""
     moves, problems = [], []
     for r in rows:
-        if not all(path in paths for path in r.paths):
-            continue
-        if keys is not None and not all(key in keys for key in r.keys):
+        if not (
+            all(p in paths for p in r.paths) and (keys is None or all(k in keys for k in r.keys))
+        ):
             continue
         path_shapes = tuple(paths[path] for path in r.paths)
         try:

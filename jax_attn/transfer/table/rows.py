@@ -3,14 +3,16 @@
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from jax_attn.transfer.table.step import Arrays, HeadSizes, MisfitError, Shapes, Step
 
 _HOLE = re.compile(r"\{(\w+)\}")
 
+T = TypeVar("T")
+
 Binding = tuple[tuple[str, str], ...]
-"""What the names in braces stand for: (("layer", "3"),)."""
+"""Names in braces and the integers that they stand for: (("layer", "3"),)."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -31,44 +33,44 @@ class Row:
         return Row(filled(self.keys, binding), filled(self.paths, binding), self.steps)
 
     def key_shapes(self, path_shapes: Shapes) -> Shapes:
-        """Shapes of the tensors that give Flax arrays of `path_shapes`. Raises MisfitError."""
+        """Shapes of the tensors that become Flax arrays of `path_shapes`. Raises MisfitError."""
         return self._shapes(path_shapes)[0]
 
     def fits(self, path_shapes: Shapes) -> Shapes | None:
-        """Likewise; None where the steps cannot give them."""
+        """`key_shapes`, or None where the steps cannot give them."""
         try:
             return self.key_shapes(path_shapes)
         except MisfitError:
             return None
 
     def path_shapes(self, key_shapes: Shapes, sizes: HeadSizes) -> Shapes:
-        """Shapes of the Flax arrays that tensors of `key_shapes` give. Raises MisfitError."""
+        """Shapes of the Flax arrays that tensors of `key_shapes` become. Raises MisfitError."""
         shapes = key_shapes
         for step in self.steps:
-            shapes = _asked(step, step.target, shapes, len(self.paths), sizes)
+            shapes = _called(step, step.target, shapes, len(self.paths), sizes)
         return shapes
 
     def to_flax(self, tensors: Arrays, path_shapes: Shapes) -> Arrays:
-        """Torch tensors, one a key -> Flax arrays, one a path; views where NumPy can."""
+        """Torch tensors, one per key -> Flax arrays, one per path; views where NumPy can."""
         shapes = self._shapes(path_shapes)
-        found = tuple(tensor.shape for tensor in tensors)
-        if found != shapes[0]:
-            raise MisfitError(f"expected {[*shapes[0]]}, got {[*found]}")
+        given = tuple(tensor.shape for tensor in tensors)
+        if given != shapes[0]:
+            raise MisfitError(f"expected {[*shapes[0]]}, got {[*given]}")
         for step, behind in zip(self.steps, shapes[1:], strict=True):
-            tensors = _asked(step, step.forward, tensors, behind)
+            tensors = _called(step, step.forward, tensors, behind)
         return tensors
 
     def to_torch(self, arrays: Arrays) -> Arrays:
-        """Flax arrays, one a path -> torch tensors, one a key; views where NumPy can."""
+        """Flax arrays, one per path -> torch tensors, one per key; views where NumPy can."""
         shapes = self._shapes(tuple(array.shape for array in arrays))
         for step, before in zip(reversed(self.steps), reversed(shapes[:-1]), strict=True):
-            arrays = _asked(step, step.backward, arrays, before)
+            arrays = _called(step, step.backward, arrays, before)
         return arrays
 
     def _shapes(self, path_shapes: Shapes) -> list[Shapes]:
         shapes = [path_shapes]
         for step in reversed(self.steps):
-            shapes.insert(0, _asked(step, step.source, shapes[0], len(self.keys)))
+            shapes.insert(0, _called(step, step.source, shapes[0], len(self.keys)))
         return shapes
 
 
@@ -80,7 +82,7 @@ class Either:
 
     @property
     def rows(self) -> tuple[Row, ...]:
-        """Those of all alternatives."""
+        """The rows of all alternatives."""
         return tuple(r for alternative in self.alternatives for r in alternative)
 
 
@@ -111,49 +113,48 @@ def row(keys: str | Sequence[str], paths: str | Sequence[str], *steps: Step) -> 
     No steps: the same array. Several paths need a splitting step (`packed`), several keys a
     joining one (`joined`). Raises ValueError for a row that could not be inverted.
     """
-    made = Row(_names("keys", keys), _names("paths", paths), steps)
-    if wrong := [step for step in steps if not isinstance(step, Step)]:
-        raise TypeError(f"{made!r}: expected steps, got {wrong}")
-    needed = ["split"] * (len(made.paths) > 1) + ["join"] * (len(made.keys) > 1)
+    pairing = Row(_names("keys", keys), _names("paths", paths), steps)
+    if others := [step for step in steps if not isinstance(step, Step)]:
+        raise TypeError(f"{pairing!r}: expected steps, got {others}")
+    needed = ["split"] * (len(pairing.paths) > 1) + ["join"] * (len(pairing.keys) > 1)
     if len(needed) > 1:
-        raise ValueError(f"{made!r}: several keys and several paths; write one row for each")
+        raise ValueError(f"{pairing!r}: several keys and several paths; write one row for each")
     if (fans := [step.fan for step in steps if step.fan != "each"]) != needed:
         raise ValueError(
-            f"{made!r}: {len(made.keys)} key(s) to {len(made.paths)} path(s) need "
+            f"{pairing!r}: {len(pairing.keys)} key(s) to {len(pairing.paths)} path(s) need "
             f"{needed or 'no'} step, got {fans or 'none'}"
         )
-    if len({frozenset(_HOLE.findall(name)) for name in (*made.keys, *made.paths)}) > 1:
-        raise ValueError(f"{made!r}: every key and path needs the same names in braces")
-    return made
+    if len({frozenset(_HOLE.findall(name)) for name in (*pairing.keys, *pairing.paths)}) > 1:
+        raise ValueError(f"{pairing!r}: every key and path needs the same names in braces")
+    return pairing
 
 
 def either(*alternatives: Row | Sequence[Row]) -> Either:
     """Rows of which one alternative applies, such as packed or split.
 
-    Loading takes the alternative whose keys are there; exporting the first whose shapes fit.
+    Loading takes the alternative whose keys are present; exporting the first whose shapes fit.
     """
-    made = Either(tuple((a,) if isinstance(a, Row) else tuple(a) for a in alternatives))
-    rows = [r for alternative in made.alternatives for r in alternative]
-    if len({holes(r) for r in rows}) > 1:
-        raise ValueError(f"either: every row needs the same names in braces, got {rows}")
-    owners = [key for a in made.alternatives for key in {key for r in a for key in r.keys}]
+    group = Either(tuple((a,) if isinstance(a, Row) else tuple(a) for a in alternatives))
+    if len({holes(r) for r in group.rows}) > 1:
+        raise ValueError(f"either: every row needs the same names in braces, got {[*group.rows]}")
+    owners = [key for a in group.alternatives for key in {key for r in a for key in r.keys}]
     if shared := sorted({key for key in owners if owners.count(key) > 1}):
         raise ValueError(f"either: a key in two alternatives cannot tell them apart: {shared}")
-    return made
+    return group
 
 
 def refused(key: str, reason: str) -> Refused:
-    """A torch key that has no place in Flax: met, it is an error that gives `reason`."""
+    """A torch key that has no place in Flax: a tensor under it is an error that gives `reason`."""
     return Refused(key, reason)
 
 
 def ignored(key: str, reason: str) -> Ignored:
-    """A torch key that is passed over: a buffer that the Flax side works out, and why."""
+    """A torch key that is passed over, such as a buffer that the Flax side computes, and why."""
     return Ignored(key, reason)
 
 
 def tied(key: str, same_as: str) -> Ignored:
-    """A torch key whose tensor is another's: read once, under `same_as`, and exported so."""
+    """A torch key whose tensor is that of `same_as`: read and exported under that key alone."""
     return Ignored(key, f"tied to {same_as}", same_as)
 
 
@@ -164,22 +165,23 @@ def holes(pattern: Row) -> frozenset[str]:
 
 def bindings(patterns: Iterable[str], names: Iterable[str]) -> set[Binding]:
     """What the names in braces must stand for, so that a pattern becomes one of `names`."""
-    found: set[Binding] = set()
     names = list(names)
-    for pattern in patterns:
-        match = regex(pattern).fullmatch
-        found |= {tuple(sorted(m.groupdict().items())) for name in names if (m := match(name))}
-    return found
+    return {
+        tuple(sorted(match.groupdict().items()))
+        for pattern in patterns
+        for match in map(regex(pattern).fullmatch, names)
+        if match
+    }
 
 
-def regex(pattern: str) -> re.Pattern:
+def regex(pattern: str) -> re.Pattern[str]:
     """`layers.{layer}.weight` as a regular expression with a group `layer`."""
     parts, seen = _HOLE.split(pattern), set()
     for i in range(0, len(parts), 2):
         parts[i] = re.escape(parts[i])
     for i in range(1, len(parts), 2):
         name = parts[i]
-        # One spelling an integer, or "07" would come back as "7".
+        # An integer has one spelling, or "07" would come back as "7".
         parts[i] = f"(?P={name})" if name in seen else f"(?P<{name}>0|[1-9][0-9]{{0,8}})"
         seen.add(name)
     return re.compile("".join(parts))
@@ -191,10 +193,10 @@ def filled(names: tuple[str, ...], binding: Binding) -> tuple[str, ...]:
     return tuple(_HOLE.sub(lambda m: values[m[1]], name) for name in names)
 
 
-def _asked(step: Step, what: Callable, *arguments: Any) -> Any:
-    """What a step answers. One of the caller's own may raise anything: it takes those not."""
+def _called(step: Step, function: Callable[..., T], *arguments: Any) -> T:
+    """A function of the step called. User-defined steps may raise anything: all is MisfitError."""
     try:
-        return what(*arguments)
+        return function(*arguments)
     except MisfitError:
         raise
     except Exception as error:
@@ -202,12 +204,12 @@ def _asked(step: Step, what: Callable, *arguments: Any) -> Any:
 
 
 def _names(argument: str, names: str | Sequence[str]) -> tuple[str, ...]:
-    made = (names,) if isinstance(names, str) else tuple(names)
-    if not made or not all(isinstance(name, str) and name for name in made):
+    several = (names,) if isinstance(names, str) else tuple(names)
+    if not several or not all(isinstance(name, str) and name for name in several):
         raise ValueError(f"{argument}: expected one name or several, got {names!r}")
-    if len(set(made)) != len(made):
+    if len(set(several)) != len(several):
         raise ValueError(f"{argument}: a name twice in {names!r}")
-    return made
+    return several
 
 
 def _quoted(names: tuple[str, ...]) -> str:

@@ -1,9 +1,9 @@
 """What an invertible step is, read from torch to Flax.
 
-A step never holds a size. The Flax module has the sizes: `source` turns the shapes behind a
-step into the shapes before it, so that a row's shapes follow from its target's, and `forward`
-and `backward` merely go from the one to the other. Where there is no module, `target` turns the
-shapes before a step into those behind it, by the `HeadSizes` that no torch shape tells.
+A step holds no sizes. The Flax module has them: `source` turns the shapes behind a step into the
+shapes before it, so that a row's shapes follow from its target's, and `forward` and `backward`
+carry arrays from the one to the other. Where there is no module, `target` turns the shapes before
+a step into those behind it, by the `HeadSizes` that cannot be inferred from torch shapes.
 
 Letters: N query heads, or either kind, K key/value heads, G = N // K, H head_dim, D a width.
 """
@@ -17,6 +17,7 @@ import numpy as np
 Shape = tuple[int, ...]
 Shapes = tuple[Shape, ...]
 Arrays = tuple[np.ndarray, ...]
+Carry = Callable[[Arrays, Shapes], Arrays]
 
 
 class MisfitError(ValueError):
@@ -24,7 +25,7 @@ class MisfitError(ValueError):
 
 
 class HeadSizes(NamedTuple):
-    """N, K and H: what the shapes of flat projections do not tell."""
+    """N, K and H, which cannot be inferred from the shapes of flat projections."""
 
     num_heads: int
     num_kv_heads: int
@@ -45,8 +46,8 @@ class Step:
     name: str
     source: Callable[[Shapes, int], Shapes]
     target: Callable[[Shapes, int, HeadSizes], Shapes]
-    forward: Callable[[Arrays, Shapes], Arrays]
-    backward: Callable[[Arrays, Shapes], Arrays]
+    forward: Carry
+    backward: Carry
     fan: Literal["each", "split", "join"] = "each"
 
     def __repr__(self) -> str:
@@ -54,6 +55,6 @@ class Step:
 
 
 def expect(step: str, shape: Shape, expected: str, fits: bool, side: str = "Flax") -> None:
-    """Raises MisfitError unless it fits."""
+    """Raise MisfitError unless the shape fits."""
     if not fits:
         raise MisfitError(f"{step} expects {expected} on the {side} side, got {list(shape)}")

@@ -1,119 +1,129 @@
-"""The steps between Linear, attention and convolution weights and Flax's, one after another.
+"""The steps between Linear, attention and convolution weights and Flax's.
 
-Each is the shapes before it, the shapes behind it, and the way there and back.
+Each is the shapes on both sides, and the way there and back.
 
 Letters: N query heads, or either kind, K key/value heads, G = N // K, H head_dim, D a width.
 """
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 import numpy as np
 
-from jax_attn.transfer.table.step import Arrays, HeadSizes, MisfitError, Shapes, Step, expect
+from jax_attn.transfer.table.step import (
+    Arrays,
+    Carry,
+    HeadSizes,
+    MisfitError,
+    Shape,
+    Shapes,
+    Step,
+    expect,
+)
+
+
+class _Side(NamedTuple):
+    """The shapes that one side of a step may have, and those that they become on the other."""
+
+    expected: str
+    fits: Callable[[Shape], bool]
+    other: Callable[[Shape], Shape]
+
+    def others(self, step: str, shapes: Shapes, side: str) -> Shapes:
+        for shape in shapes:
+            expect(step, shape, self.expected, self.fits(shape), side)
+        return tuple(map(self.other, shapes))
+
+
+def _each(
+    name: str, forward: Carry, backward: Carry, *, flax: _Side, torch: Callable[[int], _Side]
+) -> Step:
+    """A step that maps array by array; torch: that side for a given head_dim."""
+
+    def source(shapes: Shapes, keys: int) -> Shapes:
+        return flax.others(name, shapes, "Flax")
+
+    def target(shapes: Shapes, paths: int, sizes: HeadSizes) -> Shapes:
+        return torch(sizes.head_dim).others(name, shapes, "torch")
+
+    return Step(name, source, target, forward, backward)
 
 
 def _transposed(arrays: Arrays, shapes: Shapes) -> Arrays:
     return tuple(array.T for array in arrays)
 
 
-def _linear_source(shapes: Shapes, keys: int) -> Shapes:
-    for shape in shapes:
-        expect("linear", shape, "2 axes (in, out)", len(shape) == 2)
-    return tuple(shape[::-1] for shape in shapes)
-
-
-def _linear_target(shapes: Shapes, paths: int, sizes: HeadSizes) -> Shapes:
-    for shape in shapes:
-        expect("linear", shape, "2 axes (out, in)", len(shape) == 2, "torch")
-    return tuple(shape[::-1] for shape in shapes)
-
-
-linear = Step("linear", _linear_source, _linear_target, _transposed, _transposed)
-"""torch.nn.Linear's weight (out, in) <-> kernel (in, out)."""
-
-
-def _conv(arrays: Arrays, shapes: Shapes) -> Arrays:
-    return tuple(np.moveaxis(array, (0, 1), (-1, -2)) for array in arrays)
-
-
-def _unconv(arrays: Arrays, shapes: Shapes) -> Arrays:
-    return tuple(np.moveaxis(array, (-1, -2), (0, 1)) for array in arrays)
-
-
-def _conv_source(shapes: Shapes, keys: int) -> Shapes:
-    for shape in shapes:
-        expect("conv", shape, "at least 3 axes (…, in, out)", len(shape) >= 3)
-    return tuple((shape[-1], shape[-2], *shape[:-2]) for shape in shapes)
-
-
-def _conv_target(shapes: Shapes, paths: int, sizes: HeadSizes) -> Shapes:
-    for shape in shapes:
-        expect("conv", shape, "at least 3 axes (out, in, …)", len(shape) >= 3, "torch")
-    return tuple((*shape[2:], shape[1], shape[0]) for shape in shapes)
-
-
-conv = Step("conv", _conv_source, _conv_target, _conv, _unconv)
-"""torch.nn.Conv2d's weight (out, in, height, width) <-> kernel (height, width, in, out); 1d and 3d
-likewise."""
-
-
 def _reshaped(arrays: Arrays, shapes: Shapes) -> Arrays:
     return tuple(array.reshape(shape) for array, shape in zip(arrays, shapes, strict=True))
 
 
-def _heads_source(shapes: Shapes, keys: int) -> Shapes:
-    for shape in shapes:
-        expect("heads", shape, "at least 2 axes (…, N, H)", len(shape) >= 2)
-    return tuple((*shape[:-2], shape[-2] * shape[-1]) for shape in shapes)
+def _moving(here: tuple[int, int], there: tuple[int, int]) -> Carry:
+    def move(arrays: Arrays, shapes: Shapes) -> Arrays:
+        return tuple(np.moveaxis(array, here, there) for array in arrays)
+
+    return move
 
 
-def _heads_target(shapes: Shapes, paths: int, sizes: HeadSizes) -> Shapes:
-    H = sizes.head_dim
-    for shape in shapes:
-        fits = shape and shape[-1] % H == 0
-        expect("heads", shape, f"a last axis of a multiple of head_dim = {H}", fits, "torch")
-    return tuple((*shape[:-1], shape[-1] // H, H) for shape in shapes)
+linear = _each(
+    "linear",
+    _transposed,
+    _transposed,
+    flax=_Side("2 axes (in, out)", lambda s: len(s) == 2, lambda s: s[::-1]),
+    torch=lambda H: _Side("2 axes (out, in)", lambda s: len(s) == 2, lambda s: s[::-1]),
+)
+"""torch.nn.Linear's weight (out, in) <-> kernel (in, out)."""
 
+conv = _each(
+    "conv",
+    _moving((0, 1), (-1, -2)),
+    _moving((-1, -2), (0, 1)),
+    flax=_Side(
+        "at least 3 axes (…, in, out)", lambda s: len(s) >= 3, lambda s: (s[-1], s[-2], *s[:-2])
+    ),
+    torch=lambda H: _Side(
+        "at least 3 axes (out, in, …)", lambda s: len(s) >= 3, lambda s: (*s[2:], s[1], s[0])
+    ),
+)
+"""torch.nn.Conv2d's weight (out, in, height, width) <-> kernel (height, width, in, out); 1d and 3d
+likewise."""
 
-heads = Step("heads", _heads_source, _heads_target, _reshaped, _reshaped)
+heads = _each(
+    "heads",
+    _reshaped,
+    _reshaped,
+    flax=_Side(
+        "at least 2 axes (…, N, H)", lambda s: len(s) >= 2, lambda s: (*s[:-2], s[-2] * s[-1])
+    ),
+    torch=lambda H: _Side(
+        f"a last axis of a multiple of head_dim = {H}",
+        lambda s: len(s) >= 1 and s[-1] % H == 0,
+        lambda s: (*s[:-1], s[-1] // H, H),
+    ),
+)
 """Last axis into heads: (…, N·H) <-> (…, N, H)."""
 
-
-def _heads_in_source(shapes: Shapes, keys: int) -> Shapes:
-    for shape in shapes:
-        expect("heads_in", shape, "at least 3 axes (N, H, …)", len(shape) >= 3)
-    return tuple((shape[0] * shape[1], *shape[2:]) for shape in shapes)
-
-
-def _heads_in_target(shapes: Shapes, paths: int, sizes: HeadSizes) -> Shapes:
-    H = sizes.head_dim
-    for shape in shapes:
-        fits = len(shape) >= 2 and shape[0] % H == 0
-        expect("heads_in", shape, f"a first axis of a multiple of head_dim = {H}", fits, "torch")
-    return tuple((shape[0] // H, H, *shape[1:]) for shape in shapes)
-
-
-heads_in = Step("heads_in", _heads_in_source, _heads_in_target, _reshaped, _reshaped)
+heads_in = _each(
+    "heads_in",
+    _reshaped,
+    _reshaped,
+    flax=_Side("at least 3 axes (N, H, …)", lambda s: len(s) >= 3, lambda s: (s[0] * s[1], *s[2:])),
+    torch=lambda H: _Side(
+        f"a first axis of a multiple of head_dim = {H}",
+        lambda s: len(s) >= 2 and s[0] % H == 0,
+        lambda s: (s[0] // H, H, *s[1:]),
+    ),
+)
 """First axis into heads, for the projection that reads them: (N·H, …) <-> (N, H, …)."""
 
-
-def _inward(arrays: Arrays, shapes: Shapes) -> Arrays:
-    return tuple(np.moveaxis(array, (0, 1), (-2, -1)) for array in arrays)
-
-
-def _outward(arrays: Arrays, shapes: Shapes) -> Arrays:
-    return tuple(np.moveaxis(array, (-2, -1), (0, 1)) for array in arrays)
-
-
-def _inward_source(shapes: Shapes, keys: int) -> Shapes:
-    for shape in shapes:
-        expect("inward", shape, "at least 2 axes (…, N, H)", len(shape) >= 2)
-    return tuple((*shape[-2:], *shape[:-2]) for shape in shapes)
-
-
-def _inward_target(shapes: Shapes, paths: int, sizes: HeadSizes) -> Shapes:
-    return tuple((*shape[2:], *shape[:2]) for shape in shapes)
-
-
-inward = Step("inward", _inward_source, _inward_target, _inward, _outward)
+inward = _each(
+    "inward",
+    _moving((0, 1), (-2, -1)),
+    _moving((-2, -1), (0, 1)),
+    flax=_Side("at least 2 axes (…, N, H)", lambda s: len(s) >= 2, lambda s: (*s[-2:], *s[:-2])),
+    torch=lambda H: _Side(
+        "at least 2 axes (N, H, …)", lambda s: len(s) >= 2, lambda s: (*s[2:], *s[:2])
+    ),
+)
 """Heads at the front, as `grouped` leaves them, to the back: (N, H, …) <-> (…, N, H)."""
 
 
@@ -139,7 +149,7 @@ def _packed_source(shapes: Shapes, keys: int) -> Shapes:
 
 
 def _packed_target(shapes: Shapes, paths: int, sizes: HeadSizes) -> Shapes:
-    """Three parts are a query's, a key's and a value's; of any other number all are alike."""
+    """Three parts are a query, a key and a value; any other number of parts are of one size."""
     (shape,), (N, K, H) = shapes, sizes
     if paths == 3:
         rows = [N * H, K * H, K * H]
@@ -200,7 +210,7 @@ def _grouped_source(shapes: Shapes, keys: int) -> Shapes:
 
 def _grouped_target(shapes: Shapes, paths: int, sizes: HeadSizes) -> Shapes:
     (shape,), (N, K, H) = shapes, sizes
-    fits = shape and shape[0] == (N + 2 * K) * H
+    fits = bool(shape) and shape[0] == (N + 2 * K) * H
     expect("grouped", shape, f"a first axis of ({N} + 2·{K})·{H}, {sizes}", fits, "torch")
     return (N, H, *shape[1:]), (K, H, *shape[1:]), (K, H, *shape[1:])
 

@@ -12,7 +12,7 @@ import torch
 
 from jax_attn.parity.bugs.catalogue import BUGS
 from jax_attn.parity.matrix import cases
-from jax_attn.parity.training.bugs import BESIDE
+from jax_attn.parity.training.bugs.trials import CASES_OF_BUGS
 
 HERE = Path(__file__).parent
 README = (HERE.parent / "README.md").read_text()
@@ -76,7 +76,7 @@ def test_the_evidence_is_of_the_rows_that_there_are():
     named = {row for _, rows, *_ in power for row in rows}
     prepared = {"-".join(case.preparation) for case in cases.matrix()}
     assert {name for name in named if not name.startswith(("encoder/", "training/"))} <= prepared
-    assert {bug for bug, *_ in power} == {*BUGS, *BESIDE}
+    assert {bug for bug, *_ in power} == {*BUGS, *CASES_OF_BUGS}
 
 
 def test_that_comparison_can_fail():

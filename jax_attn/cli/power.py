@@ -23,14 +23,14 @@ def verify_power(
     from jax_attn.parity import process_pool
     from jax_attn.parity.bugs import kill_report
     from jax_attn.parity.bugs.catalogue import BUGS
-    from jax_attn.parity.training.bugs import BESIDE, tried
+    from jax_attn.parity.training.bugs import trials
 
-    work = process_pool.power_tasks(cases) + [(tried, (name,)) for name in beside]
+    work = process_pool.power_tasks(cases) + [(trials.kills, (name,)) for name in beside]
     if not work:
         raise click.UsageError(NONE_LEFT)
     blocks = tracked(([block] for block in process_pool.run(work)), len(work))
     kills = [kill for block in blocks for kill in block]
-    bugs = [*BUGS, *BESIDE]
+    bugs = [*BUGS, *trials.CASES_OF_BUGS]
     kills.sort(key=lambda kill: (bugs.index(kill.bug), kill.case))
     document = kill_report.as_json(kills, bugs, environment.describe())
     tell(

@@ -94,10 +94,10 @@ def command(
         sys.exit(verify_calibration(chosen_ones, seed=seed, report=report, as_json=as_json))
     if power:
         from jax_attn.cli.power import verify_power
-        from jax_attn.parity.training import bugs
+        from jax_attn.parity.training.bugs import trials
 
         rows = selected(designs, dtypes, pattern)
-        beside = [] if designs else bugs.beside(dtypes, pattern)
+        beside = [] if designs else trials.selected(dtypes, pattern)
         whole = not (designs or dtypes or pattern)
         sys.exit(verify_power(rows, beside, whole=whole, report=report, as_json=as_json))
     if checkpoint:

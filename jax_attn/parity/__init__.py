@@ -5,7 +5,7 @@ import importlib
 _HOMES = {
     "check": "jax_attn.parity.checking.check",
     "check_training": "jax_attn.parity.training.check_training",
-    "optax_like": "jax_attn.parity.training.optax_like",
+    "optax_like": "jax_attn.parity.training.optimizers.optax_like",
     "Result": "jax_attn.parity.judge.result",
     "ParityError": "jax_attn.parity.judge.result",
     "Verdict": "jax_attn.parity.judge.compare",

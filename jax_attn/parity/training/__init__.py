@@ -1,1 +1,1 @@
-"""Training in both frameworks, compared update by update."""
+"""Whether a port trains as its reference does: one recipe, run by torch and by optax, compared."""

@@ -1,76 +1,88 @@
 """Canaries: which options of a training the batches of a check could not reveal left out.
 
-The reference's own side, in float64 and with one option left out, goes through the comparison in
-the port's place: the updates from identical gradients and, where these do not show it, the free
-run, in which a schedule may act later. One that stays within the budget means that a port without
-that option would have passed: such a check is INCONCLUSIVE. Nothing is compiled for it.
+The reference's own training, in float64 and with one option left out, goes through the comparison
+in the port's place: the updates from identical gradients and, where these do not show it, the
+free run, in which a schedule may act later. One that stays within the budget means that a port
+without that option would have passed: such a check is INCONCLUSIVE. Nothing is compiled for it.
 """
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from jax_attn.parity.judge.compare import TensorReport, Verdict
-from jax_attn.parity.training.jax_loop import FIELDS
-from jax_attn.parity.training.torch_loop import Recipe
+from jax_attn.parity.judge.compare import Verdict
+from jax_attn.parity.training.comparison import compare_free_run, compare_replay, missing_moments
+from jax_attn.parity.training.recipe import Recipe
+from jax_attn.parity.training.reference_training import ReferenceTraining
 
 
 @dataclass(frozen=True)
 class Canary:
-    """option: of the recipe, or of the optimizer's param_groups. absent: its value where it is
-    left out. why: what hides it, of a `Training`. would: what would reveal it."""
+    """The bug of one option left out.
+
+    option: of the recipe, or of the optimizer's param_groups. absent: its value where it is left
+    out. hidden_by: what hides it. revealed_by: what would reveal it.
+    """
 
     option: str
     absent: Any
-    why: Callable[[Any], str]
-    would: str
+    hidden_by: Callable[[ReferenceTraining], str]
+    revealed_by: str
 
     @property
     def of_recipe(self) -> bool:
         return self.option in Recipe.__dataclass_fields__
 
-    def given(self, recipe: Recipe, groups: list[dict[str, Any]]) -> list[Any]:
-        """The values that it is set to."""
-        found = [getattr(recipe, self.option)] if self.of_recipe else _values(groups, self.option)
-        return [value for value in found if value != self.absent]
+    def values(self, recipe: Recipe, groups: Sequence[dict[str, Any]]) -> list[Any]:
+        """What the option is set to, where it is not absent."""
+        values = [getattr(recipe, self.option)] if self.of_recipe else []
+        if not self.of_recipe:
+            values = list(dict.fromkeys(g[self.option] for g in groups if self.option in g))
+        return [value for value in values if value != self.absent]
 
-    def left_out(self, recipe: Recipe) -> Recipe:
-        change = {self.option: self.absent}
-        return replace(recipe, **change) if self.of_recipe else recipe.with_options(**change)
+    def planted(self, recipe: Recipe) -> Recipe:
+        """The recipe without the option."""
+        absent = {self.option: self.absent}
+        return replace(recipe, **absent) if self.of_recipe else recipe.with_options(**absent)
+
+    def named(self, values: list[Any]) -> str:
+        if self.option == "schedule":
+            return "the schedule"
+        return f"{self.option}={', '.join(map(str, values))}"
 
 
-def _values(groups: list[dict[str, Any]], option: str) -> list[Any]:
-    return list(dict.fromkeys(group[option] for group in groups if option in group))
-
-
-def _summed(training: Any) -> Iterator[list[np.ndarray]]:
+def _gradients_of_updates(training: ReferenceTraining) -> Iterator[list[np.ndarray]]:
     """The gradient of each update from the identical ones, tensor by tensor."""
-    recipe, given = training.loop.recipe, training.given
-    by = recipe.accumulate if recipe.accumulated == "mean" else 1
-    for i in range(0, len(given), recipe.accumulate):
-        parts = given[i : i + recipe.accumulate]
-        yield [sum(np.float64(part[key]) for part in parts) / by for key in parts[0]]
+    recipe, gradients = training.loop.recipe, training.gradients
+    divisor = recipe.accumulate if recipe.accumulated == "mean" else 1
+    for i in range(0, len(gradients), recipe.accumulate):
+        batches = gradients[i : i + recipe.accumulate]
+        yield [
+            np.sum([np.float64(g[key]) for g in batches], axis=0) / divisor for key in batches[0]
+        ]
 
 
-def _largest_norm(training: Any) -> str:
-    norms = [math.sqrt(sum(np.square(g).sum() for g in made)) for made in _summed(training)]
-    return f"the largest gradient norm of the first {len(norms)} updates is {max(norms):.2g}"
+def _largest_norm(training: ReferenceTraining) -> str:
+    updates = list(_gradients_of_updates(training))
+    norm = max(math.sqrt(sum(np.square(g).sum() for g in update)) for update in updates)
+    return f"the largest gradient norm of the first {len(updates)} updates is {norm:.2g}"
 
 
-def _largest_element(training: Any) -> str:
-    most = [max(np.abs(g).max() for g in made) for made in _summed(training)]
-    return f"the largest element of the first {len(most)} gradients is {max(most):.2g}"
+def _largest_element(training: ReferenceTraining) -> str:
+    updates = list(_gradients_of_updates(training))
+    largest = max(np.abs(g).max() for update in updates for g in update)
+    return f"the largest element of the first {len(updates)} gradients is {largest:.2g}"
 
 
-def _short(training: Any) -> str:
+def _too_few_updates(training: ReferenceTraining) -> str:
     return f"the rate hardly changes in {training.steps} updates"
 
 
-def _little(training: Any) -> str:
+def _too_small(training: ReferenceTraining) -> str:
     return f"it moves no parameter by more than {training.loop.dtype} rounds"
 
 
@@ -79,70 +91,69 @@ _LARGER = "a larger one, a larger rate, or more steps"
 CANARIES = (
     Canary("clip_norm", None, _largest_norm, "a clip_norm below that"),
     Canary("clip_value", None, _largest_element, "a clip_value below that"),
-    Canary("schedule", None, _short, "as many steps as it takes to act"),
-    Canary("weight_decay", 0.0, _little, _LARGER),
-    Canary("momentum", 0.0, _little, _LARGER),
-    Canary("dampening", 0.0, _little, _LARGER),
-    Canary("nesterov", False, _little, _LARGER),
-    Canary("centered", False, _little, _LARGER),
-    Canary("lr_decay", 0.0, _little, _LARGER),
-    Canary("momentum_decay", 0.0, _little, _LARGER),
+    Canary("schedule", None, _too_few_updates, "as many steps as it takes to act"),
+    Canary("weight_decay", 0.0, _too_small, _LARGER),
+    Canary("momentum", 0.0, _too_small, _LARGER),
+    Canary("dampening", 0.0, _too_small, _LARGER),
+    Canary("nesterov", False, _too_small, _LARGER),
+    Canary("centered", False, _too_small, _LARGER),
+    Canary("lr_decay", 0.0, _too_small, _LARGER),
+    Canary("momentum_decay", 0.0, _too_small, _LARGER),
 )
 
-EPS = Canary("eps", 0.0, _little, _LARGER)
-"""Of most gradients no part at its default, in any check: where it does not show, a note."""
+EPS = Canary("eps", 0.0, _too_small, _LARGER)
+"""If `eps` is too small to affect any gradient, as its default often is, the report adds a note."""
 
 
-def tried(training: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """(doubts, notes): each option that would not have been missed.
+@dataclass(frozen=True)
+class BlindSpots:
+    """What a check could not have revealed: doubts make it INCONCLUSIVE, notes do not."""
 
-    training: the reference's side of the check, a `training.Training`.
-    """
+    doubts: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+
+
+def blind_spots(training: ReferenceTraining) -> BlindSpots:
+    """Each option of the recipe that would not have been missed."""
     if not _moves(training):
-        return (
-            "blind: no parameter moves, a port that makes no update would pass; what would reveal "
-            "it: a rate above 0, and batches with a gradient",
-        ), ()
+        return BlindSpots(
+            (
+                "blind: no parameter moves, a port that makes no update would pass; what would "
+                "reveal it: a rate above 0, and batches with a gradient",
+            )
+        )
     recipe = training.loop.recipe
     groups = recipe.optimizer(copy.deepcopy(training.loop.module)).param_groups
     doubts = [
-        f"blind: these batches would not reveal {_named(canary, given)} left out: "
-        f"{canary.why(training)}; what would: {canary.would}"
+        f"blind: these batches would not reveal {canary.named(values)} left out: "
+        f"{canary.hidden_by(training)}; what would: {canary.revealed_by}"
         for canary in CANARIES
-        if (given := canary.given(recipe, groups))
-        and not _seen_in_updates(training, canary.left_out(recipe))
-        and not _seen_in_free_run(training, canary.left_out(recipe))
+        if (values := canary.values(recipe, groups))
+        and not _seen_in_replay(training, canary)
+        and not _seen_in_free_run(training, canary)
     ]
     notes = [
-        f"{_named(EPS, given)} is not shown: without it, these gradients make the same updates"
-        for given in [EPS.given(recipe, groups)]
-        if given and not _seen_in_updates(training, EPS.left_out(recipe))
+        f"{EPS.named(values)} is not shown: without it, these gradients make the same updates"
+        for values in [EPS.values(recipe, groups)]
+        if values and not _seen_in_replay(training, EPS)
     ]
-    return tuple(doubts), tuple(notes)
+    return BlindSpots(tuple(doubts), tuple(notes))
 
 
-def _named(canary: Canary, given: list[Any]) -> str:
-    if canary.option == "schedule":
-        return "the schedule"
-    return f"{canary.option}={', '.join(map(str, given))}"
+def _moves(training: ReferenceTraining) -> bool:
+    moved = training.free_runs.exact.moved
+    return any(distance.any() for by_path in moved.values() for distance in by_path.values())
 
 
-def _moves(training: Any) -> bool:
-    centre = training.free[1]
-    return any(a.any() for moved in centre.moved.values() for a in moved.values())
+def _seen_in_replay(training: ReferenceTraining, canary: Canary) -> bool:
+    loop = replace(training.loop, recipe=canary.planted(training.loop.recipe))
+    replay = loop.replay(training.gradients, seed=0)
+    if missing_moments(training, replay):
+        return True
+    return any(r.verdict is Verdict.FAIL for r in compare_replay(training, replay))
 
 
-def _seen_in_updates(training: Any, recipe: Recipe) -> bool:
-    made = replace(training.loop, recipe=recipe).replay(training.given, seed=0)
-    state = {FIELDS[name]: kept for name, kept in made.state.items() if name in FIELDS}
-    got = replace(made, state=state)
-    return bool(training.lacking(got)) or _fails(training.compare_updates(got))
-
-
-def _seen_in_free_run(training: Any, recipe: Recipe) -> bool:
-    made = replace(training.loop, recipe=recipe).train(training.steps, seed=0)
-    return _fails(training.compare_free(made))
-
-
-def _fails(reports: Iterable[TensorReport]) -> bool:
-    return any(report.verdict is Verdict.FAIL for report in reports)
+def _seen_in_free_run(training: ReferenceTraining, canary: Canary) -> bool:
+    loop = replace(training.loop, recipe=canary.planted(training.loop.recipe))
+    run = loop.free_run(training.steps, seed=0)
+    return any(r.verdict is Verdict.FAIL for r in compare_free_run(training, run))

@@ -27,11 +27,13 @@ from jax_attn import nn, transfer
 from jax_attn.environment import describe
 from jax_attn.parity.judge.budget import PRECISIONS, Budget
 from jax_attn.parity.judge.result import Result
-from jax_attn.parity.training.arguments import LOSSES, with_loss
-from jax_attn.parity.training.check_training import Training
-from jax_attn.parity.training.encoder import ENCODER, draws, ported, torch_encoder
-from jax_attn.parity.training.jax_loop import PortLoop
-from jax_attn.parity.training.torch_loop import Recipe
+from jax_attn.parity.training.bugs.encoder import ENCODER, TorchEncoder, draws, ported
+from jax_attn.parity.training.canaries import blind_spots
+from jax_attn.parity.training.check_training import judge
+from jax_attn.parity.training.losses import LOSSES, with_loss
+from jax_attn.parity.training.port_loop import PortLoop
+from jax_attn.parity.training.recipe import Recipe
+from jax_attn.parity.training.reference_training import ReferenceTraining
 from torch_ref import plain_mha
 
 mpl.use("svg")
@@ -100,7 +102,7 @@ def characters(length: int = 16, width: int = 16) -> Task:
         rows = np.stack([codes[j : j + length + 1] for j in starts])
         keep = draws(i, BATCH, length, width)
         batches.append({"tokens": rows[:, :-1], "target": rows[:, 1:], "keep": keep})
-    reference = torch_encoder(len(known), width, 4, 2 * width, seed=0)
+    reference = TorchEncoder(len(known), width, 4, 2 * width, seed=0)
     return Task(reference, ported(reference), ENCODER, batches)
 
 
@@ -132,25 +134,24 @@ def trained(name: str, steps: int) -> tuple[Result, dict[str, Any]]:
     """One run: its result, its losses and their band."""
     make, recipe = RUNS[name]
     task, losses = make(), LOSSES["cross_entropy"]
-    training = Training.of(
+    training = ReferenceTraining.of(
         task.reference,
         task.batches,
         recipe,
         steps,
-        losses[0],
-        on_tokens,
+        with_loss(on_tokens, losses[0]),
         "float32",
         layout=task.layout,
         port=task.port,
     )
-    training = replace(training, runs=PERTURBED)
+    training = replace(training, perturbed_runs=PERTURBED)
     port = PortLoop(task.port, with_loss(on_tokens, losses[1]), task.batches, "float32")
     tx = training.optax_like(task.port)
-    result = training.judge(port, tx, name=name)
-    own, centre, runs = training.free
-    curves = [run.losses for run in runs]
+    result = judge(training, port, tx, blind_spots(training), name=name)
+    own, centre = training.free_runs.own, training.free_runs.exact
+    curves = [run.losses for run in training.free_runs.perturbed]
     budget = Budget.of(centre.losses, curves, PRECISIONS["float32"])
-    ours = port.train(tx, steps, 1).losses
+    ours = port.free_run(tx, steps, 1).losses
     return result, {
         "float64": rounded(centre.losses, 7),
         "torch - float64": rounded(own.losses - centre.losses),

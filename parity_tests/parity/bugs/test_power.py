@@ -10,7 +10,7 @@ from jax_attn.cli import main
 from jax_attn.parity import process_pool
 from jax_attn.parity.bugs.catalogue import BUGS
 from jax_attn.parity.bugs.kill_report import Kill, summary
-from jax_attn.parity.training.bugs import BESIDE, beside
+from jax_attn.parity.training.bugs.trials import CASES_OF_BUGS, selected
 
 ONE = ("verify", "--power", "--design", "plain_mha", "--dtype", "float32", "-k", "none-square")
 
@@ -27,9 +27,9 @@ def test_the_matrix_names_each_bug_its_own_row_and_by_how_much_it_is_over(tmp_pa
     assert "planted bugs killed by every row that claims them" in outcome.stdout
     found = json.loads((tmp_path / "power.json").read_text())
     tried = {kill["bug"] for kill in found["kills"]}
-    assert f"{len(BUGS) + len(BESIDE) - len(tried)} more bugs: no row here" in outcome.stdout
+    assert f"{len(BUGS) + len(CASES_OF_BUGS) - len(tried)} more bugs: no row here" in outcome.stdout
     assert found["summary"]["survived"] == 0
-    assert found["summary"]["bugs"] == len(BUGS) + len(BESIDE)
+    assert found["summary"]["bugs"] == len(BUGS) + len(CASES_OF_BUGS)
     (kill,) = [kill for kill in found["kills"] if kill["bug"] == "scale twice" and kill["meant"]]
     assert kill["killed"]
     assert kill["times"] > 1
@@ -48,7 +48,7 @@ LEFT_OUT = {"not tried": {}, "tried on another row": {"meant": False}}
 @pytest.mark.parametrize("how", LEFT_OUT)
 def test_a_bug_that_no_row_is_made_for_leaves_1_of_the_whole_matrix_and_is_named(monkeypatch, how):
     kill = Kill("", "case", "gqa", meant=True, killed=True, tensor="output", times=2.0)
-    kills = [replace(kill, bug=name) for name in [*BUGS, *BESIDE]]
+    kills = [replace(kill, bug=name) for name in [*BUGS, *CASES_OF_BUGS]]
     monkeypatch.setattr(process_pool, "run", lambda work: [kills])
     assert run("verify", "--power").exit_code == 0
     kills[3:4] = [replace(kills[3], **LEFT_OUT[how])] if LEFT_OUT[how] else []
@@ -74,11 +74,11 @@ def test_bugs_beside_the_matrix_are_tried_by_the_names_of_their_cases():
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_bugs_beside_the_matrix_are_of_the_dtype_that_is_asked_for(dtype):
-    low = {name for name, case in BESIDE.items() if case.endswith("in bfloat16")}
-    found = set(beside([dtype], ""))
+    low = {name for name, case in CASES_OF_BUGS.items() if case.endswith("in bfloat16")}
+    found = set(selected([dtype], ""))
     assert low
-    assert found == (low if dtype == "bfloat16" else BESIDE.keys() - low)
-    assert set(beside([], "")) == BESIDE.keys()
+    assert found == (low if dtype == "bfloat16" else CASES_OF_BUGS.keys() - low)
+    assert set(selected([], "")) == CASES_OF_BUGS.keys()
 
 
 USAGE = {

@@ -10,8 +10,8 @@ from torch.optim import SGD, Adamax, AdamW, lr_scheduler
 
 from jax_attn import GroupedQueryAttention, parity, transfer
 from jax_attn.parity.judge.compare import Verdict
-from jax_attn.parity.training.cases import TRAINING_CASES, batches, judged, layers
-from jax_attn.parity.training.encoder import ENCODER, draws, ported, torch_encoder
+from jax_attn.parity.training.bugs.cases import TRAINING_CASES, batches, judge_case, layers
+from jax_attn.parity.training.bugs.encoder import ENCODER, TorchEncoder, draws, ported
 from torch_ref import DESIGNS
 
 N, K, H, D, B, T = 6, 3, 5, 13, 3, 7
@@ -19,7 +19,7 @@ N, K, H, D, B, T = 6, 3, 5, 13, 3, 7
 
 @pytest.mark.parametrize("case", TRAINING_CASES)
 def test_a_right_port_trains_as_torch_does(case):
-    result = judged(case)
+    result = judge_case(case)
     assert result.verdict is Verdict.PASS, str(result)
 
 
@@ -70,7 +70,7 @@ def test_the_modules_stay_as_they_were(attended):
     assert bits(given) == before
 
 
-def test_gradients_updates_state_losses_and_parameters_are_each_judged(attended):
+def test_gradients_updates_state_losses_and_parameters_are_each_judge_case(attended):
     _, result, _ = attended
     found = {(t.transform, t.label) for t in result.tensors}
     assert {
@@ -95,7 +95,7 @@ def test_other_weights_fail_by_name(attended):
     assert any("v_proj" in failure for failure in result.failures)
 
 
-def test_a_ports_own_optimizer_is_what_is_judged():
+def test_a_ports_own_optimizer_is_what_is_judge_case():
     """optax's AdamW at its own defaults: another weight decay."""
     reference, port = layers("float32")
     result = parity.check_training(
@@ -113,14 +113,14 @@ def test_a_ports_own_optimizer_is_what_is_judged():
 
 
 def test_an_optimizer_that_keeps_no_state_fails_by_name():
-    result = judged("SGD, momentum", optax.sgd(0.1))
+    result = judge_case("SGD, momentum", optax.sgd(0.1))
     assert any("momentum_buffer of kernel" in failure for failure in result.failures)
 
 
 def test_a_two_layer_encoder_trains_alike_under_dropout_handed_in(pytestconfig):
     long = pytestconfig.getoption("--long")
     vocab, width, inner = 11, 10, 17
-    reference = torch_encoder(vocab, width, 2, inner, seed=3)
+    reference = TorchEncoder(vocab, width, 2, inner, seed=3)
     rng = np.random.default_rng(5)
     given = [
         {

@@ -5,50 +5,44 @@ import torch  # noqa: F401
 
 from jax_attn.parity.bugs.catalogue import BUGS
 from jax_attn.parity.judge.compare import Verdict
-from jax_attn.parity.training.bugs import (
-    BESIDE,
-    ENCODER_CASES,
-    ENCODER_MUTANTS,
-    TRAINING_MUTANTS,
-    encoder_judged,
-    tried,
-)
-from jax_attn.parity.training.cases import TRAINING_CASES
+from jax_attn.parity.training.bugs.cases import TRAINING_CASES
+from jax_attn.parity.training.bugs.encoder_bugs import ENCODER_BUGS, ENCODER_CASES, judge_encoder
+from jax_attn.parity.training.bugs.optimizer_bugs import OPTIMIZER_BUGS
+from jax_attn.parity.training.bugs.trials import CASES_OF_BUGS, kills
 
 
-def dealt(names: dict, of) -> list[str]:
-    """Of each kind the first."""
-    return list({of(name): name for name in reversed(names)}.values())
+def first_of_each(names: dict, kind) -> list[str]:
+    return list({kind(name): name for name in reversed(names)}.values())
 
 
 def pytest_generate_tests(metafunc):
     """A bug of every other kind of case; --long and `verify --power` try all."""
     if "name" in metafunc.fixturenames:
-        kinds = dealt(TRAINING_MUTANTS, lambda name: TRAINING_MUTANTS[name].case.split(",")[0])
-        few = [*kinds, *ENCODER_MUTANTS][::2]
-        names = BESIDE if metafunc.config.getoption("--long") else few
+        cases = first_of_each(OPTIMIZER_BUGS, lambda name: OPTIMIZER_BUGS[name].case.split(",")[0])
+        few = [*cases, *ENCODER_BUGS][::2]
+        names = CASES_OF_BUGS if metafunc.config.getoption("--long") else few
         metafunc.parametrize("name", names)
 
 
 def test_a_planted_bug_fails_in_its_case(name):
-    (kill,) = tried([name])
+    (kill,) = kills([name])
     assert kill.killed, kill
-    assert kill.case == BESIDE[name]
+    assert kill.case == CASES_OF_BUGS[name]
     assert kill.tensor
     assert kill.times > 1
 
 
 def test_no_name_stands_twice():
-    assert not BESIDE.keys() & BUGS.keys()
-    assert len(BESIDE) == len(TRAINING_MUTANTS) + len(ENCODER_MUTANTS)
+    assert not CASES_OF_BUGS.keys() & BUGS.keys()
+    assert len(CASES_OF_BUGS) == len(OPTIMIZER_BUGS) + len(ENCODER_BUGS)
 
 
 def test_every_case_has_a_wrong_optimizer_and_passes_right():
     """The latter in test_training, one by one."""
-    assert {mutant.case for mutant in TRAINING_MUTANTS.values()} == TRAINING_CASES.keys()
+    assert {bug.case for bug in OPTIMIZER_BUGS.values()} == TRAINING_CASES.keys()
 
 
 @pytest.mark.parametrize("case", ENCODER_CASES)
 def test_the_right_encoder_passes(case):
-    result = encoder_judged(case)
+    result = judge_encoder(case)
     assert result.verdict is Verdict.PASS, str(result)

@@ -3,6 +3,8 @@
 optax takes 1 - bᵗ in float32, as 1 minus a power: of b2 = 0.999 the first update is 3e-5 of itself
 off. Here it is -expm1(t·log b), right to the last places, as torch's float64 is.
 
+Tree is a pytree of arrays, as optax takes it.
+
 Letters: g gradient, t updates made with this one, m and v moments, lr is applied afterwards.
 """
 
@@ -13,34 +15,36 @@ import jax
 import jax.numpy as jnp
 import optax
 
+Tree = Any
+
 
 class DampenedTraceState(NamedTuple):
     """count: updates made. trace: torch's momentum_buffer."""
 
-    count: jax.Array
-    trace: Any
+    count: jax.Array  # type: ignore[assignment]  # hides tuple's, as optax's own states do
+    trace: Tree
 
 
 class AdagradState(NamedTuple):
     """count: updates made. sum_of_squares: torch's sum."""
 
-    count: jax.Array
-    sum_of_squares: Any
+    count: jax.Array  # type: ignore[assignment]  # hides tuple's, as optax's own states do
+    sum_of_squares: Tree
 
 
 class NAdamState(NamedTuple):
     """count, mu, nu: as of Adam. mu_product: the product of all momenta so far."""
 
-    count: jax.Array
-    mu: Any
-    nu: Any
+    count: jax.Array  # type: ignore[assignment]  # hides tuple's, as optax's own states do
+    mu: Tree
+    nu: Tree
     mu_product: jax.Array
 
 
 def clip_by_norm(max_norm: float) -> optax.GradientTransformation:
     """torch.nn.utils.clip_grad_norm_: g · min(1, max_norm / (‖all g‖ + 1e-6))."""
 
-    def update(gradients, state, params=None):
+    def update(gradients: Tree, state: Tree, params: Tree = None) -> tuple[Tree, Tree]:
         factor = jnp.minimum(1.0, max_norm / (optax.tree.norm(gradients) + 1e-6))
         return jax.tree.map(lambda g: g * factor.astype(g.dtype), gradients), state
 
@@ -50,13 +54,15 @@ def clip_by_norm(max_norm: float) -> optax.GradientTransformation:
 def dampened_trace(momentum: float, dampening: float) -> optax.GradientTransformation:
     """torch.optim.SGD with dampening: b₁ = g₁, bₜ = momentum·bₜ₋₁ + (1 - dampening)·gₜ."""
 
-    def init(params):
+    def init(params: Tree) -> DampenedTraceState:
         return DampenedTraceState(_zero(), optax.tree.zeros_like(params))
 
-    def update(gradients, state, params=None):
-        taken = jnp.where(state.count == 0, 1.0, 1 - dampening)
+    def update(
+        gradients: Tree, state: DampenedTraceState, params: Tree = None
+    ) -> tuple[Tree, DampenedTraceState]:
+        share = jnp.where(state.count == 0, 1.0, 1 - dampening)
         trace = jax.tree.map(
-            lambda b, g: momentum * b + taken.astype(g.dtype) * g, state.trace, gradients
+            lambda b, g: momentum * b + share.astype(g.dtype) * g, state.trace, gradients
         )
         return trace, DampenedTraceState(optax.safe_increment(state.count), trace)
 
@@ -66,15 +72,17 @@ def dampened_trace(momentum: float, dampening: float) -> optax.GradientTransform
 def scale_by_adam(b1: float, b2: float, eps: float) -> optax.GradientTransformation:
     """torch.optim.Adam and AdamW: m/(1 - b1ᵗ) / (√v/√(1 - b2ᵗ) + eps)."""
 
-    def init(params):
+    def init(params: Tree) -> optax.ScaleByAdamState:
         return optax.ScaleByAdamState(_zero(), *_zeros(params, 2))
 
-    def update(gradients, state, params=None):
+    def update(
+        gradients: Tree, state: optax.ScaleByAdamState, params: Tree = None
+    ) -> tuple[Tree, optax.ScaleByAdamState]:
         count = optax.safe_increment(state.count)
         mu, nu = _moments(gradients, state, b1, b2)
         of_m, of_v = one_minus_power(b1, count), jnp.sqrt(one_minus_power(b2, count))
 
-        def scaled(m, v):
+        def scaled(m: jax.Array, v: jax.Array) -> jax.Array:
             return m / of_m.astype(m.dtype) / (jnp.sqrt(v) / of_v.astype(v.dtype) + eps)
 
         return jax.tree.map(scaled, mu, nu), optax.ScaleByAdamState(count, mu, nu)
@@ -90,13 +98,14 @@ def scale_by_nadam(
     μₜ = b1·(1 - 0.96^(t·momentum_decay)/2), Πμ their product up to t.
     """
 
-    def momentum(t):
+    def momentum(t: jax.Array) -> jax.Array:
         return b1 * (1 - 0.5 * 0.96 ** (t * momentum_decay))
 
-    def init(params):
-        return NAdamState(_zero(), *_zeros(params, 2), jnp.ones([], _scalar()))
+    def init(params: Tree) -> NAdamState:
+        mu, nu = _zeros(params, 2)
+        return NAdamState(_zero(), mu, nu, jnp.ones([], _scalar()))
 
-    def update(gradients, state, params=None):
+    def update(gradients: Tree, state: NAdamState, params: Tree = None) -> tuple[Tree, NAdamState]:
         count = optax.safe_increment(state.count)
         mu, nu = _moments(gradients, state, b1, b2)
         t = count.astype(_scalar())
@@ -105,7 +114,7 @@ def scale_by_nadam(
         of_g, of_m = (1 - now) / (1 - product), after / (1 - product * after)
         of_v = one_minus_power(b2, count)
 
-        def scaled(g, m, v):
+        def scaled(g: jax.Array, m: jax.Array, v: jax.Array) -> jax.Array:
             over = of_g.astype(g.dtype) * g + of_m.astype(m.dtype) * m
             return over / (jnp.sqrt(v / of_v.astype(v.dtype)) + eps)
 
@@ -117,18 +126,20 @@ def scale_by_nadam(
 def scale_by_adagrad(eps: float, initial: float, lr_decay: float) -> optax.GradientTransformation:
     """torch.optim.Adagrad: g / (√s + eps) / (1 + (t - 1)·lr_decay), s = initial + Σg²."""
 
-    def init(params):
+    def init(params: Tree) -> AdagradState:
         return AdagradState(_zero(), optax.tree.full_like(params, initial))
 
-    def update(gradients, state, params=None):
+    def update(
+        gradients: Tree, state: AdagradState, params: Tree = None
+    ) -> tuple[Tree, AdagradState]:
         sums = jax.tree.map(lambda s, g: s + g * g, state.sum_of_squares, gradients)
-        slower = 1 + state.count.astype(_scalar()) * lr_decay
+        slowing = 1 + state.count.astype(_scalar()) * lr_decay
 
-        def scaled(g, s):
-            return g / (jnp.sqrt(s) + eps) / slower.astype(g.dtype)
+        def scaled(g: jax.Array, s: jax.Array) -> jax.Array:
+            return g / (jnp.sqrt(s) + eps) / slowing.astype(g.dtype)
 
-        made = jax.tree.map(scaled, gradients, sums)
-        return made, AdagradState(optax.safe_increment(state.count), sums)
+        scaled_gradients = jax.tree.map(scaled, gradients, sums)
+        return scaled_gradients, AdagradState(optax.safe_increment(state.count), sums)
 
     return optax.GradientTransformation(init, update)
 
@@ -138,7 +149,9 @@ def one_minus_power(b: float, count: jax.Array) -> jax.Array:
     return -jnp.expm1(count.astype(_scalar()) * (math.log(b) if b else -math.inf))
 
 
-def _moments(gradients, state, b1: float, b2: float):
+def _moments(
+    gradients: Tree, state: optax.ScaleByAdamState | NAdamState, b1: float, b2: float
+) -> tuple[Tree, Tree]:
     mu = jax.tree.map(lambda m, g: m + (1 - b1) * (g - m), state.mu, gradients)
     nu = jax.tree.map(lambda v, g: b2 * v + (1 - b2) * g * g, state.nu, gradients)
     return mu, nu
@@ -148,7 +161,7 @@ def _zero() -> jax.Array:
     return jnp.zeros([], jnp.int32)
 
 
-def _zeros(params, times: int):
+def _zeros(params: Tree, times: int) -> list[Tree]:
     return [optax.tree.zeros_like(params) for _ in range(times)]
 
 

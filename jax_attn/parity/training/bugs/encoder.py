@@ -7,6 +7,8 @@ Letters: L layers, B batch, T tokens, D width.
 """
 
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +21,9 @@ from jax_attn.transfer import EMBEDDING, LAYER_NORM, LAYOUTS, LINEAR, Layout
 
 LAYERS, RATE = 2, 0.1
 
+Activation = Callable[[jax.Array], jax.Array]
+Drop = Callable[[jax.Array, jax.Array | None], jax.Array]
+
 ENCODER = Layout(
     EMBEDDING.under("embedding", "embedding"),
     LAYER_NORM.under("layers.{layer}.norm1", "layers.{layer}.norm1"),
@@ -30,7 +35,7 @@ ENCODER = Layout(
 )
 
 
-class TorchLayer(torch.nn.Module):
+class TorchEncoderLayer(torch.nn.Module):
     """torch.nn.TransformerEncoderLayer(norm_first=True, activation="gelu"), dropout handed in."""
 
     def __init__(self, width: int, heads: int, inner: int):
@@ -41,7 +46,9 @@ class TorchLayer(torch.nn.Module):
         self.linear1 = torch.nn.Linear(width, inner)
         self.linear2 = torch.nn.Linear(inner, width)
 
-    def forward(self, x, hidden, keep=None):
+    def forward(
+        self, x: torch.Tensor, hidden: torch.Tensor, keep: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """x (B, T, D); hidden (T, T), True = ignored; keep (2, B, T, D), True = kept."""
         y = self.norm1(x)
         y, _ = self.self_attn(y, y, y, attn_mask=hidden, need_weights=False)
@@ -51,15 +58,30 @@ class TorchLayer(torch.nn.Module):
 
 
 class TorchEncoder(torch.nn.Module):
-    """tokens (B, T) → logits (B, T, tokens known): causal, so that each sees what came before."""
+    """tokens (B, T) → logits (B, T, vocab), causal.
 
-    def __init__(self, vocab: int, width: int, heads: int, inner: int):
+    Every bias and scale is drawn, embeddings are small: at torch's own initial values an eps, a
+    dropped bias or a scale would not show.
+    """
+
+    def __init__(self, vocab: int, width: int, heads: int, inner: int, *, seed: int):
         super().__init__()
+        self.sizes = vocab, width, heads, inner
         self.embedding = torch.nn.Embedding(vocab, width)
-        self.layers = torch.nn.ModuleList(TorchLayer(width, heads, inner) for _ in range(LAYERS))
+        layers = [TorchEncoderLayer(width, heads, inner) for _ in range(LAYERS)]
+        self.layers = torch.nn.ModuleList(layers)
         self.head = torch.nn.Linear(width, vocab)
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for name, p in self.named_parameters():
+                drawn = torch.randn(p.shape, generator=generator)
+                fan_in = p.shape[-1] if p.ndim > 1 else 100
+                p.copy_(drawn * 0.1 if "embedding" in name else drawn / fan_in**0.5)
+                if "norm" in name and name.endswith("weight"):
+                    p.add_(1.0)
+        self.eval()
 
-    def forward(self, tokens, keep=None):
+    def forward(self, tokens: torch.Tensor, keep: torch.Tensor | None = None) -> torch.Tensor:
         """keep: (L, 2, B, T, D) booleans, dropout's draws; none is dropped unless given."""
         T = tokens.shape[1]
         hidden = torch.ones(T, T, dtype=torch.bool).triu(1)
@@ -74,24 +96,26 @@ def dropped(x_BTD: jax.Array, keep_BTD: jax.Array | None) -> jax.Array:
     return x_BTD if keep_BTD is None else x_BTD * keep_BTD.astype(x_BTD.dtype) / (1 - RATE)
 
 
-class Layer(nnx.Module):
+def exact_gelu(x: jax.Array) -> jax.Array:
+    return jax.nn.gelu(x, approximate=False)
+
+
+class EncoderLayer(nnx.Module):
     """The same layer; norms with torch's eps, and without flax's fast variance."""
 
-    def __init__(self, width: int, heads: int, inner: int, *, eps: float = 1e-5, rngs: nnx.Rngs):
-        norm = {"epsilon": eps, "use_fast_variance": False, "rngs": rngs}
-        self.norm1, self.norm2 = nnx.LayerNorm(width, **norm), nnx.LayerNorm(width, **norm)
+    def __init__(self, width: int, heads: int, inner: int, *, eps: float, rngs: nnx.Rngs):
+        norm = partial(nnx.LayerNorm, width, epsilon=eps, use_fast_variance=False, rngs=rngs)
+        self.norm1, self.norm2 = norm(), norm()
         self.self_attn = MultiHeadAttention(width, heads, rngs=rngs)
         self.linear1 = nnx.Linear(width, inner, rngs=rngs)
         self.linear2 = nnx.Linear(inner, width, rngs=rngs)
 
-    def __call__(self, x_BTD, keep=None, *, gelu: Callable, drop: Callable):
-        keep = (None, None) if keep is None else keep
-        x_BTD = x_BTD + drop(self.self_attn(self.norm1(x_BTD), is_causal=True), keep[0])
-        return x_BTD + drop(self.linear2(gelu(self.linear1(self.norm2(x_BTD)))), keep[1])
-
-
-def exact_gelu(x: jax.Array) -> jax.Array:
-    return jax.nn.gelu(x, approximate=False)
+    def __call__(
+        self, x_BTD: jax.Array, keep: jax.Array | None, *, gelu: Activation, drop: Drop
+    ) -> jax.Array:
+        keeps = (None, None) if keep is None else keep
+        x_BTD = x_BTD + drop(self.self_attn(self.norm1(x_BTD), is_causal=True), keeps[0])
+        return x_BTD + drop(self.linear2(gelu(self.linear1(self.norm2(x_BTD)))), keeps[1])
 
 
 class Encoder(nnx.Module):
@@ -105,46 +129,28 @@ class Encoder(nnx.Module):
         inner: int,
         *,
         eps: float = 1e-5,
-        gelu: Callable = exact_gelu,
-        drop: Callable = dropped,
+        gelu: Activation = exact_gelu,
+        drop: Drop = dropped,
         rngs: nnx.Rngs,
     ):
         self.embedding = nnx.Embed(vocab, width, rngs=rngs)
-        made = [Layer(width, heads, inner, eps=eps, rngs=rngs) for _ in range(LAYERS)]
-        self.layers = nnx.List(made)
+        layers = [EncoderLayer(width, heads, inner, eps=eps, rngs=rngs) for _ in range(LAYERS)]
+        self.layers = nnx.List(layers)
         self.head = nnx.Linear(width, vocab, rngs=rngs)
         self.gelu, self.drop = gelu, drop
 
-    def __call__(self, tokens, keep=None):
+    def __call__(self, tokens: jax.Array, keep: jax.Array | None = None) -> jax.Array:
         x = self.embedding(jnp.asarray(tokens))
         for i, layer in enumerate(self.layers):
             x = layer(x, None if keep is None else keep[i], gelu=self.gelu, drop=self.drop)
         return self.head(x)
 
 
-def torch_encoder(vocab: int, width: int, heads: int, inner: int, *, seed: int) -> TorchEncoder:
-    """One with weights of its own for every bias and scale, and small embeddings: at torch's own,
-    an eps, a dropped bias or a scale would not show."""
-    generator = torch.Generator().manual_seed(seed)
-    made = TorchEncoder(vocab, width, heads, inner)
-    with torch.no_grad():
-        for name, p in made.named_parameters():
-            drawn = torch.randn(p.shape, generator=generator)
-            fan_in = p.shape[-1] if p.ndim > 1 else 100
-            p.copy_(drawn * 0.1 if "embedding" in name else drawn / fan_in**0.5)
-            if "norm" in name and name.endswith("weight"):
-                p.add_(1.0)
-    return made.eval()
-
-
-def ported(reference: TorchEncoder, **options) -> Encoder:
+def ported(reference: TorchEncoder, **options: Any) -> Encoder:
     """The Flax encoder with the reference's weights. options: as for `Encoder`."""
-    vocab, width = reference.embedding.weight.shape
-    layer = reference.layers[0]
-    sizes = (vocab, width, layer.self_attn.num_heads, layer.linear1.out_features)
-    made = Encoder(*sizes, rngs=nnx.Rngs(0), **options)
-    transfer.load(made, reference.state_dict(), ENCODER)
-    return made
+    port = Encoder(*reference.sizes, rngs=nnx.Rngs(0), **options)
+    transfer.load(port, reference.state_dict(), ENCODER)
+    return port
 
 
 def draws(seed: int, batch: int, tokens: int, width: int) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 torch's and optax's defaults differ, and so do a few formulas: where eps is added, what an
 accumulator starts from, whether decay goes through the moments. What optax has exactly is
-taken from there, the rest is in `torch_formulas`. Imports no torch: an optimizer is read by its
+taken from there, the rest is in `terms`. Imports no torch: an optimizer is read by its
 class's name and its param_groups. optax comes with flax.
 """
 
@@ -16,8 +16,8 @@ import numpy as np
 import optax
 from flax import nnx
 
-from jax_attn.parity.training import optax_terms as formulas
-from jax_attn.parity.training.schedules import learning_rates, looked_up
+from jax_attn.parity.training.optimizers import terms
+from jax_attn.parity.training.optimizers.schedules import learning_rates, looked_up
 from jax_attn.transfer import Layout, Problem, TransferError, flatten
 from jax_attn.transfer.optimizer.torch_state import names_by_group
 
@@ -29,16 +29,18 @@ def _sgd(group: Group) -> list[optax.GradientTransformation]:
     if not group["momentum"]:
         return []
     if group["dampening"]:
-        return [formulas.dampened_trace(group["momentum"], group["dampening"])]
+        return [terms.dampened_trace(group["momentum"], group["dampening"])]
     return [optax.trace(group["momentum"], group["nesterov"])]
 
 
 def _adam(group: Group) -> list[optax.GradientTransformation]:
-    return [formulas.scale_by_adam(*group["betas"], group["eps"])]
+    b1, b2 = group["betas"]
+    return [terms.scale_by_adam(b1, b2, group["eps"])]
 
 
 def _nadam(group: Group) -> list[optax.GradientTransformation]:
-    return [formulas.scale_by_nadam(*group["betas"], group["eps"], group["momentum_decay"])]
+    b1, b2 = group["betas"]
+    return [terms.scale_by_nadam(b1, b2, group["eps"], group["momentum_decay"])]
 
 
 def _rmsprop(group: Group) -> list[optax.GradientTransformation]:
@@ -49,7 +51,7 @@ def _rmsprop(group: Group) -> list[optax.GradientTransformation]:
 
 def _adagrad(group: Group) -> list[optax.GradientTransformation]:
     initial = group["initial_accumulator_value"]
-    return [formulas.scale_by_adagrad(group["eps"], initial, group["lr_decay"])]
+    return [terms.scale_by_adagrad(group["eps"], initial, group["lr_decay"])]
 
 
 KINDS: dict[str, Callable[[Group], list[optax.GradientTransformation]]] = {
@@ -103,36 +105,36 @@ def optax_like(
     if groups is None:
         raise TypeError(f"torch_optimizer: expected one of torch.optim, got {kind}")
     problems = _option_problems(torch_optimizer, schedule, steps)
-    problems += call_problems(clip_norm, clip_value, accumulate, accumulated)
+    problems += update_problems(clip_norm, clip_value, accumulate, accumulated)
     groups = [{name: _plain(value) for name, value in group.items()} for group in groups]
     rates: list[Any] = [group["lr"] for group in groups]
-    if schedule is not None and not problems:
-        table, wrong = learning_rates(schedule, steps)
-        problems += wrong
+    if schedule is not None and steps is not None and not problems:
+        table, rate_problems = learning_rates(schedule, steps)
+        problems += rate_problems
         rates = [looked_up(row) for row in table]
     labels: dict[str, str] = {}
     if port is not None and layout is not None:
-        labels, wrong = group_labels(torch_optimizer, port, layout, names)
-        problems += wrong
+        labels, label_problems = group_labels(torch_optimizer, port, layout, names)
+        problems += label_problems
     elif len(groups) > 1:
         text = f"expected the port and its table, as there are {len(groups)} param_groups"
         problems.append(Problem("missing", "port, layout", text))
     if problems:
         raise TransferError("optax_like", problems)
-    made = [_group(kind, group, rate) for group, rate in zip(groups, rates, strict=True)]
-    chain = made[0] if set(labels.values()) <= {"0"} else _by_label(made, labels)
+    chains = [_group(kind, group, rate) for group, rate in zip(groups, rates, strict=True)]
+    chain = chains[0] if set(labels.values()) <= {"0"} else _by_label(chains, labels)
     if clip_norm is not None:
-        chain = optax.chain(formulas.clip_by_norm(float(clip_norm)), chain)
+        chain = optax.chain(terms.clip_by_norm(float(clip_norm)), chain)
     if clip_value is not None:
         chain = optax.chain(optax.clip(float(clip_value)), chain)
     if accumulate > 1:
-        steps_of = optax.MultiSteps(
+        accumulating = optax.MultiSteps(
             chain,
             accumulate,
             use_grad_mean=accumulated == "mean",
             accumulator_dtype=jnp.result_type(float),  # float32 unless told, of float64 too
         )
-        chain = steps_of.gradient_transformation()
+        chain = accumulating.gradient_transformation()
     return chain
 
 
@@ -148,33 +150,35 @@ def _group(kind: str, group: Group, rate: Any) -> optax.GradientTransformation:
     )
 
 
-def _by_label(made: list, labels: Mapping[str, str]) -> optax.GradientTransformation:
+def _by_label(
+    chains: list[optax.GradientTransformation], labels: Mapping[str, str]
+) -> optax.GradientTransformation:
     """Each path by its own group's chain."""
-    chains = {str(i): chain for i, chain in enumerate(made)} | {"none": optax.set_to_zero()}
+    by_label = {str(i): chain for i, chain in enumerate(chains)} | {"none": optax.set_to_zero()}
 
-    def label(keys, _) -> str:
+    def label(keys: jax.tree_util.KeyPath, _: Any) -> str:
         path = jax.tree_util.keystr(keys, simple=True, separator=".")
         return labels[path.removesuffix(".value")]
 
-    return optax.partition(chains, lambda params: jax.tree_util.tree_map_with_path(label, params))
+    return optax.partition(by_label, lambda params: jax.tree_util.tree_map_with_path(label, params))
 
 
 def group_labels(
     torch_optimizer: Any, port: Any, layout: Layout, names: Names | None
 ) -> tuple[dict[str, str], list[Problem]]:
-    """Flax path -> its group's number, or "none"; what no group can be told of.
+    """(Flax path -> its group's number, or "none"; why a path has no one group).
 
     The table carries weights; here it carries the numbers of their groups.
     """
     groups = torch_optimizer.param_groups
-    known, problems = names_by_group(groups, names)
+    keys_by_group, problems = names_by_group(groups, names)
     if problems:
         return {}, problems
     paths = {path: array.shape for path, array in flatten(port).items()}
     zeros = {path: np.zeros(shape, np.int8) for path, shape in paths.items()}
     try:
         tensors = {key: np.full(a.shape, -1, np.int32) for key, a in layout.to_torch(zeros).items()}
-        for i, keys in enumerate(known):
+        for i, keys in enumerate(keys_by_group):
             for key in keys:
                 if key not in tensors:
                     text = "expected a key of the table's, got none"
@@ -186,11 +190,11 @@ def group_labels(
         return {}, problems + error.problems
     labels = {}
     for path, numbers in carried.items():
-        found = np.unique(numbers)
-        if len(found) > 1:
-            text = f"expected one param_group, got parts of {[int(i) for i in found]}"
+        group_numbers = np.unique(numbers)
+        if len(group_numbers) > 1:
+            text = f"expected one param_group, got parts of {group_numbers.tolist()}"
             problems.append(Problem("refused", path, text))
-        labels[path] = "none" if found[0] < 0 else str(found[0])
+        labels[path] = "none" if group_numbers[0] < 0 else str(group_numbers[0])
     return labels, problems
 
 
@@ -202,10 +206,8 @@ def _option_problems(optimizer: Any, schedule: Any, steps: Any) -> list[Problem]
     problems = []
     for i, group in enumerate(optimizer.param_groups):
         for option, value in group.items():
-            where, parts = (
-                f"param_groups[{i}].{option}",
-                value if type(value) is tuple else (value,),
-            )
+            where = f"param_groups[{i}].{option}"
+            parts = value if type(value) is tuple else (value,)
             if option in _REFUSED and value:
                 problems.append(Problem("refused", where, f"got {value}: {_REFUSED[option]}"))
             elif option != "params" and any(_is_tensor(part) for part in parts):
@@ -219,22 +221,23 @@ def _option_problems(optimizer: Any, schedule: Any, steps: Any) -> list[Problem]
     if schedule is not None and getattr(schedule, "optimizer", None) is not optimizer:
         text = f"expected a torch scheduler of torch_optimizer, got {type(schedule).__name__}"
         problems.append(Problem("refused", "schedule", text))
-    if (schedule is not None) != (steps is not None) or not _is_count(
-        1 if steps is None else steps
-    ):
+    both_or_neither = (schedule is None) == (steps is None)
+    if not both_or_neither or not (steps is None or _is_count(steps)):
         text = f"expected the number of updates beside a schedule, and only there, got {steps!r}"
         problems.append(Problem("missing", "steps", text))
     return problems
 
 
-def call_problems(clip_norm, clip_value, accumulate, accumulated) -> list[Problem]:
-    """What no update can be made with, of what stands beside an optimizer."""
+def update_problems(
+    clip_norm: Any, clip_value: Any, accumulate: Any, accumulated: Any
+) -> list[Problem]:
+    """Why no update can be made with what stands beside an optimizer."""
     problems = []
     if clip_norm is not None and clip_value is not None:
         text = "expected one of them, as their order would not be told, got both"
         problems.append(Problem("ambiguous", "clip_norm, clip_value", text))
     for name, value in (("clip_norm", clip_norm), ("clip_value", clip_value)):
-        if value is not None and not (isinstance(value, Real) and value > 0):
+        if value is not None and not (isinstance(value, Real) and float(value) > 0):
             problems.append(Problem("refused", name, f"expected a number above 0, got {value!r}"))
     if not _is_count(accumulate):
         text = f"expected a whole number above 0, got {accumulate!r}"

@@ -3,45 +3,65 @@
 An optimizer sees gradients, not the module: one layer does, and a case takes a second.
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
 import jax
 import numpy as np
+import optax
 import torch
 from flax import nnx
-from torch.optim import SGD, Adagrad, Adam, AdamW, NAdam, RMSprop, lr_scheduler
+from torch.optim import (
+    SGD,
+    Adagrad,
+    Adam,
+    AdamW,
+    NAdam,
+    Optimizer,
+    RMSprop,
+    lr_scheduler,
+)
 
 from jax_attn import transfer
-from jax_attn.parity.training.arguments import LOSSES, with_loss
-from jax_attn.parity.training.check_training import Training
-from jax_attn.parity.training.jax_loop import PortLoop
-from jax_attn.parity.training.torch_loop import Recipe
+from jax_attn.parity.judge.result import Result
+from jax_attn.parity.training.canaries import BlindSpots, blind_spots
+from jax_attn.parity.training.check_training import judge
+from jax_attn.parity.training.losses import LOSSES, with_loss
+from jax_attn.parity.training.port_loop import PortLoop
+from jax_attn.parity.training.recipe import MakeScheduler, Recipe
+from jax_attn.parity.training.reference_training import ReferenceTraining
 
 IN, OUT, BATCH, BATCHES, STEPS = 5, 3, 7, 3, 8
 
 
-def _of(kind: type, **options) -> Recipe:
-    return Recipe(lambda module: kind(module.parameters(), **options))
-
-
-def _under(kind: type, schedule, **options) -> Recipe:
+def _of(
+    kind: Callable[..., Optimizer], schedule: MakeScheduler | None = None, **options: Any
+) -> Recipe:
     return Recipe(lambda module: kind(module.parameters(), **options), schedule)
 
 
-def _two_groups(module: torch.nn.Module) -> torch.optim.Optimizer:
+def _sgd(momentum: float = 0.0, lr: float = 0.1, **beside: Any) -> Recipe:
+    """beside: what of the recipe stands beside the optimizer."""
+    return replace(_of(SGD, lr=lr, momentum=momentum), **beside)
+
+
+def _two_groups(module: torch.nn.Module) -> Optimizer:
     """The usual two: weights decay, biases do not."""
-    weights = {"params": [module.weight]}
-    return AdamW([weights, {"params": [module.bias], "weight_decay": 0.0}], 0.02, weight_decay=0.3)
+    groups: list[dict[str, Any]] = [
+        {"params": [module.weight]},
+        {"params": [module.bias], "weight_decay": 0.0},
+    ]
+    return AdamW(groups, 0.02, weight_decay=0.3)
 
 
-def _weight_alone(kind: type, **options) -> Recipe:
+def _weight_alone(kind: Callable[..., Optimizer], **options: Any) -> Recipe:
     """The bias left out: it stands still."""
     return Recipe(lambda module: kind([module.weight], **options))
 
 
-def _warm_up(optimizer):
+def _warm_up(optimizer: Optimizer) -> lr_scheduler.SequentialLR:
     first = lr_scheduler.LinearLR(optimizer, 0.1, total_iters=3)
     then = lr_scheduler.CosineAnnealingLR(optimizer, 7, 0.01)
     return lr_scheduler.SequentialLR(optimizer, [first, then], [3])
@@ -54,12 +74,6 @@ class TrainingCase:
     recipe: Recipe
     scale: float = 1.0
     dtype: str = "float32"
-    name: str = field(default="", compare=False)
-
-
-def _sgd(**options) -> Recipe:
-    given = {name: options.pop(name) for name in ("lr", "momentum") if name in options}
-    return Recipe(lambda m: SGD(m.parameters(), **({"lr": 0.1} | given)), **options)
 
 
 TRAINING_CASES: dict[str, TrainingCase] = {
@@ -92,15 +106,13 @@ TRAINING_CASES: dict[str, TrainingCase] = {
     "clip by norm": TrainingCase(_sgd(lr=1e3, clip_norm=1e-5), scale=1e-4),
     "clip by value": TrainingCase(_sgd(clip_value=0.2)),
     "cosine": TrainingCase(
-        _under(Adam, lambda o: lr_scheduler.CosineAnnealingLR(o, 5, 0.001), lr=0.02)
+        _of(Adam, lambda o: lr_scheduler.CosineAnnealingLR(o, 5, 0.001), lr=0.02)
     ),
-    "warm-up, cosine": TrainingCase(_under(AdamW, _warm_up, lr=0.02)),
+    "warm-up, cosine": TrainingCase(_of(AdamW, _warm_up, lr=0.02)),
     "warm-up by a function": TrainingCase(
-        _under(SGD, lambda o: lr_scheduler.LambdaLR(o, lambda t: min(1.0, (t + 1) / 4)), lr=0.1)
+        _of(SGD, lambda o: lr_scheduler.LambdaLR(o, lambda t: min(1.0, (t + 1) / 4)), lr=0.1)
     ),
-    "steps": TrainingCase(
-        _under(SGD, lambda o: lr_scheduler.StepLR(o, 2, 0.5), lr=0.1, momentum=0.9)
-    ),
+    "steps": TrainingCase(_of(SGD, lambda o: lr_scheduler.StepLR(o, 2, 0.5), lr=0.1, momentum=0.9)),
     "accumulated, sum": TrainingCase(_sgd(momentum=0.9, accumulate=2)),
     "accumulated, mean": TrainingCase(_sgd(momentum=0.9, accumulate=2, accumulated="mean")),
     "SGD in bfloat16": TrainingCase(_of(SGD, lr=0.1, momentum=0.9), dtype="bfloat16"),
@@ -109,7 +121,7 @@ TRAINING_CASES: dict[str, TrainingCase] = {
 """name -> case: every optimizer, option, clip, schedule and accumulation that has an equal."""
 
 
-def _scaled(loss: Any, by: float) -> Any:
+def _scaled(loss: Callable[..., Any], by: float) -> Callable[..., Any]:
     return lambda output, target: loss(output, target) * by
 
 
@@ -122,8 +134,8 @@ def layers(dtype: str) -> tuple[torch.nn.Linear, nnx.Linear]:
         for p in reference.parameters():
             p.copy_(torch.from_numpy(rng.standard_normal(p.shape)))
     reference = reference.to(getattr(torch, dtype))
-    dtypes = {"dtype": jax.numpy.dtype(dtype), "param_dtype": jax.numpy.dtype(dtype)}
-    port = nnx.Linear(IN, OUT, rngs=nnx.Rngs(0), **dtypes)
+    jax_dtype = jax.numpy.dtype(dtype)
+    port = nnx.Linear(IN, OUT, dtype=jax_dtype, param_dtype=jax_dtype, rngs=nnx.Rngs(0))
     transfer.load(port, reference.state_dict(), transfer.LINEAR)
     return reference, port
 
@@ -131,28 +143,25 @@ def layers(dtype: str) -> tuple[torch.nn.Linear, nnx.Linear]:
 @cache
 def batches() -> list[dict[str, np.ndarray]]:
     rng = np.random.default_rng(2)
+    sizes = {"input": IN, "target": OUT}
     return [
-        {
-            "input": rng.standard_normal((BATCH, IN)).astype(np.float32),
-            "target": rng.standard_normal((BATCH, OUT)).astype(np.float32),
-        }
+        {name: rng.standard_normal((BATCH, n)).astype(np.float32) for name, n in sizes.items()}
         for _ in range(BATCHES)
     ]
 
 
 @cache
-def prepared(name: str) -> Training:
+def reference_training(name: str) -> ReferenceTraining:
     """The torch side of a case."""
     case = TRAINING_CASES[name]
     reference, port = layers(case.dtype)
-    loss = _scaled(LOSSES["mse"][0], case.scale)
-    return Training.of(
+    loss = with_loss(None, _scaled(LOSSES["mse"][0], case.scale))
+    return ReferenceTraining.of(
         reference,
         batches(),
         case.recipe,
         STEPS,
         loss,
-        None,
         case.dtype,
         layout=transfer.LINEAR,
         port=port,
@@ -160,15 +169,21 @@ def prepared(name: str) -> Training:
 
 
 @cache
-def port_loop(scale: float, dtype: str) -> PortLoop:
+def _blind_spots(name: str) -> BlindSpots:
+    return blind_spots(reference_training(name))
+
+
+@cache
+def _port_loop(scale: float, dtype: str) -> PortLoop:
     """The JAX side: one program for all cases of a scale and dtype."""
     _, port = layers(dtype)
     loss = with_loss(lambda module, input: module(input), _scaled(LOSSES["mse"][1], scale))
     return PortLoop(port, loss, batches(), dtype)
 
 
-def judged(name: str, tx: Any = None):
-    """The `Result` of a case; tx: in the place of `optax_like`'s."""
-    case, training = TRAINING_CASES[name], prepared(name)
-    made = tx or training.optax_like(layers(case.dtype)[1])
-    return training.judge(port_loop(case.scale, case.dtype), made, name=f"training/{name}")
+def judge_case(name: str, tx: optax.GradientTransformation | None = None) -> Result:
+    """tx: what trains the port, in the place of `optax_like`'s."""
+    case, training = TRAINING_CASES[name], reference_training(name)
+    tx = tx or training.optax_like(layers(case.dtype)[1])
+    port = _port_loop(case.scale, case.dtype)
+    return judge(training, port, tx, _blind_spots(name), name=f"training/{name}")

@@ -1,9 +1,8 @@
-"""Planted bugs of training ports, as data: each must fail in the case that is meant for it."""
+"""Bugs of optimizers, as data: each must fail in the case that is meant for it."""
 
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import partial
 from typing import Any
 
 import jax
@@ -12,32 +11,16 @@ import numpy as np
 import optax
 import torch
 
-from jax_attn.parity.bugs.kill_report import Kill
-from jax_attn.parity.checking.check import Prepared
-from jax_attn.parity.judge.result import Result
-from jax_attn.parity.run.inputs_and_runs import Inputs
-from jax_attn.parity.run.port import Port
-from jax_attn.parity.run.reference import Reference
-from jax_attn.parity.training import optax_terms as formulas
-from jax_attn.parity.training.cases import STEPS, TRAINING_CASES, judged, layers, prepared
-from jax_attn.parity.training.encoder import (
-    ENCODER,
-    Encoder,
-    TorchEncoder,
-    draws,
-    dropped,
-    ported,
-    torch_encoder,
-)
-from jax_attn.parity.training.schedules import learning_rates, looked_up
-from jax_attn.parity.training.torch_loop import Recipe
-
-# --- optimizers ------------------------------------------------------------------------------
+from jax_attn.parity.training.bugs.cases import STEPS, TRAINING_CASES, layers, reference_training
+from jax_attn.parity.training.optimizers import terms
+from jax_attn.parity.training.optimizers.schedules import learning_rates, looked_up
+from jax_attn.parity.training.optimizers.terms import Tree
+from jax_attn.parity.training.recipe import Recipe
 
 
 @dataclass(frozen=True)
-class TrainingMutant:
-    """case: the one meant to see it. make: what stands in the place of the right optimizer."""
+class OptimizerBug:
+    """case: the one that is meant to see it. make: the optimizer with the bug."""
 
     case: str
     make: Callable[[], optax.GradientTransformation]
@@ -45,64 +28,71 @@ class TrainingMutant:
 
 def _like(case: str, recipe: Recipe) -> optax.GradientTransformation:
     """What equals another recipe's optimizer, on the case's port."""
-    training = prepared(case)
+    training = reference_training(case)
     other = replace(training, loop=replace(training.loop, recipe=recipe))
     return other.optax_like(layers(TRAINING_CASES[case].dtype)[1])
 
 
-def _with(case: str, **wrong: Any) -> TrainingMutant:
+def _with(case: str, **changed: Any) -> OptimizerBug:
     """The case's optimizer with other options."""
 
-    def make():
+    def make() -> optax.GradientTransformation:
         recipe = TRAINING_CASES[case].recipe
-        fields = {name: wrong[name] for name in wrong if name in recipe.__dataclass_fields__}
-        options = {name: value for name, value in wrong.items() if name not in fields}
-        return _like(case, replace(recipe, **fields).with_options(**options))
+        fields = {name: changed.pop(name) for name in list(changed) if hasattr(recipe, name)}
+        return _like(case, replace(recipe, **fields).with_options(**changed))
 
-    return TrainingMutant(case, make)
+    return OptimizerBug(case, make)
 
 
-def _off_by_one(case: str) -> TrainingMutant:
+def _rates(case: str, updates: int) -> np.ndarray:
+    recipe = TRAINING_CASES[case].recipe
+    assert recipe.schedule is not None
+    (rates,), _ = learning_rates(recipe.schedule(recipe.optimizer(torch.nn.Linear(1, 1))), updates)
+    return rates
+
+
+def _off_by_one(case: str) -> OptimizerBug:
     """Every update with the rate of the one after it."""
 
-    def make():
-        optimizer = TRAINING_CASES[case].recipe.optimizer(torch.nn.Linear(1, 1))
-        scheduler = TRAINING_CASES[case].recipe.schedule(optimizer)
-        (rates,), _ = learning_rates(scheduler, STEPS + 1)
+    def make() -> optax.GradientTransformation:
         at_one = replace(TRAINING_CASES[case].recipe, schedule=None).with_options(lr=1.0)
-        return optax.chain(_like(case, at_one), optax.scale_by_schedule(looked_up(rates[1:])))
+        rates = looked_up(_rates(case, STEPS + 1)[1:])
+        return optax.chain(_like(case, at_one), optax.scale_by_schedule(rates))
 
-    return TrainingMutant(case, make)
+    return OptimizerBug(case, make)
 
 
-def _uncorrected(lr: float = 0.02, b1: float = 0.9, b2: float = 0.999):
+def _uncorrected(
+    lr: float = 0.02, b1: float = 0.9, b2: float = 0.999
+) -> optax.GradientTransformation:
     """Adam's moments as they are."""
 
-    def back(t):
-        first = formulas.one_minus_power(b1, t + 1)
-        return first / jnp.sqrt(formulas.one_minus_power(b2, t + 1))
+    def back(t: jax.Array) -> jax.Array:
+        return terms.one_minus_power(b1, t + 1) / jnp.sqrt(terms.one_minus_power(b2, t + 1))
 
-    scaled = formulas.scale_by_adam(b1, b2, 1e-8)
+    scaled = terms.scale_by_adam(b1, b2, 1e-8)
     return optax.chain(scaled, optax.scale_by_schedule(back), optax.scale(-lr))
 
 
-def _eps_inside(lr: float = 0.02, b1: float = 0.9, b2: float = 0.999, eps: float = 0.01):
+def _eps_inside(
+    lr: float = 0.02, b1: float = 0.9, b2: float = 0.999, eps: float = 0.01
+) -> optax.GradientTransformation:
     """Adam: √(v + eps) for √v + eps."""
-    right = formulas.scale_by_adam(b1, b2, eps)
+    right = terms.scale_by_adam(b1, b2, eps)
 
-    def update(gradients, state, params=None):
+    def update(gradients: Tree, state: Tree, params: Tree = None) -> tuple[Tree, Tree]:
         _, state = right.update(gradients, state)
-        of_m, of_v = (formulas.one_minus_power(b, state.count) for b in (b1, b2))
-        made = jax.tree.map(lambda m, v: m / of_m / jnp.sqrt(v / of_v + eps), state.mu, state.nu)
-        return made, state
+        of_m, of_v = (terms.one_minus_power(b, state.count) for b in (b1, b2))
+        scaled = jax.tree.map(lambda m, v: m / of_m / jnp.sqrt(v / of_v + eps), state.mu, state.nu)
+        return scaled, state
 
     return optax.chain(optax.GradientTransformation(right.init, update), optax.scale(-lr))
 
 
-def _rounded(tree: Any) -> Any:
+def _rounded(tree: Tree) -> Tree:
     """What is left of float32 arrays that were kept in bfloat16."""
 
-    def one(a):
+    def one(a: jax.Array) -> jax.Array:
         return a.astype(jnp.bfloat16).astype(a.dtype) if jnp.issubdtype(a, jnp.floating) else a
 
     return jax.tree.map(one, tree)
@@ -112,7 +102,7 @@ def _masters_dropped(case: str) -> optax.GradientTransformation:
     """Weights kept in bfloat16 from update to update."""
     right = _like(case, TRAINING_CASES[case].recipe)
 
-    def update(gradients, state, params):
+    def update(gradients: Tree, state: Tree, params: Tree) -> tuple[Tree, Tree]:
         updates, state = right.update(gradients, state, params)
         kept = _rounded(optax.apply_updates(params, updates))
         return jax.tree.map(jnp.subtract, kept, params), state
@@ -124,7 +114,7 @@ def _moments_rounded(case: str) -> optax.GradientTransformation:
     """Moments kept in bfloat16."""
     right = _like(case, TRAINING_CASES[case].recipe)
 
-    def update(gradients, state, params):
+    def update(gradients: Tree, state: Tree, params: Tree) -> tuple[Tree, Tree]:
         updates, state = right.update(gradients, state, params)
         return updates, _rounded(state)
 
@@ -134,8 +124,8 @@ def _moments_rounded(case: str) -> optax.GradientTransformation:
 def _clipped_apart(max_norm: float) -> optax.GradientTransformation:
     """Each tensor by its own norm."""
 
-    def update(gradients, state, params=None):
-        def one(g):
+    def update(gradients: Tree, state: Tree, params: Tree = None) -> tuple[Tree, Tree]:
+        def one(g: jax.Array) -> jax.Array:
             return g * jnp.minimum(1.0, max_norm / (jnp.linalg.norm(g) + 1e-6))
 
         return jax.tree.map(one, gradients), state
@@ -144,16 +134,17 @@ def _clipped_apart(max_norm: float) -> optax.GradientTransformation:
 
 
 def _rate_before_momentum() -> optax.GradientTransformation:
-    optimizer = TRAINING_CASES["steps"].recipe.optimizer(torch.nn.Linear(1, 1))
-    (rates,), _ = learning_rates(TRAINING_CASES["steps"].recipe.schedule(optimizer), STEPS)
-    return optax.chain(optax.scale_by_learning_rate(looked_up(rates)), optax.trace(0.9))
+    rates = looked_up(_rates("steps", STEPS))
+    return optax.chain(optax.scale_by_learning_rate(rates), optax.trace(0.9))
 
 
-def _of(case: str, make: Callable, *args: Any, **options: Any) -> TrainingMutant:
-    return TrainingMutant(case, functools.partial(make, *args, **options))
+def _of(
+    case: str, make: Callable[..., optax.GradientTransformation], *args: Any, **options: Any
+) -> OptimizerBug:
+    return OptimizerBug(case, partial(make, *args, **options))
 
 
-TRAINING_MUTANTS: dict[str, TrainingMutant] = {
+OPTIMIZER_BUGS: dict[str, OptimizerBug] = {
     "SGD: a rate 1% too large": _with("SGD", lr=0.101),
     "SGD: momentum ignored": _with("SGD, momentum", momentum=0.0),
     "SGD: dampening ignored": _with("SGD, dampening", dampening=0.0),
@@ -167,9 +158,7 @@ TRAINING_MUTANTS: dict[str, TrainingMutant] = {
     "Adam: eps inside the root": _of("Adam, eps", _eps_inside),
     "Adam: eps corrected as v is at first": _of(
         "Adam, eps",
-        lambda: optax.chain(
-            formulas.scale_by_adam(0.9, 0.999, 0.01 / 0.001**0.5), optax.scale(-0.02)
-        ),
+        lambda: optax.chain(terms.scale_by_adam(0.9, 0.999, 0.01 / 0.001**0.5), optax.scale(-0.02)),
     ),
     "Adam: bias correction left out": _of("Adam", _uncorrected),
     "Adam: betas swapped": _with("Adam", betas=(0.999, 0.9)),
@@ -179,7 +168,7 @@ TRAINING_MUTANTS: dict[str, TrainingMutant] = {
     "AdamW: decay without the learning rate": _of(
         "AdamW",
         lambda: optax.chain(
-            formulas.scale_by_adam(0.9, 0.999, 1e-8),
+            terms.scale_by_adam(0.9, 0.999, 1e-8),
             optax.scale(-0.02),
             optax.add_decayed_weights(-0.2),
         ),
@@ -240,89 +229,3 @@ TRAINING_MUTANTS: dict[str, TrainingMutant] = {
     ),
 }
 """name -> what is wrong with an optimizer, and the case that is meant to see it."""
-
-
-# --- layers beside attention ---------------------------------------------------------------------
-
-VOCAB, WIDTH, HEADS, INNER, B, T = 11, 10, 2, 17, 3, 7
-
-
-def _dropping(module: Encoder, tokens: jax.Array) -> jax.Array:
-    return module(tokens, jnp.asarray(draws(0, B, T, WIDTH)))
-
-
-@dataclass(frozen=True)
-class EncoderMutant:
-    """case: of `ENCODER_CASES`. options: of the `Encoder` with the bug. call: how it is called."""
-
-    case: str
-    options: dict[str, Any]
-    call: Callable[..., jax.Array] | None = None
-
-
-ENCODER_CASES = {
-    "eval": {},
-    "dropout": {"keep": draws(0, B, T, WIDTH)},
-}
-"""name -> the inputs besides the tokens."""
-
-ENCODER_MUTANTS: dict[str, EncoderMutant] = {
-    "LayerNorm: eps 1e-6 for 1e-5": EncoderMutant("eval", {"eps": 1e-6}),
-    "GELU: tanh for erf": EncoderMutant("eval", {"gelu": jax.nn.gelu}),
-    "dropout in eval": EncoderMutant("eval", {}, _dropping),
-    "dropout: without 1/keep": EncoderMutant(
-        "dropout", {"drop": lambda x, keep: x * keep.astype(x.dtype)}
-    ),
-    "dropout: polarity of the draw": EncoderMutant(
-        "dropout", {"drop": lambda x, keep: dropped(x, ~keep)}
-    ),
-}
-"""name -> what is wrong with a layer beside attention, and the case that is meant to see it."""
-
-
-@cache
-def reference_encoder() -> TorchEncoder:
-    return torch_encoder(VOCAB, WIDTH, HEADS, INNER, seed=3)
-
-
-@cache
-def encoder_prepared(case: str) -> Prepared:
-    """The torch side of a case of the encoder."""
-    tokens = np.random.default_rng(4).integers(0, VOCAB, (B, T))
-    given = Inputs.of({"tokens": tokens} | ENCODER_CASES[case], np.dtype("float32"))
-    return Prepared(Reference(reference_encoder(), None, given), "float32")
-
-
-def encoder_judged(case: str, mutant: EncoderMutant | None = None) -> Result:
-    """The `Result` of a case of the encoder, right or with a bug."""
-    theirs = encoder_prepared(case)
-    port = ported(reference_encoder(), **(mutant.options if mutant else {}))
-    bound = Port(port, mutant.call if mutant else None, theirs.reference.inputs)
-    return theirs.judge(bound, ("jit",), to_torch=ENCODER.to_torch, name=f"encoder/{case}")
-
-
-BESIDE = {name: f"encoder/{mutant.case}" for name, mutant in ENCODER_MUTANTS.items()}
-BESIDE |= {name: f"training/{mutant.case}" for name, mutant in TRAINING_MUTANTS.items()}
-"""name -> the case that is meant to see it, beside the built-in matrix."""
-
-
-def beside(dtypes: Sequence[str], pattern: str) -> list[str]:
-    """Those with the pattern in their case's name, in one of these dtypes; in any, of none."""
-    own = {name: TRAINING_CASES[mutant.case].dtype for name, mutant in TRAINING_MUTANTS.items()}
-    return [
-        name
-        for name, case in BESIDE.items()
-        if pattern in case and (not dtypes or own.get(name, "float32") in dtypes)
-    ]
-
-
-def tried(names: Sequence[str]) -> list[Kill]:
-    """Each of these mutants in its case."""
-    return [Kill.of_result(name, BESIDE[name], _judged(name)) for name in names]
-
-
-def _judged(name: str) -> Result:
-    if name in ENCODER_MUTANTS:
-        return encoder_judged(ENCODER_MUTANTS[name].case, ENCODER_MUTANTS[name])
-    mutant = TRAINING_MUTANTS[name]
-    return judged(mutant.case, mutant.make())

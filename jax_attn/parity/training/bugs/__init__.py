@@ -1,0 +1,1 @@
+"""Bugs beside those of attention: of optimizers, and of the other layers of an encoder."""

@@ -1,0 +1,1 @@
+"""What equals a torch optimizer and its scheduler in optax."""

@@ -1,0 +1,108 @@
+"""What a run of training leaves behind, in either framework: NumPy arrays by the port's paths."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+Arrays = Mapping[str, np.ndarray]
+Batch = Mapping[str, np.ndarray]
+
+UPDATES = 3
+"""Updates from identical gradients: one alone would show neither momentum nor a schedule."""
+
+LOW = ("bfloat16", "float16")
+"""Parameters of these dtypes are rounded copies of float32 masters, which alone are updated."""
+
+MOMENT_FIELDS = {
+    "exp_avg": "mu",
+    "exp_avg_sq": "nu",
+    "grad_avg": "mu",
+    "momentum_buffer": "trace",
+    "square_avg": "nu",
+    "sum": "sum_of_squares",
+}
+"""Moment that a torch optimizer keeps -> field of optax's states that holds it."""
+
+
+def master_dtype(dtype: str) -> str:
+    """The dtype that an optimizer works in."""
+    return "float32" if dtype in LOW else dtype
+
+
+def checkpoints(steps: int) -> tuple[int, ...]:
+    """The numbers of updates after which parameters are compared: a few, the last among them."""
+    return tuple(sorted({-(-steps // 4), -(-steps // 2), steps}))
+
+
+def difference(now: Arrays, start: Arrays) -> dict[str, np.ndarray]:
+    """now - start in float64, where it is exact."""
+    return {k: now[k].astype(np.float64) - a.astype(np.float64) for k, a in start.items()}
+
+
+class Label(NamedTuple):
+    """What a tensor is reported under. moved: the path of the parameter whose movement it is."""
+
+    name: str
+    transform: str
+    kind: str = "output"
+    moved: str | None = None
+
+
+@dataclass(frozen=True)
+class FreeRun:
+    """A run of its own from the first batch on.
+
+    losses: one a batch. gradients: of the first batch. moved: how far each parameter is from its
+    start, by the number of updates. gradient_sizes: the RMS of every gradient, batch by batch;
+    torch's runs alone have it.
+    """
+
+    losses: np.ndarray
+    gradients: Arrays
+    moved: Mapping[int, Arrays]
+    gradient_sizes: Mapping[str, Sequence[float]] = field(default_factory=dict)
+
+    def tensors(self) -> dict[Label, np.ndarray]:
+        """Everything to compare: the losses up to each checkpoint, and the parameters there."""
+        tensors = {
+            Label(path, "first batch", "gradient of parameter"): gradient
+            for path, gradient in self.gradients.items()
+        }
+        start, batches_per_update = 0, len(self.losses) // max(self.moved)
+        for update, moved in self.moved.items():
+            end = update * batches_per_update
+            tensors[Label("loss", f"losses {start + 1}-{end}")] = self.losses[start:end]
+            start = end
+            for path, distance in moved.items():
+                tensors[Label(f"moved {path}", f"step {update}", moved=path)] = distance
+        return tensors
+
+
+@dataclass(frozen=True)
+class Replay:
+    """Updates from given gradients.
+
+    moved: as of a `FreeRun`. moments: of the optimizer's state after the last update, by torch's
+    name and path.
+    """
+
+    moved: Mapping[int, Arrays]
+    moments: Mapping[str, Arrays]
+
+    def tensors(self) -> dict[Label, np.ndarray]:
+        """Everything to compare: the parameters after the first and the last update, and
+        the moments that optax has a field for."""
+        last = max(self.moved)
+        moved = {
+            Label(f"update of {path}", f"update {update}", moved=path): distance
+            for update in sorted({1, last})
+            for path, distance in self.moved[update].items()
+        }
+        return moved | {
+            Label(f"{name} of {path}", f"update {last}"): moment
+            for name, by_path in self.moments.items()
+            if name in MOMENT_FIELDS
+            for path, moment in by_path.items()
+        }

@@ -17,7 +17,7 @@ from transformers import BertModel
 
 from jax_attn.models import SentenceEncoder, load_sentence_encoder, mean_pooled
 from jax_attn.models.sentence_encoder import Batch
-from jax_attn.parity.checking.check import Prepared
+from jax_attn.parity.checking.prepared import Prepared
 from jax_attn.parity.judge.compare import TensorReport
 from jax_attn.parity.run.inputs_and_runs import Inputs
 from jax_attn.parity.run.port import Port

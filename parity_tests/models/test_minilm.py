@@ -17,7 +17,8 @@ from helpers.minilm import FOLDER, STRANGE, Pair, ours, own_rows, rankings, sent
 from jax_attn import parity, transfer
 from jax_attn.models import load_sentence_encoder
 from jax_attn.models.sentence_encoder import load_encoder
-from jax_attn.parity.checking.check import compare_weights
+from jax_attn.parity.checking.verdict import judge_port
+from jax_attn.parity.checking.weights import compare_weights
 from jax_attn.parity.judge.compare import Verdict
 from jax_attn.parity.run.port import Port
 from jax_attn.transfer import TransferError
@@ -129,7 +130,7 @@ def test_a_planted_mistake_fails(pair, short, request):
         call = PLANTED[name]
         # What a call writes into a module stays there.
         port = Port(nnx.clone(pair.encoder.encoder), call, side.reference.inputs)
-        found[name] = side.judge(port, ("eager",), to_torch=None).verdict
+        found[name] = judge_port(side, port, ("eager",), to_torch=None).verdict
     assert [n for n, verdict in found.items() if verdict is not Verdict.FAIL] == ["nothing"]
 
 
@@ -143,7 +144,7 @@ def test_back_to_torch_bit_for_bit(pair):
     for name, tensor in exported.items():
         assert tensor.dtype == file[name].dtype, name
         assert tensor.tobytes() == file[name].tobytes(), name
-    assert compare_weights(pair.reference, pair.encoder.encoder, pair.layout) == ()
+    assert compare_weights(pair.reference, pair.encoder.encoder, pair.layout).differences == ()
 
 
 SMALL = BertConfig(

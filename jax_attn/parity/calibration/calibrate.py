@@ -21,17 +21,18 @@ from jax_attn.parity.calibration import block
 from jax_attn.parity.calibration.configurations import Configuration, Program
 from jax_attn.parity.calibration.draw import Drawn, draw
 from jax_attn.parity.calibration.report import Trial
-from jax_attn.parity.checking.check import Prepared, compare_weights
-from jax_attn.parity.checking.wrong_softmax import (
+from jax_attn.parity.checking.prepared import Prepared
+from jax_attn.parity.checking.softmax_bugs import (
     BACKWARD,
     FORWARD,
-    Planted,
-    is_seen,
+    BuggySoftmax,
     narrow,
     scaled,
     stopped,
     unmasked,
 )
+from jax_attn.parity.checking.verdict import judge_port
+from jax_attn.parity.checking.weights import compare_weights
 from jax_attn.parity.matrix import calls
 from jax_attn.parity.matrix.designs import PORTED_DESIGNS, Design
 from jax_attn.parity.matrix.pair import Pair
@@ -151,11 +152,13 @@ def judged(configurations: Sequence[Configuration]) -> list[Trial]:
             port = Port(pair.port, pair.design.port_call(program.call), inputs)
             step = step or step_of(program, port)
             prepared = prepare(program, pair, drawn, inputs)
-            result = prepared.judge(
+            weights = compare_weights(pair.reference, pair.port, pair.design.layout)
+            result = judge_port(
+                prepared,
                 _Compiled(port.module, port.call, port.inputs, step),
                 ("emulated" if program.unit else "jit",),
                 to_torch=pair.design.layout.to_torch,
-                failures=compare_weights(pair.reference, pair.port, pair.design.layout),
+                failures=weights.differences,
                 name=configuration.name,
             )
             trials.append(
@@ -210,8 +213,8 @@ def planted(prepared: Prepared) -> Iterator[tuple[str, bool]]:
 
     A wrong softmax is seen in the outputs alone, a gradient that is stopped in the gradients.
     """
-    for name, (wrong, where) in PLANTED.items():
-        mode = Planted(wrong, where)
-        run = prepared.reference.under(mode, {} if where is FORWARD else prepared.cotangents)
+    for name, (bug, operators) in PLANTED.items():
+        mode = BuggySoftmax(bug, operators)
+        run = prepared.reference.under(mode, {} if operators is FORWARD else prepared.cotangents)
         if mode.planted:
-            yield name, is_seen(prepared, run)
+            yield name, prepared.would_fail(run)

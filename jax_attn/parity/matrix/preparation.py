@@ -11,7 +11,8 @@ import torch
 
 from jax_attn.attention import ArgumentError
 from jax_attn.attention.dispatch import Kernel
-from jax_attn.parity.checking.check import Prepared, compare_weights
+from jax_attn.parity.checking.prepared import Prepared
+from jax_attn.parity.checking.weights import compare_weights
 from jax_attn.parity.judge.oracle import AttentionProblem, solve
 from jax_attn.parity.matrix.cases import Case
 from jax_attn.parity.matrix.designs import VOCABULARY, Design
@@ -147,4 +148,4 @@ class Preparation:
 
     @cached_property
     def weight_failures(self) -> tuple[str, ...]:
-        return compare_weights(self.pair.reference, self.pair.port, self.design.layout)
+        return compare_weights(self.pair.reference, self.pair.port, self.design.layout).differences

@@ -8,6 +8,7 @@ import jax
 
 from jax_attn.attention.dispatch import KERNELS, Kernel
 from jax_attn.attention.kernels.tile import Tiles
+from jax_attn.parity.checking.verdict import judge_port
 from jax_attn.parity.judge.not_run import NotRun
 from jax_attn.parity.judge.result import Result
 from jax_attn.parity.matrix.cases import Case
@@ -69,10 +70,16 @@ def refusal(case: Case, backend: str, why: str) -> NotRun:
 
 
 def judge_case(
-    preparation: Preparation, case: Case, doubts: Sequence[str], **identity: str
+    preparation: Preparation,
+    case: Case,
+    doubts: Sequence[str],
+    *,
+    backend: str | None = None,
+    level: str = "measured",
 ) -> Result:
     """The verdict on one of the cases of a preparation; with doubts it is never PASS."""
-    return preparation.prepared.judge(
+    return judge_port(
+        preparation.prepared,
         preparation.port,
         (case.transform,),
         to_torch=preparation.design.layout.to_torch,
@@ -88,5 +95,6 @@ def judge_case(
             "shape": case.shape,
             "transform": case.transform,
         },
-        **identity,
+        backend=backend,
+        level=level,
     )

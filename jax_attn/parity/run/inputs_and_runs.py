@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+Arrays = Mapping[str, np.ndarray]
+
 
 @dataclass(frozen=True)
 class Inputs:
@@ -51,11 +53,11 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Run:
-    """What one run of one side gave: arrays by name. Gradients are empty where not asked for."""
+    """Arrays by name from one run of one side; no gradients where there were no cotangents."""
 
-    outputs: dict[str, np.ndarray]
-    input_grads: dict[str, np.ndarray]
-    parameter_grads: dict[str, np.ndarray]
+    outputs: Arrays
+    input_grads: Arrays
+    parameter_grads: Arrays
 
     @cached_property
     def kinds(self) -> dict[str, dict[str, np.ndarray]]:
@@ -67,7 +69,7 @@ class Run:
         }
 
 
-def wide(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def wide(arrays: Arrays) -> dict[str, np.ndarray]:
     """Every array as float64, which holds all narrower values."""
     return {name: np.asarray(a).astype(np.float64) for name, a in arrays.items()}
 

@@ -1,9 +1,15 @@
-"""Settings of JAX that hold while a port runs and are put back afterwards."""
+"""JAX's x64 mode, without which float64 is narrowed silently."""
 
 import contextlib
 from collections.abc import Iterator
 
 import jax
+import numpy as np
+
+
+def x64_is_on() -> bool:
+    """Whether JAX keeps float64."""
+    return jax.dtypes.canonicalize_dtype(np.float64) == np.float64
 
 
 @contextlib.contextmanager

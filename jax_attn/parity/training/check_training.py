@@ -18,7 +18,7 @@ import optax
 import torch
 from flax import nnx
 
-from jax_attn.parity.checking.check import compare_weights
+from jax_attn.parity.checking.weights import compare_weights
 from jax_attn.parity.judge.result import Result
 from jax_attn.parity.training.arguments import validate
 from jax_attn.parity.training.canaries import BlindSpots, blind_spots
@@ -102,7 +102,7 @@ def check_training(
         PortLoop(port, with_loss(port_call, jax_loss), batches, dtype),
         tx,
         blind_spots(training),
-        failures=compare_weights(reference, port, layout),
+        failures=compare_weights(reference, port, layout).differences,
         notes=() if port_optimizer is None else (OWN_OPTIMIZER,),
     )
 

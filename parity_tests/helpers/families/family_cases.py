@@ -11,7 +11,8 @@ from flax import nnx
 
 from helpers.same_arrays import assert_same
 from jax_attn import parity, transfer
-from jax_attn.parity.checking.check import Prepared
+from jax_attn.parity.checking.prepared import Prepared
+from jax_attn.parity.checking.verdict import judge_port
 from jax_attn.parity.checkpoint import rebuild
 from jax_attn.parity.judge.compare import Verdict
 from jax_attn.parity.run.inputs_and_runs import Inputs
@@ -84,7 +85,7 @@ class Block:
     def judge(self, other: "Block") -> Verdict:
         """What the outputs of another block's port in this one's place are worth."""
         port = Port(other.port, other.call_port, self.prepared.reference.inputs)
-        return self.prepared.judge(port, ("eager",), to_torch=None).verdict
+        return judge_port(self.prepared, port, ("eager",), to_torch=None).verdict
 
     @cached_property
     def own(self) -> Verdict:

@@ -16,7 +16,8 @@ from jax_attn.attention.kernels import dense, pages
 from jax_attn.nn import attention as modules
 from jax_attn.nn import cache as caches
 from jax_attn.parity.bugs.trials import doubts
-from jax_attn.parity.checking.check import Prepared
+from jax_attn.parity.checking.prepared import Prepared
+from jax_attn.parity.checking.verdict import judge_port
 from jax_attn.parity.judge.compare import Verdict
 from jax_attn.parity.matrix.cases import Case
 from jax_attn.parity.matrix.designs import PORTED_DESIGNS
@@ -157,7 +158,9 @@ def verdict(design: str, mask: str, plant=lambda design: design) -> Verdict:
     prepared = right(design, mask).prepared
     wrong = Preparation(plant(PORTED_DESIGNS[design]), right(design, mask).case)
     to_torch, failures = wrong.design.layout.to_torch, wrong.weight_failures
-    return prepared.judge(wrong.port, ("eager",), to_torch=to_torch, failures=failures).verdict
+    return judge_port(
+        prepared, wrong.port, ("eager",), to_torch=to_torch, failures=failures
+    ).verdict
 
 
 @pytest.mark.parametrize("bug", BUGS)
@@ -262,7 +265,7 @@ CACHE_BUGS = {
 
 
 def outputs_verdict(row: Preparation, outputs: Prepared) -> Verdict:
-    return outputs.judge(row.port, ("jit",), to_torch=None).verdict
+    return judge_port(outputs, row.port, ("jit",), to_torch=None).verdict
 
 
 @cache

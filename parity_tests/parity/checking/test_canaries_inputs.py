@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from jax_attn.parity.checking import canaries
-from jax_attn.parity.checking.check import Prepared
+from jax_attn.parity.checking.prepared import Prepared
 from jax_attn.parity.run.inputs_and_runs import Inputs
 from jax_attn.parity.run.port import float_dtype
 from jax_attn.parity.run.reference import Reference
@@ -25,7 +25,7 @@ def tried(call, inputs, dtype: str = "float32") -> tuple[str, str]:
     """Doubts and notes, a line each."""
     given = Inputs.of(inputs, float_dtype(dtype))
     reference = Reference(torch.nn.Module(), lambda module, *a, **k: call(*a, **k), given)
-    doubts, notes = canaries.tried(Prepared(reference, dtype, gradients=False))
+    doubts, notes = canaries.try_canaries(Prepared(reference, dtype, gradients=False))
     return "\n".join(doubts), "\n".join(notes)
 
 

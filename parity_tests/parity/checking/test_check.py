@@ -242,6 +242,29 @@ def test_an_output_of_another_shape_fails_and_says_so(transform, x):
     assert "shape: expected (2, 7, 11), got (7, 2, 11)" in "\n".join(result.reasons)
 
 
+def test_what_a_check_needs_more_than_once_is_computed_once(monkeypatch, x):
+    passes = []
+
+    def reference_call(module, x):
+        passes.append((torch.is_inference_mode_enabled(), x.dtype))
+        return module(x)
+
+    ported = []
+    to_torch = Layout.to_torch
+
+    def counted(layout, arrays):
+        ported.append(arrays)
+        return to_torch(layout, arrays)
+
+    monkeypatch.setattr(Layout, "to_torch", counted)
+    options = {"layout": LAYOUT, "reference_call": reference_call, "transforms": ("jit",)}
+    assert check(*pair(), (x,), **options).verdict is Verdict.PASS
+    # A second pass in inference mode shows that the first repeats.
+    assert passes.count((True, torch.float32)) == 2
+    assert passes.count((False, torch.float32)) == 1
+    assert len(ported) == 2, "the weights, and the gradients of the one transform"
+
+
 def test_a_frozen_reference_is_compared_like_any_other(x):
     reference, port = pair()
     frozen = reference.requires_grad_(False)

@@ -13,7 +13,7 @@ from transformers.utils import logging
 
 from helpers.families.family_cases import scattered
 from helpers.torch_checkpoints import INCONCLUSIVE, PASS, USAGE, document, run
-from jax_attn.parity.checking.check import compare_weights
+from jax_attn.parity.checking.weights import compare_weights
 from jax_attn.parity.checkpoint import family_spellings
 from jax_attn.parity.checkpoint import layer as rebuilding
 from jax_attn.parity.checkpoint.layer import flax_side, read, torch_side, verify_layer
@@ -107,7 +107,8 @@ CASES = {
 def other_weights(layer, checkpoint):
     """Those that the two sides read otherwise."""
     arrays = read(layer, checkpoint)
-    return compare_weights(torch_side(layer, arrays), flax_side(layer, arrays), LAYOUTS["gqa"])
+    sides = torch_side(layer, arrays), flax_side(layer, arrays)
+    return compare_weights(*sides, LAYOUTS["gqa"]).differences
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -34,7 +34,7 @@ from helpers.families.family_mistakes import assert_seen, but, otherwise, swappe
 from helpers.same_arrays import assert_same
 from jax_attn import parity, transfer
 from jax_attn.attention import Mask
-from jax_attn.parity.checking.check import compare_weights
+from jax_attn.parity.checking.weights import compare_weights
 from jax_attn.parity.checkpoint import rebuild
 from jax_attn.transfer import HeadSizes, TransferError, heads, row
 from jax_attn.transfer.families.bert import BERT
@@ -130,8 +130,8 @@ def test_a_mistake_is_seen(mistake):
     """In the outputs, and in the weights where they are what is wrong."""
     mistaken, right = (OF_WEIGHTS | OF_TRAITS)[mistake], block("bert")
     assert_seen(mistaken, right)
-    found = compare_weights(right.reference, mistaken(right).port, right.layout)
-    assert bool(found) == (mistake in OF_WEIGHTS)
+    weights = compare_weights(right.reference, mistaken(right).port, right.layout)
+    assert bool(weights.differences) == (mistake in OF_WEIGHTS)
 
 
 # name -> (model, what is passed over in its state_dict)

@@ -26,7 +26,7 @@ from helpers.families.family_mistakes import (
     swapped,
 )
 from jax_attn.attention import alibi
-from jax_attn.parity.checking.check import Prepared
+from jax_attn.parity.checking.prepared import Prepared
 from jax_attn.parity.judge.compare import Verdict
 from jax_attn.parity.run.inputs_and_runs import Inputs, Run
 from jax_attn.parity.run.reference import Reference

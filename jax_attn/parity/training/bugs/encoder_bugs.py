@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_attn.parity.checking.check import Prepared
+from jax_attn.parity.checking.prepared import Prepared
+from jax_attn.parity.checking.verdict import judge_port
 from jax_attn.parity.judge.result import Result
 from jax_attn.parity.run.inputs_and_runs import Inputs
 from jax_attn.parity.run.port import Port
@@ -73,4 +74,4 @@ def judge_encoder(case: str, bug: EncoderBug | None = None) -> Result:
     encoder, prepared = _prepared(case)
     module = ported(encoder, **(bug.options if bug else {}))
     port = Port(module, bug.call if bug else None, prepared.reference.inputs)
-    return prepared.judge(port, ("jit",), to_torch=ENCODER.to_torch, name=f"encoder/{case}")
+    return judge_port(prepared, port, ("jit",), to_torch=ENCODER.to_torch, name=f"encoder/{case}")

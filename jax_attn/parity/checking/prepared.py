@@ -1,0 +1,133 @@
+"""The reference's side of a check: everything that does not depend on the port.
+
+It flows from top to bottom: the reference and its inputs, its runs in the checked dtype, the
+oracle's run in float64, the budgets from perturbed runs, and the comparison of a run with them.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from jax_attn.parity.judge.budget import Budget
+from jax_attn.parity.judge.compare import TensorReport, Verdict, judge
+from jax_attn.parity.run.inputs_and_runs import Arrays, Run, wide
+from jax_attn.parity.run.port import float_dtype
+from jax_attn.parity.run.reference import Reference
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A reference on its inputs, and what a port's run is compared with; each part is made once.
+
+    oracle: cotangents -> `Run` in float64; None: the reference itself in float64.
+    precision: the budget's, where it is not `dtype`'s own (a matrix unit that rounds).
+    declared_nan: output name -> where the reference gives NaN, as published, and the oracle
+        does not. There the oracle alone judges; so it does for every gradient, since one NaN
+        reaches them all.
+    """
+
+    reference: Reference
+    dtype: str
+    gradients: bool = True
+    seed: int = 0
+    oracle: Callable[[Arrays], Run] | None = None
+    precision: str | None = None
+    declared_nan: Arrays = field(default_factory=dict)
+
+    @cached_property
+    def inference(self) -> dict[str, np.ndarray]:
+        """The reference's outputs in inference mode, where torch may take a faster path."""
+        return self.reference.outputs(self.dtype)
+
+    @cached_property
+    def cotangents(self) -> dict[str, np.ndarray]:
+        """One for each output, standard normal, rounded to `dtype`."""
+        rng = np.random.default_rng([self.seed, 1])
+        dtype = float_dtype(self.dtype)
+        return {
+            name: rng.standard_normal(a.shape).astype(dtype) for name, a in self.inference.items()
+        }
+
+    @property
+    def differentiated(self) -> dict[str, np.ndarray]:
+        """The cotangents where gradients are compared, else none."""
+        return self.cotangents if self.gradients else {}
+
+    @cached_property
+    def own(self) -> Run:
+        """What the reference gives in `dtype`."""
+        return self.reference.run(self.dtype, self.differentiated)
+
+    @cached_property
+    def exact(self) -> Run:
+        """What the oracle gives."""
+        if self.oracle is None:
+            return self.reference.exact(self.differentiated)
+        run = self.oracle(wide(self.cotangents))
+        return run if self.gradients else Run(run.outputs, {}, {})
+
+    @cached_property
+    def budgets(self) -> dict[str, dict[str, Budget]]:
+        """kind -> name -> what the tensor may err by."""
+        return self.reference.spread(self.precision or self.dtype, self.differentiated)
+
+    def judge_one(self, kind: str, name: str, transform: str, got: np.ndarray) -> TensorReport:
+        """The verdict on one tensor of float64 numbers."""
+        want = self.exact.kinds[kind][name]
+        own = self.own.kinds[kind][name]
+        guide: np.ndarray | None = own
+        if self.declared_nan:
+            declared = self.declared_nan.get(name) if kind == "output" else None
+            guide = None if declared is None else np.where(declared, want, own)
+        budget = self.budgets[kind][name]
+        return judge(want, got, guide, budget, kind=kind, name=name, transform=transform)
+
+    def compare(self, run: Run, transform: str) -> Iterator[TensorReport]:
+        """One report for each tensor of `run`, in the reference's names.
+
+        Parameter gradients are left out where `run` has none: no table pairs them. Raises
+        ValueError where other tensors of the reference have no counterpart in `run`.
+        """
+        for kind, tensors in self.exact.kinds.items():
+            got = run.kinds[kind]
+            if kind == "gradient of parameter" and not got:
+                continue
+            if got.keys() != tensors.keys():
+                raise ValueError(
+                    f"{kind}: the reference has {sorted(tensors)}, the port {sorted(got)}"
+                )
+            yield from (self.judge_one(kind, name, transform, got[name]) for name in tensors)
+            if kind == "output" and any(got[name].shape != tensors[name].shape for name in tensors):
+                return  # a failure already, and no cotangent fits
+
+    def would_fail(self, run: Run) -> bool:
+        """Whether the comparison fails a tensor of `run`, a run with a bug, in the port's place."""
+        return any(
+            self.judge_one(kind, name, "planted", got).verdict is Verdict.FAIL
+            for kind, tensors in run.kinds.items()
+            for name, got in tensors.items()
+        )
+
+    @cached_property
+    def reference_failures(self) -> tuple[str, ...]:
+        """What is wrong with the reference itself: undeclared NaN, or its inference mode."""
+        failures = []
+        for name, declared in self.declared_nan.items():
+            is_nan = np.isnan(wide(self.own.outputs)[name])
+            if not np.array_equal(is_nan, declared):
+                failures.append(
+                    f"declared difference: reference {name} should be NaN at {int(declared.sum())} "
+                    f"elements, as published, and is at {int(is_nan.sum())}"
+                )
+        for name, got in wide(self.inference).items():
+            if name in self.declared_nan:
+                got = np.where(self.declared_nan[name], self.exact.kinds["output"][name], got)
+            report = self.judge_one("output", name, "inference", got)
+            if report.verdict is Verdict.FAIL:
+                failures += [
+                    f"the reference in inference mode: {name}: {reason}"
+                    for reason in report.reasons
+                ]
+        return tuple(failures)

@@ -1,0 +1,143 @@
+"""Bugs of a softmax, and a float64 run of torch with one planted where it weighs keys."""
+
+import itertools
+from collections.abc import Callable
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+from jax_attn.parity.run.torch_modes import SOFTMAXES, Float64
+
+SoftmaxBug = Callable[..., Tensor | None]
+"""(scores, axis) -> wrong probabilities; None where the bug has no place. Of the backward pass:
+(gradient of the probabilities, probabilities) -> wrong gradient of the scores."""
+
+FORWARD = (*SOFTMAXES, "_log_softmax")
+BACKWARD = ("_softmax_backward_data", "_log_softmax_backward_data")
+
+
+def scaled(by: float) -> SoftmaxBug:
+    return lambda scores, axis: torch.softmax(by * scores, axis)
+
+
+def rolled(scores: Tensor, axis: int) -> Tensor:
+    return torch.softmax(scores, axis).roll(1, dims=axis)
+
+
+def _is_last(scores: Tensor, axis: int) -> bool:
+    return axis in (-1, scores.ndim - 1)
+
+
+def _square(scores: Tensor, axis: int) -> bool:
+    """Whether the axis is as long as the one before it, and not 1."""
+    return scores.ndim > 1 and scores.shape[axis] == scores.shape[axis - 1] > 1
+
+
+def over_queries(scores: Tensor, axis: int) -> Tensor | None:
+    """A softmax over the other axis, where that is as long and no shape shows it."""
+    if not _is_last(scores, axis) or not _square(scores, -1):
+        return None
+    weights = torch.softmax(scores, -2)
+    return weights.masked_fill(weights.isnan(), 0.0)
+
+
+def mixed_axes(scores: Tensor, axis: int) -> Tensor | None:
+    """(B, T, N, S) taken for (B, N, T, S), where no shape shows it."""
+    if not _is_last(scores, axis) or scores.ndim < 4 or not _square(scores, -2):
+        return None
+    return torch.softmax(scores, axis).transpose(-3, -2)
+
+
+def unmasked(scores: Tensor, axis: int) -> Tensor | None:
+    """Hidden keys score as the others do on average; None where none is hidden."""
+    hidden = torch.softmax(scores, axis) == 0
+    if not hidden.any():
+        return None
+    seen = (~hidden).sum(axis, keepdim=True).clamp(min=1)
+    mean = scores.masked_fill(hidden, 0.0).sum(axis, keepdim=True) / seen
+    return torch.softmax(torch.where(hidden, mean, scores), axis)
+
+
+def narrow(scores: Tensor, axis: int) -> Tensor:
+    return torch.softmax(scores, axis).bfloat16().double()
+
+
+def nowhere(scores: Tensor, axis: int) -> Tensor:
+    """NaN, which reaches whatever is computed from the probabilities, even times zero."""
+    return torch.full_like(scores, torch.nan)
+
+
+def stopped(d_weights: Tensor, weights: Tensor) -> Tensor:
+    """Backward: no gradient goes on to the scores."""
+    return torch.zeros_like(weights)
+
+
+class BuggySoftmax(Float64):
+    """Float64 with a bug planted in every softmax, or in those of one place.
+
+    A place is the n-th softmax of a module's call, in all calls: a module has its bug however
+    often it is called. Outside of any module each softmax is a place.
+
+    met: how many softmaxes there are. planted: in how many the bug has a place.
+    moved: by place, how much the bug moves the probabilities, all elements together.
+    """
+
+    def __init__(
+        self, bug: SoftmaxBug, operators: tuple[str, ...] = FORWARD, place: int | None = None
+    ):
+        """operators: the softmaxes that are looked at. place: the only one with the bug."""
+        super().__init__()
+        self.bug, self.operators, self.place = bug, operators, place
+        self.met, self.planted = 0, 0
+        self.moved: list[float] = []
+        self._calls: list[tuple[Any, itertools.count]] = []  # of modules: the innermost is last
+        self._places: dict[Any, int] = {}
+
+    def __enter__(self) -> Self:
+        self._hooks = (
+            register_module_forward_pre_hook(self._entered),
+            register_module_forward_hook(self._left, always_call=True),
+        )
+        return super().__enter__()
+
+    def __exit__(self, *raised: Any) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        super().__exit__(*raised)
+
+    def _entered(self, module: torch.nn.Module, _: Any) -> None:
+        self._calls.append((module, itertools.count()))
+
+    def _left(self, *_: Any) -> None:
+        self._calls.pop()
+
+    def compute(self, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
+        right = super().compute(func, args, kwargs)
+        name = func.overloadpacket.__name__
+        if name not in self.operators:
+            return right
+        self.met += 1
+        place = self._place_met()
+        wrong = self.bug(*args[:2]) if self.place in (None, place) else None
+        if wrong is None:
+            return right
+        wrong = wrong.log() if name == "_log_softmax" else wrong
+        if name in FORWARD:  # a row of -inf alone stays as it is: it would show any bug
+            wrong = torch.where(args[0].isneginf().all(args[1], keepdim=True), right, wrong)
+        self.planted += 1
+        self.moved[place] += float((wrong - right).nan_to_num().abs().sum())
+        return wrong
+
+    def _place_met(self) -> int:
+        """The place of the softmax that is met now."""
+        key: Any = self.met
+        if self._calls:
+            module, softmaxes = self._calls[-1]
+            key = module, next(softmaxes)
+        place = self._places.setdefault(key, len(self._places))
+        if place == len(self.moved):
+            self.moved.append(0.0)
+        return place

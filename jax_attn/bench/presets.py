@@ -1,6 +1,6 @@
 """The workloads that have a name, alone or together as presets."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from jax_attn.bench.workload import Workload
@@ -94,13 +94,13 @@ PRESET_OF = {
 }
 
 
-def offered() -> dict[str, tuple[Workload, ...]]:
-    """What can be asked for: presets, and each of their workloads by its own name."""
+def selectable() -> dict[str, tuple[Workload, ...]]:
+    """Every preset, and each of their workloads, by name."""
     return {w.name: (w,) for preset in PRESETS.values() for w in preset} | dict(PRESETS)
 
 
-def chosen(names: tuple[str, ...], dtype: str = "float32") -> tuple[Workload, ...]:
+def select(names: Iterable[str], dtype: str = "float32") -> tuple[Workload, ...]:
     """The workloads of these presets, or of these names, in `dtype`, each once, in order."""
-    known = offered()
-    found = dict.fromkeys(w for name in names for w in known[name])
-    return tuple(replace(w, dtype=dtype) for w in found)
+    known = selectable()
+    workloads = dict.fromkeys(workload for name in names for workload in known[name])
+    return tuple(replace(workload, dtype=dtype) for workload in workloads)

@@ -7,22 +7,23 @@ from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from jax_attn.bench.implementations import IMPLEMENTATIONS
+from jax_attn.bench.presets import PRESET_OF, PRESETS, select, selectable
+from jax_attn.bench.record import Record, Status
+from jax_attn.bench.workload import DTYPES
 from jax_attn.cli.bench_compare import command as compare
 from jax_attn.cli.devices import expect_gpu
 from jax_attn.cli.status import Exit, expect_installed
 from jax_attn.environment import settle_platforms
 
-DTYPES = ("float32", "bfloat16", "float16")
-# mode → the preset that is measured where no other is asked for.
-PRESET_OF = {
-    "forward": "quick",
-    "forward+backward": "quick",
-    "prefill": "prefill",
-    "decode": "decode",
-}
+if TYPE_CHECKING:
+    from jax_attn.bench.engine.plan import SessionPlan
+
+MODES = tuple(PRESET_OF)
 
 
 @click.group("bench", invoke_without_command=True)
@@ -31,42 +32,63 @@ PRESET_OF = {
     "--preset",
     "presets",
     multiple=True,
-    help="What is measured: a preset or a workload's name; may be repeated. Unless given: quick, "
-    "or what the mode is named after.",
+    help="Measure this preset or workload; may be repeated. The default is quick, or the preset "
+    "named after the mode.",
 )
-@click.option("--implementation", "names", multiple=True, help="Only this one; may be repeated.")
+@click.option(
+    "--implementation",
+    "names",
+    multiple=True,
+    help="Measure only this implementation; may be repeated.",
+)
 @click.option(
     "--mode",
     "modes",
     multiple=True,
-    type=click.Choice(list(PRESET_OF)),
-    help="Only this mode of those that a workload has; may be repeated. With a cache: prefill, "
-    "of many tokens, or decode, of one.",
+    type=click.Choice(MODES),
+    help="Measure only this mode; may be repeated. With a cache, prefill reads many tokens and "
+    "decode reads one.",
 )
-@click.option("--baseline", default="sdpa", show_default=True, help="What ratios are over.")
+@click.option(
+    "--baseline",
+    default="sdpa",
+    show_default=True,
+    help="Compare times with this implementation's.",
+)
 @click.option(
     "--rounds",
     type=click.IntRange(1),
-    help="Just so many rounds; 7 to 21 by their time unless given.",
+    help="Run exactly this many rounds. The default is 7 to 21, fewer for slow calls.",
 )
-@click.option("--threads", type=click.IntRange(1), help="Threads, and cores; all unless given.")
+@click.option(
+    "--threads",
+    type=click.IntRange(1),
+    help="Use this many threads, on as many cores. The default is all cores.",
+)
 @click.option("--dtype", type=click.Choice(DTYPES), default="float32", show_default=True)
 @click.option("--device", type=click.Choice(["cpu", "gpu"]), default="cpu", show_default=True)
-@click.option("--tpu", is_flag=True, help="Also what the TPU's compiler says of our programs.")
-@click.option("--json", "as_json", is_flag=True, help="The whole record as JSON on stdout.")
-@click.option("--markdown", "as_markdown", is_flag=True, help="Tables in Markdown on stdout.")
+@click.option(
+    "--tpu", is_flag=True, help="Also print the TPU compiler's figures for jax-attn's programs."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the whole record as JSON on stdout.")
+@click.option("--markdown", "as_markdown", is_flag=True, help="Print Markdown tables on stdout.")
 @click.option(
     "--plot",
     "plots",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Draw time, memory and roofline into this directory, SVG and PNG.",
+    help="Draw time, memory and roofline into this directory, as SVG and PNG.",
 )
 @click.option(
     "--output",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Keep the record, as JSON, in this file.",
+    help="Write the record to this file, as JSON.",
 )
-@click.option("--list", "listing", is_flag=True, help="Presets, and implementations here or not.")
+@click.option(
+    "--list",
+    "listing",
+    is_flag=True,
+    help="List the presets, and the implementations with what installs those that are missing.",
+)
 def command(
     context: click.Context,
     presets: tuple[str, ...],
@@ -86,12 +108,12 @@ def command(
 ) -> None:
     """Time attention in PyTorch and JAX side by side.
 
-    Each implementation is judged against float64 first; one that disagrees is excluded. The
-    rest run in processes of their own, in interleaved rounds, with the same threads. Ctrl-C
-    ends the run and keeps what was measured.
+    Each implementation is first judged against float64; one that disagrees is excluded. The
+    others run in processes of their own, in interleaved rounds, with the same number of threads.
+    Ctrl-C ends the run and keeps what was measured.
 
-    Exit status: 1 where an implementation is excluded or fails, 4 where no verdict could be
-    had, nothing was timed or the baseline has no time, 130 where the run was interrupted.
+    Exit status: 1 if an implementation is excluded or fails, 4 if one could not be judged, nothing
+    was timed or the baseline has no time, 130 if the run was interrupted.
     """
     if context.invoked_subcommand is not None:
         return
@@ -100,16 +122,13 @@ def command(
         return
     presets = presets or tuple(dict.fromkeys(PRESET_OF[mode] for mode in modes)) or ("quick",)
     problems = [
-        *(
-            ["--json, --markdown: expected one of them, got both"]
-            if as_json and as_markdown
-            else []
-        ),
-        *unknown(presets, names, baseline),
-        *without_mode(presets, modes),
-        *too_many(threads),
+        *unknown_names(presets, names, baseline),
+        *unserved_modes(presets, modes),
+        *excess_threads(threads),
         *unwritable({"--output": output and output.parent, "--plot": plots}),
     ]
+    if as_json and as_markdown:
+        problems.insert(0, "--json, --markdown: expected one of them, got both")
     if problems:
         raise click.UsageError("\n".join(problems))
     expect_installed("torch", "is the baseline", "torch")
@@ -119,10 +138,24 @@ def command(
     settle_platforms()
     if device == "gpu":
         expect_gpu()
-    given = asked(presets, modes, dtype)
-    record, ended_by = measured(*given, names, baseline, rounds, threads, device)
+
+    from jax_attn.bench.engine.plan import SessionPlan
+    from jax_attn.bench.engine.rounds import Limits
+    from jax_attn.bench.engine.worker import usable_cores
+
+    modes = tuple(mode for mode in MODES if mode in (modes or MODES))
+    plan = SessionPlan(
+        tuple(w for w in select(presets, dtype) if not set(modes).isdisjoint(w.modes)),
+        names or tuple(name for name, i in IMPLEMENTATIONS.items() if device in i.devices),
+        threads or usable_cores(),
+        modes,
+        baseline,
+        device,
+        Limits.of(rounds),
+    )
+    record, ended_by = run_session(plan)
     if tpu and ended_by is None:
-        record, ended_by = with_compiled(record, *given)
+        record, ended_by = add_compiled(record, plan)
     show(record, as_json, as_markdown, plots, output)
     if isinstance(ended_by, Exception):
         raise ended_by
@@ -133,10 +166,7 @@ command.add_command(compare)
 
 
 def catalogue() -> str:
-    """What can be asked for, a line each."""
-    from jax_attn.bench.implementations import IMPLEMENTATIONS
-    from jax_attn.bench.presets import PRESETS
-
+    """A line for each preset and each implementation."""
     lines = ["presets"]
     lines += [f"  {name:20} {', '.join(w.name for w in PRESETS[name])}" for name in PRESETS]
     lines += ["implementations"]
@@ -146,36 +176,32 @@ def catalogue() -> str:
     return "\n".join(lines)
 
 
-def unknown(presets, names, baseline) -> list[str]:
-    """A line for each option with names that are not known."""
-    from jax_attn.bench.implementations import IMPLEMENTATIONS
-    from jax_attn.bench.presets import PRESETS, offered
+# --- what is wrong with the options, a line each ---------------------------------------------
 
+
+def unknown_names(presets: tuple[str, ...], names: tuple[str, ...], baseline: str) -> Iterator[str]:
+    workloads = f"{', '.join(PRESETS)}, or a workload that --list names"
     implementations = ", ".join(IMPLEMENTATIONS)
-    given = {
-        "--preset": (presets, offered(), f"{', '.join(PRESETS)}, or a workload that --list names"),
-        "--implementation": (names, IMPLEMENTATIONS, implementations),
-        "--baseline": ((baseline,), IMPLEMENTATIONS, implementations),
-    }
-    return [
-        f"{option}: expected one of {said}, got {', '.join(strange)}"
-        for option, (asked, known, said) in given.items()
-        if (strange := [name for name in asked if name not in known])
-    ]
+    for option, values, known, expected in (
+        ("--preset", presets, selectable(), workloads),
+        ("--implementation", names, IMPLEMENTATIONS, implementations),
+        ("--baseline", (baseline,), IMPLEMENTATIONS, implementations),
+    ):
+        if unknown := [value for value in values if value not in known]:
+            yield f"{option}: expected one of {expected}, got {', '.join(unknown)}"
 
 
-def without_mode(presets, modes) -> Iterator[str]:
-    """A line where a mode is asked for that none of the workloads has."""
-    from jax_attn.bench.presets import chosen, offered
+def unserved_modes(presets: tuple[str, ...], modes: tuple[str, ...]) -> Iterator[str]:
+    """The modes that none of the known presets' workloads has."""
+    known = [preset for preset in presets if preset in selectable()]
+    served = {mode for workload in select(known) for mode in workload.modes}
+    unserved = ", ".join(mode for mode in modes if mode not in served)
+    if served and unserved:
+        expected = " or ".join(mode for mode in MODES if mode in served)
+        yield f"--mode: expected {expected}, which {', '.join(presets)} has, got {unserved}"
 
-    had = {mode for w in chosen([p for p in presets if p in offered()]) for mode in w.modes}
-    strange = ", ".join(mode for mode in modes if mode not in had)
-    if had and strange:
-        said = " or ".join(mode for mode in PRESET_OF if mode in had)
-        yield f"--mode: expected {said}, which {', '.join(presets)} has, got {strange}"
 
-
-def too_many(threads: int | None) -> Iterator[str]:
+def excess_threads(threads: int | None) -> Iterator[str]:
     from jax_attn.bench.engine.worker import usable_cores
 
     cores = usable_cores()
@@ -184,7 +210,7 @@ def too_many(threads: int | None) -> Iterator[str]:
 
 
 def unwritable(directories: dict[str, Path | None]) -> Iterator[str]:
-    """A line for each option whose directory could not be made or written to after the run."""
+    """The options whose directory could not be made, or written to, after the run."""
     for option, directory in directories.items():
         if directory is None:
             continue
@@ -195,68 +221,48 @@ def unwritable(directories: dict[str, Path | None]) -> Iterator[str]:
             yield f"{option}: expected a directory that can be written to, got {here}"
 
 
-def measured(given, modes, names, baseline, rounds, threads, device):
-    """(record of a run, what ended it early or None), with a progress bar on stderr."""
-    from jax_attn.bench.engine.rounds import Limits
-    from jax_attn.bench.engine.session import Session, SessionPlan
+# --- the run ---------------------------------------------------------------------------------
+
+
+def run_session(plan: "SessionPlan") -> tuple[Record, BaseException | None]:
+    """The record of a run, and what ended it early or None; draws a progress bar on stderr."""
+    from jax_attn.bench.engine.session import Session
     from jax_attn.bench.engine.worker import usable_cores
-    from jax_attn.bench.implementations import IMPLEMENTATIONS
     from jax_attn.cli.progress import counted
 
-    cores = usable_cores()
-    plan = SessionPlan(
-        given,
-        names or tuple(n for n, i in IMPLEMENTATIONS.items() if device in i.devices),
-        threads or cores,
-        modes,
-        baseline,
-        device,
-        Limits.of(rounds),
-    )
-    if (load := os.getloadavg()[0]) > 0.5 * cores:
+    cores, load = usable_cores(), os.getloadavg()[0]
+    if load > 0.5 * cores:
         click.echo(f"Warning: the machine is busy: load {load:.1f} on {cores} cores", err=True)
     with Session(plan) as session:
         with closing(session.run()) as steps:
-            ended_by = taken(counted(steps, session.steps))
+            ended_by = exhaust(counted(steps, session.steps))
         return session.record(interrupted=ended_by is not None), ended_by
 
 
-def with_compiled(record, given, modes):
-    """(the record with what the TPU's compiler says, what ended that early or None)."""
-    found = []
+def add_compiled(record: Record, plan: "SessionPlan") -> tuple[Record, BaseException | None]:
+    """The record with the TPU compiler's figures, and what ended that early or None."""
+    figures: list[dict[str, Any]] = []
 
     def steps() -> Iterator[None]:
         from jax_attn.bench.engine.tpu_compiler import compiled_for_tpu
 
-        yield from map(found.append, compiled_for_tpu(given, modes))
+        yield from map(figures.append, compiled_for_tpu(plan.workloads, plan.modes))
 
-    ended_by = taken(steps())
-    return replace(record, compiled=tuple(found), interrupted=ended_by is not None), ended_by
+    ended_by = exhaust(steps())
+    return replace(record, compiled=tuple(figures), interrupted=ended_by is not None), ended_by
 
 
-def taken(steps: Iterable) -> BaseException | None:
-    """Take every step; what ended them early, so that what they gave can be kept first."""
+def exhaust(steps: Iterable[object]) -> BaseException | None:
+    """Run every step. Returns what ended them early, so that their results are kept first."""
     try:
         for _ in steps:
             pass
     except (Exception, KeyboardInterrupt) as error:
         ignore_interrupts()
-        said = "" if isinstance(error, KeyboardInterrupt) else f" by {type(error).__name__}"
-        click.echo(f"interrupted{said}: what was measured until now follows", err=True)
+        cause = "" if isinstance(error, KeyboardInterrupt) else f" by {type(error).__name__}"
+        click.echo(f"interrupted{cause}: what was measured until now follows", err=True)
         return error
     return None
-
-
-def asked(presets, modes, dtype) -> tuple[tuple, tuple[str, ...]]:
-    """The workloads, and the modes in their order: all of them unless given.
-
-    What has none of the modes is left out.
-    """
-    from jax_attn.bench.presets import chosen
-
-    modes = tuple(mode for mode in PRESET_OF if mode in (modes or PRESET_OF))
-    given = tuple(w for w in chosen(presets, dtype) if not set(modes).isdisjoint(w.modes))
-    return given, modes
 
 
 def ignore_interrupts() -> None:
@@ -265,8 +271,13 @@ def ignore_interrupts() -> None:
     click.get_current_context().call_on_close(lambda: signal.signal(signal.SIGINT, before))
 
 
-def show(record, as_json: bool, as_markdown: bool, plots: Path | None, output: Path | None) -> None:
-    """Print the record, and write what was asked for."""
+# --- what it leaves behind -------------------------------------------------------------------
+
+
+def show(
+    record: Record, as_json: bool, as_markdown: bool, plots: Path | None, output: Path | None
+) -> None:
+    """Write the record and the plots where the options say, and print it."""
     from jax_attn.bench.results import table
     from jax_attn.parity.judge.text import console
     from jax_attn.report import results
@@ -289,15 +300,13 @@ def show(record, as_json: bool, as_markdown: bool, plots: Path | None, output: P
             click.echo("drawn: nothing, as no time forward or backward was measured", err=True)
 
 
-def status(record) -> Exit:
-    from jax_attn.bench.record import Status
-    from jax_attn.parity.judge.compare import Verdict
-
+def status(record: Record) -> Exit:
+    """INTERRUPTED, else FAIL for a wrong row, INCONCLUSIVE for doubt or no ratios, else PASS."""
     if record.interrupted:
         return Exit.INTERRUPTED
     if any(row.status in (Status.EXCLUDED, Status.FAILED) for row in record.rows):
         return Exit.FAIL
-    doubtful = any(row.verdict == Verdict.INCONCLUSIVE for row in record.rows)
+    doubtful = any(row.verdict == "INCONCLUSIVE" for row in record.rows)
     timed = [row for row in record.rows if row.seconds]
     compared = timed and all(row.ratio for row in timed)
     return Exit.PASS if compared and not doubtful else Exit.INCONCLUSIVE

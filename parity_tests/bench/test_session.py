@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 
 from helpers.bench.bench_stand_in import DEFAULTS, Fake
-from jax_attn.bench.engine import session as measure
+from jax_attn.bench.engine import plan as plan_module
+from jax_attn.bench.engine import session as session_module
 from jax_attn.bench.engine.agreement import Agreement
+from jax_attn.bench.engine.plan import SessionPlan
 from jax_attn.bench.engine.rounds import Limits
-from jax_attn.bench.engine.session import Session, SessionPlan
+from jax_attn.bench.engine.session import Session
 from jax_attn.bench.engine.worker import AbsentError, LostError, RefusedError, WorkerError
 from jax_attn.bench.implementations import IMPLEMENTATIONS, Implementation
 from jax_attn.bench.record import Record, Status
@@ -34,15 +36,15 @@ def agreed(verdict="PASS", *reasons):
 @pytest.fixture
 def session(monkeypatch):
     """A function: answers -> the rows of a run with fake workers, by (mode, name)."""
-    monkeypatch.setattr(measure, "IMPLEMENTATIONS", TABLE)
-    monkeypatch.setattr(measure, "_environment", lambda: {"packages": {}})
+    monkeypatch.setattr(session_module, "_environment", lambda: {"packages": {}})
     monkeypatch.setitem(DEFAULTS, "judge", agreed())
     times = iter(range(1, 10**6))
     monkeypatch.setitem(DEFAULTS, "turn", lambda *_: (1.0 + 1e-6 * next(times), 0.5))
 
     def run(answers=None, table=None, stop_at="", workload=LAYER, **options):
         monkeypatch.setattr(Fake, "answers", answers or {})
-        monkeypatch.setattr(measure, "IMPLEMENTATIONS", TABLE | (table or {}))
+        for module in (plan_module, session_module):
+            monkeypatch.setattr(module, "IMPLEMENTATIONS", TABLE | (table or {}))
         options = {"implementations": ("peer", "ours"), "limits": Limits(5, 5)} | options
         with Session(SessionPlan((workload,), threads=1, **options), Fake) as made:
             for step in made.run():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jax_attn.bench.arrays import sampled_cotangent, sampled_rows, seeded_arrays
-from jax_attn.bench.presets import PRESETS, chosen
+from jax_attn.bench.presets import PRESETS, select
 from jax_attn.bench.workload import Workload
 
 CORE = Workload("core", False, 1, 257, 263, 4, 2, 5, is_causal=True)
@@ -20,15 +20,15 @@ def test_every_preset_has_workloads_and_no_name_stands_for_two():
 
 
 def test_presets_that_share_a_workload_measure_it_once():
-    found = chosen(("seeds", "targets"), "bfloat16")
+    found = select(("seeds", "targets"), "bfloat16")
     assert len(found) == len(set(found)) == 12
     assert {w.dtype for w in found} == {"bfloat16"}
 
 
 def test_a_workload_can_be_asked_for_by_its_own_name_and_is_there_once():
-    (one,) = chosen(("longest/32768", "longest/32768"))
+    (one,) = select(("longest/32768", "longest/32768"))
     assert (one.name, one.T, one.is_causal) == ("longest/32768", 32768, False)
-    assert chosen(("long/2048", "long")) == PRESETS["long"]
+    assert select(("long/2048", "long")) == PRESETS["long"]
 
 
 @pytest.mark.parametrize("preset", ["long", "longest"])

@@ -3,66 +3,24 @@
 import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from jax_attn.bench import statistics
-from jax_attn.bench.arrays import SEED, sampled_rows
+from jax_attn.bench.arrays import sampled_rows
 from jax_attn.bench.engine import memory, roofline
-from jax_attn.bench.engine.rounds import Limits, interleaved
+from jax_attn.bench.engine.plan import SessionPlan
+from jax_attn.bench.engine.rounds import interleaved
 from jax_attn.bench.engine.worker import AbsentError, RefusedError, Worker, WorkerError
 from jax_attn.bench.implementations import IMPLEMENTATIONS, REFERENCE
 from jax_attn.bench.record import JUDGED_ROWS, MATRIX_PRODUCTS, Measurement, Record, Status
-from jax_attn.bench.workload import CACHED, MODES, Workload
+from jax_attn.bench.workload import Workload
 from jax_attn.environment import describe, version
 from jax_attn.parity.judge.compare import Verdict
 
 PEERS = ("equinox", "keras", "torchax", "psutil", "matplotlib")
 _JUDGE = "judge"
 _PLATFORMS = {"cpu": "cpu", "gpu": "cuda"}
-
-
-@dataclass(frozen=True)
-class SessionPlan:
-    """What is to be measured, and how."""
-
-    workloads: tuple[Workload, ...]
-    implementations: tuple[str, ...]
-    threads: int
-    modes: tuple[str, ...] = (*MODES, *CACHED)
-    baseline: str = REFERENCE
-    device: str = "cpu"
-    limits: Limits = field(default_factory=Limits)
-    seed: int = SEED
-
-    @property
-    def dtype(self) -> str:
-        """Of all its workloads."""
-        return self.workloads[0].dtype
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Who has rows: the baseline, and whose error is the measure, are always there."""
-        wanted = {*self.implementations, self.baseline, REFERENCE}
-        return tuple(name for name in IMPLEMENTATIONS if name in wanted)
-
-    @property
-    def judged(self) -> tuple[str, ...]:
-        """`names`, the reference first: its own error is the measure of the others'."""
-        return tuple(sorted(self.names, key=lambda name: name != REFERENCE))
-
-    @property
-    def started(self) -> tuple[str, ...]:
-        """Of `names`, who has a program for any of the workloads."""
-        return tuple(
-            name
-            for name in self.names
-            if not all(IMPLEMENTATIONS[name].lacks(workload) for workload in self.workloads)
-        )
-
-    def modes_of(self, workload: Workload) -> tuple[str, ...]:
-        """In which of the modes the workload is measured."""
-        return tuple(mode for mode in workload.modes if mode in self.modes)
 
 
 class Session:

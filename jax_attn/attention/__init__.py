@@ -1,9 +1,15 @@
 """Attention on arrays: pure functions, and what says who may attend to whom."""
 
-from jax_attn.attention.api import attention_weights, dot_product_attention, explain
+from jax_attn.attention.api import (
+    attend_with_cache,
+    attention_weights,
+    dot_product_attention,
+    explain,
+)
 from jax_attn.attention.checks import ArgumentError
 from jax_attn.attention.dispatch import Explanation
 from jax_attn.attention.dropout import Dropout
+from jax_attn.attention.kv_cache import KVCache
 from jax_attn.attention.mask import Mask
 from jax_attn.attention.position_bias import Alibi, alibi
 from jax_attn.attention.rotary import Rotary, rotate
@@ -13,9 +19,11 @@ __all__ = [
     "ArgumentError",
     "Dropout",
     "Explanation",
+    "KVCache",
     "Mask",
     "Rotary",
     "alibi",
+    "attend_with_cache",
     "attention_weights",
     "dot_product_attention",
     "explain",

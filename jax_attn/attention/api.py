@@ -4,28 +4,33 @@ Axes: B batch, T query length, S key/value length, N query heads, K key/value he
 G = N // K, H head_dim, Hv that of the values. Query head n reads key/value head n // G.
 """
 
-import jax
+from jax.lax import PrecisionLike
+from jaxtyping import Array, Bool, Float
 
 from jax_attn.attention import checks, dispatch
+from jax_attn.attention.annotations import AbstractArray, AnyArray
 from jax_attn.attention.call import checked_call
-from jax_attn.attention.dispatch import Explanation
-from jax_attn.attention.kernels import dense
+from jax_attn.attention.dispatch import Explanation, Implementation
+from jax_attn.attention.dropout import Dropout
+from jax_attn.attention.kernels import cached, dense
+from jax_attn.attention.kv_cache import KVCache
+from jax_attn.attention.mask import Mask
 
 
 def dot_product_attention(
-    query,
-    key,
-    value,
-    mask=None,
+    query: Float[AnyArray, "B T N H"],
+    key: Float[AnyArray, "B S K H"],
+    value: Float[AnyArray, "B S K Hv"],
+    mask: Mask | Bool[AnyArray, "#B #N #T #S"] | Bool[AnyArray, "#T #S"] | None = None,
     *,
-    is_causal=False,
-    bias=None,
-    scale=None,
-    softcap=None,
-    dropout=None,
-    precision=None,
-    implementation=None,
-) -> jax.Array:
+    is_causal: bool = False,
+    bias: Float[AnyArray, "*#BNTS"] | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    dropout: Dropout | None = None,
+    precision: PrecisionLike = None,
+    implementation: Implementation = None,
+) -> Float[Array, "B T N Hv"]:
     """softmax(scale · query · keyᵀ) · value, for each query head.
 
     The order is scale · QKᵀ → softcap → bias → mask → softmax → dropout → V. A query that may
@@ -60,34 +65,34 @@ def dot_product_attention(
     Vaswani et al., 2017; grouped queries: Ainslie et al., 2023; softcap: Gemma Team, 2024; the
     empty row: ONNX Attention, opset 24.
     """
-    call = _call(
+    call = checked_call(
         "dot_product_attention",
         query,
         key,
         value,
         mask,
-        implementation=implementation,
         is_causal=is_causal,
         bias=bias,
         scale=scale,
         softcap=softcap,
         dropout=dropout,
         precision=precision,
+        other_problems=dispatch.implementation_problems(implementation),
     )
     return dispatch.run(call, implementation)
 
 
 def attention_weights(
-    query,
-    key,
-    mask=None,
+    query: Float[AnyArray, "B T N H"],
+    key: Float[AnyArray, "B S K H"],
+    mask: Mask | Bool[AnyArray, "#B #N #T #S"] | Bool[AnyArray, "#T #S"] | None = None,
     *,
-    is_causal=False,
-    bias=None,
-    scale=None,
-    softcap=None,
-    precision=None,
-) -> jax.Array:
+    is_causal: bool = False,
+    bias: Float[AnyArray, "*#BNTS"] | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    precision: PrecisionLike = None,
+) -> Float[Array, "B N T S"]:
     """The softmax that dot_product_attention multiplies the values by, before dropout.
 
     Arguments and errors as there. A function of its own, so that looking at the weights never
@@ -96,7 +101,7 @@ def attention_weights(
     Returns:
       (B, N, T, S) in the query's dtype. A row that may attend to nothing is 0.
     """
-    call = _call(
+    call = checked_call(
         "attention_weights",
         query,
         key,
@@ -106,7 +111,6 @@ def attention_weights(
         bias=bias,
         scale=scale,
         softcap=softcap,
-        dropout=None,
         precision=precision,
         needs_value=False,
     )
@@ -114,18 +118,18 @@ def attention_weights(
 
 
 def explain(
-    query,
-    key,
-    value,
-    mask=None,
+    query: Float[AbstractArray, "B T N H"],
+    key: Float[AbstractArray, "B S K H"],
+    value: Float[AbstractArray, "B S K Hv"],
+    mask: Mask | Bool[AbstractArray, "#B #N #T #S"] | Bool[AbstractArray, "#T #S"] | None = None,
     *,
-    is_causal=False,
-    bias=None,
-    scale=None,
-    softcap=None,
-    dropout=None,
-    precision=None,
-    implementation=None,
+    is_causal: bool = False,
+    bias: Float[AbstractArray, "*#BNTS"] | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    dropout: Dropout | None = None,
+    precision: PrecisionLike = None,
+    implementation: Implementation = None,
 ) -> Explanation:
     """Which kernel dot_product_attention would run for these arguments, and why not the others.
 
@@ -133,26 +137,53 @@ def explain(
     would raise for its arguments; a kernel that is insisted on and cannot serve them is told by
     the explanation.
     """
-    call = _call(
+    call = checked_call(
         "explain",
         query,
         key,
         value,
         mask,
-        implementation=implementation,
         is_causal=is_causal,
         bias=bias,
         scale=scale,
         softcap=softcap,
         dropout=dropout,
         precision=precision,
+        other_problems=dispatch.implementation_problems(implementation),
     )
     return dispatch.explain(call, implementation)
 
 
-def _call(where, query, key, value, mask, *, implementation=None, needs_value=True, **options):
-    call, problems = checked_call(query, key, value, mask, **options)
-    if needs_value and value is None:
-        problems.append("value: expected an array (B, S, K, Hv), got None")
-    checks.raise_all(where, problems + dispatch.implementation_problems(implementation))
-    return call
+def attend_with_cache(
+    query: Float[AnyArray, "B T N H"],
+    key: Float[AnyArray, "B T K H"],
+    value: Float[AnyArray, "B T K Hv"],
+    cache: KVCache,
+    mask: Mask | None = None,
+    *,
+    scale: float | None = None,
+    softcap: float | None = None,
+    precision: PrecisionLike = None,
+) -> tuple[Float[Array, "B T N Hv"], KVCache]:
+    """Causal attention of the next tokens to all tokens so far, and the cache with them in it.
+
+    Args:
+      query, key, value: of the next tokens.
+      cache: what was read before.
+      mask: of the next tokens alone. Its lengths: how many of a row's T tokens are real; what
+        the others give means nothing, and they are not kept. Its band: how far back a token sees
+        (``Mask.window(left, 0)``). No other condition can be kept.
+      scale, softcap, precision: as in ``dot_product_attention``.
+
+    Returns:
+      (B, T, N, Hv) in the query's dtype, and the cache. Where a row would hold more than fits:
+      ArgumentError, or, as what is traced cannot raise, NaN in all of that row.
+
+    Raises:
+      ArgumentError: what is wrong with the arguments.
+    """
+    where = "attention with a cache"
+    options = {"scale": scale, "softcap": softcap, "precision": precision}
+    call = checked_call(where, query, key, value, mask, is_causal=True, **options)
+    checks.raise_all(where, cached.refusals(call, cache))
+    return cached.attention(call.on_device(), cache)

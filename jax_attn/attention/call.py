@@ -2,12 +2,15 @@
 
 import dataclasses
 import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jax_attn.attention import checks
+from jax_attn.attention.annotations import AbstractArray
 from jax_attn.attention.dropout import Dropout
 from jax_attn.attention.mask import Mask
 
@@ -21,19 +24,19 @@ from jax_attn.attention.mask import Mask
 class Call:
     """The arguments of attention, known to fit together. The arrays may be abstract.
 
-    query (B, T, N, H), key (B, S, K, H), value (B, S, K, Hv), or None where only the weights
-    are wanted; bias broadcasts to (B, N, T, S); the mask includes is_causal.
+    query (B, T, N, H), key (B, S, K, H), value (B, S, K, Hv); bias broadcasts to (B, N, T, S);
+    the mask includes is_causal. Where only the weights are wanted, the value is the key.
     """
 
     query: jax.Array
     key: jax.Array
-    value: jax.Array | None
+    value: jax.Array
     mask: Mask
     bias: jax.Array | None
     scale: float
     softcap: float | None
     dropout: Dropout | None
-    precision: object
+    precision: jax.lax.PrecisionLike
 
     B = property(lambda self: self.query.shape[0])
     T = property(lambda self: self.query.shape[1])
@@ -42,68 +45,89 @@ class Call:
     S = property(lambda self: self.key.shape[1])
     K = property(lambda self: self.key.shape[2])
     G = property(lambda self: self.N // self.K)
+    Hv = property(lambda self: self.value.shape[3])
 
     @property
-    def softmax_dtype(self):
+    def softmax_dtype(self) -> type[np.floating]:
         """float64 for float64 inputs, else float32: scores stay in it until they are weights."""
-        return jnp.float64 if self.query.dtype == jnp.float64 else jnp.float32
+        return np.float64 if self.query.dtype == jnp.float64 else np.float32
+
+    @property
+    def floats(self) -> dict[str, jax.Array | None]:
+        """The arrays that have a gradient, by name."""
+        return {name: getattr(self, name) for name in ("query", "key", "value", "bias")}
+
+    def with_floats(self, floats: Mapping[str, jax.Array | None]) -> "Call":
+        """The same call of these arrays."""
+        replaced: dict[str, Any] = dict(floats)
+        return dataclasses.replace(self, **replaced)
+
+    def cotangent(self, floats: Mapping[str, jax.Array | None]) -> "Call":
+        """These gradients as the cotangent of this call; its other arrays have none."""
+        nothing: dict[str, Any] = {"mask": None, "dropout": None}
+        return dataclasses.replace(self.with_floats(floats), **nothing)
 
     def on_device(self) -> "Call":
         """The same call with NumPy arrays made JAX arrays."""
-        arrays = {name: getattr(self, name) for name in ("query", "key", "value", "bias")}
-        made = {name: None if x is None else jnp.asarray(x) for name, x in arrays.items()}
-        return dataclasses.replace(self, **made)
+        return self.with_floats(
+            {name: None if x is None else jnp.asarray(x) for name, x in self.floats.items()}
+        )
 
 
 def checked_call(
-    query,
-    key,
-    value,
-    mask,
+    where: str,
+    query: AbstractArray,
+    key: AbstractArray,
+    value: AbstractArray | None,
+    mask: Mask | AbstractArray | None = None,
     *,
-    is_causal,
-    bias,
-    scale,
-    softcap,
-    dropout,
-    precision,
-) -> tuple[Call | None, list[str]]:
-    """The call, or None and everything that is wrong with it. value may be None."""
+    is_causal: bool = False,
+    bias: AbstractArray | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    dropout: Dropout | None = None,
+    precision: jax.lax.PrecisionLike = None,
+    needs_value: bool = True,
+    other_problems: Sequence[str] = (),
+) -> Call:
+    """The call, for the function named `where`.
+
+    needs_value: whether None as a value is a problem. other_problems: what the caller has to say
+    against its other arguments. Raises ArgumentError with everything that is wrong.
+    """
     problems = _array_problems(query, key, value)
     problems += checks.number_problems(scale, softcap)
     if not isinstance(is_causal, (bool, np.bool_)):
         problems.append(_causal_problem(is_causal))
     if mask is not None and not isinstance(mask, Mask):
-        found = checks.boolean_problems("mask", mask)
-        problems += found
-        mask = Mask() if found else Mask.array(mask)
+        mask_problems = checks.boolean_problems("mask", mask)
+        problems += mask_problems
+        mask = Mask() if mask_problems else Mask.array(mask)
     if bias is not None:
         problems += _bias_problems(bias)
     if not (dropout is None or isinstance(dropout, Dropout)):
-        problems.append(f"dropout: expected a Dropout, got {checks.describe(dropout)}")
-    if problems:
-        return None, problems
-
+        problems.append(f"dropout: expected a Dropout, got {checks.summary(dropout)}")
     mask = Mask() if mask is None else mask
-    (B, T, N, H), S = query.shape, key.shape[1]
-    problems += mask.problems(B, N, T, S)
-    over_scores = [("bias", bias), ("dropout.keep", None if dropout is None else dropout.keep)]
-    for name, x in over_scores:
-        if x is not None and not checks.broadcasts(x.shape, (B, N, T, S)):
-            problems.append(checks.broadcast_problem(name, x, (B, N, T, S), "(B, N, T, S)"))
-    if problems:
-        return None, problems
+    if not problems:
+        (B, T, N, _), S = query.shape, key.shape[1]
+        problems += mask.problems(B, N, T, S)
+        over_scores = {"bias": bias, "dropout.keep": None if dropout is None else dropout.keep}
+        for name, x in over_scores.items():
+            if x is not None:
+                problems += checks.broadcast_problems(name, x, (B, N, T, S), "(B, N, T, S)")
+    if value is None and needs_value:
+        problems.append("value: expected an array (B, S, K, Hv), got None")
+    checks.raise_all(where, [*problems, *other_problems])
+    arrays: dict[str, Any] = {"query": query, "key": key, "bias": bias}
     return Call(
-        query=query,
-        key=key,
-        value=value,
+        value=key if value is None else value,
         mask=mask & Mask.causal() if is_causal else mask,
-        bias=bias,
-        scale=H**-0.5 if scale is None else float(scale),
+        scale=query.shape[3] ** -0.5 if scale is None else float(scale),
         softcap=None if softcap is None else float(softcap),
         dropout=dropout,
         precision=precision,
-    ), []
+        **arrays,
+    )
 
 
 def _array_problems(query, key, value) -> list[str]:
@@ -117,13 +141,13 @@ def _array_problems(query, key, value) -> list[str]:
     if problems:
         return problems
 
-    shapes = ", ".join(f"{name} {checks.describe(x)}" for name, x in arrays.items())
+    shapes = ", ".join(f"{name} {checks.summary(x)}" for name, x in arrays.items())
     if len({str(x.dtype) for x in arrays.values()}) > 1:
         problems.append(f"{', '.join(arrays)}: expected one dtype, got {shapes}")
     for name, x in arrays.items():
         for axis, size in zip(axes[name], x.shape, strict=True):
             if size == 0 and axis != "B":
-                problems.append(f"{name}: expected {axis} ≥ 1, got {checks.describe(x)}")
+                problems.append(f"{name}: expected {axis} ≥ 1, got {checks.summary(x)}")
     if len({x.shape[0] for x in arrays.values()}) > 1:
         problems.append(f"{', '.join(arrays)}: expected the same batch B, got {shapes}")
     if query.shape[3] != key.shape[3]:
@@ -143,10 +167,10 @@ def _causal_problem(is_causal) -> str:
             "is_causal: expected a static Python bool, got a traced value: name it in jit's "
             "static_argnames, or close over it"
         )
-    return f"is_causal: expected a static Python bool, got {checks.describe(is_causal)}"
+    return f"is_causal: expected a static Python bool, got {checks.summary(is_causal)}"
 
 
 def _bias_problems(bias) -> list[str]:
     if checks.is_array(bias) and str(bias.dtype) == "bool":
-        return [f"bias: expected floats to add to the scores, got {checks.describe(bias)}: a mask"]
+        return [f"bias: expected floats to add to the scores, got {checks.summary(bias)}: a mask"]
     return checks.float_problems("bias", bias)

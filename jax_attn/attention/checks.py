@@ -1,5 +1,8 @@
 """Arguments checked at the door: every problem is collected, then raised once."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -28,106 +31,115 @@ def raise_all(where: str, problems: list[str]) -> None:
         raise ArgumentError(f"{where}: {len(problems)} problems:{lines}")
 
 
-def is_array(x) -> bool:
+def is_array(x: object) -> bool:
     """Whether x has a shape and a dtype: NumPy, JAX, traced or abstract."""
     return hasattr(x, "shape") and hasattr(x, "dtype")
 
 
-def is_int(x) -> bool:
+def is_int(x: object) -> bool:
     """Whether x is a plain integer; True and False are none."""
     return isinstance(x, (int, np.integer)) and not isinstance(x, bool)
 
 
-def count_problems(**counts) -> list[str]:
+def is_count(x: Any) -> bool:
+    """Whether x is a plain integer from 1 up."""
+    return is_int(x) and x > 0
+
+
+def count_problems(**counts: object) -> list[str]:
     """Which of the named counts are not plain integers from 1 up."""
     return [
-        f"{name}: expected an int ≥ 1, got {describe(n)}"
+        f"{name}: expected an int ≥ 1, got {summary(n)}"
         for name, n in counts.items()
-        if not (is_int(n) and n > 0)
+        if not is_count(n)
     ]
 
 
-def is_real(x) -> bool:
+def is_real(x: Any) -> bool:
     """Whether x is a finite plain number."""
     return (is_int(x) or isinstance(x, (float, np.floating))) and bool(np.isfinite(x))
 
 
-def describe(x) -> str:
+def is_rate(x: Any) -> bool:
+    """Whether x is a plain number in [0, 1]."""
+    return is_real(x) and 0 <= x <= 1
+
+
+def summary(x: Any) -> str:
     """'float32[2, 5]' for an array; its type and value for anything else."""
     if is_array(x):
         return f"{x.dtype}{list(x.shape)}"
     return f"{type(x).__name__} {x!r}"
 
 
-def dtype_problem(name: str, dtype) -> str | None:
+def dtype_problems(name: str, dtype: object) -> list[str]:
     """What is wrong with dtype as the dtype of floating-point arithmetic."""
     try:
-        dtype = jnp.dtype(dtype).name
+        spelling = jnp.dtype(dtype).name
     except TypeError:
-        dtype = repr(dtype)
-    if dtype not in DTYPES:
-        return f"{name}: expected {', '.join(DTYPES)}, got dtype {dtype}"
-    if dtype == "float64" and not jax.config.jax_enable_x64:
-        return f"{name}: {HOW_TO_ENABLE_X64}"
-    return None
+        spelling = repr(dtype)
+    if spelling not in DTYPES:
+        return [f"{name}: expected {', '.join(DTYPES)}, got dtype {spelling}"]
+    if spelling == "float64" and not jax.config.read("jax_enable_x64"):
+        return [f"{name}: {HOW_TO_ENABLE_X64}"]
+    return []
 
 
-def float_problems(name: str, x, rank: int | None = None, axes: str = "") -> list[str]:
+def float_problems(name: str, x: Any, rank: int | None = None, axes: str = "") -> list[str]:
     """What is wrong with x as a floating-point array, of this rank if one is given."""
     if not is_array(x):
         return [f"{name}: expected a NumPy or JAX array, got {type(x).__name__}"]
-    problem = dtype_problem(name, x.dtype)
-    problems = [] if problem is None else [problem]
+    problems = dtype_problems(name, x.dtype)
     if rank is not None and len(x.shape) != rank:
-        problems.append(f"{name}: expected rank {rank} {axes}, got {describe(x)}")
+        problems.append(f"{name}: expected rank {rank} {axes}, got {summary(x)}")
     return problems
 
 
-def broadcasts(shape, target) -> bool:
+def broadcasts(shape: Sequence[int], target: Sequence[int]) -> bool:
     """Whether shape broadcasts to target and leaves target as it is."""
     pairs = zip(reversed(shape), reversed(target), strict=False)
     return len(shape) <= len(target) and all(size in (1, want) for size, want in pairs)
 
 
-def boolean_problems(name: str, x) -> list[str]:
+def boolean_problems(name: str, x: Any) -> list[str]:
     """What is wrong with x as a boolean array over (B, N, T, S)."""
     if not is_array(x):
         return [f"{name}: expected a boolean array, got {type(x).__name__}"]
     problems = []
     if str(x.dtype) != "bool":
         problems.append(
-            f"{name}: expected boolean, True = attend, got {describe(x)}; an additive mask is "
+            f"{name}: expected boolean, True = attend, got {summary(x)}; an additive mask is "
             "bias=, one of 0 and 1 is Mask.from_zero_one(...)"
         )
     if len(x.shape) == 3:
         a, b, c = x.shape
         problems.append(
-            f"{name}: expected rank 2 (T, S) or 4 (B, N, T, S), got {describe(x)}, which reads "
+            f"{name}: expected rank 2 (T, S) or 4 (B, N, T, S), got {summary(x)}, which reads "
             f"both as (B, T, S) and as (N, T, S): make it [:, None], ({a}, 1, {b}, {c}), or "
             f"[None], (1, {a}, {b}, {c})"
         )
     elif len(x.shape) not in (2, 4):
-        problems.append(f"{name}: expected rank 2 (T, S) or 4 (B, N, T, S), got {describe(x)}")
+        problems.append(f"{name}: expected rank 2 (T, S) or 4 (B, N, T, S), got {summary(x)}")
     return problems
 
 
-def broadcast_problem(name: str, x, target, axes: str) -> str | None:
+def broadcast_problems(name: str, x: Any, target: tuple[int, ...], axes: str) -> list[str]:
     """What keeps x from broadcasting to the shape target, whose axes are called axes."""
     if broadcasts(x.shape, target):
-        return None
-    return f"{name}: expected a shape that broadcasts to {axes} = {target}, got {describe(x)}"
+        return []
+    return [f"{name}: expected a shape that broadcasts to {axes} = {target}, got {summary(x)}"]
 
 
-def number_problems(scale, softcap) -> list[str]:
+def number_problems(scale: object, softcap: Any) -> list[str]:
     """What is wrong with the plain numbers that shape the scores."""
     problems = []
     if not (scale is None or is_real(scale)):
         problems.append(
-            f"scale: expected a finite plain number or None, got {describe(scale)}; a "
+            f"scale: expected a finite plain number or None, got {summary(scale)}; a "
             "learned scale multiplies the query"
         )
     if not (softcap is None or (is_real(softcap) and softcap > 0)):
         problems.append(
-            f"softcap: expected a finite plain number > 0 or None, got {describe(softcap)}"
+            f"softcap: expected a finite plain number > 0 or None, got {summary(softcap)}"
         )
     return problems

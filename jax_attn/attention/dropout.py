@@ -31,10 +31,10 @@ class Dropout:
         if (key is None) == (keep is None):
             problems.append(f"expected key or keep, got {'neither' if key is None else 'both'}")
         if key is not None and not _is_key(key):
-            problems.append(f"key: expected one jax.random.key(...), got {checks.describe(key)}")
+            problems.append(f"key: expected one jax.random.key(...), got {checks.summary(key)}")
         if keep is not None and not (checks.is_array(keep) and str(keep.dtype) == "bool"):
             problems.append(
-                f"keep: expected a boolean array, True = kept, got {checks.describe(keep)}"
+                f"keep: expected a boolean array, True = kept, got {checks.summary(keep)}"
             )
         checks.raise_all("Dropout", problems)
         self.rate, self.key, self.keep = float(rate), key, keep

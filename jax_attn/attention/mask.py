@@ -109,7 +109,7 @@ class Mask:
             ):
                 problems.append(
                     f"attn_mask: expected (T, S) or (B·{num_heads}, T, S), "
-                    f"got {checks.describe(attn_mask)}"
+                    f"got {checks.summary(attn_mask)}"
                 )
         if key_padding_mask is not None:
             problems += _torch_problems(
@@ -117,7 +117,7 @@ class Mask:
             )
             if key_padding_mask.ndim != 2:
                 problems.append(
-                    f"key_padding_mask: expected (B, S), got {checks.describe(key_padding_mask)}"
+                    f"key_padding_mask: expected (B, S), got {checks.summary(key_padding_mask)}"
                 )
         checks.raise_all("Mask.from_torch_mha", problems)
         mask = Mask()
@@ -141,7 +141,7 @@ class Mask:
         problems = []
         if not checks.is_array(mask) or mask.ndim not in (2, 3, 4):
             problems.append(
-                f"mask: expected (T, S), (B, T, S) or (B, N, T, S), got {checks.describe(mask)}"
+                f"mask: expected (T, S), (B, T, S) or (B, N, T, S), got {checks.summary(mask)}"
             )
         elif not isinstance(mask, jax.core.Tracer):
             values = np.asarray(mask)
@@ -208,12 +208,13 @@ class Mask:
             ("kv_segments", self.kv_segments, "(B, S)", (B, S)),
             ("array", self.allowed, "(B, N, T, S)", (B, N, T, S)),
         )
-        found = [
-            checks.broadcast_problem(f"mask ({name})", x, shape, axes)
+        problems = [
+            problem
             for name, x, axes, shape in wanted
             if checks.is_array(x)
+            for problem in checks.broadcast_problems(f"mask ({name})", x, shape, axes)
         ]
-        return list(dict.fromkeys(problem for problem in found if problem))
+        return list(dict.fromkeys(problems))
 
     def tree_flatten_with_keys(self):
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
@@ -234,7 +235,7 @@ class Mask:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if value is not None:
-                text = checks.describe(value) if checks.is_array(value) else repr(value)
+                text = checks.summary(value) if checks.is_array(value) else repr(value)
                 parts.append(f"{field.name}={text}")
         return f"Mask({', '.join(parts)})"
 
@@ -245,9 +246,9 @@ def _integer_problems(name: str, x, ranks: tuple[int, ...], axes: str) -> list[s
     if checks.is_int(x) and 0 in ranks:
         return []
     if not checks.is_array(x) or not jnp.issubdtype(x.dtype, jnp.integer):
-        return [f"{name}: expected integers, {axes}, got {checks.describe(x)}"]
+        return [f"{name}: expected integers, {axes}, got {checks.summary(x)}"]
     if len(x.shape) not in ranks:
-        return [f"{name}: expected {axes}, got {checks.describe(x)}"]
+        return [f"{name}: expected {axes}, got {checks.summary(x)}"]
     return []
 
 
@@ -281,7 +282,7 @@ def _meet(name: str, static_op, array_op, a, b):
         np.broadcast_shapes(a.shape, b.shape)
     except ValueError:
         raise ValueError(
-            f"Mask & Mask: {name} {checks.describe(a)} and {checks.describe(b)} do not broadcast"
+            f"Mask & Mask: {name} {checks.summary(a)} and {checks.summary(b)} do not broadcast"
         ) from None
     if any(isinstance(x, jax.ShapeDtypeStruct) for x in (a, b)):
         return jax.eval_shape(array_op, a, b)
@@ -301,9 +302,9 @@ def _from_torch(x):
 def _torch_problems(name: str, x, as_bias: str) -> list[str]:
     if jnp.issubdtype(x.dtype, jnp.floating):
         return [
-            f"{name}: expected boolean, True = ignore, got {checks.describe(x)}, which torch "
+            f"{name}: expected boolean, True = ignore, got {checks.summary(x)}, which torch "
             f"adds to the scores: pass it as bias={as_bias}"
         ]
     if x.dtype != bool:
-        return [f"{name}: expected boolean, True = ignore, got {checks.describe(x)}"]
+        return [f"{name}: expected boolean, True = ignore, got {checks.summary(x)}"]
     return []

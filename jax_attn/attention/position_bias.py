@@ -28,7 +28,7 @@ class Alibi:
     def __post_init__(self):
         problems = checks.count_problems(num_heads=self.num_heads)
         if not (checks.is_real(self.factor) and self.factor > 0):
-            got = checks.describe(self.factor)
+            got = checks.summary(self.factor)
             problems.append(f"factor: expected a finite number > 0, got {got}")
         checks.raise_all("Alibi", problems)
 
@@ -73,7 +73,7 @@ def bucket_problems(buckets, max_distance, bidirectional) -> list[str]:
     """What is wrong with these as numbers of `relative_buckets`."""
     problems = checks.count_problems(buckets=buckets, max_distance=max_distance)
     if not isinstance(bidirectional, bool):
-        got = checks.describe(bidirectional)
+        got = checks.summary(bidirectional)
         problems.append(f"bidirectional: expected True or False, got {got}")
     if problems:
         return problems

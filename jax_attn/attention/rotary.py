@@ -37,13 +37,13 @@ def rotate(x, positions, rotary, *, length=None) -> jax.Array:
     """
     problems = checks.float_problems("x", x, 4, "(B, T, N, H)")
     if not isinstance(rotary, Rotary):
-        problems.append(f"rotary: expected a Rotary, got {checks.describe(rotary)}")
+        problems.append(f"rotary: expected a Rotary, got {checks.summary(rotary)}")
     elif not problems:
         problems += rotary.problems(x.shape[3])
     if not problems:
         problems += position_problems("positions", positions, *x.shape[:2])
     if not (length is None or _is_length(length)):
-        got = checks.describe(length)
+        got = checks.summary(length)
         problems.append(f"length: expected an int ≥ 1, or an integer array (), got {got}")
     checks.raise_all("rotate", problems)
 
@@ -70,10 +70,10 @@ def position_problems(name: str, positions, B, T) -> list[str]:
     if positions is None:
         return []
     if not checks.is_array(positions) or not jnp.issubdtype(positions.dtype, jnp.integer):
-        got = checks.describe(positions)
+        got = checks.summary(positions)
         return [f"{name}: expected an array of integers, got {got}"]
     if positions.shape not in ((T,), (B, T)):
-        got = checks.describe(positions)
+        got = checks.summary(positions)
         return [f"{name}: expected ({T},) or ({B}, {T}), one for each step, got {got}"]
     return []
 
@@ -100,7 +100,7 @@ class Rotary:
         problems = _field_problems(self)
         if not isinstance(self.scaling, (type(None), Linear, DynamicNTK, Llama3, Yarn)):
             wanted = "Linear, DynamicNTK, Llama3, Yarn or None"
-            problems.append(f"scaling: expected {wanted}, got {checks.describe(self.scaling)}")
+            problems.append(f"scaling: expected {wanted}, got {checks.summary(self.scaling)}")
         checks.raise_all("Rotary", problems)
 
     def problems(self, head_dim: int) -> list[str]:
@@ -291,7 +291,7 @@ def _is_length(x) -> bool:
 def _field_problems(made) -> list[str]:
     given = {field.name: getattr(made, field.name) for field in dataclasses.fields(made)}
     return [
-        f"{name}: expected {_FIELDS[name][0]}, got {checks.describe(x)}"
+        f"{name}: expected {_FIELDS[name][0]}, got {checks.summary(x)}"
         for name, x in given.items()
         if name in _FIELDS and not _FIELDS[name][1](x)
     ]

@@ -4,8 +4,13 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jax_attn.attention import attention_weights, checks, dot_product_attention
-from jax_attn.nn.cache import KVCache, attend
+from jax_attn.attention import (
+    KVCache,
+    attend_with_cache,
+    attention_weights,
+    checks,
+    dot_product_attention,
+)
 from jax_attn.nn.dropouts import dropouts
 from jax_attn.nn.inputs import sequences
 from jax_attn.nn.positions import placement_problems, turned
@@ -168,7 +173,7 @@ class GroupedQueryAttention(nnx.Module):
           cache: a KVCache of what came before the query's tokens, which attend to all of it and,
             causally, to themselves, by a kernel of the cache's own: no other can be insisted on.
             Their positions follow from it; the mask may hold their lengths and a window (see
-            ``jax_attn.nn.cache.attend``).
+            ``jax_attn.attention.attend_with_cache``).
 
         Returns:
           (B, T, D) in ``dtype``, or in what inputs and parameters promote to; with a cache, that
@@ -255,7 +260,7 @@ class GroupedQueryAttention(nnx.Module):
         """The output for the tokens that follow those in the cache, and the cache with them."""
         positions = None if self.rotary is None else cache.positions(query.shape[1])
         q_BTNH, k_BTKH = self._heads(query, query, positions, None, alone=True)
-        attended_BTNH, cache = attend(
+        attended_BTNH, cache = attend_with_cache(
             *_same_dtype(q_BTNH, k_BTKH, self.v_proj(query)),
             cache,
             mask,

@@ -17,7 +17,7 @@ def dropouts(
     rngs = module.rngs if rngs is None else rngs
     stream, where = _stream(rngs), type(module).__name__
     if not isinstance(deterministic, bool):
-        got = checks.describe(deterministic)
+        got = checks.summary(deterministic)
         checks.raise_all(where, [f"deterministic: expected a static Python bool, got {got}"])
     problems, made = [], []
     for rate_name, keep_name, kept in (
@@ -43,8 +43,7 @@ def dropouts(
             made.append(None)
     dropout, out_dropout = made
     if out_keep is not None and out_dropout is not None:
-        problem = checks.broadcast_problem("out_keep", out_keep, shape_BTD, "(B, T, D)")
-        problems += [problem] if problem else []
+        problems += checks.broadcast_problems("out_keep", out_keep, shape_BTD, "(B, T, D)")
     checks.raise_all(where, problems)
     return dropout, out_dropout
 

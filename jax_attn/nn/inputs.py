@@ -24,9 +24,9 @@ def sequences(module, **inputs) -> list[jax.Array]:
             sizes["B"][name] = x.shape[0]
             sizes.setdefault(length, {})[name] = x.shape[1]
             if x.shape[1] == 0:
-                problems.append(f"{name}: expected {length} ≥ 1, got {checks.describe(x)}")
+                problems.append(f"{name}: expected {length} ≥ 1, got {checks.summary(x)}")
             if x.shape[2] != size:
-                got = f"got {checks.describe(x)}{note}"
+                got = f"got {checks.summary(x)}{note}"
                 problems.append(f"{name}: expected {features} = {size} features, {got}")
         given = name
     for axis in ("B", "S"):

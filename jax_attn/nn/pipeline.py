@@ -65,9 +65,9 @@ class SentenceAttention(nnx.Module):
         not have becomes NaN, since values are not known under jit.
         """
         if not checks.is_array(tokens) or not jnp.issubdtype(tokens.dtype, jnp.integer):
-            problem = f"tokens: expected integers (B, T), got {checks.describe(tokens)}"
+            problem = f"tokens: expected integers (B, T), got {checks.summary(tokens)}"
             checks.raise_all(type(self).__name__, [problem])
         if len(tokens.shape) != 2:
-            problem = f"tokens: expected rank 2 (B, T), got {checks.describe(tokens)}"
+            problem = f"tokens: expected rank 2 (B, T), got {checks.summary(tokens)}"
             checks.raise_all(type(self).__name__, [problem])
         return self.attention(self.embedding(jnp.asarray(tokens)), mask=mask, **options)

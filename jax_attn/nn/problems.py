@@ -2,9 +2,8 @@
 
 from flax import nnx
 
-from jax_attn.attention import checks, dispatch
+from jax_attn.attention import KVCache, checks, dispatch
 from jax_attn.attention.rotary import DynamicNTK, Rotary
-from jax_attn.nn.cache import KVCache
 
 
 def size_problems(embed_dim, num_heads, num_kv_heads, head_dim, kdim, vdim) -> list[str]:
@@ -45,17 +44,16 @@ def option_problems(
         if not (checks.is_real(rate) and 0 <= rate <= 1)
     ]
     for name, wanted in (("dtype", dtype), ("param_dtype", param_dtype)):
-        problem = None if wanted is None else checks.dtype_problem(name, wanted)
-        problems += [problem] if problem else []
+        problems += [] if wanted is None else checks.dtype_problems(name, wanted)
     problems += checks.number_problems(scale, softcap)
     problems += dispatch.implementation_problems(implementation)
     if not (qk_norm is None or callable(qk_norm)):
-        got = checks.describe(qk_norm)
+        got = checks.summary(qk_norm)
         problems.append(f"qk_norm: expected what makes a norm, as nnx.RMSNorm does, got {got}")
     if not (rotary is None or isinstance(rotary, Rotary)):
-        problems.append(f"rotary: expected a Rotary, got {checks.describe(rotary)}")
+        problems.append(f"rotary: expected a Rotary, got {checks.summary(rotary)}")
     if not (position_bias is None or callable(position_bias)):
-        got = checks.describe(position_bias)
+        got = checks.summary(position_bias)
         problems.append(f"position_bias: expected what gives a bias, as Alibi does, got {got}")
     if not isinstance(rngs, nnx.Rngs):
         problems.append(f"rngs: expected nnx.Rngs, got {type(rngs).__name__}")
@@ -68,7 +66,7 @@ def cache_problems(module, cache, others, deterministic) -> list[str]:
         f"{name}: expected None beside a cache" for name, x in others.items() if x is not None
     ]
     if not isinstance(cache, KVCache):
-        problems.append(f"cache: expected a KVCache, got {checks.describe(cache)}")
+        problems.append(f"cache: expected a KVCache, got {checks.summary(cache)}")
     for name, size in (("kdim", module.kdim), ("vdim", module.vdim)):
         if size != module.embed_dim:
             problems.append(
@@ -92,7 +90,7 @@ def cache_problems(module, cache, others, deterministic) -> list[str]:
     drops = module.dropout_rate > 0 or module.out_dropout_rate > 0
     deterministic = module.deterministic if deterministic is None else deterministic
     if not isinstance(deterministic, bool):
-        got = checks.describe(deterministic)
+        got = checks.summary(deterministic)
         problems.append(f"deterministic: expected a static Python bool, got {got}")
     elif drops and not deterministic:
         problems.append("cache: expected no dropout: eval() or deterministic=True")

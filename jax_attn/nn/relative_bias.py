@@ -37,8 +37,8 @@ class RelativeBias(nnx.Module):
     ):
         problems = checks.count_problems(num_heads=num_heads)
         problems += bucket_problems(buckets, max_distance, bidirectional)
-        problem = checks.dtype_problem("param_dtype", param_dtype)
-        checks.raise_all(type(self).__name__, problems + ([problem] if problem else []))
+        problems += checks.dtype_problems("param_dtype", param_dtype)
+        checks.raise_all(type(self).__name__, problems)
         self.buckets, self.max_distance, self.bidirectional = buckets, max_distance, bidirectional
         drawn = jax.random.normal(rngs.params(), (buckets, num_heads), jnp.dtype(param_dtype))
         self.embedding = nnx.Param(drawn)

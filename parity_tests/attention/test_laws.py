@@ -12,10 +12,9 @@ from helpers import attention_definition as definition
 from helpers import laws
 from helpers.kernel_comparison import in_tiles
 from helpers.laws import CHUNKS, DRAWN, HV, LAWS, Draw, G, H, K, N, S, Side, T, everything, excess
-from jax_attn.attention import dot_product_attention
+from jax_attn.attention import attend_with_cache, dot_product_attention
 from jax_attn.attention.dispatch import Kernel
 from jax_attn.nn import KVCache
-from jax_attn.nn.cache import attend as attend_cached
 
 # --- who is asked -----------------------------------------------------------------------------
 
@@ -46,7 +45,7 @@ def cached(q, k, v):
     )
     outs, start = [], 0
     for size in CHUNKS:
-        out, cache = attend_cached(*(x[:, start : start + size] for x in (q, k, v)), cache)
+        out, cache = attend_with_cache(*(x[:, start : start + size] for x in (q, k, v)), cache)
         outs.append(np.asarray(out))
         start += size
     return np.concatenate(outs, axis=1)

@@ -9,7 +9,4 @@ from jax_attn.attention.call import checked_call
 def refusals(kernel, *, B=2, T=130, H=8, Hv=None, dtype="bfloat16", mask=None, **options):
     shapes = (B, T, 2, H), (B, T, 2, H), (B, T, 2, Hv or H)
     arrays = [jax.ShapeDtypeStruct(shape, jnp.dtype(dtype)) for shape in shapes]
-    given = dict.fromkeys(("bias", "scale", "softcap", "dropout", "precision")) | options
-    call, problems = checked_call(*arrays, mask, is_causal=False, **given)
-    assert not problems
-    return kernel.refusals(call)
+    return kernel.refusals(checked_call("refusals", *arrays, mask, **options))

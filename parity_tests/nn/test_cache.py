@@ -11,12 +11,11 @@ from flax import nnx
 from helpers import attention_definition as definition
 from helpers.jaxprs import shapes
 from helpers.small_attention import numpy_weights
-from jax_attn.attention import ArgumentError, Mask
-from jax_attn.attention.kernels.pages import PageSizes
+from jax_attn.attention import ArgumentError, Mask, attend_with_cache
+from jax_attn.attention.kernels import cached
+from jax_attn.attention.kv_cache import PageSizes
 from jax_attn.attention.rotary import DynamicNTK, Rotary
 from jax_attn.nn import GroupedQueryAttention, KVCache
-from jax_attn.nn import cache as caches
-from jax_attn.nn.cache import attend
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -44,7 +43,7 @@ def in_chunks(sizes, arrays, cache, **options):
     outs, start = [], 0
     for size in sizes:
         chunk = (x[:, start : start + size] for x in arrays)
-        out, cache = attend(*chunk, cache, **options)
+        out, cache = attend_with_cache(*chunk, cache, **options)
         outs.append(out)
         start += size
     return jnp.concatenate(outs, axis=1), cache
@@ -120,7 +119,7 @@ def test_rows_of_their_own_lengths():
             for b, n in enumerate(lengths):
                 padded[b, :n] = x[b, read[b] : read[b] + n]
             chunk.append(jnp.asarray(padded))
-        out, cache = attend(*chunk, cache, Mask.lengths(np.array(lengths)))
+        out, cache = attend_with_cache(*chunk, cache, Mask.lengths(np.array(lengths)))
         for b, n in enumerate(lengths):
             outs[b].append(np.asarray(out)[b, :n])
         read += lengths
@@ -146,7 +145,7 @@ def test_every_dtype_and_grouping_with_scale_and_softcap(dtype, kv_heads):
 def test_gradients_are_those_of_a_full_pass(monkeypatch):
     # The first chunk by the blocked kernel, whose log-sum-exp has a gradient, too. No other test
     # has read chunks of this length.
-    monkeypatch.setattr(caches, "FEW_SCORES", 64)
+    monkeypatch.setattr(cached, "FEW_SCORES", 64)
     with jax.enable_x64(True):
         arrays = draw(3, "float64")
         weight = np.random.default_rng(4).standard_normal((B, L, N, HV))
@@ -167,10 +166,10 @@ def test_decoding_in_a_scan_compiles_one_step_that_writes_in_place():
     arrays = draw(5)
     prompt, rest = [x[:, :9] for x in arrays], [x[:, 9:].swapaxes(0, 1) for x in arrays]
     cache = empty(*arrays[1:], length=512)
-    first, cache = attend(*prompt, cache)
+    first, cache = attend_with_cache(*prompt, cache)
 
     def step(cache, token):
-        out, cache = attend(*(x[:, None] for x in token), cache)
+        out, cache = attend_with_cache(*(x[:, None] for x in token), cache)
         return cache, out[:, 0]
 
     decode = jax.jit(lambda cache, *tokens: jax.lax.scan(step, cache, tokens), donate_argnums=0)
@@ -196,9 +195,11 @@ def test_pages_that_hold_nothing_are_not_read():
         values=(*cache.values[:2], *(page * jnp.nan for page in cache.values[2:])),
     )
     chunk = [x[:, :5] for x in arrays]
-    clean, _ = attend(*chunk, cache)
-    assert np.array_equal(attend(*chunk, spoilt)[0], clean)
-    assert np.isnan(attend(*chunk, moved(spoilt, 9))[0]).all(), "the check sees a page that is read"
+    clean, _ = attend_with_cache(*chunk, cache)
+    assert np.array_equal(attend_with_cache(*chunk, spoilt)[0], clean)
+    assert np.isnan(attend_with_cache(*chunk, moved(spoilt, 9))[0]).all(), (
+        "the check sees a page that is read"
+    )
 
 
 @pytest.mark.parametrize("tile", [5, 19])
@@ -207,7 +208,7 @@ def test_scores_of_a_page_are_written_out_a_tile_at_a_time(tile):
     arrays, sizes = draw(8), PageSizes(first=10, query_tile=tile)
 
     def loss(*arrays):
-        return attend(*arrays, moved(empty(*arrays[1:], sizes, length=40), 13))[0].sum()
+        return attend_with_cache(*arrays, moved(empty(*arrays[1:], sizes, length=40), 13))[0].sum()
 
     made = shapes(jax.make_jaxpr(jax.grad(loss, (0, 1, 2)))(*arrays).jaxpr)
     assert any(shape[-2:] == (L, 10) for shape in made) == (tile == L)
@@ -220,23 +221,23 @@ class TestOverflow:
         with pytest.raises(
             ArgumentError, match=r"at most 18 tokens a row, got 19: \[0, 0\] are there and 19 more"
         ):
-            attend(*arrays, cache)
+            attend_with_cache(*arrays, cache)
         assert not any(np.asarray(page).any() for page in (*cache.keys, *cache.values))
 
     def test_under_jit_is_nan_in_the_rows_that_overflow(self):
         arrays = draw(7)
         cache = empty(*arrays[1:], length=18)
         lengths = Mask.lengths(np.array([18, 19]))
-        out, grown = jax.jit(attend)(*arrays, cache, lengths)
+        out, grown = jax.jit(attend_with_cache)(*arrays, cache, lengths)
         assert np.isfinite(out[0, :18]).all()
         assert np.isnan(out[1]).all()
         assert grown.filled.tolist() == [18, 19]
 
     def test_what_is_there_is_not_written_over(self):
         arrays = draw(7)
-        _, full = attend(*arrays, empty(*arrays[1:], length=L))
+        _, full = attend_with_cache(*arrays, empty(*arrays[1:], length=L))
         for T in (1, 17):  # by token and by page
-            _, after = jax.jit(attend)(*(x[:, :T] for x in arrays), full)
+            _, after = jax.jit(attend_with_cache)(*(x[:, :T] for x in arrays), full)
             pairs = zip((*full.keys, *full.values), (*after.keys, *after.values), strict=True)
             assert all(np.array_equal(a, b) for a, b in pairs)
 

@@ -14,8 +14,12 @@ from jax import lax
 
 from jax_attn.attention.call import Call
 from jax_attn.attention.kernels import dense
+from jax_attn.attention.kernels.scores import scores
 from jax_attn.attention.kernels.tile import Tile, Tiles
 from jax_attn.attention.kernels.varying import varying
+
+Floats = dict[str, jax.Array | None]
+Gradients = tuple[jax.Array | None, ...]
 
 # Fewer queries or scores a head than these and dense is as fast or faster: measured on XLA:CPU,
 # batch 1 to 64. From 128×128 up blocked was 1.1 to 8 times as fast forward; with the backward
@@ -36,9 +40,9 @@ def refusals(call: Call) -> list[str]:
 def drawbacks(call: Call, platform: str) -> list[str]:
     """Why dense is to be preferred for the call on the platform: cpu, cuda or tpu."""
     if platform != "cpu":
-        scores = call.B * call.N * call.T * call.S * jnp.dtype(call.softmax_dtype).itemsize
+        size = call.B * call.N * call.T * call.S * jnp.dtype(call.softmax_dtype).itemsize
         fit = f"dense is preferred on {platform} while its scores fit in 1 GiB"
-        return [f"{fit}, here {scores / 2**20:.0f} MiB"] if scores <= MANY_BYTES else []
+        return [f"{fit}, here {size / 2**20:.0f} MiB"] if size <= MANY_BYTES else []
     if call.T < FEW_QUERIES:
         return [f"dense is as fast for fewer than {FEW_QUERIES} queries, here {call.T}"]
     if call.T * call.S < FEW_SCORES:
@@ -53,7 +57,7 @@ def attention(call: Call, tiles: Tiles | None = None) -> jax.Array:
     """
     if call.dropout is not None and call.dropout.rate in (0, 1):
         if call.dropout.rate:
-            return jnp.zeros((*call.query.shape[:3], call.value.shape[3]), call.query.dtype)
+            return jnp.zeros((*call.query.shape[:3], call.Hv), call.query.dtype)
         call = dataclasses.replace(call, dropout=None)
     if call.B == 0:
         return dense.attention(call)  # there is no tile to cut
@@ -102,12 +106,12 @@ def _attention(sizes: Tiles, call: Call) -> tuple[jax.Array, jax.Array]:
     return _forward(sizes, call)
 
 
-def _attention_fwd(sizes, call):
+def _attention_fwd(sizes: Tiles, call: Call) -> tuple:
     out, lse = _attention(sizes, call)
     return (out, lse), (call, out, lse)
 
 
-def _attention_bwd(sizes, saved, cotangents):
+def _attention_bwd(sizes: Tiles, saved: tuple, cotangents: tuple) -> tuple[Call]:
     return (_gradients(sizes, *saved, *cotangents),)
 
 
@@ -115,39 +119,44 @@ _attention.defvjp(_attention_fwd, _attention_bwd)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _gradients(sizes: Tiles, call: Call, out, lse, d_out, d_lse) -> Call:
+def _gradients(
+    sizes: Tiles,
+    call: Call,
+    out: jax.Array,
+    lse: jax.Array,
+    d_out: jax.Array,
+    d_lse: jax.Array,
+) -> Call:
     return _backward(sizes, call, out, lse, d_out, d_lse)
 
 
-def _gradients_fwd(sizes, call, out, lse, d_out, d_lse):
+def _gradients_fwd(
+    sizes: Tiles,
+    call: Call,
+    out: jax.Array,
+    lse: jax.Array,
+    d_out: jax.Array,
+    d_lse: jax.Array,
+) -> tuple[Call, tuple]:
     """A second derivative is dense's, with its memory: of call and cotangents; the rest follows."""
 
-    def gradients(arrays, cotangents):
-        _, pull = jax.vjp(lambda arrays: dense.with_lse(_with(call, arrays)), arrays)
+    def gradients(floats: Floats, cotangents: tuple[jax.Array, jax.Array]) -> Floats:
+        _, pull = jax.vjp(lambda floats: dense.with_lse(call.with_floats(floats)), floats)
         return pull(cotangents)[0]
 
-    made, pull = jax.vjp(gradients, _arrays(call), (d_out, d_lse))
-    return _with(call, made, mask=None, dropout=None), (pull, out, lse)
+    first, pull = jax.vjp(gradients, call.floats, (d_out, d_lse))
+    return call.cotangent(first), (pull, out, lse)
 
 
-def _gradients_bwd(sizes, saved, d_made):
+def _gradients_bwd(sizes: Tiles, saved: tuple, d_first: Call) -> tuple:
     del sizes
     pull, out, lse = saved
-    d_arrays, d_cotangents = pull(_arrays(d_made))
-    d_call = _with(d_made, d_arrays)
+    d_floats, d_cotangents = pull(d_first.floats)
+    d_call = d_first.with_floats(d_floats)
     return d_call, jnp.zeros_like(out), jnp.zeros_like(lse), *d_cotangents
 
 
 _gradients.defvjp(_gradients_fwd, _gradients_bwd)
-
-
-def _arrays(call: Call) -> tuple:
-    return call.query, call.key, call.value, call.bias
-
-
-def _with(call: Call, arrays: tuple, **others) -> Call:
-    names = ("query", "key", "value", "bias")
-    return dataclasses.replace(call, **dict(zip(names, arrays, strict=True)), **others)
 
 
 # Eager calls would compile their loops anew each time: JAX knows a loop by its functions, which
@@ -163,21 +172,20 @@ def _forward(sizes: Tiles, call: Call) -> tuple[jax.Array, jax.Array]:
     """
     dtype = call.softmax_dtype
     rows_KGT = (sizes.K, call.G, sizes.T)
-    Hv = call.value.shape[3]
 
-    def row(n, made):
+    def row(n: jax.Array, outputs: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         row = Tile.row(call, sizes, n)
         q_KGTH = row.queries(call.query).astype(dtype)
 
-        def column(j, running):
+        def column(j: jax.Array, running: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
             max_KGT, sum_KGT, out_KGTH = running
             tile = row.column(j)
-            scores = _scores(tile, _products(tile, q_KGTH), *_additive(tile))
-            new_KGT = jnp.maximum(max_KGT, scores.max(axis=-1))
+            scores_KGTS = scores(call, _products(tile, q_KGTH), *_additive(tile))
+            new_KGT = jnp.maximum(max_KGT, scores_KGTS.max(axis=-1))
             # A row that has seen nothing yet has no maximum to subtract.
             base_KGT = jnp.where(new_KGT == -jnp.inf, 0, new_KGT)
             # Without the barrier XLA computes the exponentials twice: for the sum, and for V.
-            p_KGTS = lax.optimization_barrier(jnp.exp(scores - base_KGT[..., None]))
+            p_KGTS = lax.optimization_barrier(jnp.exp(scores_KGTS - base_KGT[..., None]))
             kept_KGT = jnp.exp(max_KGT - base_KGT)
             sum_KGT = sum_KGT * kept_KGT + p_KGTS.sum(axis=-1)
             p_KGTS = _dropped(tile, p_KGTS)
@@ -188,28 +196,35 @@ def _forward(sizes: Tiles, call: Call) -> tuple[jax.Array, jax.Array]:
         nothing = (
             jnp.full(rows_KGT, -jnp.inf, dtype),
             jnp.zeros(rows_KGT, dtype),
-            jnp.zeros((*rows_KGT, Hv), dtype),
+            jnp.zeros((*rows_KGT, call.Hv), dtype),
         )
         nothing = varying(nothing, call)
         max_KGT, sum_KGT, out_KGTH = lax.fori_loop(*row.reach(), column, nothing)
         empty_KGT = sum_KGT == 0
         sum_KGT = jnp.where(empty_KGT, 1, sum_KGT)
         lse_KGT = jnp.where(empty_KGT, jnp.inf, max_KGT + jnp.log(sum_KGT))
-        out, lse = made
+        out, lse = outputs
         return row.put_queries(out, out_KGTH / sum_KGT[..., None]), row.put_rows(lse, lse_KGT)
 
-    out = jnp.zeros((call.B, call.T, call.N, Hv), dtype)
+    out = jnp.zeros((call.B, call.T, call.N, call.Hv), dtype)
     lse = jnp.zeros((call.B, call.N, call.T), dtype)
     return lax.fori_loop(0, _rows(call, sizes), row, varying((out, lse), call))
 
 
 @_compiled
-def _backward(sizes: Tiles, call: Call, out, lse, d_out, d_lse) -> Call:
+def _backward(
+    sizes: Tiles,
+    call: Call,
+    out: jax.Array,
+    lse: jax.Array,
+    d_out: jax.Array,
+    d_lse: jax.Array,
+) -> Call:
     """The cotangents of query, key, value and bias, in a Call whose other arrays are None."""
     dtype = call.softmax_dtype
     delta_BNT = jnp.einsum("BTNH,BTNH->BNT", d_out, out, precision="highest") - d_lse
 
-    def row(n, grads):
+    def row(n: jax.Array, grads: Gradients) -> Gradients:
         row = Tile.row(call, sizes, n)
         q_KGTH = row.queries(call.query).astype(dtype)
         d_out_KGTH = row.queries(d_out)
@@ -217,18 +232,18 @@ def _backward(sizes: Tiles, call: Call, out, lse, d_out, d_lse) -> Call:
         lse_KGT = jnp.where(row.own(), row.rows(lse), jnp.inf)
         delta_KGT = row.rows(delta_BNT)
 
-        def column(j, running):
+        def column(j: jax.Array, running: Gradients) -> Gradients:
             d_q_KGTH, d_key, d_value, d_bias = running
             tile = row.column(j)
             k_KSH = tile.keys(call.key).astype(dtype)
             v_KSH = tile.keys(call.value).astype(dtype)
             bias, allowed = _additive(tile)
-            scores, pull = jax.vjp(
-                lambda products, bias: _scores(tile, products, bias, allowed),
+            scores_KGTS, pull = jax.vjp(
+                lambda products, bias: scores(call, products, bias, allowed),
                 _products(tile, q_KGTH),
                 bias,
             )
-            p_KGTS = jnp.exp(scores - lse_KGT[..., None])
+            p_KGTS = jnp.exp(scores_KGTS - lse_KGT[..., None])
             d_p_KGTS = _dropped(tile, _dot("KGTH,KSH->KGTS", d_out_KGTH, v_KSH, call))
             d_scores = p_KGTS * (d_p_KGTS - delta_KGT[..., None])
             d_products, d_bias_tile = pull(d_scores)
@@ -245,13 +260,12 @@ def _backward(sizes: Tiles, call: Call, out, lse, d_out, d_lse) -> Call:
         d_q_KGTH, *others = lax.fori_loop(*row.reach(), column, (d_q_KGTH, *others))
         return row.add_queries(d_query, d_q_KGTH), *others
 
-    arrays = _arrays(call)
-    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, dtype), arrays)
+    zeros = tuple(None if x is None else jnp.zeros(x.shape, dtype) for x in call.floats.values())
     grads = lax.fori_loop(0, _rows(call, sizes), row, varying(zeros, call))
-    narrowed = [
-        None if x is None else g.astype(x.dtype) for x, g in zip(arrays, grads, strict=True)
-    ]
-    return _with(call, narrowed, mask=None, dropout=None)
+    pairs = zip(call.floats.items(), grads, strict=True)
+    return call.cotangent(
+        {name: None if x is None else grad.astype(x.dtype) for (name, x), grad in pairs}
+    )
 
 
 def _rows(call: Call, sizes: Tiles) -> int:
@@ -267,22 +281,11 @@ def _products(tile: Tile, q_KGTH: jax.Array) -> jax.Array:
     return _dot("KGTH,KSH->KGTS", q_KGTH, k_KSH, tile.call)
 
 
-def _additive(tile: Tile):
+def _additive(tile: Tile) -> tuple[jax.Array | None, jax.Array | None]:
     """The tile's bias and what it may attend to; None where there is none."""
     bias = tile.call.bias
     bias = None if bias is None else tile.scores(bias).astype(tile.call.softmax_dtype)
     return bias, tile.allowed()
-
-
-def _scores(tile: Tile, products_KGTS, bias, allowed) -> jax.Array:
-    """Products to scores: scale, softcap, bias, mask."""
-    call = tile.call
-    scores = call.scale * products_KGTS
-    if call.softcap is not None:
-        scores = call.softcap * jnp.tanh(scores / call.softcap)
-    if bias is not None:
-        scores = scores + bias
-    return scores if allowed is None else jnp.where(allowed, scores, -jnp.inf)
 
 
 def _dropped(tile: Tile, x_KGTS: jax.Array) -> jax.Array:

@@ -7,7 +7,6 @@ keeps one.
 
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 
 import jax
 from jax import lax
@@ -17,6 +16,7 @@ from jax_attn.attention.kernels import dense
 from jax_attn.attention.kernels.only_on import only_on
 
 Run = Callable[[Call], jax.Array]
+Floats = dict[str, jax.Array | None]
 
 
 def attention(runs: Mapping[str, Run], home: str, call: Call) -> jax.Array:
@@ -39,11 +39,11 @@ def _apart(platform: str | None, run: Run, call: Call) -> jax.Array:
     return _lowered(platform, run)(call)
 
 
-def _apart_fwd(platform, run, call):
+def _apart_fwd(platform: str | None, run: Run, call: Call) -> tuple[jax.Array, Call]:
     return _apart(platform, run, call), call
 
 
-def _apart_bwd(platform, run, call, d_out):
+def _apart_bwd(platform: str | None, run: Run, call: Call, d_out: jax.Array) -> tuple[Call]:
     return (_gradients(platform, run, call, d_out),)
 
 
@@ -53,20 +53,24 @@ _apart.defvjp(_apart_fwd, _apart_bwd)
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _gradients(platform: str | None, run: Run, call: Call, d_out: jax.Array) -> Call:
     """The cotangents of query, key, value and bias, in a Call whose other arrays are None."""
-    return _lowered(platform, functools.partial(_pulled, run))(call, _floats(call), d_out)
+    return _lowered(platform, functools.partial(_pulled, run))(call, call.floats, d_out)
 
 
-def _gradients_fwd(platform, run, call, d_out):
+def _gradients_fwd(
+    platform: str | None, run: Run, call: Call, d_out: jax.Array
+) -> tuple[Call, Callable]:
     """A second derivative is dense's: the vendors' kernels have none."""
-    made = _gradients(platform, run, call, d_out)
-    _, pull = jax.vjp(functools.partial(_pulled, dense.attention, call), _floats(call), d_out)
-    return made, pull
+    first = _gradients(platform, run, call, d_out)
+    _, pull = jax.vjp(functools.partial(_pulled, dense.attention, call), call.floats, d_out)
+    return first, pull
 
 
-def _gradients_bwd(platform, run, pull, d_made):
+def _gradients_bwd(
+    platform: str | None, run: Run, pull: Callable, d_first: Call
+) -> tuple[Call, jax.Array]:
     del platform, run
-    d_floats, d_d_out = pull(d_made)
-    return replace(d_made, **d_floats), d_d_out
+    d_floats, d_d_out = pull(d_first)
+    return d_first.with_floats(d_floats), d_d_out
 
 
 _gradients.defvjp(_gradients_fwd, _gradients_bwd)
@@ -77,10 +81,6 @@ def _lowered(platform: str | None, fn: Callable) -> Callable:
     return fn if platform is None else only_on(platform, fn)
 
 
-def _pulled(run: Run, call: Call, floats: dict, d_out: jax.Array) -> Call:
-    _, pull = jax.vjp(lambda floats: run(replace(call, **floats)), floats)
-    return replace(call, **pull(d_out)[0], mask=None, dropout=None)
-
-
-def _floats(call: Call) -> dict:
-    return {name: getattr(call, name) for name in ("query", "key", "value", "bias")}
+def _pulled(run: Run, call: Call, floats: Floats, d_out: jax.Array) -> Call:
+    _, pull = jax.vjp(lambda floats: run(call.with_floats(floats)), floats)
+    return call.cotangent(pull(d_out)[0])

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from jax_attn.attention.call import Call
+from jax_attn.attention.kernels.scores import scores
 
 
 def attention(call: Call) -> jax.Array:
@@ -56,18 +57,13 @@ def _probabilities(call: Call) -> jax.Array:
 
 def _scores(call: Call) -> jax.Array:
     q_BTKGH = call.query.reshape(call.B, call.T, call.K, call.G, call.H)
-    scores_BKGTS = jnp.einsum(
+    products_BKGTS = jnp.einsum(
         "BTKGH,BSKH->BKGTS",
         q_BTKGH,
         call.key,
         precision=call.precision,
         preferred_element_type=call.softmax_dtype,
     )
-    scores_BNTS = call.scale * scores_BKGTS.reshape(call.B, call.N, call.T, call.S)
-    if call.softcap is not None:
-        scores_BNTS = call.softcap * jnp.tanh(scores_BNTS / call.softcap)
-    if call.bias is not None:
-        scores_BNTS = scores_BNTS + call.bias.astype(call.softmax_dtype)
-    if call.mask.is_open:
-        return scores_BNTS
-    return jnp.where(call.mask.materialize(call.T, call.S), scores_BNTS, -jnp.inf)
+    products_BNTS = products_BKGTS.reshape(call.B, call.N, call.T, call.S)
+    allowed = None if call.mask.is_open else call.mask.materialize(call.T, call.S)
+    return scores(call, products_BNTS, call.bias, allowed)

@@ -10,10 +10,10 @@ from dataclasses import replace
 import jax
 import jax.numpy as jnp
 
+from jax_attn.attention import KVCache, attend_with_cache
 from jax_attn.bench.programs.jax_programs import XLA
 from jax_attn.bench.programs.program import Arrays, Program
 from jax_attn.bench.workload import Workload
-from jax_attn.nn.cache import KVCache, attend
 
 
 def ours(workload: Workload, arrays: Arrays) -> Program:
@@ -23,7 +23,7 @@ def ours(workload: Workload, arrays: Arrays) -> Program:
         cache = jax.jit(_read, donate_argnums=0)(cache, *past)
 
     def call(cache, query, key, value):
-        output, grown = attend(query, key, value, cache)
+        output, grown = attend_with_cache(query, key, value, cache)
         return output, replace(grown, filled=cache.filled)
 
     size = {"cache": cache, "cache_bytes": cache.nbytes}
@@ -32,7 +32,7 @@ def ours(workload: Workload, arrays: Arrays) -> Program:
 
 def _read(cache: KVCache, key, value) -> KVCache:
     """The cache with these tokens in it: what they attend to nobody asks for, nor is it made."""
-    return attend(key, key, value, cache)[1]
+    return attend_with_cache(key, key, value, cache)[1]
 
 
 def jax_nn(workload: Workload, arrays: Arrays) -> Program:

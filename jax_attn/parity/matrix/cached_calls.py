@@ -11,9 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
-from jax_attn.attention import Mask
-from jax_attn.attention.kernels.pages import PageSizes
-from jax_attn.nn import KVCache
+from jax_attn.attention import KVCache, Mask
+from jax_attn.attention.kv_cache import PageSizes
 from jax_attn.parity.matrix.masks import WINDOW
 from jax_attn.parity.matrix.shapes import first_piece
 from torch_ref import cache as torch_cache

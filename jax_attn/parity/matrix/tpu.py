@@ -49,16 +49,7 @@ def compile_kernel(name: str) -> Iterator[NotRun]:
     kv = jax.ShapeDtypeStruct((_B, _T, _K, _H), "bfloat16")
 
     def forward(q, k, v):
-        call, _ = checked_call(
-            *(q, k, v, None),
-            is_causal=True,
-            bias=None,
-            scale=None,
-            softcap=None,
-            dropout=None,
-            precision=None,
-        )
-        return dispatch.KERNELS[name].run(call)
+        return dispatch.KERNELS[name].run(checked_call(name, q, k, v, is_causal=True))
 
     def gradient(q, k, v, d_out):
         return jax.vjp(forward, q, k, v)[1](d_out)

@@ -216,11 +216,7 @@ def test_temporaries_at_32768_by_8_heads_stay_below_128_mib():
 def reaches(mask, T, S, tile, B=1):
     """For each row of tiles, the columns of tiles that are computed."""
     q, k, v, _ = abstract(T, S, B=B, N=1, K=1)
-    call, problems = checked_call(
-        q, k, v, mask, is_causal=False, bias=None, scale=None, softcap=None, dropout=None,
-        precision=None,
-    )  # fmt: skip
-    assert not problems
+    call = checked_call("tiles", q, k, v, mask)
     rows = [Tile.row(call, tile, jnp.int32(n)).reach() for n in range(B * -(-T // tile.T))]
     return [tuple(range(int(first), int(end))) for first, end in rows]
 
@@ -277,8 +273,5 @@ TILES = {
 def test_how_large_a_tile_is(name):
     (T, S, N, K), mask, wanted = TILES[name]
     q, k, v, _ = abstract(T, S, N=N, K=K)
-    call, _ = checked_call(
-        q, k, v, mask, is_causal=False, bias=None, scale=None, softcap=None, dropout=None,
-        precision=None,
-    )  # fmt: skip
+    call = checked_call("tiles", q, k, v, mask)
     assert blocked.tile_sizes(call) == Tiles(*wanted)

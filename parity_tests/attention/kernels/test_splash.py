@@ -58,10 +58,7 @@ def errors(name, gradients=True) -> list[float]:
     @functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
     def run(cotangent, *arrays):
         def attend(*arrays):
-            call, problems = checked_call(
-                *arrays, mask, is_causal=False, bias=None, dropout=None, precision=None, **given
-            )
-            assert not problems
+            call = checked_call("attend", *arrays, mask, **given)
             assert not splash.refusals(call)
             return splash.attention(call, interpret=True)
 

@@ -27,7 +27,6 @@ from jax_attn.environment import describe
 B, L, N, H = 1, 2048, 8, 64
 LONGEST = 32768
 ROUNDS = 41
-OPTIONS = dict.fromkeys(("bias", "scale", "softcap", "dropout", "precision"))
 
 
 def loops(call: Call, weights) -> jax.Array:
@@ -58,7 +57,7 @@ PARTS = {
 
 
 def attend(part, *arrays):
-    call, _ = checked_call(*arrays, None, is_causal=False, **OPTIONS)
+    call = checked_call("parts", *arrays)
     return PARTS[part](call)
 
 

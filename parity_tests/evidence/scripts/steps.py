@@ -18,9 +18,8 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 
+from jax_attn.attention import KVCache, attend_with_cache
 from jax_attn.environment import describe
-from jax_attn.nn import KVCache
-from jax_attn.nn.cache import attend
 
 N, H = 16, 64
 STEPS, ROUNDS = 32, 21
@@ -42,7 +41,7 @@ def step(cache: KVCache) -> tuple[KVCache, jax.Array]:
     """The same step each time: `filled` goes back to what it was."""
     heads = cache.keys[0].shape[1]
     q, kv = jnp.ones((1, 1, N, H)), jnp.ones((1, 1, heads, H))
-    out, grown = attend(q, kv, kv, cache)
+    out, grown = attend_with_cache(q, kv, kv, cache)
     return replace(grown, filled=cache.filled), out
 
 

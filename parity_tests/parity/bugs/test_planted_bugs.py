@@ -12,9 +12,8 @@ import jax.numpy as jnp
 import pytest
 
 from jax_attn.attention import Mask
-from jax_attn.attention.kernels import dense, pages
+from jax_attn.attention.kernels import cached, dense, pages
 from jax_attn.nn import attention as modules
-from jax_attn.nn import cache as caches
 from jax_attn.parity.bugs.trials import doubts
 from jax_attn.parity.checking.prepared import Prepared
 from jax_attn.parity.checking.verdict import judge_port
@@ -240,24 +239,24 @@ def every_piece_from_0(turned):
 
 # bug -> (the row that is to see it, what it replaces, by what)
 CACHE_BUGS = {
-    "cache order": ("gqa/cached", "causal", caches, "_grown", another_order),
+    "cache order": ("gqa/cached", "causal", cached, "_grown", another_order),
     "written one place late": ("gqa/cached", "causal", pages, "_corner", one_place_late),
-    "a stale tail": ("gqa/cached", "causal", caches, "_tokens", filled_one_more),
+    "a stale tail": ("gqa/cached", "causal", cached, "_tokens", filled_one_more),
     "the last token forgotten": (
         "gqa/cached",
         "causal",
-        caches,
+        cached,
         "_tokens",
         partial(filled_one_more, by=-1),
     ),
-    "a ring that does not wrap": ("gqa/cached", "sliding", caches, "_tokens", no_wrap),
-    "a ring one too long": ("gqa/cached", "sliding", caches, "_lowest", one_too_long),
+    "a ring that does not wrap": ("gqa/cached", "sliding", cached, "_tokens", no_wrap),
+    "a ring one too long": ("gqa/cached", "sliding", cached, "_lowest", one_too_long),
     "a wrong offset": ("gqa/cached_rotary", "causal", modules, "turned", every_piece_from_0),
-    "all rows filled alike": ("gqa/cached_ragged", "causal", caches, "_grown", all_rows_alike),
+    "all rows filled alike": ("gqa/cached_ragged", "causal", cached, "_grown", all_rows_alike),
     "a ragged ring that does not wrap": (
         "gqa/cached_ragged",
         "sliding",
-        caches,
+        cached,
         "_tokens",
         no_wrap,
     ),
@@ -283,5 +282,5 @@ def test_a_planted_bug_of_the_cache_turns_its_case_to_fail(bug, monkeypatch):
     row, outputs = right_cached(design, mask)
     monkeypatch.setattr(owner, name, wrong(getattr(owner, name)))
     # Traced anew: what is compiled has no bug.
-    monkeypatch.setattr(caches, "_attended", caches._attended.__wrapped__)
+    monkeypatch.setattr(cached, "attention", cached.attention.__wrapped__)
     assert outputs_verdict(row, outputs) is Verdict.FAIL

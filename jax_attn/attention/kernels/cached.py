@@ -1,0 +1,182 @@
+"""Attention of the next tokens to themselves and to all that a cache holds."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jax_attn.attention import checks
+from jax_attn.attention.call import Call
+from jax_attn.attention.kernels import pages
+from jax_attn.attention.kernels.blocked import FEW_SCORES
+from jax_attn.attention.kernels.partial_softmax import PartialSoftmax, by_tiles, over_page
+from jax_attn.attention.kv_cache import KVCache
+from jax_attn.attention.mask import Mask
+
+
+def refusals(call: Call, cache: object) -> list[str]:
+    """Every reason why the tokens of the call cannot follow those in the cache."""
+    if not isinstance(cache, KVCache):
+        return [f"cache: expected a KVCache, got {checks.summary(cache)}"]
+    problems = []
+    k, v = cache.keys[0], cache.values[0]
+    have = {"B": k.shape[0], "K": k.shape[1], "H": k.shape[2], "Hv": v.shape[3]}
+    want = {"B": call.B, "K": call.K, "H": call.H, "Hv": call.value.shape[3]}
+    if have != want:
+        problems.append(f"cache: expected {want} as of the call, got {have}")
+    mask = call.mask
+    if mask.allowed is not None or mask.q_segments is not None:
+        problems.append("mask: expected lengths and a band alone beside a cache, got an array")
+    if mask.hi is not None and not (isinstance(mask.hi, int) and mask.hi == 0):
+        problems.append(f"mask: expected a band that ends at the query itself, got hi = {mask.hi}")
+    if problems or isinstance(cache.filled, jax.core.Tracer):
+        return problems
+    lengths = call.T if mask.kv_lengths is None else mask.kv_lengths
+    if isinstance(lengths, jax.core.Tracer):
+        return problems
+    lengths, filled = np.asarray(lengths), np.asarray(cache.filled)
+    if lengths.min() < 0 or lengths.max() > call.T:
+        return [f"mask: expected lengths of 0 to {call.T}, got {lengths.tolist()}"]
+    most = int((filled + lengths).max())
+    if most > _capacity(cache):
+        problems.append(
+            f"cache: expected at most {cache.length} tokens a row, got {most}: "
+            f"{filled.tolist()} are there and {lengths.tolist()} more come"
+        )
+    return problems
+
+
+# Compiled, because eagerly each of its branches would be compiled anew with every call.
+@functools.partial(jax.jit, inline=True)
+def attention(call: Call, cache: KVCache) -> tuple[jax.Array, KVCache]:
+    """The output (B, T, N, Hv) in the query's dtype, and the cache with the call's tokens in it.
+
+    NaN in the rows that would hold more than fits.
+    """
+    T, lo = call.T, _lowest(call.mask, cache)
+    lengths = T if call.mask.kv_lengths is None else jnp.clip(call.mask.kv_lengths, 0, T)
+    lengths_B = jnp.broadcast_to(lengths, call.B).astype(jnp.int32)
+
+    own = dataclasses.replace(call, mask=dataclasses.replace(call.mask, lo=lo, hi=0))
+    if T * T >= FEW_SCORES:
+        attended = by_tiles(own)
+    else:
+        allowed = jnp.broadcast_to(own.mask.materialize(T, T), (call.B, 1, T, T))[:, 0]
+        k_BKHT, v_BKTH = call.key.transpose(0, 2, 3, 1), call.value.transpose(0, 2, 1, 3)
+        attended = over_page(call, k_BKHT, v_BKTH, allowed)
+    grown = _grown(cache, call.key, call.value, lengths_B)
+    # The history is read where it was written, so that XLA can write in place. But in a ring the
+    # later ones of several tokens lie where the earlier ones' history was.
+    lapped = cache.window is not None and T > 1
+    history = cache if lapped else dataclasses.replace(grown, filled=cache.filled)
+    lowest_BT = jnp.zeros((call.B, T), jnp.int32)
+    if lo is not None:
+        far_BT = cache.positions(T) + jnp.broadcast_to(lo, call.B)[:, None]
+        lowest_BT = jnp.maximum(lowest_BT, far_BT)
+    out = _with_history(attended, call, history, lowest_BT, 0).mean()
+    room = jnp.where(cache.filled + lengths_B <= _capacity(cache), 1, jnp.nan)
+    out = out * room[:, None, None, None].astype(out.dtype)
+    return out.astype(call.query.dtype), grown
+
+
+def _with_history(
+    attended: PartialSoftmax, call: Call, cache: KVCache, lowest_BT: jax.Array, page: int
+) -> PartialSoftmax:
+    """`attended`, merged with attention to the pages from `page` on that hold something.
+
+    lowest_BT: the first token, at least 0, that each query sees.
+    """
+    if page == len(cache.keys):
+        return attended
+    start = sum(value.shape[2] for value in cache.values[:page])
+
+    def merged(attended: PartialSoftmax) -> PartialSoftmax:
+        place_P = start + jnp.arange(cache.values[page].shape[2], dtype=jnp.int32)
+        here = _in_tiles(call, cache, page, _tokens(cache, place_P), lowest_BT)
+        return _with_history(attended.merged(here), call, cache, lowest_BT, page + 1)
+
+    return jax.lax.cond((cache.filled > start).any(), merged, lambda same: same, attended)
+
+
+def _in_tiles(
+    call: Call, cache: KVCache, page: int, token_BP: jax.Array, lowest_BT: jax.Array
+) -> PartialSoftmax:
+    """All queries to a page; each sees those of its tokens from the query's lowest on.
+
+    The scores of at most `query_tile` queries are written out at a time, forward and backward.
+    """
+
+    def over(q_BTNH: jax.Array, lowest_BT: jax.Array) -> PartialSoftmax:
+        allowed_BTP = token_BP[:, None] >= lowest_BT[..., None]
+        queries = dataclasses.replace(call, query=q_BTNH)
+        return over_page(queries, cache.keys[page], cache.values[page], allowed_BTP)
+
+    tile = min(cache.page_sizes.query_tile, call.T)
+    if tile == call.T:
+        return over(call.query, lowest_BT)
+
+    def tiles(x_BT: jax.Array) -> jax.Array:
+        padding = [(0, -call.T % tile) if axis == 1 else (0, 0) for axis in range(x_BT.ndim)]
+        tiled = jnp.pad(x_BT, padding).reshape(call.B, -1, tile, *x_BT.shape[2:])
+        return jnp.moveaxis(tiled, 1, 0)
+
+    def joined(x: jax.Array) -> jax.Array:
+        x_BKGT = jnp.moveaxis(x, 0, 3)
+        return x_BKGT.reshape(*x_BKGT.shape[:3], -1, *x_BKGT.shape[5:])[:, :, :, : call.T]
+
+    each = jax.lax.map(
+        lambda tile: jax.checkpoint(over)(*tile), (tiles(call.query), tiles(lowest_BT))
+    )
+    return jax.tree.map(joined, each)
+
+
+def _tokens(cache: KVCache, place_P: jax.Array) -> jax.Array:
+    """Which token lies in each place, (B, P); below 0 where none does."""
+    last = cache.filled[:, None] - 1
+    if cache.window is None:
+        return jnp.where(place_P <= last, place_P, -1)
+    return last - (last - place_P) % cache.window
+
+
+def _grown(cache: KVCache, key: jax.Array, value: jax.Array, lengths_B: jax.Array) -> KVCache:
+    """The cache with the first `lengths_B` of these tokens; of those, a ring keeps the last."""
+    grown = dataclasses.replace(cache, filled=cache.filled + lengths_B)
+    keys, values, start = [], [], 0
+    k_BKHT, v_BKTH = key.transpose(0, 2, 3, 1), value.transpose(0, 2, 1, 3)
+    for k_BKHP, v_BKPH in zip(cache.keys, cache.values, strict=True):
+        place_P = start + jnp.arange(v_BKPH.shape[2], dtype=jnp.int32)
+        write = _writer(cache, grown, key.shape[1], place_P)
+        keys.append(write(k_BKHP, k_BKHT.astype(k_BKHP.dtype), 3))
+        values.append(write(v_BKPH, v_BKTH.astype(v_BKPH.dtype), 2))
+        start += len(place_P)
+    return dataclasses.replace(grown, keys=tuple(keys), values=tuple(values))
+
+
+def _writer(
+    cache: KVCache, grown: KVCache, T: int, place_P: jax.Array
+) -> Callable[[jax.Array, jax.Array, int], jax.Array]:
+    """(page, tokens, axis) → the page of these places with those of the T tokens it is to hold."""
+    if cache.page_sizes.few_tokens < T:
+        step_BP = _tokens(grown, place_P) - cache.filled[:, None]
+        return functools.partial(pages.place_by_place, step_BP=step_BP)
+    token_BT = cache.positions(T)
+    place_BT = token_BT if cache.window is None else token_BT % cache.window
+    kept_BT = token_BT < grown.filled[:, None]
+    at_BT = jnp.where(kept_BT, place_BT - place_P[0], -1)
+    return functools.partial(pages.token_by_token, at_BT=at_BT)
+
+
+def _lowest(mask: Mask, cache: KVCache) -> int | jax.Array | None:
+    """How far from a query its first key may lie: the later of the mask's and the ring's."""
+    if cache.window is None:
+        return mask.lo
+    ring = 1 - cache.window
+    return ring if mask.lo is None else jnp.maximum(mask.lo, ring)
+
+
+def _capacity(cache: KVCache) -> int:
+    """How many tokens a row may read in all."""
+    return cache.length if cache.window is None else np.iinfo(np.int32).max

@@ -1,0 +1,131 @@
+"""Keys and values of what a model has read so far, so that the next tokens cost one step each."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float, Int
+
+from jax_attn.attention import checks
+
+
+@dataclasses.dataclass(frozen=True)
+class PageSizes:
+    """How the places of a cache are cut into pages, and how much of a page is worked on at a time.
+
+    first: places in the first page. Each later page is as large as all pages before it. A step
+    reads the pages that hold something as a whole, because XLA:CPU multiplies by a whole array at
+    twice the speed at which it first cuts a part out of it; so a step reads at most twice what is
+    filled.
+    few_tokens: up to this many new tokens are written one by one; more are written a page at a
+    time.
+    query_tile: the scores of this many queries are written out at a time.
+    """
+
+    first: int = 512
+    few_tokens: int = 16
+    query_tile: int = 64
+
+    def places(self, length: int) -> list[int]:
+        """The number of places in each page of a cache that holds ``length`` tokens a row."""
+        places: list[int] = []
+        while sum(places) < length:
+            places.append(min(max(sum(places), self.first), length - sum(places)))
+        return places
+
+
+DEFAULT_SIZES = PageSizes()
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["keys", "values", "filled"],
+    meta_fields=["window", "page_sizes"],
+)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class KVCache:
+    """What ``module(x, cache=cache)`` attends to beside x, and what it returns grown by x.
+
+    A pytree of static shapes: it goes through jit, scan and donation. Make one with ``empty``.
+
+    keys, values: the pages, (B, K, H, P) and (B, K, P, Hv), together ``length`` places a row.
+    filled: (B,) int32, how many tokens each row has read. window: None if token n lies in place
+    n; otherwise the places are a ring, token n lies in place n % window, and only the last
+    ``window`` tokens can be attended to. page_sizes: how the places are cut into pages.
+    """
+
+    keys: tuple[Float[Array, "B K H _P"], ...]
+    values: tuple[Float[Array, "B K _P Hv"], ...]
+    filled: Int[Array, " B"]
+    window: int | None = None
+    page_sizes: PageSizes = DEFAULT_SIZES
+
+    @staticmethod
+    def empty(
+        batch: int,
+        length: int | None = None,
+        *,
+        num_kv_heads: int,
+        head_dim: int,
+        value_dim: int | None = None,
+        window: int | None = None,
+        dtype: DTypeLike = jnp.float32,
+        page_sizes: PageSizes = DEFAULT_SIZES,
+    ) -> "KVCache":
+        """A cache that holds nothing yet.
+
+        Args:
+          batch: B.
+          length: the most tokens that a row can hold; or
+          window: how many tokens back a token sees, itself among them, however many there are.
+          num_kv_heads, head_dim: K and H.
+          value_dim: Hv; H unless given.
+          dtype: of keys and values.
+          page_sizes: how the places are cut into pages; the default is what was measured to be
+            fast.
+
+        Raises ArgumentError.
+        """
+        sizes = {"batch": batch, "num_kv_heads": num_kv_heads, "head_dim": head_dim}
+        optional = {"length": length, "window": window, "value_dim": value_dim}
+        sizes |= {name: size for name, size in optional.items() if size is not None}
+        problems = [
+            f"{name}: expected an int ≥ 1, got {size!r}"
+            for name, size in sizes.items()
+            if not (checks.is_int(size) and size >= 1)
+        ]
+        if (length is None) == (window is None):
+            problems.append(f"length, window: expected one of them, got {length!r} and {window!r}")
+        problems += checks.dtype_problems("dtype", dtype)
+        checks.raise_all("KVCache.empty", problems)
+        value_dim = head_dim if value_dim is None else value_dim
+        places = page_sizes.places(sizes["length" if window is None else "window"])
+        return KVCache(
+            keys=tuple(jnp.zeros((batch, num_kv_heads, head_dim, n), dtype) for n in places),
+            values=tuple(jnp.zeros((batch, num_kv_heads, n, value_dim), dtype) for n in places),
+            filled=jnp.zeros(batch, jnp.int32),
+            window=window,
+            page_sizes=page_sizes,
+        )
+
+    @property
+    def length(self) -> int:
+        """How many places a row has."""
+        return sum(value.shape[2] for value in self.values)
+
+    @property
+    def nbytes(self) -> int:
+        """Of keys and values."""
+        return sum(page.nbytes for page in (*self.keys, *self.values))
+
+    def positions(self, T: int) -> Int[Array, "B T"]:
+        """The positions of the next T tokens, int32."""
+        return self.filled[:, None] + jnp.arange(T, dtype=jnp.int32)
+
+    def __repr__(self) -> str:
+        B, K, H, _ = self.keys[0].shape
+        places = f"length={self.length}" if self.window is None else f"window={self.window}"
+        value = f"{self.keys[0].dtype} B={B} K={K} H={H} Hv={self.values[0].shape[3]}"
+        return f"KVCache({places}, {value}, {self.nbytes / 2**20:.1f} MiB)"

@@ -1,11 +1,19 @@
 """`jax-attn inspect`: what a checkpoint is, from its headers and its config alone."""
 
+import json
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from jax_attn.cli.status import WrongInput, missing
 from jax_attn.cli.verify_checkpoint import expect_torch_side
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+    from jax_attn.transfer.inspect.contents import Attention, Contents
 
 
 @click.command("inspect")
@@ -27,22 +35,20 @@ def command(checkpoint: Path, as_json: bool) -> None:
     try:
         with load_checkpoint(checkpoint) as tensors:
             plain, wrapped = unwrapped(tensors)
-            found, unreadable = specs(plain)
-            contents = inspect(found, read_config(checkpoint), tensors.tied(), unreadable)
+            described, unreadable = specs(plain)
+            contents = inspect(described, read_config(checkpoint), tensors.tied(), unreadable)
     except TransferError as error:
         if any("pip install" in problem.hint for problem in error.problems):
             missing(str(error))
         raise WrongInput(str(error)) from error
     contents.notes.extend(str(problem) for problem in (*wrapped, *unreadable))
     if as_json:
-        import json
-
         click.echo(json.dumps({"path": str(checkpoint), **contents.as_dict()}, indent=1))
         return
     _print(checkpoint, contents)
 
 
-def _print(checkpoint: Path, contents) -> None:
+def _print(checkpoint: Path, contents: "Contents") -> None:
     from rich.tree import Tree
 
     from jax_attn.parity.judge.text import console
@@ -68,7 +74,7 @@ def _print(checkpoint: Path, contents) -> None:
     console().print(tree)
 
 
-def _text(lines: str):
+def _text(lines: str) -> "Text":
     from rich.text import Text
 
     from jax_attn.transfer.problems import printable
@@ -80,7 +86,7 @@ def _where(places: tuple[str, ...]) -> str:
     return places[0] if len(places) == 1 else f"{places[0]} … {places[-1]}, {len(places)} alike"
 
 
-def _lines(attention):
+def _lines(attention: "Attention") -> Iterator[str]:
     known = {"N": attention.num_heads, "K": attention.num_kv_heads}
     known |= {"H": attention.head_dim, "D": attention.embed_dim}
     letters = ", ".join(f"{k} = {'unknown' if v is None else v}" for k, v in known.items())
@@ -93,8 +99,8 @@ def _lines(attention):
     yield from attention.doubts
 
 
-def _plain(value) -> str:
+def _plain(value: Any) -> str:
     if not isinstance(value, dict):
         return str(value)
-    given = {k: v for k, v in value.items() if v not in (None, False)}
-    return f"({', '.join(k if v is True else f'{k} {v}' for k, v in given.items())})"
+    set_fields = {k: v for k, v in value.items() if v not in (None, False)}
+    return f"({', '.join(k if v is True else f'{k} {v}' for k, v in set_fields.items())})"

@@ -1,17 +1,20 @@
 """`jax-attn port`: a checkpoint carried from torch to Flax, or back, and proved."""
 
+import json
 import os
 import sys
-from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from jax_attn.cli.port_job import Job, imported, prepared
-from jax_attn.cli.status import Exit, WrongInput, expect_installed, missing
+from jax_attn.cli.port_job import Options, Outcome, imported_layout, port
+from jax_attn.cli.status import WrongInput, expect_installed, missing
 from jax_attn.dtypes import DTYPES
 from jax_attn.environment import settle_platforms
+
+if TYPE_CHECKING:
+    from jax_attn.transfer.port.plan import PortPlan
 
 
 @click.command("port")
@@ -46,7 +49,7 @@ from jax_attn.environment import settle_platforms
 def command(
     source: Path,
     target: Path,
-    to: str,
+    to: Literal["flax", "torch"],
     named: str | None,
     num_heads: int | None,
     num_kv_heads: int | None,
@@ -82,143 +85,77 @@ def command(
     ):
         if wrong:
             raise click.UsageError(text)
-    layout = None if named is None else imported(named)
+    options = Options(
+        to=to,
+        layout=None if named is None else imported_layout(named),
+        heads={"--num-heads": num_heads, "--num-kv-heads": num_kv_heads, "--head-dim": head_dim},
+        ignore=ignore,
+        strip=strip,
+        dtype=dtype,
+        lossy=lossy,
+        allow_nonfinite=allow_nonfinite,
+        kind=kind,
+        check=check,
+        dry_run=dry_run,
+    )
     settle_platforms()
-    heads = {"--num-heads": num_heads, "--num-kv-heads": num_kv_heads, "--head-dim": head_dim}
-    values = {"dtype": dtype, "lossy": lossy, "allow_nonfinite": allow_nonfinite}
 
     from jax_attn.transfer import TransferError
 
-    document: dict[str, Any] = {}
+    def show(plan: "PortPlan") -> None:
+        """To people, before anything is written; JSON is one document at the end."""
+        if not as_json:
+            click.echo(plan)
+
+    outcome = Outcome()
     try:
-        job = prepared(source, to, layout, strip, heads)
-        said = _silent if as_json else click.echo
-        options = (kind, ignore, values, check, dry_run)
-        status = _carried_out(job, source, target, *options, said, document)
+        status = port(source, target, options, outcome, show)
     except TransferError as error:
-        document["problems"] = [problem._asdict() for problem in error.problems]
-        _say(document, as_json)
+        outcome.problems = error.problems
+        _print(outcome, as_json)
         if any("pip install" in problem.hint for problem in error.problems):
             missing(str(error))
         raise WrongInput(str(error)) from error
-    _say(document, as_json)
+    _print(outcome, as_json)
     sys.exit(status)
 
 
-class _FailedError(Exception):
-    """What was written is not what it should be."""
-
-
-def _carried_out(
-    job: Job,
-    source: Path,
-    target: Path,
-    kind: str,
-    ignore: tuple[str, ...],
-    values: Mapping[str, Any],
-    check: bool,
-    dry_run: bool,
-    said: Callable[[Any], None],
-    document: dict[str, Any],
-) -> Exit:
-    """Plan, write, prove; the exit status. What is found goes into `document` as it is found.
-
-    said: told the plan before anything is written.
-    """
-    from jax_attn.cli.progress import bytes_counted
-    from jax_attn.transfer import TransferError
-    from jax_attn.transfer.arrays import specs
-    from jax_attn.transfer.files.changed_files import changed
-    from jax_attn.transfer.port.carry_and_prove import Carried, prove
-    from jax_attn.transfer.port.files import read_again, refused_target, staged, unfinished, write
-    from jax_attn.transfer.port.plan import plan_port
-
-    total = sum(spec.nbytes for spec in specs(job.tensors)[0].values())
-    with bytes_counted("looking", total) as looked_at:
-        port = plan_port(
-            job.tensors, job.table, job.to, ignore=ignore, looked_at=looked_at, **values
-        )
-    document |= {"family": job.family, "plan": port}
-    said(port)
-    if problems := [*job.problems, *port.problems, *refused_target(target)]:
-        raise TransferError("port, nothing written", problems)
-    if dry_run:
-        return Exit.PASS
-    if left := unfinished(target):
-        text = f"beside {target}, of a port that was killed or is at work: {', '.join(left)}"
-        click.echo(text, err=True)
-    keys = [key for move in port.moves for key in move.row.keys]
-    record = {"to": job.to, "family": job.family, "keys": keys, "passed_over": port.passed_over}
-    status = Exit.PASS
-    try:
-        with staged(target) as folder:
-            with bytes_counted("writing", total) as looked_at:
-                carried = Carried(port, job.tensors, looked_at)
-                write(folder, carried, kind, record, source, port.dtype)
-            written = read_again(folder)
-            with bytes_counted("proving", total) as looked_at:
-                proof = prove(port, job.tensors, written, looked_at)
-            proof = proof._replace(problems=[*proof.problems, *changed(job.stamps)])
-            document["proof"] = proof
-            if proof.problems:
-                raise _FailedError
-            if check:
-                status = _checked(job, port, written, document)
-            if status == Exit.FAIL:
-                raise _FailedError
-    except _FailedError:
-        return Exit.FAIL
-    document["written"] = str(target)
-    return status
-
-
-def _checked(job: Job, port: Any, written: Mapping[str, Any], document: dict[str, Any]) -> Exit:
-    """Verify the attention of what was written."""
-    from jax_attn.cli.progress import tracked
-    from jax_attn.parity.checkpoint.verify_port import survey_port, verify_port
-    from jax_attn.parity.judge.compare import Verdict
-
-    found = survey_port(job.tensors, job.config, port, job.table.sizes)
-    verified = ([verify_port(item, job.tensors, written, port)] for item in found)
-    results = tracked(verified, len(found))
-    document["check"] = results
-    return Exit[Verdict.worst(result.verdict for result in results)]
-
-
-def _silent(_: Any) -> None:
-    """JSON is one document, at the end."""
-
-
-def _say(document: dict[str, Any], as_json: bool) -> None:
-    """What is known so far, on stdout; but for the plan, which people were told before."""
+def _print(outcome: Outcome, as_json: bool) -> None:
+    """What is known of a port, on stdout; to people without the plan, which they have seen."""
     if as_json:
-        import json
-
-        from jax_attn import environment
-        from jax_attn.report import results as report
-
-        plain = dict(document)
-        if "plan" in plain:
-            plain["plan"] = plain["plan"].as_dict()
-        if "proof" in plain:
-            plain["proof"] = plain["proof"].as_dict()
-        if "check" in plain:
-            plain["check"] = json.loads(report.as_json(plain["check"], environment.describe(), []))
-        click.echo(json.dumps(plain, indent=1))
+        click.echo(json.dumps(_document(outcome), indent=1))
         return
-    if "check" in document:
+    if outcome.check is not None:
         from jax_attn.parity.judge.text import console
         from jax_attn.report.results import cases_table
 
-        console().print(cases_table(document["check"]))
-        for result in document["check"]:
+        console().print(cases_table(outcome.check))
+        for result in outcome.check:
             if result.reasons:
                 console().print(f"{result.name}: {'; '.join(map(str, result.reasons))}")
-    if "proof" in document:
-        for problem in document["proof"].problems:
+    if outcome.proof is not None:
+        for problem in outcome.proof.problems:
             click.echo(problem)
-        click.echo(document["proof"])
-    if "written" in document:
-        click.echo(f"written: {document['written']}")
-    elif "proof" in document:
-        click.echo("nothing kept")
+        click.echo(outcome.proof)
+        kept = outcome.written is not None
+        click.echo(f"written: {outcome.written}" if kept else "nothing kept")
+
+
+def _document(outcome: Outcome) -> dict[str, Any]:
+    """What is known of a port, as plain data."""
+    from jax_attn import environment
+    from jax_attn.report import results as report
+
+    document: dict[str, Any] = {}
+    if outcome.plan is not None:
+        document |= {"family": outcome.family, "plan": outcome.plan.as_dict()}
+    if outcome.proof is not None:
+        document["proof"] = outcome.proof.as_dict()
+    if outcome.check is not None:
+        cases = report.as_json(outcome.check, environment.describe(), [])
+        document["check"] = json.loads(cases)
+    if outcome.written is not None:
+        document["written"] = outcome.written
+    if outcome.problems:
+        document["problems"] = [problem._asdict() for problem in outcome.problems]
+    return document

@@ -3,10 +3,15 @@
 import os
 from collections import Counter
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from jax_attn.cli.status import WrongInput
+
+if TYPE_CHECKING:
+    from jax_attn.parity.judge.not_run import NotRun
+    from jax_attn.parity.judge.result import Result
 
 
 def expect_torch_side(path: Path) -> None:
@@ -25,18 +30,20 @@ def expect_torch_side(path: Path) -> None:
         raise WrongInput(f"{path}: expected torch's side, got the Flax side of a port: {first}")
 
 
-def verify_checkpoint(path: Path, num_heads: int | None, num_kv_heads: int | None):
-    """(results, compiled) of every attention layer in a checkpoint, with a progress bar on stderr.
+def verify_checkpoint(
+    path: Path, num_heads: int | None, num_kv_heads: int | None
+) -> "tuple[list[Result], list[NotRun]]":
+    """(results, not run) of every attention layer in a checkpoint, with a bar on stderr.
 
-    num_heads, num_kv_heads: where no config.json beside the checkpoint says. Nothing is
-    compiled apart, so that `compiled` is empty.
+    num_heads, num_kv_heads: where no config.json beside the checkpoint has them. Every layer is
+    run, so that the second list is empty.
     """
     for option, value in (("--num-heads", num_heads), ("--num-kv-heads", num_kv_heads)):
         if value is not None and (isinstance(value, bool) or value < 1):
             raise click.UsageError(f"{option}: expected a whole number above 0, got {value!r}")
 
     from jax_attn.cli.progress import tracked
-    from jax_attn.parity.checkpoint.layer import AttentionLayer, verify_layer
+    from jax_attn.parity.checkpoint.layer import verify_layer
     from jax_attn.parity.checkpoint.survey import survey
     from jax_attn.transfer import TransferError, load_checkpoint
     from jax_attn.transfer.inspect.config import UnknownHeadsError, read_config
@@ -44,17 +51,12 @@ def verify_checkpoint(path: Path, num_heads: int | None, num_kv_heads: int | Non
 
     try:
         with load_checkpoint(path) as checkpoint:
-            found = survey(checkpoint, read_config(path), num_heads, num_kv_heads)
-            names = Counter(pattern(item.name) for item in found)
-            for name, times in names.items():
+            layers = survey(checkpoint, read_config(path), num_heads, num_kv_heads)
+            for name, times in Counter(pattern(layer.name) for layer in layers).items():
                 click.echo(f"found {name}, {times} times", err=True)
-            verified = (
-                [verify_layer(item, checkpoint) if isinstance(item, AttentionLayer) else item]
-                for item in found
-            )
-            results = tracked(verified, len(found))
+            batches = ([verify_layer(layer, checkpoint)] for layer in layers)
+            return tracked(batches, len(layers)), []
     except UnknownHeadsError as error:
         raise click.UsageError(str(error)) from error
     except (TransferError, OSError) as error:
         raise WrongInput(str(error)) from error
-    return results, []

@@ -1,8 +1,9 @@
 """A known family's attention weights as torch_ref names them, straight from a file's own tensors.
 
-No transfer table has a say: `SPELLED` says how the projections are called and how one that holds
-all three is laid out, and the rows are cut out of it. So what a table gets wrong is seen. Letters:
-N and K query and key/value heads, G = N // K, H head_dim.
+Shares nothing with the transfer tables, by intent: they are what is verified, and one table for
+both sides would agree with itself. `SPELLED` says again how the projections are called and how one
+that holds all three is laid out, and the rows are cut out of it. Letters: N and K query and
+key/value heads, G = N // K, H head_dim.
 """
 
 from collections.abc import Mapping
@@ -65,22 +66,22 @@ def state(family: str, traits: Traits, tensors: Arrays) -> dict[str, np.ndarray]
         known = " or ".join(", ".join((*s.projections, s.out)) for s in SPELLED[family])
         text = f"expected the weights of {known}, got {', '.join(sorted(tensors))}"
         raise TransferError("reading a block", [Problem("missing", family, text)])
-    made = {}
+    rows: dict[str, np.ndarray] = {}
     for kind in ("weight", "bias"):
         keys = [f"{name}.{kind}" for name in spelled.projections]
         if all(key in tensors for key in keys):
             parts = _three([_rows(tensors[key], spelled) for key in keys], spelled, traits, keys)
             if spelled.pairs_apart:
                 parts[:2] = (_halves(part, traits) for part in parts[:2])
-            made |= {f"{role}_proj.{kind}": p for role, p in zip("qkv", parts, strict=True)}
+            rows |= {f"{role}_proj.{kind}": p for role, p in zip("qkv", parts, strict=True)}
         if (key := f"{spelled.out}.{kind}") in tensors:
-            made[f"out_proj.{kind}"] = _rows(tensors[key], spelled)
+            rows[f"out_proj.{kind}"] = _rows(tensors[key], spelled)
     for name in ("q_norm.weight", "q_norm.bias", "k_norm.weight", "k_norm.bias"):
         if name in tensors:
-            made[name] = tensors[name]
+            rows[name] = tensors[name]
     if spelled.table and (key := bias_table(family)) in tensors:
-        made["position_bias.weight"] = tensors[key]
-    return made
+        rows["position_bias.weight"] = tensors[key]
+    return rows
 
 
 def bias_table(family: str) -> str:

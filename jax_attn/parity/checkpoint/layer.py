@@ -8,6 +8,7 @@ import math
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import jax
 import numpy as np
@@ -22,6 +23,7 @@ from jax_attn.transfer import LAYOUTS, Layout, Problem, TransferError, export, l
 from jax_attn.transfer.families import Traits
 
 Arrays = Mapping[str, np.ndarray]
+Call = Callable[..., dict[str, Any]]
 
 B, T, S = 2, 13, 11
 TRANSFORMS_OF_LAYERS = ("eager", "jit")
@@ -49,31 +51,33 @@ class AttentionLayer:
     notes: tuple[str, ...] = ()
 
 
-def verify_layer(layer: AttentionLayer, tensors: Arrays) -> Result:
+def verify_layer(layer: AttentionLayer | Result, tensors: Arrays) -> Result:
     """The verdict on one layer: its weights bit for bit, outputs and gradients within budget.
 
-    tensors: the checkpoint's, by its own keys, of which only the layer's are read. Raises
-    TransferError where they are not of the sizes that the layer's traits give.
+    layer: as surveyed; a Result, of what is not rebuilt, stays as it is. tensors: the checkpoint's,
+    by its own keys, of which only the layer's are read. Raises TransferError where they are not of
+    the sizes that the layer's traits give.
     """
-    arrays = read(layer, tensors)
-    infinite = [key for key, a in arrays.items() if not np.isfinite(a).all()]
-    if infinite:
+    if isinstance(layer, Result):
+        return layer
+    arrays = read_layer(layer, tensors)
+    if infinite := [key for key, a in arrays.items() if not np.isfinite(a).all()]:
         reason = f"not rebuilt: expected finite numbers, got others in {', '.join(infinite)}"
         doubts = (reason, *layer.doubts)
         return unmeasured(layer.name, layer.dtype, doubts=doubts, notes=layer.notes)
     with x64_for(layer.dtype):
         port = flax_side(layer, arrays)
-        result = compared(layer, torch_side(layer, arrays), port)
+        result = compare(layer, torch_side(layer, arrays), port)
         returned = export(port, layer.layout)
     return replace(result, failures=(*result.failures, *_not_returned(arrays, returned)))
 
 
-def read(layer: AttentionLayer, tensors: Arrays) -> dict[str, np.ndarray]:
+def read_layer(layer: AttentionLayer, tensors: Arrays) -> dict[str, np.ndarray]:
     """The layer's arrays by the keys that its table has."""
-    given = {key: tensors[key] for key in layer.keys}
-    given |= {key: tensors[other] for key, other in layer.borrowed.items()}
+    arrays = {key: tensors[key] for key in layer.keys}
+    arrays |= {key: tensors[other] for key, other in layer.borrowed.items()}
     dtype = jax.numpy.dtype(layer.dtype)
-    return given | {key: np.zeros(shape, dtype) for key, shape in layer.zeros.items()}
+    return arrays | {key: np.zeros(shape, dtype) for key, shape in layer.zeros.items()}
 
 
 def torch_side(layer: AttentionLayer, arrays: Arrays) -> torch.nn.Module:
@@ -99,7 +103,7 @@ def flax_side(layer: AttentionLayer, arrays: Arrays) -> nnx.Module:
     return module
 
 
-def compared(layer: AttentionLayer, reference: torch.nn.Module, port: nnx.Module) -> Result:
+def compare(layer: AttentionLayer, reference: torch.nn.Module, port: nnx.Module) -> Result:
     """The verdict on the two sides of a layer, with what is known of it."""
     seed = zlib.crc32(layer.name.encode())
     N, K, H = layer.traits.sizes
@@ -155,34 +159,44 @@ def inputs(traits: Traits, seed: int) -> dict[str, np.ndarray]:
     (B, S, kdim) and value (B, S, vdim), too; lengths (B,); for rotary positions, positions (T,).
     """
     rng = np.random.default_rng(seed)
-    given = {"query": rng.standard_normal((B, T, traits.embed_dim))}
+    arrays: dict[str, np.ndarray] = {"query": rng.standard_normal((B, T, traits.embed_dim))}
     if traits.cross or traits.widths != (traits.embed_dim, traits.embed_dim):
         kdim, vdim = traits.widths
-        given["key"] = rng.standard_normal((B, S, kdim))
-        given["value"] = rng.standard_normal((B, S, vdim))
+        arrays["key"] = rng.standard_normal((B, S, kdim))
+        arrays["value"] = rng.standard_normal((B, S, vdim))
     if traits.rotary is not None:
         # So far apart that the slowest pairs turn: else a scaling, a base, a key bias hardly count.
-        given["positions"] = 3 + 260 * np.arange(T, dtype=np.int32)
-    return given | {"lengths": np.array([S, S // 2], np.int32)}
+        arrays["positions"] = 3 + 260 * np.arange(T, dtype=np.int32)
+    return arrays | {"lengths": np.array([S, S // 2], np.int32)}
 
 
-def _torch_call(traits: Traits):
+def _torch_call(traits: Traits) -> Call:
     causal = replace(traits, is_causal=True)
 
-    def call(module, query, lengths, key=None, value=None, positions=None):
+    def mask(query: torch.Tensor, key: torch.Tensor | None, lengths: torch.Tensor) -> torch.Tensor:
         T, S = query.shape[1], (query if key is None else key).shape[1]
-        visible = rebuild.torch_mask(causal, lengths, T, S)
-        masked = module(query, key, value, visible, positions=positions)
-        return {"output": module(query, key, value, positions=positions), "masked": masked}
+        return rebuild.torch_mask(causal, lengths, T, S)
 
-    return call
+    return _call(mask)
 
 
-def _flax_call(traits: Traits):
+def _flax_call(traits: Traits) -> Call:
     causal = replace(traits, is_causal=True)
+    return _call(lambda query, key, lengths: rebuild.flax_mask(causal, lengths))
 
-    def call(module, query, lengths, key=None, value=None, positions=None):
-        visible = rebuild.flax_mask(causal, lengths)
+
+def _call(mask: Callable[..., Any]) -> Call:
+    """Both sides are called alike: without a mask, and with that of (query, key, lengths)."""
+
+    def call(
+        module: Any,
+        query: Any,
+        lengths: Any,
+        key: Any = None,
+        value: Any = None,
+        positions: Any = None,
+    ) -> dict[str, Any]:
+        visible = mask(query, key, lengths)
         masked = module(query, key, value, visible, positions=positions)
         return {"output": module(query, key, value, positions=positions), "masked": masked}
 
@@ -200,11 +214,11 @@ def _shape(arrays: Mapping[str, np.ndarray | torch.Tensor], name: str) -> str:
     return str([*arrays[name].shape]) if name in arrays else "none"
 
 
-def _not_returned(given: Arrays, returned: Arrays) -> tuple[str, ...]:
+def _not_returned(arrays: Arrays, returned: Arrays) -> tuple[str, ...]:
     return tuple(
         f"weights: {key!r} does not come back from the port as it was, bit for bit"
-        for key in given
-        if key not in returned or given[key].tobytes() != returned[key].tobytes()
+        for key, array in arrays.items()
+        if key not in returned or array.tobytes() != returned[key].tobytes()
     )
 
 

@@ -3,6 +3,7 @@
 from functools import partial
 from typing import Any
 
+import jax
 import torch
 from flax import nnx
 
@@ -32,19 +33,19 @@ def flax_module(traits: Traits, dtype: str) -> nnx.Module:
     }
     N, K, _ = traits.sizes
 
-    def made():
+    def module() -> nnx.Module:
         rngs = nnx.Rngs(0)
         bias = None if traits.bias is None else _flax_bias(traits.bias, N, dtype, rngs)
         return nn.GroupedQueryAttention(
             traits.embed_dim, N, K, **options, position_bias=bias, rngs=rngs
         )
 
-    module = nnx.eval_shape(made)
-    module.eval()
-    return module
+    abstract = nnx.eval_shape(module)
+    abstract.eval()
+    return abstract
 
 
-def flax_mask(traits: Traits, lengths) -> Mask:
+def flax_mask(traits: Traits, lengths: jax.Array) -> Mask:
     """What the block's queries may see of rows of `lengths` (B,) tokens, padding behind."""
     mask = Mask.lengths(lengths)
     if traits.is_causal:
@@ -94,20 +95,22 @@ def _rotary(library: Any, traits: RotaryTraits) -> Any:
 
 
 def _flax_bias(bias: BiasTraits, num_heads: int, dtype: str, rngs: nnx.Rngs) -> Any:
-    relative = partial(nn.RelativeBias, param_dtype=dtype, rngs=rngs)
-    return {"alibi": Alibi, "relative": relative}[bias.kind](num_heads, **bias.fields)
+    if bias.kind == "alibi":
+        return Alibi(num_heads, **bias.fields)
+    return nn.RelativeBias(num_heads, **bias.fields, param_dtype=dtype, rngs=rngs)
 
 
 def _torch_bias(bias: BiasTraits, num_heads: int) -> Any:
-    kinds = {"alibi": position_bias.Alibi, "relative": position_bias.RelativeBias}
-    return kinds[bias.kind](num_heads, **bias.fields)
+    kind = position_bias.Alibi if bias.kind == "alibi" else position_bias.RelativeBias
+    return kind(num_heads, **bias.fields)
 
 
 def _flax_norm(norm: NormTraits) -> Any:
-    kinds = {"rms": nnx.RMSNorm, "layer": partial(nnx.LayerNorm, use_fast_variance=False)}
-    return partial(kinds[norm.kind], epsilon=norm.epsilon)
+    if norm.kind == "rms":
+        return partial(nnx.RMSNorm, epsilon=norm.epsilon)
+    return partial(nnx.LayerNorm, use_fast_variance=False, epsilon=norm.epsilon)
 
 
 def _torch_norm(norm: NormTraits) -> Any:
-    kinds = {"rms": torch.nn.RMSNorm, "layer": torch.nn.LayerNorm}
-    return partial(kinds[norm.kind], eps=norm.epsilon)
+    kind = torch.nn.RMSNorm if norm.kind == "rms" else torch.nn.LayerNorm
+    return partial(kind, eps=norm.epsilon)

@@ -15,7 +15,6 @@ from jax_attn.parity.checkpoint.layer import AttentionLayer, unmeasured
 from jax_attn.parity.judge.result import Result
 from jax_attn.parity.run.jax_settings import x64_for
 from jax_attn.transfer import (
-    Checkpoint,
     Layout,
     Problem,
     TransferError,
@@ -33,6 +32,7 @@ from jax_attn.transfer.inspect.config import HeadCounts, head_counts, seen_from
 from jax_attn.transfer.inspect.discover import AttentionBlock, UnreadBlock, discover
 from jax_attn.transfer.inspect.lacks import lacking
 from jax_attn.transfer.port.checks import other_layers
+from jax_attn.transfer.port.files import LazyTensors
 from jax_attn.transfer.table.rows import Row
 from jax_attn.transfer.table.step import HeadSizes, Step
 
@@ -46,7 +46,7 @@ _SHOWN = 8
 
 
 def survey(
-    checkpoint: Checkpoint,
+    checkpoint: LazyTensors,
     config: Config | None,
     num_heads: int | None = None,
     num_kv_heads: int | None = None,
@@ -84,7 +84,7 @@ def _layers_of_family(
     family: Family,
     blocks: Sequence[tuple[Place, Traits]],
     config: Config,
-    checkpoint: Checkpoint,
+    checkpoint: LazyTensors,
     options: Options,
 ) -> list[AttentionLayer | Result]:
     layers = [_family_layer(family, *block, config, checkpoint) for block in blocks]
@@ -101,7 +101,7 @@ def _layers_of_family(
 
 
 def _family_layer(
-    family: Family, place: Place, traits: Traits, config: Config, checkpoint: Checkpoint
+    family: Family, place: Place, traits: Traits, config: Config, checkpoint: LazyTensors
 ) -> AttentionLayer | Result:
     prefix, borrowed = place.torch, {}
     layout = family.block(config).under(prefix, "").spelled_as(checkpoint)
@@ -131,7 +131,7 @@ def _family_layer(
     )
 
 
-def _misfits(layer: AttentionLayer, checkpoint: Checkpoint) -> list[Problem]:
+def _misfits(layer: AttentionLayer, checkpoint: LazyTensors) -> list[Problem]:
     """What the file has otherwise than the config says."""
     with x64_for(layer.dtype):
         try:
@@ -144,7 +144,7 @@ def _misfits(layer: AttentionLayer, checkpoint: Checkpoint) -> list[Problem]:
 class _LayerTensors(dict[str, str]):
     """A layer's tensors in a checkpoint, by the keys of its table; describes them, reads none."""
 
-    def __init__(self, checkpoint: Checkpoint, layer: AttentionLayer):
+    def __init__(self, checkpoint: LazyTensors, layer: AttentionLayer):
         super().__init__({key: key for key in layer.keys} | {**layer.borrowed})
         self.describe = lambda key: checkpoint.describe(self[key])
 
@@ -166,7 +166,7 @@ _PROJECTIONS = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "out_proj"}
 
 
 def _layers_by_spelling(
-    checkpoint: Checkpoint, config: Config, options: Options, why: tuple[str, ...] = ()
+    checkpoint: LazyTensors, config: Config, options: Options, why: tuple[str, ...] = ()
 ) -> list[AttentionLayer | Result]:
     """why: what a family's table has no place for, where the config names a family."""
     specs = {key: checkpoint.describe(key) for key in checkpoint}

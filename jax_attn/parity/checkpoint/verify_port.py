@@ -12,12 +12,19 @@ from typing import Any
 import numpy as np
 
 from jax_attn.parity.checkpoint import rebuild
-from jax_attn.parity.checkpoint.layer import AttentionLayer, compared, read, torch_side, unmeasured
+from jax_attn.parity.checkpoint.layer import (
+    AttentionLayer,
+    compare,
+    read_layer,
+    torch_side,
+    unmeasured,
+)
 from jax_attn.parity.checkpoint.survey import survey
 from jax_attn.parity.judge.result import Result
 from jax_attn.parity.run.jax_settings import x64_for
 from jax_attn.transfer import Layout, TransferError, as_numpy, flatten, load, row
 from jax_attn.transfer.inspect.config import Config, UnknownHeadsError
+from jax_attn.transfer.port.files import LazyTensors
 from jax_attn.transfer.port.plan import PortPlan
 from jax_attn.transfer.port.values import recast
 from jax_attn.transfer.table.steps import HeadSizes
@@ -34,7 +41,7 @@ class Ported:
 
 
 def survey_port(
-    source: Mapping[str, Any], config: Config | None, plan: PortPlan, sizes: HeadSizes | None
+    source: LazyTensors, config: Config | None, plan: PortPlan, sizes: HeadSizes | None
 ) -> list[Ported | Result]:
     """The attention that a port carried, and a Result for each block that is not rebuilt.
 
@@ -42,11 +49,11 @@ def survey_port(
     """
     N, K, _ = sizes or (None, None, None)
     try:
-        found = survey(source, config, N, K)
+        layers = survey(source, config, N, K)
     except (UnknownHeadsError, TransferError) as error:
         doubts = (f"not rebuilt: {error}",)
         return [unmeasured("attention", "unknown", doubts=doubts, notes=(STATEMENT,))]
-    return [_found(item, plan) if isinstance(item, AttentionLayer) else item for item in found]
+    return [x if isinstance(x, Result) else _located(x, plan) for x in layers]
 
 
 def verify_port(
@@ -57,23 +64,23 @@ def verify_port(
         return ported
     layer = ported.layer
     arrays = {path: as_numpy(written[at], at) for path, at in ported.paths.items()}
-    rows = read(layer, source)
+    rows = read_layer(layer, source)
     if plan.dtype is not None:
         layer = replace(layer, dtype=plan.dtype)
         rows = {key: recast(array, plan.dtype) for key, array in rows.items()}
     if not all(np.isfinite(array).all() for array in rows.values()):
         return _doubted(layer, "expected finite numbers")
     with x64_for(layer.dtype):
-        ours = rebuild.flax_module(layer.traits, layer.dtype)
+        port = rebuild.flax_module(layer.traits, layer.dtype)
         try:
             reference = torch_side(layer, rows)
-            load(ours, arrays, Layout(*(row(path, path) for path in arrays)))
+            load(port, arrays, Layout(*(row(path, path) for path in arrays)))
         except TransferError as error:
             return replace(_doubted(layer, "of other sizes"), failures=(str(error),))
-        return compared(layer, reference, ours)
+        return compare(layer, reference, port)
 
 
-def _found(layer: AttentionLayer, plan: PortPlan) -> Ported | Result:
+def _located(layer: AttentionLayer, plan: PortPlan) -> Ported | Result:
     """Where the arrays of a layer's module were written, by their names: not as a table says."""
     keys = {*layer.keys, *layer.borrowed.values()}
     written = [
@@ -81,10 +88,11 @@ def _found(layer: AttentionLayer, plan: PortPlan) -> Ported | Result:
     ]
     with x64_for(layer.dtype):
         needed = flatten(rebuild.flax_module(layer.traits, layer.dtype))
-    at = {path: [w for w in written if f".{w}".endswith(f".{path}")] for path in needed}
-    if lost := [path for path, found in at.items() if len(found) != 1]:
-        return _doubted(layer, f"expected one path that ends in {lost[0]}, got {at[lost[0]]}")
-    return Ported(layer, {path: found[0] for path, found in at.items()})
+    ends = {path: [w for w in written if f".{w}".endswith(f".{path}")] for path in needed}
+    for path, candidates in ends.items():
+        if len(candidates) != 1:
+            return _doubted(layer, f"expected one path that ends in {path}, got {candidates}")
+    return Ported(layer, {path: candidates[0] for path, candidates in ends.items()})
 
 
 def _doubted(layer: AttentionLayer, why: str) -> Result:

@@ -2,11 +2,13 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from jax_attn.transfer.arrays import Spec, describe, read
 from jax_attn.transfer.problems import Problem, nearest
 from jax_attn.transfer.table.reasons import WRAPPERS
+
+T = TypeVar("T", bound=Mapping[str, Any])
 
 
 class Renamed(Mapping[str, Any]):
@@ -35,7 +37,7 @@ class Renamed(Mapping[str, Any]):
         return read(self._tensors, self._keys[key])
 
 
-def stripped(tensors: Mapping[str, Any], prefix: str) -> tuple[Mapping[str, Any], list[Problem]]:
+def stripped(tensors: T, prefix: str) -> tuple["T | Renamed", list[Problem]]:
     """The same tensors, `prefix` taken from the keys that begin with it; and what is wrong with it.
 
     prefix: with or without the dot behind it; "" for none.
@@ -56,9 +58,7 @@ def stripped(tensors: Mapping[str, Any], prefix: str) -> tuple[Mapping[str, Any]
     return Renamed(tensors, dict(zip(names, tensors, strict=True))), problems
 
 
-def unwrapped(
-    tensors: Mapping[str, Any], known: Iterable[str] = ()
-) -> tuple[Mapping[str, Any], list[Problem]]:
+def unwrapped(tensors: T, known: Iterable[str] = ()) -> tuple["T | Renamed", list[Problem]]:
     """The same tensors without the prefixes of wrappers, each of them a problem: nobody asked.
 
     known: patterns of keys that a table has; a wrapper's prefix that begins one is its own.

@@ -47,7 +47,7 @@ def uneven(layout: Layout, names: Iterable[str], side: str) -> list[Problem]:
         by_pattern = {n: bindings([n], names) for r in group.rows for n in getattr(r, side)}
         if met := [name for name, found in by_pattern.items() if found]:
             layers = {int(value) for name in met for ((_, value),) in by_pattern[name]}
-            had[met[0][: _FIRST_HOLE.search(met[0]).start()]][met[0]] = layers
+            had[met[0].partition("{")[0]][met[0]] = layers
     strays, problems = _strays(layout, names), []
     for stem, patterns in had.items():
         layers = set().union(*patterns.values())
@@ -190,9 +190,9 @@ def other_layers(config: Mapping[str, Any], blocks: Iterable[Place]) -> list[Pro
     """Layers that the config counts and the checkpoint lacks, or the reverse."""
     found: dict[str, set[int]] = defaultdict(set)  # what stands before the number -> layers
     for place in blocks:
-        stem, layer = re.match(r"(.*?)(\d+)", place.torch).groups()
+        stem, layer, _ = re.split(r"(\d+)", place.torch, maxsplit=1)
         found[stem].add(int(layer))
-    problems = []
+    problems: list[Problem] = []
     for stem, layers in (found or {"layer ": set()}).items():
         names = (*DECODER_LAYERS * ("decoder" in stem.split(".")), *LAYERS)
         read = Reading(config)

@@ -15,12 +15,19 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from jax_attn.transfer.files.checkpoint import load_checkpoint
+from jax_attn.transfer.files.checkpoint import Checkpoint, load_checkpoint
+from jax_attn.transfer.files.prefixes import Renamed
 from jax_attn.transfer.files.safetensors_file import unique
 from jax_attn.transfer.files.writing import save_checkpoint
 from jax_attn.transfer.problems import Problem, TransferError, file_error
+
+if TYPE_CHECKING:
+    from jax_attn.transfer.files.orbax_folder import OrbaxFolder
+
+LazyTensors: TypeAlias = "Checkpoint | OrbaxFolder | Renamed"
+"""A checkpoint of either side, or a view of one, whose shapes and dtypes are known unread."""
 
 FORMATS = ("safetensors", "orbax")
 CONFIGS = ("config.json", "params.json")
@@ -115,7 +122,7 @@ def write(
     _write_whole(folder / RECORD, document.encode())
 
 
-def read_again(path: Path) -> Mapping[str, Any]:
+def read_again(path: Path) -> "Checkpoint | OrbaxFolder":
     """The tensors of a port, or of any checkpoint, as a lazy mapping. Raises TransferError."""
     for folder in (path / _STATE, path):
         if (folder / "_METADATA").is_file():

@@ -75,6 +75,11 @@ class PortPlan:
             "problems": [problem._asdict() for problem in self.problems],
         }
 
+    @property
+    def source_bytes(self) -> int:
+        """Of all tensors that are there."""
+        return sum(spec.nbytes for spec in self.sources.values())
+
     def _dtype(self, move: Move) -> str:
         spec = self.targets.get(self.made(move)[0])
         return spec.dtype if spec else "–"

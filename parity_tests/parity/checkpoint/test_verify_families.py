@@ -16,7 +16,7 @@ from helpers.torch_checkpoints import INCONCLUSIVE, PASS, USAGE, document, run
 from jax_attn.parity.checking.weights import compare_weights
 from jax_attn.parity.checkpoint import family_spellings
 from jax_attn.parity.checkpoint import layer as rebuilding
-from jax_attn.parity.checkpoint.layer import flax_side, read, torch_side, verify_layer
+from jax_attn.parity.checkpoint.layer import flax_side, read_layer, torch_side, verify_layer
 from jax_attn.parity.checkpoint.survey import survey
 from jax_attn.transfer import LAYOUTS, load_checkpoint
 from jax_attn.transfer.inspect.config import read_config
@@ -106,7 +106,7 @@ CASES = {
 
 def other_weights(layer, checkpoint):
     """Those that the two sides read otherwise."""
-    arrays = read(layer, checkpoint)
+    arrays = read_layer(layer, checkpoint)
     sides = torch_side(layer, arrays), flax_side(layer, arrays)
     return compare_weights(*sides, LAYOUTS["gqa"]).differences
 

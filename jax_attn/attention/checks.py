@@ -80,7 +80,8 @@ def dtype_problems(name: str, dtype: object) -> list[str]:
         spelling = repr(dtype)
     if spelling not in DTYPES:
         return [f"{name}: expected {', '.join(DTYPES)}, got dtype {spelling}"]
-    if spelling == "float64" and not jax.config.read("jax_enable_x64"):
+    # jax makes its options attributes only when it is imported.
+    if spelling == "float64" and not jax.config.jax_enable_x64:  # type: ignore[attr-defined]
         return [f"{name}: {HOW_TO_ENABLE_X64}"]
     return []
 

@@ -3,7 +3,7 @@
 from functools import partial
 
 from jax_attn.transfer.families.config import Reading
-from jax_attn.transfer.families.decoders import MLP, NORMS, heads
+from jax_attn.transfer.families.decoders import heads, mlp, norms
 from jax_attn.transfer.families.family import BiasTraits, Family, Place, Traits
 from jax_attn.transfer.table.layout import Layout
 from jax_attn.transfer.table.layouts import BY_TURNS, EMBEDDING, FROM_HEADS, LAYER_NORM
@@ -20,7 +20,7 @@ def _rest(config: Reading) -> Layout:
     return Layout(
         EMBEDDING.under("word_embeddings", "token_embedding"),
         LAYER_NORM.under("word_embeddings_layernorm", "embedding_norm"),
-        (NORMS + MLP).under("h.{layer}", "layers.{layer}"),
+        (norms() + mlp()).under("h.{layer}", "layers.{layer}"),
         LAYER_NORM.under("ln_f", "final_norm"),
     )
 

@@ -2,26 +2,29 @@
 
 from jax_attn.transfer.families.config import Reading
 from jax_attn.transfer.table.layout import Layout
-from jax_attn.transfer.table.layouts import BIASLESS, LAYER_NORM, LINEAR, RMS_NORM
+from jax_attn.transfer.table.layouts import BIASLESS, LAYER_NORM, LINEAR
 from jax_attn.transfer.table.rows import tied
 
-NORMS = Layout(
-    LAYER_NORM.under("input_layernorm", "attention_norm"),
-    LAYER_NORM.under("post_attention_layernorm", "mlp_norm"),
-)
-RMS_NORMS = Layout(
-    RMS_NORM.under("input_layernorm", "attention_norm"),
-    RMS_NORM.under("post_attention_layernorm", "mlp_norm"),
-)
-MLP = Layout(
-    LINEAR.under("mlp.dense_h_to_4h", "mlp.up"),
-    LINEAR.under("mlp.dense_4h_to_h", "mlp.down"),
-)
 TASKS = Layout(
     LINEAR.under("score", "classifier"),
     LINEAR.under("classifier", "token_classifier"),
     LINEAR.under("qa_outputs", "qa_outputs"),
 )
+
+
+def norms(norm: Layout = LAYER_NORM) -> Layout:
+    """The table of a block's two norms."""
+    return Layout(
+        norm.under("input_layernorm", "attention_norm"),
+        norm.under("post_attention_layernorm", "mlp_norm"),
+    )
+
+
+def mlp(dense: Layout = LINEAR) -> Layout:
+    """The table of a perceptron of two layers."""
+    return Layout(
+        dense.under("mlp.dense_h_to_4h", "mlp.up"), dense.under("mlp.dense_4h_to_h", "mlp.down")
+    )
 
 
 def heads(config: Reading, embedding: str, *, tied_by_default: bool = True) -> Layout:

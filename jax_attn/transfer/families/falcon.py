@@ -7,7 +7,7 @@ import math
 from functools import partial
 
 from jax_attn.transfer.families.config import Reading
-from jax_attn.transfer.families.decoders import MLP, NORMS, heads
+from jax_attn.transfer.families.decoders import heads, mlp, norms
 from jax_attn.transfer.families.family import BiasTraits, Family, Place, Traits
 from jax_attn.transfer.families.rope import FREQUENCIES, rotary
 from jax_attn.transfer.table.layout import Layout
@@ -18,6 +18,7 @@ from jax_attn.transfer.table.layouts import (
     FROM_HEADS,
     IN_TURN,
     LAYER_NORM,
+    LINEAR,
 )
 from jax_attn.transfer.table.step import HeadSizes
 
@@ -50,9 +51,10 @@ def _block(config: Reading) -> Layout:
 
 
 def _rest(config: Reading) -> Layout:
+    dense = LINEAR if config.flag("bias", default=False) else BIASLESS
     return Layout(
         EMBEDDING.under("word_embeddings", "token_embedding"),
-        (_norms(config) + _mlp(config)).under("h.{layer}", "layers.{layer}"),
+        (_norms(config) + mlp(dense)).under("h.{layer}", "layers.{layer}"),
         LAYER_NORM.under("ln_f", "final_norm"),
     )
 
@@ -62,21 +64,12 @@ def _norms(config: Reading) -> Layout:
     usual = 2 if _form(config) == "grouped" else 1
     count = config.number("num_ln_in_parallel_attn", default=usual)
     if not config.flag("parallel_attn", default=True):
-        return NORMS
+        return norms()
     if count == 2:
         return Layout(
             LAYER_NORM.under("ln_attn", "attention_norm"), LAYER_NORM.under("ln_mlp", "mlp_norm")
         )
     return LAYER_NORM.under("input_layernorm", "attention_norm")
-
-
-def _mlp(config: Reading) -> Layout:
-    if config.flag("bias", default=False):
-        return MLP
-    return Layout(
-        BIASLESS.under("mlp.dense_h_to_4h", "mlp.up"),
-        BIASLESS.under("mlp.dense_4h_to_h", "mlp.down"),
-    )
 
 
 def _traits(config: Reading, prefix: str) -> Traits:

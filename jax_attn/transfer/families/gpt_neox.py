@@ -1,7 +1,7 @@
 """GPT-NeoX (Pythia too): query, key and value by turns, of each head a part turns."""
 
 from jax_attn.transfer.families.config import Reading
-from jax_attn.transfer.families.decoders import MLP, NORMS, TASKS
+from jax_attn.transfer.families.decoders import TASKS, mlp, norms
 from jax_attn.transfer.families.family import Family, Place, Traits
 from jax_attn.transfer.families.rope import FREQUENCIES, rotary
 from jax_attn.transfer.table.layout import Layout
@@ -32,7 +32,7 @@ def _block(config: Reading) -> Layout:
 def _rest(config: Reading) -> Layout:
     return Layout(
         EMBEDDING.under("embed_in", "token_embedding"),
-        (NORMS + MLP).under("layers.{layer}", "layers.{layer}"),
+        (norms() + mlp()).under("layers.{layer}", "layers.{layer}"),
         LAYER_NORM.under("final_layer_norm", "final_norm"),
         FREQUENCIES,
     )

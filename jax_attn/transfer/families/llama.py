@@ -3,7 +3,7 @@
 from functools import partial
 
 from jax_attn.transfer.families.config import Reading
-from jax_attn.transfer.families.decoders import RMS_NORMS, heads
+from jax_attn.transfer.families.decoders import heads, norms
 from jax_attn.transfer.families.family import Family, NormTraits, Place, Traits
 from jax_attn.transfer.families.rope import FREQUENCIES, rotary
 from jax_attn.transfer.table.layout import Layout
@@ -53,7 +53,7 @@ def _rest(config: Reading) -> Layout:
     dense = LINEAR if has_bias and config.get("model_type") == "llama" else BIASLESS
     return Layout(
         EMBEDDING.under("embed_tokens", "token_embedding"),
-        RMS_NORMS.under(layer, layer),
+        norms(RMS_NORM).under(layer, layer),
         dense.under(f"{layer}.mlp.up_proj", f"{layer}.mlp.up"),
         dense.under(f"{layer}.mlp.gate_proj", f"{layer}.mlp.gate"),
         dense.under(f"{layer}.mlp.down_proj", f"{layer}.mlp.down"),

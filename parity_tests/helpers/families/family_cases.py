@@ -130,9 +130,9 @@ def roundtrip(model: torch.nn.Module, folder) -> dict[str, str]:
     return passed
 
 
-def scattered(model: torch.nn.Module) -> torch.nn.Module:
+def scattered(model: torch.nn.Module, dtype: str | None = None) -> torch.nn.Module:
     """The model with random numbers everywhere: biases of 0 hide what is mixed up."""
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_()
-    return model
+    return model if dtype is None else model.to(getattr(torch, dtype))

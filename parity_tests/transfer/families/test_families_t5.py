@@ -132,7 +132,7 @@ MODELS = {
 @in_dtypes("name", MODELS, low=("a head",))
 def test_a_file_goes_there_and_back(name, dtype, tmp_path):
     model, config, options = MODELS[name]
-    made = scattered(model(config(**SIZES, d_model=31, **options))).to(getattr(torch, dtype))
+    made = scattered(model(config(**SIZES, d_model=31, **options)), dtype)
     passed = roundtrip(made, tmp_path)
     root = "transformer." if hasattr(made, "transformer") else ""
     tied = {root + key if key != "lm_head.weight" else key for key in TIED} & set(made.state_dict())

@@ -1,4 +1,4 @@
-"""Files as they were when they were opened, and whether they still are."""
+"""Whether files have changed since they were opened."""
 
 import os
 from collections.abc import Iterable, Mapping
@@ -9,7 +9,7 @@ from jax_attn.transfer.problems import Problem
 
 
 class Stamp(NamedTuple):
-    """What a file that is written or replaced does not keep. size: bytes; modified: nanoseconds."""
+    """What changes when a file is written or replaced. size: bytes; modified: nanoseconds."""
 
     inode: int
     size: int
@@ -20,12 +20,12 @@ Stamps = Mapping[Path, Stamp | None]
 
 
 def stamped(paths: Iterable[Path]) -> dict[Path, Stamp | None]:
-    """Each file's stamp; None where there is none."""
+    """Each file's stamp; None for a file that does not exist."""
     return {path: _stamp(path) for path in paths}
 
 
 def changed(stamps: Stamps) -> list[Problem]:
-    """Files that are no longer as they were."""
+    """A problem for each file that has changed since its stamp."""
     return [
         Problem(
             "file", str(path), f"expected as it was when it was opened: {_difference(was, now)}"
@@ -36,9 +36,9 @@ def changed(stamps: Stamps) -> list[Problem]:
 
 
 def cut(path: Path, was: Stamp | None) -> str:
-    """Why mapped bytes of a file may be gone, when to look at them ends the process; or ''.
+    """Why mapped bytes of a file may be gone, so that reading them would end the process; or ''.
 
-    A file replaced by another keeps its bytes for those who have it open.
+    A file that was replaced by another keeps its bytes for whoever has it open.
     """
     now = _stamp(path)
     shorter = was and now and now.inode == was.inode and now.size < was.size
@@ -47,10 +47,10 @@ def cut(path: Path, was: Stamp | None) -> str:
 
 def _stamp(path: Path) -> Stamp | None:
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except (OSError, ValueError):  # the latter for a name that no file can have
         return None
-    return Stamp(found.st_ino, found.st_size, found.st_mtime_ns)
+    return Stamp(status.st_ino, status.st_size, status.st_mtime_ns)
 
 
 def _difference(was: Stamp | None, now: Stamp | None) -> str:

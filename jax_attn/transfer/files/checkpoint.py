@@ -1,6 +1,6 @@
 """Checkpoints as lazy mappings: a file, a folder, or shards and the index that names them.
 
-Needs no framework, but for torch where a file is torch's own pickle.
+Needs no framework, except torch for a file that is torch's own pickle.
 """
 
 import json
@@ -24,29 +24,30 @@ _SAFETENSORS = ".safetensors"
 _SUFFIXES = (_SAFETENSORS, *pickled.SUFFIXES)
 _OF_MANY = re.compile(r"(.*)-\d{1,9}-of-(\d{1,9})(\.\w+)")
 
-Tensors = dict[str, Any]
+Views = dict[str, Any]
+"""Views of a mapped file, tensors of torch, or a Spec where NumPy has no such dtype."""
 
 
 class _File(NamedTuple):
-    """What one file stores, and what is tied to that. stamp: of before it was opened."""
+    """The tensors of one file, and those tied to them. stamp: as it was before it was opened."""
 
     stamp: Stamp | None
-    stored: Tensors
-    tied: Tensors
+    stored: Views
+    tied: Views
 
 
 class Checkpoint(Mapping[str, np.ndarray]):
-    """Torch keys to NumPy arrays (bfloat16 by ml_dtypes), each read when it is asked for.
+    """Torch keys to NumPy arrays (bfloat16 by ml_dtypes), each read when it is used.
 
-    What is handed out is a copy, and the reader's own. A context manager; closed, it reads
-    nothing more. Made by `load_checkpoint`.
+    The arrays are copies. A context manager; once closed, it reads nothing more. Made by
+    `load_checkpoint`.
 
-    stamps: the files it was made of, as they were when they were opened.
+    stamps: its files, as they were when they were opened.
     """
 
     def __init__(
         self, path: Path, tensors: Mapping[str, Any], homes: Mapping[str, Path], stamps: Stamps
-    ):
+    ) -> None:
         self.path, self.stamps = path, stamps
         self._tensors, self._homes = dict(tensors), homes
         self._open = True
@@ -73,16 +74,16 @@ class Checkpoint(Mapping[str, np.ndarray]):
         return f"Checkpoint({str(self.path)!r}, {len(self)} tensors)"
 
     def mapped(self, key: str) -> np.ndarray:
-        """One tensor as it lies in the mapped file: uncopied and read-only, to look at at once.
+        """One tensor as it lies in the mapped file: uncopied and read-only, for immediate use.
 
-        It changes when someone writes over the file's bytes. Raises TransferError, also where
-        the file has been cut since.
+        It changes when someone overwrites the file's bytes. Raises TransferError, also where the
+        file has been truncated since.
         """
-        found = self.describe(key)
+        spec = self.describe(key)
         tensor = self._tensors[key]
         if isinstance(tensor, Spec):
             known = ", ".join(safetensors_file.DTYPE_OF_CODE.values())
-            text = f"expected one of {known}, got {found.dtype}, which NumPy cannot hold"
+            text = f"expected one of {known}, got {spec.dtype}, which NumPy cannot hold"
             raise self._unreadable(key, text)
         home = self._homes[key]
         if text := cut(home, self.stamps[home]):
@@ -103,13 +104,13 @@ class Checkpoint(Mapping[str, np.ndarray]):
         return arrays.describe(tensor)
 
     def tied(self) -> dict[str, str]:
-        """Keys whose tensor is the very memory of an earlier one's, and which that is."""
+        """Keys whose tensor occupies the same memory as an earlier key's, and that key."""
         held = self._tensors.items()
         readable = [k for k, t in held if not isinstance(t, Spec) and not arrays.why_unreadable(t)]
         return arrays.same_memory(self._tensors, readable)
 
     def close(self) -> None:
-        """Let go of the files; arrays already read stay valid."""
+        """Release the files; arrays already read stay valid."""
         self._tensors = dict.fromkeys(self._tensors)
         self._open = False
 
@@ -117,18 +118,18 @@ class Checkpoint(Mapping[str, np.ndarray]):
         return TransferError(f"reading {self.path}", [Problem("unreadable", key, text)])
 
 
-def load_checkpoint(path: str | os.PathLike, *, part: str | None = None) -> Checkpoint:
-    """The tensors of a checkpoint as a lazy mapping; nothing but headers is read.
+def load_checkpoint(path: str | os.PathLike[str], *, part: str | None = None) -> Checkpoint:
+    """The tensors of a checkpoint as a lazy mapping; only headers are read.
 
     path: a .safetensors file; a .bin, .pt, .pth or .ckpt file (torch's pickle, which needs torch
-        2.10 and is read as weights only); an index (*.index.json) of such files, or the name
-        that the index has before its ".index.json"; or a folder that has one of them. Of a
-        folder, safetensors come before pickles, an index before the files by themselves.
-    part: the key under which a pickle has its tensors ("state_dict"), where it holds more.
+        2.10 and is read as weights only); an index (*.index.json) of such files, or the name of
+        the index without its ".index.json"; or a folder that has one of them. In a folder,
+        safetensors take precedence over pickles, and an index over the files alone.
+    part: the key of the tensors in a pickle ("state_dict") that holds more.
 
-    An index names files beside it; a link is followed wherever it leads, as caches are made of
-    links. Raises TransferError with every reason: for a file that is missing, cut, not what its
-    name says or unsafe, for a tensor named twice, and for an index and files that disagree.
+    An index names files beside it; links are followed wherever they lead, since caches consist of
+    links. Raises TransferError with every reason: for a file that is missing, truncated, not what
+    its name says or unsafe, for a tensor named twice, and for an index and files that disagree.
     """
     path = Path(path)
     if os.path.isdir(path):
@@ -150,18 +151,18 @@ def _load_folder(folder: Path, part: str | None) -> Checkpoint:
     def ending(*suffixes: str) -> list[str]:
         return [name for name in names if name.endswith(suffixes)]
 
-    if found := ending(_SAFETENSORS + INDEX):
-        return _load_index(_only(folder, found), part)
-    if found := ending(_SAFETENSORS):
-        if of_many := [name for name in found if _OF_MANY.fullmatch(name)]:
+    if indices := ending(_SAFETENSORS + INDEX):
+        return _load_index(_only(folder, indices), part)
+    if files := ending(_SAFETENSORS):
+        if of_many := [name for name in files if _OF_MANY.fullmatch(name)]:
             text = f"expected the index that says which files count, got {of_many[:8]} without it"
             raise file_error(folder, text, "an unfinished copy? one file alone can be read by name")
-        return _joined(folder, [folder / name for name in found], part)
-    if found := ending(INDEX):
-        return _load_index(_only(folder, found), part)
-    if found := ending(*pickled.SUFFIXES):
-        usual = [name for name in found if name == "pytorch_model.bin"]
-        return _joined(folder, [_only(folder, usual or found)], part)
+        return _joined(folder, [folder / name for name in files], part)
+    if indices := ending(INDEX):
+        return _load_index(_only(folder, indices), part)
+    if pickles := ending(*pickled.SUFFIXES):
+        usual = [name for name in pickles if name == "pytorch_model.bin"]
+        return _joined(folder, [_only(folder, usual or pickles)], part)
     raise file_error(folder, f"expected *.safetensors or *.bin in the folder, got {names[:8]}")
 
 
@@ -174,27 +175,27 @@ def _only(folder: Path, names: list[str]) -> Path:
 
 def _joined(path: Path, files: Iterable[Path], part: str | None) -> Checkpoint:
     """All tensors of some files."""
-    made: Tensors = {}
+    tensors: Views = {}
     problems = []
-    found = _read(path, files, part)
-    for file, (_, stored, tied) in found.items():
-        twice = sorted(made.keys() & (stored.keys() | tied.keys()))
+    contents = _read(path, files, part)
+    for file, (_, stored, tied) in contents.items():
+        twice = sorted(tensors.keys() & (stored.keys() | tied.keys()))
         text = f"expected in one file, got it in more than one of its files, {file.name} the last"
         problems += [Problem("ambiguous", key, text) for key in twice]
-        made |= stored | tied
+        tensors |= stored | tied
     if problems:
         raise TransferError(f"checkpoint {path}", problems)
-    return _checkpoint(path, made, found)
+    return _checkpoint(path, tensors, contents)
 
 
 def _load_index(index: Path, part: str | None) -> Checkpoint:
-    """The tensors that an index names, each in the file where it says, and no others there."""
+    """The tensors that an index names, each in the file that it names, which has no others."""
     own = stamped([index])
     homes = _weight_map(index)
     files = _read(index, [index.with_name(name) for name in sorted({*homes.values()})], part)
     holders = {key: file.name for file, (_, stored, _) in files.items() for key in stored}
-    made: Tensors = {}
-    problems = []
+    tensors: Views = {}
+    problems: list[Problem] = []
 
     def problem(kind: str, key: str, text: str, others: Iterable[str]) -> None:
         hint = nearest(key, others) if len(problems) < PROBLEMS_SHOWN else ""
@@ -203,36 +204,36 @@ def _load_index(index: Path, part: str | None) -> Checkpoint:
     for key, name in homes.items():
         _, stored, tied = files[index.with_name(name)]
         if key in stored or key in tied:
-            made[key] = stored[key] if key in stored else tied[key]
+            tensors[key] = stored[key] if key in stored else tied[key]
         else:
             got = f"it in {holders[key]}" if key in holders else "no such tensor"
             problem("missing", key, f"expected in {name}, as {index.name} says, got {got}", stored)
     for file, (_, stored, tied) in files.items():
         for key in stored:
-            if homes.get(key) != file.name and (key in made or key not in homes):
+            if homes.get(key) != file.name and (key in tensors or key not in homes):
                 text = f"expected in {file.name} only what {index.name} places there, got it too"
                 problem("unexpected", key, text, homes)
-        made |= {key: tensor for key, tensor in tied.items() if key not in homes}
+        tensors |= {key: tensor for key, tensor in tied.items() if key not in homes}
     if problems:
         raise TransferError(f"checkpoint {index}", problems)
-    return _checkpoint(index, made, files, own)
+    return _checkpoint(index, tensors, files, own)
 
 
 def _checkpoint(
-    path: Path, made: Tensors, files: Mapping[Path, _File], beside: Stamps | None = None
+    path: Path, tensors: Views, files: Mapping[Path, _File], beside: Stamps | None = None
 ) -> Checkpoint:
     homes = {
         key: file
         for file, held in files.items()
         for key, tensor in (*held.tied.items(), *held.stored.items())
-        if made.get(key) is tensor
+        if tensors.get(key) is tensor
     }
     stamps = {file: held.stamp for file, held in files.items()}
-    return Checkpoint(path, made, homes, {**(beside or {}), **stamps})
+    return Checkpoint(path, tensors, homes, {**(beside or {}), **stamps})
 
 
 def _weight_map(index: Path) -> dict[str, str]:
-    """What an index says: key -> name of the file beside it."""
+    """The map of an index: key -> name of the file beside it."""
     try:
         homes = json.loads(index.read_bytes(), object_pairs_hook=unique)["weight_map"]
         items = sorted(homes.items())
@@ -252,36 +253,36 @@ def _weight_map(index: Path) -> dict[str, str]:
 
 
 def _left_out(index: Path, names: Iterable[str]) -> list[Problem]:
-    """Files that belong with those named, as their names say, and are not."""
+    """Problems for series of files, numbered 1-of-n to n-of-n, of which an index names a part."""
     series: dict[tuple[str, ...], list[str]] = {}
     for name in sorted(names):
         if match := _OF_MANY.fullmatch(name):
             series.setdefault(match.groups(), []).append(name)
     return [
-        Problem("file", str(index), f"expected {int(count)} files named alike, got {found[:8]}")
-        for (_, count, _), found in series.items()
-        if len(found) != int(count)
+        Problem("file", str(index), f"expected {int(count)} files named alike, got {members[:8]}")
+        for (_, count, _), members in series.items()
+        if len(members) != int(count)
     ]
 
 
 def _read(path: Path, files: Iterable[Path], part: str | None) -> dict[Path, _File]:
-    """What each file holds; the problems of all files at once."""
-    found, problems = {}, []
+    """The contents of each file; raises TransferError with the problems of all."""
+    contents, problems = {}, []
     for file, stamp in stamped(files).items():
         try:
-            found[file] = _File(stamp, *_read_file(file, part))
+            contents[file] = _File(stamp, *_read_file(file, part))
         except TransferError as error:
             problems += error.problems
     if problems:
         raise TransferError(f"checkpoint {path}", problems)
-    return found
+    return contents
 
 
-def _read_file(path: Path, part: str | None) -> tuple[Tensors, Tensors]:
+def _read_file(path: Path, part: str | None) -> tuple[Views, Views]:
     if path.suffix not in _SUFFIXES:
         expected = f"expected a {', '.join(_SUFFIXES)} or *{INDEX} file, or a folder of them"
         raise file_error(path, f"{expected}, got {path.name!r}")
-    if not os.path.isfile(path):  # what is neither file nor folder could keep us waiting
+    if not os.path.isfile(path):  # a pipe or a device could block for ever
         beside = os.listdir(path.parent) if os.path.isdir(path.parent) else []
         text = "not a file" if os.path.lexists(path) else "no such file"
         raise file_error(path, text, nearest(path.name, beside))

@@ -1,4 +1,4 @@
-"""Orbax checkpoints of a state flattened by dotted paths: nested dicts, an array a leaf.
+"""Orbax checkpoints of a state flattened by dotted paths: nested dicts whose leaves are arrays.
 
     with ocp.StandardCheckpointer() as orbax:
         state = nnx.restore_int_paths(orbax.restore(folder))
@@ -13,19 +13,19 @@ from typing import Any
 import numpy as np
 import orbax.checkpoint as ocp
 
-from jax_attn.transfer.arrays import Spec, as_numpy, specs
+from jax_attn.transfer.arrays import Spec, Tensors, as_numpy, specs
 from jax_attn.transfer.files.changed_files import Stamps, stamped
 from jax_attn.transfer.problems import Problem, TransferError, file_error
 
 
 class OrbaxFolder(Mapping[str, np.ndarray]):
-    """Dotted paths to NumPy arrays, each read when it is asked for. Made by `load`.
+    """Dotted paths to NumPy arrays, each read when it is used. Made by `load`.
 
-    stamps: its files as they were when it was opened. Raises TransferError for what orbax does
-    not read.
+    stamps: its files as they were when it was opened. Raises TransferError for an array that orbax
+    cannot read.
     """
 
-    def __init__(self, folder: Path, leaves: Mapping[str, Spec], stamps: Stamps):
+    def __init__(self, folder: Path, leaves: Mapping[str, Spec], stamps: Stamps) -> None:
         self.path, self.stamps, self._leaves = folder, stamps, dict(leaves)
 
     def __getitem__(self, path: str) -> np.ndarray:
@@ -33,17 +33,17 @@ class OrbaxFolder(Mapping[str, np.ndarray]):
         item, how = _nested({path: 0}), {path: ocp.RestoreArgs(restore_type=np.ndarray)}
         try:
             with ocp.PyTreeCheckpointer() as orbax:
-                found: Any = orbax.restore(
+                branch: Any = orbax.restore(
                     self.path.absolute(), item=item, restore_args=_nested(how), partial_restore=True
                 )
-        except Exception as error:  # orbax raises whatever its parts raise
+        except Exception as error:  # orbax passes on whatever its parts raise
             text = f"orbax does not read it: {_reason(error)}"
             raise TransferError(
                 f"reading {self.path}", [Problem("unreadable", path, text)]
             ) from error
         for part in path.split("."):
-            found = found[part]
-        return as_numpy(found, path)
+            branch = branch[part]
+        return as_numpy(branch, path)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._leaves)
@@ -57,55 +57,55 @@ class OrbaxFolder(Mapping[str, np.ndarray]):
 
 
 def load(folder: Path) -> OrbaxFolder:
-    """The arrays of an orbax checkpoint. Raises TransferError for what orbax does not read."""
+    """The arrays of an orbax checkpoint. Raises TransferError for a folder that is none."""
     stamps = stamped(path for path in sorted(folder.rglob("*")) if path.is_file())
     try:
         with ocp.PyTreeCheckpointer() as orbax:
             tree = orbax.metadata(folder.absolute()).item_metadata.tree
         leaves = {path: Spec(tuple(m.shape), m.dtype.name) for path, m in _flat(tree)}
-    except Exception as error:  # orbax raises whatever its parts raise
+    except Exception as error:  # orbax passes on whatever its parts raise
         raise file_error(folder, f"orbax does not read it: {_reason(error)}") from error
     return OrbaxFolder(folder, leaves, stamps)
 
 
-def save(folder: Path, tensors: Mapping[str, Any]) -> None:
-    """Write arrays by dotted path. Raises TransferError for what orbax does not hold.
+def save(folder: Path, tensors: Tensors) -> None:
+    """Write arrays by dotted path. Raises TransferError for arrays that orbax cannot hold.
 
-    tensors: all of them stay in memory while orbax writes, but for views of a mapped file.
+    tensors: all stay in memory while orbax writes, except views of a mapped file.
     """
-    found, problems = specs(tensors)
-    for path, spec in found.items():
+    by_path, problems = specs(tensors)
+    for path, spec in by_path.items():
         if 0 in spec.shape:
             text = f"expected numbers, as orbax saves no empty array, got {spec}"
             problems.append(Problem("wrong shape", path, text))
         parents = [path[:i] for i, letter in enumerate(path) if letter == "."]
-        if clash := [parent for parent in parents if parent in found]:
+        if clash := [parent for parent in parents if parent in by_path]:
             text = f"expected a leaf or a branch, {clash[0]!r} is both"
             problems.append(Problem("ambiguous", path, text))
     if problems:
         raise TransferError("saving with orbax", problems)
-    made = _nested({path: tensors[path] for path in tensors})
+    tree = _nested({path: tensors[path] for path in tensors})
     try:
         with ocp.PyTreeCheckpointer() as orbax:
-            orbax.save(folder.absolute(), made)
-    except Exception as error:  # orbax raises whatever its parts raise
+            orbax.save(folder.absolute(), tree)
+    except Exception as error:  # orbax passes on whatever its parts raise
         raise file_error(folder, f"orbax does not write it: {error}") from error
 
 
 def _reason(error: Exception) -> str:
-    """What went wrong, without the files and lines of orbax's own code that follow."""
+    """The message, without the files and lines of orbax's own code that follow it."""
     return (str(error).strip() or type(error).__name__).split("\n")[0]
 
 
 def _nested(leaves: Mapping[str, Any]) -> dict[str, Any]:
-    made: dict[str, Any] = {}
+    tree: dict[str, Any] = {}
     for path, leaf in leaves.items():
         *parents, last = path.split(".")
-        inner = made
+        inner = tree
         for part in parents:
             inner = inner.setdefault(part, {})
         inner[last] = leaf
-    return made
+    return tree
 
 
 def _flat(tree: Mapping[str, Any], stem: str = "") -> Iterator[tuple[str, Any]]:

@@ -1,6 +1,6 @@
-"""What torch.save wrote, through torch's own reader and its `weights_only=True` alone.
+"""Files of torch.save, read by torch itself and only with `weights_only=True`.
 
-torch is imported here, when such a file is met, and nowhere else in this package.
+Only this file of the package imports torch, when it reads such a file.
 """
 
 import re
@@ -13,36 +13,36 @@ from jax_attn.transfer.problems import file_error, nearest
 SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
 
 _NEEDED = (2, 10)
-"""Earlier ones ran code out of files that they were told to take weights only from."""
+"""Earlier versions could run code from a file in spite of `weights_only=True`."""
 _INSTALL = f"pip install --upgrade 'torch>={_NEEDED[0]}.{_NEEDED[1]}'"
 
 _ADVICE = re.compile(
     r"weights_only|add_safe_globals|arbitrary code|trust|^Please |^Check the doc|please file"
 )
-"""torch advises to read the file unsafely. We do not pass that on."""
+"""torch's advice to read the file unsafely, which we do not pass on."""
 
 
 def tensors(path: Path, part: str | None) -> dict[str, Any]:
     """The torch tensors of a file by key, on the CPU; mapped from it where torch can.
 
-    part: the key under which they are, where the file holds more than tensors. What is among them
-    and is no tensor is there as it is. Raises TransferError where torch is missing or too old,
-    for what torch refuses, and where there are no tensors.
+    part: the key of the tensors, where the file holds more. Values among them that are no tensors
+    are returned unchanged. Raises TransferError where torch is missing or too old, for a file that
+    torch refuses, and where there are no tensors.
     """
     torch = _torch(path)
     try:
         with path.open("rb") as file:
             zipped = file.read(4) == b"PK\x03\x04"
         held = torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
-    except Exception as error:  # whatever a file of any content makes torch raise
+    except Exception as error:  # torch may raise anything for a file of any content
         size = path.stat().st_size
         text = f"torch does not read this pickle ({size} bytes) as weights only: {_reason(error)}"
         raise file_error(path, text) from error
     if part is not None:
         held = _inside(path, held, part)
     if not isinstance(held, Mapping):
-        found = type(held).__name__
-        raise file_error(path, f"expected a mapping of names to tensors, got {found}")
+        kind = type(held).__name__
+        raise file_error(path, f"expected a mapping of names to tensors, got {kind}")
     if odd := [key for key in held if not isinstance(key, str)]:
         raise file_error(path, f"expected text as names of tensors, got {odd[:8]}")
     if held and not any(isinstance(value, torch.Tensor) for value in held.values()):
@@ -60,8 +60,7 @@ def _torch(path: Path) -> Any:
     except ImportError as error:
         text = f"a {path.suffix} file is a pickle, which torch reads, and torch is not installed"
         raise file_error(path, text, _INSTALL) from error
-    found = tuple(map(int, re.findall(r"\d+", torch.__version__)[:2]))
-    if found < _NEEDED:
+    if tuple(map(int, re.findall(r"\d+", torch.__version__)[:2])) < _NEEDED:
         text = f"a pickle is read by torch 2.10 or later alone, got {torch.__version__}"
         raise file_error(path, text, _INSTALL)
     return torch
@@ -85,5 +84,5 @@ def _shown(keys: Any) -> list[str]:
 
 def _reason(error: Exception) -> str:
     sentences = [s.strip() for s in re.split(r"\n|(?<=\.)\s", str(error)) if s.strip()]
-    told = [sentence for sentence in sentences if not _ADVICE.search(sentence)]
-    return " ".join(told or sentences[:1]) or type(error).__name__
+    reasons = [sentence for sentence in sentences if not _ADVICE.search(sentence)]
+    return " ".join(reasons or sentences[:1]) or type(error).__name__

@@ -1,10 +1,10 @@
-"""Keys without what wrappers put before them, over tensors that stay where they are."""
+"""Tensors under other keys: a prefix stripped, or those of wrappers recognised."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
-from jax_attn.transfer.arrays import Spec, describe, read
+from jax_attn.transfer.arrays import Spec, Tensors, describe, read
 from jax_attn.transfer.problems import Problem, nearest
 from jax_attn.transfer.table.reasons import WRAPPERS
 
@@ -12,9 +12,9 @@ T = TypeVar("T", bound=Mapping[str, Any])
 
 
 class Renamed(Mapping[str, Any]):
-    """A mapping under other keys, as lazy as it was. keys: new to old."""
+    """A mapping under other keys, as lazy as the original. keys: new to old."""
 
-    def __init__(self, tensors: Mapping[str, Any], keys: Mapping[str, str]):
+    def __init__(self, tensors: Tensors, keys: Mapping[str, str]) -> None:
         self._tensors, self._keys = tensors, dict(keys)
         self.path = getattr(tensors, "path", None)
 
@@ -28,19 +28,19 @@ class Renamed(Mapping[str, Any]):
         return len(self._keys)
 
     def describe(self, key: str) -> Spec:
-        """Shape and dtype name of one tensor, without reading it where that can be."""
+        """Shape and dtype name of one tensor, without reading it where that is possible."""
         lazy = getattr(self._tensors, "describe", None)
         return lazy(self._keys[key]) if lazy else describe(self[key])
 
     def mapped(self, key: str) -> Any:
-        """One tensor to look at at once, uncopied where that can be."""
+        """One tensor for immediate use, uncopied where that is possible."""
         return read(self._tensors, self._keys[key])
 
 
 def stripped(tensors: T, prefix: str) -> tuple["T | Renamed", list[Problem]]:
-    """The same tensors, `prefix` taken from the keys that begin with it; and what is wrong with it.
+    """The same tensors, with `prefix` removed from the keys that begin with it; and the problems.
 
-    prefix: with or without the dot behind it; "" for none.
+    prefix: with or without the trailing dot; "" for none.
     """
     if not prefix:
         return tensors, []
@@ -59,22 +59,24 @@ def stripped(tensors: T, prefix: str) -> tuple["T | Renamed", list[Problem]]:
 
 
 def unwrapped(tensors: T, known: Iterable[str] = ()) -> tuple["T | Renamed", list[Problem]]:
-    """The same tensors without the prefixes of wrappers, each of them a problem: nobody asked.
+    """The same tensors without the prefixes of wrappers; the caller did not ask for it: a problem.
 
-    known: patterns of keys that a table has; a wrapper's prefix that begins one is its own.
+    known: patterns of a table's keys; a prefix that begins one of them belongs to the table.
     """
     own = {pattern.partition(".")[0] for pattern in known}
-    names, met, authors = {key: key for key in tensors}, "", []
-    while found := [
+    names, prefix = {key: key for key in tensors}, ""
+    authors: list[str] = []
+    while wrappers := [
         wrapper
         for wrapper in WRAPPERS
         if wrapper not in own and any(name.startswith(f"{wrapper}.") for name in names.values())
     ]:
-        met, authors = f"{met}{found[0]}.", [*authors, WRAPPERS[found[0]]]
-        names = {key: name.removeprefix(f"{found[0]}.") for key, name in names.items()}
-    if not met:
+        prefix += f"{wrappers[0]}."
+        authors.append(WRAPPERS[wrappers[0]])
+        names = {key: name.removeprefix(f"{wrappers[0]}.") for key, name in names.items()}
+    if not prefix:
         return tensors, []
     count = sum(key != name for key, name in names.items())
     text = f"{' and '.join(authors)} put it before {count} of {len(names)} keys"
     view = Renamed(tensors, {name: key for key, name in names.items()})
-    return view, [Problem("unexpected", met, text, f"--strip {met}")]
+    return view, [Problem("unexpected", prefix, text, f"--strip {prefix}")]

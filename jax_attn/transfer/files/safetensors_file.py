@@ -1,7 +1,7 @@
-"""One safetensors file as views of its mapped bytes: nothing is read before it is looked at.
+"""One safetensors file as views of its mapped bytes: tensors are read when they are used.
 
-The package opens every file first and refuses what is unsound; the offsets used here stand in the
-header that it has checked. What it lets pass and we do not: names that occur twice.
+The safetensors package opens every file first and refuses an unsound one; the offsets used here
+come from the header that it has checked. It accepts names that occur twice, which we refuse.
 """
 
 import json
@@ -30,21 +30,21 @@ DTYPE_OF_CODE = {
     "F32": "float32",
     "F64": "float64",
 }
-"""What both directions carry; the format knows more, which NumPy does not."""
+"""The format's codes of the dtypes that NumPy and ml_dtypes hold; the format has more."""
 
 FORMAT = "format"
-"""The one name in a file's metadata that never stands for a tensor."""
-
+"""The one name in a file's metadata that never means a tensor."""
 
 Views = dict[str, np.ndarray | Spec]
 
 
 def views(path: Path) -> tuple[Views, Views]:
-    """The tensors that a file stores, by key; and those that it says are tied to one of them.
+    """The tensors that a file stores, by key; and those that its metadata ties to one of them.
 
-    A tensor is a read-only view of the mapped file (of bfloat16, ml_dtypes'), alive for as long
-    as anyone holds it; of a dtype that NumPy lacks, its Spec. Ties stand in the metadata, where
-    `safetensors.torch.save_model` notes them: left-out key -> kept key. Raises TransferError.
+    A tensor is a read-only view of the mapped file, which lives as long as the view; bfloat16 is
+    ml_dtypes', and a tensor of a dtype that NumPy lacks is its Spec. Ties are in the metadata,
+    where `safetensors.torch.save_model` writes them: left-out key -> kept key. Raises
+    TransferError.
     """
     _check(path)
     try:
@@ -62,19 +62,19 @@ def views(path: Path) -> tuple[Views, Views]:
 
 
 def offsets(path: Path) -> dict[str, int]:
-    """Where in a file that the package wrote the bytes of each tensor begin."""
+    """Where the bytes of each tensor begin in a file that the package wrote."""
     start, header, _ = _header(np.asarray(np.memmap(path, mode="r")))
     return {key: start + entry["data_offsets"][0] for key, entry in header.items()}
 
 
 def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object of which no name occurs twice; Python keeps the last one silently."""
-    made = dict(pairs)
-    if len(made) < len(pairs):
+    """A JSON object in which no name occurs twice; Python would silently keep the last one."""
+    by_name = dict(pairs)
+    if len(by_name) < len(pairs):
         names = [name for name, _ in pairs]
         twice = sorted({name for name in names if names.count(name) > 1})
         raise ValueError(f"named more than once: {twice}")
-    return made
+    return by_name
 
 
 def _check(path: Path) -> None:

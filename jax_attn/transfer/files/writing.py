@@ -1,7 +1,7 @@
-"""Safetensors files written: one tensor in memory at a time, and whole or not at all.
+"""Safetensors files written whole or not at all, with one tensor in memory at a time.
 
-The package writes each file with zeros for values, header and all; the values then go, one after
-another, to where its header places them.
+The safetensors package writes each file with its header and zeros for values; then the values go,
+one after another, to where the header places them.
 """
 
 import contextlib
@@ -9,7 +9,6 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Mapping
 from itertools import count
 from pathlib import Path
 from typing import IO, Any
@@ -18,7 +17,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
-from jax_attn.transfer.arrays import Spec, chunks, describe, read, same_memory, specs
+from jax_attn.transfer.arrays import Spec, Tensors, chunks, describe, read, same_memory, specs
 from jax_attn.transfer.files.checkpoint import INDEX
 from jax_attn.transfer.files.safetensors_file import DTYPE_OF_CODE, FORMAT, offsets
 from jax_attn.transfer.problems import Problem, TransferError, file_error
@@ -27,22 +26,22 @@ Specs = dict[str, Spec]
 
 
 def save_checkpoint(
-    path: str | os.PathLike, tensors: Mapping[str, Any], *, shard_bytes: int | None = None
+    path: str | os.PathLike[str], tensors: Tensors, *, shard_bytes: int | None = None
 ) -> None:
     """Write `tensors` as safetensors: whole, or not at all.
 
     path: a name that ends in .safetensors. tensors: torch key to NumPy, JAX or torch tensor;
-        a lazy mapping is asked for one at a time, twice for each unless it has `describe`.
-    shard_bytes: how many bytes of tensors a file may hold, a larger tensor having its own; where
-        one file is not enough, they are name-00001-of-00003.safetensors, … and their index
-        name.safetensors.index.json, as transformers reads them. None: one file.
+        a lazy mapping is read one tensor at a time, each twice unless it has `describe`.
+    shard_bytes: how many bytes of tensors a file may hold; a larger tensor has a file of its own.
+        Where one file is not enough, the files are name-00001-of-00003.safetensors, … and their
+        index name.safetensors.index.json, as transformers reads them. None: one file.
 
-    Tensors that are the very same memory are written once; the others' names stand in the
-    metadata, where `load_checkpoint` finds them and `safetensors.torch.load_model` needs none.
-    Files are written beside and renamed when all are on the disk, an index last and without the
-    old one: neither a failure nor a reader ever meets half a checkpoint. What `path` was before,
-    one file or many, is replaced. Raises TransferError, naming every key, for what the format
-    does not hold, and for a disk that is full or not to be written to.
+    Tensors that share their memory are written once; the names of the others are in the metadata,
+    where `load_checkpoint` finds them and which `safetensors.torch.load_model` does not need.
+    Files are written under hidden names and renamed when all are on the disk, the index last and
+    after the old one is gone: neither a failure nor a reader ever meets half a checkpoint. The
+    checkpoint that was at `path`, one file or many, is replaced. Raises TransferError for tensors
+    that the format does not hold, naming every key, and for a disk that is full or read-only.
     """
     path = Path(path)
     if path.suffix != ".safetensors":
@@ -51,12 +50,12 @@ def save_checkpoint(
         raise ValueError(f"shard_bytes: expected an int ≥ 1 or None, got {shard_bytes!r}")
     specs, ties = _survey(tensors)
     shards = _shards(path, {k: s for k, s in specs.items() if k not in ties}, shard_bytes)
-    staged: dict[str, Path] = {}  # final name -> the file beside
+    staged: dict[str, Path] = {}  # final name -> hidden file
     try:
         for name, keys in shards.items():
             staged[name] = _beside(path, name)
             notes = {key: kept for key, kept in ties.items() if kept in keys}
-            # "pt" says that names and axes are torch's; transformers insists on it.
+            # "pt" means that names and axes are torch's; transformers requires it.
             _write(staged[name], tensors, keys, {FORMAT: "pt"} | notes)
         if len(shards) > 1:
             name = path.name + INDEX
@@ -71,10 +70,10 @@ def save_checkpoint(
                 partial.unlink()
 
 
-def _survey(tensors: Mapping[str, Any]) -> tuple[Specs, dict[str, str]]:
-    """Every tensor's shape and dtype, and which are tied to which."""
-    found, problems = specs(tensors)
-    for key, spec in found.items():
+def _survey(tensors: Tensors) -> tuple[Specs, dict[str, str]]:
+    """Every tensor's shape and dtype, and the ties: left-out key -> kept key."""
+    by_key, problems = specs(tensors)
+    for key, spec in by_key.items():
         if spec.dtype not in DTYPE_OF_CODE.values():
             text = f"expected one of {', '.join(DTYPE_OF_CODE.values())}, got {spec.dtype}"
             problems.append(Problem("wrong dtype", key, text))
@@ -83,17 +82,17 @@ def _survey(tensors: Mapping[str, Any]) -> tuple[Specs, dict[str, str]]:
             problems.append(Problem("unreadable", key, text))
     if problems:
         raise TransferError("saving a checkpoint", problems)
-    made_when_asked = hasattr(tensors, "describe") and not hasattr(tensors, "mapped")
-    ties = {} if made_when_asked else same_memory(tensors, found)
+    computed = hasattr(tensors, "describe") and not hasattr(tensors, "mapped")
+    ties = {} if computed else same_memory(tensors, by_key)
     ties.pop(FORMAT, None)
-    return found, ties
+    return by_key, ties
 
 
-def _shards(path: Path, found: Specs, shard_bytes: int | None) -> dict[str, Specs]:
-    """File name -> what goes into it, in the order given."""
+def _shards(path: Path, by_key: Specs, shard_bytes: int | None) -> dict[str, Specs]:
+    """File name -> its tensors, in the caller's order."""
     shards: list[Specs] = [{}]
     room = shard_bytes
-    for key, spec in found.items():
+    for key, spec in by_key.items():
         if room is not None and spec.nbytes > room and shards[-1]:
             shards.append({})
             room = shard_bytes
@@ -105,30 +104,30 @@ def _shards(path: Path, found: Specs, shard_bytes: int | None) -> dict[str, Spec
     return dict(zip(names, shards, strict=False))
 
 
-def _write(partial: Path, tensors: Mapping[str, Any], found: Specs, notes: dict[str, str]) -> None:
+def _write(partial: Path, tensors: Tensors, by_key: Specs, notes: dict[str, str]) -> None:
     partial.touch(exist_ok=False)
-    mode = partial.stat().st_mode  # what the umask allows: safetensors gives 0600
-    zeros = np.zeros(max((spec.nbytes for spec in found.values()), default=0), np.uint8)
+    mode = partial.stat().st_mode  # as the umask allows: safetensors sets 0600
+    zeros = np.zeros(max((spec.nbytes for spec in by_key.values()), default=0), np.uint8)
     blank = {
         key: zeros[: spec.nbytes].view(spec.dtype).reshape(spec.shape)
-        for key, spec in found.items()
+        for key, spec in by_key.items()
     }
     save_file(blank, partial, metadata=notes)
     partial.chmod(mode)
     begin = offsets(partial)
     with partial.open("r+b") as file:
-        for key, spec in found.items():
+        for key, spec in by_key.items():
             file.seek(begin[key])
             _copy(read(tensors, key), key, spec, file)
         _flush(file)
 
 
-def _copy(array: np.ndarray, key: str, spec: Spec, file: IO) -> None:
+def _copy(array: np.ndarray, key: str, spec: Spec, file: IO[bytes]) -> None:
     if describe(array) != spec:
         text = f"expected {spec}, as it was at first, got {describe(array)}"
         raise TransferError("saving a checkpoint", [Problem("wrong shape", key, text)])
     for chunk in chunks(array):
-        file.write(chunk)
+        file.write(chunk.data)
 
 
 def _write_index(partial: Path, shards: dict[str, Specs]) -> None:
@@ -141,9 +140,9 @@ def _write_index(partial: Path, shards: dict[str, Specs]) -> None:
 
 
 def _replace(path: Path, staged: dict[str, Path]) -> None:
-    """Give the files their names, and take away those of an older checkpoint at `path`."""
+    """Give the files their names, and delete those of an older checkpoint at `path`."""
     index = path.name + INDEX
-    if index in staged:  # new files under the old index would look whole
+    if index in staged:  # new files under the old index would look complete
         path.with_name(index).unlink(missing_ok=True)
     for name, partial in staged.items():
         if name == index:
@@ -160,13 +159,13 @@ def _beside(path: Path, name: str) -> Path:
     return path.with_name(f".{name}.{secrets.token_hex(4)}.partial")
 
 
-def _flush(file: IO) -> None:
+def _flush(file: IO[Any]) -> None:
     file.flush()
     os.fsync(file.fileno())
 
 
 def _flush_folder(folder: Path) -> None:
-    """So that renamings survive a power cut."""
+    """Flush a folder, so that its renamed files survive a power cut."""
     if hasattr(os, "O_DIRECTORY"):
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:

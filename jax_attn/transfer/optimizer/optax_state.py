@@ -1,4 +1,4 @@
-"""What each array of an optax state is, in the words of `torch.optim`."""
+"""What each array of an optax state means, in the words of `torch.optim`."""
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -11,7 +11,7 @@ from jax_attn.transfer.problems import Problem
 STEP = "step"  # of Adam: torch keeps one for each parameter
 UPDATES = "updates"  # counted by schedules and wrappers: torch's optimizers keep no such count
 PENDING = "pending"  # mini-steps since the last update: torch accumulates in the gradients
-OWN = "own"  # stays as it is
+OWN = "own"  # kept as it is
 _INSIDE = "inside"  # other states
 _NO_EQUAL = "no equal"
 
@@ -44,7 +44,7 @@ FIELDS = {
     },
     "NNXOptimizer": {"opt_state": _INSIDE, "step": UPDATES},
 }
-"""States by the names of their classes, of which optax exports only some, and their fields."""
+"""The fields of each state, by the name of its class: optax does not export all of the classes."""
 
 _WHY_NOT = {
     "ScaleByAmsgradState": "optax keeps the largest of the corrected second moments, torch the "
@@ -53,7 +53,7 @@ _WHY_NOT = {
 
 
 class NNXOptimizer(NamedTuple):
-    """What an nnx.Optimizer holds, as one more state."""
+    """The contents of an nnx.Optimizer as one more state."""
 
     opt_state: Any
     step: Any
@@ -80,23 +80,22 @@ class Slot(NamedTuple):
 
 
 def slots(state: Any) -> tuple[list[Slot], list[Problem]]:
-    """Every array of an optax state, in the order of its leaves; what torch has no equal of."""
-    found = list(_slots(state, _INSIDE, "", "a bare array"))
-    refusals = {}
-    for slot, owner in found:
+    """Every array of an optax state, in the order of its leaves.
+
+    Also a problem for each state that torch has no equal of.
+    """
+    owned = list(_slots(state, _INSIDE, "", "a bare array"))
+    refusals: dict[str, str] = {}
+    for slot, owner in owned:
         if slot.role in (_INSIDE, _NO_EQUAL):
             refusals.setdefault(owner, slot.where)
     known = ", ".join(name for name in FIELDS if name != "NNXOptimizer")
-    problems = [
-        Problem(
-            "refused",
-            where,
-            _WHY_NOT.get(owner, f"expected states that torch has an equal of, got {owner}"),
-            "" if owner in _WHY_NOT else f"known: {known}",
-        )
-        for owner, where in refusals.items()
-    ]
-    return [slot for slot, _ in found], problems
+    problems = []
+    for owner, where in refusals.items():
+        text = f"expected states that torch has an equal of, got {owner}"
+        hint = "" if owner in _WHY_NOT else f"known: {known}"
+        problems.append(Problem("refused", where, _WHY_NOT.get(owner, text), hint))
+    return [slot for slot, _ in owned], problems
 
 
 def _slots(tree: Any, role: str, above: str, owner: str) -> Iterator[tuple[Slot, str]]:

@@ -1,4 +1,4 @@
-"""What a `torch.optim` state dict holds, parameter by parameter; imports no framework."""
+"""The contents of a `torch.optim` state dict, parameter by parameter; imports no framework."""
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -8,7 +8,8 @@ import numpy as np
 
 from jax_attn.transfer.problems import Problem
 
-_KEPT = (  # an option that only these algorithms have, one that is set where they keep, and what
+# An option that marks an algorithm, the option that makes it keep a state, and that state's names.
+_KEPT = (
     ("amsgrad", "betas", ("step", "exp_avg", "exp_avg_sq")),
     ("dampening", "momentum", ("momentum_buffer",)),
 )
@@ -19,20 +20,23 @@ _NO_EQUAL = {
     "maximize": "torch's moments are those of the negated gradients",
 }
 
+Names = Iterable[str] | Iterable[Iterable[str]]
+"""Names of parameters in an optimizer's order, or a list of them for each of its groups."""
+
 COUNTABLE = 2**31
-"""What optax's counts stay below."""
+"""Optax counts in int32."""
 
 
 class Parameter(NamedTuple):
-    """What `torch.optim` knows of one parameter: its id, its name and what is kept for it."""
+    """A parameter as `torch.optim` knows it: its id, its name and the names of its state."""
 
     id: Any
     key: str
     kept: tuple[str, ...]
 
 
-def parameters(torch_state: Any, names: Any) -> tuple[list[Parameter], list[Problem]]:
-    """The parameters of a state dict under their names, and what optax has no equal of.
+def parameters(torch_state: Any, names: Names | None) -> tuple[list[Parameter], list[Problem]]:
+    """The named parameters of a state dict, and a problem for each option that optax lacks.
 
     names: as for `load_optimizer`. Raises TypeError for what is no state dict or no name.
     """
@@ -49,18 +53,18 @@ def parameters(torch_state: Any, names: Any) -> tuple[list[Parameter], list[Prob
     if twice := sorted({key for key in keys if keys.count(key) > 1}):
         text = f"expected each name once, got several times {twice}"
         return [], [*problems, Problem("ambiguous", "names", text)]
-    found = [
+    known = [
         Parameter(id, key, _kept(group))
         for group, keys in zip(groups, named, strict=True)
         for id, key in zip(group["params"], keys, strict=True)
     ]
-    return found, problems
+    return known, problems
 
 
 def moments(
     state: Mapping[Any, Mapping[str, Any]], known: Sequence[Parameter]
 ) -> tuple[dict[str, dict[str, Any]], dict[int, str], list[Problem]]:
-    """{"exp_avg": {key: tensor}, …}, each step and the first key that has it, and what is wrong.
+    """{"exp_avg": {key: tensor}, …}, each step and the first key that has it, and the problems.
 
     state: a state dict's "state", of torch or NumPy tensors.
     """
@@ -94,7 +98,7 @@ def moments(
 
 
 def as_torch(array: np.ndarray) -> Any:
-    """`array` as a torch tensor that shares its memory; as it is where torch is not loaded."""
+    """`array` as a torch tensor that shares its memory; unchanged where torch is not imported."""
     torch = sys.modules.get("torch")
     if torch is None:
         return array
@@ -104,35 +108,35 @@ def as_torch(array: np.ndarray) -> Any:
 
 
 def names_by_group(
-    groups: Sequence[Mapping[str, Any]], names: Iterable[Any] | None
+    groups: Sequence[Mapping[str, Any]], names: Names | None
 ) -> tuple[list[list[str]], list[Problem]]:
     """A list of names for each group."""
-    written = [group.get("param_names") for group in groups]
+    recorded = [list(group.get("param_names") or ()) for group in groups]
     if names is None:
-        if all(written):
-            return written, []
+        if all(recorded):
+            return recorded, []
         text = "expected the parameters' names, and the state dict has no param_names"
         hint = "names=[name for name, _ in torch_module.named_parameters()], group by group"
         return [], [Problem("missing", "names", text, hint)]
-    given = list(names)
-    if all(isinstance(name, str) for name in given):
+    lists: list[Any] = list(names)
+    if all(isinstance(name, str) for name in lists):
         if len(groups) != 1:
-            # Ids count through the groups: a flat list in another order would often fit.
+            # Ids are numbered through all groups: a flat list in another order would often fit.
             text = f"expected a list of names for each of the {len(groups)} groups, got one list"
             return [], [Problem("ambiguous", "names", text)]
-        given = [given]
-    given = [list(keys) for keys in given]
-    if strangers := [key for keys in given for key in keys if not isinstance(key, str)]:
-        raise TypeError(f"names: expected strings, got {type(strangers[0]).__name__}")
-    expected, got = [len(group["params"]) for group in groups], [len(keys) for keys in given]
+        lists = [lists]
+    lists = [list(keys) for keys in lists]
+    if others := [key for keys in lists for key in keys if not isinstance(key, str)]:
+        raise TypeError(f"names: expected strings, got {type(others[0]).__name__}")
+    expected, got = [len(group["params"]) for group in groups], [len(keys) for keys in lists]
     if got != expected:
         return [], [Problem("missing", "names", f"expected {expected} by group, got {got}")]
     problems = [
-        Problem("ambiguous", "names", f"param_groups[{i}] names its parameters {have}, got {keys}")
-        for i, (have, keys) in enumerate(zip(written, given, strict=True))
-        if have and list(have) != keys
+        Problem("ambiguous", "names", f"param_groups[{i}] names its parameters {own}, got {keys}")
+        for i, (own, keys) in enumerate(zip(recorded, lists, strict=True))
+        if own and own != keys
     ]
-    return given, problems
+    return lists, problems
 
 
 def _refused(i: int, group: Mapping[str, Any]) -> list[Problem]:

@@ -5,31 +5,54 @@ starts without a framework and files can be read where torch is absent.
 """
 
 import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jax_attn import attention, models, nn, parity, transfer
+    from jax_attn.attention import (
+        Dropout,
+        Mask,
+        Rotary,
+        attention_weights,
+        dot_product_attention,
+        explain,
+    )
+    from jax_attn.nn import (
+        GroupedQueryAttention,
+        KVCache,
+        MultiHeadAttention,
+        MultiQueryAttention,
+    )
 
 __version__ = "0.1.0"
 
-_HOMES = {
-    "dot_product_attention": "jax_attn.attention",
-    "attention_weights": "jax_attn.attention",
-    "explain": "jax_attn.attention",
-    "Mask": "jax_attn.attention",
-    "Dropout": "jax_attn.attention",
-    "Rotary": "jax_attn.attention",
-    "GroupedQueryAttention": "jax_attn.nn",
-    "MultiHeadAttention": "jax_attn.nn",
-    "MultiQueryAttention": "jax_attn.nn",
-    "KVCache": "jax_attn.nn",
-}
+__all__ = [
+    "Dropout",
+    "GroupedQueryAttention",
+    "KVCache",
+    "Mask",
+    "MultiHeadAttention",
+    "MultiQueryAttention",
+    "Rotary",
+    "attention",
+    "attention_weights",
+    "dot_product_attention",
+    "explain",
+    "models",
+    "nn",
+    "parity",
+    "transfer",
+]
 _ROOMS = ("attention", "models", "nn", "parity", "transfer")
+_OF_NN = ("GroupedQueryAttention", "KVCache", "MultiHeadAttention", "MultiQueryAttention")
 
-__all__ = [*_HOMES, *_ROOMS]
 
-
-def __getattr__(name: str):
+def __getattr__(name: str) -> Any:
     if name in _ROOMS:
         return importlib.import_module(f"{__name__}.{name}")
-    if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
+    if name in __all__:
+        home = "nn" if name in _OF_NN else "attention"
+        return getattr(importlib.import_module(f"{__name__}.{home}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

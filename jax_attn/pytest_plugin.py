@@ -5,15 +5,19 @@ heavy is imported before a test asks for it.
 """
 
 import difflib
-import functools
 import unittest
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from jax_attn import pytest_report
+from jax_attn import environment, pytest_report
+from jax_attn.dtypes import DTYPES
+from jax_attn.parity.run import TRANSFORMS
+
+if TYPE_CHECKING:
+    from jax_attn.parity import Result
 
 MARKER = (
     'parity(dtype="float32", gradients=True, transforms=("eager", "jit"), seed=0): what the '
@@ -44,20 +48,23 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     test = metafunc.definition
-    words = _marked(test)
-    problems = list(_problems(test, words, metafunc.fixturenames))
+    problems = list(_mark_problems(test, metafunc.fixturenames))
+    dtype = _marked_words(test).get("dtype")
     if problems:
         metafunc.config.stash[_PROBLEMS] += [f"{test.nodeid}: {p}" for p in problems]
-    elif "dtype" in words and "parity" in metafunc.fixturenames:
-        metafunc.parametrize("parity", _listed(words["dtype"]), indirect=True)
+    elif dtype is not None and "parity" in metafunc.fixturenames:
+        metafunc.parametrize("parity", _listed(dtype), indirect=True)
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_make_collect_report(collector: pytest.Collector):
-    """A file's wrong marks are one error of its collection, all of them told."""
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """A file's wrong marks are one error of its collection, which names them all."""
     report = yield
     problems = collector.config.stash[_PROBLEMS]
-    problems += [f"{t.nodeid}: {p}" for t in _of_unittest(report.result) for p in _unfit(t)]
+    for test in _unittest_methods(report.result or ()):
+        problems += [f"{test.nodeid}: {p}" for p in _unittest_problems(test)]
     if problems:
         report.outcome, report.result = "failed", []
         report.longrepr = "\n".join(["@pytest.mark.parity is used wrongly:", *problems])
@@ -65,68 +72,71 @@ def pytest_make_collect_report(collector: pytest.Collector):
     return report
 
 
-def _of_unittest(collected: Sequence[pytest.Item | pytest.Collector]) -> list[pytest.Function]:
-    """Those that pytest_generate_tests is not called for."""
+def _unittest_methods(
+    collected: Sequence[pytest.Item | pytest.Collector],
+) -> list[pytest.Function]:
+    """Those of unittest.TestCase: pytest_generate_tests is not called for them."""
     functions = [item for item in collected if isinstance(item, pytest.Function)]
     return [item for item in functions if issubclass(item.cls or object, unittest.TestCase)]
 
 
-def _unfit(test: pytest.Function) -> Iterator[str]:
+def _unittest_problems(test: pytest.Function) -> Iterator[str]:
     """Everything that is wrong with the marks on a method of a unittest.TestCase."""
-    words = _marked(test)
-    yield from _problems(test, words, test.fixturenames)
-    if "parity" in test.fixturenames and isinstance(words.get("dtype"), list | tuple):
-        yield f"dtype: expected one, as a unittest.TestCase's test is one, got {words['dtype']!r}"
+    yield from _mark_problems(test, test.fixturenames)
+    dtype = _marked_words(test).get("dtype")
+    if "parity" in test.fixturenames and isinstance(dtype, list | tuple):
+        yield f"dtype: expected one, as a unittest.TestCase's test is one, got {dtype!r}"
 
 
-def _marked(node: pytest.Item) -> dict[str, Any]:
+def _marked_words(test: pytest.Item) -> dict[str, Any]:
     """The words of every `parity` mark on a test; of two that are the same, the nearer's."""
-    marks = reversed(list(node.iter_markers("parity")))
-    return functools.reduce(lambda words, mark: words | mark.kwargs, marks, {})
+    words: dict[str, Any] = {}
+    for mark in reversed(list(test.iter_markers("parity"))):
+        words |= mark.kwargs
+    return words
 
 
-def _problems(test: pytest.Item, words: dict[str, Any], fixtures) -> Iterator[str]:
+def _mark_problems(test: pytest.Item, fixtures: Collection[str]) -> Iterator[str]:
     """Everything that is wrong with the marks on a test."""
-    marks = list(test.iter_markers("parity"))
-    if not marks:
-        return
     if "parity" not in fixtures and any(mark.name == "parity" for mark in test.own_markers):
         yield "expected a test that takes the fixture `parity`, and this one does not"
-    for mark in marks:
+    for mark in test.iter_markers("parity"):
         if mark.args:
             yield f"expected keywords only, got {', '.join(map(repr, mark.args))}"
-    known = _known_words()
-    for word, value in words.items():
-        if word not in known:
-            near = difflib.get_close_matches(word, known, 1)
-            meant = f"; did you mean {near[0]!r}?" if near else ""
-            yield f"unknown word {word!r}: expected some of {', '.join(known)}{meant}"
-        elif not known[word][0](value):
-            yield f"{word}: expected {known[word][1]}, got {value!r}"
-
-
-def _known_words() -> dict[str, tuple[Callable[[Any], bool], str]]:
-    """Each word of the marker: whether a value will do, and what would."""
-    from jax_attn.dtypes import DTYPES
-    from jax_attn.parity.run import TRANSFORMS
-
-    def some_of(known: tuple[str, ...], value: Any) -> bool:
-        if not isinstance(value, list | tuple) or not value:
-            return False
-        return all(x in known for x in value) and len(set(value)) == len(value)
-
-    dtypes = f"one of {', '.join(DTYPES)}, or a list of some, each once"
-    transforms = f"a list of some of {', '.join(TRANSFORMS)}, each once"
-    return {
-        "dtype": (lambda value: some_of(DTYPES, _listed(value)), dtypes),
-        "gradients": (lambda value: isinstance(value, bool), "True or False"),
-        "transforms": (functools.partial(some_of, TRANSFORMS), transforms),
-        "seed": (lambda value: type(value) is int and value >= 0, "an integer, 0 or more"),
-    }
+    for word, value in _marked_words(test).items():
+        if word not in _WORDS:
+            nearest = difflib.get_close_matches(word, _WORDS, 1)
+            hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+            yield f"unknown word {word!r}: expected some of {', '.join(_WORDS)}{hint}"
+            continue
+        fits, expected = _WORDS[word]
+        if not fits(value):
+            yield f"{word}: expected {expected}, got {value!r}"
 
 
 def _listed(dtype: Any) -> Any:
     return [dtype] if isinstance(dtype, str) else dtype
+
+
+def _are_some_of(known: tuple[str, ...], values: Any) -> bool:
+    if not isinstance(values, list | tuple) or not values:
+        return False
+    return all(value in known for value in values) and len(set(values)) == len(values)
+
+
+_WORDS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "dtype": (
+        lambda value: _are_some_of(DTYPES, _listed(value)),
+        f"one of {', '.join(DTYPES)}, or a list of some, each once",
+    ),
+    "gradients": (lambda value: isinstance(value, bool), "True or False"),
+    "transforms": (
+        lambda value: _are_some_of(TRANSFORMS, value),
+        f"a list of some of {', '.join(TRANSFORMS)}, each once",
+    ),
+    "seed": (lambda value: type(value) is int and value >= 0, "an integer, 0 or more"),
+}
+"""Each word of the marker: whether a value will do, and what would."""
 
 
 # --- the fixture ------------------------------------------------------------------------------
@@ -139,13 +149,13 @@ class Parity:
     """
 
     def __init__(self, item: pytest.Item, words: dict[str, Any]):
-        self.dtype = words.get("dtype", "float32")
-        self.unsent: list = []
-        self.made = 0
-        self.passed = False
+        self.dtype: str = words.get("dtype", "float32")
+        self.checks = 0
+        self.test_passed = False
         self._item, self._words = item, words
+        self._unsent: list[Result] = []
 
-    def __call__(self, reference, port, inputs, **arguments):
+    def __call__(self, reference: Any, port: Any, inputs: Any, **arguments: Any) -> "Result":
         """`check` with the marker's words, unless the call has its own; returns the `Result`.
 
         Raises ParityError where the verdict is FAIL or INCONCLUSIVE; what `check` raises for
@@ -156,14 +166,16 @@ class Parity:
 
         return self._checked(check, reference, port, inputs, **self._words | arguments)
 
-    def training(self, reference, port, batches, **arguments):
+    def training(self, reference: Any, port: Any, batches: Any, **arguments: Any) -> "Result":
         """Likewise of `check_training`; of the marker's words it takes the dtype alone."""
         __tracebackhide__ = True
         from jax_attn.parity import check_training
 
         return self._checked(check_training, reference, port, batches, **arguments)
 
-    def _checked(self, checking, reference, port, data, **arguments):
+    def _checked(
+        self, check: Callable[..., "Result"], reference: Any, port: Any, data: Any, **arguments: Any
+    ) -> "Result":
         __tracebackhide__ = True
         from jax_attn.parity import ParityError
 
@@ -173,26 +185,34 @@ class Parity:
                 raise ValueError(
                     f"dtype: expected the marker's, {self.dtype}, got {arguments['dtype']!r}"
                 )
-            result = checking(reference, port, data, **arguments)
+            result = check(reference, port, data, **arguments)
         except Exception as error:
-            said = f"the check was not made: {type(error).__name__}: {error}"
-            self.record(pytest_report.not_run(arguments["dtype"], said))
+            why = f"the check was not made: {type(error).__name__}: {error}"
+            self.record_not_run(arguments["dtype"], why)
             raise
         try:
-            return self.record(result).raise_for_status()
+            return self._record(result).raise_for_status()
         except ParityError as error:
             if result.verdict == "INCONCLUSIVE":
                 error.add_note("INCONCLUSIVE is no pass: nothing was shown either way")
             raise error.with_traceback(None) from None
 
-    def record(self, result):
+    def record_not_run(self, dtype: str, why: str) -> None:
+        self._record(pytest_report.not_run(dtype, why))
+
+    def _record(self, result: "Result") -> "Result":
         """The result under the test's name; for the run's report and for JUnit."""
-        self.made += 1
-        name = self._item.nodeid if self.made == 1 else f"{self._item.nodeid} ({self.made})"
-        result = replace(result, name=name)
-        self.unsent.append(result)
-        self._item.user_properties += pytest_report.properties(result, self.made)
+        self.checks += 1
+        nodeid = self._item.nodeid
+        result = replace(result, name=nodeid if self.checks == 1 else f"{nodeid} ({self.checks})")
+        self._unsent.append(result)
+        self._item.user_properties += pytest_report.junit_properties(result, self.checks)
         return result
+
+    def send(self, report: pytest.TestReport) -> None:
+        """Put the results since the last report on this one."""
+        pytest_report.send(report, self._unsent)
+        self._unsent = []
 
 
 @pytest.fixture
@@ -207,33 +227,33 @@ def parity(request: pytest.FixtureRequest) -> Parity:
     Returns the `Result`. `parity.training(reference, port, batches, …)` is `check_training`, in
     the marker's dtype. A test that takes the fixture and never calls it ends in an error.
     """
-    from jax_attn.environment import install_line, present
-
     item = request.node
-    of_this_test = {"dtype": request.param} if hasattr(request, "param") else {}
-    made = item.stash[_PARITY] = Parity(item, _marked(item) | of_this_test)
-    if not present("torch"):
-        absent = f"torch is not installed, and is the reference: {install_line('torch')}"
-        made.record(pytest_report.not_run(made.dtype, absent))
+    dtype_of_test = {"dtype": request.param} if hasattr(request, "param") else {}
+    checker = item.stash[_PARITY] = Parity(item, _marked_words(item) | dtype_of_test)
+    if not environment.present("torch"):
+        install = environment.install_line("torch")
+        absent = f"torch is not installed, and is the reference: {install}"
+        checker.record_not_run(checker.dtype, absent)
         pytest.fail(absent, pytrace=False)
-    return made
+    return checker
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo):
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """What a test has checked travels with its own report, out of a worker of xdist too."""
-    made = item.stash.get(_PARITY, None)
+    checker = item.stash.get(_PARITY, None)
+    if checker is None:
+        return (yield)
     # Known at the end of the teardown only: a fixture may check there.
-    idle = call.when == "teardown" and made is not None and made.passed and not made.made
+    idle = call.when == "teardown" and checker.test_passed and not checker.checks
     if idle:
-        made.record(pytest_report.not_run(made.dtype, NEVER_CALLED))
+        checker.record_not_run(checker.dtype, NEVER_CALLED)
     report = yield
-    if made is None:
-        return report
     if report.when == "call":
-        made.passed = report.passed
+        checker.test_passed = report.passed
     if idle and report.passed:
         report.outcome, report.longrepr = "failed", f"INCONCLUSIVE: {NEVER_CALLED}"
-    pytest_report.send(report, made.unsent)
-    made.unsent = []
+    checker.send(report)
     return report

@@ -8,9 +8,15 @@ import pickle
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+from jax_attn import environment
+from jax_attn.report import files
+
+if TYPE_CHECKING:
+    from jax_attn.parity import Result
 
 _ATTRIBUTE = "jax_attn_parity"
 UNFINISHED = "the test did not end: its process crashed, or was stopped; its checks are lost"
@@ -19,20 +25,20 @@ UNFINISHED = "the test did not end: its process crashed, or was stopped; its che
 # --- in the process that runs a test ----------------------------------------------------------
 
 
-def not_run(dtype: str, why: str):
+def not_run(dtype: str, why: str) -> "Result":
     """A check that gave no result: INCONCLUSIVE."""
     from jax_attn.parity import Result
 
-    in_a_line = "; ".join(why.splitlines())
-    return Result(str(dtype), "none", (), doubts=(in_a_line,), level="not run")
+    one_line = "; ".join(why.splitlines())
+    return Result(str(dtype), "none", (), doubts=(one_line,), level="not run")
 
 
-def properties(result, made: int) -> list[tuple[str, str]]:
-    """A check for JUnit, the `made`-th of its test: from the second on the names say which."""
+def junit_properties(result: "Result", count: int) -> list[tuple[str, str]]:
+    """A check for JUnit, the `count`-th of its test: from the second on the names say which."""
     from jax_attn.parity.judge.text import number
 
     worst = result.worst
-    told = {
+    values = {
         "verdict": str(result.verdict),
         "worst_tensor": "–" if worst is None else f"{worst.transform} {worst.label}",
         "error_over_budget": number(None if worst is None else worst.fraction),
@@ -40,20 +46,18 @@ def properties(result, made: int) -> list[tuple[str, str]]:
         "dtype": result.dtype,
         "level": result.level,
     }
-    which = "" if made == 1 else f"_{made}"
-    return [(f"parity_{name}{which}", value) for name, value in told.items()]
+    which = "" if count == 1 else f"_{count}"
+    return [(f"parity_{name}{which}", value) for name, value in values.items()]
 
 
-def send(report: pytest.TestReport, results: Sequence) -> None:
+def send(report: pytest.TestReport, results: Sequence["Result"]) -> None:
     """Put results on a phase's report; an empty list says that the test takes the fixture."""
-    # xdist carries plain types alone; and reads them before any worker that sent them is gone.
+    # xdist carries plain types alone, in a report that arrives even if its worker crashes later.
     setattr(report, _ATTRIBUTE, pickle.dumps((_environment() if results else None, results)))
 
 
 @functools.cache
 def _environment() -> dict[str, Any]:
-    from jax_attn import environment
-
     return environment.describe()
 
 
@@ -63,29 +67,27 @@ def _environment() -> dict[str, Any]:
 class Run:
     """Gathers every check of a run; writes them and counts them when it ends.
 
-    directory: where to write; None: nowhere. given: its name as the user wrote it.
+    directory: where to write; None: nowhere. option: its name as the user wrote it.
     """
 
-    def __init__(self, directory: Path | None = None, given: str = ""):
-        self.directory, self.given = directory, given
-        self.results: dict[str, list] = {}
+    def __init__(self, directory: Path | None = None, option: str = ""):
+        self.directory, self.option = directory, option
+        self.results: dict[str, list[Result]] = {}
         self.environments: list[dict[str, Any]] = []
         self.begun: set[str] = set()
 
     @classmethod
     def of(cls, config: pytest.Config) -> "Run":
         """Raises UsageError where no report could be written into the directory asked for."""
-        given = config.getoption("--parity-report")
-        if given is None or config.option.collectonly:
+        option = config.getoption("--parity-report")
+        if option is None or config.option.collectonly:
             return cls()
-        from jax_attn.report import files
-
-        directory = config.invocation_params.dir / given
+        directory = config.invocation_params.dir / option
         if why := files.refused(directory, files.RESULT):
             raise pytest.UsageError(
-                f"--parity-report: expected a directory to write to, got {given}: {why}"
+                f"--parity-report: expected a directory to write to, got {option}: {why}"
             )
-        return cls(directory, given)
+        return cls(directory, option)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         sent = getattr(report, _ATTRIBUTE, None)
@@ -106,17 +108,15 @@ class Run:
             self.results[test].append(replace(lost, name=test))
         if self.directory is None:
             return
-        from jax_attn.report import files
         from jax_attn.report import results as report
 
-        results = self.in_order()
-        where = merged(self.environments)
+        results, where = self.in_order(), merged(self.environments)
         # Names of tests may hold what would end a cell of a table.
-        told = [replace(r, name=r.name.replace("|", r"\|")) for r in results]
-        texts = report.as_json(results, where, ()), report.as_markdown(told, where, ())
+        escaped = [replace(r, name=r.name.replace("|", r"\|")) for r in results]
+        texts = report.as_json(results, where, ()), report.as_markdown(escaped, where, ())
         report.write(self.directory, dict(zip(files.RESULT, texts, strict=True)))
 
-    def in_order(self) -> list:
+    def in_order(self) -> "list[Result]":
         """By test, whichever worker was first; within a test as they were made."""
         return [result for test in sorted(self.results) for result in self.results[test]]
 
@@ -124,17 +124,15 @@ class Run:
         count = [str(result.verdict) for result in self.in_order()].count
         if not self.results and self.directory is None:
             return
-        said = ", ".join(f"{count(v)} {v.lower()}" for v in ("PASS", "FAIL", "INCONCLUSIVE"))
-        where = f"; report in {self.given}" if self.directory is not None else ""
-        terminalreporter.write_line(f"parity: {said}{where}")
+        counts = ", ".join(f"{count(v)} {v.lower()}" for v in ("PASS", "FAIL", "INCONCLUSIVE"))
+        where = f"; report in {self.option}" if self.directory is not None else ""
+        terminalreporter.write_line(f"parity: {counts}{where}")
 
 
 def merged(environments: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """What the processes of a run said of themselves; where they differ, all that they said."""
-    found: dict[str, list] = {}
-    for environment in environments:
-        for key, value in environment.items():
-            values = found.setdefault(key, [])
-            if value not in values:
-                values.append(value)
-    return {key: v[0] if len(v) == 1 else {"several": v} for key, v in found.items()}
+    """The environments of a run's processes in one; where they differ, every value."""
+    values: dict[str, list[Any]] = {}
+    for key, value in (pair for one in environments for pair in one.items()):
+        if value not in values.setdefault(key, []):
+            values[key].append(value)
+    return {key: v[0] if len(v) == 1 else {"several": v} for key, v in values.items()}

@@ -4,10 +4,10 @@ import functools
 import importlib.metadata
 import importlib.util
 import os
-import re
 import shutil
 import sys
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -16,24 +16,27 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Each worker has one core's worth: threads that wait for one another cost more than they give.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-HERE = Path(__file__).parent
-NEEDS_TORCH = re.compile(
-    r"^\s*(import torch|from torch|from jax_attn\.parity\.(matrix\.(designs|run_rows|row)|checking"
-    r"|run\.reference|checkpoint|bugs\.catalogue|training)|from jax_attn\.parity(\.\w+)? import"
-    r"|from helpers\.small_model)",
-    re.MULTILINE,
-)
+# Files that import these are skipped by name where torch is not installed, and nowhere else.
+TORCH = ("torch", "transformers")
+TORCH_IS_ABSENT = importlib.util.find_spec("torch") is None
 
-# Where torch is absent, what compares with it cannot be collected; the header says what that is.
-collect_ignore = (
-    [
-        str(p.relative_to(HERE))
-        for p in sorted(HERE.glob("**/test_*.py"))
-        if NEEDS_TORCH.search(p.read_text())
-    ]
-    if importlib.util.find_spec("torch") is None
-    else []
-)
+
+class FileOfTests(pytest.Module):
+    """Skipped where importing it needs torch and there is none; any other error stays one."""
+
+    def collect(self) -> Iterable[pytest.Item | pytest.Collector]:
+        try:
+            return super().collect()
+        except self.CollectError as error:
+            cause = error.__cause__
+            missing = cause.name if isinstance(cause, ModuleNotFoundError) else None
+            if TORCH_IS_ABSENT and missing in TORCH:
+                pytest.skip(f"{self.nodeid} needs {missing}", allow_module_level=True)
+            raise
+
+
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module:
+    return FileOfTests.from_parent(parent, path=module_path)
 
 
 @pytest.fixture(autouse=True)
@@ -47,15 +50,15 @@ def settings_left_as_found():
 
 
 def process_wide() -> dict[str, object]:
-    """Those of jax, and of torch where it is loaded, that change numbers or threads."""
+    """Settings of jax, and of torch where it is loaded, that change numbers or threads."""
     import jax
 
-    found: dict[str, object] = dict(jax.config.values)
+    settings: dict[str, object] = dict(jax.config.values)
     if torch := sys.modules.get("torch"):
-        found["torch default dtype"] = torch.get_default_dtype()
-        found["torch matmul precision"] = torch.get_float32_matmul_precision()
-        found["torch threads"] = torch.get_num_threads()
-    return found
+        settings["torch default dtype"] = torch.get_default_dtype()
+        settings["torch matmul precision"] = torch.get_float32_matmul_precision()
+        settings["torch threads"] = torch.get_num_threads()
+    return settings
 
 
 @pytest.fixture
@@ -79,8 +82,8 @@ def quick_to_compile() -> list[str]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # Much of the suite's time would be compiling: what one test compiled, the others find. Each
-    # worker has its own, as JAX's cache does not keep two processes apart.
+    # Much of the suite's time is compilation: tests share what one of them compiled. Each worker
+    # has a cache of its own, as JAX's does not keep two processes apart.
     cache = tempfile.mkdtemp()
     config.add_cleanup(functools.partial(shutil.rmtree, cache, ignore_errors=True))
     os.environ["JAX_COMPILATION_CACHE_DIR"] = cache
@@ -102,11 +105,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log):
-    """A file to a worker: what one of its tests compiled, the next one finds."""
+    """All of a file's tests go to one worker, and share what they compile."""
     from xdist.scheduler import LoadFileScheduling
 
     return LoadFileScheduling(config, log)
 
 
-def pytest_report_header(config: pytest.Config) -> list[str]:
-    return [f"torch is absent; not run: {', '.join(collect_ignore)}"] if collect_ignore else []
+def pytest_report_header() -> list[str]:
+    return ["torch is not installed: files that need it are skipped"] if TORCH_IS_ABSENT else []

@@ -1,5 +1,6 @@
 """What works, and stays light, where torch is absent: run with torch there and without it."""
 
+import ast
 import os
 import subprocess
 import sys
@@ -74,6 +75,41 @@ def test_works_where_torch_cannot_be_imported(row):
 def test_torch_is_really_blocked_there():
     assert python(f"{BLOCK_TORCH}; import torch").returncode != 0
     assert python(f"{BLOCK_TORCH}; import jax_attn; jax_attn.parity.check").returncode != 0
+
+
+def collected(tmp_path: Path, *imports: str) -> subprocess.CompletedProcess:
+    """The suite's conftest over files of one import each, where torch is blocked."""
+    (tmp_path / "conftest.py").write_text((Path(__file__).parent / "conftest.py").read_text())
+    for name in imports:
+        (tmp_path / f"test_{name}.py").write_text(f"import {name}\ndef test_it(): pass")
+    options = ["-ra", "-p", "no:cacheprovider", str(tmp_path)]
+    return python(f"{BLOCK_TORCH}; import pytest; sys.exit(pytest.main({options}))")
+
+
+def test_files_that_import_torch_are_skipped_by_name_and_others_run(tmp_path):
+    done = collected(tmp_path, "torch", "torch_ref", "math")
+    assert done.returncode == 0, done.stdout
+    assert "torch is not installed: files that need it are skipped" in done.stdout
+    assert "1 passed, 2 skipped" in done.stdout
+    assert "test_torch.py needs torch" in done.stdout
+    assert "test_torch_ref.py needs torch" in done.stdout
+
+
+def test_a_file_that_misses_anything_else_is_an_error(tmp_path):
+    done = collected(tmp_path, "torch", "no_such_module")
+    assert done.returncode == pytest.ExitCode.INTERRUPTED
+    assert "ERROR collecting test_no_such_module.py" in done.stdout
+    assert "No module named 'no_such_module'" in done.stdout
+
+
+def test_every_public_name_is_there_for_type_checkers_and_for_dir():
+    import jax_attn
+
+    (block,) = (x for x in ast.parse(Path(jax_attn.__file__).read_text()).body if type(x) is ast.If)
+    assert {alias.name for statement in block.body for alias in statement.names} == {
+        *jax_attn.__all__
+    }
+    assert {*jax_attn.__all__} <= {*dir(jax_attn)}
 
 
 def test_verify_leaves_3_with_the_line_that_installs_torch():

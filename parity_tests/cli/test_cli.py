@@ -4,6 +4,7 @@ import dataclasses
 import json
 
 import pytest
+import torch  # noqa: F401  # `verify` needs it
 from click.testing import CliRunner
 
 from jax_attn.attention import dispatch

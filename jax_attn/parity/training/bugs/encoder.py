@@ -8,7 +8,7 @@ Letters: L layers, B batch, T tokens, D width.
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,8 @@ import numpy as np
 import torch
 from flax import nnx
 
-from jax_attn import MultiHeadAttention, transfer
+from jax_attn import transfer
+from jax_attn.nn import MultiHeadAttention
 from jax_attn.transfer import EMBEDDING, LAYER_NORM, LAYOUTS, LINEAR, Layout
 
 LAYERS, RATE = 2, 0.1
@@ -114,7 +115,9 @@ class EncoderLayer(nnx.Module):
         self, x_BTD: jax.Array, keep: jax.Array | None, *, gelu: Activation, drop: Drop
     ) -> jax.Array:
         keeps = (None, None) if keep is None else keep
-        x_BTD = x_BTD + drop(self.self_attn(self.norm1(x_BTD), is_causal=True), keeps[0])
+        # Without a cache it returns the output alone.
+        attended = cast(jax.Array, self.self_attn(self.norm1(x_BTD), is_causal=True))
+        x_BTD = x_BTD + drop(attended, keeps[0])
         return x_BTD + drop(self.linear2(gelu(self.linear1(self.norm2(x_BTD)))), keeps[1])
 
 

@@ -22,6 +22,8 @@ EXTRAS = {
     "dev": ("pytest", "the tests"),
 }
 
+_JAX_SETTINGS = {"jax_default_matmul_precision": str, "jax_enable_x64": bool}
+
 
 def install_line(extra: str) -> str:
     """What installs an extra, from this package's own metadata: its name may not be published."""
@@ -73,8 +75,7 @@ def describe() -> dict[str, Any]:
         "processor": _processor(),
         "cores": os.cpu_count(),
         "devices": [f"{d.platform}: {d.device_kind}" for d in jax.devices()],
-        "jax_default_matmul_precision": str(jax.config.jax_default_matmul_precision),
-        "jax_enable_x64": bool(jax.config.jax_enable_x64),
+        **{name: setting(getattr(jax.config, name)) for name, setting in _JAX_SETTINGS.items()},
         "xla_flags": os.environ.get("XLA_FLAGS", ""),
     }
 

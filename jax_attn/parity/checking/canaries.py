@@ -16,9 +16,9 @@ import numpy as np
 from jax_attn.parity.checking import softmax_bugs
 from jax_attn.parity.checking.prepared import Prepared
 from jax_attn.parity.checking.softmax_bugs import BACKWARD, BuggySoftmax, SoftmaxBug
+from jax_attn.parity.run.float64_mode import Float64
 from jax_attn.parity.run.inputs_and_runs import Inputs, Run, is_float, wide
 from jax_attn.parity.run.reference import Reference
-from jax_attn.parity.run.torch_modes import Float64
 
 
 class DoubtsAndNotes(NamedTuple):

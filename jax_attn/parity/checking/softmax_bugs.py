@@ -9,7 +9,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from jax_attn.parity.run.torch_modes import SOFTMAXES, Float64
+from jax_attn.parity.run.float64_mode import SOFTMAXES, Float64
 
 SoftmaxBug = Callable[..., Tensor | None]
 """(scores, axis) -> wrong probabilities; None where the bug has no place. Of the backward pass:

@@ -1,9 +1,10 @@
 """One tensor of the port against the oracle, within its budget: where, how much, why not."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
+from typing import Any
 
 import numpy as np
 
@@ -21,11 +22,11 @@ class Verdict(StrEnum):
     INCONCLUSIVE = "INCONCLUSIVE"
 
     @classmethod
-    def worst(cls, verdicts) -> "Verdict":
+    def worst(cls, verdicts: Iterable["Verdict"]) -> "Verdict":
         """FAIL before INCONCLUSIVE before PASS; of none, INCONCLUSIVE: nothing was compared."""
-        found = set(verdicts)
+        present = set(verdicts)
         for verdict in (cls.FAIL, cls.INCONCLUSIVE, cls.PASS):
-            if verdict in found:
+            if verdict in present:
                 return verdict
         return cls.INCONCLUSIVE
 
@@ -118,7 +119,12 @@ def judge(
 
     own: None where the reference is known to be no guide here (a declared NaN).
     """
-    identity = {"kind": kind, "name": name, "transform": transform, "shape": want.shape}
+    identity: dict[str, Any] = {
+        "kind": kind,
+        "name": name,
+        "transform": transform,
+        "shape": want.shape,
+    }
     if got.shape != want.shape:
         reason = f"shape: expected {want.shape}, got {got.shape}"
         return TensorReport(**identity, verdict=Verdict.FAIL, reasons=(reason,))
@@ -158,8 +164,8 @@ def judge(
             shared = abs(projection(got_f, want_f))
             gates["projection"] = float(_over(np.array(shared), np.array(budget.projection)))
     if over := {gate: fraction for gate, fraction in gates.items() if not fraction <= 1}:
-        said = ", ".join(f"{gate} {fraction:.3g}" for gate, fraction in over.items())
-        failures.append(f"error over budget: {said} times")
+        gates_over = ", ".join(f"{gate} {fraction:.3g}" for gate, fraction in over.items())
+        failures.append(f"error over budget: {gates_over} times")
     weak = []
     if not is_zero and budget_rms > POWER * scale:
         weak = [

@@ -20,6 +20,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 Array = np.ndarray
+Back = Callable[[Array], tuple[Array, dict[str, Array]]]
+"""A step's cotangent -> that of its input, and those of the weights behind it."""
 
 
 def softmax(scores_TS: Array) -> Array:
@@ -46,7 +48,7 @@ class Norm:
     epsilon: float
     centred: bool = False
 
-    def apply(self, name: str, x_TH: Array, weights: dict[str, Array]):
+    def apply(self, name: str, x_TH: Array, weights: dict[str, Array]) -> tuple[Array, Back]:
         """y, and the map from its cotangent to x's and those of the weights."""
         gain_key, shift_key = f"{name}_norm.weight", f"{name}_norm.bias"
         gain = weights[gain_key]
@@ -77,7 +79,7 @@ class Turn:
     interleaved: bool = False
     first: int = 0
 
-    def apply(self, name: str, x_TH: Array, weights: dict[str, Array]):
+    def apply(self, name: str, x_TH: Array, weights: dict[str, Array]) -> tuple[Array, Back]:
         """y, and the map from its cotangent to x's; there are no weights."""
         m = np.arange(self.dim // 2)
         positions = np.arange(len(x_TH)) + (self.first if name == "q" else 0)
@@ -86,9 +88,9 @@ class Turn:
 
         def turned(a_TH: Array, by_TM: Array) -> Array:
             z_TM = (a_TH[:, real] + 1j * a_TH[:, imaginary]) * by_TM
-            made = a_TH.copy()
-            made[:, real], made[:, imaginary] = z_TM.real, z_TM.imag
-            return made
+            out_TH = a_TH.copy()
+            out_TH[:, real], out_TH[:, imaginary] = z_TM.real, z_TM.imag
+            return out_TH
 
         # A rotation's transpose turns back.
         return turned(x_TH, turns_TM), lambda d_y: (turned(d_y, turns_TM.conj()), {})
@@ -144,9 +146,9 @@ def _project(x_TD: Array, weights: dict[str, Array], name: str, rows: slice) -> 
 
 def _through(
     steps: tuple[Norm | Turn, ...], name: str, x_TH: Array, weights: dict[str, Array]
-) -> tuple[Array, Callable[[Array], tuple[Array, dict[str, Array]]]]:
+) -> tuple[Array, Back]:
     """All steps, and the map from the last one's cotangent to x's and those of the weights."""
-    backs = []
+    backs: list[Back] = []
     for step in steps:
         x_TH, back = step.apply(name, x_TH, weights)
         backs.insert(0, back)
@@ -154,8 +156,8 @@ def _through(
     def all_back(d_y: Array) -> tuple[Array, dict[str, Array]]:
         d_weights: dict[str, Array] = {}
         for back in backs:
-            d_y, found = back(d_y)
-            d_weights |= found
+            d_y, d_own = back(d_y)
+            d_weights |= d_own
         return d_y, d_weights
 
     return x_TH, all_back
@@ -234,8 +236,8 @@ def solve(problem: AttentionProblem, d_output: Array, d_weights: Array | None = 
         if "o.bias" in w:
             d_params["o.bias"] += d_output[b].sum(axis=0)
 
-    d_bias = None if problem.bias is None else unbroadcast(d_bias, problem.bias.shape)
-    return Solution(output, weights, d_inputs, d_params, d_bias)
+    own_d_bias = None if problem.bias is None else unbroadcast(d_bias, problem.bias.shape)
+    return Solution(output, weights, d_inputs, d_params, own_d_bias)
 
 
 def unbroadcast(a: Array, shape: tuple[int, ...]) -> Array:

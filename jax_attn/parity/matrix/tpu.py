@@ -21,7 +21,7 @@ from jax_attn.parity.matrix.compiled import compile_for_tpu, lower_everywhere, w
 from jax_attn.parity.matrix.designs import PORTED_DESIGNS
 from jax_attn.parity.matrix.preparation import Preparation
 from jax_attn.parity.matrix.run_rows import Doubts, judge_case, kernel_of_rows, refusal
-from jax_attn.parity.run.port import forward_and_gradients
+from jax_attn.parity.run.transforms import forward_and_gradients
 
 
 def run_emulated(

@@ -4,14 +4,17 @@ A model in bfloat16 keeps its rotary angles in float32. They round as they are k
 moved by a roundoff of bfloat16, a budget would let pass a position that is wrong by several.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
-Identity = tuple[str, tuple[tuple[int, ...], ...]]
-Made = tuple[tuple[Identity, torch.dtype | None], ...]
+Signature = tuple[str, tuple[tuple[int, ...], ...]]
+"""Of an operator's call: its name, and the shapes of its floating arguments."""
+Constants = tuple[tuple[Signature, torch.dtype | None], ...]
+"""What makes each constant that rounds, and the dtype in which it is kept, in order."""
 _MARK = "_made_of_constants"
 _PLAIN = frozenset((int, float, bool, type(None)))
 
@@ -24,77 +27,82 @@ def each(fn: Callable[[torch.Tensor], torch.Tensor], tree: Any) -> Any:
     if isinstance(tree, torch.Tensor):
         return fn(tree) if tree.is_floating_point() else tree
     if isinstance(tree, tuple | list):
-        made = [branch if type(branch) in _PLAIN else each(fn, branch) for branch in tree]
-        return type(tree)(*made) if hasattr(tree, "_fields") else type(tree)(made)
+        branches = [branch if type(branch) in _PLAIN else each(fn, branch) for branch in tree]
+        return type(tree)(*branches) if hasattr(tree, "_fields") else type(tree)(branches)
     if isinstance(tree, dict):
         return {name: each(fn, branch) for name, branch in tree.items()}
     return tree
 
 
-def roundings(tree: Any) -> frozenset[int] | None:
-    """Which recorded operators the constants in `tree` come from; None where not all are constants.
+def sources(tree: Any) -> frozenset[int] | None:
+    """Which recorded operators make the constants in `tree`; None where not all are constants.
 
     What is not marked is none: parameters, inputs, buffers.
     """
-    found: list[frozenset[int] | None] = []
+    union: frozenset[int] = frozenset()
+    for x in _floating(tree):
+        made_by = getattr(x, _MARK, None)
+        if made_by is None:
+            return None
+        union |= made_by
+    return union
+
+
+def mark(result: Any, made_by: frozenset[int] | None) -> None:
+    """Note on every floating tensor in `result` which operators make it, for `sources`."""
+    for x in _floating(result):
+        setattr(x, _MARK, made_by)
+
+
+def signature(func: OpOverload, args: tuple, kwargs: Mapping[str, Any] | None) -> Signature:
+    return func.overloadpacket.__name__, tuple(tuple(x.shape) for x in _floating((args, kwargs)))
+
+
+def _floating(tree: Any) -> list[torch.Tensor]:
+    tensors: list[torch.Tensor] = []
 
     def look(x: torch.Tensor) -> torch.Tensor:
-        found.append(getattr(x, _MARK, None))
+        tensors.append(x)
         return x
 
     each(look, tree)
-    return None if None in found else frozenset().union(*found)
+    return tensors
 
 
-def mark(result: Any, made: frozenset[int] | None) -> None:
-    """Say of every floating tensor in `result` what it comes from, as `roundings` tells it."""
+class Recorder(TorchDispatchMode):
+    """Records which operators make constants that round, and in which dtype they are kept."""
 
-    def say(x: torch.Tensor) -> torch.Tensor:
-        setattr(x, _MARK, made)
-        return x
-
-    each(say, result)
-
-
-def identity(func, args, kwargs) -> Identity:
-    """An operator's name, and the shapes of its floating arguments."""
-    shapes: list[tuple[int, ...]] = []
-
-    def look(x: torch.Tensor) -> torch.Tensor:
-        shapes.append(tuple(x.shape))
-        return x
-
-    each(look, (args, kwargs))
-    return func.overloadpacket.__name__, tuple(shapes)
-
-
-class Recorded(TorchDispatchMode):
-    """Which operators made constants that round, and in which dtype they are kept, in order."""
-
-    def __init__(self, rounds: Callable[[Any], bool]):
+    def __init__(self, rounds: Callable[[OpOverload], bool]):
         """rounds: whether an operator does."""
         super().__init__()
         self._rounds, self._spoilt = rounds, False
-        self._made: list[tuple[Identity, torch.dtype | None]] = []
+        self._recorded: list[tuple[Signature, torch.dtype | None]] = []
 
     @property
-    def made(self) -> Made:
-        return () if self._spoilt else tuple(self._made)
+    def constants(self) -> Constants:
+        return () if self._spoilt else tuple(self._recorded)
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+    def __torch_dispatch__(
+        self,
+        func: OpOverload,
+        types: Any,
+        args: tuple = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
         kwargs = kwargs or {}
-        made, given = roundings((args, kwargs)), identity(func, args, kwargs)
-        if func._schema.is_mutable and made is None and args[0]._is_view():
+        made_by, call = sources((args, kwargs)), signature(func, args, kwargs)
+        if func._schema.is_mutable and made_by is None and args[0]._is_view():
             # Of which constant it is a view, and which others there are, cannot be told.
-            self._spoilt = self._spoilt or roundings(args[0]) is not None
+            self._spoilt = self._spoilt or sources(args[0]) is not None
         result = func(*args, **kwargs)
-        if made is not None and self._rounds(func):
-            self._made.append((given, getattr(result, "dtype", None)))
-            made = frozenset({len(self._made) - 1})
-        elif made and isinstance(result, torch.Tensor) and result.is_floating_point():
-            for i in made:
-                self._made[i] = self._made[i][0], _coarser(self._made[i][1], result.dtype)
-        mark(result, made)
+        if made_by is not None and self._rounds(func):
+            self._recorded.append((call, getattr(result, "dtype", None)))
+            made_by = frozenset({len(self._recorded) - 1})
+        elif made_by and isinstance(result, torch.Tensor) and result.is_floating_point():
+            for i in made_by:
+                kept = _coarser(self._recorded[i][1], result.dtype)
+                self._recorded[i] = self._recorded[i][0], kept
+        mark(result, made_by)
         return result
 
 

@@ -97,15 +97,15 @@ def emulate(fn: Callable, unit: str) -> Callable:
 
     @jax.jit
     @functools.wraps(fn)
-    def emulated(*args, **kwargs):
+    def emulated(*args: Any, **kwargs: Any) -> Any:
         jaxpr, shapes = jax.make_jaxpr(fn, return_shape=True)(*args, **kwargs)
 
         @jax.custom_jvp
-        def run(*leaves):
+        def run(*leaves: Any) -> list[Any]:
             return _run(jaxpr, leaves, UNITS[unit])
 
         @run.defjvp
-        def _(primals, tangents):
+        def _(primals: Any, tangents: Any) -> Any:
             raise TypeError(
                 "an emulated function cannot be differentiated: "
                 f"emulate the derivative, emulate(jax.grad(fn), {unit!r})"
@@ -122,7 +122,7 @@ def _run(jaxpr: jex.Jaxpr | jex.ClosedJaxpr, args: Sequence[Any], unit: Unit) ->
     values = dict(zip(jaxpr.constvars, getattr(jaxpr, "consts", ()), strict=True))
     values.update(zip(jaxpr.invars, args, strict=True))
 
-    def read(atom):
+    def read(atom: Any) -> Any:
         return atom.val if isinstance(atom, jex.Literal) else values[atom]
 
     for equation in jaxpr.eqns:
@@ -135,7 +135,8 @@ def _run(jaxpr: jex.Jaxpr | jex.ClosedJaxpr, args: Sequence[Any], unit: Unit) ->
 def _apply(equation: jex.JaxprEqn, args: list[Any], unit: Unit) -> Sequence[Any]:
     primitive, params = equation.primitive, equation.params
     if primitive.name in ("dot_general", "conv_general_dilated"):
-        return [_product(equation, *args, unit)]
+        left, right = args
+        return [_product(equation, left, right, unit)]
     if "precision" in params or primitive.name in ("shard_map", "pallas_call"):
         raise NotImplementedError(f"cannot emulate the products of {primitive.name}")
     if "call_jaxpr" in params:
@@ -153,10 +154,11 @@ def _rewritten(value: Any, where: str, unit: Unit) -> Any:
         return type(value)(_rewritten(item, where, unit) for item in value)
     if not isinstance(value, jex.Jaxpr | jex.ClosedJaxpr):
         return value
-    avals = [variable.aval for variable in value.invars]
-    if not all(isinstance(aval, jax.core.ShapedArray) for aval in avals):
-        raise NotImplementedError(f"cannot emulate the body of {where}: it works on references")
-    shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in avals]
+    shapes = []
+    for variable in value.invars:
+        if not isinstance(aval := variable.aval, jax.core.ShapedArray):
+            raise NotImplementedError(f"cannot emulate the body of {where}: it works on references")
+        shapes.append(jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type))
     traced = jax.make_jaxpr(lambda *args: _run(value, args, unit))(*shapes)
     # An open jaxpr (jax before 0.12) has no place for constants; none arise here, since
     # the only numbers that rounding adds are parameters and literals.
@@ -165,7 +167,8 @@ def _rewritten(value: Any, where: str, unit: Unit) -> Any:
 
 def _product(equation: jex.JaxprEqn, a: jax.Array, b: jax.Array, unit: Unit) -> jax.Array:
     """A matrix product or convolution: operands split, partial products in float32, summed."""
-    result = equation.outvars[0].aval.dtype
+    aval: Any = equation.outvars[0].aval
+    result = aval.dtype
     dtypes = (a.dtype, b.dtype, result)
     if any(jnp.issubdtype(dtype, jnp.complexfloating) for dtype in dtypes):
         raise NotImplementedError("cannot emulate a product of complex numbers")

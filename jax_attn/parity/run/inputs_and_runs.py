@@ -28,7 +28,7 @@ class Inputs:
                 "inputs: expected a tuple of positional or a dict of keyword NumPy arrays, "
                 f"got {type(inputs).__name__}"
             )
-        named = inputs if isinstance(inputs, Mapping) else dict(enumerate(inputs))
+        named: dict[Any, Any] = dict(inputs if isinstance(inputs, Mapping) else enumerate(inputs))
         arrays, problems = {}, []
         for name, value in named.items():
             if not isinstance(value, np.ndarray):

@@ -2,7 +2,7 @@
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,10 +11,13 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from jax_attn.parity.judge.budget import PRECISIONS, RUNS, Budget
-from jax_attn.parity.run.constants import Made, Recorded
-from jax_attn.parity.run.inputs_and_runs import Inputs, Run, named_outputs
-from jax_attn.parity.run.torch_modes import TORCH_DTYPES, Float64, Perturbed, rounds
+from jax_attn.parity.run.constants import Constants, Recorder
+from jax_attn.parity.run.float64_mode import TORCH_DTYPES, Float64, Unperturbed
+from jax_attn.parity.run.inputs_and_runs import Arrays, Inputs, Run, named_outputs
+from jax_attn.parity.run.perturbed_mode import Perturbed, rounds
 from jax_attn.transfer import as_numpy
+
+Tensors = dict[str, torch.Tensor]
 
 
 @contextlib.contextmanager
@@ -51,40 +54,40 @@ class Reference:
     def outputs(self, dtype: str) -> dict[str, np.ndarray]:
         """A forward pass in inference mode, where torch may take a faster path."""
         module = copy.deepcopy(self.module)
-        args, kwargs = self._tensors(dtype, requires_grad=False)
+        args, kwargs = self._tensors(TORCH_DTYPES[dtype], requires_grad=False)
         with one_thread(), torch.inference_mode():
             return _arrays(self._named(module, args, kwargs))
 
-    def repeats(self, dtype: str, outputs: Mapping[str, np.ndarray]) -> bool:
+    def repeats(self, dtype: str, outputs: Arrays) -> bool:
         """Whether another forward pass gives these bits: no dropout, nothing else random."""
         again = self.outputs(dtype)
         return all(again[name].tobytes() == array.tobytes() for name, array in outputs.items())
 
-    def run(self, dtype: str, cotangents: Mapping[str, np.ndarray]) -> Run:
+    def run(self, dtype: str, cotangents: Arrays) -> Run:
         """Outputs and gradients in `dtype`, by the kernels that torch itself chooses."""
         with one_thread():
             return self._run(copy.deepcopy(self.module), TORCH_DTYPES[dtype], cotangents)
 
-    def exact(self, cotangents: Mapping[str, np.ndarray]) -> Run:
+    def exact(self, cotangents: Arrays) -> Run:
         """Outputs and gradients in float64, every narrowing cast refused."""
         return self.under(Float64(), cotangents)
 
-    def under(self, mode: Float64, cotangents: Mapping[str, np.ndarray]) -> Run:
+    def under(self, mode: Float64, cotangents: Arrays) -> Run:
         """Outputs and gradients in float64, attention from its parts, as `mode` computes them."""
         module = self._wide()
         with one_thread(), plain_kernels(), mode:
             return self._run(module, torch.float64, cotangents)
 
     def spread(
-        self, precision: str, cotangents: Mapping[str, np.ndarray], runs: int = RUNS
+        self, precision: str, cotangents: Arrays, runs: int = RUNS
     ) -> dict[str, dict[str, Budget]]:
         """kind -> name -> `Budget`, from `runs` perturbed float64 runs."""
-        made = []
         rounding, constants = PRECISIONS[precision], self._constants(precision)
-        for seed in range(runs + 1):
-            perturbed = Perturbed(rounding if seed else None, seed, constants)
-            made.append(self.under(perturbed, cotangents).kinds)
-        center, perturbed = made[0], made[1:]
+        center = self.under(Unperturbed(), cotangents).kinds
+        perturbed = [
+            self.under(Perturbed(rounding, seed, constants), cotangents).kinds
+            for seed in range(1, runs + 1)
+        ]
         return {
             kind: {
                 name: Budget.of(value, [run[kind][name] for run in perturbed], rounding)
@@ -93,24 +96,23 @@ class Reference:
             for kind, tensors in center.items()
         }
 
-    def _constants(self, precision: str) -> Made:
+    def _constants(self, precision: str) -> Constants:
         """Those that the module makes as it is; none are looked for where all is as fine."""
-        dtype = TORCH_DTYPES.get(precision)
-        low = dtype in (torch.bfloat16, torch.float16)
-        if not low or any(p.dtype is not dtype for p in self.module.parameters()):
+        if precision not in ("bfloat16", "float16"):
             return ()
-        recorded, module = Recorded(rounds), copy.deepcopy(self.module)
-        with one_thread(), plain_kernels(), recorded:
+        dtype = TORCH_DTYPES[precision]
+        if any(p.dtype is not dtype for p in self.module.parameters()):
+            return ()
+        recorder, module = Recorder(rounds), copy.deepcopy(self.module)
+        with one_thread(), plain_kernels(), recorder:
             self._run(module, dtype, {})
-        return recorded.made
+        return recorder.constants
 
     def _wide(self) -> torch.nn.Module:
         """A copy in float64, made where no mode is: it would widen a buffer half copied."""
         return copy.deepcopy(self.module).double()
 
-    def _tensors(self, dtype, *, requires_grad: bool):
-        dtype = TORCH_DTYPES.get(dtype, dtype)
-
+    def _tensors(self, dtype: torch.dtype, *, requires_grad: bool) -> tuple[tuple, Tensors]:
         def tensor(a: np.ndarray) -> torch.Tensor:
             if a.dtype.kind in "biu":
                 return torch.from_numpy(a.copy())
@@ -121,11 +123,11 @@ class Reference:
         inputs = self.inputs
         return tuple(map(tensor, inputs.args)), {k: tensor(a) for k, a in inputs.kwargs.items()}
 
-    def _named(self, module, args, kwargs) -> dict[str, torch.Tensor]:
+    def _named(self, module: torch.nn.Module, args: tuple, kwargs: Tensors) -> Tensors:
         result = self.call(module, *args, **kwargs) if self.call else module(*args, **kwargs)
         return named_outputs(result, torch.Tensor, "reference")
 
-    def _run(self, module, dtype, cotangents: Mapping[str, np.ndarray]) -> Run:
+    def _run(self, module: torch.nn.Module, dtype: torch.dtype, cotangents: Arrays) -> Run:
         for parameter in module.parameters():
             # The port's are all differentiated: what is frozen is the optimiser's business.
             parameter.requires_grad_(parameter.is_floating_point())
@@ -137,7 +139,7 @@ class Reference:
         leaves = {("input", k): x for k, x in inputs.items() if x.requires_grad}
         leaves |= {("parameter", k): p for k, p in module.named_parameters() if p.requires_grad}
         active = [k for k, y in outputs.items() if y.requires_grad]
-        grads = []
+        grads: Sequence[torch.Tensor] = ()
         if not active:
             grads = [torch.zeros_like(x) for x in leaves.values()]
         elif leaves:

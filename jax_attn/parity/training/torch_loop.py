@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from jax_attn.parity.judge.compare import rms
+from jax_attn.parity.run.float64_mode import TORCH_DTYPES
 from jax_attn.parity.run.reference import one_thread
-from jax_attn.parity.run.torch_modes import TORCH_DTYPES
 from jax_attn.parity.training.recipe import Recipe
 from jax_attn.parity.training.runs import Arrays, Batch, FreeRun, Replay, checkpoints, difference
 from jax_attn.parity.training.torch_run import Rounding, TorchLoss, TorchRun, tensor

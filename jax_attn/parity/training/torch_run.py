@@ -10,8 +10,9 @@ import numpy as np
 import torch
 
 from jax_attn.parity.judge.budget import PRECISIONS
+from jax_attn.parity.run.float64_mode import TORCH_DTYPES, Unperturbed
+from jax_attn.parity.run.perturbed_mode import Perturbed
 from jax_attn.parity.run.reference import plain_kernels
-from jax_attn.parity.run.torch_modes import TORCH_DTYPES, Perturbed
 from jax_attn.parity.training.optimizers.optax_like import KINDS
 from jax_attn.parity.training.recipe import Recipe
 from jax_attn.parity.training.runs import LOW, Arrays, Batch, master_dtype
@@ -35,19 +36,20 @@ class PerturbedUpdate(Perturbed):
 class Rounding:
     """What a float64 run is perturbed by, in forward and backward pass and in the update."""
 
-    forward: Perturbed
-    update: PerturbedUpdate
+    forward: Unperturbed
+    update: Unperturbed
 
     @classmethod
     def drawn(cls, dtype: str, seed: int) -> "Rounding":
         """seed 0: the centre, exact."""
+        if not seed:
+            return cls(Unperturbed(), Unperturbed())
         low, own = PRECISIONS[dtype], PRECISIONS[master_dtype(dtype)]
-        forward = Perturbed(low if seed else None, 2 * seed)
-        return cls(forward, PerturbedUpdate(own if seed else None, 2 * seed + 1))
+        return cls(Perturbed(low, 2 * seed), PerturbedUpdate(own, 2 * seed + 1))
 
     def lowered(self, master: torch.Tensor) -> torch.Tensor:
         """A master weight as the module's dtype keeps it; in float64 no cast does that."""
-        return master if self.forward.precision is None else self.forward._stored(master)
+        return self.forward._stored(master) if isinstance(self.forward, Perturbed) else master
 
 
 class TorchRun:

@@ -1,24 +1,18 @@
-"""Float64, and float64 with every operation's result moved by a roundoff: modes of torch."""
+"""A mode of torch in which every operation's result is moved by a roundoff, in float64."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
 from typing import Any
 
 import torch
 from torch._decomp import decomposition_table
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch._ops import OpOverload
 
 from jax_attn.parity.judge.budget import APPROXIMATED, PRECISIONS, Precision, bridge
-from jax_attn.parity.run.constants import Identity, Made, each, identity, mark, roundings
-
-TORCH_DTYPES = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    "float64": torch.float64,
-}
+from jax_attn.parity.run.constants import Constants, Signature, each, mark, signature, sources
+from jax_attn.parity.run.float64_mode import SOFTMAXES, TORCH_DTYPES, Float64, Unperturbed, is_view
 
 # Operations that move or choose values and round none.
 _EXACT = frozenset(
@@ -36,31 +30,33 @@ _EXACT = frozenset(
 )
 
 
-def _exact_matmul(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, int]:
+Terms = tuple[torch.Tensor, int]
+"""The sum of squared terms, and the number of terms."""
+
+
+def _matmul_terms(a: torch.Tensor, b: torch.Tensor) -> Terms:
     return a.square() @ b.square(), a.shape[-1]
 
 
-def _sum_terms(x: torch.Tensor, dim=None, keepdim: bool = False, **_) -> tuple[torch.Tensor, int]:
+def _sum_terms(x: torch.Tensor, dim: Any = None, keepdim: bool = False, **_: Any) -> Terms:
     dims = list(range(x.ndim)) if not dim and dim != 0 else [dim] if isinstance(dim, int) else dim
     squares = x.square().sum(dim=dims, keepdim=keepdim)
     return squares, x.numel() // max(squares.numel(), 1)
 
 
-def _mean_terms(x: torch.Tensor, dim=None, keepdim: bool = False, **_) -> tuple[torch.Tensor, int]:
+def _mean_terms(x: torch.Tensor, dim: Any = None, keepdim: bool = False, **_: Any) -> Terms:
     squares, terms = _sum_terms(x, dim, keepdim)
     return squares / max(terms, 1) ** 2, terms
 
 
-SOFTMAXES = ("_softmax", "_safe_softmax")
-
-# Sums of products: arguments -> (sum of squared terms, number of terms).
-_SUMS: dict[str, Callable[..., tuple[torch.Tensor, int]]] = {
-    "mm": _exact_matmul,
-    "bmm": _exact_matmul,
-    "mv": _exact_matmul,
-    "dot": _exact_matmul,
-    "addmm": lambda c, a, b, **_: _exact_matmul(a, b),
-    "baddbmm": lambda c, a, b, **_: _exact_matmul(a, b),
+# Sums of products, by operator; called with its arguments.
+_SUMS: dict[str, Callable[..., Terms]] = {
+    "mm": _matmul_terms,
+    "bmm": _matmul_terms,
+    "mv": _matmul_terms,
+    "dot": _matmul_terms,
+    "addmm": lambda c, a, b, **_: _matmul_terms(a, b),
+    "baddbmm": lambda c, a, b, **_: _matmul_terms(a, b),
     "sum": _sum_terms,
     "mean": _mean_terms,
 }
@@ -74,13 +70,8 @@ _COMPOSED = frozenset(
 )
 
 
-def _widen(tree: Any) -> Any:
-    """Every floating tensor in `tree` as float64."""
-    return each(lambda x: x if x.dtype is torch.float64 else x.double(), tree)
-
-
 @cache
-def rounds(func) -> bool:
+def rounds(func: OpOverload) -> bool:
     """Whether an operator's results are rounded, rather than moved or chosen."""
     return func.overloadpacket.__name__ not in _EXACT and not func.is_view
 
@@ -96,52 +87,13 @@ def _divides(by: Any) -> bool:
     return isinstance(by, int | float) and math.isfinite(by) and by != 0 and 1 / by != 0
 
 
-@cache
-def _is_view(func) -> bool:
-    """Whether an operator's result is its first argument, seen otherwise: most are."""
-    return func.is_view
-
-
-class Float64(TorchDispatchMode):
-    """Float64 throughout: a cast to a narrower type is refused, below autograd.
-
-    Many models cast to float32 inside (norms, rotary tables, softmax): `.double()` alone
-    leaves an error of 1e-7 that would pass for the port's.
-    """
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Nothing is compiled here, and to keep the compiler out would take an operator's time."""
-        return False
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if _is_view(func) and args[0].dtype is torch.float64:
-            return func(*args, **(kwargs or {}))
-        kwargs = dict(kwargs or {})
-        asked = kwargs.get("dtype")
-        if isinstance(asked, torch.dtype) and asked.is_floating_point:
-            kwargs["dtype"] = torch.float64
-        if func._schema.is_mutable:
-            return func(*args, **kwargs)  # its dtype is that of what it writes to
-        args, kwargs = _widen((args, kwargs))
-        return self.compute(func, args, kwargs)
-
-    def compute(self, func, args, kwargs):
-        return _widen(func(*args, **kwargs))
-
-
-class Perturbed(Float64):
+class Perturbed(Unperturbed):
     """Float64, and every operation's result moved by one roundoff of `precision`.
 
-    A row of -inf alone gives 0 from the softmax, as the definition has it, where torch's
-    own gives NaN: the spread of every other row would be lost.
+    constants: those that the module makes when it is run as it is, in order.
     """
 
-    def __init__(self, precision: Precision | None, seed: int = 0, constants: Made = ()):
-        """precision: None moves nothing: the centre of the spread.
-
-        constants: those that the module makes when it is run as it is, in order.
-        """
+    def __init__(self, precision: Precision, seed: int = 0, constants: Constants = ()):
         super().__init__()
         self.precision = precision
         self._constants = list(constants)
@@ -154,25 +106,37 @@ class Perturbed(Float64):
         moved = by.mul_(drawn).add_(x)
         return moved if math.isfinite(moved.sum()) else torch.where(x.isfinite(), moved, x)
 
+    def _drawn(self) -> float:
+        """One number, uniform in [-1, 1)."""
+        return torch.empty(()).uniform_(-1, 1, generator=self.generator).item()
+
     def _stored(self, x: torch.Tensor) -> torch.Tensor:
         return self._moved(x, (self.precision.store * x).abs_().clamp_(min=self.precision.tiny))
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+    def __torch_dispatch__(
+        self,
+        func: OpOverload,
+        types: Any,
+        args: tuple = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
         if not self._constants:
-            if _is_view(func) and args[0].dtype is torch.float64:
+            if is_view(func) and args[0].dtype is torch.float64:
                 return func(*args, **(kwargs or {}))
             return self._dispatched(func, types, args, kwargs)
-        made = roundings((args, kwargs))
+        made_by = sources((args, kwargs))
         own = self.precision
-        if made is not None and own and rounds(func):
-            self.precision = self._of_constant(identity(func, args, kwargs))
+        if made_by is not None and rounds(func):
+            self.precision = self._of_constant(signature(func, args, kwargs))
         result = self._dispatched(func, types, args, kwargs)
         self.precision = own
-        mark(result, made)
+        mark(result, made_by)
         return result
 
-    def _dispatched(self, func, types, args, kwargs):
-        if self.precision is None or not rounds(func):
+    def _dispatched(
+        self, func: OpOverload, types: Any, args: tuple, kwargs: Mapping[str, Any] | None
+    ) -> Any:
+        if not rounds(func):
             return super().__torch_dispatch__(func, types, args, kwargs)
         plain = func.overloadpacket.__name__.removesuffix("_")
         kwargs = {name: self._kept(value) for name, value in (kwargs or {}).items()}
@@ -183,8 +147,8 @@ class Perturbed(Float64):
         if not func._schema.is_mutable:
             return super().__torch_dispatch__(func, types, args, kwargs)
         if plain in _COMPOSED or plain in APPROXIMATED:
-            made = self.compute(getattr(torch.ops.aten, plain).default, args, kwargs)
-            return args[0].copy_(made)
+            computed = self.compute(getattr(torch.ops.aten, plain).default, args, kwargs)
+            return args[0].copy_(computed)
         result = super().__torch_dispatch__(func, types, args, kwargs)
         result.copy_(each(self._stored, result))
         return result
@@ -196,43 +160,40 @@ class Perturbed(Float64):
             return value
         key = value, self.precision.store
         if key not in self._numbers:
-            drawn = torch.empty(()).uniform_(-1, 1, generator=self.generator).item()
-            self._numbers[key] = value * (1 + self.precision.store * drawn)
+            self._numbers[key] = value * (1 + self.precision.store * self._drawn())
         return self._numbers[key]
 
-    def _of_constant(self, given: Identity) -> Precision:
+    def _of_constant(self, call: Signature) -> Precision:
         """How finely the next constant is kept; as all else once the order is another."""
         recorded, dtype = self._constants.pop(0) if self._constants else (None, None)
-        if recorded != given:
+        if recorded != call:
             self._constants.clear()
             return self.precision
         kept = [PRECISIONS[name] for name, of in TORCH_DTYPES.items() if of is dtype]
         return min([self.precision, *kept], key=lambda precision: precision.store)
 
-    def compute(self, func, args, kwargs):
+    def compute(self, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
         name = func.overloadpacket.__name__
-        if name in SOFTMAXES:
-            return self._softmax(func, *args, **kwargs)
-        if self.precision is None or not rounds(func):
+        if name in SOFTMAXES or not rounds(func):
             return super().compute(func, args, kwargs)
-        if name in _SUMS:
-            total = super().compute(func, args, kwargs)
-            if not total.is_floating_point():
-                return total
-            squares, terms = _SUMS[name](*args, **kwargs)
-            total *= terms * self._kept(1 / terms) if name == "mean" and terms else 1.0
-            of_total, of_squares, lost = bridge(terms, self.precision)
-            by = squares.mul_(of_squares).addcmul_(total, total, value=of_total).add_(lost).sqrt_()
-            return self._stored(self._moved(total, by))
-        return self._kernel(func, args, kwargs)
+        if name not in _SUMS:
+            return self._kernel(func, args, kwargs)
+        total = super().compute(func, args, kwargs)
+        if not total.is_floating_point():
+            return total
+        squares, terms = _SUMS[name](*args, **kwargs)
+        total *= terms * self._kept(1 / terms) if name == "mean" and terms else 1.0
+        of_total, of_squares, lost = bridge(terms, self.precision)
+        by = squares.mul_(of_squares).addcmul_(total, total, value=of_total).add_(lost).sqrt_()
+        return self._stored(self._moved(total, by))
 
-    def _kernel(self, func, args, kwargs):
+    def _kernel(self, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
         """One kernel: its steps, where torch knows them, each rounded as sums are; then stored."""
         name = func.overloadpacket.__name__
         if name in _COMPOSED:
             with self._inside(self.precision):
                 return decomposition_table[func](*args, **kwargs)
-        result = NotImplemented
+        result: Any = NotImplemented
         if torch.Tag.pointwise not in func.tags:
             if steps := decomposition_table.get(func):
                 with self._inside(replace(self.precision, store=self.precision.acc)):
@@ -241,14 +202,14 @@ class Perturbed(Float64):
                 # The exact result of inputs one roundoff away.
                 args, kwargs = each(self._nearby, (args, kwargs))
         if result is NotImplemented:
-            result = super().compute(func, args, kwargs)
+            result = Float64.compute(self, func, args, kwargs)
         if name in APPROXIMATED:
             result = self._approximated(result, APPROXIMATED[name] * self.precision.acc)
         return each(self._stored, result)
 
     def _approximated(self, x: torch.Tensor, by: float) -> torch.Tensor:
         """Each number moved by up to `by` of itself, and all by up to a quarter of that alike."""
-        shared = torch.empty(()).uniform_(-1, 1, generator=self.generator).item()
+        shared = self._drawn()
         return self._moved(x, (by * x).abs_()).mul_(1 + by / 4 * shared)
 
     def _inside(self, precision: Precision) -> "Perturbed":
@@ -257,15 +218,10 @@ class Perturbed(Float64):
         inside.generator, inside._numbers = self.generator, self._numbers
         return inside
 
-    def _softmax(self, func, scores: torch.Tensor, dim: int, *others, **options) -> torch.Tensor:
-        empty = torch.isneginf(scores).all(dim=dim, keepdim=True)
-        args = (scores.masked_fill(empty, 0.0), dim, *others)
-        if self.precision is None:
-            return func(*args, **options).masked_fill(empty, 0.0)
-        made = self._kernel(func, args, options)
-        kept = torch.logsumexp(args[0], dim, keepdim=True)
-        made *= self._moved(torch.ones_like(kept), self.precision.acc * kept.abs())
-        return made.masked_fill(empty, 0.0)
+    def _weights(self, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> torch.Tensor:
+        weights = self._kernel(func, args, kwargs)
+        kept = torch.logsumexp(args[0], args[1], keepdim=True)
+        return weights.mul_(self._moved(torch.ones_like(kept), self.precision.acc * kept.abs()))
 
     def _nearby(self, x: torch.Tensor) -> torch.Tensor:
         return self._moved(x, (self.precision.acc * x).abs_())

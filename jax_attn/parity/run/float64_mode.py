@@ -1,0 +1,89 @@
+"""A mode of torch in which everything is computed in float64."""
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from jax_attn.parity.run.constants import each
+
+TORCH_DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float64": torch.float64,
+}
+
+SOFTMAXES = ("_softmax", "_safe_softmax")
+
+
+@cache
+def is_view(func: OpOverload) -> bool:
+    """Whether an operator's result is its first argument, seen otherwise: most are."""
+    return func.is_view
+
+
+def _widen(tree: Any) -> Any:
+    """Every floating tensor in `tree` as float64."""
+    return each(lambda x: x if x.dtype is torch.float64 else x.double(), tree)
+
+
+class Float64(TorchDispatchMode):
+    """Float64 throughout: a cast to a narrower type is refused, below autograd.
+
+    Many models cast to float32 inside (norms, rotary tables, softmax): `.double()` alone
+    leaves an error of 1e-7 that would pass for the port's.
+    """
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled here, and to keep the compiler out would take an operator's time."""
+        return False
+
+    def __torch_dispatch__(
+        self,
+        func: OpOverload,
+        types: Any,
+        args: tuple = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if is_view(func) and args[0].dtype is torch.float64:
+            return func(*args, **(kwargs or {}))
+        options = dict(kwargs or {})
+        dtype = options.get("dtype")
+        if isinstance(dtype, torch.dtype) and dtype.is_floating_point:
+            options["dtype"] = torch.float64
+        if func._schema.is_mutable:
+            return func(*args, **options)  # its dtype is that of what it writes to
+        return self.compute(func, *_widen((args, options)))
+
+    def compute(self, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """The operator's result; its floating arguments are float64 already."""
+        return _widen(func(*args, **kwargs))
+
+
+class Unperturbed(Float64):
+    """The centre of a spread: float64 in which a row of -inf alone gives 0 from the softmax.
+
+    So the definition has it. torch's own gives NaN, and the spread of every other row would be
+    lost.
+    """
+
+    def compute(self, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
+        if func.overloadpacket.__name__ in SOFTMAXES:
+            return self._softmax(func, *args, **kwargs)
+        return super().compute(func, args, kwargs)
+
+    def _softmax(
+        self, func: OpOverload, scores: torch.Tensor, dim: int, *others: Any, **options: Any
+    ) -> torch.Tensor:
+        empty = torch.isneginf(scores).all(dim=dim, keepdim=True)
+        args = (scores.masked_fill(empty, 0.0), dim, *others)
+        return self._weights(func, args, options).masked_fill(empty, 0.0)
+
+    def _weights(self, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> torch.Tensor:
+        """The softmax of scores in which no row is empty."""
+        return func(*args, **kwargs)

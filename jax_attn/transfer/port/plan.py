@@ -1,6 +1,6 @@
 """A checkpoint through a table, whole: the plan, with every reason why not. Needs no framework."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, Literal
@@ -9,12 +9,10 @@ import numpy as np
 
 from jax_attn.transfer.arrays import Spec, read, specs
 from jax_attn.transfer.files.safetensors_file import DTYPE_OF_CODE
-from jax_attn.transfer.port import checks
-from jax_attn.transfer.port import shapes as port_shapes
-from jax_attn.transfer.port import values as port_values
-from jax_attn.transfer.port.checks import SIZED
+from jax_attn.transfer.port import parts, shapes
+from jax_attn.transfer.port.parts import RowSide
 from jax_attn.transfer.port.table import PortTable
-from jax_attn.transfer.port.values import FLOATS
+from jax_attn.transfer.port.values import FLOATS, bad_values, recast
 from jax_attn.transfer.problems import Problem, TransferError, nearest, printable
 from jax_attn.transfer.table import resolve
 from jax_attn.transfer.table.layout import Layout, untied
@@ -25,18 +23,19 @@ from jax_attn.transfer.table.step import HeadSizes, Shape
 
 Side = Literal["flax", "torch"]
 
-_FROM = {"flax": "keys", "torch": "paths"}
-_TO = {"flax": "paths", "torch": "keys"}
+_FROM: dict[Side, RowSide] = {"flax": "keys", "torch": "paths"}
+_TO: dict[Side, RowSide] = {"flax": "paths", "torch": "keys"}
+_DTYPES = (*DTYPE_OF_CODE.values(),)
 
 
 @dataclass(frozen=True, repr=False)
 class PortPlan:
-    """What a port would do, and every reason why it would not.
+    """What a port would do, and every reason why it cannot.
 
     to: the side that is written. sources, targets: shape and dtype by name, before and after.
-    passed_over: names that are not carried, and why. unused: Flax modules of the table of which
-    nothing is there; none where nothing is planned at all. dtype: what floating numbers are cast
-    to; None for no cast.
+    passed_over: names that are not carried, and why. unused: Flax modules of the table that the
+    source lacks; none where nothing is planned at all. dtype: what floating numbers are cast to;
+    None for no cast.
     """
 
     to: Side
@@ -97,7 +96,7 @@ class PortPlan:
         arrays = (read(source, name) for name in self.made_of(move))
         if self.dtype is None:
             return tuple(arrays)
-        return tuple(port_values.recast(array, self.dtype) for array in arrays)
+        return tuple(recast(array, self.dtype) for array in arrays)
 
 
 def plan_port(
@@ -115,94 +114,77 @@ def plan_port(
 
     source: torch keys, or dotted Flax paths, to tensors. ignore: patterns with * and ? of names
     to pass over. dtype: what floating numbers are cast to; that must lose nothing, unless lossy.
-    looked_at: told how many bytes were.
+    looked_at: called with how many bytes were looked at.
     """
-    found, unreadable = specs(source)
-    layout, problems = _ignoring(table.layout, ignore, found)
-    passed_over = resolve.passed(layout.passed_over, found)
-    problems += [p for p in unreadable if p.name not in passed_over]
-    left = {name: spec for name, spec in found.items() if name not in passed_over}
-    problems += [
-        Problem(
-            "wrong dtype",
-            name,
-            f"expected one of {', '.join(DTYPE_OF_CODE.values())}, got {s.dtype}",
-        )
-        for name, s in left.items()
-        if s.dtype not in DTYPE_OF_CODE.values()
-    ]
-    shapes = {name: spec.shape for name, spec in left.items()}
-    if not shapes and not problems:
+    described, unreadable = specs(source)
+    layout, problems = _ignoring(table.layout, ignore, described)
+    passed_over = resolve.passed(layout.passed_over, described)
+    carried = {name: spec for name, spec in described.items() if name not in passed_over}
+    hidden = [p for p in unreadable if p.name not in passed_over]
+    names = [*carried, *(p.name for p in hidden)]
+    problems += [*hidden, *_not_written(carried)]
+    if not carried and not problems:
         problems.append(Problem("missing", "tensors", "expected at least one, got none"))
-    moves, misfits = _moves(table, layout, shapes, to)
+
+    moves, misfits = _moves(table, layout, {n: spec.shape for n, spec in carried.items()}, to)
     problems += [p for p in misfits if p.name not in {u.name for u in unreadable}]
-    places = [place for place, _ in table.blocks]
-    names = [*left, *(p.name for p in unreadable if p.name not in passed_over)]
-    problems += checks.uneven(layout, names, _FROM[to])
-    problems += checks.missing_parts(layout, table.beside, places, [*found, *names], _FROM[to])
-    targets, mixed = _targets(moves, left, to, dtype)
-    paths = reached(layout, names) if to == "flax" else names
-    problems += mixed
-    problems += checks.incomplete(table.blocks, paths) if table.blocks else []
-    problems += [] if table.blocks else checks.some_biases(paths)
-    problems += checks.other_layers(table.config, places)
-    problems += checks.wrong_widths(moves, table.blocks)
-    problems += _weights_of_no_floats(moves, left, to) if table.blocks else []
-    if table.sizes is not None:
-        problems += checks.wrong_heads(moves, table.sizes)
-    shapeless = {problem.name for problem in problems}  # of these enough is said
-    wrong = {problem.name: problem for problem in port_shapes.unlike(layout, shapes, _FROM[to])}
-    if table.blocks:
-        traits = table.blocks[0][1]
-        more = port_shapes.wrong_axes(moves, traits, table.config, _FROM[to])
-        wrong |= {problem.name: problem for problem in more}
-    problems += [problem for name, problem in wrong.items() if name not in shapeless]
+    targets, mixed = _targets(moves, carried, to, dtype)
+    problems += _wrong_parts(table, layout, names, described, to)
+    problems += [*mixed, *(_not_floating(moves, carried, to) if table.blocks else ())]
+    problems += _wrong_shapes(table, layout, moves, carried, to, {p.name for p in problems})
     if to == "flax" and not unreadable:
         problems += untied(layout, source)
-    for name, spec in left.items():
-        if spec.dtype in DTYPE_OF_CODE.values():
-            values = port_values.bad_values(
-                source, name, spec, dtype, lossy=lossy, allow_nonfinite=allow_nonfinite
-            )
-            problems += values
+    for name, spec in carried.items():
+        problems += bad_values(
+            source, name, spec, dtype, lossy=lossy, allow_nonfinite=allow_nonfinite
+        )
         looked_at(spec.nbytes)
-    used = [path for move in moves for path in move.row.paths]
-    unused = _unused(layout, used) if moves else []
+    unused = _unused(layout, [path for move in moves for path in move.row.paths])
     problems = list(dict.fromkeys(problems))
-    return PortPlan(to, moves, found, targets, passed_over, unused, dtype, problems)
+    return PortPlan(
+        to, moves, described, targets, passed_over, unused if moves else [], dtype, problems
+    )
+
+
+def reached(layout: Layout, keys: Iterable[str]) -> list[str]:
+    """The Flax paths of rows whose keys are present, whatever their shapes."""
+    keys = list(keys)
+    return [p for r in _rows(layout) for b in bindings(r.keys, keys) for p in r.at(b).paths]
+
+
+# --- what is planned ----------------------------------------------------------------------------
 
 
 def _ignoring(
     layout: Layout, patterns: Sequence[str], names: Iterable[str]
 ) -> tuple[Layout, list[Problem]]:
-    """The layout with what the caller passes over; a pattern that meets nothing is a mistake."""
-    met = {pattern: [n for n in names if fnmatchcase(n, pattern)] for pattern in patterns}
-    items = [ignored(n, f"--ignore {pattern}") for pattern, found in met.items() for n in found]
+    """The layout with what the caller passes over; a pattern that matches nothing is a mistake."""
+    matches = {pattern: [n for n in names if fnmatchcase(n, pattern)] for pattern in patterns}
+    items = [ignored(n, f"--ignore {pattern}") for pattern, each in matches.items() for n in each]
+    text = "expected names to pass over, none is so"
     problems = [
-        Problem(
-            "missing", pattern, "expected names to pass over, none is so", nearest(pattern, names)
-        )
-        for pattern, found in met.items()
-        if not found
+        Problem("missing", pattern, text, nearest(pattern, names))
+        for pattern, each in matches.items()
+        if not each
     ]
     return Layout(layout, *items), problems
 
 
 def _moves(
-    table: PortTable, layout: Layout, shapes: Mapping[str, Shape], to: Side
+    table: PortTable, layout: Layout, shapes_by_name: Mapping[str, Shape], to: Side
 ) -> tuple[list[Move], list[Problem]]:
     if to == "torch":
-        return resolve.for_export(layout.groups, shapes)
+        return resolve.for_export(layout.groups, shapes_by_name)
     steps = {step for r in _rows(layout) for step in r.steps}
-    if table.sizes is None and steps & {*SIZED}:
+    if table.sizes is None and not steps.isdisjoint(shapes.SIZED):
         text = "cannot be inferred from shapes"
         hint = "--num-heads and --head-dim, or a config.json beside the checkpoint that has them"
         return [], [Problem("missing", "num_heads, head_dim", text, hint)]
     try:
-        paths = layout.shapes(shapes, table.sizes or HeadSizes(1, 1, 1))
+        paths = layout.shapes(shapes_by_name, table.sizes or HeadSizes(1, 1, 1))
     except TransferError as error:
         return [], error.problems
-    return resolve.for_loading(layout.groups, layout.refusals, shapes, paths)
+    return resolve.for_loading(layout.groups, layout.refusals, shapes_by_name, paths)
 
 
 def _targets(
@@ -218,39 +200,79 @@ def _targets(
             text = f"expected one dtype for all of {', '.join(before)}, got {sorted(dtypes)}"
             problems.append(Problem("wrong dtype", before[0], text, "--dtype casts them"))
             continue
-        shapes = move.path_shapes if to == "flax" else move.key_shapes
-        targets |= {n: Spec(s, *dtypes) for n, s in zip(names, shapes, strict=True)}
+        after = move.path_shapes if to == "flax" else move.key_shapes
+        targets |= {name: Spec(shape, *dtypes) for name, shape in zip(names, after, strict=True)}
     return targets, problems
-
-
-def _weights_of_no_floats(
-    moves: Iterable[Move], sources: Mapping[str, Spec], to: Side
-) -> list[Problem]:
-    """Kernels, scales, biases and embeddings that are whole numbers or true and false."""
-    return [
-        Problem("wrong dtype", name, f"expected one of {', '.join(FLOATS)}, got {dtype}")
-        for move in moves
-        for name in getattr(move.row, _FROM[to])
-        if (dtype := sources[name].dtype) in DTYPE_OF_CODE.values() and dtype not in FLOATS
-    ]
 
 
 def _cast(dtype: str, to: str | None) -> str:
     return to if to is not None and dtype in FLOATS else dtype
 
 
-def reached(layout: Layout, keys: Iterable[str]) -> list[str]:
-    """The Flax paths of rows whose keys are there, whatever their shapes."""
-    keys = list(keys)
-    return [p for r in _rows(layout) for b in bindings(r.keys, keys) for p in r.at(b).paths]
-
-
 def _unused(layout: Layout, used: Iterable[str]) -> list[str]:
-    """Flax modules that the table has and of which nothing is there."""
+    """Flax modules of the table that have no path among those used."""
     used = {path.rpartition(".")[0] for path in used}
-    modules = dict.fromkeys(path.rpartition(".")[0] for r in _rows(layout) for path in r.paths)
+    modules = dict.fromkeys(path.rpartition(".")[0] for path in layout.flax_paths())
     return [module for module in modules if not bindings([module], used)]
 
 
 def _rows(layout: Layout) -> list[Row]:
     return [r for group in layout.groups for a in group.alternatives for r in a]
+
+
+# --- what is wrong with it ----------------------------------------------------------------------
+
+
+def _not_written(carried: Mapping[str, Spec]) -> list[Problem]:
+    """Tensors of dtypes that no file format here holds."""
+    return [
+        Problem("wrong dtype", name, f"expected one of {', '.join(_DTYPES)}, got {spec.dtype}")
+        for name, spec in carried.items()
+        if spec.dtype not in _DTYPES
+    ]
+
+
+def _not_floating(
+    moves: Iterable[Move], sources: Mapping[str, Spec], to: Side
+) -> Iterator[Problem]:
+    """Kernels, scales, biases and embeddings that are whole numbers or true and false."""
+    for move in moves:
+        for name in getattr(move.row, _FROM[to]):
+            dtype = sources[name].dtype
+            if dtype in _DTYPES and dtype not in FLOATS:
+                text = f"expected one of {', '.join(FLOATS)}, got {dtype}"
+                yield Problem("wrong dtype", name, text)
+
+
+def _wrong_parts(
+    table: PortTable, layout: Layout, names: Sequence[str], described: Iterable[str], to: Side
+) -> list[Problem]:
+    """names: of what is carried; described: of all that is readable, passed over or not."""
+    side, places = _FROM[to], [place for place, _ in table.blocks]
+    paths = reached(layout, names) if to == "flax" else names
+    return [
+        *parts.uneven(layout, names, side),
+        *parts.missing_parts(layout, table.beside, places, [*described, *names], side),
+        *(parts.incomplete(table.blocks, paths) if table.blocks else parts.some_biases(paths)),
+        *parts.other_layers(table.config, places),
+    ]
+
+
+def _wrong_shapes(
+    table: PortTable,
+    layout: Layout,
+    moves: Sequence[Move],
+    carried: Mapping[str, Spec],
+    to: Side,
+    reported: Set[str],
+) -> list[Problem]:
+    """reported: names whose shapes follow from other problems."""
+    problems = shapes.wrong_widths(moves, table.blocks)
+    problems += shapes.wrong_heads(moves, table.sizes) if table.sizes is not None else []
+    reported = reported | {problem.name for problem in problems}
+    by_name = {name: spec.shape for name, spec in carried.items()}
+    others = shapes.unlike(layout, by_name, _FROM[to])
+    if table.blocks:
+        others += shapes.wrong_axes(moves, table.blocks[0][1], table.config, _FROM[to])
+    last = {problem.name: problem for problem in others}
+    return problems + [problem for name, problem in last.items() if name not in reported]

@@ -1,20 +1,26 @@
-"""What can be wrong with the shapes of a port: layers unlike each other, widths that disagree.
+"""What can be wrong with the shapes of a port: heads, widths, layers unlike each other.
 
-The steps of a row say how a shape becomes another, not which it must be. Of attention's heads
-`port_checks` says more. Needs no framework.
+The steps of a row say how a shape becomes another, not which it must be. Needs no framework.
 """
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 
-from jax_attn.transfer.families import Config, Traits
+from jax_attn.transfer.families import Config, Place, Traits
+from jax_attn.transfer.port.parts import RowSide
 from jax_attn.transfer.problems import Problem
 from jax_attn.transfer.table.layout import Layout
 from jax_attn.transfer.table.resolve import Move
-from jax_attn.transfer.table.rows import bindings, filled
-from jax_attn.transfer.table.step import Shape
+from jax_attn.transfer.table.rows import Row, bindings, filled
+from jax_attn.transfer.table.step import HeadSizes, Shape
+from jax_attn.transfer.table.steps import grouped, heads, heads_in, packed
+
+SIZED = (heads, heads_in, grouped, packed)
+"""Steps whose shapes cannot be inferred from flat projections."""
 
 _LAYER = "layer"
+_HEADS = {"q_proj": "num_heads", "out_proj": "num_heads"}
+_HEADS |= dict.fromkeys(("k_proj", "v_proj"), "num_kv_heads")
 
 _AXES = {
     "token_embedding.embedding": "VE",
@@ -67,68 +73,110 @@ _NAMES = {
     "O": ("pooler_output_size",),
     "R": ("relative_attention_num_buckets",),
 }
-"""What messages call a number, and configs."""
+"""What messages, and configs, call a width."""
 
 
-def unlike(layout: Layout, shapes: Mapping[str, Shape], side: str) -> list[Problem]:
+def wrong_heads(moves: Iterable[Move], sizes: HeadSizes) -> list[Problem]:
+    """Kernels and biases that have another number of heads than `sizes`."""
+    problems = []
+    for move in moves:
+        for path, shape in zip(move.row.paths, move.path_shapes, strict=True):
+            count = _head_count(move.row, shape)
+            part = path.split(".")[-2] if "." in path else ""
+            expected = [getattr(sizes, _HEADS[part])] if part in _HEADS else [*sizes[:2]]
+            if count is not None and count not in expected:
+                numbers = " or ".join(map(str, dict.fromkeys(expected)))
+                text = f"expected {numbers} heads of head_dim = {sizes.head_dim}, got {count}"
+                problems.append(Problem("wrong shape", move.row.keys[0], f"{path}: {text}"))
+    return problems
+
+
+def wrong_widths(moves: Iterable[Move], blocks: Iterable[tuple[Place, Traits]]) -> list[Problem]:
+    """Kernels of a block that are not as wide as the config says its model is."""
+    arrays = _by_path(moves, "keys")
+    problems = []
+    for place, traits in blocks:
+        D, (kdim, vdim) = traits.embed_dim, traits.widths
+        widths = {"q_proj": (0, D), "k_proj": (0, kdim), "v_proj": (0, vdim), "out_proj": (-1, D)}
+        for part, (axis, width) in widths.items():
+            path = f"{place.flax}.{part}.kernel"
+            key, shape = arrays.get(path, ("", ()))
+            if shape and shape[axis] != width:
+                text = f"{path}: expected {width} features, as the config has it, got {shape[axis]}"
+                problems.append(Problem("wrong shape", key, text))
+    return problems
+
+
+def unlike(layout: Layout, shapes: Mapping[str, Shape], side: RowSide) -> list[Problem]:
     """Tensors of a layer that have another shape than those of the other layers.
 
-    Layers are what {layer} counts in a row: a table of layers that are meant to differ calls them
-    otherwise. shapes: of the names that are there; side: "keys" or "paths", of which side they are.
+    Layers are what {layer} counts in a row: a table of layers that are meant to differ uses another
+    word. shapes: of the names that are present; side: the one that they belong to.
     """
     problems = []
     for pattern in dict.fromkeys(
         name for group in layout.groups for r in group.rows for name in getattr(r, side)
     ):
-        found = sorted(bindings([pattern], shapes), key=lambda b: [int(n) for _, n in b])
-        if not found or [name for name, _ in found[0]] != [_LAYER]:
+        layers = sorted(bindings([pattern], shapes), key=lambda b: [int(n) for _, n in b])
+        if not layers or [name for name, _ in layers[0]] != [_LAYER]:
             continue
-        of = {name: shapes[name] for b in found for name in filled((pattern,), b)}
-        (usual, count), *_ = Counter(of.values()).most_common(1)
-        for name, shape in of.items():
+        by_name = {name: shapes[name] for b in layers for name in filled((pattern,), b)}
+        (usual, count), *_ = Counter(by_name.values()).most_common(1)
+        for name, shape in by_name.items():
             if shape != usual:
-                text = f"expected {[*usual]}, as {count} of {len(of)} layers have it"
+                text = f"expected {[*usual]}, as {count} of {len(by_name)} layers have it"
                 problems.append(Problem("wrong shape", name, f"{text}, got {[*shape]}"))
     return problems
 
 
-def wrong_axes(moves: Iterable[Move], traits: Traits, config: Config, side: str) -> list[Problem]:
+def wrong_axes(
+    moves: Iterable[Move], traits: Traits, config: Config, side: RowSide
+) -> list[Problem]:
     """Tensors of a family that do not have the widths of the config, or of each other.
 
-    traits: those of any of its blocks. side: as there. What the config does not say is as most
-    tensors have it.
+    traits: those of any of its blocks. side: as in `unlike`. A width that the config lacks is the
+    one that most tensors have.
     """
-    found = {
-        path: (getattr(move.row, side)[0], shape)
-        for move in moves
-        for path, shape in zip(move.row.paths, move.path_shapes, strict=True)
-    }
-    axes = {path: named for path in found if (named := _axes(path))}
-    numbers = {"D": traits.embed_dim, "N": traits.sizes.num_heads, "H": traits.sizes.head_dim}
-    numbers |= {letter: n for letter in "VIPYEOR" if (n := _said(config, letter))}
-    numbers.setdefault("O", traits.embed_dim)
-    if not any(path.startswith("embedding_projection.") for path in found):
+    arrays = _by_path(moves, side)
+    axes = {path: names for path in arrays if (names := _axes(path))}
+    if not any(path.startswith("embedding_projection.") for path in arrays):
         axes = {path: tuple("D" if a == "E" else a for a in names) for path, names in axes.items()}
     seen: dict[str, Counter[int]] = defaultdict(Counter)
     for path, names in axes.items():
-        for axis, width in zip(names, found[path][1], strict=False):
+        for axis, width in zip(names, arrays[path][1], strict=False):
             seen[axis][width] += 1
-    numbers = {axis: widths.most_common(1)[0][0] for axis, widths in seen.items()} | numbers
+    widths = {axis: counts.most_common(1)[0][0] for axis, counts in seen.items()}
+    widths |= _config_widths(config, traits)
     problems = []
     for path, names in axes.items():
-        name, shape = found[path]
-        if shape != (expected := tuple(numbers[axis] for axis in names)):
+        name, shape = arrays[path]
+        if shape != (expected := tuple(widths[axis] for axis in names)):
             wanted = ", ".join(map(_shown, names, expected))
             text = f"{path}: expected [{wanted}], by config.json and the others, got {[*shape]}"
             problems.append(Problem("wrong shape", name, text))
     return problems
 
 
+def _by_path(moves: Iterable[Move], side: RowSide) -> dict[str, tuple[str, Shape]]:
+    """Flax path -> the name that messages call it, and its Flax shape."""
+    return {
+        path: (getattr(move.row, side)[0], shape)
+        for move in moves
+        for path, shape in zip(move.row.paths, move.path_shapes, strict=True)
+    }
+
+
+def _head_count(r: Row, shape: Shape) -> int | None:
+    """How many heads a Flax array has; None where its row makes none."""
+    if heads in r.steps and len(shape) >= 2:
+        return shape[-2]
+    return shape[0] if heads_in in r.steps and shape else None
+
+
 def _axes(path: str) -> tuple[str, ...]:
-    """The names of a path's axes, those of the module's own with its path; () where none says."""
+    """The names of a path's axes, those of the module's own with its path; () where unknown."""
     module, _, leaf = path.rpartition(".")
-    leaves = ("kernel", "scale") if leaf == "bias" else (leaf,)
-    for end in leaves:
+    for end in ("kernel", "scale") if leaf == "bias" else (leaf,):
         parts = [*module.split("."), end] if module else [end]
         tails = (".".join(parts[i:]) for i in range(len(parts)))
         if axes := next((_AXES[tail] for tail in tails if tail in _AXES), ""):
@@ -137,10 +185,16 @@ def _axes(path: str) -> tuple[str, ...]:
     return ()
 
 
-def _said(config: Config, letter: str) -> int | None:
-    """A number of the config; -1 and null, which leave it to something else, are none."""
-    values = (config.get(name) for name in _NAMES[letter])
-    return next((n for n in values if isinstance(n, int) and n > 0 and n is not True), None)
+def _config_widths(config: Config, traits: Traits) -> dict[str, int]:
+    """Axis -> its width; values such as -1 and null leave it to something else."""
+    widths = {"O": traits.embed_dim}
+    for axis, names in _NAMES.items():
+        values = (config.get(name) for name in names)
+        numbers = (n for n in values if isinstance(n, int) and n > 0 and n is not True)
+        if number := next(numbers, None):
+            widths[axis] = number
+    own = {"D": traits.embed_dim, "N": traits.sizes.num_heads, "H": traits.sizes.head_dim}
+    return widths | own
 
 
 def _shown(name: str, width: int) -> str:

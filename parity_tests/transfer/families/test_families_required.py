@@ -13,7 +13,7 @@ from helpers.torch_checkpoints import saved
 from jax_attn.cli import main
 from jax_attn.transfer import load_checkpoint
 from jax_attn.transfer.families import LLAMA_META, family_of
-from jax_attn.transfer.port import checks
+from jax_attn.transfer.port import parts
 from jax_attn.transfer.port import shapes as port_shapes
 from jax_attn.transfer.port.table import by_family
 from jax_attn.transfer.table import resolve
@@ -71,7 +71,7 @@ def missing(config, keys, names=None, side="keys"):
     """What is said to be missing where a file of `keys` has become one of `names`."""
     table = by_family(family_of(config), config, keys)
     places = [place for place, _ in table.blocks]
-    found = checks.missing_parts(table.layout, table.beside, places, names or keys, side)
+    found = parts.missing_parts(table.layout, table.beside, places, names or keys, side)
     return {problem.name: str(problem) for problem in found}
 
 
@@ -232,7 +232,7 @@ def test_metas_files_too():
     blocks = [f"layers.0.attention.w{name}.weight" for name in "qkvo"]
     table = by_family(LLAMA_META, config, blocks)
     places = [place for place, _ in table.blocks]
-    found = checks.missing_parts(table.layout, table.beside, places, blocks, "keys")
+    found = parts.missing_parts(table.layout, table.beside, places, blocks, "keys")
     assert {problem.name.removesuffix(".weight") for problem in found} == {
         *("tok_embeddings", "norm", "layers.0.attention_norm", "layers.0.ffn_norm"),
         *(f"layers.0.feed_forward.w{i}" for i in (1, 2, 3)),

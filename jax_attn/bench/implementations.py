@@ -1,24 +1,25 @@
-"""Who is measured: one row an implementation. No framework: builders are named, not imported."""
+"""What is measured: one row per implementation. Builders are named, not imported."""
 
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 from jax_attn.bench.workload import Workload
 from jax_attn.environment import install_line, present
 
 TORCH, JAX = "torch", "jax"
-REFERENCE = "sdpa"  # whose own error the others' is compared with
+REFERENCE = "sdpa"  # the others' errors are compared with its own
 OURS = "jax-attn"  # with the kernel it chooses; a forced one is named behind it
 
 
 @dataclass(frozen=True)
 class Implementation:
-    """core, layer, cached: the builder for attention alone, for a layer and for attention with a
-    cache, "module:function"; "" where it has none.
+    """One implementation and where its builders are.
 
-    options: given to the builder. needs: modules that must be there. install: what brings
-    them. environment: variables that must be set before they are imported. devices: where it is
-    measured unless others are asked for.
+    core, layer, cached: "module:function", the builder for attention alone, for a layer and for
+    attention with a cache; "" if it has none. options: passed to the builder. needs: modules that
+    must be installed. install: what installs them. environment: variables to set before they are
+    imported. devices: where it is measured by default.
     """
 
     name: str
@@ -26,22 +27,22 @@ class Implementation:
     core: str = ""
     layer: str = ""
     cached: str = ""
-    options: dict = field(default_factory=dict)
+    options: dict[str, str] = field(default_factory=dict)
     needs: tuple[str, ...] = ()
     install: str = ""
-    environment: dict = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
     devices: tuple[str, ...] = ("cpu", "gpu")
 
     def builder(self, workload: Workload) -> str:
-        return self._asked(workload)[1]
+        return self._kind(workload)[1]
 
     def lacks(self, workload: Workload) -> str:
-        """Why it has no program for this kind of workload; "" where it has one."""
-        what, builder = self._asked(workload)
-        return "" if builder else f"has no {what}"
+        """Why it has no program for this kind of workload; "" if it has one."""
+        kind, builder = self._kind(workload)
+        return "" if builder else f"has no {kind}"
 
-    def _asked(self, workload: Workload) -> tuple[str, str]:
-        """(what kind of workload it is, the builder for that)."""
+    def _kind(self, workload: Workload) -> tuple[str, str]:
+        """(the kind of workload in words, the builder for it)."""
         if workload.layer:
             return "layer", self.layer
         if workload.room:
@@ -50,7 +51,7 @@ class Implementation:
 
     @property
     def absent(self) -> str:
-        """Which of its modules are not here and what installs them; "" where all are."""
+        """Which of its modules are not installed and what installs them; "" if all are."""
         missing = [module for module in self.needs if not present(module)]
         if not missing:
             return ""
@@ -58,20 +59,22 @@ class Implementation:
         return f"{', '.join(missing)} not installed: {line}"
 
 
-def _in(framework: str, name: str, core: str, layer: str, cached: str = "", **more):
-    """Of builders in this package's own modules for that framework."""
+def _in(
+    framework: str, name: str, core: str, layer: str, cached: str = "", **fields: Any
+) -> Implementation:
+    """An implementation with builders in this package's modules for that framework."""
     programs, caches = (
         f"jax_attn.bench.programs.{framework}_{kind}" for kind in ("programs", "cached")
     )
     core, layer = (builder and f"{programs}:{builder}" for builder in (core, layer))
-    return Implementation(name, framework, core, layer, cached and f"{caches}:{cached}", **more)
+    return Implementation(name, framework, core, layer, cached and f"{caches}:{cached}", **fields)
 
 
 _on_torch, _on_jax = partial(_in, TORCH), partial(_in, JAX)
 
 
 def _forced(kernel: str) -> Implementation:
-    """torch's fused attention by that one of its backends."""
+    """torch's fused attention, insisting on one of its backends."""
     options = {"backend": f"{kernel.upper()}_ATTENTION"}
     return _on_torch(f"sdpa {kernel}", "sdpa_core", "", options=options, devices=("gpu",))
 
@@ -93,7 +96,7 @@ _ALL = (
         "torch.compile",
         "compiled_core",
         "compiled_layer",
-        # In its own process: helpers would outlive the compilation, and wait beside the others.
+        # Compile in its own process: helper processes would outlive the compilation.
         environment={"TORCHINDUCTOR_COMPILE_THREADS": "1"},
     ),
     Implementation(

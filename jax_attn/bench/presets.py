@@ -2,25 +2,28 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from jax_attn.bench.workload import Workload
 
 
-def _layer(name: str, B: int, L: int, D: int, N: int, K: int = 0, H: int = 0, **options):
+def _layer(
+    name: str, B: int, L: int, D: int, N: int, K: int = 0, H: int = 0, **options: Any
+) -> Workload:
     return Workload(name, True, B, L, L, N, K or N, H or D // N, D, **options)
 
 
-def _core(name: str, L: int, **options) -> Workload:
+def _core(name: str, L: int, **options: Any) -> Workload:
     return Workload(name, False, 1, L, L, 8, 8, 64, **options)
 
 
 def _cached(name: str, T: int, S: int, room: int, B: int = 1, K: int = 16) -> Workload:
-    """T tokens a row read into a cache that then holds S."""
+    """T tokens per row, read into a cache that then holds S."""
     return Workload(name, False, B, T, S, 16, K, 64, is_causal=True, room=room)
 
 
 def _long(preset: str, *lengths: int) -> tuple[Workload, ...]:
-    """Full and causal attention at every length, one after the other: their times are compared."""
+    """Full and causal attention at every length, adjacent because their times are compared."""
     return tuple(
         _core(f"{preset}/{L}{end}", L, is_causal=bool(end))
         for L in lengths
@@ -29,7 +32,7 @@ def _long(preset: str, *lengths: int) -> tuple[Workload, ...]:
 
 
 def _on_gpu(*lengths: int) -> tuple[Workload, ...]:
-    """As many tokens at every length, in heads of 128: so kernels on GPUs are compared."""
+    """The same number of tokens at every length, with heads of 128, as GPU kernels are compared."""
     return tuple(
         Workload(f"gpu/{L}{end}", False, 16384 // L, L, L, 16, 16, 128, is_causal=bool(end))
         for L in lengths
@@ -51,8 +54,8 @@ _LAYERS = tuple(
 _BERT = tuple(_layer(f"bert/{L}", 8, L, 768, 12) for L in (128, 512))
 _LONG = _long("long", 2048, 4096, 8192)
 
-# S tokens of 8,192 in batches of 1 and 8, multi-head and multi-query; and 512 of more and more
-# room, to which the work must not go.
+# 8,192 tokens in batches of 1 and 8, multi-head and multi-query; and 512 tokens in a small and a
+# large room, which must not cost more.
 _DECODE = (
     *(
         _cached(f"decode/{B}x8192{end}", 1, 8192, 8192, B, K)
@@ -85,7 +88,7 @@ PRESETS: Mapping[str, tuple[Workload, ...]] = {
 }
 
 
-# mode → the preset that is measured where no other is asked for.
+# mode → the preset that is measured by default.
 PRESET_OF = {
     "forward": "quick",
     "forward+backward": "quick",

@@ -1,7 +1,4 @@
-"""What a benchmark leaves behind: plain data, so that it can be stored, shown and compared.
-
-Needs neither framework. One `Measurement` is one implementation on one workload in one mode.
-"""
+"""The record of a run: plain data that can be stored, shown and compared without a framework."""
 
 import json
 import math
@@ -9,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from jax_attn.bench.workload import Workload
@@ -18,47 +16,45 @@ MATRIX_PRODUCTS, JUDGED_ROWS = "matrix_product_flops_per_s", "judged_rows"  # of
 
 
 class Status(StrEnum):
-    """What became of a row. Only what is MEASURED has times."""
+    """What became of a measurement. Only MEASURED ones have times."""
 
     MEASURED = "measured"
-    EXCLUDED = "excluded"  # its numbers did not agree with the reference's
+    EXCLUDED = "excluded"  # it disagrees with the reference
     FAILED = "failed"  # it raised, or its process died
     ABSENT = "absent"  # its package is not installed
-    NOT_RUN = "not run"  # it cannot serve the workload, would not fit, or its turn never came
+    NOT_RUN = "not run"  # it cannot serve the workload, does not fit, or its turn never came
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """Baseline time over this row's, so that above 1 is faster than the baseline.
-
-    median, and a bootstrap interval [low, high] over rounds.
-    """
+    """A ratio of two median times, and its bootstrap interval [low, high] over rounds."""
 
     median: float
     low: float
     high: float
 
     @property
-    def said(self) -> str:
-        if self.low <= 1 <= self.high:
-            return "no difference"
-        return "faster" if self.low > 1 else "slower"
+    def side(self) -> int:
+        """1 if the whole interval lies above 1, -1 if it lies below, 0 if it contains 1."""
+        return (self.low > 1) - (self.high < 1)
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """One implementation on one workload in one mode. What is not known is None.
+    """One implementation on one workload in one mode. None stands for what is not known.
 
-    kernel: what actually ran. reason: why there is no time, or what was noted.
-    verdict: PASS, FAIL or INCONCLUSIVE. error, reference_error: RMS against float64 over the
-    scale of the tensor, its own and torch SDPA's, of `tensor`: where it is the largest multiple.
-    compile_s, first_call_s: seconds to compile, and of the first call after it.
-    seconds: of one call, one number a round, from the first round on: a slow implementation
-    leaves before the last, the baseline never. flops: of one call. peak_bytes: resident (CPU) or
-    allocated (GPU) at most during a call, with its results, beyond what was there before it.
-    compiler_bytes: temporaries as the compiler states them. cache_bytes: keys and values in all
-    the room that its cache has. dispatch: of each round, seconds until a call returned, its
-    result still under way; () on a CPU, where most calls return with it.
+    reason: why there is no time, or a note. kernel: what actually ran.
+    verdict: PASS, FAIL or INCONCLUSIVE. tensor: the one whose error is the largest multiple of
+    torch SDPA's. error, reference_error: that tensor's RMS error against float64 over its scale,
+    the implementation's and torch SDPA's.
+    compile_s, first_call_s: seconds to compile, and of the first call after compiling.
+    seconds: of one call, one number a round from the first round on; a slow implementation leaves
+    before the last round, the baseline never does. dispatch: of each round, seconds until a call
+    returns while its result is still under way; empty on a CPU, where most calls return with it.
+    ratio: the baseline's median time over this one's, so that above 1 is faster.
+    peak_bytes: the most memory a call holds, its results included, beyond what was held before:
+    resident on a CPU, allocated on a GPU. compiler_bytes: temporaries, as the compiler states
+    them. cache_bytes: keys and values in all the room of the cache.
     """
 
     workload: Workload
@@ -83,27 +79,28 @@ class Measurement:
 
     @property
     def median_s(self) -> float | None:
-        return _median(self.seconds)
+        return median(self.seconds) if self.seconds else None
 
     @property
     def dispatch_s(self) -> float | None:
-        return _median(self.dispatch)
+        return median(self.dispatch) if self.dispatch else None
 
     @property
     def flops_per_s(self) -> float | None:
-        return self.workload.flops(self.mode) / self.median_s if self.seconds else None
+        return self._rate(self.workload.flops(self.mode))
 
     @property
     def tokens_per_s(self) -> float | None:
-        """How many tokens it reads into its cache, all rows together."""
-        timed = self.workload.room and self.seconds
-        return self.workload.B * self.workload.T / self.median_s if timed else None
+        """The tokens that it reads into its cache, of all rows of the batch together."""
+        return self._rate(self.workload.B * self.workload.T) if self.workload.room else None
 
     @property
     def cached_bytes_per_s(self) -> float | None:
-        """`Workload.cached_bytes` over its time: what else it reads does not count."""
-        timed = self.workload.room and self.seconds
-        return self.workload.cached_bytes / self.median_s if timed else None
+        """`Workload.cached_bytes` over its time; whatever else it reads does not count."""
+        return self._rate(self.workload.cached_bytes) if self.workload.room else None
+
+    def _rate(self, amount: float) -> float | None:
+        return None if self.median_s is None else amount / self.median_s
 
     @property
     def error_ratio(self) -> float | None:
@@ -113,14 +110,7 @@ class Measurement:
         return self.error / self.reference_error
 
 
-def _median(seconds: tuple[float, ...]) -> float | None:
-    if not seconds:
-        return None
-    ordered, n = sorted(seconds), len(seconds)
-    return (ordered[(n - 1) // 2] + ordered[n // 2]) / 2
-
-
-# What a row's JSON has besides its fields, for who reads it without this package.
+# Properties that a measurement's JSON has besides its fields, for readers without this package.
 _DERIVED = ("median_s", "dispatch_s", "tokens_per_s", "cached_bytes_per_s")
 
 
@@ -130,7 +120,8 @@ class Record:
 
     environment: machine and versions. settings: threads, precision, rounds, seed, baseline.
     roofline: precision name → the best FLOP/s of a matrix product in this run.
-    interrupted: whether it ended early; the rows are then those measured so far.
+    rows: the measurements, as far as they got if the run was interrupted.
+    compiled: what the TPU's compiler says of the same workloads.
     """
 
     environment: Mapping[str, Any]
@@ -142,23 +133,23 @@ class Record:
 
     def to_json(self) -> str:
         plain = asdict(self) | {"schema": SCHEMA}
-        for row, given in zip(plain["rows"], self.rows, strict=True):
-            row["flops"] = given.workload.flops(given.mode)
-            row.update((name, getattr(given, name)) for name in _DERIVED)
+        for fields, row in zip(plain["rows"], self.rows, strict=True):
+            fields["flops"] = row.workload.flops(row.mode)
+            fields.update((name, getattr(row, name)) for name in _DERIVED)
         return json.dumps(finite(plain), indent=1)
 
     @classmethod
     def from_json(cls, text: str, name: str = "record") -> "Record":
-        """Raises ValueError, naming `name`, where the text is no record of this schema."""
+        """Raises ValueError, naming `name`, if the text is no record of this schema."""
         try:
             plain = json.loads(text)
         except json.JSONDecodeError as error:
             raise ValueError(f"{name}: expected JSON, {error}") from None
-        found = plain.pop("schema", None) if isinstance(plain, dict) else None
-        if found != SCHEMA:
-            raise ValueError(f"{name}: expected schema {SCHEMA!r}, got {found!r}")
+        schema = plain.pop("schema", None) if isinstance(plain, dict) else None
+        if schema != SCHEMA:
+            raise ValueError(f"{name}: expected schema {SCHEMA!r}, got {schema!r}")
         try:
-            rows = tuple(_row(row) for row in plain.pop("rows"))
+            rows = tuple(_measurement(row) for row in plain.pop("rows"))
             return cls(rows=rows, compiled=tuple(plain.pop("compiled")), **plain)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             why = f"{type(error).__name__}: {error}"
@@ -169,14 +160,14 @@ class Record:
         return cls.from_json(Path(path).read_text(), str(path))
 
 
-def _row(plain: dict[str, Any]) -> Measurement:
-    given = {k: v for k, v in plain.items() if k not in ("flops", *_DERIVED)}
-    given["workload"] = Workload(**plain["workload"])
-    given["status"] = Status(plain["status"])
-    given["seconds"] = tuple(plain["seconds"])
-    given["dispatch"] = tuple(plain.get("dispatch", ()))
-    given["ratio"] = _ratio(**plain["ratio"]) if plain["ratio"] else None
-    return Measurement(**given)
+def _measurement(plain: Mapping[str, Any]) -> Measurement:
+    fields = {name: value for name, value in plain.items() if name not in ("flops", *_DERIVED)}
+    fields["workload"] = Workload(**plain["workload"])
+    fields["status"] = Status(plain["status"])
+    fields["seconds"] = tuple(plain["seconds"])
+    fields["dispatch"] = tuple(plain.get("dispatch", ()))
+    fields["ratio"] = _ratio(**plain["ratio"]) if plain["ratio"] else None
+    return Measurement(**fields)
 
 
 def _ratio(median: float, low: float, high: float | None) -> Ratio:
@@ -184,8 +175,8 @@ def _ratio(median: float, low: float, high: float | None) -> Ratio:
     return Ratio(median, low, math.inf if high is None else high)
 
 
-def finite(x):
-    """Plain data with null for what is no finite number."""
+def finite(x: Any) -> Any:
+    """Plain data with null for each number that is not finite."""
     if isinstance(x, dict):
         return {k: finite(v) for k, v in x.items()}
     if isinstance(x, list | tuple):

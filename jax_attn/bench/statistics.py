@@ -1,40 +1,44 @@
-"""How sure a ratio of two times is: percentile bootstrap over the rounds of a run.
+"""The uncertainty of a ratio of two times: percentile bootstrap over the rounds of a run.
 
-A round measures every implementation once, so that what slows a round slows them all: rounds
-are drawn whole, never one side's alone. Medians, since a busy machine only ever adds time.
+A round measures every implementation once, so that whatever slows a round slows all of them:
+rounds are redrawn whole. Medians, because a busy machine only ever adds time.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from jax_attn.bench.record import Ratio
 
+Times: TypeAlias = Sequence[float]
+"""Seconds of one call, one number a round."""
+
 DRAWS = 2000
 CONFIDENCE = 0.95
-# Of four rounds, all redrawn medians fall between the extremes whatever the spread behind them:
-# the interval would be far too narrow.
+# With fewer rounds, redrawn medians say too little about the spread: the interval would be far
+# too narrow.
 FEWEST_ROUNDS = 5
 
 
-def ratio(baseline: Sequence[float], own: Sequence[float], seed: int = 0) -> Ratio:
+def paired_ratio(baseline: Times, own: Times, seed: int = 0) -> Ratio:
     """Median baseline time over median own time, so that above 1 is faster than the baseline.
 
     baseline, own: seconds of one call, one number a round, of the same rounds in the same order.
-    With fewer than five rounds the interval is (0, ∞), which says "no difference". Raises
-    ValueError where the two are not of the same rounds, or a time is not finite and above 0.
+    With fewer than five rounds the interval is (0, ∞), which shows no difference. Raises
+    ValueError unless both sides have the same rounds and every time is finite and above 0.
     """
     sides = _checked(baseline=baseline, own=own)
     rng = np.random.default_rng(seed)
     return _interval(_over(np.median(sides, -1)), _over(_redrawn(sides, rng)), len(own))
 
 
-def apart(first: Sequence[float], second: Sequence[float], seed: int = 0) -> Ratio:
+def unpaired_ratio(first: Times, second: Times, seed: int = 0) -> Ratio:
     """Median of `first` over median of `second`, which have no rounds in common.
 
-    Each side's rounds are redrawn alone: what slowed one of them alone widens the interval.
-    Fewest rounds and ValueError as for `ratio`.
+    Each side's rounds are redrawn alone: whatever slowed one side only widens the interval.
+    Fewest rounds and ValueError as for `paired_ratio`.
     """
     sides = [_checked(first=first), _checked(second=second)]
     rng = np.random.default_rng(seed)
@@ -44,14 +48,14 @@ def apart(first: Sequence[float], second: Sequence[float], seed: int = 0) -> Rat
 
 
 def change(
-    before: tuple[Sequence[float], Sequence[float]],
-    after: tuple[Sequence[float], Sequence[float]],
+    before: tuple[Times, Times],
+    after: tuple[Times, Times],
     seed: int = 0,
 ) -> Ratio:
-    """By how much a time over its run's baseline grew between two runs: above 1 is slower.
+    """How a time over its run's baseline changed between two runs: above 1 is slower.
 
-    before, after: (baseline's seconds, own seconds) of each run. Rounds of the two runs have
-    nothing in common and are redrawn apart. Fewest rounds and ValueError as for `ratio`.
+    before, after: (baseline's seconds, own seconds) of each run. The two runs have no rounds
+    in common and are redrawn separately. Fewest rounds and ValueError as for `paired_ratio`.
     """
     old = _checked(**dict(zip(("before's baseline", "before"), before, strict=True)))
     new = _checked(**dict(zip(("after's baseline", "after"), after, strict=True)))
@@ -61,8 +65,8 @@ def change(
     return _interval(median, draws, min(len(before[1]), len(after[1])))
 
 
-def shared(first: Sequence[float], second: Sequence[float]) -> tuple[Sequence[float], ...]:
-    """Both, of the rounds that both were in: a slow implementation leaves a run's rounds early."""
+def shared(first: Times, second: Times) -> tuple[Times, Times]:
+    """Both, cut to the rounds that both were in: slow implementations leave a run early."""
     rounds = min(len(first), len(second))
     return first[:rounds], second[:rounds]
 
@@ -75,14 +79,14 @@ def _checked(**sides: Sequence[float]) -> np.ndarray:
         if not len(times) or not all(math.isfinite(t) and t > 0 for t in times)
     ]
     if len({len(times) for times in sides.values()}) > 1:
-        found = " and ".join(f"{len(times)} of {name}" for name, times in sides.items())
-        problems.append(f"expected times of the same rounds, got {found}")
+        counts = " and ".join(f"{len(times)} of {name}" for name, times in sides.items())
+        problems.append(f"expected times of the same rounds, got {counts}")
     if problems:
         raise ValueError("; ".join(problems))
     return np.array(list(sides.values()), float)
 
 
-def _over(sides: Sequence[np.ndarray]) -> np.ndarray:
+def _over(sides: Iterable[Any]) -> Any:
     first, second = sides
     return first / second
 

@@ -1,8 +1,9 @@
-"""`jax-attn bench compare`: whether a run of the bench became slower than another."""
+"""`jax-attn bench compare`: whether one run of the bench is slower than another."""
 
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -14,7 +15,9 @@ class Percent(click.ParamType):
 
     name = "percent"
 
-    def convert(self, value, param, ctx) -> float:
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
         if not re.fullmatch(r"\d+(\.\d+)?%", value):
             self.fail(f"expected a percentage like 5%, got {value!r}", param, ctx)
         return float(value[:-1]) / 100
@@ -29,38 +32,40 @@ class Percent(click.ParamType):
     type=Percent(),
     default="5%",
     show_default=True,
-    help="How much slower is a regression.",
+    help="Fail if a time grew by more than this.",
 )
-@click.option("--json", "as_json", is_flag=True, help="As JSON on stdout.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout.")
 def command(before: Path, after: Path, threshold: float, as_json: bool) -> None:
-    """Compare two runs kept with --output, each row's time over its own run's baseline.
+    """Compare two runs kept with --output.
 
-    Exit status: 1 where a row is slower by more than --fail, its whole 95% interval above no
-    change, or was measured BEFORE and gives wrong numbers, or fails, AFTER; 2 for what is no
-    record; 3 for records of different machines or settings; 4 where nothing could be compared.
+    Each time is first divided by that of the same run's baseline.
+
+    Exit status: 1 if a time grew by more than --fail and its whole 95% interval lies above no
+    change, or if an implementation that BEFORE measured is excluded or fails in AFTER; 2 if a file
+    is no record; 3 if machines or settings differ; 4 if nothing could be compared.
     """
     from jax_attn.bench.record import Record
     from jax_attn.bench.results.compare import compare, differences
 
     try:
-        runs = [Record.read(path) for path in (before, after)]
-        apart = differences(*runs)
+        before_run, after_run = Record.read(before), Record.read(after)
+        problems = differences(before_run, after_run)
     except (ValueError, OSError) as error:
         raise click.UsageError(str(error)) from error
-    if apart:
-        for difference in apart:
-            click.echo(f"Error: not comparable, {difference}", err=True)
+    if problems:
+        for problem in problems:
+            click.echo(f"Error: not comparable, {problem}", err=True)
         sys.exit(Exit.ENVIRONMENT)
-    found = compare(*runs, threshold)
+    comparison = compare(before_run, after_run, threshold)
     if as_json:
         import json
 
-        click.echo(json.dumps(found.as_dict(), indent=1))
+        click.echo(json.dumps(comparison.as_dict(), indent=1))
     else:
-        from jax_attn.bench.results.table import comparison
+        from jax_attn.bench.results.table import comparison_table
         from jax_attn.parity.judge.text import console
 
-        console().print(comparison(found))
-    if found.regressions or found.broken:
+        console().print(comparison_table(comparison))
+    if comparison.regressions or comparison.broken:
         sys.exit(Exit.FAIL)
-    sys.exit(Exit.PASS if found.compared else Exit.INCONCLUSIVE)
+    sys.exit(Exit.PASS if comparison.compared else Exit.INCONCLUSIVE)

@@ -1,4 +1,4 @@
-"""A progress bar on stderr, so that stdout holds data alone."""
+"""Progress bars on stderr, so that stdout holds only data."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -19,49 +19,50 @@ from rich.progress import (
 
 T = TypeVar("T")
 A_LINE_EVERY = 30.0
-"""Seconds, at least, between what a log is told."""
+"""The least seconds between two lines of a log."""
 
 
 def tracked(batches: Iterable[list[T]], total: int) -> list[T]:
-    """Every item of every batch, counted as its batch comes; in a log, by a line now and then."""
+    """All items, counted batch by batch on a bar, or by a line now and then if stderr is a log."""
     console = Console(stderr=True)
-    started = told = time.monotonic()
+    started = logged = time.monotonic()
     columns = (TextColumn("verifying"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    found: list[T] = []
+    items: list[T] = []
     in_a_log = not console.is_terminal
     with Progress(*columns, console=console, transient=True, disable=in_a_log) as progress:
         task = progress.add_task("verifying", total=total)
         for batch in batches:
-            found += batch
-            done, now = min(len(found), total), time.monotonic()
+            items += batch
+            done, now = min(len(items), total), time.monotonic()
             progress.update(task, completed=done)
-            if in_a_log and now - told >= A_LINE_EVERY:
-                told = now
+            if in_a_log and now - logged >= A_LINE_EVERY:
+                logged = now
                 click.echo(f"verifying: {done} of {total} after {now - started:.0f} s", err=True)
-    return found
+    return items
 
 
 def counted(steps: Iterable[str], total: int) -> Iterator[str]:
-    """Every step as it is done, its words beside the bar; `total` grows where it was too low."""
+    """Yield each step as it is done, named beside the bar; `total` grows if it was too low."""
     columns = (
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
         TextColumn("{task.description}"),
     )
-    # Redrawing ten times a second would take a core from whom the steps time.
-    shown = Progress(*columns, console=Console(stderr=True), transient=True, auto_refresh=False)
-    with shown as progress:
+    # A thread that redraws ten times a second would disturb what the steps time.
+    bar = Progress(*columns, console=Console(stderr=True), transient=True, auto_refresh=False)
+    with bar as progress:
         task = progress.add_task("starting", total=total)
         for done, step in enumerate(steps, 1):
-            known = {"completed": done, "total": max(total, done), "description": step}
-            progress.update(task, **known, refresh=True)
+            progress.update(
+                task, completed=done, total=max(total, done), description=step, refresh=True
+            )
             yield step
 
 
 @contextmanager
-def bytes_counted(doing: str, total: int) -> Iterator[Callable[[int], None]]:
-    """A bar of bytes; call what it gives with how many more are done."""
+def bytes_counted(activity: str, total: int) -> Iterator[Callable[[int], None]]:
+    """A bar of bytes; call the function it yields with how many more are done."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -70,5 +71,5 @@ def bytes_counted(doing: str, total: int) -> Iterator[Callable[[int], None]]:
         TimeElapsedColumn(),
     )
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(doing, total=total)
+        task = progress.add_task(activity, total=total)
         yield lambda count: progress.advance(task, count)

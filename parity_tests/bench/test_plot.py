@@ -14,7 +14,7 @@ import pytest
 from helpers.bench import bench_record
 from jax_attn.bench.record import Status
 from jax_attn.bench.results import plot
-from jax_attn.bench.results.series import QUANTITIES, apart, families, lines, shares
+from jax_attn.bench.results.series import QUANTITIES, families, lines, shares, spread_out
 from jax_attn.bench.workload import MODES
 
 RECORD = bench_record.record(bench_record.LONG[:2])
@@ -168,12 +168,12 @@ APART = {
 @pytest.mark.parametrize("row", APART)
 def test_labels_move_no_more_than_they_must(row):
     wanted, placed = APART[row]
-    assert apart(wanted, 0.1) == pytest.approx(placed)
+    assert spread_out(wanted, 0.1) == pytest.approx(placed)
 
 
 def test_labels_never_meet_and_keep_their_order():
     rng = np.random.default_rng(0)
     for _ in range(50):
-        placed = apart(sorted(rng.uniform(0, 1, 13)), 0.055)
+        placed = spread_out(sorted(rng.uniform(0, 1, 13)), 0.055)
         # Of two neighbours, up to 1, a product and a sum each are rounded.
         assert np.diff(placed).min() >= 0.055 - 4 * 2.0**-53

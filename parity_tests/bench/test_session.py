@@ -66,7 +66,7 @@ def test_what_agrees_is_timed_over_the_baseline_and_the_reference_is_always_ther
     assert row.cache_bytes == 512
     assert row.tensor == "output"
     assert len(row.seconds) == 5
-    assert row.ratio.said == "no difference"
+    assert row.ratio.side == 0
     assert record.settings["judged_rows"] == {"layer": "5 of 5"}
     assert record.roofline["float32"] == max(record.settings["matrix_product_flops_per_s"].values())
     assert Record.from_json(record.to_json()).rows == record.rows

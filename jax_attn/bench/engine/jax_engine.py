@@ -2,6 +2,7 @@
 
 import statistics
 import time
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,7 @@ from jax_attn.bench.workload import BACKWARD, CACHED, FORWARD
 class Engine:
     """One program at a time, jitted on a flat tuple of leaves, on one device."""
 
-    def __init__(self, device: str, threads: int):
+    def __init__(self, device: str, threads: int) -> None:
         del threads  # XLA takes as many as the process may run on
         self.device = device
         jax.config.update("jax_default_matmul_precision", "highest")
@@ -23,72 +24,78 @@ class Engine:
         jax.config.update("jax_enable_compilation_cache", False)
 
     def place(self, array: np.ndarray) -> np.ndarray:
-        """As it is: builders work on NumPy arrays, and what they return is placed once."""
+        """Unchanged: builders work on NumPy arrays, and what they return is placed once."""
         return array
 
-    def load(self, program: Program, inputs: list[np.ndarray], cotangent: np.ndarray | None):
+    def load(
+        self, program: Program, inputs: list[np.ndarray], cotangent: np.ndarray | None
+    ) -> None:
         self.program, self.inputs = program, len(inputs)
         self.cache = program.cache
         self.leaves = tuple(jnp.array(a) for a in (*inputs, *program.weights.values()))
         self.cotangent = None if cotangent is None else jnp.array(cotangent)
 
-        def step(cotangent, *leaves):
+        def step(cotangent: jax.Array, *leaves: jax.Array) -> tuple[Any, Any]:
             output, vjp = jax.vjp(program.call, *leaves)
             return output, vjp(cotangent)
 
-        self.jitted = {FORWARD: jax.jit(program.call), BACKWARD: jax.jit(step)}
+        self.jitted: dict[str, Any] = {FORWARD: jax.jit(program.call), BACKWARD: jax.jit(step)}
         self.jitted |= dict.fromkeys(CACHED, jax.jit(program.call, donate_argnums=0))
 
     def let_go(self) -> None:
         """Free what was loaded."""
-        self.program = self.cache = self.leaves = self.cotangent = self.jitted = None
+        for name in ("program", "cache", "leaves", "cotangent", "jitted"):
+            vars(self).pop(name, None)
 
-    def _arguments(self, mode: str, cotangent=None) -> tuple:
+    def _arguments(self, mode: str, cotangent: jax.Array | None = None) -> tuple[Any, ...]:
         if mode == FORWARD:
             return self.leaves
         if mode in CACHED:
             return self.cache, *self.leaves
         return (self.cotangent if cotangent is None else cotangent, *self.leaves)
 
-    def _started(self, mode: str, arguments: tuple):
-        """What the call gives, under way; its cache is the next call's."""
-        made = self.jitted[mode](*arguments)
+    def _started(self, mode: str, arguments: tuple[Any, ...]) -> Any:
+        """The result of a call, still under way; its cache is the next call's."""
+        result = self.jitted[mode](*arguments)
         if mode in CACHED:
-            made, self.cache = made
-        return made
+            result, self.cache = result
+        return result
 
     def compile(self, mode: str) -> tuple[float | None, int | None]:
-        """(seconds, bytes of temporaries): traced and compiled ahead; later calls find it."""
+        """(seconds, bytes of temporaries): traced and compiled ahead; later calls reuse it."""
         started = time.perf_counter()
         compiled = self.jitted[mode].lower(*self._arguments(mode)).compile()
-        taken = time.perf_counter() - started
+        seconds = time.perf_counter() - started
         analysis = compiled.memory_analysis()
-        return taken, None if analysis is None else int(analysis.temp_size_in_bytes)
+        return seconds, None if analysis is None else int(analysis.temp_size_in_bytes)
 
-    def call(self, mode: str, cotangent: jax.Array | None = None):
-        """Outputs, or outputs and the gradients of the inputs and weights, finished."""
+    def call(self, mode: str, cotangent: jax.Array | None = None) -> Any:
+        """The output, or the output and the gradients of inputs and weights, finished."""
         return jax.block_until_ready(self._started(mode, self._arguments(mode, cotangent)))
 
     def turn(self, mode: str, seconds: float) -> tuple[float, float]:
-        """Median seconds of a call, and until it returned, its result still under way.
+        """Median seconds of a call, and until it returns while its result is still under way.
 
-        Of as many calls as begin within so long, one at least.
+        Of as many calls as begin within `seconds`, one at least.
         """
-        taken, dispatched = [], []
+        taken: list[float] = []
+        dispatched: list[float] = []
         end = time.perf_counter() + seconds
         while not taken or time.perf_counter() < end:
             arguments = self._arguments(mode)
             started = time.perf_counter()
-            made = self._started(mode, arguments)
+            result = self._started(mode, arguments)
             returned = time.perf_counter()
-            jax.block_until_ready(made)
+            jax.block_until_ready(result)
             taken.append(time.perf_counter() - started)
             dispatched.append(returned - started)
         return statistics.median(taken), statistics.median(dispatched)
 
-    def tensors(self, mode: str, cotangent: np.ndarray | None):
+    def tensors(
+        self, mode: str, cotangent: np.ndarray | None
+    ) -> tuple[np.ndarray, list[np.ndarray], dict[str, np.ndarray]]:
         """(output, gradients of the inputs, of the weights by name), as NumPy arrays."""
-        if mode != BACKWARD:
+        if cotangent is None:
             return np.asarray(self.call(mode)), [], {}
         output, gradients = self.call(mode, jnp.array(cotangent))
         arrays = list(map(np.asarray, gradients))
@@ -101,10 +108,10 @@ class Engine:
         return stats["bytes_limit"] - stats["bytes_in_use"] if stats else memory.available()
 
     def peak(self, mode: str) -> int | None:
-        """Bytes that a call needs at most, beyond those held before it.
+        """The most bytes that a call holds beyond those held before it.
 
-        On an accelerator the allocator's peak, which is that of the process: what compiling
-        or an earlier, larger call took would show here too.
+        On an accelerator this is the allocator's peak of the whole process: it includes
+        compilation and any earlier, larger call.
         """
         device = jax.devices()[0]
         if self.device == "cpu":

@@ -1,14 +1,15 @@
 """Whether an implementation computes what it is timed for: the parity room's verdict.
 
-Judged on sampled queries (`sampled_rows`), against float64, within budgets that
+Judged on sampled queries (`arrays.sampled_rows`), against float64, within budgets that
 roundoff gives (`jax_attn.parity.judge.budget`); no tolerance is typed in. A cotangent on those rows
-alone makes every gradient depend on no other, so that the reference computes only these rows.
+alone makes every gradient depend on these only, so that the reference computes no others.
 """
 
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
+from torch import Tensor
 
 import torch_ref
 from jax_attn.bench.arrays import input_names, sampled_rows, seeded_arrays, weights
@@ -21,13 +22,13 @@ from jax_attn.parity.run.reference import Reference
 
 Tensors = Mapping[str, Mapping[str, np.ndarray]]
 
-# Each perturbed run costs as much as the reference: of large scores fewer are drawn, and the
-# Student quantile, which goes by their number, makes the budget so much wider.
+# A perturbed run costs as much as the reference. For many scores fewer runs are drawn, and the
+# Student quantile, which depends on their number, widens the budget accordingly.
 _FEW_RUNS, _MANY_SCORES = 4, 1_000_000
 
 
 class Judge:
-    """The reference's side for one workload at a time; meant for a process of its own."""
+    """The reference of one workload at a time, and verdicts against it; runs in its own process."""
 
     def prepare(self, workload: Workload, seed: int, modes: Sequence[str]) -> None:
         """Run the reference in float64, and perturbed."""
@@ -42,11 +43,11 @@ class Judge:
         self.own: dict[str, Tensors] = {}
 
     def take_own(self, mode: str, tensors: Tensors) -> None:
-        """What torch's fused attention gave: its error is the measure of the others'."""
+        """Keep the tensors of torch's fused attention: its error is the measure of the others'."""
         self.own[mode] = {kind: wide(named) for kind, named in tensors.items()}
 
     def judge(self, mode: str, tensors: Tensors) -> Agreement:
-        """The verdict on what an implementation gave."""
+        """The verdict on an implementation's tensors."""
         reports = [
             report for kind, named in tensors.items() for report in self._kind(mode, kind, named)
         ]
@@ -55,14 +56,14 @@ class Judge:
         scaled = [r for r in reports if r.scale > self.budgets[r.kind][r.name].zero]
         if not scaled:
             return Agreement(verdict, reasons)
-        found = worst(scaled)
-        own = found.reference_error
+        report = worst(scaled)
+        own = report.reference_error
         return Agreement(
             verdict,
             reasons,
-            found.label,
-            found.error / found.scale,
-            None if own is None else own / found.scale,
+            report.label,
+            report.error / report.scale,
+            None if own is None else own / report.scale,
         )
 
     def _kind(self, mode: str, kind: str, named: Mapping[str, np.ndarray]) -> list[TensorReport]:
@@ -73,25 +74,24 @@ class Judge:
         return [
             judge(
                 exact[name],
-                np.asarray(got, np.float64),
+                np.asarray(tensor, np.float64),
                 own.get(name),
                 budgets[name],
                 kind=kind,
                 name=name,
                 transform=mode,
             )
-            for name, got in named.items()
+            for name, tensor in named.items()
         ]
 
 
 def worst(reports: Sequence[TensorReport]) -> TensorReport:
-    """That of the largest multiple of torch's own error; of none, of the largest relative one.
+    """The report with the largest multiple of torch's own error, else the largest relative error.
 
-    A tensor of large errors, of torch as of the others, would hide a worse multiple elsewhere.
+    By error alone, a tensor on which torch errs as much would hide a worse multiple elsewhere.
     """
-    measured = [report for report in reports if report.ratio is not None]
-    if measured:
-        return max(measured, key=lambda report: report.ratio)
+    if any(report.ratio is not None for report in reports):
+        return max(reports, key=lambda report: -1.0 if report.ratio is None else report.ratio)
     return max(reports, key=lambda report: report.error / report.scale)
 
 
@@ -103,15 +103,15 @@ def _reference(workload: Workload, arrays: Mapping[str, np.ndarray], rows: np.nd
 
     if not w.layer:
 
-        def core(module, query, key, value):
+        def core(module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
             return _attention(query.index_select(1, index), key, value, visible)
 
-        given = {name: arrays[name] for name in input_names(w)}
+        inputs = {name: arrays[name] for name in input_names(w)}
         for name in ("key", "value") if w.room else ():
-            given[name] = np.concatenate([arrays[f"past_{name}"], arrays[name]], axis=1)
-        return Reference(torch.nn.Module(), core, Inputs((), given))
+            inputs[name] = np.concatenate([arrays[f"past_{name}"], arrays[name]], axis=1)
+        return Reference(torch.nn.Module(), core, Inputs((), inputs))
 
-    def layer(module, x):
+    def layer(module: torch.nn.Module, x: Tensor) -> Tensor:
         return module(x.index_select(1, index), x, x, visible)
 
     module = torch_ref.DESIGNS["gqa"](w.D, w.N, w.K, head_dim=w.H).eval()
@@ -121,7 +121,7 @@ def _reference(workload: Workload, arrays: Mapping[str, np.ndarray], rows: np.nd
     return Reference(module, layer, Inputs((), {"x": arrays["x"]}))
 
 
-def _attention(query, key, value, visible) -> torch.Tensor:
+def _attention(query: Tensor, key: Tensor, value: Tensor, visible: Tensor | None) -> Tensor:
     """softmax(QKᵀ/√H)V of (B, R, N, H), K/V heads shared by groups; visible (R, S) or None."""
     q_BRKGH = query.unflatten(2, (key.shape[2], -1))
     scores_BKGRS = torch.einsum("brkgh,bskh->bkgrs", q_BRKGH, key) / query.shape[-1] ** 0.5

@@ -1,7 +1,7 @@
-"""The yardstick of a run: the best rate of a square matrix product, by either framework."""
+"""The roofline of a run: the best rate of a square matrix product in either framework."""
 
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
 from jax_attn.bench.engine.rounds import Limits, interleaved
@@ -15,12 +15,13 @@ _LIMITS = Limits(least=5, most=5)
 def measure(
     workers: Mapping[str, Worker], dtype: str, rates: dict[str, float], seed: int
 ) -> Iterator[str]:
-    """Raise `rates`, framework -> FLOP/s of its median call, to what is found; yields once.
+    """Raise `rates`, framework → FLOP/s of its median call, to what is measured; yields once.
 
-    Called throughout a run: a ceiling found while the machine was slow would be none.
-    workers: one a framework, loaded; they have the threads that everything is measured with.
+    Called throughout a run, because a ceiling measured while the machine is slow is too low.
+    workers: one a framework, loaded, with the threads that everything is measured with.
     """
-    turns, found = {}, {}
+    turns: dict[str, Callable[[], float | None]] = {}
+    times: dict[str, list[float]] = {}
     for framework, worker in workers.items():
         try:
             worker.ask("build_product", SIZE, dtype)
@@ -28,9 +29,9 @@ def measure(
         except WorkerError:
             continue  # the other framework's rate remains
         turns[framework] = partial(_turn, worker)
-    for _ in interleaved(turns, found, "", _LIMITS, seed):
+    for _ in interleaved(turns, times, "", _LIMITS, seed):
         pass
-    for name, seconds in found.items():
+    for name, seconds in times.items():
         rates[name] = max(rates.get(name, 0.0), 2 * SIZE**3 / statistics.median(seconds))
     yield "matrix products"
 

@@ -1,4 +1,4 @@
-"""Interleaved rounds: in each, everyone once, in a fresh order, one at a time."""
+"""Interleaved rounds: each runs every implementation once, one at a time, in a fresh order."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -9,7 +9,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Limits:
-    """How many rounds: `most`, but a slow one leaves after `least` once `seconds` are spent.
+    """How many rounds: `most`; a slow implementation leaves after `least` and `seconds` spent.
 
     A call of 0.1 s is timed 21 times, one of a second seven times.
     """
@@ -20,23 +20,23 @@ class Limits:
 
     @classmethod
     def of(cls, rounds: int | None) -> "Limits":
-        """Just as many as asked for; the usual unless asked."""
+        """Exactly so many rounds, or the default."""
         return cls() if rounds is None else cls(rounds, rounds)
 
 
 def interleaved(
     turns: Mapping[str, Callable[[], float | None]],
-    found: dict[str, list[float]],
+    times: dict[str, list[float]],
     anchor: str,
     limits: Limits,
     seed: int,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Iterator[int]:
-    """Fill `found` with one number a round for each name; yields the rounds done.
+    """Fill `times` with one number a round for each name; yields the number of rounds done.
 
-    A turn that gives None has failed, and its name leaves. The anchor, to whose times the
-    others' are compared, stays as long as anybody does: the i-th number of each name is of the
-    i-th round, in which the anchor has one too. What is found stays, should the caller stop.
+    A turn that returns None has failed, and its name leaves. The anchor, with whose times the
+    others are compared, stays as long as any other: the i-th number of each name belongs to the
+    i-th round, and the anchor has one too. `times` stays valid if the caller stops early.
     """
     rng = np.random.default_rng(seed)
     spent = dict.fromkeys(turns, 0.0)
@@ -50,7 +50,7 @@ def interleaved(
             if seconds is None:
                 spent[name] = np.inf
             else:
-                found.setdefault(name, []).append(seconds)
+                times.setdefault(name, []).append(seconds)
         yield done
         allowed = limits.seconds if done >= limits.least else np.inf
         going = [name for name in going if spent[name] < allowed]

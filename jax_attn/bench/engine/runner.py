@@ -1,4 +1,4 @@
-"""One implementation in its own process: what the bench asks of it, step by step."""
+"""One implementation in a process of its own: what the bench has it do, step by step."""
 
 import gc
 import importlib
@@ -14,23 +14,26 @@ from jax_attn.bench.implementations import IMPLEMENTATIONS
 from jax_attn.bench.programs.program import Program, UnsuitedError
 from jax_attn.bench.workload import BACKWARD, Workload
 
-TURN_SECONDS = 0.02  # one round's turn at least: a short call is timed as often as fits
-# Caches that the others' turns left cold cost milliseconds: of a longer call no part to count.
+TURN_SECONDS = 0.02  # of one round at least: a short call is timed as often as fits
+# The others' turns leave caches cold, which costs milliseconds: negligible for a longer call.
 COLD_MATTERS_SECONDS = 0.2
-# torch's threads spin for some 12 ms after their work: the next one's turn waits for them.
+# torch's threads spin for some 12 ms after their work; the next turn must not share the cores.
 _REST_SECONDS = 0.02
 
 
 class Runner:
-    """Answers one request at a time; `load` before all else, `build` before what follows it."""
+    """Serves one request at a time: `load` first, then `build`, then the others."""
 
-    def __init__(self, name: str, device: str, threads: int):
+    program: Program
+    workload: Workload | None  # None for a plain matrix product
+
+    def __init__(self, name: str, device: str, threads: int) -> None:
         self.implementation = IMPLEMENTATIONS[name]
         self.device, self.threads = device, threads
         self.engine: Any = None
 
     def load(self) -> None:
-        """Start the framework and the package. Raises ImportError, whatever importing raised."""
+        """Import the framework and the package; raises ImportError whatever importing raises."""
         memory.one_arena()
         try:
             for module in self.implementation.needs:
@@ -43,7 +46,7 @@ class Runner:
         self.engine = engine(self.device, self.threads)
 
     def build(self, workload: Workload, seed: int) -> dict[str, Any]:
-        """Make the program, weights, inputs and cache in place; what its row says of them."""
+        """Build the program and load its inputs; returns fields of its measurement."""
         self._drop()
         builder = self.implementation.builder(workload)
         placed = {name: self.engine.place(a) for name, a in seeded_arrays(workload, seed).items()}
@@ -55,7 +58,7 @@ class Runner:
         return {"kernel": self.program.kernel, "cache_bytes": self.program.cache_bytes}
 
     def build_product(self, size: int, dtype: str) -> None:
-        """A square matrix product in place of a workload."""
+        """Build a square matrix product in place of a workload."""
         self._drop()
         rng = np.random.default_rng(0)
         arrays = [rng.standard_normal((size, size), np.float32) for _ in range(2)]
@@ -63,20 +66,22 @@ class Runner:
         product = resolve_name(
             f"jax_attn.bench.programs.{self.implementation.framework}_programs:product"
         )
-        self.engine.load(Program(product, {}), placed, None)
+        self.program = Program(product, {}, writes_scores=False)
+        self.engine.load(self.program, placed, None)
 
     def _drop(self) -> None:
-        self.program = self.workload = None
+        self.workload = None
+        vars(self).pop("program", None)
         self.engine.let_go()
         gc.collect()
 
     def compile(self, mode: str) -> tuple[float | None, int | None]:
         """(seconds, bytes of the compiler's temporaries).
 
-        Raises UnsuitedError where the scores would not fit in half of what memory is left:
-        a machine that swaps, or kills, measures nothing.
+        Raises UnsuitedError if the scores need more than half of the memory that is left: a
+        machine that swaps measures nothing.
         """
-        if self.program is not None and self.program.writes_scores:
+        if self.workload and self.program.writes_scores:
             need = self.workload.scores_bytes(mode)
             left = self.engine.available()
             if need > left / 2:
@@ -96,29 +101,30 @@ class Runner:
         return self.engine.peak(mode)
 
     def tensors(self, mode: str) -> dict[str, dict[str, np.ndarray]]:
-        """kind -> name -> array: the sampled rows of the output, gradients of inputs and weights.
+        """kind → name → array: the sampled rows of the output, gradients of inputs and weights.
 
-        The gradients are those of a cotangent on the sampled rows alone. Raises ValueError,
-        naming each, for tensors that are not finite everywhere or not of the workload's dtype.
+        The gradients belong to a cotangent on the sampled rows alone. Raises ValueError, naming
+        every tensor that is not finite everywhere or not of the workload's dtype.
         """
         w, cotangent = self.workload, None
+        assert w is not None, "a workload is built before its tensors are asked for"
         if mode == BACKWARD:
             cotangent = seeded_arrays(w, self.seed)["cotangent"]
             cotangent = sampled_cotangent(w, cotangent)
         output, inputs, weights = self.engine.tensors(mode, cotangent)
         named = zip(input_names(w), inputs, strict=False)  # there may be no gradients
         _check({"output": output} | {f"grad {n}": a for n, a in [*named, *weights.items()]}, w)
-        made = {"output": {"output": output[:, sampled_rows(w)]}}
+        by_kind = {"output": {"output": output[:, sampled_rows(w)]}}
         if mode == BACKWARD:
             names = input_names(w)
-            made["gradient of input"] = dict(zip(names, inputs, strict=True))
-            made["gradient of parameter"] = dict(self.program.canonical(weights))
-        return made
+            by_kind["gradient of input"] = dict(zip(names, inputs, strict=True))
+            by_kind["gradient of parameter"] = dict(self.program.canonical(weights))
+        return by_kind
 
     def turn(self, mode: str) -> tuple[float, float]:
-        """Median seconds of a call, and of its dispatch; answered when its threads are at rest.
+        """Median seconds of a call, and of its dispatch; returns once the threads are at rest.
 
-        The first call, cold, does not count where its being cold would show.
+        The first call does not count where its cold caches would show.
         """
         gc.disable()
         try:
@@ -131,7 +137,7 @@ class Runner:
 
 
 def _check(tensors: dict[str, np.ndarray], workload: Workload) -> None:
-    """Raise ValueError with what is wrong of the whole tensors: few of the rows are judged."""
+    """Check the whole tensors, of which only sampled rows are judged. Raises ValueError."""
     problems = [
         f"{name}: expected {workload.dtype}, got {a.dtype}"
         for name, a in tensors.items()

@@ -1,10 +1,10 @@
 """A run of the bench: workers start, programs are judged, then timed in interleaved rounds."""
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from jax_attn.bench import statistics
 from jax_attn.bench.arrays import sampled_rows
@@ -23,25 +23,26 @@ _JUDGE = "judge"
 _PLATFORMS = {"cpu": "cpu", "gpu": "cuda"}
 
 
+Key: TypeAlias = tuple[Workload, str, str]
+"""Workload, mode and name of the implementation."""
+
+
 class Session:
-    """One run. Whatever ends it early, `record` gives what was measured until then.
+    """One run. Whatever ends it early, `record` returns what was measured until then."""
 
-    start: how a worker is made: `Worker`, or what stands in for it.
-    """
-
-    def __init__(self, plan: SessionPlan, start: Callable[..., Any] = Worker):
+    def __init__(self, plan: SessionPlan, start: Callable[..., Any] = Worker) -> None:
         self.plan, self._start = plan, start
         self._workers: dict[str, Any] = {}
         self._unloaded: dict[str, tuple[Status, str]] = {}
-        self._rows: dict[tuple[Workload, str, str], Measurement] = {}
-        self._dispatch: dict[tuple[Workload, str, str], list[float]] = {}
+        self._rows: dict[Key, Measurement] = {}
+        self._dispatch: dict[Key, list[float]] = {}
         self._rates: dict[str, float] = {}
         self.environment: dict[str, Any] = {}
 
     def __enter__(self) -> "Session":
         return self
 
-    def __exit__(self, *_) -> None:
+    def __exit__(self, *_: object) -> None:
         for worker in self._workers.values():
             worker.hang_up()
         for worker in self._workers.values():
@@ -50,32 +51,32 @@ class Session:
 
     @property
     def steps(self) -> int:
-        """How often `run` yields at least; each round of each mode counts as one."""
+        """The least number of times that `run` yields, with one round in each mode."""
         plan = self.plan
         modes = sum(len(plan.modes_of(workload)) for workload in plan.workloads)
         return 1 + len(plan.workloads) * (1 + len(plan.names)) + modes
 
-    def run(self) -> Iterator[str]:
-        """Measure all; yields, step by step, what was done."""
+    def run(self) -> Generator[str, None, None]:
+        """Measure everything; yields after each step what was done."""
         plan = self.plan
         self.environment = _environment()
-        self._load(plan.started)
+        self._start_workers(plan.started)
         yield "workers started"
         for workload in plan.workloads:
-            if plan.device == "gpu":  # an allocator's peak cannot be set back in JAX
+            if plan.device == "gpu":  # in JAX an allocator's peak cannot be reset
                 self.__exit__()
-            self._load([n for n in plan.started if n not in self._workers])
-            yield from self._yardstick()
-            yield from self._workload(workload)
+            self._start_workers([n for n in plan.started if n not in self._workers])
+            yield from self._measure_roofline()
+            yield from self._measure(workload)
 
-    def _yardstick(self) -> Iterator[str]:
-        """Matrix products by one worker of each framework, anew before each workload."""
+    def _measure_roofline(self) -> Iterator[str]:
+        """Matrix products by one worker of each framework, repeated before each workload."""
         workers: dict[str, Any] = {}
         for name in filter(self._workers.get, self.plan.names):
             workers.setdefault(IMPLEMENTATIONS[name].framework, self._workers[name])
         yield from roofline.measure(workers, self.plan.dtype, self._rates, self.plan.seed)
 
-    def _load(self, names: Iterable[str]) -> None:
+    def _start_workers(self, names: Iterable[str]) -> None:
         """Start workers two at a time, so that one imports while another reads its files."""
 
         def start(name: str) -> None:
@@ -97,8 +98,8 @@ class Session:
             try:
                 worker.ask("load")
             except AbsentError as error:
-                said = "; ".join(filter(None, (str(error), implementation.install)))
-                self._unloaded[name] = Status.ABSENT, said
+                reason = "; ".join(filter(None, (str(error), implementation.install)))
+                self._unloaded[name] = Status.ABSENT, reason
                 self._workers.pop(name).close()
             except WorkerError as error:
                 self._unloaded[name] = Status.FAILED, str(error)
@@ -107,23 +108,23 @@ class Session:
         with ThreadPoolExecutor(2) as pool:
             list(pool.map(start, names))
 
-    def _workload(self, workload: Workload) -> Iterator[str]:
-        plan, unjudged = self.plan, self._prepared(workload)
+    def _measure(self, workload: Workload) -> Iterator[str]:
+        plan, no_reference = self.plan, self._prepare_judge(workload)
         for name in plan.judged:
             if lacks := IMPLEMENTATIONS[name].lacks(workload):
-                self._all(workload, name, Status.NOT_RUN, lacks)
-            elif unjudged:
-                self._all(workload, name, Status.NOT_RUN, unjudged)
+                self._note_all(workload, name, Status.NOT_RUN, lacks)
+            elif no_reference:
+                self._note_all(workload, name, Status.NOT_RUN, no_reference)
             elif name in self._unloaded:
-                self._all(workload, name, *self._unloaded[name])
+                self._note_all(workload, name, *self._unloaded[name])
             else:
-                self._judged(workload, name)
+                self._judge(workload, name)
             yield f"{workload.name}: {name} judged"
         for mode in plan.modes_of(workload):
-            yield from self._timed(workload, mode)
+            yield from self._time(workload, mode)
 
-    def _prepared(self, workload: Workload) -> str:
-        """Why no verdict can be had, and so nothing timed; "" where one can."""
+    def _prepare_judge(self, workload: Workload) -> str:
+        """Why there is no reference to judge by, and so nothing to time; "" if there is one."""
         plan = self.plan
         if _JUDGE not in self._workers:
             self._workers[_JUDGE] = self._start(
@@ -133,19 +134,19 @@ class Session:
                 environment={},
             )
         try:
-            self._asking(_JUDGE)("prepare", workload, plan.seed, plan.modes_of(workload))
+            self._asker(_JUDGE)("prepare", workload, plan.seed, plan.modes_of(workload))
         except WorkerError as error:
             return f"no reference to judge by: {error}"
         return ""
 
-    def _judged(self, workload: Workload, name: str) -> None:
-        """Build, compile, compare; what fails says so in its row."""
-        ask, judge = self._asking(name), self._asking(_JUDGE)
-        self._all(workload, name, Status.NOT_RUN, "not reached")
+    def _judge(self, workload: Workload, name: str) -> None:
+        """Build, compile, compare; a failure is noted in the measurement."""
+        ask, judge = self._asker(name), self._asker(_JUDGE)
+        self._note_all(workload, name, Status.NOT_RUN, "not reached")
         try:
             built = ask("build", workload, self.plan.seed)
         except WorkerError as error:
-            self._all(workload, name, _fate(error), str(error))
+            self._note_all(workload, name, _fate(error), str(error))
             return
         for mode in self.plan.modes_of(workload):
             try:
@@ -158,10 +159,10 @@ class Session:
                 peak = ask("peak", mode)
             except WorkerError as error:
                 fate = {"status": _fate(error), "reason": str(error)}
-                self._put(workload, mode, name, **built, **fate)
+                self._note(workload, mode, name, **built, **fate)
                 continue
             wrong = agreement.verdict is Verdict.FAIL
-            self._put(
+            self._note(
                 workload,
                 mode,
                 name,
@@ -178,54 +179,55 @@ class Session:
                 compiler_bytes=compiler_bytes,
             )
 
-    def _timed(self, workload: Workload, mode: str) -> Iterator[str]:
-        """Rounds of all that agreed, or of which no verdict could be had."""
-        plan, turns = self.plan, {}
+    def _time(self, workload: Workload, mode: str) -> Iterator[str]:
+        """Run rounds of all whose verdict is PASS or INCONCLUSIVE."""
+        plan = self.plan
+        turns: dict[str, Callable[[], float | None]] = {}
         for name in plan.judged:
             row = self._rows[workload, mode, name]
             if row.verdict in (Verdict.PASS, Verdict.INCONCLUSIVE):
                 turns[name] = self._turn(workload, mode, name)
-        found: dict[str, list[float]] = {}
+        times: dict[str, list[float]] = {}
         try:
-            for done in interleaved(turns, found, plan.baseline, plan.limits, plan.seed):
+            for done in interleaved(turns, times, plan.baseline, plan.limits, plan.seed):
                 yield f"{workload.name}: {mode}, round {done}"
         finally:
             whole = {
                 name: seconds
-                for name, seconds in found.items()
+                for name, seconds in times.items()
                 if self._rows[workload, mode, name].status is not Status.FAILED
             }
             for name, seconds in whole.items():
-                self._times(workload, mode, name, seconds, whole.get(plan.baseline, []))
+                self._keep_times((workload, mode, name), seconds, whole.get(plan.baseline, []))
 
     def _turn(self, workload: Workload, mode: str, name: str) -> Callable[[], float | None]:
-        """A turn of that worker; None where it fails, which its row then says."""
-        ask = self._asking(name)
+        """A function that has the worker time a call; it notes a failure and returns None."""
+        ask = self._asker(name)
         dispatched = self._dispatch[workload, mode, name] = []
 
         def turn() -> float | None:
             try:
                 seconds, until_returned = ask("turn", mode)
             except WorkerError as error:
-                self._put(workload, mode, name, status=_fate(error), reason=str(error))
+                self._note(workload, mode, name, status=_fate(error), reason=str(error))
                 return None
             dispatched.append(until_returned)
             return seconds
 
         return turn
 
-    def _times(self, workload: Workload, mode: str, name: str, seconds, baseline) -> None:
-        row = self._rows[workload, mode, name]
+    def _keep_times(self, key: Key, seconds: list[float], baseline: list[float]) -> None:
+        row = self._rows[key]
         paired = statistics.shared(baseline, seconds)
-        ratio = statistics.ratio(*paired, self.plan.seed) if paired[0] else None
+        ratio = statistics.paired_ratio(*paired, self.plan.seed) if paired[0] else None
         reason = "" if row.reason == "not timed" else row.reason
         timed = replace(row, status=Status.MEASURED, reason=reason, seconds=tuple(seconds))
         if self.plan.device == "gpu":
-            timed = replace(timed, dispatch=tuple(self._dispatch[workload, mode, name]))
-        self._rows[workload, mode, name] = replace(timed, ratio=ratio)
+            timed = replace(timed, dispatch=tuple(self._dispatch[key]))
+        self._rows[key] = replace(timed, ratio=ratio)
 
-    def _asking(self, name: str) -> Callable[..., Any]:
-        """The worker's `ask`; one whose process is lost is started anew for the next workload."""
+    def _asker(self, name: str) -> Callable[..., Any]:
+        """The worker's `ask`; a worker whose process is lost restarts for the next workload."""
 
         def ask(method: str, *arguments: Any) -> Any:
             if name not in self._workers:
@@ -239,15 +241,15 @@ class Session:
 
         return ask
 
-    def _put(self, workload: Workload, mode: str, name: str, **known: Any) -> None:
+    def _note(self, workload: Workload, mode: str, name: str, **fields: Any) -> None:
         key = workload, mode, name
         framework = IMPLEMENTATIONS[name].framework
         row = self._rows.get(key) or Measurement(*key, framework, Status.NOT_RUN)
-        self._rows[key] = replace(row, **known)
+        self._rows[key] = replace(row, **fields)
 
-    def _all(self, workload: Workload, name: str, status: Status, reason: str) -> None:
+    def _note_all(self, workload: Workload, name: str, status: Status, reason: str) -> None:
         for mode in self.plan.modes_of(workload):
-            self._put(workload, mode, name, status=status, reason=reason)
+            self._note(workload, mode, name, status=status, reason=reason)
 
     def record(self, interrupted: bool = False) -> Record:
         """What was measured, as plain data."""
@@ -268,12 +270,12 @@ class Session:
 
 
 def _fate(error: WorkerError) -> Status:
-    """What becomes of a row whose worker said this: to refuse is no failure."""
+    """The status that a worker's error leaves: a refusal is no failure."""
     return Status.NOT_RUN if isinstance(error, RefusedError) else Status.FAILED
 
 
 def environment(own: dict[str, str], device: str) -> dict[str, str]:
-    """What a worker's frameworks read when they start."""
+    """The variables that a worker's frameworks read when they start."""
     return own | {"JAX_PLATFORMS": _PLATFORMS[device], "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
 
 
@@ -286,14 +288,14 @@ def _settings(plan: SessionPlan) -> dict[str, Any]:
         "baseline": plan.baseline,
         "rounds": {"least": limits.least, "most": limits.most, "seconds": limits.seconds},
         "seed": plan.seed,
-        # Of how many queries each workload was judged; gradients are whole.
+        # The queries on which each workload is judged; gradients are whole.
         JUDGED_ROWS: {w.name: f"{len(sampled_rows(w))} of {w.T}" for w in plan.workloads},
     }
 
 
 def _environment() -> dict[str, Any]:
-    found = describe()
-    found["packages"] |= {name: v for name in PEERS if (v := version(name)) is not None}
-    found["memory_available_bytes"] = memory.available()
-    found["load_average"] = os.getloadavg()[0]
-    return found
+    here = describe()
+    here["packages"] |= {name: v for name in PEERS if (v := version(name)) is not None}
+    here["memory_available_bytes"] = memory.available()
+    here["load_average"] = os.getloadavg()[0]
+    return here

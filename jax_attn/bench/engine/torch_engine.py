@@ -2,6 +2,7 @@
 
 import statistics
 import time
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ from jax_attn.transfer import as_numpy
 class Engine:
     """One program at a time, in evaluation mode, on one device."""
 
-    def __init__(self, device: str, threads: int):
+    def __init__(self, device: str, threads: int) -> None:
         torch.set_num_threads(threads)
         torch.set_float32_matmul_precision("highest")
         # What an earlier run compiled would pass for a short compilation.
@@ -26,36 +27,40 @@ class Engine:
     def place(self, array: np.ndarray) -> torch.Tensor:
         return tensor(array).to(self.device)
 
-    def load(self, program: Program, inputs: list[torch.Tensor], cotangent: torch.Tensor | None):
+    def load(
+        self, program: Program, inputs: list[torch.Tensor], cotangent: torch.Tensor | None
+    ) -> None:
         self.program, self.cotangent = program, cotangent
         self.inputs = inputs
         self.tracked = [x.detach().clone().requires_grad_() for x in inputs]
 
     def let_go(self) -> None:
         """Free what was loaded."""
-        self.program = self.inputs = self.tracked = self.cotangent = None
+        for name in ("program", "inputs", "tracked", "cotangent"):
+            vars(self).pop(name, None)
 
     def compile(self, mode: str) -> tuple[float | None, int | None]:
-        """(seconds, bytes of temporaries), None each for what there is none of."""
+        """(seconds, bytes of temporaries); None for what torch does not do or does not tell."""
         if not self.program.compiled:
             return None, None
         started = time.perf_counter()
         self.call(mode)
         return time.perf_counter() - started, None
 
-    def call(self, mode: str, cotangent: torch.Tensor | None = None):
-        """Outputs, or outputs and the gradients of the inputs and weights, finished."""
+    def call(self, mode: str, cotangent: torch.Tensor | None = None) -> Any:
+        """The output, or the output and the gradients of inputs and weights, finished."""
         with torch.inference_mode(mode != BACKWARD):
-            made = self._run(mode, self.cotangent if cotangent is None else cotangent)
+            result = self._run(mode, self.cotangent if cotangent is None else cotangent)
             self._finish()
-        return made
+        return result
 
     def turn(self, mode: str, seconds: float) -> tuple[float, float]:
-        """Median seconds of a call, and until it returned, its result still under way.
+        """Median seconds of a call, and until it returns while its result is still under way.
 
-        Of as many calls as begin within so long, one at least.
+        Of as many calls as begin within `seconds`, one at least.
         """
-        taken, dispatched = [], []
+        taken: list[float] = []
+        dispatched: list[float] = []
         with torch.inference_mode(mode != BACKWARD):
             end = time.perf_counter() + seconds
             while not taken or time.perf_counter() < end:
@@ -67,7 +72,7 @@ class Engine:
                 dispatched.append(returned - started)
         return statistics.median(taken), statistics.median(dispatched)
 
-    def _run(self, mode: str, cotangent):
+    def _run(self, mode: str, cotangent: torch.Tensor | None) -> Any:
         if mode != BACKWARD:
             return self.program.call(*self.inputs)
         output = self.program.call(*self.tracked)
@@ -78,9 +83,11 @@ class Engine:
         if self.device == "cuda":
             torch.cuda.synchronize()
 
-    def tensors(self, mode: str, cotangent: np.ndarray | None):
+    def tensors(
+        self, mode: str, cotangent: np.ndarray | None
+    ) -> tuple[np.ndarray, list[np.ndarray], dict[str, np.ndarray]]:
         """(output, gradients of the inputs, of the weights by name), as NumPy arrays."""
-        if mode != BACKWARD:
+        if cotangent is None:
             return as_numpy(self.call(mode)), [], {}
         output, gradients = self.call(mode, self.place(cotangent))
         arrays, count = list(map(as_numpy, gradients)), len(self.inputs)
@@ -91,7 +98,7 @@ class Engine:
         return memory.available() if self.device == "cpu" else torch.cuda.mem_get_info()[0]
 
     def peak(self, mode: str) -> int | None:
-        """Bytes that a call needs at most, beyond those held before it."""
+        """The most bytes that a call holds beyond those held before it."""
         if self.device == "cpu":
             return memory.peak_during(lambda: self.call(mode))
         torch.cuda.reset_peak_memory_stats()

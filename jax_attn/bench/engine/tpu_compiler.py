@@ -1,6 +1,6 @@
 """What the TPU's own compiler says of our programs, on a host without a TPU.
 
-Figures of a compiler, none of them measured: they stand apart from the rows, without times.
+None of these figures is measured: they are kept apart from the measurements and have no times.
 """
 
 from collections.abc import Iterator, Sequence
@@ -34,7 +34,7 @@ def compiled_for_tpu(
         return
     for workload in workloads:
         for mode in filter(modes.__contains__, workload.modes):
-            found = {
+            figures: dict[str, Any] = {
                 "level": LEVEL,
                 "workload": workload.name,
                 "mode": mode,
@@ -42,11 +42,11 @@ def compiled_for_tpu(
                 "useful_flops": workload.flops(mode),
             }
             try:
-                found |= _compiled(workload, mode)
+                figures |= _compiled(workload, mode)
             except Exception as error:
                 first = str(error).strip().partition("\n")[0]
-                found["error"] = f"{type(error).__name__}: {first}"
-            yield found
+                figures["error"] = f"{type(error).__name__}: {first}"
+            yield figures
 
 
 @jax.default_matmul_precision("highest")
@@ -55,7 +55,7 @@ def _compiled(workload: Workload, mode: str) -> dict[str, Any]:
     program = resolve_name(IMPLEMENTATIONS[OURS].builder(workload))(workload, arrays)
     leaves = [*(arrays[name] for name in input_names(workload)), *program.weights.values()]
 
-    def step(cotangent, *leaves):
+    def step(cotangent: jax.Array, *leaves: jax.Array) -> tuple[Any, Any]:
         output, vjp = jax.vjp(program.call, *leaves)
         return output, vjp(cotangent)
 
@@ -65,5 +65,6 @@ def _compiled(workload: Workload, mode: str) -> dict[str, Any]:
     if workload.room:
         args = [program.cache, *leaves]
     shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), args)
-    said = compile_for_tpu(fn, *shapes)
-    return {"kernel": program.kernel} | {k: v for k, v in said.items() if k != "collectives"}
+    figures = compile_for_tpu(fn, *shapes)
+    figures.pop("collectives", None)
+    return {"kernel": program.kernel} | figures

@@ -13,15 +13,15 @@ from typing import Any
 
 from jax_attn.bench.programs.program import UnsuitedError
 
-# A hang must not hold up the rest for ever; the slowest single answer is a large compilation.
+# A hang must not block the run for ever; the slowest single answer is a large compilation.
 _PATIENCE_SECONDS = 900.0
 _GOODBYE_SECONDS = 3.0
-_STARTED = get_context("spawn")
+_SPAWN = get_context("spawn")
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
 class WorkerError(RuntimeError):
-    """What went wrong in a worker, told in one line. gone: whether its process is lost."""
+    """What went wrong in a worker, in one line. gone: whether its process is lost."""
 
     gone = False
 
@@ -46,8 +46,8 @@ _ERRORS = {"absent": AbsentError, "refused": RefusedError, "failed": WorkerError
 class Worker:
     """A process that holds `make(*arguments)`; `worker.ask("method", …)` calls it there.
 
-    make: "module:class", so that the environment is set before frameworks load. threads: the
-    cores that it may run on, and so the threads of both frameworks: XLA on a CPU takes as many.
+    make: "module:class", so that the environment is set before frameworks load. threads: how
+    many cores it may run on, and so the threads of both frameworks: XLA takes one a core.
     """
 
     def __init__(
@@ -57,20 +57,20 @@ class Worker:
         *arguments: Any,
         threads: int,
         environment: Mapping[str, str] | None = None,
-    ):
+    ) -> None:
         self.name = name
         handle, log = tempfile.mkstemp(prefix="jax-attn-bench-", suffix=".log")
         os.close(handle)
         self._log = Path(log)
-        self._pipe, theirs = _STARTED.Pipe()
+        self._pipe, theirs = _SPAWN.Pipe()
         settings = dict.fromkeys(_THREADS, str(threads)) | dict(environment or {})
-        given = (theirs, log, threads, settings, make, arguments)
-        self._process = _STARTED.Process(target=_serve, args=given, daemon=True, name=name)
+        args = (theirs, log, threads, settings, make, arguments)
+        self._process = _SPAWN.Process(target=_serve, args=args, daemon=True, name=name)
         self._process.start()
         theirs.close()
 
     def ask(self, method: str, *arguments: Any) -> Any:
-        """What the method returns there. Raises WorkerError, naming what it raised."""
+        """The method's result. Raises WorkerError, naming what the method raised."""
         try:
             self._pipe.send((method, arguments))
             if not self._pipe.poll(_PATIENCE_SECONDS):
@@ -88,7 +88,7 @@ class Worker:
         self._pipe.close()
 
     def close(self) -> None:
-        """End the process: it may tidy up if it is at rest, and is killed if it is busy."""
+        """End the process: an idle one may tidy up, a busy one is killed."""
         self.hang_up()
         self._process.join(_GOODBYE_SECONDS)
         self._process.kill()
@@ -100,13 +100,20 @@ class Worker:
         code = self._process.exitcode
         if code == -signal.SIGKILL:
             return "its process was killed, perhaps for want of memory"
-        said = self._log.read_text(errors="replace").split("\n") if self._log.exists() else []
-        last = next((line.strip() for line in reversed(said) if line.strip()), "it said nothing")
+        lines = self._log.read_text(errors="replace").split("\n") if self._log.exists() else []
+        last = next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
         return f"its process ended with status {code}: {last}"
 
 
-def _serve(pipe: Connection, log: str, threads: int, settings, make, arguments) -> None:
-    """The worker's side: nothing that it or a framework prints reaches our own output."""
+def _serve(
+    pipe: Connection,
+    log: str,
+    threads: int,
+    settings: Mapping[str, str],
+    make: str,
+    arguments: tuple[Any, ...],
+) -> None:
+    """The worker's side. What it or a framework prints goes to the log, not to our output."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides, and ends us
     with open(log, "ab", buffering=0) as file:
         for stream in (1, 2):
@@ -117,15 +124,15 @@ def _serve(pipe: Connection, log: str, threads: int, settings, make, arguments) 
     served = resolve_name(make)(*arguments)
     while True:
         try:
-            method, given = pipe.recv()
+            method, arguments = pipe.recv()
         except EOFError:
             return
-        pipe.send(_answer(served, method, given))
+        pipe.send(_answer(served, method, arguments))
 
 
-def _answer(served: Any, method: str, given: tuple) -> tuple[str, Any]:
+def _answer(served: Any, method: str, arguments: tuple[Any, ...]) -> tuple[str, Any]:
     try:
-        return "done", getattr(served, method)(*given)
+        return "done", getattr(served, method)(*arguments)
     except UnsuitedError as error:
         return "refused", str(error)
     except Exception as error:
@@ -139,7 +146,7 @@ def _answer(served: Any, method: str, given: tuple) -> tuple[str, Any]:
 
 
 def cores(threads: int) -> set[int]:
-    """The first so many of the cores that this process may run on."""
+    """The first `threads` of the cores that this process may run on."""
     return set(sorted(os.sched_getaffinity(0))[:threads])
 
 

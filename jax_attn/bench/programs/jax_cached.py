@@ -1,14 +1,15 @@
 """JAX's ways to read tokens into a cache. Builders: (workload, arrays) -> `Program`.
 
 Each call is a pure function of the cache, which the engine donates, and of the tokens' query, key
-and value. It gives the cache back as filled as it was: the next call is the same one, and the
-tokens that this one wrote are written over.
+and value. It returns the cache with its old fill count, so that the next call repeats the same
+step and overwrites the tokens that this one wrote.
 """
 
 from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jax_attn.attention import KVCache, attend_with_cache
 from jax_attn.bench.programs.jax_programs import XLA
@@ -22,21 +23,24 @@ def ours(workload: Workload, arrays: Arrays) -> Program:
     if w.filled:
         cache = jax.jit(_read, donate_argnums=0)(cache, *past)
 
-    def call(cache, query, key, value):
+    def call(
+        cache: KVCache, query: jax.Array, key: jax.Array, value: jax.Array
+    ) -> tuple[jax.Array, KVCache]:
         output, grown = attend_with_cache(query, key, value, cache)
         return output, replace(grown, filled=cache.filled)
 
-    size = {"cache": cache, "cache_bytes": cache.nbytes}
-    return Program(call, {}, kernel="attend", writes_scores=False, **size)
+    return Program(
+        call, {}, kernel="attend", writes_scores=False, cache=cache, cache_bytes=cache.nbytes
+    )
 
 
-def _read(cache: KVCache, key, value) -> KVCache:
-    """The cache with these tokens in it: what they attend to nobody asks for, nor is it made."""
+def _read(cache: KVCache, key: jax.Array, value: jax.Array) -> KVCache:
+    """The cache with these tokens in it. Their output is unused, so the compiler drops it."""
     return attend_with_cache(key, key, value, cache)[1]
 
 
 def jax_nn(workload: Workload, arrays: Arrays) -> Program:
-    """Into static arrays at the place behind what is filled, as its documentation has lengths."""
+    """Static arrays, written behind the filled part, with lengths as jax.nn documents them."""
     w = workload
     cache = {
         "key": _with_room(w, arrays["past_key"]),
@@ -44,7 +48,9 @@ def jax_nn(workload: Workload, arrays: Arrays) -> Program:
         "filled": jnp.int32(w.filled),
     }
 
-    def call(cache, query, key, value):
+    def call(
+        cache: dict[str, jax.Array], query: jax.Array, key: jax.Array, value: jax.Array
+    ) -> tuple[jax.Array, dict[str, jax.Array]]:
         filled = cache["filled"]
         keys = jax.lax.dynamic_update_slice_in_dim(cache["key"], key, filled, 1)
         values = jax.lax.dynamic_update_slice_in_dim(cache["value"], value, filled, 1)
@@ -62,6 +68,6 @@ def jax_nn(workload: Workload, arrays: Arrays) -> Program:
     return Program(call, {}, kernel=XLA, cache=cache, cache_bytes=nbytes)
 
 
-def _with_room(w: Workload, past) -> jax.Array:
+def _with_room(w: Workload, past: np.ndarray) -> jax.Array:
     """(B, room, K, H) with these tokens first."""
     return jnp.zeros((w.B, w.room, w.K, w.H), w.dtype).at[:, : w.filled].set(past)

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from functools import partial
 
+import jax
 import jax.numpy as jnp
 import torch
 import torchax
@@ -24,11 +25,11 @@ def core(workload: Workload, arrays: Arrays) -> Program:
 
 def layer(workload: Workload, arrays: Arrays) -> Program:
     tensors = {name: torch_programs.tensor(a) for name, a in arrays.items()}
-    module, given, design = torch_programs.published_layer(workload, tensors)
+    module, visible, design = torch_programs.published_layer(workload, tensors)
     weights = {name: as_numpy(p) for name, p in module.named_parameters()}
-    masks = {name: interop.torch_view(jnp.array(as_numpy(mask))) for name, mask in given.items()}
+    masks = {name: interop.torch_view(jnp.array(as_numpy(mask))) for name, mask in visible.items()}
 
-    def call(x, *leaves):
+    def call(x: torch.Tensor, *leaves: torch.Tensor) -> torch.Tensor:
         named = dict(zip(weights, leaves, strict=True))
         return torch.func.functional_call(module, named, (x,), masks)
 
@@ -36,12 +37,12 @@ def layer(workload: Workload, arrays: Arrays) -> Program:
     return Program(_on_xla(call), weights, back, kernel=design)
 
 
-def _on_xla(function: Callable) -> Callable:
+def _on_xla(function: Callable[..., torch.Tensor]) -> Callable[..., jax.Array]:
     """A torch function as one of JAX arrays."""
-    seen = interop.jax_view(function)
+    on_arrays = interop.jax_view(function)
 
-    def call(*arrays):
+    def call(*arrays: jax.Array) -> jax.Array:
         with torchax.default_env():
-            return seen(*arrays)
+            return on_arrays(*arrays)
 
     return call

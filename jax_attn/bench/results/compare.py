@@ -1,28 +1,32 @@
-"""Two runs of the bench, row by row: what became slower.
+"""Two runs of the bench, measurement by measurement: what became slower.
 
-What is compared is a row's time over its own run's baseline, so that a machine that is slower
-today does not look like a regression. Rows pair by workload, mode and implementation.
+Each time is divided by that of its own run's baseline, so that a machine that is slower today does
+not look like a regression. Measurements pair by workload, mode and implementation.
 
-A regression is a row that is slower by more than the threshold and whose whole bootstrap
-interval lies above 1: the threshold says what is worth stopping for, the interval that it is no
-noise of the rounds. Runs differ by more than their rounds do (memory layout, other processes):
-a threshold below that cries wolf whatever the interval.
+A regression is slower by more than the threshold, and its whole bootstrap interval lies above 1:
+the threshold says what matters, the interval that it is not the noise of the rounds. Runs differ
+by more than their rounds do (memory layout, other processes): a threshold below that difference
+gives false alarms whatever the interval.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from jax_attn.bench import statistics
 from jax_attn.bench.record import Measurement, Ratio, Record, Status, finite
+from jax_attn.bench.workload import Workload
 
 SCHEMA = "jax-attn bench compare 1"
 
-# What a row that was measured before must not become.
+Pair: TypeAlias = tuple[Measurement | None, Measurement | None]
+"""Before and after."""
+
+# What must not become of an implementation that was measured before.
 WORSE = (Status.EXCLUDED, Status.FAILED)
 
-# What must be alike for a ratio to mean anything, and where a record has it.
-ALIKE = {
+# What must be alike for a ratio to mean anything, and where a record says it.
+ALIKE: dict[str, Callable[[Record], Any]] = {
     "processor": lambda record: record.environment["processor"],
     "cores": lambda record: record.environment["cores"],
     "devices": lambda record: record.environment["devices"],
@@ -36,10 +40,10 @@ ALIKE = {
 
 @dataclass(frozen=True)
 class Change:
-    """One row in both runs.
+    """One measurement in both runs.
 
     over_baseline: its time over its run's baseline, after over before: above 1 is slower. None
-    for the baseline itself, which has nothing to be compared with.
+    for the baseline itself.
     """
 
     before: Measurement
@@ -47,17 +51,17 @@ class Change:
     over_baseline: Ratio | None
 
     def slower_by(self, threshold: float) -> bool:
-        found = self.over_baseline
-        return found is not None and found.median > 1 + threshold and found.low > 1
+        change = self.over_baseline
+        return change is not None and change.median > 1 + threshold and change.low > 1
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What became of every row that at least one of the runs measured.
+    """Everything that at least one of the runs measured, paired or not.
 
-    threshold: as a fraction. unpaired: (row, why it has no ratio). broken: those of them that
-    were measured before and are now excluded, their numbers being wrong, or failed. versions:
-    package → (before, after), None where absent.
+    threshold: as a fraction. unpaired: (measurement, why it has no ratio). broken: those of them
+    that were measured before and are now excluded or failed. versions: package → (before, after),
+    None where it is absent.
     """
 
     threshold: float
@@ -75,7 +79,7 @@ class Comparison:
         return sum(change.over_baseline is not None for change in self.changes)
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data, an open end of an interval as null."""
+        """Plain data for JSON; an interval without an upper end has null there."""
         rows = [
             _identity(change.before)
             | {
@@ -103,23 +107,23 @@ class Comparison:
 
 
 def differences(before: Record, after: Record) -> list[str]:
-    """Every reason why no ratio may be formed of two runs; none where one may.
+    """Every reason why the times of two runs cannot be compared; empty if they can.
 
-    Raises ValueError, naming it, where a record does not say what is to be alike.
+    Raises ValueError if a record lacks one of the settings that must be alike, naming it.
     """
-    found = []
+    problems = []
     for name, of in ALIKE.items():
         try:
             was, now = of(before), of(after)
         except KeyError:
             raise ValueError(f"expected both records to say {name}") from None
         if was != now:
-            found.append(f"{name}: {was} before, {now} after")
-    return found
+            problems.append(f"{name}: {was} before, {now} after")
+    return problems
 
 
 def compare(before: Record, after: Record, threshold: float) -> Comparison:
-    """Every row of both runs, paired or with the reason why not.
+    """Every measurement of both runs, paired or with the reason why not.
 
     threshold: how much slower is a regression, as a fraction: 0.05 is 5%. Raises ValueError with
     all `differences`.
@@ -128,24 +132,21 @@ def compare(before: Record, after: Record, threshold: float) -> Comparison:
         raise ValueError("; ".join(problems))
     was, now = _rows(before), _rows(after)
     baseline = before.settings["baseline"]
-    changes, unpaired, broken = [], [], []
+    changes: list[Change] = []
+    unpaired: list[tuple[Measurement, str]] = []
+    broken: list[Measurement] = []
     for key in dict.fromkeys([*was, *now]):
         old, new = was.get(key), now.get(key)
-        if not any(row and row.seconds for row in (old, new)):
+        latest = new or old
+        if latest is None or not any(row and row.seconds for row in (old, new)):
             continue
         workload, mode, name = key
         peers = was.get((workload, mode, baseline)), now.get((workload, mode, baseline))
-        why = "; ".join(_why_unpaired(old, new, peers, baseline))
-        if why:
-            unpaired.append((new or old, why))
-        elif name == baseline:
-            changes.append(Change(old, new, None))
-        else:
-            times = [
-                statistics.shared(peer.seconds, row.seconds)
-                for peer, row in zip(peers, (old, new), strict=True)
-            ]
-            changes.append(Change(old, new, statistics.change(*times)))
+        if reasons := "; ".join(_why_unpaired(old, new, peers, baseline)):
+            unpaired.append((latest, reasons))
+        if old and new and not reasons:
+            ratio = None if name == baseline else _over_baseline((old, new), peers)
+            changes.append(Change(old, new, ratio))
         if old and new and old.seconds and new.status in WORSE:
             broken.append(new)
     versions = before.environment["packages"], after.environment["packages"]
@@ -159,7 +160,18 @@ def compare(before: Record, after: Record, threshold: float) -> Comparison:
     )
 
 
-def _why_unpaired(old, new, peers, baseline: str) -> Iterator[str]:
+def _over_baseline(rows: Pair, peers: Pair) -> Ratio:
+    before, after = (
+        statistics.shared(peer.seconds, row.seconds)
+        for row, peer in zip(rows, peers, strict=True)
+        if row and peer
+    )
+    return statistics.change(before, after)
+
+
+def _why_unpaired(
+    old: Measurement | None, new: Measurement | None, peers: Pair, baseline: str
+) -> Iterator[str]:
     for row, when in ((old, "before"), (new, "after")):
         if row is None:
             yield f"not in the run {when}"
@@ -171,7 +183,7 @@ def _why_unpaired(old, new, peers, baseline: str) -> Iterator[str]:
                 yield f"its baseline, {baseline}, has no time {when}"
 
 
-def _rows(record: Record) -> dict[tuple, Measurement]:
+def _rows(record: Record) -> dict[tuple[Workload, str, str], Measurement]:
     return {(row.workload, row.mode, row.implementation): row for row in record.rows}
 
 

@@ -1,7 +1,7 @@
 """A record as pictures: time and memory against length, and the share of the roofline.
 
-matplotlib is imported in here alone, when something is drawn. The same record gives the same
-SVG, byte for byte, with the same matplotlib: no date, no random identifiers.
+matplotlib is imported only here, when something is drawn. With the same matplotlib, the same
+record gives the same SVG byte for byte: no date, no random identifiers.
 """
 
 import os
@@ -20,10 +20,10 @@ from jax_attn.bench.results.series import (
     Line,
     Quantity,
     Shares,
-    apart,
     families,
     lines,
     shares,
+    spread_out,
 )
 from jax_attn.bench.workload import MODES, Workload
 from jax_attn.environment import install_line
@@ -32,7 +32,7 @@ from jax_attn.environment import install_line
 VERMILION, ORANGE, BLUE, SKY_BLUE, GREY = "#D55E00", "#E69F00", "#0072B2", "#56B4E9", "#8C8C8C"
 INK, FAINT = "#222222", "#666666"
 MARKERS = "osD^vPX*ph<>"
-STYLE = {
+STYLE: dict[Any, Any] = {
     "font.size": 9,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -47,15 +47,15 @@ STYLE = {
 
 
 def draw(record: Record, folder: Path) -> list[Path]:
-    """Every figure that the record has something for, as SVG and PNG; the paths written.
+    """Draw every figure that the record has data for, as SVG and PNG; returns the paths.
 
-    Raises ModuleNotFoundError, with the line that installs it, where matplotlib is absent.
+    Raises ModuleNotFoundError, naming the line that installs it, if matplotlib is absent.
     """
-    made = figures(record)
+    drawn = figures(record)
     folder.mkdir(parents=True, exist_ok=True)
     return [
         save(figure, folder / f"{name}.{kind}")
-        for name, figure in made.items()
+        for name, figure in drawn.items()
         for kind in ("svg", "png")
     ]
 
@@ -89,9 +89,9 @@ def _figures(record: Record) -> Iterator[tuple[str, Any]]:
     for key, members in families(record).items():
         for mode in MODES:
             for quantity in QUANTITIES:
-                if found := lines(record, members, mode, quantity):
+                if against_length := lines(record, members, mode, quantity):
                     name = f"{quantity.name}-{_slug(key, mode)}"
-                    yield name, _against_length(record, key, mode, quantity, found)
+                    yield name, _against_length(record, key, mode, quantity, against_length)
     for mode in MODES:
         if panels := shares(record, mode):
             yield f"roofline-{_slug_of(mode)}", _shares(record, mode, panels)
@@ -106,7 +106,7 @@ def _colour(implementation: str, framework: str, baseline: str) -> str:
 
 
 def _against_length(
-    record: Record, key: Workload, mode: str, quantity: Quantity, found: list[Line]
+    record: Record, key: Workload, mode: str, quantity: Quantity, curves: list[Line]
 ) -> Any:
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
@@ -119,8 +119,8 @@ def _against_length(
     axes = figure.add_axes((0.09, bottom, 0.56, above - bottom))
     axes.set(xscale="log", xlabel="length T")
     axes.set_yscale("log", base=quantity.base)
-    marks = dict(zip(sorted(line.implementation for line in found), MARKERS * 2, strict=False))
-    for line in found:
+    marks = dict(zip(sorted(line.implementation for line in curves), MARKERS * 2, strict=False))
+    for line in curves:
         ours = line.implementation == OURS
         colour = _colour(line.implementation, line.framework, baseline)
         x, low, middle, high = zip(*line.points, strict=True)
@@ -134,27 +134,27 @@ def _against_length(
             linewidth=2.6 if ours else 1.3,
             zorder=4 if ours else 3,
         )
-    lengths = sorted({point[0] for line in found for point in line.points})
+    lengths = sorted({point[0] for line in curves for point in line.points})
     axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
     axes.xaxis.set_minor_locator(NullLocator())
     bottom, top = axes.get_ylim()
     if quantity.base == 10 and top < 100 * bottom:  # powers of ten would be one tick or two
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: _round(quantity.said(y))))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: _round(quantity.in_words(y))))
     axes.yaxis.set_minor_formatter(NullFormatter())
     axes.grid(axis="y", color="#E4E4E4", linewidth=0.7)
     axes.set_axisbelow(True)
-    _label_ends(axes, found, baseline)
+    _label_ends(axes, curves, baseline)
     return figure
 
 
-def _label_ends(axes: Any, found: list[Line], baseline: str) -> None:
+def _label_ends(axes: Any, curves: list[Line], baseline: str) -> None:
     """Each line's name to the right of the axes, a thin line leading there."""
     to_axes = (axes.transData + axes.transAxes.inverted()).transform
     axes.autoscale_view()
-    rising = found[::-1]
+    rising = curves[::-1]
     ends = [to_axes((line.points[-1][0], line.points[-1][2])) for line in rising]
-    places = apart([y for _, y in ends], gap=0.055)
+    places = spread_out([y for _, y in ends], gap=0.055)
     for line, end, place in zip(rising, ends, places, strict=True):
         colour = _colour(line.implementation, line.framework, baseline)
         axes.annotate(
@@ -245,9 +245,9 @@ def _frame(
     figure.text(left, 1 - 0.15 / height, title, fontsize=12, fontweight="bold", va="top")
     figure.text(left, 1 - 0.40 / height, subtitle, color=FAINT, va="top")
     wide = int(width * 19)
-    caption = [part for said in (about, *words.place(record)) for part in textwrap.wrap(said, wide)]
-    text = "\n".join(caption)
-    figure.text(left, 0.1 / height, text, fontsize=6.5, color=FAINT, va="bottom")
+    caption = [part for text in (about, *words.place(record)) for part in textwrap.wrap(text, wide)]
+    lines_below = "\n".join(caption)
+    figure.text(left, 0.1 / height, lines_below, fontsize=6.5, color=FAINT, va="bottom")
     return (0.25 + line * len(caption)) / height, 1 - 0.75 / height
 
 

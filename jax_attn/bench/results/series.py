@@ -13,19 +13,23 @@ Shares: TypeAlias = list[tuple[Measurement, float]]
 """Measurements of one workload with their shares of the roofline."""
 
 
-class Quantity(NamedTuple):
-    """What can stand against length.
+Span: TypeAlias = tuple[float, float, float]
+"""Low, middle, high."""
 
-    said: a figure in words. base: the axis' logarithm's. of: a row's (low, middle, high), None
-    where it has none that such an axis could show. at_end: what the longest row says beside the
-    name. about: for the caption, {baseline} to be filled in.
+
+class Quantity(NamedTuple):
+    """What can be plotted against length.
+
+    in_words: formats a figure. base: of the axis' logarithm. of: a measurement's (low, middle,
+    high), None if there is none that such an axis could show. at_end: what stands beside the name
+    where a line ends. about: for the caption, with {baseline} to be filled in.
     """
 
     name: str
     title: str
-    said: Callable[[float], str]
+    in_words: Callable[[float], str]
     base: int
-    of: Callable[[Measurement], tuple[float, float, float] | None]
+    of: Callable[[Measurement], Span | None]
     at_end: Callable[[Measurement], str]
     about: str
 
@@ -39,12 +43,14 @@ class Line(NamedTuple):
     label: str
 
 
-def _rounds(row: Measurement) -> tuple[float, float, float]:
-    return min(row.seconds), row.median_s, max(row.seconds)
+def _rounds(row: Measurement) -> Span | None:
+    low, middle, high = min(row.seconds), row.median_s, max(row.seconds)
+    return None if middle is None else (low, middle, high)
 
 
-def _peak(row: Measurement) -> tuple[float, float, float] | None:
-    return (row.peak_bytes,) * 3 if row.peak_bytes else None
+def _peak(row: Measurement) -> Span | None:
+    peak = row.peak_bytes
+    return (peak, peak, peak) if peak else None
 
 
 QUANTITIES = (
@@ -71,50 +77,50 @@ QUANTITIES = (
 
 
 def families(record: Record) -> dict[Workload, list[Workload]]:
-    """The workloads that differ in length alone, two at least, the shortest first.
+    """The workloads that differ only in length, two at least, the shortest first.
 
     The key is what they share: a workload without name and length.
     """
-    found: dict[Workload, list[Workload]] = {}
+    by_shape: dict[Workload, list[Workload]] = {}
     for workload in dict.fromkeys(row.workload for row in record.rows):
         if workload.T == workload.S:
-            found.setdefault(replace(workload, name="", T=0, S=0), []).append(workload)
+            by_shape.setdefault(replace(workload, name="", T=0, S=0), []).append(workload)
     return {
         key: sorted(members, key=lambda w: w.T)
-        for key, members in found.items()
+        for key, members in by_shape.items()
         if len({w.T for w in members}) > 1
     }
 
 
 def lines(record: Record, members: Sequence[Workload], mode: str, quantity: Quantity) -> list[Line]:
-    """One for each implementation that has the quantity, the highest at its end first."""
-    rows: dict[tuple[str, str], list[Measurement]] = {}
-    for row in record.rows:
-        if row.workload in members and row.mode == mode and row.seconds and quantity.of(row):
-            rows.setdefault((row.implementation, row.framework), []).append(row)
-    found = []
-    for (implementation, framework), given in rows.items():
-        given.sort(key=lambda row: row.workload.T)
-        points = tuple((row.workload.T, *quantity.of(row)) for row in given)
-        label = f"{implementation}  {quantity.at_end(given[-1])}".rstrip()
-        found.append(Line(implementation, framework, points, label))
-    return sorted(found, key=lambda line: line.points[-1][2], reverse=True)
+    """A line for each implementation that has the quantity, the highest end first."""
+    by_name: dict[tuple[str, str], list[tuple[Measurement, Span]]] = {}
+    for row in sorted(record.rows, key=lambda row: row.workload.T):
+        wanted = row.workload in members and row.mode == mode and row.seconds
+        if wanted and (span := quantity.of(row)):
+            by_name.setdefault((row.implementation, row.framework), []).append((row, span))
+    lines = []
+    for (implementation, framework), spans in by_name.items():
+        points = tuple((row.workload.T, *span) for row, span in spans)
+        label = f"{implementation}  {quantity.at_end(spans[-1][0])}".rstrip()
+        lines.append(Line(implementation, framework, points, label))
+    return sorted(lines, key=lambda line: line.points[-1][2], reverse=True)
 
 
 def shares(record: Record, mode: str) -> list[tuple[Workload, Shares]]:
     """For each workload its rows with their share of the roofline, the fastest first."""
-    found = []
+    panels = []
     for section in sections(record):
-        rows = [(row, roofline_share(row, record)) for row in section.measured]
-        rows = [(row, share) for row, share in rows if share is not None]
+        both = ((row, roofline_share(row, record)) for row in section.measured)
+        rows = [(row, share) for row, share in both if share is not None]
         if section.mode == mode and rows:
-            found.append((section.workload, rows))
-    return found
+            panels.append((section.workload, rows))
+    return panels
 
 
-def apart(wanted: Sequence[float], gap: float) -> list[float]:
-    """Positions as near as can be to those wanted, ascending, and at least `gap` apart."""
-    # Less i·gap they need only not descend: least squares pools what does.
+def spread_out(wanted: Sequence[float], gap: float) -> list[float]:
+    """Ascending positions at least `gap` apart, as near to those wanted as possible."""
+    # Position i less i·gap must not descend: least squares pools neighbours that do.
     pools: list[tuple[float, int]] = []
     for i, position in enumerate(wanted):
         mean, size = position - i * gap, 1

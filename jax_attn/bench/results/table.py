@@ -1,6 +1,6 @@
 """A record as a person reads it: a section for each workload and mode, fastest first.
 
-Imports neither framework. What has no time is listed beneath with the reason, never dropped.
+What has no time is listed below with the reason, never dropped.
 """
 
 import re
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from rich import box
-from rich.console import Group
+from rich.console import Group, JustifyMethod, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -19,8 +19,8 @@ from jax_attn.bench.workload import CACHED, DECODE, MODES, PREFILL, Workload
 from jax_attn.parity.judge.text import number
 
 COMPILED = "Compiled for a device that is not here: the compiler's figures, not measured"
-_COMPILED = {
-    "level": lambda _: "",  # said once, above
+_COMPILED: dict[str, Callable[[Any], str]] = {
+    "level": lambda _: "",  # stated once, above
     "workload": str,
     "mode": str,
     "error": str,
@@ -36,13 +36,14 @@ _COMPILED = {
     "outputs": lambda n: f"outputs {words.size(n)}",
 }
 _STYLES = {"PASS": "green", "FAIL": "bold red", "INCONCLUSIVE": "yellow"}
-_SAID = {"faster": "green", "slower": "red"}
+_SPEEDS = {1: "faster", 0: "no difference", -1: "slower"}
+_SPEED_STYLES = {"faster": "green", "slower": "red"}
 
 
 class Column(NamedTuple):
-    """A title, and a row's cell; figures stand to the right and are never broken.
+    """A title, and a measurement's cell; figures are right-aligned and never wrapped.
 
-    modes, device: in which of them it says something.
+    modes, device: where the column is shown; "" is every device.
     """
 
     title: str
@@ -55,7 +56,7 @@ class Column(NamedTuple):
         return mode in self.modes and self.device in ("", record.settings["device"])
 
 
-# One token's work is to read the cache: of a matrix product's speed it could have next to none.
+# Decoding one token mostly reads the cache, so a matrix product's speed is no measure for it.
 _PRODUCTS = (*MODES, PREFILL)
 COLUMNS = (
     Column("implementation", lambda row, _: row.implementation, figure=False),
@@ -65,7 +66,7 @@ COLUMNS = (
     Column("time", lambda row, _: words.seconds(row.median_s)),
     Column("dispatch", lambda row, _: words.seconds(row.dispatch_s), device="gpu"),
     Column("speed [95%]", lambda row, _: words.ratio(row.ratio)),
-    Column("", lambda row, record: said(row, record), figure=False),
+    Column("", lambda row, record: speed(row, record), figure=False),
     Column("tokens/s", lambda row, _: words.digits(row.tokens_per_s), modes=CACHED),
     Column("GFLOP/s", lambda row, _: words.giga(row.flops_per_s), modes=_PRODUCTS),
     Column(
@@ -83,7 +84,7 @@ COLUMNS = (
 
 
 class Section(NamedTuple):
-    """One workload in one mode: what was measured, fastest first, and what else is to say.
+    """One workload in one mode: what was measured, fastest first, and notes.
 
     notes: (implementation, what became of it) for each row that has a reason or no time.
     """
@@ -112,18 +113,18 @@ def columns(section: Section, record: Record) -> list[Column]:
     return [column for column in COLUMNS if column.shown(section.mode, record)]
 
 
-def said(row: Measurement, record: Record) -> str:
-    """faster, slower or no difference, in words; the baseline itself is only named."""
+def speed(row: Measurement, record: Record) -> str:
+    """The speed against the baseline in words."""
     if row.implementation == record.settings["baseline"]:
         return "baseline"
-    return row.ratio.said if row.ratio else words.DASH
+    return _SPEEDS[row.ratio.side] if row.ratio else words.DASH
 
 
 def sections(record: Record) -> Iterator[Section]:
-    """In the order in which the workloads were run."""
+    """A section for each workload and mode, in the order in which they ran."""
     for workload, mode in dict.fromkeys((row.workload, row.mode) for row in record.rows):
         rows = [r for r in record.rows if (r.workload, r.mode) == (workload, mode)]
-        measured = sorted((r for r in rows if r.seconds), key=lambda r: r.median_s)
+        measured = sorted((r for r in rows if r.seconds), key=lambda r: r.median_s or 0.0)
         notes = tuple(
             (r.implementation, r.reason if r.seconds else f"{r.status}: {r.reason or 'no reason'}")
             for r in rows
@@ -133,13 +134,13 @@ def sections(record: Record) -> Iterator[Section]:
 
 
 def absent(record: Record) -> list[tuple[str, str]]:
-    """(implementation, how to get it), said once: it is so in every section."""
-    found = [(r.implementation, r.reason) for r in record.rows if r.status is Status.ABSENT]
-    return [(name, f"{Status.ABSENT}: {reason}") for name, reason in dict.fromkeys(found)]
+    """(implementation, what installs it), once for the whole record."""
+    reasons = [(r.implementation, r.reason) for r in record.rows if r.status is Status.ABSENT]
+    return [(name, f"{Status.ABSENT}: {reason}") for name, reason in dict.fromkeys(reasons)]
 
 
-# What the columns mean that a reader cannot guess, by the first word of their titles.
-_MEANT = {
+# What columns mean, by the first word of their titles.
+_LEGEND = {
     "speed": "speed: {baseline}'s median time over this row's, with its bootstrap interval",
     "error/": "error: RMS against float64",
     "dispatch": "dispatch: until the call returns, its result still under way",
@@ -152,11 +153,11 @@ _MEANT = {
 
 
 def legend(record: Record) -> str:
-    """What is meant by those columns that any of the sections has."""
+    """What the columns mean that any of the sections has."""
     titles = {column.title for section in sections(record) for column in columns(section, record)}
-    words_there = {title.split()[0] for title in titles if title}
-    meant = (said for word, said in _MEANT.items() if word in words_there)
-    return "; ".join(meant).format(baseline=record.settings["baseline"])
+    first_words = {title.split()[0] for title in titles if title}
+    meanings = (meaning for word, meaning in _LEGEND.items() if word in first_words)
+    return "; ".join(meanings).format(baseline=record.settings["baseline"])
 
 
 # --- terminal --------------------------------------------------------------------------------
@@ -164,7 +165,7 @@ def legend(record: Record) -> str:
 
 def terminal(record: Record) -> Group:
     """Head, sections, what is absent, what was compiled: for a rich console."""
-    parts: list = [Text(line, style="dim") for line in words.place(record)]
+    parts: list[RenderableType] = [Text(line, style="dim") for line in words.place(record)]
     for section in sections(record):
         parts += [Text(), Text.assemble((section.title, "bold"), f"  {section.about(record)}")]
         if section.measured:
@@ -181,50 +182,52 @@ def _table(section: Section, record: Record) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     shown = columns(section, record)
     for column in shown:
-        justify = "right" if column.figure else "left"
         whole = column.figure or not column.title
+        justify: JustifyMethod = "right" if column.figure else "left"
         table.add_column(column.title, justify=justify, no_wrap=whole, overflow="fold")
     for row in section.measured:
         cells = (column.cell(row, record) for column in shown)
-        styled = [Text(cell, style=_STYLES.get(cell) or _SAID.get(cell, "")) for cell in cells]
+        styled = [
+            Text(cell, style=_STYLES.get(cell) or _SPEED_STYLES.get(cell, "")) for cell in cells
+        ]
         table.add_row(*styled, style="bold" if words.is_ours(row.implementation) else "")
     return table
 
 
 def compiled(item: Mapping[str, Any]) -> str:
     """One item of `Record.compiled`, in a line."""
-    said = (_COMPILED.get(name, f"{name} {{}}".format)(value) for name, value in item.items())
-    return ", ".join(filter(None, said))
+    parts = (_COMPILED.get(name, f"{name} {{}}".format)(value) for name, value in item.items())
+    return ", ".join(filter(None, parts))
 
 
-def comparison(found: Comparison) -> Group:
+def comparison_table(comparison: Comparison) -> Group:
     """Two runs side by side, the largest slowdown first; then what has no ratio, and why."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for title in ("workload", "mode", "implementation", "before", "after", "change [95%]", ""):
         figure = title in ("before", "after", "change [95%]")
         table.add_column(title, justify="right" if figure else "left", no_wrap=figure)
-    for change in sorted(found.changes, key=_slowdown, reverse=True):
-        row, said = change.before, _said_of(change, found.threshold)
+    for change in sorted(comparison.changes, key=_slowdown, reverse=True):
+        row, outcome = change.before, _outcome(change, comparison.threshold)
         times = (words.seconds(r.median_s) for r in (change.before, change.after))
         cells = (row.workload.name, row.mode, row.implementation, *times)
         ratio = words.ratio(change.over_baseline)
-        table.add_row(*cells, ratio, said, style="bold red" if said == "REGRESSION" else "")
+        table.add_row(*cells, ratio, outcome, style="bold red" if outcome == "REGRESSION" else "")
     head = [
         Text(f"{name} {was or 'absent'} → {now or 'absent'}")
-        for name, (was, now) in found.versions.items()
+        for name, (was, now) in comparison.versions.items()
         if was != now
     ]
     notes = [
         Text(
             f"- {row.workload.name}, {row.mode}, {row.implementation}: {why}",
-            style="bold red" if row in found.broken else "",
+            style="bold red" if row in comparison.broken else "",
         )
-        for row, why in found.unpaired
+        for row, why in comparison.unpaired
     ]
     summary = (
-        f"{found.compared} rows compared, {len(found.regressions)} slower by more than "
-        f"{100 * found.threshold:g}%, {len(found.broken)} now wrong, "
-        f"{len(found.unpaired)} without a ratio"
+        f"{comparison.compared} rows compared, {len(comparison.regressions)} slower by more than "
+        f"{100 * comparison.threshold:g}%, {len(comparison.broken)} now wrong, "
+        f"{len(comparison.unpaired)} without a ratio"
     )
     about = "change: of a row's time over its own run's baseline; above 1 is slower"
     return Group(*head, table, *notes, Text(summary, style="bold"), Text(about, style="dim"))
@@ -234,15 +237,11 @@ def _slowdown(change: Change) -> float:
     return change.over_baseline.median if change.over_baseline else 0.0
 
 
-def _said_of(change: Change, threshold: float) -> str:
+def _outcome(change: Change, threshold: float) -> str:
     if change.over_baseline is None:
         return "baseline"
-    if change.slower_by(threshold):
-        return "REGRESSION"
-    # Ratio speaks of speed, this of time.
-    return {"faster": "slower", "slower": "faster"}.get(
-        change.over_baseline.said, change.over_baseline.said
-    )
+    # This ratio is of times: above 1 is slower.
+    return "REGRESSION" if change.slower_by(threshold) else _SPEEDS[-change.over_baseline.side]
 
 
 # --- Markdown --------------------------------------------------------------------------------

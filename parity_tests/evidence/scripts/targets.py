@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from jax_attn.bench import statistics
+from jax_attn.bench.implementations import OURS
 from jax_attn.bench.record import Measurement, Record
 from jax_attn.bench.results import words
 from jax_attn.bench.results.table import roofline_share
@@ -86,7 +87,7 @@ def slower(label: str, slow: Measurement | None, fast: Measurement | None) -> Fi
     """How many times the first's time is the second's, in the rounds that both were in."""
     if slow is None or fast is None:
         return Figure(None, f"{label}: –")
-    found = statistics.ratio(*statistics.shared(slow.seconds, fast.seconds))
+    found = statistics.paired_ratio(*statistics.shared(slow.seconds, fast.seconds))
     return Figure(found.median, f"{label}: {words.ratio(found)}")
 
 
@@ -112,7 +113,7 @@ def over(peers: tuple[str, ...], mode: str) -> Callable[[Record], list[Figure]]:
 
 
 def ours(here: dict[str, Measurement]) -> Measurement | None:
-    return here.get(words.OURS)
+    return here.get(OURS)
 
 
 def of_roofline(record: Record) -> list[Figure]:
@@ -131,7 +132,7 @@ def causal_over_full(record: Record) -> list[Figure]:
         pair = [ours(rows(record, attention(T, c), FORWARD)) for c in (True, False)]
         if None in pair:
             return Figure(None, f"{T}: –")
-        found = statistics.apart(pair[0].seconds, pair[1].seconds)
+        found = statistics.unpaired_ratio(pair[0].seconds, pair[1].seconds)
         return Figure(found.median, f"{T}: {words.ratio(found)}")
 
     return [one(T) for T in LENGTHS]
@@ -202,7 +203,7 @@ def apart(record: Record, label: str, slow: Callable, fast: Callable) -> Figure:
     pair = [ours(rows(record, fits, DECODE)) for fits in (slow, fast)]
     if None in pair:
         return Figure(None, f"{label}: –")
-    found = statistics.apart(*(row.seconds for row in pair))
+    found = statistics.unpaired_ratio(*(row.seconds for row in pair))
     return Figure(found.median, f"{label}: {words.ratio(found)}")
 
 

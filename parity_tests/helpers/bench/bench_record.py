@@ -97,7 +97,7 @@ def row(
         compile_s=0.4 if framework == "jax" else None,
         first_call_s=2 * own[0],
         seconds=own,
-        ratio=statistics.ratio(seconds(w, mode, "sdpa", seed, 1.0), own),
+        ratio=statistics.paired_ratio(seconds(w, mode, "sdpa", seed, 1.0), own),
         peak_bytes=scores + 8 * 2**20,
         compiler_bytes=scores + 4 * 2**20 if framework == "jax" else None,
     )
@@ -124,7 +124,7 @@ def step(w: Workload, implementation: str, seed: int = 0) -> Measurement:
         error=1e-7,
         reference_error=1e-7,
         seconds=own,
-        ratio=statistics.ratio(seconds("sdpa"), own),
+        ratio=statistics.paired_ratio(seconds("sdpa"), own),
         cache_bytes=w.cached_bytes // w.S * w.room,
     )
 

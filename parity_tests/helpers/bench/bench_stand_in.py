@@ -83,17 +83,17 @@ def causal_ignored(workload, tensors):
     """SDPA that lets every query see every key."""
     from functools import partial
 
-    from jax_attn.bench.programs.torch_programs import _sdpa
+    from jax_attn.bench.programs.torch_programs import fused_attention
 
-    return Program(partial(_sdpa, is_causal=False), {})
+    return Program(partial(fused_attention, is_causal=False), {})
 
 
 def key_gradient_lost(workload, tensors):
     """Right outputs, and no gradient for the key."""
-    from jax_attn.bench.programs.torch_programs import _sdpa
+    from jax_attn.bench.programs.torch_programs import fused_attention
 
     def call(query, key, value):
-        return _sdpa(query, key.detach() + 0 * key, value, is_causal=workload.is_causal)
+        return fused_attention(query, key.detach() + 0 * key, value, is_causal=workload.is_causal)
 
     return Program(call, {})
 
@@ -103,12 +103,12 @@ def one_row_lost(workload, tensors):
     import numpy as np
 
     from jax_attn.bench.arrays import sampled_rows
-    from jax_attn.bench.programs.torch_programs import _sdpa
+    from jax_attn.bench.programs.torch_programs import fused_attention
 
     unjudged = np.setdiff1d(np.arange(workload.T), sampled_rows(workload))
 
     def call(query, key, value):
-        output = _sdpa(query, key, value, is_causal=workload.is_causal).clone()
+        output = fused_attention(query, key, value, is_causal=workload.is_causal).clone()
         output[0, int(unjudged[0]), :2] = float("nan")
         return output
 
@@ -117,23 +117,23 @@ def one_row_lost(workload, tensors):
 
 def in_bfloat16(workload, tensors):
     """SDPA, its output narrowed."""
-    from jax_attn.bench.programs.torch_programs import _sdpa
+    from jax_attn.bench.programs.torch_programs import fused_attention
 
     def call(query, key, value):
-        return _sdpa(query, key, value, is_causal=workload.is_causal).bfloat16()
+        return fused_attention(query, key, value, is_causal=workload.is_causal).bfloat16()
 
     return Program(call, {})
 
 
 def key_gradient_infinite(workload, tensors):
     """Right outputs, and a gradient for the key that is not finite."""
-    from jax_attn.bench.programs.torch_programs import _sdpa
+    from jax_attn.bench.programs.torch_programs import fused_attention
 
     def call(query, key, value):
         if key.requires_grad:
             key = key.clone()
             key.register_hook(lambda gradient: gradient / 0)
-        return _sdpa(query, key, value, is_causal=workload.is_causal)
+        return fused_attention(query, key, value, is_causal=workload.is_causal)
 
     return Program(call, {})
 

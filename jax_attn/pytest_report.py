@@ -83,7 +83,7 @@ class Run:
         if option is None or config.option.collectonly:
             return cls()
         directory = config.invocation_params.dir / option
-        if why := files.refused(directory, files.RESULT):
+        if why := files.why_not_writable(directory, files.RESULT_FILES):
             raise pytest.UsageError(
                 f"--parity-report: expected a directory to write to, got {option}: {why}"
             )
@@ -108,13 +108,10 @@ class Run:
             self.results[test].append(replace(lost, name=test))
         if self.directory is None:
             return
-        from jax_attn.report import results as report
+        from jax_attn.report.documents import result_files
 
-        results, where = self.in_order(), merged(self.environments)
-        # Names of tests may hold what would end a cell of a table.
-        escaped = [replace(r, name=r.name.replace("|", r"\|")) for r in results]
-        texts = report.as_json(results, where, ()), report.as_markdown(escaped, where, ())
-        report.write(self.directory, dict(zip(files.RESULT, texts, strict=True)))
+        texts = result_files(self.in_order(), merged(self.environments))
+        files.write(self.directory, texts)
 
     def in_order(self) -> "list[Result]":
         """By test, whichever worker was first; within a test as they were made."""

@@ -1,6 +1,7 @@
 """What works, and stays light, where torch is absent: run with torch there and without it."""
 
 import ast
+import importlib
 import os
 import subprocess
 import sys
@@ -102,14 +103,13 @@ def test_a_file_that_misses_anything_else_is_an_error(tmp_path):
     assert "No module named 'no_such_module'" in done.stdout
 
 
-def test_every_public_name_is_there_for_type_checkers_and_for_dir():
-    import jax_attn
-
-    (block,) = (x for x in ast.parse(Path(jax_attn.__file__).read_text()).body if type(x) is ast.If)
-    assert {alias.name for statement in block.body for alias in statement.names} == {
-        *jax_attn.__all__
-    }
-    assert {*jax_attn.__all__} <= {*dir(jax_attn)}
+@pytest.mark.parametrize("package", ["jax_attn", "jax_attn.parity"])
+def test_every_public_name_is_there_for_type_checkers_and_for_dir(package):
+    module = importlib.import_module(package)
+    (block,) = (x for x in ast.parse(Path(module.__file__).read_text()).body if type(x) is ast.If)
+    names = {alias.name for statement in block.body for alias in statement.names}
+    assert names == {*module.__all__}
+    assert names <= {*dir(module)}
 
 
 def test_verify_leaves_3_with_the_line_that_installs_torch():

@@ -280,10 +280,10 @@ def show(
     """Write the record and the plots where the options say, and print it."""
     from jax_attn.bench.results import table
     from jax_attn.parity.judge.text import console
-    from jax_attn.report import results
+    from jax_attn.report.files import write
 
     if output is not None:
-        results.write(output.parent, {output.name: record.to_json()})
+        write(output.parent, {output.name: record.to_json()})
     if as_json:
         click.echo(record.to_json())
     elif as_markdown:

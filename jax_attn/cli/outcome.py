@@ -9,9 +9,9 @@ import click
 
 def expect_writable(option: str, directory: Path | None, names: Iterable[str]) -> None:
     """Raises UsageError where files of these names could not be written into the directory."""
-    from jax_attn.report.files import refused
+    from jax_attn.report.files import why_not_writable
 
-    if directory is not None and (why := refused(directory, names)):
+    if directory is not None and (why := why_not_writable(directory, names)):
         raise click.UsageError(
             f"{option}: expected a directory to write to, got {directory}: {why}"
         )
@@ -30,10 +30,10 @@ def tell(
     document: JSON. shown: lines and tables for a reader.
     """
     from jax_attn.parity.judge.text import console
-    from jax_attn.report import results as reports
+    from jax_attn.report.files import write
 
     if report is not None:
-        reports.write(report, files)
+        write(report, files)
     if as_json:
         click.echo(document)
         return

@@ -127,7 +127,7 @@ def _print(outcome: Outcome, as_json: bool) -> None:
         return
     if outcome.check is not None:
         from jax_attn.parity.judge.text import console
-        from jax_attn.report.results import cases_table
+        from jax_attn.report.tables import cases_table
 
         console().print(cases_table(outcome.check))
         for result in outcome.check:
@@ -144,7 +144,7 @@ def _print(outcome: Outcome, as_json: bool) -> None:
 def _document(outcome: Outcome) -> dict[str, Any]:
     """What is known of a port, as plain data."""
     from jax_attn import environment
-    from jax_attn.report import results as report
+    from jax_attn.report.documents import as_json
 
     document: dict[str, Any] = {}
     if outcome.plan is not None:
@@ -152,7 +152,7 @@ def _document(outcome: Outcome) -> dict[str, Any]:
     if outcome.proof is not None:
         document["proof"] = outcome.proof.as_dict()
     if outcome.check is not None:
-        cases = report.as_json(outcome.check, environment.describe(), [])
+        cases = as_json(outcome.check, environment.describe())
         document["check"] = json.loads(cases)
     if outcome.written is not None:
         document["written"] = outcome.written

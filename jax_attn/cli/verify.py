@@ -189,21 +189,20 @@ def present_outcome(results, compiled, *, report: Path | None, as_json: bool) ->
     from jax_attn import environment
     from jax_attn.cli.outcome import tell
     from jax_attn.parity.judge.compare import Verdict
-    from jax_attn.report import results as reports
-    from jax_attn.report.files import RESULT
+    from jax_attn.report.documents import result_files
+    from jax_attn.report.summary import summary_lines
+    from jax_attn.report.tables import cases_table, compiled_table
 
-    where = environment.describe()
-    document = reports.as_json(results, where, compiled)
-    summary = reports.as_markdown(results, where, compiled)
+    files = result_files(results, environment.describe(), compiled)
     tell(
-        document,
+        files["result.json"],
         [
-            reports.cases_table(results),
-            *([reports.compiled_table(compiled)] if compiled else []),
+            cases_table(results),
+            *([compiled_table(compiled)] if compiled else []),
             *(r for r in results if r.verdict is not Verdict.PASS),
-            *reports.summary_lines(results, compiled),
+            *summary_lines(results, compiled),
         ],
-        files=dict(zip(RESULT, (document, summary), strict=True)),
+        files=files,
         report=report,
         as_json=as_json,
     )

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import click
 from click.core import ParameterSource
 
-from jax_attn.report.files import RESULT
+from jax_attn.report.files import RESULT_FILES
 
 
 class Mode(NamedTuple):
@@ -17,8 +17,8 @@ class Mode(NamedTuple):
 
 BUILT_IN = "the built-in cases"
 MODES = {
-    BUILT_IN: Mode(("--design", "--dtype", "--backend", "--implementation", "-k"), RESULT),
-    "CHECKPOINT": Mode(("--num-heads", "--num-kv-heads"), RESULT),
+    BUILT_IN: Mode(("--design", "--dtype", "--backend", "--implementation", "-k"), RESULT_FILES),
+    "CHECKPOINT": Mode(("--num-heads", "--num-kv-heads"), RESULT_FILES),
     "--power": Mode(("--design", "--dtype", "-k"), ("power.json",)),
     "--calibrate": Mode(("--configurations", "--seed", "--dtype", "-k"), ("calibration.json",)),
 }

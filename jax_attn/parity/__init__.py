@@ -1,20 +1,31 @@
 """The verdict: whether a JAX module computes what its torch reference does."""
 
 import importlib
+from typing import TYPE_CHECKING, Any
 
-_HOMES = {
-    "check": "jax_attn.parity.checking.check",
-    "check_training": "jax_attn.parity.training.check_training",
-    "optax_like": "jax_attn.parity.training.optimizers.optax_like",
-    "Result": "jax_attn.parity.judge.result",
-    "ParityError": "jax_attn.parity.judge.result",
-    "Verdict": "jax_attn.parity.judge.compare",
-}
+if TYPE_CHECKING:
+    from jax_attn.parity.checking.check import check
+    from jax_attn.parity.judge.compare import Verdict
+    from jax_attn.parity.judge.result import ParityError, Result
+    from jax_attn.parity.training.check_training import check_training
+    from jax_attn.parity.training.optimizers.optax_like import optax_like
 
 __all__ = ["ParityError", "Result", "Verdict", "check", "check_training", "optax_like"]
+_HOMES = {
+    "check": "checking.check",
+    "check_training": "training.check_training",
+    "optax_like": "training.optimizers.optax_like",
+    "Result": "judge.result",
+    "ParityError": "judge.result",
+    "Verdict": "judge.compare",
+}
 
 
-def __getattr__(name: str):
+def __getattr__(name: str) -> Any:
     if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
+        return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

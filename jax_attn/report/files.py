@@ -1,19 +1,19 @@
-"""Where a report goes: looked at before the work whose results it holds."""
+"""Directories of reports: whether files can be written there, before the work, and writing them."""
 
 import os
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-RESULT = ("result.json", "summary.md")
+RESULT_FILES = ("result.json", "summary.md")
 """Of a run of checks, by a command or by pytest."""
 
 
-def refused(directory: Path, names: Iterable[str]) -> str | None:
+def why_not_writable(directory: Path, names: Iterable[str]) -> str | None:
     """Why files of these names could not be written there, None if they could.
 
-    Leaves nothing there, nor the directory itself where it is not.
+    Leaves no file there, nor the directory itself where there is none.
     """
     absent = [p for p in (directory, *directory.parents) if not os.path.lexists(p)]
     try:
@@ -22,8 +22,17 @@ def refused(directory: Path, names: Iterable[str]) -> str | None:
     except OSError as error:
         return error.strerror or str(error)
     finally:
-        for made in absent:
+        for created in absent:
             with suppress(OSError):
-                made.rmdir()
-    taken = [name for name in names if (directory / name).is_dir()]
-    return f"{', '.join(taken)}: a directory" if taken else None
+                created.rmdir()
+    directories = [name for name in names if (directory / name).is_dir()]
+    return f"{', '.join(directories)}: a directory" if directories else None
+
+
+def write(directory: Path, files: Mapping[str, str]) -> None:
+    """Each file, text by name, whole or not at all: written beside, then put in place."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        beside = directory / f".{name}.{os.getpid()}"
+        beside.write_text(text, encoding="utf-8")
+        beside.replace(directory / name)

@@ -6,7 +6,7 @@ import json
 import jax_attn.environment
 import jax_attn.parity.matrix.cases
 import jax_attn.pytest_report
-import jax_attn.report.results  # noqa: F401
+import jax_attn.report.documents  # noqa: F401
 
 STAND_IN = """
 import os, pytest, jax_attn.parity

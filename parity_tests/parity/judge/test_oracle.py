@@ -128,7 +128,7 @@ def imported_by(statement: str) -> set[str]:
         "parity.judge.result",
         "parity.matrix.cases",
         "parity.run.inputs_and_runs",
-        "report.results",
+        "report.documents",
     ],
 )
 def test_what_judges_or_renders_imports_no_framework(module):

@@ -8,7 +8,8 @@ from jax_attn.parity.judge.compare import Verdict
 from jax_attn.parity.matrix.cases import Case, emulated
 from jax_attn.parity.matrix.run_rows import run_cases
 from jax_attn.parity.matrix.tpu import run_emulated
-from jax_attn.report import results
+from jax_attn.report.documents import as_markdown
+from jax_attn.report.summary import summary, summary_lines
 
 PADDED = Case("gqa", "float32", "padding", "cross", "jit")
 
@@ -17,8 +18,8 @@ def test_a_row_that_it_serves_is_judged_and_says_interpreted():
     (result,) = run_cases([PADDED], implementation="splash", doubts=doubts)
     assert result.verdict is Verdict.PASS, str(result)
     assert (result.level, result.details["implementation"]) == ("interpreted", "splash")
-    assert results.summary([result])["float32_error_over_torch"] == {}
-    assert "1 interpreted on cpu" in results.summary_lines([result], [])[0]
+    assert summary([result])["float32_error_over_torch"] == {}
+    assert "1 interpreted on cpu" in summary_lines([result])[0]
 
 
 def test_a_mistake_in_it_fails_the_row(monkeypatch):
@@ -43,10 +44,10 @@ def test_a_row_that_is_refused_has_reasons_and_no_verdict(name):
     (told,) = run_cases([case], implementation=implementation, doubts=doubts)
     assert (told.design, told.level) == (case.name, "refused")
     assert why in told.error
-    first, second = results.summary_lines([], [told])[:2]
+    first, second = summary_lines([], [told])[:2]
     assert first.startswith("0 pass")
     assert second.startswith("1 refused by the kernel, for the reasons given, not run")
-    assert why in results.as_markdown([], {}, [told])
+    assert why in as_markdown([], {}, [told])
 
 
 def test_what_a_vendors_kernel_multiplies_is_not_emulated():

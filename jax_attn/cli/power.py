@@ -6,6 +6,7 @@ from pathlib import Path
 import click
 
 from jax_attn.cli.status import Exit
+from jax_attn.cli.verify_modes import NONE_LEFT
 
 
 def verify_power(
@@ -19,7 +20,6 @@ def verify_power(
     from jax_attn import environment
     from jax_attn.cli.outcome import tell
     from jax_attn.cli.progress import tracked
-    from jax_attn.cli.verify import NONE_LEFT
     from jax_attn.parity import process_pool
     from jax_attn.parity.bugs import kill_report
     from jax_attn.parity.bugs.catalogue import BUGS

@@ -10,12 +10,11 @@ from jax_attn.cli import devices
 from jax_attn.cli.outcome import expect_writable
 from jax_attn.cli.status import Exit, expect_installed, missing
 from jax_attn.cli.verify_checkpoint import expect_torch_side
-from jax_attn.cli.verify_modes import expected_mode
+from jax_attn.cli.verify_modes import NONE_LEFT, expected_mode
 from jax_attn.dtypes import DTYPES
 from jax_attn.environment import settle_platforms
 
 BACKENDS = (*devices.KINDS, "all")
-NONE_LEFT = "no case is left by --design, --dtype and -k"
 
 
 @click.command("verify")

@@ -16,6 +16,7 @@ class Mode(NamedTuple):
 
 
 BUILT_IN = "the built-in cases"
+NONE_LEFT = "no case is left by --design, --dtype and -k"
 MODES = {
     BUILT_IN: Mode(("--design", "--dtype", "--backend", "--implementation", "-k"), RESULT_FILES),
     "CHECKPOINT": Mode(("--num-heads", "--num-kv-heads"), RESULT_FILES),

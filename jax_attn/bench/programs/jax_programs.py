@@ -50,8 +50,9 @@ def _chosen(w: Workload, implementation: str | None) -> str:
     """The kernel that would run. Raises UnsuitedError with every reason why none would."""
     query = jax.ShapeDtypeStruct((w.B, w.T, w.N, w.H), w.dtype)
     key = jax.ShapeDtypeStruct((w.B, w.S, w.K, w.H), w.dtype)
-    options = {"is_causal": w.is_causal, "implementation": implementation}
-    explanation = attention.explain(query, key, key, **options)
+    explanation = attention.explain(
+        query, key, key, is_causal=w.is_causal, implementation=implementation
+    )
     if explanation.chosen is None:
         raise UnsuitedError("; ".join(r for why in explanation.refusals.values() for r in why))
     return explanation.chosen

@@ -1,11 +1,11 @@
-"""Rows of one layer each, made into rows for every layer, where the numbers allow it."""
+"""Rows of single layers folded into rows for all layers, where the numbers allow it."""
 
 import re
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import count
-from typing import TypeVar
+from itertools import count, product
+from typing import NamedTuple, TypeVar
 
 from jax_attn.transfer.proposal.matching import ModulePair, TensorModule
 from jax_attn.transfer.proposal.naming import ModuleName, Number
@@ -14,7 +14,14 @@ from jax_attn.transfer.table.rows import Row, bindings
 T = TypeVar("T")
 _NUMBER = re.compile(r"(0|[1-9]\d*)$")
 Marks = Mapping[int, str]
-"""A dotted name's parts by their place, to the name in braces that their number becomes."""
+"""Places in a dotted name, to the names in braces that the numbers there become."""
+
+
+class _Mask(NamedTuple):
+    """A dotted name without its numbers at some places."""
+
+    masked: str
+    places: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -22,39 +29,35 @@ class PairedRow:
     """A row with its numbers written out, and the pair of modules that it belongs to."""
 
     row: Row
-    edge: ModulePair
+    pair: ModulePair
 
 
-def inconsistent(
-    edges: Sequence[ModulePair], torch: Iterable[TensorModule], flax: Iterable[TensorModule]
+def misnumbered(
+    pairs: Sequence[ModulePair], torch: Iterable[TensorModule], flax: Iterable[TensorModule]
 ) -> list[ModulePair]:
-    """Those whose modules are numbered otherwise on the other side: three layers against two."""
-    groups: dict[Hashable, list[ModulePair]] = defaultdict(list)
-    for edge in edges:
-        ours, theirs = ([n.token for n in side] for side in _sides(edge))
-        key = _masked(edge.torch.name, ours), _masked(edge.flax.name, theirs)
-        groups[key, tuple(ours), tuple(theirs)].append(edge)
+    """Pairs of modules that are numbered differently on the two sides: three layers against two."""
+    groups: dict[tuple[_Mask, _Mask], list[ModulePair]] = defaultdict(list)
+    for pair in pairs:
+        ours, theirs = (tuple(number.token for number in side) for side in _sides(pair))
+        groups[_mask(pair.torch.name, ours), _mask(pair.flax.name, theirs)].append(pair)
     # Names that are equal once masked, counted once for each way of masking them.
-    everywhere = {
-        side: {
-            at: _numberings((part.name for part in parts), at)
-            for at in {key[side] for key in groups}
-        }
-        for side, parts in ((1, list(torch)), (2, list(flax)))
-    }
-    wrong = []
-    for ((ours, theirs), *at), members in groups.items():
-        here = {tuple(n.value for n in _sides(edge)[0]) for edge in members}
-        if not here == everywhere[1][at[0]][ours] == everywhere[2][at[1]][theirs]:
-            wrong += members
-    return wrong
+    of_torch = _numberings(torch, {ours.places for ours, _ in groups})
+    of_flax = _numberings(flax, {theirs.places for _, theirs in groups})
+    odd = []
+    for (ours_mask, theirs_mask), members in groups.items():
+        paired = {tuple(number.value for number in _sides(pair)[0]) for pair in members}
+        if not paired == of_torch[ours_mask] == of_flax[theirs_mask]:
+            odd += members
+    return odd
 
 
-def folded_rows(found: Sequence[PairedRow], keys: Iterable[str], paths: Iterable[str]) -> list[Row]:
-    """One row for all layers where it says what theirs say, no more and no less."""
+def folded_rows(
+    decided: Iterable[PairedRow], keys: Iterable[str], paths: Iterable[str]
+) -> list[Row]:
+    """One row for all layers where it stands for exactly the layers' own rows."""
     keys, paths = list(keys), list(paths)
     groups: dict[Row, list[PairedRow]] = defaultdict(list)
-    for one in found:
+    for one in decided:
         groups[folded_row(one)].append(one)
     rows = []
     for pattern, members in groups.items():
@@ -66,30 +69,30 @@ def folded_rows(found: Sequence[PairedRow], keys: Iterable[str], paths: Iterable
 
 
 def folded_row(one: PairedRow) -> Row:
-    """The row for every layer: what is numbered on both sides, but not "norm1", in braces."""
-    pairs = [
+    """The row for every layer: numbers that both sides have, but not that of "norm1", in braces."""
+    shared = [
         (a, b)
-        for a, b in one.edge.aligned
-        if foldable(one.edge.torch.name, a) and foldable(one.edge.flax.name, b)
+        for a, b in one.pair.aligned
+        if foldable(one.pair.torch.name, a) and foldable(one.pair.flax.name, b)
     ]
-    ours, theirs = (marks(side) for side in (zip(*pairs, strict=True) if pairs else ((), ())))
+    ours, theirs = (marks(side) for side in (zip(*shared, strict=True) if shared else ((), ())))
     keys = tuple(marked(key, ours) for key in one.row.keys)
     return Row(keys, tuple(marked(path, theirs) for path in one.row.paths), one.row.steps)
 
 
 def folded(
-    items: Iterable[T], pattern: Callable[[T], tuple[Hashable, ...]], names: Iterable[str]
+    items: Iterable[T], pattern: Callable[[T], tuple[str, Hashable]], names: Iterable[str]
 ) -> list[tuple[bool, list[T]]]:
-    """Items of one pattern together, where they are all that its first, a name, stands for."""
+    """Items of one pattern together, where they are all that the pattern's name stands for."""
     names = list(names)
-    groups: dict[tuple[Hashable, ...], list[T]] = defaultdict(list)
+    groups: dict[tuple[str, Hashable], list[T]] = defaultdict(list)
     for item in items:
         groups[pattern(item)].append(item)
-    made: list[tuple[bool, list[T]]] = []
-    for (name, *_), members in groups.items():
+    together: list[tuple[bool, list[T]]] = []
+    for (name, _), members in groups.items():
         complete = len(bindings([name], names)) == len(members)
-        made += [(True, members)] if complete else [(False, [member]) for member in members]
-    return made
+        together += [(True, members)] if complete else [(False, [member]) for member in members]
+    return together
 
 
 def pattern_of(dotted: str, name: ModuleName) -> str:
@@ -98,7 +101,7 @@ def pattern_of(dotted: str, name: ModuleName) -> str:
 
 
 def foldable(name: ModuleName, number: Number) -> bool:
-    """A number of its own, or of a container; "norm1" and "norm2" are no layers."""
+    """Whether a number counts layers; those of "norm1" and "norm2" do not."""
     last = number.token == len(name.tokens) - 1
     return not last or name.tokens[number.token].isdecimal()
 
@@ -117,20 +120,21 @@ def marked(dotted: str, places: Marks) -> str:
     return ".".join(tokens)
 
 
-def _sides(edge: ModulePair) -> tuple[list[Number], list[Number]]:
-    return [a for a, _ in edge.aligned], [b for _, b in edge.aligned]
+def _sides(pair: ModulePair) -> tuple[list[Number], list[Number]]:
+    return [a for a, _ in pair.aligned], [b for _, b in pair.aligned]
 
 
-def _masked(name: ModuleName, places: Iterable[int]) -> str:
-    return marked(".".join(name.tokens), dict.fromkeys(places, ""))
+def _mask(name: ModuleName, places: tuple[int, ...]) -> _Mask:
+    return _Mask(marked(".".join(name.tokens), dict.fromkeys(places, "")), places)
 
 
 def _numberings(
-    names: Iterable[ModuleName], places: Sequence[int]
-) -> dict[str, set[tuple[int, ...]]]:
-    found: dict[str, set[tuple[int, ...]]] = defaultdict(set)
-    for name in names:
+    modules: Iterable[TensorModule], ways: Iterable[tuple[int, ...]]
+) -> dict[_Mask, set[tuple[int, ...]]]:
+    """The numbers at the masked places, over all modules and ways of masking."""
+    numberings: dict[_Mask, set[tuple[int, ...]]] = defaultdict(set)
+    for name, places in product([module.name for module in modules], ways):
         values = {number.token: number.value for number in name.numbers}
         if values.keys() >= set(places):
-            found[_masked(name, places)].add(tuple(values[place] for place in places))
-    return found
+            numberings[_mask(name, places)].add(tuple(values[place] for place in places))
+    return numberings

@@ -1,7 +1,4 @@
-"""`infer`: a table proposed from names, shapes and types, and what they leave open.
-
-Not called `infer`: a module of that name would hide the function in the package.
-"""
+"""`infer`: a table proposed from names, shapes and types, and what they leave open."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,21 +6,22 @@ from typing import Any
 
 from flax import nnx
 
-from jax_attn.transfer.nnx.state import flatten
+from jax_attn.transfer.arrays import Tensors
+from jax_attn.transfer.nnx.state import flatten, spelled
 from jax_attn.transfer.problems import Problem, TransferError
 from jax_attn.transfer.proposal.folding import (
     PairedRow,
     folded,
     folded_rows,
-    inconsistent,
+    misnumbered,
     pattern_of,
 )
 from jax_attn.transfer.proposal.matching import (
     TensorModule,
-    edges,
-    flax_parts,
-    settled,
-    torch_parts,
+    flax_modules,
+    possible_pairs,
+    settled_pairs,
+    torch_modules,
 )
 from jax_attn.transfer.proposal.undecided import Undecided, decided, undecided
 from jax_attn.transfer.table import as_code
@@ -34,7 +32,7 @@ from jax_attn.transfer.table.step import Shape
 _CANDIDATES_SHOWN = 6
 _BRACES = "in a table, braces in a name stand for a number"
 
-# The types whose matrices lie as their framework's own do: (package, class) -> kind.
+# Types whose matrices have the axis order of their framework's own: (package, class) -> kind.
 _TORCH_KINDS = {
     ("torch", "Linear"): "linear",
     ("torch", "Embedding"): "embedding",
@@ -55,11 +53,11 @@ _ROTARY = (
 
 @dataclass(frozen=True, repr=False)
 class Proposal:
-    """What `infer` found. Prints as Python that makes `layout` as `LAYOUT`, and as comments.
+    """A table proposed by `infer`. Prints as Python that defines it as `LAYOUT`, with comments.
 
     layout: the rows that are decided. undecided: every other torch key. left: the Flax paths that
-    no row writes, to their shapes. With neither of the two the layout is whole.
-    granted: what the rows stand on that neither a name nor a shape tells.
+    no row writes, to their shapes. The layout is complete if both are empty. granted: assumptions
+    of the rows that neither names nor shapes can confirm.
     """
 
     layout: Layout
@@ -77,70 +75,72 @@ class Proposal:
     __repr__ = __str__
 
 
-def infer(torch_module: Any, nnx_module: Any) -> Proposal:
+def infer(torch_module: Any, nnx_module: nnx.Pytree | nnx.State) -> Proposal:
     """Propose the table that carries a torch module's tensors to an NNX module. Never guesses.
 
-    torch_module: a torch.nn.Module, or a mapping of torch keys to tensors: a state_dict, a
-    checkpoint, of which nothing but the header is read. nnx_module: an nnx.Module; an abstract one
+    torch_module: a torch.nn.Module, or a mapping of torch keys to tensors: a state_dict, or a
+    checkpoint, of which only the header is read. nnx_module: an nnx.Module; an abstract one
     (nnx.eval_shape) will do. Returns a Proposal; `print` it.
 
-    A row is decided where names say that two modules are one another's, no other pair is named as
-    closely, numbers agree throughout, and one order of the axes alone fits the shapes and types. A
-    square matrix says nothing by its shape: of a mapping it stays open, of modules their types
-    tell (Linear, Conv1D, Embedding). A packed query, key and value stays open, but that of
+    A row is decided where the names pair two modules, no other pair is named as closely, numbers
+    agree throughout, and only one order of the axes fits the shapes and types. The shape of a
+    square matrix decides nothing: in a mapping it stays open, in modules their types decide
+    (Linear, Conv1D, Embedding). A packed query, key and value stays open, except that of
     torch.nn.MultiheadAttention itself. Rows of heads hold N·H as N heads of H, one after another.
 
-    Raises TypeError for arguments of another kind; TransferError, every problem at once, for keys
+    Raises TypeError for arguments of another kind; TransferError, with every problem, for keys
     that are no strings and values that are no tensors.
     """
     keys, torch_kinds, same = _torch_side(torch_module)
     paths, flax_kinds, granted = _flax_side(nnx_module)
     plain_keys, plain_paths = _without_braces(keys), _without_braces(paths)
-    torch, flax = torch_parts(plain_keys, torch_kinds), flax_parts(plain_paths, flax_kinds)
-    found = edges(torch, flax)
-    chosen = settled(found)
-    wrong = inconsistent(chosen, torch, flax)
-    rows = decided(edge for edge in chosen if edge not in wrong)
+    torch, flax = torch_modules(plain_keys, torch_kinds), flax_modules(plain_paths, flax_kinds)
+    pairs = possible_pairs(torch, flax)
+    settled = settled_pairs(pairs)
+    odd = misnumbered(settled, torch, flax)
+    rows = decided(pair for pair in settled if pair not in odd)
     ties = _ties(same, rows)
     done = {key for one in rows for key in one.row.keys} | {item.key for item in ties}
-    open_keys = undecided(torch, plain_keys, found, chosen, wrong, rows, done)
+    open_keys = undecided(torch, plain_keys, pairs, settled, odd, rows, done)
     open_keys += [Undecided(k, keys[k], _BRACES, ()) for k in keys if k not in plain_keys]
-    made = folded_rows(rows, plain_keys, plain_paths)
+    for_layers = folded_rows(rows, plain_keys, plain_paths)
     return Proposal(
-        Layout(*(row(r.keys, r.paths, *r.steps) for r in made), *ties),
+        Layout(*(row(r.keys, r.paths, *r.steps) for r in for_layers), *ties),
         tuple(open_keys),
         _left(flax, paths, plain_paths, rows),
         granted,
     )
 
 
-def _torch_side(given: Any) -> tuple[dict[str, Shape], dict[str, str], list[list[str]]]:
+def _torch_side(module: Any) -> tuple[dict[str, Shape], dict[str, str], list[list[str]]]:
     """Shapes by key, kinds by module, and the keys that share a parameter."""
-    if isinstance(given, Mapping):
-        return _shapes("torch_module", given), {}, []
-    if not all(hasattr(given, name) for name in ("state_dict", "named_modules")):
-        kind = type(given).__name__
+    if isinstance(module, Mapping):
+        return _shapes("torch_module", module), {}, []
+    if not all(hasattr(module, name) for name in ("state_dict", "named_modules")):
+        kind = type(module).__name__
         text = f"expected a torch.nn.Module, or a mapping of torch keys to tensors, got {kind}"
         raise TypeError(f"torch_module: {text}")
-    kinds = {name: _kind(module, _TORCH_KINDS) for name, module in given.named_modules()}
+    kinds = {name: _kind(inner, _TORCH_KINDS) for name, inner in module.named_modules()}
     shared: dict[int, list[str]] = {}
-    for key, parameter in given.named_parameters(remove_duplicate=False):
+    for key, parameter in module.named_parameters(remove_duplicate=False):
         shared.setdefault(id(parameter), []).append(key)
     same = [names for names in shared.values() if len(names) > 1]
-    return _shapes("torch_module", given.state_dict()), kinds, same
+    return _shapes("torch_module", module.state_dict()), kinds, same
 
 
-def _flax_side(given: Any) -> tuple[dict[str, Shape], dict[str, str], tuple[str, ...]]:
-    """Shapes by path, kinds by module, and what has to be taken for granted."""
-    shapes = _shapes("nnx_module", flatten(given))
-    modules = list(nnx.iter_modules(given)) if isinstance(given, nnx.Module) else []
-    kinds = {".".join(map(str, path)): _kind(module, _FLAX_KINDS) for path, module in modules}
-    turns = any(getattr(module, "rotary", None) is not None for _, module in modules)
+def _flax_side(
+    module: nnx.Pytree | nnx.State,
+) -> tuple[dict[str, Shape], dict[str, str], tuple[str, ...]]:
+    """Shapes by path, kinds by module, and the assumptions."""
+    shapes = _shapes("nnx_module", flatten(module))
+    modules = list(nnx.iter_modules(module)) if isinstance(module, nnx.Module) else []
+    kinds = {spelled(path): _kind(inner, _FLAX_KINDS) for path, inner in modules}
+    turns = any(getattr(inner, "rotary", None) is not None for _, inner in modules)
     return shapes, kinds, (_ROTARY,) if turns else ()
 
 
-def _shapes(argument: str, tensors: Mapping[str, Any]) -> dict[str, Shape]:
-    lazy = getattr(tensors, "describe", None)  # a checkpoint knows without reading
+def _shapes(argument: str, tensors: Tensors) -> dict[str, Shape]:
+    lazy = getattr(tensors, "describe", None)  # a checkpoint's reads only the header
     shapes, problems = {}, []
     for key in tensors:
         if not isinstance(key, str):
@@ -159,7 +159,7 @@ def _shapes(argument: str, tensors: Mapping[str, Any]) -> dict[str, Shape]:
 
 
 def _kind(module: Any, kinds: Mapping[tuple[str, str], str]) -> str:
-    """What the first known class among those it descends from is; by name, so without import."""
+    """The kind of the first known class in its MRO; by name, so that nothing is imported."""
     classes = ((c.__module__.partition(".")[0], c.__name__) for c in type(module).__mro__)
     return next((kinds[name] for name in classes if name in kinds), "")
 
@@ -169,7 +169,7 @@ def _without_braces(shapes: Mapping[str, Shape]) -> dict[str, Shape]:
 
 
 def _ties(same: Sequence[Sequence[str]], rows: Sequence[PairedRow]) -> list[Ignored]:
-    """Keys that repeat one which a row reads."""
+    """Keys that share the parameter of a key that a row reads."""
     read = {key for one in rows for key in one.row.keys}
     ties = []
     for names in same:
@@ -185,21 +185,22 @@ def _left(
     plain: Mapping[str, Shape],
     rows: Sequence[PairedRow],
 ) -> dict[str, Shape]:
+    """The paths that no row writes, one for all layers where it is open in every layer."""
     written = {path for one in rows for path in one.row.paths}
-    open_ones = [
-        (path, part)
-        for part in flax
-        for leaf in part.leaves.values()
+    open_paths = [
+        (path, module)
+        for module in flax
+        for leaf in module.leaves.values()
         for path in leaf.names
-        if not part.packs and path not in written
+        if not module.packs and path not in written
     ]
-    made = {}
+    left = {}
     for complete, members in folded(
-        open_ones, lambda one: (pattern_of(one[0], one[1].name), paths[one[0]]), plain
+        open_paths, lambda one: (pattern_of(one[0], one[1].name), paths[one[0]]), plain
     ):
-        path, part = members[0]
-        made[pattern_of(path, part.name) if complete else path] = paths[path]
-    return made | {path: shape for path, shape in paths.items() if path not in plain}
+        path, module = members[0]
+        left[pattern_of(path, module.name) if complete else path] = paths[path]
+    return left | {path: shape for path, shape in paths.items() if path not in plain}
 
 
 def _comments(proposal: Proposal) -> list[str]:

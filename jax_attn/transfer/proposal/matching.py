@@ -1,12 +1,13 @@
-"""Which modules of torch and of Flax are one another's, by their names and shapes together.
+"""Which modules of torch and of Flax correspond, by their names and shapes together.
 
-A pair is settled when names bind it, shapes allow it, and neither side has a second one as close;
-what is settled is out of the way of the rest. Shapes alone settle nothing.
+A pair is settled when names bind it, shapes allow it, and neither module has another partner as
+close; settled modules are no candidates for the rest. Shapes alone settle nothing.
 """
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import NamedTuple
 
 import numpy as np
@@ -14,7 +15,7 @@ import numpy as np
 from jax_attn.transfer.proposal.naming import Bond, ModuleName, Number, bond, read
 from jax_attn.transfer.proposal.naming import aligned as alignments
 from jax_attn.transfer.table.rows import Row
-from jax_attn.transfer.table.step import MisfitError, Shape, Shapes, Step
+from jax_attn.transfer.table.step import Shape, Shapes, Step
 from jax_attn.transfer.table.steps import grouped, heads, heads_in, inward, linear, packed
 
 Steps = tuple[Step, ...]
@@ -39,7 +40,7 @@ class TensorModule:
 
 
 class Fit(NamedTuple):
-    """A torch parameter, the Flax one that it would become, and every way that its shape allows."""
+    """A torch parameter, the Flax one that it may become, and all steps that its shape allows."""
 
     source: Leaf
     target: Leaf
@@ -48,7 +49,7 @@ class Fit(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class ModulePair:
-    """Two modules that may be one another's."""
+    """Two modules that may correspond."""
 
     torch: TensorModule
     flax: TensorModule
@@ -57,12 +58,12 @@ class ModulePair:
 
     @property
     def aligned(self) -> list[tuple[Number, Number]]:
-        """The integers that both names have, where there is one way to pair them."""
+        """The integers that both names have, where there is only one way to pair them."""
         ways = alignments(self.torch.name.numbers, self.flax.name.numbers)
         return ways[0] if len(ways) == 1 else []
 
 
-# torch.nn.MultiheadAttention has these itself, where others have modules.
+# Parameters of torch.nn.MultiheadAttention itself, where other designs have modules.
 _OWN = {
     f"{name}_{leaf}": (module, leaf)
     for name, module in (
@@ -84,7 +85,7 @@ _FLAX_LEAVES = ("kernel", "scale", "embedding", "weight", "bias")
 _PACKED_PARTS = (("q", "k", "v"), ("k", "v"))
 
 _OTHER: tuple[Steps, ...] = ((), (linear,))
-_TRIED: dict[tuple[str, bool], tuple[Steps, ...]] = {  # (Flax parameter, packed) -> ways
+_SEQUENCES: dict[tuple[str, bool], tuple[Steps, ...]] = {  # (Flax parameter, packed) -> ways
     ("kernel", False): ((linear,), (linear, heads), (linear, heads_in), (), (heads,), (heads_in,)),
     ("bias", False): ((), (heads,)),
     ("kernel", True): (
@@ -107,50 +108,53 @@ _TURNED = {
 }
 
 
-def torch_parts(shapes: Mapping[str, Shape], kinds: Mapping[str, str]) -> list[TensorModule]:
+def torch_modules(shapes: Mapping[str, Shape], kinds: Mapping[str, str]) -> list[TensorModule]:
     """Torch keys by module. kinds: a module's dotted name to "linear", "conv1d", …"""
-    found: dict[tuple[str, ...], dict[str, Leaf]] = defaultdict(dict)
-    known = {}
+    leaves_of: dict[tuple[str, ...], dict[str, Leaf]] = defaultdict(dict)
+    kind_of = {}
     for key, shape in shapes.items():
         *parents, last = key.split(".")
         kind = kinds.get(".".join(parents), "")
         own = _OWN.get(last)
         module, leaf = ((*parents, own[0]), own[1]) if own else (tuple(parents), last)
-        if not leaf or leaf not in _LEAVES or leaf in found.get(module, ()):
-            # Of what a module holds besides, its type says nothing.
+        if not leaf or leaf not in _LEAVES or leaf in leaves_of.get(module, ()):
+            # A module's type says nothing of its other parameters.
             module, leaf, kind = (*parents, last), "", ""
-        found[module][leaf] = Leaf((key,), (shape,))
-        known[module] = kind
+        leaves_of[module][leaf] = Leaf((key,), (shape,))
+        kind_of[module] = kind
     return [
-        TensorModule(name, known[module], leaves)
-        for (module, leaves), name in zip(found.items(), read(found), strict=True)
+        TensorModule(name, kind_of[module], leaves)
+        for (module, leaves), name in zip(leaves_of.items(), read(leaves_of), strict=True)
     ]
 
 
-def flax_parts(shapes: Mapping[str, Shape], kinds: Mapping[str, str]) -> list[TensorModule]:
-    """Flax paths by module, and the query, key and value of one attention once more as packed."""
-    found: dict[tuple[str, ...], dict[str, Leaf]] = defaultdict(dict)
+def flax_modules(shapes: Mapping[str, Shape], kinds: Mapping[str, str]) -> list[TensorModule]:
+    """Flax paths by module, and the query, key and value of each attention also as one packed."""
+    leaves_of: dict[tuple[str, ...], dict[str, Leaf]] = defaultdict(dict)
     for path, shape in shapes.items():
         *parents, last = path.split(".")
         module, leaf = (tuple(parents), last) if last in _FLAX_LEAVES else ((*parents, last), "")
-        found[module][leaf] = Leaf((path,), (shape,))
-    packs = _packs(found)
-    names = read([*found, *packs])
+        leaves_of[module][leaf] = Leaf((path,), (shape,))
+    packs = _packs(leaves_of)
+    names = read([*leaves_of, *packs])
     single = [
         TensorModule(name, kinds.get(".".join(module), ""), leaves)
-        for (module, leaves), name in zip(found.items(), names, strict=False)
+        for (module, leaves), name in zip(leaves_of.items(), names, strict=False)
     ]
-    packed_ones = [
+    together = [
         TensorModule(
-            name, kinds.get(".".join(members[0]), ""), _together([found[m] for m in members]), True
+            name,
+            kinds.get(".".join(members[0]), ""),
+            _together([leaves_of[module] for module in members]),
+            packs=True,
         )
-        for members, name in zip(packs.values(), names[len(found) :], strict=True)
+        for members, name in zip(packs.values(), names[len(leaves_of) :], strict=True)
     ]
-    return single + packed_ones
+    return single + together
 
 
 def _packs(modules: Iterable[tuple[str, ...]]) -> dict[tuple[str, ...], list[tuple[str, ...]]]:
-    """What a packed projection would be called, to the modules that it is split into."""
+    """The name of each possible packed projection, to the modules that it is split into."""
     families: dict[tuple[str, ...], dict[str, tuple[str, ...]]] = defaultdict(dict)
     modules = list(modules)
     for module, name in zip(modules, read(modules), strict=True):
@@ -175,48 +179,47 @@ def _together(members: Sequence[Mapping[str, Leaf]]) -> dict[str, Leaf]:
     }
 
 
-def edges(torch: Iterable[TensorModule], flax: Sequence[TensorModule]) -> list[ModulePair]:
+def possible_pairs(torch: Iterable[TensorModule], flax: Sequence[TensorModule]) -> list[ModulePair]:
     """Every pair that neither names nor shapes rule out."""
-    found = []
-    for t in torch:
-        for f in flax:
-            strength = bond(t.name, f.name)
-            if strength is None or (f.packs and strength is Bond.NONE):
-                continue
-            if fits := _fits(t, f):
-                found.append(ModulePair(t, f, strength, fits))
-    return found
+    pairs = []
+    for t, f in product(torch, flax):
+        strength = bond(t.name, f.name)
+        if strength is None or (f.packs and strength is Bond.NONE):
+            continue
+        if fits := _fits(t, f):
+            pairs.append(ModulePair(t, f, strength, fits))
+    return pairs
 
 
-def settled(found: Sequence[ModulePair]) -> list[ModulePair]:
+def settled_pairs(possible: Iterable[ModulePair]) -> list[ModulePair]:
     """The pairs that names and shapes decide."""
-    chosen: list[ModulePair] = []
-    left = list(found)
+    settled: list[ModulePair] = []
+    left = list(possible)
     while True:
         bonds: dict[TensorModule, list[Bond]] = defaultdict(list)
-        for edge in left:
-            bonds[edge.torch].append(edge.bond)
-            bonds[edge.flax].append(edge.bond)
+        for pair in left:
+            bonds[pair.torch].append(pair.bond)
+            bonds[pair.flax].append(pair.bond)
         best = [
-            edge
-            for edge in left
-            if edge.bond < Bond.NONE
-            and all(_alone(edge.bond, bonds[part]) for part in (edge.torch, edge.flax))
+            pair
+            for pair in left
+            if pair.bond < Bond.NONE
+            and all(_alone(pair.bond, bonds[module]) for module in (pair.torch, pair.flax))
         ]
         if not best:
-            return chosen
-        chosen += best
-        gone = {part for edge in best for part in (edge.torch, edge.flax)}
-        left = [edge for edge in left if gone.isdisjoint((edge.torch, edge.flax))]
+            return settled
+        settled += best
+        gone = {module for pair in best for module in (pair.torch, pair.flax)}
+        left = [pair for pair in left if gone.isdisjoint((pair.torch, pair.flax))]
 
 
 def _alone(bond: Bond, bonds: Sequence[Bond]) -> bool:
-    """Closer than all the others; where names are merely of one kind, without any other."""
+    """Whether a bond is closer than all others; one of names of one kind must be the only one."""
     return len(bonds) == 1 if bond is Bond.AKIN else min(bonds) == bond and bonds.count(bond) == 1
 
 
 def _fits(t: TensorModule, f: TensorModule) -> tuple[Fit, ...]:
-    """Of every parameter that both have; none at all when one of them does not fit."""
+    """The fits of every parameter that both have; none if one of them does not fit."""
     fits = []
     for leaf, source in t.leaves.items():
         role = next((name for name in _LEAVES[leaf] if name in f.leaves), None)
@@ -231,11 +234,13 @@ def _fits(t: TensorModule, f: TensorModule) -> tuple[Fit, ...]:
 
 
 def _sequences(source: Leaf, target: Leaf, leaf: str, turned: bool | None) -> tuple[Steps, ...]:
-    """The step sequences that these shapes allow, each of another effect."""
-    tried = _TRIED.get((leaf, len(target.names) > 1), _OTHER)
-    if turned is not None and leaf != "bias":
-        tried = [steps for steps in tried if turns(steps) == turned]
-    fitting = [s for s in tried if _fit(source, target, s)]
+    """The step sequences that these shapes allow, one for each effect."""
+    fitting = [
+        steps
+        for steps in _SEQUENCES.get((leaf, len(target.names) > 1), _OTHER)
+        if (turned is None or leaf == "bias" or turns(steps) == turned)
+        and Row(source.names, target.names, steps).fits(target.shapes) == source.shapes
+    ]
     if len(fitting) < 2 or len(target.names) > 1:
         return tuple(fitting)
     by_effect = {_effect(source, target, s): s for s in reversed(fitting)}
@@ -247,15 +252,8 @@ def turns(steps: Steps) -> bool:
     return sum(step in (linear, inward) for step in steps) % 2 == 1
 
 
-def _fit(source: Leaf, target: Leaf, steps: Steps) -> bool:
-    try:
-        return Row(source.names, target.names, steps).key_shapes(target.shapes) == source.shapes
-    except MisfitError:
-        return False
-
-
 def _effect(source: Leaf, target: Leaf, steps: Steps) -> tuple[int, ...]:
-    """Where each axis comes from: the strides of a view, those of single entries aside."""
+    """Where each axis comes from: the strides of a view, without those of axes of size 1."""
     array = np.empty(source.shapes[0], bool)  # never touched
     (view,) = Row(source.names, target.names, steps).to_flax((array,), target.shapes)
     return tuple(stride for stride, n in zip(view.strides, view.shape, strict=True) if n > 1)

@@ -1,8 +1,8 @@
-"""What two dotted names, one of torch and one of Flax, say about each other; no shape is seen.
+"""How closely two dotted names agree, one of torch and one of Flax, regardless of shapes.
 
-A name is read as words: "encoder.layer.3.attention.self.query" is the `q` of layer 3, where
-`encoder`, `attn` and `self` say where it stands. The words below are what projects call the same
-thing. Likeness of spelling is never used: it would take "key" for "ky" and "k1" for "k2".
+A name is read as words: "encoder.layer.3.attention.self.query" is the `q` of layer 3, in the
+context `encoder`, `attn` and `self`. The words below are what projects call the same thing.
+Similar spelling never counts: it would take "key" for "ky" and "k1" for "k2".
 """
 
 import re
@@ -57,7 +57,7 @@ _TOKENS |= {
         "token_type_embeddings": "type",
     }.items()
 }
-# What says no more than that a layer, or a linear map, is there.
+# Words for any layer or linear map.
 _FILLERS = frozenset(
     {"proj", "projection", "linear", "lin", "dense", "layer", "layers", "block", "blocks", "h"}
     | {"w", "c", "to", "model", "module", "transformer"}
@@ -69,7 +69,7 @@ _ROLES = (
     {"up", "gate", "down"},
     {"token", "position", "type"},
 )
-# Names of one kind, which shapes may tell apart; a bare "norm" is some norm, a bare "head" some.
+# Names of one kind, which shapes may tell apart.
 _KINDS = (
     frozenset({"mlp", "fc", "up", "gate", "down"}),
     frozenset({"embedding", "token", "position", "type"}),
@@ -84,11 +84,11 @@ _IMPLIED = (
 _TELLING = frozenset({"self", "cross", "attn", "mlp", "embedding"})
 
 _SPLIT = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+|\d+")
-_NUMBERED = re.compile(r"(.*?)(0|[1-9]\d*)?", re.DOTALL)
+_NUMBER_AT_END = re.compile(r"(0|[1-9]\d*)\Z")
 
 
 class Bond(IntEnum):
-    """How two names hang together, the closest first; the last is no evidence at all."""
+    """How closely two names agree, the closest first; the last is no evidence."""
 
     SAME = 0
     AGREE = 1
@@ -123,9 +123,9 @@ class Number:
 class ModuleName:
     """A module's dotted name, read.
 
-    role: what the module itself is called; with a `bare` last part ("dense", "c_proj", "0"), which
-    says nothing, what it stands in is called. context: the words around that. numbers: all of
-    them; layered: whether one of them counts what the module stands in.
+    role: the words for the module itself, or for its container where the last part is `bare`, that
+    is without meaning ("dense", "c_proj", "0"). context: the words around that. numbers: all of
+    them; layered: whether one of them counts containers of the module.
     """
 
     tokens: tuple[str, ...]
@@ -143,7 +143,7 @@ def read(dotted: Iterable[Sequence[str]]) -> list[ModuleName]:
     for name in names:
         siblings.setdefault(name.tokens[:-1], []).append(name)
     names = [_as_output(name, siblings[name.tokens[:-1]]) for name in names]
-    # A word that all share tells none of them from another.
+    # A word that all share distinguishes none of them.
     layered = [n.context for n in names if n.layered]
     plain = [n.context for n in names if not n.layered and (n.context or not layered)]
     common = {True: _common(layered), False: _common(layered + plain)}
@@ -151,7 +151,7 @@ def read(dotted: Iterable[Sequence[str]]) -> list[ModuleName]:
 
 
 def bond(torch: ModuleName, flax: ModuleName) -> Bond | None:
-    """What the names say: a bond, or None where they contradict each other."""
+    """The bond of two names, or None where they contradict each other."""
     ways = aligned(torch.numbers, flax.numbers)
     if not ways or torch.layered != flax.layered or _contradict(torch, flax):
         return None
@@ -188,16 +188,19 @@ def aligned(torch: Sequence[Number], flax: Sequence[Number]) -> list[list[tuple[
 
 
 def _read(tokens: tuple[str, ...]) -> ModuleName:
-    parts, numbers, before = [], [], frozenset()
+    parts: list[tuple[Words, bool]] = []
+    numbers: list[Number] = []
+    before = Words()
     for i, token in enumerate(tokens):
-        stem, digits = _NUMBERED.fullmatch(token).groups()
+        digits = match[0] if (match := _NUMBER_AT_END.search(token)) else ""
+        stem = token.removesuffix(digits)
         words = _words(stem) if stem else before
-        if digits is not None:
+        if digits:
             # "linear1" counts no layers: the module itself is one of several.
             own = stem and not words and i == len(tokens) - 1
             owner = frozenset({stem.lower()}) if own else words
             numbers.append(Number(owner, int(digits), i))
-        parts.append((words if stem else frozenset(), digits is not None))
+        parts.append((words if stem else Words(), bool(digits)))
         before = words
     at = _role_at(parts, numbers)
     role = parts[at][0] if at is not None else frozenset()
@@ -207,7 +210,7 @@ def _read(tokens: tuple[str, ...]) -> ModuleName:
 
 
 def _role_at(parts: list[tuple[Words, bool]], numbers: list[Number]) -> int | None:
-    """The last part that has a word, if none that merely numbers layers comes in between."""
+    """The last part that has a word, unless a part that only numbers layers comes after it."""
     layers = {number.token for number in numbers if not number.owner}
     for i in reversed(range(len(parts))):
         if parts[i][0]:
@@ -223,8 +226,8 @@ def _words(stem: str) -> Words:
         return _TOKENS[token]
     if token in _WORDS:
         return frozenset({_WORDS[token]})
-    found = (word.lower() for word in _SPLIT.findall(stem))
-    words = {_WORDS.get(word, word) for word in found} - _FILLERS
+    spelled = (word.lower() for word in _SPLIT.findall(stem))
+    words = {_WORDS.get(word, word) for word in spelled} - _FILLERS
     for parts, whole in (
         ({"q", "k", "v"}, "qkv"),
         ({"k", "v"}, "kv"),
@@ -256,12 +259,12 @@ def _common(contexts: list[Words]) -> Words:
 
 
 def _loose(role: Words) -> Words:
-    """Words around a name of this role that may as well be left out."""
+    """Words that a name of this role implies, so that its context may omit them."""
     return frozenset().union({"self"}, *(words for kind, words in _IMPLIED if role & kind))
 
 
 def _contradict(a: ModuleName, b: ModuleName) -> bool:
-    """Both have a word of one set of exclusive ones, and not the same."""
+    """Whether they have different words of one set of exclusive words."""
     return any(_apart(group, _where(a), _where(b)) for group in _PLACES) or any(
         _apart(group, a.role, b.role) for group in _ROLES
     )
@@ -277,7 +280,7 @@ def _where(name: ModuleName) -> Words:
 
 
 def _of_many(name: ModuleName) -> bool:
-    """Its role may be another's as well, as a "norm" is one of several."""
+    """Whether other modules may have the same role, such as "norm"."""
     return name.role in _GENERIC and not (name.role == {"out"} and "attn" in name.context)
 
 

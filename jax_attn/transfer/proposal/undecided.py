@@ -1,6 +1,6 @@
-"""What names, shapes and types leave open, and the rows that would be possible."""
+"""Keys that names, shapes and types leave open, and the rows that are possible for them."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -33,7 +33,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Undecided:
-    """A torch key that no row takes; where its layers are alike, `{layer}` stands for them all."""
+    """A torch key that no row takes; `{layer}` in it stands for layers that are all alike."""
 
     key: str
     shape: Shape
@@ -46,19 +46,19 @@ class _Open:
     """One key of one layer; candidates: a possible row, and why."""
 
     key: str
-    part: TensorModule
+    module: TensorModule
     shape: Shape
     why: str
     candidates: tuple[tuple[PairedRow, str], ...]
 
 
-def decided(edges: Iterable[ModulePair]) -> list[PairedRow]:
-    """The rows about which there is no doubt, one for each parameter."""
+def decided(pairs: Iterable[ModulePair]) -> list[PairedRow]:
+    """The rows without doubt, one for each parameter."""
     rows = [
-        _row(edge, fit, _ways(edge, fit)[0])
-        for edge in edges
-        for fit in edge.fits
-        if not _doubt(edge, fit)
+        _row(pair, fit, _ways(pair, fit)[0])
+        for pair in pairs
+        for fit in pair.fits
+        if not _doubt(pair, fit)
     ]
     writers = Counter(path for one in rows for path in one.row.paths)
     return [one for one in rows if all(writers[path] == 1 for path in one.row.paths)]
@@ -67,87 +67,88 @@ def decided(edges: Iterable[ModulePair]) -> list[PairedRow]:
 def undecided(
     torch: Iterable[TensorModule],
     keys: Iterable[str],
-    found: Iterable[ModulePair],
-    chosen: Sequence[ModulePair],
-    misnumbered: Sequence[ModulePair],
-    rows: Sequence[PairedRow],
+    possible: Iterable[ModulePair],
+    settled: Iterable[ModulePair],
+    odd: Sequence[ModulePair],
+    rows: Iterable[PairedRow],
     done: Iterable[str],
 ) -> list[Undecided]:
-    """Every key that is not done: why, and what is possible.
+    """Every key that is not done, why, and the rows that are possible.
 
-    found, chosen, misnumbered: what `edges`, `settled` and `inconsistent` gave. rows: what was
-    decided.
+    possible, settled, odd: of `possible_pairs`, `settled_pairs` and `misnumbered`. rows: those
+    that are decided.
     """
     done, written = set(done), {path for one in rows for path in one.row.paths}
-    of_part: dict[TensorModule, list[ModulePair]] = {}
-    for edge in found:
-        of_part.setdefault(edge.torch, []).append(edge)
-    settled = {edge.torch: edge for edge in chosen}
+    pairs_of: dict[TensorModule, list[ModulePair]] = defaultdict(list)
+    for pair in possible:
+        pairs_of[pair.torch].append(pair)
+    settled_of = {pair.torch: pair for pair in settled}
     opened = []
-    for part in torch:
-        for leaf in part.leaves.values():
+    for module in torch:
+        for leaf in module.leaves.values():
             (key,), (shape,) = leaf.names, leaf.shapes
             if key in done:
                 continue
-            if edge := settled.get(part):
-                why, candidates = _of_settled(edge, leaf, edge in misnumbered)
+            if module in settled_of:
+                own = settled_of[module]
+                why, candidates = _of_settled(own, leaf, own in odd)
             else:
-                why, candidates = _of_unsettled(of_part.get(part, ()), leaf, written)
-            opened.append(_Open(key, part, shape, why, candidates))
+                why, candidates = _of_unsettled(pairs_of[module], leaf, written)
+            opened.append(_Open(key, module, shape, why, candidates))
     return _folded(opened, keys)
 
 
 def _of_settled(
-    edge: ModulePair, leaf: Leaf, misnumbered: bool
+    pair: ModulePair, leaf: Leaf, misnumbered: bool
 ) -> tuple[str, tuple[tuple[PairedRow, str], ...]]:
-    fit = next((fit for fit in edge.fits if fit.source is leaf), None)
+    fit = next((fit for fit in pair.fits if fit.source is leaf), None)
     if fit is None:
         return _NO_PLACE, ()
-    why = _NUMBERS if misnumbered else _doubt(edge, fit) or _TWICE
-    return why, _candidates([(edge, fit)])
+    why = _NUMBERS if misnumbered else _doubt(pair, fit) or _TWICE
+    return why, _candidates([(pair, fit)])
 
 
 def _of_unsettled(
-    edges: Iterable[ModulePair], leaf: Leaf, written: set[str]
+    pairs: Iterable[ModulePair], leaf: Leaf, written: set[str]
 ) -> tuple[str, tuple[tuple[PairedRow, str], ...]]:
     possible = [
-        (edge, fit)
-        for edge in sorted(edges, key=lambda edge: edge.bond)
-        for fit in edge.fits
+        (pair, fit)
+        for pair in sorted(pairs, key=lambda pair: pair.bond)
+        for fit in pair.fits
         if fit.source is leaf and written.isdisjoint(fit.target.names)
     ]
-    named = sum(edge.bond < Bond.NONE for edge, _ in possible)
+    named = sum(pair.bond < Bond.NONE for pair, _ in possible)
     reasons = (_NO_NAME, _RIVALS, _SEVERAL) if possible else (_NOTHING,)
     return reasons[min(named, 2)], _candidates(possible)
 
 
-def _doubt(edge: ModulePair, fit: Fit) -> str:
-    """Why a settled pair's parameter is no row yet; empty when it is."""
+def _doubt(pair: ModulePair, fit: Fit) -> str:
+    """Why a settled pair's parameter is not decided; empty when it is."""
     shape = fit.source.shapes[0]
     sizes = [n for n in shape if n > 1]
-    if edge.flax.packs and edge.torch.kind != "attention":
+    if pair.flax.packs and pair.torch.kind != "attention":
         return _PACKED
     if len(shape) > 2 and len(set(sizes)) < len(sizes):
         return _AXES
-    return "" if len(_ways(edge, fit)) == 1 else _SQUARE
+    return "" if len(_ways(pair, fit)) == 1 else _SQUARE
 
 
-def _ways(edge: ModulePair, fit: Fit) -> tuple[Steps, ...]:
-    """torch.nn.MultiheadAttention's packing is known."""
-    known = edge.flax.packs and edge.torch.kind == "attention"
+def _ways(pair: ModulePair, fit: Fit) -> tuple[Steps, ...]:
+    """The steps that are possible; torch.nn.MultiheadAttention's packing is known."""
+    known = pair.flax.packs and pair.torch.kind == "attention"
     return tuple(steps for steps in fit.steps if steps[0] is packed) if known else fit.steps
 
 
-def _candidates(pairs: Iterable[tuple[ModulePair, Fit]]) -> tuple[tuple[PairedRow, str], ...]:
+def _candidates(fits: Iterable[tuple[ModulePair, Fit]]) -> tuple[tuple[PairedRow, str], ...]:
     return tuple(
-        (_row(edge, fit, steps), f"{edge.bond.text}; {_how(steps, fit)}")
-        for edge, fit in pairs
+        (_row(pair, fit, steps), f"{pair.bond.text}; {_how(steps, fit)}")
+        for pair, fit in fits
         for steps in fit.steps
     )
 
 
-def _row(edge: ModulePair, fit: Fit, steps: Steps) -> PairedRow:
-    return PairedRow(Row(fit.source.names, fit.target.names, steps), edge)
+def _row(pair: ModulePair, fit: Fit, steps: Steps) -> PairedRow:
+    return PairedRow(Row(fit.source.names, fit.target.names, steps), pair)
 
 
 def _how(steps: Steps, fit: Fit) -> str:
@@ -161,17 +162,17 @@ def _how(steps: Steps, fit: Fit) -> str:
 
 
 def _folded(opened: Sequence[_Open], keys: Iterable[str]) -> list[Undecided]:
-    made = []
+    undecided_keys = []
     for complete, members in folded(opened, _pattern, keys):
         one = members[0]
-        key, shape, why, candidates = _pattern(one)
+        key, (shape, why, candidates) = _pattern(one)
         if not complete:
-            key, candidates = one.key, tuple((found.row, why) for found, why in one.candidates)
-        made.append(Undecided(key, shape, why, tuple(Candidate(*c) for c in candidates)))
-    return made
+            key, candidates = one.key, tuple((paired.row, why) for paired, why in one.candidates)
+        undecided_keys.append(Undecided(key, shape, why, tuple(Candidate(*c) for c in candidates)))
+    return undecided_keys
 
 
-def _pattern(one: _Open) -> tuple[str, Shape, str, tuple[tuple[Row, str], ...]]:
-    """Equal for what differs in the layer alone."""
-    candidates = tuple((folded_row(found), why) for found, why in one.candidates)
-    return pattern_of(one.key, one.part.name), one.shape, one.why, candidates
+def _pattern(one: _Open) -> tuple[str, tuple[Shape, str, tuple[tuple[Row, str], ...]]]:
+    """Equal for keys that differ only in the layer."""
+    candidates = tuple((folded_row(paired), why) for paired, why in one.candidates)
+    return pattern_of(one.key, one.module.name), (one.shape, one.why, candidates)

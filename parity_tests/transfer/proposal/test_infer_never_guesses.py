@@ -44,24 +44,24 @@ def test_no_row_is_wrong_under_any_names(flax_modules, sizes, request):
     assert count > 0.25 * of  # to decide nothing would be no feat
 
 
-def greedy(found):
-    """Whatever fits best by now."""
-    chosen, gone = [], set()
-    for edge in sorted(found, key=lambda edge: edge.bond):
-        if gone.isdisjoint((edge.torch, edge.flax)):
-            chosen.append(edge)
-            gone |= {edge.torch, edge.flax}
-    return chosen
+def greedy(possible):
+    """The closest of the pairs that are left, again and again."""
+    settled, gone = [], set()
+    for pair in sorted(possible, key=lambda pair: pair.bond):
+        if gone.isdisjoint((pair.torch, pair.flax)):
+            settled.append(pair)
+            gone |= {pair.torch, pair.flax}
+    return settled
 
 
-def by_name_alone(found):
+def by_name_alone(possible):
     """Names of one kind, unique or not."""
-    return greedy([edge for edge in found if edge.bond < matching.Bond.NONE])
+    return greedy([pair for pair in possible if pair.bond < matching.Bond.NONE])
 
 
 @pytest.mark.parametrize("guess", [greedy, by_name_alone])
 def test_a_matcher_that_guesses_is_seen(flax_modules, guess, monkeypatch):
-    monkeypatch.setattr(proposal, "settled", guess)
+    monkeypatch.setattr(proposal, "settled_pairs", guess)
     wrong, *_ = judged(flax_modules, "square", range(20))
     assert wrong
 

@@ -14,14 +14,14 @@ from jax_attn.attention.dispatch import Explanation, Implementation
 from jax_attn.attention.dropout import Dropout
 from jax_attn.attention.kernels import cached, dense
 from jax_attn.attention.kv_cache import KVCache
-from jax_attn.attention.mask import Mask
+from jax_attn.attention.mask import MaskLike
 
 
 def dot_product_attention(
     query: Float[AnyArray, "B T N H"],
     key: Float[AnyArray, "B S K H"],
     value: Float[AnyArray, "B S K Hv"],
-    mask: Mask | Bool[AnyArray, "#B #N #T #S"] | Bool[AnyArray, "#T #S"] | None = None,
+    mask: MaskLike | None = None,
     *,
     is_causal: bool = False,
     bias: Float[AnyArray, "*#BNTS"] | None = None,
@@ -85,7 +85,7 @@ def dot_product_attention(
 def attention_weights(
     query: Float[AnyArray, "B T N H"],
     key: Float[AnyArray, "B S K H"],
-    mask: Mask | Bool[AnyArray, "#B #N #T #S"] | Bool[AnyArray, "#T #S"] | None = None,
+    mask: MaskLike | None = None,
     *,
     is_causal: bool = False,
     bias: Float[AnyArray, "*#BNTS"] | None = None,
@@ -121,7 +121,7 @@ def explain(
     query: Float[AbstractArray, "B T N H"],
     key: Float[AbstractArray, "B S K H"],
     value: Float[AbstractArray, "B S K Hv"],
-    mask: Mask | Bool[AbstractArray, "#B #N #T #S"] | Bool[AbstractArray, "#T #S"] | None = None,
+    mask: MaskLike | Bool[AbstractArray, "*#BNTS"] | None = None,
     *,
     is_causal: bool = False,
     bias: Float[AbstractArray, "*#BNTS"] | None = None,
@@ -159,7 +159,7 @@ def attend_with_cache(
     key: Float[AnyArray, "B T K H"],
     value: Float[AnyArray, "B T K Hv"],
     cache: KVCache,
-    mask: Mask | None = None,
+    mask: MaskLike | None = None,
     *,
     scale: float | None = None,
     softcap: float | None = None,
@@ -183,7 +183,16 @@ def attend_with_cache(
       ArgumentError: what is wrong with the arguments.
     """
     where = "attention with a cache"
-    options = {"scale": scale, "softcap": softcap, "precision": precision}
-    call = checked_call(where, query, key, value, mask, is_causal=True, **options)
+    call = checked_call(
+        where,
+        query,
+        key,
+        value,
+        mask,
+        is_causal=True,
+        scale=scale,
+        softcap=softcap,
+        precision=precision,
+    )
     checks.raise_all(where, cached.refusals(call, cache))
     return cached.attention(call.on_device(), cache)

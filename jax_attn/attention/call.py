@@ -118,9 +118,10 @@ def checked_call(
     if value is None and needs_value:
         problems.append("value: expected an array (B, S, K, Hv), got None")
     checks.raise_all(where, [*problems, *other_problems])
-    arrays: dict[str, Any] = {"query": query, "key": key, "bias": bias}
+    value = key if value is None else value
+    # As they came: kernels are given JAX arrays only after `on_device`.
+    arrays: dict[str, Any] = {"query": query, "key": key, "value": value, "bias": bias}
     return Call(
-        value=key if value is None else value,
         mask=mask & Mask.causal() if is_causal else mask,
         scale=query.shape[3] ** -0.5 if scale is None else float(scale),
         softcap=None if softcap is None else float(softcap),
@@ -130,11 +131,17 @@ def checked_call(
     )
 
 
-def _array_problems(query, key, value) -> list[str]:
+def _array_problems(
+    query: AbstractArray, key: AbstractArray, value: AbstractArray | None
+) -> list[str]:
     arrays = {"query": query, "key": key}
     if value is not None:
         arrays["value"] = value
-    axes = {"query": "BTNH", "key": "BSKH", "value": ["B", "S", "K", "Hv"]}
+    axes = {
+        "query": ("B", "T", "N", "H"),
+        "key": ("B", "S", "K", "H"),
+        "value": ("B", "S", "K", "Hv"),
+    }
     problems = []
     for name, x in arrays.items():
         problems += checks.float_problems(name, x, 4, f"({', '.join(axes[name])})")
@@ -161,7 +168,7 @@ def _array_problems(query, key, value) -> list[str]:
     return problems
 
 
-def _causal_problem(is_causal) -> str:
+def _causal_problem(is_causal: object) -> str:
     if isinstance(is_causal, jax.core.Tracer):
         return (
             "is_causal: expected a static Python bool, got a traced value: name it in jit's "
@@ -170,7 +177,7 @@ def _causal_problem(is_causal) -> str:
     return f"is_causal: expected a static Python bool, got {checks.summary(is_causal)}"
 
 
-def _bias_problems(bias) -> list[str]:
+def _bias_problems(bias: AbstractArray) -> list[str]:
     if checks.is_array(bias) and str(bias.dtype) == "bool":
         return [f"bias: expected floats to add to the scores, got {checks.summary(bias)}: a mask"]
     return checks.float_problems("bias", bias)

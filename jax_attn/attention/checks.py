@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jax_attn.dtypes import DTYPES
@@ -72,10 +71,10 @@ def summary(x: Any) -> str:
     return f"{type(x).__name__} {x!r}"
 
 
-def dtype_problems(name: str, dtype: object) -> list[str]:
+def dtype_problems(name: str, dtype: Any) -> list[str]:
     """What is wrong with dtype as the dtype of floating-point arithmetic."""
     try:
-        spelling = jnp.dtype(dtype).name
+        spelling = np.dtype(dtype).name
     except TypeError:
         spelling = repr(dtype)
     if spelling not in DTYPES:

@@ -40,8 +40,8 @@ class Kernel:
 Implementation = str | Kernel | None
 
 
-def none(*_) -> list[str]:
-    """No reason at all."""
+def no_reasons(*_: object) -> list[str]:
+    """For a kernel that refuses no call, or has no drawback."""
     return []
 
 
@@ -51,7 +51,7 @@ _IN_ORDER = (
         "cudnn",
         cudnn.attention,
         refusals=cudnn.refusals,
-        drawbacks=none,
+        drawbacks=no_reasons,
         why="is NVIDIA's own, fused; no forward mode (jvp); jax.export asks to allow its calls",
         only_on="cuda",
     ),
@@ -73,8 +73,8 @@ _IN_ORDER = (
     Kernel(
         "dense",
         dense.attention,
-        refusals=none,
-        drawbacks=none,
+        refusals=no_reasons,
+        drawbacks=no_reasons,
         why="writes every score out and serves any call",
     ),
 )
@@ -124,7 +124,7 @@ def home(call: Call) -> str:
     if isinstance(query, jax.Array) and not isinstance(query, jax.core.Tracer):
         platform = next(iter(query.devices())).platform
     else:
-        device = jax.config.jax_default_device
+        device = jax.config.jax_default_device  # type: ignore[attr-defined]  # jax makes it dynamically
         platform = jax.default_backend() if device is None else getattr(device, "platform", device)
     return "cuda" if platform == "gpu" else platform
 

@@ -1,13 +1,17 @@
 """Dropout whose mask can be handed in, so that two frameworks can be compared."""
 
 import math
+from collections.abc import Iterable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.random import threefry_2x32
+from jaxtyping import Array, Bool, Float
 
 from jax_attn.attention import checks
+from jax_attn.attention.annotations import AnyArray
 
 
 @jax.tree_util.register_pytree_with_keys_class
@@ -24,9 +28,15 @@ class Dropout:
     Srivastava et al., 2014, in the inverted form that torch and flax use.
     """
 
-    def __init__(self, rate, *, key=None, keep=None):
+    def __init__(
+        self,
+        rate: float,
+        *,
+        key: jax.Array | None = None,
+        keep: Bool[AnyArray, "*#dropped"] | None = None,
+    ):
         problems = []
-        if not (checks.is_real(rate) and 0 <= rate <= 1):
+        if not checks.is_rate(rate):
             problems.append(f"rate: expected a number in [0, 1], got {rate!r}")
         if (key is None) == (keep is None):
             problems.append(f"expected key or keep, got {'neither' if key is None else 'both'}")
@@ -37,9 +47,10 @@ class Dropout:
                 f"keep: expected a boolean array, True = kept, got {checks.summary(keep)}"
             )
         checks.raise_all("Dropout", problems)
-        self.rate, self.key, self.keep = float(rate), key, keep
+        self.rate = float(rate)
+        self.key, self.keep = key, keep
 
-    def apply(self, x: jax.Array) -> jax.Array:
+    def apply(self, x: Float[Array, "*dropped"]) -> Float[Array, "*dropped"]:
         """x with dropout, in x's dtype."""
         if self.rate == 0:
             return x
@@ -58,22 +69,23 @@ class Dropout:
         rows, columns: uint32, broadcast together; an element's row counts its leading axes
         through (of (B, N, T, S): (b·N + n)·T + t, modulo 2³²), its column is the last (s).
         """
+        assert self.key is not None, "a mask that was handed in is not drawn"
         words = jax.random.bits(self.key, (2,), jnp.uint32)
         places = jnp.stack(jnp.broadcast_arrays(rows, columns))
         hashed = threefry_2x32((words[0], words[1]), places.ravel())[: places.size // 2]
         limit = np.uint32(min(round((1 - self.rate) * 2**32), 2**32 - 1))
         return hashed.reshape(places.shape[1:]) < limit
 
-    def where(self, keep: jax.Array, x: jax.Array) -> jax.Array:
+    def where(self, keep: AnyArray, x: jax.Array) -> jax.Array:
         """x where it is kept, scaled; else 0. 0 < rate < 1."""
         return jnp.where(keep, x / (1 - self.rate), jnp.zeros_like(x))
 
-    def tree_flatten_with_keys(self):
+    def tree_flatten_with_keys(self) -> tuple[list[tuple[Any, Any]], float]:
         names = ("key", "keep")
         return [(jax.tree_util.GetAttrKey(n), getattr(self, n)) for n in names], self.rate
 
     @classmethod
-    def tree_unflatten(cls, rate, leaves):
+    def tree_unflatten(cls, rate: float, leaves: Iterable[Any]) -> "Dropout":
         # Not through __init__: jax puts placeholders where arrays were.
         dropout = object.__new__(cls)
         dropout.rate = rate
@@ -81,7 +93,7 @@ class Dropout:
         return dropout
 
 
-def _is_key(key) -> bool:
+def _is_key(key: Any) -> bool:
     if not checks.is_array(key):
         return False
     if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):

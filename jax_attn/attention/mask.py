@@ -1,13 +1,20 @@
 """Who may attend to whom, said without writing it out."""
 
 import dataclasses
+import operator
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Bool, Int
 
 from jax_attn.attention import checks
+from jax_attn.attention.annotations import AbstractArray, AnyArray
 
+# An end of a band, for all rows or one for each.
+Band = int | AnyArray
 # Farther than any position, and still safe to add in int32.
 FAR = 2**30
 
@@ -27,18 +34,18 @@ class Mask:
     constructors below, which check what they are given; ``None`` stands for "no condition".
     """
 
-    lo: int | jax.Array | None = None
-    hi: int | jax.Array | None = None
-    kv_lengths: jax.Array | None = None
-    q_segments: jax.Array | None = None
-    kv_segments: jax.Array | None = None
-    allowed: jax.Array | None = None
+    lo: int | Int[AnyArray, "#B"] | None = None
+    hi: int | Int[AnyArray, "#B"] | None = None
+    kv_lengths: Int[AnyArray, "#B"] | None = None
+    q_segments: Int[AnyArray, "#B T"] | None = None
+    kv_segments: Int[AnyArray, "#B S"] | None = None
+    allowed: Bool[AnyArray, "*#BNTS"] | None = None
 
     # NumPy leaves `array & mask` to __rand__ below.
     __array_ufunc__ = None
 
     @staticmethod
-    def causal(offset=0) -> "Mask":
+    def causal(offset: int | Int[AnyArray, "#B"] = 0) -> "Mask":
         """Key j is visible to query i when j ≤ i + offset.
 
         offset 0 aligns the top-left corners, as torch and jax.nn do; S − T the bottom-right
@@ -47,7 +54,9 @@ class Mask:
         return Mask.window(None, 0, offset)
 
     @staticmethod
-    def window(left, right, offset=0) -> "Mask":
+    def window(
+        left: int | None, right: int | None, offset: int | Int[AnyArray, "#B"] = 0
+    ) -> "Mask":
         """Key j is visible to query i when i + offset − left ≤ j ≤ i + offset + right.
 
         left and right: ints ≥ 0, or None for open. offset: as for causal.
@@ -64,7 +73,7 @@ class Mask:
         return Mask(lo=lo, hi=None if right is None else _shift(offset, right))
 
     @staticmethod
-    def lengths(kv_lengths_B) -> "Mask":
+    def lengths(kv_lengths_B: Int[AnyArray, "#B"]) -> "Mask":
         """Key j of batch row b is visible when j < kv_lengths_B[b]."""
         checks.raise_all(
             "Mask.lengths", _integer_problems("kv_lengths", kv_lengths_B, (0, 1), "(B,)")
@@ -72,7 +81,7 @@ class Mask:
         return Mask(kv_lengths=_int32(kv_lengths_B, static=False))
 
     @staticmethod
-    def segments(q_BT, kv_BS) -> "Mask":
+    def segments(q_BT: Int[AnyArray, "#B T"], kv_BS: Int[AnyArray, "#B S"]) -> "Mask":
         """Query i and key j see each other when their segment ids are equal."""
         problems = _integer_problems("q_segments", q_BT, (2,), "(B, T)")
         problems += _integer_problems("kv_segments", kv_BS, (2,), "(B, S)")
@@ -80,13 +89,16 @@ class Mask:
         return Mask(q_segments=_int32(q_BT, static=False), kv_segments=_int32(kv_BS, static=False))
 
     @staticmethod
-    def array(allowed_BNTS) -> "Mask":
+    def array(allowed_BNTS: Bool[AbstractArray, "*#BNTS"]) -> "Mask":
         """A boolean array, True = attend, that broadcasts to (B, N, T, S); rank 2 or 4."""
         checks.raise_all("Mask.array", checks.boolean_problems("allowed", allowed_BNTS))
-        return Mask(allowed=allowed_BNTS)
+        allowed: Any = allowed_BNTS  # as it came; kernels make it JAX's
+        return Mask(allowed=allowed)
 
     @staticmethod
-    def from_torch_mha(attn_mask=None, key_padding_mask=None, num_heads: int = 1) -> "Mask":
+    def from_torch_mha(
+        attn_mask: Any = None, key_padding_mask: Any = None, num_heads: int = 1
+    ) -> "Mask":
         """The boolean masks of torch.nn.MultiheadAttention, where True means *ignore*.
 
         attn_mask: (T, S) or (B·num_heads, T, S). key_padding_mask: (B, S).
@@ -130,7 +142,7 @@ class Mask:
         return mask
 
     @staticmethod
-    def from_zero_one(mask) -> "Mask":
+    def from_zero_one(mask: Any) -> "Mask":
         """A mask of 0 (hidden) and 1 (visible) in integers, floats or booleans.
 
         (T, S), (B, T, S) or (B, N, T, S): the published designs that take such masks give rank 3
@@ -152,7 +164,7 @@ class Mask:
         allowed = mask.astype(bool)
         return Mask.array(allowed[:, None] if allowed.ndim == 3 else allowed)
 
-    def __and__(self, other) -> "Mask":
+    def __and__(self, other: "Mask") -> "Mask":
         if not isinstance(other, Mask):
             raise TypeError(
                 f"Mask & {type(other).__name__}: expected a Mask; a boolean array joins as "
@@ -170,7 +182,7 @@ class Mask:
             kv_lengths=_meet("kv_lengths", min, jnp.minimum, self.kv_lengths, other.kv_lengths),
             q_segments=segmented.q_segments,
             kv_segments=segmented.kv_segments,
-            allowed=_meet("allowed", None, jnp.logical_and, self.allowed, other.allowed),
+            allowed=_meet("allowed", min, jnp.logical_and, self.allowed, other.allowed),
         )
 
     __rand__ = __and__
@@ -180,7 +192,19 @@ class Mask:
         """Whether no condition is set, so that everyone attends to everyone."""
         return all(getattr(self, field.name) is None for field in dataclasses.fields(self))
 
-    def materialize(self, T: int, S: int) -> jax.Array:
+    @property
+    def band_is_static(self) -> bool:
+        """Whether the band's ends, where it has any, are plain numbers: the same in every row."""
+        return not (checks.is_array(self.lo) or checks.is_array(self.hi))
+
+    @property
+    def static_band(self) -> tuple[int | None, int | None]:
+        """lo and hi of a band that is static."""
+        ends = (self.lo, self.hi)
+        lo, hi = (None if end is None else operator.index(end) for end in ends)
+        return lo, hi
+
+    def materialize(self, T: int, S: int) -> Bool[Array, "#B #N T S"]:
         """Writes the mask out: boolean, (B or 1, N or 1, T, S), True = attend."""
         i_T1 = jnp.arange(T, dtype=jnp.int32)[:, None]
         j_1S = jnp.arange(S, dtype=jnp.int32)[None, :]
@@ -216,7 +240,7 @@ class Mask:
         ]
         return list(dict.fromkeys(problems))
 
-    def tree_flatten_with_keys(self):
+    def tree_flatten_with_keys(self) -> tuple[list[tuple[Any, Any]], tuple[int | None, ...]]:
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         static = tuple(value if checks.is_int(value) else None for value in values.values())
         leaves = [
@@ -226,9 +250,10 @@ class Mask:
         return leaves, static
 
     @classmethod
-    def tree_unflatten(cls, static, leaves):
+    def tree_unflatten(cls, static: tuple[int | None, ...], leaves: Iterable[Any]) -> "Mask":
         pairs = zip(static, leaves, strict=True)
-        return cls(*(leaf if known is None else known for known, leaf in pairs))
+        values: list[Any] = [leaf if known is None else known for known, leaf in pairs]
+        return cls(*values)
 
     def __repr__(self) -> str:
         parts = []
@@ -240,7 +265,11 @@ class Mask:
         return f"Mask({', '.join(parts)})"
 
 
-def _integer_problems(name: str, x, ranks: tuple[int, ...], axes: str) -> list[str]:
+# What a function takes as its mask.
+MaskLike = Mask | Bool[AnyArray, "#B #N #T #S"] | Bool[AnyArray, "#T #S"]
+
+
+def _integer_problems(name: str, x: Any, ranks: tuple[int, ...], axes: str) -> list[str]:
     if isinstance(x, (list, tuple)):
         x = np.asarray(x)
     if checks.is_int(x) and 0 in ranks:
@@ -252,7 +281,7 @@ def _integer_problems(name: str, x, ranks: tuple[int, ...], axes: str) -> list[s
     return []
 
 
-def _int32(x, static: bool = True):
+def _int32(x: Any, static: bool = True) -> Any:
     """x in int32, so that int64 under x64 mixes with positions; abstract arrays as they are."""
     if checks.is_int(x):
         return _clip(int(x)) if static else np.asarray(x, np.int32)
@@ -265,13 +294,19 @@ def _clip(n: int) -> int:
     return max(-FAR, min(FAR, n))
 
 
-def _shift(offset, by: int):
+def _shift(offset: Any, by: int) -> Any:
     if isinstance(offset, int):
         return _clip(offset + by)
     return offset if isinstance(offset, jax.ShapeDtypeStruct) else offset + np.int32(_clip(by))
 
 
-def _meet(name: str, static_op, array_op, a, b):
+def _meet(
+    name: str,
+    static_op: Callable[[int, int], int],
+    array_op: Callable[..., jax.Array],
+    a: Any,
+    b: Any,
+) -> Any:
     """a where b is None, b where a is; else the two joined by the op."""
     if a is None or b is None:
         return b if a is None else a
@@ -289,17 +324,17 @@ def _meet(name: str, static_op, array_op, a, b):
     return array_op(a, b)
 
 
-def _per_row(x):
+def _per_row(x: Band) -> int | jax.Array:
     """An int as it is; an array () or (B,) as (B or 1, 1, 1, 1)."""
     return x if isinstance(x, int) else jnp.asarray(x).reshape(-1, 1, 1, 1)
 
 
-def _from_torch(x):
+def _from_torch(x: Any) -> Any:
     """A NumPy array of whatever can be one (a torch tensor too); JAX arrays as they are."""
     return x if x is None or isinstance(x, jax.Array) else np.asarray(x)
 
 
-def _torch_problems(name: str, x, as_bias: str) -> list[str]:
+def _torch_problems(name: str, x: AnyArray, as_bias: str) -> list[str]:
     if jnp.issubdtype(x.dtype, jnp.floating):
         return [
             f"{name}: expected boolean, True = ignore, got {checks.summary(x)}, which torch "

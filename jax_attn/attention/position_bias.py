@@ -7,10 +7,11 @@ Short, Test Long", 2022). T5: distances fall into buckets, each with a learnt nu
 
 import dataclasses
 import math
+from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float, Int
 
 from jax_attn.attention import checks
 
@@ -25,18 +26,18 @@ class Alibi:
     num_heads: int
     factor: float = 1.0
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         problems = checks.count_problems(num_heads=self.num_heads)
         if not (checks.is_real(self.factor) and self.factor > 0):
             got = checks.summary(self.factor)
             problems.append(f"factor: expected a finite number > 0, got {got}")
         checks.raise_all("Alibi", problems)
 
-    def __call__(self, T: int, S: int) -> jax.Array:
+    def __call__(self, T: int, S: int) -> Float[Array, "N 1 S"]:
         return alibi(self.num_heads, S, factor=self.factor)
 
 
-def alibi(num_heads: int, length: int, *, factor: float = 1.0) -> jax.Array:
+def alibi(num_heads: int, length: int, *, factor: float = 1.0) -> Float[Array, "N 1 S"]:
     """factor · slope · (j − (S − 1)) for head n and key j of S = length; (N, 1, S), as bias=.
 
     A query at i wants j − i in place of j − (S − 1); the two differ by one number for all its
@@ -49,8 +50,12 @@ def alibi(num_heads: int, length: int, *, factor: float = 1.0) -> jax.Array:
 
 
 def relative_buckets(
-    distance, *, buckets: int = 32, max_distance: int = 128, bidirectional: bool = True
-) -> np.ndarray:
+    distance: Int[np.ndarray, "*shape"],
+    *,
+    buckets: int = 32,
+    max_distance: int = 128,
+    bidirectional: bool = True,
+) -> Int[np.ndarray, "*shape"]:
     """T5's bucket for each distance j − i of key from query, an array of integers.
 
     The nearest half of the buckets have a distance each; the others grow evenly on a logarithmic
@@ -58,7 +63,6 @@ def relative_buckets(
     as many buckets of their own, the second half; else they share that of distance 0. Rounded as
     transformers rounds, in float32.
     """
-    distance = np.asarray(distance)
     count = buckets // 2 if bidirectional else buckets
     away = np.abs(distance) if bidirectional else np.maximum(-distance, 0)
     near = count // 2
@@ -69,7 +73,7 @@ def relative_buckets(
     return first + np.where(away < near, away, far)
 
 
-def bucket_problems(buckets, max_distance, bidirectional) -> list[str]:
+def bucket_problems(buckets: Any, max_distance: Any, bidirectional: object) -> list[str]:
     """What is wrong with these as numbers of `relative_buckets`."""
     problems = checks.count_problems(buckets=buckets, max_distance=max_distance)
     if not isinstance(bidirectional, bool):
@@ -87,14 +91,14 @@ def bucket_problems(buckets, max_distance, bidirectional) -> list[str]:
     return problems
 
 
-def alibi_slopes(num_heads: int) -> np.ndarray:
+def alibi_slopes(num_heads: int) -> Float[np.ndarray, " N"]:
     """2^(−8n/N) for head n = 1 … N where N is a power of two; (N,) in float64.
 
     Else those of the largest power of two below it, then every other one of twice as many.
     """
     most = 2 ** int(math.log2(num_heads))
 
-    def geometric(count):
+    def geometric(count: int) -> np.ndarray:
         return 2.0 ** (-8 / count * np.arange(1, count + 1))
 
     return np.concatenate([geometric(most), geometric(2 * most)[::2][: num_heads - most]])

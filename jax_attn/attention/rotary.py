@@ -7,15 +7,29 @@ depends on j − i. Pair m of `dim` features turns by base^(−2m/dim) a positio
 
 import dataclasses
 import math
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float, Int
 
 from jax_attn.attention import checks
+from jax_attn.attention.annotations import AnyArray
+
+Length = int | AnyArray
+# Radians a position (dim/2,), and the factor by which both features of a pair grow.
+Frequencies = tuple[AnyArray, float]
 
 
-def rotate(x, positions, rotary, *, length=None) -> jax.Array:
+def rotate(
+    x: Float[AnyArray, "B T N H"],
+    positions: Int[AnyArray, "#B T"] | Int[AnyArray, " T"] | None,
+    rotary: "Rotary",
+    *,
+    length: int | Int[AnyArray, ""] | None = None,
+) -> Float[Array, "B T N H"]:
     """x with its pairs turned, each at its position.
 
     Angles, their cosines and sines, and the products with x are in float32, or float64 for
@@ -48,12 +62,12 @@ def rotate(x, positions, rotary, *, length=None) -> jax.Array:
     checks.raise_all("rotate", problems)
 
     x = jnp.asarray(x)
-    dtype = np.float64 if x.dtype == jnp.float64 else np.float32
-    positions = jnp.arange(x.shape[1]) if positions is None else jnp.asarray(positions)
+    dtype = np.dtype(np.float64 if x.dtype == jnp.float64 else np.float32)
+    at = jnp.arange(x.shape[1]) if positions is None else jnp.asarray(positions)
     dim = x.shape[3] if rotary.dim is None else rotary.dim
-    length = positions.max() + 1 if length is None else length
+    length = at.max() + 1 if length is None else length
     frequencies_M, growth = rotary.frequencies(dim, dtype, length)
-    angles_BT1M = (positions[..., None].astype(dtype) * frequencies_M)[..., None, :]
+    angles_BT1M = (at[..., None].astype(dtype) * frequencies_M)[..., None, :]
     cos, sin = jnp.cos(angles_BT1M) * growth, jnp.sin(angles_BT1M) * growth
 
     pairs = (dim // 2, 2) if rotary.interleaved else (2, dim // 2)
@@ -65,7 +79,7 @@ def rotate(x, positions, rotary, *, length=None) -> jax.Array:
     return jnp.concatenate([turned, x[..., dim:]], axis=-1)
 
 
-def position_problems(name: str, positions, B, T) -> list[str]:
+def position_problems(name: str, positions: Any, B: int, T: int) -> list[str]:
     """What is wrong with positions as those of T steps in each of B rows."""
     if positions is None:
         return []
@@ -94,11 +108,11 @@ class Rotary:
     base: float = 10000.0
     dim: int | None = None
     interleaved: bool = False
-    scaling: "Linear | DynamicNTK | Llama3 | Yarn | None" = None
+    scaling: "Scaling | None" = None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         problems = _field_problems(self)
-        if not isinstance(self.scaling, (type(None), Linear, DynamicNTK, Llama3, Yarn)):
+        if not isinstance(self.scaling, Scaling | None):
             wanted = "Linear, DynamicNTK, Llama3, Yarn or None"
             problems.append(f"scaling: expected {wanted}, got {checks.summary(self.scaling)}")
         checks.raise_all("Rotary", problems)
@@ -114,7 +128,7 @@ class Rotary:
             problems.append(f"rotary: DynamicNTK expects at least 4 features to turn, got {dim}")
         return problems
 
-    def frequencies(self, dim: int, dtype, length):
+    def frequencies(self, dim: int, dtype: np.dtype, length: Length) -> Frequencies:
         """Radians a position (dim/2,), and the factor by which both features of a pair grow."""
         if self.scaling is None:
             return 1 / _powers(self.base, dim, dtype), 1.0
@@ -127,10 +141,10 @@ class Linear:
 
     factor: float
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         checks.raise_all("Linear", _field_problems(self))
 
-    def frequencies(self, base, dim, dtype, length):
+    def frequencies(self, base: float, dim: int, dtype: np.dtype, length: Length) -> Frequencies:
         return 1 / _powers(base, dim, dtype) / self.factor, 1.0
 
 
@@ -146,10 +160,10 @@ class DynamicNTK:
     factor: float
     original_length: int
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         checks.raise_all("DynamicNTK", _field_problems(self))
 
-    def frequencies(self, base, dim, dtype, length):
+    def frequencies(self, base: float, dim: int, dtype: np.dtype, length: Length) -> Frequencies:
         longer = jnp.maximum(jnp.asarray(length, dtype), self.original_length)
         stretch = self.factor * longer / self.original_length - (self.factor - 1)
         powers = (base * stretch ** (dim / (dim - 2))) ** _exponents(dim, dtype)
@@ -171,14 +185,14 @@ class Llama3:
     high_freq_factor: float
     original_length: int
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         problems = _field_problems(self)
         if not problems and not self.low_freq_factor < self.high_freq_factor:
             got = f"{self.low_freq_factor} and {self.high_freq_factor}"
             problems.append(f"low_freq_factor: expected less than high_freq_factor, got {got}")
         checks.raise_all("Llama3", problems)
 
-    def frequencies(self, base, dim, dtype, length):
+    def frequencies(self, base: float, dim: int, dtype: np.dtype, length: Length) -> Frequencies:
         fast = 1 / _powers(base, dim, dtype)
         turns = self.original_length / (2 * math.pi / fast)
         mix = (turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)
@@ -206,24 +220,24 @@ class Yarn:
     mscale_all_dim: float | None = None
     truncate: bool = True
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         problems = _field_problems(self)
         if not problems and not self.beta_slow < self.beta_fast:
             got = f"{self.beta_slow} and {self.beta_fast}"
             problems.append(f"beta_slow: expected less than beta_fast, got {got}")
         checks.raise_all("Yarn", problems)
 
-    def frequencies(self, base, dim, dtype, length):
+    def frequencies(self, base: float, dim: int, dtype: np.dtype, length: Length) -> Frequencies:
         powers = _powers(base, dim, dtype)
         first, last = self._bounds(base, dim)
         ramp = (np.arange(dim // 2, dtype=dtype) - first) / (last - first)
         fast = 1 - np.clip(ramp, 0, 1)
         return 1 / (self.factor * powers) * (1 - fast) + 1 / powers * fast, self._growth()
 
-    def _bounds(self, base, dim) -> tuple[float, float]:
+    def _bounds(self, base: float, dim: int) -> tuple[float, float]:
         """The last pair that is left and the first that is divided by all of factor."""
 
-        def pair(turns):
+        def pair(turns: float) -> float:
             return dim * math.log(self.original_length / (turns * 2 * math.pi)) / 2 / math.log(base)
 
         first, last = pair(self.beta_fast), pair(self.beta_slow)
@@ -236,7 +250,7 @@ class Yarn:
         if self.attention_factor is not None:
             return self.attention_factor
 
-        def m(scale):
+        def m(scale: float) -> float:
             return 0.1 * scale * math.log(self.factor) + 1
 
         if self.mscale and self.mscale_all_dim:
@@ -244,29 +258,33 @@ class Yarn:
         return m(1)
 
 
-def _exponents(dim: int, dtype) -> np.ndarray:
+def _exponents(dim: int, dtype: np.dtype) -> np.ndarray:
     return np.arange(0, dim, 2, dtype=dtype) / dim
 
 
-def _powers(base: float, dim: int, dtype) -> np.ndarray:
+def _powers(base: float, dim: int, dtype: np.dtype) -> np.ndarray:
     """base^(2m/dim), rounded where transformers rounds: at position p an angle errs p-fold."""
     return (base ** _exponents(dim, dtype).astype(np.float64)).astype(dtype)
 
 
-def _at_least(least: float):
+Scaling = Linear | DynamicNTK | Llama3 | Yarn
+
+
+def _at_least(least: float) -> Callable[[Any], bool]:
     return lambda x: checks.is_real(x) and x >= least
 
 
-def _above(bound: float):
+def _above(bound: float) -> Callable[[Any], bool]:
     return lambda x: checks.is_real(x) and x > bound
 
 
-_FIELDS = {
+# What each field must be, and whether a value is.
+_FIELDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "base": ("a finite number > 1", _above(1)),
     "dim": ("an even int ≥ 2, or None", lambda x: x is None or _is_even(x)),
     "interleaved": ("True or False", lambda x: isinstance(x, bool)),
     "factor": ("a finite number ≥ 1", _at_least(1)),
-    "original_length": ("an int ≥ 1", lambda x: checks.is_int(x) and x >= 1),
+    "original_length": ("an int ≥ 1", checks.is_count),
     "low_freq_factor": ("a finite number > 0", _above(0)),
     "high_freq_factor": ("a finite number > 0", _above(0)),
     "beta_fast": ("a finite number > 0", _above(0)),
@@ -278,20 +296,20 @@ _FIELDS = {
 }
 
 
-def _is_even(x) -> bool:
+def _is_even(x: Any) -> bool:
     return checks.is_int(x) and x >= 2 and x % 2 == 0
 
 
-def _is_length(x) -> bool:
+def _is_length(x: Any) -> bool:
     if checks.is_int(x):
-        return x >= 1
+        return checks.is_count(x)
     return checks.is_array(x) and x.shape == () and jnp.issubdtype(x.dtype, jnp.integer)
 
 
-def _field_problems(made) -> list[str]:
-    given = {field.name: getattr(made, field.name) for field in dataclasses.fields(made)}
+def _field_problems(settings: Any) -> list[str]:
+    values = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
     return [
         f"{name}: expected {_FIELDS[name][0]}, got {checks.summary(x)}"
-        for name, x in given.items()
+        for name, x in values.items()
         if name in _FIELDS and not _FIELDS[name][1](x)
     ]

@@ -1,34 +1,37 @@
 """BERT's encoder: embeddings, then layers of attention and a perceptron, each behind a norm."""
 
-import jax
 import jax.numpy as jnp
 from flax import nnx
+from jaxtyping import Array, Float, Int
 
 from jax_attn.attention import Mask
+from jax_attn.attention.annotations import AnyArray
 from jax_attn.nn import MultiHeadAttention
 
 
 class Perceptron(nnx.Module):
     """down(gelu(up(x))): (…, D) → (…, D), `width` features between; the exact gelu."""
 
-    def __init__(self, embed_dim, width, *, rngs):
+    def __init__(self, embed_dim: int, width: int, *, rngs: nnx.Rngs):
         self.up = nnx.Linear(embed_dim, width, rngs=rngs)
         self.down = nnx.Linear(width, embed_dim, rngs=rngs)
 
-    def __call__(self, x) -> jax.Array:
+    def __call__(self, x: Float[Array, "*rows D"]) -> Float[Array, "*rows D"]:
         return self.down(nnx.gelu(self.up(x), approximate=False))
 
 
 class BertLayer(nnx.Module):
     """Self-attention, then a perceptron: each added to what it read, the sum normed."""
 
-    def __init__(self, embed_dim, num_heads, width, *, epsilon, rngs):
+    def __init__(
+        self, embed_dim: int, num_heads: int, width: int, *, epsilon: float, rngs: nnx.Rngs
+    ):
         self.attention = MultiHeadAttention(embed_dim, num_heads, rngs=rngs)
         self.attention_norm = _norm(embed_dim, epsilon, rngs)
         self.mlp = Perceptron(embed_dim, width, rngs=rngs)
         self.mlp_norm = _norm(embed_dim, epsilon, rngs)
 
-    def __call__(self, x, mask: Mask) -> jax.Array:
+    def __call__(self, x: Float[Array, "B T D"], mask: Mask) -> Float[Array, "B T D"]:
         x = self.attention_norm(x + self.attention(x, mask=mask))
         return self.mlp_norm(x + self.mlp(x))
 
@@ -50,17 +53,17 @@ class BertEncoder(nnx.Module):
 
     def __init__(
         self,
-        vocab_size,
-        max_length,
-        num_types,
-        embed_dim,
-        num_heads,
-        num_layers,
-        width,
+        vocab_size: int,
+        max_length: int,
+        num_types: int,
+        embed_dim: int,
+        num_heads: int,
+        num_layers: int,
+        width: int,
         *,
-        epsilon=1e-12,
-        has_pooler=True,
-        rngs,
+        epsilon: float = 1e-12,
+        has_pooler: bool = True,
+        rngs: nnx.Rngs,
     ):
         self.embed_dim, self.max_length = embed_dim, max_length
         self.token_embedding = nnx.Embed(vocab_size, embed_dim, rngs=rngs)
@@ -73,7 +76,12 @@ class BertEncoder(nnx.Module):
         )
         self.pooler = nnx.data(nnx.Linear(embed_dim, embed_dim, rngs=rngs) if has_pooler else None)
 
-    def __call__(self, tokens, lengths, types=None) -> jax.Array:
+    def __call__(
+        self,
+        tokens: Int[AnyArray, "B T"],
+        lengths: Int[AnyArray, " B"],
+        types: Int[AnyArray, "B T"] | None = None,
+    ) -> Float[Array, "B T D"]:
         """(B, T) integers and (B,) lengths → (B, T, D).
 
         Of row b the first lengths[b] tokens are its own, at least one; what the others become has
@@ -86,7 +94,7 @@ class BertEncoder(nnx.Module):
                 f"{tokens.shape[1]}"
             )
         types = jnp.zeros_like(tokens) if types is None else types
-        x = self.token_embedding(tokens) + self.type_embedding(types)
+        x = self.token_embedding(jnp.asarray(tokens)) + self.type_embedding(jnp.asarray(types))
         x = self.embedding_norm(x + self.position_embedding(jnp.arange(tokens.shape[1])))
         mask = Mask.lengths(lengths)
         for layer in self.layers:
@@ -94,5 +102,5 @@ class BertEncoder(nnx.Module):
         return x
 
 
-def _norm(embed_dim, epsilon, rngs) -> nnx.LayerNorm:
+def _norm(embed_dim: int, epsilon: float, rngs: nnx.Rngs) -> nnx.LayerNorm:
     return nnx.LayerNorm(embed_dim, epsilon=epsilon, use_fast_variance=False, rngs=rngs)

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jaxtyping import Array, Float, Int
 
+from jax_attn.attention.annotations import AnyArray
 from jax_attn.models.bert import BertEncoder
 from jax_attn.transfer import load, load_checkpoint
 from jax_attn.transfer.families import BERT, Config
@@ -35,7 +36,9 @@ class Batch(NamedTuple):
     rows: np.ndarray
 
 
-def mean_pooled(hidden_BTD: jax.Array, lengths_B: jax.Array) -> jax.Array:
+def mean_pooled(
+    hidden_BTD: Float[Array, "B T D"], lengths_B: Int[AnyArray, " B"]
+) -> Float[Array, "B D"]:
     """The mean over each row's own tokens, as a unit vector: (B, T, D) → (B, D)."""
     own_BT = jnp.arange(hidden_BTD.shape[1]) < lengths_B[:, None]
     total = jnp.where(own_BT[..., None], hidden_BTD, 0).sum(axis=1)
@@ -57,7 +60,7 @@ class SentenceEncoder:
 
     def tokens(self, sentences: Sequence[str]) -> list[list[int]]:
         """Each sentence's token ids, cut to max_length."""
-        return [found.ids for found in self.tokenizer.encode_batch(list(sentences))]
+        return [encoding.ids for encoding in self.tokenizer.encode_batch(list(sentences))]
 
     def batches(self, sentences: Sequence[str], size: int = 32) -> Iterator[Batch]:
         """The sentences by length, `size` a batch, padded to a power of two.
@@ -75,20 +78,22 @@ class SentenceEncoder:
                 tokens[b, : len(ids[row])], lengths[b] = ids[row], len(ids[row])
             yield Batch(tokens, lengths, rows)
 
-    def embed(self, sentences: Sequence[str], size: int = 32) -> np.ndarray:
+    def embed(self, sentences: Sequence[str], size: int = 32) -> Float[np.ndarray, "n D"]:
         """(n, D) float32, a unit vector a sentence, in the order given.
 
         size: sentences a batch; each length of batch is compiled once a process.
         """
-        made = np.empty((len(sentences), self.encoder.embed_dim), np.float32)
+        unit_vectors = np.empty((len(sentences), self.encoder.embed_dim), np.float32)
         for batch in self.batches(sentences, size):
             vectors = embedded(self.encoder, batch.tokens, batch.lengths)
-            made[batch.rows] = np.asarray(vectors)[: len(batch.rows)]
-        return made
+            unit_vectors[batch.rows] = np.asarray(vectors)[: len(batch.rows)]
+        return unit_vectors
 
 
 @nnx.jit
-def embedded(encoder: BertEncoder, tokens, lengths) -> jax.Array:
+def embedded(
+    encoder: BertEncoder, tokens: Int[AnyArray, "B T"], lengths: Int[AnyArray, " B"]
+) -> Float[Array, "B D"]:
     """(B, T) tokens and (B,) lengths → (B, D) unit vectors."""
     return mean_pooled(encoder(tokens, lengths), lengths)
 

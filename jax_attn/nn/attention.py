@@ -1,8 +1,14 @@
 """Attention as NNX modules: four projections around ``dot_product_attention``."""
 
+from collections.abc import Callable
+from typing import Any, overload
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.lax import PrecisionLike
+from jax.typing import DTypeLike
+from jaxtyping import Array, Bool, Float
 
 from jax_attn.attention import (
     KVCache,
@@ -11,9 +17,13 @@ from jax_attn.attention import (
     checks,
     dot_product_attention,
 )
+from jax_attn.attention.annotations import AnyArray
+from jax_attn.attention.dispatch import Implementation
+from jax_attn.attention.mask import MaskLike
+from jax_attn.attention.rotary import Rotary
 from jax_attn.nn.dropouts import dropouts
 from jax_attn.nn.inputs import sequences
-from jax_attn.nn.positions import placement_problems, turned
+from jax_attn.nn.positions import Positions, placement_problems, turned
 from jax_attn.nn.problems import cache_problems, option_problems, size_problems
 from jax_attn.nn.projection import Projection, torch_linear_init
 
@@ -59,29 +69,29 @@ class GroupedQueryAttention(nnx.Module):
 
     def __init__(
         self,
-        embed_dim,
-        num_heads,
-        num_kv_heads,
+        embed_dim: int,
+        num_heads: int,
+        num_kv_heads: int,
         *,
-        head_dim=None,
-        kdim=None,
-        vdim=None,
-        use_bias=True,
-        use_out_bias=None,
-        dropout_rate=0.0,
-        out_dropout_rate=0.0,
-        scale=None,
-        softcap=None,
-        qk_norm=None,
-        rotary=None,
-        position_bias=None,
-        dtype=None,
-        param_dtype=jnp.float32,
-        precision=None,
-        kernel_init=torch_linear_init,
-        bias_init=None,
-        implementation=None,
-        rngs,
+        head_dim: int | None = None,
+        kdim: int | None = None,
+        vdim: int | None = None,
+        use_bias: bool = True,
+        use_out_bias: bool | None = None,
+        dropout_rate: float = 0.0,
+        out_dropout_rate: float = 0.0,
+        scale: float | None = None,
+        softcap: float | None = None,
+        qk_norm: Callable[..., nnx.Module] | None = None,
+        rotary: Rotary | None = None,
+        position_bias: Callable[[int, int], jax.Array] | None = None,
+        dtype: DTypeLike | None = None,
+        param_dtype: DTypeLike = jnp.float32,
+        precision: PrecisionLike = None,
+        kernel_init: nnx.Initializer = torch_linear_init,
+        bias_init: nnx.Initializer | None = None,
+        implementation: Implementation = None,
+        rngs: nnx.Rngs,
     ):
         problems = size_problems(embed_dim, num_heads, num_kv_heads, head_dim, kdim, vdim)
         problems += option_problems(
@@ -114,7 +124,9 @@ class GroupedQueryAttention(nnx.Module):
         has_stream = "dropout" in rngs or "default" in rngs
         keeps = has_stream and (self.dropout_rate > 0 or self.out_dropout_rate > 0)
 
-        def projection(in_axes, out_axes, use_bias):
+        def projection(
+            in_axes: tuple[int, ...], out_axes: tuple[int, ...], use_bias: bool
+        ) -> Projection:
             return Projection(
                 in_axes,
                 out_axes,
@@ -132,28 +144,62 @@ class GroupedQueryAttention(nnx.Module):
         self.k_proj = projection((self.kdim,), (K, H), use_bias)
         self.v_proj = projection((self.vdim,), (K, H), use_bias)
         self.out_proj = projection((N, H), (D,), use_bias if use_out_bias is None else use_out_bias)
-        self.q_norm = self.k_norm = nnx.data(None)
+        self.q_norm: Any = nnx.data(None)
+        self.k_norm: Any = nnx.data(None)
         if qk_norm is not None:
             options = {"dtype": self.dtype, "param_dtype": jnp.dtype(param_dtype), "rngs": rngs}
             self.q_norm, self.k_norm = qk_norm(H, **options), qk_norm(H, **options)
-        self.rngs = rngs.dropout.fork() if keeps else nnx.data(None)
+        self.rngs: nnx.RngStream | None = rngs.dropout.fork() if keeps else nnx.data(None)
+
+    @overload
+    def __call__(
+        self,
+        query: Float[AnyArray, "B T D"],
+        key: Float[AnyArray, "B S kdim"] | None = None,
+        value: Float[AnyArray, "B S vdim"] | None = None,
+        mask: MaskLike | None = None,
+        *,
+        is_causal: bool = False,
+        bias: Float[AnyArray, "*#BNTS"] | None = None,
+        positions: Positions | None = None,
+        key_positions: Positions | None = None,
+        deterministic: bool | None = None,
+        rngs: nnx.Rngs | nnx.RngStream | None = None,
+        keep: Bool[AnyArray, "*#BNTS"] | None = None,
+        out_keep: Bool[AnyArray, "*#BTD"] | None = None,
+        cache: None = None,
+    ) -> Float[Array, "B T D"]: ...
+
+    @overload
+    def __call__(
+        self,
+        query: Float[AnyArray, "B T D"],
+        key: None = None,
+        value: None = None,
+        mask: MaskLike | None = None,
+        *,
+        is_causal: bool = False,
+        deterministic: bool | None = None,
+        rngs: nnx.Rngs | nnx.RngStream | None = None,
+        cache: KVCache,
+    ) -> tuple[Float[Array, "B T D"], KVCache]: ...
 
     def __call__(
         self,
-        query,
-        key=None,
-        value=None,
-        mask=None,
+        query: AnyArray,
+        key: AnyArray | None = None,
+        value: AnyArray | None = None,
+        mask: MaskLike | None = None,
         *,
-        is_causal=False,
-        bias=None,
-        positions=None,
-        key_positions=None,
-        deterministic=None,
-        rngs=None,
-        keep=None,
-        out_keep=None,
-        cache=None,
+        is_causal: bool = False,
+        bias: AnyArray | None = None,
+        positions: Positions | None = None,
+        key_positions: Positions | None = None,
+        deterministic: bool | None = None,
+        rngs: nnx.Rngs | nnx.RngStream | None = None,
+        keep: AnyArray | None = None,
+        out_keep: AnyArray | None = None,
+        cache: KVCache | None = None,
     ) -> jax.Array | tuple[jax.Array, KVCache]:
         """Attends from query to key and value.
 
@@ -190,16 +236,19 @@ class GroupedQueryAttention(nnx.Module):
             checks.raise_all(
                 type(self).__name__, cache_problems(self, cache, others, deterministic)
             )
-        query, key, value = sequences(self, query=query, key=key, value=value)
+        q_BTD, k_BSD, v_BSD = sequences(self, query=query, key=key, value=value)
         if cache is not None:
-            return self._continued(query, mask, cache)
-        dropout, out_dropout = dropouts(self, query.shape, deterministic, rngs, keep, out_keep)
-        q_BTNH, k_BSKH = self._heads(query, key, positions, key_positions, alone=alone)
+            return self._continued(q_BTD, mask, cache)
+        dropout, out_dropout = dropouts(self, q_BTD.shape, deterministic, rngs, keep, out_keep)
+        heads = self._heads(q_BTD, k_BSD, positions, key_positions, alone=alone)
+        q_BTNH, k_BSKH, v_BSKH = _same_dtype(*heads, self.v_proj(v_BSD))
         attended_BTNH = dot_product_attention(
-            *_same_dtype(q_BTNH, k_BSKH, self.v_proj(value)),
+            q_BTNH,
+            k_BSKH,
+            v_BSKH,
             mask,
             is_causal=is_causal,
-            bias=self._bias(query, key, bias),
+            bias=self._bias(q_BTD, k_BSD, bias),
             scale=self.scale,
             softcap=self.softcap,
             dropout=dropout,
@@ -211,32 +260,35 @@ class GroupedQueryAttention(nnx.Module):
 
     def attention_weights(
         self,
-        query,
-        key=None,
-        mask=None,
+        query: Float[AnyArray, "B T D"],
+        key: Float[AnyArray, "B S kdim"] | None = None,
+        mask: MaskLike | None = None,
         *,
-        is_causal=False,
-        bias=None,
-        positions=None,
-        key_positions=None,
-    ) -> jax.Array:
+        is_causal: bool = False,
+        bias: Float[AnyArray, "*#BNTS"] | None = None,
+        positions: Positions | None = None,
+        key_positions: Positions | None = None,
+    ) -> Float[Array, "B N T S"]:
         """The weights (B, N, T, S) by which ``__call__`` averages the values, before dropout.
 
         Arguments and errors as there.
         """
         alone = key is None
-        query, key = sequences(self, query=query, key=key)
+        q_BTD, k_BSD = sequences(self, query=query, key=key)
+        heads = self._heads(q_BTD, k_BSD, positions, key_positions, alone=alone)
+        q_BTNH, k_BSKH = _same_dtype(*heads)
         return attention_weights(
-            *_same_dtype(*self._heads(query, key, positions, key_positions, alone=alone)),
+            q_BTNH,
+            k_BSKH,
             mask,
             is_causal=is_causal,
-            bias=self._bias(query, key, bias),
+            bias=self._bias(q_BTD, k_BSD, bias),
             scale=self.scale,
             softcap=self.softcap,
             precision=self.precision,
         )
 
-    def _bias(self, query, key, bias):
+    def _bias(self, query: jax.Array, key: jax.Array, bias: AnyArray | None) -> AnyArray | None:
         """The call's own bias and what position_bias adds to it."""
         if self.position_bias is None:
             return bias
@@ -246,22 +298,34 @@ class GroupedQueryAttention(nnx.Module):
         with jax.numpy_dtype_promotion("standard"):  # a learnt one has the parameters' dtype
             return bias + own_NTS
 
-    def empty_cache(self, batch, length=None, *, window=None, dtype=None) -> KVCache:
+    def empty_cache(
+        self,
+        batch: int,
+        length: int | None = None,
+        *,
+        window: int | None = None,
+        dtype: DTypeLike | None = None,
+    ) -> KVCache:
         """A KVCache for this module: for ``length`` tokens a row, or a ring of ``window``.
 
         dtype: of keys and values; the module's dtype, or its parameters', unless given.
         """
         if dtype is None:
             dtype = self.k_proj.kernel.dtype if self.dtype is None else self.dtype
-        sizes = {"num_kv_heads": self.num_kv_heads, "head_dim": self.head_dim}
-        return KVCache.empty(batch, length, window=window, dtype=dtype, **sizes)
+        K, H = self.num_kv_heads, self.head_dim
+        return KVCache.empty(batch, length, num_kv_heads=K, head_dim=H, window=window, dtype=dtype)
 
-    def _continued(self, query, mask, cache: KVCache) -> tuple[jax.Array, KVCache]:
+    def _continued(
+        self, query: jax.Array, mask: MaskLike | None, cache: KVCache
+    ) -> tuple[jax.Array, KVCache]:
         """The output for the tokens that follow those in the cache, and the cache with them."""
         positions = None if self.rotary is None else cache.positions(query.shape[1])
-        q_BTNH, k_BTKH = self._heads(query, query, positions, None, alone=True)
+        heads = self._heads(query, query, positions, None, alone=True)
+        q_BTNH, k_BTKH, v_BTKH = _same_dtype(*heads, self.v_proj(query))
         attended_BTNH, cache = attend_with_cache(
-            *_same_dtype(q_BTNH, k_BTKH, self.v_proj(query)),
+            q_BTNH,
+            k_BTKH,
+            v_BTKH,
             cache,
             mask,
             scale=self.scale,
@@ -270,11 +334,20 @@ class GroupedQueryAttention(nnx.Module):
         )
         return self.out_proj(attended_BTNH), cache
 
-    def _heads(self, query, key, positions, key_positions, *, alone: bool):
+    def _heads(
+        self,
+        query: jax.Array,
+        key: jax.Array,
+        positions: Positions | None,
+        key_positions: Positions | None,
+        *,
+        alone: bool,
+    ) -> tuple[jax.Array, jax.Array]:
         """Queries (B, T, N, H) and keys (B, S, K, H): projected, normalised, rotated."""
-        where = {"alone": alone, "rotary": self.rotary}
-        found = placement_problems(query, key, positions, key_positions, **where)
-        checks.raise_all(type(self).__name__, found)
+        problems = placement_problems(
+            query, key, positions, key_positions, alone=alone, rotary=self.rotary
+        )
+        checks.raise_all(type(self).__name__, problems)
         q_BTNH, k_BSKH = self.q_proj(query), self.k_proj(key)
         if self.q_norm is not None:
             # flax's norms promote bfloat16 to float32 inside, which strict promotion refuses.
@@ -282,7 +355,7 @@ class GroupedQueryAttention(nnx.Module):
                 q_BTNH, k_BSKH = self.q_norm(q_BTNH), self.k_norm(k_BSKH)
         if self.rotary is None:
             return q_BTNH, k_BSKH
-        return turned(q_BTNH, k_BSKH, positions, key_positions, **where)
+        return turned(q_BTNH, k_BSKH, positions, key_positions, alone=alone, rotary=self.rotary)
 
 
 class MultiHeadAttention(GroupedQueryAttention):
@@ -291,7 +364,7 @@ class MultiHeadAttention(GroupedQueryAttention):
     Arguments as GroupedQueryAttention, without num_kv_heads. Vaswani et al., 2017.
     """
 
-    def __init__(self, embed_dim, num_heads, *, rngs, **options):
+    def __init__(self, embed_dim: int, num_heads: int, *, rngs: nnx.Rngs, **options: Any):
         super().__init__(embed_dim, num_heads, num_heads, rngs=rngs, **options)
 
 
@@ -301,7 +374,7 @@ class MultiQueryAttention(GroupedQueryAttention):
     Arguments as GroupedQueryAttention, without num_kv_heads. Shazeer, 2019.
     """
 
-    def __init__(self, embed_dim, num_heads, *, rngs, **options):
+    def __init__(self, embed_dim: int, num_heads: int, *, rngs: nnx.Rngs, **options: Any):
         super().__init__(embed_dim, num_heads, 1, rngs=rngs, **options)
 
 

@@ -3,12 +3,19 @@
 The torch side has the same names in ``torch_ref.plain_mha``.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float, Int
 
 from jax_attn.attention import checks
+from jax_attn.attention.annotations import AnyArray
+from jax_attn.attention.mask import MaskLike
 from jax_attn.nn.attention import MultiHeadAttention
 
 WORD_TO_INDEX = {"this": 1, "is": 2, "an": 3, "example": 4, "sentence": 5}
@@ -19,7 +26,11 @@ def simple_tokenizer(sentence: str) -> list[int]:
     return [WORD_TO_INDEX.get(word, 0) for word in sentence.lower().split()]
 
 
-def encode_sentence(sentence: str, tokenizer=simple_tokenizer, max_len: int = 10) -> jax.Array:
+def encode_sentence(
+    sentence: str,
+    tokenizer: Callable[[str], list[int]] = simple_tokenizer,
+    max_len: int = 10,
+) -> Int[Array, " max_len"]:
     """The sentence's tokens, cut or filled with 0 to max_len; (max_len,) int32."""
     checks.raise_all("encode_sentence", checks.count_problems(max_len=max_len))
     tokens = tokenizer(sentence)[:max_len]
@@ -35,14 +46,14 @@ class SentenceAttention(nnx.Module):
 
     def __init__(
         self,
-        vocab_size,
-        embed_dim,
-        num_heads,
+        vocab_size: int,
+        embed_dim: int,
+        num_heads: int,
         *,
-        dtype=None,
-        param_dtype=jnp.float32,
-        rngs,
-        **options,
+        dtype: DTypeLike | None = None,
+        param_dtype: DTypeLike = jnp.float32,
+        rngs: nnx.Rngs,
+        **options: Any,
     ):
         problems = checks.count_problems(vocab_size=vocab_size)
         checks.raise_all(type(self).__name__, problems)
@@ -58,16 +69,20 @@ class SentenceAttention(nnx.Module):
             rngs=rngs,
         )
 
-    def __call__(self, tokens, mask=None, **options) -> jax.Array:
+    def __call__(
+        self, tokens: Int[AnyArray, "B T"], mask: MaskLike | None = None, **options: Any
+    ) -> Float[Array, "B T D"]:
         """(B, T) integer tokens → (B, T, D); mask and options as for MultiHeadAttention.
 
         Raises ArgumentError when tokens are not (B, T) integers. A token that the embedding does
         not have becomes NaN, since values are not known under jit.
         """
+        wanted = None
         if not checks.is_array(tokens) or not jnp.issubdtype(tokens.dtype, jnp.integer):
-            problem = f"tokens: expected integers (B, T), got {checks.summary(tokens)}"
-            checks.raise_all(type(self).__name__, [problem])
-        if len(tokens.shape) != 2:
-            problem = f"tokens: expected rank 2 (B, T), got {checks.summary(tokens)}"
+            wanted = "integers (B, T)"
+        elif len(tokens.shape) != 2:
+            wanted = "rank 2 (B, T)"
+        if wanted:
+            problem = f"tokens: expected {wanted}, got {checks.summary(tokens)}"
             checks.raise_all(type(self).__name__, [problem])
         return self.attention(self.embedding(jnp.asarray(tokens)), mask=mask, **options)

@@ -2,30 +2,48 @@
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Int
 
+from jax_attn.attention.annotations import AnyArray
 from jax_attn.attention.rotary import Rotary, position_problems, rotate
 
+Positions = Int[AnyArray, "#B T"] | Int[AnyArray, " T"]
 
-def placement_problems(query, key, positions, key_positions, *, alone: bool, rotary) -> list[str]:
+
+def placement_problems(
+    query: jax.Array,
+    key: jax.Array,
+    positions: Positions | None,
+    key_positions: Positions | None,
+    *,
+    alone: bool,
+    rotary: Rotary | None,
+) -> list[str]:
     """What is wrong with the positions of query (B, T, …) and key (B, S, …).
 
     alone: no key was given, so that the keys are where the queries are.
     """
-    given = {"positions": positions, "key_positions": key_positions}
-    present = [name for name, at in given.items() if at is not None]
+    arguments = {"positions": positions, "key_positions": key_positions}
+    present = [name for name, at in arguments.items() if at is not None]
     if rotary is None:
         return [f"{name}: expected None, as the module has no rotary" for name in present]
     if alone and key_positions is not None:
         return ["key_positions: expected None, as no key is given: its positions are the query's"]
     if not alone and len(present) == 1:
-        (missing,) = given.keys() - present
+        (missing,) = arguments.keys() - present
         return [f"{missing}: expected together with {present[0]}, as a key is given"]
-    found = position_problems("positions", positions, *query.shape[:2])
-    return found + position_problems("key_positions", key_positions, *key.shape[:2])
+    problems = position_problems("positions", positions, *query.shape[:2])
+    return problems + position_problems("key_positions", key_positions, *key.shape[:2])
 
 
 def turned(
-    q_BTNH, k_BSKH, positions, key_positions, *, alone: bool, rotary: Rotary
+    q_BTNH: jax.Array,
+    k_BSKH: jax.Array,
+    positions: Positions | None,
+    key_positions: Positions | None,
+    *,
+    alone: bool,
+    rotary: Rotary,
 ) -> tuple[jax.Array, jax.Array]:
     """Queries and keys, each at its positions: those given, else 0 … T−1 and 0 … S−1."""
     q_at = jnp.arange(q_BTNH.shape[1]) if positions is None else jnp.asarray(positions)

@@ -1,22 +1,28 @@
 """What is wrong with a module's arguments: every reason, to be raised at once."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from flax import nnx
 
 from jax_attn.attention import KVCache, checks, dispatch
 from jax_attn.attention.rotary import DynamicNTK, Rotary
 
 
-def size_problems(embed_dim, num_heads, num_kv_heads, head_dim, kdim, vdim) -> list[str]:
+def size_problems(
+    embed_dim: Any, num_heads: Any, num_kv_heads: Any, head_dim: Any, kdim: Any, vdim: Any
+) -> list[str]:
+    """Of a constructor's sizes."""
     counts = {"embed_dim": embed_dim, "num_heads": num_heads, "num_kv_heads": num_kv_heads}
     optional = {"head_dim": head_dim, "kdim": kdim, "vdim": vdim}
     counts |= {name: size for name, size in optional.items() if size is not None}
-    bad = {name: checks.count_problems(**{name: size}) for name, size in counts.items()}
-    problems = [problem for found in bad.values() for problem in found]
-    if not (bad["num_heads"] or bad["num_kv_heads"]) and num_heads % num_kv_heads:
+    problems = checks.count_problems(**counts)
+    fit = {name for name, size in counts.items() if checks.is_count(size)}
+    if {"num_heads", "num_kv_heads"} <= fit and num_heads % num_kv_heads:
         problems.append(
             f"num_heads: expected a multiple of num_kv_heads={num_kv_heads}, got {num_heads}"
         )
-    if not (bad["num_heads"] or bad["embed_dim"]) and head_dim is None and embed_dim % num_heads:
+    if {"num_heads", "embed_dim"} <= fit and head_dim is None and embed_dim % num_heads:
         problems.append(
             f"embed_dim: expected a multiple of num_heads={num_heads}, or a head_dim, "
             f"got {embed_dim}"
@@ -26,22 +32,22 @@ def size_problems(embed_dim, num_heads, num_kv_heads, head_dim, kdim, vdim) -> l
 
 def option_problems(
     *,
-    dtype,
-    param_dtype,
-    scale,
-    softcap,
-    implementation,
-    qk_norm,
-    rotary,
-    position_bias,
-    rngs,
-    **rates,
+    dtype: Any,
+    param_dtype: Any,
+    scale: Any,
+    softcap: Any,
+    implementation: Any,
+    qk_norm: Any,
+    rotary: Any,
+    position_bias: Any,
+    rngs: Any,
+    **rates: Any,
 ) -> list[str]:
     """Of a constructor's options; rates: dropout's, by name."""
     problems = [
         f"{name}: expected a number in [0, 1], got {rate!r}"
         for name, rate in rates.items()
-        if not (checks.is_real(rate) and 0 <= rate <= 1)
+        if not checks.is_rate(rate)
     ]
     for name, wanted in (("dtype", dtype), ("param_dtype", param_dtype)):
         problems += [] if wanted is None else checks.dtype_problems(name, wanted)
@@ -60,7 +66,9 @@ def option_problems(
     return problems
 
 
-def cache_problems(module, cache, others, deterministic) -> list[str]:
+def cache_problems(
+    module: Any, cache: object, others: Mapping[str, object], deterministic: bool | None
+) -> list[str]:
     """Of a call with a cache. others: what may not be given beside it, by name."""
     problems = [
         f"{name}: expected None beside a cache" for name, x in others.items() if x is not None
@@ -75,8 +83,8 @@ def cache_problems(module, cache, others, deterministic) -> list[str]:
             )
     if module.rotary is not None and isinstance(module.rotary.scaling, DynamicNTK):
         problems.append(
-            "cache: expected frequencies that stay; DynamicNTK's follow the length of a call, "
-            "so that keys turned before would no longer fit"
+            "cache: cannot be combined with DynamicNTK: its frequencies depend on the length of a "
+            "call, so that keys turned before would no longer fit"
         )
     if module.position_bias is not None:
         problems.append(

@@ -1,10 +1,13 @@
 """The linear map around attention: torch.nn.Linear's numbers, kernels with named head axes."""
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
+from jax.lax import PrecisionLike
 
 # U(±1/√fan_in): torch.nn.Linear's, which torch reaches as kaiming_uniform_ with a = √5.
 torch_linear_init = jax.nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
@@ -13,13 +16,20 @@ torch_linear_init = jax.nn.initializers.variance_scaling(1 / 3, "fan_in", "unifo
 def torch_bias_init(fan_in: int) -> nnx.Initializer:
     """torch.nn.Linear's bias, U(±1/√fan_in); the bias's own shape does not tell fan_in."""
 
-    def init(key, shape, dtype):
+    def init(key: Any, shape: Any, dtype: Any = jnp.float32, out_sharding: Any = None) -> jax.Array:
+        del out_sharding  # nothing here is sharded
         return jax.random.uniform(key, shape, dtype, -(fan_in**-0.5), fan_in**-0.5)
 
     return init
 
 
-def project(x, kernel, bias, axes: int, precision=None) -> jax.Array:
+def project(
+    x: jax.Array,
+    kernel: jax.Array,
+    bias: jax.Array | None,
+    axes: int,
+    precision: PrecisionLike = None,
+) -> jax.Array:
     """x·kernel + bias over the last `axes` axes of x and the first of kernel; x's dtype throughout.
 
     bias: the shape of kernel's other axes, or None.
@@ -46,13 +56,13 @@ class Projection(nnx.Module):
         in_axes: tuple[int, ...],
         out_axes: tuple[int, ...],
         *,
-        use_bias,
-        dtype,
-        param_dtype,
-        precision,
-        kernel_init,
-        bias_init,
-        rngs,
+        use_bias: bool,
+        dtype: np.dtype | None,
+        param_dtype: np.dtype,
+        precision: PrecisionLike,
+        kernel_init: nnx.Initializer,
+        bias_init: nnx.Initializer | None,
+        rngs: nnx.Rngs,
     ):
         fan_in, fan_out = math.prod(in_axes), math.prod(out_axes)
         bias_init = torch_bias_init(fan_in) if bias_init is None else bias_init
@@ -63,7 +73,7 @@ class Projection(nnx.Module):
             self.bias = nnx.Param(bias_init(rngs.params(), out_axes, param_dtype))
         self.axes, self.dtype, self.precision = len(in_axes), dtype, precision
 
-    def __call__(self, x) -> jax.Array:
+    def __call__(self, x: jax.Array) -> jax.Array:
         kernel = self.kernel[...]
         dtype = jnp.promote_types(x.dtype, kernel.dtype) if self.dtype is None else self.dtype
         bias = None if self.bias is None else self.bias[...].astype(dtype)

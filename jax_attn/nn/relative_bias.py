@@ -4,6 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float
 
 from jax_attn.attention import checks
 from jax_attn.attention.position_bias import bucket_problems, relative_buckets
@@ -27,13 +29,13 @@ class RelativeBias(nnx.Module):
 
     def __init__(
         self,
-        num_heads,
+        num_heads: int,
         *,
-        buckets=32,
-        max_distance=128,
-        bidirectional=True,
-        param_dtype=jnp.float32,
-        rngs,
+        buckets: int = 32,
+        max_distance: int = 128,
+        bidirectional: bool = True,
+        param_dtype: DTypeLike = jnp.float32,
+        rngs: nnx.Rngs,
     ):
         problems = checks.count_problems(num_heads=num_heads)
         problems += bucket_problems(buckets, max_distance, bidirectional)
@@ -43,8 +45,8 @@ class RelativeBias(nnx.Module):
         drawn = jax.random.normal(rngs.params(), (buckets, num_heads), jnp.dtype(param_dtype))
         self.embedding = nnx.Param(drawn)
 
-    def __call__(self, T: int, S: int) -> jax.Array:
-        found_R = relative_buckets(
+    def __call__(self, T: int, S: int) -> Float[Array, "N T S"]:
+        bucket_R = relative_buckets(
             np.arange(1 - T, S),
             buckets=self.buckets,
             max_distance=self.max_distance,
@@ -53,6 +55,6 @@ class RelativeBias(nnx.Module):
         # At least float32: the gradient of a row is a sum over all that fall into its bucket.
         wide = jnp.promote_types(self.embedding.dtype, jnp.float32)
         # One row a distance first: a constant of T×S buckets would be as large as the bias.
-        by_distance_RN = self.embedding[...].astype(wide)[found_R]
+        by_distance_RN = self.embedding[...].astype(wide)[bucket_R]
         distance_TS = jnp.arange(S)[None] - jnp.arange(T)[:, None]
         return by_distance_RN.T[:, distance_TS + T - 1]

@@ -28,7 +28,7 @@ def picky(monkeypatch):
         return reasons
 
     kernel = dispatch.Kernel(
-        "picky", lambda call: call.query * 0 + 7, refusals, dispatch.none, "picky"
+        "picky", lambda call: call.query * 0 + 7, refusals, dispatch.no_reasons, "picky"
     )
     monkeypatch.setattr(dispatch, "KERNELS", {"picky": kernel, **dispatch.KERNELS})
 
@@ -132,7 +132,7 @@ class TestTracedForAnyPlatform:
             return jnp.cos(call.query)
 
         kernel = dispatch.Kernel(
-            "own", run, dispatch.none, dispatch.none, "TPUs' own", only_on="tpu"
+            "own", run, dispatch.no_reasons, dispatch.no_reasons, "TPUs' own", only_on="tpu"
         )
         monkeypatch.setattr(dispatch, "KERNELS", {"own": kernel, **dispatch.KERNELS})
 
@@ -227,7 +227,11 @@ class TestInsistingOnARecord:
 
     def test_it_runs_and_explains_itself_by_its_name(self):
         own = dispatch.Kernel(
-            "own", lambda call: call.query * 0 + 7, dispatch.none, dispatch.none, "is ours"
+            "own",
+            lambda call: call.query * 0 + 7,
+            dispatch.no_reasons,
+            dispatch.no_reasons,
+            "is ours",
         )
         assert float(dot_product_attention(*ARRAYS, implementation=own)[0, 0, 0, 0]) == 7
         explanation = explain(*ARRAYS, implementation=own)
@@ -236,7 +240,8 @@ class TestInsistingOnARecord:
         assert "own" not in dispatch.KERNELS
 
     def test_one_that_cannot_serve_raises_with_its_name_and_reasons(self):
-        own = dispatch.Kernel("own", jnp.cos, lambda call: ["no"], dispatch.none, "", "tpu")
+        refusals, drawbacks = (lambda call: ["no"]), dispatch.no_reasons
+        own = dispatch.Kernel("own", jnp.cos, refusals, drawbacks, "", only_on="tpu")
         message = r"(?s)implementation='own' cannot serve.*it runs on tpu, not on cpu.*no"
         with pytest.raises(ValueError, match=message):
             dot_product_attention(*ARRAYS, implementation=own)

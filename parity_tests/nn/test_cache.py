@@ -323,7 +323,7 @@ BAD = {
         lambda: module(head_dim=4, rotary=Rotary(scaling=DynamicNTK(2.0, 8)))(
             X, cache=module().empty_cache(B, 5)
         ),
-        "cache: expected frequencies that stay; DynamicNTK's follow the length",
+        "cache: cannot be combined with DynamicNTK: its frequencies depend",
     ),
     "keys of other inputs": (
         lambda: module(kdim=5)(X, cache=module().empty_cache(B, 5)),

@@ -7,6 +7,7 @@ computed again from the saved log-sum-exp (Dao et al., "FlashAttention-2", 2023)
 
 import dataclasses
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +20,6 @@ from jax_attn.attention.kernels.tile import Tile, Tiles
 from jax_attn.attention.kernels.varying import varying
 
 Floats = dict[str, jax.Array | None]
-Gradients = tuple[jax.Array | None, ...]
 
 # Fewer queries or scores a head than these and dense is as fast or faster: measured on XLA:CPU,
 # batch 1 to 64. From 128×128 up blocked was 1.1 to 8 times as fast forward; with the backward
@@ -224,7 +224,7 @@ def _backward(
     dtype = call.softmax_dtype
     delta_BNT = jnp.einsum("BTNH,BTNH->BNT", d_out, out, precision="highest") - d_lse
 
-    def row(n: jax.Array, grads: Gradients) -> Gradients:
+    def row(n: jax.Array, grads: tuple[Any, ...]) -> tuple[Any, ...]:
         row = Tile.row(call, sizes, n)
         q_KGTH = row.queries(call.query).astype(dtype)
         d_out_KGTH = row.queries(d_out)
@@ -232,7 +232,7 @@ def _backward(
         lse_KGT = jnp.where(row.own(), row.rows(lse), jnp.inf)
         delta_KGT = row.rows(delta_BNT)
 
-        def column(j: jax.Array, running: Gradients) -> Gradients:
+        def column(j: jax.Array, running: tuple[Any, ...]) -> tuple[Any, ...]:
             d_q_KGTH, d_key, d_value, d_bias = running
             tile = row.column(j)
             k_KSH = tile.keys(call.key).astype(dtype)
@@ -293,7 +293,6 @@ def _dropped(tile: Tile, x_KGTS: jax.Array) -> jax.Array:
     dropout = tile.call.dropout
     if dropout is None:
         return x_KGTS
-    drawn = dropout.keep is None
-    return dropout.where(
-        dropout.drawn(*tile.places()) if drawn else tile.scores(dropout.keep), x_KGTS
-    )
+    if dropout.keep is None:
+        return dropout.where(dropout.drawn(*tile.places()), x_KGTS)
+    return dropout.where(tile.scores(dropout.keep), x_KGTS)

@@ -14,7 +14,7 @@ from jax_attn.attention.kernels import pages
 from jax_attn.attention.kernels.blocked import FEW_SCORES
 from jax_attn.attention.kernels.partial_softmax import PartialSoftmax, by_tiles, over_page
 from jax_attn.attention.kv_cache import KVCache
-from jax_attn.attention.mask import Mask
+from jax_attn.attention.mask import Band, Mask
 
 
 def refusals(call: Call, cache: object) -> list[str]:
@@ -169,7 +169,7 @@ def _writer(
     return functools.partial(pages.token_by_token, at_BT=at_BT)
 
 
-def _lowest(mask: Mask, cache: KVCache) -> int | jax.Array | None:
+def _lowest(mask: Mask, cache: KVCache) -> Band | None:
     """How far from a query its first key may lie: the later of the mask's and the ring's."""
     if cache.window is None:
         return mask.lo

@@ -5,18 +5,18 @@ reaches it: it is let see something, and its output is replaced by 0, which send
 """
 
 import functools
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 
-from jax_attn.attention import checks
 from jax_attn.attention.call import Call
 from jax_attn.attention.kernels import vendor
 
 DTYPES = ("float16", "bfloat16")
 
 
-def attention(call: Call, implementation: str = "cudnn") -> jax.Array:
+def attention(call: Call, implementation: Literal["cudnn", "xla"] = "cudnn") -> jax.Array:
     """softmax(scale·QKᵀ)·V for a call that is not refused; (B, T, N, Hv).
 
     implementation: jax.nn's; "xla" computes the same on any platform.
@@ -37,6 +37,7 @@ def attention(call: Call, implementation: str = "cudnn") -> jax.Array:
         allowed = _over_scores(jnp.asarray(allowed), call)
         visible = mask.materialize(call.T, call.S) & allowed
         empty = ~visible.any(axis=3, keepdims=True).swapaxes(1, 2)
+    lo, hi = mask.static_band
     out_BTNH = jax.nn.dot_product_attention(
         call.query,
         call.key,
@@ -44,9 +45,9 @@ def attention(call: Call, implementation: str = "cudnn") -> jax.Array:
         bias,
         allowed,
         scale=call.scale,
-        is_causal=mask.hi is not None,
+        is_causal=hi is not None,
         key_value_seq_lengths=lengths,
-        local_window_size=None if mask.lo is None else (-mask.lo, 0),
+        local_window_size=None if lo is None else (-lo, 0),
         implementation=implementation,
     )
     return _zeroed(out_BTNH, empty)
@@ -56,14 +57,13 @@ def refusals(call: Call) -> list[str]:
     """Every reason why cuDNN cannot serve the call."""
     if unknown := vendor.unknown_sizes(call):
         return unknown
-    mask, H, Hv = call.mask, call.H, call.value.shape[3]
-    traced = any(checks.is_array(edge) for edge in (mask.lo, mask.hi))
-    lo, hi = (None, None) if traced else (mask.lo, mask.hi)
+    mask, H, Hv = call.mask, call.H, call.Hv
+    lo, hi = mask.static_band if mask.band_is_static else (None, None)
     written = call.bias is not None or mask.allowed is not None
     sizes = f"here {call.T} and {call.S}"
-    too_long = H > 256 or (H > 128 and _asked(256) is not None)
-    absent = _asked(8)
-    return vendor.refusals(call, DTYPES, "the weights in the inputs' dtype") + vendor.said(
+    too_long = H > 256 or (H > 128 and _objection(256) is not None)
+    absent = _objection(8)
+    return vendor.refusals(call, DTYPES, "the weights in the inputs' dtype") + vendor.holding(
         {
             f"jax does not offer it here: {absent}": absent,
             f"H must be a multiple of 8, here {H}": H % 8,
@@ -74,7 +74,7 @@ def refusals(call: Call) -> list[str]:
             ),
             "it has no softcap": call.softcap is not None,
             "it takes no segments": mask.q_segments is not None,
-            "it takes no band that differs by row or is traced": traced,
+            "it takes no band that differs by row or is traced": not mask.band_is_static,
             "a band must end at the query itself": (lo, hi) != (None, None) and hi != 0,
             "a band must hold the query itself": hi == 0 and lo is not None and lo > 0,
             "a window's last queries would see nothing": lo is not None and call.S - lo < call.T,
@@ -90,7 +90,7 @@ def refusals(call: Call) -> list[str]:
 
 
 @functools.cache
-def _asked(H: int) -> str | None:
+def _objection(H: int) -> str | None:
     """What jax says against attention by cuDNN with this head_dim, in this process."""
     x = jax.ShapeDtypeStruct((1, 1, 1, H), jnp.float16)
     try:
@@ -102,7 +102,7 @@ def _asked(H: int) -> str | None:
     return None
 
 
-def _mapped(x) -> bool:
+def _mapped(x: Any) -> bool:
     while hasattr(x, "primal"):  # being differentiated, within the vmap
         x = x.primal
     return hasattr(x, "batch_dim")
@@ -118,5 +118,5 @@ def _over_scores(x: jax.Array, call: Call) -> jax.Array:
     return jnp.broadcast_to(x, (*x.shape[:2], call.T, call.S))
 
 
-def _dtype(x) -> str:
+def _dtype(x: jax.Array | None) -> str:
     return "none" if x is None else str(x.dtype)

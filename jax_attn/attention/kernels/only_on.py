@@ -5,7 +5,8 @@ A program for several platforms at once (`jax.export`) lowers every branch of
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +20,7 @@ def only_on(platform: str, fn: Callable) -> Callable:
     Arrays in, arrays out (pytrees of them). Not to be differentiated from outside.
     """
 
-    def narrowed(*args):
+    def narrowed(*args: Any) -> Any:
         leaves, tree = jax.tree.flatten(args)
         jaxpr, shapes = jax.make_jaxpr(
             lambda *leaves: fn(*jax.tree.unflatten(tree, leaves)), return_shape=True
@@ -35,11 +36,13 @@ _only_on.multiple_results = True
 
 
 @_only_on.def_abstract_eval
-def _(*args, platform, jaxpr):
+def _(*args: Any, platform: str, jaxpr: jex.ClosedJaxpr) -> list:
     return jaxpr.out_avals
 
 
-def _batched(args, axes, *, platform, jaxpr):
+def _batched(
+    args: Sequence, axes: Sequence, *, platform: str, jaxpr: jex.ClosedJaxpr
+) -> tuple[list, list[int]]:
     fn = jax.vmap(jex.jaxpr_as_fun(jaxpr), in_axes=tuple(axes))
     out = only_on(platform, fn)(*args)
     return out, [0] * len(out)
@@ -48,14 +51,22 @@ def _batched(args, axes, *, platform, jaxpr):
 batching.primitive_batchers[_only_on] = _batched
 
 
-def _zeros(ctx, *args, platform, jaxpr):
-    def stand_in(*_):
+def _zeros(
+    ctx: mlir.LoweringRuleContext, *args: Any, platform: str, jaxpr: jex.ClosedJaxpr
+) -> Sequence:
+    def stand_in(*_: Any) -> list[jax.Array]:
         return [jnp.zeros(aval.shape, aval.dtype) for aval in jaxpr.out_avals]
 
     return mlir.lower_fun(stand_in)(ctx, *args)
 
 
-def _lowered(here, ctx, *args, platform, jaxpr):
+def _lowered(
+    here: str,
+    ctx: mlir.LoweringRuleContext,
+    *args: Any,
+    platform: str,
+    jaxpr: jex.ClosedJaxpr,
+) -> Sequence:
     if here != platform:
         return _zeros(ctx, *args, platform=platform, jaxpr=jaxpr)
     module = ctx.module_context.replace(platforms=(here,))

@@ -9,7 +9,6 @@ does on a TPU at the default precision. Its gradients have no derivative, nor ha
 
 import jax
 
-from jax_attn.attention import checks
 from jax_attn.attention.call import Call
 from jax_attn.attention.kernels import vendor
 
@@ -33,17 +32,15 @@ def refusals(call: Call) -> list[str]:
     """Every reason why splash cannot serve the call."""
     if unknown := vendor.unknown_sizes(call):
         return unknown
-    mask, heads = call.mask, (call.H, call.value.shape[3])
+    mask, heads = call.mask, (call.H, call.Hv)
     longest = f"H and Hv may be {LONGEST_HEAD} at most, here {heads[0]} and {heads[1]}"
     precision = "in single bfloat16 passes"
-    return vendor.refusals(call, ("bfloat16", "float32"), precision) + vendor.said(
+    return vendor.refusals(call, ("bfloat16", "float32"), precision) + vendor.holding(
         {
             longest: max(heads) > LONGEST_HEAD,
             "it adds no bias": call.bias is not None,
             "it takes no mask that is written out": mask.allowed is not None,
-            "it takes no band that differs by row or is traced": any(
-                checks.is_array(edge) for edge in (mask.lo, mask.hi)
-            ),
+            "it takes no band that differs by row or is traced": not mask.band_is_static,
             "within a shard_map it does not say how its results differ": vendor.within_shard_map(),
         }
     )

@@ -7,6 +7,7 @@ sum of nothing); lengths that its blocks do not divide; lengths per batch row.
 import functools
 import operator
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -68,7 +69,7 @@ def block(n: int) -> int:
 
 
 def _mask(call: Call, T: int, S: int) -> masks.Mask:
-    lo, hi = call.mask.lo, call.mask.hi
+    lo, hi = call.mask.static_band
     return masks.FullMask((T, S)) if lo is None and hi is None else Band((T, S), lo, hi)
 
 
@@ -88,7 +89,7 @@ class Band(masks.Mask):
     def q_sequence(self) -> np.ndarray:
         return np.arange(self.sizes[0], dtype=np.int32)
 
-    def mask_function(self, i, j):
+    def mask_function(self, i: Any, j: Any) -> Any:
         """Which keys j each query i sees."""
         edges = []
         if self.lo is not None:

@@ -13,8 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jax_attn.attention.annotations import AnyArray
 from jax_attn.attention.call import Call
-from jax_attn.attention.mask import FAR, Mask
+from jax_attn.attention.mask import FAR, Band, Mask
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ class Tile:
         """(B, N, T) → the tile's (K, G, T)."""
         return self._cut(x_BNT, "BNT").reshape(self.sizes.K, self.call.G, self.sizes.T)
 
-    def scores(self, x: jax.Array) -> jax.Array:
+    def scores(self, x: AnyArray) -> jax.Array:
         """What broadcasts to (B, N, T, S) → what broadcasts to the tile's (K, G, T, S)."""
         return self._grouped(self._cut(x, "BNTS"[4 - x.ndim :]))
 
@@ -96,14 +97,14 @@ class Tile:
         """The mask as this tile's queries and keys see it, numbered from 0; of one batch row."""
         whole = self.call.mask
 
-        def moved(x, by):
+        def moved(x: Band | None, by: jax.Array) -> jax.Array | None:
             if x is None or isinstance(x, int):
                 return x if x is None else x - by
             # What lies further off than any tile may not wrap around when the tile's place is
             # subtracted; a plain number does not reach so far.
             return jnp.clip(jnp.broadcast_to(x, self.call.B)[self.b], -FAR, FAR) - by
 
-        def cut(x, axes):
+        def cut(x: AnyArray | None, axes: str) -> jax.Array | None:
             return None if x is None else self._cut(jnp.asarray(x), axes[len(axes) - x.ndim :])
 
         return Mask(
@@ -125,14 +126,14 @@ class Tile:
         Keys that are another tile's may not be attended to.
         """
         call, sizes = self.call, self.sizes
-        found = []
+        conditions = []
         if not call.mask.is_open:
-            found.append(self._grouped(self.mask().materialize(sizes.T, sizes.S)))
+            conditions.append(self._grouped(self.mask().materialize(sizes.T, sizes.S)))
         if call.S % sizes.S:
-            found.append(_count(sizes.S) >= self.own_s - self.s)
-        return functools.reduce(jnp.logical_and, found) if found else None
+            conditions.append(_count(sizes.S) >= self.own_s - self.s)
+        return functools.reduce(jnp.logical_and, conditions) if conditions else None
 
-    def reach(self) -> tuple[jax.Array | int, jax.Array | int]:
+    def reach(self) -> tuple[jax.Array | np.int32, jax.Array | np.int32]:
         """The first column of tiles in this row in which a key may be visible, and the end.
 
         By band, lengths and segments; an array of booleans is not searched. Segments that are
@@ -192,12 +193,12 @@ class Tile:
         first = {"B": self.b, "K": self.k, "N": self.k * self.call.G, "T": self.t, "S": self.s}
         return tuple(first[axis] for axis in axes)
 
-    def _start(self, shape, axes: str) -> tuple:
+    def _start(self, shape: tuple[int, ...], axes: str) -> tuple:
         """The first index on each axis, 0 where the axis is broadcast or not named."""
         at = self._at(axes) + (np.int32(0),) * (len(shape) - len(axes))
         return tuple(np.int32(0) if n == 1 else i for n, i in zip(shape, at, strict=True))
 
-    def _cut(self, x: jax.Array, axes: str) -> jax.Array:
+    def _cut(self, x: AnyArray, axes: str) -> jax.Array:
         """The tile's part of x, whose first axes are these; an axis of 1 stays as it is."""
         sizes = self.sizes
         size = {"B": 1, "K": sizes.K, "N": sizes.K * self.call.G, "T": sizes.T, "S": sizes.S}

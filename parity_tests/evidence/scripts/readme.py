@@ -13,22 +13,22 @@ import re
 from pathlib import Path
 
 import targets
+from measuring import DATA, PROFILE
 
 from jax_attn.bench.record import Record
 from jax_attn.bench.results import plot, words
 from jax_attn.parity.judge.budget import RUNS
 from jax_attn.parity.matrix.cases import published
 
-DATA = Path(__file__).parents[1] / "data"
 BENCH = DATA / "bench"
 CACHED = BENCH / "cached"
-PARTS = DATA / "profile" / "blocked.json"
-STEPS = DATA / "profile" / "steps.json"
-FILES = DATA / "profile" / "files.json"
-MINILM = DATA / "profile" / "minilm.json"
-POWER = DATA / "profile" / "power.json"
-CALIBRATION = DATA / "profile" / "calibration.json"
-TRAINING, CURVES = DATA / "profile" / "training.json", DATA / "profile" / "training.svg"
+PARTS = PROFILE / "blocked.json"
+STEPS = PROFILE / "steps.json"
+FILES = PROFILE / "files.json"
+MINILM = PROFILE / "minilm.json"
+POWER = PROFILE / "power.json"
+CALIBRATION = PROFILE / "calibration.json"
+TRAINING, CURVES = PROFILE / "training.json", PROFILE / "training.svg"
 PLOT = BENCH / "time.svg"
 MOST_TEMPORARIES = 128 * words.MIB
 PLOTTED = "time-attention-1x8x64-float32-forward"

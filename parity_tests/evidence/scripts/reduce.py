@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-DATA = Path(__file__).parents[1] / "data"
+from measuring import DATA
 
 
 def of_cases(document: dict) -> dict:
@@ -64,8 +64,8 @@ REDUCTIONS: dict[str, Callable[[dict], dict]] = {
 
 if __name__ == "__main__":
     source = Path(sys.argv[1])
-    named = f"{sys.argv[2]}.json" if source.stem == "result" else f"profile/{source.name}"
+    name = f"{sys.argv[2]}.json" if source.stem == "result" else f"profile/{source.name}"
     reduced = REDUCTIONS[source.stem](json.loads(source.read_text()))
     text = json.dumps(reduced, separators=(",", ":"))
     text = text.replace('],["', '],\n["').replace('},{"', '},\n{"')
-    (DATA / named).write_text(text + "\n")
+    (DATA / name).write_text(text + "\n")

@@ -8,18 +8,15 @@ many steps of a `jax.lax.scan`, where no array is handed in or out; and in such 
 two products with all keys and values, in one array each. Writes profile/steps.json.
 """
 
-import json
 import statistics
-import time
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+from measuring import in_turn, keep, seconds
 
 from jax_attn.attention import KVCache, attend_with_cache
-from jax_attn.environment import describe
 
 N, H = 16, 64
 STEPS, ROUNDS = 32, 21
@@ -45,34 +42,28 @@ def step(cache: KVCache) -> tuple[KVCache, jax.Array]:
     return replace(grown, filled=cache.filled), out
 
 
-def by_call(*size: int) -> Callable[[], float]:
-    """Seconds of one call."""
-    run, cache = jax.jit(step, donate_argnums=0), filled(*size)
+def repeated(
+    run: Callable[[KVCache], tuple[KVCache, jax.Array]], cache: KVCache, steps: int
+) -> Callable[[], float]:
+    """Seconds of one of the steps that `run` makes, on the cache that the last run returned."""
+    donating = jax.jit(run, donate_argnums=0)
 
-    def once() -> float:
+    def advance() -> None:
         nonlocal cache
-        started = time.perf_counter()
-        cache, _ = jax.block_until_ready(run(cache))
-        return time.perf_counter() - started
+        cache, _ = jax.block_until_ready(donating(cache))
 
-    return once
+    return lambda: seconds(advance) / steps
+
+
+def by_call(*size: int) -> Callable[[], float]:
+    return repeated(step, filled(*size), 1)
 
 
 def in_scan(*size: int) -> Callable[[], float]:
-    """Seconds of one step."""
-    run = jax.jit(
-        lambda cache: jax.lax.scan(lambda cache, _: step(cache), cache, length=STEPS),
-        donate_argnums=0,
-    )
-    cache = filled(*size)
+    def scan(cache: KVCache) -> tuple[KVCache, jax.Array]:
+        return jax.lax.scan(lambda cache, _: step(cache), cache, length=STEPS)
 
-    def once() -> float:
-        nonlocal cache
-        started = time.perf_counter()
-        cache, _ = jax.block_until_ready(run(cache))
-        return (time.perf_counter() - started) / STEPS
-
-    return once
+    return repeated(scan, filled(*size), STEPS)
 
 
 def products(heads: int, tokens: int, places: int) -> Callable[[], float]:
@@ -81,19 +72,14 @@ def products(heads: int, tokens: int, places: int) -> Callable[[], float]:
     k_BKHS, v_BKSH = jnp.ones((1, heads, H, tokens)), jnp.ones((1, heads, tokens, H))
 
     @jax.jit
-    def run(q_BKGTH, k_BKHS, v_BKSH):
-        def both(q_BKGTH, _):
+    def run(q_BKGTH: jax.Array, k_BKHS: jax.Array, v_BKSH: jax.Array) -> jax.Array:
+        def both(q_BKGTH: jax.Array, _: None) -> tuple[jax.Array, None]:
             scores_BKGTS = jnp.einsum("BKGTH,BKHS->BKGTS", q_BKGTH, k_BKHS)
             return jnp.einsum("BKGTS,BKSH->BKGTH", scores_BKGTS, v_BKSH), None
 
         return jax.lax.scan(both, q_BKGTH, length=STEPS)[0]
 
-    def once() -> float:
-        started = time.perf_counter()
-        jax.block_until_ready(run(q_BKGTH, k_BKHS, v_BKSH))
-        return (time.perf_counter() - started) / STEPS
-
-    return once
+    return lambda: seconds(lambda: jax.block_until_ready(run(q_BKGTH, k_BKHS, v_BKSH))) / STEPS
 
 
 WAYS = {"a call": by_call, "in a scan": in_scan, "its products": products}
@@ -102,19 +88,11 @@ WAYS = {"a call": by_call, "in a scan": in_scan, "its products": products}
 def milliseconds() -> dict[str, dict[str, float]]:
     """cache → way → the median."""
     runs = {(name, way): make(*CACHES[name]) for name in CACHES for way, make in WAYS.items()}
-    taken: dict[tuple[str, str], list[float]] = {key: [] for key in runs}
-    for i in range(ROUNDS + 1):
-        for key, once in runs.items():
-            seconds = once()
-            if i:  # the first compiles
-                taken[key].append(seconds)
+    taken = in_turn(runs, ROUNDS)
     return {
         name: {way: 1e3 * statistics.median(taken[name, way]) for way in WAYS} for name in CACHES
     }
 
 
 if __name__ == "__main__":
-    kept = Path(__file__).parents[1] / "data" / "profile" / "steps.json"
-    found = {"environment": describe(), "milliseconds": milliseconds()}
-    kept.write_text(json.dumps(found, indent=1) + "\n")
-    print(kept.read_text())
+    print(keep("steps", {"milliseconds": milliseconds()}))

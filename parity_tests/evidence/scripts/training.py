@@ -7,7 +7,6 @@ two-layer encoder on its characters, prints how much of its budget each takes an
 profile/training.json and profile/training.svg. Leaves 1 where a verdict is not PASS.
 """
 
-import json
 import multiprocessing
 import sys
 import time
@@ -21,10 +20,10 @@ import matplotlib as mpl
 import numpy as np
 import torch
 from flax import nnx
+from measuring import PROFILE, keep
 from torch.optim import SGD, Adagrad, Adam, AdamW, NAdam, RMSprop, lr_scheduler
 
 from jax_attn import nn, transfer
-from jax_attn.environment import describe
 from jax_attn.parity.judge.budget import PRECISIONS, Budget
 from jax_attn.parity.judge.result import Result
 from jax_attn.parity.training.bugs.encoder import ENCODER, TorchEncoder, draws, ported
@@ -39,7 +38,6 @@ from torch_ref import plain_mha
 mpl.use("svg")
 from matplotlib import pyplot as plt
 
-DATA = Path(__file__).parents[1] / "data"
 TEXT = (Path(__file__).parents[3] / "LICENSE").read_text().lower()
 STEPS, BATCHES, BATCH = 200, 20, 4
 PROCESSES = 2
@@ -75,12 +73,12 @@ def words(length: int = 12, vocabulary: int = 20) -> Task:
     def tokenizer(sentence: str) -> list[int]:
         return [number.get(word, 0) for word in sentence.split()]
 
-    found, rng = TEXT.split(), np.random.default_rng(0)
+    text, rng = TEXT.split(), np.random.default_rng(0)
     batches = []
     for _ in range(BATCHES):
-        starts = rng.integers(0, len(found) - length - 1, BATCH)
+        starts = rng.integers(0, len(text) - length - 1, BATCH)
         rows = [
-            plain_mha.encode_sentence(" ".join(found[i : i + length + 1]), tokenizer, length + 1)
+            plain_mha.encode_sentence(" ".join(text[i : i + length + 1]), tokenizer, length + 1)
             for i in starts
         ]
         tokens = np.stack([row.numpy() for row in rows])
@@ -106,7 +104,7 @@ def characters(length: int = 16, width: int = 16) -> Task:
     return Task(reference, ported(reference), ENCODER, batches)
 
 
-def warm_up(optimizer):
+def warm_up(optimizer: torch.optim.Optimizer) -> lr_scheduler.SequentialLR:
     first = lr_scheduler.LinearLR(optimizer, 0.1, total_iters=20)
     then = lr_scheduler.CosineAnnealingLR(optimizer, 180)
     return lr_scheduler.SequentialLR(optimizer, [first, then], [20])
@@ -165,8 +163,8 @@ def rounded(numbers: np.ndarray, digits: int = 3) -> list[float]:
     return [float(f"{x:.{digits}g}") for x in numbers]
 
 
-def told(result: Result, losses: dict[str, Any], seconds: float) -> dict[str, Any]:
-    """What of a result is kept."""
+def summary(result: Result, losses: dict[str, Any], seconds: float) -> dict[str, Any]:
+    """What is kept of a result."""
 
     def most(start: str) -> float:
         return max(t.fraction for t in result.tensors if t.label.startswith(start))
@@ -188,10 +186,10 @@ def told(result: Result, losses: dict[str, Any], seconds: float) -> dict[str, An
     }
 
 
-def plot(found: dict[str, Any], path: Path) -> None:
+def plot(runs: dict[str, Any], path: Path) -> None:
     """Above, the curves on top of each other; below, how far each is from exact, and the band."""
     plt.rcParams["svg.hashsalt"] = "training"
-    shown = [name for name in PLOTTED if name in found]
+    shown = [name for name in PLOTTED if name in runs]
     figure, axes = plt.subplots(
         2,
         len(shown),
@@ -201,7 +199,7 @@ def plot(found: dict[str, Any], path: Path) -> None:
         gridspec_kw={"height_ratios": [2, 1]},
     )
     for column, name in enumerate(shown):
-        losses = {k: np.array(v) for k, v in found[name]["losses"].items()}
+        losses = {k: np.array(v) for k, v in runs[name]["losses"].items()}
         steps = np.arange(1, len(losses["float64"]) + 1)
         above, below = axes[:, column]
         for side, width in (("torch", 2.5), ("optax", 0.9)):
@@ -234,29 +232,24 @@ def run(name: str, steps: int) -> dict[str, Any]:
     """One run, in a process of its own."""
     start = time.process_time()
     result, losses = trained(name, steps)
-    found = told(result, losses, time.process_time() - start)
-    fractions = found["largest fraction of budget"]
-    said = ", ".join(f"{what} {value:.2f}" for what, value in fractions.items())
-    first, last = found["loss"]
-    lines = [
-        f"{result.verdict}  {name}: loss {first:.3f} → {last:.3f}; {said}",
-        *result.reasons[:5],
-    ]
-    print("\n    ".join(lines), flush=True)
-    return found
+    kept = summary(result, losses, time.process_time() - start)
+    fractions = kept["largest fraction of budget"]
+    parts = ", ".join(f"{what} {value:.2f}" for what, value in fractions.items())
+    first, last = kept["loss"]
+    heading = f"{result.verdict}  {name}: loss {first:.3f} → {last:.3f}; {parts}"
+    print("\n    ".join([heading, *result.reasons[:5]]), flush=True)
+    return kept
 
 
 def main(steps: int = STEPS) -> bool:
-    """Trains, writes and prints; whether every verdict is PASS."""
+    """Train, write and print; whether every verdict is PASS."""
     with ProcessPoolExecutor(PROCESSES, multiprocessing.get_context("spawn")) as pool:
         # The longest first.
-        runs = {name: pool.submit(run, name, steps) for name in reversed(RUNS)}
-        found = {name: runs[name].result() for name in RUNS}
-    document = {"environment": describe(), "steps": steps, "perturbed": PERTURBED, "runs": found}
-    folder = DATA / "profile"
-    (folder / "training.json").write_text(json.dumps(document, indent=1) + "\n")
-    plot(found, folder / "training.svg")
-    return all(run["verdict"] == "PASS" for run in found.values())
+        pending = {name: pool.submit(run, name, steps) for name in reversed(RUNS)}
+        runs = {name: pending[name].result() for name in RUNS}
+    keep("training", {"steps": steps, "perturbed": PERTURBED, "runs": runs})
+    plot(runs, PROFILE / "training.svg")
+    return all(run["verdict"] == "PASS" for run in runs.values())
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """`jax-attn verify CHECKPOINT` on what it cannot read: one message, and nothing written."""
 
 import pytest
+import torch  # noqa: F401  # `verify` needs it
 
 from helpers.torch_checkpoints import USAGE, D, N, bert, llama, run, saved, tensors
 

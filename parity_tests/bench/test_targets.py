@@ -161,7 +161,7 @@ def only(T: int, **changed):
 def test_each_figure_is_of_the_first_run_that_has_it():
     again = changed(only(2048), CORE[2048], FORWARD, slower=0.5)
     runs = {"again": again, "whole": RECORD}
-    first, *others = targets.TARGETS[0].found(runs)
+    first, *others = targets.TARGETS[0].first_figures(runs)
     assert first == targets.TARGETS[0].figures(again)[0]
     assert others == targets.TARGETS[0].figures(RECORD)[1:]
     assert [line.split(":")[0] for line in targets.table(runs).split("\n")[-2:]] == [

@@ -72,10 +72,10 @@ def table(evidence: dict) -> str:
         shown = f"{ratio:.2f}" if ratio is not None and level == "measured" else "–"
         cells = (name, f"{backend} {level}", verdict, worst, f"{fraction:.2f}", shown)
         rows.append(f"| {' | '.join(cells)} |")
-    found = evidence["summary"]
+    counts = evidence["summary"]
     rows += [
         "",
-        f"**{found['pass']} pass, {found['fail']} fail, {found['inconclusive']} inconclusive.**",
+        f"**{counts['pass']} pass, {counts['fail']} fail, {counts['inconclusive']} inconclusive.**",
     ]
     return "\n".join(rows)
 
@@ -97,8 +97,8 @@ def compatibility(evidence: dict) -> list[str]:
     rows = []
     for (backend, level), n in levels.items():
         verdicts = {c[3] for c in evidence["cases"] if (c[1], c[2]) == (backend, level)}
-        said = "all pass" if verdicts == {"PASS"} else ", ".join(sorted(verdicts))
-        what = f"{n} cases, {kernel} kernel, {said}"
+        outcome = "all pass" if verdicts == {"PASS"} else ", ".join(sorted(verdicts))
+        what = f"{n} cases, {kernel} kernel, {outcome}"
         rows.append(f"| {backend.upper()} | {level} | {what} | {machine} |")
     without_verdict: dict[tuple[str, str, str], list[str]] = {}
     for row in evidence["compiled"]:
@@ -184,14 +184,14 @@ def parts(profile: dict) -> str:
 
 def files(profile: dict) -> str:
     """How fast a big checkpoint is read, and what it takes beyond what is kept."""
-    named = {
+    labels = {
         "safetensors": "`safetensors` itself",
         "mapping": "`load_checkpoint`, every tensor",
         "load": "`load`, through a table",
     }
     rows = ["| read into memory | GiB/s | of safetensors | MiB beyond what is kept |"]
     rows.append("|---" * 4 + "|")
-    for name, label in named.items():
+    for name, label in labels.items():
         way = profile["read"][name]
         figures = way["gib_per_second"], way["of_safetensors"], way["beyond_mib"]
         rows.append(f"| {label} | {figures[0]:.2f} | {figures[1]:.2f} | {figures[2]:.0f} |")
@@ -256,14 +256,13 @@ def training(profile: dict) -> str:
 
 def power(profile: dict) -> str:
     """How many planted bugs were killed, and each with its own row."""
-    found = profile["summary"]
-    weakest = found["weakest"]
+    counts, weakest = profile["summary"], profile["summary"]["weakest"]
     lines = [
-        f"By `jax-attn verify --power`, {where(profile['environment'])}: {found['tried']} planted "
-        f"bugs, {found['trials']:,} trials on {found['rows']} rows, {found['survived']} survived; "
-        f"{found['by_their_own_row']} bugs are killed by the row made to catch them. The weakest "
-        f"kill: {weakest['bug']} in `{weakest['case']}`, {weakest['times']:.3g} times the "
-        "budget.",
+        f"By `jax-attn verify --power`, {where(profile['environment'])}: {counts['tried']} planted "
+        f"bugs, {counts['trials']:,} trials on {counts['rows']} rows, {counts['survived']} "
+        f"survived; {counts['by_their_own_row']} bugs are killed by the row made to catch them. "
+        f"The weakest kill: {weakest['bug']} in `{weakest['case']}`, {weakest['times']:.3g} times "
+        "the budget.",
         "",
         "<details><summary>Every planted bug</summary>",
         "",
@@ -282,9 +281,9 @@ def calibration(profile: dict) -> str:
     whole = groups["all"]
     rows = ["| precision, kind | drawn | pass | inconclusive | fail | largest part of the budget |"]
     rows.append("|---" * 6 + "|")
-    for name, found in groups.items():
-        counts = [found[k] for k in ("configurations", "pass", "inconclusive", "fail")]
-        most = max(gate["largest"] for gate in found["fractions"].values())
+    for name, group in groups.items():
+        counts = [group[k] for k in ("configurations", "pass", "inconclusive", "fail")]
+        most = max(gate["largest"] for gate in group["fractions"].values())
         rows.append(f"| {name} | {' | '.join(map(str, counts))} | {most:.2f} |")
     planted = ["| planted in some of them, and failed | float64, float32 | lower precisions |"]
     planted.append("|---" * 3 + "|")
@@ -292,12 +291,12 @@ def calibration(profile: dict) -> str:
     for bug in bugs:
         cells = []
         for fine in (True, False):
-            found = [
+            trials = [
                 kills
                 for name, kills in profile["power"].items()
                 if name.startswith(f"{bug}, ") and name.endswith(("float64", "float32")) == fine
             ]
-            cells.append(" of ".join(str(sum(f[k] for f in found)) for k in ("killed", "tried")))
+            cells.append(" of ".join(str(sum(t[k] for t in trials)) for k in ("killed", "tried")))
         planted.append(f"| {bug} | {' | '.join(cells)} |")
     planted += [
         "",
@@ -339,10 +338,10 @@ def written(
         "calibration": calibration(json.loads(CALIBRATION.read_text())),
         "measured": measured(runs),
     }
-    for name, made in texts.items():
-        found = rf"<!-- {name} -->(\n.*?<!-- /{name} -->)?"
-        text = block(name, made)
-        readme = re.sub(found, lambda _, text=text: text, readme, count=1, flags=re.DOTALL)
+    for name, text in texts.items():
+        marked = rf"<!-- {name} -->(\n.*?<!-- /{name} -->)?"
+        filled = block(name, text)
+        readme = re.sub(marked, lambda _, filled=filled: filled, readme, count=1, flags=re.DOTALL)
     return readme
 
 
@@ -359,12 +358,12 @@ def benchmarks(folder: Path = BENCH) -> dict[str, Record]:
 def plotted(benchmarks: dict[str, Record]):
     """The figure of time against length, of all the runs; ValueError where none has it."""
     lengths = [targets.attention(T) for T in targets.LENGTHS]
-    having = {
+    with_lengths = {
         name: record
         for name, record in benchmarks.items()
         if any(fits(row.workload) for row in record.rows for fits in lengths)
     }
-    figures = plot.figures(targets.merged(having)) if having else {}
+    figures = plot.figures(targets.merged(with_lengths)) if with_lengths else {}
     if PLOTTED not in figures:
         names = ", ".join(benchmarks)
         raise ValueError(f"runs of the bench: expected one with {PLOTTED}, got {names}")

@@ -1,4 +1,4 @@
-"""The speed targets, each a row: what is asked, and how a record of the bench answers."""
+"""The speed targets, each a row: what it is, its bound, and how a record of the bench meets it."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -21,22 +21,22 @@ NOT_MEASURED = "not measured"
 
 
 class Figure(NamedTuple):
-    """value: None where the record lacks it. said: as it stands in the table."""
+    """value: None where the record lacks it. text: as it stands in the table."""
 
     value: float | None
-    said: str
+    text: str
 
 
 class Target(NamedTuple):
     """holds: whether a value meets it; None where it asks for no more than to be stated."""
 
     what: str
-    asked: str
+    bound: str
     holds: Callable[[float], bool] | None
     figures: Callable[[Record], list[Figure]]
 
-    def found(self, runs: Mapping[str, Record]) -> list[Figure]:
-        """Each figure of the first run that has it; one that none has, as the last one says."""
+    def first_figures(self, runs: Mapping[str, Record]) -> list[Figure]:
+        """Each figure of the first run that has it; one that none has, as of the last run."""
         of_runs = [self.figures(record) for record in runs.values()]
         return [
             next((f for f in alike if f.value is not None), alike[-1])
@@ -44,7 +44,7 @@ class Target(NamedTuple):
         ]
 
     def met(self, runs: Mapping[str, Record]) -> str:
-        values = [figure.value for figure in self.found(runs)]
+        values = [figure.value for figure in self.first_figures(runs)]
         if not values or None in values:
             return NOT_MEASURED
         if self.holds is None:
@@ -87,8 +87,8 @@ def slower(label: str, slow: Measurement | None, fast: Measurement | None) -> Fi
     """How many times the first's time is the second's, in the rounds that both were in."""
     if slow is None or fast is None:
         return Figure(None, f"{label}: –")
-    found = statistics.paired_ratio(*statistics.shared(slow.seconds, fast.seconds))
-    return Figure(found.median, f"{label}: {words.ratio(found)}")
+    ratio = statistics.paired_ratio(*statistics.shared(slow.seconds, fast.seconds))
+    return Figure(ratio.median, f"{label}: {words.ratio(ratio)}")
 
 
 # --- what the targets ask for ---------------------------------------------------------------
@@ -98,7 +98,7 @@ def over(peers: tuple[str, ...], mode: str) -> Callable[[Record], list[Figure]]:
     """By length, how much faster ours is than the fastest of the peers."""
 
     def figures(record: Record) -> list[Figure]:
-        found = []
+        fastest = []
         for T in LENGTHS:
             here = rows(record, attention(T), mode)
             each = [
@@ -106,8 +106,8 @@ def over(peers: tuple[str, ...], mode: str) -> Callable[[Record], list[Figure]]:
                 for peer in peers
             ]
             lacking = [figure for figure in each if figure.value is None]
-            found.append(lacking[0] if lacking else min(each, key=lambda figure: figure.value))
-        return found
+            fastest.append(lacking[0] if lacking else min(each, key=lambda figure: figure.value))
+        return fastest
 
     return figures
 
@@ -132,8 +132,8 @@ def causal_over_full(record: Record) -> list[Figure]:
         pair = [ours(rows(record, attention(T, c), FORWARD)) for c in (True, False)]
         if None in pair:
             return Figure(None, f"{T}: –")
-        found = statistics.unpaired_ratio(pair[0].seconds, pair[1].seconds)
-        return Figure(found.median, f"{T}: {words.ratio(found)}")
+        ratio = statistics.unpaired_ratio(pair[0].seconds, pair[1].seconds)
+        return Figure(ratio.median, f"{T}: {words.ratio(ratio)}")
 
     return [one(T) for T in LENGTHS]
 
@@ -159,8 +159,8 @@ def errors(record: Record) -> list[Figure]:
 
     def one(mode: str, T: int) -> Figure:
         row = ours(rows(record, attention(T), mode))
-        found = row and row.error_ratio
-        return Figure(found, f"{mode} {T}: {words.digits(found)}")
+        error = row and row.error_ratio
+        return Figure(error, f"{mode} {T}: {words.digits(error)}")
 
     return [one(mode, T) for mode in (FORWARD, BOTH) for T in LENGTHS]
 
@@ -203,8 +203,8 @@ def apart(record: Record, label: str, slow: Callable, fast: Callable) -> Figure:
     pair = [ours(rows(record, fits, DECODE)) for fits in (slow, fast)]
     if None in pair:
         return Figure(None, f"{label}: –")
-    found = statistics.unpaired_ratio(*(row.seconds for row in pair))
-    return Figure(found.median, f"{label}: {words.ratio(found)}")
+    ratio = statistics.unpaired_ratio(*(row.seconds for row in pair))
+    return Figure(ratio.median, f"{label}: {words.ratio(ratio)}")
 
 
 def at_least(bound: float) -> Callable[[float], bool]:
@@ -277,15 +277,15 @@ DECODING = (
 )
 
 
-def table(runs: Mapping[str, Record], asked: Sequence[Target] = TARGETS) -> str:
+def table(runs: Mapping[str, Record], targets: Sequence[Target] = TARGETS) -> str:
     """The targets as a Markdown table, and what the runs were.
 
     runs: name → record; a figure is of one of them, the first that has it, and no ratio of two.
     """
     lines = ["| what | target | measured [95% interval] | met? |", "|---" * 4 + "|"]
-    for target in asked:
-        said = "<br>".join(figure.said for figure in target.found(runs))
-        lines.append(f"| {target.what} | {target.asked} | {said} | {target.met(runs)} |")
+    for target in targets:
+        figures = "<br>".join(figure.text for figure in target.first_figures(runs))
+        lines.append(f"| {target.what} | {target.bound} | {figures} | {target.met(runs)} |")
     lines += ["", *(f"- {name}: {'; '.join(words.place(run))}" for name, run in runs.items())]
     return "\n".join(lines)
 
@@ -295,19 +295,19 @@ def merged(runs: Mapping[str, Record]) -> Record:
 
     Its environment and settings are those that all the runs have alike.
     """
-    found: dict[Workload, tuple[Measurement, ...]] = {}
+    measured: dict[Workload, tuple[Measurement, ...]] = {}
     for record in runs.values():
         for workload in dict.fromkeys(row.workload for row in record.rows):
-            found.setdefault(workload, tuple(r for r in record.rows if r.workload == workload))
-    ordered = sorted(found, key=lambda w: (w.layer, w.is_causal, w.T))
+            measured.setdefault(workload, tuple(r for r in record.rows if r.workload == workload))
+    ordered = sorted(measured, key=lambda w: (w.layer, w.is_causal, w.T))
     return Record(
         environment=_alike([record.environment for record in runs.values()]),
         settings=_alike([record.settings for record in runs.values()]),
         roofline={},
-        rows=tuple(row for workload in ordered for row in found[workload]),
+        rows=tuple(row for workload in ordered for row in measured[workload]),
     )
 
 
-def _alike(given: Sequence[Mapping]) -> dict:
-    first, *others = given
+def _alike(mappings: Sequence[Mapping]) -> dict:
+    first, *others = mappings
     return {k: v for k, v in first.items() if all(k in x and x[k] == v for x in others)}

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from jax_attn.parity.bugs.attention import Plants
 from jax_attn.parity.judge.oracle import AttentionProblem
-from jax_attn.parity.matrix.shapes import first_piece
+from jax_attn.parity.matrix.cached_calls import pieces
 
 Change = Callable[[AttentionProblem], AttentionProblem]
 
@@ -59,9 +59,8 @@ def causal_or_padding(allowed: np.ndarray) -> np.ndarray:
 
 def own_piece(allowed: np.ndarray) -> np.ndarray:
     """What lies in the cache is not seen."""
-    T = allowed.shape[-1]
-    at = np.arange(T)
-    piece = np.where(at < first_piece(T), 0, at + 1)
+    sizes = pieces(allowed.shape[-1])
+    piece = np.repeat(np.arange(len(sizes)), sizes)
     return allowed & (piece[:, None] == piece)
 
 

@@ -1,10 +1,12 @@
 """How each side is called where it reads a text in pieces, through its cache.
 
 Read so, it gives what it gives read at once: the oracle knows nothing of a cache. Two ways: a
-prompt, and the rest token by token; or ragged, in chunks in which each row reads as many tokens
-as it likes, so that rows stand at different places and what is short is padded. The port reads
-tokens, and chunks, in a `jax.lax.scan`.
+prompt, and the rest in further pieces, token by token if it is short; or ragged, in chunks in
+which each row reads as many tokens as it likes, so that rows stand at different places and what is
+short is padded. The port reads pieces of one length, and chunks, in a `jax.lax.scan`.
 """
+
+from itertools import groupby
 
 import jax
 import jax.numpy as jnp
@@ -14,13 +16,30 @@ import torch
 from jax_attn.attention import KVCache, Mask
 from jax_attn.attention.kv_cache import PageSizes
 from jax_attn.parity.matrix.masks import WINDOW
-from jax_attn.parity.matrix.shapes import first_piece
 from torch_ref import cache as torch_cache
 
 # How many tokens the rows read, chunk by chunk, each row from another place in the list on.
 _PACE = (3, 1, 0, 2)
-# So small that rows have several pages, and several tokens are written by the page.
-_PAGES = PageSizes(first=5, few_tokens=1, query_tile=2)
+SHIPPED_PAGES = PageSizes()
+# So small that short texts have several pages, and several tokens are written by the page.
+SMALL_PAGES = PageSizes(first=5, few_tokens=1, query_tile=2)
+
+
+def page_sizes(T: int) -> PageSizes:
+    """The shipped pages, of a text longer than one of them; else small ones."""
+    return SHIPPED_PAGES if T > SHIPPED_PAGES.first else SMALL_PAGES
+
+
+def pieces(T: int) -> tuple[int, ...]:
+    """How many tokens each piece has of a text that is read through a cache.
+
+    A short text: its first half, then one token at a time. A long one: two halves of most of it,
+    then, across the edge of the first shipped page, so few tokens that they are written one by one.
+    """
+    if T <= SHIPPED_PAGES.first:
+        return T // 2, *(T - T // 2) * (1,)
+    half = (T - SHIPPED_PAGES.few_tokens + 1) // 2
+    return half, half, T - 2 * half
 
 
 def _room(kind: str, T: int) -> dict[str, int]:
@@ -30,26 +49,28 @@ def _room(kind: str, T: int) -> dict[str, int]:
 
 def torch_pieces(kind: str):
     def call(module, x):
-        T = x.shape[1]
         cache = _torch_cache(kind, module, x)
-        first = first_piece(T)
-        pieces = (slice(0, first), *(slice(t, t + 1) for t in range(first, T)))
-        return {"output": torch.cat([module(x[:, piece], cache=cache) for piece in pieces], dim=1)}
+        outs = [module(piece, cache=cache) for piece in x.split(pieces(x.shape[1]), dim=1)]
+        return {"output": torch.cat(outs, dim=1)}
 
     return call
 
 
 def port_pieces(kind: str):
     def call(module, x):
-        n = first_piece(x.shape[1])
-        first, cache = module(x[:, :n], cache=_port_cache(kind, module, x))
+        def step(cache, piece_BTD):
+            out, cache = module(piece_BTD, cache=cache)
+            return cache, out
 
-        def step(cache, x_BD):
-            out, cache = module(x_BD[:, None], cache=cache)
-            return cache, out[:, 0]
-
-        _, rest_TBD = jax.lax.scan(step, cache, x[:, n:].swapaxes(0, 1))
-        return {"output": jnp.concatenate([first, rest_TBD.swapaxes(0, 1)], axis=1)}
+        B, T, D = x.shape
+        cache, start, outs = _port_cache(kind, module, x), 0, []
+        for n, alike in groupby(pieces(T)):
+            end = start + n * len(list(alike))
+            steps = x[:, start:end].reshape(B, -1, n, D).swapaxes(0, 1)
+            cache, read = jax.lax.scan(step, cache, steps)
+            outs.append(read.swapaxes(0, 1).reshape(B, -1, D))
+            start = end
+        return {"output": jnp.concatenate(outs, axis=1)}
 
     return call
 
@@ -116,7 +137,8 @@ def _torch_cache(kind: str, module, x: torch.Tensor) -> torch_cache.KVCache:
 
 def _port_cache(kind: str, module, x: jax.Array) -> KVCache:
     heads = {"num_kv_heads": module.num_kv_heads, "head_dim": module.head_dim, "dtype": x.dtype}
-    return KVCache.empty(x.shape[0], **_room(kind, x.shape[1]), **heads, page_sizes=_PAGES)
+    sizes = page_sizes(x.shape[1])
+    return KVCache.empty(x.shape[0], **_room(kind, x.shape[1]), **heads, page_sizes=sizes)
 
 
 def _torch_take(x_BTD: torch.Tensor, index_BT: np.ndarray) -> torch.Tensor:

@@ -26,6 +26,13 @@ SHAPES = {
     "seed001": Size(B=32, T=10, S=10, N=8, K=4, D=64),
     "seed002": Size(B=2, T=10, S=10, N=8, K=2, D=512),
     "seed003": Size(B=1, T=10, S=10, N=8, K=4, D=512),
+    # The matrix's that cross edges of the shipped tiles and pages: prime, and no more scores than
+    # one edge needs. Tiles of keys; of queries; of both, where queries see in a band; of heads.
+    "long_keys": Size(B=1, T=37, S=1031, N=4, K=2, D=12),
+    "long_queries": Size(B=1, T=1031, S=37, N=4, K=2, D=12),
+    "long_band": Size(B=1, T=521, S=263, N=4, K=2, D=12),
+    "many_heads": Size(B=1, T=257, S=67, N=18, K=6, D=36),
+    "two_pages": Size(B=1, T=523, S=523, N=4, K=2, D=12),
     # Calibration's: few scores, as each configuration is run some twenty times; long rows have
     # few heads.
     "mha": Size(B=2, T=5, S=7, N=3, K=3, D=12),
@@ -35,8 +42,3 @@ SHAPES = {
     "1024": Size(B=1, T=3, S=1031, N=2, K=2, D=6),
     "2048": Size(B=1, T=2, S=2039, N=1, K=1, D=5),
 }
-
-
-def first_piece(T: int) -> int:
-    """How many tokens a text that is read in pieces starts with; the others come one by one."""
-    return T // 2

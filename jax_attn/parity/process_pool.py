@@ -100,7 +100,7 @@ def tasks(
 def power_tasks(cases: Sequence[Case]) -> list[tuple]:
     """Likewise of trying the bugs, once on all rows of one preparation; the widest first."""
     rows = list({case.preparation: case for case in reversed(cases)}.values())
-    rows.sort(key=lambda c: c.size.D * c.size.B, reverse=True)
+    rows.sort(key=lambda c: c.size.work, reverse=True)
     return [(kill_block, (case,)) for case in rows]
 
 

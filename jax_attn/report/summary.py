@@ -64,5 +64,9 @@ def summary_lines(results: Sequence[Result], not_run: Sequence[NotRun] = ()) -> 
         f"worst {ratio['worst']:.2f} ({ratio['tensors']} tensors)"
         for shape, ratio in accuracy(results).items()
     ]
+    for sizes in ("tiles", "pages"):
+        whose = Counter(r.details.get(sizes, "").partition(":")[0] for r in results)
+        counts = [f"{n} {word}" for word, n in whose.most_common() if word]
+        lines += [f"{sizes}: {', '.join(counts)}"] if counts else []
     shared = set.intersection(*(set(r.notes) for r in results)) if results else set()
     return lines + [f"note: {note}" for note in sorted(shared)]

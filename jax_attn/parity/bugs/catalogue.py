@@ -282,4 +282,17 @@ BUGS: dict[str, Bug] = {
         _PIECES,
         claims.every(claims.several, claims.cached("cached", "cached_ragged", "cached_rotary")),
     ),
+    # Edges of tiles and pages as they are shipped.
+    "the last tile of keys dropped": Bug(
+        plants.given(plants.last_tile_dropped), _NONE, claims.several_tiles
+    ),
+    "tiles summed by maxima of their own": Bug(
+        {"softmax": plants.own_maximum}, _NONE, claims.several_tiles
+    ),
+    "gradient of the last tile of keys lost": Bug(
+        {"branch": plants.last_tile_stopped}, _NONE, claims.several_tiles
+    ),
+    "the last token of a page forgotten": Bug(
+        plants.masked(plants.page_edge_forgotten), _PIECES, claims.several_pages
+    ),
 }

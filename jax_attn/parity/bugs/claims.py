@@ -4,6 +4,8 @@ from collections.abc import Callable
 
 import numpy as np
 
+from jax_attn.attention.kernels.blocked import KEYS
+from jax_attn.attention.kv_cache import PageSizes
 from jax_attn.parity.judge.oracle import AttentionProblem
 from jax_attn.parity.matrix.cases import Case
 
@@ -23,6 +25,16 @@ def always(c: Case, p: AttentionProblem, u: str) -> bool:
 def several(c: Case, p: AttentionProblem, u: str) -> bool:
     """With one key the softmax is 1 whatever the scores: queries and keys do not matter."""
     return c.size.S > 1
+
+
+def several_tiles(c: Case, p: AttentionProblem, u: str) -> bool:
+    """More keys than lie in a tile of the blocked kernel as it is shipped."""
+    return c.size.S > KEYS
+
+
+def several_pages(c: Case, p: AttentionProblem, u: str) -> bool:
+    """More tokens than lie in the first page of a cache as it is shipped."""
+    return "cached" in c.design and PageSizes.first < c.size.T
 
 
 def hides(c: Case, p: AttentionProblem, u: str) -> bool:

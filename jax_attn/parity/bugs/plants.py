@@ -7,6 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from jax_attn.attention.kernels.blocked import KEYS
+from jax_attn.attention.kv_cache import PageSizes
 from jax_attn.parity.bugs.attention import Plants
 from jax_attn.parity.judge.oracle import AttentionProblem
 from jax_attn.parity.matrix.cached_calls import pieces
@@ -62,6 +64,39 @@ def own_piece(allowed: np.ndarray) -> np.ndarray:
     sizes = pieces(allowed.shape[-1])
     piece = np.repeat(np.arange(len(sizes)), sizes)
     return allowed & (piece[:, None] == piece)
+
+
+def last_tile(p: AttentionProblem) -> int:
+    """The first key of the last tile, in tiles as they are shipped."""
+    return (p.inputs[p.reads["k"]].shape[1] - 1) // KEYS * KEYS
+
+
+def last_tile_dropped(p: AttentionProblem) -> AttentionProblem:
+    T, S = (p.inputs[p.reads[name]].shape[1] for name in "qk")
+    kept = np.broadcast_to(np.arange(S) < last_tile(p), (T, S))
+    return replace(p, allowed=kept if p.allowed is None else kept & np.array(p.allowed))
+
+
+def own_maximum(right: Callable, p: AttentionProblem, scores: Tensor) -> Tensor:
+    """Tile by tile, what was summed is not scaled down when the maximum grows."""
+    tops = [tile.detach().amax(-1, keepdim=True) for tile in scores.split(KEYS, -1)]
+    tops = [top.masked_fill(top.isneginf(), 0.0) for top in tops]
+    tiles = zip(scores.split(KEYS, -1), tops, strict=True)
+    powers = torch.cat([torch.exp(tile - top) for tile, top in tiles], -1)
+    total = powers.sum(-1, keepdim=True)
+    return powers / total.masked_fill(total == 0, 1.0)
+
+
+def last_tile_stopped(right: Callable, p: AttentionProblem, name: str, x: Tensor) -> Tensor:
+    """The keys (B, K, S, H) of the last tile get no gradient."""
+    first = last_tile(p)
+    return torch.cat([x[..., :first, :], x[..., first:, :].detach()], -2) if name == "k" else x
+
+
+def page_edge_forgotten(allowed: np.ndarray) -> np.ndarray:
+    """No token of the second page sees the last of the first."""
+    allowed[..., PageSizes.first :, PageSizes.first - 1] = False
+    return allowed
 
 
 def reads(**sources: str) -> Plants:

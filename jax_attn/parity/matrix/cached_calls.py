@@ -27,7 +27,14 @@ SMALL_PAGES = PageSizes(first=5, few_tokens=1, query_tile=2)
 
 def page_sizes(T: int) -> PageSizes:
     """The shipped pages, of a text longer than one of them; else small ones."""
-    return SHIPPED_PAGES if T > SHIPPED_PAGES.first else SMALL_PAGES
+    return SHIPPED_PAGES if SHIPPED_PAGES.first < T else SMALL_PAGES
+
+
+def pages_in_words(kind: str, T: int) -> str:
+    """Which pages the cache of a text of T tokens has, and the places of each."""
+    (length,) = _room(kind, T).values()
+    whose = "shipped" if page_sizes(T) == SHIPPED_PAGES else "small"
+    return f"{whose}: {' + '.join(map(str, page_sizes(T).places(length)))} places"
 
 
 def pieces(T: int) -> tuple[int, ...]:
@@ -36,7 +43,7 @@ def pieces(T: int) -> tuple[int, ...]:
     A short text: its first half, then one token at a time. A long one: two halves of most of it,
     then, across the edge of the first shipped page, so few tokens that they are written one by one.
     """
-    if T <= SHIPPED_PAGES.first:
+    if SHIPPED_PAGES.first >= T:
         return T // 2, *(T - T // 2) * (1,)
     half = (T - SHIPPED_PAGES.few_tokens + 1) // 2
     return half, half, T - 2 * half

@@ -1,8 +1,9 @@
 """The built-in matrix: named rows, chosen so that every pair of levels occurs. NumPy only.
 
-A row is one design in one dtype under one mask, on one of eight shapes, run under one
-transform. Designs and masks are crossed in full (`FACTORS`), with most dtypes; shapes and
-transforms are dealt to them so that each pair of levels is met that can be (`matrix`).
+A row is one design in one dtype under one mask, on one shape, run under one transform. Designs and
+masks are crossed in full (`FACTORS`), with most dtypes; eight small shapes and the transforms are
+dealt to them so that each pair of levels is met that can be (`crossed`). A few rows more, on long
+shapes, cross the edges of the tiles and pages as they are shipped (`at_tile_edges`).
 """
 
 from collections.abc import Iterator, Sequence
@@ -111,9 +112,32 @@ _DEAR = frozenset(("eager", "seed001", "seed002", "seed003"))
 REPEATS = 2
 
 
-@cache
+# (design, mask, shape) of the rows that cross edges of the shipped tiles and pages. In float32,
+# where an edge's mistake shows best, and compiled once: forward and backward in one program.
+_AT_TILE_EDGES = (
+    ("gqa", "none", "long_keys"),
+    ("gqa", "bias", "long_keys"),
+    ("gqa/dropout", "dropout", "long_keys"),
+    ("gqa", "none", "long_queries"),
+    ("gqa", "causal", "long_band"),
+    ("gqa", "padding", "many_heads"),
+    ("gqa/cached", "causal", "two_pages"),
+)
+
+
+def at_tile_edges() -> tuple[Case, ...]:
+    """The rows that run the blocked kernel and the cache as they are shipped, past their edges."""
+    return tuple(Case(d, "float32", mask, shape, "grad") for d, mask, shape in _AT_TILE_EDGES)
+
+
 def matrix() -> tuple[Case, ...]:
     """Every row, in order; the same each time."""
+    return crossed() + at_tile_edges()
+
+
+@cache
+def crossed() -> tuple[Case, ...]:
+    """The rows on small shapes, in which each pair of levels is met."""
     met: set[frozenset] = set()
     rows: list[Case] = []
     for design, factors in FACTORS.items():

@@ -40,6 +40,7 @@ class Design:
         `AttentionProblem` are the oracle's.
     heads_average: the weights come averaged over the heads.
     nan_rows: as published, a row that may attend to nothing is NaN, where the port gives 0.
+    cached: the port reads the text in pieces, through a cache.
     """
 
     reference: Callable[[Size], torch.nn.Module]
@@ -52,6 +53,7 @@ class Design:
     options: Mapping[str, Any] = field(default_factory=dict)
     heads_average: bool = False
     nan_rows: bool = False
+    cached: bool = False
 
     def key_heads(self, size: Size) -> int:
         """K: the number of key/value heads."""
@@ -191,7 +193,13 @@ def _grouped(options: Mapping[str, Any], torch_options: Mapping[str, Any], **ora
 def _cached(design: Design, reference_call: Callable[[str], Callable] | None = None) -> Design:
     """A design whose reference reads the text at once, as published, and its port in pieces."""
     given = reference_call or design.reference_call
-    return replace(design, inputs=("x",), reference_call=given, port_call=cached_calls.port_pieces)
+    return replace(
+        design,
+        inputs=("x",),
+        reference_call=given,
+        port_call=cached_calls.port_pieces,
+        cached=True,
+    )
 
 
 def _normalised(norm: Callable, torch_norm: Callable, *, centred: bool) -> Design:

@@ -2,22 +2,25 @@
 
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import jax
 import numpy as np
 import torch
+from flax import nnx
 
 from jax_attn.attention import ArgumentError
 from jax_attn.attention.dispatch import Kernel
 from jax_attn.parity.checking.prepared import Prepared
 from jax_attn.parity.checking.weights import compare_weights
 from jax_attn.parity.judge.oracle import AttentionProblem, solve
+from jax_attn.parity.matrix import cached_calls
 from jax_attn.parity.matrix.cases import Case
 from jax_attn.parity.matrix.designs import VOCABULARY, Design
+from jax_attn.parity.matrix.kernels import recording
 from jax_attn.parity.matrix.masks import MASKS
-from jax_attn.parity.matrix.pair import Pair, Solve
+from jax_attn.parity.matrix.pair import Pair, Solve, insist
 from jax_attn.parity.matrix.shapes import Size
 from jax_attn.parity.run.inputs_and_runs import Inputs, Run
 from jax_attn.parity.run.port import Port, float_dtype
@@ -102,12 +105,36 @@ class Preparation:
     @cached_property
     def refused(self) -> str | None:
         """Every reason why the kernel insisted on cannot serve the rows; None where it can."""
-        forward, *args = self.port.bind()
+        return self._traced[0]
+
+    @property
+    def tiles(self) -> str:
+        """Which tiles the attention of the port works in."""
+        return self._traced[1]
+
+    @property
+    def pages(self) -> str:
+        """Which pages the port's cache has, and of how many places; empty without a cache."""
+        if not self.design.cached:
+            return ""
+        return cached_calls.pages_in_words(self.case.mask, self.case.size.T)
+
+    @cached_property
+    def _traced(self) -> tuple[str | None, str]:
+        """(`refused`, `tiles`), of one trace of the port in which every kernel only says its tiles.
+
+        What attends to a cache is no kernel that can be insisted on: it has its pages.
+        """
+        module = nnx.clone(self.pair.port)
+        calls: list[str] = []
+        if not self.design.cached:
+            insist(module, recording(self.kernel, calls))
+        forward, *args = replace(self.port, module=module).bind()
         try:
             jax.eval_shape(forward, *args)
         except ArgumentError as error:
-            return " ".join(str(error).split()).removeprefix("ArgumentError: ")
-        return None
+            return " ".join(str(error).split()).removeprefix("ArgumentError: "), ""
+        return None, "; ".join(dict.fromkeys(calls)) or "none: attention to a cache, by its pages"
 
     @cached_property
     def problem(self) -> AttentionProblem:

@@ -1,41 +1,19 @@
 """Run rows of the built-in matrix and judge them."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from functools import partial
 
 import jax
 
-from jax_attn.attention.dispatch import KERNELS, Kernel
-from jax_attn.attention.kernels.tile import Tiles
 from jax_attn.parity.checking.verdict import judge_port
 from jax_attn.parity.judge.not_run import NotRun
 from jax_attn.parity.judge.result import Result
 from jax_attn.parity.matrix.cases import Case
 from jax_attn.parity.matrix.designs import PORTED_DESIGNS
+from jax_attn.parity.matrix.kernels import kernel_of_rows
 from jax_attn.parity.matrix.preparation import Preparation
 from jax_attn.parity.run.jax_settings import x64_for
 
 Doubts = Callable[[Preparation], Sequence[str]]
-
-
-# Smaller than the axes of the matrix, but for a single token's, and dividing few of them: rows
-# have several tiles, and tiles at the edges.
-_TILES = Tiles(K=1, T=3, S=4)
-
-
-def kernel_of_rows(implementation: str | None, backend: str) -> Kernel | None:
-    """The kernel that rows on `backend` insist on: blocked in small tiles, splash interpreted
-    away from TPUs, any other as it is; None where the kernel is chosen.
-    """
-    if implementation is None:
-        return None
-    kernel = KERNELS[implementation]
-    if implementation == "blocked":
-        return replace(kernel, run=partial(kernel.run, tiles=_TILES))
-    if implementation == "splash" and backend != "tpu":
-        return replace(kernel, run=partial(kernel.run, interpret=True), only_on=None)
-    return kernel
 
 
 def run_cases(
@@ -55,7 +33,7 @@ def run_cases(
     first = cases[0]
     level = "interpreted" if implementation == "splash" and backend != "tpu" else "measured"
     with x64_for(first.dtype), jax.default_device(jax.devices(backend)[0]):
-        kernel = kernel_of_rows(implementation, backend)
+        kernel = kernel_of_rows(implementation, backend, first.shape)
         preparation = Preparation(PORTED_DESIGNS[first.design], first, kernel=kernel)
         if why := preparation.refused:
             return [refusal(case, backend, why) for case in cases]
@@ -94,6 +72,8 @@ def judge_case(
             "mask": case.mask,
             "shape": case.shape,
             "transform": case.transform,
+            "tiles": preparation.tiles,
+            "pages": preparation.pages,
         },
         backend=backend,
         level=level,

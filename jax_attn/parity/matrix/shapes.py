@@ -14,6 +14,11 @@ class Size:
     K: int
     D: int
 
+    @property
+    def work(self) -> int:
+        """What attention and its projections cost, in products of numbers, roughly."""
+        return self.B * self.T * self.D * (self.S + self.D)
+
 
 SHAPES = {
     # The matrix's. The seeds' own sizes have the seeds' heads, 8; K is what grouped attention
@@ -42,3 +47,6 @@ SHAPES = {
     "1024": Size(B=1, T=3, S=1031, N=2, K=2, D=6),
     "2048": Size(B=1, T=2, S=2039, N=1, K=1, D=5),
 }
+
+TILE_EDGES = ("long_keys", "long_queries", "long_band", "many_heads", "two_pages")
+"""The shapes that cross edges of the shipped tiles or pages; all others lie within one of each."""

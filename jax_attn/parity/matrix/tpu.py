@@ -19,8 +19,9 @@ from jax_attn.parity.judge.result import Result
 from jax_attn.parity.matrix.cases import EMULATED_SHAPE, Case
 from jax_attn.parity.matrix.compiled import compile_for_tpu, lower_everywhere, why_no_tpu_compiler
 from jax_attn.parity.matrix.designs import PORTED_DESIGNS
+from jax_attn.parity.matrix.kernels import kernel_of_rows
 from jax_attn.parity.matrix.preparation import Preparation
-from jax_attn.parity.matrix.run_rows import Doubts, judge_case, kernel_of_rows, refusal
+from jax_attn.parity.matrix.run_rows import Doubts, judge_case, refusal
 from jax_attn.parity.run.transforms import forward_and_gradients
 
 
@@ -28,7 +29,7 @@ def run_emulated(
     case: Case, implementation: str | None = None, *, doubts: Doubts
 ) -> Result | NotRun:
     """The verdict on one emulated row; of a vendor's kernel, why there is none."""
-    kernel = kernel_of_rows(implementation, "tpu")
+    kernel = kernel_of_rows(implementation, "tpu", case.shape)
     if kernel is not None and kernel.only_on:
         why = f"{kernel.name} multiplies in a kernel of its own, where nothing can round for it"
         return refusal(case, "tpu", why)

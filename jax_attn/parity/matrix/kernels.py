@@ -1,0 +1,60 @@
+"""The kernels that the rows' ports insist on, and the tiles that each row ran in."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+
+from jax_attn.attention import dispatch
+from jax_attn.attention.call import Call
+from jax_attn.attention.dispatch import KERNELS, Kernel
+from jax_attn.attention.kernels import blocked
+from jax_attn.attention.kernels.tile import Tiles
+from jax_attn.parity.matrix.shapes import TILE_EDGES
+
+# Smaller than the axes of the small shapes, but for a single token's, and dividing few of them:
+# rows insisting on the blocked kernel have several tiles, and partial ones at the edges.
+SMALL_TILES = Tiles(K=1, T=3, S=4)
+
+
+def kernel_of_rows(implementation: str | None, backend: str, shape: str) -> Kernel | None:
+    """The kernel that rows of a shape on `backend` insist on; None lets the port choose.
+
+    Blocked works in small tiles on small shapes, and as shipped on those that are made to cross the
+    edges of its own tiles. Splash is interpreted away from TPUs.
+    """
+    if implementation is None:
+        return None
+    kernel = KERNELS[implementation]
+    if implementation == "blocked" and shape not in TILE_EDGES:
+        return replace(kernel, run=partial(kernel.run, tiles=SMALL_TILES))
+    if implementation == "splash" and backend != "tpu":
+        return replace(kernel, run=partial(kernel.run, interpret=True), only_on=None)
+    return kernel
+
+
+def recording(kernel: Kernel | None, calls: list[str]) -> Kernel:
+    """The kernel, or whichever is chosen for a call, that notes its tiles and computes nothing."""
+
+    def note(call: Call) -> jax.Array:
+        runs = kernel or KERNELS[dispatch.explain(call, None).chosen or "dense"]
+        calls.append(tiles_in_words(runs, call))
+        return jnp.zeros((*call.query.shape[:3], call.value.shape[3]), call.query.dtype)
+
+    none: Callable[..., list[str]] = dispatch.none
+    chosen = Kernel("chosen", note, refusals=none, drawbacks=none, why="")
+    return chosen if kernel is None else replace(kernel, run=note)
+
+
+def tiles_in_words(kernel: Kernel, call: Call) -> str:
+    """Whose tiles, and for the blocked kernel how large: key/value heads × queries × keys."""
+    if kernel.name == "dense":
+        return "none: dense writes all scores out"
+    if kernel.name != "blocked":
+        return f"those of {kernel.name}"
+    small = isinstance(kernel.run, partial)
+    tiles = SMALL_TILES.within(call) if small else blocked.tile_sizes(call)
+    whose = "small" if small else "shipped"
+    return f"{whose}: {tiles.K} × {tiles.T} × {tiles.S} of {call.K} × {call.T} × {call.S}"

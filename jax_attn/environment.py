@@ -10,7 +10,7 @@ from typing import Any
 
 PACKAGES = ("jax-attn", "jax", "jaxlib", "flax", "numpy", "ml_dtypes", "safetensors", "torch")
 
-# extra -> the module that shows it is there, and what it is for.
+# extra -> the module that shows it is installed, and what it is for.
 EXTRAS = {
     "torch": ("torch", "the reference side: verify, check"),
     "tpu": ("libtpu", "the TPU, or its compiler on a host without one"),
@@ -26,28 +26,28 @@ _JAX_SETTINGS = {"jax_default_matmul_precision": str, "jax_enable_x64": bool}
 
 
 def install_line(extra: str) -> str:
-    """What installs an extra, from this package's own metadata: its name may not be published."""
+    """The command that installs an extra's packages, which this package's metadata names."""
     marker = re.compile(rf"""extra == ["']{extra}["']""")
     try:
-        wanted = importlib.metadata.requires("jax-attn") or []
+        requirements = importlib.metadata.requires("jax-attn") or []
     except importlib.metadata.PackageNotFoundError:
-        wanted = []
-    found = [r.partition(";")[0].strip() for r in wanted if marker.search(r)]
-    return f"pip install {' '.join(map(repr, found)) or repr(f'.[{extra}]')}"
+        requirements = []
+    packages = [r.partition(";")[0].strip() for r in requirements if marker.search(r)]
+    return f"pip install {' '.join(map(repr, packages)) or repr(f'.[{extra}]')}"
 
 
 def settle_platforms() -> None:
-    """Choose JAX's platforms, where the user has not: those whose device is here.
+    """Choose JAX's platforms, unless the user has: those whose device is present.
 
     Left alone, jax asks every plugin that is installed, and libtpu without a TPU searches the
-    network for one. To be called before jax starts.
+    network for one. Call this before jax starts.
     """
-    here = []
+    platforms = []
     if present("libtpu") and (list(Path("/dev").glob("accel*")) or Path("/dev/vfio/0").exists()):
-        here.append("tpu")
+        platforms.append("tpu")
     if any(present(EXTRAS[e][0]) for e in ("cuda12", "cuda13")) and Path("/dev/nvidia0").exists():
-        here.append("cuda")
-    os.environ.setdefault("JAX_PLATFORMS", ",".join([*here, "cpu"]))
+        platforms.append("cuda")
+    os.environ.setdefault("JAX_PLATFORMS", ",".join([*platforms, "cpu"]))
 
 
 def version(package: str) -> str | None:
@@ -67,10 +67,10 @@ def describe() -> dict[str, Any]:
     """Plain data for a report's head; starts jax."""
     import jax
 
-    found = {name: version(name) for name in PACKAGES}
+    versions = {name: version(name) for name in PACKAGES}
     return {
         "python": platform.python_version(),
-        "packages": {name: v for name, v in found.items() if v is not None},
+        "packages": {name: v for name, v in versions.items() if v is not None},
         "platform": platform.platform(),
         "processor": _processor(),
         "cores": os.cpu_count(),
@@ -81,7 +81,7 @@ def describe() -> dict[str, Any]:
 
 
 def _processor() -> str:
-    """The model name as Linux tells it, else what Python knows."""
+    """The model name from Linux, else what Python knows."""
     info = Path("/proc/cpuinfo")
     names = [
         line.partition(":")[2].strip()

@@ -90,7 +90,7 @@ class TensorReport:
 
 
 def deciding(tensors: Sequence[TensorReport]) -> TensorReport | None:
-    """The worst verdict and, of those, the largest part of its budget; None of none."""
+    """The tensor of the worst verdict, and of those the one with the largest fraction."""
     order = [Verdict.PASS, Verdict.INCONCLUSIVE, Verdict.FAIL]
 
     def rank(tensor: TensorReport) -> tuple[int, float]:
@@ -119,30 +119,24 @@ def judge(
 
     own: None where the reference is known to be no guide here (a declared NaN).
     """
-    identity: dict[str, Any] = {
-        "kind": kind,
-        "name": name,
-        "transform": transform,
-        "shape": want.shape,
-    }
+
+    def report(failures: Sequence[str], weak: Sequence[str] = (), **figures: Any) -> TensorReport:
+        verdict = Verdict.FAIL if failures else Verdict.INCONCLUSIVE if weak else Verdict.PASS
+        return TensorReport(
+            kind, name, transform, verdict, (*failures, *weak), want.shape, **figures
+        )
+
     if got.shape != want.shape:
-        reason = f"shape: expected {want.shape}, got {got.shape}"
-        return TensorReport(**identity, verdict=Verdict.FAIL, reasons=(reason,))
-
+        return report([f"shape: expected {want.shape}, got {got.shape}"])
     finite = np.isfinite(want)
-    failures = _other_where(got, want, "the port")
+    failures = _finite_elsewhere(got, want, "the port")
     if own is not None:
-        failures += _other_where(own, want, "the reference")
+        failures += _finite_elsewhere(own, want, "the reference")
     if not finite.any():
-        reasons = (*failures, "nothing compared: the oracle is nowhere finite")
-        verdict = Verdict.FAIL if failures else Verdict.INCONCLUSIVE
-        return TensorReport(**identity, verdict=verdict, reasons=reasons)
-
+        return report(failures, ["nothing compared: the oracle is nowhere finite"])
     spread = budget.rms + budget.projection
     if not (np.isfinite(budget.element[finite]).all() and math.isfinite(spread)):
-        reasons = (*failures, "no budget: a perturbed run is not finite where the oracle is")
-        verdict = Verdict.FAIL if failures else Verdict.INCONCLUSIVE
-        return TensorReport(**identity, verdict=verdict, reasons=reasons)
+        return report(failures, ["no budget: a perturbed run is not finite where the oracle is"])
 
     want_f, got_f, allowed_f = want[finite], got[finite], budget.element[finite]
     with np.errstate(invalid="ignore", over="ignore"):
@@ -171,18 +165,16 @@ def judge(
         weak = [
             f"no power: an RMS error of {budget_rms / scale:.2g} of the tensor's own would pass"
         ]
-    where = tuple(int(i) for i in np.argwhere(finite)[worst])
-    return TensorReport(
-        **identity,
-        verdict=Verdict.FAIL if failures else Verdict.INCONCLUSIVE if weak else Verdict.PASS,
-        reasons=(*failures, *weak),
+    return report(
+        failures,
+        weak,
         fraction=max(gates.values()),
         projection=gates.get("projection", math.nan),
         error=rms(errors),
         reference_error=own_rms,
         scale=scale,
         budget=budget_rms,
-        index=where,
+        index=tuple(int(i) for i in np.argwhere(finite)[worst]),
         got=float(got_f[worst]),
         want=float(want_f[worst]),
         allowed=float(allowed_f[worst]),
@@ -195,7 +187,7 @@ def _over(error: np.ndarray, allowed: np.ndarray) -> np.ndarray:
         return np.where(error == 0, 0.0, error / allowed)
 
 
-def _other_where(got: np.ndarray, want: np.ndarray, side: str) -> list[str]:
+def _finite_elsewhere(got: np.ndarray, want: np.ndarray, side: str) -> list[str]:
     """Where `got` is NaN or infinite otherwise than the oracle is."""
     special = ~np.isfinite(want)
     differ = (~np.isfinite(got) & ~special) | (

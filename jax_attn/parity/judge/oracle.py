@@ -112,7 +112,7 @@ class AttentionProblem:
     allowed: boolean, broadcastable to (B, N, T, S), True = attend; None = all.
     bias: float, broadcastable to (B, N, T, S), added after the softcap; None = 0.
     kept: what dropout multiplies the weights by before the values, (B, N, T, S): 0 or
-        1 / (1 - rate); None = 1. The weights given back are those before.
+        1 / (1 - rate); None = 1. The weights of a `Solution` are those before.
     """
 
     inputs: dict[str, Array]

@@ -16,7 +16,7 @@ class ParityError(AssertionError):
 
 @dataclass(frozen=True)
 class Result:
-    """What `check` found.
+    """The result of a check.
 
     tensors: one report for each tensor and transform. reasons: why the whole is not PASS,
     beyond its tensors. notes: what was not compared, and other things to know.

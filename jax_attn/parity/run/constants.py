@@ -11,6 +11,7 @@ import torch
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
+Kwargs = Mapping[str, Any]
 Signature = tuple[str, tuple[tuple[int, ...], ...]]
 """Of an operator's call: its name, and the shapes of its floating arguments."""
 Constants = tuple[tuple[Signature, torch.dtype | None], ...]
@@ -54,7 +55,7 @@ def mark(result: Any, made_by: frozenset[int] | None) -> None:
         setattr(x, _MARK, made_by)
 
 
-def signature(func: OpOverload, args: tuple, kwargs: Mapping[str, Any] | None) -> Signature:
+def signature(func: OpOverload, args: tuple, kwargs: Kwargs | None) -> Signature:
     return func.overloadpacket.__name__, tuple(tuple(x.shape) for x in _floating((args, kwargs)))
 
 
@@ -83,11 +84,7 @@ class Recorder(TorchDispatchMode):
         return () if self._spoilt else tuple(self._recorded)
 
     def __torch_dispatch__(
-        self,
-        func: OpOverload,
-        types: Any,
-        args: tuple = (),
-        kwargs: Mapping[str, Any] | None = None,
+        self, func: OpOverload, types: Any, args: tuple = (), kwargs: Kwargs | None = None
     ) -> Any:
         kwargs = kwargs or {}
         made_by, call = sources((args, kwargs)), signature(func, args, kwargs)

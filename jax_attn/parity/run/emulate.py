@@ -197,13 +197,13 @@ def _roundings(precision: Any, unit: Unit) -> tuple[Rounding, Rounding]:
     """The rounding of either operand for a product's `precision` parameter."""
     if not isinstance(precision, tuple):
         precision = (precision, precision)
-    asked = [DEFAULT if p in (None, lax.DotAlgorithmPreset.DEFAULT) else p for p in precision]
-    for one in asked:
+    precisions = [DEFAULT if p in (None, lax.DotAlgorithmPreset.DEFAULT) else p for p in precision]
+    for one in precisions:
         if one not in unit.rounds:
             raise NotImplementedError(f"{unit.name} has no {one}")
-    if unit.strictest_governs and asked[0] != asked[1]:
-        asked = [max(asked, key=lambda p: p.value)] * 2
-    return unit.rounds[asked[0]], unit.rounds[asked[1]]
+    if unit.strictest_governs and precisions[0] != precisions[1]:
+        precisions = [max(precisions, key=lambda p: p.value)] * 2
+    return unit.rounds[precisions[0]], unit.rounds[precisions[1]]
 
 
 def _split(x: jax.Array, rounding: Rounding) -> list[jax.Array]:

@@ -1,6 +1,5 @@
 """A mode of torch in which everything is computed in float64."""
 
-from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
@@ -8,7 +7,7 @@ import torch
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from jax_attn.parity.run.constants import each
+from jax_attn.parity.run.constants import Kwargs, each
 
 TORCH_DTYPES = {
     "float32": torch.float32,
@@ -44,11 +43,7 @@ class Float64(TorchDispatchMode):
         return False
 
     def __torch_dispatch__(
-        self,
-        func: OpOverload,
-        types: Any,
-        args: tuple = (),
-        kwargs: Mapping[str, Any] | None = None,
+        self, func: OpOverload, types: Any, args: tuple = (), kwargs: Kwargs | None = None
     ) -> Any:
         if is_view(func) and args[0].dtype is torch.float64:
             return func(*args, **(kwargs or {}))

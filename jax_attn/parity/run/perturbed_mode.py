@@ -1,7 +1,7 @@
 """A mode of torch in which every operation's result is moved by a roundoff, in float64."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -11,7 +11,15 @@ from torch._decomp import decomposition_table
 from torch._ops import OpOverload
 
 from jax_attn.parity.judge.budget import APPROXIMATED, PRECISIONS, Precision, bridge
-from jax_attn.parity.run.constants import Constants, Signature, each, mark, signature, sources
+from jax_attn.parity.run.constants import (
+    Constants,
+    Kwargs,
+    Signature,
+    each,
+    mark,
+    signature,
+    sources,
+)
 from jax_attn.parity.run.float64_mode import SOFTMAXES, TORCH_DTYPES, Float64, Unperturbed, is_view
 
 # Operations that move or choose values and round none.
@@ -114,11 +122,7 @@ class Perturbed(Unperturbed):
         return self._moved(x, (self.precision.store * x).abs_().clamp_(min=self.precision.tiny))
 
     def __torch_dispatch__(
-        self,
-        func: OpOverload,
-        types: Any,
-        args: tuple = (),
-        kwargs: Mapping[str, Any] | None = None,
+        self, func: OpOverload, types: Any, args: tuple = (), kwargs: Kwargs | None = None
     ) -> Any:
         if not self._constants:
             if is_view(func) and args[0].dtype is torch.float64:
@@ -133,9 +137,7 @@ class Perturbed(Unperturbed):
         mark(result, made_by)
         return result
 
-    def _dispatched(
-        self, func: OpOverload, types: Any, args: tuple, kwargs: Mapping[str, Any] | None
-    ) -> Any:
+    def _dispatched(self, func: OpOverload, types: Any, args: tuple, kwargs: Kwargs | None) -> Any:
         if not rounds(func):
             return super().__torch_dispatch__(func, types, args, kwargs)
         plain = func.overloadpacket.__name__.removesuffix("_")

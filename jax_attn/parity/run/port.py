@@ -52,10 +52,10 @@ class Port:
         """
         forward, *args = self.bind()
         shapes = jax.eval_shape(forward, *args)
-        wrong = {k: s.dtype.name for k, s in shapes.items() if s.dtype.name != dtype}
-        if wrong:
+        mistyped = {k: s.dtype.name for k, s in shapes.items() if s.dtype.name != dtype}
+        if mistyped:
             raise TypeError(
-                f"port: expected outputs of dtype {dtype}, got {wrong}; build the module with "
+                f"port: expected outputs of dtype {dtype}, got {mistyped}; build the module with "
                 f"dtype and param_dtype {dtype}"
             )
         fits = {k: s.shape for k, s in shapes.items()} == {

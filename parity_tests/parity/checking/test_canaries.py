@@ -30,8 +30,8 @@ def both(dtype: str):
 def run(x: np.ndarray, dtype: str = "float32", gradients: bool = True, **masks) -> Result:
     def torch_call(module, x, **masks):
         hidden = {name: ~mask for name, mask in masks.items()}
-        given = {"attn_mask": hidden.get("allowed"), "key_padding_mask": hidden.get("real")}
-        return module(x, x, x, need_weights=False, **given)[0]
+        torch_masks = {"attn_mask": hidden.get("allowed"), "key_padding_mask": hidden.get("real")}
+        return module(x, x, x, need_weights=False, **torch_masks)[0]
 
     def port_call(module, x, allowed=None, real=None):
         masks = [] if allowed is None else [allowed[None, None]]
@@ -58,7 +58,7 @@ def test_a_blind_check_is_inconclusive_and_says_every_reason():
     """Uniform inputs, a mask that hides nothing, as many queries as heads."""
     result = run(np.ones((B, N, D)), allowed=np.ones((N, N), bool))
     assert result.verdict is Verdict.INCONCLUSIVE
-    said = blind(result)
+    doubts = blind(result)
     for bug in (
         "that mask 'allowed' is ignored: it is True everywhere",
         "a scale of the scores 1% too large",
@@ -67,9 +67,9 @@ def test_a_blind_check_is_inconclusive_and_says_every_reason():
         "queries and heads mixed up: T is the number of heads",
         "a gradient stopped at the scores",
     ):
-        assert bug in said
-    assert "what would: a mask that hides some keys" in said
-    assert "what would: T other than N, or inputs drawn at random" in said
+        assert bug in doubts
+    assert "what would: a mask that hides some keys" in doubts
+    assert "what would: T other than N, or inputs drawn at random" in doubts
 
 
 BLIND = {
@@ -95,10 +95,10 @@ BLIND = {
 
 @pytest.mark.parametrize("name", BLIND)
 def test_what_hides_a_bug_is_named(name):
-    given, said = BLIND[name]
-    result = run(gradients=False, **given)
+    arguments, doubt = BLIND[name]
+    result = run(gradients=False, **arguments)
     assert result.verdict is not Verdict.PASS
-    assert said in blind(result)
+    assert doubt in blind(result)
 
 
 def test_a_module_without_attention_is_not_doubted():

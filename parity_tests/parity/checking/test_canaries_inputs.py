@@ -21,10 +21,10 @@ X, MEMORY = rng.standard_normal((B, T, D)), rng.standard_normal((B, S, D))
 UNIFORM, CAUSAL = np.ones((B, T, D)), np.tri(T)
 
 
-def tried(call, inputs, dtype: str = "float32") -> tuple[str, str]:
+def try_on(call, inputs, dtype: str = "float32") -> tuple[str, str]:
     """Doubts and notes, a line each."""
-    given = Inputs.of(inputs, float_dtype(dtype))
-    reference = Reference(torch.nn.Module(), lambda module, *a, **k: call(*a, **k), given)
+    bound = Inputs.of(inputs, float_dtype(dtype))
+    reference = Reference(torch.nn.Module(), lambda module, *a, **k: call(*a, **k), bound)
     doubts, notes = canaries.try_canaries(Prepared(reference, dtype, gradients=False))
     return "\n".join(doubts), "\n".join(notes)
 
@@ -66,9 +66,9 @@ HIDES_NOTHING = {
 def test_a_mask_that_hides_nothing_is_met_by_whatever_name(row, by):
     call, name, mask = HIDES_NOTHING[row]
     inputs = {"x": X, name: mask} if by == "name" else (X, mask)
-    doubts, _ = tried(lambda *args, **kwargs: call(*args, *kwargs.values()), inputs)
-    said = name if by == "name" else "1"
-    assert f"that mask {said!r} is ignored: it is {mask.flat[0]} everywhere" in doubts
+    doubts, _ = try_on(lambda *args, **kwargs: call(*args, *kwargs.values()), inputs)
+    label = name if by == "name" else "1"
+    assert f"that mask {label!r} is ignored: it is {mask.flat[0]} everywhere" in doubts
 
 
 @pytest.mark.parametrize("name", ["attention_mask", "allowed", "keep_tokens"])
@@ -77,7 +77,7 @@ def test_a_mask_of_no_softmax_is_known_by_its_name(name):
         weights = torch.exp(x @ x.mT) * mask
         return weights / weights.sum(-1, keepdim=True) @ x
 
-    doubts, _ = tried(lambda x, **mask: by_hand(x, *mask.values()), {"x": X, name: CAUSAL**0})
+    doubts, _ = try_on(lambda x, **mask: by_hand(x, *mask.values()), {"x": X, name: CAUSAL**0})
     assert f"that mask {name!r} is ignored" in doubts
 
 
@@ -102,9 +102,9 @@ NO_MASK = {
 @pytest.mark.parametrize("row", [*SEEN, *NO_MASK])
 def test_a_mask_that_matters_and_what_is_none_are_not_doubted(row):
     call, value = (SEEN | NO_MASK)[row]
-    assert tried(lambda x, other: call(x, other), {"x": X, "other": value}) == ("", "")
+    assert try_on(lambda x, other: call(x, other), {"x": X, "other": value}) == ("", "")
     if row in SEEN:
-        assert tried(lambda x, mask: call(x, mask), {"x": X, "mask": value}) == ("", "")
+        assert try_on(lambda x, mask: call(x, mask), {"x": X, "mask": value}) == ("", "")
 
 
 def test_a_mask_that_the_reference_refuses_is_noted_and_not_doubted():
@@ -113,7 +113,7 @@ def test_a_mask_that_the_reference_refuses_is_noted_and_not_doubted():
     def gathered(x, keep):
         return x[keep].reshape(B, 3, D) * 2
 
-    doubts, notes = tried(gathered, {"x": X, "keep": keep})
+    doubts, notes = try_on(gathered, {"x": X, "keep": keep})
     assert doubts == ""
     assert "mask 'keep': the reference refuses one that would show it inverted" in notes
 
@@ -122,12 +122,12 @@ def test_a_mask_that_the_reference_refuses_is_noted_and_not_doubted():
             raise ValueError("no token is left")
         return attend(x, x, x, keep[:, None])
 
-    doubts, notes = tried(strict, {"x": X, "keep": keep})
+    doubts, notes = try_on(strict, {"x": X, "keep": keep})
     assert (doubts, notes) == (
         "",
         "mask 'keep': the reference refuses one that would show it ignored",
     )
-    doubts, _ = tried(strict, {"x": X, "keep": keep | True})
+    doubts, _ = try_on(strict, {"x": X, "keep": keep | True})
     assert "that mask 'keep' is ignored: it is True everywhere" in doubts
 
 
@@ -135,7 +135,7 @@ def test_a_mask_is_turned_within_what_float16_holds():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         mask = np.where(CAUSAL == 1, 0, -1e4)
-        assert tried(added, {"x": X, "mask": mask}, "float16") == ("", "")
+        assert try_on(added, {"x": X, "mask": mask}, "float16") == ("", "")
 
 
 # --- positions ------------------------------------------------------------------------------------
@@ -156,17 +156,17 @@ UNSEEN = "which positions are joined, and how: 'x' is alike along its axis"
 
 @pytest.mark.parametrize("call", [by_hand, causal_by_hand])
 def test_attention_by_hand_over_tokens_that_are_alike_is_doubted(call):
-    assert f"{UNSEEN} 1" in tried(call, {"x": UNIFORM})[0]
-    assert f"{UNSEEN} 0" in tried(call, {"x": UNIFORM[0]})[0]
-    assert tried(call, {"x": X})[0] == ""
+    assert f"{UNSEEN} 1" in try_on(call, {"x": UNIFORM})[0]
+    assert f"{UNSEEN} 0" in try_on(call, {"x": UNIFORM[0]})[0]
+    assert try_on(call, {"x": X})[0] == ""
 
 
 def test_log_softmax_is_a_softmax():
     def call(x):
         return torch.log_softmax(x @ x.mT, -1).exp() @ x
 
-    assert "a scale of the scores 1% too large" in tried(call, {"x": UNIFORM})[0]
-    assert tried(call, {"x": X}) == ("", "")
+    assert "a scale of the scores 1% too large" in try_on(call, {"x": UNIFORM})[0]
+    assert try_on(call, {"x": X}) == ("", "")
 
 
 KERNEL = torch.from_numpy(rng.standard_normal((D, D, 3)))
@@ -191,7 +191,7 @@ WITHOUT_ATTENTION = {
 @pytest.mark.parametrize("x", [UNIFORM, X], ids=["uniform", "drawn"])
 @pytest.mark.parametrize("name", WITHOUT_ATTENTION)
 def test_what_is_no_attention_is_not_doubted(name, x):
-    doubts, notes = tried(WITHOUT_ATTENTION[name], {"x": x})
+    doubts, notes = try_on(WITHOUT_ATTENTION[name], {"x": x})
     assert (doubts, notes) == ("", "no softmax was met: no canary of attention was tried")
 
 
@@ -206,9 +206,9 @@ def both(x, memory):
     "memory", [MEMORY[:, :1], np.repeat(MEMORY[:, :1], S, 1)], ids=["one key", "keys alike"]
 )
 def test_a_softmax_that_shows_it_does_not_vouch_for_another(memory):
-    doubts, _ = tried(both, {"x": X, "memory": memory})
+    doubts, _ = try_on(both, {"x": X, "memory": memory})
     assert "a scale of the scores 1% too large in softmax 2 of 2 alone" in doubts
-    assert tried(both, {"x": X, "memory": MEMORY}) == ("", "")
+    assert try_on(both, {"x": X, "memory": MEMORY}) == ("", "")
 
 
 class Attends(torch.nn.Module):
@@ -216,17 +216,17 @@ class Attends(torch.nn.Module):
         return attend(x, memory, memory)
 
 
-@pytest.mark.parametrize(("several", "said"), [(1, ""), (2, "in softmax 2 of 2 alone")])
-def test_a_module_called_twice_has_its_bug_in_both(several, said):
+@pytest.mark.parametrize(("several", "doubt"), [(1, ""), (2, "in softmax 2 of 2 alone")])
+def test_a_module_called_twice_has_its_bug_in_both(several, doubt):
     """In the one call it shows; were they two, the other's would not."""
     modules = torch.nn.ModuleList(Attends() for _ in range(several))
 
     def call(x, memory):
         return modules[0](x, memory) + modules[-1](x, memory[:, :1])
 
-    doubts, _ = tried(call, {"x": X, "memory": MEMORY})
-    assert said in doubts
-    assert bool(said) == bool(doubts)
+    doubts, _ = try_on(call, {"x": X, "memory": MEMORY})
+    assert doubt in doubts
+    assert bool(doubt) == bool(doubts)
 
 
 class AttendsTwice(torch.nn.Module):
@@ -236,7 +236,7 @@ class AttendsTwice(torch.nn.Module):
 
 def test_nor_does_it_within_one_module():
     module = AttendsTwice()
-    doubts, _ = tried(lambda x, memory: module(x, memory), {"x": X, "memory": MEMORY[:, :1]})
+    doubts, _ = try_on(lambda x, memory: module(x, memory), {"x": X, "memory": MEMORY[:, :1]})
     assert "in softmax 2 of 2 alone" in doubts
 
 
@@ -244,7 +244,7 @@ def test_a_softmax_over_the_queries_may_be_the_right_one():
     def call(x):
         return torch.softmax(x @ x.mT / D, -2).mT @ x
 
-    assert tried(call, {"x": X}) == ("", "")
+    assert try_on(call, {"x": X}) == ("", "")
 
 
 def test_weights_that_the_reference_refuses_are_a_note():
@@ -256,7 +256,7 @@ def test_weights_that_the_reference_refuses_are_a_note():
 
     x = torch.from_numpy(X).double()
     right = torch.softmax(x @ x.mT, -1)
-    _, notes = tried(call, {"x": X})
+    _, notes = try_on(call, {"x": X})
     assert "the reference refuses weights that would show a scale of the scores" in notes
 
 
@@ -266,13 +266,13 @@ def test_a_low_precision_need_not_show_a_scale_in_each_alone():
     def call(x, memory):
         return attend(x, x, x) + 0.003 * attend(x, memory, memory)
 
-    assert tried(call, {"x": X, "memory": MEMORY}, "bfloat16") == ("", "")
+    assert try_on(call, {"x": X, "memory": MEMORY}, "bfloat16") == ("", "")
 
     def tiny(x, memory):
         return 1e-20 * call(x, memory)
 
-    assert tried(tiny, {"x": X, "memory": MEMORY}, "bfloat16") == ("", "")
-    doubts, _ = tried(call, {"x": X, "memory": MEMORY[:, :1]}, "bfloat16")
+    assert try_on(tiny, {"x": X, "memory": MEMORY}, "bfloat16") == ("", "")
+    doubts, _ = try_on(call, {"x": X, "memory": MEMORY[:, :1]}, "bfloat16")
     assert "a scale of the scores twice too large in softmax 2 of 2 alone" in doubts
 
 
@@ -282,12 +282,12 @@ def test_a_row_that_sees_no_key_does_not_vouch_for_the_others():
 
     allowed = np.ones((B, T, T), bool)
     allowed[0, 0] = False
-    assert "a scale of the scores" in tried(call, {"x": UNIFORM, "allowed": allowed})[0]
+    assert "a scale of the scores" in try_on(call, {"x": UNIFORM, "allowed": allowed})[0]
 
 
 def test_of_many_those_are_tried_alone_that_moved_least(monkeypatch):
     monkeypatch.setattr(canaries, "ALONE", 1)
-    doubts, notes = tried(both, {"x": X, "memory": MEMORY[:, :1]})
+    doubts, notes = try_on(both, {"x": X, "memory": MEMORY[:, :1]})
     assert "in softmax 2 of 2 alone" in doubts
     assert notes == "of 2 softmaxes, 1 were tried alone: those moved least"
 
@@ -303,12 +303,12 @@ def unused(x):
 
 @pytest.mark.parametrize("call", [routed, unused])
 def test_a_softmax_that_only_chooses_is_noted_and_not_doubted(call):
-    doubts, notes = tried(call, {"x": X})
+    doubts, notes = try_on(call, {"x": X})
     assert doubts == ""
     assert notes.startswith("softmax 1 of 1 only chooses or is not used")
-    doubts, notes = tried(lambda x: attend(call(x), 1 + 0 * x, 1 + 0 * x), {"x": X})
+    doubts, notes = try_on(lambda x: attend(call(x), 1 + 0 * x, 1 + 0 * x), {"x": X})
     assert "a scale of the scores 1% too large" in doubts
 
 
 def test_weights_times_zero_are_used_all_the_same():
-    assert "a scale of the scores" in tried(lambda x: x + attend(x, x, 0 * x), {"x": X})[0]
+    assert "a scale of the scores" in try_on(lambda x: x + attend(x, x, 0 * x), {"x": X})[0]

@@ -36,10 +36,10 @@ class TorchBlock(torch.nn.Module):
 
 class FlaxBlock(nnx.Module):
     def __init__(self, dtype=jnp.float32):
-        given = {"dtype": dtype, "param_dtype": dtype, "rngs": nnx.Rngs(0)}
-        self.norm = nnx.LayerNorm(D, epsilon=1e-5, use_fast_variance=False, **given)
-        self.attention = MultiHeadAttention(D, N, **given)
-        self.head = nnx.Linear(D, F, **given)
+        options = {"dtype": dtype, "param_dtype": dtype, "rngs": nnx.Rngs(0)}
+        self.norm = nnx.LayerNorm(D, epsilon=1e-5, use_fast_variance=False, **options)
+        self.attention = MultiHeadAttention(D, N, **options)
+        self.head = nnx.Linear(D, F, **options)
 
     def __call__(self, x, ignored=None):
         mask = None if ignored is None else Mask.from_torch_mha(key_padding_mask=ignored)
@@ -164,8 +164,8 @@ def test_several_outputs_pair_by_name_through_the_adapters(x):
         return {"output": module.attention(y), "weights": module.attention.attention_weights(y)}
 
     reference, port = pair()
-    given = {"reference_call": reference_call, "port_call": port_call, "transforms": ("eager",)}
-    result = check(reference, port, {"x": x}, layout=LAYOUT, **given)
+    options = {"reference_call": reference_call, "port_call": port_call, "transforms": ("eager",)}
+    result = check(reference, port, {"x": x}, layout=LAYOUT, **options)
     assert result.verdict is Verdict.PASS, str(result)
     assert {"output", "weights"} <= {t.label for t in result.tensors}
     # The head takes no part: its gradient is zero on both sides.
@@ -222,8 +222,8 @@ def test_a_check_of_zeros_alone_is_inconclusive():
         torch.nn.Linear(5, 3, bias=False),
         nnx.Linear(5, 3, use_bias=False, rngs=nnx.Rngs(0)),
     )
-    given = {"gradients": False, "transforms": ("eager",)}
-    result = check(reference, port, (np.zeros((2, 5)),), **given)  # with other weights
+    options = {"gradients": False, "transforms": ("eager",)}
+    result = check(reference, port, (np.zeros((2, 5)),), **options)  # with other weights
     assert result.verdict is Verdict.INCONCLUSIVE
     assert "every compared tensor is zero" in "\n".join(result.doubts)
     result = check(reference, port, (np.zeros((2, 5)),), transforms=("eager",))
@@ -236,8 +236,8 @@ def transposed(module, x):
 
 @pytest.mark.parametrize("transform", ["eager", "jit", "grad", "vmap", "remat"])
 def test_an_output_of_another_shape_fails_and_says_so(transform, x):
-    given = {"layout": LAYOUT, "port_call": transposed, "transforms": (transform,)}
-    result = check(*pair(), (x,), **given)
+    options = {"layout": LAYOUT, "port_call": transposed, "transforms": (transform,)}
+    result = check(*pair(), (x,), **options)
     assert result.verdict is Verdict.FAIL
     assert "shape: expected (2, 7, 11), got (7, 2, 11)" in "\n".join(result.reasons)
 

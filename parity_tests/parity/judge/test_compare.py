@@ -23,8 +23,8 @@ def budget(want=WANT, spread=U) -> Budget:
 def compared(got, want=WANT, own=WANT + NOISE[::-1], spread=U, allowed=None) -> TensorReport:
     with np.errstate(invalid="ignore"):
         finite = np.nan_to_num(want, nan=0.0, posinf=0.0)
-    given = allowed or budget(finite, spread)
-    return judge(want, got, own, given, kind="output", name="y", transform="jit")
+    limit = allowed or budget(finite, spread)
+    return judge(want, got, own, limit, kind="output", name="y", transform="jit")
 
 
 def one_off(by: float) -> np.ndarray:

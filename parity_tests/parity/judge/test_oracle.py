@@ -25,8 +25,8 @@ from jax_attn.parity.judge.oracle import AttentionProblem, solve
 
 def loss(posed: AttentionProblem) -> float:
     d_output, d_weights = cotangents()
-    found = solve(posed, d_output, d_weights)
-    return float((found.output * d_output).sum() + (found.weights * d_weights).sum())
+    solution = solve(posed, d_output, d_weights)
+    return float((solution.output * d_output).sum() + (solution.weights * d_weights).sum())
 
 
 def leaves(posed: AttentionProblem) -> dict[str, np.ndarray]:
@@ -34,8 +34,8 @@ def leaves(posed: AttentionProblem) -> dict[str, np.ndarray]:
 
 
 def gradients(posed: AttentionProblem) -> dict[str, np.ndarray]:
-    found = solve(posed, *cotangents())
-    return found.input_grads | found.weight_grads | {"bias": found.bias_grad}
+    solution = solve(posed, *cotangents())
+    return solution.input_grads | solution.weight_grads | {"bias": solution.bias_grad}
 
 
 @pytest.mark.parametrize("after", AFTER.values(), ids=AFTER)
@@ -52,9 +52,9 @@ def test_every_gradient_is_the_slope_of_the_loss(name, after):
         leaf[...] = kept + sign * step * direction
         slope += sign * loss(posed) / (2 * step)
     leaf[...] = kept
-    given = float((gradients(posed)[name] * direction).sum())
+    derivative = float((gradients(posed)[name] * direction).sum())
     # Second-order error step**2 and cancellation 2**-52/step, both times the loss's size.
-    assert abs(slope - given) <= 1e3 * (step**2 + 2.0**-52 / step) * max(abs(given), 1.0)
+    assert abs(slope - derivative) <= 1e3 * (step**2 + 2.0**-52 / step) * max(abs(derivative), 1.0)
 
 
 def after_projection(posed: AttentionProblem, name: str, x: np.ndarray) -> np.ndarray:
@@ -106,10 +106,10 @@ def test_the_packed_form_equals_the_form_head_by_head(after):
 
 def test_a_row_that_may_attend_to_nothing_gives_the_output_bias_and_sends_nothing():
     posed = problem()
-    found = solve(posed, *cotangents())
-    assert not found.weights[1, :, 2].any()
-    assert np.array_equal(found.output[1, 2], posed.weights["o.bias"])
-    assert not found.input_grads["query"][1, 2].any()
+    solution = solve(posed, *cotangents())
+    assert not solution.weights[1, :, 2].any()
+    assert np.array_equal(solution.output[1, 2], posed.weights["o.bias"])
+    assert not solution.input_grads["query"][1, 2].any()
 
 
 def imported_by(statement: str) -> set[str]:

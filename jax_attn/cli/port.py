@@ -4,17 +4,14 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import click
 
-from jax_attn.cli.port_job import Options, Outcome, imported_layout, port
+from jax_attn.cli.port_job import Outcome, carry_out, imported_layout, open_job, plan_job
 from jax_attn.cli.status import WrongInput, expect_installed, missing
 from jax_attn.dtypes import DTYPES
 from jax_attn.environment import settle_platforms
-
-if TYPE_CHECKING:
-    from jax_attn.transfer.port.plan import PortPlan
 
 
 @click.command("port")
@@ -85,31 +82,25 @@ def command(
     ):
         if wrong:
             raise click.UsageError(text)
-    options = Options(
-        to=to,
-        layout=None if named is None else imported_layout(named),
-        heads={"--num-heads": num_heads, "--num-kv-heads": num_kv_heads, "--head-dim": head_dim},
-        ignore=ignore,
-        strip=strip,
-        dtype=dtype,
-        lossy=lossy,
-        allow_nonfinite=allow_nonfinite,
-        kind=kind,
-        check=check,
-        dry_run=dry_run,
-    )
+    layout = None if named is None else imported_layout(named)
+    heads = {"--num-heads": num_heads, "--num-kv-heads": num_kv_heads, "--head-dim": head_dim}
     settle_platforms()
 
     from jax_attn.transfer import TransferError
-
-    def show(plan: "PortPlan") -> None:
-        """To people, before anything is written; JSON is one document at the end."""
-        if not as_json:
-            click.echo(plan)
+    from jax_attn.transfer.port.files import refused_target
 
     outcome = Outcome()
     try:
-        status = port(source, target, options, outcome, show)
+        job = open_job(source, to, layout, strip, heads)
+        casting = {"dtype": dtype, "lossy": lossy, "allow_nonfinite": allow_nonfinite}
+        plan = plan_job(job, ignore, **casting)
+        outcome.family, outcome.plan = job.family, plan
+        if not as_json:  # which is one document, at the end
+            click.echo(plan)
+        if problems := [*job.problems, *plan.problems, *refused_target(target)]:
+            raise TransferError("port, nothing written", problems)
+        if not dry_run:
+            carry_out(job, plan, target, kind, check, outcome)
     except TransferError as error:
         outcome.problems = error.problems
         _print(outcome, as_json)
@@ -117,7 +108,7 @@ def command(
             missing(str(error))
         raise WrongInput(str(error)) from error
     _print(outcome, as_json)
-    sys.exit(status)
+    sys.exit(outcome.status)
 
 
 def _print(outcome: Outcome, as_json: bool) -> None:

@@ -1,11 +1,12 @@
 """What `jax-attn port` does, step by step: open, plan, write, prove, check."""
 
+import contextlib
 import importlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -17,28 +18,12 @@ if TYPE_CHECKING:
     from jax_attn.transfer.files.changed_files import Stamp
     from jax_attn.transfer.port.carry_and_prove import Proof
     from jax_attn.transfer.port.files import LazyTensors
-    from jax_attn.transfer.port.plan import PortPlan
+    from jax_attn.transfer.port.plan import PortPlan, Side
     from jax_attn.transfer.port.table import PortTable
 
 
-@dataclass(frozen=True)
-class Options:
-    """What the caller asks for beside the two paths.
-
-    heads: --num-heads, --num-kv-heads and --head-dim, in this order. kind: the format of OUT.
-    """
-
-    to: Literal["flax", "torch"]
-    layout: "Layout | None"
-    heads: Mapping[str, int | None]
-    ignore: tuple[str, ...]
-    strip: str
-    dtype: str | None
-    lossy: bool
-    allow_nonfinite: bool
-    kind: str
-    check: bool
-    dry_run: bool
+Heads = Mapping[str, int | None]
+"""--num-heads, --num-kv-heads and --head-dim, in this order; None where not given."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +34,7 @@ class Job:
     """
 
     source: Path
+    to: "Side"
     tensors: "LazyTensors"
     stamps: "Mapping[Path, Stamp | None]"
     table: "PortTable"
@@ -84,43 +70,6 @@ class _NothingKeptError(Exception):
     """What was written is not what it should be."""
 
 
-def port(
-    source: Path,
-    target: Path,
-    options: Options,
-    outcome: Outcome,
-    show_plan: Callable[["PortPlan"], None],
-) -> Exit:
-    """Carry a checkpoint; what is known goes into `outcome` step by step.
-
-    show_plan: called before anything is written. Raises TransferError where it cannot be ported.
-    """
-    from jax_attn.transfer import TransferError
-    from jax_attn.transfer.port.files import refused_target, staged
-
-    job = _open(source, options)
-    plan = _plan(job, options)
-    outcome.family, outcome.plan = job.family, plan
-    show_plan(plan)
-    if problems := [*job.problems, *plan.problems, *refused_target(target)]:
-        raise TransferError("port, nothing written", problems)
-    if options.dry_run:
-        return Exit.PASS
-    _warn_of_unfinished(target)
-    try:
-        with staged(target) as folder:
-            written = _write(folder, job, plan, options.kind)
-            outcome.proof = _prove(job, plan, written)
-            if options.check and not outcome.proof.problems:
-                outcome.check = _check(job, plan, written)
-            if outcome.status is Exit.FAIL:
-                raise _NothingKeptError
-    except _NothingKeptError:
-        return Exit.FAIL
-    outcome.written = str(target)
-    return outcome.status
-
-
 # --- what is carried ----------------------------------------------------------------------------
 
 
@@ -150,66 +99,49 @@ def imported_layout(named: str) -> "Layout":
     return members[name]
 
 
-def _open(source: Path, options: Options) -> Job:
+def open_job(source: Path, to: "Side", layout: "Layout | None", strip: str, heads: Heads) -> Job:
     """The checkpoint, its keys stripped, and its table. Raises TransferError."""
-    from jax_attn.transfer import load_checkpoint
+    from jax_attn.transfer import Problem, TransferError, load_checkpoint
+    from jax_attn.transfer.families import FAMILIES, family_of
+    from jax_attn.transfer.families.config import disagreements
     from jax_attn.transfer.files.changed_files import stamped
     from jax_attn.transfer.files.prefixes import stripped, unwrapped
     from jax_attn.transfer.inspect.config import read_config
-    from jax_attn.transfer.port.files import CONFIGS, RECORD, beside, read_again
+    from jax_attn.transfer.port.files import CONFIGS, RECORD, beside, read_again, read_record
+    from jax_attn.transfer.port.table import by_family, by_layout
 
     # Before anything is read, so that no change goes unseen.
     stamps = stamped(beside(source) / name for name in (*CONFIGS, RECORD))
     config = read_config(source)
-    opened = read_again(source) if options.to == "torch" else load_checkpoint(source)
-    tensors, problems = stripped(opened, options.strip)
-    if options.to == "flax":
-        known = options.layout.torch_keys() if options.layout else ()
-        tensors, wrapped = unwrapped(tensors, known)
-        problems = [*problems, *wrapped]
-    table, family, unsuitable = _table(source, tensors, config or {}, options, problems)
-    problems = [*problems, *unsuitable]
-    return Job(source, tensors, {**stamps, **opened.stamps}, table, family, config, problems)
-
-
-def _table(
-    source: Path,
-    tensors: Mapping[str, Any],
-    config: Mapping[str, Any],
-    options: Options,
-    problems: "list[Problem]",
-) -> "tuple[PortTable, str | None, list[Problem]]":
-    """The table, the name of its family, and options that disagree with the config.
-
-    problems: those so far, raised too where there is no table.
-    """
-    from jax_attn.transfer import Problem, TransferError
-    from jax_attn.transfer.families import FAMILIES, family_of
-    from jax_attn.transfer.families.config import disagreements
-    from jax_attn.transfer.port.files import read_record
-    from jax_attn.transfer.port.table import by_family, by_layout
-
-    if options.layout is not None:
-        return by_layout(options.layout, config, options.heads), None, []
-    family = family_of(config)
-    if family is None:
+    opened = read_again(source) if to == "torch" else load_checkpoint(source)
+    tensors, problems = stripped(opened, strip)
+    if to == "flax":
+        tensors, wrapped = unwrapped(tensors, layout.torch_keys() if layout else ())
+        problems += wrapped
+    family = None if layout is not None else family_of(config or {})
+    if layout is not None:
+        table = by_layout(layout, config or {}, heads)
+    elif family is not None:
+        keys = read_record(source).get("keys", []) if to == "torch" else tensors
+        table = by_family(family, config or {}, keys, tensors if to == "torch" else ())
+        problems += disagreements(heads, table.sizes or (None, None, None))
+    else:
         known = sorted(name for f in FAMILIES.values() for name in f.model_types)
         text = f"expected a model_type in config.json beside it, one of {', '.join(known)}"
+        text += f", got {(config or {}).get('model_type')!r}"
         own = "--layout package.module:TABLE, a Layout of your own"
-        unknown = Problem("missing", "--layout", f"{text}, got {config.get('model_type')!r}", own)
+        unknown = Problem("missing", "--layout", text, own)
         raise TransferError("port, nothing written", [*problems, unknown])
-    if options.to == "torch":
-        table = by_family(family, config, read_record(source).get("keys", []), tensors)
-    else:
-        table = by_family(family, config, tensors)
-    unsuitable = disagreements(options.heads, table.sizes or (None, None, None))
-    return table, family.name, unsuitable
+    stamps |= opened.stamps
+    name = None if family is None else family.name
+    return Job(source, to, tensors, stamps, table, name, config, problems)
 
 
 # --- steps --------------------------------------------------------------------------------------
 
 
-def _plan(job: Job, options: Options) -> "PortPlan":
+def plan_job(job: Job, ignore: Sequence[str], **casting: Any) -> "PortPlan":
+    """casting: dtype, lossy and allow_nonfinite, as `plan_port` takes them."""
     from jax_attn.cli.progress import bytes_counted
     from jax_attn.transfer.arrays import specs
     from jax_attn.transfer.port.plan import plan_port
@@ -217,15 +149,29 @@ def _plan(job: Job, options: Options) -> "PortPlan":
     total = sum(spec.nbytes for spec in specs(job.tensors)[0].values())
     with bytes_counted("looking", total) as looked_at:
         return plan_port(
-            job.tensors,
-            job.table,
-            options.to,
-            ignore=options.ignore,
-            dtype=options.dtype,
-            lossy=options.lossy,
-            allow_nonfinite=options.allow_nonfinite,
-            looked_at=looked_at,
+            job.tensors, job.table, job.to, ignore=ignore, looked_at=looked_at, **casting
         )
+
+
+def carry_out(
+    job: Job, plan: "PortPlan", target: Path, kind: str, check: bool, outcome: Outcome
+) -> None:
+    """Write, prove and check; nothing is kept where one of them fails.
+
+    outcome: what is known goes there step by step. Raises TransferError.
+    """
+    from jax_attn.transfer.port.files import staged
+
+    _warn_of_unfinished(target)
+    with contextlib.suppress(_NothingKeptError), staged(target) as folder:
+        written = _write(folder, job, plan, kind)
+        outcome.proof = _prove(job, plan, written)
+        if check and not outcome.proof.problems:
+            outcome.check = _check(job, plan, written)
+        if outcome.status is Exit.FAIL:
+            raise _NothingKeptError
+    if outcome.status is not Exit.FAIL:
+        outcome.written = str(target)
 
 
 def _warn_of_unfinished(target: Path) -> None:

@@ -8,6 +8,7 @@ import math
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -23,7 +24,6 @@ from jax_attn.transfer import LAYOUTS, Layout, Problem, TransferError, export, l
 from jax_attn.transfer.families import Traits
 
 Arrays = Mapping[str, np.ndarray]
-Call = Callable[..., dict[str, Any]]
 
 B, T, S = 2, 13, 11
 TRANSFORMS_OF_LAYERS = ("eager", "jit")
@@ -107,13 +107,14 @@ def compare(layer: AttentionLayer, reference: torch.nn.Module, port: nnx.Module)
     """The verdict on the two sides of a layer, with what is known of it."""
     seed = zlib.crc32(layer.name.encode())
     N, K, H = layer.traits.sizes
+    causal = replace(layer.traits, is_causal=True)
     result = check(
         reference,
         port,
         inputs(layer.traits, seed),
         layout=LAYOUTS["gqa"],
-        reference_call=_torch_call(layer.traits),
-        port_call=_flax_call(layer.traits),
+        reference_call=_call(partial(rebuild.torch_mask, causal)),
+        port_call=_call(lambda lengths, T, S: rebuild.flax_mask(causal, lengths)),
         dtype=layer.dtype,
         transforms=TRANSFORMS_OF_LAYERS,
         seed=seed,
@@ -170,23 +171,8 @@ def inputs(traits: Traits, seed: int) -> dict[str, np.ndarray]:
     return arrays | {"lengths": np.array([S, S // 2], np.int32)}
 
 
-def _torch_call(traits: Traits) -> Call:
-    causal = replace(traits, is_causal=True)
-
-    def mask(query: torch.Tensor, key: torch.Tensor | None, lengths: torch.Tensor) -> torch.Tensor:
-        T, S = query.shape[1], (query if key is None else key).shape[1]
-        return rebuild.torch_mask(causal, lengths, T, S)
-
-    return _call(mask)
-
-
-def _flax_call(traits: Traits) -> Call:
-    causal = replace(traits, is_causal=True)
-    return _call(lambda query, key, lengths: rebuild.flax_mask(causal, lengths))
-
-
-def _call(mask: Callable[..., Any]) -> Call:
-    """Both sides are called alike: without a mask, and with that of (query, key, lengths)."""
+def _call(mask: Callable[..., Any]) -> Callable[..., dict[str, Any]]:
+    """How a side is called, alike in both frameworks; mask(lengths, T, S): what it masks with."""
 
     def call(
         module: Any,
@@ -196,7 +182,7 @@ def _call(mask: Callable[..., Any]) -> Call:
         value: Any = None,
         positions: Any = None,
     ) -> dict[str, Any]:
-        visible = mask(query, key, lengths)
+        visible = mask(lengths, query.shape[1], (query if key is None else key).shape[1])
         masked = module(query, key, value, visible, positions=positions)
         return {"output": module(query, key, value, positions=positions), "masked": masked}
 

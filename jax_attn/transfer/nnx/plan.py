@@ -14,7 +14,7 @@ from jax_attn.transfer.nnx.state import described, flatten
 from jax_attn.transfer.problems import Problem, listed
 from jax_attn.transfer.table import resolve
 from jax_attn.transfer.table.layout import Layout, untied
-from jax_attn.transfer.table.plan_table import printed
+from jax_attn.transfer.table.plan_table import passed_over_lines, printed
 from jax_attn.transfer.table.resolve import Move
 
 
@@ -34,7 +34,7 @@ class Plan:
 
     def __str__(self) -> str:
         lines = [printed(self.moves, lambda move: self.paths[move.row.paths[0]].dtype)]
-        lines += [f"{key}: passed over: {why}" for key, why in self.passed_over.items()]
+        lines += passed_over_lines(self.passed_over)
         if self.problems:
             lines += ["", f"{len(self.problems)} problem(s):", *listed(self.problems)]
         return "\n".join(lines)

@@ -13,10 +13,10 @@ from jax_attn.transfer.port import parts, shapes
 from jax_attn.transfer.port.parts import RowSide
 from jax_attn.transfer.port.table import PortTable
 from jax_attn.transfer.port.values import FLOATS, bad_values, recast
-from jax_attn.transfer.problems import Problem, TransferError, nearest, printable
+from jax_attn.transfer.problems import Problem, TransferError, nearest
 from jax_attn.transfer.table import resolve
 from jax_attn.transfer.table.layout import Layout, untied
-from jax_attn.transfer.table.plan_table import printed
+from jax_attn.transfer.table.plan_table import passed_over_lines, printed
 from jax_attn.transfer.table.resolve import Move
 from jax_attn.transfer.table.rows import Row, bindings, ignored
 from jax_attn.transfer.table.step import HeadSizes, Shape
@@ -52,7 +52,7 @@ class PortPlan:
 
     def __str__(self) -> str:
         table = [printed(self.moves, self._dtype)] if self.moves else []
-        over = [printable(f"{k}: passed over: {why}") for k, why in self.passed_over.items()]
+        over = passed_over_lines(self.passed_over)
         unused = [f"in the table, and not there: {', '.join(self.unused)}"] if self.unused else []
         return "\n".join([*table, *over, *unused])
 

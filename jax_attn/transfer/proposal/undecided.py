@@ -11,16 +11,16 @@ from jax_attn.transfer.table.rows import Row
 from jax_attn.transfer.table.step import Shape
 from jax_attn.transfer.table.steps import grouped, packed
 
-_PACKED = "packed query, key, value; the order no shape tells"
-_SQUARE = "square; transposed or not no shape tells, and no type does"
-_AXES = "axes of one size; their order no shape tells"
-_TWICE = "its path has another key as good"
-_NUMBERS = "the numbers in its name are not those of the Flax side"
-_NO_PLACE = "what its module is in Flax has no such parameter"
-_NOTHING = "nothing in Flax that is left is both named and shaped like it"
-_NO_NAME = "no name tells"
-_SEVERAL = "several are named and shaped like it"
-_RIVALS = "other keys are named and shaped like it"
+_PACKED = "packed query, key, value; shapes do not determine their order"
+_SQUARE = "square; neither its shape nor a type determines whether it is transposed"
+_AXES = "axes of one size; shapes do not determine their order"
+_TWICE = "another key fits its path as well"
+_NUMBERS = "the numbers in its name differ from those of the Flax side"
+_NO_PLACE = "the module's counterpart in Flax has no such parameter"
+_NOTHING = "no remaining Flax parameter matches its name and shape"
+_NO_NAME = "no name matches"
+_SEVERAL = "several match its name and shape"
+_RIVALS = "other keys match the same name and shape"
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """A plan's moves printed: a line each, or one for all layers that are alike."""
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from jax_attn.transfer.problems import grid, printable
 from jax_attn.transfer.table.resolve import Move
@@ -24,6 +24,11 @@ def printed(moves: Iterable[Move], dtype: Callable[[Move], str]) -> str:
         cells, number = _line(move, dtype(move))
         layers.setdefault(cells, []).append(number)
     return grid(_HEAD, (_closed(cells, numbers) for cells, numbers in layers.items()))
+
+
+def passed_over_lines(passed_over: Mapping[str, str]) -> list[str]:
+    """A line for each name that is not carried, and why."""
+    return [printable(f"{name}: passed over: {why}") for name, why in passed_over.items()]
 
 
 def _line(move: Move, dtype: str) -> tuple[Cells, str]:

@@ -87,7 +87,7 @@ def test_layers_are_folded_and_the_code_says_what_is_open():
     assert set(proposal.left) == {f"layers.{{layer}}.attn.{p}.kernel" for p in ("query", "out")}
     key = '"h.{layer}.self_attention.k_proj.weight", "layers.{layer}.attn.key.kernel"'
     assert f"    row({key}, linear, heads),\n" in proposal.code
-    assert f'# undecided: "{query}" [30, 30]: square; transposed or not' in proposal.code
+    assert f'# undecided: "{query}" [30, 30]: square; neither its shape nor' in proposal.code
     assert executed(proposal) == proposal.layout
     ours, true = (written(t, torch_tensors(), model()) for t in (proposal.layout, MODEL))
     assert same(ours, {path: true[path] for path in ours})
@@ -175,7 +175,7 @@ def test_numbers_that_do_not_agree_throughout_decide_nothing():
     published, _ = as_published()
     proposal = infer(published, abstract(layers=3))
     assert not any("layers" in path for path in written_paths(proposal, published, 3))
-    assert "the numbers in its name are not those of the Flax side" in proposal.code
+    assert "the numbers in its name differ from those of the Flax side" in proposal.code
     assert infer(published, abstract(layers=2)).undecided == ()
 
 

@@ -85,4 +85,4 @@ def test_both_readings_of_a_packed_projection_are_offered():
         ["packed", "heads"],
         ["grouped"],
     ]
-    assert weight.why == "packed query, key, value; the order no shape tells"
+    assert weight.why == "packed query, key, value; shapes do not determine their order"

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from jax_attn.transfer import row
-from jax_attn.transfer.table.plan_table import printed
+from jax_attn.transfer.table.plan_table import passed_over_lines, printed
 from jax_attn.transfer.table.resolve import Move
 from jax_attn.transfer.table.steps import linear
 
@@ -75,3 +75,9 @@ def test_another_dtype_or_step_is_another_line():
     square = [*layers((0, 1)), other]
     assert len(lines_of(square)) == 2
     assert len(lines_of(square, lambda one: one.row.keys[0])) == 3
+
+
+def test_names_that_are_passed_over_do_not_steer_a_terminal():
+    assert passed_over_lines({"\x1b[31m.inv_freq": "computed"}) == [
+        r"\x1b[31m.inv_freq: passed over: computed"
+    ]

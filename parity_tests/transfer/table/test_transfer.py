@@ -35,13 +35,6 @@ from jax_attn.transfer import (
 )
 
 
-@pytest.fixture(scope="module")
-def loaded():
-    module = Model()
-    transfer.load(module, torch_tensors(), MODEL)
-    return module
-
-
 def test_one_pattern_serves_every_layer(loaded):
     tensors, arrays = torch_tensors(), transfer.flatten(loaded)
     for i in range(LAYERS):

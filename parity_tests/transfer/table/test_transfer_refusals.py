@@ -16,7 +16,6 @@ from helpers.small_model import (
     WIDE,
     D,
     H,
-    Model,
     N,
     bits,
     model,
@@ -34,14 +33,6 @@ from jax_attn.transfer import (
     refused,
     row,
 )
-
-
-@pytest.fixture(scope="module")
-def loaded():
-    module = Model()
-    transfer.load(module, torch_tensors(), MODEL)
-    return module
-
 
 UP = "h.1.mlp.up.weight"
 NORM = "h.1.ln.weight"

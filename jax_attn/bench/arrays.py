@@ -13,58 +13,51 @@ SEED = 0
 
 
 def input_names(workload: Workload) -> tuple[str, ...]:
-    """The names of what is attended with: the rest of the arrays are weights."""
+    """The names of the call's inputs among the arrays."""
     return ("x",) if workload.layer else ("query", "key", "value")
 
 
 def weights(arrays: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of `arrays` that are weights."""
+    """The weights and biases among `arrays`."""
     return {name: a for name, a in arrays.items() if name.endswith((".weight", ".bias"))}
 
 
 def seeded_arrays(workload: Workload, seed: int = SEED) -> dict[str, np.ndarray]:
-    """Inputs, weights and "cotangent" by name, in the workload's dtype: the same for everyone.
+    """Inputs, weights and "cotangent" by name, in the workload's dtype.
 
-    Inputs and the cotangent are standard normal; weights, under the torch names of the `gqa`
-    design, normal with the spread of torch.nn.Linear's initial ones. With a cache, "key" and
-    "value" are those of the T tokens, "past_key" and "past_value" of those before them, and there
-    is no cotangent.
+    Inputs and the cotangent are standard normal. Weights have the torch names of the `gqa` design
+    and are normal with the spread of torch.nn.Linear's initial weights. With a cache, "key" and
+    "value" belong to the T new tokens, "past_key" and "past_value" to those before, and there is
+    no cotangent.
     """
     w = workload
     rng = np.random.default_rng([seed, zlib.crc32(w.name.encode())])
 
     def normal(*shape: int, spread: float = 1.0) -> np.ndarray:
-        drawn = rng.standard_normal(shape, np.float32)
-        return (np.float32(spread) * drawn).astype(w.dtype)
+        return (np.float32(spread) * rng.standard_normal(shape, np.float32)).astype(w.dtype)
 
-    if w.room:
-        new, past = (w.B, w.T, w.K, w.H), (w.B, w.filled, w.K, w.H)
-        shapes = {"query": (w.B, w.T, w.N, w.H), "key": new, "value": new}
-        shapes |= {"past_key": past, "past_value": past}
-        return {name: normal(*shape) for name, shape in shapes.items()}
-    if not w.layer:
-        return {
-            "query": normal(w.B, w.T, w.N, w.H),
-            "key": normal(w.B, w.S, w.K, w.H),
-            "value": normal(w.B, w.S, w.K, w.H),
-            "cotangent": normal(w.B, w.T, w.N, w.H),
-        }
-    made = {"x": normal(w.B, w.T, w.D), "cotangent": normal(w.B, w.T, w.D)}
-    heads, groups = w.N * w.H, w.K * w.H
-    sizes = {"q": (heads, w.D), "k": (groups, w.D), "v": (groups, w.D), "out": (w.D, heads)}
-    for part, (rows, columns) in sizes.items():
-        spread = (3 * columns) ** -0.5
-        made[f"{part}_proj.weight"] = normal(rows, columns, spread=spread)
-        made[f"{part}_proj.bias"] = normal(rows, spread=spread)
-    return made
+    if w.layer:
+        drawn = {"x": normal(w.B, w.T, w.D), "cotangent": normal(w.B, w.T, w.D)}
+        heads, groups = w.N * w.H, w.K * w.H
+        sizes = {"q": (heads, w.D), "k": (groups, w.D), "v": (groups, w.D), "out": (w.D, heads)}
+        for part, (rows, columns) in sizes.items():
+            spread = (3 * columns) ** -0.5
+            drawn[f"{part}_proj.weight"] = normal(rows, columns, spread=spread)
+            drawn[f"{part}_proj.bias"] = normal(rows, spread=spread)
+        return drawn
+    query, past = (w.B, w.T, w.N, w.H), (w.B, w.filled, w.K, w.H)
+    key = w.B, w.S - w.filled, w.K, w.H
+    shapes = {"query": query, "key": key, "value": key}
+    shapes |= {"past_key": past, "past_value": past} if w.room else {"cotangent": query}
+    return {name: normal(*shape) for name, shape in shapes.items()}
 
 
 def sampled_rows(workload: Workload) -> np.ndarray:
-    """The queries by which a workload is judged, sorted: all of them where that costs little.
+    """The queries on which a workload is judged, sorted: all of them if that costs little.
 
-    The reference is run many times over in float64 with every operation perturbed, and its
-    cost is that of the scores of these rows: at most four million of them, but 16 rows at
-    least, the first and the last always there.
+    The reference runs many times in float64 with every operation perturbed, at the cost of these
+    rows' scores: at most four million scores, but at least 16 rows. The first and the last are
+    always included.
     """
     most = max(4_000_000 // (workload.B * workload.N * workload.S), 16)
     most = min(most, 128, workload.T)
@@ -75,7 +68,7 @@ def sampled_rows(workload: Workload) -> np.ndarray:
 
 
 def sampled_cotangent(workload: Workload, cotangent: np.ndarray) -> np.ndarray:
-    """The cotangent on the sampled rows alone: every gradient then depends on no other row."""
+    """The cotangent on the sampled rows alone, so that gradients depend on no other row."""
     kept = np.zeros_like(cotangent)
     rows = sampled_rows(workload)
     kept[:, rows] = cotangent[:, rows]

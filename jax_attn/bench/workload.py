@@ -10,12 +10,12 @@ DTYPES = tuple(_BYTES)
 
 @dataclass(frozen=True)
 class Workload:
-    """What is computed. The letters are the package's own.
+    """The sizes of what is computed, in the letters of the package's dimension key.
 
-    layer: a whole module, with its four projections of embed_dim D, on (B, T, D); else
-    attention alone, on query (B, T, N, H), key and value (B, S, K, H), and D is 0.
-    room: 0, and is_causal has its corner top-left; or the places of a cache that the T tokens
-    are read into, S - T being there before, and a token sees all up to itself.
+    layer: True for a whole module with its four projections of embed_dim D, on (B, T, D); False
+    for attention alone, on query (B, T, N, H), key and value (B, S, K, H), with D = 0.
+    room: 0 without a cache; is_causal then has its corner top-left. Else the number of places in
+    a cache that holds S − T tokens and reads T more, each of which sees all up to itself.
     """
 
     name: str
@@ -33,38 +33,37 @@ class Workload:
 
     @property
     def modes(self) -> tuple[str, ...]:
-        """In which it can be measured: those of a cache are one token a row, or more."""
+        """The modes in which it can be measured; with a cache, DECODE reads one token per row."""
         if not self.room:
             return MODES
         return (DECODE,) if self.T == 1 else (PREFILL,)
 
     @property
     def filled(self) -> int:
-        """How many tokens a row's cache holds before the call."""
+        """How many tokens per row the cache holds before the call."""
         return self.S - self.T if self.room else 0
 
     @property
     def cached_bytes(self) -> int:
-        """Keys and values of all S tokens: what attention to a cache must read at least."""
+        """Keys and values of all S tokens: the least that attention over a cache reads."""
         return 2 * self.B * self.S * self.K * self.H * _BYTES[self.dtype] if self.room else 0
 
     @property
     def pairs(self) -> int:
-        """How many (query, key) pairs of one head may attend."""
+        """How many (query, key) pairs of one head are visible."""
         if not self.is_causal:
             return self.T * self.S
-        full = min(self.T, self.S)  # query i sees keys 0…i, and what was there before
+        full = min(self.T, self.S)  # query i sees keys 0…i, and all that the cache held
         seen = full * (full + 1) // 2 + max(self.T - self.S, 0) * self.S
         return seen + self.T * self.filled
 
     def flops(self, mode: str) -> int:
-        """Useful floating-point operations of one call: the one formula for every row.
+        """Useful floating-point operations of one call, the same for every implementation.
 
-        FlashAttention's convention: two products forward, of 2·H per visible pair and query
-        head, and five backward, the scores again, dV, dP, dQ and dK: counted alike for who keeps
-        the scores and for who recomputes them, and nothing else that is done twice. A layer adds
-        its four projections, 2·D per number they make, and twice as much again backward. Softmax
-        and masks count nothing.
+        FlashAttention's convention: two products forward, each of 2·H per visible pair and query
+        head, and five backward (the scores again, dV, dP, dQ, dK), whether an implementation keeps
+        or recomputes the scores. A layer adds its four projections, 2·D per output number, and
+        twice that backward. Softmax and masks are not counted.
         """
         core = 2 * self.B * self.N * self.pairs * self.H
         width = 2 * self.N * self.H * self.T + 2 * self.K * self.H * self.S

@@ -1,4 +1,4 @@
-"""`jax-attn`: one file a command, each imported when it is asked for."""
+"""`jax-attn`: one file a command, each imported when it is needed."""
 
 import contextlib
 import importlib
@@ -17,7 +17,7 @@ COMMANDS = ("verify", "doctor", "bench", "inspect", "port")
 
 
 class _TerminatedError(KeyboardInterrupt):
-    """SIGTERM: whatever Ctrl-C tidies up is tidied up."""
+    """SIGTERM, raised like Ctrl-C so that the same code tidies up."""
 
 
 class _Lazy(click.Group):
@@ -30,9 +30,9 @@ class _Lazy(click.Group):
         return importlib.import_module(f"jax_attn.cli.{name}").command
 
     def main(self, *args: Any, **extra: Any) -> Any:
-        """Names may hold what a terminal's encoding does not, and what is printed to may be full.
+        """Print what the terminal's encoding lacks as escapes; report a full or closed output.
 
-        click would show a traceback.
+        click alone would show a traceback.
         """
         for stream in (sys.stdout, sys.stderr):
             if hasattr(stream, "reconfigure"):
@@ -40,7 +40,7 @@ class _Lazy(click.Group):
         try:
             return super().main(*args, **extra)
         except OSError as error:
-            if error.filename is not None:  # not of a stream
+            if error.filename is not None:  # of a file, not of a stream
                 raise
             _silence(sys.stdout)
             with contextlib.suppress(OSError):
@@ -48,7 +48,7 @@ class _Lazy(click.Group):
             sys.exit(Exit.ENVIRONMENT)
 
     def invoke(self, ctx: click.Context) -> object:
-        """click's own answer to Ctrl-C is the status of a parity failure."""
+        """Exit with a shell's statuses: click's own for Ctrl-C is that of a parity failure."""
         try:
             with _termination_raised():
                 return super().invoke(ctx)
@@ -61,21 +61,21 @@ class _Lazy(click.Group):
 
 
 def _silence(stream: Any) -> None:
-    """What a stream still holds goes nowhere: Python, leaving, would fail with it once more."""
-    with contextlib.suppress(OSError):  # one in memory has no descriptor
+    """Discard what the stream still holds: on exit, Python would fail to write it again."""
+    with contextlib.suppress(OSError):  # a stream in memory has no descriptor
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 @contextlib.contextmanager
 def _termination_raised() -> Iterator[None]:
-    def raised(*_: Any) -> None:
+    def raise_terminated(*_: Any) -> None:
         raise _TerminatedError
 
-    ours = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-    if not ours or threading.current_thread() is not threading.main_thread():
+    unhandled = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    if not unhandled or threading.current_thread() is not threading.main_thread():
         yield
         return
-    signal.signal(signal.SIGTERM, raised)
+    signal.signal(signal.SIGTERM, raise_terminated)
     try:
         yield
     finally:

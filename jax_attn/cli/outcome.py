@@ -1,4 +1,4 @@
-"""What a command found: written where asked, then said on stdout."""
+"""The outcome of a command: written to files, then printed on stdout."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -8,7 +8,7 @@ import click
 
 
 def expect_writable(option: str, directory: Path | None, names: Iterable[str]) -> None:
-    """Raises UsageError where files of these names could not be written into the directory."""
+    """Raises UsageError if files of these names cannot be written into the directory."""
     from jax_attn.report.files import why_not_writable
 
     if directory is not None and (why := why_not_writable(directory, names)):
@@ -25,9 +25,9 @@ def tell(
     report: Path | None,
     as_json: bool,
 ) -> None:
-    """Write `files`, text by name, into `report`; then print the document, or what is shown.
+    """Write `files`, text by name, into the folder `report`; then print the outcome.
 
-    document: JSON. shown: lines and tables for a reader.
+    document: JSON, printed with --json. shown: lines and tables, printed otherwise.
     """
     from jax_attn.parity.judge.text import console
     from jax_attn.report.files import write

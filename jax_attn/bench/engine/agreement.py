@@ -1,4 +1,4 @@
-"""What the judge says of one implementation: crosses processes, so that it needs no framework."""
+"""The judge's answer about one implementation. It crosses processes, so needs no framework."""
 
 from dataclasses import dataclass
 
@@ -9,9 +9,9 @@ from jax_attn.parity.judge.compare import Verdict
 class Agreement:
     """The verdict on one implementation in one mode.
 
-    error, reference_error: RMS against float64 over the tensor's scale, its own and torch
-    SDPA's, of `tensor`: where its own is the largest multiple of SDPA's. What is zero in theory
-    has no scale and is left out.
+    tensor: the one whose error is the largest multiple of torch SDPA's. error, reference_error:
+    its RMS error against float64 over its scale, the implementation's and SDPA's. Tensors that
+    are zero in theory have no scale and are left out.
     """
 
     verdict: Verdict

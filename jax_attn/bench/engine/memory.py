@@ -1,4 +1,4 @@
-"""How much more memory a call holds at most: resident set, by one method for every framework."""
+"""The most resident memory that a call holds, by one method for every framework."""
 
 import contextlib
 import ctypes
@@ -14,7 +14,7 @@ _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 def available() -> int:
-    """Bytes that could be had without swapping."""
+    """Bytes that can be allocated without swapping."""
     meminfo = Path("/proc/meminfo")
     if meminfo.exists():
         return _kilobytes(meminfo, "MemAvailable")
@@ -22,20 +22,20 @@ def available() -> int:
 
 
 def one_arena() -> None:
-    """Have malloc keep one heap, not one a thread; to be called before frameworks start.
+    """Make malloc keep one heap instead of one per thread; call it before frameworks start.
 
-    Only the one heap can be given back whole: what others keep at their top would serve the
-    next call unseen, and its peak would come out too low.
+    Only that heap can be trimmed whole. What other heaps keep would serve the next call unseen,
+    and its peak would come out too low.
     """
-    with contextlib.suppress(AttributeError, OSError, TypeError):  # where it is not glibc
+    with contextlib.suppress(AttributeError, OSError, TypeError):  # not glibc
         ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
 
 
 def peak_during(call: Callable[[], Any]) -> int | None:
-    """Bytes resident at most during `call`, and with what it returns, beyond those before.
+    """The most bytes resident during `call`, its result included, beyond those before it.
 
-    What the allocator kept of earlier calls is given back first: it would hide what this one
-    needs. None where neither Linux's high-water mark nor psutil is there.
+    What the allocator keeps of earlier calls is released first, because it would hide what this
+    one needs. None if neither Linux's high-water mark nor psutil is available.
     """
     gc.collect()
     _trim()
@@ -50,7 +50,7 @@ def peak_during(call: Callable[[], Any]) -> int | None:
 
 
 def _trim() -> None:
-    with contextlib.suppress(AttributeError, OSError, TypeError):  # where it is not glibc
+    with contextlib.suppress(AttributeError, OSError, TypeError):  # not glibc
         ctypes.CDLL(None).malloc_trim(0)
 
 

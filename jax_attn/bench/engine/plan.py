@@ -10,7 +10,7 @@ from jax_attn.bench.workload import CACHED, MODES, Workload
 
 @dataclass(frozen=True)
 class SessionPlan:
-    """What is to be measured, and how."""
+    """The workloads, implementations and settings of a run."""
 
     workloads: tuple[Workload, ...]
     implementations: tuple[str, ...]
@@ -23,23 +23,23 @@ class SessionPlan:
 
     @property
     def dtype(self) -> str:
-        """Of all its workloads."""
+        """The dtype of all workloads."""
         return self.workloads[0].dtype
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Who has rows: the baseline, and whose error is the measure, are always there."""
+        """The implementations in the record; the baseline and the reference are always included."""
         wanted = {*self.implementations, self.baseline, REFERENCE}
         return tuple(name for name in IMPLEMENTATIONS if name in wanted)
 
     @property
     def judged(self) -> tuple[str, ...]:
-        """`names`, the reference first: its own error is the measure of the others'."""
+        """`names`, the reference first, because others' errors are compared with its own."""
         return tuple(sorted(self.names, key=lambda name: name != REFERENCE))
 
     @property
     def started(self) -> tuple[str, ...]:
-        """Of `names`, who has a program for any of the workloads."""
+        """Those of `names` that have a program for any of the workloads."""
         return tuple(
             name
             for name in self.names
@@ -47,5 +47,5 @@ class SessionPlan:
         )
 
     def modes_of(self, workload: Workload) -> tuple[str, ...]:
-        """In which of the modes the workload is measured."""
+        """The modes in which the workload is measured."""
         return tuple(mode for mode in workload.modes if mode in self.modes)

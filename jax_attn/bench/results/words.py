@@ -1,4 +1,4 @@
-"""How the bench says figures and places, alike in tables, plots and comparisons."""
+"""How figures, workloads and machines read in tables, plots and comparisons."""
 
 import math
 from collections.abc import Mapping
@@ -21,22 +21,22 @@ def seconds(x: float | None) -> str:
 
 
 def size(n: float | None) -> str:
-    """Bytes, readable."""
+    """Bytes in the unit that fits."""
     return _scaled(n, {"GiB": 2**30, "MiB": MIB, "KiB": 2**10, "B": 1})
 
 
 def _scaled(x: float | None, units: dict[str, float]) -> str:
-    """Three digits in the first unit that leaves one at least before the point, else the last."""
+    """Three digits in the largest unit of which there is at least one, else in the smallest."""
     if x is None:
         return DASH
-    # What rounds to 1000 of a unit is 1 of the next.
+    # What rounds to 1000 of a unit is 1 of the next larger one.
     fitting = (unit for unit, one in units.items() if x >= 0.9995 * one)
     unit = next(fitting, list(units)[-1])
     return f"{digits(x / units[unit])} {unit}"
 
 
 def digits(x: float | None, count: int = 3) -> str:
-    """`count` significant digits and never an exponent; a dash for what there is none of."""
+    """`count` significant digits without an exponent; a dash for None and NaN."""
     if x is None or math.isnan(x):
         return DASH
     if math.isinf(x):
@@ -51,19 +51,17 @@ def mebibytes(n: int | None) -> str:
 
 
 def percent(x: float | None) -> str:
-    """Whole ones, and tenths where there are fewer than ten."""
+    """Whole percent, with a decimal below ten."""
     return DASH if x is None else f"{100 * x:.{0 if x >= 0.0995 else 1}f}%"
 
 
-def ratio(found: Ratio | None) -> str:
+def ratio(r: Ratio | None) -> str:
     """The ratio and its interval."""
-    if found is None:
-        return DASH
-    return f"{digits(found.median)} [{digits(found.low)}, {digits(found.high)}]"
+    return DASH if r is None else f"{digits(r.median)} [{digits(r.low)}, {digits(r.high)}]"
 
 
 def shape(w: Workload) -> str:
-    """What is computed, in the package's letters."""
+    """The workload's sizes, in the letters of the dimension key."""
     heads = f"N={w.N}" if w.K == w.N else f"N={w.N} K={w.K}"
     lengths = f"T={w.T}" if w.S == w.T else f"T={w.T} S={w.S}"
     lengths += f" room={w.room}" if w.room else ""
@@ -74,7 +72,7 @@ def shape(w: Workload) -> str:
 
 
 def place(record: Record) -> list[str]:
-    """Machine, versions, settings and roofline: a line each."""
+    """Machine, versions, settings and roofline, a line each."""
     at = record.environment
     machine = [at["processor"], f"{at['cores']} cores", *at["devices"], at["platform"]]
     if "load_average" in at:
@@ -100,7 +98,7 @@ def place(record: Record) -> list[str]:
 
 
 def judged(record: Record, workload: Workload) -> str:
-    """Of how many queries the verdicts speak; "" where the record does not say."""
+    """On how many queries the verdicts rest; "" if the record does not say."""
     rows = record.settings.get(JUDGED_ROWS, {}).get(workload.name)
     return f"judged on {rows} queries" if rows else ""
 
@@ -110,7 +108,7 @@ def giga(rate: float | None) -> str:
 
 
 def _plain(value: Any) -> str:
-    """A setting in words; one with parts as its parts."""
+    """A setting in words; a mapping as its parts."""
     if isinstance(value, Mapping):
         return "(" + ", ".join(f"{name} {_plain(part)}" for name, part in value.items()) + ")"
     return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,4 +1,4 @@
-"""BERT and what is built like it: RoBERTa, XLM-RoBERTa, CamemBERT, Electra. Norms stand behind.
+"""BERT, and RoBERTa, XLM-RoBERTa, CamemBERT and Electra, which are built like it: post-norm.
 
 As a decoder it is causal, and may have cross-attention besides.
 """
@@ -109,7 +109,7 @@ def _electra_head(config: Reading) -> Layout:
 _HEADS = {"bert": _bert_head, "electra": _electra_head}
 
 _DEFAULTS = {"electra": (256, 4)}
-"""D and N where the config leaves them out."""
+"""D and N where the config lacks them."""
 
 
 def _traits(config: Reading, prefix: str) -> Traits:

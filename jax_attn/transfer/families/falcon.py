@@ -75,11 +75,11 @@ def _norms(config: Reading) -> Layout:
 def _traits(config: Reading, prefix: str) -> Traits:
     config = config.over(_DEFAULTS)
     D, N, H = config.share("hidden_size", "num_attention_heads")
-    config.number("num_kv_heads", default=None)  # said of every form, and of use to one
+    config.number("num_kv_heads", default=None)  # checked in every form, used in one
     K = {"one": 1, "each": N}.get(_form(config))
     K = K or config.kv_heads("num_kv_heads", "num_attention_heads")
     has_alibi, has_bias = config.flag("alibi"), config.flag("bias")
-    # The scale is taken of scores and bias together.
+    # Scores and bias are scaled together.
     bias = BiasTraits("alibi", {"factor": 1 / math.sqrt(H)})
     return Traits(
         D,

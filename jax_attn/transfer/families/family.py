@@ -1,8 +1,8 @@
 """What a family of models is: what its attention does, and the tables of its weights.
 
-A family is data about somebody else's checkpoints. `Traits` say what one attention block does, as
-the config tells; the tables carry a block's weights, or a whole file's, to Flax paths that are
-the same in every family:
+A family is data about other people's checkpoints. `Traits` describe one attention block, as the
+config has it; the tables carry a block's weights, or a whole file's, to Flax paths that are the
+same in every family:
 
     token_embedding  position_embedding  type_embedding  embedding_norm
     layers.{layer}.attention_norm  .attention  .mlp_norm  .mlp.{up,gate,down}
@@ -26,7 +26,7 @@ from jax_attn.transfer.table.rows import bindings, filled
 from jax_attn.transfer.table.step import HeadSizes
 
 _COUNTS = ("max_position_embeddings", "intermediate_size")
-"""Numbers that many configs have, and no table or trait asks for."""
+"""Numbers that many configs have, and no table or trait reads."""
 
 
 class RotaryTraits(NamedTuple):
@@ -49,7 +49,7 @@ class NormTraits(NamedTuple):
 
 
 class BiasTraits(NamedTuple):
-    """What is added to the scores by where query and key are.
+    """What is added to the scores, by the positions of query and key.
 
     kind: "alibi" (fields: factor, by which the slopes are multiplied) or "relative" (T5's, from a
         table; fields: buckets, max_distance, bidirectional).
@@ -65,8 +65,8 @@ class Traits:
 
     kdim, vdim: features of keys and values; D when None. scale: 1/√H when None. is_causal: a query
     sees no later key. window: how many keys a query sees, the last its own; None for all. cross:
-    keys and values come from elsewhere. lender: the torch prefix of the block with whose table of
-    position biases this one, which has none, is called; "" for none.
+    keys and values come from another sequence. lender: the torch prefix of the block whose table of
+    position biases this one borrows; "" for none.
     """
 
     embed_dim: int
@@ -117,9 +117,9 @@ class Family:
         there. The heads may all be absent, but for that of a model whose config says that it is
         a causal language model with a head of its own.
 
-    A key that a config lacks counts as transformers' default for it. Every method raises one
-    TransferError for a config with values that have no place here, and without such as have no
-    default: it names all of them, whichever the method is about.
+    A key that a config lacks has transformers' default. Every method raises one TransferError for
+    a config with unsupported values, or without one that has no default: it names all of them,
+    whichever the method is about.
     """
 
     name: str
@@ -160,7 +160,7 @@ class Family:
         return whole.spelled_as(keys), optional | heads
 
     def look_through(self, config: Reading) -> None:
-        """Read everything once, so that all that is wrong is known."""
+        """Read everything once, so that every problem is known."""
         for read in (self.block_of, self.rest_of, self.head_of, self.optional_of):
             read(config)
         for place in self.places:
@@ -171,14 +171,14 @@ class Family:
             config.number(name, default=None, least=0)
 
     def root(self, config: Config, keys: Iterable[str]) -> str:
-        """What stands before the blocks in a file with these keys; the first root for none."""
+        """The prefix of the blocks in a file with these keys; the first root for none."""
         keys = list(keys)
-        return max(self.roots, key=lambda root: len(self._found(config, keys, root)))
+        return max(self.roots, key=lambda root: len(self._places(config, keys, root)))
 
     def blocks(self, config: Config, keys: Iterable[str]) -> list[Place]:
         """The attention blocks in a file with these keys, layer by layer."""
         keys = list(keys)
-        return self._found(config, keys, self.root(config, keys))
+        return self._places(config, keys, self.root(config, keys))
 
     def model(self, config: Config, keys: Iterable[str]) -> Layout:
         """The table of a whole file: every key has a row, or is passed over with a reason.
@@ -195,14 +195,15 @@ class Family:
         whole = behind.under(self.root(config, keys), "") + head
         return whole.spelled_as(keys)
 
-    def _found(self, config: Config, keys: list[str], root: str) -> list[Place]:
-        found, block = [], self.block(config).torch_keys()
+    def _places(self, config: Config, keys: list[str], root: str) -> list[Place]:
+        """The blocks of which any key is present behind this root."""
+        places, block = [], self.block(config).torch_keys()
         for place in self.places:
             prefix = f"{root}.{place.torch}" if root else place.torch
             patterns = [f"{prefix}.{key}" for key in block]
             for binding in sorted(bindings(patterns, keys), key=lambda b: [int(n) for _, n in b]):
-                found.append(Place(*filled((prefix, place.flax), binding)))
-        return found
+                places.append(Place(*filled((prefix, place.flax), binding)))
+        return places
 
     @contextmanager
     def _reading(self, config: Config) -> Iterator[Reading]:
@@ -212,7 +213,7 @@ class Family:
 
 
 def _has_own_head(config: Config, head: Layout) -> bool:
-    said = config.get("architectures")
-    names = [name for name in said if isinstance(name, str)] if isinstance(said, list) else []
+    names = config.get("architectures")
+    names = [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
     is_causal = any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in names)
     return is_causal and "lm_head.kernel" in head.flax_paths()

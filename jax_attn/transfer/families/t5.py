@@ -1,7 +1,7 @@
 """T5, mT5 and UMT5: an encoder and a decoder, no scale, a learnt bias by distance.
 
-The first block of either side holds the table of buckets and lends its bias to the others, which
-have none of their own: they are called with it. In UMT5 every block has its own.
+The first block of either side holds the table of buckets, and the others are called with its bias.
+In UMT5 every block has its own.
 """
 
 import re
@@ -16,7 +16,7 @@ from jax_attn.transfer.table.steps import linear
 
 _SELF, _CROSS = "layer.0.SelfAttention", "layer.1.EncDecAttention"
 _HEADS = {"t5": 8}
-"""Where a config does not say; 6 for the others."""
+"""N where the config lacks it; 6 for the others."""
 
 _MLP = Layout(
     either(
@@ -43,7 +43,7 @@ def _rest(config: Reading) -> Layout:
         _stack("attention_norm", "cross_attention_norm", "mlp_norm").under("decoder", "decoder"),
         ignored(
             f"decoder.block.0.{_CROSS}.relative_attention_bias.weight",
-            "of no use: what attends to the encoder has no bias",
+            "unused: cross-attention has no bias",
         ),
     )
 
@@ -63,9 +63,10 @@ def _stack(*norms: str) -> Layout:
 
 
 def _head(config: Reading) -> Layout:
-    # transformers 5 writes "tied" of every T5, and here what the file it read said of the head.
-    said = config.flag("tie_word_embeddings", default=True)
-    is_tied = config.flag("scale_decoder_outputs", default=said)
+    # transformers 5 writes tie_word_embeddings = true for every T5; whether the head of the file
+    # that it read was tied, it keeps in scale_decoder_outputs.
+    is_tied = config.flag("tie_word_embeddings", default=True)
+    is_tied = config.flag("scale_decoder_outputs", default=is_tied)
     return Layout(
         tied("lm_head.weight", "shared.weight")
         if is_tied

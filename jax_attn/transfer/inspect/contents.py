@@ -1,6 +1,6 @@
 """What a checkpoint is: family, attention, layers, dtypes, ties; from its headers and its config.
 
-The family is what the config names; without one, attention is found by how its keys are spelt.
+The family is what the config names; without one, attention is found by how its keys are spelled.
 What neither shapes nor config decide is unknown. Imports no framework.
 """
 

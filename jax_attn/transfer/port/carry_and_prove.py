@@ -23,7 +23,7 @@ class Carried(Mapping[str, np.ndarray]):
     ):
         self._plan, self._source, self._looked_at = plan, source, looked_at
         self._moves = {
-            name: (move, i) for move in plan.moves for i, name in enumerate(plan.made(move))
+            name: (move, i) for move in plan.moves for i, name in enumerate(plan.writes(move))
         }
 
     def __getitem__(self, name: str) -> np.ndarray:
@@ -45,9 +45,9 @@ class Carried(Mapping[str, np.ndarray]):
 
 
 class Proof(NamedTuple):
-    """Bytes of the source: carried and found again to the bit, passed over; and of the target.
+    """Bytes of the source, carried or passed over, and of the target.
 
-    problems: what did not come back as it was.
+    carried: of tensors that come back bit for bit. problems: what does not.
     """
 
     carried: int
@@ -57,8 +57,9 @@ class Proof(NamedTuple):
 
     def __str__(self) -> str:
         return (
-            f"{self.carried + self.passed_over:,} bytes: {self.carried:,} carried and found again "
-            f"to the bit, {self.passed_over:,} passed over; {self.written:,} bytes written"
+            f"{self.carried + self.passed_over:,} bytes: {self.carried:,} carried and verified "
+            f"bit-identical after reading back, {self.passed_over:,} passed over; "
+            f"{self.written:,} bytes written"
         )
 
     def as_dict(self) -> dict[str, Any]:
@@ -72,33 +73,23 @@ def prove(
     written: Mapping[str, Any],
     looked_at: Callable[[int], None] = lambda count: None,
 ) -> Proof:
-    """Take what was written back through the table, and compare it with the source to the bit.
+    """Take what was written back through the table, and compare it with the source bit for bit.
 
-    written: what was read again. With a dtype, the source counts as it was cast.
+    written: as read back from the disk. Where the plan has a dtype, the source counts as cast.
     """
-    found, problems = specs(written)
-    problems += [
-        Problem("unexpected", name, f"written, and in no plan, {spec}")
-        for name, spec in found.items()
-        if name not in plan.targets
-    ]
-    problems += [
-        Problem("unwritten", name, f"expected {spec}, read again as {found.get(name)}")
-        for name, spec in plan.targets.items()
-        if found.get(name) != spec
-    ]
+    problems = _not_as_planned(plan, written)
     carried = set()
     for move in plan.moves if not problems else ():
-        arrays = tuple(read(written, name) for name in plan.made(move))
-        back = _carry_back(plan.to, move, arrays)
-        for name, was, now in zip(plan.made_of(move), plan.read(source, move), back, strict=True):
+        arrays = tuple(read(written, name) for name in plan.writes(move))
+        back = _carry("torch" if plan.to == "flax" else "flax", move, arrays)
+        for name, was, now in zip(plan.reads(move), plan.read(source, move), back, strict=True):
             if same_bits(was, now):
                 carried.add(name)
             else:
                 text = "does not come back from what was written as it was, bit for bit"
                 problems.append(Problem("unwritten", name, text))
             looked_at(now.nbytes)
-    named = {name for move in plan.moves for name in plan.made_of(move)}
+    named = {name for move in plan.moves for name in plan.reads(move)}
     left = plan.sources.keys() - named - plan.passed_over.keys()
     problems += [Problem("unwritten", name, "read by no row") for name in sorted(left)]
     return Proof(
@@ -109,6 +100,22 @@ def prove(
     )
 
 
+def _not_as_planned(plan: PortPlan, written: Mapping[str, Any]) -> list[Problem]:
+    """Names, shapes and dtypes that are not those of the plan."""
+    described, problems = specs(written)
+    problems += [
+        Problem("unexpected", name, f"written, and in no plan, {spec}")
+        for name, spec in described.items()
+        if name not in plan.targets
+    ]
+    problems += [
+        Problem("unwritten", name, f"expected {spec}, read again as {described.get(name)}")
+        for name, spec in plan.targets.items()
+        if described.get(name) != spec
+    ]
+    return problems
+
+
 def _carry(to: Side, move: Move, arrays: tuple[np.ndarray, ...]) -> tuple[np.ndarray, ...]:
     try:
         if to == "flax":
@@ -117,7 +124,3 @@ def _carry(to: Side, move: Move, arrays: tuple[np.ndarray, ...]) -> tuple[np.nda
     except MisfitError as misfit:
         problem = Problem("refused", move.row.keys[0], f"{move.row}: {misfit}")
         raise TransferError("carrying", [problem]) from misfit
-
-
-def _carry_back(to: Side, move: Move, arrays: tuple[np.ndarray, ...]) -> tuple[np.ndarray, ...]:
-    return _carry("torch" if to == "flax" else "flax", move, arrays)

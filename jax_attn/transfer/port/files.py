@@ -4,8 +4,8 @@
     config.json     as it was beside the source, but for the dtype that a port was cast to
     port.json       {"schema_version", "to", "family", "keys": [torch keys], "passed_over"}
 
-It is made under a hidden name beside and gets its own when all is on the disk: what was
-interrupted never looks whole.
+It is made under a hidden name beside its target and renamed when everything is on the disk, so
+that an interrupted port never looks whole.
 """
 
 import json
@@ -41,7 +41,7 @@ _SHARD = 5 * 10**9
 
 
 def refused_target(target: Path) -> list[Problem]:
-    """Why a folder of this name cannot be made."""
+    """Why a folder of this name cannot be created."""
     try:
         parent = target.absolute().parent
     except FileNotFoundError:
@@ -66,9 +66,9 @@ def refused_target(target: Path) -> list[Problem]:
 
 @contextmanager
 def staged(target: Path) -> Iterator[Path]:
-    """A hidden folder that becomes `target` when the block ends well, and is gone when not.
+    """A hidden folder that becomes `target` when the block ends well, and is deleted otherwise.
 
-    Raises TransferError for what the disk refuses, and where `target` came into being meanwhile.
+    Raises TransferError for what the disk refuses, and where `target` was created meanwhile.
     """
     target = target.absolute()
     partial = target.with_name(f"{_hidden(target)}{secrets.token_hex(4)}.partial")
@@ -90,7 +90,7 @@ def staged(target: Path) -> Iterator[Path]:
 
 
 def unfinished(target: Path) -> list[str]:
-    """Hidden folders of ports to `target` that were killed, or are at work."""
+    """Hidden folders of ports to `target` that were killed, or are still running."""
     names = os.listdir(target.absolute().parent)
     return sorted(n for n in names if n.startswith(_hidden(target)) and n.endswith(".partial"))
 
@@ -133,7 +133,7 @@ def read_again(path: Path) -> "Checkpoint | OrbaxFolder":
 
 
 def read_record(path: Path) -> dict[str, Any]:
-    """What a port's record says; {} where there is none. Raises TransferError for what is none."""
+    """A port's record; {} where there is none. Raises TransferError for an invalid one."""
     file = beside(path) / RECORD
     if not file.is_file():
         return {}
@@ -153,21 +153,21 @@ def beside(path: Path) -> Path:
 
 
 def _hidden(target: Path) -> str:
-    """How such a name begins; cut, as one may be long already."""
+    """How the name of a hidden folder begins; cut, since `target`'s may be long already."""
     return f".{target.name[:50]}."
 
 
 def _renamed(error: TransferError, hidden: Path, target: Path) -> TransferError:
-    """The error about a hidden folder, as one about the folder that the caller knows."""
+    """An error about the hidden folder, as one about the folder that the caller named."""
 
-    def told(text: str) -> str:
+    def rename(text: str) -> str:
         return text.replace(str(hidden), str(target))
 
-    return TransferError(told(error.doing), [Problem(*map(told, p)) for p in error.problems])
+    return TransferError(rename(error.doing), [Problem(*map(rename, p)) for p in error.problems])
 
 
 def _of_dtype(config: bytes, dtype: str | None) -> bytes:
-    """A config that names `dtype` where it named one; what says the same stays byte for byte."""
+    """A config that names `dtype` where it names another; else it stays byte for byte."""
     held = json.loads(config) if dtype is not None else {}
     if not (other := {name for name in _DTYPES if held.get(name) not in (None, dtype)}):
         return config
@@ -183,7 +183,7 @@ def _write_whole(path: Path, content: bytes) -> None:
 
 
 def _flush(folder: Path) -> None:
-    """So that what is in a folder survives a power cut."""
+    """Make the entries of a folder survive a power cut."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

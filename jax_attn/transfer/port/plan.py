@@ -80,20 +80,20 @@ class PortPlan:
         return sum(spec.nbytes for spec in self.sources.values())
 
     def _dtype(self, move: Move) -> str:
-        spec = self.targets.get(self.made(move)[0])
+        spec = self.targets.get(self.writes(move)[0])
         return spec.dtype if spec else "–"
 
-    def made_of(self, move: Move) -> tuple[str, ...]:
+    def reads(self, move: Move) -> tuple[str, ...]:
         """The names that a move reads."""
         return getattr(move.row, _FROM[self.to])
 
-    def made(self, move: Move) -> tuple[str, ...]:
+    def writes(self, move: Move) -> tuple[str, ...]:
         """The names that a move writes."""
         return getattr(move.row, _TO[self.to])
 
     def read(self, source: Mapping[str, Any], move: Move) -> tuple[np.ndarray, ...]:
         """What a move reads, cast where that is asked for."""
-        arrays = (read(source, name) for name in self.made_of(move))
+        arrays = (read(source, name) for name in self.reads(move))
         if self.dtype is None:
             return tuple(arrays)
         return tuple(recast(array, self.dtype) for array in arrays)

@@ -1,4 +1,4 @@
-"""The numbers of a port: what is none, what another dtype does not hold. Needs no framework."""
+"""The values of a port: not finite, or not held by another dtype. Needs no framework."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -11,7 +11,7 @@ from jax_attn.transfer.problems import Problem
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 _CHUNK = 2**22
-"""Numbers that are looked at at once."""
+"""How many values are looked at at once."""
 
 
 def bad_values(
@@ -23,9 +23,9 @@ def bad_values(
     lossy: bool,
     allow_nonfinite: bool,
 ) -> Iterator[Problem]:
-    """Numbers of a tensor that are none, and those that `dtype` does not hold.
+    """Values of a tensor that are not finite, and those that `dtype` does not hold.
 
-    dtype: what floating numbers are cast to; None leaves them. lossy: whether that may lose.
+    dtype: what floating numbers are cast to; None for no cast. lossy: whether values may change.
     """
     if spec.dtype not in FLOATS:
         return
@@ -51,7 +51,7 @@ def bad_values(
 
 
 def recast(array: np.ndarray, dtype: str) -> np.ndarray:
-    """Floating numbers in another dtype, what is too large as infinite; all else as it is."""
+    """Floating numbers in another dtype, overflowing to infinity; other arrays as they are."""
     if array.dtype.name not in FLOATS:
         return array
     with np.errstate(over="ignore", invalid="ignore"):

@@ -1,6 +1,7 @@
 """A source that is cut, changed or damaged while it is read: said in one piece, nothing kept."""
 
 import os
+import re
 import shutil
 
 import numpy as np
@@ -118,5 +119,7 @@ def test_a_damaged_orbax_checkpoint_is_named_with_its_arrays(tmp_path, source):
     numbers = max((tmp_path / "flax" / "state").rglob("d/*"), key=lambda path: path.stat().st_size)
     os.truncate(numbers, 10)
     done = ported(tmp_path / "flax", tmp_path / "back", "torch", status=2)
-    assert "unreadable: 'layers.0.attention.k_proj.kernel': orbax does not read it" in done.stderr
+    # Which arrays share the largest file is orbax's choice, and not always the same.
+    named = r"unreadable: '[\w.]+\.(kernel|scale|embedding)': orbax does not read it"
+    assert re.search(named, done.stderr), done.stderr
     assert not (tmp_path / "back").exists()

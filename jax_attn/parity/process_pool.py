@@ -48,7 +48,7 @@ def kill_block(cases: Sequence[Case]) -> list[Kill]:
     from jax_attn.parity.bugs import trials
     from jax_attn.parity.matrix.designs import PORTED_DESIGNS
     from jax_attn.parity.matrix.preparation import Preparation
-    from jax_attn.parity.run.jax_settings import x64_for
+    from jax_attn.parity.run.x64 import x64_for
 
     kills = []
     for case in cases:

@@ -38,10 +38,10 @@ from jax_attn.parity.matrix.designs import PORTED_DESIGNS, Design
 from jax_attn.parity.matrix.pair import Pair
 from jax_attn.parity.run.emulate import emulate
 from jax_attn.parity.run.inputs_and_runs import Inputs, Run
-from jax_attn.parity.run.jax_settings import x64_for
 from jax_attn.parity.run.port import Port, float_dtype
 from jax_attn.parity.run.reference import Reference
 from jax_attn.parity.run.transforms import forward_and_gradients
+from jax_attn.parity.run.x64 import x64_for
 from jax_attn.transfer import flatten
 
 Arrays = Mapping[str, np.ndarray]

@@ -20,9 +20,9 @@ from jax_attn.parity.judge.result import Result
 from jax_attn.parity.run import TRANSFORMS
 from jax_attn.parity.run.float64_mode import TORCH_DTYPES
 from jax_attn.parity.run.inputs_and_runs import Inputs
-from jax_attn.parity.run.jax_settings import x64_is_on
 from jax_attn.parity.run.port import Port, float_dtype
 from jax_attn.parity.run.reference import Reference
+from jax_attn.parity.run.x64 import x64_is_on
 from jax_attn.transfer import Layout
 
 

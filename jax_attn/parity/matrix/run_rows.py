@@ -11,7 +11,7 @@ from jax_attn.parity.matrix.cases import Case
 from jax_attn.parity.matrix.designs import PORTED_DESIGNS
 from jax_attn.parity.matrix.kernels import kernel_of_rows
 from jax_attn.parity.matrix.preparation import Preparation
-from jax_attn.parity.run.jax_settings import x64_for
+from jax_attn.parity.run.x64 import x64_for
 
 Doubts = Callable[[Preparation], Sequence[str]]
 

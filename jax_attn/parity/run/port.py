@@ -50,8 +50,8 @@ class Port:
 
         Raises TypeError where an output is not `dtype`.
         """
-        forward, *args = self.bind()
-        shapes = jax.eval_shape(forward, *args)
+        forward, params, floats, others = self.bind()
+        shapes = jax.eval_shape(forward, params, floats, others)
         mistyped = {k: s.dtype.name for k, s in shapes.items() if s.dtype.name != dtype}
         if mistyped:
             raise TypeError(
@@ -63,7 +63,7 @@ class Port:
         }
         # Outputs of other names or shapes have no cotangents: the comparison will say so.
         fitting = {k: jnp.array(a, dtype) for k, a in cotangents.items()} if fits else {}
-        outputs, grads = RUN_UNDER[transform](forward, *args, fitting)
+        outputs, grads = RUN_UNDER[transform](forward, (params, floats, others), fitting)
         if grads is None:
             return Run(_arrays(outputs), {}, {})
         param_grads, input_grads = grads

@@ -11,8 +11,10 @@ from flax import nnx
 from jax_attn.parity.run.emulate import emulate
 
 Tree = dict[str, Any]
+Arguments = tuple[nnx.State, Tree, Tree]
+"""Parameters, floating inputs, other inputs."""
 Forward = Callable[[nnx.State, Tree, Tree], Tree]
-"""(parameters, floating inputs, other inputs) -> outputs, by name."""
+"""Of `Arguments`, to outputs by name."""
 OutputsAndGradients = tuple[Tree, tuple[nnx.State, Tree] | None]
 """Outputs, and the gradients of parameters and of floating inputs; None without cotangents."""
 
@@ -27,29 +29,24 @@ def forward_and_gradients(
     return outputs, vjp(cotangents)
 
 
-def _eager(
-    forward: Forward, params: nnx.State, floats: Tree, others: Tree, cotangents: Tree
-) -> OutputsAndGradients:
+def _eager(forward: Forward, args: Arguments, cotangents: Tree) -> OutputsAndGradients:
     """Operation by operation; the outputs from a call outside any differentiation."""
-    _, grads = forward_and_gradients(forward, params, floats, others, cotangents)
-    return forward(params, floats, others), grads
+    _, grads = forward_and_gradients(forward, *args, cotangents)
+    return forward(*args), grads
 
 
-def _jit(
-    forward: Forward, params: nnx.State, floats: Tree, others: Tree, cotangents: Tree
-) -> OutputsAndGradients:
+def _jit(forward: Forward, args: Arguments, cotangents: Tree) -> OutputsAndGradients:
     """Compiled; the forward pass apart, as it runs where nothing is differentiated."""
-    outputs = jax.jit(forward)(params, floats, others)
+    outputs = jax.jit(forward)(*args)
     if not cotangents:
         return outputs, None
     step = jax.jit(lambda *args: forward_and_gradients(forward, *args)[1])
-    return outputs, step(params, floats, others, cotangents)
+    return outputs, step(*args, cotangents)
 
 
-def _grad(
-    forward: Forward, params: nnx.State, floats: Tree, others: Tree, cotangents: Tree
-) -> OutputsAndGradients:
+def _grad(forward: Forward, args: Arguments, cotangents: Tree) -> OutputsAndGradients:
     """`jax.grad` of the scalar sum(cotangent * output), compiled: as a training step has it."""
+    *differentiated, others = args
 
     def loss(params: nnx.State, floats: Tree) -> tuple[jax.Array, Tree]:
         outputs = forward(params, floats, others)
@@ -57,16 +54,15 @@ def _grad(
         return sum(terms, start=jnp.zeros((), terms[0].dtype)), outputs
 
     if not cotangents:
-        return jax.jit(forward)(params, floats, others), None
+        return jax.jit(forward)(*args), None
     step = jax.jit(jax.grad(loss, argnums=(0, 1), has_aux=True))
-    grads, outputs = step(params, floats)
+    grads, outputs = step(*differentiated)
     return outputs, grads
 
 
-def _vmap(
-    forward: Forward, params: nnx.State, floats: Tree, others: Tree, cotangents: Tree
-) -> OutputsAndGradients:
+def _vmap(forward: Forward, args: Arguments, cotangents: Tree) -> OutputsAndGradients:
     """Compiled over an added leading axis, two lanes; the first lane holds other numbers."""
+    params, *inputs = args
 
     def lanes(tree: Tree) -> Tree:
         return jax.tree.map(lambda a: np.stack([np.flip(a), a]), jax.device_get(tree))
@@ -74,29 +70,23 @@ def _vmap(
     def one(floats: Tree, others: Tree, cotangents: Tree) -> OutputsAndGradients:
         return forward_and_gradients(forward, params, floats, others, cotangents)
 
-    mapped = jax.jit(jax.vmap(one))(lanes(floats), lanes(others), lanes(cotangents))
+    mapped = jax.jit(jax.vmap(one))(*map(lanes, (*inputs, cotangents)))
     return jax.tree.map(lambda a: a[1], jax.device_get(mapped))
 
 
-def _remat(
-    forward: Forward, params: nnx.State, floats: Tree, others: Tree, cotangents: Tree
-) -> OutputsAndGradients:
+def _remat(forward: Forward, args: Arguments, cotangents: Tree) -> OutputsAndGradients:
     """Compiled, activations recomputed in the backward pass (`jax.checkpoint`)."""
-    return jax.jit(lambda *args: forward_and_gradients(jax.checkpoint(forward), *args))(
-        params, floats, others, cotangents
-    )
+    step = jax.jit(lambda *args: forward_and_gradients(jax.checkpoint(forward), *args))
+    return step(*args, cotangents)
 
 
-def _emulated(
-    forward: Forward, params: nnx.State, floats: Tree, others: Tree, cotangents: Tree
-) -> OutputsAndGradients:
+def _emulated(forward: Forward, args: Arguments, cotangents: Tree) -> OutputsAndGradients:
     """As the TPU's matrix unit rounds: not a run on one."""
-    return jax.jit(emulate(lambda *args: forward_and_gradients(forward, *args), "mxu"))(
-        params, floats, others, cotangents
-    )
+    step = emulate(lambda *args: forward_and_gradients(forward, *args), "mxu")
+    return jax.jit(step)(*args, cotangents)
 
 
-RUN_UNDER: dict[str, Callable[..., OutputsAndGradients]] = {
+RUN_UNDER: dict[str, Callable[[Forward, Arguments, Tree], OutputsAndGradients]] = {
     "eager": _eager,
     "jit": _jit,
     "grad": _grad,

@@ -1,5 +1,6 @@
 """Attention as NNX modules: four projections around ``dot_product_attention``."""
 
+import functools
 from collections.abc import Callable
 from typing import Any, overload
 
@@ -23,7 +24,7 @@ from jax_attn.attention.mask import MaskLike
 from jax_attn.attention.rotary import Rotary
 from jax_attn.nn.dropouts import dropouts
 from jax_attn.nn.inputs import sequences
-from jax_attn.nn.positions import Positions, placement_problems, turned
+from jax_attn.nn.positions import Positions, placement_problems, turned, with_position_bias
 from jax_attn.nn.problems import cache_problems, option_problems, size_problems
 from jax_attn.nn.projection import Projection, torch_linear_init
 
@@ -124,26 +125,21 @@ class GroupedQueryAttention(nnx.Module):
         has_stream = "dropout" in rngs or "default" in rngs
         keeps = has_stream and (self.dropout_rate > 0 or self.out_dropout_rate > 0)
 
-        def projection(
-            in_axes: tuple[int, ...], out_axes: tuple[int, ...], use_bias: bool
-        ) -> Projection:
-            return Projection(
-                in_axes,
-                out_axes,
-                use_bias=use_bias,
-                dtype=self.dtype,
-                param_dtype=jnp.dtype(param_dtype),
-                precision=precision,
-                kernel_init=kernel_init,
-                bias_init=bias_init,
-                rngs=rngs,
-            )
-
+        projection = functools.partial(
+            Projection,
+            dtype=self.dtype,
+            param_dtype=jnp.dtype(param_dtype),
+            precision=precision,
+            kernel_init=kernel_init,
+            bias_init=bias_init,
+            rngs=rngs,
+        )
         N, K, H, D = num_heads, num_kv_heads, self.head_dim, embed_dim
-        self.q_proj = projection((D,), (N, H), use_bias)
-        self.k_proj = projection((self.kdim,), (K, H), use_bias)
-        self.v_proj = projection((self.vdim,), (K, H), use_bias)
-        self.out_proj = projection((N, H), (D,), use_bias if use_out_bias is None else use_out_bias)
+        self.q_proj = projection((D,), (N, H), use_bias=use_bias)
+        self.k_proj = projection((self.kdim,), (K, H), use_bias=use_bias)
+        self.v_proj = projection((self.vdim,), (K, H), use_bias=use_bias)
+        use_out_bias = use_bias if use_out_bias is None else use_out_bias
+        self.out_proj = projection((N, H), (D,), use_bias=use_out_bias)
         self.q_norm: Any = nnx.data(None)
         self.k_norm: Any = nnx.data(None)
         if qk_norm is not None:
@@ -240,15 +236,15 @@ class GroupedQueryAttention(nnx.Module):
         if cache is not None:
             return self._continued(q_BTD, mask, cache)
         dropout, out_dropout = dropouts(self, q_BTD.shape, deterministic, rngs, keep, out_keep)
-        heads = self._heads(q_BTD, k_BSD, positions, key_positions, alone=alone)
-        q_BTNH, k_BSKH, v_BSKH = _same_dtype(*heads, self.v_proj(v_BSD))
+        where = {"positions": positions, "key_positions": key_positions}
+        q_BTNH, k_BSKH, v_BSKH = self._heads(q_BTD, k_BSD, v_BSD, **where, alone=alone)
         attended_BTNH = dot_product_attention(
             q_BTNH,
             k_BSKH,
             v_BSKH,
             mask,
             is_causal=is_causal,
-            bias=self._bias(q_BTD, k_BSD, bias),
+            bias=with_position_bias(bias, self.position_bias, q_BTD.shape[1], k_BSD.shape[1]),
             scale=self.scale,
             softcap=self.softcap,
             dropout=dropout,
@@ -275,28 +271,18 @@ class GroupedQueryAttention(nnx.Module):
         """
         alone = key is None
         q_BTD, k_BSD = sequences(self, query=query, key=key)
-        heads = self._heads(q_BTD, k_BSD, positions, key_positions, alone=alone)
-        q_BTNH, k_BSKH = _same_dtype(*heads)
+        where = {"positions": positions, "key_positions": key_positions}
+        q_BTNH, k_BSKH = self._heads(q_BTD, k_BSD, None, **where, alone=alone)
         return attention_weights(
             q_BTNH,
             k_BSKH,
             mask,
             is_causal=is_causal,
-            bias=self._bias(q_BTD, k_BSD, bias),
+            bias=with_position_bias(bias, self.position_bias, q_BTD.shape[1], k_BSD.shape[1]),
             scale=self.scale,
             softcap=self.softcap,
             precision=self.precision,
         )
-
-    def _bias(self, query: jax.Array, key: jax.Array, bias: AnyArray | None) -> AnyArray | None:
-        """The call's own bias and what position_bias adds to it."""
-        if self.position_bias is None:
-            return bias
-        own_NTS = self.position_bias(query.shape[1], key.shape[1])
-        if bias is None:
-            return own_NTS
-        with jax.numpy_dtype_promotion("standard"):  # a learnt one has the parameters' dtype
-            return bias + own_NTS
 
     def empty_cache(
         self,
@@ -320,8 +306,7 @@ class GroupedQueryAttention(nnx.Module):
     ) -> tuple[jax.Array, KVCache]:
         """The output for the tokens that follow those in the cache, and the cache with them."""
         positions = None if self.rotary is None else cache.positions(query.shape[1])
-        heads = self._heads(query, query, positions, None, alone=True)
-        q_BTNH, k_BTKH, v_BTKH = _same_dtype(*heads, self.v_proj(query))
+        q_BTNH, k_BTKH, v_BTKH = self._heads(query, query, query, positions=positions)
         attended_BTNH, cache = attend_with_cache(
             q_BTNH,
             k_BTKH,
@@ -338,12 +323,13 @@ class GroupedQueryAttention(nnx.Module):
         self,
         query: jax.Array,
         key: jax.Array,
-        positions: Positions | None,
-        key_positions: Positions | None,
+        value: jax.Array | None,
         *,
-        alone: bool,
-    ) -> tuple[jax.Array, jax.Array]:
-        """Queries (B, T, N, H) and keys (B, S, K, H): projected, normalised, rotated."""
+        positions: Positions | None,
+        key_positions: Positions | None = None,
+        alone: bool = True,
+    ) -> list[jax.Array]:
+        """Queries (B, T, N, H), keys (B, S, K, H) and maybe values, likewise, in one dtype."""
         problems = placement_problems(
             query, key, positions, key_positions, alone=alone, rotary=self.rotary
         )
@@ -353,32 +339,11 @@ class GroupedQueryAttention(nnx.Module):
             # flax's norms promote bfloat16 to float32 inside, which strict promotion refuses.
             with jax.numpy_dtype_promotion("standard"):
                 q_BTNH, k_BSKH = self.q_norm(q_BTNH), self.k_norm(k_BSKH)
-        if self.rotary is None:
-            return q_BTNH, k_BSKH
-        return turned(q_BTNH, k_BSKH, positions, key_positions, alone=alone, rotary=self.rotary)
-
-
-class MultiHeadAttention(GroupedQueryAttention):
-    """Attention in which each query head has a key/value head of its own: K = N.
-
-    Arguments as GroupedQueryAttention, without num_kv_heads. Vaswani et al., 2017.
-    """
-
-    def __init__(self, embed_dim: int, num_heads: int, *, rngs: nnx.Rngs, **options: Any):
-        super().__init__(embed_dim, num_heads, num_heads, rngs=rngs, **options)
-
-
-class MultiQueryAttention(GroupedQueryAttention):
-    """Attention in which all query heads share one key/value head: K = 1.
-
-    Arguments as GroupedQueryAttention, without num_kv_heads. Shazeer, 2019.
-    """
-
-    def __init__(self, embed_dim: int, num_heads: int, *, rngs: nnx.Rngs, **options: Any):
-        super().__init__(embed_dim, num_heads, 1, rngs=rngs, **options)
-
-
-def _same_dtype(*arrays: jax.Array) -> list[jax.Array]:
-    """The arrays in the dtype that they promote to, should their inputs' or kernels' differ."""
-    dtype = jnp.result_type(*arrays)
-    return [x.astype(dtype) for x in arrays]
+        if self.rotary is not None:
+            q_BTNH, k_BSKH = turned(
+                q_BTNH, k_BSKH, positions, key_positions, alone=alone, rotary=self.rotary
+            )
+        arrays = [q_BTNH, k_BSKH] + ([] if value is None else [self.v_proj(value)])
+        # Inputs or kernels may differ in dtype.
+        dtype = jnp.result_type(*arrays)
+        return [x.astype(dtype) for x in arrays]

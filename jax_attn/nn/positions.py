@@ -1,4 +1,6 @@
-"""Where queries and keys are: what ``positions`` and ``key_positions`` say to a module."""
+"""What follows from where queries and keys are: how they turn, and what is added to scores."""
+
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -52,3 +54,19 @@ def turned(
     k_at = jnp.arange(k_BSKH.shape[1]) if key_positions is None else jnp.asarray(key_positions)
     length = jnp.maximum(q_at.max(), k_at.max()) + 1
     return rotate(q_BTNH, q_at, rotary, length=length), rotate(k_BSKH, k_at, rotary, length=length)
+
+
+def with_position_bias(
+    bias: AnyArray | None,
+    position_bias: Callable[[int, int], jax.Array] | None,
+    T: int,
+    S: int,
+) -> AnyArray | None:
+    """The call's own bias and what the module's position_bias adds to it."""
+    if position_bias is None:
+        return bias
+    own_NTS = position_bias(T, S)
+    if bias is None:
+        return own_NTS
+    with jax.numpy_dtype_promotion("standard"):  # a learnt one has the parameters' dtype
+        return bias + own_NTS

@@ -7,6 +7,7 @@ computed again from the saved log-sum-exp (Dao et al., "FlashAttention-2", 2023)
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -20,6 +21,9 @@ from jax_attn.attention.kernels.tile import Tile, Tiles
 from jax_attn.attention.kernels.varying import varying
 
 Floats = dict[str, jax.Array | None]
+# The output (B, T, N, Hv) and its log-sum-exp (B, N, T), +∞ where nothing is visible, both in the
+# softmax's dtype.
+Outputs = tuple[jax.Array, jax.Array]
 
 # Fewer queries or scores a head than these and dense is as fast or faster: measured on XLA:CPU,
 # batch 1 to 64. From 128×128 up blocked was 1.1 to 8 times as fast forward; with the backward
@@ -65,11 +69,8 @@ def attention(call: Call, tiles: Tiles | None = None) -> jax.Array:
     return out.astype(call.query.dtype)
 
 
-def with_lse(call: Call, tiles: Tiles | None = None) -> tuple[jax.Array, jax.Array]:
-    """The output (B, T, N, Hv) and its log-sum-exp (B, N, T), +∞ where nothing is visible.
-
-    Both in the softmax's dtype; B is 1 or more.
-    """
+def with_lse(call: Call, tiles: Tiles | None = None) -> Outputs:
+    """The outputs of a call whose B is 1 or more."""
     sizes = tile_sizes(call) if tiles is None else tiles.within(call)
     return _attention(sizes, varying(call, call))
 
@@ -102,58 +103,47 @@ def _even(n: int, most: int) -> int:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attention(sizes: Tiles, call: Call) -> tuple[jax.Array, jax.Array]:
+def _attention(sizes: Tiles, call: Call) -> Outputs:
     return _forward(sizes, call)
 
 
-def _attention_fwd(sizes: Tiles, call: Call) -> tuple:
-    out, lse = _attention(sizes, call)
-    return (out, lse), (call, out, lse)
+def _attention_fwd(sizes: Tiles, call: Call) -> tuple[Outputs, tuple[Call, Outputs]]:
+    outputs = _attention(sizes, call)
+    return outputs, (call, outputs)
 
 
-def _attention_bwd(sizes: Tiles, saved: tuple, cotangents: tuple) -> tuple[Call]:
-    return (_gradients(sizes, *saved, *cotangents),)
+def _attention_bwd(sizes: Tiles, saved: tuple[Call, Outputs], d_outputs: Outputs) -> tuple[Call]:
+    return (_gradients(sizes, *saved, d_outputs),)
 
 
 _attention.defvjp(_attention_fwd, _attention_bwd)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _gradients(
-    sizes: Tiles,
-    call: Call,
-    out: jax.Array,
-    lse: jax.Array,
-    d_out: jax.Array,
-    d_lse: jax.Array,
-) -> Call:
-    return _backward(sizes, call, out, lse, d_out, d_lse)
+def _gradients(sizes: Tiles, call: Call, outputs: Outputs, d_outputs: Outputs) -> Call:
+    return _backward(sizes, call, outputs, d_outputs)
 
 
 def _gradients_fwd(
-    sizes: Tiles,
-    call: Call,
-    out: jax.Array,
-    lse: jax.Array,
-    d_out: jax.Array,
-    d_lse: jax.Array,
-) -> tuple[Call, tuple]:
+    sizes: Tiles, call: Call, outputs: Outputs, d_outputs: Outputs
+) -> tuple[Call, tuple[Callable, Outputs]]:
     """A second derivative is dense's, with its memory: of call and cotangents; the rest follows."""
 
-    def gradients(floats: Floats, cotangents: tuple[jax.Array, jax.Array]) -> Floats:
+    def gradients(floats: Floats, d_outputs: Outputs) -> Floats:
         _, pull = jax.vjp(lambda floats: dense.with_lse(call.with_floats(floats)), floats)
-        return pull(cotangents)[0]
+        return pull(d_outputs)[0]
 
-    first, pull = jax.vjp(gradients, call.floats, (d_out, d_lse))
-    return call.cotangent(first), (pull, out, lse)
+    first, pull = jax.vjp(gradients, call.floats, d_outputs)
+    return call.cotangent(first), (pull, outputs)
 
 
-def _gradients_bwd(sizes: Tiles, saved: tuple, d_first: Call) -> tuple:
+def _gradients_bwd(
+    sizes: Tiles, saved: tuple[Callable, Outputs], d_first: Call
+) -> tuple[Call, Outputs, Outputs]:
     del sizes
-    pull, out, lse = saved
-    d_floats, d_cotangents = pull(d_first.floats)
-    d_call = d_first.with_floats(d_floats)
-    return d_call, jnp.zeros_like(out), jnp.zeros_like(lse), *d_cotangents
+    pull, outputs = saved
+    d_floats, d_d_outputs = pull(d_first.floats)
+    return d_first.with_floats(d_floats), jax.tree.map(jnp.zeros_like, outputs), d_d_outputs
 
 
 _gradients.defvjp(_gradients_fwd, _gradients_bwd)
@@ -165,15 +155,11 @@ _compiled = functools.partial(jax.jit, static_argnums=0, inline=True)
 
 
 @_compiled
-def _forward(sizes: Tiles, call: Call) -> tuple[jax.Array, jax.Array]:
-    """The output (B, T, N, Hv) and the log-sum-exp (B, N, T), +∞ where nothing is visible.
-
-    Both in the softmax's dtype.
-    """
+def _forward(sizes: Tiles, call: Call) -> Outputs:
     dtype = call.softmax_dtype
     rows_KGT = (sizes.K, call.G, sizes.T)
 
-    def row(n: jax.Array, outputs: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    def row(n: jax.Array, outputs: Outputs) -> Outputs:
         row = Tile.row(call, sizes, n)
         q_KGTH = row.queries(call.query).astype(dtype)
 
@@ -212,16 +198,9 @@ def _forward(sizes: Tiles, call: Call) -> tuple[jax.Array, jax.Array]:
 
 
 @_compiled
-def _backward(
-    sizes: Tiles,
-    call: Call,
-    out: jax.Array,
-    lse: jax.Array,
-    d_out: jax.Array,
-    d_lse: jax.Array,
-) -> Call:
+def _backward(sizes: Tiles, call: Call, outputs: Outputs, d_outputs: Outputs) -> Call:
     """The cotangents of query, key, value and bias, in a Call whose other arrays are None."""
-    dtype = call.softmax_dtype
+    dtype, (out, lse), (d_out, d_lse) = call.softmax_dtype, outputs, d_outputs
     delta_BNT = jnp.einsum("BTNH,BTNH->BNT", d_out, out, precision="highest") - d_lse
 
     def row(n: jax.Array, grads: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -1,6 +1,5 @@
 """The kernels that the rows' ports insist on, and the tiles that each row ran in."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -43,8 +42,9 @@ def recording(kernel: Kernel | None, calls: list[str]) -> Kernel:
         calls.append(tiles_in_words(runs, call))
         return jnp.zeros((*call.query.shape[:3], call.value.shape[3]), call.query.dtype)
 
-    none: Callable[..., list[str]] = dispatch.none
-    chosen = Kernel("chosen", note, refusals=none, drawbacks=none, why="")
+    chosen = Kernel(
+        "chosen", note, refusals=dispatch.no_reasons, drawbacks=dispatch.no_reasons, why=""
+    )
     return chosen if kernel is None else replace(kernel, run=note)
 
 

@@ -4,7 +4,6 @@ import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 import torch
 from flax import nnx
@@ -13,6 +12,7 @@ from jax_attn.dtypes import DTYPES
 from jax_attn.parity.run import port as run_jax
 from jax_attn.parity.run.float64_mode import TORCH_DTYPES
 from jax_attn.parity.run.inputs_and_runs import is_float
+from jax_attn.parity.run.x64 import x64_is_on
 from jax_attn.parity.training.losses import LOSSES, TARGET
 from jax_attn.parity.training.optimizers.optax_like import update_problems
 from jax_attn.parity.training.optimizers.schedules import learning_rates
@@ -86,7 +86,7 @@ def _type_problems(
 def _dtype_problems(reference: torch.nn.Module, port: nnx.Module, dtype: Any) -> list[str]:
     if dtype not in DTYPES:
         return [f"dtype: expected one of {', '.join(DTYPES)}, got {dtype!r}"]
-    if dtype == "float64" and jnp.result_type(float) != jnp.float64:
+    if dtype == "float64" and not x64_is_on():
         return [
             "dtype: float64 needs JAX's x64 mode, else it is narrowed silently; expected "
             'jax.config.update("jax_enable_x64", True) before the port is built, got x64 off'

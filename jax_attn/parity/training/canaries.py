@@ -14,10 +14,12 @@ from typing import Any
 
 import numpy as np
 
+from jax_attn.parity.checking.canaries import DoubtsAndNotes
 from jax_attn.parity.judge.compare import Verdict
 from jax_attn.parity.training.comparison import compare_free_run, compare_replay, missing_moments
 from jax_attn.parity.training.recipe import Recipe
 from jax_attn.parity.training.reference_training import ReferenceTraining
+from jax_attn.parity.training.torch_loop import TorchLoop
 
 
 @dataclass(frozen=True)
@@ -44,10 +46,11 @@ class Canary:
             values = list(dict.fromkeys(g[self.option] for g in groups if self.option in g))
         return [value for value in values if value != self.absent]
 
-    def planted(self, recipe: Recipe) -> Recipe:
-        """The recipe without the option."""
-        absent = {self.option: self.absent}
-        return replace(recipe, **absent) if self.of_recipe else recipe.with_options(**absent)
+    def planted_in(self, loop: TorchLoop) -> TorchLoop:
+        """The same training without the option."""
+        recipe, absent = loop.recipe, {self.option: self.absent}
+        recipe = replace(recipe, **absent) if self.of_recipe else recipe.with_options(**absent)
+        return replace(loop, recipe=recipe)
 
     def named(self, values: list[Any]) -> str:
         if self.option == "schedule":
@@ -105,23 +108,14 @@ EPS = Canary("eps", 0.0, _too_small, _LARGER)
 """If `eps` is too small to affect any gradient, as its default often is, the report adds a note."""
 
 
-@dataclass(frozen=True)
-class BlindSpots:
-    """What a check could not have revealed: doubts make it INCONCLUSIVE, notes do not."""
-
-    doubts: tuple[str, ...]
-    notes: tuple[str, ...] = ()
-
-
-def blind_spots(training: ReferenceTraining) -> BlindSpots:
-    """Each option of the recipe that would not have been missed."""
+def try_canaries(training: ReferenceTraining) -> DoubtsAndNotes:
+    """Plant each canary in the reference, and doubt the batches that do not reveal it."""
     if not _moves(training):
-        return BlindSpots(
-            (
-                "blind: no parameter moves, a port that makes no update would pass; what would "
-                "reveal it: a rate above 0, and batches with a gradient",
-            )
+        doubt = (
+            "blind: no parameter moves, a port that makes no update would pass; what would reveal "
+            "it: a rate above 0, and batches with a gradient"
         )
+        return DoubtsAndNotes((doubt,), ())
     recipe = training.loop.recipe
     groups = recipe.optimizer(copy.deepcopy(training.loop.module)).param_groups
     doubts = [
@@ -137,7 +131,7 @@ def blind_spots(training: ReferenceTraining) -> BlindSpots:
         for values in [EPS.values(recipe, groups)]
         if values and not _seen_in_replay(training, EPS)
     ]
-    return BlindSpots(tuple(doubts), tuple(notes))
+    return DoubtsAndNotes(tuple(doubts), tuple(notes))
 
 
 def _moves(training: ReferenceTraining) -> bool:
@@ -146,14 +140,13 @@ def _moves(training: ReferenceTraining) -> bool:
 
 
 def _seen_in_replay(training: ReferenceTraining, canary: Canary) -> bool:
-    loop = replace(training.loop, recipe=canary.planted(training.loop.recipe))
-    replay = loop.replay(training.gradients, seed=0)
-    if missing_moments(training, replay):
-        return True
-    return any(r.verdict is Verdict.FAIL for r in compare_replay(training, replay))
+    replay = canary.planted_in(training.loop).replay(training.gradients, seed=0)
+    reports = compare_replay(training, replay)
+    return bool(missing_moments(training, replay)) or any(
+        r.verdict is Verdict.FAIL for r in reports
+    )
 
 
 def _seen_in_free_run(training: ReferenceTraining, canary: Canary) -> bool:
-    loop = replace(training.loop, recipe=canary.planted(training.loop.recipe))
-    run = loop.free_run(training.steps, seed=0)
+    run = canary.planted_in(training.loop).free_run(training.steps, seed=0)
     return any(r.verdict is Verdict.FAIL for r in compare_free_run(training, run))

@@ -18,10 +18,11 @@ import optax
 import torch
 from flax import nnx
 
+from jax_attn.parity.checking.canaries import DoubtsAndNotes
 from jax_attn.parity.checking.weights import compare_weights
 from jax_attn.parity.judge.result import Result
 from jax_attn.parity.training.arguments import validate
-from jax_attn.parity.training.canaries import BlindSpots, blind_spots
+from jax_attn.parity.training.canaries import try_canaries
 from jax_attn.parity.training.comparison import compare_free_run, compare_replay, missing_moments
 from jax_attn.parity.training.losses import LOSSES, with_loss
 from jax_attn.parity.training.port_loop import PortLoop
@@ -101,7 +102,7 @@ def check_training(
         training,
         PortLoop(port, with_loss(port_call, jax_loss), batches, dtype),
         tx,
-        blind_spots(training),
+        try_canaries(training),
         failures=compare_weights(reference, port, layout).differences,
         notes=() if port_optimizer is None else (OWN_OPTIMIZER,),
     )
@@ -111,7 +112,7 @@ def judge(
     reference: ReferenceTraining,
     port: PortLoop,
     tx: optax.GradientTransformation,
-    blind: BlindSpots,
+    canaries: DoubtsAndNotes,
     *,
     failures: Sequence[str] = (),
     notes: Sequence[str] = (),
@@ -119,7 +120,7 @@ def judge(
 ) -> Result:
     """Train the port by `tx` and compare what is left behind.
 
-    blind: of the same reference; failures and notes come before those of the comparison.
+    canaries: of the same reference. failures, notes: those known before the comparison.
     """
     loop = reference.loop
     gradients = [loop.to_paths(by_key) for by_key in reference.gradients]
@@ -133,8 +134,8 @@ def judge(
         backend=backend,
         tensors=(*compare_replay(reference, replay), *compare_free_run(reference, free_run)),
         failures=(*failures, *missing_moments(reference, replay)),
-        doubts=blind.doubts,
-        notes=(*notes, *_not_compared(reference), *pinned, *blind.notes),
+        doubts=canaries.doubts,
+        notes=(*notes, *_not_compared(reference), *pinned, *canaries.notes),
         name=name,
         details={"steps": str(reference.steps)},
     )

@@ -27,7 +27,7 @@ from jax_attn import nn, transfer
 from jax_attn.parity.judge.budget import PRECISIONS, Budget
 from jax_attn.parity.judge.result import Result
 from jax_attn.parity.training.bugs.encoder import ENCODER, TorchEncoder, draws, ported
-from jax_attn.parity.training.canaries import blind_spots
+from jax_attn.parity.training.canaries import try_canaries
 from jax_attn.parity.training.check_training import judge
 from jax_attn.parity.training.losses import LOSSES, with_loss
 from jax_attn.parity.training.port_loop import PortLoop
@@ -145,7 +145,7 @@ def trained(name: str, steps: int) -> tuple[Result, dict[str, Any]]:
     training = replace(training, perturbed_runs=PERTURBED)
     port = PortLoop(task.port, with_loss(on_tokens, losses[1]), task.batches, "float32")
     tx = training.optax_like(task.port)
-    result = judge(training, port, tx, blind_spots(training), name=name)
+    result = judge(training, port, tx, try_canaries(training), name=name)
     own, centre = training.free_runs.own, training.free_runs.exact
     curves = [run.losses for run in training.free_runs.perturbed]
     budget = Budget.of(centre.losses, curves, PRECISIONS["float32"])

@@ -25,8 +25,9 @@ from torch.optim import (
 )
 
 from jax_attn import transfer
+from jax_attn.parity.checking.canaries import DoubtsAndNotes
 from jax_attn.parity.judge.result import Result
-from jax_attn.parity.training.canaries import BlindSpots, blind_spots
+from jax_attn.parity.training.canaries import try_canaries
 from jax_attn.parity.training.check_training import judge
 from jax_attn.parity.training.losses import LOSSES, with_loss
 from jax_attn.parity.training.port_loop import PortLoop
@@ -169,8 +170,8 @@ def reference_training(name: str) -> ReferenceTraining:
 
 
 @cache
-def _blind_spots(name: str) -> BlindSpots:
-    return blind_spots(reference_training(name))
+def _canaries(name: str) -> DoubtsAndNotes:
+    return try_canaries(reference_training(name))
 
 
 @cache
@@ -186,4 +187,4 @@ def judge_case(name: str, tx: optax.GradientTransformation | None = None) -> Res
     case, training = TRAINING_CASES[name], reference_training(name)
     tx = tx or training.optax_like(layers(case.dtype)[1])
     port = _port_loop(case.scale, case.dtype)
-    return judge(training, port, tx, _blind_spots(name), name=f"training/{name}")
+    return judge(training, port, tx, _canaries(name), name=f"training/{name}")

@@ -8,7 +8,7 @@ Letters: L layers, B batch, T tokens, D width.
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -115,9 +115,7 @@ class EncoderLayer(nnx.Module):
         self, x_BTD: jax.Array, keep: jax.Array | None, *, gelu: Activation, drop: Drop
     ) -> jax.Array:
         keeps = (None, None) if keep is None else keep
-        # Without a cache it returns the output alone.
-        attended = cast(jax.Array, self.self_attn(self.norm1(x_BTD), is_causal=True))
-        x_BTD = x_BTD + drop(attended, keeps[0])
+        x_BTD = x_BTD + drop(self.self_attn(self.norm1(x_BTD), is_causal=True), keeps[0])
         return x_BTD + drop(self.linear2(gelu(self.linear1(self.norm2(x_BTD)))), keeps[1])
 
 

@@ -13,7 +13,7 @@ import click
 
 from jax_attn.cli.status import Exit
 
-COMMANDS = ("verify", "doctor", "bench", "inspect", "port")
+COMMANDS = ("verify", "power", "calibrate", "doctor", "bench", "inspect", "port")
 
 
 class _TerminatedError(KeyboardInterrupt):

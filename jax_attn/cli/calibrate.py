@@ -1,25 +1,77 @@
-"""`jax-attn verify --calibrate`: whether the comparison cries wolf."""
+"""`jax-attn calibrate`: how often a verdict fails a port that is correct."""
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import click
+
+from jax_attn.cli.outcome import tell
+from jax_attn.cli.selection import (
+    AS_JSON,
+    CONFIGURATIONS,
+    DTYPE,
+    NONE_LEFT,
+    PATTERN,
+    REPORT,
+    SEED,
+    expect_known,
+    expect_ready,
+)
 from jax_attn.cli.status import Exit
+from jax_attn.dtypes import DTYPES
+
+FILES = ("calibration.json",)
 
 
-def verify_calibration(
-    configurations: Sequence, *, seed: int, report: Path | None, as_json: bool
+@click.command("calibrate")
+@CONFIGURATIONS
+@SEED
+@DTYPE
+@PATTERN
+@REPORT
+@AS_JSON
+def command(
+    configurations: int,
+    seed: int,
+    dtypes: tuple[str, ...],
+    pattern: str,
+    report: Path | None,
+    as_json: bool,
+) -> None:
+    """Measure the false-alarm rate on random correct ports.
+
+    Exits with status 1 if any of them fails, and with 4 if more than a tenth are inconclusive.
+    """
+    sys.exit(
+        measure_calibration(configurations, seed, dtypes, pattern, report=report, as_json=as_json)
+    )
+
+
+def measure_calibration(
+    count: int,
+    seed: int,
+    dtypes: Sequence[str],
+    pattern: str,
+    *,
+    report: Path | None,
+    as_json: bool,
 ) -> Exit:
     """Compare correct configurations, print how much of their budgets they meet; the exit status.
 
     Writes calibration.json into `report`.
     """
+    expect_ready(report, FILES)
     from jax_attn import environment
-    from jax_attn.cli.outcome import tell
     from jax_attn.cli.progress import tracked
     from jax_attn.parity import process_pool
     from jax_attn.parity.calibration import report as calibrated
+    from jax_attn.parity.calibration.configurations import configurations
 
-    work = process_pool.calibration_tasks(configurations)
+    expect_known("--dtype", dtypes, DTYPES)
+    work = process_pool.calibration_tasks(configurations(count, seed, dtypes, pattern))
+    if not work:
+        raise click.UsageError(NONE_LEFT)
     trials = tracked(process_pool.run(work), process_pool.size(work))
     trials.sort(key=lambda trial: trial.number)
     document = calibrated.as_json(trials, seed, environment.describe())
@@ -30,7 +82,7 @@ def verify_calibration(
             calibrated.power_table(trials),
             *calibrated.summary_lines(trials, seed),
         ],
-        files={"calibration.json": document},
+        files=dict.fromkeys(FILES, document),
         report=report,
         as_json=as_json,
     )

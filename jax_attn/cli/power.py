@@ -1,30 +1,71 @@
-"""`jax-attn verify --power`: the kill matrix."""
+"""`jax-attn power`: plant bugs, and show which rows of the matrix see which."""
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
+from jax_attn.cli.outcome import tell
+from jax_attn.cli.selection import (
+    AS_JSON,
+    DESIGN,
+    DTYPE,
+    NONE_LEFT,
+    PATTERN,
+    REPORT,
+    expect_ready,
+    selected,
+)
 from jax_attn.cli.status import Exit
-from jax_attn.cli.verify_modes import NONE_LEFT
+
+FILES = ("power.json",)
 
 
-def verify_power(
-    cases: Sequence, beside: Sequence[str], *, whole: bool, report: Path | None, as_json: bool
-) -> Exit:
-    """Try every planted bug on every row that claims it, print the matrix; the exit status.
+@click.command("power")
+@DESIGN
+@DTYPE
+@PATTERN
+@REPORT
+@AS_JSON
+def command(
+    designs: tuple[str, ...],
+    dtypes: tuple[str, ...],
+    pattern: str,
+    report: Path | None,
+    as_json: bool,
+) -> None:
+    """Plant bugs of ports, and show which rows see which.
 
-    beside: names of bugs beside those of the matrix, an encoder's and of training. whole: whether
-    the cases are all rows, so that one is made for each bug. Writes power.json into `report`.
+    No port is run. Every row must see each bug that it claims to see; if no row is left out, each
+    bug must also be tried on the row that is made to catch it. Exits with status 1 otherwise.
     """
+    sys.exit(measure_power(designs, dtypes, pattern, report=report, as_json=as_json))
+
+
+def measure_power(
+    designs: Sequence[str],
+    dtypes: Sequence[str],
+    pattern: str,
+    *,
+    report: Path | None,
+    as_json: bool,
+) -> Exit:
+    """Try every bug on every row that claims it, print the kill matrix; the exit status.
+
+    Writes power.json into `report`.
+    """
+    expect_ready(report, FILES)
     from jax_attn import environment
-    from jax_attn.cli.outcome import tell
     from jax_attn.cli.progress import tracked
     from jax_attn.parity import process_pool
     from jax_attn.parity.bugs import kill_report
     from jax_attn.parity.bugs.catalogue import BUGS
     from jax_attn.parity.training.bugs import trials
 
+    cases = selected(designs, dtypes, pattern)
+    # Bugs of an encoder and of training, whose cases are of no design.
+    beside = [] if designs else trials.selected(dtypes, pattern)
     work = process_pool.power_tasks(cases) + [(trials.kills, (name,)) for name in beside]
     if not work:
         raise click.UsageError(NONE_LEFT)
@@ -32,11 +73,12 @@ def verify_power(
     kills = [kill for block in blocks for kill in block]
     bugs = [*BUGS, *trials.CASES_OF_BUGS]
     kills.sort(key=lambda kill: (bugs.index(kill.bug), kill.case))
+    whole = not (designs or dtypes or pattern)
     document = kill_report.as_json(kills, bugs, environment.describe())
     tell(
         document,
         [kill_report.table(kills), *kill_report.summary_lines(kills, bugs, whole)],
-        files={"power.json": document},
+        files=dict.fromkeys(FILES, document),
         report=report,
         as_json=as_json,
     )

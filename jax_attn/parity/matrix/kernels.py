@@ -42,10 +42,8 @@ def recording(kernel: Kernel | None, calls: list[str]) -> Kernel:
         calls.append(tiles_in_words(runs, call))
         return jnp.zeros((*call.query.shape[:3], call.value.shape[3]), call.query.dtype)
 
-    chosen = Kernel(
-        "chosen", note, refusals=dispatch.no_reasons, drawbacks=dispatch.no_reasons, why=""
-    )
-    return chosen if kernel is None else replace(kernel, run=note)
+    # Dense refuses no call, as the chooser does not.
+    return replace(kernel or KERNELS["dense"], run=note)
 
 
 def tiles_in_words(kernel: Kernel, call: Call) -> str:

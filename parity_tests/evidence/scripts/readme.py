@@ -258,7 +258,7 @@ def power(profile: dict) -> str:
     """How many planted bugs were killed, and each with its own row."""
     counts, weakest = profile["summary"], profile["summary"]["weakest"]
     lines = [
-        f"By `jax-attn verify --power`, {where(profile['environment'])}: {counts['tried']} planted "
+        f"By `jax-attn power`, {where(profile['environment'])}: {counts['tried']} planted "
         f"bugs, {counts['trials']:,} trials on {counts['rows']} rows, {counts['survived']} "
         f"survived; {counts['by_their_own_row']} bugs are killed by the row made to catch them. "
         f"The weakest kill: {weakest['bug']} in `{weakest['case']}`, {weakest['times']:.3g} times "
@@ -306,7 +306,7 @@ def calibration(profile: dict) -> str:
     share = whole["inconclusive"] / whole["configurations"]
     return "\n".join(
         [
-            "By `jax-attn verify --calibrate`, "
+            "By `jax-attn calibrate`, "
             f"{where(profile['environment'])}: of {whole['configurations']:,} correct ones "
             f"**{whole['fail']} fail**, {whole['inconclusive']} ({share:.1%}) are INCONCLUSIVE, as "
             "their gradients are too small beside their rounding; nearly all are of bfloat16 and "

@@ -51,7 +51,7 @@ def test_there_are_at_least_40_and_each_plants_in_steps_that_there_are():
 
 
 def pytest_generate_tests(metafunc):
-    """Those of two designs' rows; --long and `verify --power` try all."""
+    """Those of two designs' rows; --long and `jax-attn power` try all."""
     if "name" in metafunc.fixturenames:
         few = [name for name, bug in BUGS.items() if bug.meant[0] in ("plain_mha", "gqa")]
         metafunc.parametrize("name", BUGS if metafunc.config.getoption("--long") else few)

@@ -1,4 +1,4 @@
-"""`jax-attn verify --power`: the kill matrix, its exit status and its report."""
+"""`jax-attn power`: the kill matrix, its exit status and its report."""
 
 import json
 from dataclasses import replace
@@ -12,7 +12,7 @@ from jax_attn.parity.bugs.catalogue import BUGS
 from jax_attn.parity.bugs.kill_report import Kill, summary
 from jax_attn.parity.training.bugs.trials import CASES_OF_BUGS, selected
 
-ONE = ("verify", "--power", "--design", "plain_mha", "--dtype", "float32", "-k", "none-square")
+ONE = ("power", "--design", "plain_mha", "--dtype", "float32", "-k", "none-square")
 
 
 def run(*args: str):
@@ -50,12 +50,12 @@ def test_a_bug_that_no_row_is_made_for_leaves_1_of_the_whole_matrix_and_is_named
     kill = Kill("", "case", "gqa", meant=True, killed=True, tensor="output", times=2.0)
     kills = [replace(kill, bug=name) for name in [*BUGS, *CASES_OF_BUGS]]
     monkeypatch.setattr(process_pool, "run", lambda work: [kills])
-    assert run("verify", "--power").exit_code == 0
+    assert run("power").exit_code == 0
     kills[3:4] = [replace(kills[3], **LEFT_OUT[how])] if LEFT_OUT[how] else []
-    outcome = run("verify", "--power")
+    outcome = run("power")
     assert outcome.exit_code == 1
     assert f"NOT TRIED on a row made to catch it: {[*BUGS][3]!r}" in outcome.stdout
-    assert run("verify", "--power", "--dtype", "float32").exit_code == 0
+    assert run("power", "--dtype", "float32").exit_code == 0
 
 
 def test_what_is_infinitely_wrong_is_null_in_the_report(monkeypatch):
@@ -65,7 +65,7 @@ def test_what_is_infinitely_wrong_is_null_in_the_report(monkeypatch):
 
 
 def test_bugs_beside_the_matrix_are_tried_by_the_names_of_their_cases():
-    outcome = run("verify", "--power", "-k", "training/SGD, maximize", "--json")
+    outcome = run("power", "-k", "training/SGD, maximize", "--json")
     assert outcome.exit_code == 0, outcome.output
     (kill,) = json.loads(outcome.stdout)["kills"]
     assert (kill["bug"], kill["column"]) == ("SGD: maximize ignored", "training")
@@ -81,7 +81,17 @@ def test_bugs_beside_the_matrix_are_of_the_dtype_that_is_asked_for(dtype):
     assert set(selected([], "")) == CASES_OF_BUGS.keys()
 
 
+def test_verify_power_is_another_spelling_of_it():
+    outcome = run("verify", "--power", *ONE[1:])
+    assert (outcome.exit_code, outcome.stdout) == (0, run(*ONE).stdout)
+
+
 USAGE = {
+    "unknown design": (("--design", "flash"), "--design: expected one of weights_mha"),
+    "nothing left": (("-k", "no such case"), "no case is left by"),
+    "a backend": (("--backend", "cpu"), "No such option"),
+}
+USAGE_OF_VERIFY = {
     "a checkpoint": (("x.safetensors",), "expected one of CHECKPOINT, --power, got all of them"),
     "a kernel": (("--implementation", "blocked"), "--implementation: goes with the built-in cases"),
     "a backend": (("--backend", "cpu"), "--backend: goes with the built-in cases, not with --pow"),
@@ -90,15 +100,25 @@ USAGE = {
         "--configurations: goes with --calibrate, not with --power\n"
         "--seed: goes with --calibrate, not with --power",
     ),
-    "unknown design": (("--design", "flash"), "--design: expected one of weights_mha"),
-    "nothing left": (("-k", "no such case"), "no case is left by"),
+    "unknown design": USAGE["unknown design"],
+    "nothing left": USAGE["nothing left"],
 }
 
 
 @pytest.mark.parametrize("row", USAGE)
 def test_wrong_usage_leaves_2_and_says_why(row):
     args, message = USAGE[row]
-    outcome = run("verify", "--power", *args)
+    refuses(("power", *args), message)
+
+
+@pytest.mark.parametrize("row", USAGE_OF_VERIFY)
+def test_wrong_usage_beside_verify_power_leaves_2_and_says_why(row):
+    args, message = USAGE_OF_VERIFY[row]
+    refuses(("verify", "--power", *args), message)
+
+
+def refuses(args: tuple[str, ...], message: str) -> None:
+    outcome = run(*args)
     assert outcome.exit_code == 2
     assert message in outcome.stderr
     assert outcome.stdout == ""

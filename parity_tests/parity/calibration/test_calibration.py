@@ -71,7 +71,7 @@ def test_planted_bugs_are_tried_where_budgets_serve_any_module_and_most_are_kill
 
 
 def run(*args: str):
-    return CliRunner().invoke(main, ["verify", "--calibrate", *args], catch_exceptions=False)
+    return CliRunner().invoke(main, ["calibrate", *args], catch_exceptions=False)
 
 
 def test_the_command_leaves_0_and_writes_what_it_found(tmp_path):
@@ -103,8 +103,7 @@ def test_it_leaves_1_where_the_scale_is_wrong_by_1_percent_and_names_each(monkey
 @pytest.mark.parametrize(
     ("args", "told"),
     [
-        (("--design", "gqa"), "--design: goes with the built-in cases or --power, not with --cal"),
-        (("--power",), "expected one of --power, --calibrate, got all of them"),
+        (("--design", "gqa"), "No such option"),
         (("--dtype", "int8"), "expected one of"),
         (("-k", "no such program"), "no case is left"),
         (("--configurations", "0"), "0 is not in the range"),
@@ -114,6 +113,20 @@ def test_what_does_not_go_with_it_is_refused(args, told):
     outcome = run(*args)
     assert outcome.exit_code == 2
     assert told in outcome.stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("--design", "gqa"), "--design: goes with the built-in cases or --power, not with --cal"),
+        (("--power",), "expected one of --power, --calibrate, got all of them"),
+        (("--dtype", "int8"), "expected one of"),
+    ],
+)
+def test_verify_calibrate_is_another_spelling_that_refuses_options_of_other_modes(args, message):
+    outcome = CliRunner().invoke(main, ["verify", "--calibrate", *args])
+    assert outcome.exit_code == 2
+    assert message in outcome.stderr
 
 
 # --- what is drawn --------------------------------------------------------------------------------

@@ -73,7 +73,7 @@ def distinct(rows, key) -> list[Case]:
 
 
 def pytest_generate_tests(metafunc):
-    """A row of each published design; --long and `verify --power`: of each variant, too."""
+    """A row of each published design; --long and `jax-attn power`: of each variant, too."""
     if "claiming" in metafunc.fixturenames:
         long = metafunc.config.getoption("--long")
         rows = distinct(ROWS, lambda c: c.design if long else c.family)

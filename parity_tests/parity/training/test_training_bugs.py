@@ -15,7 +15,7 @@ def first_of_each(names: dict, kind) -> list[str]:
 
 
 def pytest_generate_tests(metafunc):
-    """A bug of every other kind of case; --long and `verify --power` try all."""
+    """A bug of every other kind of case; --long and `jax-attn power` try all."""
     if "name" in metafunc.fixturenames:
         cases = first_of_each(OPTIMIZER_BUGS, lambda name: OPTIMIZER_BUGS[name].case.split(",")[0])
         few = [*cases, *ENCODER_BUGS][::2]

@@ -1,0 +1,76 @@
+"""Options that several commands share, and the cases of the built-in matrix that they leave."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from jax_attn.cli.outcome import expect_writable
+from jax_attn.cli.status import expect_installed
+from jax_attn.dtypes import DTYPES
+from jax_attn.environment import settle_platforms
+
+if TYPE_CHECKING:
+    from jax_attn.parity.matrix.cases import Case
+
+NONE_LEFT = "no case is left by --design, --dtype and -k"
+DESIGN = click.option(
+    "--design", "designs", multiple=True, help="Only this design; may be repeated."
+)
+DTYPE = click.option("--dtype", "dtypes", multiple=True, help="Only this dtype; may be repeated.")
+PATTERN = click.option(
+    "-k", "pattern", default="", help="Only cases whose name contains this text."
+)
+AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print the whole result as JSON.")
+CONFIGURATIONS = click.option(
+    "--configurations",
+    type=click.IntRange(min=1),
+    default=10_000,
+    show_default=True,
+    help="How many configurations calibration draws.",
+)
+SEED = click.option(
+    "--seed", type=click.IntRange(min=0), default=0, help="The seed that calibration draws from."
+)
+REPORT = click.option(
+    "--report",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Write the result's files into this directory.",
+)
+
+
+def expect_ready(report: Path | None, files: Iterable[str]) -> None:
+    """Exit unless torch is installed and `report` can get these files; then choose platforms."""
+    expect_installed("torch", "is the reference", "torch")
+    expect_writable("--report", report, files)
+    settle_platforms()
+
+
+def expect_known(option: str, values: Iterable[str], names: Iterable[str]) -> None:
+    """Raise UsageError for values that are not among the names."""
+    names = list(names)
+    if unknown := sorted(set(values) - set(names)):
+        raise click.UsageError(
+            f"{option}: expected one of {', '.join(names)}, got {', '.join(unknown)}"
+        )
+
+
+def selected(
+    designs: Sequence[str],
+    dtypes: Sequence[str],
+    pattern: str,
+    cases: "Sequence[Case] | None" = None,
+) -> "list[Case]":
+    """The cases that the filters leave, of the built-in matrix unless given."""
+    from jax_attn.parity.matrix.cases import FACTORS, matrix
+
+    expect_known("--design", designs, dict.fromkeys(d.partition("/")[0] for d in FACTORS))
+    expect_known("--dtype", dtypes, DTYPES)
+    return [
+        case
+        for case in (matrix() if cases is None else cases)
+        if (not designs or case.family in designs)
+        and (not dtypes or case.dtype in dtypes)
+        and pattern in case.name
+    ]

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -43,28 +43,16 @@ class Layout:
     passed_over: tuple[Ignored, ...]
 
     def __init__(self, *items: "Row | Either | Refused | Ignored | Layout") -> None:
-        groups: list[Either] = []
-        refusals: list[Refused] = []
-        passed_over: list[Ignored] = []
+        parts: list[Any] = []
         for item in items:
-            match item:
-                case Row():
-                    groups.append(either(item))
-                case Either():
-                    groups.append(item)
-                case Refused():
-                    refusals.append(item)
-                case Ignored():
-                    passed_over.append(item)
-                case Layout():
-                    groups += item.groups
-                    refusals += item.refusals
-                    passed_over += item.passed_over
-                case _:
-                    raise TypeError(f"Layout: expected rows or layouts, got {item!r}")
-        object.__setattr__(self, "groups", tuple(groups))
-        object.__setattr__(self, "refusals", tuple(refusals))
-        object.__setattr__(self, "passed_over", tuple(passed_over))
+            if isinstance(item, Layout):
+                parts += (*item.groups, *item.refusals, *item.passed_over)
+            elif isinstance(item, Row | Either | Refused | Ignored):
+                parts.append(either(item) if isinstance(item, Row) else item)
+            else:
+                raise TypeError(f"Layout: expected rows or layouts, got {item!r}")
+        for name, kind in (("groups", Either), ("refusals", Refused), ("passed_over", Ignored)):
+            object.__setattr__(self, name, tuple(x for x in parts if isinstance(x, kind)))
 
     def __add__(self, other: "Layout") -> "Layout":
         return Layout(self, other)

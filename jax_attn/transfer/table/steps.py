@@ -35,8 +35,15 @@ class _Side(NamedTuple):
         return tuple(map(self.other, shapes))
 
 
+def _axes(count: int, letters: str, other: Callable[[Shape], Shape]) -> _Side:
+    """The side that has so many axes, or more of them where "…" is among the letters."""
+    if "…" in letters:
+        return _Side(f"at least {count} axes ({letters})", lambda s: len(s) >= count, other)
+    return _Side(f"{count} axes ({letters})", lambda s: len(s) == count, other)
+
+
 def _each(
-    name: str, forward: Carry, backward: Carry, *, flax: _Side, torch: Callable[[int], _Side]
+    name: str, forward: Carry, backward: Carry, flax: _Side, torch: Callable[[int], _Side]
 ) -> Step:
     """A step that maps array by array; torch: that side for a given head_dim."""
 
@@ -58,18 +65,15 @@ def _reshaped(arrays: Arrays, shapes: Shapes) -> Arrays:
 
 
 def _moving(here: tuple[int, int], there: tuple[int, int]) -> Carry:
-    def move(arrays: Arrays, shapes: Shapes) -> Arrays:
-        return tuple(np.moveaxis(array, here, there) for array in arrays)
-
-    return move
+    return lambda arrays, shapes: tuple(np.moveaxis(array, here, there) for array in arrays)
 
 
 linear = _each(
     "linear",
     _transposed,
     _transposed,
-    flax=_Side("2 axes (in, out)", lambda s: len(s) == 2, lambda s: s[::-1]),
-    torch=lambda H: _Side("2 axes (out, in)", lambda s: len(s) == 2, lambda s: s[::-1]),
+    _axes(2, "in, out", lambda s: s[::-1]),
+    lambda H: _axes(2, "out, in", lambda s: s[::-1]),
 )
 """torch.nn.Linear's weight (out, in) <-> kernel (in, out)."""
 
@@ -77,12 +81,8 @@ conv = _each(
     "conv",
     _moving((0, 1), (-1, -2)),
     _moving((-1, -2), (0, 1)),
-    flax=_Side(
-        "at least 3 axes (…, in, out)", lambda s: len(s) >= 3, lambda s: (s[-1], s[-2], *s[:-2])
-    ),
-    torch=lambda H: _Side(
-        "at least 3 axes (out, in, …)", lambda s: len(s) >= 3, lambda s: (*s[2:], s[1], s[0])
-    ),
+    _axes(3, "…, in, out", lambda s: (s[-1], s[-2], *s[:-2])),
+    lambda H: _axes(3, "out, in, …", lambda s: (*s[2:], s[1], s[0])),
 )
 """torch.nn.Conv2d's weight (out, in, height, width) <-> kernel (height, width, in, out); 1d and 3d
 likewise."""
@@ -91,10 +91,8 @@ heads = _each(
     "heads",
     _reshaped,
     _reshaped,
-    flax=_Side(
-        "at least 2 axes (…, N, H)", lambda s: len(s) >= 2, lambda s: (*s[:-2], s[-2] * s[-1])
-    ),
-    torch=lambda H: _Side(
+    _axes(2, "…, N, H", lambda s: (*s[:-2], s[-2] * s[-1])),
+    lambda H: _Side(
         f"a last axis of a multiple of head_dim = {H}",
         lambda s: len(s) >= 1 and s[-1] % H == 0,
         lambda s: (*s[:-1], s[-1] // H, H),
@@ -106,8 +104,8 @@ heads_in = _each(
     "heads_in",
     _reshaped,
     _reshaped,
-    flax=_Side("at least 3 axes (N, H, …)", lambda s: len(s) >= 3, lambda s: (s[0] * s[1], *s[2:])),
-    torch=lambda H: _Side(
+    _axes(3, "N, H, …", lambda s: (s[0] * s[1], *s[2:])),
+    lambda H: _Side(
         f"a first axis of a multiple of head_dim = {H}",
         lambda s: len(s) >= 2 and s[0] % H == 0,
         lambda s: (s[0] // H, H, *s[1:]),
@@ -119,10 +117,8 @@ inward = _each(
     "inward",
     _moving((0, 1), (-2, -1)),
     _moving((-2, -1), (0, 1)),
-    flax=_Side("at least 2 axes (…, N, H)", lambda s: len(s) >= 2, lambda s: (*s[-2:], *s[:-2])),
-    torch=lambda H: _Side(
-        "at least 2 axes (N, H, …)", lambda s: len(s) >= 2, lambda s: (*s[2:], *s[:2])
-    ),
+    _axes(2, "…, N, H", lambda s: (*s[-2:], *s[:-2])),
+    lambda H: _axes(2, "N, H, …", lambda s: (*s[2:], *s[:2])),
 )
 """Heads at the front, as `grouped` leaves them, to the back: (N, H, …) <-> (…, N, H)."""
 

@@ -19,7 +19,7 @@ from jax_attn.environment import settle_platforms
 @click.argument("target", metavar="OUT", type=click.Path(path_type=Path))
 @click.option("--to", type=click.Choice(["flax", "torch"]), required=True, help="What OUT is for.")
 @click.option("--layout", "named", metavar="PACKAGE.MODULE:TABLE", help="A Layout of your own.")
-@click.option("--num-heads", type=click.IntRange(1), help="Query heads, where no config says.")
+@click.option("--num-heads", type=click.IntRange(1), help="Query heads, where no config has them.")
 @click.option("--num-kv-heads", type=click.IntRange(1), help="Key/value heads, likewise.")
 @click.option("--head-dim", type=click.IntRange(1), help="Features of a head, likewise.")
 @click.option(
@@ -28,9 +28,11 @@ from jax_attn.environment import settle_platforms
     metavar="PATTERN",
     help="Pass over names like this (* and ?); may be repeated.",
 )
-@click.option("--strip", default="", metavar="PREFIX", help="Take this from the front of keys.")
-@click.option("--dtype", type=click.Choice(DTYPES), help="Cast floating numbers, losing nothing.")
-@click.option("--lossy", is_flag=True, help="With --dtype: round, and overflow.")
+@click.option("--strip", default="", metavar="PREFIX", help="Strip this prefix from keys.")
+@click.option(
+    "--dtype", type=click.Choice(DTYPES), help="Cast floating-point tensors; no value may change."
+)
+@click.option("--lossy", is_flag=True, help="With --dtype: values may be rounded, and overflow.")
 @click.option("--allow-nonfinite", is_flag=True, help="Carry NaN and infinity.")
 @click.option(
     "--format",
@@ -64,9 +66,9 @@ def command(
     """Carry a checkpoint to the other framework, bit for bit.
 
     IN: a file, or a folder with its config.json. OUT: a folder that is not there yet. The table is
-    the family's, as config.json names it, or --layout. First the plan, printed; then the write;
-    then a second reading that proves every byte of IN carried, passed over or tied, and the way
-    back identical. OUT gets its name when all that is done: a failure leaves nothing.
+    the family's, as config.json names it, or --layout. The plan is printed before anything is
+    written. What was written is read back, to prove that every byte of IN is carried, passed over
+    or tied, and that the way back is identical. OUT gets its name last: a failure leaves nothing.
 
     Exit status: 1 where the proof or --check fails, or IN changes meanwhile, 2 for input that
     cannot be ported, 3 where torch is needed and absent, 4 where --check shows nothing, 130 where

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def expect_torch_side(path: Path) -> None:
-    """That something is there, and not what a port made for Flax: that has no torch keys."""
+    """Raise unless the path exists and is not the Flax side of a port, which has no torch keys."""
     if not os.path.exists(path):
         raise click.UsageError(f"CHECKPOINT: expected a file or a folder, got {path}: none there")
     from jax_attn.transfer import TransferError

@@ -35,7 +35,7 @@ class AttentionLayer:
 
     keys: those of the file that it reads. borrowed: key that its table has -> that of another
     block, read instead. zeros: key -> shape of what the file lacks and zeros stand for.
-    rows(arrays by key) -> torch_ref's "gqa" state, no table having a say. layout: from the keys to
+    rows(arrays by key) -> torch_ref's "gqa" state, without a table. layout: from the keys to
     our module. doubts: what the model does there and the rebuild does not.
     """
 
@@ -81,7 +81,7 @@ def read_layer(layer: AttentionLayer, tensors: Arrays) -> dict[str, np.ndarray]:
 
 
 def torch_side(layer: AttentionLayer, arrays: Arrays) -> torch.nn.Module:
-    """The torch module with the file's rows as they lie there: no table has a say."""
+    """The torch module with the rows of the file, without a transfer table."""
     dtype = getattr(torch, layer.dtype)
     module = rebuild.torch_module(layer.traits).to(dtype)
     own, rows = module.state_dict(), layer.rows(arrays)
@@ -97,14 +97,14 @@ def torch_side(layer: AttentionLayer, arrays: Arrays) -> torch.nn.Module:
 
 
 def flax_side(layer: AttentionLayer, arrays: Arrays) -> nnx.Module:
-    """The Flax module, loaded through the table: no parameter is drawn to be written over."""
+    """The Flax module, loaded through the table without drawing parameters first."""
     module = rebuild.flax_module(layer.traits, layer.dtype)
     load(module, arrays, layer.layout)
     return module
 
 
 def compare(layer: AttentionLayer, reference: torch.nn.Module, port: nnx.Module) -> Result:
-    """The verdict on the two sides of a layer, with what is known of it."""
+    """The verdict on the two sides of a layer, with the layer's doubts and notes."""
     seed = zlib.crc32(layer.name.encode())
     N, K, H = layer.traits.sizes
     causal = replace(layer.traits, is_causal=True)
@@ -136,7 +136,7 @@ def compare(layer: AttentionLayer, reference: torch.nn.Module, port: nnx.Module)
 
 
 def variant(traits: Traits) -> str:
-    """What it does besides attending: "rotary, window", '' for nothing."""
+    """What the block does besides plain attention: "rotary, window"; "" for nothing."""
     has = {
         "rotary": traits.rotary,
         "QK-norm": traits.qk_norm,
@@ -166,7 +166,7 @@ def inputs(traits: Traits, seed: int) -> dict[str, np.ndarray]:
         arrays["key"] = rng.standard_normal((B, S, kdim))
         arrays["value"] = rng.standard_normal((B, S, vdim))
     if traits.rotary is not None:
-        # So far apart that the slowest pairs turn: else a scaling, a base, a key bias hardly count.
+        # Far enough apart for the slowest pairs to turn: else a wrong base would go unseen.
         arrays["positions"] = 3 + 260 * np.arange(T, dtype=np.int32)
     return arrays | {"lengths": np.array([S, S // 2], np.int32)}
 

@@ -46,7 +46,7 @@ def flax_module(traits: Traits, dtype: str) -> nnx.Module:
 
 
 def flax_mask(traits: Traits, lengths: jax.Array) -> Mask:
-    """What the block's queries may see of rows of `lengths` (B,) tokens, padding behind."""
+    """What queries may see in rows of `lengths` (B,) tokens that are padded at the end."""
     mask = Mask.lengths(lengths)
     if traits.is_causal:
         mask &= Mask.causal()
@@ -76,7 +76,7 @@ def torch_module(traits: Traits) -> torch.nn.Module:
 
 
 def torch_mask(traits: Traits, lengths: torch.Tensor, T: int, S: int | None = None) -> torch.Tensor:
-    """Likewise, of T queries and S keys, as many unless given: (B, 1, T, S), True = attend."""
+    """The same for torch, (B, 1, T, S), True = attend; S defaults to T."""
     i, j = torch.arange(T)[:, None], torch.arange(T if S is None else S)
     visible = (j < lengths[:, None, None, None]) & (i >= 0)
     if traits.is_causal:

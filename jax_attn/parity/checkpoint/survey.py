@@ -132,7 +132,7 @@ def _family_layer(
 
 
 def _misfits(layer: AttentionLayer, checkpoint: LazyTensors) -> list[Problem]:
-    """What the file has otherwise than the config says."""
+    """Where the file differs from the config."""
     with x64_for(layer.dtype):
         try:
             module = rebuild.flax_module(layer.traits, layer.dtype)
@@ -168,7 +168,7 @@ _PROJECTIONS = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "out_proj"}
 def _layers_by_spelling(
     checkpoint: LazyTensors, config: Config, options: Options, why: tuple[str, ...] = ()
 ) -> list[AttentionLayer | Result]:
-    """why: what a family's table has no place for, where the config names a family."""
+    """why: the reasons against a family's table, where the config names a family."""
     specs = {key: checkpoint.describe(key) for key in checkpoint}
     blocks = discover(specs, str(config.get("model_type", "")))
     if not blocks:

@@ -1,8 +1,8 @@
-"""What a port wrote, against what it was made of: attention in torch on the source's own rows, in
-Flax on the arrays as they were written.
+"""What a port wrote against its source: attention in torch on the source's own rows, in Flax on
+the arrays as they were written.
 
-The port's table has no say on the torch side: so one that turns a square weight, or swaps query
-and key, is seen.
+The torch side does not use the port's table, so that a table that transposes a square weight, or
+swaps query and key, is detected.
 """
 
 from collections.abc import Mapping
@@ -59,7 +59,7 @@ def survey_port(
 def verify_port(
     ported: Ported | Result, source: Mapping[str, Any], written: Mapping[str, Any], plan: PortPlan
 ) -> Result:
-    """The verdict on one block: its weights to the bit, outputs and gradients within budget."""
+    """The verdict on one block: its weights bit for bit, outputs and gradients within budget."""
     if isinstance(ported, Result):
         return ported
     layer = ported.layer
@@ -81,7 +81,7 @@ def verify_port(
 
 
 def _located(layer: AttentionLayer, plan: PortPlan) -> Ported | Result:
-    """Where the arrays of a layer's module were written, by their names: not as a table says."""
+    """Where the arrays of a layer's module were written, by their names, not by a table."""
     keys = {*layer.keys, *layer.borrowed.values()}
     written = [
         path for move in plan.moves if not keys.isdisjoint(move.row.keys) for path in move.row.paths

@@ -50,7 +50,7 @@ __all__ = [
 
 
 def family_of(config: Config) -> Family | None:
-    """The family that a config.json, or a params.json, is of; None where it is none of these.
+    """The family of a config.json, or of a params.json; None where it is none of these.
 
     By model_type, and by the keys of a config that has none. Never by a text_config inside: the
     model around it spells the text's keys its own way, and has others that no table here takes.

@@ -17,7 +17,7 @@ _RELATIVE = "distances in the scores have no place here; expected absolute posit
 
 
 def _norm(torch_prefix: str, flax_prefix: str) -> Layout:
-    """Files of the first years say gamma and beta."""
+    """Early files call scale and bias gamma and beta."""
     first = Layout(row("gamma", "scale"), row("beta", "bias"))
     return spellings(LAYER_NORM, first).under(torch_prefix, flax_prefix)
 
@@ -77,7 +77,7 @@ def _roberta_head(config: Reading) -> Layout:
 
 
 def _logits(config: Reading, head: str, root: str) -> Layout:
-    """A bias beside the decoder, which is the decoder's own where that is tied."""
+    """The decoder and the bias beside it, which is the decoder's own where the two are tied."""
     if not config.flag("tie_word_embeddings", default=True):
         return Layout(
             LINEAR.under(f"{head}.decoder", "lm_head"),
@@ -126,7 +126,7 @@ def _traits(config: Reading, prefix: str) -> Traits:
 
 
 def _optional(config: Reading) -> tuple[str, ...]:
-    """Electra's embeddings may be of another width than the model."""
+    """Electra's embeddings may have another width than the model."""
     width = config.number("embedding_size", default=128)
     is_electra = config.get("model_type") == "electra"
     projects = is_electra and width != config.number("hidden_size", default=_DEFAULTS["electra"][0])

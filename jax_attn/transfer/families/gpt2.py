@@ -18,7 +18,7 @@ CONV1D = Layout(
 
 
 def check_alone(config: Reading) -> None:
-    """A decoder that attends to an encoder, too, has no place here."""
+    """Refuse a decoder that attends to an encoder as well."""
     if config.flag("add_cross_attention", default=False):
         config.refuse("add_cross_attention", True, "false: there is no table of such a block")
 

@@ -1,4 +1,4 @@
-"""GPT-NeoX (Pythia too): query, key and value by turns, of each head a part turns."""
+"""GPT-NeoX (Pythia too): query, key and value by turns; rotary on a part of each head."""
 
 from jax_attn.transfer.families.config import Reading
 from jax_attn.transfer.families.decoders import TASKS, mlp, norms

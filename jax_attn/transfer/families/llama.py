@@ -31,12 +31,12 @@ _DEFAULTS = {
     "qwen2": _QWEN,
     "qwen3": _QWEN | {"head_dim": 128},
 }
-"""What transformers takes for a key that is not there; null is another matter."""
+"""transformers' defaults for missing keys; null is a value of its own."""
 
 _SLIDES = "sliding_attention"
 _HEAD = partial(heads, embedding="model.embed_tokens.weight", tied_by_default=False)
 _BIASES = {"mistral": (False, False), "qwen2": (True, False)}
-"""Of q, k, v and of the output, where no attention_bias has a say."""
+"""Whether q, k, v and the output have biases, where attention_bias does not decide."""
 
 
 def _block(config: Reading) -> Layout:
@@ -93,7 +93,7 @@ def _has_qk_norm(config: Reading) -> bool:
 
 
 def _some_layers(config: Reading, layer: int) -> int | None:
-    """Qwen's: of the layers that layer_types names, else from max_window_layers on."""
+    """Qwen's window: in the layers that layer_types names, else from max_window_layers on."""
     first = config.number("max_window_layers", least=0)
     width = config.number("sliding_window", default=None)
     count = config.number("num_hidden_layers", default=None, least=0)

@@ -1,4 +1,4 @@
-"""Rotary positions as configs name them, `rope_scaling` of old and `rope_parameters` of now."""
+"""Rotary positions in configs: `rope_scaling` in old ones, `rope_parameters` in new ones."""
 
 from typing import Any
 
@@ -11,11 +11,11 @@ Scaling = tuple[str, dict[str, Any]]
 """A scaling's name in `jax_attn.attention`, and its fields."""
 
 FREQUENCIES = Layout(ignored("rotary_emb.inv_freq", "frequencies, worked out from the config"))
-"""What old files hold of them."""
+"""Frequencies that old files hold."""
 
 
 def rotary(config: Reading, head_dim: int, *, part: float | None = None) -> RotaryTraits:
-    """What a config says of rotary positions; transformers' defaults where it says nothing.
+    """The rotary positions of a config, with transformers' defaults.
 
     part: how much of a head turns where the config does not say; None where all of it does,
     whatever the config says. Wrong are a rope_type that is not known here, and a part that is no
@@ -40,7 +40,7 @@ def _turning(named: Reading, head_dim: int, part: float) -> int | None:
 
 def _scaling(rope: Reading, config: Reading) -> Scaling | None:
     kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind not in tuple(_SCALINGS):  # a list, which no dict can look up, is not either
+    if kind not in tuple(_SCALINGS):  # a dict cannot look up a list
         rope.refuse("rope_type", kind, f"one of {', '.join(_SCALINGS)}")
         return None
     return _SCALINGS[kind](rope, config)
@@ -51,7 +51,7 @@ def _linear(rope: Reading, config: Reading) -> Scaling:
 
 
 def _dynamic(rope: Reading, config: Reading) -> Scaling:
-    # transformers takes the config's length for the original one.
+    # transformers takes the config's length as the original one.
     length = config.number("max_position_embeddings")
     return "DynamicNTK", {"factor": rope.real("factor"), "original_length": length}
 
@@ -76,7 +76,7 @@ def _yarn(rope: Reading, config: Reading) -> Scaling:
 def _original(rope: Reading, config: Reading) -> int:
     name = "original_max_position_embeddings"
     inside = rope.number(name, default=None)
-    # Beside the scaling's own fields it goes before them: so transformers reads it.
+    # At the top level it overrides the one inside, as in transformers.
     return config.number(name, default=inside) or config.number("max_position_embeddings")
 
 

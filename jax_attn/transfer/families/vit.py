@@ -1,4 +1,4 @@
-"""ViT: an encoder of patches. Files and live modules spell their keys otherwise; both are read."""
+"""ViT: an encoder of patches. Files and live modules spell keys differently; both are read."""
 
 from jax_attn.transfer.families.config import Reading
 from jax_attn.transfer.families.family import Family, Place, Traits

@@ -144,7 +144,7 @@ def _blocks_of_family(
 def _block_at(
     place: Place, traits: Traits, table: Layout, specs: Specs, hidden: Sequence[str]
 ) -> tuple[Attention, list[Problem]]:
-    """One block, and what the file has otherwise than its traits.
+    """One block, and where the file differs from its traits.
 
     table: that of the block, at its place. hidden: keys that cannot be read. Raises TransferError
     where shapes do not go through the table.
@@ -260,7 +260,7 @@ def _held(keys: Specs) -> dict[str, Any]:
 
 
 def _together(blocks: Iterable[Attention]) -> list[Attention]:
-    """Blocks that are alike but for where they lie, as one."""
+    """Blocks that differ only in their places, as one."""
     alike: dict[str, list[Attention]] = defaultdict(list)
     for block in blocks:
         unplaced = replace(block, places=(), doubts=tuple(map(_unnumbered, block.doubts)))
@@ -282,7 +282,7 @@ def _dtypes(specs: Specs) -> dict[str, dict[str, int]]:
 
 
 def _layer(place: str) -> str:
-    """What a block's place is numbered by: decoder.block.3."""
+    """A block's place up to its number: decoder.block.3."""
     numbered = re.match(r".*?\d+", place)
     return numbered[0] if numbered else ""
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from helpers.families.family_cases import Block, T, added
+from helpers.families.family_cases import BlockPair, T, added
 from helpers.families.family_mistakes import otherwise
 from jax_attn.parity.checkpoint import rebuild
 from jax_attn.transfer import TransferError
@@ -16,7 +16,7 @@ POSITIONS = np.stack([3 + 260 * np.arange(T), 80 * np.arange(T)])
 
 
 @dataclass(frozen=True)
-class Turned(Block):
+class Turned(BlockPair):
     """theirs: (module, x, added mask, positions (B, T)) -> output (B, T, D).
 
     It works its angles out anew: "dynamic" ones depend on what was asked before, and only what a

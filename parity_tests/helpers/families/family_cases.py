@@ -27,7 +27,7 @@ LENGTHS = np.array([T, T - 2], np.int32)
 
 
 @dataclass(frozen=True)
-class Block:
+class BlockPair:
     """One attention block of transformers', ours with its weights, and what was read of it.
 
     theirs: (module, x, added mask (B, 1, T, T)) -> output (B, T, D).
@@ -41,7 +41,7 @@ class Block:
     dtype: str
 
     @classmethod
-    def of(cls, reference, config, place: str, theirs, dtype="float32") -> "Block":
+    def of(cls, reference, config, place: str, theirs, dtype="float32") -> "BlockPair":
         """reference: the block with random weights. config: transformers'. place: its prefix."""
         reference = reference.to(getattr(torch, dtype)).eval()
         family = family_of(config.to_dict())
@@ -82,7 +82,7 @@ class Block:
         called = Reference(self.reference, self.call_reference, given)
         return Prepared(called, self.dtype, gradients=False)
 
-    def judge(self, other: "Block") -> Verdict:
+    def judge(self, other: "BlockPair") -> Verdict:
         """What the outputs of another block's port in this one's place are worth."""
         port = Port(other.port, other.call_port, self.prepared.reference.inputs)
         return judge_port(self.prepared, port, ("eager",), to_torch=None).verdict

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import torch
 
-from helpers.families.family_cases import LENGTHS, B, Block, T
+from helpers.families.family_cases import LENGTHS, B, BlockPair, T
 from jax_attn import transfer
 from jax_attn.parity.checkpoint import rebuild
 from jax_attn.parity.judge.compare import Verdict
@@ -35,7 +35,7 @@ def assert_visible(added: torch.Tensor, traits) -> None:
     assert torch.equal(~hidden, rebuild.torch_mask(traits, torch.from_numpy(LENGTHS), T))
 
 
-def assert_seen(mistaken: Callable[[Block], Block], block: Block) -> None:
+def assert_seen(mistaken: Callable[[BlockPair], BlockPair], block: BlockPair) -> None:
     """A block so mistaken fails where the right one passes."""
     assert block.own is Verdict.PASS
     assert block.judge(mistaken(block)) is Verdict.FAIL
@@ -45,7 +45,7 @@ def but(*rows: Row):
     """The mistake of these rows in place of those of the same keys."""
     keys = {r.keys for r in rows}
 
-    def mistaken(block: Block) -> Block:
+    def mistaken(block: BlockPair) -> BlockPair:
         kept = (g for g in block.layout.groups if g.alternatives[0][0].keys not in keys)
         return loaded(block, layout=Layout(*kept, *rows, *block.layout.passed_over))
 
@@ -63,7 +63,7 @@ def otherwise(**traits):
     return lambda block: loaded(block, traits=replace(block.traits, **traits))
 
 
-def loaded(block: Block, **changed) -> Block:
+def loaded(block: BlockPair, **changed) -> BlockPair:
     """The block that this layout, or these traits, would have given."""
     made = replace(block, **changed)
     port = rebuild.flax_module(made.traits, made.dtype)

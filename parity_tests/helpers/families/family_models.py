@@ -22,7 +22,7 @@ IN_TURN = "query, key, value one after another"
 
 
 @dataclass(frozen=True)
-class Row:
+class FamilyModel:
     """A model of transformers', and what is to be said of it. does: some of its traits."""
 
     name: str
@@ -49,7 +49,7 @@ class Row:
 
 
 ROWS = {
-    "bert": Row(
+    "bert": FamilyModel(
         "BertForMaskedLM",
         PLAIN,
         "bert",
@@ -57,10 +57,10 @@ ROWS = {
         does={"use_bias": True, "is_causal": False},
         tied=("cls.predictions.decoder.weight",),
     ),
-    "bert alone": Row("BertModel", PLAIN, "bert", N),
-    "roberta": Row("RobertaForMaskedLM", PLAIN, "bert", N),
-    "vit": Row("ViTModel", VIT, "vit", N),
-    "gpt2": Row(
+    "bert alone": FamilyModel("BertModel", PLAIN, "bert", N),
+    "roberta": FamilyModel("RobertaForMaskedLM", PLAIN, "bert", N),
+    "vit": FamilyModel("ViTModel", VIT, "vit", N),
+    "gpt2": FamilyModel(
         "GPT2LMHeadModel",
         GPT2,
         "gpt2",
@@ -69,30 +69,30 @@ ROWS = {
         does={"is_causal": True},
         tied=("lm_head.weight",),
     ),
-    "gpt_bigcode": Row("GPTBigCodeForCausalLM", GPT2, "gpt_bigcode", 1, packed=IN_TURN),
-    "gpt_bigcode of many heads": Row(
+    "gpt_bigcode": FamilyModel("GPTBigCodeForCausalLM", GPT2, "gpt_bigcode", 1, packed=IN_TURN),
+    "gpt_bigcode of many heads": FamilyModel(
         "GPTBigCodeForCausalLM", GPT2 | {"multi_query": False}, "gpt_bigcode", N, packed=BY_TURNS
     ),
-    "falcon of one": Row("FalconForCausalLM", SIZES, "falcon", 1, packed=IN_TURN),
-    "falcon of groups": Row(
+    "falcon of one": FamilyModel("FalconForCausalLM", SIZES, "falcon", 1, packed=IN_TURN),
+    "falcon of groups": FamilyModel(
         "FalconForCausalLM",
         SIZES | {"new_decoder_architecture": True, "num_kv_heads": 3},
         "falcon",
         3,
         packed=BY_TURNS,
     ),
-    "falcon of many": Row(
+    "falcon of many": FamilyModel(
         "FalconForCausalLM", SIZES | {"multi_query": False}, "falcon", N, packed=BY_TURNS
     ),
-    "gpt_neox": Row(
+    "gpt_neox": FamilyModel(
         "GPTNeoXForCausalLM",
         PLAIN | {"rope_parameters": {"partial_rotary_factor": 0.5}},
         "gpt_neox",
         N,
         packed=BY_TURNS,
     ),
-    "bloom": Row("BloomForCausalLM", BLOOM, "bloom", N, packed=BY_TURNS),
-    "t5": Row(
+    "bloom": FamilyModel("BloomForCausalLM", BLOOM, "bloom", N, packed=BY_TURNS),
+    "t5": FamilyModel(
         "T5ForConditionalGeneration",
         T5 | {"num_decoder_layers": 3},
         "t5",
@@ -101,7 +101,7 @@ ROWS = {
         layers=LAYERS + 3,
         does={"use_bias": False},
     ),
-    "llama": Row(
+    "llama": FamilyModel(
         "LlamaForCausalLM",
         GROUPED,
         "llama",
@@ -109,17 +109,17 @@ ROWS = {
         H=10,
         does={"is_causal": True, "use_bias": False},
     ),
-    "mistral": Row(
+    "mistral": FamilyModel(
         "MistralModel", GROUPED | {"sliding_window": 5}, "llama", 3, H=10, does={"window": 5}
     ),
-    "qwen2": Row(
+    "qwen2": FamilyModel(
         "Qwen2ForCausalLM",
         PLAIN | {"num_key_value_heads": 1},
         "llama",
         1,
         does={"use_bias": True, "use_out_bias": False},
     ),
-    "qwen3": Row(
+    "qwen3": FamilyModel(
         "Qwen3ForCausalLM",
         GROUPED,
         "llama",

@@ -29,7 +29,7 @@ from transformers.models.electra.modeling_electra import ElectraAttention
 from transformers.models.roberta.modeling_roberta import RobertaAttention
 
 from helpers.dtype_rows import in_dtypes
-from helpers.families.family_cases import Block, added, roundtrip, scattered
+from helpers.families.family_cases import BlockPair, added, roundtrip, scattered
 from helpers.families.family_mistakes import assert_seen, but, otherwise, swapped
 from helpers.same_arrays import assert_same
 from jax_attn import parity, transfer
@@ -76,7 +76,7 @@ def block(name, dtype="float32"):
     config, kind = CASES[name]
     torch.manual_seed(0)
     reference = WithoutNorm(kind(config, is_causal=config.is_decoder, layer_idx=1))
-    return Block.of(reference, config, PLACE, theirs, dtype)
+    return BlockPair.of(reference, config, PLACE, theirs, dtype)
 
 
 @in_dtypes("name", CASES)

@@ -15,15 +15,8 @@ from transformers import (
 from transformers.models.bloom.modeling_bloom import BloomAttention, build_alibi_tensor
 
 from helpers.dtype_rows import in_dtypes
-from helpers.families.family_cases import Block, T, roundtrip, scattered
-from helpers.families.family_mistakes import (
-    assert_seen,
-    assert_visible,
-    but,
-    given_to,
-    otherwise,
-    swapped,
-)
+from helpers.families import family_mistakes as mistakes
+from helpers.families.family_cases import BlockPair, T, roundtrip, scattered
 from jax_attn.transfer.families import BiasTraits, family_of
 from jax_attn.transfer.table.layouts import QKV_BIASES, QKV_KERNELS
 from jax_attn.transfer.table.rows import row
@@ -53,7 +46,7 @@ def block(dtype="float32"):
         slopes = build_alibi_tensor(real, N, x.dtype)
         return module(x, torch.zeros_like(x), slopes, added)[0]
 
-    return Block.of(reference, config, PLACE, theirs, dtype)
+    return BlockPair.of(reference, config, PLACE, theirs, dtype)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -82,8 +75,8 @@ def test_a_file_goes_there_and_back(model, options, dtype, tmp_path):
 
 def test_the_model_masks_and_biases_its_blocks_so():
     config = BloomConfig(**SIZES)
-    seen = given_to(BloomForCausalLM(config), PLACE)
-    assert_visible(
+    seen = mistakes.given_to(BloomForCausalLM(config), PLACE)
+    mistakes.assert_visible(
         seen["attention_mask"], family_of(config.to_dict()).traits(config.to_dict(), PLACE)
     )
     # Of the row without padding; test_position_bias.py holds theirs against ours.
@@ -91,18 +84,20 @@ def test_the_model_masks_and_biases_its_blocks_so():
 
 
 MISTAKES = {
-    "key and value swapped": swapped("k_proj", "v_proj"),
-    "a square weight transposed": but(row("dense.weight", "out_proj.kernel", heads_in)),
-    "read one after another": but(
+    "key and value swapped": mistakes.swapped("k_proj", "v_proj"),
+    "a square weight transposed": mistakes.but(row("dense.weight", "out_proj.kernel", heads_in)),
+    "read one after another": mistakes.but(
         row("query_key_value.weight", QKV_KERNELS, packed, linear, heads),
         row("query_key_value.bias", QKV_BIASES, packed, heads),
     ),
-    "without ALiBi": otherwise(bias=None),
-    "slopes 1% off": otherwise(bias=BiasTraits("alibi", {"factor": 1.01})),
-    "slopes divided by the scale": otherwise(bias=BiasTraits("alibi", {"factor": H**-0.5})),
+    "without ALiBi": mistakes.otherwise(bias=None),
+    "slopes 1% off": mistakes.otherwise(bias=BiasTraits("alibi", {"factor": 1.01})),
+    "slopes divided by the scale": mistakes.otherwise(
+        bias=BiasTraits("alibi", {"factor": H**-0.5})
+    ),
 }
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_is_seen(mistake):
-    assert_seen(MISTAKES[mistake], block())
+    mistakes.assert_seen(MISTAKES[mistake], block())

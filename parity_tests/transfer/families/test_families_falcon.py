@@ -15,16 +15,9 @@ from transformers.models.falcon.modeling_falcon import (
 )
 
 from helpers.dtype_rows import in_dtypes
+from helpers.families import family_mistakes as mistakes
 from helpers.families.decoder_cases import Turned, drawn, named, turning
-from helpers.families.family_cases import Block, T, roundtrip, scattered
-from helpers.families.family_mistakes import (
-    assert_seen,
-    assert_visible,
-    but,
-    given_to,
-    otherwise,
-    swapped,
-)
+from helpers.families.family_cases import BlockPair, T, roundtrip, scattered
 from jax_attn.attention import alibi
 from jax_attn.parity.checking.prepared import Prepared
 from jax_attn.parity.judge.compare import Verdict
@@ -69,7 +62,7 @@ USUAL = ("one key/value head, biases", "grouped, biases", "alibi")
 
 
 @cache
-def block(name, dtype="float32") -> Block:
+def block(name, dtype="float32") -> BlockPair:
     config = FalconConfig(**SIZES, **CASES[name])
 
     def turned(module, x, mask, positions):
@@ -80,7 +73,7 @@ def block(name, dtype="float32") -> Block:
         real = (mask[:, 0, -1] > torch.finfo(x.dtype).min / 2).long()
         return module(x, build_alibi_tensor(real, N, x.dtype), mask)[0]
 
-    kind, theirs = (Block, biased) if config.alibi else (Turned, turned)
+    kind, theirs = (BlockPair, biased) if config.alibi else (Turned, turned)
     return kind.of(drawn(FalconAttention(config, layer_idx=1)), config, LAST, theirs, dtype)
 
 
@@ -92,9 +85,9 @@ def test_a_block_agrees_with_transformers(name, dtype):
 @pytest.mark.parametrize("options", [GROUPED, {"alibi": True}], ids=str)
 def test_the_model_masks_its_blocks_so(options):
     config, place = FalconConfig(**SIZES, **options), "h.1.self_attention"
-    seen = given_to(FalconModel(config), place)["attention_mask"]
+    seen = mistakes.given_to(FalconModel(config), place)["attention_mask"]
     for head in seen.unbind(1):  # with ALiBi in it, each has its own
-        assert_visible(head[:, None], FALCON.traits(config.to_dict(), place))
+        mistakes.assert_visible(head[:, None], FALCON.traits(config.to_dict(), place))
 
 
 @pytest.mark.parametrize("count", [N, 12])
@@ -113,7 +106,7 @@ def test_alibi_in_transformers_is_ours_rounded_twice_to_bfloat16(count):
 
 def test_a_whole_model_adds_alibi_once_and_scaled():
     config = FalconConfig(**{**SIZES, **ALIBI, "attn_implementation": "sdpa"})
-    seen = given_to(FalconModel(config), "h.1.self_attention")["attention_mask"][0, :, -1]
+    seen = mistakes.given_to(FalconModel(config), "h.1.self_attention")["attention_mask"][0, :, -1]
     want = build_alibi_tensor(torch.ones(1, T), N, torch.float64)[:, 0] / math.sqrt(H)
     # The root is rounded, its reciprocal, and the product with it.
     assert ((seen - want).abs() <= 3 * 2.0**-24 * want).all()
@@ -137,35 +130,35 @@ def last_state(model, tokens):
     return model(tokens).last_hidden_state
 
 
-BY_TURNS = but(
+BY_TURNS = mistakes.but(
     row("query_key_value.weight", QKV_KERNELS, grouped, inward),
     row("query_key_value.bias", QKV_BIASES, grouped),
 )
-ONE_AFTER_ANOTHER = but(
+ONE_AFTER_ANOTHER = mistakes.but(
     row("query_key_value.weight", QKV_KERNELS, packed, linear, heads),
     row("query_key_value.bias", QKV_BIASES, packed, heads),
 )
-UNTURNED = but(row("dense.weight", "out_proj.kernel", heads_in))
+UNTURNED = mistakes.but(row("dense.weight", "out_proj.kernel", heads_in))
 # what is wrong -> (the case, how its port is made)
 MISTAKES = {
     "grouped read one after another": ("grouped", ONE_AFTER_ANOTHER),
     "each its own read one after another": ("each its own", ONE_AFTER_ANOTHER),
-    "key and value swapped": ("grouped", swapped("k_proj", "v_proj")),
-    "the one key and value swapped": ("one key/value head", swapped("k_proj", "v_proj")),
-    "query and key swapped": ("each its own", swapped("q_proj", "k_proj")),
+    "key and value swapped": ("grouped", mistakes.swapped("k_proj", "v_proj")),
+    "the one key and value swapped": ("one key/value head", mistakes.swapped("k_proj", "v_proj")),
+    "query and key swapped": ("each its own", mistakes.swapped("q_proj", "k_proj")),
     "a square weight transposed": ("one key/value head", UNTURNED),
     "pairs side by side": ("grouped", turning(interleaved=True)),
     "another base": ("grouped", turning(base=1.01e4)),
-    "another scale": ("grouped", otherwise(scale=11**-0.5)),
-    "alibi left out": ("alibi", otherwise(bias=None)),
-    "alibi not scaled": ("alibi", otherwise(bias=BiasTraits("alibi", {"factor": 1.0}))),
+    "another scale": ("grouped", mistakes.otherwise(scale=11**-0.5)),
+    "alibi left out": ("alibi", mistakes.otherwise(bias=None)),
+    "alibi not scaled": ("alibi", mistakes.otherwise(bias=BiasTraits("alibi", {"factor": 1.0}))),
 }
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_is_seen(mistake):
     name, mistaken = MISTAKES[mistake]
-    assert_seen(mistaken, block(name))
+    mistakes.assert_seen(mistaken, block(name))
 
 
 def test_one_key_and_value_lie_behind_all_queries_either_way():

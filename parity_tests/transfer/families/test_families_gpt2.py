@@ -20,15 +20,8 @@ from transformers.models.gpt2.modeling_gpt2 import GPT2Attention
 from transformers.models.gpt_bigcode.modeling_gpt_bigcode import GPTBigCodeAttention
 
 from helpers.dtype_rows import in_dtypes
-from helpers.families.family_cases import Block, roundtrip, scattered
-from helpers.families.family_mistakes import (
-    assert_seen,
-    assert_visible,
-    but,
-    given_to,
-    otherwise,
-    swapped,
-)
+from helpers.families import family_mistakes as mistakes
+from helpers.families.family_cases import BlockPair, roundtrip, scattered
 from jax_attn.transfer import TransferError
 from jax_attn.transfer.families import family_of
 from jax_attn.transfer.table.layouts import QKV_BIASES, QKV_KERNELS
@@ -71,7 +64,7 @@ def block(name, dtype="float32"):
     def theirs(module, x, added):
         return module(x, attention_mask=added)[0]
 
-    return Block.of(reference, made, "transformer.h.1.attn", theirs, dtype)
+    return BlockPair.of(reference, made, "transformer.h.1.attn", theirs, dtype)
 
 
 @in_dtypes("name", APART, long=[name for name in CASES if name not in APART])
@@ -104,9 +97,9 @@ def test_a_file_goes_there_and_back(model, options, dtype, tmp_path):
 def test_a_query_sees_what_the_model_lets_it_see(name):
     (config, _, model), options = CASES[name]
     made = config(**SIZES, **options)
-    seen = given_to(model(made), "transformer.h.1.attn")
+    seen = mistakes.given_to(model(made), "transformer.h.1.attn")
     traits = family_of(made.to_dict()).traits(made.to_dict(), "transformer.h.1.attn")
-    assert_visible(seen["attention_mask"], traits)
+    mistakes.assert_visible(seen["attention_mask"], traits)
 
 
 def test_old_files_masks_are_passed_over():
@@ -135,26 +128,26 @@ def test_cross_attention_is_refused_by_name(config):
 
 # what is wrong -> (the case, how its port is made)
 MISTAKES = {
-    "query and key swapped": ("gpt2", swapped("q_proj", "k_proj")),
+    "query and key swapped": ("gpt2", mistakes.swapped("q_proj", "k_proj")),
     "a square weight transposed": (
         "gpt2",
-        but(row("c_proj.weight", "out_proj.kernel", linear, heads_in)),
+        mistakes.but(row("c_proj.weight", "out_proj.kernel", linear, heads_in)),
     ),
     "packed read head by head": (
         "gpt2",
-        but(
+        mistakes.but(
             row("c_attn.weight", QKV_KERNELS, linear, grouped, inward),
             row("c_attn.bias", QKV_BIASES, grouped),
         ),
     ),
-    "the scale 1% off": ("gpt2", otherwise(scale=1.01 * H**-0.5)),
-    "as steep as the first": ("gpt2, deeper layers flatter", otherwise(scale=H**-0.5)),
-    "with a scale": ("gpt2 without a scale", otherwise(scale=None)),
-    "key and value swapped": ("gpt_bigcode", swapped("k_proj", "v_proj")),
-    "without a scale": ("gpt_bigcode", otherwise(scale=1.0)),
+    "the scale 1% off": ("gpt2", mistakes.otherwise(scale=1.01 * H**-0.5)),
+    "as steep as the first": ("gpt2, deeper layers flatter", mistakes.otherwise(scale=H**-0.5)),
+    "with a scale": ("gpt2 without a scale", mistakes.otherwise(scale=None)),
+    "key and value swapped": ("gpt_bigcode", mistakes.swapped("k_proj", "v_proj")),
+    "without a scale": ("gpt_bigcode", mistakes.otherwise(scale=1.0)),
     "read one after another": (
         "gpt_bigcode head by head",
-        but(
+        mistakes.but(
             row("c_attn.weight", QKV_KERNELS, packed, linear, heads),
             row("c_attn.bias", QKV_BIASES, packed, heads),
         ),
@@ -165,4 +158,4 @@ MISTAKES = {
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_is_seen(mistake):
     name, mistaken = MISTAKES[mistake]
-    assert_seen(mistaken, block(name))
+    mistakes.assert_seen(mistaken, block(name))

@@ -9,16 +9,9 @@ from transformers import GPTNeoXConfig, GPTNeoXModel
 from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXAttention, GPTNeoXRotaryEmbedding
 
 from helpers.dtype_rows import in_dtypes
+from helpers.families import family_mistakes as mistakes
 from helpers.families.decoder_cases import Turned, drawn, turning
 from helpers.families.family_cases import roundtrip, scattered
-from helpers.families.family_mistakes import (
-    assert_seen,
-    assert_visible,
-    but,
-    given_to,
-    otherwise,
-    swapped,
-)
 from jax_attn import transfer
 from jax_attn.transfer import TransferError, heads, heads_in, linear, packed, row
 from jax_attn.transfer.families import RotaryTraits
@@ -67,30 +60,32 @@ def test_a_block_agrees_with_transformers(name, dtype):
 
 def test_the_model_masks_its_blocks_so():
     config, place = GPTNeoXConfig(**SIZES), "layers.1.attention"
-    seen = given_to(GPTNeoXModel(config), place)["attention_mask"]
-    assert_visible(seen, GPT_NEOX.traits(config.to_dict(), place))
+    seen = mistakes.given_to(GPTNeoXModel(config), place)["attention_mask"]
+    mistakes.assert_visible(seen, GPT_NEOX.traits(config.to_dict(), place))
 
 
 MISTAKES = {
-    "key and value swapped": swapped("k_proj", "v_proj"),
-    "query and key swapped": swapped("q_proj", "k_proj"),
-    "read one after another": but(
+    "key and value swapped": mistakes.swapped("k_proj", "v_proj"),
+    "query and key swapped": mistakes.swapped("q_proj", "k_proj"),
+    "read one after another": mistakes.but(
         row("query_key_value.weight", QKV_KERNELS, packed, linear, heads),
         row("query_key_value.bias", QKV_BIASES, packed, heads),
     ),
-    "biases read one after another": but(row("query_key_value.bias", QKV_BIASES, packed, heads)),
-    "a square weight transposed": but(row("dense.weight", "out_proj.kernel", heads_in)),
+    "biases read one after another": mistakes.but(
+        row("query_key_value.bias", QKV_BIASES, packed, heads)
+    ),
+    "a square weight transposed": mistakes.but(row("dense.weight", "out_proj.kernel", heads_in)),
     "all of a head turned": turning(dim=None),
     "a fifth turned": turning(dim=2),
     "pairs side by side": turning(interleaved=True),
     "another base": turning(base=1.01e4),
-    "another scale": otherwise(scale=11**-0.5),
+    "another scale": mistakes.otherwise(scale=11**-0.5),
 }
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_is_seen(mistake):
-    assert_seen(MISTAKES[mistake], block("two fifths turned"))
+    mistakes.assert_seen(MISTAKES[mistake], block("two fifths turned"))
 
 
 TIED = "tied to gpt_neox.embed_in.weight"

@@ -11,15 +11,9 @@ from transformers.models.qwen2 import modeling_qwen2
 from transformers.models.qwen3 import modeling_qwen3
 
 from helpers.dtype_rows import in_dtypes
+from helpers.families import family_mistakes as mistakes
 from helpers.families.decoder_cases import Turned, drawn, named, turning
 from helpers.families.family_cases import roundtrip, scattered
-from helpers.families.family_mistakes import (
-    assert_seen,
-    assert_visible,
-    given_to,
-    otherwise,
-    swapped,
-)
 from jax_attn.transfer import TransferError
 from jax_attn.transfer.families import NormTraits, RotaryTraits, family_of
 from jax_attn.transfer.families.llama import LLAMA
@@ -123,17 +117,17 @@ def test_a_block_agrees_with_transformers(name, dtype):
 def test_the_model_masks_its_blocks_so(name, layer):
     config, place = config_of(name), f"layers.{layer}.self_attn"
     model = getattr(transformers, f"{CASES[name][0]}Model")(config)
-    seen = given_to(model, place)["attention_mask"]
-    assert_visible(seen, traits_of(config, place))
+    seen = mistakes.given_to(model, place)["attention_mask"]
+    mistakes.assert_visible(seen, traits_of(config, place))
 
 
 # what is wrong -> (the case, how its port is made)
 MISTAKES = {
-    "key and value swapped": ("llama", swapped("k_proj", "v_proj")),
+    "key and value swapped": ("llama", mistakes.swapped("k_proj", "v_proj")),
     "pairs side by side": ("llama", turning(interleaved=True)),
     "half of a head turned": ("llama", turning(dim=4)),
     "another base": ("llama", turning(base=1.01e4)),
-    "a scale of its own": ("llama", otherwise(scale=(42 / 6) ** -0.5)),
+    "a scale of its own": ("llama", mistakes.otherwise(scale=(42 / 6) ** -0.5)),
     "the scaling forgotten": ("llama, llama3", turning(scaling=None)),
     "scores not sharpened": (
         "llama, yarn with biases",
@@ -143,17 +137,17 @@ MISTAKES = {
         "llama, dynamic",
         turning(scaling=("DynamicNTK", {"factor": 4.0, "original_length": 63})),
     ),
-    "a window one too wide": ("mistral with a window", otherwise(window=5)),
-    "a window forgotten": ("mistral with a window", otherwise(window=None)),
-    "norms swapped": ("qwen3", swapped("q_norm", "k_norm")),
-    "another epsilon": ("qwen3", otherwise(qk_norm=NormTraits("rms", 1e-5))),
+    "a window one too wide": ("mistral with a window", mistakes.otherwise(window=5)),
+    "a window forgotten": ("mistral with a window", mistakes.otherwise(window=None)),
+    "norms swapped": ("qwen3", mistakes.swapped("q_norm", "k_norm")),
+    "another epsilon": ("qwen3", mistakes.otherwise(qk_norm=NormTraits("rms", 1e-5))),
 }
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_is_seen(mistake):
     name, mistaken = MISTAKES[mistake]
-    assert_seen(mistaken, block(name))
+    mistakes.assert_seen(mistaken, block(name))
 
 
 # --- whole files ----------------------------------------------------------------------------------

@@ -26,15 +26,8 @@ from transformers.models.t5.modeling_t5 import T5Attention
 from transformers.models.umt5.modeling_umt5 import UMT5Attention
 
 from helpers.dtype_rows import in_dtypes
-from helpers.families.family_cases import B, Block, T, added, roundtrip, scattered
-from helpers.families.family_mistakes import (
-    assert_seen,
-    assert_visible,
-    but,
-    given_to,
-    otherwise,
-    swapped,
-)
+from helpers.families import family_mistakes as mistakes
+from helpers.families.family_cases import B, BlockPair, T, added, roundtrip, scattered
 from jax_attn import transfer
 from jax_attn.attention import Mask
 from jax_attn.parity.checkpoint import rebuild
@@ -62,7 +55,7 @@ CROSS = "decoder.block.1.layer.1.EncDecAttention"
 TIED = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight")
 
 
-class CrossBlock(Block):
+class CrossBlock(BlockPair):
     """Queries of one sequence, keys and values of another."""
 
     @property
@@ -105,7 +98,7 @@ def block(name, dtype="float32"):
     made = config(**SIZES, d_model=width, is_decoder=place.startswith("decoder"))
     torch.manual_seed(0)
     reference = attention(made, has_relative_attention_bias=place != CROSS, layer_idx=1)
-    kind = CrossBlock if place == CROSS else Block
+    kind = CrossBlock if place == CROSS else BlockPair
     return kind.of(reference, made, place, how, dtype)
 
 
@@ -174,9 +167,9 @@ def test_the_model_masks_and_biases_its_blocks_so(place):
     torch.manual_seed(0)
     model = T5ForConditionalGeneration(config)
     rows = {"decoder_input_ids": "tokens", "decoder_attention_mask": "real"}
-    seen = given_to(model, place, **rows)
+    seen = mistakes.given_to(model, place, **rows)
     traits = family_of(config.to_dict()).traits(config.to_dict(), place)
-    assert_visible(seen["mask"], traits)
+    mistakes.assert_visible(seen["mask"], traits)
     # A later block is lent what the first one's table gives.
     assert (seen["position_bias"] is not None) == (place == LATER) == (traits.bias is None)
     assert traits.lender == (DECODER if place == LATER else "")
@@ -190,7 +183,7 @@ def test_the_model_masks_and_biases_its_blocks_so(place):
 
 def relative(**fields):
     how = {"buckets": 8, "max_distance": 11, "bidirectional": True}
-    return otherwise(bias=BiasTraits("relative", how | fields))
+    return mistakes.otherwise(bias=BiasTraits("relative", how | fields))
 
 
 def unbiased(block):
@@ -201,9 +194,9 @@ def unbiased(block):
 
 
 MISTAKES = {
-    "query and key swapped": swapped("q_proj", "k_proj"),
-    "a square weight transposed": but(row("o.weight", "out_proj.kernel", heads_in)),
-    "with a scale": otherwise(scale=None),
+    "query and key swapped": mistakes.swapped("q_proj", "k_proj"),
+    "a square weight transposed": mistakes.but(row("o.weight", "out_proj.kernel", heads_in)),
+    "with a scale": mistakes.otherwise(scale=None),
     "buckets of a decoder": relative(bidirectional=False),
     "buckets up to another distance": relative(max_distance=20),
     "without its bias": unbiased,
@@ -212,4 +205,4 @@ MISTAKES = {
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_is_seen(mistake):
-    assert_seen(MISTAKES[mistake], block("square"))
+    mistakes.assert_seen(MISTAKES[mistake], block("square"))

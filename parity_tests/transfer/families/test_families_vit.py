@@ -15,7 +15,7 @@ from transformers import (
 from transformers.models.vit.modeling_vit import ViTAttention
 
 from helpers.dtype_rows import in_dtypes
-from helpers.families.family_cases import Block, roundtrip, scattered
+from helpers.families.family_cases import BlockPair, roundtrip, scattered
 from helpers.families.family_mistakes import assert_seen, otherwise, swapped
 from jax_attn import transfer
 from jax_attn.transfer import HeadSizes, Layout, TransferError
@@ -42,7 +42,7 @@ CASES = {
 def block(name, dtype="float32"):
     torch.manual_seed(0)
     reference = ViTAttention(CASES[name])
-    return Block.of(
+    return BlockPair.of(
         reference, CASES[name], PLACE, lambda module, x, mask: module(x, mask)[0], dtype
     )
 

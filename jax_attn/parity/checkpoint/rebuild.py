@@ -17,27 +17,27 @@ from torch_ref import rotary as torch_rotary
 
 def flax_module(traits: Traits, dtype: str) -> nnx.Module:
     """Our module, abstract: shapes and dtypes, no values. In eval mode."""
-    kdim, vdim = traits.widths
-    options = {
-        "head_dim": traits.sizes.head_dim,
-        "kdim": kdim,
-        "vdim": vdim,
-        "use_bias": traits.use_bias,
-        "use_out_bias": traits.use_out_bias,
-        "scale": traits.scale,
-        "softcap": traits.softcap,
-        "qk_norm": None if traits.qk_norm is None else _flax_norm(traits.qk_norm),
-        "rotary": None if traits.rotary is None else _rotary(rotary, traits.rotary),
-        "dtype": dtype,
-        "param_dtype": dtype,
-    }
-    N, K, _ = traits.sizes
+    (N, K, H), (kdim, vdim) = traits.sizes, traits.widths
 
-    def module() -> nnx.Module:
+    def module() -> nn.GroupedQueryAttention:
         rngs = nnx.Rngs(0)
-        bias = None if traits.bias is None else _flax_bias(traits.bias, N, dtype, rngs)
         return nn.GroupedQueryAttention(
-            traits.embed_dim, N, K, **options, position_bias=bias, rngs=rngs
+            traits.embed_dim,
+            N,
+            K,
+            head_dim=H,
+            kdim=kdim,
+            vdim=vdim,
+            use_bias=traits.use_bias,
+            use_out_bias=traits.use_out_bias,
+            scale=traits.scale,
+            softcap=traits.softcap,
+            qk_norm=None if traits.qk_norm is None else _flax_norm(traits.qk_norm),
+            rotary=None if traits.rotary is None else _rotary(rotary, traits.rotary),
+            position_bias=None if traits.bias is None else _flax_bias(traits.bias, N, dtype, rngs),
+            dtype=dtype,
+            param_dtype=dtype,
+            rngs=rngs,
         )
 
     abstract = nnx.eval_shape(module)

@@ -7,8 +7,8 @@ from functools import cache
 import jax
 import numpy as np
 import pytest
-import torch
 
+from helpers.bench.engine_process import compilations, restored_settings
 from jax_attn.bench.engine.judge import Judge
 from jax_attn.bench.engine.runner import Runner
 from jax_attn.bench.implementations import IMPLEMENTATIONS, Implementation
@@ -30,17 +30,9 @@ HAVE = ("sdpa", "torch eager", "jax.nn", "jax-attn")
 
 
 @pytest.fixture(autouse=True)
-def settings_put_back():
-    """An engine settles its whole process, which is a worker's; here others' tests follow."""
-    names = ("jax_default_matmul_precision", "jax_enable_compilation_cache")
-    found, threads = {name: jax.config.values[name] for name in names}, torch.get_num_threads()
-    precision = torch.get_float32_matmul_precision()
-    yield
-    for name, value in found.items():
-        jax.config.update(name, value)
-    torch.set_num_threads(threads)
-    torch.set_float32_matmul_precision(precision)
-    torch._inductor.config.force_disable_caches = False
+def settings():
+    with restored_settings():
+        yield
 
 
 # --- workloads ------------------------------------------------------------------------------------
@@ -81,11 +73,11 @@ def test_decode_has_what_its_targets_compare():
 def built(name: str, workload: Workload) -> Runner:
     runner = Runner(name, "cpu", 1)
     runner.load()
-    said = runner.build(workload, 0)
+    fields = runner.build(workload, 0)
     if name != "planted":
         room = 2 * 4 * workload.B * workload.room * workload.K * workload.H
-        assert said["kernel"], "what runs is named"
-        assert said["cache_bytes"] == room
+        assert fields["kernel"], "what runs is named"
+        assert fields["cache_bytes"] == room
     return runner
 
 
@@ -105,9 +97,9 @@ def verdict(name: str, workload: Workload):
 @pytest.mark.parametrize("workload", [STEP, PROMPT, CHUNK], ids=lambda w: w.name)
 @pytest.mark.parametrize("name", HAVE)
 def test_every_implementation_with_a_cache_agrees(name, workload):
-    found = verdict(name, workload)
-    assert (found.verdict, found.reasons, found.tensor) == (Verdict.PASS, (), "output")
-    assert found.error > 0  # within budget, as the verdict says, and not compared with itself
+    agreement = verdict(name, workload)
+    assert (agreement.verdict, agreement.reasons, agreement.tensor) == (Verdict.PASS, (), "output")
+    assert agreement.error > 0  # within budget, as the verdict says, and not compared with itself
 
 
 def test_what_has_no_cache_says_so():
@@ -132,9 +124,9 @@ WRONG = {
 def test_wrong_numbers_fail(monkeypatch, row):
     builder, workload = WRONG[row]
     planted(monkeypatch, builder, "torch")
-    found = verdict("planted", workload)
-    assert found.verdict is Verdict.FAIL
-    assert found.reasons[0].startswith("output: error over budget")
+    agreement = verdict("planted", workload)
+    assert agreement.verdict is Verdict.FAIL
+    assert agreement.reasons[0].startswith("output: error over budget")
 
 
 # --- each call ------------------------------------------------------------------------------------
@@ -175,21 +167,12 @@ def test_there_is_one_cache_and_it_stays_where_it_is(name):
 
 
 def test_no_step_compiles_anything_anew():
-    found = []
-
-    def listen(event, seconds, **_):
-        if event == "/jax/core/compile/backend_compile_duration":
-            found.append(event)
-
     runner = built("jax-attn", STEP)
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    try:
+    with compilations() as events:
         runner.compile(DECODE)
-        assert len(found) == 1
+        assert len(events) == 1
         runner.turn(DECODE)
-        assert len(found) == 1
-    finally:
-        jax.monitoring.unregister_event_duration_listener(listen)
+        assert len(events) == 1
 
 
 @pytest.mark.parametrize("name", ["sdpa", "jax-attn"])

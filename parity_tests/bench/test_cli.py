@@ -39,29 +39,29 @@ def test_a_real_run_judges_and_times_in_processes_of_their_own(monkeypatch, tmp_
     only = ("--implementation", "jax-attn", "--threads", "1", "--rounds", "5")
     outcome = run(*only, "--json", "--output", str(kept))
     assert outcome.exit_code == 0, outcome.stderr
-    found = Record.from_json(outcome.stdout)
-    assert Record.read(kept) == found
+    record = Record.from_json(outcome.stdout)
+    assert Record.read(kept) == record
     assert [p.name for p in kept.parent.iterdir()] == ["kept.json"]
-    assert [(r.mode, r.implementation) for r in found.rows] == [
+    assert [(r.mode, r.implementation) for r in record.rows] == [
         (mode, name) for mode in (*MODES, DECODE) for name in ("sdpa", "jax-attn")
     ]
-    for row in found.rows:
+    for row in record.rows:
         assert (row.status, row.verdict, len(row.seconds)) == (Status.MEASURED, "PASS", 5)
         assert all(s > 0 for s in row.seconds)
         assert row.ratio.low <= row.ratio.median <= row.ratio.high
         assert row.peak_bytes is not None
-    assert found.rows[1].kernel == "dense"
-    assert found.rows[1].compile_s > 0
-    step = found.rows[-1]
+    assert record.rows[1].kernel == "dense"
+    assert record.rows[1].compile_s > 0
+    step = record.rows[-1]
     assert (step.workload, step.kernel, step.cache_bytes) == (
         STEP,
         "attend",
         2 * 4 * 2 * 17 * 2 * 8,
     )
     assert json.loads(outcome.stdout)["rows"][-1]["tokens_per_s"] == 2 / step.median_s
-    assert found.settings["threads"] == 1
-    assert set(found.settings["matrix_product_flops_per_s"]) == {"torch", "jax"}
-    assert found.environment["packages"]["torch"]
+    assert record.settings["threads"] == 1
+    assert set(record.settings["matrix_product_flops_per_s"]) == {"torch", "jax"}
+    assert record.environment["packages"]["torch"]
 
 
 USAGE = {
@@ -88,7 +88,7 @@ USAGE = {
 
 
 CHOSEN = {
-    # asked for: the workloads' first names, and their modes
+    # options: the workloads' names, and their modes
     (): ({"bert/128", "long/1024"}, set(MODES)),
     ("--mode", "decode"): ({w.name for w in PRESETS["decode"]}, {"decode"}),
     ("--mode", "decode", "--mode", "forward"): (
@@ -104,28 +104,28 @@ CHOSEN = {
 
 @pytest.fixture
 def planned(monkeypatch):
-    """A function: what is asked for -> the plan of its run, which is not run."""
+    """A function: options → the plan of the run, which does not run."""
 
     def plan(*args):
-        found = []
+        plans = []
 
         def steps(self):
-            found.append(self.plan)
+            plans.append(self.plan)
             yield "not run"
 
         monkeypatch.setattr(Session, "run", steps)
         monkeypatch.setattr(Session, "record", lambda self, interrupted: small())
         monkeypatch.setattr("jax_attn.cli.bench.expect_gpu", lambda: None)
         run(*args)
-        return found[0]
+        return plans[0]
 
     return plan
 
 
-@pytest.mark.parametrize("asked", CHOSEN)
-def test_modes_choose_among_what_workloads_have(planned, asked):
-    names, modes = CHOSEN[asked]
-    plan = planned(*asked)
+@pytest.mark.parametrize("options", CHOSEN)
+def test_modes_choose_among_what_workloads_have(planned, options):
+    names, modes = CHOSEN[options]
+    plan = planned(*options)
     assert {w.name for w in plan.workloads} == names
     assert {mode for w in plan.workloads for mode in plan.modes_of(w)} == modes
 
@@ -151,11 +151,13 @@ def test_where_nothing_can_be_written_is_told_before_the_run_all_at_once(monkeyp
     assert f"--plot: expected a directory that can be written to, got {locked}" in outcome.stderr
 
 
-@pytest.mark.parametrize(("made", "told"), [([], "drawn: nothing"), (["a.svg"], "drawn: a.svg")])
-def test_what_is_drawn_is_told_and_that_nothing_is(made, told, monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr("jax_attn.bench.results.plot.draw", lambda record, folder: made)
+@pytest.mark.parametrize(("drawn", "line"), [([], "drawn: nothing"), (["a.svg"], "drawn: a.svg")])
+def test_each_plot_is_named_and_so_is_that_there_is_none(
+    drawn, line, monkeypatch, tmp_path, capsys
+):
+    monkeypatch.setattr("jax_attn.bench.results.plot.draw", lambda record, folder: drawn)
     show(small(), True, False, tmp_path, None)
-    assert capsys.readouterr().err.startswith(told)
+    assert capsys.readouterr().err.startswith(line)
 
 
 @pytest.mark.parametrize("row", USAGE)
@@ -277,22 +279,22 @@ def test_rounds_under_way_are_closed_before_the_record_is_taken(monkeypatch):
 
 
 def test_ctrl_c_while_the_tpu_compiler_works_keeps_the_record(ended, monkeypatch):
-    def said(workloads, modes):
+    def figures(workloads, modes):
         yield {"level": "compiled", "missing": "the first"}
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("jax_attn.bench.engine.tpu_compiler.compiled_for_tpu", said)
+    monkeypatch.setattr("jax_attn.bench.engine.tpu_compiler.compiled_for_tpu", figures)
     outcome = ended(replace(small(), compiled=()), "--tpu", "--json")
     assert outcome.exit_code == 130
-    found = Record.from_json(outcome.stdout)
-    assert (found.rows, len(found.compiled)) == (small().rows, 1)
+    record = Record.from_json(outcome.stdout)
+    assert (record.rows, len(record.compiled)) == (small().rows, 1)
 
 
 def test_the_tpu_compiler_is_asked_only_where_that_is_wanted(ended, monkeypatch):
-    def said(workloads, modes):
+    def figures(workloads, modes):
         return ({"level": "compiled", "missing": f"{workloads[0].name}, {', '.join(modes)}"},)
 
-    monkeypatch.setattr("jax_attn.bench.engine.tpu_compiler.compiled_for_tpu", said)
+    monkeypatch.setattr("jax_attn.bench.engine.tpu_compiler.compiled_for_tpu", figures)
     bare, all_modes = replace(small(), compiled=()), "bert/128, forward, forward+backward"
     assert all_modes in ended(bare, "--tpu").stdout
     assert "bert/128, forward\n" in ended(bare, "--tpu", "--mode", "forward").stdout

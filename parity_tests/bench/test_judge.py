@@ -7,8 +7,8 @@ from functools import cache
 import jax
 import numpy as np
 import pytest
-import torch
 
+from helpers.bench.engine_process import compilations, restored_settings
 from jax_attn.bench.arrays import seeded_arrays
 from jax_attn.bench.engine.judge import Judge, worst
 from jax_attn.bench.engine.runner import Runner
@@ -27,15 +27,9 @@ BACKWARD = MODES[1]
 
 
 @pytest.fixture(autouse=True)
-def settings_put_back():
-    """An engine settles its whole process, which is a worker's; here others' tests follow."""
-    names = ("jax_default_matmul_precision", "jax_enable_compilation_cache")
-    found, threads = {name: jax.config.values[name] for name in names}, torch.get_num_threads()
-    yield
-    for name, value in found.items():
-        jax.config.update(name, value)
-    torch.set_num_threads(threads)
-    torch._inductor.config.force_disable_caches = False
+def settings():
+    with restored_settings():
+        yield
 
 
 @cache
@@ -79,27 +73,27 @@ def available(*workloads: Workload) -> list:
 
 @pytest.mark.parametrize(("name", "workload"), available(MULTI_HEAD))
 def test_every_implementation_of_a_layer_agrees_forward_and_backward(name, workload):
-    found = judge_of(workload).judge(BACKWARD, tensors(name, workload, BACKWARD))
-    assert found.reasons == ()
-    assert found.verdict is Verdict.PASS
+    agreement = judge_of(workload).judge(BACKWARD, tensors(name, workload, BACKWARD))
+    assert agreement.reasons == ()
+    assert agreement.verdict is Verdict.PASS
     # Within budget, as the verdict says; and not the reference compared with itself.
-    assert found.error > 0
-    assert found.reference_error > 0
+    assert agreement.error > 0
+    assert agreement.reference_error > 0
 
 
 @pytest.mark.parametrize(("name", "workload"), available(CORE, GROUPED))
 def test_and_of_grouped_queries(name, workload):
     try:
-        given = tensors(name, workload, "forward")
+        outputs = tensors(name, workload, "forward")
     except UnsuitedError as error:
         assert "as many key/value heads" in str(error)  # noqa: PT017
         return
-    assert judge_of(workload).judge("forward", given).verdict is Verdict.PASS
+    assert judge_of(workload).judge("forward", outputs).verdict is Verdict.PASS
 
 
 def test_and_the_published_multi_query_code():
-    given = tensors("torch eager", MULTI_QUERY, BACKWARD)
-    assert judge_of(MULTI_QUERY).judge(BACKWARD, given).verdict is Verdict.PASS
+    outputs = tensors("torch eager", MULTI_QUERY, BACKWARD)
+    assert judge_of(MULTI_QUERY).judge(BACKWARD, outputs).verdict is Verdict.PASS
 
 
 def planted(monkeypatch, builder: str) -> None:
@@ -118,23 +112,23 @@ WRONG = {
 def test_wrong_numbers_fail_and_the_tensor_is_named(monkeypatch, row):
     builder, mode, label = WRONG[row]
     planted(monkeypatch, builder)
-    found = judge_of(CORE).judge(mode, tensors("planted", CORE, mode))
-    assert found.verdict is Verdict.FAIL
-    assert any(reason.startswith(f"{label}: error over budget") for reason in found.reasons)
+    agreement = judge_of(CORE).judge(mode, tensors("planted", CORE, mode))
+    assert agreement.verdict is Verdict.FAIL
+    assert any(reason.startswith(f"{label}: error over budget") for reason in agreement.reasons)
 
 
 def test_a_wrong_gradient_alone_leaves_the_output_right(monkeypatch):
     planted(monkeypatch, "key_gradient_lost")
-    given = tensors("planted", CORE, "forward")
-    assert judge_of(CORE).judge("forward", given).verdict is Verdict.PASS
+    outputs = tensors("planted", CORE, "forward")
+    assert judge_of(CORE).judge("forward", outputs).verdict is Verdict.PASS
 
 
 def test_one_wrong_row_among_those_judged_is_seen():
-    given = tensors("sdpa", CORE, "forward")
-    output = given["output"]["output"].copy()
+    outputs = tensors("sdpa", CORE, "forward")
+    output = outputs["output"]["output"].copy()
     output[-1, -1] *= 1.001
-    found = judge_of(CORE).judge("forward", {"output": {"output": output}})
-    assert found.verdict is Verdict.FAIL
+    agreement = judge_of(CORE).judge("forward", {"output": {"output": output}})
+    assert agreement.verdict is Verdict.FAIL
 
 
 def test_what_has_not_its_tensors_is_an_error():
@@ -143,7 +137,7 @@ def test_what_has_not_its_tensors_is_an_error():
 
 
 def report(name, error, own, scale=1.0):
-    given = {"kind": "gradient of parameter", "transform": BACKWARD, "shape": (1,)}
+    options = {"kind": "gradient of parameter", "transform": BACKWARD, "shape": (1,)}
     return TensorReport(
         name=name,
         verdict=Verdict.PASS,
@@ -151,7 +145,7 @@ def report(name, error, own, scale=1.0):
         error=error,
         reference_error=own,
         scale=scale,
-        **given,
+        **options,
     )
 
 
@@ -164,8 +158,8 @@ def test_the_error_told_is_of_the_largest_multiple_of_torchs_own():
 
 
 def test_and_the_tensor_is_named():
-    found = judge_of(CORE).judge("forward", tensors("torch eager", CORE, "forward"))
-    assert found.tensor == "output"
+    agreement = judge_of(CORE).judge("forward", tensors("torch eager", CORE, "forward"))
+    assert agreement.tensor == "output"
 
 
 PLANTED = {
@@ -191,30 +185,16 @@ def test_tensors_are_looked_at_whole(monkeypatch, row):
         tensors("planted", CORE, mode)
 
 
-@pytest.fixture
-def compilations():
-    """How many programs XLA has compiled so far, as a list that grows."""
-    found = []
-
-    def listen(event, seconds, **_):
-        if event == "/jax/core/compile/backend_compile_duration":
-            found.append(event)
-
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    yield found
-    jax.monitoring.unregister_event_duration_listener(listen)
-
-
 @pytest.mark.parametrize("mode", MODES)
-def test_the_first_call_after_compiling_compiles_nothing_anew(compilations, mode):
+def test_the_first_call_after_compiling_compiles_nothing_anew(mode):
     runner = Runner("jax-attn dense", "cpu", 1)
     runner.load()
     runner.build(MULTI_HEAD, 0)
-    before = len(compilations)
-    runner.compile(mode)
-    assert len(compilations) == before + 1
-    runner.first_call(mode)
-    assert len(compilations) == before + 1
+    with compilations() as events:
+        runner.compile(mode)
+        assert len(events) == 1
+        runner.first_call(mode)
+        assert len(events) == 1
 
 
 def test_what_is_compiled_comes_from_no_cache():
@@ -261,7 +241,7 @@ def test_nothing_of_the_last_workload_is_held_while_the_next_is_made(monkeypatch
     runner.build(CORE, 0)
     runner.tensors("forward")
     last = weakref.ref(runner.program)
-    made = seeded_arrays(GROUPED, 0)
+    arrays = seeded_arrays(GROUPED, 0)
     seeded = "jax_attn.bench.engine.runner.seeded_arrays"
-    monkeypatch.setattr(seeded, lambda *_: pytest.fail("held") if last() else made)
+    monkeypatch.setattr(seeded, lambda *_: pytest.fail("held") if last() else arrays)
     runner.build(GROUPED, 0)

@@ -129,9 +129,9 @@ def step(w: Workload, implementation: str, seed: int = 0) -> Measurement:
     )
 
 
-def steps(given=STEPS, **changed) -> Record:
+def steps(workloads=STEPS, **changed) -> Record:
     """A record of workloads with a cache; changed: fields of the record."""
-    rows = tuple(step(w, name) for w in given for name in CACHED)
+    rows = tuple(step(w, name) for w in workloads for name in CACHED)
     return replace(Record(ENVIRONMENT, SETTINGS, {"float32": ROOFLINE}, rows), **changed)
 
 
@@ -168,13 +168,13 @@ COMPILED = {
 def record(workloads=WORKLOADS, slower=None, seed: int = 0, **changed) -> Record:
     """slower: implementation → what its times are multiplied by; changed: fields of the record."""
     rows = [
-        made
+        measured
         for w in workloads
         for mode in MODES
-        for made in (
+        for measured in (
             *(row(w, mode, i, seed, (slower or {}).get(i, 1.0)) for i in IMPLEMENTATIONS),
             *((row(w, mode, i, seed) for i in LAYERS_ALONE) if w.layer else unmeasured(w, mode)),
         )
     ]
-    made = Record(ENVIRONMENT, SETTINGS, {"float32": ROOFLINE}, tuple(rows), compiled=(COMPILED,))
-    return replace(made, **changed)
+    whole = Record(ENVIRONMENT, SETTINGS, {"float32": ROOFLINE}, tuple(rows), compiled=(COMPILED,))
+    return replace(whole, **changed)

@@ -19,7 +19,7 @@ from jax_attn.parity.run.reference import Reference
 
 @dataclass(frozen=True)
 class Prepared:
-    """A reference on its inputs, and what a port's run is compared with; each part is made once.
+    """A reference on its inputs, and what a port is compared with; each part is computed once.
 
     oracle: cotangents -> `Run` in float64; None: the reference itself in float64.
     precision: the budget's, where it is not `dtype`'s own (a matrix unit that rounds).

@@ -110,8 +110,8 @@ def test_a_test_that_never_calls_it_ends_in_an_error(run, pytester):
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.stdout.fnmatch_lines(["*INCONCLUSIVE: the fixture `parity` was never called*"])
     assert verdicts(pytester.path / "report") == {"test_it.py::test_port": "INCONCLUSIVE"}
-    told = junit_properties(pytester.path / "junit.xml")["test_port"]
-    assert ("parity_verdict", "INCONCLUSIVE") in told
+    properties = junit_properties(pytester.path / "junit.xml")["test_port"]
+    assert ("parity_verdict", "INCONCLUSIVE") in properties
 
 
 @pytest.mark.parametrize("body", ["raise KeyError('x')", "pytest.skip('x')", "pytest.xfail('x')"])
@@ -217,17 +217,17 @@ WRONG = {
 
 def test_all_wrong_marks_of_a_file_are_told_at_once(run):
     tests = (
-        f"@pytest.mark.parity({given})\ndef test_{i}(parity): pass" for i, given in enumerate(WRONG)
+        f"@pytest.mark.parity({words})\ndef test_{i}(parity): pass" for i, words in enumerate(WRONG)
     )
     unused = "@pytest.mark.parity(seed=1)\ndef test_unused(): pass"
     result = run("\n".join([*tests, unused]))
     result.assert_outcomes(errors=1)
     assert result.ret == pytest.ExitCode.INTERRUPTED
-    said = (w.replace("[", "?").replace("]", "?") for w in WRONG.values())
+    problems = (w.replace("[", "?").replace("]", "?") for w in WRONG.values())
     result.stdout.fnmatch_lines(
         [
             "@pytest.mark.parity is used wrongly:",
-            *(f"test_it.py::test_{i}: {words}" for i, words in enumerate(said)),
+            *(f"test_it.py::test_{i}: {problem}" for i, problem in enumerate(problems)),
             "test_it.py::test_unused: expected a test that takes the fixture `parity`*",
         ],
         consecutive=True,
@@ -311,8 +311,10 @@ def test_no_check_is_a_report_of_none(run, pytester):
 def test_a_report_cannot_be_a_file(run, pytester):
     result = run(THREE, "--parity-report", "test_it.py")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    said = "ERROR: --parity-report: expected a directory to write to, got test_it.py: File exists"
-    result.stderr.fnmatch_lines([said])
+    message = (
+        "ERROR: --parity-report: expected a directory to write to, got test_it.py: File exists"
+    )
+    result.stderr.fnmatch_lines([message])
 
 
 def test_a_directory_in_the_place_of_a_file_of_the_report_is_told_first(run, pytester):
@@ -340,8 +342,8 @@ def junit_properties(path) -> dict[str, list[tuple[str, str]]]:
 
 def test_junit_has_the_verdict_of_every_check(run, pytester):
     run(THREE, "--junitxml=junit.xml")
-    found = junit_properties(pytester.path / "junit.xml")
-    assert found["test_port[bfloat16]"] == [
+    properties = junit_properties(pytester.path / "junit.xml")
+    assert properties["test_port[bfloat16]"] == [
         ("parity_verdict", "PASS"),
         ("parity_worst_tensor", "jit y"),
         ("parity_error_over_budget", "0.25"),
@@ -349,6 +351,6 @@ def test_junit_has_the_verdict_of_every_check(run, pytester):
         ("parity_dtype", "bfloat16"),
         ("parity_level", "measured"),
     ]
-    twice = dict(found["test_doubtful"][6:])
-    assert len(found["test_doubtful"]) == 12
+    twice = dict(properties["test_doubtful"][6:])
+    assert len(properties["test_doubtful"]) == 12
     assert (twice["parity_verdict_2"], twice["parity_level_2"]) == ("INCONCLUSIVE", "not run")

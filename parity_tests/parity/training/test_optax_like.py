@@ -43,12 +43,12 @@ def test_what_has_no_equal_is_refused_by_name(row):
 
 def test_all_reasons_come_at_once():
     optimizer = Adam(layer().parameters(), torch.tensor(0.1), amsgrad=True, capturable=True)
-    found = problems_of(
+    problems = problems_of(
         lambda: parity.optax_like(
             optimizer, clip_norm=1.0, clip_value=-1.0, accumulate=0, accumulated="max", steps=3
         )
     )
-    assert found.keys() == {
+    assert problems.keys() == {
         "param_groups[0].amsgrad",
         "param_groups[0].capturable",
         "param_groups[0].lr",
@@ -77,10 +77,10 @@ def begun_chain(optimizer):
 
 
 def begun(optimizer):
-    made = lr_scheduler.StepLR(optimizer, 2)
+    scheduler = lr_scheduler.StepLR(optimizer, 2)
     optimizer.step()
-    made.step()
-    return made
+    scheduler.step()
+    return scheduler
 
 
 @pytest.mark.parametrize("make", [plateau, one_cycle, ended, begun, begun_chain])
@@ -136,8 +136,8 @@ def test_each_path_gets_the_options_of_its_group_under_an_nnx_optimizer():
 
 
 def test_several_groups_need_the_table():
-    made = layer()
-    optimizer = AdamW([{"params": [made.weight]}, {"params": [made.bias], "weight_decay": 0.0}])
+    module = layer()
+    optimizer = AdamW([{"params": [module.weight]}, {"params": [module.bias], "weight_decay": 0.0}])
     assert "port, layout" in problems_of(lambda: parity.optax_like(optimizer))
 
 
@@ -150,8 +150,10 @@ def test_one_array_of_two_groups_is_refused():
     q, k = torch.nn.Parameter(torch.ones(3, 5)), torch.nn.Parameter(torch.ones(3, 5))
     optimizer = SGD([{"params": [q]}, {"params": [k], "weight_decay": 0.1}], 0.1)
     names = [["q.weight"], ["k.weight"]]
-    found = problems_of(lambda: parity.optax_like(optimizer, port=port, layout=table, names=names))
-    assert "kernel" in found
+    problems = problems_of(
+        lambda: parity.optax_like(optimizer, port=port, layout=table, names=names)
+    )
+    assert "kernel" in problems
 
 
 def test_numpys_numbers_are_numbers():

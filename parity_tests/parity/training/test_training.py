@@ -38,24 +38,24 @@ def attention() -> dict:
     port = GroupedQueryAttention(D, N, K, head_dim=H, rngs=nnx.Rngs(0))
     transfer.load(port, reference.state_dict(), transfer.LAYOUTS["gqa"])
     rng = np.random.default_rng(0)
-    given = [
+    data = [
         {name: rng.standard_normal((B, T, D)).astype(np.float32) for name in ("query", "target")}
         for _ in range(2)
     ]
     options = {"layout": transfer.LAYOUTS["gqa"], "optimizer": adamw, "loss": "mse", "steps": 5}
-    return {"reference": reference, "port": port, "batches": given} | options
+    return {"reference": reference, "port": port, "batches": data} | options
 
 
 @pytest.fixture(scope="module")
 def attended() -> tuple[dict, parity.Result, list[bytes]]:
-    given = attention()
-    before = bits(given)
-    return given, parity.check_training(**given), before
+    arguments = attention()
+    before = bits(arguments)
+    return arguments, parity.check_training(**arguments), before
 
 
-def bits(given: dict) -> list[bytes]:
-    ours = transfer.flatten(given["port"]).values()
-    theirs = given["reference"].state_dict().values()
+def bits(arguments: dict) -> list[bytes]:
+    ours = transfer.flatten(arguments["port"]).values()
+    theirs = arguments["reference"].state_dict().values()
     return [np.asarray(a).tobytes() for a in (*ours, *theirs)]
 
 
@@ -66,13 +66,13 @@ def test_attention_trains_alike_though_adam_makes_steps_of_a_key_biass_rounding(
 
 
 def test_the_modules_stay_as_they_were(attended):
-    given, _, before = attended
-    assert bits(given) == before
+    arguments, _, before = attended
+    assert bits(arguments) == before
 
 
 def test_gradients_updates_state_losses_and_parameters_are_each_judge_case(attended):
     _, result, _ = attended
-    found = {(t.transform, t.label) for t in result.tensors}
+    labels = {(t.transform, t.label) for t in result.tensors}
     assert {
         ("first batch", "grad q_proj.kernel"),
         ("update 1", "update of q_proj.kernel"),
@@ -83,14 +83,14 @@ def test_gradients_updates_state_losses_and_parameters_are_each_judge_case(atten
         ("losses 4-5", "loss"),
         ("step 2", "moved q_proj.kernel"),
         ("step 5", "moved q_proj.kernel"),
-    } <= found
+    } <= labels
 
 
 def test_other_weights_fail_by_name(attended):
-    given, _, _ = attended
-    other = nnx.clone(given["port"])
+    arguments, _, _ = attended
+    other = nnx.clone(arguments["port"])
     other.v_proj.bias[...] = other.v_proj.bias[...] + 1e-6
-    result = parity.check_training(**(given | {"port": other, "optimizer": sgd, "steps": 1}))
+    result = parity.check_training(**(arguments | {"port": other, "optimizer": sgd, "steps": 1}))
     assert result.verdict is Verdict.FAIL
     assert any("v_proj" in failure for failure in result.failures)
 
@@ -122,7 +122,7 @@ def test_a_two_layer_encoder_trains_alike_under_dropout_handed_in(pytestconfig):
     vocab, width, inner = 11, 10, 17
     reference = TorchEncoder(vocab, width, 2, inner, seed=3)
     rng = np.random.default_rng(5)
-    given = [
+    data = [
         {
             "tokens": rng.integers(0, vocab, (B, T)),
             "target": rng.integers(0, vocab, (B, T)),
@@ -133,7 +133,7 @@ def test_a_two_layer_encoder_trains_alike_under_dropout_handed_in(pytestconfig):
     result = parity.check_training(
         reference,
         ported(reference),
-        given,
+        data,
         layout=ENCODER,
         optimizer=adamw,
         clip_norm=1.0,
@@ -163,9 +163,9 @@ def dropping(times: int):
 @pytest.mark.parametrize(("times", "expected"), [(1, Verdict.PASS), (2, Verdict.FAIL)])
 def test_dropout_handed_in_is_divided_by_its_rate_once(times, expected):
     rng = np.random.default_rng(6)
-    given = [batch | {"keep": rng.random((7, 3)) < 0.75} for batch in batches()]
+    masked = [batch | {"keep": rng.random((7, 3)) < 0.75} for batch in batches()]
     calls = {"reference_call": dropping(1), "port_call": dropping(times)}
-    result = linear_check(batches=given, **calls)
+    result = linear_check(batches=masked, **calls)
     assert result.verdict is expected, str(result)
 
 
@@ -204,10 +204,10 @@ REFUSED = {
 
 def linear_check(**changed):
     reference, port = layers("float32")
-    given = {"reference": reference, "port": port, "batches": batches(), "optimizer": sgd}
-    given |= {"layout": transfer.LINEAR, "loss": "mse", "steps": 1}
+    arguments = {"reference": reference, "port": port, "batches": batches(), "optimizer": sgd}
+    arguments |= {"layout": transfer.LINEAR, "loss": "mse", "steps": 1}
     return parity.check_training(
-        **(given | {"port_call": lambda module, input: module(input)} | changed)
+        **(arguments | {"port_call": lambda module, input: module(input)} | changed)
     )
 
 

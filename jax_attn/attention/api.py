@@ -1,4 +1,4 @@
-"""Attention as a function: what it computes, for whom, and by which kernel.
+"""Attention as functions of arrays.
 
 Axes: B batch, T query length, S key/value length, N query heads, K key/value heads,
 G = N // K, H head_dim, Hv that of the values. Query head n reads key/value head n // G.
@@ -134,8 +134,8 @@ def explain(
     """Which kernel dot_product_attention would run for these arguments, and why not the others.
 
     Runs nothing: arrays may be ``jax.ShapeDtypeStruct``. Raises where dot_product_attention
-    would raise for its arguments; a kernel that is insisted on and cannot serve them is told by
-    the explanation.
+    would raise for its arguments; where a kernel is insisted on and cannot serve them, the
+    explanation says so instead.
     """
     call = checked_call(
         "explain",

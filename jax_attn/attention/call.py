@@ -1,4 +1,4 @@
-"""One call of attention, checked: what every kernel is given."""
+"""A checked call of attention: the argument of every kernel."""
 
 import dataclasses
 import functools
@@ -92,8 +92,8 @@ def checked_call(
 ) -> Call:
     """The call, for the function named `where`.
 
-    needs_value: whether None as a value is a problem. other_problems: what the caller has to say
-    against its other arguments. Raises ArgumentError with everything that is wrong.
+    needs_value: whether a value of None is a problem. other_problems: what is wrong with the
+    function's other arguments. Raises ArgumentError with everything that is wrong.
     """
     problems = _array_problems(query, key, value)
     problems += checks.number_problems(scale, softcap)

@@ -10,7 +10,7 @@ from jax_attn.attention import checks
 from jax_attn.attention.call import Call
 from jax_attn.attention.kernels import blocked, by_platform, cudnn, dense, splash, vendor
 
-# As jax.export spells them. Anything else has the kernels that need no platform of their own.
+# As jax.export spells them. Any other platform has the kernels that are made for none.
 PLATFORMS = ("cpu", "cuda", "tpu")
 
 
@@ -83,12 +83,12 @@ KERNELS: Mapping[str, Kernel] = {kernel.name: kernel for kernel in _IN_ORDER}
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Explanation:
-    """What would run, and why not the others.
+    """Which kernel would run, and why not the others.
 
-    platform: where, this process's own first. chosen: the kernel's name, or None when the one
-    insisted on cannot serve the call. why: what speaks for it. refusals: every reason of each
-    kernel that is not chosen. elsewhere: likewise for the other platforms, which a program
-    traced here may be compiled for.
+    platform: the platform that this holds for; of the outermost explanation, this process's own.
+    chosen: the kernel's name, or None when the one insisted on cannot serve the call. why: what
+    speaks for it. refusals: every reason against each kernel that is not chosen. elsewhere: the
+    same for the other platforms, for which a program traced here may be compiled.
     """
 
     platform: str
@@ -130,7 +130,7 @@ def home(call: Call) -> str:
 
 
 def explain(call: Call, implementation: Implementation) -> Explanation:
-    """The one kernel insisted on if it can serve the call, else the first that is best for it."""
+    """Chooses the kernel insisted on, or else the first that can and has no drawback."""
     kernels, insisted = _candidates(implementation)
     refused = {name: kernel.refusals(call) for name, kernel in kernels.items()}
 
@@ -172,7 +172,7 @@ def run(call: Call, implementation: Implementation) -> jax.Array:
 
 
 def _candidates(implementation: Implementation) -> tuple[Mapping[str, Kernel], str | None]:
-    """Every kernel that an explanation tells of, and the name of the one insisted on."""
+    """All kernels by name, and the name of the one insisted on."""
     if isinstance(implementation, Kernel):
         return {**KERNELS, implementation.name: implementation}, implementation.name
     return KERNELS, implementation
@@ -185,7 +185,7 @@ def _misplaced(kernel: Kernel, platform: str) -> list[str]:
 
 
 def _may_run_elsewhere() -> bool:
-    """Whether what is computed now is traced, to be compiled for who knows which platform.
+    """Whether JAX is tracing, so that the program may be compiled for any platform.
 
     Within a shard_map it is for the devices of its mesh, and the kernels' results would have to
     agree on the axes along which they differ.

@@ -1,4 +1,4 @@
-"""Who may attend to whom, said without writing it out."""
+"""Which keys each query may attend to, stated without writing the pairs out."""
 
 import dataclasses
 import operator
@@ -24,7 +24,7 @@ FAR = 2**30
 class Mask:
     """The pairs (query i, key j) that may attend: all conditions that are set hold.
 
-    - a band, lo ≤ j − i ≤ hi; each end an int (static) or an integer array () or (B,) (traced);
+    - a band, lo ≤ j − i ≤ hi; each end is an int (static) or an integer array () or (B,) (traced);
     - j < kv_lengths, an integer array () or (B,);
     - q_segments[b, i] == kv_segments[b, j], integer arrays (B, T) and (B, S);
     - allowed, a boolean array (T, S) or (B, N, T, S), any axis possibly 1.
@@ -104,7 +104,7 @@ class Mask:
         attn_mask: (T, S) or (B·num_heads, T, S). key_padding_mask: (B, S).
 
         Float masks are no masks: torch adds them to the scores, so they are a TypeError that
-        names the ``bias=`` to pass instead, beside what this makes of the other one.
+        names the ``bias=`` to pass instead, beside the Mask of the other argument.
         """
         attn_mask, key_padding_mask = _from_torch(attn_mask), _from_torch(key_padding_mask)
         problems = []
@@ -145,9 +145,9 @@ class Mask:
     def from_zero_one(mask: Any) -> "Mask":
         """A mask of 0 (hidden) and 1 (visible) in integers, floats or booleans.
 
-        (T, S), (B, T, S) or (B, N, T, S): the published designs that take such masks give rank 3
-        as one per batch row, so here it has one reading. A value other than 0 and 1 is an error,
-        unless the mask is traced and its values are not yet known; then nonzero is visible.
+        (T, S), (B, T, S) or (B, N, T, S). Rank 3 is one mask for each batch row, as in the
+        published designs that take such masks. A value other than 0 and 1 is an error, unless the mask is
+        traced, so that its values are not known; then nonzero is visible.
         """
         mask = _from_torch(mask)
         problems = []

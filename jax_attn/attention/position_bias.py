@@ -1,4 +1,4 @@
-"""What is added to the scores by where query and key are, for models that turn nothing.
+"""Biases that follow from the positions of query and key, for models without rotary positions.
 
 ALiBi: a score falls with the distance, in each head by a slope of its own (Press et al., "Train
 Short, Test Long", 2022). T5: distances fall into buckets, each with a learnt number a head
@@ -20,7 +20,7 @@ from jax_attn.attention import checks
 class Alibi:
     """ALiBi of num_heads heads, its slopes multiplied by factor: called as (T, S) -> (N, 1, S).
 
-    Raises ArgumentError for what is no count, and no number above 0.
+    Raises ArgumentError unless num_heads is an int ≥ 1 and factor a finite number > 0.
     """
 
     num_heads: int
@@ -41,9 +41,9 @@ def alibi(num_heads: int, length: int, *, factor: float = 1.0) -> Float[Array, "
     """factor · slope · (j − (S − 1)) for head n and key j of S = length; (N, 1, S), as bias=.
 
     A query at i wants j − i in place of j − (S − 1); the two differ by one number for all its
-    keys, which no softmax sees: nothing T×S is written out, and where a row's padding lies is of
-    no matter. In float32, or float64 where x64 is on, rounded once. For causal attention: the
-    score of a key after the query would rise.
+    keys, which cancels in the softmax. So nothing T×S is written out, and it does not matter on
+    which side a row is padded. In float32, or float64 where x64 is on, rounded once. For causal
+    attention only: the score of a key after the query would rise.
     """
     distance_S = np.arange(length) - (length - 1)
     return jnp.asarray(factor * alibi_slopes(num_heads)[:, None, None] * distance_S)

@@ -39,8 +39,9 @@ class BertLayer(nnx.Module):
 class BertEncoder(nnx.Module):
     """Tokens → their hidden states.
 
-    Its paths are those of `jax_attn.transfer.families.BERT`, which carries weights there and back.
-    In float32, without dropout: for inference, and for what is learnt upon it.
+    Its parameters' paths are those of `jax_attn.transfer.families.BERT`, which carries weights both
+    ways.
+    It computes in float32 without dropout: for inference, and for training on top of it.
 
     Args:
       vocab_size, max_length, num_types: rows of the tables of tokens, positions and token types.
@@ -84,8 +85,8 @@ class BertEncoder(nnx.Module):
     ) -> Float[Array, "B T D"]:
         """(B, T) integers and (B,) lengths → (B, T, D).
 
-        Of row b the first lengths[b] tokens are its own, at least one; what the others become has
-        no meaning. types: (B, T) token types; all 0 unless given. Raises ValueError where T is
+        Row b has lengths[b] tokens of its own, at least one; the outputs for the others mean
+        nothing. types: (B, T) token types; all 0 unless given. Raises ValueError where T is
         more than max_length.
         """
         if tokens.shape[1] > self.max_length:

@@ -1,4 +1,4 @@
-"""The sequences that an attention module is called on: filled in where not given, and checked."""
+"""The sequences that an attention module is called on, completed and checked."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from jax_attn.attention import checks
 
 
 def sequences(module: Any, **inputs: Any) -> list[jax.Array]:
-    """query, key and maybe value, checked; one that is None is the one before it.
+    """query, key and, where named, value, checked; a missing one takes the array before it.
 
     module: its embed_dim, kdim and vdim count. Raises ArgumentError with every problem.
     """

@@ -1,4 +1,4 @@
-"""What is wrong with a module's arguments: every reason, to be raised at once."""
+"""Checks of a module's arguments; each lists every problem, to be raised at once."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,7 +12,7 @@ from jax_attn.attention.rotary import DynamicNTK, Rotary
 def size_problems(
     embed_dim: Any, num_heads: Any, num_kv_heads: Any, head_dim: Any, kdim: Any, vdim: Any
 ) -> list[str]:
-    """Of a constructor's sizes."""
+    """What is wrong with a constructor's sizes."""
     counts = {"embed_dim": embed_dim, "num_heads": num_heads, "num_kv_heads": num_kv_heads}
     optional = {"head_dim": head_dim, "kdim": kdim, "vdim": vdim}
     counts |= {name: size for name, size in optional.items() if size is not None}
@@ -43,7 +43,7 @@ def option_problems(
     rngs: Any,
     **rates: Any,
 ) -> list[str]:
-    """Of a constructor's options; rates: dropout's, by name."""
+    """What is wrong with a constructor's other options. rates: the dropouts', by name."""
     problems = [
         f"{name}: expected a number in [0, 1], got {rate!r}"
         for name, rate in rates.items()
@@ -69,7 +69,7 @@ def option_problems(
 def cache_problems(
     module: Any, cache: object, others: Mapping[str, object], deterministic: bool | None
 ) -> list[str]:
-    """Of a call with a cache. others: what may not be given beside it, by name."""
+    """What is wrong with a call with a cache. others: arguments that must be None beside it."""
     problems = [
         f"{name}: expected None beside a cache" for name, x in others.items() if x is not None
     ]

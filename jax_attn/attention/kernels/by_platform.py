@@ -1,4 +1,4 @@
-"""One call, a kernel for each platform: which one runs is settled when the program is compiled.
+"""One call with a kernel for each platform; compiling the program settles which one runs.
 
 A traced function may be compiled for a device other than this host's (`jax.export`, a topology
 that is not there). Where the kernels to choose differ, every platform's is traced; the compiler

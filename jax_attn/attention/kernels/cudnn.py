@@ -1,7 +1,7 @@
 """cuDNN's fused attention, for NVIDIA GPUs, by way of jax.nn: which calls it serves, and how.
 
-What it gives for a query that may attend to nothing is not ours to say, so such a query never
-reaches it: it is let see something, and its output is replaced by 0, which sends no gradient.
+What cuDNN gives for a query that may attend to nothing is not specified. So such a query may
+attend to something here, and its output is replaced by 0, which sends no gradient.
 """
 
 import functools
@@ -91,7 +91,7 @@ def refusals(call: Call) -> list[str]:
 
 @functools.cache
 def _objection(H: int) -> str | None:
-    """What jax says against attention by cuDNN with this head_dim, in this process."""
+    """The error by which jax refuses cuDNN's attention with this head_dim here, or None."""
     x = jax.ShapeDtypeStruct((1, 1, 1, H), jnp.float16)
     try:
         jax.eval_shape(

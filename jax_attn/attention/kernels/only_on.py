@@ -1,7 +1,7 @@
 """A function that is lowered for one platform alone.
 
 A program for several platforms at once (`jax.export`) lowers every branch of
-`lax.platform_dependent` for all of them, and what exists on one alone cannot be.
+`lax.platform_dependent` for all of them, which fails for a kernel that exists on one platform.
 """
 
 import functools

@@ -1,4 +1,4 @@
-"""Within a shard_map: what differs from device to device."""
+"""Marks arrays as differing from device to device within a shard_map."""
 
 import functools
 from typing import TypeVar
@@ -12,9 +12,9 @@ Tree = TypeVar("Tree")
 def varying(tree: Tree, like: object) -> Tree:
     """The tree's floats, differing along every axis along which any array in `like` does.
 
-    What goes round a loop must say so from the start; and of what is the same on every device,
-    the gradients of all of them are then added up. Adding a zero made of `like` says it in every
-    version of JAX. Outside a shard_map the tree as it is.
+    A loop's carry must be marked from the start; and the gradients of an array that is the same on
+    every device are then summed over the devices. Adding a zero made of `like` marks it in every
+    version of JAX. Outside a shard_map the tree is returned as it is.
     """
     if not jax.sharding.get_abstract_mesh().manual_axes:
         return tree

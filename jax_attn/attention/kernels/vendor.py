@@ -1,4 +1,4 @@
-"""What no vendor's kernel can serve, whoever the vendor is."""
+"""Reasons for which the kernel of any vendor refuses a call."""
 
 from collections.abc import Sequence
 
@@ -26,7 +26,7 @@ def refusals(call: Call, dtypes: Sequence[str], precision: str) -> list[str]:
 
 
 def unknown_sizes(call: Call) -> list[str]:
-    """Which axes have symbols for sizes, of which nothing else can be asked."""
+    """The axes whose sizes are symbols; no other condition can be checked on such a call."""
     shapes = zip(
         ("B", "T", "N", "H", "S", "K", "Hv"),
         (*call.query.shape, *call.value.shape[1:]),

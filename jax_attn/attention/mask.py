@@ -146,8 +146,8 @@ class Mask:
         """A mask of 0 (hidden) and 1 (visible) in integers, floats or booleans.
 
         (T, S), (B, T, S) or (B, N, T, S). Rank 3 is one mask for each batch row, as in the
-        published designs that take such masks. A value other than 0 and 1 is an error, unless the mask is
-        traced, so that its values are not known; then nonzero is visible.
+        published designs that take such masks. A value other than 0 and 1 is an error, unless the
+        mask is traced, so that its values are not known; then nonzero is visible.
         """
         mask = _from_torch(mask)
         problems = []

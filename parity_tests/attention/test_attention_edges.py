@@ -38,13 +38,13 @@ pytestmark = [by_each_kernel, pytest.mark.filterwarnings("error")]
     ("name", "dtype"), [("empty rows", "float16"), ("bias of -inf", "float32")]
 )
 def test_an_empty_row_is_exactly_zero_and_sends_no_gradient(name, dtype):
-    told, wanted = CASES[name]
+    arguments, wanted = CASES[name]
     *arrays, cotangent = draw(7, dtype)
     _, weights = definition.attend(*arrays, **wanted)
     empty_BTN = ~weights.any(axis=-1).transpose(0, 2, 1)
     assert empty_BTN.any()
     assert not empty_BTN.all()
-    run = jax.jit(lambda *given: value_and_gradients(*given, **told))
+    run = jax.jit(lambda *arrays: value_and_gradients(*arrays, **arguments))
     out, dq, dk, dv, _ = run(cotangent, *arrays)
     assert not np.asarray(out)[empty_BTN].any()
     assert not np.asarray(dq)[empty_BTN].any()
@@ -170,7 +170,7 @@ class TestExplain:
         abstract = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in draw(0)[:3]]
         lengths = Mask.lengths(jax.ShapeDtypeStruct((B,), jnp.int32))
         mask = lengths & Mask.causal() & Mask.array(jax.ShapeDtypeStruct((T, S), jnp.bool))
-        told = explain(*abstract, mask, bias=jax.ShapeDtypeStruct((1, S), jnp.float32))
-        assert told.chosen == "dense"
-        assert str(told) == repr(told)
-        assert str(told).startswith("dense runs: ")
+        explanation = explain(*abstract, mask, bias=jax.ShapeDtypeStruct((1, S), jnp.float32))
+        assert explanation.chosen == "dense"
+        assert str(explanation) == repr(explanation)
+        assert str(explanation).startswith("dense runs: ")

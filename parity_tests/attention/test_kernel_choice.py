@@ -37,15 +37,15 @@ def picky(monkeypatch):
 class TestWithTwoKernels:
     def test_the_first_that_can_is_chosen(self):
         assert float(dot_product_attention(*ARRAYS)[0, 0, 0, 0]) == 7
-        told = explain(*ARRAYS)
-        assert told.chosen == "picky"
-        assert told.refusals["dense"] == ("picky comes first",)
+        explanation = explain(*ARRAYS)
+        assert explanation.chosen == "picky"
+        assert explanation.refusals["dense"] == ("picky comes first",)
 
     def test_what_the_first_refuses_goes_to_the_next(self):
         assert np.array_equal(dot_product_attention(*ARRAYS, softcap=1.0), ARRAYS[2])
-        told = explain(*ARRAYS, softcap=1.0)
-        assert (told.chosen, told.refusals["picky"]) == ("dense", ("no softcap",))
-        assert "not picky: no softcap" in str(told)
+        explanation = explain(*ARRAYS, softcap=1.0)
+        assert (explanation.chosen, explanation.refusals["picky"]) == ("dense", ("no softcap",))
+        assert "not picky: no softcap" in str(explanation)
 
     def test_insisting_passes_over_the_first(self):
         assert np.array_equal(dot_product_attention(*ARRAYS, implementation="dense"), ARRAYS[2])
@@ -54,9 +54,9 @@ class TestWithTwoKernels:
         options = {"softcap": 1.0, "bias": jnp.ones((2, 2)), "implementation": "picky"}
         with pytest.raises(ValueError, match=r"(?s)picky.*no softcap.*no bias"):
             dot_product_attention(*ARRAYS, **options)
-        told = explain(*ARRAYS, **options)
-        assert told.chosen is None
-        assert told.refusals == {"picky": ("no softcap", "no bias")}
+        explanation = explain(*ARRAYS, **options)
+        assert explanation.chosen is None
+        assert explanation.refusals == {"picky": ("no softcap", "no bias")}
 
 
 def arrays(T, S, B=1, N=2, K=1, H=3):
@@ -78,12 +78,12 @@ CHOICES = {
 @pytest.mark.parametrize("name", CHOICES)
 def test_the_faster_one_is_chosen_and_the_other_says_why_not(name):
     (T, S), chosen, why = CHOICES[name]
-    told = explain(*arrays(T, S))
-    assert told.chosen == chosen
+    explanation = explain(*arrays(T, S))
+    assert explanation.chosen == chosen
     other = {"blocked": "dense", "dense": "blocked"}[chosen]
-    assert any(why in reason for reason in told.refusals[other])
-    assert told.refusals["splash"] == ("it runs on tpu, not on cpu",)
-    assert told.refusals["cudnn"][0] == "it runs on cuda, not on cpu"
+    assert any(why in reason for reason in explanation.refusals[other])
+    assert explanation.refusals["splash"] == ("it runs on tpu, not on cpu",)
+    assert explanation.refusals["cudnn"][0] == "it runs on cuda, not on cpu"
 
 
 # (platform, T = S, options): the kernel that is chosen there for float32, asked on any host
@@ -102,20 +102,23 @@ ELSEWHERE = {
 @pytest.mark.parametrize("name", ELSEWHERE)
 def test_other_platforms_have_choices_of_their_own(name):
     platform, length, options, chosen, why = ELSEWHERE[name]
-    told = explain(*arrays(length, length), **options)
-    assert told.platform == "cpu"
-    (there,) = (other for other in told.elsewhere if other.platform == platform)
+    explanation = explain(*arrays(length, length), **options)
+    assert explanation.platform == "cpu"
+    (there,) = (other for other in explanation.elsewhere if other.platform == platform)
     assert there.chosen == chosen
     assert why in str(there)
-    assert f"\non {platform}, {chosen} runs: " in str(told)
+    assert f"\non {platform}, {chosen} runs: " in str(explanation)
 
 
 @pytest.mark.parametrize(("backend", "platform"), [("gpu", "cuda"), ("tpu", "tpu")])
 def test_the_process_s_own_platform_comes_first(monkeypatch, backend, platform):
     monkeypatch.setattr(jax, "default_backend", lambda: backend)
-    told = explain(*arrays(8192, 8192))
-    assert (told.platform, told.chosen) == (platform, {"cuda": "dense", "tpu": "splash"}[platform])
-    assert {other.platform for other in told.elsewhere} == {*dispatch.PLATFORMS} - {platform}
+    explanation = explain(*arrays(8192, 8192))
+    assert (explanation.platform, explanation.chosen) == (
+        platform,
+        {"cuda": "dense", "tpu": "splash"}[platform],
+    )
+    assert {other.platform for other in explanation.elsewhere} == {*dispatch.PLATFORMS} - {platform}
 
 
 def test_arrays_that_are_somewhere_say_where():

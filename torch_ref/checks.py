@@ -1,7 +1,7 @@
 """What every constructor here asks of its numbers."""
 
 
-def positive_int(name: str, value: int) -> int:
+def positive_int(name: str, value: object) -> int:
     """Give `value` back, or raise ValueError: `name` has to be an int of at least 1."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ValueError(f"{name}: expected an int of at least 1, got {value!r}")

@@ -178,7 +178,13 @@ class GroupedQueryAttention(nn.Module):
         cache.append(k_BTKH, v_BTKH, lengths)
         return self._output(weights_BNTS, v_BSKH)
 
-    def _heads(self, query, key, positions, key_positions) -> tuple[torch.Tensor, torch.Tensor]:
+    def _heads(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        positions: torch.Tensor | None,
+        key_positions: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Queries (B, T, N, H) and keys (B, S, K, H): projected, normalised, rotated."""
         q_BTNH = self.q_norm(self.q_proj(query).unflatten(-1, (self.num_heads, self.head_dim)))
         k_BSKH = self.k_norm(self.k_proj(key).unflatten(-1, (self.num_kv_heads, self.head_dim)))
@@ -191,7 +197,13 @@ class GroupedQueryAttention(nn.Module):
     def _values(self, value: torch.Tensor) -> torch.Tensor:
         return self.v_proj(value).unflatten(-1, (self.num_kv_heads, self.head_dim))
 
-    def _weights(self, q_BTNH, k_BSKH, mask, bias) -> torch.Tensor:
+    def _weights(
+        self,
+        q_BTNH: torch.Tensor,
+        k_BSKH: torch.Tensor,
+        mask: torch.Tensor | None,
+        bias: torch.Tensor | None,
+    ) -> torch.Tensor:
         q_BTKGH = q_BTNH.unflatten(2, (self.num_kv_heads, -1))
         scores = self.scale * torch.einsum("btkgh,bskh->bkgts", q_BTKGH, k_BSKH).flatten(1, 2)
         if self.softcap is not None:

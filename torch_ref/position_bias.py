@@ -18,7 +18,7 @@ class Alibi:
     num_heads: int
     factor: float = 1.0
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         positive_int("num_heads", self.num_heads)
         if not self.factor > 0:
             raise ValueError(f"factor: expected a number above 0, got {self.factor!r}")
@@ -54,7 +54,8 @@ class RelativeBias(torch.nn.Embedding):
         super().__init__(positive_int("buckets", buckets), positive_int("num_heads", num_heads))
         self.max_distance, self.bidirectional = max_distance, bidirectional
 
-    def forward(self, T: int, S: int) -> torch.Tensor:
+    # Called by lengths, as each position bias is: tokens mean nothing to it.
+    def forward(self, T: int, S: int) -> torch.Tensor:  # type: ignore[override]
         how = (self.num_embeddings, self.max_distance, self.bidirectional)
         device = self.weight.device
         found_R = torch.tensor([relative_bucket(d, *how) for d in range(1 - T, S)], device=device)
@@ -88,7 +89,7 @@ def alibi_slopes(num_heads: int) -> torch.Tensor:
     """
     most = 2 ** int(math.log2(num_heads))
 
-    def geometric(count):
+    def geometric(count: int) -> torch.Tensor:
         return torch.exp2(-8 / count * torch.arange(1, count + 1, dtype=torch.float32))
 
     return torch.cat([geometric(most), geometric(2 * most)[::2][: num_heads - most]])

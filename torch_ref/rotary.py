@@ -77,7 +77,9 @@ class Linear:
 
     factor: float
 
-    def frequencies(self, base, dim, dtype, length):
+    def frequencies(
+        self, base: float, dim: int, dtype: torch.dtype, length: int
+    ) -> tuple[torch.Tensor, float]:
         return 1.0 / _powers(base, dim, dtype) / self.factor, 1.0
 
 
@@ -88,7 +90,9 @@ class DynamicNTK:
     factor: float
     original_length: int
 
-    def frequencies(self, base, dim, dtype, length):
+    def frequencies(
+        self, base: float, dim: int, dtype: torch.dtype, length: int
+    ) -> tuple[torch.Tensor, float]:
         longer = max(length, self.original_length)
         stretch = self.factor * longer / self.original_length - (self.factor - 1)
         return 1.0 / _powers(base * stretch ** (dim / (dim - 2)), dim, dtype), 1.0
@@ -103,7 +107,9 @@ class Llama3:
     high_freq_factor: float
     original_length: int
 
-    def frequencies(self, base, dim, dtype, length):
+    def frequencies(
+        self, base: float, dim: int, dtype: torch.dtype, length: int
+    ) -> tuple[torch.Tensor, float]:
         fast = 1.0 / _powers(base, dim, dtype)
         turns = self.original_length / (2 * math.pi / fast)
         mix = (turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)
@@ -127,16 +133,18 @@ class Yarn:
     mscale_all_dim: float | None = None
     truncate: bool = True
 
-    def frequencies(self, base, dim, dtype, length):
+    def frequencies(
+        self, base: float, dim: int, dtype: torch.dtype, length: int
+    ) -> tuple[torch.Tensor, float]:
         powers = _powers(base, dim, dtype)
         first, last = self._bounds(base, dim)
         fast = 1 - ((torch.arange(dim // 2, dtype=dtype) - first) / (last - first)).clamp(0, 1)
         return 1.0 / (self.factor * powers) * (1 - fast) + 1.0 / powers * fast, self._growth()
 
-    def _bounds(self, base, dim) -> tuple[float, float]:
+    def _bounds(self, base: float, dim: int) -> tuple[float, float]:
         """The last pair that is left and the first that is divided by all of factor."""
 
-        def pair(turns):
+        def pair(turns: float) -> float:
             return dim * math.log(self.original_length / (turns * 2 * math.pi)) / 2 / math.log(base)
 
         first, last = pair(self.beta_fast), pair(self.beta_slow)
@@ -149,7 +157,7 @@ class Yarn:
         if self.attention_factor is not None:
             return self.attention_factor
 
-        def m(scale):
+        def m(scale: float) -> float:
             return 0.1 * scale * math.log(self.factor) + 1
 
         if self.mscale and self.mscale_all_dim:

@@ -8,7 +8,7 @@ from itertools import groupby
 from multiprocessing import get_context
 
 from jax_attn.parity.bugs.kill_report import Kill
-from jax_attn.parity.calibration.configurations import Configuration
+from jax_attn.parity.calibration.configurations import Configuration, Program
 from jax_attn.parity.calibration.report import Trial
 from jax_attn.parity.judge.not_run import NotRun
 from jax_attn.parity.judge.result import Result
@@ -106,7 +106,7 @@ def power_tasks(cases: Sequence[Case]) -> list[tuple]:
 
 def calibration_tasks(configurations: Sequence[Configuration]) -> list[tuple]:
     """Likewise of calibration: a piece is all configurations of one program; long rows first."""
-    programs = {c.program: [] for c in configurations}
+    programs: dict[Program, list[Configuration]] = {c.program: [] for c in configurations}
     for configuration in configurations:
         programs[configuration.program].append(configuration)
     order = sorted(programs, key=lambda p: (p.size.S * p.size.T * p.size.N, p.name), reverse=True)

@@ -12,6 +12,7 @@ Nothing right is judged by this: with no plant it gives what the oracle gives.
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -19,15 +20,17 @@ from torch import Tensor
 
 from jax_attn.parity.judge.oracle import AttentionProblem, Norm, Solution, Turn
 
-Plants = Mapping[str, Callable]
+Plants = Mapping[str, Callable[..., Any]]
+# An `AttentionProblem` whose inputs, weights and bias are tensors.
+TensorProblem = Any
 
 
 def solve(
     problem: AttentionProblem, d_output: np.ndarray, d_weights: np.ndarray | None, plants: Plants
 ) -> Solution:
     """As `oracle.solve`, with `plants` in place of the steps of `STEPS` that they name."""
-    leaves = replace(
-        problem,
+    leaves: TensorProblem = replace(
+        cast(Any, problem),
         inputs=_leaves(problem.inputs),
         weights=_leaves(problem.weights),
         bias=None if problem.bias is None else _leaf(problem.bias),
@@ -39,8 +42,9 @@ def solve(
         **{("weight", k): x for k, x in leaves.weights.items()},
         **({("bias", ""): leaves.bias} if leaves.bias is not None else {}),
     }
-    ends = [(output, d_output)] + ([(weights, d_weights)] if d_weights is not None else [])
-    ends = [(y, torch.tensor(d)) for y, d in ends if y.requires_grad]
+    cotangents = [(output, d_output)]
+    cotangents += [(weights, d_weights)] if d_weights is not None else []
+    ends = [(y, torch.tensor(d)) for y, d in cotangents if y.requires_grad]
     grads = torch.autograd.grad(
         [y for y, _ in ends],
         list(wrt.values()),
@@ -48,14 +52,14 @@ def solve(
         allow_unused=True,
         materialize_grads=True,
     )
-    found: dict[str, dict[str, np.ndarray]] = {"input": {}, "weight": {}, "bias": {}}
+    grads_of: dict[str, dict[str, np.ndarray]] = {"input": {}, "weight": {}, "bias": {}}
     for (kind, name), grad in zip(wrt, grads, strict=True):
-        found[kind][name] = grad.numpy()
-    arrays = output.detach().numpy(), weights.detach().numpy()
-    return Solution(*arrays, found["input"], found["weight"], found["bias"].get(""))
+        grads_of[kind][name] = grad.numpy()
+    solved = output.detach().numpy(), weights.detach().numpy()
+    return Solution(*solved, grads_of["input"], grads_of["weight"], grads_of["bias"].get(""))
 
 
-def _forward(p: AttentionProblem, step: Mapping[str, Callable]) -> tuple[Tensor, Tensor]:
+def _forward(p: TensorProblem, step: Mapping[str, Callable]) -> tuple[Tensor, Tensor]:
     """Output (B, T, D) and weights (B, N, T, S)."""
     heads = {"q": p.num_heads, "k": p.num_kv_heads, "v": p.num_kv_heads}
     x = {}
@@ -74,67 +78,67 @@ def _forward(p: AttentionProblem, step: Mapping[str, Callable]) -> tuple[Tensor,
     return step["biased"](p, "o", output), weights
 
 
-def biased(p: AttentionProblem, name: str, y: Tensor) -> Tensor:
+def biased(p: TensorProblem, name: str, y: Tensor) -> Tensor:
     return y + p.weights[f"{name}.bias"] if f"{name}.bias" in p.weights else y
 
 
-def split(p: AttentionProblem, y: Tensor, heads: int) -> Tensor:
+def split(p: TensorProblem, y: Tensor, heads: int) -> Tensor:
     """(B, T, heads*H) -> (B, heads, T, H)."""
     return y.unflatten(-1, (heads, -1)).transpose(1, 2)
 
 
-def turned(p: AttentionProblem, name: str, x: Tensor) -> Tensor:
+def turned(p: TensorProblem, name: str, x: Tensor) -> Tensor:
     """What `p.after` lists, in its order."""
     for each in p.after:
         x = _AFTER[type(each)](each, p, name, x)
     return x
 
 
-def _normed(norm: Norm, p: AttentionProblem, name: str, x: Tensor) -> Tensor:
+def _normed(norm: Norm, p: TensorProblem, name: str, x: Tensor) -> Tensor:
     off = x - x.mean(-1, keepdim=True) if norm.centred else x
     unit = off / (off.square().mean(-1, keepdim=True) + norm.epsilon).sqrt()
     return unit * p.weights[f"{name}_norm.weight"] + p.weights.get(f"{name}_norm.bias", 0.0)
 
 
-def _rotated(turn: Turn, p: AttentionProblem, name: str, x: Tensor) -> Tensor:
+def _rotated(turn: Turn, p: TensorProblem, name: str, x: Tensor) -> Tensor:
     m = torch.arange(turn.dim // 2)
     at = torch.arange(x.shape[-2]) + (turn.first if name == "q" else 0)
     angles = torch.outer(at.double(), turn.base ** (-2 * m.double() / turn.dim))
     real, imaginary = (2 * m, 2 * m + 1) if turn.interleaved else (m, m + turn.dim // 2)
     a, b, c, s = x[..., real], x[..., imaginary], angles.cos(), angles.sin()
-    made = x.clone()
-    made[..., real], made[..., imaginary] = a * c - b * s, a * s + b * c
-    return made
+    turned = x.clone()
+    turned[..., real], turned[..., imaginary] = a * c - b * s, a * s + b * c
+    return turned
 
 
-_AFTER = {Norm: _normed, Turn: _rotated}
+_AFTER: dict[type, Callable[..., Tensor]] = {Norm: _normed, Turn: _rotated}
 
 
-def shared(p: AttentionProblem, x: Tensor) -> Tensor:
+def shared(p: TensorProblem, x: Tensor) -> Tensor:
     """(B, K, S, H) -> (B, N, S, H): consecutive query heads read one key/value head."""
     return x.repeat_interleave(p.num_heads // p.num_kv_heads, dim=1)
 
 
-def head_size(p: AttentionProblem) -> int:
+def head_size(p: TensorProblem) -> int:
     return p.weights["q.weight"].shape[0] // p.num_heads
 
 
-def scale(p: AttentionProblem) -> float:
-    return head_size(p) ** -0.5 if p.scale is None else p.scale
+def scale(p: TensorProblem) -> float:
+    return float(head_size(p) ** -0.5 if p.scale is None else p.scale)
 
 
-def capped(p: AttentionProblem, scores: Tensor) -> Tensor:
+def capped(p: TensorProblem, scores: Tensor) -> Tensor:
     return scores if p.softcap is None else p.softcap * torch.tanh(scores / p.softcap)
 
 
-def hidden(p: AttentionProblem, scores: Tensor) -> Tensor:
+def hidden(p: TensorProblem, scores: Tensor) -> Tensor:
     """With the bias, and -inf where nothing may be seen."""
     scores = scores if p.bias is None else scores + p.bias
     allowed = True if p.allowed is None else torch.tensor(p.allowed)
     return torch.where(torch.as_tensor(allowed), scores, -torch.inf)
 
 
-def softmax(p: AttentionProblem, scores: Tensor) -> Tensor:
+def softmax(p: TensorProblem, scores: Tensor) -> Tensor:
     """A row of -inf alone gives zeros."""
     top = scores.detach().amax(-1, keepdim=True)
     powers = torch.exp(scores - top.masked_fill(top.isneginf(), 0.0))
@@ -142,7 +146,7 @@ def softmax(p: AttentionProblem, scores: Tensor) -> Tensor:
     return powers / total.masked_fill(total == 0, 1.0)
 
 
-def dropped(p: AttentionProblem, weights: Tensor) -> Tensor:
+def dropped(p: TensorProblem, weights: Tensor) -> Tensor:
     return weights if p.kept is None else weights * torch.tensor(p.kept)
 
 

@@ -9,11 +9,10 @@ from torch import Tensor
 
 from jax_attn.attention.kernels.blocked import KEYS
 from jax_attn.attention.kv_cache import PageSizes
-from jax_attn.parity.bugs.attention import Plants
-from jax_attn.parity.judge.oracle import AttentionProblem
+from jax_attn.parity.bugs.attention import Plants, TensorProblem
 from jax_attn.parity.matrix.cached_calls import pieces
 
-Change = Callable[[AttentionProblem], AttentionProblem]
+Change = Callable[[TensorProblem], TensorProblem]
 
 
 def given(change: Change) -> Plants:
@@ -46,17 +45,17 @@ def beside(allowed: np.ndarray, towards: int) -> np.ndarray:
 
 
 def without_itself(allowed: np.ndarray) -> np.ndarray:
-    return allowed & ~np.eye(*allowed.shape[-2:], dtype=bool)
+    return allowed & (np.eye(*allowed.shape[-2:]) == 0)
 
 
 def other_corner(allowed: np.ndarray) -> np.ndarray:
     T, S = allowed.shape[-2:]
-    return np.tri(T, S, S - T, dtype=bool)
+    return np.tri(T, S, S - T) == 1
 
 
 def causal_or_padding(allowed: np.ndarray) -> np.ndarray:
     """Of a causal mask and lengths: the last query sees all keys that are real."""
-    return np.tri(*allowed.shape[-2:], dtype=bool) | allowed[..., -1:, :]
+    return (np.tri(*allowed.shape[-2:]) == 1) | allowed[..., -1:, :]
 
 
 def own_piece(allowed: np.ndarray) -> np.ndarray:
@@ -66,18 +65,18 @@ def own_piece(allowed: np.ndarray) -> np.ndarray:
     return allowed & (piece[:, None] == piece)
 
 
-def last_tile(p: AttentionProblem) -> int:
+def last_tile(p: TensorProblem) -> int:
     """The first key of the last tile, in tiles as they are shipped."""
     return (p.inputs[p.reads["k"]].shape[1] - 1) // KEYS * KEYS
 
 
-def last_tile_dropped(p: AttentionProblem) -> AttentionProblem:
+def last_tile_dropped(p: TensorProblem) -> TensorProblem:
     T, S = (p.inputs[p.reads[name]].shape[1] for name in "qk")
     kept = np.broadcast_to(np.arange(S) < last_tile(p), (T, S))
     return replace(p, allowed=kept if p.allowed is None else kept & np.array(p.allowed))
 
 
-def own_maximum(right: Callable, p: AttentionProblem, scores: Tensor) -> Tensor:
+def own_maximum(right: Callable, p: TensorProblem, scores: Tensor) -> Tensor:
     """Tile by tile, what was summed is not scaled down when the maximum grows."""
     tops = [tile.detach().amax(-1, keepdim=True) for tile in scores.split(KEYS, -1)]
     tops = [top.masked_fill(top.isneginf(), 0.0) for top in tops]
@@ -87,7 +86,7 @@ def own_maximum(right: Callable, p: AttentionProblem, scores: Tensor) -> Tensor:
     return powers / total.masked_fill(total == 0, 1.0)
 
 
-def last_tile_stopped(right: Callable, p: AttentionProblem, name: str, x: Tensor) -> Tensor:
+def last_tile_stopped(right: Callable, p: TensorProblem, name: str, x: Tensor) -> Tensor:
     """The keys (B, K, S, H) of the last tile get no gradient."""
     first = last_tile(p)
     return torch.cat([x[..., :first, :], x[..., first:, :].detach()], -2) if name == "k" else x
@@ -102,7 +101,7 @@ def page_edge_forgotten(allowed: np.ndarray) -> np.ndarray:
 def reads(**sources: str) -> Plants:
     """Projections with the weights of others: q="k"."""
 
-    def change(p: AttentionProblem) -> AttentionProblem:
+    def change(p: TensorProblem) -> TensorProblem:
         w = p.weights
         read = {
             f"{to}.{part}": w[f"{of}.{part}"]
@@ -123,7 +122,7 @@ def transposed(name: str) -> Plants:
 def each(kind: type, change: Callable) -> Plants:
     """Every step of that kind after the projections, changed."""
 
-    def changed(p: AttentionProblem) -> AttentionProblem:
+    def changed(p: TensorProblem) -> TensorProblem:
         return replace(p, after=tuple(change(s) if isinstance(s, kind) else s for s in p.after))
 
     return given(changed)
@@ -136,9 +135,10 @@ def rounded(x: Tensor, bits: int) -> Tensor:
     return x + (near - x.detach())
 
 
-def summed(right: Callable, p: AttentionProblem, a: Tensor, b: Tensor, bits: int) -> Tensor:
+def summed(right: Callable, p: TensorProblem, a: Tensor, b: Tensor, bits: int) -> Tensor:
     """A product whose every partial sum is rounded."""
-    exact, total = right(p, a, b), 0.0
+    exact = right(p, a, b)
+    total = torch.zeros_like(exact)
     for i in range(a.shape[-1]):
         term = a.detach()[..., i : i + 1] * b.detach()[..., i : i + 1, :]
         total = rounded(total + term, bits)
@@ -150,7 +150,7 @@ def narrow(bits: int) -> Plants:
     return given(lambda p: replace(p, weights={k: rounded(x, bits) for k, x in p.weights.items()}))
 
 
-def scaled(by: Callable[[AttentionProblem, float], float]) -> Plants:
+def scaled(by: Callable[[TensorProblem, float], float]) -> Plants:
     return {"scale": lambda right, p: by(p, right(p))}
 
 
@@ -158,37 +158,37 @@ def stopped(name: str) -> Plants:
     return {"branch": lambda right, p, n, x: x.detach() if n == name else x}
 
 
-def one_head_sends(right: Callable, p: AttentionProblem, x: Tensor) -> Tensor:
+def one_head_sends(right: Callable, p: TensorProblem, x: Tensor) -> Tensor:
     """Of the query heads that share a key/value head the first alone sends it a gradient."""
     first = torch.arange(p.num_heads) % (p.num_heads // p.num_kv_heads) == 0
     read = right(p, x)
     return torch.where(first[:, None, None], read, read.detach())
 
 
-def rolled_heads(right: Callable, p: AttentionProblem, y: Tensor, heads: int) -> Tensor:
+def rolled_heads(right: Callable, p: TensorProblem, y: Tensor, heads: int) -> Tensor:
     """Query, key and value heads in one other order, which the output's kernel does not have."""
     G = heads // p.num_kv_heads
     return right(p, y, heads).roll(1 if p.num_kv_heads == 1 < heads else G, dims=1)
 
 
-def plus_one(right: Callable, p: AttentionProblem, scores: Tensor) -> Tensor:
+def plus_one(right: Callable, p: TensorProblem, scores: Tensor) -> Tensor:
     """A softmax with 1 more in its denominator."""
     zero = torch.zeros_like(scores[..., :1])
     return right(p, torch.cat([scores, zero], dim=-1))[..., :-1]
 
 
-def mean_where_empty(right: Callable, p: AttentionProblem, scores: Tensor) -> Tensor:
+def mean_where_empty(right: Callable, p: TensorProblem, scores: Tensor) -> Tensor:
     empty = scores.isneginf().all(-1, keepdim=True)
     return right(p, scores.masked_fill(empty, 0.0))
 
 
-def finite_mask(right: Callable, p: AttentionProblem, scores: Tensor) -> Tensor:
+def finite_mask(right: Callable, p: TensorProblem, scores: Tensor) -> Tensor:
     """-1e4 is added where -inf belongs."""
     seen = right(replace(p, allowed=None), scores)
     return torch.where(torch.tensor(p.allowed), seen, seen - 1e4)
 
 
-def dropping(right: Callable, p: AttentionProblem, weights: Tensor) -> Tensor:
+def dropping(right: Callable, p: TensorProblem, weights: Tensor) -> Tensor:
     """Every tenth weight, and the others the larger for it."""
     kept = torch.arange(weights.numel()).reshape(weights.shape) % 10 != 0
     return right(p, weights) * kept / 0.9

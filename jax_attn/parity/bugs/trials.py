@@ -24,7 +24,9 @@ def try_bug(row: Preparation, name: str) -> TensorReport:
     """The tensor that decides on attention with this bug."""
     solve = partial(attention.solve, plants=BUGS[name].plants)
     run = row.solution(wide(row.prepared.cotangents), solve)
-    return deciding(tuple(row.prepared.compare(run, "bug")))
+    report = deciding(tuple(row.prepared.compare(run, "bug")))
+    assert report is not None, "a row compares at least its output"
+    return report
 
 
 def kills(row: Preparation) -> list[Kill]:

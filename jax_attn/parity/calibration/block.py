@@ -4,6 +4,8 @@ Torch attends by its own fused function, the port by whichever kernel is asked f
 knows of either is what it is given.
 """
 
+from typing import Any
+
 import jax
 import torch
 from flax import nnx
@@ -34,7 +36,7 @@ class TorchAttention(torch.nn.Module):
         self.v_proj = torch.nn.Linear(size.D, size.K * H)
         self.out_proj = torch.nn.Linear(size.N * H, size.D)
 
-    def forward(self, x, allowed):
+    def forward(self, x: torch.Tensor, allowed: torch.Tensor) -> torch.Tensor:
         q_BNTH = self.q_proj(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
         k_BKSH, v_BKSH = (
             project(x).unflatten(-1, (self.kv_heads, -1)).transpose(1, 2)
@@ -58,7 +60,7 @@ class TorchBlock(torch.nn.Module):
         self.up = torch.nn.Linear(size.D, _WIDER * size.D)
         self.down = torch.nn.Linear(_WIDER * size.D, size.D)
 
-    def forward(self, x, allowed):
+    def forward(self, x: torch.Tensor, allowed: torch.Tensor) -> torch.Tensor:
         x = x + self.attention(self.attention_norm(x), allowed)
         return x + self.down(functional.gelu(self.up(self.mlp_norm(x))))
 
@@ -68,22 +70,28 @@ class Linear(nnx.Linear):
     in the dtype itself, each partial sum rounded: of ten rows already three times as far off.
     """
 
-    def __call__(self, x):
-        return project(x, self.kernel[...], self.bias[...], axes=1)
+    def __call__(self, inputs: jax.Array, out_sharding: Any = None) -> jax.Array:
+        assert self.bias is not None
+        return project(inputs, self.kernel[...], self.bias[...], axes=1)
 
 
 class FlaxBlock(nnx.Module):
     """The same."""
 
     def __init__(self, size: Size, dtype: str, rngs: nnx.Rngs):
-        given = {"dtype": dtype, "param_dtype": dtype, "rngs": rngs}
-        norm = {"epsilon": _EPSILON, "use_fast_variance": False}
-        self.attention_norm = nnx.LayerNorm(size.D, **norm, **given)
-        self.attention = GroupedQueryAttention(size.D, size.N, size.K, **given)
-        self.mlp_norm = nnx.LayerNorm(size.D, **norm, **given)
-        self.up = Linear(size.D, _WIDER * size.D, **given)
-        self.down = Linear(_WIDER * size.D, size.D, **given)
+        options: dict[str, Any] = {"dtype": dtype, "param_dtype": dtype, "rngs": rngs}
+        norm: dict[str, Any] = {"epsilon": _EPSILON, "use_fast_variance": False, **options}
+        self.attention_norm = nnx.LayerNorm(size.D, **norm)
+        self.attention = GroupedQueryAttention(size.D, size.N, size.K, **options)
+        self.mlp_norm = nnx.LayerNorm(size.D, **norm)
+        self.up = Linear(size.D, _WIDER * size.D, **options)
+        self.down = Linear(_WIDER * size.D, size.D, **options)
 
-    def __call__(self, x, allowed):
+    def __call__(self, x: jax.Array, allowed: jax.Array) -> jax.Array:
         x = x + self.attention(self.attention_norm(x), mask=allowed)
         return x + self.down(jax.nn.gelu(self.up(self.mlp_norm(x)), approximate=False))
+
+
+def call(module: Any, x: Any, allowed: Any) -> Any:
+    """How either side is called."""
+    return module(x, allowed)

@@ -17,6 +17,7 @@ import torch
 
 from jax_attn.attention.dispatch import KERNELS, Kernel
 from jax_attn.attention.kernels.tile import Tiles
+from jax_attn.nn import GroupedQueryAttention
 from jax_attn.parity.calibration import block
 from jax_attn.parity.calibration.configurations import Configuration, Program
 from jax_attn.parity.calibration.draw import Drawn, draw
@@ -26,6 +27,7 @@ from jax_attn.parity.checking.softmax_bugs import (
     BACKWARD,
     FORWARD,
     BuggySoftmax,
+    SoftmaxBug,
     narrow,
     scaled,
     stopped,
@@ -35,6 +37,7 @@ from jax_attn.parity.checking.verdict import judge_port
 from jax_attn.parity.checking.weights import compare_weights
 from jax_attn.parity.matrix import calls
 from jax_attn.parity.matrix.designs import PORTED_DESIGNS, Design
+from jax_attn.parity.matrix.kernels import tiled
 from jax_attn.parity.matrix.pair import Pair
 from jax_attn.parity.run.emulate import emulate
 from jax_attn.parity.run.inputs_and_runs import Inputs, Run
@@ -52,7 +55,14 @@ Step = Callable[..., Any]
 
 
 def _reference_call(kind: str) -> Callable[..., torch.Tensor]:
-    def call(module, query, key, value, bias=None, **masks):
+    def call(
+        module: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        **masks: torch.Tensor,
+    ) -> torch.Tensor:
         sizes = query.shape[1], key.shape[1]
         given = kind == "arrays"
         allowed = masks["allowed"] if given else calls.torch_allowed(kind, masks, *sizes)
@@ -62,7 +72,14 @@ def _reference_call(kind: str) -> Callable[..., torch.Tensor]:
 
 
 def _port_call(kind: str) -> Callable[..., jax.Array]:
-    def call(module, query, key, value, bias=None, **masks):
+    def call(
+        module: GroupedQueryAttention,
+        query: jax.Array,
+        key: jax.Array,
+        value: jax.Array,
+        bias: jax.Array | None = None,
+        **masks: jax.Array,
+    ) -> jax.Array:
         given = {"mask": masks["allowed"]} if kind == "arrays" else calls.jax_mask(kind, masks)
         return module(query, key, value, bias=bias, **given)
 
@@ -73,8 +90,8 @@ _BLOCK = Design(
     reference=block.TorchBlock,
     port=block.FlaxBlock,
     layout=block.LAYOUT,
-    reference_call=lambda kind: None,
-    port_call=lambda kind: None,
+    reference_call=lambda kind: block.call,
+    port_call=lambda kind: block.call,
     weights={},
     inputs=("x",),
 )
@@ -84,8 +101,9 @@ def design_of(program: Program) -> Design:
     """The published design, its masks given as the program has them; or the block."""
     if program.kind == "module":
         return _BLOCK
-    called = {"reference_call": _reference_call, "port_call": _port_call}
-    return replace(PORTED_DESIGNS[program.design], **called)
+    return replace(
+        PORTED_DESIGNS[program.design], reference_call=_reference_call, port_call=_port_call
+    )
 
 
 def kernel_of(program: Program) -> Kernel:
@@ -93,8 +111,7 @@ def kernel_of(program: Program) -> Kernel:
     if program.tile is None:
         return KERNELS["dense"]
     T, S = program.tile
-    blocked = KERNELS["blocked"]
-    return replace(blocked, run=partial(blocked.run, tiles=Tiles(K=1, T=T, S=S)))
+    return tiled(KERNELS["blocked"], Tiles(K=1, T=T, S=S))
 
 
 @dataclass(frozen=True)
@@ -201,7 +218,7 @@ def prepare(program: Program, pair: Pair, drawn: Drawn, inputs: Inputs) -> Prepa
 # --- power ----------------------------------------------------------------------------------------
 
 
-PLANTED = {
+PLANTED: dict[str, tuple[SoftmaxBug, Any]] = {
     "scale 1% too large": (scaled(1.01), FORWARD),
     "mask ignored": (unmasked, FORWARD),
     "probabilities in bfloat16": (narrow, FORWARD),

@@ -6,7 +6,7 @@ Imports neither framework: it renders what others tried.
 import json
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -127,7 +127,7 @@ def doubts(trials: Sequence[Trial]) -> dict[str, dict[str, int]]:
     }
 
 
-def _counted(sets) -> dict[str, int]:
+def _counted(sets: Iterable[set[str]]) -> dict[str, int]:
     return dict(Counter(item for each in sets for item in each).most_common())
 
 

@@ -6,7 +6,9 @@ which each row reads as many tokens as it likes, so that rows stand at different
 short is padded. The port reads pieces of one length, and chunks, in a `jax.lax.scan`.
 """
 
+from collections.abc import Callable
 from itertools import groupby
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,8 +17,13 @@ import torch
 
 from jax_attn.attention import KVCache, Mask
 from jax_attn.attention.kv_cache import PageSizes
+from jax_attn.nn import GroupedQueryAttention
 from jax_attn.parity.matrix.masks import WINDOW
 from torch_ref import cache as torch_cache
+from torch_ref.gqa import GroupedQueryAttention as TorchAttention
+
+TorchCall = Callable[..., dict[str, torch.Tensor]]
+PortCall = Callable[..., dict[str, jax.Array]]
 
 # How many tokens the rows read, chunk by chunk, each row from another place in the list on.
 _PACE = (3, 1, 0, 2)
@@ -54,8 +61,8 @@ def _room(kind: str, T: int) -> dict[str, int]:
     return {"window": WINDOW[0] + 1} if kind == "sliding" else {"length": T}
 
 
-def torch_pieces(kind: str):
-    def call(module, x):
+def torch_pieces(kind: str) -> TorchCall:
+    def call(module: TorchAttention, x: torch.Tensor) -> dict[str, torch.Tensor]:
         cache = _torch_cache(kind, module, x)
         outs = [module(piece, cache=cache) for piece in x.split(pieces(x.shape[1]), dim=1)]
         return {"output": torch.cat(outs, dim=1)}
@@ -63,9 +70,9 @@ def torch_pieces(kind: str):
     return call
 
 
-def port_pieces(kind: str):
-    def call(module, x):
-        def step(cache, piece_BTD):
+def port_pieces(kind: str) -> PortCall:
+    def call(module: GroupedQueryAttention, x: jax.Array) -> dict[str, jax.Array]:
+        def step(cache: KVCache, piece_BTD: jax.Array) -> tuple[KVCache, jax.Array]:
             out, cache = module(piece_BTD, cache=cache)
             return cache, out
 
@@ -90,7 +97,9 @@ def _chunks(B: int, T: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     lies in those of all chunks, one after the other.
     """
     width, read = max(_PACE), np.zeros(B, int)
-    lengths, given, where_BT = [], [], np.zeros((B, T), int)
+    lengths: list[np.ndarray] = []
+    given: list[np.ndarray] = []
+    where_BT = np.zeros((B, T), int)
     while read.min() < T:
         now = np.array([_PACE[(len(lengths) + b) % len(_PACE)] for b in range(B)])
         now = np.minimum(now, T - read)
@@ -103,8 +112,8 @@ def _chunks(B: int, T: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return np.array(lengths, np.int32), np.array(given), where_BT
 
 
-def torch_ragged(kind: str):
-    def call(module, x):
+def torch_ragged(kind: str) -> TorchCall:
+    def call(module: TorchAttention, x: torch.Tensor) -> dict[str, torch.Tensor]:
         cache = _torch_cache(kind, module, x)
         lengths, given, where_BT = _chunks(*x.shape[:2])
         outs = [
@@ -116,12 +125,12 @@ def torch_ragged(kind: str):
     return call
 
 
-def port_ragged(kind: str):
-    def call(module, x):
+def port_ragged(kind: str) -> PortCall:
+    def call(module: GroupedQueryAttention, x: jax.Array) -> dict[str, jax.Array]:
         B, T, D = x.shape
         lengths, given, where_BT = _chunks(B, T)
 
-        def step(cache, chunk):
+        def step(cache: KVCache, chunk: tuple[jax.Array, jax.Array]) -> tuple[KVCache, jax.Array]:
             x_BTD, lengths = chunk
             out, cache = module(x_BTD, mask=Mask.lengths(lengths), cache=cache)
             return cache, out
@@ -137,15 +146,17 @@ def _take(x_BTD: jax.Array, index_BT: np.ndarray) -> jax.Array:
     return jnp.take_along_axis(x_BTD, index_BT[..., None], axis=1)
 
 
-def _torch_cache(kind: str, module, x: torch.Tensor) -> torch_cache.KVCache:
-    heads = {"num_kv_heads": module.num_kv_heads, "head_dim": module.head_dim, "dtype": x.dtype}
-    return torch_cache.KVCache(x.shape[0], **_room(kind, x.shape[1]), **heads)
+def _torch_cache(kind: str, module: TorchAttention, x: torch.Tensor) -> torch_cache.KVCache:
+    room: dict[str, Any] = _room(kind, x.shape[1])
+    room |= {"num_kv_heads": module.num_kv_heads, "head_dim": module.head_dim}
+    return torch_cache.KVCache(x.shape[0], **room, dtype=x.dtype)
 
 
-def _port_cache(kind: str, module, x: jax.Array) -> KVCache:
-    heads = {"num_kv_heads": module.num_kv_heads, "head_dim": module.head_dim, "dtype": x.dtype}
+def _port_cache(kind: str, module: GroupedQueryAttention, x: jax.Array) -> KVCache:
+    room: dict[str, Any] = _room(kind, x.shape[1])
+    room |= {"num_kv_heads": module.num_kv_heads, "head_dim": module.head_dim}
     sizes = page_sizes(x.shape[1])
-    return KVCache.empty(x.shape[0], **_room(kind, x.shape[1]), **heads, page_sizes=sizes)
+    return KVCache.empty(x.shape[0], **room, dtype=x.dtype, page_sizes=sizes)
 
 
 def _torch_take(x_BTD: torch.Tensor, index_BT: np.ndarray) -> torch.Tensor:

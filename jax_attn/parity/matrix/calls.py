@@ -4,7 +4,7 @@ The same numbers reach both sides; each writes down what they forbid in its own 
 neither takes it from `masks`, whose meaning is the oracle's.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -13,8 +13,15 @@ import torch
 from jax_attn.attention import Mask
 from jax_attn.parity.matrix.masks import DROPPED, WINDOW
 
+# Of either framework's module and arrays.
+Named = dict[str, Any]
+Call = Callable[..., Named]
+Bind = Callable[[str], Call]
 
-def torch_allowed(kind: str, masks: Mapping[str, torch.Tensor], T: int, S: int):
+
+def torch_allowed(
+    kind: str, masks: Mapping[str, torch.Tensor], T: int, S: int
+) -> torch.Tensor | None:
     """Boolean, True = attend, rank 2 or 4, or None: written anew, not taken from `masks`."""
     match kind:
         case "causal":
@@ -27,8 +34,8 @@ def torch_allowed(kind: str, masks: Mapping[str, torch.Tensor], T: int, S: int):
         case "padding":
             return (torch.arange(S)[None] < masks["lengths"][:, None])[:, None, None]
         case "causal_padding":
-            own = (torch_allowed(kind, masks, T, S) for kind in ("causal", "padding"))
-            return torch.logical_and(*own)
+            padding = torch.arange(S)[None] < masks["lengths"][:, None]
+            return torch.ones(T, S, dtype=torch.bool).tril() & padding[:, None, None]
         case "zero_one":
             return masks["zero_one"][:, None] == 1
         case "per_head" | "empty_row":
@@ -58,21 +65,21 @@ def jax_mask(kind: str, masks: Mapping[str, jax.Array]) -> dict[str, Any]:
     return {}
 
 
-def bare(kind: str):
+def bare(kind: str) -> Call:
     """A module that takes x and nothing else."""
     return lambda module, x: {"output": module(x)}
 
 
-def zero_one_4d(kind: str):
-    def call(module, x, **masks):
+def zero_one_4d(kind: str) -> Call:
+    def call(module: Any, x: Any, **masks: Any) -> Named:
         allowed = torch_allowed(kind, masks, x.shape[1], x.shape[1])
         return {"output": module(x, None if allowed is None else allowed.int())}
 
     return call
 
 
-def zero_one_3d(kind: str):
-    def call(module, x, **masks):
+def zero_one_3d(kind: str) -> Call:
+    def call(module: Any, x: Any, **masks: Any) -> Named:
         B, T, _ = x.shape
         allowed = torch_allowed(kind, masks, T, T)
         if allowed is not None:
@@ -82,18 +89,19 @@ def zero_one_3d(kind: str):
     return call
 
 
-def torch_mha(*, weights: str = "", sequence_first: bool = False):
+def torch_mha(*, weights: str = "", sequence_first: bool = False) -> Bind:
     """weights: "", "each head" or "mean": torch takes another path for each."""
 
-    def bind(kind: str):
-        def call(module, query, key, value, **masks):
+    def bind(kind: str) -> Call:
+        def call(module: Any, query: Any, key: Any, value: Any, **masks: Any) -> Named:
             (B, T, _), S, N = query.shape, key.shape[1], module.num_heads
             if sequence_first:
                 query, key, value = (a.transpose(0, 1) for a in (query, key, value))
             forbidden, padded = None, None
             if kind in ("padding", "causal_padding"):
-                padded = ~torch_allowed("padding", masks, T, S)[:, 0, 0]
-                forbidden = ~torch_allowed("causal", masks, T, S) if kind != "padding" else None
+                padded = torch.arange(S)[None] >= masks["lengths"][:, None]
+                causal = torch.ones(T, S, dtype=torch.bool).tril()
+                forbidden = ~causal if kind == "causal_padding" else None
             elif kind == "bias":
                 forbidden = masks["bias"].reshape(B * N, T, S)
             elif (allowed := torch_allowed(kind, masks, T, S)) is not None:
@@ -117,8 +125,8 @@ def torch_mha(*, weights: str = "", sequence_first: bool = False):
     return bind
 
 
-def gqa(kind: str):
-    def call(module, query, key, value, **masks):
+def gqa(kind: str) -> Call:
+    def call(module: Any, query: Any, key: Any, value: Any, **masks: Any) -> Named:
         if kind == "bias":
             given = {"bias": masks["bias"]}
         elif kind == "causal":
@@ -142,24 +150,24 @@ class _Kept(torch.nn.Module):
         return weights * self.keep / (1 - DROPPED)
 
 
-def gqa_dropping(kind: str):
-    def call(module, query, key, value, keep):
+def gqa_dropping(kind: str) -> Call:
+    def call(module: Any, query: Any, key: Any, value: Any, keep: Any) -> Named:
         module.dropout = _Kept(keep)  # in a copy: each call is given its own
         return {"output": module(query, key, value)}
 
     return call
 
 
-def port_dropping(kind: str):
-    def call(module, query, key, value, keep):
+def port_dropping(kind: str) -> Call:
+    def call(module: Any, query: Any, key: Any, value: Any, keep: Any) -> Named:
         return {"output": module(query, key, value, keep=keep, deterministic=False)}
 
     return call
 
 
-def port_self(*, weights: bool = False):
-    def bind(kind: str):
-        def call(module, x, **masks):
+def port_self(*, weights: bool = False) -> Bind:
+    def bind(kind: str) -> Call:
+        def call(module: Any, x: Any, **masks: Any) -> Named:
             given = jax_mask(kind, masks)
             extra = {"weights": module.attention_weights(x, **given)} if weights else {}
             return {"output": module(x, **given)} | extra
@@ -169,9 +177,9 @@ def port_self(*, weights: bool = False):
     return bind
 
 
-def port_cross(*, weights: str = ""):
-    def bind(kind: str):
-        def call(module, query, key, value, **masks):
+def port_cross(*, weights: str = "") -> Bind:
+    def bind(kind: str) -> Call:
+        def call(module: Any, query: Any, key: Any, value: Any, **masks: Any) -> Named:
             given = jax_mask(kind, masks)
             named = {"output": module(query, key, value, **given)}
             if weights:

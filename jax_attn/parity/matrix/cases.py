@@ -217,7 +217,7 @@ def _deal(
     """The shape and the transforms that meet most pairs not yet met; else the least dear."""
     used = [row.shape for row in rows] + [row.transform for row in rows]
 
-    def worth(shape: str, transforms: tuple[str, ...]) -> tuple[int, bool, int]:
+    def worth(shape: str, transforms: tuple[str, ...]) -> tuple[int, int, int]:
         cases = [Case(design, dtype, mask, shape, t) for t in transforms]
         new = set().union(*map(pairs, cases)) - met
         spread = used.count(shape) + sum(map(used.count, transforms))

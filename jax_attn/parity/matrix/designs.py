@@ -57,34 +57,37 @@ class Design:
 
     def key_heads(self, size: Size) -> int:
         """K: the number of key/value heads."""
-        return getattr(self.port, "kv_heads", lambda s: s.N)(size)
+        return self.port.kv_heads(size) if isinstance(self.port, _Port) else size.N
 
 
 # --- ports -----------------------------------------------------------------------------------
 
 
-def _zeros(key, shape, dtype) -> jax.Array:
+def _zeros(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
     return jnp.asarray(np.zeros(shape, dtype))
 
 
-def _port(kv_heads: Callable[[Size], int] | None = None, **options):
-    """A builder (size, dtype, rngs) of the module with those key/value heads: N, 1 or K."""
-    kv_heads = kv_heads or (lambda size: size.N)
+def _all_heads(size: Size) -> int:
+    return size.N
 
-    def build(size: Size, dtype: str, rngs: nnx.Rngs) -> nnx.Module:
-        given = {k: v(size) if callable(v) else v for k, v in options.items()}
-        given |= {"dtype": dtype, "param_dtype": dtype, "rngs": rngs}
+
+class _Port:
+    """Builds the module with those key/value heads, N, 1 or K: (size, dtype, rngs) -> module."""
+
+    def __init__(self, kv_heads: Callable[[Size], int] = _all_heads, **options: Any):
+        self.kv_heads, self.options = kv_heads, options
+
+    def __call__(self, size: Size, dtype: str, rngs: nnx.Rngs) -> nnx.Module:
+        options = {k: v(size) if callable(v) else v for k, v in self.options.items()}
+        options |= {"dtype": dtype, "param_dtype": dtype, "rngs": rngs}
         # Every parameter is written from the reference's: random ones would be drawn for nothing.
-        given |= {"kernel_init": _zeros, "bias_init": _zeros}
-        K = kv_heads(size)
+        options |= {"kernel_init": _zeros, "bias_init": _zeros}
+        K = self.kv_heads(size)
         if K == size.N:
-            return ported.MultiHeadAttention(size.D, size.N, **given)
+            return ported.MultiHeadAttention(size.D, size.N, **options)
         if K == 1:
-            return ported.MultiQueryAttention(size.D, size.N, **given)
-        return ported.GroupedQueryAttention(size.D, size.N, K, **given)
-
-    build.kv_heads = kv_heads
-    return build
+            return ported.MultiQueryAttention(size.D, size.N, **options)
+        return ported.GroupedQueryAttention(size.D, size.N, K, **options)
 
 
 def _port_pipeline(size: Size, dtype: str, rngs: nnx.Rngs) -> nnx.Module:
@@ -128,7 +131,7 @@ _BASE, _EVEN, _PARTIAL, _EPSILON = 20.0, 10, 4, 1e-5
 
 _WEIGHTS = Design(
     reference=lambda s: torch_ref.DESIGNS["weights_mha"](s.D, s.N),
-    port=_port(out_dropout_rate=0.1),
+    port=_Port(out_dropout_rate=0.1),
     layout=LAYOUTS["weights_mha"],
     reference_call=calls.zero_one_3d,
     port_call=calls.port_self(weights=True),
@@ -137,7 +140,7 @@ _WEIGHTS = Design(
 )
 _MASKED = Design(
     reference=lambda s: torch_ref.DESIGNS["masked_mha"](s.D, s.N),
-    port=_port(),
+    port=_Port(),
     layout=LAYOUTS["masked_mha"],
     reference_call=calls.zero_one_4d,
     port_call=calls.port_self(),
@@ -147,12 +150,12 @@ _MASKED = Design(
 _MQA = replace(
     _MASKED,
     reference=lambda s: torch_ref.DESIGNS["mqa"](s.D, s.N),
-    port=_port(lambda s: 1),
+    port=_Port(lambda s: 1),
     layout=LAYOUTS["mqa"],
 )
 _PLAIN = Design(
     reference=lambda s: torch_ref.DESIGNS["plain_mha"](s.D, s.N),
-    port=_port(),
+    port=_Port(),
     layout=LAYOUTS["plain_mha"],
     reference_call=calls.bare,
     port_call=calls.port_self(),
@@ -160,7 +163,7 @@ _PLAIN = Design(
 )
 _TORCH = Design(
     reference=lambda s: torch_mha.MultiheadAttention(s.D, s.N, batch_first=True),
-    port=_port(),
+    port=_Port(),
     layout=LAYOUTS["torch_mha"],
     reference_call=calls.torch_mha(),
     port_call=calls.port_cross(),
@@ -169,7 +172,7 @@ _TORCH = Design(
 )
 _GROUPED = Design(
     reference=lambda s: torch_ref.DESIGNS["gqa"](s.D, s.N, s.K),
-    port=_port(lambda s: s.K),
+    port=_Port(lambda s: s.K),
     layout=LAYOUTS["gqa"],
     reference_call=calls.gqa,
     port_call=calls.port_cross(weights="each head"),
@@ -186,7 +189,7 @@ def _grouped(options: Mapping[str, Any], torch_options: Mapping[str, Any], **ora
         return torch_ref.DESIGNS["gqa"](s.D, s.N, s.K, **given)
 
     return replace(
-        _GROUPED, reference=reference, port=_port(lambda s: s.K, **options), options=oracle
+        _GROUPED, reference=reference, port=_Port(lambda s: s.K, **options), options=oracle
     )
 
 
@@ -238,7 +241,7 @@ PORTED_DESIGNS: dict[str, Design] = {
     "weights_mha": _WEIGHTS,
     "fused_mha": Design(
         reference=lambda s: torch_ref.DESIGNS["fused_mha"](s.D, s.N),
-        port=_port(),
+        port=_Port(),
         layout=LAYOUTS["fused_mha"],
         reference_call=calls.bare,
         port_call=calls.port_self(),
@@ -266,14 +269,14 @@ PORTED_DESIGNS: dict[str, Design] = {
     "torch_mha/no_bias": replace(
         _TORCH,
         reference=lambda s: torch_mha.MultiheadAttention(s.D, s.N, bias=False, batch_first=True),
-        port=_port(use_bias=False),
+        port=_Port(use_bias=False),
     ),
     "torch_mha/kdim_vdim": replace(
         _TORCH,
         reference=lambda s: torch_mha.MultiheadAttention(
             s.D, s.N, kdim=s.D + _KDIM, vdim=s.D + _VDIM, batch_first=True
         ),
-        port=_port(**_DIMS),
+        port=_Port(**_DIMS),
         weights=_PACKED_APART,
         options={"kdim": _KDIM, "vdim": _VDIM},
     ),

@@ -1,5 +1,6 @@
 """The kernels that the rows' ports insist on, and the tiles that each row ran in."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -18,6 +19,12 @@ from jax_attn.parity.matrix.shapes import TILE_EDGES
 SMALL_TILES = Tiles(K=1, T=3, S=4)
 
 
+def tiled(blocked_kernel: Kernel, tiles: Tiles) -> Kernel:
+    """The blocked kernel in these tiles, in place of those that it is shipped with."""
+    run: Callable[..., jax.Array] = blocked_kernel.run
+    return replace(blocked_kernel, run=partial(run, tiles=tiles))
+
+
 def kernel_of_rows(implementation: str | None, backend: str, shape: str) -> Kernel | None:
     """The kernel that rows of a shape on `backend` insist on; None lets the port choose.
 
@@ -28,9 +35,10 @@ def kernel_of_rows(implementation: str | None, backend: str, shape: str) -> Kern
         return None
     kernel = KERNELS[implementation]
     if implementation == "blocked" and shape not in TILE_EDGES:
-        return replace(kernel, run=partial(kernel.run, tiles=SMALL_TILES))
+        return tiled(kernel, SMALL_TILES)
     if implementation == "splash" and backend != "tpu":
-        return replace(kernel, run=partial(kernel.run, interpret=True), only_on=None)
+        run: Callable[..., jax.Array] = kernel.run
+        return replace(kernel, run=partial(run, interpret=True), only_on=None)
     return kernel
 
 

@@ -163,11 +163,13 @@ class Preparation:
             return {}
         size = self.case.size
         full = (size.B, size.N, size.T, size.S)
-        empty_BNT = ~np.broadcast_to(self.problem.allowed, full).any(axis=-1)
+        empty_BNT = ~np.any(np.broadcast_to(self.problem.allowed, full), axis=-1)
         if not empty_BNT.any():
             return {}
         where = {
-            "output": np.broadcast_to(empty_BNT.any(axis=1)[..., None], (size.B, size.T, size.D))
+            "output": np.broadcast_to(
+                np.any(empty_BNT, axis=1)[..., None], (size.B, size.T, size.D)
+            )
         }
         if "weights" in self.reference.outputs(self.case.dtype):
             where["weights"] = np.broadcast_to(empty_BNT[..., None], full)

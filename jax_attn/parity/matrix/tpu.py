@@ -6,7 +6,7 @@ compiled design was accepted by the TPU's own compiler, or, without libtpu, lowe
 platform; nothing was run, so it has no verdict.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -49,11 +49,12 @@ def compile_kernel(name: str) -> Iterator[NotRun]:
     q = jax.ShapeDtypeStruct((_B, _T, _N, _H), "bfloat16")
     kv = jax.ShapeDtypeStruct((_B, _T, _K, _H), "bfloat16")
 
-    def forward(q, k, v):
+    def forward(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
         return dispatch.KERNELS[name].run(checked_call(name, q, k, v, is_causal=True))
 
-    def gradient(q, k, v, d_out):
-        return jax.vjp(forward, q, k, v)[1](d_out)
+    def gradient(*arrays: jax.Array) -> tuple[jax.Array, ...]:
+        *qkv, d_out = arrays
+        return jax.vjp(forward, *qkv)[1](d_out)
 
     # Of the scores that causality leaves: two products forward, five more backward, where the
     # scores are computed again. XLA does not see into a Pallas kernel, nor count a loop's turns.
@@ -74,7 +75,7 @@ def compile_kernel(name: str) -> Iterator[NotRun]:
 
 
 def compiled_everywhere(
-    subject: tuple[str, str, str, str], fn: Callable, given: tuple
+    subject: tuple[str, str, str, str], fn: Callable[..., Any], args: Sequence[Any]
 ) -> Iterator[NotRun]:
     """What the TPU compiler says of `fn` for each topology, or why it refuses it.
 
@@ -82,7 +83,7 @@ def compiled_everywhere(
     """
     for topology in TOPOLOGIES:
         try:
-            figures = compile_for_tpu(fn, *given, topology=topology)
+            figures = compile_for_tpu(fn, *args, topology=topology)
         except Exception as error:  # the compiler's own and, of a Pallas kernel, Mosaic's
             why = f"{type(error).__name__}: {error}".strip().splitlines()[0]
             yield NotRun(*subject, "failed", topology, error=why)

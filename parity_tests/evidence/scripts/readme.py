@@ -311,9 +311,10 @@ def calibration(profile: dict) -> str:
             f"**{whole['fail']} fail**, {whole['inconclusive']} ({share:.1%}) are INCONCLUSIVE, as "
             "their gradients are too small beside their rounding; nearly all are of bfloat16 and "
             "of the unit that rounds to it, which hold fewer peaked scores too "
-            "(`parity/drawn.LIMITS`). The comparison alone is drawn for, not the canaries of "
-            "`check`, which many of these inputs are rightly too blind for. Kinds: attention with "
-            "its scores written out, by the blocked kernel, and a pre-norm block; `tf32` and "
+            "(`parity/calibration/draw.LIMITS`). The comparison alone is drawn for, not the "
+            "canaries of `check`, which many of these inputs are rightly too blind for. Kinds: "
+            "attention with its scores written out, by the blocked kernel, and a pre-norm block; "
+            "`tf32` and "
             "`mxu` are emulated matrix units.",
             "",
             *rows,

@@ -23,10 +23,10 @@ from jax_attn.transfer.table.layouts import (
     PLAIN_PIPELINE,
     TO_HEADS,
 )
-from jax_attn.transfer.table.rotary_steps import to_half_split, to_interleaved
 from jax_attn.transfer.table.rows import either, ignored, refused, row, tied
-from jax_attn.transfer.table.step import HeadSizes, Step
 from jax_attn.transfer.table.steps import (
+    HeadSizes,
+    Step,
     conv,
     grouped,
     heads,
@@ -35,6 +35,8 @@ from jax_attn.transfer.table.steps import (
     joined,
     linear,
     packed,
+    to_half_split,
+    to_interleaved,
 )
 
 if TYPE_CHECKING:

@@ -34,7 +34,7 @@ from jax_attn.transfer.inspect.lacks import lacking
 from jax_attn.transfer.port.files import LazyTensors
 from jax_attn.transfer.port.parts import other_layers
 from jax_attn.transfer.table.rows import Row
-from jax_attn.transfer.table.step import HeadSizes, Step
+from jax_attn.transfer.table.steps import HeadSizes, Step
 
 Arrays = Mapping[str, np.ndarray]
 Options = Mapping[str, int | None]

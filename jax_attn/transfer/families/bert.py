@@ -8,8 +8,7 @@ from jax_attn.transfer.families.family import Family, Place, Traits
 from jax_attn.transfer.table.layout import Layout, spellings
 from jax_attn.transfer.table.layouts import EMBEDDING, LAYER_NORM, LINEAR, projections
 from jax_attn.transfer.table.rows import ignored, refused, row, tied
-from jax_attn.transfer.table.step import HeadSizes
-from jax_attn.transfer.table.steps import linear
+from jax_attn.transfer.table.steps import HeadSizes, linear
 
 _CROSS = "crossattention"
 _COUNTED = "numbers counted from 0, worked out anew"

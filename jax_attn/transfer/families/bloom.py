@@ -7,7 +7,7 @@ from jax_attn.transfer.families.decoders import heads, mlp, norms
 from jax_attn.transfer.families.family import BiasTraits, Family, Place, Traits
 from jax_attn.transfer.table.layout import Layout
 from jax_attn.transfer.table.layouts import BY_TURNS, EMBEDDING, FROM_HEADS, LAYER_NORM
-from jax_attn.transfer.table.step import HeadSizes
+from jax_attn.transfer.table.steps import HeadSizes
 
 _HEAD = partial(heads, embedding="transformer.word_embeddings.weight")
 

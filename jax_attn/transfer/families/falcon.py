@@ -20,7 +20,7 @@ from jax_attn.transfer.table.layouts import (
     LAYER_NORM,
     LINEAR,
 )
-from jax_attn.transfer.table.step import HeadSizes
+from jax_attn.transfer.table.steps import HeadSizes
 
 _HEAD = partial(heads, embedding="transformer.word_embeddings.weight")
 _DEFAULTS = {

@@ -8,8 +8,7 @@ from jax_attn.transfer.families.family import Family, Place, Traits
 from jax_attn.transfer.table.layout import Layout
 from jax_attn.transfer.table.layouts import EMBEDDING, LAYER_NORM, LINEAR, QKV_BIASES, QKV_KERNELS
 from jax_attn.transfer.table.rows import ignored, row
-from jax_attn.transfer.table.step import HeadSizes
-from jax_attn.transfer.table.steps import heads, heads_in, linear, packed
+from jax_attn.transfer.table.steps import HeadSizes, heads, heads_in, linear, packed
 
 CONV1D = Layout(
     row("weight", "kernel"),  # transformers' Conv1D has Flax's order

@@ -8,7 +8,7 @@ from jax_attn.transfer.families.config import Reading
 from jax_attn.transfer.families.family import Traits
 from jax_attn.transfer.table.layout import Layout
 from jax_attn.transfer.table.layouts import BY_TURNS, FROM_HEADS, IN_TURN, LINEAR
-from jax_attn.transfer.table.step import HeadSizes
+from jax_attn.transfer.table.steps import HeadSizes
 
 
 def _multi_query(config: Reading) -> bool:

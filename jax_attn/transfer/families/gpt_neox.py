@@ -7,8 +7,7 @@ from jax_attn.transfer.families.rope import FREQUENCIES, rotary
 from jax_attn.transfer.table.layout import Layout
 from jax_attn.transfer.table.layouts import BY_TURNS, EMBEDDING, FROM_HEADS, LAYER_NORM
 from jax_attn.transfer.table.rows import either, ignored, row, tied
-from jax_attn.transfer.table.step import HeadSizes
-from jax_attn.transfer.table.steps import linear
+from jax_attn.transfer.table.steps import HeadSizes, linear
 
 _DEFAULTS = {
     "hidden_size": 6144,

@@ -8,7 +8,7 @@ from jax_attn.transfer.families.family import Family, NormTraits, Place, Traits
 from jax_attn.transfer.families.rope import FREQUENCIES, rotary
 from jax_attn.transfer.table.layout import Layout
 from jax_attn.transfer.table.layouts import BIASLESS, EMBEDDING, LINEAR, RMS_NORM, projections
-from jax_attn.transfer.table.step import HeadSizes
+from jax_attn.transfer.table.steps import HeadSizes
 
 _SHARED = {
     "hidden_size": 4096,

@@ -8,9 +8,8 @@ from jax_attn.transfer.families.config import Reading
 from jax_attn.transfer.families.family import Family, Place, RotaryTraits, Traits
 from jax_attn.transfer.table.layout import Layout
 from jax_attn.transfer.table.layouts import BIASLESS, EMBEDDING, RMS_NORM, projections
-from jax_attn.transfer.table.rotary_steps import to_half_split
 from jax_attn.transfer.table.rows import ignored
-from jax_attn.transfer.table.step import HeadSizes
+from jax_attn.transfer.table.steps import HeadSizes, to_half_split
 
 _SCALED = {
     "factor": 8.0,

@@ -11,8 +11,7 @@ from jax_attn.transfer.families.family import BiasTraits, Family, Place, Traits
 from jax_attn.transfer.table.layout import Layout
 from jax_attn.transfer.table.layouts import BIASLESS, EMBEDDING, LINEAR, RMS_NORM, projections
 from jax_attn.transfer.table.rows import either, ignored, row, tied
-from jax_attn.transfer.table.step import HeadSizes
-from jax_attn.transfer.table.steps import linear
+from jax_attn.transfer.table.steps import HeadSizes, linear
 
 _SELF, _CROSS = "layer.0.SelfAttention", "layer.1.EncDecAttention"
 _HEADS = {"t5": 8}

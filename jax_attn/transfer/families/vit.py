@@ -5,8 +5,7 @@ from jax_attn.transfer.families.family import Family, Place, Traits
 from jax_attn.transfer.table.layout import Layout, spellings
 from jax_attn.transfer.table.layouts import LAYER_NORM, LINEAR, projections
 from jax_attn.transfer.table.rows import row
-from jax_attn.transfer.table.step import HeadSizes
-from jax_attn.transfer.table.steps import conv
+from jax_attn.transfer.table.steps import HeadSizes, conv
 
 _CONV = Layout(
     row("weight", "kernel", conv),

@@ -14,7 +14,7 @@ from jax_attn.transfer.nnx.state import described, flatten, spelled, variables
 from jax_attn.transfer.problems import Problem, TransferError
 from jax_attn.transfer.table.layout import Layout
 from jax_attn.transfer.table.resolve import Move
-from jax_attn.transfer.table.step import MisfitError
+from jax_attn.transfer.table.steps import MisfitError
 
 
 def load(module: nnx.Module, tensors: Tensors, layout: Layout) -> Plan:

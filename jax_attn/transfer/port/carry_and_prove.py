@@ -9,7 +9,7 @@ from jax_attn.transfer.arrays import Spec, read, same_bits, specs
 from jax_attn.transfer.port.plan import PortPlan, Side
 from jax_attn.transfer.problems import Problem, TransferError
 from jax_attn.transfer.table.resolve import Move
-from jax_attn.transfer.table.step import MisfitError
+from jax_attn.transfer.table.steps import MisfitError
 
 
 class Carried(Mapping[str, np.ndarray]):

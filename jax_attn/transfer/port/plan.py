@@ -19,7 +19,7 @@ from jax_attn.transfer.table.layout import Layout, untied
 from jax_attn.transfer.table.plan_table import passed_over_lines, printed
 from jax_attn.transfer.table.resolve import Move
 from jax_attn.transfer.table.rows import Row, bindings, ignored
-from jax_attn.transfer.table.step import HeadSizes, Shape
+from jax_attn.transfer.table.steps import HeadSizes, Shape
 
 Side = Literal["flax", "torch"]
 

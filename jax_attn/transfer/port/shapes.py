@@ -12,8 +12,7 @@ from jax_attn.transfer.problems import Problem
 from jax_attn.transfer.table.layout import Layout
 from jax_attn.transfer.table.resolve import Move
 from jax_attn.transfer.table.rows import Row, bindings, filled
-from jax_attn.transfer.table.step import HeadSizes, Shape
-from jax_attn.transfer.table.steps import grouped, heads, heads_in, packed
+from jax_attn.transfer.table.steps import HeadSizes, Shape, grouped, heads, heads_in, packed
 
 SIZED = (heads, heads_in, grouped, packed)
 """Steps whose shapes cannot be inferred from flat projections."""

@@ -16,7 +16,7 @@ from jax_attn.transfer.families.config import (
 from jax_attn.transfer.problems import Problem, TransferError
 from jax_attn.transfer.table.layout import Layout
 from jax_attn.transfer.table.rows import bindings, filled
-from jax_attn.transfer.table.step import HeadSizes
+from jax_attn.transfer.table.steps import HeadSizes
 
 
 class PortTable(NamedTuple):

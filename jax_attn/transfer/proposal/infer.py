@@ -27,7 +27,7 @@ from jax_attn.transfer.proposal.undecided import Undecided, decided, undecided
 from jax_attn.transfer.table import as_code
 from jax_attn.transfer.table.layout import Layout
 from jax_attn.transfer.table.rows import Ignored, row, tied
-from jax_attn.transfer.table.step import Shape
+from jax_attn.transfer.table.steps import Shape
 
 _CANDIDATES_SHOWN = 6
 _BRACES = "in a table, braces in a name stand for a number"

@@ -15,8 +15,17 @@ import numpy as np
 from jax_attn.transfer.proposal.naming import Bond, ModuleName, Number, bond, read
 from jax_attn.transfer.proposal.naming import aligned as alignments
 from jax_attn.transfer.table.rows import Row
-from jax_attn.transfer.table.step import Shape, Shapes, Step
-from jax_attn.transfer.table.steps import grouped, heads, heads_in, inward, linear, packed
+from jax_attn.transfer.table.steps import (
+    Shape,
+    Shapes,
+    Step,
+    grouped,
+    heads,
+    heads_in,
+    inward,
+    linear,
+    packed,
+)
 
 Steps = tuple[Step, ...]
 

@@ -8,8 +8,7 @@ from jax_attn.transfer.proposal.folding import PairedRow, folded, folded_row, pa
 from jax_attn.transfer.proposal.matching import Fit, Leaf, ModulePair, Steps, TensorModule, turns
 from jax_attn.transfer.proposal.naming import Bond
 from jax_attn.transfer.table.rows import Row
-from jax_attn.transfer.table.step import Shape
-from jax_attn.transfer.table.steps import grouped, packed
+from jax_attn.transfer.table.steps import Shape, grouped, packed
 
 _PACKED = "packed query, key, value; shapes do not determine their order"
 _SQUARE = "square; neither its shape nor a type determines whether it is transposed"

@@ -22,7 +22,7 @@ from jax_attn.transfer.table.rows import (
     row,
     tied,
 )
-from jax_attn.transfer.table.step import HeadSizes, MisfitError, Shape, Step
+from jax_attn.transfer.table.steps import HeadSizes, MisfitError, Shape, Step
 
 
 @dataclass(frozen=True, init=False, repr=False)

@@ -9,24 +9,11 @@ from jax_attn.transfer.table.layout import Layout
 from jax_attn.transfer.table.rows import either, refused, row
 from jax_attn.transfer.table.steps import grouped, heads, heads_in, inward, linear, packed
 
-LINEAR = Layout(
-    row("weight", "kernel", linear),
-    row("bias", "bias"),
-)
-EMBEDDING = Layout(
-    row("weight", "embedding"),
-)
-LAYER_NORM = Layout(
-    row("weight", "scale"),
-    row("bias", "bias"),
-)
-
-BIASLESS = Layout(
-    row("weight", "kernel", linear),
-)
-RMS_NORM = Layout(
-    row("weight", "scale"),
-)
+LINEAR = Layout(row("weight", "kernel", linear), row("bias", "bias"))
+BIASLESS = Layout(row("weight", "kernel", linear))
+EMBEDDING = Layout(row("weight", "embedding"))
+LAYER_NORM = Layout(row("weight", "scale"), row("bias", "bias"))
+RMS_NORM = Layout(row("weight", "scale"))
 
 FLAX_NAMES = {"q_proj": "query", "k_proj": "key", "v_proj": "value", "out_proj": "out"}
 """`layout.renamed(FLAX_NAMES)` aims a table at flax's own nnx.MultiHeadAttention."""
@@ -70,10 +57,7 @@ def projections(query: str, key: str, value: str, out: str) -> Layout:
 
 LAYOUTS = {
     "weights_mha": projections("w_q", "w_k", "w_v", "w_o"),
-    "fused_mha": Layout(
-        IN_TURN.under("qkv_proj", ""),
-        FROM_HEADS.under("out_proj", "out_proj"),
-    ),
+    "fused_mha": Layout(IN_TURN.under("qkv_proj", ""), FROM_HEADS.under("out_proj", "out_proj")),
     "masked_mha": projections("W_Q", "W_K", "W_V", "W_O"),
     "mqa": projections("W_Q", "W_K", "W_V", "W_O"),
     "plain_mha": projections("query", "key", "value", "out"),

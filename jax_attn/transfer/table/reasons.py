@@ -5,8 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from jax_attn.transfer.problems import Problem, nearest
 from jax_attn.transfer.table.rows import Refused, Row, regex
-from jax_attn.transfer.table.step import Shape, Shapes
-from jax_attn.transfer.table.steps import heads, heads_in, linear
+from jax_attn.transfer.table.steps import Shape, Shapes, heads, heads_in, linear
 
 Names = Mapping[str, Shape]
 WRAPPERS = {"module": "torch.nn.DataParallel", "_orig_mod": "torch.compile"}

@@ -15,7 +15,7 @@ from jax_attn.transfer.table.rows import (
     holes,
     regex,
 )
-from jax_attn.transfer.table.step import HeadSizes, MisfitError, Shape, Shapes
+from jax_attn.transfer.table.steps import HeadSizes, MisfitError, Shape, Shapes
 
 Names = Mapping[str, Shape]
 Rows = tuple[Row, ...]

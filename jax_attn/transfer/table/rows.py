@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from jax_attn.transfer.table.step import Arrays, HeadSizes, MisfitError, Shapes, Step
+from jax_attn.transfer.table.steps import Arrays, HeadSizes, MisfitError, Shapes, Step
 
 _HOLE = re.compile(r"\{(\w+)\}")
 

@@ -1,25 +1,64 @@
-"""The steps between Linear, attention and convolution weights and Flax's.
+"""The invertible steps of a row, read from torch to Flax.
 
-Each is the shapes on both sides, and the way there and back.
+A step holds no sizes. The Flax module has them: `source` turns the shapes behind a step into the
+shapes before it, so that a row's shapes follow from its target's, and `forward` and `backward`
+carry arrays from the one to the other. Where there is no module, `target` turns the shapes before
+a step into those behind it, by the `HeadSizes` that cannot be inferred from torch shapes.
 
 Letters: N query heads, or either kind, K key/value heads, G = N // K, H head_dim, D a width.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 import numpy as np
 
-from jax_attn.transfer.table.step import (
-    Arrays,
-    Carry,
-    HeadSizes,
-    MisfitError,
-    Shape,
-    Shapes,
-    Step,
-    expect,
-)
+Shape = tuple[int, ...]
+Shapes = tuple[Shape, ...]
+Arrays = tuple[np.ndarray, ...]
+Carry = Callable[[Arrays, Shapes], Arrays]
+_Order = Callable[[int, int | None], np.ndarray]
+
+
+class MisfitError(ValueError):
+    """Shapes or dtypes that a step cannot take."""
+
+
+class HeadSizes(NamedTuple):
+    """N, K and H, which cannot be inferred from the shapes of flat projections."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+
+
+@dataclass(frozen=True, repr=False)
+class Step:
+    """One invertible step on the arrays of a row.
+
+    source(shapes behind, number of torch keys) -> shapes before; raises MisfitError.
+    target(shapes before, number of Flax paths, sizes) -> shapes behind; raises MisfitError.
+    forward(arrays, shapes behind) and backward(arrays, shapes before) -> arrays, bit for bit.
+    fan: "each" maps array by array, "split" turns one torch tensor into several Flax arrays,
+        "join" several torch tensors into one Flax array.
+    """
+
+    name: str
+    source: Callable[[Shapes, int], Shapes]
+    target: Callable[[Shapes, int, HeadSizes], Shapes]
+    forward: Carry
+    backward: Carry
+    fan: Literal["each", "split", "join"] = "each"
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+def _expect(step: str, shape: Shape, expected: str, fits: bool, side: str = "torch") -> None:
+    """Raise MisfitError unless the shape fits."""
+    if not fits:
+        raise MisfitError(f"{step} expects {expected} on the {side} side, got {list(shape)}")
 
 
 class _Side(NamedTuple):
@@ -31,7 +70,7 @@ class _Side(NamedTuple):
 
     def others(self, step: str, shapes: Shapes, side: str) -> Shapes:
         for shape in shapes:
-            expect(step, shape, self.expected, self.fits(shape), side)
+            _expect(step, shape, self.expected, self.fits(shape), side)
         return tuple(map(self.other, shapes))
 
 
@@ -153,7 +192,7 @@ def _packed_target(shapes: Shapes, paths: int, sizes: HeadSizes) -> Shapes:
     else:
         rows = [shape[0] // paths] * paths if shape else []
         expected = f"a first axis of {paths} equal parts"
-    expect("packed", shape, expected, bool(shape) and sum(rows) == shape[0], "torch")
+    _expect("packed", shape, expected, bool(shape) and sum(rows) == shape[0])
     return tuple((count, *shape[1:]) for count in rows)
 
 
@@ -207,7 +246,7 @@ def _grouped_source(shapes: Shapes, keys: int) -> Shapes:
 def _grouped_target(shapes: Shapes, paths: int, sizes: HeadSizes) -> Shapes:
     (shape,), (N, K, H) = shapes, sizes
     fits = bool(shape) and shape[0] == (N + 2 * K) * H
-    expect("grouped", shape, f"a first axis of ({N} + 2·{K})·{H}, {sizes}", fits, "torch")
+    _expect("grouped", shape, f"a first axis of ({N} + 2·{K})·{H}, {sizes}", fits)
     return (N, H, *shape[1:]), (K, H, *shape[1:]), (K, H, *shape[1:])
 
 
@@ -215,3 +254,45 @@ grouped = Step("grouped", _grouped_source, _grouped_target, _dealt, _gathered, "
 """One torch tensor, by key/value head its G queries, its key, its value, along the first axis
 <-> queries (N, H, …), keys (K, H, …), values (K, H, …). With K = N: query, key and value by turns.
 """
+
+
+def to_half_split(dim: int | None = None) -> Step:
+    """Rotary pairs (2m, 2m + 1) in torch <-> pairs (m, m + dim/2) in Flax, along the last axis.
+
+    Place it behind `heads` in the rows of q_proj and k_proj, weight and bias, and alone in those of
+    q_norm and k_norm: it fits Meta's weights to a module that rotates half-split pairs. dim: how
+    many features of a head are rotated, from the first on; None for all. Raises ValueError for
+    anything but an even int ≥ 2.
+    """
+    return _reordered("to_half_split", dim, _even_first, lambda w, d: _even_first(w, d).argsort())
+
+
+def to_interleaved(dim: int | None = None) -> Step:
+    """Rotary pairs (m, m + dim/2) in torch <-> pairs (2m, 2m + 1) in Flax: the other direction."""
+    return _reordered("to_interleaved", dim, lambda w, d: _even_first(w, d).argsort(), _even_first)
+
+
+def _even_first(width: int, dim: int | None) -> np.ndarray:
+    """The places of the first `dim` features, even ones, then odd ones; then those of the rest."""
+    end = width if dim is None else dim
+    return np.r_[0:end:2, 1:end:2, end:width]
+
+
+def _reordered(name: str, dim: int | None, forward: _Order, backward: _Order) -> Step:
+    if not (dim is None or (isinstance(dim, int) and dim >= 2 and dim % 2 == 0)):
+        raise ValueError(f"{name}: dim: expected an even int ≥ 2, or None, got {dim!r}")
+    width = "an even last axis" if dim is None else f"a last axis of at least {dim}"
+    side = _Side(
+        f"{width} (…, H)",
+        lambda s: bool(s) and s[-1] > 0 and (s[-1] % 2 == 0 if dim is None else s[-1] >= dim),
+        lambda s: s,
+    )
+
+    def taken(order: _Order) -> Carry:
+        return lambda arrays, shapes: tuple(
+            array.take(order(array.shape[-1], dim), axis=-1) for array in arrays
+        )
+
+    torch = _Side("any shape", lambda s: True, lambda s: s)
+    name = name if dim is None else f"{name}({dim})"
+    return _each(name, taken(forward), taken(backward), side, lambda H: torch)

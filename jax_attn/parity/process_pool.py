@@ -63,9 +63,9 @@ def calibrate_block(configurations: Sequence[Configuration]) -> list[Trial]:
 
     from jax_attn.parity.calibration.calibrate import judged
 
-    found = judged(configurations)
+    trials = judged(configurations)
     jax.clear_caches()
-    return found
+    return trials
 
 
 def compile_block(design: str) -> list[NotRun]:

@@ -97,17 +97,17 @@ BUGS: dict[str, Bug] = {
     ),
     # What is added to the scores.
     "bias sign": Bug(
-        plants.given(lambda p: replace(p, bias=-p.bias)),
+        plants.changed_problem(lambda p: replace(p, bias=-p.bias)),
         ("gqa", "bias"),
         claims.every(claims.several, claims.any_mask("bias")),
     ),
     "bias ignored": Bug(
-        plants.given(lambda p: replace(p, bias=None)),
+        plants.changed_problem(lambda p: replace(p, bias=None)),
         ("torch_mha", "bias"),
         claims.every(claims.several, claims.any_mask("bias")),
     ),
     "bias before the scale": Bug(
-        plants.given(lambda p: replace(p, bias=p.bias * head_size(p) ** -0.5)),
+        plants.changed_problem(lambda p: replace(p, bias=p.bias * head_size(p) ** -0.5)),
         ("torch_mha", "bias"),
         claims.every(claims.several, claims.any_mask("bias")),
     ),
@@ -199,7 +199,7 @@ BUGS: dict[str, Bug] = {
     ),
     "softmax with 1 more below": Bug({"softmax": plants.plus_one}, _PLAIN, claims.always),
     "softcap ignored": Bug(
-        plants.given(lambda p: replace(p, softcap=None)),
+        plants.changed_problem(lambda p: replace(p, softcap=None)),
         ("gqa/softcap", "none"),
         lambda c, p, u: p.softcap is not None and u in FINE,
     ),
@@ -251,7 +251,7 @@ BUGS: dict[str, Bug] = {
         claims.every(claims.several, claims.steps(Norm), claims.at(SINGLE)),
     ),
     "norm after rotary": Bug(
-        plants.given(lambda p: replace(p, after=p.after[::-1])),
+        plants.changed_problem(lambda p: replace(p, after=p.after[::-1])),
         ("gqa/qk_norm", "none"),
         claims.every(claims.several, claims.steps(Norm, Turn)),
     ),
@@ -284,7 +284,7 @@ BUGS: dict[str, Bug] = {
     ),
     # Edges of tiles and pages as they are shipped.
     "the last tile of keys dropped": Bug(
-        plants.given(plants.last_tile_dropped), _NONE, claims.several_tiles
+        plants.changed_problem(plants.last_tile_dropped), _NONE, claims.several_tiles
     ),
     "tiles summed by maxima of their own": Bug(
         {"softmax": plants.own_maximum}, _NONE, claims.several_tiles

@@ -38,16 +38,16 @@ class Kill:
     times: float
 
     @classmethod
-    def of(cls, bug: str, meant: tuple[str, str], case: Case, found: TensorReport) -> "Kill":
+    def of(cls, bug: str, meant: tuple[str, str], case: Case, report: TensorReport) -> "Kill":
         """Of a row of the built-in matrix; meant: its design and mask."""
         return cls(
             bug=bug,
             case="-".join(case.preparation),
             column=case.family,
             meant=(case.design, case.mask, case.dtype) == (*meant, "float32"),
-            killed=found.verdict is Verdict.FAIL,
-            tensor=found.label,
-            times=math.inf if math.isnan(found.fraction) else found.fraction,
+            killed=report.verdict is Verdict.FAIL,
+            tensor=report.label,
+            times=math.inf if math.isnan(report.fraction) else report.fraction,
         )
 
     @classmethod
@@ -86,18 +86,18 @@ def table(kills: Sequence[Kill]) -> Table:
     for kill in kills:
         by_bug[kill.bug].append(kill)
     columns = sorted({kill.column for kill in kills}, key=_place)
-    made = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    made.add_column("planted bug", no_wrap=True)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("planted bug", no_wrap=True)
     for column in columns:
-        made.add_column(column, justify="right", no_wrap=True)
-    made.add_column("its own row", overflow="fold")
-    made.add_column("over budget", justify="right")
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("its own row", overflow="fold")
+    table.add_column("over budget", justify="right")
     for bug, tried in by_bug.items():
         cells = [_cell([kill for kill in tried if kill.column == column]) for column in columns]
         own = min((kill for kill in tried if kill.meant), key=lambda k: k.times, default=None)
-        told = ("not among these", "–") if own is None else (own.case, number(own.times, 2))
-        made.add_row(bug, *cells, *told)
-    return made
+        own_row = ("not among these", "–") if own is None else (own.case, number(own.times, 2))
+        table.add_row(bug, *cells, *own_row)
+    return table
 
 
 def _place(column: str) -> int:
@@ -136,11 +136,11 @@ def passes(kills: Sequence[Kill], bugs: Sequence[str], whole: bool) -> bool:
 
 def summary_lines(kills: Sequence[Kill], bugs: Sequence[str], whole: bool) -> list[str]:
     """The summary in words, every survivor, and those that the whole matrix leaves untried."""
-    found = summary(kills, bugs)
+    counts = summary(kills, bugs)
     lines = [
-        f"{found['killed']} of {found['tried']} planted bugs killed by every row that claims them "
-        f"({found['trials']} trials on {found['rows']} rows); {found['by_their_own_row']} of them "
-        "by the row made to catch them"
+        f"{counts['killed']} of {counts['tried']} planted bugs killed by every row that claims "
+        f"them ({counts['trials']} trials on {counts['rows']} rows); {counts['by_their_own_row']} "
+        "of them by the row made to catch them"
     ]
     lines += [
         f"SURVIVED: {kill.bug!r} in {kill.case}: {number(kill.times)} of the budget of "
@@ -152,9 +152,9 @@ def summary_lines(kills: Sequence[Kill], bugs: Sequence[str], whole: bool) -> li
             f"NOT TRIED on a row made to catch it: {name!r}"
             for name in without_their_row(kills, bugs)
         ]
-    elif more := found["bugs"] - found["tried"]:
+    elif more := counts["bugs"] - counts["tried"]:
         lines.append(f"{more} more bugs: no row here claims them")
-    if weakest := found["weakest"]:
+    if weakest := counts["weakest"]:
         lines.append(
             f"weakest kill: {weakest['bug']!r} in {weakest['case']}, {weakest['tensor']} "
             f"{number(weakest['times'])} times its budget"

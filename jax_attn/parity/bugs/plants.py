@@ -15,13 +15,13 @@ from jax_attn.parity.matrix.cached_calls import pieces
 Change = Callable[[TensorProblem], TensorProblem]
 
 
-def given(change: Change) -> Plants:
+def changed_problem(change: Change) -> Plants:
     """The port is given another problem."""
     return {"problem": lambda right, p: change(right(p))}
 
 
 def masked(change: Callable[[np.ndarray], np.ndarray | None]) -> Plants:
-    return given(lambda p: replace(p, allowed=change(np.array(p.allowed))))
+    return changed_problem(lambda p: replace(p, allowed=change(np.array(p.allowed))))
 
 
 def later(allowed: np.ndarray) -> np.ndarray:
@@ -111,12 +111,12 @@ def reads(**sources: str) -> Plants:
         }
         return replace(p, weights=w | read)
 
-    return given(change)
+    return changed_problem(change)
 
 
 def transposed(name: str) -> Plants:
     key = f"{name}.weight"
-    return given(lambda p: replace(p, weights=p.weights | {key: p.weights[key].mT}))
+    return changed_problem(lambda p: replace(p, weights=p.weights | {key: p.weights[key].mT}))
 
 
 def each(kind: type, change: Callable) -> Plants:
@@ -125,7 +125,7 @@ def each(kind: type, change: Callable) -> Plants:
     def changed(p: TensorProblem) -> TensorProblem:
         return replace(p, after=tuple(change(s) if isinstance(s, kind) else s for s in p.after))
 
-    return given(changed)
+    return changed_problem(changed)
 
 
 def rounded(x: Tensor, bits: int) -> Tensor:
@@ -147,7 +147,9 @@ def summed(right: Callable, p: TensorProblem, a: Tensor, b: Tensor, bits: int) -
 
 def narrow(bits: int) -> Plants:
     """Parameters of another dtype."""
-    return given(lambda p: replace(p, weights={k: rounded(x, bits) for k, x in p.weights.items()}))
+    return changed_problem(
+        lambda p: replace(p, weights={k: rounded(x, bits) for k, x in p.weights.items()})
+    )
 
 
 def scaled(by: Callable[[TensorProblem, float], float]) -> Plants:

@@ -1,4 +1,4 @@
-"""Correct configurations through the comparison: what of its budget each meets, and is told.
+"""Correct configurations go through the comparison: how much of its budget does each meet?
 
 What `drawn` draws goes through `verdict.Prepared` as `check`'s own pairs do: the float64 oracle,
 the spread of the perturbed runs, every gate. A FAIL is a false alarm. Some of the blocks and of the
@@ -64,8 +64,8 @@ def _reference_call(kind: str) -> Callable[..., torch.Tensor]:
         **masks: torch.Tensor,
     ) -> torch.Tensor:
         sizes = query.shape[1], key.shape[1]
-        given = kind == "arrays"
-        allowed = masks["allowed"] if given else calls.torch_allowed(kind, masks, *sizes)
+        arrays = kind == "arrays"
+        allowed = masks["allowed"] if arrays else calls.torch_allowed(kind, masks, *sizes)
         return module(query, key, value, allowed, bias=bias)
 
     return call
@@ -80,8 +80,8 @@ def _port_call(kind: str) -> Callable[..., jax.Array]:
         bias: jax.Array | None = None,
         **masks: jax.Array,
     ) -> jax.Array:
-        given = {"mask": masks["allowed"]} if kind == "arrays" else calls.jax_mask(kind, masks)
-        return module(query, key, value, bias=bias, **given)
+        keywords = {"mask": masks["allowed"]} if kind == "arrays" else calls.jax_mask(kind, masks)
+        return module(query, key, value, bias=bias, **keywords)
 
     return call
 
@@ -122,8 +122,8 @@ class _Compiled(Port):
 
     def run(self, dtype: str, cotangents: Arrays, transform: str) -> Run:
         _, *args = self.bind()
-        given = {k: jax.numpy.array(a, dtype) for k, a in cotangents.items()}
-        outputs, (params, inputs) = jax.device_get(self.step(*args, given))
+        on_device = {k: jax.numpy.array(a, dtype) for k, a in cotangents.items()}
+        outputs, (params, inputs) = jax.device_get(self.step(*args, on_device))
         return Run(outputs, inputs, flatten(params))
 
 

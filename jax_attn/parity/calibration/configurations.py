@@ -69,21 +69,21 @@ _BLOCKS = tuple(product(("mha", "gqa", "mqa"), (None, (3, 4))))
 @cache
 def programs() -> tuple[Program, ...]:
     """A hundred; one of each emulated unit and kernel, so that they get 4% of all."""
-    made = []
+    every: list[Program] = []
     for dtype, (kind, others) in product(DTYPES, _OTHERS.items()):
         long = _LONG if dtype in ("float32", "bfloat16") else ()
         for design, shape, call, tile in (*_DESIGNS, *others, *long):
             tile = tile if kind == "blocked" else None
-            made.append(Program(kind, design, dtype, shape, call, tile))
-    made += [
+            every.append(Program(kind, design, dtype, shape, call, tile))
+    every += [
         Program("module", "block", dtype, shape, tile=tile)
         for dtype, (shape, tile) in product(DTYPES, _BLOCKS)
     ]
-    made += [
+    every += [
         Program(kind, "gqa", "float32", "gqa", tile=tile, unit=unit)
         for unit, (kind, tile) in product(("mxu", "tf32"), (("core", None), ("blocked", (3, 4))))
     ]
-    return tuple(made)
+    return tuple(every)
 
 
 # Coprime to a hundred: neighbours in number are unlike.

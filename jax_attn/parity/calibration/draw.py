@@ -83,9 +83,9 @@ def levels(rng: Rng, program: Program) -> Levels:
         return Levels(x, scores, _between(rng, 0.3, 3), _between(rng, 0.3, 3) * x)
     while True:
         x, v, o = (_between(rng, limits.smallest, limits.largest) for _ in range(3))
-        found = Levels(x, scores, v, o)
-        if all(limits.smallest <= level <= limits.largest for level in found.all):
-            return found
+        drawn = Levels(x, scores, v, o)
+        if all(limits.smallest <= level <= limits.largest for level in drawn.all):
+            return drawn
 
 
 # --- values ---------------------------------------------------------------------------------------
@@ -106,9 +106,9 @@ def _offset(rng: Rng, shape: tuple[int, ...], limits: Limits) -> np.ndarray:
 
 def _outlier(rng: Rng, shape: tuple[int, ...], limits: Limits) -> np.ndarray:
     """One feature as large as those of large language models are."""
-    made = rng.standard_normal(shape)
-    made[..., rng.integers(shape[-1])] *= _between(rng, 3, 30)
-    return made
+    values = rng.standard_normal(shape)
+    values[..., rng.integers(shape[-1])] *= _between(rng, 3, 30)
+    return values
 
 
 VALUES: dict[str, Callable[[Rng, tuple[int, ...], Limits], np.ndarray]] = {
@@ -182,8 +182,8 @@ def draw(configuration: Configuration) -> Drawn:
     level, kind = levels(rng, program), rng.choice(list(VALUES))
 
     def sequence(length: int) -> np.ndarray:
-        made = VALUES[kind](rng, (size.B, length, size.D), limits)
-        return made * (level.x / math.sqrt(np.mean(made**2)))
+        values = VALUES[kind](rng, (size.B, length, size.D), limits)
+        return values * (level.x / math.sqrt(np.mean(values**2)))
 
     if program.kind == "module":
         inputs = {"x": sequence(size.T)}

@@ -76,12 +76,12 @@ def fractions(tensor: TensorReport) -> dict[str, float]:
     def over(error: float, budget: float) -> float:
         return error / budget if error else 0.0
 
-    found = {
+    by_gate = {
         "element": over(abs(tensor.got - tensor.want), tensor.allowed),
         "RMS": over(tensor.error, tensor.budget),
         "projection": tensor.projection,
     }
-    return {gate: f for gate, f in found.items() if not math.isnan(f)}
+    return {gate: f for gate, f in by_gate.items() if not math.isnan(f)}
 
 
 # --- figures --------------------------------------------------------------------------------------
@@ -89,10 +89,10 @@ def fractions(tensor: TensorReport) -> dict[str, float]:
 
 def groups(trials: Sequence[Trial]) -> dict[str, list[Trial]]:
     """By precision and kind, as they come, and all together."""
-    found: dict[str, list[Trial]] = {}
+    by_group: dict[str, list[Trial]] = {}
     for trial in trials:
-        found.setdefault(f"{trial.precision} {trial.kind}", []).append(trial)
-    return found | {"all": list(trials)}
+        by_group.setdefault(f"{trial.precision} {trial.kind}", []).append(trial)
+    return by_group | {"all": list(trials)}
 
 
 def quantiles(values: Sequence[float]) -> dict[str, float]:
@@ -133,21 +133,21 @@ def _counted(sets: Iterable[set[str]]) -> dict[str, int]:
 
 def power(trials: Sequence[Trial]) -> dict[str, dict[str, int]]:
     """bug, precision -> in how many configurations it has a place, and in how many it is killed."""
-    found: dict[str, dict[str, int]] = {}
+    counts: dict[str, dict[str, int]] = {}
     for trial in trials:
         for bug, killed in trial.planted.items():
-            row = found.setdefault(f"{bug}, {trial.precision}", {"tried": 0, "killed": 0})
+            row = counts.setdefault(f"{bug}, {trial.precision}", {"tried": 0, "killed": 0})
             row["tried"] += 1
             row["killed"] += killed
-    return dict(sorted(found.items()))
+    return dict(sorted(counts.items()))
 
 
 def verdict(trials: Sequence[Trial]) -> Verdict:
     """FAIL for one false alarm, INCONCLUSIVE for more doubt than may be."""
-    found = figures(trials)
-    if found["fail"]:
+    counts = figures(trials)
+    if counts["fail"]:
         return Verdict.FAIL
-    doubted = found["inconclusive"] > DOUBTED * found["configurations"]
+    doubted = counts["inconclusive"] > DOUBTED * counts["configurations"]
     return Verdict.INCONCLUSIVE if doubted else Verdict.PASS
 
 
@@ -156,54 +156,54 @@ def verdict(trials: Sequence[Trial]) -> Verdict:
 
 def table(trials: Sequence[Trial]) -> Table:
     """A line a precision and kind: verdicts, and each gate's fractions of budget."""
-    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    made.add_column("precision, kind", no_wrap=True)
+    rendered = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    rendered.add_column("precision, kind", no_wrap=True)
     for title in ("drawn", "PASS", "INCON-\nCLUSIVE", "FAIL"):
-        made.add_column(title, justify="right", no_wrap=True)
+        rendered.add_column(title, justify="right", no_wrap=True)
     for gate in GATES:  # these wrap where the terminal is narrow, no verdict does
-        made.add_column(gate, justify="right")
+        rendered.add_column(gate, justify="right")
     for name, chosen in groups(trials).items():
-        found = figures(chosen)
-        cells = (found[k] for k in ("configurations", "pass", "inconclusive", "fail"))
-        parts = (found["fractions"][gate].values() for gate in GATES)
+        counts = figures(chosen)
+        cells = (counts[k] for k in ("configurations", "pass", "inconclusive", "fail"))
+        parts = (counts["fractions"][gate].values() for gate in GATES)
         met = (" ".join(f"{fraction:.2f}" for fraction in each) for each in parts)
-        made.add_row(name, *map(str, cells), *met)
-    return made
+        rendered.add_row(name, *map(str, cells), *met)
+    return rendered
 
 
 def power_table(trials: Sequence[Trial]) -> Table:
     """A line a bug: in how many configurations of each precision it is killed, of where it is."""
-    found = power(trials)
-    bugs = list(dict.fromkeys(row.partition(", ")[0] for row in found))
-    precisions = list(dict.fromkeys(row.partition(", ")[2] for row in found))
-    made = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    made.add_column("planted bug", no_wrap=True)
+    counts = power(trials)
+    bugs = list(dict.fromkeys(row.partition(", ")[0] for row in counts))
+    precisions = list(dict.fromkeys(row.partition(", ")[2] for row in counts))
+    rendered = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    rendered.add_column("planted bug", no_wrap=True)
     for precision in precisions:
-        made.add_column(precision, justify="right", no_wrap=True)
+        rendered.add_column(precision, justify="right", no_wrap=True)
     for bug in bugs:
-        cells = (found.get(f"{bug}, {p}", {"killed": 0, "tried": 0}) for p in precisions)
-        made.add_row(bug, *(f"{cell['killed']}/{cell['tried']}" for cell in cells))
-    return made
+        cells = (counts.get(f"{bug}, {p}", {"killed": 0, "tried": 0}) for p in precisions)
+        rendered.add_row(bug, *(f"{cell['killed']}/{cell['tried']}" for cell in cells))
+    return rendered
 
 
 def summary_lines(trials: Sequence[Trial], seed: int) -> list[str]:
     """In words; every FAIL by its name, which runs it again."""
-    found = figures(trials)
-    total, unsure = found["configurations"], found["inconclusive"]
-    largest = ", ".join(f"{g} {number(q['largest'], 2)}" for g, q in found["fractions"].items())
+    counts = figures(trials)
+    total, unsure = counts["configurations"], counts["inconclusive"]
+    largest = ", ".join(f"{g} {number(q['largest'], 2)}" for g, q in counts["fractions"].items())
     lines = [
-        f"{total} correct configurations of seed {seed}: {found['pass']} pass, {unsure} "
-        f"inconclusive ({unsure / total:.1%}), {found['fail']} fail",
+        f"{total} correct configurations of seed {seed}: {counts['pass']} pass, {unsure} "
+        f"inconclusive ({unsure / total:.1%}), {counts['fail']} fail",
         f"largest fraction of budget met: {largest}; above, each gate's {', '.join(QUANTILES)}",
     ]
-    for what, counts in doubts(trials).items():
-        if counts:
-            told = ", ".join(f"{name} {count}" for name, count in counts.items())
-            lines.append(f"inconclusive, by {what}: {told}")
+    for what, each in doubts(trials).items():
+        if each:
+            listed = ", ".join(f"{name} {count}" for name, count in each.items())
+            lines.append(f"inconclusive, by {what}: {listed}")
     for trial in trials:
         if trial.verdict is Verdict.FAIL:
-            told = ", ".join(f"{k} {v}" for k, v in trial.traits.items())
-            lines.append(f"FAIL {trial.name} of seed {seed} ({told}):")
+            traits = ", ".join(f"{k} {v}" for k, v in trial.traits.items())
+            lines.append(f"FAIL {trial.name} of seed {seed} ({traits}):")
             lines += [f"  {reason}" for reason in trial.reasons]
     return lines
 

@@ -92,33 +92,33 @@ def port_pieces(kind: str) -> PortCall:
 def _chunks(B: int, T: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Of chunks until every row has read T tokens.
 
-    lengths (chunks, B): how many tokens each row reads. given (chunks, B, width): which it is
-    given; behind those that count come some that do not. where (B, T): where each token's output
+    lengths (chunks, B): how many tokens each row reads. read (chunks, B, width): which it is
+    handed; behind those that count come some that do not. where (B, T): where each token's output
     lies in those of all chunks, one after the other.
     """
-    width, read = max(_PACE), np.zeros(B, int)
+    width, done = max(_PACE), np.zeros(B, int)
     lengths: list[np.ndarray] = []
-    given: list[np.ndarray] = []
+    read: list[np.ndarray] = []
     where_BT = np.zeros((B, T), int)
-    while read.min() < T:
+    while done.min() < T:
         now = np.array([_PACE[(len(lengths) + b) % len(_PACE)] for b in range(B)])
-        now = np.minimum(now, T - read)
-        own = read[:, None] + np.arange(width)
-        given.append(np.where(np.arange(width) < now[:, None], own, 0))
+        now = np.minimum(now, T - done)
+        own = done[:, None] + np.arange(width)
+        read.append(np.where(np.arange(width) < now[:, None], own, 0))
         for b, n in enumerate(now):
-            where_BT[b, read[b] : read[b] + n] = len(lengths) * width + np.arange(n)
+            where_BT[b, done[b] : done[b] + n] = len(lengths) * width + np.arange(n)
         lengths.append(now)
-        read = read + now
-    return np.array(lengths, np.int32), np.array(given), where_BT
+        done = done + now
+    return np.array(lengths, np.int32), np.array(read), where_BT
 
 
 def torch_ragged(kind: str) -> TorchCall:
     def call(module: TorchAttention, x: torch.Tensor) -> dict[str, torch.Tensor]:
         cache = _torch_cache(kind, module, x)
-        lengths, given, where_BT = _chunks(*x.shape[:2])
+        lengths, read, where_BT = _chunks(*x.shape[:2])
         outs = [
             module(_torch_take(x, index), cache=cache, lengths=torch.from_numpy(now))
-            for now, index in zip(lengths, given, strict=True)
+            for now, index in zip(lengths, read, strict=True)
         ]
         return {"output": _torch_take(torch.cat(outs, dim=1), where_BT)}
 
@@ -128,14 +128,14 @@ def torch_ragged(kind: str) -> TorchCall:
 def port_ragged(kind: str) -> PortCall:
     def call(module: GroupedQueryAttention, x: jax.Array) -> dict[str, jax.Array]:
         B, T, D = x.shape
-        lengths, given, where_BT = _chunks(B, T)
+        lengths, read, where_BT = _chunks(B, T)
 
         def step(cache: KVCache, chunk: tuple[jax.Array, jax.Array]) -> tuple[KVCache, jax.Array]:
             x_BTD, lengths = chunk
             out, cache = module(x_BTD, mask=Mask.lengths(lengths), cache=cache)
             return cache, out
 
-        chunks = jnp.stack([_take(x, index) for index in given]), jnp.asarray(lengths)
+        chunks = jnp.stack([_take(x, index) for index in read]), jnp.asarray(lengths)
         _, outs = jax.lax.scan(step, _port_cache(kind, module, x), chunks)
         return {"output": _take(outs.swapaxes(0, 1).reshape(B, -1, D), where_BT)}
 

@@ -128,13 +128,13 @@ def torch_mha(*, weights: str = "", sequence_first: bool = False) -> Bind:
 def gqa(kind: str) -> Call:
     def call(module: Any, query: Any, key: Any, value: Any, **masks: Any) -> Named:
         if kind == "bias":
-            given = {"bias": masks["bias"]}
+            keywords = {"bias": masks["bias"]}
         elif kind == "causal":
-            given = {"is_causal": True}
+            keywords = {"is_causal": True}
         else:
-            given = {"mask": torch_allowed(kind, masks, query.shape[1], key.shape[1])}
-        weights = module.attention_weights(query, key, **given)
-        return {"output": module(query, key, value, **given), "weights": weights}
+            keywords = {"mask": torch_allowed(kind, masks, query.shape[1], key.shape[1])}
+        weights = module.attention_weights(query, key, **keywords)
+        return {"output": module(query, key, value, **keywords), "weights": weights}
 
     return call
 
@@ -168,9 +168,9 @@ def port_dropping(kind: str) -> Call:
 def port_self(*, weights: bool = False) -> Bind:
     def bind(kind: str) -> Call:
         def call(module: Any, x: Any, **masks: Any) -> Named:
-            given = jax_mask(kind, masks)
-            extra = {"weights": module.attention_weights(x, **given)} if weights else {}
-            return {"output": module(x, **given)} | extra
+            keywords = jax_mask(kind, masks)
+            extra = {"weights": module.attention_weights(x, **keywords)} if weights else {}
+            return {"output": module(x, **keywords)} | extra
 
         return call
 
@@ -180,10 +180,10 @@ def port_self(*, weights: bool = False) -> Bind:
 def port_cross(*, weights: str = "") -> Bind:
     def bind(kind: str) -> Call:
         def call(module: Any, query: Any, key: Any, value: Any, **masks: Any) -> Named:
-            given = jax_mask(kind, masks)
-            named = {"output": module(query, key, value, **given)}
+            keywords = jax_mask(kind, masks)
+            named = {"output": module(query, key, value, **keywords)}
             if weights:
-                named["weights"] = module.attention_weights(query, key, **given)
+                named["weights"] = module.attention_weights(query, key, **keywords)
             if weights == "mean":
                 named["weights"] = named["weights"].mean(axis=1)
             return named

@@ -185,8 +185,8 @@ def _grouped(options: Mapping[str, Any], torch_options: Mapping[str, Any], **ora
     """A grouped design with other options: the port's words, torch's, the oracle's."""
 
     def reference(s: Size) -> torch.nn.Module:
-        given = {k: v(s) if callable(v) else v for k, v in torch_options.items()}
-        return torch_ref.DESIGNS["gqa"](s.D, s.N, s.K, **given)
+        options = {k: v(s) if callable(v) else v for k, v in torch_options.items()}
+        return torch_ref.DESIGNS["gqa"](s.D, s.N, s.K, **options)
 
     return replace(
         _GROUPED, reference=reference, port=_Port(lambda s: s.K, **options), options=oracle
@@ -195,11 +195,10 @@ def _grouped(options: Mapping[str, Any], torch_options: Mapping[str, Any], **ora
 
 def _cached(design: Design, reference_call: Callable[[str], Callable] | None = None) -> Design:
     """A design whose reference reads the text at once, as published, and its port in pieces."""
-    given = reference_call or design.reference_call
     return replace(
         design,
         inputs=("x",),
-        reference_call=given,
+        reference_call=reference_call or design.reference_call,
         port_call=cached_calls.port_pieces,
         cached=True,
     )
@@ -217,7 +216,7 @@ def _normalised(norm: Callable, torch_norm: Callable, *, centred: bool) -> Desig
 
 def _output_alone(bind: Callable[[str], Callable]) -> Callable[[str], Callable]:
     """Of a call (module, x, **masks) without its weights."""
-    return lambda kind: lambda module, **given: {"output": bind(kind)(module, **given)["output"]}
+    return lambda kind: lambda module, **inputs: {"output": bind(kind)(module, **inputs)["output"]}
 
 
 def _of_itself(bind: Callable[[str], Callable]) -> Callable[[str], Callable]:

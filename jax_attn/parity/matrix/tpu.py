@@ -60,7 +60,7 @@ def compile_kernel(name: str) -> Iterator[NotRun]:
     # scores are computed again. XLA does not see into a Pallas kernel, nor count a loop's turns.
     product = 2 * _B * _N * _H * _T * (_T + 1) // 2
     missing = why_no_tpu_compiler()
-    for direction, fn, given, products in (
+    for direction, fn, shapes, products in (
         ("forward", forward, (q, kv, kv), 2),
         ("gradient", gradient, (q, kv, kv, q), 7),
     ):
@@ -69,7 +69,7 @@ def compile_kernel(name: str) -> Iterator[NotRun]:
             yield NotRun(*subject, "not compiled", "tpu", error=missing)
             continue
         counted = {"flops": products * product, "flops_by": "formula"}
-        for row in compiled_everywhere(subject, fn, given):
+        for row in compiled_everywhere(subject, fn, shapes):
             is_compiled = row.level == "compiled"
             yield replace(row, figures={**row.figures, **counted}) if is_compiled else row
 
@@ -102,15 +102,15 @@ def compile_design(name: str) -> Iterator[NotRun]:
     def gradient(*args: Any) -> Any:
         return forward_and_gradients(forward, *args)
 
-    for direction, fn, given in (
+    for direction, fn, abstract in (
         ("forward", forward, args),
         ("gradient", gradient, (*args, shapes)),
     ):
         subject = (name, direction, "float32", EMULATED_SHAPE)
         if why_no_tpu_compiler() is None:
-            yield from compiled_everywhere(subject, fn, given)
+            yield from compiled_everywhere(subject, fn, abstract)
             continue
-        for platform, figures in lower_everywhere(fn, *given).items():
+        for platform, figures in lower_everywhere(fn, *abstract).items():
             error = figures.pop("error")
             level = "failed" if error else "lowered"
             yield NotRun(*subject, level, platform, error, figures)

@@ -120,7 +120,7 @@ def _print(outcome: Outcome, as_json: bool) -> None:
         return
     if outcome.check is not None:
         from jax_attn.parity.judge.text import console
-        from jax_attn.report.tables import cases_table
+        from jax_attn.report.documents import cases_table
 
         console().print(cases_table(outcome.check))
         for result in outcome.check:

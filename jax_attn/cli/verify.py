@@ -28,8 +28,7 @@ from jax_attn.cli.verify_modes import expect_one_mode
 from jax_attn.report.files import RESULT_FILES
 
 if TYPE_CHECKING:
-    from jax_attn.parity.judge.not_run import NotRun
-    from jax_attn.parity.judge.result import Result
+    from jax_attn.parity.judge.result import NotRun, Result
 
 BACKENDS = (*devices.KINDS, "all")
 
@@ -101,9 +100,7 @@ def present_outcome(
     """Print, write, and return the exit status."""
     from jax_attn import environment
     from jax_attn.parity.judge.compare import Verdict
-    from jax_attn.report.documents import result_files
-    from jax_attn.report.summary import summary_lines
-    from jax_attn.report.tables import cases_table, compiled_table
+    from jax_attn.report.documents import cases_table, compiled_table, result_files, summary_lines
 
     files = result_files(results, environment.describe(), not_run)
     tell(

@@ -10,8 +10,7 @@ import click
 from jax_attn.cli.status import WrongInput
 
 if TYPE_CHECKING:
-    from jax_attn.parity.judge.not_run import NotRun
-    from jax_attn.parity.judge.result import Result
+    from jax_attn.parity.judge.result import NotRun, Result
 
 
 def expect_torch_side(path: Path) -> None:

@@ -10,8 +10,7 @@ from jax_attn.cli.selection import NONE_LEFT, expect_known, selected
 from jax_attn.cli.status import missing
 
 if TYPE_CHECKING:
-    from jax_attn.parity.judge.not_run import NotRun
-    from jax_attn.parity.judge.result import Result
+    from jax_attn.parity.judge.result import NotRun, Result
     from jax_attn.parity.matrix.cases import Case
 
 
@@ -27,7 +26,7 @@ def verify_matrix(
 
     from jax_attn.cli.progress import tracked
     from jax_attn.parity import process_pool
-    from jax_attn.parity.judge.not_run import NotRun
+    from jax_attn.parity.judge.result import NotRun
 
     # Processes would each take the whole of a GPU or a TPU.
     processes = None if devices.available() <= {"cpu"} else 1

@@ -10,8 +10,7 @@ from multiprocessing import get_context
 from jax_attn.parity.bugs.kill_report import Kill
 from jax_attn.parity.calibration.configurations import Configuration, Program
 from jax_attn.parity.calibration.report import Trial
-from jax_attn.parity.judge.not_run import NotRun
-from jax_attn.parity.judge.result import Result
+from jax_attn.parity.judge.result import NotRun, Result
 from jax_attn.parity.matrix.cases import COMPILED_KERNELS, Case
 
 # A process takes seconds to start: below this many rows one alone is quicker.
@@ -48,7 +47,7 @@ def kill_block(cases: Sequence[Case]) -> list[Kill]:
     from jax_attn.parity.bugs import trials
     from jax_attn.parity.matrix.designs import PORTED_DESIGNS
     from jax_attn.parity.matrix.preparation import Preparation
-    from jax_attn.parity.run.x64 import x64_for
+    from jax_attn.parity.run.port import x64_for
 
     kills = []
     for case in cases:

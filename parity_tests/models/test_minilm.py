@@ -17,7 +17,7 @@ from helpers.minilm import FOLDER, STRANGE, Pair, ours, own_rows, rankings, sent
 from jax_attn import parity, transfer
 from jax_attn.models import load_sentence_encoder
 from jax_attn.models.sentence_encoder import load_encoder
-from jax_attn.parity.checking.verdict import judge_port
+from jax_attn.parity.checking.prepared import judge_port
 from jax_attn.parity.checking.weights import compare_weights
 from jax_attn.parity.judge.compare import Verdict
 from jax_attn.parity.run.port import Port

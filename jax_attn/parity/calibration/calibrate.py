@@ -22,7 +22,7 @@ from jax_attn.parity.calibration import block
 from jax_attn.parity.calibration.configurations import Configuration, Program
 from jax_attn.parity.calibration.draw import Drawn, draw
 from jax_attn.parity.calibration.report import Trial
-from jax_attn.parity.checking.prepared import Prepared
+from jax_attn.parity.checking.prepared import Prepared, judge_port
 from jax_attn.parity.checking.softmax_bugs import (
     BACKWARD,
     FORWARD,
@@ -33,7 +33,6 @@ from jax_attn.parity.checking.softmax_bugs import (
     stopped,
     unmasked,
 )
-from jax_attn.parity.checking.verdict import judge_port
 from jax_attn.parity.checking.weights import compare_weights
 from jax_attn.parity.matrix import calls
 from jax_attn.parity.matrix.designs import PORTED_DESIGNS, Design
@@ -41,10 +40,8 @@ from jax_attn.parity.matrix.kernels import tiled
 from jax_attn.parity.matrix.pair import Pair
 from jax_attn.parity.run.emulate import emulate
 from jax_attn.parity.run.inputs_and_runs import Inputs, Run
-from jax_attn.parity.run.port import Port, float_dtype
+from jax_attn.parity.run.port import Port, float_dtype, forward_and_gradients, x64_for
 from jax_attn.parity.run.reference import Reference
-from jax_attn.parity.run.transforms import forward_and_gradients
-from jax_attn.parity.run.x64 import x64_for
 from jax_attn.transfer import flatten
 
 Arrays = Mapping[str, np.ndarray]

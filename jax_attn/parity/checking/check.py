@@ -13,16 +13,14 @@ from flax import nnx
 
 from jax_attn.dtypes import DTYPES
 from jax_attn.parity.checking.canaries import try_canaries
-from jax_attn.parity.checking.prepared import Prepared
-from jax_attn.parity.checking.verdict import judge_port
+from jax_attn.parity.checking.prepared import Prepared, judge_port
 from jax_attn.parity.checking.weights import compare_weights
 from jax_attn.parity.judge.result import Result
 from jax_attn.parity.run import TRANSFORMS
 from jax_attn.parity.run.float64_mode import TORCH_DTYPES
 from jax_attn.parity.run.inputs_and_runs import Inputs
-from jax_attn.parity.run.port import Port, float_dtype
+from jax_attn.parity.run.port import Port, float_dtype, x64_is_on
 from jax_attn.parity.run.reference import Reference
-from jax_attn.parity.run.x64 import x64_is_on
 from jax_attn.transfer import Layout
 
 

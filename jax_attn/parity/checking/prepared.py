@@ -1,19 +1,21 @@
-"""The reference's side of a check: everything that does not depend on the port.
+"""The reference's side of a check, all that does not depend on the port; and a port's verdict.
 
 It flows from top to bottom: the reference and its inputs, its runs in the checked dtype, the
 oracle's run in float64, the budgets from perturbed runs, and the comparison of a run with them.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 
+from jax_attn.parity.checking.weights import ToTorch
 from jax_attn.parity.judge.budget import Budget
 from jax_attn.parity.judge.compare import TensorReport, Verdict, judge
+from jax_attn.parity.judge.result import Result
 from jax_attn.parity.run.inputs_and_runs import Arrays, Run, wide
-from jax_attn.parity.run.port import float_dtype
+from jax_attn.parity.run.port import Port, float_dtype, full_precision
 from jax_attn.parity.run.reference import Reference
 
 
@@ -131,3 +133,47 @@ class Prepared:
                     for reason in report.reasons
                 ]
         return tuple(failures)
+
+
+def judge_port(
+    prepared: Prepared,
+    port: Port,
+    transforms: Sequence[str],
+    *,
+    to_torch: ToTorch | None,
+    failures: Sequence[str] = (),
+    doubts: Sequence[str] = (),
+    notes: Sequence[str] = (),
+    backend: str | None = None,
+    level: str = "measured",
+    name: str = "check",
+    details: Mapping[str, str] | None = None,
+) -> Result:
+    """Run the port under each transform and compare it, tensor by tensor.
+
+    to_torch: None where no table pairs the parameters: their gradients are not compared.
+    backend: what the result says; None: the platform of JAX's default device.
+    """
+    reports: list[TensorReport] = []
+    with full_precision(prepared.precision is None) as (platform, pinned):
+        for transform in transforms:
+            run = port.run(prepared.dtype, prepared.differentiated, transform)
+            parameter_grads = to_torch(run.parameter_grads) if to_torch else {}
+            named = Run(run.outputs, run.input_grads, parameter_grads)
+            reports += prepared.compare(named, transform)
+    notes = (*notes, *pinned)
+    if not prepared.gradients:
+        notes = (*notes, "gradients were not compared: gradients=False")
+    if reports and all(r.verdict is Verdict.PASS and r.is_zero for r in reports):
+        doubts = (*doubts, "every compared tensor is zero: other weights would give the same")
+    return Result(
+        dtype=prepared.dtype,
+        backend=backend or platform,
+        tensors=tuple(reports),
+        failures=(*failures, *prepared.reference_failures),
+        doubts=tuple(doubts),
+        notes=tuple(notes),
+        level=level,
+        name=name,
+        details=dict(details or {}),
+    )

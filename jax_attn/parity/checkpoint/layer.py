@@ -19,7 +19,7 @@ from flax import nnx
 from jax_attn.parity.checking.check import check
 from jax_attn.parity.checkpoint import rebuild
 from jax_attn.parity.judge.result import Result
-from jax_attn.parity.run.x64 import x64_for
+from jax_attn.parity.run.port import x64_for
 from jax_attn.transfer import LAYOUTS, Layout, Problem, TransferError, export, load
 from jax_attn.transfer.families import Traits
 

@@ -13,7 +13,7 @@ from jax_attn.dtypes import DTYPES
 from jax_attn.parity.checkpoint import family_spellings, rebuild
 from jax_attn.parity.checkpoint.layer import AttentionLayer, unmeasured
 from jax_attn.parity.judge.result import Result
-from jax_attn.parity.run.x64 import x64_for
+from jax_attn.parity.run.port import x64_for
 from jax_attn.transfer import (
     Layout,
     Problem,

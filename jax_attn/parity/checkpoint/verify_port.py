@@ -21,7 +21,7 @@ from jax_attn.parity.checkpoint.layer import (
 )
 from jax_attn.parity.checkpoint.survey import survey
 from jax_attn.parity.judge.result import Result
-from jax_attn.parity.run.x64 import x64_for
+from jax_attn.parity.run.port import x64_for
 from jax_attn.transfer import Layout, TransferError, as_numpy, flatten, load, row
 from jax_attn.transfer.inspect.config import Config, UnknownHeadsError
 from jax_attn.transfer.port.files import LazyTensors

@@ -1,7 +1,9 @@
-"""The result of a check: one verdict, every tensor, and what was not compared."""
+"""The result of a check, one verdict over every tensor; and what a run lists without one."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from rich.console import Group
 from rich.text import Text
@@ -96,3 +98,31 @@ class Result:
                 for t in self.tensors
             },
         }
+
+
+@dataclass(frozen=True)
+class NotRun:
+    """What was compiled, lowered or refused but not run, and so has no verdict.
+
+    design: its name; a kernel's is "kernel splash", a refused row's that of its case.
+    direction: forward, gradient or both. dtype, shape: of its inputs.
+    level: compiled, lowered, failed (to compile or lower), not compiled, refused (by the kernel).
+    target: the device or platform. error: why it came no further.
+    figures: what the compiler counts: flops, flops_by, temporaries (bytes), seconds, ...
+    """
+
+    design: str
+    direction: str
+    dtype: str
+    shape: str
+    level: str
+    target: str
+    error: str | None = None
+    figures: Mapping[str, Any] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data, for JSON; what was lowered has an `error` of None, what compiled has none."""
+        fields = dict(vars(self))
+        error, figures = fields.pop("error"), fields.pop("figures")
+        has_error = error is not None or self.level == "lowered"
+        return {**fields, **figures, **({"error": error} if has_error else {})}

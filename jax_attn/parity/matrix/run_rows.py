@@ -4,14 +4,13 @@ from collections.abc import Callable, Sequence
 
 import jax
 
-from jax_attn.parity.checking.verdict import judge_port
-from jax_attn.parity.judge.not_run import NotRun
-from jax_attn.parity.judge.result import Result
+from jax_attn.parity.checking.prepared import judge_port
+from jax_attn.parity.judge.result import NotRun, Result
 from jax_attn.parity.matrix.cases import Case
 from jax_attn.parity.matrix.designs import PORTED_DESIGNS
 from jax_attn.parity.matrix.kernels import kernel_of_rows
 from jax_attn.parity.matrix.preparation import Preparation
-from jax_attn.parity.run.x64 import x64_for
+from jax_attn.parity.run.port import x64_for
 
 Doubts = Callable[[Preparation], Sequence[str]]
 

@@ -14,15 +14,14 @@ import jax
 
 from jax_attn.attention import dispatch
 from jax_attn.attention.call import checked_call
-from jax_attn.parity.judge.not_run import NotRun
-from jax_attn.parity.judge.result import Result
+from jax_attn.parity.judge.result import NotRun, Result
 from jax_attn.parity.matrix.cases import EMULATED_SHAPE, Case
 from jax_attn.parity.matrix.compiled import compile_for_tpu, lower_everywhere, why_no_tpu_compiler
 from jax_attn.parity.matrix.designs import PORTED_DESIGNS
 from jax_attn.parity.matrix.kernels import kernel_of_rows
 from jax_attn.parity.matrix.preparation import Preparation
 from jax_attn.parity.matrix.run_rows import Doubts, judge_case, refusal
-from jax_attn.parity.run.transforms import forward_and_gradients
+from jax_attn.parity.run.port import forward_and_gradients
 
 
 def run_emulated(

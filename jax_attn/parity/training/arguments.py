@@ -12,7 +12,7 @@ from jax_attn.dtypes import DTYPES
 from jax_attn.parity.run import port as run_jax
 from jax_attn.parity.run.float64_mode import TORCH_DTYPES
 from jax_attn.parity.run.inputs_and_runs import is_float
-from jax_attn.parity.run.x64 import x64_is_on
+from jax_attn.parity.run.port import x64_is_on
 from jax_attn.parity.training.losses import LOSSES, TARGET
 from jax_attn.parity.training.optimizers.optax_like import update_problems
 from jax_attn.parity.training.optimizers.schedules import learning_rates

@@ -12,7 +12,6 @@ A verdict flows in one direction: arguments -> recipe -> the reference's runs (`
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 import optax
 import torch
@@ -21,6 +20,7 @@ from flax import nnx
 from jax_attn.parity.checking.canaries import DoubtsAndNotes
 from jax_attn.parity.checking.weights import compare_weights
 from jax_attn.parity.judge.result import Result
+from jax_attn.parity.run.port import full_precision
 from jax_attn.parity.training.arguments import validate
 from jax_attn.parity.training.canaries import try_canaries
 from jax_attn.parity.training.comparison import compare_free_run, compare_replay, missing_moments
@@ -124,11 +124,9 @@ def judge(
     """
     loop = reference.loop
     gradients = [loop.to_paths(by_key) for by_key in reference.gradients]
-    backend = next(iter(jax.numpy.zeros(()).devices())).platform
-    with jax.default_matmul_precision("highest" if backend != "cpu" else None):
+    with full_precision() as (backend, pinned):
         replay = port.replay(tx, gradients, loop.recipe.accumulate)
         free_run = port.free_run(tx, reference.steps, loop.recipe.accumulate)
-    pinned = () if backend == "cpu" else ('matmul precision pinned to "highest"',)
     return Result(
         dtype=loop.dtype,
         backend=backend,

@@ -11,8 +11,7 @@ from flax import nnx
 
 from helpers.same_arrays import assert_same
 from jax_attn import parity, transfer
-from jax_attn.parity.checking.prepared import Prepared
-from jax_attn.parity.checking.verdict import judge_port
+from jax_attn.parity.checking.prepared import Prepared, judge_port
 from jax_attn.parity.checkpoint import rebuild
 from jax_attn.parity.judge.compare import Verdict
 from jax_attn.parity.run.inputs_and_runs import Inputs

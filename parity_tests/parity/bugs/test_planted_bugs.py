@@ -15,8 +15,7 @@ from jax_attn.attention import Mask
 from jax_attn.attention.kernels import cached, dense, pages
 from jax_attn.nn import attention as modules
 from jax_attn.parity.bugs.trials import doubts
-from jax_attn.parity.checking.prepared import Prepared
-from jax_attn.parity.checking.verdict import judge_port
+from jax_attn.parity.checking.prepared import Prepared, judge_port
 from jax_attn.parity.judge.compare import Verdict
 from jax_attn.parity.matrix.cases import Case
 from jax_attn.parity.matrix.designs import PORTED_DESIGNS

@@ -1,6 +1,6 @@
 """What is listed without a verdict: the keys that JSON has at each level."""
 
-from jax_attn.parity.judge.not_run import NotRun
+from jax_attn.parity.judge.result import NotRun
 
 SUBJECT = ("gqa", "forward", "float32", "prime")
 IDENTITY = ["design", "direction", "dtype", "shape", "level", "target"]

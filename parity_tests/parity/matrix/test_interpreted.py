@@ -8,8 +8,7 @@ from jax_attn.parity.judge.compare import Verdict
 from jax_attn.parity.matrix.cases import Case, emulated
 from jax_attn.parity.matrix.run_rows import run_cases
 from jax_attn.parity.matrix.tpu import run_emulated
-from jax_attn.report.documents import as_markdown
-from jax_attn.report.summary import summary, summary_lines
+from jax_attn.report.documents import as_markdown, summary, summary_lines
 
 PADDED = Case("gqa", "float32", "padding", "cross", "jit")
 

@@ -15,8 +15,7 @@ from jax_attn.parity.matrix.kernels import kernel_of_rows
 from jax_attn.parity.matrix.preparation import Preparation
 from jax_attn.parity.matrix.run_rows import run_cases
 from jax_attn.parity.matrix.shapes import TILE_EDGES
-from jax_attn.report.documents import as_json
-from jax_attn.report.summary import summary_lines
+from jax_attn.report.documents import as_json, summary_lines
 
 KEYS, *OTHERS = at_tile_edges()
 SMALL = Case("gqa", "float32", "none", "prime", "jit")

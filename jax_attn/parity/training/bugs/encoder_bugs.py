@@ -9,8 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_attn.parity.checking.prepared import Prepared
-from jax_attn.parity.checking.verdict import judge_port
+from jax_attn.parity.checking.prepared import Prepared, judge_port
 from jax_attn.parity.judge.result import Result
 from jax_attn.parity.run.inputs_and_runs import Inputs
 from jax_attn.parity.run.port import Port

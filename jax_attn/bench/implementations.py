@@ -60,14 +60,12 @@ class Implementation:
 
 
 def _in(
-    framework: str, name: str, core: str, layer: str, cached: str = "", **fields: Any
+    framework: str, name: str, core: str = "", layer: str = "", cached: str = "", **fields: Any
 ) -> Implementation:
-    """An implementation with builders in this package's modules for that framework."""
-    programs, caches = (
-        f"jax_attn.bench.programs.{framework}_{kind}" for kind in ("programs", "cached")
-    )
-    core, layer = (builder and f"{programs}:{builder}" for builder in (core, layer))
-    return Implementation(name, framework, core, layer, cached and f"{caches}:{cached}", **fields)
+    """An implementation whose builders are in this package's module for that framework."""
+    start = f"jax_attn.bench.programs.{framework}_programs:"
+    core, layer, cached = (builder and start + builder for builder in (core, layer, cached))
+    return Implementation(name, framework, core, layer, cached, **fields)
 
 
 _on_torch, _on_jax = partial(_in, TORCH), partial(_in, JAX)
@@ -76,21 +74,20 @@ _on_torch, _on_jax = partial(_in, TORCH), partial(_in, JAX)
 def _forced(kernel: str) -> Implementation:
     """torch's fused attention, insisting on one of its backends."""
     options = {"backend": f"{kernel.upper()}_ATTENTION"}
-    return _on_torch(f"sdpa {kernel}", "sdpa_core", "", options=options, devices=("gpu",))
+    return _on_torch(f"sdpa {kernel}", "sdpa_core", options=options, devices=("gpu",))
 
 
 _ALL = (
-    _on_torch("sdpa", "sdpa_core", "sdpa_layer", "sdpa"),
+    _on_torch("sdpa", "sdpa_core", "sdpa_layer", "sdpa_cached"),
     *map(_forced, ("flash", "cudnn", "efficient")),
     _on_torch(
         "flash-attn",
         "flash_attn_core",
-        "",
         needs=("flash_attn",),
         install="pip install flash-attn --no-build-isolation",
         devices=("gpu",),
     ),
-    _on_torch("torch eager", "eager_core", "eager_layer", "eager"),
+    _on_torch("torch eager", "eager_core", "eager_layer", "eager_cached"),
     _on_torch("nn.MultiheadAttention", "", "torch_mha_layer"),
     _on_torch(
         "torch.compile",
@@ -107,21 +104,17 @@ _ALL = (
         needs=("torchax",),
         install="pip install torchax",
     ),
-    _on_jax("jax.nn", "jax_nn_core", "jax_nn_layer", "jax_nn"),
+    _on_jax("jax.nn", "jax_nn_core", "jax_nn_layer", "jax_nn_cached"),
     _on_jax("flax nnx", "flax_core", "flax_layer"),
     _on_jax("equinox", "", "equinox_layer", needs=("equinox",)),
     _on_jax(
-        "keras",
-        "keras_core",
-        "keras_layer",
-        needs=("keras",),
-        environment={"KERAS_BACKEND": "jax"},
+        "keras", "keras_core", "keras_layer", needs=("keras",), environment={"KERAS_BACKEND": "jax"}
     ),
     *(
         _on_jax(f"jax-attn {kernel}", "ours_core", "ours_layer", options={"implementation": kernel})
         for kernel in ("dense", "blocked")
     ),
-    _on_jax("jax-attn", "ours_core", "ours_layer", "ours"),
+    _on_jax("jax-attn", "ours_core", "ours_layer", "ours_cached"),
 )
 
 IMPLEMENTATIONS = {implementation.name: implementation for implementation in _ALL}

@@ -47,11 +47,7 @@ def unpaired_ratio(first: Times, second: Times, seed: int = 0) -> Ratio:
     return _interval(_over(medians), _over(draws), min(len(first), len(second)))
 
 
-def change(
-    before: tuple[Times, Times],
-    after: tuple[Times, Times],
-    seed: int = 0,
-) -> Ratio:
+def change(before: tuple[Times, Times], after: tuple[Times, Times], seed: int = 0) -> Ratio:
     """How a time over its run's baseline changed between two runs: above 1 is slower.
 
     before, after: (baseline's seconds, own seconds) of each run. The two runs have no rounds

@@ -21,7 +21,7 @@ from jax_attn.cli.status import Exit, expect_installed
 from jax_attn.environment import settle_platforms
 
 if TYPE_CHECKING:
-    from jax_attn.bench.engine.plan import SessionPlan
+    from jax_attn.bench.engine.session import SessionPlan
 
 MODES = tuple(PRESET_OF)
 
@@ -139,8 +139,8 @@ def command(
     if device == "gpu":
         expect_gpu()
 
-    from jax_attn.bench.engine.plan import SessionPlan
     from jax_attn.bench.engine.rounds import Limits
+    from jax_attn.bench.engine.session import SessionPlan
     from jax_attn.bench.engine.worker import usable_cores
 
     modes = tuple(mode for mode in MODES if mode in (modes or MODES))

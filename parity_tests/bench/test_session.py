@@ -7,17 +7,13 @@ from pathlib import Path
 import pytest
 
 from helpers.bench.bench_stand_in import DEFAULTS, Fake
-from jax_attn.bench.engine import plan as plan_module
 from jax_attn.bench.engine import session as session_module
-from jax_attn.bench.engine.agreement import Agreement
-from jax_attn.bench.engine.plan import SessionPlan
 from jax_attn.bench.engine.rounds import Limits
-from jax_attn.bench.engine.session import Session
+from jax_attn.bench.engine.session import Session, SessionPlan
 from jax_attn.bench.engine.worker import AbsentError, LostError, RefusedError, WorkerError
 from jax_attn.bench.implementations import IMPLEMENTATIONS, Implementation
 from jax_attn.bench.record import Record, Status
 from jax_attn.bench.workload import Workload
-from jax_attn.parity.judge.compare import Verdict
 
 CORE = Workload("core", False, 1, 257, 263, 4, 2, 5, is_causal=True)
 LAYER = Workload("layer", True, 2, 5, 5, 4, 1, 3, D=12)
@@ -30,7 +26,8 @@ TABLE = {
 
 
 def agreed(verdict="PASS", *reasons):
-    return Agreement(Verdict(verdict), reasons, "output", 2e-7, 1e-7)
+    fields = {"tensor": "output", "error": 2e-7, "reference_error": 1e-7}
+    return {"verdict": verdict, "reason": "; ".join(reasons)} | fields
 
 
 @pytest.fixture
@@ -43,8 +40,7 @@ def session(monkeypatch):
 
     def run(answers=None, table=None, stop_at="", workload=LAYER, **options):
         monkeypatch.setattr(Fake, "answers", answers or {})
-        for module in (plan_module, session_module):
-            monkeypatch.setattr(module, "IMPLEMENTATIONS", TABLE | (table or {}))
+        monkeypatch.setattr(session_module, "IMPLEMENTATIONS", TABLE | (table or {}))
         options = {"implementations": ("peer", "ours"), "limits": Limits(5, 5)} | options
         with Session(SessionPlan((workload,), threads=1, **options), Fake) as made:
             for step in made.run():

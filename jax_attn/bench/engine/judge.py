@@ -6,6 +6,7 @@ alone makes every gradient depend on these only, so that the reference computes 
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,7 +14,6 @@ from torch import Tensor
 
 import torch_ref
 from jax_attn.bench.arrays import input_names, sampled_rows, seeded_arrays, weights
-from jax_attn.bench.engine.agreement import Agreement
 from jax_attn.bench.workload import BACKWARD, Workload
 from jax_attn.parity.judge.budget import RUNS
 from jax_attn.parity.judge.compare import TensorReport, Verdict, judge
@@ -46,42 +46,34 @@ class Judge:
         """Keep the tensors of torch's fused attention: its error is the measure of the others'."""
         self.own[mode] = {kind: wide(named) for kind, named in tensors.items()}
 
-    def judge(self, mode: str, tensors: Tensors) -> Agreement:
-        """The verdict on an implementation's tensors."""
+    def judge(self, mode: str, tensors: Tensors) -> dict[str, Any]:
+        """The verdict on an implementation's tensors, as fields of its measurement.
+
+        Tensors that are zero in theory have no scale: their errors are not among the fields.
+        """
         reports = [
             report for kind, named in tensors.items() for report in self._kind(mode, kind, named)
         ]
-        verdict = Verdict.worst(r.verdict for r in reports)
-        reasons = tuple(f"{r.label}: {why}" for r in reports for why in r.reasons)
-        scaled = [r for r in reports if r.scale > self.budgets[r.kind][r.name].zero]
-        if not scaled:
-            return Agreement(verdict, reasons)
-        report = worst(scaled)
-        own = report.reference_error
-        return Agreement(
-            verdict,
-            reasons,
-            report.label,
-            report.error / report.scale,
-            None if own is None else own / report.scale,
-        )
+        fields: dict[str, Any] = {
+            "verdict": str(Verdict.worst(r.verdict for r in reports)),
+            "reason": "; ".join(f"{r.label}: {why}" for r in reports for why in r.reasons),
+        }
+        if scaled := [r for r in reports if r.scale > self.budgets[r.kind][r.name].zero]:
+            report = worst(scaled)
+            own = report.reference_error
+            fields |= {"tensor": report.label, "error": report.error / report.scale}
+            fields["reference_error"] = None if own is None else own / report.scale
+        return fields
 
     def _kind(self, mode: str, kind: str, named: Mapping[str, np.ndarray]) -> list[TensorReport]:
         exact, budgets = self.exact[kind], self.budgets[kind]
         if named.keys() != exact.keys():
             raise ValueError(f"{kind}: expected {sorted(exact)}, got {sorted(named)}")
         own = self.own.get(mode, {}).get(kind, {})
+        labels = {"kind": kind, "transform": mode}
         return [
-            judge(
-                exact[name],
-                np.asarray(tensor, np.float64),
-                own.get(name),
-                budgets[name],
-                kind=kind,
-                name=name,
-                transform=mode,
-            )
-            for name, tensor in named.items()
+            judge(exact[name], tensor, own.get(name), budgets[name], name=name, **labels)
+            for name, tensor in wide(named).items()
         ]
 
 

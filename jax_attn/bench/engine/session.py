@@ -3,18 +3,17 @@
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeAlias
 
 from jax_attn.bench import statistics
-from jax_attn.bench.arrays import sampled_rows
+from jax_attn.bench.arrays import SEED, sampled_rows
 from jax_attn.bench.engine import memory, roofline
-from jax_attn.bench.engine.plan import SessionPlan
-from jax_attn.bench.engine.rounds import interleaved
+from jax_attn.bench.engine.rounds import Limits, interleaved
 from jax_attn.bench.engine.worker import AbsentError, RefusedError, Worker, WorkerError
 from jax_attn.bench.implementations import IMPLEMENTATIONS, REFERENCE
 from jax_attn.bench.record import JUDGED_ROWS, MATRIX_PRODUCTS, Measurement, Record, Status
-from jax_attn.bench.workload import Workload
+from jax_attn.bench.workload import CACHED, MODES, Workload
 from jax_attn.environment import describe, version
 from jax_attn.parity.judge.compare import Verdict
 
@@ -22,9 +21,48 @@ PEERS = ("equinox", "keras", "torchax", "psutil", "matplotlib")
 _JUDGE = "judge"
 _PLATFORMS = {"cpu": "cpu", "gpu": "cuda"}
 
-
 Key: TypeAlias = tuple[Workload, str, str]
 """Workload, mode and name of the implementation."""
+
+
+@dataclass(frozen=True)
+class SessionPlan:
+    """The workloads, implementations and settings of a run."""
+
+    workloads: tuple[Workload, ...]
+    implementations: tuple[str, ...]
+    threads: int
+    modes: tuple[str, ...] = (*MODES, *CACHED)
+    baseline: str = REFERENCE
+    device: str = "cpu"
+    limits: Limits = field(default_factory=Limits)
+    seed: int = SEED
+
+    @property
+    def dtype(self) -> str:
+        """The dtype of all workloads."""
+        return self.workloads[0].dtype
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The implementations in the record; the baseline and the reference are always included."""
+        wanted = {*self.implementations, self.baseline, REFERENCE}
+        return tuple(name for name in IMPLEMENTATIONS if name in wanted)
+
+    @property
+    def judged(self) -> tuple[str, ...]:
+        """`names`, the reference first, because others' errors are compared with its own."""
+        return tuple(sorted(self.names, key=lambda name: name != REFERENCE))
+
+    @property
+    def started(self) -> list[str]:
+        """Those of `names` that have a program for any of the workloads."""
+        rows = [IMPLEMENTATIONS[name] for name in self.names]
+        return [row.name for row in rows if not all(map(row.lacks, self.workloads))]
+
+    def modes_of(self, workload: Workload) -> tuple[str, ...]:
+        """The modes in which the workload is measured."""
+        return tuple(mode for mode in workload.modes if mode in self.modes)
 
 
 class Session:
@@ -66,15 +104,11 @@ class Session:
             if plan.device == "gpu":  # in JAX an allocator's peak cannot be reset
                 self.__exit__()
             self._start_workers([n for n in plan.started if n not in self._workers])
-            yield from self._measure_roofline()
+            one_a_framework: dict[str, Any] = {}
+            for name in filter(self._workers.get, plan.names):
+                one_a_framework.setdefault(IMPLEMENTATIONS[name].framework, self._workers[name])
+            yield from roofline.measure(one_a_framework, plan.dtype, self._rates, plan.seed)
             yield from self._measure(workload)
-
-    def _measure_roofline(self) -> Iterator[str]:
-        """Matrix products by one worker of each framework, repeated before each workload."""
-        workers: dict[str, Any] = {}
-        for name in filter(self._workers.get, self.plan.names):
-            workers.setdefault(IMPLEMENTATIONS[name].framework, self._workers[name])
-        yield from roofline.measure(workers, self.plan.dtype, self._rates, self.plan.seed)
 
     def _start_workers(self, names: Iterable[str]) -> None:
         """Start workers two at a time, so that one imports while another reads its files."""
@@ -85,24 +119,17 @@ class Session:
                 self._unloaded[name] = Status.ABSENT, implementation.absent
             if name in self._unloaded:
                 return
-            worker = self._start(
-                name,
-                "jax_attn.bench.engine.runner:Runner",
-                name,
-                plan.device,
-                plan.threads,
-                threads=plan.threads,
-                environment=environment(implementation.environment, plan.device),
-            )
+            runner = "jax_attn.bench.engine.runner:Runner", name, plan.device, plan.threads
+            variables = environment(implementation.environment, plan.device)
+            worker = self._start(name, *runner, threads=plan.threads, environment=variables)
             self._workers[name] = worker
             try:
                 worker.ask("load")
-            except AbsentError as error:
-                reason = "; ".join(filter(None, (str(error), implementation.install)))
-                self._unloaded[name] = Status.ABSENT, reason
-                self._workers.pop(name).close()
             except WorkerError as error:
-                self._unloaded[name] = Status.FAILED, str(error)
+                absent = isinstance(error, AbsentError)
+                reasons = str(error), implementation.install if absent else ""
+                status = Status.ABSENT if absent else Status.FAILED
+                self._unloaded[name] = status, "; ".join(filter(None, reasons))
                 self._workers.pop(name).close()
 
         with ThreadPoolExecutor(2) as pool:
@@ -128,10 +155,7 @@ class Session:
         plan = self.plan
         if _JUDGE not in self._workers:
             self._workers[_JUDGE] = self._start(
-                _JUDGE,
-                "jax_attn.bench.engine.judge:Judge",
-                threads=plan.threads,
-                environment={},
+                _JUDGE, "jax_attn.bench.engine.judge:Judge", threads=plan.threads, environment={}
             )
         try:
             self._asker(_JUDGE)("prepare", workload, plan.seed, plan.modes_of(workload))
@@ -155,38 +179,27 @@ class Session:
                 tensors = ask("tensors", mode)
                 if name == REFERENCE:
                     judge("take_own", mode, tensors)
-                agreement = judge("judge", mode, tensors)
+                judged = judge("judge", mode, tensors)
                 peak = ask("peak", mode)
             except WorkerError as error:
                 fate = {"status": _fate(error), "reason": str(error)}
                 self._note(workload, mode, name, **built, **fate)
                 continue
-            wrong = agreement.verdict is Verdict.FAIL
-            self._note(
-                workload,
-                mode,
-                name,
-                status=Status.EXCLUDED if wrong else Status.NOT_RUN,
-                reason="; ".join(agreement.reasons) or "not timed",
-                **built,
-                verdict=str(agreement.verdict),
-                tensor=agreement.tensor,
-                error=agreement.error,
-                reference_error=agreement.reference_error,
-                compile_s=compile_s,
-                first_call_s=first,
-                peak_bytes=peak,
-                compiler_bytes=compiler_bytes,
-            )
+            wrong = judged["verdict"] == Verdict.FAIL
+            fields = built | judged | {"reason": judged["reason"] or "not timed"}
+            fields |= {"compile_s": compile_s, "compiler_bytes": compiler_bytes}
+            fields |= {"first_call_s": first, "peak_bytes": peak}
+            status = Status.EXCLUDED if wrong else Status.NOT_RUN
+            self._note(workload, mode, name, status=status, **fields)
 
     def _time(self, workload: Workload, mode: str) -> Iterator[str]:
         """Run rounds of all whose verdict is PASS or INCONCLUSIVE."""
         plan = self.plan
-        turns: dict[str, Callable[[], float | None]] = {}
-        for name in plan.judged:
-            row = self._rows[workload, mode, name]
-            if row.verdict in (Verdict.PASS, Verdict.INCONCLUSIVE):
-                turns[name] = self._turn(workload, mode, name)
+        turns = {
+            name: self._turn(workload, mode, name)
+            for name in plan.judged
+            if self._rows[workload, mode, name].verdict in (Verdict.PASS, Verdict.INCONCLUSIVE)
+        }
         times: dict[str, list[float]] = {}
         try:
             for done in interleaved(turns, times, plan.baseline, plan.limits, plan.seed):
@@ -221,10 +234,10 @@ class Session:
         paired = statistics.shared(baseline, seconds)
         ratio = statistics.paired_ratio(*paired, self.plan.seed) if paired[0] else None
         reason = "" if row.reason == "not timed" else row.reason
-        timed = replace(row, status=Status.MEASURED, reason=reason, seconds=tuple(seconds))
+        times: dict[str, Any] = {"seconds": tuple(seconds), "ratio": ratio}
         if self.plan.device == "gpu":
-            timed = replace(timed, dispatch=tuple(self._dispatch[key]))
-        self._rows[key] = replace(timed, ratio=ratio)
+            times["dispatch"] = tuple(self._dispatch[key])
+        self._note(*key, status=Status.MEASURED, reason=reason, **times)
 
     def _asker(self, name: str) -> Callable[..., Any]:
         """The worker's `ask`; a worker whose process is lost restarts for the next workload."""
@@ -280,13 +293,12 @@ def environment(own: dict[str, str], device: str) -> dict[str, str]:
 
 
 def _settings(plan: SessionPlan) -> dict[str, Any]:
-    limits = plan.limits
     return {
         "threads": plan.threads,
         "precision": "highest",
         "device": plan.device,
         "baseline": plan.baseline,
-        "rounds": {"least": limits.least, "most": limits.most, "seconds": limits.seconds},
+        "rounds": asdict(plan.limits),
         "seed": plan.seed,
         # The queries on which each workload is judged; gradients are whole.
         JUDGED_ROWS: {w.name: f"{len(sampled_rows(w))} of {w.T}" for w in plan.workloads},

@@ -5,6 +5,7 @@ pays for traversing a module and no weight is folded into the program as a const
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -15,6 +16,7 @@ from flax import nnx
 
 from jax_attn import attention
 from jax_attn import nn as ported
+from jax_attn.attention import KVCache, attend_with_cache
 from jax_attn.bench.arrays import weights
 from jax_attn.bench.programs.program import Arrays, Program, UnsuitedError, flax_shapes
 from jax_attn.bench.workload import Workload
@@ -38,12 +40,12 @@ def ours_core(workload: Workload, arrays: Arrays, implementation: str | None = N
 def ours_layer(workload: Workload, arrays: Arrays, implementation: str | None = None) -> Program:
     kernel = _chosen(workload, implementation)
     module = _ours(workload, implementation=implementation)
-    call = partial(_call, is_causal=workload.is_causal)
-    return _from_nnx(module, _GQA, arrays, call, kernel=kernel, writes_scores=kernel == "dense")
+    options = {"kernel": kernel, "writes_scores": kernel == "dense"}
+    return _from_nnx(module, _GQA, arrays, _causal(workload), **options)
 
 
-def _call(module: Callable[..., jax.Array], x: jax.Array, **options: Any) -> jax.Array:
-    return module(x, **options)
+def _causal(w: Workload) -> Callable[..., jax.Array]:
+    return lambda module, x: module(x, is_causal=w.is_causal)
 
 
 def _chosen(w: Workload, implementation: str | None) -> str:
@@ -95,19 +97,10 @@ def flax_core(workload: Workload, arrays: Arrays) -> Program:
 
 def flax_layer(workload: Workload, arrays: Arrays) -> Program:
     w = workload
-    module = nnx.MultiHeadAttention(
-        w.N,
-        w.D,
-        qkv_features=w.N * w.H,
-        num_kv_heads=w.K,
-        param_dtype=jnp.dtype(w.dtype),
-        kernel_init=_zeros,
-        decode=False,
-        deterministic=True,
-        rngs=nnx.Rngs(0),
-    )
-    call = partial(_call, is_causal=w.is_causal)
-    return _from_nnx(module, _GQA.renamed(FLAX_NAMES), arrays, call, kernel=XLA)
+    options: dict[str, Any] = {"qkv_features": w.N * w.H, "num_kv_heads": w.K, "decode": False}
+    options |= {"param_dtype": jnp.dtype(w.dtype), "kernel_init": _zeros, "deterministic": True}
+    module = nnx.MultiHeadAttention(w.N, w.D, **options, rngs=nnx.Rngs(0))
+    return _from_nnx(module, _GQA.renamed(FLAX_NAMES), arrays, _causal(w), kernel=XLA)
 
 
 def _from_nnx(
@@ -121,18 +114,12 @@ def _from_nnx(
     load(module, weights(arrays), layout)
     graph, params, *rest = nnx.split(module, nnx.Param, ...)
     leaves, tree = jax.tree.flatten(params)
-    names = _names(params, leaves)
+    paths = {id(leaf): path for path, leaf in flatten(params).items()}
 
     def run(x: jax.Array, *leaves: jax.Array) -> jax.Array:
         return call(nnx.merge(graph, jax.tree.unflatten(tree, leaves), *rest), x)
 
-    return Program(run, dict(zip(names, leaves, strict=True)), layout.to_torch, **options)
-
-
-def _names(params: nnx.State, leaves: list[Any]) -> list[str]:
-    """The dotted path of each leaf."""
-    by_leaf = {id(leaf): path for path, leaf in flatten(params).items()}
-    return [by_leaf[id(leaf)] for leaf in leaves]
+    return Program(run, {paths[id(leaf)]: leaf for leaf in leaves}, layout.to_torch, **options)
 
 
 def equinox_layer(workload: Workload, arrays: Arrays) -> Program:
@@ -172,13 +159,11 @@ def keras_core(workload: Workload, arrays: Arrays) -> Program:
 def keras_layer(workload: Workload, arrays: Arrays) -> Program:
     import keras
 
-    w = workload
-    grouped = keras.layers.GroupQueryAttention
-    layer = (
-        keras.layers.MultiHeadAttention(w.N, w.H, dtype=w.dtype)
-        if w.K == w.N
-        else grouped(w.H, w.N, w.K, dtype=w.dtype)
-    )
+    w, layers = workload, keras.layers
+    if w.K == w.N:
+        layer = layers.MultiHeadAttention(w.N, w.H, dtype=w.dtype)
+    else:
+        layer = layers.GroupQueryAttention(w.H, w.N, w.K, dtype=w.dtype)
     layer.build((w.B, w.T, w.D), (w.B, w.S, w.D))
     names = FLAX_NAMES | {"out_proj": "attention_output"}
     layout = _GQA.renamed(names)
@@ -198,3 +183,60 @@ def keras_layer(workload: Workload, arrays: Arrays) -> Program:
 
 def product(a: jax.Array, b: jax.Array) -> jax.Array:
     return a @ b
+
+
+# --- with a cache ----------------------------------------------------------------------------
+#
+# Each call is a pure function of the cache, which the engine donates, and of the tokens' query, key
+# and value. It returns the cache with its old fill count, so that the next call repeats the same
+# step and overwrites the tokens that this one wrote.
+
+
+def ours_cached(workload: Workload, arrays: Arrays) -> Program:
+    w, past = workload, (arrays["past_key"], arrays["past_value"])
+    cache = KVCache.empty(w.B, w.room, num_kv_heads=w.K, head_dim=w.H, dtype=w.dtype)
+    if w.filled:
+        cache = jax.jit(_read, donate_argnums=0)(cache, *past)
+
+    def call(
+        cache: KVCache, query: jax.Array, key: jax.Array, value: jax.Array
+    ) -> tuple[jax.Array, KVCache]:
+        output, grown = attend_with_cache(query, key, value, cache)
+        return output, replace(grown, filled=cache.filled)
+
+    return Program(
+        call, {}, kernel="attend", writes_scores=False, cache=cache, cache_bytes=cache.nbytes
+    )
+
+
+def _read(cache: KVCache, key: jax.Array, value: jax.Array) -> KVCache:
+    """The cache with these tokens in it. Their output is unused, so the compiler drops it."""
+    return attend_with_cache(key, key, value, cache)[1]
+
+
+def jax_nn_cached(workload: Workload, arrays: Arrays) -> Program:
+    """Static arrays, written behind the filled part, with lengths as jax.nn documents them."""
+    w = workload
+    cache = {"filled": jnp.int32(w.filled)}
+    for name in ("key", "value"):  # each in zeros of its own, as a buffer is donated once
+        room = jnp.zeros((w.B, w.room, w.K, w.H), w.dtype)
+        cache[name] = room.at[:, : w.filled].set(arrays[f"past_{name}"])
+
+    def call(
+        cache: dict[str, jax.Array], query: jax.Array, key: jax.Array, value: jax.Array
+    ) -> tuple[jax.Array, dict[str, jax.Array]]:
+        filled = cache["filled"]
+        keys = jax.lax.dynamic_update_slice_in_dim(cache["key"], key, filled, 1)
+        values = jax.lax.dynamic_update_slice_in_dim(cache["value"], value, filled, 1)
+        lengths_B = jnp.full(w.B, filled + w.T)
+        mask = None
+        if w.T > 1:  # its own causal corner is top-left
+            mask = jnp.arange(w.room) <= filled + jnp.arange(w.T)[:, None]
+            mask = jnp.broadcast_to(mask, (w.B, w.N, w.T, w.room))
+        output = jax.nn.dot_product_attention(
+            query, keys, values, mask=mask, key_value_seq_lengths=lengths_B
+        )
+        return output, {"key": keys, "value": values, "filled": filled}
+
+    nbytes = cache["key"].nbytes + cache["value"].nbytes
+    return Program(call, {}, kernel=XLA, cache=cache, cache_bytes=nbytes)

@@ -43,11 +43,10 @@ class Program:
 def flax_shapes(workload: Workload) -> dict[str, tuple[int, ...]]:
     """Shapes of the layer's weights in this package's modules, by dotted path."""
     N, K, H, D = workload.N, workload.K, workload.H, workload.D
-    shapes: dict[str, tuple[int, ...]] = {
-        f"{p}_proj.kernel": (D, n, H) for p, n in (("q", N), ("k", K), ("v", K))
-    }
-    shapes |= {f"{p}_proj.bias": (n, H) for p, n in (("q", N), ("k", K), ("v", K))}
-    return shapes | {"out_proj.kernel": (N, H, D), "out_proj.bias": (D,)}
+    shapes: dict[str, tuple[int, ...]] = {"out_proj.kernel": (N, H, D), "out_proj.bias": (D,)}
+    for part, heads in (("q", N), ("k", K), ("v", K)):
+        shapes |= {f"{part}_proj.kernel": (D, heads, H), f"{part}_proj.bias": (heads, H)}
+    return shapes
 
 
 def in_design(workload: Workload, layout: Layout, weights: Arrays) -> dict[str, np.ndarray]:

@@ -3,6 +3,7 @@
 import math
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -51,14 +52,8 @@ def flash_attn_core(workload: Workload, tensors: Tensors) -> Program:
     import flash_attn
 
     query = tensors["query"]
-    problems = [
-        f"takes {wanted}, got {got}"
-        for wanted, got, right in (
-            ("a GPU", query.device.type, query.is_cuda),
-            ("float16 or bfloat16", workload.dtype, workload.dtype != "float32"),
-        )
-        if not right
-    ]
+    problems = [] if query.is_cuda else [f"takes a GPU, got {query.device.type}"]
+    problems += ["takes float16 or bfloat16, got float32"] * (workload.dtype == "float32")
     if problems:
         raise UnsuitedError("; ".join(problems))
     call = partial(flash_attn.flash_attn_func, causal=workload.is_causal)
@@ -110,14 +105,13 @@ def sdpa_layer(workload: Workload, tensors: Tensors) -> Program:
 
 
 def eager_core(workload: Workload, tensors: Tensors) -> Program:
-    device = tensors["query"].device
-    call = partial(softmax, future=future(workload, device) if workload.is_causal else None)
-    return Program(call, {}, kernel=EAGER)
+    future = ~visible(workload, tensors["query"].device) if workload.is_causal else None
+    return Program(partial(softmax, future=future), {}, kernel=EAGER)
 
 
-def future(workload: Workload, device: torch.device | None = None) -> Tensor:
-    """(T, S): the keys that causality hides from each query."""
-    return torch.ones(workload.T, workload.S, dtype=torch.bool, device=device).triu_(1)
+def visible(w: Workload, device: torch.device | None = None) -> Tensor:
+    """(T, S): each token sees all up to and including itself."""
+    return torch.ones(w.T, w.S, dtype=torch.bool, device=device).tril_(w.filled)
 
 
 def softmax(query: Tensor, key: Tensor, value: Tensor, *, future: Tensor | None) -> Tensor:
@@ -150,10 +144,9 @@ def published_layer(
     sizes = (w.D, w.N, w.K) if published == "gqa" else (w.D, w.N)
     options = {"head_dim": w.H} if published == "gqa" else {}
     module = _loaded(torch_ref.DESIGNS[published](*sizes, **options), published, w, tensors)
-    masks = {}
-    if w.is_causal:
-        visible = torch.ones(w.T, w.S, dtype=torch.bool, device=tensors["x"].device).tril()
-        masks = {"mask": visible if published == "gqa" else visible.int()}
+    masks = {"mask": visible(w, tensors["x"].device)} if w.is_causal else {}
+    if published != "gqa":
+        masks = {name: mask.int() for name, mask in masks.items()}
     return module, masks, published
 
 
@@ -165,7 +158,7 @@ def torch_mha_layer(workload: Workload, tensors: Tensors) -> Program:
     module = _loaded(published, "torch_mha", w, tensors)
     options: dict[str, Any] = {"need_weights": False}
     if w.is_causal:
-        options |= {"attn_mask": future(w, tensors["x"].device), "is_causal": True}
+        options |= {"attn_mask": ~visible(w, tensors["x"].device), "is_causal": True}
 
     def call(x: Tensor) -> Tensor:
         return module(x, x, x, **options)[0]
@@ -174,19 +167,17 @@ def torch_mha_layer(workload: Workload, tensors: Tensors) -> Program:
 
 
 def compiled_core(workload: Workload, tensors: Tensors) -> Program:
-    eager = eager_core(workload, tensors)
-    return Program(_compiled(eager.call), {}, kernel="inductor", compiled=True)
+    return _compiled(eager_core(workload, tensors))
 
 
 def compiled_layer(workload: Workload, tensors: Tensors) -> Program:
-    eager = eager_layer(workload, tensors)
-    call = _compiled(eager.call)
-    return Program(call, eager.weights, eager.canonical, kernel="inductor", compiled=True)
+    return _compiled(eager_layer(workload, tensors))
 
 
-def _compiled(call: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def _compiled(eager: Program) -> Program:
     torch._dynamo.reset()  # programs of earlier workloads would count as recompilations
-    return torch.compile(call, fullgraph=True, dynamic=False)
+    call = torch.compile(eager.call, fullgraph=True, dynamic=False)
+    return replace(eager, call=call, kernel="inductor", compiled=True)
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
@@ -222,3 +213,74 @@ def _program(
     back = partial(from_design, workload, LAYOUTS[design])
     parameters = dict(module.named_parameters())
     return Program(call, parameters, back, kernel=kernel, writes_scores=writes_scores)
+
+
+# --- with a cache ----------------------------------------------------------------------------
+#
+# Keys and values are laid out as torch's fused attention takes them, (B, K, room, H). A call writes
+# its tokens in place behind those already there, and attends to a view of the filled part.
+
+
+def sdpa_cached(workload: Workload, tensors: Tensors) -> Program:
+    w, cache = workload, _Cache(workload, tensors)
+    masked = _masked(w, tensors["query"].device)
+    kernel = sdpa_kernel_name(w, tensors["query"], **masked)
+
+    def call(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        k_BKSH, v_BKSH = cache.grown(key, value)
+        attended = F.scaled_dot_product_attention(
+            query.transpose(1, 2), k_BKSH, v_BKSH, enable_gqa=w.K != w.N, **masked
+        )
+        return attended.transpose(1, 2)
+
+    writes_scores = kernel.endswith("math")
+    return Program(call, {}, kernel=kernel, writes_scores=writes_scores, cache_bytes=cache.nbytes)
+
+
+def eager_cached(workload: Workload, tensors: Tensors) -> Program:
+    """As published: scores, a mask of -inf, softmax, product."""
+    w, cache = workload, _Cache(workload, tensors)
+    seen = visible(w, tensors["query"].device)
+
+    def call(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        k_BKSH, v_BKSH = cache.grown(key, value)
+        # A group's queries are rows of one product: no key or value is repeated for them.
+        q_BKGTH = query.unflatten(2, (w.K, -1)).permute(0, 2, 3, 1, 4)
+        scores_BKGTS = (q_BKGTH.flatten(2, 3) @ k_BKSH.mT).unflatten(2, (-1, w.T))
+        scores_BKGTS = scores_BKGTS / math.sqrt(w.H)
+        if w.T > 1:
+            scores_BKGTS = scores_BKGTS.masked_fill(~seen, float("-inf"))
+        weights_BKGTS = F.softmax(scores_BKGTS, dim=-1)
+        heads_BKGTH = (weights_BKGTS.flatten(2, 3) @ v_BKSH).unflatten(2, (-1, w.T))
+        return heads_BKGTH.permute(0, 3, 1, 2, 4).flatten(2, 3)
+
+    return Program(call, {}, kernel=EAGER, cache_bytes=cache.nbytes)
+
+
+class _Cache:
+    """The keys and values read before, and room for more."""
+
+    def __init__(self, workload: Workload, tensors: Tensors) -> None:
+        w = self.workload = workload
+        shape = (w.B, w.K, w.room, w.H)
+        self.keys, self.values = (tensors["key"].new_zeros(shape) for _ in range(2))
+        self.keys[:, :, : w.filled] = tensors["past_key"].transpose(1, 2)
+        self.values[:, :, : w.filled] = tensors["past_value"].transpose(1, 2)
+
+    def grown(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Write key and value (B, T, K, H); returns views (B, K, S, H) of all that are filled."""
+        w = self.workload
+        self.keys[:, :, w.filled : w.S] = key.transpose(1, 2)
+        self.values[:, :, w.filled : w.S] = value.transpose(1, 2)
+        return self.keys[:, :, : w.S], self.values[:, :, : w.S]
+
+    @property
+    def nbytes(self) -> int:
+        return self.keys.nbytes + self.values.nbytes
+
+
+def _masked(w: Workload, device: torch.device) -> dict[str, Any]:
+    """The mask arguments of torch's fused attention, whose own causal corner is top-left."""
+    if w.T == 1:
+        return {}
+    return {"attn_mask": visible(w, device)} if w.filled else {"is_causal": True}

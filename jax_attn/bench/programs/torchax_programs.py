@@ -18,7 +18,7 @@ from jax_attn.transfer import LAYOUTS, as_numpy
 def core(workload: Workload, arrays: Arrays) -> Program:
     future = None
     if workload.is_causal:
-        future = interop.torch_view(jnp.array(as_numpy(torch_programs.future(workload))))
+        future = interop.torch_view(jnp.array(as_numpy(~torch_programs.visible(workload))))
     call = partial(torch_programs.softmax, future=future)
     return Program(_on_xla(call), {}, kernel=torch_programs.EAGER)
 

@@ -188,8 +188,4 @@ def _rows(record: Record) -> dict[tuple[Workload, str, str], Measurement]:
 
 
 def _identity(row: Measurement) -> dict[str, Any]:
-    return {
-        "workload": row.workload.name,
-        "mode": row.mode,
-        "implementation": row.implementation,
-    }
+    return {"workload": row.workload.name, "mode": row.mode, "implementation": row.implementation}

@@ -70,9 +70,7 @@ COLUMNS = (
     Column("tokens/s", lambda row, _: words.digits(row.tokens_per_s), modes=CACHED),
     Column("GFLOP/s", lambda row, _: words.giga(row.flops_per_s), modes=_PRODUCTS),
     Column(
-        "of\nGEMM",
-        lambda row, record: words.percent(roofline_share(row, record)),
-        modes=_PRODUCTS,
+        "of\nGEMM", lambda row, record: words.percent(roofline_share(row, record)), modes=_PRODUCTS
     ),
     Column("cache\nGB/s", lambda row, _: words.giga(row.cached_bytes_per_s), modes=(DECODE,)),
     Column("cache\nMiB", lambda row, _: words.mebibytes(row.cache_bytes), modes=CACHED),

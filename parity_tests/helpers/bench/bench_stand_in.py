@@ -151,7 +151,7 @@ def stale_tail(workload, tensors):
 def _over_cache(workload, tensors, seen):
     import torch.nn.functional as F  # noqa: N812
 
-    from jax_attn.bench.programs.torch_cached import _Cache
+    from jax_attn.bench.programs.torch_programs import _Cache
 
     cache = _Cache(workload, tensors)
 
@@ -169,7 +169,7 @@ def corner_top_left(workload, tensors):
     """SDPA that lets the first of several tokens see nothing of what was there before."""
     import torch.nn.functional as F  # noqa: N812
 
-    from jax_attn.bench.programs.torch_cached import _Cache
+    from jax_attn.bench.programs.torch_programs import _Cache
 
     cache = _Cache(workload, tensors)
 
@@ -185,9 +185,9 @@ def corner_top_left(workload, tensors):
 def grows(workload, arrays):
     """Ours, the cache given back with the call's tokens counted: the next call is another one."""
     from jax_attn.attention import attend_with_cache
-    from jax_attn.bench.programs.jax_cached import ours
+    from jax_attn.bench.programs.jax_programs import ours_cached
 
     def call(cache, query, key, value):
         return attend_with_cache(query, key, value, cache)
 
-    return replace(ours(workload, arrays), call=call)
+    return replace(ours_cached(workload, arrays), call=call)

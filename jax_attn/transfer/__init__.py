@@ -40,14 +40,11 @@ from jax_attn.transfer.table.steps import (
 )
 
 if TYPE_CHECKING:
-    from jax_attn.transfer.nnx.load import export, load
-    from jax_attn.transfer.nnx.plan import Plan, plan
-    from jax_attn.transfer.nnx.state import flatten
+    from jax_attn.transfer.nnx.load import Plan, export, flatten, load, plan
     from jax_attn.transfer.optimizer.carry import export_optimizer, load_optimizer
     from jax_attn.transfer.proposal.infer import Proposal, infer
 
-_HOMES = {"flatten": "nnx.state", "Plan": "nnx.plan", "plan": "nnx.plan"}
-_HOMES |= dict.fromkeys(("export", "load"), "nnx.load")
+_HOMES = dict.fromkeys(("Plan", "export", "flatten", "load", "plan"), "nnx.load")
 _HOMES |= dict.fromkeys(("export_optimizer", "load_optimizer"), "optimizer.carry")
 _HOMES |= dict.fromkeys(("Proposal", "infer"), "proposal.infer")
 

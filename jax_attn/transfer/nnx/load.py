@@ -1,20 +1,117 @@
-"""A plan carried out on an NNX module, and its inverse."""
+"""NNX modules and tables: parameters by dotted path, what a load would do, a load, its inverse."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 import numpy as np
 from flax import nnx
 
-from jax_attn.transfer.arrays import Tensors, read
-from jax_attn.transfer.nnx.placement import place
-from jax_attn.transfer.nnx.plan import Plan, check_layout, plan
-from jax_attn.transfer.nnx.state import described, flatten, spelled, variables
-from jax_attn.transfer.problems import Problem, TransferError
-from jax_attn.transfer.table.layout import Layout
+from jax_attn.transfer.arrays import Spec, Tensors, describe, read, specs
+from jax_attn.transfer.nnx.placement import place, unplaceable
+from jax_attn.transfer.problems import Problem, TransferError, listed
+from jax_attn.transfer.table import resolve
+from jax_attn.transfer.table.layout import Layout, untied
+from jax_attn.transfer.table.plan_table import passed_over_lines, printed
 from jax_attn.transfer.table.resolve import Move
-from jax_attn.transfer.table.steps import MisfitError
+
+
+def flatten(module: nnx.Pytree | nnx.State) -> dict[str, Any]:
+    """The arrays of every nnx.Param, by dotted path: "layers.0.q_proj.kernel".
+
+    module: an nnx.Module, or an nnx.State such as nnx.state or nnx.grad returns. The arrays
+    are those the module holds, JAX or NumPy, not copies. An array shared by two parts of a
+    module has one path, as in its state. Raises ValueError for two parameters that spell their
+    path alike.
+    """
+    arrays: dict[str, Any] = {}
+    for path, variable in _variables(module):
+        dotted = spelled(path)
+        if dotted in arrays:
+            raise ValueError(f"module: two parameters spell their path {dotted!r}")
+        arrays[dotted] = variable.get_value() if isinstance(variable, nnx.Variable) else variable
+    return arrays
+
+
+def _variables(module: nnx.Pytree | nnx.State) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """Path and variable of every nnx.Param; of a pure state, path and array."""
+    if not isinstance(module, nnx.Pytree | nnx.State):
+        kind = type(module).__name__
+        raise TypeError(f"module: expected an nnx.Module or an nnx.State, got {kind}")
+    state = module if isinstance(module, nnx.State) else nnx.state(module, nnx.Param)
+    for path, leaf in nnx.to_flat_state(state):
+        if isinstance(leaf, nnx.Param) or not isinstance(leaf, nnx.Variable):
+            yield path, leaf
+
+
+def spelled(path: tuple[Any, ...]) -> str:
+    """The path with dots between its parts."""
+    return ".".join(map(str, path))
+
+
+@dataclass(frozen=True, repr=False)
+class Plan:
+    """What a load would do, row by row, and every reason why it would not. Prints as a table.
+
+    keys, paths: shape and dtype of every torch tensor and of every nnx.Param. passed_over: torch
+    keys that are not carried, and why.
+    """
+
+    moves: list[Move]
+    keys: dict[str, Spec]
+    paths: dict[str, Spec]
+    problems: list[Problem] = field(default_factory=list)
+    passed_over: dict[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        lines = [printed(self.moves, lambda move: self.paths[move.row.paths[0]].dtype)]
+        lines += passed_over_lines(self.passed_over)
+        if self.problems:
+            lines += ["", f"{len(self.problems)} problem(s):", *listed(self.problems)]
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        return f"<Plan: {len(self.moves)} rows, {len(self.problems)} problems>"
+
+
+def plan(module: nnx.Pytree | nnx.State, tensors: Tensors, layout: Layout) -> Plan:
+    """What `load` would do, without doing it.
+
+    module: an nnx.Module; an abstract one (nnx.eval_shape) will do. tensors: torch key to
+    NumPy, JAX or torch tensor; only the shapes and dtypes are read, and of keys that the layout
+    ties to others the values, which must be equal. Returns a Plan that holds every problem that
+    `load` would raise; raises only TypeError, for arguments of the wrong kind.
+    """
+    check_layout(layout)
+    if not isinstance(tensors, Mapping):
+        hint = ": hand in its state_dict()" if hasattr(tensors, "state_dict") else ""
+        kind = type(tensors).__name__
+        raise TypeError(f"tensors: expected a mapping of names to tensors, got {kind}{hint}")
+    arrays = flatten(module)
+    paths, problems = _described(arrays)
+    keys, unreadable = specs(tensors)
+    problems += unreadable
+    unknown = {problem.name for problem in problems}  # of these enough is said
+    passed_over = resolve.passed(layout.passed_over, keys)
+    moves, misfits = resolve.for_loading(
+        layout.groups,
+        layout.refusals,
+        {key: spec.shape for key, spec in keys.items() if key not in passed_over},
+        {path: spec.shape for path, spec in paths.items()},
+    )
+    misfits += [problem for move in moves for problem in _wrong_dtypes(move, keys, paths)]
+    problems += [p for p in misfits + untied(layout, tensors) if p.name not in unknown]
+    problems += _narrowed(paths) + unplaceable(arrays)
+    if not paths and not problems:
+        problems.append(Problem("missing", "module", "expected at least one nnx.Param, got none"))
+    return Plan(moves, keys, paths, problems, passed_over)
+
+
+def check_layout(layout: Any) -> None:
+    """Raises TypeError for what is no Layout."""
+    if not isinstance(layout, Layout):
+        raise TypeError(f"layout: expected a Layout such as LAYOUTS['gqa'], got {layout!r}")
 
 
 def load(module: nnx.Module, tensors: Tensors, layout: Layout) -> Plan:
@@ -34,10 +131,13 @@ def load(module: nnx.Module, tensors: Tensors, layout: Layout) -> Plan:
     old = flatten(module)
     new: dict[str, jax.Array] = {}
     for move in planned.moves:
-        new |= _moved(move, tensors, old)
-    replaced = [
-        (path, variable.replace(new[spelled(path)])) for path, variable in variables(module)
-    ]
+        # The tensors of one row are released before those of the next are read.
+        sources = tuple(read(tensors, key) for key in move.row.keys)
+        arrays = move.carried("flax", sources, "load, nothing written")
+        new |= {p: place(a, old[p]) for p, a in zip(move.row.paths, arrays, strict=True)}
+        del sources, arrays
+    parameters = _variables(module)
+    replaced = [(path, variable.replace(new[spelled(path)])) for path, variable in parameters]
     nnx.update(module, nnx.from_flat_state(replaced))
     return planned
 
@@ -49,20 +149,42 @@ def export(module: nnx.Pytree | nnx.State, layout: Layout) -> dict[str, np.ndarr
     """
     check_layout(layout)
     arrays = flatten(module)
-    _, problems = described(arrays)
+    _, problems = _described(arrays)
     if problems:
         raise TransferError("export", problems)
     return {key: np.array(tensor, order="C") for key, tensor in layout.to_torch(arrays).items()}
 
 
-def _moved(move: Move, tensors: Tensors, old: Mapping[str, Any]) -> dict[str, jax.Array]:
-    """One row carried out; its tensors are released before the next row is read."""
-    sources = tuple(read(tensors, key) for key in move.row.keys)
-    try:
-        arrays = move.row.to_flax(sources, move.path_shapes)
-    except MisfitError as misfit:  # a step of the caller's own failed
-        problem = Problem("refused", move.row.keys[0], f"{move.row}: {misfit}")
-        raise TransferError("load, nothing written", [problem]) from misfit
-    return {
-        path: place(array, old[path]) for path, array in zip(move.row.paths, arrays, strict=True)
-    }
+def _described(arrays: dict[str, Any]) -> tuple[dict[str, Spec], list[Problem]]:
+    """Shapes and dtypes by path, and a problem for each nnx.Param that holds no array."""
+    paths, problems = {}, []
+    for path, array in arrays.items():
+        if hasattr(array, "shape") and hasattr(array, "dtype"):
+            paths[path] = describe(array)
+        else:
+            text = f"expected the nnx.Param to hold an array, got {type(array).__name__}"
+            problems.append(Problem("unreadable", path, text))
+    return paths, problems
+
+
+def _wrong_dtypes(move: Move, keys: dict[str, Spec], paths: dict[str, Spec]) -> list[Problem]:
+    expected = {paths[path].dtype for path in move.row.paths}
+    problems = []
+    for key in move.row.keys:
+        if {keys[key].dtype} != expected:
+            targets = ", ".join(f"{path} ({paths[path].dtype})" for path in move.row.paths)
+            hint = f"build the module with param_dtype={keys[key].dtype}, or cast the tensors"
+            text = f"expected {' or '.join(sorted(expected))} for {targets}, got {keys[key].dtype}"
+            problems.append(Problem("wrong dtype", key, text, hint))
+    return problems
+
+
+def _narrowed(paths: dict[str, Spec]) -> list[Problem]:
+    """Paths of dtypes that jax would silently narrow."""
+    problems = []
+    for path, spec in paths.items():
+        held = str(jax.dtypes.canonicalize_dtype(np.dtype(spec.dtype)))
+        if held != spec.dtype:
+            text = f"expected a dtype that jax holds here, got {spec.dtype}, narrowed to {held}"
+            problems.append(Problem("wrong dtype", path, text, "enable x64 around the load"))
+    return problems

@@ -22,8 +22,8 @@ import numpy as np
 from flax import nnx
 
 from jax_attn.transfer.arrays import Tensors, as_numpy, why_unreadable
+from jax_attn.transfer.nnx.load import check_layout, plan
 from jax_attn.transfer.nnx.placement import place
-from jax_attn.transfer.nnx.plan import check_layout, plan
 from jax_attn.transfer.optimizer.optax_state import (
     OWN,
     PENDING,

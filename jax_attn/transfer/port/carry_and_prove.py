@@ -6,10 +6,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jax_attn.transfer.arrays import Spec, read, same_bits, specs
-from jax_attn.transfer.port.plan import PortPlan, Side
-from jax_attn.transfer.problems import Problem, TransferError
-from jax_attn.transfer.table.resolve import Move
-from jax_attn.transfer.table.steps import MisfitError
+from jax_attn.transfer.port.plan import PortPlan
+from jax_attn.transfer.problems import Problem
 
 
 class Carried(Mapping[str, np.ndarray]):
@@ -28,7 +26,7 @@ class Carried(Mapping[str, np.ndarray]):
 
     def __getitem__(self, name: str) -> np.ndarray:
         move, i = self._moves[name]
-        arrays = _carry(self._plan.to, move, self._plan.read(self._source, move))
+        arrays = move.carried(self._plan.to, self._plan.read(self._source, move), "carrying")
         self._looked_at(arrays[i].nbytes)
         return arrays[i]
 
@@ -81,7 +79,7 @@ def prove(
     carried = set()
     for move in plan.moves if not problems else ():
         arrays = tuple(read(written, name) for name in plan.writes(move))
-        back = _carry("torch" if plan.to == "flax" else "flax", move, arrays)
+        back = move.carried("torch" if plan.to == "flax" else "flax", arrays, "carrying")
         for name, was, now in zip(plan.reads(move), plan.read(source, move), back, strict=True):
             if same_bits(was, now):
                 carried.add(name)
@@ -114,13 +112,3 @@ def _not_as_planned(plan: PortPlan, written: Mapping[str, Any]) -> list[Problem]
         if described.get(name) != spec
     ]
     return problems
-
-
-def _carry(to: Side, move: Move, arrays: tuple[np.ndarray, ...]) -> tuple[np.ndarray, ...]:
-    try:
-        if to == "flax":
-            return move.row.to_flax(arrays, move.path_shapes)
-        return move.row.to_torch(arrays)
-    except MisfitError as misfit:
-        problem = Problem("refused", move.row.keys[0], f"{move.row}: {misfit}")
-        raise TransferError("carrying", [problem]) from misfit

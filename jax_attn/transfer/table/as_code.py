@@ -15,14 +15,19 @@ def program(layout: Layout, comments: Iterable[str]) -> str:
     layout: has only rows and ties, whose steps are `jax_attn.transfer`'s own.
     """
     rows = [r for group in layout.groups for r in group.rows]
-    calls = [_call("row", _arguments(r)) for r in rows]
-    calls += [_call("tied", [quoted(t.key), quoted(t.same_as)]) for t in layout.passed_over]
-    names = {"Layout", *(step.name for r in rows for step in r.steps)}
-    names |= {"row"} if rows else set()
-    names |= {"tied"} if layout.passed_over else set()
-    table = ["LAYOUT = Layout(", *calls, ")"] if calls else ["LAYOUT = Layout()"]
-    lines = [_imports(sorted(names)), "", *table, *(f"# {comment}" for comment in comments)]
-    return "\n".join(lines) + "\n"
+    calls = [("row", _arguments(r)) for r in rows]
+    calls += [("tied", [quoted(t.key), quoted(t.same_as)]) for t in layout.passed_over]
+    names = sorted({"Layout", *dict(calls), *(step.name for r in rows for step in r.steps)})
+    imports = f"from jax_attn.transfer import {', '.join(names)}"
+    lines = [
+        imports if len(imports) <= _WIDTH else _listed("from jax_attn.transfer import ", names)
+    ]
+    lines += ["", f"LAYOUT = Layout({'' if calls else ')'}"]
+    for function, arguments in calls:
+        line = f"    {function}({', '.join(arguments)}),"
+        lines.append(line if len(line) <= _WIDTH else _listed(f"    {function}", arguments) + ",")
+    lines += [")"] if calls else []
+    return "\n".join([*lines, *(f"# {comment}" for comment in comments), ""])
 
 
 def row_call(r: Row) -> str:
@@ -48,15 +53,7 @@ def _names(names: Sequence[str]) -> str:
     return line if len(line) < _WIDTH - 8 else f"({_BREAK.join(listed)})"
 
 
-def _imports(names: Sequence[str]) -> str:
-    line = f"from jax_attn.transfer import {', '.join(names)}"
-    if len(line) <= _WIDTH:
-        return line
-    return "\n".join(["from jax_attn.transfer import (", *(f"    {n}," for n in names), ")"])
-
-
-def _call(function: str, arguments: Sequence[str]) -> str:
-    line = f"    {function}({', '.join(arguments)}),"
-    if len(line) <= _WIDTH:
-        return line
-    return "\n".join([f"    {function}(", *(f"        {a}," for a in arguments), "    ),"])
+def _listed(opening: str, items: Iterable[str]) -> str:
+    """Items in parentheses, one to a line, indented by more than the line that opens them."""
+    margin = " " * (len(opening) - len(opening.lstrip()))
+    return "\n".join([f"{opening}(", *(f"{margin}    {item}," for item in items), f"{margin})"])

@@ -60,7 +60,7 @@ class Layout:
     def __str__(self) -> str:
         return grid(
             ("torch", "flax", "steps"),
-            ((", ".join(r.keys), ", ".join(r.paths), _steps(r)) for r in self._rows()),
+            ((", ".join(r.keys), ", ".join(r.paths), r.effect) for r in self._rows()),
         )
 
     __repr__ = __str__
@@ -81,10 +81,7 @@ class Layout:
         Replaces whole parts of the dotted Flax paths. Raises ValueError for a name that no
         path has.
         """
-        if unknown := sorted(set(names) - self._parts()):
-            raise ValueError(
-                f"renamed: expected names among {sorted(self._parts())}, got {unknown}"
-            )
+        self._check_parts("renamed: expected names", names)
         return self._mapped(
             lambda key: key,
             lambda path: ".".join(names.get(part, part) for part in path.split(".")),
@@ -97,10 +94,7 @@ class Layout:
         pairs are interleaved. Raises ValueError for a part that no Flax path has, and for a row
         that has other parts as well.
         """
-        if unknown := sorted(set(parts) - self._parts()):
-            raise ValueError(
-                f"through: expected parts among {sorted(self._parts())}, got {unknown}"
-            )
+        self._check_parts("through: expected parts", parts)
 
         def change(r: Row) -> Row:
             chosen = [not set(parts).isdisjoint(path.split(".")) for path in r.paths]
@@ -118,16 +112,14 @@ class Layout:
         keys = list(keys)
 
         def used(group: Either) -> Either:
-            by_use = [
-                a for a in group.alternatives if bindings([k for r in a for k in r.keys], keys)
-            ]
+            by_use = [a for a in group.alternatives if bindings(resolve.keys_of(a), keys)]
             return either(*(by_use or group.alternatives))
 
         return Layout(*map(used, self.groups), *self.refusals, *self.passed_over)
 
     def torch_keys(self) -> list[str]:
         """The torch keys of every row, with names in braces left open."""
-        return [key for r in self._rows() for key in r.keys]
+        return resolve.keys_of(self._rows())
 
     def flax_paths(self) -> list[str]:
         """The Flax paths of every row, with names in braces left open."""
@@ -142,7 +134,7 @@ class Layout:
             for pattern in r.keys:
                 if match := regex(pattern).fullmatch(torch_key):
                     bound = r.at(tuple(match.groupdict().items()))
-                    return f"{', '.join(bound.keys)} -> {', '.join(bound.paths)} [{_steps(r)}]"
+                    return f"{', '.join(bound.keys)} -> {', '.join(bound.paths)} [{r.effect}]"
         near = nearest(torch_key, self.torch_keys())
         raise ValueError(f"torch_key: expected a key of one of the rows, got {torch_key!r}; {near}")
 
@@ -188,18 +180,18 @@ class Layout:
     def _rows(self) -> list[Row]:
         return [r for group in self.groups for r in group.rows]
 
-    def _parts(self) -> set[str]:
-        """The words between the dots of the Flax paths."""
-        return {part for path in self.flax_paths() for part in path.split(".")}
+    def _check_parts(self, expected: str, names: Iterable[str]) -> None:
+        """Raises ValueError unless each name is a word between the dots of a Flax path."""
+        parts = {part for path in self.flax_paths() for part in path.split(".")}
+        if unknown := sorted(set(names) - parts):
+            raise ValueError(f"{expected} among {sorted(parts)}, got {unknown}")
 
     def _mapped(self, key: Callable[[str], str], path: Callable[[str], str]) -> "Layout":
         groups = self._changed(lambda r: row([*map(key, r.keys)], [*map(path, r.paths)], *r.steps))
         refusals = (Refused(key(refusal.key), refusal.reason) for refusal in self.refusals)
         passed_over = (
-            tied(key(item.key), key(item.same_as))
-            if item.same_as
-            else ignored(key(item.key), item.reason)
-            for item in self.passed_over
+            tied(key(i.key), key(i.same_as)) if i.same_as else ignored(key(i.key), i.reason)
+            for i in self.passed_over
         )
         return Layout(*groups, *refusals, *passed_over)
 
@@ -264,7 +256,3 @@ def _carried(
     if problems:
         raise TransferError(doing, problems)
     return targets
-
-
-def _steps(r: Row) -> str:
-    return " ".join(step.name for step in r.steps) or "="

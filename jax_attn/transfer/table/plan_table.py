@@ -36,22 +36,20 @@ def _line(move: Move, dtype: str) -> tuple[Cells, str]:
     names = (*move.row.keys, *move.row.paths)
     numbers = {match[0] if (match := _NUMBER.search(name)) else "" for name in names}
     number = numbers.pop() if len(numbers) == 1 else ""
-    keys, paths = (
-        printable(", ".join(_NUMBER.sub(_OPEN, n, count=1) if number else n for n in side))
-        for side in (move.row.keys, move.row.paths)
-    )
-    shapes = (", ".join(str([*s]) for s in side) for side in (move.key_shapes, move.path_shapes))
-    steps = " ".join(step.name for step in move.row.steps) or "="
-    return (keys, next(shapes), paths, next(shapes), dtype, steps), number
+    cells = []
+    for side, shapes in ((move.row.keys, move.key_shapes), (move.row.paths, move.path_shapes)):
+        opened = (_NUMBER.sub(_OPEN, name, count=1) if number else name for name in side)
+        cells += [printable(", ".join(opened)), ", ".join(str([*shape]) for shape in shapes)]
+    return (*cells, dtype, move.row.effect), number
 
 
 def _closed(cells: Cells, numbers: Sequence[str]) -> Cells:
     """The cells with the numbers of all layers that they stand for."""
     if numbers == [""]:
         return cells
-    keys, before, paths, after, *rest = cells
+    keys, before, paths, *rest = cells
     every = _runs(sorted(map(int, numbers)))
-    return keys.replace(_OPEN, every), before, paths.replace(_OPEN, every), after, *rest
+    return keys.replace(_OPEN, every), before, paths.replace(_OPEN, every), *rest
 
 
 def _runs(numbers: Sequence[int]) -> str:

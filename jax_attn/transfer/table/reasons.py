@@ -1,7 +1,7 @@
 """Why rows of a table do not apply: each function finds the problems of one kind, with hints."""
 
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from jax_attn.transfer.problems import Problem, nearest
 from jax_attn.transfer.table.rows import Refused, Row, regex
@@ -55,16 +55,13 @@ def missing(
     rows: Iterable[Row], keys: Names, paths: Names, strays: Names, instead: Mapping[str, str]
 ) -> list[Problem]:
     """Keys that a row reads and that are absent; instead: what would do in place of each."""
-    absent = [(r, key) for r in rows for key in r.keys if key not in keys]
-    problems = []
-    for i, (r, key) in enumerate(absent):
+    texts = []
+    for r, key in [(r, key) for r in rows for key in r.keys if key not in keys]:
         targets = " and ".join(f"{path} {[*paths[path]]}" for path in r.paths if path in paths)
         text = f"{r} needs it for {targets or r.paths}"
         text += f"; {instead[key]} would do instead" if instead.get(key) else ""
-        problems.append(
-            Problem("missing", key, text, _missing_hint(key, strays) if i < _HINTED else "")
-        )
-    return problems
+        texts.append((key, text))
+    return _hinted("missing", texts, lambda key: _missing_hint(key, strays))
 
 
 def _missing_hint(key: str, strays: Names) -> str:
@@ -84,14 +81,12 @@ def homeless(rows: Iterable[Row], keys: Names, paths: Names) -> list[Problem]:
     problems: list[Problem] = []
     for r in rows:
         absent = [path for path in r.paths if path not in paths]
-        for key in r.keys if absent else ():
-            if key in keys:
-                lacking = ", ".join(absent)
-                bias = all(path.endswith("bias") for path in absent)
-                near = nearest(absent[0], paths) if len(problems) < _HINTED else ""
-                hint = "build the module with biases" if bias else near
-                text = f"{r} would write {lacking}, which the module lacks"
-                problems.append(Problem("unexpected", key, text, hint))
+        for key in (key for key in r.keys if absent and key in keys):
+            bias = all(path.endswith("bias") for path in absent)
+            near = nearest(absent[0], paths) if len(problems) < _HINTED else ""
+            hint = "build the module with biases" if bias else near
+            text = f"{r} would write {', '.join(absent)}, which the module lacks"
+            problems.append(Problem("unexpected", key, text, hint))
     return problems
 
 
@@ -110,39 +105,41 @@ def refused(
 def unexpected(strays: Names, paths: Names, expected: Iterable[str]) -> list[Problem]:
     """Keys that no row takes; the hint is a row that would take them to `paths`, or near names."""
     expected = sorted(expected)
-    problems = []
-    for i, (key, shape) in enumerate(strays.items()):
-        hint = ""
-        if i < _HINTED:
-            mend = mending_row(key, shape, paths)
-            hint = f"{mend} would take it" if mend else nearest(key, expected)
-        problems.append(Problem("unexpected", key, f"no row takes it, {list(shape)}", hint))
-    return problems
+
+    def hint(key: str) -> str:
+        mend = mending_row(key, strays[key], paths)
+        return f"{mend} would take it" if mend else nearest(key, expected)
+
+    texts = [(key, f"no row takes it, {list(shape)}") for key, shape in strays.items()]
+    return _hinted("unexpected", texts, hint)
 
 
 def unwritten(strays: Names, homeless: Iterable[str]) -> list[Problem]:
     """Paths that no row writes; homeless: absent paths that a row would write."""
-    text = "expected every nnx.Param to be written, no row writes this one, {}"
-    texts = {path: text.format(list(shape)) for path, shape in strays.items()}
-    return _hinted("unwritten", texts.items(), sorted(homeless))
+    text = "expected every nnx.Param to be written, no row writes this one, "
+    texts = [(path, f"{text}{list(shape)}") for path, shape in strays.items()]
+    homeless = sorted(homeless)
+    return _hinted("unwritten", texts, lambda path: nearest(path, homeless))
 
 
 def partial(absent: Iterable[tuple[Row, str]], strays: Iterable[str]) -> list[Problem]:
     """Paths that the module lacks, though it has others of the same row."""
-    texts = ((path, f"{r} needs it, the module lacks it") for r, path in absent)
-    return _hinted("missing", texts, strays)
+    texts = [(path, f"{r} needs it, the module lacks it") for r, path in absent]
+    return _hinted("missing", texts, lambda path: nearest(path, strays))
 
 
 def unread(strays: Names, claimed: Iterable[str]) -> list[Problem]:
     """Paths that no row reads."""
-    texts = {path: f"no row reads it, {list(shape)}" for path, shape in strays.items()}
-    return _hinted("unexpected", texts.items(), claimed)
+    texts = [(path, f"no row reads it, {list(shape)}") for path, shape in strays.items()]
+    return _hinted("unexpected", texts, lambda path: nearest(path, claimed))
 
 
-def _hinted(kind: str, texts: Iterable[tuple[str, str]], near: Iterable[str]) -> list[Problem]:
-    """A problem for each name and text, the first few with the nearest of other names."""
+def _hinted(
+    kind: str, texts: Iterable[tuple[str, str]], hint: Callable[[str], str]
+) -> list[Problem]:
+    """A problem for each name and text, the first few with a hint."""
     return [
-        Problem(kind, name, text, nearest(name, near) if i < _HINTED else "")
+        Problem(kind, name, text, hint(name) if i < _HINTED else "")
         for i, (name, text) in enumerate(texts)
     ]
 

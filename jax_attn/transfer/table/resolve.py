@@ -2,8 +2,9 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
-from jax_attn.transfer.problems import Problem
+from jax_attn.transfer.problems import Problem, TransferError
 from jax_attn.transfer.table import reasons
 from jax_attn.transfer.table.rows import (
     Either,
@@ -15,7 +16,7 @@ from jax_attn.transfer.table.rows import (
     holes,
     regex,
 )
-from jax_attn.transfer.table.steps import HeadSizes, MisfitError, Shape, Shapes
+from jax_attn.transfer.table.steps import Arrays, HeadSizes, MisfitError, Shape, Shapes
 
 Names = Mapping[str, Shape]
 Rows = tuple[Row, ...]
@@ -28,6 +29,16 @@ class Move:
     row: Row
     key_shapes: Shapes
     path_shapes: Shapes
+
+    def carried(self, to: Literal["flax", "torch"], arrays: Arrays, doing: str) -> Arrays:
+        """The arrays of one side as those of the other. TransferError where a step fails."""
+        try:
+            if to == "flax":
+                return self.row.to_flax(arrays, self.path_shapes)
+            return self.row.to_torch(arrays)
+        except MisfitError as misfit:
+            problem = Problem("refused", self.row.keys[0], f"{self.row}: {misfit}")
+            raise TransferError(doing, [problem]) from misfit
 
 
 def for_loading(
@@ -44,14 +55,12 @@ def for_loading(
         chosen = used or _first_fitting(alternatives, paths)
         rows += [r for r in chosen if _any(r.keys, keys) or _any(r.paths, paths)]
         if not used:
-            others = [_keys(a) for a in alternatives if a is not chosen]
-            instead |= {key: " or ".join(map(str, others)) for key in _keys(chosen)}
-    claimed_keys = set(_keys(rows + disputed))
+            others = [keys_of(a) for a in alternatives if a is not chosen]
+            instead |= {key: " or ".join(map(str, others)) for key in keys_of(chosen)}
+    claimed_keys = set(keys_of(rows + disputed))
     claimed_paths = {path for r in rows + disputed for path in r.paths}
-    stray_keys = {key: shape for key, shape in keys.items() if key not in claimed_keys}
-    stray_paths = {path: shape for path, shape in paths.items() if path not in claimed_paths}
-
-    refused, stray_keys = reasons.refused(refusals, stray_keys)
+    refused, stray_keys = reasons.refused(refusals, _without(keys, claimed_keys))
+    stray_paths = _without(paths, claimed_paths)
     moves, unfit = _fitted(rows, keys, paths)
     problems += reasons.doubled(rows, "paths", "writes") + reasons.doubled(rows, "keys", "reads")
     problems += reasons.missing(rows, keys, paths, stray_keys, instead)
@@ -70,7 +79,7 @@ def for_export(groups: Iterable[Either], paths: Names) -> tuple[list[Move], list
             chosen = _first_fitting(alternatives, paths)
             rows += [r for r in chosen if _any(r.paths, paths)]
     claimed = {path for r in rows for path in r.paths}
-    strays = {path: shape for path, shape in paths.items() if path not in claimed}
+    strays = _without(paths, claimed)
     absent = [(r, path) for r in rows for path in r.paths if path not in paths]
     moves, unfit = _fitted(rows, None, paths)
     problems = reasons.doubled(rows, "keys", "writes") + reasons.doubled(rows, "paths", "reads")
@@ -84,13 +93,13 @@ def for_shapes(
     """What torch tensors (`keys` to shapes) become: dotted paths to shapes."""
     present, disputed, problems = _by_keys(groups, keys, {})
     rows = [r for _, used in present for r in used if _any(r.keys, keys)]
-    claimed = set(_keys(rows + disputed))
-    refused, strays = reasons.refused(refusals, {k: s for k, s in keys.items() if k not in claimed})
+    claimed = set(keys_of(rows + disputed))
+    refused, strays = reasons.refused(refusals, _without(keys, claimed))
     problems += reasons.doubled(rows, "paths", "writes") + reasons.doubled(rows, "keys", "reads")
     problems += reasons.missing(rows, keys, {}, strays, {})
     shapes: dict[str, Shape] = {}
     for r in rows:
-        if not all(key in keys for key in r.keys):
+        if not keys.keys() >= {*r.keys}:
             continue
         try:
             targets = r.path_shapes(tuple(keys[key] for key in r.keys), sizes)
@@ -99,6 +108,11 @@ def for_shapes(
         else:
             shapes |= zip(r.paths, targets, strict=True)
     return shapes, problems + refused + reasons.unexpected(strays, {}, claimed)
+
+
+def keys_of(rows: Iterable[Row]) -> list[str]:
+    """The torch keys of rows, row by row."""
+    return [key for r in rows for key in r.keys]
 
 
 def passed(items: Iterable[Ignored], keys: Iterable[str]) -> dict[str, str]:
@@ -127,7 +141,7 @@ def _by_keys(
     disputed: list[Row] = []
     problems = []
     for alternatives in (bound for group in groups for bound in _bound(group, keys, paths)):
-        used = [a for a in alternatives if _any(_keys(a), keys)]
+        used = [a for a in alternatives if _any(keys_of(a), keys)]
         if len(used) > 1:
             problems.append(reasons.ambiguous(used, keys))
             disputed += [r for a in used for r in a]
@@ -139,15 +153,15 @@ def _by_keys(
 def _bound(group: Either, keys: Names, paths: Names) -> Iterator[list[Rows]]:
     """The alternatives, once for every integer that the names in braces stand for."""
     rows = group.rows
-    by_key = bindings(_keys(rows), keys)
+    by_key = bindings(keys_of(rows), keys)
     by_path = bindings([path for r in rows for path in r.paths], paths)
     every = by_key | by_path if holes(rows[0]) else {()}
     for binding in sorted(every, key=lambda binding: [int(value) for _, value in binding]):
         yield [tuple(r.at(binding) for r in a) for a in group.alternatives]
 
 
-def _keys(rows: Iterable[Row]) -> list[str]:
-    return [key for r in rows for key in r.keys]
+def _without(names: Names, claimed: set[str]) -> dict[str, Shape]:
+    return {name: shape for name, shape in names.items() if name not in claimed}
 
 
 def _any(names: Sequence[str], there: Names) -> bool:
@@ -170,9 +184,7 @@ def _fitted(
     """Moves of the rows that are wholly present; problems of those whose shapes do not fit."""
     moves, problems = [], []
     for r in rows:
-        if not (
-            all(p in paths for p in r.paths) and (keys is None or all(k in keys for k in r.keys))
-        ):
+        if not (paths.keys() >= {*r.paths} and (keys is None or keys.keys() >= {*r.keys})):
             continue
         path_shapes = tuple(paths[path] for path in r.paths)
         try:

@@ -24,9 +24,13 @@ class Row:
     steps: tuple[Step, ...]
 
     def __repr__(self) -> str:
-        return (
-            f"row({', '.join([_quoted(self.keys), _quoted(self.paths), *map(repr, self.steps)])})"
-        )
+        arguments = (_quoted(self.keys), _quoted(self.paths), *map(repr, self.steps))
+        return f"row({', '.join(arguments)})"
+
+    @property
+    def effect(self) -> str:
+        """The steps' names, or "=" for the same array."""
+        return " ".join(step.name for step in self.steps) or "="
 
     def at(self, binding: Binding) -> "Row":
         """The row with the names in braces replaced by integers."""
@@ -45,17 +49,16 @@ class Row:
 
     def path_shapes(self, key_shapes: Shapes, sizes: HeadSizes) -> Shapes:
         """Shapes of the Flax arrays that tensors of `key_shapes` become. Raises MisfitError."""
-        shapes = key_shapes
         for step in self.steps:
-            shapes = _called(step, step.target, shapes, len(self.paths), sizes)
-        return shapes
+            key_shapes = _called(step, step.target, key_shapes, len(self.paths), sizes)
+        return key_shapes
 
     def to_flax(self, tensors: Arrays, path_shapes: Shapes) -> Arrays:
         """Torch tensors, one per key -> Flax arrays, one per path; views where NumPy can."""
         shapes = self._shapes(path_shapes)
-        given = tuple(tensor.shape for tensor in tensors)
-        if given != shapes[0]:
-            raise MisfitError(f"expected {[*shapes[0]]}, got {[*given]}")
+        key_shapes = tuple(tensor.shape for tensor in tensors)
+        if key_shapes != shapes[0]:
+            raise MisfitError(f"expected {[*shapes[0]]}, got {[*key_shapes]}")
         for step, behind in zip(self.steps, shapes[1:], strict=True):
             tensors = _called(step, step.forward, tensors, behind)
         return tensors
@@ -176,15 +179,14 @@ def bindings(patterns: Iterable[str], names: Iterable[str]) -> set[Binding]:
 
 def regex(pattern: str) -> re.Pattern[str]:
     """`layers.{layer}.weight` as a regular expression with a group `layer`."""
-    parts, seen = _HOLE.split(pattern), set()
-    for i in range(0, len(parts), 2):
-        parts[i] = re.escape(parts[i])
-    for i in range(1, len(parts), 2):
-        name = parts[i]
+    parts = _HOLE.split(pattern)
+    names, texts = parts[1::2], map(re.escape, parts[::2])
+    groups = [
         # An integer has one spelling, or "07" would come back as "7".
-        parts[i] = f"(?P={name})" if name in seen else f"(?P<{name}>0|[1-9][0-9]{{0,8}})"
-        seen.add(name)
-    return re.compile("".join(parts))
+        f"(?P={name})" if name in names[:i] else f"(?P<{name}>0|[1-9][0-9]{{0,8}})"
+        for i, name in enumerate(names)
+    ]
+    return re.compile("".join(map(str.__add__, texts, [*groups, ""])))
 
 
 def filled(names: tuple[str, ...], binding: Binding) -> tuple[str, ...]:

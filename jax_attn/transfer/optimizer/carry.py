@@ -14,7 +14,8 @@ so that at torch's default b2 = 0.999 an update of Adam is up to 1e-5 of itself 
 """
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 import jax
@@ -36,7 +37,6 @@ from jax_attn.transfer.optimizer.optax_state import (
 from jax_attn.transfer.optimizer.torch_state import (
     COUNTABLE,
     Names,
-    Parameter,
     as_torch,
     moments,
     parameters,
@@ -82,32 +82,24 @@ def load_optimizer(
     of the one it replaces. Raises TransferError with every problem; an nnx.Optimizer is then as it
     was.
     """
-    _check_arguments(layout, step)
-    held, problems = _slots(opt_state, read=False)
-    known, refusals = parameters(torch_state, names)
-    problems += refusals
+    if step is not None and not (isinstance(step, int) and 0 <= step < COUNTABLE):
+        raise ValueError(f"step: expected an int from 0 to 2³¹ - 1, got {step!r}")
+    both = _States(opt_state, torch_state, layout, names, read=False)
     values: dict[str, np.ndarray] = {}
-    if _comparable(known, problems):
-        tensors, steps, more = moments(torch_state["state"], known)
-        problems += more
-        for moment, field in _MOMENTS.items():
-            arrays, more = _to_flax(moment, field, tensors.get(moment, {}), held, known, layout)
-            values |= arrays
-            problems += more
-        counts, more = _counts(held, steps, step)
-        values |= counts
-        problems += more
-    if problems:
-        raise TransferError("loading an optimizer's state, nothing written", problems)
-    placed = {
-        slot.where: place(values[slot.where], slot.array) for slot in held if slot.where in values
-    }
+    if both.comparable:
+        tensors, steps = moments(torch_state["state"], both.parameters, both.problems)
+        for moment in _MOMENTS:
+            values |= both.to_flax(moment, tensors.get(moment, {}))
+        values |= both.counts(steps, step)
+    if both.problems:
+        raise TransferError("loading an optimizer's state, nothing written", both.problems)
+    placed = {s.where: place(values[s.where], s.array) for s in both.slots if s.where in values}
     if isinstance(opt_state, nnx.Optimizer):
-        for slot in held:
+        for slot in both.slots:
             if slot.where in placed:
                 slot.leaf.set_value(placed[slot.where])
         return opt_state
-    leaves = [placed.get(slot.where, slot.array) for slot in held]
+    leaves = [placed.get(slot.where, slot.array) for slot in both.slots]
     return jax.tree.unflatten(jax.tree.structure(opt_state), leaves)
 
 
@@ -121,57 +113,133 @@ def export_optimizer(
     Returns what `torch_optimizer.load_state_dict` takes: torch tensors where torch is imported,
     NumPy arrays where it is not, copies in any case. Raises TransferError with every problem.
     """
-    _check_arguments(layout, None)
-    held, problems = _slots(opt_state, read=True)
-    known, refusals = parameters(torch_state, names)
-    problems += refusals
-    values: dict[str, dict[str, Any]] = {}
-    if _comparable(known, problems):
-        step, more = _step(held)
-        values["step"] = {parameter.key: step for parameter in known}
-        problems += more
-        for moment, field in _MOMENTS.items():
-            values[moment], more = _to_torch(moment, field, held, known, layout)
-            problems += more
-    if problems:
-        raise TransferError("exporting an optimizer's state", problems)
+    both = _States(opt_state, torch_state, layout, names, read=True)
+    values: dict[str, Mapping[str, Any]] = {}
+    if both.comparable:
+        values["step"] = dict.fromkeys((p.key for p in both.parameters), both.step())
+        values |= {moment: both.to_torch(moment) for moment in _MOMENTS}
+    if both.problems:
+        raise TransferError("exporting an optimizer's state", both.problems)
     state = {
         p.id: {name: as_torch(np.array(values[name][p.key], order="C")) for name in p.kept}
-        for p in known
+        for p in both.parameters
         if p.kept
     }
     return {"state": state, "param_groups": copy.deepcopy(torch_state["param_groups"])}
 
 
-def _slots(opt_state: Any, *, read: bool) -> tuple[list[Slot], list[Problem]]:
-    """Every array of the state, and the problems of optax's side alone.
+class _States:
+    """Both optimizers' states, and the problems of carrying one over into the other.
 
-    read: whether the values are needed, or only the shapes and dtypes.
+    read: whether the values of the optax state are needed, or only the shapes and dtypes.
     """
-    if isinstance(opt_state, nnx.Optimizer):
-        opt_state = NNXOptimizer(opt_state.opt_state, opt_state.step)
-    held, problems = slots(opt_state)
-    for slot in held:
-        if reason := _why_not(slot, read):
-            problems.append(Problem("unreadable", slot.where, reason))
-        elif slot.role == PENDING and (count := int(as_numpy(slot.array, slot.where))):
-            text = f"expected no accumulated gradient, got {count} mini-steps of it"
-            hint = "go on to the next update, then carry it over"
-            problems.append(Problem("refused", slot.where, text, hint))
-    for moment in _MOMENTS:
-        paths = [slot.path for slot in held if slot.role == moment]
-        problems += [
-            Problem("ambiguous", path, f"expected one {moment}, got {paths.count(path)}")
-            for path in dict.fromkeys(paths)
-            if paths.count(path) > 1
-        ]
-    return held, problems
 
+    def __init__(
+        self, opt_state: Any, torch_state: Any, layout: Layout, names: Names | None, *, read: bool
+    ) -> None:
+        check_layout(layout)
+        if isinstance(opt_state, nnx.Optimizer):
+            opt_state = NNXOptimizer(opt_state.opt_state, opt_state.step)
+        self.layout = layout
+        self.slots, self.problems = slots(opt_state)
+        for slot in self.slots:
+            if reason := _why_not(slot, read):
+                self.problems.append(Problem("unreadable", slot.where, reason))
+            elif slot.role == PENDING and (count := int(as_numpy(slot.array, slot.where))):
+                text = f"expected no accumulated gradient, got {count} mini-steps of it"
+                hint = "go on to the next update, then carry it over"
+                self.problems.append(Problem("refused", slot.where, text, hint))
+        for moment in _MOMENTS:
+            for path, count in Counter(slot.path for slot in self._of(moment)).items():
+                if count > 1:
+                    text = f"expected one {moment}, got {count}"
+                    self.problems.append(Problem("ambiguous", path, text))
+        self.parameters = parameters(torch_state, names, self.problems)
 
-def _comparable(known: Sequence[Parameter], problems: Sequence[Problem]) -> bool:
-    """Whether both sides can be read: otherwise everything of one would be missing on the other."""
-    unreadable = any(problem.kind == "unreadable" for problem in problems)
-    return bool(known or not problems) and not unreadable
+    @property
+    def comparable(self) -> bool:
+        """Whether both can be read: otherwise everything of one would be missing in the other."""
+        unreadable = any(problem.kind == "unreadable" for problem in self.problems)
+        return bool(self.parameters or not self.problems) and not unreadable
+
+    def to_flax(self, moment: str, tensors: Tensors) -> dict[str, np.ndarray]:
+        """One moment of every parameter, by its place in the optax state."""
+        places = {slot.path: slot for slot in self._of(moment)}
+        if self._lacks(moment, len(tensors), len(places)):
+            return {}
+        arrays = {path: slot.array for path, slot in places.items()}
+        if problems := plan(nnx.State(arrays), tensors, self.layout).problems:
+            self._refuse(moment, problems)
+            return {}
+        shapes = {path: array.shape for path, array in arrays.items()}
+        moved = self.layout.to_flax(tensors, shapes)
+        return {places[path].where: array for path, array in moved.items()}
+
+    def to_torch(self, moment: str) -> dict[str, np.ndarray]:
+        """One moment of every parameter, by torch key."""
+        arrays = {slot.path: slot.array for slot in self._of(moment)}
+        expected = [parameter.key for parameter in self.parameters if moment in parameter.kept]
+        if self._lacks(moment, len(expected), len(arrays)):
+            return {}
+        try:
+            tensors = self.layout.to_torch(arrays)
+        except TransferError as error:
+            self._refuse(moment, error.problems)
+            return {}
+        text = f"no {_MOMENTS[moment]} of the optax state gives it"
+        absent = [("missing", key, text) for key in expected if key not in tensors]
+        text = "torch keeps none under this name"
+        absent += [("unexpected", key, text) for key in tensors if key not in expected]
+        self.problems += [Problem(kind, f"{moment} of {key}", text) for kind, key, text in absent]
+        return tensors
+
+    def counts(self, steps: Mapping[int, str], argument: int | None) -> dict[str, np.ndarray]:
+        """The step for every count, by its place in the optax state."""
+        counters = self._of(STEP, UPDATES)
+        sources = {**steps, **({argument: "step="} if argument is not None else {})}
+        if len(sources) > 1:
+            text = "expected one for all parameters, as optax counts once, got "
+            text += ", ".join(f"{step} ({source})" for step, source in sources.items())
+            self.problems.append(Problem("ambiguous", "step", text))
+        elif counters and not sources:
+            text = f"optax counts updates in {counters[0].where}, torch's state does not tell them"
+            hint = "hand in step=, the number of updates made"
+            self.problems.append(Problem("missing", "step", text, hint))
+        return {c.where: np.array(step, c.array.dtype) for c in counters for step in sources}
+
+    def step(self) -> np.float32 | None:
+        """Adam's count as torch keeps it: one float32; None where optax keeps no usable one."""
+        counts = {int(as_numpy(slot.array)): slot.where for slot in self._of(STEP)}
+        if len(counts) > 1:
+            text = ", ".join(f"{count} ({where})" for count, where in counts.items())
+            text = f"expected one count of updates, got {text}"
+            self.problems.append(Problem("ambiguous", "step", text))
+        elif counts:
+            ((count, where),) = counts.items()
+            if int(np.float32(count)) == count:
+                return np.float32(count)
+            text = f"expected a count that float32 holds, which torch counts in, got {count}"
+            self.problems.append(Problem("refused", where, text))
+        return None
+
+    def _of(self, *roles: str) -> list[Slot]:
+        return [slot for slot in self.slots if slot.role in roles]
+
+    def _lacks(self, moment: str, in_torch: int, in_optax: int) -> bool:
+        """Whether a side lacks the moment: a problem where the other has it."""
+        if in_torch and in_optax:
+            return False
+        if in_torch != in_optax:
+            text = f"{in_torch} parameters have it in torch, {in_optax} arrays are "
+            text += f"{_MOMENTS[moment]} in optax"
+            self.problems.append(Problem("unexpected" if in_torch else "missing", moment, text))
+        return True
+
+    def _refuse(self, moment: str, problems: Iterable[Problem]) -> None:
+        keys = {parameter.key for parameter in self.parameters}
+        for p in problems:
+            hint = _HINTS.get(p.kind, p.hint) if p.name in keys else p.hint
+            self.problems.append(p._replace(name=f"{moment} of {p.name}", hint=hint))
 
 
 def _why_not(slot: Slot, read: bool) -> str:
@@ -179,99 +247,3 @@ def _why_not(slot: Slot, read: bool) -> str:
     if slot.role == OWN:
         return "expected its value, as torch has none for it, got a shape" if abstract else ""
     return "" if abstract and slot.role != PENDING and not read else why_unreadable(slot.array)
-
-
-def _to_flax(
-    moment: str,
-    field: str,
-    tensors: Tensors,
-    held: Sequence[Slot],
-    known: Sequence[Parameter],
-    layout: Layout,
-) -> tuple[dict[str, np.ndarray], list[Problem]]:
-    """One moment of every parameter, by its place in the optax state."""
-    places = {slot.path: slot for slot in held if slot.role == moment}
-    if not tensors or not places:
-        return {}, _one_sided(moment, field, len(tensors), len(places))
-    arrays = {path: slot.array for path, slot in places.items()}
-    if problems := plan(nnx.State(arrays), tensors, layout).problems:
-        return {}, [_of_moment(moment, problem, known) for problem in problems]
-    moved = layout.to_flax(tensors, {path: array.shape for path, array in arrays.items()})
-    return {places[path].where: array for path, array in moved.items()}, []
-
-
-def _to_torch(
-    moment: str, field: str, held: Sequence[Slot], known: Sequence[Parameter], layout: Layout
-) -> tuple[dict[str, np.ndarray], list[Problem]]:
-    """One moment of every parameter, by torch key."""
-    arrays = {slot.path: slot.array for slot in held if slot.role == moment}
-    expected = [parameter.key for parameter in known if moment in parameter.kept]
-    if not expected or not arrays:
-        return {}, _one_sided(moment, field, len(expected), len(arrays))
-    try:
-        tensors = layout.to_torch(arrays)
-    except TransferError as error:
-        return {}, [_of_moment(moment, problem, known) for problem in error.problems]
-    problems = [
-        Problem("missing", f"{moment} of {key}", f"no {field} of the optax state gives it")
-        for key in expected
-        if key not in tensors
-    ]
-    problems += [
-        Problem("unexpected", f"{moment} of {key}", "torch keeps none under this name")
-        for key in tensors
-        if key not in expected
-    ]
-    return tensors, problems
-
-
-def _one_sided(moment: str, field: str, in_torch: int, in_optax: int) -> list[Problem]:
-    """A single problem where only one side has the moment."""
-    if in_torch == in_optax:
-        return []
-    text = f"{in_torch} parameters have it in torch, {in_optax} arrays are {field} in optax"
-    return [Problem("unexpected" if in_torch else "missing", moment, text)]
-
-
-def _of_moment(moment: str, problem: Problem, known: Sequence[Parameter]) -> Problem:
-    of_torch = problem.name in {parameter.key for parameter in known}
-    hint = _HINTS.get(problem.kind, problem.hint) if of_torch else problem.hint
-    return problem._replace(name=f"{moment} of {problem.name}", hint=hint)
-
-
-def _counts(
-    held: Sequence[Slot], steps: Mapping[int, str], argument: int | None
-) -> tuple[dict[str, np.ndarray], list[Problem]]:
-    """The step for every count, by its place in the optax state."""
-    counters = [slot for slot in held if slot.role in (STEP, UPDATES)]
-    sources = {**steps, **({argument: "step="} if argument is not None else {})}
-    if len(sources) > 1:
-        text = ", ".join(f"{step} ({source})" for step, source in sources.items())
-        text = f"expected one for all parameters, as optax counts once, got {text}"
-        return {}, [Problem("ambiguous", "step", text)]
-    if counters and not sources:
-        text = f"optax counts updates in {counters[0].where}, torch's state does not tell them"
-        return {}, [Problem("missing", "step", text, "hand in step=, the number of updates made")]
-    counts = {slot.where: np.array(step, slot.array.dtype) for slot in counters for step in sources}
-    return counts, []
-
-
-def _step(held: Sequence[Slot]) -> tuple[np.float32 | None, list[Problem]]:
-    """Adam's count as torch keeps it: one float32."""
-    counts = {int(as_numpy(slot.array)): slot.where for slot in held if slot.role == STEP}
-    if len(counts) > 1:
-        text = ", ".join(f"{count} ({where})" for count, where in counts.items())
-        return None, [Problem("ambiguous", "step", f"expected one count of updates, got {text}")]
-    if not counts:
-        return None, []
-    ((count, where),) = counts.items()
-    if int(np.float32(count)) != count:
-        text = f"expected a count that float32 holds, which torch counts in, got {count}"
-        return None, [Problem("refused", where, text)]
-    return np.float32(count), []
-
-
-def _check_arguments(layout: Any, step: Any) -> None:
-    check_layout(layout)
-    if step is not None and not (isinstance(step, int) and 0 <= step < COUNTABLE):
-        raise ValueError(f"step: expected an int from 0 to 2³¹ - 1, got {step!r}")

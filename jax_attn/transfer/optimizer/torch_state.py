@@ -35,8 +35,8 @@ class Parameter(NamedTuple):
     kept: tuple[str, ...]
 
 
-def parameters(torch_state: Any, names: Names | None) -> tuple[list[Parameter], list[Problem]]:
-    """The named parameters of a state dict, and a problem for each option that optax lacks.
+def parameters(torch_state: Any, names: Names | None, problems: list[Problem]) -> list[Parameter]:
+    """The named parameters of a state dict; adds a problem for each option that optax lacks.
 
     names: as for `load_optimizer`. Raises TypeError for what is no state dict or no name.
     """
@@ -45,26 +45,28 @@ def parameters(torch_state: Any, names: Names | None) -> tuple[list[Parameter], 
         kind = type(torch_state).__name__
         raise TypeError(f"torch_state: expected a torch.optim state dict, got {kind}{hint}")
     groups = torch_state["param_groups"]
-    problems = [problem for i, group in enumerate(groups) for problem in _refused(i, group)]
+    problems += [problem for i, group in enumerate(groups) for problem in _refused(i, group)]
     named, wrong = names_by_group(groups, names)
-    if wrong:
-        return [], problems + wrong
-    keys = [key for keys in named for key in keys]
+    keys = [] if wrong else [key for keys in named for key in keys]
     if twice := sorted({key for key in keys if keys.count(key) > 1}):
         text = f"expected each name once, got several times {twice}"
-        return [], [*problems, Problem("ambiguous", "names", text)]
-    known = [
-        Parameter(id, key, _kept(group))
-        for group, keys in zip(groups, named, strict=True)
-        for id, key in zip(group["params"], keys, strict=True)
-    ]
-    return known, problems
+        wrong = [Problem("ambiguous", "names", text)]
+    problems += wrong
+    return (
+        []
+        if wrong
+        else [
+            Parameter(id, key, _kept(group))
+            for group, keys in zip(groups, named, strict=True)
+            for id, key in zip(group["params"], keys, strict=True)
+        ]
+    )
 
 
 def moments(
-    state: Mapping[Any, Mapping[str, Any]], known: Sequence[Parameter]
-) -> tuple[dict[str, dict[str, Any]], dict[int, str], list[Problem]]:
-    """{"exp_avg": {key: tensor}, …}, each step and the first key that has it, and the problems.
+    state: Mapping[Any, Mapping[str, Any]], known: Sequence[Parameter], problems: list[Problem]
+) -> tuple[dict[str, dict[str, Any]], dict[int, str]]:
+    """{"exp_avg": {key: tensor}, …}, each step and the first key that has it; adds the problems.
 
     state: a state dict's "state", of torch or NumPy tensors.
     """
@@ -72,7 +74,7 @@ def moments(
     steps: dict[int, str] = {}
     strays: dict[str, list[str]] = {}
     ids = {parameter.id for parameter in known}
-    problems = [
+    problems += [
         Problem("unexpected", f"state[{id!r}]", "expected an id of the param_groups")
         for id in state
         if id not in ids
@@ -94,7 +96,7 @@ def moments(
     for name, keys in strays.items():
         text = f"optax has no equal of what torch keeps for {len(keys)} parameters, {keys[0]} first"
         problems.append(Problem("unexpected", name, text))
-    return tensors, steps, problems
+    return tensors, steps
 
 
 def as_torch(array: np.ndarray) -> Any:

@@ -55,8 +55,9 @@ def missing(
     rows: Iterable[Row], keys: Names, paths: Names, strays: Names, instead: Mapping[str, str]
 ) -> list[Problem]:
     """Keys that a row reads and that are absent; instead: what would do in place of each."""
+    absent = [(r, key) for r in rows for key in r.keys if key not in keys]
     texts = []
-    for r, key in [(r, key) for r in rows for key in r.keys if key not in keys]:
+    for r, key in absent:
         targets = " and ".join(f"{path} {[*paths[path]]}" for path in r.paths if path in paths)
         text = f"{r} needs it for {targets or r.paths}"
         text += f"; {instead[key]} would do instead" if instead.get(key) else ""

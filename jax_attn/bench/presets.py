@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from jax_attn.bench.workload import Workload
+from jax_attn.bench.workload import CACHED, MODES, Workload
 
 
 def _layer(
@@ -13,28 +13,20 @@ def _layer(
     return Workload(name, True, B, L, L, N, K or N, H or D // N, D, **options)
 
 
-def _core(name: str, L: int, **options: Any) -> Workload:
-    return Workload(name, False, 1, L, L, 8, 8, 64, **options)
-
-
 def _cached(name: str, T: int, S: int, room: int, B: int = 1, K: int = 16) -> Workload:
     """T tokens per row, read into a cache that then holds S."""
     return Workload(name, False, B, T, S, 16, K, 64, is_causal=True, room=room)
 
 
-def _long(preset: str, *lengths: int) -> tuple[Workload, ...]:
-    """Full and causal attention at every length, adjacent because their times are compared."""
-    return tuple(
-        _core(f"{preset}/{L}{end}", L, is_causal=bool(end))
-        for L in lengths
-        for end in ("", "/causal")
-    )
+def _alone(
+    preset: str, *lengths: int, N: int = 8, H: int = 64, tokens: int = 0
+) -> tuple[Workload, ...]:
+    """Full and causal attention at every length, adjacent because their times are compared.
 
-
-def _on_gpu(*lengths: int) -> tuple[Workload, ...]:
-    """The same number of tokens at every length, with heads of 128, as GPU kernels are compared."""
+    tokens: of all rows of the batch together; by default the batch has one row.
+    """
     return tuple(
-        Workload(f"gpu/{L}{end}", False, 16384 // L, L, L, 16, 16, 128, is_causal=bool(end))
+        Workload(f"{preset}/{L}{end}", False, tokens // L or 1, L, L, N, N, H, is_causal=bool(end))
         for L in lengths
         for end in ("", "/causal")
     )
@@ -52,7 +44,7 @@ _LAYERS = tuple(
     _layer(f"layers/{B}x{L}x{D}", B, L, D, 8) for B, L, D in ((8, 512, 512), (2, 2048, 512))
 )
 _BERT = tuple(_layer(f"bert/{L}", 8, L, 768, 12) for L in (128, 512))
-_LONG = _long("long", 2048, 4096, 8192)
+_LONG = _alone("long", 2048, 4096, 8192)
 
 # 8,192 tokens in batches of 1 and 8, multi-head and multi-query; and 512 tokens in a small and a
 # large room, which must not cost more.
@@ -72,7 +64,7 @@ _PREFILL = (
 
 # Layers are named batch x length x embed_dim, the others by their length.
 PRESETS: Mapping[str, tuple[Workload, ...]] = {
-    "quick": (_BERT[0], _core("long/1024", 1024)),
+    "quick": (_BERT[0], _alone("long", 1024)[0]),
     "seeds": _SEEDS,
     "layers": _LAYERS,
     "bert": _BERT,  # BERT-base
@@ -80,21 +72,15 @@ PRESETS: Mapping[str, tuple[Workload, ...]] = {
     "llama": (_causal("llama/1024", 2048, 32, K=8, H=64),),  # Llama-3.2-1B
     "mqa": (_causal("mqa/1024", 2048, 16, K=1, H=128),),  # santacoder
     "long": _LONG,
-    "longest": _long("longest", 16384, 32768),
+    "longest": _alone("longest", 16384, 32768),
     "prefill": _PREFILL,
     "decode": _DECODE,
-    "gpu": _on_gpu(4096, 8192, 16384),
+    # The same number of tokens at every length, with heads of 128, as GPU kernels are compared.
+    "gpu": _alone("gpu", 4096, 8192, 16384, N=16, H=128, tokens=16384),
     "targets": (*_SEEDS[:3], *_LAYERS, *_LONG),
 }
-
-
 # mode → the preset that is measured by default.
-PRESET_OF = {
-    "forward": "quick",
-    "forward+backward": "quick",
-    "prefill": "prefill",
-    "decode": "decode",
-}
+PRESET_OF = dict.fromkeys(MODES, "quick") | {mode: mode for mode in CACHED}
 
 
 def selectable() -> dict[str, tuple[Workload, ...]]:

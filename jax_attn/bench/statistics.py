@@ -5,7 +5,7 @@ rounds are redrawn whole. Medians, because a busy machine only ever adds time.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -29,9 +29,7 @@ def paired_ratio(baseline: Times, own: Times, seed: int = 0) -> Ratio:
     With fewer than five rounds the interval is (0, ∞), which shows no difference. Raises
     ValueError unless both sides have the same rounds and every time is finite and above 0.
     """
-    sides = _checked(baseline=baseline, own=own)
-    rng = np.random.default_rng(seed)
-    return _interval(_over(np.median(sides, -1)), _over(_redrawn(sides, rng)), len(own))
+    return _ratio([_checked(baseline=baseline, own=own)], lambda sides: sides[0] / sides[1], seed)
 
 
 def unpaired_ratio(first: Times, second: Times, seed: int = 0) -> Ratio:
@@ -40,11 +38,8 @@ def unpaired_ratio(first: Times, second: Times, seed: int = 0) -> Ratio:
     Each side's rounds are redrawn alone: whatever slowed one side only widens the interval.
     Fewest rounds and ValueError as for `paired_ratio`.
     """
-    sides = [_checked(first=first), _checked(second=second)]
-    rng = np.random.default_rng(seed)
-    draws = [_redrawn(side, rng)[0] for side in sides]
-    medians = [np.median(side) for side in sides]
-    return _interval(_over(medians), _over(draws), min(len(first), len(second)))
+    runs = [_checked(first=first), _checked(second=second)]
+    return _ratio(runs, lambda first, second: first[0] / second[0], seed)
 
 
 def change(before: tuple[Times, Times], after: tuple[Times, Times], seed: int = 0) -> Ratio:
@@ -53,12 +48,9 @@ def change(before: tuple[Times, Times], after: tuple[Times, Times], seed: int = 
     before, after: (baseline's seconds, own seconds) of each run. The two runs have no rounds
     in common and are redrawn separately. Fewest rounds and ValueError as for `paired_ratio`.
     """
-    old = _checked(**dict(zip(("before's baseline", "before"), before, strict=True)))
-    new = _checked(**dict(zip(("after's baseline", "after"), after, strict=True)))
-    rng = np.random.default_rng(seed)
-    median = _over(np.median(old, -1)) / _over(np.median(new, -1))
-    draws = _over(_redrawn(old, rng)) / _over(_redrawn(new, rng))
-    return _interval(median, draws, min(len(before[1]), len(after[1])))
+    old = _checked(**{"before's baseline": before[0], "before": before[1]})
+    new = _checked(**{"after's baseline": after[0], "after": after[1]})
+    return _ratio([old, new], lambda old, new: old[0] / old[1] / (new[0] / new[1]), seed)
 
 
 def shared(first: Times, second: Times) -> tuple[Times, Times]:
@@ -82,21 +74,16 @@ def _checked(**sides: Sequence[float]) -> np.ndarray:
     return np.array(list(sides.values()), float)
 
 
-def _over(sides: Iterable[Any]) -> Any:
-    first, second = sides
-    return first / second
+def _ratio(runs: Sequence[np.ndarray], of: Callable[..., Any], seed: int) -> Ratio:
+    """The ratio `of` the medians of each run's sides, redrawn in runs made of a run's rounds.
 
-
-def _redrawn(times: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """(sides, DRAWS): medians in runs made of this run's rounds, drawn whole with replacement."""
-    rounds = times.shape[-1]
-    chosen = rng.integers(rounds, size=(DRAWS, rounds))
-    return np.median(times[:, chosen], axis=-1)
-
-
-def _interval(median: np.ndarray, draws: np.ndarray, rounds: int) -> Ratio:
-    if rounds < FEWEST_ROUNDS:
-        return Ratio(float(median), 0.0, math.inf)
+    runs: (sides, rounds) each; whole rounds are drawn with replacement, of each run alone.
+    """
+    median = float(of(*(np.median(times, -1) for times in runs)))
+    if min(times.shape[-1] for times in runs) < FEWEST_ROUNDS:
+        return Ratio(median, 0.0, math.inf)
+    rng = np.random.default_rng(seed)
+    drawn = (times[:, rng.integers(n := times.shape[-1], size=(DRAWS, n))] for times in runs)
     tail = (1 - CONFIDENCE) / 2
-    low, high = np.quantile(draws, (tail, 1 - tail))
-    return Ratio(float(median), float(low), float(high))
+    low, high = np.quantile(of(*(np.median(times, -1) for times in drawn)), (tail, 1 - tail))
+    return Ratio(median, float(low), float(high))

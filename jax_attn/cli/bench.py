@@ -121,16 +121,12 @@ def command(
         click.echo(catalogue())
         return
     presets = presets or tuple(dict.fromkeys(PRESET_OF[mode] for mode in modes)) or ("quick",)
-    problems = [
-        *unknown_names(presets, names, baseline),
-        *unserved_modes(presets, modes),
-        *excess_threads(threads),
-        *unwritable({"--output": output and output.parent, "--plot": plots}),
-    ]
+    directories = {"--output": output and output.parent, "--plot": plots}
+    wrong = [*problems(presets, names, modes, baseline, threads, directories)]
     if as_json and as_markdown:
-        problems.insert(0, "--json, --markdown: expected one of them, got both")
-    if problems:
-        raise click.UsageError("\n".join(problems))
+        wrong.insert(0, "--json, --markdown: expected one of them, got both")
+    if wrong:
+        raise click.UsageError("\n".join(wrong))
     expect_installed("torch", "is the baseline", "torch")
     if plots is not None:
         expect_installed("matplotlib", "--plot draws with it", "bench")
@@ -176,41 +172,34 @@ def catalogue() -> str:
     return "\n".join(lines)
 
 
-# --- what is wrong with the options, a line each ---------------------------------------------
+def problems(
+    presets: tuple[str, ...],
+    names: tuple[str, ...],
+    modes: tuple[str, ...],
+    baseline: str,
+    threads: int | None,
+    directories: dict[str, Path | None],
+) -> Iterator[str]:
+    """Everything that is wrong with the options, a line each."""
+    from jax_attn.bench.engine.worker import usable_cores
 
-
-def unknown_names(presets: tuple[str, ...], names: tuple[str, ...], baseline: str) -> Iterator[str]:
+    known, implementations = selectable(), ", ".join(IMPLEMENTATIONS)
     workloads = f"{', '.join(PRESETS)}, or a workload that --list names"
-    implementations = ", ".join(IMPLEMENTATIONS)
-    for option, values, known, expected in (
-        ("--preset", presets, selectable(), workloads),
+    for option, values, table, expected in (
+        ("--preset", presets, known, workloads),
         ("--implementation", names, IMPLEMENTATIONS, implementations),
         ("--baseline", (baseline,), IMPLEMENTATIONS, implementations),
     ):
-        if unknown := [value for value in values if value not in known]:
+        if unknown := [value for value in values if value not in table]:
             yield f"{option}: expected one of {expected}, got {', '.join(unknown)}"
-
-
-def unserved_modes(presets: tuple[str, ...], modes: tuple[str, ...]) -> Iterator[str]:
-    """The modes that none of the known presets' workloads has."""
-    known = [preset for preset in presets if preset in selectable()]
-    served = {mode for workload in select(known) for mode in workload.modes}
+    served = {mode for workload in select(known.keys() & presets) for mode in workload.modes}
     unserved = ", ".join(mode for mode in modes if mode not in served)
     if served and unserved:
         expected = " or ".join(mode for mode in MODES if mode in served)
         yield f"--mode: expected {expected}, which {', '.join(presets)} has, got {unserved}"
-
-
-def excess_threads(threads: int | None) -> Iterator[str]:
-    from jax_attn.bench.engine.worker import usable_cores
-
     cores = usable_cores()
     if threads is not None and threads > cores:
         yield f"--threads: expected at most {cores}, the cores here, got {threads}"
-
-
-def unwritable(directories: dict[str, Path | None]) -> Iterator[str]:
-    """The options whose directory could not be made, or written to, after the run."""
     for option, directory in directories.items():
         if directory is None:
             continue
@@ -258,17 +247,13 @@ def exhaust(steps: Iterable[object]) -> BaseException | None:
         for _ in steps:
             pass
     except (Exception, KeyboardInterrupt) as error:
-        ignore_interrupts()
+        # Until the command ends: a second Ctrl-C must not lose what the first one kept.
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        click.get_current_context().call_on_close(lambda: signal.signal(signal.SIGINT, before))
         cause = "" if isinstance(error, KeyboardInterrupt) else f" by {type(error).__name__}"
         click.echo(f"interrupted{cause}: what was measured until now follows", err=True)
         return error
     return None
-
-
-def ignore_interrupts() -> None:
-    """Until the command ends: a second Ctrl-C must not lose what the first one kept."""
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    click.get_current_context().call_on_close(lambda: signal.signal(signal.SIGINT, before))
 
 
 # --- what it leaves behind -------------------------------------------------------------------

@@ -159,10 +159,10 @@ def moved(engine) -> list[bool]:
 
 @pytest.mark.parametrize("name", ["jax.nn", "jax-attn"])
 def test_there_is_one_cache_and_it_stays_where_it_is(name):
-    engine = built(name, STEP).engine
-    assert not any(moved(engine))
-    engine.jitted[DECODE] = jax.jit(engine.program.call)
-    assert all(moved(engine)), "what is not donated is seen"
+    runner = built(name, STEP)
+    assert not any(moved(runner.engine))
+    runner.engine.jitted[DECODE] = jax.jit(runner.program.call)
+    assert all(moved(runner.engine)), "what is not donated is seen"
 
 
 def test_no_step_compiles_anything_anew():

@@ -230,7 +230,7 @@ def test_weights_and_inputs_are_arguments_of_what_jax_compiles(name):
     assert len(engine.leaves) == 1 + 8
     assert not folded(engine.jitted["forward"], *engine.leaves)
     x, *weights = engine.leaves
-    assert folded(jax.jit(lambda x: engine.program.call(x, *weights)), x), "the check sees it"
+    assert folded(jax.jit(lambda x: runner.program.call(x, *weights)), x), "the check sees it"
 
 
 @pytest.mark.parametrize("name", ["sdpa", "jax-attn dense"])

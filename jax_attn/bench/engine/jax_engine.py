@@ -2,6 +2,7 @@
 
 import statistics
 import time
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -11,6 +12,16 @@ import numpy as np
 from jax_attn.bench.engine import memory
 from jax_attn.bench.programs.program import Program
 from jax_attn.bench.workload import BACKWARD, CACHED, FORWARD
+
+
+def with_gradients(call: Callable[..., jax.Array]) -> Callable[..., tuple[jax.Array, Any]]:
+    """A function of the cotangent and the leaves: (output, gradients of the leaves)."""
+
+    def step(cotangent: jax.Array, *leaves: jax.Array) -> tuple[jax.Array, Any]:
+        output, vjp = jax.vjp(call, *leaves)
+        return output, vjp(cotangent)
+
+    return step
 
 
 class Engine:
@@ -30,21 +41,16 @@ class Engine:
     def load(
         self, program: Program, inputs: list[np.ndarray], cotangent: np.ndarray | None
     ) -> None:
-        self.program, self.inputs = program, len(inputs)
         self.cache = program.cache
         self.leaves = tuple(jnp.array(a) for a in (*inputs, *program.weights.values()))
         self.cotangent = None if cotangent is None else jnp.array(cotangent)
-
-        def step(cotangent: jax.Array, *leaves: jax.Array) -> tuple[Any, Any]:
-            output, vjp = jax.vjp(program.call, *leaves)
-            return output, vjp(cotangent)
-
+        step = with_gradients(program.call)
         self.jitted: dict[str, Any] = {FORWARD: jax.jit(program.call), BACKWARD: jax.jit(step)}
         self.jitted |= dict.fromkeys(CACHED, jax.jit(program.call, donate_argnums=0))
 
     def let_go(self) -> None:
         """Free what was loaded."""
-        for name in ("program", "cache", "leaves", "cotangent", "jitted"):
+        for name in ("cache", "leaves", "cotangent", "jitted"):
             vars(self).pop(name, None)
 
     def _arguments(self, mode: str, cotangent: jax.Array | None = None) -> tuple[Any, ...]:
@@ -93,15 +99,12 @@ class Engine:
 
     def tensors(
         self, mode: str, cotangent: np.ndarray | None
-    ) -> tuple[np.ndarray, list[np.ndarray], dict[str, np.ndarray]]:
-        """(output, gradients of the inputs, of the weights by name), as NumPy arrays."""
+    ) -> tuple[np.ndarray, list[np.ndarray]]:
+        """(output, gradients of the inputs and then of the weights), as NumPy arrays."""
         if cotangent is None:
-            return np.asarray(self.call(mode)), [], {}
+            return np.asarray(self.call(mode)), []
         output, gradients = self.call(mode, jnp.array(cotangent))
-        arrays = list(map(np.asarray, gradients))
-        names = self.program.weights
-        weights = dict(zip(names, arrays[self.inputs :], strict=True))
-        return np.asarray(output), arrays[: self.inputs], weights
+        return np.asarray(output), list(map(np.asarray, gradients))
 
     def available(self) -> int:
         stats = None if self.device == "cpu" else jax.devices()[0].memory_stats()

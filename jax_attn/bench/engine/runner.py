@@ -2,6 +2,7 @@
 
 import gc
 import importlib
+import operator
 import time
 from pkgutil import resolve_name
 from typing import Any
@@ -40,9 +41,8 @@ class Runner:
                 importlib.import_module(module)
         except Exception as error:
             raise ImportError(f"does not import: {type(error).__name__}: {error}") from error
-        engine = resolve_name(
-            f"jax_attn.bench.engine.{self.implementation.framework}_engine:Engine"
-        )
+        framework = self.implementation.framework
+        engine = resolve_name(f"jax_attn.bench.engine.{framework}_engine:Engine")
         self.engine = engine(self.device, self.threads)
 
     def build(self, workload: Workload, seed: int) -> dict[str, Any]:
@@ -63,10 +63,7 @@ class Runner:
         rng = np.random.default_rng(0)
         arrays = [rng.standard_normal((size, size), np.float32) for _ in range(2)]
         placed = [self.engine.place(a.astype(np.dtype(dtype))) for a in arrays]
-        product = resolve_name(
-            f"jax_attn.bench.programs.{self.implementation.framework}_programs:product"
-        )
-        self.program = Program(product, {}, writes_scores=False)
+        self.program = Program(operator.matmul, {}, writes_scores=False)
         self.engine.load(self.program, placed, None)
 
     def _drop(self) -> None:
@@ -109,16 +106,16 @@ class Runner:
         w, cotangent = self.workload, None
         assert w is not None, "a workload is built before its tensors are asked for"
         if mode == BACKWARD:
-            cotangent = seeded_arrays(w, self.seed)["cotangent"]
-            cotangent = sampled_cotangent(w, cotangent)
-        output, inputs, weights = self.engine.tensors(mode, cotangent)
-        named = zip(input_names(w), inputs, strict=False)  # there may be no gradients
-        _check({"output": output} | {f"grad {n}": a for n, a in [*named, *weights.items()]}, w)
+            cotangent = sampled_cotangent(w, seeded_arrays(w, self.seed)["cotangent"])
+        output, gradients = self.engine.tensors(mode, cotangent)
+        inputs = input_names(w) if mode == BACKWARD else ()
+        weights = self.program.weights if mode == BACKWARD else ()
+        named = dict(zip((*inputs, *weights), gradients, strict=True))
+        _check({"output": output} | {f"grad {name}": a for name, a in named.items()}, w)
         by_kind = {"output": {"output": output[:, sampled_rows(w)]}}
         if mode == BACKWARD:
-            names = input_names(w)
-            by_kind["gradient of input"] = dict(zip(names, inputs, strict=True))
-            by_kind["gradient of parameter"] = dict(self.program.canonical(weights))
+            by_kind["gradient of input"] = {name: named.pop(name) for name in inputs}
+            by_kind["gradient of parameter"] = dict(self.program.canonical(named))
         return by_kind
 
     def turn(self, mode: str) -> tuple[float, float]:

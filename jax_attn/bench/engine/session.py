@@ -10,7 +10,7 @@ from jax_attn.bench import statistics
 from jax_attn.bench.arrays import SEED, sampled_rows
 from jax_attn.bench.engine import memory, roofline
 from jax_attn.bench.engine.rounds import Limits, interleaved
-from jax_attn.bench.engine.worker import AbsentError, RefusedError, Worker, WorkerError
+from jax_attn.bench.engine.worker import AbsentError, LostError, RefusedError, Worker, WorkerError
 from jax_attn.bench.implementations import IMPLEMENTATIONS, REFERENCE
 from jax_attn.bench.record import JUDGED_ROWS, MATRIX_PRODUCTS, Measurement, Record, Status
 from jax_attn.bench.workload import CACHED, MODES, Workload
@@ -247,9 +247,8 @@ class Session:
                 raise RefusedError("its process was lost")
             try:
                 return self._workers[name].ask(method, *arguments)
-            except WorkerError as error:
-                if error.gone:
-                    self._workers.pop(name).close()
+            except LostError:
+                self._workers.pop(name).close()
                 raise
 
         return ask

@@ -30,8 +30,7 @@ class Engine:
     def load(
         self, program: Program, inputs: list[torch.Tensor], cotangent: torch.Tensor | None
     ) -> None:
-        self.program, self.cotangent = program, cotangent
-        self.inputs = inputs
+        self.program, self.inputs, self.cotangent = program, inputs, cotangent
         self.tracked = [x.detach().clone().requires_grad_() for x in inputs]
 
     def let_go(self) -> None:
@@ -85,14 +84,12 @@ class Engine:
 
     def tensors(
         self, mode: str, cotangent: np.ndarray | None
-    ) -> tuple[np.ndarray, list[np.ndarray], dict[str, np.ndarray]]:
-        """(output, gradients of the inputs, of the weights by name), as NumPy arrays."""
+    ) -> tuple[np.ndarray, list[np.ndarray]]:
+        """(output, gradients of the inputs and then of the weights), as NumPy arrays."""
         if cotangent is None:
-            return as_numpy(self.call(mode)), [], {}
+            return as_numpy(self.call(mode)), []
         output, gradients = self.call(mode, self.place(cotangent))
-        arrays, count = list(map(as_numpy, gradients)), len(self.inputs)
-        names = self.program.weights
-        return as_numpy(output), arrays[:count], dict(zip(names, arrays[count:], strict=True))
+        return as_numpy(output), list(map(as_numpy, gradients))
 
     def available(self) -> int:
         return memory.available() if self.device == "cpu" else torch.cuda.mem_get_info()[0]

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 
 from jax_attn.bench.arrays import input_names, seeded_arrays
+from jax_attn.bench.engine.jax_engine import with_gradients
 from jax_attn.bench.implementations import IMPLEMENTATIONS, OURS
 from jax_attn.bench.workload import BACKWARD, Workload
 from jax_attn.parity.matrix.compiled import compile_for_tpu, why_no_tpu_compiler
@@ -54,16 +55,9 @@ def _compiled(workload: Workload, mode: str) -> dict[str, Any]:
     arrays = seeded_arrays(workload)
     program = resolve_name(IMPLEMENTATIONS[OURS].builder(workload))(workload, arrays)
     leaves = [*(arrays[name] for name in input_names(workload)), *program.weights.values()]
-
-    def step(cotangent: jax.Array, *leaves: jax.Array) -> tuple[Any, Any]:
-        output, vjp = jax.vjp(program.call, *leaves)
-        return output, vjp(cotangent)
-
-    fn, args = program.call, leaves
+    fn, args = program.call, [program.cache, *leaves] if workload.room else leaves
     if mode == BACKWARD:
-        fn, args = step, [arrays["cotangent"], *leaves]
-    if workload.room:
-        args = [program.cache, *leaves]
+        fn, args = with_gradients(program.call), [arrays["cotangent"], *leaves]
     shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), args)
     figures = compile_for_tpu(fn, *shapes)
     figures.pop("collectives", None)

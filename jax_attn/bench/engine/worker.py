@@ -21,9 +21,7 @@ _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEX
 
 
 class WorkerError(RuntimeError):
-    """What went wrong in a worker, in one line. gone: whether its process is lost."""
-
-    gone = False
+    """What went wrong in a worker, in one line."""
 
 
 class AbsentError(WorkerError):
@@ -36,8 +34,6 @@ class RefusedError(WorkerError):
 
 class LostError(WorkerError):
     """Its process died, or did not answer."""
-
-    gone = True
 
 
 _ERRORS = {"absent": AbsentError, "refused": RefusedError, "failed": WorkerError}
@@ -120,7 +116,7 @@ def _serve(
             os.dup2(file.fileno(), stream)
     os.environ.update(settings)
     if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, cores(threads))
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:threads])
     served = resolve_name(make)(*arguments)
     while True:
         try:
@@ -143,11 +139,6 @@ def _answer(served: Any, method: str, arguments: tuple[Any, ...]) -> tuple[str, 
             return "absent", str(error)
         first = str(error).strip().partition("\n")[0]
         return "failed", f"{method}: {type(error).__name__}: {first}"
-
-
-def cores(threads: int) -> set[int]:
-    """The first `threads` of the cores that this process may run on."""
-    return set(sorted(os.sched_getaffinity(0))[:threads])
 
 
 def usable_cores() -> int:

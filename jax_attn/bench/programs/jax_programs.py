@@ -181,10 +181,6 @@ def keras_layer(workload: Workload, arrays: Arrays) -> Program:
     return Program(run, {path: flax_weights[path] for path in paths}, layout.to_torch, kernel=XLA)
 
 
-def product(a: jax.Array, b: jax.Array) -> jax.Array:
-    return a @ b
-
-
 # --- with a cache ----------------------------------------------------------------------------
 #
 # Each call is a pure function of the cache, which the engine donates, and of the tokens' query, key

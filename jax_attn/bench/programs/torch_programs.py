@@ -180,10 +180,6 @@ def _compiled(eager: Program) -> Program:
     return replace(eager, call=call, kernel="inductor", compiled=True)
 
 
-def product(a: Tensor, b: Tensor) -> Tensor:
-    return a @ b
-
-
 def _loaded(
     module: torch.nn.Module, design: str, workload: Workload, tensors: Tensors
 ) -> torch.nn.Module:

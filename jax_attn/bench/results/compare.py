@@ -94,16 +94,8 @@ class Comparison:
             _identity(row) | {"why": why, "failure": row in self.broken}
             for row, why in self.unpaired
         ]
-        versions = {name: list(pair) for name, pair in self.versions.items()}
-        return finite(
-            {
-                "schema": SCHEMA,
-                "threshold": self.threshold,
-                "versions": versions,
-                "rows": rows,
-                "unpaired": unpaired,
-            }
-        )
+        whole = {"schema": SCHEMA, "threshold": self.threshold, "versions": dict(self.versions)}
+        return finite(whole | {"rows": rows, "unpaired": unpaired})
 
 
 def differences(before: Record, after: Record) -> list[str]:

@@ -94,7 +94,7 @@ def _figures(record: Record) -> Iterator[tuple[str, Any]]:
                     yield name, _against_length(record, key, mode, quantity, against_length)
     for mode in MODES:
         if panels := shares(record, mode):
-            yield f"roofline-{_slug_of(mode)}", _shares(record, mode, panels)
+            yield f"roofline-{mode.replace('+', '-')}", _shares(record, mode, panels)
 
 
 def _colour(implementation: str, framework: str, baseline: str) -> str:
@@ -114,7 +114,8 @@ def _against_length(
     baseline = record.settings["baseline"]
     figure = Figure(figsize=(8.4, 5.2))
     about = quantity.about.format(baseline=baseline)
-    below, above = _frame(figure, record, f"{quantity.title}: {mode}", _shape(key), about)
+    shape = words.shape(replace(key, T=1, S=1)).replace(" T=1", "")
+    below, above = _frame(figure, record, f"{quantity.title}: {mode}", shape, about)
     bottom = below + 0.07
     axes = figure.add_axes((0.09, bottom, 0.56, above - bottom))
     axes.set(xscale="log", xlabel="length T")
@@ -140,7 +141,9 @@ def _against_length(
     bottom, top = axes.get_ylim()
     if quantity.base == 10 and top < 100 * bottom:  # powers of ten would be one tick or two
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: _round(quantity.in_words(y))))
+    # Without the digits that say how exact a measurement is: a tick is none.
+    tick = FuncFormatter(lambda y, _: re.sub(r"\.0+ ", " ", quantity.in_words(y)))
+    axes.yaxis.set_major_formatter(tick)
     axes.yaxis.set_minor_formatter(NullFormatter())
     axes.grid(axis="y", color="#E4E4E4", linewidth=0.7)
     axes.set_axisbelow(True)
@@ -251,21 +254,8 @@ def _frame(
     return (0.25 + line * len(caption)) / height, 1 - 0.75 / height
 
 
-def _shape(key: Workload) -> str:
-    return words.shape(replace(key, T=1, S=1)).replace(" T=1", "")
-
-
-def _round(figure: str) -> str:
-    """Without the digits that say how exact a measurement is: a tick is none."""
-    return re.sub(r"\.0+ ", " ", figure)
-
-
-def _slug_of(mode: str) -> str:
-    return mode.replace("+", "-")
-
-
 def _slug(key: Workload, mode: str) -> str:
     parts = ["layer" if key.layer else "attention", f"{key.B}x{key.N}x{key.H}"]
     parts += [f"{key.K}kv"] if key.K != key.N else []
     parts += ["causal"] if key.is_causal else []
-    return "-".join([*parts, key.dtype, _slug_of(mode)])
+    return "-".join([*parts, key.dtype, mode.replace("+", "-")])

@@ -2,7 +2,11 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from statistics import median
 from typing import NamedTuple, TypeAlias
+
+import numpy as np
+from scipy.optimize import isotonic_regression
 
 from jax_attn.bench.record import Measurement, Record
 from jax_attn.bench.results import words
@@ -12,7 +16,6 @@ from jax_attn.bench.workload import Workload
 Shares: TypeAlias = list[tuple[Measurement, float]]
 """Measurements of one workload with their shares of the roofline."""
 
-
 Span: TypeAlias = tuple[float, float, float]
 """Low, middle, high."""
 
@@ -20,9 +23,9 @@ Span: TypeAlias = tuple[float, float, float]
 class Quantity(NamedTuple):
     """What can be plotted against length.
 
-    in_words: formats a figure. base: of the axis' logarithm. of: a measurement's (low, middle,
-    high), None if there is none that such an axis could show. at_end: what stands beside the name
-    where a line ends. about: for the caption, with {baseline} to be filled in.
+    in_words: formats a figure. base: of the axis' logarithm. of: (low, middle, high) of a
+    measurement that has times, None if such an axis could not show it. at_end: what stands beside
+    the name where a line ends. about: for the caption, with {baseline} to be filled in.
     """
 
     name: str
@@ -43,23 +46,13 @@ class Line(NamedTuple):
     label: str
 
 
-def _rounds(row: Measurement) -> Span | None:
-    low, middle, high = min(row.seconds), row.median_s, max(row.seconds)
-    return None if middle is None else (low, middle, high)
-
-
-def _peak(row: Measurement) -> Span | None:
-    peak = row.peak_bytes
-    return (peak, peak, peak) if peak else None
-
-
 QUANTITIES = (
     Quantity(
         "time",
         "Time of one call against length",
         words.seconds,
         10,
-        _rounds,
+        lambda row: (min(row.seconds), median(row.seconds), max(row.seconds)),
         lambda row: f"{words.digits(row.ratio.median)}×" if row.ratio else "",
         "Line: median of the rounds; band: from the fastest to the slowest. ×: speed over "
         "{baseline} where the line ends.",
@@ -69,7 +62,7 @@ QUANTITIES = (
         "Peak memory against length",
         words.size,
         2,
-        _peak,
+        lambda row: (peak, peak, peak) if (peak := row.peak_bytes) else None,
         lambda row: words.size(row.peak_bytes),
         "Peak of the process during a call, with its results, over what it held before.",
     ),
@@ -120,13 +113,6 @@ def shares(record: Record, mode: str) -> list[tuple[Workload, Shares]]:
 
 def spread_out(wanted: Sequence[float], gap: float) -> list[float]:
     """Ascending positions at least `gap` apart, as near to those wanted as possible."""
-    # Position i less i·gap must not descend: least squares pools neighbours that do.
-    pools: list[tuple[float, int]] = []
-    for i, position in enumerate(wanted):
-        mean, size = position - i * gap, 1
-        while pools and pools[-1][0] > mean:
-            before, many = pools.pop()
-            mean, size = (before * many + mean * size) / (many + size), many + size
-        pools.append((mean, size))
-    flat = [mean for mean, size in pools for _ in range(size)]
-    return [mean + i * gap for i, mean in enumerate(flat)]
+    # Position i less i·gap must not descend: isotonic least squares.
+    apart = gap * np.arange(len(wanted))
+    return list(isotonic_regression(wanted - apart).x + apart) if len(wanted) else []

@@ -21,12 +21,7 @@ from jax_attn.parity.judge.text import number
 COMPILED = "Compiled for a device that is not here: the compiler's figures, not measured"
 _COMPILED: dict[str, Callable[[Any], str]] = {
     "level": lambda _: "",  # stated once, above
-    "workload": str,
-    "mode": str,
-    "error": str,
-    "missing": str,
-    "target": str,
-    "compiler": str,
+    **dict.fromkeys(("workload", "mode", "error", "missing", "target", "compiler"), str),
     "seconds": lambda x: f"compiled in {words.seconds(x)}",
     "useful_flops": lambda x: f"{words.digits(x / 1e9)} GFLOP useful",
     "flops": lambda x: f"{words.digits(x / 1e9)} as XLA counts (a loop's body once)",
@@ -51,9 +46,6 @@ class Column(NamedTuple):
     figure: bool = True
     modes: tuple[str, ...] = (*MODES, *CACHED)
     device: str = ""
-
-    def shown(self, mode: str, record: Record) -> bool:
-        return mode in self.modes and self.device in ("", record.settings["device"])
 
 
 # Decoding one token mostly reads the cache, so a matrix product's speed is no measure for it.
@@ -108,7 +100,8 @@ def roofline_share(row: Measurement, record: Record) -> float | None:
 
 
 def columns(section: Section, record: Record) -> list[Column]:
-    return [column for column in COLUMNS if column.shown(section.mode, record)]
+    devices = ("", record.settings["device"])
+    return [c for c in COLUMNS if section.mode in c.modes and c.device in devices]
 
 
 def speed(row: Measurement, record: Record) -> str:

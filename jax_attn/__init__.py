@@ -17,12 +17,7 @@ if TYPE_CHECKING:
         dot_product_attention,
         explain,
     )
-    from jax_attn.nn import (
-        GroupedQueryAttention,
-        KVCache,
-        MultiHeadAttention,
-        MultiQueryAttention,
-    )
+    from jax_attn.nn import GroupedQueryAttention, KVCache, MultiHeadAttention, MultiQueryAttention
 
 __version__ = "0.1.0"
 

@@ -72,9 +72,7 @@ def pytest_make_collect_report(
     return report
 
 
-def _unittest_methods(
-    collected: Sequence[pytest.Item | pytest.Collector],
-) -> list[pytest.Function]:
+def _unittest_methods(collected: Sequence[pytest.Item | pytest.Collector]) -> list[pytest.Function]:
     """Those of unittest.TestCase: pytest_generate_tests is not called for them."""
     functions = [item for item in collected if isinstance(item, pytest.Function)]
     return [item for item in functions if issubclass(item.cls or object, unittest.TestCase)]

@@ -12,11 +12,7 @@ import torch
 
 
 def rotate(
-    x: torch.Tensor,
-    positions: torch.Tensor | None,
-    rotary: "Rotary",
-    *,
-    length: int | None = None,
+    x: torch.Tensor, positions: torch.Tensor | None, rotary: "Rotary", *, length: int | None = None
 ) -> torch.Tensor:
     """x (B, T, N, H) with its pairs turned, each at its position; rounded once, to x's dtype.
 

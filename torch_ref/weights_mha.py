@@ -35,11 +35,7 @@ class MultiHeadSelfAttention(nn.Module):
         self.dropout = nn.Dropout(probability("dropout", dropout))
 
     def scaled_dot_product_attention(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        mask: torch.Tensor | None = None,
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """q, k, v (B, N, T, H) and mask (B, T, T) -> output (B, N, T, H), weights (B, N, T, T)."""
         d_k = torch.tensor(q.size(-1), dtype=q.dtype)

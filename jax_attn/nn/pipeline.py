@@ -27,9 +27,7 @@ def simple_tokenizer(sentence: str) -> list[int]:
 
 
 def encode_sentence(
-    sentence: str,
-    tokenizer: Callable[[str], list[int]] = simple_tokenizer,
-    max_len: int = 10,
+    sentence: str, tokenizer: Callable[[str], list[int]] = simple_tokenizer, max_len: int = 10
 ) -> Int[Array, " max_len"]:
     """The sentence's tokens, cut or filled with 0 to max_len; (max_len,) int32."""
     checks.raise_all("encode_sentence", checks.count_problems(max_len=max_len))

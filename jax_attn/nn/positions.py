@@ -57,10 +57,7 @@ def turned(
 
 
 def with_position_bias(
-    bias: AnyArray | None,
-    position_bias: Callable[[int, int], jax.Array] | None,
-    T: int,
-    S: int,
+    bias: AnyArray | None, position_bias: Callable[[int, int], jax.Array] | None, T: int, S: int
 ) -> AnyArray | None:
     """The call's own bias and what the module's position_bias adds to it."""
     if position_bias is None:

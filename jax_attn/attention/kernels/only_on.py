@@ -61,11 +61,7 @@ def _zeros(
 
 
 def _lowered(
-    here: str,
-    ctx: mlir.LoweringRuleContext,
-    *args: Any,
-    platform: str,
-    jaxpr: jex.ClosedJaxpr,
+    here: str, ctx: mlir.LoweringRuleContext, *args: Any, platform: str, jaxpr: jex.ClosedJaxpr
 ) -> Sequence:
     if here != platform:
         return _zeros(ctx, *args, platform=platform, jaxpr=jaxpr)

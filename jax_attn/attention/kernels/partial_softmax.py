@@ -55,11 +55,7 @@ def over_page(
     dtype = call.softmax_dtype
     q_BKGTH = call.query.reshape(call.B, call.T, call.K, call.G, call.H).transpose(0, 2, 3, 1, 4)
     products_BKGTS = jnp.einsum(
-        "BKGTH,BKHS->BKGTS",
-        q_BKGTH,
-        k_BKHS,
-        precision=call.precision,
-        preferred_element_type=dtype,
+        "BKGTH,BKHS->BKGTS", q_BKGTH, k_BKHS, precision=call.precision, preferred_element_type=dtype
     )
     scores_BKGTS = scores(call, products_BKGTS, None, allowed_BTS[:, None, None])
     maximum = jax.lax.stop_gradient(scores_BKGTS.max(axis=-1))

@@ -22,10 +22,19 @@ from jax_attn.attention.annotations import AnyArray
 from jax_attn.attention.dispatch import Implementation
 from jax_attn.attention.mask import MaskLike
 from jax_attn.attention.rotary import Rotary
-from jax_attn.nn.dropouts import dropouts
-from jax_attn.nn.inputs import sequences
-from jax_attn.nn.positions import Positions, placement_problems, turned, with_position_bias
-from jax_attn.nn.problems import cache_problems, option_problems, size_problems
+from jax_attn.nn.arguments import (
+    Placement,
+    Positions,
+    cache_problems,
+    dropouts,
+    option_problems,
+    placement_problems,
+    rate_problems,
+    sequences,
+    size_problems,
+    turned,
+    with_position_bias,
+)
 from jax_attn.nn.projection import Projection, torch_linear_init
 
 
@@ -95,18 +104,9 @@ class GroupedQueryAttention(nnx.Module):
         rngs: nnx.Rngs,
     ):
         problems = size_problems(embed_dim, num_heads, num_kv_heads, head_dim, kdim, vdim)
+        problems += rate_problems(dropout_rate=dropout_rate, out_dropout_rate=out_dropout_rate)
         problems += option_problems(
-            dropout_rate=dropout_rate,
-            out_dropout_rate=out_dropout_rate,
-            dtype=dtype,
-            param_dtype=param_dtype,
-            scale=scale,
-            softcap=softcap,
-            implementation=implementation,
-            qk_norm=qk_norm,
-            rotary=rotary,
-            position_bias=position_bias,
-            rngs=rngs,
+            dtype, param_dtype, scale, softcap, implementation, qk_norm, rotary, position_bias, rngs
         )
         if not problems and rotary is not None:
             problems += rotary.problems(embed_dim // num_heads if head_dim is None else head_dim)
@@ -225,7 +225,7 @@ class GroupedQueryAttention(nnx.Module):
           ArgumentError: what is wrong with the arguments; dropout that is to draw and has no
             stream; a keep mask where nothing is dropped.
         """
-        alone = key is None
+        placement = Placement(positions, key_positions, alone=key is None)
         if cache is not None:
             others = {"key": key, "value": value, "bias": bias, "positions": positions}
             others |= {"key_positions": key_positions, "keep": keep, "out_keep": out_keep}
@@ -236,8 +236,7 @@ class GroupedQueryAttention(nnx.Module):
         if cache is not None:
             return self._continued(q_BTD, mask, cache)
         dropout, out_dropout = dropouts(self, q_BTD.shape, deterministic, rngs, keep, out_keep)
-        where = {"positions": positions, "key_positions": key_positions}
-        q_BTNH, k_BSKH, v_BSKH = self._heads(q_BTD, k_BSD, v_BSD, **where, alone=alone)
+        q_BTNH, k_BSKH, v_BSKH = self._heads(q_BTD, k_BSD, v_BSD, placement)
         attended_BTNH = dot_product_attention(
             q_BTNH,
             k_BSKH,
@@ -245,11 +244,9 @@ class GroupedQueryAttention(nnx.Module):
             mask,
             is_causal=is_causal,
             bias=with_position_bias(bias, self.position_bias, q_BTD.shape[1], k_BSD.shape[1]),
-            scale=self.scale,
-            softcap=self.softcap,
             dropout=dropout,
-            precision=self.precision,
             implementation=self.implementation,
+            **self._scoring,
         )
         out_BTD = self.out_proj(attended_BTNH)
         return out_BTD if out_dropout is None else out_dropout.apply(out_BTD)
@@ -269,19 +266,12 @@ class GroupedQueryAttention(nnx.Module):
 
         Arguments and errors as there.
         """
-        alone = key is None
+        placement = Placement(positions, key_positions, alone=key is None)
         q_BTD, k_BSD = sequences(self, query=query, key=key)
-        where = {"positions": positions, "key_positions": key_positions}
-        q_BTNH, k_BSKH = self._heads(q_BTD, k_BSD, None, **where, alone=alone)
+        q_BTNH, k_BSKH = self._heads(q_BTD, k_BSD, None, placement)
+        bias = with_position_bias(bias, self.position_bias, q_BTD.shape[1], k_BSD.shape[1])
         return attention_weights(
-            q_BTNH,
-            k_BSKH,
-            mask,
-            is_causal=is_causal,
-            bias=with_position_bias(bias, self.position_bias, q_BTD.shape[1], k_BSD.shape[1]),
-            scale=self.scale,
-            softcap=self.softcap,
-            precision=self.precision,
+            q_BTNH, k_BSKH, mask, is_causal=is_causal, bias=bias, **self._scoring
         )
 
     def empty_cache(
@@ -306,33 +296,20 @@ class GroupedQueryAttention(nnx.Module):
     ) -> tuple[jax.Array, KVCache]:
         """The output for the tokens that follow those in the cache, and the cache with them."""
         positions = None if self.rotary is None else cache.positions(query.shape[1])
-        q_BTNH, k_BTKH, v_BTKH = self._heads(query, query, query, positions=positions)
-        attended_BTNH, cache = attend_with_cache(
-            q_BTNH,
-            k_BTKH,
-            v_BTKH,
-            cache,
-            mask,
-            scale=self.scale,
-            softcap=self.softcap,
-            precision=self.precision,
-        )
+        heads = self._heads(query, query, query, Placement(positions))
+        attended_BTNH, cache = attend_with_cache(*heads, cache, mask, **self._scoring)
         return self.out_proj(attended_BTNH), cache
 
+    @property
+    def _scoring(self) -> dict[str, Any]:
+        """What every function of attention is told alike."""
+        return {"scale": self.scale, "softcap": self.softcap, "precision": self.precision}
+
     def _heads(
-        self,
-        query: jax.Array,
-        key: jax.Array,
-        value: jax.Array | None,
-        *,
-        positions: Positions | None,
-        key_positions: Positions | None = None,
-        alone: bool = True,
+        self, query: jax.Array, key: jax.Array, value: jax.Array | None, placement: Placement
     ) -> list[jax.Array]:
         """Queries (B, T, N, H), keys (B, S, K, H) and maybe values, likewise, in one dtype."""
-        problems = placement_problems(
-            query, key, positions, key_positions, alone=alone, rotary=self.rotary
-        )
+        problems = placement_problems(query, key, placement, self.rotary)
         checks.raise_all(type(self).__name__, problems)
         q_BTNH, k_BSKH = self.q_proj(query), self.k_proj(key)
         if self.q_norm is not None:
@@ -340,10 +317,28 @@ class GroupedQueryAttention(nnx.Module):
             with jax.numpy_dtype_promotion("standard"):
                 q_BTNH, k_BSKH = self.q_norm(q_BTNH), self.k_norm(k_BSKH)
         if self.rotary is not None:
-            q_BTNH, k_BSKH = turned(
-                q_BTNH, k_BSKH, positions, key_positions, alone=alone, rotary=self.rotary
-            )
+            q_BTNH, k_BSKH = turned(q_BTNH, k_BSKH, placement, self.rotary)
         arrays = [q_BTNH, k_BSKH] + ([] if value is None else [self.v_proj(value)])
         # Inputs or kernels may differ in dtype.
         dtype = jnp.result_type(*arrays)
         return [x.astype(dtype) for x in arrays]
+
+
+class MultiHeadAttention(GroupedQueryAttention):
+    """Attention in which each query head has a key/value head of its own: K = N.
+
+    Arguments as GroupedQueryAttention, without num_kv_heads. Vaswani et al., 2017.
+    """
+
+    def __init__(self, embed_dim: int, num_heads: int, *, rngs: nnx.Rngs, **options: Any):
+        super().__init__(embed_dim, num_heads, num_heads, rngs=rngs, **options)
+
+
+class MultiQueryAttention(GroupedQueryAttention):
+    """Attention in which all query heads share one key/value head: K = 1.
+
+    Arguments as GroupedQueryAttention, without num_kv_heads. Shazeer, 2019.
+    """
+
+    def __init__(self, embed_dim: int, num_heads: int, *, rngs: nnx.Rngs, **options: Any):
+        super().__init__(embed_dim, num_heads, 1, rngs=rngs, **options)

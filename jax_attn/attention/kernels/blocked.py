@@ -8,7 +8,7 @@ computed again from the saved log-sum-exp (Dao et al., "FlashAttention-2", 2023)
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -16,10 +16,10 @@ from jax import lax
 
 from jax_attn.attention.call import Call
 from jax_attn.attention.kernels import dense
-from jax_attn.attention.kernels.scores import scores
+from jax_attn.attention.kernels.dense import scores
 from jax_attn.attention.kernels.tile import Tile, Tiles
-from jax_attn.attention.kernels.varying import varying
 
+Tree = TypeVar("Tree")
 Floats = dict[str, jax.Array | None]
 # The output (B, T, N, Hv) and its log-sum-exp (B, N, T), +∞ where nothing is visible, both in the
 # softmax's dtype.
@@ -275,3 +275,26 @@ def _dropped(tile: Tile, x_KGTS: jax.Array) -> jax.Array:
     if dropout.keep is None:
         return dropout.where(dropout.drawn(*tile.places()), x_KGTS)
     return dropout.where(tile.scores(dropout.keep), x_KGTS)
+
+
+def varying(tree: Tree, like: object) -> Tree:
+    """The tree's floats, differing along every axis along which any array in `like` does.
+
+    A loop's carry must be marked from the start; and the gradients of an array that is the same on
+    every device are then summed over the devices. Adding a zero made of `like` marks it in every
+    version of JAX. Outside a shard_map the tree is returned as it is.
+    """
+    if not jax.sharding.get_abstract_mesh().manual_axes:
+        return tree
+    arrays = map(_data, map(jnp.asarray, jax.tree.leaves(like)))
+    zeros = [(data != data).ravel()[0].astype(jnp.int32) * 0 for data in arrays]
+    zero = functools.reduce(jnp.add, zeros)
+
+    def cast(x: jax.Array) -> jax.Array:
+        return x + zero.astype(x.dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x
+
+    return jax.tree.map(cast, tree)
+
+
+def _data(x: jax.Array) -> jax.Array:
+    return jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x

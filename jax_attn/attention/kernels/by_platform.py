@@ -6,14 +6,17 @@ keeps one.
 """
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import lax
+from jax.extend import core as jex
+from jax.interpreters import batching, mlir
 
 from jax_attn.attention.call import Call
 from jax_attn.attention.kernels import dense
-from jax_attn.attention.kernels.only_on import only_on
 
 Run = Callable[[Call], jax.Array]
 Floats = dict[str, jax.Array | None]
@@ -36,7 +39,7 @@ def attention(runs: Mapping[str, Run], home: str, call: Call) -> jax.Array:
 # away from home nothing is kept but the call, and the backward pass begins with the forward.
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _apart(platform: str | None, run: Run, call: Call) -> jax.Array:
-    return _lowered(platform, run)(call)
+    return _only_on(platform, run)(call)
 
 
 def _apart_fwd(platform: str | None, run: Run, call: Call) -> tuple[jax.Array, Call]:
@@ -53,7 +56,7 @@ _apart.defvjp(_apart_fwd, _apart_bwd)
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _gradients(platform: str | None, run: Run, call: Call, d_out: jax.Array) -> Call:
     """The cotangents of query, key, value and bias, in a Call whose other arrays are None."""
-    return _lowered(platform, functools.partial(_pulled, run))(call, call.floats, d_out)
+    return _only_on(platform, functools.partial(_pulled, run))(call, call.floats, d_out)
 
 
 def _gradients_fwd(
@@ -76,11 +79,58 @@ def _gradients_bwd(
 _gradients.defvjp(_gradients_fwd, _gradients_bwd)
 
 
-def _lowered(platform: str | None, fn: Callable) -> Callable:
-    """`fn` for that platform alone; for any, where there is none."""
-    return fn if platform is None else only_on(platform, fn)
-
-
 def _pulled(run: Run, call: Call, floats: Floats, d_out: jax.Array) -> Call:
     _, pull = jax.vjp(lambda floats: run(call.with_floats(floats)), floats)
     return call.cotangent(pull(d_out)[0])
+
+
+def _only_on(platform: str | None, fn: Callable) -> Callable:
+    """`fn`, for a branch that only `platform` takes: elsewhere zeros stand in its place.
+
+    Arrays in, arrays out (pytrees of them). Not to be differentiated from outside. A program for
+    several platforms at once (`jax.export`) lowers every branch of `lax.platform_dependent` for all
+    of them, which fails for a kernel that exists on one platform. None: `fn` runs on any.
+    """
+    if platform is None:
+        return fn
+
+    def narrowed(*args: Any) -> Any:
+        leaves, tree = jax.tree.flatten(args)
+        jaxpr, shapes = jax.make_jaxpr(
+            lambda *leaves: fn(*jax.tree.unflatten(tree, leaves)), return_shape=True
+        )(*leaves)
+        out = _ONLY_ON.bind(*leaves, platform=platform, jaxpr=jaxpr)
+        return jax.tree.unflatten(jax.tree.structure(shapes), out)
+
+    return narrowed
+
+
+_ONLY_ON = jex.Primitive("only_on")
+_ONLY_ON.multiple_results = True
+_ONLY_ON.def_abstract_eval(lambda *_, platform, jaxpr: jaxpr.out_avals)
+
+
+def _batched(
+    args: Sequence, axes: Sequence, *, platform: str, jaxpr: jex.ClosedJaxpr
+) -> tuple[list, list[int]]:
+    out = _only_on(platform, jax.vmap(jex.jaxpr_as_fun(jaxpr), in_axes=tuple(axes)))(*args)
+    return out, [0] * len(out)
+
+
+def _lowered(
+    here: str, ctx: mlir.LoweringRuleContext, *args: Any, platform: str, jaxpr: jex.ClosedJaxpr
+) -> Sequence:
+    def zeros(*_: Any) -> list[jax.Array]:
+        return [jnp.zeros(aval.shape, aval.dtype) for aval in jaxpr.out_avals]
+
+    if here != platform:
+        return mlir.lower_fun(zeros)(ctx, *args)
+    module = ctx.module_context.replace(platforms=(here,))
+    there = ctx.replace(module_context=module, platforms=(here,))
+    return mlir.lower_fun(jex.jaxpr_as_fun(jaxpr))(there, *args)
+
+
+batching.primitive_batchers[_ONLY_ON] = _batched
+mlir.register_lowering(_ONLY_ON, functools.partial(_lowered, "any"))
+for _here in ("cuda", "tpu"):
+    mlir.register_lowering(_ONLY_ON, functools.partial(_lowered, _here), platform=_here)

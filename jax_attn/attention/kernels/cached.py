@@ -10,7 +10,6 @@ import numpy as np
 
 from jax_attn.attention import checks
 from jax_attn.attention.call import Call
-from jax_attn.attention.kernels import pages
 from jax_attn.attention.kernels.blocked import FEW_SCORES
 from jax_attn.attention.kernels.partial_softmax import PartialSoftmax, by_tiles, over_page
 from jax_attn.attention.kv_cache import KVCache
@@ -161,12 +160,12 @@ def _writer(
     """(page, tokens, axis) → the page of these places with those of the T tokens it is to hold."""
     if cache.page_sizes.few_tokens < T:
         step_BP = _tokens(grown, place_P) - cache.filled[:, None]
-        return functools.partial(pages.place_by_place, step_BP=step_BP)
+        return functools.partial(_place_by_place, step_BP)
     token_BT = cache.positions(T)
     place_BT = token_BT if cache.window is None else token_BT % cache.window
     kept_BT = token_BT < grown.filled[:, None]
     at_BT = jnp.where(kept_BT, place_BT - place_P[0], -1)
-    return functools.partial(pages.token_by_token, at_BT=at_BT)
+    return functools.partial(_token_by_token, at_BT)
 
 
 def _lowest(mask: Mask, cache: KVCache) -> Band | None:
@@ -180,3 +179,48 @@ def _lowest(mask: Mask, cache: KVCache) -> Band | None:
 def _capacity(cache: KVCache) -> int:
     """How many tokens a row may read in all."""
     return cache.length if cache.window is None else np.iinfo(np.int32).max
+
+
+# A page and the new tokens have the same axes, B first; along `axis` the page has P places and
+# there are T tokens. Places that no token belongs to stay as they are.
+
+
+def _token_by_token(at_BT: jax.Array, page: jax.Array, tokens: jax.Array, axis: int) -> jax.Array:
+    """The page with each token written in its place, at_BT; outside [0, P) not in this page.
+
+    Not a scatter: XLA would first turn the whole page round for it.
+    """
+    B, T, P = page.shape[0], tokens.shape[axis], page.shape[axis]
+    here_BT = (at_BT >= 0) & (at_BT < P)
+    at_BT = jnp.clip(at_BT, 0, P - 1)
+
+    def write(n: jax.Array, page: jax.Array) -> jax.Array:
+        b, t = n.astype(jnp.int32) // T, n.astype(jnp.int32) % T
+        old, new = _token(page, b, at_BT[b, t], axis), _token(tokens, b, t, axis)
+        new = jnp.where(here_BT[b, t], new, old)
+        return jax.lax.dynamic_update_slice(page, new, _corner(page, b, at_BT[b, t], axis))
+
+    return jax.lax.fori_loop(0, B * T, write, page)
+
+
+def _token(x: jax.Array, b: jax.Array, at: jax.Array, axis: int) -> jax.Array:
+    shape = [1 if i in (0, axis) else n for i, n in enumerate(x.shape)]
+    return jax.lax.dynamic_slice(x, _corner(x, b, at, axis), shape)
+
+
+def _corner(x: jax.Array, b: jax.Array, at: jax.Array, axis: int) -> list[jax.Array]:
+    return [{0: b, axis: at}.get(i, jnp.int32(0)) for i in range(x.ndim)]
+
+
+def _place_by_place(step_BP: jax.Array, page: jax.Array, tokens: jax.Array, axis: int) -> jax.Array:
+    """The page with all its places written in one operation, skipped if none changes.
+
+    step_BP: which token belongs to each place, below 0 for none.
+    """
+    shape = [n if i in (0, axis) else 1 for i, n in enumerate(page.shape)]
+
+    def written(page: jax.Array) -> jax.Array:
+        new = jnp.take_along_axis(tokens, jnp.maximum(step_BP, 0).reshape(shape), axis)
+        return jnp.where(step_BP.reshape(shape) >= 0, new, page)
+
+    return jax.lax.cond((step_BP >= 0).any(), written, lambda page: page, page)

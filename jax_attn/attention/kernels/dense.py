@@ -4,7 +4,6 @@ import jax
 import jax.numpy as jnp
 
 from jax_attn.attention.call import Call
-from jax_attn.attention.kernels.scores import scores
 
 
 def attention(call: Call) -> jax.Array:
@@ -67,3 +66,20 @@ def _scores(call: Call) -> jax.Array:
     products_BNTS = products_BKGTS.reshape(call.B, call.N, call.T, call.S)
     allowed = None if call.mask.is_open else call.mask.materialize(call.T, call.S)
     return scores(call, products_BNTS, call.bias, allowed)
+
+
+def scores(
+    call: Call, products: jax.Array, bias: jax.Array | None, allowed: jax.Array | None
+) -> jax.Array:
+    """From products to scores, in the one order that every kernel of this package keeps.
+
+    Scale, softcap, bias, mask; in the products' dtype, −∞ where a pair may not attend.
+
+    products: QKᵀ, all of it or a tile. bias, allowed: broadcast to it; None for none.
+    """
+    scores = call.scale * products
+    if call.softcap is not None:
+        scores = call.softcap * jnp.tanh(scores / call.softcap)
+    if bias is not None:
+        scores = scores + bias.astype(scores.dtype)
+    return scores if allowed is None else jnp.where(allowed, scores, -jnp.inf)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from jax_attn.attention.call import Call
 from jax_attn.attention.kernels import blocked
-from jax_attn.attention.kernels.scores import scores
+from jax_attn.attention.kernels.dense import scores
 
 
 class PartialSoftmax(NamedTuple):

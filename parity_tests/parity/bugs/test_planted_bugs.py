@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import pytest
 
 from jax_attn.attention import Mask
-from jax_attn.attention.kernels import cached, dense, pages
+from jax_attn.attention.kernels import cached, dense
 from jax_attn.nn import attention as modules
 from jax_attn.parity.bugs.trials import doubts
 from jax_attn.parity.checking.prepared import Prepared, judge_port
@@ -230,8 +230,8 @@ def one_too_long(lowest):
 def every_piece_from_0(turned):
     """Each piece's positions start anew."""
 
-    def wrong(query, key, positions, key_positions, **where):
-        return turned(query, key, None, None, **where)
+    def wrong(query, key, placement, rotary):
+        return turned(query, key, placement._replace(positions=None, key_positions=None), rotary)
 
     return wrong
 
@@ -239,7 +239,7 @@ def every_piece_from_0(turned):
 # bug -> (the row that is to see it, what it replaces, by what)
 CACHE_BUGS = {
     "cache order": ("gqa/cached", "causal", cached, "_grown", another_order),
-    "written one place late": ("gqa/cached", "causal", pages, "_corner", one_place_late),
+    "written one place late": ("gqa/cached", "causal", cached, "_corner", one_place_late),
     "a stale tail": ("gqa/cached", "causal", cached, "_tokens", filled_one_more),
     "the last token forgotten": (
         "gqa/cached",

@@ -1,0 +1,263 @@
+"""What an attention module's constructor and calls are given: checked, and completed.
+
+A check lists every problem, to be raised at once.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Int
+
+from jax_attn.attention import Dropout, KVCache, checks, dispatch
+from jax_attn.attention.annotations import AnyArray
+from jax_attn.attention.rotary import DynamicNTK, Rotary, position_problems, rotate
+
+Positions = Int[AnyArray, "#B T"] | Int[AnyArray, " T"]
+
+
+class Placement(NamedTuple):
+    """Where queries and keys are. alone: no key was given: the keys are where the queries are."""
+
+    positions: Positions | None
+    key_positions: Positions | None = None
+    alone: bool = True
+
+
+# --- the constructor's ------------------------------------------------------------------------
+
+
+def size_problems(
+    embed_dim: Any, num_heads: Any, num_kv_heads: Any, head_dim: Any, kdim: Any, vdim: Any
+) -> list[str]:
+    """What is wrong with a constructor's sizes."""
+    counts = {"embed_dim": embed_dim, "num_heads": num_heads, "num_kv_heads": num_kv_heads}
+    optional = {"head_dim": head_dim, "kdim": kdim, "vdim": vdim}
+    counts |= {name: size for name, size in optional.items() if size is not None}
+    problems = checks.count_problems(**counts)
+    fit = {name for name, size in counts.items() if checks.is_count(size)}
+    if {"num_heads", "num_kv_heads"} <= fit and num_heads % num_kv_heads:
+        problems.append(
+            f"num_heads: expected a multiple of num_kv_heads={num_kv_heads}, got {num_heads}"
+        )
+    if {"num_heads", "embed_dim"} <= fit and head_dim is None and embed_dim % num_heads:
+        problems.append(
+            f"embed_dim: expected a multiple of num_heads={num_heads}, or a head_dim, "
+            f"got {embed_dim}"
+        )
+    return problems
+
+
+def rate_problems(**rates: Any) -> list[str]:
+    """Which of the named rates are no probabilities."""
+    return [
+        f"{name}: expected a number in [0, 1], got {rate!r}"
+        for name, rate in rates.items()
+        if not checks.is_rate(rate)
+    ]
+
+
+def option_problems(
+    dtype: Any,
+    param_dtype: Any,
+    scale: Any,
+    softcap: Any,
+    implementation: Any,
+    qk_norm: Any,
+    rotary: Any,
+    position_bias: Any,
+    rngs: Any,
+) -> list[str]:
+    """What is wrong with a constructor's other options."""
+    problems = []
+    for name, wanted in (("dtype", dtype), ("param_dtype", param_dtype)):
+        problems += [] if wanted is None else checks.dtype_problems(name, wanted)
+    problems += checks.number_problems(scale, softcap)
+    problems += dispatch.implementation_problems(implementation)
+    if not (qk_norm is None or callable(qk_norm)):
+        got = checks.summary(qk_norm)
+        problems.append(f"qk_norm: expected what makes a norm, as nnx.RMSNorm does, got {got}")
+    if not (rotary is None or isinstance(rotary, Rotary)):
+        problems.append(f"rotary: expected a Rotary, got {checks.summary(rotary)}")
+    if not (position_bias is None or callable(position_bias)):
+        got = checks.summary(position_bias)
+        problems.append(f"position_bias: expected what gives a bias, as Alibi does, got {got}")
+    if not isinstance(rngs, nnx.Rngs):
+        problems.append(f"rngs: expected nnx.Rngs, got {type(rngs).__name__}")
+    return problems
+
+
+# --- a call's -----------------------------------------------------------------------------------
+
+
+def sequences(module: Any, **inputs: Any) -> list[jax.Array]:
+    """query, key and, where named, value, checked; a missing one takes the array before it.
+
+    module: its embed_dim, kdim and vdim count. Raises ArgumentError with every problem.
+    """
+    axes = {"query": ("T", "embed_dim"), "key": ("S", "kdim"), "value": ("S", "vdim")}
+    sizes: dict[str, dict[str, int]] = {"B": {}, "T": {}, "S": {}}
+    problems, previous = [], ""
+    for name, x in inputs.items():
+        length, features = axes[name]
+        size, note = getattr(module, features), ""
+        if x is None and previous:
+            x = inputs[name] = inputs[previous]
+            note = f" ({previous}, as none was given)"
+        own_problems = checks.float_problems(name, x, 3, f"(B, {length}, {features})")
+        problems += own_problems
+        if not own_problems:
+            sizes["B"][name], sizes[length][name] = x.shape[:2]
+            if x.shape[1] == 0:
+                problems.append(f"{name}: expected {length} ≥ 1, got {checks.summary(x)}")
+            if x.shape[2] != size:
+                got = f"got {checks.summary(x)}{note}"
+                problems.append(f"{name}: expected {features} = {size} features, {got}")
+        previous = name
+    for axis in ("B", "S"):
+        if len(set(sizes[axis].values())) > 1:
+            problems.append(f"{', '.join(sizes[axis])}: expected one {axis}, got {sizes[axis]}")
+    checks.raise_all(type(module).__name__, problems)
+    return [jnp.asarray(x) for x in inputs.values()]
+
+
+def placement_problems(
+    query: jax.Array, key: jax.Array, placement: Placement, rotary: Rotary | None
+) -> list[str]:
+    """What is wrong with the positions of query (B, T, …) and key (B, S, …)."""
+    positions, key_positions, alone = placement
+    arguments = {"positions": positions, "key_positions": key_positions}
+    present = [name for name, at in arguments.items() if at is not None]
+    if rotary is None:
+        return [f"{name}: expected None, as the module has no rotary" for name in present]
+    if alone and key_positions is not None:
+        return ["key_positions: expected None, as no key is given: its positions are the query's"]
+    if not alone and len(present) == 1:
+        (missing,) = arguments.keys() - present
+        return [f"{missing}: expected together with {present[0]}, as a key is given"]
+    problems = position_problems("positions", positions, *query.shape[:2])
+    return problems + position_problems("key_positions", key_positions, *key.shape[:2])
+
+
+def turned(
+    q_BTNH: jax.Array, k_BSKH: jax.Array, placement: Placement, rotary: Rotary
+) -> tuple[jax.Array, jax.Array]:
+    """Queries and keys, each at its positions: those given, else 0 … T−1 and 0 … S−1."""
+    positions, key_positions, alone = placement
+    q_at = jnp.arange(q_BTNH.shape[1]) if positions is None else jnp.asarray(positions)
+    if alone:
+        return rotate(q_BTNH, q_at, rotary), rotate(k_BSKH, q_at, rotary)
+    k_at = jnp.arange(k_BSKH.shape[1]) if key_positions is None else jnp.asarray(key_positions)
+    length = jnp.maximum(q_at.max(), k_at.max()) + 1
+    return rotate(q_BTNH, q_at, rotary, length=length), rotate(k_BSKH, k_at, rotary, length=length)
+
+
+def with_position_bias(
+    bias: AnyArray | None, position_bias: Callable[[int, int], jax.Array] | None, T: int, S: int
+) -> AnyArray | None:
+    """The call's own bias and what the module's position_bias adds to it."""
+    if position_bias is None:
+        return bias
+    own_NTS = position_bias(T, S)
+    if bias is None:
+        return own_NTS
+    with jax.numpy_dtype_promotion("standard"):  # a learnt one has the parameters' dtype
+        return bias + own_NTS
+
+
+def dropouts(
+    module: Any,
+    shape_BTD: tuple[int, ...],
+    deterministic: bool | None,
+    rngs: nnx.Rngs | nnx.RngStream | None,
+    keep: AnyArray | None,
+    out_keep: AnyArray | None,
+) -> tuple[Dropout | None, Dropout | None]:
+    """Dropout for the weights and for the output, None where there is none.
+
+    module: its rates count, and its deterministic and rngs where the call gives none. shape_BTD:
+    the output's. The others are the call's own. Raises ArgumentError with every problem.
+    """
+    deterministic = module.deterministic if deterministic is None else deterministic
+    rngs = module.rngs if rngs is None else rngs
+    stream, where = _stream(rngs), type(module).__name__
+    if not isinstance(deterministic, bool):
+        got = checks.summary(deterministic)
+        checks.raise_all(where, [f"deterministic: expected a static Python bool, got {got}"])
+    problems: list[str] = []
+    drops: list[Dropout | None] = []
+    for rate_name, keep_name, kept in (
+        ("dropout_rate", "keep", keep),
+        ("out_dropout_rate", "out_keep", out_keep),
+    ):
+        rate = getattr(module, rate_name)
+        drop = None
+        if kept is not None and (deterministic or rate == 0):
+            why = "deterministic is True" if deterministic else f"{rate_name} is 0"
+            problems.append(f"{keep_name}: expected None, as {why}: nothing would be dropped")
+        elif kept is not None:
+            drop = Dropout(rate, keep=kept)
+        elif deterministic or rate == 0:
+            pass
+        elif stream is not None:
+            drop = Dropout(rate, key=stream())
+        else:
+            problems.append(
+                f"rngs: {rate_name} is {rate} and the module is in training mode; expected "
+                f'rngs=nnx.Rngs(dropout=…) with a "dropout" stream here or in the constructor, or '
+                f"{keep_name}=, deterministic=True or eval(); got {type(rngs).__name__}"
+            )
+        drops.append(drop)
+    dropout, out_dropout = drops
+    if out_keep is not None and out_dropout is not None:
+        problems += checks.broadcast_problems("out_keep", out_keep, shape_BTD, "(B, T, D)")
+    checks.raise_all(where, problems)
+    return dropout, out_dropout
+
+
+def _stream(rngs: object) -> nnx.RngStream | None:
+    """The stream that dropout draws from; None where there is none."""
+    if isinstance(rngs, nnx.Rngs) and ("dropout" in rngs or "default" in rngs):
+        rngs = rngs.dropout
+    return rngs if isinstance(rngs, nnx.RngStream) else None
+
+
+def cache_problems(
+    module: Any, cache: object, others: Mapping[str, object], deterministic: bool | None
+) -> list[str]:
+    """What is wrong with a call with a cache. others: arguments that must be None beside it."""
+    problems = [
+        f"{name}: expected None beside a cache" for name, x in others.items() if x is not None
+    ]
+    if not isinstance(cache, KVCache):
+        problems.append(f"cache: expected a KVCache, got {checks.summary(cache)}")
+    for name, size in (("kdim", module.kdim), ("vdim", module.vdim)):
+        if size != module.embed_dim:
+            problems.append(
+                f"cache: expected a module that attends to its own inputs, of {module.embed_dim} "
+                f"features; it has {name} = {size}"
+            )
+    if module.rotary is not None and isinstance(module.rotary.scaling, DynamicNTK):
+        problems.append(
+            "cache: cannot be combined with DynamicNTK: its frequencies depend on the length of a "
+            "call, so that keys turned before would no longer fit"
+        )
+    if module.position_bias is not None:
+        problems.append(
+            "cache: expected a module without position_bias, as a cache's kernel adds none"
+        )
+    if module.implementation is not None:
+        problems.append(
+            "cache: expected a module that insists on no kernel, as a cache has its own; it has "
+            f"implementation = {module.implementation!r}"
+        )
+    drops = module.dropout_rate > 0 or module.out_dropout_rate > 0
+    deterministic = module.deterministic if deterministic is None else deterministic
+    if not isinstance(deterministic, bool):
+        got = checks.summary(deterministic)
+        problems.append(f"deterministic: expected a static Python bool, got {got}")
+    elif drops and not deterministic:
+        problems.append("cache: expected no dropout: eval() or deterministic=True")
+    return problems

@@ -6,7 +6,7 @@ heavy is imported before a test asks for it.
 
 import difflib
 import unittest
-from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -63,19 +63,15 @@ def pytest_make_collect_report(
     """A file's wrong marks are one error of its collection, which names them all."""
     report = yield
     problems = collector.config.stash[_PROBLEMS]
-    for test in _unittest_methods(report.result or ()):
-        problems += [f"{test.nodeid}: {p}" for p in _unittest_problems(test)]
+    for test in report.result or ():
+        # pytest_generate_tests is not called for the methods of a unittest.TestCase.
+        if isinstance(test, pytest.Function) and issubclass(test.cls or object, unittest.TestCase):
+            problems += [f"{test.nodeid}: {p}" for p in _unittest_problems(test)]
     if problems:
         report.outcome, report.result = "failed", []
         report.longrepr = "\n".join(["@pytest.mark.parity is used wrongly:", *problems])
         problems.clear()
     return report
-
-
-def _unittest_methods(collected: Sequence[pytest.Item | pytest.Collector]) -> list[pytest.Function]:
-    """Those of unittest.TestCase: pytest_generate_tests is not called for them."""
-    functions = [item for item in collected if isinstance(item, pytest.Function)]
-    return [item for item in functions if issubclass(item.cls or object, unittest.TestCase)]
 
 
 def _unittest_problems(test: pytest.Function) -> Iterator[str]:

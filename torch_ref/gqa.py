@@ -66,15 +66,12 @@ class GroupedQueryAttention(nn.Module):
         if softcap is not None and not softcap > 0:
             raise ValueError(f"softcap: expected a number above 0, or None, got {softcap!r}")
         self.embed_dim = positive_int("embed_dim", embed_dim)
-        self.num_heads = num_heads
-        self.num_kv_heads = num_kv_heads
+        self.num_heads, self.num_kv_heads = num_heads, num_kv_heads
         self.head_dim = positive_int("head_dim", head_dim)
         self.kdim = embed_dim if kdim is None else positive_int("kdim", kdim)
         self.vdim = embed_dim if vdim is None else positive_int("vdim", vdim)
         self.scale = 1 / math.sqrt(head_dim) if scale is None else scale
-        self.softcap = softcap
-        self.rotary = rotary
-        self.position_bias = position_bias
+        self.softcap, self.rotary, self.position_bias = softcap, rotary, position_bias
         if rotary is not None:
             rotary.check(head_dim)
         self.q_proj = nn.Linear(embed_dim, num_heads * head_dim, bias=bias)
@@ -102,21 +99,16 @@ class GroupedQueryAttention(nn.Module):
         cache: KVCache | None = None,
         lengths: torch.Tensor | None = None,
     ) -> torch.Tensor:
+        where = {"positions": positions, "key_positions": key_positions}
         if cache is not None:
-            others = {"key": key, "value": value, "mask": mask, "bias": bias}
-            others |= {"positions": positions, "key_positions": key_positions}
-            _check_alone(others)
+            others = {"key": key, "value": value, "mask": mask, "bias": bias, **where}
+            if present := [name for name, x in others.items() if x is not None]:
+                raise ValueError(f"{present[0]}: expected None beside a cache")
             return self._continued(query, cache, lengths)
         if lengths is not None:
             raise ValueError("lengths: expected None, as no cache is given")
         weights_BNTS = self.attention_weights(
-            query,
-            key,
-            mask,
-            is_causal=is_causal,
-            bias=bias,
-            positions=positions,
-            key_positions=key_positions,
+            query, key, mask, is_causal=is_causal, bias=bias, **where
         )
         key = query if key is None else key
         value = key if value is None else value
@@ -234,20 +226,14 @@ def _check_positions(
     positions: torch.Tensor | None,
     key_positions: torch.Tensor | None,
 ) -> None:
-    given = {"positions": positions, "key_positions": key_positions}
-    present = [name for name, at in given.items() if at is not None]
+    where = {"positions": positions, "key_positions": key_positions}
+    present = [name for name, at in where.items() if at is not None]
     if rotary is None and present:
         raise ValueError(f"{present[0]}: expected None, as the module has no rotary")
     if key is None and key_positions is not None:
         raise ValueError("key_positions: expected None, as no key is given")
     if key is not None and len(present) == 1:
         raise ValueError(f"{present[0]}: expected positions and key_positions, as a key is given")
-
-
-def _check_alone(others: dict[str, torch.Tensor | None]) -> None:
-    given = [name for name, x in others.items() if x is not None]
-    if given:
-        raise ValueError(f"{given[0]}: expected None beside a cache")
 
 
 def _check_sequence(

@@ -58,9 +58,9 @@ class RelativeBias(torch.nn.Embedding):
     def forward(self, T: int, S: int) -> torch.Tensor:  # type: ignore[override]
         how = (self.num_embeddings, self.max_distance, self.bidirectional)
         device = self.weight.device
-        found_R = torch.tensor([relative_bucket(d, *how) for d in range(1 - T, S)], device=device)
+        bucket_R = torch.tensor([relative_bucket(d, *how) for d in range(1 - T, S)], device=device)
         i, j = torch.arange(T, device=device)[:, None], torch.arange(S, device=device)[None]
-        return super().forward(found_R[j - i + T - 1]).permute(2, 0, 1)
+        return super().forward(bucket_R[j - i + T - 1]).permute(2, 0, 1)
 
 
 def relative_bucket(

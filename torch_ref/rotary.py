@@ -10,6 +10,9 @@ from dataclasses import dataclass
 
 import torch
 
+# Radians a position (dim/2,), and the factor by which both features of a pair grow.
+Frequencies = tuple[torch.Tensor, float]
+
 
 def rotate(
     x: torch.Tensor, positions: torch.Tensor | None, rotary: "Rotary", *, length: int | None = None
@@ -60,8 +63,7 @@ class Rotary:
         if dim % 2 or not 2 <= dim <= head_dim:
             raise ValueError(f"rotary: expected an even dim of 2 to head_dim={head_dim}, got {dim}")
 
-    def frequencies(self, dim: int, dtype: torch.dtype, length: int) -> tuple[torch.Tensor, float]:
-        """Radians a position (dim/2,), and the factor by which both features of a pair grow."""
+    def frequencies(self, dim: int, dtype: torch.dtype, length: int) -> Frequencies:
         if self.scaling is None:
             return 1.0 / _powers(self.base, dim, dtype), 1.0
         return self.scaling.frequencies(self.base, dim, dtype, length)
@@ -73,9 +75,7 @@ class Linear:
 
     factor: float
 
-    def frequencies(
-        self, base: float, dim: int, dtype: torch.dtype, length: int
-    ) -> tuple[torch.Tensor, float]:
+    def frequencies(self, base: float, dim: int, dtype: torch.dtype, length: int) -> Frequencies:
         return 1.0 / _powers(base, dim, dtype) / self.factor, 1.0
 
 
@@ -86,9 +86,7 @@ class DynamicNTK:
     factor: float
     original_length: int
 
-    def frequencies(
-        self, base: float, dim: int, dtype: torch.dtype, length: int
-    ) -> tuple[torch.Tensor, float]:
+    def frequencies(self, base: float, dim: int, dtype: torch.dtype, length: int) -> Frequencies:
         longer = max(length, self.original_length)
         stretch = self.factor * longer / self.original_length - (self.factor - 1)
         return 1.0 / _powers(base * stretch ** (dim / (dim - 2)), dim, dtype), 1.0
@@ -103,9 +101,7 @@ class Llama3:
     high_freq_factor: float
     original_length: int
 
-    def frequencies(
-        self, base: float, dim: int, dtype: torch.dtype, length: int
-    ) -> tuple[torch.Tensor, float]:
+    def frequencies(self, base: float, dim: int, dtype: torch.dtype, length: int) -> Frequencies:
         fast = 1.0 / _powers(base, dim, dtype)
         turns = self.original_length / (2 * math.pi / fast)
         mix = (turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)
@@ -129,9 +125,7 @@ class Yarn:
     mscale_all_dim: float | None = None
     truncate: bool = True
 
-    def frequencies(
-        self, base: float, dim: int, dtype: torch.dtype, length: int
-    ) -> tuple[torch.Tensor, float]:
+    def frequencies(self, base: float, dim: int, dtype: torch.dtype, length: int) -> Frequencies:
         powers = _powers(base, dim, dtype)
         first, last = self._bounds(base, dim)
         fast = 1 - ((torch.arange(dim // 2, dtype=dtype) - first) / (last - first)).clamp(0, 1)

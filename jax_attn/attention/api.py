@@ -4,6 +4,8 @@ Axes: B batch, T query length, S key/value length, N query heads, K key/value he
 G = N // K, H head_dim, Hv that of the values. Query head n reads key/value head n // G.
 """
 
+import functools
+
 from jax.lax import PrecisionLike
 from jaxtyping import Array, Bool, Float
 
@@ -65,20 +67,9 @@ def dot_product_attention(
     Vaswani et al., 2017; grouped queries: Ainslie et al., 2023; softcap: Gemma Team, 2024; the
     empty row: ONNX Attention, opset 24.
     """
-    call = checked_call(
-        "dot_product_attention",
-        query,
-        key,
-        value,
-        mask,
-        is_causal=is_causal,
-        bias=bias,
-        scale=scale,
-        softcap=softcap,
-        dropout=dropout,
-        precision=precision,
-        other_problems=dispatch.implementation_problems(implementation),
-    )
+    other_problems = dispatch.implementation_problems(implementation)
+    check = functools.partial(checked_call, "dot_product_attention", other_problems=other_problems)
+    call = check(query, key, value, mask, is_causal, bias, scale, softcap, dropout, precision)
     return dispatch.run(call, implementation)
 
 
@@ -101,19 +92,8 @@ def attention_weights(
     Returns:
       (B, N, T, S) in the query's dtype. A row that may attend to nothing is 0.
     """
-    call = checked_call(
-        "attention_weights",
-        query,
-        key,
-        None,
-        mask,
-        is_causal=is_causal,
-        bias=bias,
-        scale=scale,
-        softcap=softcap,
-        precision=precision,
-        needs_value=False,
-    )
+    check = functools.partial(checked_call, "attention_weights", needs_value=False)
+    call = check(query, key, None, mask, is_causal, bias, scale, softcap, precision=precision)
     return dense.weights(call.on_device())
 
 
@@ -137,20 +117,9 @@ def explain(
     would raise for its arguments; where a kernel is insisted on and cannot serve them, the
     explanation says so instead.
     """
-    call = checked_call(
-        "explain",
-        query,
-        key,
-        value,
-        mask,
-        is_causal=is_causal,
-        bias=bias,
-        scale=scale,
-        softcap=softcap,
-        dropout=dropout,
-        precision=precision,
-        other_problems=dispatch.implementation_problems(implementation),
-    )
+    other_problems = dispatch.implementation_problems(implementation)
+    check = functools.partial(checked_call, "explain", other_problems=other_problems)
+    call = check(query, key, value, mask, is_causal, bias, scale, softcap, dropout, precision)
     return dispatch.explain(call, implementation)
 
 
@@ -183,16 +152,7 @@ def attend_with_cache(
       ArgumentError: what is wrong with the arguments.
     """
     where = "attention with a cache"
-    call = checked_call(
-        where,
-        query,
-        key,
-        value,
-        mask,
-        is_causal=True,
-        scale=scale,
-        softcap=softcap,
-        precision=precision,
-    )
+    check = functools.partial(checked_call, where, is_causal=True)
+    call = check(query, key, value, mask, scale=scale, softcap=softcap, precision=precision)
     checks.raise_all(where, cached.refusals(call, cache))
     return cached.attention(call.on_device(), cache)

@@ -47,6 +47,11 @@ class Call:
     G = property(lambda self: self.N // self.K)
     Hv = property(lambda self: self.value.shape[3])
 
+    def unknown_sizes(self, *axes: str) -> str:
+        """Those of the axes whose sizes are symbols, and the symbols."""
+        sizes = {axis: getattr(self, axis) for axis in axes}
+        return ", ".join(f"{axis} = {n}" for axis, n in sizes.items() if not isinstance(n, int))
+
     @property
     def softmax_dtype(self) -> type[np.floating]:
         """float64 for float64 inputs, else float32: scores stay in it until they are weights."""
@@ -80,13 +85,13 @@ def checked_call(
     key: AbstractArray,
     value: AbstractArray | None,
     mask: Mask | AbstractArray | None = None,
-    *,
     is_causal: bool = False,
     bias: AbstractArray | None = None,
     scale: float | None = None,
     softcap: float | None = None,
     dropout: Dropout | None = None,
     precision: jax.lax.PrecisionLike = None,
+    *,
     needs_value: bool = True,
     other_problems: Sequence[str] = (),
 ) -> Call:
@@ -134,14 +139,9 @@ def checked_call(
 def _array_problems(
     query: AbstractArray, key: AbstractArray, value: AbstractArray | None
 ) -> list[str]:
-    arrays = {"query": query, "key": key}
-    if value is not None:
-        arrays["value"] = value
-    axes = {
-        "query": ("B", "T", "N", "H"),
-        "key": ("B", "S", "K", "H"),
-        "value": ("B", "S", "K", "Hv"),
-    }
+    arrays = {"query": query, "key": key} | ({} if value is None else {"value": value})
+    axes = {"query": ("B", "T", "N", "H"), "key": ("B", "S", "K", "H")}
+    axes["value"] = ("B", "S", "K", "Hv")
     problems = []
     for name, x in arrays.items():
         problems += checks.float_problems(name, x, 4, f"({', '.join(axes[name])})")

@@ -1,6 +1,5 @@
 """Arguments checked at the door: every problem is collected, then raised once."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -59,9 +58,13 @@ def is_real(x: Any) -> bool:
     return (is_int(x) or isinstance(x, (float, np.floating))) and bool(np.isfinite(x))
 
 
-def is_rate(x: Any) -> bool:
-    """Whether x is a plain number in [0, 1]."""
-    return is_real(x) and 0 <= x <= 1
+def rate_problems(**rates: Any) -> list[str]:
+    """Which of the named rates are not plain numbers in [0, 1]."""
+    return [
+        f"{name}: expected a number in [0, 1], got {rate!r}"
+        for name, rate in rates.items()
+        if not (is_real(rate) and 0 <= rate <= 1)
+    ]
 
 
 def summary(x: Any) -> str:
@@ -95,12 +98,6 @@ def float_problems(name: str, x: Any, rank: int | None = None, axes: str = "") -
     return problems
 
 
-def broadcasts(shape: Sequence[int], target: Sequence[int]) -> bool:
-    """Whether shape broadcasts to target and leaves target as it is."""
-    pairs = zip(reversed(shape), reversed(target), strict=False)
-    return len(shape) <= len(target) and all(size in (1, want) for size, want in pairs)
-
-
 def boolean_problems(name: str, x: Any) -> list[str]:
     """What is wrong with x as a boolean array over (B, N, T, S)."""
     if not is_array(x):
@@ -125,7 +122,8 @@ def boolean_problems(name: str, x: Any) -> list[str]:
 
 def broadcast_problems(name: str, x: Any, target: tuple[int, ...], axes: str) -> list[str]:
     """What keeps x from broadcasting to the shape target, whose axes are called axes."""
-    if broadcasts(x.shape, target):
+    pairs = zip(reversed(x.shape), reversed(target), strict=False)
+    if len(x.shape) <= len(target) and all(size in (1, want) for size, want in pairs):
         return []
     return [f"{name}: expected a shape that broadcasts to {axes} = {target}, got {summary(x)}"]
 

@@ -35,9 +35,7 @@ class Dropout:
         key: jax.Array | None = None,
         keep: Bool[AnyArray, "*#dropped"] | None = None,
     ):
-        problems = []
-        if not checks.is_rate(rate):
-            problems.append(f"rate: expected a number in [0, 1], got {rate!r}")
+        problems = checks.rate_problems(rate=rate)
         if (key is None) == (keep is None):
             problems.append(f"expected key or keep, got {'neither' if key is None else 'both'}")
         if key is not None and not _is_key(key):

@@ -113,24 +113,18 @@ class Mask:
                 "Mask.from_torch_mha", [f"num_heads: expected an int ≥ 1, got {num_heads!r}"]
             )
         if attn_mask is not None:
-            problems += _torch_problems(
-                "attn_mask", attn_mask, "attn_mask, or attn_mask.reshape(B, num_heads, T, S)"
-            )
-            if attn_mask.ndim not in (2, 3) or (
-                attn_mask.ndim == 3 and attn_mask.shape[0] % num_heads
-            ):
-                problems.append(
-                    f"attn_mask: expected (T, S) or (B·{num_heads}, T, S), "
-                    f"got {checks.summary(attn_mask)}"
-                )
+            as_bias = "attn_mask, or attn_mask.reshape(B, num_heads, T, S)"
+            problems += _torch_problems("attn_mask", attn_mask, as_bias)
+            stacked = attn_mask.ndim == 3 and attn_mask.shape[0] % num_heads == 0
+            if attn_mask.ndim != 2 and not stacked:
+                shapes, got = f"(T, S) or (B·{num_heads}, T, S)", checks.summary(attn_mask)
+                problems.append(f"attn_mask: expected {shapes}, got {got}")
         if key_padding_mask is not None:
-            problems += _torch_problems(
-                "key_padding_mask", key_padding_mask, "key_padding_mask[:, None, None, :]"
-            )
+            as_bias = "key_padding_mask[:, None, None, :]"
+            problems += _torch_problems("key_padding_mask", key_padding_mask, as_bias)
             if key_padding_mask.ndim != 2:
-                problems.append(
-                    f"key_padding_mask: expected (B, S), got {checks.summary(key_padding_mask)}"
-                )
+                got = checks.summary(key_padding_mask)
+                problems.append(f"key_padding_mask: expected (B, S), got {got}")
         checks.raise_all("Mask.from_torch_mha", problems)
         mask = Mask()
         if attn_mask is not None:
@@ -190,7 +184,7 @@ class Mask:
     @property
     def is_open(self) -> bool:
         """Whether no condition is set, so that everyone attends to everyone."""
-        return all(getattr(self, field.name) is None for field in dataclasses.fields(self))
+        return all(condition is None for condition in vars(self).values())
 
     @property
     def band_is_static(self) -> bool:
@@ -241,11 +235,10 @@ class Mask:
         return list(dict.fromkeys(problems))
 
     def tree_flatten_with_keys(self) -> tuple[list[tuple[Any, Any]], tuple[int | None, ...]]:
-        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        static = tuple(value if checks.is_int(value) else None for value in values.values())
+        static = tuple(value if checks.is_int(value) else None for value in vars(self).values())
         leaves = [
             (jax.tree_util.GetAttrKey(name), None if checks.is_int(value) else value)
-            for name, value in values.items()
+            for name, value in vars(self).items()
         ]
         return leaves, static
 
@@ -256,12 +249,11 @@ class Mask:
         return cls(*values)
 
     def __repr__(self) -> str:
-        parts = []
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if value is not None:
-                text = checks.summary(value) if checks.is_array(value) else repr(value)
-                parts.append(f"{field.name}={text}")
+        parts = [
+            f"{name}={checks.summary(value) if checks.is_array(value) else repr(value)}"
+            for name, value in vars(self).items()
+            if value is not None
+        ]
         return f"Mask({', '.join(parts)})"
 
 

@@ -93,7 +93,15 @@ def position_problems(name: str, positions: Any, B: int, T: int) -> list[str]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Rotary:
+class _Settings:
+    """Raises ArgumentError with everything that is wrong with its fields."""
+
+    def __post_init__(self) -> None:
+        checks.raise_all(type(self).__name__, _field_problems(self))
+
+
+@dataclasses.dataclass(frozen=True)
+class Rotary(_Settings):
     """Which features turn together, and how fast.
 
     base: of the frequencies base^(−2m/dim), m = 0 … dim/2 − 1.
@@ -108,14 +116,7 @@ class Rotary:
     base: float = 10000.0
     dim: int | None = None
     interleaved: bool = False
-    scaling: "Scaling | None" = None
-
-    def __post_init__(self) -> None:
-        problems = _field_problems(self)
-        if not isinstance(self.scaling, Scaling | None):
-            wanted = "Linear, DynamicNTK, Llama3, Yarn or None"
-            problems.append(f"scaling: expected {wanted}, got {checks.summary(self.scaling)}")
-        checks.raise_all("Rotary", problems)
+    scaling: "Scaling" = None
 
     def problems(self, head_dim: int) -> list[str]:
         """Why heads of this size cannot turn so."""
@@ -136,20 +137,17 @@ class Rotary:
 
 
 @dataclasses.dataclass(frozen=True)
-class Linear:
+class Linear(_Settings):
     """Every frequency divided by factor (Chen et al., "Position Interpolation", 2023)."""
 
     factor: float
-
-    def __post_init__(self) -> None:
-        checks.raise_all("Linear", _field_problems(self))
 
     def frequencies(self, base: float, dim: int, dtype: np.dtype, length: Length) -> Frequencies:
         return 1 / _powers(base, dim, dtype) / self.factor, 1.0
 
 
 @dataclasses.dataclass(frozen=True)
-class DynamicNTK:
+class DynamicNTK(_Settings):
     """A base that grows with the text, once it is longer than original_length.
 
     base · (factor·length/original_length − (factor − 1))^(dim/(dim − 2)): the slowest pair is
@@ -159,9 +157,6 @@ class DynamicNTK:
 
     factor: float
     original_length: int
-
-    def __post_init__(self) -> None:
-        checks.raise_all("DynamicNTK", _field_problems(self))
 
     def frequencies(self, base: float, dim: int, dtype: np.dtype, length: Length) -> Frequencies:
         longer = jnp.maximum(jnp.asarray(length, dtype), self.original_length)
@@ -173,7 +168,7 @@ class DynamicNTK:
 
 
 @dataclasses.dataclass(frozen=True)
-class Llama3:
+class Llama3(_Settings):
     """Slow pairs divided by factor, fast ones left, those between interpolated.
 
     Slow: fewer than low_freq_factor turns in original_length; fast: more than high_freq_factor
@@ -185,13 +180,6 @@ class Llama3:
     high_freq_factor: float
     original_length: int
 
-    def __post_init__(self) -> None:
-        problems = _field_problems(self)
-        if not problems and not self.low_freq_factor < self.high_freq_factor:
-            got = f"{self.low_freq_factor} and {self.high_freq_factor}"
-            problems.append(f"low_freq_factor: expected less than high_freq_factor, got {got}")
-        checks.raise_all("Llama3", problems)
-
     def frequencies(self, base: float, dim: int, dtype: np.dtype, length: Length) -> Frequencies:
         fast = 1 / _powers(base, dim, dtype)
         turns = self.original_length / (2 * math.pi / fast)
@@ -201,7 +189,7 @@ class Llama3:
 
 
 @dataclasses.dataclass(frozen=True)
-class Yarn:
+class Yarn(_Settings):
     """Slow pairs divided by factor, fast ones left, those between interpolated; scores sharpened.
 
     Slow: at most beta_slow turns in original_length; fast: at least beta_fast. The pairs at the
@@ -219,13 +207,6 @@ class Yarn:
     mscale: float | None = None
     mscale_all_dim: float | None = None
     truncate: bool = True
-
-    def __post_init__(self) -> None:
-        problems = _field_problems(self)
-        if not problems and not self.beta_slow < self.beta_fast:
-            got = f"{self.beta_slow} and {self.beta_fast}"
-            problems.append(f"beta_slow: expected less than beta_fast, got {got}")
-        checks.raise_all("Yarn", problems)
 
     def frequencies(self, base: float, dim: int, dtype: np.dtype, length: Length) -> Frequencies:
         powers = _powers(base, dim, dtype)
@@ -267,7 +248,7 @@ def _powers(base: float, dim: int, dtype: np.dtype) -> np.ndarray:
     return (base ** _exponents(dim, dtype).astype(np.float64)).astype(dtype)
 
 
-Scaling = Linear | DynamicNTK | Llama3 | Yarn
+Scaling = Linear | DynamicNTK | Llama3 | Yarn | None
 
 
 def _at_least(least: float) -> Callable[[Any], bool]:
@@ -283,6 +264,7 @@ _FIELDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "base": ("a finite number > 1", _above(1)),
     "dim": ("an even int ≥ 2, or None", lambda x: x is None or _is_even(x)),
     "interleaved": ("True or False", lambda x: isinstance(x, bool)),
+    "scaling": ("Linear, DynamicNTK, Llama3, Yarn or None", lambda x: isinstance(x, Scaling)),
     "factor": ("a finite number ≥ 1", _at_least(1)),
     "original_length": ("an int ≥ 1", checks.is_count),
     "low_freq_factor": ("a finite number > 0", _above(0)),
@@ -294,6 +276,9 @@ _FIELDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "mscale_all_dim": ("a finite number ≥ 0, or None", lambda x: x is None or _at_least(0)(x)),
     "truncate": ("True or False", lambda x: isinstance(x, bool)),
 }
+
+# Of each pair the first is the smaller.
+_IN_ORDER = (("low_freq_factor", "high_freq_factor"), ("beta_slow", "beta_fast"))
 
 
 def _is_even(x: Any) -> bool:
@@ -308,8 +293,13 @@ def _is_length(x: Any) -> bool:
 
 def _field_problems(settings: Any) -> list[str]:
     values = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
-    return [
+    problems = [
         f"{name}: expected {_FIELDS[name][0]}, got {checks.summary(x)}"
         for name, x in values.items()
-        if name in _FIELDS and not _FIELDS[name][1](x)
+        if not _FIELDS[name][1](x)
     ]
+    for low, high in _IN_ORDER:
+        if not problems and low in values and not values[low] < values[high]:
+            got = f"{values[low]} and {values[high]}"
+            problems.append(f"{low}: expected less than {high}, got {got}")
+    return problems

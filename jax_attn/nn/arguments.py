@@ -3,7 +3,7 @@
 A check lists every problem, to be raised at once.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -48,15 +48,6 @@ def size_problems(
             f"got {embed_dim}"
         )
     return problems
-
-
-def rate_problems(**rates: Any) -> list[str]:
-    """Which of the named rates are no probabilities."""
-    return [
-        f"{name}: expected a number in [0, 1], got {rate!r}"
-        for name, rate in rates.items()
-        if not checks.is_rate(rate)
-    ]
 
 
 def option_problems(
@@ -155,12 +146,12 @@ def turned(
 
 
 def with_position_bias(
-    bias: AnyArray | None, position_bias: Callable[[int, int], jax.Array] | None, T: int, S: int
+    module: Any, bias: AnyArray | None, q_BTD: jax.Array, k_BSD: jax.Array
 ) -> AnyArray | None:
     """The call's own bias and what the module's position_bias adds to it."""
-    if position_bias is None:
+    if module.position_bias is None:
         return bias
-    own_NTS = position_bias(T, S)
+    own_NTS = module.position_bias(q_BTD.shape[1], k_BSD.shape[1])
     if bias is None:
         return own_NTS
     with jax.numpy_dtype_promotion("standard"):  # a learnt one has the parameters' dtype

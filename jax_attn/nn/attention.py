@@ -22,19 +22,8 @@ from jax_attn.attention.annotations import AnyArray
 from jax_attn.attention.dispatch import Implementation
 from jax_attn.attention.mask import MaskLike
 from jax_attn.attention.rotary import Rotary
-from jax_attn.nn.arguments import (
-    Placement,
-    Positions,
-    cache_problems,
-    dropouts,
-    option_problems,
-    placement_problems,
-    rate_problems,
-    sequences,
-    size_problems,
-    turned,
-    with_position_bias,
-)
+from jax_attn.nn import arguments
+from jax_attn.nn.arguments import Placement, Positions
 from jax_attn.nn.projection import Projection, torch_linear_init
 
 
@@ -103,9 +92,11 @@ class GroupedQueryAttention(nnx.Module):
         implementation: Implementation = None,
         rngs: nnx.Rngs,
     ):
-        problems = size_problems(embed_dim, num_heads, num_kv_heads, head_dim, kdim, vdim)
-        problems += rate_problems(dropout_rate=dropout_rate, out_dropout_rate=out_dropout_rate)
-        problems += option_problems(
+        problems = arguments.size_problems(embed_dim, num_heads, num_kv_heads, head_dim, kdim, vdim)
+        problems += checks.rate_problems(
+            dropout_rate=dropout_rate, out_dropout_rate=out_dropout_rate
+        )
+        problems += arguments.option_problems(
             dtype, param_dtype, scale, softcap, implementation, qk_norm, rotary, position_bias, rngs
         )
         if not problems and rotary is not None:
@@ -230,12 +221,14 @@ class GroupedQueryAttention(nnx.Module):
             others = {"key": key, "value": value, "bias": bias, "positions": positions}
             others |= {"key_positions": key_positions, "keep": keep, "out_keep": out_keep}
             checks.raise_all(
-                type(self).__name__, cache_problems(self, cache, others, deterministic)
+                type(self).__name__, arguments.cache_problems(self, cache, others, deterministic)
             )
-        q_BTD, k_BSD, v_BSD = sequences(self, query=query, key=key, value=value)
+        q_BTD, k_BSD, v_BSD = arguments.sequences(self, query=query, key=key, value=value)
         if cache is not None:
             return self._continued(q_BTD, mask, cache)
-        dropout, out_dropout = dropouts(self, q_BTD.shape, deterministic, rngs, keep, out_keep)
+        dropout, out_dropout = arguments.dropouts(
+            self, q_BTD.shape, deterministic, rngs, keep, out_keep
+        )
         q_BTNH, k_BSKH, v_BSKH = self._heads(q_BTD, k_BSD, v_BSD, placement)
         attended_BTNH = dot_product_attention(
             q_BTNH,
@@ -243,7 +236,9 @@ class GroupedQueryAttention(nnx.Module):
             v_BSKH,
             mask,
             is_causal=is_causal,
-            bias=with_position_bias(bias, self.position_bias, q_BTD.shape[1], k_BSD.shape[1]),
+            bias=arguments.with_position_bias(
+                bias, self.position_bias, q_BTD.shape[1], k_BSD.shape[1]
+            ),
             dropout=dropout,
             implementation=self.implementation,
             **self._scoring,
@@ -267,9 +262,11 @@ class GroupedQueryAttention(nnx.Module):
         Arguments and errors as there.
         """
         placement = Placement(positions, key_positions, alone=key is None)
-        q_BTD, k_BSD = sequences(self, query=query, key=key)
+        q_BTD, k_BSD = arguments.sequences(self, query=query, key=key)
         q_BTNH, k_BSKH = self._heads(q_BTD, k_BSD, None, placement)
-        bias = with_position_bias(bias, self.position_bias, q_BTD.shape[1], k_BSD.shape[1])
+        bias = arguments.with_position_bias(
+            bias, self.position_bias, q_BTD.shape[1], k_BSD.shape[1]
+        )
         return attention_weights(
             q_BTNH, k_BSKH, mask, is_causal=is_causal, bias=bias, **self._scoring
         )
@@ -309,7 +306,7 @@ class GroupedQueryAttention(nnx.Module):
         self, query: jax.Array, key: jax.Array, value: jax.Array | None, placement: Placement
     ) -> list[jax.Array]:
         """Queries (B, T, N, H), keys (B, S, K, H) and maybe values, likewise, in one dtype."""
-        problems = placement_problems(query, key, placement, self.rotary)
+        problems = arguments.placement_problems(query, key, placement, self.rotary)
         checks.raise_all(type(self).__name__, problems)
         q_BTNH, k_BSKH = self.q_proj(query), self.k_proj(key)
         if self.q_norm is not None:
@@ -317,7 +314,7 @@ class GroupedQueryAttention(nnx.Module):
             with jax.numpy_dtype_promotion("standard"):
                 q_BTNH, k_BSKH = self.q_norm(q_BTNH), self.k_norm(k_BSKH)
         if self.rotary is not None:
-            q_BTNH, k_BSKH = turned(q_BTNH, k_BSKH, placement, self.rotary)
+            q_BTNH, k_BSKH = arguments.turned(q_BTNH, k_BSKH, placement, self.rotary)
         arrays = [q_BTNH, k_BSKH] + ([] if value is None else [self.v_proj(value)])
         # Inputs or kernels may differ in dtype.
         dtype = jnp.result_type(*arrays)

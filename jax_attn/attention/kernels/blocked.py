@@ -36,9 +36,8 @@ MANY_BYTES = 2**30
 
 def refusals(call: Call) -> list[str]:
     """Why the call cannot be cut into tiles."""
-    sizes = {"B": call.B, "T": call.T, "S": call.S, "N": call.N, "K": call.K}
-    unknown = [f"{axis} = {n}" for axis, n in sizes.items() if not isinstance(n, int)]
-    return [f"tiles are cut of known sizes, not of {', '.join(unknown)}"] if unknown else []
+    unknown = call.unknown_sizes("B", "T", "S", "N", "K")
+    return [f"tiles are cut of known sizes, not of {unknown}"] if unknown else []
 
 
 def drawbacks(call: Call, platform: str) -> list[str]:

@@ -62,7 +62,7 @@ def refusals(call: Call) -> list[str]:
     written = call.bias is not None or mask.allowed is not None
     sizes = f"here {call.T} and {call.S}"
     too_long = H > 256 or (H > 128 and _objection(256) is not None)
-    absent = _objection(8)
+    absent, bias_dtype = _objection(8), None if call.bias is None else call.bias.dtype
     return vendor.refusals(call, DTYPES, "the weights in the inputs' dtype") + vendor.holding(
         {
             f"jax does not offer it here: {absent}": absent,
@@ -82,9 +82,8 @@ def refusals(call: Call) -> list[str]:
             and mask.kv_lengths is not None,
             f"with a bias or a mask T and S must be even, {sizes}": written
             and (call.T % 2 or call.S % 2),
-            f"it adds a bias in the query's dtype, not in {_dtype(call.bias)}": call.bias
-            is not None
-            and call.bias.dtype != call.query.dtype,
+            f"it adds a bias in the query's dtype, not in {bias_dtype}": bias_dtype is not None
+            and bias_dtype != call.query.dtype,
         }
     )
 
@@ -116,7 +115,3 @@ def _over_scores(x: jax.Array, call: Call) -> jax.Array:
     """x in rank 4 with its last axes written out, T and S: what cuDNN takes."""
     x = x.reshape((1,) * (4 - x.ndim) + x.shape)
     return jnp.broadcast_to(x, (*x.shape[:2], call.T, call.S))
-
-
-def _dtype(x: jax.Array | None) -> str:
-    return "none" if x is None else str(x.dtype)

@@ -16,24 +16,20 @@ def refusals(call: Call, dtypes: Sequence[str], precision: str) -> list[str]:
     precision: what the kernel's products are computed in, whatever the call asks for.
     """
     dtype, dropout = str(call.query.dtype), call.dropout
-    reasons = {
-        "there is nothing to compute: the batch is empty": call.B == 0,
-        f"it takes {' and '.join(dtypes)}, not {dtype}": dtype not in dtypes,
-        f"it multiplies {precision}, whatever the precision": call.precision not in _DEFAULT,
-        "it has no dropout that another kernel would draw alike": dropout and dropout.rate > 0,
-    }
-    return holding(reasons)
+    return holding(
+        {
+            "there is nothing to compute: the batch is empty": call.B == 0,
+            f"it takes {' and '.join(dtypes)}, not {dtype}": dtype not in dtypes,
+            f"it multiplies {precision}, whatever the precision": call.precision not in _DEFAULT,
+            "it has no dropout that another kernel would draw alike": dropout and dropout.rate > 0,
+        }
+    )
 
 
 def unknown_sizes(call: Call) -> list[str]:
     """The axes whose sizes are symbols; no other condition can be checked on such a call."""
-    shapes = zip(
-        ("B", "T", "N", "H", "S", "K", "Hv"),
-        (*call.query.shape, *call.value.shape[1:]),
-        strict=True,
-    )
-    symbols = [f"{axis} = {n}" for axis, n in shapes if not isinstance(n, int)]
-    return [f"it needs known sizes, not {', '.join(symbols)}"] if symbols else []
+    unknown = call.unknown_sizes("B", "T", "N", "H", "S", "K", "Hv")
+    return [f"it needs known sizes, not {unknown}"] if unknown else []
 
 
 def holding(reasons: dict[str, object]) -> list[str]:

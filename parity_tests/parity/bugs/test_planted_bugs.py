@@ -13,7 +13,7 @@ import pytest
 
 from jax_attn.attention import Mask
 from jax_attn.attention.kernels import cached, dense
-from jax_attn.nn import attention as modules
+from jax_attn.nn import arguments
 from jax_attn.parity.bugs.trials import doubts
 from jax_attn.parity.checking.prepared import Prepared, judge_port
 from jax_attn.parity.judge.compare import Verdict
@@ -250,7 +250,7 @@ CACHE_BUGS = {
     ),
     "a ring that does not wrap": ("gqa/cached", "sliding", cached, "_tokens", no_wrap),
     "a ring one too long": ("gqa/cached", "sliding", cached, "_lowest", one_too_long),
-    "a wrong offset": ("gqa/cached_rotary", "causal", modules, "turned", every_piece_from_0),
+    "a wrong offset": ("gqa/cached_rotary", "causal", arguments, "turned", every_piece_from_0),
     "all rows filled alike": ("gqa/cached_ragged", "causal", cached, "_grown", all_rows_alike),
     "a ragged ring that does not wrap": (
         "gqa/cached_ragged",

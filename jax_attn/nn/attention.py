@@ -236,9 +236,7 @@ class GroupedQueryAttention(nnx.Module):
             v_BSKH,
             mask,
             is_causal=is_causal,
-            bias=arguments.with_position_bias(
-                bias, self.position_bias, q_BTD.shape[1], k_BSD.shape[1]
-            ),
+            bias=arguments.with_position_bias(self, bias, q_BTD, k_BSD),
             dropout=dropout,
             implementation=self.implementation,
             **self._scoring,
@@ -264,9 +262,7 @@ class GroupedQueryAttention(nnx.Module):
         placement = Placement(positions, key_positions, alone=key is None)
         q_BTD, k_BSD = arguments.sequences(self, query=query, key=key)
         q_BTNH, k_BSKH = self._heads(q_BTD, k_BSD, None, placement)
-        bias = arguments.with_position_bias(
-            bias, self.position_bias, q_BTD.shape[1], k_BSD.shape[1]
-        )
+        bias = arguments.with_position_bias(self, bias, q_BTD, k_BSD)
         return attention_weights(
             q_BTNH, k_BSKH, mask, is_causal=is_causal, bias=bias, **self._scoring
         )

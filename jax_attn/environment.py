@@ -83,9 +83,5 @@ def describe() -> dict[str, Any]:
 def _processor() -> str:
     """The model name from Linux, else what Python knows."""
     info = Path("/proc/cpuinfo")
-    names = [
-        line.partition(":")[2].strip()
-        for line in (info.read_text().splitlines() if info.exists() else [])
-        if line.startswith("model name")
-    ]
-    return names[0] if names else platform.processor()
+    name = re.search("^model name[^:\n]*:(.*)", info.read_text() if info.exists() else "", re.M)
+    return name[1].strip() if name else platform.processor()

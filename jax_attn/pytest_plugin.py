@@ -40,7 +40,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", MARKER)
     config.stash[_PROBLEMS] = []
     if not hasattr(config, "workerinput"):  # a worker of xdist sends its part to the controller
-        config.pluginmanager.register(pytest_report.Run.of(config), "jax_attn_report")
+        config.pluginmanager.register(pytest_report.Run(config), "jax_attn_report")
 
 
 # --- the marker -------------------------------------------------------------------------------

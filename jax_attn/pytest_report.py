@@ -67,27 +67,22 @@ def _environment() -> dict[str, Any]:
 class Run:
     """Gathers every check of a run; writes them and counts them when it ends.
 
-    directory: where to write; None: nowhere. option: its name as the user wrote it.
+    Raises UsageError where no report could be written into the directory asked for.
     """
 
-    def __init__(self, directory: Path | None = None, option: str = ""):
-        self.directory, self.option = directory, option
+    def __init__(self, config: pytest.Config):
         self.results: dict[str, list[Result]] = {}
         self.environments: list[dict[str, Any]] = []
         self.begun: set[str] = set()
-
-    @classmethod
-    def of(cls, config: pytest.Config) -> "Run":
-        """Raises UsageError where no report could be written into the directory asked for."""
-        option = config.getoption("--parity-report")
-        if option is None or config.option.collectonly:
-            return cls()
-        directory = config.invocation_params.dir / option
-        if why := files.why_not_writable(directory, files.RESULT_FILES):
+        self.option = config.getoption("--parity-report")
+        self.directory: Path | None = None
+        if self.option is None or config.option.collectonly:
+            return
+        self.directory = config.invocation_params.dir / self.option
+        if why := files.why_not_writable(self.directory, files.RESULT_FILES):
             raise pytest.UsageError(
-                f"--parity-report: expected a directory to write to, got {option}: {why}"
+                f"--parity-report: expected a directory to write to, got {self.option}: {why}"
             )
-        return cls(directory, option)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         sent = getattr(report, _ATTRIBUTE, None)

@@ -5,6 +5,7 @@ which token lies in it.
 """
 
 import torch
+from torch import Tensor
 
 from torch_ref.checks import positive_int
 
@@ -43,11 +44,11 @@ class KVCache:
         self.filled = torch.zeros(batch, dtype=torch.long, device=device)
         self.window = window
 
-    def positions(self, T: int) -> torch.Tensor:
+    def positions(self, T: int) -> Tensor:
         """Where the next T tokens stand, (B, T)."""
         return self.filled[:, None] + torch.arange(T, device=self.filled.device)
 
-    def tokens(self) -> torch.Tensor:
+    def tokens(self) -> Tensor:
         """Which token lies in each place, (B, P); below 0 where none does."""
         place_P = torch.arange(self.keys.shape[1], device=self.filled.device)
         last_B1 = self.filled[:, None] - 1
@@ -55,7 +56,7 @@ class KVCache:
             return torch.where(place_P <= last_B1, place_P, -1)
         return last_B1 - (last_B1 - place_P) % self.window
 
-    def visible(self, T: int) -> torch.Tensor:
+    def visible(self, T: int) -> Tensor:
         """(B, 1, T, P + T): which places, and which of the next T tokens, each of these sees."""
         query_BT1 = self.positions(T)[..., None]
         token_B1S = torch.cat((self.tokens(), self.positions(T)), dim=1)[:, None]
@@ -64,21 +65,21 @@ class KVCache:
             visible_BTS &= token_B1S > query_BT1 - self.window
         return visible_BTS[:, None]
 
-    def check(self, k_BTKH: torch.Tensor, v_BTKH: torch.Tensor, lengths: torch.Tensor) -> None:
+    def check(self, k_BTKH: Tensor, v_BTKH: Tensor, lengths: Tensor) -> None:
         """Raise ValueError where these do not fit, before anything is written."""
         B, P, K, H = self.keys.shape
         called = (k_BTKH.shape[0], *k_BTKH.shape[2:])
         if called != (B, K, H):
             raise ValueError(f"cache: expected B, K, H = {called} as of the call, got {(B, K, H)}")
         T = k_BTKH.shape[1]
-        counts = isinstance(lengths, torch.Tensor) and lengths.dtype in (torch.int32, torch.int64)
+        counts = isinstance(lengths, Tensor) and lengths.dtype in (torch.int32, torch.int64)
         if not counts or lengths.shape != (B,) or bool(((lengths < 0) | (lengths > T)).any()):
             raise ValueError(f"lengths: expected {B} integers of 0 to {T}, a tensor; got {lengths}")
         most = int((self.filled + lengths).max())
         if self.window is None and most > P:
             raise ValueError(f"cache: expected at most {P} tokens a row, got {most}")
 
-    def append(self, k_BTKH: torch.Tensor, v_BTKH: torch.Tensor, lengths: torch.Tensor) -> None:
+    def append(self, k_BTKH: Tensor, v_BTKH: Tensor, lengths: Tensor) -> None:
         """Write the first `lengths` (B,) of these tokens; of those, a ring keeps the last."""
         self.check(k_BTKH, v_BTKH, lengths)
         token_BT = self.positions(k_BTKH.shape[1])

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from torch_ref.cache import KVCache
 from torch_ref.checks import positive_int, probability, split_evenly
@@ -57,7 +57,7 @@ class GroupedQueryAttention(nn.Module):
         softcap: float | None = None,
         qk_norm: Callable[[int], nn.Module] | None = None,
         rotary: Rotary | None = None,
-        position_bias: Callable[[int, int], torch.Tensor] | None = None,
+        position_bias: Callable[[int, int], Tensor] | None = None,
     ):
         super().__init__()
         split_evenly("num_heads", num_heads, "num_kv_heads", num_kv_heads)
@@ -77,9 +77,8 @@ class GroupedQueryAttention(nn.Module):
         self.q_proj = nn.Linear(embed_dim, num_heads * head_dim, bias=bias)
         self.k_proj = nn.Linear(self.kdim, num_kv_heads * head_dim, bias=bias)
         self.v_proj = nn.Linear(self.vdim, num_kv_heads * head_dim, bias=bias)
-        self.out_proj = nn.Linear(
-            num_heads * head_dim, embed_dim, bias=bias if out_bias is None else out_bias
-        )
+        out_bias = bias if out_bias is None else out_bias
+        self.out_proj = nn.Linear(num_heads * head_dim, embed_dim, bias=out_bias)
         self.q_norm = nn.Identity() if qk_norm is None else qk_norm(head_dim)
         self.k_norm = nn.Identity() if qk_norm is None else qk_norm(head_dim)
         self.dropout = nn.Dropout(probability("dropout", dropout))
@@ -87,18 +86,18 @@ class GroupedQueryAttention(nn.Module):
 
     def forward(
         self,
-        query: torch.Tensor,
-        key: torch.Tensor | None = None,
-        value: torch.Tensor | None = None,
-        mask: torch.Tensor | None = None,
+        query: Tensor,
+        key: Tensor | None = None,
+        value: Tensor | None = None,
+        mask: Tensor | None = None,
         *,
         is_causal: bool = False,
-        bias: torch.Tensor | None = None,
-        positions: torch.Tensor | None = None,
-        key_positions: torch.Tensor | None = None,
+        bias: Tensor | None = None,
+        positions: Tensor | None = None,
+        key_positions: Tensor | None = None,
         cache: KVCache | None = None,
-        lengths: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+        lengths: Tensor | None = None,
+    ) -> Tensor:
         where = {"positions": positions, "key_positions": key_positions}
         if cache is not None:
             others = {"key": key, "value": value, "mask": mask, "bias": bias, **where}
@@ -117,24 +116,24 @@ class GroupedQueryAttention(nn.Module):
 
     def attention_weights(
         self,
-        query: torch.Tensor,
-        key: torch.Tensor | None = None,
-        mask: torch.Tensor | None = None,
+        query: Tensor,
+        key: Tensor | None = None,
+        mask: Tensor | None = None,
         *,
         is_causal: bool = False,
-        bias: torch.Tensor | None = None,
-        positions: torch.Tensor | None = None,
-        key_positions: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+        bias: Tensor | None = None,
+        positions: Tensor | None = None,
+        key_positions: Tensor | None = None,
+    ) -> Tensor:
         """The softmax before dropout, (B, N, T, S)."""
-        _check_positions(self.rotary, key, positions, key_positions)
+        self._check_positions(key, positions, key_positions)
         key_positions = positions if key is None else key_positions
         key = query if key is None else key
         _check_sequence("query", query, self.embed_dim)
         _check_sequence("key", key, self.kdim, query.shape[0])
         BNTS = (query.shape[0], self.num_heads, query.shape[1], key.shape[1])
-        _check_mask(mask, BNTS)
-        _check_bias(bias, BNTS)
+        _check_over_scores("mask", mask, BNTS)
+        _check_over_scores("bias", bias, BNTS)
         if self.position_bias is not None:
             own_NTS = self.position_bias(*BNTS[2:])
             bias = own_NTS if bias is None else bias + own_NTS
@@ -143,9 +142,7 @@ class GroupedQueryAttention(nn.Module):
             mask = causal_TS if mask is None else mask & causal_TS
         return self._weights(*self._heads(query, key, positions, key_positions), mask, bias)
 
-    def _continued(
-        self, query: torch.Tensor, cache: KVCache, lengths: torch.Tensor | None
-    ) -> torch.Tensor:
+    def _continued(self, query: Tensor, cache: KVCache, lengths: Tensor | None) -> Tensor:
         """The output for the tokens that follow those in the cache, which grows by them."""
         if not isinstance(cache, KVCache):
             raise ValueError(f"cache: expected a KVCache, got {type(cache).__name__}")
@@ -170,13 +167,22 @@ class GroupedQueryAttention(nn.Module):
         cache.append(k_BTKH, v_BTKH, lengths)
         return self._output(weights_BNTS, v_BSKH)
 
+    def _check_positions(
+        self, key: Tensor | None, positions: Tensor | None, key_positions: Tensor | None
+    ) -> None:
+        where = {"positions": positions, "key_positions": key_positions}
+        present = [name for name, at in where.items() if at is not None]
+        if self.rotary is None and present:
+            raise ValueError(f"{present[0]}: expected None, as the module has no rotary")
+        if key is None and key_positions is not None:
+            raise ValueError("key_positions: expected None, as no key is given")
+        if key is not None and len(present) == 1:
+            both = "expected positions and key_positions, as a key is given"
+            raise ValueError(f"{present[0]}: {both}")
+
     def _heads(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        positions: torch.Tensor | None,
-        key_positions: torch.Tensor | None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self, query: Tensor, key: Tensor, positions: Tensor | None, key_positions: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         """Queries (B, T, N, H) and keys (B, S, K, H): projected, normalised, rotated."""
         q_BTNH = self.q_norm(self.q_proj(query).unflatten(-1, (self.num_heads, self.head_dim)))
         k_BSKH = self.k_norm(self.k_proj(key).unflatten(-1, (self.num_kv_heads, self.head_dim)))
@@ -186,16 +192,12 @@ class GroupedQueryAttention(nn.Module):
         q_BTNH = rotate(q_BTNH, positions, self.rotary, length=length)
         return q_BTNH, rotate(k_BSKH, key_positions, self.rotary, length=length)
 
-    def _values(self, value: torch.Tensor) -> torch.Tensor:
+    def _values(self, value: Tensor) -> Tensor:
         return self.v_proj(value).unflatten(-1, (self.num_kv_heads, self.head_dim))
 
     def _weights(
-        self,
-        q_BTNH: torch.Tensor,
-        k_BSKH: torch.Tensor,
-        mask: torch.Tensor | None,
-        bias: torch.Tensor | None,
-    ) -> torch.Tensor:
+        self, q_BTNH: Tensor, k_BSKH: Tensor, mask: Tensor | None, bias: Tensor | None
+    ) -> Tensor:
         q_BTKGH = q_BTNH.unflatten(2, (self.num_kv_heads, -1))
         scores = self.scale * torch.einsum("btkgh,bskh->bkgts", q_BTKGH, k_BSKH).flatten(1, 2)
         if self.softcap is not None:
@@ -210,34 +212,18 @@ class GroupedQueryAttention(nn.Module):
         weights = torch.softmax(scores.masked_fill(empty_BNT1, 0.0), dim=-1)
         return weights.masked_fill(empty_BNT1, 0.0)
 
-    def _output(self, weights_BNTS: torch.Tensor, v_BSKH: torch.Tensor) -> torch.Tensor:
+    def _output(self, weights_BNTS: Tensor, v_BSKH: Tensor) -> Tensor:
         weights_BKGTS = self.dropout(weights_BNTS).unflatten(1, (self.num_kv_heads, -1))
         heads_BTKGH = torch.einsum("bkgts,bskh->btkgh", weights_BKGTS.to(v_BSKH.dtype), v_BSKH)
         return self.out_dropout(self.out_proj(heads_BTKGH.flatten(2)))
 
 
-def _length(positions: torch.Tensor | None, x_BTNH: torch.Tensor) -> int:
+def _length(positions: Tensor | None, x_BTNH: Tensor) -> int:
     return x_BTNH.shape[1] if positions is None else int(positions.max()) + 1
 
 
-def _check_positions(
-    rotary: Rotary | None,
-    key: torch.Tensor | None,
-    positions: torch.Tensor | None,
-    key_positions: torch.Tensor | None,
-) -> None:
-    where = {"positions": positions, "key_positions": key_positions}
-    present = [name for name, at in where.items() if at is not None]
-    if rotary is None and present:
-        raise ValueError(f"{present[0]}: expected None, as the module has no rotary")
-    if key is None and key_positions is not None:
-        raise ValueError("key_positions: expected None, as no key is given")
-    if key is not None and len(present) == 1:
-        raise ValueError(f"{present[0]}: expected positions and key_positions, as a key is given")
-
-
 def _check_sequence(
-    name: str, x: torch.Tensor, width: int, batch: int | None = None, length: int | None = None
+    name: str, x: Tensor, width: int, batch: int | None = None, length: int | None = None
 ) -> None:
     """Rank 3, at least one step long, `width` wide; batch and length where they are given."""
     wanted = ("batch" if batch is None else batch, "length" if length is None else length, width)
@@ -249,32 +235,20 @@ def _check_sequence(
         raise ValueError(f"{name}: expected ({expected}), length above 0, got {tuple(x.shape)}")
 
 
-def _check_mask(mask: torch.Tensor | None, BNTS: tuple[int, int, int, int]) -> None:
-    if mask is None:
+def _check_over_scores(name: str, x: Tensor | None, BNTS: tuple[int, int, int, int]) -> None:
+    """A mask is boolean and of rank 2 or 4, a bias floating; both broadcast to BNTS."""
+    if x is None:
         return
-    if mask.dtype != torch.bool:
-        raise ValueError(f"mask: expected a boolean tensor, True = attend, got {mask.dtype}")
-    if mask.ndim not in (2, 4):
+    if name == "mask" and x.dtype != torch.bool:
+        raise ValueError(f"mask: expected a boolean tensor, True = attend, got {x.dtype}")
+    if name == "mask" and x.ndim not in (2, 4):
         raise ValueError(
-            f"mask: expected (T, S) or (B, N, T, S), got rank {mask.ndim} {tuple(mask.shape)}; "
+            f"mask: expected (T, S) or (B, N, T, S), got rank {x.ndim} {tuple(x.shape)}; "
             "rank 3 could mean (B, T, S) or (N, T, S): write mask[:, None] or mask[None]"
         )
-    _check_broadcast("mask", mask, BNTS)
-
-
-def _check_bias(bias: torch.Tensor | None, BNTS: tuple[int, int, int, int]) -> None:
-    if bias is None:
-        return
-    if not bias.is_floating_point():
-        raise ValueError(f"bias: expected a floating tensor, added to the scores, got {bias.dtype}")
-    _check_broadcast("bias", bias, BNTS)
-
-
-def _check_broadcast(name: str, x: torch.Tensor, BNTS: tuple[int, int, int, int]) -> None:
-    fits = x.ndim <= 4 and all(
-        have in (1, want) for have, want in zip(x.shape[::-1], BNTS[::-1], strict=False)
-    )
-    if not fits:
-        raise ValueError(
-            f"{name}: expected a shape that broadcasts to {BNTS}, got {tuple(x.shape)}"
-        )
+    if name == "bias" and not x.is_floating_point():
+        raise ValueError(f"bias: expected a floating tensor, added to the scores, got {x.dtype}")
+    pairs = zip(x.shape[::-1], BNTS[::-1], strict=False)
+    if x.ndim > 4 or any(have not in (1, want) for have, want in pairs):
+        shape = tuple(x.shape)
+        raise ValueError(f"{name}: expected a shape that broadcasts to {BNTS}, got {shape}")

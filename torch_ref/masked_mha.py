@@ -4,7 +4,7 @@ import math
 
 import torch
 import torch.nn.functional as F  # noqa: N812
-from torch import nn
+from torch import Tensor, nn
 
 from torch_ref.checks import split_evenly
 
@@ -23,14 +23,13 @@ class MultiHeadAttention(nn.Module):
     def __init__(self, d_model: int, num_heads: int):
         super().__init__()
         self.d_k = split_evenly("d_model", d_model, "num_heads", num_heads)
-        self.d_model = d_model
-        self.num_heads = num_heads
+        self.d_model, self.num_heads = d_model, num_heads
         self.W_Q = nn.Linear(d_model, d_model)
         self.W_K = nn.Linear(d_model, d_model)
         self.W_V = nn.Linear(d_model, d_model)
         self.W_O = nn.Linear(d_model, d_model)
 
-    def forward(self, x: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         B, T, _ = x.size()
         Q = self.W_Q(x).view(B, T, self.num_heads, self.d_k).transpose(1, 2)
         K = self.W_K(x).view(B, T, self.num_heads, self.d_k).transpose(1, 2)

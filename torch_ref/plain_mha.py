@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from torch_ref.checks import split_evenly
 
@@ -24,14 +24,13 @@ class MultiHeadAttention(nn.Module):
     def __init__(self, embed_dim: int, num_heads: int):
         super().__init__()
         self.head_dim = split_evenly("embed_dim", embed_dim, "num_heads", num_heads)
-        self.num_heads = num_heads
-        self.embed_dim = embed_dim
+        self.embed_dim, self.num_heads = embed_dim, num_heads
         self.query = nn.Linear(embed_dim, embed_dim)
         self.key = nn.Linear(embed_dim, embed_dim)
         self.value = nn.Linear(embed_dim, embed_dim)
         self.out = nn.Linear(embed_dim, embed_dim)
 
-    def forward(self, X: torch.Tensor) -> torch.Tensor:
+    def forward(self, X: Tensor) -> Tensor:
         B, T, D = X.size()
         q = self.query(X).view(B, T, self.num_heads, self.head_dim).transpose(1, 2)
         k = self.key(X).view(B, T, self.num_heads, self.head_dim).transpose(1, 2)
@@ -49,7 +48,7 @@ def simple_tokenizer(sentence: str) -> list[int]:
 
 def encode_sentence(
     sentence: str, tokenizer: Callable[[str], list[int]], max_len: int = 10
-) -> torch.Tensor:
+) -> Tensor:
     """Token ids (max_len,) of dtype long: cut at max_len, or filled up with 0."""
     tokens = tokenizer(sentence)[:max_len]
     return torch.tensor(tokens + [0] * (max_len - len(tokens)), dtype=torch.long)
@@ -71,5 +70,5 @@ class SentenceAttention(nn.Module):
         self.embedding = nn.Embedding(vocab_size, embed_dim)
         self.attention = MultiHeadAttention(embed_dim, num_heads)
 
-    def forward(self, token_ids: torch.Tensor) -> torch.Tensor:
+    def forward(self, token_ids: Tensor) -> Tensor:
         return self.attention(self.embedding(token_ids))

@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from torch_ref.checks import positive_int
 
@@ -23,11 +24,11 @@ class Alibi:
         if not self.factor > 0:
             raise ValueError(f"factor: expected a number above 0, got {self.factor!r}")
 
-    def __call__(self, T: int, S: int) -> torch.Tensor:
+    def __call__(self, T: int, S: int) -> Tensor:
         return alibi(self.num_heads, S, factor=self.factor)
 
 
-def alibi(num_heads: int, length: int, *, factor: float = 1.0) -> torch.Tensor:
+def alibi(num_heads: int, length: int, *, factor: float = 1.0) -> Tensor:
     """factor · slope · (j − (S − 1)) for head n and key j of S = length; (N, 1, S) in float32.
 
     A query at i wants j − i in place of j − (S − 1): one number for all its keys, which no softmax
@@ -55,7 +56,7 @@ class RelativeBias(torch.nn.Embedding):
         self.max_distance, self.bidirectional = max_distance, bidirectional
 
     # Called by lengths, as each position bias is: tokens mean nothing to it.
-    def forward(self, T: int, S: int) -> torch.Tensor:  # type: ignore[override]
+    def forward(self, T: int, S: int) -> Tensor:  # type: ignore[override]
         how = (self.num_embeddings, self.max_distance, self.bidirectional)
         device = self.weight.device
         bucket_R = torch.tensor([relative_bucket(d, *how) for d in range(1 - T, S)], device=device)
@@ -82,14 +83,14 @@ def relative_bucket(
     return first + min(near + int(steps), count - 1)
 
 
-def alibi_slopes(num_heads: int) -> torch.Tensor:
+def alibi_slopes(num_heads: int) -> Tensor:
     """2^(−8n/N) for head n = 1 … N where N is a power of two; (N,).
 
     Else those of the largest power of two below it, then every other one of twice as many.
     """
     most = 2 ** int(math.log2(num_heads))
 
-    def geometric(count: int) -> torch.Tensor:
+    def geometric(count: int) -> Tensor:
         return torch.exp2(-8 / count * torch.arange(1, count + 1, dtype=torch.float32))
 
     return torch.cat([geometric(most), geometric(2 * most)[::2][: num_heads - most]])

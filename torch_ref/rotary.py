@@ -9,14 +9,15 @@ import math
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 # Radians a position (dim/2,), and the factor by which both features of a pair grow.
-Frequencies = tuple[torch.Tensor, float]
+Frequencies = tuple[Tensor, float]
 
 
 def rotate(
-    x: torch.Tensor, positions: torch.Tensor | None, rotary: "Rotary", *, length: int | None = None
-) -> torch.Tensor:
+    x: Tensor, positions: Tensor | None, rotary: "Rotary", *, length: int | None = None
+) -> Tensor:
     """x (B, T, N, H) with its pairs turned, each at its position; rounded once, to x's dtype.
 
     positions: integers (T,) or (B, T); 0 … T−1 when None. length: of the text, for DynamicNTK;
@@ -155,6 +156,6 @@ class Yarn:
         return m(1)
 
 
-def _powers(base: float, dim: int, dtype: torch.dtype) -> torch.Tensor:
+def _powers(base: float, dim: int, dtype: torch.dtype) -> Tensor:
     """base^(2m/dim)."""
     return base ** (torch.arange(0, dim, 2, dtype=dtype) / dim)

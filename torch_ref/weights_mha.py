@@ -2,7 +2,7 @@
 
 import torch
 import torch.nn.functional as F  # noqa: N812
-from torch import nn
+from torch import Tensor, nn
 
 from torch_ref.checks import probability, split_evenly
 
@@ -26,8 +26,7 @@ class MultiHeadSelfAttention(nn.Module):
     def __init__(self, d_model: int, num_heads: int, dropout: float = 0.1):
         super().__init__()
         self.d_k = split_evenly("d_model", d_model, "num_heads", num_heads)
-        self.d_model = d_model
-        self.num_heads = num_heads
+        self.d_model, self.num_heads = d_model, num_heads
         self.w_q = nn.Linear(d_model, d_model)
         self.w_k = nn.Linear(d_model, d_model)
         self.w_v = nn.Linear(d_model, d_model)
@@ -35,8 +34,8 @@ class MultiHeadSelfAttention(nn.Module):
         self.dropout = nn.Dropout(probability("dropout", dropout))
 
     def scaled_dot_product_attention(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """q, k, v (B, N, T, H) and mask (B, T, T) -> output (B, N, T, H), weights (B, N, T, T)."""
         d_k = torch.tensor(q.size(-1), dtype=q.dtype)
         scores = torch.matmul(q, k.transpose(-2, -1)) / torch.sqrt(d_k)
@@ -45,9 +44,7 @@ class MultiHeadSelfAttention(nn.Module):
         weights = F.softmax(scores, dim=-1)
         return torch.matmul(weights, v), weights
 
-    def forward(
-        self, x: torch.Tensor, mask: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         B, T, _ = x.size()
         if mask is not None and mask.shape != (B, T, T):
             raise ValueError(f"mask: expected shape {(B, T, T)}, got {tuple(mask.shape)}")

@@ -103,13 +103,19 @@ def checked_call(
     problems = _array_problems(query, key, value)
     problems += checks.number_problems(scale, softcap)
     if not isinstance(is_causal, (bool, np.bool_)):
-        problems.append(_causal_problem(is_causal))
+        got = checks.summary(is_causal)
+        if isinstance(is_causal, jax.core.Tracer):
+            got = "a traced value: name it in jit's static_argnames, or close over it"
+        problems.append(f"is_causal: expected a static Python bool, got {got}")
     if mask is not None and not isinstance(mask, Mask):
         mask_problems = checks.boolean_problems("mask", mask)
         problems += mask_problems
         mask = Mask() if mask_problems else Mask.array(mask)
-    if bias is not None:
-        problems += _bias_problems(bias)
+    if bias is not None and checks.is_array(bias) and str(bias.dtype) == "bool":
+        got = checks.summary(bias)
+        problems.append(f"bias: expected floats to add to the scores, got {got}: a mask")
+    elif bias is not None:
+        problems += checks.float_problems("bias", bias)
     if not (dropout is None or isinstance(dropout, Dropout)):
         problems.append(f"dropout: expected a Dropout, got {checks.summary(dropout)}")
     mask = Mask() if mask is None else mask
@@ -166,18 +172,3 @@ def _array_problems(
             f"query, key: expected query heads N a multiple of key/value heads K, got {shapes}"
         )
     return problems
-
-
-def _causal_problem(is_causal: object) -> str:
-    if isinstance(is_causal, jax.core.Tracer):
-        return (
-            "is_causal: expected a static Python bool, got a traced value: name it in jit's "
-            "static_argnames, or close over it"
-        )
-    return f"is_causal: expected a static Python bool, got {checks.summary(is_causal)}"
-
-
-def _bias_problems(bias: AbstractArray) -> list[str]:
-    if checks.is_array(bias) and str(bias.dtype) == "bool":
-        return [f"bias: expected floats to add to the scores, got {checks.summary(bias)}: a mask"]
-    return checks.float_problems("bias", bias)

@@ -137,7 +137,6 @@ def number_problems(scale: object, softcap: Any) -> list[str]:
             "learned scale multiplies the query"
         )
     if not (softcap is None or (is_real(softcap) and softcap > 0)):
-        problems.append(
-            f"softcap: expected a finite plain number > 0 or None, got {summary(softcap)}"
-        )
+        got = summary(softcap)
+        problems.append(f"softcap: expected a finite plain number > 0 or None, got {got}")
     return problems

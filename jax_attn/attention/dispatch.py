@@ -110,9 +110,8 @@ class Explanation:
 
 def implementation_problems(implementation: object) -> list[str]:
     """What is wrong with the kernel that is insisted on."""
-    if implementation is None or isinstance(implementation, Kernel):
-        return []
-    if isinstance(implementation, str) and implementation in KERNELS:
+    is_known = isinstance(implementation, str) and implementation in KERNELS
+    if implementation is None or isinstance(implementation, Kernel) or is_known:
         return []
     known = ", ".join(map(repr, KERNELS))
     return [f"implementation: expected None or one of {known}, got {implementation!r}"]
@@ -135,10 +134,11 @@ def explain(call: Call, implementation: Implementation) -> Explanation:
     refused = {name: kernel.refusals(call) for name, kernel in kernels.items()}
 
     def explained(platform: str) -> Explanation:
-        reasons = {
-            name: (*_misplaced(kernel, platform), *refused[name])
-            for name, kernel in kernels.items()
-        }
+        reasons = {name: tuple(refused[name]) for name in kernels}
+        for name, kernel in kernels.items():
+            if kernel.only_on not in (None, platform):
+                misplaced = f"it runs on {kernel.only_on}, not on {platform}"
+                reasons[name] = (misplaced, *reasons[name])
         if insisted is not None:
             if reasons[insisted]:
                 why = f"implementation={insisted!r} is insisted on and cannot serve the call"
@@ -176,12 +176,6 @@ def _candidates(implementation: Implementation) -> tuple[Mapping[str, Kernel], s
     if isinstance(implementation, Kernel):
         return {**KERNELS, implementation.name: implementation}, implementation.name
     return KERNELS, implementation
-
-
-def _misplaced(kernel: Kernel, platform: str) -> list[str]:
-    if kernel.only_on in (None, platform):
-        return []
-    return [f"it runs on {kernel.only_on}, not on {platform}"]
 
 
 def _may_run_elsewhere() -> bool:

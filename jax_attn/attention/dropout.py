@@ -41,9 +41,8 @@ class Dropout:
         if key is not None and not _is_key(key):
             problems.append(f"key: expected one jax.random.key(...), got {checks.summary(key)}")
         if keep is not None and not (checks.is_array(keep) and str(keep.dtype) == "bool"):
-            problems.append(
-                f"keep: expected a boolean array, True = kept, got {checks.summary(keep)}"
-            )
+            got = checks.summary(keep)
+            problems.append(f"keep: expected a boolean array, True = kept, got {got}")
         checks.raise_all("Dropout", problems)
         self.rate = float(rate)
         self.key, self.keep = key, keep

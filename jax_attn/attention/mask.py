@@ -75,9 +75,8 @@ class Mask:
     @staticmethod
     def lengths(kv_lengths_B: Int[AnyArray, "#B"]) -> "Mask":
         """Key j of batch row b is visible when j < kv_lengths_B[b]."""
-        checks.raise_all(
-            "Mask.lengths", _integer_problems("kv_lengths", kv_lengths_B, (0, 1), "(B,)")
-        )
+        problems = _integer_problems("kv_lengths", kv_lengths_B, (0, 1), "(B,)")
+        checks.raise_all("Mask.lengths", problems)
         return Mask(kv_lengths=_int32(kv_lengths_B, static=False))
 
     @staticmethod

@@ -85,9 +85,8 @@ def bucket_problems(buckets: Any, max_distance: Any, bidirectional: object) -> l
     if buckets < least:
         problems.append(f"buckets: expected an int ≥ {least}, got {buckets}")
     elif max_distance <= (near := buckets // least):
-        problems.append(
-            f"max_distance: expected more than the {near} near ones, got {max_distance}"
-        )
+        more = f"more than the {near} near ones"
+        problems.append(f"max_distance: expected {more}, got {max_distance}")
     return problems
 
 

@@ -83,11 +83,10 @@ def position_problems(name: str, positions: Any, B: int, T: int) -> list[str]:
     """What is wrong with positions as those of T steps in each of B rows."""
     if positions is None:
         return []
+    got = checks.summary(positions)
     if not checks.is_array(positions) or not jnp.issubdtype(positions.dtype, jnp.integer):
-        got = checks.summary(positions)
         return [f"{name}: expected an array of integers, got {got}"]
     if positions.shape not in ((T,), (B, T)):
-        got = checks.summary(positions)
         return [f"{name}: expected ({T},) or ({B}, {T}), one for each step, got {got}"]
     return []
 
@@ -97,7 +96,17 @@ class _Settings:
     """Raises ArgumentError with everything that is wrong with its fields."""
 
     def __post_init__(self) -> None:
-        checks.raise_all(type(self).__name__, _field_problems(self))
+        values = vars(self)
+        problems = [
+            f"{name}: expected {_FIELDS[name][0]}, got {checks.summary(x)}"
+            for name, x in values.items()
+            if not _FIELDS[name][1](x)
+        ]
+        for low, high in _IN_ORDER:
+            if not problems and low in values and not values[low] < values[high]:
+                got = f"{values[low]} and {values[high]}"
+                problems.append(f"{low}: expected less than {high}, got {got}")
+        checks.raise_all(type(self).__name__, problems)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -262,7 +271,7 @@ def _above(bound: float) -> Callable[[Any], bool]:
 # What each field must be, and whether a value is.
 _FIELDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "base": ("a finite number > 1", _above(1)),
-    "dim": ("an even int ≥ 2, or None", lambda x: x is None or _is_even(x)),
+    "dim": ("an even int ≥ 2, or None", lambda x: x is None or (checks.is_count(x) and x % 2 == 0)),
     "interleaved": ("True or False", lambda x: isinstance(x, bool)),
     "scaling": ("Linear, DynamicNTK, Llama3, Yarn or None", lambda x: isinstance(x, Scaling)),
     "factor": ("a finite number ≥ 1", _at_least(1)),
@@ -281,25 +290,7 @@ _FIELDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
 _IN_ORDER = (("low_freq_factor", "high_freq_factor"), ("beta_slow", "beta_fast"))
 
 
-def _is_even(x: Any) -> bool:
-    return checks.is_int(x) and x >= 2 and x % 2 == 0
-
-
 def _is_length(x: Any) -> bool:
     if checks.is_int(x):
         return checks.is_count(x)
     return checks.is_array(x) and x.shape == () and jnp.issubdtype(x.dtype, jnp.integer)
-
-
-def _field_problems(settings: Any) -> list[str]:
-    values = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
-    problems = [
-        f"{name}: expected {_FIELDS[name][0]}, got {checks.summary(x)}"
-        for name, x in values.items()
-        if not _FIELDS[name][1](x)
-    ]
-    for low, high in _IN_ORDER:
-        if not problems and low in values and not values[low] < values[high]:
-            got = f"{values[low]} and {values[high]}"
-            problems.append(f"{low}: expected less than {high}, got {got}")
-    return problems

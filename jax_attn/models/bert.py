@@ -89,14 +89,12 @@ class BertEncoder(nnx.Module):
         nothing. types: (B, T) token types; all 0 unless given. Raises ValueError where T is
         more than max_length.
         """
-        if tokens.shape[1] > self.max_length:
-            raise ValueError(
-                f"tokens: expected at most max_length = {self.max_length} a row, got "
-                f"{tokens.shape[1]}"
-            )
+        if (T := tokens.shape[1]) > self.max_length:
+            most = f"at most max_length = {self.max_length} a row"
+            raise ValueError(f"tokens: expected {most}, got {T}")
         types = jnp.zeros_like(tokens) if types is None else types
         x = self.token_embedding(jnp.asarray(tokens)) + self.type_embedding(jnp.asarray(types))
-        x = self.embedding_norm(x + self.position_embedding(jnp.arange(tokens.shape[1])))
+        x = self.embedding_norm(x + self.position_embedding(jnp.arange(T)))
         mask = Mask.lengths(lengths)
         for layer in self.layers:
             x = layer(x, mask)

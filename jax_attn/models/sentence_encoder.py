@@ -21,7 +21,6 @@ from jax_attn.transfer import load, load_checkpoint
 from jax_attn.transfer.families import BERT, Config
 from jax_attn.transfer.families.config import Reading, reading
 
-_INSTALL = 'tokenizers is not installed: pip install "jax-attn[models]"'
 _SHORTEST = 16
 
 
@@ -169,7 +168,8 @@ def _tokenizer(path: Path, max_length: int) -> Any:
     try:
         from tokenizers import Tokenizer
     except ImportError as error:
-        raise ImportError(_INSTALL) from error
+        install = 'pip install "jax-attn[models]"'
+        raise ImportError(f"tokenizers is not installed: {install}") from error
     if not path.is_file():
         raise FileNotFoundError(f"{path}: expected a tokenizer.json, got no such file")
     tokenizer = Tokenizer.from_file(str(path))

@@ -1,7 +1,4 @@
-"""What an attention module's constructor and calls are given: checked, and completed.
-
-A check lists every problem, to be raised at once.
-"""
+"""What an attention module's constructor and calls are given: checked, and completed."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -173,7 +170,9 @@ def dropouts(
     """
     deterministic = module.deterministic if deterministic is None else deterministic
     rngs = module.rngs if rngs is None else rngs
-    stream, where = _stream(rngs), type(module).__name__
+    stream, where = rngs, type(module).__name__
+    if isinstance(rngs, nnx.Rngs) and ("dropout" in rngs or "default" in rngs):
+        stream = rngs.dropout
     if not isinstance(deterministic, bool):
         got = checks.summary(deterministic)
         checks.raise_all(where, [f"deterministic: expected a static Python bool, got {got}"])
@@ -185,14 +184,13 @@ def dropouts(
     ):
         rate = getattr(module, rate_name)
         drop = None
-        if kept is not None and (deterministic or rate == 0):
-            why = "deterministic is True" if deterministic else f"{rate_name} is 0"
-            problems.append(f"{keep_name}: expected None, as {why}: nothing would be dropped")
+        if deterministic or rate == 0:
+            if kept is not None:
+                why = "deterministic is True" if deterministic else f"{rate_name} is 0"
+                problems.append(f"{keep_name}: expected None, as {why}: nothing would be dropped")
         elif kept is not None:
             drop = Dropout(rate, keep=kept)
-        elif deterministic or rate == 0:
-            pass
-        elif stream is not None:
+        elif isinstance(stream, nnx.RngStream):
             drop = Dropout(rate, key=stream())
         else:
             problems.append(
@@ -206,13 +204,6 @@ def dropouts(
         problems += checks.broadcast_problems("out_keep", out_keep, shape_BTD, "(B, T, D)")
     checks.raise_all(where, problems)
     return dropout, out_dropout
-
-
-def _stream(rngs: object) -> nnx.RngStream | None:
-    """The stream that dropout draws from; None where there is none."""
-    if isinstance(rngs, nnx.Rngs) and ("dropout" in rngs or "default" in rngs):
-        rngs = rngs.dropout
-    return rngs if isinstance(rngs, nnx.RngStream) else None
 
 
 def cache_problems(

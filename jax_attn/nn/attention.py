@@ -289,8 +289,10 @@ class GroupedQueryAttention(nnx.Module):
     ) -> tuple[jax.Array, KVCache]:
         """The output for the tokens that follow those in the cache, and the cache with them."""
         positions = None if self.rotary is None else cache.positions(query.shape[1])
-        heads = self._heads(query, query, query, Placement(positions))
-        attended_BTNH, cache = attend_with_cache(*heads, cache, mask, **self._scoring)
+        q_BTNH, k_BTKH, v_BTKH = self._heads(query, query, query, Placement(positions))
+        attended_BTNH, cache = attend_with_cache(
+            q_BTNH, k_BTKH, v_BTKH, cache, mask, **self._scoring
+        )
         return self.out_proj(attended_BTNH), cache
 
     @property

@@ -75,12 +75,9 @@ class SentenceAttention(nnx.Module):
         Raises ArgumentError when tokens are not (B, T) integers. A token that the embedding does
         not have becomes NaN, since values are not known under jit.
         """
-        wanted = None
-        if not checks.is_array(tokens) or not jnp.issubdtype(tokens.dtype, jnp.integer):
-            wanted = "integers (B, T)"
-        elif len(tokens.shape) != 2:
-            wanted = "rank 2 (B, T)"
-        if wanted:
+        are_integers = checks.is_array(tokens) and jnp.issubdtype(tokens.dtype, jnp.integer)
+        if not are_integers or len(tokens.shape) != 2:
+            wanted = "rank 2 (B, T)" if are_integers else "integers (B, T)"
             problem = f"tokens: expected {wanted}, got {checks.summary(tokens)}"
             checks.raise_all(type(self).__name__, [problem])
         return self.attention(self.embedding(jnp.asarray(tokens)), mask=mask, **options)

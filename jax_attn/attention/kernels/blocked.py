@@ -54,10 +54,7 @@ def drawbacks(call: Call, platform: str) -> list[str]:
 
 
 def attention(call: Call, tiles: Tiles | None = None) -> jax.Array:
-    """softmax(scale·QKᵀ)·V with all that the call asks for; (B, T, N, Hv).
-
-    tiles: how large they are; `tile_sizes` unless given.
-    """
+    """softmax(scale·QKᵀ)·V with all that the call asks for; by its `tile_sizes` unless given."""
     if call.dropout is not None and call.dropout.rate in (0, 1):
         if call.dropout.rate:
             return jnp.zeros((*call.query.shape[:3], call.Hv), call.query.dtype)
@@ -139,7 +136,6 @@ def _gradients_fwd(
 def _gradients_bwd(
     sizes: Tiles, saved: tuple[Callable, Outputs], d_first: Call
 ) -> tuple[Call, Outputs, Outputs]:
-    del sizes
     pull, outputs = saved
     d_floats, d_d_outputs = pull(d_first.floats)
     return d_first.with_floats(d_floats), jax.tree.map(jnp.zeros_like, outputs), d_d_outputs
@@ -236,7 +232,7 @@ def _backward(sizes: Tiles, call: Call, outputs: Outputs, d_outputs: Outputs) ->
         d_query, *others = grads
         d_q_KGTH = varying(jnp.zeros_like(q_KGTH), call)
         d_q_KGTH, *others = lax.fori_loop(*row.reach(), column, (d_q_KGTH, *others))
-        return row.add_queries(d_query, d_q_KGTH), *others
+        return row.put_queries(d_query, row.queries(d_query) + d_q_KGTH), *others
 
     zeros = tuple(None if x is None else jnp.zeros(x.shape, dtype) for x in call.floats.values())
     grads = lax.fori_loop(0, _rows(call, sizes), row, varying(zeros, call))
@@ -285,15 +281,15 @@ def varying(tree: Tree, like: object) -> Tree:
     """
     if not jax.sharding.get_abstract_mesh().manual_axes:
         return tree
-    arrays = map(_data, map(jnp.asarray, jax.tree.leaves(like)))
-    zeros = [(data != data).ravel()[0].astype(jnp.int32) * 0 for data in arrays]
+
+    def data(x: jax.Array) -> jax.Array:
+        return jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x
+
+    arrays = map(jnp.asarray, jax.tree.leaves(like))
+    zeros = [(x != x).ravel()[0].astype(jnp.int32) * 0 for x in map(data, arrays)]
     zero = functools.reduce(jnp.add, zeros)
 
     def cast(x: jax.Array) -> jax.Array:
         return x + zero.astype(x.dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x
 
     return jax.tree.map(cast, tree)
-
-
-def _data(x: jax.Array) -> jax.Array:
-    return jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x

@@ -71,7 +71,6 @@ def _gradients_fwd(
 def _gradients_bwd(
     platform: str | None, run: Run, pull: Callable, d_first: Call
 ) -> tuple[Call, jax.Array]:
-    del platform, run
     d_floats, d_d_out = pull(d_first)
     return d_first.with_floats(d_floats), d_d_out
 

@@ -34,14 +34,9 @@ def _mean(call: Call) -> jax.Array:
     P_BKGTS = P_BNTS.reshape(call.B, call.K, call.G, call.T, call.S)
     # The weights stay unrounded: cast to bfloat16 or float16 before this product, they would cost
     # short rows a quarter of the accuracy that torch's kernel, which divides last, has there.
-    out_BTKGH = jnp.einsum(
-        "BKGTS,BSKH->BTKGH",
-        P_BKGTS,
-        call.value.astype(call.softmax_dtype),
-        precision=call.precision,
-    )
-    Hv = out_BTKGH.shape[-1]
-    return out_BTKGH.reshape(call.B, call.T, call.N, Hv)
+    v_BSKH = call.value.astype(call.softmax_dtype)
+    out_BTKGH = jnp.einsum("BKGTS,BSKH->BTKGH", P_BKGTS, v_BSKH, precision=call.precision)
+    return out_BTKGH.reshape(call.B, call.T, call.N, call.Hv)
 
 
 def _probabilities(call: Call) -> jax.Array:

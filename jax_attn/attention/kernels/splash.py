@@ -48,7 +48,6 @@ def refusals(call: Call) -> list[str]:
 
 def drawbacks(call: Call, platform: str) -> list[str]:
     """Why another is to be preferred for the call."""
-    del platform
     if call.T < BLOCK or call.S < BLOCK:
         return [f"it works on {BLOCK} queries and keys at least, here {call.T} and {call.S}"]
     return []

@@ -32,10 +32,7 @@ BLOCK, LONG, BLOCK_OF_LONG, LANES = 512, 4096, 1024, 128
 
 
 def attention(call: Call, interpret: bool) -> jax.Array:
-    """softmax(scale·QKᵀ)·V for a call that splash serves; (B, T, N, Hv).
-
-    interpret: run by Pallas's interpreter, on any platform.
-    """
+    """As `splash.attention`."""
     block_T, block_S = block(call.T), block(call.S)
     T, S = (-(-n // size) * size for n, size in ((call.T, block_T), (call.S, block_S)))
     kernel = pallas.make_splash_mha(

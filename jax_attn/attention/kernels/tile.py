@@ -65,8 +65,6 @@ class Tile:
         own_s = j.astype(jnp.int32) * self.sizes.S
         return replace(self, s=jnp.minimum(own_s, self.call.S - self.sizes.S), own_s=own_s)
 
-    # --- reading ---------------------------------------------------------------------------
-
     def queries(self, x_BTNH: jax.Array) -> jax.Array:
         """(B, T, N, H) → the tile's (K, G, T, H)."""
         x_TNH = self._cut(x_BTNH, "BTN")[0]
@@ -90,8 +88,6 @@ class Tile:
         n_KG11 = self.k * call.G + _count(sizes.K * call.G).reshape(sizes.K, call.G, 1, 1)
         rows = (self.b * call.N + n_KG11) * call.T + self.t + _count(sizes.T)[:, None]
         return rows.astype(jnp.uint32), (self.s + _count(sizes.S)).astype(jnp.uint32)
-
-    # --- the mask --------------------------------------------------------------------------
 
     def mask(self) -> Mask:
         """The mask as this tile's queries and keys see it, numbered from 0; of one batch row."""
@@ -161,16 +157,11 @@ class Tile:
         end = jnp.where(seen.any(), columns - jnp.argmax(seen[::-1]), 0)
         return jnp.argmax(seen).astype(jnp.int32), end.astype(jnp.int32)
 
-    # --- writing ---------------------------------------------------------------------------
-
     def put_queries(self, x_BTNH: jax.Array, new_KGTH: jax.Array) -> jax.Array:
         new = new_KGTH.transpose(2, 0, 1, 3).reshape(1, self.sizes.T, -1, new_KGTH.shape[-1])
         return lax.dynamic_update_slice(
-            x_BTNH, new.astype(x_BTNH.dtype), (*self._at("BTN"), np.int32(0))
+            x_BTNH, new.astype(x_BTNH.dtype), self._start(x_BTNH.shape, "BTN")
         )
-
-    def add_queries(self, x_BTNH: jax.Array, more_KGTH: jax.Array) -> jax.Array:
-        return self.put_queries(x_BTNH, self.queries(x_BTNH) + more_KGTH)
 
     def add_keys(self, x_BSKH: jax.Array, more_KHS: jax.Array) -> jax.Array:
         sum_SKH = self._cut(x_BSKH, "BSK")[0] + more_KHS.transpose(2, 0, 1)
@@ -187,15 +178,10 @@ class Tile:
         start = self._start(x.shape, axes)
         return lax.dynamic_update_slice(x, here + more.reshape(here.shape), start)
 
-    # --- where the tile lies along each axis -------------------------------------------------
-
-    def _at(self, axes: str) -> tuple:
-        first = {"B": self.b, "K": self.k, "N": self.k * self.call.G, "T": self.t, "S": self.s}
-        return tuple(first[axis] for axis in axes)
-
     def _start(self, shape: tuple[int, ...], axes: str) -> tuple:
         """The first index on each axis, 0 where the axis is broadcast or not named."""
-        at = self._at(axes) + (np.int32(0),) * (len(shape) - len(axes))
+        first = {"B": self.b, "K": self.k, "N": self.k * self.call.G, "T": self.t, "S": self.s}
+        at = [first[axis] for axis in axes] + [np.int32(0)] * (len(shape) - len(axes))
         return tuple(np.int32(0) if n == 1 else i for n, i in zip(shape, at, strict=True))
 
     def _cut(self, x: AnyArray, axes: str) -> jax.Array:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from jax_attn.cli import COMMANDS
+
 LOADED = "print(*({'jax', 'flax', 'torch'} & set(sys.modules)))"
 BLOCK_TORCH = "sys.modules['torch'] = None"
 
@@ -26,8 +28,7 @@ def python(code: str) -> subprocess.CompletedProcess:
 
 @pytest.mark.parametrize(
     "args",
-    [["--help"], ["--version"]]
-    + [[name, "--help"] for name in ("verify", "doctor", "bench", "inspect", "port")],
+    [["--help"], ["--version"]] + [[name, "--help"] for name in COMMANDS],
     ids=" ".join,
 )
 def test_help_imports_no_framework(args):

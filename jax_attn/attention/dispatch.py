@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from jax_attn.attention import checks
 from jax_attn.attention.call import Call
-from jax_attn.attention.kernels import blocked, by_platform, cudnn, dense, splash, vendor
+from jax_attn.attention.kernels import blocked, by_platform, cudnn, dense, splash, vendors
 
 # As jax.export spells them. Any other platform has the kernels that are made for none.
 PLATFORMS = ("cpu", "cuda", "tpu")
@@ -184,4 +184,4 @@ def _may_run_elsewhere() -> bool:
     Within a shard_map it is for the devices of its mesh, and the kernels' results would have to
     agree on the axes along which they differ.
     """
-    return isinstance(jnp.zeros(()), jax.core.Tracer) and not vendor.within_shard_map()
+    return isinstance(jnp.zeros(()), jax.core.Tracer) and not vendors.within_shard_map()

@@ -16,7 +16,7 @@ from jax_attn.bench.presets import PRESET_OF, PRESETS, select, selectable
 from jax_attn.bench.record import Record, Status
 from jax_attn.bench.workload import DTYPES
 from jax_attn.cli.bench_compare import command as compare
-from jax_attn.cli.devices import expect_gpu
+from jax_attn.cli.common.devices import expect_gpu
 from jax_attn.cli.status import Exit, expect_installed
 from jax_attn.environment import settle_platforms
 
@@ -217,7 +217,7 @@ def run_session(plan: "SessionPlan") -> tuple[Record, BaseException | None]:
     """The record of a run, and what ended it early or None; draws a progress bar on stderr."""
     from jax_attn.bench.engine.session import Session
     from jax_attn.bench.engine.worker import usable_cores
-    from jax_attn.cli.progress import counted
+    from jax_attn.cli.common.progress import counted
 
     cores, load = usable_cores(), os.getloadavg()[0]
     if load > 0.5 * cores:

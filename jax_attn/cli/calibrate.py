@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
-from jax_attn.cli.outcome import tell
-from jax_attn.cli.selection import (
+from jax_attn.cli.common.outcome import tell
+from jax_attn.cli.common.selection import (
     AS_JSON,
     CONFIGURATIONS,
     DTYPE,
@@ -63,7 +63,7 @@ def measure_calibration(
     """
     expect_ready(report, FILES)
     from jax_attn import environment
-    from jax_attn.cli.progress import tracked
+    from jax_attn.cli.common.progress import tracked
     from jax_attn.parity import process_pool
     from jax_attn.parity.calibration import report as calibrated
     from jax_attn.parity.calibration.configurations import configurations

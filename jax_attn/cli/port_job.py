@@ -142,7 +142,7 @@ def open_job(source: Path, to: "Side", layout: "Layout | None", strip: str, head
 
 def plan_job(job: Job, ignore: Sequence[str], **casting: Any) -> "PortPlan":
     """casting: dtype, lossy and allow_nonfinite, as `plan_port` takes them."""
-    from jax_attn.cli.progress import bytes_counted
+    from jax_attn.cli.common.progress import bytes_counted
     from jax_attn.transfer.arrays import specs
     from jax_attn.transfer.port.plan import plan_port
 
@@ -184,7 +184,7 @@ def _warn_of_unfinished(target: Path) -> None:
 
 def _write(folder: Path, job: Job, plan: "PortPlan", kind: str) -> Mapping[str, Any]:
     """What was written, read again."""
-    from jax_attn.cli.progress import bytes_counted
+    from jax_attn.cli.common.progress import bytes_counted
     from jax_attn.transfer.port.carry_and_prove import Carried
     from jax_attn.transfer.port.files import read_again, write
 
@@ -198,7 +198,7 @@ def _write(folder: Path, job: Job, plan: "PortPlan", kind: str) -> Mapping[str, 
 
 def _prove(job: Job, plan: "PortPlan", written: Mapping[str, Any]) -> "Proof":
     """That what was written leads back to the source, and that the source has not changed."""
-    from jax_attn.cli.progress import bytes_counted
+    from jax_attn.cli.common.progress import bytes_counted
     from jax_attn.transfer.files.changed_files import changed
     from jax_attn.transfer.port.carry_and_prove import prove
 
@@ -209,7 +209,7 @@ def _prove(job: Job, plan: "PortPlan", written: Mapping[str, Any]) -> "Proof":
 
 def _check(job: Job, plan: "PortPlan", written: Mapping[str, Any]) -> "list[Result]":
     """The verdicts on the attention that was written."""
-    from jax_attn.cli.progress import tracked
+    from jax_attn.cli.common.progress import tracked
     from jax_attn.parity.checkpoint.verify_port import survey_port, verify_port
 
     blocks = survey_port(job.tensors, job.config, plan, job.table.sizes)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
-from jax_attn.cli.outcome import tell
-from jax_attn.cli.selection import (
+from jax_attn.cli.common.outcome import tell
+from jax_attn.cli.common.selection import (
     AS_JSON,
     DESIGN,
     DTYPE,
@@ -57,7 +57,7 @@ def measure_power(
     """
     expect_ready(report, FILES)
     from jax_attn import environment
-    from jax_attn.cli.progress import tracked
+    from jax_attn.cli.common.progress import tracked
     from jax_attn.parity import process_pool
     from jax_attn.parity.bugs import kill_report
     from jax_attn.parity.bugs.catalogue import BUGS

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from jax_attn.cli import devices
 from jax_attn.cli.calibrate import measure_calibration
-from jax_attn.cli.outcome import tell
-from jax_attn.cli.power import measure_power
-from jax_attn.cli.selection import (
+from jax_attn.cli.common import devices
+from jax_attn.cli.common.outcome import tell
+from jax_attn.cli.common.selection import (
     AS_JSON,
     CONFIGURATIONS,
     DESIGN,
@@ -21,6 +20,7 @@ from jax_attn.cli.selection import (
     SEED,
     expect_ready,
 )
+from jax_attn.cli.power import measure_power
 from jax_attn.cli.status import Exit
 from jax_attn.cli.verify_checkpoint import expect_torch_side, verify_checkpoint
 from jax_attn.cli.verify_matrix import verify_matrix

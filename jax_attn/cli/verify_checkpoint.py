@@ -41,7 +41,7 @@ def verify_checkpoint(
         if value is not None and (isinstance(value, bool) or value < 1):
             raise click.UsageError(f"{option}: expected a whole number above 0, got {value!r}")
 
-    from jax_attn.cli.progress import tracked
+    from jax_attn.cli.common.progress import tracked
     from jax_attn.parity.checkpoint.layer import verify_layer
     from jax_attn.parity.checkpoint.survey import survey
     from jax_attn.transfer import TransferError, load_checkpoint

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from jax_attn.cli import devices
-from jax_attn.cli.selection import NONE_LEFT, expect_known, selected
+from jax_attn.cli.common import devices
+from jax_attn.cli.common.selection import NONE_LEFT, expect_known, selected
 from jax_attn.cli.status import missing
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def verify_matrix(
     """Results, and what was compiled or refused, with a progress bar on stderr."""
     work, rows = plan(designs, dtypes, backend, pattern, implementation)
 
-    from jax_attn.cli.progress import tracked
+    from jax_attn.cli.common.progress import tracked
     from jax_attn.parity import process_pool
     from jax_attn.parity.judge.result import NotRun
 

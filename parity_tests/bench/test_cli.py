@@ -20,7 +20,7 @@ from jax_attn.bench.record import Record, Status
 from jax_attn.bench.workload import DECODE, MODES, Workload
 from jax_attn.cli import main
 from jax_attn.cli.bench import show
-from jax_attn.cli.progress import counted
+from jax_attn.cli.common.progress import counted
 
 assert torch  # what is measured here is measured against it
 
@@ -187,7 +187,7 @@ def test_what_is_missing_leaves_3_with_the_line_that_installs_it(monkeypatch, mo
 
 
 def test_a_gpu_that_is_not_here_leaves_3(monkeypatch):
-    monkeypatch.setattr("jax_attn.cli.devices.available", lambda: {"cpu"})
+    monkeypatch.setattr("jax_attn.cli.common.devices.available", lambda: {"cpu"})
     outcome = run("--device", "gpu")
     assert outcome.exit_code == 3
     assert "pip install 'jax[cuda12]" in outcome.stderr
@@ -273,7 +273,7 @@ def test_rounds_under_way_are_closed_before_the_record_is_taken(monkeypatch):
 
     monkeypatch.setattr(Session, "run", steps)
     monkeypatch.setattr(Session, "record", record)
-    monkeypatch.setattr("jax_attn.cli.progress.counted", counted)
+    monkeypatch.setattr("jax_attn.cli.common.progress.counted", counted)
     run("--implementation", "sdpa")
     assert closed == ["steps", "record"]
 

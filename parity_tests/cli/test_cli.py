@@ -151,7 +151,7 @@ def test_a_report_that_cannot_be_written_is_told_before_the_work(tmp_path, args,
 
 
 def test_a_backend_that_is_not_here_leaves_3_with_the_line_that_installs_it(monkeypatch):
-    monkeypatch.setattr("jax_attn.cli.devices.available", lambda: {"cpu"})
+    monkeypatch.setattr("jax_attn.cli.common.devices.available", lambda: {"cpu"})
     outcome = run("verify", "--backend", "gpu")
     assert outcome.exit_code == 3
     assert "pip install 'jax[cuda12]" in outcome.stderr

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from helpers.port_cases import LLAMA, llama, source_of
-from jax_attn.cli import progress
+from jax_attn.cli.common import progress
 
 ODD = "é\u2192\u6ce8"
 

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from jax_attn.attention.call import Call
-from jax_attn.attention.kernels import vendor
+from jax_attn.attention.kernels import vendors
 
 DTYPES = ("float16", "bfloat16")
 
@@ -55,7 +55,7 @@ def attention(call: Call, implementation: Literal["cudnn", "xla"] = "cudnn") -> 
 
 def refusals(call: Call) -> list[str]:
     """Every reason why cuDNN cannot serve the call."""
-    if unknown := vendor.unknown_sizes(call):
+    if unknown := vendors.unknown_sizes(call):
         return unknown
     mask, H, Hv = call.mask, call.H, call.Hv
     lo, hi = mask.static_band if mask.band_is_static else (None, None)
@@ -63,7 +63,7 @@ def refusals(call: Call) -> list[str]:
     sizes = f"here {call.T} and {call.S}"
     too_long = H > 256 or (H > 128 and _objection(256) is not None)
     absent, bias_dtype = _objection(8), None if call.bias is None else call.bias.dtype
-    return vendor.refusals(call, DTYPES, "the weights in the inputs' dtype") + vendor.holding(
+    return vendors.refusals(call, DTYPES, "the weights in the inputs' dtype") + vendors.holding(
         {
             f"jax does not offer it here: {absent}": absent,
             f"H must be a multiple of 8, here {H}": H % 8,

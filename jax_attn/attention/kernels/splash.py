@@ -10,7 +10,7 @@ does on a TPU at the default precision. Its gradients have no derivative, nor ha
 import jax
 
 from jax_attn.attention.call import Call
-from jax_attn.attention.kernels import vendor
+from jax_attn.attention.kernels import vendors
 
 # The longest whose blocks the compilers for v5e, v6e and tpu7x were seen to take.
 LONGEST_HEAD = 256
@@ -30,18 +30,18 @@ def attention(call: Call, interpret: bool = False) -> jax.Array:
 
 def refusals(call: Call) -> list[str]:
     """Every reason why splash cannot serve the call."""
-    if unknown := vendor.unknown_sizes(call):
+    if unknown := vendors.unknown_sizes(call):
         return unknown
     mask, heads = call.mask, (call.H, call.Hv)
     longest = f"H and Hv may be {LONGEST_HEAD} at most, here {heads[0]} and {heads[1]}"
     precision = "in single bfloat16 passes"
-    return vendor.refusals(call, ("bfloat16", "float32"), precision) + vendor.holding(
+    return vendors.refusals(call, ("bfloat16", "float32"), precision) + vendors.holding(
         {
             longest: max(heads) > LONGEST_HEAD,
             "it adds no bias": call.bias is not None,
             "it takes no mask that is written out": mask.allowed is not None,
             "it takes no band that differs by row or is traced": not mask.band_is_static,
-            "within a shard_map it does not say how its results differ": vendor.within_shard_map(),
+            "within a shard_map it does not say how its results differ": vendors.within_shard_map(),
         }
     )
 

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from jax_attn.parity.bugs import claims, plants
-from jax_attn.parity.bugs.attention import Plants, capped, head_size
 from jax_attn.parity.bugs.claims import FINE, SINGLE, Claim
+from jax_attn.parity.bugs.mutable_attention import Plants, capped, head_size
 from jax_attn.parity.judge.oracle import Norm, Turn
 
 

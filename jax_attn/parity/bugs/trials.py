@@ -6,7 +6,7 @@ claims to see has not shown what it says: its verdict is INCONCLUSIVE.
 
 from functools import partial
 
-from jax_attn.parity.bugs import attention
+from jax_attn.parity.bugs import mutable_attention
 from jax_attn.parity.bugs.catalogue import BUGS
 from jax_attn.parity.bugs.kill_report import Kill
 from jax_attn.parity.judge.compare import TensorReport, Verdict, deciding
@@ -22,7 +22,7 @@ def claimed(row: Preparation) -> tuple[str, ...]:
 
 def try_bug(row: Preparation, name: str) -> TensorReport:
     """The tensor that decides on attention with this bug."""
-    solve = partial(attention.solve, plants=BUGS[name].plants)
+    solve = partial(mutable_attention.solve, plants=BUGS[name].plants)
     run = row.solution(wide(row.prepared.cotangents), solve)
     report = deciding(tuple(row.prepared.compare(run, "bug")))
     assert report is not None, "a row compares at least its output"

@@ -30,7 +30,7 @@ from jax_attn.transfer.families.config import disagreements
 from jax_attn.transfer.files.prefixes import unwrapped
 from jax_attn.transfer.inspect.config import HeadCounts, head_counts, seen_from
 from jax_attn.transfer.inspect.discover import AttentionBlock, UnreadBlock, discover
-from jax_attn.transfer.inspect.lacks import lacking
+from jax_attn.transfer.inspect.not_rebuilt import lacking
 from jax_attn.transfer.port.files import LazyTensors
 from jax_attn.transfer.port.parts import other_layers
 from jax_attn.transfer.table.rows import Row

@@ -11,7 +11,8 @@ derivative of each line below it written out; f is what `AttentionProblem.after`
 read as torch stores them, (out, in), since the reference is a torch module. Sequence axes
 keep the letters of the dimension key: T queries, S keys, H head size.
 
-Nothing here can be made wrong: planted bugs have formulas of their own (`parity.bugs.attention`).
+Nothing here can be made wrong: planted bugs have formulas of their own, in
+`parity.bugs.mutable_attention`.
 """
 
 from collections.abc import Callable

@@ -14,7 +14,7 @@ from jax_attn.transfer.arrays import Spec
 from jax_attn.transfer.families import Config, Family, Place, Traits, family_of
 from jax_attn.transfer.inspect.config import UnknownHeadsError, head_counts, seen_from
 from jax_attn.transfer.inspect.discover import AttentionBlock, UnreadBlock, discover
-from jax_attn.transfer.inspect.lacks import lacking
+from jax_attn.transfer.inspect.not_rebuilt import lacking
 from jax_attn.transfer.port.parts import incomplete, other_layers
 from jax_attn.transfer.port.plan import reached
 from jax_attn.transfer.port.shapes import wrong_heads, wrong_widths

@@ -8,8 +8,7 @@ import pytest
 
 from helpers.oracle_problem import cotangents, problem
 from jax_attn.parity import process_pool
-from jax_attn.parity.bugs import attention
-from jax_attn.parity.bugs.attention import STEPS
+from jax_attn.parity.bugs import mutable_attention
 from jax_attn.parity.bugs.catalogue import BUGS
 from jax_attn.parity.bugs.kill_report import (
     Kill,
@@ -18,6 +17,7 @@ from jax_attn.parity.bugs.kill_report import (
     survivors,
     without_their_row,
 )
+from jax_attn.parity.bugs.mutable_attention import STEPS
 from jax_attn.parity.bugs.trials import claimed, try_bug
 from jax_attn.parity.judge.compare import Verdict
 from jax_attn.parity.judge.oracle import Solution, solve
@@ -82,7 +82,7 @@ def test_with_nothing_planted_it_gives_what_the_oracle_gives(changes):
         weights = {k: w for k, w in posed.weights.items() if "norm" not in k}
         posed = replace(posed, weights=weights)
     want = arrays(solve(posed, *cotangents()))
-    got = arrays(attention.solve(posed, *cotangents(), plants={}))
+    got = arrays(mutable_attention.solve(posed, *cotangents(), plants={}))
     assert got.keys() == want.keys()
     for name, a in want.items():
         # Two float64 programs of some dozens of roundings each, on sums of up to 100 terms.

@@ -13,7 +13,7 @@ from jax_attn.transfer.inspect.config import (
     seen_from,
 )
 from jax_attn.transfer.inspect.discover import discover
-from jax_attn.transfer.inspect.lacks import lacking
+from jax_attn.transfer.inspect.not_rebuilt import lacking
 
 D, N, K, H = 30, 6, 3, 5
 ATTENTION = "layers.0.self_attn"

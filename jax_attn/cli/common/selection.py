@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from jax_attn.cli.outcome import expect_writable
+from jax_attn.cli.common.outcome import expect_writable
 from jax_attn.cli.status import expect_installed
 from jax_attn.dtypes import DTYPES
 from jax_attn.environment import settle_platforms

@@ -1,0 +1,1 @@
+"""What several commands share: devices, selections, progress, and how an outcome is told."""

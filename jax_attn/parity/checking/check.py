@@ -86,30 +86,38 @@ def _validate(
     reference: Any, port: Any, layout: Any, dtype: str, transforms: Sequence[str]
 ) -> None:
     """Every reason why these cannot be checked, at once."""
-    problems = []
-    for name, value, kind in (
-        ("reference", reference, torch.nn.Module),
-        ("port", port, nnx.Module),
-        *([("layout", layout, Layout)] if layout is not None else []),
-    ):
-        if not isinstance(value, kind):
-            problems.append(f"{name}: expected a {kind.__name__}, got {type(value).__name__}")
-    if problems:
+    if problems := type_problems(reference, port, *([] if layout is None else [layout])):
         raise TypeError("\n".join(problems))
-    if dtype not in DTYPES:
-        problems.append(f"dtype: expected one of {', '.join(DTYPES)}, got {dtype!r}")
     if isinstance(transforms, str) or not transforms or set(transforms) - set(TRANSFORMS):
         known = ", ".join(TRANSFORMS)
         problems.append(f"transforms: expected a tuple of some of {known}, got {transforms!r}")
-    if dtype == "float64" and not x64_is_on():
-        problems.append(
-            "dtype: float64 needs JAX's x64 mode, else it is narrowed silently; expected "
-            'jax.config.update("jax_enable_x64", True) before the port is built, got x64 off'
-        )
-    problems += [
+    if problems := problems + dtype_problems(reference, dtype):
+        raise ValueError("\n".join(problems))
+
+
+def type_problems(*sides: Any) -> list[str]:
+    """Which of a reference, a port and a layout, in this order, are of another type."""
+    kinds = {"reference": torch.nn.Module, "port": nnx.Module, "layout": Layout}
+    return [
+        f"{name}: expected a {kind.__name__}, got {type(value).__name__}"
+        for (name, kind), value in zip(kinds.items(), sides, strict=False)
+        if not isinstance(value, kind)
+    ]
+
+
+def dtype_problems(reference: torch.nn.Module, dtype: Any) -> list[str]:
+    """Why nothing can be checked in `dtype`: unknown, narrowed by JAX, or not the reference's."""
+    if dtype not in DTYPES:
+        return [f"dtype: expected one of {', '.join(DTYPES)}, got {dtype!r}"]
+    problems = [
         f"reference parameter {name!r}: expected {dtype}, got {p.dtype}; convert the module first"
         for name, p in reference.named_parameters()
-        if dtype in TORCH_DTYPES and p.is_floating_point() and p.dtype != TORCH_DTYPES[dtype]
+        if p.is_floating_point() and p.dtype != TORCH_DTYPES[dtype]
     ]
-    if problems:
-        raise ValueError("\n".join(problems))
+    if dtype == "float64" and not x64_is_on():
+        problems.insert(
+            0,
+            "dtype: float64 needs JAX's x64 mode, else it is narrowed silently; expected "
+            'jax.config.update("jax_enable_x64", True) before the port is built, got x64 off',
+        )
+    return problems

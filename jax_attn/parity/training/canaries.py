@@ -16,9 +16,13 @@ import numpy as np
 
 from jax_attn.parity.checking.canaries import DoubtsAndNotes
 from jax_attn.parity.judge.compare import Verdict
-from jax_attn.parity.training.comparison import compare_free_run, compare_replay, missing_moments
 from jax_attn.parity.training.recipe import Recipe
-from jax_attn.parity.training.reference_training import ReferenceTraining
+from jax_attn.parity.training.reference_training import (
+    ReferenceTraining,
+    compare_free_run,
+    compare_replay,
+    missing_moments,
+)
 from jax_attn.parity.training.torch_loop import TorchLoop
 
 

@@ -6,9 +6,10 @@ each perturbed operation by operation at roundoff, the optimizer's own operation
 that spread is too wide to tell a wrong run from a right one, the verdict is INCONCLUSIVE.
 
 A verdict flows in one direction: arguments -> recipe -> the reference's runs (`ReferenceTraining`)
--> the port's runs (`PortLoop`) -> one report a tensor (`comparison`) -> `Result`.
+-> the port's runs (`PortLoop`) -> one report a tensor (`compare_…`) -> `Result`.
 """
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -17,17 +18,30 @@ import optax
 import torch
 from flax import nnx
 
+from jax_attn.dtypes import DTYPES
 from jax_attn.parity.checking.canaries import DoubtsAndNotes
+from jax_attn.parity.checking.check import dtype_problems, type_problems
 from jax_attn.parity.checking.weights import compare_weights
 from jax_attn.parity.judge.result import Result
-from jax_attn.parity.run.port import full_precision
-from jax_attn.parity.training.arguments import validate
+from jax_attn.parity.run.inputs_and_runs import is_float
+from jax_attn.parity.run.port import full_precision, parameters
 from jax_attn.parity.training.canaries import try_canaries
-from jax_attn.parity.training.comparison import compare_free_run, compare_replay, missing_moments
-from jax_attn.parity.training.losses import LOSSES, with_loss
+from jax_attn.parity.training.optimizers.optax_like import learning_rates, update_problems
 from jax_attn.parity.training.port_loop import PortLoop
-from jax_attn.parity.training.recipe import MakeOptimizer, MakeScheduler, Recipe
-from jax_attn.parity.training.reference_training import ReferenceTraining
+from jax_attn.parity.training.recipe import (
+    LOSSES,
+    TARGET,
+    MakeOptimizer,
+    MakeScheduler,
+    Recipe,
+    with_loss,
+)
+from jax_attn.parity.training.reference_training import (
+    ReferenceTraining,
+    compare_free_run,
+    compare_replay,
+    missing_moments,
+)
 from jax_attn.parity.training.runs import MOMENT_FIELDS
 from jax_attn.transfer import Layout
 
@@ -83,7 +97,7 @@ def check_training(
     Raises TypeError, ValueError or TransferError for what cannot be checked, naming each.
     """
     recipe = Recipe(optimizer, schedule, clip_norm, clip_value, accumulate, accumulated)
-    validate(reference, port, layout, batches, recipe, loss, steps, dtype, port_optimizer)
+    _validate(reference, port, layout, batches, recipe, loss, steps, dtype, port_optimizer)
     torch_loss, jax_loss = LOSSES[loss] if isinstance(loss, str) else loss
     training = ReferenceTraining.of(
         reference,
@@ -152,3 +166,103 @@ def _not_compared(reference: ReferenceTraining) -> list[str]:
         for name in reference.replays.own.moments
         if name not in MOMENT_FIELDS
     ]
+
+
+# --- arguments ---
+
+
+def _validate(
+    reference: Any,
+    port: Any,
+    layout: Any,
+    batches: Any,
+    recipe: Recipe,
+    loss: Any,
+    steps: Any,
+    dtype: Any,
+    port_optimizer: Any,
+) -> None:
+    """Raises TypeError or ValueError with every reason why this training cannot be checked."""
+    if problems := _type_problems(reference, port, layout, recipe, port_optimizer):
+        raise TypeError("\n".join(problems))
+    problems = _batch_problems(batches) + _dtype_problems(reference, port, dtype)
+    if isinstance(loss, str) and loss not in LOSSES:
+        problems.append(
+            f"loss: expected one of {', '.join(LOSSES)}, or two functions, got {loss!r}"
+        )
+    elif not isinstance(loss, str) and not (
+        isinstance(loss, tuple) and len(loss) == 2 and all(map(callable, loss))
+    ):
+        problems.append(f"loss: expected torch's and JAX's, two functions, got {loss!r}")
+    if not (isinstance(steps, int) and not isinstance(steps, bool) and steps > 0):
+        problems.append(f"steps: expected a whole number above 0, got {steps!r}")
+    else:
+        problems += _schedule_problems(reference, recipe, steps)
+    beside = (recipe.clip_norm, recipe.clip_value, recipe.accumulate, recipe.accumulated)
+    problems += [f"{p.name}: {p.text}" for p in update_problems(*beside)]
+    if problems:
+        raise ValueError("\n".join(problems))
+
+
+def _type_problems(
+    reference: Any, port: Any, layout: Any, recipe: Recipe, port_optimizer: Any
+) -> list[str]:
+    problems = type_problems(reference, port, layout)
+    if not callable(recipe.optimizer):
+        problems.append(
+            "optimizer: expected a function of the module, as copies of it are trained, got "
+            f"{type(recipe.optimizer).__name__}; such as lambda m: torch.optim.SGD(m.parameters())"
+        )
+    if recipe.schedule is not None and not callable(recipe.schedule):
+        got = type(recipe.schedule).__name__
+        problems.append(f"schedule: expected a function of the optimizer, got {got}")
+    if port_optimizer is not None and not all(
+        callable(getattr(port_optimizer, name, None)) for name in ("init", "update")
+    ):
+        problems.append(
+            "port_optimizer: expected an optax transformation, with init and update, got "
+            f"{type(port_optimizer).__name__}"
+        )
+    return problems
+
+
+def _dtype_problems(reference: torch.nn.Module, port: nnx.Module, dtype: Any) -> list[str]:
+    return dtype_problems(reference, dtype) + [
+        f"port parameter {path!r}: expected {dtype}, got {a.dtype.name}"
+        for path, a in parameters(port).items()
+        if dtype in DTYPES and a.dtype.name != dtype
+    ]
+
+
+def _schedule_problems(reference: torch.nn.Module, recipe: Recipe, steps: int) -> list[str]:
+    if recipe.schedule is None:
+        return []
+    scheduler = recipe.schedule(recipe.optimizer(copy.deepcopy(reference)))
+    if not isinstance(scheduler, torch.optim.lr_scheduler.LRScheduler):
+        got = type(scheduler).__name__
+        return [f"schedule: expected it to make a torch scheduler, got {got}"]
+    _, problems = learning_rates(scheduler, steps)
+    return [f"{p.name}: {p.text}" for p in problems]
+
+
+def _batch_problems(batches: Any) -> list[str]:
+    if not isinstance(batches, Sequence) or not batches:
+        return [f"batches: expected a list of dicts of NumPy arrays, got {type(batches).__name__}"]
+    problems: list[str] = []
+    first: dict[str, tuple] = {}
+    for i, batch in enumerate(batches):
+        if not isinstance(batch, Mapping) or TARGET not in batch:
+            problems.append(f"batches[{i}]: expected a dict of arrays with {TARGET!r} among them")
+            continue
+        strangers = [
+            name
+            for name, a in batch.items()
+            if not (isinstance(a, np.ndarray) and (a.dtype.kind in "biu" or is_float(a.dtype)))
+        ]
+        problems += [f"batches[{i}][{name!r}]: expected a NumPy array" for name in strangers]
+        if not strangers:
+            shapes = {name: (a.shape, a.dtype.name) for name, a in batch.items()}
+            first = first or shapes
+            if shapes != first:
+                problems.append(f"batches[{i}]: expected one set of shapes, {first}, got {shapes}")
+    return problems

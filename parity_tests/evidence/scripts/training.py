@@ -29,9 +29,8 @@ from jax_attn.parity.judge.result import Result
 from jax_attn.parity.training.bugs.encoder import ENCODER, TorchEncoder, draws, ported
 from jax_attn.parity.training.canaries import try_canaries
 from jax_attn.parity.training.check_training import judge
-from jax_attn.parity.training.losses import LOSSES, with_loss
 from jax_attn.parity.training.port_loop import PortLoop
-from jax_attn.parity.training.recipe import Recipe
+from jax_attn.parity.training.recipe import LOSSES, Recipe, with_loss
 from jax_attn.parity.training.reference_training import ReferenceTraining
 from torch_ref import plain_mha
 

@@ -5,7 +5,7 @@ import pytest
 from jax_attn.parity.bugs.catalogue import BUGS
 from jax_attn.parity.judge.compare import Verdict
 from jax_attn.parity.training.bugs.cases import TRAINING_CASES
-from jax_attn.parity.training.bugs.encoder_bugs import ENCODER_BUGS, ENCODER_CASES, judge_encoder
+from jax_attn.parity.training.bugs.encoder import ENCODER_BUGS, ENCODER_CASES, judge_encoder
 from jax_attn.parity.training.bugs.optimizer_bugs import OPTIMIZER_BUGS
 from jax_attn.parity.training.bugs.trials import CASES_OF_BUGS, kills
 

@@ -29,9 +29,8 @@ from jax_attn.parity.checking.canaries import DoubtsAndNotes
 from jax_attn.parity.judge.result import Result
 from jax_attn.parity.training.canaries import try_canaries
 from jax_attn.parity.training.check_training import judge
-from jax_attn.parity.training.losses import LOSSES, with_loss
 from jax_attn.parity.training.port_loop import PortLoop
-from jax_attn.parity.training.recipe import MakeScheduler, Recipe
+from jax_attn.parity.training.recipe import LOSSES, MakeScheduler, Recipe, with_loss
 from jax_attn.parity.training.reference_training import ReferenceTraining
 
 IN, OUT, BATCH, BATCHES, STEPS = 5, 3, 7, 3, 8

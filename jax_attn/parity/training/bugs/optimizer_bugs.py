@@ -13,7 +13,7 @@ import torch
 
 from jax_attn.parity.training.bugs.cases import STEPS, TRAINING_CASES, layers, reference_training
 from jax_attn.parity.training.optimizers import terms
-from jax_attn.parity.training.optimizers.schedules import learning_rates, looked_up
+from jax_attn.parity.training.optimizers.optax_like import learning_rates, looked_up
 from jax_attn.parity.training.optimizers.terms import Tree
 from jax_attn.parity.training.recipe import Recipe
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from jax_attn.parity.bugs.kill_report import Kill
 from jax_attn.parity.judge.result import Result
 from jax_attn.parity.training.bugs.cases import TRAINING_CASES, judge_case
-from jax_attn.parity.training.bugs.encoder_bugs import ENCODER_BUGS, judge_encoder
+from jax_attn.parity.training.bugs.encoder import ENCODER_BUGS, judge_encoder
 from jax_attn.parity.training.bugs.optimizer_bugs import OPTIMIZER_BUGS
 
 CASES_OF_BUGS = {name: f"encoder/{bug.case}" for name, bug in ENCODER_BUGS.items()}

@@ -34,13 +34,7 @@ from jax_attn.transfer.optimizer.optax_state import (
     Slot,
     slots,
 )
-from jax_attn.transfer.optimizer.torch_state import (
-    COUNTABLE,
-    Names,
-    as_torch,
-    moments,
-    parameters,
-)
+from jax_attn.transfer.optimizer.torch_state import COUNTABLE, Names, as_torch, moments, parameters
 from jax_attn.transfer.problems import Problem, TransferError
 from jax_attn.transfer.table.layout import Layout
 

@@ -2,12 +2,11 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import count, product
-from typing import NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
-from jax_attn.transfer.proposal.matching import ModulePair, TensorModule
+from jax_attn.transfer.proposal.matching import Fit, ModulePair, Steps, TensorModule
 from jax_attn.transfer.proposal.naming import ModuleName, Number
 from jax_attn.transfer.table.rows import Row, bindings
 
@@ -24,12 +23,11 @@ class _Mask(NamedTuple):
     places: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class PairedRow:
-    """A row with its numbers written out, and the pair of modules that it belongs to."""
+class LayerItem(NamedTuple, Generic[T]):
+    """Something of one layer, and the same with the numbers of layers as names in braces."""
 
-    row: Row
-    pair: ModulePair
+    own: T
+    pattern: T
 
 
 def misnumbered(
@@ -51,48 +49,39 @@ def misnumbered(
     return odd
 
 
+def folded(items: Iterable[LayerItem[T]], complete: Callable[[T, int], bool]) -> list[T]:
+    """One pattern for all layers' items where it is complete, and the items where it is not.
+
+    complete: whether a pattern stands for exactly so many items.
+    """
+    groups: dict[T, list[T]] = defaultdict(list)
+    for own, pattern in items:
+        groups[pattern].append(own)
+    kept = ([p] if complete(p, len(members)) else members for p, members in groups.items())
+    return [item for items in kept for item in items]
+
+
 def folded_rows(
-    decided: Iterable[PairedRow], keys: Iterable[str], paths: Iterable[str]
+    rows: Iterable[LayerItem[Row]], keys: Collection[str], paths: Collection[str]
 ) -> list[Row]:
     """One row for all layers where it stands for exactly the layers' own rows."""
-    keys, paths = list(keys), list(paths)
-    groups: dict[Row, list[PairedRow]] = defaultdict(list)
-    for one in decided:
-        groups[folded_row(one)].append(one)
-    rows = []
-    for pattern, members in groups.items():
+
+    def complete(pattern: Row, count: int) -> bool:
         reach = [bindings([name], keys) for name in pattern.keys]
         reach += [bindings([name], paths) for name in pattern.paths]
-        alike = all(len(some) == len(members) and some == reach[0] for some in reach)
-        rows += [pattern] if alike else [one.row for one in members]
-    return rows
+        return all(len(some) == count and some == reach[0] for some in reach)
+
+    return folded(rows, complete)
 
 
-def folded_row(one: PairedRow) -> Row:
-    """The row for every layer: numbers that both sides have, but not that of "norm1", in braces."""
-    shared = [
-        (a, b)
-        for a, b in one.pair.aligned
-        if foldable(one.pair.torch.name, a) and foldable(one.pair.flax.name, b)
-    ]
+def rows_of(pair: ModulePair, fit: Fit, steps: Steps) -> LayerItem[Row]:
+    """One layer's row, and that for all: numbers that both sides have, but not that of "norm1"."""
+    names = pair.torch.name, pair.flax.name
+    shared = [way for way in pair.aligned if all(map(foldable, names, way))]
     ours, theirs = (marks(side) for side in (zip(*shared, strict=True) if shared else ((), ())))
-    keys = tuple(marked(key, ours) for key in one.row.keys)
-    return Row(keys, tuple(marked(path, theirs) for path in one.row.paths), one.row.steps)
-
-
-def folded(
-    items: Iterable[T], pattern: Callable[[T], tuple[str, Hashable]], names: Iterable[str]
-) -> list[tuple[bool, list[T]]]:
-    """Items of one pattern together, where they are all that the pattern's name stands for."""
-    names = list(names)
-    groups: dict[tuple[str, Hashable], list[T]] = defaultdict(list)
-    for item in items:
-        groups[pattern(item)].append(item)
-    together: list[tuple[bool, list[T]]] = []
-    for (name, _), members in groups.items():
-        complete = len(bindings([name], names)) == len(members)
-        together += [(True, members)] if complete else [(False, [member]) for member in members]
-    return together
+    keys = tuple(marked(key, ours) for key in fit.source.names)
+    paths = tuple(marked(path, theirs) for path in fit.target.names)
+    return LayerItem(Row(fit.source.names, fit.target.names, steps), Row(keys, paths, steps))
 
 
 def pattern_of(dotted: str, name: ModuleName) -> str:

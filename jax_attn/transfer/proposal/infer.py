@@ -10,7 +10,7 @@ from jax_attn.transfer.arrays import Tensors
 from jax_attn.transfer.nnx.load import flatten, spelled
 from jax_attn.transfer.problems import Problem, TransferError
 from jax_attn.transfer.proposal.folding import (
-    PairedRow,
+    LayerItem,
     folded,
     folded_rows,
     misnumbered,
@@ -26,7 +26,7 @@ from jax_attn.transfer.proposal.matching import (
 from jax_attn.transfer.proposal.undecided import Undecided, decided, undecided
 from jax_attn.transfer.table import as_code
 from jax_attn.transfer.table.layout import Layout
-from jax_attn.transfer.table.rows import Ignored, row, tied
+from jax_attn.transfer.table.rows import Ignored, Row, bindings, row, tied
 from jax_attn.transfer.table.steps import Shape
 
 _CANDIDATES_SHOWN = 6
@@ -100,12 +100,12 @@ def infer(torch_module: Any, nnx_module: nnx.Pytree | nnx.State) -> Proposal:
     odd = misnumbered(settled, torch, flax)
     rows = decided(pair for pair in settled if pair not in odd)
     ties = _ties(same, rows)
-    done = {key for one in rows for key in one.row.keys} | {item.key for item in ties}
+    done = {key for r, _ in rows for key in r.keys} | {item.key for item in ties}
     open_keys = undecided(torch, plain_keys, pairs, settled, odd, rows, done)
     open_keys += [Undecided(k, keys[k], _BRACES, ()) for k in keys if k not in plain_keys]
-    for_layers = folded_rows(rows, plain_keys, plain_paths)
+    table = folded_rows(rows, plain_keys, plain_paths)
     return Proposal(
-        Layout(*(row(r.keys, r.paths, *r.steps) for r in for_layers), *ties),
+        Layout(*(row(r.keys, r.paths, *r.steps) for r in table), *ties),
         tuple(open_keys),
         _left(flax, paths, plain_paths, rows),
         granted,
@@ -168,9 +168,9 @@ def _without_braces(shapes: Mapping[str, Shape]) -> dict[str, Shape]:
     return {name: shape for name, shape in shapes.items() if not {"{", "}"} & set(name)}
 
 
-def _ties(same: Sequence[Sequence[str]], rows: Sequence[PairedRow]) -> list[Ignored]:
+def _ties(same: Sequence[Sequence[str]], rows: Sequence[LayerItem[Row]]) -> list[Ignored]:
     """Keys that share the parameter of a key that a row reads."""
-    read = {key for one in rows for key in one.row.keys}
+    read = {key for r, _ in rows for key in r.keys}
     ties = []
     for names in same:
         carried = [key for key in names if key in read]
@@ -183,24 +183,19 @@ def _left(
     flax: Sequence[TensorModule],
     paths: Mapping[str, Shape],
     plain: Mapping[str, Shape],
-    rows: Sequence[PairedRow],
+    rows: Sequence[LayerItem[Row]],
 ) -> dict[str, Shape]:
     """The paths that no row writes, one for all layers where it is open in every layer."""
-    written = {path for one in rows for path in one.row.paths}
+    written = {path for r, _ in rows for path in r.paths}
     open_paths = [
-        (path, module)
+        LayerItem((path, paths[path]), (pattern_of(path, module.name), paths[path]))
         for module in flax
         for leaf in module.leaves.values()
         for path in leaf.names
         if not module.packs and path not in written
     ]
-    left = {}
-    for complete, members in folded(
-        open_paths, lambda one: (pattern_of(one[0], one[1].name), paths[one[0]]), plain
-    ):
-        path, module = members[0]
-        left[pattern_of(path, module.name) if complete else path] = paths[path]
-    return left | {path: shape for path, shape in paths.items() if path not in plain}
+    left = folded(open_paths, lambda one, count: len(bindings([one[0]], plain)) == count)
+    return dict(left) | {path: shape for path, shape in paths.items() if path not in plain}
 
 
 def _comments(proposal: Proposal) -> list[str]:

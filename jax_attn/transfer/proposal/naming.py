@@ -76,11 +76,7 @@ _KINDS = (
 )
 _GENERIC = tuple(map(frozenset, ({"norm"}, {"head"}, {"out"}, {"fc"}, {"mlp"}, {"embedding"})))
 _PROJECTIONS = ({"q", "k", "v"}, {"qkv"}, {"q", "kv"})
-_IMPLIED = (
-    (_ROLES[0] - {"out"}, {"attn"}),
-    (_KINDS[0], {"mlp"}),
-    (_KINDS[1], {"embedding"}),
-)
+_IMPLIED = ((_ROLES[0] - {"out"}, {"attn"}), (_KINDS[0], {"mlp"}), (_KINDS[1], {"embedding"}))
 _TELLING = frozenset({"self", "cross", "attn", "mlp", "embedding"})
 
 _SPLIT = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+|\d+")

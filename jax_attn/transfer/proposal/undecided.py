@@ -1,13 +1,13 @@
 """Keys that names, shapes and types leave open, and the rows that are possible for them."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from jax_attn.transfer.proposal.folding import PairedRow, folded, folded_row, pattern_of
-from jax_attn.transfer.proposal.matching import Fit, Leaf, ModulePair, Steps, TensorModule, turns
+from jax_attn.transfer.proposal.folding import LayerItem, folded, pattern_of, rows_of
+from jax_attn.transfer.proposal.matching import Fit, ModulePair, Steps, TensorModule, turns
 from jax_attn.transfer.proposal.naming import Bond
-from jax_attn.transfer.table.rows import Row
+from jax_attn.transfer.table.rows import Row, bindings
 from jax_attn.transfer.table.steps import Shape, grouped, packed
 
 _PACKED = "packed query, key, value; shapes do not determine their order"
@@ -40,36 +40,25 @@ class Undecided:
     candidates: tuple[Candidate, ...]
 
 
-@dataclass(frozen=True)
-class _Open:
-    """One key of one layer; candidates: a possible row, and why."""
-
-    key: str
-    module: TensorModule
-    shape: Shape
-    why: str
-    candidates: tuple[tuple[PairedRow, str], ...]
-
-
-def decided(pairs: Iterable[ModulePair]) -> list[PairedRow]:
+def decided(pairs: Iterable[ModulePair]) -> list[LayerItem[Row]]:
     """The rows without doubt, one for each parameter."""
     rows = [
-        _row(pair, fit, _ways(pair, fit)[0])
+        rows_of(pair, fit, _ways(pair, fit)[0])
         for pair in pairs
         for fit in pair.fits
         if not _doubt(pair, fit)
     ]
-    writers = Counter(path for one in rows for path in one.row.paths)
-    return [one for one in rows if all(writers[path] == 1 for path in one.row.paths)]
+    writers = Counter(path for r, _ in rows for path in r.paths)
+    return [one for one in rows if all(writers[path] == 1 for path in one.own.paths)]
 
 
 def undecided(
     torch: Iterable[TensorModule],
-    keys: Iterable[str],
+    keys: Collection[str],
     possible: Iterable[ModulePair],
     settled: Iterable[ModulePair],
     odd: Sequence[ModulePair],
-    rows: Iterable[PairedRow],
+    rows: Iterable[LayerItem[Row]],
     done: Iterable[str],
 ) -> list[Undecided]:
     """Every key that is not done, why, and the rows that are possible.
@@ -77,48 +66,41 @@ def undecided(
     possible, settled, odd: of `possible_pairs`, `settled_pairs` and `misnumbered`. rows: those
     that are decided.
     """
-    done, written = set(done), {path for one in rows for path in one.row.paths}
+    done, written = set(done), {path for r, _ in rows for path in r.paths}
     pairs_of: dict[TensorModule, list[ModulePair]] = defaultdict(list)
     for pair in possible:
         pairs_of[pair.torch].append(pair)
     settled_of = {pair.torch: pair for pair in settled}
+    leaves = [(module, leaf) for module in torch for leaf in module.leaves.values()]
     opened = []
-    for module in torch:
-        for leaf in module.leaves.values():
-            (key,), (shape,) = leaf.names, leaf.shapes
-            if key in done:
-                continue
-            if module in settled_of:
-                own = settled_of[module]
-                why, candidates = _of_settled(own, leaf, own in odd)
-            else:
-                why, candidates = _of_unsettled(pairs_of[module], leaf, written)
-            opened.append(_Open(key, module, shape, why, candidates))
-    return _folded(opened, keys)
-
-
-def _of_settled(
-    pair: ModulePair, leaf: Leaf, misnumbered: bool
-) -> tuple[str, tuple[tuple[PairedRow, str], ...]]:
-    fit = next((fit for fit in pair.fits if fit.source is leaf), None)
-    if fit is None:
-        return _NO_PLACE, ()
-    why = _NUMBERS if misnumbered else _doubt(pair, fit) or _TWICE
-    return why, _candidates([(pair, fit)])
-
-
-def _of_unsettled(
-    pairs: Iterable[ModulePair], leaf: Leaf, written: set[str]
-) -> tuple[str, tuple[tuple[PairedRow, str], ...]]:
-    possible = [
-        (pair, fit)
-        for pair in sorted(pairs, key=lambda pair: pair.bond)
-        for fit in pair.fits
-        if fit.source is leaf and written.isdisjoint(fit.target.names)
-    ]
-    named = sum(pair.bond < Bond.NONE for pair, _ in possible)
-    reasons = (_NO_NAME, _RIVALS, _SEVERAL) if possible else (_NOTHING,)
-    return reasons[min(named, 2)], _candidates(possible)
+    for module, leaf in leaves:
+        (key,), (shape,) = leaf.names, leaf.shapes
+        if key in done:
+            continue
+        if own := settled_of.get(module):
+            fits = [(own, fit) for fit in own.fits if fit.source is leaf]
+            why = _NO_PLACE
+            if fits:
+                why = _NUMBERS if own in odd else _doubt(*fits[0]) or _TWICE
+        else:
+            fits = [
+                (pair, fit)
+                for pair in sorted(pairs_of[module], key=lambda pair: pair.bond)
+                for fit in pair.fits
+                if fit.source is leaf and written.isdisjoint(fit.target.names)
+            ]
+            named = sum(pair.bond < Bond.NONE for pair, _ in fits)
+            why = (_NO_NAME, _RIVALS, _SEVERAL)[min(named, 2)] if fits else _NOTHING
+        candidates = [
+            (rows_of(pair, fit, steps), f"{pair.bond.text}; {_how(steps, fit)}")
+            for pair, fit in fits
+            for steps in fit.steps
+        ]
+        of_layer = tuple(Candidate(both.own, text) for both, text in candidates)
+        of_all = tuple(Candidate(both.pattern, text) for both, text in candidates)
+        pattern = Undecided(pattern_of(key, module.name), shape, why, of_all)
+        opened.append(LayerItem(Undecided(key, shape, why, of_layer), pattern))
+    return folded(opened, lambda one, count: len(bindings([one.key], keys)) == count)
 
 
 def _doubt(pair: ModulePair, fit: Fit) -> str:
@@ -138,18 +120,6 @@ def _ways(pair: ModulePair, fit: Fit) -> tuple[Steps, ...]:
     return tuple(steps for steps in fit.steps if steps[0] is packed) if known else fit.steps
 
 
-def _candidates(fits: Iterable[tuple[ModulePair, Fit]]) -> tuple[tuple[PairedRow, str], ...]:
-    return tuple(
-        (_row(pair, fit, steps), f"{pair.bond.text}; {_how(steps, fit)}")
-        for pair, fit in fits
-        for steps in fit.steps
-    )
-
-
-def _row(pair: ModulePair, fit: Fit, steps: Steps) -> PairedRow:
-    return PairedRow(Row(fit.source.names, fit.target.names, steps), pair)
-
-
 def _how(steps: Steps, fit: Fit) -> str:
     if packed in steps:
         return "one after another"
@@ -158,20 +128,3 @@ def _how(steps: Steps, fit: Fit) -> str:
     if len(fit.source.shapes[0]) < 2:
         return "the shape fits"
     return "transposed" if turns(steps) else "as it lies"
-
-
-def _folded(opened: Sequence[_Open], keys: Iterable[str]) -> list[Undecided]:
-    undecided_keys = []
-    for complete, members in folded(opened, _pattern, keys):
-        one = members[0]
-        key, (shape, why, candidates) = _pattern(one)
-        if not complete:
-            key, candidates = one.key, tuple((paired.row, why) for paired, why in one.candidates)
-        undecided_keys.append(Undecided(key, shape, why, tuple(Candidate(*c) for c in candidates)))
-    return undecided_keys
-
-
-def _pattern(one: _Open) -> tuple[str, tuple[Shape, str, tuple[tuple[Row, str], ...]]]:
-    """Equal for keys that differ only in the layer."""
-    candidates = tuple((folded_row(paired), why) for paired, why in one.candidates)
-    return pattern_of(one.key, one.module.name), (one.shape, one.why, candidates)

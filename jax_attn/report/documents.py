@@ -51,10 +51,7 @@ def cases_table(results: Iterable[Result]) -> Table:
     for title in COLUMNS:
         figures = "/" in title
         table.add_column(
-            title,
-            justify="right" if figures else "left",
-            no_wrap=title == "case",
-            overflow="fold",
+            title, justify="right" if figures else "left", no_wrap=title == "case", overflow="fold"
         )
     for result in results:
         name, level, _, *decisive = cells(result)

@@ -24,13 +24,10 @@ class Verdict(StrEnum):
     @classmethod
     def worst(cls, verdicts: Iterable["Verdict"]) -> "Verdict":
         """FAIL before INCONCLUSIVE before PASS; of none, INCONCLUSIVE: nothing was compared."""
-        present = set(verdicts)
-        for verdict in (cls.FAIL, cls.INCONCLUSIVE, cls.PASS):
-            if verdict in present:
-                return verdict
-        return cls.INCONCLUSIVE
+        return max(verdicts, key=_SEVERITY.index, default=cls.INCONCLUSIVE)
 
 
+_SEVERITY = [Verdict.PASS, Verdict.INCONCLUSIVE, Verdict.FAIL]
 _LABELS = {
     "output": "{}",
     "gradient of input": "grad input {}",
@@ -91,12 +88,11 @@ class TensorReport:
 
 def deciding(tensors: Sequence[TensorReport]) -> TensorReport | None:
     """The tensor of the worst verdict, and of those the one with the largest fraction."""
-    order = [Verdict.PASS, Verdict.INCONCLUSIVE, Verdict.FAIL]
 
     def rank(tensor: TensorReport) -> tuple[int, float]:
         # A fraction that could not be had (another shape) is worse than any.
         fraction = math.inf if math.isnan(tensor.fraction) else tensor.fraction
-        return order.index(tensor.verdict), fraction
+        return _SEVERITY.index(tensor.verdict), fraction
 
     return max(tensors, key=rank, default=None)
 

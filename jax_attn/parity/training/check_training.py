@@ -99,15 +99,9 @@ def check_training(
     recipe = Recipe(optimizer, schedule, clip_norm, clip_value, accumulate, accumulated)
     _validate(reference, port, layout, batches, recipe, loss, steps, dtype, port_optimizer)
     torch_loss, jax_loss = LOSSES[loss] if isinstance(loss, str) else loss
+    of_batch = with_loss(reference_call, torch_loss)
     training = ReferenceTraining.of(
-        reference,
-        batches,
-        recipe,
-        steps,
-        with_loss(reference_call, torch_loss),
-        dtype,
-        layout=layout,
-        port=port,
+        reference, batches, recipe, steps, of_batch, dtype, layout=layout, port=port
     )
     if problems := training.loop.problems():
         raise ValueError("\n".join(problems))

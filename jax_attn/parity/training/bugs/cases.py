@@ -13,16 +13,7 @@ import numpy as np
 import optax
 import torch
 from flax import nnx
-from torch.optim import (
-    SGD,
-    Adagrad,
-    Adam,
-    AdamW,
-    NAdam,
-    Optimizer,
-    RMSprop,
-    lr_scheduler,
-)
+from torch.optim import SGD, Adagrad, Adam, AdamW, NAdam, Optimizer, RMSprop, lr_scheduler
 
 from jax_attn import transfer
 from jax_attn.parity.checking.canaries import DoubtsAndNotes
@@ -156,16 +147,8 @@ def reference_training(name: str) -> ReferenceTraining:
     case = TRAINING_CASES[name]
     reference, port = layers(case.dtype)
     loss = with_loss(None, _scaled(LOSSES["mse"][0], case.scale))
-    return ReferenceTraining.of(
-        reference,
-        batches(),
-        case.recipe,
-        STEPS,
-        loss,
-        case.dtype,
-        layout=transfer.LINEAR,
-        port=port,
-    )
+    torch_side = (reference, batches(), case.recipe, STEPS, loss, case.dtype)
+    return ReferenceTraining.of(*torch_side, layout=transfer.LINEAR, port=port)
 
 
 @cache

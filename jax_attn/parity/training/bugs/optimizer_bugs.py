@@ -195,8 +195,7 @@ OPTIMIZER_BUGS: dict[str, OptimizerBug] = {
     "Adagrad: eps inside the root": _of(
         "Adagrad, initial, lr_decay",
         lambda: optax.chain(
-            optax.scale_by_rss(0.2, 0.01),
-            optax.scale_by_schedule(lambda t: -0.05 / (1 + 0.3 * t)),
+            optax.scale_by_rss(0.2, 0.01), optax.scale_by_schedule(lambda t: -0.05 / (1 + 0.3 * t))
         ),
     ),
     "Adagrad: lr_decay left out": _with("Adagrad, initial, lr_decay", lr_decay=0.0),

@@ -2,17 +2,18 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from rich.text import Text
+from rich.tree import Tree
 
 from jax_attn.cli.status import WrongInput, missing
 from jax_attn.cli.verify_checkpoint import expect_torch_side
 
 if TYPE_CHECKING:
-    from rich.text import Text
-
     from jax_attn.transfer.inspect.contents import Attention, Contents
 
 
@@ -43,14 +44,12 @@ def command(checkpoint: Path, as_json: bool) -> None:
         raise WrongInput(str(error)) from error
     contents.notes.extend(str(problem) for problem in (*wrapped, *unreadable))
     if as_json:
-        click.echo(json.dumps({"path": str(checkpoint), **contents.as_dict()}, indent=1))
+        click.echo(json.dumps({"path": str(checkpoint), **asdict(contents)}, indent=1))
         return
     _print(checkpoint, contents)
 
 
 def _print(checkpoint: Path, contents: "Contents") -> None:
-    from rich.tree import Tree
-
     from jax_attn.parity.judge.text import console
 
     named = contents.family or "family unknown"
@@ -62,7 +61,9 @@ def _print(checkpoint: Path, contents: "Contents") -> None:
     )
     tree.add(_text(f"{contents.tensors} tensors, {contents.bytes:,} bytes ({dtypes})"))
     for attention in contents.attention or ():
-        branch = tree.add(_text(_where(attention.places)))
+        first, *others = attention.places
+        where = f"{first} … {others[-1]}, {len(others) + 1} alike" if others else first
+        branch = tree.add(_text(where))
         for line in _lines(attention):
             branch.add(_text(line))
     if not contents.attention:
@@ -74,16 +75,10 @@ def _print(checkpoint: Path, contents: "Contents") -> None:
     console().print(tree)
 
 
-def _text(lines: str) -> "Text":
-    from rich.text import Text
-
+def _text(lines: str) -> Text:
     from jax_attn.transfer.problems import printable
 
     return Text("\n".join(map(printable, lines.split("\n"))))
-
-
-def _where(places: tuple[str, ...]) -> str:
-    return places[0] if len(places) == 1 else f"{places[0]} … {places[-1]}, {len(places)} alike"
 
 
 def _lines(attention: "Attention") -> Iterator[str]:

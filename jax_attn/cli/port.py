@@ -1,14 +1,12 @@
 """`jax-attn port`: a checkpoint carried from torch to Flax, or back, and proved."""
 
-import json
 import os
 import sys
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import click
 
-from jax_attn.cli.port_job import Outcome, carry_out, imported_layout, open_job, plan_job
 from jax_attn.cli.status import WrongInput, expect_installed, missing
 from jax_attn.dtypes import DTYPES
 from jax_attn.environment import settle_platforms
@@ -84,18 +82,18 @@ def command(
     ):
         if wrong:
             raise click.UsageError(text)
-    layout = None if named is None else imported_layout(named)
-    heads = {"--num-heads": num_heads, "--num-kv-heads": num_kv_heads, "--head-dim": head_dim}
-    settle_platforms()
 
+    from jax_attn.cli.port_job import Outcome, carry_out, imported_layout, open_job, plan_job
     from jax_attn.transfer import TransferError
     from jax_attn.transfer.port.files import refused_target
 
+    layout = None if named is None else imported_layout(named)
+    heads = {"--num-heads": num_heads, "--num-kv-heads": num_kv_heads, "--head-dim": head_dim}
+    settle_platforms()
     outcome = Outcome()
     try:
         job = open_job(source, to, layout, strip, heads)
-        casting = {"dtype": dtype, "lossy": lossy, "allow_nonfinite": allow_nonfinite}
-        plan = plan_job(job, ignore, **casting)
+        plan = plan_job(job, to, ignore, dtype=dtype, lossy=lossy, allow_nonfinite=allow_nonfinite)
         outcome.family, outcome.plan = job.family, plan
         if not as_json:  # which is one document, at the end
             click.echo(plan)
@@ -105,50 +103,9 @@ def command(
             carry_out(job, plan, target, kind, check, outcome)
     except TransferError as error:
         outcome.problems = error.problems
-        _print(outcome, as_json)
+        outcome.print(as_json)
         if any("pip install" in problem.hint for problem in error.problems):
             missing(str(error))
         raise WrongInput(str(error)) from error
-    _print(outcome, as_json)
+    outcome.print(as_json)
     sys.exit(outcome.status)
-
-
-def _print(outcome: Outcome, as_json: bool) -> None:
-    """What is known of a port, on stdout; to people without the plan, which they have seen."""
-    if as_json:
-        click.echo(json.dumps(_document(outcome), indent=1))
-        return
-    if outcome.check is not None:
-        from jax_attn.parity.judge.text import console
-        from jax_attn.report.documents import cases_table
-
-        console().print(cases_table(outcome.check))
-        for result in outcome.check:
-            if result.reasons:
-                console().print(f"{result.name}: {'; '.join(map(str, result.reasons))}")
-    if outcome.proof is not None:
-        for problem in outcome.proof.problems:
-            click.echo(problem)
-        click.echo(outcome.proof)
-        kept = outcome.written is not None
-        click.echo(f"written: {outcome.written}" if kept else "nothing kept")
-
-
-def _document(outcome: Outcome) -> dict[str, Any]:
-    """What is known of a port, as plain data."""
-    from jax_attn import environment
-    from jax_attn.report.documents import as_json
-
-    document: dict[str, Any] = {}
-    if outcome.plan is not None:
-        document |= {"family": outcome.family, "plan": outcome.plan.as_dict()}
-    if outcome.proof is not None:
-        document["proof"] = outcome.proof.as_dict()
-    if outcome.check is not None:
-        cases = as_json(outcome.check, environment.describe())
-        document["check"] = json.loads(cases)
-    if outcome.written is not None:
-        document["written"] = outcome.written
-    if outcome.problems:
-        document["problems"] = [problem._asdict() for problem in outcome.problems]
-    return document

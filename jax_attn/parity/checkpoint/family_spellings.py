@@ -33,6 +33,10 @@ class Spelled(NamedTuple):
     pairs_apart: bool = False
     table: str = ""
 
+    @property
+    def weights(self) -> set[str]:
+        return {f"{name}.weight" for name in (*self.projections, self.out)}
+
 
 _SPLIT = Spelled(("q_proj", "k_proj", "v_proj"), "o_proj")
 _PACKED = Spelled(("query_key_value",), "dense", by_group=True)
@@ -61,24 +65,24 @@ def state(family: str, traits: Traits, tensors: Arrays) -> dict[str, np.ndarray]
     Weights (out, in) and biases (out,), views or copies, bit for bit; the norms of queries and
     keys as they are. Raises TransferError where projections are missing or of another size.
     """
-    spelled = next((s for s in SPELLED[family] if _there(s, tensors)), None)
+    spelled = next((s for s in SPELLED[family] if s.weights <= tensors.keys()), None)
     if spelled is None:
         known = " or ".join(", ".join((*s.projections, s.out)) for s in SPELLED[family])
         text = f"expected the weights of {known}, got {', '.join(sorted(tensors))}"
         raise TransferError("reading a block", [Problem("missing", family, text)])
-    rows: dict[str, np.ndarray] = {}
+    if spelled.columns:
+        tensors = {key: array.T for key, array in tensors.items()}
+    norms = ("q_norm.weight", "q_norm.bias", "k_norm.weight", "k_norm.bias")
+    rows = {name: tensors[name] for name in norms if name in tensors}
     for kind in ("weight", "bias"):
         keys = [f"{name}.{kind}" for name in spelled.projections]
         if all(key in tensors for key in keys):
-            parts = _three([_rows(tensors[key], spelled) for key in keys], spelled, traits, keys)
+            parts = _three([tensors[key] for key in keys], spelled, traits, keys)
             if spelled.pairs_apart:
                 parts[:2] = (_halves(part, traits) for part in parts[:2])
             rows |= {f"{role}_proj.{kind}": p for role, p in zip("qkv", parts, strict=True)}
         if (key := f"{spelled.out}.{kind}") in tensors:
-            rows[f"out_proj.{kind}"] = _rows(tensors[key], spelled)
-    for name in ("q_norm.weight", "q_norm.bias", "k_norm.weight", "k_norm.bias"):
-        if name in tensors:
-            rows[name] = tensors[name]
+            rows[f"out_proj.{kind}"] = tensors[key]
     if spelled.table and (key := bias_table(family)) in tensors:
         rows["position_bias.weight"] = tensors[key]
     return rows
@@ -87,14 +91,6 @@ def state(family: str, traits: Traits, tensors: Arrays) -> dict[str, np.ndarray]
 def bias_table(family: str) -> str:
     """The key of the table of a learnt position bias, behind a block's prefix."""
     return f"{SPELLED[family][0].table}.weight"
-
-
-def _there(spelled: Spelled, tensors: Arrays) -> bool:
-    return all(f"{name}.weight" in tensors for name in (*spelled.projections, spelled.out))
-
-
-def _rows(array: np.ndarray, spelled: Spelled) -> np.ndarray:
-    return array.T if spelled.columns else array
 
 
 def _three(

@@ -20,8 +20,10 @@ from jax_attn.parity.checking.check import check
 from jax_attn.parity.checkpoint import rebuild
 from jax_attn.parity.judge.result import Result
 from jax_attn.parity.run.port import x64_for
-from jax_attn.transfer import LAYOUTS, Layout, Problem, TransferError, export, load
-from jax_attn.transfer.families import Traits
+from jax_attn.transfer import LAYOUTS, Layout, Problem, TransferError, export, flatten, load, row
+from jax_attn.transfer.arrays import as_numpy
+from jax_attn.transfer.families.family import Traits
+from jax_attn.transfer.port.plan import PortPlan, recast
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -33,25 +35,28 @@ TRANSFORMS_OF_LAYERS = ("eager", "jit")
 class AttentionLayer:
     """A block that can be rebuilt.
 
-    keys: those of the file that it reads. borrowed: key that its table has -> that of another
-    block, read instead. zeros: key -> shape of what the file lacks and zeros stand for.
-    rows(arrays by key) -> torch_ref's "gqa" state, without a table. layout: from the keys to
-    our module. doubts: what the model does there and the rebuild does not.
+    keys: key of its table -> that of the file, which may be another block's. zeros: key -> shape
+    of what the file lacks and zeros stand for. rows(arrays by key) -> torch_ref's "gqa" state,
+    without a table. layout: from the keys to our module. doubts: what the model does there and the
+    rebuild does not.
     """
 
     name: str
-    keys: tuple[str, ...]
+    keys: Mapping[str, str]
     dtype: str
     traits: Traits
     rows: Callable[[Arrays], Arrays]
     layout: Layout
-    borrowed: Mapping[str, str] = field(default_factory=dict)
     zeros: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     doubts: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
 
-def verify_layer(layer: AttentionLayer | Result, tensors: Arrays) -> Result:
+Surveyed = AttentionLayer | Result
+"""A layer to verify, or why it is not rebuilt."""
+
+
+def verify_layer(layer: Surveyed, tensors: Arrays) -> Result:
     """The verdict on one layer: its weights bit for bit, outputs and gradients within budget.
 
     layer: as surveyed; a Result, of what is not rebuilt, stays as it is. tensors: the checkpoint's,
@@ -62,9 +67,7 @@ def verify_layer(layer: AttentionLayer | Result, tensors: Arrays) -> Result:
         return layer
     arrays = read_layer(layer, tensors)
     if infinite := [key for key, a in arrays.items() if not np.isfinite(a).all()]:
-        reason = f"not rebuilt: expected finite numbers, got others in {', '.join(infinite)}"
-        doubts = (reason, *layer.doubts)
-        return unmeasured(layer.name, layer.dtype, doubts=doubts, notes=layer.notes)
+        return _not_rebuilt(layer, f"expected finite numbers, got others in {', '.join(infinite)}")
     with x64_for(layer.dtype):
         port = flax_side(layer, arrays)
         result = compare(layer, torch_side(layer, arrays), port)
@@ -72,10 +75,39 @@ def verify_layer(layer: AttentionLayer | Result, tensors: Arrays) -> Result:
     return replace(result, failures=(*result.failures, *_not_returned(arrays, returned)))
 
 
+def verify_port(
+    layer: Surveyed, source: Mapping[str, Any], written: Mapping[str, Any], plan: PortPlan
+) -> Result:
+    """Likewise on what a port wrote: torch on the source's own rows, Flax on the arrays written.
+
+    The torch side does not use the port's table, so that a table that transposes a square weight,
+    or swaps query and key, is detected.
+    """
+    if isinstance(layer, Result):
+        return layer
+    paths, unclear = _written_at(layer, plan)
+    if unclear:
+        return _not_rebuilt(layer, unclear)
+    arrays = {path: as_numpy(written[at], at) for path, at in paths.items()}
+    rows = read_layer(layer, source)
+    if plan.dtype is not None:
+        layer = replace(layer, dtype=plan.dtype)
+        rows = {key: recast(array, plan.dtype) for key, array in rows.items()}
+    if not all(np.isfinite(array).all() for array in rows.values()):
+        return _not_rebuilt(layer, "expected finite numbers")
+    with x64_for(layer.dtype):
+        port = rebuild.flax_module(layer.traits, layer.dtype)
+        try:
+            reference = torch_side(layer, rows)
+            load(port, arrays, Layout(*(row(path, path) for path in arrays)))
+        except TransferError as error:
+            return replace(_not_rebuilt(layer, "of other sizes"), failures=(str(error),))
+        return compare(layer, reference, port)
+
+
 def read_layer(layer: AttentionLayer, tensors: Arrays) -> dict[str, np.ndarray]:
     """The layer's arrays by the keys that its table has."""
-    arrays = {key: tensors[key] for key in layer.keys}
-    arrays |= {key: tensors[other] for key, other in layer.borrowed.items()}
+    arrays = {key: tensors[in_file] for key, in_file in layer.keys.items()}
     dtype = jax.numpy.dtype(layer.dtype)
     return arrays | {key: np.zeros(shape, dtype) for key, shape in layer.zeros.items()}
 
@@ -130,27 +162,24 @@ def compare(layer: AttentionLayer, reference: torch.nn.Module, port: nnx.Module)
             "mask": "none, causal with padding",
             "shape": f"{N}x{K}x{H}",
             "transform": ", ".join(TRANSFORMS_OF_LAYERS),
-            "keys": ", ".join((*layer.keys, *layer.borrowed.values(), *layer.zeros)),
+            "keys": ", ".join((*layer.keys.values(), *layer.zeros)),
         },
     )
 
 
 def variant(traits: Traits) -> str:
     """What the block does besides plain attention: "rotary, window"; "" for nothing."""
+    scale, bias = traits.scale, traits.bias and traits.bias.kind
     has = {
-        "rotary": traits.rotary,
-        "QK-norm": traits.qk_norm,
-        "softcap": traits.softcap,
-        "window": traits.window,
-        "its own scale": None if _usual(traits) else traits.scale,
+        "rotary": traits.rotary is not None,
+        "QK-norm": traits.qk_norm is not None,
+        "softcap": traits.softcap is not None,
+        "window": traits.window is not None,
+        "its own scale": scale and not math.isclose(scale, traits.sizes.head_dim**-0.5),
+        "ALiBi": bias == "alibi",
+        "relative bias": bias == "relative",
     }
-    if traits.bias is not None:
-        has[{"alibi": "ALiBi", "relative": "relative bias"}[traits.bias.kind]] = True
-    return ", ".join(name for name, value in has.items() if value is not None)
-
-
-def _usual(traits: Traits) -> bool:
-    return traits.scale is None or math.isclose(traits.scale, traits.sizes.head_dim**-0.5)
+    return ", ".join(name for name, is_there in has.items() if is_there)
 
 
 def inputs(traits: Traits, seed: int) -> dict[str, np.ndarray]:
@@ -174,17 +203,10 @@ def inputs(traits: Traits, seed: int) -> dict[str, np.ndarray]:
 def _call(mask: Callable[..., Any]) -> Callable[..., dict[str, Any]]:
     """How a side is called, alike in both frameworks; mask(lengths, T, S): what it masks with."""
 
-    def call(
-        module: Any,
-        query: Any,
-        lengths: Any,
-        key: Any = None,
-        value: Any = None,
-        positions: Any = None,
-    ) -> dict[str, Any]:
-        visible = mask(lengths, query.shape[1], (query if key is None else key).shape[1])
-        masked = module(query, key, value, visible, positions=positions)
-        return {"output": module(query, key, value, positions=positions), "masked": masked}
+    def call(module: Any, query: Any, lengths: Any, **others: Any) -> dict[str, Any]:
+        visible = mask(lengths, query.shape[1], others.get("key", query).shape[1])
+        masked = module(query, mask=visible, **others)
+        return {"output": module(query, **others), "masked": masked}
 
     return call
 
@@ -222,3 +244,27 @@ def unmeasured(
         name=name,
         details={"design": "unknown", "variant": "", "mask": "", "shape": "", "transform": ""},
     )
+
+
+def _not_rebuilt(layer: AttentionLayer, why: str) -> Result:
+    doubts = (f"not rebuilt: {why}", *layer.doubts)
+    return unmeasured(layer.name, layer.dtype, doubts=doubts, notes=layer.notes)
+
+
+def _written_at(layer: AttentionLayer, plan: PortPlan) -> tuple[dict[str, str], str]:
+    """Where each array of the layer's module was written, by its name, not by a table.
+
+    Its path in our module -> the path written; and why that is unclear, "" where it is not.
+    """
+    keys = set(layer.keys.values())
+    moves = (move for move in plan.moves if not keys.isdisjoint(move.row.keys))
+    written = [path for move in moves for path in move.row.paths]
+    with x64_for(layer.dtype):
+        needed = flatten(rebuild.flax_module(layer.traits, layer.dtype))
+    written_at = {}
+    for path in needed:
+        candidates = [w for w in written if f".{w}".endswith(f".{path}")]
+        if len(candidates) != 1:
+            return {}, f"expected one path that ends in {path}, got {candidates}"
+        (written_at[path],) = candidates
+    return written_at, ""

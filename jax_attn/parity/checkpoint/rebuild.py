@@ -10,30 +10,22 @@ from flax import nnx
 import torch_ref
 from jax_attn import nn
 from jax_attn.attention import Alibi, Mask, rotary
-from jax_attn.transfer.families import BiasTraits, NormTraits, RotaryTraits, Traits
+from jax_attn.transfer.families.family import BiasTraits, NormTraits, Traits
 from torch_ref import position_bias
 from torch_ref import rotary as torch_rotary
 
 
 def flax_module(traits: Traits, dtype: str) -> nnx.Module:
     """Our module, abstract: shapes and dtypes, no values. In eval mode."""
-    (N, K, H), (kdim, vdim) = traits.sizes, traits.widths
+    N = traits.sizes.num_heads
 
     def module() -> nn.GroupedQueryAttention:
         rngs = nnx.Rngs(0)
         return nn.GroupedQueryAttention(
-            traits.embed_dim,
-            N,
-            K,
-            head_dim=H,
-            kdim=kdim,
-            vdim=vdim,
+            **_shared_options(traits, rotary),
             use_bias=traits.use_bias,
             use_out_bias=traits.use_out_bias,
-            scale=traits.scale,
-            softcap=traits.softcap,
             qk_norm=None if traits.qk_norm is None else _flax_norm(traits.qk_norm),
-            rotary=None if traits.rotary is None else _rotary(rotary, traits.rotary),
             position_bias=None if traits.bias is None else _flax_bias(traits.bias, N, dtype, rngs),
             dtype=dtype,
             param_dtype=dtype,
@@ -57,20 +49,12 @@ def flax_mask(traits: Traits, lengths: jax.Array) -> Mask:
 
 def torch_module(traits: Traits) -> torch.nn.Module:
     """torch_ref's module, in float32 and eval mode."""
-    (N, K, H), (kdim, vdim) = traits.sizes, traits.widths
+    N = traits.sizes.num_heads
     return torch_ref.DESIGNS["gqa"](
-        traits.embed_dim,
-        N,
-        K,
-        head_dim=H,
-        kdim=kdim,
-        vdim=vdim,
+        **_shared_options(traits, torch_rotary),
         bias=traits.use_bias,
         out_bias=traits.use_out_bias,
-        scale=traits.scale,
-        softcap=traits.softcap,
         qk_norm=None if traits.qk_norm is None else _torch_norm(traits.qk_norm),
-        rotary=None if traits.rotary is None else _rotary(torch_rotary, traits.rotary),
         position_bias=None if traits.bias is None else _torch_bias(traits.bias, N),
     ).eval()
 
@@ -86,12 +70,17 @@ def torch_mask(traits: Traits, lengths: torch.Tensor, T: int, S: int | None = No
     return visible
 
 
-def _rotary(library: Any, traits: RotaryTraits) -> Any:
-    scaling = None
-    if traits.scaling is not None:
-        name, fields = traits.scaling
-        scaling = getattr(library, name)(**fields)
-    return library.Rotary(traits.base, traits.dim, traits.interleaved, scaling)
+def _shared_options(traits: Traits, library: Any) -> dict[str, Any]:
+    """What both constructors call the same. library: whose rotary positions."""
+    (N, K, H), (kdim, vdim), turning = traits.sizes, traits.widths, traits.rotary
+    options: dict[str, Any] = {"embed_dim": traits.embed_dim, "kdim": kdim, "vdim": vdim}
+    options |= {"num_heads": N, "num_kv_heads": K, "head_dim": H}
+    options |= {"scale": traits.scale, "softcap": traits.softcap}
+    if turning is not None:
+        name, fields = turning.scaling or ("", {})
+        scaling = getattr(library, name)(**fields) if name else None
+        options["rotary"] = library.Rotary(turning.base, turning.dim, turning.interleaved, scaling)
+    return options
 
 
 def _flax_bias(bias: BiasTraits, num_heads: int, dtype: str, rngs: nnx.Rngs) -> Any:

@@ -11,36 +11,26 @@ import numpy as np
 from jax_attn.attention.checks import ArgumentError
 from jax_attn.dtypes import DTYPES
 from jax_attn.parity.checkpoint import family_spellings, rebuild
-from jax_attn.parity.checkpoint.layer import AttentionLayer, unmeasured
-from jax_attn.parity.judge.result import Result
+from jax_attn.parity.checkpoint.layer import AttentionLayer, Surveyed, unmeasured
 from jax_attn.parity.run.port import x64_for
-from jax_attn.transfer import (
-    Layout,
-    Problem,
-    TransferError,
-    heads,
-    heads_in,
-    linear,
-    packed,
-    plan,
-    row,
-)
-from jax_attn.transfer.families import Config, Family, Place, Traits, family_of
+from jax_attn.transfer import Layout, Problem, TransferError, plan, row
+from jax_attn.transfer.families import Config, family_of
 from jax_attn.transfer.families.config import disagreements
-from jax_attn.transfer.files.prefixes import unwrapped
-from jax_attn.transfer.inspect.config import HeadCounts, head_counts, seen_from
+from jax_attn.transfer.families.family import Family, Place, Traits
+from jax_attn.transfer.files.prefixes import Renamed, unwrapped
+from jax_attn.transfer.inspect.config import UnknownHeadsError, head_counts, lacking, seen_from
 from jax_attn.transfer.inspect.discover import AttentionBlock, UnreadBlock, discover
-from jax_attn.transfer.inspect.not_rebuilt import lacking
 from jax_attn.transfer.port.files import LazyTensors
 from jax_attn.transfer.port.parts import other_layers
 from jax_attn.transfer.table.rows import Row
-from jax_attn.transfer.table.steps import HeadSizes, Step
+from jax_attn.transfer.table.steps import HeadSizes, Step, heads, heads_in, linear, packed
 
 Arrays = Mapping[str, np.ndarray]
 Options = Mapping[str, int | None]
 """--num-heads and --num-kv-heads, in this order."""
 
 STATEMENT = "verified our rebuild of the attention weights, not the whole model"
+STATEMENT_OF_PORTS = "verified the attention weights that were written, not the whole model"
 _NO_CONFIG = "no config.json beside it: what else the model does in its attention is not known"
 _SHOWN = 8
 
@@ -50,7 +40,7 @@ def survey(
     config: Config | None,
     num_heads: int | None = None,
     num_kv_heads: int | None = None,
-) -> list[AttentionLayer | Result]:
+) -> list[Surveyed]:
     """The layers to verify, and a Result for each block that is not rebuilt.
 
     num_heads, num_kv_heads: N and K, where no config has them, or as it does. Raises
@@ -61,7 +51,7 @@ def survey(
     options = {"--num-heads": num_heads, "--num-kv-heads": num_kv_heads}
     family = family_of(config)
     if family is None:
-        return _layers_by_spelling(checkpoint, config, options)
+        return _layers_by_spelling(checkpoint, config, options, ())
     try:
         places = family.blocks(config, checkpoint)
         blocks = [(place, family.traits(config, place.torch)) for place in places]
@@ -69,12 +59,25 @@ def survey(
         # The family's table cannot serve this config; what is readable is read by its spelling.
         why = tuple(f"family {family.name}: {problem.text}" for problem in error.problems)
         return _layers_by_spelling(checkpoint, config, options, why)
-    if not blocks:
-        _, wrapped = unwrapped(checkpoint)
-        reason = f"family {family.name}: none of its blocks is here"
-        reason += f"; {wrapped[0].text}: {wrapped[0].name}" if wrapped else ""
-        return _layers_by_spelling(checkpoint, config, options, (reason,))
-    return _layers_of_family(family, blocks, config, checkpoint, options)
+    if blocks:
+        return _layers_of_family(family, blocks, config, checkpoint, options)
+    _, wrapped = unwrapped(checkpoint)
+    reason = f"family {family.name}: none of its blocks is here"
+    reason += f"; {wrapped[0].text}: {wrapped[0].name}" if wrapped else ""
+    return _layers_by_spelling(checkpoint, config, options, (reason,))
+
+
+def survey_port(source: LazyTensors, config: Config, sizes: HeadSizes | None) -> list[Surveyed]:
+    """The attention that a port carried, and a Result for each block that is not rebuilt.
+
+    sizes: as the port has them, where no config says.
+    """
+    N, K, _ = sizes or (None, None, None)
+    try:
+        return survey(source, config, N, K)
+    except (UnknownHeadsError, TransferError) as error:
+        doubts, notes = (f"not rebuilt: {error}",), (STATEMENT_OF_PORTS,)
+        return [unmeasured("attention", "unknown", doubts=doubts, notes=notes)]
 
 
 # --- of a family --------------------------------------------------------------------------------
@@ -86,7 +89,7 @@ def _layers_of_family(
     config: Config,
     checkpoint: LazyTensors,
     options: Options,
-) -> list[AttentionLayer | Result]:
+) -> list[Surveyed]:
     layers = [_family_layer(family, *block, config, checkpoint) for block in blocks]
     problems = [p for _, traits in blocks for p in disagreements(options, traits.sizes[:2])]
     if not problems:
@@ -102,14 +105,15 @@ def _layers_of_family(
 
 def _family_layer(
     family: Family, place: Place, traits: Traits, config: Config, checkpoint: LazyTensors
-) -> AttentionLayer | Result:
-    prefix, borrowed = place.torch, {}
+) -> Surveyed:
+    prefix = place.torch
     layout = family.block(config).under(prefix, "").spelled_as(checkpoint)
+    keys = [key for key in layout.torch_keys() if key in checkpoint]
+    sources = dict(zip(keys, keys, strict=True))
     if traits.lender:
         key = family_spellings.bias_table(family.name)
-        borrowed[f"{prefix}.{key}"] = f"{traits.lender}.{key}"
+        sources[f"{prefix}.{key}"] = f"{traits.lender}.{key}"
         traits = replace(traits, bias=family.traits(config, traits.lender).bias)
-    keys = tuple(key for key in layout.torch_keys() if key in checkpoint)
     below = [key for key in checkpoint if key.startswith(f"{prefix}.")]
     beside = [key.removeprefix(f"{prefix}.") for key in below if key not in keys]
     dtypes = sorted({checkpoint.describe(key).dtype for key in keys})
@@ -124,10 +128,7 @@ def _family_layer(
         return family_spellings.state(family.name, traits, own)
 
     return AttentionLayer(
-        *(prefix, keys, dtypes[0], traits, rows, layout),
-        borrowed=borrowed,
-        doubts=doubts,
-        notes=notes,
+        *(prefix, sources, dtypes[0], traits, rows, layout), doubts=doubts, notes=notes
     )
 
 
@@ -138,15 +139,7 @@ def _misfits(layer: AttentionLayer, checkpoint: LazyTensors) -> list[Problem]:
             module = rebuild.flax_module(layer.traits, layer.dtype)
         except ArgumentError as error:
             return [Problem("file", f"config.json, {layer.name}", str(error))]
-        return plan(module, _LayerTensors(checkpoint, layer), layer.layout).problems
-
-
-class _LayerTensors(dict[str, str]):
-    """A layer's tensors in a checkpoint, by the keys of its table; describes them, reads none."""
-
-    def __init__(self, checkpoint: LazyTensors, layer: AttentionLayer):
-        super().__init__({key: key for key in layer.keys} | {**layer.borrowed})
-        self.describe = lambda key: checkpoint.describe(self[key])
+        return plan(module, Renamed(checkpoint, layer.keys), layer.layout).problems
 
 
 # --- as they are spelled ------------------------------------------------------------------------
@@ -166,8 +159,8 @@ _PROJECTIONS = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "out_proj"}
 
 
 def _layers_by_spelling(
-    checkpoint: LazyTensors, config: Config, options: Options, why: tuple[str, ...] = ()
-) -> list[AttentionLayer | Result]:
+    checkpoint: LazyTensors, config: Config, options: Options, why: tuple[str, ...]
+) -> list[Surveyed]:
     """why: the reasons against a family's table, where the config names a family."""
     specs = {key: checkpoint.describe(key) for key in checkpoint}
     blocks = discover(specs, str(config.get("model_type", "")))
@@ -175,7 +168,7 @@ def _layers_by_spelling(
         text = f"expected attention, got {len(specs)} tensors that spell none: {_first([*specs])}"
         raise TransferError("finding attention", [Problem("file", str(checkpoint.path), text)])
     notes = (STATEMENT,) if config else (STATEMENT, _NO_CONFIG)
-    layers: list[AttentionLayer | Result] = []
+    layers: list[Surveyed] = []
     problems: list[Problem] = []
     for block in blocks:
         seen = seen_from(config, block.prefix)
@@ -184,12 +177,9 @@ def _layers_by_spelling(
             layers.append(unmeasured(block.name, "unknown", doubts=doubts, notes=notes))
             continue
         try:
-            counts = head_counts(block, seen, *options.values())
+            layers.append(_spelled_layer(block, seen, options, why, notes))
         except TransferError as error:
             problems += error.problems
-            continue
-        doubts = (*why, *lacking(seen, block.beside, counts.head_dim))
-        layers.append(_spelled_layer(block, counts, doubts, notes))
     if problems:
         # An invalid config concerns every block alike.
         raise TransferError("heads", dict.fromkeys(problems))
@@ -197,12 +187,17 @@ def _layers_by_spelling(
 
 
 def _spelled_layer(
-    block: AttentionBlock, counts: HeadCounts, doubts: tuple[str, ...], notes: tuple[str, ...]
+    block: AttentionBlock,
+    seen: Config,
+    options: Options,
+    why: tuple[str, ...],
+    notes: tuple[str, ...],
 ) -> AttentionLayer:
-    N, K, H, softcap = counts
+    """seen: the config as seen from the block; why, notes: of all blocks."""
+    sizes, softcap = head_counts(block, seen, *options.values())
     traits = Traits(
         block.embed_dim,
-        HeadSizes(N, K, H),
+        sizes,
         kdim=block.kdim,
         vdim=block.vdim,
         use_bias="q.bias" in block.rows,
@@ -220,9 +215,9 @@ def _spelled_layer(
         return state
 
     return AttentionLayer(
-        *(block.name, block.keys, block.dtype, traits, rows, table(block)),
+        *(block.name, {key: key for key in block.keys}, block.dtype, traits, rows, table(block)),
         zeros=zeros,
-        doubts=(*doubts, *missing),
+        doubts=(*why, *lacking(seen, block.beside, sizes.head_dim), *missing),
         notes=(*notes, *_note_packed(block), *_note_beside(block.beside)),
     )
 

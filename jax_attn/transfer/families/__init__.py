@@ -1,52 +1,18 @@
 """Families of checkpoints: what their attention does, and the tables of their weights."""
 
 from jax_attn.transfer.families.bert import BERT
-from jax_attn.transfer.families.bloom import BLOOM
 from jax_attn.transfer.families.config import Config
-from jax_attn.transfer.families.falcon import FALCON
-from jax_attn.transfer.families.family import (
-    BiasTraits,
-    Family,
-    NormTraits,
-    Place,
-    RotaryTraits,
-    Traits,
-)
-from jax_attn.transfer.families.gpt2 import GPT2
-from jax_attn.transfer.families.gpt_bigcode import GPT_BIGCODE
+from jax_attn.transfer.families.falcon import BLOOM, FALCON
+from jax_attn.transfer.families.family import Family
+from jax_attn.transfer.families.gpt2 import GPT2, GPT_BIGCODE
 from jax_attn.transfer.families.gpt_neox import GPT_NEOX
-from jax_attn.transfer.families.llama import LLAMA
-from jax_attn.transfer.families.llama_meta import LLAMA_META
+from jax_attn.transfer.families.llama import LLAMA, LLAMA_META
 from jax_attn.transfer.families.t5 import T5
 from jax_attn.transfer.families.vit import VIT
 
-FAMILIES = {
-    family.name: family
-    for family in (BERT, BLOOM, FALCON, GPT2, GPT_BIGCODE, GPT_NEOX, LLAMA, LLAMA_META, T5, VIT)
-}
+_ALL = (BERT, BLOOM, FALCON, GPT2, GPT_BIGCODE, GPT_NEOX, LLAMA, LLAMA_META, T5, VIT)
+FAMILIES = {family.name: family for family in _ALL}
 """By name."""
-
-__all__ = [
-    "BERT",
-    "BLOOM",
-    "FALCON",
-    "FAMILIES",
-    "GPT2",
-    "GPT_BIGCODE",
-    "GPT_NEOX",
-    "LLAMA",
-    "LLAMA_META",
-    "T5",
-    "VIT",
-    "BiasTraits",
-    "Config",
-    "Family",
-    "NormTraits",
-    "Place",
-    "RotaryTraits",
-    "Traits",
-    "family_of",
-]
 
 
 def family_of(config: Config) -> Family | None:
@@ -56,9 +22,6 @@ def family_of(config: Config) -> Family | None:
     model around it spells the text's keys its own way, and has others that no table here takes.
     """
     kind = config.get("model_type")
-    if kind is None:
-        return next((f for f in _NAMELESS if all(key in config for key in f.known_by)), None)
-    return next((f for f in FAMILIES.values() if kind in f.model_types), None)
-
-
-_NAMELESS = [family for family in FAMILIES.values() if family.known_by]
+    if kind is not None:
+        return next((f for f in _ALL if kind in f.model_types), None)
+    return next((f for f in _ALL if f.known_by and all(key in config for key in f.known_by)), None)

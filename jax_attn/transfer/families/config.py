@@ -14,6 +14,7 @@ NUM_HEADS = ("num_attention_heads", "n_head", "num_heads", "n_heads")
 NUM_KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv", "n_kv_heads")
 HEAD_DIM = ("head_dim", "d_kv", "attention_head_size", "kv_channels")
 EMBED_DIM = ("hidden_size", "n_embd", "d_model")
+SIZES = (EMBED_DIM, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM)
 LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
 DECODER_LAYERS = ("num_decoder_layers",)
 
@@ -33,10 +34,7 @@ class Reading:
     """
 
     def __init__(
-        self,
-        config: Config,
-        problems: dict[Problem, None] | None = None,
-        file: str = "config.json",
+        self, config: Config, problems: dict[Problem, None] | None = None, file: str = "config.json"
     ):
         self.config = config
         self.problems = {} if problems is None else problems

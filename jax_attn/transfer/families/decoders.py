@@ -1,9 +1,18 @@
-"""What transformers' decoders have in common: norms, perceptrons, and heads without a root."""
+"""What transformers' decoders have in common: norms, perceptrons, heads and rotary positions."""
+
+from typing import Any
 
 from jax_attn.transfer.families.config import Reading
+from jax_attn.transfer.families.family import RotaryTraits
 from jax_attn.transfer.table.layout import Layout
 from jax_attn.transfer.table.layouts import BIASLESS, LAYER_NORM, LINEAR
-from jax_attn.transfer.table.rows import tied
+from jax_attn.transfer.table.rows import ignored, tied
+
+Scaling = tuple[str, dict[str, Any]]
+"""A scaling's name in `jax_attn.attention`, and its fields."""
+
+FREQUENCIES = Layout(ignored("rotary_emb.inv_freq", "frequencies, worked out from the config"))
+"""Old files hold them."""
 
 TASKS = Layout(
     LINEAR.under("score", "classifier"),
@@ -35,3 +44,77 @@ def heads(config: Reading, embedding: str, *, tied_by_default: bool = True) -> L
     if config.flag("tie_word_embeddings", default=tied_by_default):
         return Layout(tied("lm_head.weight", embedding), TASKS)
     return Layout(BIASLESS.under("lm_head", "lm_head"), TASKS)
+
+
+# --- rotary positions: `rope_scaling` in old configs, `rope_parameters` in new ones --------------
+
+
+def rotary(config: Reading, head_dim: int, *, part: float | None = None) -> RotaryTraits:
+    """The rotary positions of a config, with transformers' defaults.
+
+    part: how much of a head turns where the config does not say; None where all of it does,
+    whatever the config says. Wrong are a rope_type that is not known here, and a part that is no
+    whole number of pairs.
+    """
+    rope = config.inside("rope_scaling" if config.get("rope_scaling") else "rope_parameters")
+    named = rope.over(config.config)
+    base = float(named.real("rope_theta", "rotary_emb_base", default=10000.0))
+    dim = None if part is None else _turning(named, head_dim, part)
+    return RotaryTraits(base, dim, scaling=_scaling(rope, config))
+
+
+def _turning(named: Reading, head_dim: int, part: float) -> int | None:
+    names = "partial_rotary_factor", "rotary_pct"
+    part = named.real(*names, default=part)
+    dim = int(head_dim * part)
+    if not 2 <= dim <= head_dim or dim % 2:
+        expected = f"pairs of the {head_dim} features of a head"
+        named.refuse(" or ".join(names), part, expected, head_dim, part)
+    return None if dim == head_dim else dim
+
+
+def _scaling(rope: Reading, config: Reading) -> Scaling | None:
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind not in tuple(_SCALINGS):  # a dict cannot look up a list
+        rope.refuse("rope_type", kind, f"one of {', '.join(_SCALINGS)}")
+        return None
+    return _SCALINGS[kind](rope, config)
+
+
+def _dynamic(rope: Reading, config: Reading) -> Scaling:
+    # transformers takes the config's length as the original one.
+    length = config.number("max_position_embeddings")
+    return "DynamicNTK", {"factor": rope.real("factor"), "original_length": length}
+
+
+def _llama3(rope: Reading, config: Reading) -> Scaling:
+    fields = {name: rope.real(name) for name in ("factor", "low_freq_factor", "high_freq_factor")}
+    return "Llama3", fields | {"original_length": _original(rope, config)}
+
+
+def _yarn(rope: Reading, config: Reading) -> Scaling:
+    original = _original(rope, config)
+    factor = rope.real("factor", default=None)
+    if factor is None:
+        factor = config.number("max_position_embeddings") / original
+    optional = ("beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim")
+    fields = {name: rope.real(name) for name in optional if rope.get(name)}
+    if (truncate := rope.flag("truncate", default=None)) is not None:
+        fields["truncate"] = truncate
+    return "Yarn", {"factor": factor, "original_length": original, **fields}
+
+
+def _original(rope: Reading, config: Reading) -> int:
+    name = "original_max_position_embeddings"
+    inside = rope.number(name, default=None)
+    # At the top level it overrides the one inside, as in transformers.
+    return config.number(name, default=inside) or config.number("max_position_embeddings")
+
+
+_SCALINGS = {
+    "default": lambda rope, config: None,
+    "linear": lambda rope, config: ("Linear", {"factor": rope.real("factor")}),
+    "dynamic": _dynamic,
+    "llama3": _llama3,
+    "yarn": _yarn,
+}

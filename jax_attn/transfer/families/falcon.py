@@ -1,15 +1,15 @@
-"""Falcon in its three forms: one key/value head, grouped heads, a key and a value for each head.
+"""Falcon and BLOOM, which it descends from: query, key and value in one projection.
 
-With rotary positions, or ALiBi in their place.
+Falcon has three forms: one key/value head, grouped heads, a key and a value for each head; with
+rotary positions, or ALiBi in their place. BLOOM has a key and a value for each head, and ALiBi.
 """
 
 import math
 from functools import partial
 
 from jax_attn.transfer.families.config import Reading
-from jax_attn.transfer.families.decoders import heads, mlp, norms
+from jax_attn.transfer.families.decoders import FREQUENCIES, heads, mlp, norms, rotary
 from jax_attn.transfer.families.family import BiasTraits, Family, Place, Traits
-from jax_attn.transfer.families.rope import FREQUENCIES, rotary
 from jax_attn.transfer.table.layout import Layout
 from jax_attn.transfer.table.layouts import (
     BIASLESS,
@@ -23,6 +23,7 @@ from jax_attn.transfer.table.layouts import (
 from jax_attn.transfer.table.steps import HeadSizes
 
 _HEAD = partial(heads, embedding="transformer.word_embeddings.weight")
+_PLACES = (Place("h.{layer}.self_attention"),)
 _DEFAULTS = {
     "hidden_size": 4544,
     "num_attention_heads": 71,
@@ -44,9 +45,7 @@ def _form(config: Reading) -> str:
 def _block(config: Reading) -> Layout:
     packing = IN_TURN if _form(config) == "one" else BY_TURNS
     return Layout(
-        packing.under("query_key_value", ""),
-        FROM_HEADS.under("dense", "out_proj"),
-        FREQUENCIES,
+        packing.under("query_key_value", ""), FROM_HEADS.under("dense", "out_proj"), FREQUENCIES
     )
 
 
@@ -92,6 +91,31 @@ def _traits(config: Reading, prefix: str) -> Traits:
     )
 
 
-FALCON = Family(
-    "falcon", _block, _rest, _HEAD, _traits, places=(Place("h.{layer}.self_attention"),)
-)
+FALCON = Family("falcon", _block, _rest, _HEAD, _traits, places=_PLACES)
+
+
+# --- BLOOM --------------------------------------------------------------------------------------
+
+
+def _bloom_block(config: Reading) -> Layout:
+    return BY_TURNS.under("query_key_value", "") + FROM_HEADS.under("dense", "out_proj")
+
+
+def _bloom_rest(config: Reading) -> Layout:
+    return Layout(
+        EMBEDDING.under("word_embeddings", "token_embedding"),
+        LAYER_NORM.under("word_embeddings_layernorm", "embedding_norm"),
+        (norms() + mlp()).under("h.{layer}", "layers.{layer}"),
+        LAYER_NORM.under("ln_f", "final_norm"),
+    )
+
+
+def _bloom_traits(config: Reading, prefix: str) -> Traits:
+    D = config.number("n_embed", "hidden_size", default=64)
+    N = config.number("n_head", "num_attention_heads", default=8)
+    H = config.divided(("hidden_size", D), ("n_head", N))
+    bias = BiasTraits("alibi", {"factor": 1.0})
+    return Traits(D, HeadSizes(N, N, H), is_causal=True, bias=bias)
+
+
+BLOOM = Family("bloom", _bloom_block, _bloom_rest, _HEAD, _bloom_traits, places=_PLACES)

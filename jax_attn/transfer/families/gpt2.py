@@ -1,28 +1,39 @@
-"""GPT-2: one packed projection, its weight (in, out), and a table of positions."""
+"""GPT-2: one packed projection, its weight (in, out), and a table of positions.
 
+GPTBigCode is GPT-2 with linear layers and, mostly, one key/value head.
+"""
+
+from dataclasses import replace
 from functools import partial
 
 from jax_attn.transfer.families.config import Reading
 from jax_attn.transfer.families.decoders import heads as decoder_heads
 from jax_attn.transfer.families.family import Family, Place, Traits
 from jax_attn.transfer.table.layout import Layout
-from jax_attn.transfer.table.layouts import EMBEDDING, LAYER_NORM, LINEAR, QKV_BIASES, QKV_KERNELS
+from jax_attn.transfer.table.layouts import (
+    BY_TURNS,
+    EMBEDDING,
+    FROM_HEADS,
+    IN_TURN,
+    LAYER_NORM,
+    LINEAR,
+    QKV_BIASES,
+    QKV_KERNELS,
+)
 from jax_attn.transfer.table.rows import ignored, row
 from jax_attn.transfer.table.steps import HeadSizes, heads, heads_in, linear, packed
 
-CONV1D = Layout(
-    row("weight", "kernel"),  # transformers' Conv1D has Flax's order
-    row("bias", "bias"),
-)
+# transformers' Conv1D has Flax's order.
+_CONV1D = Layout(row("weight", "kernel"), row("bias", "bias"))
 
 
-def check_alone(config: Reading) -> None:
+def _check_alone(config: Reading) -> None:
     """Refuse a decoder that attends to an encoder as well."""
     if config.flag("add_cross_attention", default=False):
         config.refuse("add_cross_attention", True, "false: there is no table of such a block")
 
 
-def rest(dense: Layout, config: Reading) -> Layout:
+def _rest(dense: Layout, config: Reading) -> Layout:
     """All but the blocks, of models with GPT-2's names; dense: the table of an MLP's layer."""
     layer = "h.{layer}"
     return Layout(
@@ -37,14 +48,13 @@ def rest(dense: Layout, config: Reading) -> Layout:
 
 
 def _head(config: Reading) -> Layout:
-    """The heads of models with GPT-2's names."""
     return Layout(
         decoder_heads(config, "transformer.wte.weight"),
         LINEAR.under("multiple_choice_head.summary", "choice_head"),
     )
 
 
-def sizes(config: Reading) -> tuple[int, int, int]:
+def _sizes(config: Reading) -> tuple[int, int, int]:
     """D, N and H, as GPT-2's configs name them."""
     D = config.number("n_embd", "hidden_size", default=768)
     N = config.number("n_head", "num_attention_heads", default=12)
@@ -52,7 +62,7 @@ def sizes(config: Reading) -> tuple[int, int, int]:
 
 
 def _block(config: Reading) -> Layout:
-    check_alone(config)
+    _check_alone(config)
     return Layout(
         row("c_attn.weight", QKV_KERNELS, linear, packed, linear, heads),
         row("c_attn.bias", QKV_BIASES, packed, heads),
@@ -64,7 +74,7 @@ def _block(config: Reading) -> Layout:
 
 
 def _traits(config: Reading, prefix: str) -> Traits:
-    D, N, H = sizes(config)
+    D, N, H = _sizes(config)
     scale = H**-0.5 if config.flag("scale_attn_weights", default=True) else 1.0
     if config.flag("scale_attn_by_inverse_layer_idx", default=False):
         scale /= int(prefix.split(".")[-2]) + 1
@@ -72,5 +82,34 @@ def _traits(config: Reading, prefix: str) -> Traits:
 
 
 GPT2 = Family(
-    "gpt2", _block, partial(rest, CONV1D), _head, _traits, places=(Place("h.{layer}.attn"),)
+    *("gpt2", _block, partial(_rest, _CONV1D), _head, _traits), places=(Place("h.{layer}.attn"),)
+)
+
+
+# --- GPTBigCode ---------------------------------------------------------------------------------
+
+
+def _is_multi_query(config: Reading) -> bool:
+    return config.flag("multi_query", default=True)
+
+
+def _bigcode_block(config: Reading) -> Layout:
+    _check_alone(config)
+    packing = IN_TURN if _is_multi_query(config) else BY_TURNS
+    return packing.under("c_attn", "") + FROM_HEADS.under("c_proj", "out_proj")
+
+
+def _bigcode_traits(config: Reading, prefix: str) -> Traits:
+    D, N, H = _sizes(config)
+    K = 1 if _is_multi_query(config) else N
+    scale = None if config.flag("scale_attn_weights", default=True) else 1.0
+    return Traits(D, HeadSizes(N, K, H), is_causal=True, scale=scale)
+
+
+GPT_BIGCODE = replace(
+    GPT2,
+    name="gpt_bigcode",
+    block_of=_bigcode_block,
+    rest_of=partial(_rest, LINEAR),
+    traits_of=_bigcode_traits,
 )

@@ -1,9 +1,8 @@
 """GPT-NeoX (Pythia too): query, key and value by turns; rotary on a part of each head."""
 
 from jax_attn.transfer.families.config import Reading
-from jax_attn.transfer.families.decoders import TASKS, mlp, norms
+from jax_attn.transfer.families.decoders import FREQUENCIES, TASKS, mlp, norms, rotary
 from jax_attn.transfer.families.family import Family, Place, Traits
-from jax_attn.transfer.families.rope import FREQUENCIES, rotary
 from jax_attn.transfer.table.layout import Layout
 from jax_attn.transfer.table.layouts import BY_TURNS, EMBEDDING, FROM_HEADS, LAYER_NORM
 from jax_attn.transfer.table.rows import either, ignored, row, tied

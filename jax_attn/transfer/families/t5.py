@@ -28,8 +28,7 @@ _MLP = Layout(
 
 def _block(config: Reading) -> Layout:
     return Layout(
-        projections("q", "k", "v", "o"),
-        EMBEDDING.under("relative_attention_bias", "position_bias"),
+        projections("q", "k", "v", "o"), EMBEDDING.under("relative_attention_bias", "position_bias")
     )
 
 

@@ -7,10 +7,7 @@ from jax_attn.transfer.table.layouts import LAYER_NORM, LINEAR, projections
 from jax_attn.transfer.table.rows import row
 from jax_attn.transfer.table.steps import HeadSizes, conv
 
-_CONV = Layout(
-    row("weight", "kernel", conv),
-    row("bias", "bias"),
-)
+_CONV = Layout(row("weight", "kernel", conv), row("bias", "bias"))
 _FILE, _LIVE, _OURS = "encoder.layer.{layer}", "layers.{layer}", "layers.{layer}"
 
 
@@ -42,10 +39,7 @@ def _rest(config: Reading) -> Layout:
 
 
 def _head(config: Reading) -> Layout:
-    return Layout(
-        LINEAR.under("classifier", "classifier"),
-        _CONV.under("decoder.0", "decoder"),
-    )
+    return Layout(LINEAR.under("classifier", "classifier"), _CONV.under("decoder.0", "decoder"))
 
 
 def _traits(config: Reading, prefix: str) -> Traits:

@@ -7,14 +7,14 @@ What neither shapes nor config decide is unknown. Imports no framework.
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from jax_attn.transfer.arrays import Spec
-from jax_attn.transfer.families import Config, Family, Place, Traits, family_of
-from jax_attn.transfer.inspect.config import UnknownHeadsError, head_counts, seen_from
-from jax_attn.transfer.inspect.discover import AttentionBlock, UnreadBlock, discover
-from jax_attn.transfer.inspect.not_rebuilt import lacking
+from jax_attn.transfer.families import Config, family_of
+from jax_attn.transfer.families.family import Family, Place, Traits
+from jax_attn.transfer.inspect.config import UnknownHeadsError, head_counts, lacking, seen_from
+from jax_attn.transfer.inspect.discover import Block, UnreadBlock, discover
 from jax_attn.transfer.port.parts import incomplete, other_layers
 from jax_attn.transfer.port.plan import reached
 from jax_attn.transfer.port.shapes import wrong_heads, wrong_widths
@@ -65,16 +65,9 @@ class Contents:
     tied: dict[str, str]
     notes: list[str]
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain data."""
-        return asdict(self)
-
 
 def inspect(
-    specs: Specs,
-    config: Config | None,
-    tied: Mapping[str, str],
-    unreadable: Sequence[Problem] = (),
+    specs: Specs, config: Config | None, tied: Mapping[str, str], unreadable: Sequence[Problem] = ()
 ) -> Contents:
     """What a checkpoint is.
 
@@ -86,14 +79,20 @@ def inspect(
     kind = known.get("model_type")
     family = family_of(known)
     if family is None:
-        root, blocks = "", _blocks_by_spelling(specs, known)
+        root = ""
+        blocks = [
+            _block_as_spelled(block, seen_from(known, block.prefix), specs)
+            for block in discover(specs, str(known.get("model_type", "")))
+        ]
         why = "no config.json beside it" if config is None else f"model_type {kind!r}"
         notes = [f"{why}: the family is not known"]
     else:
         root = family.root(known, specs)
         blocks = _blocks_of_family(family, known, specs, unreadable)
         tied, notes = _ties(family.model(known, specs), specs, tied)
-    layers = {_layer(place) for block in blocks for place in block.places} - {""}
+    # A place up to its number: decoder.block.3.
+    numbered = (re.match(r".*?\d+", place) for block in blocks for place in block.places)
+    layers = {match[0] for match in numbered if match}
     return Contents(
         family=family.name if family else None,
         model_type=kind,
@@ -155,18 +154,13 @@ def _block_at(
     shapes = {key: spec.shape for key, spec in keys.items() if key not in passed_over}
     paths = table.shapes(shapes, traits.sizes)
     moves, _ = resolve.for_loading(table.groups, table.refusals, shapes, paths)
-    problems = wrong_heads(moves, traits.sizes)
+    problems = [*wrong_heads(moves, traits.sizes)]
     problems += incomplete([(place, traits)], [*paths, *reached(table, hidden)])
     problems += wrong_widths(moves, [(place, traits)])
     packings = (_PACKINGS.get(s.name) for m in moves if len(m.row.paths) == 3 for s in m.row.steps)
     N, K, H = traits.sizes
     block = Attention(
-        places=(place.torch,),
-        design=design(N, K),
-        num_heads=N,
-        num_kv_heads=K,
-        head_dim=H,
-        embed_dim=traits.embed_dim,
+        *((place.torch,), design(N, K), N, K, H, traits.embed_dim),
         packed=next(filter(None, packings), ""),
         does=_does(traits),
         **_held(keys),
@@ -205,44 +199,25 @@ def _same(key: str, tied: Mapping[str, str]) -> set[str]:
 # --- by spelling --------------------------------------------------------------------------------
 
 
-def _blocks_by_spelling(specs: Specs, config: Config) -> list[Attention]:
-    return [
-        _block_as_spelled(block, seen_from(config, block.prefix), specs)
-        for block in discover(specs, str(config.get("model_type", "")))
-    ]
-
-
-def _block_as_spelled(
-    block: AttentionBlock | UnreadBlock, config: Config, specs: Specs
-) -> Attention:
+def _block_as_spelled(block: Block, config: Config, specs: Specs) -> Attention:
     """config: as seen from the block."""
     held = _held({key: specs[key] for key in block.keys})
     if isinstance(block, UnreadBlock):
         doubts = (f"not read: {block.reason}", *lacking(config, block.beside))
         return Attention((block.name,), "unknown", doubts=doubts, **held)
     query, key = (block.rows[f"{role}.weight"] for role in "qk")
-    does: dict[str, Any] = {
-        "use_bias": "q.bias" in block.rows,
-        "use_out_bias": "o.bias" in block.rows,
-    }
-    N: int | None
-    K: int | None
-    H: int | None
+    does: dict[str, Any] = {"use_bias": "q.bias" in block.rows}
+    does["use_out_bias"] = "o.bias" in block.rows
+    N = K = H = None
     try:
-        N, K, H, does["softcap"] = head_counts(block, config, None, None)
+        (N, K, H), does["softcap"] = head_counts(block, config, None, None)
         kind, doubts = design(N, K), ()
     except UnknownHeadsError:
-        N = K = H = None
         G, odd = divmod(query.length, key.length)
         kind = "MHA" if G == 1 and not odd else f"MQA or GQA, {G} queries a key/value head"
         doubts = (f"heads: num_heads cannot be inferred from {query.length} query rows",)
     return Attention(
-        (block.name,),
-        kind,
-        num_heads=N,
-        num_kv_heads=K,
-        head_dim=H,
-        embed_dim=block.embed_dim,
+        *((block.name,), kind, N, K, H, block.embed_dim),
         packed=_PACKINGS["packed"] if query.key == key.key else "",
         does=does,
         doubts=(*doubts, *lacking(config, block.beside, H)),
@@ -272,19 +247,12 @@ def _together(blocks: Iterable[Attention]) -> list[Attention]:
 
 
 def _dtypes(specs: Specs) -> dict[str, dict[str, int]]:
-    by_dtype: dict[str, list[Spec]] = defaultdict(list)
+    dtypes: dict[str, dict[str, int]] = {}
     for spec in specs.values():
-        by_dtype[spec.dtype].append(spec)
-    return {
-        name: {"tensors": len(those), "bytes": sum(spec.nbytes for spec in those)}
-        for name, those in by_dtype.items()
-    }
-
-
-def _layer(place: str) -> str:
-    """A block's place up to its number: decoder.block.3."""
-    numbered = re.match(r".*?\d+", place)
-    return numbered[0] if numbered else ""
+        held = dtypes.setdefault(spec.dtype, {"tensors": 0, "bytes": 0})
+        held["tensors"] += 1
+        held["bytes"] += spec.nbytes
+    return dtypes
 
 
 def _unnumbered(text: str) -> str:

@@ -87,11 +87,14 @@ class UnreadBlock:
         return self.prefix or "attention"
 
 
+Block = AttentionBlock | UnreadBlock
+
+
 class _MisfitError(ValueError):
     """Why tensors with the names of a block are none."""
 
 
-def discover(specs: Specs, model_type: str = "") -> list[AttentionBlock | UnreadBlock]:
+def discover(specs: Specs, model_type: str = "") -> list[Block]:
     """Every attention block in a checkpoint, in the order of its layers.
 
     specs: torch key to shape and dtype. model_type: as a config names it. Raises TransferError
@@ -123,7 +126,7 @@ def _in_order(name: str) -> list[tuple[int, str]]:
 # --- spellings ------------------------------------------------------------------------------
 
 
-def _spelled_blocks(specs: Specs) -> Iterator[AttentionBlock | UnreadBlock]:
+def _spelled_blocks(specs: Specs) -> Iterator[Block]:
     """A block for each spelling and each prefix under which all or most of its weights are."""
     for spelling in SPELLINGS:
         counts = Counter(p for name in spelling.weights for p in _prefixes(specs, name))
@@ -132,9 +135,7 @@ def _spelled_blocks(specs: Specs) -> Iterator[AttentionBlock | UnreadBlock]:
                 yield from _spelled_at(prefix, specs, spelling)
 
 
-def _spelled_at(
-    prefix: str, specs: Specs, spelling: Spelling
-) -> Iterator[AttentionBlock | UnreadBlock]:
+def _spelled_at(prefix: str, specs: Specs, spelling: Spelling) -> Iterator[Block]:
     weights = [_under(prefix, name) for name in spelling.weights]
     outs = [_under(prefix, f"{out}.weight") for out in spelling.outs]
     present = [key for key in weights if key in specs]
@@ -162,9 +163,7 @@ def _undecided(specs: Specs) -> Iterator[UnreadBlock]:
                 yield _unread(specs, prefix, [key], f"{key} {list(specs[key].shape)} {why}")
 
 
-def _unless_packed_otherwise(
-    block: AttentionBlock, model_type: str
-) -> AttentionBlock | UnreadBlock:
+def _unless_packed_otherwise(block: AttentionBlock, model_type: str) -> Block:
     name = OTHERWISE_PACKED.get(model_type)
     key = block.rows["q.weight"].key
     if name is None or not key.endswith(f"{name}.weight"):
@@ -210,18 +209,12 @@ def _block(
         rows |= _rows("bias", biases, counts)
     if (out_bias := f"{out.removesuffix('weight')}bias") in specs:
         rows["o.bias"] = ProjectionRows(out_bias, 0, embed_dim)
-    keys = dict.fromkeys(each.key for each in rows.values())
     _check_biases(specs, rows)
-    return AttentionBlock(
-        prefix=prefix,
-        rows=rows,
-        embed_dim=embed_dim,
-        kdim=kdim,
-        vdim=vdim,
-        dtype=_dtype(specs, [key for key in keys if key in specs]),
-        absent=tuple(key for key in keys if key not in specs),
-        beside=_beside(specs, prefix, keys),
-    )
+    keys = [*dict.fromkeys(each.key for each in rows.values())]
+    dtype = _dtype(specs, [key for key in keys if key in specs])
+    absent = tuple(key for key in keys if key not in specs)
+    beside = _beside(specs, prefix, keys)
+    return AttentionBlock(prefix, rows, embed_dim, kdim, vdim, dtype, absent, beside)
 
 
 def _row_counts(weights: list[str], out: str, shapes: Mapping[str, tuple[int, ...]]) -> list[int]:

@@ -1,24 +1,19 @@
 """What a port writes, made tensor by tensor, and the proof of it. Needs no framework."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from jax_attn.transfer.arrays import Spec, read, same_bits, specs
-from jax_attn.transfer.port.plan import PortPlan
+from jax_attn.transfer.arrays import Spec, Tensors, read, same_bits, specs
+from jax_attn.transfer.port.plan import LookedAt, PortPlan
 from jax_attn.transfer.problems import Problem
 
 
 class Carried(Mapping[str, np.ndarray]):
     """What a port writes, by name; each made when it is asked for."""
 
-    def __init__(
-        self,
-        plan: PortPlan,
-        source: Mapping[str, Any],
-        looked_at: Callable[[int], None] = lambda count: None,
-    ):
+    def __init__(self, plan: PortPlan, source: Tensors, looked_at: LookedAt = lambda count: None):
         self._plan, self._source, self._looked_at = plan, source, looked_at
         self._moves = {
             name: (move, i) for move in plan.moves for i, name in enumerate(plan.writes(move))
@@ -66,10 +61,7 @@ class Proof(NamedTuple):
 
 
 def prove(
-    plan: PortPlan,
-    source: Mapping[str, Any],
-    written: Mapping[str, Any],
-    looked_at: Callable[[int], None] = lambda count: None,
+    plan: PortPlan, source: Tensors, written: Tensors, looked_at: LookedAt = lambda count: None
 ) -> Proof:
     """Take what was written back through the table, and compare it with the source bit for bit.
 
@@ -98,17 +90,13 @@ def prove(
     )
 
 
-def _not_as_planned(plan: PortPlan, written: Mapping[str, Any]) -> list[Problem]:
+def _not_as_planned(plan: PortPlan, written: Tensors) -> list[Problem]:
     """Names, shapes and dtypes that are not those of the plan."""
     described, problems = specs(written)
-    problems += [
-        Problem("unexpected", name, f"written, and in no plan, {spec}")
-        for name, spec in described.items()
-        if name not in plan.targets
-    ]
-    problems += [
-        Problem("unwritten", name, f"expected {spec}, read again as {described.get(name)}")
-        for name, spec in plan.targets.items()
-        if described.get(name) != spec
-    ]
+    for name, spec in described.items():
+        if name not in plan.targets:
+            problems.append(Problem("unexpected", name, f"written, and in no plan, {spec}"))
+    for name, spec in plan.targets.items():
+        if (now := described.get(name)) != spec:
+            problems.append(Problem("unwritten", name, f"expected {spec}, read again as {now}"))
     return problems

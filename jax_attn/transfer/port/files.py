@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 LazyTensors: TypeAlias = "Checkpoint | OrbaxFolder | Renamed"
 """A checkpoint of either side, or a view of one, whose shapes and dtypes are known unread."""
 
-FORMATS = ("safetensors", "orbax")
 CONFIGS = ("config.json", "params.json")
 RECORD = "port.json"
 _TENSORS = "model.safetensors"
@@ -42,25 +41,25 @@ _SHARD = 5 * 10**9
 
 def refused_target(target: Path) -> list[Problem]:
     """Why a folder of this name cannot be created."""
+
+    def refused(path: Path, text: str) -> list[Problem]:
+        return [Problem("file", str(path), text)]
+
     try:
         parent = target.absolute().parent
     except FileNotFoundError:
-        text = "expected a folder to write into, the working directory is gone"
-        return [Problem("file", str(target), text)]
+        return refused(target, "expected a folder to write into, the working directory is gone")
     try:
         os.lstat(target)
+        return refused(target, "expected a folder that is not there yet: nothing is written over")
     except (FileNotFoundError, NotADirectoryError):
         pass
     except (OSError, ValueError) as error:
-        text = f"expected a name that a folder can have: {error}"
-        return [Problem("file", str(target), text)]
-    else:
-        text = "expected a folder that is not there yet: nothing is written over"
-        return [Problem("file", str(target), text)]
+        return refused(target, f"expected a name that a folder can have: {error}")
     if not os.path.isdir(parent):
-        return [Problem("file", str(parent), "expected a folder to write into, there is none")]
+        return refused(parent, "expected a folder to write into, there is none")
     if not os.access(parent, os.W_OK):
-        return [Problem("file", str(parent), "expected a folder to write into, it is read-only")]
+        return refused(parent, "expected a folder to write into, it is read-only")
     return []
 
 

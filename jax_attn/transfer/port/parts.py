@@ -1,4 +1,4 @@
-"""Parts that a port must have: each check returns the problems that it sees.
+"""Parts that a port must have: each check yields the problems that it sees.
 
 A table without a module to fill cannot know what should be there. Layers that are not alike,
 attention that is not whole, and parts that its family always has tell when something is missing.
@@ -7,11 +7,12 @@ Needs no framework.
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Iterator, Set
 from typing import Literal
 
-from jax_attn.transfer.families import Config, Place, Traits
+from jax_attn.transfer.families import Config
 from jax_attn.transfer.families.config import DECODER_LAYERS, LAYERS, Reading
+from jax_attn.transfer.families.family import Place, Traits
 from jax_attn.transfer.problems import Problem, nearest
 from jax_attn.transfer.table.layout import Layout
 from jax_attn.transfer.table.rows import bindings, holes, regex
@@ -24,12 +25,12 @@ _NAMED = 8
 
 _TRIOS = (("q_proj", "k_proj", "v_proj"), ("query", "key", "value"))
 _PROJECTIONS = (*_TRIOS[0], "out_proj")
-_BIAS = ("position_bias", "embedding")  # one layer learns it, the others may borrow it
+_TABLE = "position_bias.embedding"  # one layer learns it, the others may borrow it
 _BARE = ("classifier",)  # of sequences it has no bias in decoders, of tokens it has
 _FIRST_HOLE = re.compile(r"\{(\w+)\}")
 
 
-def uneven(layout: Layout, names: Iterable[str], side: RowSide) -> list[Problem]:
+def uneven(layout: Layout, names: Iterable[str], side: RowSide) -> Iterator[Problem]:
     """Layers that lack what another layer has, and layers missing in between.
 
     names: those that are present; side: the one that they belong to.
@@ -37,25 +38,24 @@ def uneven(layout: Layout, names: Iterable[str], side: RowSide) -> list[Problem]
     names = list(names)
     layers_of: dict[str, dict[str, set[int]]] = defaultdict(dict)  # stem -> pattern -> layers
     for group in layout.groups:
-        borrowed = any(_BIAS[0] in path.split(".") for r in group.rows for path in r.paths)
+        borrowed = any("position_bias" in path.split(".") for r in group.rows for path in r.paths)
         if len(holes(group.rows[0])) != 1 or borrowed:
             continue
         by_pattern = {n: bindings([n], names) for r in group.rows for n in getattr(r, side)}
         if present := [pattern for pattern, met in by_pattern.items() if met]:
             layers = {int(value) for pattern in present for ((_, value),) in by_pattern[pattern]}
             layers_of[present[0].partition("{")[0]][present[0]] = layers
-    strays, problems = _strays(layout, names), []
+    strays = _strays(layout, names)
     for stem, patterns in layers_of.items():
         layers = set().union(*patterns.values())
         if gaps := _gaps(layers, max(layers) + 1):
             text = f"expected layers 0 to {max(layers)}, nothing is there of {gaps}"
-            problems.append(Problem("missing", f"{stem}{gaps[0]}", text))
+            yield Problem("missing", f"{stem}{gaps[0]}", text)
         for pattern, present_in in patterns.items():
             for layer in sorted(layers - present_in):
                 text = f"layer {layer} lacks it, {len(present_in)} of {len(layers)} layers have it"
                 key = _at(pattern, layer)
-                problems.append(Problem("missing", key, text, nearest(key, strays)))
-    return problems
+                yield Problem("missing", key, text, nearest(key, strays))
 
 
 def missing_parts(
@@ -64,7 +64,7 @@ def missing_parts(
     blocks: Iterable[Place],
     names: Iterable[str],
     side: RowSide,
-) -> list[Problem]:
+) -> Iterator[Problem]:
     """Kernels, scales, biases and embeddings beside the blocks that no layer has.
 
     layout: the whole table; beside: that of all but the blocks, and the Flax parts of it that may
@@ -76,14 +76,9 @@ def missing_parts(
     optional = optional - {f"{place.rpartition('.')[2]}_norm" for place in places}
     sides = {path.split(".")[0] for path in table.flax_paths() if _FIRST_HOLE.search(path)}
     optional |= sides - {place.split(".")[0] for place in places}
-    there = {
-        path
-        for group in table.groups
-        for r in group.rows
-        if bindings(getattr(r, side), names)
-        for path in r.paths
-    }
-    strays, problems = _strays(layout, names), []
+    met = (r for g in table.groups for r in g.rows if bindings(getattr(r, side), names))
+    there = {path for r in met for path in r.paths}
+    strays = _strays(layout, names)
     for group in table.groups:
         first = group.rows[0]
         module, _, leaf = first.paths[0].rpartition(".")
@@ -103,49 +98,45 @@ def missing_parts(
             _at(getattr(rows[0], side)[0], 0) for rows in group.alternatives
         )
         text += f"; {' or '.join(others)} would do instead" if others else ""
-        problems.append(Problem("missing", name, text, nearest(name, strays)))
-    return problems
+        yield Problem("missing", name, text, nearest(name, strays))
 
 
-def incomplete(blocks: Iterable[tuple[Place, Traits]], paths: Iterable[str]) -> list[Problem]:
+def incomplete(blocks: Iterable[tuple[Place, Traits]], paths: Iterable[str]) -> Iterator[Problem]:
     """What an attention block lacks that its traits need, or has that they do not."""
     paths = set(paths)
-    problems = []
     for place, traits in blocks:
-        needed = {f"{part}.kernel" for part in _PROJECTIONS}
-        optional = {"q_norm.bias", "k_norm.bias"}
-        needed |= {f"{part}.bias" for part in _TRIOS[0] if traits.use_bias}
-        needed |= {"out_proj.bias"} if traits.use_out_bias else set()
-        needed |= {"q_norm.scale", "k_norm.scale"} if traits.qk_norm else set()
         learnt = traits.bias is not None and traits.bias.kind == "relative" and not traits.lender
-        needed |= {".".join(_BIAS)} if learnt else set()
-        possible = {f"{part}.{leaf}" for part in _PROJECTIONS for leaf in ("kernel", "bias")}
-        possible |= {"q_norm.scale", "k_norm.scale", ".".join(_BIAS)} | optional
+        norm_biases = {"q_norm.bias", "k_norm.bias"}
+        needed_where = {  # whether a block needs it
+            **dict.fromkeys((f"{part}.kernel" for part in _PROJECTIONS), True),
+            **dict.fromkeys((f"{part}.bias" for part in _TRIOS[0]), traits.use_bias),
+            "out_proj.bias": traits.use_out_bias,
+            **dict.fromkeys(("q_norm.scale", "k_norm.scale"), traits.qk_norm is not None),
+            _TABLE: learnt,
+        }
+        needed = {name for name, is_needed in needed_where.items() if is_needed}
+        possible = {*needed_where, *norm_biases}
         present = {name for name in possible if f"{place.flax}.{name}" in paths}
         for name in sorted(needed - present):
             text = f"expected in the attention at {place.torch!r}, as the config has it"
-            problems.append(Problem("missing", f"{place.flax}.{name}", text))
-        for name in sorted(present - needed - (optional if traits.qk_norm else set())):
+            yield Problem("missing", f"{place.flax}.{name}", text)
+        for name in sorted(present - needed - (norm_biases if traits.qk_norm else set())):
             text = f"the attention at {place.torch!r} has none, as the config has it"
-            problems.append(Problem("unexpected", f"{place.flax}.{name}", text))
-    return problems
+            yield Problem("unexpected", f"{place.flax}.{name}", text)
 
 
-def some_biases(paths: Iterable[str]) -> list[Problem]:
+def some_biases(paths: Iterable[str]) -> Iterator[Problem]:
     """Of query, key and value, a bias of one and none of another."""
     paths = set(paths)
-    problems = []
     for trio in _TRIOS:
         ends = [f"{part}.bias" for part in trio]
-        stems = {p.removesuffix(end) for p in paths for end in ends if _ends(p, end)}
+        stems = {p.removesuffix(end) for p in paths for end in ends if f".{p}".endswith(f".{end}")}
         for stem in sorted(stems):
             there = [end for end in ends if f"{stem}{end}" in paths]
-            beside = [part for part in trio if f"{stem}{part}.kernel" in paths]
-            for end in ends:
-                if end not in there and end.removesuffix(".bias") in beside:
+            for part, end in zip(trio, ends, strict=True):
+                if end not in there and f"{stem}{part}.kernel" in paths:
                     text = f"expected biases of all three or of none, got {', '.join(there)}"
-                    problems.append(Problem("missing", f"{stem}{end}", text))
-    return problems
+                    yield Problem("missing", f"{stem}{end}", text)
 
 
 def other_layers(config: Config, blocks: Iterable[Place]) -> list[Problem]:
@@ -191,7 +182,3 @@ def _weighs(module: str, table: Layout) -> set[str]:
 
 def _at(pattern: str, layer: int) -> str:
     return _FIRST_HOLE.sub(str(layer), pattern, count=1)
-
-
-def _ends(path: str, end: str) -> bool:
-    return path == end or path.endswith(f".{end}")

@@ -5,14 +5,14 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, Literal
 
+import ml_dtypes  # noqa: F401  registers bfloat16 with NumPy
 import numpy as np
 
-from jax_attn.transfer.arrays import Spec, read, specs
+from jax_attn.transfer.arrays import Spec, Tensors, read, specs
 from jax_attn.transfer.files.safetensors_file import DTYPE_OF_CODE
 from jax_attn.transfer.port import parts, shapes
 from jax_attn.transfer.port.parts import RowSide
 from jax_attn.transfer.port.table import PortTable
-from jax_attn.transfer.port.values import FLOATS, bad_values, recast
 from jax_attn.transfer.problems import Problem, TransferError, nearest
 from jax_attn.transfer.table import resolve
 from jax_attn.transfer.table.layout import Layout, untied
@@ -23,9 +23,15 @@ from jax_attn.transfer.table.steps import HeadSizes, Shape
 
 Side = Literal["flax", "torch"]
 
+LookedAt = Callable[[int], None]
+"""Called with how many bytes were looked at."""
+
 _FROM: dict[Side, RowSide] = {"flax": "keys", "torch": "paths"}
 _TO: dict[Side, RowSide] = {"flax": "paths", "torch": "keys"}
 _DTYPES = (*DTYPE_OF_CODE.values(),)
+_FLOATS = ("float16", "bfloat16", "float32", "float64")
+_CHUNK = 2**22
+"""How many values are looked at at once."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -91,7 +97,7 @@ class PortPlan:
         """The names that a move writes."""
         return getattr(move.row, _TO[self.to])
 
-    def read(self, source: Mapping[str, Any], move: Move) -> tuple[np.ndarray, ...]:
+    def read(self, source: Tensors, move: Move) -> tuple[np.ndarray, ...]:
         """What a move reads, cast where that is asked for."""
         arrays = (read(source, name) for name in self.reads(move))
         if self.dtype is None:
@@ -100,7 +106,7 @@ class PortPlan:
 
 
 def plan_port(
-    source: Mapping[str, Any],
+    source: Tensors,
     table: PortTable,
     to: Side,
     *,
@@ -108,13 +114,12 @@ def plan_port(
     dtype: str | None = None,
     lossy: bool = False,
     allow_nonfinite: bool = False,
-    looked_at: Callable[[int], None] = lambda count: None,
+    looked_at: LookedAt = lambda count: None,
 ) -> PortPlan:
     """What a port would do. Looks at every number; writes nothing and raises nothing.
 
     source: torch keys, or dotted Flax paths, to tensors. ignore: patterns with * and ? of names
     to pass over. dtype: what floating numbers are cast to; that must lose nothing, unless lossy.
-    looked_at: called with how many bytes were looked at.
     """
     described, unreadable = specs(source)
     layout, problems = _ignoring(table.layout, ignore, described)
@@ -135,21 +140,26 @@ def plan_port(
     if to == "flax" and not unreadable:
         problems += untied(layout, source)
     for name, spec in carried.items():
-        problems += bad_values(
-            source, name, spec, dtype, lossy=lossy, allow_nonfinite=allow_nonfinite
-        )
+        problems += _bad_values(source, name, spec, dtype, lossy, allow_nonfinite)
         looked_at(spec.nbytes)
-    unused = _unused(layout, [path for move in moves for path in move.row.paths])
+    used = [path for move in moves for path in move.row.paths]
+    unused = _unused(layout, used) if moves else []
     problems = list(dict.fromkeys(problems))
-    return PortPlan(
-        to, moves, described, targets, passed_over, unused if moves else [], dtype, problems
-    )
+    return PortPlan(to, moves, described, targets, passed_over, unused, dtype, problems)
 
 
 def reached(layout: Layout, keys: Iterable[str]) -> list[str]:
     """The Flax paths of rows whose keys are present, whatever their shapes."""
     keys = list(keys)
     return [p for r in _rows(layout) for b in bindings(r.keys, keys) for p in r.at(b).paths]
+
+
+def recast(array: np.ndarray, dtype: str) -> np.ndarray:
+    """Floating numbers in another dtype, overflowing to infinity; other arrays as they are."""
+    if array.dtype.name not in _FLOATS:
+        return array
+    with np.errstate(over="ignore", invalid="ignore"):
+        return array.astype(dtype, copy=False)
 
 
 # --- what is planned ----------------------------------------------------------------------------
@@ -195,7 +205,8 @@ def _targets(
     problems = []
     for move in moves:
         names, before = getattr(move.row, _TO[to]), getattr(move.row, _FROM[to])
-        dtypes = {_cast(sources[name].dtype, dtype) for name in before}
+        held = {sources[name].dtype for name in before}
+        dtypes = {dtype if dtype is not None and name in _FLOATS else name for name in held}
         if len(dtypes) > 1:
             text = f"expected one dtype for all of {', '.join(before)}, got {sorted(dtypes)}"
             problems.append(Problem("wrong dtype", before[0], text, "--dtype casts them"))
@@ -203,10 +214,6 @@ def _targets(
         after = move.path_shapes if to == "flax" else move.key_shapes
         targets |= {name: Spec(shape, *dtypes) for name, shape in zip(names, after, strict=True)}
     return targets, problems
-
-
-def _cast(dtype: str, to: str | None) -> str:
-    return to if to is not None and dtype in FLOATS else dtype
 
 
 def _unused(layout: Layout, used: Iterable[str]) -> list[str]:
@@ -239,8 +246,8 @@ def _not_floating(
     for move in moves:
         for name in getattr(move.row, _FROM[to]):
             dtype = sources[name].dtype
-            if dtype in _DTYPES and dtype not in FLOATS:
-                text = f"expected one of {', '.join(FLOATS)}, got {dtype}"
+            if dtype in _DTYPES and dtype not in _FLOATS:
+                text = f"expected one of {', '.join(_FLOATS)}, got {dtype}"
                 yield Problem("wrong dtype", name, text)
 
 
@@ -267,12 +274,47 @@ def _wrong_shapes(
     reported: Set[str],
 ) -> list[Problem]:
     """reported: names whose shapes follow from other problems."""
-    problems = shapes.wrong_widths(moves, table.blocks)
-    problems += shapes.wrong_heads(moves, table.sizes) if table.sizes is not None else []
+    problems = [*shapes.wrong_widths(moves, table.blocks)]
+    problems += shapes.wrong_heads(moves, table.sizes) if table.sizes is not None else ()
     reported = reported | {problem.name for problem in problems}
     by_name = {name: spec.shape for name, spec in carried.items()}
-    others = shapes.unlike(layout, by_name, _FROM[to])
+    others = [*shapes.unlike(layout, by_name, _FROM[to])]
     if table.blocks:
         others += shapes.wrong_axes(moves, table.blocks[0][1], table.config, _FROM[to])
     last = {problem.name: problem for problem in others}
     return problems + [problem for name, problem in last.items() if name not in reported]
+
+
+def _bad_values(
+    tensors: Tensors,
+    key: str,
+    spec: Spec,
+    dtype: str | None,
+    lossy: bool,
+    allow_nonfinite: bool,
+) -> Iterator[Problem]:
+    """Values of a tensor that are not finite, and those that `dtype` does not hold.
+
+    dtype: what floating numbers are cast to; None for no cast. lossy: whether values may change.
+    """
+    if spec.dtype not in _FLOATS:
+        return
+    to = dtype if dtype not in (None, spec.dtype) and not lossy else None
+    nans = infinite = changed = overflown = 0
+    flat = read(tensors, key).reshape(-1)
+    for start in range(0, flat.size, _CHUNK):
+        part = flat[start : start + _CHUNK]
+        finite = np.isfinite(part)
+        nans += int(np.isnan(part).sum())
+        infinite += int(np.isinf(part).sum())
+        if to is not None:
+            cast = recast(part, to)
+            changed += int((finite & (recast(cast, spec.dtype) != part)).sum())
+            overflown += int((finite & ~np.isfinite(cast)).sum())
+    if (nans or infinite) and not allow_nonfinite:
+        text = f"expected finite numbers, got {nans} NaN and {infinite} infinite of {flat.size}"
+        yield Problem("not finite", key, text, "--allow-nonfinite carries them as they are")
+    if changed:
+        text = f"expected {to} to hold its {spec.dtype} numbers, {changed} of {flat.size} change"
+        text += f", {overflown} of them to infinity" if overflown else ""
+        yield Problem("wrong dtype", key, text, "--lossy rounds them")

@@ -4,9 +4,10 @@ The steps of a row say how a shape becomes another, not which it must be. Needs 
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
-from jax_attn.transfer.families import Config, Place, Traits
+from jax_attn.transfer.families import Config
+from jax_attn.transfer.families.family import Place, Traits
 from jax_attn.transfer.port.parts import RowSide
 from jax_attn.transfer.problems import Problem
 from jax_attn.transfer.table.layout import Layout
@@ -27,10 +28,6 @@ _AXES = {
     "type_embedding.embedding": "YE",
     "embedding_norm.scale": "E",
     "embedding_projection.kernel": "ED",
-    "attention_norm.scale": "D",
-    "cross_attention_norm.scale": "D",
-    "mlp_norm.scale": "D",
-    "final_norm.scale": "D",
     "q_norm.scale": "H",
     "k_norm.scale": "H",
     "out_proj.kernel": "NHD",
@@ -42,21 +39,20 @@ _AXES = {
     "lm_head.kernel": "EV",
     "lm_head.dense.kernel": "DE",
     "lm_head.norm.scale": "E",
-    "classifier.kernel": "Dc",
     "classifier.dense.kernel": "DD",
-    "classifier.out.kernel": "Dc",
-    "token_classifier.kernel": "Dc",
-    "seq_relationship.kernel": "Dc",
-    "qa_outputs.kernel": "Dc",
-    "choice_head.kernel": "Dc",
     "discriminator.dense.kernel": "DD",
-    "discriminator.out.kernel": "Dc",
-    "summary.kernel": "Dc",
     "patch_embedding.kernel": "hwcD",
     "cls_token": "abD",
     "mask_token": "abD",
     "position_embedding": "apD",
 }
+_BLOCK_NORMS = ("attention_norm", "cross_attention_norm", "mlp_norm", "final_norm")
+_AXES |= {f"{norm}.scale": "D" for norm in _BLOCK_NORMS}
+_TASK_HEADS = (
+    *("classifier", "classifier.out", "token_classifier", "seq_relationship", "qa_outputs"),
+    *("choice_head", "discriminator.out", "summary"),
+)
+_AXES |= {f"{head}.kernel": "Dc" for head in _TASK_HEADS}
 """The axes of the families' Flax paths, by how these end: a capital is one number in all of a
 file, a small letter the module's own. A bias has the last axis of its kernel or scale."""
 
@@ -75,9 +71,8 @@ _NAMES = {
 """What messages, and configs, call a width."""
 
 
-def wrong_heads(moves: Iterable[Move], sizes: HeadSizes) -> list[Problem]:
+def wrong_heads(moves: Iterable[Move], sizes: HeadSizes) -> Iterator[Problem]:
     """Kernels and biases that have another number of heads than `sizes`."""
-    problems = []
     for move in moves:
         for path, shape in zip(move.row.paths, move.path_shapes, strict=True):
             count = _head_count(move.row, shape)
@@ -86,14 +81,14 @@ def wrong_heads(moves: Iterable[Move], sizes: HeadSizes) -> list[Problem]:
             if count is not None and count not in expected:
                 numbers = " or ".join(map(str, dict.fromkeys(expected)))
                 text = f"expected {numbers} heads of head_dim = {sizes.head_dim}, got {count}"
-                problems.append(Problem("wrong shape", move.row.keys[0], f"{path}: {text}"))
-    return problems
+                yield Problem("wrong shape", move.row.keys[0], f"{path}: {text}")
 
 
-def wrong_widths(moves: Iterable[Move], blocks: Iterable[tuple[Place, Traits]]) -> list[Problem]:
+def wrong_widths(
+    moves: Iterable[Move], blocks: Iterable[tuple[Place, Traits]]
+) -> Iterator[Problem]:
     """Kernels of a block that are not as wide as the config says its model is."""
     arrays = _by_path(moves, "keys")
-    problems = []
     for place, traits in blocks:
         D, (kdim, vdim) = traits.embed_dim, traits.widths
         widths = {"q_proj": (0, D), "k_proj": (0, kdim), "v_proj": (0, vdim), "out_proj": (-1, D)}
@@ -102,17 +97,15 @@ def wrong_widths(moves: Iterable[Move], blocks: Iterable[tuple[Place, Traits]]) 
             key, shape = arrays.get(path, ("", ()))
             if shape and shape[axis] != width:
                 text = f"{path}: expected {width} features, as the config has it, got {shape[axis]}"
-                problems.append(Problem("wrong shape", key, text))
-    return problems
+                yield Problem("wrong shape", key, text)
 
 
-def unlike(layout: Layout, shapes: Mapping[str, Shape], side: RowSide) -> list[Problem]:
+def unlike(layout: Layout, shapes: Mapping[str, Shape], side: RowSide) -> Iterator[Problem]:
     """Tensors of a layer that have another shape than those of the other layers.
 
     Layers are what {layer} counts in a row: a table of layers that are meant to differ uses another
     word. shapes: of the names that are present; side: the one that they belong to.
     """
-    problems = []
     for pattern in dict.fromkeys(
         name for group in layout.groups for r in group.rows for name in getattr(r, side)
     ):
@@ -124,13 +117,12 @@ def unlike(layout: Layout, shapes: Mapping[str, Shape], side: RowSide) -> list[P
         for name, shape in by_name.items():
             if shape != usual:
                 text = f"expected {[*usual]}, as {count} of {len(by_name)} layers have it"
-                problems.append(Problem("wrong shape", name, f"{text}, got {[*shape]}"))
-    return problems
+                yield Problem("wrong shape", name, f"{text}, got {[*shape]}")
 
 
 def wrong_axes(
     moves: Iterable[Move], traits: Traits, config: Config, side: RowSide
-) -> list[Problem]:
+) -> Iterator[Problem]:
     """Tensors of a family that do not have the widths of the config, or of each other.
 
     traits: those of any of its blocks. side: as in `unlike`. A width that the config lacks is the
@@ -146,14 +138,12 @@ def wrong_axes(
             seen[axis][width] += 1
     widths = {axis: counts.most_common(1)[0][0] for axis, counts in seen.items()}
     widths |= _config_widths(config, traits)
-    problems = []
     for path, names in axes.items():
         name, shape = arrays[path]
         if shape != (expected := tuple(widths[axis] for axis in names)):
             wanted = ", ".join(map(_shown, names, expected))
             text = f"{path}: expected [{wanted}], by config.json and the others, got {[*shape]}"
-            problems.append(Problem("wrong shape", name, text))
-    return problems
+            yield Problem("wrong shape", name, text)
 
 
 def _by_path(moves: Iterable[Move], side: RowSide) -> dict[str, tuple[str, Shape]]:

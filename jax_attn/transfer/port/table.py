@@ -4,15 +4,9 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-from jax_attn.transfer.families import Config, Family, Place, Traits
-from jax_attn.transfer.families.config import (
-    EMBED_DIM,
-    HEAD_DIM,
-    NUM_HEADS,
-    NUM_KV_HEADS,
-    disagreements,
-    reading,
-)
+from jax_attn.transfer.families import Config
+from jax_attn.transfer.families.config import SIZES, disagreements, reading
+from jax_attn.transfer.families.family import Family, Place, Traits
 from jax_attn.transfer.problems import Problem, TransferError
 from jax_attn.transfer.table.layout import Layout
 from jax_attn.transfer.table.rows import bindings, filled
@@ -60,10 +54,7 @@ def by_layout(layout: Layout, config: Config, heads: Mapping[str, int | None]) -
     TransferError where the two disagree.
     """
     with reading(config) as read:
-        D, *from_config = (
-            read.number(*names, default=None)
-            for names in (EMBED_DIM, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM)
-        )
+        D, *from_config = (read.number(*names, default=None) for names in SIZES)
     if problems := disagreements(heads, from_config):
         raise TransferError("heads", problems)
     N, K, H = (a or b for a, b in zip(heads.values(), from_config, strict=True))

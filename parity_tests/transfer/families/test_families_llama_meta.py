@@ -13,9 +13,9 @@ from helpers.families.family_mistakes import assert_seen, but, otherwise, swappe
 from helpers.same_arrays import assert_same
 from jax_attn import transfer
 from jax_attn.transfer import TransferError, heads, linear, row
-from jax_attn.transfer.families import RotaryTraits, family_of
-from jax_attn.transfer.families.llama import LLAMA
-from jax_attn.transfer.families.llama_meta import LLAMA_META
+from jax_attn.transfer.families import family_of
+from jax_attn.transfer.families.family import RotaryTraits
+from jax_attn.transfer.families.llama import LLAMA, LLAMA_META
 
 N, K, H = 6, 2, 10
 D, V, F = N * H, 17, 37

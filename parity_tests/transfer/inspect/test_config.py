@@ -9,11 +9,11 @@ from jax_attn.transfer.arrays import Spec
 from jax_attn.transfer.inspect.config import (
     UnknownHeadsError,
     head_counts,
+    lacking,
     read_config,
     seen_from,
 )
 from jax_attn.transfer.inspect.discover import discover
-from jax_attn.transfer.inspect.not_rebuilt import lacking
 
 D, N, K, H = 30, 6, 3, 5
 ATTENTION = "layers.0.self_attn"
@@ -42,12 +42,13 @@ HEADS = {
 
 @pytest.mark.parametrize(("config", "heads", "kv_heads"), HEADS.values(), ids=HEADS)
 def test_heads_and_what_follows_from_them(config, heads, kv_heads):
-    assert head_counts(block(), config, heads, kv_heads) == (N, K, H, None)
+    assert head_counts(block(), config, heads, kv_heads) == ((N, K, H), None)
 
 
 def test_a_softcap_is_taken_over():
     config = {"num_attention_heads": N, "attn_logit_softcapping": 50}
-    assert head_counts(block(), config, None, None).softcap == 50.0
+    _, softcap = head_counts(block(), config, None, None)
+    assert softcap == 50.0
 
 
 def test_unknown_heads_name_the_option_and_the_key():

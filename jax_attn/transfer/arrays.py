@@ -75,7 +75,7 @@ def as_numpy(tensor: Any, name: str = "tensor") -> np.ndarray:
     if reason := why_unreadable(tensor):
         raise _unreadable(name, reason)
     try:
-        array = _from_torch(tensor) if _is_torch(tensor) else np.asarray(tensor)
+        array = _from_torch(tensor) if _is(tensor, "torch", "Tensor") else np.asarray(tensor)
     except Exception as error:  # each framework raises its own: deleted, traced, not addressable …
         raise _unreadable(name, f"{type(tensor).__name__}: {error}") from error
     return array.astype(array.dtype.newbyteorder("="), copy=False)
@@ -145,9 +145,9 @@ def same_bits(one: np.ndarray, other: np.ndarray) -> bool:
 
 def why_unreadable(tensor: Any) -> str:
     """Why `as_numpy` would refuse `tensor`; empty when it would not."""
-    if _is_torch(tensor):
+    if _is(tensor, "torch", "Tensor"):
         return next((why for is_so, why in _TORCH_REFUSALS if is_so(tensor)), "")
-    if _is_jax(tensor):
+    if _is(tensor, "jax", "Array"):
         return ""
     if isinstance(tensor, np.ndarray | np.generic):
         holds_numbers = tensor.dtype.kind in "biufc" or hasattr(ml_dtypes, tensor.dtype.name)
@@ -167,7 +167,7 @@ def _same(one: Any, other: Any) -> bool:
 
 def _memory(tensor: Any) -> tuple:
     """Equal for two live tensors that read the same memory in the same way."""
-    if _is_torch(tensor):
+    if _is(tensor, "torch", "Tensor"):
         return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.device
     if isinstance(tensor, np.ndarray):
         return tensor.ctypes.data, tensor.shape, tensor.strides, tensor.dtype.name
@@ -175,22 +175,12 @@ def _memory(tensor: Any) -> tuple:
 
 
 def _dtype_name(dtype: Any) -> str:
-    return str(dtype).removeprefix("torch.") if _is_torch_dtype(dtype) else dtype.name
+    return str(dtype).removeprefix("torch.") if _is(dtype, "torch", "dtype") else dtype.name
 
 
-def _is_torch(tensor: Any) -> bool:
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(tensor, torch.Tensor)
-
-
-def _is_torch_dtype(dtype: Any) -> bool:
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(dtype, torch.dtype)
-
-
-def _is_jax(tensor: Any) -> bool:
-    jax = sys.modules.get("jax")
-    return jax is not None and isinstance(tensor, jax.Array)
+def _is(value: Any, framework: str, kind: str) -> bool:
+    module = sys.modules.get(framework)
+    return module is not None and isinstance(value, getattr(module, kind))
 
 
 def _from_torch(tensor: Any) -> np.ndarray:

@@ -46,7 +46,8 @@ def tensors(path: Path, part: str | None) -> dict[str, Any]:
     if odd := [key for key in held if not isinstance(key, str)]:
         raise file_error(path, f"expected text as names of tensors, got {odd[:8]}")
     if held and not any(isinstance(value, torch.Tensor) for value in held.values()):
-        inside = [key for key, value in held.items() if _has_tensors(torch, value)]
+        parts = ((key, value) for key, value in held.items() if isinstance(value, Mapping))
+        inside = [k for k, v in parts if any(isinstance(t, torch.Tensor) for t in v.values())]
         calls = " or ".join(f"load_checkpoint(…, part={key!r})" for key in inside)
         hint = f"in Python: {calls}" if inside and not part else ""
         text = f"expected names and tensors, got {_shown(held)}"
@@ -72,10 +73,6 @@ def _inside(path: Path, held: Any, part: str) -> Any:
         text = f"part: expected one of its keys, got {part!r}; they are {_shown(keys)}"
         raise file_error(path, text, nearest(part, keys))
     return held[part]
-
-
-def _has_tensors(torch: Any, value: Any) -> bool:
-    return isinstance(value, Mapping) and any(isinstance(v, torch.Tensor) for v in value.values())
 
 
 def _shown(keys: Any) -> list[str]:

@@ -108,10 +108,7 @@ def _write(partial: Path, tensors: Tensors, by_key: Specs, notes: dict[str, str]
     partial.touch(exist_ok=False)
     mode = partial.stat().st_mode  # as the umask allows: safetensors sets 0600
     zeros = np.zeros(max((spec.nbytes for spec in by_key.values()), default=0), np.uint8)
-    blank = {
-        key: zeros[: spec.nbytes].view(spec.dtype).reshape(spec.shape)
-        for key, spec in by_key.items()
-    }
+    blank = {k: zeros[: s.nbytes].view(s.dtype).reshape(s.shape) for k, s in by_key.items()}
     save_file(blank, partial, metadata=notes)
     partial.chmod(mode)
     begin = offsets(partial)

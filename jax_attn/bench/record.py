@@ -166,13 +166,11 @@ def _measurement(plain: Mapping[str, Any]) -> Measurement:
     fields["status"] = Status(plain["status"])
     fields["seconds"] = tuple(plain["seconds"])
     fields["dispatch"] = tuple(plain.get("dispatch", ()))
-    fields["ratio"] = _ratio(**plain["ratio"]) if plain["ratio"] else None
+    if ratio := plain["ratio"]:
+        # An interval without an upper end is written as null: JSON has no infinity.
+        high = math.inf if ratio["high"] is None else ratio["high"]
+        fields["ratio"] = Ratio(**ratio | {"high": high})
     return Measurement(**fields)
-
-
-def _ratio(median: float, low: float, high: float | None) -> Ratio:
-    # An interval without an upper end is written as null: JSON has no infinity.
-    return Ratio(median, low, math.inf if high is None else high)
 
 
 def finite(x: Any) -> Any:

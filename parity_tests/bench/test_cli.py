@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from rich.progress import Progress
 
 from helpers.bench.bench_record import record as made_record
-from jax_attn.bench.engine import roofline
+from jax_attn.bench.engine import rounds
 from jax_attn.bench.engine.session import Session
 from jax_attn.bench.implementations import IMPLEMENTATIONS
 from jax_attn.bench.presets import PRESETS
@@ -34,7 +34,7 @@ def run(*args: str):
 
 def test_a_real_run_judges_and_times_in_processes_of_their_own(monkeypatch, tmp_path):
     monkeypatch.setitem(PRESETS, "quick", (TINY, STEP))
-    monkeypatch.setattr(roofline, "SIZE", 61)
+    monkeypatch.setattr(rounds, "SIZE", 61)
     kept = tmp_path / "new" / "kept.json"
     only = ("--implementation", "jax-attn", "--threads", "1", "--rounds", "5")
     outcome = run(*only, "--json", "--output", str(kept))

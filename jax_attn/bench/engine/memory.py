@@ -27,8 +27,7 @@ def one_arena() -> None:
     Only that heap can be trimmed whole. What other heaps keep would serve the next call unseen,
     and its peak would come out too low.
     """
-    with contextlib.suppress(AttributeError, OSError, TypeError):  # not glibc
-        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
+    _glibc("mallopt", _M_ARENA_MAX, 1)
 
 
 def peak_during(call: Callable[[], Any]) -> int | None:
@@ -38,7 +37,7 @@ def peak_during(call: Callable[[], Any]) -> int | None:
     one needs. None if neither Linux's high-water mark nor psutil is available.
     """
     gc.collect()
-    _trim()
+    _glibc("malloc_trim", 0)
     if _resets():
         _CLEAR.write_text("5")  # the high-water mark falls to what is resident now
         before = _kilobytes(_STATUS, "VmRSS")
@@ -49,9 +48,10 @@ def peak_during(call: Callable[[], Any]) -> int | None:
     return _sampled(call)
 
 
-def _trim() -> None:
-    with contextlib.suppress(AttributeError, OSError, TypeError):  # not glibc
-        ctypes.CDLL(None).malloc_trim(0)
+def _glibc(function: str, *numbers: int) -> None:
+    """Call a function of glibc; another C library may lack it."""
+    with contextlib.suppress(AttributeError, OSError, TypeError):
+        getattr(ctypes.CDLL(None), function)(*numbers)
 
 
 def _resets() -> bool:

@@ -1,10 +1,21 @@
-"""Interleaved rounds: each runs every implementation once, one at a time, in a fresh order."""
+"""Interleaved rounds: each runs every implementation once, one at a time, in a fresh order.
 
+So are the matrix products timed whose best rate is the roofline of a run.
+"""
+
+import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
+
+from jax_attn.bench.engine.worker import Worker, WorkerError
+from jax_attn.bench.workload import FORWARD
+
+SIZE = 2048
+"""Of the square matrices whose product is timed."""
 
 
 @dataclass(frozen=True)
@@ -58,3 +69,34 @@ def interleaved(
             return
         if anchor in turns and anchor not in going and np.isfinite(spent[anchor]):
             going.append(anchor)
+
+
+def measure_products(
+    workers: Mapping[str, Worker], dtype: str, rates: dict[str, float], seed: int
+) -> Iterator[str]:
+    """Raise `rates`, framework → FLOP/s of a matrix product, to what is measured; yields once.
+
+    Called throughout a run, because a ceiling measured while the machine is slow is too low.
+    workers: one a framework, loaded, with the threads that everything is measured with.
+    """
+    turns: dict[str, Callable[[], float | None]] = {}
+    times: dict[str, list[float]] = {}
+    for framework, worker in workers.items():
+        try:
+            worker.ask("build_product", SIZE, dtype)
+            worker.ask("compile", FORWARD)
+        except WorkerError:
+            continue  # the other framework's rate remains
+        turns[framework] = partial(_product_turn, worker)
+    for _ in interleaved(turns, times, "", Limits(least=5, most=5), seed):
+        pass
+    for name, seconds in times.items():
+        rates[name] = max(rates.get(name, 0.0), 2 * SIZE**3 / statistics.median(seconds))
+    yield "matrix products"
+
+
+def _product_turn(worker: Worker) -> float | None:
+    try:
+        return worker.ask("turn", FORWARD)[0]
+    except WorkerError:
+        return None

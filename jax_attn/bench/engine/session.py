@@ -8,8 +8,8 @@ from typing import Any, TypeAlias
 
 from jax_attn.bench import statistics
 from jax_attn.bench.arrays import SEED, sampled_rows
-from jax_attn.bench.engine import memory, roofline
-from jax_attn.bench.engine.rounds import Limits, interleaved
+from jax_attn.bench.engine import memory
+from jax_attn.bench.engine.rounds import Limits, interleaved, measure_products
 from jax_attn.bench.engine.worker import AbsentError, LostError, RefusedError, Worker, WorkerError
 from jax_attn.bench.implementations import IMPLEMENTATIONS, REFERENCE
 from jax_attn.bench.record import JUDGED_ROWS, MATRIX_PRODUCTS, Measurement, Record, Status
@@ -107,7 +107,7 @@ class Session:
             one_a_framework: dict[str, Any] = {}
             for name in filter(self._workers.get, plan.names):
                 one_a_framework.setdefault(IMPLEMENTATIONS[name].framework, self._workers[name])
-            yield from roofline.measure(one_a_framework, plan.dtype, self._rates, plan.seed)
+            yield from measure_products(one_a_framework, plan.dtype, self._rates, plan.seed)
             yield from self._measure(workload)
 
     def _start_workers(self, names: Iterable[str]) -> None:
@@ -182,8 +182,7 @@ class Session:
                 judged = judge("judge", mode, tensors)
                 peak = ask("peak", mode)
             except WorkerError as error:
-                fate = {"status": _fate(error), "reason": str(error)}
-                self._note(workload, mode, name, **built, **fate)
+                self._note(workload, mode, name, **built, status=_fate(error), reason=str(error))
                 continue
             wrong = judged["verdict"] == Verdict.FAIL
             fields = built | judged | {"reason": judged["reason"] or "not timed"}
@@ -205,11 +204,8 @@ class Session:
             for done in interleaved(turns, times, plan.baseline, plan.limits, plan.seed):
                 yield f"{workload.name}: {mode}, round {done}"
         finally:
-            whole = {
-                name: seconds
-                for name, seconds in times.items()
-                if self._rows[workload, mode, name].status is not Status.FAILED
-            }
+            failed = {n for n in times if self._rows[workload, mode, n].status is Status.FAILED}
+            whole = {name: seconds for name, seconds in times.items() if name not in failed}
             for name, seconds in whole.items():
                 self._keep_times((workload, mode, name), seconds, whole.get(plan.baseline, []))
 
@@ -272,9 +268,20 @@ class Session:
             key=lambda k: (plan.workloads.index(k[0]), plan.modes.index(k[1]), order[k[2]]),
         )
         best = max(self._rates.values(), default=None)
+        settings = {
+            "threads": plan.threads,
+            "precision": "highest",
+            "device": plan.device,
+            "baseline": plan.baseline,
+            "rounds": asdict(plan.limits),
+            "seed": plan.seed,
+            # The queries on which each workload is judged; gradients are whole.
+            JUDGED_ROWS: {w.name: f"{len(sampled_rows(w))} of {w.T}" for w in plan.workloads},
+            MATRIX_PRODUCTS: dict(self._rates),
+        }
         return Record(
             environment=self.environment,
-            settings=_settings(plan) | {MATRIX_PRODUCTS: dict(self._rates)},
+            settings=settings,
             roofline={} if best is None else {plan.dtype: best},
             rows=tuple(self._rows[key] for key in keys),
             interrupted=interrupted,
@@ -289,19 +296,6 @@ def _fate(error: WorkerError) -> Status:
 def environment(own: dict[str, str], device: str) -> dict[str, str]:
     """The variables that a worker's frameworks read when they start."""
     return own | {"JAX_PLATFORMS": _PLATFORMS[device], "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-
-
-def _settings(plan: SessionPlan) -> dict[str, Any]:
-    return {
-        "threads": plan.threads,
-        "precision": "highest",
-        "device": plan.device,
-        "baseline": plan.baseline,
-        "rounds": asdict(plan.limits),
-        "seed": plan.seed,
-        # The queries on which each workload is judged; gradients are whole.
-        JUDGED_ROWS: {w.name: f"{len(sampled_rows(w))} of {w.T}" for w in plan.workloads},
-    }
 
 
 def _environment() -> dict[str, Any]:

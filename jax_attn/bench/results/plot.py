@@ -14,17 +14,8 @@ from typing import Any
 
 from jax_attn.bench.implementations import OURS
 from jax_attn.bench.record import Record
-from jax_attn.bench.results import words
-from jax_attn.bench.results.series import (
-    QUANTITIES,
-    Line,
-    Quantity,
-    Shares,
-    families,
-    lines,
-    shares,
-    spread_out,
-)
+from jax_attn.bench.results import series, words
+from jax_attn.bench.results.series import Line, Quantity, Shares
 from jax_attn.bench.workload import MODES, Workload
 from jax_attn.environment import install_line
 
@@ -37,10 +28,7 @@ STYLE: dict[Any, Any] = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.edgecolor": FAINT,
-    "axes.labelcolor": INK,
-    "text.color": INK,
-    "xtick.color": INK,
-    "ytick.color": INK,
+    **dict.fromkeys(("axes.labelcolor", "text.color", "xtick.color", "ytick.color"), INK),
     "svg.hashsalt": "jax-attn",
     "svg.fonttype": "none",  # words stay words: to be searched, compared, and read aloud
 }
@@ -86,14 +74,14 @@ def save(figure: Any, path: Path) -> Path:
 
 
 def _figures(record: Record) -> Iterator[tuple[str, Any]]:
-    for key, members in families(record).items():
+    for key, members in series.families(record).items():
         for mode in MODES:
-            for quantity in QUANTITIES:
-                if against_length := lines(record, members, mode, quantity):
+            for quantity in series.QUANTITIES:
+                if against_length := series.lines(record, members, mode, quantity):
                     name = f"{quantity.name}-{_slug(key, mode)}"
                     yield name, _against_length(record, key, mode, quantity, against_length)
     for mode in MODES:
-        if panels := shares(record, mode):
+        if panels := series.shares(record, mode):
             yield f"roofline-{mode.replace('+', '-')}", _shares(record, mode, panels)
 
 
@@ -122,19 +110,13 @@ def _against_length(
     axes.set_yscale("log", base=quantity.base)
     marks = dict(zip(sorted(line.implementation for line in curves), MARKERS * 2, strict=False))
     for line in curves:
-        ours = line.implementation == OURS
+        weight: dict[str, Any] = {"markersize": 4.5, "linewidth": 1.3, "zorder": 3}
+        if line.implementation == OURS:
+            weight = {"markersize": 6, "linewidth": 2.6, "zorder": 4}
         colour = _colour(line.implementation, line.framework, baseline)
         x, low, middle, high = zip(*line.points, strict=True)
         axes.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0)
-        axes.plot(
-            x,
-            middle,
-            color=colour,
-            marker=marks[line.implementation],
-            markersize=6 if ours else 4.5,
-            linewidth=2.6 if ours else 1.3,
-            zorder=4 if ours else 3,
-        )
+        axes.plot(x, middle, color=colour, marker=marks[line.implementation], **weight)
     lengths = sorted({point[0] for line in curves for point in line.points})
     axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
     axes.xaxis.set_minor_locator(NullLocator())
@@ -157,26 +139,19 @@ def _label_ends(axes: Any, curves: list[Line], baseline: str) -> None:
     axes.autoscale_view()
     rising = curves[::-1]
     ends = [to_axes((line.points[-1][0], line.points[-1][2])) for line in rising]
-    places = spread_out([y for _, y in ends], gap=0.055)
+    thin = {"arrowstyle": "-", "linewidth": 0.6, "shrinkA": 2, "shrinkB": 4, "relpos": (0, 0.5)}
+    places = series.spread_out([y for _, y in ends], gap=0.055)
     for line, end, place in zip(rising, ends, places, strict=True):
         colour = _colour(line.implementation, line.framework, baseline)
         axes.annotate(
             line.label,
             xy=end,
             xytext=(1.08, place),
-            xycoords="axes fraction",
-            textcoords="axes fraction",
+            **dict.fromkeys(("xycoords", "textcoords"), "axes fraction"),
             va="center",
             color=colour if colour in (VERMILION, BLUE) else INK,
             fontweight="bold" if line.implementation == OURS else "normal",
-            arrowprops={
-                "arrowstyle": "-",
-                "color": colour,
-                "linewidth": 0.6,
-                "shrinkA": 2,
-                "shrinkB": 4,
-                "relpos": (0, 0.5),
-            },
+            arrowprops=thin | {"color": colour},
             annotation_clip=False,
         )
 

@@ -1,5 +1,7 @@
 """The kinds of device that jax has on this machine."""
 
+import contextlib
+
 from jax_attn.cli.status import missing
 from jax_attn.environment import install_line
 
@@ -12,11 +14,9 @@ def available() -> set[str]:
 
     kinds = set()
     for kind in KINDS:
-        try:
+        with contextlib.suppress(RuntimeError):
             jax.devices(kind)
-        except RuntimeError:
-            continue
-        kinds.add(kind)
+            kinds.add(kind)
     return kinds
 
 

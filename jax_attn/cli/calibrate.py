@@ -1,7 +1,6 @@
 """`jax-attn calibrate`: how often a verdict fails a port that is correct."""
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -43,33 +42,15 @@ def command(
 
     Exits with status 1 if any of them fails, and with 4 if more than a tenth are inconclusive.
     """
-    sys.exit(
-        measure_calibration(configurations, seed, dtypes, pattern, report=report, as_json=as_json)
-    )
-
-
-def measure_calibration(
-    count: int,
-    seed: int,
-    dtypes: Sequence[str],
-    pattern: str,
-    *,
-    report: Path | None,
-    as_json: bool,
-) -> Exit:
-    """Compare correct configurations, print how much of their budgets they meet; the exit status.
-
-    Writes calibration.json into `report`.
-    """
     expect_ready(report, FILES)
     from jax_attn import environment
     from jax_attn.cli.common.progress import tracked
     from jax_attn.parity import process_pool
     from jax_attn.parity.calibration import report as calibrated
-    from jax_attn.parity.calibration.configurations import configurations
+    from jax_attn.parity.calibration.configurations import configurations as draw
 
     expect_known("--dtype", dtypes, DTYPES)
-    work = process_pool.calibration_tasks(configurations(count, seed, dtypes, pattern))
+    work = process_pool.calibration_tasks(draw(configurations, seed, dtypes, pattern))
     if not work:
         raise click.UsageError(NONE_LEFT)
     trials = tracked(process_pool.run(work), process_pool.size(work))
@@ -86,4 +67,4 @@ def measure_calibration(
         report=report,
         as_json=as_json,
     )
-    return Exit[calibrated.verdict(trials)]
+    sys.exit(Exit[calibrated.verdict(trials)])

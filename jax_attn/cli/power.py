@@ -1,7 +1,6 @@
 """`jax-attn power`: plant bugs, and show which rows of the matrix see which."""
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -40,21 +39,6 @@ def command(
     No port is run. Every row must see each bug that it claims to see; if no row is left out, each
     bug must also be tried on the row that is made to catch it. Exits with status 1 otherwise.
     """
-    sys.exit(measure_power(designs, dtypes, pattern, report=report, as_json=as_json))
-
-
-def measure_power(
-    designs: Sequence[str],
-    dtypes: Sequence[str],
-    pattern: str,
-    *,
-    report: Path | None,
-    as_json: bool,
-) -> Exit:
-    """Try every bug on every row that claims it, print the kill matrix; the exit status.
-
-    Writes power.json into `report`.
-    """
     expect_ready(report, FILES)
     from jax_attn import environment
     from jax_attn.cli.common.progress import tracked
@@ -82,4 +66,4 @@ def measure_power(
         report=report,
         as_json=as_json,
     )
-    return Exit.PASS if kill_report.passes(kills, bugs, whole) else Exit.FAIL
+    sys.exit(Exit.PASS if kill_report.passes(kills, bugs, whole) else Exit.FAIL)

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from jax_attn.cli.calibrate import measure_calibration
+from jax_attn.cli import calibrate as calibrate_command
+from jax_attn.cli import power as power_command
 from jax_attn.cli.common import devices
 from jax_attn.cli.common.outcome import tell
 from jax_attn.cli.common.selection import (
@@ -20,7 +21,6 @@ from jax_attn.cli.common.selection import (
     SEED,
     expect_ready,
 )
-from jax_attn.cli.power import measure_power
 from jax_attn.cli.status import Exit
 from jax_attn.cli.verify_checkpoint import expect_torch_side, verify_checkpoint
 from jax_attn.cli.verify_matrix import verify_matrix
@@ -79,11 +79,12 @@ def command(
     it, each rebuilt in torch and in Flax and compared on seeded inputs.
     """
     expect_one_mode(context)
+    shared = {"dtypes": dtypes, "pattern": pattern, "report": report, "as_json": as_json}
     if power:
-        sys.exit(measure_power(designs, dtypes, pattern, report=report, as_json=as_json))
+        context.invoke(power_command.command, designs=designs, **shared)
     if calibrate:
-        drawn = configurations, seed, dtypes, pattern
-        sys.exit(measure_calibration(*drawn, report=report, as_json=as_json))
+        drawn = {"configurations": configurations, "seed": seed}
+        context.invoke(calibrate_command.command, **drawn, **shared)
     if checkpoint:
         expect_torch_side(checkpoint)
     expect_ready(report, RESULT_FILES)

@@ -98,27 +98,32 @@ def _rounded(tree: Tree) -> Tree:
     return jax.tree.map(one, tree)
 
 
-def _masters_dropped(case: str) -> optax.GradientTransformation:
+def _after_update(
+    case: str, change: Callable[[Tree, Tree, Tree], tuple[Tree, Tree]]
+) -> OptimizerBug:
+    """change: (updates, state, parameters) of the case's optimizer -> updates and state."""
+
+    def make() -> optax.GradientTransformation:
+        right = _like(case, TRAINING_CASES[case].recipe)
+
+        def update(gradients: Tree, state: Tree, params: Tree) -> tuple[Tree, Tree]:
+            updates, state = right.update(gradients, state, params)
+            return change(updates, state, params)
+
+        return optax.GradientTransformation(right.init, update)
+
+    return OptimizerBug(case, make)
+
+
+def _weights_rounded(updates: Tree, state: Tree, params: Tree) -> tuple[Tree, Tree]:
     """Weights kept in bfloat16 from update to update."""
-    right = _like(case, TRAINING_CASES[case].recipe)
-
-    def update(gradients: Tree, state: Tree, params: Tree) -> tuple[Tree, Tree]:
-        updates, state = right.update(gradients, state, params)
-        kept = _rounded(optax.apply_updates(params, updates))
-        return jax.tree.map(jnp.subtract, kept, params), state
-
-    return optax.GradientTransformation(right.init, update)
+    kept = _rounded(optax.apply_updates(params, updates))
+    return jax.tree.map(jnp.subtract, kept, params), state
 
 
-def _moments_rounded(case: str) -> optax.GradientTransformation:
+def _moments_rounded(updates: Tree, state: Tree, params: Tree) -> tuple[Tree, Tree]:
     """Moments kept in bfloat16."""
-    right = _like(case, TRAINING_CASES[case].recipe)
-
-    def update(gradients: Tree, state: Tree, params: Tree) -> tuple[Tree, Tree]:
-        updates, state = right.update(gradients, state, params)
-        return updates, _rounded(state)
-
-    return optax.GradientTransformation(right.init, update)
+    return updates, _rounded(state)
 
 
 def _clipped_apart(max_norm: float) -> optax.GradientTransformation:
@@ -214,17 +219,9 @@ OPTIMIZER_BUGS: dict[str, OptimizerBug] = {
     "accumulated: mean for sum": _with("accumulated, sum", accumulated="mean"),
     "accumulated: sum for mean": _with("accumulated, mean", accumulated="sum"),
     "accumulated: an update for each batch": _with("accumulated, mean", accumulate=1),
-    "bfloat16: SGD without master weights": _of(
-        "SGD in bfloat16", _masters_dropped, "SGD in bfloat16"
-    ),
-    "bfloat16: SGD's momentum in it too": _of(
-        "SGD in bfloat16", _moments_rounded, "SGD in bfloat16"
-    ),
-    "bfloat16: AdamW without master weights": _of(
-        "AdamW in bfloat16", _masters_dropped, "AdamW in bfloat16"
-    ),
-    "bfloat16: AdamW's moments in it too": _of(
-        "AdamW in bfloat16", _moments_rounded, "AdamW in bfloat16"
-    ),
+    "bfloat16: SGD without master weights": _after_update("SGD in bfloat16", _weights_rounded),
+    "bfloat16: SGD's momentum in it too": _after_update("SGD in bfloat16", _moments_rounded),
+    "bfloat16: AdamW without master weights": _after_update("AdamW in bfloat16", _weights_rounded),
+    "bfloat16: AdamW's moments in it too": _after_update("AdamW in bfloat16", _moments_rounded),
 }
 """name -> what is wrong with an optimizer, and the case that is meant to see it."""

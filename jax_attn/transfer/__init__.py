@@ -25,7 +25,7 @@ from jax_attn.transfer.table.layouts import (
 )
 from jax_attn.transfer.table.rows import either, ignored, refused, row, tied
 from jax_attn.transfer.table.steps import (
-    HeadSizes,
+    Sizes,
     Step,
     conv,
     grouped,
@@ -58,11 +58,11 @@ __all__ = [
     "PLAIN_PIPELINE",
     "TO_HEADS",
     "Checkpoint",
-    "HeadSizes",
     "Layout",
     "Plan",
     "Problem",
     "Proposal",
+    "Sizes",
     "Step",
     "TransferError",
     "as_numpy",

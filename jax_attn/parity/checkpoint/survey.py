@@ -23,7 +23,7 @@ from jax_attn.transfer.inspect.discover import AttentionBlock, UnreadBlock, disc
 from jax_attn.transfer.port.files import LazyTensors
 from jax_attn.transfer.port.parts import other_layers
 from jax_attn.transfer.table.rows import Row
-from jax_attn.transfer.table.steps import HeadSizes, Step, heads, heads_in, linear, packed
+from jax_attn.transfer.table.steps import Sizes, Step, heads, heads_in, linear, packed
 
 Arrays = Mapping[str, np.ndarray]
 Options = Mapping[str, int | None]
@@ -67,7 +67,7 @@ def survey(
     return _layers_by_spelling(checkpoint, config, options, (reason,))
 
 
-def survey_port(source: LazyTensors, config: Config, sizes: HeadSizes | None) -> list[Surveyed]:
+def survey_port(source: LazyTensors, config: Config, sizes: Sizes | None) -> list[Surveyed]:
     """The attention that a port carried, and a Result for each block that is not rebuilt.
 
     sizes: as the port has them, where no config says.

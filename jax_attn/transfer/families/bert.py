@@ -8,7 +8,7 @@ from jax_attn.transfer.families.family import Family, Place, Traits
 from jax_attn.transfer.table.layout import Layout, spellings
 from jax_attn.transfer.table.layouts import EMBEDDING, LAYER_NORM, LINEAR, projections
 from jax_attn.transfer.table.rows import ignored, refused, row, tied
-from jax_attn.transfer.table.steps import HeadSizes, linear
+from jax_attn.transfer.table.steps import Sizes, linear
 
 _CROSS = "crossattention"
 _COUNTED = "numbers counted from 0, worked out anew"
@@ -121,7 +121,7 @@ def _traits(config: Reading, prefix: str) -> Traits:
     H = config.divided(("hidden_size", D), ("num_attention_heads", N))
     cross = prefix.endswith(_CROSS)
     is_causal = config.flag("is_decoder", default=False) and not cross
-    return Traits(D, HeadSizes(N, N, H), is_causal=is_causal, cross=cross)
+    return Traits(D, Sizes(N, N, H), is_causal=is_causal, cross=cross)
 
 
 def _optional(config: Reading) -> tuple[str, ...]:

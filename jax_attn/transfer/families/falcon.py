@@ -20,7 +20,7 @@ from jax_attn.transfer.table.layouts import (
     LAYER_NORM,
     LINEAR,
 )
-from jax_attn.transfer.table.steps import HeadSizes
+from jax_attn.transfer.table.steps import Sizes
 
 _HEAD = partial(heads, embedding="transformer.word_embeddings.weight")
 _PLACES = (Place("h.{layer}.self_attention"),)
@@ -82,7 +82,7 @@ def _traits(config: Reading, prefix: str) -> Traits:
     bias = BiasTraits("alibi", {"factor": 1 / math.sqrt(H)})
     return Traits(
         D,
-        HeadSizes(N, K, H),
+        Sizes(N, K, H),
         use_bias=has_bias,
         use_out_bias=has_bias,
         is_causal=True,
@@ -115,7 +115,7 @@ def _bloom_traits(config: Reading, prefix: str) -> Traits:
     N = config.number("n_head", "num_attention_heads", default=8)
     H = config.divided(("hidden_size", D), ("n_head", N))
     bias = BiasTraits("alibi", {"factor": 1.0})
-    return Traits(D, HeadSizes(N, N, H), is_causal=True, bias=bias)
+    return Traits(D, Sizes(N, N, H), is_causal=True, bias=bias)
 
 
 BLOOM = Family("bloom", _bloom_block, _bloom_rest, _HEAD, _bloom_traits, places=_PLACES)

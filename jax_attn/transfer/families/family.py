@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from jax_attn.transfer.families.config import DECODER_LAYERS, LAYERS, Config, Reading, reading
 from jax_attn.transfer.table.layout import Layout, spellings
 from jax_attn.transfer.table.rows import bindings, filled
-from jax_attn.transfer.table.steps import HeadSizes
+from jax_attn.transfer.table.steps import Sizes
 
 _COUNTS = ("max_position_embeddings", "intermediate_size")
 """Numbers that many configs have, and no table or trait reads."""
@@ -70,7 +70,7 @@ class Traits:
     """
 
     embed_dim: int
-    sizes: HeadSizes
+    sizes: Sizes
     kdim: int | None = None
     vdim: int | None = None
     use_bias: bool = True

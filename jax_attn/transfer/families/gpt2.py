@@ -21,7 +21,7 @@ from jax_attn.transfer.table.layouts import (
     QKV_KERNELS,
 )
 from jax_attn.transfer.table.rows import ignored, row
-from jax_attn.transfer.table.steps import HeadSizes, heads, heads_in, linear, packed
+from jax_attn.transfer.table.steps import Sizes, heads, heads_in, linear, packed
 
 # transformers' Conv1D has Flax's order.
 _CONV1D = Layout(row("weight", "kernel"), row("bias", "bias"))
@@ -78,7 +78,7 @@ def _traits(config: Reading, prefix: str) -> Traits:
     scale = H**-0.5 if config.flag("scale_attn_weights", default=True) else 1.0
     if config.flag("scale_attn_by_inverse_layer_idx", default=False):
         scale /= int(prefix.split(".")[-2]) + 1
-    return Traits(D, HeadSizes(N, N, H), is_causal=True, scale=scale)
+    return Traits(D, Sizes(N, N, H), is_causal=True, scale=scale)
 
 
 GPT2 = Family(
@@ -103,7 +103,7 @@ def _bigcode_traits(config: Reading, prefix: str) -> Traits:
     D, N, H = _sizes(config)
     K = 1 if _is_multi_query(config) else N
     scale = None if config.flag("scale_attn_weights", default=True) else 1.0
-    return Traits(D, HeadSizes(N, K, H), is_causal=True, scale=scale)
+    return Traits(D, Sizes(N, K, H), is_causal=True, scale=scale)
 
 
 GPT_BIGCODE = replace(

@@ -6,7 +6,7 @@ from jax_attn.transfer.families.family import Family, Place, Traits
 from jax_attn.transfer.table.layout import Layout
 from jax_attn.transfer.table.layouts import BY_TURNS, EMBEDDING, FROM_HEADS, LAYER_NORM
 from jax_attn.transfer.table.rows import either, ignored, row, tied
-from jax_attn.transfer.table.steps import HeadSizes, linear
+from jax_attn.transfer.table.steps import Sizes, linear
 
 _DEFAULTS = {
     "hidden_size": 6144,
@@ -56,7 +56,7 @@ def _traits(config: Reading, prefix: str) -> Traits:
     has_bias = config.flag("attention_bias")
     return Traits(
         D,
-        HeadSizes(N, N, H),
+        Sizes(N, N, H),
         use_bias=has_bias,
         use_out_bias=has_bias,
         is_causal=True,

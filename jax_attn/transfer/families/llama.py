@@ -13,7 +13,7 @@ from jax_attn.transfer.families.family import Family, NormTraits, Place, RotaryT
 from jax_attn.transfer.table.layout import Layout
 from jax_attn.transfer.table.layouts import BIASLESS, EMBEDDING, LINEAR, RMS_NORM, projections
 from jax_attn.transfer.table.rows import ignored
-from jax_attn.transfer.table.steps import HeadSizes, to_half_split
+from jax_attn.transfer.table.steps import Sizes, to_half_split
 
 _SHARED = {
     "hidden_size": 4096,
@@ -77,7 +77,7 @@ def _traits(config: Reading, prefix: str) -> Traits:
     norm = NormTraits("rms", config.real("rms_norm_eps"))
     return Traits(
         D,
-        HeadSizes(N, K, H),
+        Sizes(N, K, H),
         use_bias=use_bias,
         use_out_bias=use_out_bias,
         is_causal=True,
@@ -165,7 +165,7 @@ def _meta_traits(config: Reading, prefix: str) -> Traits:
     scaling = ("Llama3", _SCALED) if config.flag("use_scaled_rope", default=False) else None
     return Traits(
         D,
-        HeadSizes(N, K, H),
+        Sizes(N, K, H),
         use_bias=False,
         use_out_bias=False,
         is_causal=True,

@@ -11,7 +11,7 @@ from jax_attn.transfer.families.family import BiasTraits, Family, Place, Traits
 from jax_attn.transfer.table.layout import Layout
 from jax_attn.transfer.table.layouts import BIASLESS, EMBEDDING, LINEAR, RMS_NORM, projections
 from jax_attn.transfer.table.rows import either, ignored, row, tied
-from jax_attn.transfer.table.steps import HeadSizes, linear
+from jax_attn.transfer.table.steps import Sizes, linear
 
 _SELF, _CROSS = "layer.0.SelfAttention", "layer.1.EncDecAttention"
 _HEADS = {"t5": 8}
@@ -90,7 +90,7 @@ def _traits(config: Reading, prefix: str) -> Traits:
     holds_table = not cross and (kind == "umt5" or ".block.0." in prefix)
     return Traits(
         D,
-        HeadSizes(N, N, H),
+        Sizes(N, N, H),
         use_bias=False,
         use_out_bias=False,
         is_causal=in_decoder and not cross,

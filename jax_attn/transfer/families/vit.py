@@ -5,7 +5,7 @@ from jax_attn.transfer.families.family import Family, Place, Traits
 from jax_attn.transfer.table.layout import Layout, spellings
 from jax_attn.transfer.table.layouts import LAYER_NORM, LINEAR, projections
 from jax_attn.transfer.table.rows import row
-from jax_attn.transfer.table.steps import HeadSizes, conv
+from jax_attn.transfer.table.steps import Sizes, conv
 
 _CONV = Layout(row("weight", "kernel", conv), row("bias", "bias"))
 _FILE, _LIVE, _OURS = "encoder.layer.{layer}", "layers.{layer}", "layers.{layer}"
@@ -47,7 +47,7 @@ def _traits(config: Reading, prefix: str) -> Traits:
     N = config.number("num_attention_heads", default=12)
     H = config.number("head_dim", default=None)
     H = H or config.divided(("hidden_size", D), ("num_attention_heads", N))
-    return Traits(D, HeadSizes(N, N, H), use_bias=config.flag("qkv_bias", default=True))
+    return Traits(D, Sizes(N, N, H), use_bias=config.flag("qkv_bias", default=True))
 
 
 VIT = Family(

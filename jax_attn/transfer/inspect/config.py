@@ -25,7 +25,7 @@ from jax_attn.transfer.files.safetensors_file import unique
 from jax_attn.transfer.inspect.discover import AttentionBlock, ProjectionRows
 from jax_attn.transfer.port.files import CONFIGS
 from jax_attn.transfer.problems import Problem, TransferError
-from jax_attn.transfer.table.steps import HeadSizes
+from jax_attn.transfer.table.steps import Sizes
 
 # Part of a config -> the modules that it is about, where they have other names.
 _MODULES = {"text": ("text", "language"), "vision": ("vision", "visual")}
@@ -76,7 +76,7 @@ def seen_from(config: Config, prefix: str) -> Config:
 
 def head_counts(
     block: AttentionBlock, config: Config, num_heads: int | None, num_kv_heads: int | None
-) -> tuple[HeadSizes, float | None]:
+) -> tuple[Sizes, float | None]:
     """N, K and H of a block, from its shapes and whoever names its heads; and its softcap.
 
     config: as `seen_from` the block. num_heads, num_kv_heads: as the caller gives them. Raises
@@ -98,7 +98,7 @@ def head_counts(
     if problems or N is None:
         raise TransferError(f"heads of {block.name}", problems)
     head_dim = block.rows["q.weight"].length // N.value
-    sizes = HeadSizes(N.value, block.rows["k.weight"].length // head_dim, head_dim)
+    sizes = Sizes(N.value, block.rows["k.weight"].length // head_dim, head_dim)
     return sizes, None if softcap is None else float(softcap)
 
 

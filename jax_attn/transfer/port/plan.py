@@ -19,7 +19,7 @@ from jax_attn.transfer.table.layout import Layout, untied
 from jax_attn.transfer.table.plan_table import passed_over_lines, printed
 from jax_attn.transfer.table.resolve import Move
 from jax_attn.transfer.table.rows import Row, bindings, ignored
-from jax_attn.transfer.table.steps import HeadSizes, Shape
+from jax_attn.transfer.table.steps import Shape, Sizes
 
 Side = Literal["flax", "torch"]
 
@@ -191,7 +191,7 @@ def _moves(
         hint = "--num-heads and --head-dim, or a config.json beside the checkpoint that has them"
         return [], [Problem("missing", "num_heads, head_dim", text, hint)]
     try:
-        paths = layout.shapes(shapes_by_name, table.sizes or HeadSizes(1, 1, 1))
+        paths = layout.shapes(shapes_by_name, table.sizes or Sizes(1, 1, 1))
     except TransferError as error:
         return [], error.problems
     return resolve.for_loading(layout.groups, layout.refusals, shapes_by_name, paths)

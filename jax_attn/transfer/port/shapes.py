@@ -13,7 +13,7 @@ from jax_attn.transfer.problems import Problem
 from jax_attn.transfer.table.layout import Layout
 from jax_attn.transfer.table.resolve import Move
 from jax_attn.transfer.table.rows import Row, bindings, filled
-from jax_attn.transfer.table.steps import HeadSizes, Shape, grouped, heads, heads_in, packed
+from jax_attn.transfer.table.steps import Shape, Sizes, grouped, heads, heads_in, packed
 
 SIZED = (heads, heads_in, grouped, packed)
 """Steps whose shapes cannot be inferred from flat projections."""
@@ -71,7 +71,7 @@ _NAMES = {
 """What messages, and configs, call a width."""
 
 
-def wrong_heads(moves: Iterable[Move], sizes: HeadSizes) -> Iterator[Problem]:
+def wrong_heads(moves: Iterable[Move], sizes: Sizes) -> Iterator[Problem]:
     """Kernels and biases that have another number of heads than `sizes`."""
     for move in moves:
         for path, shape in zip(move.row.paths, move.path_shapes, strict=True):

@@ -10,7 +10,7 @@ from jax_attn.transfer.families.family import Family, Place, Traits
 from jax_attn.transfer.problems import Problem, TransferError
 from jax_attn.transfer.table.layout import Layout
 from jax_attn.transfer.table.rows import bindings, filled
-from jax_attn.transfer.table.steps import HeadSizes
+from jax_attn.transfer.table.steps import Sizes
 
 
 class PortTable(NamedTuple):
@@ -22,7 +22,7 @@ class PortTable(NamedTuple):
     """
 
     layout: Layout
-    sizes: HeadSizes | None
+    sizes: Sizes | None
     blocks: tuple[tuple[Place, Traits], ...] = ()
     config: Config = MappingProxyType({})
     beside: tuple[Layout, frozenset[str]] = (Layout(), frozenset())
@@ -59,7 +59,7 @@ def by_layout(layout: Layout, config: Config, heads: Mapping[str, int | None]) -
         raise TransferError("heads", problems)
     N, K, H = (a or b for a, b in zip(heads.values(), from_config, strict=True))
     H = H or (D // N if D and N else None)
-    return PortTable(layout, HeadSizes(N, K or N, H) if N and H else None)
+    return PortTable(layout, Sizes(N, K or N, H) if N and H else None)
 
 
 def _blocks_of_paths(family: Family, config: Config, paths: Iterable[str]) -> list[Place]:

@@ -22,7 +22,7 @@ from jax_attn.transfer.table.rows import (
     row,
     tied,
 )
-from jax_attn.transfer.table.steps import HeadSizes, MisfitError, Shape, Step
+from jax_attn.transfer.table.steps import MisfitError, Shape, Sizes, Step
 
 
 @dataclass(frozen=True, init=False, repr=False)
@@ -35,7 +35,7 @@ class Layout:
             ...
         )
 
-    HeadSizes are never in the table: they come from the module that is loaded or exported.
+    Sizes are never in the table: they come from the module that is loaded or exported.
     """
 
     groups: tuple[Either, ...]
@@ -151,7 +151,7 @@ class Layout:
         problems += untied(self, arrays)
         return _carried("to Flax", moves, arrays, problems)
 
-    def shapes(self, keys: Mapping[str, Shape], sizes: HeadSizes) -> dict[str, Shape]:
+    def shapes(self, keys: Mapping[str, Shape], sizes: Sizes) -> dict[str, Shape]:
         """The shapes of the Flax side, by dotted path, where no module has them.
 
         keys: torch key to shape. sizes: what the shapes of flat projections do not tell. Raises

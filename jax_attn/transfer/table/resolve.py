@@ -16,7 +16,7 @@ from jax_attn.transfer.table.rows import (
     holes,
     regex,
 )
-from jax_attn.transfer.table.steps import Arrays, HeadSizes, MisfitError, Shape, Shapes
+from jax_attn.transfer.table.steps import Arrays, MisfitError, Shape, Shapes, Sizes
 
 Names = Mapping[str, Shape]
 Rows = tuple[Row, ...]
@@ -88,7 +88,7 @@ def for_export(groups: Iterable[Either], paths: Names) -> tuple[list[Move], list
 
 
 def for_shapes(
-    groups: Iterable[Either], refusals: Iterable[Refused], keys: Names, sizes: HeadSizes
+    groups: Iterable[Either], refusals: Iterable[Refused], keys: Names, sizes: Sizes
 ) -> tuple[dict[str, Shape], list[Problem]]:
     """What torch tensors (`keys` to shapes) become: dotted paths to shapes."""
     present, disputed, problems = _by_keys(groups, keys, {})

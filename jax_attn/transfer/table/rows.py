@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from jax_attn.transfer.table.steps import Arrays, HeadSizes, MisfitError, Shapes, Step
+from jax_attn.transfer.table.steps import Arrays, MisfitError, Shapes, Sizes, Step
 
 _HOLE = re.compile(r"\{(\w+)\}")
 
@@ -47,7 +47,7 @@ class Row:
         except MisfitError:
             return None
 
-    def path_shapes(self, key_shapes: Shapes, sizes: HeadSizes) -> Shapes:
+    def path_shapes(self, key_shapes: Shapes, sizes: Sizes) -> Shapes:
         """Shapes of the Flax arrays that tensors of `key_shapes` become. Raises MisfitError."""
         for step in self.steps:
             key_shapes = _called(step, step.target, key_shapes, len(self.paths), sizes)

@@ -3,7 +3,7 @@
 A step holds no sizes. The Flax module has them: `source` turns the shapes behind a step into the
 shapes before it, so that a row's shapes follow from its target's, and `forward` and `backward`
 carry arrays from the one to the other. Where there is no module, `target` turns the shapes before
-a step into those behind it, by the `HeadSizes` that cannot be inferred from torch shapes.
+a step into those behind it, by the `Sizes` that cannot be inferred from torch shapes.
 
 Letters: N query heads, or either kind, K key/value heads, G = N // K, H head_dim, D a width.
 """
@@ -25,7 +25,7 @@ class MisfitError(ValueError):
     """Shapes or dtypes that a step cannot take."""
 
 
-class HeadSizes(NamedTuple):
+class Sizes(NamedTuple):
     """N, K and H, which cannot be inferred from the shapes of flat projections."""
 
     num_heads: int
@@ -46,7 +46,7 @@ class Step:
 
     name: str
     source: Callable[[Shapes, int], Shapes]
-    target: Callable[[Shapes, int, HeadSizes], Shapes]
+    target: Callable[[Shapes, int, Sizes], Shapes]
     forward: Carry
     backward: Carry
     fan: Literal["each", "split", "join"] = "each"
@@ -89,7 +89,7 @@ def _each(
     def source(shapes: Shapes, keys: int) -> Shapes:
         return flax.others(name, shapes, "Flax")
 
-    def target(shapes: Shapes, paths: int, sizes: HeadSizes) -> Shapes:
+    def target(shapes: Shapes, paths: int, sizes: Sizes) -> Shapes:
         return torch(sizes.head_dim).others(name, shapes, "torch")
 
     return Step(name, source, target, forward, backward)
@@ -183,7 +183,7 @@ def _packed_source(shapes: Shapes, keys: int) -> Shapes:
     return ((sum(shape[0] for shape in shapes), *shapes[0][1:]),)
 
 
-def _packed_target(shapes: Shapes, paths: int, sizes: HeadSizes) -> Shapes:
+def _packed_target(shapes: Shapes, paths: int, sizes: Sizes) -> Shapes:
     """Three parts are a query, a key and a value; any other number of parts are of one size."""
     (shape,), (N, K, H) = shapes, sizes
     if paths == 3:
@@ -207,7 +207,7 @@ def _joined_source(shapes: Shapes, keys: int) -> Shapes:
     return ((shape[0] // keys, *shape[1:]),) * keys
 
 
-def _joined_target(shapes: Shapes, paths: int, sizes: HeadSizes) -> Shapes:
+def _joined_target(shapes: Shapes, paths: int, sizes: Sizes) -> Shapes:
     if len(set(shapes)) != 1 or not shapes[0]:
         raise MisfitError(f"joined expects parts of one shape, got {[*shapes]}")
     return ((shapes[0][0] * len(shapes), *shapes[0][1:]),)
@@ -243,7 +243,7 @@ def _grouped_source(shapes: Shapes, keys: int) -> Shapes:
     return (((query[0] + 2 * key[0]) * key[1], *key[2:]),)
 
 
-def _grouped_target(shapes: Shapes, paths: int, sizes: HeadSizes) -> Shapes:
+def _grouped_target(shapes: Shapes, paths: int, sizes: Sizes) -> Shapes:
     (shape,), (N, K, H) = shapes, sizes
     fits = bool(shape) and shape[0] == (N + 2 * K) * H
     _expect("grouped", shape, f"a first axis of ({N} + 2·{K})·{H}, {sizes}", fits)

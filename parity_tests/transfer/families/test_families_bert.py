@@ -36,7 +36,7 @@ from jax_attn import parity, transfer
 from jax_attn.attention import Mask
 from jax_attn.parity.checking.weights import compare_weights
 from jax_attn.parity.checkpoint import rebuild
-from jax_attn.transfer import HeadSizes, TransferError, heads, row
+from jax_attn.transfer import Sizes, TransferError, heads, row
 from jax_attn.transfer.families.bert import BERT
 
 SIZES = {"hidden_size": 30, "num_attention_heads": 6, "attn_implementation": "eager"}
@@ -233,7 +233,7 @@ def test_a_config_without_a_place_here_is_refused(change, words):
 def test_distances_in_the_scores_are_refused_by_name():
     layout = BERT.block({"model_type": "bert"})
     with pytest.raises(TransferError, match="distances in the scores have no place here"):
-        layout.shapes({"self.distance_embedding.weight": (45, 10)}, HeadSizes(3, 3, 10))
+        layout.shapes({"self.distance_embedding.weight": (45, 10)}, Sizes(3, 3, 10))
 
 
 @pytest.mark.parametrize(
@@ -241,4 +241,4 @@ def test_distances_in_the_scores_are_refused_by_name():
 )
 def test_what_a_config_leaves_out_is_transformers_default(kind, D, N):
     traits = BERT.traits({"model_type": kind}, PLACE)
-    assert (traits.embed_dim, traits.sizes) == (D, HeadSizes(N, N, D // N))
+    assert (traits.embed_dim, traits.sizes) == (D, Sizes(N, N, D // N))

@@ -141,7 +141,7 @@ def test_a_head_of_its_own_is_read():
     tensors = {**model.state_dict(), "lm_head.weight": head}
     for said in (config.to_dict(), {"model_type": "t5", "tie_word_embeddings": False}):
         layout = family_of(said).model(said, tensors)
-        sizes = transfer.HeadSizes(N, N, H)
+        sizes = transfer.Sizes(N, N, H)
         shapes = layout.shapes({key: tuple(x.shape) for key, x in tensors.items()}, sizes)
         flax = layout.to_flax(tensors, shapes)
         np.testing.assert_array_equal(flax["lm_head.kernel"], head.numpy().T)
@@ -156,7 +156,7 @@ def test_a_table_of_no_use_is_passed_over():
     )
     layout = family_of(config.to_dict()).model(config.to_dict(), tensors)
     shapes = {key: tuple(x.shape) for key, x in tensors.items()}
-    tables = [p for p in layout.shapes(shapes, transfer.HeadSizes(N, N, H)) if "position_bias" in p]
+    tables = [p for p in layout.shapes(shapes, transfer.Sizes(N, N, H)) if "position_bias" in p]
     assert tables == [
         f"{side}.layers.0.attention.position_bias.embedding" for side in ("encoder", "decoder")
     ]

@@ -18,7 +18,7 @@ from helpers.dtype_rows import in_dtypes
 from helpers.families.family_cases import BlockPair, roundtrip, scattered
 from helpers.families.family_mistakes import assert_seen, otherwise, swapped
 from jax_attn import transfer
-from jax_attn.transfer import HeadSizes, Layout, TransferError
+from jax_attn.transfer import Layout, Sizes, TransferError
 from jax_attn.transfer.families.vit import VIT
 
 SIZES = {"hidden_size": 30, "num_attention_heads": 6, "attn_implementation": "eager"}
@@ -56,7 +56,7 @@ MISTAKES = {
     "query and key swapped": swapped("q_proj", "k_proj"),
     "key and value swapped": swapped("k_proj", "v_proj"),
     "causal": otherwise(is_causal=True),
-    "other heads of as many numbers": otherwise(sizes=HeadSizes(5, 5, 6)),
+    "other heads of as many numbers": otherwise(sizes=Sizes(5, 5, 6)),
 }
 
 
@@ -86,7 +86,7 @@ def test_both_spellings_at_once_are_ambiguous(tmp_path):
     both = file | {name: transfer.as_numpy(model.state_dict()[name])}
     layout = VIT.model(model.config.to_dict(), both)
     with pytest.raises(TransferError, match="ambiguous") as caught:
-        layout.shapes({k: a.shape for k, a in both.items()}, HeadSizes(6, 6, 5))
+        layout.shapes({k: a.shape for k, a in both.items()}, Sizes(6, 6, 5))
     (problem,) = caught.value.problems
     assert name in problem.text
 

@@ -12,7 +12,7 @@ from jax_attn.transfer.port.table import PortTable
 from jax_attn.transfer.table.layout import Layout
 from jax_attn.transfer.table.rows import either, ignored, row
 from jax_attn.transfer.table.steps import (
-    HeadSizes,
+    Sizes,
     grouped,
     heads,
     heads_in,
@@ -65,7 +65,7 @@ def test_a_table_that_does_not_fit_is_named(name):
     layout, held, said = MAPPINGS[name]
     if name == "some biases only":
         layout += Layout(row("k.bias", "k_proj.bias", heads), row("v.bias", "v_proj.bias", heads))
-    port = plan_port(held, PortTable(layout, HeadSizes(N, K, H)), "flax")
+    port = plan_port(held, PortTable(layout, Sizes(N, K, H)), "flax")
     assert any(said in str(problem) for problem in port.problems), port.problems
 
 
@@ -73,12 +73,12 @@ def test_parts_of_two_dtypes_are_no_packed_tensor():
     paths = ["q_proj.kernel", "k_proj.kernel", "v_proj.kernel"]
     layout = Layout(row("qkv.weight", paths, packed, linear, heads))
     held = {path: np.ones((D, K, H), "f4") for path in paths} | {paths[1]: np.ones((D, K, H), "f8")}
-    (problem,) = plan_port(held, PortTable(layout, HeadSizes(K, K, H)), "torch").problems
+    (problem,) = plan_port(held, PortTable(layout, Sizes(K, K, H)), "torch").problems
     assert (problem.kind, problem.hint) == ("wrong dtype", "--dtype casts them")
 
 
 def test_only_what_came_back_counts_as_carried():
-    port = plan_port(HELD, PortTable(attention(), HeadSizes(N, K, H)), "flax")
+    port = plan_port(HELD, PortTable(attention(), Sizes(N, K, H)), "flax")
     written = dict(Carried(port, HELD))
     written["out_proj.kernel"] = written["out_proj.kernel"] * 2
     proof = prove(port, HELD, written)
@@ -135,7 +135,7 @@ def mutated(rng: random.Random) -> str:
     except ValueError:
         return "refused"
     held = {key: np.arange(np.prod(s), dtype="f4").reshape(s) for key, s in shapes.items()}
-    table = PortTable(layout, rng.choice([HeadSizes(N, K, H)] * 4 + [None, HeadSizes(3, 1, 2)]))
+    table = PortTable(layout, rng.choice([Sizes(N, K, H)] * 4 + [None, Sizes(3, 1, 2)]))
     port = plan_port(held, table, "flax")
     if port.problems:
         return "unfit"

@@ -6,8 +6,8 @@ import pytest
 from helpers.small_model import NARROW, WIDE, D, H, K, N, counting, problems_of
 from jax_attn.transfer import (
     LINEAR,
-    HeadSizes,
     Layout,
+    Sizes,
     conv,
     either,
     heads,
@@ -164,7 +164,7 @@ def test_arrays_that_are_no_whole_row(arrays, expected):
 
 def test_a_convolution_without_a_module():
     layout = Layout(row("weight", "kernel", conv))
-    sizes = HeadSizes(N, K, H)
+    sizes = Sizes(N, K, H)
     assert layout.shapes({"weight": (WIDE, NARROW, 5, 2)}, sizes) == {
         "kernel": (5, 2, NARROW, WIDE)
     }

@@ -39,9 +39,9 @@ Roundoffs: half a unit in the last place, 2**-p for p bits of significand.
 
 import math
 from dataclasses import dataclass
-from functools import cache
 
 import numpy as np
+from scipy.special import stdtrit
 
 RUNS = 16
 FALSE_ALARM = 1e-6
@@ -86,24 +86,9 @@ def bridge(terms: int, precision: Precision) -> tuple[float, float, float]:
     return acc * terms / 3, acc * (1 + terms / 6) + 2 * operand, terms * lost
 
 
-@cache
 def student_quantile(tail: float, freedom: int) -> float:
-    """t such that P(|Student| > t) = tail, for an even number of degrees of freedom."""
-
-    def exceeds(t: float) -> float:
-        # 1 - A(t), Abramowitz & Stegun 26.7.4: sin(theta) times a finite sum in cos(theta)**2.
-        cos2 = freedom / (freedom + t * t)
-        term = total = 1.0
-        for j in range(1, freedom // 2):
-            term *= cos2 * (2 * j - 1) / (2 * j)
-            total += term
-        return 1 - math.sqrt(1 - cos2) * total
-
-    low, high = 0.0, 1e4
-    for _ in range(80):
-        middle = (low + high) / 2
-        low, high = (middle, high) if exceeds(middle) > tail else (low, middle)
-    return high
+    """The t for which P(|Student's t| > t) = tail."""
+    return float(-stdtrit(freedom, tail / 2))
 
 
 @dataclass(frozen=True)

@@ -75,10 +75,7 @@ def compile_block(design: str) -> list[NotRun]:
 
 
 def tasks(
-    cases: Sequence[Case],
-    backend: str,
-    compiled: Sequence[str],
-    implementation: str | None = None,
+    cases: Sequence[Case], backend: str, compiled: Sequence[str], implementation: str | None = None
 ) -> list[tuple]:
     """(function, *arguments) of each piece of work, the longest first.
 

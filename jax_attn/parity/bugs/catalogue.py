@@ -1,7 +1,4 @@
-"""The catalogue of planted bugs: what goes wrong in attention, and which rows claim to see it.
-
-`trials` puts attention with a bug in the port's place.
-"""
+"""The catalogue of planted bugs: what goes wrong in attention, and which rows claim to see it."""
 
 from dataclasses import dataclass, replace
 from functools import partial
@@ -35,8 +32,10 @@ _PROBABILITIES = {
 }
 _SUMS = {bits: {"product": partial(plants.summed, bits=bits)} for bits in (8, 11)}
 
-_CAUSAL = claims.every(claims.several, claims.any_mask("causal"))
-_BAND = claims.every(claims.several, claims.any_mask("window", "sliding"))
+_CAUSAL = claims.several_and(claims.any_mask("causal"))
+_BAND = claims.several_and(claims.any_mask("window", "sliding"))
+_BIASED = claims.several_and(claims.any_mask("bias"))
+_FINE_SCORES = claims.several_and(claims.at(FINE))
 _PLAIN, _NONE = ("plain_mha", "none"), ("gqa", "none")
 _ROTARY = ("gqa/rotary", "causal")
 _PIECES = ("gqa/cached", "causal")
@@ -62,7 +61,7 @@ BUGS: dict[str, Bug] = {
     "mask off by one key": Bug(
         plants.masked(plants.later),
         ("gqa", "window"),
-        claims.every(claims.several, claims.any_mask("causal", "window", "sliding")),
+        claims.several_and(claims.any_mask("causal", "window", "sliding")),
     ),
     "causal: the next key too": Bug(
         plants.masked(partial(plants.longer, towards=1)), ("weights_mha", "causal"), _CAUSAL
@@ -83,10 +82,8 @@ BUGS: dict[str, Bug] = {
     "the past ignored": Bug(
         plants.masked(plants.own_piece),
         _PIECES,
-        claims.every(
-            claims.several,
-            claims.cached("cached", "cached_rotary"),
-            claims.any_mask("causal", "sliding"),
+        claims.several_and(
+            claims.cached("cached", "cached_rotary"), claims.any_mask("causal", "sliding")
         ),
     ),
     "-1e4 for -inf": Bug(
@@ -97,25 +94,21 @@ BUGS: dict[str, Bug] = {
     ),
     # What is added to the scores.
     "bias sign": Bug(
-        plants.changed_problem(lambda p: replace(p, bias=-p.bias)),
-        ("gqa", "bias"),
-        claims.every(claims.several, claims.any_mask("bias")),
+        plants.changed_problem(lambda p: replace(p, bias=-p.bias)), ("gqa", "bias"), _BIASED
     ),
     "bias ignored": Bug(
-        plants.changed_problem(lambda p: replace(p, bias=None)),
-        ("torch_mha", "bias"),
-        claims.every(claims.several, claims.any_mask("bias")),
+        plants.changed_problem(lambda p: replace(p, bias=None)), ("torch_mha", "bias"), _BIASED
     ),
     "bias before the scale": Bug(
         plants.changed_problem(lambda p: replace(p, bias=p.bias * head_size(p) ** -0.5)),
         ("torch_mha", "bias"),
-        claims.every(claims.several, claims.any_mask("bias")),
+        _BIASED,
     ),
     # Weights.
     "query and key swapped": Bug(
         plants.reads(q="k", k="q"),
         ("torch_mha", "causal"),
-        claims.every(claims.several, claims.alike("q", "k")),
+        claims.several_and(claims.alike("q", "k")),
     ),
     "key and value swapped": Bug(plants.reads(k="v", v="k"), _PLAIN, claims.alike("k", "v")),
     "keys for values": Bug(plants.reads(v="k"), ("weights_mha", "none"), claims.alike("k", "v")),
@@ -125,9 +118,7 @@ BUGS: dict[str, Bug] = {
         lambda c, p, u: c.family in ("fused_mha", "torch_mha") and claims.alike(*"qkv")(c, p, u),
     ),
     "query kernel untransposed": Bug(
-        plants.transposed("q"),
-        ("masked_mha", "none"),
-        claims.every(claims.several, claims.square("q")),
+        plants.transposed("q"), ("masked_mha", "none"), claims.several_and(claims.square("q"))
     ),
     "output kernel untransposed": Bug(
         plants.transposed("o"), ("masked_mha", "none"), claims.square("o")
@@ -171,19 +162,15 @@ BUGS: dict[str, Bug] = {
     ),
     # Scores.
     "scale 1% too large": Bug(
-        plants.scaled(lambda p, s: 1.01 * s),
-        ("weights_mha", "none"),
-        claims.every(claims.several, claims.at(FINE)),
+        plants.scaled(lambda p, s: 1.01 * s), ("weights_mha", "none"), _FINE_SCORES
     ),
     "scale 1% too small": Bug(
-        plants.scaled(lambda p, s: 0.99 * s),
-        ("fused_mha", "none"),
-        claims.every(claims.several, claims.at(FINE)),
+        plants.scaled(lambda p, s: 0.99 * s), ("fused_mha", "none"), _FINE_SCORES
     ),
     "scale by one feature more": Bug(
         plants.scaled(lambda p, s: s * (head_size(p) / (head_size(p) + 1)) ** 0.5),
         _PLAIN,
-        claims.every(claims.several, claims.at(FINE)),
+        _FINE_SCORES,
     ),
     "scale by all features": Bug(
         plants.scaled(lambda p, s: s * p.num_heads**-0.5),
@@ -193,9 +180,7 @@ BUGS: dict[str, Bug] = {
     "scale twice": Bug(plants.scaled(lambda p, s: s * s), _PLAIN, claims.several),
     "no scale": Bug(plants.scaled(lambda p, s: 1.0), _PLAIN, claims.several),
     "softmax over the queries": Bug(
-        {"softmax": lambda right, p, s: right(p, s.mT).mT},
-        _PLAIN,
-        lambda c, p, u: c.size.T > 1,
+        {"softmax": lambda right, p, s: right(p, s.mT).mT}, _PLAIN, lambda c, p, u: c.size.T > 1
     ),
     "softmax with 1 more below": Bug({"softmax": plants.plus_one}, _PLAIN, claims.always),
     "softcap ignored": Bug(
@@ -210,10 +195,10 @@ BUGS: dict[str, Bug] = {
     ),
     # Precision.
     "probabilities in bfloat16": Bug(
-        _PROBABILITIES[8], _PLAIN, claims.every(claims.several, claims.at(SINGLE))
+        _PROBABILITIES[8], _PLAIN, claims.several_and(claims.at(SINGLE))
     ),
     "probabilities in float16": Bug(
-        _PROBABILITIES[11], _PLAIN, claims.every(claims.several, claims.at(SINGLE))
+        _PROBABILITIES[11], _PLAIN, claims.several_and(claims.at(SINGLE))
     ),
     "sums in bfloat16": Bug(_SUMS[8], _PLAIN, claims.at(SINGLE)),
     "sums in float16": Bug(_SUMS[11], _PLAIN, claims.at(SINGLE)),
@@ -228,32 +213,32 @@ BUGS: dict[str, Bug] = {
     "rotary pairs of the other convention": Bug(
         plants.each(Turn, lambda turn: replace(turn, interleaved=not turn.interleaved)),
         ("gqa/rotary_interleaved_partial", "padding"),
-        claims.every(claims.several, claims.steps(Turn)),
+        claims.several_and(claims.steps(Turn)),
     ),
     "rotary base doubled": Bug(
         plants.each(Turn, lambda turn: replace(turn, base=2 * turn.base)),
         _ROTARY,
-        claims.every(claims.several, claims.steps(Turn), claims.at(FINE)),
+        claims.several_and(claims.steps(Turn), claims.at(FINE)),
     ),
     "queries a position too far": Bug(
         plants.each(Turn, lambda turn: replace(turn, first=turn.first + 1)),
         ("gqa/cached_rotary", "causal"),
-        claims.every(claims.several, claims.steps(Turn)),
+        claims.several_and(claims.steps(Turn)),
     ),
     "the other norm": Bug(
         plants.each(Norm, lambda norm: replace(norm, centred=not norm.centred)),
         ("gqa/qk_layer_norm", "causal"),
-        claims.every(claims.several, claims.steps(Norm)),
+        claims.several_and(claims.steps(Norm)),
     ),
     "norm with another epsilon": Bug(
         plants.each(Norm, lambda norm: replace(norm, epsilon=norm.epsilon / 10)),
         ("gqa/qk_norm", "none"),
-        claims.every(claims.several, claims.steps(Norm), claims.at(SINGLE)),
+        claims.several_and(claims.steps(Norm), claims.at(SINGLE)),
     ),
     "norm after rotary": Bug(
         plants.changed_problem(lambda p: replace(p, after=p.after[::-1])),
         ("gqa/qk_norm", "none"),
-        claims.every(claims.several, claims.steps(Norm, Turn)),
+        claims.several_and(claims.steps(Norm, Turn)),
     ),
     # Dropout.
     "dropout where none belongs": Bug(
@@ -280,7 +265,7 @@ BUGS: dict[str, Bug] = {
     "cached values in another order than keys": Bug(
         {"slots": lambda right, p, v: right(p, v.roll(1, dims=-2))},
         _PIECES,
-        claims.every(claims.several, claims.cached("cached", "cached_ragged", "cached_rotary")),
+        claims.several_and(claims.cached("cached", "cached_ragged", "cached_rotary")),
     ),
     # Edges of tiles and pages as they are shipped.
     "the last tile of keys dropped": Bug(

@@ -81,3 +81,8 @@ def grouped(c: Case, p: AttentionProblem, u: str) -> bool:
 
 def every(*claims: Claim) -> Claim:
     return lambda c, p, u: all(claim(c, p, u) for claim in claims)
+
+
+def several_and(*claims: Claim) -> Claim:
+    """All of these, in rows of several keys."""
+    return every(several, *claims)

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from jax_attn.nn import GroupedQueryAttention
 from jax_attn.nn.projection import project
-from jax_attn.parity.matrix.shapes import Size
+from jax_attn.parity.matrix.cases import Size
 from jax_attn.transfer import LAYER_NORM, LAYOUTS, LINEAR, Layout
 
 LAYOUT = Layout(

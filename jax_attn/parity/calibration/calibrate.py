@@ -37,7 +37,7 @@ from jax_attn.parity.checking.weights import compare_weights
 from jax_attn.parity.matrix import calls
 from jax_attn.parity.matrix.designs import PORTED_DESIGNS, Design
 from jax_attn.parity.matrix.kernels import tiled
-from jax_attn.parity.matrix.pair import Pair
+from jax_attn.parity.matrix.preparation import Pair
 from jax_attn.parity.run.emulate import emulate
 from jax_attn.parity.run.inputs_and_runs import Inputs, Run
 from jax_attn.parity.run.port import Port, float_dtype, forward_and_gradients, x64_for

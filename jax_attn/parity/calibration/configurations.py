@@ -13,7 +13,7 @@ from itertools import product
 import numpy as np
 
 from jax_attn.dtypes import DTYPES
-from jax_attn.parity.matrix.shapes import SHAPES, Size
+from jax_attn.parity.matrix.cases import SHAPES, Size
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from typing import NamedTuple
 import numpy as np
 
 from jax_attn.parity.calibration.configurations import Configuration, Program
+from jax_attn.parity.matrix.cases import Size
 from jax_attn.parity.matrix.masks import MASKS, distance
-from jax_attn.parity.matrix.shapes import Size
 
 Rng = np.random.Generator
 

@@ -20,8 +20,8 @@ from jax_attn import nn as ported
 from jax_attn.attention import rotary
 from jax_attn.parity.judge.oracle import Norm, Turn
 from jax_attn.parity.matrix import cached_calls, calls
+from jax_attn.parity.matrix.cases import Size
 from jax_attn.parity.matrix.masks import DROPPED
-from jax_attn.parity.matrix.shapes import Size
 from jax_attn.transfer import LAYOUTS, PLAIN_PIPELINE, Layout
 from torch_ref import plain_mha, torch_mha
 from torch_ref import rotary as torch_rotary
@@ -330,9 +330,7 @@ PORTED_DESIGNS: dict[str, Design] = {
     # Both sides through their caches.
     "gqa/cached": _PIECES,
     "gqa/cached_ragged": replace(
-        _PIECES,
-        reference_call=cached_calls.torch_ragged,
-        port_call=cached_calls.port_ragged,
+        _PIECES, reference_call=cached_calls.torch_ragged, port_call=cached_calls.port_ragged
     ),
     "gqa/cached_rotary": _cached(_ROTARY, cached_calls.torch_pieces),
     # The published design all at once, which has no cache, and the port through its own.

@@ -12,7 +12,7 @@ from jax_attn.attention.call import Call
 from jax_attn.attention.dispatch import KERNELS, Kernel
 from jax_attn.attention.kernels import blocked
 from jax_attn.attention.kernels.tile import Tiles
-from jax_attn.parity.matrix.shapes import TILE_EDGES
+from jax_attn.parity.matrix.cases import TILE_EDGES
 
 # Smaller than the axes of the small shapes, but for a single token's, and dividing few of them:
 # rows insisting on the blocked kernel have several tiles, and partial ones at the edges.

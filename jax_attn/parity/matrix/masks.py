@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jax_attn.parity.matrix.shapes import Size
+from jax_attn.parity.matrix.cases import Size
 
 Masks = dict[str, np.ndarray]
 
@@ -75,12 +75,10 @@ MASKS = {
         lambda m, size: (-WINDOW[0] <= distance(size)) & (distance(size) <= WINDOW[1]),
     ),
     "empty_row": MaskKind(
-        lambda rng, size: {"allowed": _with_empty_row(rng, size)},
-        lambda m, size: m["allowed"],
+        lambda rng, size: {"allowed": _with_empty_row(rng, size)}, lambda m, size: m["allowed"]
     ),
     "sliding": MaskKind(
-        lambda rng, size: {},
-        lambda m, size: (-WINDOW[0] <= distance(size)) & (distance(size) <= 0),
+        lambda rng, size: {}, lambda m, size: (-WINDOW[0] <= distance(size)) & (distance(size) <= 0)
     ),
     "causal_padding": MaskKind(
         lambda rng, size: {"lengths": _lengths(rng, size)},

@@ -27,8 +27,7 @@ def run_block(
     import jax
 
     from jax_attn.parity.bugs.trials import doubts
-    from jax_attn.parity.matrix.run_rows import run_cases
-    from jax_attn.parity.matrix.tpu import run_emulated
+    from jax_attn.parity.matrix.run_rows import run_cases, run_emulated
 
     results = []
     for _, rows in groupby(cases, key=lambda c: c.preparation):

@@ -91,15 +91,6 @@ def levels(rng: Rng, program: Program) -> Levels:
 # --- values ---------------------------------------------------------------------------------------
 
 
-def _normal(rng: Rng, shape: tuple[int, ...], limits: Limits) -> np.ndarray:
-    return rng.standard_normal(shape)
-
-
-def _heavy(rng: Rng, shape: tuple[int, ...], limits: Limits) -> np.ndarray:
-    """Student's t with three degrees of freedom: its variance is finite, its kurtosis is not."""
-    return rng.standard_t(3, shape)
-
-
 def _offset(rng: Rng, shape: tuple[int, ...], limits: Limits) -> np.ndarray:
     return rng.standard_normal(shape) + rng.choice([-1, 1]) * _between(rng, 0.3, limits.offset)
 
@@ -112,8 +103,9 @@ def _outlier(rng: Rng, shape: tuple[int, ...], limits: Limits) -> np.ndarray:
 
 
 VALUES: dict[str, Callable[[Rng, tuple[int, ...], Limits], np.ndarray]] = {
-    "normal": _normal,
-    "heavy-tailed": _heavy,
+    "normal": lambda rng, shape, limits: rng.standard_normal(shape),
+    # Student's t with three degrees of freedom: its variance is finite, its kurtosis is not.
+    "heavy-tailed": lambda rng, shape, limits: rng.standard_t(3, shape),
     "offset": _offset,
     "outlier feature": _outlier,
 }

@@ -41,6 +41,24 @@ def run_cases(
         return [judge_case(preparation, case, doubted, **identity) for case in cases]
 
 
+def run_emulated(
+    case: Case, implementation: str | None = None, *, doubts: Doubts
+) -> Result | NotRun:
+    """The verdict on one emulated row; of a vendor's kernel, why there is none.
+
+    It is no parity on a TPU: the port's program with its products rounded as the TPU's matrix unit
+    rounds them, judged like any other at the budget of that rounding.
+    """
+    kernel = kernel_of_rows(implementation, "tpu", case.shape)
+    if kernel is not None and kernel.only_on:
+        why = f"{kernel.name} multiplies in a kernel of its own, where nothing can round for it"
+        return refusal(case, "tpu", why)
+    with jax.default_device(jax.devices("cpu")[0]):
+        preparation = Preparation(PORTED_DESIGNS[case.design], case, "mxu", kernel)
+        doubted = doubts(preparation)
+        return judge_case(preparation, case, doubted, backend="tpu", level="emulated")
+
+
 def refusal(case: Case, backend: str, why: str) -> NotRun:
     """A row that its kernel refuses on `backend`."""
     return NotRun(case.name, "both", case.dtype, case.shape, "refused", backend, error=why)

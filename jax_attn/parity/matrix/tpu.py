@@ -1,9 +1,7 @@
-"""What can be said of a TPU on a host without one: emulated rows, compiled designs.
+"""Designs and kernels compiled for a TPU on a host without one.
 
-Neither is parity on a TPU. An emulated row is the port's program with its products rounded as
-the TPU's matrix unit rounds them, judged like any other at the budget of that rounding. A
-compiled design was accepted by the TPU's own compiler, or, without libtpu, lowered for every
-platform; nothing was run, so it has no verdict.
+This is not parity on a TPU. A compiled design was accepted by the TPU's own compiler, or, without
+libtpu, lowered for every platform; nothing was run, so it has no verdict.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -14,29 +12,12 @@ import jax
 
 from jax_attn.attention import dispatch
 from jax_attn.attention.call import checked_call
-from jax_attn.parity.judge.result import NotRun, Result
+from jax_attn.parity.judge.result import NotRun
 from jax_attn.parity.matrix.cases import EMULATED_SHAPE, Case
 from jax_attn.parity.matrix.compiled import compile_for_tpu, lower_everywhere, why_no_tpu_compiler
 from jax_attn.parity.matrix.designs import PORTED_DESIGNS
-from jax_attn.parity.matrix.kernels import kernel_of_rows
 from jax_attn.parity.matrix.preparation import Preparation
-from jax_attn.parity.matrix.run_rows import Doubts, judge_case, refusal
 from jax_attn.parity.run.port import forward_and_gradients
-
-
-def run_emulated(
-    case: Case, implementation: str | None = None, *, doubts: Doubts
-) -> Result | NotRun:
-    """The verdict on one emulated row; of a vendor's kernel, why there is none."""
-    kernel = kernel_of_rows(implementation, "tpu", case.shape)
-    if kernel is not None and kernel.only_on:
-        why = f"{kernel.name} multiplies in a kernel of its own, where nothing can round for it"
-        return refusal(case, "tpu", why)
-    with jax.default_device(jax.devices("cpu")[0]):
-        preparation = Preparation(PORTED_DESIGNS[case.design], case, "mxu", kernel)
-        doubted = doubts(preparation)
-        return judge_case(preparation, case, doubted, backend="tpu", level="emulated")
-
 
 TOPOLOGIES = ("v5e:2x2", "v6e:2x2", "tpu7x:2x2x1")
 # Of a length that the kernels are made for, as the designs' shapes are not.

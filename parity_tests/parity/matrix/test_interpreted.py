@@ -6,8 +6,7 @@ from jax_attn.attention.kernels import splash_kernel
 from jax_attn.parity.bugs.trials import doubts
 from jax_attn.parity.judge.compare import Verdict
 from jax_attn.parity.matrix.cases import Case, emulated
-from jax_attn.parity.matrix.run_rows import run_cases
-from jax_attn.parity.matrix.tpu import run_emulated
+from jax_attn.parity.matrix.run_rows import run_cases, run_emulated
 from jax_attn.report.documents import as_markdown, summary, summary_lines
 
 PADDED = Case("gqa", "float32", "padding", "cross", "jit")

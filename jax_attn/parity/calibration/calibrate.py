@@ -24,17 +24,8 @@ from jax_attn.nn.projection import project
 from jax_attn.parity.calibration.configurations import Configuration, Program
 from jax_attn.parity.calibration.draw import Drawn, draw
 from jax_attn.parity.calibration.report import Trial
+from jax_attn.parity.checking import softmax_bugs
 from jax_attn.parity.checking.prepared import Prepared, judge_port
-from jax_attn.parity.checking.softmax_bugs import (
-    BACKWARD,
-    FORWARD,
-    BuggySoftmax,
-    SoftmaxBug,
-    narrow,
-    scaled,
-    stopped,
-    unmasked,
-)
 from jax_attn.parity.checking.weights import compare_weights
 from jax_attn.parity.matrix import calls
 from jax_attn.parity.matrix.cases import Size
@@ -292,11 +283,11 @@ def prepare(program: Program, pair: Pair, drawn: Drawn, inputs: Inputs) -> Prepa
 # --- power ----------------------------------------------------------------------------------------
 
 
-PLANTED: dict[str, tuple[SoftmaxBug, Any]] = {
-    "scale 1% too large": (scaled(1.01), FORWARD),
-    "mask ignored": (unmasked, FORWARD),
-    "probabilities in bfloat16": (narrow, FORWARD),
-    "gradient stopped at the scores": (stopped, BACKWARD),
+PLANTED: dict[str, tuple[softmax_bugs.SoftmaxBug, Any]] = {
+    "scale 1% too large": (softmax_bugs.scaled(1.01), softmax_bugs.FORWARD),
+    "mask ignored": (softmax_bugs.unmasked, softmax_bugs.FORWARD),
+    "probabilities in bfloat16": (softmax_bugs.narrow, softmax_bugs.FORWARD),
+    "gradient stopped at the scores": (softmax_bugs.stopped, softmax_bugs.BACKWARD),
 }
 
 
@@ -306,7 +297,9 @@ def planted(prepared: Prepared) -> Iterator[tuple[str, bool]]:
     A wrong softmax is seen in the outputs alone, a gradient that is stopped in the gradients.
     """
     for name, (bug, operators) in PLANTED.items():
-        mode = BuggySoftmax(bug, operators)
-        run = prepared.reference.under(mode, {} if operators is FORWARD else prepared.cotangents)
+        mode = softmax_bugs.BuggySoftmax(bug, operators)
+        run = prepared.reference.under(
+            mode, {} if operators is softmax_bugs.FORWARD else prepared.cotangents
+        )
         if mode.planted:
             yield name, prepared.would_fail(run)

@@ -129,38 +129,31 @@ _HEAD_DIM, _SCALE, _SOFTCAP = 9, 0.21, 1.7
 # Small, so that all pairs turn in a few steps. Heads that turn whole are even.
 _BASE, _EVEN, _PARTIAL, _EPSILON = 20.0, 10, 4, 1e-5
 
-_WEIGHTS = Design(
-    reference=lambda s: torch_ref.DESIGNS["weights_mha"](s.D, s.N),
+
+def _published(name: str, call: Callable[[str], Callable], weights: Mapping[str, Any]) -> Design:
+    """A published design of self-attention, `call` being the reference's, and its port."""
+    return Design(
+        reference=lambda s: torch_ref.DESIGNS[name](s.D, s.N),
+        port=_Port(),
+        layout=LAYOUTS[name],
+        reference_call=call,
+        port_call=calls.port_self(),
+        weights=weights,
+    )
+
+
+_WEIGHTS = replace(
+    _published("weights_mha", calls.zero_one_3d, _split("w_q", "w_k", "w_v", "w_o")),
     port=_Port(out_dropout_rate=0.1),
-    layout=LAYOUTS["weights_mha"],
-    reference_call=calls.zero_one_3d,
     port_call=calls.port_self(weights=True),
-    weights=_split("w_q", "w_k", "w_v", "w_o"),
     nan_rows=True,
 )
-_MASKED = Design(
-    reference=lambda s: torch_ref.DESIGNS["masked_mha"](s.D, s.N),
-    port=_Port(),
-    layout=LAYOUTS["masked_mha"],
-    reference_call=calls.zero_one_4d,
-    port_call=calls.port_self(),
-    weights=_split("W_Q", "W_K", "W_V", "W_O"),
-    nan_rows=True,
-)
+_OF_FOUR = _split("W_Q", "W_K", "W_V", "W_O")
+_MASKED = replace(_published("masked_mha", calls.zero_one_4d, _OF_FOUR), nan_rows=True)
 _MQA = replace(
-    _MASKED,
-    reference=lambda s: torch_ref.DESIGNS["mqa"](s.D, s.N),
-    port=_Port(lambda s: 1),
-    layout=LAYOUTS["mqa"],
+    _published("mqa", calls.zero_one_4d, _OF_FOUR), port=_Port(lambda s: 1), nan_rows=True
 )
-_PLAIN = Design(
-    reference=lambda s: torch_ref.DESIGNS["plain_mha"](s.D, s.N),
-    port=_Port(),
-    layout=LAYOUTS["plain_mha"],
-    reference_call=calls.bare,
-    port_call=calls.port_self(),
-    weights=_split("query", "key", "value", "out"),
-)
+_PLAIN = _published("plain_mha", calls.bare, _split("query", "key", "value", "out"))
 _TORCH = Design(
     reference=lambda s: torch_mha.MultiheadAttention(s.D, s.N, batch_first=True),
     port=_Port(),
@@ -238,14 +231,7 @@ _DIMS = {"kdim": _wider(_KDIM), "vdim": _wider(_VDIM)}
 
 PORTED_DESIGNS: dict[str, Design] = {
     "weights_mha": _WEIGHTS,
-    "fused_mha": Design(
-        reference=lambda s: torch_ref.DESIGNS["fused_mha"](s.D, s.N),
-        port=_Port(),
-        layout=LAYOUTS["fused_mha"],
-        reference_call=calls.bare,
-        port_call=calls.port_self(),
-        weights=_FUSED,
-    ),
+    "fused_mha": _published("fused_mha", calls.bare, _FUSED),
     "masked_mha": _MASKED,
     "mqa": _MQA,
     "plain_mha": _PLAIN,

@@ -1,8 +1,9 @@
 """Correct configurations go through the comparison: how much of its budget does each meet?
 
-What `drawn` draws goes through `verdict.Prepared` as `check`'s own pairs do: the float64 oracle,
-the spread of the perturbed runs, every gate. A FAIL is a false alarm. Some of the blocks and of the
-blocked kernel's configurations are planted with bugs too: what the same budgets let pass.
+What `draw` draws goes through `checking.prepared.Prepared` as `check`'s own pairs do: the float64
+oracle, the spread of the perturbed runs, every gate. A FAIL is a false alarm. Some of the blocks
+and of the blocked kernel's configurations are planted with bugs too: what the same budgets let
+pass.
 """
 
 import time

@@ -1,141 +1,18 @@
-"""The tables: every design's torch weights are, in Flax, the same projections, and come back.
+"""The tables: every design's torch weights are, in Flax, the same projections.
 
 Weights and inputs are small integers, so that every sum is exact and equal means equal.
 """
 
-from types import SimpleNamespace
-
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
 from flax import nnx
 
 import torch_ref
+from helpers.layout_cases import CASES, KDIM, B, D, N, T, abstract, ours, table
 from jax_attn import nn, transfer
-from jax_attn.transfer import FLAX_NAMES, LAYOUTS, Layout, TransferError, packed, row
+from jax_attn.transfer import LAYOUTS, Layout, TransferError, packed, row
 from torch_ref.plain_mha import SentenceAttention
-
-B, T, N, K, H, D = 2, 5, 6, 3, 5, 30
-HEAD_DIM, KDIM, VDIM = 7, 11, 13
-
-
-def split(*names):
-    """q, k, v of a design with one Linear each."""
-    return lambda m, x, k, v: tuple(
-        getattr(m, name)(array) for name, array in zip(names, (x, k, v), strict=True)
-    )
-
-
-def fused(m, x, k, v):
-    """The published form: (B, T, 3, N, H), cut along the third axis."""
-    return m.qkv_proj(x).reshape(*x.shape[:2], 3, -1).unbind(2)
-
-
-def torch_packed(m, x, k, v):
-    return torch.nn.functional._in_projection_packed(x, x, x, m.in_proj_weight, m.in_proj_bias)
-
-
-def torch_apart(m, x, k, v):
-    biases = (None,) * 3 if m.in_proj_bias is None else m.in_proj_bias.chunk(3)
-    weights = (m.q_proj_weight, m.k_proj_weight, m.v_proj_weight)
-    return tuple(map(torch.nn.functional.linear, (x, k, v), weights, biases))
-
-
-def flax_mha(**options):
-    return lambda dtype: nnx.MultiHeadAttention(
-        N, D, decode=False, rngs=nnx.Rngs(0), param_dtype=dtype, **options
-    )
-
-
-def ours(kv_heads=N, **options):
-    return lambda dtype: nn.GroupedQueryAttention(
-        D, N, kv_heads, rngs=nnx.Rngs(0), param_dtype=dtype, **options
-    )
-
-
-def case(design, q_k_v, out, *args, flax=None, names=None, widths=(D, D, D), **options):
-    """One port: a torch design, how it projects, and the Flax module it goes into."""
-    return SimpleNamespace(
-        design=design,
-        torch=lambda: torch_ref.DESIGNS[design](D, N, *args, **options),
-        q_k_v=q_k_v,
-        out=out,
-        flax=flax or ours(),
-        names=names or {},
-        widths=widths,
-    )
-
-
-WEIGHTS, MASKED, PLAIN, GQA = (
-    split("w_q", "w_k", "w_v"),
-    split("W_Q", "W_K", "W_V"),
-    split("query", "key", "value"),
-    split("q_proj", "k_proj", "v_proj"),
-)
-CASES = {
-    "weights_mha": case("weights_mha", WEIGHTS, "w_o"),
-    "fused_mha": case("fused_mha", fused, "out_proj"),
-    "masked_mha": case("masked_mha", MASKED, "W_O"),
-    "mqa": case("mqa", MASKED, "W_O", flax=ours(1)),
-    "plain_mha": case("plain_mha", PLAIN, "out"),
-    "torch_mha": case("torch_mha", torch_packed, "out_proj"),
-    "torch_mha without bias": case(
-        "torch_mha", torch_packed, "out_proj", flax=ours(use_bias=False), bias=False
-    ),
-    "torch_mha with kdim and vdim": case(
-        "torch_mha",
-        torch_apart,
-        "out_proj",
-        flax=ours(kdim=KDIM, vdim=VDIM),
-        widths=(D, KDIM, VDIM),
-        kdim=KDIM,
-        vdim=VDIM,
-    ),
-    "torch_mha with vdim, without bias": case(
-        "torch_mha",
-        torch_apart,
-        "out_proj",
-        flax=ours(vdim=VDIM, use_bias=False),
-        widths=(D, D, VDIM),
-        vdim=VDIM,
-        bias=False,
-    ),
-    "gqa": case("gqa", GQA, "out_proj", K, flax=ours(K)),
-    "gqa of other widths": case(
-        "gqa",
-        GQA,
-        "out_proj",
-        K,
-        flax=ours(K, head_dim=HEAD_DIM, kdim=KDIM, vdim=VDIM),
-        widths=(D, KDIM, VDIM),
-        head_dim=HEAD_DIM,
-        kdim=KDIM,
-        vdim=VDIM,
-    ),
-    "gqa with a bias on the inputs only": case(
-        "gqa", GQA, "out_proj", K, flax=ours(K, use_out_bias=False), out_bias=False
-    ),
-    "gqa with RMSNorm on queries and keys": case(
-        "gqa", GQA, "out_proj", K, flax=ours(K, qk_norm=nnx.RMSNorm), qk_norm=torch.nn.RMSNorm
-    ),
-    "gqa with LayerNorm on queries and keys": case(
-        "gqa", GQA, "out_proj", K, flax=ours(K, qk_norm=nnx.LayerNorm), qk_norm=torch.nn.LayerNorm
-    ),
-    "masked_mha into flax's own": case(
-        "masked_mha", MASKED, "W_O", flax=flax_mha(), names=FLAX_NAMES
-    ),
-    "torch_mha into flax's own": case(
-        "torch_mha", torch_packed, "out_proj", flax=flax_mha(), names=FLAX_NAMES
-    ),
-    "mqa into flax's own": case(
-        "mqa", MASKED, "W_O", flax=flax_mha(num_kv_heads=1), names=FLAX_NAMES
-    ),
-    "gqa into flax's own": case(
-        "gqa", GQA, "out_proj", K, flax=flax_mha(num_kv_heads=K), names=FLAX_NAMES
-    ),
-}
 
 
 def integers(rng, *shape):
@@ -148,11 +25,6 @@ def with_integer_weights(module):
         for parameter in module.parameters():
             parameter.copy_(integers(rng, *parameter.shape))
     return module
-
-
-def abstract(build, dtype=jnp.float32):
-    """The module's shapes without its initialisation, which a transfer replaces anyway."""
-    return nnx.eval_shape(lambda: build(dtype))
 
 
 def assert_same_projections(port, layout):
@@ -178,11 +50,6 @@ def assert_same_projections(port, layout):
     np.testing.assert_array_equal(y_BTD, getattr(reference, port.out)(y_BTNH.flatten(2)).detach())
 
 
-def table(port):
-    layout = LAYOUTS[port.design]
-    return layout.renamed(port.names) if port.names else layout
-
-
 def test_every_design_has_a_table():
     assert LAYOUTS.keys() == torch_ref.DESIGNS.keys()
     assert {port.design for port in CASES.values()} == LAYOUTS.keys()
@@ -191,75 +58,6 @@ def test_every_design_has_a_table():
 @pytest.mark.parametrize("port", CASES.values(), ids=CASES)
 def test_projects_as_torch_does(port):
     assert_same_projections(port, table(port))
-
-
-@pytest.mark.parametrize("port", CASES.values(), ids=CASES)
-def test_a_live_state_dict_comes_back_whole(port):
-    reference, module = port.torch(), abstract(port.flax)
-    transfer.load(module, reference.state_dict(), table(port))
-    exported = transfer.export(module, table(port))
-    assert exported.keys() == reference.state_dict().keys()
-    for key, tensor in reference.state_dict().items():
-        assert exported[key].shape == tuple(tensor.shape)
-        assert exported[key].tobytes() == tensor.numpy().tobytes()
-
-
-def test_a_real_module_is_loaded_as_an_abstract_one_is():
-    port = CASES["gqa"]
-    made, shape_only = port.flax(jnp.float32), abstract(port.flax)
-    tensors = port.torch().state_dict()
-    transfer.load(made, tensors, LAYOUTS["gqa"])
-    transfer.load(shape_only, tensors, LAYOUTS["gqa"])
-    for path, array in transfer.flatten(made).items():
-        np.testing.assert_array_equal(array, transfer.flatten(shape_only)[path])
-
-
-DTYPES = {"float32": np.uint32, "bfloat16": np.uint16, "float16": np.uint16, "float64": np.uint64}
-
-
-def any_bits(shape, dtype, rng):
-    """Every kind of number: NaNs with payloads, infinities, subnormals, both zeros."""
-    bits = np.frombuffer(rng.bytes(int(np.prod(shape)) * np.dtype(dtype).itemsize), dtype)
-    special = np.array([1 << (8 * bits.itemsize - 1), 0], dtype)  # -0.0 and 0.0
-    made = bits.copy()
-    made[:2] = special
-    return made.reshape(shape)
-
-
-def torch_bits(bits, dtype):
-    signed = bits.view(f"int{8 * bits.itemsize}")
-    return torch.from_numpy(signed).view(getattr(torch, dtype))
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("port", CASES.values(), ids=CASES)
-def test_round_trip_keeps_every_bit(port, dtype):
-    rng = np.random.default_rng(2)
-    sources = {
-        key: any_bits(tuple(tensor.shape), DTYPES[dtype], rng)
-        for key, tensor in port.torch().state_dict().items()
-    }
-    tensors = {key: torch_bits(bits, dtype) for key, bits in sources.items()}
-    with jax.enable_x64(dtype == "float64"):
-        module = abstract(port.flax, jnp.dtype(dtype))
-        transfer.load(module, tensors, table(port))
-        exported = transfer.export(module, table(port))
-    assert exported.keys() == sources.keys()
-    for key, bits in sources.items():
-        assert exported[key].dtype.name == dtype
-        assert exported[key].tobytes() == bits.tobytes(), key
-
-
-@pytest.mark.parametrize("port", CASES.values(), ids=CASES)
-def test_arrays_alone_go_both_ways(port):
-    """Gradients take this way: no module, no state, the same table."""
-    layout = table(port)
-    tensors = {key: t.numpy() for key, t in port.torch().state_dict().items()}
-    shapes = {p: a.shape for p, a in transfer.flatten(abstract(port.flax)).items()}
-    back = layout.to_torch(layout.to_flax(tensors, shapes))
-    assert back.keys() == tensors.keys()
-    for key, tensor in tensors.items():
-        np.testing.assert_array_equal(back[key], tensor, strict=True)
 
 
 def without_steps(layout, *names):

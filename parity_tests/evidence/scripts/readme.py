@@ -10,29 +10,20 @@ written by the scripts beside this one: blocked.json by parts.py, and each other
 
 import json
 import re
-from pathlib import Path
 
-import targets
 from measuring import DATA, PROFILE
+from readme_bench import CACHED, PLOT, README, bench, benchmarks, decode, plotted
 
 from jax_attn.bench.record import Record
-from jax_attn.bench.results import plot, words
+from jax_attn.bench.results import plot
 from jax_attn.parity.judge.budget import RUNS
 from jax_attn.parity.matrix.cases import published
 
-BENCH = DATA / "bench"
-CACHED = BENCH / "cached"
-PARTS = PROFILE / "blocked.json"
-STEPS = PROFILE / "steps.json"
 FILES = PROFILE / "files.json"
 MINILM = PROFILE / "minilm.json"
 POWER = PROFILE / "power.json"
 CALIBRATION = PROFILE / "calibration.json"
 TRAINING, CURVES = PROFILE / "training.json", PROFILE / "training.svg"
-PLOT = BENCH / "time.svg"
-MOST_TEMPORARIES = 128 * words.MIB
-PLOTTED = "time-attention-1x8x64-float32-forward"
-README = Path(__file__).parents[3] / "README.md"
 SHOWN = (
     "weights_mha-float32-causal",
     "fused_mha-bfloat16-none",
@@ -134,52 +125,6 @@ def measured(runs: dict[str, dict]) -> str:
         rows.append(f"| {shape} | {r['median']:.2f} | {r['worst']:.2f} | {r['tensors']} |")
     rows += ["", WHY]
     return "\n".join(rows)
-
-
-def bench(benchmarks: dict[str, Record]) -> str:
-    """The targets, and the plot."""
-    if not benchmarks:
-        return "Not yet measured."
-    path = PLOT.relative_to(README.parent)
-    plotted = f"![time of one call against length]({path})"
-    return f"{targets.table(benchmarks)}\n\n{parts(json.loads(PARTS.read_text()))}\n\n{plotted}"
-
-
-def decode(cached: dict[str, Record]) -> str:
-    """The targets of a decode step, and what it is spent on."""
-    if not cached:
-        return "Not yet measured."
-    return f"{targets.table(cached, targets.DECODING)}\n\n{steps(json.loads(STEPS.read_text()))}"
-
-
-def steps(profile: dict) -> str:
-    """A step by a call, in a scan, and its two products alone."""
-    rows = ["| one step, ms | by a call | in a `lax.scan` | its two products |", "|---" * 4 + "|"]
-    for name, ms in profile["milliseconds"].items():
-        rows.append(f"| {name} | {' | '.join(f'{taken:.2f}' for taken in ms.values())} |")
-    return "\n".join(["By `parity_tests/evidence/scripts/steps.py`, medians:", "", *rows])
-
-
-def parts(profile: dict) -> str:
-    """What the kernel's time is spent on, from the same tiles with less and less in them."""
-    ms = profile["milliseconds"]
-    products, whole = ms["products"], ms["whole"]
-    exponentials = ms["products and exponentials"] - products
-    spent = {
-        "the two products": products,
-        "the exponentials": exponentials,
-        "the running maximum, the sums and the rescaling": whole - products - exponentials,
-    }
-    shares = ", ".join(f"{share / whole:.0%} {what}" for what, share in spent.items())
-    temporaries = ", ".join(
-        f"{words.size(n)} {mode} ({'met' if n <= MOST_TEMPORARIES else 'missed'})"
-        for mode, n in profile["temporaries"].items()
-    )
-    return (
-        f"By `parity_tests/evidence/scripts/parts.py`: forward at L = 2048, {whole:.0f} ms, "
-        f"{shares}. Temporaries beyond inputs and outputs at L = 32,768 and 8 heads, by the "
-        f"compiler (target: ≤ {words.size(MOST_TEMPORARIES)}): {temporaries}."
-    )
 
 
 def files(profile: dict) -> str:
@@ -349,26 +294,6 @@ def written(
 def evidence() -> dict[str, dict]:
     """Every run that was kept, by name."""
     return {path.stem: json.loads(path.read_text()) for path in sorted(DATA.glob("*.json"))}
-
-
-def benchmarks(folder: Path = BENCH) -> dict[str, Record]:
-    """Every run of the bench that was kept there, by name."""
-    return {path.stem: Record.read(path) for path in sorted(folder.glob("*.json"))}
-
-
-def plotted(benchmarks: dict[str, Record]):
-    """The figure of time against length, of all the runs; ValueError where none has it."""
-    lengths = [targets.attention(T) for T in targets.LENGTHS]
-    with_lengths = {
-        name: record
-        for name, record in benchmarks.items()
-        if any(fits(row.workload) for row in record.rows for fits in lengths)
-    }
-    figures = plot.figures(targets.merged(with_lengths)) if with_lengths else {}
-    if PLOTTED not in figures:
-        names = ", ".join(benchmarks)
-        raise ValueError(f"runs of the bench: expected one with {PLOTTED}, got {names}")
-    return figures[PLOTTED]
 
 
 if __name__ == "__main__":

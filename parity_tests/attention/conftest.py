@@ -3,8 +3,8 @@
 import jax
 import pytest
 
-from helpers.attention_cases import INSISTED
-from helpers.kernel_comparison import in_tiles
+from helpers.attention.attention_cases import INSISTED
+from helpers.attention.kernel_comparison import in_tiles
 
 
 @pytest.fixture(autouse=True)

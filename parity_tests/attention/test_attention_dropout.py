@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from jax.extend.random import threefry_2x32
 
-from helpers import attention_definition as definition
-from helpers.attention_cases import (
+from helpers.attention import attention_definition as definition
+from helpers.attention.attention_cases import (
     KEEP,
     B,
     N,

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from helpers import attention_definition as definition
-from helpers.attention_cases import (
+from helpers.attention import attention_definition as definition
+from helpers.attention.attention_cases import (
     CASES,
     DTYPES,
     HV,

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from helpers.kernel_comparison import example, rounding, value_and_gradients
+from helpers.attention.kernel_comparison import example, rounding, value_and_gradients
 from jax_attn.attention import dispatch, dot_product_attention, explain
 
 ARRAYS = [jnp.ones((1, 2, 3, 5))] * 3

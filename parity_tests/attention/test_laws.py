@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from helpers import attention_definition as definition
 from helpers import laws
-from helpers.kernel_comparison import in_tiles
+from helpers.attention import attention_definition as definition
+from helpers.attention.kernel_comparison import in_tiles
 from helpers.laws import CHUNKS, DRAWN, HV, LAWS, Draw, G, H, K, N, S, Side, T, everything, excess
 from jax_attn.attention import attend_with_cache, dot_product_attention
 from jax_attn.attention.dispatch import Kernel

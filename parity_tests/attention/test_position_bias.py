@@ -8,8 +8,21 @@ from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 from transformers.models.t5.modeling_t5 import T5Attention
 
 import torch_ref
-from helpers import attention_definition as definition
-from helpers.small_attention import KDIM, VDIM, B, D, H, K, N, S, T, build, by_definition, inputs
+from helpers.attention import attention_definition as definition
+from helpers.attention.small_attention import (
+    KDIM,
+    VDIM,
+    B,
+    D,
+    H,
+    K,
+    N,
+    S,
+    T,
+    build,
+    by_definition,
+    inputs,
+)
 from jax_attn.attention import Alibi, ArgumentError, alibi
 from jax_attn.attention.position_bias import relative_buckets
 from jax_attn.nn import GroupedQueryAttention, RelativeBias

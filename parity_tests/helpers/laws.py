@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 from hypothesis import strategies as st
 
-from helpers import attention_definition as definition
+from helpers.attention import attention_definition as definition
 
 B, T, S, N, K, H, HV = 2, 5, 7, 6, 3, 11, 13
 G = N // K

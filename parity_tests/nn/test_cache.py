@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from helpers import attention_definition as definition
+from helpers.attention import attention_definition as definition
+from helpers.attention.small_attention import numpy_weights
 from helpers.jaxprs import shapes
-from helpers.small_attention import numpy_weights
 from jax_attn.attention import ArgumentError, Mask, attend_with_cache
 from jax_attn.attention.kernels import cached
 from jax_attn.attention.kv_cache import PageSizes

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from helpers import attention_definition as definition
-from helpers.small_attention import (
+from helpers.attention import attention_definition as definition
+from helpers.attention.small_attention import (
     KDIM,
     VDIM,
     B,

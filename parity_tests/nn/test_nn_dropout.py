@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from helpers import attention_definition as definition
-from helpers.small_attention import B, D, N, S, T, build, by_definition, inputs
+from helpers.attention import attention_definition as definition
+from helpers.attention.small_attention import B, D, N, S, T, build, by_definition, inputs
 from jax_attn.attention import ArgumentError
 
 pytestmark = pytest.mark.filterwarnings("error")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from helpers.small_attention import B, S, T, build, inputs, numpy_weights
+from helpers.attention.small_attention import B, S, T, build, inputs, numpy_weights
 from jax_attn.attention import ArgumentError
 from jax_attn.nn import GroupedQueryAttention, MultiHeadAttention, MultiQueryAttention
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from helpers import attention_definition as definition
-from helpers.small_attention import B, S, build, by_definition, inputs
+from helpers.attention import attention_definition as definition
+from helpers.attention.small_attention import B, S, build, by_definition, inputs
 from jax_attn.attention import Mask
 
 pytestmark = pytest.mark.filterwarnings("error")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from helpers.rotary_definition import (
+from helpers.attention.rotary_definition import (
     BASE,
     DIM,
     POSITIONS,

@@ -10,7 +10,7 @@ from transformers.models.gpt_neox import modeling_gpt_neox as gpt_neox
 from transformers.models.gptj import modeling_gptj as gptj
 from transformers.models.llama import modeling_llama as llama
 
-from helpers.small_attention import numpy_weights
+from helpers.attention.small_attention import numpy_weights
 from jax_attn import parity, transfer
 from jax_attn.attention import Rotary, rotate
 from jax_attn.attention.rotary import DynamicNTK, Linear, Llama3, Yarn

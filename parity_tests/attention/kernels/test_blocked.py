@@ -10,8 +10,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from helpers.attention.kernel_comparison import (
+    draws,
+    example,
+    in_tiles,
+    rounding,
+    value_and_gradients,
+)
 from helpers.jaxprs import shapes
-from helpers.kernel_comparison import draws, example, in_tiles, rounding, value_and_gradients
 from jax_attn.attention import Dropout, Mask
 from jax_attn.attention.call import checked_call
 from jax_attn.attention.kernels import blocked

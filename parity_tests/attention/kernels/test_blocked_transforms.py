@@ -7,7 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from helpers.kernel_comparison import draws, example, in_tiles, rounding, value_and_gradients
+from helpers.attention.kernel_comparison import (
+    draws,
+    example,
+    in_tiles,
+    rounding,
+    value_and_gradients,
+)
 from jax_attn.attention import Dropout, Mask, dot_product_attention, explain
 
 pytestmark = pytest.mark.filterwarnings("error")

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from jax._src.cudnn import fused_attention_stablehlo
 
-from helpers import attention_definition as definition
-from helpers.kernel_refusals import refusals
+from helpers.attention import attention_definition as definition
+from helpers.attention.kernel_refusals import refusals
 from jax_attn.attention import Dropout, Mask, dot_product_attention, explain
 from jax_attn.attention.call import checked_call
 from jax_attn.attention.kernels import cudnn

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from helpers import attention_definition as definition
-from helpers.kernel_refusals import refusals
+from helpers.attention import attention_definition as definition
+from helpers.attention.kernel_refusals import refusals
 from jax_attn.attention import Dropout, Mask, dispatch, dot_product_attention
 from jax_attn.attention.call import checked_call
 from jax_attn.attention.kernels import splash, splash_kernel

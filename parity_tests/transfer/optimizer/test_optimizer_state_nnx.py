@@ -8,6 +8,7 @@ import pytest
 import torch
 from flax import nnx
 
+from helpers.attention.small_attention import numpy_weights
 from helpers.optimizer_runs import (
     AFTER,
     BEFORE,
@@ -24,7 +25,6 @@ from helpers.optimizer_runs import (
     load,
     names_of,
 )
-from helpers.small_attention import numpy_weights
 from jax_attn import GroupedQueryAttention, transfer
 from jax_attn.parity.judge.compare import ROUNDINGS, rms
 from torch_ref import DESIGNS

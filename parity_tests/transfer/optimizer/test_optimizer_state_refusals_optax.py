@@ -7,6 +7,7 @@ import optax
 import pytest
 from flax import nnx
 
+from helpers.attention.small_attention import numpy_weights
 from helpers.optimizer_runs import LAYOUT, LR, MOMENTUM, D, H, K, N, export, load
 from helpers.optimizer_states import (
     ADAM,
@@ -18,7 +19,6 @@ from helpers.optimizer_states import (
     having,
     keeping,
 )
-from helpers.small_attention import numpy_weights
 from helpers.small_model import problems_of
 from jax_attn import GroupedQueryAttention
 

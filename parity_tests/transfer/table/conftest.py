@@ -2,12 +2,14 @@
 
 import pytest
 
-from helpers.small_model import MODEL, Model, torch_tensors
 from jax_attn import transfer
 
 
 @pytest.fixture(scope="module")
 def loaded():
+    # It imports torch, and this file is read where torch is absent too.
+    from helpers.small_model import MODEL, Model, torch_tensors
+
     module = Model()
     transfer.load(module, torch_tensors(), MODEL)
     return module

@@ -5,7 +5,7 @@ import pytest
 import torch
 from flax import nnx
 
-from helpers.small_attention import numpy_weights
+from helpers.attention.small_attention import numpy_weights
 from jax_attn import transfer
 from jax_attn.attention import Rotary
 from jax_attn.nn import GroupedQueryAttention

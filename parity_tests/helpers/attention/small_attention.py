@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from helpers import attention_definition as definition
+from helpers.attention import attention_definition as definition
 from jax_attn.nn import GroupedQueryAttention
 
 B, T, S, N, K, H, D, KDIM, VDIM = 2, 5, 7, 6, 3, 11, 13, 17, 19

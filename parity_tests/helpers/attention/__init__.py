@@ -1,0 +1,1 @@
+"""What the tests of attention share: definitions, cases, kernels compared."""

@@ -15,17 +15,17 @@ MODES = {
 
 def expect_one_mode(context: click.Context) -> None:
     """Raise UsageError for two modes at once, and for options of another mode."""
-    given = [
+    named = [
         p.human_readable_name if isinstance(p, click.Argument) else p.opts[0]
         for p in context.command.params
         if p.name and context.get_parameter_source(p.name) is ParameterSource.COMMANDLINE
     ]
-    modes = [name for name in MODES if name in given] or [BUILT_IN]
+    modes = [name for name in MODES if name in named] or [BUILT_IN]
     if len(modes) > 1:
         raise click.UsageError(f"expected one of {', '.join(modes)}, got all of them")
     (mode,) = modes
     of_modes = {
-        option: [other for other, options in MODES.items() if option in options] for option in given
+        option: [other for other, options in MODES.items() if option in options] for option in named
     }
     problems = [
         f"{option}: goes with {' or '.join(others)}, not with {mode}"

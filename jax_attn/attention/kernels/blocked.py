@@ -2,7 +2,9 @@
 
 Forward, the softmax is taken online (Milakov & Gimelshein, 2018; Rabe & Staats, 2021): each
 row of tiles keeps its running maximum, sum and weighted mean. Backward, each tile's weights are
-computed again from the saved log-sum-exp (Dao et al., "FlashAttention-2", 2023).
+computed again from the saved maximum and sum (Dao et al., "FlashAttention-2", 2023, but for the
+log-sum-exp, which they save in place of the two: where a constant such as −1e9 hides all of a row,
+its float32 has no room for the log of the sum).
 """
 
 import dataclasses
@@ -21,9 +23,8 @@ from jax_attn.attention.kernels.tile import Tile, Tiles
 
 Tree = TypeVar("Tree")
 Floats = dict[str, jax.Array | None]
-# The output (B, T, N, Hv) and its log-sum-exp (B, N, T), +∞ where nothing is visible, both in the
-# softmax's dtype.
-Outputs = tuple[jax.Array, jax.Array]
+# As `with_sums` returns them.
+Outputs = tuple[jax.Array, jax.Array, jax.Array]
 
 # Fewer queries or scores a head than these and dense is as fast or faster: measured on XLA:CPU,
 # batch 1 to 64. From 128×128 up blocked was 1.1 to 8 times as fast forward; with the backward
@@ -61,12 +62,18 @@ def attention(call: Call, tiles: Tiles | None = None) -> jax.Array:
         call = dataclasses.replace(call, dropout=None)
     if call.B == 0:
         return dense.attention(call)  # there is no tile to cut
-    out, _ = with_lse(call, tiles)
+    out, *_ = with_sums(call, tiles)
     return out.astype(call.query.dtype)
 
 
-def with_lse(call: Call, tiles: Tiles | None = None) -> Outputs:
-    """The outputs of a call whose B is 1 or more."""
+def with_lse(call: Call, tiles: Tiles | None = None) -> tuple[jax.Array, jax.Array]:
+    """As `dense.with_lse`, of a call whose B is 1 or more."""
+    out, maximum_BNT, total_BNT = with_sums(call, tiles)
+    return out, maximum_BNT + jnp.log(total_BNT)
+
+
+def with_sums(call: Call, tiles: Tiles | None = None) -> Outputs:
+    """As `dense.with_sums`, of a call whose B is 1 or more."""
     sizes = tile_sizes(call) if tiles is None else tiles.within(call)
     return _attention(sizes, varying(call, call))
 
@@ -126,7 +133,7 @@ def _gradients_fwd(
     """A second derivative is dense's, with its memory: of call and cotangents; the rest follows."""
 
     def gradients(floats: Floats, d_outputs: Outputs) -> Floats:
-        _, pull = jax.vjp(lambda floats: dense.with_lse(call.with_floats(floats)), floats)
+        _, pull = jax.vjp(lambda floats: dense.with_sums(call.with_floats(floats)), floats)
         return pull(d_outputs)[0]
 
     first, pull = jax.vjp(gradients, call.floats, d_outputs)
@@ -183,27 +190,32 @@ def _forward(sizes: Tiles, call: Call) -> Outputs:
         max_KGT, sum_KGT, out_KGTH = lax.fori_loop(*row.reach(), column, nothing)
         empty_KGT = sum_KGT == 0
         sum_KGT = jnp.where(empty_KGT, 1, sum_KGT)
-        lse_KGT = jnp.where(empty_KGT, jnp.inf, max_KGT + jnp.log(sum_KGT))
-        out, lse = outputs
-        return row.put_queries(out, out_KGTH / sum_KGT[..., None]), row.put_rows(lse, lse_KGT)
+        max_KGT = jnp.where(empty_KGT, jnp.inf, max_KGT)
+        out, maximum, total = outputs
+        out = row.put_queries(out, out_KGTH / sum_KGT[..., None])
+        return out, row.put_rows(maximum, max_KGT), row.put_rows(total, sum_KGT)
 
     out = jnp.zeros((call.B, call.T, call.N, call.Hv), dtype)
-    lse = jnp.zeros((call.B, call.N, call.T), dtype)
-    return lax.fori_loop(0, _rows(call, sizes), row, varying((out, lse), call))
+    zeros_BNT = jnp.zeros((call.B, call.N, call.T), dtype)
+    outputs = varying((out, zeros_BNT, zeros_BNT), call)
+    return lax.fori_loop(0, _rows(call, sizes), row, outputs)
 
 
 @_compiled
 def _backward(sizes: Tiles, call: Call, outputs: Outputs, d_outputs: Outputs) -> Call:
     """The cotangents of query, key, value and bias, in a Call whose other arrays are None."""
-    dtype, (out, lse), (d_out, d_lse) = call.softmax_dtype, outputs, d_outputs
-    delta_BNT = jnp.einsum("BTNH,BTNH->BNT", d_out, out, precision="highest") - d_lse
+    dtype, (out, maximum, total), (d_out, _, d_total) = call.softmax_dtype, outputs, d_outputs
+    mean_BNT = jnp.einsum("BTNH,BTNH->BNT", d_out, out, precision="highest")
+    # The weights' division by their sum is done here, once a row, and not once a score.
+    d_out = d_out / total.swapaxes(1, 2)[..., None]
+    delta_BNT = mean_BNT / total - d_total
 
     def row(n: jax.Array, grads: tuple[Any, ...]) -> tuple[Any, ...]:
         row = Tile.row(call, sizes, n)
         q_KGTH = row.queries(call.query).astype(dtype)
         d_out_KGTH = row.queries(d_out)
         # A query that another tile has, too, counts there alone: here it has no weights.
-        lse_KGT = jnp.where(row.own(), row.rows(lse), jnp.inf)
+        max_KGT = jnp.where(row.own(), row.rows(maximum), jnp.inf)
         delta_KGT = row.rows(delta_BNT)
 
         def column(j: jax.Array, running: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -217,7 +229,7 @@ def _backward(sizes: Tiles, call: Call, outputs: Outputs, d_outputs: Outputs) ->
                 _products(tile, q_KGTH),
                 bias,
             )
-            p_KGTS = jnp.exp(scores_KGTS - lse_KGT[..., None])
+            p_KGTS = jnp.exp(scores_KGTS - max_KGT[..., None])
             d_p_KGTS = _dropped(tile, _dot("KGTH,KSH->KGTS", d_out_KGTH, v_KSH, call))
             d_scores = p_KGTS * (d_p_KGTS - delta_KGT[..., None])
             d_products, d_bias_tile = pull(d_scores)

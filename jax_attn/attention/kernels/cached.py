@@ -239,14 +239,14 @@ def _over_page(
 
 def _by_tiles(call: Call) -> PartialSoftmax:
     """Attention to the call's own keys by the blocked kernel; the call has no dropout."""
-    out_BTNH, lse_BNT = blocked.with_lse(call)
-    lse_BKGT = lse_BNT.reshape(call.B, call.K, call.G, call.T)
+    out_BTNH, maximum_BNT, total_BNT = blocked.with_sums(call)
+    seen_BNT = maximum_BNT != jnp.inf
+    maximum, total = (
+        jnp.where(seen_BNT, x_BNT, unseen).reshape(call.B, call.K, call.G, call.T)
+        for x_BNT, unseen in ((maximum_BNT, -jnp.inf), (total_BNT, 0))
+    )
     out_BKGTH = out_BTNH.reshape(call.B, call.T, call.K, call.G, -1).transpose(0, 2, 3, 1, 4)
-    seen = lse_BKGT != jnp.inf
-    maximum = jax.lax.stop_gradient(jnp.where(seen, lse_BKGT, -jnp.inf))
-    # 1, with the gradient of what it stands for.
-    total = jnp.where(seen, jnp.exp(jnp.where(seen, lse_BKGT, 0) - _finite(maximum)), 0)
-    return PartialSoftmax(maximum, total, out_BKGTH * total[..., None])
+    return PartialSoftmax(jax.lax.stop_gradient(maximum), total, out_BKGTH * total[..., None])
 
 
 def _finite(maximum: jax.Array) -> jax.Array:

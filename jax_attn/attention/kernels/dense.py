@@ -16,10 +16,22 @@ def with_lse(call: Call) -> tuple[jax.Array, jax.Array]:
 
     Both in the softmax's dtype.
     """
+    out, maximum_BNT, total_BNT = with_sums(call)
+    return out, maximum_BNT + jnp.log(total_BNT)
+
+
+def with_sums(call: Call) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The output (B, T, N, Hv), the largest score and the sum of exp(score − maximum), (B, N, T).
+
+    All in the softmax's dtype. Where nothing is visible the maximum is +∞ and the sum 1. The
+    maximum is arbitrary, so that no gradient goes through it.
+    """
     scores_BNTS = _scores(call)
-    empty_BNT = scores_BNTS.max(axis=-1) == -jnp.inf
-    lse_BNT = jax.nn.logsumexp(jnp.where(empty_BNT[..., None], 0.0, scores_BNTS), axis=-1)
-    return _mean(call), jnp.where(empty_BNT, jnp.inf, lse_BNT)
+    maximum_BNT = jax.lax.stop_gradient(scores_BNTS.max(axis=-1))
+    empty_BNT = maximum_BNT == -jnp.inf
+    maximum_BNT = jnp.where(empty_BNT, jnp.inf, maximum_BNT)
+    total_BNT = jnp.exp(scores_BNTS - maximum_BNT[..., None]).sum(axis=-1)
+    return _mean(call), maximum_BNT, jnp.where(empty_BNT, 1, total_BNT)
 
 
 def weights(call: Call) -> jax.Array:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from jax_attn.parity.checking import canaries
+from jax_attn.parity.checking.canaries import softmaxes
 from jax_attn.parity.checking.prepared import Prepared
 from jax_attn.parity.run.inputs_and_runs import Inputs
 from jax_attn.parity.run.port import float_dtype
@@ -286,7 +287,7 @@ def test_a_row_that_sees_no_key_does_not_vouch_for_the_others():
 
 
 def test_of_many_those_are_tried_alone_that_moved_least(monkeypatch):
-    monkeypatch.setattr(canaries, "ALONE", 1)
+    monkeypatch.setattr(softmaxes, "ALONE", 1)
     doubts, notes = try_on(both, {"x": X, "memory": MEMORY[:, :1]})
     assert "in softmax 2 of 2 alone" in doubts
     assert notes == "of 2 softmaxes, 1 were tried alone: those moved least"

@@ -1,0 +1,24 @@
+"""Canaries: what the inputs of a check could not reveal, of the bugs that ports of attention have.
+
+The reference itself, in float64 and with one bug planted, goes through the comparison in the
+port's place: forward and, for the gradient's canary, backward. If it stays within the budget, a
+port with that bug would pass on these inputs, and the check is INCONCLUSIVE. A canary costs one
+run, beside the perturbed runs of the budget.
+"""
+
+from itertools import chain
+
+from jax_attn.parity.checking.canaries.findings import DoubtsAndNotes
+from jax_attn.parity.checking.canaries.masks import try_masks
+from jax_attn.parity.checking.canaries.positions import try_positions
+from jax_attn.parity.checking.canaries.softmaxes import try_softmaxes
+from jax_attn.parity.checking.prepared import Prepared
+
+__all__ = ["DoubtsAndNotes", "try_canaries"]
+
+
+def try_canaries(prepared: Prepared) -> DoubtsAndNotes:
+    """Plant each canary in the reference, and doubt the inputs that do not reveal it."""
+    parts = [trial(prepared) for trial in (try_masks, try_positions, try_softmaxes)]
+    doubts, notes = (tuple(chain.from_iterable(lines)) for lines in zip(*parts, strict=True))
+    return DoubtsAndNotes(doubts, notes)

@@ -1,0 +1,18 @@
+"""What canaries find: bugs that the inputs of a check would not reveal."""
+
+from typing import NamedTuple
+
+DRAWN = "inputs drawn at random, and several keys"
+NO_KEY = "no masked key matters"
+SOME_HIDDEN = "a mask that hides some keys, whose scores and values differ from the others'"
+
+
+class DoubtsAndNotes(NamedTuple):
+    """Bugs that would not be seen; what was not tried."""
+
+    doubts: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def doubt(bug: str, reason: str, remedy: str) -> str:
+    return f"blind: these inputs would not reveal {bug}: {reason}; what would: {remedy}"

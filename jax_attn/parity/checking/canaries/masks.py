@@ -1,0 +1,83 @@
+"""Masks among the inputs: each inverted, and ignored."""
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from jax_attn.parity.checking.canaries.findings import NO_KEY, SOME_HIDDEN, DoubtsAndNotes, doubt
+from jax_attn.parity.checking.canaries.planted import named_inputs, run_planted, with_input
+from jax_attn.parity.checking.prepared import Prepared
+from jax_attn.parity.checking.softmax_bugs import BuggySoftmax
+from jax_attn.parity.run.float64_mode import Float64
+from jax_attn.parity.run.inputs_and_runs import is_float, wide
+from jax_attn.parity.run.reference import Reference
+
+
+def try_masks(prepared: Prepared) -> DoubtsAndNotes:
+    """Each mask among the inputs inverted, and ignored: all alike, of either polarity."""
+    doubts = []
+    refused: dict[str, None] = {}
+    for name, mask in named_inputs(prepared.reference).items():
+        if not _is_mask(prepared.reference, name, mask):
+            continue
+        hides, shows = _ends(mask)
+        for bug, wrong_mask in (
+            ("inverted", np.where(mask == shows, hides, shows)),
+            ("ignored", np.full_like(mask, shows)),
+            ("ignored", np.full_like(mask, hides)),  # of the other polarity
+        ):
+            run = run_planted(with_input(prepared.reference, name, wrong_mask), Float64())
+            if run is None:
+                refused[f"mask {name!r}: the reference refuses one that would show it {bug}"] = None
+            elif not prepared.would_fail(run):
+                first = mask.flat[0]
+                reason = f"it is {first} everywhere" if (mask == first).all() else NO_KEY
+                doubts.append(doubt(f"that mask {name!r} is {bug}", reason, SOME_HIDDEN))
+                break
+    return DoubtsAndNotes(tuple(doubts), tuple(refused))
+
+
+def _is_mask(reference: Reference, name: str, a: np.ndarray) -> bool:
+    """Booleans are; 0 and 1, or what is added to the scores, are by their name or what they do.
+
+    Without a mask's name only one that is alike everywhere is: what hides a key is met at the
+    softmax.
+    """
+    if a.size == 0 or a.dtype == bool:
+        return a.size > 0
+    x = wide({"": a})[""]
+    fits = np.isin(x, (0, 1)).all() or (is_float(a.dtype) and (x <= 0).all())
+    if not fits or any(word in name.lower() for word in _MASK_NAMES):
+        return bool(fits)
+    return x.min() == x.max() in (0, 1) and _hides(reference, name, a)
+
+
+_MASK_NAMES = ("mask", "allowed", "keep")
+
+
+def _hides(reference: Reference, name: str, a: np.ndarray) -> bool:
+    """Whether more keys have no weight where every other element is turned."""
+    hides, shows = _ends(a)
+    turned = a.copy()
+    turned.flat[::2] = hides if a.flat[0] == shows else shows
+    as_given, as_turned = (_hidden_keys(with_input(reference, name, x)) for x in (a, turned))
+    return as_given < as_turned
+
+
+def _hidden_keys(reference: Reference) -> int:
+    hidden = 0
+
+    def count(scores: Any, axis: int) -> None:
+        nonlocal hidden
+        hidden += int((scores.softmax(axis) == 0).sum())
+
+    run_planted(reference, BuggySoftmax(count))
+    return hidden
+
+
+def _ends(mask: np.ndarray) -> tuple[float, float]:
+    """What hides a key and what shows it; the reverse, where True hides."""
+    if not is_float(mask.dtype) or (mask == 1).any():
+        return 0, 1
+    return max(float(ml_dtypes.finfo(mask.dtype).min), -1e38) / 2, 0  # the square is finite, too

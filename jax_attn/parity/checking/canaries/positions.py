@@ -1,0 +1,38 @@
+"""Inputs that are alike along an axis, where joined positions cannot be told apart."""
+
+import numpy as np
+
+from jax_attn.parity.checking.canaries.findings import DRAWN, DoubtsAndNotes, doubt
+from jax_attn.parity.checking.canaries.planted import named_inputs, run_planted, same, with_input
+from jax_attn.parity.checking.prepared import Prepared
+from jax_attn.parity.run.float64_mode import Float64
+from jax_attn.parity.run.inputs_and_runs import is_float
+
+
+def try_positions(prepared: Prepared) -> DoubtsAndNotes:
+    """Inputs alike along an axis, where joins cannot be told apart: no softmax is needed."""
+    doubts = []
+    for name, x in named_inputs(prepared.reference).items():
+        for axis in range(x.ndim - 1) if is_float(x.dtype) else ():
+            alike = x.shape[axis] > 1 and (x == x.take([0], axis)).all()
+            if alike and _joins(prepared, name, x, axis):
+                reason = f"{name!r} is alike along its axis {axis}, and so is what comes out"
+                doubts.append(doubt("which positions are joined, and how", reason, DRAWN))
+    return DoubtsAndNotes(tuple(doubts), ())
+
+
+def _joins(prepared: Prepared, name: str, x: np.ndarray, axis: int) -> bool:
+    """Whether the first position moves the others of an output that is alike along the axis."""
+    moved = np.moveaxis(x.copy(), axis, 0)
+    moved[0] = np.random.default_rng(prepared.seed).standard_normal(moved[0].shape)
+    run = run_planted(with_input(prepared.reference, name, np.moveaxis(moved, 0, axis)), Float64())
+    if run is None:
+        return False
+    for output, want in prepared.exact.kinds["output"].items():
+        got = run.kinds["output"][output]
+        if got.shape != want.shape or want.shape[axis : axis + 1] != moved.shape[:1]:
+            continue
+        got, want = np.moveaxis(got, axis, 0), np.moveaxis(want, axis, 0)
+        if same(want, want[:1]) and not same(got[1:], want[1:]):
+            return True
+    return False

@@ -1,0 +1,129 @@
+"""Bugs of attention planted in every softmax at once, and in one softmax at a time."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from jax_attn.parity.checking import softmax_bugs
+from jax_attn.parity.checking.canaries.findings import (
+    DRAWN,
+    NO_KEY,
+    SOME_HIDDEN,
+    DoubtsAndNotes,
+    doubt,
+)
+from jax_attn.parity.checking.canaries.planted import run_planted, same
+from jax_attn.parity.checking.prepared import Prepared
+from jax_attn.parity.checking.softmax_bugs import BACKWARD, BuggySoftmax, SoftmaxBug
+from jax_attn.parity.run.inputs_and_runs import Run
+
+
+@dataclass(frozen=True)
+class Canary:
+    """name: of a bug that ports have. reason: what hides it. remedy: inputs that reveal it."""
+
+    name: str
+    reason: str
+    remedy: str
+    bug: SoftmaxBug
+
+    @property
+    def doubt(self) -> str:
+        return doubt(self.name, self.reason, self.remedy)
+
+
+_ALIKE = "the scores hardly differ from key to key, or the values do not"
+
+# Planted in every softmax at once.
+_EVERYWHERE = (
+    Canary("weights that go to other keys", _ALIKE, DRAWN, softmax_bugs.rolled),
+    Canary(
+        "a softmax over the queries",
+        _ALIKE,
+        f"T other than S, or {DRAWN}",
+        softmax_bugs.over_queries,
+    ),
+    Canary(
+        "queries and heads mixed up",
+        "T is the number of heads, and one is like the other",
+        f"T other than N, or {DRAWN}",
+        softmax_bugs.mixed_axes,
+    ),
+    Canary("an ignored mask", NO_KEY, SOME_HIDDEN, softmax_bugs.unmasked),
+)
+_STOPPED = Canary("a gradient stopped at the scores", _ALIKE, DRAWN, softmax_bugs.stopped)
+_FINE = Canary("a scale of the scores 1% too large", _ALIKE, DRAWN, softmax_bugs.scaled(1.01))
+_COARSE = Canary("a scale of the scores twice too large", _ALIKE, DRAWN, softmax_bugs.scaled(2.0))
+# As fine as the precision shows it. Planted everywhere, and in one softmax at a time.
+_SCALES = {"float64": _FINE, "float32": _FINE, "float16": _COARSE, "bfloat16": _COARSE}
+# Softmaxes that are tried alone: half as many runs as the budget's own, each forward only.
+ALONE = 8
+
+
+def try_softmaxes(prepared: Prepared) -> DoubtsAndNotes:
+    """Each canary everywhere; the scale also in each softmax alone, lest one vouch for another."""
+    scale = _SCALES[prepared.dtype]
+    unseen: list[Canary] = []
+    moved: list[float] = []
+    notes: list[str] = []
+    for canary in (scale, *_EVERYWHERE):
+        mode = BuggySoftmax(canary.bug)
+        run = run_planted(prepared.reference, mode)
+        if not mode.met:
+            return DoubtsAndNotes((), ("no softmax was met: no canary of attention was tried",))
+        if run is None:
+            notes.append(f"the reference refuses weights that would show {canary.name}")
+            continue
+        moved = moved or mode.moved  # the scale, which comes first, has a place in each
+        if mode.planted and not prepared.would_fail(run):
+            unseen.append(canary)
+    doubts = [canary.doubt for canary in unseen] if unseen and _reaches(prepared, None) else []
+    several = len(moved) > 1
+    suspects = _unseen_alone(prepared, scale, moved) if several else [0] if unseen else []
+    blind = [place for place in suspects if _reaches(prepared, place)]
+    if several and blind and scale.doubt not in doubts:
+        doubts.append(replace(scale, name=f"{scale.name} in {_places(blind, moved)} alone").doubt)
+    if idle := [place for place in suspects if place not in blind]:
+        notes.append(
+            f"{_places(idle, moved)} only chooses or is not used: its weights reach no output, "
+            "and their scale is not looked at"
+        )
+    if len(moved) > ALONE:
+        notes.append(f"of {len(moved)} softmaxes, {ALONE} were tried alone: those moved least")
+    if prepared.gradients:
+        mode = BuggySoftmax(_STOPPED.bug, BACKWARD)
+        run = prepared.reference.under(mode, prepared.cotangents)
+        if mode.planted and not prepared.would_fail(run):
+            doubts.append(_STOPPED.doubt)
+    return DoubtsAndNotes(tuple(doubts), tuple(notes))
+
+
+def _unseen_alone(prepared: Prepared, scale: Canary, moved: list[float]) -> list[int]:
+    """The places where the scale's bug, planted there alone, is not seen; those moved least."""
+    # At low precision what one layer of many adds may be a rounding: there any change will do.
+    shows = Prepared.would_fail if scale is _FINE else _changes_outputs
+    least_moved = sorted(range(len(moved)), key=moved.__getitem__)[:ALONE]
+    return [
+        place
+        for place in sorted(least_moved)
+        if (run := run_planted(prepared.reference, BuggySoftmax(scale.bug, place=place)))
+        and not shows(prepared, run)
+    ]
+
+
+def _places(places: list[int], moved: list[float]) -> str:
+    return f"softmax {', '.join(str(place + 1) for place in places)} of {len(moved)}"
+
+
+def _changes_outputs(prepared: Prepared, run: Run) -> bool:
+    want = prepared.exact.kinds["output"]
+    return any(not same(got, want[name]) for name, got in run.kinds["output"].items())
+
+
+def _reaches(prepared: Prepared, place: int | None) -> bool:
+    """Whether an output is computed from the weights of this softmax, or of any; not chosen."""
+    run = run_planted(prepared.reference, BuggySoftmax(softmax_bugs.nowhere, place=place))
+    want = prepared.exact.kinds["output"]
+    return run is None or any(
+        (np.isnan(got) & ~np.isnan(want[name])).any() for name, got in run.kinds["output"].items()
+    )

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from jax_attn.parity import Result
 
 MARKER = (
-    'parity(dtype="float32", gradients=True, transforms=("eager", "jit"), seed=0): what the '
-    "fixture `parity` checks in; several dtypes, in a list, make as many tests."
+    'parity(dtype="float32", gradients=True, transforms=("eager", "jit"), seed=0, strict=False): '
+    "what the fixture `parity` checks in; several dtypes, in a list, make as many tests."
 )
 NEVER_CALLED = "the fixture `parity` was never called, so nothing was compared"
 _PROBLEMS = pytest.StashKey[list[str]]()
@@ -129,6 +129,7 @@ _WORDS: dict[str, tuple[Callable[[Any], bool], str]] = {
         f"a list of some of {', '.join(TRANSFORMS)}, each once",
     ),
     "seed": (lambda value: type(value) is int and value >= 0, "an integer, 0 or more"),
+    "strict": (lambda value: isinstance(value, bool), "True or False"),
 }
 """Each word of the marker: whether a value will do, and what would."""
 

@@ -27,7 +27,7 @@ def test_port(parity, request):
 def test_the_nearest_word_is_handed_on(run):
     result = run(
         """
-pytestmark = pytest.mark.parity(seed=1, gradients=True, transforms=["eager"])
+pytestmark = pytest.mark.parity(seed=1, gradients=True, transforms=["eager"], strict=True)
 
 @pytest.mark.parity(dtype="bfloat16", seed=2, gradients=False)
 def test_port(parity):
@@ -40,23 +40,25 @@ def test_plain():
         "-s",
     )
     result.assert_outcomes(passed=2)
+    others = "'gradients': False, 'transforms': ['eager'], 'strict': True}"
     assert re.findall("called with bfloat16 .*", result.stdout.str()) == [
-        "called with bfloat16 {'seed': 3, 'gradients': False, 'transforms': ['eager']}",
-        "called with bfloat16 {'seed': 2, 'gradients': False, 'transforms': ['eager']}",
+        f"called with bfloat16 {{'seed': 3, {others}",
+        f"called with bfloat16 {{'seed': 2, {others}",
     ]
 
 
 # the marker's arguments -> what is said of them.
 WRONG = {
     "dtpye=['float32']": "unknown word 'dtpye': expected some of dtype, gradients, transforms, "
-    "seed; did you mean 'dtype'?",
-    "atol=1": "unknown word 'atol': expected some of dtype, gradients, transforms, seed",
+    "seed, strict; did you mean 'dtype'?",
+    "atol=1": "unknown word 'atol': expected some of dtype, gradients, transforms, seed, strict",
     "dtype=[]": "dtype: expected one of float32, bfloat16, float16, float64, or a list of some, "
     "each once, got []",
     "dtype='float23'": "dtype: expected one of float32, *got 'float23'",
     "dtype=['float32', 'float32']": "dtype: expected one of *each once, got *",
     "dtype=None": "dtype: expected one of *, got None",
     "gradients='no'": "gradients: expected True or False, got 'no'",
+    "strict=1": "strict: expected True or False, got 1",
     "transforms='jit'": "transforms: expected a list of some of eager, jit, *, got 'jit'",
     "transforms=['pmap']": "transforms: expected a list of some of *, got *",
     "seed=-1": "seed: expected an integer, 0 or more, got -1",

@@ -15,7 +15,8 @@ from jax_attn.dtypes import DTYPES
 from jax_attn.parity.checking.canaries import try_canaries
 from jax_attn.parity.checking.prepared import Prepared, judge_port
 from jax_attn.parity.checking.weights import compare_weights
-from jax_attn.parity.judge.result import Result
+from jax_attn.parity.judge.result import Result, StandingNote
+from jax_attn.parity.judge.text import joined
 from jax_attn.parity.run import TRANSFORMS
 from jax_attn.parity.run.float64_mode import TORCH_DTYPES
 from jax_attn.parity.run.inputs_and_runs import Inputs
@@ -36,6 +37,7 @@ def check(
     gradients: bool = True,
     transforms: Sequence[str] = ("eager", "jit"),
     seed: int = 0,
+    strict: bool = False,
 ) -> Result:
     """Whether `port` computes what `reference` does, within what rounding allows.
 
@@ -51,6 +53,10 @@ def check(
         against one seeded cotangent for each output.
     seed: of the cotangents.
     transforms: how the port is run: some of eager, jit, grad, vmap, remat.
+    strict: notes are doubts, so that the verdict is INCONCLUSIVE where anything was not compared
+        that these arguments could show. Standing notes, which no input could remove, stay notes:
+        on which shapes and under which transforms the port was run, a precision that is pinned, a
+        gradient that is zero in theory.
 
     The oracle is the reference in float64, narrowing casts refused; the budget is the spread of
     perturbed float64 runs (`jax_attn.parity.judge.budget`). The reference is run as it is, under
@@ -71,14 +77,25 @@ def check(
         )
     weights = compare_weights(reference, port, layout)
     doubts, not_tried = try_canaries(prepared)
-    return judge_port(
+    result = judge_port(
         prepared,
         Port(port, port_call, both_given),
         transforms,
         to_torch=weights.to_torch,
         failures=weights.differences,
         doubts=doubts,
-        notes=(*weights.notes, *not_tried),
+        notes=(*weights.notes, *not_tried, scope(both_given, transforms)),
+    )
+    return result.strict() if strict else result
+
+
+def scope(inputs: Inputs, transforms: Sequence[str]) -> StandingNote:
+    """What the port was run on and under, and what it was not: a fault may show only there."""
+    arrays = inputs.named(inputs.args, inputs.kwargs)
+    shapes = [f"{f'input {name}' if inputs.args else name} {a.shape}" for name, a in arrays.items()]
+    others = ["other shapes", *(name for name in TRANSFORMS if name not in transforms)]
+    return StandingNote(
+        f"checked at {joined(shapes)} under {joined(transforms)}: {joined(others)} were not run"
     )
 
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rich.console import Group
@@ -16,12 +16,17 @@ class ParityError(AssertionError):
     """A check whose verdict is not PASS; the message is its report."""
 
 
+class StandingNote(str):
+    """A note that holds whatever the inputs are: no input could remove it."""
+
+
 @dataclass(frozen=True)
 class Result:
     """The result of a check.
 
-    tensors: one report for each tensor and transform. reasons: why the whole is not PASS,
-    beyond its tensors. notes: what was not compared, and other things to know.
+    tensors: one report for each tensor and transform. failures, doubts: why the whole is not
+    PASS, beyond its tensors. notes: what was not compared, and other things to know; those that
+    are `StandingNote`s hold whatever the inputs are, and do not count in `strict`.
     level: measured, interpreted or emulated: only measured is parity on `backend`; not run, where
     there is nothing to run and the doubts say why.
     """
@@ -57,6 +62,12 @@ class Result:
         """Every reason why the verdict is not PASS."""
         own = [f"{t.transform} {t.label}: {r}" for t in self.tensors for r in t.reasons]
         return (*self.failures, *self.doubts, *own)
+
+    def strict(self) -> "Result":
+        """The same result, in which each note is a doubt, except those that are standing."""
+        counting = tuple(note for note in self.notes if not isinstance(note, StandingNote))
+        standing = tuple(note for note in self.notes if isinstance(note, StandingNote))
+        return replace(self, doubts=(*self.doubts, *counting), notes=standing)
 
     def raise_for_status(self) -> "Result":
         """Itself where the verdict is PASS; else raises ParityError with the report."""

@@ -2,7 +2,7 @@
 
 import io
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rich import box
@@ -20,6 +20,12 @@ STYLES = {Verdict.PASS: "green", Verdict.FAIL: "bold red", Verdict.INCONCLUSIVE:
 def number(x: float | None, digits: int = 3) -> str:
     """`digits` significant digits; a dash for what there is none of."""
     return "–" if x is None or math.isnan(x) else f"{x:.{digits}g}"
+
+
+def joined(names: Sequence[str]) -> str:
+    """The names as a sentence has them: "a, b and c"."""
+    *others, last = names
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 def colored(verdict: Verdict) -> Text:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from jax_attn.parity.judge.result import StandingNote
 from jax_attn.parity.run.emulate import emulate
 from jax_attn.parity.run.inputs_and_runs import Arrays, Inputs, Run, is_float, named_outputs
 from jax_attn.transfer import flatten
@@ -185,10 +186,13 @@ def x64_for(dtype: str) -> Iterator[None]:
         yield
 
 
+PINNED = StandingNote('matmul precision pinned to "highest"')
+
+
 @contextlib.contextmanager
-def full_precision(wanted: bool = True) -> Iterator[tuple[str, tuple[str, ...]]]:
+def full_precision(wanted: bool = True) -> Iterator[tuple[str, tuple[StandingNote, ...]]]:
     """Products in full precision on an accelerator. Gives the platform, and notes for a result."""
     platform = next(iter(jnp.zeros(()).devices())).platform
     pinned = wanted and platform != "cpu"
     with jax.default_matmul_precision("highest" if pinned else None):
-        yield platform, ('matmul precision pinned to "highest"',) if pinned else ()
+        yield platform, (PINNED,) if pinned else ()

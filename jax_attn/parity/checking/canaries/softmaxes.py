@@ -15,6 +15,7 @@ from jax_attn.parity.checking.canaries.findings import (
 from jax_attn.parity.checking.canaries.planted import run_planted, same
 from jax_attn.parity.checking.prepared import Prepared
 from jax_attn.parity.checking.softmax_bugs import BACKWARD, BuggySoftmax, SoftmaxBug
+from jax_attn.parity.judge.result import StandingNote
 from jax_attn.parity.run.inputs_and_runs import Run
 
 
@@ -56,6 +57,7 @@ _FINE = Canary("a scale of the scores 1% too large", _ALIKE, DRAWN, softmax_bugs
 _COARSE = Canary("a scale of the scores twice too large", _ALIKE, DRAWN, softmax_bugs.scaled(2.0))
 # As fine as the precision shows it. Planted everywhere, and in one softmax at a time.
 _SCALES = {"float64": _FINE, "float32": _FINE, "float16": _COARSE, "bfloat16": _COARSE}
+NO_SOFTMAX = StandingNote("no softmax was met: no canary of attention was tried")
 # Softmaxes that are tried alone: half as many runs as the budget's own, each forward only.
 ALONE = 8
 
@@ -70,9 +72,10 @@ def try_softmaxes(prepared: Prepared) -> DoubtsAndNotes:
         mode = BuggySoftmax(canary.bug)
         run = run_planted(prepared.reference, mode)
         if not mode.met:
-            return DoubtsAndNotes((), ("no softmax was met: no canary of attention was tried",))
+            return DoubtsAndNotes((), (NO_SOFTMAX,))
         if run is None:
-            notes.append(f"the reference refuses weights that would show {canary.name}")
+            refused = f"the reference refuses weights that would show {canary.name}"
+            notes.append(StandingNote(refused))
             continue
         moved = moved or mode.moved  # the scale, which comes first, has a place in each
         if mode.planted and not prepared.would_fail(run):
@@ -89,7 +92,8 @@ def try_softmaxes(prepared: Prepared) -> DoubtsAndNotes:
             "and their scale is not looked at"
         )
     if len(moved) > ALONE:
-        notes.append(f"of {len(moved)} softmaxes, {ALONE} were tried alone: those moved least")
+        few = f"of {len(moved)} softmaxes, {ALONE} were tried alone: those moved least"
+        notes.append(StandingNote(few))
     if prepared.gradients:
         mode = BuggySoftmax(_STOPPED.bug, BACKWARD)
         run = prepared.reference.under(mode, prepared.cotangents)

@@ -1,0 +1,65 @@
+"""`strict`: a note that other arguments could remove is a doubt, and a standing one is none."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from flax import nnx
+
+from jax_attn.parity import Result, Verdict, check
+from jax_attn.parity.judge.result import StandingNote
+from jax_attn.transfer import LINEAR, load
+
+D, F = 5, 3
+
+# the check's arguments -> the one note that counts, "" for none.
+NOTES = {
+    "everything is compared": ({"layout": LINEAR}, ""),
+    "no layout": ({}, "weights and parameter gradients were not compared: no layout"),
+    "no gradients": (
+        {"layout": LINEAR, "gradients": False},
+        "gradients were not compared: gradients=False",
+    ),
+}
+
+
+@pytest.mark.parametrize("row", NOTES)
+def test_a_note_that_counts_is_a_doubt_under_strict(row):
+    options, note = NOTES[row]
+    result = linear(**options)
+    assert result.verdict is Verdict.PASS, str(result)
+    assert result.doubts == ()
+    strict = linear(strict=True, **options)
+    assert strict.verdict is (Verdict.INCONCLUSIVE if note else Verdict.PASS), str(strict)
+    assert strict.doubts == ((note,) if note else ())
+    assert all(isinstance(note, StandingNote) for note in strict.notes)
+    assert {*strict.doubts, *strict.notes} == {*result.notes}
+
+
+def test_the_standing_note_names_what_was_run_and_what_was_not():
+    result = linear(transforms=("eager", "grad"))
+    *_, scope = result.notes
+    assert scope == (
+        "checked at input (2, 5) under eager and grad: "
+        "other shapes, jit, vmap and remat were not run"
+    )
+    assert f"note: {scope}" in str(result)
+    everywhere = ("eager", "jit", "grad", "vmap", "remat")
+    (_, scope) = linear(transforms=everywhere, layout=LINEAR).notes
+    assert scope.endswith("under eager, jit, grad, vmap and remat: other shapes were not run")
+
+
+def test_a_failure_stays_one_and_notes_are_text_in_json():
+    result = Result("float32", "cpu", (), failures=("wrong",), notes=("open", StandingNote("so")))
+    strict = result.strict()
+    assert (strict.verdict, strict.doubts, strict.notes) == (Verdict.FAIL, ("open",), ("so",))
+    assert json.loads(json.dumps(result.as_dict()))["notes"] == ["open", "so"]
+
+
+def linear(**options):
+    reference, port = torch.nn.Linear(D, F), nnx.Linear(D, F, rngs=nnx.Rngs(0))
+    load(port, reference.state_dict(), LINEAR)
+    call = {"reference_call": lambda m, input: m(input), "port_call": lambda m, input: m(input)}
+    x = np.random.default_rng(0).standard_normal((2, D))
+    return check(reference, port, {"input": x}, **{"transforms": ("eager",), **call, **options})

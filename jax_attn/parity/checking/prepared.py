@@ -63,17 +63,25 @@ class Prepared:
         return self.reference.run(self.dtype, self.differentiated)
 
     @cached_property
+    def _center(self) -> tuple[Run, bool]:
+        """As `Reference.center` gives it."""
+        return self.reference.center(self.differentiated)
+
+    @cached_property
     def exact(self) -> Run:
         """What the oracle gives."""
         if self.oracle is None:
-            return self.reference.exact(self.differentiated)
+            run, is_exact = self._center
+            return run if is_exact else self.reference.exact(self.differentiated)
         run = self.oracle(wide(self.cotangents))
         return run if self.gradients else Run(run.outputs, {}, {})
 
     @cached_property
     def budgets(self) -> dict[str, dict[str, Budget]]:
         """kind -> name -> what the tensor may err by."""
-        return self.reference.spread(self.precision or self.dtype, self.differentiated)
+        center, _ = self._center
+        precision = self.precision or self.dtype
+        return self.reference.spread(precision, self.differentiated, center=center)
 
     def judge_one(self, kind: str, name: str, transform: str, got: np.ndarray) -> TensorReport:
         """The verdict on one tensor of float64 numbers."""

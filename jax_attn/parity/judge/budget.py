@@ -38,12 +38,14 @@ Roundoffs: half a unit in the last place, 2**-p for p bits of significand.
 """
 
 import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 from scipy.special import stdtrit
 
 RUNS = 16
+_IN_CACHE = 2**15  # elements that are worked on at once: 0.8 MiB of float64 in three arrays
 FALSE_ALARM = 1e-6
 APPROXIMATED = {
     "erf": 8,
@@ -95,9 +97,9 @@ def student_quantile(tail: float, freedom: int) -> float:
 class Budget:
     """What one tensor may err by.
 
-    element: per element. rms: of the whole tensor. floor: its expected RMS error.
-    projection: of <o'-o, o>/<o, o>. zero: RMS below which the tensor cannot be told from 0 in
-    float64, the oracle's precision.
+    element: per element; of precisions that float32 holds rounded up to it, as there are many.
+    rms: of the whole tensor. floor: its expected RMS error. projection: of <o'-o, o>/<o, o>.
+    zero: RMS below which the tensor cannot be told from 0 in float64, the oracle's precision.
     """
 
     element: np.ndarray
@@ -107,35 +109,84 @@ class Budget:
     zero: float
 
     @classmethod
-    def of(cls, center: np.ndarray, runs: list[np.ndarray], precision: Precision) -> "Budget":
+    def of(cls, center: np.ndarray, runs: Iterable[np.ndarray], precision: Precision) -> "Budget":
         """center: the unperturbed float64 tensor; runs: the perturbed ones.
 
         Where the centre is not finite there is no budget: NaN.
         """
-        finite = np.isfinite(center)
-        if not finite.any():
-            return cls(np.full(center.shape, math.nan), *[math.nan] * 4)
-        core = center[finite]
-        own = np.zeros_like(core)
-        each, shared = [], []
+        spread = Spread(center, precision)
         for run in runs:
-            squares = np.square(run[finite] - core)
-            own += squares
-            each.append(math.sqrt(np.mean(squares)))
-            shared.append(projection(run[finite], core))
-        own /= len(runs)
-        floor = math.sqrt(np.mean(own))
-        element = student_quantile(FALSE_ALARM / own.size, 2 * len(runs))
-        alone = student_quantile(FALSE_ALARM, len(runs))
-        budget = np.full(center.shape, math.nan)
-        budget[finite] = element * np.sqrt((own + floor**2) / 2) + precision.tiny
-        return cls(
-            element=budget,
-            rms=float(np.mean(each) + alone * np.std(each)) + precision.tiny,
+            spread.add(run)
+        return spread.budget()
+
+
+class Spread:
+    """How far perturbed runs of one tensor lie from its centre: added up run by run, none kept."""
+
+    def __init__(self, center: np.ndarray, precision: Precision):
+        """center: the unperturbed float64 tensor; it is read, never written."""
+        self.center, self.precision = center, precision
+        finite = np.isfinite(center)
+        self._finite = None if finite.all() else finite
+        self._core = self._compared(center)
+        self._norm = _dot(self._core, self._core)
+        self._squares = np.zeros(self._core.size)
+        self._each: list[float] = []  # of each run: the RMS of its deviations, their projection
+        self._shared: list[float] = []
+
+    def add(self, run: np.ndarray) -> None:
+        """Count one perturbed run of the tensor, float64."""
+        run, total, shared = self._compared(run), 0.0, 0.0
+        for part in self._parts():
+            deviations, core = run[part] - self._core[part], self._core[part]
+            shared += _dot(deviations, core)
+            total += _dot(deviations, deviations)
+            self._squares[part] += np.square(deviations, out=deviations)
+        self._each.append(math.sqrt(total / max(run.size, 1)))
+        self._shared.append(shared / self._norm if self._norm > 0 else 0.0)
+
+    def budget(self) -> Budget:
+        """What the tensor may err by, from the runs so far: at least one."""
+        if not self._core.size:
+            return Budget(np.full(self.center.shape, math.nan), *[math.nan] * 4)
+        runs, precision = len(self._each), self.precision
+        floor = math.sqrt(np.mean(self._squares) / runs)
+        element = student_quantile(FALSE_ALARM / self._core.size, 2 * runs)
+        alone = student_quantile(FALSE_ALARM, runs)
+        dtype = np.dtype(np.float32 if precision.tiny >= _FLUSHED else np.float64)
+        elements = np.full(self.center.shape, math.nan, dtype)
+        allowed = elements.reshape(-1) if self._finite is None else np.empty_like(self._core, dtype)
+        for part in self._parts():
+            wide = element * np.sqrt((self._squares[part] / runs + floor**2) / 2) + precision.tiny
+            allowed[part] = _rounded_up(wide, dtype)
+        if self._finite is not None:
+            elements[self._finite] = allowed
+        return Budget(
+            element=elements,
+            rms=float(np.mean(self._each) + alone * np.std(self._each)) + precision.tiny,
             floor=floor,
-            projection=alone * math.sqrt(np.mean(np.square(shared))),
+            projection=alone * math.sqrt(np.mean(np.square(self._shared))),
             zero=element * floor * 2.0**-52 / max(precision.store, precision.operand),
         )
+
+    def _parts(self) -> Iterator[slice]:
+        for start in range(0, self._core.size, _IN_CACHE):
+            yield slice(start, start + _IN_CACHE)
+
+    def _compared(self, tensor: np.ndarray) -> np.ndarray:
+        """Its elements where the centre is finite, flat; the tensor itself where that is all."""
+        return tensor.reshape(-1) if self._finite is None else tensor[self._finite]
+
+
+def _dot(a: np.ndarray, b: np.ndarray) -> float:
+    return float(np.dot(a, b))
+
+
+def _rounded_up(a: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """As `dtype`, no number below what it was."""
+    with np.errstate(over="ignore"):
+        narrow = a.astype(dtype)
+    return np.where(narrow < a, np.nextafter(narrow, dtype.type(math.inf)), narrow)
 
 
 def projection(got: np.ndarray, want: np.ndarray) -> float:

@@ -65,7 +65,11 @@ class Unperturbed(Float64):
 
     So the definition has it. torch's own gives NaN, and the spread of every other row would be
     lost.
+
+    met_empty_rows: whether a softmax had one: where none had, these are the numbers of `Float64`.
     """
+
+    met_empty_rows = False
 
     def compute(self, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
         if func.overloadpacket.__name__ in SOFTMAXES:
@@ -76,6 +80,7 @@ class Unperturbed(Float64):
         self, func: OpOverload, scores: torch.Tensor, dim: int, *others: Any, **options: Any
     ) -> torch.Tensor:
         empty = torch.isneginf(scores).all(dim=dim, keepdim=True)
+        self.met_empty_rows = self.met_empty_rows or bool(empty.any())
         args = (scores.masked_fill(empty, 0.0), dim, *others)
         return self._weights(func, args, options).masked_fill(empty, 0.0)
 

@@ -1,8 +1,7 @@
 """What goes into both frameworks and what comes out: NumPy arrays under names."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -59,8 +58,8 @@ class Run:
     input_grads: Arrays
     parameter_grads: Arrays
 
-    @cached_property
-    def kinds(self) -> dict[str, dict[str, np.ndarray]]:
+    @property
+    def kinds(self) -> dict[str, "Wide"]:
         """kind of tensor -> name -> array, as float64."""
         return {
             "output": wide(self.outputs),
@@ -69,9 +68,28 @@ class Run:
         }
 
 
-def wide(arrays: Arrays) -> dict[str, np.ndarray]:
-    """Every array as float64, which holds all narrower values."""
-    return {name: np.asarray(a).astype(np.float64) for name, a in arrays.items()}
+class Wide(Mapping[str, np.ndarray]):
+    """Arrays by name as float64, which holds all narrower values: widened when read, not kept.
+
+    What is float64 already is the array itself, not to be written to.
+    """
+
+    def __init__(self, arrays: Arrays):
+        self._arrays = arrays
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return np.asarray(self._arrays[name]).astype(np.float64, copy=False)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._arrays)
+
+    def __len__(self) -> int:
+        return len(self._arrays)
+
+
+def wide(arrays: Arrays) -> Wide:
+    """Every array as float64."""
+    return Wide(arrays)
 
 
 def is_float(dtype: np.dtype) -> bool:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from jax_attn.parity.judge.budget import PRECISIONS, RUNS, Budget
+from jax_attn.parity.judge.budget import PRECISIONS, RUNS, Budget, Spread
 from jax_attn.parity.run.constants import Constants, Recorder
 from jax_attn.parity.run.float64_mode import TORCH_DTYPES, Float64, Unperturbed
 from jax_attn.parity.run.inputs_and_runs import Arrays, Inputs, Run, named_outputs
@@ -72,6 +72,11 @@ class Reference:
         """Outputs and gradients in float64, every narrowing cast refused."""
         return self.under(Float64(), cotangents)
 
+    def center(self, cotangents: Arrays) -> tuple[Run, bool]:
+        """What perturbed runs spread about, and whether it is `exact`: no row is empty."""
+        mode = Unperturbed()
+        return self.under(mode, cotangents), not mode.met_empty_rows
+
     def under(self, mode: Float64, cotangents: Arrays) -> Run:
         """Outputs and gradients in float64, attention from its parts, as `mode` computes them."""
         module = self._wide()
@@ -79,21 +84,25 @@ class Reference:
             return self._run(module, torch.float64, cotangents)
 
     def spread(
-        self, precision: str, cotangents: Arrays, runs: int = RUNS
+        self, precision: str, cotangents: Arrays, runs: int = RUNS, center: Run | None = None
     ) -> dict[str, dict[str, Budget]]:
-        """kind -> name -> `Budget`, from `runs` perturbed float64 runs."""
+        """kind -> name -> `Budget`, from `runs` perturbed float64 runs, of which one is kept at a
+        time. center: as `center` gives it, where it was run already."""
         rounding, constants = PRECISIONS[precision], self._constants(precision)
-        center = self.under(Unperturbed(), cotangents).kinds
-        perturbed = [
-            self.under(Perturbed(rounding, seed, constants), cotangents).kinds
-            for seed in range(1, runs + 1)
-        ]
+        spreads = {
+            kind: {name: Spread(value, rounding) for name, value in tensors.items()}
+            for kind, tensors in (center or self.center(cotangents)[0]).kinds.items()
+        }
+        for seed in range(1, runs + 1):
+            run = self.under(Perturbed(rounding, seed, constants), cotangents)
+            for kind, tensors in run.kinds.items():
+                for name, value in tensors.items():
+                    spreads[kind][name].add(value)
+            del run, tensors, value  # before the next one is made
+        # A tensor's sums are dropped once its budget is made of them.
         return {
-            kind: {
-                name: Budget.of(value, [run[kind][name] for run in perturbed], rounding)
-                for name, value in tensors.items()
-            }
-            for kind, tensors in center.items()
+            kind: {name: tensors.pop(name).budget() for name in list(tensors)}
+            for kind, tensors in spreads.items()
         }
 
     def _constants(self, precision: str) -> Constants:
@@ -152,7 +161,7 @@ class Reference:
             )
         by_kind: dict[str, dict[str, np.ndarray]] = {"input": {}, "parameter": {}}
         for (kind, name), grad in zip(leaves, grads, strict=True):
-            by_kind[kind][name] = as_numpy(grad)
+            by_kind[kind][name] = as_numpy(grad.contiguous())
         return Run(_arrays(outputs), by_kind["input"], by_kind["parameter"])
 
 

@@ -12,7 +12,9 @@ from torch import nn
 
 from jax_attn.parity.judge.budget import (
     APPROXIMATED,
+    FALSE_ALARM,
     PRECISIONS,
+    RUNS,
     Budget,
     bridge,
     projection,
@@ -228,3 +230,53 @@ def test_projection_is_the_shared_relative_error():
     # 1.01 is rounded, and each product with it; 77 terms of 0.01 of their size are added up.
     assert abs(projection(1.01 * want, want) - 0.01) <= (2 + 2 * 77 * 0.01) * 2.0**-53
     assert projection(want, np.zeros_like(want)) == 0.0
+
+
+def budget_of_all_runs_at_once(center, runs, precision):
+    """The definition, in two passes: first every run, then the mean of their squares."""
+    finite = np.isfinite(center)
+    deviations = np.array([run[finite] - center[finite] for run in runs])
+    own = np.square(deviations).mean(axis=0)
+    each = np.sqrt(np.square(deviations).mean(axis=1))
+    shared = [projection(run[finite], center[finite]) for run in runs]
+    alone = student_quantile(FALSE_ALARM, len(runs))
+    element = student_quantile(FALSE_ALARM / own.size, 2 * len(runs))
+    return (
+        element * np.sqrt((own + own.mean()) / 2) + precision.tiny,
+        each.mean() + alone * each.std() + precision.tiny,
+        math.sqrt(own.mean()),
+        alone * math.sqrt(np.mean(np.square(shared))),
+    )
+
+
+SPREADS = {
+    "more than one part": ((3, 11, 1009), 0),
+    "one number": ((), 0),
+    "NaN in the centre": ((7, 13), 5),
+    "a transposed view": ((13, 7), 0),
+}
+
+
+@pytest.mark.parametrize("row", SPREADS)
+@pytest.mark.parametrize("name", ["float32", "float64"])
+def test_runs_added_one_by_one_give_the_budget_of_all_at_once(row, name):
+    shape, undefined = SPREADS[row]
+    rng, precision = np.random.default_rng(len(row)), PRECISIONS[name]
+    center = rng.standard_normal(shape)
+    runs = [center * (1 + precision.store * rng.standard_normal(shape)) for _ in range(RUNS)]
+    if undefined:
+        center.flat[:undefined] = math.nan
+    if row == "a transposed view":
+        center, runs = center.T, [run.T for run in runs]
+    element, *figures = budget_of_all_runs_at_once(center, runs, precision)
+    budget = Budget.of(center, iter(runs), precision)
+    # Sums of up to 33,297 terms in another order, a few roundings each side.
+    close = {"rtol": 4 * math.sqrt(center.size) * 2.0**-52, "atol": 0}
+    np.testing.assert_allclose([budget.rms, budget.floor, budget.projection], figures, **close)
+    assert (np.isnan(budget.element) == ~np.isfinite(center)).all()
+    kept = budget.element[np.isfinite(center)]
+    # float32 is rounded up: at least what it stands for, by less than a roundoff more.
+    assert (kept >= element * (1 - close["rtol"])).all()
+    most = 2.0**-23 if name == "float32" else close["rtol"]
+    assert (kept <= element * (1 + most + close["rtol"])).all()
+    assert kept.dtype == (np.float32 if name == "float32" else np.float64)

@@ -38,6 +38,9 @@ _EXACT = frozenset(
 )
 
 
+_EXPONENT = 0x7FF0_0000_0000_0000
+"""The bits of a float64 that hold its exponent."""
+
 Terms = tuple[torch.Tensor, int]
 """The sum of squared terms, and the number of terms."""
 
@@ -90,6 +93,11 @@ def _holds(precision: Precision, value: float) -> bool:
     return not math.isfinite(value) or math.frexp(value)[0] / precision.store % 1 == 0
 
 
+def _binade(x: torch.Tensor) -> torch.Tensor:
+    """The largest power of two that is no larger than |x|, of float64; 0 below all normal ones."""
+    return x.view(torch.int64).bitwise_and(_EXPONENT).view(torch.float64)
+
+
 def _divides(by: Any) -> bool:
     """Whether a divisor is a number, and its reciprocal another."""
     return isinstance(by, int | float) and math.isfinite(by) and by != 0 and 1 / by != 0
@@ -119,7 +127,11 @@ class Perturbed(Unperturbed):
         return torch.empty(()).uniform_(-1, 1, generator=self.generator).item()
 
     def _stored(self, x: torch.Tensor) -> torch.Tensor:
-        return self._moved(x, (self.precision.store * x).abs_().clamp_(min=self.precision.tiny))
+        """x moved by up to half a unit in its last place; of what a library computes, by up to
+        the largest half unit of numbers as large."""
+        store, acc = self.precision.store, self.precision.acc
+        half_unit = store * _binade(x) if store > acc else (store * x).abs_()
+        return self._moved(x, half_unit.clamp_(min=self.precision.tiny))
 
     def __torch_dispatch__(
         self, func: OpOverload, types: Any, args: tuple = (), kwargs: Kwargs | None = None

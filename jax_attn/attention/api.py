@@ -2,6 +2,7 @@
 
 Axes: B batch, T query length, S key/value length, N query heads, K key/value heads,
 G = N // K, H head_dim, Hv that of the values. Query head n reads key/value head n // G.
+E counts the extra keys that have a column of weights: bias_k and add_zero_attn, 0 to 2.
 """
 
 import functools
@@ -11,7 +12,7 @@ from jaxtyping import Array, Bool, Float
 
 from jax_attn.attention import checks, dispatch
 from jax_attn.attention.annotations import AbstractArray, AnyArray
-from jax_attn.attention.call import checked_call
+from jax_attn.attention.call import ExtraKeys, checked_call
 from jax_attn.attention.dispatch import Explanation, Implementation
 from jax_attn.attention.dropout import Dropout
 from jax_attn.attention.kernels import cached, dense
@@ -32,12 +33,16 @@ def dot_product_attention(
     dropout: Dropout | None = None,
     precision: PrecisionLike = None,
     implementation: Implementation = None,
+    bias_k: Float[AnyArray, "K H"] | None = None,
+    bias_v: Float[AnyArray, "K Hv"] | None = None,
+    add_zero_attn: bool = False,
+    sinks: Float[AnyArray, " N"] | None = None,
 ) -> Float[Array, "B T N Hv"]:
     """softmax(scale · query · keyᵀ) · value, for each query head.
 
     The order is scale · QKᵀ → softcap → bias → mask → softmax → dropout → V. A query that may
-    attend to nothing, by the mask or by a bias of −inf, gives 0 and sends no gradient. What the
-    mask hides must still be finite: 0 · NaN is NaN.
+    attend to nothing, by the mask or by a bias of −inf, gives 0 and sends no gradient; beside
+    extra keys it attends to those. What the mask hides must still be finite: 0 · NaN is NaN.
 
     Args:
       query: (B, T, N, H) in float16, bfloat16, float32 or float64.
@@ -50,12 +55,18 @@ def dot_product_attention(
         is (N, T, S).
       scale: a plain number; 1/√H unless given.
       softcap: a plain number c > 0: scores become c · tanh(scores / c).
-      dropout: a Dropout over (B, N, T, S).
+      dropout: a Dropout over (B, N, T, S + E).
       precision: of both products, as in ``jax.lax.dot_general``.
       implementation: the kernel to insist on, by its name or as a ``dispatch.Kernel`` (such as
         one of known name that runs with other tiles); None chooses. "dense" writes every score
         out. "blocked" holds no T×S array, forward or backward; it has no forward mode (jvp,
         hessian: there insist on "dense"), and its second derivatives are dense's, with its memory.
+      bias_k, bias_v: (K, H) and (K, Hv), in the query's dtype: one more key, such as a learnt one,
+        and its value, behind the S. Every query sees it: mask and bias are of the S keys alone.
+      add_zero_attn: a static bool; True adds a key and a value of 0 behind that, which every query
+        sees likewise.
+      sinks: (N,) floats: a score that each query head has for nothing. It is not scaled, takes its
+        share of the softmax, and has no value, no column of weights and no dropout.
 
     Returns:
       (B, T, N, Hv) in the query's dtype. The softmax is in float32, or float64 for float64.
@@ -65,10 +76,14 @@ def dot_product_attention(
       or every reason why the implementation insisted on cannot serve them.
 
     Vaswani et al., 2017; grouped queries: Ainslie et al., 2023; softcap: Gemma Team, 2024; the
-    empty row: ONNX Attention, opset 24.
+    empty row: ONNX Attention, opset 24; bias_k, bias_v, add_zero_attn: torch.nn.MultiheadAttention;
+    sinks: OpenAI, gpt-oss, 2025.
     """
     other_problems = dispatch.implementation_problems(implementation)
-    check = functools.partial(checked_call, "dot_product_attention", other_problems=other_problems)
+    extra = ExtraKeys(bias_k, bias_v, add_zero_attn, sinks)
+    check = functools.partial(
+        checked_call, "dot_product_attention", other_problems=other_problems, extra=extra
+    )
     call = check(query, key, value, mask, is_causal, bias, scale, softcap, dropout, precision)
     return dispatch.run(call, implementation)
 
@@ -83,16 +98,21 @@ def attention_weights(
     scale: float | None = None,
     softcap: float | None = None,
     precision: PrecisionLike = None,
-) -> Float[Array, "B N T S"]:
+    bias_k: Float[AnyArray, "K H"] | None = None,
+    add_zero_attn: bool = False,
+    sinks: Float[AnyArray, " N"] | None = None,
+) -> Float[Array, "B N T S+E"]:
     """The softmax that dot_product_attention multiplies the values by, before dropout.
 
     Arguments and errors as there. A function of its own, so that looking at the weights never
     changes how the output is computed.
 
     Returns:
-      (B, N, T, S) in the query's dtype. A row that may attend to nothing is 0.
+      (B, N, T, S + E) in the query's dtype: behind the S keys' columns that of bias_k, then that
+      of add_zero_attn. A row that may attend to nothing is 0.
     """
-    check = functools.partial(checked_call, "attention_weights", needs_value=False)
+    extra = ExtraKeys(bias_k, None, add_zero_attn, sinks)
+    check = functools.partial(checked_call, "attention_weights", needs_value=False, extra=extra)
     call = check(query, key, None, mask, is_causal, bias, scale, softcap, precision=precision)
     return dense.weights(call.on_device())
 
@@ -110,6 +130,10 @@ def explain(
     dropout: Dropout | None = None,
     precision: PrecisionLike = None,
     implementation: Implementation = None,
+    bias_k: Float[AbstractArray, "K H"] | None = None,
+    bias_v: Float[AbstractArray, "K Hv"] | None = None,
+    add_zero_attn: bool = False,
+    sinks: Float[AbstractArray, " N"] | None = None,
 ) -> Explanation:
     """Which kernel dot_product_attention would run for these arguments, and why not the others.
 
@@ -118,7 +142,8 @@ def explain(
     explanation says so instead.
     """
     other_problems = dispatch.implementation_problems(implementation)
-    check = functools.partial(checked_call, "explain", other_problems=other_problems)
+    extra = ExtraKeys(bias_k, bias_v, add_zero_attn, sinks)
+    check = functools.partial(checked_call, "explain", other_problems=other_problems, extra=extra)
     call = check(query, key, value, mask, is_causal, bias, scale, softcap, dropout, precision)
     return dispatch.explain(call, implementation)
 
@@ -133,6 +158,10 @@ def attend_with_cache(
     scale: float | None = None,
     softcap: float | None = None,
     precision: PrecisionLike = None,
+    bias_k: Float[AnyArray, "K H"] | None = None,
+    bias_v: Float[AnyArray, "K Hv"] | None = None,
+    add_zero_attn: bool = False,
+    sinks: Float[AnyArray, " N"] | None = None,
 ) -> tuple[Float[Array, "B T N Hv"], KVCache]:
     """Causal attention of the next tokens to all tokens so far, and the cache with them in it.
 
@@ -142,7 +171,8 @@ def attend_with_cache(
       mask: of the next tokens alone. Its lengths: how many of a row's T tokens are real; what
         the others give means nothing, and they are not kept. Its band: how far back a token sees
         (``Mask.window(left, 0)``). No other condition can be kept.
-      scale, softcap, precision: as in ``dot_product_attention``.
+      scale, softcap, precision, bias_k, bias_v, add_zero_attn, sinks: as in
+        ``dot_product_attention``; extra keys are seen in every call and never kept.
 
     Returns:
       (B, T, N, Hv) in the query's dtype, and the cache. Where a row would hold more than fits:
@@ -152,7 +182,8 @@ def attend_with_cache(
       ArgumentError: what is wrong with the arguments.
     """
     where = "attention with a cache"
-    check = functools.partial(checked_call, where, is_causal=True)
+    extra = ExtraKeys(bias_k, bias_v, add_zero_attn, sinks)
+    check = functools.partial(checked_call, where, is_causal=True, extra=extra)
     call = check(query, key, value, mask, scale=scale, softcap=softcap, precision=precision)
     checks.raise_all(where, cached.refusals(call, cache))
     return cached.attention(call.on_device(), cache)

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,8 +17,8 @@ from jax_attn.attention.mask import Mask
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=["query", "key", "value", "mask", "bias", "dropout"],
-    meta_fields=["scale", "softcap", "precision"],
+    data_fields=["query", "key", "value", "mask", "bias", "dropout", "bias_k", "bias_v", "sinks"],
+    meta_fields=["scale", "softcap", "precision", "add_zero_attn"],
 )
 @dataclasses.dataclass(frozen=True, eq=False)
 class Call:
@@ -26,6 +26,11 @@ class Call:
 
     query (B, T, N, H), key (B, S, K, H), value (B, S, K, Hv); bias broadcasts to (B, N, T, S);
     the mask includes is_causal. Where only the weights are wanted, the value is the key.
+
+    Beside the S keys there may be extra ones, which every query sees, whatever mask and bias say:
+    a learnt key bias_k (K, H) with its value bias_v (K, Hv), a key and value of 0 where
+    add_zero_attn, and sinks (N,), scores that take weight and have no value. The first two have
+    columns of weights behind the others', in this order, and dropout; sinks have neither.
     """
 
     query: jax.Array
@@ -37,6 +42,10 @@ class Call:
     softcap: float | None
     dropout: Dropout | None
     precision: jax.lax.PrecisionLike
+    bias_k: jax.Array | None = None
+    bias_v: jax.Array | None = None
+    sinks: jax.Array | None = None
+    add_zero_attn: bool = False
 
     B = property(lambda self: self.query.shape[0])
     T = property(lambda self: self.query.shape[1])
@@ -59,8 +68,25 @@ class Call:
 
     @property
     def floats(self) -> dict[str, jax.Array | None]:
-        """The arrays that have a gradient, by name."""
-        return {name: getattr(self, name) for name in ("query", "key", "value", "bias")}
+        """The arrays that have a gradient, by name; those of extra keys where there are any."""
+        floats = {name: getattr(self, name) for name in ("query", "key", "value", "bias")}
+        extra = {name: getattr(self, name) for name in ("bias_k", "bias_v", "sinks")}
+        return floats | {name: x for name, x in extra.items() if x is not None}
+
+    @property
+    def extra_columns(self) -> int:
+        """How many extra keys have a column of weights."""
+        return (self.bias_k is not None) + self.add_zero_attn
+
+    @property
+    def has_extra_keys(self) -> bool:
+        """Whether there are keys beside the S."""
+        return self.extra_columns > 0 or self.sinks is not None
+
+    def without_extra_keys(self) -> "Call":
+        """The call of the S keys alone; a dropout.keep still has the others' columns."""
+        nothing: dict[str, Any] = {"bias_k": None, "bias_v": None, "sinks": None}
+        return dataclasses.replace(self, add_zero_attn=False, **nothing)
 
     def with_floats(self, floats: Mapping[str, jax.Array | None]) -> "Call":
         """The same call of these arrays."""
@@ -79,6 +105,18 @@ class Call:
         )
 
 
+class ExtraKeys(NamedTuple):
+    """The arguments that add extra keys to a call."""
+
+    bias_k: AbstractArray | None = None
+    bias_v: AbstractArray | None = None
+    add_zero_attn: bool = False
+    sinks: AbstractArray | None = None
+
+
+NO_EXTRA_KEYS = ExtraKeys()
+
+
 def checked_call(
     where: str,
     query: AbstractArray,
@@ -92,13 +130,15 @@ def checked_call(
     dropout: Dropout | None = None,
     precision: jax.lax.PrecisionLike = None,
     *,
+    extra: ExtraKeys = NO_EXTRA_KEYS,
     needs_value: bool = True,
     other_problems: Sequence[str] = (),
 ) -> Call:
     """The call, for the function named `where`.
 
-    needs_value: whether a value of None is a problem. other_problems: what is wrong with the
-    function's other arguments. Raises ArgumentError with everything that is wrong.
+    needs_value: whether a value, or a bias_v beside a bias_k, of None is a problem.
+    other_problems: what is wrong with the function's other arguments. Raises ArgumentError with
+    everything that is wrong.
     """
     problems = _array_problems(query, key, value)
     problems += checks.number_problems(scale, softcap)
@@ -119,19 +159,34 @@ def checked_call(
     if not (dropout is None or isinstance(dropout, Dropout)):
         problems.append(f"dropout: expected a Dropout, got {checks.summary(dropout)}")
     mask = Mask() if mask is None else mask
+    problems += _extra_problems(extra, needs_value)
     if not problems:
-        (B, T, N, _), S = query.shape, key.shape[1]
+        (B, T, N, H), (_, S, K, _) = query.shape, key.shape
         problems += mask.problems(B, N, T, S)
-        over_scores = {"bias": bias, "dropout.keep": None if dropout is None else dropout.keep}
-        for name, x in over_scores.items():
-            if x is not None:
-                problems += checks.broadcast_problems(name, x, (B, N, T, S), "(B, N, T, S)")
+        if bias is not None:
+            problems += checks.broadcast_problems("bias", bias, (B, N, T, S), "(B, N, T, S)")
+        if dropout is not None and dropout.keep is not None:
+            E = (extra.bias_k is not None) + extra.add_zero_attn
+            axes, whole = "(B, N, T, S + E)" if E else "(B, N, T, S)", (B, N, T, S + E)
+            problems += checks.broadcast_problems("dropout.keep", dropout.keep, whole, axes)
+        shapes = {"bias_k": ("(K, H)", (K, H)), "sinks": ("(N,)", (N,))}
+        if value is not None:
+            shapes["bias_v"] = "(K, Hv)", (K, value.shape[3])
+        for name, (axes, shape) in shapes.items():
+            x = getattr(extra, name)
+            if x is not None and tuple(x.shape) != shape:
+                problems.append(f"{name}: expected {axes} = {shape}, got {checks.summary(x)}")
+            if x is not None and name != "sinks" and x.dtype != query.dtype:
+                got = checks.summary(x)
+                problems.append(f"{name}: expected the query's dtype {query.dtype}, got {got}")
     if value is None and needs_value:
         problems.append("value: expected an array (B, S, K, Hv), got None")
     checks.raise_all(where, [*problems, *other_problems])
     value = key if value is None else value
+    extra = extra._replace(bias_v=extra.bias_k if extra.bias_v is None else extra.bias_v)
     # As they came: kernels are given JAX arrays only after `on_device`.
     arrays: dict[str, Any] = {"query": query, "key": key, "value": value, "bias": bias}
+    arrays |= extra._asdict()
     return Call(
         mask=mask & Mask.causal() if is_causal else mask,
         scale=query.shape[3] ** -0.5 if scale is None else float(scale),
@@ -140,6 +195,21 @@ def checked_call(
         precision=precision,
         **arrays,
     )
+
+
+def _extra_problems(extra: ExtraKeys, needs_value: bool) -> list[str]:
+    """What is wrong with the extra keys by themselves."""
+    problems = []
+    given = [name for name, x in extra._asdict().items() if x is not None]
+    for name in ("bias_k", "bias_v", "sinks"):
+        problems += checks.float_problems(name, getattr(extra, name)) if name in given else []
+    for name, other in (("bias_k", "bias_v"), ("bias_v", "bias_k")):
+        if needs_value and other in given and name not in given:
+            problems.append(f"{name}: expected together with {other}, got None")
+    if not isinstance(extra.add_zero_attn, bool):
+        got = checks.summary(extra.add_zero_attn)
+        problems.append(f"add_zero_attn: expected a static Python bool, got {got}")
+    return problems
 
 
 def _array_problems(

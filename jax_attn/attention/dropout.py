@@ -47,8 +47,11 @@ class Dropout:
         self.rate = float(rate)
         self.key, self.keep = key, keep
 
-    def apply(self, x: Float[Array, "*dropped"]) -> Float[Array, "*dropped"]:
-        """x with dropout, in x's dtype."""
+    def apply(self, x: Float[Array, "*dropped"], first: int = 0) -> Float[Array, "*dropped"]:
+        """x with dropout, in x's dtype.
+
+        first: where x holds only some columns, consecutive ones, the first of them.
+        """
         if self.rate == 0:
             return x
         if self.rate == 1:
@@ -56,8 +59,10 @@ class Dropout:
         keep = self.keep
         if keep is None:
             rows = jnp.arange(math.prod(x.shape[:-1]), dtype=jnp.uint32)
-            columns = jnp.arange(x.shape[-1], dtype=jnp.uint32)
+            columns = jnp.arange(first, first + x.shape[-1], dtype=jnp.uint32)
             keep = self.drawn(rows.reshape(*x.shape[:-1], 1), columns)
+        elif keep.ndim and keep.shape[-1] > x.shape[-1]:
+            keep = keep[..., first : first + x.shape[-1]]
         return self.where(keep, x)
 
     def drawn(self, rows: jax.Array, columns: jax.Array) -> jax.Array:

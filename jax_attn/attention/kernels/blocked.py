@@ -17,8 +17,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from jax_attn.attention.call import Call
-from jax_attn.attention.kernels import dense
-from jax_attn.attention.kernels.dense import scores
+from jax_attn.attention.kernels import dense, partial_softmax
+from jax_attn.attention.kernels.scores import scores
 from jax_attn.attention.kernels.tile import Tile, Tiles
 
 Tree = TypeVar("Tree")
@@ -62,7 +62,10 @@ def attention(call: Call, tiles: Tiles | None = None) -> jax.Array:
         call = dataclasses.replace(call, dropout=None)
     if call.B == 0:
         return dense.attention(call)  # there is no tile to cut
-    out, *_ = with_sums(call, tiles)
+    out, *sums = with_sums(call.without_extra_keys(), tiles)
+    if call.has_extra_keys:
+        attended = partial_softmax.of_sums(call, out, *sums)
+        out = attended.merged(partial_softmax.of_extra_keys(call)).mean()
     return out.astype(call.query.dtype)
 
 
@@ -73,7 +76,7 @@ def with_lse(call: Call, tiles: Tiles | None = None) -> tuple[jax.Array, jax.Arr
 
 
 def with_sums(call: Call, tiles: Tiles | None = None) -> Outputs:
-    """As `dense.with_sums`, of a call whose B is 1 or more."""
+    """As `dense.with_sums`, of a call without extra keys whose B is 1 or more."""
     sizes = tile_sizes(call) if tiles is None else tiles.within(call)
     return _attention(sizes, varying(call, call))
 

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,43 +10,12 @@ import numpy as np
 
 from jax_attn.attention import checks
 from jax_attn.attention.call import Call
-from jax_attn.attention.kernels import blocked
+from jax_attn.attention.kernels import blocked, partial_softmax
 from jax_attn.attention.kernels.blocked import FEW_SCORES
-from jax_attn.attention.kernels.dense import scores
+from jax_attn.attention.kernels.partial_softmax import PartialSoftmax, finite
+from jax_attn.attention.kernels.scores import scores
 from jax_attn.attention.kv_cache import KVCache
 from jax_attn.attention.mask import Band, Mask
-
-
-class PartialSoftmax(NamedTuple):
-    """Attention to some of the keys, before the division, in the softmax's dtype.
-
-    Two make one as two blocks of keys do in the online softmax (Milakov & Gimelshein, 2018).
-
-    maximum (B, K, G, T): a largest score, −∞ where a query sees no key. It is arbitrary, so no
-    gradient goes through it. total (B, K, G, T): the sum of exp(score − maximum). weighted
-    (B, K, G, T, Hv): the sum of the values, each times its exp(score − maximum).
-    """
-
-    maximum: jax.Array
-    total: jax.Array
-    weighted: jax.Array
-
-    def merged(self, other: "PartialSoftmax") -> "PartialSoftmax":
-        """Attention to the keys of both."""
-        maximum = jnp.maximum(self.maximum, other.maximum)
-        share = jnp.exp(self.maximum - _finite(maximum))
-        other_share = jnp.exp(other.maximum - _finite(maximum))
-        return PartialSoftmax(
-            maximum,
-            self.total * share + other.total * other_share,
-            self.weighted * share[..., None] + other.weighted * other_share[..., None],
-        )
-
-    def mean(self) -> jax.Array:
-        """The attention (B, T, N, Hv); 0 where a query sees no key."""
-        mean_BKGTH = self.weighted / jnp.where(self.total == 0, 1, self.total)[..., None]
-        B, K, G, T, Hv = mean_BKGTH.shape
-        return mean_BKGTH.transpose(0, 3, 1, 2, 4).reshape(B, T, K * G, Hv)
 
 
 def refusals(call: Call, cache: object) -> list[str]:
@@ -93,7 +61,8 @@ def attention(call: Call, cache: KVCache) -> tuple[jax.Array, KVCache]:
     lengths = T if call.mask.kv_lengths is None else jnp.clip(call.mask.kv_lengths, 0, T)
     lengths_B = jnp.broadcast_to(lengths, call.B).astype(jnp.int32)
 
-    own = dataclasses.replace(call, mask=dataclasses.replace(call.mask, lo=lo, hi=0))
+    own = call.without_extra_keys()
+    own = dataclasses.replace(own, mask=dataclasses.replace(call.mask, lo=lo, hi=0))
     if T * T >= FEW_SCORES:
         attended = _by_tiles(own)
     else:
@@ -109,7 +78,10 @@ def attention(call: Call, cache: KVCache) -> tuple[jax.Array, KVCache]:
     if lo is not None:
         far_BT = cache.positions(T) + jnp.broadcast_to(lo, call.B)[:, None]
         lowest_BT = jnp.maximum(lowest_BT, far_BT)
-    out = _with_history(attended, call, history, lowest_BT, 0).mean()
+    attended = _with_history(attended, call, history, lowest_BT, 0)
+    if call.has_extra_keys:
+        attended = attended.merged(partial_softmax.of_extra_keys(call))
+    out = attended.mean()
     room = jnp.where(cache.filled + lengths_B <= _capacity(cache), 1, jnp.nan)
     out = out * room[:, None, None, None].astype(out.dtype)
     return out.astype(call.query.dtype), grown
@@ -230,7 +202,7 @@ def _over_page(
     )
     scores_BKGTS = scores(call, products_BKGTS, None, allowed_BTS[:, None, None])
     maximum = jax.lax.stop_gradient(scores_BKGTS.max(axis=-1))
-    p_BKGTS = jnp.exp(scores_BKGTS - _finite(maximum)[..., None])
+    p_BKGTS = jnp.exp(scores_BKGTS - finite(maximum)[..., None])
     weighted = jnp.einsum(
         "BKGTS,BKSH->BKGTH", p_BKGTS, v_BKSH.astype(dtype), precision=call.precision
     )
@@ -239,18 +211,7 @@ def _over_page(
 
 def _by_tiles(call: Call) -> PartialSoftmax:
     """Attention to the call's own keys by the blocked kernel; the call has no dropout."""
-    out_BTNH, maximum_BNT, total_BNT = blocked.with_sums(call)
-    seen_BNT = maximum_BNT != jnp.inf
-    maximum, total = (
-        jnp.where(seen_BNT, x_BNT, unseen).reshape(call.B, call.K, call.G, call.T)
-        for x_BNT, unseen in ((maximum_BNT, -jnp.inf), (total_BNT, 0))
-    )
-    out_BKGTH = out_BTNH.reshape(call.B, call.T, call.K, call.G, -1).transpose(0, 2, 3, 1, 4)
-    return PartialSoftmax(jax.lax.stop_gradient(maximum), total, out_BKGTH * total[..., None])
-
-
-def _finite(maximum: jax.Array) -> jax.Array:
-    return jnp.where(maximum == -jnp.inf, 0, maximum)
+    return partial_softmax.of_sums(call, *blocked.with_sums(call))
 
 
 # A page and the new tokens have the same axes, B first; along `axis` the page has P places and

@@ -73,6 +73,8 @@ def refusals(call: Call) -> list[str]:
                 map(_mapped, jax.tree.leaves(call))
             ),
             "it has no softcap": call.softcap is not None,
+            "it has no place for bias_k, a zero key or sinks, and gives no log-sum-exp with a "
+            "gradient, by which they could be merged": call.has_extra_keys,
             "it takes no segments": mask.q_segments is not None,
             "it takes no band that differs by row or is traced": not mask.band_is_static,
             "a band must end at the query itself": (lo, hi) != (None, None) and hi != 0,

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from jax_attn.attention.call import Call
+from jax_attn.attention.kernels.scores import extra_scores, scores
 
 
 def attention(call: Call) -> jax.Array:
@@ -23,8 +24,8 @@ def with_lse(call: Call) -> tuple[jax.Array, jax.Array]:
 def with_sums(call: Call) -> tuple[jax.Array, jax.Array, jax.Array]:
     """The output (B, T, N, Hv), the largest score and the sum of exp(score − maximum), (B, N, T).
 
-    All in the softmax's dtype. Where nothing is visible the maximum is +∞ and the sum 1. The
-    maximum is arbitrary, so that no gradient goes through it.
+    All in the softmax's dtype, of a call without extra keys. Where nothing is visible the maximum
+    is +∞ and the sum 1. The maximum is arbitrary, so that no gradient goes through it.
     """
     scores_BNTS = _scores(call)
     maximum_BNT = jax.lax.stop_gradient(scores_BNTS.max(axis=-1))
@@ -35,7 +36,7 @@ def with_sums(call: Call) -> tuple[jax.Array, jax.Array, jax.Array]:
 
 
 def weights(call: Call) -> jax.Array:
-    """The softmax alone, before dropout; (B, N, T, S)."""
+    """The softmax alone, before dropout; (B, N, T, S), more columns for extra keys."""
     return _probabilities(call).astype(call.query.dtype)
 
 
@@ -43,22 +44,33 @@ def _mean(call: Call) -> jax.Array:
     P_BNTS = _probabilities(call)
     if call.dropout is not None:
         P_BNTS = call.dropout.apply(P_BNTS)
+    if call.extra_columns:
+        P_BNTS, P_BNTE = P_BNTS[..., : call.S], P_BNTS[..., call.S :]
     P_BKGTS = P_BNTS.reshape(call.B, call.K, call.G, call.T, call.S)
     # The weights stay unrounded: cast to bfloat16 or float16 before this product, they would cost
     # short rows a quarter of the accuracy that torch's kernel, which divides last, has there.
     v_BSKH = call.value.astype(call.softmax_dtype)
     out_BTKGH = jnp.einsum("BKGTS,BSKH->BTKGH", P_BKGTS, v_BSKH, precision=call.precision)
+    if call.bias_v is not None:  # no other extra key has a value but 0
+        P_BTKG1 = P_BNTE[..., :1].swapaxes(1, 2).reshape(call.B, call.T, call.K, call.G, 1)
+        out_BTKGH += P_BTKG1 * call.bias_v.astype(call.softmax_dtype)[:, None]
     return out_BTKGH.reshape(call.B, call.T, call.N, call.Hv)
 
 
 def _probabilities(call: Call) -> jax.Array:
-    """The softmax in its own dtype; a row with nothing to attend to is 0."""
+    """The softmax in its own dtype; a row with nothing to attend to is 0.
+
+    Behind the S columns are those of the extra keys that have one.
+    """
     scores_BNTS = _scores(call)
+    if call.has_extra_keys:
+        scores_BNTS = jnp.concatenate([scores_BNTS, extra_scores(call)], axis=-1)
     empty_BNT1 = scores_BNTS.max(axis=-1, keepdims=True) == -jnp.inf
     # A row of -inf alone has no softmax, and its NaN would reach the gradient through any later
     # `where`: such a row is replaced before the softmax as well as after it.
     P_BNTS = jax.nn.softmax(jnp.where(empty_BNT1, 0.0, scores_BNTS), axis=-1)
-    return jnp.where(empty_BNT1, 0.0, P_BNTS)
+    P_BNTS = jnp.where(empty_BNT1, 0.0, P_BNTS)
+    return P_BNTS if call.sinks is None else P_BNTS[..., :-1]
 
 
 def _scores(call: Call) -> jax.Array:
@@ -73,20 +85,3 @@ def _scores(call: Call) -> jax.Array:
     products_BNTS = products_BKGTS.reshape(call.B, call.N, call.T, call.S)
     allowed = None if call.mask.is_open else call.mask.materialize(call.T, call.S)
     return scores(call, products_BNTS, call.bias, allowed)
-
-
-def scores(
-    call: Call, products: jax.Array, bias: jax.Array | None, allowed: jax.Array | None
-) -> jax.Array:
-    """From products to scores, in the one order that every kernel of this package keeps.
-
-    Scale, softcap, bias, mask; in the products' dtype, −∞ where a pair may not attend.
-
-    products: QKᵀ, all of it or a tile. bias, allowed: broadcast to it; None for none.
-    """
-    scores = call.scale * products
-    if call.softcap is not None:
-        scores = call.softcap * jnp.tanh(scores / call.softcap)
-    if bias is not None:
-        scores = scores + bias.astype(scores.dtype)
-    return scores if allowed is None else jnp.where(allowed, scores, -jnp.inf)

@@ -39,6 +39,8 @@ def refusals(call: Call) -> list[str]:
         {
             longest: max(heads) > LONGEST_HEAD,
             "it adds no bias": call.bias is not None,
+            "it has no place for bias_k, and gives no log-sum-exp with a gradient, by which it "
+            "could be merged": call.bias_k is not None,
             "it takes no mask that is written out": mask.allowed is not None,
             "it takes no band that differs by row or is traced": not mask.band_is_static,
             "within a shard_map it does not say how its results differ": vendors.within_shard_map(),

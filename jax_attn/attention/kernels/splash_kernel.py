@@ -20,7 +20,7 @@ from jax_attn.attention.call import Call
 # Every row of scores has one more, a sink of this score, whose weight goes nowhere. Beside any
 # score it vanishes, exactly; beside none it takes all the weight, so that a row that may attend
 # to nothing gives 0 and, since exp(hidden − sink) is 0, sends no gradient. What the kernel hides
-# it gives the score −2.4e38.
+# it gives the score −2.4e38. Sinks of the call's own take its place.
 SINK = -1e30
 
 # The kernel's own default is blocks of 128, whose steps are too short to hide what they fetch.
@@ -52,7 +52,7 @@ def attention(call: Call, interpret: bool) -> jax.Array:
     )
     # In float32, and rounded to the query's dtype: the matrix unit would round it likewise.
     query = (call.query.astype(jnp.float32) * call.scale).astype(call.query.dtype)
-    sinks = jnp.full((call.N,), SINK, jnp.float32)
+    sinks = _sinks(call)
     out_BNTH = jax.vmap(lambda *arrays: kernel(*arrays, sinks))(
         _padded(query, T), _padded(call.key, S), _padded(call.value, S), _segments(call, T, S)
     )
@@ -63,6 +63,14 @@ def block(n: int) -> int:
     """The size of blocks over n: as few of them as may be, no longer than they need to be."""
     count = -(-n // (BLOCK if n < LONG else BLOCK_OF_LONG))
     return -(-n // (count * LANES)) * LANES
+
+
+def _sinks(call: Call) -> jax.Array:
+    """(N,): `SINK`, or what the call's own sinks and a zero key come to: a score and no value."""
+    sinks = jnp.full((call.N,), SINK, jnp.float32)
+    if call.sinks is not None:
+        sinks = jnp.maximum(sinks, call.sinks.astype(jnp.float32))
+    return jnp.logaddexp(sinks, 0) if call.add_zero_attn else sinks
 
 
 def _mask(call: Call, T: int, S: int) -> masks.Mask:

@@ -1,0 +1,77 @@
+"""Attention to some of the keys, which attention to others can be merged with."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jax_attn.attention.call import Call
+from jax_attn.attention.kernels.scores import extra_scores
+
+
+class PartialSoftmax(NamedTuple):
+    """Attention to some of the keys, before the division, in the softmax's dtype.
+
+    Two make one as two blocks of keys do in the online softmax (Milakov & Gimelshein, 2018).
+
+    maximum (B, K, G, T): a largest score, −∞ where a query sees no key. It is arbitrary, so no
+    gradient goes through it. total (B, K, G, T): the sum of exp(score − maximum). weighted
+    (B, K, G, T, Hv): the sum of the values, each times its exp(score − maximum).
+    """
+
+    maximum: jax.Array
+    total: jax.Array
+    weighted: jax.Array
+
+    def merged(self, other: "PartialSoftmax") -> "PartialSoftmax":
+        """Attention to the keys of both."""
+        maximum = jnp.maximum(self.maximum, other.maximum)
+        share = jnp.exp(self.maximum - finite(maximum))
+        other_share = jnp.exp(other.maximum - finite(maximum))
+        return PartialSoftmax(
+            maximum,
+            self.total * share + other.total * other_share,
+            self.weighted * share[..., None] + other.weighted * other_share[..., None],
+        )
+
+    def mean(self) -> jax.Array:
+        """The attention (B, T, N, Hv); 0 where a query sees no key."""
+        mean_BKGTH = self.weighted / jnp.where(self.total == 0, 1, self.total)[..., None]
+        B, K, G, T, Hv = mean_BKGTH.shape
+        return mean_BKGTH.transpose(0, 3, 1, 2, 4).reshape(B, T, K * G, Hv)
+
+
+def of_sums(
+    call: Call, out_BTNH: jax.Array, maximum_BNT: jax.Array, total_BNT: jax.Array
+) -> PartialSoftmax:
+    """Of what `dense.with_sums` gives."""
+    seen_BNT = maximum_BNT != jnp.inf
+    maximum, total = (
+        jnp.where(seen_BNT, x_BNT, unseen).reshape(call.B, call.K, call.G, call.T)
+        for x_BNT, unseen in ((maximum_BNT, -jnp.inf), (total_BNT, 0))
+    )
+    out_BKGTH = out_BTNH.reshape(call.B, call.T, call.K, call.G, -1).transpose(0, 2, 3, 1, 4)
+    return PartialSoftmax(jax.lax.stop_gradient(maximum), total, out_BKGTH * total[..., None])
+
+
+def of_extra_keys(call: Call) -> PartialSoftmax:
+    """Attention to the extra keys alone, of which the call has some."""
+    scores_BNTE = extra_scores(call)
+    maximum_BNT = jax.lax.stop_gradient(scores_BNTE.max(axis=-1))
+    p_BNTE = jnp.exp(scores_BNTE - finite(maximum_BNT)[..., None])
+    maximum, total = (
+        x_BNT.reshape(call.B, call.K, call.G, call.T) for x_BNT in (maximum_BNT, p_BNTE.sum(-1))
+    )
+    if call.bias_v is None:
+        return PartialSoftmax(maximum, total, jnp.zeros((*total.shape, call.Hv), total.dtype))
+    # No other extra key has a value but 0, nor needs dropout.
+    p_BNT1 = p_BNTE[..., :1]
+    if call.dropout is not None:
+        p_BNT1 = call.dropout.apply(p_BNT1, first=call.S)
+    v_KH = call.bias_v.astype(total.dtype)
+    return PartialSoftmax(maximum, total, p_BNT1.reshape(*total.shape, 1) * v_KH[:, None, None])
+
+
+def finite(maximum: jax.Array) -> jax.Array:
+    """The maximum, 0 where it is −∞: what can be subtracted from any score."""
+    return jnp.where(maximum == -jnp.inf, 0, maximum)

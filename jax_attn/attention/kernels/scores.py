@@ -1,0 +1,42 @@
+"""From products of queries and keys to scores, in the one order that every kernel keeps."""
+
+import jax
+import jax.numpy as jnp
+
+from jax_attn.attention.call import Call
+
+
+def scores(
+    call: Call, products: jax.Array, bias: jax.Array | None, allowed: jax.Array | None
+) -> jax.Array:
+    """Scale, softcap, bias, mask; in the products' dtype, −∞ where a pair may not attend.
+
+    products: QKᵀ, all of it or a tile. bias, allowed: broadcast to it; None for none.
+    """
+    scores = call.scale * products
+    if call.softcap is not None:
+        scores = call.softcap * jnp.tanh(scores / call.softcap)
+    if bias is not None:
+        scores = scores + bias.astype(scores.dtype)
+    return scores if allowed is None else jnp.where(allowed, scores, -jnp.inf)
+
+
+def extra_scores(call: Call) -> jax.Array:
+    """Scores of the extra keys: that of bias_k, the zero key's 0, the sinks; (B, N, T, 0 to 3)."""
+    dtype, shape = call.softmax_dtype, (call.B, call.N, call.T)
+    columns = []
+    if call.bias_k is not None:
+        q_BTKGH = call.query.reshape(call.B, call.T, call.K, call.G, call.H)
+        products_BKGT = jnp.einsum(
+            "BTKGH,KH->BKGT",
+            q_BTKGH,
+            call.bias_k,
+            precision=call.precision,
+            preferred_element_type=dtype,
+        )
+        columns.append(scores(call, products_BKGT.reshape(shape), None, None))
+    if call.add_zero_attn:
+        columns.append(jnp.zeros(shape, dtype))
+    if call.sinks is not None:
+        columns.append(jnp.broadcast_to(call.sinks.astype(dtype)[:, None], shape))
+    return jnp.stack(columns, axis=-1) if columns else jnp.zeros((*shape, 0), dtype)

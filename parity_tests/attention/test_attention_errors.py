@@ -92,6 +92,33 @@ BAD = {
         {"dropout": Dropout(0.1, keep=ones(T, S + 1, dtype=bool))},
         "dropout.keep: expected a shape that broadcasts",
     ),
+    "bias_k alone": ({"bias_k": ones(K, H)}, "bias_v: expected together with bias_k, got None"),
+    "bias_v alone": ({"bias_v": ones(K, HV)}, "bias_k: expected together with bias_v, got None"),
+    "bias_k per query head": (
+        {"bias_k": ones(N, H), "bias_v": ones(K, HV)},
+        r"bias_k: expected \(K, H\) = \(3, 11\), got float32\[6, 11\]",
+    ),
+    "bias_v as wide as keys": (
+        {"bias_k": ones(K, H), "bias_v": ones(K, H)},
+        r"bias_v: expected \(K, Hv\) = \(3, 13\), got float32\[3, 11\]",
+    ),
+    "bias_k of another dtype": (
+        {"bias_k": ones(K, H, dtype=np.float16), "bias_v": ones(K, HV)},
+        "bias_k: expected the query's dtype float32, got float16",
+    ),
+    "add_zero_attn of 1": (
+        {"add_zero_attn": 1},
+        "add_zero_attn: expected a static Python bool, got int 1",
+    ),
+    "a sink per key/value head": (
+        {"sinks": ones(K)},
+        r"sinks: expected \(N,\) = \(6,\), got float32",
+    ),
+    "a number for sinks": ({"sinks": 1.0}, "sinks: expected a NumPy or JAX array, got float"),
+    "keep without extra columns": (
+        {"dropout": Dropout(0.1, keep=ones(T, S, dtype=bool)), "add_zero_attn": True},
+        r"dropout.keep: expected .* \(B, N, T, S \+ E\) = \(2, 6, 5, 8\), got bool\[5, 7\]",
+    ),
     "unknown kernel": ({"implementation": "flash"}, "implementation: .*'dense', got 'flash'"),
 }
 

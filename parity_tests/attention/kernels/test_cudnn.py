@@ -13,7 +13,7 @@ from jax._src.cudnn import fused_attention_stablehlo
 from helpers.attention import attention_definition as definition
 from helpers.attention.kernel_refusals import refusals
 from jax_attn.attention import Dropout, Mask, dot_product_attention, explain
-from jax_attn.attention.call import checked_call
+from jax_attn.attention.call import ExtraKeys, checked_call
 from jax_attn.attention.kernels import cudnn
 
 B, T, S, N, K, H = 3, 6, 10, 6, 3, 8
@@ -123,6 +123,7 @@ REFUSED = {
     "wide heads": ({"H": 136}, "H may be 128 at most, 256 from Hopper on, here 136"),
     "other values": ({"Hv": 16}, "Hv must be H, here 16 and 8"),
     "softcap": ({"softcap": 5.0}, "it has no softcap"),
+    "sinks": ({"extra": ExtraKeys(sinks=jnp.ones(2))}, "it has no place for bias_k, a zero key or"),
     "segments": (
         {"mask": Mask.segments(np.ones((2, 130), int), np.ones((2, 130), int))},
         "it takes no segments",

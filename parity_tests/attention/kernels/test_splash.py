@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from helpers.attention import attention_definition as definition
+from helpers.attention.extra_keys import folded, written_out
 from helpers.attention.kernel_refusals import refusals
 from jax_attn.attention import Dropout, Mask, dispatch, dot_product_attention
-from jax_attn.attention.call import checked_call
+from jax_attn.attention.call import ExtraKeys, checked_call
 from jax_attn.attention.kernels import splash, splash_kernel
 
 B, N, K, H, HV = 2, 6, 3, 5, 7
@@ -28,6 +29,8 @@ def segments(T, S):
     return Mask.segments(rng.integers(0, 3, (B, T)), rng.integers(0, 2, (B, S)))
 
 
+SINKS = np.array([0.5, -1, 2, 0, -np.inf, 1], np.float32)
+
 # (T, S), the mask, other options; nearly all have padding on both axes, and empty rows.
 ROWS = {
     "open, whole blocks": ((128, 256), None, {}),
@@ -40,6 +43,7 @@ ROWS = {
         {"softcap": 0.7, "scale": -1.1},
     ),
     "a band that hides everything": ((7, 11), Mask.causal(-30), {}),
+    "sinks and a zero key": ((7, 11), Mask.causal(-3), {"add_zero_attn": True, "sinks": SINKS}),
 }
 
 
@@ -53,28 +57,35 @@ def errors(name, gradients=True) -> list[float]:
     (T, S), mask, options = ROWS[name]
     *arrays, cotangent = drawn(T, S)
     given = {"softcap": None, "scale": None} | options
+    zero, sinks = given.pop("add_zero_attn", False), given.pop("sinks", None)
 
     # Interpreted, it is one long program for a few numbers: compiled quickly, it runs as fast.
     @functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
     def run(cotangent, *arrays):
-        def attend(*arrays):
-            call = checked_call("attend", *arrays, mask, **given)
+        def attend(*arrays, sinks=sinks):
+            extra = ExtraKeys(add_zero_attn=zero, sinks=sinks)
+            call = checked_call("attend", *arrays, mask, extra=extra, **given)
             assert not splash.refusals(call)
             return splash.attention(call, interpret=True)
 
         if not gradients:
             return (attend(*arrays),)
-        out, pull = jax.vjp(attend, *arrays)
+        if sinks is None:
+            out, pull = jax.vjp(attend, *arrays)
+        else:
+            out, pull = jax.vjp(lambda q, k, v, s: attend(q, k, v, sinks=s), *arrays, sinks)
         return out, *pull(cotangent)
 
     allowed = None if mask is None else np.asarray(mask.materialize(T, S))
-    want, _ = definition.attend(*arrays, allowed=allowed, **given)
-    budget, _ = definition.forward_budget("float32", *arrays, allowed=allowed, **given)
-    grads = definition.gradients(cotangent, *arrays, allowed=allowed, **given)
-    budgets = definition.gradient_budget("float32", cotangent, *arrays, allowed=allowed, **given)
-    wanted = [(want, budget), *zip(grads[:3], budgets[:3], strict=True)]
     found = run(cotangent, *arrays)
-    assert len(found) == (4 if gradients else 1)
+    arrays, given = written_out(*arrays, None, None, zero, sinks, allowed=allowed, **given)
+    want, _ = definition.attend(*arrays, **given)
+    budget, _ = definition.forward_budget("float32", *arrays, **given)
+    grads = folded(*definition.gradients(cotangent, *arrays, **given))
+    budgets = folded(*definition.gradient_budget("float32", cotangent, *arrays, **given))
+    of_arrays_and_sinks = [*zip(grads, budgets, strict=True)]
+    wanted = [(want, budget), *of_arrays_and_sinks[:3], of_arrays_and_sinks[-1]]
+    assert len(found) == (1 if not gradients else 4 if sinks is None else 5)
     return [definition.worst(got, *pair) for got, pair in zip(found, wanted, strict=False)]
 
 
@@ -108,7 +119,12 @@ def without_sink(monkeypatch):
     monkeypatch.setattr(splash_kernel, "SINK", -np.inf)
 
 
+def without_sinks(monkeypatch):
+    monkeypatch.setattr(splash_kernel, "_sinks", lambda call: jnp.full(call.N, splash_kernel.SINK))
+
+
 MISTAKES = {
+    "sinks left out": (without_sinks, "sinks and a zero key"),
     "no scale": (without_scale, "open, whole blocks"),
     "window off by one": (window_off_by_one, "window, several blocks"),
     "padded keys seen": (padding_seen, "lengths, one of them 0"),
@@ -156,6 +172,10 @@ REFUSED = {
     "precision": ({"precision": "highest"}, "it multiplies in single bfloat16 passes, whatever"),
     "dropout": ({"dropout": Dropout(0.5, keep=ANY)}, "it has no dropout that another kernel"),
     "bias": ({"bias": jnp.ones((130, 130))}, "it adds no bias"),
+    "bias_k": (
+        {"extra": ExtraKeys(*jnp.ones((2, 2, 8), jnp.bfloat16))},
+        "it has no place for bias_k, and gives no log-sum-exp",
+    ),
     "array": ({"mask": ANY}, "it takes no mask that is written out"),
     "traced band": ({"mask": Mask.causal(np.array([1, 2]))}, "it takes no band that differs"),
     "wide heads": ({"H": 264}, "H and Hv may be 256 at most, here 264 and 264"),

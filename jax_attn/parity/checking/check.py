@@ -5,6 +5,7 @@ canaries are tried on the reference, the port is run and judged.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,10 @@ import torch
 from flax import nnx
 
 from jax_attn.dtypes import DTYPES
-from jax_attn.parity.checking.canaries import try_canaries
+from jax_attn.parity.checking.canaries import probe_integers, try_canaries
 from jax_attn.parity.checking.prepared import Prepared, judge_port
 from jax_attn.parity.checking.weights import compare_weights
+from jax_attn.parity.judge.compare import Verdict
 from jax_attn.parity.judge.result import Result, StandingNote
 from jax_attn.parity.judge.text import joined
 from jax_attn.parity.run import TRANSFORMS
@@ -77,15 +79,19 @@ def check(
         )
     weights = compare_weights(reference, port, layout)
     doubts, not_tried = try_canaries(prepared)
+    called_port = Port(port, port_call, both_given)
     result = judge_port(
         prepared,
-        Port(port, port_call, both_given),
+        called_port,
         transforms,
         to_torch=weights.to_torch,
         failures=weights.differences,
         doubts=doubts,
         notes=(*weights.notes, *not_tried, scope(both_given, transforms)),
     )
+    if result.verdict is not Verdict.FAIL:
+        probed = probe_integers(prepared, called_port, transforms)
+        result = replace(result, failures=probed.failures, notes=(*probed.notes, *result.notes))
     return result.strict() if strict else result
 
 

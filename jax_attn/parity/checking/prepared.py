@@ -11,7 +11,7 @@ from functools import cached_property
 import numpy as np
 
 from jax_attn.parity.checking.weights import ToTorch
-from jax_attn.parity.judge.budget import Budget
+from jax_attn.parity.judge.budget import RUNS, Budget
 from jax_attn.parity.judge.compare import TensorReport, Verdict, judge
 from jax_attn.parity.judge.result import Result
 from jax_attn.parity.run.inputs_and_runs import Arrays, Run, wide
@@ -28,6 +28,7 @@ class Prepared:
     declared_nan: output name -> where the reference gives NaN, as published, and the oracle
         does not. There the oracle alone judges; so it does for every gradient, since one NaN
         reaches them all.
+    runs: how many perturbed ones the budgets are from.
     """
 
     reference: Reference
@@ -37,6 +38,7 @@ class Prepared:
     oracle: Callable[[Arrays], Run] | None = None
     precision: str | None = None
     declared_nan: Arrays = field(default_factory=dict)
+    runs: int = RUNS
 
     @cached_property
     def inference(self) -> dict[str, np.ndarray]:
@@ -81,7 +83,7 @@ class Prepared:
         """kind -> name -> what the tensor may err by."""
         center, _ = self._center
         precision = self.precision or self.dtype
-        return self.reference.spread(precision, self.differentiated, center=center)
+        return self.reference.spread(precision, self.differentiated, self.runs, center)
 
     def judge_one(self, kind: str, name: str, transform: str, got: np.ndarray) -> TensorReport:
         """The verdict on one tensor of float64 numbers."""

@@ -9,12 +9,13 @@ run, beside the perturbed runs of the budget.
 from itertools import chain
 
 from jax_attn.parity.checking.canaries.findings import DoubtsAndNotes
+from jax_attn.parity.checking.canaries.integers import Probed, probe_integers
 from jax_attn.parity.checking.canaries.masks import try_masks
 from jax_attn.parity.checking.canaries.positions import try_positions
 from jax_attn.parity.checking.canaries.softmaxes import try_softmaxes
 from jax_attn.parity.checking.prepared import Prepared
 
-__all__ = ["DoubtsAndNotes", "try_canaries"]
+__all__ = ["DoubtsAndNotes", "Probed", "probe_integers", "try_canaries"]
 
 
 def try_canaries(prepared: Prepared) -> DoubtsAndNotes:

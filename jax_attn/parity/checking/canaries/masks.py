@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 
 from jax_attn.parity.checking.canaries.findings import NO_KEY, SOME_HIDDEN, DoubtsAndNotes, doubt
-from jax_attn.parity.checking.canaries.planted import named_inputs, run_planted, with_input
+from jax_attn.parity.checking.canaries.planted import named_inputs, run_planted, with_inputs
 from jax_attn.parity.checking.prepared import Prepared
 from jax_attn.parity.checking.softmax_bugs import BuggySoftmax
 from jax_attn.parity.run.float64_mode import Float64
@@ -19,7 +19,7 @@ def try_masks(prepared: Prepared) -> DoubtsAndNotes:
     doubts = []
     refused: dict[str, None] = {}
     for name, mask in named_inputs(prepared.reference).items():
-        if not _is_mask(prepared.reference, name, mask):
+        if not is_mask(prepared.reference, name, mask):
             continue
         hides, shows = _ends(mask)
         for bug, wrong_mask in (
@@ -27,7 +27,7 @@ def try_masks(prepared: Prepared) -> DoubtsAndNotes:
             ("ignored", np.full_like(mask, shows)),
             ("ignored", np.full_like(mask, hides)),  # of the other polarity
         ):
-            run = run_planted(with_input(prepared.reference, name, wrong_mask), Float64())
+            run = run_planted(with_inputs(prepared.reference, {name: wrong_mask}), Float64())
             if run is None:
                 refused[f"mask {name!r}: the reference refuses one that would show it {bug}"] = None
             elif not prepared.would_fail(run):
@@ -38,7 +38,7 @@ def try_masks(prepared: Prepared) -> DoubtsAndNotes:
     return DoubtsAndNotes(tuple(doubts), tuple(refused))
 
 
-def _is_mask(reference: Reference, name: str, a: np.ndarray) -> bool:
+def is_mask(reference: Reference, name: str, a: np.ndarray) -> bool:
     """Booleans are; 0 and 1, or what is added to the scores, are by their name or what they do.
 
     Without a mask's name only one that is alike everywhere is: what hides a key is met at the
@@ -61,11 +61,12 @@ def _hides(reference: Reference, name: str, a: np.ndarray) -> bool:
     hides, shows = _ends(a)
     turned = a.copy()
     turned.flat[::2] = hides if a.flat[0] == shows else shows
-    as_given, as_turned = (_hidden_keys(with_input(reference, name, x)) for x in (a, turned))
+    as_given, as_turned = (hidden_keys(with_inputs(reference, {name: x})) for x in (a, turned))
     return as_given < as_turned
 
 
-def _hidden_keys(reference: Reference) -> int:
+def hidden_keys(reference: Reference) -> int:
+    """How many weights of softmaxes are 0."""
     hidden = 0
 
     def count(scores: Any, axis: int) -> None:

@@ -1,5 +1,6 @@
 """The reference with another input, or with a bug planted, and whether two runs are the same."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -14,13 +15,14 @@ def named_inputs(reference: Reference) -> dict[str, np.ndarray]:
     return inputs.named(inputs.args, inputs.kwargs)
 
 
-def with_input(reference: Reference, name: str, value: np.ndarray) -> Reference:
-    """The same reference with one input another."""
-    inputs = reference.inputs
-    value = value.astype(named_inputs(reference)[name].dtype)
-    args = tuple(value if str(i) == name else a for i, a in enumerate(inputs.args))
-    kwargs = {k: value if k == name else a for k, a in inputs.kwargs.items()}
-    return replace(reference, inputs=Inputs(args, kwargs))
+def with_inputs(reference: Reference, others: Mapping[str, np.ndarray]) -> Reference:
+    """The same reference with some inputs others, of the dtypes that they had."""
+    named = {
+        name: others[name].astype(given.dtype) if name in others else given
+        for name, given in named_inputs(reference).items()
+    }
+    args = tuple(named.pop(str(i)) for i in range(len(reference.inputs.args)))
+    return replace(reference, inputs=Inputs(args, named))
 
 
 def run_planted(reference: Reference, mode: Float64) -> Run | None:

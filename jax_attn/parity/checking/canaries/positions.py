@@ -3,7 +3,7 @@
 import numpy as np
 
 from jax_attn.parity.checking.canaries.findings import DRAWN, DoubtsAndNotes, doubt
-from jax_attn.parity.checking.canaries.planted import named_inputs, run_planted, same, with_input
+from jax_attn.parity.checking.canaries.planted import named_inputs, run_planted, same, with_inputs
 from jax_attn.parity.checking.prepared import Prepared
 from jax_attn.parity.run.float64_mode import Float64
 from jax_attn.parity.run.inputs_and_runs import is_float
@@ -25,7 +25,9 @@ def _joins(prepared: Prepared, name: str, x: np.ndarray, axis: int) -> bool:
     """Whether the first position moves the others of an output that is alike along the axis."""
     moved = np.moveaxis(x.copy(), axis, 0)
     moved[0] = np.random.default_rng(prepared.seed).standard_normal(moved[0].shape)
-    run = run_planted(with_input(prepared.reference, name, np.moveaxis(moved, 0, axis)), Float64())
+    run = run_planted(
+        with_inputs(prepared.reference, {name: np.moveaxis(moved, 0, axis)}), Float64()
+    )
     if run is None:
         return False
     for output, want in prepared.exact.kinds["output"].items():

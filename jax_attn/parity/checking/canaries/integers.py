@@ -1,0 +1,160 @@
+"""Integers that a port could do without: positions in order, types all alike; other values tried.
+
+Where the inputs hold such an integer, a port that never reads it gives the right numbers. Both
+sides are run forward once more with other values of it, and compared as ever.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from jax_attn.parity.checking.canaries.masks import hidden_keys, is_mask
+from jax_attn.parity.checking.canaries.planted import named_inputs, run_planted, with_inputs
+from jax_attn.parity.checking.prepared import Prepared
+from jax_attn.parity.judge.compare import Verdict
+from jax_attn.parity.run.float64_mode import Float64
+from jax_attn.parity.run.port import Port, full_precision
+
+Arrays = Mapping[str, np.ndarray]
+# An ignored input is a gross error: a quarter of the runs, whose budget is wider, shows it.
+RUNS = 4
+
+
+class Probed(NamedTuple):
+    """Why the port fails with other values; what other values could not show."""
+
+    failures: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def probe_integers(prepared: Prepared, port: Port, transforms: Sequence[str]) -> Probed:
+    """Judge the port, forward alone, where each integer that it may not read has other values."""
+    varied: dict[str, np.ndarray] = {}
+    notes = []
+    for name, given in named_inputs(prepared.reference).items():
+        if given.dtype.kind not in "iu" or is_mask(prepared.reference, name, given):
+            continue
+        found = _other_value(prepared, name, given)
+        if isinstance(found, np.ndarray):
+            varied[name] = found
+        elif found:
+            notes.append(f"input {name!r}: {found}")
+    if not varied:
+        return Probed((), tuple(notes))
+    # Operation by operation, what is compiled already serves: the shapes are the same.
+    transform = "eager" if "eager" in transforms else transforms[0]
+    try:
+        return Probed(tuple(_failures(_Probe(prepared, port, transform), varied)), tuple(notes))
+    except _RefusedError as error:
+        return Probed((), (*notes, f"other values of {_listed(varied)} were not tried: {error}"))
+
+
+def _failures(probe: "_Probe", varied: Arrays) -> Iterator[str]:
+    """Why the port fails on all of them together, by the one that does it where one alone does."""
+    together = probe.reasons(varied)
+    each = {name: probe.reasons({name: varied[name]}) for name in varied if together}
+    by_name = {repr(name): reasons for name, reasons in each.items() if reasons}
+    for names, reasons in (by_name or {f"{_listed(varied)} together": together}).items():
+        yield from (f"with other values of {names}: {reason}" for reason in reasons)
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(map(repr, names))
+
+
+class _RefusedError(Exception):
+    """A side does not take the values."""
+
+
+@dataclass(frozen=True)
+class _Probe:
+    prepared: Prepared
+    port: Port
+    transform: str
+
+    def reasons(self, varied: Arrays) -> list[str]:
+        """Why the port is not the reference's equal on these inputs."""
+        reference = with_inputs(self.prepared.reference, varied)
+        if run_planted(reference, Float64()) is None:
+            raise _RefusedError("the reference refuses them together")
+        prepared = replace(self.prepared, reference=reference, gradients=False, runs=RUNS)
+        with full_precision():
+            port = replace(self.port, inputs=reference.inputs)
+            try:
+                run = port.run(prepared.dtype, {}, self.transform)
+            except Exception as error:  # whatever the port's own is
+                raise _RefusedError(f"the port raises {type(error).__name__}: {error}") from error
+        reports = prepared.compare(run, self.transform)
+        return [
+            f"{report.transform} {report.label}: {reason}"
+            for report in reports
+            if report.verdict is Verdict.FAIL
+            for reason in report.reasons
+        ]
+
+
+# --- other values ---------------------------------------------------------------------------------
+
+
+def _other_value(prepared: Prepared, name: str, given: np.ndarray) -> np.ndarray | str:
+    """A value that moves the reference's outputs; else what to note, "" for nothing."""
+    accepted = unmasked = False
+    for value in _candidates(given, np.random.default_rng(prepared.seed)):
+        reference = with_inputs(prepared.reference, {name: value})
+        run = run_planted(reference, Float64())
+        if run is None or not _finite_as(run.kinds["output"], prepared.exact.kinds["output"]):
+            continue
+        accepted = True
+        if not prepared.would_fail(run):
+            continue
+        # Positions out of order may be read as the start of another sequence: what a port of
+        # positions alone rightly knows nothing of.
+        if not _in_order(given) or hidden_keys(reference) == hidden_keys(prepared.reference):
+            return value
+        unmasked = True
+    if unmasked:
+        return (
+            "whether the port reads it is not shown: out of order, its values also change which "
+            "keys the reference shows; what would show it: positions with gaps"
+        )
+    return "another value changes nothing in the reference" if accepted else ""
+
+
+def _candidates(given: np.ndarray, rng: np.random.Generator) -> Iterator[np.ndarray]:
+    """Other values of an integer input that is the same all over, or in each row, or counts."""
+    if given.size == 0:
+        return
+    first = int(given.flat[0])
+    if (given == first).all():
+        for other in [o for o in (1 - first, first - 1, first + 1) if o >= 0 or first < 0]:
+            some = rng.random(given.shape) < 0.5
+            some.flat[int(rng.integers(given.size))] = True
+            yield np.where(some, other, given)
+        return
+    if _in_order(given):
+        rows = np.arange(given[..., 0].size).reshape(given.shape[:-1])[..., None]
+        yield given + 1 + rows
+        yield given + 1
+    if _in_order(given) or _rows_alike(given):
+        yield rng.permuted(given, axis=-1)
+
+
+def _in_order(given: np.ndarray) -> bool:
+    """Whether it counts along its last axis: positions."""
+    return given.ndim > 0 and given.shape[-1] > 1 and bool((np.diff(given, axis=-1) == 1).all())
+
+
+def _rows_alike(given: np.ndarray) -> bool:
+    """Whether it is the same along an axis before the last."""
+    axes = [axis for axis in range(given.ndim - 1) if given.shape[axis] > 1]
+    return any((given == given.take([0], axis)).all() for axis in axes)
+
+
+def _finite_as(got: Arrays, want: Arrays) -> bool:
+    """Whether outputs of the same shapes are finite where they were: no row is emptied."""
+    return all(
+        got[name].shape == a.shape and (np.isfinite(got[name]) == np.isfinite(a)).all()
+        for name, a in want.items()
+    )

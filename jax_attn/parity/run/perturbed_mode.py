@@ -20,6 +20,7 @@ from jax_attn.parity.run.constants import (
     signature,
     sources,
 )
+from jax_attn.parity.run.draws import Draws, in_parts
 from jax_attn.parity.run.float64_mode import SOFTMAXES, TORCH_DTYPES, Float64, Unperturbed, is_view
 
 # Operations that move or choose values and round none.
@@ -114,21 +115,19 @@ class Perturbed(Unperturbed):
         self.precision = precision
         self._constants = list(constants)
         self._numbers: dict[tuple[float, float], float] = {}
-        self.generator = torch.Generator().manual_seed(seed)
+        self._draws = Draws(seed)
 
     def _moved(self, x: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
-        """x + by * (uniform in [-1, 1)); an infinity stays where it is."""
-        drawn = torch.empty(x.shape, dtype=torch.float32).uniform_(-1, 1, generator=self.generator)
-        moved = by.mul_(drawn).add_(x)
+        """x + by * (uniform in (-1, 1)); an infinity stays where it is."""
+        moved = by.mul_(self._draws.like(x)).add_(x)
         return moved if math.isfinite(moved.sum()) else torch.where(x.isfinite(), moved, x)
-
-    def _drawn(self) -> float:
-        """One number, uniform in [-1, 1)."""
-        return torch.empty(()).uniform_(-1, 1, generator=self.generator).item()
 
     def _stored(self, x: torch.Tensor) -> torch.Tensor:
         """x moved by up to half a unit in its last place; of what a library computes, by up to
         the largest half unit of numbers as large."""
+        return in_parts(self._stored_part, x)
+
+    def _stored_part(self, x: torch.Tensor) -> torch.Tensor:
         store, acc = self.precision.store, self.precision.acc
         half_unit = store * _binade(x) if store > acc else (store * x).abs_()
         return self._moved(x, half_unit.clamp_(min=self.precision.tiny))
@@ -174,7 +173,7 @@ class Perturbed(Unperturbed):
             return value
         key = value, self.precision.store
         if key not in self._numbers:
-            self._numbers[key] = value * (1 + self.precision.store * self._drawn())
+            self._numbers[key] = value * (1 + self.precision.store * self._draws.one())
         return self._numbers[key]
 
     def _of_constant(self, call: Signature) -> Precision:
@@ -198,8 +197,12 @@ class Perturbed(Unperturbed):
         squares, terms = _SUMS[name](*args, **kwargs)
         total *= terms * self._kept(1 / terms) if name == "mean" and terms else 1.0
         of_total, of_squares, lost = bridge(terms, self.precision)
-        by = squares.mul_(of_squares).addcmul_(total, total, value=of_total).add_(lost).sqrt_()
-        return self._stored(self._moved(total, by))
+
+        def summed(total: torch.Tensor, squares: torch.Tensor) -> torch.Tensor:
+            by = squares.mul_(of_squares).addcmul_(total, total, value=of_total).add_(lost).sqrt_()
+            return self._stored_part(self._moved(total, by))
+
+        return in_parts(summed, total, squares, out=total)
 
     def _kernel(self, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
         """One kernel: its steps, where torch knows them, each rounded as sums are; then stored."""
@@ -223,13 +226,13 @@ class Perturbed(Unperturbed):
 
     def _approximated(self, x: torch.Tensor, by: float) -> torch.Tensor:
         """Each number moved by up to `by` of itself, and all by up to a quarter of that alike."""
-        shared = self._drawn()
+        shared = self._draws.one()
         return self._moved(x, (by * x).abs_()).mul_(1 + by / 4 * shared)
 
     def _inside(self, precision: Precision) -> "Perturbed":
         """The same draw of perturbations, for intermediates."""
         inside = Perturbed(precision)
-        inside.generator, inside._numbers = self.generator, self._numbers
+        inside._draws, inside._numbers = self._draws, self._numbers
         return inside
 
     def _weights(self, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> torch.Tensor:

@@ -5,14 +5,24 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from jax_attn.parity.checking.check import check
+    from jax_attn.parity.checking.suggest_inputs import suggest_inputs
     from jax_attn.parity.judge.compare import Verdict
     from jax_attn.parity.judge.result import ParityError, Result
     from jax_attn.parity.training.check_training import check_training
     from jax_attn.parity.training.optimizers.optax_like import optax_like
 
-__all__ = ["ParityError", "Result", "Verdict", "check", "check_training", "optax_like"]
+__all__ = [
+    "ParityError",
+    "Result",
+    "Verdict",
+    "check",
+    "check_training",
+    "optax_like",
+    "suggest_inputs",
+]
 _HOMES = {
     "check": "checking.check",
+    "suggest_inputs": "checking.suggest_inputs",
     "check_training": "training.check_training",
     "optax_like": "training.optimizers.optax_like",
     "Result": "judge.result",

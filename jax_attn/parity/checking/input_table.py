@@ -1,0 +1,238 @@
+"""What the parameters of a reference's call may be given, by name; the most revealing first.
+
+Letters of axes: B batch, T queries, S keys of a memory, E an encoder's tokens (S beside a decoder,
+else T), L tokens inside the model where they are not T (patches), D width, N heads, H head_dim,
+M = B·N, C channels, Y and X an image's sides, P patches, F features.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from torch import nn
+
+from jax_attn.parity.checking.reference_sizes import ReferenceSizes
+
+Lengths = Mapping[str, int]
+Draw = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """An array that a parameter may be given. axes: letters, or a width in numbers."""
+
+    axes: tuple[str | int, ...]
+    draw: Draw
+
+    def shape(self, lengths: Lengths) -> tuple[int, ...] | None:
+        """None where an axis has no length here."""
+        sizes = [x if isinstance(x, int) else lengths.get(x) for x in self.axes]
+        return None if None in sizes else tuple(x for x in sizes if x is not None)
+
+
+# --- how numbers are drawn ------------------------------------------------------------------------
+
+
+def _normal(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    return rng.standard_normal(shape)
+
+
+def _below(limit: int, once: int | None = None) -> Draw:
+    """Integers below `limit`, as many of them as there is room for; `once`: that one once."""
+
+    def draw(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+        size = int(np.prod(shape))
+        usual = np.array([x for x in range(limit) if x != once] or [0])
+        ids = rng.permutation(np.resize(rng.permutation(usual), size))
+        if once is not None and size > 1:
+            ids[size // 2] = once
+        return ids.reshape(shape)
+
+    return draw
+
+
+def _distinct(limit: int) -> Draw:
+    """Positions, distinct in a row and in no order: none is where it would be without them."""
+
+    def draw(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+        most = max(shape[-1], min(limit, 2 * shape[-1]))
+        rows = [rng.permutation(most)[: shape[-1]] for _ in range(int(np.prod(shape[:-1])))]
+        return np.array(rows).reshape(shape)
+
+    return draw
+
+
+def _count(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    return np.arange(shape[0]) + 2
+
+
+def _wave(function: Callable[[np.ndarray], np.ndarray]) -> Draw:
+    """cos or sin of the same angles, by rotary's frequencies, of the same positions."""
+
+    def draw(_: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+        positions = _distinct(2**10)(np.random.default_rng(shape), shape[:-1])
+        exponents = np.resize(np.arange(shape[-1] // 2), shape[-1]) / max(shape[-1] // 2, 1)
+        return function(positions[..., None] * 10000.0**-exponents)
+
+    return draw
+
+
+# --- which are tried ------------------------------------------------------------------------------
+
+
+def _ids(axes: str) -> Callable[[str, ReferenceSizes], list[Choice]]:
+    def choices(name: str, sizes: ReferenceSizes) -> list[Choice]:
+        table = sizes.embedding("")
+        limit = table.num_embeddings if table else sizes.first("vocabulary", 2)
+        limit = sizes.first("vocabulary", limit)
+        once = table.padding_idx if table else None
+        return [Choice(tuple(axes), _below(limit, once if limit > 2 else None))]
+
+    return choices
+
+
+def _types(name: str, sizes: ReferenceSizes) -> list[Choice]:
+    """Of a token or of a row; as many as there are in the table that is named alike."""
+    table = sizes.embedding(re.sub(r"_?ids?$|s$", "", name))
+    draw = _below(table.num_embeddings if table else 2)
+    return [Choice(("B", "E"), draw), Choice(("B",), draw)]
+
+
+def _positions(name: str, sizes: ReferenceSizes) -> list[Choice]:
+    draw = _distinct(sizes.first("positions", 2**10))
+    axis = "S" if "key" in name else "T" if "decoder" in name else "E"
+    return [Choice(("B", axis), draw), Choice((axis,), draw)]
+
+
+def _floats(*axes: str) -> Callable[[str, ReferenceSizes], list[Choice]]:
+    return lambda name, sizes: [Choice(tuple(letters), _normal) for letters in axes]
+
+
+def _memory(name: str, sizes: ReferenceSizes) -> list[Choice]:
+    widths = sizes.widths("value_width" if name.startswith("v") else "key_width")
+    return _by_width("S", widths, sizes) + _floats("BNSH")(name, sizes)
+
+
+def _by_width(axis: str, widths: list[int], sizes: ReferenceSizes) -> list[Choice]:
+    first, second = ("B", axis) if sizes.batch_first else (axis, "B")
+    return [Choice((first, second, D), _normal) for D in widths]
+
+
+def _tokens(name: str, sizes: ReferenceSizes) -> list[Choice]:
+    """As the first layer takes them: ids, an image, a signal; else floats of any known width."""
+    axis = "E" if name == "inputs_embeds" else "T"
+    first, widths = sizes.first_layer(), sizes.widths("width")
+    by_layer: list[Choice] = []
+    if isinstance(first, nn.Embedding):
+        by_layer = _ids(f"B{axis}")(name, sizes)
+    elif isinstance(first, nn.Conv1d | nn.Conv2d):
+        axes = ("T",) if isinstance(first, nn.Conv1d) else ("Y", "X")
+        by_layer = [Choice(("B", first.in_channels, *axes), _normal)]
+    return by_layer + _by_width(axis, widths, sizes) + _floats("BNTH")(name, sizes)
+
+
+_CHOICES: tuple[tuple[str, Callable[[str, ReferenceSizes], list[Choice]]], ...] = (
+    ("decoder_input_ids", _ids("BT")),
+    ("(input_|token_)?ids|tokens?|idx|indices", _ids("BE")),
+    (r".*positions?(_ids)?|pos|input_pos", _positions),
+    (r".*_ids?|langs?|language|.*types?|segments?", _types),
+    (r".*lengths?|seq_lens?", lambda *_: [Choice(("B",), _count)]),
+    ("cos", lambda *_: [Choice(("B", "T", "H"), _wave(np.cos))]),
+    ("sin", lambda *_: [Choice(("B", "T", "H"), _wave(np.sin))]),
+    ("(attn_|attention_|position_|score_)?bias", _floats("BNTS", "NTS", "TS")),
+    ("bool_masked_pos", lambda *_: [Choice(("B", "P"), lambda g, s: g.random(s) < 0.3)]),
+    ("pixel_values|images?|img", _floats("BCYX")),
+    ("input_features", _floats("BFT")),
+    (r"keys?|values?|[kv]|(x_)?kv|context|memory|encoder_(hidden_states?|out(puts?)?)", _memory),
+    (
+        r"x(_q)?|inputs?|src|tgt|quer(y|ies)|q|h|hidden(_states?)?|.*embeds|embeddings|features",
+        _tokens,
+    ),
+)
+_CONTENT = re.compile(
+    r".*input_ids|pixel_values|images?|input_features|.*embeds|x|.*hidden_states|keys?|values?"
+)
+_MASK = re.compile(r".*(mask|padding|allowed|keep).*")
+
+
+def row_of(name: str) -> Callable[[str, ReferenceSizes], list[Choice]] | None:
+    """What makes choices for a parameter of this name; a mask has rules of its own."""
+    return next((make for names, make in _CHOICES if re.fullmatch(names, name.lower())), None)
+
+
+def is_mask(name: str) -> bool:
+    return bool(_MASK.fullmatch(name.lower())) and row_of(name) is None
+
+
+def may_be_asked_for(name: str) -> bool:
+    """Whether a model may need this though its signature has a default for it."""
+    return bool(_CONTENT.fullmatch(name.lower()))
+
+
+def choices_of(name: str, sizes: ReferenceSizes) -> list[Choice]:
+    """None where no row of the table has the name."""
+    make = row_of(name)
+    return make(name.lower(), sizes) if make else []
+
+
+# --- masks ----------------------------------------------------------------------------------------
+
+_BY_PAIR = "BTS BTT B1TS B1TT MTS MTT TS TT BS BE BT B1LL BL"
+_BY_KEY = "BE BS BT BL B1TT B1TS B1LL TT TS"
+_OF_KEYS = re.compile(r".*attention_mask|.*pad.*|.*keep.*")
+_OF_WHICH = {"decoder": "BT ", "tgt": "BT ", "encoder": "BS ", "memory": "BS "}
+ADDED = "added"
+
+
+@dataclass(frozen=True)
+class MaskForm:
+    """dtype: or `ADDED`, floats added to the scores. true_shows: a key; else True hides it."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    true_shows: bool = True
+
+    def mask(self, rng: np.random.Generator, lowest: float, *, empty: bool = False) -> np.ndarray:
+        """As `shown_keys` has it; lowest: what is added where a key is hidden."""
+        return self._spelled(shown_keys(rng, self.shape, empty=empty), lowest)
+
+    def probe(self, lowest: float) -> np.ndarray:
+        """One key hidden, the second: the first is what causal attention leaves its first query."""
+        return self._spelled(np.broadcast_to(np.arange(self.shape[-1]) != 1, self.shape), lowest)
+
+    def _spelled(self, shown: np.ndarray, lowest: float) -> np.ndarray:
+        says = shown == self.true_shows
+        return np.where(says, 0.0, lowest) if self.dtype == ADDED else says.astype(self.dtype)
+
+
+def mask_forms(name: str, lengths: Lengths) -> list[MaskForm]:
+    """Those of a mask by name: transformers' masks and those of padding name keys, as integers."""
+    plain = name.lower()
+    spelled = _BY_PAIR
+    if _OF_KEYS.fullmatch(plain):
+        whose = next((axes for side, axes in _OF_WHICH.items() if plain.startswith(side)), "")
+        spelled = whose + _BY_KEY
+    letters = spelled.split()
+    axes = [Choice(tuple(1 if x == "1" else x for x in word), _normal) for word in letters]
+    shapes = dict.fromkeys(shape for choice in axes if (shape := choice.shape(lengths)))
+    dtypes = ("int64", "bool") if plain.endswith("attention_mask") else ("bool", "int64")
+    return [MaskForm(shape, dtype) for shape in shapes for dtype in (*dtypes, ADDED)]
+
+
+def shown_keys(rng: np.random.Generator, shape: tuple[int, ...], *, empty: bool) -> np.ndarray:
+    """True where a key is seen: one key is hidden of the first row, and several of each other.
+
+    empty: of the last row all, and of the row before the first key, which causal attention leaves
+    nothing else. Otherwise each row sees the first key and its own.
+    """
+    S = shape[-1]
+    shown = np.ones((int(np.prod(shape[:-1])), S), bool)
+    queries = shape[-2] if len(shape) > 1 and shape[-2] > 1 else S
+    for i, row in enumerate(shown):
+        others = [j for j in range(1, S) if j != i % queries]
+        row[rng.permutation(others)[: 1 if i == 0 else max(2, S // 3)]] = False
+    if empty:
+        shown[-2:, 0] = False
+        shown[-1] = False
+    return shown.reshape(shape)

@@ -1,0 +1,221 @@
+"""Make inputs on which a wrong port would show: from the reference's signature, sizes and runs.
+
+Nothing is known of any family: a table says what a parameter may be given by its name
+(`input_table`), the sizes are read (`reference_sizes`), and the reference is run on each choice.
+What it refuses, or what makes it not finite, is replaced by the next simpler choice.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from jax_attn.dtypes import DTYPES
+from jax_attn.parity.checking.input_table import (
+    ADDED,
+    Lengths,
+    MaskForm,
+    choices_of,
+    is_mask,
+    mask_forms,
+    may_be_asked_for,
+    row_of,
+)
+from jax_attn.parity.checking.reference_sizes import ReferenceSizes, other_primes
+from jax_attn.parity.checking.trials import Signature, Trial
+from jax_attn.parity.run.inputs_and_runs import Arrays
+
+_TRIALS = 2000
+"""Runs that the reference may refuse before its first: a signature of many unknown widths."""
+
+
+def suggest_inputs(
+    reference: torch.nn.Module,
+    *,
+    reference_call: Callable[..., Any] | None = None,
+    given: Mapping[str, np.ndarray] | None = None,
+    dtype: str = "float32",
+    seed: int = 0,
+) -> dict[str, np.ndarray] | tuple[np.ndarray, ...]:
+    """Inputs for `check(reference, port, inputs)` that would reveal what ports get wrong.
+
+    reference: with its weights in place and in `dtype`. A copy is run.
+    reference_call: as `check` takes it; its parameters after the module are then what is given
+        names and arrays. Where it takes only `**inputs`, the module's own are.
+    given: arrays that are fixed, by parameter; the others are made to fit them. For a parameter
+        that no rule knows, or one that must mean something of your own.
+    seed: the same arrays come of the same seed.
+
+    Returns a dict by parameter; a tuple where the parameters have no names. B is at least 3; B, T
+    and S (where keys may come from elsewhere) are distinct primes and not the number of heads or a
+    width. T is longer than every window, distance and number of buckets that the config or an
+    attribute named so has, if that is at most 300; beyond it, a window never acts, and `check` can
+    only doubt. Floats are standard normal, each array its own. Ids are drawn over the whole
+    vocabulary, `padding_idx` among them once; token types take all their values; positions are in
+    no order. Masks hide one key of the first row and several of each other; where the reference
+    stays finite, forward and backward, all keys of the last row. An optional parameter
+    that changes no output is left out, and so is one of a name that no rule knows.
+
+    Raises ValueError naming each parameter without a default that no rule knows, or saying what
+    the reference refused.
+    """
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype: expected one of {', '.join(DTYPES)}, got {dtype!r}")
+    signature = Signature.of(reference, reference_call)
+    fixed = dict(given or {})
+    if unknown := set(fixed) - set(signature.parameters):
+        expected = ", ".join(signature.parameters)
+        raise ValueError(f"given: expected some of {expected}, got {', '.join(sorted(unknown))}")
+    told = {name for name in signature.required if name in fixed or row_of(name) or is_mask(name)}
+    if untold := [name for name in signature.required if name not in told]:
+        raise ValueError("\n".join(map(_untold, untold)))
+    sizes, trial = (
+        ReferenceSizes(reference),
+        Trial(reference, reference_call, dtype, seed, signature, fixed),
+    )
+    arrays, lengths = _needed(trial, sizes, fixed)
+    return signature.bound(_with_optional(trial, sizes, arrays, lengths))
+
+
+def _untold(name: str) -> str:
+    return (
+        f"parameter {name!r}: expected a name that tells what it holds (such as x, query, "
+        f"input_ids, attention_mask), or an array in given={{{name!r}: array}}; a flag or what is "
+        "no array belongs in reference_call"
+    )
+
+
+# --- what is needed -------------------------------------------------------------------------------
+
+
+def _forms(sizes: ReferenceSizes, signature: Signature, fixed: Arrays) -> Iterator[Lengths]:
+    """Lengths of axes, those that reveal most first."""
+    B = other_primes(sizes.taken, 3, 1)[0]
+    heads, image = sizes.first("heads", 1), sizes.first("image", 0)
+    head_dim = sizes.first("head_dim", sizes.first("width", 24) // heads)
+    others = {"B": B, "N": heads, "H": head_dim, "Y": image or 17, "X": image or 13}
+    others |= {"C": sizes.first("channels", 3), "F": sizes.first("features", 5)}
+    others |= {"P": (image // sizes.first("patch", 1)) ** 2}
+    of_fixed = dict(_letters(sizes, fixed))
+    beside_a_decoder = any(name.startswith("decoder_") for name in signature.parameters)
+    for T in sizes.lengths():
+        for S in (other_primes(sizes.taken | {B, T}, max(T // 2, 5), 1)[0], T):
+            lengths = {**others, "T": T, "S": S, **of_fixed}
+            lengths["E"] = lengths["S" if beside_a_decoder else "T"]
+            yield {**lengths, "M": lengths["B"] * heads}
+
+
+def _letters(sizes: ReferenceSizes, fixed: Arrays) -> Iterator[tuple[str, int]]:
+    """What the arrays that are given say of the axes."""
+    for name, array in fixed.items():
+        fitting = [c for c in choices_of(name, sizes) if len(c.axes) == array.ndim]
+        for pairs in [zip(choice.axes, array.shape, strict=True) for choice in fitting[:1]]:
+            yield from (("T" if x == "E" else x, n) for x, n in pairs if isinstance(x, str))
+
+
+def _needed(
+    trial: Trial, sizes: ReferenceSizes, fixed: Arrays
+) -> tuple[dict[str, np.ndarray], dict[str, int]]:
+    """Arrays for what has no default, and for what the reference asks for nevertheless."""
+    required = [name for name in trial.signature.required if name not in fixed]
+    others = [name for name in trial.signature.parameters if name not in (*required, *fixed)]
+    asked = [name for name in others if may_be_asked_for(name)]
+
+    def candidates() -> Iterator[tuple[dict[str, np.ndarray], Lengths]]:
+        sets = [c for n in range(min(len(asked), 3) + 1) for c in itertools.combinations(asked, n)]
+        for lengths, extra in itertools.product(_forms(sizes, trial.signature, fixed), sets):
+            names = [*required, *extra]
+            tried = [list(_arrays(trial, sizes, name, lengths)) for name in names]
+            for arrays in itertools.product(*tried):
+                yield {**fixed, **dict(zip(names, arrays, strict=True))}, lengths
+
+    for arrays, lengths in itertools.islice(candidates(), _TRIALS):
+        if (outputs := trial.outputs(arrays)) is not None:
+            # Inside, there may be other tokens than outside: patches, and one more for the class.
+            inside = [x.shape[1] for x in outputs.values() if x.ndim == 3]
+            return arrays, {**lengths, "L": inside[0] if inside else lengths["T"]}
+    refusals = "; ".join(list(dict.fromkeys(trial.refusals))[:3])
+    raise ValueError(
+        f"reference: expected it to run on inputs made for {', '.join(required + asked)}, but it "
+        f"refused all {len(trial.refusals)}, first with: {refusals}. Fix what it needs by "
+        "given={name: array}, or give a reference_call that takes arrays of these names"
+    )
+
+
+def _arrays(
+    trial: Trial, sizes: ReferenceSizes, name: str, lengths: Lengths
+) -> Iterator[np.ndarray]:
+    """Every array that a parameter may be given."""
+    if choices := choices_of(name, sizes):
+        drawn = (trial.draw(name, choice, lengths) for choice in choices)
+        yield from (array for array in drawn if array is not None)
+    elif is_mask(name):
+        for form in mask_forms(name, lengths):
+            yield trial.mask(name, form)
+
+
+# --- what is optional -----------------------------------------------------------------------------
+
+
+def _with_optional(
+    trial: Trial, sizes: ReferenceSizes, arrays: dict[str, np.ndarray], lengths: Lengths
+) -> dict[str, np.ndarray]:
+    """One parameter after the other: its first array that runs and that changes an output.
+
+    Then two at once of those that were refused, as where queries and keys need positions both.
+    """
+    refused: list[str] = []
+    for name in trial.signature.parameters:
+        if is_mask(name):
+            arrays = _with_mask(trial, name, arrays, lengths)
+        elif name not in arrays:
+            tried = ({**arrays, name: x} for x in _arrays(trial, sizes, name, lengths))
+            changed = next((x for x in tried if trial.changes(arrays, x)), None)
+            arrays, refused = changed or arrays, refused + [name] * (changed is None)
+    for names in itertools.combinations(refused, 2):
+        first = [next(_arrays(trial, sizes, name, lengths), None) for name in names]
+        both = {name: x for name, x in zip(names, first, strict=True) if x is not None}
+        if len(both) == 2 and trial.changes(arrays, {**arrays, **both}):
+            return {**arrays, **both}
+    return arrays
+
+
+def _with_mask(
+    trial: Trial, name: str, arrays: dict[str, np.ndarray], lengths: Lengths
+) -> dict[str, np.ndarray]:
+    """The first mask that hides keys from a softmax; where none does, that changes an output.
+
+    Whether True shows or hides is told by a probe of one hidden key: its opposite hides all others.
+    """
+    if name in trial.fixed:
+        return arrays
+    changing: list[MaskForm] = []
+    for form in mask_forms(name, lengths):
+        both = [form, replace(form, true_shows=False)]
+        probes = [{**arrays, name: trial.probe(one)} for one in both]
+        runs = [trial.outputs(probe) is not None for probe in probes]
+        if not any(runs):
+            continue
+        if all(runs) and not trial.changes(*probes):
+            return arrays  # a parameter that is not looked at
+        hidden = [
+            trial.hidden_keys(p) if ran else None for p, ran in zip(probes, runs, strict=True)
+        ]
+        fewest = min(count for count in hidden if count is not None)
+        if fewest and hidden[0] != hidden[1]:
+            return _with_form(trial, name, arrays, both[hidden.index(fewest)])
+        if form.dtype != ADDED:
+            changing.append(form)
+    return _with_form(trial, name, arrays, changing[0]) if changing else arrays
+
+
+def _with_form(
+    trial: Trial, name: str, arrays: dict[str, np.ndarray], form: MaskForm
+) -> dict[str, np.ndarray]:
+    """With a row of which all is hidden, where the reference stays finite."""
+    masks = [trial.mask(name, form, empty=True), trial.mask(name, form), trial.probe(form)]
+    tried = ({**arrays, name: mask} for mask in masks)
+    return next((one for one in tried if trial.outputs(one) is not None), arrays)

@@ -1,0 +1,132 @@
+"""A reference, run on arrays that it may refuse."""
+
+import inspect
+import warnings
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import torch
+
+from jax_attn.parity.checking.input_table import Choice, Lengths, MaskForm
+from jax_attn.parity.checking.softmax_bugs import BuggySoftmax
+from jax_attn.parity.run.inputs_and_runs import Arrays, Inputs, is_float
+from jax_attn.parity.run.port import float_dtype
+from jax_attn.parity.run.reference import Reference
+
+
+@dataclass(frozen=True)
+class Signature:
+    """parameters: names in order, those without a default in `required`."""
+
+    parameters: tuple[str, ...]
+    required: tuple[str, ...]
+    positional: bool
+
+    @classmethod
+    def of(cls, module: torch.nn.Module, call: Callable[..., Any] | None) -> "Signature":
+        of_forward = list(inspect.signature(module.forward).parameters.values())
+        of_call = list(inspect.signature(call).parameters.values())[1:] if call else of_forward
+        named = [p for p in of_call if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+        positional = any(p.kind in (p.VAR_POSITIONAL, p.POSITIONAL_ONLY) for p in of_call)
+        if not named:
+            named = [p for p in of_forward if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+        required = [p.name for p in named if p.default is p.empty]
+        names = required if positional else [p.name for p in named]
+        return cls(tuple(names), tuple(required), positional)
+
+    def bound(self, arrays: Arrays) -> dict[str, np.ndarray] | tuple[np.ndarray, ...]:
+        ordered = {name: arrays[name] for name in self.parameters if name in arrays}
+        return tuple(ordered.values()) if self.positional else ordered
+
+
+@dataclass
+class Trial:
+    """The reference, run on arrays that it may refuse. fixed: what the caller gives."""
+
+    module: torch.nn.Module
+    call: Callable[..., Any] | None
+    dtype: str
+    seed: int
+    signature: Signature
+    fixed: Arrays
+    refusals: list[str] = field(default_factory=list)
+
+    def draw(self, name: str, choice: Choice, lengths: Lengths) -> np.ndarray | None:
+        """None where an axis has no length. The same numbers whatever else was tried before."""
+        shape = choice.shape(lengths)
+        return None if shape is None else self._kept(choice.draw(self._generator(name), shape))
+
+    def mask(self, name: str, form: MaskForm, *, empty: bool = False) -> np.ndarray:
+        return self._kept(form.mask(self._generator(name), self._lowest, empty=empty))
+
+    def probe(self, form: MaskForm) -> np.ndarray:
+        return self._kept(form.probe(self._lowest))
+
+    @property
+    def _lowest(self) -> float:
+        return float(ml_dtypes.finfo(float_dtype(self.dtype)).min)
+
+    def outputs(self, arrays: Arrays) -> Arrays | None:
+        """None where the reference refuses them, or is not finite, forward or backward."""
+        try:
+            reference = self._reference(arrays)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of what is tried, not of what is suggested
+                outputs = reference.outputs(self.dtype)
+                run = reference.run(self.dtype, {k: np.ones(a.shape) for k, a in outputs.items()})
+        except Exception as error:
+            self.refusals.append(f"{type(error).__name__}: {error}".splitlines()[0])
+            return None
+        if all(np.isfinite(a).all() for kind in run.kinds.values() for a in kind.values()):
+            return outputs
+        self.refusals.append("an output or a gradient is not finite")
+        return None
+
+    def changes(self, before: Arrays, after: Arrays) -> bool:
+        """Whether `after` runs, and gives other outputs than `before`."""
+        new = self.outputs(after)
+        old = None if new is None else self.outputs(before)
+        if new is None or old is None:
+            return new is not None
+        return new.keys() != old.keys() or any(
+            not np.array_equal(new[name], a) for name, a in old.items()
+        )
+
+    def hidden_keys(self, arrays: Arrays) -> int:
+        """How many keys have no weight in torch's softmaxes; of arrays that run."""
+        hidden = 0
+
+        def count(scores: torch.Tensor, axis: int) -> None:
+            nonlocal hidden
+            hidden += int((~(scores.softmax(axis) > 0)).sum())
+
+        self._reference(arrays).under(BuggySoftmax(count), {})
+        return hidden
+
+    def _generator(self, name: str) -> np.random.Generator:
+        return np.random.default_rng([self.seed, zlib.crc32(name.encode())])
+
+    def _kept(self, array: np.ndarray) -> np.ndarray:
+        return array.astype(float_dtype(self.dtype)) if is_float(array.dtype) else array
+
+    def _reference(self, arrays: Arrays) -> Reference:
+        def named(module: torch.nn.Module, *args: Any, **kwargs: Any) -> dict[str, torch.Tensor]:
+            call = self.call or torch.nn.Module.__call__
+            tensors = _floating(call(module, *args, **kwargs))
+            return {str(i): x for i, x in enumerate(tensors)}
+
+        inputs = Inputs.of(self.signature.bound(arrays), float_dtype(self.dtype))
+        return Reference(self.module, named, inputs)
+
+
+def _floating(tree: Any) -> Iterator[torch.Tensor]:
+    """The floating tensors of whatever a model returns; a cache of keys is none."""
+    if isinstance(tree, torch.Tensor):
+        yield from [tree] if tree.is_floating_point() else []
+    elif isinstance(tree, Mapping | tuple | list):
+        for branch in tree.values() if isinstance(tree, Mapping) else tree:
+            yield from _floating(branch)

@@ -31,6 +31,10 @@ class GroupedQueryAttention(nn.Module):
     qk_norm: called as `qk_norm(head_dim)`, makes q_norm and k_norm, such as nn.RMSNorm. rotary:
     turns queries and keys, after that, by positions (T,) or (B, T) and key_positions (S,) or
     (B, S); 0, 1, … unless given, the query's where no key is given; with a key both or neither.
+    add_bias_kv: learns a key and a value, `bias_k` and `bias_v` (1, 1, K·H), behind the S;
+    add_zero_attn: has a key and a value of 0 behind that, both as torch.nn.MultiheadAttention, seen
+    by every query, with a column of weights and dropout each. sinks: learns a score for each query
+    head, `sinks` (N,), beside its keys', which has no value and no column, as in gpt-oss.
     position_bias: called as `position_bias(T, S)`, gives floats added to the scores, such as an
     Alibi or a RelativeBias.
     cache: a KVCache of the tokens before the query's, which attend to all of them and, causally,
@@ -58,6 +62,9 @@ class GroupedQueryAttention(nn.Module):
         qk_norm: Callable[[int], nn.Module] | None = None,
         rotary: Rotary | None = None,
         position_bias: Callable[[int, int], Tensor] | None = None,
+        add_bias_kv: bool = False,
+        add_zero_attn: bool = False,
+        sinks: bool = False,
     ):
         super().__init__()
         split_evenly("num_heads", num_heads, "num_kv_heads", num_kv_heads)
@@ -81,6 +88,11 @@ class GroupedQueryAttention(nn.Module):
         self.out_proj = nn.Linear(num_heads * head_dim, embed_dim, bias=out_bias)
         self.q_norm = nn.Identity() if qk_norm is None else qk_norm(head_dim)
         self.k_norm = nn.Identity() if qk_norm is None else qk_norm(head_dim)
+        self.add_zero_attn = add_zero_attn
+        shape, deviation = (1, 1, num_kv_heads * head_dim), (num_kv_heads * head_dim) ** -0.5
+        self.bias_k = _normal(shape, deviation) if add_bias_kv else None
+        self.bias_v = _normal(shape, deviation) if add_bias_kv else None
+        self.sinks = _normal((num_heads,), 0.02) if sinks else None
         self.dropout = nn.Dropout(probability("dropout", dropout))
         self.out_dropout = nn.Dropout(probability("out_dropout", out_dropout))
 
@@ -125,7 +137,7 @@ class GroupedQueryAttention(nn.Module):
         positions: Tensor | None = None,
         key_positions: Tensor | None = None,
     ) -> Tensor:
-        """The softmax before dropout, (B, N, T, S)."""
+        """The softmax before dropout, (B, N, T, S); behind, columns of bias_k and the zero key."""
         self._check_positions(key, positions, key_positions)
         key_positions = positions if key is None else key_positions
         key = query if key is None else key
@@ -206,16 +218,43 @@ class GroupedQueryAttention(nn.Module):
             scores = scores + bias
         if mask is not None:
             scores = scores.masked_fill(~mask, float("-inf"))
+        scores = torch.cat((scores, *self._extra_scores(q_BTKGH)), dim=-1)
         # A softmax over nothing but -inf is NaN, and NaN times 0 stays NaN in the backward
         # pass: such rows are given finite scores first, and 0 afterwards.
         empty_BNT1 = (scores == float("-inf")).all(dim=-1, keepdim=True)
         weights = torch.softmax(scores.masked_fill(empty_BNT1, 0.0), dim=-1)
-        return weights.masked_fill(empty_BNT1, 0.0)
+        weights = weights.masked_fill(empty_BNT1, 0.0)
+        return weights if self.sinks is None else weights[..., :-1]
+
+    def _extra_scores(self, q_BTKGH: Tensor) -> list[Tensor]:
+        """(B, N, T, 1) each: of bias_k, of the zero key, of the sinks."""
+        (B, T, K, G, _), columns = q_BTKGH.shape, []
+        if self.bias_k is not None:
+            k_KH = self.bias_k.view(K, self.head_dim)
+            scores = self.scale * torch.einsum("btkgh,kh->bkgt", q_BTKGH, k_KH).flatten(1, 2)
+            if self.softcap is not None:
+                scores = self.softcap * torch.tanh(scores / self.softcap)
+            columns.append(scores[..., None])
+        if self.add_zero_attn:
+            columns.append(q_BTKGH.new_zeros(B, K * G, T, 1))
+        if self.sinks is not None:
+            columns.append(self.sinks.view(1, -1, 1, 1).expand(B, -1, T, 1).to(q_BTKGH.dtype))
+        return columns
 
     def _output(self, weights_BNTS: Tensor, v_BSKH: Tensor) -> Tensor:
+        B, _, K, H = v_BSKH.shape
+        if self.bias_v is not None:
+            bias_v_B1KH = self.bias_v.view(1, 1, K, H).expand(B, -1, -1, -1)
+            v_BSKH = torch.cat((v_BSKH, bias_v_B1KH.to(v_BSKH.dtype)), dim=1)
+        if self.add_zero_attn:
+            v_BSKH = torch.cat((v_BSKH, v_BSKH.new_zeros(B, 1, K, H)), dim=1)
         weights_BKGTS = self.dropout(weights_BNTS).unflatten(1, (self.num_kv_heads, -1))
         heads_BTKGH = torch.einsum("bkgts,bskh->btkgh", weights_BKGTS.to(v_BSKH.dtype), v_BSKH)
         return self.out_dropout(self.out_proj(heads_BTKGH.flatten(2)))
+
+
+def _normal(shape: tuple[int, ...], deviation: float) -> nn.Parameter:
+    return nn.Parameter(torch.randn(shape) * deviation)
 
 
 def _length(positions: Tensor | None, x_BTNH: Tensor) -> int:

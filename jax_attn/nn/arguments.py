@@ -77,6 +77,15 @@ def option_problems(
     return problems
 
 
+def flag_problems(**flags: object) -> list[str]:
+    """Which of the named flags are not True or False."""
+    return [
+        f"{name}: expected True or False, got {checks.summary(flag)}"
+        for name, flag in flags.items()
+        if not isinstance(flag, bool)
+    ]
+
+
 # --- a call's -----------------------------------------------------------------------------------
 
 
@@ -127,6 +136,11 @@ def placement_problems(
         return [f"{missing}: expected together with {present[0]}, as a key is given"]
     problems = position_problems("positions", positions, *query.shape[:2])
     return problems + position_problems("key_positions", key_positions, *key.shape[:2])
+
+
+def cast(parameter: nnx.Param | None, like: jax.Array) -> jax.Array | None:
+    """The parameter's array in the dtype of `like`; None where there is none."""
+    return None if parameter is None else parameter[...].astype(like.dtype)
 
 
 def turned(

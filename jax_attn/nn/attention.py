@@ -24,7 +24,10 @@ from jax_attn.attention.mask import MaskLike
 from jax_attn.attention.rotary import Rotary
 from jax_attn.nn import arguments
 from jax_attn.nn.arguments import Placement, Positions
-from jax_attn.nn.projection import Projection, torch_linear_init
+from jax_attn.nn.projection import Projection, normal, torch_linear_init
+
+# transformers' initializer_range for gpt-oss.
+SINKS_DEVIATION = 0.02
 
 
 class GroupedQueryAttention(nnx.Module):
@@ -49,6 +52,12 @@ class GroupedQueryAttention(nnx.Module):
       qk_norm: what makes q_norm and k_norm, each over the H features of a head, learning for all
         heads alike: called as ``qk_norm(H, dtype=…, param_dtype=…, rngs=…)``, such as
         ``nnx.RMSNorm``; none unless given.
+      add_bias_kv: whether there are bias_k (K, H) and bias_v (K, H), a learnt key and value, drawn
+        from N(0, 1 / (K · H)), as torch.nn.MultiheadAttention's.
+      add_zero_attn: whether there are a key and a value of 0.
+      sinks: whether there are sinks (N,), a learnt score that each query head has for nothing,
+        drawn from N(0, 0.02²), as gpt-oss's. These three are as in ``dot_product_attention``: every
+        query sees them; they are not normalised, rotated or biased.
       rotary: a Rotary, to turn queries and keys by their positions; none unless given.
       position_bias: what is added to the scores by where query and key are: called as
         ``position_bias(T, S)``, gives floats that broadcast to (N, T, S); such as an Alibi or a
@@ -84,6 +93,9 @@ class GroupedQueryAttention(nnx.Module):
         qk_norm: Callable[..., nnx.Module] | None = None,
         rotary: Rotary | None = None,
         position_bias: Callable[[int, int], jax.Array] | None = None,
+        add_bias_kv: bool = False,
+        add_zero_attn: bool = False,
+        sinks: bool = False,
         dtype: DTypeLike | None = None,
         param_dtype: DTypeLike = jnp.float32,
         precision: PrecisionLike = None,
@@ -98,6 +110,9 @@ class GroupedQueryAttention(nnx.Module):
         )
         problems += arguments.option_problems(
             dtype, param_dtype, scale, softcap, implementation, qk_norm, rotary, position_bias, rngs
+        )
+        problems += arguments.flag_problems(
+            add_bias_kv=add_bias_kv, add_zero_attn=add_zero_attn, sinks=sinks
         )
         if not problems and rotary is not None:
             problems += rotary.problems(embed_dim // num_heads if head_dim is None else head_dim)
@@ -136,6 +151,11 @@ class GroupedQueryAttention(nnx.Module):
         if qk_norm is not None:
             options = {"dtype": self.dtype, "param_dtype": jnp.dtype(param_dtype), "rngs": rngs}
             self.q_norm, self.k_norm = qk_norm(H, **options), qk_norm(H, **options)
+        self.add_zero_attn = add_zero_attn
+        learnt = functools.partial(normal, rngs, dtype=jnp.dtype(param_dtype))
+        self.bias_k = learnt((K, H), (K * H) ** -0.5) if add_bias_kv else nnx.data(None)
+        self.bias_v = learnt((K, H), (K * H) ** -0.5) if add_bias_kv else nnx.data(None)
+        self.sinks = learnt((N,), SINKS_DEVIATION) if sinks else nnx.data(None)
         self.rngs: nnx.RngStream | None = rngs.dropout.fork() if keeps else nnx.data(None)
 
     @overload
@@ -201,7 +221,8 @@ class GroupedQueryAttention(nnx.Module):
             is given, or neither: then 0 … S−1.
           deterministic: True for no dropout; as train() or eval() left it unless given.
           rngs: an nnx.Rngs with a "dropout" stream, or a stream; the module's own unless given.
-          keep: boolean, True = kept, broadcasts to (B, N, T, S): dropout's draw, handed in.
+          keep: boolean, True = kept, broadcasts to (B, N, T, S), with more columns as
+            ``attention_weights`` has them: dropout's draw, handed in.
           out_keep: likewise for the output, broadcasts to (B, T, D).
           cache: a KVCache of what came before the query's tokens, which attend to all of it and,
             causally, to themselves, by a kernel of the cache's own: no other can be insisted on.
@@ -239,7 +260,8 @@ class GroupedQueryAttention(nnx.Module):
             bias=arguments.with_position_bias(self, bias, q_BTD, k_BSD),
             dropout=dropout,
             implementation=self.implementation,
-            **self._scoring,
+            bias_v=arguments.cast(self.bias_v, q_BTNH),
+            **self._scoring(q_BTNH),
         )
         out_BTD = self.out_proj(attended_BTNH)
         return out_BTD if out_dropout is None else out_dropout.apply(out_BTD)
@@ -254,17 +276,18 @@ class GroupedQueryAttention(nnx.Module):
         bias: Float[AnyArray, "*#BNTS"] | None = None,
         positions: Positions | None = None,
         key_positions: Positions | None = None,
-    ) -> Float[Array, "B N T S"]:
-        """The weights (B, N, T, S) by which ``__call__`` averages the values, before dropout.
+    ) -> Float[Array, "B N T S+E"]:
+        """The weights by which ``__call__`` averages the values, before dropout.
 
-        Arguments and errors as there.
+        (B, N, T, S), and behind these a column for bias_k and one for the zero key, where there
+        are any. Arguments and errors as there.
         """
         placement = Placement(positions, key_positions, alone=key is None)
         q_BTD, k_BSD = arguments.sequences(self, query=query, key=key)
         q_BTNH, k_BSKH = self._heads(q_BTD, k_BSD, None, placement)
         bias = arguments.with_position_bias(self, bias, q_BTD, k_BSD)
         return attention_weights(
-            q_BTNH, k_BSKH, mask, is_causal=is_causal, bias=bias, **self._scoring
+            q_BTNH, k_BSKH, mask, is_causal=is_causal, bias=bias, **self._scoring(q_BTNH)
         )
 
     def empty_cache(
@@ -290,15 +313,22 @@ class GroupedQueryAttention(nnx.Module):
         """The output for the tokens that follow those in the cache, and the cache with them."""
         positions = None if self.rotary is None else cache.positions(query.shape[1])
         q_BTNH, k_BTKH, v_BTKH = self._heads(query, query, query, Placement(positions))
+        bias_v = arguments.cast(self.bias_v, q_BTNH)
         attended_BTNH, cache = attend_with_cache(
-            q_BTNH, k_BTKH, v_BTKH, cache, mask, **self._scoring
+            q_BTNH, k_BTKH, v_BTKH, cache, mask, bias_v=bias_v, **self._scoring(q_BTNH)
         )
         return self.out_proj(attended_BTNH), cache
 
-    @property
-    def _scoring(self) -> dict[str, Any]:
-        """What every function of attention is told alike."""
-        return {"scale": self.scale, "softcap": self.softcap, "precision": self.precision}
+    def _scoring(self, query: jax.Array) -> dict[str, Any]:
+        """What every function of attention is told alike; query: the projected one."""
+        return {
+            "scale": self.scale,
+            "softcap": self.softcap,
+            "precision": self.precision,
+            "bias_k": arguments.cast(self.bias_k, query),
+            "add_zero_attn": self.add_zero_attn,
+            "sinks": arguments.cast(self.sinks, query),
+        }
 
     def _heads(
         self, query: jax.Array, key: jax.Array, value: jax.Array | None, placement: Placement
@@ -317,23 +347,3 @@ class GroupedQueryAttention(nnx.Module):
         # Inputs or kernels may differ in dtype.
         dtype = jnp.result_type(*arrays)
         return [x.astype(dtype) for x in arrays]
-
-
-class MultiHeadAttention(GroupedQueryAttention):
-    """Attention in which each query head has a key/value head of its own: K = N.
-
-    Arguments as GroupedQueryAttention, without num_kv_heads. Vaswani et al., 2017.
-    """
-
-    def __init__(self, embed_dim: int, num_heads: int, *, rngs: nnx.Rngs, **options: Any):
-        super().__init__(embed_dim, num_heads, num_heads, rngs=rngs, **options)
-
-
-class MultiQueryAttention(GroupedQueryAttention):
-    """Attention in which all query heads share one key/value head: K = 1.
-
-    Arguments as GroupedQueryAttention, without num_kv_heads. Shazeer, 2019.
-    """
-
-    def __init__(self, embed_dim: int, num_heads: int, *, rngs: nnx.Rngs, **options: Any):
-        super().__init__(embed_dim, num_heads, 1, rngs=rngs, **options)

@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, Int
 from jax_attn.attention import checks
 from jax_attn.attention.annotations import AnyArray
 from jax_attn.attention.mask import MaskLike
-from jax_attn.nn.attention import MultiHeadAttention
+from jax_attn.nn.multi_head import MultiHeadAttention
 
 WORD_TO_INDEX = {"this": 1, "is": 2, "an": 3, "example": 4, "sentence": 5}
 

@@ -23,6 +23,13 @@ def torch_bias_init(fan_in: int) -> nnx.Initializer:
     return init
 
 
+def normal(
+    rngs: nnx.Rngs, shape: tuple[int, ...], deviation: float, dtype: np.dtype
+) -> nnx.Param[jax.Array]:
+    """A parameter drawn from N(0, deviation²)."""
+    return nnx.Param(jax.random.normal(rngs.params(), shape, dtype) * deviation)
+
+
 def project(
     x: jax.Array,
     kernel: jax.Array,

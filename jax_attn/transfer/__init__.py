@@ -35,6 +35,7 @@ from jax_attn.transfer.table.steps import (
     joined,
     linear,
     packed,
+    squeezed,
     to_half_split,
     to_interleaved,
 )
@@ -88,6 +89,7 @@ __all__ = [
     "row",
     "save_checkpoint",
     "spellings",
+    "squeezed",
     "tied",
     "to_half_split",
     "to_interleaved",

@@ -95,6 +95,9 @@ CASES = {
         vdim=VDIM,
         bias=False,
     ),
+    "torch_mha with a learnt key": case(
+        "torch_mha", torch_packed, "out_proj", flax=ours(add_bias_kv=True), add_bias_kv=True
+    ),
     "gqa": case("gqa", GQA, "out_proj", K, flax=ours(K)),
     "gqa of other widths": case(
         "gqa",
@@ -109,6 +112,15 @@ CASES = {
     ),
     "gqa with a bias on the inputs only": case(
         "gqa", GQA, "out_proj", K, flax=ours(K, use_out_bias=False), out_bias=False
+    ),
+    "gqa with a learnt key and sinks": case(
+        "gqa",
+        GQA,
+        "out_proj",
+        K,
+        flax=ours(K, add_bias_kv=True, sinks=True),
+        add_bias_kv=True,
+        sinks=True,
     ),
     "gqa with RMSNorm on queries and keys": case(
         "gqa", GQA, "out_proj", K, flax=ours(K, qk_norm=nnx.RMSNorm), qk_norm=torch.nn.RMSNorm

@@ -29,6 +29,12 @@ CONSTRUCTOR = {
     "no dtype": ({"param_dtype": "floaty"}, "param_dtype: expected float32, .*got dtype 'floaty'"),
     "softcap of 0": ({"softcap": 0}, "softcap: expected a finite plain number > 0"),
     "scale of infinity": ({"scale": float("inf")}, "scale: expected a finite plain number"),
+    "add_bias_kv of 1": ({"add_bias_kv": 1}, "add_bias_kv: expected True or False, got int 1"),
+    "add_zero_attn of None": ({"add_zero_attn": None}, "add_zero_attn: expected True or False"),
+    "sinks as an array": (
+        {"sinks": np.ones(6)},
+        r"sinks: expected True or False, got float64\[6\]",
+    ),
     "unknown kernel": ({"implementation": "flash"}, "implementation: expected None or one of"),
     "a seed for rngs": ({"rngs": 0}, "rngs: expected nnx.Rngs, got int"),
 }

@@ -32,7 +32,7 @@ CONSTRUCTOR_WORDS = {
     "gqa": [
         *("embed_dim", "num_heads", "num_kv_heads", "head_dim", "kdim", "vdim", "bias"),
         *("out_bias", "dropout", "out_dropout", "scale", "softcap", "qk_norm", "rotary"),
-        "position_bias",
+        *("position_bias", "add_bias_kv", "add_zero_attn", "sinks"),
     ],
 }
 

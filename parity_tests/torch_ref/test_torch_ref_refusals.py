@@ -2,10 +2,9 @@
 
 import pytest
 import torch
-from torch import nn
 
-from helpers.torch_designs import KDIM, VDIM, B, D, N, S, T, built, seeded
-from torch_ref import DESIGNS, torch_mha
+from helpers.torch_designs import B, D, N, S, T, built, seeded
+from torch_ref import DESIGNS
 from torch_ref.rotary import Rotary
 
 REFUSALS = {
@@ -83,23 +82,3 @@ def turning(*inputs, **positions):
 def test_gqa_refuses_by_name(call, message):
     with pytest.raises(ValueError, match=message):
         call()
-
-
-@pytest.mark.parametrize(
-    ("keywords", "names"),
-    [
-        ({}, []),
-        ({"kdim": KDIM, "vdim": VDIM, "bias": False}, []),
-        ({"add_bias_kv": True}, ["bias_k", "bias_v"]),
-        ({"add_zero_attn": True}, ["add_zero_attn"]),
-        ({"add_bias_kv": True, "add_zero_attn": True}, ["bias_k", "bias_v", "add_zero_attn"]),
-    ],
-)
-def test_torch_mha_refusals_go_by_name(keywords, names):
-    module = nn.MultiheadAttention(D, N, **keywords)
-    assert torch_mha.refused(module) == names
-    if not names:
-        torch_mha.refuse(module)
-        return
-    with pytest.raises(ValueError, match=", ".join(names)):
-        torch_mha.refuse(module)

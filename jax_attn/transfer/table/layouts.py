@@ -6,8 +6,8 @@ Linear weights are (out, in), its packed rows lie in the order query, key, value
 """
 
 from jax_attn.transfer.table.layout import Layout
-from jax_attn.transfer.table.rows import either, refused, row
-from jax_attn.transfer.table.steps import grouped, heads, heads_in, inward, linear, packed
+from jax_attn.transfer.table.rows import either, row
+from jax_attn.transfer.table.steps import grouped, heads, heads_in, inward, linear, packed, squeezed
 
 LINEAR = Layout(row("weight", "kernel", linear), row("bias", "bias"))
 BIASLESS = Layout(row("weight", "kernel", linear))
@@ -39,10 +39,11 @@ BY_TURNS = Layout(  # by key/value head its queries, its key, its value
 )
 """Query, key and value in one projection."""
 
-_NO_PLACE = (
-    "a learnt {} that stands behind the sequence's own (add_bias_kv=True) has no place in "
-    "the Flax modules; expected add_bias_kv=False"
+BIAS_KV = Layout(  # where there are any, as of all rows
+    row("bias_k", "bias_k", squeezed, heads),  # (1, 1, K·H) -> (K, H)
+    row("bias_v", "bias_v", squeezed, heads),
 )
+"""A learnt key and its value; `add_zero_attn` has no parameters."""
 
 
 def projections(query: str, key: str, value: str, out: str) -> Layout:
@@ -72,14 +73,15 @@ LAYOUTS = {
         ),
         row("in_proj_bias", QKV_BIASES, packed, heads),
         FROM_HEADS.under("out_proj", "out_proj"),
-        refused("bias_k", _NO_PLACE.format("key")),
-        refused("bias_v", _NO_PLACE.format("value")),
+        BIAS_KV,
     ),
     "gqa": Layout(
         projections("q_proj", "k_proj", "v_proj", "out_proj"),
         LAYER_NORM.under("q_norm", "q_norm"),  # RMSNorm has no bias: its row does not count
         LAYER_NORM.under("k_norm", "k_norm"),
         EMBEDDING.under("position_bias", "position_bias"),  # where it is learnt
+        BIAS_KV,
+        row("sinks", "sinks"),
     ),
 }
 

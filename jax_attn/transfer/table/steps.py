@@ -162,6 +162,16 @@ inward = _each(
 """Heads at the front, as `grouped` leaves them, to the back: (N, H, …) <-> (…, N, H)."""
 
 
+squeezed = _each(
+    "squeezed",
+    _reshaped,
+    _reshaped,
+    _Side("any shape", lambda s: True, lambda s: (1, 1, *s)),
+    lambda H: _Side("two first axes of 1", lambda s: s[:2] == (1, 1), lambda s: s[2:]),
+)
+"""One position of one sequence, as torch has `bias_k`: (1, 1, …) <-> (…)."""
+
+
 def _split(arrays: Arrays, shapes: Shapes) -> Arrays:
     (array,) = arrays
     ends = np.cumsum([shape[0] for shape in shapes])[:-1]

@@ -9,7 +9,7 @@ pass.
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import jax
@@ -193,17 +193,6 @@ class _Compiled(Port):
         return Run(outputs, inputs, flatten(params))
 
 
-class _Widened(Reference):
-    """A reference whose float64 copy is made once: nothing here changes one."""
-
-    def _wide(self) -> torch.nn.Module:
-        return self._copy
-
-    @cached_property
-    def _copy(self) -> torch.nn.Module:
-        return super()._wide()
-
-
 def pair_of(program: Program) -> Pair:
     """Both sides of a program, built once; weights are written into them."""
     return Pair(design_of(program), program.size, program.dtype, kernel_of(program))
@@ -273,7 +262,7 @@ def prepare(program: Program, pair: Pair, drawn: Drawn, inputs: Inputs) -> Prepa
         oracle = partial(pair.solution, pair.problem(mask, drawn.inputs), drawn.inputs)
     call = pair.design.reference_call(program.call)
     return Prepared(
-        _Widened(pair.reference, call, inputs),
+        Reference(pair.reference, call, inputs),
         program.dtype,
         seed=drawn.seed,
         oracle=oracle,

@@ -1,9 +1,9 @@
 """Run a torch module: as it is, in float64, and in float64 with every operation perturbed."""
 
 import contextlib
-import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from jax_attn.parity.judge.budget import PRECISIONS, RUNS, Budget, Spread
 from jax_attn.parity.run.constants import Constants, Recorder
 from jax_attn.parity.run.float64_mode import TORCH_DTYPES, Float64, Unperturbed
 from jax_attn.parity.run.inputs_and_runs import Arrays, Inputs, Run, named_outputs
+from jax_attn.parity.run.module_copies import ModuleCopies
 from jax_attn.parity.run.perturbed_mode import Perturbed, rounds
 from jax_attn.transfer import as_numpy
 
@@ -51,9 +52,19 @@ class Reference:
     call: Callable[..., Any] | None
     inputs: Inputs
 
+    @cached_property
+    def _copies(self) -> ModuleCopies:
+        return ModuleCopies(self.module)
+
+    def given(self, inputs: Inputs) -> "Reference":
+        """The same module on other inputs: its copies, too, are the same."""
+        other = replace(self, inputs=inputs)
+        vars(other)["_copies"] = self._copies
+        return other
+
     def outputs(self, dtype: str) -> dict[str, np.ndarray]:
         """A forward pass in inference mode, where torch may take a faster path."""
-        module = copy.deepcopy(self.module)
+        module = self._copies.as_it_is()
         args, kwargs = self._tensors(TORCH_DTYPES[dtype], requires_grad=False)
         with one_thread(), torch.inference_mode():
             return _arrays(self._named(module, args, kwargs))
@@ -66,7 +77,7 @@ class Reference:
     def run(self, dtype: str, cotangents: Arrays) -> Run:
         """Outputs and gradients in `dtype`, by the kernels that torch itself chooses."""
         with one_thread():
-            return self._run(copy.deepcopy(self.module), TORCH_DTYPES[dtype], cotangents)
+            return self._run(self._copies.as_it_is(), TORCH_DTYPES[dtype], cotangents)
 
     def exact(self, cotangents: Arrays) -> Run:
         """Outputs and gradients in float64, every narrowing cast refused."""
@@ -79,7 +90,7 @@ class Reference:
 
     def under(self, mode: Float64, cotangents: Arrays) -> Run:
         """Outputs and gradients in float64, attention from its parts, as `mode` computes them."""
-        module = self._wide()
+        module = self._copies.wide()
         with one_thread(), plain_kernels(), mode:
             return self._run(module, torch.float64, cotangents)
 
@@ -112,14 +123,10 @@ class Reference:
         dtype = TORCH_DTYPES[precision]
         if any(p.dtype is not dtype for p in self.module.parameters()):
             return ()
-        recorder, module = Recorder(rounds), copy.deepcopy(self.module)
+        recorder, module = Recorder(rounds), self._copies.as_it_is()
         with one_thread(), plain_kernels(), recorder:
             self._run(module, dtype, {})
         return recorder.constants
-
-    def _wide(self) -> torch.nn.Module:
-        """A copy in float64, made where no mode is: it would widen a buffer half copied."""
-        return copy.deepcopy(self.module).double()
 
     def _tensors(self, dtype: torch.dtype, *, requires_grad: bool) -> tuple[tuple, Tensors]:
         def tensor(a: np.ndarray) -> torch.Tensor:

@@ -1,7 +1,6 @@
 """The reference with another input, or with a bug planted, and whether two runs are the same."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 import numpy as np
 
@@ -22,7 +21,7 @@ def with_inputs(reference: Reference, others: Mapping[str, np.ndarray]) -> Refer
         for name, given in named_inputs(reference).items()
     }
     args = tuple(named.pop(str(i)) for i in range(len(reference.inputs.args)))
-    return replace(reference, inputs=Inputs(args, named))
+    return reference.given(Inputs(args, named))
 
 
 def run_planted(reference: Reference, mode: Float64) -> Run | None:

@@ -189,7 +189,7 @@ class _Compiled(Port):
     def run(self, dtype: str, cotangents: Arrays, transform: str) -> Run:
         _, *args = self.bind()
         on_device = {k: jax.numpy.array(a, dtype) for k, a in cotangents.items()}
-        outputs, (params, inputs) = jax.device_get(self.step(*args, on_device))
+        (outputs, _), (params, inputs) = jax.device_get(self.step(*args, on_device))
         return Run(outputs, inputs, flatten(params))
 
 

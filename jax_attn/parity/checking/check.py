@@ -85,6 +85,7 @@ def check(
         called_port,
         transforms,
         to_torch=weights.to_torch,
+        paired=weights.paired,
         failures=weights.differences,
         doubts=doubts,
         notes=(*weights.notes, *not_tried, scope(both_given, transforms)),

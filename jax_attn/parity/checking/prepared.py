@@ -5,16 +5,17 @@ oracle's run in float64, the budgets from perturbed runs, and the comparison of 
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
 
+from jax_attn.parity.checking.state import StateFindings, States
 from jax_attn.parity.checking.weights import ToTorch
 from jax_attn.parity.judge.budget import RUNS, Budget
 from jax_attn.parity.judge.compare import TensorReport, Verdict, judge
 from jax_attn.parity.judge.result import Result
-from jax_attn.parity.run.inputs_and_runs import Arrays, Run, wide
+from jax_attn.parity.run.inputs_and_runs import COMPARED, SECOND, Arrays, Run, wide
 from jax_attn.parity.run.port import Port, float_dtype, full_precision
 from jax_attn.parity.run.reference import Reference
 
@@ -87,13 +88,15 @@ class Prepared:
 
     def judge_one(self, kind: str, name: str, transform: str, got: np.ndarray) -> TensorReport:
         """The verdict on one tensor of float64 numbers."""
-        want = self.exact.kinds[kind][name]
-        own = self.own.kinds[kind][name]
+        # A reference that nothing is changed in gives the same in a second call.
+        of = "output" if kind == SECOND and not self.exact.second else kind
+        want = self.exact.kinds[of][name]
+        own = self.own.kinds[of][name]
         guide: np.ndarray | None = own
         if self.declared_nan:
             declared = self.declared_nan.get(name) if kind == "output" else None
             guide = None if declared is None else np.where(declared, want, own)
-        budget = self.budgets[kind][name]
+        budget = self.budgets[of][name]
         return judge(want, got, guide, budget, kind=kind, name=name, transform=transform)
 
     def compare(self, run: Run, transform: str) -> Iterator[TensorReport]:
@@ -102,8 +105,8 @@ class Prepared:
         Parameter gradients are left out where `run` has none: no table pairs them. Raises
         ValueError where other tensors of the reference have no counterpart in `run`.
         """
-        for kind, tensors in self.exact.kinds.items():
-            got = run.kinds[kind]
+        for kind in COMPARED:
+            tensors, got = self.exact.kinds[kind], run.kinds[kind]
             if kind == "gradient of parameter" and not got:
                 continue
             if got.keys() != tensors.keys():
@@ -118,8 +121,8 @@ class Prepared:
         """Whether the comparison fails a tensor of `run`, a run with a bug, in the port's place."""
         return any(
             self.judge_one(kind, name, "planted", got).verdict is Verdict.FAIL
-            for kind, tensors in run.kinds.items()
-            for name, got in tensors.items()
+            for kind in COMPARED
+            for name, got in run.kinds[kind].items()
         )
 
     @cached_property
@@ -151,6 +154,7 @@ def judge_port(
     transforms: Sequence[str],
     *,
     to_torch: ToTorch | None,
+    paired: frozenset[str] = frozenset(),
     failures: Sequence[str] = (),
     doubts: Sequence[str] = (),
     notes: Sequence[str] = (),
@@ -162,16 +166,25 @@ def judge_port(
     """Run the port under each transform and compare it, tensor by tensor.
 
     to_torch: None where no table pairs the parameters: their gradients are not compared.
+    paired: dotted paths of the port's other Variables that the table pairs.
     backend: what the result says; None: the platform of JAX's default device.
     """
     reports: list[TensorReport] = []
+    states = States(prepared.reference, port, prepared.exact, prepared.judge_one, to_torch, paired)
+    found = StateFindings(reports)
     with full_precision(prepared.precision is None) as (platform, pinned):
         for transform in transforms:
             run = port.run(prepared.dtype, prepared.differentiated, transform)
             parameter_grads = to_torch(run.parameter_grads) if to_torch else {}
-            named = Run(run.outputs, run.input_grads, parameter_grads)
+            named = replace(run, parameter_grads=parameter_grads)
             reports += prepared.compare(named, transform)
-    notes = (*notes, *pinned)
+            states.compare(run, transform, found)
+    failures, doubts = (*failures, *found.failures), (*doubts, *found.doubts)
+    notes = (*notes, *found.notes, *pinned)
+    if found.draws and any(r.verdict is Verdict.FAIL for r in reports):
+        failures = (found.draws, *failures)
+    elif found.draws:
+        notes = (*notes, found.draws)
     if not prepared.gradients:
         notes = (*notes, "gradients were not compared: gradients=False")
     if reports and all(r.verdict is Verdict.PASS and r.is_zero for r in reports):

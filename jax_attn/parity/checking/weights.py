@@ -3,12 +3,13 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from flax import nnx
 
 from jax_attn.parity.run.inputs_and_runs import Arrays
-from jax_attn.parity.run.port import parameters
-from jax_attn.transfer import Layout, TransferError, as_numpy
+from jax_attn.transfer import Layout, TransferError, as_numpy, flatten
+from jax_attn.transfer.nnx.load import carried
 
 ToTorch = Callable[[Arrays], Arrays]
 """Parameters' gradients by Flax path -> by torch's name, in torch's layout."""
@@ -19,11 +20,13 @@ class WeightComparison:
     """differences: why the weights are not the same, naming the table's row.
 
     to_torch: None where no table pairs the parameters. notes: what is not compared therefore.
+    paired: dotted paths of the port's Variables that the table pairs, beside its parameters.
     """
 
     differences: tuple[str, ...] = ()
     to_torch: ToTorch | None = None
     notes: tuple[str, ...] = ()
+    paired: frozenset[str] = frozenset()
 
 
 def compare_weights(
@@ -34,14 +37,17 @@ def compare_weights(
         note = "weights and parameter gradients were not compared: no layout"
         return WeightComparison(notes=(note,))
     note = "parameter gradients were not compared: the table does not pair them"
+    arrays = {path: np.asarray(a) for path, a in carried(port, layout).items()}
+    paired = frozenset(arrays.keys() - flatten(port).keys())
     try:
-        ported = layout.to_torch(parameters(port))
+        ported = layout.to_torch(arrays)
     except TransferError as error:
         # A table that does not fit is a failure already; there is nothing to pair gradients by.
         return WeightComparison(tuple(f"weights: {p}" for p in error.problems), notes=(note,))
     differences = tuple(f"weights: {text}" for text in _differences(reference, ported, layout))
-    if ported.keys() == dict(reference.named_parameters()).keys():
-        return WeightComparison(differences, layout.to_torch)
+    buffers = dict(reference.named_buffers()).keys()
+    if ported.keys() - buffers == dict(reference.named_parameters()).keys():
+        return WeightComparison(differences, layout.to_torch, paired=paired)
     return WeightComparison(differences, notes=(note,))
 
 

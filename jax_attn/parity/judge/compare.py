@@ -32,6 +32,8 @@ _LABELS = {
     "output": "{}",
     "gradient of input": "grad input {}",
     "gradient of parameter": "grad {}",
+    "state after the call": "{} after the call",
+    "output of the second call": "{} of a second call",
 }
 
 

@@ -77,7 +77,7 @@ def compile_design(name: str) -> Iterator[NotRun]:
     """Forward and gradient of a design through the TPU compiler, or lowered for all platforms."""
     case = Case(name, "float32", "none", EMULATED_SHAPE, "")
     forward, *args = Preparation(PORTED_DESIGNS[name], case).port.bind()
-    shapes = jax.eval_shape(forward, *args)
+    shapes, _ = jax.eval_shape(forward, *args)
 
     def gradient(*args: Any) -> Any:
         return forward_and_gradients(forward, *args)

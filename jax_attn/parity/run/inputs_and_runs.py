@@ -1,12 +1,16 @@
 """What goes into both frameworks and what comes out: NumPy arrays under names."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 Arrays = Mapping[str, np.ndarray]
+
+COMPARED = ("output", "gradient of input", "gradient of parameter")
+STATE, SECOND = "state after the call", "output of the second call"
+"""Kinds of tensors: those that every run has, and those of a module that a call changes."""
 
 
 @dataclass(frozen=True)
@@ -52,11 +56,17 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Run:
-    """Arrays by name from one run of one side; no gradients where there were no cotangents."""
+    """Arrays by name from one run of one side; no gradients where there were no cotangents.
+
+    left: what the call changed in the module: all buffers of a reference of which it changed any,
+    the changed arrays of a port by dotted path. second: outputs of another call from there.
+    """
 
     outputs: Arrays
     input_grads: Arrays
     parameter_grads: Arrays
+    left: Arrays = field(default_factory=dict)
+    second: Arrays = field(default_factory=dict)
 
     @property
     def kinds(self) -> dict[str, "Wide"]:
@@ -65,6 +75,8 @@ class Run:
             "output": wide(self.outputs),
             "gradient of input": wide(self.input_grads),
             "gradient of parameter": wide(self.parameter_grads),
+            STATE: wide(self.left),
+            SECOND: wide(self.second),
         }
 
 

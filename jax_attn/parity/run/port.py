@@ -14,13 +14,16 @@ from jax_attn.parity.judge.result import StandingNote
 from jax_attn.parity.run.emulate import emulate
 from jax_attn.parity.run.inputs_and_runs import Arrays, Inputs, Run, is_float, named_outputs
 from jax_attn.transfer import flatten
+from jax_attn.transfer.nnx.load import spelled
 
 Tree = dict[str, Any]
 Arguments = tuple[nnx.State, Tree, Tree]
 """Parameters, floating inputs, other inputs."""
-Forward = Callable[[nnx.State, Tree, Tree], Tree]
-"""Of `Arguments`, to outputs by name."""
-OutputsAndGradients = tuple[Tree, tuple[nnx.State, Tree] | None]
+Outputs = tuple[Tree, dict[str, Tree]]
+"""Outputs by name; and, where the call changes its module, `left` and `second` as in a `Run`."""
+Forward = Callable[[nnx.State, Tree, Tree], Outputs]
+"""Of `Arguments`."""
+OutputsAndGradients = tuple[Outputs, tuple[nnx.State, Tree] | None]
 """Outputs, and the gradients of parameters and of floating inputs; None without cotangents."""
 
 
@@ -30,8 +33,8 @@ def forward_and_gradients(
     """One forward pass and, where there are cotangents, its backward pass."""
     if not cotangents:
         return forward(params, floats, others), None
-    outputs, vjp = jax.vjp(lambda p, x: forward(p, x, others), params, floats)
-    return outputs, vjp(cotangents)
+    outputs, vjp, after = jax.vjp(lambda p, x: forward(p, x, others), params, floats, has_aux=True)
+    return (outputs, after), vjp(cotangents)
 
 
 def _eager(forward: Forward, args: Arguments, cotangents: Tree) -> OutputsAndGradients:
@@ -53,10 +56,10 @@ def _grad(forward: Forward, args: Arguments, cotangents: Tree) -> OutputsAndGrad
     """`jax.grad` of the scalar sum(cotangent * output), compiled: as a training step has it."""
     *differentiated, others = args
 
-    def loss(params: nnx.State, floats: Tree) -> tuple[jax.Array, Tree]:
-        outputs = forward(params, floats, others)
+    def loss(params: nnx.State, floats: Tree) -> tuple[jax.Array, Outputs]:
+        outputs, after = forward(params, floats, others)
         terms = [jnp.vdot(c, outputs[k], precision="highest") for k, c in cotangents.items()]
-        return sum(terms, start=jnp.zeros((), terms[0].dtype)), outputs
+        return sum(terms, start=jnp.zeros((), terms[0].dtype)), (outputs, after)
 
     if not cotangents:
         return jax.jit(forward)(*args), None
@@ -123,13 +126,27 @@ class Port:
         floats = {k: a for k, a in leaves.items() if jnp.issubdtype(a.dtype, jnp.floating)}
         others = {k: a for k, a in leaves.items() if k not in floats}
 
-        def forward(params: nnx.State, floats: Tree, others: Tree) -> Tree:
+        def forward(params: nnx.State, floats: Tree, others: Tree) -> Outputs:
             named = floats | others
             args = tuple(named.pop(str(i)) for i in range(len(self.inputs.args)))
-            # A copy each time: what a call changes (random keys, counters) is dropped.
+            # A copy each time: each run starts from the module as it was given.
             module = nnx.merge(graph, params, *rest, copy=True)
-            result = self.call(module, *args, **named) if self.call else module(*args, **named)
-            return named_outputs(result, jax.Array, "port")
+
+            def called() -> Tree:
+                result = self.call(module, *args, **named) if self.call else module(*args, **named)
+                return named_outputs(result, jax.Array, "port")
+
+            before, structure = held(module), nnx.graphdef(module)
+            outputs = called()
+            left = {path: a for path, a in held(module).items() if a is not before.get(path)}
+            if not left and nnx.graphdef(module) == structure:
+                return outputs, {}
+            left = {path: _plain(a) for path, a in left.items()}
+            try:
+                second = called()
+            except Exception:  # of the module's own: what the first call left may be no beginning
+                second = {}
+            return outputs, {"left": left, "second": second}
 
         return forward, params, floats, others
 
@@ -139,7 +156,7 @@ class Port:
         Raises TypeError where an output is not `dtype`.
         """
         forward, params, floats, others = self.bind()
-        shapes = jax.eval_shape(forward, params, floats, others)
+        shapes, _ = jax.eval_shape(forward, params, floats, others)
         mistyped = {k: s.dtype.name for k, s in shapes.items() if s.dtype.name != dtype}
         if mistyped:
             raise TypeError(
@@ -151,11 +168,47 @@ class Port:
         }
         # Outputs of other names or shapes have no cotangents: the comparison will say so.
         fitting = {k: jnp.array(a, dtype) for k, a in cotangents.items()} if fits else {}
-        outputs, grads = RUN_UNDER[transform](forward, (params, floats, others), fitting)
+        (outputs, after), grads = RUN_UNDER[transform](forward, (params, floats, others), fitting)
+        left, second = self._changes(after)
         if grads is None:
-            return Run(_arrays(outputs), {}, {})
+            return Run(_arrays(outputs), {}, {}, left, second)
         param_grads, input_grads = grads
-        return Run(_arrays(outputs), _arrays(input_grads), _arrays(flatten(param_grads)))
+        by_path = _arrays(flatten(param_grads))
+        return Run(_arrays(outputs), _arrays(input_grads), by_path, left, second)
+
+    def _changes(self, after: dict[str, Tree]) -> tuple[Arrays, Arrays]:
+        """`left` and `second`, without what was written anew with the bits that it had."""
+        if not after:
+            return {}, {}
+        before = {path: np.asarray(_plain(a)) for path, a in held(self.module).items()}
+        left = {
+            path: a
+            for path, a in _arrays(after["left"]).items()
+            if path not in before or a.tobytes() != before[path].tobytes()
+        }
+        return left, {} if after["left"] and not left else _arrays(after["second"])
+
+
+def held(module: nnx.Module) -> dict[str, Any]:
+    """dotted path -> every array that a module holds, but what it has sown for others to read."""
+    arrays = {}
+    for path, leaf in nnx.to_flat_state(nnx.state(module)):
+        if not isinstance(leaf, nnx.Intermediate):
+            value = leaf.get_value() if isinstance(leaf, nnx.Variable) else leaf
+            for inside, a in jax.tree_util.tree_leaves_with_path(value):
+                arrays[spelled(path) + jax.tree_util.keystr(inside)] = a
+    return arrays
+
+
+def paths_of(module: nnx.Module, kind: type[nnx.Variable]) -> set[str]:
+    """The dotted paths of every Variable of a kind."""
+    return {spelled(path) for path, _ in nnx.to_flat_state(nnx.state(module, kind))}
+
+
+def _plain(a: Any) -> Any:
+    """The numbers of a random key, which no program returns to NumPy; anything else as it is."""
+    is_key = isinstance(a, jax.Array) and jnp.issubdtype(a.dtype, jax.dtypes.prng_key)
+    return jax.random.key_data(a) if is_key else a
 
 
 def _arrays(arrays: Mapping[str, Any]) -> dict[str, np.ndarray]:

@@ -17,6 +17,7 @@ from jax_attn.parity.run.inputs_and_runs import Arrays, Inputs, Run, named_outpu
 from jax_attn.parity.run.module_copies import ModuleCopies
 from jax_attn.parity.run.perturbed_mode import Perturbed, rounds
 from jax_attn.transfer import as_numpy
+from jax_attn.transfer.arrays import same_bits
 
 Tensors = dict[str, torch.Tensor]
 
@@ -77,22 +78,26 @@ class Reference:
     def run(self, dtype: str, cotangents: Arrays) -> Run:
         """Outputs and gradients in `dtype`, by the kernels that torch itself chooses."""
         with one_thread():
-            return self._run(self._copies.as_it_is(), TORCH_DTYPES[dtype], cotangents)
+            module = self._copies.as_it_is()
+            return self._run(module, TORCH_DTYPES[dtype], cotangents, again=True)
 
     def exact(self, cotangents: Arrays) -> Run:
         """Outputs and gradients in float64, every narrowing cast refused."""
-        return self.under(Float64(), cotangents)
+        return self.under(Float64(), cotangents, again=True)
 
     def center(self, cotangents: Arrays) -> tuple[Run, bool]:
         """What perturbed runs spread about, and whether it is `exact`: no row is empty."""
         mode = Unperturbed()
-        return self.under(mode, cotangents), not mode.met_empty_rows
+        return self.under(mode, cotangents, again=True), not mode.met_empty_rows
 
-    def under(self, mode: Float64, cotangents: Arrays) -> Run:
-        """Outputs and gradients in float64, attention from its parts, as `mode` computes them."""
+    def under(self, mode: Float64, cotangents: Arrays, *, again: bool = False) -> Run:
+        """Outputs and gradients in float64, attention from its parts, as `mode` computes them.
+
+        again: call a module that changed its buffers a second time.
+        """
         module = self._copies.wide()
         with one_thread(), plain_kernels(), mode:
-            return self._run(module, torch.float64, cotangents)
+            return self._run(module, torch.float64, cotangents, again=again)
 
     def spread(
         self, precision: str, cotangents: Arrays, runs: int = RUNS, center: Run | None = None
@@ -105,7 +110,7 @@ class Reference:
             for kind, tensors in (center or self.center(cotangents)[0]).kinds.items()
         }
         for seed in range(1, runs + 1):
-            run = self.under(Perturbed(rounding, seed, constants), cotangents)
+            run = self.under(Perturbed(rounding, seed, constants), cotangents, again=True)
             for kind, tensors in run.kinds.items():
                 for name, value in tensors.items():
                     spreads[kind][name].add(value)
@@ -116,6 +121,17 @@ class Reference:
             for kind, tensors in spreads.items()
         }
 
+    def remembers(self) -> bool:
+        """Whether a second call of one copy gives other outputs than the first."""
+        module = self._copies.wide()
+        args, kwargs = self._tensors(torch.float64, requires_grad=False)
+        with one_thread(), torch.no_grad(), Float64():
+            first, second = (
+                {k: a.copy() for k, a in _arrays(self._named(module, args, kwargs)).items()}
+                for _ in range(2)
+            )
+        return bool(changed(first, second))
+
     def _constants(self, precision: str) -> Constants:
         """Those that the module makes as it is; none are looked for where all is as fine."""
         if precision not in ("bfloat16", "float16"):
@@ -125,7 +141,7 @@ class Reference:
             return ()
         recorder, module = Recorder(rounds), self._copies.as_it_is()
         with one_thread(), plain_kernels(), recorder:
-            self._run(module, dtype, {})
+            self._run(module, dtype, {}, again=True)
         return recorder.constants
 
     def _tensors(self, dtype: torch.dtype, *, requires_grad: bool) -> tuple[tuple, Tensors]:
@@ -143,15 +159,30 @@ class Reference:
         result = self.call(module, *args, **kwargs) if self.call else module(*args, **kwargs)
         return named_outputs(result, torch.Tensor, "reference")
 
-    def _run(self, module: torch.nn.Module, dtype: torch.dtype, cotangents: Arrays) -> Run:
+    def _run(
+        self, module: torch.nn.Module, dtype: torch.dtype, cotangents: Arrays, *, again: bool
+    ) -> Run:
         for parameter in module.parameters():
             # The port's are all differentiated: what is frozen is the optimiser's business.
             parameter.requires_grad_(parameter.is_floating_point())
         args, kwargs = self._tensors(dtype, requires_grad=True)
+        before = buffers(module)
         outputs = self._named(module, args, kwargs)
+        after = buffers(module)
+        grads = self._gradients(module, self.inputs.named(args, kwargs), outputs, cotangents)
+        if not changed(before, after):
+            return Run(_arrays(outputs), *grads)
+        # A second call may write to what is an output of the first, and to what gradients need.
+        first = {name: array.copy() for name, array in _arrays(outputs).items()}
+        second = _arrays(self._named(module, args, kwargs)) if again else {}
+        return Run(first, *grads, after, second)
+
+    def _gradients(
+        self, module: torch.nn.Module, inputs: Tensors, outputs: Tensors, cotangents: Arrays
+    ) -> tuple[Arrays, Arrays]:
+        """Those of the inputs and of the parameters, by name; none without cotangents."""
         if not cotangents:
-            return Run(_arrays(outputs), {}, {})
-        inputs = self.inputs.named(args, kwargs)
+            return {}, {}
         leaves = {("input", k): x for k, x in inputs.items() if x.requires_grad}
         leaves |= {("parameter", k): p for k, p in module.named_parameters() if p.requires_grad}
         active = [k for k, y in outputs.items() if y.requires_grad]
@@ -169,7 +200,25 @@ class Reference:
         by_kind: dict[str, dict[str, np.ndarray]] = {"input": {}, "parameter": {}}
         for (kind, name), grad in zip(leaves, grads, strict=True):
             by_kind[kind][name] = as_numpy(grad.contiguous())
-        return Run(_arrays(outputs), by_kind["input"], by_kind["parameter"])
+        return by_kind["input"], by_kind["parameter"]
+
+
+def buffers(module: torch.nn.Module) -> dict[str, np.ndarray]:
+    """name -> a copy of every buffer that holds numbers."""
+    return {
+        name: as_numpy(x).copy()
+        for name, x in module.named_buffers()
+        if x is not None and x.dtype is not torch.bool
+    }
+
+
+def changed(before: Arrays, after: Arrays) -> list[str]:
+    """The names of `after` that `before` lacks or has with other bits."""
+    return [
+        name
+        for name, array in after.items()
+        if name not in before or not same_bits(array, before[name])
+    ]
 
 
 def _arrays(tensors: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:

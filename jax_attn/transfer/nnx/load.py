@@ -1,6 +1,6 @@
 """NNX modules and tables: parameters by dotted path, what a load would do, a load, its inverse."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,7 @@ from jax_attn.transfer.table import resolve
 from jax_attn.transfer.table.layout import Layout, untied
 from jax_attn.transfer.table.plan_table import passed_over_lines, printed
 from jax_attn.transfer.table.resolve import Move
+from jax_attn.transfer.table.rows import regex
 
 
 def flatten(module: nnx.Pytree | nnx.State) -> dict[str, Any]:
@@ -25,8 +26,21 @@ def flatten(module: nnx.Pytree | nnx.State) -> dict[str, Any]:
     module has one path, as in its state. Raises ValueError for two parameters that spell their
     path alike.
     """
+    return _arrays(_variables(module))
+
+
+def carried(module: nnx.Pytree | nnx.State, layout: Layout) -> dict[str, Any]:
+    """`flatten`, and the arrays of every other nnx.Variable that a row of `layout` names.
+
+    A row may name an nnx.BatchStat, say: `row("bn.running_mean", "bn.mean")`. What no row names
+    is not carried, whereas every nnx.Param must be.
+    """
+    return _arrays(_variables(module, layout))
+
+
+def _arrays(variables: Iterable[tuple[tuple[Any, ...], Any]]) -> dict[str, Any]:
     arrays: dict[str, Any] = {}
-    for path, variable in _variables(module):
+    for path, variable in variables:
         dotted = spelled(path)
         if dotted in arrays:
             raise ValueError(f"module: two parameters spell their path {dotted!r}")
@@ -34,14 +48,23 @@ def flatten(module: nnx.Pytree | nnx.State) -> dict[str, Any]:
     return arrays
 
 
-def _variables(module: nnx.Pytree | nnx.State) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """Path and variable of every nnx.Param; of a pure state, path and array."""
+def _variables(
+    module: nnx.Pytree | nnx.State, layout: Layout | None = None
+) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """Path and variable of every nnx.Param, and of what else `layout` names; of a pure state, path
+    and array."""
     if not isinstance(module, nnx.Pytree | nnx.State):
         kind = type(module).__name__
         raise TypeError(f"module: expected an nnx.Module or an nnx.State, got {kind}")
-    state = module if isinstance(module, nnx.State) else nnx.state(module, nnx.Param)
+    named = [regex(pattern) for pattern in layout.flax_paths()] if layout else []
+    state = module if isinstance(module, nnx.State) else nnx.state(module)
     for path, leaf in nnx.to_flat_state(state):
-        if isinstance(leaf, nnx.Param) or not isinstance(leaf, nnx.Variable):
+        if not isinstance(leaf, nnx.Variable):
+            takes = state is module
+        else:
+            dotted = spelled(path)
+            takes = isinstance(leaf, nnx.Param) or any(row.fullmatch(dotted) for row in named)
+        if takes:
             yield path, leaf
 
 
@@ -88,7 +111,7 @@ def plan(module: nnx.Pytree | nnx.State, tensors: Tensors, layout: Layout) -> Pl
         hint = ": hand in its state_dict()" if hasattr(tensors, "state_dict") else ""
         kind = type(tensors).__name__
         raise TypeError(f"tensors: expected a mapping of names to tensors, got {kind}{hint}")
-    arrays = flatten(module)
+    arrays = carried(module, layout)
     paths, problems = _described(arrays)
     keys, unreadable = specs(tensors)
     problems += unreadable
@@ -117,6 +140,8 @@ def check_layout(layout: Any) -> None:
 def load(module: nnx.Module, tensors: Tensors, layout: Layout) -> Plan:
     """Write torch tensors into an NNX module through a table: every nnx.Param, or nothing.
 
+    A row may name another nnx.Variable as well, such as the mean of an nnx.BatchNorm.
+
     The arrays are copies of `tensors`, bit for bit, each with the sharding and device of the
     one it replaces; of a checkpoint one tensor is read at a time, and each device given its part.
     An abstract module (nnx.eval_shape) becomes a real one, and holds no old arrays meanwhile.
@@ -128,7 +153,7 @@ def load(module: nnx.Module, tensors: Tensors, layout: Layout) -> Plan:
     planned = plan(module, tensors, layout)
     if planned.problems:
         raise TransferError("load, nothing written", planned.problems)
-    old = flatten(module)
+    old = carried(module, layout)
     new: dict[str, jax.Array] = {}
     for move in planned.moves:
         # The tensors of one row are released before those of the next are read.
@@ -136,19 +161,19 @@ def load(module: nnx.Module, tensors: Tensors, layout: Layout) -> Plan:
         arrays = move.carried("flax", sources, "load, nothing written")
         new |= {p: place(a, old[p]) for p, a in zip(move.row.paths, arrays, strict=True)}
         del sources, arrays
-    parameters = _variables(module)
-    replaced = [(path, variable.replace(new[spelled(path)])) for path, variable in parameters]
+    variables = _variables(module, layout)
+    replaced = [(path, variable.replace(new[spelled(path)])) for path, variable in variables]
     nnx.update(module, nnx.from_flat_state(replaced))
     return planned
 
 
 def export(module: nnx.Pytree | nnx.State, layout: Layout) -> dict[str, np.ndarray]:
-    """Every nnx.Param of an NNX module as torch tensors, by torch key: the inverse of `load`.
+    """What `load` writes into an NNX module as torch tensors, by torch key: its inverse.
 
     The arrays are copies, bit for bit; bfloat16 is ml_dtypes'. Raises TransferError.
     """
     check_layout(layout)
-    arrays = flatten(module)
+    arrays = carried(module, layout)
     _, problems = _described(arrays)
     if problems:
         raise TransferError("export", problems)

@@ -1,0 +1,259 @@
+"""What a call changes in a module: compared through the table, and by a second call from there."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from flax import nnx
+
+from jax_attn.parity import Verdict, check
+from jax_attn.parity.judge.result import StandingNote
+from jax_attn.transfer import LINEAR, Layout, export, ignored, load, row
+
+B, D, F = 7, 5, 3
+RUNNING = {"running_mean": "mean", "running_var": "var"}
+
+
+class TorchNorm(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lin, self.bn = torch.nn.Linear(D, F), torch.nn.BatchNorm1d(F)
+
+    def forward(self, x):
+        return self.bn(self.lin(x))
+
+
+class BatchNorm(nnx.BatchNorm):
+    """As torch has it: the running variance is unbiased."""
+
+    def __call__(self, x):
+        mean = x.mean(0)
+        variance = jnp.square(x - mean).mean(0)
+        if self.use_running_average:
+            mean, variance = self.mean[...], self.var[...]
+        else:
+            for running, now in ((self.mean, mean), (self.var, variance * len(x) / (len(x) - 1))):
+                running[...] = self.momentum * running[...] + (1 - self.momentum) * now
+        normed = (x - mean) / jnp.sqrt(variance + self.epsilon)
+        return normed * self.scale + self.bias
+
+
+class FlaxNorm(nnx.Module):
+    def __init__(self, norm=BatchNorm, momentum=0.9):
+        rngs = nnx.Rngs(0)
+        self.lin = nnx.Linear(D, F, rngs=rngs)
+        self.bn = norm(F, momentum=momentum, epsilon=1e-5, rngs=rngs)
+
+    def __call__(self, x):
+        return self.bn(self.lin(x))
+
+
+def table(*, paired):
+    """The rows of the pair, its running statistics in the table or passed over."""
+    statistics = (
+        row(f"bn.{key}", f"bn.{name}") if paired else ignored(f"bn.{key}", "written by hand")
+        for key, name in RUNNING.items()
+    )
+    return Layout(
+        LINEAR.under("lin", "lin"),
+        row("bn.weight", "bn.scale"),
+        row("bn.bias", "bn.bias"),
+        ignored("bn.num_batches_tracked", "a counter that nothing reads"),
+        *statistics,
+    )
+
+
+def normed(port, *, paired=True, train=True, **options):
+    torch.manual_seed(0)
+    reference = TorchNorm().train(train)
+    load(port, reference.state_dict(), table(paired=paired))
+    port.train() if train else port.eval()
+    x = np.random.default_rng(0).standard_normal((B, D))
+    return check(reference, port, (x,), layout=table(paired=paired), **options)
+
+
+@pytest.mark.parametrize("transform", ["jit", "grad", "vmap", "remat"])
+def test_a_correct_batchnorm_passes_in_training_mode_with_its_statistics_compared(transform):
+    result = normed(FlaxNorm(), transforms=(transform,))
+    assert result.verdict is Verdict.PASS, str(result)
+    labels = {t.label for t in result.tensors}
+    assert {f"bn.{key} after the call" for key in RUNNING} | {"output of a second call"} < labels
+    assert all(isinstance(note, StandingNote) for note in result.notes), result.notes
+
+
+# a wrong port -> the tensors that show it.
+WRONG = {
+    "flax's momentum, torch's number": (FlaxNorm(momentum=0.1), {"running_mean", "running_var"}),
+    "it forgets to update": (FlaxNorm(momentum=1.0), {"running_mean", "running_var"}),
+    "a biased variance": (FlaxNorm(nnx.BatchNorm), {"running_var"}),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_running_statistics_fail_and_are_named(name):
+    port, wrong = WRONG[name]
+    result = normed(port, transforms=("eager",))
+    assert result.verdict is Verdict.FAIL, str(result)
+    failed = {t.label for t in result.tensors if t.verdict is Verdict.FAIL}
+    assert failed == {f"bn.{key} after the call" for key in wrong}
+
+
+def test_in_eval_mode_nothing_changes_and_nothing_is_said():
+    result = normed(FlaxNorm(), train=False, transforms=("eager",))
+    assert result.verdict is Verdict.PASS, str(result)
+    assert not any("call" in t.label for t in result.tensors)
+    assert all(isinstance(note, StandingNote) for note in result.notes)
+
+
+def test_statistics_that_no_row_pairs_are_named_in_a_note():
+    result = normed(FlaxNorm(momentum=0.1), paired=False, transforms=("eager",))
+    assert result.verdict is Verdict.PASS, str(result)
+    (note,) = (n for n in result.notes if not isinstance(n, StandingNote))
+    assert note == (
+        "the call changes buffers `bn.running_mean` and `bn.running_var` of the reference and "
+        "Variables `bn.mean` and `bn.var` of the port: not compared, as no row of the table pairs "
+        "them"
+    )
+
+
+def test_statistics_travel_through_a_table_both_ways_and_a_wrong_one_is_a_wrong_weight():
+    reference, port = TorchNorm(), FlaxNorm()
+    reference.bn.running_mean.add_(2)
+    load(port, reference.state_dict(), table(paired=True))
+    assert np.array_equal(port.bn.mean[...], reference.bn.running_mean)
+    assert np.array_equal(export(port, table(paired=True))["bn.running_mean"], port.bn.mean[...])
+    port.bn.mean[...] += 1
+    port.eval()
+    x = np.zeros((B, D), np.float32)
+    options = {"layout": table(paired=True), "gradients": False, "transforms": ("eager",)}
+    result = check(reference.eval(), port, (x,), **options)
+    assert "'bn.running_mean' differs in 3 of 3 elements" in "\n".join(result.failures)
+
+
+# --- ports that remember --------------------------------------------------------------------------
+
+
+class Triple(torch.nn.Module):
+    def forward(self, x):
+        return 3 * x
+
+
+class Remembers(nnx.Module):
+    """Adds what it was given before, kept in a Variable of this kind."""
+
+    def __init__(self, kind=nnx.Variable):
+        self.previous = kind(jnp.zeros((B, D)))
+
+    def __call__(self, x):
+        y = 3 * x + self.previous[...]
+        self.previous[...] = x
+        return y
+
+
+class Counts(nnx.Module):
+    """Not in a Variable."""
+
+    def __init__(self):
+        self.calls = 0
+
+    def __call__(self, x):
+        self.calls += 1
+        return 3 * x if self.calls == 1 else 2 * x
+
+
+class Draws(nnx.Module):
+    def __init__(self, rate=0.5):
+        self.dropout = nnx.Dropout(rate, rngs=nnx.Rngs(0))
+
+    def __call__(self, x):
+        return self.dropout(3 * x)
+
+
+class CannotBeCalledTwice(Remembers):
+    def __call__(self, x):
+        y = super().__call__(x)
+        self.previous.set_value(self.previous[...][:0])
+        return y
+
+
+# a port -> the verdict, and what is said of it.
+REMEMBER = {
+    "the previous input": (
+        Remembers(),
+        Verdict.FAIL,
+        "eager: a second call gives other outputs than the reference's does; between calls the "
+        "port keeps `previous`",
+    ),
+    "a number of Python's": (Counts(), Verdict.FAIL, "attributes that are no Variables"),
+    "a cache that goes on": (
+        Remembers(nnx.Cache),
+        Verdict.INCONCLUSIVE,
+        "nnx.Cache `previous` goes on where the first call ended; where each call is to begin anew",
+    ),
+    "random numbers": (
+        Draws(),
+        Verdict.FAIL,
+        "the port draws random numbers, since its RngState `dropout.rngs.count` moves: call its",
+    ),
+    "what no call can start from": (
+        CannotBeCalledTwice(),
+        Verdict.PASS,
+        "the port cannot be called a second time from what a call leaves in `previous`",
+    ),
+}
+
+
+def remembering(reference, port, **options):
+    x = np.random.default_rng(0).standard_normal((B, D))
+    return check(reference, port, (x,), **{"transforms": ("eager",), **options})
+
+
+@pytest.mark.parametrize("name", REMEMBER)
+def test_a_port_that_remembers_is_called_twice(name):
+    port, verdict, said = REMEMBER[name]
+    result = remembering(Triple(), port)
+    assert result.verdict is verdict, str(result)
+    lines = {"PASS": result.notes, "FAIL": result.failures, "INCONCLUSIVE": result.doubts}[verdict]
+    assert any(said in line for line in lines), str(result)
+
+
+def test_the_same_compiled():
+    result = remembering(Triple(), Remembers(), transforms=("jit",), gradients=False)
+    assert [t.label for t in result.tensors if t.verdict is Verdict.FAIL] == [
+        "output of a second call"
+    ]
+
+
+class TorchRemembers(torch.nn.Module):
+    def __init__(self, *, registered):
+        super().__init__()
+        if registered:
+            self.register_buffer("previous", torch.zeros(B, D))
+        else:
+            self.previous = torch.zeros(B, D)
+
+    def forward(self, x):
+        y = 3 * x + self.previous.to(x.dtype)
+        self.previous = x.detach()
+        return y
+
+
+class Forgets(nnx.Module):
+    def __call__(self, x):
+        return 3 * x
+
+
+# whether the reference's memory is a buffer, the port -> the verdict, and what is said.
+BOTH = {
+    "both remember": (True, Remembers(), Verdict.PASS, "the call changes buffers `previous`"),
+    "the port forgets": (True, Forgets(), Verdict.FAIL, "the port keeps nothing"),
+    "not in a buffer": (False, Remembers(), Verdict.INCONCLUSIVE, "outside of its buffers"),
+}
+
+
+@pytest.mark.parametrize("name", BOTH)
+def test_a_reference_that_remembers_is_called_twice_too(name):
+    registered, port, verdict, said = BOTH[name]
+    result = remembering(TorchRemembers(registered=registered), port)
+    assert result.verdict is verdict, str(result)
+    assert any(said in line for line in (*result.reasons, *result.notes)), str(result)

@@ -1,10 +1,11 @@
 """Uniform draws for a perturbed run, and elementwise work on tensors part by part.
 
 A run of a large model draws a number for every element of every result, some hundred million: they
-take as long as the products if they are made and used as they come. Hence numbers of 16 bits, of
-which a roundoff's sign and size need no more, in a pool; and parts that stay in a core's cache.
+take as long as the products if they are made and used as they come. Hence a hash of the element, of
+a few operations, and parts that stay in a core's cache.
 """
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -14,30 +15,39 @@ PART = 2**15
 """Elements: 256 KiB of float64, so that four tensors of them stay in a cache of 1 MiB."""
 
 
+_GOLDEN, _MIXED = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9)
+"""Odd numbers whose bits are half ones, of splitmix64."""
+
+
 class Draws:
-    """Numbers uniform in (-1, 1), by a generator of their own."""
+    """Numbers uniform in (-1, 1), the same for equal numbers, which every library rounds alike.
+
+    Otherwise a hundred rows that are the same, as of one token or of padding, would seem to err
+    each by itself, and what they share of an error by a tenth of what it may be.
+    """
 
     def __init__(self, seed: int):
         self._generator = np.random.SFC64(seed)
-        self._pool, self._used = torch.empty(0), 0
 
-    def like(self, x: torch.Tensor) -> torch.Tensor:
-        """As many as x has elements, in its shape; float64, not to be written to."""
-        count = x.numel()
-        if count > PART:
-            return self._made(count).view(x.shape)
-        if self._used + count > len(self._pool):
-            self._pool, self._used = self._made(PART), 0
-        self._used += count
-        return self._pool[self._used - count : self._used].view(x.shape)
+    def key(self) -> np.uint64:
+        """What one operation's draws differ by from another's."""
+        return np.uint64(self._generator.random_raw())
 
     def one(self) -> float:
-        return self.like(torch.empty(())).item()
+        """A single number."""
+        return float(self.key()) * 2.0**-63 - 1
 
-    def _made(self, count: int) -> torch.Tensor:
-        # The middles of 2**16 intervals of (-1, 1): as many above 0 as below.
-        bits = self._generator.random_raw(-(-count // 4)).view(np.int16)[:count]
-        return torch.from_numpy(bits).to(torch.float64).add_(0.5).mul_(2.0**-15)
+    def alike(self, x: torch.Tensor, key: np.uint64, roundoff: float) -> torch.Tensor:
+        """A number for each of x, float64: of those alike to an eighth of a unit in the last place
+        the same. roundoff: half that unit, relative."""
+        exponent = math.frexp(roundoff)[1]
+        unused = np.uint64(max(0, 49 + exponent))
+        bits = x.numpy()[None].view(np.uint64) + key
+        bits >>= unused
+        bits *= _GOLDEN
+        bits ^= bits >> np.uint64(32)
+        bits *= _MIXED
+        return torch.from_numpy(bits.view(np.int64).astype(np.float64))[0].mul_(2.0**-63)
 
 
 def in_parts(

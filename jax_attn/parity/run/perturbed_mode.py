@@ -3,9 +3,10 @@
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch._decomp import decomposition_table
 from torch._ops import OpOverload
@@ -117,20 +118,29 @@ class Perturbed(Unperturbed):
         self._numbers: dict[tuple[float, float], float] = {}
         self._draws = Draws(seed)
 
-    def _moved(self, x: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
-        """x + by * (uniform in (-1, 1)); an infinity stays where it is."""
-        moved = by.mul_(self._draws.like(x)).add_(x)
+    def _moved(
+        self, x: torch.Tensor, by: torch.Tensor, key: np.uint64 | None = None
+    ) -> torch.Tensor:
+        """x + by * (uniform in (-1, 1)), equal numbers alike; an infinity stays where it is.
+
+        key: the operation's, where this is a part of its result.
+        """
+        moved = by.mul_(self._alike(x, key)).add_(x)
         return moved if math.isfinite(moved.sum()) else torch.where(x.isfinite(), moved, x)
+
+    def _alike(self, x: torch.Tensor, key: np.uint64 | None = None) -> torch.Tensor:
+        roundoff = max(self.precision.store, self.precision.operand)
+        return self._draws.alike(x, self._draws.key() if key is None else key, roundoff)
 
     def _stored(self, x: torch.Tensor) -> torch.Tensor:
         """x moved by up to half a unit in its last place; of what a library computes, by up to
         the largest half unit of numbers as large."""
-        return in_parts(self._stored_part, x)
+        return in_parts(partial(self._stored_part, key=self._draws.key()), x)
 
-    def _stored_part(self, x: torch.Tensor) -> torch.Tensor:
+    def _stored_part(self, x: torch.Tensor, key: np.uint64) -> torch.Tensor:
         store, acc = self.precision.store, self.precision.acc
         half_unit = store * _binade(x) if store > acc else (store * x).abs_()
-        return self._moved(x, half_unit.clamp_(min=self.precision.tiny))
+        return self._moved(x, half_unit.clamp_(min=self.precision.tiny), key)
 
     def __torch_dispatch__(
         self, func: OpOverload, types: Any, args: tuple = (), kwargs: Kwargs | None = None
@@ -197,10 +207,11 @@ class Perturbed(Unperturbed):
         squares, terms = _SUMS[name](*args, **kwargs)
         total *= terms * self._kept(1 / terms) if name == "mean" and terms else 1.0
         of_total, of_squares, lost = bridge(terms, self.precision)
+        of_sum, of_storing = self._draws.key(), self._draws.key()
 
         def summed(total: torch.Tensor, squares: torch.Tensor) -> torch.Tensor:
             by = squares.mul_(of_squares).addcmul_(total, total, value=of_total).add_(lost).sqrt_()
-            return self._stored_part(self._moved(total, by))
+            return self._stored_part(self._moved(total, by, of_sum), of_storing)
 
         return in_parts(summed, total, squares, out=total)
 
@@ -238,7 +249,8 @@ class Perturbed(Unperturbed):
     def _weights(self, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> torch.Tensor:
         weights = self._kernel(func, args, kwargs)
         kept = torch.logsumexp(args[0], args[1], keepdim=True)
-        return weights.mul_(self._moved(torch.ones_like(kept), self.precision.acc * kept.abs()))
+        by = self.precision.acc * kept.abs()
+        return weights.mul_(self._alike(kept).mul_(by).add_(1))
 
     def _nearby(self, x: torch.Tensor) -> torch.Tensor:
         return self._moved(x, (self.precision.acc * x).abs_())

@@ -7,21 +7,43 @@ import torch
 
 from jax_attn.parity.run.draws import PART, Draws, in_parts
 
+ROUNDOFF = {"float64": 2.0**-52, "float32": 2.0**-24, "bfloat16": 2.0**-8}
 
-def test_draws_are_uniform_and_not_alike():
+
+@pytest.mark.parametrize("precision", ROUNDOFF)
+def test_draws_are_uniform_and_not_alike(precision):
+    # So many that bfloat16's are of other eighths of units in the last place, nearly all.
+    n = {"bfloat16": 500}.get(precision, 3 * PART + 1)
+    x = torch.randn(n, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     draws = Draws(3)
-    pooled, long = (draws.like(torch.empty(n)) for n in (PART - 7, 3 * PART + 1))
-    for drawn in (pooled, long):
-        n = len(drawn)
-        assert drawn.abs().max() < 1
+    drawn, other, opposite = (
+        draws.alike(values, draws.key(), ROUNDOFF[precision]) for values in (x, x, -x)
+    )
+    for numbers in (drawn, other, opposite):
+        assert numbers.abs().max() <= 1
         # Mean 0, square 1/3 with a variance of 4/45, neighbours uncorrelated: 5 standard errors.
-        assert abs(drawn.mean()) <= 5 / math.sqrt(3 * n)
-        assert abs(drawn.square().mean() - 1 / 3) <= 5 * math.sqrt(4 / 45 / n)
-        assert abs((drawn[1:] * drawn[:-1]).mean()) <= 5 / (3 * math.sqrt(n))
-    one, other = draws.like(torch.empty(5, 7)), draws.like(torch.empty(5, 7))
-    assert one.shape == (5, 7)
-    assert not torch.equal(one, other)
-    assert torch.equal(Draws(3).like(torch.empty(PART - 7)), pooled)
+        assert abs(numbers.mean()) <= 5 / math.sqrt(3 * n)
+        assert abs(numbers.square().mean() - 1 / 3) <= 5 * math.sqrt(4 / 45 / n)
+        for unlike in (numbers[1:] * numbers[:-1], drawn * other, drawn * opposite):
+            assert abs(unlike.mean()) <= 5 / (3 * math.sqrt(len(unlike)))
+    again = Draws(3)
+    assert torch.equal(again.alike(x, again.key(), ROUNDOFF[precision]), drawn)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_numbers_that_are_rounded_alike_have_one_draw(precision):
+    roundoff = ROUNDOFF[precision]
+    row = torch.randn(7, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    draws = Draws(3)
+    equal = draws.alike(row.expand(5, 7).T, draws.key(), roundoff)
+    assert equal.shape == (7, 5)
+    assert torch.equal(equal, equal[:, :1].expand(7, 5))
+    assert len(equal[:, 0].unique()) == 7
+    key = draws.key()
+    near, far = (row * (1 + by * roundoff) for by in (1e-3, 1.0))
+    same = draws.alike(row, key, roundoff) == draws.alike(near, key, roundoff)
+    assert same.sum() >= 6
+    assert not (draws.alike(row, key, roundoff) == draws.alike(far, key, roundoff)).any()
 
 
 @pytest.mark.parametrize("shape", [(), (5, 7), (3, PART + 11)])

@@ -10,13 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int
 
-from jax_attn.attention import checks
+from jax_attn.attention import checks, integers
 from jax_attn.attention.annotations import AbstractArray, AnyArray
 
 # An end of a band, for all rows or one for each.
 Band = int | AnyArray
-# Farther than any position, and still safe to add in int32.
-FAR = 2**30
 
 
 @jax.tree_util.register_pytree_with_keys_class
@@ -32,6 +30,7 @@ class Mask:
     ``Mask()`` lets everyone attend to everyone; ``a & b`` is where both allow it. A Mask is a
     pytree: it goes through jit, vmap, scan and grad as an argument. Build one with the
     constructors below, which check what they are given; ``None`` stands for "no condition".
+    Distances and lengths beyond 2³⁰ count as 2³⁰; segment ids lie within int32.
     """
 
     lo: int | Int[AnyArray, "#B"] | None = None
@@ -68,24 +67,31 @@ class Mask:
         ]
         problems += _integer_problems("offset", offset, (0, 1), "an int or one per batch row (B,)")
         checks.raise_all("Mask.window", problems)
-        offset = _int32(offset)
-        lo = None if left is None else _shift(offset, -left)
-        return Mask(lo=lo, hi=None if right is None else _shift(offset, right))
+        lo = None if left is None else integers.clipped(offset, -left)
+        return Mask(lo=lo, hi=None if right is None else integers.clipped(offset, right))
 
     @staticmethod
     def lengths(kv_lengths_B: Int[AnyArray, "#B"]) -> "Mask":
         """Key j of batch row b is visible when j < kv_lengths_B[b]."""
         problems = _integer_problems("kv_lengths", kv_lengths_B, (0, 1), "(B,)")
         checks.raise_all("Mask.lengths", problems)
-        return Mask(kv_lengths=_int32(kv_lengths_B, static=False))
+        lengths: Any = kv_lengths_B  # an array, so that a jit compiles once for all lengths
+        return Mask(
+            kv_lengths=integers.clipped(np.asarray(lengths) if checks.is_int(lengths) else lengths)
+        )
 
     @staticmethod
     def segments(q_BT: Int[AnyArray, "#B T"], kv_BS: Int[AnyArray, "#B S"]) -> "Mask":
         """Query i and key j see each other when their segment ids are equal."""
         problems = _integer_problems("q_segments", q_BT, (2,), "(B, T)")
         problems += _integer_problems("kv_segments", kv_BS, (2,), "(B, S)")
+        if not problems:
+            problems += integers.beyond_int32("q_segments", q_BT)
+            problems += integers.beyond_int32("kv_segments", kv_BS)
         checks.raise_all("Mask.segments", problems)
-        return Mask(q_segments=_int32(q_BT, static=False), kv_segments=_int32(kv_BS, static=False))
+        (q_ids, kv_ids), problems = integers.in_one_dtype(q_segments=q_BT, kv_segments=kv_BS)
+        checks.raise_all("Mask.segments", problems)
+        return Mask(q_segments=q_ids, kv_segments=kv_ids)
 
     @staticmethod
     def array(allowed_BNTS: Bool[AbstractArray, "*#BNTS"]) -> "Mask":
@@ -168,22 +174,27 @@ class Mask:
                 "Mask & Mask: both have segments; join the two ids into one first, say "
                 "first · (1 + max of second) + second"
             )
-        segmented = self if other.q_segments is None else other
-        return Mask(
-            lo=_meet("lo", max, jnp.maximum, self.lo, other.lo),
-            hi=_meet("hi", min, jnp.minimum, self.hi, other.hi),
-            kv_lengths=_meet("kv_lengths", min, jnp.minimum, self.kv_lengths, other.kv_lengths),
-            q_segments=segmented.q_segments,
-            kv_segments=segmented.kv_segments,
-            allowed=_meet("allowed", min, jnp.logical_and, self.allowed, other.allowed),
-        )
+        joined = self.conditions | other.conditions
+        for name in self.conditions.keys() & other.conditions.keys():
+            joined[name] = _meet(name, self.conditions[name], other.conditions[name])
+        return dataclasses.replace(self, **joined)
 
     __rand__ = __and__
 
     @property
+    def conditions(self) -> dict[str, Any]:
+        """The fields that are set, by name."""
+        return {name: value for name, value in vars(self).items() if value is not None}
+
+    @property
     def is_open(self) -> bool:
         """Whether no condition is set, so that everyone attends to everyone."""
-        return all(condition is None for condition in vars(self).values())
+        return not self.conditions
+
+    def unread(self, *read: str) -> list[str]:
+        """Why what reads these fields alone cannot serve this mask; a new field is not read."""
+        others = [_IN_WORDS.get(name, name) for name in self.conditions if name not in read]
+        return [f"it takes no {words}" for words in dict.fromkeys(others)]
 
     @property
     def band_is_static(self) -> bool:
@@ -199,6 +210,8 @@ class Mask:
 
     def materialize(self, T: int, S: int) -> Bool[Array, "#B #N T S"]:
         """Writes the mask out: boolean, (B or 1, N or 1, T, S), True = attend."""
+        read = ("lo", "hi", "kv_lengths", "q_segments", "kv_segments", "allowed")
+        checks.raise_all("Mask.materialize", self.unread(*read))
         i_T1 = jnp.arange(T, dtype=jnp.int32)[:, None]
         j_1S = jnp.arange(S, dtype=jnp.int32)[None, :]
         allowed = jnp.ones((1, 1, T, S), bool)
@@ -256,6 +269,12 @@ class Mask:
         return f"Mask({', '.join(parts)})"
 
 
+# What a kernel that does not read a field is said not to take.
+_IN_WORDS = {
+    "q_segments": "segments",
+    "kv_segments": "segments",
+    "allowed": "mask that is written out",
+}
 # What a function takes as its mask.
 MaskLike = Mask | Bool[AnyArray, "#B #N #T #S"] | Bool[AnyArray, "#T #S"]
 
@@ -272,37 +291,22 @@ def _integer_problems(name: str, x: Any, ranks: tuple[int, ...], axes: str) -> l
     return []
 
 
-def _int32(x: Any, static: bool = True) -> Any:
-    """x in int32, so that int64 under x64 mixes with positions; abstract arrays as they are."""
-    if checks.is_int(x):
-        return _clip(int(x)) if static else np.asarray(x, np.int32)
-    if isinstance(x, jax.ShapeDtypeStruct):
-        return x
-    return x.astype(np.int32) if isinstance(x, jax.Array) else np.asarray(x, np.int32)
+# Where both masks of `&` have a condition: how plain numbers meet, and how arrays do.
+_MEETS: dict[str, tuple[Callable[[int, int], int], Callable[..., jax.Array]]] = {
+    "lo": (max, jnp.maximum),
+    "hi": (min, jnp.minimum),
+    "kv_lengths": (min, jnp.minimum),
+    "allowed": (min, jnp.logical_and),
+}
 
 
-def _clip(n: int) -> int:
-    return max(-FAR, min(FAR, n))
-
-
-def _shift(offset: Any, by: int) -> Any:
-    if isinstance(offset, int):
-        return _clip(offset + by)
-    return offset if isinstance(offset, jax.ShapeDtypeStruct) else offset + np.int32(_clip(by))
-
-
-def _meet(
-    name: str,
-    static_op: Callable[[int, int], int],
-    array_op: Callable[..., jax.Array],
-    a: Any,
-    b: Any,
-) -> Any:
-    """a where b is None, b where a is; else the two joined by the op."""
-    if a is None or b is None:
-        return b if a is None else a
+def _meet(name: str, a: Any, b: Any) -> Any:
+    """What two masks' conditions of this name let through together."""
+    if name not in _MEETS:
+        raise ValueError(f"Mask & Mask: both have {name}, and it is not known how two of them meet")
+    of_numbers, of_arrays = _MEETS[name]
     if isinstance(a, int) and isinstance(b, int):
-        return static_op(a, b)
+        return of_numbers(a, b)
     a, b = (np.int32(x) if isinstance(x, int) else x for x in (a, b))
     try:
         np.broadcast_shapes(a.shape, b.shape)
@@ -311,8 +315,8 @@ def _meet(
             f"Mask & Mask: {name} {checks.summary(a)} and {checks.summary(b)} do not broadcast"
         ) from None
     if any(isinstance(x, jax.ShapeDtypeStruct) for x in (a, b)):
-        return jax.eval_shape(array_op, a, b)
-    return array_op(a, b)
+        return jax.eval_shape(of_arrays, a, b)
+    return of_arrays(a, b)
 
 
 def _per_row(x: Band) -> int | jax.Array:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from jax_attn.attention import checks
+from jax_attn.attention import checks, integers
 from jax_attn.attention.annotations import AnyArray
 
 Length = int | AnyArray
@@ -65,7 +65,7 @@ def rotate(
     dtype = np.dtype(np.float64 if x.dtype == jnp.float64 else np.float32)
     at = jnp.arange(x.shape[1]) if positions is None else jnp.asarray(positions)
     dim = x.shape[3] if rotary.dim is None else rotary.dim
-    length = at.max() + 1 if length is None else length
+    length = integers.clipped(at.max(), 1) if length is None else length
     frequencies_M, growth = rotary.frequencies(dim, dtype, length)
     angles_BT1M = (at[..., None].astype(dtype) * frequencies_M)[..., None, :]
     cos, sin = jnp.cos(angles_BT1M) * growth, jnp.sin(angles_BT1M) * growth
@@ -88,7 +88,7 @@ def position_problems(name: str, positions: Any, B: int, T: int) -> list[str]:
         return [f"{name}: expected an array of integers, got {got}"]
     if positions.shape not in ((T,), (B, T)):
         return [f"{name}: expected ({T},) or ({B}, {T}), one for each step, got {got}"]
-    return []
+    return integers.beyond_int32(name, positions)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Int
 
-from jax_attn.attention import Dropout, KVCache, checks, dispatch
+from jax_attn.attention import Dropout, KVCache, checks, dispatch, integers
 from jax_attn.attention.annotations import AnyArray
 from jax_attn.attention.rotary import DynamicNTK, Rotary, position_problems, rotate
 
@@ -152,7 +152,7 @@ def turned(
     if alone:
         return rotate(q_BTNH, q_at, rotary), rotate(k_BSKH, q_at, rotary)
     k_at = jnp.arange(k_BSKH.shape[1]) if key_positions is None else jnp.asarray(key_positions)
-    length = jnp.maximum(q_at.max(), k_at.max()) + 1
+    length = jnp.maximum(*(integers.clipped(at.max(), 1) for at in (q_at, k_at)))
     return rotate(q_BTNH, q_at, rotary, length=length), rotate(k_BSKH, k_at, rotary, length=length)
 
 
@@ -221,7 +221,11 @@ def dropouts(
 
 
 def cache_problems(
-    module: Any, cache: object, others: Mapping[str, object], deterministic: bool | None
+    module: Any,
+    query: Any,
+    cache: object,
+    others: Mapping[str, object],
+    deterministic: bool | None,
 ) -> list[str]:
     """What is wrong with a call with a cache. others: arguments that must be None beside it."""
     problems = [
@@ -229,6 +233,9 @@ def cache_problems(
     ]
     if not isinstance(cache, KVCache):
         problems.append(f"cache: expected a KVCache, got {checks.summary(cache)}")
+    elif checks.is_array(query) and query.shape and query.shape[0] != cache.filled.shape[0]:
+        rows = f"{query.shape[0]}, as the query {checks.summary(query)} has"
+        problems.append(f"cache: expected a batch of {rows}, got one of {cache.filled.shape[0]}")
     for name, size in (("kdim", module.kdim), ("vdim", module.vdim)):
         if size != module.embed_dim:
             problems.append(

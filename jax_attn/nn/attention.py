@@ -242,7 +242,8 @@ class GroupedQueryAttention(nnx.Module):
             others = {"key": key, "value": value, "bias": bias, "positions": positions}
             others |= {"key_positions": key_positions, "keep": keep, "out_keep": out_keep}
             checks.raise_all(
-                type(self).__name__, arguments.cache_problems(self, cache, others, deterministic)
+                type(self).__name__,
+                arguments.cache_problems(self, query, cache, others, deterministic),
             )
         q_BTD, k_BSD, v_BSD = arguments.sequences(self, query=query, key=key, value=value)
         if cache is not None:

@@ -56,6 +56,39 @@ ROWS = {
         Mask.window(2**40, 0, OFFSETS),
         lambda b, n, i, j: j <= i + OFFSETS[b],
     ),
+    "window far beyond int32": (
+        Mask.window(2**40, 3, [2**40 + 1, -(2**33)]),
+        lambda b, n, i, j: b == 0 and j >= i + 1,
+    ),
+    "window whose end passes int32's": (
+        Mask.window(None, 3, offset=[2**31 - 1, -(2**31)]),
+        lambda b, n, i, j: b == 0,
+    ),
+    "likewise, of JAX": (
+        Mask.window(None, 3, offset=jnp.array([2**31 - 1, -(2**31)])),
+        lambda b, n, i, j: b == 0,
+    ),
+    "offset in uint32": (
+        Mask.causal(jnp.array([2**32 - 1, 2], jnp.uint32)),
+        lambda b, n, i, j: b == 0 or j <= i + 2,
+    ),
+    "offset in int8": (
+        Mask.window(2, 127, np.array([1, 127], np.int8)),
+        lambda b, n, i, j: b == 0 and i - 1 <= j,
+    ),
+    "lengths beyond int64": (
+        Mask.lengths(np.array([2**63 + 1, 2**32 + 1], np.uint64)),
+        lambda b, n, i, j: True,
+    ),
+    "lengths far below 0": (
+        Mask.lengths(np.array([-(2**63), -(2**32) + 3])),
+        lambda b, n, i, j: False,
+    ),
+    "one length as a Python integer": (Mask.lengths(2**70), lambda b, n, i, j: True),
+    "lengths in uint8": (
+        Mask.lengths(np.array([255, 3], np.uint8)),
+        lambda b, n, i, j: b == 0 or j < 3,
+    ),
     "lengths": (Mask.lengths(LENGTHS), lambda b, n, i, j: j < LENGTHS[b]),
     "lengths as a list": (Mask.lengths([4, 0]), lambda b, n, i, j: j < LENGTHS[b]),
     "segments": (
@@ -239,6 +272,18 @@ REFUSED = {
     "segments of rank 1": (
         lambda: Mask.segments(np.ones(2, int), np.ones((2, 3), bool)),
         r"(?s)q_segments: expected \(B, T\).*kv_segments: expected integers",
+    ),
+    "segments beyond int32": (
+        lambda: Mask.segments([[1]], [[1, 2**32 + 1]]),
+        "kv_segments: expected integers within int32, got 4294967297",
+    ),
+    "segments beyond int32, both and of other dtypes": (
+        lambda: Mask.segments(np.array([[-(2**40)]]), jnp.array([[2**32 - 1]], jnp.uint32)),
+        r"(?s)q_segments: .* got -1099511627776.*kv_segments: .* got 4294967295",
+    ),
+    "traced segments that no dtype tells apart": (
+        lambda: jax.eval_shape(Mask.segments, jnp.ones((1, 1), jnp.uint32), jnp.ones((1, 1), int)),
+        r"q_segments, kv_segments: expected one dtype, got uint32\[1, 1\] and int32\[1, 1\]",
     ),
     "array of ints": (lambda: Mask.array(np.ones((2, 3), int)), "allowed: expected boolean"),
     "array of rank 3": (

@@ -201,6 +201,13 @@ class TestTransforms:
         for b in range(B):
             assert np.abs(got[b] - row(self.x[b], self.at[b])).max() < self.CLOSE
 
+    @pytest.mark.parametrize("dtype", ["int8", "uint8", "uint32"])
+    def test_the_largest_position_of_a_dtype_has_one_after_it(self, dtype):
+        at = np.full(T, min(np.iinfo(dtype).max, 2**30 - 1), dtype)
+        rotary = Rotary(BASE, scaling=DynamicNTK(2.0, 3))
+        want = jitted_rotate(self.x, at.astype(np.int32), rotary)
+        assert np.array_equal(jitted_rotate(self.x, at, rotary), want)
+
     def test_the_gradient_turns_back(self):
         rotary, given = FORMS["interleaved, partial"], drawn(B, T, N, H, seed=3)
 

@@ -165,6 +165,10 @@ REFUSED = {
         "DynamicNTK expects at least 4 features to turn, got 2",
     ),
     "float positions": (lambda: turned(jnp.ones(T)), "positions: expected an array of integers"),
+    "positions beyond int32": (
+        lambda: turned(np.array([0, 1, 2, 3, 2**32])),
+        "positions: expected integers within int32, got 4294967296",
+    ),
     "positions of S": (lambda: turned(jnp.arange(S)), "positions: expected (5,) or (2, 5)"),
     "no length": (lambda: turned(length=0), "length: expected an int ≥ 1"),
     "module, odd head": (

@@ -38,7 +38,8 @@ MANY_BYTES = 2**30
 def refusals(call: Call) -> list[str]:
     """Why the call cannot be cut into tiles."""
     unknown = call.unknown_sizes("B", "T", "S", "N", "K")
-    return [f"tiles are cut of known sizes, not of {unknown}"] if unknown else []
+    problems = [f"tiles are cut of known sizes, not of {unknown}"] if unknown else []
+    return problems + call.mask.unread(*Tile.MASK)
 
 
 def drawbacks(call: Call, platform: str) -> list[str]:

@@ -29,8 +29,8 @@ def refusals(call: Call, cache: object) -> list[str]:
     if have != want:
         problems.append(f"cache: expected {want} as of the call, got {have}")
     mask = call.mask
-    if mask.allowed is not None or mask.q_segments is not None:
-        problems.append("mask: expected lengths and a band alone beside a cache, got an array")
+    expected = "mask: expected lengths and a band alone beside a cache"
+    problems += [f"{expected}: {reason}" for reason in mask.unread("lo", "hi", "kv_lengths")]
     if mask.hi is not None and not (isinstance(mask.hi, int) and mask.hi == 0):
         problems.append(f"mask: expected a band that ends at the query itself, got hi = {mask.hi}")
     if problems or isinstance(cache.filled, jax.core.Tracer):
@@ -38,7 +38,7 @@ def refusals(call: Call, cache: object) -> list[str]:
     lengths = call.T if mask.kv_lengths is None else mask.kv_lengths
     if isinstance(lengths, jax.core.Tracer):
         return problems
-    lengths, filled = np.asarray(lengths), np.asarray(cache.filled)
+    lengths, filled = (np.asarray(x, np.int64) for x in (lengths, cache.filled))
     if lengths.min() < 0 or lengths.max() > call.T:
         return [f"mask: expected lengths of 0 to {call.T}, got {lengths.tolist()}"]
     most = int((filled + lengths).max())
@@ -82,7 +82,7 @@ def attention(call: Call, cache: KVCache) -> tuple[jax.Array, KVCache]:
     if call.has_extra_keys:
         attended = attended.merged(partial_softmax.of_extra_keys(call))
     out = attended.mean()
-    room = jnp.where(cache.filled + lengths_B <= _capacity(cache), 1, jnp.nan)
+    room = jnp.where(lengths_B <= _capacity(cache) - cache.filled, 1, jnp.nan)
     out = out * room[:, None, None, None].astype(out.dtype)
     return out.astype(call.query.dtype), grown
 

@@ -63,7 +63,9 @@ def refusals(call: Call) -> list[str]:
     sizes = f"here {call.T} and {call.S}"
     too_long = H > 256 or (H > 128 and _objection(256) is not None)
     absent, bias_dtype = _objection(8), None if call.bias is None else call.bias.dtype
-    return vendors.refusals(call, DTYPES, "the weights in the inputs' dtype") + vendors.holding(
+    refusals = vendors.refusals(call, DTYPES, "the weights in the inputs' dtype")
+    refusals += mask.unread("lo", "hi", "kv_lengths", "allowed")
+    return refusals + vendors.holding(
         {
             f"jax does not offer it here: {absent}": absent,
             f"H must be a multiple of 8, here {H}": H % 8,
@@ -75,7 +77,6 @@ def refusals(call: Call) -> list[str]:
             "it has no softcap": call.softcap is not None,
             "it has no place for bias_k, a zero key or sinks, and gives no log-sum-exp with a "
             "gradient, by which they could be merged": call.has_extra_keys,
-            "it takes no segments": mask.q_segments is not None,
             "it takes no band that differs by row or is traced": not mask.band_is_static,
             "a band must end at the query itself": (lo, hi) != (None, None) and hi != 0,
             "a band must hold the query itself": hi == 0 and lo is not None and lo > 0,

@@ -8,6 +8,7 @@ does on a TPU at the default precision. Its gradients have no derivative, nor ha
 """
 
 import jax
+import jax.numpy as jnp
 
 from jax_attn.attention.call import Call
 from jax_attn.attention.kernels import vendors
@@ -34,14 +35,16 @@ def refusals(call: Call) -> list[str]:
         return unknown
     mask, heads = call.mask, (call.H, call.Hv)
     longest = f"H and Hv may be {LONGEST_HEAD} at most, here {heads[0]} and {heads[1]}"
-    precision = "in single bfloat16 passes"
-    return vendors.refusals(call, ("bfloat16", "float32"), precision) + vendors.holding(
+    ids = None if mask.q_segments is None else mask.q_segments.dtype
+    refusals = vendors.refusals(call, ("bfloat16", "float32"), "in single bfloat16 passes")
+    refusals += mask.unread("lo", "hi", "kv_lengths", "q_segments", "kv_segments")
+    return refusals + vendors.holding(
         {
             longest: max(heads) > LONGEST_HEAD,
             "it adds no bias": call.bias is not None,
             "it has no place for bias_k, and gives no log-sum-exp with a gradient, by which it "
             "could be merged": call.bias_k is not None,
-            "it takes no mask that is written out": mask.allowed is not None,
+            f"it compares segments in int32, not in {ids}": ids not in (None, jnp.int32),
             "it takes no band that differs by row or is traced": not mask.band_is_static,
             "within a shard_map it does not say how its results differ": vendors.within_shard_map(),
         }

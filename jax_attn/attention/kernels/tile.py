@@ -7,6 +7,7 @@ before its `own` first ones are the neighbour's.
 
 import functools
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,8 @@ from jax import lax
 
 from jax_attn.attention.annotations import AnyArray
 from jax_attn.attention.call import Call
-from jax_attn.attention.mask import FAR, Band, Mask
+from jax_attn.attention.integers import FAR
+from jax_attn.attention.mask import Band, Mask
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,8 @@ class Tile:
     own_t: jax.Array
     s: jax.Array
     own_s: jax.Array
+    # The fields that `mask` moves to a tile.
+    MASK: ClassVar = ("lo", "hi", "kv_lengths", "q_segments", "kv_segments", "allowed")
 
     @classmethod
     def row(cls, call: Call, sizes: Tiles, n: jax.Array) -> "Tile":

@@ -177,6 +177,10 @@ REFUSED = {
         "it has no place for bias_k, and gives no log-sum-exp",
     ),
     "array": ({"mask": ANY}, "it takes no mask that is written out"),
+    "segments in int64": (
+        {"mask": Mask(q_segments=np.ones((2, 1), int), kv_segments=np.ones((2, 1), int))},
+        "it compares segments in int32, not in int64",
+    ),
     "traced band": ({"mask": Mask.causal(np.array([1, 2]))}, "it takes no band that differs"),
     "wide heads": ({"H": 264}, "H and Hv may be 256 at most, here 264 and 264"),
     "empty batch": ({"B": 0}, "there is nothing to compute: the batch is empty"),

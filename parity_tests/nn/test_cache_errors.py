@@ -1,0 +1,91 @@
+"""What a cache is not given: every refusal by its name."""
+
+import numpy as np
+import pytest
+
+from helpers.attention.small_attention import numpy_weights
+from jax_attn.attention import ArgumentError, Mask
+from jax_attn.attention.rotary import DynamicNTK, Rotary
+from jax_attn.nn import GroupedQueryAttention, KVCache
+
+pytestmark = pytest.mark.filterwarnings("error")
+
+B, N, K, H = 2, 6, 3, 5
+
+
+def module(**options):
+    return GroupedQueryAttention(12, N, K, **options, **numpy_weights())
+
+
+X = np.zeros((B, 3, 12), np.float32)
+BAD = {
+    "no size": (
+        lambda: KVCache.empty(B, num_kv_heads=K, head_dim=H),
+        "length, window: expected one of them, got None and None",
+    ),
+    "both sizes and no batch": (
+        lambda: KVCache.empty(0, 5, window=3, num_kv_heads=K, head_dim=H),
+        r"(?s)batch: expected an int ≥ 1, got 0.*length, window: expected one of them",
+    ),
+    "integers": (
+        lambda: KVCache.empty(B, 5, num_kv_heads=K, head_dim=H, dtype="int8"),
+        "dtype: expected",
+    ),
+    "another module's": (
+        lambda: module()(X, cache=KVCache.empty(B, 5, num_kv_heads=2, head_dim=2)),
+        r"cache: expected .*'K': 3.* as of the call, got .*'K': 2",
+    ),
+    "another batch's, and rotary": (
+        lambda: module(head_dim=4, rotary=Rotary())(X, cache=module().empty_cache(B + 1, 5)),
+        r"^GroupedQueryAttention: cache: expected a batch of 2, as the query .* has, got one of 3$",
+    ),
+    "no cache at all": (
+        lambda: module()(X, cache={}),
+        "cache: expected a KVCache, got dict",
+    ),
+    "a key, a bias": (
+        lambda: module()(X, X, bias=np.zeros(3), cache=module().empty_cache(B, 5)),
+        r"(?s)key: expected None beside a cache.*bias: expected None beside a cache",
+    ),
+    "an array for a mask": (
+        lambda: module()(X, mask=np.ones((3, 3), bool), cache=module().empty_cache(B, 5)),
+        "mask: expected lengths and a band alone beside a cache: it takes no mask",
+    ),
+    "a band that ends before the query": (
+        lambda: module()(X, mask=Mask.causal(-1), cache=module().empty_cache(B, 5)),
+        "mask: expected a band that ends at the query itself, got hi = -1",
+    ),
+    "lengths beyond the chunk": (
+        lambda: module()(X, mask=Mask.lengths(np.array([3, 4])), cache=module().empty_cache(B, 5)),
+        r"mask: expected lengths of 0 to 3, got \[3, 4\]",
+    ),
+    "deterministic as an array": (
+        lambda: module()(X, deterministic=np.array([1, 0]), cache=module().empty_cache(B, 5)),
+        "deterministic: expected a static Python bool",
+    ),
+    "dropout": (
+        lambda: module(dropout_rate=0.5)(X, cache=module().empty_cache(B, 5)),
+        r"cache: expected no dropout: eval\(\) or deterministic=True",
+    ),
+    "a kernel insisted on": (
+        lambda: module(implementation="dense")(X, cache=module().empty_cache(B, 5)),
+        "cache: expected a module that insists on no kernel.*implementation = 'dense'",
+    ),
+    "frequencies that follow the length": (
+        lambda: module(head_dim=4, rotary=Rotary(scaling=DynamicNTK(2.0, 8)))(
+            X, cache=module().empty_cache(B, 5)
+        ),
+        "cache: cannot be combined with DynamicNTK: its frequencies depend",
+    ),
+    "keys of other inputs": (
+        lambda: module(kdim=5)(X, cache=module().empty_cache(B, 5)),
+        "it has kdim = 5",
+    ),
+}
+
+
+@pytest.mark.parametrize("row", BAD)
+def test_what_cannot_be_is_refused_by_name(row):
+    call, message = BAD[row]
+    with pytest.raises(ArgumentError, match=message):
+        call()

@@ -70,12 +70,6 @@ def attention(call: Call, tiles: Tiles | None = None) -> jax.Array:
     return out.astype(call.query.dtype)
 
 
-def with_lse(call: Call, tiles: Tiles | None = None) -> tuple[jax.Array, jax.Array]:
-    """As `dense.with_lse`, of a call whose B is 1 or more."""
-    out, maximum_BNT, total_BNT = with_sums(call, tiles)
-    return out, maximum_BNT + jnp.log(total_BNT)
-
-
 def with_sums(call: Call, tiles: Tiles | None = None) -> Outputs:
     """As `dense.with_sums`, of a call without extra keys whose B is 1 or more."""
     sizes = tile_sizes(call) if tiles is None else tiles.within(call)

@@ -12,15 +12,6 @@ def attention(call: Call) -> jax.Array:
     return _mean(call).astype(call.query.dtype)
 
 
-def with_lse(call: Call) -> tuple[jax.Array, jax.Array]:
-    """The output (B, T, N, Hv) and its log-sum-exp (B, N, T), +∞ where nothing is visible.
-
-    Both in the softmax's dtype.
-    """
-    out, maximum_BNT, total_BNT = with_sums(call)
-    return out, maximum_BNT + jnp.log(total_BNT)
-
-
 def with_sums(call: Call) -> tuple[jax.Array, jax.Array, jax.Array]:
     """The output (B, T, N, Hv), the largest score and the sum of exp(score − maximum), (B, N, T).
 

@@ -1,15 +1,14 @@
 """Bugs of a softmax, and a float64 run of torch with one planted where it weighs keys."""
 
-import itertools
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from jax_attn.parity.run.float64_mode import SOFTMAXES, Float64
+from jax_attn.parity.checking.places import Place, Placed
+from jax_attn.parity.run.float64_mode import SOFTMAXES
 
 SoftmaxBug = Callable[..., Tensor | None]
 """(scores, axis) -> wrong probabilities; None where the bug has no place. Of the backward pass:
@@ -61,6 +60,47 @@ def unmasked(scores: Tensor, axis: int) -> Tensor | None:
     return torch.softmax(torch.where(hidden, mean, scores), axis)
 
 
+def _last_visible(scores: Tensor, axis: int) -> tuple[Tensor, Tensor]:
+    """The index of each row's last key with a weight, -1 where none has; and how many have one."""
+    visible = torch.softmax(scores, axis) > 0
+    shape = [1] * scores.ndim
+    shape[axis] = -1
+    index = torch.arange(scores.shape[axis]).view(shape)
+    last = torch.where(visible, index, -1).amax(axis, keepdim=True)
+    return last, visible.sum(axis, keepdim=True)
+
+
+def one_key_more(scores: Tensor, axis: int) -> Tensor | None:
+    """The key after a row's last visible one scores as that does."""
+    last, visible = _last_visible(scores, axis)
+    rows = (visible > 0) & (last < scores.shape[axis] - 1)
+    if not rows.any():
+        return None
+    after = torch.where(rows, last + 1, 0)
+    shown = scores.scatter(axis, after, scores.gather(axis, last.clamp(min=0)))
+    return torch.softmax(torch.where(rows, shown, scores), axis)
+
+
+def one_key_less(scores: Tensor, axis: int) -> Tensor | None:
+    """A row's last visible key is hidden, too, where it is neither the only nor the last of all."""
+    last, visible = _last_visible(scores, axis)
+    rows = (visible > 1) & (last < scores.shape[axis] - 1)
+    if not rows.any():
+        return None
+    hidden = scores.scatter(axis, last.clamp(min=0), -torch.inf)
+    return torch.softmax(torch.where(rows, hidden, scores), axis)
+
+
+def at_the_start(bug: SoftmaxBug) -> SoftmaxBug:
+    """What `bug` does to a row's last keys, done to its first ones."""
+
+    def flipped(scores: Tensor, axis: int) -> Tensor | None:
+        wrong = bug(scores.flip(axis), axis)
+        return None if wrong is None else wrong.flip(axis)
+
+    return flipped
+
+
 def narrow(scores: Tensor, axis: int) -> Tensor:
     return torch.softmax(scores, axis).bfloat16().double()
 
@@ -75,11 +115,10 @@ def stopped(d_weights: Tensor, weights: Tensor) -> Tensor:
     return torch.zeros_like(weights)
 
 
-class BuggySoftmax(Float64):
+class BuggySoftmax(Placed):
     """Float64 with a bug planted in every softmax, or in those of one place.
 
-    A place is the n-th softmax of a module's call, in all calls: a module has its bug however
-    often it is called. Outside of any module each softmax is a place.
+    A module has its bug however often it is called (`Place`).
 
     met: how many softmaxes there are. planted: in how many the bug has a place.
     moved: by place, how much the bug moves the probabilities, all elements together.
@@ -93,26 +132,7 @@ class BuggySoftmax(Float64):
         self.bug, self.operators, self.place = bug, operators, place
         self.met, self.planted = 0, 0
         self.moved: list[float] = []
-        self._calls: list[tuple[Any, itertools.count]] = []  # of modules: the innermost is last
-        self._places: dict[Any, int] = {}
-
-    def __enter__(self) -> Self:
-        self._hooks = (
-            register_module_forward_pre_hook(self._entered),
-            register_module_forward_hook(self._left, always_call=True),
-        )
-        return super().__enter__()
-
-    def __exit__(self, *raised: Any) -> None:
-        for hook in self._hooks:
-            hook.remove()
-        super().__exit__(*raised)
-
-    def _entered(self, module: torch.nn.Module, _: Any) -> None:
-        self._calls.append((module, itertools.count()))
-
-    def _left(self, *_: Any) -> None:
-        self._calls.pop()
+        self._places: dict[Place, int] = {}
 
     def compute(self, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
         right = super().compute(func, args, kwargs)
@@ -133,11 +153,7 @@ class BuggySoftmax(Float64):
 
     def _place_met(self) -> int:
         """The place of the softmax that is met now."""
-        key: Any = self.met
-        if self._calls:
-            module, softmaxes = self._calls[-1]
-            key = module, next(softmaxes)
-        place = self._places.setdefault(key, len(self._places))
+        place = self._places.setdefault(self.place_met("softmax"), len(self._places))
         if place == len(self.moved):
             self.moved.append(0.0)
         return place

@@ -6,13 +6,18 @@ port with that bug would pass on these inputs, and the check is INCONCLUSIVE. A 
 run, beside the perturbed runs of the budget.
 """
 
+import math
 from itertools import chain
 
+from jax_attn.parity.checking.canaries.attention_facts import AttentionFacts
 from jax_attn.parity.checking.canaries.findings import DoubtsAndNotes
 from jax_attn.parity.checking.canaries.integers import Probed, probe_integers
 from jax_attn.parity.checking.canaries.masks import try_masks
 from jax_attn.parity.checking.canaries.positions import try_positions
+from jax_attn.parity.checking.canaries.softcaps import Tanhs, try_softcaps
 from jax_attn.parity.checking.canaries.softmaxes import try_softmaxes
+from jax_attn.parity.checking.canaries.watched import Watched, run_placed
+from jax_attn.parity.checking.canaries.windows import try_windows
 from jax_attn.parity.checking.prepared import Prepared
 
 __all__ = ["DoubtsAndNotes", "Probed", "probe_integers", "try_canaries"]
@@ -20,6 +25,20 @@ __all__ = ["DoubtsAndNotes", "Probed", "probe_integers", "try_canaries"]
 
 def try_canaries(prepared: Prepared) -> DoubtsAndNotes:
     """Plant each canary in the reference, and doubt the inputs that do not reveal it."""
-    parts = [trial(prepared) for trial in (try_masks, try_positions, try_softmaxes)]
+    facts, tanhs = AttentionFacts(prepared.dtype), Tanhs()
+    run_placed(prepared.reference, Watched([facts, tanhs]))
+    parts = (
+        try_masks(prepared),
+        try_positions(prepared),
+        try_softmaxes(prepared, facts),
+        try_windows(prepared, facts),
+        try_softcaps(prepared, tanhs),
+    )
     doubts, notes = (tuple(chain.from_iterable(lines)) for lines in zip(*parts, strict=True))
+    if doubts and not _has_budget(prepared):
+        doubts = ()  # no run could fail, for a reason that the comparison names
     return DoubtsAndNotes(doubts, notes)
+
+
+def _has_budget(prepared: Prepared) -> bool:
+    return any(math.isfinite(budget.rms) for budget in prepared.budgets["output"].values())

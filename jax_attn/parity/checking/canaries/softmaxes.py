@@ -5,6 +5,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from jax_attn.parity.checking import softmax_bugs
+from jax_attn.parity.checking.canaries.attention_facts import (
+    SATURATED,
+    SINGLE,
+    AttentionFacts,
+    Cause,
+)
 from jax_attn.parity.checking.canaries.findings import (
     DRAWN,
     NO_KEY,
@@ -21,40 +27,35 @@ from jax_attn.parity.run.inputs_and_runs import Run
 
 @dataclass(frozen=True)
 class Canary:
-    """name: of a bug that ports have. reason: what hides it. remedy: inputs that reveal it."""
+    """name: of a bug that ports have. reason, remedy: what hides it and what reveals it, where
+    that is not the cause that the softmaxes themselves show."""
 
     name: str
-    reason: str
-    remedy: str
     bug: SoftmaxBug
+    reason: str = ""
+    remedy: str = "{}"
 
-    @property
-    def doubt(self) -> str:
-        return doubt(self.name, self.reason, self.remedy)
+    def doubt(self, cause: Cause) -> str:
+        own = self.reason and cause not in (SINGLE, SATURATED)
+        reason, remedy = (self.reason, DRAWN) if own else cause
+        return doubt(self.name, reason, self.remedy.format(remedy))
 
-
-_ALIKE = "the scores hardly differ from key to key, or the values do not"
 
 # Planted in every softmax at once.
 _EVERYWHERE = (
-    Canary("weights that go to other keys", _ALIKE, DRAWN, softmax_bugs.rolled),
-    Canary(
-        "a softmax over the queries",
-        _ALIKE,
-        f"T other than S, or {DRAWN}",
-        softmax_bugs.over_queries,
-    ),
+    Canary("weights that go to other keys", softmax_bugs.rolled),
+    Canary("a softmax over the queries", softmax_bugs.over_queries, "", "T other than S, or {}"),
     Canary(
         "queries and heads mixed up",
-        "T is the number of heads, and one is like the other",
-        f"T other than N, or {DRAWN}",
         softmax_bugs.mixed_axes,
+        "T is the number of heads, and one is like the other",
+        "T other than N, or {}",
     ),
-    Canary("an ignored mask", NO_KEY, SOME_HIDDEN, softmax_bugs.unmasked),
+    Canary("an ignored mask", softmax_bugs.unmasked, NO_KEY, f"{SOME_HIDDEN}, or {{}}"),
 )
-_STOPPED = Canary("a gradient stopped at the scores", _ALIKE, DRAWN, softmax_bugs.stopped)
-_FINE = Canary("a scale of the scores 1% too large", _ALIKE, DRAWN, softmax_bugs.scaled(1.01))
-_COARSE = Canary("a scale of the scores twice too large", _ALIKE, DRAWN, softmax_bugs.scaled(2.0))
+_STOPPED = Canary("a gradient stopped at the scores", softmax_bugs.stopped)
+_FINE = Canary("a scale of the scores 1% too large", softmax_bugs.scaled(1.01))
+_COARSE = Canary("a scale of the scores twice too large", softmax_bugs.scaled(2.0))
 # As fine as the precision shows it. Planted everywhere, and in one softmax at a time.
 _SCALES = {"float64": _FINE, "float32": _FINE, "float16": _COARSE, "bfloat16": _COARSE}
 NO_SOFTMAX = StandingNote("no softmax was met: no canary of attention was tried")
@@ -62,7 +63,7 @@ NO_SOFTMAX = StandingNote("no softmax was met: no canary of attention was tried"
 ALONE = 8
 
 
-def try_softmaxes(prepared: Prepared) -> DoubtsAndNotes:
+def try_softmaxes(prepared: Prepared, facts: AttentionFacts) -> DoubtsAndNotes:
     """Each canary everywhere; the scale also in each softmax alone, lest one vouch for another."""
     scale = _SCALES[prepared.dtype]
     unseen: list[Canary] = []
@@ -80,12 +81,15 @@ def try_softmaxes(prepared: Prepared) -> DoubtsAndNotes:
         moved = moved or mode.moved  # the scale, which comes first, has a place in each
         if mode.planted and not prepared.would_fail(run):
             unseen.append(canary)
-    doubts = [canary.doubt for canary in unseen] if unseen and _reaches(prepared, None) else []
+    doubts = []
+    if unseen and _reaches(prepared, None):
+        doubts = [canary.doubt(facts.cause()) for canary in unseen]
     several = len(moved) > 1
     suspects = _unseen_alone(prepared, scale, moved) if several else [0] if unseen else []
     blind = [place for place in suspects if _reaches(prepared, place)]
-    if several and blind and scale.doubt not in doubts:
-        doubts.append(replace(scale, name=f"{scale.name} in {_places(blind, moved)} alone").doubt)
+    if several and blind and scale not in unseen:
+        alone = replace(scale, name=f"{scale.name} in {_places(blind, moved)} alone")
+        doubts.append(alone.doubt(facts.cause(blind)))
     if idle := [place for place in suspects if place not in blind]:
         notes.append(
             f"{_places(idle, moved)} only chooses or is not used: its weights reach no output, "
@@ -98,7 +102,7 @@ def try_softmaxes(prepared: Prepared) -> DoubtsAndNotes:
         mode = BuggySoftmax(_STOPPED.bug, BACKWARD)
         run = prepared.reference.under(mode, prepared.cotangents)
         if mode.planted and not prepared.would_fail(run):
-            doubts.append(_STOPPED.doubt)
+            doubts.append(_STOPPED.doubt(facts.cause()))
     return DoubtsAndNotes(tuple(doubts), tuple(notes))
 
 

@@ -1,0 +1,86 @@
+"""What the softmaxes of a reference are given: how many keys, and how the weights lie on them."""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import torch
+
+from jax_attn.parity.checking.canaries.findings import DRAWN
+from jax_attn.parity.checking.places import Place, Placed
+from jax_attn.parity.checking.softmax_bugs import FORWARD
+from jax_attn.parity.judge.budget import PRECISIONS
+from jax_attn.parity.run.constants import Kwargs
+
+# Of a softmax's rows, how many make what is true of them the cause.
+NEARLY_ALL = 0.9
+
+
+class Cause(NamedTuple):
+    """What hides a bug of the scores or the weights, and inputs that do not."""
+
+    reason: str
+    remedy: str
+
+
+SINGLE = Cause("each query sees a single key", "several keys")
+SATURATED = Cause(
+    "the softmax is saturated, with all of a query's weight on one key",
+    "smaller scores, by smaller inputs or weights",
+)
+ALIKE = Cause("the scores hardly differ from key to key", DRAWN)
+FAINT = Cause(
+    "the values hardly differ from key to key, or their part of the outputs is small", DRAWN
+)
+
+
+class AttentionFacts:
+    """Of the softmaxes met, how many rows of each have one key, are saturated, or are alike.
+
+    longest: the most keys that a query has, hidden ones among them. hides: whether a mask hides
+    some key from a query that sees others; hides_first: whether the first.
+    """
+
+    operators = FORWARD
+
+    def __init__(self, dtype: str):
+        self.longest, self.hides, self.hides_first = 0, False, False
+        self._store = PRECISIONS[dtype].store
+        self._rows: dict[Place, torch.Tensor] = {}  # counts: all, single, saturated, alike
+
+    def look(self, mode: Placed, place: Place, name: str, args: tuple, kwargs: Kwargs) -> None:
+        scores, axis = args[0].double(), args[1]
+        if not scores.numel() or not scores.ndim:
+            return
+        self.longest = max(self.longest, scores.shape[axis])
+        weights = torch.softmax(scores, axis).nan_to_num()
+        largest, keys = weights.amax(axis), (weights > 0).sum(axis)
+        first_hidden = weights.select(axis, 0) == 0
+        self.hides_first |= bool((first_hidden & (keys > 0)).any())
+        saturated, filled = largest >= 1 - self._store, _filled(scores, weights, axis)
+        masked = scores.isneginf().any(axis) | filled | ((keys < scores.shape[axis]) & ~saturated)
+        self.hides |= bool((masked & (keys > 0)).any())
+        single = (keys == 1) & (masked | (scores.shape[axis] == 1))
+        alike = (keys > 1) & (largest * keys <= 1 + 2.0**-10)
+        rows = (keys > 0, single, saturated & ~single, alike)
+        counts = torch.stack([x.sum() for x in rows])
+        self._rows[place] = self._rows.get(place, 0) + counts
+
+    def cause(self, places: Iterable[int] | None = None) -> Cause:
+        """What is true of nearly all rows: of the softmaxes at `places`, in the order met; None:
+        of all."""
+        counts = list(self._rows.values())
+        chosen = [counts[place] for place in places] if places is not None else counts
+        rows, single, saturated, alike = torch.stack(chosen).sum(0).tolist()
+        for cause, count in ((SINGLE, single), (SATURATED, saturated), (ALIKE, alike)):
+            if count >= NEARLY_ALL * rows:
+                return cause
+        return FAINT
+
+
+def _filled(scores: torch.Tensor, weights: torch.Tensor, axis: int) -> torch.Tensor:
+    """Whether the keys of a row without weight score alike, as a mask's fill makes them, several;
+    what scores too low beside a larger one scores as it happens to."""
+    weightless = (weights == 0) & scores.isfinite()
+    low = torch.where(weightless, scores, torch.inf).amin(axis)
+    high = torch.where(weightless, scores, -torch.inf).amax(axis)
+    return (weightless.sum(axis) > 1) & (high - low <= 0.01 * low.abs())

@@ -1,0 +1,90 @@
+"""Soft caps: each tanh with a cap twice as large, which numbers far below it do not show."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from jax_attn.parity.checking.canaries.findings import DoubtsAndNotes, doubt
+from jax_attn.parity.checking.canaries.watched import listed, run_placed
+from jax_attn.parity.checking.places import Place, Placed
+from jax_attn.parity.checking.prepared import Prepared
+from jax_attn.parity.checking.softmax_bugs import FORWARD
+from jax_attn.parity.run.constants import Kwargs
+
+Kind = tuple[str, int]
+"""The class of a module and the n-th tanh in its call: alike in every layer."""
+
+
+def _kind(place: Place) -> Kind:
+    return type(place.module).__name__, place.nth
+
+
+class Tanhs:
+    """The kinds of tanh met: where they are, and the largest argument of each."""
+
+    operators = ("tanh",)
+
+    def __init__(self) -> None:
+        self.paths: dict[Kind, list[str]] = {}
+        self.largest: dict[Kind, float] = {}
+
+    def look(self, mode: Placed, place: Place, name: str, args: tuple, kwargs: Kwargs) -> None:
+        kind, x = _kind(place), args[0]
+        largest = float(x[x.isfinite()].abs().amax()) if x.isfinite().any() else 0.0
+        self.paths.setdefault(kind, []).append(mode.name(place))
+        self.largest[kind] = max(largest, self.largest.get(kind, 0.0))
+
+
+class _BuggyTanh(Placed):
+    """Float64 with one kind of tanh wrong. reaches_softmax: whether a NaN came to a softmax."""
+
+    def __init__(self, kind: Kind, *, lost: bool = False):
+        """lost: NaN, which shows what is computed from it; else a cap twice as large."""
+        super().__init__()
+        self._wrong, self._lost = kind, lost
+        self.reaches_softmax = False
+
+    def compute(self, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
+        name = func.overloadpacket.__name__
+        right = super().compute(func, args, kwargs)
+        if name in FORWARD:
+            self.reaches_softmax |= bool(args[0].isnan().any())
+        if name not in Tanhs.operators or _kind(self.place_met(name)) != self._wrong:
+            return right
+        return torch.full_like(right, torch.nan) if self._lost else 2 * torch.tanh(args[0] / 2)
+
+
+def try_softcaps(prepared: Prepared, tanhs: Tanhs) -> DoubtsAndNotes:
+    """Doubt a cap of the scores, or note another tanh, that these inputs do not bend by."""
+    doubts, notes = [], []
+    for kind, paths in tanhs.paths.items():
+        run = run_placed(prepared.reference, _BuggyTanh(kind))
+        if run is None or prepared.would_fail(run):
+            continue
+        where, largest = listed(paths), tanhs.largest[kind]
+        fact = f"no argument of it is larger than {largest:.2g}"
+        if _is_softcap(prepared, kind):
+            bug = f"a softcap that is left out or another, by the tanh{where and f' in {where}'}"
+            doubts.append(doubt(bug, fact, "scores about as large as the cap"))
+        else:
+            notes.append(
+                f"a tanh that is left out{where and f' in {where}'} would not be seen: {fact}; "
+                "what would show it: arguments of about 1"
+            )
+    return DoubtsAndNotes(tuple(doubts), tuple(notes))
+
+
+def _is_softcap(prepared: Prepared, kind: Kind) -> bool:
+    """Whether a softmax weighs what it gives, or a cap is among the reference's settings."""
+    mode = _BuggyTanh(kind, lost=True)
+    run_placed(prepared.reference, mode)
+    return mode.reaches_softmax or any(_caps(prepared.reference.module))
+
+
+def _caps(module: torch.nn.Module) -> Iterator[bool]:
+    for owner in module.modules():
+        for settings in (owner, getattr(owner, "config", None)):
+            named = vars(settings) if hasattr(settings, "__dict__") else {}
+            yield any("softcap" in name.replace("_", "") and named[name] for name in named)

@@ -1,0 +1,68 @@
+"""One float64 run of the reference, watched: what its operators are given, by place."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+import torch
+from torch._ops import OpOverload
+
+from jax_attn.parity.checking.places import Place, Placed
+from jax_attn.parity.run.constants import Kwargs
+from jax_attn.parity.run.inputs_and_runs import Run
+from jax_attn.parity.run.reference import Reference
+
+
+class Watcher(Protocol):
+    """Looks at what some operators are given. operators: their names, without a trailing "_"."""
+
+    @property
+    def operators(self) -> Collection[str]: ...
+
+    def look(self, mode: Placed, place: Place, name: str, args: tuple, kwargs: Kwargs) -> None:
+        """One operator is about to be computed."""
+
+
+class Watched(Placed):
+    """Float64, its operators shown to those who watch them."""
+
+    def __init__(self, watchers: Sequence[Watcher]):
+        super().__init__()
+        self._by_operator = {
+            name: [w for w in watchers if name in w.operators]
+            for watcher in watchers
+            for name in watcher.operators
+        }
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Any, args: tuple = (), kwargs: Kwargs | None = None
+    ) -> Any:
+        name = func.overloadpacket.__name__
+        if name.endswith("_") and not name.startswith("_"):
+            name = name[:-1]
+        if watchers := self._by_operator.get(name):
+            place = self.place_met(name)
+            for watcher in watchers:
+                watcher.look(self, place, name, args, kwargs or {})
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+
+def run_placed(reference: Reference, mode: Placed) -> Run | None:
+    """As `run_planted`, the mode told the names of the modules that run."""
+    call = reference.call or (lambda module, *args, **inputs: module(*args, **inputs))
+
+    def named(module: torch.nn.Module, *args: Any, **inputs: Any) -> Any:
+        mode.name_modules(module)
+        return call(module, *args, **inputs)
+
+    try:
+        return replace(reference, call=named).under(mode, {})
+    except Exception:
+        return None
+
+
+def listed(paths: Sequence[str], most: int = 2) -> str:
+    """Paths of modules, the first few of them; "" of the reference itself alone."""
+    several = [f"`{path}`" for path in dict.fromkeys(paths) if path]
+    more = f" and {len(several) - most} more" if len(several) > most else ""
+    return ", ".join(several[:most]) + more

@@ -1,0 +1,92 @@
+"""Masks that are off by one at the edge of what a query sees, and windows that no row reaches."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from jax_attn.parity.checking import softmax_bugs
+from jax_attn.parity.checking.canaries.attention_facts import AttentionFacts
+from jax_attn.parity.checking.canaries.findings import DoubtsAndNotes, doubt
+from jax_attn.parity.checking.canaries.planted import run_planted
+from jax_attn.parity.checking.prepared import Prepared
+from jax_attn.parity.checking.softmax_bugs import BuggySoftmax, at_the_start
+
+_MORE, _LESS = softmax_bugs.one_key_more, softmax_bugs.one_key_less
+# edge -> the same bug one key off in either direction
+_EDGES = {
+    "last": (_MORE, _LESS),
+    "first": (at_the_start(_MORE), at_the_start(_LESS)),
+}
+_FAINT = "the keys at that edge have hardly any weight, or values like the others'"
+_STRONG = "inputs whose scores there are as large as elsewhere: drawn at random, and smaller ones"
+
+
+def try_windows(prepared: Prepared, facts: AttentionFacts) -> DoubtsAndNotes:
+    """Doubt masks that could be off by one unseen, and windows that could be ignored."""
+    if not facts.longest:
+        return DoubtsAndNotes((), ())
+    unreached = _unreached_windows(prepared.reference.module, facts)
+    edges = _unseen_edges(prepared) if facts.hides else ()
+    return DoubtsAndNotes((*edges, *unreached), ())
+
+
+def _unseen_edges(prepared: Prepared) -> Iterator[str]:
+    for edge, bugs in _EDGES.items():
+        modes = [BuggySoftmax(bug) for bug in bugs]
+        runs = [run_planted(prepared.reference, mode) for mode in modes]
+        planted = [run for mode, run in zip(modes, runs, strict=True) if mode.planted and run]
+        if not all(map(prepared.would_fail, planted)):
+            yield doubt(
+                f"a mask, a causal one or a window, off by one at the {edge} key of each query",
+                _FAINT,
+                _STRONG,
+            )
+
+
+# --- windows that no row reaches ------------------------------------------------------------------
+
+_WINDOWS = frozenset(
+    """
+    attention_chunk_size attention_window local_attention local_attention_window local_window
+    local_window_size sliding_window sliding_window_size window window_size
+    """.split()  # noqa: SIM905
+)
+# What says, beside a window, in which layers it is used.
+_KINDS_OF_LAYERS = ("layer_types", "attention_layers")
+_WINDOWED = ("sliding", "local", "chunk", "window")
+
+
+def _unreached_windows(module: torch.nn.Module, facts: AttentionFacts) -> Iterator[str]:
+    """Doubt the windows among a module's attributes, and its configs', that hide no key."""
+    for name, window in dict.fromkeys(_windows(module)):
+        # Of window + 1 keys one hides the first, if it counts the query's own, and one does not.
+        if facts.longest <= window + (not facts.hides_first):
+            yield doubt(
+                f"that `{name}`, which is {window}, is ignored or another",
+                f"no query has more than {facts.longest} keys",
+                f"sequences of more than {window + 1}, or a smaller one on both sides",
+            )
+
+
+def _windows(module: torch.nn.Module) -> Iterator[tuple[str, int]]:
+    for owner in module.modules():
+        for settings in (owner, getattr(owner, "config", None)):
+            named = vars(settings) if hasattr(settings, "__dict__") else {}
+            for name in sorted(_WINDOWS & named.keys()):
+                if _is_used(named):
+                    yield from ((name, size) for size in _sizes(named[name]))
+
+
+def _is_used(settings: dict[str, Any]) -> bool:
+    """Whether some layer has the window, by what the settings say of it."""
+    kinds = [kind for name in _KINDS_OF_LAYERS for kind in settings.get(name) or ()]
+    if settings.get("use_sliding_window") is False:
+        return False
+    return not kinds or any(word in str(kind) for kind in kinds for word in _WINDOWED)
+
+
+def _sizes(value: Any) -> Iterator[int]:
+    for size in value if isinstance(value, list | tuple) else (value,):
+        if isinstance(size, int) and not isinstance(size, bool) and size > 0:
+            yield size

@@ -1,0 +1,62 @@
+"""Where in a reference an operator is met: in which module's call, and the n-th of its kind."""
+
+from collections import Counter
+from typing import Any, NamedTuple, Self
+
+import torch
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+from jax_attn.parity.run.float64_mode import Float64
+
+
+class Place(NamedTuple):
+    """The n-th operator of one kind in a module's call, in all calls of that module.
+
+    Outside of any module `module` is None, and each operator is a place.
+    """
+
+    module: torch.nn.Module | None
+    nth: int
+
+
+class Placed(Float64):
+    """Float64 that knows the place of an operator.
+
+    names: of the reference's modules, once `name_modules` was told them.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._calls: list[tuple[torch.nn.Module | None, Counter]] = [(None, Counter())]
+        self._names: dict[torch.nn.Module, str] = {}
+
+    def __enter__(self) -> Self:
+        self._hooks = (
+            register_module_forward_pre_hook(self._entered),
+            register_module_forward_hook(self._left, always_call=True),
+        )
+        return super().__enter__()
+
+    def __exit__(self, *raised: Any) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        super().__exit__(*raised)
+
+    def name_modules(self, root: torch.nn.Module) -> None:
+        self._names = {module: name for name, module in root.named_modules()}
+
+    def name(self, place: Place) -> str:
+        """The path of the place's module in the reference; "" for the reference itself."""
+        return self._names.get(place.module, "") if place.module else ""
+
+    def place_met(self, kind: str) -> Place:
+        """The place of the operator that is met now; to be asked once for each."""
+        module, met = self._calls[-1]
+        met[kind] += 1
+        return Place(module, met[kind])
+
+    def _entered(self, module: torch.nn.Module, _: Any) -> None:
+        self._calls.append((module, Counter()))
+
+    def _left(self, *_: Any) -> None:
+        self._calls.pop()

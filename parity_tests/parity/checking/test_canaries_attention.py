@@ -1,0 +1,211 @@
+"""Canaries of attention's own settings: windows, edges of masks, soft caps, saturated softmaxes."""
+
+import numpy as np
+import pytest
+import torch
+
+from jax_attn.parity.checking import canaries
+from jax_attn.parity.checking.prepared import Prepared
+from jax_attn.parity.run.inputs_and_runs import Inputs
+from jax_attn.parity.run.port import float_dtype
+from jax_attn.parity.run.reference import Reference
+
+B, T, D = 2, 7, 3
+rng = np.random.default_rng(0)
+X = rng.standard_normal((B, T, D))
+AT = torch.arange(T)
+
+
+def try_on(module: torch.nn.Module, x: np.ndarray = X, dtype: str = "float32") -> tuple[str, str]:
+    """Doubts and notes, a line each."""
+    reference = Reference(module, None, Inputs.of((x,), float_dtype(dtype)))
+    doubts, notes = canaries.try_canaries(Prepared(reference, dtype, gradients=False))
+    return "\n".join(doubts), "\n".join(notes)
+
+
+class Windowed(torch.nn.Module):
+    """Causal attention of `sliding_window` keys, whose scores fall by `slope` a key."""
+
+    def __init__(self, sliding_window, slope=0.0, fill=-torch.inf, **settings):
+        super().__init__()
+        self.sliding_window, self.slope, self.fill = sliding_window, slope, fill
+        vars(self).update(settings)
+
+    def forward(self, x):
+        back = torch.arange(x.shape[1])[:, None] - torch.arange(x.shape[1])
+        hidden = (back < 0) | (back >= self.sliding_window)
+        scores = x @ x.mT - self.slope * back
+        return torch.softmax(scores.masked_fill(hidden, self.fill), -1) @ x
+
+
+@pytest.mark.parametrize("fill", [-torch.inf, -1e9, float(np.finfo(np.float32).min)])
+def test_a_window_that_acts_is_not_doubted(fill):
+    assert try_on(Windowed(3, fill=fill)) == ("", "")
+    assert try_on(Windowed(T - 1, fill=fill)) == ("", "")
+
+
+@pytest.mark.parametrize("window", [T, 4096])
+def test_a_window_that_no_row_reaches_is_doubted_by_its_name(window):
+    doubts, _ = try_on(Windowed(window))
+    assert f"`sliding_window`, which is {window}, is ignored or another" in doubts
+    assert f"no query has more than {T} keys" in doubts
+    assert f"what would: sequences of more than {window + 1}" in doubts
+
+
+def test_longer_sequences_are_the_remedy():
+    assert "sequences of more than 8" in try_on(Windowed(T))[0]
+    longer = rng.standard_normal((B, T + 2, D))
+    assert try_on(Windowed(T), longer) == ("", "")
+
+
+def test_a_window_of_both_sides_needs_one_key_more():
+    class Radius(torch.nn.Module):
+        window_size = T - 1
+
+        def __init__(self):
+            super().__init__()
+            self.window_size = T - 1
+
+        def forward(self, x):
+            at = torch.arange(x.shape[1])
+            far = (at[:, None] - at).abs() > self.window_size
+            return torch.softmax((x @ x.mT).masked_fill(far, -torch.inf), -1) @ x
+
+    assert "`window_size`, which is 6" in try_on(Radius())[0]
+    assert try_on(Radius(), rng.standard_normal((B, T + 1, D)))[0] == ""
+
+
+UNUSED = {
+    "switched off": {"use_sliding_window": False},
+    "no layer has it": {"layer_types": ["full_attention"]},
+}
+
+
+@pytest.mark.parametrize("row", UNUSED)
+def test_a_window_that_is_not_used_is_not_doubted(row):
+    assert try_on(Windowed(4096, **UNUSED[row])) == ("", "")
+
+
+def test_a_window_of_a_config_is_found_and_one_of_no_attention_is_not():
+    class Config:
+        sliding_window, layer_types = 4096, ["full_attention", "sliding_attention"]
+
+        def __init__(self):
+            self.sliding_window = 4096
+
+    module = Windowed(T - 2)
+    module.config = Config()
+    assert "`sliding_window`, which is 4096" in try_on(module)[0]
+    layer = torch.nn.Identity()
+    layer.window = 4096
+    assert try_on(layer)[0] == ""
+
+
+def test_an_edge_that_no_weight_reaches_is_doubted():
+    """Keys far back score so low that the window's edge does not show."""
+    doubts, _ = try_on(Windowed(T - 2, slope=40.0))
+    assert "off by one at the first key of each query" in doubts
+    assert "off by one at the last key" not in doubts
+    assert try_on(Windowed(T - 2, slope=0.5)) == ("", "")
+
+
+# --- soft caps ------------------------------------------------------------------------------------
+
+
+class Capped(torch.nn.Module):
+    def __init__(self, cap, of_scores=True):
+        super().__init__()
+        self.cap, self.of_scores = cap, of_scores
+
+    def forward(self, x):
+        def capped(a):
+            return self.cap * torch.tanh(a / self.cap)
+
+        scores = x @ x.mT
+        y = torch.softmax(capped(scores) if self.of_scores else scores, -1) @ x
+        return y if self.of_scores else capped(y)
+
+
+def test_a_cap_far_above_the_scores_is_doubted_and_larger_scores_are_the_remedy():
+    doubts, _ = try_on(Capped(50.0), 0.01 * X)
+    assert "a softcap that is left out or another" in doubts
+    assert "what would: scores about as large as the cap" in doubts
+    assert try_on(Capped(50.0), 4 * X) == ("", "")
+    assert try_on(Capped(5.0)) == ("", "")
+
+
+def test_a_cap_of_outputs_is_a_doubt_by_its_name_and_else_a_note():
+    module = Capped(1e5, of_scores=False)
+    doubts, notes = try_on(module)
+    assert doubts == ""
+    assert "a tanh that is left out would not be seen: no argument of it is larger than" in notes
+    module.final_logit_softcapping = 1e5
+    doubts, notes = try_on(module)
+    assert "a softcap that is left out or another" in doubts
+    assert notes == ""
+    assert try_on(Capped(5.0, of_scores=False)) == ("", "")
+
+
+def test_a_cap_that_shows_does_not_vouch_for_another():
+    class Both(torch.nn.Module):
+        def __init__(self, cap):
+            super().__init__()
+            self.scores, self.outputs = Capped(cap), Capped(5.0, of_scores=False)
+
+        def forward(self, x):
+            return self.outputs(self.scores(x))
+
+    class Layers(torch.nn.Module):
+        def __init__(self, cap):
+            super().__init__()
+            self.layers = torch.nn.ModuleList([Both(cap)])
+
+        def forward(self, x):
+            return self.layers[0](x)
+
+    assert try_on(Layers(4.0)) == ("", "")
+    shared = try_on(Layers(1e5))[0]
+    assert shared == ""  # of one class and place: alike in every layer
+
+    class Other(Capped):
+        pass
+
+    module = Layers(1e5)
+    module.layers[0].outputs = Other(5.0, of_scores=False)
+    assert "by the tanh in `layers.0.scores`" in try_on(module)[0]
+
+
+# --- why a softmax hides what it does -------------------------------------------------------------
+
+
+class Attends(torch.nn.Module):
+    def forward(self, x):
+        return torch.softmax(x @ x.mT, -1) @ x
+
+
+def test_a_saturated_softmax_is_called_so_and_smaller_scores_are_the_remedy():
+    doubts, _ = try_on(Attends(), 1e4 * X)
+    assert "a scale of the scores 1% too large: the softmax is saturated" in doubts
+    assert "what would: smaller scores, by smaller inputs or weights" in doubts
+    assert "off by one" not in doubts
+    assert try_on(Attends()) == ("", "")
+
+
+CAUSES = {
+    "one key": (X[:, :1], "each query sees a single key; what would: several keys"),
+    "alike": (np.ones((B, T, D)), "the scores hardly differ from key to key; what would: inputs"),
+}
+
+
+@pytest.mark.parametrize("row", CAUSES)
+def test_what_hides_a_scale_is_the_true_cause(row):
+    x, cause = CAUSES[row]
+    assert f"a scale of the scores 1% too large: {cause}" in try_on(Attends(), x)[0]
+
+
+def test_values_that_are_alike_are_named_where_the_scores_differ():
+    class OfOnes(torch.nn.Module):
+        def forward(self, x):
+            return torch.softmax(x @ x.mT, -1) @ (0 * x + 1)
+
+    assert "1% too large: the values hardly differ from key to key" in try_on(OfOnes())[0]

@@ -60,7 +60,7 @@ def solve(
 
 
 def _forward(p: TensorProblem, step: Mapping[str, Callable]) -> tuple[Tensor, Tensor]:
-    """Output (B, T, D) and weights (B, N, T, S)."""
+    """Output (B, T, D) and weights (B, N, T, S), with a column for each extra key."""
     heads = {"q": p.num_heads, "k": p.num_kv_heads, "v": p.num_kv_heads}
     x = {}
     for name, count in heads.items():
@@ -70,12 +70,23 @@ def _forward(p: TensorProblem, step: Mapping[str, Callable]) -> tuple[Tensor, Te
     for name in ("q", "k"):
         x[name] = step["turned"](p, name, x[name])
     k, v = (step["shared"](p, x[name]) for name in ("k", "v"))
-    scores = step["scale"](p) * step["product"](p, x["q"], k.mT)
-    weights = step["softmax"](p, step["hidden"](p, step["capped"](p, scores)))
-    mixed = step["product"](p, step["dropped"](p, weights), step["slots"](p, v))
+    columns = [step["hidden"](p, _scores(p, step, x["q"], k))]
+    v = step["slots"](p, v)
+    if p.extra_columns:
+        k, v_extra = (step["shared"](p, y) for y in step["extra"](p))
+        columns.append(step["seen"](p, _scores(p, step, x["q"], k)))
+        v = torch.cat([v, v_extra.expand(len(v), -1, -1, -1)], dim=-2)
+    if "sinks" in p.weights:
+        columns.append(step["sinks"](p, columns[0]))
+    weights = step["softmax"](p, torch.cat(columns, dim=-1))[..., : v.shape[-2]]
+    mixed = step["product"](p, step["dropped"](p, weights), v)
     merged = mixed.transpose(1, 2).flatten(2)
     output = step["product"](p, merged, p.weights["o.weight"].mT)
     return step["biased"](p, "o", output), weights
+
+
+def _scores(p: TensorProblem, step: Mapping[str, Callable], q: Tensor, k: Tensor) -> Tensor:
+    return step["capped"](p, step["scale"](p) * step["product"](p, q, k.mT))
 
 
 def biased(p: TensorProblem, name: str, y: Tensor) -> Tensor:
@@ -146,13 +157,29 @@ def softmax(p: TensorProblem, scores: Tensor) -> Tensor:
     return powers / total.masked_fill(total == 0, 1.0)
 
 
+def extra(p: TensorProblem) -> tuple[Tensor, Tensor]:
+    """Keys and values (1, K, extra columns, H) behind the others: a learnt one, one of zeros."""
+    both = []
+    for name in ("k", "v"):
+        H = p.weights[f"{name}.weight"].shape[0] // p.num_kv_heads
+        zero = torch.zeros(1, p.num_kv_heads, 1, H, dtype=torch.float64)
+        learnt = [p.weights[f"bias_{name}"].view_as(zero)] if "bias_k" in p.weights else []
+        both.append(torch.cat([*learnt, *([zero] if p.add_zero_attn else [])], dim=2))
+    return both[0], both[1]
+
+
+def sinks(p: TensorProblem, scores: Tensor) -> Tensor:
+    """(B, N, T, 1): each head's own, beside these scores."""
+    return p.weights["sinks"][:, None, None].expand(*scores.shape[:3], 1)
+
+
 def dropped(p: TensorProblem, weights: Tensor) -> Tensor:
     return weights if p.kept is None else weights * torch.tensor(p.kept)
 
 
 STEPS: dict[str, Callable] = {
     "problem": lambda p: p,  # what the port is given: masks, weights
-    "product": lambda p, a, b: a @ b,  # each of the six of them
+    "product": lambda p, a, b: a @ b,  # each of them, six without extra keys
     "biased": biased,
     "split": split,
     "branch": lambda p, name, x: x,  # what the projections send on, by name
@@ -161,6 +188,9 @@ STEPS: dict[str, Callable] = {
     "scale": scale,
     "capped": capped,
     "hidden": hidden,
+    "extra": extra,
+    "seen": lambda p, scores: scores,  # those of extra keys, whatever is hidden
+    "sinks": sinks,
     "softmax": softmax,
     "dropped": dropped,
     "slots": lambda p, v: v,  # where values lie, beside their keys

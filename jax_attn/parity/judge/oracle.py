@@ -114,6 +114,11 @@ class AttentionProblem:
     bias: float, broadcastable to (B, N, T, S), added after the softcap; None = 0.
     kept: what dropout multiplies the weights by before the values, (B, N, T, S): 0 or
         1 / (1 - rate); None = 1. The weights of a `Solution` are those before.
+
+    Behind a head's S keys, seen by every query, without a bias and without `after`: where weights
+    have them, the key "bias_k" (1, 1, K*H) with the value "bias_v"; where `add_zero_attn`, a key
+    and a value of zeros. Each is one more column of weights and of `kept`. Then, where weights
+    have them, "sinks" (N,): a head's own score of a key without a value, a column that is left out.
     """
 
     inputs: dict[str, Array]
@@ -127,11 +132,17 @@ class AttentionProblem:
     allowed: Array | None = None
     bias: Array | None = None
     kept: Array | None = None
+    add_zero_attn: bool = False
+
+    @property
+    def extra_columns(self) -> int:
+        """How many keys behind the S have a column of weights."""
+        return ("bias_k" in self.weights) + self.add_zero_attn
 
 
 @dataclass(frozen=True)
 class Solution:
-    """output (B, T, D), weights (B, N, T, S); gradients of inputs, parameters and bias."""
+    """output (B, T, D), weights (B, N, T, S or more); gradients of inputs, parameters and bias."""
 
     output: Array
     weights: Array
@@ -167,7 +178,7 @@ def _through(
 def solve(problem: AttentionProblem, d_output: Array, d_weights: Array | None = None) -> Solution:
     """Outputs, and the gradients of <d_output, output> + <d_weights, weights>.
 
-    d_output: (B, T, D). d_weights: (B, N, T, S), or None where the weights are no output.
+    d_output: (B, T, D). d_weights: as the weights, or None where they are no output.
     """
     w, inputs, reads = problem.weights, problem.inputs, problem.reads
     n_heads, n_kv = problem.num_heads, problem.num_kv_heads
@@ -176,16 +187,20 @@ def solve(problem: AttentionProblem, d_output: Array, d_weights: Array | None = 
     scale = size["q"] ** -0.5 if problem.scale is None else problem.scale
     x = {name: inputs[reads[name]] for name in "qkv"}
     (B, T, _), S = x["q"].shape, x["k"].shape[1]
-    full = (B, n_heads, T, S)
-    allowed = np.broadcast_to(True if problem.allowed is None else problem.allowed, full)
-    bias = np.broadcast_to(0.0 if problem.bias is None else problem.bias, full)
-    kept = np.broadcast_to(1.0 if problem.kept is None else problem.kept, full)
+    own_keys, E = (B, n_heads, T, S), problem.extra_columns
+    full = (B, n_heads, T, S + E)
+    allowed, bias, kept = np.ones(full, bool), np.zeros(full), np.ones(full)
+    allowed[..., :S] = np.broadcast_to(
+        True if problem.allowed is None else problem.allowed, own_keys
+    )
+    bias[..., :S] = np.broadcast_to(0.0 if problem.bias is None else problem.bias, own_keys)
+    kept *= 1.0 if problem.kept is None else problem.kept
 
     output = np.zeros((B, T, w["o.weight"].shape[0]))
     weights = np.zeros(full)
     d_inputs = {name: np.zeros(a.shape) for name, a in inputs.items()}
     d_params = {name: np.zeros(a.shape) for name, a in w.items()}
-    d_bias = np.zeros(full)
+    d_bias = np.zeros(own_keys)
 
     def project_back(name: str, b: int, rows: slice, d_y: Array, own: dict[str, Array]) -> None:
         """The derivative of `_project`, added to its weight, its bias and its input.
@@ -199,6 +214,10 @@ def solve(problem: AttentionProblem, d_output: Array, d_weights: Array | None = 
             d_params[f"{name}.bias"][rows] += d_y.sum(axis=0)
         d_inputs[reads[name]][b] += d_y @ w[f"{name}.weight"][rows]
 
+    def head(a: Array, name: str, kv: int) -> Array:
+        """(1, 1, K*H) -> the part of a key/value head, (1, H), to be written in place."""
+        return a.reshape(n_kv, 1, size[name])[kv]
+
     for b in range(B):
         concat_TNH = np.zeros((T, n_heads * size["v"]))
         d_concat_TNH = d_output[b] @ w["o.weight"]
@@ -209,6 +228,11 @@ def solve(problem: AttentionProblem, d_output: Array, d_weights: Array | None = 
             q_TH, k_SH, v_SH = (_project(x[name][b], w, name, rows[name]) for name in "qkv")
             q_TH, q_back = _through(problem.after, "q", q_TH, w)
             k_SH, k_back = _through(problem.after, "k", k_SH, w)
+            if "bias_k" in w:
+                k_SH = np.concatenate([k_SH, head(w["bias_k"], "k", kv)])
+                v_SH = np.concatenate([v_SH, head(w["bias_v"], "v", kv)])
+            if problem.add_zero_attn:
+                k_SH, v_SH = (np.concatenate([a, np.zeros_like(a[:1])]) for a in (k_SH, v_SH))
 
             scores_TS = scale * (q_TH @ k_SH.T)
             slope_TS = np.ones_like(scores_TS)
@@ -216,7 +240,10 @@ def solve(problem: AttentionProblem, d_output: Array, d_weights: Array | None = 
                 bent_TS = np.tanh(scores_TS / problem.softcap)
                 scores_TS, slope_TS = problem.softcap * bent_TS, 1 - bent_TS**2
             scores_TS = np.where(allowed[b, n], scores_TS + bias[b, n], -np.inf)
+            if "sinks" in w:
+                scores_TS = np.concatenate([scores_TS, np.full((T, 1), w["sinks"][n])], axis=1)
             p_TS = softmax(scores_TS)
+            p_T1, p_TS = p_TS[:, S + E :], p_TS[:, : S + E]
             own = slice(n * size["v"], (n + 1) * size["v"])
             concat_TNH[:, own] = (kept[b, n] * p_TS) @ v_SH
             weights[b, n] = p_TS
@@ -225,12 +252,19 @@ def solve(problem: AttentionProblem, d_output: Array, d_weights: Array | None = 
             d_p_TS = kept[b, n] * (d_head_TH @ v_SH.T)
             if d_weights is not None:
                 d_p_TS = d_p_TS + d_weights[b, n]
-            d_s_TS = p_TS * (d_p_TS - (p_TS * d_p_TS).sum(axis=-1, keepdims=True))
-            d_bias[b, n] = d_s_TS
+            mean_T1 = (p_TS * d_p_TS).sum(axis=-1, keepdims=True)
+            d_s_TS = p_TS * (d_p_TS - mean_T1)
+            d_bias[b, n] = d_s_TS[:, :S]
             d_raw_TS = scale * slope_TS * d_s_TS
+            d_k_SH, d_v_SH = d_raw_TS.T @ q_TH, (kept[b, n] * p_TS).T @ d_head_TH
             project_back("q", b, rows["q"], *q_back(d_raw_TS @ k_SH))
-            project_back("k", b, rows["k"], *k_back(d_raw_TS.T @ q_TH))
-            project_back("v", b, rows["v"], (kept[b, n] * p_TS).T @ d_head_TH, {})
+            project_back("k", b, rows["k"], *k_back(d_k_SH[:S]))
+            project_back("v", b, rows["v"], d_v_SH[:S], {})
+            if "bias_k" in w:
+                head(d_params["bias_k"], "k", kv)[...] += d_k_SH[S]
+                head(d_params["bias_v"], "v", kv)[...] += d_v_SH[S]
+            if "sinks" in w:
+                d_params["sinks"][n] -= (p_T1 * mean_T1).sum()
 
         output[b] = concat_TNH @ w["o.weight"].T + w.get("o.bias", 0.0)
         d_params["o.weight"] += d_output[b].T @ concat_TNH

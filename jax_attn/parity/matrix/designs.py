@@ -9,9 +9,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-import numpy as np
 import torch
 from flax import nnx
 
@@ -22,6 +19,7 @@ from jax_attn.parity.judge.oracle import Norm, Turn
 from jax_attn.parity.matrix import cached_calls, calls
 from jax_attn.parity.matrix.cases import Size
 from jax_attn.parity.matrix.masks import DROPPED
+from jax_attn.parity.matrix.ports import PortBuilder
 from jax_attn.transfer import LAYOUTS, PLAIN_PIPELINE, Layout
 from torch_ref import plain_mha, torch_mha
 from torch_ref import rotary as torch_rotary
@@ -55,39 +53,14 @@ class Design:
     nan_rows: bool = False
     cached: bool = False
 
+    @property
+    def extra_columns(self) -> int:
+        """How many extra keys have a column of weights."""
+        return sum(self.options.get(name, False) for name in ("add_bias_kv", "add_zero_attn"))
+
     def key_heads(self, size: Size) -> int:
         """K: the number of key/value heads."""
-        return self.port.kv_heads(size) if isinstance(self.port, _Port) else size.N
-
-
-# --- ports -----------------------------------------------------------------------------------
-
-
-def _zeros(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
-    return jnp.asarray(np.zeros(shape, dtype))
-
-
-def _all_heads(size: Size) -> int:
-    return size.N
-
-
-class _Port:
-    """Builds the module with those key/value heads, N, 1 or K: (size, dtype, rngs) -> module."""
-
-    def __init__(self, kv_heads: Callable[[Size], int] = _all_heads, **options: Any):
-        self.kv_heads, self.options = kv_heads, options
-
-    def __call__(self, size: Size, dtype: str, rngs: nnx.Rngs) -> nnx.Module:
-        options = {k: v(size) if callable(v) else v for k, v in self.options.items()}
-        options |= {"dtype": dtype, "param_dtype": dtype, "rngs": rngs}
-        # Every parameter is written from the reference's: random ones would be drawn for nothing.
-        options |= {"kernel_init": _zeros, "bias_init": _zeros}
-        K = self.kv_heads(size)
-        if K == size.N:
-            return ported.MultiHeadAttention(size.D, size.N, **options)
-        if K == 1:
-            return ported.MultiQueryAttention(size.D, size.N, **options)
-        return ported.GroupedQueryAttention(size.D, size.N, K, **options)
+        return self.port.kv_heads(size) if isinstance(self.port, PortBuilder) else size.N
 
 
 def _port_pipeline(size: Size, dtype: str, rngs: nnx.Rngs) -> nnx.Module:
@@ -112,12 +85,15 @@ _FUSED = _OUT | {
     for i, p in enumerate("qkv")
     for part in ("weight", "bias")
 }
-_PACKED_BIAS = _OUT | {f"{p}.bias": ("in_proj_bias", i) for i, p in enumerate("qkv")}
+_EXTRA = {name: name for name in ("bias_k", "bias_v", "sinks")}
+_PACKED_BIAS = _OUT | _EXTRA | {f"{p}.bias": ("in_proj_bias", i) for i, p in enumerate("qkv")}
 _PACKED = _PACKED_BIAS | {f"{p}.weight": ("in_proj_weight", i) for i, p in enumerate("qkv")}
 _PACKED_APART = _PACKED_BIAS | {f"{p}.weight": f"{p}_proj_weight" for p in "qkv"}
-_QKV_PROJ = _split("q_proj", "k_proj", "v_proj", "out_proj") | {
-    f"{p}_norm.{part}": f"{p}_norm.{part}" for p in "qk" for part in ("weight", "bias")
-}
+_QKV_PROJ = (
+    _split("q_proj", "k_proj", "v_proj", "out_proj")
+    | _EXTRA
+    | {f"{p}_norm.{part}": f"{p}_norm.{part}" for p in "qk" for part in ("weight", "bias")}
+)
 
 # --- the table ------------------------------------------------------------------------------------
 
@@ -134,7 +110,7 @@ def _published(name: str, call: Callable[[str], Callable], weights: Mapping[str,
     """A published design of self-attention, `call` being the reference's, and its port."""
     return Design(
         reference=lambda s: torch_ref.DESIGNS[name](s.D, s.N),
-        port=_Port(),
+        port=PortBuilder(),
         layout=LAYOUTS[name],
         reference_call=call,
         port_call=calls.port_self(),
@@ -144,19 +120,19 @@ def _published(name: str, call: Callable[[str], Callable], weights: Mapping[str,
 
 _WEIGHTS = replace(
     _published("weights_mha", calls.zero_one_3d, _split("w_q", "w_k", "w_v", "w_o")),
-    port=_Port(out_dropout_rate=0.1),
+    port=PortBuilder(out_dropout_rate=0.1),
     port_call=calls.port_self(weights=True),
     nan_rows=True,
 )
 _OF_FOUR = _split("W_Q", "W_K", "W_V", "W_O")
 _MASKED = replace(_published("masked_mha", calls.zero_one_4d, _OF_FOUR), nan_rows=True)
 _MQA = replace(
-    _published("mqa", calls.zero_one_4d, _OF_FOUR), port=_Port(lambda s: 1), nan_rows=True
+    _published("mqa", calls.zero_one_4d, _OF_FOUR), port=PortBuilder(lambda s: 1), nan_rows=True
 )
 _PLAIN = _published("plain_mha", calls.bare, _split("query", "key", "value", "out"))
 _TORCH = Design(
     reference=lambda s: torch_mha.MultiheadAttention(s.D, s.N, batch_first=True),
-    port=_Port(),
+    port=PortBuilder(),
     layout=LAYOUTS["torch_mha"],
     reference_call=calls.torch_mha(),
     port_call=calls.port_cross(),
@@ -165,7 +141,7 @@ _TORCH = Design(
 )
 _GROUPED = Design(
     reference=lambda s: torch_ref.DESIGNS["gqa"](s.D, s.N, s.K),
-    port=_Port(lambda s: s.K),
+    port=PortBuilder(lambda s: s.K),
     layout=LAYOUTS["gqa"],
     reference_call=calls.gqa,
     port_call=calls.port_cross(weights="each head"),
@@ -182,7 +158,7 @@ def _grouped(options: Mapping[str, Any], torch_options: Mapping[str, Any], **ora
         return torch_ref.DESIGNS["gqa"](s.D, s.N, s.K, **options)
 
     return replace(
-        _GROUPED, reference=reference, port=_Port(lambda s: s.K, **options), options=oracle
+        _GROUPED, reference=reference, port=PortBuilder(lambda s: s.K, **options), options=oracle
     )
 
 
@@ -227,6 +203,15 @@ _ROTARY = _grouped(
     after=(Turn(_BASE, _EVEN),),
 )
 _PIECES = _cached(_GROUPED, cached_calls.torch_pieces)
+# Keys beside the sequence's own, which every query sees: learnt, zero, sinks.
+_BIAS_KV_ZERO = {"add_bias_kv": True, "add_zero_attn": True}
+_ALL_EXTRA = _BIAS_KV_ZERO | {"sinks": True}
+_TORCH_EXTRA = replace(
+    _TORCH,
+    reference=lambda s: torch_mha.MultiheadAttention(s.D, s.N, batch_first=True, **_BIAS_KV_ZERO),
+    port=PortBuilder(**_BIAS_KV_ZERO),
+    options=_BIAS_KV_ZERO,
+)
 _DIMS = {"kdim": _wider(_KDIM), "vdim": _wider(_VDIM)}
 
 PORTED_DESIGNS: dict[str, Design] = {
@@ -254,14 +239,14 @@ PORTED_DESIGNS: dict[str, Design] = {
     "torch_mha/no_bias": replace(
         _TORCH,
         reference=lambda s: torch_mha.MultiheadAttention(s.D, s.N, bias=False, batch_first=True),
-        port=_Port(use_bias=False),
+        port=PortBuilder(use_bias=False),
     ),
     "torch_mha/kdim_vdim": replace(
         _TORCH,
         reference=lambda s: torch_mha.MultiheadAttention(
             s.D, s.N, kdim=s.D + _KDIM, vdim=s.D + _VDIM, batch_first=True
         ),
-        port=_Port(**_DIMS),
+        port=PortBuilder(**_DIMS),
         weights=_PACKED_APART,
         options={"kdim": _KDIM, "vdim": _VDIM},
     ),
@@ -313,12 +298,35 @@ PORTED_DESIGNS: dict[str, Design] = {
         reference_call=calls.gqa_dropping,
         port_call=calls.port_dropping,
     ),
+    "torch_mha/extra_keys": _TORCH_EXTRA,
+    "torch_mha/extra_keys_weights": replace(
+        _TORCH_EXTRA,
+        reference_call=calls.torch_mha(weights="each head"),
+        port_call=calls.port_cross(weights="each head"),
+    ),
+    "gqa/extra_keys": _grouped(
+        _BIAS_KV_ZERO | {"rotary": rotary.Rotary(_BASE, _PARTIAL)},
+        _BIAS_KV_ZERO | {"rotary": torch_rotary.Rotary(_BASE, _PARTIAL)},
+        after=(Turn(_BASE, _PARTIAL),),
+        **_BIAS_KV_ZERO,
+    ),
+    "gqa/sinks": _grouped({"sinks": True}, {"sinks": True}),
+    "gqa/extra_keys_dropout": replace(
+        _grouped(
+            _ALL_EXTRA | {"dropout_rate": DROPPED}, _ALL_EXTRA | {"dropout": DROPPED}, **_ALL_EXTRA
+        ),
+        reference_call=calls.gqa_dropping,
+        port_call=calls.port_dropping,
+    ),
     # Both sides through their caches.
     "gqa/cached": _PIECES,
     "gqa/cached_ragged": replace(
         _PIECES, reference_call=cached_calls.torch_ragged, port_call=cached_calls.port_ragged
     ),
     "gqa/cached_rotary": _cached(_ROTARY, cached_calls.torch_pieces),
+    "gqa/cached_extra_keys": _cached(
+        _grouped(_ALL_EXTRA, _ALL_EXTRA, **_ALL_EXTRA), cached_calls.torch_pieces
+    ),
     # The published design all at once, which has no cache, and the port through its own.
     "weights_mha/cached": _cached(_WEIGHTS, _output_alone(calls.zero_one_3d)),
     "masked_mha/cached": _cached(_MASKED),

@@ -85,6 +85,7 @@ class Pair:
             allowed=MASKS[mask].allowed(masks, size),
             bias=masks.get("bias"),
             kept=masks["keep"] / (1 - DROPPED) if "keep" in masks else None,
+            add_zero_attn=design.options.get("add_zero_attn", False),
         )
 
     def solution(
@@ -150,7 +151,8 @@ def draw_parameters(module: torch.nn.Module, seed: int) -> None:
             if p.ndim == 1:
                 std = _BIAS
             else:
-                std = 1.0 if "embedding" in name else _GAIN * p.shape[-1] ** -0.5
+                is_row = "embedding" in name or name in ("bias_k", "bias_v")
+                std = 1.0 if is_row else _GAIN * p.shape[-1] ** -0.5
             p.copy_(torch.randn(p.shape, generator=generator) * std)
 
 
@@ -166,6 +168,8 @@ def draw_inputs(design: Design, mask: str, size: Size, seed: int) -> dict[str, n
         )
         for name in design.inputs
     }
+    if mask == "dropout":  # over the weights' columns
+        size = replace(size, S=size.S + design.extra_columns)
     return drawn | MASKS[mask].inputs(rng, size)
 
 

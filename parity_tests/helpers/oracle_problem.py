@@ -49,6 +49,13 @@ def problem(seed: int = 0, **changed) -> AttentionProblem:
     return replace(made, **changed)
 
 
-def cotangents(seed: int = 1):
+def with_extra_keys(posed: AttentionProblem) -> AttentionProblem:
+    """With a learnt key, one of zeros and sinks; the empty row attends to these."""
+    draw = np.random.default_rng(3).standard_normal
+    extra = {"bias_k": draw((1, 1, K * H)), "bias_v": draw((1, 1, K * H)), "sinks": draw(N)}
+    return replace(posed, weights=posed.weights | extra, add_zero_attn=True)
+
+
+def cotangents(seed: int = 1, extra_columns: int = 0):
     rng = np.random.default_rng(seed)
-    return rng.standard_normal((B, T, D)), rng.standard_normal((B, N, T, S))
+    return rng.standard_normal((B, T, D)), rng.standard_normal((B, N, T, S + extra_columns))

@@ -1,30 +1,17 @@
 """The catalogue of planted bugs: what goes wrong in attention, and which rows claim to see it."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import torch
 
 from jax_attn.parity.bugs import claims, plants
-from jax_attn.parity.bugs.claims import FINE, SINGLE, Claim
-from jax_attn.parity.bugs.mutable_attention import Plants, capped, head_size
+from jax_attn.parity.bugs.bug import Bug
+from jax_attn.parity.bugs.claims import FINE, SINGLE
+from jax_attn.parity.bugs.extra_key_bugs import EXTRA_KEY_BUGS
+from jax_attn.parity.bugs.mutable_attention import capped, head_size
 from jax_attn.parity.judge.oracle import Norm, Turn
-
-
-@dataclass(frozen=True)
-class Bug:
-    """A bug that ports have.
-
-    plants: the steps of attention that it makes wrong (keys of `attention.STEPS`).
-    meant: (design, mask) of the float32 row that is made to catch it.
-    claim: whether a row claims to see it at a precision.
-    """
-
-    plants: Plants
-    meant: tuple[str, str]
-    claim: Claim
-
 
 _PROBABILITIES = {
     bits: {"softmax": lambda right, p, s, bits=bits: plants.rounded(right(p, s), bits)}
@@ -87,10 +74,10 @@ BUGS: dict[str, Bug] = {
         ),
     ),
     "-1e4 for -inf": Bug(
-        {"hidden": plants.finite_mask}, ("masked_mha", "empty_row"), claims.any_mask("empty_row")
+        {"hidden": plants.finite_mask}, ("masked_mha", "empty_row"), claims.sees_nothing
     ),
     "a row that sees nothing: the mean of all": Bug(
-        {"softmax": plants.mean_where_empty}, ("mqa", "empty_row"), claims.any_mask("empty_row")
+        {"softmax": plants.mean_where_empty}, ("mqa", "empty_row"), claims.sees_nothing
     ),
     # What is added to the scores.
     "bias sign": Bug(
@@ -280,4 +267,6 @@ BUGS: dict[str, Bug] = {
     "the last token of a page forgotten": Bug(
         plants.masked(plants.page_edge_forgotten), _PIECES, claims.several_pages
     ),
+    # Keys beside the sequence's own.
+    **EXTRA_KEY_BUGS,
 }

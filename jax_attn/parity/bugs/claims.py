@@ -41,6 +41,20 @@ def hides(c: Case, p: AttentionProblem, u: str) -> bool:
     return p.allowed is not None and not p.allowed.all()
 
 
+def sees_nothing(c: Case, p: AttentionProblem, u: str) -> bool:
+    """Some row may attend to nothing, nor is there a key that every query sees."""
+    return c.mask == "empty_row" and not (p.extra_columns or "sinks" in p.weights)
+
+
+def extra_columns(c: Case, p: AttentionProblem, u: str) -> bool:
+    """There is a learnt key or one of zeros."""
+    return p.extra_columns > 0
+
+
+def zero_key(c: Case, p: AttentionProblem, u: str) -> bool:
+    return p.add_zero_attn
+
+
 def any_mask(*masks: str) -> Claim:
     return lambda c, p, u: c.mask in masks
 

@@ -204,7 +204,7 @@ _ROTARY = _grouped(
 )
 _PIECES = _cached(_GROUPED, cached_calls.torch_pieces)
 # Keys beside the sequence's own, which every query sees: learnt, zero, sinks.
-_BIAS_KV_ZERO = {"add_bias_kv": True, "add_zero_attn": True}
+_BIAS_KV_ZERO: dict[str, Any] = {"add_bias_kv": True, "add_zero_attn": True}
 _ALL_EXTRA = _BIAS_KV_ZERO | {"sinks": True}
 _TORCH_EXTRA = replace(
     _TORCH,

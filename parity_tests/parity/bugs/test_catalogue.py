@@ -6,7 +6,7 @@ from functools import cache
 import numpy as np
 import pytest
 
-from helpers.oracle_problem import cotangents, problem
+from helpers.oracle_problem import cotangents, problem, with_extra_keys
 from jax_attn.parity import process_pool
 from jax_attn.parity.bugs import mutable_attention
 from jax_attn.parity.bugs.catalogue import BUGS
@@ -75,14 +75,19 @@ def kept() -> np.ndarray:
     return (np.random.default_rng(5).random((2, 4, 3, 5)) < 0.75) / 0.75
 
 
-@pytest.mark.parametrize("changes", [{}, {"kept": kept()}, {"after": ()}, {"softcap": None}])
+@pytest.mark.parametrize(
+    "changes", [{}, {"kept": kept()}, {"after": ()}, {"softcap": None}, {"add_zero_attn": True}]
+)
 def test_with_nothing_planted_it_gives_what_the_oracle_gives(changes):
     posed = problem(**changes)
+    if posed.add_zero_attn:
+        posed = with_extra_keys(posed)
     if "after" in changes:
         weights = {k: w for k, w in posed.weights.items() if "norm" not in k}
         posed = replace(posed, weights=weights)
-    want = arrays(solve(posed, *cotangents()))
-    got = arrays(mutable_attention.solve(posed, *cotangents(), plants={}))
+    ends = cotangents(extra_columns=posed.extra_columns)
+    want = arrays(solve(posed, *ends))
+    got = arrays(mutable_attention.solve(posed, *ends, plants={}))
     assert got.keys() == want.keys()
     for name, a in want.items():
         # Two float64 programs of some dozens of roundings each, on sums of up to 100 terms.

@@ -19,12 +19,13 @@ from helpers.oracle_problem import (
     T,
     cotangents,
     problem,
+    with_extra_keys,
 )
 from jax_attn.parity.judge.oracle import AttentionProblem, solve
 
 
 def loss(posed: AttentionProblem) -> float:
-    d_output, d_weights = cotangents()
+    d_output, d_weights = cotangents(extra_columns=posed.extra_columns)
     solution = solve(posed, d_output, d_weights)
     return float((solution.output * d_output).sum() + (solution.weights * d_weights).sum())
 
@@ -34,15 +35,20 @@ def leaves(posed: AttentionProblem) -> dict[str, np.ndarray]:
 
 
 def gradients(posed: AttentionProblem) -> dict[str, np.ndarray]:
-    solution = solve(posed, *cotangents())
+    solution = solve(posed, *cotangents(extra_columns=posed.extra_columns))
     return solution.input_grads | solution.weight_grads | {"bias": solution.bias_grad}
 
 
-@pytest.mark.parametrize("after", AFTER.values(), ids=AFTER)
-@pytest.mark.parametrize("name", sorted(leaves(problem())))
-def test_every_gradient_is_the_slope_of_the_loss(name, after):
+POSED = {name: problem(after=after) for name, after in AFTER.items()}
+POSED["extra keys"] = with_extra_keys(problem())
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [(kind, name) for kind, posed in POSED.items() for name in leaves(posed)]
+)
+def test_every_gradient_is_the_slope_of_the_loss(kind, name):
     """Along a random direction; a central difference errs by step**2 and by u/step."""
-    posed = problem(after=after)
+    posed = POSED[kind]
     leaf = leaves(posed)[name]
     direction = np.random.default_rng(2).standard_normal(leaf.shape)
     step = 2.0**-17
@@ -85,9 +91,19 @@ def packed(posed: AttentionProblem) -> np.ndarray:
 
     q = after_projection(posed, "q", heads("q", "query", N))
     k, v = heads("k", "key", K), heads("v", "value", K)
-    k, v = (np.repeat(a, N // K, axis=1) for a in (after_projection(posed, "k", k), v))
+    k, allowed, bias = after_projection(posed, "k", k), posed.allowed, posed.bias
+    if posed.add_zero_attn:  # and all else: a sink is a zero key with a bias
+        row_1K1H = [w[name].reshape(1, K, 1, H) for name in ("bias_k", "bias_v")]
+        k, v = (
+            np.concatenate([a, np.repeat(row, B, axis=0), np.zeros((B, K, 2, H))], axis=2)
+            for a, row in zip((k, v), row_1K1H, strict=True)
+        )
+        sinks_NTE = np.zeros((N, T, 3)) + w["sinks"][:, None, None] * [0, 0, 1]
+        bias = np.concatenate([bias, sinks_NTE[None]], axis=-1)
+        allowed = np.pad(allowed, [(0, 0)] * 3 + [(0, 3)], constant_values=True)
+    k, v = (np.repeat(a, N // K, axis=1) for a in (k, v))
     scores = posed.softcap * np.tanh(posed.scale * q @ k.swapaxes(-1, -2) / posed.softcap)
-    scores = np.where(posed.allowed, scores + posed.bias, -np.inf)
+    scores = np.where(allowed, scores + bias, -np.inf)
     top = np.maximum(scores.max(axis=-1, keepdims=True), -1e300)
     e = np.exp(scores - top)
     total = e.sum(axis=-1, keepdims=True)
@@ -96,10 +112,9 @@ def packed(posed: AttentionProblem) -> np.ndarray:
     return joined @ w["o.weight"].T + w["o.bias"]
 
 
-@pytest.mark.parametrize("after", AFTER.values(), ids=AFTER)
-def test_the_packed_form_equals_the_form_head_by_head(after):
-    posed = problem(after=after)
-    ours, usual = solve(posed, *cotangents()).output, packed(posed)
+@pytest.mark.parametrize("posed", POSED.values(), ids=POSED)
+def test_the_packed_form_equals_the_form_head_by_head(posed):
+    ours, usual = solve(posed, cotangents()[0]).output, packed(posed)
     # Two float64 programs of about N*H + D + S additions on values of this size.
     assert np.abs(ours - usual).max() <= 2.0**-52 * (N * H + D + S) * np.abs(usual).max() * 4
 

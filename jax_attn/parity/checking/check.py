@@ -15,6 +15,7 @@ from flax import nnx
 from jax_attn.dtypes import DTYPES
 from jax_attn.parity.checking.canaries import probe_integers, try_canaries
 from jax_attn.parity.checking.prepared import Prepared, judge_port
+from jax_attn.parity.checking.unreached import unreached
 from jax_attn.parity.checking.weights import compare_weights
 from jax_attn.parity.judge.compare import Verdict
 from jax_attn.parity.judge.result import Result, StandingNote
@@ -79,6 +80,8 @@ def check(
         )
     weights = compare_weights(reference, port, layout)
     doubts, not_tried = try_canaries(prepared)
+    kind = "gradient of parameter"
+    not_reached = unreached(prepared.exact.kinds[kind], prepared.budgets[kind])
     called_port = Port(port, port_call, both_given)
     result = judge_port(
         prepared,
@@ -88,7 +91,7 @@ def check(
         paired=weights.paired,
         failures=weights.differences,
         doubts=doubts,
-        notes=(*weights.notes, *not_tried, scope(both_given, transforms)),
+        notes=(*weights.notes, *not_tried, *not_reached, scope(both_given, transforms)),
     )
     if result.verdict is not Verdict.FAIL:
         probed = probe_integers(prepared, called_port, transforms)

@@ -12,7 +12,7 @@ from flax import nnx
 
 from jax_attn.parity.checking.weights import ToTorch
 from jax_attn.parity.judge.compare import TensorReport, Verdict
-from jax_attn.parity.judge.text import joined
+from jax_attn.parity.judge.text import joined, quoted
 from jax_attn.parity.run.inputs_and_runs import SECOND, STATE, Arrays, Run, wide
 from jax_attn.parity.run.port import Port, held, paths_of
 from jax_attn.parity.run.reference import Reference, buffers, changed
@@ -53,14 +53,20 @@ class States:
     to_torch: ToTorch | None
     paired: frozenset[str]
 
-    def compare(self, run: Run, transform: str, findings: StateFindings) -> None:
-        """Add what one run of the port shows; nothing where no call changes anything."""
+    def compare(
+        self, run: Run, transform: str, findings: StateFindings, *, outputs_fail: bool
+    ) -> None:
+        """Add what one run of the port shows; nothing where no call changes anything.
+
+        outputs_fail: those of the first call, so that a second would say nothing new.
+        """
         if not (run.left or run.second or self.exact.left):
             return
         moved = changed(wide(buffers(self.reference.module)), wide(self.exact.left))
         compared = self._compare_buffers(run, transform, findings)
         self._name_the_rest(run, {*moved} - compared, findings)
-        self._compare_second_calls(run, transform, findings)
+        if not outputs_fail:
+            self._compare_second_calls(run, transform, findings)
 
     def _compare_buffers(self, run: Run, transform: str, findings: StateFindings) -> set[str]:
         """Each buffer that the table pairs, after the call; their names."""
@@ -72,7 +78,7 @@ class States:
         if self.exact.left:
             findings.reports += [self.judge_one(STATE, k, transform, got[k]) for k in got]
         elif only_here := sorted(self.paired & run.left.keys()):
-            line = f"the call changes {_quoted(only_here)} of the port, and no buffer of the"
+            line = f"the call changes {quoted(only_here)} of the port, and no buffer of the"
             findings.failures[f"{line} reference: is one in training mode, and one not?"] = None
         return {*got}
 
@@ -81,13 +87,13 @@ class States:
         drawn = run.left.keys() & paths_of(self.port.module, nnx.RngState)
         if drawn:
             findings.draws = (
-                f"the port draws random numbers, since its RngState {_quoted(sorted(drawn))} "
+                f"the port draws random numbers, since its RngState {quoted(sorted(drawn))} "
                 "moves: call its eval(), or give it deterministic=True"
             )
         names = sorted(name for name in buffers if name.split(".")[-1] != UNCOUNTED)
         paths = sorted(run.left.keys() - drawn - self.paired)
-        sides = [f"buffers {_quoted(names)} of the reference"] if names else []
-        sides += [f"Variables {_quoted(paths)} of the port"] if paths else []
+        sides = [f"buffers {quoted(names)} of the reference"] if names else []
+        sides += [f"Variables {quoted(paths)} of the port"] if paths else []
         if sides:
             why = "no row of the table pairs them" if self.to_torch else "no layout pairs them"
             line = f"the call changes {joined(sides)}: not compared, as {why}"
@@ -98,7 +104,7 @@ class States:
         if run.left and not run.second:
             findings.notes[
                 f"the port cannot be called a second time from what a call leaves in "
-                f"{_quoted(sorted(run.left))}: a second call was not compared"
+                f"{quoted(sorted(run.left))}: a second call was not compared"
             ] = None
             return
         if not (run.second or self.exact.second):
@@ -108,7 +114,7 @@ class States:
         reports = list(self._second_reports(got, transform))
         if any(report.verdict is Verdict.FAIL for report in reports):
             kept = "nothing" if self.exact.left else "something in attributes that are no Variables"
-            kept = _quoted(sorted(run.left)) if run.left else kept
+            kept = quoted(sorted(run.left)) if run.left else kept
             if excuse := self._excuse(run):
                 findings.doubts[
                     f"a second call gives other outputs than the reference's does: {excuse}"
@@ -129,7 +135,7 @@ class States:
         """Why a second call that differs shows no fault; empty where it does."""
         if run.left and run.left.keys() <= paths_of(self.port.module, nnx.Cache):
             return (
-                f"the port's nnx.Cache {_quoted(sorted(run.left))} goes on where the first call "
+                f"the port's nnx.Cache {quoted(sorted(run.left))} goes on where the first call "
                 "ended; where each call is to begin anew, reset it in port_call"
             )
         if not self.exact.left and self.reference.remembers():
@@ -138,8 +144,3 @@ class States:
                 "looked for; register_buffer would show it"
             )
         return ""
-
-
-def _quoted(names: list[str]) -> str:
-    shown = [f"`{name}`" for name in names[:5]]
-    return joined([*shown, f"{len(names) - 5} more"] if len(names) > 5 else shown)

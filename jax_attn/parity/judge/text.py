@@ -28,6 +28,12 @@ def joined(names: Sequence[str]) -> str:
     return f"{', '.join(others)} and {last}" if others else last
 
 
+def quoted(names: Sequence[str], most: int = 10) -> str:
+    """Likewise, each in backquotes; of more than `most`, how many more there are."""
+    shown = [f"`{name}`" for name in names[:most]]
+    return joined([*shown, f"{len(names) - most} more"] if len(names) > most else shown)
+
+
 def colored(verdict: Verdict) -> Text:
     return Text(str(verdict), style=STYLES[verdict])
 

@@ -39,7 +39,7 @@ def forward_and_gradients(
 
 def _eager(forward: Forward, args: Arguments, cotangents: Tree) -> OutputsAndGradients:
     """Operation by operation; the outputs from a call outside any differentiation."""
-    _, grads = forward_and_gradients(forward, *args, cotangents)
+    grads = forward_and_gradients(forward, *args, cotangents)[1] if cotangents else None
     return forward(*args), grads
 
 

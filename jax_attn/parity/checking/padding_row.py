@@ -1,0 +1,45 @@
+"""The row `padding_idx` of a torch Embedding, which gets no gradient from the tokens there."""
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import torch
+
+from jax_attn.parity.judge.compare import TensorReport, Verdict
+
+
+def padding_rows(reference: torch.nn.Module) -> dict[str, int]:
+    """parameter -> its row of padding, for every embedding that has one."""
+    names = {id(p): name for name, p in reference.named_parameters()}
+    return {
+        names[id(module.weight)]: module.padding_idx
+        for module in reference.modules()
+        if isinstance(module, torch.nn.Embedding | torch.nn.EmbeddingBag)
+        and module.padding_idx is not None
+        and id(module.weight) in names
+    }
+
+
+def without_padding_row(
+    report: TensorReport,
+    rows: Mapping[str, int],
+    got: np.ndarray,
+    want: np.ndarray,
+    judge: Callable[[np.ndarray], TensorReport],
+) -> tuple[TensorReport, tuple[str, ...]]:
+    """The report on a gradient, and a note where the row of padding is all that fails in it.
+
+    got, want: the port's gradient and the oracle's. judge: makes the report of another gradient.
+    """
+    row = rows.get(report.name)
+    if row is None or report.verdict is not Verdict.FAIL or got.shape != want.shape:
+        return report, ()
+    without = got.copy()
+    without[row] = want[row]
+    if (other := judge(without)).verdict is Verdict.FAIL:
+        return report, ()
+    note = (
+        f"row {row} of grad {report.name}, its padding_idx, was left out: torch gives that row no "
+        "gradient, the port does, and an optimizer would move it; set it to zero before an update"
+    )
+    return other, (note,)

@@ -1,0 +1,43 @@
+"""Whether a port that fails gives the same numbers each time."""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from jax_attn.parity.judge.budget import Budget
+from jax_attn.parity.judge.text import quoted
+from jax_attn.parity.run.inputs_and_runs import COMPARED, Run
+
+
+def other_numbers(
+    run: Run, again: Run, budgets: Mapping[str, Mapping[str, Budget]], transform: str
+) -> tuple[str, ...]:
+    """A failure where tensors of two runs alike are further apart than their budgets.
+
+    Nearer ones are roundings: on some devices sums are added up in another order each time.
+    """
+    moved = [
+        f"{name}" if kind == "output" else f"{kind} {name}"
+        for kind in COMPARED
+        for name, first in run.kinds[kind].items()
+        if _apart(first, again.kinds[kind].get(name), budgets[kind].get(name))
+    ]
+    if not moved:
+        return ()
+    failure = (
+        f"{transform}: the port gives other numbers each time: two runs of the same module on the "
+        f"same inputs differ in {quoted(moved)}; does it draw random numbers outside of "
+        "nnx.Rngs, or read the time, or keep something outside of its Variables?"
+    )
+    return (failure,)
+
+
+def _apart(first: np.ndarray, second: np.ndarray | None, budget: Budget | None) -> bool:
+    if second is None or first.shape != second.shape:
+        return True
+    fits = budget is not None and budget.element.shape == first.shape
+    allowed = budget.element if budget is not None and fits else 0.0
+    with np.errstate(invalid="ignore"):
+        near = np.abs(first - second) <= allowed
+    same = (first == second) | (np.isnan(first) & np.isnan(second))
+    return not (near | same).all()

@@ -1,0 +1,45 @@
+"""Parameters that the inputs of a check do not reach: a wrong one would not show."""
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+from jax_attn.parity.judge.budget import Budget
+from jax_attn.parity.judge.compare import rms
+from jax_attn.parity.judge.result import StandingNote
+from jax_attn.parity.judge.text import quoted
+
+
+def unreached(
+    gradients: Mapping[str, np.ndarray], budgets: Mapping[str, Budget]
+) -> tuple[str, ...]:
+    """Notes on parameters whose gradient is zero: by these inputs, or for any (a key's bias).
+
+    gradients: the oracle's, by name. Of parameters of three axes and more, as stacked experts are,
+    each slice along the first is looked at too.
+    """
+    notes: list[str] = []
+    if zero := [name for whole, g in gradients.items() for name in _zero_parts(whole, g)]:
+        it, gradient = ("them", "gradients are") if len(zero) > 1 else ("it", "gradient is")
+        notes.append(
+            f"no input reaches {quoted(zero)}: the {gradient} zero everywhere, so that other "
+            f"numbers there may pass; inputs that are routed to {it} would show {it}"
+        )
+    if idle := [name for name, g in gradients.items() if g.any() and rms(g) <= budgets[name].zero]:
+        notes.append(
+            StandingNote(
+                f"the gradient of {quoted(idle)} is zero but for rounding: no output "
+                "depends on it, as none does on the bias of keys"
+            )
+        )
+    return tuple(notes)
+
+
+def _zero_parts(name: str, gradient: np.ndarray) -> Iterator[str]:
+    """The parameter, or those of its slices, whose gradient is exactly zero."""
+    if not gradient.size:
+        return
+    if not gradient.any():
+        yield name
+    elif gradient.ndim >= 3:
+        yield from (f"{name}[{i}]" for i, part in enumerate(gradient) if not part.any())

@@ -1,0 +1,203 @@
+"""Causes that have a name: other numbers each time, inputs that reach no parameter, padding."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from flax import nnx
+
+from jax_attn.parity import Verdict, check
+from jax_attn.parity.judge.result import StandingNote
+from jax_attn.transfer import EMBEDDING, LINEAR, load
+
+B, D, F, E = 3, 5, 7, 4
+
+
+def counting_notes(result):
+    return [note for note in result.notes if not isinstance(note, StandingNote)]
+
+
+# --- other numbers each time ----------------------------------------------------------------------
+
+
+class Triple(torch.nn.Module):
+    def forward(self, x):
+        return 3 * x
+
+
+class HostDraws(nnx.Module):
+    """As a port with NumPy's random numbers in its dropout."""
+
+    def __call__(self, x):
+        return 3 * x * (np.random.default_rng().random(x.shape) > 0.5)
+
+
+class Twice(nnx.Module):
+    def __call__(self, x):
+        return 2 * x
+
+
+# a wrong port -> whether it gives other numbers each time.
+PORTS = {"draws on the host": (HostDraws(), True), "wrong alike each time": (Twice(), False)}
+
+
+@pytest.mark.parametrize("transform", ["eager", "jit"])
+@pytest.mark.parametrize("name", PORTS)
+def test_a_port_that_gives_other_numbers_each_time_is_told_so_first(name, transform):
+    port, differs = PORTS[name]
+    x = np.random.default_rng(0).standard_normal((B, D))
+    result = check(Triple(), port, (x,), transforms=(transform,))
+    assert result.verdict is Verdict.FAIL
+    said = "the port gives other numbers each time: two runs of the same module on the same inputs"
+    assert result.reasons[0].startswith(f"{transform}: {said} differ in `output`") == differs
+    assert (said in "\n".join(result.reasons)) == differs
+
+
+def test_a_port_that_passes_is_run_once():
+    times = itertools.count()
+
+    class Counting(nnx.Module):
+        def __call__(self, x):
+            jax.debug.callback(lambda: next(times))
+            return 3 * x
+
+    x = np.ones((B, D))
+    options = {"gradients": False, "transforms": ("eager",)}
+    assert check(Triple(), Counting(), (x,), **options).verdict is Verdict.PASS
+    jax.effects_barrier()
+    assert next(times) == 1
+
+
+# --- parameters that nothing reaches --------------------------------------------------------------
+
+
+class TorchExperts(torch.nn.Module):
+    """Each row goes to the expert that it names; the weights of all in one parameter, or apart."""
+
+    def __init__(self, *, stacked):
+        super().__init__()
+        drawn = torch.randn(E, F, D, generator=torch.Generator().manual_seed(0))
+        self.stacked = stacked
+        if stacked:
+            self.up = torch.nn.Parameter(drawn)
+        else:
+            self.experts = torch.nn.ParameterList(drawn.unbind())
+
+    def forward(self, x, expert):
+        up = self.up if self.stacked else torch.stack(list(self.experts))
+        return torch.einsum("bd,bfd->bf", x, up[expert])
+
+
+class FlaxExperts(nnx.Module):
+    def __init__(self):
+        self.up = nnx.Param(jnp.zeros((E, F, D)))
+
+    def __call__(self, x, expert):
+        return jnp.einsum("bd,bfd->bf", x, self.up[...][expert])
+
+
+# stacked, the expert of each row -> what no input reaches.
+ROUTED = {
+    "stacked, two of four": (True, [0, 2, 2], ["up[1]", "up[3]"]),
+    "apart, two of four": (False, [0, 2, 2], ["experts.1", "experts.3"]),
+    "stacked, all": (True, [0, 1, 2, 3], []),
+}
+
+
+@pytest.mark.parametrize("name", ROUTED)
+def test_parameters_that_no_input_reaches_are_named(name):
+    stacked, expert, missed = ROUTED[name]
+    reference, port = TorchExperts(stacked=stacked), FlaxExperts()
+    rows = reference.up if stacked else reference.experts
+    order = [0, 3, 2, 1] if missed else [0, 1, 2, 3]  # two are swapped, where none is reached
+    port.up[...] = jnp.stack([rows[i].detach().numpy() for i in order])
+    x = np.random.default_rng(0).standard_normal((len(expert), D))
+    inputs = (x, np.array(expert, np.int32))
+    result = check(reference, port, inputs, transforms=("eager",))
+    assert result.verdict is Verdict.PASS, str(result)
+    said = unreached(result)
+    assert bool(said) == bool(missed)
+    assert all(f"`{part}`" in said for part in missed), said
+    result = check(reference, port, inputs, transforms=("eager",), gradients=False)
+    assert unreached(result) == "", "its own note says that no gradients were looked at"
+
+
+def unreached(result):
+    return "".join(n for n in counting_notes(result) if n.startswith("no input reaches"))
+
+
+class TorchCentered(torch.nn.Linear):
+    def forward(self, x):
+        y = super().forward(x)
+        return y - y.mean(0)
+
+
+class FlaxCentered(nnx.Linear):
+    def __call__(self, x):
+        y = super().__call__(x)
+        return y - y.mean(0)
+
+
+def test_a_gradient_that_is_only_rounding_is_a_standing_note():
+    reference, port = TorchCentered(D, F), FlaxCentered(D, F, rngs=nnx.Rngs(0))
+    load(port, reference.state_dict(), LINEAR)
+    x = np.random.default_rng(0).standard_normal((B, D))
+    result = check(reference, port, (x,), layout=LINEAR, transforms=("eager",), strict=True)
+    assert result.verdict is Verdict.PASS, str(result)
+    assert any(n.startswith("the gradient of `bias` is zero but for roun") for n in result.notes)
+
+
+# --- the row of padding ---------------------------------------------------------------------------
+
+
+V, PAD = 7, 2
+
+
+class TorchEmbedding(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = torch.nn.Embedding(V, D, padding_idx=PAD)
+        with torch.no_grad():
+            self.table.weight[PAD] = 1
+
+    def forward(self, tokens):
+        return 3 * self.table(tokens)
+
+
+class FlaxEmbedding(nnx.Module):
+    """stopped: the tokens that get no gradient."""
+
+    def __init__(self, stopped=()):
+        self.table = nnx.Embed(V, D, rngs=nnx.Rngs(0))
+        self.stopped = stopped
+
+    def __call__(self, tokens):
+        y = self.table(tokens)
+        is_stopped = jnp.isin(tokens, jnp.array(self.stopped, jnp.int32))[..., None]
+        return 3 * jnp.where(is_stopped, jax.lax.stop_gradient(y), y)
+
+
+# tokens, those that the port stops -> whether it passes, whether the row of padding is noted.
+PADDED = {
+    "flax's Embed": ([0, PAD, 5, PAD], (), True, True),
+    "no padding among the tokens": ([0, 1, 5], (), True, False),
+    "as torch has it": ([0, PAD, 5], (PAD,), True, False),
+    "wrong elsewhere": ([0, PAD, 5], (5,), False, False),
+    "wrong there and elsewhere": ([0, PAD, 5], (PAD, 5), False, False),
+}
+
+
+@pytest.mark.parametrize("name", PADDED)
+def test_the_row_of_padding_is_left_out_where_it_alone_differs(name):
+    tokens, stopped, passes, noted = PADDED[name]
+    reference, port = TorchEmbedding(), FlaxEmbedding(stopped)
+    layout = EMBEDDING.under("table", "table")
+    load(port, reference.state_dict(), layout)
+    inputs = (np.array([tokens], np.int32),)
+    result = check(reference, port, inputs, layout=layout, transforms=("eager",))
+    assert result.verdict is (Verdict.PASS if passes else Verdict.FAIL), str(result)
+    note = f"row {PAD} of grad table.weight, its padding_idx, was left out"
+    assert any(n.startswith(note) for n in counting_notes(result)) == noted, str(result)

@@ -15,7 +15,7 @@ from jax_attn.parity.checking.repeats import other_numbers
 from jax_attn.parity.checking.state import StateFindings, States
 from jax_attn.parity.checking.weights import ToTorch
 from jax_attn.parity.judge.budget import RUNS, Budget
-from jax_attn.parity.judge.compare import TensorReport, Verdict, judge
+from jax_attn.parity.judge.compare import POWER, TensorReport, Verdict, judge
 from jax_attn.parity.judge.result import Result
 from jax_attn.parity.run.inputs_and_runs import COMPARED, SECOND, Arrays, Run, wide
 from jax_attn.parity.run.port import Port, float_dtype, full_precision
@@ -141,6 +141,15 @@ class Prepared:
             for kind in COMPARED
             for name, got in run.kinds[kind].items()
         )
+
+    @cached_property
+    def has_power(self) -> bool:
+        """Whether some output is known well enough to show an error of a tenth of its size."""
+        reports = (
+            self.judge_one("output", name, "oracle", want)
+            for name, want in self.exact.kinds["output"].items()
+        )
+        return any(report.budget <= POWER * report.scale or not report.scale for report in reports)
 
     @cached_property
     def reference_failures(self) -> tuple[str, ...]:

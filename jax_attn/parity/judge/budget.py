@@ -25,7 +25,9 @@ What one operation is moved by (`Precision`, `bridge`)
     A softmax makes the probabilities exp(s - l) of a row from one l = log(sum(exp(s))) in a
     fused kernel, backward at least: l is kept rounded, by up to acc*|l|, and they all err by
     that one factor. Where attention is peaked this is most of what they err by: a
-    probability near 1 that is exp(s - max) over a sum hardly errs at all.
+    probability near 1 that is exp(s - max) over a sum hardly errs at all. (In a row that a mask's
+    fill hides throughout, l is counted from the fill: beside -1e9 no log(n) would be left.)
+    A sum that is 0, or one of its summands, is exact: beside a fill a score is lost.
     Operands of a matrix unit that rounds them (TF32, the TPU's bfloat16 pass) add up to
     operand*sqrt(2*v).
 

@@ -8,6 +8,7 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from jax_attn.parity.run.constants import Kwargs, each
+from jax_attn.parity.run.fills import SUMS_OF_TWO, Summands, as_kept
 
 TORCH_DTYPES = {
     "float32": torch.float32,
@@ -25,6 +26,13 @@ def is_view(func: OpOverload) -> bool:
     return func.is_view
 
 
+@cache
+def not_in_place(func: OpOverload) -> OpOverload:
+    """The operator that gives what `func` writes to its first argument."""
+    packet = getattr(torch.ops.aten, func.overloadpacket.__name__.removesuffix("_"))
+    return getattr(packet, func._overloadname)
+
+
 def _widen(tree: Any) -> Any:
     """Every floating tensor in `tree` as float64."""
     return each(lambda x: x if x.dtype is torch.float64 else x.double(), tree)
@@ -35,7 +43,11 @@ class Float64(TorchDispatchMode):
 
     Many models cast to float32 inside (norms, rotary tables, softmax): `.double()` alone
     leaves an error of 1e-7 that would pass for the port's.
+
+    dtype: the one under test. A sum with a mask's fill is what it is there (`run.fills`).
     """
+
+    dtype = torch.float32
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -51,13 +63,19 @@ class Float64(TorchDispatchMode):
         dtype = options.get("dtype")
         if isinstance(dtype, torch.dtype) and dtype.is_floating_point:
             options["dtype"] = torch.float64
-        if func._schema.is_mutable:
-            return func(*args, **options)  # its dtype is that of what it writes to
-        return self.compute(func, *_widen((args, options)))
+        if not func._schema.is_mutable:
+            return self.compute(func, *_widen((args, options)))
+        if func.overloadpacket.__name__.removesuffix("_") in SUMS_OF_TWO:
+            return args[0].copy_(self.compute(not_in_place(func), *_widen((args, options))))
+        return func(*args, **options)  # its dtype is that of what it writes to
 
     def compute(self, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
         """The operator's result; its floating arguments are float64 already."""
-        return _widen(func(*args, **kwargs))
+        result = _widen(func(*args, **kwargs))
+        name = func.overloadpacket.__name__
+        if name in SUMS_OF_TWO and result.is_floating_point():
+            return as_kept(result, Summands.of(name, args, kwargs), self.dtype)
+        return result
 
 
 class Unperturbed(Float64):

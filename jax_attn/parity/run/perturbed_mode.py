@@ -1,7 +1,7 @@
 """A mode of torch in which every operation's result is moved by a roundoff, in float64."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cache, partial
 from typing import Any
@@ -12,6 +12,7 @@ from torch._decomp import decomposition_table
 from torch._ops import OpOverload
 
 from jax_attn.parity.judge.budget import APPROXIMATED, PRECISIONS, Precision, bridge
+from jax_attn.parity.judge.compare import POWER
 from jax_attn.parity.run.constants import (
     Constants,
     Kwargs,
@@ -22,7 +23,15 @@ from jax_attn.parity.run.constants import (
     sources,
 )
 from jax_attn.parity.run.draws import Draws, in_parts
-from jax_attn.parity.run.float64_mode import SOFTMAXES, TORCH_DTYPES, Float64, Unperturbed, is_view
+from jax_attn.parity.run.fills import SUMS_OF_TWO, Summands, largest
+from jax_attn.parity.run.float64_mode import (
+    SOFTMAXES,
+    TORCH_DTYPES,
+    Float64,
+    Unperturbed,
+    is_view,
+    not_in_place,
+)
 
 # Operations that move or choose values and round none.
 _EXACT = frozenset(
@@ -82,11 +91,19 @@ _COMPOSED = frozenset(
     """.split()  # noqa: SIM905
 )
 
+_OF_TWO = (*SUMS_OF_TWO, "mul")
+
 
 @cache
 def rounds(func: OpOverload) -> bool:
     """Whether an operator's results are rounded, rather than moved or chosen."""
     return func.overloadpacket.__name__ not in _EXACT and not func.is_view
+
+
+def _any_equal(result: torch.Tensor, operands: Iterable[Any]) -> torch.Tensor:
+    """Where the result of an operator is one of its two operands."""
+    first, second = (result == x for x in operands)
+    return first.logical_or(second)
 
 
 @cache
@@ -121,12 +138,12 @@ class Perturbed(Unperturbed):
     def _moved(
         self, x: torch.Tensor, by: torch.Tensor, key: np.uint64 | None = None
     ) -> torch.Tensor:
-        """x + by * (uniform in (-1, 1)), equal numbers alike; an infinity stays where it is.
+        """x + by * (uniform in (-1, 1)), equal numbers alike, where that is finite.
 
         key: the operation's, where this is a part of its result.
         """
         moved = by.mul_(self._alike(x, key)).add_(x)
-        return moved if math.isfinite(moved.sum()) else torch.where(x.isfinite(), moved, x)
+        return moved if math.isfinite(moved.sum()) else torch.where(moved.isfinite(), moved, x)
 
     def _alike(self, x: torch.Tensor, key: np.uint64 | None = None) -> torch.Tensor:
         roundoff = max(self.precision.store, self.precision.operand)
@@ -169,9 +186,8 @@ class Perturbed(Unperturbed):
             args = tuple(map(self._kept, args))
         if not func._schema.is_mutable:
             return super().__torch_dispatch__(func, types, args, kwargs)
-        if plain in _COMPOSED or plain in APPROXIMATED:
-            computed = self.compute(getattr(torch.ops.aten, plain).default, args, kwargs)
-            return args[0].copy_(computed)
+        if plain in _COMPOSED or plain in APPROXIMATED or plain in _OF_TWO:
+            return args[0].copy_(self.compute(not_in_place(func), args, kwargs))
         result = super().__torch_dispatch__(func, types, args, kwargs)
         result.copy_(each(self._stored, result))
         return result
@@ -183,7 +199,8 @@ class Perturbed(Unperturbed):
             return value
         key = value, self.precision.store
         if key not in self._numbers:
-            self._numbers[key] = value * (1 + self.precision.store * self._draws.one())
+            moved = value * (1 + self.precision.store * self._draws.one())
+            self._numbers[key] = moved if math.isfinite(moved) else value
         return self._numbers[key]
 
     def _of_constant(self, call: Signature) -> Precision:
@@ -233,7 +250,35 @@ class Perturbed(Unperturbed):
             result = Float64.compute(self, func, args, kwargs)
         if name in APPROXIMATED:
             result = self._approximated(result, APPROXIMATED[name] * self.precision.acc)
+        if name in _OF_TWO and result.is_floating_point():
+            return self._of_two(name, result, args, kwargs)
         return each(self._stored, result)
+
+    def _of_two(
+        self, name: str, result: torch.Tensor, args: tuple, kwargs: dict[str, Any]
+    ) -> torch.Tensor:
+        """A sum or product of two. Exact: a sum that is 0 or one of the two; a fill times 1.
+
+        Where no fill is and no number is added (as in 1 - mask) that is not looked for.
+        """
+        stored, (store, acc) = self._stored(result), (self.precision.store, self.precision.acc)
+        has_fill = largest(result) >= 1 / store
+        if name == "mul":
+            if not has_fill:
+                return stored
+            exact = _any_equal(result, args[:2]).logical_and_(result.abs() >= 1 / acc)
+            return torch.where(exact, result, stored)
+        if not has_fill and all(getattr(x, "ndim", 0) for x in args[:2]):
+            return stored
+        summands = Summands.of(name, args, kwargs)
+        exact = _any_equal(result, summands).logical_or_(result == 0)
+        stored = torch.where(exact, result, stored)
+        if store == acc or not has_fill:
+            return stored
+        # Of a fill and a score: the fill alone as it is stored, both where that waits in float32.
+        absorbed, fill = summands.absorbed(store)
+        either = fill if self._draws.one() < 0 else self._nearby(result)
+        return torch.where(absorbed, either, stored)
 
     def _approximated(self, x: torch.Tensor, by: float) -> torch.Tensor:
         """Each number moved by up to `by` of itself, and all by up to a quarter of that alike."""
@@ -243,12 +288,17 @@ class Perturbed(Unperturbed):
     def _inside(self, precision: Precision) -> "Perturbed":
         """The same draw of perturbations, for intermediates."""
         inside = Perturbed(precision)
+        inside.dtype = self.dtype
         inside._draws, inside._numbers = self._draws, self._numbers
         return inside
 
     def _weights(self, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> torch.Tensor:
-        weights = self._kernel(func, args, kwargs)
-        kept = torch.logsumexp(args[0], args[1], keepdim=True)
+        scores, dim, *others = args
+        # In a row filled by a mask no correct code keeps l, but what that adds to the fill.
+        top = scores.amax(dim, keepdim=True)
+        scores = scores - torch.where(self.precision.acc * top.abs() >= POWER, top, 0.0)
+        weights = self._kernel(func, (scores, dim, *others), kwargs)
+        kept = torch.logsumexp(scores, dim, keepdim=True)
         by = self.precision.acc * kept.abs()
         return weights.mul_(self._alike(kept).mul_(by).add_(1))
 

@@ -95,7 +95,7 @@ class Reference:
 
         again: call a module that changed its buffers a second time.
         """
-        module = self._copies.wide()
+        module, mode.dtype = self._copies.wide(), self._dtype
         with one_thread(), plain_kernels(), mode:
             return self._run(module, torch.float64, cotangents, again=again)
 
@@ -143,6 +143,15 @@ class Reference:
         with one_thread(), plain_kernels(), recorder:
             self._run(module, dtype, {}, again=True)
         return recorder.constants
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        """The narrowest of its parameters and floating inputs; float32 of none."""
+        given = (*self.inputs.args, *self.inputs.kwargs.values())
+        names = {a.dtype.name for a in given}
+        dtypes = {p.dtype for p in self.module.parameters() if p.is_floating_point()}
+        dtypes |= {dtype for name, dtype in TORCH_DTYPES.items() if name in names}
+        return max(dtypes, key=lambda dtype: torch.finfo(dtype).eps, default=torch.float32)
 
     def _tensors(self, dtype: torch.dtype, *, requires_grad: bool) -> tuple[tuple, Tensors]:
         def tensor(a: np.ndarray) -> torch.Tensor:

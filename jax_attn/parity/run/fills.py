@@ -1,0 +1,67 @@
+"""Sums with a mask's fill (-1e9, `finfo.min`) as the dtype under test has them.
+
+Beside a fill, float32 loses a score; and the sum of two fills overflows. In float64 neither
+happens, and a row in which every key is masked would be another: a softmax of the scores, where
+float32 gives every key the same weight.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+
+FLOAT32 = 2.0**-24
+"""The roundoff of a sum in float32, in which kernels of narrower dtypes add, too."""
+
+SUMS_OF_TWO = ("add", "sub", "rsub")
+
+
+class Summands(NamedTuple):
+    """Two tensors, or a tensor and a number."""
+
+    a: torch.Tensor
+    b: torch.Tensor
+
+    @classmethod
+    def of(cls, name: str, args: tuple, kwargs: dict[str, Any]) -> "Summands":
+        """name: of `SUMS_OF_TWO`, called with these arguments."""
+        first, second = (torch.as_tensor(x, dtype=torch.float64) for x in args[:2])
+        if (alpha := args[2] if len(args) > 2 else kwargs.get("alpha", 1)) != 1:
+            first, second = (alpha * first, second) if name == "rsub" else (first, alpha * second)
+        if name == "rsub":
+            first, second = second, first
+        return cls(first, second if name == "add" else -second)
+
+    def absorbed(self, roundoff: float) -> tuple[torch.Tensor, torch.Tensor]:
+        """(where the smaller is lost in the larger, the larger), broadcast; only where the larger's
+        own rounding reaches 1: below, losing the smaller is a rounding like any other."""
+        swap = self.a.abs() < self.b.abs()
+        larger, smaller = torch.where(swap, self.b, self.a), torch.where(swap, self.a, self.b)
+        size = larger.abs()
+        # Half the distance between neighbours of `larger`.
+        reach = torch.ldexp(torch.full_like(size, roundoff), torch.frexp(size).exponent - 1)
+        return (smaller.abs() < reach) & (size >= 1 / roundoff), larger
+
+
+def largest(x: torch.Tensor) -> float:
+    """The largest magnitude in x; NaN where one is; 0 of no elements."""
+    low, high = (bound.item() for bound in torch.aminmax(x)) if x.numel() else (0.0, 0.0)
+    return max(-low, high)
+
+
+def as_kept(total: torch.Tensor, summands: Summands, dtype: torch.dtype) -> torch.Tensor:
+    """A float64 sum of two with what `dtype` absorbs left out, and infinite where it overflows.
+
+    `torch.finfo(x.dtype).min` is that of float64 here, and stands for that of `dtype`.
+    """
+    if dtype is torch.float64:
+        return total
+    kept = torch.finfo(dtype)
+    overflows = kept.max * (2 - kept.eps / 2) / (2 - kept.eps)  # half a unit above the largest
+    if largest(total) < min(1 / FLOAT32, overflows):
+        return total
+    absorbed, larger = summands.absorbed(FLOAT32)
+    bounded = torch.add(*(x.clamp(-kept.max, kept.max) for x in summands))
+    total = torch.where(absorbed, larger, total)
+    return torch.where(
+        bounded.abs() >= overflows, torch.copysign(total.new_tensor(torch.inf), bounded), total
+    )

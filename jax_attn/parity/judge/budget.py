@@ -44,14 +44,15 @@ Roundoffs: half a unit in the last place, 2**-p for p bits of significand.
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 from scipy.special import stdtrit
 
+from jax_attn.parity.judge.parts import dot, parts
+
 RUNS = 16
-_IN_CACHE = 2**15  # elements that are worked on at once: 0.8 MiB of float64 in three arrays
 FALSE_ALARM = 1e-6
 APPROXIMATED = {
     "erf": 8,
@@ -135,7 +136,7 @@ class Spread:
         finite = np.isfinite(center)
         self._finite = None if finite.all() else finite
         self._core = self._compared(center)
-        self._norm = _dot(self._core, self._core)
+        self._norm = dot(self._core, self._core)
         self._squares = np.zeros(self._core.size)
         self._each: list[float] = []  # of each run: the RMS of its deviations, their projection
         self._shared: list[float] = []
@@ -143,10 +144,10 @@ class Spread:
     def add(self, run: np.ndarray) -> None:
         """Count one perturbed run of the tensor, float64."""
         run, total, shared = self._compared(run), 0.0, 0.0
-        for part in self._parts():
+        for part in parts(self._core.size):
             deviations, core = run[part] - self._core[part], self._core[part]
-            shared += _dot(deviations, core)
-            total += _dot(deviations, deviations)
+            shared += dot(deviations, core)
+            total += dot(deviations, deviations)
             self._squares[part] += np.square(deviations, out=deviations)
         self._each.append(math.sqrt(total / max(run.size, 1)))
         self._shared.append(shared / self._norm if self._norm > 0 else 0.0)
@@ -162,7 +163,7 @@ class Spread:
         dtype = np.dtype(np.float32 if precision.tiny >= _FLUSHED else np.float64)
         elements = np.full(self.center.shape, math.nan, dtype)
         allowed = elements.reshape(-1) if self._finite is None else np.empty_like(self._core, dtype)
-        for part in self._parts():
+        for part in parts(self._core.size):
             wide = element * np.sqrt((self._squares[part] / runs + floor**2) / 2) + precision.tiny
             allowed[part] = _rounded_up(wide, dtype)
         if self._finite is not None:
@@ -175,17 +176,9 @@ class Spread:
             zero=element * floor * 2.0**-52 / max(precision.store, precision.operand),
         )
 
-    def _parts(self) -> Iterator[slice]:
-        for start in range(0, self._core.size, _IN_CACHE):
-            yield slice(start, start + _IN_CACHE)
-
     def _compared(self, tensor: np.ndarray) -> np.ndarray:
         """Its elements where the centre is finite, flat; the tensor itself where that is all."""
         return tensor.reshape(-1) if self._finite is None else tensor[self._finite]
-
-
-def _dot(a: np.ndarray, b: np.ndarray) -> float:
-    return float(np.dot(a, b))
 
 
 def _rounded_up(a: np.ndarray, dtype: np.dtype) -> np.ndarray:

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from jax_attn.parity.judge.budget import Budget, projection
+from jax_attn.parity.judge.budget import Budget
+from jax_attn.parity.judge.figures import Errors, figures, over
 
 # An RMS error of more than this part of the tensor's own RMS would be too much to let pass.
 POWER = 0.1
@@ -118,86 +119,77 @@ def judge(
     own: None where the reference is known to be no guide here (a declared NaN).
     """
 
-    def report(failures: Sequence[str], weak: Sequence[str] = (), **figures: Any) -> TensorReport:
+    def report(failures: Sequence[str], weak: Sequence[str] = (), **fields: Any) -> TensorReport:
         verdict = Verdict.FAIL if failures else Verdict.INCONCLUSIVE if weak else Verdict.PASS
         return TensorReport(
-            kind, name, transform, verdict, (*failures, *weak), want.shape, **figures
+            kind, name, transform, verdict, (*failures, *weak), want.shape, **fields
         )
 
     if got.shape != want.shape:
         return report([f"shape: expected {want.shape}, got {got.shape}"])
-    finite = np.isfinite(want)
-    failures = _finite_elsewhere(got, want, "the port")
-    if own is not None:
-        failures += _finite_elsewhere(own, want, "the reference")
-    if not finite.any():
+    found = figures(want, got, own, budget.element)
+    failures = _elsewhere(found.port, got, want, "the port")
+    if own is not None and found.own is not None:
+        failures += _elsewhere(found.own, own, want, "the reference")
+    if not found.count:
         return report(failures, ["nothing compared: the oracle is nowhere finite"])
-    spread = budget.rms + budget.projection
-    if not (np.isfinite(budget.element[finite]).all() and math.isfinite(spread)):
+    if not (found.has_budget and math.isfinite(budget.rms + budget.projection)):
         return report(failures, ["no budget: a perturbed run is not finite where the oracle is"])
 
-    want_f, got_f, allowed_f = want[finite], got[finite], budget.element[finite]
-    with np.errstate(invalid="ignore", over="ignore"):
-        errors = np.abs(got_f - want_f)
-    fractions = _over(np.nan_to_num(errors, nan=math.inf, posinf=math.inf), allowed_f)
-    worst = int(np.argmax(fractions))
-    gates = {"element": float(fractions[worst])}
+    port = found.port
+    gates = {"element": port.fraction}
     own_rms, guide_rms = None, 0.0
-    if own is not None:
-        own_errors = np.abs(own[finite] - want_f)
-        own_rms = guide_rms = rms(own_errors)
-        if not failures and (most := float(np.max(_over(own_errors, allowed_f)))) > 1:
+    if found.own is not None:
+        own_rms = guide_rms = found.own.rms(found.count)
+        if not failures and (most := found.own.fraction) > 1:
             failures += [
                 f"the reference itself errs, by {most:.3g} times the budget, whatever the port does"
             ]
             guide_rms = 0.0
-    scale, budget_rms = rms(want_f), ROUNDINGS * max(guide_rms, budget.rms)
+    scale = math.sqrt(found.norm / found.count)
+    budget_rms = ROUNDINGS * max(guide_rms, budget.rms)
     is_zero = scale <= budget.zero
-    if np.isfinite(got_f).all():
-        gates["RMS"] = float(_over(np.array(rms(errors)), np.array(budget_rms)))
+    if port.all_finite:
+        gates["RMS"] = _over(port.rms(found.count), budget_rms)
         if not is_zero:
-            shared = abs(projection(got_f, want_f))
-            gates["projection"] = float(_over(np.array(shared), np.array(budget.projection)))
-    if over := {gate: fraction for gate, fraction in gates.items() if not fraction <= 1}:
-        gates_over = ", ".join(f"{gate} {fraction:.3g}" for gate, fraction in over.items())
+            shared = abs(port.shared) / found.norm if found.norm > 0 else 0.0
+            gates["projection"] = _over(shared, budget.projection)
+    if beyond := {gate: fraction for gate, fraction in gates.items() if not fraction <= 1}:
+        gates_over = ", ".join(f"{gate} {fraction:.3g}" for gate, fraction in beyond.items())
         failures.append(f"error over budget: {gates_over} times")
     weak = []
     if not is_zero and budget_rms > POWER * scale:
         weak = [
             f"no power: an RMS error of {budget_rms / scale:.2g} of the tensor's own would pass"
         ]
+    index = np.unravel_index(port.worst, want.shape)
     return report(
         failures,
         weak,
         fraction=max(gates.values()),
         projection=gates.get("projection", math.nan),
-        error=rms(errors),
+        error=port.rms(found.count),
         reference_error=own_rms,
         scale=scale,
         budget=budget_rms,
-        index=tuple(int(i) for i in np.argwhere(finite)[worst]),
-        got=float(got_f[worst]),
-        want=float(want_f[worst]),
-        allowed=float(allowed_f[worst]),
+        index=tuple(int(i) for i in index),
+        got=float(got[index]),
+        want=float(want[index]),
+        allowed=float(budget.element[index]),
     )
 
 
-def _over(error: np.ndarray, allowed: np.ndarray) -> np.ndarray:
-    """error / allowed; nothing over nothing is nothing."""
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        return np.where(error == 0, 0.0, error / allowed)
+def _over(error: float, allowed: float) -> float:
+    return float(over(np.array(error), np.array(allowed)))
 
 
-def _finite_elsewhere(got: np.ndarray, want: np.ndarray, side: str) -> list[str]:
+def _elsewhere(errors: Errors, got: np.ndarray, want: np.ndarray, side: str) -> list[str]:
     """Where `got` is NaN or infinite otherwise than the oracle is."""
-    special = ~np.isfinite(want)
-    differ = (~np.isfinite(got) & ~special) | (
-        special & ~((np.isnan(got) & np.isnan(want)) | (got == want))
-    )
-    if not differ.any():
+    if not errors.undefined.count:
         return []
-    first = tuple(int(i) for i in np.argwhere(differ)[0])
+    first = np.unravel_index(errors.undefined.first, want.shape)
     return [
-        f"{side} is not finite where the oracle is, or the reverse, at {int(differ.sum())} of "
-        f"{differ.size} elements, first {list(first)}: expected {want[first]}, got {got[first]}"
+        f"{side} is not finite where the oracle is, or the reverse, at {errors.undefined.count} of "
+        f"{want.size} elements, first {[int(i) for i in first]}: expected {want[first]}, "
+        f"got {got[first]}"
     ]

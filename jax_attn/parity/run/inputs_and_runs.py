@@ -90,7 +90,7 @@ class Wide(Mapping[str, np.ndarray]):
         self._arrays = arrays
 
     def __getitem__(self, name: str) -> np.ndarray:
-        return np.asarray(self._arrays[name]).astype(np.float64, copy=False)
+        return np.asarray(self._arrays[name]).astype(np.float64, order="C", copy=False)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._arrays)

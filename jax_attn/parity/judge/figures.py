@@ -1,0 +1,118 @@
+"""What the elements of one tensor come to, beside the oracle's: sums, the worst, the undefined."""
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from jax_attn.parity.judge.parts import dot, parts
+
+
+@dataclass
+class Undefined:
+    """Elements that are NaN or infinite otherwise than the oracle's: how many, the first."""
+
+    count: int = 0
+    first: int = 0
+
+    def look(self, start: int, got: np.ndarray, want: np.ndarray, finite: np.ndarray) -> bool:
+        """Count those of a part, flat, whose first element is `start`; whether `got` is finite."""
+        if (got_finite := np.isfinite(got)).all() and finite.all():
+            return True
+        differ = (~got_finite & finite) | (
+            ~finite & ~((np.isnan(got) & np.isnan(want)) | (got == want))
+        )
+        if differ.any():
+            self.first = self.first if self.count else start + int(np.argmax(differ))
+            self.count += int(differ.sum())
+        return False
+
+
+@dataclass
+class Errors:
+    """Of one side's elements where the oracle is finite.
+
+    squares: the sum of squared errors. shared: that of error times the oracle's element.
+    fraction: the largest error over its budget, at the flat place `worst`.
+    """
+
+    undefined: Undefined = field(default_factory=Undefined)
+    squares: float = 0.0
+    shared: float = 0.0
+    fraction: float = -1.0
+    worst: int = 0
+    all_finite: bool = True
+
+    def rms(self, count: int) -> float:
+        return math.sqrt(self.squares / count)
+
+
+@dataclass
+class Figures:
+    """count: elements where the oracle is finite. norm: the sum of the oracle's squares there.
+
+    has_budget: whether all of these have one.
+    """
+
+    port: Errors
+    own: Errors | None
+    count: int = 0
+    norm: float = 0.0
+    has_budget: bool = True
+
+
+def figures(
+    want: np.ndarray, got: np.ndarray, own: np.ndarray | None, allowed: np.ndarray
+) -> Figures:
+    """All in one pass. Arrays of one shape, float64; allowed: what each element may err by."""
+    result = Figures(Errors(), None if own is None else Errors())
+    sides = [(result.port, got.reshape(-1))]
+    if own is not None and result.own is not None:
+        sides.append((result.own, own.reshape(-1)))
+    want, allowed = want.reshape(-1), allowed.reshape(-1)
+    for part in parts(want.size):
+        w, most = want[part], allowed[part]
+        finite = np.isfinite(w)
+        places = None if finite.all() else np.flatnonzero(finite)
+        core = w if places is None else w[places]
+        most = most if places is None else most[places]
+        result.count += core.size
+        result.norm += dot(core, core)
+        result.has_budget = result.has_budget and bool(np.isfinite(most).all())
+        for errors, side in sides:
+            is_finite = errors.undefined.look(part.start, side[part], w, finite)
+            if core.size:
+                x = side[part] if places is None else side[part][places]
+                _add(errors, x, core, most, is_finite, part.start, places)
+    return result
+
+
+def _add(
+    errors: Errors,
+    x: np.ndarray,
+    want: np.ndarray,
+    allowed: np.ndarray,
+    is_finite: bool,
+    start: int,
+    places: np.ndarray | None,
+) -> None:
+    """Add a part, of which `places` are those where the oracle is finite; None: all."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        signed = x - want
+        errors.shared += dot(signed, want)
+        size = np.abs(signed, out=signed)
+        errors.squares += dot(size, size)
+        if not is_finite:
+            errors.all_finite = errors.all_finite and bool(np.isfinite(x).all())
+            size = np.nan_to_num(size, nan=math.inf, posinf=math.inf)
+        fractions = over(size, allowed)
+    worst = int(np.argmax(fractions))
+    if fractions[worst] > errors.fraction:
+        errors.fraction = float(fractions[worst])
+        errors.worst = start + (worst if places is None else int(places[worst]))
+
+
+def over(error: np.ndarray, allowed: np.ndarray) -> np.ndarray:
+    """error / allowed; nothing over nothing is nothing."""
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        return np.where(error == 0, 0.0, error / allowed)

@@ -42,7 +42,7 @@ class Draws:
         the same. roundoff: half that unit, relative."""
         exponent = math.frexp(roundoff)[1]
         unused = np.uint64(max(0, 49 + exponent))
-        bits = x.detach().numpy()[None].view(np.uint64) + key
+        bits = x.detach().double().numpy()[None].view(np.uint64) + key
         bits >>= unused
         bits *= _GOLDEN
         bits ^= bits >> np.uint64(32)

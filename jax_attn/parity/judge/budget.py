@@ -16,7 +16,7 @@ What one operation is moved by (`Precision`, `bridge`)
     library approximates (`APPROXIMATED`) is off by more, and leans one way where numbers are
     alike, here by up to a quarter of that: where a tanh saturates, its derivative 1 - tanh**2 is
     what is left of it. An activation that torch has a kernel for (a GELU) is taken apart, as a
-    port writes its steps out and keeps each.
+    port writes its steps out and keeps each; so is a softmax in bfloat16 and float16.
     A sum of n terms, in any one order, rounds every partial sum. Partial sums walk from 0
     to the total s: on average a Brownian bridge about the straight line, so that the sum
     of their squares is n*(s**2/3 + v/6) with v the sum of the squared terms; each product

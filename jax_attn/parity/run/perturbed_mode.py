@@ -94,6 +94,10 @@ _COMPOSED = frozenset(
 _OF_TWO = (*SUMS_OF_TWO, "mul")
 
 
+# Likewise: jax.nn.softmax of bfloat16 stores exp, its sum and what the backward pass subtracts.
+_COMPOSED_WHERE_NARROW = frozenset((*SOFTMAXES, "_softmax_backward_data"))
+
+
 @cache
 def rounds(func: OpOverload) -> bool:
     """Whether an operator's results are rounded, rather than moved or chosen."""
@@ -235,7 +239,8 @@ class Perturbed(Unperturbed):
     def _kernel(self, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
         """One kernel: its steps, where torch knows them, each rounded as sums are; then stored."""
         name = func.overloadpacket.__name__
-        if name in _COMPOSED:
+        narrow = self.precision.store > self.precision.acc
+        if name in _COMPOSED or (narrow and name in _COMPOSED_WHERE_NARROW):
             with self._inside(self.precision):
                 return decomposition_table[func](*args, **kwargs)
         result: Any = NotImplemented

@@ -20,6 +20,7 @@ from jax_attn.parity.judge.budget import (
     projection,
     student_quantile,
 )
+from jax_attn.parity.run import perturbed_mode
 from jax_attn.parity.run.inputs_and_runs import Inputs
 from jax_attn.parity.run.perturbed_mode import Perturbed
 from jax_attn.parity.run.reference import Reference
@@ -205,6 +206,35 @@ def test_what_is_stored_narrower_moves_by_half_a_unit_in_its_last_place(precisio
         copied = 1.0 * x
     moved = (copied - x).abs().max().item()
     assert 0.9 < moved / (of_value * PRECISIONS[precision].store) <= 1
+
+
+class Shifted(nn.Module):
+    """A softmax of scores that a number is added to: the same, and that number's gradient is 0."""
+
+    def __init__(self):
+        super().__init__()
+        self.shift = nn.Parameter(torch.zeros(1))
+
+    def forward(self, scores):
+        return torch.softmax(scores + self.shift, dim=-1)
+
+
+def a_ports_gradient_of_the_shift_over_budget() -> float:
+    scores = np.random.default_rng(0).standard_normal((31, 7)).astype(jnp.bfloat16)
+    module = Shifted().to(torch.bfloat16)
+    cotangents = np.linspace(5.1, 5.2, scores.size).reshape(scores.shape).astype(jnp.bfloat16)
+    reference = Reference(module, None, Inputs((scores,), {}))
+    budgets = reference.spread("bfloat16", {"output": cotangents.astype(np.float64)})
+    (gradient,) = jax.vjp(jax.nn.softmax, scores)[1](cotangents)
+    error = abs(float(np.asarray(gradient, np.float64).sum()))
+    return error / float(budgets["gradient of parameter"]["shift"].element[0])
+
+
+def test_a_softmax_of_bfloat16_may_store_each_step(monkeypatch):
+    """jax.nn.softmax does, on the way back too; torch's own kernel stores its result alone."""
+    assert a_ports_gradient_of_the_shift_over_budget() <= 1
+    monkeypatch.setattr(perturbed_mode, "_COMPOSED_WHERE_NARROW", frozenset())
+    assert a_ports_gradient_of_the_shift_over_budget() > 1
 
 
 def test_the_spread_is_that_of_the_precision(narrow, x):

@@ -3,24 +3,20 @@
 import contextlib
 import importlib
 import os
-import signal
 import sys
-import threading
-from collections.abc import Iterator
 from typing import Any
 
 import click
 
+from jax_attn.cli.common.signals import Signals
 from jax_attn.cli.status import Exit
 
 COMMANDS = ("verify", "power", "calibrate", "doctor", "bench", "inspect", "port")
 
 
-class _TerminatedError(KeyboardInterrupt):
-    """SIGTERM, raised like Ctrl-C so that the same code tidies up."""
-
-
 class _Lazy(click.Group):
+    signals = Signals()
+
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
 
@@ -32,13 +28,16 @@ class _Lazy(click.Group):
     def main(self, *args: Any, **extra: Any) -> Any:
         """Print what the terminal's encoding lacks as escapes; report a full or closed output.
 
-        click alone would show a traceback.
+        And exit with a shell's statuses for signals. click alone would show a traceback, and give
+        Ctrl-C the status of a parity failure.
         """
+        self.signals = Signals()
         for stream in (sys.stdout, sys.stderr):
             if hasattr(stream, "reconfigure"):
                 stream.reconfigure(errors="backslashreplace")
         try:
-            return super().main(*args, **extra)
+            with self.signals.raised():
+                return super().main(*args, **extra)
         except OSError as error:
             if error.filename is not None:  # of a file, not of a stream
                 raise
@@ -47,39 +46,19 @@ class _Lazy(click.Group):
                 click.echo(f"Error: output cannot be written: {error.strerror}", err=True)
             sys.exit(Exit.ENVIRONMENT)
 
+    def make_context(self, *args: Any, **extra: Any) -> click.Context:
+        with self.signals.told():
+            return super().make_context(*args, **extra)
+
     def invoke(self, ctx: click.Context) -> object:
-        """Exit with a shell's statuses: click's own for Ctrl-C is that of a parity failure."""
-        try:
-            with _termination_raised():
-                return super().invoke(ctx)
-        except _TerminatedError:
-            click.echo("terminated", err=True)
-            ctx.exit(Exit.TERMINATED)
-        except KeyboardInterrupt:
-            click.echo("interrupted", err=True)
-            ctx.exit(Exit.INTERRUPTED)
+        with self.signals.told():
+            return super().invoke(ctx)
 
 
 def _silence(stream: Any) -> None:
     """Discard what the stream still holds: on exit, Python would fail to write it again."""
     with contextlib.suppress(OSError):  # a stream in memory has no descriptor
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-
-
-@contextlib.contextmanager
-def _termination_raised() -> Iterator[None]:
-    def raise_terminated(*_: Any) -> None:
-        raise _TerminatedError
-
-    unhandled = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-    if not unhandled or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    signal.signal(signal.SIGTERM, raise_terminated)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 @click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]})

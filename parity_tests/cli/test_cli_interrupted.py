@@ -1,5 +1,6 @@
 """Ctrl-C and SIGTERM: 130 and 143, as a shell has them, one line, and nothing half-written."""
 
+import os
 import subprocess
 import sys
 
@@ -97,3 +98,57 @@ def test_workers_whom_ctrl_c_reaches_too_say_nothing_and_end():
         timeout=30,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "interrupted\n", "")
+
+
+SLOW = """
+import os, signal, time
+try:
+    os.kill(os.getpid(), signal.Signals[os.environ["SENT"]])
+    time.sleep(float(os.environ["SECONDS"]))
+finally:
+    raise ImportError("as extension modules make of an exception")
+"""
+IMPORTING = {
+    "verify": ["verify", "-k", "plain_mha"],
+    "power": ["power"],
+    "calibrate": ["calibrate"],
+    "doctor": ["doctor"],
+    "bench": ["bench"],
+    "inspect": ["inspect", "model.safetensors"],
+    "port": ["port", "model.safetensors", "out", "--to", "flax"],
+}
+
+
+def while_importing(tmp_path, signal, arguments, seconds):
+    """What a command does that gets a signal while it imports NumPy, JAX or the like."""
+    for name in ("numpy", "ml_dtypes", "jax", "torch"):
+        (tmp_path / f"{name}.py").write_text(SLOW)
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    code = (
+        "import signal, sys; from jax_attn.__main__ import run; "
+        "signal.signal(signal.SIGINT, signal.default_int_handler); "
+        f"sys.argv[1:] = {arguments!r}; run()"
+    )
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    told = {"PYTHONPATH": path, "SENT": signal, "SECONDS": str(seconds)}
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, **told},
+        timeout=30,
+    )
+
+
+@pytest.mark.parametrize("signal", SIGNALS)
+@pytest.mark.parametrize("command", IMPORTING)
+def test_a_signal_within_an_import_is_told_as_any_other(tmp_path, command, signal):
+    done = while_importing(tmp_path, signal, IMPORTING[command], seconds=0.1)
+    status, said = SIGNALS[signal]
+    assert (done.returncode, done.stderr, done.stdout) == (status, f"{said}\n", "")
+
+
+def test_an_import_that_goes_on_is_not_waited_for(tmp_path):
+    done = while_importing(tmp_path, "SIGINT", IMPORTING["inspect"], seconds=25)
+    assert (done.returncode, done.stderr) == (130, "interrupted\n")

@@ -70,7 +70,16 @@ def _sinks(call: Call) -> jax.Array:
     sinks = jnp.full((call.N,), SINK, jnp.float32)
     if call.sinks is not None:
         sinks = jnp.maximum(sinks, call.sinks.astype(jnp.float32))
-    return jnp.logaddexp(sinks, 0) if call.add_zero_attn else sinks
+    return _float32_gradient(jnp.logaddexp(sinks, 0) if call.add_zero_attn else sinks)
+
+
+# The kernel gives the gradient of float32 sinks in its output's dtype, and JAX expects float32.
+@jax.custom_vjp
+def _float32_gradient(sinks: jax.Array) -> jax.Array:
+    return sinks
+
+
+_float32_gradient.defvjp(lambda sinks: (sinks, None), lambda _, d: (d.astype(jnp.float32),))
 
 
 def _mask(call: Call, T: int, S: int) -> masks.Mask:

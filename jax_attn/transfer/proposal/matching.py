@@ -25,6 +25,7 @@ from jax_attn.transfer.table.steps import (
     inward,
     linear,
     packed,
+    squeezed,
 )
 
 Steps = tuple[Step, ...]
@@ -93,7 +94,7 @@ _LEAVES = {
 _FLAX_LEAVES = ("kernel", "scale", "embedding", "weight", "bias")
 _PACKED_PARTS = (("q", "k", "v"), ("k", "v"))
 
-_OTHER: tuple[Steps, ...] = ((), (linear,))
+_OTHER: tuple[Steps, ...] = ((), (linear,), (squeezed, heads))
 _SEQUENCES: dict[tuple[str, bool], tuple[Steps, ...]] = {  # (Flax parameter, packed) -> ways
     ("kernel", False): ((linear,), (linear, heads), (linear, heads_in), (), (heads,), (heads_in,)),
     ("bias", False): ((), (heads,)),

@@ -94,6 +94,17 @@ def test_it_is_attention_forward_and_backward(name):
     assert max(errors(name)) <= 1
 
 
+def test_the_gradient_of_sinks_has_their_dtype_beside_bfloat16():
+    def total(sinks, *arrays):
+        extra = ExtraKeys(sinks=sinks, add_zero_attn=True)
+        call = checked_call("attend", *arrays, extra=extra)
+        return splash.attention(call, interpret=True).astype(jnp.float32).sum()
+
+    q, k, v = (jnp.asarray(a, jnp.bfloat16) for a in drawn(7, 11)[:3])
+    gradient = jax.eval_shape(jax.grad(total), jnp.asarray(SINKS), q, k, v)
+    assert gradient.dtype == jnp.float32
+
+
 def without_scale(monkeypatch):
     attention = splash_kernel.attention
 

@@ -220,10 +220,11 @@ class Shifted(nn.Module):
 
 
 def a_ports_gradient_of_the_shift_over_budget() -> float:
-    scores = np.random.default_rng(0).standard_normal((31, 7)).astype(jnp.bfloat16)
-    module = Shifted().to(torch.bfloat16)
-    cotangents = np.linspace(5.1, 5.2, scores.size).reshape(scores.shape).astype(jnp.bfloat16)
-    reference = Reference(module, None, Inputs((scores,), {}))
+    rng = np.random.default_rng(0)
+    scores, cotangents = (
+        (mean + rng.standard_normal((31, 67))).astype(jnp.bfloat16) for mean in (0.0, 5.0)
+    )
+    reference = Reference(Shifted().to(torch.bfloat16), None, Inputs((scores,), {}))
     budgets = reference.spread("bfloat16", {"output": cotangents.astype(np.float64)})
     (gradient,) = jax.vjp(jax.nn.softmax, scores)[1](cotangents)
     error = abs(float(np.asarray(gradient, np.float64).sum()))

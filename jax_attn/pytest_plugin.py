@@ -5,6 +5,7 @@ heavy is imported before a test asks for it.
 """
 
 import difflib
+import inspect
 import unittest
 from collections.abc import Callable, Collection, Generator, Iterator
 from dataclasses import replace
@@ -33,6 +34,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--parity-report",
         metavar="DIR",
         help="write result.json and summary.md of every parity check of the run into DIR",
+    )
+    parser.getgroup("parity").addoption(
+        "--all-tensors",
+        action="store_true",
+        help="list every tensor of a parity check that does not pass, not the worst ten alone",
     )
 
 
@@ -149,6 +155,7 @@ class Parity:
         self.test_passed = False
         self._item, self._words = item, words
         self._unsent: list[Result] = []
+        self.last: Result | None = None
 
     def __call__(self, reference: Any, port: Any, inputs: Any, **arguments: Any) -> "Result":
         """`check` with the marker's words, unless the call has its own; returns the `Result`.
@@ -186,7 +193,8 @@ class Parity:
             self.record_not_run(arguments["dtype"], why)
             raise
         try:
-            return self._record(result).raise_for_status()
+            all_tensors = self._item.config.getoption("--all-tensors")
+            return self._record(result).raise_for_status(all_tensors=all_tensors)
         except ParityError as error:
             if result.verdict == "INCONCLUSIVE":
                 error.add_note("INCONCLUSIVE is no pass: nothing was shown either way")
@@ -201,6 +209,7 @@ class Parity:
         nodeid = self._item.nodeid
         result = replace(result, name=nodeid if self.checks == 1 else f"{nodeid} ({self.checks})")
         self._unsent.append(result)
+        self.last = result
         self._item.user_properties += pytest_report.junit_properties(result, self.checks)
         return result
 
@@ -220,7 +229,7 @@ def parity(request: pytest.FixtureRequest) -> Parity:
             parity(reference, port, (x,), layout=LAYOUT)
 
     Returns the `Result`. `parity.training(reference, port, batches, …)` is `check_training`, in
-    the marker's dtype. A test that takes the fixture and never calls it ends in an error.
+    the marker's dtype. A test that takes the fixture and never calls it fails.
     """
     item = request.node
     dtype_of_test = {"dtype": request.param} if hasattr(request, "param") else {}
@@ -241,14 +250,35 @@ def pytest_runtest_makereport(
     checker = item.stash.get(_PARITY, None)
     if checker is None:
         return (yield)
-    # Known at the end of the teardown only: a fixture may check there.
-    idle = call.when == "teardown" and checker.test_passed and not checker.checks
-    if idle:
-        checker.record_not_run(checker.dtype, NEVER_CALLED)
     report = yield
     if report.when == "call":
         checker.test_passed = report.passed
-    if idle and report.passed:
+    # A fixture that takes this one may check when it is torn down: only then is it known.
+    last = "teardown" if _may_check_late(item) else "call"
+    if report.when == last and report.passed and checker.test_passed and not checker.checks:
+        checker.record_not_run(checker.dtype, NEVER_CALLED)
         report.outcome, report.longrepr = "failed", f"INCONCLUSIVE: {NEVER_CALLED}"
+        report.user_properties = list(item.user_properties)
+    elif report.when == "call":
+        _name_worst_tensor(report, checker.last)
     checker.send(report)
     return report
+
+
+def _may_check_late(item: pytest.Item) -> bool:
+    """Whether another fixture takes `parity` and does something when it is torn down."""
+    definitions = getattr(item, "_fixtureinfo").name2fixturedefs.values()  # noqa: B009
+    return any(
+        "parity" in fixture.argnames
+        and ("request" in fixture.argnames or inspect.isgeneratorfunction(fixture.func))
+        for fixtures in definitions
+        for fixture in fixtures
+    )
+
+
+def _name_worst_tensor(report: pytest.TestReport, result: "Result | None") -> None:
+    """Let the line of a failed test in the summary name the tensor that decides, or the reason."""
+    crash = getattr(report.longrepr, "reprcrash", None)
+    if result is None or crash is None or "ParityError" not in crash.message:
+        return
+    crash.message = f"{result.verdict}: {result.gist}"

@@ -49,6 +49,7 @@ BACKENDS = (*devices.KINDS, "all")
 @PATTERN
 @REPORT
 @AS_JSON
+@click.option("--all-tensors", is_flag=True, help="List every tensor of what does not pass.")
 @click.option("--power", is_flag=True, help="The same as `jax-attn power`.")
 @click.option("--calibrate", is_flag=True, help="The same as `jax-attn calibrate`.")
 @CONFIGURATIONS
@@ -65,6 +66,7 @@ def command(
     pattern: str,
     report: Path | None,
     as_json: bool,
+    all_tensors: bool,
     power: bool,
     calibrate: bool,
     configurations: int,
@@ -92,11 +94,16 @@ def command(
         outcome = verify_checkpoint(checkpoint, num_heads, num_kv_heads)
     else:
         outcome = verify_matrix(designs, dtypes, backend, pattern, implementation)
-    sys.exit(present_outcome(*outcome, report=report, as_json=as_json))
+    sys.exit(present_outcome(*outcome, report=report, as_json=as_json, all_tensors=all_tensors))
 
 
 def present_outcome(
-    results: "Sequence[Result]", not_run: "Sequence[NotRun]", *, report: Path | None, as_json: bool
+    results: "Sequence[Result]",
+    not_run: "Sequence[NotRun]",
+    *,
+    report: Path | None,
+    as_json: bool,
+    all_tensors: bool,
 ) -> Exit:
     """Print, write, and return the exit status."""
     from jax_attn import environment
@@ -109,7 +116,7 @@ def present_outcome(
         [
             cases_table(results),
             *([compiled_table(not_run)] if not_run else []),
-            *(r for r in results if r.verdict is not Verdict.PASS),
+            *(r.report(all_tensors=all_tensors) for r in results if r.verdict is not Verdict.PASS),
             *summary_lines(results, not_run),
         ],
         files=files,

@@ -29,7 +29,8 @@ def checked(reference, dtype, arguments):
     verdict = Verdict(reference)
     reasons = () if verdict == "PASS" else ("planted reason",)
     tensor = TensorReport("output", "y", "jit", verdict, reasons, (2, 3), 0.25, 1.0, 1.0, 1.0)
-    return Result(dtype, "cpu", (tensor,), notes=("a note",))
+    tensors = arguments.get("tensors", 1) * (tensor,)
+    return Result(dtype, "cpu", tensors, notes=("a note",))
 
 @pytest.fixture(autouse=True)
 def stand_in(monkeypatch):

@@ -30,12 +30,21 @@ CALLS = {
     "fail": (
         'parity("FAIL", None, ())',
         False,
-        ["E*FAIL  test_it.py::test_port  float32*", "*jit*y*FAIL*0.25*", "E*- jit y: planted*"],
+        [
+            "E*FAIL  test_it.py::test_port  float32*",
+            "E*- jit y: planted*",
+            "*jit*y*FAIL*0.25*",
+            "FAILED test_it.py::test_port - FAIL: jit y, 0.25 of its budget",
+        ],
     ),
     "inconclusive": (
         'parity("INCONCLUSIVE", None, ())',
         False,
-        ["E*INCONCLUSIVE  test_it.py::test_port*", "E*INCONCLUSIVE is no pass*"],
+        [
+            "E*INCONCLUSIVE  test_it.py::test_port*",
+            "E*INCONCLUSIVE is no pass*",
+            "FAILED test_it.py::test_port - INCONCLUSIVE: jit y, 0.25 of its budget",
+        ],
     ),
     "cannot be checked": ('parity("TypeError", None, ())', False, ["E*TypeError: port: expected*"]),
     "training": (
@@ -90,14 +99,47 @@ def test_port(checked_after):
     result.stdout.fnmatch_lines(["parity: 1 pass, 0 fail, 0 inconclusive"])
 
 
-def test_a_test_that_never_calls_it_ends_in_an_error(run, pytester):
+def test_a_test_that_never_calls_it_fails(run, pytester):
     result = run(ONE.format("pass"), "--parity-report", "report", "--junitxml=junit.xml")
-    result.assert_outcomes(passed=1, errors=1)
+    result.assert_outcomes(failed=1)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.stdout.fnmatch_lines(["*INCONCLUSIVE: the fixture `parity` was never called*"])
     assert verdicts(pytester.path / "report") == {"test_it.py::test_port": "INCONCLUSIVE"}
     properties = junit_properties(pytester.path / "junit.xml")["test_port"]
     assert ("parity_verdict", "INCONCLUSIVE") in properties
+
+
+def test_where_a_fixture_might_check_when_it_is_torn_down_and_does_not_that_is_an_error(run):
+    result = run("""
+@pytest.fixture
+def checked_after(parity):
+    yield
+
+def test_port(checked_after):
+    pass
+""")
+    result.assert_outcomes(passed=1, errors=1)
+    result.stdout.fnmatch_lines(["*INCONCLUSIVE: the fixture `parity` was never called*"])
+
+
+def test_a_fixture_that_only_hands_it_on_is_no_reason_to_wait(run):
+    result = run("""
+@pytest.fixture
+def handed_on(parity):
+    return parity
+
+def test_port(handed_on):
+    pass
+""")
+    result.assert_outcomes(failed=1)
+
+
+@pytest.mark.parametrize("option", [(), ("--all-tensors",)])
+def test_the_worst_tensors_are_listed_or_all(run, option):
+    result = run(ONE.format('parity("FAIL", None, (), tensors=12)'), *option)
+    rows = [line for line in result.outlines if line.startswith("E ") and " 0.25 " in line]
+    assert len(rows) == (12 if option else 10)
+    assert ("… and 2 more: fail; --all-tensors shows them" in result.stdout.str()) != bool(option)
 
 
 @pytest.mark.parametrize("body", ["raise KeyError('x')", "pytest.skip('x')", "pytest.xfail('x')"])

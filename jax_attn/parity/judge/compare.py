@@ -89,15 +89,20 @@ class TensorReport:
         }
 
 
-def deciding(tensors: Sequence[TensorReport]) -> TensorReport | None:
-    """The tensor of the worst verdict, and of those the one with the largest fraction."""
+def worst_first(tensors: Iterable[TensorReport]) -> list[TensorReport]:
+    """By verdict, and of the same verdict by how large a part of the budget the error is."""
 
     def rank(tensor: TensorReport) -> tuple[int, float]:
         # A fraction that could not be had (another shape) is worse than any.
         fraction = math.inf if math.isnan(tensor.fraction) else tensor.fraction
         return _SEVERITY.index(tensor.verdict), fraction
 
-    return max(tensors, key=rank, default=None)
+    return sorted(tensors, key=rank, reverse=True)
+
+
+def deciding(tensors: Iterable[TensorReport]) -> TensorReport | None:
+    """The tensor of the worst verdict, and of those the one with the largest fraction."""
+    return next(iter(worst_first(tensors)), None)
 
 
 def rms(a: np.ndarray) -> float:

@@ -1,15 +1,19 @@
 """The result of a check, one verdict over every tensor; and what a run lists without one."""
 
 import math
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rich.console import Group
 from rich.text import Text
 
-from jax_attn.parity.judge.compare import TensorReport, Verdict, deciding
-from jax_attn.parity.judge.text import STYLES, plain, tensor_table, worst_element
+from jax_attn.parity.judge.compare import TensorReport, Verdict, deciding, worst_first
+from jax_attn.parity.judge.text import STYLES, joined, number, plain, tensor_table, worst_element
+
+SHOWN = 10
+"""How many tensors a report lists, where it is not asked for all."""
 
 
 class ParityError(AssertionError):
@@ -60,8 +64,16 @@ class Result:
     @property
     def reasons(self) -> tuple[str, ...]:
         """Every reason why the verdict is not PASS."""
-        own = [f"{t.transform} {t.label}: {r}" for t in self.tensors for r in t.reasons]
-        return (*self.failures, *self.doubts, *own)
+        return (*self.failures, *self.doubts, *_reasons(self.tensors))
+
+    @property
+    def gist(self) -> str:
+        """The tensor that decides and by how much, or else the first reason; in a few words."""
+        tensor = self.worst
+        if tensor is None or tensor.verdict is not self.verdict or self.verdict is Verdict.PASS:
+            return next(iter(self.reasons), "nothing differs")
+        share = "" if math.isnan(tensor.fraction) else f", {number(tensor.fraction)} of its budget"
+        return f"{tensor.transform} {tensor.label}{share}"
 
     def strict(self) -> "Result":
         """The same result, in which each note is a doubt, except those that are standing."""
@@ -69,28 +81,43 @@ class Result:
         standing = tuple(note for note in self.notes if isinstance(note, StandingNote))
         return replace(self, doubts=(*self.doubts, *counting), notes=standing)
 
-    def raise_for_status(self) -> "Result":
-        """Itself where the verdict is PASS; else raises ParityError with the report."""
+    def raise_for_status(self, *, all_tensors: bool = False) -> "Result":
+        """Itself where the verdict is PASS; else raises ParityError with the report.
+
+        all_tensors: as for `report`.
+        """
         if self.verdict is not Verdict.PASS:
-            raise ParityError(str(self))
+            raise ParityError(plain(self.report(all_tensors=all_tensors)))
         return self
 
     def __str__(self) -> str:
         return plain(self)
 
     def __rich__(self) -> Group:
-        """The whole report: a line a tensor, then why the verdict is what it is."""
+        return self.report()
+
+    def report(self, *, all_tensors: bool = False) -> Group:
+        """The report: why the verdict is what it is, a line a tensor, and the notes.
+
+        all_tensors: each of them; else the `SHOWN` worst, where there are more, and their reasons.
+        Print it with rich; `str(result)` is the report as text.
+        """
         heading = Text.assemble(
             (str(self.verdict), STYLES[self.verdict]),
             f"  {self.name}  {self.dtype} on {self.backend}, {self.level}",
         )
-        lines = [Text(f"- {reason}") for reason in self.reasons]
+        shown, left_out = list(self.tensors), []
+        if len(shown) > SHOWN and not all_tensors:
+            shown, left_out = (ranked := worst_first(shown))[:SHOWN], ranked[SHOWN:]
+        why = (*self.failures, *self.doubts, *_reasons(shown))
+        lines = [Text(f"- {reason}") for reason in why]
         worst = self.worst
         if worst is not None and worst.verdict is Verdict.FAIL and not math.isnan(worst.fraction):
             lines.append(Text(worst_element(worst)))
-        lines += [Text(f"note: {note}", style="dim") for note in self.notes]
-        table = tensor_table(self.tensors, ratios=self.level == "measured")
-        return Group(heading, table, *lines) if self.tensors else Group(heading, *lines)
+        table = tensor_table(shown, ratios=self.level == "measured")
+        notes = [Text(f"note: {note}", style="dim") for note in self.notes]
+        more = [Text(_left_out(left_out))] if left_out else []
+        return Group(heading, *lines, *([table] if shown else []), *more, *notes)
 
     def as_dict(self) -> dict:
         """Plain data, for JSON; tensors by label, and by transform where there are several."""
@@ -109,6 +136,18 @@ class Result:
                 for t in self.tensors
             },
         }
+
+
+def _reasons(tensors: Iterable[TensorReport]) -> Iterator[str]:
+    """Why each is not PASS."""
+    return (f"{t.transform} {t.label}: {r}" for t in tensors for r in t.reasons)
+
+
+def _left_out(tensors: Sequence[TensorReport]) -> str:
+    """What became of the tensors that a report does not list."""
+    count = Counter(t.verdict for t in tensors)
+    each = [v.lower() if len(count) == 1 else f"{n} {v.lower()}" for v, n in count.items()]
+    return f"… and {len(tensors)} more: {joined(each)}; --all-tensors shows them"
 
 
 @dataclass(frozen=True)

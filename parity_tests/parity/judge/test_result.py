@@ -1,0 +1,80 @@
+"""A result's report: reasons first, then the worst tensors, then the notes."""
+
+import pytest
+
+from jax_attn.parity.judge.compare import TensorReport, Verdict
+from jax_attn.parity.judge.result import ParityError, Result
+from jax_attn.parity.judge.text import plain
+
+
+def tensor(i, verdict=Verdict.PASS, fraction=None):
+    reasons = () if verdict is Verdict.PASS else (f"planted {i}",)
+    share = i / 100 if fraction is None else fraction
+    return TensorReport("output", f"y{i:02}", "jit", verdict, reasons, (2, 3), share, 1.0, 1.0, 1.0)
+
+
+def result(tensors, **others):
+    return Result("float32", "cpu", tuple(tensors), notes=("a note",), **others)
+
+
+PASSING = [tensor(i) for i in range(13)]
+FAILING = [tensor(20 + i, Verdict.FAIL, 3.0 + i) for i in range(11)]
+# tensors -> those that are listed, in order; what is said of the others.
+LISTED = {
+    "all pass": (PASSING, range(12, 2, -1), "… and 3 more: pass; --all-tensors shows them"),
+    "one fails": (
+        [*PASSING, FAILING[0]],
+        [20, *range(12, 3, -1)],
+        "… and 4 more: pass; --all-tensors shows them",
+    ),
+    "more fail than are listed": (
+        [*PASSING, *FAILING],
+        range(30, 20, -1),
+        "… and 14 more: 1 fail and 13 pass; --all-tensors shows them",
+    ),
+    "ten": (PASSING[:10], range(10), ""),
+}
+
+
+@pytest.mark.parametrize("name", LISTED)
+def test_the_ten_worst_are_listed_and_what_became_of_the_others_is_said(name):
+    tensors, listed, said = LISTED[name]
+    lines = str(result(tensors)).splitlines()
+    assert [
+        line.split()[1] for line in lines if " y" in line and line.strip().startswith("jit")
+    ] == [f"y{i:02}" for i in listed]
+    assert (said in lines) if said else not any("more" in line for line in lines)
+    everything = plain(result(tensors).report(all_tensors=True))
+    assert all(t.name in everything for t in tensors)
+    assert "--all-tensors" not in everything
+
+
+def test_reasons_come_before_the_table_and_notes_after_it():
+    shown = result([*PASSING, *FAILING], failures=("a weight",), doubts=("blind",))
+    places = [
+        str(shown).index(text)
+        for text in ("FAIL  check", "- a weight", "- blind", "- jit y30: planted", "error/budget")
+    ]
+    assert places == sorted(places)
+    assert str(shown).rstrip().endswith("note: a note")
+    assert "planted 20" not in str(shown), "it is not among the ten"
+    assert len(shown.reasons) == 2 + len(FAILING)
+    assert set(shown.as_dict()["tensors"]) == {t.label for t in shown.tensors}, (
+        "JSON holds them all"
+    )
+    with pytest.raises(ParityError, match="planted 20"):
+        shown.raise_for_status(all_tensors=True)
+
+
+# a result -> its gist.
+GISTS = {
+    "jit y30, 13 of its budget": result([*PASSING, *FAILING], failures=("a weight",)),
+    "a weight": result(PASSING, failures=("a weight",)),
+    "blind": result(PASSING, doubts=("blind",)),
+    "nothing differs": result(PASSING),
+}
+
+
+@pytest.mark.parametrize("gist", GISTS)
+def test_the_gist_is_the_tensor_that_decides_or_else_the_first_reason(gist):
+    assert GISTS[gist].gist == gist

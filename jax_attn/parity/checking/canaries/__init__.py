@@ -10,6 +10,7 @@ import math
 from itertools import chain
 
 from jax_attn.parity.checking.canaries.attention_facts import AttentionFacts
+from jax_attn.parity.checking.canaries.branches import OF_MASKS, Branches
 from jax_attn.parity.checking.canaries.findings import DoubtsAndNotes
 from jax_attn.parity.checking.canaries.integers import Probed, probe_integers
 from jax_attn.parity.checking.canaries.masks import try_masks
@@ -31,13 +32,15 @@ _DROWNED = (
 def try_canaries(prepared: Prepared) -> DoubtsAndNotes:
     """Plant each canary in the reference, and doubt the inputs that do not reveal it."""
     facts, tanhs = AttentionFacts(prepared.dtype), Tanhs()
-    run_placed(prepared.reference, Watched([facts, tanhs]))
+    branches, by_masks = Branches(), Branches(OF_MASKS)
+    run_placed(prepared.reference, Watched([facts, tanhs, branches]))
     parts = (
-        try_masks(prepared),
+        try_masks(prepared, by_masks),
         try_positions(prepared),
         try_softmaxes(prepared, facts),
         try_windows(prepared, facts),
         try_softcaps(prepared, tanhs),
+        branches.notes(by_masks),
     )
     doubts, notes = (tuple(chain.from_iterable(lines)) for lines in zip(*parts, strict=True))
     if doubts and not _has_budget(prepared):

@@ -7,15 +7,18 @@ import numpy as np
 
 from jax_attn.parity.checking.canaries.findings import NO_KEY, SOME_HIDDEN, DoubtsAndNotes, doubt
 from jax_attn.parity.checking.canaries.planted import named_inputs, run_planted, with_inputs
+from jax_attn.parity.checking.canaries.watched import Watched, Watcher, run_placed
 from jax_attn.parity.checking.prepared import Prepared
 from jax_attn.parity.checking.softmax_bugs import BuggySoftmax
-from jax_attn.parity.run.float64_mode import Float64
 from jax_attn.parity.run.inputs_and_runs import is_float, wide
 from jax_attn.parity.run.reference import Reference
 
 
-def try_masks(prepared: Prepared) -> DoubtsAndNotes:
-    """Each mask among the inputs inverted, and ignored: all alike, of either polarity."""
+def try_masks(prepared: Prepared, *watchers: Watcher) -> DoubtsAndNotes:
+    """Each mask among the inputs inverted, and ignored: all alike, of either polarity.
+
+    watchers: of these runs of the reference.
+    """
     doubts = []
     refused: dict[str, None] = {}
     for name, mask in named_inputs(prepared.reference).items():
@@ -27,7 +30,8 @@ def try_masks(prepared: Prepared) -> DoubtsAndNotes:
             ("ignored", np.full_like(mask, shows)),
             ("ignored", np.full_like(mask, hides)),  # of the other polarity
         ):
-            run = run_planted(with_inputs(prepared.reference, {name: wrong_mask}), Float64())
+            other = with_inputs(prepared.reference, {name: wrong_mask})
+            run = run_placed(other, Watched(watchers))
             if run is None:
                 refused[f"mask {name!r}: the reference refuses one that would show it {bug}"] = None
             elif not prepared.would_fail(run):

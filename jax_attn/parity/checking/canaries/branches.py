@@ -1,0 +1,190 @@
+"""Branches of the reference that never act in a run: a clamp that nothing exceeds, a NaN replaced
+where there is none, a choice that always falls on one side. A port without them would pass.
+"""
+
+import sys
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from jax_attn.parity.checking.canaries.findings import DoubtsAndNotes
+from jax_attn.parity.checking.canaries.watched import listed
+from jax_attn.parity.checking.places import Place, Placed
+from jax_attn.parity.run.constants import Kwargs
+
+
+class Side(NamedTuple):
+    """One side of a branch. operator: with its bound. what: the input on which it acts."""
+
+    operator: str
+    what: str
+    guards: bool = False
+
+
+Sides = Iterator[tuple[Side, bool]]
+"""With whether it acts."""
+
+# A bound this close to zero keeps a divisor or a root from it, or from a rounding below it.
+_GUARD = 1e-3
+# A bound this large keeps a number finite; it is no part of what is computed.
+_FINITE = 1e30
+# What is added to a score or put in its place so that its key is hidden.
+_HIDES = -1e3
+
+
+# --- the sides of each operator -------------------------------------------------------------------
+
+
+def _constant(value: Any) -> float | None:
+    """A number, or what a tensor holds throughout; None where it holds several."""
+    if not isinstance(value, torch.Tensor):
+        return float(value)
+    if value.numel() == 0 or value.min() != value.max():
+        return None
+    return float(value.flatten()[0])
+
+
+def _bounded(operator: str, x: Any, low: Any = None, high: Any = None) -> Sides:
+    """A clamp's two sides, where it has them and they can matter."""
+    for word, bound, beyond in (("min", low, torch.lt), ("max", high, torch.gt)):
+        number = None if bound is None else _constant(bound)
+        if number is None or not abs(number) < _FINITE:
+            continue
+        if word == "min" and number == 0 and not x.is_floating_point():
+            continue  # a count or an index: it is not negative
+        guards = abs(number) <= _GUARD and operator != "relu"
+        what = f"a number {'below' if word == 'min' else 'above'} {number:g}"
+        label = operator if operator == "relu" else f"{operator}({word}={number:g})"
+        yield Side(label, what, guards), bool(beyond(x, bound).any())
+
+
+def _clamp(x: Any, low: Any = None, high: Any = None, **named: Any) -> Sides:
+    return _bounded("clamp", x, named.get("min", low), named.get("max", high))
+
+
+def _larger(x: Any, y: Any) -> Sides:
+    return _chosen("maximum", x, y, low=True)
+
+
+def _smaller(x: Any, y: Any) -> Sides:
+    return _chosen("minimum", x, y, low=False)
+
+
+def _chosen(operator: str, x: Any, y: Any, *, low: bool) -> Sides:
+    """Of two tensors either may be taken; a constant is a bound of the other."""
+    if _constant(x) is not None:
+        x, y = y, x
+    if _constant(y) is not None:
+        yield from _bounded(operator, x, *((y, None) if low else (None, y)))
+        return
+    for nth, taken in (("first", x > y), ("second", x < y)):
+        taken = taken if low else ~taken & (x != y)
+        side = Side(f"the {nth} argument of {operator}", "numbers in the other order")
+        yield side, bool(taken.any())
+
+
+def _nan_to_num(x: Any, *_: Any, **__: Any) -> Sides:
+    what = "a number that is not finite, as of a query that is masked throughout"
+    yield Side("nan_to_num", what), not bool(x.isfinite().all())
+
+
+def _where(condition: Any, x: Any = None, y: Any = None, **named: Any) -> Sides:
+    for nth, value, taken in (
+        ("first", x, condition),
+        ("second", named.get("other", y), ~condition),
+    ):
+        if value is not None:
+            chosen = Side(f"the {nth} argument of where", f"a condition that is {nth == 'first'}")
+            hiding = Side("a mask's where", "a key that it hides")
+            yield hiding if _hides(value) else chosen, bool(taken.any())
+
+
+def _masked_fill(x: Any, mask: Any, value: Any) -> Sides:
+    if _hides(value):
+        yield Side("masked_fill", "a key that it hides"), bool(mask.any())
+    else:
+        yield Side(f"masked_fill({_constant(value):g})", "a mask that is true"), bool(mask.any())
+
+
+def _hides(value: Any) -> bool:
+    number = _constant(value)
+    return number is not None and number <= _HIDES
+
+
+_SIDES: dict[str, Callable[..., Sides]] = {
+    "clamp": _clamp,
+    "clamp_max": lambda x, high: _bounded("clamp", x, None, high),
+    "clamp_min": lambda x, low: _bounded("clamp", x, low),
+    "hardsigmoid": lambda x: _bounded("hardsigmoid", x, -3.0, 3.0),
+    "hardswish": lambda x: _bounded("hardswish", x, -3.0, 3.0),
+    "hardtanh": lambda x, low=-1.0, high=1.0: _bounded("hardtanh", x, low, high),
+    "masked_fill": _masked_fill,
+    "maximum": _larger,
+    "minimum": _smaller,
+    "nan_to_num": _nan_to_num,
+    "relu": lambda x: _bounded("relu", x, 0.0),
+    "relu6": lambda x: _bounded("relu6", x, 0.0, 6.0),
+    "where": _where,
+}
+OF_MASKS = ("masked_fill", "where")
+"""What a mask among the inputs makes act, whose own canaries then show it."""
+
+
+# --- which of them act ----------------------------------------------------------------------------
+
+
+class Branches:
+    """The sides of branches met, and whether each acts anywhere."""
+
+    def __init__(self, operators: Collection[str] = tuple(_SIDES)):
+        self.operators = operators
+        self.acts: dict[tuple[str, int, Side], bool] = {}  # by path, n-th of its kind, side
+        self._lines: dict[tuple[str, int, Side], str] = {}
+
+    def look(self, mode: Placed, place: Place, name: str, args: tuple, kwargs: Kwargs) -> None:
+        if name == "where" and len(args) < 2:
+            return  # the indices of what is true
+        for side, acts in _SIDES[name](*args, **kwargs):
+            key = mode.name(place), place.nth, side
+            if key not in self.acts:
+                self._lines[key] = _line()
+            self.acts[key] = self.acts.get(key, False) or acts
+
+    def notes(self, by_masks: "Branches") -> DoubtsAndNotes:
+        """Note the sides that never act. by_masks: of the runs in which masks were others."""
+        idle: dict[Side, list[tuple[str, str]]] = {}
+        for key, acts in self.acts.items():
+            path, _, side = key
+            if not acts and not by_masks.acts.get(key):
+                idle.setdefault(side, []).append((path, self._lines[key]))
+        notes = [
+            f"{side.operator}{_where_is(places)} never acts; what would show it: {side.what}"
+            for side, places in idle.items()
+            if not side.guards
+        ]
+        guards = [f"{s.operator}{_where_is(places)}" for s, places in idle.items() if s.guards]
+        if guards:
+            notes.append(
+                f"a guard never acts, {', '.join(guards)}; what would show it: a row of zeros, or "
+                "one that is masked throughout"
+            )
+        return DoubtsAndNotes((), tuple(notes))
+
+
+def _where_is(places: list[tuple[str, str]]) -> str:
+    paths = listed([path for path, _ in places])
+    lines = list(dict.fromkeys(line for _, line in places if line))
+    return (f" in {paths}" if paths else "") + (f" ({lines[0]})" if len(lines) == 1 else "")
+
+
+_LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parents[2]))
+
+
+def _line() -> str:
+    """Where the reference calls the operator that is met now: its file and line."""
+    frame = sys._getframe(1)
+    while frame.f_back and frame.f_code.co_filename.startswith(_LIBRARIES):
+        frame = frame.f_back
+    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"

@@ -59,7 +59,13 @@ class Reference:
 
     def given(self, inputs: Inputs) -> "Reference":
         """The same module on other inputs: its copies, too, are the same."""
-        other = replace(self, inputs=inputs)
+        return self._sharing(replace(self, inputs=inputs))
+
+    def called(self, call: Callable[..., Any]) -> "Reference":
+        """The same module called in another way: its copies, too, are the same."""
+        return self._sharing(replace(self, call=call))
+
+    def _sharing(self, other: "Reference") -> "Reference":
         vars(other)["_copies"] = self._copies
         return other
 

@@ -56,6 +56,8 @@ def _bounded(operator: str, x: Any, low: Any = None, high: Any = None) -> Sides:
             continue  # a count or an index: it is not negative
         guards = abs(number) <= _GUARD and operator != "relu"
         what = f"a number {'below' if word == 'min' else 'above'} {number:g}"
+        if not x.is_floating_point():
+            what += ", of longer sequences if it is a distance"
         label = operator if operator == "relu" else f"{operator}({word}={number:g})"
         yield Side(label, what, guards), bool(beyond(x, bound).any())
 

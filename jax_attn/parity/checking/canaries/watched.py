@@ -1,7 +1,6 @@
 """One float64 run of the reference, watched: what its operators are given, by place."""
 
 from collections.abc import Collection, Sequence
-from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
@@ -56,7 +55,7 @@ def run_placed(reference: Reference, mode: Placed) -> Run | None:
         return call(module, *args, **inputs)
 
     try:
-        return replace(reference, call=named).under(mode, {})
+        return reference.called(named).under(mode, {})
     except Exception:
         return None
 

@@ -1,0 +1,137 @@
+"""Branches of a reference that never act are notes, and the input that is named makes them act."""
+
+import numpy as np
+import pytest
+import torch
+
+from jax_attn.parity.checking import canaries
+from jax_attn.parity.checking.prepared import Prepared
+from jax_attn.parity.run.inputs_and_runs import Inputs
+from jax_attn.parity.run.port import float_dtype
+from jax_attn.parity.run.reference import Reference
+
+B, T, D = 2, 7, 3
+rng = np.random.default_rng(0)
+X = rng.standard_normal((B, T, D))
+AT = torch.arange(2 * T)
+PADDED = np.arange(T)[None] < np.array([[T], [4]])
+
+
+def notes_on(call, **inputs) -> str:
+    """The notes, a line each, but those of a reference without a softmax."""
+    bound = Inputs.of({"x": X} | inputs, float_dtype("float32"))
+    reference = Reference(torch.nn.Module(), lambda _, **inputs: call(**inputs), bound)
+    _, notes = canaries.try_canaries(Prepared(reference, "float32", gradients=False))
+    return "\n".join(note for note in notes if "no softmax was met" not in note)
+
+
+def distances(x):
+    """Relative positions beyond 8 are taken for 8."""
+    at = AT[: x.shape[1]]
+    return x + (at[:, None] - at).clip(-8, 8).to(x).tanh().sum(-1)[:, None]
+
+
+IDLE = {
+    "a clip": (lambda x: x.clip(-8, 8), 9 * X, "clamp(max=8) (", "a number above 8"),
+    "its lower side": (lambda x: x.clip(-8, 8), 9 * X, "clamp(min=-8) (", "a number below -8"),
+    "relu6": (
+        lambda x: torch.nn.functional.relu6(x),
+        9 * X,
+        "hardtanh(max=6) (",
+        "a number above 6",
+    ),
+    "hardtanh": (lambda x: torch.nn.functional.hardtanh(x, -5, 5), 9 * X, "hardtanh(max=5)", "5"),
+    "relu": (torch.relu, X, "relu (", "a number below 0"),
+    "a distance": (distances, np.concatenate([X, X], 1), "clamp(max=8)", "of longer sequences"),
+    "maximum": (
+        lambda x: torch.maximum(x, torch.tensor(-2.0).to(x)),
+        9 * X,
+        "maximum(min=-2)",
+        "a number below -2",
+    ),
+    "minimum of two": (
+        lambda x: torch.minimum(x, 2 * x),
+        9 * X,
+        "the second argument of minimum",
+        "numbers in the other order",
+    ),
+    "where": (
+        lambda x: torch.where(x > 2, 3 * x, x),
+        9 * X,
+        "the first argument of where",
+        "a condition that is True",
+    ),
+    "nan_to_num": (
+        torch.nan_to_num,
+        np.where(X > 1, np.nan, X),
+        "nan_to_num (",
+        "a query that is masked throughout",
+    ),
+    "a mask of its own": (
+        lambda x: torch.softmax((x @ x.mT).masked_fill(x[..., :1] > 2, -torch.inf), -1) @ x,
+        9 * X,
+        "masked_fill (",
+        "a key that it hides",
+    ),
+}
+TAME = np.clip(abs(X), 0.1, 1.5)
+
+
+@pytest.mark.parametrize("row", IDLE)
+def test_a_branch_that_never_acts_is_noted_and_the_input_named_is_the_remedy(row):
+    call, acting, operator, what = IDLE[row]
+    notes = notes_on(call, x=TAME)
+    assert operator in notes
+    assert "test_canaries_branches.py:" in notes
+    assert "never acts; what would show it: " in notes
+    assert what in notes
+    wanted = [note for note in notes.split("\n") if note.startswith(operator)]
+    assert wanted
+    assert not any(note in notes_on(call, x=acting) for note in wanted)
+
+
+def test_guards_are_one_note_and_an_empty_row_removes_it():
+    def pooled(x, keep):
+        mean = (x * keep[..., None]).sum(1) / keep.sum(1, keepdim=True).to(x).clamp(min=1e-9)
+        return torch.nn.functional.normalize(mean, dim=-1)
+
+    notes = notes_on(pooled, keep=PADDED)
+    assert notes.count("\n") == 0
+    assert notes.startswith("a guard never acts, clamp(min=1e-09) (")
+    assert notes.endswith("what would show it: a row of zeros, or one that is masked throughout")
+    assert notes_on(pooled, keep=PADDED & np.array([[True], [False]])) == ""
+
+
+QUIET = {
+    "a mask's where": lambda x, keep: torch.where(keep[..., None], x, 0.0),
+    "a mask's fill": lambda x, keep: x.masked_fill(~keep[..., None], 0.0),
+    "a count": lambda x, keep: x + keep.long().cumsum(1).clamp(min=0)[..., None],
+    "what keeps a number finite": lambda x, keep: (
+        x.clamp(min=torch.finfo(torch.float32).min) * keep[..., None]
+    ),
+    "both sides": lambda x, keep: x.clip(-0.5, 0.5).relu() * keep[..., None],
+}
+
+
+@pytest.mark.parametrize("row", QUIET)
+def test_what_acts_or_cannot_is_not_noted(row):
+    assert notes_on(QUIET[row], keep=PADDED) == ""
+
+
+def test_a_mask_that_is_all_true_is_its_own_canarys_business():
+    """The doubt names the mask; the branch that it makes act gives no note beside."""
+    bound = Inputs.of({"x": X, "keep": np.ones((B, T), bool)}, float_dtype("float32"))
+    call = QUIET["a mask's where"]
+    reference = Reference(torch.nn.Module(), lambda _, **inputs: call(**inputs), bound)
+    doubts, notes = canaries.try_canaries(Prepared(reference, "float32", gradients=False))
+    assert "that mask 'keep' is ignored" in doubts[0]
+    assert not any("never acts" in note for note in notes)
+
+
+def test_layers_alike_are_one_note_that_names_them():
+    layers = torch.nn.Sequential(*(torch.nn.Hardtanh(-9, 9) for _ in range(4)))
+    bound = Inputs.of((10 * X - 5 * abs(X),), float_dtype("float32"))
+    reference = Reference(layers, None, bound)
+    _, notes = canaries.try_canaries(Prepared(reference, "float32", gradients=False))
+    (note,) = [note for note in notes if "(max=9)" in note] or [""]
+    assert note.startswith("hardtanh(max=9) in `0`, `1` and 2 more (")

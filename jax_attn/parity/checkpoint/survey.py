@@ -23,7 +23,7 @@ from jax_attn.transfer.inspect.discover import AttentionBlock, UnreadBlock, disc
 from jax_attn.transfer.port.files import LazyTensors
 from jax_attn.transfer.port.parts import other_layers
 from jax_attn.transfer.table.rows import Row
-from jax_attn.transfer.table.steps import Sizes, Step, heads, heads_in, linear, packed
+from jax_attn.transfer.table.steps import Sizes, Step, heads, heads_in, linear, packed, squeezed
 
 Arrays = Mapping[str, np.ndarray]
 Options = Mapping[str, int | None]
@@ -154,6 +154,8 @@ _ROWS: dict[str, tuple[str, tuple[Step, ...]]] = {
     "k.bias": ("k_proj.bias", (heads,)),
     "v.bias": ("v_proj.bias", (heads,)),
     "o.bias": ("out_proj.bias", ()),
+    "bias_k": ("bias_k", (squeezed, heads)),
+    "bias_v": ("bias_v", (squeezed, heads)),
 }
 _PROJECTIONS = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "out_proj"}
 
@@ -202,6 +204,7 @@ def _spelled_layer(
         vdim=block.vdim,
         use_bias="q.bias" in block.rows,
         use_out_bias="o.bias" in block.rows,
+        add_bias_kv="bias_k" in block.rows,
         softcap=softcap,
     )
     zeros = {at.key: (at.length,) for at in block.rows.values() if at.key in block.absent}
@@ -210,8 +213,9 @@ def _spelled_layer(
     def rows(arrays: Arrays) -> Arrays:
         state = {}
         for name, at in block.rows.items():
-            role, kind = name.split(".")
-            state[f"{_PROJECTIONS[role]}.{kind}"] = arrays[at.key][at.start : at.stop]
+            role, dot, kind = name.partition(".")
+            own_name = f"{_PROJECTIONS[role]}.{kind}" if dot else name
+            state[own_name] = arrays[at.key][at.start : at.stop]
         return state
 
     return AttentionLayer(

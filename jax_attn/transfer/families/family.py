@@ -65,8 +65,9 @@ class Traits:
 
     kdim, vdim: features of keys and values; D when None. scale: 1/√H when None. is_causal: a query
     sees no later key. window: how many keys a query sees, the last its own; None for all. cross:
-    keys and values come from another sequence. lender: the torch prefix of the block whose table of
-    position biases this one borrows; "" for none.
+    keys and values come from another sequence. add_bias_kv: a learnt key and its value are seen by
+    every query, as in torch.nn.MultiheadAttention. lender: the torch prefix of the block whose
+    table of position biases this one borrows; "" for none.
     """
 
     embed_dim: int
@@ -83,6 +84,7 @@ class Traits:
     qk_norm: NormTraits | None = None
     rotary: RotaryTraits | None = None
     bias: BiasTraits | None = None
+    add_bias_kv: bool = False
     lender: str = ""
 
     @property

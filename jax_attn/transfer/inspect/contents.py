@@ -208,6 +208,7 @@ def _block_as_spelled(block: Block, config: Config, specs: Specs) -> Attention:
     query, key = (block.rows[f"{role}.weight"] for role in "qk")
     does: dict[str, Any] = {"use_bias": "q.bias" in block.rows}
     does["use_out_bias"] = "o.bias" in block.rows
+    does["add_bias_kv"] = "bias_k" in block.rows
     N = K = H = None
     try:
         (N, K, H), does["softcap"] = head_counts(block, config, None, None)

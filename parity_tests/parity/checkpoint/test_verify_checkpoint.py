@@ -109,6 +109,16 @@ VARIANTS = {
         "float32",
         f"{N}x{N}x{H}",
     ),
+    "torch's, with a learnt key": (
+        {
+            "attn.in_proj_weight": (3 * D, D),
+            "attn.bias_k": (1, 1, D),
+            "attn.bias_v": (1, 1, D),
+            "attn.out_proj.weight": (D, D),
+        },
+        "float32",
+        f"{N}x{N}x{H}",
+    ),
 }
 
 
@@ -137,10 +147,12 @@ DESIGNS = {
 }
 
 
-@pytest.mark.parametrize("name", DESIGNS)
-def test_the_rebuild_computes_what_the_published_design_does(tmp_path, name):
+@pytest.mark.parametrize(
+    ("name", "others"), [(name, {}) for name in DESIGNS] + [("torch_mha", {"add_bias_kv": True})]
+)
+def test_the_rebuild_computes_what_the_published_design_does(tmp_path, name, others):
     sizes = (D, N, K) if name == "gqa" else (D, N)
-    options = {"batch_first": True} if name == "torch_mha" else {}
+    options = others | ({"batch_first": True} if name == "torch_mha" else {})
     module = torch_ref.DESIGNS[name](*sizes, **options).eval()
     (layer,), arrays = layers_of(saved(tmp_path, module.state_dict()), num_heads=N)
     x = torch.from_numpy(inputs(layer.traits, seed=0)["query"])

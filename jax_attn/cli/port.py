@@ -42,6 +42,7 @@ from jax_attn.environment import settle_platforms
 )
 @click.option("--check", is_flag=True, help="Verify the attention of what was written, too.")
 @click.option("--dry-run", is_flag=True, help="Print the plan and write nothing.")
+@click.option("--clean", is_flag=True, help="First remove what killed ports to OUT have left.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON on stdout.")
 def command(
     source: Path,
@@ -59,6 +60,7 @@ def command(
     kind: str,
     check: bool,
     dry_run: bool,
+    clean: bool,
     as_json: bool,
 ) -> None:
     """Carry a checkpoint to the other framework, bit for bit.
@@ -66,7 +68,8 @@ def command(
     IN: a file, or a folder with its config.json. OUT: a folder that is not there yet. The table is
     the family's, as config.json names it, or --layout. The plan is printed before anything is
     written. What was written is read back, to prove that every byte of IN is carried, passed over
-    or tied, and that the way back is identical. OUT gets its name last: a failure leaves nothing.
+    or tied, and that the way back is identical. OUT gets its name last: a failure leaves nothing,
+    and a port that is killed leaves a hidden folder beside OUT, which the next one names.
 
     Exit status: 1 where the proof or --check fails, or IN changes meanwhile, 2 for input that
     cannot be ported, 3 where torch is needed and absent, 4 where --check shows nothing, 130 where
@@ -76,6 +79,7 @@ def command(
         expect_installed("torch", "is the reference", "torch")
     for wrong, text in (
         (lossy and dtype is None, "--lossy goes with --dtype"),
+        (clean and dry_run, "--clean goes without --dry-run"),
         (kind == "orbax" and to == "torch", "--format orbax goes with --to flax"),
         (check and to == "torch", "--check goes with --to flax; verify OUT looks at torch's side"),
         (not os.path.exists(source), f"IN: expected a file or a folder, got {source}: none there"),
@@ -83,7 +87,14 @@ def command(
         if wrong:
             raise click.UsageError(text)
 
-    from jax_attn.cli.port_job import Outcome, carry_out, imported_layout, open_job, plan_job
+    from jax_attn.cli.port_job import (
+        Outcome,
+        carry_out,
+        imported_layout,
+        open_job,
+        plan_job,
+        tell_leftovers,
+    )
     from jax_attn.transfer import TransferError
     from jax_attn.transfer.port.files import refused_target
 
@@ -92,6 +103,7 @@ def command(
     settle_platforms()
     outcome = Outcome()
     try:
+        tell_leftovers(target, clean)
         job = open_job(source, to, layout, strip, heads)
         plan = plan_job(job, to, ignore, dtype=dtype, lossy=lossy, allow_nonfinite=allow_nonfinite)
         outcome.family, outcome.plan = job.family, plan

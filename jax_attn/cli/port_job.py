@@ -29,7 +29,7 @@ from jax_attn.transfer.families.config import disagreements
 from jax_attn.transfer.files.changed_files import Stamps, changed, stamped
 from jax_attn.transfer.files.prefixes import stripped, unwrapped
 from jax_attn.transfer.inspect.config import read_config
-from jax_attn.transfer.port import carry_and_prove, files
+from jax_attn.transfer.port import carry_and_prove, files, staging
 from jax_attn.transfer.port.plan import PortPlan, Side, plan_port
 from jax_attn.transfer.port.table import PortTable, by_family, by_layout
 from jax_attn.transfer.problems import nearest
@@ -129,6 +129,27 @@ def imported_layout(named: str) -> Layout:
     return members[name]
 
 
+# The unit of an age, in seconds, the largest first.
+_UNITS = {"day": 86400, "hour": 3600, "minute": 60, "second": 1}
+
+
+def tell_leftovers(target: Path, clean: bool) -> None:
+    """A line on stderr for each hidden folder that another port to `target` made.
+
+    clean: whether to delete those whose port was killed. Raises TransferError.
+    """
+    for leftover in staging.leftovers(target):
+        unit, size = next((u, s) for u, s in _UNITS.items() if leftover.seconds >= s or s == 1)
+        count = int(leftover.seconds / size)
+        age = f"{count} {unit}{'' if count == 1 else 's'} old"
+        if leftover.at_work or (clean and not staging.remove(leftover)):
+            outcome = "of a port that is still running: left alone"
+        else:
+            outcome = "of a port that was killed: "
+            outcome += "removed" if clean else "--clean removes it"
+        click.echo(f"{leftover.folder}: {age}, {outcome}", err=True)
+
+
 def open_job(
     source: Path, to: Side, layout: Layout | None, strip: str, heads: Mapping[str, int | None]
 ) -> Job:
@@ -177,12 +198,11 @@ def carry_out(
 
     outcome: what is known goes there step by step. Raises TransferError.
     """
-    if names := files.unfinished(target):
-        text = f"beside {target}, of a port that was killed or is at work: {', '.join(names)}"
-        click.echo(text, err=True)
+    if check:  # with torch, whose import is not interrupted tidily: before anything is written
+        importlib.import_module("jax_attn.parity.checkpoint.layer")
     keys = [key for move in plan.moves for key in move.row.keys]
     record = {"to": plan.to, "family": job.family, "keys": keys, "passed_over": plan.passed_over}
-    with contextlib.suppress(_NothingKeptError), files.staged(target) as folder:
+    with contextlib.suppress(_NothingKeptError), staging.staged(target) as folder:
         with bytes_counted("writing", plan.source_bytes) as looked_at:
             carried = carry_and_prove.Carried(plan, job.tensors, looked_at)
             files.write(folder, carried, kind, record, job.source, plan.dtype)

@@ -1,19 +1,13 @@
 """A port on the disk: a folder of tensors, the config, and a record that leads back.
 
-    model.safetensors, or its shards and their index; or state/, an orbax checkpoint
-    config.json     as it was beside the source, but for the dtype that a port was cast to
-    port.json       {"schema_version", "to", "family", "keys": [torch keys], "passed_over"}
-
-It is made under a hidden name beside its target and renamed when everything is on the disk, so
-that an interrupted port never looks whole.
+model.safetensors, or its shards and their index; or state/, an orbax checkpoint
+config.json     as it was beside the source, but for the dtype that a port was cast to
+port.json       {"schema_version", "to", "family", "keys": [torch keys], "passed_over"}
 """
 
 import json
 import os
-import secrets
-import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -21,7 +15,7 @@ from jax_attn.transfer.files.checkpoint import Checkpoint, load_checkpoint
 from jax_attn.transfer.files.prefixes import Renamed
 from jax_attn.transfer.files.safetensors_file import unique
 from jax_attn.transfer.files.writing import save_checkpoint
-from jax_attn.transfer.problems import Problem, TransferError, file_error
+from jax_attn.transfer.problems import Problem, file_error
 
 if TYPE_CHECKING:
     from jax_attn.transfer.files.orbax_folder import OrbaxFolder
@@ -61,37 +55,6 @@ def refused_target(target: Path) -> list[Problem]:
     if not os.access(parent, os.W_OK):
         return refused(parent, "expected a folder to write into, it is read-only")
     return []
-
-
-@contextmanager
-def staged(target: Path) -> Iterator[Path]:
-    """A hidden folder that becomes `target` when the block ends well, and is deleted otherwise.
-
-    Raises TransferError for what the disk refuses, and where `target` was created meanwhile.
-    """
-    target = target.absolute()
-    partial = target.with_name(f"{_hidden(target)}{secrets.token_hex(4)}.partial")
-    try:
-        partial.mkdir()
-        yield partial
-        _flush(partial)
-        if problems := refused_target(target):
-            raise TransferError(f"port to {target}", problems)
-        partial.rename(target)
-        _flush(target.parent)
-    except OSError as error:
-        refused = file_error(target, f"cannot be written: {error}")
-        raise _renamed(refused, partial, target) from error
-    except TransferError as error:
-        raise _renamed(error, partial, target) from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-
-
-def unfinished(target: Path) -> list[str]:
-    """Hidden folders of ports to `target` that were killed, or are still running."""
-    names = os.listdir(target.absolute().parent)
-    return sorted(n for n in names if n.startswith(_hidden(target)) and n.endswith(".partial"))
 
 
 def write(
@@ -151,20 +114,6 @@ def beside(path: Path) -> Path:
     return path if path.is_dir() else path.parent
 
 
-def _hidden(target: Path) -> str:
-    """How the name of a hidden folder begins; cut, since `target`'s may be long already."""
-    return f".{target.name[:50]}."
-
-
-def _renamed(error: TransferError, hidden: Path, target: Path) -> TransferError:
-    """An error about the hidden folder, as one about the folder that the caller named."""
-
-    def rename(text: str) -> str:
-        return text.replace(str(hidden), str(target))
-
-    return TransferError(rename(error.doing), [Problem(*map(rename, p)) for p in error.problems])
-
-
 def _of_dtype(config: bytes, dtype: str | None) -> bytes:
     """A config that names `dtype` where it names another; else it stays byte for byte."""
     held = json.loads(config) if dtype is not None else {}
@@ -179,12 +128,3 @@ def _write_whole(path: Path, content: bytes) -> None:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
-
-
-def _flush(folder: Path) -> None:
-    """Make the entries of a folder survive a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

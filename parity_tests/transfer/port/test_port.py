@@ -242,6 +242,10 @@ def test_a_port_that_is_killed_leaves_what_does_not_look_whole(tmp_path):
     assert not (tmp_path / "flax").exists()
     (left,) = tmp_path.glob(".flax.*")
     assert left.name.endswith(".partial")
+    said = ported(tmp_path / "source", tmp_path / "flax", "flax", *RIGHT, "--clean").stderr
+    assert f"{left}: " in said
+    assert " old, of a port that was killed: removed\n" in said
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["flax", "source"]
 
 
 def test_inspect_and_port_start_no_framework(llama, tmp_path):

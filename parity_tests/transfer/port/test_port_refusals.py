@@ -1,6 +1,7 @@
 """What `jax-attn port` refuses besides a wrong mapping: a bad target, a bad record, wrong usage."""
 
 import os
+import time
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ from click.testing import CliRunner
 
 from helpers.port_cases import LLAMA, llama, ported, source_of
 from jax_attn.cli import main
+from jax_attn.transfer.port import staging
 
 TARGETS = {
     "that is there": (lambda f: f / "there", "nothing is written over"),
@@ -50,11 +52,39 @@ def test_a_working_directory_that_is_gone_is_said(tmp_path, source, monkeypatch)
     assert "nearest: LINEAR" in ported(source, "flax", "flax", *table, status=2).stderr
 
 
-def test_what_a_killed_port_left_is_said(tmp_path, source):
-    (tmp_path / ".flax.0a1b2c3d.partial").mkdir()
-    (tmp_path / ".flaxen.0a1b2c3d.partial").mkdir()
-    done = ported(source, tmp_path / "flax", "flax")
-    assert "killed or is at work: .flax.0a1b2c3d.partial\n" in done.stderr
+def test_what_a_killed_port_left_is_said_and_removed_when_asked(tmp_path, source):
+    """And nothing else: not a folder of another target, of a port at work, a file or a link."""
+    left, others = tmp_path / ".flax.0a1b2c3d.partial", [".flaxen.0a1b2c3d.partial"]
+    others += [".flax.x.0a1b2c3d.partial", ".flax.0a1b2c3d.partial.old", ".flax.00000000.partial"]
+    for name in (left.name, *others):
+        (tmp_path / name / "state").mkdir(parents=True)
+    (tmp_path / ".flax.11111111.partial").touch()
+    (tmp_path / ".flax.22222222.partial").symlink_to(others[0])
+    os.utime(left, (0, time.time() - 3 * 3600 - 60))
+    done = ported(source, tmp_path / "flax", "flax", "--dry-run")
+    killed = f"{left}: 3 hours old, of a port that was killed: --clean removes it"
+    assert killed in done.stderr.splitlines()
+    with staging._locked(tmp_path / ".flax.00000000.partial"):
+        done = ported(source, tmp_path / "flax", "flax", "--clean")
+    said = done.stderr.splitlines()
+    assert said[0] == f"{left}: 3 hours old, of a port that was killed: removed"
+    assert said[1].startswith(f"{tmp_path}/.flax.00000000.partial: ")
+    assert said[1].endswith(" old, of a port that is still running: left alone")
+    assert (tmp_path / "flax" / "port.json").is_file()
+    assert {path.name for path in tmp_path.iterdir()} == {
+        *("source", "flax", ".flax.11111111.partial", ".flax.22222222.partial"),
+        *others,
+    }
+
+
+def test_long_names_have_leftovers_of_their_own(tmp_path):
+    long = [tmp_path / f"{'a' * 60}{letter}" for letter in "bc"]
+    with staging.staged(long[0]):
+        (left,) = staging.leftovers(long[0])
+        assert left.at_work
+        assert staging.remove(left) is False
+        assert staging.leftovers(long[1]) == []
+    assert staging.leftovers(long[0]) == []
 
 
 def test_a_disk_that_refuses_leaves_nothing(tmp_path, source, monkeypatch):

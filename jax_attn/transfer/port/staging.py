@@ -1,0 +1,127 @@
+"""The hidden folder that a port is made in, and those that ports left which were killed.
+
+It lies beside its target and is renamed when everything is on the disk, so that an interrupted
+port never looks whole. While its port runs it is locked; the lock ends with the process.
+"""
+
+import fcntl
+import hashlib
+import os
+import re
+import secrets
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from jax_attn.transfer.port.files import refused_target
+from jax_attn.transfer.problems import Problem, TransferError, file_error
+
+
+class Leftover(NamedTuple):
+    """A hidden folder. seconds: how old it is. at_work: whether its port still runs."""
+
+    folder: Path
+    seconds: float
+    at_work: bool
+
+
+@contextmanager
+def staged(target: Path) -> Iterator[Path]:
+    """A hidden folder that becomes `target` when the block ends well, and is deleted otherwise.
+
+    Raises TransferError for what the disk refuses, and where `target` was created meanwhile.
+    """
+    target = target.absolute()
+    partial = target.with_name(f"{_hidden(target)}{secrets.token_hex(4)}.partial")
+    try:
+        partial.mkdir()
+        with _locked(partial, wait=True):
+            yield partial
+            _flush(partial)
+            if problems := refused_target(target):
+                raise TransferError(f"port to {target}", problems)
+            partial.rename(target)
+        _flush(target.parent)
+    except OSError as error:
+        refused = file_error(target, f"cannot be written: {error}")
+        raise _renamed(refused, partial, target) from error
+    except TransferError as error:
+        raise _renamed(error, partial, target) from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def leftovers(target: Path) -> list[Leftover]:
+    """The hidden folders of other ports to `target`, oldest first."""
+    found = []
+    with suppress(OSError):  # no folder to look into: the target is refused for that
+        target = target.absolute()
+        name = re.compile(re.escape(_hidden(target)) + "[0-9a-f]{8}[.]partial")
+        for entry in os.scandir(target.parent):
+            if name.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False):
+                with suppress(FileNotFoundError):  # its port has ended meanwhile
+                    age = time.time() - entry.stat(follow_symlinks=False).st_mtime
+                    with _locked(Path(entry.path)) as alone:
+                        found.append(Leftover(Path(entry.path), max(age, 0), not alone))
+    return sorted(found, key=lambda leftover: -leftover.seconds)
+
+
+def remove(leftover: Leftover) -> bool:
+    """Delete the folder, unless its port still runs; whether it was deleted.
+
+    Raises TransferError for what the disk refuses.
+    """
+    try:
+        with _locked(leftover.folder) as alone:
+            if alone:
+                shutil.rmtree(leftover.folder)
+        return alone
+    except OSError as error:
+        raise file_error(leftover.folder, f"cannot be removed: {error}") from error
+
+
+@contextmanager
+def _locked(folder: Path, wait: bool = False) -> Iterator[bool]:
+    """Whether the folder's lock is this block's; not where another has it, or the disk has none.
+
+    wait: for another process, which has it while it looks at the folder.
+    """
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            yield False
+        else:
+            yield True
+    finally:
+        os.close(descriptor)
+
+
+def _hidden(target: Path) -> str:
+    """How the name of a hidden folder begins; a long name is cut, as `target`'s may be as long."""
+    name = target.name
+    if len(name) > 50:
+        name = f"{name[:41]}-{hashlib.sha256(os.fsencode(name)).hexdigest()[:8]}"
+    return f".{name}."
+
+
+def _renamed(error: TransferError, hidden: Path, target: Path) -> TransferError:
+    """An error about the hidden folder, as one about the folder that the caller named."""
+
+    def rename(text: str) -> str:
+        return text.replace(str(hidden), str(target))
+
+    return TransferError(rename(error.doing), [Problem(*map(rename, p)) for p in error.problems])
+
+
+def _flush(folder: Path) -> None:
+    """Make the entries of a folder survive a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -81,7 +81,9 @@ def check(
     weights = compare_weights(reference, port, layout)
     doubts, not_tried = try_canaries(prepared)
     kind = "gradient of parameter"
-    not_reached = unreached(prepared.exact.kinds[kind], prepared.budgets[kind])
+    exact = prepared.exact.kinds[kind]
+    compared = {name: exact[name] for name in exact if name not in weights.passed_over}
+    not_reached = unreached(compared, prepared.budgets[kind])
     called_port = Port(port, port_call, both_given)
     result = judge_port(
         prepared,
@@ -89,6 +91,7 @@ def check(
         transforms,
         to_torch=weights.to_torch,
         paired=weights.paired,
+        passed_over=weights.passed_over,
         failures=weights.differences,
         doubts=doubts,
         notes=(*weights.notes, *not_tried, *not_reached, scope(both_given, transforms)),
@@ -104,8 +107,9 @@ def scope(inputs: Inputs, transforms: Sequence[str]) -> StandingNote:
     arrays = inputs.named(inputs.args, inputs.kwargs)
     shapes = [f"{f'input {name}' if inputs.args else name} {a.shape}" for name, a in arrays.items()]
     others = ["other shapes", *(name for name in TRANSFORMS if name not in transforms)]
+    at = joined(shapes or ["no inputs"])
     return StandingNote(
-        f"checked at {joined(shapes)} under {joined(transforms)}: {joined(others)} were not run"
+        f"checked at {at} under {joined(transforms)}: {joined(others)} were not run"
     )
 
 

@@ -4,7 +4,7 @@ It flows from top to bottom: the reference and its inputs, its runs in the check
 oracle's run in float64, the budgets from perturbed runs, and the comparison of a run with them.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
@@ -101,14 +101,19 @@ class Prepared:
         budget = self.budgets[of][name]
         return judge(want, got, guide, budget, kind=kind, name=name, transform=transform)
 
-    def compare(self, run: Run, transform: str) -> Iterator[TensorReport]:
+    def compare(
+        self, run: Run, transform: str, passed_over: Collection[str] = ()
+    ) -> Iterator[TensorReport]:
         """One report for each tensor of `run`, in the reference's names.
 
-        Parameter gradients are left out where `run` has none: no table pairs them. Raises
-        ValueError where other tensors of the reference have no counterpart in `run`.
+        Parameter gradients are left out where `run` has none, as no table pairs them, and those
+        that the table passes over. Raises ValueError where other tensors of the reference have no
+        counterpart in `run`.
         """
         for kind in COMPARED:
-            tensors, got = self.exact.kinds[kind], run.kinds[kind]
+            got = run.kinds[kind]
+            over = passed_over if kind == "gradient of parameter" else ()
+            tensors = {k: a for k, a in self.exact.kinds[kind].items() if k not in over}
             if kind == "gradient of parameter" and not got:
                 continue
             if got.keys() != tensors.keys():
@@ -181,6 +186,7 @@ def judge_port(
     *,
     to_torch: ToTorch | None,
     paired: frozenset[str] = frozenset(),
+    passed_over: frozenset[str] = frozenset(),
     failures: Sequence[str] = (),
     doubts: Sequence[str] = (),
     notes: Sequence[str] = (),
@@ -192,7 +198,8 @@ def judge_port(
     """Run the port under each transform and compare it, tensor by tensor.
 
     to_torch: None where no table pairs the parameters: their gradients are not compared.
-    paired: dotted paths of the port's other Variables that the table pairs.
+    paired: dotted paths of the port's other Variables that the table pairs. passed_over:
+        parameters of the reference that it passes over.
     backend: what the result says; None: the platform of JAX's default device.
     """
     reports: list[TensorReport] = []
@@ -202,7 +209,7 @@ def judge_port(
         for transform in transforms:
             run = _run(prepared, port, transform, to_torch)
             failed = set()
-            for report in prepared.compare(run, transform):
+            for report in prepared.compare(run, transform, passed_over):
                 by_rule, note = prepared.by_torchs_rule(report, run)
                 reports.append(by_rule)
                 found.notes |= dict.fromkeys(note)

@@ -1,18 +1,24 @@
 """The two sides' weights, compared bit for bit through the transfer table."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from flax import nnx
 
+from jax_attn.parity.judge.text import joined, quoted
 from jax_attn.parity.run.inputs_and_runs import Arrays
 from jax_attn.transfer import Layout, TransferError, as_numpy, flatten
 from jax_attn.transfer.nnx.load import carried
+from jax_attn.transfer.table.rows import regex
 
 ToTorch = Callable[[Arrays], Arrays]
 """Parameters' gradients by Flax path -> by torch's name, in torch's layout."""
+
+
+# Of names and patterns that a line lists.
+_SHOWN = 3
 
 
 @dataclass(frozen=True)
@@ -21,12 +27,14 @@ class WeightComparison:
 
     to_torch: None where no table pairs the parameters. notes: what is not compared therefore.
     paired: dotted paths of the port's Variables that the table pairs, beside its parameters.
+    passed_over: parameters of the reference that the table passes over.
     """
 
     differences: tuple[str, ...] = ()
     to_torch: ToTorch | None = None
     notes: tuple[str, ...] = ()
     paired: frozenset[str] = frozenset()
+    passed_over: frozenset[str] = frozenset()
 
 
 def compare_weights(
@@ -44,11 +52,62 @@ def compare_weights(
     except TransferError as error:
         # A table that does not fit is a failure already; there is nothing to pair gradients by.
         return WeightComparison(tuple(f"weights: {p}" for p in error.problems), notes=(note,))
-    differences = tuple(f"weights: {text}" for text in _differences(reference, ported, layout))
+    own = dict(reference.named_parameters())
+    over = _passed_over(layout, own.keys() - ported.keys())
+    missing = [name for name in own if name not in ported and name not in over]
+    differences = tuple(
+        f"weights: {text}"
+        for text in (
+            *_missing(missing, own, layout),
+            *_differences(reference, ported, layout),
+        )
+    )
     buffers = dict(reference.named_buffers()).keys()
-    if ported.keys() - buffers == dict(reference.named_parameters()).keys():
-        return WeightComparison(differences, layout.to_torch, paired=paired)
-    return WeightComparison(differences, notes=(note,))
+    if missing or ported.keys() - buffers - own.keys():
+        return WeightComparison(differences, notes=(note,))
+    notes = []
+    if over:
+        notes.append(
+            f"the table passes over {quoted(sorted(over))} of the reference: neither these "
+            "parameters nor their gradients were compared"
+        )
+    return WeightComparison(differences, layout.to_torch, tuple(notes), paired, frozenset(over))
+
+
+def _passed_over(layout: Layout, names: Collection[str]) -> set[str]:
+    """Those of the names that the table ignores; what it ties is a key of its own here."""
+    patterns = [regex(item.key) for item in layout.passed_over if not item.same_as]
+    return {name for name in names if any(pattern.fullmatch(name) for pattern in patterns)}
+
+
+def _missing(names: Sequence[str], own: Collection[str], layout: Layout) -> Iterator[str]:
+    """One line on the reference's parameters that the port lacks, one on those of no row.
+
+    The latter with what would pass them over.
+    """
+    rows = [regex(key) for key in layout.torch_keys()]
+    with_row = [name for name in names if any(row.fullmatch(name) for row in rows)]
+    if with_row:
+        yield f"the reference has {quoted(with_row, _SHOWN)}, and the port has nothing there"
+    if not (missing := [name for name in names if name not in with_row]):
+        return
+    patterns: dict[str, None] = {}
+    for name in missing:
+        pattern = _in_every_layer(name)
+        every = {other for other in own if regex(pattern).fullmatch(other)}
+        patterns[pattern if every <= {*missing} else name] = None
+    items = [f'ignored("{pattern}", "why")' for pattern in patterns]
+    shown = [*items[:_SHOWN], *([f"{len(items) - _SHOWN} more"] if items[_SHOWN:] else [])]
+    yield (
+        f"the reference's {quoted(missing, _SHOWN)} {'are' if missing[1:] else 'is'} in no row of "
+        f"the table: add rows, or pass {'them' if missing[1:] else 'it'} over by {joined(shown)}"
+    )
+
+
+def _in_every_layer(name: str) -> str:
+    """ "layers.3.up.weight" -> "layers.{i}.up.weight"."""
+    holes = (f"{{{letter}}}" for letter in "ijklmnop")
+    return ".".join(next(holes) if part.isdigit() else part for part in name.split("."))
 
 
 def _differences(reference: torch.nn.Module, ported: Arrays, layout: Layout) -> Iterator[str]:
@@ -56,9 +115,6 @@ def _differences(reference: torch.nn.Module, ported: Arrays, layout: Layout) -> 
     weights = {name: as_numpy(tensor) for name, tensor in reference.state_dict().items()}
     own = dict(reference.named_parameters())
     untied = own.keys() | dict(reference.named_buffers()).keys()
-    for name in own:
-        if name not in ported:
-            yield f"the reference's parameter {name!r} is not in the table"
     for name in ported:
         if name in weights and name not in untied:
             yield f"the reference ties {name!r} to another parameter, the table does not"

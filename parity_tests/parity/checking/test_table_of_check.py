@@ -1,0 +1,85 @@
+"""Parameters of the reference that no row of the table names: told in one line, or passed over."""
+
+import numpy as np
+import pytest
+import torch
+from flax import nnx
+
+from jax_attn.parity import Verdict, check
+from jax_attn.parity.judge.result import StandingNote
+from jax_attn.transfer import LINEAR, Layout, ignored, load
+
+D, F = 5, 3
+
+
+class TorchSide(torch.nn.Module):
+    """Its adapters, one a layer, take no part."""
+
+    def __init__(self):
+        super().__init__()
+        self.lin = torch.nn.Linear(D, F)
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(2, 1) for _ in range(4))
+
+    def forward(self, x):
+        return self.lin(x)
+
+
+class FlaxSide(nnx.Module):
+    def __init__(self, use_bias=True):
+        self.lin = nnx.Linear(D, F, use_bias=use_bias, rngs=nnx.Rngs(0))
+
+    def __call__(self, x):
+        return self.lin(x)
+
+
+ROWS = LINEAR.under("lin", "lin")
+WEIGHTS, BIASES = (
+    ignored(f"layers.{{i}}.{name}", "no part of the port") for name in ("weight", "bias")
+)
+IN_NO_ROW = (
+    "weights: the reference's `layers.0.weight`, `layers.0.bias`, `layers.1.weight` and 5 more are "
+    'in no row of the table: add rows, or pass them over by ignored("layers.{i}.weight", "why") '
+    'and ignored("layers.{i}.bias", "why")'
+)
+# the table, whether the port has biases -> the failures, or the one note that counts.
+TABLES = {
+    "in no row": (Layout(ROWS), True, [IN_NO_ROW]),
+    "passed over": (
+        Layout(ROWS, WEIGHTS, BIASES),
+        True,
+        "the table passes over `layers.0.bias`, `layers.0.weight`, `layers.1.bias`, "
+        "`layers.1.weight`, `layers.2.bias`, `layers.2.weight`, `layers.3.bias` and "
+        "`layers.3.weight` of the reference: neither these parameters nor their gradients were "
+        "compared",
+    ),
+    "three of a kind": (
+        Layout(ROWS, WEIGHTS, *(ignored(f"layers.{i}.bias", "no part") for i in range(3))),
+        True,
+        [
+            "weights: the reference's `layers.3.bias` is in no row of the table: add rows, or pass "
+            'it over by ignored("layers.3.bias", "why")'
+        ],
+    ),
+    "a row, and nothing there": (
+        Layout(ROWS, WEIGHTS, BIASES),
+        False,
+        ["weights: the reference has `lin.bias`, and the port has nothing there"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_parameters_that_the_port_has_not(name):
+    layout, use_bias, said = TABLES[name]
+    reference, port = TorchSide(), FlaxSide(use_bias)
+    carried = {k: a for k, a in reference.lin.state_dict().items() if use_bias or k == "weight"}
+    load(port.lin, carried, LINEAR)
+    x = np.random.default_rng(0).standard_normal((2, D))
+    result = check(reference, port, (x,), layout=layout, transforms=("eager",))
+    if isinstance(said, list):
+        assert result.verdict is Verdict.FAIL
+        assert list(result.failures) == said
+        return
+    assert result.verdict is Verdict.PASS, str(result)
+    assert [n for n in result.notes if not isinstance(n, StandingNote)] == [said]
+    assert "grad lin.weight" in {t.label for t in result.tensors}

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import pytest
 
 from jax_attn.attention import Mask
-from jax_attn.attention.kernels import cached, dense
+from jax_attn.attention.kernels import cached, dense, partial_softmax
 from jax_attn.nn import arguments
 from jax_attn.parity.bugs.trials import doubts
 from jax_attn.parity.checking.prepared import Prepared, judge_port
@@ -83,6 +83,30 @@ def tiled(call):
     return wrong
 
 
+def learnt_swapped(call):
+    def wrong(module, **inputs):
+        module.bias_k, module.bias_v = module.bias_v, module.bias_k
+        return call(module, **inputs)
+
+    return wrong
+
+
+def no_zero_key(call):
+    def wrong(module, **inputs):
+        module.add_zero_attn = False
+        return call(module, **inputs)
+
+    return wrong
+
+
+def sinks_scaled(call):
+    def wrong(module, **inputs):
+        module.sinks[...] = module.sinks[...] * module.head_dim**-0.5
+        return call(module, **inputs)
+
+    return wrong
+
+
 def stopped(call):
     def wrong(module, query, key, value, **inputs):
         return call(module, query=query, key=jax.lax.stop_gradient(key), value=value, **inputs)
@@ -140,6 +164,9 @@ BUGS = {
     "heads tiled instead of repeated": ("gqa", "none", with_call(tiled)),
     "value bias dropped": ("torch_mha", "padding", with_call(without_bias)),
     "gradient stopped at the keys": ("gqa", "window", with_call(stopped)),
+    "learnt key and value swapped": ("torch_mha/extra_keys", "none", with_call(learnt_swapped)),
+    "zero key left out": ("torch_mha/extra_keys", "none", with_call(no_zero_key)),
+    "sinks scaled": ("gqa/sinks", "window", with_call(sinks_scaled)),
 }
 
 
@@ -236,6 +263,10 @@ def every_piece_from_0(turned):
     return wrong
 
 
+def no_sinks(of_extra_keys):
+    return lambda call: of_extra_keys(replace(call, sinks=None))
+
+
 # bug -> (the row that is to see it, what it replaces, by what)
 CACHE_BUGS = {
     "cache order": ("gqa/cached", "causal", cached, "_grown", another_order),
@@ -251,6 +282,13 @@ CACHE_BUGS = {
     "a ring that does not wrap": ("gqa/cached", "sliding", cached, "_tokens", no_wrap),
     "a ring one too long": ("gqa/cached", "sliding", cached, "_lowest", one_too_long),
     "a wrong offset": ("gqa/cached_rotary", "causal", arguments, "turned", every_piece_from_0),
+    "sinks left out": (
+        "gqa/cached_extra_keys",
+        "causal",
+        partial_softmax,
+        "of_extra_keys",
+        no_sinks,
+    ),
     "all rows filled alike": ("gqa/cached_ragged", "causal", cached, "_grown", all_rows_alike),
     "a ragged ring that does not wrap": (
         "gqa/cached_ragged",

@@ -15,13 +15,10 @@ from typing import Any
 import jax
 import numpy as np
 import torch
-from flax import nnx
-from torch.nn import functional
 
 from jax_attn.attention.dispatch import KERNELS, Kernel
 from jax_attn.attention.kernels.tile import Tiles
-from jax_attn.nn import GroupedQueryAttention
-from jax_attn.nn.projection import project
+from jax_attn.parity.calibration.blocks import BLOCKS
 from jax_attn.parity.calibration.configurations import Configuration, Program
 from jax_attn.parity.calibration.draw import Drawn, draw
 from jax_attn.parity.calibration.report import Trial
@@ -29,7 +26,6 @@ from jax_attn.parity.checking import softmax_bugs
 from jax_attn.parity.checking.prepared import Prepared, judge_port
 from jax_attn.parity.checking.weights import compare_weights
 from jax_attn.parity.matrix import calls
-from jax_attn.parity.matrix.cases import Size
 from jax_attn.parity.matrix.designs import PORTED_DESIGNS, Design
 from jax_attn.parity.matrix.kernels import tiled
 from jax_attn.parity.matrix.preparation import Pair
@@ -37,90 +33,10 @@ from jax_attn.parity.run.emulate import emulate
 from jax_attn.parity.run.inputs_and_runs import Inputs, Run
 from jax_attn.parity.run.port import Port, float_dtype, forward_and_gradients, x64_for
 from jax_attn.parity.run.reference import Reference
-from jax_attn.transfer import LAYER_NORM, LAYOUTS, LINEAR, Layout, flatten
+from jax_attn.transfer import flatten
 
 Arrays = Mapping[str, np.ndarray]
 Step = Callable[..., Any]
-
-
-# --- a block as users write them, in both frameworks: attention and an MLP behind norms -----------
-# Torch attends by its own fused function, the port by whichever kernel is asked for; what the check
-# knows of either is what it is given.
-
-_BLOCK_LAYOUT = Layout(
-    LAYER_NORM.under("attention_norm", "attention_norm"),
-    LAYOUTS["gqa"].under("attention", "attention"),
-    LAYER_NORM.under("mlp_norm", "mlp_norm"),
-    LINEAR.under("up", "up"),
-    LINEAR.under("down", "down"),
-)
-_EPSILON, _WIDER = 1e-5, 2
-
-
-class TorchAttention(torch.nn.Module):
-    def __init__(self, size: Size):
-        super().__init__()
-        self.heads, self.kv_heads = size.N, size.K
-        H = size.D // size.N
-        self.q_proj = torch.nn.Linear(size.D, size.N * H)
-        self.k_proj = torch.nn.Linear(size.D, size.K * H)
-        self.v_proj = torch.nn.Linear(size.D, size.K * H)
-        self.out_proj = torch.nn.Linear(size.N * H, size.D)
-
-    def forward(self, x: torch.Tensor, allowed: torch.Tensor) -> torch.Tensor:
-        q_BNTH = self.q_proj(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-        k_BKSH, v_BKSH = (
-            project(x).unflatten(-1, (self.kv_heads, -1)).transpose(1, 2)
-            for project in (self.k_proj, self.v_proj)
-        )
-        k_BNSH, v_BNSH = (
-            a.repeat_interleave(self.heads // self.kv_heads, dim=1) for a in (k_BKSH, v_BKSH)
-        )
-        y_BNTH = functional.scaled_dot_product_attention(q_BNTH, k_BNSH, v_BNSH, attn_mask=allowed)
-        return self.out_proj(y_BNTH.transpose(1, 2).flatten(2))
-
-
-class TorchBlock(torch.nn.Module):
-    """(B, T, D) and who sees whom, (B, N, T, T) -> (B, T, D)."""
-
-    def __init__(self, size: Size):
-        super().__init__()
-        self.attention_norm = torch.nn.LayerNorm(size.D, eps=_EPSILON)
-        self.attention = TorchAttention(size)
-        self.mlp_norm = torch.nn.LayerNorm(size.D, eps=_EPSILON)
-        self.up = torch.nn.Linear(size.D, _WIDER * size.D)
-        self.down = torch.nn.Linear(_WIDER * size.D, size.D)
-
-    def forward(self, x: torch.Tensor, allowed: torch.Tensor) -> torch.Tensor:
-        x = x + self.attention(self.attention_norm(x), allowed)
-        return x + self.down(functional.gelu(self.up(self.mlp_norm(x))))
-
-
-class Linear(nnx.Linear):
-    """Its bias is added in float32: flax's own, in bfloat16 and float16, sums that bias's gradient
-    in the dtype itself, each partial sum rounded: of ten rows already three times as far off.
-    """
-
-    def __call__(self, inputs: jax.Array, out_sharding: Any = None) -> jax.Array:
-        assert self.bias is not None
-        return project(inputs, self.kernel[...], self.bias[...], axes=1)
-
-
-class FlaxBlock(nnx.Module):
-    """The same."""
-
-    def __init__(self, size: Size, dtype: str, rngs: nnx.Rngs):
-        options: dict[str, Any] = {"dtype": dtype, "param_dtype": dtype, "rngs": rngs}
-        norm: dict[str, Any] = {"epsilon": _EPSILON, "use_fast_variance": False, **options}
-        self.attention_norm = nnx.LayerNorm(size.D, **norm)
-        self.attention = GroupedQueryAttention(size.D, size.N, size.K, **options)
-        self.mlp_norm = nnx.LayerNorm(size.D, **norm)
-        self.up = Linear(size.D, _WIDER * size.D, **options)
-        self.down = Linear(_WIDER * size.D, size.D, **options)
-
-    def __call__(self, x: jax.Array, allowed: jax.Array) -> jax.Array:
-        x = x + self.attention(self.attention_norm(x), mask=allowed)
-        return x + self.down(jax.nn.gelu(self.up(self.mlp_norm(x)), approximate=False))
 
 
 # --- both sides of a program ----------------------------------------------------------------------
@@ -148,25 +64,10 @@ def _port_call(kind: str) -> Step:
     return call
 
 
-def _block_call(module: Any, x: Any, allowed: Any) -> Any:
-    return module(x, allowed)
-
-
-_BLOCK = Design(
-    reference=TorchBlock,
-    port=FlaxBlock,
-    layout=_BLOCK_LAYOUT,
-    reference_call=lambda kind: _block_call,
-    port_call=lambda kind: _block_call,
-    weights={},
-    inputs=("x",),
-)
-
-
 def design_of(program: Program) -> Design:
     """The published design, its masks given as the program has them; or the block."""
-    if program.kind == "module":
-        return _BLOCK
+    if program.is_block:
+        return BLOCKS[program.design]
     return replace(
         PORTED_DESIGNS[program.design], reference_call=_reference_call, port_call=_port_call
     )
@@ -256,7 +157,7 @@ def write(module: torch.nn.Module, drawn: Drawn) -> None:
 def prepare(program: Program, pair: Pair, drawn: Drawn, inputs: Inputs) -> Prepared:
     """The reference's side; attention has the oracle, a block its own module in float64."""
     oracle = None
-    if program.kind != "module":
+    if not program.is_block:
         # Arrays say who sees whom, as they do for the matrix's masks of each head.
         mask = "per_head" if program.call == "arrays" else program.call
         oracle = partial(pair.solution, pair.problem(mask, drawn.inputs), drawn.inputs)

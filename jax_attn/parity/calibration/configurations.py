@@ -6,13 +6,14 @@ that any one can be run again by itself.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
 
 import numpy as np
 
 from jax_attn.dtypes import DTYPES
+from jax_attn.parity.calibration.anatomies import ANATOMIES
 from jax_attn.parity.matrix.cases import SHAPES, Size
 
 
@@ -20,8 +21,9 @@ from jax_attn.parity.matrix.cases import SHAPES, Size
 class Program:
     """A program that is compiled.
 
-    kind: core (attention, scores written out), blocked (tile by tile) or module (a pre-norm block,
-    by either kernel). design: of `PORTED_DESIGNS`, or "block". call: "arrays", who sees whom and
+    kind: core (attention, scores written out), blocked (tile by tile), module (a pre-norm block,
+    by either kernel) or eager (one whose attention is written out on both sides). design: of
+    `PORTED_DESIGNS`, or of `ANATOMIES`. call: "arrays", who sees whom and
     what is added as data; else a kind of `MASKS` that the kernel knows. tile: of queries and keys,
     where the kernel is the blocked one. unit: the matrix unit emulated.
     """
@@ -39,6 +41,10 @@ class Program:
         return SHAPES[self.shape]
 
     @property
+    def is_block(self) -> bool:
+        return self.design in ANATOMIES
+
+    @property
     def precision(self) -> str:
         """The budget's."""
         return self.unit or self.dtype
@@ -49,57 +55,114 @@ class Program:
         return f"{self.precision}-{self.kind}{tile}-{self.design}-{self.shape}-{self.call}"
 
 
-_DESIGNS = (
-    ("gqa", "mha", "arrays", (3, 4)),
-    ("gqa", "gqa", "arrays", (2, 5)),
-    ("gqa", "mqa", "arrays", (5, 3)),
-    ("gqa", "gqa", "causal_padding", (3, 4)),
-    ("gqa/softcap", "mqa", "arrays", (2, 4)),
-    ("gqa/rotary", "gqa", "arrays", (3, 5)),
-    ("gqa", "512", "arrays", (2, 96)),
-)
-_OTHERS = {
-    "core": (("gqa/qk_norm", "mha", "arrays", None),),
-    "blocked": (("gqa", "mha", "window", (2, 3)),),
+# (design, shape, call, tile)
+_ATTENTION = {
+    "core": (
+        ("gqa", "mha", "arrays", None),
+        ("gqa", "gqa", "causal_padding", None),
+        ("gqa/rotary", "gqa", "arrays", None),
+        ("gqa/qk_norm", "mha", "arrays", None),
+        ("gqa", "512", "arrays", None),
+    ),
+    "blocked": (
+        ("gqa", "gqa", "arrays", (2, 5)),
+        ("gqa", "mqa", "arrays", (5, 3)),
+        ("gqa", "gqa", "causal_padding", (3, 4)),
+        ("gqa/softcap", "mqa", "arrays", (2, 4)),
+        ("gqa", "mha", "window", (2, 3)),
+        ("gqa", "512", "arrays", (2, 96)),
+    ),
 }
-_LONG = (("gqa", "1024", "arrays", (3, 200)), ("gqa", "2048", "arrays", (2, 512)))
-_BLOCKS = tuple(product(("mha", "gqa", "mqa"), (None, (3, 4))))
+_LONG = (("core", "1024", None), ("blocked", "2048", (2, 512)))
+_FUSED = (("mha", None), ("gqa", (3, 4)), ("mqa", None))
+_WRITTEN_OUT = (
+    ("masked_fill", "gqa"),
+    ("finfo_min", "mha"),
+    ("finfo_min", "gqa"),
+    ("minus_1e4", "mha"),
+    ("where", "gqa"),
+    ("buckets", "mha"),
+    ("buckets", "gqa"),
+    ("gated", "gqa"),
+    ("experts", "mha"),
+)
+_EMULATED = (("core", None), ("blocked", (3, 4)))
 
 
 @cache
 def programs() -> tuple[Program, ...]:
-    """A hundred; one of each emulated unit and kernel, so that they get 4% of all."""
-    every: list[Program] = []
-    for dtype, (kind, others) in product(DTYPES, _OTHERS.items()):
-        long = _LONG if dtype in ("float32", "bfloat16") else ()
-        for design, shape, call, tile in (*_DESIGNS, *others, *long):
-            tile = tile if kind == "blocked" else None
-            every.append(Program(kind, design, dtype, shape, call, tile))
+    """A hundred: 48 of attention, 12 of fused blocks, 35 of blocks written out, 5 emulated."""
+    every = [
+        Program(kind, design, dtype, shape, call, tile)
+        for dtype, (kind, designs) in product(DTYPES, _ATTENTION.items())
+        for design, shape, call, tile in designs
+    ]
+    every += [
+        Program(kind, "gqa", dtype, shape, tile=tile)
+        for dtype, (kind, shape, tile) in product(("float32", "bfloat16"), _LONG)
+    ]
     every += [
         Program("module", "block", dtype, shape, tile=tile)
-        for dtype, (shape, tile) in product(DTYPES, _BLOCKS)
+        for dtype, (shape, tile) in product(DTYPES, _FUSED)
+    ]
+    every += [
+        Program("eager", design, dtype, shape)
+        for dtype, (design, shape) in product(DTYPES, _WRITTEN_OUT)
+        if (design, dtype) != ("masked_fill", "float16")  # which holds no -1e9: torch refuses
     ]
     every += [
         Program(kind, "gqa", "float32", "gqa", tile=tile, unit=unit)
-        for unit, (kind, tile) in product(("mxu", "tf32"), (("core", None), ("blocked", (3, 4))))
+        for unit, (kind, tile) in product(("mxu", "tf32"), _EMULATED)
     ]
-    return tuple(every)
+    return (*every, Program("eager", "masked_fill", "float32", "gqa", unit="mxu"))
 
 
 # Coprime to a hundred: neighbours in number are unlike.
 STRIDE = 37
 
 
+FINER = {
+    "bfloat16": "float32",
+    "float16": "float32",
+    "mxu": "float32",
+    "tf32": "float32",
+    "float32": "float64",
+    "float64": "float64",
+}
+"""precision -> one in which what is lost to its rounding is held."""
+_MILDEST = "bfloat16"
+
+
 @dataclass(frozen=True)
 class Configuration:
-    """One of those that a seed gives."""
+    """One of those that a seed gives; or, `without_cause`, one without what made it INCONCLUSIVE.
+
+    That is the coarseness of its precision: the same data is judged in the next finer one. In
+    float64, which has none, it is the data: drawn again as mild as for the coarsest.
+    """
 
     number: int
     seed: int
+    without_cause: bool = False
+
+    @property
+    def drawn_as(self) -> Program:
+        """The program that the seed gives it, for which its data is drawn."""
+        return programs()[STRIDE * self.number % len(programs())]
 
     @property
     def program(self) -> Program:
-        return programs()[STRIDE * self.number % len(programs())]
+        """The program that runs it."""
+        drawn = self.drawn_as
+        if not self.without_cause:
+            return drawn
+        return replace(drawn, dtype=FINER[drawn.precision], unit=None)
+
+    @property
+    def limits(self) -> str:
+        """The precision within whose limits its data is drawn."""
+        own = self.drawn_as.precision
+        return _MILDEST if self.without_cause and FINER[own] == own else own
 
     @property
     def name(self) -> str:
@@ -108,7 +171,8 @@ class Configuration:
     @property
     def plants(self) -> bool:
         """Whether bugs are planted in it: in every thirtieth of the blocked kernel's and blocks."""
-        return self.program.kind != "core" and self.number // len(programs()) % 30 == 0
+        blind = self.without_cause or self.program.kind == "core"
+        return not blind and self.number // len(programs()) % 30 == 0
 
     def rng(self) -> np.random.Generator:
         return np.random.default_rng([self.seed, self.number])

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jax_attn.parity.calibration.anatomies import ANATOMIES, PADDING, TOKENS
 from jax_attn.parity.calibration.configurations import Configuration, Program
 from jax_attn.parity.matrix.cases import Size
 from jax_attn.parity.matrix.masks import MASKS, distance
@@ -70,16 +71,18 @@ def _between(rng: Rng, low: float, high: float) -> float:
     return math.exp(rng.uniform(math.log(low), math.log(high)))
 
 
-def levels(rng: Rng, program: Program) -> Levels:
+def levels(rng: Rng, program: Program, limits: Limits) -> Levels:
     """As large and as small as the precision holds, whatever follows from them included.
 
     A block adds its input to what it makes of it: there all are of one size.
     """
-    limits = LIMITS[program.precision]
     scores = _between(rng, _FLAT, limits.scores)
-    if program.kind == "module":
-        # Its norm's gradient has x**-3, and float32 holds no less than 1e-38.
-        x = _between(rng, max(limits.smallest, 0.1), min(limits.largest, 1e11))
+    if program.is_block:
+        # Its norm's gradient has x**-3, and float32 holds no less than 1e-38. A batch norm divides
+        # by what it has seen, not by what it is given.
+        batch = ANATOMIES[program.design].norm == "batch"
+        low, high = (0.3, 3.0) if batch else (0.1, 1e11)
+        x = _between(rng, max(limits.smallest, low), min(limits.largest, high))
         return Levels(x, scores, _between(rng, 0.3, 3), _between(rng, 0.3, 3) * x)
     while True:
         x, v, o = (_between(rng, limits.smallest, limits.largest) for _ in range(3))
@@ -143,6 +146,12 @@ def _one_key(rng: Rng, size: Size) -> np.ndarray:
     return np.arange(size.S) == live
 
 
+def _left_padding(rng: Rng, size: Size) -> np.ndarray:
+    """Causal, and the first keys are padding: to their own queries no key is left."""
+    begins = rng.integers(0, size.S, size=(size.B, 1, 1, 1))
+    return (distance(size) <= 0) & (np.arange(size.S) >= begins)
+
+
 ALLOWED: dict[str, Callable[[Rng, Size], np.ndarray]] = {
     "none": lambda rng, size: np.ones((), bool),
     "causal": _causal,
@@ -150,8 +159,21 @@ ALLOWED: dict[str, Callable[[Rng, Size], np.ndarray]] = {
     "per head": _per_head,
     "window": _window,
     "empty rows": _empty_rows,
+    "left padding": _left_padding,
     "one live key": _one_key,
 }
+
+EMPTIED = ("empty rows", "left padding")
+"""Those in which a row may be left without a key."""
+
+
+def _token_ids(rng: Rng, size: Size) -> np.ndarray:
+    """(B, T) int32: each row as long as it is, padding before it or behind."""
+    tokens = rng.integers(1, TOKENS, size=(size.B, size.T)).astype(np.int32)
+    lengths = rng.integers(1, size.T, size=(size.B, 1), endpoint=True)
+    place = np.arange(size.T)[:: rng.choice([-1, 1])]
+    return np.where(place < lengths, tokens, np.int32(PADDING))
+
 
 # --- a configuration ------------------------------------------------------------------------------
 
@@ -169,20 +191,22 @@ class Drawn:
 
 def draw(configuration: Configuration) -> Drawn:
     """The data of a configuration, the same each time."""
-    rng, program = configuration.rng(), configuration.program
-    limits, size = LIMITS[program.precision], program.size
-    level, kind = levels(rng, program), rng.choice(list(VALUES))
+    rng, program = configuration.rng(), configuration.drawn_as
+    limits, size = LIMITS[configuration.limits], program.size
+    level, kind = levels(rng, program, limits), rng.choice(list(VALUES))
 
     def sequence(length: int) -> np.ndarray:
         values = VALUES[kind](rng, (size.B, length, size.D), limits)
         return values * (level.x / math.sqrt(np.mean(values**2)))
 
-    if program.kind == "module":
-        inputs = {"x": sequence(size.T)}
-    else:
+    if not program.is_block:
         lengths = {"query": size.T, "key": size.S, "value": size.S}
         inputs = {name: sequence(length) for name, length in lengths.items()}
-    masks, mask = _masks(rng, program, level)
+    elif ANATOMIES[program.design].tokens:
+        inputs, kind = {"x": _token_ids(rng, size)}, "tokens"
+    else:
+        inputs = {"x": sequence(size.T)}
+    masks, mask = _masks(rng, program, level, inputs)
     traits = {
         "values": str(kind),
         "mask": mask,
@@ -197,22 +221,37 @@ def draw(configuration: Configuration) -> Drawn:
     return Drawn(inputs | masks, traits, seed, parameter)
 
 
-def _masks(rng: Rng, program: Program, level: Levels) -> tuple[dict[str, np.ndarray], str]:
-    """What is handed over beside the sequences, and its name."""
+def _masks(
+    rng: Rng, program: Program, level: Levels, inputs: dict[str, np.ndarray]
+) -> tuple[dict[str, np.ndarray], str]:
+    """What is handed over beside `inputs`, and its name."""
     size = program.size
     if program.call != "arrays":
         return MASKS[program.call].inputs(rng, size), program.call
-    if program.kind == "module":
-        size = replace(size, S=size.T)
+    if program.is_block:
+        return _masks_of_block(rng, program, inputs["x"])
     kind = rng.choice(list(ALLOWED))
     full = (size.B, size.N, size.T, size.S)
     allowed = np.broadcast_to(ALLOWED[kind](rng, size), full)
-    if program.kind == "module":
-        return {"allowed": allowed.copy()}, str(kind)
     bias = rng.choice([0.0, 1.0]) * level.scores * rng.standard_normal(full)
     if rng.random() < 0.25:  # by the bias what is not seen is hidden as well
         bias, allowed = np.where(allowed, bias, -np.inf), np.ones(full, bool)
     return {"allowed": allowed.copy(), "bias": bias}, str(kind)
+
+
+def _masks_of_block(rng: Rng, program: Program, x: np.ndarray) -> tuple[dict[str, np.ndarray], str]:
+    size, anatomy = replace(program.size, S=program.size.T), ANATOMIES[program.design]
+    # Of a score that 10,000 is subtracted from float16 and bfloat16 keep nothing: where a row has
+    # no key, its probabilities are their rounding alone.
+    lost = anatomy.hide == "+ -1e4" and program.dtype in ("float16", "bfloat16")
+    kind = str(rng.choice([k for k in ALLOWED if not (lost and k in EMPTIED)]))
+    allowed = ALLOWED[kind](rng, size)
+    if anatomy.tokens:
+        kind = str(rng.choice(["none", "causal"]))
+        allowed = ALLOWED[kind](rng, size) & (x != PADDING)[:, None, None, :]
+        kind += ", padding tokens"
+    full = (size.B, size.N, size.T, size.S)
+    return {"allowed": np.broadcast_to(allowed, full).copy()}, kind
 
 
 def _parameter(
@@ -221,17 +260,23 @@ def _parameter(
     """Such that queries, keys, values and output have their levels, and biases half of that."""
     *_, owner, part = name.split(".")
     normal = rng.standard_normal(shape)
-    x = 1.0 if program.kind == "module" else level.x  # a block's attention reads what is normalised
+    x = 1.0 if program.is_block else level.x  # a block's attention reads what is normalised
     peak = math.sqrt(level.scores)
     if owner.endswith("norm"):
         gain = peak if owner[0] in "qk" else 1.0
         return gain * (0.3 * normal if part == "bias" else 1 + 0.3 * normal)
+    if owner == "relative_bias":
+        return level.scores * normal
+    if owner == "embedding":
+        return level.x * normal * (np.arange(shape[0]) != PADDING)[:, None]
     comes, leaves = {
         "q_proj": (x, peak),
         "k_proj": (x, peak),
         "v_proj": (x, level.v),
         "out_proj": (level.v, level.o),
         "up": (1.0, 1.0),
+        "gate": (1.0, 1.0),
+        "router": (1.0, 1.0),
         "down": (0.6, level.o),
     }[owner]
     if "norm" in program.design and owner in ("q_proj", "k_proj"):

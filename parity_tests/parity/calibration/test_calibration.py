@@ -18,6 +18,7 @@ from jax_attn.attention.kernels import dense
 from jax_attn.cli import main
 from jax_attn.parity import process_pool
 from jax_attn.parity.calibration import calibrate, report
+from jax_attn.parity.calibration.anatomies import ANATOMIES
 from jax_attn.parity.calibration.configurations import (
     STRIDE,
     Configuration,
@@ -35,6 +36,9 @@ SOME = {
     "float16-blocked-2x3-gqa-mha-window",
     "float64-core-gqa-mha-arrays",
     "float32-module-block-mha-arrays",
+    "float32-eager-masked_fill-gqa-arrays",
+    "float32-eager-gated-gqa-arrays",
+    "float64-eager-where-gqa-arrays",
 }
 
 
@@ -51,7 +55,7 @@ def trials() -> list[Trial]:
 
 
 def test_correct_configurations_pass(trials):
-    assert len(trials) == 25
+    assert len(trials) == 40
     assert {t.name: t.reasons for t in trials if t.verdict is Verdict.FAIL} == {}
     assert report.verdict(trials) is Verdict.PASS, report.summary_lines(trials, seed=0)
 
@@ -65,7 +69,7 @@ def test_they_meet_some_of_their_budgets_at_each_gate(trials):
 
 def test_planted_bugs_are_tried_where_budgets_serve_any_module_and_most_are_killed(trials):
     found = [t for t in trials if t.planted]
-    assert {t.kind for t in found} == {"blocked", "module"}
+    assert {t.kind for t in found} == {"blocked", "module", "eager"}
     killed = Counter(killed for t in found for killed in t.planted.values())
     assert killed[True] > killed[False]
 
@@ -146,6 +150,33 @@ def test_a_configuration_is_drawn_again_from_its_seed_and_number_alone():
     assert any(first[name].tobytes() != other[name].tobytes() for name in first)
 
 
+@pytest.mark.parametrize(
+    ("start", "finer"),
+    [
+        ("bfloat16-core", "float32-core"),
+        ("float16-eager", "float32-eager"),
+        ("mxu-core", "float32-core"),
+        ("float32-module", "float64-module"),
+    ],
+)
+def test_without_its_cause_it_is_the_same_data_in_a_finer_precision(start, finer):
+    one = next(c for c in configurations(100, 0) if c.name.startswith(start))
+    other = replace(one, without_cause=True)
+    assert other.name == one.name.replace(start, finer)
+    first, again = draw(one), draw(other)
+    assert first.traits == again.traits
+    assert all(np.array_equal(first.inputs[name], again.inputs[name]) for name in first.inputs)
+
+
+def test_float64_has_no_finer_and_is_drawn_again_as_mild_as_for_the_coarsest():
+    peaked = configurations(300, 0, ["float64"])
+    milder = [replace(c, without_cause=True) for c in peaked]
+    for chosen, mild in ((peaked, False), (milder, True)):
+        scores = max(float(draw(c).traits["scores"]) for c in chosen)
+        assert (scores <= LIMITS["bfloat16"].scores) == mild
+        assert {c.program.dtype for c in chosen} == {"float64"}
+
+
 def test_its_name_leaves_it_alone_however_many_are_asked_for():
     name = Configuration(417, 0).name
     for count in (418, 2000):
@@ -161,16 +192,18 @@ def test_there_are_a_hundred_programs_and_each_is_drawn_as_often():
 
 def test_programs_have_every_precision_kind_and_length():
     assert {p.precision for p in programs()} == set(LIMITS)
-    assert {p.kind for p in programs()} == {"core", "blocked", "module"}
+    assert {p.kind for p in programs()} == {"core", "blocked", "module", "eager"}
+    assert {p.design for p in programs() if p.is_block} == set(ANATOMIES)
     assert {p.shape for p in programs()} == {"mha", "gqa", "mqa", "512", "1024", "2048"}
     emulated = [p for p in programs() if p.unit]
-    assert len(emulated) == 4
+    assert len(emulated) == 5
 
 
 def test_every_kind_of_values_and_masks_is_drawn():
     traits = [draw(c).traits for c in configurations(300, 0)]
-    assert {t["values"] for t in traits} == set(VALUES)
-    assert {t["mask"] for t in traits} == {*ALLOWED, "causal_padding", "window"}
+    of_tokens = {f"{mask}, padding tokens" for mask in ("none", "causal")}
+    assert {t["values"] for t in traits} == {*VALUES, "tokens"}
+    assert {t["mask"] for t in traits} == {*ALLOWED, *of_tokens, "causal_padding", "window"}
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "bfloat16"])
@@ -204,16 +237,37 @@ def trial(verdict: Verdict, **changes) -> Trial:
 @pytest.mark.parametrize(
     ("verdicts", "status"),
     [
-        ({Verdict.PASS: 9, Verdict.INCONCLUSIVE: 1}, 0),
-        ({Verdict.PASS: 8, Verdict.INCONCLUSIVE: 1}, 4),
+        ({Verdict.PASS: 19, Verdict.INCONCLUSIVE: 1}, 0),
+        ({Verdict.PASS: 18, Verdict.INCONCLUSIVE: 1}, 4),
         ({Verdict.PASS: 9999, Verdict.FAIL: 1}, 1),
         ({Verdict.INCONCLUSIVE: 9, Verdict.FAIL: 1}, 1),
     ],
 )
-def test_one_failure_leaves_1_and_more_than_a_tenth_of_doubt_4(verdicts, status, monkeypatch):
-    found = [trial(v) for v, count in verdicts.items() for _ in range(count)]
-    monkeypatch.setattr(process_pool, "run", lambda work: [found])
-    assert run("--configurations", "1").exit_code == status
+def test_one_failure_leaves_1_and_more_than_a_twentieth_of_doubt_4(verdicts, status, monkeypatch):
+    assert status_of(verdicts, Verdict.PASS, monkeypatch) == status
+
+
+@pytest.mark.parametrize(
+    ("without_cause", "status"), [(Verdict.PASS, 0), (Verdict.INCONCLUSIVE, 4), (Verdict.FAIL, 1)]
+)
+def test_a_doubt_is_true_where_it_goes_with_its_cause(without_cause, status, monkeypatch):
+    verdicts = {Verdict.PASS: 99, Verdict.INCONCLUSIVE: 1}
+    assert status_of(verdicts, without_cause, monkeypatch) == status
+
+
+def status_of(verdicts, without_cause, monkeypatch) -> int:
+    """What the command leaves; without_cause: the verdict on what was INCONCLUSIVE, at last."""
+    found = [v for v, count in verdicts.items() for _ in range(count)]
+
+    def judged(work):
+        chosen = [c for _, block in work for c in block]
+        yield [
+            trial(without_cause if c.without_cause else found[c.number], number=c.number)
+            for c in chosen
+        ]
+
+    monkeypatch.setattr(process_pool, "run", judged)
+    return run("--configurations", str(len(found))).exit_code
 
 
 def test_quantiles_are_values_that_occur():

@@ -11,6 +11,7 @@ from itertools import chain
 
 from jax_attn.parity.checking.canaries.attention_facts import AttentionFacts
 from jax_attn.parity.checking.canaries.branches import OF_MASKS, Branches
+from jax_attn.parity.checking.canaries.epsilons import try_epsilons
 from jax_attn.parity.checking.canaries.findings import DoubtsAndNotes
 from jax_attn.parity.checking.canaries.integers import Probed, probe_integers
 from jax_attn.parity.checking.canaries.masks import try_masks
@@ -40,6 +41,7 @@ def try_canaries(prepared: Prepared) -> DoubtsAndNotes:
         try_softmaxes(prepared, facts),
         try_windows(prepared, facts),
         try_softcaps(prepared, tanhs),
+        try_epsilons(prepared),
         branches.notes(by_masks),
     )
     doubts, notes = (tuple(chain.from_iterable(lines)) for lines in zip(*parts, strict=True))

@@ -1,0 +1,86 @@
+"""An epsilon that large activations hide is a note, and activations as small as it says show it."""
+
+import re
+
+import numpy as np
+import pytest
+import torch
+
+from jax_attn.parity.checking import canaries
+from jax_attn.parity.checking.prepared import Prepared
+from jax_attn.parity.run.inputs_and_runs import Inputs
+from jax_attn.parity.run.port import float_dtype
+from jax_attn.parity.run.reference import Reference
+
+B, T, D = 3, 7, 6
+X = np.random.default_rng(0).standard_normal((B, T, D))
+
+
+def notes_on(norm: torch.nn.Module, x: np.ndarray, dtype: str = "float32") -> list[str]:
+    module = torch.nn.Sequential(norm, torch.nn.Identity()).eval()
+    torch_dtype = getattr(torch, dtype)
+    reference = Reference(module.to(torch_dtype), None, Inputs.of((x,), float_dtype(dtype)))
+    _, notes = canaries.try_canaries(Prepared(reference, dtype, gradients=False))
+    return [note for note in notes if "epsilon" in note]
+
+
+class RMSNorm(torch.nn.Module):
+    def forward(self, x):
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
+
+
+class BySqrt(torch.nn.Module):
+    def forward(self, x):
+        x = x - x.mean(-1, keepdim=True)
+        return x / torch.sqrt(x.square().mean(-1, keepdim=True) + 1e-5)
+
+
+class ByPow(torch.nn.Module):
+    def forward(self, x):
+        return x * torch.pow(x.square().mean(-1, keepdim=True) + 1e-5, -0.5)
+
+
+NORMS = {
+    "LayerNorm": lambda: torch.nn.LayerNorm(D),
+    "LayerNorm of BERT": lambda: torch.nn.LayerNorm(D, eps=1e-12),
+    "GroupNorm": lambda: torch.nn.GroupNorm(1, T),
+    "torch's RMSNorm": lambda: torch.nn.RMSNorm(D, eps=1e-6),
+    "RMSNorm": RMSNorm,
+    "by a square root": BySqrt,
+    "by a power": ByPow,
+}
+
+
+@pytest.mark.parametrize("row", NORMS)
+def test_an_epsilon_is_noted_beside_large_activations_alone(row):
+    (note,) = notes_on(NORMS[row](), 1000 * X)
+    assert "in `0` is not shown: beside activations of an RMS from" in note
+    need = float(re.search(r"an RMS of (\S+) or less", note)[1])
+    assert 0.5 < need < 5
+    rms = np.sqrt(np.mean(X**2))
+    assert notes_on(NORMS[row](), need / rms * X) == []
+
+
+def test_the_running_variance_of_a_batch_norm_counts():
+    norm = torch.nn.BatchNorm1d(T)
+    assert notes_on(norm, 1000 * X) == []
+    norm.running_var.fill_(1e6)
+    assert len(notes_on(norm, X)) == 1
+
+
+def test_low_precision_hides_every_epsilon_and_says_nothing():
+    assert notes_on(torch.nn.LayerNorm(D), 1000 * X, "bfloat16") == []
+
+
+def test_one_norm_of_several_is_named():
+    class Two(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = torch.nn.LayerNorm(D), torch.nn.LayerNorm(D)
+
+        def forward(self, x):
+            return self.second(0.1 * self.first(x) * torch.arange(D))
+
+    (note,) = notes_on(Two(), 1000 * X)
+    assert "in `0.first` is" in note
+    assert notes_on(Two(), X) == []

@@ -110,7 +110,11 @@ def test_they_are_keys_that_are_written_out(name):
     assert max(worst_errors(name)) <= 1
 
 
-@pytest.mark.parametrize("dtype", [dtype for dtype in DTYPES if dtype != "float32"])
+@pytest.mark.parametrize(
+    ("kernel", "dtype"),
+    [("dense", dtype) for dtype in DTYPES if dtype != "float32"] + [("blocked", "bfloat16")],
+    indirect=["kernel"],
+)
 def test_in_every_dtype(dtype):
     with jax.enable_x64(dtype == "float64"):
         assert max(worst_errors("all", dtype)) <= 1

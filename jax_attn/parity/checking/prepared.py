@@ -14,12 +14,14 @@ from jax_attn.parity.checking.padding_row import padding_rows, without_padding_r
 from jax_attn.parity.checking.repeats import other_numbers
 from jax_attn.parity.checking.state import StateFindings, States
 from jax_attn.parity.checking.weights import ToTorch
-from jax_attn.parity.judge.budget import RUNS, Budget
-from jax_attn.parity.judge.compare import POWER, TensorReport, Verdict, judge
+from jax_attn.parity.judge.budget import PRECISIONS, RUNS, Budget
+from jax_attn.parity.judge.compare import POWER, TensorReport, Verdict, judge, rms
 from jax_attn.parity.judge.result import Result
 from jax_attn.parity.run.inputs_and_runs import COMPARED, SECOND, Arrays, Run, wide
 from jax_attn.parity.run.port import Port, float_dtype, full_precision
 from jax_attn.parity.run.reference import Reference
+
+_RUNS_OF_FLOAT64 = 4
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,25 @@ class Prepared:
         """kind -> name -> what the tensor may err by."""
         center, _ = self._center
         precision = self.precision or self.dtype
-        return self.reference.spread(precision, self.differentiated, self.runs, center)
+        budgets = self.reference.spread(precision, self.differentiated, self.runs, center)
+        coarse = PRECISIONS[precision]
+        finer = max(coarse.store, coarse.operand) / coarse.acc
+        if not any(
+            budget.zero < rms(center.kinds[kind][name]) <= finer * budget.zero
+            for kind, named in budgets.items()
+            for name, budget in named.items()
+        ):
+            return budgets
+        # Float64 has other roundings than a format that stores coarsely and sums finely: of a zero
+        # that is a sum of many terms, it may leave more than the store's share. How much is asked.
+        own = self.reference.spread("float64", self.differentiated, _RUNS_OF_FLOAT64, center)
+        return {
+            kind: {
+                name: replace(budget, zero=max(budget.zero, own[kind][name].zero))
+                for name, budget in named.items()
+            }
+            for kind, named in budgets.items()
+        }
 
     def judge_one(self, kind: str, name: str, transform: str, got: np.ndarray) -> TensorReport:
         """The verdict on one tensor of float64 numbers."""

@@ -1,5 +1,6 @@
 """`parity.check` says what it did not compare or judge, and refuses what it cannot check."""
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
@@ -7,6 +8,10 @@ from flax import nnx
 
 from helpers.block_pair import pair
 from jax_attn.parity import Verdict, check
+from jax_attn.parity.checking.prepared import Prepared
+from jax_attn.parity.judge.compare import rms
+from jax_attn.parity.run.inputs_and_runs import Inputs
+from jax_attn.parity.run.reference import Reference
 from jax_attn.transfer import LAYER_NORM, LINEAR, Layout
 
 
@@ -52,6 +57,28 @@ def test_a_table_that_does_not_fit_fails_with_its_problems(x):
     assert result.verdict is Verdict.FAIL
     assert "attention.q_proj.kernel" in "\n".join(result.failures)
     assert "the table does not pair them" in result.notes[0]
+
+
+class Shifted(torch.nn.Module):
+    """A softmax of scores that a number is added to: the same, and that number's gradient is 0."""
+
+    def __init__(self):
+        super().__init__()
+        self.shift = torch.nn.Parameter(torch.zeros(1))
+
+    def forward(self, scores):
+        return torch.softmax(scores + self.shift, dim=-1)
+
+
+def test_a_zero_that_is_a_sum_of_thousands_is_a_zero_in_bfloat16_too():
+    """Of them bfloat16's roundings cancel, float64's of a sum do not: they are asked for."""
+    scores = np.random.default_rng(3).standard_normal((3, 4099)).astype(jnp.bfloat16)
+    reference = Reference(Shifted().to(torch.bfloat16), None, Inputs((scores,), {}))
+    prepared = Prepared(reference, "bfloat16")
+    kind = "gradient of parameter"
+    rounding = rms(prepared.exact.kinds[kind]["shift"])
+    alone = reference.spread("bfloat16", prepared.cotangents)[kind]["shift"].zero
+    assert alone < rounding <= prepared.budgets[kind]["shift"].zero
 
 
 BAD = {

@@ -102,7 +102,8 @@ def _forms(sizes: ReferenceSizes, signature: Signature, fixed: Arrays) -> Iterat
     of_fixed = dict(_letters(sizes, fixed))
     beside_a_decoder = any(name.startswith("decoder_") for name in signature.parameters)
     for T in sizes.lengths():
-        for S in (other_primes(sizes.taken | {B, T}, max(T // 2, 5), 1)[0], T):
+        least = sizes.reach or max(T // 2, 5)
+        for S in (other_primes(sizes.taken | {B, T}, least, 1)[0], T):
             lengths = {**others, "T": T, "S": S, **of_fixed}
             lengths["E"] = lengths["S" if beside_a_decoder else "T"]
             yield {**lengths, "M": lengths["B"] * heads}

@@ -83,6 +83,9 @@ _SUMS: dict[str, Callable[..., Terms]] = {
     "mean": _mean_terms,
 }
 
+# Terms that XLA:CPU adds up before their sums: its rewriting of long reductions into trees.
+_RUN = 32
+
 # Kernels of several steps, which a port writes out and keeps each step of: x * sigmoid(x).
 _COMPOSED = frozenset(
     """
@@ -227,7 +230,7 @@ class Perturbed(Unperturbed):
             return total
         squares, terms = _SUMS[name](*args, **kwargs)
         total *= terms * self._kept(1 / terms) if name == "mean" and terms else 1.0
-        of_total, of_squares, lost = bridge(terms, self.precision)
+        of_total, of_squares, lost = self._bridge(name, terms)
         of_sum, of_storing = self._draws.key(), self._draws.key()
 
         def summed(total: torch.Tensor, squares: torch.Tensor) -> torch.Tensor:
@@ -235,6 +238,21 @@ class Perturbed(Unperturbed):
             return self._stored_part(self._moved(total, by, of_sum), of_storing)
 
         return in_parts(summed, total, squares, out=total)
+
+    def _bridge(self, name: str, terms: int) -> tuple[float, float, float]:
+        """As `bridge`; but backward JAX adds up what was broadcast, as a bias was, in its own dtype.
+
+        XLA:CPU adds up runs of `_RUN` terms first, then their sums.
+        """
+        store = self.precision.store
+        if name != "sum" or torch.is_grad_enabled() or store <= self.precision.acc:
+            return bridge(terms, self.precision)
+        runs = math.ceil(terms / _RUN)
+        of_total, of_squares, lost = bridge(
+            terms if runs == 1 else runs, replace(self.precision, acc=store)
+        )
+        within = _RUN / 2 if runs > 1 else 0.0  # s**2 is v on average: n*(v/3 + v/6)
+        return of_total, of_squares + store**2 * within, lost
 
     def _kernel(self, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
         """One kernel: its steps, where torch knows them, each rounded as sums are; then stored."""

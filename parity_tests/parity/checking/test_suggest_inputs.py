@@ -177,7 +177,7 @@ LENGTHS = {
     "mistral": (5, 19),  # beyond the window of 17
     "gemma2": (5, 17),  # beyond 13, of which every other layer has none
     "mixtral": (5, 17),  # two tokens for each of the experts, whichever text they are in
-    "t5": (3, 37, 19),  # beyond the distance at which the last bucket begins
+    "t5": (3, 37, 41),  # beyond the distance at which the last bucket begins
     "mpnet": (3, 31),  # what the table of positions holds
 }
 

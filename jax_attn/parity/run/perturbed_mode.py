@@ -240,7 +240,7 @@ class Perturbed(Unperturbed):
         return in_parts(summed, total, squares, out=total)
 
     def _bridge(self, name: str, terms: int) -> tuple[float, float, float]:
-        """As `bridge`; but backward JAX adds up what was broadcast, as a bias was, in its own dtype.
+        """As `bridge`; but backward JAX adds up what was broadcast (a bias) in its own dtype.
 
         XLA:CPU adds up runs of `_RUN` terms first, then their sums.
         """

@@ -9,32 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from jax_attn.parity.checking import canaries
+from helpers.canary_trials import attend, try_on
 from jax_attn.parity.checking.canaries import softmaxes
-from jax_attn.parity.checking.prepared import Prepared
-from jax_attn.parity.run.inputs_and_runs import Inputs
-from jax_attn.parity.run.port import float_dtype
-from jax_attn.parity.run.reference import Reference
 
 B, T, S, D = 2, 7, 5, 3
 rng = np.random.default_rng(0)
 X, MEMORY = rng.standard_normal((B, T, D)), rng.standard_normal((B, S, D))
 UNIFORM, CAUSAL = np.ones((B, T, D)), np.tri(T)
-
-
-def try_on(call, inputs, dtype: str = "float32") -> tuple[str, str]:
-    """Doubts and notes, a line each."""
-    bound = Inputs.of(inputs, float_dtype(dtype))
-    reference = Reference(torch.nn.Module(), lambda module, *a, **k: call(*a, **k), bound)
-    doubts, notes = canaries.try_canaries(Prepared(reference, dtype, gradients=False))
-    return "\n".join(doubts), "\n".join(notes)
-
-
-def attend(query, key, value, allowed=None, added=0.0):
-    scores = query @ key.mT / D**0.5 + added
-    if allowed is not None:
-        scores = scores.masked_fill(allowed == 0, -torch.inf)
-    return torch.softmax(scores, -1) @ value
 
 
 # --- masks ----------------------------------------------------------------------------------------

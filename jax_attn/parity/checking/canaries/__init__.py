@@ -10,8 +10,10 @@ import math
 from itertools import chain
 
 from jax_attn.parity.checking.canaries.attention_facts import AttentionFacts
+from jax_attn.parity.checking.canaries.batches import try_batches
 from jax_attn.parity.checking.canaries.branches import OF_MASKS, Branches
 from jax_attn.parity.checking.canaries.epsilons import try_epsilons
+from jax_attn.parity.checking.canaries.equal_inputs import try_equal_inputs
 from jax_attn.parity.checking.canaries.findings import DoubtsAndNotes
 from jax_attn.parity.checking.canaries.integers import Probed, probe_integers
 from jax_attn.parity.checking.canaries.masks import try_masks
@@ -41,6 +43,8 @@ def try_canaries(prepared: Prepared) -> DoubtsAndNotes:
         try_softmaxes(prepared, facts),
         try_windows(prepared, facts),
         try_softcaps(prepared, tanhs),
+        try_equal_inputs(prepared),
+        try_batches(prepared, facts),
         try_epsilons(prepared),
         branches.notes(by_masks),
     )

@@ -1,0 +1,42 @@
+"""Two inputs that are the same array: either could be read in place of the other."""
+
+from itertools import combinations
+
+import numpy as np
+
+from jax_attn.parity.checking.canaries.findings import DoubtsAndNotes, doubt
+from jax_attn.parity.checking.canaries.planted import named_inputs, run_planted, same, with_inputs
+from jax_attn.parity.checking.prepared import Prepared
+from jax_attn.parity.run.float64_mode import Float64
+from jax_attn.parity.run.inputs_and_runs import is_float
+
+
+def try_equal_inputs(prepared: Prepared) -> DoubtsAndNotes:
+    """Doubt two inputs that are alike and that the reference tells apart."""
+    doubts = []
+    for (a, given), (b, other) in combinations(named_inputs(prepared.reference).items(), 2):
+        if not _are_one(given, other) or (is_float(given.dtype) and prepared.gradients):
+            continue  # two floating ones are told apart by their gradients
+        if _tells_apart(prepared, a, b, np.roll(given, 1, np.argmax(given.shape))):
+            remedy = "arrays that differ"
+            remedy += ", or gradients=True" if is_float(given.dtype) else ""
+            bug = f"that inputs {a!r} and {b!r} are read in each other's place"
+            doubts.append(doubt(bug, "they are the same array", remedy))
+    return DoubtsAndNotes(tuple(doubts), ())
+
+
+def _are_one(a: np.ndarray, b: np.ndarray) -> bool:
+    """Whether they hold the same numbers, and not one number throughout, of which others say."""
+    return a.dtype == b.dtype and np.array_equal(a, b) and a.size > 0 and (a != a.flat[0]).any()
+
+
+def _tells_apart(prepared: Prepared, a: str, b: str, value: np.ndarray) -> bool:
+    """Whether another value of one moves the outputs, and otherwise than of the other."""
+    runs = [
+        run_planted(with_inputs(prepared.reference, {name: value}), Float64()) for name in (a, b)
+    ]
+    if None in runs:
+        return False
+    first, second = (run.kinds["output"] for run in runs if run)
+    moved = all(run and prepared.would_fail(run) for run in runs)
+    return moved and any(not same(first[name], second[name]) for name in first)

@@ -1,0 +1,27 @@
+"""What canaries say of a torch function, or module, on its inputs: no port takes part."""
+
+import torch
+
+from jax_attn.parity.checking import canaries
+from jax_attn.parity.checking.prepared import Prepared
+from jax_attn.parity.run.inputs_and_runs import Inputs
+from jax_attn.parity.run.port import float_dtype
+from jax_attn.parity.run.reference import Reference
+
+
+def try_on(call, inputs, dtype: str = "float32", gradients: bool = False) -> tuple[str, str]:
+    """Doubts and notes, a line each."""
+    bound = Inputs.of(inputs, float_dtype(dtype))
+    if isinstance(call, torch.nn.Module):
+        reference = Reference(call, None, bound)
+    else:
+        reference = Reference(torch.nn.Module(), lambda module, *a, **k: call(*a, **k), bound)
+    doubts, notes = canaries.try_canaries(Prepared(reference, dtype, gradients=gradients))
+    return "\n".join(doubts), "\n".join(notes)
+
+
+def attend(query, key, value, allowed=None, added=0.0):
+    scores = query @ key.mT / query.shape[-1] ** 0.5 + added
+    if allowed is not None:
+        scores = scores.masked_fill(allowed == 0, -torch.inf)
+    return torch.softmax(scores, -1) @ value

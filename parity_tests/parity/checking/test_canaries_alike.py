@@ -1,0 +1,51 @@
+"""A batch of one row, and two inputs that are one array: what of them could not be told apart."""
+
+import numpy as np
+
+from helpers.canary_trials import attend, try_on
+
+B, T, D = 2, 7, 3
+rng = np.random.default_rng(0)
+X = rng.standard_normal((B, T, D))
+
+
+def test_a_batch_of_one_is_noted_where_rows_are_kept_apart():
+    assert "a batch of one" in try_on(lambda x: attend(x, x, x), {"x": X[:1]})[1]
+    assert try_on(lambda x: attend(x, x, x), {"x": X}) == ("", "")
+
+    def mixes(x):
+        return attend(x, x, x) + x.mean(0)
+
+    assert try_on(mixes, {"x": X[:1]})[1] == ""
+
+
+def three(query, key, value):
+    return attend(query, key, value)
+
+
+def test_inputs_that_are_one_array_are_doubted_unless_gradients_tell_them_apart():
+    one = {"query": X, "key": X, "value": X}
+    doubts, _ = try_on(three, one)
+    for pair in ("'query' and 'key'", "'query' and 'value'", "'key' and 'value'"):
+        assert f"that inputs {pair} are read in each other's place: they are the same" in doubts
+    assert "what would: arrays that differ, or gradients=True" in doubts
+    assert try_on(three, {name: rng.permutation(X.ravel()).reshape(X.shape) for name in one}) == (
+        "",
+        "",
+    )
+    assert try_on(three, one, gradients=True)[0] == ""
+
+
+def test_two_inputs_that_are_alike_in_effect_need_not_differ():
+    assert try_on(lambda x, y: attend(x + y, x + y, x + y), {"x": X, "y": X}) == ("", "")
+
+
+def test_two_masks_that_are_one_array_are_doubted():
+    def call(x, mask, other_mask):
+        return attend(x, x, x, mask) + attend(x, x, x, other_mask) * x
+
+    hidden = np.tri(T, dtype=bool)
+    doubts, _ = try_on(call, {"x": X, "mask": hidden, "other_mask": hidden})
+    assert "that inputs 'mask' and 'other_mask' are read in each other's place" in doubts
+    assert "gradients" not in doubts
+    assert try_on(call, {"x": X, "mask": hidden, "other_mask": hidden.T}) == ("", "")

@@ -263,8 +263,8 @@ PORTED_DESIGNS: dict[str, Design] = {
         heads_average=True,
     ),
     "gqa": _GROUPED,
-    # Without biases, as with norms: a key bias's gradient, zero but for the softcap or the norm,
-    # would be mostly rounding.
+    # Without biases, as with norms and sinks: a key bias's gradient, zero but for the softcap, the
+    # norm or the sinks, would be mostly rounding.
     "gqa/softcap": _grouped(
         {"softcap": _SOFTCAP, "use_bias": False},
         {"softcap": _SOFTCAP, "bias": False},
@@ -310,7 +310,7 @@ PORTED_DESIGNS: dict[str, Design] = {
         after=(Turn(_BASE, _PARTIAL),),
         **_BIAS_KV_ZERO,
     ),
-    "gqa/sinks": _grouped({"sinks": True}, {"sinks": True}),
+    "gqa/sinks": _grouped({"sinks": True, "use_bias": False}, {"sinks": True, "bias": False}),
     "gqa/extra_keys_dropout": replace(
         _grouped(
             _ALL_EXTRA | {"dropout_rate": DROPPED}, _ALL_EXTRA | {"dropout": DROPPED}, **_ALL_EXTRA

@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from jax_attn.parity import Result
 
 MARKER = (
-    'parity(dtype="float32", gradients=True, transforms=("eager", "jit"), seed=0, strict=False): '
-    "what the fixture `parity` checks in; several dtypes, in a list, make as many tests."
+    'parity(dtype="float32", gradients=True, transforms=("eager", "jit"), seed=0, strict=False, '
+    "parameters=None): what the fixture `parity` checks in; several dtypes, in a list, make as "
+    "many tests."
 )
 NEVER_CALLED = "the fixture `parity` was never called, so nothing was compared"
 _PROBLEMS = pytest.StashKey[list[str]]()
@@ -118,6 +119,11 @@ def _listed(dtype: Any) -> Any:
     return [dtype] if isinstance(dtype, str) else dtype
 
 
+def _are_names(value: Any) -> bool:
+    names = _listed(value)
+    return isinstance(names, list | tuple) and all(isinstance(name, str) for name in names)
+
+
 def _are_some_of(known: tuple[str, ...], values: Any) -> bool:
     if not isinstance(values, list | tuple) or not values:
         return False
@@ -136,6 +142,10 @@ _WORDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     ),
     "seed": (lambda value: type(value) is int and value >= 0, "an integer, 0 or more"),
     "strict": (lambda value: isinstance(value, bool), "True or False"),
+    "parameters": (
+        lambda value: value is None or _are_names(value),
+        "a pattern of parameters' names, or a list of some",
+    ),
 }
 """Each word of the marker: whether a value will do, and what would."""
 

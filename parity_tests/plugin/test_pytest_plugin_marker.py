@@ -50,8 +50,9 @@ def test_plain():
 # the marker's arguments -> what is said of them.
 WRONG = {
     "dtpye=['float32']": "unknown word 'dtpye': expected some of dtype, gradients, transforms, "
-    "seed, strict; did you mean 'dtype'?",
-    "atol=1": "unknown word 'atol': expected some of dtype, gradients, transforms, seed, strict",
+    "seed, strict, parameters; did you mean 'dtype'?",
+    "atol=1": "unknown word 'atol': expected some of dtype, *, seed, strict, parameters",
+    "parameters=['a.*', 3]": "parameters: expected a pattern of *, got ['a.*', 3]",
     "dtype=[]": "dtype: expected one of float32, bfloat16, float16, float64, or a list of some, "
     "each once, got []",
     "dtype='float23'": "dtype: expected one of float32, *got 'float23'",

@@ -14,6 +14,7 @@ from flax import nnx
 
 from jax_attn.dtypes import DTYPES
 from jax_attn.parity.checking.canaries import probe_integers, try_canaries
+from jax_attn.parity.checking.chosen import chosen, note
 from jax_attn.parity.checking.prepared import Prepared, judge_port
 from jax_attn.parity.checking.unreached import unreached
 from jax_attn.parity.checking.weights import compare_weights
@@ -41,6 +42,7 @@ def check(
     transforms: Sequence[str] = ("eager", "jit"),
     seed: int = 0,
     strict: bool = False,
+    parameters: str | tuple[str, ...] | None = None,
 ) -> Result:
     """Whether `port` computes what `reference` does, within what rounding allows.
 
@@ -61,6 +63,10 @@ def check(
         on which shapes and under which transforms the port was run, a precision that is pinned, a
         gradient that is zero in theory.
 
+    parameters: of which parameters gradients are compared and kept, in a large model: a pattern
+        of the reference's names, as "encoder.layer.0.*" (`fnmatch`), or a tuple of several; None:
+        all. A note says how many of how many.
+
     The oracle is the reference in float64, narrowing casts refused; the budget is the spread of
     perturbed float64 runs (`jax_attn.parity.judge.budget`). The reference is run as it is, under
     grad and in inference mode, and held to the same budget. A bug that these inputs would not
@@ -71,7 +77,8 @@ def check(
     """
     _validate(reference, port, layout, dtype, transforms)
     both_given = Inputs.of(inputs, float_dtype(dtype))
-    called = Reference(reference, reference_call, both_given)
+    names = None if parameters is None else chosen(reference, parameters)
+    called = Reference(reference, reference_call, both_given, names)
     prepared = Prepared(called, dtype, gradients=gradients, seed=seed)
     if not called.repeats(dtype, prepared.inference):
         raise ValueError(
@@ -82,7 +89,11 @@ def check(
     doubts, not_tried = try_canaries(prepared)
     kind = "gradient of parameter"
     exact = prepared.exact.kinds[kind]
-    compared = {name: exact[name] for name in exact if name not in weights.passed_over}
+    passed_over, limited = weights.passed_over, ()
+    if names is not None:
+        passed_over |= dict(reference.named_parameters()).keys() - names
+        limited = (note(reference, names),) if weights.to_torch and gradients else ()
+    compared = {name: exact[name] for name in exact if name not in passed_over}
     not_reached = unreached(compared, prepared.budgets[kind])
     called_port = Port(port, port_call, both_given)
     result = judge_port(
@@ -91,10 +102,10 @@ def check(
         transforms,
         to_torch=weights.to_torch,
         paired=weights.paired,
-        passed_over=weights.passed_over,
+        passed_over=passed_over,
         failures=weights.differences,
         doubts=doubts,
-        notes=(*weights.notes, *not_tried, *not_reached, scope(both_given, transforms)),
+        notes=(*weights.notes, *limited, *not_tried, *not_reached, scope(both_given, transforms)),
     )
     if result.verdict is not Verdict.FAIL:
         probed = probe_integers(prepared, called_port, transforms)

@@ -265,4 +265,7 @@ def judge_port(
 def _run(prepared: Prepared, port: Port, transform: str, to_torch: ToTorch | None) -> Run:
     """One run of the port, its parameters' gradients under the reference's names."""
     run = port.run(prepared.dtype, prepared.differentiated, transform)
-    return replace(run, parameter_grads=to_torch(run.parameter_grads) if to_torch else {})
+    grads, names = to_torch(run.parameter_grads) if to_torch else {}, prepared.reference.parameters
+    if names is not None:
+        grads = {name: grad for name, grad in grads.items() if name in names}
+    return replace(run, parameter_grads=grads)

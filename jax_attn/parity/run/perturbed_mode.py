@@ -257,6 +257,8 @@ class Perturbed(Unperturbed):
     def _kernel(self, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
         """One kernel: its steps, where torch knows them, each rounded as sums are; then stored."""
         name = func.overloadpacket.__name__
+        if name == "embedding_dense_backward":
+            return self._embedding_backward(func, *args)
         narrow = self.precision.store > self.precision.acc
         if name in _COMPOSED or (narrow and name in _COMPOSED_WHERE_NARROW):
             with self._inside(self.precision):
@@ -276,6 +278,23 @@ class Perturbed(Unperturbed):
         if name in _OF_TWO and result.is_floating_point():
             return self._of_two(name, result, args, kwargs)
         return each(self._stored, result)
+
+    def _embedding_backward(
+        self,
+        func: OpOverload,
+        d_out: torch.Tensor,
+        indices: torch.Tensor,
+        count: int,
+        padding: int,
+        by_frequency: bool,
+    ) -> torch.Tensor:
+        """By its steps in the rows that are read alone: a table is long, its other rows are 0."""
+        rows, read = indices.unique(return_inverse=True)
+        at = (rows == padding).nonzero().flatten().tolist()
+        with self._inside(replace(self.precision, store=self.precision.acc)):
+            few = decomposition_table[func](d_out, read, len(rows), *(at or [-1]), by_frequency)
+        table = d_out.new_zeros((count, *few.shape[1:]))
+        return table.index_copy_(0, rows, self._stored(few))
 
     def _of_two(
         self, name: str, result: torch.Tensor, args: tuple, kwargs: dict[str, Any]

@@ -1,0 +1,63 @@
+"""`check(parameters=...)` compares, and keeps, the gradients of the parameters that it names."""
+
+import numpy as np
+import pytest
+
+from helpers.block_pair import LAYOUT, pair
+from jax_attn.parity import Verdict, check
+from jax_attn.parity.run.inputs_and_runs import Inputs
+from jax_attn.parity.run.reference import Reference
+
+# patterns -> parameters that they name, of nine.
+CHOSEN = {
+    "norm.*": {"norm.weight", "norm.bias"},
+    "*.in_proj_bias": {"attention.in_proj_bias"},
+    ("head.weight", "norm.b*"): {"head.weight", "norm.bias"},
+}
+
+
+def gradients(result):
+    return {t.name for t in result.tensors if t.kind == "gradient of parameter"}
+
+
+@pytest.mark.parametrize("patterns", CHOSEN, ids=str)
+def test_only_the_gradients_that_are_named_are_compared_and_a_note_says_so(patterns, x):
+    reference, port = pair()
+    result = check(reference, port, (x,), layout=LAYOUT, transforms=("jit",), parameters=patterns)
+    assert result.verdict is Verdict.PASS
+    assert gradients(result) == CHOSEN[patterns]
+    total = len(dict(reference.named_parameters()))
+    number = f"of the gradients of {total} parameters, {len(CHOSEN[patterns])} were compared"
+    assert any(number in note for note in result.notes)
+
+
+def test_a_wrong_weight_fails_whichever_gradients_are_named(x):
+    reference, port = pair()
+    port.head.kernel[...] = 1.5 * port.head.kernel[...]
+    result = check(reference, port, (x,), layout=LAYOUT, transforms=("jit",), parameters="norm.*")
+    assert result.verdict is Verdict.FAIL
+    assert "head.weight" in "\n".join(result.failures)
+
+
+def test_no_other_gradient_is_computed(x):
+    reference, _ = pair()
+    x = x.astype(np.float32)
+    named = Reference(reference, None, Inputs((x,), {}), frozenset({"norm.bias"}))
+    cotangents = {"output": np.ones_like(named.outputs("float32")["output"])}
+    assert named.run("float32", cotangents).parameter_grads.keys() == {"norm.bias"}
+    assert named.spread("float32", cotangents, 2)["gradient of parameter"].keys() == {"norm.bias"}
+
+
+@pytest.mark.parametrize(
+    ("patterns", "error", "message"),
+    [
+        ("nrom.*", ValueError, r"'nrom\.\*', which matches none of .*nearest: .*norm\."),
+        (("norm.*", "x"), ValueError, "got 'x'"),
+        ((), TypeError, "parameters: expected a pattern"),
+        (3, TypeError, "parameters: expected a pattern"),
+    ],
+    ids=str,
+)
+def test_patterns_that_name_nothing_are_refused(patterns, error, message, x):
+    with pytest.raises(error, match=message):
+        check(*pair(), (x,), layout=LAYOUT, parameters=patterns)

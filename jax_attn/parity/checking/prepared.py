@@ -16,7 +16,7 @@ from jax_attn.parity.checking.state import StateFindings, States
 from jax_attn.parity.checking.weights import ToTorch
 from jax_attn.parity.judge.budget import PRECISIONS, RUNS, Budget
 from jax_attn.parity.judge.compare import POWER, TensorReport, Verdict, judge, rms
-from jax_attn.parity.judge.result import Result
+from jax_attn.parity.judge.result import Result, StandingNote
 from jax_attn.parity.run.inputs_and_runs import COMPARED, SECOND, Arrays, Run, wide
 from jax_attn.parity.run.port import Port, float_dtype, full_precision
 from jax_attn.parity.run.reference import Reference
@@ -107,6 +107,12 @@ class Prepared:
             }
             for kind, named in budgets.items()
         }
+
+    @property
+    def near_decisions(self) -> tuple[str, ...]:
+        """Integer decisions of the reference that lie within rounding of another, in sentences."""
+        _ = self.budgets  # the perturbed runs find them
+        return self.reference.near_decisions
 
     def judge_one(self, kind: str, name: str, transform: str, got: np.ndarray) -> TensorReport:
         """The verdict on one tensor of float64 numbers."""
@@ -245,6 +251,10 @@ def judge_port(
         failures = (found.draws, *failures)
     elif found.draws:
         notes = (*notes, found.draws)
+    if near := prepared.near_decisions:
+        passes = all(r.verdict is Verdict.PASS for r in reports)
+        notes = (*notes, *map(StandingNote, near)) if passes else notes
+        doubts = doubts if passes else (*doubts, *near)
     if not prepared.gradients:
         notes = (*notes, "gradients were not compared: gradients=False")
     if reports and all(r.verdict is Verdict.PASS and r.is_zero for r in reports):

@@ -8,6 +8,7 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from jax_attn.parity.run.constants import Kwargs, each
+from jax_attn.parity.run.decisions import Replay
 from jax_attn.parity.run.fills import SUMS_OF_TWO, Summands, as_kept
 
 TORCH_DTYPES = {
@@ -45,9 +46,11 @@ class Float64(TorchDispatchMode):
     leaves an error of 1e-7 that would pass for the port's.
 
     dtype: the one under test. A sum with a mask's fill is what it is there (`run.fills`).
+    replay: the reference's decisions there, which this run follows (`run.decisions`).
     """
 
     dtype = torch.float32
+    replay: Replay | None = None
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -72,6 +75,8 @@ class Float64(TorchDispatchMode):
     def compute(self, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
         """The operator's result; its floating arguments are float64 already."""
         result = _widen(func(*args, **kwargs))
+        if self.replay:
+            result = self.replay.result(func, args, kwargs, result)
         name = func.overloadpacket.__name__
         if name in SUMS_OF_TWO and result.is_floating_point():
             return as_kept(result, Summands.of(name, args, kwargs), self.dtype)

@@ -12,6 +12,14 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from jax_attn.parity.judge.budget import PRECISIONS, RUNS, Budget, Spread
 from jax_attn.parity.run.constants import Constants, Recorder
+from jax_attn.parity.run.decisions import (
+    DecisionRecorder,
+    Decisions,
+    Probe,
+    follow,
+    perturb,
+    settle,
+)
 from jax_attn.parity.run.float64_mode import TORCH_DTYPES, Float64, Unperturbed
 from jax_attn.parity.run.inputs_and_runs import Arrays, Inputs, Run, named_outputs
 from jax_attn.parity.run.module_copies import ModuleCopies
@@ -76,8 +84,10 @@ class Reference:
         return ModuleCopies(self.module)
 
     def given(self, inputs: Inputs) -> "Reference":
-        """The same module on other inputs: its copies, too, are the same."""
-        return self._sharing(replace(self, inputs=inputs))
+        """The same module on other inputs: its copies, too, are the same, and what it decides."""
+        other = self._sharing(replace(self, inputs=inputs))
+        vars(other)["_decisions"] = self._decisions
+        return other
 
     def called(self, call: Callable[..., Any]) -> "Reference":
         """The same module called in another way: its copies, too, are the same."""
@@ -119,9 +129,41 @@ class Reference:
 
         again: call a module that changed its buffers a second time.
         """
+        is_perturbed = isinstance(mode, Perturbed)
+        mode.replay = self._decisions.replay(perturb if is_perturbed else follow)
+        run = self._under(mode, cotangents, again=again)
+        self._decisions.lost |= is_perturbed and mode.replay.lost
+        return run
+
+    def _under(self, mode: Float64, cotangents: Arrays, *, again: bool) -> Run:
         module, mode.dtype = self._copies.wide(), self._dtype
         with threads_for(module), plain_kernels(), mode:
             return self._run(module, torch.float64, cotangents, again=again)
+
+    @cached_property
+    def _decisions(self) -> Decisions:
+        """Those that the module takes as it is, and how float64 decides; mostly it takes none."""
+        mode = Float64()
+        mode.replay = probe = Probe()
+        try:
+            self._under(mode, {}, again=True)
+        except Exception:
+            return Decisions()  # a call that is refused is told where its outputs are needed
+        if not probe.decides:
+            return Decisions()
+        module = self._copies.as_it_is()
+        with one_thread(), plain_kernels(), DecisionRecorder(module) as recorder:
+            self._run(module, self._dtype, {}, again=True)
+        decisions = Decisions(recorder.decisions)
+        mode.replay = decisions.replay(settle)
+        self._under(mode, {}, again=True)
+        decisions.lost = mode.replay.lost
+        return decisions
+
+    @property
+    def near_decisions(self) -> tuple[str, ...]:
+        """What the runs so far decided otherwise, a sentence for each place."""
+        return self._decisions.near()
 
     def spread(
         self, precision: str, cotangents: Arrays, runs: int = RUNS, center: Run | None = None

@@ -1,0 +1,217 @@
+"""Decisions that a torch module takes: floating numbers in, integers out (buckets, experts, ranks).
+
+A rounding flips a decision that lies within it, and all that follows from it is another number.
+The oracle therefore decides as the reference does in the dtype under test. A perturbed run does so,
+too, where what is decided about is made of no parameter and no floating input (the buckets of
+positions): there a port that decides otherwise is wrong. Other decisions it takes itself (experts):
+a correct port may take another where they lie within rounding.
+
+What is continuous whichever way it is decided, comparisons and maxima, stays with each run; so does
+all that a backward pass decides.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from jax_attn.parity.run.constants import Kwargs, Signature, mark, signature, sources
+
+ROUNDINGS = frozenset({"floor", "ceil", "round", "trunc", "sign"})
+_COMPARISONS = frozenset({"lt", "le", "gt", "ge", "eq", "ne"})
+_RANKS = frozenset({"topk", "sort"})
+_CHOICES = frozenset({"argmax", "argmin", "bucketize", "searchsorted", "nonzero", *_RANKS})
+
+
+@dataclass
+class Decision:
+    """One that the reference took in the dtype under test.
+
+    what: in words. call: the operator and the shapes of its floating arguments. constant: whether
+    it is about constants alone. taken: integers, or rounded numbers; None where each run decides.
+    natural: what float64 decides; None where that is the same. near: where another run decides
+    otherwise; None where none did.
+    """
+
+    what: str
+    call: Signature
+    constant: bool
+    taken: Tensor | None
+    natural: Tensor | None = None
+    near: Tensor | None = None
+
+    def compare(self, other: Tensor) -> None:
+        """Note where another run decides otherwise."""
+        if self.taken is None or other.shape != self.taken.shape or torch.equal(other, self.taken):
+            return
+        differs = other != self.taken
+        self.near = differs if self.near is None else self.near | differs
+
+
+# What a run goes on with, given the reference's decision and its own.
+Policy = Callable[[Decision, Tensor], Tensor]
+
+
+def settle(decision: Decision, own: Tensor) -> Tensor:
+    """The first run in float64: the reference's, and where float64 differs is noted."""
+    assert decision.taken is not None
+    if own.shape == decision.taken.shape and not torch.equal(own, decision.taken):
+        decision.natural = own
+    decision.compare(own)
+    return decision.taken
+
+
+def follow(decision: Decision, own: Tensor) -> Tensor:
+    """Another run in float64, perhaps with a bug: as `settle`, where it decides as that did."""
+    natural, taken = decision.natural, decision.taken
+    if natural is None or taken is None or own.shape != natural.shape:
+        return own
+    return torch.where(own == natural, taken, own)
+
+
+def perturb(decision: Decision, own: Tensor) -> Tensor:
+    """A perturbed run: the reference's about constants, its own about all else."""
+    decision.compare(own)
+    return own if decision.taken is None or not decision.constant else decision.taken
+
+
+def decides(func: OpOverload, args: tuple, kwargs: Kwargs) -> bool:
+    """Whether an operator of a forward pass decides about floating numbers."""
+    name = func.overloadpacket.__name__
+    if name == "_to_copy":
+        dtype = kwargs.get("dtype")
+        chosen = dtype is not None and not (dtype.is_floating_point or dtype.is_complex)
+    else:
+        chosen = name in ROUNDINGS or name in _CHOICES or name in _COMPARISONS
+    floating = any(isinstance(x, Tensor) and x.is_floating_point() for x in args)
+    return chosen and floating and torch._C._current_graph_task_id() == -1
+
+
+class DecisionRecorder(TorchDispatchMode):
+    """Records what a module decides; `constants.mark` tells what is made of constants alone."""
+
+    def __init__(self, module: torch.nn.Module):
+        super().__init__()
+        self.decisions: list[Decision] = []
+        self._names = {part: name for name, part in module.named_modules()}
+        self._inside: list[str] = []
+
+    def __enter__(self) -> "DecisionRecorder":
+        self._hooks = (
+            register_module_forward_pre_hook(
+                lambda part, _: self._inside.append(self._names.get(part, ""))
+            ),
+            register_module_forward_hook(lambda *_: self._left(), always_call=True),
+        )
+        return super().__enter__()
+
+    def __exit__(self, *raised: Any) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        super().__exit__(*raised)
+
+    def _left(self) -> None:
+        self._inside.pop()
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Any, args: tuple = (), kwargs: Kwargs | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        made_by = sources((args, kwargs))
+        result = func(*args, **kwargs)
+        mark(result, made_by)
+        if decides(func, args, kwargs):
+            name = func.overloadpacket.__name__
+            place = next((f"`{inside}`" for inside in reversed(self._inside) if inside), "its call")
+            what = f"cast to {kwargs['dtype']}" if name == "_to_copy" else name
+            what = f"the reference's {what.replace('torch.', '')} in {place}"
+            call, constant = signature(func, args, kwargs), made_by is not None
+            replayed = constant or name not in _COMPARISONS
+            taken = _decided(result).detach().clone() if replayed else None
+            self.decisions.append(Decision(what, call, constant, taken))
+        return result
+
+
+class Replay:
+    """The decisions of the reference, in order, as one float64 run meets them.
+
+    lost: whether the order came to be another; from there on the run decides.
+    """
+
+    def __init__(self, decisions: Iterable[Decision], policy: Policy):
+        self._left, self._policy = list(decisions)[::-1], policy
+        self.lost = False
+
+    def result(self, func: OpOverload, args: tuple, kwargs: Kwargs, result: Any) -> Any:
+        """What the run goes on with, of an operator's result."""
+        if not self._left or not decides(func, args, kwargs):
+            return result
+        decision = self._left.pop()
+        if decision.call != signature(func, args, kwargs):
+            self._left, self.lost = [], True
+            return result
+        if decision.taken is None:
+            return result
+        own = _decided(result)
+        going_on = self._policy(decision, own)
+        if going_on is own:
+            return result
+        going_on = going_on.to(own.dtype)
+        if func.overloadpacket.__name__ not in _RANKS:
+            return going_on
+        named = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | {**kwargs}
+        return args[0].gather(named.get("dim", -1), going_on), going_on
+
+
+class Probe(Replay):
+    """Leaves all to the run. decides: whether it came to any decision about floating numbers."""
+
+    def __init__(self) -> None:
+        super().__init__((), perturb)
+        self.decides = False
+
+    def result(self, func: OpOverload, args: tuple, kwargs: Kwargs, result: Any) -> Any:
+        self.decides = self.decides or decides(func, args, kwargs)
+        return result
+
+
+class Decisions(list[Decision]):
+    """All that the reference decides in a call, in order. lost: whether perturbed runs, or the
+    first in float64, came to another order."""
+
+    lost = False
+
+    def replay(self, policy: Policy) -> Replay:
+        """For one run; nothing is replayed where all is left to the runs."""
+        return Replay(self if any(d.taken is not None for d in self) else (), policy)
+
+    def near(self) -> tuple[str, ...]:
+        """A sentence for each place where a decision lies within rounding of another."""
+        counts: dict[str, list[int]] = {}
+        for decision in self:
+            if decision.near is not None:
+                count = counts.setdefault(decision.what, [0, 0])
+                count[0] += int(decision.near.sum())
+                count[1] += decision.near.numel()
+        sentences = tuple(
+            f"{what} lies within rounding of another value at {near} of {total} elements: a "
+            "correct port may decide otherwise there"
+            for what, (near, total) in counts.items()
+        )
+        return (*sentences, _LOST) if self.lost else sentences
+
+
+_LOST = (
+    "the reference decides in another order where its numbers are rounded otherwise: its decisions "
+    "were not held fast, and the budget may be too wide"
+)
+
+
+def _decided(result: Any) -> Tensor:
+    """The decision in an operator's result: of values and indices, the indices."""
+    return result[-1] if isinstance(result, tuple | list) else result

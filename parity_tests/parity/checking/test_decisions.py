@@ -1,0 +1,127 @@
+"""Modules that decide: the oracle and perturbed runs decide as the reference does."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from helpers.deciding_pairs import (
+    BUCKETS_LAYOUT,
+    EXPERTS_LAYOUT,
+    D,
+    FlaxBuckets,
+    FlaxExperts,
+    TorchBuckets,
+    TorchExperts,
+    loaded,
+    tokens,
+)
+from jax_attn.parity import Verdict, check
+from jax_attn.parity.checking.prepared import Prepared
+from jax_attn.parity.judge.result import StandingNote
+from jax_attn.parity.run.inputs_and_runs import Inputs
+from jax_attn.parity.run.reference import Reference
+
+
+def checked(reference, port, layout):
+    pair = loaded(reference, port, layout)
+    return check(*pair, (tokens(),), layout=layout, transforms=("eager",))
+
+
+def prepared(module, *inputs, dtype="float32"):
+    given = inputs or (tokens().astype(np.float32),)
+    return Prepared(Reference(module, None, Inputs(given, {})), dtype)
+
+
+@pytest.fixture(scope="module")
+def buckets():
+    torch.manual_seed(0)
+    return TorchBuckets()
+
+
+CAST = "the reference's cast to int64 in its call lies within rounding of another value at"
+
+
+def test_buckets_at_exact_powers_are_the_references_and_a_note_says_so(buckets):
+    result = checked(buckets, FlaxBuckets(), BUCKETS_LAYOUT)
+    assert result.verdict is Verdict.PASS, str(result)
+    (note,) = (note for note in result.notes if note.startswith(CAST))
+    assert isinstance(note, StandingNote), "strict lets it be"
+
+
+def test_buckets_of_distances_one_too_large_fail_and_the_decision_is_among_the_reasons(buckets):
+    result = checked(buckets, FlaxBuckets(off_by_one=True), BUCKETS_LAYOUT)
+    assert result.verdict is Verdict.FAIL
+    assert any(reason.startswith(CAST) for reason in result.reasons)
+
+
+def test_budgets_are_those_of_buckets_that_are_a_table(buckets):
+    frozen = TorchBuckets(frozen=True)
+    frozen.load_state_dict(buckets.state_dict())
+    ours, theirs = (prepared(module).budgets["output"]["output"] for module in (buckets, frozen))
+    assert ours.rms <= 3 * theirs.rms
+
+
+@pytest.mark.parametrize("swapped", [False, True], ids=["right", "swapped"])
+def test_experts_that_no_rounding_swaps_are_judged_without_a_word(swapped):
+    torch.manual_seed(0)
+    result = checked(TorchExperts(), FlaxExperts(swapped), EXPERTS_LAYOUT)
+    assert result.verdict is (Verdict.FAIL if swapped else Verdict.PASS), str(result)
+    assert "rounding" not in str(result)
+
+
+def test_experts_that_tie_are_named_and_a_port_that_takes_the_other_does_not_fail():
+    torch.manual_seed(0)
+    module = TorchExperts()
+    with torch.no_grad():
+        module.gate.weight[1] = module.gate.weight[0]
+        module.gate.bias[:2] = torch.tensor([0.5, 0.5 + 2.0**-24])
+    result = checked(module, FlaxExperts(), EXPERTS_LAYOUT)
+    assert result.verdict is not Verdict.FAIL
+    assert any("topk" in line for line in (*result.notes, *result.reasons))
+
+
+class Powers(nn.Module):
+    """x times the integer part of log_b(b**n), which is n or n - 1 as the logarithms round."""
+
+    def forward(self, x):
+        base = torch.arange(2, 2 + D)
+        logs = [torch.log((base**n).to(x.dtype)) / torch.log(base.to(x.dtype)) for n in range(1, 8)]
+        return x * torch.stack(logs).long().sum(0)
+
+
+def test_the_oracle_decides_as_the_reference_does_in_its_own_dtype():
+    side = prepared(Powers())
+    own = side.own.kinds["output"]["output"]
+    assert side.judge_one("output", "output", "own", own).verdict is Verdict.PASS
+    (sentence,) = side.near_decisions
+    assert "cast to int64" in sentence
+    by_itself = Powers().double()(torch.from_numpy(side.reference.inputs.args[0]).double())
+    assert not np.allclose(by_itself.numpy(), own), "float64 decides otherwise"
+
+
+class Masked(nn.Module):
+    """Decides about integers alone."""
+
+    def forward(self, x):
+        later = torch.arange(x.shape[-2])[:, None] < torch.arange(x.shape[-2])
+        return torch.softmax((x @ x.mT).masked_fill(later, -1e9), -1) @ x
+
+
+def test_decisions_about_integers_are_not_recorded():
+    reference = prepared(Masked()).reference
+    assert reference._decisions == []
+    assert reference.near_decisions == ()
+
+
+class Fickle(nn.Module):
+    """Rounds once more in float64."""
+
+    def forward(self, x):
+        y = torch.floor(x)
+        return torch.ceil(x) + y if x.dtype is torch.float64 else y + torch.trunc(x)
+
+
+def test_another_order_of_decisions_is_told():
+    (sentence,) = prepared(Fickle()).near_decisions[-1:]
+    assert "decides in another order" in sentence

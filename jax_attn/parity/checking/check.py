@@ -73,6 +73,11 @@ def check(
     reveal makes the verdict INCONCLUSIVE, and is named with what would
     (`jax_attn.parity.checking.canaries`).
 
+    What a call changes is compared too: running statistics that the table pairs, as by
+    `row("bn.running_mean", "bn.mean")`, and the outputs of a second call from there; what no row
+    pairs is named in a note (`jax_attn.parity.checking.state`). So are parameters that no input
+    reaches, whose gradient is zero everywhere.
+
     Raises TypeError or ValueError for arguments that cannot be checked, naming each.
     """
     _validate(reference, port, layout, dtype, transforms)

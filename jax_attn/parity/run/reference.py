@@ -21,7 +21,7 @@ from jax_attn.parity.run.decisions import (
     settle,
 )
 from jax_attn.parity.run.float64_mode import TORCH_DTYPES, Float64, Unperturbed
-from jax_attn.parity.run.inputs_and_runs import Arrays, Inputs, Run, named_outputs
+from jax_attn.parity.run.inputs_and_runs import STATE, Arrays, Inputs, Run, named_outputs
 from jax_attn.parity.run.module_copies import ModuleCopies
 from jax_attn.parity.run.perturbed_mode import Perturbed, rounds
 from jax_attn.transfer import as_numpy
@@ -175,11 +175,15 @@ class Reference:
             kind: {name: Spread(value, rounding) for name, value in tensors.items()}
             for kind, tensors in (center or self.center(cotangents)[0]).kinds.items()
         }
+        dtype = TORCH_DTYPES.get(precision)
+        narrow = {name for name, x in self.module.named_buffers() if x.dtype is dtype}
         for seed in range(1, runs + 1):
-            run = self.under(Perturbed(rounding, seed, constants), cotangents, again=True)
+            mode = Perturbed(rounding, seed, constants)
+            run = self.under(mode, cotangents, again=True)
             for kind, tensors in run.kinds.items():
                 for name, value in tensors.items():
-                    spreads[kind][name].add(value)
+                    is_kept = kind == STATE and name in narrow
+                    spreads[kind][name].add(mode.kept(value) if is_kept else value)
             del run, tensors, value  # before the next one is made
         # A tensor's sums are dropped once its budget is made of them.
         return {
@@ -282,9 +286,7 @@ class Reference:
 def buffers(module: torch.nn.Module) -> dict[str, np.ndarray]:
     """name -> a copy of every buffer that holds numbers."""
     return {
-        name: as_numpy(x).copy()
-        for name, x in module.named_buffers()
-        if x is not None and x.dtype is not torch.bool
+        name: as_numpy(x).copy() for name, x in module.named_buffers() if x.dtype is not torch.bool
     }
 
 

@@ -8,6 +8,9 @@ from flax import nnx
 
 from jax_attn.parity import Verdict, check
 from jax_attn.parity.judge.result import StandingNote
+from jax_attn.parity.run.inputs_and_runs import STATE, Inputs
+from jax_attn.parity.run.port import float_dtype
+from jax_attn.parity.run.reference import Reference
 from jax_attn.transfer import LINEAR, Layout, export, ignored, load, row
 
 B, D, F = 7, 5, 3
@@ -130,6 +133,50 @@ def test_statistics_travel_through_a_table_both_ways_and_a_wrong_one_is_a_wrong_
     assert "'bn.running_mean' differs in 3 of 3 elements" in "\n".join(result.failures)
 
 
+class TorchAverage(torch.nn.Module):
+    def __init__(self, dtype):
+        super().__init__()
+        self.register_buffer("average", torch.zeros(D, dtype=dtype))
+
+    def forward(self, x):
+        self.average.mul_(0.75).add_(0.25 * x.detach().mean(0))
+        return 3 * x
+
+
+class FlaxAverage(nnx.Module):
+    def __init__(self, dtype, momentum):
+        self.average, self.momentum = nnx.BatchStat(jnp.zeros(D, dtype)), momentum
+
+    def __call__(self, x):
+        old = self.momentum * self.average[...]
+        self.average[...] = old + (1 - self.momentum) * x.mean(0)
+        return 3 * x
+
+
+@pytest.mark.parametrize("momentum", [0.75, 0.5])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_state_is_rounded_as_its_dtype_keeps_it(dtype, momentum):
+    reference = TorchAverage(getattr(torch, dtype))
+    options = {"layout": Layout(row("average", "average")), "transforms": ("eager",)}
+    x = np.random.default_rng(0).standard_normal((B, D))
+    result = check(reference, FlaxAverage(dtype, momentum), (x,), dtype=dtype, **options)
+    failed = [t.label for t in result.tensors if t.verdict is Verdict.FAIL]
+    assert failed == ([] if momentum == 0.75 else ["average after the call"]), str(result)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_torchs_own_statistics_are_within_their_budgets(dtype):
+    """They are written inside a kernel, and rounded when they are kept."""
+    torch.manual_seed(0)
+    norm = torch.nn.BatchNorm1d(11).to(getattr(torch, dtype))
+    x = np.random.default_rng(0).standard_normal((64, 11))
+    reference = Reference(norm, None, Inputs.of((x,), float_dtype(dtype)))
+    own, exact = reference.run(dtype, {}).kinds[STATE], reference.exact({}).kinds[STATE]
+    budgets = reference.spread(dtype, {})[STATE]
+    for key in RUNNING:
+        assert (np.abs(own[key] - exact[key]) <= budgets[key].element).all()
+
+
 # --- ports that remember --------------------------------------------------------------------------
 
 
@@ -167,6 +214,12 @@ class Draws(nnx.Module):
 
     def __call__(self, x):
         return self.dropout(3 * x)
+
+
+class Sows(nnx.Module):
+    def __call__(self, x):
+        self.sow(nnx.Intermediate, "seen", x)
+        return 3 * x
 
 
 class CannotBeCalledTwice(Remembers):
@@ -215,6 +268,13 @@ def test_a_port_that_remembers_is_called_twice(name):
     assert result.verdict is verdict, str(result)
     lines = {"PASS": result.notes, "FAIL": result.failures, "INCONCLUSIVE": result.doubts}[verdict]
     assert any(said in line for line in lines), str(result)
+
+
+@pytest.mark.filterwarnings("ignore:Using 'Module.sow")
+def test_what_is_sown_for_others_to_read_is_no_state():
+    result = remembering(Triple(), Sows())
+    assert result.verdict is Verdict.PASS
+    assert {t.label for t in result.tensors} == {"output", "grad input 0"}
 
 
 def test_the_same_compiled():

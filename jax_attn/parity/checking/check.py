@@ -15,6 +15,7 @@ from flax import nnx
 from jax_attn.dtypes import DTYPES
 from jax_attn.parity.checking.canaries import probe_integers, try_canaries
 from jax_attn.parity.checking.chosen import chosen, note
+from jax_attn.parity.checking.estimate import announce, timed
 from jax_attn.parity.checking.prepared import Prepared, judge_port
 from jax_attn.parity.checking.unreached import unreached
 from jax_attn.parity.checking.weights import compare_weights
@@ -78,6 +79,8 @@ def check(
     pairs is named in a note (`jax_attn.parity.checking.state`). So are parameters that no input
     reaches, whose gradient is zero everywhere.
 
+    Where it will take over 20 s, or over half of the free memory, a line on stderr says so.
+
     Raises TypeError or ValueError for arguments that cannot be checked, naming each.
     """
     _validate(reference, port, layout, dtype, transforms)
@@ -90,11 +93,13 @@ def check(
             "reference: expected the same outputs each time, got others on the same inputs; is it "
             "in training mode, with dropout? call .eval() first"
         )
+    announce(reference, timed(lambda: prepared.exact))
     weights = compare_weights(reference, port, layout)
     doubts, not_tried = try_canaries(prepared)
     kind = "gradient of parameter"
     exact = prepared.exact.kinds[kind]
-    passed_over, limited = weights.passed_over, ()
+    passed_over = weights.passed_over
+    limited: tuple[str, ...] = ()
     if names is not None:
         passed_over |= dict(reference.named_parameters()).keys() - names
         limited = (note(reference, names),) if weights.to_torch and gradients else ()

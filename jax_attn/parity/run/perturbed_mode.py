@@ -294,7 +294,7 @@ class Perturbed(Unperturbed):
         by_frequency: bool,
     ) -> torch.Tensor:
         """By its steps in the rows that are read alone: a table is long, its other rows are 0."""
-        rows, read = indices.unique(return_inverse=True)
+        rows, read = indices.long().unique(return_inverse=True)
         at = (rows == padding).nonzero().flatten().tolist()
         with self._inside(replace(self.precision, store=self.precision.acc)):
             few = decomposition_table[func](d_out, read, len(rows), *(at or [-1]), by_frequency)

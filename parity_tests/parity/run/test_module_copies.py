@@ -1,4 +1,6 @@
-"""Runs share a float64 copy of the parameters, and nothing that a call changes."""
+"""Runs share a float64 copy of the parameters, and nothing that a call changes; one is kept."""
+
+import weakref
 
 import numpy as np
 import pytest
@@ -77,3 +79,23 @@ def test_the_same_module_on_other_inputs_has_the_same_copies():
     other = reference.given(Inputs((TOKENS + 1,), {}))
     assert other._copies is reference._copies
     assert not np.array_equal(*(r.exact({}).outputs["output"] for r in (reference, other)))
+
+
+def test_of_the_perturbed_runs_one_is_alive_at_a_time(monkeypatch):
+    """Its arrays are dropped once they are added up: a large model's would fill the memory."""
+    under, arrays, alive = Reference.under, [], []
+
+    def watched(*args, **options):
+        alive.append(sum(array() is not None for array in arrays))
+        run = under(*args, **options)
+        arrays.extend(weakref.ref(a) for a in run.parameter_grads.values())
+        return run
+
+    x = np.random.default_rng(0).standard_normal((7, 5)).astype(np.float32)
+    reference = Reference(nn.Linear(5, 3), None, Inputs((x,), {}))
+    cotangents = {"output": np.ones((7, 3), np.float32)}
+    center, _ = reference.center(cotangents)
+    monkeypatch.setattr(Reference, "under", watched)
+    reference.spread("float32", cotangents, 5, center)
+    assert len(arrays) == 2 * 5
+    assert alive == [0] * 5

@@ -85,16 +85,15 @@ class Reference:
 
     def given(self, inputs: Inputs) -> "Reference":
         """The same module on other inputs: its copies, too, are the same, and what it decides."""
-        other = self._sharing(replace(self, inputs=inputs))
-        vars(other)["_decisions"] = self._decisions
-        return other
+        return self._sharing(replace(self, inputs=inputs))
 
     def called(self, call: Callable[..., Any]) -> "Reference":
-        """The same module called in another way: its copies, too, are the same."""
+        """The same module called in another way: its copies, too, are the same, and what it
+        decides."""
         return self._sharing(replace(self, call=call))
 
     def _sharing(self, other: "Reference") -> "Reference":
-        vars(other)["_copies"] = self._copies
+        vars(other).update(_copies=self._copies, _decisions=self._decisions)
         return other
 
     def outputs(self, dtype: str) -> dict[str, np.ndarray]:

@@ -1,6 +1,7 @@
 """A batch of one row, and two inputs that are one array: what of them could not be told apart."""
 
 import numpy as np
+import torch
 
 from helpers.canary_trials import attend, try_on
 
@@ -49,3 +50,19 @@ def test_two_masks_that_are_one_array_are_doubted():
     assert "that inputs 'mask' and 'other_mask' are read in each other's place" in doubts
     assert "gradients" not in doubts
     assert try_on(call, {"x": X, "mask": hidden, "other_mask": hidden.T}) == ("", "")
+
+
+def test_a_mask_of_queries_none_of_which_it_empties_is_noted_where_that_has_a_meaning():
+    def filled(fill):
+        def call(x, mask):
+            return torch.softmax((x @ x.mT).masked_fill(~mask, fill), -1) @ x
+
+        return call
+
+    mask = rng.random((B, T, T)) < 0.6
+    mask |= np.eye(T, dtype=bool)
+    note = "mask 'mask' leaves every query a key: what a query gets that sees none is not shown"
+    assert note in try_on(filled(-1e9), {"x": X, "mask": mask})[1]
+    assert try_on(filled(-torch.inf), {"x": X, "mask": mask}) == ("", "")
+    mask[0, 2] = False
+    assert try_on(filled(-1e9), {"x": X, "mask": mask}) == ("", "")

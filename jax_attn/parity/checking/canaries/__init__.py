@@ -38,7 +38,7 @@ def try_canaries(prepared: Prepared) -> DoubtsAndNotes:
     branches, by_masks = Branches(), Branches(OF_MASKS)
     run_placed(prepared.reference, Watched([facts, tanhs, branches]))
     parts = (
-        try_masks(prepared, by_masks),
+        try_masks(prepared, facts, by_masks),
         try_positions(prepared),
         try_softmaxes(prepared, facts),
         try_windows(prepared, facts),

@@ -11,6 +11,8 @@ from jax_attn.parity.checking.softmax_bugs import FORWARD
 from jax_attn.parity.judge.budget import PRECISIONS
 from jax_attn.parity.run.constants import Kwargs
 
+# What a mask adds to a score, or puts in its place.
+HIDES = -1e3
 # Of a softmax's rows, how many make what is true of them the cause.
 NEARLY_ALL = 0.9
 
@@ -37,13 +39,15 @@ class AttentionFacts:
     """Of the softmaxes met, how many rows of each have one key, are saturated, or are alike.
 
     longest: the most keys that a query has, hidden ones among them. hides: whether a mask hides
-    some key from a query that sees others; hides_first: whether the first.
+    some key from a query that sees others; hides_first: whether the first. empties: whether every
+    key is hidden from some query.
     """
 
     operators = FORWARD
 
     def __init__(self, dtype: str):
-        self.longest, self.hides, self.hides_first = 0, False, False
+        self.longest = 0
+        self.hides = self.hides_first = self.empties = False
         self._store = PRECISIONS[dtype].store
         self._rows: dict[Place, torch.Tensor] = {}  # counts: all, single, saturated, alike
 
@@ -52,6 +56,7 @@ class AttentionFacts:
         if not scores.numel() or not scores.ndim:
             return
         self.longest = max(self.longest, scores.shape[axis])
+        self.empties |= bool((scores.amax(axis) <= HIDES).any())
         weights = torch.softmax(scores, axis).nan_to_num()
         largest, keys = weights.amax(axis), (weights > 0).sum(axis)
         first_hidden = weights.select(axis, 0) == 0

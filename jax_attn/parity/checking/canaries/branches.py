@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from jax_attn.parity.checking.canaries.attention_facts import HIDES
 from jax_attn.parity.checking.canaries.findings import DoubtsAndNotes
 from jax_attn.parity.checking.canaries.watched import listed
 from jax_attn.parity.checking.places import Place, Placed
@@ -30,8 +31,6 @@ Sides = Iterator[tuple[Side, bool]]
 _GUARD = 1e-3
 # A bound this large keeps a number finite; it is no part of what is computed.
 _FINITE = 1e30
-# What is added to a score or put in its place so that its key is hidden.
-_HIDES = -1e3
 
 
 # --- the sides of each operator -------------------------------------------------------------------
@@ -112,7 +111,7 @@ def _masked_fill(x: Any, mask: Any, value: Any) -> Sides:
 
 def _hides(value: Any) -> bool:
     number = _constant(value)
-    return number is not None and number <= _HIDES
+    return number is not None and number <= HIDES
 
 
 _SIDES: dict[str, Callable[..., Sides]] = {

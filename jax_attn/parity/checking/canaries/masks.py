@@ -5,26 +5,28 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from jax_attn.parity.checking.canaries.attention_facts import AttentionFacts
 from jax_attn.parity.checking.canaries.findings import NO_KEY, SOME_HIDDEN, DoubtsAndNotes, doubt
 from jax_attn.parity.checking.canaries.planted import named_inputs, run_planted, with_inputs
 from jax_attn.parity.checking.canaries.watched import Watched, Watcher, run_placed
 from jax_attn.parity.checking.prepared import Prepared
 from jax_attn.parity.checking.softmax_bugs import BuggySoftmax
-from jax_attn.parity.run.inputs_and_runs import is_float, wide
+from jax_attn.parity.run.inputs_and_runs import Run, is_float, wide
 from jax_attn.parity.run.reference import Reference
 
 
-def try_masks(prepared: Prepared, *watchers: Watcher) -> DoubtsAndNotes:
+def try_masks(prepared: Prepared, facts: AttentionFacts, *watchers: Watcher) -> DoubtsAndNotes:
     """Each mask among the inputs inverted, and ignored: all alike, of either polarity.
 
     watchers: of these runs of the reference.
     """
     doubts = []
-    refused: dict[str, None] = {}
+    notes: dict[str, None] = {}
     for name, mask in named_inputs(prepared.reference).items():
         if not is_mask(prepared.reference, name, mask):
             continue
         hides, shows = _ends(mask)
+        may_empty = facts.hides and not facts.empties and _is_of_queries(mask)
         for bug, wrong_mask in (
             ("inverted", np.where(mask == shows, hides, shows)),
             ("ignored", np.full_like(mask, shows)),
@@ -32,14 +34,30 @@ def try_masks(prepared: Prepared, *watchers: Watcher) -> DoubtsAndNotes:
         ):
             other = with_inputs(prepared.reference, {name: wrong_mask})
             run = run_placed(other, Watched(watchers))
+            may_empty = may_empty and run is not None and _is_finite(run)
             if run is None:
-                refused[f"mask {name!r}: the reference refuses one that would show it {bug}"] = None
+                notes[f"mask {name!r}: the reference refuses one that would show it {bug}"] = None
             elif not prepared.would_fail(run):
                 first = mask.flat[0]
                 reason = f"it is {first} everywhere" if (mask == first).all() else NO_KEY
                 doubts.append(doubt(f"that mask {name!r} is {bug}", reason, SOME_HIDDEN))
                 break
-    return DoubtsAndNotes(tuple(doubts), tuple(refused))
+        else:
+            if may_empty:
+                notes[
+                    f"mask {name!r} leaves every query a key: what a query gets that sees none is "
+                    "not shown; what would show it: a query whose keys are all hidden"
+                ] = None
+    return DoubtsAndNotes(tuple(doubts), tuple(notes))
+
+
+def _is_of_queries(mask: np.ndarray) -> bool:
+    """Whether it hides keys query by query, (B, T, S), and is not itself added to the scores."""
+    return mask.ndim > 2 and mask.shape[-2] > 1 and bool(np.isin(mask, (0, 1)).all())
+
+
+def _is_finite(run: Run) -> bool:
+    return all(np.isfinite(a).all() for a in run.kinds["output"].values())
 
 
 def is_mask(reference: Reference, name: str, a: np.ndarray) -> bool:

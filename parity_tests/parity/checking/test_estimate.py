@@ -10,10 +10,10 @@ GIB = 2**30
 # parameters, seconds of one run, free bytes -> what the line holds; None: there is no line.
 ESTIMATES = {
     "small": ((10**6, 0.1, 8 * GIB), None),
-    "long": ((10**6, 2.0, 8 * GIB), "about 60 s and 0.1 GiB of the 8.0 GiB that are free"),
-    "large": ((10**8, 0.1, 8 * GIB), "about 3 s and 5.6 GiB of the 8.0 GiB"),
+    "long": ((10**6, 2.0, 8 * GIB), "about 60 s and 0.0 GiB of the 8.0 GiB that are free"),
+    "large": ((10**8, 0.1, 4 * GIB), "about 3 s and 3.7 GiB of the 4.0 GiB"),
     "large, of memory that is not known": ((10**8, 0.1, None), None),
-    "long, of memory that is not known": ((10**6, 2.0, None), "about 60 s and 0.1 GiB;"),
+    "long, of memory that is not known": ((10**6, 2.0, None), "about 60 s and 0.0 GiB;"),
 }
 
 

@@ -144,20 +144,20 @@ FACTORS = {
     "gqa/qk_norm": Factors(("none",), ("square", "seed000"), _MAIN),
     "gqa/qk_layer_norm": Factors(("causal",), ("cross", "prime"), ("float32",)),
     "gqa/dropout": Factors(("dropout",), ("cross", "prime")),
+    # In a sliding window the cache is a ring.
+    "gqa/cached": Factors(("causal", "sliding"), _LONG, _MAIN),
+    "gqa/cached_ragged": Factors(("causal", "sliding"), _LONG, ("float32",)),
+    "gqa/cached_rotary": Factors(("causal",), _LONG, ("float32",)),
+    "weights_mha/cached": Factors(("causal",), _LONG, ("float32",)),
+    "masked_mha/cached": Factors(("causal",), _LONG, ("float32",)),
+    "mqa/cached": Factors(("sliding",), _LONG, ("float32",)),
+    "torch_mha/cached": Factors(("causal",), _LONG, ("float32",)),
     "torch_mha/extra_keys": Factors(("none", "padding"), ("cross", "prime"), _MAIN),
     "torch_mha/extra_keys_weights": Factors(("empty_row",), ("prime", "cross"), ("float32",)),
     "gqa/extra_keys": Factors(("per_head", "bias", "empty_row"), ("cross", "prime"), ("float32",)),
     "gqa/sinks": Factors(("window", "empty_row"), ("prime", "cross"), _MAIN),
     "gqa/extra_keys_dropout": Factors(("dropout",), ("cross", "prime"), ("float32",)),
-    # In a sliding window the cache is a ring.
-    "gqa/cached": Factors(("causal", "sliding"), _LONG, _MAIN),
-    "gqa/cached_ragged": Factors(("causal", "sliding"), _LONG, ("float32",)),
-    "gqa/cached_rotary": Factors(("causal",), _LONG, ("float32",)),
     "gqa/cached_extra_keys": Factors(("causal", "sliding"), _LONG, ("float32",)),
-    "weights_mha/cached": Factors(("causal",), _LONG, ("float32",)),
-    "masked_mha/cached": Factors(("causal",), _LONG, ("float32",)),
-    "mqa/cached": Factors(("sliding",), _LONG, ("float32",)),
-    "torch_mha/cached": Factors(("causal",), _LONG, ("float32",)),
 }
 
 # Eager compiles every operation by itself; wide and long shapes take the oracle's side longest.

@@ -42,7 +42,7 @@ def command(
     """Measure the false-alarm rate on random correct ports.
 
     What is inconclusive is judged again without the cause of it, in a finer precision. Exits with
-    status 1 if any port fails, and with 4 if more than a twentieth are inconclusive, or one still
+    status 1 if any port fails, and with 4 if more than a tenth are inconclusive, or one still
     is without the cause.
     """
     expect_ready(report, FILES)

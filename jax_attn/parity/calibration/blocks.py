@@ -18,7 +18,6 @@ from flax import nnx
 from torch.nn import functional
 
 from jax_attn.nn import GroupedQueryAttention
-from jax_attn.nn.projection import project
 from jax_attn.parity.calibration.anatomies import ANATOMIES, PADDING, TOKENS, Anatomy
 from jax_attn.parity.matrix.cases import Size
 from jax_attn.parity.matrix.designs import Design
@@ -150,10 +149,10 @@ class FlaxAttention(nnx.Module):
     def __init__(self, size: Size, anatomy: Anatomy, options: Mapping[str, Any]):
         self.heads, self.kv_heads = size.N, size.K
         H = size.D // size.N
-        self.q_proj = Linear(size.D, size.N * H, **options)
-        self.k_proj = Linear(size.D, size.K * H, **options)
-        self.v_proj = Linear(size.D, size.K * H, **options)
-        self.out_proj = Linear(size.N * H, size.D, **options)
+        self.q_proj = nnx.Linear(size.D, size.N * H, **options)
+        self.k_proj = nnx.Linear(size.D, size.K * H, **options)
+        self.v_proj = nnx.Linear(size.D, size.K * H, **options)
+        self.out_proj = nnx.Linear(size.N * H, size.D, **options)
         self.hide = _HIDDEN[anatomy.hide or ""][1]
         bias = nnx.Embed(_BUCKETS, size.N, **options) if anatomy.buckets else None
         self.relative_bias = nnx.data(bias)
@@ -178,22 +177,11 @@ class FlaxAttention(nnx.Module):
 # --- MLPs -----------------------------------------------------------------------------------------
 
 
-class Linear(nnx.Linear):
-    """Its bias is added in float32: flax's own, in bfloat16 and float16, sums that bias's gradient
-    in the dtype itself, each partial sum rounded: of ten rows already three times as far off.
-    """
-
-    def __call__(self, inputs: jax.Array, out_sharding: Any = None) -> jax.Array:
-        assert self.bias is not None
-        return project(inputs, self.kernel[...], self.bias[...], axes=1)
-
-
 _ACTIVATIONS: dict[str, tuple[Callable[..., torch.Tensor], Callable[..., jax.Array]]] = {
     "gelu": (functional.gelu, partial(jax.nn.gelu, approximate=False)),
     "tanh gelu": (partial(functional.gelu, approximate="tanh"), jax.nn.gelu),
-    "relu": (functional.relu, jax.nn.relu),
     "gated": (functional.silu, jax.nn.silu),
-    "experts": (functional.relu, jax.nn.relu),
+    "experts": (functional.silu, jax.nn.silu),
 }
 
 
@@ -213,10 +201,10 @@ class TorchMLP(torch.nn.Module):
 
 class FlaxMLP(nnx.Module):
     def __init__(self, size: Size, kind: str, options: Mapping[str, Any]):
-        self.up = Linear(size.D, _WIDER * size.D, **options)
-        gate = Linear(size.D, _WIDER * size.D, **options) if kind == "gated" else None
+        self.up = nnx.Linear(size.D, _WIDER * size.D, **options)
+        gate = nnx.Linear(size.D, _WIDER * size.D, **options) if kind == "gated" else None
         self.gate = nnx.data(gate)
-        self.down = Linear(_WIDER * size.D, size.D, **options)
+        self.down = nnx.Linear(_WIDER * size.D, size.D, **options)
         self.activation = _ACTIVATIONS[kind][1]
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -244,7 +232,7 @@ class TorchExperts(torch.nn.Module):
 
 class FlaxExperts(nnx.Module):
     def __init__(self, size: Size, kind: str, options: Mapping[str, Any]):
-        self.router = Linear(size.D, _EXPERTS, **options)
+        self.router = nnx.Linear(size.D, _EXPERTS, **options)
         self.experts = nnx.List(FlaxMLP(size, kind, options) for _ in range(_EXPERTS))
 
     def __call__(self, x: jax.Array) -> jax.Array:

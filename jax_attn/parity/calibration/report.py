@@ -20,7 +20,8 @@ from jax_attn.parity.judge.text import SCHEMA_VERSION, number
 
 GATES = ("element", "RMS", "projection")
 QUANTILES = {"median": 0.5, "90%": 0.9, "99%": 0.99, "largest": 1.0}
-DOUBTED = 0.05
+WITHOUT_CAUSE = "reasons, and pass without the cause"
+DOUBTED = 0.1
 """The largest part of correct configurations on which a check may say nothing."""
 
 
@@ -126,9 +127,7 @@ def doubts(trials: Sequence[Trial]) -> dict[str, dict[str, int]]:
     drawn = ("values", "mask")
     return {
         "reasons": _counted({d.partition(": ")[0] for d in t.doubts} for t in doubted),
-        "reasons, and pass without the cause": _counted(
-            {d.partition(": ")[0] for d in t.doubts} for t in borne_out
-        ),
+        WITHOUT_CAUSE: _counted({d.partition(": ")[0] for d in t.doubts} for t in borne_out),
         "tensors": _counted({d.partition(": ")[2] for d in t.doubts} for t in doubted),
         **{name: _counted({t.traits[name]} for t in doubted) for name in drawn},
     }

@@ -136,6 +136,9 @@ class Perturbed(Unperturbed):
     constants: those that the module makes when it is run as it is, in order.
     """
 
+    _rows_kept = 0.0
+    """The roundoff in which a kernel keeps its sums over rows, where it is a coarser one."""
+
     def __init__(self, precision: Precision, seed: int = 0, constants: Constants = ()):
         super().__init__()
         self.precision = precision
@@ -235,7 +238,7 @@ class Perturbed(Unperturbed):
             return total
         squares, terms = _SUMS[name](*args, **kwargs)
         total *= terms * self._kept(1 / terms) if name == "mean" and terms else 1.0
-        of_total, of_squares, lost = self._bridge(name, terms)
+        of_total, of_squares, lost = self._bridge(name, terms, args)
         of_sum, of_storing = self._draws.key(), self._draws.key()
 
         def summed(total: torch.Tensor, squares: torch.Tensor) -> torch.Tensor:
@@ -244,12 +247,13 @@ class Perturbed(Unperturbed):
 
         return in_parts(summed, total, squares, out=total)
 
-    def _bridge(self, name: str, terms: int) -> tuple[float, float, float]:
+    def _bridge(self, name: str, terms: int, args: tuple) -> tuple[float, float, float]:
         """As `bridge`; but backward JAX adds up what was broadcast (a bias) in its own dtype.
 
         XLA:CPU adds up runs of `_RUN` terms first, then their sums.
         """
-        store = self.precision.store
+        over_rows = len(args) > 1 and isinstance(args[1], list) and 0 in args[1]
+        store = max(self.precision.store, self._rows_kept if over_rows else 0.0)
         if name != "sum" or torch.is_grad_enabled() or store <= self.precision.acc:
             return bridge(terms, self.precision)
         runs = math.ceil(terms / _RUN)
@@ -271,7 +275,10 @@ class Perturbed(Unperturbed):
         result: Any = NotImplemented
         if torch.Tag.pointwise not in func.tags:
             if steps := decomposition_table.get(func):
-                with self._inside(replace(self.precision, store=self.precision.acc)):
+                inside = self._inside(replace(self.precision, store=self.precision.acc))
+                # Inside a norm's kernel torch adds up float16's bias gradients in float16.
+                inside._rows_kept = self.precision.store
+                with inside:
                     result = steps(*args, **kwargs)
             if result is NotImplemented:
                 # The exact result of inputs one roundoff away.

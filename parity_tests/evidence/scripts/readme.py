@@ -16,6 +16,7 @@ from readme_bench import CACHED, PLOT, README, bench, benchmarks, decode, plotte
 
 from jax_attn.bench.record import Record
 from jax_attn.bench.results import plot
+from jax_attn.parity.calibration.report import WITHOUT_CAUSE
 from jax_attn.parity.judge.budget import RUNS
 from jax_attn.parity.matrix.cases import published
 
@@ -249,18 +250,26 @@ def calibration(profile: dict) -> str:
         "scores, and in bfloat16 probabilities in bfloat16 are no bug.",
     ]
     share = whole["inconclusive"] / whole["configurations"]
+    inconclusive = profile["inconclusive"]
+    passed = inconclusive.get(WITHOUT_CAUSE, {})
+    reasons = "; ".join(
+        f"{name} {count}"
+        + (f", of which {passed[name]} pass in a finer precision" if name in passed else "")
+        for name, count in inconclusive["reasons"].items()
+    )
     return "\n".join(
         [
             "By `jax-attn calibrate`, "
             f"{where(profile['environment'])}: of {whole['configurations']:,} correct ones "
-            f"**{whole['fail']} fail**, {whole['inconclusive']} ({share:.1%}) are INCONCLUSIVE, as "
-            "their gradients are too small beside their rounding; nearly all are of bfloat16 and "
-            "of the unit that rounds to it, which hold fewer peaked scores too "
+            f"**{whole['fail']} fail**, {whole['inconclusive']} ({share:.1%}) are INCONCLUSIVE "
+            f"({reasons}). Nearly all are of "
+            "bfloat16 and of the unit that rounds to it, which hold fewer peaked scores too "
             "(`parity/calibration/draw.LIMITS`). The comparison alone is drawn for, not the "
             "canaries of `check`, which many of these inputs are rightly too blind for. Kinds: "
-            "attention with its scores written out, by the blocked kernel, and a pre-norm block; "
-            "`tf32` and "
-            "`mxu` are emulated matrix units.",
+            "attention with its scores written out (core) and by the blocked kernel; pre-norm "
+            "blocks by either (module); blocks whose attention is written out on both sides "
+            "(eager), masked by finite constants, with bucketed biases, padding tokens, batch "
+            "norms, gates and experts. `tf32` and `mxu` are emulated matrix units.",
             "",
             *rows,
             "",

@@ -26,8 +26,9 @@ def test_what_a_check_will_take(row):
 
 @pytest.mark.parametrize(("each", "lines"), [(2.0, 1), (0.0, 0)], ids=["slow", "small"])
 def test_a_slow_check_says_so_once_before_it_goes_on(each, lines, x, monkeypatch, capsys):
-    clock = iter([0.0, each])
-    monkeypatch.setattr(estimate.time, "perf_counter", lambda: next(clock, each))
+    for name in ("perf_counter", "process_time"):
+        clock = iter([0.0, each])
+        monkeypatch.setattr(estimate.time, name, lambda clock=clock: next(clock, each))
     check(*pair(), (x,), transforms=("jit",))
     assert capsys.readouterr().err.count("parity.check: about") == lines
 

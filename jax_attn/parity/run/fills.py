@@ -5,6 +5,7 @@ happens, and a row in which every key is masked would be another: a softmax of t
 float32 gives every key the same weight.
 """
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -40,6 +41,12 @@ class Summands(NamedTuple):
         # Half the distance between neighbours of `larger`.
         reach = torch.ldexp(torch.full_like(size, roundoff), torch.frexp(size).exponent - 1)
         return (smaller.abs() < reach) & (size >= 1 / roundoff), larger
+
+
+def is_one_of(result: torch.Tensor, operands: Iterable[Any]) -> torch.Tensor:
+    """Where the result of an operator is one of its two operands."""
+    first, second = (result == x for x in operands)
+    return first.logical_or(second)
 
 
 def largest(x: torch.Tensor) -> float:

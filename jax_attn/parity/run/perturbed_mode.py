@@ -1,7 +1,7 @@
 """A mode of torch in which every operation's result is moved by a roundoff, in float64."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
 from typing import Any
@@ -23,7 +23,7 @@ from jax_attn.parity.run.constants import (
     sources,
 )
 from jax_attn.parity.run.draws import Draws, in_parts
-from jax_attn.parity.run.fills import SUMS_OF_TWO, Summands, largest
+from jax_attn.parity.run.fills import SUMS_OF_TWO, Summands, is_one_of, largest
 from jax_attn.parity.run.float64_mode import (
     SOFTMAXES,
     TORCH_DTYPES,
@@ -106,12 +106,6 @@ _COMPOSED_WHERE_NARROW = frozenset((*SOFTMAXES, "_softmax_backward_data"))
 def rounds(func: OpOverload) -> bool:
     """Whether an operator's results are rounded, rather than moved or chosen."""
     return func.overloadpacket.__name__ not in _EXACT and not func.is_view
-
-
-def _any_equal(result: torch.Tensor, operands: Iterable[Any]) -> torch.Tensor:
-    """Where the result of an operator is one of its two operands."""
-    first, second = (result == x for x in operands)
-    return first.logical_or(second)
 
 
 @cache
@@ -320,12 +314,12 @@ class Perturbed(Unperturbed):
         if name == "mul":
             if not has_fill:
                 return stored
-            exact = _any_equal(result, args[:2]).logical_and_(result.abs() >= 1 / acc)
+            exact = is_one_of(result, args[:2]).logical_and_(result.abs() >= 1 / acc)
             return torch.where(exact, result, stored)
         if not has_fill and all(getattr(x, "ndim", 0) for x in args[:2]):
             return stored
         summands = Summands.of(name, args, kwargs)
-        exact = _any_equal(result, summands).logical_or_(result == 0)
+        exact = is_one_of(result, summands).logical_or_(result == 0)
         stored = torch.where(exact, result, stored)
         if store == acc or not has_fill:
             return stored

@@ -46,9 +46,9 @@ def one_thread() -> Iterator[None]:
 def threads_for(module: torch.nn.Module) -> Iterator[None]:
     """All of torch's threads for a large module, one for any other.
 
-    On two idle cores a product of float64, (64, D) by (D, 4D), takes .63 of the time of one thread
-    for D = 128 and .56 from D = 256 on; but where the cores are not idle threads wait for others
-    at every operation, of which a small module has nothing else.
+    The best of many products of float64, (64, D) by (D, 4D), took two threads .53 to .63 of one
+    thread's time for D from 128 to 512. The machine was busy; of D = 768 and 1024 two took longer:
+    what a whole model gains on idle cores, and from which size on, is not measured.
     """
     is_large = sum(p.numel() for p in module.parameters()) >= _LARGE
     with contextlib.nullcontext() if is_large else one_thread():

@@ -9,8 +9,10 @@ from flax import nnx
 from helpers.block_pair import pair
 from jax_attn.parity import Verdict, check
 from jax_attn.parity.checking.prepared import Prepared
+from jax_attn.parity.judge.budget import bridge
 from jax_attn.parity.judge.compare import rms
 from jax_attn.parity.run.inputs_and_runs import Inputs
+from jax_attn.parity.run.perturbed_mode import Perturbed
 from jax_attn.parity.run.reference import Reference
 from jax_attn.transfer import LAYER_NORM, LINEAR, Layout
 
@@ -70,8 +72,12 @@ class Shifted(torch.nn.Module):
         return torch.softmax(scores + self.shift, dim=-1)
 
 
-def test_a_zero_that_is_a_sum_of_thousands_is_a_zero_in_bfloat16_too():
-    """Of them bfloat16's roundings cancel, float64's of a sum do not: they are asked for."""
+def test_a_zero_that_is_a_sum_of_thousands_is_a_zero_in_bfloat16_too(monkeypatch):
+    """Of them bfloat16's roundings cancel, float64's of a sum do not: they are asked for.
+
+    Here of a sum kept in float32, as devices other than the CPU keep it.
+    """
+    monkeypatch.setattr(Perturbed, "_bridge", lambda self, name, n, *_: bridge(n, self.precision))
     scores = np.random.default_rng(3).standard_normal((3, 4099)).astype(jnp.bfloat16)
     reference = Reference(Shifted().to(torch.bfloat16), None, Inputs((scores,), {}))
     prepared = Prepared(reference, "bfloat16")

@@ -1,0 +1,178 @@
+"""Wrong ports of small modules: none passes without a word on inputs that hide its mistake.
+
+The same port made right never fails there. On what `suggest_inputs` makes of the reference the
+wrong one fails, and the right one passes without a note.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from helpers.attack.by_hand import (
+    Attention,
+    D,
+    Drawing,
+    Experts,
+    Hybrid,
+    Remembering,
+    attention,
+    experts,
+    hybrid,
+)
+from helpers.attack.port import Port, randomised, table
+from jax_attn import parity
+from jax_attn.parity.judge.result import StandingNote
+
+B, T, S = 3, 11, 7
+rng = np.random.default_rng(0)
+X, MEMORY = rng.standard_normal((B, T, D)), rng.standard_normal((B, S, D))
+SHOWN = (rng.random((B, T, T)) < 0.7) | np.eye(T, dtype=bool)
+EMPTIED = SHOWN & (np.arange(T)[:, None] != 3)
+
+
+@dataclass(frozen=True)
+class Row:
+    """wrong: what the port does. poor: inputs that hide it. says: the words of whoever notices.
+
+    options: of `Attention`, where that is the module. suggestions: whether inputs can reveal it.
+    """
+
+    wrong: str
+    poor: dict
+    says: str
+    options: dict = field(default_factory=dict)
+    build: Callable | None = None
+    forward: Callable | None = None
+    gradients: bool = True
+    suggestions: bool = True
+
+    @property
+    def reference(self) -> nn.Module:
+        return randomised(self.build() if self.build else Attention(**self.options))
+
+    def check(
+        self, reference: nn.Module, wrong: str, inputs: dict, gradients: bool = True
+    ) -> parity.Result:
+        forward = self.forward or (lambda port, **given: attention(port, self.options, **given))
+        return parity.check(
+            reference,
+            Port(reference, forward, wrong),
+            inputs,
+            layout=table(reference),
+            gradients=gradients,
+            transforms=("jit",),
+        )
+
+
+def of_three_experts():
+    """Tokens that the router of `Experts` sends to the first three of the five."""
+    x = rng.standard_normal((200, D)).astype("float32")
+    chosen = randomised(Experts()).gate(torch.from_numpy(x)).argmax(-1).numpy()
+    return x[chosen < 3][: B * T].reshape(B, T, D)
+
+
+UNCAPPED = {"fill": -np.inf, "nan_to_num": True}
+ROWS = {
+    "a row of which all is hidden by a finite number": Row(
+        "zeros in empty rows", {"x": X, "mask": EMPTIED}, ""
+    ),
+    "the mean for a row of which all is hidden": Row(
+        "mean in empty rows", {"x": X, "mask": EMPTIED}, "", UNCAPPED
+    ),
+    "no row of which all is hidden": Row(
+        "zeros in empty rows", {"x": X, "mask": SHOWN}, "leaves every query a key"
+    ),
+    "no row of which all is hidden, where 0 is right": Row(
+        "nan_to_num left out", {"x": X, "mask": SHOWN}, "nan_to_num", UNCAPPED
+    ),
+    "a language that is 0 throughout": Row(
+        "language ignored",
+        {"x": X, "language_id": np.zeros((B, T), int)},
+        "with other values of 'language_id'",
+        {"languages": 5},
+    ),
+    "a window that holds all": Row("window left out", {"x": X}, "window", {"window": 17}),
+    "a window 1 wider, of all": Row("window 1 wider", {"x": X}, "window", {"window": 11}),
+    "a window 1 narrower, of all": Row("window 1 narrower", {"x": X}, "window", {"window": 12}),
+    "a softcap of small scores": Row(
+        "softcap left out", {"x": 0.01 * X}, "softcap", {"softcap": 5.0}
+    ),
+    "a clamp of small scores": Row("clamp left out", {"x": 0.01 * X}, "clamp", {"clamp": 1.0}),
+    "distances below the clip": Row("clip left out", {"x": X[:, :3]}, "clamp", {"clip": 3}),
+    "an epsilon beside large numbers": Row(
+        "epsilon 1e-12", {"x": 1e4 * X}, "epsilon", {"eps": 1e-5}
+    ),
+    "one row in the batch": Row("attention across the batch", {"x": X[:1]}, "batch"),
+    "as many rows as queries": Row(
+        "batch and time swapped", {"x": rng.standard_normal((5, 5, D))}, ""
+    ),
+    "keys that are the queries": Row(
+        "values from x", {"x": X, "memory": X}, "'memory'", gradients=False
+    ),
+    "a fault beyond the lengths that are tried": Row(
+        "the last keys forgotten beyond 64", {"x": X}, "other shapes", suggestions=False
+    ),
+    "experts that no token goes to": Row(
+        "experts 3 and 4 swapped", {"x": of_three_experts()}, "experts.3", {}, Experts, experts
+    ),
+    "BatchNorm by the statistics of the batch": Row(
+        "statistics of the batch",
+        {"images": rng.standard_normal((2, 3, 9, 9))},
+        "",
+        {},
+        Hybrid,
+        hybrid,
+    ),
+}
+
+
+def words(result: parity.Result) -> tuple[str, ...]:
+    return tuple(map(str, (*result.reasons, *result.notes)))
+
+
+def unusual(result: parity.Result) -> tuple[str, ...]:
+    return tuple(note for note in result.notes if not isinstance(note, StandingNote))
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_wrong_port_does_not_pass_without_a_word(name):
+    row = ROWS[name]
+    reference = row.reference
+    wrong, right = (
+        row.check(reference, mistake, row.poor, row.gradients) for mistake in (row.wrong, "")
+    )
+    assert right.verdict != "FAIL", words(right)
+    assert wrong.verdict == "FAIL" or row.says, words(wrong)
+    assert wrong.verdict == "FAIL" or any(row.says in line for line in words(wrong)), words(wrong)
+
+
+@cache
+def suggested(name: str) -> tuple[nn.Module, dict]:
+    reference = ROWS[name].reference
+    return reference, parity.suggest_inputs(reference)
+
+
+@pytest.mark.parametrize("name", [name for name, row in ROWS.items() if row.suggestions])
+def test_suggested_inputs_tell_right_from_wrong(name):
+    row = ROWS[name]
+    reference, inputs = suggested(name)
+    right = row.check(reference, "", inputs)
+    assert (right.verdict, words(right), unusual(right)) == ("PASS", words(right), ())
+    if row.wrong in ("batch and time swapped", "values from x"):  # other lengths do not even fit
+        with pytest.raises((TypeError, ValueError), match=r"shape|Size of label"):
+            row.check(reference, row.wrong, inputs)
+    else:
+        assert row.check(reference, row.wrong, inputs).verdict == "FAIL"
+
+
+@pytest.mark.parametrize("kind", [Remembering, Drawing])
+def test_what_a_call_keeps_or_draws_is_seen(kind):
+    reference = randomised(Attention())
+    port = kind(reference, lambda port, x: attention(port, {}, x))
+    result = parity.check(reference, port, {"x": X}, transforms=("jit",))
+    assert result.verdict == "FAIL"

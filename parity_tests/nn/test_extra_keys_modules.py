@@ -34,6 +34,7 @@ def pair():
         num_key_value_heads=K,
         head_dim=H,
         num_hidden_layers=1,
+        sliding_window=WINDOW + 1,
         attn_implementation="eager",
         rope_parameters={"rope_type": "default", "rope_theta": 20.0},
     )

@@ -93,11 +93,6 @@ class Call:
         replaced: dict[str, Any] = dict(floats)
         return dataclasses.replace(self, **replaced)
 
-    def cotangent(self, floats: Mapping[str, jax.Array | None]) -> "Call":
-        """These gradients as the cotangent of this call; its other arrays have none."""
-        nothing: dict[str, Any] = {"mask": None, "dropout": None}
-        return dataclasses.replace(self.with_floats(floats), **nothing)
-
     def on_device(self) -> "Call":
         """The same call with NumPy arrays made JAX arrays."""
         return self.with_floats(

@@ -68,7 +68,7 @@ _IN_ORDER = (
         blocked.attention,
         refusals=blocked.refusals,
         drawbacks=blocked.drawbacks,
-        why="works tile by tile and holds no T×S array; no forward mode (jvp)",
+        why="works tile by tile and holds no T×S array; forward mode (jvp) is dense's",
     ),
     Kernel(
         "dense",

@@ -9,7 +9,6 @@ its float32 has no room for the log of the sum).
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from typing import Any, TypeVar
 
 import jax
@@ -18,6 +17,7 @@ from jax import lax
 
 from jax_attn.attention.call import Call
 from jax_attn.attention.kernels import dense, partial_softmax
+from jax_attn.attention.kernels.forward_mode import tangent
 from jax_attn.attention.kernels.scores import scores
 from jax_attn.attention.kernels.tile import Tile, Tiles
 
@@ -103,50 +103,44 @@ def _even(n: int, most: int) -> int:
     return n if count == 1 else min(most, -(-size // 8) * 8)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _attention(sizes: Tiles, call: Call) -> Outputs:
     return _forward(sizes, call)
 
 
-def _attention_fwd(sizes: Tiles, call: Call) -> tuple[Outputs, tuple[Call, Outputs]]:
-    outputs = _attention(sizes, call)
-    return outputs, (call, outputs)
+@_attention.defjvp
+def _attention_jvp(sizes: Tiles, primals: tuple[Call], tangents: tuple[Call]) -> tuple:
+    """In forward mode, dense's tangent, with its memory; in reverse, tile by tile."""
+    outputs = _attention(sizes, *primals)
+    pull = functools.partial(_gradients, sizes)
+    return outputs, tangent(_pushed, pull, *primals, outputs, tangents[0].floats)
 
 
-def _attention_bwd(sizes: Tiles, saved: tuple[Call, Outputs], d_outputs: Outputs) -> tuple[Call]:
-    return (_gradients(sizes, *saved, d_outputs),)
+def _pushed(call: Call, outputs: Outputs, d_floats: Floats) -> Outputs:
+    def of(floats: Floats) -> Outputs:
+        return dense.with_sums(call.with_floats(floats))
+
+    return jax.jvp(of, (call.floats,), (d_floats,))[1]
 
 
-_attention.defvjp(_attention_fwd, _attention_bwd)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _gradients(sizes: Tiles, call: Call, outputs: Outputs, d_outputs: Outputs) -> Call:
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _gradients(sizes: Tiles, call: Call, outputs: Outputs, d_outputs: Outputs) -> Floats:
     return _backward(sizes, call, outputs, d_outputs)
 
 
-def _gradients_fwd(
-    sizes: Tiles, call: Call, outputs: Outputs, d_outputs: Outputs
-) -> tuple[Call, tuple[Callable, Outputs]]:
+@_gradients.defjvp
+def _gradients_jvp(
+    sizes: Tiles, primals: tuple[Call, Outputs, Outputs], tangents: tuple[Call, Outputs, Outputs]
+) -> tuple[Floats, Floats]:
     """A second derivative is dense's, with its memory: of call and cotangents; the rest follows."""
+    (call, _, d_outputs), (d_call, _, dd_outputs) = primals, tangents
 
     def gradients(floats: Floats, d_outputs: Outputs) -> Floats:
         _, pull = jax.vjp(lambda floats: dense.with_sums(call.with_floats(floats)), floats)
         return pull(d_outputs)[0]
 
-    first, pull = jax.vjp(gradients, call.floats, d_outputs)
-    return call.cotangent(first), (pull, outputs)
-
-
-def _gradients_bwd(
-    sizes: Tiles, saved: tuple[Callable, Outputs], d_first: Call
-) -> tuple[Call, Outputs, Outputs]:
-    pull, outputs = saved
-    d_floats, d_d_outputs = pull(d_first.floats)
-    return d_first.with_floats(d_floats), jax.tree.map(jnp.zeros_like, outputs), d_d_outputs
-
-
-_gradients.defvjp(_gradients_fwd, _gradients_bwd)
+    seconds = jax.jvp(gradients, (call.floats, d_outputs), (d_call.floats, dd_outputs))[1]
+    return _gradients(sizes, *primals), seconds
 
 
 # Eager calls would compile their loops anew each time: JAX knows a loop by its functions, which
@@ -200,8 +194,8 @@ def _forward(sizes: Tiles, call: Call) -> Outputs:
 
 
 @_compiled
-def _backward(sizes: Tiles, call: Call, outputs: Outputs, d_outputs: Outputs) -> Call:
-    """The cotangents of query, key, value and bias, in a Call whose other arrays are None."""
+def _backward(sizes: Tiles, call: Call, outputs: Outputs, d_outputs: Outputs) -> Floats:
+    """The cotangents of query, key, value and bias."""
     dtype, (out, maximum, total), (d_out, _, d_total) = call.softmax_dtype, outputs, d_outputs
     mean_BNT = jnp.einsum("BTNH,BTNH->BNT", d_out, out, precision="highest")
     # The weights' division by their sum is done here, once a row, and not once a score.
@@ -247,9 +241,7 @@ def _backward(sizes: Tiles, call: Call, outputs: Outputs, d_outputs: Outputs) ->
     zeros = tuple(None if x is None else jnp.zeros(x.shape, dtype) for x in call.floats.values())
     grads = lax.fori_loop(0, _rows(call, sizes), row, varying(zeros, call))
     pairs = zip(call.floats.items(), grads, strict=True)
-    return call.cotangent(
-        {name: None if x is None else grad.astype(x.dtype) for (name, x), grad in pairs}
-    )
+    return {name: None if x is None else grad.astype(x.dtype) for (name, x), grad in pairs}
 
 
 def _rows(call: Call, sizes: Tiles) -> int:

@@ -17,6 +17,7 @@ from jax.interpreters import batching, mlir
 
 from jax_attn.attention.call import Call
 from jax_attn.attention.kernels import dense
+from jax_attn.attention.kernels.forward_mode import tangent
 
 Run = Callable[[Call], jax.Array]
 Floats = dict[str, jax.Array | None]
@@ -37,50 +38,52 @@ def attention(runs: Mapping[str, Run], home: str, call: Call) -> jax.Array:
 # What a kernel keeps for its backward pass, every platform's forward pass must return, as zeros
 # where another runs; where forward and backward are compiled apart, these are real arrays. So
 # away from home nothing is kept but the call, and the backward pass begins with the forward.
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
 def _apart(platform: str | None, run: Run, call: Call) -> jax.Array:
     return _only_on(platform, run)(call)
 
 
-def _apart_fwd(platform: str | None, run: Run, call: Call) -> tuple[jax.Array, Call]:
-    return _apart(platform, run, call), call
+@_apart.defjvp
+def _apart_jvp(
+    platform: str | None, run: Run, primals: tuple[Call], tangents: tuple[Call]
+) -> tuple[jax.Array, jax.Array]:
+    """In forward mode, dense's tangent: the vendors' kernels have none."""
+    (call,) = primals
+    out = _apart(platform, run, call)
+    # Zeros for the output, which need not be kept for the backward pass: it is not read there.
+    pull = functools.partial(_gradients, platform, run)
+    return out, tangent(_pushed, pull, call, jnp.zeros_like(out), tangents[0].floats)
 
 
-def _apart_bwd(platform: str | None, run: Run, call: Call, d_out: jax.Array) -> tuple[Call]:
-    return (_gradients(platform, run, call, d_out),)
+def _pushed(call: Call, _: jax.Array, d_floats: Floats) -> jax.Array:
+    def of(floats: Floats) -> jax.Array:
+        return dense.attention(call.with_floats(floats))
+
+    return jax.jvp(of, (call.floats,), (d_floats,))[1]
 
 
-_apart.defvjp(_apart_fwd, _apart_bwd)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _gradients(platform: str | None, run: Run, call: Call, d_out: jax.Array) -> Call:
-    """The cotangents of query, key, value and bias, in a Call whose other arrays are None."""
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
+def _gradients(
+    platform: str | None, run: Run, call: Call, _: jax.Array, d_out: jax.Array
+) -> Floats:
+    """The cotangents of query, key, value and bias."""
     return _only_on(platform, functools.partial(_pulled, run))(call, call.floats, d_out)
 
 
-def _gradients_fwd(
-    platform: str | None, run: Run, call: Call, d_out: jax.Array
-) -> tuple[Call, Callable]:
+@_gradients.defjvp
+def _gradients_jvp(
+    platform: str | None, run: Run, primals: tuple, tangents: tuple
+) -> tuple[Floats, Floats]:
     """A second derivative is dense's: the vendors' kernels have none."""
-    first = _gradients(platform, run, call, d_out)
-    _, pull = jax.vjp(functools.partial(_pulled, dense.attention, call), call.floats, d_out)
-    return first, pull
+    (call, _, d_out), (d_call, _, dd_out) = primals, tangents
+    pulled = functools.partial(_pulled, dense.attention, call)
+    seconds = jax.jvp(pulled, (call.floats, d_out), (d_call.floats, dd_out))[1]
+    return _gradients(platform, run, *primals), seconds
 
 
-def _gradients_bwd(
-    platform: str | None, run: Run, pull: Callable, d_first: Call
-) -> tuple[Call, jax.Array]:
-    d_floats, d_d_out = pull(d_first)
-    return d_first.with_floats(d_floats), d_d_out
-
-
-_gradients.defvjp(_gradients_fwd, _gradients_bwd)
-
-
-def _pulled(run: Run, call: Call, floats: Floats, d_out: jax.Array) -> Call:
+def _pulled(run: Run, call: Call, floats: Floats, d_out: jax.Array) -> Floats:
     _, pull = jax.vjp(lambda floats: run(call.with_floats(floats)), floats)
-    return call.cotangent(pull(d_out)[0])
+    return pull(d_out)[0]
 
 
 def _only_on(platform: str | None, fn: Callable) -> Callable:

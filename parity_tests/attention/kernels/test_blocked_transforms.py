@@ -144,12 +144,6 @@ def test_sizes_that_are_not_known_yet_are_dense_s():
         assert exported.out_avals[0].shape == shape
 
 
-def test_forward_mode_is_an_error_that_says_so():
-    q, k, v, _ = example(dtype=np.float32)
-    with pytest.raises(TypeError, match="forward-mode"):
-        jax.jvp(lambda q: dot_product_attention(q, k, v, implementation="blocked"), (q,), (q,))
-
-
 def test_vmap_over_lengths_of_their_own():
     q, k, v, cotangent = example()
     queries, lengths = np.stack([q, 2 * q]), np.array([[3, 11], [7, 0]])

@@ -1,0 +1,111 @@
+"""A tangent that is computed one way in forward mode, and pulled back another way in reverse.
+
+`jax.custom_vjp` has no forward mode, and the rule of a `jax.custom_jvp` is transposed as it is
+written. Here the rule is a primitive that is linear in the tangents: evaluated, it is `push`;
+transposed, it is `pull`.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend import core as jex
+from jax.interpreters import ad, batching, mlir
+
+Leaves = Sequence[Any]
+
+
+def tangent(push: Callable, pull: Callable, call: Any, outputs: Any, d_inputs: Any) -> Any:
+    """The outputs' tangent: a pytree as `outputs`, of the same shapes and dtypes.
+
+    push: (call, outputs, d_inputs) → d_outputs, linear in d_inputs. It must have derivatives of
+    its own. pull: (call, outputs, d_outputs) → d_inputs, its transpose. All are pytrees.
+    """
+    trees = [jax.tree.structure(x) for x in (call, outputs, d_inputs)]
+    of_call, of_outputs, linear = (jax.tree.leaves(x) for x in (call, outputs, d_inputs))
+
+    def over_leaves(fn: Callable, last: int) -> Callable[[Leaves, Leaves, Leaves], Leaves]:
+        def run(*leaves: Leaves) -> Leaves:
+            used = (trees[0], trees[1], trees[last])
+            return jax.tree.leaves(fn(*map(jax.tree.unflatten, used, leaves)))
+
+        return run
+
+    d_outputs = _TANGENT.bind(
+        *of_call,
+        *of_outputs,
+        *linear,
+        push=over_leaves(push, 2),
+        pull=over_leaves(pull, 1),
+        sizes=(len(of_call), len(of_outputs)),
+    )
+    return jax.tree.unflatten(trees[1], d_outputs)
+
+
+_TANGENT = jex.Primitive("attention_tangent")
+_TANGENT.multiple_results = True
+
+
+def _split(args: Sequence[Any], sizes: tuple[int, int]) -> tuple[Leaves, Leaves, Leaves]:
+    """The leaves of the call, of its outputs, of the tangents."""
+    first, second = sizes[0], sum(sizes)
+    return list(args[:first]), list(args[first:second]), list(args[second:])
+
+
+def _pushed(*args: Any, push: Callable, pull: Callable, sizes: tuple[int, int]) -> Leaves:
+    return push(*_split(args, sizes))
+
+
+def _transposed(cts: Leaves, *args: Any, push: Callable, pull: Callable, sizes: Any) -> Leaves:
+    call, outputs, linear = _split(args, sizes)
+    pulled = pull(call, outputs, [ad.instantiate_zeros(ct) for ct in cts])
+    wanted = [
+        x if ad.is_undefined_primal(at) else None for x, at in zip(pulled, linear, strict=True)
+    ]
+    return [None] * sum(sizes) + wanted
+
+
+def _differentiated(primals: Leaves, tangents: Leaves, **params: Any) -> tuple[Leaves, Leaves]:
+    """The derivative of `push` as it is written, by all that has one."""
+    moves = [i for i, d in enumerate(tangents) if not isinstance(d, ad.Zero)]
+
+    def moved(*some: Any) -> Leaves:
+        args = list(primals)
+        for i, x in zip(moves, some, strict=True):
+            args[i] = x
+        return _pushed(*args, **params)
+
+    return jax.jvp(moved, [primals[i] for i in moves], [tangents[i] for i in moves])
+
+
+def _batched(
+    args: Leaves, axes: Sequence, *, push: Callable, pull: Callable, sizes: tuple[int, int]
+) -> tuple[Leaves, list[int]]:
+    pairs = list(zip(args, axes, strict=True))
+    count = next(x.shape[axis] for x, axis in pairs if axis is not None)
+
+    def front(x: jax.Array, axis: int | None) -> jax.Array:
+        if axis is None:
+            return jnp.broadcast_to(x, (count, *x.shape))
+        return jnp.moveaxis(x, axis, 0)
+
+    # A gradient has the shape of its tangent, so that all of these are batched.
+    linear = [front(x, axis) for x, axis in pairs[sizes[0] :]]
+    over = (list(axes[: sizes[0]]), 0, 0)
+    out = _TANGENT.bind(
+        *args[: sizes[0]],
+        *linear,
+        push=jax.vmap(push, over),
+        pull=jax.vmap(pull, over),
+        sizes=sizes,
+    )
+    return out, [0] * len(out)
+
+
+_TANGENT.def_impl(_pushed)
+_TANGENT.def_abstract_eval(lambda *avals, sizes, **_: _split(avals, sizes)[1])
+ad.primitive_transposes[_TANGENT] = _transposed
+ad.primitive_jvps[_TANGENT] = _differentiated
+batching.primitive_batchers[_TANGENT] = _batched
+mlir.register_lowering(_TANGENT, mlir.lower_fun(_pushed, multiple_results=True))

@@ -70,10 +70,13 @@ _ATTENTION = {
         ("gqa", "gqa", "causal_padding", (3, 4)),
         ("gqa/softcap", "mqa", "arrays", (2, 4)),
         ("gqa", "mha", "window", (2, 3)),
-        ("gqa", "512", "arrays", (2, 96)),
     ),
 }
-_LONG = (("core", "1024", None), ("blocked", "2048", (2, 512)))
+# In bfloat16 long rows but once: what jax.nn.softmax sums backward over 500 keys in bfloat16 the
+# budget holds, and says little of queries then.
+_LONG = (("blocked", "512", (2, 96)), ("core", "1024", None), ("blocked", "2048", (2, 512)))
+_SHORT = (("blocked", "mha", (3, 4)), ("core", "gqa", None), ("core", "mqa", None))
+_BY_LENGTH = {"float64": _LONG[:1], "float32": _LONG, "float16": _LONG[:1], "bfloat16": _SHORT}
 _FUSED = (("mha", None), ("gqa", (3, 4)), ("mqa", None))
 _WRITTEN_OUT = (
     ("masked_fill", "gqa"),
@@ -99,7 +102,8 @@ def programs() -> tuple[Program, ...]:
     ]
     every += [
         Program(kind, "gqa", dtype, shape, tile=tile)
-        for dtype, (kind, shape, tile) in product(("float32", "bfloat16"), _LONG)
+        for dtype in DTYPES
+        for kind, shape, tile in _BY_LENGTH[dtype]
     ]
     every += [
         Program("module", "block", dtype, shape, tile=tile)

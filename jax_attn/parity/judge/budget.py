@@ -6,10 +6,7 @@ result moved by one roundoff of the precision under test, up or down at random
 unperturbed one is what rounding alone does to each number.
 
 What one operation is moved by (`Precision`, `bridge`)
-    An element by a draw from [-store*|x|, store*|x|], which holds every correct rounding. Where
-    what is stored is narrower than what it is computed in (bfloat16, float16) the rounding is
-    correct in every library, no function's error comes with it, and a draw from half a unit in
-    the last place holds it: [-store*2**e, store*2**e] where 2**e <= |x| < 2**(e + 1).
+    An element by a draw from [-store*|x|, store*|x|], which holds every correct rounding.
     Equal numbers, of rows that are the same, are rounded alike, and so are moved alike. A number
     that is written in the program is moved by one draw for the whole run: 0.1 in bfloat16
     is too large for every element. (Not one that is only chosen, as a clamp's bound is.) What a

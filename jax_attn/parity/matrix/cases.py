@@ -53,12 +53,12 @@ SHAPES = {
     "two_pages": Size(B=1, T=523, S=523, N=4, K=2, D=12),
     # Calibration's: few scores, as each configuration is run some twenty times; yet so many rows
     # that a gradient has more than a few numbers, of whose error little could be said.
-    "mha": Size(B=2, T=11, S=7, N=3, K=3, D=12),
-    "gqa": Size(B=1, T=13, S=11, N=4, K=2, D=20),
-    "mqa": Size(B=1, T=11, S=13, N=5, K=1, D=30),
-    "512": Size(B=1, T=11, S=521, N=2, K=1, D=16),
-    "1024": Size(B=1, T=7, S=1031, N=2, K=2, D=12),
-    "2048": Size(B=1, T=5, S=2039, N=1, K=1, D=10),
+    "mha": Size(B=2, T=11, S=7, N=3, K=3, D=48),
+    "gqa": Size(B=1, T=13, S=11, N=4, K=2, D=60),
+    "mqa": Size(B=1, T=11, S=13, N=5, K=1, D=70),
+    "512": Size(B=1, T=11, S=521, N=2, K=1, D=32),
+    "1024": Size(B=1, T=7, S=1031, N=2, K=2, D=32),
+    "2048": Size(B=1, T=5, S=2039, N=1, K=1, D=32),
 }
 
 TILE_EDGES = ("long_keys", "long_queries", "long_band", "many_heads", "two_pages")

@@ -50,9 +50,6 @@ _EXACT = frozenset(
 )
 
 
-_EXPONENT = 0x7FF0_0000_0000_0000
-"""The bits of a float64 that hold its exponent."""
-
 Terms = tuple[torch.Tensor, int]
 """The sum of squared terms, and the number of terms."""
 
@@ -114,11 +111,6 @@ def _holds(precision: Precision, value: float) -> bool:
     return not math.isfinite(value) or math.frexp(value)[0] / precision.store % 1 == 0
 
 
-def _binade(x: torch.Tensor) -> torch.Tensor:
-    """The largest power of two that is no larger than |x|, of float64; 0 below all normal ones."""
-    return x.view(torch.int64).bitwise_and(_EXPONENT).view(torch.float64)
-
-
 def _divides(by: Any) -> bool:
     """Whether a divisor is a number, and its reciprocal another."""
     return isinstance(by, int | float) and math.isfinite(by) and by != 0 and 1 / by != 0
@@ -155,8 +147,6 @@ class Perturbed(Unperturbed):
         return self._draws.alike(x, self._draws.key() if key is None else key, roundoff)
 
     def _stored(self, x: torch.Tensor) -> torch.Tensor:
-        """x moved by up to half a unit in its last place; of what a library computes, by up to
-        the largest half unit of numbers as large."""
         return in_parts(partial(self._stored_part, key=self._draws.key()), x)
 
     def kept(self, a: np.ndarray) -> np.ndarray:
@@ -164,9 +154,8 @@ class Perturbed(Unperturbed):
         return self._stored(torch.from_numpy(a)).numpy()
 
     def _stored_part(self, x: torch.Tensor, key: np.uint64) -> torch.Tensor:
-        store, acc = self.precision.store, self.precision.acc
-        half_unit = store * _binade(x) if store > acc else (store * x).abs_()
-        return self._moved(x, half_unit.clamp_(min=self.precision.tiny), key)
+        by = (self.precision.store * x).abs_().clamp_(min=self.precision.tiny)
+        return self._moved(x, by, key)
 
     def __torch_dispatch__(
         self, func: OpOverload, types: Any, args: tuple = (), kwargs: Kwargs | None = None

@@ -95,32 +95,49 @@ def check(
         )
     announce(reference, timed(lambda: prepared.exact))
     weights = compare_weights(reference, port, layout)
-    doubts, not_tried = try_canaries(prepared)
-    kind = "gradient of parameter"
-    exact = prepared.exact.kinds[kind]
     passed_over = weights.passed_over
     limited: tuple[str, ...] = ()
     if names is not None:
         passed_over |= dict(reference.named_parameters()).keys() - names
         limited = (note(reference, names),) if weights.to_torch and gradients else ()
-    compared = {name: exact[name] for name in exact if name not in passed_over}
-    not_reached = unreached(compared, prepared.budgets[kind])
     called_port = Port(port, port_call, both_given)
-    result = judge_port(
-        prepared,
-        called_port,
-        transforms,
-        to_torch=weights.to_torch,
-        paired=weights.paired,
-        passed_over=passed_over,
-        failures=weights.differences,
-        doubts=doubts,
-        notes=(*weights.notes, *limited, *not_tried, *not_reached, scope(both_given, transforms)),
-    )
-    if result.verdict is not Verdict.FAIL:
+
+    def judged(prepared: Prepared, *notes: str) -> Result:
+        doubts, not_tried = try_canaries(prepared)
+        kind = "gradient of parameter"
+        exact = prepared.exact.kinds[kind]
+        compared = {name: exact[name] for name in exact if name not in passed_over}
+        not_reached = unreached(compared, prepared.budgets[kind])
+        notes = (*weights.notes, *limited, *not_tried, *not_reached, *notes)
+        result = judge_port(
+            prepared,
+            called_port,
+            transforms,
+            to_torch=weights.to_torch,
+            paired=weights.paired,
+            passed_over=passed_over,
+            failures=weights.differences,
+            doubts=doubts,
+            notes=(*notes, scope(both_given, transforms)),
+        )
+        if result.verdict is Verdict.FAIL:
+            return result
         probed = probe_integers(prepared, called_port, transforms)
-        result = replace(result, failures=probed.failures, notes=(*probed.notes, *result.notes))
+        return replace(result, failures=probed.failures, notes=(*probed.notes, *result.notes))
+
+    result = judged(prepared)
+    if any(r.verdict is Verdict.FAIL for r in result.tensors) and called.stores_softmaxes(dtype):
+        # Both are correct: float32 inside, as torch and most ports, and what jax.nn.softmax does.
+        result = judged(
+            replace(prepared, stored_softmaxes=True), StandingNote(_STORED.format(dtype))
+        )
     return result.strict() if strict else result
+
+
+_STORED = (
+    "the budget allows for a softmax that stores its steps in {}, as jax.nn.softmax does: the port "
+    "is outside the budget of one that computes them in float32, as torch does"
+)
 
 
 def scope(inputs: Inputs, transforms: Sequence[str]) -> StandingNote:

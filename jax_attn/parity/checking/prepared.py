@@ -33,7 +33,8 @@ class Prepared:
     declared_nan: output name -> where the reference gives NaN, as published, and the oracle
         does not. There the oracle alone judges; so it does for every gradient, since one NaN
         reaches them all.
-    runs: how many perturbed ones the budgets are from.
+    runs: how many perturbed ones the budgets are from. stored_softmaxes: as for
+        `Reference.spread`.
     """
 
     reference: Reference
@@ -44,6 +45,7 @@ class Prepared:
     precision: str | None = None
     declared_nan: Arrays = field(default_factory=dict)
     runs: int = RUNS
+    stored_softmaxes: bool = False
 
     @cached_property
     def inference(self) -> dict[str, np.ndarray]:
@@ -88,7 +90,13 @@ class Prepared:
         """kind -> name -> what the tensor may err by."""
         center, _ = self._center
         precision = self.precision or self.dtype
-        budgets = self.reference.spread(precision, self.differentiated, self.runs, center)
+        budgets = self.reference.spread(
+            precision,
+            self.differentiated,
+            self.runs,
+            center,
+            stored_softmaxes=self.stored_softmaxes,
+        )
         coarse = PRECISIONS[precision]
         finer = max(coarse.store, coarse.operand) / coarse.acc
         if not any(

@@ -16,6 +16,7 @@ Signature = tuple[str, tuple[tuple[int, ...], ...]]
 """Of an operator's call: its name, and the shapes of its floating arguments."""
 Constants = tuple[tuple[Signature, torch.dtype | None], ...]
 """What makes each constant that rounds, and the dtype in which it is kept, in order."""
+SOFTMAXES = ("_softmax", "_safe_softmax")
 _MARK = "_made_of_constants"
 _PLAIN = frozenset((int, float, bool, type(None)))
 
@@ -78,6 +79,9 @@ class Recorder(TorchDispatchMode):
         super().__init__()
         self._rounds, self._spoilt = rounds, False
         self._recorded: list[tuple[Signature, torch.dtype | None]] = []
+        self.stored_softmaxes: list[bool] = []
+        """Of each softmax, in order, whether its scores are narrower than float32: many modules
+        widen them first."""
 
     @property
     def constants(self) -> Constants:
@@ -92,6 +96,8 @@ class Recorder(TorchDispatchMode):
             # Of which constant it is a view, and which others there are, cannot be told.
             self._spoilt = self._spoilt or sources(args[0]) is not None
         result = func(*args, **kwargs)
+        if call[0] in SOFTMAXES:
+            self.stored_softmaxes.append(args[0].dtype in (torch.bfloat16, torch.float16))
         if made_by is not None and self._rounds(func):
             self._recorded.append((call, getattr(result, "dtype", None)))
             made_by = frozenset({len(self._recorded) - 1})

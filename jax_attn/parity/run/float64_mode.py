@@ -7,7 +7,7 @@ import torch
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from jax_attn.parity.run.constants import Kwargs, each
+from jax_attn.parity.run.constants import SOFTMAXES, Kwargs, each
 from jax_attn.parity.run.decisions import Replay
 from jax_attn.parity.run.fills import SUMS_OF_TWO, Summands, as_kept
 
@@ -17,8 +17,6 @@ TORCH_DTYPES = {
     "float16": torch.float16,
     "float64": torch.float64,
 }
-
-SOFTMAXES = ("_softmax", "_safe_softmax")
 
 
 @cache

@@ -1,7 +1,7 @@
 """A mode of torch in which every operation's result is moved by a roundoff, in float64."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cache, partial
 from typing import Any
@@ -14,6 +14,7 @@ from torch._ops import OpOverload
 from jax_attn.parity.judge.budget import APPROXIMATED, PRECISIONS, Precision, bridge
 from jax_attn.parity.judge.compare import POWER
 from jax_attn.parity.run.constants import (
+    SOFTMAXES,
     Constants,
     Kwargs,
     Signature,
@@ -25,7 +26,6 @@ from jax_attn.parity.run.constants import (
 from jax_attn.parity.run.draws import Draws, in_parts
 from jax_attn.parity.run.fills import SUMS_OF_TWO, Summands, is_one_of, largest
 from jax_attn.parity.run.float64_mode import (
-    SOFTMAXES,
     TORCH_DTYPES,
     Float64,
     Unperturbed,
@@ -95,8 +95,7 @@ _COMPOSED = frozenset(
 _OF_TWO = (*SUMS_OF_TWO, "mul")
 
 
-# Likewise: jax.nn.softmax of bfloat16 stores exp, its sum and what the backward pass subtracts.
-_COMPOSED_WHERE_NARROW = frozenset((*SOFTMAXES, "_softmax_backward_data"))
+_SOFTMAX_BACKWARD = "_softmax_backward_data"
 
 
 @cache
@@ -119,16 +118,27 @@ def _divides(by: Any) -> bool:
 class Perturbed(Unperturbed):
     """Float64, and every operation's result moved by one roundoff of `precision`.
 
-    constants: those that the module makes when it is run as it is, in order.
+    constants: those that the module makes when it is run as it is, in order. stored: of each
+    softmax, in order, whether its steps are stored in `precision`; in none where nothing is told.
     """
 
+    _stores_softmax = False
     _rows_kept = 0.0
     """The roundoff in which a kernel keeps its sums over rows, where it is a coarser one."""
 
-    def __init__(self, precision: Precision, seed: int = 0, constants: Constants = ()):
+    def __init__(
+        self,
+        precision: Precision,
+        seed: int = 0,
+        constants: Constants = (),
+        stored: Iterable[bool] = (),
+    ):
         super().__init__()
         self.precision = precision
         self._constants = list(constants)
+        self._stored_softmaxes = iter(stored)
+        self._stored_weights: set[int] = set()
+        """Where the weights of those softmaxes lie, whose backward passes are stored, too."""
         self._numbers: dict[tuple[float, float], float] = {}
         self._draws = Draws(seed)
 
@@ -212,7 +222,9 @@ class Perturbed(Unperturbed):
 
     def compute(self, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
         name = func.overloadpacket.__name__
-        if name in SOFTMAXES or not rounds(func):
+        if name in SOFTMAXES:
+            return self._next_softmax(func, args, kwargs)
+        if not rounds(func):
             return super().compute(func, args, kwargs)
         if name not in _SUMS:
             return self._kernel(func, args, kwargs)
@@ -251,8 +263,7 @@ class Perturbed(Unperturbed):
         name = func.overloadpacket.__name__
         if name == "embedding_dense_backward":
             return self._embedding_backward(func, *args)
-        narrow = self.precision.store > self.precision.acc
-        if name in _COMPOSED or (narrow and name in _COMPOSED_WHERE_NARROW):
+        if name in _COMPOSED or self._stores_steps(name, args):
             with self._inside(self.precision):
                 return decomposition_table[func](*args, **kwargs)
         result: Any = NotImplemented
@@ -273,6 +284,21 @@ class Perturbed(Unperturbed):
         if name in _OF_TWO and result.is_floating_point():
             return self._of_two(name, result, args, kwargs)
         return each(self._stored, result)
+
+    def _next_softmax(self, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
+        self._stores_softmax = next(self._stored_softmaxes, False)
+        weights = super().compute(func, args, kwargs)
+        if self._stores_softmax:
+            self._stored_weights.add(weights.data_ptr())
+        else:
+            self._stored_weights.discard(weights.data_ptr())
+        return weights
+
+    def _stores_steps(self, name: str, args: tuple) -> bool:
+        """Whether each step of a softmax, or of its backward pass, is stored."""
+        if name in SOFTMAXES:
+            return self._stores_softmax
+        return name == _SOFTMAX_BACKWARD and args[1].data_ptr() in self._stored_weights
 
     def _embedding_backward(
         self,

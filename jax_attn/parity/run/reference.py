@@ -11,7 +11,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from jax_attn.parity.judge.budget import PRECISIONS, RUNS, Budget, Spread
-from jax_attn.parity.run.constants import Constants, Recorder
+from jax_attn.parity.run.constants import Recorder
 from jax_attn.parity.run.decisions import (
     DecisionRecorder,
     Decisions,
@@ -165,11 +165,24 @@ class Reference:
         return self._decisions.near()
 
     def spread(
-        self, precision: str, cotangents: Arrays, runs: int = RUNS, center: Run | None = None
+        self,
+        precision: str,
+        cotangents: Arrays,
+        runs: int = RUNS,
+        center: Run | None = None,
+        *,
+        stored_softmaxes: bool = False,
     ) -> dict[str, dict[str, Budget]]:
         """kind -> name -> `Budget`, from `runs` perturbed float64 runs, of which one is kept at a
-        time. center: as `center` gives it, where it was run already."""
-        rounding, constants = PRECISIONS[precision], self._constants(precision)
+        time.
+
+        center: as `center` gives it, where it was run already. stored_softmaxes: a softmax whose
+        scores are in `precision` stores each of its steps in it, as jax.nn.softmax does; torch's
+        own computes them in float32.
+        """
+        rounding = PRECISIONS[precision]
+        recorder = self._recorded(precision)
+        stored = recorder.stored_softmaxes if stored_softmaxes else ()
         spreads = {
             kind: {name: Spread(value, rounding) for name, value in tensors.items()}
             for kind, tensors in (center or self.center(cotangents)[0]).kinds.items()
@@ -177,7 +190,7 @@ class Reference:
         dtype = TORCH_DTYPES.get(precision)
         narrow = {name for name, x in self.module.named_buffers() if x.dtype is dtype}
         for seed in range(1, runs + 1):
-            mode = Perturbed(rounding, seed, constants)
+            mode = Perturbed(rounding, seed, recorder.constants, stored)
             run = self.under(mode, cotangents, again=True)
             for kind, tensors in run.kinds.items():
                 for name, value in tensors.items():
@@ -201,17 +214,19 @@ class Reference:
             )
         return bool(changed(first, second))
 
-    def _constants(self, precision: str) -> Constants:
-        """Those that the module makes as it is; none are looked for where all is as fine."""
-        if precision not in ("bfloat16", "float16"):
-            return ()
-        dtype = TORCH_DTYPES[precision]
-        if any(p.dtype is not dtype for p in self.module.parameters()):
-            return ()
-        recorder, module = Recorder(rounds), self._copies.as_it_is()
-        with one_thread(), plain_kernels(), recorder:
-            self._run(module, dtype, {}, again=True)
-        return recorder.constants
+    def stores_softmaxes(self, precision: str) -> bool:
+        """Whether a softmax has scores in a precision that is narrower than float32."""
+        return any(self._recorded(precision).stored_softmaxes)
+
+    def _recorded(self, precision: str) -> Recorder:
+        """What the module makes and computes in which dtype, as it is; nothing where all of it is
+        as fine."""
+        dtype, recorder = TORCH_DTYPES.get(precision), Recorder(rounds)
+        other = any(p.dtype is not dtype for p in self.module.parameters())
+        if dtype in (torch.bfloat16, torch.float16) and not other:
+            with one_thread(), plain_kernels(), recorder:
+                self._run(self._copies.as_it_is(), dtype, {}, again=True)
+        return recorder
 
     @property
     def _dtype(self) -> torch.dtype:

@@ -28,7 +28,7 @@ def test_inputs_that_are_one_array_are_doubted_unless_gradients_tell_them_apart(
     one = {"query": X, "key": X, "value": X}
     doubts, _ = try_on(three, one)
     for pair in ("'query' and 'key'", "'query' and 'value'", "'key' and 'value'"):
-        assert f"that inputs {pair} are read in each other's place: they are the same" in doubts
+        assert f"that inputs {pair} are swapped: they are the same" in doubts
     assert "what would: arrays that differ, or gradients=True" in doubts
     assert try_on(three, {name: rng.permutation(X.ravel()).reshape(X.shape) for name in one}) == (
         "",
@@ -47,7 +47,7 @@ def test_two_masks_that_are_one_array_are_doubted():
 
     hidden = np.tri(T, dtype=bool)
     doubts, _ = try_on(call, {"x": X, "mask": hidden, "other_mask": hidden})
-    assert "that inputs 'mask' and 'other_mask' are read in each other's place" in doubts
+    assert "that inputs 'mask' and 'other_mask' are swapped" in doubts
     assert "gradients" not in doubts
     assert try_on(call, {"x": X, "mask": hidden, "other_mask": hidden.T}) == ("", "")
 
@@ -61,7 +61,7 @@ def test_a_mask_of_queries_none_of_which_it_empties_is_noted_where_that_has_a_me
 
     mask = rng.random((B, T, T)) < 0.6
     mask |= np.eye(T, dtype=bool)
-    note = "mask 'mask' leaves every query a key: what a query gets that sees none is not shown"
+    note = "mask 'mask' leaves every query a key, so what the port gives a query without keys"
     assert note in try_on(filled(-1e9), {"x": X, "mask": mask})[1]
     assert try_on(filled(-torch.inf), {"x": X, "mask": mask}) == ("", "")
     mask[0, 2] = False

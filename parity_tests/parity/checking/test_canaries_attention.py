@@ -47,7 +47,7 @@ def test_a_window_that_acts_is_not_doubted(fill):
 @pytest.mark.parametrize("window", [T, 4096])
 def test_a_window_that_no_row_reaches_is_doubted_by_its_name(window):
     doubts, _ = try_on(Windowed(window))
-    assert f"`sliding_window`, which is {window}, is ignored or another" in doubts
+    assert f"the window `sliding_window={window}` is ignored or wrong" in doubts
     assert f"no query has more than {T} keys" in doubts
     assert f"what would: sequences of more than {window + 1}" in doubts
 
@@ -71,7 +71,7 @@ def test_a_window_of_both_sides_needs_one_key_more():
             far = (at[:, None] - at).abs() > self.window_size
             return torch.softmax((x @ x.mT).masked_fill(far, -torch.inf), -1) @ x
 
-    assert "`window_size`, which is 6" in try_on(Radius())[0]
+    assert "the window `window_size=6`" in try_on(Radius())[0]
     assert try_on(Radius(), rng.standard_normal((B, T + 1, D)))[0] == ""
 
 
@@ -95,7 +95,7 @@ def test_a_window_of_a_config_is_found_and_one_of_no_attention_is_not():
 
     module = Windowed(T - 2)
     module.config = Config()
-    assert "`sliding_window`, which is 4096" in try_on(module)[0]
+    assert "`sliding_window=4096`" in try_on(module)[0]
     layer = torch.nn.Identity()
     layer.window = 4096
     assert try_on(layer)[0] == ""
@@ -128,7 +128,7 @@ class Capped(torch.nn.Module):
 
 def test_a_cap_far_above_the_scores_is_doubted_and_larger_scores_are_the_remedy():
     doubts, _ = try_on(Capped(50.0), 0.01 * X)
-    assert "a softcap that is left out or another" in doubts
+    assert "a softcap (the tanh) that is left out or wrong: no argument of it is" in doubts
     assert "what would: scores about as large as the cap" in doubts
     assert try_on(Capped(50.0), 4 * X) == ("", "")
     assert try_on(Capped(5.0)) == ("", "")
@@ -138,10 +138,10 @@ def test_a_cap_of_outputs_is_a_doubt_by_its_name_and_else_a_note():
     module = Capped(1e5, of_scores=False)
     doubts, notes = try_on(module)
     assert doubts == ""
-    assert "a tanh that is left out would not be seen: no argument of it is larger than" in notes
+    assert "a port without the tanh would pass: no argument of it is larger than" in notes
     module.final_logit_softcapping = 1e5
     doubts, notes = try_on(module)
-    assert "a softcap that is left out or another" in doubts
+    assert "a softcap (the tanh) that is left out or wrong: no argument of it is" in doubts
     assert notes == ""
     assert try_on(Capped(5.0, of_scores=False)) == ("", "")
 
@@ -172,7 +172,7 @@ def test_a_cap_that_shows_does_not_vouch_for_another():
 
     module = Layers(1e5)
     module.layers[0].outputs = Other(5.0, of_scores=False)
-    assert "by the tanh in `layers.0.scores`" in try_on(module)[0]
+    assert "a softcap (the tanh in `layers.0.scores`)" in try_on(module)[0]
 
 
 # --- why a softmax hides what it does -------------------------------------------------------------

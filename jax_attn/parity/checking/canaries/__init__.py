@@ -27,8 +27,8 @@ from jax_attn.parity.checking.prepared import Prepared
 __all__ = ["DoubtsAndNotes", "Probed", "probe_integers", "try_canaries"]
 
 _DROWNED = (
-    "rounding alone may change each output by more than a tenth of its size: which bugs these "
-    "inputs would reveal cannot be told"
+    "rounding alone may change each output by more than a tenth of its size, so which bugs these "
+    "inputs would reveal was not checked; what would show it: smaller inputs, or a finer dtype"
 )
 
 

@@ -9,8 +9,8 @@ from jax_attn.parity.checking.prepared import Prepared
 from jax_attn.parity.run.float64_mode import Float64
 
 _NOTE = (
-    "every input has a batch of one: a port that mixes the rows of a batch would pass; what would "
-    "show it: two rows that differ"
+    "every input has a batch of one, so a port that mixes the rows of a batch would pass; what "
+    "would show it: two rows that differ"
 )
 
 

@@ -13,6 +13,7 @@ from jax_attn.parity.checking.canaries.attention_facts import HIDES
 from jax_attn.parity.checking.canaries.findings import DoubtsAndNotes
 from jax_attn.parity.checking.canaries.watched import listed
 from jax_attn.parity.checking.places import Place, Placed
+from jax_attn.parity.judge.text import joined
 from jax_attn.parity.run.constants import Kwargs
 
 
@@ -56,7 +57,7 @@ def _bounded(operator: str, x: Any, low: Any = None, high: Any = None) -> Sides:
         guards = abs(number) <= _GUARD and operator != "relu"
         what = f"a number {'below' if word == 'min' else 'above'} {number:g}"
         if not x.is_floating_point():
-            what += ", of longer sequences if it is a distance"
+            what += " (longer sequences, if it is a distance)"
         label = operator if operator == "relu" else f"{operator}({word}={number:g})"
         yield Side(label, what, guards), bool(beyond(x, bound).any())
 
@@ -82,12 +83,13 @@ def _chosen(operator: str, x: Any, y: Any, *, low: bool) -> Sides:
         return
     for nth, taken in (("first", x > y), ("second", x < y)):
         taken = taken if low else ~taken & (x != y)
-        side = Side(f"the {nth} argument of {operator}", "numbers in the other order")
-        yield side, bool(taken.any())
+        size = "larger" if (nth == "first") == low else "smaller"
+        what = f"an element where the first argument is the {size} one"
+        yield Side(f"the {nth} argument of {operator}", what), bool(taken.any())
 
 
 def _nan_to_num(x: Any, *_: Any, **__: Any) -> Sides:
-    what = "a number that is not finite, as of a query that is masked throughout"
+    what = "a number that is not finite, such as a query with every key hidden may give"
     yield Side("nan_to_num", what), not bool(x.isfinite().all())
 
 
@@ -97,7 +99,8 @@ def _where(condition: Any, x: Any = None, y: Any = None, **named: Any) -> Sides:
         ("second", named.get("other", y), ~condition),
     ):
         if value is not None:
-            chosen = Side(f"the {nth} argument of where", f"a condition that is {nth == 'first'}")
+            what = f"an element where its condition is {nth == 'first'}"
+            chosen = Side(f"the {nth} argument of where", what)
             hiding = Side("a mask's where", "a key that it hides")
             yield hiding if _hides(value) else chosen, bool(taken.any())
 
@@ -106,7 +109,8 @@ def _masked_fill(x: Any, mask: Any, value: Any) -> Sides:
     if _hides(value):
         yield Side("masked_fill", "a key that it hides"), bool(mask.any())
     else:
-        yield Side(f"masked_fill({_constant(value):g})", "a mask that is true"), bool(mask.any())
+        what = "an element where its mask is True"
+        yield Side(f"masked_fill({_constant(value):g})", what), bool(mask.any())
 
 
 def _hides(value: Any) -> bool:
@@ -161,15 +165,18 @@ class Branches:
             if not acts and not by_masks.acts.get(key):
                 idle.setdefault(side, []).append((path, self._lines[key]))
         notes = [
-            f"{side.operator}{_where_is(places)} never acts; what would show it: {side.what}"
+            f"{side.operator}{_where_is(places)} never takes effect, so a port without it would "
+            f"pass; what would show it: {side.what}"
             for side, places in idle.items()
             if not side.guards
         ]
         guards = [f"{s.operator}{_where_is(places)}" for s, places in idle.items() if s.guards]
         if guards:
             notes.append(
-                f"a guard never acts, {', '.join(guards)}; what would show it: a row of zeros, or "
-                "one that is masked throughout"
+                f"{joined(guards)} {'guard' if guards[1:] else 'guards'} against zero and never "
+                f"{'take' if guards[1:] else 'takes'} effect, so a port without "
+                f"{'them' if guards[1:] else 'it'} would pass; what would show it: a row of zeros, "
+                "or a query with every key hidden"
             )
         return DoubtsAndNotes((), tuple(notes))
 

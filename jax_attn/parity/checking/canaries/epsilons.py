@@ -104,10 +104,10 @@ def _note(epsilon: float, norms: list[tuple[str, float]], roundoff: float) -> st
     change = abs(_other(epsilon) - epsilon)
     where = listed([path for path, _ in norms])
     most = max(moved for _, moved in norms)
-    have = f"from {math.sqrt(change / (2 * most)):.2g} up" if most > 0 else "that is infinite"
+    have = f"an RMS of at least {math.sqrt(change / (2 * most)):.2g}" if most > 0 else "a huge RMS"
     need = math.sqrt(change / (2 * _SEEN * roundoff))
     return (
-        f"the epsilon {epsilon:g} of a norm{where and f' in {where}'} is not shown: beside "
-        f"activations of an RMS {have}, {_other(epsilon):g} gives the same; what would show it: "
-        f"an RMS of {need:.2g} or less, where the outputs depend on it"
+        f"a wrong epsilon of a norm{where and f' in {where}'} would pass: beside activations with "
+        f"{have}, {_other(epsilon):g} in place of {epsilon:g} gives the same outputs; what would "
+        f"show it: activations with an RMS of {need:.2g} or less, on which the outputs depend"
     )

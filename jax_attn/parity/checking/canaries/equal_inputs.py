@@ -20,7 +20,7 @@ def try_equal_inputs(prepared: Prepared) -> DoubtsAndNotes:
         if _tells_apart(prepared, a, b, np.roll(given, 1, np.argmax(given.shape))):
             remedy = "arrays that differ"
             remedy += ", or gradients=True" if is_float(given.dtype) else ""
-            bug = f"that inputs {a!r} and {b!r} are read in each other's place"
+            bug = f"that inputs {a!r} and {b!r} are swapped"
             doubts.append(doubt(bug, "they are the same array", remedy))
     return DoubtsAndNotes(tuple(doubts), ())
 

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 DRAWN = "inputs drawn at random, and several keys"
-NO_KEY = "no masked key matters"
+NO_KEY = "the hidden keys would not change the outputs"
 SOME_HIDDEN = "a mask that hides some keys, whose scores and values differ from the others'"
 
 

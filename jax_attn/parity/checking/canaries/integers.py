@@ -4,7 +4,7 @@ Where the inputs hold such an integer, a port that never reads it gives the righ
 sides are run forward once more with other values of it, and compared as ever.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -14,6 +14,7 @@ from jax_attn.parity.checking.canaries.masks import hidden_keys, is_mask
 from jax_attn.parity.checking.canaries.planted import named_inputs, run_planted, with_inputs
 from jax_attn.parity.checking.prepared import Prepared
 from jax_attn.parity.judge.compare import Verdict
+from jax_attn.parity.judge.text import joined
 from jax_attn.parity.run.float64_mode import Float64
 from jax_attn.parity.run.port import Port, full_precision
 
@@ -36,11 +37,11 @@ def probe_integers(prepared: Prepared, port: Port, transforms: Sequence[str]) ->
     for name, given in named_inputs(prepared.reference).items():
         if given.dtype.kind not in "iu" or is_mask(prepared.reference, name, given):
             continue
-        found = _other_value(prepared, name, given)
-        if isinstance(found, np.ndarray):
-            varied[name] = found
-        elif found:
-            notes.append(f"input {name!r}: {found}")
+        other = _other_value(prepared, name, given)
+        if isinstance(other, np.ndarray):
+            varied[name] = other
+        elif other:
+            notes.append(f"whether the port reads input {name!r} was not checked: {other}")
     if not varied:
         return Probed((), tuple(notes))
     # Operation by operation, what is compiled already serves: the shapes are the same.
@@ -48,7 +49,9 @@ def probe_integers(prepared: Prepared, port: Port, transforms: Sequence[str]) ->
     try:
         return Probed(tuple(_failures(_Probe(prepared, port, transform), varied)), tuple(notes))
     except _RefusedError as error:
-        return Probed((), (*notes, f"other values of {_listed(varied)} were not tried: {error}"))
+        names = joined([repr(name) for name in varied])
+        note = f"whether the port reads input {names} was not checked: {error}"
+        return Probed((), (*notes, note))
 
 
 def _failures(probe: "_Probe", varied: Arrays) -> Iterator[str]:
@@ -56,12 +59,9 @@ def _failures(probe: "_Probe", varied: Arrays) -> Iterator[str]:
     together = probe.reasons(varied)
     each = {name: probe.reasons({name: varied[name]}) for name in varied if together}
     by_name = {repr(name): reasons for name, reasons in each.items() if reasons}
-    for names, reasons in (by_name or {f"{_listed(varied)} together": together}).items():
+    all_of_them = joined([repr(name) for name in varied])
+    for names, reasons in (by_name or {f"{all_of_them} together": together}).items():
         yield from (f"with other values of {names}: {reason}" for reason in reasons)
-
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(map(repr, names))
 
 
 class _RefusedError(Exception):
@@ -78,14 +78,15 @@ class _Probe:
         """Why the port is not the reference's equal on these inputs."""
         reference = with_inputs(self.prepared.reference, varied)
         if run_planted(reference, Float64()) is None:
-            raise _RefusedError("the reference refuses them together")
+            raise _RefusedError("the reference raises an error where all have other values")
         prepared = replace(self.prepared, reference=reference, gradients=False, runs=RUNS)
         with full_precision():
             port = replace(self.port, inputs=reference.inputs)
             try:
                 run = port.run(prepared.dtype, {}, self.transform)
             except Exception as error:  # whatever the port's own is
-                raise _RefusedError(f"the port raises {type(error).__name__}: {error}") from error
+                raised = f"with other values the port raises {type(error).__name__}: {error}"
+                raise _RefusedError(raised) from error
         reports = prepared.compare(run, self.transform)
         return [
             f"{report.transform} {report.label}: {reason}"
@@ -116,10 +117,10 @@ def _other_value(prepared: Prepared, name: str, given: np.ndarray) -> np.ndarray
         unmasked = True
     if unmasked:
         return (
-            "whether the port reads it is not shown: out of order, its values also change which "
-            "keys the reference shows; what would show it: positions with gaps"
+            "in another order its values also change which keys the reference hides; what would "
+            "show it: positions with gaps"
         )
-    return "another value changes nothing in the reference" if accepted else ""
+    return "other values change no output of the reference" if accepted else ""
 
 
 def _candidates(given: np.ndarray, rng: np.random.Generator) -> Iterator[np.ndarray]:

@@ -36,7 +36,10 @@ def try_masks(prepared: Prepared, facts: AttentionFacts, *watchers: Watcher) -> 
             run = run_placed(other, Watched(watchers))
             may_empty = may_empty and run is not None and _is_finite(run)
             if run is None:
-                notes[f"mask {name!r}: the reference refuses one that would show it {bug}"] = None
+                notes[
+                    f"whether these inputs would reveal that mask {name!r} is {bug} was not "
+                    "checked: the reference raises an error on the mask that this takes"
+                ] = None
             elif not prepared.would_fail(run):
                 first = mask.flat[0]
                 reason = f"it is {first} everywhere" if (mask == first).all() else NO_KEY
@@ -45,8 +48,9 @@ def try_masks(prepared: Prepared, facts: AttentionFacts, *watchers: Watcher) -> 
         else:
             if may_empty:
                 notes[
-                    f"mask {name!r} leaves every query a key: what a query gets that sees none is "
-                    "not shown; what would show it: a query whose keys are all hidden"
+                    f"mask {name!r} leaves every query a key, so what the port gives a query "
+                    "without keys was not checked; what would show it: a query whose keys are all "
+                    "hidden"
                 ] = None
     return DoubtsAndNotes(tuple(doubts), tuple(notes))
 

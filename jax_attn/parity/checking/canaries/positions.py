@@ -16,8 +16,8 @@ def try_positions(prepared: Prepared) -> DoubtsAndNotes:
         for axis in range(x.ndim - 1) if is_float(x.dtype) else ():
             alike = x.shape[axis] > 1 and (x == x.take([0], axis)).all()
             if alike and _joins(prepared, name, x, axis):
-                reason = f"{name!r} is alike along its axis {axis}, and so is what comes out"
-                doubts.append(doubt("which positions are joined, and how", reason, DRAWN))
+                reason = f"input {name!r} is the same all along its axis {axis}, as is an output"
+                doubts.append(doubt("which positions the port mixes, and how", reason, DRAWN))
     return DoubtsAndNotes(tuple(doubts), ())
 
 

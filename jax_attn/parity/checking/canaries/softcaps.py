@@ -66,12 +66,12 @@ def try_softcaps(prepared: Prepared, tanhs: Tanhs) -> DoubtsAndNotes:
         where, largest = listed(paths), tanhs.largest[kind]
         fact = f"no argument of it is larger than {largest:.2g}"
         if _is_softcap(prepared, kind):
-            bug = f"a softcap that is left out or another, by the tanh{where and f' in {where}'}"
+            bug = f"a softcap (the tanh{where and f' in {where}'}) that is left out or wrong"
             doubts.append(doubt(bug, fact, "scores about as large as the cap"))
         else:
             notes.append(
-                f"a tanh that is left out{where and f' in {where}'} would not be seen: {fact}; "
-                "what would show it: arguments of about 1"
+                f"a port without the tanh{where and f' in {where}'} would pass: {fact}; what "
+                "would show it: arguments of about 1"
             )
     return DoubtsAndNotes(tuple(doubts), tuple(notes))
 

@@ -48,7 +48,7 @@ _EVERYWHERE = (
     Canary(
         "queries and heads mixed up",
         softmax_bugs.mixed_axes,
-        "T is the number of heads, and one is like the other",
+        "T is the number of heads, and the outputs are alike either way",
         "T other than N, or {}",
     ),
     Canary("an ignored mask", softmax_bugs.unmasked, NO_KEY, f"{SOME_HIDDEN}, or {{}}"),
@@ -58,7 +58,10 @@ _FINE = Canary("a scale of the scores 1% too large", softmax_bugs.scaled(1.01))
 _COARSE = Canary("a scale of the scores twice too large", softmax_bugs.scaled(2.0))
 # As fine as the precision shows it. Planted everywhere, and in one softmax at a time.
 _SCALES = {"float64": _FINE, "float32": _FINE, "float16": _COARSE, "bfloat16": _COARSE}
-NO_SOFTMAX = StandingNote("no softmax was met: no canary of attention was tried")
+NO_SOFTMAX = StandingNote(
+    "the reference calls no softmax of torch's, so whether these inputs would reveal bugs of "
+    "attention was not checked"
+)
 # Softmaxes that are tried alone: half as many runs as the budget's own, each forward only.
 ALONE = 8
 
@@ -75,7 +78,10 @@ def try_softmaxes(prepared: Prepared, facts: AttentionFacts) -> DoubtsAndNotes:
         if not mode.met:
             return DoubtsAndNotes((), (NO_SOFTMAX,))
         if run is None:
-            refused = f"the reference refuses weights that would show {canary.name}"
+            refused = (
+                f"whether these inputs would reveal {canary.name} was not checked: the reference "
+                "raises an error where this bug is planted in it"
+            )
             notes.append(StandingNote(refused))
             continue
         moved = moved or mode.moved  # the scale, which comes first, has a place in each
@@ -92,11 +98,14 @@ def try_softmaxes(prepared: Prepared, facts: AttentionFacts) -> DoubtsAndNotes:
         doubts.append(alone.doubt(facts.cause(blind)))
     if idle := [place for place in suspects if place not in blind]:
         notes.append(
-            f"{_places(idle, moved)} only chooses or is not used: its weights reach no output, "
-            "and their scale is not looked at"
+            f"the weights of {_places(idle, moved)} do not affect any output (unused, or only "
+            f"selected from), so {'their' if idle[1:] else 'its'} scale was not checked"
         )
     if len(moved) > ALONE:
-        few = f"of {len(moved)} softmaxes, {ALONE} were tried alone: those moved least"
+        few = (
+            f"a wrong scale of one softmax alone was tried in {ALONE} of {len(moved)}: those "
+            "whose weights it changes least"
+        )
         notes.append(StandingNote(few))
     if prepared.gradients:
         mode = BuggySoftmax(_STOPPED.bug, BACKWARD)

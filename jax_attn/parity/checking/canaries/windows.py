@@ -19,7 +19,7 @@ _EDGES = {
     "first": (at_the_start(_MORE), at_the_start(_LESS)),
 }
 _FAINT = "the keys at that edge have hardly any weight, or values like the others'"
-_STRONG = "inputs whose scores there are as large as elsewhere: drawn at random, and smaller ones"
+_STRONG = "small inputs, drawn at random, so that every key has some weight"
 
 
 def try_windows(prepared: Prepared, facts: AttentionFacts) -> DoubtsAndNotes:
@@ -38,7 +38,7 @@ def _unseen_edges(prepared: Prepared) -> Iterator[str]:
         planted = [run for mode, run in zip(modes, runs, strict=True) if mode.planted and run]
         if not all(map(prepared.would_fail, planted)):
             yield doubt(
-                f"a mask, a causal one or a window, off by one at the {edge} key of each query",
+                f"a mask (causal, or a window) that is off by one at the {edge} key of each query",
                 _FAINT,
                 _STRONG,
             )
@@ -63,9 +63,9 @@ def _unreached_windows(module: torch.nn.Module, facts: AttentionFacts) -> Iterat
         # Of window + 1 keys one hides the first, if it counts the query's own, and one does not.
         if facts.longest <= window + (not facts.hides_first):
             yield doubt(
-                f"that `{name}`, which is {window}, is ignored or another",
+                f"that the window `{name}={window}` is ignored or wrong",
                 f"no query has more than {facts.longest} keys",
-                f"sequences of more than {window + 1}, or a smaller one on both sides",
+                f"sequences of more than {window + 1} tokens, or a smaller window on both sides",
             )
 
 

@@ -37,6 +37,6 @@ def note(module: torch.nn.Module, names: frozenset[str]) -> str:
     """How many of how many gradients are compared."""
     total = sum(1 for _ in module.named_parameters())
     return (
-        f"of the gradients of {total} parameters, {len(names)} were compared: those that the "
-        "argument parameters names"
+        f"the gradients of {len(names)} of {total} parameters were compared: those that the "
+        "argument `parameters` selects"
     )

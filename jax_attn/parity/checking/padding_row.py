@@ -39,7 +39,7 @@ def without_padding_row(
     if (other := judge(without)).verdict is Verdict.FAIL:
         return report, ()
     note = (
-        f"row {row} of grad {report.name}, its padding_idx, was left out: torch gives that row no "
-        "gradient, the port does, and an optimizer would move it; set it to zero before an update"
+        f"row {row} of grad {report.name}, its padding_idx, was not compared: torch gives that row "
+        "no gradient, the port does, and an optimizer would move it; zero it before an update"
     )
     return other, (note,)

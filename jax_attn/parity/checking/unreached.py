@@ -22,8 +22,8 @@ def unreached(
     if zero := [name for whole, g in gradients.items() for name in _zero_parts(whole, g)]:
         it, gradient = ("them", "gradients are") if len(zero) > 1 else ("it", "gradient is")
         notes.append(
-            f"no input reaches {quoted(zero)}: the {gradient} zero everywhere, so that other "
-            f"numbers there may pass; inputs that are routed to {it} would show {it}"
+            f"no input reaches {quoted(zero)}: the {gradient} zero everywhere, so a port with "
+            f"other numbers there may pass; what would show it: inputs that are routed to {it}"
         )
     if idle := [name for name, g in gradients.items() if g.any() and rms(g) <= budgets[name].zero]:
         notes.append(

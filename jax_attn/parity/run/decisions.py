@@ -207,8 +207,8 @@ class Decisions(list[Decision]):
 
 
 _LOST = (
-    "the reference decides in another order where its numbers are rounded otherwise: its decisions "
-    "were not held fast, and the budget may be too wide"
+    "the reference makes its integer decisions in another order where its numbers are rounded "
+    "otherwise: they could not be kept the same in every run, so the budget may be too wide"
 )
 
 

@@ -127,14 +127,17 @@ def judged(configurations: Sequence[Configuration]) -> list[Trial]:
             step = step or step_of(program, port)
             prepared = prepare(program, pair, drawn, inputs)
             weights = compare_weights(pair.reference, pair.port, pair.design.layout)
-            result = judge_port(
-                prepared,
-                _Compiled(port.module, port.call, port.inputs, step),
-                ("emulated" if program.unit else "jit",),
+            judged_by = partial(
+                judge_port,
+                port=_Compiled(port.module, port.call, port.inputs, step),
+                transforms=("emulated" if program.unit else "jit",),
                 to_torch=pair.design.layout.to_torch,
                 failures=weights.differences,
                 name=configuration.name,
             )
+            result = judged_by(prepared)
+            if other := prepared.storing_softmaxes(result):
+                result = judged_by(other)
             trials.append(
                 Trial.of(
                     configuration,

@@ -126,11 +126,8 @@ def check(
         return replace(result, failures=probed.failures, notes=(*probed.notes, *result.notes))
 
     result = judged(prepared)
-    if any(r.verdict is Verdict.FAIL for r in result.tensors) and called.stores_softmaxes(dtype):
-        # Both are correct: float32 inside, as torch and most ports, and what jax.nn.softmax does.
-        result = judged(
-            replace(prepared, stored_softmaxes=True), StandingNote(_STORED.format(dtype))
-        )
+    if storing := prepared.storing_softmaxes(result):
+        result = judged(storing, StandingNote(_STORED.format(dtype)))
     return result.strict() if strict else result
 
 

@@ -190,6 +190,13 @@ class Prepared:
         )
         return any(report.budget <= POWER * report.scale or not report.scale for report in reports)
 
+    def storing_softmaxes(self, result: Result) -> "Prepared | None":
+        """The same with the budget of softmaxes that store each step, where `result` fails and the
+        reference has such: both are correct, float32 inside and what jax.nn.softmax does."""
+        failed = any(report.verdict is Verdict.FAIL for report in result.tensors)
+        stored = failed and self.reference.stores_softmaxes(self.dtype)
+        return replace(self, stored_softmaxes=True) if stored else None
+
     @cached_property
     def reference_failures(self) -> tuple[str, ...]:
         """What is wrong with the reference itself: undeclared NaN, or its inference mode."""

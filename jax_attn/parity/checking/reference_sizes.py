@@ -97,7 +97,7 @@ class ReferenceSizes:
     def _sources(self) -> Iterator[Any]:
         for module in self.module.modules():
             yield module
-            if (config := getattr(module, "config", None)) is not None:
+            if hasattr(config := getattr(module, "config", None), "__dict__"):
                 yield config
                 yield from (x for n, x in vars(config).items() if n.endswith("_config") and x)
 

@@ -97,7 +97,8 @@ class Trial:
         )
 
     def hidden_keys(self, arrays: Arrays) -> int:
-        """How many keys have no weight in torch's softmaxes; of arrays that run."""
+        """How many keys have no weight in torch's softmaxes, those of rows that are NaN among them;
+        of arrays that run."""
         hidden = 0
 
         def count(scores: torch.Tensor, axis: int) -> None:

@@ -272,6 +272,12 @@ def test_what_is_given_stays_and_the_others_fit_it():
     assert (inputs["context"].shape[0], inputs["mask"].shape) == (4, (4, 9, 5))
 
 
+def test_a_config_may_be_a_dict():
+    module = nn.Linear(D, D)
+    module.config = {"hidden_size": D}
+    assert parity.suggest_inputs(module)["input"].shape[-1] == D
+
+
 def test_parameters_without_names_give_a_tuple():
     def call(module, *arrays):
         return module(*arrays)[0]

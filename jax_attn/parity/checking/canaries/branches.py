@@ -11,7 +11,7 @@ import torch
 
 from jax_attn.parity.checking.canaries.attention_facts import HIDES
 from jax_attn.parity.checking.canaries.findings import DoubtsAndNotes
-from jax_attn.parity.checking.canaries.watched import listed
+from jax_attn.parity.checking.canaries.watched import inside
 from jax_attn.parity.checking.places import Place, Placed
 from jax_attn.parity.judge.text import joined
 from jax_attn.parity.run.constants import Kwargs
@@ -182,9 +182,8 @@ class Branches:
 
 
 def _where_is(places: list[tuple[str, str]]) -> str:
-    paths = listed([path for path, _ in places])
     lines = list(dict.fromkeys(line for _, line in places if line))
-    return (f" in {paths}" if paths else "") + (f" ({lines[0]})" if len(lines) == 1 else "")
+    return inside([path for path, _ in places]) + (f" ({lines[0]})" if len(lines) == 1 else "")
 
 
 _LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parents[2]))

@@ -7,7 +7,7 @@ import torch
 from torch._ops import OpOverload
 
 from jax_attn.parity.checking.canaries.findings import DoubtsAndNotes
-from jax_attn.parity.checking.canaries.watched import listed, run_placed
+from jax_attn.parity.checking.canaries.watched import inside, run_placed
 from jax_attn.parity.checking.places import Place, Placed
 from jax_attn.parity.checking.prepared import Prepared
 from jax_attn.parity.judge.budget import PRECISIONS
@@ -102,12 +102,12 @@ def try_epsilons(prepared: Prepared) -> DoubtsAndNotes:
 def _note(epsilon: float, norms: list[tuple[str, float]], roundoff: float) -> str:
     """norms: paths, and by how much another epsilon moves each: half its part of the variance."""
     change = abs(_other(epsilon) - epsilon)
-    where = listed([path for path, _ in norms])
+    where = inside([path for path, _ in norms])
     most = max(moved for _, moved in norms)
     have = f"an RMS of at least {math.sqrt(change / (2 * most)):.2g}" if most > 0 else "a huge RMS"
     need = math.sqrt(change / (2 * _SEEN * roundoff))
     return (
-        f"a wrong epsilon of a norm{where and f' in {where}'} would pass: beside activations with "
+        f"a wrong epsilon of a norm{where} would pass: beside activations with "
         f"{have}, {_other(epsilon):g} in place of {epsilon:g} gives the same outputs; what would "
         f"show it: activations with an RMS of {need:.2g} or less, on which the outputs depend"
     )

@@ -1,8 +1,10 @@
 """The reference with another input, or with a bug planted, and whether two runs are the same."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
+import torch
 
 from jax_attn.parity.run.float64_mode import Float64
 from jax_attn.parity.run.inputs_and_runs import Inputs, Run
@@ -22,6 +24,14 @@ def with_inputs(reference: Reference, others: Mapping[str, np.ndarray]) -> Refer
     }
     args = tuple(named.pop(str(i)) for i in range(len(reference.inputs.args)))
     return reference.given(Inputs(args, named))
+
+
+def settings(module: torch.nn.Module) -> Iterator[dict[str, Any]]:
+    """The attributes of each part of a module, and those of its config."""
+    for part in module.modules():
+        yield vars(part)
+        if hasattr(config := getattr(part, "config", None), "__dict__"):
+            yield vars(config)
 
 
 def run_planted(reference: Reference, mode: Float64) -> Run | None:

@@ -1,13 +1,13 @@
 """Soft caps: each tanh with a cap twice as large, which numbers far below it do not show."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch._ops import OpOverload
 
 from jax_attn.parity.checking.canaries.findings import DoubtsAndNotes, doubt
-from jax_attn.parity.checking.canaries.watched import listed, run_placed
+from jax_attn.parity.checking.canaries.planted import settings
+from jax_attn.parity.checking.canaries.watched import inside, run_placed
 from jax_attn.parity.checking.places import Place, Placed
 from jax_attn.parity.checking.prepared import Prepared
 from jax_attn.parity.checking.softmax_bugs import FORWARD
@@ -63,15 +63,15 @@ def try_softcaps(prepared: Prepared, tanhs: Tanhs) -> DoubtsAndNotes:
         run = run_placed(prepared.reference, _BuggyTanh(kind))
         if run is None or prepared.would_fail(run):
             continue
-        where, largest = listed(paths), tanhs.largest[kind]
-        fact = f"no argument of it is larger than {largest:.2g}"
+        tanh = f"tanh{inside(paths)}"
+        fact = f"no argument of it is larger than {tanhs.largest[kind]:.2g}"
         if _is_softcap(prepared, kind):
-            bug = f"a softcap (the tanh{where and f' in {where}'}) that is left out or wrong"
+            bug = f"a softcap (the {tanh}) that is left out or wrong"
             doubts.append(doubt(bug, fact, "scores about as large as the cap"))
         else:
             notes.append(
-                f"a port without the tanh{where and f' in {where}'} would pass: {fact}; what "
-                "would show it: arguments of about 1"
+                f"a port without the {tanh} would pass: {fact}; what would show it: arguments of "
+                "about 1"
             )
     return DoubtsAndNotes(tuple(doubts), tuple(notes))
 
@@ -80,11 +80,8 @@ def _is_softcap(prepared: Prepared, kind: Kind) -> bool:
     """Whether a softmax weighs what it gives, or a cap is among the reference's settings."""
     mode = _BuggyTanh(kind, lost=True)
     run_placed(prepared.reference, mode)
-    return mode.reaches_softmax or any(_caps(prepared.reference.module))
-
-
-def _caps(module: torch.nn.Module) -> Iterator[bool]:
-    for owner in module.modules():
-        for settings in (owner, getattr(owner, "config", None)):
-            named = vars(settings) if hasattr(settings, "__dict__") else {}
-            yield any("softcap" in name.replace("_", "") and named[name] for name in named)
+    return mode.reaches_softmax or any(
+        "softcap" in name.replace("_", "") and value
+        for named in settings(prepared.reference.module)
+        for name, value in named.items()
+    )

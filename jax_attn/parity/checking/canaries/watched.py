@@ -7,6 +7,7 @@ import torch
 from torch._ops import OpOverload
 
 from jax_attn.parity.checking.places import Place, Placed
+from jax_attn.parity.judge.text import quoted
 from jax_attn.parity.run.constants import Kwargs
 from jax_attn.parity.run.inputs_and_runs import Run
 from jax_attn.parity.run.reference import Reference
@@ -60,8 +61,7 @@ def run_placed(reference: Reference, mode: Placed) -> Run | None:
         return None
 
 
-def listed(paths: Sequence[str], most: int = 2) -> str:
-    """Paths of modules, the first few of them; "" of the reference itself alone."""
-    several = [f"`{path}`" for path in dict.fromkeys(paths) if path]
-    more = f" and {len(several) - most} more" if len(several) > most else ""
-    return ", ".join(several[:most]) + more
+def inside(paths: Sequence[str]) -> str:
+    """ " in" and the paths of modules, the first two of them; "" for the reference itself alone."""
+    named = [path for path in dict.fromkeys(paths) if path]
+    return f" in {quoted(named, 2)}" if named else ""

@@ -8,7 +8,7 @@ import torch
 from jax_attn.parity.checking import softmax_bugs
 from jax_attn.parity.checking.canaries.attention_facts import AttentionFacts
 from jax_attn.parity.checking.canaries.findings import DoubtsAndNotes, doubt
-from jax_attn.parity.checking.canaries.planted import run_planted
+from jax_attn.parity.checking.canaries.planted import run_planted, settings
 from jax_attn.parity.checking.prepared import Prepared
 from jax_attn.parity.checking.softmax_bugs import BuggySoftmax, at_the_start
 
@@ -70,18 +70,16 @@ def _unreached_windows(module: torch.nn.Module, facts: AttentionFacts) -> Iterat
 
 
 def _windows(module: torch.nn.Module) -> Iterator[tuple[str, int]]:
-    for owner in module.modules():
-        for settings in (owner, getattr(owner, "config", None)):
-            named = vars(settings) if hasattr(settings, "__dict__") else {}
-            for name in sorted(_WINDOWS & named.keys()):
-                if _is_used(named):
-                    yield from ((name, size) for size in _sizes(named[name]))
+    for named in settings(module):
+        for name in sorted(_WINDOWS & named.keys()):
+            if _is_used(named):
+                yield from ((name, size) for size in _sizes(named[name]))
 
 
-def _is_used(settings: dict[str, Any]) -> bool:
-    """Whether some layer has the window, by what the settings say of it."""
-    kinds = [kind for name in _KINDS_OF_LAYERS for kind in settings.get(name) or ()]
-    if settings.get("use_sliding_window") is False:
+def _is_used(named: dict[str, Any]) -> bool:
+    """Whether some layer has the window, by the settings beside it."""
+    kinds = [kind for name in _KINDS_OF_LAYERS for kind in named.get(name) or ()]
+    if named.get("use_sliding_window") is False:
         return False
     return not kinds or any(word in str(kind) for kind in kinds for word in _WINDOWED)
 

@@ -155,6 +155,7 @@ def within_budget(one, other, arrays, wanted=None, **extra):
     return definition.worst(one, np.asarray(other, np.float64), 2 * budget) <= 1
 
 
+@one_kernel
 def test_a_sink_of_minus_infinity_changes_nothing():
     *arrays, _ = draw(22)
     nothing = np.full(N, -np.inf, np.float32)
@@ -164,6 +165,7 @@ def test_a_sink_of_minus_infinity_changes_nothing():
         assert within_budget(with_sinks, without, arrays, wanted)
 
 
+@one_kernel
 def test_a_zero_key_is_a_sink_of_zero():
     *arrays, _ = draw(23)
     zero = dot_product_attention(*arrays, add_zero_attn=True)

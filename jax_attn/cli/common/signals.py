@@ -41,6 +41,7 @@ class Signals:
     def __init__(self) -> None:
         self.first: tuple[signal.Signals, float] | None = None
         self.timer: threading.Timer | None = None
+        self.leaving = False
 
     @contextlib.contextmanager
     def raised(self) -> Iterator[None]:
@@ -67,6 +68,7 @@ class Signals:
             yield
         except BaseException as error:
             if self.first is not None:
+                self.leaving = True  # the timer may send the signal once more
                 _leave(self.first[0])
             if isinstance(error, KeyboardInterrupt):
                 _leave(signal.SIGINT)
@@ -74,6 +76,8 @@ class Signals:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
+        if self.leaving:
+            return
         if self.first is None:
             self.first = signal.Signals(number), now
         if not _importing(frame):

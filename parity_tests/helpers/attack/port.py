@@ -82,17 +82,10 @@ def masked_softmax(port: Port, scores: jax.Array, visible: jax.Array | None) -> 
     empty = ~visible.any(-1, keepdims=True)
     if port.has("zeros in empty rows"):
         return jnp.where(empty, 0.0, weights)
-    if port.has("first key in empty rows"):
-        return jnp.where(empty, jnp.arange(scores.shape[-1]) == 0, weights)
     if port.has("NaN in empty rows"):
         return jnp.where(empty, jnp.nan, weights)
-    if port.has("mask by -100"):
-        return jax.nn.softmax(scores + jnp.where(visible, 0.0, -100.0), axis=-1)
     if port.has("mask by -10"):
         return jax.nn.softmax(scores + jnp.where(visible, 0.0, -10.0), axis=-1)
-    if port.has("mask after the softmax"):
-        weights = jax.nn.softmax(scores, axis=-1) * visible
-        return weights / weights.sum(-1, keepdims=True)
     if port.has("mask after the softmax, not summed to 1"):
         return jax.nn.softmax(scores, axis=-1) * visible
     return weights

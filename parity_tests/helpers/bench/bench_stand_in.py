@@ -2,8 +2,12 @@
 
 import os
 from dataclasses import replace
+from functools import partial
 from typing import ClassVar
 
+import numpy as np
+
+from jax_attn.bench.engine import memory
 from jax_attn.bench.engine.worker import usable_cores
 from jax_attn.bench.programs.program import Program, UnsuitedError
 
@@ -14,6 +18,14 @@ class StandIn:
     def echo(self, *given):
         print("noise that must not reach our own output")
         return given
+
+    def peaks(self, sizes):
+        """Of calls that each free an array of so many bytes before they end."""
+
+        def call(size):
+            np.ones(size, np.uint8)
+
+        return [memory.peak_during(partial(call, size)) for size in sizes]
 
     def threads(self):
         return os.environ["OMP_NUM_THREADS"], usable_cores()

@@ -6,7 +6,6 @@ wrong one fails, and the right one passes without a note.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache
 
 import numpy as np
 import pytest
@@ -40,6 +39,7 @@ class Row:
     """wrong: what the port does. poor: inputs that hide it. says: the words of whoever notices.
 
     options: of `Attention`, where that is the module. suggestions: whether inputs can reveal it.
+    like: a row that it resembles, so that only --long tries it on suggestions.
     """
 
     wrong: str
@@ -48,15 +48,16 @@ class Row:
     options: dict = field(default_factory=dict)
     build: Callable | None = None
     forward: Callable | None = None
-    gradients: bool = True
+    gradients: bool = False
     suggestions: bool = True
+    like: str = ""
 
     @property
     def reference(self) -> nn.Module:
         return randomised(self.build() if self.build else Attention(**self.options))
 
     def check(
-        self, reference: nn.Module, wrong: str, inputs: dict, gradients: bool = True
+        self, reference: nn.Module, wrong: str, inputs: dict, *, gradients: bool = False
     ) -> parity.Result:
         forward = self.forward or (lambda port, **given: attention(port, self.options, **given))
         return parity.check(
@@ -97,8 +98,12 @@ ROWS = {
         {"languages": 5},
     ),
     "a window that holds all": Row("window left out", {"x": X}, "window", {"window": 17}),
-    "a window 1 wider, of all": Row("window 1 wider", {"x": X}, "window", {"window": 11}),
-    "a window 1 narrower, of all": Row("window 1 narrower", {"x": X}, "window", {"window": 12}),
+    "a window 1 wider, of all": Row(
+        "window 1 wider", {"x": X}, "window", {"window": 11}, like="a window that holds all"
+    ),
+    "a window 1 narrower, of all": Row(
+        "window 1 narrower", {"x": X}, "window", {"window": 12}, like="a window that holds all"
+    ),
     "a softcap of small scores": Row(
         "softcap left out", {"x": 0.01 * X}, "softcap", {"softcap": 5.0}
     ),
@@ -111,14 +116,18 @@ ROWS = {
     "as many rows as queries": Row(
         "batch and time swapped", {"x": rng.standard_normal((5, 5, D))}, ""
     ),
-    "keys that are the queries": Row(
-        "values from x", {"x": X, "memory": X}, "'memory'", gradients=False
-    ),
+    "keys that are the queries": Row("values from x", {"x": X, "memory": X}, "'memory'"),
     "a fault beyond the lengths that are tried": Row(
         "the last keys forgotten beyond 64", {"x": X}, "other shapes", suggestions=False
     ),
     "experts that no token goes to": Row(
-        "experts 3 and 4 swapped", {"x": of_three_experts()}, "experts.3", {}, Experts, experts
+        "experts 3 and 4 swapped",
+        {"x": of_three_experts()},
+        "experts.3",
+        {},
+        Experts,
+        experts,
+        gradients=True,  # those of 0 tell
     ),
     "BatchNorm by the statistics of the batch": Row(
         "statistics of the batch",
@@ -144,24 +153,26 @@ def test_a_wrong_port_does_not_pass_without_a_word(name):
     row = ROWS[name]
     reference = row.reference
     wrong, right = (
-        row.check(reference, mistake, row.poor, row.gradients) for mistake in (row.wrong, "")
+        row.check(reference, mistake, row.poor, gradients=row.gradients)
+        for mistake in (row.wrong, "")
     )
     assert right.verdict != "FAIL", words(right)
     assert wrong.verdict == "FAIL" or row.says, words(wrong)
     assert wrong.verdict == "FAIL" or any(row.says in line for line in words(wrong)), words(wrong)
 
 
-@cache
-def suggested(name: str) -> tuple[nn.Module, dict]:
-    reference = ROWS[name].reference
-    return reference, parity.suggest_inputs(reference)
+def pytest_generate_tests(metafunc):
+    if "suggesting" in metafunc.fixturenames:
+        long = metafunc.config.getoption("--long")
+        rows = [name for name, row in ROWS.items() if row.suggestions and (long or not row.like)]
+        metafunc.parametrize("suggesting", rows)
 
 
-@pytest.mark.parametrize("name", [name for name, row in ROWS.items() if row.suggestions])
-def test_suggested_inputs_tell_right_from_wrong(name):
-    row = ROWS[name]
-    reference, inputs = suggested(name)
-    right = row.check(reference, "", inputs)
+def test_suggested_inputs_tell_right_from_wrong(suggesting):
+    row = ROWS[suggesting]
+    reference = row.reference
+    inputs = parity.suggest_inputs(reference)
+    right = row.check(reference, "", inputs, gradients=True)
     assert (right.verdict, words(right), unusual(right)) == ("PASS", words(right), ())
     if row.wrong in ("batch and time swapped", "values from x"):  # other lengths do not even fit
         with pytest.raises((TypeError, ValueError), match=r"shape|Size of label"):

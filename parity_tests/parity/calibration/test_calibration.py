@@ -36,11 +36,9 @@ SOME = {
     "float16-blocked-2x3-gqa-mha-window",
     "float64-core-gqa-mha-arrays",
     "float32-module-block-mha-arrays",
-    "float32-eager-masked_fill-gqa-arrays",
     "float32-eager-gated-gqa-arrays",
-    "float64-eager-where-gqa-arrays",
 }
-EACH = 3
+LONG = SOME | {"float32-eager-masked_fill-gqa-arrays", "float64-eager-where-gqa-arrays"}
 
 
 def compared(names: set[str], each: int) -> list[Trial]:
@@ -51,12 +49,14 @@ def compared(names: set[str], each: int) -> list[Trial]:
 
 
 @pytest.fixture(scope="module")
-def trials() -> list[Trial]:
-    return compared(SOME, each=EACH)
+def trials(request) -> list[Trial]:
+    names, each = (LONG, 5) if request.config.getoption("--long") else (SOME, 3)
+    found = compared(names, each)
+    assert len(found) == len(names) * each
+    return found
 
 
 def test_correct_configurations_pass(trials):
-    assert len(trials) == len(SOME) * EACH
     assert {t.name: t.reasons for t in trials if t.verdict is Verdict.FAIL} == {}
     assert report.verdict(trials) is Verdict.PASS, report.summary_lines(trials, seed=0)
 

@@ -86,7 +86,17 @@ def apart(got, want) -> float:
     return float(np.abs(got - want).max() / allowed)
 
 
-@pytest.mark.parametrize("name", DERIVATIVES)
+# Each a nesting that another one holds.
+REPEATED = ("jvp", "jacfwd", "gradient of jvp", "over devices")
+
+
+def pytest_generate_tests(metafunc):
+    """All of them with --long."""
+    if "name" in metafunc.fixturenames:
+        left_out = () if metafunc.config.getoption("--long") else REPEATED
+        metafunc.parametrize("name", [name for name in DERIVATIVES if name not in left_out])
+
+
 def test_derivatives_are_dense_s(name):
     with jax.enable_x64(True):
         got, want = (

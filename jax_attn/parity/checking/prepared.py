@@ -245,7 +245,7 @@ def judge_port(
     """
     reports: list[TensorReport] = []
     states = States(prepared.reference, port, prepared.exact, prepared.judge_one, to_torch, paired)
-    found = StateFindings(reports)
+    state_findings = StateFindings(reports)
     with full_precision(prepared.precision is None) as (platform, pinned):
         for transform in transforms:
             run = _run(prepared, port, transform, to_torch)
@@ -253,19 +253,19 @@ def judge_port(
             for report in prepared.compare(run, transform, passed_over):
                 by_rule, note = prepared.by_torchs_rule(report, run)
                 reports.append(by_rule)
-                found.notes |= dict.fromkeys(note)
+                state_findings.notes |= dict.fromkeys(note)
                 failed |= {report.kind} if by_rule.verdict is Verdict.FAIL else set()
             if failed:
                 again = _run(prepared, port, transform, to_torch)
                 other = other_numbers(run, again, prepared.budgets, transform)
-                found.failures |= dict.fromkeys(other)
-            states.compare(run, transform, found, outputs_fail="output" in failed)
-    failures, doubts = (*found.failures, *failures), (*doubts, *found.doubts)
-    notes = (*notes, *found.notes, *pinned)
-    if found.draws and any(r.verdict is Verdict.FAIL for r in reports):
-        failures = (found.draws, *failures)
-    elif found.draws:
-        notes = (*notes, found.draws)
+                state_findings.failures |= dict.fromkeys(other)
+            states.compare(run, transform, state_findings, outputs_fail="output" in failed)
+    failures, doubts = (*state_findings.failures, *failures), (*doubts, *state_findings.doubts)
+    notes = (*notes, *state_findings.notes, *pinned)
+    if state_findings.draws and any(r.verdict is Verdict.FAIL for r in reports):
+        failures = (state_findings.draws, *failures)
+    elif state_findings.draws:
+        notes = (*notes, state_findings.draws)
     if near := prepared.near_decisions:
         passes = all(r.verdict is Verdict.PASS for r in reports)
         notes = (*notes, *map(StandingNote, near)) if passes else notes

@@ -56,7 +56,7 @@ def staged(target: Path) -> Iterator[Path]:
 
 def leftovers(target: Path) -> list[Leftover]:
     """The hidden folders of other ports to `target`, oldest first."""
-    found = []
+    folders = []
     with suppress(OSError):  # no folder to look into: the target is refused for that
         target = target.absolute()
         name = re.compile(re.escape(_hidden(target)) + "[0-9a-f]{8}[.]partial")
@@ -65,8 +65,8 @@ def leftovers(target: Path) -> list[Leftover]:
                 with suppress(FileNotFoundError):  # its port has ended meanwhile
                     age = time.time() - entry.stat(follow_symlinks=False).st_mtime
                     with _locked(Path(entry.path)) as alone:
-                        found.append(Leftover(Path(entry.path), max(age, 0), not alone))
-    return sorted(found, key=lambda leftover: -leftover.seconds)
+                        folders.append(Leftover(Path(entry.path), max(age, 0), not alone))
+    return sorted(folders, key=lambda leftover: -leftover.seconds)
 
 
 def remove(leftover: Leftover) -> bool:

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 from torch._ops import OpOverload
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from jax_attn.parity.run.mode import Mode
 
 Kwargs = Mapping[str, Any]
 Signature = tuple[str, tuple[tuple[int, ...], ...]]
@@ -71,7 +72,7 @@ def _floating(tree: Any) -> list[torch.Tensor]:
     return tensors
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(Mode):
     """Records which operators make constants that round, and in which dtype they are kept."""
 
     def __init__(self, rounds: Callable[[OpOverload], bool]):

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from jax_attn.parity.run.constants import Kwargs, Signature, mark, signature, sources
+from jax_attn.parity.run.mode import Mode
 
 ROUNDINGS = frozenset({"floor", "ceil", "round", "trunc", "sign"})
 _COMPARISONS = frozenset({"lt", "le", "gt", "ge", "eq", "ne"})
@@ -92,7 +92,7 @@ def decides(func: OpOverload, args: tuple, kwargs: Kwargs) -> bool:
     return chosen and floating and torch._C._current_graph_task_id() == -1
 
 
-class DecisionRecorder(TorchDispatchMode):
+class DecisionRecorder(Mode):
     """Records what a module decides; `constants.mark` tells what is made of constants alone."""
 
     def __init__(self, module: torch.nn.Module):

@@ -5,11 +5,11 @@ from typing import Any
 
 import torch
 from torch._ops import OpOverload
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from jax_attn.parity.run.constants import SOFTMAXES, Kwargs, each
 from jax_attn.parity.run.decisions import Replay
 from jax_attn.parity.run.fills import SUMS_OF_TWO, Summands, as_kept
+from jax_attn.parity.run.mode import Mode
 
 TORCH_DTYPES = {
     "float32": torch.float32,
@@ -37,7 +37,7 @@ def _widen(tree: Any) -> Any:
     return each(lambda x: x if x.dtype is torch.float64 else x.double(), tree)
 
 
-class Float64(TorchDispatchMode):
+class Float64(Mode):
     """Float64 throughout: a cast to a narrower type is refused, below autograd.
 
     Many models cast to float32 inside (norms, rotary tables, softmax): `.double()` alone
@@ -49,11 +49,6 @@ class Float64(TorchDispatchMode):
 
     dtype = torch.float32
     replay: Replay | None = None
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Nothing is compiled here, and to keep the compiler out would take an operator's time."""
-        return False
 
     def __torch_dispatch__(
         self, func: OpOverload, types: Any, args: tuple = (), kwargs: Kwargs | None = None

@@ -51,6 +51,13 @@ def sources(tree: Any) -> frozenset[int] | None:
     return union
 
 
+def sources_of(func: OpOverload, args: tuple, kwargs: Kwargs | None) -> frozenset[int] | None:
+    """As `sources`, of an operator's arguments; `torch.tensor(3.5)` is of none."""
+    if func is torch.ops.aten.lift_fresh.default and not hasattr(args[0], _MARK):
+        return frozenset()
+    return sources((args, kwargs))
+
+
 def mark(result: Any, made_by: frozenset[int] | None) -> None:
     """Note on every floating tensor in `result` which operators make it, for `sources`."""
     for x in _floating(result):
@@ -92,7 +99,7 @@ class Recorder(Mode):
         self, func: OpOverload, types: Any, args: tuple = (), kwargs: Kwargs | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        made_by, call = sources((args, kwargs)), signature(func, args, kwargs)
+        made_by, call = sources_of(func, args, kwargs), signature(func, args, kwargs)
         if func._schema.is_mutable and made_by is None and args[0]._is_view():
             # Of which constant it is a view, and which others there are, cannot be told.
             self._spoilt = self._spoilt or sources(args[0]) is not None

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from jax_attn.parity.run.constants import Kwargs, Signature, mark, signature, sources
+from jax_attn.parity.run.constants import Kwargs, Signature, mark, signature, sources_of
 from jax_attn.parity.run.mode import Mode
 
 ROUNDINGS = frozenset({"floor", "ceil", "round", "trunc", "sign"})
@@ -122,7 +122,7 @@ class DecisionRecorder(Mode):
         self, func: OpOverload, types: Any, args: tuple = (), kwargs: Kwargs | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        made_by = sources((args, kwargs))
+        made_by = sources_of(func, args, kwargs)
         result = func(*args, **kwargs)
         mark(result, made_by)
         if decides(func, args, kwargs):

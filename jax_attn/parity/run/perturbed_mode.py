@@ -1,7 +1,7 @@
 """A mode of torch in which every operation's result is moved by a roundoff, in float64."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import cache, partial
 from typing import Any
@@ -21,7 +21,7 @@ from jax_attn.parity.run.constants import (
     each,
     mark,
     signature,
-    sources,
+    sources_of,
 )
 from jax_attn.parity.run.draws import Draws, in_parts
 from jax_attn.parity.run.fills import SUMS_OF_TWO, Summands, is_one_of, largest
@@ -32,6 +32,7 @@ from jax_attn.parity.run.float64_mode import (
     is_view,
     not_in_place,
 )
+from jax_attn.parity.run.sums import SUMS, is_count
 
 # Operations that move or choose values and round none.
 _EXACT = frozenset(
@@ -48,38 +49,6 @@ _EXACT = frozenset(
     unbind unfold unsqueeze view where zero_ zeros zeros_like
     """.split()  # noqa: SIM905
 )
-
-
-Terms = tuple[torch.Tensor, int]
-"""The sum of squared terms, and the number of terms."""
-
-
-def _matmul_terms(a: torch.Tensor, b: torch.Tensor) -> Terms:
-    return a.square() @ b.square(), a.shape[-1]
-
-
-def _sum_terms(x: torch.Tensor, dim: Any = None, keepdim: bool = False, **_: Any) -> Terms:
-    dims = list(range(x.ndim)) if not dim and dim != 0 else [dim] if isinstance(dim, int) else dim
-    squares = x.square().sum(dim=dims, keepdim=keepdim)
-    return squares, x.numel() // max(squares.numel(), 1)
-
-
-def _mean_terms(x: torch.Tensor, dim: Any = None, keepdim: bool = False, **_: Any) -> Terms:
-    squares, terms = _sum_terms(x, dim, keepdim)
-    return squares / max(terms, 1) ** 2, terms
-
-
-# Sums of products, by operator; called with its arguments.
-_SUMS: dict[str, Callable[..., Terms]] = {
-    "mm": _matmul_terms,
-    "bmm": _matmul_terms,
-    "mv": _matmul_terms,
-    "dot": _matmul_terms,
-    "addmm": lambda c, a, b, **_: _matmul_terms(a, b),
-    "baddbmm": lambda c, a, b, **_: _matmul_terms(a, b),
-    "sum": _sum_terms,
-    "mean": _mean_terms,
-}
 
 # Terms that XLA:CPU adds up before their sums: its rewriting of long reductions into trees.
 _RUN = 32
@@ -165,7 +134,7 @@ class Perturbed(Unperturbed):
 
     def _stored_part(self, x: torch.Tensor, key: np.uint64) -> torch.Tensor:
         by = (self.precision.store * x).abs_().clamp_(min=self.precision.tiny)
-        return self._moved(x, by, key)
+        return self._moved(x, by.masked_fill_(x == 0, 0.0), key)  # equal numbers differ by 0
 
     def __torch_dispatch__(
         self, func: OpOverload, types: Any, args: tuple = (), kwargs: Kwargs | None = None
@@ -174,7 +143,7 @@ class Perturbed(Unperturbed):
             if is_view(func) and args[0].dtype is torch.float64:
                 return func(*args, **(kwargs or {}))
             return self._dispatched(func, types, args, kwargs)
-        made_by = sources((args, kwargs))
+        made_by = sources_of(func, args, kwargs)
         own = self.precision
         if made_by is not None and rounds(func):
             self.precision = self._of_constant(signature(func, args, kwargs))
@@ -226,19 +195,21 @@ class Perturbed(Unperturbed):
             return self._next_softmax(func, args, kwargs)
         if not rounds(func):
             return super().compute(func, args, kwargs)
-        if name not in _SUMS:
+        if name not in SUMS:
             return self._kernel(func, args, kwargs)
         total = super().compute(func, args, kwargs)
         if not total.is_floating_point():
             return total
-        squares, terms = _SUMS[name](*args, **kwargs)
+        squares, terms = SUMS[name](*args, **kwargs)
         total *= terms * self._kept(1 / terms) if name == "mean" and terms else 1.0
         of_total, of_squares, lost = self._bridge(name, terms, args)
         of_sum, of_storing = self._draws.key(), self._draws.key()
 
         def summed(total: torch.Tensor, squares: torch.Tensor) -> torch.Tensor:
+            exact = is_count(total, squares, max(self.precision.acc, self.precision.store))
             by = squares.mul_(of_squares).addcmul_(total, total, value=of_total).add_(lost).sqrt_()
-            return self._stored_part(self._moved(total, by, of_sum), of_storing)
+            moved = self._stored_part(self._moved(total, by, of_sum), of_storing)
+            return moved if exact is None else torch.where(exact, total, moved)
 
         return in_parts(summed, total, squares, out=total)
 

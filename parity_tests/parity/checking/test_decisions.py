@@ -81,6 +81,9 @@ def test_experts_that_tie_are_named_and_a_port_that_takes_the_other_does_not_fai
     assert any("topk" in line for line in (*result.notes, *result.reasons))
 
 
+T = 17  # positions
+
+
 class Powers(nn.Module):
     """x times the integer part of log_b(b**n), which is n or n - 1 as the logarithms round."""
 
@@ -112,6 +115,51 @@ def test_decisions_about_integers_are_not_recorded():
     reference = prepared(Masked()).reference
     assert reference._decisions == []
     assert reference.near_decisions == ()
+
+
+def regions(x, dtype):
+    """Which positions are in other regions, by a difference of numbers of `dtype`."""
+    ids = x.new_zeros(T, dtype=dtype)
+    ids[5:], ids[11:] = 1, 2
+    return ids[:, None] - ids != 0
+
+
+def counts(x, dtype):
+    """Which positions share none of three properties, by a product of `dtype`."""
+    has = torch.arange(T)[:, None] % torch.tensor([2, 3, 5]) == 0
+    has = x.new_zeros(T, 3, dtype=dtype).masked_fill(has, 1)
+    return has @ has.mT == 0
+
+
+def steps(x, dtype):
+    """Which positions are in other powers of two; floats by logarithms of a `torch.tensor`."""
+    after = torch.arange(1, T + 1)
+    if dtype is torch.int64:
+        step = torch.log2(after.double()).ceil().long()
+    else:
+        step = torch.ceil(torch.log(after) / torch.log(torch.tensor(2.0))).long()
+    return step[:, None] != step
+
+
+class Apart(nn.Module):
+    def __init__(self, apart, dtype):
+        super().__init__()
+        self.apart = apart
+        self.dtype = dtype
+
+    def forward(self, x):
+        scores = (x @ x.mT).masked_fill(self.apart(x, self.dtype), -100.0)
+        return torch.softmax(scores, -1) @ x
+
+
+@pytest.mark.parametrize("apart", [regions, counts, steps])
+def test_what_small_integers_in_floats_decide_is_as_exact_as_integers(apart):
+    x = np.random.default_rng(0).standard_normal((T, 3)).astype(np.float32)
+    sides = [prepared(Apart(apart, dtype), x) for dtype in (torch.float32, torch.int64)]
+    ours, theirs = (side.budgets["output"]["output"] for side in sides)
+    assert ours.rms <= 2 * theirs.rms
+    own = sides[0].own.kinds["output"]["output"]
+    assert sides[0].judge_one("output", "output", "own", own).verdict is Verdict.PASS
 
 
 class Fickle(nn.Module):

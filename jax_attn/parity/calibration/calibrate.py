@@ -135,9 +135,7 @@ def judged(configurations: Sequence[Configuration]) -> list[Trial]:
                 failures=weights.differences,
                 name=configuration.name,
             )
-            result = judged_by(prepared)
-            if other := prepared.storing_softmaxes(result):
-                result = judged_by(other)
+            result = prepared.judged_again(judged_by(prepared), judged_by)
             trials.append(
                 Trial.of(
                     configuration,

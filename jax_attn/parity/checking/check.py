@@ -102,13 +102,14 @@ def check(
         limited = (note(reference, names),) if weights.to_torch and gradients else ()
     called_port = Port(port, port_call, both_given)
 
-    def judged(prepared: Prepared, *notes: str) -> Result:
+    def judged(prepared: Prepared) -> Result:
         doubts, not_tried = try_canaries(prepared)
         kind = "gradient of parameter"
         exact = prepared.exact.kinds[kind]
         compared = {name: exact[name] for name in exact if name not in passed_over}
         not_reached = unreached(compared, prepared.budgets[kind])
-        notes = (*weights.notes, *limited, *not_tried, *not_reached, *notes)
+        as_jax = (StandingNote(_AS_JAX.format(dtype)),) if prepared.as_jax else ()
+        notes = (*weights.notes, *limited, *not_tried, *not_reached, *as_jax)
         result = judge_port(
             prepared,
             called_port,
@@ -125,15 +126,13 @@ def check(
         probed = probe_integers(prepared, called_port, transforms)
         return replace(result, failures=probed.failures, notes=(*probed.notes, *result.notes))
 
-    result = judged(prepared)
-    if storing := prepared.storing_softmaxes(result):
-        result = judged(storing, StandingNote(_STORED.format(dtype)))
+    result = prepared.judged_again(judged(prepared), judged)
     return result.strict() if strict else result
 
 
-_STORED = (
-    "the budget allows for a softmax that stores its steps in {}, as jax.nn.softmax does: the port "
-    "is outside the budget of one that computes them in float32, as torch does"
+_AS_JAX = (
+    "what fails the budget of sums and softmaxes in float32, as torch has them, is judged by that "
+    "of {}, in which JAX adds up a bias's gradient and jax.nn.softmax stores its steps"
 )
 
 

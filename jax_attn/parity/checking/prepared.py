@@ -33,8 +33,7 @@ class Prepared:
     declared_nan: output name -> where the reference gives NaN, as published, and the oracle
         does not. There the oracle alone judges; so it does for every gradient, since one NaN
         reaches them all.
-    runs: how many perturbed ones the budgets are from. stored_softmaxes: as for
-        `Reference.spread`.
+    runs: how many perturbed ones the budgets are from. as_jax: as for `Reference.spread`.
     """
 
     reference: Reference
@@ -45,7 +44,7 @@ class Prepared:
     precision: str | None = None
     declared_nan: Arrays = field(default_factory=dict)
     runs: int = RUNS
-    stored_softmaxes: bool = False
+    as_jax: bool = False
 
     @cached_property
     def inference(self) -> dict[str, np.ndarray]:
@@ -95,7 +94,7 @@ class Prepared:
             self.differentiated,
             self.runs,
             center,
-            stored_softmaxes=self.stored_softmaxes,
+            as_jax=self.as_jax,
         )
         coarse = PRECISIONS[precision]
         finer = max(coarse.store, coarse.operand) / coarse.acc
@@ -190,12 +189,20 @@ class Prepared:
         )
         return any(report.budget <= POWER * report.scale or not report.scale for report in reports)
 
-    def storing_softmaxes(self, result: Result) -> "Prepared | None":
-        """The same with the budget of softmaxes that store each step, where `result` fails and the
-        reference has such: both are correct, float32 inside and what jax.nn.softmax does."""
+    def judged_again(self, result: Result, judge: Callable[["Prepared"], Result]) -> Result:
+        """In a narrow dtype, what fails is judged by the budget of what JAX stores, too.
+
+        Both are correct: each step of a softmax and each partial sum of a bias's gradient in
+        float32, as torch has them, or in the dtype, as JAX may. judge: what `result` is of.
+        """
         failed = any(report.verdict is Verdict.FAIL for report in result.tensors)
-        stored = failed and self.reference.stores_softmaxes(self.dtype)
-        return replace(self, stored_softmaxes=True) if stored else None
+        if not failed or self.dtype not in ("bfloat16", "float16"):
+            return result
+        again = judge(replace(self, as_jax=True))
+        pairs = zip(result.tensors, again.tensors, strict=True)
+        return replace(
+            again, tensors=tuple(a if a.verdict is Verdict.PASS else b for a, b in pairs)
+        )
 
     @cached_property
     def reference_failures(self) -> tuple[str, ...]:

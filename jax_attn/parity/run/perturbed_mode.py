@@ -87,8 +87,9 @@ def _divides(by: Any) -> bool:
 class Perturbed(Unperturbed):
     """Float64, and every operation's result moved by one roundoff of `precision`.
 
-    constants: those that the module makes when it is run as it is, in order. stored: of each
-    softmax, in order, whether its steps are stored in `precision`; in none where nothing is told.
+    constants: those that the module makes when it is run as it is, in order. as_jax: store
+    each step of a softmax, and each partial sum of a bias's gradient, in `precision`, as JAX may;
+    torch keeps both in float32. Of each softmax, in order, whether its scores are in `precision`.
     """
 
     _stores_softmax = False
@@ -100,12 +101,13 @@ class Perturbed(Unperturbed):
         precision: Precision,
         seed: int = 0,
         constants: Constants = (),
-        stored: Iterable[bool] = (),
+        as_jax: Iterable[bool] | None = None,
     ):
         super().__init__()
         self.precision = precision
         self._constants = list(constants)
-        self._stored_softmaxes = iter(stored)
+        self._adds_in_dtype = as_jax is not None
+        self._stored_softmaxes = iter(as_jax or ())
         self._stored_weights: set[int] = set()
         """Where the weights of those softmaxes lie, whose backward passes are stored, too."""
         self._numbers: dict[tuple[float, float], float] = {}
@@ -214,12 +216,14 @@ class Perturbed(Unperturbed):
         return in_parts(summed, total, squares, out=total)
 
     def _bridge(self, name: str, terms: int, args: tuple) -> tuple[float, float, float]:
-        """As `bridge`; but backward JAX adds up what was broadcast (a bias) in its own dtype.
+        """As `bridge`; but backward JAX adds up what was broadcast (a bias) in its own dtype, and
+        so does torch in a norm of float16.
 
         XLA:CPU adds up runs of `_RUN` terms first, then their sums.
         """
         over_rows = len(args) > 1 and isinstance(args[1], list) and 0 in args[1]
-        store = max(self.precision.store, self._rows_kept if over_rows else 0.0)
+        own = self.precision.store if self._adds_in_dtype else 0.0
+        store = max(own, self._rows_kept if over_rows else 0.0)
         if name != "sum" or torch.is_grad_enabled() or store <= self.precision.acc:
             return bridge(terms, self.precision)
         runs = math.ceil(terms / _RUN)
@@ -242,7 +246,8 @@ class Perturbed(Unperturbed):
             if steps := decomposition_table.get(func):
                 inside = self._inside(replace(self.precision, store=self.precision.acc))
                 # Inside a norm's kernel torch adds up float16's bias gradients in float16.
-                inside._rows_kept = self.precision.store
+                if self._adds_in_dtype or self.dtype is torch.float16:
+                    inside._rows_kept = self.precision.store
                 with inside:
                     result = steps(*args, **kwargs)
             if result is NotImplemented:
@@ -322,7 +327,7 @@ class Perturbed(Unperturbed):
     def _inside(self, precision: Precision) -> "Perturbed":
         """The same draw of perturbations, for intermediates."""
         inside = Perturbed(precision)
-        inside.dtype = self.dtype
+        inside.dtype, inside._adds_in_dtype = self.dtype, self._adds_in_dtype
         inside._draws, inside._numbers = self._draws, self._numbers
         return inside
 

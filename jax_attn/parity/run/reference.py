@@ -171,18 +171,17 @@ class Reference:
         runs: int = RUNS,
         center: Run | None = None,
         *,
-        stored_softmaxes: bool = False,
+        as_jax: bool = False,
     ) -> dict[str, dict[str, Budget]]:
         """kind -> name -> `Budget`, from `runs` perturbed float64 runs, of which one is kept at a
         time.
 
-        center: as `center` gives it, where it was run already. stored_softmaxes: a softmax whose
-        scores are in `precision` stores each of its steps in it, as jax.nn.softmax does; torch's
-        own computes them in float32.
+        center: as `center` gives it, where it was run already. as_jax: allow for what
+        JAX stores and torch does not, as `Perturbed` has it.
         """
         rounding = PRECISIONS[precision]
         recorder = self._recorded(precision)
-        stored = recorder.stored_softmaxes if stored_softmaxes else ()
+        stored = recorder.stored_softmaxes if as_jax else None
         spreads = {
             kind: {name: Spread(value, rounding) for name, value in tensors.items()}
             for kind, tensors in (center or self.center(cotangents)[0]).kinds.items()
@@ -213,10 +212,6 @@ class Reference:
                 for _ in range(2)
             )
         return bool(changed(first, second))
-
-    def stores_softmaxes(self, precision: str) -> bool:
-        """Whether a softmax has scores in a precision that is narrower than float32."""
-        return any(self._recorded(precision).stored_softmaxes)
 
     def _recorded(self, precision: str) -> Recorder:
         """What the module makes and computes in which dtype, as it is; nothing where all of it is

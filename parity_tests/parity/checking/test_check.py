@@ -10,6 +10,7 @@ from flax import nnx
 from helpers.block_pair import LAYOUT, B, D, FlaxBlock, T, pair
 from jax_attn.attention import Mask
 from jax_attn.parity import ParityError, Verdict, check
+from jax_attn.parity.judge.result import StandingNote
 from jax_attn.transfer import LINEAR, Layout, export, load
 
 
@@ -35,7 +36,8 @@ def passes(reference, port, x, ignored, under, **options):
     parameters = {name for name, _ in reference.named_parameters()}
     expected = {"output", "grad input 0"} | {f"grad {name}" for name in parameters}
     assert names == {(t, name) for t in under for name in expected}
-    (scope,) = result.notes
+    *others, scope = result.notes
+    assert all(isinstance(note, StandingNote) for note in others)
     assert scope.startswith("checked at input 0 (2, 7, 30) and input 1 (2, 7) under ")
 
 

@@ -210,9 +210,7 @@ def a_ports_gradient_of_the_shift_over_budget(*, stored: bool) -> float:
         (mean + rng.standard_normal((31, 67))).astype(jnp.bfloat16) for mean in (0.0, 5.0)
     )
     reference = Reference(Shifted().to(torch.bfloat16), None, Inputs((scores,), {}))
-    budgets = reference.spread(
-        "bfloat16", {"output": cotangents.astype(np.float64)}, stored_softmaxes=stored
-    )
+    budgets = reference.spread("bfloat16", {"output": cotangents.astype(np.float64)}, as_jax=stored)
     (gradient,) = jax.vjp(jax.nn.softmax, scores)[1](cotangents)
     error = abs(float(np.asarray(gradient, np.float64).sum()))
     return error / float(budgets["gradient of parameter"]["shift"].element[0])

@@ -13,6 +13,7 @@ import torch
 
 from jax_attn.parity.checking.input_table import Choice, Lengths, MaskForm
 from jax_attn.parity.checking.softmax_bugs import BuggySoftmax
+from jax_attn.parity.judge.compare import POWER
 from jax_attn.parity.run.inputs_and_runs import Arrays, Inputs, is_float
 from jax_attn.parity.run.port import float_dtype
 from jax_attn.parity.run.reference import Reference
@@ -85,6 +86,22 @@ class Trial:
             return outputs
         self.refusals.append("an output or a gradient is not finite")
         return None
+
+    def is_accurate(self, arrays: Arrays) -> bool:
+        """Whether torch's own gradients, on arrays that run, are near those of float64.
+
+        By its fused kernel they are not where a finite constant hides all keys of a query.
+        """
+        reference = self._reference(arrays)
+        cotangents = {k: np.ones(a.shape) for k, a in reference.outputs(self.dtype).items()}
+        own, exact = reference.run(self.dtype, cotangents), reference.exact(cotangents)
+        pairs = [
+            (own.kinds[kind][name], a)
+            for kind, tensors in exact.kinds.items()
+            for name, a in tensors.items()
+        ]
+        error = sum(float(np.square(got - want).sum()) for got, want in pairs)
+        return error <= POWER**2 * sum(float(np.square(want).sum()) for _, want in pairs)
 
     def changes(self, before: Arrays, after: Arrays) -> bool:
         """Whether `after` runs, and gives other outputs than `before`."""

@@ -56,7 +56,7 @@ def suggest_inputs(
     only doubt. Floats are standard normal, each array its own. Ids are drawn over the whole
     vocabulary, `padding_idx` among them once; token types take all their values; positions are in
     no order. Masks hide one key of the first row and several of each other; where the reference
-    stays finite, forward and backward, all keys of the last row. An optional parameter
+    stays finite and accurate, forward and backward, all keys of the last row. An optional parameter
     that changes no output is left out, and so is one of a name that no rule knows.
 
     Raises ValueError naming each parameter without a default that no rule knows, or saying what

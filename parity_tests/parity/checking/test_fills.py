@@ -63,13 +63,15 @@ def test_a_row_hidden_by_a_constant_has_the_mean_of_the_values_and_not_zeros(for
     assert side.has_power
 
 
-def test_scores_that_bfloat16_may_keep_or_lose_beside_a_fill_have_no_power():
+def test_scores_that_bfloat16_may_keep_or_lose_beside_a_fill_have_no_power(monkeypatch):
     """bfloat16 keeps no score beside -1e4; a kernel that adds in float32 does."""
     row = "a product added", -1e4, "bfloat16"
     side = prepared(*row)
     for report in worst(side, *row):
         assert report.verdict is Verdict.INCONCLUSIVE
         assert "no power" in report.reasons[0]
+    # Where no canary is seen, what hides them is the rounding, which is said once.
+    monkeypatch.setattr(Prepared, "would_fail", lambda *_: False)
     found = try_canaries(side)
     assert found.doubts == ()
     assert "rounding alone may change each output" in found.notes[-1]

@@ -269,13 +269,20 @@ def calibration(profile: dict) -> str:
             "attention with its scores written out (core) and by the blocked kernel; pre-norm "
             "blocks by either (module); blocks whose attention is written out on both sides "
             "(eager), masked by finite constants, with bucketed biases, padding tokens, batch "
-            "norms, gates and experts. `tf32` and `mxu` are emulated matrix units.",
+            "norms, gates and experts. `tf32` and `mxu` are emulated matrix units."
+            + ("" if any("eager" in row for row in rows) else _FORMER),
             "",
             *rows,
             "",
             *planted,
         ]
     )
+
+
+_FORMER = (
+    " **This run is older than the eager blocks and than the present budgets: it holds for "
+    "neither, and is to be repeated.**"
+)
 
 
 def written(

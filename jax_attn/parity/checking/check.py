@@ -132,7 +132,8 @@ def check(
 
 _AS_JAX = (
     "what fails the budget of sums and softmaxes in float32, as torch has them, is judged by that "
-    "of {}, in which JAX adds up a bias's gradient and jax.nn.softmax stores its steps"
+    "of {}, in which JAX adds up a bias's gradient, flax's layers keep a product before they add "
+    "its bias, and jax.nn.softmax stores its steps"
 )
 
 

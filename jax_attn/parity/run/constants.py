@@ -65,7 +65,9 @@ def mark(result: Any, made_by: frozenset[int] | None) -> None:
 
 
 def signature(func: OpOverload, args: tuple, kwargs: Kwargs | None) -> Signature:
-    return func.overloadpacket.__name__, tuple(tuple(x.shape) for x in _floating((args, kwargs)))
+    """The same of an operator that writes to its first argument."""
+    name = func.overloadpacket.__name__.removesuffix("_")
+    return name, tuple(tuple(x.shape) for x in _floating((args, kwargs)))
 
 
 def _floating(tree: Any) -> list[torch.Tensor]:

@@ -7,11 +7,13 @@ positions): there a port that decides otherwise is wrong. Other decisions it tak
 a correct port may take another where they lie within rounding.
 
 What is continuous whichever way it is decided, comparisons and maxima, stays with each run; so does
-all that a backward pass decides.
+all that a backward pass decides. In bfloat16 and float16 it is counted where runs decide otherwise:
+of a ReLU's gradient a whole term is there or is not (`run.sides`).
 """
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -21,11 +23,14 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 
 from jax_attn.parity.run.constants import Kwargs, Signature, mark, signature, sources_of
 from jax_attn.parity.run.mode import Mode
+from jax_attn.parity.run.sides import SIDES
 
 ROUNDINGS = frozenset({"floor", "ceil", "round", "trunc", "sign"})
 _COMPARISONS = frozenset({"lt", "le", "gt", "ge", "eq", "ne"})
 _RANKS = frozenset({"topk", "sort"})
 _CHOICES = frozenset({"argmax", "argmin", "bucketize", "searchsorted", "nonzero", *_RANKS})
+_WITHOUT_SIDES = ROUNDINGS | _CHOICES | _COMPARISONS
+DECIDING = _WITHOUT_SIDES | SIDES.keys()
 
 
 @dataclass
@@ -33,21 +38,22 @@ class Decision:
     """One that the reference took in the dtype under test.
 
     what: in words. call: the operator and the shapes of its floating arguments. constant: whether
-    it is about constants alone. taken: integers, or rounded numbers; None where each run decides.
-    natural: what float64 decides; None where that is the same. near: where another run decides
-    otherwise; None where none did.
+    it is about constants alone. taken: integers, rounded numbers, or sides. is_side: whether each
+    run decides by itself, what is continuous. natural: what float64 decides; None where that is the
+    same. near: where another run decides otherwise; None where none did.
     """
 
     what: str
     call: Signature
     constant: bool
-    taken: Tensor | None
+    taken: Tensor
+    is_side: bool = False
     natural: Tensor | None = None
     near: Tensor | None = None
 
     def compare(self, other: Tensor) -> None:
         """Note where another run decides otherwise."""
-        if self.taken is None or other.shape != self.taken.shape or torch.equal(other, self.taken):
+        if other.shape != self.taken.shape or torch.equal(other, self.taken):
             return
         differs = other != self.taken
         self.near = differs if self.near is None else self.near | differs
@@ -59,7 +65,6 @@ Policy = Callable[[Decision, Tensor], Tensor]
 
 def settle(decision: Decision, own: Tensor) -> Tensor:
     """The first run in float64: the reference's, and where float64 differs is noted."""
-    assert decision.taken is not None
     if own.shape == decision.taken.shape and not torch.equal(own, decision.taken):
         decision.natural = own
     decision.compare(own)
@@ -69,7 +74,7 @@ def settle(decision: Decision, own: Tensor) -> Tensor:
 def follow(decision: Decision, own: Tensor) -> Tensor:
     """Another run in float64, perhaps with a bug: as `settle`, where it decides as that did."""
     natural, taken = decision.natural, decision.taken
-    if natural is None or taken is None or own.shape != natural.shape:
+    if natural is None or own.shape != natural.shape:
         return own
     return torch.where(own == natural, taken, own)
 
@@ -77,17 +82,26 @@ def follow(decision: Decision, own: Tensor) -> Tensor:
 def perturb(decision: Decision, own: Tensor) -> Tensor:
     """A perturbed run: the reference's about constants, its own about all else."""
     decision.compare(own)
-    return own if decision.taken is None or not decision.constant else decision.taken
+    return decision.taken if decision.constant else own
 
 
-def decides(func: OpOverload, args: tuple, kwargs: Kwargs) -> bool:
-    """Whether an operator of a forward pass decides about floating numbers."""
-    name = func.overloadpacket.__name__
+@cache
+def decision_name(func: OpOverload) -> str:
+    """An operator's name, without the "_" of one that writes to its first argument."""
+    return func.overloadpacket.__name__.removesuffix("_")
+
+
+def decides(func: OpOverload, args: tuple, kwargs: Kwargs, *, sides: bool) -> bool:
+    """Whether an operator of a forward pass decides about floating numbers.
+
+    sides: count those that only take a side.
+    """
+    name = decision_name(func)
     if name == "_to_copy":
         dtype = kwargs.get("dtype")
         chosen = dtype is not None and not (dtype.is_floating_point or dtype.is_complex)
     else:
-        chosen = name in ROUNDINGS or name in _CHOICES or name in _COMPARISONS
+        chosen = name in (DECIDING if sides else _WITHOUT_SIDES)
     floating = any(isinstance(x, Tensor) and x.is_floating_point() for x in args)
     return chosen and floating and torch._C._current_graph_task_id() == -1
 
@@ -95,8 +109,9 @@ def decides(func: OpOverload, args: tuple, kwargs: Kwargs) -> bool:
 class DecisionRecorder(Mode):
     """Records what a module decides; `constants.mark` tells what is made of constants alone."""
 
-    def __init__(self, module: torch.nn.Module):
+    def __init__(self, module: torch.nn.Module, *, sides: bool):
         super().__init__()
+        self._sides = sides
         self.decisions: list[Decision] = []
         self._names = {part: name for name, part in module.named_modules()}
         self._inside: list[str] = []
@@ -122,18 +137,19 @@ class DecisionRecorder(Mode):
         self, func: OpOverload, types: Any, args: tuple = (), kwargs: Kwargs | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        made_by = sources_of(func, args, kwargs)
+        made_by, call = sources_of(func, args, kwargs), signature(func, args, kwargs)
+        name, constant = decision_name(func), made_by is not None
+        is_side = name in SIDES or (name in _COMPARISONS and not constant)
+        recorded = decides(func, args, kwargs, sides=self._sides)
+        side = SIDES[name](*args, **kwargs) if recorded and name in SIDES else None
         result = func(*args, **kwargs)
         mark(result, made_by)
-        if decides(func, args, kwargs):
-            name = func.overloadpacket.__name__
+        if recorded:
             place = next((f"`{inside}`" for inside in reversed(self._inside) if inside), "its call")
             what = f"cast to {kwargs['dtype']}" if name == "_to_copy" else name
             what = f"the reference's {what.replace('torch.', '')} in {place}"
-            call, constant = signature(func, args, kwargs), made_by is not None
-            replayed = constant or name not in _COMPARISONS
-            taken = _decided(result).detach().clone() if replayed else None
-            self.decisions.append(Decision(what, call, constant, taken))
+            taken = _decided(result).detach().clone() if side is None else side
+            self.decisions.append(Decision(what, call, constant, taken, is_side))
         return result
 
 
@@ -143,26 +159,30 @@ class Replay:
     lost: whether the order came to be another; from there on the run decides.
     """
 
-    def __init__(self, decisions: Iterable[Decision], policy: Policy):
-        self._left, self._policy = list(decisions)[::-1], policy
+    def __init__(self, decisions: Iterable[Decision], policy: Policy, *, sides: bool):
+        """sides: whether those are among the decisions."""
+        self._left, self._policy, self._sides = list(decisions)[::-1], policy, sides
         self.lost = False
 
     def result(self, func: OpOverload, args: tuple, kwargs: Kwargs, result: Any) -> Any:
         """What the run goes on with, of an operator's result."""
-        if not self._left or not decides(func, args, kwargs):
+        if not self._left or not decides(func, args, kwargs, sides=self._sides):
             return result
         decision = self._left.pop()
         if decision.call != signature(func, args, kwargs):
             self._left, self.lost = [], True
             return result
-        if decision.taken is None:
+        side = SIDES.get(name := decision_name(func))
+        if decision.is_side:
+            if self._policy is not follow:  # which may have a bug
+                decision.compare(side(*args, **kwargs) if side else result)
             return result
         own = _decided(result)
         going_on = self._policy(decision, own)
         if going_on is own:
             return result
         going_on = going_on.to(own.dtype)
-        if func.overloadpacket.__name__ not in _RANKS:
+        if name not in _RANKS:
             return going_on
         named = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | {**kwargs}
         return args[0].gather(named.get("dim", -1), going_on), going_on
@@ -171,39 +191,60 @@ class Replay:
 class Probe(Replay):
     """Leaves all to the run. decides: whether it came to any decision about floating numbers."""
 
-    def __init__(self) -> None:
-        super().__init__((), perturb)
+    def __init__(self, *, sides: bool) -> None:
+        super().__init__((), perturb, sides=sides)
         self.decides = False
 
     def result(self, func: OpOverload, args: tuple, kwargs: Kwargs, result: Any) -> Any:
-        self.decides = self.decides or decides(func, args, kwargs)
+        self.decides = self.decides or decides(func, args, kwargs, sides=self._sides)
         return result
 
 
 class Decisions(list[Decision]):
-    """All that the reference decides in a call, in order. lost: whether perturbed runs, or the
-    first in float64, came to another order."""
+    """All that the reference decides in a call, in order.
+
+    sides: whether sides are among them. lost: whether perturbed runs, or the first in float64, came
+    to another order.
+    """
 
     lost = False
 
+    def __init__(self, decisions: Iterable[Decision] = (), *, sides: bool = False):
+        super().__init__(decisions)
+        self.sides = sides
+
     def replay(self, policy: Policy) -> Replay:
-        """For one run; nothing is replayed where all is left to the runs."""
-        return Replay(self if any(d.taken is not None for d in self) else (), policy)
+        """For one run; nothing is replayed where all is left to the runs and none is counted."""
+        any_taken = self.sides or not all(decision.is_side for decision in self)
+        return Replay(self if any_taken else (), policy, sides=self.sides)
 
     def near(self) -> tuple[str, ...]:
         """A sentence for each place where a decision lies within rounding of another."""
-        counts: dict[str, list[int]] = {}
-        for decision in self:
-            if decision.near is not None:
-                count = counts.setdefault(decision.what, [0, 0])
-                count[0] += int(decision.near.sum())
-                count[1] += decision.near.numel()
         sentences = tuple(
             f"{what} lies within rounding of another value at {near} of {total} elements: a "
             "correct port may decide otherwise there"
-            for what, (near, total) in counts.items()
+            for what, (near, total) in self._counts(of_sides=False).items()
         )
         return (*sentences, _LOST) if self.lost else sentences
+
+    def near_sides(self) -> tuple[str, ...]:
+        """Likewise where a number lies within rounding of the other side of a bound."""
+        return tuple(
+            f"{what} has {near} of {total} elements within rounding of where its gradient jumps "
+            "(a ReLU's 0): there a correct port may have or lack a whole term of a gradient; what "
+            "would show more: other inputs, more of them, or float32"
+            for what, (near, total) in self._counts(of_sides=True).items()
+        )
+
+    def _counts(self, *, of_sides: bool) -> dict[str, tuple[int, int]]:
+        """what -> elements that are near, and all."""
+        counts: dict[str, tuple[int, int]] = {}
+        for decision in self:
+            if decision.near is not None and decision.is_side == of_sides:
+                near, total = counts.get(decision.what, (0, 0))
+                near += int(decision.near.sum())
+                counts[decision.what] = near, total + decision.near.numel()
+        return counts
 
 
 _LOST = (

@@ -7,7 +7,7 @@ import torch
 from torch._ops import OpOverload
 
 from jax_attn.parity.run.constants import SOFTMAXES, Kwargs, each
-from jax_attn.parity.run.decisions import Replay
+from jax_attn.parity.run.decisions import DECIDING, Replay
 from jax_attn.parity.run.fills import SUMS_OF_TWO, Summands, as_kept
 from jax_attn.parity.run.mode import Mode
 
@@ -17,6 +17,9 @@ TORCH_DTYPES = {
     "float16": torch.float16,
     "float64": torch.float64,
 }
+
+# What writes to its first argument and is more than its kernel: its result is made, then written.
+_IN_PLACE = frozenset(f"{name}_" for name in (*SUMS_OF_TWO, *DECIDING))
 
 
 @cache
@@ -61,7 +64,7 @@ class Float64(Mode):
             options["dtype"] = torch.float64
         if not func._schema.is_mutable:
             return self.compute(func, *_widen((args, options)))
-        if func.overloadpacket.__name__.removesuffix("_") in SUMS_OF_TWO:
+        if func.overloadpacket.__name__ in _IN_PLACE:
             return args[0].copy_(self.compute(not_in_place(func), *_widen((args, options))))
         return func(*args, **options)  # its dtype is that of what it writes to
 

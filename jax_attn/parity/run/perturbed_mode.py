@@ -13,6 +13,7 @@ from torch._ops import OpOverload
 
 from jax_attn.parity.judge.budget import APPROXIMATED, PRECISIONS, Precision, bridge
 from jax_attn.parity.judge.compare import POWER
+from jax_attn.parity.run.biases import apart
 from jax_attn.parity.run.constants import (
     SOFTMAXES,
     Constants,
@@ -70,7 +71,8 @@ _SOFTMAX_BACKWARD = "_softmax_backward_data"
 @cache
 def rounds(func: OpOverload) -> bool:
     """Whether an operator's results are rounded, rather than moved or chosen."""
-    return func.overloadpacket.__name__ not in _EXACT and not func.is_view
+    name = func.overloadpacket.__name__
+    return not (name in _EXACT or name.removesuffix("_") in _EXACT or func.is_view)
 
 
 @cache
@@ -88,8 +90,8 @@ class Perturbed(Unperturbed):
     """Float64, and every operation's result moved by one roundoff of `precision`.
 
     constants: those that the module makes when it is run as it is, in order. as_jax: store
-    each step of a softmax, and each partial sum of a bias's gradient, in `precision`, as JAX may;
-    torch keeps both in float32. Of each softmax, in order, whether its scores are in `precision`.
+    each step of a softmax (of each in order: whether its scores are in `precision`), a product
+    before its bias is added, and each partial sum of a bias's gradient in `precision`, as JAX may.
     """
 
     _stores_softmax = False
@@ -197,6 +199,9 @@ class Perturbed(Unperturbed):
             return self._next_softmax(func, args, kwargs)
         if not rounds(func):
             return super().compute(func, args, kwargs)
+        if self._adds_in_dtype and (parts := apart(func, args, kwargs)):
+            product = self.compute(parts.product, parts.factors, {})
+            return self.compute(torch.ops.aten.add.Tensor, (product, parts.bias), {})
         if name not in SUMS:
             return self._kernel(func, args, kwargs)
         total = super().compute(func, args, kwargs)

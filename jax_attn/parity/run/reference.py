@@ -11,7 +11,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from jax_attn.parity.judge.budget import PRECISIONS, RUNS, Budget, Spread
-from jax_attn.parity.run.constants import Recorder
+from jax_attn.parity.run.constants import Recorder, mark
 from jax_attn.parity.run.decisions import (
     DecisionRecorder,
     Decisions,
@@ -142,18 +142,18 @@ class Reference:
     @cached_property
     def _decisions(self) -> Decisions:
         """Those that the module takes as it is, and how float64 decides; mostly it takes none."""
-        mode = Float64()
-        mode.replay = probe = Probe()
+        mode, sides = Float64(), self._dtype in (torch.bfloat16, torch.float16)
+        mode.replay = probe = Probe(sides=sides)
         try:
             self._under(mode, {}, again=True)
         except Exception:
             return Decisions()  # a call that is refused is told where its outputs are needed
         if not probe.decides:
             return Decisions()
-        module = self._copies.as_it_is()
-        with one_thread(), plain_kernels(), DecisionRecorder(module) as recorder:
+        recorder = DecisionRecorder(module := self._copies.as_it_is(), sides=sides)
+        with one_thread(), plain_kernels(), recorder:
             self._run(module, self._dtype, {}, again=True)
-        decisions = Decisions(recorder.decisions)
+        decisions = Decisions(recorder.decisions, sides=sides)
         mode.replay = decisions.replay(settle)
         self._under(mode, {}, again=True)
         decisions.lost = mode.replay.lost
@@ -163,6 +163,11 @@ class Reference:
     def near_decisions(self) -> tuple[str, ...]:
         """What the runs so far decided otherwise, a sentence for each place."""
         return self._decisions.near()
+
+    @property
+    def near_sides(self) -> tuple[str, ...]:
+        """Likewise what only takes a side, in a narrow dtype."""
+        return self._decisions.near_sides()
 
     def spread(
         self,
@@ -238,6 +243,7 @@ class Reference:
                 return torch.from_numpy(a.copy())
             # Through float64, which holds every narrower value: NumPy has no bfloat16.
             x = torch.from_numpy(a.astype(np.float64)).to(dtype)
+            mark(x, None)  # a mode that is on takes it for a number that the module writes
             return x.requires_grad_(requires_grad)
 
         inputs = self.inputs

@@ -93,13 +93,21 @@ class Powers(nn.Module):
         return x * torch.stack(logs).long().sum(0)
 
 
-def test_the_oracle_decides_as_the_reference_does_in_its_own_dtype():
-    side = prepared(Powers())
+class PowersInPlace(Powers):
+    def forward(self, x):
+        base = torch.arange(2, 2 + D)
+        logs = [torch.log((base**n).to(x.dtype)) / torch.log(base.to(x.dtype)) for n in range(1, 8)]
+        return x * sum(log.floor_() for log in logs)
+
+
+@pytest.mark.parametrize("module", [Powers(), PowersInPlace()])
+def test_the_oracle_decides_as_the_reference_does_in_its_own_dtype(module):
+    side = prepared(module)
     own = side.own.kinds["output"]["output"]
     assert side.judge_one("output", "output", "own", own).verdict is Verdict.PASS
     (sentence,) = side.near_decisions
-    assert "cast to int64" in sentence
-    by_itself = Powers().double()(torch.from_numpy(side.reference.inputs.args[0]).double())
+    assert ("floor" if isinstance(module, PowersInPlace) else "cast to int64") in sentence
+    by_itself = module.double()(torch.from_numpy(side.reference.inputs.args[0]).double())
     assert not np.allclose(by_itself.numpy(), own), "float64 decides otherwise"
 
 
@@ -173,3 +181,19 @@ class Fickle(nn.Module):
 def test_another_order_of_decisions_is_told():
     (sentence,) = prepared(Fickle()).near_decisions[-1:]
     assert "in another order" in sentence
+
+
+class Rounded(nn.Module):
+    """Rounds what it made of its input, in place."""
+
+    def forward(self, x):
+        return x * (4 * x).floor_()
+
+
+def test_a_decision_in_place_about_an_input_is_seen_and_is_the_runs_own():
+    x = np.arange(-6, 7, dtype=np.float32)[:, None] / 4
+    side = prepared(Rounded(), x)
+    (sentence,) = side.near_decisions
+    assert "reference's floor in its call lies within rounding" in sentence
+    (floor,) = side.reference._decisions
+    assert not floor.constant

@@ -16,13 +16,12 @@ import jax.numpy as jnp
 from jax import lax
 
 from jax_attn.attention.call import Call
-from jax_attn.attention.kernels import dense, partial_softmax
-from jax_attn.attention.kernels.forward_mode import tangent
+from jax_attn.attention.kernels import dense, forward_mode, partial_softmax
+from jax_attn.attention.kernels.forward_mode import Floats
 from jax_attn.attention.kernels.scores import scores
 from jax_attn.attention.kernels.tile import Tile, Tiles
 
 Tree = TypeVar("Tree")
-Floats = dict[str, jax.Array | None]
 # As `with_sums` returns them.
 Outputs = tuple[jax.Array, jax.Array, jax.Array]
 
@@ -112,15 +111,9 @@ def _attention(sizes: Tiles, call: Call) -> Outputs:
 def _attention_jvp(sizes: Tiles, primals: tuple[Call], tangents: tuple[Call]) -> tuple:
     """In forward mode, dense's tangent, with its memory; in reverse, tile by tile."""
     outputs = _attention(sizes, *primals)
+    push = functools.partial(forward_mode.pushed, dense.with_sums)
     pull = functools.partial(_gradients, sizes)
-    return outputs, tangent(_pushed, pull, *primals, outputs, tangents[0].floats)
-
-
-def _pushed(call: Call, outputs: Outputs, d_floats: Floats) -> Outputs:
-    def of(floats: Floats) -> Outputs:
-        return dense.with_sums(call.with_floats(floats))
-
-    return jax.jvp(of, (call.floats,), (d_floats,))[1]
+    return outputs, forward_mode.tangent(push, pull, *primals, outputs, tangents[0].floats)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
@@ -132,14 +125,8 @@ def _gradients(sizes: Tiles, call: Call, outputs: Outputs, d_outputs: Outputs) -
 def _gradients_jvp(
     sizes: Tiles, primals: tuple[Call, Outputs, Outputs], tangents: tuple[Call, Outputs, Outputs]
 ) -> tuple[Floats, Floats]:
-    """A second derivative is dense's, with its memory: of call and cotangents; the rest follows."""
-    (call, _, d_outputs), (d_call, _, dd_outputs) = primals, tangents
-
-    def gradients(floats: Floats, d_outputs: Outputs) -> Floats:
-        _, pull = jax.vjp(lambda floats: dense.with_sums(call.with_floats(floats)), floats)
-        return pull(d_outputs)[0]
-
-    seconds = jax.jvp(gradients, (call.floats, d_outputs), (d_call.floats, dd_outputs))[1]
+    """A second derivative is dense's, with its memory."""
+    seconds = forward_mode.pulled_tangent(dense.with_sums, primals, tangents)
     return _gradients(sizes, *primals), seconds
 
 

@@ -16,11 +16,10 @@ from jax.extend import core as jex
 from jax.interpreters import batching, mlir
 
 from jax_attn.attention.call import Call
-from jax_attn.attention.kernels import dense
-from jax_attn.attention.kernels.forward_mode import tangent
+from jax_attn.attention.kernels import dense, forward_mode
+from jax_attn.attention.kernels.forward_mode import Floats
 
 Run = Callable[[Call], jax.Array]
-Floats = dict[str, jax.Array | None]
 
 
 def attention(runs: Mapping[str, Run], home: str, call: Call) -> jax.Array:
@@ -51,15 +50,10 @@ def _apart_jvp(
     (call,) = primals
     out = _apart(platform, run, call)
     # Zeros for the output, which need not be kept for the backward pass: it is not read there.
+    push = functools.partial(forward_mode.pushed, dense.attention)
     pull = functools.partial(_gradients, platform, run)
-    return out, tangent(_pushed, pull, call, jnp.zeros_like(out), tangents[0].floats)
-
-
-def _pushed(call: Call, _: jax.Array, d_floats: Floats) -> jax.Array:
-    def of(floats: Floats) -> jax.Array:
-        return dense.attention(call.with_floats(floats))
-
-    return jax.jvp(of, (call.floats,), (d_floats,))[1]
+    floats = tangents[0].floats
+    return out, forward_mode.tangent(push, pull, call, jnp.zeros_like(out), floats)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
@@ -67,7 +61,8 @@ def _gradients(
     platform: str | None, run: Run, call: Call, _: jax.Array, d_out: jax.Array
 ) -> Floats:
     """The cotangents of query, key, value and bias."""
-    return _only_on(platform, functools.partial(_pulled, run))(call, call.floats, d_out)
+    pull = functools.partial(forward_mode.pulled, run)
+    return _only_on(platform, pull)(call, call.floats, d_out)
 
 
 @_gradients.defjvp
@@ -75,15 +70,8 @@ def _gradients_jvp(
     platform: str | None, run: Run, primals: tuple, tangents: tuple
 ) -> tuple[Floats, Floats]:
     """A second derivative is dense's: the vendors' kernels have none."""
-    (call, _, d_out), (d_call, _, dd_out) = primals, tangents
-    pulled = functools.partial(_pulled, dense.attention, call)
-    seconds = jax.jvp(pulled, (call.floats, d_out), (d_call.floats, dd_out))[1]
+    seconds = forward_mode.pulled_tangent(dense.attention, primals, tangents)
     return _gradients(platform, run, *primals), seconds
-
-
-def _pulled(run: Run, call: Call, floats: Floats, d_out: jax.Array) -> Floats:
-    _, pull = jax.vjp(lambda floats: run(call.with_floats(floats)), floats)
-    return pull(d_out)[0]
 
 
 def _only_on(platform: str | None, fn: Callable) -> Callable:

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from jax_attn.attention.call import Call
-from jax_attn.attention.kernels.scores import extra_scores, scores
+from jax_attn.attention.kernels.scores import extra_scores, products, scores
 
 
 def attention(call: Call) -> jax.Array:
@@ -65,14 +65,7 @@ def _probabilities(call: Call) -> jax.Array:
 
 
 def _scores(call: Call) -> jax.Array:
-    q_BTKGH = call.query.reshape(call.B, call.T, call.K, call.G, call.H)
-    products_BKGTS = jnp.einsum(
-        "BTKGH,BSKH->BKGTS",
-        q_BTKGH,
-        call.key,
-        precision=call.precision,
-        preferred_element_type=call.softmax_dtype,
-    )
+    products_BKGTS = products(call, "BTKGH,BSKH->BKGTS", call.key)
     products_BNTS = products_BKGTS.reshape(call.B, call.N, call.T, call.S)
     allowed = None if call.mask.is_open else call.mask.materialize(call.T, call.S)
     return scores(call, products_BNTS, call.bias, allowed)

@@ -13,7 +13,11 @@ import jax.numpy as jnp
 from jax.extend import core as jex
 from jax.interpreters import ad, batching, mlir
 
+from jax_attn.attention.call import Call
+
 Leaves = Sequence[Any]
+Floats = dict[str, jax.Array | None]
+"""The arrays of a call that have a gradient, by name."""
 
 
 def tangent(push: Callable, pull: Callable, call: Any, outputs: Any, d_inputs: Any) -> Any:
@@ -41,6 +45,28 @@ def tangent(push: Callable, pull: Callable, call: Any, outputs: Any, d_inputs: A
         sizes=(len(of_call), len(of_outputs)),
     )
     return jax.tree.unflatten(trees[1], d_outputs)
+
+
+def pushed(run: Callable[[Call], Any], call: Call, _: Any, d_floats: Floats) -> Any:
+    """The tangent of `run`, with its memory: a `push` whose inputs are the call's floats."""
+    return jax.jvp(lambda floats: run(call.with_floats(floats)), (call.floats,), (d_floats,))[1]
+
+
+def pulled(run: Callable[[Call], Any], call: Call, floats: Floats, d_outputs: Any) -> Floats:
+    """The cotangents of the call's floats, by the derivative of `run`."""
+    _, pull = jax.vjp(lambda floats: run(call.with_floats(floats)), floats)
+    return pull(d_outputs)[0]
+
+
+def pulled_tangent(run: Callable[[Call], Any], primals: tuple, tangents: tuple) -> Floats:
+    """The tangent of `pulled`, which is a second derivative of `run`.
+
+    primals, tangents: of the call, its outputs and their cotangents; the outputs follow from the
+    call, so that they count for nothing.
+    """
+    (call, _, d_outputs), (d_call, _, dd_outputs) = primals, tangents
+    at, moved = (call.floats, d_outputs), (d_call.floats, dd_outputs)
+    return jax.jvp(lambda *args: pulled(run, call, *args), at, moved)[1]
 
 
 _TANGENT = jex.Primitive("attention_tangent")

@@ -6,6 +6,14 @@ import jax.numpy as jnp
 from jax_attn.attention.call import Call
 
 
+def products(call: Call, letters: str, key: jax.Array) -> jax.Array:
+    """The queries times a key, in the softmax's dtype; queries are (B, T, K, G, H) in `letters`."""
+    q_BTKGH = call.query.reshape(call.B, call.T, call.K, call.G, call.H)
+    return jnp.einsum(
+        letters, q_BTKGH, key, precision=call.precision, preferred_element_type=call.softmax_dtype
+    )
+
+
 def scores(
     call: Call, products: jax.Array, bias: jax.Array | None, allowed: jax.Array | None
 ) -> jax.Array:
@@ -26,14 +34,7 @@ def extra_scores(call: Call) -> jax.Array:
     dtype, shape = call.softmax_dtype, (call.B, call.N, call.T)
     columns = []
     if call.bias_k is not None:
-        q_BTKGH = call.query.reshape(call.B, call.T, call.K, call.G, call.H)
-        products_BKGT = jnp.einsum(
-            "BTKGH,KH->BKGT",
-            q_BTKGH,
-            call.bias_k,
-            precision=call.precision,
-            preferred_element_type=dtype,
-        )
+        products_BKGT = products(call, "BTKGH,KH->BKGT", call.bias_k)
         columns.append(scores(call, products_BKGT.reshape(shape), None, None))
     if call.add_zero_attn:
         columns.append(jnp.zeros(shape, dtype))

@@ -10,7 +10,7 @@ import pytest
 from helpers.attention.kernel_comparison import draws, in_tiles
 from helpers.jaxprs import shapes
 from jax_attn.attention import Mask, dot_product_attention
-from jax_attn.attention.kernels import blocked
+from jax_attn.attention.kernels import forward_mode
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -108,16 +108,16 @@ def test_derivatives_are_dense_s(name):
 
 
 def test_the_comparison_sees_a_tangent_that_is_wrong(monkeypatch):
-    pushed = blocked._pushed
+    pushed = forward_mode.pushed
 
-    def mistaken(call, outputs, d_floats):
-        return pushed(call, outputs, d_floats | {"key": 2 * d_floats["key"]})
+    def mistaken(run, call, outputs, d_floats):
+        return pushed(run, call, outputs, d_floats | {"key": 2 * d_floats["key"]})
 
     tiled = in_tiles(1, 3, 4)
     with jax.enable_x64(True):
         want = jax.jit(lambda: DERIVATIVES["jvp"]("dense"))()
         assert apart(DERIVATIVES["jvp"](tiled), want) <= 1  # eager: op by op
-        monkeypatch.setattr(blocked, "_pushed", mistaken)
+        monkeypatch.setattr(forward_mode, "pushed", mistaken)
         got, want = (jax.jit(lambda of=of: DERIVATIVES["jacfwd"](of))() for of in (tiled, "dense"))
         assert apart(got, want) > 1
 

@@ -132,6 +132,10 @@ class Record:
     compiled: tuple[Mapping[str, Any], ...] = field(default=())
 
     def to_json(self) -> str:
+        from jax_attn.parity.judge.text import (
+            finite,  # with NumPy, which the command's help needs not
+        )
+
         plain = asdict(self) | {"schema": SCHEMA}
         for fields, row in zip(plain["rows"], self.rows, strict=True):
             fields["flops"] = row.workload.flops(row.mode)
@@ -171,12 +175,3 @@ def _measurement(plain: Mapping[str, Any]) -> Measurement:
         high = math.inf if ratio["high"] is None else ratio["high"]
         fields["ratio"] = Ratio(**ratio | {"high": high})
     return Measurement(**fields)
-
-
-def finite(x: Any) -> Any:
-    """Plain data with null for each number that is not finite."""
-    if isinstance(x, dict):
-        return {k: finite(v) for k, v in x.items()}
-    if isinstance(x, list | tuple):
-        return [finite(v) for v in x]
-    return None if isinstance(x, float) and not math.isfinite(x) else x

@@ -21,7 +21,7 @@ Tensors = Mapping[str, Any]
 _CHUNK = 2**24
 """Bytes that are copied at once."""
 
-# torch cannot convert these to NumPy: they cross as integers of the same width.
+# torch converts these neither to NumPy nor back: they cross as integers of the same width.
 _REINTERPRETED = {
     "bfloat16": "int16",
     "float8_e4m3fn": "uint8",
@@ -79,6 +79,17 @@ def as_numpy(tensor: Any, name: str = "tensor") -> np.ndarray:
     except Exception as error:  # each framework raises its own: deleted, traced, not addressable …
         raise _unreadable(name, f"{type(tensor).__name__}: {error}") from error
     return array.astype(array.dtype.newbyteorder("="), copy=False)
+
+
+def as_torch(array: np.ndarray) -> Any:
+    """`array` as a torch tensor that shares its memory; unchanged where torch is not imported."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return array
+    name = array.dtype.name
+    if name not in _REINTERPRETED:
+        return torch.from_numpy(array)
+    return torch.from_numpy(array.view(_REINTERPRETED[name])).view(getattr(torch, name))
 
 
 def describe(tensor: Any) -> Spec:

@@ -15,12 +15,13 @@ from jax_attn.bench.presets import PRESETS
 from jax_attn.bench.programs import torch_programs
 from jax_attn.bench.programs.program import UnsuitedError
 from jax_attn.bench.workload import Workload
+from jax_attn.transfer.arrays import as_torch
 
 CORE = Workload("core", False, 2, 13, 13, 4, 2, 8, is_causal=True)
 
 
 def tensors(workload=CORE) -> dict[str, torch.Tensor]:
-    return {name: torch_programs.tensor(a) for name, a in seeded_arrays(workload).items()}
+    return {name: as_torch(a) for name, a in seeded_arrays(workload).items()}
 
 
 def program(name: str, workload=CORE):

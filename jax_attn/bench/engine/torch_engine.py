@@ -9,9 +9,9 @@ import torch
 
 from jax_attn.bench.engine import memory
 from jax_attn.bench.programs.program import Program
-from jax_attn.bench.programs.torch_programs import tensor
 from jax_attn.bench.workload import BACKWARD
 from jax_attn.transfer import as_numpy
+from jax_attn.transfer.arrays import as_torch
 
 
 class Engine:
@@ -25,7 +25,7 @@ class Engine:
         self.device = {"cpu": "cpu", "gpu": "cuda"}[device]
 
     def place(self, array: np.ndarray) -> torch.Tensor:
-        return tensor(array).to(self.device)
+        return as_torch(array.copy()).to(self.device)
 
     def load(
         self, program: Program, inputs: list[torch.Tensor], cotangent: torch.Tensor | None

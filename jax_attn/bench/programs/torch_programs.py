@@ -7,7 +7,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias
 
-import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
@@ -18,6 +17,7 @@ from jax_attn.bench.arrays import weights
 from jax_attn.bench.programs.program import Program, UnsuitedError, from_design, in_design
 from jax_attn.bench.workload import Workload
 from jax_attn.transfer import LAYOUTS, as_numpy
+from jax_attn.transfer.arrays import as_torch
 
 Tensors: TypeAlias = dict[str, Tensor]
 EAGER = "softmax(QKᵀ)V"
@@ -188,14 +188,8 @@ def _loaded(
     x = tensors["x"]
     state = in_design(workload, LAYOUTS[design], arrays)
     module.to(x.device, x.dtype).eval()
-    module.load_state_dict({name: tensor(a) for name, a in state.items()})
+    module.load_state_dict({name: as_torch(a.copy()) for name, a in state.items()})
     return module
-
-
-def tensor(array: np.ndarray) -> Tensor:
-    """A copy in the array's own dtype; bfloat16, which NumPy lacks, goes through float32."""
-    wide = array.astype(np.float32) if array.dtype.name == "bfloat16" else array.copy()
-    return torch.from_numpy(wide).to(getattr(torch, array.dtype.name))
 
 
 def _program(

@@ -13,6 +13,7 @@ from jax_attn.bench.programs import torch_programs
 from jax_attn.bench.programs.program import Arrays, Program, from_design
 from jax_attn.bench.workload import Workload
 from jax_attn.transfer import LAYOUTS, as_numpy
+from jax_attn.transfer.arrays import as_torch
 
 
 def core(workload: Workload, arrays: Arrays) -> Program:
@@ -24,7 +25,7 @@ def core(workload: Workload, arrays: Arrays) -> Program:
 
 
 def layer(workload: Workload, arrays: Arrays) -> Program:
-    tensors = {name: torch_programs.tensor(a) for name, a in arrays.items()}
+    tensors = {name: as_torch(a.copy()) for name, a in arrays.items()}
     module, visible, design = torch_programs.published_layer(workload, tensors)
     weights = {name: as_numpy(p) for name, p in module.named_parameters()}
     masks = {name: interop.torch_view(jnp.array(as_numpy(mask))) for name, mask in visible.items()}

@@ -14,8 +14,9 @@ from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
 from jax_attn.bench import statistics
-from jax_attn.bench.record import Measurement, Ratio, Record, Status, finite
+from jax_attn.bench.record import Measurement, Ratio, Record, Status
 from jax_attn.bench.workload import Workload
+from jax_attn.parity.judge.text import finite
 
 SCHEMA = "jax-attn bench compare 1"
 

@@ -16,7 +16,7 @@ from rich.table import Table
 from jax_attn.parity.calibration.configurations import Configuration
 from jax_attn.parity.judge.compare import TensorReport, Verdict
 from jax_attn.parity.judge.result import Result
-from jax_attn.parity.judge.text import SCHEMA_VERSION, number
+from jax_attn.parity.judge.text import SCHEMA_VERSION, finite, number
 
 GATES = ("element", "RMS", "projection")
 QUANTILES = {"median": 0.5, "90%": 0.9, "99%": 0.99, "largest": 1.0}
@@ -240,13 +240,5 @@ def as_json(trials: Sequence[Trial], seed: int, environment: dict[str, Any]) -> 
         "columns": COLUMNS,
         "configurations": [[t.name, t.verdict, *t.gates.values(), t.seconds] for t in trials],
     }
-    text = json.dumps(_finite(document), allow_nan=False)
+    text = json.dumps(finite(document), allow_nan=False)
     return text.replace('], ["', '],\n["').replace('}, {"', '},\n{"')
-
-
-def _finite(tree: Any) -> Any:
-    if isinstance(tree, dict):
-        return {name: _finite(branch) for name, branch in tree.items()}
-    if isinstance(tree, list | tuple):
-        return [_finite(branch) for branch in tree]
-    return None if isinstance(tree, float) and not math.isfinite(tree) else tree

@@ -21,7 +21,7 @@ from jax_attn.parity.checkpoint import rebuild
 from jax_attn.parity.judge.result import Result
 from jax_attn.parity.run.port import x64_for
 from jax_attn.transfer import LAYOUTS, Layout, Problem, TransferError, export, flatten, load, row
-from jax_attn.transfer.arrays import as_numpy
+from jax_attn.transfer.arrays import as_numpy, as_torch
 from jax_attn.transfer.families.family import Traits
 from jax_attn.transfer.port.plan import PortPlan, recast
 
@@ -114,8 +114,7 @@ def read_layer(layer: AttentionLayer, tensors: Arrays) -> dict[str, np.ndarray]:
 
 def torch_side(layer: AttentionLayer, arrays: Arrays) -> torch.nn.Module:
     """The torch module with the rows of the file, without a transfer table."""
-    dtype = getattr(torch, layer.dtype)
-    module = rebuild.torch_module(layer.traits).to(dtype)
+    module = rebuild.torch_module(layer.traits).to(getattr(torch, layer.dtype))
     own, rows = module.state_dict(), layer.rows(arrays)
     problems = [
         Problem("wrong shape", name, f"expected {_shape(own, name)}, got {_shape(rows, name)}")
@@ -124,7 +123,7 @@ def torch_side(layer: AttentionLayer, arrays: Arrays) -> torch.nn.Module:
     ]
     if problems:
         raise TransferError(f"rebuilding {layer.name}", problems)
-    module.load_state_dict({name: as_tensor(array, dtype) for name, array in rows.items()})
+    module.load_state_dict({name: as_torch(array.copy()) for name, array in rows.items()})
     return module
 
 
@@ -210,13 +209,6 @@ def _call(mask: Callable[..., Any]) -> Callable[..., dict[str, Any]]:
         return {"output": module(query, **others), "masked": masked}
 
     return call
-
-
-def as_tensor(array: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
-    """A copy of `array`, bit for bit; bfloat16, which NumPy lacks, by way of its bits."""
-    if dtype is torch.bfloat16:
-        return torch.from_numpy(array.copy().view(np.int16)).view(dtype)
-    return torch.from_numpy(array.copy())
 
 
 def _shape(arrays: Mapping[str, np.ndarray | torch.Tensor], name: str) -> str:

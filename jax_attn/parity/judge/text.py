@@ -34,6 +34,15 @@ def quoted(names: Sequence[str], most: int = 10) -> str:
     return joined([*shown, f"{len(names) - most} more"] if len(names) > most else shown)
 
 
+def finite(tree: Any) -> Any:
+    """Plain data, for JSON, with null for each number that is not finite."""
+    if isinstance(tree, dict):
+        return {name: finite(branch) for name, branch in tree.items()}
+    if isinstance(tree, list | tuple):
+        return [finite(branch) for branch in tree]
+    return None if isinstance(tree, float) and not math.isfinite(tree) else tree
+
+
 def colored(verdict: Verdict) -> Text:
     return Text(str(verdict), style=STYLES[verdict])
 

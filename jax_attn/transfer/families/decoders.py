@@ -11,7 +11,8 @@ from jax_attn.transfer.table.rows import ignored, tied
 Scaling = tuple[str, dict[str, Any]]
 """A scaling's name in `jax_attn.attention`, and its fields."""
 
-FREQUENCIES = Layout(ignored("rotary_emb.inv_freq", "frequencies, worked out from the config"))
+FROM_CONFIG = "frequencies, worked out from the config"
+FREQUENCIES = Layout(ignored("rotary_emb.inv_freq", FROM_CONFIG))
 """Old files hold them."""
 
 TASKS = Layout(

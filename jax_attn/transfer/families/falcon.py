@@ -11,15 +11,7 @@ from jax_attn.transfer.families.config import Reading
 from jax_attn.transfer.families.decoders import FREQUENCIES, heads, mlp, norms, rotary
 from jax_attn.transfer.families.family import BiasTraits, Family, Place, Traits
 from jax_attn.transfer.table.layout import Layout
-from jax_attn.transfer.table.layouts import (
-    BIASLESS,
-    BY_TURNS,
-    EMBEDDING,
-    FROM_HEADS,
-    IN_TURN,
-    LAYER_NORM,
-    LINEAR,
-)
+from jax_attn.transfer.table.layouts import BIASLESS, EMBEDDING, LAYER_NORM, LINEAR, fused
 from jax_attn.transfer.table.steps import Sizes
 
 _HEAD = partial(heads, embedding="transformer.word_embeddings.weight")
@@ -43,10 +35,7 @@ def _form(config: Reading) -> str:
 
 
 def _block(config: Reading) -> Layout:
-    packing = IN_TURN if _form(config) == "one" else BY_TURNS
-    return Layout(
-        packing.under("query_key_value", ""), FROM_HEADS.under("dense", "out_proj"), FREQUENCIES
-    )
+    return fused("query_key_value", "dense", by_head=_form(config) != "one") + FREQUENCIES
 
 
 def _rest(config: Reading) -> Layout:
@@ -59,7 +48,7 @@ def _rest(config: Reading) -> Layout:
 
 
 def _norms(config: Reading) -> Layout:
-    """One norm before attention and MLP alike, or one for each, by either of two names."""
+    """The one norm that attention and MLP both read, or a norm for each, of either spelling."""
     usual = 2 if _form(config) == "grouped" else 1
     count = config.number("num_ln_in_parallel_attn", default=usual)
     if not config.flag("parallel_attn", default=True):
@@ -78,7 +67,7 @@ def _traits(config: Reading, prefix: str) -> Traits:
     K = {"one": 1, "each": N}.get(_form(config))
     K = K or config.kv_heads("num_kv_heads", "num_attention_heads")
     has_alibi, has_bias = config.flag("alibi"), config.flag("bias")
-    # Scores and bias are scaled together.
+    # Falcon scales the scores after it has added the bias.
     bias = BiasTraits("alibi", {"factor": 1 / math.sqrt(H)})
     return Traits(
         D,
@@ -98,7 +87,7 @@ FALCON = Family("falcon", _block, _rest, _HEAD, _traits, places=_PLACES)
 
 
 def _bloom_block(config: Reading) -> Layout:
-    return BY_TURNS.under("query_key_value", "") + FROM_HEADS.under("dense", "out_proj")
+    return fused("query_key_value", "dense", by_head=True)
 
 
 def _bloom_rest(config: Reading) -> Layout:

@@ -11,14 +11,12 @@ from jax_attn.transfer.families.decoders import heads as decoder_heads
 from jax_attn.transfer.families.family import Family, Place, Traits
 from jax_attn.transfer.table.layout import Layout
 from jax_attn.transfer.table.layouts import (
-    BY_TURNS,
     EMBEDDING,
-    FROM_HEADS,
-    IN_TURN,
     LAYER_NORM,
     LINEAR,
     QKV_BIASES,
     QKV_KERNELS,
+    fused,
 )
 from jax_attn.transfer.table.rows import ignored, row
 from jax_attn.transfer.table.steps import Sizes, heads, heads_in, linear, packed
@@ -95,8 +93,7 @@ def _is_multi_query(config: Reading) -> bool:
 
 def _bigcode_block(config: Reading) -> Layout:
     _check_alone(config)
-    packing = IN_TURN if _is_multi_query(config) else BY_TURNS
-    return packing.under("c_attn", "") + FROM_HEADS.under("c_proj", "out_proj")
+    return fused("c_attn", "c_proj", by_head=not _is_multi_query(config))
 
 
 def _bigcode_traits(config: Reading, prefix: str) -> Traits:

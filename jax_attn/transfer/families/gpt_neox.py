@@ -4,7 +4,7 @@ from jax_attn.transfer.families.config import Reading
 from jax_attn.transfer.families.decoders import FREQUENCIES, TASKS, mlp, norms, rotary
 from jax_attn.transfer.families.family import Family, Place, Traits
 from jax_attn.transfer.table.layout import Layout
-from jax_attn.transfer.table.layouts import BY_TURNS, EMBEDDING, FROM_HEADS, LAYER_NORM
+from jax_attn.transfer.table.layouts import EMBEDDING, LAYER_NORM, fused
 from jax_attn.transfer.table.rows import either, ignored, row, tied
 from jax_attn.transfer.table.steps import Sizes, linear
 
@@ -19,8 +19,7 @@ _MASK = "the causal mask, worked out anew"
 
 def _block(config: Reading) -> Layout:
     return Layout(
-        BY_TURNS.under("query_key_value", ""),
-        FROM_HEADS.under("dense", "out_proj"),
+        fused("query_key_value", "dense", by_head=True),
         ignored("bias", _MASK),
         ignored("masked_bias", _MASK),
         FREQUENCIES,

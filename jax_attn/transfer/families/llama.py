@@ -8,7 +8,7 @@ transformers' Llama, and through the two tables the one becomes the other.
 from functools import partial
 
 from jax_attn.transfer.families.config import Reading
-from jax_attn.transfer.families.decoders import FREQUENCIES, heads, norms, rotary
+from jax_attn.transfer.families.decoders import FREQUENCIES, FROM_CONFIG, heads, norms, rotary
 from jax_attn.transfer.families.family import Family, NormTraits, Place, RotaryTraits, Traits
 from jax_attn.transfer.table.layout import Layout
 from jax_attn.transfer.table.layouts import BIASLESS, EMBEDDING, LINEAR, RMS_NORM, projections
@@ -128,7 +128,6 @@ LLAMA = Family(
 
 # --- as Meta publishes it -----------------------------------------------------------------------
 
-_WORKED_OUT = "frequencies, worked out from the config"
 _SCALED = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_length": 8192}
 """use_scaled_rope: as Meta's code has it, and no params.json. transformers has 32 for the factor
 of Llama 3.2, whose params.json does not differ in this."""
@@ -137,7 +136,7 @@ of Llama 3.2, whose params.json does not differ in this."""
 def _meta_block(config: Reading) -> Layout:
     return Layout(
         projections("wq", "wk", "wv", "wo").through(to_half_split(), "q_proj", "k_proj"),
-        ignored("inner_attention.rope.freqs", _WORKED_OUT),
+        ignored("inner_attention.rope.freqs", FROM_CONFIG),
     )
 
 
@@ -151,7 +150,7 @@ def _meta_rest(config: Reading) -> Layout:
         BIASLESS.under(f"{layer}.feed_forward.w2", f"{layer}.mlp.down"),
         BIASLESS.under(f"{layer}.feed_forward.w3", f"{layer}.mlp.up"),
         RMS_NORM.under("norm", "final_norm"),
-        ignored("rope.freqs", _WORKED_OUT),
+        ignored("rope.freqs", FROM_CONFIG),
     )
 
 

@@ -22,7 +22,7 @@ import jax
 import numpy as np
 from flax import nnx
 
-from jax_attn.transfer.arrays import Tensors, as_numpy, why_unreadable
+from jax_attn.transfer.arrays import Tensors, as_numpy, as_torch, why_unreadable
 from jax_attn.transfer.nnx.load import check_layout, plan
 from jax_attn.transfer.nnx.placement import place
 from jax_attn.transfer.optimizer.optax_state import (
@@ -34,7 +34,7 @@ from jax_attn.transfer.optimizer.optax_state import (
     Slot,
     slots,
 )
-from jax_attn.transfer.optimizer.torch_state import COUNTABLE, Names, as_torch, moments, parameters
+from jax_attn.transfer.optimizer.torch_state import COUNTABLE, Names, moments, parameters
 from jax_attn.transfer.problems import Problem, TransferError
 from jax_attn.transfer.table.layout import Layout
 

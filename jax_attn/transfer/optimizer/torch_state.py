@@ -1,10 +1,7 @@
 """The contents of a `torch.optim` state dict, parameter by parameter; imports no framework."""
 
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from jax_attn.transfer.problems import Problem
 
@@ -97,16 +94,6 @@ def moments(
         text = f"optax has no equal of what torch keeps for {len(keys)} parameters, {keys[0]} first"
         problems.append(Problem("unexpected", name, text))
     return tensors, steps
-
-
-def as_torch(array: np.ndarray) -> Any:
-    """`array` as a torch tensor that shares its memory; unchanged where torch is not imported."""
-    torch = sys.modules.get("torch")
-    if torch is None:
-        return array
-    if array.dtype.name == "bfloat16":  # which torch does not take from NumPy
-        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(array)
 
 
 def names_by_group(

@@ -29,15 +29,14 @@ FROM_HEADS = Layout(
 
 QKV_KERNELS = ("q_proj.kernel", "k_proj.kernel", "v_proj.kernel")
 QKV_BIASES = ("q_proj.bias", "k_proj.bias", "v_proj.bias")
-IN_TURN = Layout(  # one after another
+_IN_TURN = Layout(
     row("weight", QKV_KERNELS, packed, linear, heads),
     row("bias", QKV_BIASES, packed, heads),
 )
-BY_TURNS = Layout(  # by key/value head its queries, its key, its value
+_BY_HEAD = Layout(
     row("weight", QKV_KERNELS, grouped, inward),
     row("bias", QKV_BIASES, grouped),
 )
-"""Query, key and value in one projection."""
 
 BIAS_KV = Layout(  # where there are any, as of all rows
     row("bias_k", "bias_k", squeezed, heads),  # (1, 1, K·H) -> (K, H)
@@ -56,9 +55,19 @@ def projections(query: str, key: str, value: str, out: str) -> Layout:
     )
 
 
+def fused(qkv: str, out: str, *, by_head: bool) -> Layout:
+    """The table of a projection that holds query, key and value, and of the output's.
+
+    qkv, out: their torch names. by_head: for each key/value head in turn the rows are those of its
+    queries, its key and its value; else those of all queries, of all keys, and of all values.
+    """
+    packing = _BY_HEAD if by_head else _IN_TURN
+    return packing.under(qkv, "") + FROM_HEADS.under(out, "out_proj")
+
+
 LAYOUTS = {
     "weights_mha": projections("w_q", "w_k", "w_v", "w_o"),
-    "fused_mha": Layout(IN_TURN.under("qkv_proj", ""), FROM_HEADS.under("out_proj", "out_proj")),
+    "fused_mha": fused("qkv_proj", "out_proj", by_head=False),
     "masked_mha": projections("W_Q", "W_K", "W_V", "W_O"),
     "mqa": projections("W_Q", "W_K", "W_V", "W_O"),
     "plain_mha": projections("query", "key", "value", "out"),

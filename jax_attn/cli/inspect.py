@@ -10,7 +10,7 @@ import click
 from rich.text import Text
 from rich.tree import Tree
 
-from jax_attn.cli.status import WrongInput, missing
+from jax_attn.cli.status import refuse
 from jax_attn.cli.verify_checkpoint import expect_torch_side
 
 if TYPE_CHECKING:
@@ -39,9 +39,7 @@ def command(checkpoint: Path, as_json: bool) -> None:
             described, unreadable = specs(plain)
             contents = inspect(described, read_config(checkpoint), tensors.tied(), unreadable)
     except TransferError as error:
-        if any("pip install" in problem.hint for problem in error.problems):
-            missing(str(error))
-        raise WrongInput(str(error)) from error
+        refuse(error)
     contents.notes.extend(str(problem) for problem in (*wrapped, *unreadable))
     if as_json:
         click.echo(json.dumps({"path": str(checkpoint), **asdict(contents)}, indent=1))

@@ -7,7 +7,7 @@ from typing import Literal
 
 import click
 
-from jax_attn.cli.status import WrongInput, expect_installed, missing
+from jax_attn.cli.status import expect_installed, refuse
 from jax_attn.dtypes import DTYPES
 from jax_attn.environment import settle_platforms
 
@@ -116,8 +116,6 @@ def command(
     except TransferError as error:
         outcome.problems = error.problems
         outcome.print(as_json)
-        if any("pip install" in problem.hint for problem in error.problems):
-            missing(str(error))
-        raise WrongInput(str(error)) from error
+        refuse(error)
     outcome.print(as_json)
     sys.exit(outcome.status)

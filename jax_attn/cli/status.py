@@ -2,7 +2,7 @@
 
 import sys
 from enum import IntEnum
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
 
@@ -31,6 +31,13 @@ def missing(message: str) -> NoReturn:
     """Exit because the environment lacks something; the message says what would install it."""
     click.echo(f"Error: {message}", err=True)
     sys.exit(Exit.ENVIRONMENT)
+
+
+def refuse(error: Any) -> NoReturn:
+    """Leave because of a TransferError: input that cannot be used, or a package that is missing."""
+    if any("pip install" in problem.hint for problem in error.problems):
+        missing(str(error))
+    raise WrongInput(str(error)) from error
 
 
 def expect_installed(module: str, purpose: str, extra: str) -> None:

@@ -139,7 +139,7 @@ def test_the_worst_tensors_are_listed_or_all(run, option):
     result = run(ONE.format('parity("FAIL", None, (), tensors=12)'), *option)
     rows = [line for line in result.outlines if line.startswith("E ") and " 0.25 " in line]
     assert len(rows) == (12 if option else 10)
-    assert ("… and 2 more: fail; --all-tensors shows them" in result.stdout.str()) != bool(option)
+    assert ("… and 2 more: fail; --all-tensors, or " in result.stdout.str()) != bool(option)
 
 
 @pytest.mark.parametrize("body", ["raise KeyError('x')", "pytest.skip('x')", "pytest.xfail('x')"])

@@ -1,6 +1,5 @@
 """Runs a JAX `Program`: times, compiles, measures memory, gives its arrays."""
 
-import statistics
 import time
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_attn.bench.engine import memory
+from jax_attn.bench.engine.turn import timed_turn
 from jax_attn.bench.programs.program import Program
 from jax_attn.bench.workload import BACKWARD, CACHED, FORWARD
 
@@ -60,9 +60,9 @@ class Engine:
             return self.cache, *self.leaves
         return (self.cotangent if cotangent is None else cotangent, *self.leaves)
 
-    def _started(self, mode: str, arguments: tuple[Any, ...]) -> Any:
+    def _started(self, mode: str, cotangent: jax.Array | None = None) -> Any:
         """The result of a call, still under way; its cache is the next call's."""
-        result = self.jitted[mode](*arguments)
+        result = self.jitted[mode](*self._arguments(mode, cotangent))
         if mode in CACHED:
             result, self.cache = result
         return result
@@ -77,25 +77,11 @@ class Engine:
 
     def call(self, mode: str, cotangent: jax.Array | None = None) -> Any:
         """The output, or the output and the gradients of inputs and weights, finished."""
-        return jax.block_until_ready(self._started(mode, self._arguments(mode, cotangent)))
+        return jax.block_until_ready(self._started(mode, cotangent))
 
     def turn(self, mode: str, seconds: float) -> tuple[float, float]:
-        """Median seconds of a call, and until it returns while its result is still under way.
-
-        Of as many calls as begin within `seconds`, one at least.
-        """
-        taken: list[float] = []
-        dispatched: list[float] = []
-        end = time.perf_counter() + seconds
-        while not taken or time.perf_counter() < end:
-            arguments = self._arguments(mode)
-            started = time.perf_counter()
-            result = self._started(mode, arguments)
-            returned = time.perf_counter()
-            jax.block_until_ready(result)
-            taken.append(time.perf_counter() - started)
-            dispatched.append(returned - started)
-        return statistics.median(taken), statistics.median(dispatched)
+        """As `timed_turn`."""
+        return timed_turn(lambda: self._started(mode), jax.block_until_ready, seconds)
 
     def tensors(
         self, mode: str, cotangent: np.ndarray | None

@@ -1,6 +1,5 @@
 """Runs a torch `Program`: times, compiles, measures memory, gives its tensors."""
 
-import statistics
 import time
 from typing import Any
 
@@ -8,6 +7,7 @@ import numpy as np
 import torch
 
 from jax_attn.bench.engine import memory
+from jax_attn.bench.engine.turn import timed_turn
 from jax_attn.bench.programs.program import Program
 from jax_attn.bench.workload import BACKWARD
 from jax_attn.transfer import as_numpy
@@ -50,26 +50,13 @@ class Engine:
         """The output, or the output and the gradients of inputs and weights, finished."""
         with torch.inference_mode(mode != BACKWARD):
             result = self._run(mode, self.cotangent if cotangent is None else cotangent)
-            self._finish()
+            self._finish(result)
         return result
 
     def turn(self, mode: str, seconds: float) -> tuple[float, float]:
-        """Median seconds of a call, and until it returns while its result is still under way.
-
-        Of as many calls as begin within `seconds`, one at least.
-        """
-        taken: list[float] = []
-        dispatched: list[float] = []
+        """As `timed_turn`."""
         with torch.inference_mode(mode != BACKWARD):
-            end = time.perf_counter() + seconds
-            while not taken or time.perf_counter() < end:
-                started = time.perf_counter()
-                self._run(mode, self.cotangent)
-                returned = time.perf_counter()
-                self._finish()
-                taken.append(time.perf_counter() - started)
-                dispatched.append(returned - started)
-        return statistics.median(taken), statistics.median(dispatched)
+            return timed_turn(lambda: self._run(mode, self.cotangent), self._finish, seconds)
 
     def _run(self, mode: str, cotangent: torch.Tensor | None) -> Any:
         if mode != BACKWARD:
@@ -78,7 +65,7 @@ class Engine:
         leaves = [*self.tracked, *self.program.weights.values()]
         return output, torch.autograd.grad(output, leaves, cotangent)
 
-    def _finish(self) -> None:
+    def _finish(self, _: Any) -> None:
         if self.device == "cuda":
             torch.cuda.synchronize()
 

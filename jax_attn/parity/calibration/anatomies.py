@@ -1,18 +1,18 @@
-"""What the blocks are made of that calibration draws. Imports nothing: names alone."""
+"""The blocks that calibration draws, by the names of their parts. Imports no framework."""
 
 from dataclasses import dataclass
 
 TOKENS, PADDING = 11, 0
-"""Token ids of a block that reads tokens, and the one that fills a shorter row."""
+"""How many token ids there are, and the id that fills up a shorter row."""
 
 
 @dataclass(frozen=True)
 class Anatomy:
-    """A block: attention and an MLP behind norms; by name, parts that `blocks` has on both sides.
+    """A block of attention and an MLP, each behind a norm, by the names of its parts in `blocks`.
 
-    hide: how a key that may not be seen is hidden in scores that are written out; None: by a
-    fused function. buckets: whether a learnt bias of the distance's bucket is added to the scores.
-    tokens: whether the block reads token ids through an embedding.
+    hide: how attention that writes its scores out hides a masked key; None for a fused function.
+    buckets: whether a bias is added to the scores, learnt for each bucket of distances. tokens:
+    whether the block reads token ids through an embedding.
     """
 
     hide: str | None = None
@@ -22,8 +22,8 @@ class Anatomy:
     tokens: bool = False
 
 
-# No ReLU: in bfloat16 one of hundreds of its inputs lies within rounding of 0, where correct code
-# takes either derivative, and perturbed runs may have taken one alone.
+# No ReLU: in bfloat16, one in some hundred inputs lies within rounding of 0. There correct code may
+# take either derivative, while all perturbed runs may have taken the same one.
 ANATOMIES = {
     "block": Anatomy(),
     "masked_fill": Anatomy("masked_fill(-1e9)"),

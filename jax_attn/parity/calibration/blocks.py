@@ -1,7 +1,7 @@
-"""Whole blocks as users write them, in both frameworks: what each is made of, and both sides of it.
+"""Whole blocks in both frameworks, as users write them.
 
-A block is attention and an MLP behind norms, each added to what it reads; `anatomies` says of each
-by which norm, which attention, which MLP. A torch part and its port stand one after the other.
+A block is attention and an MLP, each behind a norm and added to what it reads; `anatomies` names
+the norm, the attention and the MLP of each. A torch part and its port stand one after the other.
 """
 
 import math
@@ -25,14 +25,14 @@ from jax_attn.transfer import EMBEDDING, LAYER_NORM, LAYOUTS, LINEAR, Layout, ig
 
 _EPSILON, _WIDER = 1e-5, 2
 _EXPERTS, _CHOSEN = 4, 2
-_BUCKETS, _FARTHEST = 8, 20  # no distance of a whole number lies within rounding of an edge
+_BUCKETS, _FARTHEST = 8, 20  # the edge of a bucket lies within rounding of no distance
 
 
 # --- norms ----------------------------------------------------------------------------------------
 
 
 def _statistics(features: int) -> tuple[np.ndarray, np.ndarray]:
-    """What a batch norm has seen of each feature: mean and variance; torch makes its in float32."""
+    """Running mean and variance of each feature, in float32, in which torch makes them."""
     mean, variance = np.linspace(-0.5, 0.5, features), np.linspace(0.5, 2.0, features)
     return mean.astype(np.float32), variance.astype(np.float32)
 
@@ -86,8 +86,11 @@ _HIDDEN: dict[str, tuple[Callable[..., torch.Tensor], Callable[..., jax.Array]]]
 
 
 def torch_buckets(T: int) -> torch.Tensor:
-    """Which bucket the distance of each pair falls into, (T, T), as T5 has it: half of them for
-    either direction, half of those of one distance each, the others as wide as they are far."""
+    """T5's bucket for the distance of each pair of positions, (T, T).
+
+    Each direction has half of the buckets. Half of these hold a single distance each; the widths of
+    the others grow with the distance.
+    """
     distance = torch.arange(T)[None, :] - torch.arange(T)[:, None]
     half, near = _BUCKETS // 2, _BUCKETS // 4
     n = distance.abs()
@@ -97,7 +100,7 @@ def torch_buckets(T: int) -> torch.Tensor:
 
 
 def flax_buckets(T: int) -> jax.Array:
-    """The same."""
+    """The same buckets in JAX."""
     distance = jnp.arange(T)[None, :] - jnp.arange(T)[:, None]
     half, near = _BUCKETS // 2, _BUCKETS // 4
     n = jnp.abs(distance)
@@ -107,7 +110,7 @@ def flax_buckets(T: int) -> jax.Array:
 
 
 class TorchAttention(torch.nn.Module):
-    """By torch's fused function, or written out, as transformers' eager models have it."""
+    """Attention by torch's fused function, or written out as in transformers' eager models."""
 
     def __init__(self, size: Size, anatomy: Anatomy):
         super().__init__()
@@ -144,7 +147,7 @@ class TorchAttention(torch.nn.Module):
 
 
 class FlaxAttention(nnx.Module):
-    """The one that is written out."""
+    """The port of the attention that is written out."""
 
     def __init__(self, size: Size, anatomy: Anatomy, options: Mapping[str, Any]):
         self.heads, self.kv_heads = size.N, size.K
@@ -214,7 +217,7 @@ class FlaxMLP(nnx.Module):
 
 
 class TorchExperts(torch.nn.Module):
-    """Each token goes to two experts, those that the router finds most probable."""
+    """Each token goes to the two experts to which the router gives the highest probability."""
 
     def __init__(self, size: Size, kind: str):
         super().__init__()
@@ -266,7 +269,7 @@ class TorchBlock(torch.nn.Module):
 
 
 class FlaxBlock(nnx.Module):
-    """The same; the row of the padding token is not trained, as torch's is not."""
+    """The same block. As in torch, the embedding of the padding token gets no gradient."""
 
     def __init__(self, size: Size, dtype: str, rngs: nnx.Rngs, anatomy: Anatomy):
         options: dict[str, Any] = {"dtype": dtype, "param_dtype": dtype, "rngs": rngs}

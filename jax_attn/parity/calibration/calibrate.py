@@ -1,9 +1,8 @@
-"""Correct configurations go through the comparison: how much of its budget does each meet?
+"""Judge correct configurations, and measure how much of its budget each one uses.
 
-What `draw` draws goes through `checking.prepared.Prepared` as `check`'s own pairs do: the float64
-oracle, the spread of the perturbed runs, every gate. A FAIL is a false alarm. Some of the blocks
-and of the blocked kernel's configurations are planted with bugs too: what the same budgets let
-pass.
+A configuration is judged as `check` judges a pair, by `checking.prepared.Prepared`: against the
+float64 oracle, within the spread of the perturbed runs, by every gate. A FAIL is a false alarm. In
+some of the configurations bugs are planted as well, which shows what the same budgets let pass.
 """
 
 import time
@@ -65,7 +64,7 @@ def _port_call(kind: str) -> Step:
 
 
 def design_of(program: Program) -> Design:
-    """The published design, its masks given as the program has them; or the block."""
+    """The block, or the published design, which is called with the program's kind of mask."""
     if program.is_block:
         return BLOCKS[program.design]
     return replace(
@@ -83,7 +82,7 @@ def kernel_of(program: Program) -> Kernel:
 
 @dataclass(frozen=True)
 class _Compiled(Port):
-    """A port whose forward and backward pass is compiled already; only data moves."""
+    """A port that runs a forward and backward pass compiled before, on other data."""
 
     step: Step
 
@@ -113,7 +112,7 @@ def step_of(program: Program, port: Port) -> Step:
 
 
 def judged(configurations: Sequence[Configuration]) -> list[Trial]:
-    """Of one program: each compared, and some planted with bugs, too."""
+    """A trial of each configuration; all of them belong to one program."""
     program = configurations[0].program
     pair, step, trials = pair_of(program), None, []
     with x64_for(program.dtype), jax.default_device(jax.devices("cpu")[0]):
@@ -184,9 +183,9 @@ PLANTED: dict[str, tuple[softmax_bugs.SoftmaxBug, Any]] = {
 
 
 def planted(prepared: Prepared) -> Iterator[tuple[str, bool]]:
-    """Each bug that has a place there, and whether the comparison fails it.
+    """Each bug that can be planted, and whether the comparison fails it.
 
-    A wrong softmax is seen in the outputs alone, a gradient that is stopped in the gradients.
+    A wrong softmax is looked for in the outputs alone, a stopped gradient in the gradients too.
     """
     for name, (bug, operators) in PLANTED.items():
         mode = softmax_bugs.BuggySoftmax(bug, operators)

@@ -72,8 +72,8 @@ _ATTENTION = {
         ("gqa", "mha", "window", (2, 3)),
     ),
 }
-# In bfloat16 long rows but once: what jax.nn.softmax sums backward over 500 keys in bfloat16 the
-# budget holds, and says little of queries then.
+# bfloat16 has long rows only once, in `_ATTENTION`: the backward pass of jax.nn.softmax adds up 500
+# keys in bfloat16, and a budget that allows for that says little about the gradients of queries.
 _LONG = (("blocked", "512", (2, 96)), ("core", "1024", None), ("blocked", "2048", (2, 512)))
 _SHORT = (("blocked", "mha", (3, 4)), ("core", "gqa", None), ("core", "mqa", None))
 _BY_LENGTH = {"float64": _LONG[:1], "float32": _LONG, "float16": _LONG[:1], "bfloat16": _SHORT}
@@ -133,16 +133,17 @@ FINER = {
     "float32": "float64",
     "float64": "float64",
 }
-"""precision -> one in which what is lost to its rounding is held."""
+"""precision -> the next finer one, which holds what is lost to rounding in the first."""
 _MILDEST = "bfloat16"
 
 
 @dataclass(frozen=True)
 class Configuration:
-    """One of those that a seed gives; or, `without_cause`, one without what made it INCONCLUSIVE.
+    """One configuration of a seed.
 
-    That is the coarseness of its precision: the same data is judged in the next finer one. In
-    float64, which has none, it is the data: drawn again as mild as for the coarsest.
+    without_cause: whether it is judged without what may have made it INCONCLUSIVE, the coarseness
+    of its precision: the same data is judged in the next finer precision. As there is none finer
+    than float64, other data is drawn there, as mild as for the coarsest precision.
     """
 
     number: int

@@ -61,7 +61,7 @@ class Levels:
 
     @property
     def all(self) -> tuple[float, ...]:
-        """Of all there is in a pass and back, with cotangents of 1: states, weights, gradients."""
+        """The levels of all states, weights and gradients, where cotangents have level 1."""
         x, a, v, o = self.x, math.sqrt(self.scores), self.v, self.o
         return (x, v, o, a / x, v / x, o / v, o * a, o * a * x, o * a * a / x, o / x, o * x / v)
 
@@ -72,9 +72,9 @@ def _between(rng: Rng, low: float, high: float) -> float:
 
 
 def levels(rng: Rng, program: Program, limits: Limits) -> Levels:
-    """As large and as small as the precision holds, whatever follows from them included.
+    """Levels over all of the precision's range, such that no quantity leaves it.
 
-    A block adds its input to what it makes of it: there all are of one size.
+    In a block, which adds its input to what it computes, they are of similar size.
     """
     scores = _between(rng, _FLAT, limits.scores)
     if program.is_block:
@@ -168,7 +168,7 @@ EMPTIED = ("empty rows", "left padding")
 
 
 def _token_ids(rng: Rng, size: Size) -> np.ndarray:
-    """(B, T) int32: each row as long as it is, padding before it or behind."""
+    """(B, T) int32: rows of several lengths, with padding before the tokens or behind them."""
     tokens = rng.integers(1, TOKENS, size=(size.B, size.T)).astype(np.int32)
     lengths = rng.integers(1, size.T, size=(size.B, 1), endpoint=True)
     place = np.arange(size.T)[:: rng.choice([-1, 1])]
@@ -180,8 +180,11 @@ def _token_ids(rng: Rng, size: Size) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Drawn:
-    """inputs: what both sides are given. traits: what was drawn, in words. seed: of cotangents.
-    parameter: (torch name, shape) -> its values, drawn in the order in which it is asked."""
+    """The data of a configuration.
+
+    inputs: what both sides are given. traits: what was drawn, in words. seed: of the cotangents.
+    parameter: (torch name, shape) -> values, which depend on the order of the calls.
+    """
 
     inputs: dict[str, np.ndarray]
     traits: dict[str, str]
@@ -224,7 +227,7 @@ def draw(configuration: Configuration) -> Drawn:
 def _masks(
     rng: Rng, program: Program, level: Levels, inputs: dict[str, np.ndarray]
 ) -> tuple[dict[str, np.ndarray], str]:
-    """What is handed over beside `inputs`, and its name."""
+    """The arrays that mask, beside `inputs`, and what they are called."""
     size = program.size
     if program.call != "arrays":
         return MASKS[program.call].inputs(rng, size), program.call
@@ -234,15 +237,15 @@ def _masks(
     full = (size.B, size.N, size.T, size.S)
     allowed = np.broadcast_to(ALLOWED[kind](rng, size), full)
     bias = rng.choice([0.0, 1.0]) * level.scores * rng.standard_normal(full)
-    if rng.random() < 0.25:  # by the bias what is not seen is hidden as well
+    if rng.random() < 0.25:  # the bias may hide keys instead of the mask
         bias, allowed = np.where(allowed, bias, -np.inf), np.ones(full, bool)
     return {"allowed": allowed.copy(), "bias": bias}, str(kind)
 
 
 def _masks_of_block(rng: Rng, program: Program, x: np.ndarray) -> tuple[dict[str, np.ndarray], str]:
     size, anatomy = replace(program.size, S=program.size.T), ANATOMIES[program.design]
-    # Of a score that 10,000 is subtracted from float16 and bfloat16 keep nothing: where a row has
-    # no key, its probabilities are their rounding alone.
+    # float16 and bfloat16 lose a score from which 10,000 is subtracted: where all keys of a row are
+    # hidden so, its probabilities are nothing but rounding.
     lost = anatomy.hide == "+ -1e4" and program.dtype in ("float16", "bfloat16")
     kind = str(rng.choice([k for k in ALLOWED if not (lost and k in EMPTIED)]))
     allowed = ALLOWED[kind](rng, size)
@@ -257,7 +260,7 @@ def _masks_of_block(rng: Rng, program: Program, x: np.ndarray) -> tuple[dict[str
 def _parameter(
     rng: Rng, program: Program, level: Levels, name: str, shape: tuple[int, ...]
 ) -> np.ndarray:
-    """Such that queries, keys, values and output have their levels, and biases half of that."""
+    """Values that give queries, keys, values and outputs their levels; biases have half of them."""
     *_, owner, part = name.split(".")
     normal = rng.standard_normal(shape)
     x = 1.0 if program.is_block else level.x  # a block's attention reads what is normalised
@@ -280,6 +283,6 @@ def _parameter(
         "down": (0.6, level.o),
     }[owner]
     if "norm" in program.design and owner in ("q_proj", "k_proj"):
-        leaves = 1.0  # what follows has the level; its epsilon does not
+        leaves = 1.0  # the norm behind it gives the level; the norm's epsilon needs this one
     scale = 0.5 * leaves if part == "bias" else leaves / (comes * math.sqrt(shape[-1]))
     return scale * normal

@@ -1,4 +1,4 @@
-"""What calibration found: how much of their budgets correct configurations meet.
+"""What calibration found: how much of their budgets correct configurations use.
 
 Imports neither framework: it renders what others tried.
 """
@@ -77,7 +77,9 @@ def fractions(tensor: TensorReport) -> dict[str, float]:
     """gate -> error over budget, of those that the tensor has."""
 
     def over(error: float, budget: float) -> float:
-        return error / budget if error else 0.0
+        if not error:
+            return 0.0
+        return error / budget if budget else math.inf
 
     by_gate = {
         "element": over(abs(tensor.got - tensor.want), tensor.allowed),
@@ -120,8 +122,8 @@ def figures(trials: Sequence[Trial]) -> dict[str, Any]:
 
 
 def doubts(trials: Sequence[Trial]) -> dict[str, dict[str, int]]:
-    """Of the INCONCLUSIVE: how many have a reason, how many of these pass once its cause is
-    removed, how many have a tensor, how many were so drawn."""
+    """Counts over the INCONCLUSIVE trials: by reason, by reason where the trial passes without its
+    cause, by tensor, and by what was drawn."""
     doubted = [t for t in trials if t.verdict is Verdict.INCONCLUSIVE]
     borne_out = [t for t in doubted if t.without_cause is Verdict.PASS]
     drawn = ("values", "mask")
@@ -149,7 +151,8 @@ def power(trials: Sequence[Trial]) -> dict[str, dict[str, int]]:
 
 
 def verdict(trials: Sequence[Trial]) -> Verdict:
-    """FAIL for one false alarm, INCONCLUSIVE for more doubt than may be, or for one untrue."""
+    """FAIL if any trial fails; INCONCLUSIVE if more than `DOUBTED` of them are, or if one still is
+    without its cause."""
     verdicts = [t.verdict for t in trials]
     again = [t.without_cause for t in trials if t.without_cause]
     if Verdict.FAIL in (*verdicts, *again):
@@ -194,7 +197,7 @@ def power_table(trials: Sequence[Trial]) -> Table:
 
 
 def summary_lines(trials: Sequence[Trial], seed: int) -> list[str]:
-    """In words; every FAIL by its name, which runs it again."""
+    """The outcome in words. Every FAIL has its name, by which it can be run again."""
     counts = figures(trials)
     total, unsure = counts["configurations"], counts["inconclusive"]
     largest = ", ".join(f"{g} {number(q['largest'], 2)}" for g, q in counts["fractions"].items())

@@ -12,9 +12,9 @@ from jax_attn.parity.run.inputs_and_runs import COMPARED, Run
 def other_numbers(
     run: Run, again: Run, budgets: Mapping[str, Mapping[str, Budget]], transform: str
 ) -> tuple[str, ...]:
-    """A failure where tensors of two runs alike are further apart than their budgets.
+    """A failure if two runs that should be the same differ in a tensor by more than its budget.
 
-    Nearer ones are roundings: on some devices sums are added up in another order each time.
+    Smaller differences are roundings: some devices add up sums in another order each time.
     """
     moved = [
         f"{name}" if kind == "output" else f"{kind} {name}"

@@ -1,4 +1,4 @@
-"""What the elements of one tensor come to, beside the oracle's: sums, the worst, the undefined."""
+"""The errors of one tensor against the oracle: their sums, the worst, what is not finite."""
 
 import math
 from dataclasses import dataclass, field
@@ -10,13 +10,13 @@ from jax_attn.parity.judge.parts import dot, parts
 
 @dataclass
 class Undefined:
-    """Elements that are NaN or infinite otherwise than the oracle's: how many, the first."""
+    """Elements that are NaN or infinite where the oracle's are not, or the reverse."""
 
     count: int = 0
     first: int = 0
 
     def look(self, start: int, got: np.ndarray, want: np.ndarray, finite: np.ndarray) -> bool:
-        """Count those of a part, flat, whose first element is `start`; whether `got` is finite."""
+        """Count those of a flat part that begins at `start`. Returns whether `got` is finite."""
         if (got_finite := np.isfinite(got)).all() and finite.all():
             return True
         differ = (~got_finite & finite) | (
@@ -30,10 +30,10 @@ class Undefined:
 
 @dataclass
 class Errors:
-    """Of one side's elements where the oracle is finite.
+    """The errors of one side, over the elements where the oracle is finite.
 
-    squares: the sum of squared errors. shared: that of error times the oracle's element.
-    fraction: the largest error over its budget, at the flat place `worst`.
+    squares: the sum of their squares. shared: the sum of each error times the oracle's element.
+    fraction: the largest error over its budget, at the flat index `worst`.
     """
 
     undefined: Undefined = field(default_factory=Undefined)
@@ -64,7 +64,10 @@ class Figures:
 def figures(
     want: np.ndarray, got: np.ndarray, own: np.ndarray | None, allowed: np.ndarray
 ) -> Figures:
-    """All in one pass. Arrays of one shape, float64; allowed: what each element may err by."""
+    """The figures of a tensor, in one pass over float64 arrays of one shape.
+
+    own: the reference's. allowed: what each element may err by.
+    """
     result = Figures(Errors(), None if own is None else Errors())
     sides = [(result.port, got.reshape(-1))]
     if own is not None and result.own is not None:
@@ -96,7 +99,7 @@ def _add(
     start: int,
     places: np.ndarray | None,
 ) -> None:
-    """Add a part, of which `places` are those where the oracle is finite; None: all."""
+    """Add a part. places: the indices in it where the oracle is finite; None for all."""
     with np.errstate(invalid="ignore", over="ignore"):
         signed = x - want
         errors.shared += dot(signed, want)

@@ -147,7 +147,8 @@ def _left_out(tensors: Sequence[TensorReport]) -> str:
     """What became of the tensors that a report does not list."""
     count = Counter(t.verdict for t in tensors)
     each = [v.lower() if len(count) == 1 else f"{n} {v.lower()}" for v, n in count.items()]
-    return f"… and {len(tensors)} more: {joined(each)}; --all-tensors shows them"
+    how = "--all-tensors, or report(all_tensors=True), shows them"
+    return f"… and {len(tensors)} more: {joined(each)}; {how}"
 
 
 @dataclass(frozen=True)

@@ -143,13 +143,13 @@ def _replace(path: Path, staged: dict[str, Path]) -> None:
         path.with_name(index).unlink(missing_ok=True)
     for name, partial in staged.items():
         if name == index:
-            _flush_folder(path.parent)
+            flush_folder(path.parent)
         partial.replace(path.with_name(name))
     shard = re.compile(re.escape(path.stem) + r"-\d{5}-of-\d{5}" + re.escape(path.suffix))
     for name in os.listdir(path.parent):
         if name not in staged and (name in (path.name, index) or shard.fullmatch(name)):
             path.with_name(name).unlink(missing_ok=True)
-    _flush_folder(path.parent)
+    flush_folder(path.parent)
 
 
 def _beside(path: Path, name: str) -> Path:
@@ -161,8 +161,8 @@ def _flush(file: IO[Any]) -> None:
     os.fsync(file.fileno())
 
 
-def _flush_folder(folder: Path) -> None:
-    """Flush a folder, so that its renamed files survive a power cut."""
+def flush_folder(folder: Path) -> None:
+    """Flush a folder, so that what was created or renamed in it survives a power cut."""
     if hasattr(os, "O_DIRECTORY"):
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:

@@ -23,7 +23,7 @@ from jax_attn.transfer.families.config import (
 )
 from jax_attn.transfer.files.safetensors_file import unique
 from jax_attn.transfer.inspect.discover import AttentionBlock, ProjectionRows
-from jax_attn.transfer.port.files import CONFIGS
+from jax_attn.transfer.port.files import CONFIGS, beside
 from jax_attn.transfer.problems import Problem, TransferError
 from jax_attn.transfer.table.steps import Sizes
 
@@ -40,7 +40,7 @@ def read_config(path: Path) -> Config | None:
 
     path: the checkpoint, a file or a folder. Raises TransferError where it is no JSON object.
     """
-    folder = path if path.is_dir() else path.parent
+    folder = beside(path)
     file = next((folder / name for name in CONFIGS if (folder / name).is_file()), None)
     if file is None:
         return None

@@ -1,4 +1,4 @@
-"""The hidden folder that a port is made in, and those that ports left which were killed.
+"""The hidden folder in which a port is made, and those that killed ports have left behind.
 
 It lies beside its target and is renamed when everything is on the disk, so that an interrupted
 port never looks whole. While its port runs it is locked; the lock ends with the process.
@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from jax_attn.transfer.files.writing import flush_folder
 from jax_attn.transfer.port.files import refused_target
 from jax_attn.transfer.problems import Problem, TransferError, file_error
 
@@ -40,11 +41,11 @@ def staged(target: Path) -> Iterator[Path]:
         partial.mkdir()
         with _locked(partial, wait=True):
             yield partial
-            _flush(partial)
+            flush_folder(partial)
             if problems := refused_target(target):
                 raise TransferError(f"port to {target}", problems)
             partial.rename(target)
-        _flush(target.parent)
+        flush_folder(target.parent)
     except OSError as error:
         refused = file_error(target, f"cannot be written: {error}")
         raise _renamed(refused, partial, target) from error
@@ -85,9 +86,10 @@ def remove(leftover: Leftover) -> bool:
 
 @contextmanager
 def _locked(folder: Path, wait: bool = False) -> Iterator[bool]:
-    """Whether the folder's lock is this block's; not where another has it, or the disk has none.
+    """Lock a folder, and yield whether it worked: another process may hold the lock, and some disks
+    have none.
 
-    wait: for another process, which has it while it looks at the folder.
+    wait: whether to wait for the other process, which locks a folder for as long as it looks at it.
     """
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -102,7 +104,7 @@ def _locked(folder: Path, wait: bool = False) -> Iterator[bool]:
 
 
 def _hidden(target: Path) -> str:
-    """How the name of a hidden folder begins; a long name is cut, as `target`'s may be as long."""
+    """How the hidden folder's name begins; a long name is cut, to leave room for what follows."""
     name = target.name
     if len(name) > 50:
         name = f"{name[:41]}-{hashlib.sha256(os.fsencode(name)).hexdigest()[:8]}"
@@ -116,12 +118,3 @@ def _renamed(error: TransferError, hidden: Path, target: Path) -> TransferError:
         return text.replace(str(hidden), str(target))
 
     return TransferError(rename(error.doing), [Problem(*map(rename, p)) for p in error.problems])
-
-
-def _flush(folder: Path) -> None:
-    """Make the entries of a folder survive a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -27,7 +27,7 @@ from jax_attn.parity.calibration.configurations import (
 )
 from jax_attn.parity.calibration.draw import ALLOWED, LIMITS, VALUES, draw
 from jax_attn.parity.calibration.report import GATES, Trial, figures, quantiles
-from jax_attn.parity.judge.compare import Verdict
+from jax_attn.parity.judge.compare import TensorReport, Verdict
 
 ONE = "float32-core-gqa-mha-arrays"
 SOME = {
@@ -283,6 +283,14 @@ def test_a_terminal_of_80_columns_shows_names_and_counts_whole(width):
     titles, row = (" ".join(out.getvalue().splitlines()[i].split()) for i in (2, 4))
     assert titles == "precision, kind drawn PASS CLUSIVE FAIL element RMS projection"
     assert row.startswith("bfloat16 blocked 10000 10000 0 0 0.50 0.50")
+
+
+def test_an_error_where_none_is_allowed_is_an_infinite_fraction():
+    exact = TensorReport("output", "y", "jit", Verdict.FAIL, (), (2,), got=1.0, want=0.0, error=0.7)
+    exact = replace(exact, allowed=0.0, budget=0.0)
+    assert report.fractions(exact) == {"element": math.inf, "RMS": math.inf}
+    right = replace(exact, got=0.0, error=0.0)
+    assert report.fractions(right) == {"element": 0.0, "RMS": 0.0}
 
 
 def test_an_infinite_fraction_is_null_in_json():

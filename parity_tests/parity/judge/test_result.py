@@ -21,16 +21,20 @@ PASSING = [tensor(i) for i in range(13)]
 FAILING = [tensor(20 + i, Verdict.FAIL, 3.0 + i) for i in range(11)]
 # tensors -> those that are listed, in order; what is said of the others.
 LISTED = {
-    "all pass": (PASSING, range(12, 2, -1), "… and 3 more: pass; --all-tensors shows them"),
+    "all pass": (
+        PASSING,
+        range(12, 2, -1),
+        "… and 3 more: pass; --all-tensors, or report(all_tensors=True), shows them",
+    ),
     "one fails": (
         [*PASSING, FAILING[0]],
         [20, *range(12, 3, -1)],
-        "… and 4 more: pass; --all-tensors shows them",
+        "… and 4 more: pass; --all-tensors, or report(all_tensors=True), shows them",
     ),
     "more fail than are listed": (
         [*PASSING, *FAILING],
         range(30, 20, -1),
-        "… and 14 more: 1 fail and 13 pass; --all-tensors shows them",
+        "… and 14 more: 1 fail and 13 pass; --all-tensors, or report(all_tensors=True), shows them",
     ),
     "ten": (PASSING[:10], range(10), ""),
 }

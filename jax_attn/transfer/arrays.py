@@ -8,7 +8,7 @@ import math
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import ml_dtypes
 import numpy as np
@@ -17,6 +17,8 @@ from jax_attn.transfer.problems import Problem, TransferError
 
 Tensors = Mapping[str, Any]
 """Names to NumPy, JAX or torch tensors; `Any`, as either framework may be absent."""
+
+Value = TypeVar("Value")
 
 _CHUNK = 2**24
 """Bytes that are copied at once."""
@@ -63,6 +65,25 @@ class Spec(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.dtype}{list(self.shape)}"
+
+
+class LazyMapping(Mapping[str, Value]):
+    """A mapping whose names are known, and whose values are made when they are asked for.
+
+    Looking for a name makes no value, as Python's own Mapping would.
+    """
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._names = dict.fromkeys(names)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
 
 
 def as_numpy(tensor: Any, name: str = "tensor") -> np.ndarray:

@@ -35,14 +35,14 @@ def _scaled(x: float | None, units: dict[str, float]) -> str:
     return f"{digits(x / units[unit])} {unit}"
 
 
-def digits(x: float | None, count: int = 3) -> str:
-    """`count` significant digits without an exponent; a dash for None and NaN."""
+def digits(x: float | None) -> str:
+    """Three significant digits without an exponent; a dash for None and NaN."""
     if x is None or math.isnan(x):
         return DASH
     if math.isinf(x):
         return "∞"
     # The exponent of what is left after rounding: 0.9999 has that of 1.
-    places = count - 1 - int(f"{x:.{count - 1}e}".partition("e")[2])
+    places = 2 - int(f"{x:.2e}".partition("e")[2])
     return f"{round(x, places):,.{max(places, 0)}f}"
 
 

@@ -173,7 +173,7 @@ def type_problems(*sides: Any) -> list[str]:
 
 def dtype_problems(reference: torch.nn.Module, dtype: Any) -> list[str]:
     """Why nothing can be checked in `dtype`: unknown, narrowed by JAX, or not the reference's."""
-    if dtype not in DTYPES:
+    if not isinstance(dtype, str) or dtype not in DTYPES:  # np.dtype("float32") equals its name
         return [f"dtype: expected one of {', '.join(DTYPES)}, got {dtype!r}"]
     problems = [
         f"reference parameter {name!r}: expected {dtype}, got {p.dtype}; convert the module first"

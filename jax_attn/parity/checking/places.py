@@ -1,4 +1,4 @@
-"""Where in a reference an operator is met: in which module's call, and the n-th of its kind."""
+"""Where a reference computes an operator: in the call of which module, as the n-th of its kind."""
 
 from collections import Counter
 from typing import Any, NamedTuple, Self
@@ -10,9 +10,9 @@ from jax_attn.parity.run.float64_mode import Float64
 
 
 class Place(NamedTuple):
-    """The n-th operator of one kind in a module's call, in all calls of that module.
+    """The n-th operator of its kind in a call of a module: the same place in each of its calls.
 
-    Outside of any module `module` is None, and each operator is a place.
+    module: None outside of all modules, where each operator is a place of its own.
     """
 
     module: torch.nn.Module | None
@@ -20,9 +20,9 @@ class Place(NamedTuple):
 
 
 class Placed(Float64):
-    """Float64 that knows the place of an operator.
+    """Float64 that knows at which place an operator is computed.
 
-    names: of the reference's modules, once `name_modules` was told them.
+    Places have names once `name_modules` has been called.
     """
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class Placed(Float64):
         return self._names.get(place.module, "") if place.module else ""
 
     def place_met(self, kind: str) -> Place:
-        """The place of the operator that is met now; to be asked once for each."""
+        """The place of the operator that is about to be computed. Call it once for each."""
         module, met = self._calls[-1]
         met[kind] += 1
         return Place(module, met[kind])

@@ -31,12 +31,12 @@ def _is_last(scores: Tensor, axis: int) -> bool:
 
 
 def _square(scores: Tensor, axis: int) -> bool:
-    """Whether the axis is as long as the one before it, and not 1."""
+    """Whether the axis is as long as the one before it, and longer than 1."""
     return scores.ndim > 1 and scores.shape[axis] == scores.shape[axis - 1] > 1
 
 
 def over_queries(scores: Tensor, axis: int) -> Tensor | None:
-    """A softmax over the other axis, where that is as long and no shape shows it."""
+    """A softmax over the queries, where there are as many as keys, so that no shape shows it."""
     if not _is_last(scores, axis) or not _square(scores, -1):
         return None
     weights = torch.softmax(scores, -2)
@@ -44,14 +44,14 @@ def over_queries(scores: Tensor, axis: int) -> Tensor | None:
 
 
 def mixed_axes(scores: Tensor, axis: int) -> Tensor | None:
-    """(B, T, N, S) taken for (B, N, T, S), where no shape shows it."""
+    """Scores (B, N, T, S) read as (B, T, N, S), where T = N, so that no shape shows it."""
     if not _is_last(scores, axis) or scores.ndim < 4 or not _square(scores, -2):
         return None
     return torch.softmax(scores, axis).transpose(-3, -2)
 
 
 def unmasked(scores: Tensor, axis: int) -> Tensor | None:
-    """Hidden keys score as the others do on average; None where none is hidden."""
+    """Hidden keys get the mean score of the others; None where no key is hidden."""
     hidden = torch.softmax(scores, axis) == 0
     if not hidden.any():
         return None
@@ -71,7 +71,7 @@ def _last_visible(scores: Tensor, axis: int) -> tuple[Tensor, Tensor]:
 
 
 def one_key_more(scores: Tensor, axis: int) -> Tensor | None:
-    """The key after a row's last visible one scores as that does."""
+    """The key behind the last visible one of a row becomes visible, with the same score."""
     last, visible = _last_visible(scores, axis)
     rows = (visible > 0) & (last < scores.shape[axis] - 1)
     if not rows.any():
@@ -82,7 +82,7 @@ def one_key_more(scores: Tensor, axis: int) -> Tensor | None:
 
 
 def one_key_less(scores: Tensor, axis: int) -> Tensor | None:
-    """A row's last visible key is hidden, too, where it is neither the only nor the last of all."""
+    """The last visible key of a row is hidden too, unless it is the only one or the last key."""
     last, visible = _last_visible(scores, axis)
     rows = (visible > 1) & (last < scores.shape[axis] - 1)
     if not rows.any():
@@ -92,7 +92,7 @@ def one_key_less(scores: Tensor, axis: int) -> Tensor | None:
 
 
 def at_the_start(bug: SoftmaxBug) -> SoftmaxBug:
-    """What `bug` does to a row's last keys, done to its first ones."""
+    """The same bug at the first keys of a row in place of the last ones."""
 
     def flipped(scores: Tensor, axis: int) -> Tensor | None:
         wrong = bug(scores.flip(axis), axis)
@@ -111,23 +111,21 @@ def nowhere(scores: Tensor, axis: int) -> Tensor:
 
 
 def stopped(d_weights: Tensor, weights: Tensor) -> Tensor:
-    """Backward: no gradient goes on to the scores."""
+    """In the backward pass: the scores get no gradient."""
     return torch.zeros_like(weights)
 
 
 class BuggySoftmax(Placed):
-    """Float64 with a bug planted in every softmax, or in those of one place.
+    """Float64 with a bug planted in every softmax, or in those of one `Place`.
 
-    A module has its bug however often it is called (`Place`).
-
-    met: how many softmaxes there are. planted: in how many the bug has a place.
-    moved: by place, how much the bug moves the probabilities, all elements together.
+    met: how many softmaxes were computed. planted: in how many of them the bug was planted.
+    moved: place by place, by how much it changes the probabilities: the sum over all elements.
     """
 
     def __init__(
         self, bug: SoftmaxBug, operators: tuple[str, ...] = FORWARD, place: int | None = None
     ):
-        """operators: the softmaxes that are looked at. place: the only one with the bug."""
+        """operators: the softmaxes that count. place: the only one with the bug; None for all."""
         super().__init__()
         self.bug, self.operators, self.place = bug, operators, place
         self.met, self.planted = 0, 0

@@ -21,7 +21,10 @@ from jax_attn.parity.run.reference import Reference
 
 @dataclass(frozen=True)
 class Signature:
-    """parameters: names in order, those without a default in `required`."""
+    """What the call of a reference takes: names in order, and those of them without a default.
+
+    positional: whether arrays are given by position, as where a call takes `*args`.
+    """
 
     parameters: tuple[str, ...]
     required: tuple[str, ...]
@@ -46,7 +49,7 @@ class Signature:
 
 @dataclass
 class Trial:
-    """The reference, run on arrays that it may refuse. fixed: what the caller gives."""
+    """A reference and how it is called. fixed: the arrays that the caller gives."""
 
     module: torch.nn.Module
     call: Callable[..., Any] | None
@@ -114,8 +117,7 @@ class Trial:
         )
 
     def hidden_keys(self, arrays: Arrays) -> int:
-        """How many keys have no weight in torch's softmaxes, those of rows that are NaN among them;
-        of arrays that run."""
+        """How many weights of torch's softmaxes are 0 or NaN, on arrays that run."""
         hidden = 0
 
         def count(scores: torch.Tensor, axis: int) -> None:

@@ -1,4 +1,4 @@
-"""Parameters that the inputs of a check do not reach: a wrong one would not show."""
+"""Parameters that the inputs of a check do not reach, so that a wrong one would not show."""
 
 from collections.abc import Iterator, Mapping
 
@@ -13,10 +13,10 @@ from jax_attn.parity.judge.text import quoted
 def unreached(
     gradients: Mapping[str, np.ndarray], budgets: Mapping[str, Budget]
 ) -> tuple[str, ...]:
-    """Notes on parameters whose gradient is zero: by these inputs, or for any (a key's bias).
+    """Notes on parameters whose gradient is zero, on these inputs or on any (the bias of keys).
 
-    gradients: the oracle's, by name. Of parameters of three axes and more, as stacked experts are,
-    each slice along the first is looked at too.
+    gradients: the oracle's, by name. Parameters of three or more axes, such as stacked experts, are
+    looked at slice by slice along the first axis, too.
     """
     notes: list[str] = []
     if zero := [name for whole, g in gradients.items() for name in _zero_parts(whole, g)]:

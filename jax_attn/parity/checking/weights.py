@@ -17,17 +17,17 @@ ToTorch = Callable[[Arrays], Arrays]
 """Parameters' gradients by Flax path -> by torch's name, in torch's layout."""
 
 
-# Of names and patterns that a line lists.
+# How many names or patterns a line lists.
 _SHOWN = 3
 
 
 @dataclass(frozen=True)
 class WeightComparison:
-    """differences: why the weights are not the same, naming the table's row.
+    """How the weights of the two sides compare.
 
-    to_torch: None where no table pairs the parameters. notes: what is not compared therefore.
-    paired: dotted paths of the port's Variables that the table pairs, beside its parameters.
-    passed_over: parameters of the reference that the table passes over.
+    differences: where they differ, naming the table's row. to_torch: None where no table pairs the
+    parameters. notes: what was not compared. paired: dotted paths of the port's other Variables
+    that the table pairs. passed_over: parameters of the reference that the table passes over.
     """
 
     differences: tuple[str, ...] = ()
@@ -75,15 +75,15 @@ def compare_weights(
 
 
 def _passed_over(layout: Layout, names: Collection[str]) -> set[str]:
-    """Those of the names that the table ignores; what it ties is a key of its own here."""
+    """Those of the names that the table ignores. Tied keys are not among them."""
     patterns = [regex(item.key) for item in layout.passed_over if not item.same_as]
     return {name for name in names if any(pattern.fullmatch(name) for pattern in patterns)}
 
 
 def _missing(names: Sequence[str], own: Collection[str], layout: Layout) -> Iterator[str]:
-    """One line on the reference's parameters that the port lacks, one on those of no row.
+    """A line on the parameters that the port lacks, and one on those that no row of the table has.
 
-    The latter with what would pass them over.
+    The second says which rows would pass them over.
     """
     rows = [regex(key) for key in layout.torch_keys()]
     with_row = [name for name in names if any(row.fullmatch(name) for row in rows)]

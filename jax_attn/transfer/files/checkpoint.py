@@ -6,14 +6,14 @@ Needs no framework, except torch for a file that is torch's own pickle.
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from jax_attn.transfer import arrays
-from jax_attn.transfer.arrays import Spec
+from jax_attn.transfer.arrays import LazyMapping, Spec
 from jax_attn.transfer.files import pickled, safetensors_file
 from jax_attn.transfer.files.changed_files import Stamp, Stamps, cut, stamped
 from jax_attn.transfer.files.safetensors_file import unique
@@ -36,7 +36,7 @@ class _File(NamedTuple):
     tied: Views
 
 
-class Checkpoint(Mapping[str, np.ndarray]):
+class Checkpoint(LazyMapping[np.ndarray]):
     """Torch keys to NumPy arrays (bfloat16 by ml_dtypes), each read when it is used.
 
     The arrays are copies. A context manager; once closed, it reads nothing more. Made by
@@ -48,21 +48,13 @@ class Checkpoint(Mapping[str, np.ndarray]):
     def __init__(
         self, path: Path, tensors: Mapping[str, Any], homes: Mapping[str, Path], stamps: Stamps
     ) -> None:
+        super().__init__(tensors)
         self.path, self.stamps = path, stamps
         self._tensors, self._homes = dict(tensors), homes
         self._open = True
 
     def __getitem__(self, key: str) -> np.ndarray:
         return np.array(self.mapped(key), order="C")
-
-    def __contains__(self, key: object) -> bool:
-        return key in self._tensors
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._tensors)
-
-    def __len__(self) -> int:
-        return len(self._tensors)
 
     def __enter__(self) -> "Checkpoint":
         return self

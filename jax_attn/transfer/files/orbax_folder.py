@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import orbax.checkpoint as ocp
 
-from jax_attn.transfer.arrays import Spec, Tensors, as_numpy, specs
+from jax_attn.transfer.arrays import LazyMapping, Spec, Tensors, as_numpy, specs
 from jax_attn.transfer.files.changed_files import Stamps, stamped
 from jax_attn.transfer.problems import Problem, TransferError, file_error
 
 
-class OrbaxFolder(Mapping[str, np.ndarray]):
+class OrbaxFolder(LazyMapping[np.ndarray]):
     """Dotted paths to NumPy arrays, each read when it is used. Made by `load`.
 
     stamps: its files as they were when it was opened. Raises TransferError for an array that orbax
@@ -26,6 +26,7 @@ class OrbaxFolder(Mapping[str, np.ndarray]):
     """
 
     def __init__(self, folder: Path, leaves: Mapping[str, Spec], stamps: Stamps) -> None:
+        super().__init__(leaves)
         self.path, self.stamps, self._leaves = folder, stamps, dict(leaves)
 
     def __getitem__(self, path: str) -> np.ndarray:
@@ -44,12 +45,6 @@ class OrbaxFolder(Mapping[str, np.ndarray]):
         for part in path.split("."):
             branch = branch[part]
         return as_numpy(branch, path)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._leaves)
-
-    def __len__(self) -> int:
-        return len(self._leaves)
 
     def describe(self, path: str) -> Spec:
         """Shape and dtype name of one array, without reading it."""

@@ -1,31 +1,26 @@
 """Tensors under other keys: a prefix stripped, or those of wrappers recognised."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
-from jax_attn.transfer.arrays import Spec, Tensors, describe, read
+from jax_attn.transfer.arrays import LazyMapping, Spec, Tensors, describe, read
 from jax_attn.transfer.problems import Problem, nearest
 from jax_attn.transfer.table.reasons import WRAPPERS
 
 T = TypeVar("T", bound=Mapping[str, Any])
 
 
-class Renamed(Mapping[str, Any]):
+class Renamed(LazyMapping[Any]):
     """A mapping under other keys, as lazy as the original. keys: new to old."""
 
     def __init__(self, tensors: Tensors, keys: Mapping[str, str]) -> None:
+        super().__init__(keys)
         self._tensors, self._keys = tensors, dict(keys)
         self.path = getattr(tensors, "path", None)
 
     def __getitem__(self, key: str) -> Any:
         return self._tensors[self._keys[key]]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._keys)
-
-    def __len__(self) -> int:
-        return len(self._keys)
 
     def describe(self, key: str) -> Spec:
         """Shape and dtype name of one tensor, without reading it where that is possible."""

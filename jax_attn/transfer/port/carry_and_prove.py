@@ -1,16 +1,15 @@
 """What a port writes, made tensor by tensor, and the proof of it. Needs no framework."""
 
-from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from jax_attn.transfer.arrays import Spec, Tensors, read, same_bits, specs
+from jax_attn.transfer.arrays import LazyMapping, Spec, Tensors, read, same_bits, specs
 from jax_attn.transfer.port.plan import LookedAt, PortPlan
 from jax_attn.transfer.problems import Problem
 
 
-class Carried(Mapping[str, np.ndarray]):
+class Carried(LazyMapping[np.ndarray]):
     """What a port writes, by name; each made when it is asked for."""
 
     def __init__(self, plan: PortPlan, source: Tensors, looked_at: LookedAt = lambda count: None):
@@ -18,18 +17,13 @@ class Carried(Mapping[str, np.ndarray]):
         self._moves = {
             name: (move, i) for move in plan.moves for i, name in enumerate(plan.writes(move))
         }
+        super().__init__(self._moves)
 
     def __getitem__(self, name: str) -> np.ndarray:
         move, i = self._moves[name]
         arrays = move.carried(self._plan.to, self._plan.read(self._source, move), "carrying")
         self._looked_at(arrays[i].nbytes)
         return arrays[i]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._moves)
-
-    def __len__(self) -> int:
-        return len(self._moves)
 
     def describe(self, name: str) -> Spec:
         """Shape and dtype name of one tensor, without making it."""

@@ -119,6 +119,11 @@ BAD = {
         ValueError,
         "dtype: expected one of float32",
     ),
+    "a dtype that is no name": (
+        lambda r, p, x: check(r, p, (x,), dtype=np.dtype("float32")),
+        ValueError,
+        r"dtype: expected one of float32.* got dtype\('float32'\)",
+    ),
     "an unknown transform, and no x64": (
         lambda r, p, x: check(r, p, (x,), dtype="float64", transforms=("xla",)),
         ValueError,

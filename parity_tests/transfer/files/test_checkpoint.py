@@ -14,6 +14,7 @@ from safetensors.torch import load_file as torch_load_file
 from safetensors.torch import save_file as torch_save_file
 
 from jax_attn.transfer import TransferError, load_checkpoint, save_checkpoint
+from jax_attn.transfer.files.prefixes import unwrapped
 
 DTYPES = ("bool", "int8", "uint16", "int32", "int64", "float16", "bfloat16", "float32", "float64")
 
@@ -23,6 +24,16 @@ def sample(dtype, shape=(3, 5)):
 
 
 TENSORS = {"q_proj.weight": sample("float32"), "norm.weight": sample("bfloat16", (7,))}
+
+
+def test_looking_for_a_name_reads_no_tensor():
+    class Unread(dict):
+        def __getitem__(self, key):
+            raise AssertionError(f"{key} was read")
+
+    view, _ = unwrapped(Unread({"module.q_proj.weight": None}))
+    assert "q_proj.weight" in view
+    assert "k_proj.weight" not in view
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -62,31 +62,28 @@ def _off_by_one(case: str) -> OptimizerBug:
     return OptimizerBug(case, make)
 
 
-def _uncorrected(
-    lr: float = 0.02, b1: float = 0.9, b2: float = 0.999
-) -> optax.GradientTransformation:
-    """Adam's moments as they are."""
+def _uncorrected() -> optax.GradientTransformation:
+    """Adam without the correction of its moments."""
 
     def back(t: jax.Array) -> jax.Array:
-        return terms.one_minus_power(b1, t + 1) / jnp.sqrt(terms.one_minus_power(b2, t + 1))
+        of_m, of_v = (terms.one_minus_power(b, t + 1) for b in (0.9, 0.999))
+        return of_m / jnp.sqrt(of_v)
 
-    scaled = terms.scale_by_adam(b1, b2, 1e-8)
-    return optax.chain(scaled, optax.scale_by_schedule(back), optax.scale(-lr))
+    scaled = terms.scale_by_adam(0.9, 0.999, 1e-8)
+    return optax.chain(scaled, optax.scale_by_schedule(back), optax.scale(-0.02))
 
 
-def _eps_inside(
-    lr: float = 0.02, b1: float = 0.9, b2: float = 0.999, eps: float = 0.01
-) -> optax.GradientTransformation:
-    """Adam: √(v + eps) for √v + eps."""
-    right = terms.scale_by_adam(b1, b2, eps)
+def _eps_inside() -> optax.GradientTransformation:
+    """Adam with √(v + eps) in place of √v + eps."""
+    right = terms.scale_by_adam(0.9, 0.999, 0.01)
 
     def update(gradients: Tree, state: Tree, params: Tree = None) -> tuple[Tree, Tree]:
         _, state = right.update(gradients, state)
-        of_m, of_v = (terms.one_minus_power(b, state.count) for b in (b1, b2))
-        scaled = jax.tree.map(lambda m, v: m / of_m / jnp.sqrt(v / of_v + eps), state.mu, state.nu)
+        of_m, of_v = (terms.one_minus_power(b, state.count) for b in (0.9, 0.999))
+        scaled = jax.tree.map(lambda m, v: m / of_m / jnp.sqrt(v / of_v + 0.01), state.mu, state.nu)
         return scaled, state
 
-    return optax.chain(optax.GradientTransformation(right.init, update), optax.scale(-lr))
+    return optax.chain(optax.GradientTransformation(right.init, update), optax.scale(-0.02))
 
 
 def _rounded(tree: Tree) -> Tree:

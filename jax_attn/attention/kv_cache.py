@@ -91,11 +91,7 @@ class KVCache:
         sizes = {"batch": batch, "num_kv_heads": num_kv_heads, "head_dim": head_dim}
         optional = {"length": length, "window": window, "value_dim": value_dim}
         sizes |= {name: size for name, size in optional.items() if size is not None}
-        problems = [
-            f"{name}: expected an int ≥ 1, got {size!r}"
-            for name, size in sizes.items()
-            if not (checks.is_int(size) and size >= 1)
-        ]
+        problems = checks.count_problems(**sizes)
         if (length is None) == (window is None):
             problems.append(f"length, window: expected one of them, got {length!r} and {window!r}")
         problems += checks.dtype_problems("dtype", dtype)

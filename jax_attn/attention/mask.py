@@ -112,15 +112,13 @@ class Mask:
         names the ``bias=`` to pass instead, beside the Mask of the other argument.
         """
         attn_mask, key_padding_mask = _from_torch(attn_mask), _from_torch(key_padding_mask)
-        problems = []
-        if not (checks.is_int(num_heads) and num_heads > 0):
-            checks.raise_all(
-                "Mask.from_torch_mha", [f"num_heads: expected an int ≥ 1, got {num_heads!r}"]
-            )
+        problems = checks.count_problems(num_heads=num_heads)
         if attn_mask is not None:
+            stacked = attn_mask.ndim == 3 and (
+                bool(problems) or attn_mask.shape[0] % num_heads == 0
+            )
             as_bias = "attn_mask, or attn_mask.reshape(B, num_heads, T, S)"
             problems += _torch_problems("attn_mask", attn_mask, as_bias)
-            stacked = attn_mask.ndim == 3 and attn_mask.shape[0] % num_heads == 0
             if attn_mask.ndim != 2 and not stacked:
                 shapes, got = f"(T, S) or (B·{num_heads}, T, S)", checks.summary(attn_mask)
                 problems.append(f"attn_mask: expected {shapes}, got {got}")

@@ -182,14 +182,12 @@ def dropouts(
     module: its rates count, and its deterministic and rngs where the call gives none. shape_BTD:
     the output's. The others are the call's own. Raises ArgumentError with every problem.
     """
-    deterministic = module.deterministic if deterministic is None else deterministic
+    deterministic, unclear = _deterministic(module, deterministic)
     rngs = module.rngs if rngs is None else rngs
     stream, where = rngs, type(module).__name__
     if isinstance(rngs, nnx.Rngs) and ("dropout" in rngs or "default" in rngs):
         stream = rngs.dropout
-    if not isinstance(deterministic, bool):
-        got = checks.summary(deterministic)
-        checks.raise_all(where, [f"deterministic: expected a static Python bool, got {got}"])
+    checks.raise_all(where, unclear)
     problems: list[str] = []
     drops: list[Dropout | None] = []
     for rate_name, keep_name, kept in (
@@ -257,10 +255,16 @@ def cache_problems(
             f"implementation = {module.implementation!r}"
         )
     drops = module.dropout_rate > 0 or module.out_dropout_rate > 0
-    deterministic = module.deterministic if deterministic is None else deterministic
-    if not isinstance(deterministic, bool):
-        got = checks.summary(deterministic)
-        problems.append(f"deterministic: expected a static Python bool, got {got}")
-    elif drops and not deterministic:
+    deterministic, unclear = _deterministic(module, deterministic)
+    if drops and not (deterministic or unclear):
         problems.append("cache: expected no dropout: eval() or deterministic=True")
-    return problems
+    return problems + unclear
+
+
+def _deterministic(module: Any, given: Any) -> tuple[Any, list[str]]:
+    """What the call gives, or else the module has; and what is wrong with it."""
+    value = module.deterministic if given is None else given
+    if isinstance(value, bool):
+        return value, []
+    got = checks.summary(value)
+    return value, [f"deterministic: expected a static Python bool, got {got}"]

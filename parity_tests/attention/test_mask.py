@@ -220,6 +220,13 @@ class TestTorchMasks:
             (np.zeros((5, T, S), bool), None, N, r"attn_mask: expected \(T, S\) or \(B·3, T, S\)"),
             (None, np.zeros(S, bool), N, r"key_padding_mask: expected \(B, S\)"),
             (None, None, 0, "num_heads: expected an int ≥ 1"),
+            (
+                np.zeros((5, T, S), np.uint8),
+                None,
+                0,
+                "num_heads: expected(.|\n)*attn_mask: expected",
+            ),
+            (np.array(True), None, N, r"attn_mask: expected \(T, S\)"),
         ],
     )
     def test_what_is_no_boolean_mask_is_told(self, attn_mask, key_padding_mask, num_heads, says):

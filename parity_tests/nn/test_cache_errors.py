@@ -25,7 +25,7 @@ BAD = {
     ),
     "both sizes and no batch": (
         lambda: KVCache.empty(0, 5, window=3, num_kv_heads=K, head_dim=H),
-        r"(?s)batch: expected an int ≥ 1, got 0.*length, window: expected one of them",
+        r"(?s)batch: expected an int ≥ 1, got int 0.*length, window: expected one of them",
     ),
     "integers": (
         lambda: KVCache.empty(B, 5, num_kv_heads=K, head_dim=H, dtype="int8"),

@@ -62,7 +62,7 @@ def suggest_inputs(
     Raises ValueError naming each parameter without a default that no rule knows, or saying what
     the reference refused.
     """
-    if dtype not in DTYPES:
+    if not isinstance(dtype, str) or dtype not in DTYPES:
         raise ValueError(f"dtype: expected one of {', '.join(DTYPES)}, got {dtype!r}")
     signature = Signature.of(reference, reference_call)
     fixed = dict(given or {})

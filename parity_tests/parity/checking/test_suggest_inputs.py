@@ -296,6 +296,11 @@ REFUSED = {
     "unknown parameters": (Strange, {}, "parameter 'strange': expected a name (.|\n)*'flag'"),
     "given what there is not": (ByHand, {"given": {"y": np.ones(3)}}, "given: expected some of x,"),
     "an unknown dtype": (ByHand, {"dtype": "int8"}, "dtype: expected one of float32"),
+    "a dtype that is no name": (
+        ByHand,
+        {"dtype": np.dtype("float32")},
+        "dtype: expected one of float32.* got dtype",
+    ),
     "a reference that refuses all": (
         ByHand,
         {"given": {"x": np.ones((2, 3, D + 1))}},

@@ -15,5 +15,9 @@ def parts(size: int) -> Iterator[slice]:
 
 
 def dot(a: np.ndarray, b: np.ndarray) -> float:
-    """The sum of products of two flat arrays."""
-    return float(np.dot(a, b))
+    """The sum of products of two flat arrays, in this thread.
+
+    `np.dot` wakes a thread for each core above 10,000 elements: while other programs held the two
+    cores, 16 runs of 6 million parameters took nine times as long.
+    """
+    return float(np.einsum("i,i->", a, b))

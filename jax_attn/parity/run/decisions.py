@@ -14,6 +14,7 @@ of a ReLU's gradient a whole term is there or is not (`run.sides`).
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
+from threading import Lock
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ from jax_attn.parity.run.sides import SIDES
 ROUNDINGS = frozenset({"floor", "ceil", "round", "trunc", "sign"})
 _COMPARISONS = frozenset({"lt", "le", "gt", "ge", "eq", "ne"})
 _RANKS = frozenset({"topk", "sort"})
+_NEAR = Lock()  # of every `Decision.near`: perturbed runs are made in several threads
 _CHOICES = frozenset({"argmax", "argmin", "bucketize", "searchsorted", "nonzero", *_RANKS})
 _WITHOUT_SIDES = ROUNDINGS | _CHOICES | _COMPARISONS
 DECIDING = _WITHOUT_SIDES | SIDES.keys()
@@ -56,7 +58,8 @@ class Decision:
         if other.shape != self.taken.shape or torch.equal(other, self.taken):
             return
         differs = other != self.taken
-        self.near = differs if self.near is None else self.near | differs
+        with _NEAR:
+            self.near = differs if self.near is None else self.near | differs
 
 
 # What a run goes on with, given the reference's decision and its own.

@@ -33,7 +33,7 @@ from jax_attn.parity.run.float64_mode import (
     is_view,
     not_in_place,
 )
-from jax_attn.parity.run.sums import SUMS, is_count
+from jax_attn.parity.run.sums import SUMS, Squares, is_count
 
 # Operations that move or choose values and round none.
 _EXACT = frozenset(
@@ -65,9 +65,6 @@ _COMPOSED = frozenset(
 _OF_TWO = (*SUMS_OF_TWO, "mul")
 
 
-_SOFTMAX_BACKWARD = "_softmax_backward_data"
-
-
 @cache
 def rounds(func: OpOverload) -> bool:
     """Whether an operator's results are rounded, rather than moved or chosen."""
@@ -92,6 +89,7 @@ class Perturbed(Unperturbed):
     constants: those that the module makes when it is run as it is, in order. as_jax: store
     each step of a softmax (of each in order: whether its scores are in `precision`), a product
     before its bias is added, and each partial sum of a bias's gradient in `precision`, as JAX may.
+    squares: those of the products of the run, or of one like it.
     """
 
     _stores_softmax = False
@@ -104,6 +102,7 @@ class Perturbed(Unperturbed):
         seed: int = 0,
         constants: Constants = (),
         as_jax: Iterable[bool] | None = None,
+        squares: Squares | None = None,
     ):
         super().__init__()
         self.precision = precision
@@ -114,6 +113,7 @@ class Perturbed(Unperturbed):
         """Where the weights of those softmaxes lie, whose backward passes are stored, too."""
         self._numbers: dict[tuple[float, float], float] = {}
         self._draws = Draws(seed)
+        self.squares = squares or Squares(room=0)
 
     def _moved(
         self, x: torch.Tensor, by: torch.Tensor, key: np.uint64 | None = None
@@ -207,14 +207,14 @@ class Perturbed(Unperturbed):
         total = super().compute(func, args, kwargs)
         if not total.is_floating_point():
             return total
-        squares, terms = SUMS[name](*args, **kwargs)
+        squares, terms = self.squares.terms(name, args, kwargs)
         total *= terms * self._kept(1 / terms) if name == "mean" and terms else 1.0
         of_total, of_squares, lost = self._bridge(name, terms, args)
         of_sum, of_storing = self._draws.key(), self._draws.key()
 
         def summed(total: torch.Tensor, squares: torch.Tensor) -> torch.Tensor:
             exact = is_count(total, squares, max(self.precision.acc, self.precision.store))
-            by = squares.mul_(of_squares).addcmul_(total, total, value=of_total).add_(lost).sqrt_()
+            by = squares.mul(of_squares).addcmul_(total, total, value=of_total).add_(lost).sqrt_()
             moved = self._stored_part(self._moved(total, by, of_sum), of_storing)
             return moved if exact is None else torch.where(exact, total, moved)
 
@@ -279,7 +279,7 @@ class Perturbed(Unperturbed):
         """Whether each step of a softmax, or of its backward pass, is stored."""
         if name in SOFTMAXES:
             return self._stores_softmax
-        return name == _SOFTMAX_BACKWARD and args[1].data_ptr() in self._stored_weights
+        return name == "_softmax_backward_data" and args[1].data_ptr() in self._stored_weights
 
     def _embedding_backward(
         self,
@@ -334,6 +334,7 @@ class Perturbed(Unperturbed):
         inside = Perturbed(precision)
         inside.dtype, inside._adds_in_dtype = self.dtype, self._adds_in_dtype
         inside._draws, inside._numbers = self._draws, self._numbers
+        inside.squares = self.squares
         return inside
 
     def _weights(self, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> torch.Tensor:

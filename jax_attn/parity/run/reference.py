@@ -1,9 +1,11 @@
 """Run a torch module: as it is, in float64, and in float64 with every operation perturbed."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from jax_attn.parity.judge.budget import PRECISIONS, RUNS, Budget, Spread
+from jax_attn.parity.run.at_once import in_order
 from jax_attn.parity.run.constants import Recorder, mark
 from jax_attn.parity.run.decisions import (
     DecisionRecorder,
@@ -24,11 +27,15 @@ from jax_attn.parity.run.float64_mode import TORCH_DTYPES, Float64, Unperturbed
 from jax_attn.parity.run.inputs_and_runs import STATE, Arrays, Inputs, Run, named_outputs
 from jax_attn.parity.run.module_copies import ModuleCopies
 from jax_attn.parity.run.perturbed_mode import Perturbed, rounds
+from jax_attn.parity.run.sums import Squares
 from jax_attn.transfer import as_numpy
 from jax_attn.transfer.arrays import same_bits
 
 Tensors = dict[str, torch.Tensor]
-_LARGE = 2**24  # parameters
+_AT_ONCE = 2
+"""Perturbed runs, each of which takes the memory of one run's gradients."""
+_LONG = 0.1
+"""Seconds of a perturbed run from which on two at once take less time than one by one."""
 
 
 @contextlib.contextmanager
@@ -40,19 +47,6 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
-
-
-@contextlib.contextmanager
-def threads_for(module: torch.nn.Module) -> Iterator[None]:
-    """All of torch's threads for a large module, one for any other.
-
-    The best of many products of float64, (64, D) by (D, 4D), took two threads .53 to .63 of one
-    thread's time for D from 128 to 512. The machine was busy; of D = 768 and 1024 two took longer:
-    what a whole model gains on idle cores, and from which size on, is not measured.
-    """
-    is_large = sum(p.numel() for p in module.parameters()) >= _LARGE
-    with contextlib.nullcontext() if is_large else one_thread():
-        yield
 
 
 @contextlib.contextmanager
@@ -131,12 +125,13 @@ class Reference:
         is_perturbed = isinstance(mode, Perturbed)
         mode.replay = self._decisions.replay(perturb if is_perturbed else follow)
         run = self._under(mode, cotangents, again=again)
-        self._decisions.lost |= is_perturbed and mode.replay.lost
+        if is_perturbed and mode.replay.lost:
+            self._decisions.lost = True
         return run
 
     def _under(self, mode: Float64, cotangents: Arrays, *, again: bool) -> Run:
         module, mode.dtype = self._copies.wide(), self._dtype
-        with threads_for(module), plain_kernels(), mode:
+        with one_thread(), plain_kernels(), mode:
             return self._run(module, torch.float64, cotangents, again=again)
 
     @cached_property
@@ -178,8 +173,7 @@ class Reference:
         *,
         as_jax: bool = False,
     ) -> dict[str, dict[str, Budget]]:
-        """kind -> name -> `Budget`, from `runs` perturbed float64 runs, of which one is kept at a
-        time.
+        """kind -> name -> `Budget`, from `runs` perturbed float64 runs, none of which is kept.
 
         center: as `center` gives it, where it was run already. as_jax: allow for what
         JAX stores and torch does not, as `Perturbed` has it.
@@ -193,19 +187,46 @@ class Reference:
         }
         dtype = TORCH_DTYPES.get(precision)
         narrow = {name for name, x in self.module.named_buffers() if x.dtype is dtype}
-        for seed in range(1, runs + 1):
-            mode = Perturbed(rounding, seed, recorder.constants, stored)
-            run = self.under(mode, cotangents, again=True)
-            for kind, tensors in run.kinds.items():
-                for name, value in tensors.items():
-                    is_kept = kind == STATE and name in narrow
-                    spreads[kind][name].add(mode.kept(value) if is_kept else value)
-            del run, tensors, value  # before the next one is made
+        first = Squares()
+        modes = (
+            Perturbed(
+                rounding, seed, recorder.constants, stored, Squares(first) if seed > 1 else first
+            )
+            for seed in range(1, runs + 1)
+        )
+        with contextlib.closing(self._perturbed(modes, cotangents)) as each_run:
+            for mode, run in each_run:
+                for kind, tensors in run.kinds.items():
+                    for name, value in tensors.items():
+                        is_kept = kind == STATE and name in narrow
+                        spreads[kind][name].add(mode.kept(value) if is_kept else value)
+                del run, tensors, value  # before the next one is made
         # A tensor's sums are dropped once its budget is made of them.
         return {
             kind: {name: tensors.pop(name).budget() for name in list(tensors)}
             for kind, tensors in spreads.items()
         }
+
+    def _perturbed(
+        self, modes: Iterator[Perturbed], cotangents: Arrays
+    ) -> Generator[tuple[Perturbed, Run], None, None]:
+        """Each mode and what it gives, in order; long runs two at once, each in a thread."""
+
+        has_grad, threads = torch.is_grad_enabled(), torch.get_num_threads()
+
+        def perturbed(mode: Perturbed) -> tuple[Perturbed, Run]:
+            with torch.set_grad_enabled(has_grad):  # another thread has its own
+                return mode, self.under(mode, cotangents, again=True)
+
+        begun = time.perf_counter()
+        yield from map(perturbed, islice(modes, 1))
+        if threads == 1 or time.perf_counter() - begun < _LONG:
+            yield from map(perturbed, modes)
+            return
+        # What is set for the process is set around all of them, torch's note that a mode is on
+        # among it: a thread that ends would set it back for one that goes on.
+        with one_thread(), plain_kernels(), Float64():
+            yield from in_order(perturbed, modes, _AT_ONCE)
 
     def remembers(self) -> bool:
         """Whether a second call of one copy gives other outputs than the first."""

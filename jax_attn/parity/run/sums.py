@@ -7,10 +7,9 @@ import torch
 
 Terms = tuple[torch.Tensor, int]
 """The sum of squared terms, and the number of terms."""
-
-
-def _matmul_terms(a: torch.Tensor, b: torch.Tensor) -> Terms:
-    return a.square() @ b.square(), a.shape[-1]
+Call = tuple[str, torch.Size, torch.Size]
+"""A product's operator and the shapes of its operands."""
+_ROOM = 2**30
 
 
 def _sum_terms(x: torch.Tensor, dim: Any = None, keepdim: bool = False, **_: Any) -> Terms:
@@ -24,17 +23,45 @@ def _mean_terms(x: torch.Tensor, dim: Any = None, keepdim: bool = False, **_: An
     return squares / max(terms, 1) ** 2, terms
 
 
-# Sums of products, by operator; called with its arguments.
-SUMS: dict[str, Callable[..., Terms]] = {
-    "mm": _matmul_terms,
-    "bmm": _matmul_terms,
-    "mv": _matmul_terms,
-    "dot": _matmul_terms,
-    "addmm": lambda c, a, b, **_: _matmul_terms(a, b),
-    "baddbmm": lambda c, a, b, **_: _matmul_terms(a, b),
-    "sum": _sum_terms,
-    "mean": _mean_terms,
-}
+_SUMS: dict[str, Callable[..., Terms]] = {"sum": _sum_terms, "mean": _mean_terms}
+_FIRST_FACTOR = {"mm": 0, "bmm": 0, "mv": 0, "dot": 0, "addmm": 1, "baddbmm": 1}
+"""Sums of products, by operator: which argument is the first factor."""
+SUMS = frozenset((*_SUMS, *_FIRST_FACTOR))
+
+
+class Squares:
+    """The sums of squared terms of a run's sums, of which those of products are kept.
+
+    They take a product of squares, as long as the product itself. Runs that differ by roundoffs
+    have the same but for a roundoff, and take those of the first.
+
+    first: of the run whose products these are again, in order, until one is another; None: of
+    none. room: how many bytes are kept; what is beyond is computed each time.
+    """
+
+    def __init__(self, first: "Squares | None" = None, room: int = _ROOM):
+        self._kept: list[tuple[Call, torch.Tensor | None]] = []
+        self._known = None if first is None else iter(first._kept)
+        self._room = room
+
+    def terms(self, name: str, args: tuple, kwargs: dict[str, Any]) -> Terms:
+        """Of the operator `name` of `SUMS`, called with these. The tensor is not to be written."""
+        if name in _SUMS:
+            return _SUMS[name](*args, **kwargs)
+        a, b = args[_FIRST_FACTOR[name] :][:2]
+        return self._of_product((name, a.shape, b.shape), a, b), a.shape[-1]
+
+    def _of_product(self, call: Call, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        if self._known is not None:
+            known_call, known = next(self._known, (None, None))
+            if known_call == call and known is not None:
+                return known
+            self._known = self._known if known_call == call else iter(())
+            return a.square() @ b.square()
+        squares = a.square() @ b.square()
+        self._room -= squares.nbytes
+        self._kept.append((call, squares if self._room >= 0 else None))
+        return squares
 
 
 def is_count(total: torch.Tensor, squares: torch.Tensor, roundoff: float) -> torch.Tensor | None:

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from helpers.port_cases import LLAMA, llama, source_of
-from jax_attn.cli.common import progress
+from jax_attn import progress
+from jax_attn.cli.common.progress import tracked
 
 ODD = "é\u2192\u6ce8"
 
@@ -73,7 +74,7 @@ def test_a_full_output_is_one_line(tmp_path, source, command):
 def test_a_log_is_told_how_far_a_long_run_is(monkeypatch, capsys, every, said):
     monkeypatch.delenv("FORCE_COLOR", raising=False)
     monkeypatch.setattr(progress, "A_LINE_EVERY", every)
-    assert progress.tracked([[2, 3], [5, 7, 11]], total=5) == [2, 3, 5, 7, 11]
+    assert tracked([[2, 3], [5, 7, 11]], total=5) == [2, 3, 5, 7, 11]
     told = capsys.readouterr()
     assert told.out == ""
     assert told.err.splitlines() == [f"verifying: {count} after 0 s" for count in said]

@@ -1,11 +1,9 @@
 """Progress bars on stderr, so that stdout holds only data."""
 
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
-import click
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -17,27 +15,18 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
+from jax_attn.progress import counting
+
 T = TypeVar("T")
-A_LINE_EVERY = 30.0
-"""The least seconds between two lines of a log."""
 
 
 def tracked(batches: Iterable[list[T]], total: int) -> list[T]:
     """All items, counted batch by batch on a bar, or by a line now and then if stderr is a log."""
-    console = Console(stderr=True)
-    started = logged = time.monotonic()
-    columns = (TextColumn("verifying"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     items: list[T] = []
-    in_a_log = not console.is_terminal
-    with Progress(*columns, console=console, transient=True, disable=in_a_log) as progress:
-        task = progress.add_task("verifying", total=total)
+    with counting("verifying", total) as show:
         for batch in batches:
             items += batch
-            done, now = min(len(items), total), time.monotonic()
-            progress.update(task, completed=done)
-            if in_a_log and now - logged >= A_LINE_EVERY:
-                logged = now
-                click.echo(f"verifying: {done} of {total} after {now - started:.0f} s", err=True)
+            show(min(len(items), total))
     return items
 
 

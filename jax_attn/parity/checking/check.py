@@ -15,7 +15,7 @@ from flax import nnx
 from jax_attn.dtypes import DTYPES
 from jax_attn.parity.checking.canaries import probe_integers, try_canaries
 from jax_attn.parity.checking.chosen import chosen, note
-from jax_attn.parity.checking.estimate import announce, timed
+from jax_attn.parity.checking.estimate import announce_memory, shown
 from jax_attn.parity.checking.prepared import Prepared, judge_port
 from jax_attn.parity.checking.unreached import unreached
 from jax_attn.parity.checking.weights import compare_weights
@@ -79,7 +79,8 @@ def check(
     pairs is named in a note (`jax_attn.parity.checking.state`). So are parameters that no input
     reaches, whose gradient is zero everywhere.
 
-    Where it will take over 20 s, or over half of the free memory, a line on stderr says so.
+    Where the perturbed runs take over 20 s, stderr shows how many are done; a line there says where
+    half of the free memory is needed.
 
     Raises TypeError or ValueError for arguments that cannot be checked, naming each.
     """
@@ -87,13 +88,13 @@ def check(
     both_given = Inputs.of(inputs, float_dtype(dtype))
     names = None if parameters is None else chosen(reference, parameters)
     called = Reference(reference, reference_call, both_given, names)
-    prepared = Prepared(called, dtype, gradients=gradients, seed=seed)
+    prepared = Prepared(called, dtype, gradients=gradients, seed=seed, watch=shown)
     if not called.repeats(dtype, prepared.inference):
         raise ValueError(
             "reference: expected the same outputs each time, got others on the same inputs; is it "
             "in training mode, with dropout? call .eval() first"
         )
-    announce(reference, timed(lambda: prepared.exact))
+    announce_memory(reference)
     weights = compare_weights(reference, port, layout)
     passed_over = weights.passed_over
     limited: tuple[str, ...] = ()

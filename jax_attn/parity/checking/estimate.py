@@ -1,47 +1,61 @@
-"""What a check will take, said on stderr before one that takes long or much of the memory."""
+"""What a check will take, said on stderr where that is long or much of the memory."""
 
 import sys
 import time
-from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 
 import torch
 
-# By what is timed, a forward run in float64 and one with gradients: 16 perturbed runs, each of
-# about three times the second, then some 15 canaries, mostly forward alone. BERT of 1 and 6 million
-# parameters took 37 and 32. What JAX compiles is not in it.
-_RUNS = 30
-# Bytes a parameter: the copy in float64, one run's gradients, the centre's, their sums of squares
-# and budgets; then the port's. BERT of 109 million parameters takes 40.
+from jax_attn.parity.run.reference import Runs
+from jax_attn.progress import counting
+
+# Bytes a parameter: the copy in float64, the gradients of two runs, the centre's, their sums of
+# squares and budgets; then the port's. BERT of 109 million parameters takes 40.
 _BYTES = 40
 _LONG = 20.0
 _MEMINFO = Path("/proc/meminfo")
 
 
-def timed(run: Callable[[], object]) -> float:
-    """How many seconds one run of the reference takes, without waiting for other programs."""
-    begun, worked = time.perf_counter(), time.process_time()
-    run()
-    return min(time.perf_counter() - begun, time.process_time() - worked)
+def shown(runs: Runs, total: int) -> Runs:
+    """The runs as they come; on stderr how many, where those after the first will take long.
+
+    They take the first's time each, or less: two may be made at once.
+    """
+    begun = time.perf_counter()
+    yield from islice(runs, 1)
+    seconds = (total - 1) * (time.perf_counter() - begun)
+    if seconds <= _LONG:
+        yield from runs
+        return
+    said = f"parity.check: {total - 1} more perturbed runs, up to {seconds:.0f} s"
+    print(f"{said}; then canaries and the port's runs", file=sys.stderr, flush=True)
+    done = 1
+    with counting("parity.check: perturbed runs", total) as show:
+        show(done)
+        for run in runs:
+            yield run
+            del run  # before the next one is made
+            done += 1
+            show(done)
 
 
-def announce(module: torch.nn.Module, seconds: float) -> None:
-    """One line on stderr, where the whole check will be long or large; seconds: of one run."""
-    if line := estimate(sum(p.numel() for p in module.parameters()), seconds, free_memory()):
+def announce_memory(module: torch.nn.Module) -> None:
+    """One line on stderr, where the check of a module will take half of the free memory."""
+    if line := memory(sum(p.numel() for p in module.parameters()), free_memory()):
         print(line, file=sys.stderr, flush=True)
 
 
-def estimate(parameters: int, seconds: float, free: int | None) -> str | None:
+def memory(parameters: int, free: int | None) -> str | None:
     """What to say of a check of so many parameters; None of a small one.
 
-    seconds: of one run in float64. free: bytes of memory, None where that is not known.
+    free: bytes of memory, None where that is not known.
     """
-    takes, needs = _RUNS * seconds, _BYTES * parameters
-    if takes <= _LONG and (free is None or needs <= free / 2):
+    needs = _BYTES * parameters
+    if free is None or needs <= free / 2:
         return None
-    of = "" if free is None else f" of the {free / 2**30:.1f} GiB that are free"
     return (
-        f"parity.check: about {takes:.0f} s and {needs / 2**30:.1f} GiB{of}; "
+        f"parity.check: about {needs / 2**30:.1f} GiB of the {free / 2**30:.1f} GiB that are free; "
         "parameters= limits the gradients that are compared"
     )
 

@@ -19,7 +19,7 @@ from jax_attn.parity.judge.compare import POWER, ROUNDINGS, TensorReport, Verdic
 from jax_attn.parity.judge.result import Result, StandingNote
 from jax_attn.parity.run.inputs_and_runs import COMPARED, SECOND, Arrays, Run, wide
 from jax_attn.parity.run.port import Port, float_dtype, full_precision
-from jax_attn.parity.run.reference import Reference
+from jax_attn.parity.run.reference import Reference, Watch, unwatched
 
 _RUNS_OF_FLOAT64 = 4
 # Of eight numbers in bfloat16, 16 runs gave budgets from .06 to .12 of their scale, 64 runs .08.
@@ -35,7 +35,7 @@ class Prepared:
     declared_nan: output name -> where the reference gives NaN, as published, and the oracle
         does not. There the oracle alone judges; so it does for every gradient, since one NaN
         reaches them all.
-    runs: how many perturbed ones the budgets are from. as_jax: as for `Reference.spread`.
+    runs: how many perturbed ones the budgets are from. as_jax, watch: as for `Reference.spread`.
     """
 
     reference: Reference
@@ -47,6 +47,7 @@ class Prepared:
     declared_nan: Arrays = field(default_factory=dict)
     runs: int = RUNS
     as_jax: bool = False
+    watch: Watch = unwatched
 
     @cached_property
     def inference(self) -> dict[str, np.ndarray]:
@@ -92,7 +93,12 @@ class Prepared:
         center, _ = self._center
         precision = self.precision or self.dtype
         spread = partial(
-            self.reference.spread, precision, self.differentiated, center=center, as_jax=self.as_jax
+            self.reference.spread,
+            precision,
+            self.differentiated,
+            center=center,
+            as_jax=self.as_jax,
+            watch=self.watch,
         )
         budgets = spread(runs=self.runs)
         # What jumps for one element in few runs is estimated badly, too.

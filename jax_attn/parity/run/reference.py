@@ -37,6 +37,14 @@ _AT_ONCE = 2
 _LONG = 0.1
 """Seconds of a perturbed run from which on two at once take less time than one by one."""
 
+Runs = Generator[tuple[Perturbed, Run], None, None]
+Watch = Callable[[Runs, int], Runs]
+"""(runs, how many) -> the same runs, each as it comes."""
+
+
+def unwatched(runs: Runs, total: int) -> Runs:
+    return runs
+
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
@@ -172,11 +180,12 @@ class Reference:
         center: Run | None = None,
         *,
         as_jax: bool = False,
+        watch: Watch = unwatched,
     ) -> dict[str, dict[str, Budget]]:
         """kind -> name -> `Budget`, from `runs` perturbed float64 runs, none of which is kept.
 
         center: as `center` gives it, where it was run already. as_jax: allow for what
-        JAX stores and torch does not, as `Perturbed` has it.
+        JAX stores and torch does not, as `Perturbed` has it. watch: sees them go by.
         """
         rounding = PRECISIONS[precision]
         recorder = self._recorded(precision)
@@ -194,8 +203,11 @@ class Reference:
             )
             for seed in range(1, runs + 1)
         )
-        with contextlib.closing(self._perturbed(modes, cotangents)) as each_run:
-            for mode, run in each_run:
+        with (
+            contextlib.closing(self._perturbed(modes, cotangents)) as perturbed,
+            contextlib.closing(watch(perturbed, runs)) as watched,
+        ):
+            for mode, run in watched:
                 for kind, tensors in run.kinds.items():
                     for name, value in tensors.items():
                         is_kept = kind == STATE and name in narrow
@@ -207,9 +219,7 @@ class Reference:
             for kind, tensors in spreads.items()
         }
 
-    def _perturbed(
-        self, modes: Iterator[Perturbed], cotangents: Arrays
-    ) -> Generator[tuple[Perturbed, Run], None, None]:
+    def _perturbed(self, modes: Iterator[Perturbed], cotangents: Arrays) -> Runs:
         """Each mode and what it gives, in order; long runs two at once, each in a thread."""
 
         has_grad, threads = torch.is_grad_enabled(), torch.get_num_threads()

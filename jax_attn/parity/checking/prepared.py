@@ -11,7 +11,7 @@ from functools import cached_property, partial
 import numpy as np
 
 from jax_attn.parity.checking.padding_row import padding_rows, without_padding_row
-from jax_attn.parity.checking.repeats import other_numbers
+from jax_attn.parity.checking.repeats import not_finite_under_some, other_numbers
 from jax_attn.parity.checking.state import StateFindings, States
 from jax_attn.parity.checking.weights import ToTorch
 from jax_attn.parity.judge.budget import PRECISIONS, RUNS, Budget
@@ -277,9 +277,11 @@ def judge_port(
     reports: list[TensorReport] = []
     states = States(prepared.reference, port, prepared.exact, prepared.judge_one, to_torch, paired)
     state_findings = StateFindings(reports)
+    is_finite: dict[str, bool] = {}
     with full_precision(prepared.precision is None) as (platform, pinned):
         for transform in transforms:
             run = _run(prepared, port, transform, to_torch)
+            is_finite[transform] = all(np.isfinite(a).all() for a in wide(run.outputs).values())
             failed = set()
             for report in prepared.compare(run, transform, passed_over):
                 by_rule, note = prepared.by_torchs_rule(report, run)
@@ -291,7 +293,8 @@ def judge_port(
                 other = other_numbers(run, again, prepared.budgets, transform)
                 state_findings.failures |= dict.fromkeys(other)
             states.compare(run, transform, state_findings, outputs_fail="output" in failed)
-    failures, doubts = (*state_findings.failures, *failures), (*doubts, *state_findings.doubts)
+    failures = (*state_findings.failures, *not_finite_under_some(is_finite), *failures)
+    doubts = (*doubts, *state_findings.doubts)
     notes = (*notes, *state_findings.notes, *pinned)
     if state_findings.draws and any(r.verdict is Verdict.FAIL for r in reports):
         failures = (state_findings.draws, *failures)

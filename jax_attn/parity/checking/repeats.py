@@ -1,11 +1,11 @@
-"""Whether a port that fails gives the same numbers each time."""
+"""Whether a port that fails gives the same numbers each time, and under each transform."""
 
 from collections.abc import Mapping
 
 import numpy as np
 
 from jax_attn.parity.judge.budget import Budget
-from jax_attn.parity.judge.text import quoted
+from jax_attn.parity.judge.text import joined, quoted
 from jax_attn.parity.run.inputs_and_runs import COMPARED, Run
 
 
@@ -28,6 +28,24 @@ def other_numbers(
         f"{transform}: the port gives other numbers each time: two runs of the same module on the "
         f"same inputs differ in {quoted(moved)}; does it draw random numbers outside of "
         "nnx.Rngs, or read the time, or keep something outside of its Variables?"
+    )
+    return (failure,)
+
+
+def not_finite_under_some(is_finite: Mapping[str, bool]) -> tuple[str, ...]:
+    """A failure where outputs are finite under one transform and not under another.
+
+    is_finite: by transform. XLA:CPU gives `fill * c - max` one rounding where each alone has one.
+    """
+    lost = [transform for transform, finite in is_finite.items() if not finite]
+    if not lost or len(lost) == len(is_finite):
+        return ()
+    kept = joined([transform for transform in is_finite if transform not in lost])
+    failure = (
+        f"the port's outputs are finite under {kept} and not under {joined(lost)}: a compiled "
+        "softmax may lose a row in which a finite fill (`finfo.min`) hides every key, if the fill "
+        "is scaled after it is added, because product and maximum are then rounded apart; what "
+        "would avoid it: scale the scores before the mask is added"
     )
     return (failure,)
 

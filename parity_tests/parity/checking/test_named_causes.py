@@ -10,7 +10,11 @@ import torch
 from flax import nnx
 
 from jax_attn.parity import Verdict, check
+from jax_attn.parity.checking.canaries import try_canaries
+from jax_attn.parity.checking.prepared import Prepared
 from jax_attn.parity.judge.result import StandingNote
+from jax_attn.parity.run.inputs_and_runs import Inputs
+from jax_attn.parity.run.reference import Reference
 from jax_attn.transfer import EMBEDDING, LINEAR, load
 
 B, D, F, E = 3, 5, 7, 4
@@ -201,3 +205,61 @@ def test_the_row_of_padding_is_left_out_where_it_alone_differs(name):
     assert result.verdict is (Verdict.PASS if passes else Verdict.FAIL), str(result)
     note = f"row {PAD} of grad table.weight, its padding_idx, was not compared"
     assert any(n.startswith(note) for n in counting_notes(result)) == noted, str(result)
+
+
+class Routed(torch.nn.Module):
+    """Each token by one of two layers, as its first number is above 0 or not."""
+
+    def __init__(self):
+        super().__init__()
+        self.low, self.high = torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)
+
+    def forward(self, x):
+        y, high = torch.zeros_like(x), x[..., 0] > 0
+        y[high], y[~high] = self.high(x[high]), self.low(x[~high])
+        return y
+
+
+@pytest.mark.parametrize("routed", [False, True])
+def test_layers_that_no_token_is_routed_to_are_named_without_gradients(routed):
+    x = np.random.default_rng(0).standard_normal((2, 5, 3)).astype(np.float32)
+    x[..., 0] = -np.abs(x[..., 0])
+    x[0, 0, 0] *= -1 if routed else 1
+    inputs = Inputs((x,), {})
+    side = Prepared(Reference(Routed(), None, inputs), "float32", gradients=False)
+    notes = [note for note in try_canaries(side).notes if note.startswith("no input reaches")]
+    assert [note.split(":")[0] for note in notes] == (
+        [] if routed else ["no input reaches `high.weight` and `high.bias`"]
+    )
+
+
+class Filled(nnx.Module):
+    """Attention whose mask fills every key of the last query, before or after the scale."""
+
+    def __init__(self, scaled_first: bool):
+        self.scaled_first = scaled_first
+
+    def __call__(self, x):
+        seen = jnp.tril(jnp.ones((7, 7), bool)).at[-1].set(False)
+        scores, fill = x @ x.mT, jnp.where(seen, 0.0, jnp.finfo(x.dtype).min)
+        c = 5**0.5
+        scores = scores / c + fill if self.scaled_first else (scores + fill) / c
+        return jax.nn.softmax(scores, -1) @ x
+
+
+@pytest.mark.parametrize("scaled_first", [False, True])
+def test_a_filled_row_that_only_a_compiled_softmax_loses_says_what_to_write(scaled_first):
+    class Attention(torch.nn.Module):
+        def forward(self, x):
+            seen = torch.ones(7, 7).tril().bool()
+            seen[-1] = False
+            fill = torch.where(seen, 0.0, torch.finfo(torch.float32).min)
+            c = 5**0.5
+            scores = x @ x.mT
+            scores = scores / c + fill if scaled_first else (scores + fill) / c
+            return torch.softmax(scores, -1) @ x
+
+    x = np.random.default_rng(0).standard_normal((2, 7, 5)).astype(np.float32)
+    result = check(Attention(), Filled(scaled_first), (x,), gradients=False)
+    told = [line for line in result.reasons if "finite under eager and not under jit" in line]
+    assert len(told) == (0 if scaled_first else 1), str(result)

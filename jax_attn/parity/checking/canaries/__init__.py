@@ -20,6 +20,7 @@ from jax_attn.parity.checking.canaries.masks import try_masks
 from jax_attn.parity.checking.canaries.positions import try_positions
 from jax_attn.parity.checking.canaries.softcaps import Tanhs, try_softcaps
 from jax_attn.parity.checking.canaries.softmaxes import try_softmaxes
+from jax_attn.parity.checking.canaries.unread import try_unread
 from jax_attn.parity.checking.canaries.watched import Watched, run_placed
 from jax_attn.parity.checking.canaries.windows import try_windows
 from jax_attn.parity.checking.prepared import Prepared
@@ -47,6 +48,7 @@ def try_canaries(prepared: Prepared) -> DoubtsAndNotes:
         try_batches(prepared, facts),
         try_epsilons(prepared),
         branches.notes(by_masks),
+        try_unread(prepared),
     )
     doubts, notes = (tuple(chain.from_iterable(lines)) for lines in zip(*parts, strict=True))
     if doubts and not _has_budget(prepared):

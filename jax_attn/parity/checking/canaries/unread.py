@@ -1,0 +1,62 @@
+"""Parameters of which no output is computed: experts that no input is routed to.
+
+Gradients show them where gradients are compared (`checking.unreached`); a forward pass shows them
+where they are not.
+"""
+
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from jax_attn.parity.checking.canaries.findings import DoubtsAndNotes
+from jax_attn.parity.checking.canaries.planted import run_planted
+from jax_attn.parity.checking.prepared import Prepared
+from jax_attn.parity.judge.text import quoted
+from jax_attn.parity.run.constants import Kwargs, each
+from jax_attn.parity.run.float64_mode import Float64, is_view
+
+
+class _Reads(Float64):
+    """Float64 that notes what is read. storages: addresses; what no element is made of is not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.storages: set[int] = set()
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Any, args: tuple = (), kwargs: Kwargs | None = None
+    ) -> Any:
+        def note(x: torch.Tensor) -> torch.Tensor:
+            self.storages.add(x.untyped_storage().data_ptr())
+            return x
+
+        result = super().__torch_dispatch__(func, types, args, kwargs)
+        if not is_view(func) and (not isinstance(result, torch.Tensor) or result.numel()):
+            each(note, (args, dict(kwargs or {})))
+        return result
+
+
+def try_unread(prepared: Prepared) -> DoubtsAndNotes:
+    """Note the parameters that no operator reads, where no gradient is compared."""
+    if prepared.gradients:
+        return DoubtsAndNotes((), ())
+    mode, names = _Reads(), dict[str, int]()
+    reference = prepared.reference
+    call = reference.call or (lambda module, *args, **inputs: module(*args, **inputs))
+
+    def named(module: torch.nn.Module, *args: Any, **inputs: Any) -> Any:
+        names.update((k, p.untyped_storage().data_ptr()) for k, p in module.named_parameters())
+        return call(module, *args, **inputs)
+
+    if run_planted(reference.called(named), mode) is None:
+        return DoubtsAndNotes((), ())
+    unread = [name for name, storage in names.items() if storage not in mode.storages]
+    if not unread:
+        return DoubtsAndNotes((), ())
+    them = "them" if unread[1:] else "it"
+    note = (
+        f"no input reaches {quoted(unread)}: no output is computed from {them}, so a port with "
+        f"other numbers there may pass; what would show it: inputs that are routed to {them}"
+    )
+    return DoubtsAndNotes((), (note,))

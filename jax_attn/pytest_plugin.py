@@ -239,7 +239,9 @@ def parity(request: pytest.FixtureRequest) -> Parity:
             parity(reference, port, (x,), layout=LAYOUT)
 
     Returns the `Result`. `parity.training(reference, port, batches, …)` is `check_training`, in
-    the marker's dtype. A test that takes the fixture and never calls it fails.
+    the marker's dtype. A test that takes the fixture and never calls it fails; where another
+    fixture takes it too, and may check when it is torn down, pytest has called the test passed by
+    then, and adds an error of its teardown.
     """
     item = request.node
     dtype_of_test = {"dtype": request.param} if hasattr(request, "param") else {}

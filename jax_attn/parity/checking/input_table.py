@@ -109,6 +109,12 @@ def _floats(*axes: str) -> Callable[[str, ReferenceSizes], list[Choice]]:
     return lambda name, sizes: [Choice(tuple(letters), _normal) for letters in axes]
 
 
+def _signal(name: str, sizes: ReferenceSizes) -> list[Choice]:
+    """A spectrogram: Whisper's is as long as all its positions, of which each has two columns."""
+    whole = [Choice(("B", "F", 2 * n), _normal) for n in sizes.all("source")]
+    return whole + _floats("BFT")(name, sizes)
+
+
 def _memory(name: str, sizes: ReferenceSizes) -> list[Choice]:
     widths = sizes.widths("value_width" if name.startswith("v") else "key_width")
     return _by_width("S", widths, sizes) + _floats("BNSH")(name, sizes)
@@ -143,7 +149,7 @@ _CHOICES: tuple[tuple[str, Callable[[str, ReferenceSizes], list[Choice]]], ...] 
     ("(attn_|attention_|position_|score_)?bias", _floats("BNTS", "NTS", "TS")),
     ("bool_masked_pos", lambda *_: [Choice(("B", "P"), lambda g, s: g.random(s) < 0.3)]),
     ("pixel_values|images?|img", _floats("BCYX")),
-    ("input_features", _floats("BFT")),
+    ("input_features", _signal),
     (r"keys?|values?|[kv]|(x_)?kv|context|memory|encoder_(hidden_states?|out(puts?)?)", _memory),
     (
         r"x(_q)?|inputs?|src|tgt|quer(y|ies)|q|h|hidden(_states?)?|.*embeds|embeddings|features",

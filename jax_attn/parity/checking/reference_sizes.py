@@ -21,6 +21,7 @@ _NAMES = {
     "image": ("image_size", "img_size"),
     "patch": ("patch_size",),
     "features": ("num_mel_bins",),
+    "source": ("max_source_positions",),
     "experts": ("num_local_experts", "num_experts", "n_routed_experts"),
 }
 _BEYOND = re.compile(r".*(window|max_distance|max_relative|chunk_size).*")

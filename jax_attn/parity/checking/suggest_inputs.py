@@ -203,7 +203,7 @@ def _with_mask(
         if all(runs) and not trial.changes(*probes):
             return arrays  # a parameter that is not looked at
         hidden = [
-            trial.hidden_keys(p) if ran else None for p, ran in zip(probes, runs, strict=True)
+            trial.weightless_keys(p) if ran else None for p, ran in zip(probes, runs, strict=True)
         ]
         fewest = min(count for count in hidden if count is not None)
         if fewest and hidden[0] != hidden[1]:

@@ -116,7 +116,7 @@ class Trial:
             not np.array_equal(new[name], a) for name, a in old.items()
         )
 
-    def hidden_keys(self, arrays: Arrays) -> int:
+    def weightless_keys(self, arrays: Arrays) -> int:
         """How many weights of torch's softmaxes are 0 or NaN, on arrays that run."""
         hidden = 0
 

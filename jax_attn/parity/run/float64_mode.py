@@ -10,6 +10,7 @@ from jax_attn.parity.run.constants import SOFTMAXES, Kwargs, each
 from jax_attn.parity.run.decisions import DECIDING, Replay
 from jax_attn.parity.run.fills import SUMS_OF_TWO, Summands, as_kept
 from jax_attn.parity.run.mode import Mode
+from jax_attn.parity.run.products import GROUPED, grouped_product
 
 TORCH_DTYPES = {
     "float32": torch.float32,
@@ -70,6 +71,9 @@ class Float64(Mode):
 
     def compute(self, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
         """The operator's result; its floating arguments are float64 already."""
+        if func.overloadpacket.__name__ == GROUPED and args[0].ndim == 2:
+            a, b, *ends = args
+            return grouped_product(self.compute, a, b, ends[0] if ends else kwargs["offs"])
         result = _widen(func(*args, **kwargs))
         if self.replay:
             result = self.replay.result(func, args, kwargs, result)

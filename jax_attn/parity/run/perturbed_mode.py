@@ -13,7 +13,6 @@ from torch._ops import OpOverload
 
 from jax_attn.parity.judge.budget import APPROXIMATED, PRECISIONS, Precision, bridge
 from jax_attn.parity.judge.compare import POWER
-from jax_attn.parity.run.biases import apart
 from jax_attn.parity.run.constants import (
     SOFTMAXES,
     Constants,
@@ -33,6 +32,7 @@ from jax_attn.parity.run.float64_mode import (
     is_view,
     not_in_place,
 )
+from jax_attn.parity.run.products import apart
 from jax_attn.parity.run.sums import SUMS, Squares, is_count
 
 # Operations that move or choose values and round none.
@@ -45,7 +45,7 @@ _EXACT = frozenset(
     minimum nan_to_num narrow native_dropout neg neg_ new_empty new_empty_strided new_full
     new_ones new_zeros nonzero ones ones_like permute reflection_pad1d relu relu_ repeat
     reshape roll round scatter scatter_ searchsorted select select_backward select_scatter sign
-    slice slice_backward slice_scatter
+    slice slice_backward slice_scatter _grouped_mm
     sort split split_with_sizes squeeze stack t threshold_backward topk transpose tril triu trunc
     unbind unfold unsqueeze view where zero_ zeros zeros_like
     """.split()  # noqa: SIM905

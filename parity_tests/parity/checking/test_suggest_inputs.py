@@ -15,6 +15,8 @@ from torch import nn
 import torch_ref
 from helpers.block_pair import pair
 from jax_attn import parity
+from jax_attn.parity.run.inputs_and_runs import Inputs
+from jax_attn.parity.run.reference import Reference
 from torch_ref.rotary import Rotary
 
 D, N, VOCABULARY, POSITIONS = 24, 6, 41, 37
@@ -323,3 +325,32 @@ def test_a_check_on_them_passes_without_a_note_and_fails_a_wrong_port():
     assert (result.verdict, result.reasons) == ("PASS", ())
     port.attention.scale = 1.001 * 5**-0.5
     assert parity.check(reference, port, inputs, transforms=("jit",)).verdict == "FAIL"
+
+
+SMALL = {"vocab_size": 37, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+
+
+def test_a_spectrogram_is_as_long_as_all_positions_of_the_encoder():
+    sizes = {"d_model": 16, "num_mel_bins": 8, "max_source_positions": 30}
+    for side in ("encoder", "decoder"):
+        sizes |= {f"{side}_layers": 1, f"{side}_attention_heads": 2, f"{side}_ffn_dim": 8}
+    config = tf.WhisperConfig(**sizes, **SMALL, max_target_positions=20, decoder_start_token_id=1)
+    inputs = parity.suggest_inputs(tf.WhisperModel(config).eval())
+    assert inputs["input_features"].shape == (3, 8, 60)
+
+
+def test_experts_in_one_product_of_groups_are_run_in_float64():
+    sizes = {"hidden_size": 16, "intermediate_size": 8, "num_hidden_layers": 1, "head_dim": 8}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "num_local_experts": 3}
+    model = tf.MixtralModel(tf.MixtralConfig(**sizes, **heads, **SMALL)).eval()
+    inputs = parity.suggest_inputs(model)
+    assert inputs["input_ids"].shape[0] == 3
+    reference = Reference(
+        model, lambda m, **x: m(**x).last_hidden_state, Inputs.of(inputs, np.dtype("float32"))
+    )
+    ones = {"output": np.ones((*inputs["input_ids"].shape, 16))}
+    own, exact = reference.run("float32", ones), reference.exact(ones)
+    for kind, tensors in exact.kinds.items():
+        for name, want in tensors.items():
+            np.testing.assert_allclose(own.kinds[kind][name], want, rtol=1e-3, atol=1e-4)
+    assert any("experts" in name and a.any() for name, a in exact.parameter_grads.items())

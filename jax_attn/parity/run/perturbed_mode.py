@@ -214,7 +214,7 @@ class Perturbed(Unperturbed):
 
         def summed(total: torch.Tensor, squares: torch.Tensor) -> torch.Tensor:
             exact = is_count(total, squares, max(self.precision.acc, self.precision.store))
-            by = squares.mul(of_squares).addcmul_(total, total, value=of_total).add_(lost).sqrt_()
+            by = squares.mul_(of_squares).addcmul_(total, total, value=of_total).add_(lost).sqrt_()
             moved = self._stored_part(self._moved(total, by, of_sum), of_storing)
             return moved if exact is None else torch.where(exact, total, moved)
 

@@ -9,7 +9,9 @@ Terms = tuple[torch.Tensor, int]
 """The sum of squared terms, and the number of terms."""
 Call = tuple[str, torch.Size, torch.Size]
 """A product's operator and the shapes of its operands."""
-_ROOM = 2**30
+_ROOM = 2**29
+"""Bytes: those of a BERT of 109 million parameters at T = 64 fit."""
+_SMALLEST = torch.finfo(torch.float32).tiny
 
 
 def _sum_terms(x: torch.Tensor, dim: Any = None, keepdim: bool = False, **_: Any) -> Terms:
@@ -36,7 +38,8 @@ class Squares:
     have the same but for a roundoff, and take those of the first.
 
     first: of the run whose products these are again, in order, until one is another; None: of
-    none. room: how many bytes are kept; what is beyond is computed each time.
+    none. room: how many bytes are kept, in float32; what is beyond it, or its range, is computed
+    each time.
     """
 
     def __init__(self, first: "Squares | None" = None, room: int = _ROOM):
@@ -45,7 +48,7 @@ class Squares:
         self._room = room
 
     def terms(self, name: str, args: tuple, kwargs: dict[str, Any]) -> Terms:
-        """Of the operator `name` of `SUMS`, called with these. The tensor is not to be written."""
+        """Of the operator `name` of `SUMS`, called with these; its caller may write there."""
         if name in _SUMS:
             return _SUMS[name](*args, **kwargs)
         a, b = args[_FIRST_FACTOR[name] :][:2]
@@ -55,13 +58,20 @@ class Squares:
         if self._known is not None:
             known_call, known = next(self._known, (None, None))
             if known_call == call and known is not None:
-                return known
+                return known.double()
             self._known = self._known if known_call == call else iter(())
             return a.square() @ b.square()
         squares = a.square() @ b.square()
-        self._room -= squares.nbytes
-        self._kept.append((call, squares if self._room >= 0 else None))
+        self._room -= squares.nbytes // 2
+        self._kept.append((call, _narrowed(squares) if self._room >= 0 else None))
         return squares
+
+
+def _narrowed(squares: torch.Tensor) -> torch.Tensor | None:
+    """In float32; None where that is too narrow for one of them."""
+    narrow = squares.float()
+    fits = (narrow >= _SMALLEST).logical_or_(squares == 0).logical_and_(narrow.isfinite())
+    return narrow if fits.all() else None
 
 
 def is_count(total: torch.Tensor, squares: torch.Tensor, roundoff: float) -> torch.Tensor | None:

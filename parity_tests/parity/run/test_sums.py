@@ -23,27 +23,50 @@ LATER = {
 }
 
 
+def is_of_the_first(squares, a, b):
+    """Whether these went through float32; else they are exact."""
+    want = a.square() @ b.square()
+    assert torch.allclose(squares, want, rtol=2.0**-23, atol=0)
+    return not torch.equal(squares, want)
+
+
 @pytest.mark.parametrize("row", LATER)
 def test_a_later_run_takes_the_products_of_the_first_until_one_is_another(row):
     calls, known = LATER[row]
     first = Squares()
-    kept = [first.terms(*call, {})[0] for call in FIRST]
+    for name, args in FIRST:
+        squares, _ = first.terms(name, args, {})
+        assert not is_of_the_first(squares, *args[-2:])
+        squares.mul_(0.0)  # as a caller may
     later = Squares(first)
     for place, (name, args) in enumerate(calls):
         squares, terms = later.terms(name, args, {})
         a, b = args[-2:]
         assert terms == a.shape[-1]
-        assert torch.equal(squares, a.square() @ b.square())
-        assert any(squares is x for x in kept) == (place < known)
+        assert is_of_the_first(squares, a, b) == (place < known)
 
 
 def test_what_there_is_no_room_for_is_computed_again():
-    first = Squares(room=A.nbytes + B[:1].nbytes)
-    kept = [first.terms(*call, {})[0] for call in FIRST]
+    first = Squares(room=4 * (A.numel() + ROW.numel()))
+    for call in FIRST:
+        first.terms(*call, {})
     later = Squares(first)
-    again = [later.terms(*call, {})[0] for call in FIRST]
-    assert [x is y for x, y in zip(kept, again, strict=True)] == [True, True, False, False]
-    assert all(torch.equal(x, y) for x, y in zip(kept, again, strict=True))
+    known = [is_of_the_first(later.terms(*call, {})[0], *call[1][-2:]) for call in FIRST]
+    assert known == [True, True, False, False]
+
+
+@pytest.mark.parametrize("scale", [1e-20, 1e-40, 1e20])
+def test_squares_beyond_the_range_of_float32_are_computed_again(scale):
+    first = Squares()
+    first.terms("mm", (scale * A, B), {})
+    squares, _ = Squares(first).terms("mm", (scale * A, B), {})
+    assert not is_of_the_first(squares, scale * A, B)
+
+
+def test_squares_of_zeros_are_those_of_the_first():
+    first = Squares()
+    first.terms("mm", (A, 0 * B), {})
+    assert first._kept[0][1] is not None
 
 
 def test_sums_that_are_no_products_are_computed_each_time():

@@ -9,6 +9,9 @@ a correct port may take another where they lie within rounding.
 What is continuous whichever way it is decided, comparisons and maxima, stays with each run; so does
 all that a backward pass decides. In bfloat16 and float16 it is counted where runs decide otherwise:
 of a ReLU's gradient a whole term is there or is not (`run.sides`).
+
+Not seen is what Python decides by a number that it reads out of a tensor (`.item()`, `.tolist()`).
+Of numbers that are equal bit by bit (`topk` of a gate of zeros) the reference's choice is kept.
 """
 
 from collections.abc import Callable, Iterable
@@ -225,7 +228,7 @@ class Decisions(list[Decision]):
         """A sentence for each place where a decision lies within rounding of another."""
         sentences = tuple(
             f"{what} lies within rounding of another value at {near} of {total} elements: a "
-            "correct port may decide otherwise there"
+            "correct port may decide otherwise there (elements that a mask hides are counted too)"
             for what, (near, total) in self._counts(of_sides=False).items()
         )
         return (*sentences, _LOST) if self.lost else sentences

@@ -11,8 +11,9 @@ from jax_attn.parity.run.reference import Runs
 from jax_attn.progress import counting
 
 # Bytes a parameter: the copy in float64, the gradients of two runs, the centre's, their sums of
-# squares and budgets; then the port's. BERT of 109 million parameters takes 40.
-_BYTES = 40
+# squares and budgets, the squares of products; then the port's. BERT of 109 million
+# parameters takes 55.
+_BYTES = 55
 _LONG = 20.0
 _MEMINFO = Path("/proc/meminfo")
 

@@ -61,7 +61,6 @@ _COMPOSED = frozenset(
     log_sigmoid_forward mish mish_backward selu silu silu_backward softplus softplus_backward
     """.split()  # noqa: SIM905
 )
-
 _OF_TWO = (*SUMS_OF_TWO, "mul")
 
 

@@ -33,9 +33,10 @@ from jax_attn.transfer.arrays import same_bits
 
 Tensors = dict[str, torch.Tensor]
 _AT_ONCE = 2
-"""Perturbed runs, each of which takes the memory of one run's gradients."""
+"""Perturbed runs, each of which takes the memory of a run's gradients."""
 _LONG = 0.1
-"""Seconds of a perturbed run from which on two at once take less time than one by one."""
+"""Seconds of a perturbed run from which on two are made at once: of .2 s and more, two took no more
+processor time than one by one."""
 
 Runs = Generator[tuple[Perturbed, Run], None, None]
 Watch = Callable[[Runs, int], Runs]

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from flax import nnx
 
-from jax_attn.dtypes import DTYPES
+from jax_attn.parity.checking.arguments import ids_named, input_doubts, output_problems, validate
 from jax_attn.parity.checking.canaries import probe_integers, try_canaries
 from jax_attn.parity.checking.chosen import chosen, note
 from jax_attn.parity.checking.estimate import announce_memory, shown
@@ -23,9 +23,8 @@ from jax_attn.parity.judge.compare import Verdict
 from jax_attn.parity.judge.result import Result, StandingNote
 from jax_attn.parity.judge.text import joined
 from jax_attn.parity.run import TRANSFORMS
-from jax_attn.parity.run.float64_mode import TORCH_DTYPES
 from jax_attn.parity.run.inputs_and_runs import Inputs
-from jax_attn.parity.run.port import Port, float_dtype, x64_is_on
+from jax_attn.parity.run.port import Port, float_dtype
 from jax_attn.parity.run.reference import Reference
 from jax_attn.transfer import Layout
 
@@ -82,14 +81,21 @@ def check(
     Where the perturbed runs take over 20 s, stderr shows how many are done; a line there says where
     half of the free memory is needed.
 
-    Raises TypeError or ValueError for arguments that cannot be checked, naming each.
+    Raises TypeError or ValueError for arguments that cannot be checked, naming each, and
+    `RaisedError`, a ValueError, for what a side raises on its inputs: that is its cause.
     """
-    _validate(reference, port, layout, dtype, transforms)
+    flags = {"gradients": gradients, "strict": strict}
+    calls = {"reference_call": reference_call, "port_call": port_call}
+    validate(reference, port, layout, dtype, transforms, seed, flags, calls)
     both_given = Inputs.of(inputs, float_dtype(dtype))
     names = None if parameters is None else chosen(reference, parameters)
     called = Reference(reference, reference_call, both_given, names)
     prepared = Prepared(called, dtype, gradients=gradients, seed=seed, watch=shown)
-    if not called.repeats(dtype, prepared.inference):
+    with ids_named(called):
+        outputs = prepared.inference
+    if problems := output_problems(called, outputs):
+        raise ValueError("\n".join(problems))
+    if not called.repeats(dtype, outputs):
         raise ValueError(
             "reference: expected the same outputs each time, got others on the same inputs; is it "
             "in training mode, with dropout? call .eval() first"
@@ -119,7 +125,7 @@ def check(
             paired=weights.paired,
             passed_over=passed_over,
             failures=weights.differences,
-            doubts=doubts,
+            doubts=(*input_doubts(called), *doubts),
             notes=(*notes, scope(both_given, transforms)),
         )
         if result.verdict is Verdict.FAIL:
@@ -147,44 +153,3 @@ def scope(inputs: Inputs, transforms: Sequence[str]) -> StandingNote:
     return StandingNote(
         f"checked at {at} under {joined(transforms)}: {joined(others)} were not run"
     )
-
-
-def _validate(
-    reference: Any, port: Any, layout: Any, dtype: str, transforms: Sequence[str]
-) -> None:
-    """Every reason why these cannot be checked, at once."""
-    if problems := type_problems(reference, port, *([] if layout is None else [layout])):
-        raise TypeError("\n".join(problems))
-    if isinstance(transforms, str) or not transforms or set(transforms) - set(TRANSFORMS):
-        known = ", ".join(TRANSFORMS)
-        problems.append(f"transforms: expected a tuple of some of {known}, got {transforms!r}")
-    if problems := problems + dtype_problems(reference, dtype):
-        raise ValueError("\n".join(problems))
-
-
-def type_problems(*sides: Any) -> list[str]:
-    """Which of a reference, a port and a layout, in this order, are of another type."""
-    kinds = {"reference": torch.nn.Module, "port": nnx.Module, "layout": Layout}
-    return [
-        f"{name}: expected a {kind.__name__}, got {type(value).__name__}"
-        for (name, kind), value in zip(kinds.items(), sides, strict=False)
-        if not isinstance(value, kind)
-    ]
-
-
-def dtype_problems(reference: torch.nn.Module, dtype: Any) -> list[str]:
-    """Why nothing can be checked in `dtype`: unknown, narrowed by JAX, or not the reference's."""
-    if not isinstance(dtype, str) or dtype not in DTYPES:  # np.dtype("float32") equals its name
-        return [f"dtype: expected one of {', '.join(DTYPES)}, got {dtype!r}"]
-    problems = [
-        f"reference parameter {name!r}: expected {dtype}, got {p.dtype}; convert the module first"
-        for name, p in reference.named_parameters()
-        if p.is_floating_point() and p.dtype != TORCH_DTYPES[dtype]
-    ]
-    if dtype == "float64" and not x64_is_on():
-        problems.insert(
-            0,
-            "dtype: float64 needs JAX's x64 mode, else it is narrowed silently; expected "
-            'jax.config.update("jax_enable_x64", True) before the port is built, got x64 off',
-        )
-    return problems

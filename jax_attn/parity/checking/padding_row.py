@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from jax_attn.parity.judge.compare import TensorReport, Verdict
+from jax_attn.parity.judge.result import StandingNote
 
 
 def padding_rows(reference: torch.nn.Module) -> dict[str, int]:
@@ -38,7 +39,7 @@ def without_padding_row(
     without[row] = want[row]
     if (other := judge(without)).verdict is Verdict.FAIL:
         return report, ()
-    note = (
+    note = StandingNote(
         f"row {row} of grad {report.name}, its padding_idx, was not compared: torch gives that row "
         "no gradient, the port does, and an optimizer would move it; zero it before an update"
     )

@@ -13,7 +13,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from jax_attn.dtypes import DTYPES
+from jax_attn.parity.checking.arguments import (
+    call_problems,
+    dtype_problems,
+    seed_problems,
+    seed_type_problems,
+    type_problems,
+)
 from jax_attn.parity.checking.input_table import (
     ADDED,
     Lengths,
@@ -26,6 +32,7 @@ from jax_attn.parity.checking.input_table import (
 )
 from jax_attn.parity.checking.reference_sizes import ReferenceSizes, other_primes
 from jax_attn.parity.checking.trials import Signature, Trial
+from jax_attn.parity.judge.text import joined
 from jax_attn.parity.run.inputs_and_runs import Arrays
 
 _TRIALS = 2000
@@ -62,8 +69,7 @@ def suggest_inputs(
     Raises ValueError naming each parameter without a default that no rule knows, or saying what
     the reference refused.
     """
-    if not isinstance(dtype, str) or dtype not in DTYPES:
-        raise ValueError(f"dtype: expected one of {', '.join(DTYPES)}, got {dtype!r}")
+    _validate(reference, reference_call, given, dtype, seed)
     signature = Signature.of(reference, reference_call)
     fixed = dict(given or {})
     if unknown := set(fixed) - set(signature.parameters):
@@ -78,6 +84,24 @@ def suggest_inputs(
     )
     arrays, lengths = _needed(trial, sizes, fixed)
     return signature.bound(_with_optional(trial, sizes, arrays, lengths))
+
+
+def _validate(reference: Any, call: Any, given: Any, dtype: Any, seed: Any) -> None:
+    """Every reason why nothing can be suggested, at once."""
+    problems = type_problems(reference) + call_problems({"reference_call": call})
+    problems += seed_type_problems(seed)
+    if not isinstance(given, Mapping | None):
+        problems.append(f"given: expected a dict of NumPy arrays by parameter, got {type(given)}")
+    else:
+        problems += [
+            f"given[{name!r}]: expected a NumPy array, got {type(value)}"
+            for name, value in (given or {}).items()
+            if not isinstance(value, np.ndarray)
+        ]
+    if problems:
+        raise TypeError("\n".join(problems))
+    if problems := seed_problems(seed) + dtype_problems(reference, dtype):
+        raise ValueError("\n".join(problems))
 
 
 def _untold(name: str) -> str:
@@ -139,9 +163,12 @@ def _needed(
             inside = [x.shape[1] for x in outputs.values() if x.ndim == 3]
             return arrays, {**lengths, "L": inside[0] if inside else lengths["T"]}
     refusals = "; ".join(list(dict.fromkeys(trial.refusals))[:3])
+    given = ", ".join(f"{name} {a.dtype.name}{list(a.shape)}" for name, a in fixed.items())
+    beside = f" beside {given}, as given" if given else ""
+    made = f"inputs made for {joined(required + asked)}" if required + asked else "no other inputs"
     raise ValueError(
-        f"reference: expected it to run on inputs made for {', '.join(required + asked)}, but it "
-        f"refused all {len(trial.refusals)}, first with: {refusals}. Fix what it needs by "
+        f"reference: expected it to run on {made}{beside}, but it refused all "
+        f"{len(trial.refusals)} tried, first with: {refusals}. Fix what it needs by "
         "given={name: array}, or give a reference_call that takes arrays of these names"
     )
 

@@ -14,7 +14,7 @@ import torch
 from jax_attn.parity.checking.input_table import Choice, Lengths, MaskForm
 from jax_attn.parity.checking.softmax_bugs import BuggySoftmax
 from jax_attn.parity.judge.compare import POWER
-from jax_attn.parity.run.inputs_and_runs import Arrays, Inputs, is_float
+from jax_attn.parity.run.inputs_and_runs import Arrays, Inputs, as_raised, is_float
 from jax_attn.parity.run.port import float_dtype
 from jax_attn.parity.run.reference import Reference
 
@@ -83,7 +83,7 @@ class Trial:
                 outputs = reference.outputs(self.dtype)
                 run = reference.run(self.dtype, {k: np.ones(a.shape) for k, a in outputs.items()})
         except Exception as error:
-            self.refusals.append(f"{type(error).__name__}: {error}".splitlines()[0])
+            self.refusals.append(as_raised(error).splitlines()[0])
             return None
         if all(np.isfinite(a).all() for kind in run.kinds.values() for a in kind.values()):
             return outputs

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 
 import numpy as np
 import torch
@@ -120,7 +121,9 @@ def _differences(reference: torch.nn.Module, ported: Arrays, layout: Layout) -> 
             yield f"the reference ties {name!r} to another parameter, the table does not"
     for name, got in ported.items():
         if name not in weights:
-            yield f"the table gives {name!r}, which the reference lacks"
+            nearest = [repr(near) for near in get_close_matches(name, weights, n=3)]
+            like = f"; nearest: {', '.join(nearest)}" if nearest else ""
+            yield f"the table gives {name!r}, which the reference lacks{like}"
             continue
         want = weights[name]
         if (got.dtype, got.shape) != (want.dtype, want.shape):

@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -12,7 +13,14 @@ from flax import nnx
 
 from jax_attn.parity.judge.result import StandingNote
 from jax_attn.parity.run.emulate import emulate
-from jax_attn.parity.run.inputs_and_runs import Arrays, Inputs, Run, is_float, named_outputs
+from jax_attn.parity.run.inputs_and_runs import (
+    Arrays,
+    Inputs,
+    Run,
+    call_side,
+    is_float,
+    named_outputs,
+)
 from jax_attn.transfer import flatten
 from jax_attn.transfer.nnx.load import spelled
 
@@ -132,13 +140,14 @@ class Port:
             # A copy each time: each run starts from the module as it was given.
             module = nnx.merge(graph, params, *rest, copy=True)
 
-            def called() -> Tree:
-                result = self.call(module, *args, **named) if self.call else module(*args, **named)
+            def outputs_of_call() -> Tree:
+                call = partial(self.call, module) if self.call else module
+                result = call_side("port", self.inputs, call, *args, **named)
                 return named_outputs(result, jax.Array, "port")
 
             before, structure = held(module), nnx.graphdef(module)
             sown = paths_of(module, nnx.Intermediate)
-            outputs = called()
+            outputs = outputs_of_call()
             if not sown:
                 nnx.pop(module, nnx.Intermediate)  # for others to read: it changes nothing
             left = {path: a for path, a in held(module).items() if a is not before.get(path)}
@@ -146,7 +155,7 @@ class Port:
                 return outputs, {}
             left = {path: _plain(a) for path, a in left.items()}
             try:
-                second = called()
+                second = outputs_of_call()
             except Exception:  # of the module's own: what the first call left may be no beginning
                 second = {}
             return outputs, {"left": left, "second": second}

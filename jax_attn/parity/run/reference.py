@@ -4,7 +4,7 @@ import contextlib
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice
 from typing import Any
 
@@ -24,7 +24,7 @@ from jax_attn.parity.run.decisions import (
     settle,
 )
 from jax_attn.parity.run.float64_mode import TORCH_DTYPES, Float64, Unperturbed
-from jax_attn.parity.run.inputs_and_runs import STATE, Arrays, Inputs, Run, named_outputs
+from jax_attn.parity.run.inputs_and_runs import STATE, Arrays, Inputs, Run, call_side, named_outputs
 from jax_attn.parity.run.module_copies import ModuleCopies
 from jax_attn.parity.run.perturbed_mode import Perturbed, rounds
 from jax_attn.parity.run.sums import Squares
@@ -282,7 +282,8 @@ class Reference:
         return tuple(map(tensor, inputs.args)), {k: tensor(a) for k, a in inputs.kwargs.items()}
 
     def _named(self, module: torch.nn.Module, args: tuple, kwargs: Tensors) -> Tensors:
-        result = self.call(module, *args, **kwargs) if self.call else module(*args, **kwargs)
+        call = partial(self.call, module) if self.call else module
+        result = call_side("reference", self.inputs, call, *args, **kwargs)
         return named_outputs(result, torch.Tensor, "reference")
 
     def _run(

@@ -19,8 +19,8 @@ import torch
 from flax import nnx
 
 from jax_attn.dtypes import DTYPES
+from jax_attn.parity.checking.arguments import dtype_problems, type_problems
 from jax_attn.parity.checking.canaries import DoubtsAndNotes
-from jax_attn.parity.checking.check import dtype_problems, type_problems
 from jax_attn.parity.checking.weights import compare_weights
 from jax_attn.parity.judge.result import Result
 from jax_attn.parity.run.inputs_and_runs import is_float

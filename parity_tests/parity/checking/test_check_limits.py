@@ -8,13 +8,14 @@ from flax import nnx
 
 from helpers.block_pair import pair
 from jax_attn.parity import Verdict, check
+from jax_attn.parity.checking.arguments import input_doubts
 from jax_attn.parity.checking.prepared import Prepared
 from jax_attn.parity.judge.budget import bridge
 from jax_attn.parity.judge.compare import rms
-from jax_attn.parity.run.inputs_and_runs import Inputs
+from jax_attn.parity.run.inputs_and_runs import Inputs, RaisedError
 from jax_attn.parity.run.perturbed_mode import Perturbed
 from jax_attn.parity.run.reference import Reference
-from jax_attn.transfer import LAYER_NORM, LINEAR, Layout
+from jax_attn.transfer import LAYER_NORM, LINEAR, Layout, linear, load, row
 
 
 def test_without_a_layout_the_result_says_what_was_not_compared(x):
@@ -96,12 +97,12 @@ BAD = {
     "a reference that is no module": (
         lambda r, p, x: check(p, p, (x,)),
         TypeError,
-        "reference: expected a Module, got FlaxBlock",
+        "reference: expected a torch.nn.Module, got FlaxBlock, an nnx.Module",
     ),
     "a port that is no module": (
         lambda r, p, x: check(r, r, (x,)),
         TypeError,
-        "port: expected a Module",
+        "port: expected an nnx.Module, got TorchBlock, a torch.nn.Module",
     ),
     "a layout that is none": (
         lambda r, p, x: check(r, p, (x,), layout={}),
@@ -154,6 +155,45 @@ BAD = {
         TypeError,
         "reference_call=lambda",
     ),
+    "flags that are words, and no functions": (
+        lambda r, p, x: check(
+            r, p, (x,), gradients="no", strict="yes", seed="a", reference_call=3, port_call=x
+        ),
+        TypeError,
+        r"(?s)gradients: expected True or False, got 'no'.strict: expected .*'yes'.reference_call: "
+        r"expected a function .*got 3.port_call: .*seed: expected an integer of 0 or more, got 'a'",
+    ),
+    "a seed below zero": (
+        lambda r, p, x: check(r, p, (x,), seed=-1),
+        ValueError,
+        "seed: expected an integer of 0 or more, got -1",
+    ),
+    "inputs that the reference does not take": (
+        lambda r, p, x: check(r, p, {"y": x}),
+        RaisedError,
+        r"reference: expected it to run on inputs y float32\[.*got TypeError: .*argument 'y'",
+    ),
+    "inputs that the port does not take": (
+        lambda r, p, x: check(r, p, (x,), port_call=lambda m, x: 1 // 0, transforms=("jit",)),
+        RaisedError,
+        r"port: expected it to run on inputs 0 float32\[.*got ZeroDivisionError: integer division",
+    ),
+    "ids beyond a table": (
+        lambda r, p, x: check(torch.nn.Embedding(5, 3), p, (np.array([[2, 5]]),)),
+        RaisedError,
+        r"reference: .* on inputs 0 int64\[1, 2\], got IndexError: .*; input '0' holds 2 to 5, and "
+        r"the embedding '' has rows 0 to 4",
+    ),
+    "outputs that are integers": (
+        lambda r, p, x: check(r, p, (x,), reference_call=lambda m, x: m(x).argmax(-1)),
+        ValueError,
+        "reference: expected floating outputs, got {'output': 'int64'}: .*return the scores",
+    ),
+    "an empty input": (
+        lambda r, p, x: check(r, p, (x[:0],)),
+        ValueError,
+        r"outputs that hold numbers, got .*: inputs 0 of shape \(0, .* hold no numbers",
+    ),
     "outputs named otherwise": (
         lambda r, p, x: check(r, p, (x,), port_call=lambda m, x: {"y": m(x)}),
         ValueError,
@@ -167,3 +207,41 @@ def test_what_cannot_be_checked_is_refused_by_name(row, x):
     call, error, message = BAD[row]
     with pytest.raises(error, match=message):
         call(*pair(), x)
+
+
+# the input's third element, the weight's -> the doubt, "" for none.
+NOT_FINITE = {
+    "finite": (0.5, 0.5, ""),
+    "NaN in an input": (np.nan, 0.5, "input '0' holds 1 NaN of 6 numbers: "),
+    "infinity in an input": (np.inf, 0.5, "input '0' holds 1 infinite of 6 numbers: "),
+    "NaN in a weight": (0.5, np.nan, "parameter 'weight' holds 1 NaN of 9 numbers: "),
+}
+
+
+@pytest.mark.parametrize("row", NOT_FINITE)
+def test_numbers_that_are_not_finite_are_named(row):
+    """tanh makes finite numbers of infinite ones, whatever the weights are."""
+    of_input, of_weight, doubt = NOT_FINITE[row]
+    reference, port = torch.nn.Linear(3, 3), nnx.Linear(3, 3, rngs=nnx.Rngs(0))
+    reference.weight.data[0, 2] = of_weight
+    load(port, reference.state_dict(), LINEAR)
+    calls = {"reference_call": lambda m, x: m(x).tanh(), "port_call": lambda m, x: jnp.tanh(m(x))}
+    x = np.random.default_rng(0).standard_normal((2, 3))
+    x[0, 2] = of_input
+    result = check(reference, port, (x,), layout=LINEAR, transforms=("eager",), **calls)
+    assert result.verdict is (Verdict.INCONCLUSIVE if doubt else Verdict.PASS), str(result)
+    assert [d.startswith(doubt) for d in result.doubts] == [True] * bool(doubt)
+
+
+def test_a_mask_of_infinities_is_none_of_them(x):
+    """What is added to hide keys."""
+    mask = np.triu(np.full((x.shape[1],) * 2, -np.inf), 1)
+    reference = Reference(torch.nn.Module(), None, Inputs((), {"bias": mask}))
+    assert input_doubts(reference) == ()
+
+
+def test_a_row_of_an_unknown_key_names_the_nearest():
+    reference, port = torch.nn.Linear(3, 3), nnx.Linear(3, 3, rngs=nnx.Rngs(0))
+    table = Layout(row("weigth", "kernel", linear), row("bias", "bias"))
+    result = check(reference, port, (np.ones((2, 3)),), layout=table, transforms=("eager",))
+    assert "the table gives 'weigth', which the reference lacks; nearest: 'weight'" in str(result)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import transformers as tf
+from flax import nnx
 from torch import nn
 
 import torch_ref
@@ -306,8 +307,9 @@ REFUSED = {
     "a reference that refuses all": (
         ByHand,
         {"given": {"x": np.ones((2, 3, D + 1))}},
-        "refused all .*mat1 and mat2",
+        r"made for context and mask.* beside x float64\[.*, as given, .* refused all .*mat1 and",
     ),
+    "a seed below zero": (ByHand, {"seed": -1}, "seed: expected an integer of 0 or more, got -1"),
 }
 
 
@@ -316,6 +318,23 @@ def test_what_cannot_be_made_is_named(row):
     build, options, message = REFUSED[row]
     with pytest.raises(ValueError, match=message):
         parity.suggest_inputs(build().eval(), **options)
+
+
+NOT_OF_THESE_TYPES = {
+    "an array": (np.ones(3), {}, "reference: expected a torch.nn.Module, got ndarray"),
+    "an NNX module": (nnx.Module(), {}, "reference: .* got Module, an nnx.Module"),
+    "a seed that is no integer": (ByHand(), {"seed": "a"}, "seed: expected an integer .*got 'a'"),
+    "given in a list": (ByHand(), {"given": [1]}, "given: expected a dict of NumPy arrays"),
+    "a number given": (ByHand(), {"given": {"x": 1}}, r"given\['x'\]: expected a NumPy array"),
+    "no function": (ByHand(), {"reference_call": 3}, "reference_call: expected a function"),
+}
+
+
+@pytest.mark.parametrize("row", NOT_OF_THESE_TYPES)
+def test_arguments_of_other_types_are_refused_by_name(row):
+    reference, options, message = NOT_OF_THESE_TYPES[row]
+    with pytest.raises(TypeError, match=message):
+        parity.suggest_inputs(reference, **options)
 
 
 def test_a_check_on_them_passes_without_a_note_and_fails_a_wrong_port():

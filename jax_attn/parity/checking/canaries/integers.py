@@ -16,6 +16,7 @@ from jax_attn.parity.checking.prepared import Prepared
 from jax_attn.parity.judge.compare import Verdict
 from jax_attn.parity.judge.text import joined
 from jax_attn.parity.run.float64_mode import Float64
+from jax_attn.parity.run.inputs_and_runs import as_raised
 from jax_attn.parity.run.port import Port, full_precision
 
 Arrays = Mapping[str, np.ndarray]
@@ -85,7 +86,7 @@ class _Probe:
             try:
                 run = port.run(prepared.dtype, {}, self.transform)
             except Exception as error:  # whatever the port's own is
-                raised = f"with other values the port raises {type(error).__name__}: {error}"
+                raised = f"with other values the port raises {as_raised(error)}"
                 raise _RefusedError(raised) from error
         reports = prepared.compare(run, self.transform)
         return [

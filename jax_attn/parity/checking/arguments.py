@@ -1,0 +1,187 @@
+"""Every reason why arguments cannot be checked, at once, or would say nothing."""
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from flax import nnx
+
+from jax_attn.dtypes import DTYPES
+from jax_attn.parity.judge.text import joined
+from jax_attn.parity.run import TRANSFORMS
+from jax_attn.parity.run.float64_mode import TORCH_DTYPES
+from jax_attn.parity.run.inputs_and_runs import Arrays, RaisedError, is_float
+from jax_attn.parity.run.port import x64_is_on
+from jax_attn.parity.run.reference import Reference
+from jax_attn.transfer import Layout
+
+_MODULES: dict[type, str] = {torch.nn.Module: "a torch.nn.Module", nnx.Module: "an nnx.Module"}
+
+
+def validate(
+    reference: Any,
+    port: Any,
+    layout: Any,
+    dtype: Any,
+    transforms: Any,
+    seed: Any,
+    flags: Mapping[str, Any],
+    calls: Mapping[str, Any],
+) -> None:
+    """Raises TypeError, or ValueError, with every reason why these cannot be checked.
+
+    flags, calls: by the names of their arguments.
+    """
+    problems = type_problems(reference, port, *([] if layout is None else [layout]))
+    problems += [
+        f"{name}: expected True or False, got {value!r}"
+        for name, value in flags.items()
+        if not isinstance(value, bool | np.bool_)
+    ]
+    if problems := problems + call_problems(calls) + seed_type_problems(seed):
+        raise TypeError("\n".join(problems))
+    problems = seed_problems(seed)
+    is_list = isinstance(transforms, Sequence) and not isinstance(transforms, str)
+    if not is_list or not transforms or any(name not in TRANSFORMS for name in transforms):
+        known = ", ".join(TRANSFORMS)
+        problems.append(f"transforms: expected a tuple of some of {known}, got {transforms!r}")
+    if problems := problems + dtype_problems(reference, dtype):
+        raise ValueError("\n".join(problems))
+
+
+def type_problems(*sides: Any) -> list[str]:
+    """Which of a reference, a port and a layout, in this order, are of another type."""
+    kinds = {"reference": torch.nn.Module, "port": nnx.Module, "layout": Layout}
+    names = {**_MODULES, Layout: "a Layout"}
+    return [
+        f"{name}: expected {names[kind]}, got {_of_type(value)}"
+        for (name, kind), value in zip(kinds.items(), sides, strict=False)
+        if not isinstance(value, kind)
+    ]
+
+
+def _of_type(value: Any) -> str:
+    """The name of a value's type, and of which framework it is where it is a module."""
+    which = next((f", {name}" for kind, name in _MODULES.items() if isinstance(value, kind)), "")
+    return f"{type(value).__name__}{which}"
+
+
+def call_problems(calls: Mapping[str, Any]) -> list[str]:
+    """Which of the `_call`s are no functions."""
+    return [
+        f"{name}: expected a function (module, *args, **inputs) or None, got {call!r}"
+        for name, call in calls.items()
+        if call is not None and not callable(call)
+    ]
+
+
+def seed_type_problems(seed: Any) -> list[str]:
+    is_integer = isinstance(seed, int | np.integer) and not isinstance(seed, bool)
+    return [] if is_integer else [f"seed: expected an integer of 0 or more, got {seed!r}"]
+
+
+def seed_problems(seed: int) -> list[str]:
+    return [f"seed: expected an integer of 0 or more, got {seed}"] if seed < 0 else []
+
+
+def dtype_problems(reference: torch.nn.Module, dtype: Any) -> list[str]:
+    """Why nothing can be checked in `dtype`: unknown, narrowed by JAX, or not the reference's."""
+    if not isinstance(dtype, str) or dtype not in DTYPES:  # np.dtype("float32") equals its name
+        return [f"dtype: expected one of {', '.join(DTYPES)}, got {dtype!r}"]
+    problems = [
+        f"reference parameter {name!r}: expected {dtype}, got {p.dtype}; convert the module first"
+        for name, p in reference.named_parameters()
+        if p.is_floating_point() and p.dtype != TORCH_DTYPES[dtype]
+    ]
+    if dtype == "float64" and not x64_is_on():
+        problems.insert(
+            0,
+            "dtype: float64 needs JAX's x64 mode, else it is narrowed silently; expected "
+            'jax.config.update("jax_enable_x64", True) before the port is built, got x64 off',
+        )
+    return problems
+
+
+# --- what can be run, and says nothing ------------------------------------------------------------
+
+
+def output_problems(reference: Reference, outputs: Arrays) -> list[str]:
+    """Which outputs of a reference cannot be compared: integers, or none at all."""
+    problems = []
+    if other := {k: a.dtype.name for k, a in outputs.items() if not is_float(a.dtype)}:
+        of_one = "" if len(other) == len(outputs) else ", and leave these out"
+        problems.append(
+            f"reference: expected floating outputs, got {other}: what is decided, as by an argmax, "
+            "may rightly differ where two scores are equal but for rounding, so it is not "
+            "compared; give reference_call and port_call, and return the scores that are decided "
+            f"about{of_one}"
+        )
+    if all(a.size == 0 for a in outputs.values()):
+        shapes = {k: a.shape for k, a in outputs.items()}
+        given = reference.inputs.named(reference.inputs.args, reference.inputs.kwargs)
+        empty = [f"{name} of shape {a.shape}" for name, a in given.items() if not a.size]
+        why = f": inputs {joined(empty)} hold no numbers" if empty else ""
+        problems.append(f"reference: expected outputs that hold numbers, got {shapes}{why}")
+    return problems
+
+
+@contextlib.contextmanager
+def ids_named(reference: Reference) -> Iterator[None]:
+    """Around a run: what it raises of an index names the integers that no embedding has a row for.
+
+    They are looked for only then: which input goes to which embedding is not known.
+    """
+    try:
+        yield
+    except RaisedError as error:
+        outside = list(_outside(reference)) if isinstance(error.__cause__, IndexError) else []
+        if not outside:
+            raise
+        raise RaisedError("; ".join([str(error), *outside])) from error.__cause__
+
+
+def _outside(reference: Reference) -> Iterator[str]:
+    inputs = reference.inputs
+    for label, a in inputs.named(inputs.args, inputs.kwargs).items():
+        if a.dtype.kind not in "iu" or not a.size:
+            continue
+        for name, table in reference.module.named_modules():
+            rows = table.num_embeddings if isinstance(table, torch.nn.Embedding) else 0
+            if rows and not 0 <= a.min() <= a.max() < rows:
+                yield (
+                    f"input {label!r} holds {a.min()} to {a.max()}, and the embedding {name!r} "
+                    f"has rows 0 to {rows - 1}"
+                )
+
+
+def input_doubts(reference: Reference) -> tuple[str, ...]:
+    """Numbers that are not finite, beside which no other number shows: of inputs, and weights.
+
+    An input that is added to the scores as a mask may be -inf.
+    """
+    inputs = reference.inputs
+    given = inputs.named(inputs.args, inputs.kwargs)
+    weights = (
+        (name, p.detach().double().cpu().numpy())
+        for name, p in reference.module.named_parameters()
+        if not p.isfinite().all()
+    )
+    return (
+        *(line for k, a in given.items() for line in _not_finite(f"input {k!r}", a)),
+        *(line for k, a in weights for line in _not_finite(f"parameter {k!r}", a)),
+    )
+
+
+def _not_finite(label: str, a: np.ndarray) -> Iterator[str]:
+    if not is_float(a.dtype):
+        return
+    is_nan, is_inf = np.isnan(a), np.isinf(a)
+    is_mask = label.startswith("input") and not (a > 0).any()
+    counts = {"NaN": int(is_nan.sum()), "infinite": 0 if is_mask else int(is_inf.sum())}
+    if held := [f"{count} {kind}" for kind, count in counts.items() if count]:
+        yield (
+            f"{label} holds {joined(held)} of {a.size} numbers: what is computed from them says "
+            "nothing of the port; what would show it: finite numbers"
+        )

@@ -13,7 +13,12 @@ import torch
 from flax import nnx
 
 from jax_attn.parity.checking.arguments import ids_named, input_doubts, output_problems, validate
-from jax_attn.parity.checking.canaries import probe_integers, try_canaries
+from jax_attn.parity.checking.canaries import (
+    integers_left_out,
+    probe_integers,
+    probe_kept_outputs,
+    try_canaries,
+)
 from jax_attn.parity.checking.chosen import chosen, note
 from jax_attn.parity.checking.estimate import announce_memory, shown
 from jax_attn.parity.checking.prepared import Prepared, judge_port
@@ -21,7 +26,7 @@ from jax_attn.parity.checking.unreached import unreached
 from jax_attn.parity.checking.weights import compare_weights
 from jax_attn.parity.judge.compare import Verdict
 from jax_attn.parity.judge.result import Result, StandingNote
-from jax_attn.parity.judge.text import joined
+from jax_attn.parity.judge.text import joined, quoted
 from jax_attn.parity.run import TRANSFORMS
 from jax_attn.parity.run.inputs_and_runs import Inputs
 from jax_attn.parity.run.port import Port, float_dtype
@@ -109,6 +114,8 @@ def check(
         limited = (note(reference, names),) if weights.to_torch and gradients else ()
     called_port = Port(port, port_call, both_given)
 
+    left_out = integers_left_out(called)
+
     def judged(prepared: Prepared) -> Result:
         doubts, not_tried = try_canaries(prepared)
         kind = "gradient of parameter"
@@ -126,12 +133,14 @@ def check(
             passed_over=passed_over,
             failures=weights.differences,
             doubts=(*input_doubts(called), *doubts),
-            notes=(*notes, scope(both_given, transforms)),
+            notes=(*notes, scope(both_given, transforms, left_out)),
         )
         if result.verdict is Verdict.FAIL:
             return result
         probed = probe_integers(prepared, called_port, transforms)
-        return replace(result, failures=probed.failures, notes=(*probed.notes, *result.notes))
+        kept = probe_kept_outputs(prepared, called_port, transforms)
+        failures = (*probed.failures, *kept)
+        return replace(result, failures=failures, notes=(*probed.notes, *result.notes))
 
     result = prepared.judged_again(judged(prepared), judged)
     return result.strict() if strict else result
@@ -144,11 +153,15 @@ _AS_JAX = (
 )
 
 
-def scope(inputs: Inputs, transforms: Sequence[str]) -> StandingNote:
-    """What the port was run on and under, and what it was not: a fault may show only there."""
+def scope(inputs: Inputs, transforms: Sequence[str], left_out: Sequence[str] = ()) -> StandingNote:
+    """What the port was run on and under, and what it was not: a fault may show only there.
+
+    left_out: inputs that the reference may be called without.
+    """
     arrays = inputs.named(inputs.args, inputs.kwargs)
     shapes = [f"{f'input {name}' if inputs.args else name} {a.shape}" for name, a in arrays.items()]
-    others = ["other shapes", *(name for name in TRANSFORMS if name not in transforms)]
+    without = [f"calls without {quoted(left_out)}"] if left_out else []
+    others = ["other shapes", *without, *(name for name in TRANSFORMS if name not in transforms)]
     at = joined(shapes or ["no inputs"])
     return StandingNote(
         f"checked at {at} under {joined(transforms)}: {joined(others)} were not run"

@@ -171,6 +171,10 @@ def is_mask(name: str) -> bool:
     return bool(_MASK.fullmatch(name.lower())) and row_of(name) is None
 
 
+def is_position(name: str) -> bool:
+    return row_of(name) is _positions
+
+
 def may_be_asked_for(name: str) -> bool:
     """Whether a model may need this though its signature has a default for it."""
     return bool(_CONTENT.fullmatch(name.lower()))

@@ -26,6 +26,7 @@ from jax_attn.parity.checking.input_table import (
     MaskForm,
     choices_of,
     is_mask,
+    is_position,
     mask_forms,
     may_be_asked_for,
     row_of,
@@ -64,7 +65,8 @@ def suggest_inputs(
     vocabulary, `padding_idx` among them once; token types take all their values; positions are in
     no order. Masks hide one key of the first row and several of each other; where the reference
     stays finite and accurate, forward and backward, all keys of the last row. An optional parameter
-    that changes no output is left out, and so is one of a name that no rule knows.
+    that changes no output is left out, and so is one of a name that no rule knows, and so are
+    positions that the reference computes in another way than 0, 1, 2, …, as from what is padding.
 
     Raises ValueError naming each parameter without a default that no rule knows, or saying what
     the reference refused.
@@ -202,6 +204,8 @@ def _with_optional(
         elif name not in arrays:
             tried = ({**arrays, name: x} for x in _arrays(trial, sizes, name, lengths))
             changed = next((x for x in tried if trial.changes(arrays, x)), None)
+            if changed and is_position(name) and not _counts_itself(trial, name, arrays, changed):
+                continue  # left out, so that what the reference computes instead is run
             arrays, refused = changed or arrays, refused + [name] * (changed is None)
     for names in itertools.combinations(refused, 2):
         first = [next(_arrays(trial, sizes, name, lengths), None) for name in names]
@@ -209,6 +213,14 @@ def _with_optional(
         if len(both) == 2 and trial.changes(arrays, {**arrays, **both}):
             return {**arrays, **both}
     return arrays
+
+
+def _counts_itself(
+    trial: Trial, name: str, without: dict[str, np.ndarray], given: dict[str, np.ndarray]
+) -> bool:
+    """Whether positions that are left out are 0, 1, 2, … in each row, which any port has right."""
+    in_order = np.broadcast_to(np.arange(given[name].shape[-1]), given[name].shape)
+    return not trial.changes(without, {**without, name: in_order})
 
 
 def _with_mask(

@@ -163,6 +163,8 @@ class Hybrid(nn.Module):
     def __init__(self):
         super().__init__()
         self.conv, self.norm = nn.Conv2d(3, D, 3, stride=2), nn.BatchNorm2d(D)
+        self.norm.running_mean += torch.linspace(-0.5, 0.5, D)
+        self.norm.running_var *= torch.linspace(0.5, 1.5, D)
         self.attention = Attention()
 
     def forward(self, images):

@@ -1,6 +1,7 @@
 """A batch of one row, and two inputs that are one array: what of them could not be told apart."""
 
 import numpy as np
+import pytest
 import torch
 
 from helpers.canary_trials import attend, try_on
@@ -18,6 +19,24 @@ def test_a_batch_of_one_is_noted_where_rows_are_kept_apart():
         return attend(x, x, x) + x.mean(0)
 
     assert try_on(mixes, {"x": X[:1]})[1] == ""
+
+
+# shape of x, what is computed of it -> what the note says, "" for none.
+ONE = {
+    "a row, without a softmax": ((1, T, D), torch.tanh, "every input has a batch of one"),
+    "a position": ((B, 1, D), torch.tanh, "every input has one position, so a port that mixes"),
+    "a position that others would change": ((B, 1, D), lambda x: x.cumsum(1).flip(1), ""),
+    "several of both": ((B, T, D), torch.tanh, ""),
+    "an axis that no other fits": ((B, 1, D), lambda x: x.reshape(B, D), ""),
+}
+
+
+@pytest.mark.parametrize("row", ONE)
+def test_an_axis_of_one_is_noted_where_two_are_kept_apart(row):
+    shape, compute, note = ONE[row]
+    _, notes = try_on(compute, {"x": rng.standard_normal(shape)}, gradients=True)
+    said = [line for line in notes.splitlines() if line.startswith("every input has")]
+    assert [line[: len(note)] for line in said] == ([note] if note else [])
 
 
 def three(query, key, value):

@@ -2,6 +2,7 @@
 
 import json
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
@@ -48,6 +49,26 @@ def test_the_standing_note_names_what_was_run_and_what_was_not():
     everywhere = ("eager", "jit", "grad", "vmap", "remat")
     (_, scope) = linear(transforms=everywhere, layout=LINEAR).notes
     assert scope.endswith("under eager, jit, grad, vmap and remat: other shapes were not run")
+
+
+class Positioned(torch.nn.Module):
+    def forward(self, x, pos=None, kind=None, mask=None):
+        return torch.sin(x + (torch.arange(D) if pos is None else pos) + kind)
+
+
+def test_it_names_the_integers_that_the_reference_computes_itself():
+    integers = {"pos": np.arange(D)[::-1].copy(), "kind": np.arange(D), "mask": np.arange(D) % 2}
+    result = check(
+        Positioned(),
+        nnx.Linear(D, F, rngs=nnx.Rngs(0)),
+        {"x": np.random.default_rng(0).standard_normal((2, D)), **integers},
+        port_call=lambda module, x, pos, kind, mask: jnp.sin(x + pos + kind),
+        transforms=("eager",),
+    )
+    *_, scope = result.notes
+    assert "under eager: other shapes, calls without `pos`, jit, vmap" in scope.replace(
+        "grad, ", ""
+    )
 
 
 def test_a_failure_stays_one_and_notes_are_text_in_json():

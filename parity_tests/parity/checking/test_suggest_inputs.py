@@ -128,7 +128,7 @@ ROWS = {
     "mpnet": (
         lambda: tf.MPNetModel(tf.MPNetConfig(**PLAIN)),
         None,
-        "input_ids attention_mask position_ids",
+        "input_ids attention_mask",  # its own positions count what is no padding
     ),
     "vit": (
         lambda: tf.ViTModel(tf.ViTConfig(**VIT, image_size=8, patch_size=4)),
@@ -318,6 +318,28 @@ def test_what_cannot_be_made_is_named(row):
     build, options, message = REFUSED[row]
     with pytest.raises(ValueError, match=message):
         parity.suggest_inputs(build().eval(), **options)
+
+
+class Placed(nn.Module):
+    """Positions in order, of which padding has none; or simply in order."""
+
+    def __init__(self, skips):
+        super().__init__()
+        self.words, self.places = nn.Embedding(31, D, padding_idx=1), nn.Embedding(64, D)
+        self.skips = skips
+
+    def forward(self, input_ids, position_ids=None):
+        if position_ids is None:
+            real = (input_ids != 1) | (not self.skips)
+            position_ids = (real.cumsum(1) - 1) * real
+        return self.words(input_ids) + self.places(position_ids)
+
+
+@pytest.mark.parametrize("skips", [False, True])
+def test_positions_are_left_out_where_the_reference_computes_them_from_its_ids(skips):
+    inputs = parity.suggest_inputs(Placed(skips))
+    assert (inputs["input_ids"] == 1).any()
+    assert ("position_ids" in inputs) == (not skips)
 
 
 NOT_OF_THESE_TYPES = {

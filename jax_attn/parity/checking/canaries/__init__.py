@@ -15,8 +15,10 @@ from jax_attn.parity.checking.canaries.branches import OF_MASKS, Branches
 from jax_attn.parity.checking.canaries.epsilons import try_epsilons
 from jax_attn.parity.checking.canaries.equal_inputs import try_equal_inputs
 from jax_attn.parity.checking.canaries.findings import DoubtsAndNotes
-from jax_attn.parity.checking.canaries.integers import Probed, probe_integers
+from jax_attn.parity.checking.canaries.integers import Probed, integers_left_out, probe_integers
+from jax_attn.parity.checking.canaries.kept_outputs import probe_kept_outputs
 from jax_attn.parity.checking.canaries.masks import try_masks
+from jax_attn.parity.checking.canaries.neutral_buffers import try_neutral_buffers
 from jax_attn.parity.checking.canaries.positions import try_positions
 from jax_attn.parity.checking.canaries.softcaps import Tanhs, try_softcaps
 from jax_attn.parity.checking.canaries.softmaxes import try_softmaxes
@@ -25,7 +27,14 @@ from jax_attn.parity.checking.canaries.watched import Watched, run_placed
 from jax_attn.parity.checking.canaries.windows import try_windows
 from jax_attn.parity.checking.prepared import Prepared
 
-__all__ = ["DoubtsAndNotes", "Probed", "probe_integers", "try_canaries"]
+__all__ = [
+    "DoubtsAndNotes",
+    "Probed",
+    "integers_left_out",
+    "probe_integers",
+    "probe_kept_outputs",
+    "try_canaries",
+]
 
 _DROWNED = (
     "rounding alone may change each output by more than a tenth of its size, so which bugs these "
@@ -45,10 +54,11 @@ def try_canaries(prepared: Prepared) -> DoubtsAndNotes:
         try_windows(prepared, facts),
         try_softcaps(prepared, tanhs),
         try_equal_inputs(prepared),
-        try_batches(prepared, facts),
+        try_batches(prepared),
         try_epsilons(prepared),
         branches.notes(by_masks),
         try_unread(prepared),
+        try_neutral_buffers(prepared),
     )
     doubts, notes = (tuple(chain.from_iterable(lines)) for lines in zip(*parts, strict=True))
     if doubts and not _has_budget(prepared):

@@ -1,33 +1,45 @@
-"""A batch of one row: whether rows are mixed cannot be told."""
+"""An axis of one, batch or positions: whether what lies along it is mixed cannot be told."""
+
+from collections.abc import Mapping
 
 import numpy as np
 
-from jax_attn.parity.checking.canaries.attention_facts import AttentionFacts
 from jax_attn.parity.checking.canaries.findings import DoubtsAndNotes
 from jax_attn.parity.checking.canaries.planted import named_inputs, run_planted, same, with_inputs
 from jax_attn.parity.checking.prepared import Prepared
 from jax_attn.parity.run.float64_mode import Float64
 
-_NOTE = (
-    "every input has a batch of one, so a port that mixes the rows of a batch would pass; what "
-    "would show it: two rows that differ"
-)
+_ALONG = {
+    0: ("a batch of one", "the rows of a batch", "rows"),
+    1: ("one position", "positions", "positions"),
+}
 
 
-def try_batches(prepared: Prepared, facts: AttentionFacts) -> DoubtsAndNotes:
-    """Note a batch of one, where the reference takes two rows and keeps them apart."""
+def try_batches(prepared: Prepared) -> DoubtsAndNotes:
+    """Note an axis of one, where the reference takes two along it and keeps them apart."""
     inputs = named_inputs(prepared.reference)
-    if not facts.longest or any(a.shape[:1] != (1,) for a in inputs.values()):
-        return DoubtsAndNotes((), ())
-    two = {name: np.concatenate([a, np.flip(a)]) for name, a in inputs.items()}
+    notes = [
+        f"every input has {one}, so a port that mixes {several} would pass; what would show it: "
+        f"two {what} that differ"
+        for axis, (one, several, what) in _ALONG.items()
+        if inputs and all(a.shape[axis : axis + 1] == (1,) for a in inputs.values())
+        if _keeps_apart(prepared, inputs, axis)
+    ]
+    return DoubtsAndNotes((), tuple(notes))
+
+
+def _keeps_apart(prepared: Prepared, inputs: Mapping[str, np.ndarray], axis: int) -> bool:
+    two = {name: np.concatenate([a, np.flip(a)], axis) for name, a in inputs.items()}
     run = run_planted(with_inputs(prepared.reference, two), Float64())
     if run is None:
-        return DoubtsAndNotes((), ())
-    are_rows = all(
-        got.shape == (2, *want.shape[1:]) and want.shape[:1] == (1,) and same(got[:1], want)
+        return False
+    first = (slice(None),) * axis + (slice(1),)
+    return all(
+        want.shape[axis : axis + 1] == (1,)
+        and got.shape == (*want.shape[:axis], 2, *want.shape[axis + 1 :])
+        and same(got[first], want)
         for got, want in (
-            (run.kinds["output"].get(name, want[:0]), want)
+            (run.kinds["output"].get(name, want), want)
             for name, want in prepared.exact.kinds["output"].items()
         )
     )
-    return DoubtsAndNotes((), (_NOTE,) if are_rows else ())

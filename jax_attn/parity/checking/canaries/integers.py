@@ -16,8 +16,9 @@ from jax_attn.parity.checking.prepared import Prepared
 from jax_attn.parity.judge.compare import Verdict
 from jax_attn.parity.judge.text import joined
 from jax_attn.parity.run.float64_mode import Float64
-from jax_attn.parity.run.inputs_and_runs import as_raised
+from jax_attn.parity.run.inputs_and_runs import Inputs, as_raised
 from jax_attn.parity.run.port import Port, full_precision
+from jax_attn.parity.run.reference import Reference
 
 Arrays = Mapping[str, np.ndarray]
 # An ignored input is a gross error: a quarter of the runs, whose budget is wider, shows it.
@@ -53,6 +54,18 @@ def probe_integers(prepared: Prepared, port: Port, transforms: Sequence[str]) ->
         names = joined([repr(name) for name in varied])
         note = f"whether the port reads input {names} was not checked: {error}"
         return Probed((), (*notes, note))
+
+
+def integers_left_out(reference: Reference) -> tuple[str, ...]:
+    """Those that the reference computes itself where it is called without: positions, types."""
+    given = reference.inputs
+    without = {
+        name: Inputs(given.args, {k: x for k, x in given.kwargs.items() if k != name})
+        for name, a in given.kwargs.items()
+        if a.dtype.kind in "iu" and not is_mask(reference, name, a)
+    }
+    runs = ((name, run_planted(reference.given(x), Float64())) for name, x in without.items())
+    return tuple(name for name, run in runs if run is not None)
 
 
 def _failures(probe: "_Probe", varied: Arrays) -> Iterator[str]:

@@ -1,0 +1,55 @@
+"""A port that keeps its first outputs outside of its Variables, and gives them again."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from jax_attn.parity.checking.canaries.masks import is_mask
+from jax_attn.parity.checking.canaries.planted import named_inputs, run_planted, with_inputs
+from jax_attn.parity.checking.prepared import Prepared
+from jax_attn.parity.judge.compare import Verdict, rms
+from jax_attn.parity.judge.text import quoted
+from jax_attn.parity.run.float64_mode import Float64
+from jax_attn.parity.run.inputs_and_runs import wide
+from jax_attn.parity.run.port import Port, full_precision
+
+
+def probe_kept_outputs(
+    prepared: Prepared, port: Port, transforms: Sequence[str]
+) -> tuple[str, ...]:
+    """A failure where the outputs on other inputs are those of the first, and the reference's not.
+
+    Operation by operation alone: a compiled program keeps none, and this one is compiled already.
+    """
+    if "eager" not in transforms:
+        return ()
+    reference, exact = prepared.reference, prepared.exact.kinds["output"]
+    others = {
+        name: np.flip(a)
+        for name, a in named_inputs(reference).items()
+        if not is_mask(reference, name, a)
+    }
+    reference = with_inputs(reference, others)
+    planted = run_planted(reference, Float64())
+    if planted is None or not prepared.would_fail(planted):
+        return ()
+    try:
+        with full_precision(prepared.precision is None):
+            run = Port(port.module, port.call, reference.inputs).run(prepared.dtype, {}, "eager")
+    except Exception:  # of the port's own: these inputs are not those that it is checked on
+        return ()
+    kept = [
+        name
+        for name, got in wide(run.outputs).items()
+        if got.shape == exact[name].shape == (other := planted.kinds["output"][name]).shape
+        and prepared.judge_one("output", name, "kept", other).verdict is Verdict.FAIL
+        and prepared.judge_one("output", name, "kept", got).verdict is not Verdict.FAIL
+        and rms(got - exact[name]) < rms(got - other)
+    ]
+    if not kept:
+        return ()
+    failure = (
+        f"eager: on other inputs of the same shapes the port gives {quoted(kept)} as on these, and "
+        "the reference does not: does it keep what it once computed outside of its Variables?"
+    )
+    return (failure,)

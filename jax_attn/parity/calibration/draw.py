@@ -148,7 +148,7 @@ def _one_key(rng: Rng, size: Size) -> np.ndarray:
 
 def _left_padding(rng: Rng, size: Size) -> np.ndarray:
     """Causal, and the first keys are padding: to their own queries no key is left."""
-    begins = rng.integers(0, size.S, size=(size.B, 1, 1, 1))
+    begins = rng.integers(0, min(size.T, size.S), size=(size.B, 1, 1, 1))  # the last query has one
     return (distance(size) <= 0) & (np.arange(size.S) >= begins)
 
 

@@ -124,6 +124,10 @@ class Budget:
         return spread.budget()
 
 
+# A run that is not finite makes a budget that is none: `judge` says so.
+_QUIET = np.errstate(invalid="ignore", over="ignore")
+
+
 class Spread:
     """How far perturbed runs of one tensor lie from its centre: added up run by run, none kept."""
 
@@ -138,6 +142,7 @@ class Spread:
         self._each: list[float] = []  # of each run: the RMS of its deviations, their projection
         self._shared: list[float] = []
 
+    @_QUIET
     def add(self, run: np.ndarray) -> None:
         """Count one perturbed run of the tensor, float64."""
         run, total, shared = self._compared(run), 0.0, 0.0
@@ -149,6 +154,7 @@ class Spread:
         self._each.append(math.sqrt(total / max(run.size, 1)))
         self._shared.append(shared / self._norm if self._norm > 0 else 0.0)
 
+    @_QUIET
     def budget(self) -> Budget:
         """What the tensor may err by, from the runs so far: at least one."""
         if not self._core.size:

@@ -198,6 +198,8 @@ class Perturbed(Unperturbed):
             return self._next_softmax(func, args, kwargs)
         if not rounds(func):
             return super().compute(func, args, kwargs)
+        if name in ("mul", "div"):  # scores written out, not those of a fused kernel
+            self.squares.last = None
         if self._adds_in_dtype and (parts := apart(func, args, kwargs)):
             product = self.compute(parts.product, parts.factors, {})
             return self.compute(torch.ops.aten.add.Tensor, (product, parts.bias), {})
@@ -321,7 +323,9 @@ class Perturbed(Unperturbed):
         # Of a fill and a score: the fill alone as it is stored, both where that waits in float32.
         absorbed, fill = summands.absorbed(store)
         either = fill if self._draws.one() < 0 else self._nearby(result)
-        return torch.where(absorbed, either, stored)
+        # Beside the dtype's own smallest number `as_kept` has rounded already.
+        stored = torch.where(absorbed, either, stored)
+        return torch.where(fill.abs() > torch.finfo(self.dtype).max, result, stored)
 
     def _approximated(self, x: torch.Tensor, by: float) -> torch.Tensor:
         """Each number moved by up to `by` of itself, and all by up to a quarter of that alike."""
@@ -330,8 +334,10 @@ class Perturbed(Unperturbed):
 
     def _inside(self, precision: Precision) -> "Perturbed":
         """The same draw of perturbations, for intermediates."""
-        inside = Perturbed(precision)
-        inside.dtype, inside._adds_in_dtype = self.dtype, self._adds_in_dtype
+        inside, is_finer = Perturbed(precision), precision.store < self.precision.store
+        # What float16 does not hold is finite inside a kernel, as a norm's backward sums are.
+        inside.dtype = torch.float32 if is_finer else self.dtype
+        inside._adds_in_dtype = self._adds_in_dtype
         inside._draws, inside._numbers = self._draws, self._numbers
         inside.squares = self.squares
         return inside
@@ -341,10 +347,12 @@ class Perturbed(Unperturbed):
         # In a row filled by a mask no correct code keeps l, but what that adds to the fill.
         top = scores.amax(dim, keepdim=True)
         scores = scores - torch.where(self.precision.acc * top.abs() >= POWER, top, 0.0)
+        again = self.squares.again(scores, self.precision)
         weights = self._kernel(func, (scores, dim, *others), kwargs)
         kept = torch.logsumexp(scores, dim, keepdim=True)
         by = self.precision.acc * kept.abs()
-        return weights.mul_(self._alike(kept).mul_(by).add_(1))
+        weights.mul_(self._alike(kept).mul_(by).add_(1))
+        return weights if again is None else weights.mul_(self._alike(again).mul_(again).add_(1))
 
     def _nearby(self, x: torch.Tensor) -> torch.Tensor:
         return self._moved(x, (self.precision.acc * x).abs_())

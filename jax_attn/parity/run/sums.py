@@ -1,9 +1,12 @@
 """What the rounding of a sum depends on: its terms, and whether they are small integers."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
+
+from jax_attn.parity.judge.budget import Precision, bridge
 
 Terms = tuple[torch.Tensor, int]
 """The sum of squared terms, and the number of terms."""
@@ -46,24 +49,47 @@ class Squares:
         self._kept: list[tuple[Call, torch.Tensor | None]] = []
         self._known = None if first is None else iter(first._kept)
         self._room = room
+        self._terms = 0
+        self.last: torch.Tensor | None = None
+        """Those of the last product, as they are kept; to be set to None once it is changed."""
 
     def terms(self, name: str, args: tuple, kwargs: dict[str, Any]) -> Terms:
         """Of the operator `name` of `SUMS`, called with these; its caller may write there."""
         if name in _SUMS:
             return _SUMS[name](*args, **kwargs)
         a, b = args[_FIRST_FACTOR[name] :][:2]
-        return self._of_product((name, a.shape, b.shape), a, b), a.shape[-1]
+        self._terms = a.shape[-1]
+        return self._of_product((name, a.shape, b.shape), a, b), self._terms
+
+    def again(self, scores: torch.Tensor, precision: Precision) -> torch.Tensor | None:
+        """How far `scores`, straight from the last product, lie from the same made again.
+
+        A fused kernel makes them again in its backward pass, in another order of its sums, beside
+        a logarithm of the first: what either order errs by does not cancel there. None where the
+        last product is another, or its results are stored more coarsely than they are summed.
+        """
+        is_coarse = precision.store > precision.acc
+        if is_coarse or self.last is None or self.last.numel() != scores.numel():
+            return None
+        squares, self.last = self.last.view(scores.shape).double(), None
+        of_total, of_squares, _ = bridge(self._terms, replace(precision, operand=0.0))
+        totals = torch.minimum(scores.square(), self._terms * squares)  # a mask's fill is none
+        return totals.mul_(2 * of_total).add_(squares, alpha=2 * of_squares).sqrt_()
 
     def _of_product(self, call: Call, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         if self._known is not None:
             known_call, known = next(self._known, (None, None))
             if known_call == call and known is not None:
+                self.last = known
                 return known.double()
             self._known = self._known if known_call == call else iter(())
-            return a.square() @ b.square()
+            squares = a.square() @ b.square()
+            self.last = _narrowed(squares)
+            return squares
         squares = a.square() @ b.square()
+        self.last = _narrowed(squares)
         self._room -= squares.nbytes // 2
-        self._kept.append((call, _narrowed(squares) if self._room >= 0 else None))
+        self._kept.append((call, self.last if self._room >= 0 else None))
         return squares
 
 

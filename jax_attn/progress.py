@@ -6,7 +6,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 A_LINE_EVERY = 30.0
 """The least seconds between two lines of a log."""
@@ -15,12 +22,28 @@ A_LINE_EVERY = 30.0
 @contextmanager
 def counting(activity: str, total: int) -> Iterator[Callable[[int], None]]:
     """A bar, or a line now and then if stderr is a log; call the function it yields with how many
-    are done."""
+    are done.
+
+    What is printed on stdout meanwhile stands above the bar, where both are one terminal.
+    """
     console = Console(stderr=True)
     started = logged = time.monotonic()
-    columns = (TextColumn(activity), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (
+        TextColumn(activity),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left:"),
+        TimeRemainingColumn(),
+    )
     in_a_log = not console.is_terminal
-    with Progress(*columns, console=console, transient=True, disable=in_a_log) as progress:
+    with Progress(
+        *columns,
+        console=console,
+        transient=True,
+        disable=in_a_log,
+        redirect_stdout=sys.stdout.isatty(),
+    ) as progress:
         task = progress.add_task(activity, total=total)
 
         def show(done: int) -> None:
@@ -28,8 +51,9 @@ def counting(activity: str, total: int) -> Iterator[Callable[[int], None]]:
             now = time.monotonic()
             progress.update(task, completed=done)
             if in_a_log and now - logged >= A_LINE_EVERY:
-                logged = now
-                line = f"{activity}: {done} of {total} after {now - started:.0f} s"
+                logged, took = now, now - started
+                left = took / max(done, 1) * (total - done)
+                line = f"{activity}: {done} of {total} after {took:.0f} s, about {left:.0f} s left"
                 print(line, file=sys.stderr, flush=True)
 
         yield show

@@ -11,7 +11,7 @@ import readme as evidence_readme
 import torch
 
 from jax_attn.parity.bugs.catalogue import BUGS
-from jax_attn.parity.matrix import cases
+from jax_attn.parity.matrix import rows
 from jax_attn.parity.training.bugs.trials import CASES_OF_BUGS
 
 HERE = Path(__file__).parent
@@ -69,12 +69,12 @@ def test_the_tables_are_those_of_the_evidence():
 
 
 def test_the_evidence_is_of_the_rows_that_there_are():
-    there = {case.name for case in [*cases.matrix(), *cases.emulated()]}
+    there = {case.name for case in [*rows.matrix(), *rows.emulated()]}
     run = evidence_readme.evidence()["cpu"]
     assert {row[0] for row in run["cases"]} == there
     power = json.loads(evidence_readme.POWER.read_text())["bugs"]
     named = {row for _, rows, *_ in power for row in rows}
-    prepared = {"-".join(case.preparation) for case in cases.matrix()}
+    prepared = {"-".join(case.preparation) for case in rows.matrix()}
     assert {name for name in named if not name.startswith(("encoder/", "training/"))} <= prepared
     assert {bug for bug, *_ in power} == {*BUGS, *CASES_OF_BUGS}
 

@@ -62,7 +62,7 @@ def command(
 
     def judged(chosen: list[Configuration]) -> list[Trial]:
         work = process_pool.calibration_tasks(chosen)
-        return tracked(process_pool.run(work), process_pool.size(work))
+        return list(tracked(process_pool.run(work), process_pool.size(work)))
 
     trials = sorted(judged(drawn), key=lambda trial: trial.number)
     doubted = {t.number for t in trials if t.verdict is Verdict.INCONCLUSIVE}

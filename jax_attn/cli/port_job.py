@@ -226,4 +226,4 @@ def _check(job: Job, plan: PortPlan, written: Mapping[str, Any]) -> list[Result]
 
     layers = survey_port(job.tensors, job.config, job.table.sizes)
     batches = ([verify_port(layer, job.tensors, written, plan)] for layer in layers)
-    return tracked(batches, len(layers))
+    return list(tracked(batches, len(layers)))

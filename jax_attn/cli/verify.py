@@ -1,16 +1,13 @@
 """`jax-attn verify`: the built-in matrix, or the attention layers of a checkpoint."""
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from jax_attn.cli import calibrate as calibrate_command
 from jax_attn.cli import power as power_command
 from jax_attn.cli.common import devices
-from jax_attn.cli.common.outcome import tell
 from jax_attn.cli.common.selection import (
     AS_JSON,
     CONFIGURATIONS,
@@ -21,14 +18,10 @@ from jax_attn.cli.common.selection import (
     SEED,
     expect_ready,
 )
-from jax_attn.cli.status import Exit
 from jax_attn.cli.verify_checkpoint import expect_torch_side, verify_checkpoint
 from jax_attn.cli.verify_matrix import verify_matrix
 from jax_attn.cli.verify_modes import expect_one_mode
 from jax_attn.report.files import RESULT_FILES
-
-if TYPE_CHECKING:
-    from jax_attn.parity.judge.result import NotRun, Result
 
 BACKENDS = (*devices.KINDS, "all")
 
@@ -36,6 +29,7 @@ BACKENDS = (*devices.KINDS, "all")
 @click.command("verify")
 @click.pass_context
 @click.argument("checkpoint", required=False, type=click.Path(path_type=Path))
+@click.option("--all", "every_row", is_flag=True, help="Every row of the matrix, in some minutes.")
 @DESIGN
 @DTYPE
 @click.option(
@@ -59,6 +53,7 @@ BACKENDS = (*devices.KINDS, "all")
 def command(
     context: click.Context,
     checkpoint: Path | None,
+    every_row: bool,
     designs: tuple[str, ...],
     dtypes: tuple[str, ...],
     backend: str,
@@ -76,7 +71,9 @@ def command(
 ) -> None:
     """Verify that port and reference agree.
 
-    Without CHECKPOINT: every published design, in both frameworks, against a float64 oracle.
+    Without CHECKPOINT: every published design, in both frameworks, against a float64 oracle. The
+    rows are the fewest in which every variant is run and every design, dtype, mask, shape and
+    transform meets every other that it can meet; --all adds the other combinations.
     With one (a safetensors or torch file, or a folder of shards): the attention layers found in
     it, each rebuilt in torch and in Flax and compared on seeded inputs.
     """
@@ -91,38 +88,13 @@ def command(
         expect_torch_side(checkpoint)
     expect_ready(report, RESULT_FILES)
     if checkpoint:
-        outcome = verify_checkpoint(checkpoint, num_heads, num_kv_heads)
+        outcome = verify_checkpoint(checkpoint, num_heads, num_kv_heads, shown=not as_json)
     else:
-        outcome = verify_matrix(designs, dtypes, backend, pattern, implementation)
-    sys.exit(present_outcome(*outcome, report=report, as_json=as_json, all_tensors=all_tensors))
-
-
-def present_outcome(
-    results: "Sequence[Result]",
-    not_run: "Sequence[NotRun]",
-    *,
-    report: Path | None,
-    as_json: bool,
-    all_tensors: bool,
-) -> Exit:
-    """Print, write, and return the exit status."""
-    from jax_attn import environment
-    from jax_attn.parity.judge.compare import Verdict
-    from jax_attn.report.documents import cases_table, compiled_table, result_files, summary_lines
-
-    files = result_files(results, environment.describe(), not_run)
-    tell(
-        files["result.json"],
-        [
-            cases_table(results),
-            *([compiled_table(not_run)] if not_run else []),
-            *(r.report(all_tensors=all_tensors) for r in results if r.verdict is not Verdict.PASS),
-            *summary_lines(results, not_run),
-        ],
-        files=files,
-        report=report,
-        as_json=as_json,
-    )
-    if any(item.level == "failed" for item in not_run):
-        return Exit.FAIL
-    return Exit[Verdict.worst(r.verdict for r in results)]
+        filters = designs, dtypes, pattern
+        outcome = verify_matrix(
+            filters, backend, implementation, every_row=every_row, shown=not as_json
+        )
+    status = outcome.present(report=report, as_json=as_json, all_tensors=all_tensors)
+    if outcome.interrupted:
+        raise outcome.interrupted
+    sys.exit(status)

@@ -3,14 +3,11 @@
 import os
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from jax_attn.cli.status import WrongInput
-
-if TYPE_CHECKING:
-    from jax_attn.parity.judge.result import NotRun, Result
+from jax_attn.cli.verify_outcome import Outcome
 
 
 def expect_torch_side(path: Path) -> None:
@@ -30,12 +27,11 @@ def expect_torch_side(path: Path) -> None:
 
 
 def verify_checkpoint(
-    path: Path, num_heads: int | None, num_kv_heads: int | None
-) -> "tuple[list[Result], list[NotRun]]":
-    """(results, not run) of every attention layer in a checkpoint, with a bar on stderr.
+    path: Path, num_heads: int | None, num_kv_heads: int | None, *, shown: bool
+) -> Outcome:
+    """Judge every attention layer in a checkpoint, with a bar on stderr.
 
-    num_heads, num_kv_heads: where no config.json beside the checkpoint has them. Every layer is
-    run, so that the second list is empty.
+    num_heads, num_kv_heads: where no config.json beside the checkpoint has them.
     """
     for option, value in (("--num-heads", num_heads), ("--num-kv-heads", num_kv_heads)):
         if value is not None and (isinstance(value, bool) or value < 1):
@@ -54,7 +50,9 @@ def verify_checkpoint(
             for name, times in Counter(pattern(layer.name) for layer in layers).items():
                 click.echo(f"found {name}, {times} times", err=True)
             batches = ([verify_layer(layer, checkpoint)] for layer in layers)
-            return tracked(batches, len(layers)), []
+            names = [layer.name for layer in layers]
+            judged = tracked(batches, len(layers))
+            return Outcome(names, shown).collect(judged)
     except UnknownHeadsError as error:
         raise click.UsageError(str(error)) from error
     except (TransferError, OSError) as error:

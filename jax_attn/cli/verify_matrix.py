@@ -1,77 +1,68 @@
 """Run the rows of the built-in matrix that the options of `jax-attn verify` leave."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from jax_attn.cli.common import devices
-from jax_attn.cli.common.selection import NONE_LEFT, expect_known, selected
+from jax_attn.cli.common.selection import NONE_BY_DEFAULT, NONE_LEFT, expect_known, selected
 from jax_attn.cli.status import missing
+from jax_attn.cli.verify_outcome import Outcome
 
-if TYPE_CHECKING:
-    from jax_attn.parity.judge.result import NotRun, Result
-    from jax_attn.parity.matrix.cases import Case
+Filters = tuple[Sequence[str], Sequence[str], str]
+"""Designs, dtypes, and a text that is in the names of the rows."""
 
 
 def verify_matrix(
-    designs: Sequence[str],
-    dtypes: Sequence[str],
-    backend: str,
-    pattern: str,
-    implementation: str | None,
-) -> "tuple[list[Result], list[NotRun]]":
-    """Results, and what was compiled or refused, with a progress bar on stderr."""
-    work, rows = plan(designs, dtypes, backend, pattern, implementation)
+    filters: Filters, backend: str, implementation: str | None, *, every_row: bool, shown: bool
+) -> Outcome:
+    """Judge the rows, with a progress bar on stderr."""
+    work, names, left_out = plan(filters, backend, implementation, every_row)
 
     from jax_attn.cli.common.progress import tracked
     from jax_attn.parity import process_pool
-    from jax_attn.parity.judge.result import NotRun
 
     # Processes would each take the whole of a GPU or a TPU.
     processes = None if devices.available() <= {"cpu"} else 1
-    outcomes = tracked(process_pool.run(work, processes), process_pool.size(work))
-    order = {case.name: i for i, case in enumerate(c for cases in rows.values() for c in cases)}
-    results = [outcome for outcome in outcomes if not isinstance(outcome, NotRun)]
-    not_run = [outcome for outcome in outcomes if isinstance(outcome, NotRun)]
-    results.sort(key=lambda result: order[result.name])
-    not_run.sort(key=lambda item: (item.design, item.direction))
-    return results, not_run
+    items = tracked(process_pool.run(work, processes), process_pool.size(work))
+    return Outcome(names, shown, left_out).collect(items)
 
 
 def plan(
-    designs: Sequence[str],
-    dtypes: Sequence[str],
-    backend: str,
-    pattern: str,
-    implementation: str | None,
-) -> "tuple[list[tuple[Any, ...]], dict[str, list[Case]]]":
-    """The work that the filters leave, and the cases by backend."""
+    filters: Filters, backend: str, implementation: str | None, every_row: bool
+) -> "tuple[list[tuple[Any, ...]], list[str], int]":
+    """The work that the filters leave, the names of its rows, and how many --all would add."""
     from jax_attn.attention.dispatch import KERNELS
     from jax_attn.parity import process_pool
-    from jax_attn.parity.matrix import cases
+    from jax_attn.parity.matrix import rows
 
+    designs, dtypes, pattern = filters
     if implementation is not None:
         expect_known("--implementation", (implementation,), KERNELS)
-    measured = selected(designs, dtypes, pattern)
-    emulated = selected(designs, dtypes, pattern, cases.emulated())
+    every = selected(rows.matrix(), *filters)
+    measured = every if every_row else selected(rows.default(), *filters)
+    emulated = selected(rows.emulated(), *filters)
     here = devices.available()
     backends = [b for b in devices.KINDS if backend in (b, "all")]
     if backend == "gpu":
         devices.expect_gpu()
     if backend == "cpu" and "cpu" not in here:
         missing("jax was told to leave the CPU out: add cpu to JAX_PLATFORMS")
-    rows = {b: measured for b in backends if b in here}
+    cases = {b: measured for b in backends if b in here}
     work = [
-        task for b, kept in rows.items() for task in process_pool.tasks(kept, b, (), implementation)
+        task for b, kept in cases.items() for task in process_pool.tasks(kept, b, implementation)
     ]
+    left_out = len(cases) * (len(every) - len(measured))
     if "tpu" in backends and "tpu" not in here:
-        rows["tpu"] = emulated
-        compiled = tuple(d for d in cases.published() if not designs or d in designs)
+        cases["tpu"] = emulated
+        compiled = tuple(d for d in rows.published() if not designs or d in designs)
         # What is compiled is no case: a filter on cases leaves it out.
         compiled = () if pattern or dtypes or implementation else compiled
-        compiled += cases.COMPILED_KERNELS if compiled and not designs else ()
-        work += process_pool.tasks(rows["tpu"], "tpu", compiled, implementation)
-    if not any(rows.values()):
-        raise click.UsageError(NONE_LEFT)
-    return work, rows
+        compiled += rows.COMPILED_KERNELS if compiled and not designs else ()
+        work += process_pool.tasks(emulated, "tpu", implementation)
+        work += process_pool.compile_tasks(compiled)
+    if not any(cases.values()):
+        raise click.UsageError(NONE_BY_DEFAULT if left_out else NONE_LEFT)
+    names = [case.name for kept in cases.values() for case in kept]
+    return work, names, left_out

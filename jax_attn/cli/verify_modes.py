@@ -6,7 +6,15 @@ from click.core import ParameterSource
 BUILT_IN = "the built-in cases"
 # What is verified, and the options that go with it beside --report and --json.
 MODES = {
-    BUILT_IN: ("--design", "--dtype", "--backend", "--implementation", "-k", "--all-tensors"),
+    BUILT_IN: (
+        "--all",
+        "--design",
+        "--dtype",
+        "--backend",
+        "--implementation",
+        "-k",
+        "--all-tensors",
+    ),
     "CHECKPOINT": ("--num-heads", "--num-kv-heads", "--all-tensors"),
     "--power": ("--design", "--dtype", "-k"),
     "--calibrate": ("--configurations", "--seed", "--dtype", "-k"),

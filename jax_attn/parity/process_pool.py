@@ -4,41 +4,46 @@ import os
 import signal
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from itertools import groupby
+from functools import lru_cache
 from multiprocessing import get_context
 
 from jax_attn.parity.bugs.kill_report import Kill
 from jax_attn.parity.calibration.configurations import Configuration, Program
 from jax_attn.parity.calibration.report import Trial
 from jax_attn.parity.judge.result import NotRun, Result
-from jax_attn.parity.matrix.cases import COMPILED_KERNELS, Case
+from jax_attn.parity.matrix.cases import Case
+from jax_attn.parity.matrix.rows import COMPILED_KERNELS
 
 # A process takes seconds to start: below this many rows one alone is quicker.
 _WORTH_A_PROCESS = 16
 
 
-def run_block(
+def run_rows(
     cases: Sequence[Case], backend: str, implementation: str | None = None
 ) -> list[Result | NotRun]:
-    """Rows of one shape and dtype, measured on `backend`, or emulated where they say so.
+    """Rows of one preparation, measured on `backend`, or emulated where they say so.
 
     implementation: the attention kernel that the ports insist on; None lets them choose.
     """
-    import jax
-
     from jax_attn.parity.bugs.trials import doubts
     from jax_attn.parity.matrix.run_rows import run_cases, run_emulated
 
-    results = []
-    for _, rows in groupby(cases, key=lambda c: c.preparation):
-        group = list(rows)
-        if group[0].transform == "emulated":
-            results += [run_emulated(case, implementation, doubts=doubts) for case in group]
-        else:
-            results += run_cases(group, backend, implementation, doubts=doubts)
-    # Programs of this shape take up to a gigabyte in all, and are not met again.
+    first = cases[0]
+    _forget_programs_of_others(first.shape, first.dtype)
+    if first.transform == "emulated":
+        return [run_emulated(case, implementation, doubts=doubts) for case in cases]
+    return run_cases(cases, backend, implementation, doubts=doubts)
+
+
+@lru_cache(maxsize=1)
+def _forget_programs_of_others(shape: str, dtype: str) -> None:
+    """Where the last rows were of another shape: their programs, up to a gigabyte, serve no more.
+
+    Of one shape and dtype, what one row compiles operation by operation the next needs too.
+    """
+    import jax
+
     jax.clear_caches()
-    return results
 
 
 def kill_block(cases: Sequence[Case]) -> list[Kill]:
@@ -73,23 +78,23 @@ def compile_block(design: str) -> list[NotRun]:
     return list(compile_kernel(design) if design in COMPILED_KERNELS else compile_design(design))
 
 
-def tasks(
-    cases: Sequence[Case], backend: str, compiled: Sequence[str], implementation: str | None = None
-) -> list[tuple]:
-    """(function, *arguments) of each piece of work, the longest first.
+def tasks(cases: Sequence[Case], backend: str, implementation: str | None = None) -> list[tuple]:
+    """(function, *arguments) of each piece of work: all rows of one preparation.
 
-    A piece is all rows of one shape and dtype: what one compiles, eager rows above all, the
-    next needs too.
+    The smallest comes first, for a verdict soon; then the largest, so that no process ends with
+    long work alone. Pieces of one shape and dtype stand together.
     """
+    rows: dict[tuple[str, ...], list[Case]] = {case.preparation: [] for case in cases}
+    for case in cases:
+        rows[case.preparation].append(case)
+    pieces = sorted(rows.values(), key=lambda c: (-c[0].size.work, c[0].shape, c[0].dtype))
+    pieces = pieces[-1:] + pieces[:-1]
+    return [(run_rows, tuple(piece), backend, implementation) for piece in pieces]
 
-    def alike(case: Case) -> tuple[str, str]:
-        return case.shape, case.dtype
 
-    blocks = [tuple(rows) for _, rows in groupby(sorted(cases, key=alike), key=alike)]
-    blocks.sort(key=len, reverse=True)
-    return [(run_block, rows, backend, implementation) for rows in blocks] + [
-        (compile_block, design) for design in compiled
-    ]
+def compile_tasks(designs: Sequence[str]) -> list[tuple]:
+    """Likewise of compiling designs, or kernels, for other devices."""
+    return [(compile_block, design) for design in designs]
 
 
 def power_tasks(cases: Sequence[Case]) -> list[tuple]:

@@ -8,13 +8,22 @@ from typing import Any
 
 from rich import box
 from rich.table import Table
+from rich.text import Text
 
 from jax_attn.parity.judge.compare import Verdict
 from jax_attn.parity.judge.result import NotRun, Result
-from jax_attn.parity.judge.text import SCHEMA_VERSION, colored, number
+from jax_attn.parity.judge.text import SCHEMA_VERSION, STYLES, colored, number
 from jax_attn.report.files import RESULT_FILES
 
 COLUMNS = ("case", "level", "verdict", "worst tensor", "error/budget", "ours/torch's")
+# Of `case_line`; the longest names of tensors and of levels fit.
+_WIDTHS = {
+    "level": 15,
+    "verdict": 12,
+    "worst tensor": 34,
+    "error/budget": 12,
+    "ours/torch's": 12,
+}
 # title -> key of `NotRun.as_dict`.
 _COMPILED_COLUMNS = {
     "design": "design",
@@ -43,6 +52,23 @@ def cells(result: Result) -> tuple[str, ...]:
     if worst is None:
         return (*case, "–", "–", "–")
     return (*case, worst.label, number(worst.fraction, 2), number(result.ratio(worst), 2))
+
+
+def case_line(result: Result | None, width: int) -> Text:
+    """A line of `cases_table` by itself, for one that grows; None: its titles.
+
+    width: of the column of names.
+    """
+    values = COLUMNS if result is None else cells(result)
+    line = Text()
+    for title, value in zip(COLUMNS, values, strict=True):
+        columns = width if title == "case" else _WIDTHS[title]
+        aligned = value.rjust(columns) if "/" in title else value.ljust(columns)
+        style = "bold" if result is None else ""
+        if title == "verdict" and result is not None:
+            style = STYLES[result.verdict]
+        line.append(aligned, style).append("  ")
+    return line
 
 
 def cases_table(results: Iterable[Result]) -> Table:
@@ -125,21 +151,35 @@ def summary_lines(results: Sequence[Result], not_run: Sequence[NotRun] = ()) -> 
     return lines + [f"note: {note}" for note in sorted(shared)]
 
 
+def missing_part(results: Sequence[Result], planned: int) -> list[str]:
+    """That a run was interrupted, and how far it came; nothing of a whole one."""
+    if len(results) >= planned:
+        return []
+    return [f"INTERRUPTED: {len(results)} of {planned} rows are judged; this is a part of the run"]
+
+
 def result_files(
-    results: Sequence[Result], environment: dict[str, Any], not_run: Sequence[NotRun] = ()
+    results: Sequence[Result],
+    environment: dict[str, Any],
+    not_run: Sequence[NotRun] = (),
+    planned: int = 0,
 ) -> dict[str, str]:
-    """The text of each of `RESULT_FILES`."""
-    texts = (render(results, environment, not_run) for render in (as_json, as_markdown))
+    """The text of each of `RESULT_FILES`. planned: how many rows a whole run judges."""
+    texts = (render(results, environment, not_run, planned) for render in (as_json, as_markdown))
     return dict(zip(RESULT_FILES, texts, strict=True))
 
 
 def as_json(
-    results: Sequence[Result], environment: dict[str, Any], not_run: Sequence[NotRun] = ()
+    results: Sequence[Result],
+    environment: dict[str, Any],
+    not_run: Sequence[NotRun] = (),
+    planned: int = 0,
 ) -> str:
-    """The whole run, by schema version 1."""
+    """The run, by schema version 1; whether it is "complete", or only a part of it was judged."""
     document = {
         "schema_version": SCHEMA_VERSION,
         "environment": environment,
+        "complete": not missing_part(results, planned),
         "summary": summary(results),
         "cases": [result.as_dict() for result in results],
         "compiled": [item.as_dict() for item in not_run],
@@ -148,10 +188,14 @@ def as_json(
 
 
 def as_markdown(
-    results: Sequence[Result], environment: dict[str, Any], not_run: Sequence[NotRun] = ()
+    results: Sequence[Result],
+    environment: dict[str, Any],
+    not_run: Sequence[NotRun] = (),
+    planned: int = 0,
 ) -> str:
     """Summary, environment and one table, for a person."""
-    lines = ["# Parity report", "", *(f"- {line}" for line in summary_lines(results, not_run)), ""]
+    said = [*missing_part(results, planned), *summary_lines(results, not_run)]
+    lines = ["# Parity report", "", *(f"- {line}" for line in said), ""]
     lines += ["## Environment", "", *(f"- {k}: {v}" for k, v in environment.items()), ""]
     lines += ["## Cases", "", f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|"]
     for result in results:

@@ -11,7 +11,7 @@ from jax_attn.attention import dispatch
 from jax_attn.attention.kernels import blocked
 from jax_attn.cli import main
 
-ONE = ("--backend", "cpu", "-k", "plain_mha-float32-none-square-jit")
+ONE = ("--backend", "cpu", "-k", "plain_mha-float32-none-seed001-jit")
 
 
 def run(*args: str):
@@ -92,8 +92,8 @@ def test_a_case_that_shows_nothing_leaves_4(monkeypatch):
 
     from jax_attn.parity.bugs.catalogue import BUGS
 
-    harmless = replace(BUGS["biases dropped"], plants={})
-    monkeypatch.setitem(BUGS, "biases dropped", harmless)
+    harmless = replace(BUGS["no scale"], plants={})
+    monkeypatch.setitem(BUGS, "no scale", harmless)
     outcome = run("verify", *ONE)
     assert outcome.exit_code == 4
     assert "blind" in outcome.stdout
@@ -104,6 +104,11 @@ USAGE = {
     "unknown dtype": (("--dtype", "int8"), "--dtype: expected one of float32"),
     "unknown backend": (("--backend", "npu"), "'npu' is not one of"),
     "nothing left": (("--backend", "cpu", "-k", "no such case"), "no case is left by"),
+    "nothing left by default": (
+        ("--backend", "cpu", "-k", "plain_mha-float32-none-seed001-vmap"),
+        "no case is left by --design, --dtype and -k of those that run unless you add --all",
+    ),
+    "all of a checkpoint": (("x.safetensors", "--all"), "--all: goes with the built-in cases"),
     "heads without a checkpoint": (
         ("--num-heads", "8"),
         "--num-heads: goes with CHECKPOINT, not with the built-in cases",
@@ -194,7 +199,7 @@ def test_verify_insists_on_a_kernel_and_cuts_the_rows_into_several_tiles(monkeyp
 
     kernel = dataclasses.replace(dispatch.KERNELS["blocked"], run=counted)
     monkeypatch.setitem(dispatch.KERNELS, "blocked", kernel)
-    case = "gqa-float32-causal-cross-vmap"
+    case = "gqa-float32-sliding-seed000-jit"
     outcome = run("verify", "--backend", "cpu", "--implementation", "blocked", "-k", case, "--json")
     assert outcome.exit_code == 0
     (found,) = json.loads(outcome.stdout)["cases"]

@@ -1,5 +1,6 @@
 """Ctrl-C and SIGTERM: 130 and 143, as a shell has them, one line, and nothing half-written."""
 
+import json
 import os
 import subprocess
 import sys
@@ -13,6 +14,9 @@ from jax_attn import transfer
 from jax_attn.bench.engine.session import Session
 from jax_attn.cli import main
 from jax_attn.parity import process_pool
+from jax_attn.parity.matrix.cases import Case
+from jax_attn.parity.matrix.rows import default
+from jax_attn.parity.matrix.run_rows import run_cases
 
 WHERE = {
     "inspect": (transfer, "load_checkpoint", ("inspect", "SOURCE")),
@@ -44,6 +48,44 @@ def test_an_interrupted_command_leaves_130_and_one_line(tmp_path, source, monkey
     assert said == ["interrupted"]
     assert done.stdout == ""
     assert {path.name for path in tmp_path.iterdir()} == {"config.json", "model.safetensors"}
+
+
+def test_verify_interrupted_keeps_the_rows_that_are_judged(tmp_path, monkeypatch):
+    case = Case("plain_mha", "float32", "none", "seed001", "jit")
+
+    def two_rows(work, processes):
+        yield run_cases([case], doubts=lambda row: ())
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(process_pool, "run", two_rows)
+    arguments = ["verify", "--backend", "cpu", "--design", "plain_mha", "--report", str(tmp_path)]
+    done = CliRunner().invoke(main, arguments)
+    assert done.exit_code == 130, done.output
+    assert done.stderr.splitlines()[-1] == "interrupted"
+    planned = len([row for row in default() if row.family == "plain_mha"])
+    part = f"INTERRUPTED: 1 of {planned} rows are judged; this is a part of the run"
+    assert part in done.stdout
+    document = json.loads((tmp_path / "result.json").read_text())
+    assert not document["complete"]
+    assert [row["name"] for row in document["cases"]] == [case.name]
+    assert part in (tmp_path / "summary.md").read_text()
+
+
+def test_each_row_is_printed_when_it_is_judged(monkeypatch, capfd):
+    rows = [row for row in default() if row.name.startswith("plain_mha-float32")]
+    shown: list[str] = []
+
+    def watched(work, processes):
+        for row in rows:
+            shown.append(capfd.readouterr().out)
+            yield run_cases([row], doubts=lambda row: ())
+
+    monkeypatch.setattr(process_pool, "run", watched)
+    with pytest.raises(SystemExit) as left:
+        main(["verify", "--backend", "cpu", "-k", "plain_mha-float32"])
+    assert left.value.code == 0
+    assert [rows[0].name in text for text in shown] == [False, True]
+    assert rows[1].name in capfd.readouterr().out
 
 
 SIGNALS = {"SIGINT": (130, "interrupted"), "SIGTERM": (143, "terminated")}

@@ -74,7 +74,9 @@ def test_a_full_output_is_one_line(tmp_path, source, command):
 def test_a_log_is_told_how_far_a_long_run_is(monkeypatch, capsys, every, said):
     monkeypatch.delenv("FORCE_COLOR", raising=False)
     monkeypatch.setattr(progress, "A_LINE_EVERY", every)
-    assert tracked([[2, 3], [5, 7, 11]], total=5) == [2, 3, 5, 7, 11]
+    assert [*tracked([[2, 3], [5, 7, 11]], total=5)] == [2, 3, 5, 7, 11]
     told = capsys.readouterr()
     assert told.out == ""
-    assert told.err.splitlines() == [f"verifying: {count} after 0 s" for count in said]
+    assert told.err.splitlines() == [
+        f"verifying: {count} after 0 s, about 0 s left" for count in said
+    ]

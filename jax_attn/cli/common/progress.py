@@ -1,6 +1,6 @@
 """Progress bars on stderr, so that stdout holds only data."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -20,14 +20,14 @@ from jax_attn.progress import counting
 T = TypeVar("T")
 
 
-def tracked(batches: Iterable[list[T]], total: int) -> list[T]:
-    """All items, counted batch by batch on a bar, or by a line now and then if stderr is a log."""
-    items: list[T] = []
+def tracked(batches: Iterable[Sequence[T]], total: int) -> Generator[T]:
+    """Yield all items, counted on a bar, or by a line now and then if stderr is a log."""
+    done = 0
     with counting("verifying", total) as show:
         for batch in batches:
-            items += batch
-            show(min(len(items), total))
-    return items
+            yield from batch
+            done += len(batch)
+            show(min(done, total))
 
 
 def counted(steps: Iterable[str], total: int) -> Iterator[str]:

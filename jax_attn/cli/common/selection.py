@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from jax_attn.parity.matrix.cases import Case
 
 NONE_LEFT = "no case is left by --design, --dtype and -k"
+NONE_BY_DEFAULT = f"{NONE_LEFT} of those that run unless you add --all"
 DESIGN = click.option(
     "--design", "designs", multiple=True, help="Only this design; may be repeated."
 )
@@ -57,19 +58,16 @@ def expect_known(option: str, values: Iterable[str], names: Iterable[str]) -> No
 
 
 def selected(
-    designs: Sequence[str],
-    dtypes: Sequence[str],
-    pattern: str,
-    cases: "Sequence[Case] | None" = None,
+    cases: "Sequence[Case]", designs: Sequence[str], dtypes: Sequence[str], pattern: str
 ) -> "list[Case]":
-    """The cases that the filters leave, of the built-in matrix unless given."""
-    from jax_attn.parity.matrix.cases import FACTORS, matrix
+    """The cases that the filters leave."""
+    from jax_attn.parity.matrix.rows import FACTORS
 
     expect_known("--design", designs, dict.fromkeys(d.partition("/")[0] for d in FACTORS))
     expect_known("--dtype", dtypes, DTYPES)
     return [
         case
-        for case in (matrix() if cases is None else cases)
+        for case in cases
         if (not designs or case.family in designs)
         and (not dtypes or case.dtype in dtypes)
         and pattern in case.name

@@ -270,3 +270,29 @@ BUGS: dict[str, Bug] = {
     # Keys beside the sequence's own.
     **EXTRA_KEY_BUGS,
 }
+
+WEAK = frozenset(
+    {
+        "scale 1% too large",
+        "scale 1% too small",
+        "scale by one feature more",
+        "scale by all features",
+        "scale twice",
+        "no scale",
+        "softmax with 1 more below",
+        "norm with another epsilon",
+        "dropout where none belongs",
+        "dropout without 1/keep",
+        "gradient stopped at the queries",
+        "gradient stopped at the keys",
+        "gradient stopped at the learnt key",
+        "zero key left out",
+        "zeros projected to the zero key",
+        "one sink for all heads",
+        "sinks scaled",
+    }
+)
+"""The bugs that are the hardest to see. `verify` tries these on every row that claims them.
+
+Of the others `power` shows that each is far over the budget of every row that claims it.
+"""

@@ -6,7 +6,7 @@ Imports neither framework: it renders what others tried.
 import json
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -17,7 +17,11 @@ from rich.text import Text
 from jax_attn.parity.judge.compare import TensorReport, Verdict
 from jax_attn.parity.judge.result import Result
 from jax_attn.parity.judge.text import SCHEMA_VERSION, number
-from jax_attn.parity.matrix.cases import FACTORS, Case
+from jax_attn.parity.matrix.cases import Case
+from jax_attn.parity.matrix.rows import FACTORS, default
+
+FAR = 10.0
+"""How many times over budget a bug is at least, on every row, that `verify` itself does not try."""
 
 
 @dataclass(frozen=True)
@@ -70,9 +74,21 @@ def survivors(kills: Sequence[Kill]) -> list[Kill]:
     return [kill for kill in kills if not kill.killed]
 
 
+def near_and_untried(kills: Sequence[Kill], weak: Collection[str]) -> list[Kill]:
+    """Bugs that come near a row's budget, and which `verify` does not try: only `weak` ones."""
+    return [kill for kill in kills if kill.bug not in weak and kill.times < FAR]
+
+
 def without_their_row(kills: Sequence[Kill], bugs: Sequence[str]) -> list[str]:
     """Bugs that were not tried on the row that is made to catch them."""
     return [name for name in bugs if name not in _meant(kills)]
+
+
+def without_default_row(kills: Sequence[Kill]) -> list[str]:
+    """Bugs that rows of the matrix claim, and none of those that `jax-attn verify` runs unasked."""
+    by_default = {"-".join(case.preparation) for case in default()}
+    of_matrix = {kill.bug for kill in kills if _place(kill.column) < len(_families())}
+    return sorted(of_matrix - {kill.bug for kill in kills if kill.case in by_default})
 
 
 def _meant(kills: Sequence[Kill]) -> set[str]:
@@ -102,8 +118,12 @@ def table(kills: Sequence[Kill]) -> Table:
 
 def _place(column: str) -> int:
     """Designs in the order of the matrix, then all else."""
-    families = list(dict.fromkeys(design.partition("/")[0] for design in FACTORS))
+    families = _families()
     return families.index(column) if column in families else len(families)
+
+
+def _families() -> list[str]:
+    return list(dict.fromkeys(design.partition("/")[0] for design in FACTORS))
 
 
 def _cell(kills: Sequence[Kill]) -> Text:
@@ -129,12 +149,18 @@ def summary(kills: Sequence[Kill], bugs: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def passes(kills: Sequence[Kill], bugs: Sequence[str], whole: bool) -> bool:
-    """None survived and, of the whole matrix, each was tried on the row made to catch it."""
-    return not survivors(kills) and not (whole and without_their_row(kills, bugs))
+def passes(kills: Sequence[Kill], bugs: Sequence[str], weak: Collection[str], whole: bool) -> bool:
+    """None survived, nor came near without being tried by `verify`.
+
+    Of the whole matrix each was tried, too, on the row made to catch it and on a default row.
+    """
+    untried = (*without_their_row(kills, bugs), *without_default_row(kills)) if whole else ()
+    return not (survivors(kills) or near_and_untried(kills, weak) or untried)
 
 
-def summary_lines(kills: Sequence[Kill], bugs: Sequence[str], whole: bool) -> list[str]:
+def summary_lines(
+    kills: Sequence[Kill], bugs: Sequence[str], weak: Collection[str], whole: bool
+) -> list[str]:
     """The summary in words, every survivor, and those that the whole matrix leaves untried."""
     counts = summary(kills, bugs)
     lines = [
@@ -147,11 +173,20 @@ def summary_lines(kills: Sequence[Kill], bugs: Sequence[str], whole: bool) -> li
         f"{kill.tensor}"
         for kill in survivors(kills)
     ]
+    lines += [
+        f"NEAR: {kill.bug!r} in {kill.case}: {number(kill.times)} times the budget, and `verify` "
+        "does not try it: add it to WEAK"
+        for kill in near_and_untried(kills, weak)
+    ]
     if whole:
         lines += [
             f"NOT TRIED on a row made to catch it: {name!r}"
             for name in without_their_row(kills, bugs)
         ]
+        lines += [
+            f"NOT TRIED on a default row: {name!r}; only `verify --all` would see it"
+            for name in without_default_row(kills)
+        ] or ["each is killed by a default row of `jax-attn verify`, too"]
     elif more := counts["bugs"] - counts["tried"]:
         lines.append(f"{more} more bugs: no row here claims them")
     if weakest := counts["weakest"]:

@@ -13,10 +13,11 @@ import jax
 from jax_attn.attention import dispatch
 from jax_attn.attention.call import checked_call
 from jax_attn.parity.judge.result import NotRun
-from jax_attn.parity.matrix.cases import EMULATED_SHAPE, Case
+from jax_attn.parity.matrix.cases import Case
 from jax_attn.parity.matrix.compiled import compile_for_tpu, lower_everywhere, why_no_tpu_compiler
 from jax_attn.parity.matrix.designs import PORTED_DESIGNS
 from jax_attn.parity.matrix.preparation import Preparation
+from jax_attn.parity.matrix.rows import EMULATED_SHAPE
 from jax_attn.parity.run.port import forward_and_gradients
 
 TOPOLOGIES = ("v5e:2x2", "v6e:2x2", "tpu7x:2x2x1")

@@ -52,12 +52,14 @@ def _eager(forward: Forward, args: Arguments, cotangents: Tree) -> OutputsAndGra
 
 
 def _jit(forward: Forward, args: Arguments, cotangents: Tree) -> OutputsAndGradients:
-    """Compiled; the forward pass apart, as it runs where nothing is differentiated."""
-    outputs = jax.jit(forward)(*args)
-    if not cotangents:
-        return outputs, None
-    step = jax.jit(lambda *args: forward_and_gradients(forward, *args)[1])
-    return outputs, step(*args, cotangents)
+    """Compiled, in one program; its outputs are those of a call that is not differentiated."""
+
+    def step(*args: Any) -> OutputsAndGradients:
+        *called_with, cotangents = args
+        grads = forward_and_gradients(forward, *args)[1] if cotangents else None
+        return forward(*called_with), grads
+
+    return jax.jit(step)(*args, cotangents)
 
 
 def _grad(forward: Forward, args: Arguments, cotangents: Tree) -> OutputsAndGradients:

@@ -18,7 +18,7 @@ from jax_attn.bench.record import Record
 from jax_attn.bench.results import plot
 from jax_attn.parity.calibration.report import WITHOUT_CAUSE
 from jax_attn.parity.judge.budget import RUNS
-from jax_attn.parity.matrix.cases import published
+from jax_attn.parity.matrix.rows import published
 
 FILES = PROFILE / "files.json"
 MINILM = PROFILE / "minilm.json"

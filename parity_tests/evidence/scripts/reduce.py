@@ -1,6 +1,6 @@
 """Cut a report down to what the README's figures are made from.
 
-    jax-attn verify --report DIR            then  python reduce.py DIR/result.json NAME
+    jax-attn verify --all --report DIR            then  python reduce.py DIR/result.json NAME
     jax-attn power --report DIR             then  python reduce.py DIR/power.json
     jax-attn calibrate --report DIR         then  python reduce.py DIR/calibration.json
 

@@ -10,9 +10,10 @@ from jax_attn.cli import main
 from jax_attn.parity import process_pool
 from jax_attn.parity.bugs.catalogue import BUGS
 from jax_attn.parity.bugs.kill_report import Kill, summary
+from jax_attn.parity.matrix.rows import default
 from jax_attn.parity.training.bugs.trials import CASES_OF_BUGS, selected
 
-ONE = ("power", "--design", "plain_mha", "--dtype", "float32", "-k", "none-square")
+ONE = ("power", "--design", "plain_mha", "--dtype", "float32", "-k", "none-seed000")
 
 
 def run(*args: str):
@@ -23,7 +24,7 @@ def test_the_matrix_names_each_bug_its_own_row_and_by_how_much_it_is_over(tmp_pa
     outcome = run(*ONE, "--report", str(tmp_path))
     assert outcome.exit_code == 0, outcome.output
     (line,) = [x for x in outcome.stdout.splitlines() if x.startswith(" scale twice ")]
-    assert "plain_mha-float32-none-square" in line
+    assert "plain_mha-float32-none-seed000" in line
     assert "planted bugs killed by every row that claims them" in outcome.stdout
     found = json.loads((tmp_path / "power.json").read_text())
     tried = {kill["bug"] for kill in found["kills"]}
@@ -39,7 +40,7 @@ def test_a_bug_that_survives_leaves_1_and_is_named(monkeypatch):
     monkeypatch.setitem(BUGS, "scale twice", replace(BUGS["scale twice"], plants={}))
     outcome = run(*ONE)
     assert outcome.exit_code == 1
-    assert "SURVIVED: 'scale twice' in plain_mha-float32-none-square" in outcome.stdout
+    assert "SURVIVED: 'scale twice' in plain_mha-float32-none-seed000" in outcome.stdout
 
 
 LEFT_OUT = {"not tried": {}, "tried on another row": {"meant": False}}
@@ -47,7 +48,8 @@ LEFT_OUT = {"not tried": {}, "tried on another row": {"meant": False}}
 
 @pytest.mark.parametrize("how", LEFT_OUT)
 def test_a_bug_that_no_row_is_made_for_leaves_1_of_the_whole_matrix_and_is_named(monkeypatch, how):
-    kill = Kill("", "case", "gqa", meant=True, killed=True, tensor="output", times=2.0)
+    case = "-".join(default()[0].preparation)
+    kill = Kill("", case, "gqa", meant=True, killed=True, tensor="output", times=20.0)
     kills = [replace(kill, bug=name) for name in [*BUGS, *CASES_OF_BUGS]]
     monkeypatch.setattr(process_pool, "run", lambda work: [kills])
     assert run("power").exit_code == 0
@@ -56,6 +58,15 @@ def test_a_bug_that_no_row_is_made_for_leaves_1_of_the_whole_matrix_and_is_named
     assert outcome.exit_code == 1
     assert f"NOT TRIED on a row made to catch it: {[*BUGS][3]!r}" in outcome.stdout
     assert run("power", "--dtype", "float32").exit_code == 0
+
+
+def test_a_bug_that_no_default_row_claims_leaves_1_of_the_whole_matrix_and_is_named(monkeypatch):
+    kill = Kill("", "of --all", "gqa", meant=True, killed=True, tensor="output", times=20.0)
+    kills = [replace(kill, bug=name) for name in [*BUGS, *CASES_OF_BUGS]]
+    monkeypatch.setattr(process_pool, "run", lambda work: [kills])
+    outcome = run("power")
+    assert outcome.exit_code == 1
+    assert f"NOT TRIED on a default row: {[*BUGS][3]!r}; only `verify --all`" in outcome.stdout
 
 
 def test_what_is_infinitely_wrong_is_null_in_the_report(monkeypatch):

@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 
 from jax_attn.parity.matrix import compiled, tpu
-from jax_attn.parity.matrix.cases import COMPILED_KERNELS
 from jax_attn.parity.matrix.compiled import (
     collectives,
     compile_for_tpu,
     lower_everywhere,
     why_no_tpu_compiler,
 )
+from jax_attn.parity.matrix.rows import COMPILED_KERNELS
 
 T, D, H = 5, 13, 7
 SHAPES = (jax.ShapeDtypeStruct((T, D), "float32"), jax.ShapeDtypeStruct((D, H), "float32"))

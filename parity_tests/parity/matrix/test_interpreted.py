@@ -5,7 +5,8 @@ import pytest
 from jax_attn.attention.kernels import splash_kernel
 from jax_attn.parity.bugs.trials import doubts
 from jax_attn.parity.judge.compare import Verdict
-from jax_attn.parity.matrix.cases import Case, emulated
+from jax_attn.parity.matrix.cases import Case
+from jax_attn.parity.matrix.rows import emulated
 from jax_attn.parity.matrix.run_rows import run_cases, run_emulated
 from jax_attn.report.documents import as_markdown, summary, summary_lines
 

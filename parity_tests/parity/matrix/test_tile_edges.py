@@ -10,10 +10,11 @@ import pytest
 from jax_attn.attention.kernels.tile import Tile
 from jax_attn.parity.bugs.trials import claimed, doubts
 from jax_attn.parity.judge.compare import Verdict
-from jax_attn.parity.matrix.cases import TILE_EDGES, Case, at_tile_edges, crossed
+from jax_attn.parity.matrix.cases import TILE_EDGES, Case
 from jax_attn.parity.matrix.designs import PORTED_DESIGNS
 from jax_attn.parity.matrix.kernels import kernel_of_rows
 from jax_attn.parity.matrix.preparation import Preparation
+from jax_attn.parity.matrix.rows import at_tile_edges, crossed
 from jax_attn.parity.matrix.run_rows import run_cases
 from jax_attn.report.documents import as_json, summary_lines
 

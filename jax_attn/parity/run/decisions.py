@@ -26,6 +26,7 @@ from torch._ops import OpOverload
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from jax_attn.parity.run.constants import Kwargs, Signature, mark, signature, sources_of
+from jax_attn.parity.run.lines import calling_line
 from jax_attn.parity.run.mode import Mode
 from jax_attn.parity.run.sides import SIDES
 
@@ -151,9 +152,10 @@ class DecisionRecorder(Mode):
         result = func(*args, **kwargs)
         mark(result, made_by)
         if recorded:
-            place = next((f"`{inside}`" for inside in reversed(self._inside) if inside), "its call")
+            module = next((name for name in reversed(self._inside) if name), "")
+            place = f"in `{module}` ({calling_line()})" if module else f"at {calling_line()}"
             what = f"cast to {kwargs['dtype']}" if name == "_to_copy" else name
-            what = f"the reference's {what.replace('torch.', '')} in {place}"
+            what = f"the reference's {what.replace('torch.', '')} {place}"
             taken = _decided(result).detach().clone() if side is None else side
             self.decisions.append(Decision(what, call, constant, taken, is_side))
         return result

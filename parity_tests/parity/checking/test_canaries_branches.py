@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from torch.nn import functional
 
 from jax_attn.parity.checking import canaries
 from jax_attn.parity.checking.canaries.softmaxes import NO_SOFTMAX
@@ -30,6 +31,12 @@ def distances(x):
     """Relative positions beyond 8 are taken for 8."""
     at = AT[: x.shape[1]]
     return x + (at[:, None] - at).clip(-8, 8).to(x).tanh().sum(-1)[:, None]
+
+
+def assigned(x):
+    x = x.clone()
+    x[x > 2] = 2.0
+    return x
 
 
 IDLE = {
@@ -68,6 +75,24 @@ IDLE = {
         "nan_to_num (",
         "a query with every key hidden",
     ),
+    "threshold": (
+        lambda x: functional.threshold(x, -2, 0.0),
+        9 * X,
+        "threshold(-2)",
+        "of -2 or less",
+    ),
+    "hardshrink": (
+        lambda x: functional.hardshrink(x, 0.05),
+        X / 9,
+        "hardshrink(0.05)",
+        "between -0.05",
+    ),
+    "softshrink": (lambda x: functional.softshrink(x, 0.05), X / 9, "softshrink(0.05)", "and 0.05"),
+    "remainder": (lambda x: torch.remainder(x, 5), 9 * X, "remainder(5)", "below 0, or of 5"),
+    "celu": (lambda x: functional.celu(x), X, "celu (", "a number below 0"),
+    "elu": (lambda x: functional.elu(x), X, "elu (", "a number below 0"),
+    "leaky_relu": (lambda x: functional.leaky_relu(x), X, "leaky_relu (", "a number below 0"),
+    "an assignment": (assigned, 9 * X, "an assignment to what a mask selects", "mask is True"),
     "a mask of its own": (
         lambda x: torch.softmax((x @ x.mT).masked_fill(x[..., :1] > 2, -torch.inf), -1) @ x,
         9 * X,
@@ -104,6 +129,12 @@ def test_guards_are_one_note_and_an_empty_row_removes_it():
     assert notes_on(pooled, keep=PADDED & np.array([[True], [False]])) == ""
 
 
+def put(x, at, value):
+    x = x.clone()
+    x[at] = value
+    return x
+
+
 QUIET = {
     "a mask's where": lambda x, keep: torch.where(keep[..., None], x, 0.0),
     "a mask's fill": lambda x, keep: x.masked_fill(~keep[..., None], 0.0),
@@ -111,6 +142,8 @@ QUIET = {
     "what keeps a number finite": lambda x, keep: (
         x.clamp(min=torch.finfo(torch.float32).min) * keep[..., None]
     ),
+    "an assignment by a mask": lambda x, keep: put(x, ~keep, 0.0),
+    "an assignment by place": lambda x, keep: put(x, [0], x[1:] * keep[:1, :, None]),
     "both sides": lambda x, keep: x.clip(-0.5, 0.5).relu() * keep[..., None],
 }
 

@@ -2,9 +2,7 @@
 where there is none, a choice that always falls on one side. A port without them would pass.
 """
 
-import sys
 from collections.abc import Callable, Collection, Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +13,7 @@ from jax_attn.parity.checking.canaries.watched import inside
 from jax_attn.parity.checking.places import Place, Placed
 from jax_attn.parity.judge.text import joined
 from jax_attn.parity.run.constants import Kwargs
+from jax_attn.parity.run.lines import calling_line
 
 
 class Side(NamedTuple):
@@ -113,6 +112,35 @@ def _masked_fill(x: Any, mask: Any, value: Any) -> Sides:
         yield Side(f"masked_fill({_constant(value):g})", what), bool(mask.any())
 
 
+def _index_put(x: Any, indices: Any, *_: Any) -> Sides:
+    masks = [index for index in indices if index is not None and index.dtype is torch.bool]
+    if masks:
+        what = "an element where its mask is True"
+        yield Side("an assignment to what a mask selects", what), bool(masks[0].any())
+
+
+def _threshold(x: Any, bound: float, _: Any) -> Sides:
+    yield Side(f"threshold({bound:g})", f"a number of {bound:g} or less"), bool((x <= bound).any())
+
+
+def _shrunk(operator: str, x: Any, width: float = 0.5) -> Sides:
+    what = f"a number between -{width:g} and {width:g}"
+    yield Side(f"{operator}({width:g})", what), bool((x.abs() <= width).any())
+
+
+def _remainder(x: Any, divisor: Any) -> Sides:
+    number = _constant(divisor)
+    if number is not None and isinstance(x, torch.Tensor):
+        what = f"a number below 0, or of {number:g} or more"
+        what += "" if x.is_floating_point() else " (longer sequences, if it is a position)"
+        acts = bool((torch.remainder(x, number) != x).any())
+        yield Side(f"remainder({number:g})", what), acts
+
+
+def _bent(operator: str, x: Any) -> Sides:
+    yield Side(operator, "a number below 0"), bool((x < 0).any())
+
+
 def _hides(value: Any) -> bool:
     number = _constant(value)
     return number is not None and number <= HIDES
@@ -122,18 +150,26 @@ _SIDES: dict[str, Callable[..., Sides]] = {
     "clamp": _clamp,
     "clamp_max": lambda x, high: _bounded("clamp", x, None, high),
     "clamp_min": lambda x, low: _bounded("clamp", x, low),
+    "celu": lambda x, *_: _bent("celu", x),
+    "elu": lambda x, *_: _bent("elu", x),
+    "hardshrink": lambda x, *width: _shrunk("hardshrink", x, *width),
     "hardsigmoid": lambda x: _bounded("hardsigmoid", x, -3.0, 3.0),
     "hardswish": lambda x: _bounded("hardswish", x, -3.0, 3.0),
     "hardtanh": lambda x, low=-1.0, high=1.0: _bounded("hardtanh", x, low, high),
+    "index_put": _index_put,
+    "leaky_relu": lambda x, *_: _bent("leaky_relu", x),
     "masked_fill": _masked_fill,
     "maximum": _larger,
     "minimum": _smaller,
     "nan_to_num": _nan_to_num,
     "relu": lambda x: _bounded("relu", x, 0.0),
     "relu6": lambda x: _bounded("relu6", x, 0.0, 6.0),
+    "remainder": _remainder,
+    "softshrink": lambda x, *width: _shrunk("softshrink", x, *width),
+    "threshold": _threshold,
     "where": _where,
 }
-OF_MASKS = ("masked_fill", "where")
+OF_MASKS = ("index_put", "masked_fill", "where")
 """What a mask among the inputs makes act, whose own canaries then show it."""
 
 
@@ -154,7 +190,7 @@ class Branches:
         for side, acts in _SIDES[name](*args, **kwargs):
             key = mode.name(place), place.nth, side
             if key not in self.acts:
-                self._lines[key] = _line()
+                self._lines[key] = calling_line()
             self.acts[key] = self.acts.get(key, False) or acts
 
     def notes(self, by_masks: "Branches") -> DoubtsAndNotes:
@@ -184,14 +220,3 @@ class Branches:
 def _where_is(places: list[tuple[str, str]]) -> str:
     lines = list(dict.fromkeys(line for _, line in places if line))
     return inside([path for path, _ in places]) + (f" ({lines[0]})" if len(lines) == 1 else "")
-
-
-_LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parents[2]))
-
-
-def _line() -> str:
-    """Where the reference calls the operator that is met now: its file and line."""
-    frame = sys._getframe(1)
-    while frame.f_back and frame.f_code.co_filename.startswith(_LIBRARIES):
-        frame = frame.f_back
-    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"

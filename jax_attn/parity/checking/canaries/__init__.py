@@ -19,6 +19,7 @@ from jax_attn.parity.checking.canaries.integers import Probed, integers_left_out
 from jax_attn.parity.checking.canaries.kept_outputs import probe_kept_outputs
 from jax_attn.parity.checking.canaries.masks import try_masks
 from jax_attn.parity.checking.canaries.neutral_buffers import try_neutral_buffers
+from jax_attn.parity.checking.canaries.padding_ids import try_padding_ids
 from jax_attn.parity.checking.canaries.positions import try_positions
 from jax_attn.parity.checking.canaries.softcaps import Tanhs, try_softcaps
 from jax_attn.parity.checking.canaries.softmaxes import try_softmaxes
@@ -59,6 +60,7 @@ def try_canaries(prepared: Prepared) -> DoubtsAndNotes:
         branches.notes(by_masks),
         try_unread(prepared),
         try_neutral_buffers(prepared),
+        try_padding_ids(prepared),
     )
     doubts, notes = (tuple(chain.from_iterable(lines)) for lines in zip(*parts, strict=True))
     if doubts and not _has_budget(prepared):

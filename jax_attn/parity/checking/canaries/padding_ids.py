@@ -1,0 +1,71 @@
+"""Ids without padding, of a reference that treats padding apart: RoBERTa's positions skip it."""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from jax_attn.parity.checking.canaries.findings import DoubtsAndNotes
+from jax_attn.parity.checking.canaries.planted import named_inputs, run_planted, same, with_inputs
+from jax_attn.parity.checking.prepared import Prepared
+from jax_attn.parity.run.float64_mode import Float64
+from jax_attn.parity.run.inputs_and_runs import Run
+
+
+def try_padding_ids(prepared: Prepared) -> DoubtsAndNotes:
+    """Note ids of which none is the padding of their embedding, where that one is no id as others.
+
+    Two ids exchanged, and their rows of the embedding too, give the same outputs, unless one of
+    them means something beside its row.
+    """
+    notes = []
+    for path, table in prepared.reference.module.named_modules():
+        pad = table.padding_idx if isinstance(table, torch.nn.Embedding) else None
+        for name, ids in named_inputs(prepared.reference).items() if pad is not None else ():
+            if ids.dtype.kind not in "iu" or ids.size == 0 or (ids == pad).any():
+                continue
+            used = int(ids.flat[ids.size // 2])
+            exchanged = partial(_exchanged, prepared, path, name, used)
+            other = next(_other_ids(table, {pad, used}), used)
+            if _is_same(prepared, exchanged(other)) and _differs(prepared, exchanged(pad)):
+                notes.append(
+                    f"no id of input {name!r} is {pad}, the padding of `{path}`, which the "
+                    "reference treats apart from other ids, so what the port makes of it was not "
+                    f"checked; what would show it: rows that end in some ids of {pad}"
+                )
+    return DoubtsAndNotes((), tuple(notes))
+
+
+def _other_ids(table: torch.nn.Embedding, taken: set[int]) -> Iterator[int]:
+    return (i for i in range(table.num_embeddings) if i not in taken)
+
+
+def _exchanged(prepared: Prepared, path: str, name: str, a: int, b: int) -> Run | None:
+    """The reference with ids `a` and `b` exchanged, and the rows `a` and `b` of one embedding."""
+    reference = prepared.reference
+    call = reference.call or torch.nn.Module.__call__
+    ids = named_inputs(reference)[name]
+
+    def with_rows(module: torch.nn.Module, *args: Any, **inputs: Any) -> Any:
+        table: Any = module.get_submodule(path)
+        rows = torch.arange(len(table.weight))
+        rows[[a, b]] = rows[[b, a]]
+        table.weight = torch.nn.Parameter(table.weight.detach()[rows])
+        return call(module, *args, **inputs)
+
+    others = np.where(ids == a, b, np.where(ids == b, a, ids))
+    return run_planted(with_inputs(reference, {name: others}).called(with_rows), Float64())
+
+
+def _is_same(prepared: Prepared, run: Run | None) -> bool:
+    exact = prepared.exact.kinds["output"]
+    return run is not None and all(
+        got.shape == exact[name].shape and same(got, exact[name])
+        for name, got in run.kinds["output"].items()
+    )
+
+
+def _differs(prepared: Prepared, run: Run | None) -> bool:
+    return run is not None and prepared.would_fail(run)

@@ -1,0 +1,57 @@
+"""Ids without padding are noted where the reference treats padding apart."""
+
+import numpy as np
+import pytest
+import torch
+
+from helpers.canary_trials import try_on
+
+D, PAD = 5, 1
+IDS = np.array([[2, 5, 3, 7], [4, 2, 6, 3]])
+
+
+class Words(torch.nn.Module):
+    """An embedding and positions. of: what is computed beside, from the ids and the embedding."""
+
+    def __init__(self, of):
+        super().__init__()
+        self.words = torch.nn.Embedding(11, D, padding_idx=PAD)
+        self.places = torch.nn.Embedding(13, D, padding_idx=PAD)
+        self.of = of
+
+    def forward(self, input_ids):
+        return self.of(self, input_ids)
+
+
+def in_order(m, ids):
+    return torch.tanh(m.words(ids) + m.places(torch.arange(ids.shape[1])))
+
+
+def skipping(m, ids):
+    """As RoBERTa counts positions."""
+    real = ids != PAD
+    return torch.tanh(m.words(ids) + m.places(real.cumsum(1) * real + PAD))
+
+
+def tied(m, ids):
+    return in_order(m, ids) @ m.words.weight.T
+
+
+ROWS = {
+    "positions that skip it": (skipping, IDS, True),
+    "padding among the ids": (skipping, np.where(IDS == 7, PAD, IDS), False),
+    "an id as others": (in_order, IDS, False),
+    "rows that are read otherwise, too": (tied, IDS, False),
+}
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_ids_without_padding_are_noted(row):
+    of, ids, noted = ROWS[row]
+    torch.manual_seed(0)
+    module = Words(of)
+    before = module.words.weight.detach().clone()
+    _, notes = try_on(module, {"input_ids": ids}, gradients=True)
+    said = "no id of input 'input_ids' is 1, the padding of `words`, which the reference treats"
+    assert (said in notes) == ("the padding of" in notes) == noted, notes
+    assert torch.equal(module.words.weight, before)

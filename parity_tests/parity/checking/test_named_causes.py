@@ -200,7 +200,7 @@ def test_the_row_of_padding_is_left_out_where_it_alone_differs(name):
     reference, port = TorchEmbedding(), FlaxEmbedding(stopped)
     layout = EMBEDDING.under("table", "table")
     load(port, reference.state_dict(), layout)
-    inputs = (np.array([tokens], np.int32),)
+    inputs = (np.array([tokens, tokens[::-1]], np.int32),)
     result = check(reference, port, inputs, layout=layout, transforms=("eager",))
     assert result.verdict is (Verdict.PASS if passes else Verdict.FAIL), str(result)
     note = f"row {PAD} of grad table.weight, its padding_idx, was not compared"

@@ -1,6 +1,5 @@
 """Ids without padding, of a reference that treats padding apart: RoBERTa's positions skip it."""
 
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -22,13 +21,14 @@ def try_padding_ids(prepared: Prepared) -> DoubtsAndNotes:
     """
     notes = []
     for path, table in prepared.reference.module.named_modules():
-        pad = table.padding_idx if isinstance(table, torch.nn.Embedding) else None
-        for name, ids in named_inputs(prepared.reference).items() if pad is not None else ():
+        if not isinstance(table, torch.nn.Embedding) or (pad := table.padding_idx) is None:
+            continue
+        for name, ids in named_inputs(prepared.reference).items():
             if ids.dtype.kind not in "iu" or ids.size == 0 or (ids == pad).any():
                 continue
             used = int(ids.flat[ids.size // 2])
             exchanged = partial(_exchanged, prepared, path, name, used)
-            other = next(_other_ids(table, {pad, used}), used)
+            other = next((i for i in range(len(table.weight)) if i not in (pad, used)), used)
             if _is_same(prepared, exchanged(other)) and _differs(prepared, exchanged(pad)):
                 notes.append(
                     f"no id of input {name!r} is {pad}, the padding of `{path}`, which the "
@@ -36,10 +36,6 @@ def try_padding_ids(prepared: Prepared) -> DoubtsAndNotes:
                     f"checked; what would show it: rows that end in some ids of {pad}"
                 )
     return DoubtsAndNotes((), tuple(notes))
-
-
-def _other_ids(table: torch.nn.Embedding, taken: set[int]) -> Iterator[int]:
-    return (i for i in range(table.num_embeddings) if i not in taken)
 
 
 def _exchanged(prepared: Prepared, path: str, name: str, a: int, b: int) -> Run | None:

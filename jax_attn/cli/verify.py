@@ -48,8 +48,12 @@ BACKENDS = (*devices.KINDS, "all")
 @click.option("--calibrate", is_flag=True, help="The same as `jax-attn calibrate`.")
 @CONFIGURATIONS
 @SEED
-@click.option("--num-heads", type=int, help="Query heads, where no config beside says.")
-@click.option("--num-kv-heads", type=int, help="Key/value heads, where no config beside says.")
+@click.option(
+    "--num-heads", type=click.IntRange(1), help="Query heads, where no config beside says."
+)
+@click.option(
+    "--num-kv-heads", type=click.IntRange(1), help="Key/value heads, where no config beside says."
+)
 def command(
     context: click.Context,
     checkpoint: Path | None,

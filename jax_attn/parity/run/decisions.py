@@ -46,7 +46,8 @@ class Decision:
     what: in words. call: the operator and the shapes of its floating arguments. constant: whether
     it is about constants alone. taken: integers, rounded numbers, or sides. is_side: whether each
     run decides by itself, what is continuous. natural: what float64 decides; None where that is the
-    same. near: where another run decides otherwise; None where none did.
+    same. near: where another run decides otherwise; None where none did. other: what the last one
+    to do so decides, each row by itself. held: that, where perturbed runs take either.
     """
 
     what: str
@@ -56,6 +57,8 @@ class Decision:
     is_side: bool = False
     natural: Tensor | None = None
     near: Tensor | None = None
+    other: Tensor | None = None
+    held: Tensor | None = None
 
     def compare(self, other: Tensor) -> None:
         """Note where another run decides otherwise."""
@@ -64,6 +67,8 @@ class Decision:
         differs = other != self.taken
         with _NEAR:
             self.near = differs if self.near is None else self.near | differs
+            rest = self.taken if self.other is None else self.other
+            self.other = torch.where(differs.any(-1, keepdim=True), other, rest)
 
 
 # What a run goes on with, given the reference's decision and its own.
@@ -90,6 +95,15 @@ def perturb(decision: Decision, own: Tensor) -> Tensor:
     """A perturbed run: the reference's about constants, its own about all else."""
     decision.compare(own)
     return decision.taken if decision.constant else own
+
+
+def either(coins: Callable[[torch.Size], Tensor], decision: Decision, own: Tensor) -> Tensor:
+    """A perturbed run that takes, where another decision is held, each in half of the runs."""
+    own, held, taken = perturb(decision, own), decision.held, decision.taken
+    if held is None or decision.constant or own.shape != taken.shape:
+        return own
+    differs = (held != taken).any(-1, keepdim=True)
+    return torch.where(differs, torch.where(coins(differs.shape), held, taken), own)
 
 
 @cache
@@ -225,6 +239,15 @@ class Decisions(list[Decision]):
         """For one run; nothing is replayed where all is left to the runs and none is counted."""
         any_taken = self.sides or not all(decision.is_side for decision in self)
         return Replay(self if any_taken else (), policy, sides=self.sides)
+
+    def hold(self, *, both: bool) -> None:
+        """Whether runs from now on take either decision where those so far took one or another.
+
+        Few runs tell badly how often a correct port decides otherwise: in bfloat16, where two
+        probabilities are often the same number, each library as it likes.
+        """
+        for decision in self:
+            decision.held = decision.other if both else None
 
     def near(self) -> tuple[str, ...]:
         """A sentence for each place where a decision lies within rounding of another."""

@@ -124,6 +124,10 @@ class Perturbed(Unperturbed):
         moved = by.mul_(self._alike(x, key)).add_(x)
         return moved if math.isfinite(moved.sum()) else torch.where(moved.isfinite(), moved, x)
 
+    def coins(self, shape: torch.Size) -> torch.Tensor:
+        """Booleans, True in half of all cases."""
+        return self._alike(torch.arange(1.0, 1.0 + shape.numel()).double()).reshape(shape) < 0
+
     def _alike(self, x: torch.Tensor, key: np.uint64 | None = None) -> torch.Tensor:
         roundoff = max(self.precision.store, self.precision.operand)
         return self._draws.alike(x, self._draws.key() if key is None else key, roundoff)

@@ -19,8 +19,8 @@ from jax_attn.parity.run.decisions import (
     DecisionRecorder,
     Decisions,
     Probe,
+    either,
     follow,
-    perturb,
     settle,
 )
 from jax_attn.parity.run.float64_mode import TORCH_DTYPES, Float64, Unperturbed
@@ -131,10 +131,10 @@ class Reference:
 
         again: call a module that changed its buffers a second time.
         """
-        is_perturbed = isinstance(mode, Perturbed)
-        mode.replay = self._decisions.replay(perturb if is_perturbed else follow)
+        policy = partial(either, mode.coins) if isinstance(mode, Perturbed) else follow
+        mode.replay = self._decisions.replay(policy)
         run = self._under(mode, cotangents, again=again)
-        if is_perturbed and mode.replay.lost:
+        if isinstance(mode, Perturbed) and mode.replay.lost:
             self._decisions.lost = True
         return run
 
@@ -191,6 +191,7 @@ class Reference:
         rounding = PRECISIONS[precision]
         recorder = self._recorded(precision)
         stored = recorder.stored_softmaxes if as_jax else None
+        self._decisions.hold(both=as_jax)
         spreads = {
             kind: {name: Spread(value, rounding) for name, value in tensors.items()}
             for kind, tensors in (center or self.center(cotangents)[0]).kinds.items()

@@ -19,8 +19,31 @@ TORCH_DTYPES = {
     "float64": torch.float64,
 }
 
+# Operations that move or choose values and round none.
+_EXACT = frozenset(
+    """
+    _to_copy _unsafe_view abs alias amax amin arange argmax argmin as_strided bernoulli bucketize
+    cat ceil chunk clamp clone constant_pad_nd contiguous copy copy_ detach diagonal embedding empty
+    empty_like empty_strided expand fill fill_ flip floor full full_like gather index
+    index_put_ index_select isneginf isnan lift_fresh masked_fill masked_fill_ max maximum min
+    minimum nan_to_num narrow native_dropout neg neg_ new_empty new_empty_strided new_full
+    new_ones new_zeros nonzero ones ones_like permute reflection_pad1d relu relu_ repeat
+    reshape roll round scatter scatter_ searchsorted select select_backward select_scatter sign
+    slice slice_backward slice_scatter _grouped_mm
+    sort split split_with_sizes squeeze stack t threshold_backward topk transpose tril triu trunc
+    unbind unfold unsqueeze view where zero_ zeros zeros_like
+    """.split()  # noqa: SIM905
+)
+
 # What writes to its first argument and is more than its kernel: its result is made, then written.
 _IN_PLACE = frozenset(f"{name}_" for name in (*SUMS_OF_TWO, *DECIDING))
+
+
+@cache
+def rounds(func: OpOverload) -> bool:
+    """Whether an operator's results are rounded, rather than moved or chosen."""
+    name = func.overloadpacket.__name__
+    return not (name in _EXACT or name.removesuffix("_") in _EXACT or func.is_view)
 
 
 @cache

@@ -31,25 +31,10 @@ from jax_attn.parity.run.float64_mode import (
     Unperturbed,
     is_view,
     not_in_place,
+    rounds,
 )
 from jax_attn.parity.run.products import apart
 from jax_attn.parity.run.sums import SUMS, Squares, is_count
-
-# Operations that move or choose values and round none.
-_EXACT = frozenset(
-    """
-    _to_copy _unsafe_view abs alias amax amin arange argmax argmin as_strided bernoulli bucketize
-    cat ceil chunk clamp clone constant_pad_nd contiguous copy copy_ detach diagonal embedding empty
-    empty_like empty_strided expand fill fill_ flip floor full full_like gather index
-    index_put_ index_select isneginf isnan lift_fresh masked_fill masked_fill_ max maximum min
-    minimum nan_to_num narrow native_dropout neg neg_ new_empty new_empty_strided new_full
-    new_ones new_zeros nonzero ones ones_like permute reflection_pad1d relu relu_ repeat
-    reshape roll round scatter scatter_ searchsorted select select_backward select_scatter sign
-    slice slice_backward slice_scatter _grouped_mm
-    sort split split_with_sizes squeeze stack t threshold_backward topk transpose tril triu trunc
-    unbind unfold unsqueeze view where zero_ zeros zeros_like
-    """.split()  # noqa: SIM905
-)
 
 # Terms that XLA:CPU adds up before their sums: its rewriting of long reductions into trees.
 _RUN = 32
@@ -62,13 +47,6 @@ _COMPOSED = frozenset(
     """.split()  # noqa: SIM905
 )
 _OF_TWO = (*SUMS_OF_TWO, "mul")
-
-
-@cache
-def rounds(func: OpOverload) -> bool:
-    """Whether an operator's results are rounded, rather than moved or chosen."""
-    name = func.overloadpacket.__name__
-    return not (name in _EXACT or name.removesuffix("_") in _EXACT or func.is_view)
 
 
 @cache

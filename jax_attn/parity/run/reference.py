@@ -23,10 +23,10 @@ from jax_attn.parity.run.decisions import (
     follow,
     settle,
 )
-from jax_attn.parity.run.float64_mode import TORCH_DTYPES, Float64, Unperturbed
+from jax_attn.parity.run.float64_mode import TORCH_DTYPES, Float64, Unperturbed, rounds
 from jax_attn.parity.run.inputs_and_runs import STATE, Arrays, Inputs, Run, call_side, named_outputs
 from jax_attn.parity.run.module_copies import ModuleCopies
-from jax_attn.parity.run.perturbed_mode import Perturbed, rounds
+from jax_attn.parity.run.perturbed_mode import Perturbed
 from jax_attn.parity.run.sums import Squares
 from jax_attn.transfer import as_numpy
 from jax_attn.transfer.arrays import same_bits
@@ -134,8 +134,7 @@ class Reference:
         policy = partial(either, mode.coins) if isinstance(mode, Perturbed) else follow
         mode.replay = self._decisions.replay(policy)
         run = self._under(mode, cotangents, again=again)
-        if isinstance(mode, Perturbed) and mode.replay.lost:
-            self._decisions.lost = True
+        self._decisions.lost |= isinstance(mode, Perturbed) and mode.replay.lost
         return run
 
     def _under(self, mode: Float64, cotangents: Arrays, *, again: bool) -> Run:
@@ -223,7 +222,6 @@ class Reference:
 
     def _perturbed(self, modes: Iterator[Perturbed], cotangents: Arrays) -> Runs:
         """Each mode and what it gives, in order; long runs two at once, each in a thread."""
-
         has_grad, threads = torch.is_grad_enabled(), torch.get_num_threads()
 
         def perturbed(mode: Perturbed) -> tuple[Perturbed, Run]:

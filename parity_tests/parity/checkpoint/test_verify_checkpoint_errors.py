@@ -90,7 +90,11 @@ BAD = {
         ["--num-heads", 0],
         ["--num-heads", "0 is not in the range x>=1"],
     ),
-    "less than none": (with_config(None), ["--num-kv-heads", -1], ["--num-kv-heads", "got -1"]),
+    "less than none": (
+        with_config(None),
+        ["--num-kv-heads", -1],
+        ["--num-kv-heads", "-1 is not in the range x>=1"],
+    ),
     "half a head": (with_config(None), ["--num-heads", 1.5], ["--num-heads", "1.5"]),
     "a word": (with_config(None), ["--num-heads", "True"], ["--num-heads", "True"]),
     "a broken config": (config_of("{"), [], ["config.json", "expected JSON"]),

@@ -43,6 +43,7 @@ Roundoffs: half a unit in the last place, 2**-p for p bits of significand.
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from scipy.special import stdtrit
@@ -85,8 +86,11 @@ PRECISIONS = {
 }
 
 
-def bridge(terms: int, precision: Precision) -> tuple[float, float, float]:
-    """(a, b, c): a sum s of `terms` terms x errs by up to sqrt(a*s**2 + b*sum(x**2) + c)."""
+def bridge(terms: Any, precision: Precision) -> tuple[Any, Any, Any]:
+    """(a, b, c): a sum s of `terms` terms x errs by up to sqrt(a*s**2 + b*sum(x**2) + c).
+
+    terms: a number, or those of several sums as an array or tensor, as (a, b, c) are then.
+    """
     acc, operand = precision.acc**2, precision.operand**2
     lost = min(precision.tiny, _FLUSHED) ** 2
     return acc * terms / 3, acc * (1 + terms / 6) + 2 * operand, terms * lost

@@ -31,7 +31,9 @@ _EXACT = frozenset(
     reshape roll round scatter scatter_ searchsorted select select_backward select_scatter sign
     slice slice_backward slice_scatter _grouped_mm
     sort split split_with_sizes squeeze stack t threshold_backward topk transpose tril triu trunc
-    unbind unfold unsqueeze view where zero_ zeros zeros_like
+    unbind unfold unsqueeze upsample_nearest1d upsample_nearest2d upsample_nearest3d
+    _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d
+    view where zero_ zeros zeros_like
     """.split()  # noqa: SIM905
 )
 

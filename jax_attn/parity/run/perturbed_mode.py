@@ -34,7 +34,7 @@ from jax_attn.parity.run.float64_mode import (
     rounds,
 )
 from jax_attn.parity.run.products import apart
-from jax_attn.parity.run.sums import SUMS, Squares, is_count
+from jax_attn.parity.run.sums import SUMS, Squares, adds, is_count, linear_terms
 
 # Terms that XLA:CPU adds up before their sums: its rewriting of long reductions into trees.
 _RUN = 32
@@ -138,9 +138,10 @@ class Perturbed(Unperturbed):
         return result
 
     def _dispatched(self, func: OpOverload, types: Any, args: tuple, kwargs: Kwargs | None) -> Any:
-        if not rounds(func):
-            return super().__torch_dispatch__(func, types, args, kwargs)
         plain = func.overloadpacket.__name__.removesuffix("_")
+        is_sum = plain in SUMS or adds(plain, args, kwargs or {})
+        if not rounds(func) and not is_sum:
+            return super().__torch_dispatch__(func, types, args, kwargs)
         kwargs = {name: self._kept(value) for name, value in (kwargs or {}).items()}
         if plain == "div" and _divides(args[1]) and not kwargs.get("rounding_mode"):
             args = (args[0], 1 / self._kept(1 / args[1]))
@@ -148,7 +149,7 @@ class Perturbed(Unperturbed):
             args = tuple(map(self._kept, args))
         if not func._schema.is_mutable:
             return super().__torch_dispatch__(func, types, args, kwargs)
-        if plain in _COMPOSED or plain in APPROXIMATED or plain in _OF_TWO:
+        if plain in _COMPOSED or plain in APPROXIMATED or plain in _OF_TWO or is_sum:
             return args[0].copy_(self.compute(not_in_place(func), args, kwargs))
         result = super().__torch_dispatch__(func, types, args, kwargs)
         result.copy_(each(self._stored, result))
@@ -178,13 +179,15 @@ class Perturbed(Unperturbed):
         name = func.overloadpacket.__name__
         if name in SOFTMAXES:
             return self._next_softmax(func, args, kwargs)
-        if not rounds(func):
+        if not rounds(func) and not adds(name, args, kwargs):
             return super().compute(func, args, kwargs)
         if name in ("mul", "div"):  # scores written out, not those of a fused kernel
             self.squares.last = None
         if self._adds_in_dtype and (parts := apart(func, args, kwargs)):
             product = self.compute(parts.product, parts.factors, {})
             return self.compute(torch.ops.aten.add.Tensor, (product, parts.bias), {})
+        if adds(name, args, kwargs):
+            return self._linear(func, args, kwargs)
         if name not in SUMS:
             return self._kernel(func, args, kwargs)
         total = super().compute(func, args, kwargs)
@@ -202,6 +205,24 @@ class Perturbed(Unperturbed):
             return moved if exact is None else torch.where(exact, total, moved)
 
         return in_parts(summed, total, squares, out=total)
+
+    def _linear(self, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """The results of an operator that adds, each moved by what its sums err by."""
+        totals = super().compute(func, args, kwargs)
+        if isinstance(totals, torch.Tensor):
+            return self._added(totals, *linear_terms(func, args, kwargs))
+        return tuple(map(self._added, totals, *linear_terms(func, args, kwargs)))
+
+    def _added(
+        self, total: torch.Tensor | None, squares: torch.Tensor, terms: torch.Tensor
+    ) -> torch.Tensor | None:
+        if total is None or not total.is_floating_point():
+            return total
+        of_total, of_squares, lost = bridge(terms, self.precision)
+        exact = is_count(total, squares, max(self.precision.acc, self.precision.store))
+        by = (of_total * total.square()).add_(of_squares * squares).add_(lost).sqrt_()
+        moved = self._stored(self._moved(total, by))
+        return moved if exact is None else torch.where(exact, total, moved)
 
     def _bridge(self, name: str, terms: int, args: tuple) -> tuple[float, float, float]:
         """As `bridge`; but backward JAX adds up what was broadcast (a bias) in its own dtype, and

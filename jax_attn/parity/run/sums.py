@@ -1,12 +1,15 @@
 """What the rounding of a sum depends on: its terms, and whether they are small integers."""
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 
 from jax_attn.parity.judge.budget import Precision, bridge
+from jax_attn.parity.run.constants import each
 
 Terms = tuple[torch.Tensor, int]
 """The sum of squared terms, and the number of terms."""
@@ -32,6 +35,41 @@ _SUMS: dict[str, Callable[..., Terms]] = {"sum": _sum_terms, "mean": _mean_terms
 _FIRST_FACTOR = {"mm": 0, "bmm": 0, "mv": 0, "dot": 0, "addmm": 1, "baddbmm": 1}
 """Sums of products, by operator: which argument is the first factor."""
 SUMS = frozenset((*_SUMS, *_FIRST_FACTOR))
+_LINEAR = frozenset(
+    """
+    _index_put_impl _trilinear _upsample_nearest_exact1d_backward _upsample_nearest_exact2d_backward
+    _upsample_nearest_exact3d_backward addbmm col2im conv_tbc convolution convolution_backward
+    cumsum index_add replication_pad1d_backward replication_pad2d_backward
+    replication_pad3d_backward scatter_add trace unfold_backward
+    upsample_bilinear2d_backward upsample_linear1d_backward upsample_nearest1d_backward
+    upsample_nearest2d_backward upsample_nearest3d_backward upsample_trilinear3d_backward
+    """.split()  # noqa: SIM905
+)
+"""Sums that are linear in each floating argument: the same of squares adds up the squared terms,
+of ones it counts them."""
+_POOLS = ("avg_pool2d", "avg_pool3d")
+
+
+def adds(name: str, args: tuple, kwargs: dict[str, Any]) -> bool:
+    """Whether an operator is a sum whose terms `linear_terms` knows."""
+    if name == "index_put":
+        return bool(kwargs.get("accumulate", args[3] if len(args) > 3 else False))
+    if name == "scatter_reduce":
+        return kwargs.get("reduce", args[4] if len(args) > 4 else None) == "sum"
+    return name in _LINEAR or name in _POOLS
+
+
+def linear_terms(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    """Of each result of an operator that `adds`: the sums of squared terms, and their numbers."""
+    squares, counts = (func(*each(fn, args), **each(fn, kwargs)) for fn in _OF_TERMS)
+    if func.overloadpacket.__name__ in _POOLS:  # the mean of as many as a window holds
+        window = args[1] if len(args[1]) > 1 else args[1] * (args[0].ndim - 2)
+        counts.fill_(math.prod(window))
+        squares /= counts
+    return squares, counts
+
+
+_OF_TERMS: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = (torch.square, torch.ones_like)
 
 
 class Squares:

@@ -9,7 +9,7 @@ import torch
 from torch._ops import OpOverload
 
 from jax_attn.parity.judge.budget import Precision, bridge
-from jax_attn.parity.run.constants import each
+from jax_attn.parity.run.constants import Kwargs, each
 
 Terms = tuple[torch.Tensor, int]
 """The sum of squared terms, and the number of terms."""
@@ -50,7 +50,7 @@ of ones it counts them."""
 _POOLS = ("avg_pool2d", "avg_pool3d")
 
 
-def adds(name: str, args: tuple, kwargs: dict[str, Any]) -> bool:
+def adds(name: str, args: tuple, kwargs: Kwargs) -> bool:
     """Whether an operator is a sum whose terms `linear_terms` knows."""
     if name == "index_put":
         return bool(kwargs.get("accumulate", args[3] if len(args) > 3 else False))

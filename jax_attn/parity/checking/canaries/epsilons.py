@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from jax_attn.parity.checking.canaries.findings import DoubtsAndNotes
+from jax_attn.parity.checking.canaries.findings import FINE, DoubtsAndNotes
 from jax_attn.parity.checking.canaries.watched import inside, run_placed
 from jax_attn.parity.checking.places import Place, Placed
 from jax_attn.parity.checking.prepared import Prepared
@@ -27,8 +27,6 @@ _MARK = "_epsilon_added"
 _TORCH, _FLAX = 1e-5, 1e-6
 # What of a norm moves it by so many roundoffs is seen, downstream of it too.
 _SEEN = 64
-FINE = ("float32", "float64")
-"""The precisions whose rounding does not hide every epsilon."""
 
 
 def _other(epsilon: float) -> float:

@@ -2,6 +2,8 @@
 
 from typing import NamedTuple
 
+FINE = ("float32", "float64")
+"""The precisions whose rounding does not hide every small part of a number, such as an epsilon."""
 DRAWN = "inputs drawn at random, and several keys"
 NO_KEY = "the hidden keys would not change the outputs"
 SOME_HIDDEN = "a mask that hides some keys, whose scores and values differ from the others'"

@@ -1,0 +1,36 @@
+"""Features of an output that are too small beside the others for an error in them to show."""
+
+import numpy as np
+
+from jax_attn.parity.checking.canaries.findings import FINE, DoubtsAndNotes
+from jax_attn.parity.checking.prepared import Prepared
+from jax_attn.parity.judge.compare import POWER, Verdict
+
+
+def try_small_features(prepared: Prepared) -> DoubtsAndNotes:
+    """Note outputs of which some features, along the last axis, may err by a tenth of their size.
+
+    A rounding of the large ones reaches the small ones where sums mix them, so a budget of the
+    whole has room for it. In a coarse dtype that is so of many, and is no cause for a note.
+    """
+    notes = []
+    outputs = prepared.exact.kinds["output"] if prepared.dtype in FINE else {}
+    for name, want in outputs.items():
+        budget = prepared.budgets["output"][name]
+        if want.ndim < 2 or not want.size or not np.isfinite(want).all():
+            continue
+        axes, features = tuple(range(want.ndim - 1)), want.shape[-1]
+        unseen = (POWER * np.abs(want) <= budget.element).all(axes)
+        small = unseen & (np.sqrt(np.square(want).mean(axes)) > budget.zero)
+        if not 0 < small.sum() < features:
+            continue  # where all are small, the whole has no power, and the comparison says so
+        wrong = np.where(small, (1 - POWER) * want, want)
+        if prepared.judge_one("output", name, "planted", wrong).verdict is Verdict.FAIL:
+            continue
+        notes.append(
+            f"{int(small.sum())} of the {features} features of output {name!r}, along its last "
+            f"axis, are so small beside the others that an error of {POWER:.0%} in them would "
+            "pass; what would show it: a reference_call and port_call that return them under a "
+            "name of their own"
+        )
+    return DoubtsAndNotes((), tuple(notes))

@@ -17,6 +17,7 @@ from jax_attn.parity.checking.canaries import (
     integers_left_out,
     probe_integers,
     probe_kept_outputs,
+    small_features,
     try_canaries,
 )
 from jax_attn.parity.checking.chosen import chosen, note
@@ -113,7 +114,6 @@ def check(
         passed_over |= dict(reference.named_parameters()).keys() - names
         limited = (note(reference, names),) if weights.to_torch and gradients else ()
     called_port = Port(port, port_call, both_given)
-
     left_out = integers_left_out(called)
 
     def judged(prepared: Prepared) -> Result:
@@ -123,7 +123,8 @@ def check(
         compared = {name: exact[name] for name in exact if name not in passed_over}
         not_reached = unreached(compared, prepared.budgets[kind])
         as_jax = (StandingNote(_AS_JAX.format(dtype)),) if prepared.as_jax else ()
-        notes = (*weights.notes, *limited, *not_tried, *not_reached, *as_jax)
+        small = small_features(prepared)
+        notes = (*weights.notes, *limited, *not_tried, *small, *not_reached, *as_jax)
         result = judge_port(
             prepared,
             called_port,

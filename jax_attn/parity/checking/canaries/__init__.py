@@ -21,7 +21,7 @@ from jax_attn.parity.checking.canaries.masks import try_masks
 from jax_attn.parity.checking.canaries.neutral_buffers import try_neutral_buffers
 from jax_attn.parity.checking.canaries.padding_ids import try_padding_ids
 from jax_attn.parity.checking.canaries.positions import try_positions
-from jax_attn.parity.checking.canaries.small_features import try_small_features
+from jax_attn.parity.checking.canaries.small_features import small_features
 from jax_attn.parity.checking.canaries.softcaps import Tanhs, try_softcaps
 from jax_attn.parity.checking.canaries.softmaxes import try_softmaxes
 from jax_attn.parity.checking.canaries.unread import try_unread
@@ -35,6 +35,7 @@ __all__ = [
     "integers_left_out",
     "probe_integers",
     "probe_kept_outputs",
+    "small_features",
     "try_canaries",
 ]
 
@@ -62,7 +63,6 @@ def try_canaries(prepared: Prepared) -> DoubtsAndNotes:
         try_unread(prepared),
         try_neutral_buffers(prepared),
         try_padding_ids(prepared),
-        try_small_features(prepared),
     )
     doubts, notes = (tuple(chain.from_iterable(lines)) for lines in zip(*parts, strict=True))
     if doubts and not _has_budget(prepared):

@@ -2,12 +2,12 @@
 
 import numpy as np
 
-from jax_attn.parity.checking.canaries.findings import FINE, DoubtsAndNotes
+from jax_attn.parity.checking.canaries.findings import FINE
 from jax_attn.parity.checking.prepared import Prepared
 from jax_attn.parity.judge.compare import POWER, Verdict
 
 
-def try_small_features(prepared: Prepared) -> DoubtsAndNotes:
+def small_features(prepared: Prepared) -> tuple[str, ...]:
     """Note outputs of which some features, along the last axis, may err by a tenth of their size.
 
     A rounding of the large ones reaches the small ones where sums mix them, so a budget of the
@@ -33,4 +33,4 @@ def try_small_features(prepared: Prepared) -> DoubtsAndNotes:
             "pass; what would show it: a reference_call and port_call that return them under a "
             "name of their own"
         )
-    return DoubtsAndNotes((), tuple(notes))
+    return tuple(notes)

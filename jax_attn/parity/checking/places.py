@@ -4,9 +4,14 @@ from collections import Counter
 from typing import Any, NamedTuple, Self
 
 import torch
+from torch._ops import OpOverload
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from jax_attn.parity.run.float64_mode import Float64
+from jax_attn.parity.run.constants import Kwargs
+from jax_attn.parity.run.float64_mode import Float64, not_in_place
+
+# Operators in which bugs are planted, where they write to their first argument.
+_IN_PLACE = frozenset(("pow_", "rsqrt_", "sqrt_", "tanh_"))
 
 
 class Place(NamedTuple):
@@ -41,6 +46,13 @@ class Placed(Float64):
         for hook in self._hooks:
             hook.remove()
         super().__exit__(*raised)
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Any, args: tuple = (), kwargs: Kwargs | None = None
+    ) -> Any:
+        if func.overloadpacket.__name__ in _IN_PLACE:
+            return args[0].copy_(self.compute(not_in_place(func), args, dict(kwargs or {})))
+        return super().__torch_dispatch__(func, types, args, kwargs)
 
     def name_modules(self, root: torch.nn.Module) -> None:
         self._names = {module: name for name, module in root.named_modules()}

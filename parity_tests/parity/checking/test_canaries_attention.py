@@ -16,10 +16,12 @@ X = rng.standard_normal((B, T, D))
 AT = torch.arange(T)
 
 
-def try_on(module: torch.nn.Module, x: np.ndarray = X, dtype: str = "float32") -> tuple[str, str]:
+def try_on(
+    module: torch.nn.Module, x: np.ndarray = X, dtype: str = "float32", gradients: bool = False
+) -> tuple[str, str]:
     """Doubts and notes, a line each."""
     reference = Reference(module, None, Inputs.of((x,), float_dtype(dtype)))
-    doubts, notes = canaries.try_canaries(Prepared(reference, dtype, gradients=False))
+    doubts, notes = canaries.try_canaries(Prepared(reference, dtype, gradients=gradients))
     return "\n".join(doubts), "\n".join(notes)
 
 
@@ -144,6 +146,33 @@ def test_a_cap_of_outputs_is_a_doubt_by_its_name_and_else_a_note():
     assert "a softcap (the tanh) that is left out or wrong: no argument of it is" in doubts
     assert notes == ""
     assert try_on(Capped(5.0, of_scores=False)) == ("", "")
+
+
+class Branch(torch.nn.Module):
+    """A tanh in a branch that a matrix multiplies, which is 0 where training starts."""
+
+    def __init__(self, up, in_place=False):
+        super().__init__()
+        self.down, self.up = torch.nn.Linear(D, 3), torch.nn.Linear(3, D, bias=False)
+        torch.nn.init.constant_(self.up.weight, up)
+        self.tanh = torch.tanh_ if in_place else torch.tanh
+
+    def forward(self, x):
+        return x + self.up(self.tanh(self.down(x)))
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_tanh_is_seen_where_it_writes_in_place_and_in_gradients(in_place):
+    torch.manual_seed(0)
+    note = "a port without the tanh would pass: "
+    assert note not in try_on(Branch(0.1, in_place))[1]
+    assert note not in try_on(Branch(0.0, in_place), gradients=True)[1]
+    shown = "changes no compared tensor by more than rounding; what would show it: outputs that"
+    notes = try_on(Branch(0.0, in_place))[1]
+    assert note in notes
+    assert shown in notes
+    small = try_on(Branch(0.1, in_place).requires_grad_(False), 1e-3 * X)[1]
+    assert note not in small  # the bias alone is large enough
 
 
 def test_a_cap_that_shows_does_not_vouch_for_another():

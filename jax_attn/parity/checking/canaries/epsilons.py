@@ -7,7 +7,7 @@ import torch
 from torch._ops import OpOverload
 
 from jax_attn.parity.checking.canaries.findings import FINE, DoubtsAndNotes
-from jax_attn.parity.checking.canaries.watched import inside, run_placed
+from jax_attn.parity.checking.canaries.watched import inside, is_seen, run_placed
 from jax_attn.parity.checking.places import Place, Placed
 from jax_attn.parity.checking.prepared import Prepared
 from jax_attn.parity.judge.budget import PRECISIONS
@@ -89,7 +89,7 @@ def try_epsilons(prepared: Prepared) -> DoubtsAndNotes:
     if run is None or not mode.norms:
         return DoubtsAndNotes((), ())
     roundoff = PRECISIONS[prepared.dtype].store
-    seen = prepared.would_fail(run)
+    seen = prepared.would_fail(run) or is_seen(prepared, _OtherEpsilons)
     hidden: dict[float, list[tuple[str, float]]] = {}
     for path, epsilon, moved in mode.norms.values():
         if moved < roundoff or not seen:

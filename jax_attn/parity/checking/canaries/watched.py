@@ -1,16 +1,22 @@
 """One float64 run of the reference, watched: what its operators are given, by place."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch._ops import OpOverload
 
 from jax_attn.parity.checking.places import Place, Placed
+from jax_attn.parity.checking.prepared import Prepared
 from jax_attn.parity.judge.text import quoted
 from jax_attn.parity.run.constants import Kwargs
 from jax_attn.parity.run.inputs_and_runs import Run
 from jax_attn.parity.run.reference import Reference
+
+_FORWARD: Mapping[str, np.ndarray] = MappingProxyType({})
+"""The cotangents of a run that has no gradients."""
 
 
 class Watcher(Protocol):
@@ -47,8 +53,13 @@ class Watched(Placed):
         return super().__torch_dispatch__(func, types, args, kwargs)
 
 
-def run_placed(reference: Reference, mode: Placed) -> Run | None:
-    """As `run_planted`, the mode told the names of the modules that run."""
+def run_placed(
+    reference: Reference, mode: Placed, cotangents: Mapping[str, np.ndarray] = _FORWARD
+) -> Run | None:
+    """As `run_planted`, the mode told the names of the modules that run.
+
+    cotangents: of the outputs, for a run that has gradients, too.
+    """
     call = reference.call or (lambda module, *args, **inputs: module(*args, **inputs))
 
     def named(module: torch.nn.Module, *args: Any, **inputs: Any) -> Any:
@@ -56,9 +67,20 @@ def run_placed(reference: Reference, mode: Placed) -> Run | None:
         return call(module, *args, **inputs)
 
     try:
-        return reference.called(named).under(mode, {})
+        return reference.called(named).under(mode, cotangents)
     except Exception:
         return None
+
+
+def is_seen(prepared: Prepared, planted: Callable[[], Placed]) -> bool:
+    """Whether a bug fails an output or, where they are compared, a gradient.
+
+    True as well where the reference raises an error with it. planted: makes the mode that plants
+    it: a run each.
+    """
+    ways = (_FORWARD, prepared.cotangents) if prepared.gradients else (_FORWARD,)
+    runs = (run_placed(prepared.reference, planted(), cotangents) for cotangents in ways)
+    return any(run is None or prepared.would_fail(run) for run in runs)
 
 
 def inside(paths: Sequence[str]) -> str:

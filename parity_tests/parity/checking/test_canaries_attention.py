@@ -213,11 +213,19 @@ class Attends(torch.nn.Module):
 
 
 def test_a_saturated_softmax_is_called_so_and_smaller_scores_are_the_remedy():
-    doubts, _ = try_on(Attends(), 1e4 * X)
+    doubts, _ = try_on(Attends(), 30 * X)
     assert "a scale of the scores 1% too large: the softmax is saturated" in doubts
     assert "what would: smaller scores, by smaller inputs or weights" in doubts
     assert "off by one" not in doubts
     assert try_on(Attends()) == ("", "")
+
+
+def test_of_scores_that_no_kernel_makes_twice_alike_the_inputs_are_too_large():
+    """Their rounding alone, 1e8 of 2**24, is a factor of the weights that a fused kernel makes."""
+    doubts, notes = try_on(Attends(), 1e4 * X)
+    assert (doubts, notes.count("\n")) == ("", 0)
+    assert "rounding alone may change each output" in notes
+    assert "what would show it: smaller inputs" in notes
 
 
 CAUSES = {

@@ -192,7 +192,14 @@ def test_the_report_has_every_check_in_the_schema_of_verify(run, pytester):
     report = pytester.path / "a" / "report"
     assert sorted(p.name for p in report.iterdir()) == ["result.json", "summary.md"]
     document = json.loads((report / "result.json").read_text())
-    assert list(document) == ["schema_version", "environment", "summary", "cases", "compiled"]
+    assert list(document) == [
+        "schema_version",
+        "environment",
+        "complete",
+        "summary",
+        "cases",
+        "compiled",
+    ]
     assert document["environment"] == {"python": "3"}
     assert document["summary"]["inconclusive"] == 1
     assert verdicts(report) == NAMES

@@ -14,7 +14,8 @@ import torch
 from jax_attn.parity.checking.input_table import Choice, Lengths, MaskForm
 from jax_attn.parity.checking.softmax_bugs import BuggySoftmax
 from jax_attn.parity.judge.compare import POWER
-from jax_attn.parity.run.inputs_and_runs import Arrays, Inputs, as_raised, is_float
+from jax_attn.parity.run.call_side import as_raised
+from jax_attn.parity.run.inputs_and_runs import Arrays, Inputs, is_float
 from jax_attn.parity.run.port import float_dtype
 from jax_attn.parity.run.reference import Reference
 

@@ -1,12 +1,10 @@
 """What goes into both frameworks and what comes out: NumPy arrays under names."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-
-from jax_attn.attention.checks import ArgumentError
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -109,36 +107,6 @@ def wide(arrays: Arrays) -> Wide:
 def is_float(dtype: np.dtype) -> bool:
     """Whether `dtype` is floating; NumPy does not count ml_dtypes' among its own."""
     return dtype.kind == "f" or dtype.name == "bfloat16"
-
-
-class RaisedError(ValueError):
-    """What a side raised on its inputs; the error itself is the cause."""
-
-
-def call_side(
-    side: str, inputs: Inputs, call: Callable[..., Any], *args: Any, **kwargs: Any
-) -> Any:
-    """What `call` gives, of a side on these inputs.
-
-    Raises RaisedError, which names the side and the inputs, for what it raises; this package's own
-    errors, which name the argument, as they are.
-    """
-    try:
-        return call(*args, **kwargs)
-    except (ArgumentError, MemoryError):
-        raise
-    except Exception as error:
-        arrays = inputs.named(inputs.args, inputs.kwargs)
-        shapes = [f"{name} {a.dtype.name}{list(a.shape)}" for name, a in arrays.items()]
-        given = f"inputs {', '.join(shapes)}" if shapes else "no inputs"
-        raised = as_raised(error)
-        raise RaisedError(f"{side}: expected it to run on {given}, got {raised}") from error
-
-
-def as_raised(error: Exception) -> str:
-    """An error's type and message; of a RaisedError those of its cause."""
-    cause = error.__cause__ if isinstance(error, RaisedError) else error
-    return f"{type(cause).__name__}: {cause}"
 
 
 def named_outputs(result: Any, array: type | tuple[type, ...], side: str) -> dict[str, Any]:

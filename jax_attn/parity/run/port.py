@@ -12,15 +12,9 @@ import numpy as np
 from flax import nnx
 
 from jax_attn.parity.judge.result import StandingNote
+from jax_attn.parity.run.call_side import call_side
 from jax_attn.parity.run.emulate import emulate
-from jax_attn.parity.run.inputs_and_runs import (
-    Arrays,
-    Inputs,
-    Run,
-    call_side,
-    is_float,
-    named_outputs,
-)
+from jax_attn.parity.run.inputs_and_runs import Arrays, Inputs, Run, is_float, named_outputs
 from jax_attn.transfer import flatten
 from jax_attn.transfer.nnx.load import spelled
 

@@ -14,6 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from jax_attn.parity.judge.budget import PRECISIONS, RUNS, Budget, Spread
 from jax_attn.parity.run.at_once import in_order
+from jax_attn.parity.run.call_side import call_side
 from jax_attn.parity.run.constants import Recorder, mark
 from jax_attn.parity.run.decisions import (
     DecisionRecorder,
@@ -24,7 +25,7 @@ from jax_attn.parity.run.decisions import (
     settle,
 )
 from jax_attn.parity.run.float64_mode import TORCH_DTYPES, Float64, Unperturbed, rounds
-from jax_attn.parity.run.inputs_and_runs import STATE, Arrays, Inputs, Run, call_side, named_outputs
+from jax_attn.parity.run.inputs_and_runs import STATE, Arrays, Inputs, Run, named_outputs
 from jax_attn.parity.run.module_copies import ModuleCopies
 from jax_attn.parity.run.perturbed_mode import Perturbed
 from jax_attn.parity.run.sums import Squares

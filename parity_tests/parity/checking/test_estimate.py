@@ -57,7 +57,10 @@ def test_runs_that_take_over_twenty_seconds_are_counted_as_they_come(
     told = capsys.readouterr()
     assert (told.out, taken) == ("", list(range(9)))
     announced = "parity.check: 8 more perturbed runs, up to 24 s; then canaries and the port's runs"
-    counted = [f"parity.check: perturbed runs: {done} of 9 after 0 s" for done in range(1, 10)]
+    counted = [
+        f"parity.check: perturbed runs: {done} of 9 after 0 s, about 0 s left"
+        for done in range(1, 10)
+    ]
     assert told.err.splitlines() == ([announced, *counted] if long else [])
 
 

@@ -68,7 +68,10 @@ class Outcome:
             summary_lines,
         )
 
-        results, not_run, planned = self.results, self.not_run, len(self.planned)
+        results, not_run = self.results, self.not_run
+        # A row that its kernel refuses has no verdict: nothing was interrupted there.
+        refused = sum(item.level == "refused" for item in not_run)
+        planned = len(self.planned) - (0 if self.interrupted else refused)
         files = result_files(results, environment.describe(), not_run, planned)
         not_passed = [r for r in results if r.verdict is not Verdict.PASS]
         tell(

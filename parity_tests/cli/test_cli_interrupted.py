@@ -13,10 +13,11 @@ from helpers.torch_checkpoints import bert, saved, tensors
 from jax_attn import transfer
 from jax_attn.bench.engine.session import Session
 from jax_attn.cli import main
+from jax_attn.cli.verify_outcome import Outcome
 from jax_attn.parity import process_pool
 from jax_attn.parity.matrix.cases import Case
 from jax_attn.parity.matrix.rows import default
-from jax_attn.parity.matrix.run_rows import run_cases
+from jax_attn.parity.matrix.run_rows import refusal, run_cases
 
 WHERE = {
     "inspect": (transfer, "load_checkpoint", ("inspect", "SOURCE")),
@@ -69,6 +70,20 @@ def test_verify_interrupted_keeps_the_rows_that_are_judged(tmp_path, monkeypatch
     assert not document["complete"]
     assert [row["name"] for row in document["cases"]] == [case.name]
     assert part in (tmp_path / "summary.md").read_text()
+
+
+def test_rows_that_a_kernel_refuses_make_no_part_of_a_run(tmp_path):
+    judged, refused = (Case("plain_mha", "float32", "none", "seed001", t) for t in ("jit", "vmap"))
+
+    def items():
+        yield from run_cases([judged], doubts=lambda row: ())
+        yield refusal(refused, "cpu", "no such device")
+
+    outcome = Outcome([judged.name, refused.name], shown=False).collect(items())
+    status = outcome.present(report=tmp_path, as_json=False, all_tensors=False)
+    assert status == 0
+    assert json.loads((tmp_path / "result.json").read_text())["complete"]
+    assert "INTERRUPTED" not in (tmp_path / "summary.md").read_text()
 
 
 def test_each_row_is_printed_when_it_is_judged(monkeypatch, capfd):

@@ -33,10 +33,10 @@ from jax_attn.parity.run.sides import SIDES
 ROUNDINGS = frozenset({"floor", "ceil", "round", "trunc", "sign"})
 _COMPARISONS = frozenset({"lt", "le", "gt", "ge", "eq", "ne"})
 _RANKS = frozenset({"topk", "sort"})
-_NEAR = Lock()  # of every `Decision.near`: perturbed runs are made in several threads
 _CHOICES = frozenset({"argmax", "argmin", "bucketize", "searchsorted", "nonzero", *_RANKS})
 _WITHOUT_SIDES = ROUNDINGS | _CHOICES | _COMPARISONS
 DECIDING = _WITHOUT_SIDES | SIDES.keys()
+_COMPARING = Lock()  # one for all decisions: perturbed runs are made in two threads
 
 
 @dataclass
@@ -46,8 +46,8 @@ class Decision:
     what: in words. call: the operator and the shapes of its floating arguments. constant: whether
     it is about constants alone. taken: integers, rounded numbers, or sides. is_side: whether each
     run decides by itself, what is continuous. natural: what float64 decides; None where that is the
-    same. near: where another run decides otherwise; None where none did. other: what the last one
-    to do so decides, each row by itself. held: that, where perturbed runs take either.
+    same. near: where another run decides otherwise; None where none did. other: what the last of
+    those runs decides, each row by itself. held: that, where perturbed runs take either.
     """
 
     what: str
@@ -59,16 +59,22 @@ class Decision:
     near: Tensor | None = None
     other: Tensor | None = None
     held: Tensor | None = None
+    _turns: Tensor | None = None
 
-    def compare(self, other: Tensor) -> None:
-        """Note where another run decides otherwise."""
+    def compare(self, other: Tensor, turn: int = 0) -> None:
+        """Note where another run decides otherwise; turn: its place in their order, as two that
+        run at once finish in any."""
         if other.shape != self.taken.shape or torch.equal(other, self.taken):
             return
         differs = other != self.taken
-        with _NEAR:
+        with _COMPARING:
             self.near = differs if self.near is None else self.near | differs
-            rest = self.taken if self.other is None else self.other
-            self.other = torch.where(differs.any(-1, keepdim=True), other, rest)
+            rows = differs.any(-1, keepdim=True)
+            if self.other is None or self._turns is None:
+                self.other, self._turns = self.taken, torch.full(rows.shape, -1)
+            latest = rows & (self._turns <= turn)
+            self.other = torch.where(latest, other, self.other)
+            self._turns = torch.where(latest, turn, self._turns)
 
 
 # What a run goes on with, given the reference's decision and its own.
@@ -79,7 +85,6 @@ def settle(decision: Decision, own: Tensor) -> Tensor:
     """The first run in float64: the reference's, and where float64 differs is noted."""
     if own.shape == decision.taken.shape and not torch.equal(own, decision.taken):
         decision.natural = own
-    decision.compare(own)
     return decision.taken
 
 
@@ -93,7 +98,6 @@ def follow(decision: Decision, own: Tensor) -> Tensor:
 
 def perturb(decision: Decision, own: Tensor) -> Tensor:
     """A perturbed run: the reference's about constants, its own about all else."""
-    decision.compare(own)
     return decision.taken if decision.constant else own
 
 
@@ -181,9 +185,12 @@ class Replay:
     lost: whether the order came to be another; from there on the run decides.
     """
 
-    def __init__(self, decisions: Iterable[Decision], policy: Policy, *, sides: bool):
-        """sides: whether those are among the decisions."""
+    def __init__(
+        self, decisions: Iterable[Decision], policy: Policy, *, sides: bool, turn: int = 0
+    ):
+        """sides: whether those are among the decisions. turn: the run's place in their order."""
         self._left, self._policy, self._sides = list(decisions)[::-1], policy, sides
+        self._turn = turn
         self.lost = False
 
     def result(self, func: OpOverload, args: tuple, kwargs: Kwargs, result: Any) -> Any:
@@ -194,12 +201,13 @@ class Replay:
         if decision.call != signature(func, args, kwargs):
             self._left, self.lost = [], True
             return result
-        side = SIDES.get(name := decision_name(func))
+        name = decision_name(func)
+        side = SIDES.get(name) if decision.is_side else None
+        own = side(*args, **kwargs) if side else _decided(result)
+        if self._policy is not follow:  # which may have a bug
+            decision.compare(own, self._turn)
         if decision.is_side:
-            if self._policy is not follow:  # which may have a bug
-                decision.compare(side(*args, **kwargs) if side else result)
             return result
-        own = _decided(result)
         going_on = self._policy(decision, own)
         if going_on is own:
             return result
@@ -235,10 +243,10 @@ class Decisions(list[Decision]):
         super().__init__(decisions)
         self.sides = sides
 
-    def replay(self, policy: Policy) -> Replay:
+    def replay(self, policy: Policy, turn: int = 0) -> Replay:
         """For one run; nothing is replayed where all is left to the runs and none is counted."""
         any_taken = self.sides or not all(decision.is_side for decision in self)
-        return Replay(self if any_taken else (), policy, sides=self.sides)
+        return Replay(self if any_taken else (), policy, sides=self.sides, turn=turn)
 
     def hold(self, *, both: bool) -> None:
         """Whether runs from now on take either decision where those so far took one or another.

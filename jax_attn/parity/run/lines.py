@@ -1,11 +1,15 @@
 """Which line of the reference is being run."""
 
+import os
 import sys
 from pathlib import Path
 
 import torch
 
-_LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
+# With the separator: torchvision is no part of torch.
+_LIBRARIES = tuple(
+    f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, Path(__file__).parents[1])
+)
 
 
 def calling_line() -> str:

@@ -82,7 +82,7 @@ class Perturbed(Unperturbed):
         squares: Squares | None = None,
     ):
         super().__init__()
-        self.precision = precision
+        self.precision, self.seed = precision, seed
         self._constants = list(constants)
         self._adds_in_dtype = as_jax is not None
         self._stored_softmaxes = iter(as_jax or ())

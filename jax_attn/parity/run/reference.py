@@ -96,6 +96,11 @@ class Reference:
         decides."""
         return self._sharing(replace(self, call=call))
 
+    def deciding_anew(self) -> "Reference":
+        """The same, but for what it decides: on its own inputs, not on those it was made from."""
+        vars(other := replace(self))["_copies"] = self._copies
+        return other
+
     def _sharing(self, other: "Reference") -> "Reference":
         vars(other).update(_copies=self._copies, _decisions=self._decisions)
         return other
@@ -132,10 +137,13 @@ class Reference:
 
         again: call a module that changed its buffers a second time.
         """
-        policy = partial(either, mode.coins) if isinstance(mode, Perturbed) else follow
-        mode.replay = self._decisions.replay(policy)
+        if not isinstance(mode, Perturbed):
+            mode.replay = self._decisions.replay(follow)
+            return self._under(mode, cotangents, again=again)
+        mode.replay = self._decisions.replay(partial(either, mode.coins), mode.seed)
         run = self._under(mode, cotangents, again=again)
-        self._decisions.lost |= isinstance(mode, Perturbed) and mode.replay.lost
+        if mode.replay.lost:
+            self._decisions.lost = True  # never set back: two threads may be here
         return run
 
     def _under(self, mode: Float64, cotangents: Arrays, *, again: bool) -> Run:

@@ -100,7 +100,7 @@ class Squares:
         return self._of_product((name, a.shape, b.shape), a, b), self._terms
 
     def again(self, scores: torch.Tensor, precision: Precision) -> torch.Tensor | None:
-        """How far `scores`, straight from the last product, lie from the same made again.
+        """How far `scores`, the last product's results, may lie from the same computed again.
 
         A fused kernel makes them again in its backward pass, in another order of its sums, beside
         a logarithm of the first: what either order errs by does not cancel there. None where the

@@ -65,6 +65,12 @@ def rotary(softmax, table, x, kind):
     return softmax(y @ y.mT, -1) @ x
 
 
+def octave(softmax, table, x, kind):
+    """Integers made of integers through floating numbers: perturbed runs keep the reference's."""
+    xp = torch if isinstance(x, torch.Tensor) else jnp
+    return attend(softmax, x + xp.floor(xp.log2(kind + 1.5))[..., None])
+
+
 def of_one_row(call):
     return lambda softmax, table, x, kind: call(softmax, table, x, kind[:1])
 
@@ -82,6 +88,7 @@ WRONG = {
     "learned positions of one row": (embedded, of_one_row(embedded), IN_ORDER),
     "rotary positions": (rotary, as_if(rotary, IN_ORDER), IN_ORDER),
     "rotary positions of one row": (rotary, of_one_row(rotary), IN_ORDER),
+    "buckets of positions": (octave, as_if(octave, IN_ORDER), IN_ORDER),
 }
 
 

@@ -34,3 +34,13 @@ def test_a_run_takes_either_decision_where_one_decided_otherwise(both, constant,
     differs = (went_on != decision.taken).any(-1)
     assert not differs[_NEAR:].any()
     assert abs(differs[:_NEAR].double().mean().item() - part) < 0.1
+
+
+@pytest.mark.parametrize("turns", [(1, 2), (2, 1)], ids=["in order", "the later one first"])
+def test_what_is_held_is_of_the_later_run_whichever_ends_first(turns):
+    taken = torch.tensor([[0, 3]])
+    decision = Decision("topk", ("topk", ()), False, taken)
+    for turn in turns:
+        decision.compare(torch.tensor([[0, turn]]), turn)
+    Decisions([decision]).hold(both=True)
+    assert torch.equal(decision.held, torch.tensor([[0, 2]]))

@@ -94,7 +94,9 @@ class _Probe:
         reference = with_inputs(self.prepared.reference, varied)
         if run_planted(reference, Float64()) is None:
             raise _RefusedError("the reference raises an error where all have other values")
-        prepared = replace(self.prepared, reference=reference, gradients=False, runs=RUNS)
+        # Perturbed runs keep what the reference decides about constants: on these inputs, its own.
+        deciding = reference.deciding_anew()
+        prepared = replace(self.prepared, reference=deciding, gradients=False, runs=RUNS)
         with full_precision():
             port = replace(self.port, inputs=reference.inputs)
             try:

@@ -38,7 +38,8 @@ def command(
 
     No port is run. Every row must see each bug that it claims to see; if no row is left out, each
     bug must also be tried on the row that is made to catch it, and on one of those that
-    `jax-attn verify` runs by default. Exits with status 1 otherwise.
+    `jax-attn verify` runs by default. Bugs that `verify` does not try itself must be 10 times over
+    the budget of each row, or more. Exits with status 1 otherwise.
     """
     expect_ready(report, FILES)
     from jax_attn import environment

@@ -29,7 +29,7 @@ BACKENDS = (*devices.KINDS, "all")
 @click.command("verify")
 @click.pass_context
 @click.argument("checkpoint", required=False, type=click.Path(path_type=Path))
-@click.option("--all", "every_row", is_flag=True, help="Every row of the matrix, in some minutes.")
+@click.option("--all", "every_row", is_flag=True, help="Run every row of the matrix: minutes.")
 @DESIGN
 @DTYPE
 @click.option(
@@ -76,10 +76,10 @@ def command(
     """Verify that port and reference agree.
 
     Without CHECKPOINT: every published design, in both frameworks, against a float64 oracle. The
-    rows are the fewest in which every variant is run and every design, dtype, mask, shape and
-    transform meets every other that it can meet; --all adds the other combinations.
-    With one (a safetensors or torch file, or a folder of shards): the attention layers found in
-    it, each rebuilt in torch and in Flax and compared on seeded inputs.
+    default rows are few, but have every variant, and every pair of a design, dtype, mask, shape or
+    transform with another that can occur together; --all runs the other combinations, too.
+    With CHECKPOINT (a safetensors or torch file, or a folder of shards): the attention layers found
+    in it, each rebuilt in torch and in Flax and compared on seeded inputs.
     """
     expect_one_mode(context)
     shared = {"dtypes": dtypes, "pattern": pattern, "report": report, "as_json": as_json}

@@ -21,7 +21,7 @@ from jax_attn.parity.matrix.cases import Case
 from jax_attn.parity.matrix.rows import FACTORS, default
 
 FAR = 10.0
-"""How many times over budget a bug is at least, on every row, that `verify` itself does not try."""
+"""A bug that `verify` does not try must be this many times over the budget of each row."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def survivors(kills: Sequence[Kill]) -> list[Kill]:
 
 
 def near_and_untried(kills: Sequence[Kill], weak: Collection[str]) -> list[Kill]:
-    """Bugs that come near a row's budget, and which `verify` does not try: only `weak` ones."""
+    """Trials less than `FAR` times over budget, of bugs that `verify` does not try: not `weak`."""
     return [kill for kill in kills if kill.bug not in weak and kill.times < FAR]
 
 
@@ -85,7 +85,7 @@ def without_their_row(kills: Sequence[Kill], bugs: Sequence[str]) -> list[str]:
 
 
 def without_default_row(kills: Sequence[Kill]) -> list[str]:
-    """Bugs that rows of the matrix claim, and none of those that `jax-attn verify` runs unasked."""
+    """Bugs that rows of the matrix claim, but no default row of `jax-attn verify`."""
     by_default = {"-".join(case.preparation) for case in default()}
     of_matrix = {kill.bug for kill in kills if _place(kill.column) < len(_families())}
     return sorted(of_matrix - {kill.bug for kill in kills if kill.case in by_default})
@@ -186,7 +186,7 @@ def summary_lines(
         lines += [
             f"NOT TRIED on a default row: {name!r}; only `verify --all` would see it"
             for name in without_default_row(kills)
-        ] or ["each is killed by a default row of `jax-attn verify`, too"]
+        ] or ["each is tried on a default row of `jax-attn verify`, too"]
     elif more := counts["bugs"] - counts["tried"]:
         lines.append(f"{more} more bugs: no row here claims them")
     if weakest := counts["weakest"]:

@@ -105,7 +105,7 @@ def dtype_problems(reference: torch.nn.Module, dtype: Any) -> list[str]:
     return problems
 
 
-# --- what can be run, and says nothing ------------------------------------------------------------
+# --- what can be run, but shows nothing -----------------------------------------------------------
 
 
 def output_problems(reference: Reference, outputs: Arrays) -> list[str]:
@@ -158,7 +158,7 @@ def _outside(reference: Reference) -> Iterator[str]:
 
 
 def input_doubts(reference: Reference) -> tuple[str, ...]:
-    """Numbers that are not finite, beside which no other number shows: of inputs, and weights.
+    """Name the inputs and weights that hold NaN or infinity, which hides every other number.
 
     An input that is added to the scores as a mask may be -inf.
     """

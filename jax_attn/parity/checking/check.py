@@ -60,6 +60,7 @@ def check(
         bit, and parameter gradients pair by it; without it the result says that neither was.
     reference_call, port_call: `(module, *args, **inputs) -> array | {name: array}`, where a
         side is called in its own way: masks, axis order, static arguments, several outputs.
+        `reference_call` may be called in two threads at once, each with a module of its own.
     gradients: compare those of the floating inputs (and, with a layout, of the parameters)
         against one seeded cotangent for each output.
     seed: of the cotangents.
@@ -84,11 +85,11 @@ def check(
     pairs is named in a note (`jax_attn.parity.checking.state`). So are parameters that no input
     reaches, whose gradient is zero everywhere.
 
-    Where the perturbed runs take over 20 s, stderr shows how many are done; a line there says where
-    half of the free memory is needed.
+    If the perturbed runs take over 20 s, stderr shows how many are done; if the check needs more
+    than half of the free memory, a line there says so.
 
     Raises TypeError or ValueError for arguments that cannot be checked, naming each, and
-    `RaisedError`, a ValueError, for what a side raises on its inputs: that is its cause.
+    `RaisedError`, a ValueError, where a side raises an error on its inputs: its `__cause__`.
     """
     flags = {"gradients": gradients, "strict": strict}
     calls = {"reference_call": reference_call, "port_call": port_call}

@@ -35,7 +35,8 @@ def other_numbers(
 def not_finite_under_some(is_finite: Mapping[str, bool]) -> tuple[str, ...]:
     """A failure where outputs are finite under one transform and not under another.
 
-    is_finite: by transform. XLA:CPU gives `fill * c - max` one rounding where each alone has one.
+    is_finite: by transform. XLA:CPU rounds `fill * c - max` once; run one by one, the product and
+    the difference are rounded each.
     """
     lost = [transform for transform, finite in is_finite.items() if not finite]
     if not lost or len(lost) == len(is_finite):

@@ -64,9 +64,9 @@ def suggest_inputs(
     only doubt. Floats are standard normal, each array its own. Ids are drawn over the whole
     vocabulary, `padding_idx` among them once; token types take all their values; positions are in
     no order. Masks hide one key of the first row and several of each other; where the reference
-    stays finite and accurate, forward and backward, all keys of the last row. An optional parameter
-    that changes no output is left out, and so is one of a name that no rule knows, and so are
-    positions that the reference computes in another way than 0, 1, 2, …, as from what is padding.
+    stays finite and accurate, forward and backward, all keys of the last row. Left out are optional
+    parameters that change no output or whose name no rule knows, and positions that the reference
+    itself computes otherwise than as 0, 1, 2, …, such as from the padding.
 
     Raises ValueError naming each parameter without a default that no rule knows, or saying what
     the reference refused.

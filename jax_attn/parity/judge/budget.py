@@ -128,7 +128,7 @@ class Budget:
         return spread.budget()
 
 
-# A run that is not finite makes a budget that is none: `judge` says so.
+# A run that is not finite leaves the tensor without a budget, which `judge` reports.
 _QUIET = np.errstate(invalid="ignore", over="ignore")
 
 

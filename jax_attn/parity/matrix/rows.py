@@ -1,6 +1,6 @@
 """The rows of the built-in matrix, chosen so that every pair of levels occurs. NumPy only.
 
-`default` has the fewest rows in which each pair of levels meets that can meet. `matrix` adds the
+`default` has few rows, in which each pair of levels occurs that can occur. `matrix` adds the
 rest: designs and masks are crossed in full (`FACTORS`), with most dtypes, and each combination is
 run under several transforms. In both, a few rows on long shapes cross the edges of the tiles and
 pages as they are shipped.

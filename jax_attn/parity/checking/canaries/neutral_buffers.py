@@ -11,7 +11,7 @@ from jax_attn.parity.judge.text import quoted
 from jax_attn.parity.run.float64_mode import Float64
 
 _NEUTRAL = (0.0, 1.0)
-"""What changes nothing that it is added to; what it multiplies or divides."""
+"""0 changes nothing that it is added to, 1 nothing that it multiplies or divides."""
 
 
 def try_neutral_buffers(prepared: Prepared) -> DoubtsAndNotes:
@@ -25,7 +25,7 @@ def try_neutral_buffers(prepared: Prepared) -> DoubtsAndNotes:
     notes = [
         _note(names, value)
         for (_, value), names in alike.items()
-        if (_changes_outputs(prepared, {*names}))
+        if _changes_outputs(prepared, {*names})
     ]
     return DoubtsAndNotes((), tuple(notes))
 

@@ -14,10 +14,10 @@ from jax_attn.parity.run.inputs_and_runs import Run
 
 
 def try_padding_ids(prepared: Prepared) -> DoubtsAndNotes:
-    """Note ids of which none is the padding of their embedding, where that one is no id as others.
+    """Note ids without the padding of their embedding, where the reference treats that id apart.
 
-    Two ids exchanged, and their rows of the embedding too, give the same outputs, unless one of
-    them means something beside its row.
+    If two ids are exchanged, and their rows of the embedding too, the outputs stay the same, unless
+    one of the ids has a meaning beyond its row.
     """
     notes = []
     for path, table in prepared.reference.module.named_modules():

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from jax_attn.parity.checking.check import check
-    from jax_attn.parity.checking.suggest_inputs import suggest_inputs
+    from jax_attn.parity.checking.suggestion.suggest_inputs import suggest_inputs
     from jax_attn.parity.judge.compare import Verdict
     from jax_attn.parity.judge.result import ParityError, Result
     from jax_attn.parity.training.check_training import check_training
@@ -22,7 +22,7 @@ __all__ = [
 ]
 _HOMES = {
     "check": "checking.check",
-    "suggest_inputs": "checking.suggest_inputs",
+    "suggest_inputs": "checking.suggestion.suggest_inputs",
     "check_training": "training.check_training",
     "optax_like": "training.optimizers.optax_like",
     "Result": "judge.result",

@@ -12,8 +12,8 @@ from jax_attn.dtypes import DTYPES
 from jax_attn.parity.judge.text import joined
 from jax_attn.parity.run import TRANSFORMS
 from jax_attn.parity.run.call_side import RaisedError
-from jax_attn.parity.run.float64_mode import TORCH_DTYPES
 from jax_attn.parity.run.inputs_and_runs import Arrays, is_float
+from jax_attn.parity.run.modes.float64_mode import TORCH_DTYPES
 from jax_attn.parity.run.port import x64_is_on
 from jax_attn.parity.run.reference import Reference
 from jax_attn.transfer import Layout

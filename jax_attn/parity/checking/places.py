@@ -7,8 +7,8 @@ import torch
 from torch._ops import OpOverload
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from jax_attn.parity.run.constants import Kwargs
-from jax_attn.parity.run.float64_mode import Float64, not_in_place
+from jax_attn.parity.run.modes.constants import Kwargs
+from jax_attn.parity.run.modes.float64_mode import Float64, not_in_place
 
 # Operators in which bugs are planted, where they write to their first argument.
 _IN_PLACE = frozenset(("pow_", "rsqrt_", "sqrt_", "tanh_"))

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from jax_attn.parity.checking.places import Place, Placed
-from jax_attn.parity.run.constants import SOFTMAXES
+from jax_attn.parity.run.modes.constants import SOFTMAXES
 
 SoftmaxBug = Callable[..., Tensor | None]
 """(scores, axis) -> wrong probabilities; None where the bug has no place. Of the backward pass:

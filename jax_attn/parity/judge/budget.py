@@ -2,7 +2,7 @@ r"""How large an error correct code may make: from roundoff, never typed in.
 
 The reference is run a handful of times in float64, each time with every operation's
 result moved by one roundoff of the precision under test, up or down at random
-(`run.perturbed_mode`, forward and backward). How far the runs spread about the
+(`run.modes.perturbed_mode`, forward and backward). How far the runs spread about the
 unperturbed one is what rounding alone does to each number.
 
 What one operation is moved by (`Precision`, `bridge`)

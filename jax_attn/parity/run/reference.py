@@ -15,8 +15,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from jax_attn.parity.judge.budget import PRECISIONS, RUNS, Budget, Spread
 from jax_attn.parity.run.at_once import in_order
 from jax_attn.parity.run.call_side import call_side
-from jax_attn.parity.run.constants import Recorder, mark
-from jax_attn.parity.run.decisions import (
+from jax_attn.parity.run.inputs_and_runs import STATE, Arrays, Inputs, Run, named_outputs
+from jax_attn.parity.run.modes.constants import Recorder, mark
+from jax_attn.parity.run.modes.decisions import (
     DecisionRecorder,
     Decisions,
     Probe,
@@ -24,11 +25,10 @@ from jax_attn.parity.run.decisions import (
     follow,
     settle,
 )
-from jax_attn.parity.run.float64_mode import TORCH_DTYPES, Float64, Unperturbed, rounds
-from jax_attn.parity.run.inputs_and_runs import STATE, Arrays, Inputs, Run, named_outputs
+from jax_attn.parity.run.modes.float64_mode import TORCH_DTYPES, Float64, Unperturbed, rounds
+from jax_attn.parity.run.modes.perturbed_mode import Perturbed
+from jax_attn.parity.run.modes.sums import Squares
 from jax_attn.parity.run.module_copies import ModuleCopies
-from jax_attn.parity.run.perturbed_mode import Perturbed
-from jax_attn.parity.run.sums import Squares
 from jax_attn.transfer import as_numpy
 from jax_attn.transfer.arrays import same_bits
 

@@ -11,8 +11,8 @@ import torch
 
 from jax_attn.parity.judge.budget import PRECISIONS
 from jax_attn.parity.judge.compare import rms
-from jax_attn.parity.run.float64_mode import TORCH_DTYPES, Unperturbed
-from jax_attn.parity.run.perturbed_mode import Perturbed
+from jax_attn.parity.run.modes.float64_mode import TORCH_DTYPES, Unperturbed
+from jax_attn.parity.run.modes.perturbed_mode import Perturbed
 from jax_attn.parity.run.reference import one_thread, plain_kernels
 from jax_attn.parity.training.optimizers.optax_like import KINDS
 from jax_attn.parity.training.recipe import Recipe

@@ -8,8 +8,8 @@ from flax import nnx
 
 from jax_attn import parity
 from jax_attn.parity.judge.budget import bridge
-from jax_attn.parity.run import perturbed_mode
-from jax_attn.parity.run.perturbed_mode import Perturbed
+from jax_attn.parity.run.modes import perturbed_mode
+from jax_attn.parity.run.modes.perturbed_mode import Perturbed
 from jax_attn.transfer import Layout, linear, load, row
 
 

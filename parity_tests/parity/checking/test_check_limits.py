@@ -14,7 +14,7 @@ from jax_attn.parity.judge.budget import bridge
 from jax_attn.parity.judge.compare import rms
 from jax_attn.parity.run.call_side import RaisedError
 from jax_attn.parity.run.inputs_and_runs import Inputs
-from jax_attn.parity.run.perturbed_mode import Perturbed
+from jax_attn.parity.run.modes.perturbed_mode import Perturbed
 from jax_attn.parity.run.reference import Reference
 from jax_attn.transfer import LAYER_NORM, LINEAR, Layout, linear, load, row
 

@@ -21,8 +21,8 @@ from jax_attn.parity.judge.budget import (
     student_quantile,
 )
 from jax_attn.parity.run.inputs_and_runs import Inputs
+from jax_attn.parity.run.modes.sums import Squares
 from jax_attn.parity.run.reference import Reference
-from jax_attn.parity.run.sums import Squares
 
 # Two-sided quantiles from printed tables, to the digits given there.
 STUDENT = [(0.05, 2, 4.303), (0.05, 10, 2.228), (0.01, 20, 2.845), (0.001, 4, 8.610)]

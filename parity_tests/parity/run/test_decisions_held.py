@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from jax_attn.parity.judge.budget import PRECISIONS
-from jax_attn.parity.run.decisions import Decision, Decisions, either
-from jax_attn.parity.run.perturbed_mode import Perturbed
+from jax_attn.parity.run.modes.decisions import Decision, Decisions, either
+from jax_attn.parity.run.modes.perturbed_mode import Perturbed
 
 _TOKENS, _NEAR = 997, 499
 

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from jax_attn.parity.run.draws import PART, Draws, in_parts
+from jax_attn.parity.run.modes.draws import PART, Draws, in_parts
 
 ROUNDOFF = {"float64": 2.0**-52, "float32": 2.0**-24, "bfloat16": 2.0**-8}
 

@@ -8,8 +8,8 @@ import torch
 
 from jax_attn.parity.checking.prepared import Prepared
 from jax_attn.parity.judge.figures import figures
-from jax_attn.parity.run.fills import Summands, as_kept
 from jax_attn.parity.run.inputs_and_runs import Inputs, wide
+from jax_attn.parity.run.modes.fills import Summands, as_kept
 from jax_attn.parity.run.reference import Reference
 
 _LOWEST = torch.finfo(torch.float64).min  # stands for the lowest number of the dtype under test

@@ -3,9 +3,9 @@
 import pytest
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from jax_attn.parity.run.constants import Recorder
-from jax_attn.parity.run.decisions import DecisionRecorder
-from jax_attn.parity.run.perturbed_mode import Perturbed
+from jax_attn.parity.run.modes.constants import Recorder
+from jax_attn.parity.run.modes.decisions import DecisionRecorder
+from jax_attn.parity.run.modes.perturbed_mode import Perturbed
 
 
 class Ordinary(TorchDispatchMode):

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from jax_attn.parity.judge.parts import dot
-from jax_attn.parity.run.sums import Squares
+from jax_attn.parity.run.modes.sums import Squares
 
 A, B = (
     torch.randn(5, 5, generator=torch.Generator().manual_seed(i), dtype=torch.float64)

@@ -10,21 +10,25 @@ import math
 from itertools import chain
 
 from jax_attn.parity.checking.canaries.attention_facts import AttentionFacts
-from jax_attn.parity.checking.canaries.batches import try_batches
 from jax_attn.parity.checking.canaries.branches import OF_MASKS, Branches
+from jax_attn.parity.checking.canaries.data.batches import try_batches
+from jax_attn.parity.checking.canaries.data.equal_inputs import try_equal_inputs
+from jax_attn.parity.checking.canaries.data.integers import (
+    Probed,
+    integers_left_out,
+    probe_integers,
+)
+from jax_attn.parity.checking.canaries.data.kept_outputs import probe_kept_outputs
+from jax_attn.parity.checking.canaries.data.neutral_buffers import try_neutral_buffers
+from jax_attn.parity.checking.canaries.data.padding_ids import try_padding_ids
+from jax_attn.parity.checking.canaries.data.positions import try_positions
+from jax_attn.parity.checking.canaries.data.small_features import small_features
+from jax_attn.parity.checking.canaries.data.unread import try_unread
 from jax_attn.parity.checking.canaries.epsilons import try_epsilons
-from jax_attn.parity.checking.canaries.equal_inputs import try_equal_inputs
 from jax_attn.parity.checking.canaries.findings import DoubtsAndNotes
-from jax_attn.parity.checking.canaries.integers import Probed, integers_left_out, probe_integers
-from jax_attn.parity.checking.canaries.kept_outputs import probe_kept_outputs
 from jax_attn.parity.checking.canaries.masks import try_masks
-from jax_attn.parity.checking.canaries.neutral_buffers import try_neutral_buffers
-from jax_attn.parity.checking.canaries.padding_ids import try_padding_ids
-from jax_attn.parity.checking.canaries.positions import try_positions
-from jax_attn.parity.checking.canaries.small_features import small_features
 from jax_attn.parity.checking.canaries.softcaps import Tanhs, try_softcaps
 from jax_attn.parity.checking.canaries.softmaxes import try_softmaxes
-from jax_attn.parity.checking.canaries.unread import try_unread
 from jax_attn.parity.checking.canaries.watched import Watched, run_placed
 from jax_attn.parity.checking.canaries.windows import try_windows
 from jax_attn.parity.checking.prepared import Prepared

@@ -9,7 +9,7 @@ from jax_attn.parity.checking.canaries.findings import DRAWN
 from jax_attn.parity.checking.places import Place, Placed
 from jax_attn.parity.checking.softmax_bugs import FORWARD
 from jax_attn.parity.judge.budget import PRECISIONS
-from jax_attn.parity.run.constants import Kwargs
+from jax_attn.parity.run.modes.constants import Kwargs
 
 # What a mask adds to a score, or puts in its place.
 HIDES = -1e3

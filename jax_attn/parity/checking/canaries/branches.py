@@ -12,8 +12,8 @@ from jax_attn.parity.checking.canaries.findings import DoubtsAndNotes
 from jax_attn.parity.checking.canaries.watched import inside
 from jax_attn.parity.checking.places import Place, Placed
 from jax_attn.parity.judge.text import joined
-from jax_attn.parity.run.constants import Kwargs
-from jax_attn.parity.run.lines import calling_line
+from jax_attn.parity.run.modes.constants import Kwargs
+from jax_attn.parity.run.modes.lines import calling_line
 
 
 class Side(NamedTuple):

@@ -11,7 +11,7 @@ from jax_attn.parity.checking.canaries.watched import inside, is_seen, run_place
 from jax_attn.parity.checking.places import Place, Placed
 from jax_attn.parity.checking.prepared import Prepared
 from jax_attn.parity.judge.budget import PRECISIONS
-from jax_attn.parity.run.constants import Kwargs
+from jax_attn.parity.run.modes.constants import Kwargs
 
 # operator -> which of its arguments is the epsilon
 _NORMS = {

@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from jax_attn.parity.run.float64_mode import Float64
+from jax_attn.parity.judge.budget import PRECISIONS
 from jax_attn.parity.run.inputs_and_runs import Inputs, Run
+from jax_attn.parity.run.modes.float64_mode import Float64
 from jax_attn.parity.run.reference import Reference
 
 
@@ -43,11 +44,12 @@ def run_planted(reference: Reference, mode: Float64) -> Run | None:
 
 
 def same(a: np.ndarray, b: np.ndarray) -> bool:
-    """To half of float64's digits of b's largest: 2**-26.
+    """Whether no element differs by as much as a roundoff of float32 of b's largest.
 
-    What is less than a roundoff of float32, 2**-24, no check in float32 or narrower shows; and two
-    float64 runs of one module are as far apart only after 2**26 roundings that all lean one way, or
-    where numbers cancel to as few digits.
+    A check in float32 or narrower does not show less. Two float64 runs of one module come as far
+    apart only after 2**29 roundings that all lean one way, or where numbers cancel to as few
+    digits.
     """
     largest = np.abs(b[np.isfinite(b)]).max(initial=0.0)
-    return np.allclose(a, b, rtol=0, atol=np.finfo(np.float64).eps ** 0.5 * largest, equal_nan=True)
+    atol = PRECISIONS["float32"].store * largest
+    return np.allclose(a, b, rtol=0, atol=atol, equal_nan=True)

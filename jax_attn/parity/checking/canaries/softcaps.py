@@ -12,7 +12,7 @@ from jax_attn.parity.checking.canaries.watched import inside, is_seen, run_place
 from jax_attn.parity.checking.places import Place, Placed
 from jax_attn.parity.checking.prepared import Prepared
 from jax_attn.parity.checking.softmax_bugs import FORWARD
-from jax_attn.parity.run.constants import Kwargs
+from jax_attn.parity.run.modes.constants import Kwargs
 
 # An argument this large is bent by 8 %: where that is not seen, its size is not the reason.
 _BENT = 0.5

@@ -11,8 +11,8 @@ from torch._ops import OpOverload
 from jax_attn.parity.checking.places import Place, Placed
 from jax_attn.parity.checking.prepared import Prepared
 from jax_attn.parity.judge.text import quoted
-from jax_attn.parity.run.constants import Kwargs
 from jax_attn.parity.run.inputs_and_runs import Run
+from jax_attn.parity.run.modes.constants import Kwargs
 from jax_attn.parity.run.reference import Reference
 
 _FORWARD: Mapping[str, np.ndarray] = MappingProxyType({})

@@ -9,8 +9,8 @@ import torch
 from jax_attn.parity.checking.canaries.findings import DoubtsAndNotes
 from jax_attn.parity.checking.canaries.planted import named_inputs, run_planted, same, with_inputs
 from jax_attn.parity.checking.prepared import Prepared
-from jax_attn.parity.run.float64_mode import Float64
 from jax_attn.parity.run.inputs_and_runs import Run
+from jax_attn.parity.run.modes.float64_mode import Float64
 
 
 def try_padding_ids(prepared: Prepared) -> DoubtsAndNotes:

@@ -7,7 +7,7 @@ import numpy as np
 from jax_attn.parity.checking.canaries.findings import DoubtsAndNotes
 from jax_attn.parity.checking.canaries.planted import named_inputs, run_planted, same, with_inputs
 from jax_attn.parity.checking.prepared import Prepared
-from jax_attn.parity.run.float64_mode import Float64
+from jax_attn.parity.run.modes.float64_mode import Float64
 
 _ALONG = {
     0: ("a batch of one", "the rows of a batch", "rows"),

@@ -9,8 +9,8 @@ from jax_attn.parity.checking.canaries.planted import named_inputs, run_planted,
 from jax_attn.parity.checking.prepared import Prepared
 from jax_attn.parity.judge.compare import Verdict, rms
 from jax_attn.parity.judge.text import quoted
-from jax_attn.parity.run.float64_mode import Float64
 from jax_attn.parity.run.inputs_and_runs import wide
+from jax_attn.parity.run.modes.float64_mode import Float64
 from jax_attn.parity.run.port import Port, full_precision
 
 

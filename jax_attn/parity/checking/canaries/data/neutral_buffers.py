@@ -8,7 +8,7 @@ from jax_attn.parity.checking.canaries.findings import DoubtsAndNotes
 from jax_attn.parity.checking.canaries.planted import run_planted
 from jax_attn.parity.checking.prepared import Prepared
 from jax_attn.parity.judge.text import quoted
-from jax_attn.parity.run.float64_mode import Float64
+from jax_attn.parity.run.modes.float64_mode import Float64
 
 _NEUTRAL = (0.0, 1.0)
 """0 changes nothing that it is added to, 1 nothing that it multiplies or divides."""

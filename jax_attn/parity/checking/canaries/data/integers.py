@@ -16,8 +16,8 @@ from jax_attn.parity.checking.prepared import Prepared
 from jax_attn.parity.judge.compare import Verdict
 from jax_attn.parity.judge.text import joined
 from jax_attn.parity.run.call_side import as_raised
-from jax_attn.parity.run.float64_mode import Float64
 from jax_attn.parity.run.inputs_and_runs import Inputs
+from jax_attn.parity.run.modes.float64_mode import Float64
 from jax_attn.parity.run.port import Port, full_precision
 from jax_attn.parity.run.reference import Reference
 

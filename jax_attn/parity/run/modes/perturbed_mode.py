@@ -13,7 +13,7 @@ from torch._ops import OpOverload
 
 from jax_attn.parity.judge.budget import APPROXIMATED, PRECISIONS, Precision, bridge
 from jax_attn.parity.judge.compare import POWER
-from jax_attn.parity.run.constants import (
+from jax_attn.parity.run.modes.constants import (
     SOFTMAXES,
     Constants,
     Kwargs,
@@ -23,9 +23,9 @@ from jax_attn.parity.run.constants import (
     signature,
     sources_of,
 )
-from jax_attn.parity.run.draws import Draws, in_parts
-from jax_attn.parity.run.fills import SUMS_OF_TWO, Summands, is_one_of, largest
-from jax_attn.parity.run.float64_mode import (
+from jax_attn.parity.run.modes.draws import Draws, in_parts
+from jax_attn.parity.run.modes.fills import SUMS_OF_TWO, Summands, is_one_of, largest
+from jax_attn.parity.run.modes.float64_mode import (
     TORCH_DTYPES,
     Float64,
     Unperturbed,
@@ -33,8 +33,8 @@ from jax_attn.parity.run.float64_mode import (
     not_in_place,
     rounds,
 )
-from jax_attn.parity.run.products import apart
-from jax_attn.parity.run.sums import SUMS, Squares, adds, is_count, linear_terms
+from jax_attn.parity.run.modes.products import apart
+from jax_attn.parity.run.modes.sums import SUMS, Squares, adds, is_count, linear_terms
 
 # Terms that XLA:CPU adds up before their sums: its rewriting of long reductions into trees.
 _RUN = 32

@@ -11,8 +11,8 @@ import ml_dtypes
 import numpy as np
 import torch
 
-from jax_attn.parity.checking.input_table import Choice, Lengths, MaskForm
 from jax_attn.parity.checking.softmax_bugs import BuggySoftmax
+from jax_attn.parity.checking.suggestion.input_table import Choice, Lengths, MaskForm
 from jax_attn.parity.judge.compare import POWER
 from jax_attn.parity.run.call_side import as_raised
 from jax_attn.parity.run.inputs_and_runs import Arrays, Inputs, is_float

@@ -6,11 +6,11 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from jax_attn.parity.run.constants import SOFTMAXES, Kwargs, each
-from jax_attn.parity.run.decisions import DECIDING, Replay
-from jax_attn.parity.run.fills import SUMS_OF_TWO, Summands, as_kept
-from jax_attn.parity.run.mode import Mode
-from jax_attn.parity.run.products import GROUPED, grouped_product
+from jax_attn.parity.run.modes.constants import SOFTMAXES, Kwargs, each
+from jax_attn.parity.run.modes.decisions import DECIDING, Replay
+from jax_attn.parity.run.modes.fills import SUMS_OF_TWO, Summands, as_kept
+from jax_attn.parity.run.modes.mode import Mode
+from jax_attn.parity.run.modes.products import GROUPED, grouped_product
 
 TORCH_DTYPES = {
     "float32": torch.float32,
@@ -72,8 +72,8 @@ class Float64(Mode):
     Many models cast to float32 inside (norms, rotary tables, softmax): `.double()` alone
     leaves an error of 1e-7 that would pass for the port's.
 
-    dtype: the one under test. A sum with a mask's fill is what it is there (`run.fills`).
-    replay: the reference's decisions there, which this run follows (`run.decisions`).
+    dtype: the one under test. A sum with a mask's fill is what it is there (`run.modes.fills`).
+    replay: the reference's decisions there, which this run follows (`run.modes.decisions`).
     """
 
     dtype = torch.float32

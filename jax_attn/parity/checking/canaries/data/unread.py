@@ -13,8 +13,8 @@ from jax_attn.parity.checking.canaries.findings import DoubtsAndNotes
 from jax_attn.parity.checking.canaries.planted import run_planted
 from jax_attn.parity.checking.prepared import Prepared
 from jax_attn.parity.judge.text import quoted
-from jax_attn.parity.run.constants import Kwargs, each
-from jax_attn.parity.run.float64_mode import Float64, is_view
+from jax_attn.parity.run.modes.constants import Kwargs, each
+from jax_attn.parity.run.modes.float64_mode import Float64, is_view
 
 
 class _Reads(Float64):

@@ -20,7 +20,7 @@ from jax_attn.parity.checking.arguments import (
     seed_type_problems,
     type_problems,
 )
-from jax_attn.parity.checking.input_table import (
+from jax_attn.parity.checking.suggestion.input_table import (
     ADDED,
     Lengths,
     MaskForm,
@@ -31,8 +31,8 @@ from jax_attn.parity.checking.input_table import (
     may_be_asked_for,
     row_of,
 )
-from jax_attn.parity.checking.reference_sizes import ReferenceSizes, other_primes
-from jax_attn.parity.checking.trials import Signature, Trial
+from jax_attn.parity.checking.suggestion.reference_sizes import ReferenceSizes, other_primes
+from jax_attn.parity.checking.suggestion.trials import Signature, Trial
 from jax_attn.parity.judge.text import joined
 from jax_attn.parity.run.inputs_and_runs import Arrays
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from jax_attn.parity.run.mode import Mode
+from jax_attn.parity.run.modes.mode import Mode
 
 Kwargs = Mapping[str, Any]
 Signature = tuple[str, tuple[tuple[int, ...], ...]]

@@ -8,7 +8,7 @@ a correct port may take another where they lie within rounding.
 
 What is continuous whichever way it is decided, comparisons and maxima, stays with each run; so does
 all that a backward pass decides. In bfloat16 and float16 it is counted where runs decide otherwise:
-of a ReLU's gradient a whole term is there or is not (`run.sides`).
+of a ReLU's gradient a whole term is there or is not (`run.modes.sides`).
 
 Not seen is what Python decides by a number that it reads out of a tensor (`.item()`, `.tolist()`).
 Of numbers that are equal bit by bit (`topk` of a gate of zeros) the reference's choice is kept.
@@ -25,10 +25,10 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from jax_attn.parity.run.constants import Kwargs, Signature, mark, signature, sources_of
-from jax_attn.parity.run.lines import calling_line
-from jax_attn.parity.run.mode import Mode
-from jax_attn.parity.run.sides import SIDES
+from jax_attn.parity.run.modes.constants import Kwargs, Signature, mark, signature, sources_of
+from jax_attn.parity.run.modes.lines import calling_line
+from jax_attn.parity.run.modes.mode import Mode
+from jax_attn.parity.run.modes.sides import SIDES
 
 ROUNDINGS = frozenset({"floor", "ceil", "round", "trunc", "sign"})
 _COMPARISONS = frozenset({"lt", "le", "gt", "ge", "eq", "ne"})

@@ -9,7 +9,7 @@ import torch
 from torch._ops import OpOverload
 
 from jax_attn.parity.judge.budget import Precision, bridge
-from jax_attn.parity.run.constants import Kwargs, each
+from jax_attn.parity.run.modes.constants import Kwargs, each
 
 Terms = tuple[torch.Tensor, int]
 """The sum of squared terms, and the number of terms."""

@@ -5,8 +5,8 @@ import numpy as np
 from jax_attn.parity.checking.canaries.findings import DRAWN, DoubtsAndNotes, doubt
 from jax_attn.parity.checking.canaries.planted import named_inputs, run_planted, same, with_inputs
 from jax_attn.parity.checking.prepared import Prepared
-from jax_attn.parity.run.float64_mode import Float64
 from jax_attn.parity.run.inputs_and_runs import is_float
+from jax_attn.parity.run.modes.float64_mode import Float64
 
 
 def try_positions(prepared: Prepared) -> DoubtsAndNotes:

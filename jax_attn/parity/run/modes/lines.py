@@ -8,7 +8,7 @@ import torch
 
 # With the separator: torchvision is no part of torch.
 _LIBRARIES = tuple(
-    f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, Path(__file__).parents[1])
+    f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, Path(__file__).parents[2])
 )
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from torch import nn
 
-from jax_attn.parity.checking.reference_sizes import ReferenceSizes
+from jax_attn.parity.checking.suggestion.reference_sizes import ReferenceSizes
 
 Lengths = Mapping[str, int]
 Draw = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]

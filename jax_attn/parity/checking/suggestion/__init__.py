@@ -1,0 +1,1 @@
+"""Inputs that a reference's own signature and settings suggest, tried on it."""

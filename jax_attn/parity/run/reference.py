@@ -140,7 +140,7 @@ class Reference:
         if not isinstance(mode, Perturbed):
             mode.replay = self._decisions.replay(follow)
             return self._under(mode, cotangents, again=again)
-        mode.replay = self._decisions.replay(partial(either, mode.coins), mode.seed)
+        mode.replay = self._decisions.replay(partial(either, mode.rounding.coins), mode.seed)
         run = self._under(mode, cotangents, again=again)
         if mode.replay.lost:
             self._decisions.lost = True  # never set back: two threads may be here

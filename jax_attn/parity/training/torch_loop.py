@@ -11,8 +11,10 @@ import torch
 
 from jax_attn.parity.judge.budget import PRECISIONS
 from jax_attn.parity.judge.compare import rms
+from jax_attn.parity.run.modes.draws import Draws
 from jax_attn.parity.run.modes.float64_mode import TORCH_DTYPES, Unperturbed
 from jax_attn.parity.run.modes.perturbed_mode import Perturbed
+from jax_attn.parity.run.modes.rounding import DrawnRounding
 from jax_attn.parity.run.reference import one_thread, plain_kernels
 from jax_attn.parity.training.optimizers.optax_like import KINDS
 from jax_attn.parity.training.recipe import Recipe
@@ -34,12 +36,13 @@ ELEMENTWISE = tuple(getattr(torch.optim, name) for name in KINDS)
 """Optimizers that treat each number alone: several parameters may as well be one."""
 
 
-class PerturbedUpdate(Perturbed):
-    """Perturbs, but changes no sign and no zero: a moment below 0 would have no root."""
+class KeepsSigns(DrawnRounding):
+    """Changes no sign and no zero: a moment below 0 would have no root."""
 
-    def _stored(self, x: torch.Tensor) -> torch.Tensor:
-        perturbed = super()._stored(x)
-        return torch.where(x * perturbed > 0, perturbed, 0.0)
+    def stored(self, x: torch.Tensor) -> torch.Tensor:
+        """x as the precision stores it; 0 where its sign would be another."""
+        stored = super().stored(x)
+        return torch.where(x * stored > 0, stored, 0.0)
 
 
 @dataclass(frozen=True)
@@ -55,11 +58,15 @@ class Rounding:
         if not seed:
             return cls(Unperturbed(), Unperturbed())
         low, own = PRECISIONS[dtype], PRECISIONS[master_dtype(dtype)]
-        return cls(Perturbed(low, 2 * seed), PerturbedUpdate(own, 2 * seed + 1))
+        update = Perturbed(own)
+        update.rounding = KeepsSigns(own, Draws(2 * seed + 1))
+        return cls(Perturbed(low, 2 * seed), update)
 
     def lowered(self, master: torch.Tensor) -> torch.Tensor:
         """A master weight as the module's dtype keeps it; in float64 no cast does that."""
-        return self.forward._stored(master) if isinstance(self.forward, Perturbed) else master
+        return (
+            self.forward.rounding.stored(master) if isinstance(self.forward, Perturbed) else master
+        )
 
 
 class TorchRun:

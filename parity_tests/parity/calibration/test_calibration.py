@@ -28,6 +28,7 @@ from jax_attn.parity.calibration.configurations import (
 from jax_attn.parity.calibration.draw import ALLOWED, LIMITS, VALUES, draw
 from jax_attn.parity.calibration.report import GATES, Trial, figures, quantiles
 from jax_attn.parity.judge.compare import TensorReport, Verdict
+from jax_attn.parity.run.modes.perturbed_mode import Perturbed
 
 ONE = "float32-core-gqa-mha-arrays"
 SOME = {
@@ -298,3 +299,11 @@ def test_an_infinite_fraction_is_null_in_json():
     document = json.loads(report.as_json([trial(Verdict.FAIL, gates=gates)], 0, {}))
     assert document["groups"]["all"]["fractions"]["RMS"]["largest"] is None
     assert document["not_passed"][0]["name"] == "one"
+
+
+def test_a_row_of_one_key_whose_values_cancel_is_no_mistake(monkeypatch):
+    """The gradients of its scores are 0, but for what dO·V and dO·O err by."""
+    one = [Configuration(766, 0)]
+    assert [trial.verdict for trial in calibrate.judged(one)] == ["PASS"]
+    monkeypatch.setattr(Perturbed, "_scores_gradient", Perturbed._kernel)
+    assert [trial.verdict for trial in calibrate.judged(one)] == ["FAIL"]

@@ -30,7 +30,7 @@ def test_a_run_takes_either_decision_where_one_decided_otherwise(both, constant,
     decision = _decision(constant=constant)
     Decisions([decision]).hold(both=both)
     mode = Perturbed(PRECISIONS["bfloat16"], seed=1)
-    went_on = either(mode.coins, decision, decision.taken)
+    went_on = either(mode.rounding.coins, decision, decision.taken)
     differs = (went_on != decision.taken).any(-1)
     assert not differs[_NEAR:].any()
     assert abs(differs[:_NEAR].double().mean().item() - part) < 0.1

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterable
 from dataclasses import replace
-from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -34,6 +33,7 @@ from jax_attn.parity.run.modes.float64_mode import (
     rounds,
 )
 from jax_attn.parity.run.modes.products import apart
+from jax_attn.parity.run.modes.rounding import DrawnRounding
 from jax_attn.parity.run.modes.sums import SUMS, Squares, adds, is_count, linear_terms
 
 # Terms that XLA:CPU adds up before their sums: its rewriting of long reductions into trees.
@@ -47,12 +47,6 @@ _COMPOSED = frozenset(
     """.split()  # noqa: SIM905
 )
 _OF_TWO = (*SUMS_OF_TWO, "mul")
-
-
-@cache
-def _holds(precision: Precision, value: float) -> bool:
-    """Whether a number is one of the precision's, whatever its exponent."""
-    return not math.isfinite(value) or math.frexp(value)[0] / precision.store % 1 == 0
 
 
 def _divides(by: Any) -> bool:
@@ -82,44 +76,22 @@ class Perturbed(Unperturbed):
         squares: Squares | None = None,
     ):
         super().__init__()
-        self.precision, self.seed = precision, seed
+        self.rounding, self.seed = DrawnRounding(precision, Draws(seed)), seed
         self._constants = list(constants)
         self._adds_in_dtype = as_jax is not None
         self._stored_softmaxes = iter(as_jax or ())
         self._stored_weights: set[int] = set()
         """Where the weights of those softmaxes lie, whose backward passes are stored, too."""
-        self._numbers: dict[tuple[float, float], float] = {}
-        self._draws = Draws(seed)
         self.squares = squares or Squares(room=0)
 
-    def _moved(
-        self, x: torch.Tensor, by: torch.Tensor, key: np.uint64 | None = None
-    ) -> torch.Tensor:
-        """x + by * (uniform in (-1, 1)), equal numbers alike, where that is finite.
-
-        key: the operation's, where this is a part of its result.
-        """
-        moved = by.mul_(self._alike(x, key)).add_(x)
-        return moved if math.isfinite(moved.sum()) else torch.where(moved.isfinite(), moved, x)
-
-    def coins(self, shape: torch.Size) -> torch.Tensor:
-        """Booleans, True in half of all cases."""
-        return self._alike(torch.arange(1.0, 1.0 + shape.numel()).double()).reshape(shape) < 0
-
-    def _alike(self, x: torch.Tensor, key: np.uint64 | None = None) -> torch.Tensor:
-        roundoff = max(self.precision.store, self.precision.operand)
-        return self._draws.alike(x, self._draws.key() if key is None else key, roundoff)
-
-    def _stored(self, x: torch.Tensor) -> torch.Tensor:
-        return in_parts(partial(self._stored_part, key=self._draws.key()), x)
+    @property
+    def precision(self) -> Precision:
+        """The one in which all is rounded."""
+        return self.rounding.precision
 
     def kept(self, a: np.ndarray) -> np.ndarray:
         """An array that the module keeps between calls, in the precision: rounded when kept."""
-        return self._stored(torch.from_numpy(a)).numpy()
-
-    def _stored_part(self, x: torch.Tensor, key: np.uint64) -> torch.Tensor:
-        by = (self.precision.store * x).abs_().clamp_(min=self.precision.tiny)
-        return self._moved(x, by.masked_fill_(x == 0, 0.0), key)  # equal numbers differ by 0
+        return self.rounding.stored(torch.from_numpy(a)).numpy()
 
     def __torch_dispatch__(
         self, func: OpOverload, types: Any, args: tuple = (), kwargs: Kwargs | None = None
@@ -129,11 +101,12 @@ class Perturbed(Unperturbed):
                 return func(*args, **(kwargs or {}))
             return self._dispatched(func, types, args, kwargs)
         made_by = sources_of(func, args, kwargs)
-        own = self.precision
+        own = self.rounding
         if made_by is not None and rounds(func):
-            self.precision = self._of_constant(signature(func, args, kwargs))
+            precision = self._of_constant(signature(func, args, kwargs))
+            self.rounding = replace(own, precision=precision)
         result = self._dispatched(func, types, args, kwargs)
-        self.precision = own
+        self.rounding = own
         mark(result, made_by)
         return result
 
@@ -142,29 +115,18 @@ class Perturbed(Unperturbed):
         is_sum = plain in SUMS or adds(plain, args, kwargs or {})
         if not rounds(func) and not is_sum:
             return super().__torch_dispatch__(func, types, args, kwargs)
-        kwargs = {name: self._kept(value) for name, value in (kwargs or {}).items()}
+        kwargs = {name: self.rounding.number(value) for name, value in (kwargs or {}).items()}
         if plain == "div" and _divides(args[1]) and not kwargs.get("rounding_mode"):
-            args = (args[0], 1 / self._kept(1 / args[1]))
+            args = (args[0], 1 / self.rounding.number(1 / args[1]))
         else:
-            args = tuple(map(self._kept, args))
+            args = tuple(map(self.rounding.number, args))
         if not func._schema.is_mutable:
             return super().__torch_dispatch__(func, types, args, kwargs)
         if plain in _COMPOSED or plain in APPROXIMATED or plain in _OF_TWO or is_sum:
             return args[0].copy_(self.compute(not_in_place(func), args, kwargs))
         result = super().__torch_dispatch__(func, types, args, kwargs)
-        result.copy_(each(self._stored, result))
+        result.copy_(each(self.rounding.stored, result))
         return result
-
-    def _kept(self, value: Any) -> Any:
-        """A number that is written in the program, as the precision keeps it: the same each time,
-        and so for all elements. What is divided by one is multiplied by its reciprocal."""
-        if type(value) is not float or _holds(self.precision, value):
-            return value
-        key = value, self.precision.store
-        if key not in self._numbers:
-            moved = value * (1 + self.precision.store * self._draws.one())
-            self._numbers[key] = moved if math.isfinite(moved) else value
-        return self._numbers[key]
 
     def _of_constant(self, call: Signature) -> Precision:
         """How finely the next constant is kept; as all else once the order is another."""
@@ -181,8 +143,10 @@ class Perturbed(Unperturbed):
             return self._next_softmax(func, args, kwargs)
         if not rounds(func) and not adds(name, args, kwargs):
             return super().compute(func, args, kwargs)
-        if name in ("mul", "div"):  # scores written out, not those of a fused kernel
-            self.squares.last = None
+        if name == "_softmax_backward_data":
+            return self._scores_gradient(func, args, kwargs)
+        if name not in SUMS_OF_TWO and name not in SUMS:  # no longer those of a fused kernel
+            self.squares.change(args)
         if self._adds_in_dtype and (parts := apart(func, args, kwargs)):
             product = self.compute(parts.product, parts.factors, {})
             return self.compute(torch.ops.aten.add.Tensor, (product, parts.bias), {})
@@ -194,14 +158,14 @@ class Perturbed(Unperturbed):
         if not total.is_floating_point():
             return total
         squares, terms = self.squares.terms(name, args, kwargs)
-        total *= terms * self._kept(1 / terms) if name == "mean" and terms else 1.0
+        total *= terms * self.rounding.number(1 / terms) if name == "mean" and terms else 1.0
         of_total, of_squares, lost = self._bridge(name, terms, args)
-        of_sum, of_storing = self._draws.key(), self._draws.key()
+        of_sum, of_storing = self.rounding.draws.key(), self.rounding.draws.key()
 
         def summed(total: torch.Tensor, squares: torch.Tensor) -> torch.Tensor:
             exact = is_count(total, squares, max(self.precision.acc, self.precision.store))
             by = squares.mul_(of_squares).addcmul_(total, total, value=of_total).add_(lost).sqrt_()
-            moved = self._stored_part(self._moved(total, by, of_sum), of_storing)
+            moved = self.rounding.stored_part(self.rounding.moved(total, by, of_sum), of_storing)
             return moved if exact is None else torch.where(exact, total, moved)
 
         return in_parts(summed, total, squares, out=total)
@@ -221,7 +185,7 @@ class Perturbed(Unperturbed):
         of_total, of_squares, lost = bridge(terms, self.precision)
         exact = is_count(total, squares, max(self.precision.acc, self.precision.store))
         by = (of_total * total.square()).add_(of_squares * squares).add_(lost).sqrt_()
-        moved = self._stored(self._moved(total, by))
+        moved = self.rounding.stored(self.rounding.moved(total, by))
         return moved if exact is None else torch.where(exact, total, moved)
 
     def _bridge(self, name: str, terms: int, args: tuple) -> tuple[float, float, float]:
@@ -261,14 +225,14 @@ class Perturbed(Unperturbed):
                     result = steps(*args, **kwargs)
             if result is NotImplemented:
                 # The exact result of inputs one roundoff away.
-                args, kwargs = each(self._nearby, (args, kwargs))
+                args, kwargs = each(self.rounding.nearby, (args, kwargs))
         if result is NotImplemented:
             result = Float64.compute(self, func, args, kwargs)
         if name in APPROXIMATED:
-            result = self._approximated(result, APPROXIMATED[name] * self.precision.acc)
+            result = self.rounding.approximated(result, APPROXIMATED[name] * self.precision.acc)
         if name in _OF_TWO and result.is_floating_point():
             return self._of_two(name, result, args, kwargs)
-        return each(self._stored, result)
+        return each(self.rounding.stored, result)
 
     def _next_softmax(self, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
         self._stores_softmax = next(self._stored_softmaxes, False)
@@ -300,7 +264,7 @@ class Perturbed(Unperturbed):
         with self._inside(replace(self.precision, store=self.precision.acc)):
             few = decomposition_table[func](d_out, read, len(rows), *(at or [-1]), by_frequency)
         table = d_out.new_zeros((count, *few.shape[1:]))
-        return table.index_copy_(0, rows, self._stored(few))
+        return table.index_copy_(0, rows, self.rounding.stored(few))
 
     def _of_two(
         self, name: str, result: torch.Tensor, args: tuple, kwargs: dict[str, Any]
@@ -309,7 +273,8 @@ class Perturbed(Unperturbed):
 
         Where no fill is and no number is added (as in 1 - mask) that is not looked for.
         """
-        stored, (store, acc) = self._stored(result), (self.precision.store, self.precision.acc)
+        stored = self.rounding.stored(result)
+        store, acc = self.precision.store, self.precision.acc
         has_fill = largest(result) >= 1 / store
         if name == "mul":
             if not has_fill:
@@ -325,15 +290,10 @@ class Perturbed(Unperturbed):
             return stored
         # Of a fill and a score: the fill alone as it is stored, both where that waits in float32.
         absorbed, fill = summands.absorbed(store)
-        either = fill if self._draws.one() < 0 else self._nearby(result)
+        either = fill if self.rounding.draws.one() < 0 else self.rounding.nearby(result)
         # Beside the dtype's own smallest number `as_kept` has rounded already.
         stored = torch.where(absorbed, either, stored)
         return torch.where(fill.abs() > torch.finfo(self.dtype).max, result, stored)
-
-    def _approximated(self, x: torch.Tensor, by: float) -> torch.Tensor:
-        """Each number moved by up to `by` of itself, and all by up to a quarter of that alike."""
-        shared = self._draws.one()
-        return self._moved(x, (by * x).abs_()).mul_(1 + by / 4 * shared)
 
     def _inside(self, precision: Precision) -> "Perturbed":
         """The same draw of perturbations, for intermediates."""
@@ -341,7 +301,7 @@ class Perturbed(Unperturbed):
         # What float16 does not hold is finite inside a kernel, as a norm's backward sums are.
         inside.dtype = torch.float32 if is_finer else self.dtype
         inside._adds_in_dtype = self._adds_in_dtype
-        inside._draws, inside._numbers = self._draws, self._numbers
+        inside.rounding = DrawnRounding(precision, self.rounding.draws, self.rounding.written)
         inside.squares = self.squares
         return inside
 
@@ -354,8 +314,26 @@ class Perturbed(Unperturbed):
         weights = self._kernel(func, (scores, dim, *others), kwargs)
         kept = torch.logsumexp(scores, dim, keepdim=True)
         by = self.precision.acc * kept.abs()
-        weights.mul_(self._alike(kept).mul_(by).add_(1))
-        return weights if again is None else weights.mul_(self._alike(again).mul_(again).add_(1))
+        weights.mul_(self.rounding.alike(kept).mul_(by).add_(1))
+        if again is None:
+            return weights
+        # Backward a fused kernel makes the scores again, beside the logarithm of the first.
+        by = again.sqrt_()
+        return weights.mul_(self.rounding.alike(by).mul_(by).add_(1))
 
-    def _nearby(self, x: torch.Tensor) -> torch.Tensor:
-        return self._moved(x, (self.precision.acc * x).abs_())
+    def _scores_gradient(
+        self, func: OpOverload, args: tuple, kwargs: dict[str, Any]
+    ) -> torch.Tensor:
+        """P * (dP - delta), with the delta of a fused kernel, which has it as dO·O.
+
+        Its sum over the features is not that of dP = dO·V: where dP and delta cancel, their errors
+        do not. By Jensen's inequality the squared terms of dO·O are at most the mean of those of
+        dP, weighted by P.
+        """
+        d_weights, weights, dim, *_ = args
+        again = self.squares.again(d_weights, self.precision)
+        d_scores = self._kernel(func, args, kwargs)
+        if again is None:
+            return d_scores
+        by = again.mul_(weights).sum(dim, keepdim=True).sqrt_()
+        return d_scores.addcmul_(weights, self.rounding.alike(by).mul_(by))

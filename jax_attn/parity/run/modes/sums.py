@@ -15,6 +15,8 @@ Terms = tuple[torch.Tensor, int]
 """The sum of squared terms, and the number of terms."""
 Call = tuple[str, torch.Size, torch.Size]
 """A product's operator and the shapes of its operands."""
+_Places = tuple[int, ...]
+"""How many numbers a tensor has, rows and columns: the same however its batch is seen."""
 _ROOM = 2**29
 """Bytes: those of a BERT of 109 million parameters at T = 64 fit."""
 _SMALLEST = torch.finfo(torch.float32).tiny
@@ -87,48 +89,59 @@ class Squares:
         self._kept: list[tuple[Call, torch.Tensor | None]] = []
         self._known = None if first is None else iter(first._kept)
         self._room = room
-        self._terms = 0
-        self.last: torch.Tensor | None = None
-        """Those of the last product, as they are kept; to be set to None once it is changed."""
+        self._batched: dict[_Places, tuple[torch.Tensor, int]] = {}
+        """Of each shape, the last batched product's, as they are kept, and its number of terms."""
 
     def terms(self, name: str, args: tuple, kwargs: dict[str, Any]) -> Terms:
         """Of the operator `name` of `SUMS`, called with these; its caller may write there."""
         if name in _SUMS:
             return _SUMS[name](*args, **kwargs)
         a, b = args[_FIRST_FACTOR[name] :][:2]
-        self._terms = a.shape[-1]
-        return self._of_product((name, a.shape, b.shape), a, b), self._terms
+        terms = a.shape[-1]
+        squares, kept = self._of_product((name, a.shape, b.shape), a, b)
+        if name == "bmm" and kept is not None:
+            self._batched[_places(kept)] = kept, terms
+        return squares, terms
 
-    def again(self, scores: torch.Tensor, precision: Precision) -> torch.Tensor | None:
-        """How far `scores`, the last product's results, may lie from the same computed again.
+    def change(self, tensors: tuple) -> None:
+        """Forget the products of these shapes: what has them now is no longer those products."""
+        for x in tensors:
+            if isinstance(x, torch.Tensor) and x.ndim > 1:
+                self._batched.pop(_places(x), None)
 
-        A fused kernel makes them again in its backward pass, in another order of its sums, beside
-        a logarithm of the first: what either order errs by does not cancel there. None where the
-        last product is another, or its results are stored more coarsely than they are summed.
+    def again(self, products: torch.Tensor, precision: Precision) -> torch.Tensor | None:
+        """The square of how far these, a batched product's, may lie from the same computed again.
+
+        That is in another order of its sums. None where no product is of that shape, or its
+        results are stored more coarsely than they are summed.
         """
-        is_coarse = precision.store > precision.acc
-        if is_coarse or self.last is None or self.last.numel() != scores.numel():
+        kept = self._batched.pop(_places(products), None) if products.ndim > 1 else None
+        if kept is None or precision.store > precision.acc:
             return None
-        squares, self.last = self.last.view(scores.shape).double(), None
-        of_total, of_squares, _ = bridge(self._terms, replace(precision, operand=0.0))
-        totals = torch.minimum(scores.square(), self._terms * squares)  # a mask's fill is none
-        return totals.mul_(2 * of_total).add_(squares, alpha=2 * of_squares).sqrt_()
+        squares, terms = kept[0].view(products.shape).double(), kept[1]
+        of_total, of_squares, _ = bridge(terms, replace(precision, operand=0.0))
+        totals = torch.minimum(products.square(), terms * squares)  # a mask's fill is none
+        return totals.mul_(2 * of_total).add_(squares, alpha=2 * of_squares)
 
-    def _of_product(self, call: Call, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    def _of_product(
+        self, call: Call, a: torch.Tensor, b: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Those of a product, and the same as they are kept."""
         if self._known is not None:
             known_call, known = next(self._known, (None, None))
             if known_call == call and known is not None:
-                self.last = known
-                return known.double()
+                return known.double(), known
             self._known = self._known if known_call == call else iter(())
-            squares = a.square() @ b.square()
-            self.last = _narrowed(squares)
-            return squares
         squares = a.square() @ b.square()
-        self.last = _narrowed(squares)
-        self._room -= squares.nbytes // 2
-        self._kept.append((call, self.last if self._room >= 0 else None))
-        return squares
+        narrow = _narrowed(squares)
+        if self._known is None:
+            self._room -= squares.nbytes // 2
+            self._kept.append((call, narrow if self._room >= 0 else None))
+        return squares, narrow
+
+
+def _places(x: torch.Tensor) -> _Places:
+    return x.numel(), *x.shape[-2:]
 
 
 def _narrowed(squares: torch.Tensor) -> torch.Tensor | None:

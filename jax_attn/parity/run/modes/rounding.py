@@ -1,0 +1,77 @@
+"""How one perturbed run rounds: what every number of a result is moved by."""
+
+import math
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from jax_attn.parity.judge.budget import Precision
+from jax_attn.parity.run.modes.draws import Draws, in_parts
+
+
+@dataclass(frozen=True)
+class DrawnRounding:
+    """The roundings of a precision, drawn in order.
+
+    written: the numbers that are written in the program, as they are kept, by value and roundoff.
+    """
+
+    precision: Precision
+    draws: Draws
+    written: dict[tuple[float, float], float] = field(default_factory=dict)
+
+    def alike(self, x: torch.Tensor, key: np.uint64 | None = None) -> torch.Tensor:
+        """Uniform in (-1, 1), equal numbers alike.
+
+        key: the operation's, where this is a part of its result.
+        """
+        roundoff = max(self.precision.store, self.precision.operand)
+        return self.draws.alike(x, self.draws.key() if key is None else key, roundoff)
+
+    def coins(self, shape: torch.Size) -> torch.Tensor:
+        """Booleans, True in half of all cases."""
+        return self.alike(torch.arange(1.0, 1.0 + shape.numel()).double()).reshape(shape) < 0
+
+    def moved(
+        self, x: torch.Tensor, by: torch.Tensor, key: np.uint64 | None = None
+    ) -> torch.Tensor:
+        """x + by * (uniform in (-1, 1)), where that is finite; by: written over."""
+        moved = by.mul_(self.alike(x, key)).add_(x)
+        return moved if math.isfinite(moved.sum()) else torch.where(moved.isfinite(), moved, x)
+
+    def stored(self, x: torch.Tensor) -> torch.Tensor:
+        """x as the precision stores it."""
+        return in_parts(partial(self.stored_part, key=self.draws.key()), x)
+
+    def stored_part(self, x: torch.Tensor, key: np.uint64) -> torch.Tensor:
+        """A part of what an operation stores, whose key is given."""
+        by = (self.precision.store * x).abs_().clamp_(min=self.precision.tiny)
+        return self.moved(x, by.masked_fill_(x == 0, 0.0), key)  # equal numbers differ by 0
+
+    def nearby(self, x: torch.Tensor) -> torch.Tensor:
+        """x, a roundoff of sums away."""
+        return self.moved(x, (self.precision.acc * x).abs_())
+
+    def approximated(self, x: torch.Tensor, by: float) -> torch.Tensor:
+        """Each number moved by up to `by` of itself, and all by up to a quarter of that alike."""
+        shared = self.draws.one()
+        return self.moved(x, (by * x).abs_()).mul_(1 + by / 4 * shared)
+
+    def number(self, value: Any) -> Any:
+        """A number that is written in the program, as the precision keeps it: the same each time,
+        and so for all elements. Any other value is returned as it is."""
+        if type(value) is not float or _holds(self.precision, value):
+            return value
+        key = value, self.precision.store
+        if key not in self.written:
+            moved = value * (1 + self.precision.store * self.draws.one())
+            self.written[key] = moved if math.isfinite(moved) else value
+        return self.written[key]
+
+
+def _holds(precision: Precision, value: float) -> bool:
+    """Whether a number is one of the precision's, whatever its exponent."""
+    return not math.isfinite(value) or math.frexp(value)[0] / precision.store % 1 == 0

@@ -110,7 +110,7 @@ def command(
         if not as_json:  # which is one document, at the end
             click.echo(plan)
         if problems := [*job.problems, *plan.problems, *refused_target(target)]:
-            raise TransferError("port, nothing written", problems)
+            raise TransferError("port wrote nothing", problems)
         if not dry_run:
             carry_out(job, plan, target, kind, check, outcome)
     except TransferError as error:

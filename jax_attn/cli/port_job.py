@@ -6,6 +6,7 @@ Imports NumPy and the tables: the command line imports it only when a port start
 import contextlib
 import importlib
 import json
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -173,15 +174,24 @@ def open_job(
         table = by_family(family, config, keys, tensors if to == "torch" else ())
         problems += disagreements(heads, table.sizes or (None, None, None))
     else:
-        known = sorted(name for f in FAMILIES.values() for name in f.model_types)
-        text = f"expected a model_type in config.json beside it, one of {', '.join(known)}"
-        text += f", got {config.get('model_type')!r}"
-        own = "--layout package.module:TABLE, a Layout of your own"
-        unknown = Problem("missing", "--layout", text, own)
-        raise TransferError("port, nothing written", [*problems, unknown])
+        raise TransferError("port wrote nothing", [*problems, _unknown_family(source, to, config)])
     name = None if family is None else family.name
     stamps |= opened.stamps
     return Job(source, tensors, stamps, table, name, config, problems)
+
+
+def _unknown_family(source: Path, to: Side, config: Config) -> Problem:
+    kind = config.get("model_type")
+    known = ", ".join(sorted(name for f in FAMILIES.values() for name in f.model_types))
+    families = f"the supported families, which are {known}, and Llama as Meta publishes it"
+    if kind is None:
+        text = f"expected a config.json beside {source} that names one of {families}; got none"
+    else:
+        text = f"{kind} is not among {families}"
+    command = f"jax-attn port {shlex.quote(str(source))} OUT --to {to}"
+    hint = "describe its tensors in a transfer.Layout of your own, and run: "
+    hint += f"{command} --layout PACKAGE.MODULE:TABLE"
+    return Problem("refused", "model_type", text, hint)
 
 
 def plan_job(job: Job, to: Side, ignore: Sequence[str], **casting: Any) -> PortPlan:

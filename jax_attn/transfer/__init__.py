@@ -105,4 +105,4 @@ if not TYPE_CHECKING:  # a type checker would take every name for one of these
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted(__all__)

@@ -206,7 +206,12 @@ BAD = {
         lambda held: held | {Q.replace("1", "9" * 5000): held[Q]}, said=("no row takes it",)
     ),
     "a family that is not known": Bad(
-        config={"model_type": "mine"}, said=("'mine'", "--layout package.module:TABLE", "llama")
+        config={"model_type": "gemma2"},
+        said=("gemma2 is not among the supported families", "llama", "OUT --to flax --layout"),
+    ),
+    "a config that names no family": Bad(
+        config={"model_type": None},
+        said=("names one of the supported families", "llama", "OUT --to flax --layout"),
     ),
     "a kernel of whole numbers": Bad(
         lambda held: held | {Q: held[Q].astype("int32")},

@@ -20,6 +20,7 @@ EXTRAS = {
     "models": ("tokenizers", "the sentence encoder"),
     "bench": ("matplotlib", "plots of measurements, and peers to measure against"),
     "dev": ("pytest", "the tests"),
+    "docs": ("sphinx", "the documentation"),
 }
 
 _JAX_SETTINGS = {"jax_default_matmul_precision": str, "jax_enable_x64": bool}

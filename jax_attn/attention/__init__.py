@@ -1,4 +1,4 @@
-"""Attention on arrays: pure functions, and what says who may attend to whom."""
+"""Attention on arrays: pure functions, and masks that say which query may attend to which key."""
 
 from jax_attn.attention.api import (
     attend_with_cache,

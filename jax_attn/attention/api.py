@@ -72,8 +72,8 @@ def dot_product_attention(
       (B, T, N, Hv) in the query's dtype. The softmax is in float32, or float64 for float64.
 
     Raises:
-      ArgumentError (a ValueError and a TypeError): everything that is wrong with the arguments,
-      or every reason why the implementation insisted on cannot serve them.
+      ArgumentError: everything that is wrong with the arguments, or every reason why the requested
+        implementation cannot serve them. It is both a ValueError and a TypeError.
 
     Vaswani et al., 2017; grouped queries: Ainslie et al., 2023; softcap: Gemma Team, 2024; the
     empty row: ONNX Attention, opset 24; bias_k, bias_v, add_zero_attn: torch.nn.MultiheadAttention;
@@ -135,11 +135,12 @@ def explain(
     add_zero_attn: bool = False,
     sinks: Float[AbstractArray, " N"] | None = None,
 ) -> Explanation:
-    """Which kernel dot_product_attention would run for these arguments, and why not the others.
+    """Explain which kernel dot_product_attention would run for these arguments, and why not the
+    others.
 
-    Runs nothing: arrays may be ``jax.ShapeDtypeStruct``. Raises where dot_product_attention
-    would raise for its arguments; where a kernel is insisted on and cannot serve them, the
-    explanation says so instead.
+    Nothing is run: arrays may be `jax.ShapeDtypeStruct`. It raises where dot_product_attention
+    would raise for its arguments; if a requested kernel cannot serve them, the explanation says so
+    instead.
     """
     other_problems = dispatch.implementation_problems(implementation)
     extra = ExtraKeys(bias_k, bias_v, add_zero_attn, sinks)

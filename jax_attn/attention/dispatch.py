@@ -85,10 +85,14 @@ KERNELS: Mapping[str, Kernel] = {kernel.name: kernel for kernel in _IN_ORDER}
 class Explanation:
     """Which kernel would run, and why not the others.
 
-    platform: the platform that this holds for; of the outermost explanation, this process's own.
-    chosen: the kernel's name, or None when the one insisted on cannot serve the call. why: what
-    speaks for it. refusals: every reason against each kernel that is not chosen. elsewhere: the
-    same for the other platforms, for which a program traced here may be compiled.
+    Attributes:
+      platform: the platform that this holds for; the outermost explanation is for this process's
+        own.
+      chosen: the kernel's name; None if the requested kernel cannot serve the call.
+      why: the reason for the choice.
+      refusals: every reason against each kernel that is not chosen.
+      elsewhere: the explanations for the other platforms, for which a program that is traced here
+        may be compiled.
     """
 
     platform: str

@@ -16,16 +16,17 @@ from jax_attn.attention.annotations import AnyArray
 
 @jax.tree_util.register_pytree_with_keys_class
 class Dropout:
-    """Sets elements to 0 with probability ``rate`` and scales the others by 1/(1 − rate).
+    """Sets elements to 0 with probability `rate` and scales the others by 1/(1 − rate).
 
-    rate: a plain number in [0, 1], static. 0 changes nothing, 1 gives zeros.
-    Exactly one of
-    key: a jax.random key; whether an element is kept is a function of the key and of its place
-    alone, so that a kernel that never holds all of them draws the same ones, block by block;
-    keep: a boolean array, True = kept, that broadcasts to what is dropped from: (B, N, T, S)
-    for attention weights.
+    Give either `key` or `keep`. Srivastava et al., 2014, in the inverted form that torch and flax
+    use.
 
-    Srivastava et al., 2014, in the inverted form that torch and flax use.
+    Args:
+      rate: a static number in [0, 1]. 0 changes nothing; 1 gives zeros.
+      key: a jax.random key. Whether an element is kept depends on the key and on its place alone,
+        so that a kernel that works block by block draws the same elements as any other.
+      keep: a boolean array, True = kept, that broadcasts to what is dropped from: (B, N, T, S) for
+        attention weights.
     """
 
     def __init__(
@@ -48,9 +49,11 @@ class Dropout:
         self.key, self.keep = key, keep
 
     def apply(self, x: Float[Array, "*dropped"], first: int = 0) -> Float[Array, "*dropped"]:
-        """x with dropout, in x's dtype.
+        """Return x with dropout, in x's dtype.
 
-        first: where x holds only some columns, consecutive ones, the first of them.
+        Args:
+          x: the array to drop elements from.
+          first: the first column that x holds, where it holds only some consecutive columns.
         """
         if self.rate == 0:
             return x

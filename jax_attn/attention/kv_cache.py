@@ -46,14 +46,18 @@ DEFAULT_SIZES = PageSizes()
 )
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class KVCache:
-    """What ``module(x, cache=cache)`` attends to beside x, and what it returns grown by x.
+    """The keys and values of earlier tokens, which `module(x, cache=cache)` attends to and extends.
 
-    A pytree of static shapes: it goes through jit, scan and donation. Make one with ``empty``.
+    It is a pytree of static shapes, so that it passes through jit, scan and donation. Make one with
+    `empty`, or with a module's `empty_cache`.
 
-    keys, values: the pages, (B, K, H, P) and (B, K, P, Hv), together ``length`` places a row.
-    filled: (B,) int32, how many tokens each row has read. window: None if token n lies in place
-    n; otherwise the places are a ring, token n lies in place n % window, and only the last
-    ``window`` tokens can be attended to. page_sizes: how the places are cut into pages.
+    Attributes:
+      keys: the pages of keys, (B, K, H, P); together they have `length` places a row.
+      values: the pages of values, (B, K, P, Hv).
+      filled: (B,) int32, how many tokens each row has read.
+      window: None if token n lies in place n. Otherwise the places are a ring: token n lies in
+        place n % window, and only the last `window` tokens can be attended to.
+      page_sizes: how the places are divided into pages.
     """
 
     keys: tuple[Float[Array, "B K H _P"], ...]

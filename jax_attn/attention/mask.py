@@ -196,7 +196,7 @@ class Mask:
 
     @property
     def band_is_static(self) -> bool:
-        """Whether the band's ends, where it has any, are plain numbers: the same in every row."""
+        """Whether the ends of the band are plain numbers, the same in every row."""
         return not (checks.is_array(self.lo) or checks.is_array(self.hi))
 
     @property

@@ -111,15 +111,17 @@ class _Settings:
 
 @dataclasses.dataclass(frozen=True)
 class Rotary(_Settings):
-    """Which features turn together, and how fast.
+    """Which features of a head are rotated by position, and how fast.
 
-    base: of the frequencies base^(−2m/dim), m = 0 … dim/2 − 1.
-    dim: how many of the head's features turn, from the first on (partial rotary); all H when None.
-    interleaved: True pairs features (2m, 2m + 1), as Meta's Llama and GPT-J have them; False
-        (m, m + dim/2), as transformers' Llama and GPT-NeoX.
-    scaling: None, Linear, DynamicNTK, Llama3 or Yarn.
+    Args:
+      base: the base of the frequencies base^(−2m/dim), m = 0 … dim/2 − 1.
+      dim: how many features of a head are rotated, from the first on; all of them if None.
+      interleaved: True pairs features (2m, 2m + 1), as Meta's Llama and GPT-J do; False pairs (m, m
+        + dim/2), as transformers' Llama and GPT-NeoX do.
+      scaling: None, Linear, DynamicNTK, Llama3 or Yarn, of `jax_attn.attention.rotary`.
 
-    Raises ArgumentError with everything that is wrong with them.
+    Raises:
+      ArgumentError: everything that is wrong with the arguments.
     """
 
     base: float = 10000.0

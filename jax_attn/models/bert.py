@@ -37,18 +37,21 @@ class BertLayer(nnx.Module):
 
 
 class BertEncoder(nnx.Module):
-    """Tokens → their hidden states.
+    """A BERT encoder: tokens to their hidden states.
 
-    Its parameters' paths are those of `jax_attn.transfer.families.BERT`, which carries weights both
-    ways.
-    It computes in float32 without dropout: for inference, and for training on top of it.
+    It computes in float32, without dropout, for inference and for training on top of it. The table
+    `jax_attn.transfer.families.BERT` carries its weights both ways.
 
     Args:
-      vocab_size, max_length, num_types: rows of the tables of tokens, positions and token types.
-      embed_dim, num_heads, num_layers: D, N, and how many layers.
-      width: the perceptron's features.
-      epsilon: the norms'.
-      has_pooler: whether `pooler`, a linear map, is among the parameters; no call reads it.
+      vocab_size: rows of the table of tokens.
+      max_length: rows of the table of positions.
+      num_types: rows of the table of token types.
+      embed_dim: D.
+      num_heads: N.
+      num_layers: how many layers there are.
+      width: the number of features inside an MLP.
+      epsilon: the epsilon of the norms.
+      has_pooler: whether `pooler`, a linear map that no call reads, is among the parameters.
       rngs: "params" for the parameters.
     """
 
@@ -83,11 +86,19 @@ class BertEncoder(nnx.Module):
         lengths: Int[AnyArray, " B"],
         types: Int[AnyArray, "B T"] | None = None,
     ) -> Float[Array, "B T D"]:
-        """(B, T) integers and (B,) lengths → (B, T, D).
+        """Encode tokens.
 
-        Row b has lengths[b] tokens of its own, at least one; the outputs for the others mean
-        nothing. types: (B, T) token types; all 0 unless given. Raises ValueError where T is
-        more than max_length.
+        Args:
+          tokens: (B, T) integers.
+          lengths: (B,) integers: row b has lengths[b] tokens, at least one; the outputs for the
+            others have no meaning.
+          types: (B, T) token types; all 0 unless given.
+
+        Returns:
+          (B, T, D).
+
+        Raises:
+          ValueError: T is more than max_length.
         """
         if (T := tokens.shape[1]) > self.max_length:
             most = f"at most max_length = {self.max_length} a row"

@@ -49,8 +49,10 @@ def mean_pooled(
 class SentenceEncoder:
     """An encoder and its tokenizer.
 
-    tokenizer: a `tokenizers.Tokenizer`. max_length: tokens of a sentence beyond these are cut
-    off, the closing one excepted.
+    Attributes:
+      encoder: the `BertEncoder`.
+      tokenizer: a `tokenizers.Tokenizer`.
+      max_length: the most tokens of a sentence; later ones are cut off, except the closing one.
     """
 
     encoder: BertEncoder
@@ -62,9 +64,9 @@ class SentenceEncoder:
         return [encoding.ids for encoding in self.tokenizer.encode_batch(list(sentences))]
 
     def batches(self, sentences: Sequence[str], size: int = 32) -> Iterator[Batch]:
-        """The sentences by length, `size` a batch, padded to a power of two.
+        """Batch the sentences by length, `size` in a batch, padded to a power of two.
 
-        So few shapes are compiled, and little is padding.
+        Few shapes are compiled, and little is padding.
         """
         ids = self.tokens(sentences)
         order = np.argsort([len(row) for row in ids], kind="stable")
@@ -78,9 +80,11 @@ class SentenceEncoder:
             yield Batch(tokens, lengths, rows)
 
     def embed(self, sentences: Sequence[str], size: int = 32) -> Float[np.ndarray, "n D"]:
-        """(n, D) float32, a unit vector a sentence, in the order given.
+        """Return a unit vector for each sentence, in the given order: (n, D) float32.
 
-        size: sentences a batch; each length of batch is compiled once a process.
+        Args:
+          sentences: the sentences.
+          size: sentences in a batch. Each length of batch is compiled once in a process.
         """
         unit_vectors = np.empty((len(sentences), self.encoder.embed_dim), np.float32)
         for batch in self.batches(sentences, size):
@@ -98,12 +102,15 @@ def embedded(
 
 
 def load_sentence_encoder(folder: str | Path) -> SentenceEncoder:
-    """The encoder of a folder as sentence-transformers writes it, every weight carried by a table.
+    """Load the encoder of a folder that sentence-transformers wrote, every weight through a table.
 
-    Reads config.json, model.safetensors, tokenizer.json, sentence_bert_config.json and
-    1_Pooling/config.json. Raises TransferError for another family, activation or pooling, and for
-    weights that are not the config's; FileNotFoundError; ImportError with the line that installs
-    the tokenizers.
+    It reads config.json, model.safetensors, tokenizer.json, sentence_bert_config.json and
+    1_Pooling/config.json.
+
+    Raises:
+      TransferError: another family, activation or pooling, or weights that do not fit the config.
+      FileNotFoundError: a file is missing.
+      ImportError: tokenizers is not installed; the message has the line that installs it.
     """
     folder = Path(folder)
     config = _json(folder / "config.json")

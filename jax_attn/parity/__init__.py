@@ -1,4 +1,4 @@
-"""The verdict: whether a JAX module computes what its torch reference does."""
+"""Verdicts: whether a JAX module computes what its torch reference computes."""
 
 import importlib
 from typing import TYPE_CHECKING, Any

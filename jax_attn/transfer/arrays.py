@@ -87,11 +87,17 @@ class LazyMapping(Mapping[str, Value]):
 
 
 def as_numpy(tensor: Any, name: str = "tensor") -> np.ndarray:
-    """`tensor` as a NumPy array of the same shape, dtype and bits, in native byte order.
+    """Return `tensor` as a NumPy array of the same shape, dtype and bits, in native byte order.
 
-    tensor: a NumPy, JAX or torch tensor on any device; bfloat16 and float8 become ml_dtypes'.
-    The result may share memory with `tensor`.
-    Raises TransferError, naming `name`, for what is not a dense array of numbers.
+    Args:
+      tensor: a NumPy, JAX or torch tensor on any device. bfloat16 and float8 become ml_dtypes'.
+      name: what an error calls it.
+
+    Returns:
+      The array, which may share memory with `tensor`.
+
+    Raises:
+      TransferError: it is not a dense array of numbers.
     """
     if reason := why_unreadable(tensor):
         raise _unreadable(name, reason)

@@ -10,13 +10,14 @@ PROBLEMS_SHOWN = 30
 
 
 class Problem(NamedTuple):
-    """One reason why a transfer cannot be.
+    """One reason why a transfer is impossible.
 
-    kind: "missing", "unexpected", "ambiguous", "doubly written", "wrong shape",
-        "wrong dtype", "not finite", "unwritten", "refused", "unreadable" or "file".
-    name: the torch key, Flax path or file that it concerns.
-    text: what was expected and what came.
-    hint: how to mend it, where that is known.
+    Attributes:
+      kind: "missing", "unexpected", "ambiguous", "doubly written", "wrong shape", "wrong dtype",
+        "not finite", "unwritten", "refused", "unreadable" or "file".
+      name: the torch key, Flax path or file that it concerns.
+      text: what was expected and what was found.
+      hint: how to mend it, where that is known.
     """
 
     kind: str

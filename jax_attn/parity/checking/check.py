@@ -50,46 +50,54 @@ def check(
     strict: bool = False,
     parameters: str | tuple[str, ...] | None = None,
 ) -> Result:
-    """Whether `port` computes what `reference` does, within what rounding allows.
+    """Check that `port` computes what `reference` computes, within what rounding allows.
 
-    reference, port: both with their weights in place and in `dtype`; copies are run, neither
-        is changed. The check loads no weights: that would hide a bad transfer.
-    inputs: NumPy arrays given to both sides, positional (a tuple) or by keyword (a dict);
-        floating ones are rounded to `dtype`.
-    layout: the transfer table between the two. With it the weights are compared first, bit for
-        bit, and parameter gradients pair by it; without it the result says that neither was.
-    reference_call, port_call: `(module, *args, **inputs) -> array | {name: array}`, where a
-        side is called in its own way: masks, axis order, static arguments, several outputs.
-        `reference_call` may be called in two threads at once, each with a module of its own.
-    gradients: compare those of the floating inputs (and, with a layout, of the parameters)
-        against one seeded cotangent for each output.
-    seed: of the cotangents.
-    transforms: how the port is run: some of eager, jit, grad, vmap, remat.
-    strict: notes are doubts, so that the verdict is INCONCLUSIVE where anything was not compared
-        that these arguments could show. Standing notes, which no input could remove, stay notes:
-        on which shapes and under which transforms the port was run, a precision that is pinned, a
-        gradient that is zero in theory.
+    The oracle is the reference in float64, with every narrowing cast refused. The budget of a
+    tensor is the spread of float64 runs of the reference whose every operation is perturbed by one
+    roundoff of `dtype`. The reference itself is run in `dtype`, under grad and in inference mode,
+    and held to the same budget. A planted bug that these inputs would not reveal makes the verdict
+    INCONCLUSIVE; the reason names the bug and an input that reveals it.
 
-    parameters: of which parameters gradients are compared and kept, in a large model: a pattern
-        of the reference's names, as "encoder.layer.0.*" (`fnmatch`), or a tuple of several; None:
-        all. A note says how many of how many.
+    What a call changes is compared too: running statistics that the table pairs, as in
+    `row("bn.running_mean", "bn.mean")`, and the outputs of a second call from there. A note names
+    state that no row pairs, and parameters that no input reaches.
 
-    The oracle is the reference in float64, narrowing casts refused; the budget is the spread of
-    perturbed float64 runs (`jax_attn.parity.judge.budget`). The reference is run as it is, under
-    grad and in inference mode, and held to the same budget. A bug that these inputs would not
-    reveal makes the verdict INCONCLUSIVE, and is named with what would
-    (`jax_attn.parity.checking.canaries`).
+    Args:
+      reference: the torch module, with its weights in place and in `dtype`. A copy is run.
+      port: the NNX module, likewise. The check loads no weights, since that would hide a bad
+        transfer.
+      inputs: NumPy arrays that both sides receive, by position (a tuple) or by keyword (a dict).
+        Floating-point arrays are rounded to `dtype`.
+      layout: the transfer table between the two modules. With it, the weights are compared first,
+        bit for bit, and the gradients of the parameters are paired by it. Without it, a note says
+        that neither was compared.
+      reference_call: `(module, *args, **inputs) -> array | {name: array}`, where the reference is
+        not called as `module(*args, **inputs)`: it adapts masks, the order of axes, static
+        arguments and several outputs. Two threads may call it at once, each with its own module.
+      port_call: the same for the port.
+      dtype: the dtype of both modules.
+      gradients: whether to compare the gradients of the floating-point inputs and, with a layout,
+        of the parameters, against one seeded cotangent for each output.
+      transforms: how the port is run: any of eager, jit, grad, vmap and remat.
+      seed: the seed of the cotangents.
+      strict: whether notes count as doubts, so that the verdict is INCONCLUSIVE where the arguments
+        could show something that was not compared. Standing notes, which no input could remove,
+        stay notes: the shapes and transforms that were run, a pinned precision, a gradient that is
+        zero in theory.
+      parameters: a pattern of the reference's parameter names, such as "encoder.layer.0.*"
+        (`fnmatch`), or a tuple of patterns: in a large model, only the gradients of these are
+        compared and kept. None compares all. A note says how many of how many were compared.
 
-    What a call changes is compared too: running statistics that the table pairs, as by
-    `row("bn.running_mean", "bn.mean")`, and the outputs of a second call from there; what no row
-    pairs is named in a note (`jax_attn.parity.checking.state`). So are parameters that no input
-    reaches, whose gradient is zero everywhere.
+    Returns:
+      The `Result`. Its `raise_for_status()` raises an error unless the verdict is PASS.
 
-    If the perturbed runs take over 20 s, stderr shows how many are done; if the check needs more
-    than half of the free memory, a line there says so.
+      If the perturbed runs take more than 20 s, stderr shows their progress. If the check needs
+      more than half of the free memory, stderr says so.
 
-    Raises TypeError or ValueError for arguments that cannot be checked, naming each, and
-    `RaisedError`, a ValueError, where a side raises an error on its inputs: its `__cause__`.
+    Raises:
+      TypeError: arguments of the wrong type, each of them named.
+      ValueError: arguments that cannot be checked, each of them named. `RaisedError`, a ValueError,
+        reports an error that one side raises on its inputs; that error is its `__cause__`.
     """
     flags = {"gradients": gradients, "strict": strict}
     calls = {"reference_call": reference_call, "port_call": port_call}

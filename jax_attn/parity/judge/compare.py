@@ -18,13 +18,23 @@ ROUNDINGS = 2.0
 
 
 class Verdict(StrEnum):
+    """The outcome of a comparison.
+
+    - PASS: every error is within its budget, and a planted bug would have been seen.
+    - FAIL: some error is beyond its budget.
+    - INCONCLUSIVE: nothing was shown either way; the reasons say what would show it.
+    """
+
     PASS = "PASS"
     FAIL = "FAIL"
     INCONCLUSIVE = "INCONCLUSIVE"
 
     @classmethod
     def worst(cls, verdicts: Iterable["Verdict"]) -> "Verdict":
-        """FAIL before INCONCLUSIVE before PASS; of none, INCONCLUSIVE: nothing was compared."""
+        """The worst of several verdicts: FAIL, then INCONCLUSIVE, then PASS.
+
+        No verdicts at all are INCONCLUSIVE, since nothing was compared.
+        """
         return max(verdicts, key=_SEVERITY.index, default=cls.INCONCLUSIVE)
 
 

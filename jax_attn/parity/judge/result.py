@@ -17,7 +17,7 @@ SHOWN = 10
 
 
 class ParityError(AssertionError):
-    """A check whose verdict is not PASS; the message is its report."""
+    """Raised for a check whose verdict is not PASS; the message is its report."""
 
 
 class StandingNote(str):
@@ -28,11 +28,18 @@ class StandingNote(str):
 class Result:
     """The result of a check.
 
-    tensors: one report for each tensor and transform. failures, doubts: why the whole is not
-    PASS, beyond its tensors. notes: what was not compared, and other things to know; those that
-    are `StandingNote`s hold whatever the inputs are, and do not count in `strict`.
-    level: measured, interpreted or emulated: only measured is parity on `backend`; not run, where
-    there is nothing to run and the doubts say why.
+    Attributes:
+      dtype: the dtype of the modules.
+      backend: the platform that the port ran on.
+      tensors: one report for each tensor and transform.
+      failures: reasons for FAIL beyond the tensors'.
+      doubts: reasons for INCONCLUSIVE beyond the tensors'.
+      notes: what was not compared, and what else a reader should know. A `StandingNote` holds
+        whatever the inputs are, and `strict` does not count it.
+      level: measured, interpreted, emulated or not run. Only "measured" is parity on `backend`.
+        "not run" means that there was nothing to run; the doubts say why.
+      name: the name of the check.
+      details: further facts for reports, such as the number of steps.
     """
 
     dtype: str
@@ -47,6 +54,7 @@ class Result:
 
     @property
     def verdict(self) -> Verdict:
+        """PASS, FAIL or INCONCLUSIVE, over all tensors."""
         if self.failures:
             return Verdict.FAIL
         worst = Verdict.worst(t.verdict for t in self.tensors)
@@ -54,11 +62,11 @@ class Result:
 
     @property
     def worst(self) -> TensorReport | None:
-        """The tensor that decides; None of none."""
+        """The tensor that decides the verdict; None if no tensor was compared."""
         return deciding(self.tensors)
 
     def ratio(self, tensor: TensorReport) -> float | None:
-        """Ours over torch's own, where both have the same roundoff."""
+        """Our error divided by torch's own; None where the two do not have the same roundoff."""
         return tensor.ratio if self.level == "measured" else None
 
     @property
@@ -68,7 +76,7 @@ class Result:
 
     @property
     def gist(self) -> str:
-        """The tensor that decides and by how much, or else the first reason; in a few words."""
+        """The deciding tensor and its error over its budget, or else the first reason, in brief."""
         tensor = self.worst
         if tensor is None or tensor.verdict is not self.verdict or self.verdict is Verdict.PASS:
             return next(iter(self.reasons), "nothing differs")
@@ -76,15 +84,16 @@ class Result:
         return f"{tensor.transform} {tensor.label}{share}"
 
     def strict(self) -> "Result":
-        """The same result, in which each note is a doubt, except those that are standing."""
+        """Return the same result with each note as a doubt, except standing notes."""
         counting = tuple(note for note in self.notes if not isinstance(note, StandingNote))
         standing = tuple(note for note in self.notes if isinstance(note, StandingNote))
         return replace(self, doubts=(*self.doubts, *counting), notes=standing)
 
     def raise_for_status(self, *, all_tensors: bool = False) -> "Result":
-        """Itself where the verdict is PASS; else raises ParityError with the report.
+        """Return the result if its verdict is PASS; otherwise raise ParityError with the report.
 
-        all_tensors: as for `report`.
+        Args:
+          all_tensors: as for `report`.
         """
         if self.verdict is not Verdict.PASS:
             raise ParityError(plain(self.report(all_tensors=all_tensors)))
@@ -97,10 +106,12 @@ class Result:
         return self.report()
 
     def report(self, *, all_tensors: bool = False) -> Group:
-        """The report: why the verdict is what it is, a line a tensor, and the notes.
+        """Return the report: the reasons, one line for each tensor, and the notes.
 
-        all_tensors: each of them; else the `SHOWN` worst, where there are more, and their reasons.
-        Print it with rich; `str(result)` is the report as text.
+        Print it with rich. `str(result)` is the same report as text.
+
+        Args:
+          all_tensors: whether to list every tensor, and not only the ten worst and their reasons.
         """
         heading = Text.assemble(
             (str(self.verdict), STYLES[self.verdict]),
@@ -120,7 +131,9 @@ class Result:
         return Group(heading, *lines, *([table] if shown else []), *more, *notes)
 
     def as_dict(self) -> dict:
-        """Plain data, for JSON; tensors by label, and by transform where there are several."""
+        """Return plain data for JSON; where there are several transforms, tensors are named by
+        both.
+        """
         several = len({t.transform for t in self.tensors}) > 1
         return {
             "name": self.name,

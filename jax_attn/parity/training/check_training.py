@@ -71,30 +71,46 @@ def check_training(
     port_call: Callable[..., Any] | None = None,
     dtype: str = "float32",
 ) -> Result:
-    """Whether `port`, compiled and under optax, trains as `reference` does in eager torch.
+    """Check that `port`, compiled and under optax, trains as `reference` does in eager torch.
 
-    reference, port: both with the same weights in place, in `dtype`; copies are trained, neither
-        is changed. In bfloat16 and float16 the weights are rounded copies of float32 masters,
-        which alone are updated, by gradients cast to float32, in both frameworks.
-    batches: dicts of NumPy arrays of one set of shapes, taken in turn. "target" goes to the loss,
-        the rest by keyword to both modules, or to the `_call`s as in `check`. Dropout: a module
-        that draws is refused; hand its keep masks in with each batch.
-    optimizer: module -> `torch.optim` optimizer of it; schedule: optimizer -> its scheduler,
-        stepped after each update.
-    loss: one of `LOSSES`, or (torch's, JAX's): (output, target) -> scalar.
-    steps: updates of the free run. clip_norm, clip_value, accumulate, accumulated: as for
-        `optax_like`; an update takes `accumulate` batches.
-    port_optimizer: an optax transformation; `optax_like` of the reference's unless given. Beside
-        torch's, optax's own `adam`, `adamw`, `nadam` and `clip_by_global_norm` are off by more
-        than rounding (`OWN_OPTIMIZER`), and FAIL.
+    These are judged separately, under the port's names: the gradients of the first batch; the
+    parameters after one update and after three from identical gradients, torch's own; the
+    optimizer's state after these; and the loss and the parameters of a free run, at several steps.
+    Of a parameter, the distance that it moved is compared, since an update is small beside the
+    parameter itself. An option of the recipe that these batches would not show left out makes the
+    verdict INCONCLUSIVE.
 
-    Judged apart, under the port's names: the gradients of the first batch; the parameters after
-    one update and after three, from identical gradients, torch's own; the optimizer's state then;
-    the loss and the parameters of a free run, here and there on its way and at its end. Of
-    parameters, how far they moved is compared: beside them an update would be small. An option of
-    the recipe that would not be missed makes the check INCONCLUSIVE (`canaries`).
+    Args:
+      reference: the torch module, with its weights in place and in `dtype`. A copy is trained. In
+        bfloat16 and float16 the weights are rounded copies of float32 masters, which alone are
+        updated, by gradients cast to float32, in both frameworks.
+      port: the NNX module, likewise.
+      batches: dicts of NumPy arrays, all of the same shapes, taken in turn. "target" goes to the
+        loss; the other arrays go by keyword to both modules, or to `reference_call` and
+        `port_call`. A module that draws its own dropout is refused; pass its keep masks in each
+        batch instead.
+      layout: the transfer table between the two modules.
+      optimizer: a function from a module to its `torch.optim` optimizer.
+      loss: one of `LOSSES`, or a pair of functions (torch's, JAX's), each (output, target) ->
+        scalar.
+      steps: the number of updates of the free run. An update takes `accumulate` batches.
+      schedule: a function from an optimizer to its scheduler, which is stepped after each update.
+      clip_norm: as for `optax_like`.
+      clip_value: as for `optax_like`.
+      accumulate: as for `optax_like`.
+      accumulated: as for `optax_like`.
+      port_optimizer: the optax transformation to train with; the default is `optax_like` of the
+        reference's optimizer. optax's own `adam`, `adamw`, `nadam` and `clip_by_global_norm` differ
+        from torch's by more than rounding, and FAIL.
+      reference_call: as for `check`.
+      port_call: as for `check`.
+      dtype: the dtype of both modules.
 
-    Raises TypeError, ValueError or TransferError for what cannot be checked, naming each.
+    Returns:
+      The `Result`.
+
+    Raises:
+      TypeError, ValueError, TransferError: what cannot be checked, each reason named.
     """
     recipe = Recipe(optimizer, schedule, clip_norm, clip_value, accumulate, accumulated)
     _validate(reference, port, layout, batches, recipe, loss, steps, dtype, port_optimizer)

@@ -37,12 +37,13 @@ class _File(NamedTuple):
 
 
 class Checkpoint(LazyMapping[np.ndarray]):
-    """Torch keys to NumPy arrays (bfloat16 by ml_dtypes), each read when it is used.
+    """A lazy mapping of torch keys to NumPy arrays, each read when it is used.
 
-    The arrays are copies. A context manager; once closed, it reads nothing more. Made by
-    `load_checkpoint`.
+    The arrays are copies; bfloat16 is ml_dtypes'. Use it as a context manager: once closed, it
+    reads nothing more. `load_checkpoint` makes it.
 
-    stamps: its files, as they were when they were opened.
+    Attributes:
+      stamps: its files, as they were when they were opened.
     """
 
     def __init__(
@@ -111,17 +112,24 @@ class Checkpoint(LazyMapping[np.ndarray]):
 
 
 def load_checkpoint(path: str | os.PathLike[str], *, part: str | None = None) -> Checkpoint:
-    """The tensors of a checkpoint as a lazy mapping; only headers are read.
+    """Open the tensors of a checkpoint as a lazy mapping; only headers are read.
 
-    path: a .safetensors file; a .bin, .pt, .pth or .ckpt file (torch's pickle, which needs torch
-        2.10 and is read as weights only); an index (*.index.json) of such files, or the name of
-        the index without its ".index.json"; or a folder that has one of them. In a folder,
-        safetensors take precedence over pickles, and an index over the files alone.
-    part: the key of the tensors in a pickle ("state_dict") that holds more.
+    An index names files beside it. Links are followed wherever they lead, since caches consist of
+    links.
 
-    An index names files beside it; links are followed wherever they lead, since caches consist of
-    links. Raises TransferError with every reason: for a file that is missing, truncated, not what
-    its name says or unsafe, for a tensor named twice, and for an index and files that disagree.
+    Args:
+      path: a .safetensors file; a .bin, .pt, .pth or .ckpt file (torch's pickle, which needs torch
+        2.10 and is read as weights only); an index (`*.index.json`) of such files, or the name of
+        the index without ".index.json"; or a folder that has one of them. In a folder, safetensors
+        take precedence over pickles, and an index over single files.
+      part: the key under which a pickle that holds more keeps its tensors, such as "state_dict".
+
+    Returns:
+      A `Checkpoint`, which is a context manager.
+
+    Raises:
+      TransferError: every reason, for a file that is missing, truncated, unsafe or not what its
+        name says, for a tensor that is named twice, and for an index that disagrees with its files.
     """
     path = Path(path)
     if os.path.isdir(path):

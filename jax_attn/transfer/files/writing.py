@@ -28,20 +28,25 @@ Specs = dict[str, Spec]
 def save_checkpoint(
     path: str | os.PathLike[str], tensors: Tensors, *, shard_bytes: int | None = None
 ) -> None:
-    """Write `tensors` as safetensors: whole, or not at all.
+    """Write `tensors` as safetensors: completely, or not at all.
 
-    path: a name that ends in .safetensors. tensors: torch key to NumPy, JAX or torch tensor;
-        a lazy mapping is read one tensor at a time, each twice unless it has `describe`.
-    shard_bytes: how many bytes of tensors a file may hold; a larger tensor has a file of its own.
-        Where one file is not enough, the files are name-00001-of-00003.safetensors, … and their
-        index name.safetensors.index.json, as transformers reads them. None: one file.
+    Files are written under hidden names and renamed when all of them are on the disk, the index
+    last and after the old index is gone, so that neither a failure nor a reader ever meets half a
+    checkpoint. A checkpoint that was at `path`, in one file or many, is replaced. Tensors that
+    share their memory are written once; the metadata names the others, where `load_checkpoint`
+    finds them, and `safetensors.torch.load_model` does not need them.
 
-    Tensors that share their memory are written once; the names of the others are in the metadata,
-    where `load_checkpoint` finds them and which `safetensors.torch.load_model` does not need.
-    Files are written under hidden names and renamed when all are on the disk, the index last and
-    after the old one is gone: neither a failure nor a reader ever meets half a checkpoint. The
-    checkpoint that was at `path`, one file or many, is replaced. Raises TransferError for tensors
-    that the format does not hold, naming every key, and for a disk that is full or read-only.
+    Args:
+      path: a name that ends in .safetensors.
+      tensors: a mapping of torch keys to NumPy, JAX or torch tensors. A lazy mapping is read one
+        tensor at a time, each twice unless the mapping has `describe`.
+      shard_bytes: how many bytes of tensors a file may hold; a larger tensor has its own file. If
+        one file is not enough, the files are name-00001-of-00003.safetensors and so on, with the
+        index name.safetensors.index.json, as transformers reads them. None writes one file.
+
+    Raises:
+      TransferError: tensors that the format does not hold, each key named; a disk that is full or
+        read-only.
     """
     path = Path(path)
     if path.suffix != ".safetensors":

@@ -19,12 +19,17 @@ from jax_attn.transfer.table.rows import regex
 
 
 def flatten(module: nnx.Pytree | nnx.State) -> dict[str, Any]:
-    """The arrays of every nnx.Param, by dotted path: "layers.0.q_proj.kernel".
+    """Return the arrays of every nnx.Param, by dotted path such as "layers.0.q_proj.kernel".
 
-    module: an nnx.Module, or an nnx.State such as nnx.state or nnx.grad returns. The arrays
-    are those the module holds, JAX or NumPy, not copies. An array shared by two parts of a
-    module has one path, as in its state. Raises ValueError for two parameters that spell their
-    path alike.
+    Args:
+      module: an nnx.Module, or an nnx.State such as `nnx.state` or `nnx.grad` returns.
+
+    Returns:
+      A dict of the arrays that the module holds, JAX or NumPy, not copied. An array that two parts
+      of a module share has one path, as in its state.
+
+    Raises:
+      ValueError: two parameters have the same dotted path.
     """
     return _arrays(_variables(module))
 
@@ -75,10 +80,14 @@ def spelled(path: tuple[Any, ...]) -> str:
 
 @dataclass(frozen=True, repr=False)
 class Plan:
-    """What a load would do, row by row, and every reason why it would not. Prints as a table.
+    """What `load` would do, row by row, and every reason why it would not. Prints as a table.
 
-    keys, paths: shape and dtype of every torch tensor and of every nnx.Param. passed_over: torch
-    keys that are not carried, and why.
+    Attributes:
+      moves: the rows that carry something.
+      keys: the shape and dtype of every torch tensor, by key.
+      paths: the shape and dtype of every nnx.Param, by dotted path.
+      problems: every reason why `load` would raise an error.
+      passed_over: torch keys that are not carried, and why.
     """
 
     moves: list[Move]
@@ -99,12 +108,19 @@ class Plan:
 
 
 def plan(module: nnx.Pytree | nnx.State, tensors: Tensors, layout: Layout) -> Plan:
-    """What `load` would do, without doing it.
+    """Plan what `load` would do, without doing it.
 
-    module: an nnx.Module; an abstract one (nnx.eval_shape) will do. tensors: torch key to
-    NumPy, JAX or torch tensor; only the shapes and dtypes are read, and of keys that the layout
-    ties to others the values, which must be equal. Returns a Plan that holds every problem that
-    `load` would raise; raises only TypeError, for arguments of the wrong kind.
+    Args:
+      module: an nnx.Module; an abstract one, from `nnx.eval_shape`, is enough.
+      tensors: a mapping of torch keys to NumPy, JAX or torch tensors. Only shapes and dtypes are
+        read, and the values of keys that the layout ties to others, which must be equal.
+      layout: the transfer table.
+
+    Returns:
+      A `Plan`, with every problem that `load` would raise.
+
+    Raises:
+      TypeError: arguments of the wrong kind.
     """
     check_layout(layout)
     if not isinstance(tensors, Mapping):
@@ -140,13 +156,21 @@ def check_layout(layout: Any) -> None:
 def load(module: nnx.Module, tensors: Tensors, layout: Layout) -> Plan:
     """Write torch tensors into an NNX module through a table: every nnx.Param, or nothing.
 
-    A row may name another nnx.Variable as well, such as the mean of an nnx.BatchNorm.
+    The arrays are bit-identical copies of `tensors`, each with the sharding and device of the array
+    that it replaces. From a checkpoint, one tensor is read at a time, and each device receives its
+    part of it. An abstract module, from `nnx.eval_shape`, becomes a real one. A row may also name
+    another nnx.Variable, such as the mean of an nnx.BatchNorm.
 
-    The arrays are copies of `tensors`, bit for bit, each with the sharding and device of the
-    one it replaces; of a checkpoint one tensor is read at a time, and each device given its part.
-    An abstract module (nnx.eval_shape) becomes a real one, and holds no old arrays meanwhile.
-    Returns the plan that was carried out. Raises TransferError with every problem of the plan; the
-    module is then as it was.
+    Args:
+      module: the nnx.Module to write into.
+      tensors: a mapping of torch keys to NumPy, JAX or torch tensors.
+      layout: the transfer table.
+
+    Returns:
+      The `Plan` that was carried out.
+
+    Raises:
+      TransferError: every problem of the plan. The module is then unchanged.
     """
     if isinstance(module, nnx.State):
         raise TypeError("module: expected an nnx.Module to write into, got an nnx.State")
@@ -168,9 +192,17 @@ def load(module: nnx.Module, tensors: Tensors, layout: Layout) -> Plan:
 
 
 def export(module: nnx.Pytree | nnx.State, layout: Layout) -> dict[str, np.ndarray]:
-    """What `load` writes into an NNX module as torch tensors, by torch key: its inverse.
+    """Read an NNX module as torch tensors, by torch key: the inverse of `load`.
 
-    The arrays are copies, bit for bit; bfloat16 is ml_dtypes'. Raises TransferError.
+    Args:
+      module: the nnx.Module.
+      layout: the transfer table.
+
+    Returns:
+      A dict of NumPy arrays, bit-identical copies; bfloat16 is ml_dtypes'.
+
+    Raises:
+      TransferError: every reason why the module does not fit the table.
     """
     check_layout(layout)
     arrays = carried(module, layout)

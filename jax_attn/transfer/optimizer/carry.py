@@ -58,23 +58,26 @@ def load_optimizer(
     *,
     step: int | None = None,
 ) -> OptState:
-    """Carry a `torch.optim` state over into optax, so that the training run continues there.
+    """Carry a `torch.optim` state to optax, so that training continues there.
 
-    opt_state: what `tx.init(nnx.state(module, nnx.Param))` returns, or jax.eval_shape of it: a
-        filled copy is returned; or an nnx.Optimizer, which is written into and returned. Moments
+    Every count becomes `step`: Adam's, each schedule's and each wrapper's. Hyper-parameters are not
+    carried: give both optimizers the same ones. The arrays are copies, each with the sharding of
+    the one that it replaces.
+
+    Args:
+      opt_state: what `tx.init(nnx.state(module, nnx.Param))` returns, or `jax.eval_shape` of it: a
+        filled copy is returned. Or an nnx.Optimizer, which is written into and returned. Moments
         may be inside chains, masks, partitions, injected hyper-parameters, MultiSteps and
         apply_if_finite.
-    torch_state: `torch_optimizer.state_dict()`, of torch or NumPy tensors.
-    layout: the table that carries the weights.
-    names: the torch keys of the parameters in the order in which the optimizer received them;
-        a list of such lists where it has several groups; None reads the state's param_names.
-    step: the number of updates so far: needed where optax counts and torch does not, as for SGD
-        under a schedule.
+      torch_state: `torch_optimizer.state_dict()`, of torch or NumPy tensors.
+      layout: the table that carries the weights.
+      names: the torch keys of the parameters, in the order in which the optimizer received them;
+        for several groups, a list of such lists. None reads the state's param_names.
+      step: the number of updates so far. It is needed where optax counts and torch does not, as for
+        SGD under a schedule.
 
-    Every count becomes the step: Adam's, each schedule's, each wrapper's. Hyper-parameters are
-    not carried: the caller makes both optimizers' alike. Arrays are copies, each with the sharding
-    of the one it replaces. Raises TransferError with every problem; an nnx.Optimizer is then as it
-    was.
+    Raises:
+      TransferError: every problem. An nnx.Optimizer is then unchanged.
     """
     if step is not None and not (isinstance(step, int) and 0 <= step < COUNTABLE):
         raise ValueError(f"step: expected an int from 0 to 2³¹ - 1, got {step!r}")
@@ -100,12 +103,21 @@ def load_optimizer(
 def export_optimizer(
     opt_state: Any, torch_state: Mapping[str, Any], layout: Layout, names: Names | None = None
 ) -> dict[str, Any]:
-    """Carry an optax state over into `torch.optim`: the inverse of `load_optimizer`.
+    """Carry an optax state to `torch.optim`: the inverse of `load_optimizer`.
 
-    torch_state: the `state_dict()` of the torch optimizer that continues, new or not: its
-        param_groups are copied, its state is not read. Other arguments: see `load_optimizer`.
-    Returns what `torch_optimizer.load_state_dict` takes: torch tensors where torch is imported,
-    NumPy arrays where it is not, copies in any case. Raises TransferError with every problem.
+    Args:
+      opt_state: as for `load_optimizer`.
+      torch_state: the `state_dict()` of the torch optimizer that continues, new or not: its
+        param_groups are copied, its state is not read.
+      layout: as for `load_optimizer`.
+      names: as for `load_optimizer`.
+
+    Returns:
+      What `torch_optimizer.load_state_dict` takes: copies, as torch tensors where torch is imported
+      and as NumPy arrays where it is not.
+
+    Raises:
+      TransferError: every problem.
     """
     both = _States(opt_state, torch_state, layout, names, read=True)
     values: dict[str, Mapping[str, Any]] = {}

@@ -53,11 +53,16 @@ _ROTARY = (
 
 @dataclass(frozen=True, repr=False)
 class Proposal:
-    """A table proposed by `infer`. Prints as Python that defines it as `LAYOUT`, with comments.
+    """A table that `infer` proposes. Prints as Python code that defines it as `LAYOUT`, with
+    comments.
 
-    layout: the rows that are decided. undecided: every other torch key. left: the Flax paths that
-    no row writes, to their shapes. The layout is complete if both are empty. granted: assumptions
-    of the rows that neither names nor shapes can confirm.
+    The table is complete if `undecided` and `left` are empty.
+
+    Attributes:
+      layout: the rows that are decided.
+      undecided: every other torch key.
+      left: the Flax paths that no row writes, with their shapes.
+      granted: assumptions of the rows that neither names nor shapes can confirm.
     """
 
     layout: Layout
@@ -67,6 +72,7 @@ class Proposal:
 
     @property
     def code(self) -> str:
+        """The proposal as Python code, with comments on what is undecided."""
         return as_code.program(self.layout, _comments(self))
 
     def __str__(self) -> str:
@@ -76,20 +82,26 @@ class Proposal:
 
 
 def infer(torch_module: Any, nnx_module: nnx.Pytree | nnx.State) -> Proposal:
-    """Propose the table that carries a torch module's tensors to an NNX module. Never guesses.
+    """Propose the table that carries a torch module's tensors to an NNX module. It never guesses.
 
-    torch_module: a torch.nn.Module, or a mapping of torch keys to tensors: a state_dict, or a
-    checkpoint, of which only the header is read. nnx_module: an nnx.Module; an abstract one
-    (nnx.eval_shape) will do. Returns a Proposal; `print` it.
+    A row is decided if the names pair two modules, no other pair has names as close, all numbers
+    agree, and only one order of the axes fits the shapes and types. The shape of a square matrix
+    decides nothing: the types of the modules decide (Linear, Conv1D, Embedding), and in a mapping
+    the row stays open. A packed query, key and value stays open, except in
+    torch.nn.MultiheadAttention. Rows of heads assume that N·H holds N heads of H features, one
+    after another.
 
-    A row is decided where the names pair two modules, no other pair is named as closely, numbers
-    agree throughout, and only one order of the axes fits the shapes and types. The shape of a
-    square matrix decides nothing: in a mapping it stays open, in modules their types decide
-    (Linear, Conv1D, Embedding). A packed query, key and value stays open, except that of
-    torch.nn.MultiheadAttention itself. Rows of heads hold N·H as N heads of H, one after another.
+    Args:
+      torch_module: a torch.nn.Module, or a mapping of torch keys to tensors: a state_dict, or a
+        checkpoint, of which only the header is read.
+      nnx_module: an nnx.Module; an abstract one, from `nnx.eval_shape`, is enough.
 
-    Raises TypeError for arguments of another kind; TransferError, with every problem, for keys
-    that are no strings and values that are no tensors.
+    Returns:
+      A `Proposal`; `print` it.
+
+    Raises:
+      TypeError: arguments of another kind.
+      TransferError: keys that are not strings and values that are not tensors, each of them named.
     """
     keys, torch_kinds, same = _torch_side(torch_module)
     paths, flax_kinds, granted = _flax_side(nnx_module)

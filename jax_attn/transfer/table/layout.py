@@ -27,7 +27,9 @@ from jax_attn.transfer.table.steps import MisfitError, Shape, Sizes, Step
 
 @dataclass(frozen=True, init=False, repr=False)
 class Layout:
-    """A table that pairs torch keys with Flax paths; other layouts may be among its items.
+    """A table that pairs torch keys with Flax paths; its items are rows or other layouts.
+
+    For example::
 
         MASKED_MHA = Layout(
             row("W_Q.weight", "q_proj.kernel", linear, heads),  # (N·H, D) -> (D, N, H)
@@ -200,10 +202,13 @@ class Layout:
 
 
 def spellings(*layouts: Layout) -> Layout:
-    """One table from several with the same Flax paths and different torch keys.
+    """Combine several tables with the same Flax paths and different torch keys into one.
 
-    Row by row, loading takes the spelling that is present and exporting takes the first
-    (`spelled_as` picks another). Raises ValueError for tables that differ in their Flax paths.
+    Row by row, loading takes the spelling that is present and exporting takes the first;
+    `Layout.spelled_as` picks another.
+
+    Raises:
+      ValueError: the tables differ in their Flax paths.
     """
     written = [
         [sorted({path for r in group.rows for path in r.paths}) for group in x.groups]

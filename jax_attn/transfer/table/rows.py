@@ -112,9 +112,14 @@ class Ignored:
 def row(keys: str | Sequence[str], paths: str | Sequence[str], *steps: Step) -> Row:
     """Pair torch keys with Flax paths through steps, read from torch to Flax.
 
-    keys, paths: one name or several; `{layer}`, any name in braces, stands for an integer.
-    No steps: the same array. Several paths need a splitting step (`packed`), several keys a
-    joining one (`joined`). Raises ValueError for a row that could not be inverted.
+    Args:
+      keys: one torch key or several. `{layer}`, or any other name in braces, stands for an integer.
+      paths: one Flax path or several, likewise. Several paths need a step that splits, such as
+        `packed`; several keys need one that joins, such as `joined`.
+      steps: the steps; without any, the array stays as it is.
+
+    Raises:
+      ValueError: the row cannot be inverted.
     """
     pairing = Row(_names("keys", keys), _names("paths", paths), steps)
     if others := [step for step in steps if not isinstance(step, Step)]:
@@ -133,9 +138,10 @@ def row(keys: str | Sequence[str], paths: str | Sequence[str], *steps: Step) -> 
 
 
 def either(*alternatives: Row | Sequence[Row]) -> Either:
-    """Rows of which one alternative applies, such as packed or split.
+    """Combine rows of which one alternative applies, such as packed or split projections.
 
-    Loading takes the alternative whose keys are present; exporting the first whose shapes fit.
+    Loading takes the alternative whose keys are present. Exporting takes the first whose shapes
+    fit.
     """
     group = Either(tuple((a,) if isinstance(a, Row) else tuple(a) for a in alternatives))
     if len({holes(r) for r in group.rows}) > 1:
@@ -147,17 +153,23 @@ def either(*alternatives: Row | Sequence[Row]) -> Either:
 
 
 def refused(key: str, reason: str) -> Refused:
-    """A torch key that has no place in Flax: a tensor under it is an error that gives `reason`."""
+    """Declare a torch key that has no place in Flax: a tensor under it is an error that gives
+    `reason`.
+    """
     return Refused(key, reason)
 
 
 def ignored(key: str, reason: str) -> Ignored:
-    """A torch key that is passed over, such as a buffer that the Flax side computes, and why."""
+    """Declare a torch key that is passed over, such as a buffer that the Flax side computes, and
+    why.
+    """
     return Ignored(key, reason)
 
 
 def tied(key: str, same_as: str) -> Ignored:
-    """A torch key whose tensor is that of `same_as`: read and exported under that key alone."""
+    """Declare a torch key whose tensor is that of `same_as`, and is read and exported under it
+    alone.
+    """
     return Ignored(key, f"tied to {same_as}", same_as)
 
 

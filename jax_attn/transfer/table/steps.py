@@ -35,13 +35,17 @@ class Sizes(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class Step:
-    """One invertible step on the arrays of a row.
+    """One invertible step on the arrays of a row. Both directions preserve every bit.
 
-    source(shapes behind, number of torch keys) -> shapes before; raises MisfitError.
-    target(shapes before, number of Flax paths, sizes) -> shapes behind; raises MisfitError.
-    forward(arrays, shapes behind) and backward(arrays, shapes before) -> arrays, bit for bit.
-    fan: "each" maps array by array, "split" turns one torch tensor into several Flax arrays,
-        "join" several torch tensors into one Flax array.
+    Attributes:
+      name: what a plan and an error call it.
+      source: (shapes after the step, number of torch keys) -> shapes before it; raises MisfitError.
+      target: (shapes before the step, number of Flax paths, sizes) -> shapes after it; raises
+        MisfitError.
+      forward: (arrays, shapes after the step) -> arrays.
+      backward: (arrays, shapes before the step) -> arrays.
+      fan: "each" maps array by array, "split" turns one torch tensor into several Flax arrays, and
+        "join" turns several torch tensors into one Flax array.
     """
 
     name: str
@@ -267,18 +271,26 @@ grouped = Step("grouped", _grouped_source, _grouped_target, _dealt, _gathered, "
 
 
 def to_half_split(dim: int | None = None) -> Step:
-    """Rotary pairs (2m, 2m + 1) in torch <-> pairs (m, m + dim/2) in Flax, along the last axis.
+    """Make the step from rotary pairs (2m, 2m + 1) in torch to pairs (m, m + dim/2) in Flax.
 
-    Place it behind `heads` in the rows of q_proj and k_proj, weight and bias, and alone in those of
-    q_norm and k_norm: it fits Meta's weights to a module that rotates half-split pairs. dim: how
-    many features of a head are rotated, from the first on; None for all. Raises ValueError for
-    anything but an even int ≥ 2.
+    It acts on the last axis. Place it after `heads` in the rows of q_proj and k_proj, weight and
+    bias, and alone in the rows of q_norm and k_norm: it fits Meta's weights to a module that
+    rotates half-split pairs.
+
+    Args:
+      dim: how many features of a head are rotated, from the first on; None for all.
+
+    Raises:
+      ValueError: `dim` is not an even int ≥ 2.
     """
     return _reordered("to_half_split", dim, _even_first, lambda w, d: _even_first(w, d).argsort())
 
 
 def to_interleaved(dim: int | None = None) -> Step:
-    """Rotary pairs (m, m + dim/2) in torch <-> pairs (2m, 2m + 1) in Flax: the other direction."""
+    """Make the step from rotary pairs (m, m + dim/2) in torch to pairs (2m, 2m + 1) in Flax.
+
+    It is the inverse of `to_half_split`.
+    """
     return _reordered("to_interleaved", dim, lambda w, d: _even_first(w, d).argsort(), _even_first)
 
 

@@ -48,28 +48,34 @@ def suggest_inputs(
     dtype: str = "float32",
     seed: int = 0,
 ) -> dict[str, np.ndarray] | tuple[np.ndarray, ...]:
-    """Inputs for `check(reference, port, inputs)` that would reveal what ports get wrong.
+    """Make inputs for `check` that reveal what ports usually get wrong.
 
-    reference: with its weights in place and in `dtype`. A copy is run.
-    reference_call: as `check` takes it; its parameters after the module are then what is given
-        names and arrays. Where it takes only `**inputs`, the module's own are.
-    given: arrays that are fixed, by parameter; the others are made to fit them. For a parameter
-        that no rule knows, or one that must mean something of your own.
-    seed: the same arrays come of the same seed.
+    B is at least 3. B, T and, where keys may come from elsewhere, S are distinct primes that equal
+    neither the number of heads nor a width. T is longer than every window, distance and number of
+    buckets that the config or an attribute with such a name has, if that is at most 300; a window
+    beyond that never takes effect, and `check` can only doubt it. Floats are standard normal. Ids
+    are drawn over the whole vocabulary, with `padding_idx` among them once; token types take all
+    their values; positions are in no order. Masks hide one key of the first row and several of each
+    other row, and, where the reference stays finite and accurate forward and backward, all keys of
+    the last row. Left out are optional parameters that change no output or whose name no rule
+    knows, and positions that the reference itself computes as something other than 0, 1, 2, …, for
+    example from the padding.
 
-    Returns a dict by parameter; a tuple where the parameters have no names. B is at least 3; B, T
-    and S (where keys may come from elsewhere) are distinct primes and not the number of heads or a
-    width. T is longer than every window, distance and number of buckets that the config or an
-    attribute named so has, if that is at most 300; beyond it, a window never acts, and `check` can
-    only doubt. Floats are standard normal, each array its own. Ids are drawn over the whole
-    vocabulary, `padding_idx` among them once; token types take all their values; positions are in
-    no order. Masks hide one key of the first row and several of each other; where the reference
-    stays finite and accurate, forward and backward, all keys of the last row. Left out are optional
-    parameters that change no output or whose name no rule knows, and positions that the reference
-    itself computes otherwise than as 0, 1, 2, …, such as from the padding.
+    Args:
+      reference: the torch module, with its weights in place and in `dtype`. A copy is run.
+      reference_call: as for `check`. Arrays are made for its parameters after the module, by name;
+        where it takes only `**inputs`, for the parameters of the module.
+      given: fixed arrays, by parameter; the others are made to fit them. Use it for a parameter
+        that no rule knows, or one whose values mean something.
+      dtype: the dtype of the reference.
+      seed: the same seed makes the same arrays.
 
-    Raises ValueError naming each parameter without a default that no rule knows, or saying what
-    the reference refused.
+    Returns:
+      A dict of arrays by parameter, or a tuple where the parameters have no names.
+
+    Raises:
+      ValueError: a parameter without a default that no rule knows, each of them named; or what the
+        reference refused.
     """
     _validate(reference, reference_call, given, dtype, seed)
     signature = Signature.of(reference, reference_call)

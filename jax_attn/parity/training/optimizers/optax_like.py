@@ -83,22 +83,28 @@ def optax_like(
     layout: Layout | None = None,
     names: Names | None = None,
 ) -> optax.GradientTransformation:
-    """The optax transformation that makes the updates which `torch_optimizer` makes.
+    """Return the optax transformation that makes the same updates as `torch_optimizer`.
 
-    torch_optimizer: SGD, Adam, AdamW, NAdam, RMSprop or Adagrad of torch.optim; its state is not
-        read: `transfer.load_optimizer` carries that.
-    schedule: a new torch scheduler of it, stepped once after each update; steps: for how many
-        updates its rates are taken; what comes after is NaN.
-    clip_norm, clip_value: what torch.nn.utils.clip_grad_norm_, 1e-6 in its divisor included, or
-        clip_grad_value_ is given before each update.
-    accumulate: from how many gradients an update is made; accumulated: "sum", what torch's
-        .grad holds after several backward(), or "mean".
-    port, layout, names: the NNX module, the table of the weights and the torch keys of the
-        parameters as `transfer.load_optimizer` takes them: needed where there are several
-        param_groups, or where the one does not hold every parameter. Each Flax path gets its
-        group's options; a path that no group has is left as it is.
+    Args:
+      torch_optimizer: an SGD, Adam, AdamW, NAdam, RMSprop or Adagrad of `torch.optim`. Its state is
+        not read; `transfer.load_optimizer` carries that.
+      schedule: a new torch scheduler of this optimizer, stepped once after each update.
+      steps: for how many updates the schedule's rates are computed; later rates are NaN.
+      clip_norm: the argument of `torch.nn.utils.clip_grad_norm_` before each update, including the
+        1e-6 in its divisor.
+      clip_value: the argument of `torch.nn.utils.clip_grad_value_` before each update.
+      accumulate: how many gradients make one update.
+      accumulated: how gradients accumulate: "sum", as in torch's `.grad` after several calls of
+        `backward()`, or "mean".
+      port: the NNX module. It is needed with `layout` and `names` where the optimizer has several
+        param_groups, or one that does not hold every parameter. Each Flax path then gets the
+        options of its group; a path in no group is left as it is.
+      layout: the transfer table of the weights.
+      names: the torch keys of the parameters, as `transfer.load_optimizer` takes them.
 
-    Raises TransferError with every reason why nothing of optax's is equal.
+    Raises:
+      TransferError: every reason why optax has no equal.
+      TypeError: `torch_optimizer` is not an optimizer.
     """
     kind, groups = type(torch_optimizer).__name__, getattr(torch_optimizer, "param_groups", None)
     if groups is None:

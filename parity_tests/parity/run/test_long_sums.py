@@ -1,4 +1,4 @@
-"""What torch's own kernels add up in one operator: their error lies within its budget."""
+"""What torch's kernels do in one operator, as long sums: their error lies within its budget."""
 
 from collections.abc import Callable
 
@@ -57,6 +57,36 @@ def put(x):
     return torch.zeros(3, 7, dtype=x.dtype).index_put_((AT,), x, accumulate=True)
 
 
+def averaged(x):
+    at = AT[None, :, None].expand(2, -1, 7)
+    return torch.zeros(2, 3, 7, dtype=x.dtype).scatter_reduce(1, at, x, "mean")
+
+
+class Bag(nn.EmbeddingBag):
+    """The sums of many rows, each weighted by an input."""
+
+    def forward(self, weights):
+        rows = torch.arange(weights.numel()).reshape(weights.shape) % self.num_embeddings
+        return super().forward(rows, per_sample_weights=weights)
+
+
+class Rotated(nn.Module):
+    """Rotary positions as a product of complex numbers, the table in float32."""
+
+    def __init__(self):
+        super().__init__()
+        angles = torch.outer(torch.arange(31.0), 10000 ** -(torch.arange(17) / 17))
+        self.register_buffer("table", torch.polar(torch.ones_like(angles), angles))
+
+    def forward(self, x):
+        turned = torch.view_as_complex(x.reshape(*x.shape[:-1], -1, 2)) * self.table
+        return torch.view_as_real(turned).flatten(-2)
+
+
+def resized(mode, **options):
+    return lambda: Operator(lambda x: functional.interpolate(x, (13, 17), mode=mode, **options))
+
+
 # operator -> a module and the shape of its input; both ways, as gradients are sums, too
 ROWS = {
     "convolution, a patch of 16": (lambda: nn.Conv2d(3, 31, 16, stride=16), (2, 3, 32, 32)),
@@ -78,6 +108,26 @@ ROWS = {
     "scatter_reduce": (lambda: Operator(reduced), (2, 400, 7)),
     "index_put_": (lambda: Operator(put), (400, 7)),
     "index, backward": (lambda: Operator(lambda x: x[:, AT]), (2, 3, 7)),
+    "put": (
+        lambda: Operator(
+            lambda x: torch.zeros(5, dtype=x.dtype).put_(AT, x.flatten(), accumulate=True)
+        ),
+        (20, 20),
+    ),
+    "scatter_reduce, mean": (lambda: Operator(averaged), (2, 400, 7)),
+    "_embedding_bag": (lambda: Bag(7, 5, mode="sum"), (3, 199)),
+    "mul, complex": (Rotated, (3, 31, 34)),
+    "_fft_r2c": (lambda: Operator(lambda x: torch.fft.rfft(x).abs()), (3, 301)),
+    "_fft_c2c": (lambda: Operator(lambda x: torch.fft.fft2(x).real), (3, 17, 61)),
+    "_fft_c2r": (lambda: Operator(lambda x: torch.fft.irfft(torch.fft.rfft(x))), (3, 300)),
+    "linalg_qr": (lambda: Operator(lambda x: torch.linalg.qr(x)[1]), (3, 31, 31)),
+    "linalg_matrix_exp": (lambda: Operator(torch.matrix_exp), (3, 7, 7)),
+    "_cdist_forward": (lambda: Operator(lambda x: torch.cdist(x, x + 3, p=1.0)), (3, 11, 61)),
+    "upsample_bilinear2d, to more": (resized("bilinear"), (2, 3, 5, 7)),
+    "upsample_bilinear2d, to fewer": (resized("bilinear"), (2, 3, 33, 37)),
+    "upsample_bicubic2d, to more": (resized("bicubic"), (2, 3, 5, 7)),
+    "upsample_bicubic2d, to fewer": (resized("bicubic"), (2, 3, 33, 37)),
+    "_upsample_bicubic2d_aa": (resized("bicubic", antialias=True), (2, 3, 33, 37)),
     "upsample_nearest2d": (
         lambda: Operator(lambda x: functional.interpolate(x, (65, 65))),
         (2, 3, 5, 5),

@@ -23,12 +23,12 @@ _PLAIN = frozenset((int, float, bool, type(None)))
 
 
 def each(fn: Callable[[torch.Tensor], torch.Tensor], tree: Any) -> Any:
-    """`tree` with fn of every floating tensor: an operator's arguments are never deep.
+    """`tree` with fn of every floating or complex tensor: an operator's arguments are never deep.
 
     torch's own tree_map takes as long as these small operators do.
     """
     if isinstance(tree, torch.Tensor):
-        return fn(tree) if tree.is_floating_point() else tree
+        return fn(tree) if tree.is_floating_point() or tree.is_complex() else tree
     if isinstance(tree, tuple | list):
         branches = [branch if type(branch) in _PLAIN else each(fn, branch) for branch in tree]
         return type(tree)(*branches) if hasattr(tree, "_fields") else type(tree)(branches)
@@ -43,7 +43,7 @@ def sources(tree: Any) -> frozenset[int] | None:
     What is not marked is none: parameters, inputs, buffers.
     """
     union: frozenset[int] = frozenset()
-    for x in _floating(tree):
+    for x in tensors_of(tree):
         made_by = getattr(x, _MARK, None)
         if made_by is None:
             return None
@@ -60,17 +60,18 @@ def sources_of(func: OpOverload, args: tuple, kwargs: Kwargs | None) -> frozense
 
 def mark(result: Any, made_by: frozenset[int] | None) -> None:
     """Note on every floating tensor in `result` which operators make it, for `sources`."""
-    for x in _floating(result):
+    for x in tensors_of(result):
         setattr(x, _MARK, made_by)
 
 
 def signature(func: OpOverload, args: tuple, kwargs: Kwargs | None) -> Signature:
     """The same of an operator that writes to its first argument."""
     name = func.overloadpacket.__name__.removesuffix("_")
-    return name, tuple(tuple(x.shape) for x in _floating((args, kwargs)))
+    return name, tuple(tuple(x.shape) for x in tensors_of((args, kwargs)))
 
 
-def _floating(tree: Any) -> list[torch.Tensor]:
+def tensors_of(tree: Any) -> list[torch.Tensor]:
+    """Every floating or complex tensor in `tree`."""
     tensors: list[torch.Tensor] = []
 
     def look(x: torch.Tensor) -> torch.Tensor:

@@ -62,8 +62,14 @@ def not_in_place(func: OpOverload) -> OpOverload:
 
 
 def _widen(tree: Any) -> Any:
-    """Every floating tensor in `tree` as float64."""
-    return each(lambda x: x if x.dtype is torch.float64 else x.double(), tree)
+    """Every floating tensor in `tree` as float64, every complex one as complex128."""
+    return each(_widened, tree)
+
+
+def _widened(x: torch.Tensor) -> torch.Tensor:
+    if x.dtype is torch.float64:
+        return x
+    return x.to(torch.complex128 if x.is_complex() else torch.float64)
 
 
 class Float64(Mode):

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,7 @@ from jax_attn.parity.run.modes.float64_mode import (
     not_in_place,
     rounds,
 )
+from jax_attn.parity.run.modes.hidden_steps import hidden_steps
 from jax_attn.parity.run.modes.products import apart
 from jax_attn.parity.run.modes.rounding import DrawnRounding
 from jax_attn.parity.run.modes.sums import SUMS, Squares, adds, is_count, linear_terms
@@ -224,8 +226,8 @@ class Perturbed(Unperturbed):
                 with inside:
                     result = steps(*args, **kwargs)
             if result is NotImplemented:
-                # The exact result of inputs one roundoff away.
-                args, kwargs = each(self.rounding.nearby, (args, kwargs))
+                nearby = partial(self.rounding.nearby, steps=hidden_steps(func, args, kwargs))
+                args, kwargs = each(nearby, (args, kwargs))
         if result is NotImplemented:
             result = Float64.compute(self, func, args, kwargs)
         if name in APPROXIMATED:

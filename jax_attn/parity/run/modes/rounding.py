@@ -44,6 +44,8 @@ class DrawnRounding:
 
     def stored(self, x: torch.Tensor) -> torch.Tensor:
         """x as the precision stores it."""
+        if x.is_complex():
+            return self._complex(x, 2 * self.precision.store)
         return in_parts(partial(self.stored_part, key=self.draws.key()), x)
 
     def stored_part(self, x: torch.Tensor, key: np.uint64) -> torch.Tensor:
@@ -51,9 +53,20 @@ class DrawnRounding:
         by = (self.precision.store * x).abs_().clamp_(min=self.precision.tiny)
         return self.moved(x, by.masked_fill_(x == 0, 0.0), key)  # equal numbers differ by 0
 
-    def nearby(self, x: torch.Tensor) -> torch.Tensor:
-        """x, a roundoff of sums away."""
-        return self.moved(x, (self.precision.acc * x).abs_())
+    def nearby(self, x: torch.Tensor, steps: int = 1) -> torch.Tensor:
+        """x, as far away as a random walk of so many roundoffs of sums ends."""
+        by = self.precision.acc * math.sqrt(steps)
+        return self._complex(x, by) if x.is_complex() else self.moved(x, (by * x).abs_())
+
+    def _complex(self, z: torch.Tensor, by: float) -> torch.Tensor:
+        """Both parts moved by up to `by` of |z|.
+
+        A part of a product z is ac - bd, and may cancel: it errs by u * (|ac| + |bd|) and by what
+        storing it adds, together at most 2u * |z| by the Cauchy-Schwarz inequality.
+        """
+        parts = torch.view_as_real(z.resolve_conj())
+        by_parts = (by * z.abs())[..., None].repeat_interleave(2, -1)
+        return torch.view_as_complex(self.moved(parts, by_parts))
 
     def approximated(self, x: torch.Tensor, by: float) -> torch.Tensor:
         """Each number moved by up to `by` of itself, and all by up to a quarter of that alike."""

@@ -43,8 +43,7 @@ _LINEAR = frozenset(
     _upsample_nearest_exact3d_backward addbmm col2im conv_tbc convolution convolution_backward
     cumsum index_add replication_pad1d_backward replication_pad2d_backward
     replication_pad3d_backward scatter_add trace unfold_backward
-    upsample_bilinear2d_backward upsample_linear1d_backward upsample_nearest1d_backward
-    upsample_nearest2d_backward upsample_nearest3d_backward upsample_trilinear3d_backward
+    upsample_nearest1d_backward upsample_nearest2d_backward upsample_nearest3d_backward
     """.split()  # noqa: SIM905
 )
 """Sums that are linear in each floating argument: the same of squares adds up the squared terms,
@@ -54,7 +53,7 @@ _POOLS = ("avg_pool2d", "avg_pool3d")
 
 def adds(name: str, args: tuple, kwargs: Kwargs) -> bool:
     """Whether an operator is a sum whose terms `linear_terms` knows."""
-    if name == "index_put":
+    if name in ("index_put", "put"):
         return bool(kwargs.get("accumulate", args[3] if len(args) > 3 else False))
     if name == "scatter_reduce":
         return kwargs.get("reduce", args[4] if len(args) > 4 else None) == "sum"

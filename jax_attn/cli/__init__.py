@@ -64,10 +64,10 @@ def _silence(stream: Any) -> None:
 @click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="jax-attn")
 def main() -> None:
-    """PyTorch attention in JAX/Flax, proved equal.
+    """Port attention between PyTorch and JAX/Flax, and verify the port.
 
-    \b
-    Exit status: 0 pass, 1 a parity failure, 2 wrong usage, 3 something is missing
-    here (the message names the line that installs it) or stdout cannot be written to,
-    4 inconclusive, 130 interrupted, 143 terminated.
+    Every command exits with status 0 if everything passes, 1 if something fails, 2 for wrong
+    usage, 3 if a package is missing (the message names the line that installs it) or stdout cannot
+    be written to, 4 if the outcome is inconclusive, 130 if it is interrupted and 143 if it is
+    terminated.
     """

@@ -41,9 +41,9 @@ def command(
 ) -> None:
     """Measure the false-alarm rate on random correct ports.
 
-    What is inconclusive is judged again without the cause of it, in a finer precision. Exits with
-    status 1 if any port fails, and with 4 if more than a tenth are inconclusive, or one still
-    is without the cause.
+    A port that is inconclusive is judged again in a finer precision, which removes the usual
+    cause. The command exits with status 1 if any port fails, and with 4 if more than a tenth are
+    inconclusive, or if one still is in the finer precision.
     """
     expect_ready(report, FILES)
     from jax_attn import environment

@@ -8,7 +8,7 @@ from jax_attn.environment import EXTRAS, describe, install_line, present, settle
 @click.command("doctor")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout.")
 def command(as_json: bool) -> None:
-    """Print versions, devices, precision settings and which extras are missing."""
+    """Print versions, devices, settings and missing extras."""
     settle_platforms()
     report = describe()
     report["missing"] = {

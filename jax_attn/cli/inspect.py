@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 @click.command("inspect")
 @click.argument("checkpoint", type=click.Path(path_type=Path))
-@click.option("--json", "as_json", is_flag=True, help="As JSON on stdout.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout.")
 def command(checkpoint: Path, as_json: bool) -> None:
-    """Say what CHECKPOINT is: family, attention, heads, dtypes, layers, what is tied.
+    """Describe a checkpoint: family, layers, heads, dtypes, ties.
 
-    CHECKPOINT: a file, or a folder, with its config.json. No tensor is read, and no framework
-    started, but torch where the file is torch's own pickle.
+    CHECKPOINT is a file or a folder, with its config.json. No tensor is read, and no framework is
+    imported, except torch for a file that is torch's own pickle.
     """
     from jax_attn.transfer import TransferError, load_checkpoint
     from jax_attn.transfer.arrays import specs

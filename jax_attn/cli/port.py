@@ -1,4 +1,4 @@
-"""`jax-attn port`: a checkpoint carried from torch to Flax, or back, and proved."""
+"""`jax-attn port`: carry a checkpoint from torch to Flax, or back, and prove it."""
 
 import os
 import sys
@@ -15,35 +15,61 @@ from jax_attn.environment import settle_platforms
 @click.command("port")
 @click.argument("source", metavar="IN", type=click.Path(path_type=Path))
 @click.argument("target", metavar="OUT", type=click.Path(path_type=Path))
-@click.option("--to", type=click.Choice(["flax", "torch"]), required=True, help="What OUT is for.")
-@click.option("--layout", "named", metavar="PACKAGE.MODULE:TABLE", help="A Layout of your own.")
-@click.option("--num-heads", type=click.IntRange(1), help="Query heads, where no config has them.")
-@click.option("--num-kv-heads", type=click.IntRange(1), help="Key/value heads, likewise.")
-@click.option("--head-dim", type=click.IntRange(1), help="Features of a head, likewise.")
+@click.option(
+    "--to", type=click.Choice(["flax", "torch"]), required=True, help="The framework of OUT."
+)
+@click.option(
+    "--layout", "named", metavar="PACKAGE.MODULE:TABLE", help="Use your own transfer.Layout."
+)
+@click.option(
+    "--num-heads",
+    type=click.IntRange(1),
+    help="The number of query heads, if no config.json has it.",
+)
+@click.option(
+    "--num-kv-heads",
+    type=click.IntRange(1),
+    help="The number of key/value heads, if no config.json has it.",
+)
+@click.option(
+    "--head-dim",
+    type=click.IntRange(1),
+    help="The number of features of a head, if no config.json has it.",
+)
 @click.option(
     "--ignore",
     multiple=True,
     metavar="PATTERN",
-    help="Pass over names like this (* and ?); may be repeated.",
+    help="Pass over tensors with such names (* and ? match any text); may be repeated.",
 )
-@click.option("--strip", default="", metavar="PREFIX", help="Strip this prefix from keys.")
+@click.option("--strip", default="", metavar="PREFIX", help="Strip this prefix from the keys.")
 @click.option(
-    "--dtype", type=click.Choice(DTYPES), help="Cast floating-point tensors; no value may change."
+    "--dtype",
+    type=click.Choice(DTYPES),
+    help="Cast floating-point tensors to this dtype. It is an error if a value changes.",
 )
-@click.option("--lossy", is_flag=True, help="With --dtype: values may be rounded, and overflow.")
-@click.option("--allow-nonfinite", is_flag=True, help="Carry NaN and infinity.")
+@click.option("--lossy", is_flag=True, help="Let --dtype round values, and let them overflow.")
+@click.option(
+    "--allow-nonfinite", is_flag=True, help="Carry NaN and infinity, which are errors otherwise."
+)
 @click.option(
     "--format",
     "kind",
     type=click.Choice(["safetensors", "orbax"]),
     default="safetensors",
     show_default=True,
-    help="How OUT holds its tensors; torch has safetensors alone.",
+    help="The format of OUT; with --to torch only safetensors.",
 )
-@click.option("--check", is_flag=True, help="Verify the attention of what was written, too.")
+@click.option(
+    "--check", is_flag=True, help="Also compare the attention that was written with torch's."
+)
 @click.option("--dry-run", is_flag=True, help="Print the plan and write nothing.")
-@click.option("--clean", is_flag=True, help="First remove what killed ports to OUT have left.")
-@click.option("--json", "as_json", is_flag=True, help="As JSON on stdout.")
+@click.option(
+    "--clean",
+    is_flag=True,
+    help="First remove hidden folders that killed ports to OUT left behind.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout.")
 def command(
     source: Path,
     target: Path,
@@ -65,15 +91,17 @@ def command(
 ) -> None:
     """Carry a checkpoint to the other framework, bit for bit.
 
-    IN: a file, or a folder with its config.json. OUT: a folder that is not there yet. The table is
-    the family's, as config.json names it, or --layout. The plan is printed before anything is
-    written. What was written is read back, to prove that every byte of IN is carried, passed over
-    or tied, and that the way back is identical. OUT gets its name last: a failure leaves nothing,
-    and a port that is killed leaves a hidden folder beside OUT, which the next one names.
+    IN is a file, or a folder with its config.json. OUT is a folder that does not exist yet. The
+    table of names and shapes is that of the family which config.json names, or --layout.
 
-    Exit status: 1 where the proof or --check fails, or IN changes meanwhile, 2 for input that
-    cannot be ported, 3 where torch is needed and absent, 4 where --check shows nothing, 130 where
-    it was interrupted, 143 where it was terminated.
+    The plan is printed before anything is written. What was written is read back, to prove that
+    every byte of IN is carried, passed over or tied, and that the way back gives identical bits.
+    OUT receives its name last, so that a failure leaves nothing behind. A port that is killed
+    leaves a hidden folder beside OUT; the next port to OUT names it.
+
+    Exit status: 1 if the proof or --check fails, or if IN changes meanwhile; 2 if IN cannot be
+    ported; 3 if torch is needed and not installed; 4 if --check is inconclusive; 130 if the
+    command is interrupted, 143 if it is terminated.
     """
     if check:
         expect_installed("torch", "is the reference", "torch")
@@ -82,7 +110,10 @@ def command(
         (clean and dry_run, "--clean goes without --dry-run"),
         (kind == "orbax" and to == "torch", "--format orbax goes with --to flax"),
         (check and to == "torch", "--check goes with --to flax; verify OUT looks at torch's side"),
-        (not os.path.exists(source), f"IN: expected a file or a folder, got {source}: none there"),
+        (
+            not os.path.exists(source),
+            f"IN: expected a file or a folder, but {source} does not exist",
+        ),
     ):
         if wrong:
             raise click.UsageError(text)

@@ -29,7 +29,9 @@ BACKENDS = (*devices.KINDS, "all")
 @click.command("verify")
 @click.pass_context
 @click.argument("checkpoint", required=False, type=click.Path(path_type=Path))
-@click.option("--all", "every_row", is_flag=True, help="Run every row of the matrix: minutes.")
+@click.option(
+    "--all", "every_row", is_flag=True, help="Run every row of the matrix, which takes minutes."
+)
 @DESIGN
 @DTYPE
 @click.option(
@@ -37,22 +39,32 @@ BACKENDS = (*devices.KINDS, "all")
     type=click.Choice(BACKENDS),
     default="all",
     show_default=True,
-    help="Where the port runs; all: wherever it can here.",
+    help="Run the port on this backend; all stands for every backend that is present.",
 )
-@click.option("--implementation", help="The attention kernel to insist on; chosen unless given.")
+@click.option(
+    "--implementation", help="Use this attention kernel. The default is chosen by platform."
+)
 @PATTERN
 @REPORT
 @AS_JSON
-@click.option("--all-tensors", is_flag=True, help="List every tensor of what does not pass.")
-@click.option("--power", is_flag=True, help="The same as `jax-attn power`.")
-@click.option("--calibrate", is_flag=True, help="The same as `jax-attn calibrate`.")
+@click.option(
+    "--all-tensors",
+    is_flag=True,
+    help="List every tensor of a row that does not pass, not only the worst ten.",
+)
+@click.option("--power", is_flag=True, help="Run `jax-attn power` instead.")
+@click.option("--calibrate", is_flag=True, help="Run `jax-attn calibrate` instead.")
 @CONFIGURATIONS
 @SEED
 @click.option(
-    "--num-heads", type=click.IntRange(1), help="Query heads, where no config beside says."
+    "--num-heads",
+    type=click.IntRange(1),
+    help="The number of query heads, if no config.json has it.",
 )
 @click.option(
-    "--num-kv-heads", type=click.IntRange(1), help="Key/value heads, where no config beside says."
+    "--num-kv-heads",
+    type=click.IntRange(1),
+    help="The number of key/value heads, if no config.json has it.",
 )
 def command(
     context: click.Context,
@@ -75,11 +87,14 @@ def command(
 ) -> None:
     """Verify that port and reference agree.
 
-    Without CHECKPOINT: every published design, in both frameworks, against a float64 oracle. The
-    default rows are few, but have every variant, and every pair of a design, dtype, mask, shape or
-    transform with another that can occur together; --all runs the other combinations, too.
-    With CHECKPOINT (a safetensors or torch file, or a folder of shards): the attention layers found
-    in it, each rebuilt in torch and in Flax and compared on seeded inputs.
+    Without CHECKPOINT, verify every published design in both frameworks against a float64 oracle.
+    The default rows are few, but they contain every variant, and every pair of a design, dtype,
+    mask, shape or transform with another that can occur together; --all also runs the other
+    combinations.
+
+    With CHECKPOINT (a safetensors or torch file, or a folder of shards), find the attention layers
+    in it, rebuild each in torch and in Flax, and compare the two on seeded inputs. This verifies
+    the attention weights, not the whole model.
     """
     expect_one_mode(context)
     shared = {"dtypes": dtypes, "pattern": pattern, "report": report, "as_json": as_json}

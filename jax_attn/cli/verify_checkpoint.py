@@ -13,7 +13,9 @@ from jax_attn.cli.verify_outcome import Outcome
 def expect_torch_side(path: Path) -> None:
     """Raise unless the path exists and is not the Flax side of a port, which has no torch keys."""
     if not os.path.exists(path):
-        raise click.UsageError(f"CHECKPOINT: expected a file or a folder, got {path}: none there")
+        raise click.UsageError(
+            f"CHECKPOINT: expected a file or a folder, but {path} does not exist"
+        )
     from jax_attn.transfer import TransferError
     from jax_attn.transfer.port.files import read_record
 

@@ -103,10 +103,10 @@ USAGE = {
     "unknown design": (("--design", "flash"), "--design: expected one of weights_mha"),
     "unknown dtype": (("--dtype", "int8"), "--dtype: expected one of float32"),
     "unknown backend": (("--backend", "npu"), "'npu' is not one of"),
-    "nothing left": (("--backend", "cpu", "-k", "no such case"), "no case is left by"),
+    "nothing left": (("--backend", "cpu", "-k", "no such case"), "no case matches"),
     "nothing left by default": (
         ("--backend", "cpu", "-k", "plain_mha-float32-none-seed001-vmap"),
-        "no case is left by --design, --dtype and -k of those that run unless you add --all",
+        "no case matches --design, --dtype and -k among the default rows",
     ),
     "all of a checkpoint": (("x.safetensors", "--all"), "--all: goes with the built-in cases"),
     "heads without a checkpoint": (

@@ -14,14 +14,16 @@ from jax_attn.environment import settle_platforms
 if TYPE_CHECKING:
     from jax_attn.parity.matrix.cases import Case
 
-NONE_LEFT = "no case is left by --design, --dtype and -k"
-NONE_BY_DEFAULT = f"{NONE_LEFT} of those that run unless you add --all"
+NONE_LEFT = "no case matches --design, --dtype and -k"
+NONE_BY_DEFAULT = f"{NONE_LEFT} among the default rows; --all runs the others too"
 DESIGN = click.option(
-    "--design", "designs", multiple=True, help="Only this design; may be repeated."
+    "--design", "designs", multiple=True, help="Run only this design; may be repeated."
 )
-DTYPE = click.option("--dtype", "dtypes", multiple=True, help="Only this dtype; may be repeated.")
+DTYPE = click.option(
+    "--dtype", "dtypes", multiple=True, help="Run only this dtype; may be repeated."
+)
 PATTERN = click.option(
-    "-k", "pattern", default="", help="Only cases whose name contains this text."
+    "-k", "pattern", default="", help="Run only cases whose name contains this text."
 )
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print the whole result as JSON.")
 CONFIGURATIONS = click.option(
@@ -29,15 +31,15 @@ CONFIGURATIONS = click.option(
     type=click.IntRange(min=1),
     default=10_000,
     show_default=True,
-    help="How many configurations calibration draws.",
+    help="The number of ports that calibration draws.",
 )
 SEED = click.option(
-    "--seed", type=click.IntRange(min=0), default=0, help="The seed that calibration draws from."
+    "--seed", type=click.IntRange(min=0), default=0, help="The seed of calibration."
 )
 REPORT = click.option(
     "--report",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Write the result's files into this directory.",
+    help="Write the results into this directory.",
 )
 
 

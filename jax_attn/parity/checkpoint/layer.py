@@ -217,7 +217,7 @@ def _shape(arrays: Mapping[str, np.ndarray | torch.Tensor], name: str) -> str:
 
 def _not_returned(arrays: Arrays, returned: Arrays) -> tuple[str, ...]:
     return tuple(
-        f"weights: {key!r} does not come back from the port as it was, bit for bit"
+        f"weights: {key!r} is not bit-identical after reading the port back"
         for key, array in arrays.items()
         if key not in returned or array.tobytes() != returned[key].tobytes()
     )

@@ -141,7 +141,7 @@ def reading(config: Config) -> Iterator[Reading]:
 def disagreements(options: Mapping[str, int | None], config: Sequence[int | None]) -> list[Problem]:
     """Options, by name, whose values are not those of the config; None agrees with any."""
     return [
-        Problem("ambiguous", option, f"expected {expected}, as config.json has it, got {value}")
+        Problem("ambiguous", option, f"expected {expected}, as config.json says, got {value}")
         for (option, value), expected in zip(options.items(), config, strict=True)
         if None not in (value, expected) and value != expected
     ]

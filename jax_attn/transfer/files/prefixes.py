@@ -42,7 +42,7 @@ def stripped(tensors: T, prefix: str) -> tuple["T | Renamed", list[Problem]]:
     dotted = f"{prefix.removesuffix('.')}."
     if not any(key.startswith(dotted) for key in tensors):
         firsts = {f"{key.partition('.')[0]}." for key in tensors}
-        text = "expected keys that begin with this prefix, got none"
+        text = "expected keys that begin with this prefix, but there are none"
         return tensors, [Problem("missing", dotted, text, nearest(dotted, firsts))]
     names = [key.removeprefix(dotted) for key in tensors]
     problems = [
@@ -72,6 +72,6 @@ def unwrapped(tensors: T, known: Iterable[str] = ()) -> tuple["T | Renamed", lis
     if not prefix:
         return tensors, []
     count = sum(key != name for key, name in names.items())
-    text = f"{' and '.join(authors)} put it before {count} of {len(names)} keys"
+    text = f"{' and '.join(authors)} put this prefix before {count} of {len(names)} keys"
     view = Renamed(tensors, {name: key for key, name in names.items()})
-    return view, [Problem("unexpected", prefix, text, f"--strip {prefix}")]
+    return view, [Problem("unexpected", prefix, text, f"pass --strip {prefix}")]

@@ -70,12 +70,14 @@ def prove(
             if same_bits(was, now):
                 carried.add(name)
             else:
-                text = "does not come back from what was written as it was, bit for bit"
+                text = "is not bit-identical after reading back"
                 problems.append(Problem("unwritten", name, text))
             looked_at(now.nbytes)
     named = {name for move in plan.moves for name in plan.reads(move)}
     left = plan.sources.keys() - named - plan.passed_over.keys()
-    problems += [Problem("unwritten", name, "read by no row") for name in sorted(left)]
+    problems += [
+        Problem("unwritten", name, "no row of the table reads it") for name in sorted(left)
+    ]
     return Proof(
         sum(plan.sources[name].nbytes for name in carried),
         sum(plan.sources[name].nbytes for name in plan.passed_over if name in plan.sources),
@@ -89,8 +91,8 @@ def _not_as_planned(plan: PortPlan, written: Tensors) -> list[Problem]:
     described, problems = specs(written)
     for name, spec in described.items():
         if name not in plan.targets:
-            problems.append(Problem("unexpected", name, f"written, and in no plan, {spec}"))
+            problems.append(Problem("unexpected", name, f"written without a plan, {spec}"))
     for name, spec in plan.targets.items():
         if (now := described.get(name)) != spec:
-            problems.append(Problem("unwritten", name, f"expected {spec}, read again as {now}"))
+            problems.append(Problem("unwritten", name, f"expected {spec}, but read back {now}"))
     return problems

@@ -42,18 +42,20 @@ def refused_target(target: Path) -> list[Problem]:
     try:
         parent = target.absolute().parent
     except FileNotFoundError:
-        return refused(target, "expected a folder to write into, the working directory is gone")
+        return refused(target, "expected a folder to write into, but the working directory is gone")
     try:
         os.lstat(target)
-        return refused(target, "expected a folder that is not there yet: nothing is written over")
+        return refused(
+            target, "expected a folder that does not exist yet; a port overwrites nothing"
+        )
     except (FileNotFoundError, NotADirectoryError):
         pass
     except (OSError, ValueError) as error:
         return refused(target, f"expected a name that a folder can have: {error}")
     if not os.path.isdir(parent):
-        return refused(parent, "expected a folder to write into, there is none")
+        return refused(parent, "expected a folder to write into, but it does not exist")
     if not os.access(parent, os.W_OK):
-        return refused(parent, "expected a folder to write into, it is read-only")
+        return refused(parent, "expected a folder to write into, but it is read-only")
     return []
 
 

@@ -49,11 +49,13 @@ def uneven(layout: Layout, names: Iterable[str], side: RowSide) -> Iterator[Prob
     for stem, patterns in layers_of.items():
         layers = set().union(*patterns.values())
         if gaps := _gaps(layers, max(layers) + 1):
-            text = f"expected layers 0 to {max(layers)}, nothing is there of {gaps}"
+            text = f"expected layers 0 to {max(layers)}, but {gaps} are missing"
             yield Problem("missing", f"{stem}{gaps[0]}", text)
         for pattern, present_in in patterns.items():
             for layer in sorted(layers - present_in):
-                text = f"layer {layer} lacks it, {len(present_in)} of {len(layers)} layers have it"
+                text = (
+                    f"layer {layer} lacks it, but {len(present_in)} of {len(layers)} layers have it"
+                )
                 key = _at(pattern, layer)
                 yield Problem("missing", key, text, nearest(key, strays))
 
@@ -90,10 +92,14 @@ def missing_parts(
             may_lack = f"{module}.bias" not in there
         if present or may_lack:
             continue
-        text = "expected, as every model of its family has it"
-        text = "expected in every layer, none has it" if holes(first) else text
+        text = "every model of this family has it"
+        text = (
+            "every model of this family has it in each layer; here none has it"
+            if holes(first)
+            else text
+        )
         if leaf == "kernel" and module == "lm_head":
-            text = "expected, as architectures in config.json names one with a head, not tied"
+            text = "config.json names an architecture with a head, and does not tie it"
         name, *others = dict.fromkeys(
             _at(getattr(rows[0], side)[0], 0) for rows in group.alternatives
         )
@@ -118,10 +124,10 @@ def incomplete(blocks: Iterable[tuple[Place, Traits]], paths: Iterable[str]) -> 
         possible = {*needed_where, *norm_biases}
         present = {name for name in possible if f"{place.flax}.{name}" in paths}
         for name in sorted(needed - present):
-            text = f"expected in the attention at {place.torch!r}, as the config has it"
+            text = f"the attention at {place.torch!r} needs it, by the config"
             yield Problem("missing", f"{place.flax}.{name}", text)
         for name in sorted(present - needed - (norm_biases if traits.qk_norm else set())):
-            text = f"the attention at {place.torch!r} has none, as the config has it"
+            text = f"the attention at {place.torch!r} has none, by the config"
             yield Problem("unexpected", f"{place.flax}.{name}", text)
 
 
@@ -154,10 +160,10 @@ def other_layers(config: Config, blocks: Iterable[Place]) -> list[Problem]:
         if count is None or read.problems:
             continue
         if more := sorted(layer for layer in layers if layer >= count)[:_NAMED]:
-            text = f"expected attention in {count} layers, as config.json has it, got it in {more}"
+            text = f"expected attention in {count} layers, as config.json says, got it in {more}"
             problems.append(Problem("unexpected", f"{stem}{more[0]}", text))
         if gone := _gaps(layers, count):
-            text = f"expected attention in {count} layers, as config.json has it, none is in {gone}"
+            text = f"expected attention in {count} layers, as config.json says, but none in {gone}"
             problems.append(Problem("missing", f"{stem}{gone[0]}", text))
     return list(dict.fromkeys(problems))
 

@@ -59,7 +59,11 @@ class PortPlan:
     def __str__(self) -> str:
         table = [printed(self.moves, self._dtype)] if self.moves else []
         over = passed_over_lines(self.passed_over)
-        unused = [f"in the table, and not there: {', '.join(self.unused)}"] if self.unused else []
+        unused = (
+            [f"in the table, but not in the checkpoint: {', '.join(self.unused)}"]
+            if self.unused
+            else []
+        )
         return "\n".join([*table, *over, *unused])
 
     def as_dict(self) -> dict[str, Any]:
@@ -171,7 +175,7 @@ def _ignoring(
     """The layout with what the caller passes over; a pattern that matches nothing is a mistake."""
     matches = {pattern: [n for n in names if fnmatchcase(n, pattern)] for pattern in patterns}
     items = [ignored(n, f"--ignore {pattern}") for pattern, each in matches.items() for n in each]
-    text = "expected names to pass over, none is so"
+    text = "expected a pattern of tensors' names, but it matches none"
     problems = [
         Problem("missing", pattern, text, nearest(pattern, names))
         for pattern, each in matches.items()
@@ -188,7 +192,7 @@ def _moves(
     steps = {step for r in _rows(layout) for step in r.steps}
     if table.sizes is None and not steps.isdisjoint(shapes.SIZED):
         text = "cannot be inferred from shapes"
-        hint = "--num-heads and --head-dim, or a config.json beside the checkpoint that has them"
+        hint = "pass --num-heads and --head-dim, or put a config.json beside the checkpoint"
         return [], [Problem("missing", "num_heads, head_dim", text, hint)]
     try:
         paths = layout.shapes(shapes_by_name, table.sizes or Sizes(1, 1, 1))
@@ -209,7 +213,9 @@ def _targets(
         dtypes = {dtype if dtype is not None and name in _FLOATS else name for name in held}
         if len(dtypes) > 1:
             text = f"expected one dtype for all of {', '.join(before)}, got {sorted(dtypes)}"
-            problems.append(Problem("wrong dtype", before[0], text, "--dtype casts them"))
+            problems.append(
+                Problem("wrong dtype", before[0], text, "pass --dtype to cast them all")
+            )
             continue
         after = move.path_shapes if to == "flax" else move.key_shapes
         targets |= {name: Spec(shape, *dtypes) for name, shape in zip(names, after, strict=True)}
@@ -313,8 +319,10 @@ def _bad_values(
             overflown += int((finite & ~np.isfinite(cast)).sum())
     if (nans or infinite) and not allow_nonfinite:
         text = f"expected finite numbers, got {nans} NaN and {infinite} infinite of {flat.size}"
-        yield Problem("not finite", key, text, "--allow-nonfinite carries them as they are")
+        yield Problem("not finite", key, text, "pass --allow-nonfinite to carry them")
     if changed:
-        text = f"expected {to} to hold its {spec.dtype} numbers, {changed} of {flat.size} change"
+        text = (
+            f"expected {to} to hold its {spec.dtype} numbers, but {changed} of {flat.size} change"
+        )
         text += f", {overflown} of them to infinity" if overflown else ""
-        yield Problem("wrong dtype", key, text, "--lossy rounds them")
+        yield Problem("wrong dtype", key, text, "pass --lossy to round them")

@@ -96,7 +96,7 @@ def wrong_widths(
             path = f"{place.flax}.{part}.kernel"
             key, shape = arrays.get(path, ("", ()))
             if shape and shape[axis] != width:
-                text = f"{path}: expected {width} features, as the config has it, got {shape[axis]}"
+                text = f"{path}: expected {width} features, as the config says, got {shape[axis]}"
                 yield Problem("wrong shape", key, text)
 
 
@@ -142,7 +142,9 @@ def wrong_axes(
         name, shape = arrays[path]
         if shape != (expected := tuple(widths[axis] for axis in names)):
             wanted = ", ".join(map(_shown, names, expected))
-            text = f"{path}: expected [{wanted}], by config.json and the others, got {[*shape]}"
+            text = (
+                f"{path}: expected [{wanted}], by config.json and the other tensors, got {[*shape]}"
+            )
             yield Problem("wrong shape", name, text)
 
 

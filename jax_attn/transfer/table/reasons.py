@@ -117,7 +117,7 @@ def unexpected(strays: Names, paths: Names, expected: Iterable[str]) -> list[Pro
 
 def unwritten(strays: Names, homeless: Iterable[str]) -> list[Problem]:
     """Paths that no row writes; homeless: absent paths that a row would write."""
-    text = "expected every nnx.Param to be written, no row writes this one, "
+    text = "expected every nnx.Param to be written, but no row writes this one, "
     texts = [(path, f"{text}{list(shape)}") for path, shape in strays.items()]
     homeless = sorted(homeless)
     return _hinted("unwritten", texts, lambda path: nearest(path, homeless))
@@ -125,7 +125,7 @@ def unwritten(strays: Names, homeless: Iterable[str]) -> list[Problem]:
 
 def partial(absent: Iterable[tuple[Row, str]], strays: Iterable[str]) -> list[Problem]:
     """Paths that the module lacks, though it has others of the same row."""
-    texts = [(path, f"{r} needs it, the module lacks it") for r, path in absent]
+    texts = [(path, f"{r} needs it, but the module lacks it") for r, path in absent]
     return _hinted("missing", texts, lambda path: nearest(path, strays))
 
 

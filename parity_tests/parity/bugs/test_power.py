@@ -99,7 +99,7 @@ def test_verify_power_is_another_spelling_of_it():
 
 USAGE = {
     "unknown design": (("--design", "flash"), "--design: expected one of weights_mha"),
-    "nothing left": (("-k", "no such case"), "no case is left by"),
+    "nothing left": (("-k", "no such case"), "no case matches"),
     "a backend": (("--backend", "cpu"), "No such option"),
 }
 USAGE_OF_VERIFY = {

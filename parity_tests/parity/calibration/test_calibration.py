@@ -111,7 +111,7 @@ def test_it_leaves_1_where_the_scale_is_wrong_by_1_percent_and_names_each(monkey
     [
         (("--design", "gqa"), "No such option"),
         (("--dtype", "int8"), "expected one of"),
-        (("-k", "no such program"), "no case is left"),
+        (("-k", "no such program"), "no case matches"),
         (("--configurations", "0"), "0 is not in the range"),
     ],
 )

@@ -229,7 +229,7 @@ def test_what_does_not_come_back_as_it_was_fails(tmp_path, monkeypatch, quick):
     monkeypatch.setattr(rebuilding, "export", one_bit_off)
     result = verify_layer(layer, arrays)
     assert result.verdict is Verdict.FAIL
-    assert "self.key.bias' does not come back" in "".join(result.failures)
+    assert "self.key.bias' is not bit-identical" in "".join(result.failures)
 
 
 # --- inconclusive, and why ----------------------------------------------------------------------

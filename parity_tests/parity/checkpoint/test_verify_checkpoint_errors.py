@@ -39,7 +39,7 @@ def config_of(text):
 
 
 BAD = {
-    "nothing there": (lambda f: f / "gone.safetensors", [], ["gone.safetensors", "none there"]),
+    "nothing there": (lambda f: f / "gone.safetensors", [], ["gone.safetensors", "does not exist"]),
     "no such folder": (lambda f: f / "gone", [], ["CHECKPOINT", "gone"]),
     "a folder without": (empty_folder, [], ["*.safetensors", "notes.txt"]),
     "empty": (written("a.safetensors", b""), [], ["a.safetensors", "0 bytes"]),
@@ -62,7 +62,7 @@ BAD = {
     "heads that a family has otherwise": (
         with_config({"model_type": "bert", "num_attention_heads": N, "hidden_size": D}),
         ["--num-heads", 5],
-        ["--num-heads", "expected 6, as config.json has it, got 5"],
+        ["--num-heads", "expected 6, as config.json says, got 5"],
     ),
     "heads disagree": (
         with_config({"num_attention_heads": N}),

@@ -154,7 +154,7 @@ def test_blocks_of_another_family_do_not_pass_for_this_ones(tmp_path):
 def test_a_part_does_not_pass_for_the_whole(tmp_path):
     config = hf.BertConfig(**(ONE | {"num_hidden_layers": 2})).to_dict()
     (said,) = doubts_of(tmp_path, config, hf.BertModel(hf.BertConfig(**ONE)))
-    assert said.endswith("expected attention in 2 layers, as config.json has it, none is in [1]")
+    assert said.endswith("expected attention in 2 layers, as config.json says, but none in [1]")
 
 
 def test_heads_that_cannot_turn_are_wrong_input(tmp_path):

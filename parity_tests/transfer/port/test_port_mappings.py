@@ -79,7 +79,7 @@ BAD = {
         said=("expected layers 0 to 1", "expected attention in 2 layers"),
     ),
     "fewer layers than the config has": Bad(
-        config={"num_hidden_layers": 3}, said=("expected attention in 3 layers", "none is in [2]")
+        config={"num_hidden_layers": 3}, said=("expected attention in 3 layers", "none in [2]")
     ),
     "an unexpected key": Bad(
         having(model__stray=np.ones(3, "f4")), said=("unexpected", "'model.stray'", "no row takes")
@@ -93,14 +93,18 @@ BAD = {
     ),
     "a prefix of DataParallel": Bad(
         under("module."),
-        said=("1 problem", "torch.nn.DataParallel put it before 21 of 21", "--strip module."),
+        said=(
+            "1 problem",
+            "torch.nn.DataParallel put this prefix before 21 of 21",
+            "--strip module.",
+        ),
     ),
     "a prefix of torch.compile": Bad(
         under("_orig_mod."), said=("1 problem", "torch.compile", "--strip _orig_mod.")
     ),
     "prefixes of both": Bad(under("module._orig_mod."), said=("--strip module._orig_mod.",)),
     "a prefix that is not there": Bad(
-        options=("--strip", "modle"), said=("'modle.'", "got none", "nearest: model.")
+        options=("--strip", "modle"), said=("'modle.'", "there are none", "nearest: model.")
     ),
     "two keys that become one": Bad(
         lambda held: held | {f"module.{Q}": held[Q]},
@@ -154,7 +158,7 @@ BAD = {
         said=("layers.0.attention.k_proj.bias", "layers.1.attention.v_proj.bias", "missing"),
     ),
     "biases that the config has not": Bad(
-        biases("q", "k", "v"), said=("unexpected", "q_proj.bias", "as the config has it")
+        biases("q", "k", "v"), said=("unexpected", "q_proj.bias", "has none, by the config")
     ),
     "a norm's bias that no Llama has": Bad(
         having(model__norm__bias=np.ones(D, "f4")), said=("1 problem", "'model.norm.bias'")
@@ -166,7 +170,7 @@ BAD = {
     "no head in a causal language model": Bad(
         without("lm_head.weight"),
         config={"architectures": ["LlamaForCausalLM"]},
-        said=("1 problem", "'lm_head.weight'", "one with a head, not tied"),
+        said=("1 problem", "'lm_head.weight'", "names an architecture with a head"),
     ),
     "other heads than the config's": Bad(
         options=("--num-heads", "5"), said=("--num-heads", "expected 6", "got 5")
@@ -238,7 +242,7 @@ BAD = {
         lambda held: held | {KEY: held[KEY][:0]}, said=(KEY, "expected 3 heads", "got 0")
     ),
     "a pattern that meets nothing": Bad(
-        options=("--ignore", "*.position_ids"), said=("'*.position_ids'", "none is so")
+        options=("--ignore", "*.position_ids"), said=("'*.position_ids'", "it matches none")
     ),
     "everything at once": Bad(
         lambda held: having(model__stray=np.ones(3, "f4"))(holding(Q, np.nan)(without(KEY)(held))),

@@ -12,8 +12,8 @@ from jax_attn.cli import main
 from jax_attn.transfer.port import staging
 
 TARGETS = {
-    "that is there": (lambda f: f / "there", "nothing is written over"),
-    "in no folder": (lambda f: f / "gone" / "flax", "there is none"),
+    "that is there": (lambda f: f / "there", "a port overwrites nothing"),
+    "in no folder": (lambda f: f / "gone" / "flax", "but it does not exist"),
     "in no possible folder": (lambda f: f / ("a" * 300) / "flax", "a name that a folder can have"),
     "of no possible name": (lambda f: f / ("a" * 256), "expected a name that a folder can have"),
     "in a circle": (lambda f: f / "circle" / "flax", "expected a name that a folder can have"),
@@ -133,8 +133,8 @@ USAGE = {
     "an object of no class": (("--layout", "clears:ODD"), "Layouts ['TABLE'] of clears"),
     "no table": (("--layout", "jax_attn.transfer.table.layouts:LINAER"), "nearest: LINEAR"),
     "lossy alone": (("--lossy",), "--lossy goes with --dtype"),
-    "no source": ((), "none there"),
-    "a source of no possible name": ((), "none there"),
+    "no source": ((), "does not exist"),
+    "a source of no possible name": ((), "does not exist"),
 }
 
 

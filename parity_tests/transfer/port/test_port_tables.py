@@ -74,7 +74,7 @@ def test_parts_of_two_dtypes_are_no_packed_tensor():
     layout = Layout(row("qkv.weight", paths, packed, linear, heads))
     held = {path: np.ones((D, K, H), "f4") for path in paths} | {paths[1]: np.ones((D, K, H), "f8")}
     (problem,) = plan_port(held, PortTable(layout, Sizes(K, K, H)), "torch").problems
-    assert (problem.kind, problem.hint) == ("wrong dtype", "--dtype casts them")
+    assert (problem.kind, problem.hint) == ("wrong dtype", "pass --dtype to cast them all")
 
 
 def test_only_what_came_back_counts_as_carried():

@@ -29,6 +29,7 @@ from jax_attn.parity.judge.compare import Verdict
 from jax_attn.parity.judge.result import Result, StandingNote
 from jax_attn.parity.judge.text import joined, quoted
 from jax_attn.parity.run import TRANSFORMS
+from jax_attn.parity.run.ahead import compiled_ahead
 from jax_attn.parity.run.inputs_and_runs import Inputs
 from jax_attn.parity.run.port import Port, float_dtype
 from jax_attn.parity.run.reference import Reference
@@ -152,7 +153,8 @@ def check(
         failures = (*probed.failures, *kept)
         return replace(result, failures=failures, notes=(*probed.notes, *result.notes))
 
-    result = prepared.judged_again(judged(prepared), judged)
+    with compiled_ahead(called_port, prepared.differentiated, transforms):
+        result = prepared.judged_again(judged(prepared), judged)
     return result.strict() if strict else result
 
 

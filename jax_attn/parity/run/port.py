@@ -2,8 +2,9 @@
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import jax
@@ -41,19 +42,24 @@ def forward_and_gradients(
 
 def _eager(forward: Forward, args: Arguments, cotangents: Tree) -> OutputsAndGradients:
     """Operation by operation; the outputs from a call outside any differentiation."""
-    grads = forward_and_gradients(forward, *args, cotangents)[1] if cotangents else None
-    return forward(*args), grads
+    outputs = forward(*args)
+    return outputs, forward_and_gradients(forward, *args, cotangents)[1] if cotangents else None
 
 
-def _jit(forward: Forward, args: Arguments, cotangents: Tree) -> OutputsAndGradients:
-    """Compiled, in one program; its outputs are those of a call that is not differentiated."""
+def jitted(forward: Forward) -> jax.stages.Wrapped:
+    """One program of `Arguments` and cotangents; its outputs are those of a call that is not
+    differentiated."""
 
     def step(*args: Any) -> OutputsAndGradients:
         *called_with, cotangents = args
         grads = forward_and_gradients(forward, *args)[1] if cotangents else None
         return forward(*called_with), grads
 
-    return jax.jit(step)(*args, cotangents)
+    return jax.jit(step)
+
+
+def _jit(forward: Forward, args: Arguments, cotangents: Tree) -> OutputsAndGradients:
+    return jitted(forward)(*args, cotangents)
 
 
 def _grad(forward: Forward, args: Arguments, cotangents: Tree) -> OutputsAndGradients:
@@ -117,6 +123,11 @@ class Port:
     call: Callable[..., Any] | None
     inputs: Inputs
 
+    @cached_property
+    def compiled(self) -> dict[str, Future[jax.stages.Compiled]]:
+        """transform -> its program, compiled ahead for the first run (`run.ahead`)."""
+        return {}
+
     def bind(self) -> tuple[Forward, nnx.State, Tree, Tree]:
         """(forward, params, floats, others), so that forward(params, floats, others) is a call.
 
@@ -176,7 +187,11 @@ class Port:
         }
         # Outputs of other names or shapes have no cotangents: the comparison will say so.
         fitting = {k: jnp.array(a, dtype) for k, a in cotangents.items()} if fits else {}
-        (outputs, after), grads = RUN_UNDER[transform](forward, (params, floats, others), fitting)
+        args = params, floats, others
+        if (ahead := self.compiled.pop(transform, None)) and not ahead.exception():
+            (outputs, after), grads = ahead.result()(*args, fitting)
+        else:
+            (outputs, after), grads = RUN_UNDER[transform](forward, args, fitting)
         left, second = self._changes(after)
         if grads is None:
             return Run(_arrays(outputs), {}, {}, left, second)

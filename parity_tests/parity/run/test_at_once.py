@@ -59,10 +59,13 @@ def process_wide():
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_two_at_once_give_the_budgets_of_one_by_one(precision, reference, two_threads, monkeypatch):
-    under, names, before = Reference.under, set(), process_wide()
+    under, names, before = Reference.under, [], process_wide()
+    both_begun = threading.Barrier(2)
 
     def watched(*args, **options):
-        names.add(threading.current_thread().name)
+        names.append(name := threading.current_thread().name)
+        if name != threading.main_thread().name and names.count(name) == 1:
+            both_begun.wait(60)
         return under(*args, **options)
 
     monkeypatch.setattr(Reference, "under", watched)
@@ -73,7 +76,7 @@ def test_two_at_once_give_the_budgets_of_one_by_one(precision, reference, two_th
         names.clear()
         monkeypatch.setattr(reference_module, "_LONG", long)
         budgets.append(reference.spread(precision, cotangents, RUNS, center))
-        assert len(names) == threads
+        assert len({*names}) == threads
         assert process_wide() == before
     one_by_one, at_once = budgets
     for kind, named in one_by_one.items():

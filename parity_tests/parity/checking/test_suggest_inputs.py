@@ -397,3 +397,7 @@ def test_experts_in_one_product_of_groups_are_run_in_float64():
     assert parity.Verdict.FAIL not in {verdict for _, verdict in found}
     grads = side.exact.parameter_grads
     assert any("experts" in name and a.any() for name, a in grads.items())
+    # How many tokens go to an expert is counted in floats: that rounds nothing, and moves none.
+    assert side.has_power
+    output = side.budgets["output"]["output"]
+    assert output.rms < 1e-6

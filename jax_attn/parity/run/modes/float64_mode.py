@@ -24,7 +24,7 @@ _EXACT = frozenset(
     """
     _to_copy _unsafe_view abs alias amax amin arange argmax argmin as_strided bernoulli bucketize
     cat ceil chunk clamp clone constant_pad_nd contiguous copy copy_ detach diagonal embedding empty
-    empty_like empty_strided expand fill fill_ flip floor full full_like gather index
+    empty_like empty_strided expand fill fill_ flip floor full full_like gather histc index
     index_put_ index_select isneginf isnan lift_fresh masked_fill masked_fill_ max maximum min
     minimum nan_to_num narrow native_dropout neg neg_ new_empty new_empty_strided new_full
     new_ones new_zeros nonzero ones ones_like permute reflection_pad1d relu relu_ repeat

@@ -10,8 +10,12 @@ from click.testing import CliRunner
 from jax_attn.attention import dispatch
 from jax_attn.attention.kernels import blocked
 from jax_attn.cli import main
+from jax_attn.parity.matrix.rows import default, matrix
 
-ONE = ("--backend", "cpu", "-k", "plain_mha-float32-none-seed001-jit")
+ROW, *_ = [c.name for c in default() if (c.design, c.transform) == ("plain_mha", "jit")]
+NOT_BY_DEFAULT, *_ = [c.name for c in matrix() if c not in default()]
+SLIDING, *_ = [c.name for c in default() if (c.design, c.mask) == ("gqa", "sliding")]
+ONE = ("--backend", "cpu", "-k", ROW)
 
 
 def run(*args: str):
@@ -105,7 +109,7 @@ USAGE = {
     "unknown backend": (("--backend", "npu"), "'npu' is not one of"),
     "nothing left": (("--backend", "cpu", "-k", "no such case"), "no case matches"),
     "nothing left by default": (
-        ("--backend", "cpu", "-k", "plain_mha-float32-none-seed001-vmap"),
+        ("--backend", "cpu", "-k", NOT_BY_DEFAULT),
         "no case matches --design, --dtype and -k among the default rows",
     ),
     "all of a checkpoint": (("x.safetensors", "--all"), "--all: goes with the built-in cases"),
@@ -199,8 +203,8 @@ def test_verify_insists_on_a_kernel_and_cuts_the_rows_into_several_tiles(monkeyp
 
     kernel = dataclasses.replace(dispatch.KERNELS["blocked"], run=counted)
     monkeypatch.setitem(dispatch.KERNELS, "blocked", kernel)
-    case = "gqa-float32-sliding-seed000-jit"
-    outcome = run("verify", "--backend", "cpu", "--implementation", "blocked", "-k", case, "--json")
+    on_cpu = "--backend", "cpu", "--implementation", "blocked"
+    outcome = run("verify", *on_cpu, "-k", SLIDING, "--json")
     assert outcome.exit_code == 0
     (found,) = json.loads(outcome.stdout)["cases"]
     assert (found["implementation"], found["verdict"]) == ("blocked", "PASS")

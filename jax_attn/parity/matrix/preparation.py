@@ -240,6 +240,9 @@ class Preparation:
 
         What attends to a cache is no kernel that can be insisted on: it has its pages.
         """
+        by_pages = "none: attention to a cache, by its pages"
+        if self.design.cached and self.kernel is None:
+            return None, by_pages
         module = nnx.clone(self.pair.port)
         calls: list[str] = []
         if not self.design.cached:
@@ -249,7 +252,7 @@ class Preparation:
             jax.eval_shape(forward, *args)
         except ArgumentError as error:
             return " ".join(str(error).split()).removeprefix("ArgumentError: "), ""
-        return None, "; ".join(dict.fromkeys(calls)) or "none: attention to a cache, by its pages"
+        return None, "; ".join(dict.fromkeys(calls)) or by_pages
 
     @cached_property
     def problem(self) -> AttentionProblem:

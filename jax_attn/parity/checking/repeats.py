@@ -43,11 +43,16 @@ def not_finite_under_some(is_finite: Mapping[str, bool]) -> tuple[str, ...]:
         return ()
     kept = joined([transform for transform in is_finite if transform not in lost])
     failure = (
-        f"the port's outputs are finite under {kept} and not under {joined(lost)}: a compiled "
-        "softmax may lose a row in which a finite fill (`finfo.min`) hides every key, if the fill "
-        "is scaled after it is added, because product and maximum are then rounded apart; what "
-        "would avoid it: scale the scores before the mask is added"
+        f"the port's outputs are finite under {kept} and not under {joined(lost)}: it takes "
+        "another path there, or the same numbers, rounded otherwise, overflow or divide by zero"
     )
+    if "eager" not in lost:
+        failure += (
+            "; a known cause, if the port has a softmax whose mask adds a finite fill "
+            "(`finfo.min`) that is scaled afterwards: compiled, product and maximum are rounded "
+            "apart, and a row in which every key is hidden may be lost; what would avoid it: scale "
+            "the scores before the mask is added"
+        )
     return (failure,)
 
 

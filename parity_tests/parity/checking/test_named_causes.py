@@ -12,6 +12,7 @@ from flax import nnx
 from jax_attn.parity import Verdict, check
 from jax_attn.parity.checking.canaries import try_canaries
 from jax_attn.parity.checking.prepared import Prepared
+from jax_attn.parity.checking.repeats import not_finite_under_some
 from jax_attn.parity.judge.result import StandingNote
 from jax_attn.parity.run.inputs_and_runs import Inputs
 from jax_attn.parity.run.reference import Reference
@@ -264,3 +265,12 @@ def test_a_filled_row_that_only_a_compiled_softmax_loses_says_what_to_write(scal
     result = check(Attention(), Filled(scaled_first), (x,), gradients=False)
     told = [line for line in result.reasons if "finite under eager and not under jit" in line]
     assert len(told) == (0 if scaled_first else 1), str(result)
+
+
+def test_a_compiled_softmax_is_named_only_where_outputs_are_lost_compiled():
+    (line,) = not_finite_under_some({"eager": True, "jit": False})
+    assert "finite under eager and not under jit" in line
+    assert "softmax" in line
+    (line,) = not_finite_under_some({"eager": False, "jit": True})
+    assert "finite under jit and not under eager" in line
+    assert "softmax" not in line

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import chain, combinations
-from math import fsum
 
 from jax_attn.dtypes import DTYPES
 from jax_attn.parity.matrix.cases import Case
@@ -123,16 +122,23 @@ def covering() -> tuple[Case, ...]:
     others make superfluous, the dearest first. The fewest possible rows would be hard to find.
     """
     adds = {case: _covered(case) for case in _all()}
-    could = Counter(chain.from_iterable(adds.values()))
-    worth = {thing: rows**-0.5 for thing, rows in could.items()}
-    missing, rows = {*could}, list[Case]()
+    cost = {case: _cost(case) for case in adds}
+    having: dict[object, list[Case]] = {}
+    for case, things in adds.items():
+        for thing in things:
+            having.setdefault(thing, []).append(case)
+    # Whole numbers, as the order of a set, in which they are summed, is another in each process.
+    worth = {thing: round(2**40 * len(cases) ** -0.5) for thing, cases in having.items()}
+    gain = {case: sum(worth[thing] for thing in things) for case, things in adds.items()}
+    missing, rows = {*having}, list[Case]()
     while missing:
-        # fsum, which is exact, as the order of a set is another in each process.
-        best = max(adds, key=lambda c: fsum(worth[x] for x in adds[c] & missing) / _cost(c))
+        rows.append(best := max(gain, key=lambda case: gain[case] / cost[case]))
+        for thing in adds[best] & missing:
+            for case in having[thing]:
+                gain[case] -= worth[thing]
         missing -= adds[best]
-        rows.append(best)
     times = Counter(chain.from_iterable(adds[case] for case in rows))
-    for case in sorted(rows, key=_cost, reverse=True):
+    for case in sorted(rows, key=cost.__getitem__, reverse=True):
         if all(times[thing] > 1 for thing in adds[case]):
             rows.remove(case)
             times.subtract(adds[case])

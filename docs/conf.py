@@ -23,7 +23,7 @@ extensions = [
 
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
-copybutton_exclude = ".linenos, .gp, .go"
+copybutton_prompt_text = "$ "
 
 # --- the API reference ------------------------------------------------------------------------
 
@@ -66,7 +66,6 @@ nitpick_ignore_regex = [("py:.*", r"(collections|enum|typing|numpy|jax|flax|opta
 
 html_theme = "sphinx_book_theme"
 html_title = "jax-attn"
-html_static_path = ["_static"]
 html_theme_options = {
     "home_page_in_toc": True,
     "show_navbar_depth": 1,

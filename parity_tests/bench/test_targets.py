@@ -1,11 +1,11 @@
-"""The README's table of speed targets: that it is the evidence's, and that each can be missed."""
+"""The docs' table of speed targets: that it is the evidence's, and that each can be missed."""
 
 import importlib.util
 import re
 from dataclasses import replace
 
+import fill_docs
 import pytest
-import readme
 import targets
 
 from helpers.bench import bench_record
@@ -190,12 +190,12 @@ def test_the_table_names_machine_and_versions():
     assert "torch 2.13.0+cpu" in text
 
 
-def test_the_readme_has_the_table_and_a_plot_that_is_there():
-    kept = readme.benchmarks()
-    text = readme.README.read_text()
-    assert readme.bench(kept) in text
+def test_the_docs_have_the_table_and_a_plot_that_is_there():
+    kept = fill_docs.kept()
+    text = (fill_docs.ROOT / fill_docs.REFERENCE / "speed.md").read_text()
+    assert fill_docs.bench(kept) in text
     if kept:
-        assert f"]({readme.PLOT.relative_to(readme.README.parent)})" in text
+        assert f"]({fill_docs.beside(fill_docs.PLOT)})" in text
         assert not differs(targets.merged(kept))
 
 
@@ -210,7 +210,7 @@ def shown_in(record) -> list:
 
 def differs(record) -> set[str]:
     """Words that the plot should have, were it this record's, and has not."""
-    words = set(re.findall(r"[^<>\n]+(?=</text>)", readme.PLOT.read_text()))
+    words = set(re.findall(r"[^<>\n]+(?=</text>)", fill_docs.PLOT.read_text()))
     (members,) = shown_in(record)
     time, _ = QUANTITIES
     return {line.label for line in lines(record, members, FORWARD, time)} - words
@@ -222,25 +222,28 @@ def test_without_a_run_nothing_is_met(target):
 
 
 def test_a_run_without_the_plotted_workloads_is_told(monkeypatch):
-    monkeypatch.setattr(readme.plot, "figures", lambda record: {})
+    monkeypatch.setattr(fill_docs.plot, "figures", lambda record: {})
     with pytest.raises(ValueError, match=r"expected one with time-attention.*, got quick, layers"):
-        readme.plotted({"quick": RECORD, "layers": RECORD})
+        fill_docs.plotted({"quick": RECORD, "layers": RECORD})
 
 
-def test_another_record_makes_another_readme_and_another_plot(tmp_path, monkeypatch):
-    text = "<!-- table -->\n<!-- bench -->\n<!-- decode -->\n<!-- measured -->"
-    runs = readme.evidence()
-    made = readme.written(text, runs, {"run": RECORD}, {})
+def test_another_record_makes_another_page_and_another_plot(tmp_path, monkeypatch):
+    pages, runs = {"page": "<!-- bench -->\n<!-- decode -->"}, fill_docs.evidence()
+
+    def page(record):
+        return fill_docs.filled(pages, fill_docs.tables(runs, {"run": record}, {}))["page"]
+
+    made = page(RECORD)
     assert "1.75 [" in made
     assert "<!-- decode -->\nNot yet measured." in made
     slower = bench_record.record(slower={OURS: 1.2})
-    assert readme.written(text, runs, {"run": slower}, {}) != made
+    assert page(slower) != made
     if importlib.util.find_spec("matplotlib") is None:
         with pytest.raises(ModuleNotFoundError, match="pip install"):
-            readme.plot.figures(RECORD)
+            fill_docs.plot.figures(RECORD)
         return
-    figure = readme.plotted({"run": RECORD})
-    monkeypatch.setattr(readme, "PLOT", tmp_path / "time.svg")
-    readme.plot.save(figure, readme.PLOT)
+    figure = fill_docs.plotted({"run": RECORD})
+    monkeypatch.setattr(fill_docs, "PLOT", tmp_path / "time.svg")
+    fill_docs.plot.save(figure, fill_docs.PLOT)
     assert not differs(RECORD)
     assert differs(slower) >= {"jax-attn  1.46×"}

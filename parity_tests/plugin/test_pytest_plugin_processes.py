@@ -1,11 +1,12 @@
-"""The pytest plugin in processes of its own: what it imports, and under xdist; and a real check."""
+"""The pytest plugin in processes of its own: what it imports, and under xdist.
+
+A real check of it is that of docs/guides/pytest.md.
+"""
 
 import importlib.metadata
 import json
-import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch  # noqa: F401  the example's reference
@@ -28,31 +29,6 @@ def run(pytester, monkeypatch):
         return pytester.runpytest_subprocess(*OPTIONS, *plugins, *options)
 
     return run
-
-
-# --- as it is written in the README -----------------------------------------------------------
-
-BLOCKS = re.findall(
-    r"^```python\n(.*?)^```",
-    Path(__file__).parents[2].joinpath("README.md").read_text(),
-    re.M | re.S,
-)
-# What the reader's own pair, above it, has named by then; its check runs in test_readme.py.
-BEFORE, _, _ = BLOCKS[0].partition("parity.check(")
-EXAMPLE = next(block for block in BLOCKS if "@pytest.mark.parity" in block)
-
-
-def test_the_example(run, pytester):
-    pytester.makepyfile(test_port=BEFORE + EXAMPLE)
-    result = run("--parity-report", "report")
-    result.assert_outcomes(passed=2)
-    result.stdout.fnmatch_lines(["parity: 2 pass, 0 fail, 0 inconclusive; report in report"])
-    document = json.loads((pytester.path / "report" / "result.json").read_text())
-    assert {case["dtype"]: case["level"] for case in document["cases"]} == {
-        "float32": "measured",
-        "bfloat16": "measured",
-    }
-    assert document["environment"]["packages"]["torch"]
 
 
 # --- what it imports --------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What the README says of the bench: its targets, where the time goes, and the plot."""
+"""What the docs say of the bench: its targets, where the time goes, and the plot."""
 
 import json
 from pathlib import Path
@@ -16,15 +16,14 @@ STEPS = PROFILE / "steps.json"
 PLOT = BENCH / "time.svg"
 MOST_TEMPORARIES = 128 * words.MIB
 PLOTTED = "time-attention-1x8x64-float32-forward"
-README = Path(__file__).parents[3] / "README.md"
+ROOT = Path(__file__).parents[3]
 
 
 def bench(benchmarks: dict[str, Record]) -> str:
     """The targets, and the plot."""
     if not benchmarks:
         return "Not yet measured."
-    path = PLOT.relative_to(README.parent)
-    plotted = f"![time of one call against length]({path})"
+    plotted = f"![time of one call against length](../../{PLOT.relative_to(ROOT)})"
     return f"{targets.table(benchmarks)}\n\n{parts(json.loads(PARTS.read_text()))}\n\n{plotted}"
 
 
@@ -59,13 +58,13 @@ def parts(profile: dict) -> str:
         for mode, n in profile["temporaries"].items()
     )
     return (
-        f"By `parity_tests/evidence/scripts/parts.py`: forward at L = 2048, {whole:.0f} ms, "
-        f"{shares}. Temporaries beyond inputs and outputs at L = 32,768 and 8 heads, by the "
-        f"compiler (target: ≤ {words.size(MOST_TEMPORARIES)}): {temporaries}."
+        f"By `parity_tests/evidence/scripts/parts.py`: a forward pass at L = 2048 takes "
+        f"{whole:.0f} ms: {shares}. The temporaries beyond inputs and outputs at L = 32,768 and 8 "
+        f"heads, by the compiler (target: ≤ {words.size(MOST_TEMPORARIES)}), are {temporaries}."
     )
 
 
-def benchmarks(folder: Path = BENCH) -> dict[str, Record]:
+def kept(folder: Path = BENCH) -> dict[str, Record]:
     """Every run of the bench that was kept there, by name."""
     return {path.stem: Record.read(path) for path in sorted(folder.glob("*.json"))}
 

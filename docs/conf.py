@@ -51,7 +51,7 @@ _OTHERS = {
 def _is_reachable(url: str) -> bool:
     """Whether a project's inventory can be fetched; without it, its names stay plain text."""
     try:
-        with urllib.request.urlopen(f"{url}/objects.inv", timeout=5):
+        with urllib.request.urlopen(f"{url}/objects.inv", timeout=3):
             return True
     except OSError as error:
         logging.getLogger(__name__).info("no links to %s: %s", url, error)
@@ -66,8 +66,11 @@ nitpick_ignore_regex = [("py:.*", r"(collections|enum|typing|numpy|jax|flax|opta
 
 html_theme = "sphinx_book_theme"
 html_title = "jax-attn"
+html_static_path = ["_static"]
+html_css_files = ["custom.css"]
 html_theme_options = {
     "home_page_in_toc": True,
+    "navbar_persistent": [],  # the search is in the sidebar
     "show_navbar_depth": 1,
     "show_toc_level": 2,
     "use_download_button": False,

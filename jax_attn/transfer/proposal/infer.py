@@ -46,8 +46,8 @@ _FLAX_KINDS = {
     ("flax", "Embed"): "embedding",
 }
 _ROTARY = (
-    "queries and keys turn by the same pairs of features on both sides; where "
-    'not, layout.through(to_half_split(), "q_proj", "k_proj")'
+    "queries and keys rotate the same pairs of features on both sides; if not, use "
+    'layout.through(to_half_split(), "q_proj", "k_proj")'
 )
 
 
@@ -211,7 +211,7 @@ def _left(
 
 
 def _comments(proposal: Proposal) -> list[str]:
-    lines = [f"taken for granted: {text}" for text in proposal.granted]
+    lines = [f"assumed: {text}" for text in proposal.granted]
     for key in proposal.undecided:
         lines.append(f"undecided: {as_code.quoted(key.key)} {list(key.shape)}: {key.why}")
         shown = key.candidates[:_CANDIDATES_SHOWN]

@@ -194,8 +194,8 @@ def test_tied_tensors_are_told_by_the_module():
 
 
 def test_what_no_table_shows_is_said():
-    assert "# taken for granted: queries and keys turn" in infer(*pair("gqa/rotary")[:2]).code
-    assert "taken for granted" not in infer(*pair("gqa")[:2]).code
+    assert "# assumed: queries and keys rotate" in infer(*pair("gqa/rotary")[:2]).code
+    assert "assumed" not in infer(*pair("gqa")[:2]).code
 
 
 HOSTILE = 'x"); raise SystemExit  #\n\\'

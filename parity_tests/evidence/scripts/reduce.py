@@ -1,4 +1,4 @@
-"""Cut a report down to what the README's figures are made from.
+"""Cut a report down to what the figures of README and docs are made from.
 
     jax-attn verify --all --report DIR            then  python reduce.py DIR/result.json NAME
     jax-attn power --report DIR             then  python reduce.py DIR/power.json

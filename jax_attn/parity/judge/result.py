@@ -21,7 +21,7 @@ class ParityError(AssertionError):
 
 
 class StandingNote(str):
-    """A note that holds whatever the inputs are: no input could remove it."""
+    """A note that `strict` leaves a note: no input, or no ordinary one, could remove it."""
 
 
 @dataclass(frozen=True)

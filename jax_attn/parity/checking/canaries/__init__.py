@@ -19,6 +19,7 @@ from jax_attn.parity.checking.canaries.data.integers import (
     probe_integers,
 )
 from jax_attn.parity.checking.canaries.data.kept_outputs import probe_kept_outputs
+from jax_attn.parity.checking.canaries.data.mask_patterns import try_mask_patterns
 from jax_attn.parity.checking.canaries.data.neutral_buffers import try_neutral_buffers
 from jax_attn.parity.checking.canaries.data.padding_ids import try_padding_ids
 from jax_attn.parity.checking.canaries.data.positions import try_positions
@@ -56,6 +57,7 @@ def try_canaries(prepared: Prepared) -> DoubtsAndNotes:
     run_placed(prepared.reference, Watched([facts, tanhs, branches]))
     parts = (
         try_masks(prepared, facts, by_masks),
+        try_mask_patterns(prepared),
         try_positions(prepared),
         try_softmaxes(prepared, facts),
         try_windows(prepared, facts),

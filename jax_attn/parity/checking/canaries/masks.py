@@ -7,11 +7,12 @@ import numpy as np
 
 from jax_attn.parity.checking.canaries.attention_facts import AttentionFacts
 from jax_attn.parity.checking.canaries.findings import NO_KEY, SOME_HIDDEN, DoubtsAndNotes, doubt
-from jax_attn.parity.checking.canaries.planted import named_inputs, run_planted, with_inputs
+from jax_attn.parity.checking.canaries.planted import named_inputs, run_planted, same, with_inputs
 from jax_attn.parity.checking.canaries.watched import Watched, Watcher, run_placed
 from jax_attn.parity.checking.prepared import Prepared
 from jax_attn.parity.checking.softmax_bugs import BuggySoftmax
 from jax_attn.parity.run.inputs_and_runs import Run, is_float, wide
+from jax_attn.parity.run.modes.float64_mode import Float64
 from jax_attn.parity.run.reference import Reference
 
 
@@ -76,7 +77,9 @@ def is_mask(reference: Reference, name: str, a: np.ndarray) -> bool:
     fits = np.isin(x, (0, 1)).all() or (is_float(a.dtype) and (x <= 0).all())
     if not fits or any(word in name.lower() for word in _MASK_NAMES):
         return bool(fits)
-    return x.min() == x.max() in (0, 1) and _hides(reference, name, a)
+    if x.min() != x.max() or x.max() not in (0, 1) or not _hides(reference, name, a):
+        return False
+    return not is_float(a.dtype) or x.max() == 1 or _is_added_to_scores(reference, name, a)
 
 
 _MASK_NAMES = ("mask", "allowed", "keep")
@@ -89,6 +92,20 @@ def _hides(reference: Reference, name: str, a: np.ndarray) -> bool:
     turned.flat[::2] = hides if a.flat[0] == shows else shows
     as_given, as_turned = (hidden_keys(with_inputs(reference, {name: x})) for x in (a, turned))
     return as_given < as_turned
+
+
+def _is_added_to_scores(reference: Reference, name: str, a: np.ndarray) -> bool:
+    """Whether one number added to all of it changes no output, as none changes a softmax.
+
+    A cache of zeros, joined to the keys, would hide keys, too, were it large enough.
+    """
+    zero, shifted = (
+        run_planted(with_inputs(reference, {name: x}), Float64()) for x in (a, a - a.dtype.type(1))
+    )
+    if zero is None or shifted is None:
+        return False
+    others = shifted.kinds["output"]
+    return all(same(others[key], want) for key, want in zero.kinds["output"].items())
 
 
 def hidden_keys(reference: Reference) -> int:

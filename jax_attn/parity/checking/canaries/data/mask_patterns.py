@@ -1,0 +1,84 @@
+"""Masks of one pattern: the same all along an axis, or hiding tokens at one end alone."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from jax_attn.parity.checking.canaries.attention_facts import HIDES
+from jax_attn.parity.checking.canaries.findings import DoubtsAndNotes
+from jax_attn.parity.checking.canaries.masks import is_mask
+from jax_attn.parity.checking.canaries.planted import named_inputs, run_planted, with_inputs
+from jax_attn.parity.checking.prepared import Prepared
+from jax_attn.parity.judge.result import StandingNote
+from jax_attn.parity.run.inputs_and_runs import is_float, wide
+from jax_attn.parity.run.modes.float64_mode import Float64
+
+
+def try_mask_patterns(prepared: Prepared) -> DoubtsAndNotes:
+    """Note what a port could read in a mask's place, where the reference reads the whole mask."""
+    notes: list[str] = []
+    for name, mask in named_inputs(prepared.reference).items():
+        notes += _of_bias(prepared, name, mask)
+        if not is_mask(prepared.reference, name, mask) or (mask == mask.flat[0]).all():
+            continue  # that one of a single value is ignored is doubted already
+        alike = [axis for axis in range(mask.ndim) if (mask == mask.take([0], axis)).all()]
+        varied = max(axis for axis in range(mask.ndim) if axis not in alike)
+        moved = np.roll(mask, 1, varied)  # as many keys are hidden as before
+        notes += [
+            f"mask {name!r} is the same all along its axis {axis}, so a port that reads one place "
+            f"there for all would pass; what would show it: a mask that differs along axis {axis}"
+            for axis in alike
+            if mask.shape[axis] > 1 and axis < mask.ndim - 1
+            if _is_read(prepared, name, np.where(_is_first(mask, axis), mask, moved))
+        ]
+        if _hides_one_end(mask) and _is_read(prepared, name, moved):
+            one_end = (
+                f"mask {name!r} hides tokens at one end of each row alone, so a port that reads "
+                "only how many it hides would pass; what would show it: a row in which a hidden "
+                "token stands between two that are not"
+            )
+            notes.append(StandingNote(one_end))  # ordinary padding is no cause to refuse a PASS
+    return DoubtsAndNotes((), tuple(notes))
+
+
+def _of_bias(prepared: Prepared, name: str, bias: np.ndarray) -> Iterator[str]:
+    """Note a bias that is a mask in effect, where no gradient of it tells them apart."""
+    if "bias" not in name.lower() or not is_float(bias.dtype) or prepared.gradients:
+        return
+    values = np.unique(wide({name: bias})[name])
+    if len(values) != 2 or values[1] != 0 or values[0] > HIDES:
+        return
+    between = -np.linspace(0, 0.5, bias.size).reshape(bias.shape)
+    if _is_read(prepared, name, np.where(bias == 0, between, bias)):
+        yield (
+            f"input {name!r} holds 0 and {values[0]:g} alone, so a port that reads it as a mask, "
+            "instead of adding it to the scores, would pass; what would show it: other numbers "
+            "in it, or gradients=True"
+        )
+
+
+def _is_first(mask: np.ndarray, axis: int) -> np.ndarray:
+    """True at the first place of an axis; broadcasts to the mask."""
+    first = np.arange(mask.shape[axis]) == 0
+    return first.reshape(-1, *[1] * (mask.ndim - 1 - axis))
+
+
+def _hides_one_end(mask: np.ndarray) -> bool:
+    """Whether it has a row of tokens for each text, (B, S) or (B, 1, 1, S), each in two pieces.
+
+    Rows of which each hides one key fewer than the last are a causal mask's, (T, S).
+    """
+    if mask.ndim < 2 or mask.shape[0] * mask.shape[-1] != mask.size:
+        return False
+    rows = mask.reshape(-1, mask.shape[-1])
+    changes = (rows[:, 1:] != rows[:, :-1]).sum(-1)
+    counts = (rows == rows[0, 0]).sum(-1)
+    is_causal = len(rows) > 2 and (np.abs(np.diff(counts)) == 1).all()
+    one_end = any((rows[:, end] == rows[0, end]).all() for end in (0, -1))
+    return bool(one_end and (changes <= 1).all() and not is_causal)
+
+
+def _is_read(prepared: Prepared, name: str, other: np.ndarray) -> bool:
+    """Whether the reference takes another mask and gives something else."""
+    run = run_planted(with_inputs(prepared.reference, {name: other}), Float64())
+    return run is not None and prepared.would_fail(run)

@@ -16,7 +16,7 @@ B, T, D = 2, 7, 3
 rng = np.random.default_rng(0)
 X = rng.standard_normal((B, T, D))
 AT = torch.arange(2 * T)
-PADDED = np.arange(T)[None] < np.array([[T], [4]])
+KEEP = np.array([[1, 1, 1, 1, 1, 1, 1], [1, 0, 1, 1, 0, 1, 0]], bool)
 
 
 def notes_on(call, **inputs) -> str:
@@ -92,6 +92,50 @@ IDLE = {
     "celu": (lambda x: functional.celu(x), X, "celu (", "a number below 0"),
     "elu": (lambda x: functional.elu(x), X, "elu (", "a number below 0"),
     "leaky_relu": (lambda x: functional.leaky_relu(x), X, "leaky_relu (", "a number below 0"),
+    "prelu": (
+        lambda x: functional.prelu(x, torch.tensor([0.1]).to(x)),
+        X,
+        "prelu (",
+        "a number below 0",
+    ),
+    "relu of what is below 0": (
+        lambda x: x - torch.relu(x - 9),
+        99 * X,
+        "the argument of relu (",
+        "a number above 0",
+    ),
+    "a clamp that gives its bound": (
+        lambda x: x / (x.amax() / 9).clamp(min=1.0),
+        99 * X,
+        "the argument of clamp (",
+        "a number above 1",
+    ),
+    "a clip that gives one bound": (
+        lambda x: x * (x - 9).clip(-2, 2),
+        9 * X,
+        "the argument of clamp (",
+        "a number above -2 and below 2",
+    ),
+    "abs": (torch.abs, X, "abs (", "a number below 0"),
+    "sign": (lambda x: x * torch.sign(x), X, "sign (", "a number below 0"),
+    "a factor": (
+        lambda x: x * (x < 2),
+        9 * X,
+        "a condition taken as a number (",
+        "the condition is False",
+    ),
+    "a cast factor": (
+        lambda x: x - (x > 2).to(x),
+        9 * X,
+        "a condition taken as a number (",
+        "the condition is True",
+    ),
+    "masked_scatter": (
+        lambda x: x.masked_scatter(x > 2, torch.zeros_like(x)),
+        9 * X,
+        "masked_scatter (",
+        "its mask is True",
+    ),
     "an assignment": (assigned, 9 * X, "an assignment to what a mask selects", "mask is True"),
     "a mask of its own": (
         lambda x: torch.softmax((x @ x.mT).masked_fill(x[..., :1] > 2, -torch.inf), -1) @ x,
@@ -121,12 +165,12 @@ def test_guards_are_one_note_and_an_empty_row_removes_it():
         mean = (x * keep[..., None]).sum(1) / keep.sum(1, keepdim=True).to(x).clamp(min=1e-9)
         return torch.nn.functional.normalize(mean, dim=-1)
 
-    notes = notes_on(pooled, keep=PADDED)
+    notes = notes_on(pooled, keep=KEEP)
     assert notes.count("\n") == 0
     assert notes.startswith("clamp(min=1e-09) (")
     assert " guard against zero and never take effect, so a port without them" in notes
     assert notes.endswith("what would show it: a row of zeros, or a query with every key hidden")
-    assert notes_on(pooled, keep=PADDED & np.array([[True], [False]])) == ""
+    assert notes_on(pooled, keep=KEEP & np.array([[True], [False]])) == ""
 
 
 def put(x, at, value):
@@ -138,6 +182,7 @@ def put(x, at, value):
 QUIET = {
     "a mask's where": lambda x, keep: torch.where(keep[..., None], x, 0.0),
     "a mask's fill": lambda x, keep: x.masked_fill(~keep[..., None], 0.0),
+    "a mask's product": lambda x, keep: x * keep.to(x)[..., None],
     "a count": lambda x, keep: x + keep.long().cumsum(1).clamp(min=0)[..., None],
     "what keeps a number finite": lambda x, keep: (
         x.clamp(min=torch.finfo(torch.float32).min) * keep[..., None]
@@ -145,18 +190,21 @@ QUIET = {
     "an assignment by a mask": lambda x, keep: put(x, ~keep, 0.0),
     "an assignment by place": lambda x, keep: put(x, [0], x[1:] * keep[:1, :, None]),
     "both sides": lambda x, keep: x.clip(-0.5, 0.5).relu() * keep[..., None],
+    "both signs": lambda x, keep: (x.abs() + x.sign()) * keep[..., None],
+    "what is counted": lambda x, keep: x + keep.sum(1).clamp(max=2).abs()[:, None, None],
 }
 
 
 @pytest.mark.parametrize("row", QUIET)
 def test_what_acts_or_cannot_is_not_noted(row):
-    assert notes_on(QUIET[row], keep=PADDED) == ""
+    assert notes_on(QUIET[row], keep=KEEP) == ""
 
 
-def test_a_mask_that_is_all_true_is_its_own_canarys_business():
+@pytest.mark.parametrize("row", ["a mask's where", "a mask's product"])
+def test_a_mask_that_is_all_true_is_its_own_canarys_business(row):
     """The doubt names the mask; the branch that it makes act gives no note beside."""
     bound = Inputs.of({"x": X, "keep": np.ones((B, T), bool)}, float_dtype("float32"))
-    call = QUIET["a mask's where"]
+    call = QUIET[row]
     reference = Reference(torch.nn.Module(), lambda _, **inputs: call(**inputs), bound)
     doubts, notes = canaries.try_canaries(Prepared(reference, "float32", gradients=False))
     assert "that mask 'keep' is ignored" in doubts[0]

@@ -46,11 +46,17 @@ def _constant(value: Any) -> float | None:
 
 
 def _bounded(operator: str, x: Any, low: Any = None, high: Any = None) -> Sides:
-    """A clamp's two sides, where it has them and they can matter."""
-    for word, bound, beyond in (("min", low, torch.lt), ("max", high, torch.gt)):
+    """A clamp's sides, where it has them and they can matter: beyond its bounds, and between."""
+    between, inside = [], torch.ones_like(x, dtype=torch.bool)
+    for word, bound, beyond, within in (
+        ("min", low, torch.lt, torch.gt),
+        ("max", high, torch.gt, torch.lt),
+    ):
         number = None if bound is None else _constant(bound)
         if number is None or not abs(number) < _FINITE:
             continue
+        between.append(f"{'above' if word == 'min' else 'below'} {number:g}")
+        inside = inside & within(x, bound)
         if word == "min" and number == 0 and not x.is_floating_point():
             continue  # a count or an index: it is not negative
         guards = abs(number) <= _GUARD and operator != "relu"
@@ -59,6 +65,9 @@ def _bounded(operator: str, x: Any, low: Any = None, high: Any = None) -> Sides:
             what += " (longer sequences, if it is a distance)"
         label = operator if operator == "relu" else f"{operator}({word}={number:g})"
         yield Side(label, what, guards), bool(beyond(x, bound).any())
+    if between and x.is_floating_point():
+        what = f"a number {' and '.join(between)}"
+        yield Side(f"the argument of {operator}", what), bool(inside.any())
 
 
 def _clamp(x: Any, low: Any = None, high: Any = None, **named: Any) -> Sides:
@@ -141,12 +150,42 @@ def _bent(operator: str, x: Any) -> Sides:
     yield Side(operator, "a number below 0"), bool((x < 0).any())
 
 
+def _sign(x: Any) -> Sides:
+    yield from _bent("sign", x)
+    yield Side("sign", "a number above 0"), bool((x > 0).any())
+
+
+def _masked_scatter(x: Any, mask: Any, _: Any) -> Sides:
+    yield Side("masked_scatter", "an element where its mask is True"), bool(mask.any())
+
+
+def _cast(x: Any, *, dtype: torch.dtype | None = None, **_: Any) -> Sides:
+    """A condition that is made a number, such as a factor of 0 or 1."""
+    if x.dtype is torch.bool and dtype and dtype.is_floating_point:
+        for value, taken in ((True, x), (False, ~x)):
+            what = f"an element where the condition is {value}"
+            yield Side("a condition taken as a number", what), bool(taken.any())
+
+
+def _product(x: Any, y: Any) -> Sides:
+    for condition, other in ((x, y), (y, x)):
+        if _is_floating(other) and isinstance(condition, torch.Tensor):
+            yield from _cast(condition, dtype=other.dtype)
+
+
+def _is_floating(x: Any) -> bool:
+    return isinstance(x, torch.Tensor) and x.is_floating_point()
+
+
 def _hides(value: Any) -> bool:
     number = _constant(value)
     return number is not None and number <= HIDES
 
 
 _SIDES: dict[str, Callable[..., Sides]] = {
+    "_prelu_kernel": lambda x, _: _bent("prelu", x),
+    "_to_copy": _cast,
+    "abs": lambda x: _bent("abs", x) if x.is_floating_point() else iter(()),
     "clamp": _clamp,
     "clamp_max": lambda x, high: _bounded("clamp", x, None, high),
     "clamp_min": lambda x, low: _bounded("clamp", x, low),
@@ -159,17 +198,20 @@ _SIDES: dict[str, Callable[..., Sides]] = {
     "index_put": _index_put,
     "leaky_relu": lambda x, *_: _bent("leaky_relu", x),
     "masked_fill": _masked_fill,
+    "masked_scatter": _masked_scatter,
     "maximum": _larger,
     "minimum": _smaller,
+    "mul": _product,
     "nan_to_num": _nan_to_num,
     "relu": lambda x: _bounded("relu", x, 0.0),
     "relu6": lambda x: _bounded("relu6", x, 0.0, 6.0),
     "remainder": _remainder,
+    "sign": _sign,
     "softshrink": lambda x, *width: _shrunk("softshrink", x, *width),
     "threshold": _threshold,
     "where": _where,
 }
-OF_MASKS = ("index_put", "masked_fill", "where")
+OF_MASKS = ("_to_copy", "index_put", "masked_fill", "masked_scatter", "mul", "where")
 """What a mask among the inputs makes act, whose own canaries then show it."""
 
 

@@ -8,6 +8,7 @@ import torch
 
 from jax_attn.parity.checking import canaries
 from jax_attn.parity.checking.prepared import Prepared
+from jax_attn.parity.judge.result import StandingNote
 from jax_attn.parity.run.inputs_and_runs import Inputs
 from jax_attn.parity.run.port import float_dtype
 from jax_attn.parity.run.reference import Reference
@@ -84,3 +85,21 @@ def test_one_norm_of_several_is_named():
     (note,) = notes_on(Two(), 1000 * X)
     assert "in `0.first` would pass" in note
     assert notes_on(Two(), X) == []
+
+
+class Divided(torch.nn.Module):
+    def forward(self, x):
+        return x / (x.abs().sum(-1, keepdim=True) + 1e-6)
+
+
+class ByReciprocal(torch.nn.Module):
+    def forward(self, x):
+        return x * (1 / (x.abs().sum(-1, keepdim=True) + 1e-6))
+
+
+@pytest.mark.parametrize("module", [Divided, ByReciprocal])
+def test_an_epsilon_in_a_denominator_is_noted_where_it_could_be_left_out(module):
+    (note,) = notes_on(module(), 1000 * X)
+    assert note.startswith("a port without the epsilon of 1e-06 in a denominator in `0` would pass")
+    assert isinstance(note, StandingNote)
+    assert notes_on(module(), 1e-4 * X) == []

@@ -1,6 +1,10 @@
-"""Epsilons of norms that do not show beside large activations: another default is put in each."""
+"""Epsilons that do not show: of norms, beside large activations, and of denominators.
+
+Another default is put in each norm; from denominators they are left out.
+"""
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -11,6 +15,7 @@ from jax_attn.parity.checking.canaries.watched import inside, is_seen, run_place
 from jax_attn.parity.checking.places import Place, Placed
 from jax_attn.parity.checking.prepared import Prepared
 from jax_attn.parity.judge.budget import PRECISIONS
+from jax_attn.parity.judge.result import StandingNote
 from jax_attn.parity.run.modes.constants import Kwargs
 
 # operator -> which of its arguments is the epsilon
@@ -23,6 +28,8 @@ _NORMS = {
 # The root of a sum whose second term is this small is a norm's, written out.
 _LARGEST = 1e-3
 _MARK = "_epsilon_added"
+# operator -> which of its arguments is the denominator
+_DIVISORS = {"div": 1, "reciprocal": 0}
 # The defaults of torch and of flax.
 _TORCH, _FLAX = 1e-5, 1e-6
 # What of a norm moves it by so many roundoffs is seen, downstream of it too.
@@ -38,16 +45,8 @@ def _root(name: str, args: tuple) -> bool:
     return name in ("rsqrt", "sqrt") or (name == "pow" and args[1] in (0.5, -0.5))
 
 
-class _OtherEpsilons(Placed):
-    """Float64 with another epsilon in every norm.
-
-    norms: by place, the module's path, the epsilon, and the largest relative change of the norm's
-    result that the other one makes.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norms: dict[Place, tuple[str, float, float]] = {}
+class _Epsilons(Placed):
+    """Float64 in which a sum remembers the epsilon that is its second term."""
 
     def __torch_dispatch__(
         self, func: OpOverload, types: Any, args: tuple = (), kwargs: Kwargs | None = None
@@ -57,6 +56,18 @@ class _OtherEpsilons(Placed):
         if is_sum and isinstance(args[1], float) and 0 < args[1] <= _LARGEST:
             setattr(result, _MARK, args[1])
         return result
+
+
+class _OtherEpsilons(_Epsilons):
+    """With another epsilon in every norm.
+
+    norms: by place, the module's path, the epsilon, and the largest relative change of the norm's
+    result that the other one makes.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norms: dict[Place, tuple[str, float, float]] = {}
 
     def compute(self, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
         right = super().compute(func, args, kwargs)
@@ -82,19 +93,54 @@ class _OtherEpsilons(Placed):
         self.norms[place] = self.name(place), epsilon, max(moved, before)
 
 
+class _NoEpsilons(_Epsilons):
+    """Without the epsilons of denominators. paths: of the modules that have them, by epsilon."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.paths: dict[float, list[str]] = {}
+
+    def compute(self, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
+        name = func.overloadpacket.__name__
+        at = _DIVISORS.get(name, len(args))
+        if at < len(args) and (epsilon := getattr(args[at], _MARK, None)):
+            self.paths.setdefault(epsilon, []).append(self.name(self.place_met(name)))
+            args = (*args[:at], args[at] - epsilon, *args[at + 1 :])
+        return super().compute(func, args, kwargs)
+
+
 def try_epsilons(prepared: Prepared) -> DoubtsAndNotes:
-    """Note the norms in which another default would not be seen."""
-    mode = _OtherEpsilons()
-    run = run_placed(prepared.reference, mode) if prepared.dtype in FINE else None
-    if run is None or not mode.norms:
+    """Note the norms in which another default, and denominators without which, is not seen."""
+    if prepared.dtype not in FINE:
         return DoubtsAndNotes((), ())
+    return DoubtsAndNotes((), (*_of_norms(prepared), *_of_denominators(prepared)))
+
+
+def _of_norms(prepared: Prepared) -> Iterator[str]:
+    mode = _OtherEpsilons()
+    run = run_placed(prepared.reference, mode)
+    if run is None or not mode.norms:
+        return
     roundoff = PRECISIONS[prepared.dtype].store
     seen = prepared.would_fail(run) or is_seen(prepared, _OtherEpsilons)
     hidden: dict[float, list[tuple[str, float]]] = {}
     for path, epsilon, moved in mode.norms.values():
         if moved < roundoff or not seen:
             hidden.setdefault(epsilon, []).append((path, moved))
-    return DoubtsAndNotes((), tuple(_note(e, norms, roundoff) for e, norms in hidden.items()))
+    yield from (_note(epsilon, norms, roundoff) for epsilon, norms in hidden.items())
+
+
+def _of_denominators(prepared: Prepared) -> Iterator[str]:
+    """Standing: a denominator as small as its epsilon is seldom what inputs can make."""
+    mode = _NoEpsilons()
+    run_placed(prepared.reference, mode)
+    if not mode.paths or is_seen(prepared, _NoEpsilons):
+        return
+    for epsilon, paths in mode.paths.items():
+        yield StandingNote(
+            f"a port without the epsilon of {epsilon:g} in a denominator{inside(paths)} would "
+            "pass: beside it the denominators are too large"
+        )
 
 
 def _note(epsilon: float, norms: list[tuple[str, float]], roundoff: float) -> str:

@@ -9,10 +9,12 @@ import torch
 from flax import nnx
 
 from jax_attn.dtypes import DTYPES
+from jax_attn.parity.judge.compare import Verdict
+from jax_attn.parity.judge.result import Result
 from jax_attn.parity.judge.text import joined
 from jax_attn.parity.run import TRANSFORMS
 from jax_attn.parity.run.call_side import RaisedError
-from jax_attn.parity.run.inputs_and_runs import Arrays, is_float
+from jax_attn.parity.run.inputs_and_runs import Arrays, is_float, named_outputs
 from jax_attn.parity.run.modes.float64_mode import TORCH_DTYPES
 from jax_attn.parity.run.port import x64_is_on
 from jax_attn.parity.run.reference import Reference
@@ -126,6 +128,34 @@ def output_problems(reference: Reference, outputs: Arrays) -> list[str]:
         why = f": inputs {joined(empty)} hold no numbers" if empty else ""
         problems.append(f"reference: expected outputs that hold numbers, got {shapes}{why}")
     return problems
+
+
+def gradient_problems(reference: Reference, dtype: str, result: Result) -> list[str]:
+    """Why failing gradients cannot be compared: no output of the reference has a gradient.
+
+    It is asked only where nothing but gradients fails, since it takes a forward pass. A port that
+    has no gradient either passes: both are zero.
+    """
+    failed = {report.kind for report in result.tensors if report.verdict is Verdict.FAIL}
+    if result.failures or not failed or any(not kind.startswith("gradient") for kind in failed):
+        return []
+    have_gradients: list[bool] = []
+
+    def call(module: torch.nn.Module, *args: Any, **inputs: Any) -> Any:
+        outputs = (reference.call or torch.nn.Module.__call__)(module, *args, **inputs)
+        named = named_outputs(outputs, torch.Tensor, "reference")
+        have_gradients.extend(x.requires_grad for x in named.values())
+        return outputs
+
+    reference.called(call).run(dtype, {})
+    return [] if any(have_gradients) else [_NO_GRADIENT]
+
+
+_NO_GRADIENT = (
+    "reference: expected outputs with a gradient, as the port's have, but requires_grad is False "
+    "for all of them: the module or reference_call runs under torch.no_grad() or detaches them. "
+    "Remove that, or give gradients=False to compare the outputs alone"
+)
 
 
 @contextlib.contextmanager

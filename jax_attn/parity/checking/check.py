@@ -12,7 +12,13 @@ import numpy as np
 import torch
 from flax import nnx
 
-from jax_attn.parity.checking.arguments import ids_named, input_doubts, output_problems, validate
+from jax_attn.parity.checking.arguments import (
+    gradient_problems,
+    ids_named,
+    input_doubts,
+    output_problems,
+    validate,
+)
 from jax_attn.parity.checking.canaries import (
     integers_left_out,
     probe_integers,
@@ -155,6 +161,8 @@ def check(
 
     with compiled_ahead(called_port, prepared.differentiated, transforms):
         result = prepared.judged_again(judged(prepared), judged)
+    if problems := gradient_problems(called, dtype, result):
+        raise ValueError("\n".join(problems))
     return result.strict() if strict else result
 
 

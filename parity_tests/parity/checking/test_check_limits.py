@@ -179,6 +179,18 @@ BAD = {
         RaisedError,
         r"port: expected it to run on inputs 0 float32\[.*got ZeroDivisionError: integer division",
     ),
+    "integers that JAX narrows": (
+        lambda r, p, x: check(r, p, {"x": x, "ignored": np.full((2, 7), 2**40)}),
+        TypeError,
+        r"inputs\['ignored'\]: expected integers that int32 holds, .* got 1099511627776 to 1099511",
+    ),
+    "outputs without a gradient": (
+        lambda r, p, x: check(
+            r, p, (x,), reference_call=lambda m, x: m(x).detach(), transforms=("jit",)
+        ),
+        ValueError,
+        r"outputs with a gradient.*requires_grad is False.*torch.no_grad\(\).*give gradients=False",
+    ),
     "ids beyond a table": (
         lambda r, p, x: check(torch.nn.Embedding(5, 3), p, (np.array([[2, 5]]),)),
         RaisedError,
@@ -232,6 +244,22 @@ def test_numbers_that_are_not_finite_are_named(row):
     result = check(reference, port, (x,), layout=LINEAR, transforms=("eager",), **calls)
     assert result.verdict is (Verdict.INCONCLUSIVE if doubt else Verdict.PASS), str(result)
     assert [d.startswith(doubt) for d in result.doubts] == [True] * bool(doubt)
+
+
+def test_outputs_without_a_gradient_on_either_side_are_checked():
+    """As rotary's tables, of which the input tells the dtype only; not so wrong outputs."""
+
+    def checked(number):
+        return check(
+            torch.nn.Linear(3, 3),
+            nnx.Linear(3, 3, rngs=nnx.Rngs(0)),
+            (np.ones((2, 3)), np.arange(2)),
+            reference_call=lambda m, x, n: n.to(x.dtype).cos(),
+            port_call=lambda m, x, n: number * jnp.cos(n.astype(x.dtype)) + 0 * x.sum(),
+            transforms=("jit",),
+        )
+
+    assert [checked(n).verdict for n in (1, 1.001)] == ["PASS", "FAIL"]
 
 
 def test_a_mask_of_infinities_is_none_of_them(x):

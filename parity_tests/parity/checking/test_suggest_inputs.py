@@ -64,6 +64,10 @@ def unweighted(m, query, key, value, attn_mask=None, key_padding_mask=None):
     return m(query, key, value, **masks, need_weights=False)[0]
 
 
+def logits(model, *args, **inputs):
+    return model(*args, **inputs).logits
+
+
 def hidden_state(model, **inputs):
     return model(**inputs).last_hidden_state
 
@@ -105,6 +109,11 @@ ROWS = {
         lambda: tf.LlamaModel(tf.LlamaConfig(**GROUPED)),
         hidden_state,
         "input_ids attention_mask position_ids",
+    ),
+    "llama with a head": (
+        lambda: tf.LlamaForCausalLM(tf.LlamaConfig(**GROUPED)),
+        logits,  # the form of call that `check` documents
+        "input_ids attention_mask position_ids",  # not logits_to_keep, which is a count
     ),
     "mistral": (
         lambda: tf.MistralModel(tf.MistralConfig(**GROUPED, sliding_window=17)),
@@ -232,7 +241,7 @@ def test_positions_are_distinct_in_a_row_and_in_no_order(row):
 TRUE_HIDES = ("torch_mha", "torch_mha without weights", "decoder layer")
 EMPTY_ROWS = {"gqa", "torch_mha without weights", "by hand", "bert", "llama", "mistral", "gemma2"}
 # Not T5's: with its masks of finfo.min torch's fused kernel gives wrong gradients in such a row.
-EMPTY_ROWS |= {"mixtral", "mpnet", "vit"}
+EMPTY_ROWS |= {"llama with a head", "mixtral", "mpnet", "vit"}
 
 
 @pytest.mark.parametrize(("row", "name"), MASKS)

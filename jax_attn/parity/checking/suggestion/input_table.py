@@ -159,7 +159,8 @@ _CHOICES: tuple[tuple[str, Callable[[str, ReferenceSizes], list[Choice]]], ...] 
 _CONTENT = re.compile(
     r".*input_ids|pixel_values|images?|input_features|.*embeds|x|.*hidden_states|keys?|values?"
 )
-_MASK = re.compile(r".*(mask|padding|allowed|keep).*")
+# Not a count, such as transformers' `logits_to_keep`.
+_MASK = re.compile(r"(?!(num|n|max)_|.*_to_keep).*(mask|padding|allowed|keep).*")
 
 
 def row_of(name: str) -> Callable[[str, ReferenceSizes], list[Choice]] | None:

@@ -24,7 +24,8 @@ from jax_attn.parity.run.reference import Reference
 class Signature:
     """What the call of a reference takes: names in order, and those of them without a default.
 
-    positional: whether arrays are given by position, as where a call takes `*args`.
+    positional: whether arrays are given by position, as where a call takes `*args` and no
+    `**inputs`.
     """
 
     parameters: tuple[str, ...]
@@ -36,9 +37,13 @@ class Signature:
         of_forward = list(inspect.signature(module.forward).parameters.values())
         of_call = list(inspect.signature(call).parameters.values())[1:] if call else of_forward
         named = [p for p in of_call if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
-        positional = any(p.kind in (p.VAR_POSITIONAL, p.POSITIONAL_ONLY) for p in of_call)
         if not named:
             named = [p for p in of_forward if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+        kinds = {p.kind for p in (*of_call, *named)}
+        by_keyword = inspect.Parameter.VAR_KEYWORD in kinds
+        positional = inspect.Parameter.POSITIONAL_ONLY in kinds or (
+            inspect.Parameter.VAR_POSITIONAL in kinds and not by_keyword
+        )
         required = [p.name for p in named if p.default is p.empty]
         names = required if positional else [p.name for p in named]
         return cls(tuple(names), tuple(required), positional)

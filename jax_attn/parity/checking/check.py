@@ -29,6 +29,7 @@ from jax_attn.parity.checking.canaries import (
 from jax_attn.parity.checking.chosen import chosen, note
 from jax_attn.parity.checking.estimate import announce_memory, shown
 from jax_attn.parity.checking.prepared import Prepared, judge_port
+from jax_attn.parity.checking.reference_errors import without_reference_errors
 from jax_attn.parity.checking.unreached import unreached
 from jax_attn.parity.checking.weights import compare_weights
 from jax_attn.parity.judge.compare import Verdict
@@ -62,8 +63,9 @@ def check(
     The oracle is the reference in float64, with every narrowing cast refused. The budget of a
     tensor is the spread of float64 runs of the reference whose every operation is perturbed by one
     roundoff of `dtype`. The reference itself is run in `dtype`, under grad and in inference mode,
-    and held to the same budget. A planted bug that these inputs would not reveal makes the verdict
-    INCONCLUSIVE; the reason names the bug and an input that reveals it.
+    and held to the same budget: where it alone exceeds it, as under torch.autocast, the verdict is
+    INCONCLUSIVE. So it is if these inputs would not reveal a planted bug; the reason names the bug
+    and an input that reveals it.
 
     What a call changes is compared too: running statistics that the table pairs, as in
     `row("bn.running_mean", "bn.mean")`, and the outputs of a second call from there. A note names
@@ -153,7 +155,8 @@ def check(
             notes=(*notes, scope(both_given, transforms, left_out)),
         )
         if result.verdict is Verdict.FAIL:
-            return result
+            final = not prepared.is_judged_again
+            return without_reference_errors(prepared, result) if final else result
         probed = probe_integers(prepared, called_port, transforms)
         kept = probe_kept_outputs(prepared, called_port, transforms)
         failures = (*probed.failures, *kept)

@@ -209,6 +209,11 @@ class Prepared:
         )
         return any(report.budget <= POWER * report.scale or not report.scale for report in reports)
 
+    @property
+    def is_judged_again(self) -> bool:
+        """Whether what fails is judged by another budget, too, as `judged_again` has it."""
+        return self.dtype in ("bfloat16", "float16") and not self.as_jax
+
     def judged_again(self, result: Result, judge: Callable[["Prepared"], Result]) -> Result:
         """In a narrow dtype, what fails is judged by the budget of what JAX stores, too.
 
@@ -218,7 +223,7 @@ class Prepared:
         Where it does not pass, it is said which numbers lie within rounding of a ReLU's 0.
         """
         failed = any(report.verdict is Verdict.FAIL for report in result.tensors)
-        if failed and self.dtype in ("bfloat16", "float16"):
+        if failed and self.is_judged_again:
             again = judge(replace(self, as_jax=True))
             pairs = zip(result.tensors, again.tensors, strict=True)
             result = replace(

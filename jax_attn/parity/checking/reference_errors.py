@@ -1,0 +1,86 @@
+"""Where the reference itself errs by more than rounding allows, so that no port could pass."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from jax_attn.parity.checking.prepared import Prepared
+from jax_attn.parity.judge.compare import POWER, ROUNDINGS, TensorReport, Verdict
+from jax_attn.parity.judge.result import Result
+from jax_attn.parity.judge.text import joined
+from jax_attn.parity.run.modes.constants import Kwargs
+from jax_attn.parity.run.modes.float64_mode import TORCH_DTYPES
+from jax_attn.parity.run.modes.lines import calling_line
+from jax_attn.parity.run.modes.mode import Mode
+from jax_attn.parity.run.reference import Reference
+
+
+def without_reference_errors(prepared: Prepared, result: Result) -> Result:
+    """The result, INCONCLUSIVE instead of FAIL where all that fails is the reference itself.
+
+    It never becomes PASS: a doubt says what the reference does.
+    """
+    inference = prepared.reference_failures
+    tensors = tuple(_of_port(prepared, report) for report in result.tensors)
+    if tensors == result.tensors and not inference:
+        return result
+    return replace(
+        result,
+        tensors=tensors,
+        failures=tuple(failure for failure in result.failures if failure not in inference),
+        doubts=(*result.doubts, _doubt(prepared.reference, prepared.dtype), *inference),
+    )
+
+
+def _of_port(prepared: Prepared, report: TensorReport) -> TensorReport:
+    """The report, INCONCLUSIVE where the oracle's own numbers would FAIL, too.
+
+    It stays FAIL where the port is not finite, or its error is both too much to let pass and beyond
+    the reference's.
+    """
+    want = prepared.exact.kinds[report.kind].get(report.name)
+    if report.verdict is not Verdict.FAIL or want is None or not math.isfinite(report.fraction):
+        return report
+    reached = max(ROUNDINGS * (report.reference_error or 0.0), POWER * report.scale)
+    is_far = report.error > reached and not report.is_zero
+    best = prepared.judge_one(report.kind, report.name, report.transform, want)
+    if is_far or best.verdict is not Verdict.FAIL:
+        return report
+    return replace(report, verdict=Verdict.INCONCLUSIVE)
+
+
+def _doubt(reference: Reference, dtype: str) -> str:
+    narrowing = _Narrowing(TORCH_DTYPES[dtype])
+    with narrowing:
+        reference.run(dtype, {})
+    errs = f"the reference itself errs by more than rounding in {dtype}, whatever the port does"
+    if not narrowing.casts:
+        return (
+            f"{errs}; what would show the port: inputs on which torch is accurate, or another "
+            "kernel of torch for the same function"
+        )
+    return (
+        f"{errs}: it casts {joined(list(narrowing.casts)[:3])} (torch.autocast does so, too); what "
+        "would show the port: a reference without such casts"
+    )
+
+
+class _Narrowing(Mode):
+    """Records where floating numbers are cast to a coarser dtype than the one under test."""
+
+    def __init__(self, dtype: torch.dtype):
+        super().__init__()
+        self._eps = torch.finfo(dtype).eps
+        self.casts: dict[str, None] = {}
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Any, args: tuple = (), kwargs: Kwargs | None = None
+    ) -> Any:
+        to = (kwargs or {}).get("dtype")
+        is_cast = func.overloadpacket.__name__ == "_to_copy" and args[0].is_floating_point()
+        if is_cast and to and to.is_floating_point and torch.finfo(to).eps > self._eps:
+            self.casts[f"to {str(to).removeprefix('torch.')} at {calling_line()}"] = None
+        return func(*args, **(kwargs or {}))

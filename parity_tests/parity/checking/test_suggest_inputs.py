@@ -217,10 +217,37 @@ def test_ids_are_drawn_over_the_vocabulary_and_padding_occurs_once(row, name):
     ids = suggested(row)[name]
     assert ids.min() >= 0
     assert ids.max() < VOCABULARY
-    assert np.unique(ids).size == min(ids.size, VOCABULARY)
+    end = getattr(getattr(reference(row), "config", None), "eos_token_id", None)
+    others = ids[ids != end]
+    assert np.unique(others).size == min(others.size, VOCABULARY - (end is not None))
     tables = (m.padding_idx for m in reference(row).modules() if isinstance(m, nn.Embedding))
     if (padding := next(tables)) is not None:
         assert (ids == padding).sum() == 1
+
+
+def test_the_end_of_a_text_is_near_the_end_of_each_row_and_nowhere_else():
+    """What is pooled there, as in CLIP, sees many keys."""
+    ids = suggested("llama")["input_ids"]
+    rows, places = np.nonzero(ids == reference("llama").config.eos_token_id)
+    assert list(rows) == list(range(len(ids)))
+    assert set(ids.shape[1] - places) == {1, 2, 3}
+
+
+# name -> (reference, its call, the shape of what it is given): sizes are those of the norm alone
+NORMS = {
+    "batch norm": (nn.BatchNorm1d(D), None, (3, D, 11)),
+    "batch norm, of tokens": (nn.BatchNorm1d(D), lambda m, x: m(x.mT).mT, (3, 11, D)),
+    "batch norm, of images": (nn.BatchNorm2d(D), None, (3, D, 17, 13)),
+    "group norm": (nn.GroupNorm(4, D), None, (3, D, 11)),
+    "layer norm of a prime width": (nn.LayerNorm(11), None, (3, 13, 11)),
+}
+
+
+@pytest.mark.parametrize("row", NORMS)
+def test_a_norm_says_how_wide_its_input_is(row):
+    module, call, shape = NORMS[row]
+    inputs = parity.suggest_inputs(module.eval(), reference_call=call)
+    assert [a.shape for a in inputs.values()] == [shape]
 
 
 def test_token_types_and_what_is_named_like_a_table_take_all_values():

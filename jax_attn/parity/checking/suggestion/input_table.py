@@ -31,6 +31,10 @@ class Choice:
         return None if None in sizes else tuple(x for x in sizes if x is not None)
 
 
+_LATE = 3
+"""The end of a text is one of the last tokens of a row, so that it sees many keys."""
+
+
 # --- how numbers are drawn ------------------------------------------------------------------------
 
 
@@ -38,16 +42,26 @@ def _normal(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
     return rng.standard_normal(shape)
 
 
-def _below(limit: int, once: int | None = None) -> Draw:
-    """Integers below `limit`, as many of them as there is room for; `once`: that one once."""
+def _below(limit: int, once: int | None = None, end: int | None = None) -> Draw:
+    """Integers below `limit`, as many of them as there is room for.
+
+    once: one that occurs once. end: one that occurs once in each row, near its end and not at the
+    same place in all rows.
+    """
 
     def draw(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-        size = int(np.prod(shape))
-        usual = np.array([x for x in range(limit) if x != once] or [0])
-        ids = rng.permutation(np.resize(rng.permutation(usual), size))
-        if once is not None and size > 1:
-            ids[size // 2] = once
-        return ids.reshape(shape)
+        is_end = np.zeros(shape, bool)
+        if end is not None:
+            rows = np.arange(shape[0])
+            is_end[rows, -1 - rows % min(_LATE, shape[1])] = True
+        free = int((~is_end).sum())
+        usual = np.array([x for x in range(limit) if x not in (once, end)] or [0])
+        ids = rng.permutation(np.resize(rng.permutation(usual), free))
+        if once is not None and free > 1:
+            ids[free // 2] = once
+        array = np.full(shape, end or 0)
+        array[~is_end] = ids
+        return array
 
     return draw
 
@@ -86,8 +100,9 @@ def _ids(axes: str) -> Callable[[str, ReferenceSizes], list[Choice]]:
         table = sizes.embedding("")
         limit = table.num_embeddings if table else sizes.first("vocabulary", 2)
         limit = sizes.first("vocabulary", limit)
-        once = table.padding_idx if table else None
-        return [Choice(tuple(axes), _below(limit, once if limit > 2 else None))]
+        once = table.padding_idx if table and limit > 2 else None
+        end = next((x for x in sizes.all("end") if x < limit and x != once), None)
+        return [Choice(tuple(axes), _below(limit, once, end))]
 
     return choices
 
@@ -125,6 +140,16 @@ def _by_width(axis: str, widths: list[int], sizes: ReferenceSizes) -> list[Choic
     return [Choice((first, second, D), _normal) for D in widths]
 
 
+# Classes of layers whose second axis is channels, the attribute that counts them, the axes behind.
+_BY_CHANNEL = (
+    (nn.Conv1d, "in_channels", "T"),
+    (nn.Conv2d, "in_channels", "YX"),
+    (nn.BatchNorm1d, "num_features", "T"),
+    (nn.GroupNorm, "num_channels", "T"),
+    (nn.BatchNorm2d, "num_features", "YX"),
+)
+
+
 def _tokens(name: str, sizes: ReferenceSizes) -> list[Choice]:
     """As the first layer takes them: ids, an image, a signal; else floats of any known width."""
     axis = "E" if name == "inputs_embeds" else "T"
@@ -132,9 +157,9 @@ def _tokens(name: str, sizes: ReferenceSizes) -> list[Choice]:
     by_layer: list[Choice] = []
     if isinstance(first, nn.Embedding):
         by_layer = _ids(f"B{axis}")(name, sizes)
-    elif isinstance(first, nn.Conv1d | nn.Conv2d):
-        axes = ("T",) if isinstance(first, nn.Conv1d) else ("Y", "X")
-        by_layer = [Choice(("B", first.in_channels, *axes), _normal)]
+    for kind, channels, axes in _BY_CHANNEL:
+        if isinstance(first, kind):
+            by_layer = [Choice(("B", getattr(first, channels), *axes), _normal)]
     return by_layer + _by_width(axis, widths, sizes) + _floats("BNTH")(name, sizes)
 
 

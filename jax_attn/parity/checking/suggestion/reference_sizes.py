@@ -16,6 +16,7 @@ _NAMES = {
     "key_width": ("kdim", "encoder_hidden_size", "cross_attention_dim", "context_dim"),
     "value_width": ("vdim", "encoder_hidden_size", "cross_attention_dim", "context_dim"),
     "vocabulary": ("vocab_size",),
+    "end": ("eos_token_id",),
     "positions": ("max_position_embeddings", "n_positions", "max_len", "block_size"),
     "channels": ("num_channels", "in_chans"),
     "image": ("image_size", "img_size"),
@@ -27,7 +28,14 @@ _NAMES = {
 _BEYOND = re.compile(r".*(window|max_distance|max_relative|chunk_size).*")
 _BUCKETS = re.compile(r".*num_buckets")
 _BUCKETS_REACH = 4  # T5's 32 buckets are full at a distance of 128, and others copied that
-_WIDE = (nn.Linear, nn.LayerNorm, nn.RMSNorm, nn.MultiheadAttention)
+# Classes of layers, and which attribute is how wide a token is that they take.
+_WIDTHS = (
+    (nn.Linear, "in_features"),
+    (nn.LayerNorm | nn.RMSNorm, "normalized_shape"),
+    (nn.BatchNorm1d | nn.BatchNorm2d, "num_features"),
+    (nn.GroupNorm, "num_channels"),
+    (nn.MultiheadAttention, "embed_dim"),
+)
 LONGEST = 300
 """Windows and distances beyond this would make every run of a check long: they are not tried."""
 
@@ -48,7 +56,7 @@ class ReferenceSizes:
 
     def widths(self, size: str) -> list[int]:
         """How wide a token may be: of this size, of the model, of any layer."""
-        layers = [_width(m) for m in self.module.modules() if isinstance(m, _WIDE)]
+        layers = [width for m in self.module.modules() if (width := _width(m))]
         heads = self.first("heads", 1) * self.first("head_dim", 24)
         return list(dict.fromkeys([*self.all(size), *self.all("width"), *layers, heads]))[:5]
 
@@ -68,7 +76,7 @@ class ReferenceSizes:
     def taken(self) -> set[int]:
         """Sizes that B, T and S must not be: an axis taken for another would go unseen."""
         kinds = ("heads", "kv_heads", "head_dim", "width")
-        return {size for kind in kinds for size in self.all(kind)}
+        return {size for kind in kinds for size in self.all(kind)} | {*self.widths("width")}
 
     @property
     def reach(self) -> int:
@@ -83,12 +91,15 @@ class ReferenceSizes:
         return max((x for x in wanted if x <= LONGEST), default=0)
 
     def lengths(self, usual: int = 11) -> list[int]:
-        """Lengths to try: primes that are not taken, beyond the reach if positions hold so many."""
+        """Lengths to try: primes that are not taken, beyond the reach if positions hold so many.
+
+        A limit below the usual length may be something else of that name, such as a block's size.
+        """
         most = min((x for x in self.all("positions") if x <= LONGEST), default=LONGEST)
         first = _prime(max(self.reach, usual), self.taken, 1)
         # Two positions may be set apart, as for padding.
         shorter = (_prime(min(x, first), self.taken, -1) for x in (most, most - 2, most // 2, 5))
-        return list(dict.fromkeys(x for x in (first, *shorter) if x <= max(most, 5)))
+        return list(dict.fromkeys(x for x in (first, *shorter) if x <= most or most < usual))
 
     @property
     def batch_first(self) -> bool:
@@ -125,8 +136,8 @@ def _number(value: Any) -> int | None:
     return value if type(value) is int and value > 0 else None
 
 
-def _width(layer: nn.Module) -> int:
-    wide: Any = layer
-    if isinstance(layer, nn.MultiheadAttention):
-        return int(wide.embed_dim)
-    return int(wide.in_features if isinstance(layer, nn.Linear) else wide.normalized_shape[-1])
+def _width(layer: nn.Module) -> int | None:
+    """How many features a layer takes; None where it does not say."""
+    name = next((name for kind, name in _WIDTHS if isinstance(layer, kind)), None)
+    width = getattr(layer, name) if name else None
+    return width[-1] if isinstance(width, tuple) else width

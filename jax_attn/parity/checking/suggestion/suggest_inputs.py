@@ -54,8 +54,9 @@ def suggest_inputs(
     neither the number of heads nor a width. T is longer than every window, distance and number of
     buckets that the config or an attribute with such a name has, if that is at most 300; a window
     beyond that never takes effect, and `check` can only doubt it. Floats are standard normal. Ids
-    are drawn over the whole vocabulary, with `padding_idx` among them once; token types take all
-    their values; positions are in no order. Masks hide one key of the first row and several of each
+    are drawn over the whole vocabulary, with `padding_idx` among them once, and the `eos_token_id`
+    of a config once in each row, near its end; token types take all their values; positions are in
+    no order. Masks hide one key of the first row and several of each
     other row, and, where the reference stays finite and accurate forward and backward, all keys of
     the last row. Left out are optional parameters that change no output or whose name no rule
     knows, and positions that the reference itself computes as something other than 0, 1, 2, …, for

@@ -31,10 +31,6 @@ class Choice:
         return None if None in sizes else tuple(x for x in sizes if x is not None)
 
 
-_LATE = 3
-"""The end of a text is one of the last tokens of a row, so that it sees many keys."""
-
-
 # --- how numbers are drawn ------------------------------------------------------------------------
 
 
@@ -45,15 +41,15 @@ def _normal(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
 def _below(limit: int, once: int | None = None, end: int | None = None) -> Draw:
     """Integers below `limit`, as many of them as there is room for.
 
-    once: one that occurs once. end: one that occurs once in each row, near its end and not at the
-    same place in all rows.
+    once: one that occurs once. end: one that occurs twice in each row. What is pooled at the first,
+    two thirds into the row, sees many keys, and must not see those behind it; the second is last.
     """
 
     def draw(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
         is_end = np.zeros(shape, bool)
         if end is not None:
-            rows = np.arange(shape[0])
-            is_end[rows, -1 - rows % min(_LATE, shape[1])] = True
+            rows, T = np.arange(shape[0]), shape[1]
+            is_end[rows, 2 * T // 3 + rows % max(T // 5, 1)] = is_end[:, -1] = True
         free = int((~is_end).sum())
         usual = np.array([x for x in range(limit) if x not in (once, end)] or [0])
         ids = rng.permutation(np.resize(rng.permutation(usual), free))

@@ -54,13 +54,13 @@ def suggest_inputs(
     neither the number of heads nor a width. T is longer than every window, distance and number of
     buckets that the config or an attribute with such a name has, if that is at most 300; a window
     beyond that never takes effect, and `check` can only doubt it. Floats are standard normal. Ids
-    are drawn over the whole vocabulary, with `padding_idx` among them once, and the `eos_token_id`
-    of a config once in each row, near its end; token types take all their values; positions are in
-    no order. Masks hide one key of the first row and several of each
-    other row, and, where the reference stays finite and accurate forward and backward, all keys of
-    the last row. Left out are optional parameters that change no output or whose name no rule
-    knows, and positions that the reference itself computes as something other than 0, 1, 2, …, for
-    example from the padding.
+    are drawn over the whole vocabulary, with `padding_idx` among them once, and a config's
+    `eos_token_id` twice in each row, at two thirds of it and at its end; token types take all their
+    values; positions are in no order. Masks hide one key of the first row and several of each other
+    row, and, where the reference stays finite and accurate forward and backward, all keys of the
+    last row. Left out are optional parameters that change no output or whose name no rule knows,
+    and positions that the reference itself computes as something other than 0, 1, 2, …, for example
+    from the padding.
 
     Args:
       reference: the torch module, with its weights in place and in `dtype`. A copy is run.

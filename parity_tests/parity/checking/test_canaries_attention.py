@@ -193,8 +193,9 @@ def test_a_cap_that_shows_does_not_vouch_for_another():
             return self.layers[0](x)
 
     assert try_on(Layers(4.0)) == ("", "")
-    shared = try_on(Layers(1e5))[0]
+    shared, alone = try_on(Layers(1e5))
     assert shared == ""  # of one class and place: alike in every layer
+    assert "a port without the tanh in `layers.0.scores` alone would pass" in alone
 
     class Other(Capped):
         pass

@@ -83,8 +83,25 @@ def test_one_norm_of_several_is_named():
             return self.second(0.1 * self.first(x) * torch.arange(D))
 
     (note,) = notes_on(Two(), 1000 * X)
-    assert "in `0.first` would pass" in note
-    assert notes_on(Two(), X) == []
+    assert "in `0.first` would pass: beside activations with" in note
+    (note,) = notes_on(Two(), X)  # the second norm takes back most of what the first changes
+    assert "in one norm alone in `0.first` would pass" in note
+    assert notes_on(Two(), 0.01 * X) == []
+
+
+def test_an_epsilon_that_is_wrong_in_one_norm_alone_is_tried():
+    class Faint(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = torch.nn.LayerNorm(D), torch.nn.LayerNorm(D)
+
+        def forward(self, x):
+            return self.second(x) + 1e-3 * self.first(x)
+
+    (note,) = notes_on(Faint(), X)
+    assert note.startswith("a port with a wrong epsilon in one norm alone in `0.first` would pass")
+    assert isinstance(note, StandingNote)
+    assert notes_on(Faint(), 0.01 * X) == []
 
 
 class Divided(torch.nn.Module):

@@ -5,6 +5,7 @@ Another default is put in each norm; from denominators they are left out.
 
 import math
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch._ops import OpOverload
 
 from jax_attn.parity.checking.canaries.findings import FINE, DoubtsAndNotes
 from jax_attn.parity.checking.canaries.watched import inside, is_seen, run_placed
-from jax_attn.parity.checking.places import Place, Placed
+from jax_attn.parity.checking.places import Placed
 from jax_attn.parity.checking.prepared import Prepared
 from jax_attn.parity.judge.budget import PRECISIONS
 from jax_attn.parity.judge.result import StandingNote
@@ -32,6 +33,8 @@ _MARK = "_epsilon_added"
 _DIVISORS = {"div": 1, "reciprocal": 0}
 # The defaults of torch and of flax.
 _TORCH, _FLAX = 1e-5, 1e-6
+# Norms that are tried alone: those whose result another epsilon changes least.
+ALONE = 8
 # What of a norm moves it by so many roundoffs is seen, downstream of it too.
 _SEEN = 64
 
@@ -43,6 +46,10 @@ def _other(epsilon: float) -> float:
 
 def _root(name: str, args: tuple) -> bool:
     return name in ("rsqrt", "sqrt") or (name == "pow" and args[1] in (0.5, -0.5))
+
+
+Norm = tuple[str, int]
+"""The path of a module, and the n-th norm in its call."""
 
 
 class _Epsilons(Placed):
@@ -59,15 +66,16 @@ class _Epsilons(Placed):
 
 
 class _OtherEpsilons(_Epsilons):
-    """With another epsilon in every norm.
+    """With another epsilon in every norm, or in one alone.
 
-    norms: by place, the module's path, the epsilon, and the largest relative change of the norm's
-    result that the other one makes.
+    norms: by place, the epsilon and the largest relative change of the norm's result that the
+    other one makes.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, alone: Norm | None = None) -> None:
         super().__init__()
-        self.norms: dict[Place, tuple[str, float, float]] = {}
+        self._alone = alone
+        self.norms: dict[Norm, tuple[float, float]] = {}
 
     def compute(self, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
         right = super().compute(func, args, kwargs)
@@ -81,16 +89,19 @@ class _OtherEpsilons(_Epsilons):
             wrong_args = (*args[:at], _other(epsilon), *args[at + 1 :]) if epsilon else ()
         if not epsilon:
             return right
+        place = self.place_met("norm")
+        norm = self.name(place), place.nth
+        if self._alone not in (None, norm):
+            return right
         wrong = super().compute(func, wrong_args, kwargs)
-        self._note(epsilon, *(x[0] if isinstance(x, tuple) else x for x in (right, wrong)))
+        self._note(norm, epsilon, *(x[0] if isinstance(x, tuple) else x for x in (right, wrong)))
         return wrong
 
-    def _note(self, epsilon: float, right: torch.Tensor, wrong: torch.Tensor) -> None:
-        place = self.place_met("norm")
+    def _note(self, norm: Norm, epsilon: float, right: torch.Tensor, wrong: torch.Tensor) -> None:
         rms = float(right.square().mean().sqrt())
         moved = float((wrong - right).square().mean().sqrt()) / rms if rms > 0 else 0.0
-        _, _, before = self.norms.get(place, ("", 0.0, 0.0))
-        self.norms[place] = self.name(place), epsilon, max(moved, before)
+        _, before = self.norms.get(norm, (epsilon, 0.0))
+        self.norms[norm] = epsilon, max(moved, before)
 
 
 class _NoEpsilons(_Epsilons):
@@ -124,10 +135,25 @@ def _of_norms(prepared: Prepared) -> Iterator[str]:
     roundoff = PRECISIONS[prepared.dtype].store
     seen = prepared.would_fail(run) or is_seen(prepared, _OtherEpsilons)
     hidden: dict[float, list[tuple[str, float]]] = {}
-    for path, epsilon, moved in mode.norms.values():
+    shown: dict[Norm, float] = {}
+    for norm, (epsilon, moved) in mode.norms.items():
         if moved < roundoff or not seen:
-            hidden.setdefault(epsilon, []).append((path, moved))
+            hidden.setdefault(epsilon, []).append((norm[0], moved))
+        else:
+            shown[norm] = moved
     yield from (_note(epsilon, norms, roundoff) for epsilon, norms in hidden.items())
+    if len(mode.norms) > 1:
+        yield from _of_one_norm(prepared, sorted(shown, key=shown.__getitem__)[:ALONE])
+
+
+def _of_one_norm(prepared: Prepared, norms: list[Norm]) -> Iterator[str]:
+    """Standing: of the many norms of a model some are mostly drowned by what is added to them."""
+    unseen = [norm for norm in norms if not is_seen(prepared, partial(_OtherEpsilons, norm))]
+    if unseen:
+        yield StandingNote(
+            f"a port with a wrong epsilon in one norm alone{inside([path for path, _ in unseen])} "
+            "would pass, since rounding hides it; what would show it: smaller activations there"
+        )
 
 
 def _of_denominators(prepared: Prepared) -> Iterator[str]:

@@ -1,5 +1,6 @@
 """Soft caps: each tanh with a cap twice as large, which numbers far below it do not show."""
 
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -14,6 +15,8 @@ from jax_attn.parity.checking.prepared import Prepared
 from jax_attn.parity.checking.softmax_bugs import FORWARD
 from jax_attn.parity.run.modes.constants import Kwargs
 
+# Layers in which a tanh is tried alone.
+ALONE = 8
 # An argument this large is bent by 8 %: where that is not seen, its size is not the reason.
 _BENT = 0.5
 Kind = tuple[str, int]
@@ -43,10 +46,11 @@ class Tanhs:
 class _BuggyTanh(Placed):
     """Float64 with one kind of tanh wrong. reaches_softmax: whether a NaN came to a softmax."""
 
-    def __init__(self, kind: Kind, *, lost: bool = False):
-        """lost: NaN, which shows what is computed from it; else a cap twice as large."""
+    def __init__(self, kind: Kind, path: str | None = None, *, lost: bool = False):
+        """path: of the one module where it is wrong; None: in all. lost: NaN, which shows what is
+        computed from it; else a cap twice as large."""
         super().__init__()
-        self._wrong, self._lost = kind, lost
+        self._wrong, self._path, self._lost = kind, path, lost
         self._planted: dict[int, torch.Tensor] = {}
         """Wrong results by where they lie, kept there until their gradients are made."""
         self.reaches_softmax = False
@@ -58,7 +62,10 @@ class _BuggyTanh(Placed):
         right = super().compute(func, args, kwargs)
         if name in FORWARD:
             self.reaches_softmax |= bool(args[0].isnan().any())
-        if name not in Tanhs.operators or _kind(self.place_met(name)) != self._wrong:
+        if name not in Tanhs.operators:
+            return right
+        place = self.place_met(name)
+        if _kind(place) != self._wrong or self._path not in (None, self.name(place)):
             return right
         if self._lost:
             return torch.full_like(right, torch.nan)
@@ -69,9 +76,11 @@ class _BuggyTanh(Placed):
 
 def try_softcaps(prepared: Prepared, tanhs: Tanhs) -> DoubtsAndNotes:
     """Doubt a cap of the scores, or note another tanh, that these inputs do not bend by."""
-    doubts, notes = [], []
+    doubts: list[str] = []
+    notes: list[str] = []
     for kind, paths in tanhs.paths.items():
         if is_seen(prepared, partial(_BuggyTanh, kind)):
+            notes += _of_one(prepared, kind, list(dict.fromkeys(paths)))
             continue
         tanh, largest = f"tanh{inside(paths)}", tanhs.largest[kind]
         fact = f"no argument of it is larger than {largest:.2g}"
@@ -87,6 +96,17 @@ def try_softcaps(prepared: Prepared, tanhs: Tanhs) -> DoubtsAndNotes:
                 f"a port without the {tanh} would pass: {fact}; what would show it: {of_others}"
             )
     return DoubtsAndNotes(tuple(doubts), tuple(notes))
+
+
+def _of_one(prepared: Prepared, kind: Kind, paths: list[str]) -> Iterator[str]:
+    """Note the layers of which a wrong tanh alone would pass, though one in all would not."""
+    tried = paths[:ALONE] if len(paths) > 1 else []
+    unseen = [path for path in tried if not is_seen(prepared, partial(_BuggyTanh, kind, path))]
+    if unseen:
+        yield (
+            f"a port without the tanh{inside(unseen)} alone would pass, though one without all of "
+            f"its kind would not; what would show it: arguments of about 1 there"
+        )
 
 
 def _is_softcap(prepared: Prepared, kind: Kind) -> bool:

@@ -1,6 +1,6 @@
 """The two sides' weights, compared bit for bit through the transfer table."""
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 
@@ -8,10 +8,12 @@ import numpy as np
 import torch
 from flax import nnx
 
+from jax_attn.parity.judge.result import StandingNote
 from jax_attn.parity.judge.text import joined, quoted
 from jax_attn.parity.run.inputs_and_runs import Arrays
 from jax_attn.transfer import Layout, TransferError, as_numpy, flatten
 from jax_attn.transfer.nnx.load import carried
+from jax_attn.transfer.table.resolve import unused
 from jax_attn.transfer.table.rows import regex
 
 ToTorch = Callable[[Arrays], Arrays]
@@ -45,14 +47,16 @@ def compare_weights(
     if layout is None:
         note = "weights and parameter gradients were not compared: no layout"
         return WeightComparison(notes=(note,))
-    note = "parameter gradients were not compared: the table does not pair them"
     arrays = {path: np.asarray(a) for path, a in carried(port, layout).items()}
+    buffers = dict(reference.named_buffers()).keys()
+    notes = [*_unused(layout, buffers | reference.state_dict().keys(), arrays)]
+    not_paired = (*notes, "parameter gradients were not compared: the table does not pair them")
     paired = frozenset(arrays.keys() - flatten(port).keys())
     try:
         ported = layout.to_torch(arrays)
     except TransferError as error:
         # A table that does not fit is a failure already; there is nothing to pair gradients by.
-        return WeightComparison(tuple(f"weights: {p}" for p in error.problems), notes=(note,))
+        return WeightComparison(tuple(f"weights: {p}" for p in error.problems), notes=not_paired)
     own = dict(reference.named_parameters())
     over = _passed_over(layout, own.keys() - ported.keys())
     missing = [name for name in own if name not in ported and name not in over]
@@ -63,16 +67,21 @@ def compare_weights(
             *_differences(reference, ported, layout),
         )
     )
-    buffers = dict(reference.named_buffers()).keys()
     if missing or ported.keys() - buffers - own.keys():
-        return WeightComparison(differences, notes=(note,))
-    notes = []
+        return WeightComparison(differences, notes=not_paired)
     if over:
         notes.append(
             f"the table passes over {quoted(sorted(over))} of the reference: neither these "
             "parameters nor their gradients were compared"
         )
     return WeightComparison(differences, layout.to_torch, tuple(notes), paired, frozenset(over))
+
+
+def _unused(layout: Layout, keys: Iterable[str], paths: Iterable[str]) -> Iterator[str]:
+    """A note on the rows that name nothing, as with a spelling mistake on both sides."""
+    if rows := [str(r) for r in unused(layout.groups, keys, paths)]:
+        names = joined([*rows[:_SHOWN], *([f"{len(rows) - _SHOWN} more"] if rows[_SHOWN:] else [])])
+        yield StandingNote(f"nothing on either side matches the table's {names}")
 
 
 def _passed_over(layout: Layout, names: Collection[str]) -> set[str]:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from jax_attn.transfer.families.config import DECODER_LAYERS, LAYERS, Config, Reading, reading
-from jax_attn.transfer.table.layout import Layout, spellings
+from jax_attn.transfer.table.layout import Layout, optional, spellings
 from jax_attn.transfer.table.rows import bindings, filled
 from jax_attn.transfer.table.steps import Sizes
 
@@ -143,7 +143,7 @@ class Family:
     def block(self, config: Config) -> Layout:
         """The table of one block, without a prefix."""
         with self._reading(config) as read:
-            return self.block_of(read)
+            return optional(self.block_of(read))
 
     def traits(self, config: Config, prefix: str) -> Traits:
         """What the block at this torch prefix does."""
@@ -154,12 +154,12 @@ class Family:
         """The table of all but the blocks, and those of its Flax parts that a file may lack."""
         with self._reading(config) as read:
             rest, head = self.rest_of(read), self.head_of(read)
-            optional = frozenset(self.optional_of(read))
+            may_lack = frozenset(self.optional_of(read))
         keys = list(keys)
         heads = {path.split(".")[0] for path in head.flax_paths()}
         heads -= {"lm_head"} if _has_own_head(config, head) else set()
         whole = rest.under(self.root(config, keys), "") + head
-        return whole.spelled_as(keys), optional | heads
+        return optional(whole).spelled_as(keys), may_lack | heads
 
     def look_through(self, config: Reading) -> None:
         """Read everything once, so that every problem is known."""
@@ -195,7 +195,7 @@ class Family:
         blocks = (spellings(*layouts) for layouts in spelled.values())
         behind, keys = Layout(*blocks, rest), list(keys)
         whole = behind.under(self.root(config, keys), "") + head
-        return whole.spelled_as(keys)
+        return optional(whole).spelled_as(keys)
 
     def _places(self, config: Config, keys: list[str], root: str) -> list[Place]:
         """The blocks of which any key is present behind this root."""

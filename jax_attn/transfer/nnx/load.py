@@ -10,12 +10,12 @@ from flax import nnx
 
 from jax_attn.transfer.arrays import Spec, Tensors, describe, read, specs
 from jax_attn.transfer.nnx.placement import place, unplaceable
-from jax_attn.transfer.problems import Problem, TransferError, listed
+from jax_attn.transfer.problems import Problem, TransferError, listed, printable
 from jax_attn.transfer.table import resolve
 from jax_attn.transfer.table.layout import Layout, untied
 from jax_attn.transfer.table.plan_table import passed_over_lines, printed
 from jax_attn.transfer.table.resolve import Move
-from jax_attn.transfer.table.rows import regex
+from jax_attn.transfer.table.rows import Row, regex
 
 
 def flatten(module: nnx.Pytree | nnx.State) -> dict[str, Any]:
@@ -88,6 +88,7 @@ class Plan:
       paths: the shape and dtype of every nnx.Param, by dotted path.
       problems: every reason why `load` would raise an error.
       passed_over: torch keys that are not carried, and why.
+      unused: rows that name nothing on either side, such as one with a spelling mistake in both.
     """
 
     moves: list[Move]
@@ -95,10 +96,12 @@ class Plan:
     paths: dict[str, Spec]
     problems: list[Problem] = field(default_factory=list)
     passed_over: dict[str, str] = field(default_factory=dict)
+    unused: list[Row] = field(default_factory=list)
 
     def __str__(self) -> str:
         lines = [printed(self.moves, lambda move: self.paths[move.row.paths[0]].dtype)]
         lines += passed_over_lines(self.passed_over)
+        lines += [printable(f"{r}: matches nothing on either side") for r in self.unused]
         if self.problems:
             lines += ["", f"{len(self.problems)} problem(s):", *listed(self.problems)]
         return "\n".join(lines)
@@ -144,7 +147,9 @@ def plan(module: nnx.Pytree | nnx.State, tensors: Tensors, layout: Layout) -> Pl
     problems += _narrowed(paths) + unplaceable(arrays)
     if not paths and not problems:
         problems.append(Problem("missing", "module", "expected at least one nnx.Param, got none"))
-    return Plan(moves, keys, paths, problems, passed_over)
+    return Plan(
+        moves, keys, paths, problems, passed_over, resolve.unused(layout.groups, keys, paths)
+    )
 
 
 def check_layout(layout: Any) -> None:

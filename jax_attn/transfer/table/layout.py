@@ -1,7 +1,7 @@
 """`Layout`: a table of rows from which both directions of a transfer follow."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -198,7 +198,20 @@ class Layout:
         return Layout(*groups, *refusals, *passed_over)
 
     def _changed(self, change: Callable[[Row], Row]) -> list[Either]:
-        return [either(*(list(map(change, a)) for a in g.alternatives)) for g in self.groups]
+        def changed(r: Row) -> Row:
+            return replace(change(r), is_optional=r.is_optional)
+
+        return [either(*(list(map(changed, a)) for a in g.alternatives)) for g in self.groups]
+
+
+def optional(*items: Row | Layout) -> Layout:
+    """Their table, for modules that may have nothing of a row: `resolve.unused` names none."""
+    whole = Layout(*items)
+    groups = (
+        either(*([replace(r, is_optional=True) for r in a] for a in group.alternatives))
+        for group in whole.groups
+    )
+    return Layout(*groups, *whole.refusals, *whole.passed_over)
 
 
 def spellings(*layouts: Layout) -> Layout:

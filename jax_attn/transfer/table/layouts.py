@@ -5,7 +5,7 @@ v_proj.kernel (D, K, H), out_proj.kernel (N, H, D), biases (N, H), (K, H) and (D
 Linear weights are (out, in), its packed rows lie in the order query, key, value.
 """
 
-from jax_attn.transfer.table.layout import Layout
+from jax_attn.transfer.table.layout import Layout, optional
 from jax_attn.transfer.table.rows import either, row
 from jax_attn.transfer.table.steps import grouped, heads, heads_in, inward, linear, packed, squeezed
 
@@ -38,7 +38,7 @@ _BY_HEAD = Layout(
     row("bias", QKV_BIASES, grouped),
 )
 
-BIAS_KV = Layout(  # where there are any, as of all rows
+BIAS_KV = optional(
     row("bias_k", "bias_k", squeezed, heads),  # (1, 1, K·H) -> (K, H)
     row("bias_v", "bias_v", squeezed, heads),
 )
@@ -86,11 +86,13 @@ LAYOUTS = {
     ),
     "gqa": Layout(
         projections("q_proj", "k_proj", "v_proj", "out_proj"),
-        LAYER_NORM.under("q_norm", "q_norm"),  # RMSNorm has no bias: its row does not count
-        LAYER_NORM.under("k_norm", "k_norm"),
-        EMBEDDING.under("position_bias", "position_bias"),  # where it is learnt
         BIAS_KV,
-        row("sinks", "sinks"),
+        optional(
+            LAYER_NORM.under("q_norm", "q_norm"),  # RMSNorm has no bias: its row does not count
+            LAYER_NORM.under("k_norm", "k_norm"),
+            EMBEDDING.under("position_bias", "position_bias"),  # where it is learnt
+            row("sinks", "sinks"),
+        ),
     ),
 }
 

@@ -110,9 +110,25 @@ def for_shapes(
     return shapes, problems + refused + reasons.unexpected(strays, {}, claimed)
 
 
+def unused(groups: Iterable[Either], keys: Iterable[str], paths: Iterable[str]) -> list[Row]:
+    """The rows of which neither side has a name; biases and what is optional may be absent."""
+    keys, paths = list(keys), list(paths)
+    return [
+        r
+        for group in groups
+        if not bindings(keys_of(group.rows), keys) and not bindings(_paths_of(group.rows), paths)
+        for r in group.rows
+        if not r.is_optional and not all(path.split(".")[-1] == "bias" for path in r.paths)
+    ]
+
+
 def keys_of(rows: Iterable[Row]) -> list[str]:
     """The torch keys of rows, row by row."""
     return [key for r in rows for key in r.keys]
+
+
+def _paths_of(rows: Iterable[Row]) -> list[str]:
+    return [path for r in rows for path in r.paths]
 
 
 def passed(items: Iterable[Ignored], keys: Iterable[str]) -> dict[str, str]:
@@ -154,7 +170,7 @@ def _bound(group: Either, keys: Names, paths: Names) -> Iterator[list[Rows]]:
     """The alternatives, once for every integer that the names in braces stand for."""
     rows = group.rows
     by_key = bindings(keys_of(rows), keys)
-    by_path = bindings([path for r in rows for path in r.paths], paths)
+    by_path = bindings(_paths_of(rows), paths)
     every = by_key | by_path if holes(rows[0]) else {()}
     for binding in sorted(every, key=lambda binding: [int(value) for _, value in binding]):
         yield [tuple(r.at(binding) for r in a) for a in group.alternatives]

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from jax_attn.transfer.table.steps import Arrays, MisfitError, Shapes, Sizes, Step
@@ -17,11 +17,15 @@ Binding = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, repr=False)
 class Row:
-    """Torch keys and Flax paths, equal up to `steps`. Made by `row`."""
+    """Torch keys and Flax paths, equal up to `steps`. Made by `row`.
+
+    is_optional: whether the table serves modules, too, that have nothing of the row.
+    """
 
     keys: tuple[str, ...]
     paths: tuple[str, ...]
     steps: tuple[Step, ...]
+    is_optional: bool = field(default=False, compare=False)
 
     def __repr__(self) -> str:
         arguments = (_quoted(self.keys), _quoted(self.paths), *map(repr, self.steps))

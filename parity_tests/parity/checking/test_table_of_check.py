@@ -7,7 +7,7 @@ from flax import nnx
 
 from jax_attn.parity import Verdict, check
 from jax_attn.parity.judge.result import StandingNote
-from jax_attn.transfer import LINEAR, Layout, ignored, load
+from jax_attn.transfer import LAYOUTS, LINEAR, Layout, ignored, load, row
 
 D, F = 5, 3
 
@@ -83,3 +83,35 @@ def test_parameters_that_the_port_has_not(name):
     assert result.verdict is Verdict.PASS, str(result)
     assert [n for n in result.notes if not isinstance(n, StandingNote)] == [said]
     assert "grad lin.weight" in {t.label for t in result.tensors}
+
+
+OPTIONAL = {"bias_k", "bias_v", "q_norm", "k_norm", "position_bias", "sinks"}
+# rows beside those of the module -> those that match nothing; built-in tables serve many modules
+BESIDE = {
+    "a spelling mistake on both sides": (row("lin.wait", "lin.colonel"), True),
+    "a layer that neither side has": (row("layers.{i}.up.weight", "layers.{i}.up.kernel"), True),
+    "a bias that neither side has": (row("up.bias", "up.bias"), False),
+    "parts of a built-in table": (LAYOUTS["gqa"].under("attn", "attn"), False),
+}
+
+
+@pytest.mark.parametrize("name", BESIDE)
+def test_a_row_that_matches_nothing_on_either_side_is_named(name):
+    beside, is_named = BESIDE[name]
+    if isinstance(beside, Layout):
+        optional = [group for group in beside.groups if all(r.is_optional for r in group.rows)]
+        assert {
+            path.split(".")[1] for g in optional for r in g.rows for path in r.paths
+        } == OPTIONAL
+        beside = Layout(*optional)
+    layout = Layout(LINEAR, beside)
+    reference, port = torch.nn.Linear(D, F), nnx.Linear(D, F, rngs=nnx.Rngs(0))
+    planned = load(port, reference.state_dict(), layout)
+    assert planned.unused == [beside] * is_named
+    assert str(planned).count("matches nothing on either side") == is_named
+    x = np.random.default_rng(0).standard_normal((2, D))
+    result = check(reference, port, (x,), layout=layout, transforms=("eager",))
+    assert result.verdict is Verdict.PASS
+    note = f"nothing on either side matches the table's {beside!r}"
+    assert (note in result.notes) == is_named
+    assert all(isinstance(n, StandingNote) for n in result.notes)

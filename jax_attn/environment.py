@@ -86,3 +86,15 @@ def _processor() -> str:
     info = Path("/proc/cpuinfo")
     name = re.search("^model name[^:\n]*:(.*)", info.read_text() if info.exists() else "", re.M)
     return name[1].strip() if name else platform.processor()
+
+
+_MEMINFO = Path("/proc/meminfo")
+
+
+def free_memory() -> int | None:
+    """Bytes that can be had without swapping; None where the system does not say."""
+    try:
+        lines = dict(line.split(":", 1) for line in _MEMINFO.read_text().splitlines())
+        return 1024 * int(lines["MemAvailable"].split()[0])
+    except (OSError, KeyError, ValueError, IndexError):
+        return None

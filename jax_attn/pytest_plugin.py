@@ -1,4 +1,4 @@
-"""The pytest plugin: fixture and marker `parity`, option `--parity-report`.
+"""The pytest plugin: fixture and marker `parity`, `--parity-report` and `--parity-explain`.
 
 pytest loads it wherever this package is installed, for suites too that never use it: nothing
 heavy is imported before a test asks for it.
@@ -40,6 +40,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--all-tensors",
         action="store_true",
         help="list every tensor of a parity check that does not pass, not the worst ten alone",
+    )
+    parser.getgroup("parity").addoption(
+        "--parity-explain",
+        action="store_true",
+        help="explain each parity check that fails: its first wrong tensor, and what causes it",
     )
 
 
@@ -208,6 +213,8 @@ class Parity:
         except ParityError as error:
             if result.verdict == "INCONCLUSIVE":
                 error.add_note("INCONCLUSIVE is no pass: nothing was shown either way")
+            if result.explainer and self._item.config.getoption("--parity-explain"):
+                error.add_note(f"explained:\n{result.explain()}")
             raise error.with_traceback(None) from None
 
     def record_not_run(self, dtype: str, why: str) -> None:

@@ -30,7 +30,8 @@ def checked(reference, dtype, arguments):
     reasons = () if verdict == "PASS" else ("planted reason",)
     tensor = TensorReport("output", "y", "jit", verdict, reasons, (2, 3), 0.25, 1.0, 1.0, 1.0)
     tensors = arguments.get("tensors", 1) * (tensor,)
-    return Result(dtype, "cpu", tensors, notes=("a note",))
+    explainer = arguments.get("explainer")
+    return Result(dtype, "cpu", tensors, notes=("a note",), explainer=explainer)
 
 @pytest.fixture(autouse=True)
 def stand_in(monkeypatch):

@@ -142,6 +142,12 @@ def test_the_worst_tensors_are_listed_or_all(run, option):
     assert ("… and 2 more: fail; --all-tensors, or " in result.stdout.str()) != bool(option)
 
 
+def test_a_check_that_fails_is_explained_where_that_is_asked_for(run):
+    given = 'parity("FAIL", None, (), explainer=lambda result: result.dtype + "!")'
+    assert "float32!" not in run(ONE.format(given)).stdout.str()
+    run(ONE.format(given), "--parity-explain").stdout.fnmatch_lines(["*explained:", "*float32!"])
+
+
 @pytest.mark.parametrize("body", ["raise KeyError('x')", "pytest.skip('x')", "pytest.xfail('x')"])
 def test_one_that_did_not_pass_is_told_nothing_more(run, body):
     result = run(ONE.format(body))

@@ -6,7 +6,8 @@ canaries are tried on the reference, the port is run and judged.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -29,7 +30,6 @@ from jax_attn.parity.checking.canaries import (
 from jax_attn.parity.checking.chosen import chosen, note
 from jax_attn.parity.checking.estimate import announce_memory, shown
 from jax_attn.parity.checking.prepared import Prepared, judge_port
-from jax_attn.parity.checking.read_numbers import read_numbers
 from jax_attn.parity.checking.reference_errors import without_reference_errors
 from jax_attn.parity.checking.unreached import unreached
 from jax_attn.parity.checking.weights import compare_weights
@@ -42,6 +42,9 @@ from jax_attn.parity.run.inputs_and_runs import Inputs
 from jax_attn.parity.run.port import Port, float_dtype
 from jax_attn.parity.run.reference import Reference
 from jax_attn.transfer import Layout
+
+if TYPE_CHECKING:
+    from jax_attn.parity.explaining.explanation import Explanation
 
 
 def check(
@@ -134,7 +137,6 @@ def check(
         limited = (note(reference, names),) if weights.to_torch and gradients else ()
     called_port = Port(port, port_call, both_given)
     left_out = integers_left_out(called)
-    read = read_numbers(called, dtype)
 
     def judged(prepared: Prepared) -> Result:
         doubts, not_tried = try_canaries(prepared)
@@ -144,7 +146,7 @@ def check(
         not_reached = unreached(compared, prepared.budgets[kind])
         as_jax = (StandingNote(_AS_JAX.format(dtype)),) if prepared.as_jax else ()
         small = small_features(prepared)
-        notes = (*weights.notes, *limited, *not_tried, *small, *not_reached, *as_jax, *read)
+        notes = (*weights.notes, *limited, *not_tried, *small, *not_reached, *as_jax)
         result = judge_port(
             prepared,
             called_port,
@@ -168,7 +170,16 @@ def check(
         result = prepared.judged_again(judged(prepared), judged)
     if problems := gradient_problems(called, dtype, result):
         raise ValueError("\n".join(problems))
+    result = replace(result, explainer=partial(_explained, called, called_port, layout))
     return result.strict() if strict else result
+
+
+def _explained(
+    reference: Reference, port: Port, layout: Layout | None, result: Result
+) -> "Explanation":
+    from jax_attn.parity.explaining.explain import explain_result  # a check that passes needs none
+
+    return explain_result(result, reference, port, layout)
 
 
 _AS_JAX = (

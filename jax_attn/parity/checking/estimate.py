@@ -3,10 +3,10 @@
 import sys
 import time
 from itertools import islice
-from pathlib import Path
 
 import torch
 
+from jax_attn.environment import free_memory
 from jax_attn.parity.run.reference import Runs
 from jax_attn.progress import counting
 
@@ -15,7 +15,6 @@ from jax_attn.progress import counting
 # parameters takes 55.
 _BYTES = 55
 _LONG = 20.0
-_MEMINFO = Path("/proc/meminfo")
 
 
 def shown(runs: Runs, total: int) -> Runs:
@@ -59,12 +58,3 @@ def memory(parameters: int, free: int | None) -> str | None:
         f"parity.check: about {needs / 2**30:.1f} GiB of the {free / 2**30:.1f} GiB that are free; "
         "parameters= limits the gradients that are compared"
     )
-
-
-def free_memory() -> int | None:
-    """Bytes that can be had without swapping; None where the system does not say."""
-    try:
-        lines = dict(line.split(":", 1) for line in _MEMINFO.read_text().splitlines())
-        return 1024 * int(lines["MemAvailable"].split()[0])
-    except (OSError, KeyError, ValueError, IndexError):
-        return None

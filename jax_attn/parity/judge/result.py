@@ -2,15 +2,18 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Group
 from rich.text import Text
 
 from jax_attn.parity.judge.compare import TensorReport, Verdict, deciding, worst_first
 from jax_attn.parity.judge.text import STYLES, joined, number, plain, tensor_table, worst_element
+
+if TYPE_CHECKING:
+    from jax_attn.parity.explaining.explanation import Explanation
 
 SHOWN = 10
 """How many tensors a report lists, where it is not asked for all."""
@@ -40,6 +43,7 @@ class Result:
         "not run" means that there was nothing to run; the doubts say why.
       name: the name of the check.
       details: further facts for reports, such as the number of steps.
+      explainer: what `explain` calls; None of a result that is not of `parity.check`.
     """
 
     dtype: str
@@ -51,6 +55,13 @@ class Result:
     level: str = "measured"
     name: str = "check"
     details: dict[str, str] = field(default_factory=dict)
+    explainer: Callable[["Result"], "Explanation"] | None = field(
+        default=None, repr=False, compare=False
+    )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What is pickled: all but `explainer`, which holds both modules."""
+        return {**vars(self), "explainer": None}
 
     @property
     def verdict(self) -> Verdict:
@@ -88,6 +99,20 @@ class Result:
         counting = tuple(note for note in self.notes if not isinstance(note, StandingNote))
         standing = tuple(note for note in self.notes if isinstance(note, StandingNote))
         return replace(self, doubts=(*self.doubts, *counting), notes=standing)
+
+    def explain(self) -> "Explanation":
+        """Return where the port first differs from its reference, and what would explain it.
+
+        As `parity.explain` does, without running the check again.
+
+        Raises:
+          ValueError: this result is not of `parity.check`.
+        """
+        if self.explainer is None:
+            raise ValueError(
+                f"explain: expected a result of parity.check, got that of {self.name!r}"
+            )
+        return self.explainer(self)
 
     def raise_for_status(self, *, all_tensors: bool = False) -> "Result":
         """Return the result if its verdict is PASS; otherwise raise ParityError with the report.

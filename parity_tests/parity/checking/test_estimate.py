@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from helpers.block_pair import pair
-from jax_attn import progress
+from jax_attn import environment, progress
 from jax_attn.parity import check
 from jax_attn.parity.checking import estimate
 from jax_attn.parity.judge.budget import RUNS
@@ -75,6 +75,6 @@ def test_a_slow_check_says_so_once_before_it_goes_on(seconds, lines, x, a_run_ta
 
 
 def test_memory_that_the_system_does_not_say_is_not_known(tmp_path, monkeypatch):
-    assert estimate.free_memory() is None or estimate.free_memory() > 0
-    monkeypatch.setattr(estimate, "_MEMINFO", tmp_path / "none")
-    assert estimate.free_memory() is None
+    assert environment.free_memory() is None or environment.free_memory() > 0
+    monkeypatch.setattr(environment, "_MEMINFO", tmp_path / "none")
+    assert environment.free_memory() is None

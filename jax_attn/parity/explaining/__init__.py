@@ -1,0 +1,1 @@
+"""Where a port first computes another number than its reference."""

@@ -1,0 +1,138 @@
+"""Which tensors of two runs are the same, known by their numbers alone.
+
+Two tensors are the same where one is the other after its axes are merged, split and permuted, and
+each number lies within rounding. No name is asked for. Sorted numbers tell apart quickly: two
+tensors are no further from each other in any order than when both are sorted.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, permutations
+from operator import mul
+from typing import NamedTuple
+
+import numpy as np
+
+from jax_attn.parity.explaining.tap import Tap
+
+_FLOAT32, _TINY = 2.0**-24, 2.0**-126
+_SMALLER = 0.1
+APART = 8
+"""How many times what rounding moves a tensor by (RMS) another may lie from it: correct ports err
+by one to three times that, by whatever order they add up in; a scale 1% off by some 10,000."""
+
+
+class Aligner:
+    """The reference's tensors, by their numbers."""
+
+    def __init__(self, taps: Sequence[Tap], spreads: Sequence[np.ndarray]):
+        """spreads: by how much rounding moves each number of each tap (RMS)."""
+        self.taps = taps
+        self._scales = [
+            _scale(tap.numbers, spread) for tap, spread in zip(taps, spreads, strict=True)
+        ]
+        read = {(p, tap.place.is_backward) for tap in taps for p in tap.parents}
+        self.results = {t.index for t in taps if (t.index, t.place.is_backward) not in read}
+        """The taps that no other of the same pass reads: outputs and gradients."""
+        self._by_size: dict[int, list[_Sorted]] = defaultdict(list)
+        for tap, scale in zip(taps, self._scales, strict=True):
+            if tap.tells:
+                order = np.argsort(tap.numbers, axis=None)
+                ordered = _Sorted(tap, tap.numbers.ravel()[order], scale.ravel()[order])
+                self._by_size[tap.value.size].append(ordered)
+
+    def partners(self, tap: Tap) -> tuple[list[int], list[int]]:
+        """The reference's taps that are `tap`; and those with its numbers in another order."""
+        same: list[int] = []
+        reordered: list[int] = []
+        if tap.tells:
+            values = np.sort(tap.numbers, axis=None)
+            for theirs, ordered, scale in self._by_size[tap.value.size]:
+                if _apart(values, ordered, scale) <= APART:
+                    seen = self.orders(theirs.index, tap.numbers)
+                    is_same = any(order.distance <= APART for order in seen)
+                    (same if is_same else reordered).append(theirs.index)
+        return same, reordered
+
+    def orders(
+        self, theirs: int, like: np.ndarray, numbers: np.ndarray | None = None
+    ) -> "Iterator[Order]":
+        """A tap of the reference in the shape of `like`, once for each order of its axes that gives
+        it.
+
+        numbers: others in its place, which round in the proportion in which its own do.
+        """
+        own, scale = self.taps[theirs].numbers, self._scales[theirs]
+        if numbers is not None:
+            own_rounding = _rms(scale) / max(_rms(own), _TINY)
+            scale = np.hypot(scale, own_rounding * np.nan_to_num(numbers, posinf=0, neginf=0))
+        pair = np.stack([own if numbers is None else numbers.reshape(own.shape), scale])
+        for numbers, scale in in_shape(pair, like.shape):
+            yield Order(_apart(like, numbers, scale), numbers, scale)
+
+
+class Order(NamedTuple):
+    """A tensor of the reference with its axes in another order: how far it lies from one of the
+    port, in roundings; its numbers, and the rounding of each."""
+
+    distance: float
+    numbers: np.ndarray
+    scale: np.ndarray
+
+
+class _Sorted(NamedTuple):
+    tap: Tap
+    values: np.ndarray
+    scale: np.ndarray
+
+
+def _rms(numbers: np.ndarray) -> float:
+    finite = numbers[np.isfinite(numbers)]
+    return float(np.sqrt(np.mean(np.square(finite)))) if finite.size else 0.0
+
+
+def _scale(numbers: np.ndarray, spread: np.ndarray) -> np.ndarray:
+    """What each number's deviation is measured by. Few runs estimate its own spread badly, so that
+    of the tensor's smaller ones counts as much: a mask's fills, whose spread is large, may be most
+    of a tensor."""
+    spread = np.where(np.isfinite(numbers), spread, 0.0)
+    typical = np.quantile(spread, _SMALLER) if spread.size else 0.0
+    size = np.where(np.isfinite(numbers), np.abs(numbers), 0.0)
+    return np.sqrt((np.square(spread) + typical**2) / 2) + _FLOAT32 * size + _TINY
+
+
+def _apart(a: np.ndarray, b: np.ndarray, scale: np.ndarray) -> float:
+    """The RMS distance in units of `scale`; infinite where one has a fill and the other not."""
+    if not a.size:
+        return 0.0
+    with np.errstate(invalid="ignore"):
+        alike = (a == b) | (np.isnan(a) & np.isnan(b))
+        distance = np.where(alike, 0.0, a - b) / scale
+        return math.sqrt(np.mean(np.square(distance)))
+
+
+def in_shape(pair: np.ndarray, shape: tuple[int, ...]) -> Iterator[np.ndarray]:
+    """Stacked arrays, each in `shape`, their axes permuted, or those of `shape` where they are
+    finer."""
+    own = tuple(n for n in pair.shape[1:] if n > 1)
+    wanted = tuple(n for n in shape if n > 1)
+    coarser = False
+    for order in permutations(range(len(own))):
+        if _cuts(wanted) <= _cuts([own[i] for i in order]):
+            coarser = True
+            yield (
+                pair.reshape(len(pair), *own)
+                .transpose(0, *(i + 1 for i in order))
+                .reshape(len(pair), *shape)
+            )
+    for order in () if coarser else permutations(range(len(wanted))):
+        finer = [wanted[i] for i in order]  # the axes of `wanted` in the order of the pair's own
+        if _cuts(own) <= _cuts(finer):
+            back = (0, *(i + 1 for i in np.argsort(order)))
+            yield pair.reshape(len(pair), *finer).transpose(back).reshape(len(pair), *shape)
+
+
+def _cuts(shape: Sequence[int]) -> set[int]:
+    """Where axes end, in elements: an array can be seen in a shape whose cuts it has."""
+    return set(accumulate(shape, mul))

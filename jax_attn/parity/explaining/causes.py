@@ -1,0 +1,316 @@
+"""What would explain a wrong region: the reference itself, run with each thing that people do.
+
+A cause is confirmed where the reference, with it, computes the port's own numbers in the region's
+wrong tensor, within rounding. Nothing is claimed that was not run.
+"""
+
+import math
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import torch
+from torch._ops import OpOverload
+
+from jax_attn.parity.explaining.align import APART, Aligner
+from jax_attn.parity.explaining.cause import Cause
+from jax_attn.parity.explaining.regions import Region
+from jax_attn.parity.explaining.tap import Tap, ancestors
+from jax_attn.parity.explaining.tapping import Tapping
+from jax_attn.parity.explaining.variants.catalogue import variants_of
+from jax_attn.parity.explaining.variants.general import scales, skips, wirings
+from jax_attn.parity.explaining.variants.variant import Call, Variant
+from jax_attn.parity.run.inputs_and_runs import Arrays
+from jax_attn.parity.run.modes.constants import tensors_of
+from jax_attn.parity.run.modes.float64_mode import Unperturbed
+from jax_attn.parity.run.reference import Reference
+
+_MOST_SITES = 48
+"""Operations before a wrong tensor, the last first, of which variants are tried."""
+_MOST = 3
+"""Confirmed causes that are told: those nearest to the wrong tensor."""
+_PART = 0.5
+"""The share of an error from which on a variant that explains only a part is worth a line."""
+
+
+def find_causes(
+    reference: Reference, cotangents: Arrays, aligner: Aligner, region: Region, until: float
+) -> tuple[Cause, ...]:
+    """What explains a region: the confirmed; else that which explains most, if it is a half.
+
+    until: when to stop trying, in seconds of `time.monotonic`.
+    """
+    trials = _Trials(reference, cotangents, aligner, region)
+    found: list[Cause] = []
+    for kind in (trials.catalogued, trials.wirings):
+        for cause in kind():
+            found.append(cause)
+            if time.monotonic() > until:
+                break
+        if any(cause.confirmed for cause in found):
+            break
+    by_name: dict[str, Cause] = {}
+    for cause in found:
+        if cause.confirmed:
+            by_name.setdefault(cause.name, cause)
+    confirmed = tuple(by_name.values())[:_MOST]
+    partly = [cause for cause in found if cause.explained >= _PART]
+    return confirmed or tuple(sorted(partly, key=lambda cause: -cause.explained)[:1])
+
+
+class _Reached(BaseException):
+    """The tensor that is asked for has been computed."""
+
+
+class _Varied(Tapping, Unperturbed):
+    """Float64 with some calls changed, by the index of the tap that each gives."""
+
+    def begin(
+        self,
+        parameters: Mapping[str, torch.Tensor],
+        last: int,
+        changes: Mapping[int, Variant],
+        held: Mapping[int, Tap],
+    ) -> None:
+        """last: the tap that is asked for. held: tap -> that whose numbers it has, as they are
+        right on both sides."""
+        self.tap({name: x.numpy() for name, x in parameters.items()}, None)
+        self._parameters, self._last = parameters, last
+        self._changes, self._held = changes, held
+        self._memory: dict[str, torch.Tensor] = {}
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Any, args: tuple = (), kwargs: Any = None
+    ) -> Any:
+        result = super().__torch_dispatch__(func, types, args, kwargs)
+        if len(self.taps) > self._last:
+            raise _Reached
+        return result
+
+    def compute(self, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
+        def right(*args: Any, **kwargs: Any) -> Any:
+            return super(_Varied, self).compute(func, args, kwargs)
+
+        name = func.overloadpacket.__name__
+        call = Call(
+            name,
+            right,
+            args,
+            kwargs,
+            self._leaves(args),
+            self._parameters,
+            torch._C._current_graph_task_id() != -1,
+            self._memory,
+        )
+        result = call.result()
+        here = range(len(self.taps), len(self.taps) + len(tensors_of(result)))
+        return self.changed(here, call, result) if here else result
+
+    def changed(self, here: range, call: Call, result: Any) -> Any:
+        """What a call gives in place of its own result. here: the taps of these."""
+        if (
+            variant := next((self._changes[i] for i in here if i in self._changes), None)
+        ) is not None:
+            changed = variant.change(call)
+            is_one = isinstance(result, torch.Tensor) and result.shape == changed.shape
+            return _laid_out(changed, result) if is_one else changed
+        if (held := self._held.get(here[0])) is not None and isinstance(result, torch.Tensor):
+            return _laid_out(torch.from_numpy(held.value).reshape(result.shape), result)
+        return result
+
+    def _leaves(self, args: tuple) -> tuple[str, ...]:
+        """The name of the parameter that each argument is."""
+        names = []
+        for x in args:
+            index = self.known(x) if isinstance(x, torch.Tensor) else None
+            tap = None if index is None else self.taps[index]
+            names.append(tap.place.module if tap and tap.op == "parameter" else "")
+        return tuple(names)
+
+
+def _laid_out(x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """A copy with the strides of another tensor: by these the module chooses what it calls next."""
+    return torch.empty_like(like, dtype=x.dtype).copy_(x)
+
+
+class _Scout(_Varied):
+    """A run as it is, which asks each call of some what may be in its place."""
+
+    def look(self, sites: Sequence[int], others: "_Others") -> None:
+        """others: of a site, tensors that the port may read in another's place."""
+        self._sites, self._others = frozenset(sites), others
+        self.variants: dict[int, tuple[Variant, ...]] = {}
+        self.skips: dict[int, tuple[Variant, ...]] = {}
+        self.wirings: dict[int, tuple[Variant, ...]] = {}
+
+    def changed(self, here: range, call: Call, result: Any) -> Any:
+        if (site := next((i for i in reversed(here) if i in self._sites), None)) is not None:
+            others = self._others(site)
+            self.variants[site] = tuple(variants_of(call))
+            self.skips[site] = tuple(skips(call, others))
+            self.wirings[site] = tuple(wirings(call, [tap for _, tap in others]))
+        return super().changed(here, call, result)
+
+
+_Others = Callable[[int], Sequence[tuple[str | None, Tap]]]
+_STEPS = (
+    ("rotary", {"cat", "neg"}),
+    ("softmax", {"_softmax"}),
+    ("norm", {"native_layer_norm"}),
+    ("norm", {"rsqrt"}),
+    ("activation", {"gelu"}),
+    ("activation", {"silu"}),
+    ("activation", {"relu"}),
+    ("activation", {"tanh"}),
+)
+"""A step, and the operations that show it."""
+
+
+_PRODUCTS = {"addmm", "bmm", "mm"}
+"""Between one of these and the next a step ends."""
+
+
+class _Trials:
+    def __init__(self, reference: Reference, cotangents: Arrays, aligner: Aligner, region: Region):
+        self._reference, self._cotangents = reference, cotangents
+        self._aligner, self._region = aligner, region
+        self._last = region.first_wrong.theirs.index
+        self._parameters = {
+            name: p.detach().double() for name, p in reference.module.named_parameters()
+        }
+        self._known: dict[int, set[int]] = {}
+        self._ours = region.first_wrong.ours
+        self._before = self._distance(region.first_wrong.theirs.numbers)
+
+    def catalogued(self) -> Iterator[Cause]:
+        """Every variant at every site alone, then one at all its sites together."""
+        by_name: dict[str, dict[int, Variant]] = defaultdict(dict)
+        for site in self._sites:
+            for variant in (*self._scales(site), *self._scout.variants.get(site, ())):
+                if variant.value is None:
+                    by_name[variant.name].setdefault(site, variant)
+                yield self._cause(site, variant, {site: variant})
+            for variant in self._scout.skips.get(site, ()):
+                yield self._cause(site, variant, {site: variant})
+        for variants in by_name.values():
+            if len(variants) > 1:
+                site, variant = next(iter(variants.items()))
+                yield self._cause(site, variant, variants)
+
+    def wirings(self) -> Iterator[Cause]:
+        """Another tensor in the place of one that the reference reads."""
+        yield from self._swaps()
+        for site in self._sites:
+            for variant in self._scout.wirings.get(site, ()):
+                yield self._cause(site, variant, {site: variant})
+
+    @cached_property
+    def _scout(self) -> "_Scout":
+        scout = _Scout()
+        scout.look(self._sites, self._others)
+        self._run(scout, {}, {})
+        return scout
+
+    @cached_property
+    def _sites(self) -> list[int]:
+        """The reference's operations between what matched and the wrong tensor, the last first."""
+        taps, wrong = self._aligner.taps, self._region.first_wrong.theirs
+        matched = {pair.theirs.index for pair in self._region.last_matched}
+        found: set[int] = set()
+        left = [wrong.index]
+        while left:
+            index = left.pop()
+            of_pass = taps[index].place.is_backward == wrong.place.is_backward
+            stops = index in matched and index != wrong.index  # what follows it may be the port's
+            if index in found or stops or taps[index].is_leaf or not of_pass:
+                continue
+            found.add(index)
+            left += taps[index].parents
+        return sorted(found, reverse=True)[:_MOST_SITES]
+
+    def _others(self, site: int) -> list[tuple[str | None, Tap]]:
+        """What the port reads, right on both sides, and the step between it and a site."""
+        taps = self._aligner.taps
+        before = ancestors(taps, [site])
+        found = []
+        for pair in self._region.last_matched:
+            of = pair.theirs.index
+            ops = {taps[i].op.removeprefix("aten.") for i in before if of in self._ancestors(i)}
+            steps = (step for step, shown in _STEPS if shown <= ops)
+            step = None if ops & _PRODUCTS else next(steps, None)
+            found.append((step, pair.theirs))
+        return found
+
+    def _ancestors(self, index: int) -> set[int]:
+        if index not in self._known:
+            self._known[index] = ancestors(self._aligner.taps, [index])
+        return self._known[index]
+
+    def _swaps(self) -> Iterator[Cause]:
+        """Two tensors that the port reads, each in the other's place."""
+        matched = [pair.theirs for pair in self._region.last_matched if not pair.theirs.is_leaf]
+        for a, b in combinations(matched, 2):
+            if a.shape == b.shape:
+                says = f"the results of {a} and {b} exchanged"
+                variant = Variant("packed order (exchanged)", says, Call.result)
+                yield self._cause(a.index, variant, {}, {a.index: b, b.index: a})
+
+    def _scales(self, site: int) -> Iterator[Variant]:
+        if site != self._last:
+            return
+        ours, expected = self._ours.numbers, self._region.first_wrong.expected
+        finite = np.isfinite(ours) & np.isfinite(expected)
+        ours, expected = ours[finite], expected[finite]
+        if (square := float(expected @ expected)) > 0:
+            wrong = self._region.first_wrong.theirs
+            yield from scales(
+                wrong.op,
+                float(ours @ expected) / square,
+                wrong.place.is_backward,
+                [n for tap in self._aligner.taps for n in tap.shape],
+            )
+
+    def _cause(
+        self,
+        site: int,
+        variant: Variant,
+        changes: Mapping[int, Variant],
+        held: Mapping[int, Tap] | None = None,
+    ) -> Cause:
+        mode = _Varied()
+        distance = self._before
+        if self._run(mode, changes, held or {}):
+            distance = self._distance(mode.taps[self._last].numbers)
+        explained = 1 - distance / self._before if self._before else 0.0
+        return Cause(
+            variant.name,
+            self._aligner.taps[site],
+            variant.says,
+            variant.value,
+            distance <= APART,
+            float(np.clip(np.nan_to_num(explained), 0.0, 1.0)),
+        )
+
+    def _run(self, mode: _Varied, changes: Mapping[int, Variant], held: Mapping[int, Tap]) -> bool:
+        """Run up to the wrong tensor; whether that was reached, by the same operations."""
+        pairs = self._region.last_matched
+        matched = {p.theirs.index: p.theirs for p in pairs if p.theirs.index != self._last}
+        mode.begin(self._parameters, self._last, changes, {**matched, **held})
+        try:
+            with np.errstate(all="ignore"):
+                self._reference.under(mode, self._cotangents)
+        except _Reached:
+            pass
+        except Exception:  # of the module's own: it refuses what is tried
+            return False
+        got, want = mode.taps[self._last :][:1], self._aligner.taps[self._last]
+        return bool(got) and got[0].op == want.op and got[0].value.size == want.value.size
+
+    def _distance(self, numbers: np.ndarray) -> float:
+        """How far the port's wrong tensor lies from such numbers in the reference's place."""
+        orders = self._aligner.orders(self._last, self._ours.numbers, numbers)
+        return min((order.distance for order in orders), default=math.inf)

@@ -1,0 +1,151 @@
+"""What `explain` found, in words and as plain data."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from rich.console import Group
+from rich.text import Text
+
+from jax_attn.parity.explaining.cause import Cause
+from jax_attn.parity.explaining.regions import Pair, Region, Wrong
+from jax_attn.parity.explaining.tap import Tap
+from jax_attn.parity.judge.compare import Verdict
+from jax_attn.parity.judge.result import Result
+from jax_attn.parity.judge.text import STYLES, joined, number, plain
+
+_SHOWN = 6
+"""Tensors before a wrong one, and places of one axis, that a report lists."""
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Where a port first differs from its reference.
+
+    Attributes:
+      result: the `Result` of the check.
+      regions: the places where an error is born, in the order in which they are computed. None of a
+        port that passes, and none where the wrong tensors could not be paired.
+    """
+
+    result: Result
+    regions: tuple[Region, ...]
+
+    @property
+    def verdict(self) -> Verdict:
+        """PASS, FAIL or INCONCLUSIVE, as the check has it."""
+        return self.result.verdict
+
+    @property
+    def sentence(self) -> str:
+        """The finding in one sentence."""
+        if self.verdict is Verdict.PASS:
+            return "No difference: every output and gradient lies within its budget."
+        if not self.regions:
+            return (
+                f"The check is {self.verdict}, and no tensor inside the port could be told to be "
+                "the first wrong one."
+            )
+        if (causes := self.regions[0].causes) and causes[0].confirmed:
+            return causes[0].sentence + self._more()
+        ours, theirs = self.regions[0].first_wrong.ours, self.regions[0].first_wrong.theirs
+        way = "backward" if theirs.place.is_backward else "forward"
+        return (
+            f"The port first differs {way} at {ours}, where the reference has {theirs}."
+            f"{self._more()}"
+        )
+
+    def _more(self) -> str:
+        count = len(self.regions) - 1
+        return f" It differs at {count} more place{'s' if count > 1 else ''}." if count else ""
+
+    def __str__(self) -> str:
+        return plain(self)
+
+    def __rich__(self) -> Group:
+        heading = Text.assemble((str(self.verdict), STYLES[self.verdict]), f"  {self.sentence}")
+        lines = [Text(line) for region in self.regions for line in _lines(region)]
+        if not self.regions:
+            lines = [Text(f"- {reason}") for reason in self.result.reasons]
+        return Group(heading, *lines)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data for JSON: the sentence, the verdict and every region."""
+        return {
+            "verdict": str(self.verdict),
+            "sentence": self.sentence,
+            "regions": [
+                {
+                    "last_matched": [_pair(pair) for pair in region.last_matched],
+                    "first_wrong": _pair(region.first_wrong),
+                    "equations": [_tap(tap) for tap in region.equations],
+                    "where": where(region.first_wrong),
+                    "causes": [_cause(cause) for cause in region.causes],
+                }
+                for region in self.regions
+            ],
+        }
+
+
+def where(pair: Wrong) -> list[str]:
+    """Along which axes only some places are wrong, and which."""
+    wrong = pair.is_off
+    found = []
+    for axis, size in enumerate(wrong.shape):
+        others = tuple(n for n in range(wrong.ndim) if n != axis)
+        places = np.flatnonzero(wrong.any(axis=others))
+        if 0 < len(places) < size:
+            found.append(f"axis {axis}: only {_places(places.tolist())} of 0 to {size - 1}")
+    return found
+
+
+def _places(places: list[int]) -> str:
+    first, last = places[0], places[-1]
+    if len(places) > 2 and places == list(range(first, last + 1)):
+        return f"{first} to {last}"
+    shown = [str(n) for n in places[:_SHOWN]]
+    more = len(places) - len(shown)
+    return joined([*shown, f"{more} more"] if more else shown)
+
+
+def _lines(region: Region) -> Iterator[str]:
+    yield ""
+    for pair in region.last_matched[:_SHOWN]:
+        yield f"  right   {pair.ours}  =  {pair.theirs}"
+    if (more := len(region.last_matched) - _SHOWN) > 0:
+        yield f"          and {more} more"
+    for tap in region.equations[:-1]:
+        yield f"  ?       {tap}"
+    wrong = region.first_wrong
+    yield f"  WRONG   {wrong.ours}  instead of  {wrong.theirs}"
+    at, got, want = wrong.worst
+    yield f"          furthest apart at {list(at)}: {number(got, 9)}, expected {number(want, 9)}"
+    yield from (f"          {line}" for line in where(wrong))
+    for cause in region.causes:
+        yield f"  cause   {cause.name}: {cause.sentence}"
+    if not region.causes:
+        yield "  cause   no known cause: nothing that was tried in the reference explains it"
+
+
+def _tap(tap: Tap) -> dict[str, Any]:
+    return {
+        "op": tap.op,
+        "shape": list(tap.shape),
+        **tap.place._asdict(),
+    }
+
+
+def _cause(cause: Cause) -> dict[str, Any]:
+    return {
+        "name": cause.name,
+        "sentence": cause.sentence,
+        "site": _tap(cause.site),
+        "value": cause.value,
+        "confirmed": cause.confirmed,
+        "explained": cause.explained,
+    }
+
+
+def _pair(pair: Pair) -> dict[str, Any]:
+    return {"ours": _tap(pair.ours), "theirs": _tap(pair.theirs)}

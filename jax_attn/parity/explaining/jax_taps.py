@@ -1,0 +1,153 @@
+"""The tensors that a JAX function computes, equation by equation."""
+
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend import core as jex
+from jax.extend import source_info_util
+
+from jax_attn.parity.explaining.tap import LEAVES, Place, Tap
+
+_MOST_STEPS = 64
+"""A longer scan is one equation: its steps are not looked into."""
+_CALLS = {
+    "closed_call": "call_jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+    "jit": "jaxpr",
+    "pjit": "jaxpr",
+    "remat2": "jaxpr",
+    "checkpoint": "jaxpr",
+}
+"""What only calls another program -> the parameter that holds it."""
+
+
+class Traced(NamedTuple):
+    """A value, and the taps that it is made of: of a floating-point one, itself."""
+
+    value: Any
+    taps: tuple[int, ...]
+
+
+class Program:
+    """A function's equations on its arguments, which can be run again with other tensors in them.
+
+    The first argument holds the parameters, the others are inputs.
+
+    Attributes:
+      outputs: name -> the tap that is the output; of an integer, the taps that it is made of.
+    """
+
+    def __init__(self, function: Callable[..., dict[str, jax.Array]], *args: Any):
+        closed, shapes = jax.make_jaxpr(function, return_shape=True)(*args)
+        self._jaxpr, self._consts = closed.jaxpr, closed.consts
+        leaves = jax.tree_util.tree_leaves_with_path(args)
+        self._args = [(LEAVES[path[0].idx > 0], _name(path), a) for path, a in leaves]
+        self._names = sorted(shapes)
+        self.outputs: dict[str, tuple[int, ...]] = {}
+
+    def taps(self, replaced: Mapping[int, np.ndarray] | None = None) -> list[Tap]:
+        """Every floating-point tensor of one run.
+
+        replaced: tap -> the value that the run goes on with in its place.
+        """
+        run = _Run(replaced or {})
+        consts = [run.leaf("input", "", a) for a in self._consts]
+        given = [run.leaf(op, name, a) for op, name, a in self._args]
+        outs = run.equations(self._jaxpr, consts, given, "")
+        self.outputs = {n: traced.taps for n, traced in zip(self._names, outs, strict=True)}
+        return run.taps
+
+
+class _Run:
+    def __init__(self, replaced: Mapping[int, np.ndarray]):
+        self.taps: list[Tap] = []
+        self._replaced = replaced
+
+    def leaf(self, op: str, name: str, value: Any) -> Traced:
+        return self._traced(value, op, name, "", ())
+
+    def equations(
+        self, jaxpr: jex.Jaxpr, consts: list[Traced], given: list[Traced], inside: str
+    ) -> list[Traced]:
+        known = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *given), strict=True))
+
+        def read(atom: Any) -> Traced:
+            return Traced(atom.val, ()) if isinstance(atom, jex.Literal) else known[atom]
+
+        for equation in jaxpr.eqns:
+            results = self._results(equation, list(map(read, equation.invars)), inside)
+            known |= zip(equation.outvars, results, strict=True)
+        return list(map(read, jaxpr.outvars))
+
+    def _results(self, equation: jex.JaxprEqn, given: list[Traced], inside: str) -> list[Traced]:
+        name, params = equation.primitive.name, equation.params
+        if name in _CALLS:
+            return self._called(params[_CALLS[name]], given, inside)
+        if name == "scan" and params["length"] <= _MOST_STEPS:
+            return self._scanned(params, given, inside)
+        if name == "cond":
+            branch = params["branches"][int(given[0].value)]
+            return self._called(branch, given[1:], inside)
+        values = equation.primitive.bind(*(x.value for x in given), **params)
+        values = values if equation.primitive.multiple_results else [values]
+        made_of = tuple(dict.fromkeys(tap for x in given for tap in x.taps))
+        return [self._traced(x, name, inside, _line(equation), made_of) for x in values]
+
+    def _called(self, program: Any, given: list[Traced], inside: str) -> list[Traced]:
+        if not isinstance(program, jex.ClosedJaxpr):
+            return self.equations(program, [], given, inside)
+        consts = [Traced(a, ()) for a in program.consts]
+        return self.equations(program.jaxpr, consts, given, inside)
+
+    def _scanned(self, params: Mapping[str, Any], given: list[Traced], inside: str) -> list[Traced]:
+        fixed, carried = params["num_consts"], params["num_carry"]
+        consts, carry, over = (
+            given[:fixed],
+            given[fixed : fixed + carried],
+            given[fixed + carried :],
+        )
+        steps = range(params["length"])
+        each: dict[int, list[Traced]] = {}
+        for step in reversed(steps) if params["reverse"] else steps:
+            at = [Traced(x.value[step], x.taps) for x in over]
+            label = f"{inside}step {step} of a scan"
+            results = self._called(params["jaxpr"], [*consts, *carry, *at], label)
+            carry, each[step] = results[:carried], results[carried:]
+        stacked = []
+        for n, aval in enumerate(params["jaxpr"].out_avals[carried:]):
+            rows = [each[step][n] for step in steps]
+            value = (
+                jnp.stack([x.value for x in rows]) if rows else jnp.zeros((0, *aval.shape), aval)
+            )
+            made_of = tuple(dict.fromkeys(tap for x in rows for tap in x.taps))
+            stacked.append(self._traced(value, "scan", inside, "", made_of))
+        return [*carry, *stacked]
+
+    def _traced(
+        self, value: Any, op: str, module: str, source: str, made_of: tuple[int, ...]
+    ) -> Traced:
+        if not jnp.issubdtype(jnp.result_type(value), jnp.floating) or not math.prod(value.shape):
+            return Traced(value, made_of)
+        index = len(self.taps)
+        if index in self._replaced:
+            value = jnp.asarray(self._replaced[index], value.dtype)
+        wide = np.asarray(value).astype(np.float64)
+        self.taps.append(Tap(index, op, Place(module, source), wide, made_of))
+        return Traced(value, (index,))
+
+
+def _line(equation: jex.JaxprEqn) -> str:
+    place = source_info_util.summarize(equation.source_info).partition(" ")[0]
+    file, _, line = place.partition(":")
+    return f"{Path(file).name}:{line.partition(':')[0]}" if line else ""
+
+
+def _name(path: tuple[Any, ...]) -> str:
+    keys = [getattr(key, "key", getattr(key, "name", getattr(key, "idx", ""))) for key in path]
+    return ".".join(str(key) for key in keys[1:] if key != "value")

@@ -1,0 +1,315 @@
+"""Where a port's error is born: the equations between the last right tensors and the first wrong.
+
+A tensor of the port is wrong where an output is, and every tensor between the two: none is one of
+the reference's. An operation that is split, fused or reordered leaves tensors without a partner,
+too; what follows from them is right.
+
+Each finding is tried. A wrong tensor is given the reference's value: where what follows is right
+then, the two are the same tensor (`exit`). Then its own inputs are: where it stays wrong, the
+error is born there; where it is right, one of its inputs brought the error (`births`).
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import islice, product
+
+import numpy as np
+
+from jax_attn.parity.explaining.align import APART, Aligner
+from jax_attn.parity.explaining.cause import Cause
+from jax_attn.parity.explaining.jax_taps import Program
+from jax_attn.parity.explaining.tap import Tap, ancestors
+
+_MOST_REGIONS = 8
+_MOST_CANDIDATES = 8
+"""Tensors of the reference, the nearest first, that are tried in the place of a wrong one."""
+_FOLLOWING = 16
+"""Wrong tensors that follow from a replaced one, one of which is right then: a softmax of which the
+reference shows its result alone has eight."""
+_MOST_TOGETHER = 16
+"""Choices that are tried for the inputs of one operation together."""
+
+_MOVES = frozenset(
+    "broadcast_in_dim convert_element_type copy expand_dims reshape squeeze transpose".split()  # noqa: SIM905
+)
+"""Operations that give the numbers that they are given."""
+
+Replaced = dict[int, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The same tensor on both sides, or what should be.
+
+    Attributes:
+      ours: the port's.
+      theirs: the reference's.
+    """
+
+    ours: Tap
+    theirs: Tap
+
+
+@dataclass(frozen=True)
+class Wrong(Pair):
+    """A wrong tensor, and the reference's in its shape.
+
+    Attributes:
+      expected: the reference's numbers, their axes in the port's order.
+      rounding: by how much rounding moves each of them.
+    """
+
+    expected: np.ndarray = field(repr=False)
+    rounding: np.ndarray = field(repr=False)
+
+    @property
+    def is_off(self) -> np.ndarray:
+        """Which numbers differ by more than rounding."""
+        return ~(np.abs(self._difference) <= APART * self.rounding)
+
+    @property
+    def worst(self) -> tuple[tuple[int, ...], float, float]:
+        """Where the two are furthest apart; what the port has there, and the reference."""
+        off = np.nan_to_num(np.abs(self._difference), nan=np.inf)
+        at = np.unravel_index(int(off.argmax()), off.shape)
+        return tuple(map(int, at)), float(self.ours.value[at]), float(self.expected[at])
+
+    @property
+    def _difference(self) -> np.ndarray:
+        ours, theirs = self.ours.numbers, self.expected
+        with np.errstate(invalid="ignore"):
+            return np.where(ours == theirs, 0.0, ours - theirs)
+
+
+@dataclass(frozen=True)
+class Region:
+    """Equations of the port, one of which makes an error.
+
+    Attributes:
+      last_matched: the tensors that they read, right on both sides.
+      first_wrong: what they give, and what the reference has there.
+      equations: the wrong tensors, `first_wrong` the last.
+      causes: what was found to explain the error, run in the reference; the confirmed ones, or one
+        that explains a part.
+    """
+
+    last_matched: tuple[Pair, ...]
+    first_wrong: Wrong
+    equations: tuple[Tap, ...]
+    causes: tuple[Cause, ...] = ()
+
+
+class _View:
+    """One run of the port, some of its tensors replaced, beside the reference's.
+
+    before: a run in which fewer are; what does not follow from these is known from there.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        aligner: Aligner,
+        wanted: Collection[str],
+        replaced: Mapping[int, np.ndarray],
+        before: "_View | None" = None,
+    ):
+        self.taps = program.taps(replaced)
+        self.outputs = {i for name in wanted for i in program.outputs[name]}
+        self.replaced = replaced
+        self._aligner, self._before = aligner, before
+        self._same: dict[int, list[int]] = {}
+
+    @cached_property
+    def changed(self) -> set[int]:
+        """The taps that follow from what is replaced here and not before."""
+        changed = set(self.replaced) - set(self._before.replaced if self._before else ())
+        for tap in self.taps:
+            if changed.intersection(tap.parents):
+                changed.add(tap.index)
+        return changed
+
+    def same(self, index: int) -> list[int]:
+        """The reference's taps that a tap is."""
+        if self._before is not None and index not in self.changed:
+            return self._before.same(index)
+        if index not in self._same:
+            self._same[index] = self._aligner.partners(self.taps[index])[0]
+        return self._same[index]
+
+    @cached_property
+    def wrong(self) -> list[int]:
+        """The taps by way of which an output is wrong, in order: none after them is right."""
+        wrong: set[int] = set()
+        left = list(self.outputs)
+        while left:
+            index = left.pop()
+            if index not in wrong and not self._is_right(index):
+                wrong.add(index)
+                left += self.taps[index].parents
+        told = {i for i in wrong if self.taps[i].tells or self.taps[i].has_nan}
+        return sorted(told | (wrong & self.outputs))
+
+    def _is_right(self, index: int) -> bool:
+        """An output is so where it is one of the reference's, and no tensor on the way to one."""
+        same = self.same(index)
+        return bool(self._aligner.results.intersection(same) if index in self.outputs else same)
+
+
+def find_regions(program: Program, aligner: Aligner, wanted: Collection[str]) -> Iterator[Region]:
+    """Every region by way of which an output in `wanted` is wrong, in order.
+
+    Each is repaired before the next is looked for.
+    """
+    replaced: Replaced = {}
+    for _ in range(_MOST_REGIONS):
+        view = _View(program, aligner, wanted, replaced)
+        if not view.wrong:
+            return
+        search = _Search(program, aligner, view, wanted)
+        found = search.exit()
+        if found is None:
+            return
+        index, theirs, value = found
+        yield from search.births(index, theirs)
+        replaced[index] = value
+
+
+class _Search:
+    """The first wrong region of one view."""
+
+    def __init__(self, program: Program, aligner: Aligner, view: _View, wanted: Collection[str]):
+        self._program, self._aligner, self._view, self._wanted = program, aligner, view, wanted
+        self._wrong = set(view.wrong)
+
+    def exit(self) -> tuple[int, int, np.ndarray] | None:
+        """The first wrong tap after which all is right once it has the reference's value: the tap,
+        the reference's, and that value. Of several that are, that which leaves least wrong."""
+        for index in self._view.wrong:
+            right = [
+                (len(self._run({index: value}).wrong), n, theirs, value)
+                for n, (theirs, value) in enumerate(self._candidates(index))
+                if self._is_right_after(index, theirs, value)
+            ]
+            if right:
+                _, _, theirs, value = min(right, key=lambda each: each[:2])
+                return index, theirs, value
+        return None
+
+    def births(self, index: int, theirs: int) -> Iterator[Region]:
+        """Where the error of a wrong tap is born, which should be the reference's `theirs`."""
+        within = ancestors(self._aligner.taps, [theirs])
+        for inputs in self._cuts(index):
+            choices = [list(self._candidates(i, within - {theirs})) for i in inputs]
+            for chosen in islice(product(*choices), _MOST_TOGETHER):
+                given = dict(zip(inputs, (value for _, value in chosen), strict=True))
+                view = self._run(given)
+                if theirs in view.same(index):
+                    for i, (their_input, _) in zip(inputs, chosen, strict=True):
+                        yield from self.births(i, their_input)
+                    return
+        yield self._region(index, theirs)
+
+    def _cuts(self, index: int) -> Iterator[tuple[int, ...]]:
+        """Wrong taps that all of a wrong tap's error comes through: its inputs, then theirs."""
+        cut = self._wrong_inputs([index])
+        while cut:
+            yield cut
+            cut, before = self._wrong_inputs(cut), cut
+            if cut == before:
+                return
+
+    def _wrong_inputs(self, of: Iterable[int]) -> tuple[int, ...]:
+        found: set[int] = set()
+        left = [parent for i in of for parent in self._view.taps[i].parents]
+        seen: set[int] = set()
+        while left:
+            i = left.pop()
+            if i in seen:
+                continue
+            seen.add(i)
+            if i in self._wrong:
+                found.add(i)
+            elif not self._view.taps[i].tells:
+                left += self._view.taps[i].parents
+        return tuple(sorted(found))
+
+    def _candidates(
+        self, index: int, among: Iterable[int] | None = None
+    ) -> Iterator[tuple[int, np.ndarray]]:
+        """The reference's taps that a wrong tap may be, the nearest first, in its shape."""
+        numbers, read = self._view.taps[index].numbers, self._read(index)
+        found = []
+        if among is None:
+            every = range(len(self._aligner.taps))
+            among = self._aligner.results if index in self._view.outputs else every
+        for i in among:
+            tap = self._aligner.taps[i]
+            fits = tap.tells and not tap.is_leaf and tap.value.size == numbers.size
+            if not fits or (read and not read & ancestors(self._aligner.taps, [i])):
+                continue
+            for order in self._aligner.orders(i, numbers):
+                found.append((_difference(order.numbers, numbers), i, order.numbers))
+        found.sort(key=lambda each: each[:2])
+        for _, theirs, value in found[:_MOST_CANDIDATES]:
+            yield theirs, value
+
+    def _read(self, index: int) -> set[int]:
+        """The reference's tensors, no leaves, that the equations of a wrong tap read."""
+        taps, theirs = self._view.taps, self._aligner.taps
+        equations = ancestors(taps, [index]) & self._wrong
+        inputs = {p for i in equations for p in taps[i].parents} - self._wrong
+        return {p for i in inputs for p in self._view.same(i) if not theirs[p].is_leaf}
+
+    def _is_right_after(self, index: int, theirs: int, value: np.ndarray) -> bool:
+        """Whether one of the next that follow is then one that follows on the other side, too.
+
+        And of the same other tensors: in another layer the same operations follow.
+        """
+        view = self._run({index: value})
+        if index in view.outputs:
+            return theirs in self._aligner.results
+        following = sorted((view.changed & self._wrong) - {index})[:_FOLLOWING]
+        if any(theirs in view.same(i) and view.taps[i].op not in _MOVES for i in following):
+            return False  # as of a softmax's exponentials: what comes of a softmax is that again
+        for i in following:
+            for partner in view.same(i):
+                of_partner = ancestors(self._aligner.taps, [partner])
+                beside = self._beside(view, i)
+                follows = partner != theirs and theirs in of_partner
+                if (
+                    follows
+                    and beside
+                    and all(of_partner.intersection(view.same(b)) for b in beside)
+                ):
+                    return True
+        return False
+
+    def _beside(self, view: _View, index: int) -> set[int]:
+        """The right tensors that a changed tap is made of beside what is changed."""
+        changed = ancestors(view.taps, [index]) & view.changed
+        read = {p for i in changed for p in view.taps[i].parents} - view.changed
+        return {p for p in read if view.same(p)}
+
+    def _run(self, more: Replaced) -> _View:
+        replaced = {**self._view.replaced, **more}
+        return _View(self._program, self._aligner, self._wanted, replaced, self._view)
+
+    def _region(self, index: int, theirs: int) -> Region:
+        taps = self._view.taps
+        equations = sorted(ancestors(taps, [index]) & self._wrong)
+        inputs = {p for i in equations for p in taps[i].parents} - self._wrong
+        pairs = (
+            Pair(taps[i], self._aligner.taps[partners[0]])
+            for i in sorted(inputs)
+            if (partners := self._view.same(i))
+        )
+        seen = self._aligner.orders(theirs, taps[index].numbers)
+        nearest = min(seen, key=lambda order: _difference(order.numbers, taps[index].numbers))
+        wrong = Wrong(taps[index], self._aligner.taps[theirs], nearest.numbers, nearest.scale)
+        return Region(tuple(pairs), wrong, tuple(taps[i] for i in equations))
+
+
+def _difference(a: np.ndarray, b: np.ndarray) -> float:
+    """How unlike two arrays are, from 0 to 2; a mask's fill counts no more than another number."""
+    return float(np.mean(np.nan_to_num(np.abs(np.tanh(a) - np.tanh(b)), nan=2.0)))

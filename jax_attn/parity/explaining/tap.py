@@ -1,0 +1,87 @@
+"""One tensor that one side computes, with where it comes from."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+FILL = 2.0**24
+"""In float32 what is added to such a number is lost, or nearly: a mask's fill."""
+
+
+class Place(NamedTuple):
+    """Where an operation stands: the path of its module, and its line as "file.py:12"."""
+
+    module: str = ""
+    source: str = ""
+    is_backward: bool = False
+
+
+@dataclass(frozen=True)
+class Tap:
+    """A floating-point result of one operation, or a leaf: a parameter or an input.
+
+    Attributes:
+      index: the place among its side's taps, which are in the order in which they are computed.
+      op: the operation, as "aten.bmm" or "dot_general"; "parameter" or "input" for a leaf.
+      place: the module that computes it and the line, as "file.py:12", as far as they are known;
+        backward, those of what it differentiates. For a leaf, its name.
+      value: float64.
+      parents: the taps that the operation reads, by index.
+    """
+
+    index: int
+    op: str
+    place: Place
+    value: np.ndarray = field(repr=False)
+    parents: tuple[int, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The sizes of its axes."""
+        return self.value.shape
+
+    @property
+    def is_leaf(self) -> bool:
+        """Whether nothing computes it."""
+        return self.op in LEAVES
+
+    @cached_property
+    def numbers(self) -> np.ndarray:
+        """The value, a mask's fill as an infinity: each side may fill with another number."""
+        fills = np.abs(self.value) >= FILL
+        return np.where(fills, np.copysign(np.inf, self.value), self.value)
+
+    @cached_property
+    def tells(self) -> bool:
+        """Whether its numbers can show which tensor it is: several, and none is NaN."""
+        finite = self.numbers[np.isfinite(self.numbers)]
+        several = finite.size > 1 and bool(finite.max() > finite.min())
+        return several and not self.has_nan
+
+    @cached_property
+    def has_nan(self) -> bool:
+        """Whether any number is NaN."""
+        return bool(np.isnan(self.value).any())
+
+    def __str__(self) -> str:
+        module, source, is_backward = self.place
+        where = " in ".join(filter(None, (f"`{module}`" if module else "", source)))
+        where = f"backward of {where}" if is_backward and where else where
+        return f"{self.op}{list(self.shape)}" + (f" ({where})" if where else "")
+
+
+LEAVES = ("parameter", "input")
+
+
+def ancestors(taps: Sequence[Tap], of: Iterable[int]) -> set[int]:
+    """The indices of `of` and of all that they are computed from."""
+    found, left = set(), list(of)
+    while left:
+        index = left.pop()
+        if index not in found:
+            found.add(index)
+            left += taps[index].parents
+    return found

@@ -1,0 +1,100 @@
+"""A float64 run of a torch module that keeps every floating-point tensor."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch._ops import OpOverload
+
+from jax_attn.parity.explaining.places import Places
+from jax_attn.parity.explaining.tap import LEAVES, Place, Tap
+from jax_attn.parity.run.modes.constants import Kwargs, tensors_of
+
+_COPIES = 5
+"""What a tensor takes: the run's own, its value, its spread, and a moved run's two."""
+
+_NORMS = ("native_layer_norm", "native_group_norm", "native_batch_norm", "_fused_rms_norm")
+"""These give what they norm, then its statistics."""
+
+Seen = tuple[int, int, tuple[int, ...], tuple[int, ...]]
+"""A tensor as it is seen: its storage, and which numbers there it has."""
+
+
+class Tapping:
+    """Beside a mode of torch: what each operation gives, and from what.
+
+    Tensors are known by their storage. A view of a whole tensor is that tensor; a view of a part is
+    a tap of its own.
+    """
+
+    def tap(
+        self, names: Mapping[str, np.ndarray], places: Places | None, room: float = math.inf
+    ) -> None:
+        """Begin. names: the leaves'. places: where each tap is computed, if that is asked for.
+        room: bytes."""
+        self._room = room
+        self.taps: list[Tap] = []
+        self._names, self._places = names, places
+        self._nodes: dict[int, int] = {}
+        self._views: dict[Seen, int] = {}
+        self._kept: list[torch.Tensor] = []  # a storage that is freed would be used again
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Any, args: tuple = (), kwargs: Kwargs | None = None
+    ) -> Any:
+        given = tensors_of((args, kwargs or {}))
+        parents = tuple(dict.fromkeys(map(self.node, given)))
+        result = super().__torch_dispatch__(func, types, args, kwargs)  # type: ignore[misc]
+        results = tensors_of(result)
+        if func.overloadpacket.__name__ in _NORMS:
+            results = [*results[1:], results[0]]  # which is made of the statistics
+        for x in results:
+            if func.is_view and x.numel() == given[0].numel():
+                self._views[_seen(x)] = self.node(given[0])
+            else:
+                index = self._add(x, f"aten.{func.overloadpacket.__name__}", "", parents)
+                parents += (index,) if func.overloadpacket.__name__ in _NORMS else ()
+                if func.is_view:
+                    self._views[_seen(x)] = index
+                else:
+                    self._nodes[x.untyped_storage().data_ptr()] = index
+                    self._views.pop(_seen(x), None)
+        return result
+
+    def node(self, x: torch.Tensor) -> int:
+        """The tap that a tensor is, or is a view of."""
+        known = self.known(x)
+        if known is None:
+            known = self._nodes[x.untyped_storage().data_ptr()] = self._leaf(x)
+        return known
+
+    def known(self, x: torch.Tensor) -> int | None:
+        """The tap that a tensor is, if it has been met."""
+        return self._views.get(_seen(x), self._nodes.get(x.untyped_storage().data_ptr()))
+
+    def _leaf(self, x: torch.Tensor) -> int:
+        value = x.detach().numpy()
+        for name, a in self._names.items():
+            if a.shape == value.shape and np.array_equal(a, value):
+                return self._add(x, "parameter", name, ())
+        return self._add(x, "input", "", ())
+
+    def _add(self, x: torch.Tensor, op: str, name: str, parents: tuple[int, ...]) -> int:
+        self._kept.append(x)
+        place = Place(name) if op in LEAVES or self._places is None else self._places.here()
+        value = x.detach().numpy().astype(np.float64, copy=True)
+        self._room -= _COPIES * value.nbytes
+        if self._room < 0:
+            raise ValueError(
+                "inputs: expected a model whose tensors fit into half of the free memory, "
+                f"{_COPIES} times over; explain one with fewer layers, or fewer tokens"
+            )
+        self.taps.append(Tap(len(self.taps), op, place, value, parents))
+        return len(self.taps) - 1
+
+
+def _seen(x: torch.Tensor) -> Seen:
+    at = x.untyped_storage().data_ptr(), int(x.storage_offset())
+    return *at, tuple(x.shape), tuple(x.stride())

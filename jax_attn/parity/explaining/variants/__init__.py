@@ -1,0 +1,1 @@
+"""What people do in an operation's place: the catalogue of causes that are tried."""

@@ -1,0 +1,48 @@
+"""Which variants are tried of which operator."""
+
+from collections.abc import Callable, Iterator
+
+from jax_attn.parity.explaining.variants.general import precisions
+from jax_attn.parity.explaining.variants.heads import angles, casts, orders, rotations
+from jax_attn.parity.explaining.variants.layers import (
+    activations,
+    added_biases,
+    embeddings,
+    epsilons,
+    gains,
+    layer_norms,
+    projections,
+    sums,
+)
+from jax_attn.parity.explaining.variants.masks import hidden_keys, softmaxes
+from jax_attn.parity.explaining.variants.variant import Call, Variant
+
+CATALOGUE: dict[str, tuple[Callable[[Call], Iterator[Variant]], ...]] = {
+    "_safe_softmax": (softmaxes,),
+    "_softmax": (softmaxes,),
+    "_to_copy": (casts,),
+    "add": (epsilons, hidden_keys, gains, added_biases, sums),
+    "addmm": (projections,),
+    "bmm": (projections, orders, angles),
+    "cat": (rotations,),
+    "embedding": (embeddings,),
+    "gelu": (activations,),
+    "masked_fill": (hidden_keys,),
+    "mm": (projections, angles),
+    "mul": (gains, angles),
+    "native_layer_norm": (epsilons, layer_norms),
+    "_fused_rms_norm": (epsilons,),
+    "relu": (activations,),
+    "sigmoid": (activations,),
+    "silu": (activations,),
+    "tanh": (activations,),
+    "where": (hidden_keys,),
+}
+"""operator -> the variants of its calls. Scales and precisions are tried of every operator."""
+
+
+def variants_of(call: Call) -> Iterator[Variant]:
+    """What a port may do in a call's place."""
+    for of_operator in CATALOGUE.get(call.name, ()):
+        yield from of_operator(call)
+    yield from precisions(call)

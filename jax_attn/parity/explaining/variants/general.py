@@ -1,0 +1,121 @@
+"""Variants of any operation: another scale, another precision, another operand."""
+
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+from functools import partial
+from itertools import islice
+from math import isclose, sqrt
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from jax_attn.parity.explaining.align import in_shape
+from jax_attn.parity.explaining.tap import Tap
+from jax_attn.parity.explaining.variants.variant import (
+    Call,
+    Change,
+    Variant,
+    arguments,
+    float_tensors,
+    result,
+    rounded,
+)
+
+_NARROW = {
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+
+_MOST_ORDERS = 4
+
+
+def precisions(call: Call) -> Iterator[Variant]:
+    """The result kept in a narrower dtype."""
+    for name, dtype in _NARROW.items():
+        yield Variant(
+            f"precision ({name})",
+            f"a result that is rounded to {name}",
+            result(partial(rounded, dtype=dtype)),
+            name,
+        )
+
+
+def scales(op: str, factor: float, is_backward: bool, sizes: Sequence[int]) -> Iterator[Variant]:
+    """The result of an operation times a number that was found from the port's own."""
+    if isclose(factor, 1.0, rel_tol=1e-12):
+        return
+    near = nearest(factor, sizes)
+    shown = f"{factor:.6g}" + (f" ({near})" if near else "")
+    name, says = "scale", f"the result of {op} {shown} times as large"
+    if is_backward:
+        name = {0.0: "gradient (stopped)", 2.0: "gradient (doubled)"}.get(
+            round(factor, 9), "gradient (scaled)"
+        )
+        says = "no gradient" if factor == 0 else f"a gradient that is {shown} times as large"
+    yield Variant(name, says, result(lambda x: x * factor), near or factor)
+
+
+def nearest(factor: float, sizes: Sequence[int]) -> str:
+    """A number of meaning that this one is, within rounding: a power of a size, a fraction."""
+    for n in sorted(set(sizes)):
+        for power, spelled in ((1, f"{n}"), (0.5, f"√{n}"), (-0.5, f"1/√{n}"), (-1, f"1/{n}")):
+            if n > 1 and isclose(factor, n**power, rel_tol=1e-5):
+                return spelled
+    for n in sorted(set(sizes)):
+        for m in sorted(set(sizes)):
+            if n != m and isclose(factor, sqrt(n / m), rel_tol=1e-5):
+                return f"√({n}/{m})"
+    fraction = Fraction(factor).limit_denominator(64)
+    if isclose(factor, float(fraction), rel_tol=1e-6):
+        return str(fraction)
+    return ""
+
+
+def skips(call: Call, others: Sequence[tuple[str | None, Tap]]) -> Iterator[Variant]:
+    """A step left out: what it begins with in the place of its result.
+
+    others: the step that lies between a tensor and the result, None where that has no name.
+    """
+    right = _first(call.result())
+    for step, tap in others:
+        if step is not None:
+            for other in _seen_as(tap, right):
+                yield Variant(f"{step} (left out)", f"no {step}", _always(other))
+
+
+def wirings(call: Call, others: Sequence[Tap]) -> Iterator[Variant]:
+    """Another tensor in the place of an operand, or of the result."""
+    for tap in others:
+        for i in float_tensors(call.args):
+            operand = call.args[i]
+            for other in _seen_as(tap, operand):
+                if torch.equal(other, operand):
+                    continue
+                name, says = _WIRINGS.get(call.name, "order"), f"the result of {tap}"
+                if torch.equal(other.flatten().sort()[0], operand.flatten().sort()[0]):
+                    name, says = "packed order (axes exchanged)", f"{says}, its axes exchanged,"
+                yield Variant(name, f"{says} in place of an operand", arguments({i: other}))
+        for other in _seen_as(tap, _first(call.result())):
+            says = f"the result of {tap} in place of its own"
+            yield Variant("order", says, _always(other))
+
+
+def _always(x: Tensor) -> Change:
+    return result(lambda right: x)
+
+
+def _first(result: Any) -> Tensor:
+    return result if isinstance(result, Tensor) else result[0]
+
+
+_WIRINGS = {"add": "residual (from another tensor)", "bmm": "packed order"}
+
+
+def _seen_as(tap: Tap, x: Tensor) -> Iterator[Tensor]:
+    """A tap in the shape of a tensor of as many numbers, in each order of its axes."""
+    if tap.value.size == x.numel() > 1:
+        for pair in islice(in_shape(tap.value[None], tuple(x.shape)), _MOST_ORDERS):
+            yield torch.from_numpy(np.ascontiguousarray(pair[0]))

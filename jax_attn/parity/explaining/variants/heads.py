@@ -1,0 +1,143 @@
+"""Variants of which head meets which, and of rotary positions."""
+
+import math
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from jax_attn.parity.explaining.variants.variant import (
+    Call,
+    Change,
+    Variant,
+    arguments,
+    is_number,
+    result,
+)
+
+_BASES = (1e4, 1e5, 5e5, 1e6)
+
+
+def orders(call: Call) -> Iterator[Variant]:
+    """A batched product whose second operand has its heads in another order."""
+    many = call.args[0].shape[0]
+    for heads in (many // rows for rows in range(1, many) if many % rows == 0):
+        yield Variant(
+            "head order (rolled)", "each head one further", _second(lambda x: x.roll(1, 1), heads)
+        )
+        for groups in (n for n in range(2, heads) if heads % n == 0):
+            yield Variant(
+                "head order (tiled)",
+                "key and value heads tiled in place of repeated",
+                _second(partial(_tiled, groups), heads),
+                f"{heads // groups} heads",
+            )
+
+
+def _second(change: Callable[[Tensor], Tensor], heads: int) -> Change:
+    """The product with its second operand (B·N, …), seen as (B, N, …), changed."""
+
+    def changed(call: Call) -> Tensor:
+        a, b = call.args
+        return call.with_args(a, change(b.unflatten(0, (-1, heads))).reshape(b.shape))
+
+    return changed
+
+
+def _tiled(groups: int, x: Tensor) -> Tensor:
+    """Heads a a b b as a b a b."""
+    return x.unflatten(1, (-1, groups)).transpose(1, 2).flatten(1, 2)
+
+
+def rotations(call: Call) -> Iterator[Variant]:
+    """The halves that a rotation joins, and the angles of pairs."""
+    parts = call.args[0]
+    if len(parts) != 2 or parts[0].shape != parts[1].shape:
+        return
+    if torch.equal(parts[0], parts[1]):
+        yield Variant(
+            "rotary (interleaved)",
+            "rotary pairs that are neighbours",
+            lambda call: call.args[0][0].repeat_interleave(2, -1),
+        )
+        return
+    yield Variant("rotary (interleaved)", "rotary pairs that are neighbours", _neighbours)
+    yield Variant(
+        "rotary (the other way round)",
+        "a rotation by the opposite angle",
+        lambda call: -call.result(),
+    )
+
+
+def _neighbours(call: Call) -> Tensor:
+    second, first = call.args[0]  # of x: minus its second half, and its first
+    x = torch.cat((first, -second), -1)
+    pairs = x.unflatten(-1, (-1, 2))
+    return torch.stack((-pairs[..., 1], pairs[..., 0]), -1).flatten(-2)
+
+
+def angles(call: Call) -> Iterator[Variant]:
+    """Other positions, or another base, where angles are computed from both."""
+    for i, x in enumerate(call.args[:2]):
+        if not isinstance(x, Tensor) or x.ndim == 0 or is_number(x):
+            continue
+        if _are_positions(x):
+            yield from _positions(x, partial(_in_place_of, i))
+        elif (base := _base(x)) is not None:
+            for other in _BASES:
+                if not math.isclose(other, base, rel_tol=1e-4):
+                    says = f"a rotary base of {other:g} in place of {base:g}"
+                    at = {i: x ** (math.log(other) / math.log(base))}
+                    yield Variant("rotary (base)", says, arguments(at), other)
+
+
+def _in_place_of(i: int, other: Tensor) -> Change:
+    return arguments({i: other})
+
+
+def casts(call: Call) -> Iterator[Variant]:
+    """Other positions, where these are made floating-point numbers."""
+    if _are_positions(x := call.args[0].double()):
+        yield from _positions(x, lambda other: result(lambda right: other.to(right.dtype)))
+
+
+def _positions(x: Tensor, change: Callable[[Tensor], Change]) -> Iterator[Variant]:
+    for name, says, other in (
+        ("position (one too far)", "positions one too large", x + 1),
+        ("position (one too near)", "positions one too small", x - 1),
+        ("position (all zero)", "every position 0", x * 0),
+        ("position (of the first row)", "the first row's positions in every row", _row(x)),
+        ("position (counted from zero)", "positions counted from 0", _counted(x)),
+    ):
+        if not torch.equal(other, x):
+            yield Variant(name, says, change(other))
+
+
+def _are_positions(x: Tensor) -> bool:
+    return (
+        x.numel() > 2 and torch.equal(x, x.round()) and float(x.max()) > 1 and bool((x >= 0).all())
+    )
+
+
+def _row(x: Tensor) -> Tensor:
+    return x[:1].expand(x.shape)
+
+
+def _counted(x: Tensor) -> Tensor:
+    longest = max(range(x.ndim), key=lambda axis: x.shape[axis])
+    shape = [1] * x.ndim
+    shape[longest] = -1
+    return torch.arange(x.shape[longest], dtype=x.dtype).view(shape).expand(x.shape)
+
+
+def _base(x: Tensor) -> float | None:
+    """The base of a geometric series from 1 down, as rotary frequencies are; None of others."""
+    longest = max(range(x.ndim), key=lambda axis: x.shape[axis])
+    series = x.movedim(longest, -1).reshape(-1, x.shape[longest])[0]
+    if len(series) < 3 or not bool((series > 0).all()) or float(series[0]) != 1.0:
+        return None
+    ratio = series[1:] / series[:-1]
+    if not torch.allclose(ratio, ratio[:1], rtol=1e-5) or float(ratio[0]) >= 1:
+        return None
+    return float(ratio[0].double() ** -len(series))

@@ -1,0 +1,186 @@
+"""Variants of activations, norms, projections and sums."""
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from jax_attn.parity.explaining.variants.variant import (
+    Call,
+    Change,
+    Variant,
+    arguments,
+    float_tensors,
+    is_number,
+    result,
+)
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": functional.gelu,
+    "gelu by tanh": lambda x: functional.gelu(x, approximate="tanh"),
+    "gelu by sigmoid(1.702 x)": lambda x: x * torch.sigmoid(1.702 * x),
+    "silu": functional.silu,
+    "relu": functional.relu,
+    "relu squared": lambda x: functional.relu(x).square(),
+    "tanh": torch.tanh,
+    "sigmoid": torch.sigmoid,
+    "softplus": functional.softplus,
+    "none": lambda x: x,
+}
+"""What follows "an activation": its function of a tensor."""
+
+_OPERATORS = {
+    "gelu": lambda call: "gelu by tanh" if "tanh" in call.kwargs.values() else "gelu",
+    "silu": lambda call: "silu",
+    "relu": lambda call: "relu",
+    "tanh": lambda call: "tanh",
+    "sigmoid": lambda call: "sigmoid",
+}
+EPSILONS = (*(float(f"1e-{n}") for n in range(3, 13)), 0.0)
+_LARGEST_EPSILON = 1e-2
+
+
+def activations(call: Call) -> Iterator[Variant]:
+    """Another activation in this one's place."""
+    own = _OPERATORS[call.name](call)
+    for name, function in ACTIVATIONS.items():
+        if name != own:
+            yield Variant(
+                f"activation ({name})",
+                f"the activation {name} in place of {own}",
+                _of_argument(function),
+            )
+
+
+def _of_argument(function: Callable[[Tensor], Tensor]) -> Change:
+    return lambda call: function(call.args[0])
+
+
+def epsilons(call: Call) -> Iterator[Variant]:
+    """Another epsilon, of a norm or of a sum with a small number."""
+    at = 4 if call.name == "native_layer_norm" else 3 if "rms" in call.name else 1
+    if len(call.args) <= at or not is_number(call.args[at]):
+        return
+    own = float(call.args[at])
+    if not 0 < own <= _LARGEST_EPSILON:
+        return
+    near = {float(f"{own * 10.0**n:g}") for n in range(-4, 5)} | set(EPSILONS)
+    for epsilon in sorted(near, reverse=True):
+        if not math.isclose(epsilon, own, rel_tol=1e-5):
+            yield Variant(
+                "epsilon",
+                f"an epsilon of {epsilon:g} in place of {own:g}",
+                arguments({at: epsilon}),
+                epsilon,
+            )
+
+
+def layer_norms(call: Call) -> Iterator[Variant]:
+    """Other norms in the place of a layer norm."""
+    bias = call.args[3]
+    yield Variant("norm (RMS norm)", "an RMS norm in place of a layer norm", _norm(centred=False))
+    yield Variant("norm (1 + weight)", "a norm that multiplies by 1 + weight", _norm(gain=1.0))
+    yield Variant(
+        "norm (variance over n - 1)", "a norm that divides the variance by n - 1", _norm(fewer=1)
+    )
+    if bias is not None:
+        yield Variant("bias (left out)", "a norm without its bias", result(lambda y: y - bias))
+
+
+def _norm(*, centred: bool = True, gain: float = 0.0, fewer: int = 0) -> Change:
+    def change(call: Call) -> Any:
+        x, shape, weight, bias, epsilon = call.args[:5]
+        axes = tuple(range(-len(shape), 0))
+        y = x - x.mean(axes, keepdim=True) if centred else x
+        count = math.prod(shape) - fewer
+        y = y * torch.rsqrt(y.square().sum(axes, keepdim=True) / count + epsilon)
+        y = y if weight is None else y * (weight + gain)
+        return (y if bias is None else y + bias), *call.result()[1:]
+
+    return change
+
+
+def gains(call: Call) -> Iterator[Variant]:
+    """A norm's weight as 1 + weight, or the other way round."""
+    for i, name in enumerate(call.leaves):
+        if name and call.args[i].ndim == 1:
+            weight = call.args[i]
+            if call.name == "mul":
+                says = f"1 + `{name}` in place of `{name}`"
+                yield Variant("norm (1 + weight)", says, arguments({i: 1 + weight}))
+            elif is_number(call.args[1 - i]) and float(call.args[1 - i]) == 1.0:
+                says = f"`{name}` in place of 1 + `{name}`"
+                yield Variant("norm (weight)", says, result(lambda plus_one: plus_one - 1))
+
+
+def projections(call: Call) -> Iterator[Variant]:
+    """A product with a parameter: its bias, its axes, or another parameter in its place."""
+    if call.name == "addmm":
+        bias = call.args[0]
+        yield Variant("bias (left out)", "no bias", result(lambda y: y - bias))
+        yield Variant("bias (twice)", "a bias added twice", result(lambda y: y + bias))
+    for i, name in enumerate(call.leaves):
+        if not name or call.args[i].ndim < 2:
+            continue
+        kernel = call.args[i]
+        if kernel.shape[-1] == kernel.shape[-2]:
+            yield Variant("transposed", f"`{name}` transposed", arguments({i: kernel.mT}))
+        for other, value in call.parameters.items():
+            if other == name or value.shape != call.parameters[name].shape:
+                continue
+            is_turned = tuple(kernel.shape) != tuple(value.shape) or (
+                kernel.stride() != value.stride()
+            )
+            at = {i: value.mT if is_turned else value}
+            if call.name == "addmm" and call.leaves[0]:
+                own = call.leaves[0].rpartition(".")[2]
+                bias = call.parameters.get(f"{other.rpartition('.')[0]}.{own}")
+                if bias is not None and bias.shape == call.args[0].shape:
+                    at[0] = bias
+            yield Variant("packed order", f"`{other}` in place of `{name}`", arguments(at))
+
+
+def added_biases(call: Call) -> Iterator[Variant]:
+    """A bias that is left out, or added twice."""
+    for i, name in enumerate(call.leaves):
+        if name and call.args[i].ndim == 1 and i < 2:
+            bias, rest = call.args[i], call.args[1 - i]
+            if isinstance(rest, Tensor) and rest.ndim > 1:
+                zero, twice = torch.zeros_like(bias), 2 * bias
+                yield Variant("bias (left out)", "no bias", arguments({i: zero}))
+                yield Variant("bias (twice)", "a bias added twice", arguments({i: twice}))
+
+
+def sums(call: Call) -> Iterator[Variant]:
+    """A residual sum that lacks one of its summands."""
+    places = float_tensors(call.args)
+    if len(places) == 2 and call.args[0].shape == call.args[1].shape:
+        for i, which in enumerate(("first", "second")):
+            zero = torch.zeros_like(call.args[i])
+            name = "gradient (one path stopped)" if call.is_backward else "residual (left out)"
+            says = f"a sum that lacks its {which} summand"
+            yield Variant(name, says, arguments({i: zero}))
+
+
+def embeddings(call: Call) -> Iterator[Variant]:
+    """A table read at other rows."""
+    weight, ids = call.args[:2]
+    most = weight.shape[0] - 1
+    shifts = {
+        "position (one too far)": ("ids one too large", ids + 1),
+        "position (one too near)": ("ids one too small", ids - 1),
+        "position (all zero)": ("every id 0", ids * 0),
+        "position (of the first row)": ("the ids of the first row", ids[:1].expand(ids.shape)),
+        "position (counted from zero)": (
+            "ids counted from 0",
+            torch.arange(ids.shape[-1]).expand(ids.shape),
+        ),
+    }
+    for name, (says, others) in shifts.items():
+        if not torch.equal(others, ids):
+            yield Variant(name, says, arguments({1: others.clamp(0, most)}))
+    if weight.shape[0] == weight.shape[1]:
+        yield Variant("transposed", "its table transposed", arguments({0: weight.T}))

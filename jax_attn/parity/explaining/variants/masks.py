@@ -1,0 +1,248 @@
+"""Variants of who sees whom: of what is filled, and of the softmax over it."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from jax_attn.parity.explaining.tap import FILL
+from jax_attn.parity.explaining.variants.variant import (
+    Call,
+    Change,
+    Variant,
+    is_number,
+    result,
+)
+
+_AFTER = "mask (after the softmax)"
+
+
+class Masked:
+    """Scores, and which of them are hidden; from whichever operation hides them."""
+
+    def __init__(self, scores: Tensor, hidden: Tensor, fill: float):
+        self.scores, self.fill = scores, fill
+        self.hidden = hidden.expand(torch.broadcast_shapes(scores.shape, hidden.shape))
+
+    def with_hidden(self, hidden: Tensor) -> Tensor:
+        """The scores with others hidden."""
+        return self.scores.expand(self.hidden.shape).masked_fill(hidden, self.fill)
+
+    def added(self, number: float) -> Tensor:
+        """The scores with a number added where they are hidden."""
+        return self.scores + number * self.hidden
+
+
+def masked(call: Call) -> Masked | None:
+    """What a call hides; None where it hides nothing that several queries share."""
+    found = _parts(call)
+    if found is None or found.hidden.ndim < 2 or not found.hidden.any() or found.hidden.all():
+        return None
+    return found
+
+
+def _parts(call: Call) -> Masked | None:
+    args: tuple[Any, ...] = call.args
+    if call.name == "masked_fill" and args[0].ndim:
+        return Masked(args[0], args[1], float(args[2]))
+    if call.name == "where" and len(args) == 3:
+        for scores, fill, hidden in ((args[1], args[2], ~args[0]), (args[2], args[1], args[0])):
+            constant = is_number(fill) or (
+                isinstance(fill, Tensor) and fill.numel() > 0 and bool((fill == fill.min()).all())
+            )
+            if constant and isinstance(scores, Tensor) and scores.ndim > 1:
+                value = float(fill.min()) if isinstance(fill, Tensor) else float(fill)
+                return Masked(scores, hidden, value) if abs(value) >= FILL else None
+    if call.name == "add" and all(isinstance(x, Tensor) for x in args[:2]):
+        for scores, mask in (args[:2], args[1::-1]):
+            if mask.ndim > 1 and mask.is_floating_point() and bool((mask <= -FILL).any()):
+                rest = torch.where(mask <= -FILL, 0.0, mask)
+                return Masked(scores + rest, mask <= -FILL, float(mask.min()))
+    return None
+
+
+def _later(hidden: Tensor) -> Tensor:
+    """Whether a key lies behind the query's own place."""
+    queries, keys = hidden.shape[-2:]
+    return torch.ones(queries, keys, dtype=torch.bool).triu(keys - queries + 1)
+
+
+def _upper_corner(hidden: Tensor) -> Tensor:
+    """What a causal mask from the first query and the first key hides; where T = S, the same."""
+    queries, keys = hidden.shape[-2:]
+    if queries == keys:
+        return hidden
+    return torch.ones(queries, keys, dtype=torch.bool).triu(1).expand(hidden.shape)
+
+
+def _padding(hidden: Tensor) -> Tensor:
+    """What no query sees."""
+    return hidden.all(-2, keepdim=True).expand(hidden.shape)
+
+
+def _distance(hidden: Tensor) -> Tensor:
+    """How far each key lies behind each query (T, S); the last query stands at the last key."""
+    queries, keys = hidden.shape[-2:]
+    return torch.arange(keys) - torch.arange(keys - queries, keys)[:, None]
+
+
+def _seen(hidden: Tensor) -> Tensor:
+    """The distances that are seen in any row of the batch, by any head."""
+    distance = _distance(hidden)
+    return distance[~hidden.flatten(0, -3).all(0)] if hidden.ndim > 2 else distance[~hidden]
+
+
+def _edge(change: int, hidden: Tensor, *, last: bool) -> Tensor:
+    """A band whose last or first distance is one more or one less; padding stays hidden."""
+    distance, seen = _distance(hidden), _seen(hidden)
+    edge = int(seen.max() if last else seen.min())
+    outwards = (change > 0) == last
+    if outwards:
+        return hidden & ((distance != edge + change) | _padding(hidden))
+    return hidden | (distance == edge)
+
+
+_HIDDEN: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
+    "mask (ignored)": ("no mask", torch.zeros_like),
+    "mask (polarity)": ("the mask the other way round", torch.logical_not),
+    "mask (first row of the batch)": (
+        "the mask of the first row of the batch in every row",
+        lambda hidden: hidden[:1].expand(hidden.shape),
+    ),
+    "mask (first head)": (
+        "the mask of the first head in every head",
+        lambda hidden: hidden[:, :1].expand(hidden.shape) if hidden.ndim > 2 else hidden,
+    ),
+    "mask (first query)": (
+        "the mask of the first query for every query",
+        lambda hidden: hidden[..., :1, :].expand(hidden.shape),
+    ),
+    "mask (transposed)": (
+        "the mask with queries and keys exchanged",
+        lambda hidden: hidden.mT if hidden.shape[-1] == hidden.shape[-2] else hidden,
+    ),
+    "mask (padding ignored)": (
+        "a mask without the padding",
+        lambda hidden: hidden.all(0, keepdim=True).expand(hidden.shape),
+    ),
+    "causal (ignored)": (
+        "no causal mask",
+        lambda hidden: (hidden & ~_later(hidden)) | _padding(hidden),
+    ),
+    "mask (only padding)": ("only what no query sees hidden", _padding),
+    "causal (where there is none)": (
+        "a causal mask, too",
+        lambda hidden: hidden | _later(hidden),
+    ),
+    "causal (the next key too)": (
+        "one key more visible behind each query",
+        partial(_edge, 1, last=True),
+    ),
+    "causal (not the own key)": (
+        "the last key of each query hidden",
+        partial(_edge, -1, last=True),
+    ),
+    "causal (the other corner)": (
+        "a causal mask from the other corner",
+        _upper_corner,
+    ),
+    "window (one key longer)": (
+        "a window one key longer",
+        partial(_edge, -1, last=False),
+    ),
+    "window (one key shorter)": (
+        "a window one key shorter",
+        partial(_edge, 1, last=False),
+    ),
+    "window (ignored)": (
+        "a causal mask without its window",
+        lambda hidden: _later(hidden) | _padding(hidden),
+    ),
+}
+"""name -> the words after "with", and which keys are hidden in place of the right ones."""
+
+_MOST_WINDOWS = 64
+
+
+def _windowed(size: int, hidden: Tensor) -> Tensor:
+    return hidden | (_distance(hidden) <= -size)
+
+
+_ADDED = (-1e9, -1e4, -1e3, -100.0, -10.0)
+
+
+def hidden_keys(call: Call) -> Iterator[Variant]:
+    """Another mask in this one's place."""
+    found = masked(call)
+    if found is None:
+        return
+    for name, (says, change) in _HIDDEN.items():
+        if not torch.equal(change(found.hidden), found.hidden):
+            yield Variant(name, says, _with_hidden(change))
+    for size in range(1, min(_MOST_WINDOWS, -int(_seen(found.hidden).min()) + 1)):
+        change = partial(_windowed, size)
+        yield Variant("window", f"a window of {size} keys", _with_hidden(change), size)
+    for number in _ADDED:
+        yield Variant(
+            "mask (added)",
+            f"{number:g} added to the scores of hidden keys in place of {found.fill:g}",
+            _added(number),
+            number,
+        )
+    yield Variant(_AFTER, "the mask multiplied after the softmax", _remember)
+
+
+def _again(call: Call) -> Masked:
+    found = _parts(call)
+    assert found is not None
+    return found
+
+
+def _with_hidden(change: Callable[[Tensor], Tensor]) -> Change:
+    def changed(call: Call) -> Tensor:
+        found = _again(call)
+        return found.with_hidden(change(found.hidden))
+
+    return changed
+
+
+def _added(number: float) -> Change:
+    return lambda call: _again(call).added(number)
+
+
+def _remember(call: Call) -> Tensor:
+    found = _again(call)
+    call.memory[_AFTER] = found.hidden
+    return found.scores.expand(found.hidden.shape).clone()
+
+
+def softmaxes(call: Call) -> Iterator[Variant]:
+    """Other weights than a softmax over the keys."""
+    scores, axis = call.args[:2]
+    empty = (scores <= -FILL).all(axis, keepdim=True)
+    if empty.any():
+        # A row that is filled throughout by a finite number weighs every key alike.
+        rows = {"zeros": 0.0, "NaN": torch.nan, "the mean of every key": 1 / scores.shape[axis]}
+        for name, number in rows.items():
+            yield Variant(
+                f"mask (empty row: {name})",
+                f"{name} where a row sees no key",
+                result(partial(torch.Tensor.masked_fill, mask=empty, value=number)),
+            )
+    if scores.ndim > 1 and scores.shape[-1] == scores.shape[-2]:
+        yield Variant("softmax (over the queries)", "a softmax over the queries", _over_queries)
+    yield Variant(
+        "softmax (left out)", "the scores themselves as weights", lambda call: call.args[0].clone()
+    )
+    yield Variant(_AFTER, "the mask multiplied after the softmax", _after)
+
+
+def _over_queries(call: Call) -> Tensor:
+    return torch.softmax(call.args[0], -2).nan_to_num(0.0)
+
+
+def _after(call: Call) -> Tensor:
+    hidden = call.memory[_AFTER]
+    return call.result().masked_fill(hidden, 0.0)

@@ -1,0 +1,171 @@
+"""`parity.explain`: where a port is first wrong, and what would explain it."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from flax import nnx
+
+from helpers.block_pair import LAYOUT, B, FlaxBlock, T, pair
+from helpers.block_pair import D as WIDTH
+from jax_attn import parity
+from jax_attn.attention import Mask
+from jax_attn.parity.explaining.explanation import where
+from jax_attn.parity.judge.result import Result
+
+X = np.random.default_rng(0).standard_normal((B, T, WIDTH)).astype(np.float32)
+IGNORED = np.arange(T) >= np.array([[T], [T - 2]])
+
+
+class WrongActivation(FlaxBlock):
+    def __call__(self, x, ignored=None):
+        y = self.attention(self.norm(x), mask=Mask.from_torch_mha(key_padding_mask=ignored))
+        return self.head(jax.nn.relu(x + y))
+
+
+class WrongPolarity(FlaxBlock):
+    def __call__(self, x, ignored=None):
+        return super().__call__(x, ~ignored)
+
+
+class WrongEpsilon(FlaxBlock):
+    def __init__(self, dtype=jnp.float32):
+        super().__init__(dtype)
+        self.norm.epsilon = 1e-3
+
+
+class TwoWrong(WrongEpsilon):
+    def __call__(self, x, ignored=None):
+        return WrongActivation.__call__(self, x, ignored)
+
+
+class StoppedGradient(FlaxBlock):
+    def __call__(self, x, ignored=None):
+        y = self.norm(x)
+        y = self.attention(y, jax.lax.stop_gradient(y), y, Mask.from_torch_mha(None, ignored))
+        return self.head(jnp.tanh(x + y))
+
+
+class OutsideTheCatalogue(FlaxBlock):
+    def __call__(self, x, ignored=None):
+        y = self.attention(self.norm(x), mask=Mask.from_torch_mha(key_padding_mask=ignored))
+        return self.head(jnp.tanh(x + jnp.sin(3 * y)))
+
+
+def explain(port: type[nnx.Module], **options) -> parity.Explanation:
+    return parity.explain(
+        *pair(port=port), (X, IGNORED), layout=LAYOUT, transforms=("jit",), **options
+    )
+
+
+WRONG = {
+    # port -> (the reference's operation, where it is) of each region, and its cause's name
+    WrongActivation: [("aten.tanh", "", "activation (relu)")],
+    WrongEpsilon: [("aten.native_layer_norm", "norm", "epsilon")],
+    TwoWrong: [
+        ("aten.native_layer_norm", "norm", "epsilon"),
+        ("aten.tanh", "", "activation (relu)"),
+    ],
+    WrongPolarity: [("aten.add", "attention", "mask (polarity)")],
+    OutsideTheCatalogue: [("aten.addmm", "attention", None)],
+}
+
+
+@pytest.mark.parametrize("port", WRONG)
+def test_the_first_wrong_tensors_and_their_causes(port):
+    explanation = explain(port, gradients=False)
+    assert explanation.verdict == "FAIL"
+    found = [
+        (
+            region.first_wrong.theirs.op,
+            region.first_wrong.theirs.place.module,
+            region.causes[0].name if region.causes and region.causes[0].confirmed else None,
+        )
+        for region in explanation.regions
+    ]
+    assert found == WRONG[port]
+
+
+def test_of_a_right_port_nothing_differs():
+    explanation = explain(FlaxBlock, gradients=False)
+    assert (explanation.verdict, explanation.regions) == ("PASS", ())
+    assert explanation.sentence.startswith("No difference")
+
+
+def test_a_gradient_that_is_stopped_is_found_where_every_output_is_right():
+    explanation = explain(StoppedGradient)
+    (region,) = explanation.regions
+    assert region.first_wrong.theirs.place.is_backward
+    assert region.causes[0].name == "gradient (one path stopped)"
+    assert "in the backward pass of `attention`" in explanation.sentence
+
+
+@pytest.fixture(scope="module")
+def explained():
+    return explain(WrongEpsilon, gradients=False)
+
+
+def test_the_sentence_names_the_cause_its_numbers_and_its_place(explained):
+    said = "The port computes what the reference would with an epsilon of 0.001 in place of 1e-05"
+    assert explained.sentence == f"{said} in `norm` (block_pair.py:28)."
+    (cause,) = explained.regions[0].causes
+    assert (cause.value, cause.confirmed) == (1e-3, True)
+    assert cause.explained == pytest.approx(1.0, abs=1e-3)
+
+
+def test_the_report_shows_the_tensors_around_the_error(explained):
+    text = str(explained)
+    for words in (
+        "FAIL  The port computes",
+        "  right   ",
+        "  WRONG   ",
+        "furthest apart at [",
+        "cause",
+    ):
+        assert words in text
+
+
+def test_plain_data_has_every_region(explained):
+    data = explained.to_json()
+    json.dumps(data)
+    (region,) = data["regions"]
+    assert region["first_wrong"]["theirs"]["module"] == "norm"
+    assert [cause["name"] for cause in region["causes"]] == ["epsilon"]
+    assert data["verdict"] == "FAIL"
+
+
+def test_where_in_a_tensor_is_said():
+    class OneQuery(FlaxBlock):
+        def __call__(self, x, ignored=None):
+            return super().__call__(x.at[1, 3].multiply(1.1), ignored)
+
+    (region, *_) = explain(OneQuery, gradients=False).regions
+    assert where(region.first_wrong) == ["axis 0: only 1 of 0 to 1", "axis 1: only 3 of 0 to 6"]
+
+
+def test_a_result_that_is_not_of_check_has_no_explanation():
+    with pytest.raises(ValueError, match=r"expected a result of parity.check, got that of 'row'"):
+        Result("float32", "cpu", (), name="row").explain()
+
+
+class Renamed(torch.nn.Module):
+    """A reference whose modules and parameters have names that say nothing."""
+
+    def __init__(self, block):
+        super().__init__()
+        self.a = block
+
+    def forward(self, x, ignored=None):
+        return self.a(x, ignored)
+
+
+def test_names_decide_nothing(explained):
+    reference, port = pair(port=WrongEpsilon)
+    renamed = parity.explain(
+        Renamed(reference), port, (X, IGNORED), transforms=("jit",), gradients=False
+    )
+    told = [(r.first_wrong.theirs.op, [c.name for c in r.causes]) for r in renamed.regions]
+    assert told == [("aten.native_layer_norm", ["epsilon"])]

@@ -42,7 +42,9 @@ def plan(
         expect_known("--implementation", (implementation,), KERNELS)
     every = selected(rows.matrix(), *filters)
     measured = every if every_row else selected(rows.default(), *filters)
-    emulated = selected(rows.emulated(), *filters)
+    every_emulated = selected(rows.emulated(), *filters)
+    few_emulated = selected(rows.emulated_by_default(), *filters)
+    emulated = every_emulated if every_row else few_emulated
     here = devices.available()
     backends = [b for b in devices.KINDS if backend in (b, "all")]
     if backend == "gpu":
@@ -56,6 +58,7 @@ def plan(
     left_out = len(cases) * (len(every) - len(measured))
     if "tpu" in backends and "tpu" not in here:
         cases["tpu"] = emulated
+        left_out += len(every_emulated) - len(emulated)
         compiled = tuple(d for d in rows.published() if not designs or d in designs)
         # What is compiled is no case: a filter on cases leaves it out.
         compiled = () if pattern or dtypes or implementation else compiled

@@ -243,6 +243,11 @@ def emulated() -> tuple[Case, ...]:
     )
 
 
+def emulated_by_default() -> tuple[Case, ...]:
+    """One row of each published design: causal, where it takes that mask."""
+    return tuple({case.design: case for case in emulated()}.values())
+
+
 def pairs(case: Case) -> set[frozenset]:
     """Every pair of levels that the row meets."""
     return {frozenset(pair) for pair in combinations(case.levels, 2)}

@@ -23,8 +23,11 @@ from jax_attn.parity.matrix.rows import (
     REPEATS,
     crossed,
     default,
+    emulated,
+    emulated_by_default,
     matrix,
     pairs,
+    published,
     reachable,
 )
 from jax_attn.parity.matrix.run_rows import judge_case, run_cases
@@ -53,6 +56,14 @@ def test_the_default_rows_meet_each_pair_each_variant_and_each_shape():
     assert reachable() <= set().union(*map(pairs, rows))
     assert {row.design for row in rows} == FACTORS.keys()
     assert {row.shape for row in rows} == SHAPES | set(TILE_EDGES)
+
+
+def test_each_published_design_is_emulated_once_by_default():
+    """As causal where it takes a mask; the two of them by --all."""
+    rows = emulated_by_default()
+    assert [row.design for row in rows] == list(published())
+    assert set(rows) < set(emulated())
+    assert {row.design for row in rows if row.mask == "none"} == {"fused_mha", "plain_mha"}
 
 
 def test_each_variant_that_takes_masks_meets_one_that_hides_keys_by_default():

@@ -85,3 +85,14 @@ def test_a_mask_of_queries_none_of_which_it_empties_is_noted_where_that_has_a_me
     assert try_on(filled(-torch.inf), {"x": X, "mask": mask}) == ("", "")
     mask[0, 2] = False
     assert try_on(filled(-1e9), {"x": X, "mask": mask}) == ("", "")
+
+
+def test_a_padding_mask_that_leaves_each_text_a_token_is_a_standing_note():
+    def call(x, mask):
+        return torch.softmax((x @ x.mT).masked_fill(~mask[:, None], -1e9), -1) @ x
+
+    mask = np.array([[1, 0, 1, 1, 0, 1, 1], [1, 1, 1, 0, 1, 0, 0]], bool)
+    note = "mask 'mask' leaves every query a key"
+    assert note in try_on(call, {"x": X, "mask": mask})[1]
+    mask[1] = False
+    assert try_on(call, {"x": X, "mask": mask}) == ("", "")

@@ -11,6 +11,7 @@ from jax_attn.parity.checking.canaries.planted import named_inputs, run_planted,
 from jax_attn.parity.checking.canaries.watched import Watched, Watcher, run_placed
 from jax_attn.parity.checking.prepared import Prepared
 from jax_attn.parity.checking.softmax_bugs import BuggySoftmax
+from jax_attn.parity.judge.result import StandingNote
 from jax_attn.parity.run.inputs_and_runs import Run, is_float, wide
 from jax_attn.parity.run.modes.float64_mode import Float64
 from jax_attn.parity.run.reference import Reference
@@ -22,12 +23,12 @@ def try_masks(prepared: Prepared, facts: AttentionFacts, *watchers: Watcher) -> 
     watchers: of these runs of the reference.
     """
     doubts = []
-    notes: dict[str, None] = {}
+    notes: list[str] = []
     for name, mask in named_inputs(prepared.reference).items():
         if not is_mask(prepared.reference, name, mask):
             continue
         hides, shows = _ends(mask)
-        may_empty = facts.hides and not facts.empties and _is_of_queries(mask)
+        may_empty = facts.hides and not facts.empties and bool(np.isin(mask, (0, 1)).all())
         for bug, wrong_mask in (
             ("inverted", np.where(mask == shows, hides, shows)),
             ("ignored", np.full_like(mask, shows)),
@@ -37,10 +38,10 @@ def try_masks(prepared: Prepared, facts: AttentionFacts, *watchers: Watcher) -> 
             run = run_placed(other, Watched(watchers))
             may_empty = may_empty and run is not None and _is_finite(run)
             if run is None:
-                notes[
+                notes.append(
                     f"whether these inputs would reveal that mask {name!r} is {bug} was not "
                     "checked: the reference raises an error on the mask that this takes"
-                ] = None
+                )
             elif not prepared.would_fail(run):
                 first = mask.flat[0]
                 reason = f"it is {first} everywhere" if (mask == first).all() else NO_KEY
@@ -48,17 +49,18 @@ def try_masks(prepared: Prepared, facts: AttentionFacts, *watchers: Watcher) -> 
                 break
         else:
             if may_empty:
-                notes[
+                leaves = (
                     f"mask {name!r} leaves every query a key, so what the port gives a query "
                     "without keys was not checked; what would show it: a query whose keys are all "
                     "hidden"
-                ] = None
-    return DoubtsAndNotes(tuple(doubts), tuple(notes))
+                )
+                notes.append(leaves if _is_of_queries(mask) else StandingNote(leaves))
+    return DoubtsAndNotes(tuple(doubts), tuple(dict.fromkeys(notes)))
 
 
 def _is_of_queries(mask: np.ndarray) -> bool:
-    """Whether it hides keys query by query, (B, T, S), and is not itself added to the scores."""
-    return mask.ndim > 2 and mask.shape[-2] > 1 and bool(np.isin(mask, (0, 1)).all())
+    """Whether it hides keys query by query, (B, T, S); a text without tokens is no ordinary one."""
+    return mask.ndim > 2 and mask.shape[-2] > 1
 
 
 def _is_finite(run: Run) -> bool:

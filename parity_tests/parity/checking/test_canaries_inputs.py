@@ -15,7 +15,7 @@ from jax_attn.parity.checking.canaries import softmaxes
 B, T, S, D = 2, 7, 5, 3
 rng = np.random.default_rng(0)
 X, MEMORY = rng.standard_normal((B, T, D)), rng.standard_normal((B, S, D))
-UNIFORM, CAUSAL = np.ones((B, T, D)), np.tri(T)
+UNIFORM, SHOWN = np.ones((B, T, D)), np.tri(T) - np.eye(T, k=-3)
 
 
 # --- masks ----------------------------------------------------------------------------------------
@@ -59,15 +59,15 @@ def test_a_mask_of_no_softmax_is_known_by_its_name(name):
         weights = torch.exp(x @ x.mT) * mask
         return weights / weights.sum(-1, keepdim=True) @ x
 
-    doubts, _ = try_on(lambda x, **mask: by_hand(x, *mask.values()), {"x": X, name: CAUSAL**0})
+    doubts, _ = try_on(lambda x, **mask: by_hand(x, *mask.values()), {"x": X, name: SHOWN**0})
     assert f"that mask {name!r} is ignored" in doubts
 
 
 SEEN = {
-    "floats that hide": (only, CAUSAL),
-    "integers that hide": (only, CAUSAL.astype(int)),
-    "-inf": (added, np.where(CAUSAL == 1, 0, -np.inf)),
-    "the lowest": (added, np.where(CAUSAL == 1, 0, np.finfo(np.float32).min)),
+    "floats that hide": (only, SHOWN),
+    "integers that hide": (only, SHOWN.astype(int)),
+    "-inf": (added, np.where(SHOWN == 1, 0, -np.inf)),
+    "the lowest": (added, np.where(SHOWN == 1, 0, np.finfo(np.float32).min)),
     "a bias of both signs": (added, rng.standard_normal((T, T))),
     "a bias that falls with distance": (added, -np.abs(np.subtract.outer(range(T), range(T)) / T)),
 }
@@ -121,7 +121,7 @@ def test_a_mask_that_the_reference_refuses_is_noted_and_not_doubted():
 def test_a_mask_is_turned_within_what_float16_holds():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        mask = np.where(CAUSAL == 1, 0, -1e4)
+        mask = np.where(SHOWN == 1, 0, -1e4)
         assert try_on(added, {"x": X, "mask": mask}, "float16") == ("", "")
 
 

@@ -24,6 +24,10 @@ def by_token(x, mask):
     return attend(x, x, x, mask[:, None])
 
 
+def of_last(x, mask):
+    return attend(x[:, 2:], x, x, mask)
+
+
 def of_queries(x, mask):
     return attend(x, x, x) * mask
 
@@ -31,14 +35,23 @@ def of_queries(x, mask):
 ONE_END = "mask 'mask' hides tokens at one end of each row alone"
 # The reference, x, the mask -> the axes that are noted, and whether the end is.
 NOTED = {
-    "alike in rows and heads": (by_head, HEADS, np.tile(CAUSAL, (B, N, 1, 1)), (0, 1), False),
+    "causal, alike in rows and heads": (
+        by_head,
+        HEADS,
+        np.tile(CAUSAL, (B, N, 1, 1)),
+        (0, 1),
+        False,
+    ),
     "alike for queries": (by_head, X, np.tile(HOLES[:, None], (1, T, 1)), (1,), False),
     "rows of queries alike": (of_queries, X, HOLES[[0, 0], :, None], (0,), False),
     "the same row twice": (by_token, X, HOLES[[0, 0]], (0,), False),
     "and padding": (by_token, X, RIGHT[[1, 1]], (0,), True),
     "varied": (by_head, HEADS, VARIED, (), False),
     "with holes": (by_token, X, HOLES, (), False),
-    "causal (T, S)": (by_head, X, CAUSAL, (), False),
+    "causal": (by_head, X, CAUSAL, (), False),
+    "causal, from the end": (of_last, X, np.tri(T - 2, T, 2, dtype=bool), (), False),
+    "causal, of which True hides": (lambda x, mask: by_head(x, ~mask), X, ~CAUSAL, (), False),
+    "almost causal": (by_head, X, CAUSAL & (np.eye(T, k=-3) == 0), (), False),
     "on the right": (by_token, X, RIGHT, (), True),
     "on the left": (by_token, X, RIGHT[:, ::-1], (), True),
     "of which 0 hides": (by_token, X, RIGHT.astype(int), (), True),
@@ -55,6 +68,7 @@ def test_a_mask_alike_along_an_axis_or_at_one_end_is_noted(row):
     for axis in range(mask.ndim):
         assert (f"mask 'mask' is the same all along its axis {axis}," in notes) is (axis in axes)
     assert (ONE_END in notes) is at_one_end
+    assert ("mask 'mask' is causal, so a port" in notes) is row.startswith("causal")
 
 
 def of_first_row(x, mask):

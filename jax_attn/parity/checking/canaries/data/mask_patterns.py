@@ -1,4 +1,4 @@
-"""Masks of one pattern: the same all along an axis, or hiding tokens at one end alone."""
+"""Masks of one pattern: the same all along an axis, hiding tokens at one end alone, or causal."""
 
 from collections.abc import Iterator
 
@@ -31,13 +31,11 @@ def try_mask_patterns(prepared: Prepared) -> DoubtsAndNotes:
             if mask.shape[axis] > 1 and axis < mask.ndim - 1
             if _is_read(prepared, name, np.where(_is_first(mask, axis), mask, moved))
         ]
-        if _hides_one_end(mask) and _is_read(prepared, name, moved):
-            one_end = (
-                f"mask {name!r} hides tokens at one end of each row alone, so a port that reads "
-                "only how many it hides would pass; what would show it: a row in which a hidden "
-                "token stands between two that are not"
-            )
-            notes.append(StandingNote(one_end))  # ordinary padding is no cause to refuse a PASS
+        notes += [
+            StandingNote(f"mask {name!r} {words}")
+            for has, words in _ORDINARY
+            if has(mask) and _is_read(prepared, name, moved)
+        ]
     return DoubtsAndNotes((), tuple(notes))
 
 
@@ -76,6 +74,31 @@ def _hides_one_end(mask: np.ndarray) -> bool:
     is_causal = len(rows) > 2 and (np.abs(np.diff(counts)) == 1).all()
     one_end = any((rows[:, end] == rows[0, end]).all() for end in (0, -1))
     return bool(one_end and (changes <= 1).all() and not is_causal)
+
+
+def _is_causal(mask: np.ndarray) -> bool:
+    """Whether each query, (..., T, S), sees the keys up to its own, counted from either end."""
+    if mask.ndim < 2 or mask.shape[-2] == 1:
+        return False
+    T, S = mask.shape[-2:]
+    shown = mask == mask.reshape(-1, T, S)[0, -1, 0]
+    return any((shown == np.tri(T, S, offset, bool)).all() for offset in (0, S - T))
+
+
+# What the masks of ordinary calls are like, no cause to refuse a PASS.
+_ORDINARY = (
+    (
+        _hides_one_end,
+        "hides tokens at one end of each row alone, so a port that reads only how many it hides "
+        "would pass; what would show it: a row in which a hidden token stands between two that "
+        "are not",
+    ),
+    (
+        _is_causal,
+        "is causal, so a port that is causal without reading it would pass; what would show it: a "
+        "mask that hides other keys, too",
+    ),
+)
 
 
 def _is_read(prepared: Prepared, name: str, other: np.ndarray) -> bool:

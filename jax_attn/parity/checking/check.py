@@ -30,6 +30,7 @@ from jax_attn.parity.checking.canaries import (
 from jax_attn.parity.checking.chosen import chosen, note
 from jax_attn.parity.checking.estimate import announce_memory, shown
 from jax_attn.parity.checking.prepared import Prepared, judge_port
+from jax_attn.parity.checking.read_numbers import read_numbers
 from jax_attn.parity.checking.reference_errors import without_reference_errors
 from jax_attn.parity.checking.unreached import unreached
 from jax_attn.parity.checking.weights import compare_weights
@@ -137,6 +138,7 @@ def check(
         limited = (note(reference, names),) if weights.to_torch and gradients else ()
     called_port = Port(port, port_call, both_given)
     left_out = integers_left_out(called)
+    read = read_numbers(called, dtype)
 
     def judged(prepared: Prepared) -> Result:
         doubts, not_tried = try_canaries(prepared)
@@ -146,7 +148,7 @@ def check(
         not_reached = unreached(compared, prepared.budgets[kind])
         as_jax = (StandingNote(_AS_JAX.format(dtype)),) if prepared.as_jax else ()
         small = small_features(prepared)
-        notes = (*weights.notes, *limited, *not_tried, *small, *not_reached, *as_jax)
+        notes = (*weights.notes, *limited, *not_tried, *small, *not_reached, *as_jax, *read)
         result = judge_port(
             prepared,
             called_port,

@@ -1,0 +1,59 @@
+"""Numbers that Python reads out of the reference's tensors: what it decides by them is not traced.
+
+Not seen are `.tolist()` and `.numpy()`, of which torch tells no mode.
+"""
+
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from jax_attn.parity.judge.result import StandingNote
+from jax_attn.parity.judge.text import joined
+from jax_attn.parity.run.modes.constants import Kwargs, mark, sources_of
+from jax_attn.parity.run.modes.lines import calling_line
+from jax_attn.parity.run.modes.mode import Mode
+from jax_attn.parity.run.reference import Reference
+
+_MARK = "_compares_floats"
+_SHOWN = 3
+
+
+def read_numbers(reference: Reference, dtype: str) -> tuple[StandingNote, ...]:
+    """A note on the lines where a forward pass reads a floating number, or a comparison of some."""
+    mode = _Reading()
+    with mode:
+        reference.run(dtype, {})
+    if not mode.lines:
+        return ()
+    lines = joined([*mode.lines][:_SHOWN])
+    note = (
+        f"Python reads a number out of a tensor of the reference at {lines} (`.item()`, `float()` "
+        "or `if`), and decides by it on these inputs alone; what would show another decision: a "
+        "check on inputs that lead to it"
+    )
+    return (StandingNote(note),)
+
+
+class _Reading(Mode):
+    """Records where numbers are read that depend on floating inputs, parameters or buffers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: dict[str, None] = {}
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Any, args: tuple = (), kwargs: Kwargs | None = None
+    ) -> Any:
+        depends = sources_of(func, args, kwargs) is None or any(
+            getattr(x, _MARK, False) for x in args if isinstance(x, torch.Tensor)
+        )
+        result = func(*args, **(kwargs or {}))
+        if func.overloadpacket.__name__ == "_local_scalar_dense":
+            if depends:
+                self.lines[calling_line()] = None
+            return result
+        mark(result, None if depends else frozenset())
+        if isinstance(result, torch.Tensor) and result.dtype is torch.bool:
+            setattr(result, _MARK, depends)
+        return result

@@ -138,7 +138,7 @@ def check(
         limited = (note(reference, names),) if weights.to_torch and gradients else ()
     called_port = Port(port, port_call, both_given)
     left_out = integers_left_out(called)
-    read = read_numbers(called, dtype)
+    read = read_numbers(called)
 
     def judged(prepared: Prepared) -> Result:
         doubts, not_tried = try_canaries(prepared)

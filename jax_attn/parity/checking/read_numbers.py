@@ -11,6 +11,7 @@ from torch._ops import OpOverload
 from jax_attn.parity.judge.result import StandingNote
 from jax_attn.parity.judge.text import joined
 from jax_attn.parity.run.modes.constants import Kwargs, mark, sources_of
+from jax_attn.parity.run.modes.float64_mode import Float64
 from jax_attn.parity.run.modes.lines import calling_line
 from jax_attn.parity.run.modes.mode import Mode
 from jax_attn.parity.run.reference import Reference
@@ -19,11 +20,14 @@ _MARK = "_compares_floats"
 _SHOWN = 3
 
 
-def read_numbers(reference: Reference, dtype: str) -> tuple[StandingNote, ...]:
-    """A note on the lines where a forward pass reads a floating number, or a comparison of some."""
+def read_numbers(reference: Reference) -> tuple[StandingNote, ...]:
+    """A note on the lines where a forward pass reads a floating number, or a comparison of some.
+
+    It is a pass in float64, since torch may choose other kernels where a mode looks on.
+    """
     mode = _Reading()
     with mode:
-        reference.run(dtype, {})
+        reference.under(Float64(), {})
     if not mode.lines:
         return ()
     lines = joined([*mode.lines][:_SHOWN])

@@ -38,7 +38,7 @@ def test_a_number_that_hangs_on_floats_is_noted(name):
     read, is_noted = READS[name]
     inputs = Inputs.of((X, SHOWN), np.dtype("float32"))
     call = lambda m, x, shown: m(x) * read(m, x, shown)  # noqa: E731
-    notes = read_numbers(Reference(torch.nn.Linear(5, 5), call, inputs), "float32")
+    notes = read_numbers(Reference(torch.nn.Linear(5, 5), call, inputs))
     assert len(notes) == is_noted
     assert all("at test_read_numbers.py:" in note for note in notes)
 

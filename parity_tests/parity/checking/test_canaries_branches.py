@@ -8,6 +8,7 @@ from torch.nn import functional
 from jax_attn.parity.checking import canaries
 from jax_attn.parity.checking.canaries.softmaxes import NO_SOFTMAX
 from jax_attn.parity.checking.prepared import Prepared
+from jax_attn.parity.judge.result import StandingNote
 from jax_attn.parity.run.inputs_and_runs import Inputs
 from jax_attn.parity.run.port import float_dtype
 from jax_attn.parity.run.reference import Reference
@@ -89,6 +90,19 @@ IDLE = {
     ),
     "softshrink": (lambda x: functional.softshrink(x, 0.05), X / 9, "softshrink(0.05)", "and 0.05"),
     "remainder": (lambda x: torch.remainder(x, 5), 9 * X, "remainder(5)", "below 0, or of 5"),
+    "fmod": (lambda x: torch.fmod(x, 5), 9 * X, "fmod(5)", "a number of 5 or more"),
+    "floor": (
+        lambda x: x + torch.floor(x / 9),
+        9 * X,
+        "floor (",
+        "takes to several steps",
+    ),
+    "bucketize": (
+        lambda x: x * (torch.bucketize(x, torch.tensor([2.0]).to(x)) + 1),
+        9 * X,
+        "bucketize (",
+        "takes to several steps",
+    ),
     "celu": (lambda x: functional.celu(x), X, "celu (", "a number below 0"),
     "elu": (lambda x: functional.elu(x), X, "elu (", "a number below 0"),
     "leaky_relu": (lambda x: functional.leaky_relu(x), X, "leaky_relu (", "a number below 0"),
@@ -198,6 +212,17 @@ QUIET = {
 @pytest.mark.parametrize("row", QUIET)
 def test_what_acts_or_cannot_is_not_noted(row):
     assert notes_on(QUIET[row], keep=KEEP) == ""
+
+
+@pytest.mark.parametrize(("positions", "is_standing"), [(9, True), (8, False)])
+def test_a_distance_that_comes_to_its_bound_and_not_beyond_is_a_standing_note(
+    positions, is_standing
+):
+    bound = Inputs.of({"x": rng.standard_normal((B, positions, D))}, float_dtype("float32"))
+    reference = Reference(torch.nn.Module(), lambda _, x: distances(x), bound)
+    _, notes = canaries.try_canaries(Prepared(reference, "float32", gradients=False))
+    (note,) = (note for note in notes if "clamp(max=8)" in note)
+    assert isinstance(note, StandingNote) is is_standing
 
 
 @pytest.mark.parametrize("row", ["a mask's where", "a mask's product"])

@@ -3,6 +3,7 @@ where there is none, a choice that always falls on one side. A port without them
 """
 
 from collections.abc import Callable, Collection, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -11,17 +12,22 @@ from jax_attn.parity.checking.canaries.attention_facts import HIDES
 from jax_attn.parity.checking.canaries.findings import DoubtsAndNotes
 from jax_attn.parity.checking.canaries.watched import inside
 from jax_attn.parity.checking.places import Place, Placed
+from jax_attn.parity.judge.result import StandingNote
 from jax_attn.parity.judge.text import joined
 from jax_attn.parity.run.modes.constants import Kwargs
 from jax_attn.parity.run.modes.lines import calling_line
 
 
 class Side(NamedTuple):
-    """One side of a branch. operator: with its bound. what: the input on which it acts."""
+    """One side of a branch. operator: with its bound. what: the input on which it acts.
+
+    standing: whether there may be no such input: an integer comes to the bound, and not beyond.
+    """
 
     operator: str
     what: str
     guards: bool = False
+    standing: bool = False
 
 
 Sides = Iterator[tuple[Side, bool]]
@@ -64,7 +70,8 @@ def _bounded(operator: str, x: Any, low: Any = None, high: Any = None) -> Sides:
         if not x.is_floating_point():
             what += " (longer sequences, if it is a distance)"
         label = operator if operator == "relu" else f"{operator}({word}={number:g})"
-        yield Side(label, what, guards), bool(beyond(x, bound).any())
+        reached = not x.is_floating_point() and bool((x == bound).any())
+        yield Side(label, what, guards, standing=reached), bool(beyond(x, bound).any())
     if between and x.is_floating_point():
         what = f"a number {' and '.join(between)}"
         yield Side(f"the argument of {operator}", what), bool(inside.any())
@@ -146,6 +153,21 @@ def _remainder(x: Any, divisor: Any) -> Sides:
         yield Side(f"remainder({number:g})", what), acts
 
 
+def _fmod(x: Any, divisor: Any) -> Sides:
+    number = _constant(divisor)
+    if number is not None:
+        what = f"a number of {abs(number):g} or more, or -{abs(number):g} or less"
+        yield Side(f"fmod({number:g})", what), bool((x.abs() >= abs(number)).any())
+
+
+def _stepped(operator: str, x: Any, *bounds: Any, **named: Any) -> Sides:
+    """What takes numbers to steps, and all of these to one."""
+    if isinstance(x, torch.Tensor) and x.is_floating_point() and x.numel() > 1:
+        steps = getattr(torch, operator)(x, *bounds, **named)
+        what = "numbers that it takes to several steps"
+        yield Side(operator, what), bool(steps.min() != steps.max())
+
+
 def _bent(operator: str, x: Any) -> Sides:
     yield Side(operator, "a number below 0"), bool((x < 0).any())
 
@@ -182,7 +204,9 @@ def _hides(value: Any) -> bool:
     return number is not None and number <= HIDES
 
 
+_STEPS = ("bucketize", "ceil", "floor", "round", "trunc")
 _SIDES: dict[str, Callable[..., Sides]] = {
+    **{name: partial(_stepped, name) for name in _STEPS},
     "_prelu_kernel": lambda x, _: _bent("prelu", x),
     "_to_copy": _cast,
     "abs": lambda x: _bent("abs", x) if x.is_floating_point() else iter(()),
@@ -191,6 +215,7 @@ _SIDES: dict[str, Callable[..., Sides]] = {
     "clamp_min": lambda x, low: _bounded("clamp", x, low),
     "celu": lambda x, *_: _bent("celu", x),
     "elu": lambda x, *_: _bent("elu", x),
+    "fmod": _fmod,
     "hardshrink": lambda x, *width: _shrunk("hardshrink", x, *width),
     "hardsigmoid": lambda x: _bounded("hardsigmoid", x, -3.0, 3.0),
     "hardswish": lambda x: _bounded("hardswish", x, -3.0, 3.0),
@@ -243,8 +268,10 @@ class Branches:
             if not acts and not by_masks.acts.get(key):
                 idle.setdefault(side, []).append((path, self._lines[key]))
         notes = [
-            f"{side.operator}{_where_is(places)} never takes effect, so a port without it would "
-            f"pass; what would show it: {side.what}"
+            (StandingNote if side.standing else str)(
+                f"{side.operator}{_where_is(places)} never takes effect, so a port without it "
+                f"would pass; what would show it: {side.what}"
+            )
             for side, places in idle.items()
             if not side.guards
         ]

@@ -178,13 +178,14 @@ class _Trials:
     def __init__(self, reference: Reference, cotangents: Arrays, aligner: Aligner, region: Region):
         self._reference, self._cotangents = reference, cotangents
         self._aligner, self._region = aligner, region
-        self._last = region.first_wrong.theirs.index
+        self._targets = {
+            pair.theirs.index: pair.ours for pair in (region.first_wrong, region.after)
+        }
         self._parameters = {
             name: p.detach().double() for name, p in reference.module.named_parameters()
         }
         self._known: dict[int, set[int]] = {}
-        self._ours = region.first_wrong.ours
-        self._before = self._distance(region.first_wrong.theirs.numbers)
+        self._before = self._distances(aligner.taps)
 
     def catalogued(self) -> Iterator[Cause]:
         """Every variant at every site alone, then one at all its sites together."""
@@ -219,13 +220,12 @@ class _Trials:
     def _sites(self) -> list[int]:
         """The reference's operations between what matched and the wrong tensor, the last first."""
         taps, wrong = self._aligner.taps, self._region.first_wrong.theirs
-        matched = {pair.theirs.index for pair in self._region.last_matched}
         found: set[int] = set()
-        left = [wrong.index]
+        left = list(self._targets)
         while left:
             index = left.pop()
             of_pass = taps[index].place.is_backward == wrong.place.is_backward
-            stops = index in matched and index != wrong.index  # what follows it may be the port's
+            stops = index in self._matched
             if index in found or stops or taps[index].is_leaf or not of_pass:
                 continue
             found.add(index)
@@ -260,17 +260,17 @@ class _Trials:
                 yield self._cause(a.index, variant, {}, {a.index: b, b.index: a})
 
     def _scales(self, site: int) -> Iterator[Variant]:
-        if site != self._last:
+        wrong = self._region.first_wrong
+        if site != wrong.theirs.index:
             return
-        ours, expected = self._ours.numbers, self._region.first_wrong.expected
+        ours, expected = wrong.ours.numbers, wrong.expected
         finite = np.isfinite(ours) & np.isfinite(expected)
         ours, expected = ours[finite], expected[finite]
         if (square := float(expected @ expected)) > 0:
-            wrong = self._region.first_wrong.theirs
             yield from scales(
-                wrong.op,
+                wrong.theirs.op,
                 float(ours @ expected) / square,
-                wrong.place.is_backward,
+                wrong.theirs.place.is_backward,
                 [n for tap in self._aligner.taps for n in tap.shape],
             )
 
@@ -282,24 +282,23 @@ class _Trials:
         held: Mapping[int, Tap] | None = None,
     ) -> Cause:
         mode = _Varied()
-        distance = self._before
-        if self._run(mode, changes, held or {}):
-            distance = self._distance(mode.taps[self._last].numbers)
-        explained = 1 - distance / self._before if self._before else 0.0
+        is_run = self._run(mode, changes, held or {})
+        distances = self._distances(mode.taps) if is_run else self._before
+        shares = (
+            1 - d / before for d, before in zip(distances, self._before, strict=True) if before
+        )
         return Cause(
             variant.name,
             self._aligner.taps[site],
             variant.says,
             variant.value,
-            distance <= APART,
-            float(np.clip(np.nan_to_num(explained), 0.0, 1.0)),
+            min(distances) <= APART,
+            float(np.clip(np.nan_to_num(max(shares, default=0.0)), 0.0, 1.0)),
         )
 
     def _run(self, mode: _Varied, changes: Mapping[int, Variant], held: Mapping[int, Tap]) -> bool:
-        """Run up to the wrong tensor; whether that was reached, by the same operations."""
-        pairs = self._region.last_matched
-        matched = {p.theirs.index: p.theirs for p in pairs if p.theirs.index != self._last}
-        mode.begin(self._parameters, self._last, changes, {**matched, **held})
+        """Run up to the wrong tensors; whether they were reached, by the same operations."""
+        mode.begin(self._parameters, max(self._targets), changes, {**self._matched, **held})
         try:
             with np.errstate(all="ignore"):
                 self._reference.under(mode, self._cotangents)
@@ -307,10 +306,24 @@ class _Trials:
             pass
         except Exception:  # of the module's own: it refuses what is tried
             return False
-        got, want = mode.taps[self._last :][:1], self._aligner.taps[self._last]
-        return bool(got) and got[0].op == want.op and got[0].value.size == want.value.size
+        return len(mode.taps) > max(self._targets) and all(
+            mode.taps[i].op == self._aligner.taps[i].op
+            and mode.taps[i].value.size == self._aligner.taps[i].value.size
+            for i in self._targets
+        )
 
-    def _distance(self, numbers: np.ndarray) -> float:
-        """How far the port's wrong tensor lies from such numbers in the reference's place."""
-        orders = self._aligner.orders(self._last, self._ours.numbers, numbers)
-        return min((order.distance for order in orders), default=math.inf)
+    @cached_property
+    def _matched(self) -> dict[int, Tap]:
+        """What is right on both sides, but for what the port goes on to change."""
+        pairs = self._region.last_matched
+        return {p.theirs.index: p.theirs for p in pairs if p.theirs.index not in self._targets}
+
+    def _distances(self, taps: Sequence[Tap]) -> list[float]:
+        """How far each wrong tensor of the port lies from the reference's, in roundings."""
+        return [
+            min(
+                (o.distance for o in self._aligner.orders(i, ours.numbers, taps[i].numbers)),
+                default=math.inf,
+            )
+            for i, ours in self._targets.items()
+        ]

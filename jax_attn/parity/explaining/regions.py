@@ -35,6 +35,8 @@ _MOVES = frozenset(
 )
 """Operations that give the numbers that they are given."""
 
+_Same = tuple[int, int]
+"""A tap of the port, and the reference's that it is or should be."""
 Replaced = dict[int, np.ndarray]
 
 
@@ -90,6 +92,7 @@ class Region:
       last_matched: the tensors that they read, right on both sides.
       first_wrong: what they give, and what the reference has there.
       equations: the wrong tensors, `first_wrong` the last.
+      after: a wrong tensor that follows, which is the reference's where `first_wrong` is.
       causes: what was found to explain the error, run in the reference; the confirmed ones, or one
         that explains a part.
     """
@@ -97,6 +100,7 @@ class Region:
     last_matched: tuple[Pair, ...]
     first_wrong: Wrong
     equations: tuple[Tap, ...]
+    after: Pair
     causes: tuple[Cause, ...] = ()
 
 
@@ -170,8 +174,8 @@ def find_regions(program: Program, aligner: Aligner, wanted: Collection[str]) ->
         found = search.exit()
         if found is None:
             return
-        index, theirs, value = found
-        yield from search.births(index, theirs)
+        index, theirs, value, after = found
+        yield from search.births(index, theirs, after)
         replaced[index] = value
 
 
@@ -182,21 +186,21 @@ class _Search:
         self._program, self._aligner, self._view, self._wanted = program, aligner, view, wanted
         self._wrong = set(view.wrong)
 
-    def exit(self) -> tuple[int, int, np.ndarray] | None:
+    def exit(self) -> tuple[int, int, np.ndarray, _Same] | None:
         """The first wrong tap after which all is right once it has the reference's value: the tap,
-        the reference's, and that value. Of several that are, that which leaves least wrong."""
+        the reference's, that value, and what follows. Of several, that which leaves least wrong."""
         for index in self._view.wrong:
             right = [
-                (len(self._run({index: value}).wrong), n, theirs, value)
+                (len(self._run({index: value}).wrong), n, theirs, value, after)
                 for n, (theirs, value) in enumerate(self._candidates(index))
-                if self._is_right_after(index, theirs, value)
+                if (after := self._right_after(index, theirs, value))
             ]
             if right:
-                _, _, theirs, value = min(right, key=lambda each: each[:2])
-                return index, theirs, value
+                _, _, theirs, value, after = min(right, key=lambda each: each[:2])
+                return index, theirs, value, after
         return None
 
-    def births(self, index: int, theirs: int) -> Iterator[Region]:
+    def births(self, index: int, theirs: int, after: _Same) -> Iterator[Region]:
         """Where the error of a wrong tap is born, which should be the reference's `theirs`."""
         within = ancestors(self._aligner.taps, [theirs])
         for inputs in self._cuts(index):
@@ -206,9 +210,9 @@ class _Search:
                 view = self._run(given)
                 if theirs in view.same(index):
                     for i, (their_input, _) in zip(inputs, chosen, strict=True):
-                        yield from self.births(i, their_input)
+                        yield from self.births(i, their_input, (index, theirs))
                     return
-        yield self._region(index, theirs)
+        yield self._region(index, theirs, after)
 
     def _cuts(self, index: int) -> Iterator[tuple[int, ...]]:
         """Wrong taps that all of a wrong tap's error comes through: its inputs, then theirs."""
@@ -261,17 +265,17 @@ class _Search:
         inputs = {p for i in equations for p in taps[i].parents} - self._wrong
         return {p for i in inputs for p in self._view.same(i) if not theirs[p].is_leaf}
 
-    def _is_right_after(self, index: int, theirs: int, value: np.ndarray) -> bool:
-        """Whether one of the next that follow is then one that follows on the other side, too.
+    def _right_after(self, index: int, theirs: int, value: np.ndarray) -> _Same | None:
+        """One of the next that follow, which is then one that follows on the other side, too.
 
         And of the same other tensors: in another layer the same operations follow.
         """
         view = self._run({index: value})
         if index in view.outputs:
-            return theirs in self._aligner.results
+            return (index, theirs) if theirs in self._aligner.results else None
         following = sorted((view.changed & self._wrong) - {index})[:_FOLLOWING]
         if any(theirs in view.same(i) and view.taps[i].op not in _MOVES for i in following):
-            return False  # as of a softmax's exponentials: what comes of a softmax is that again
+            return None  # as of a softmax's exponentials: what comes of a softmax is that again
         for i in following:
             for partner in view.same(i):
                 of_partner = ancestors(self._aligner.taps, [partner])
@@ -282,8 +286,8 @@ class _Search:
                     and beside
                     and all(of_partner.intersection(view.same(b)) for b in beside)
                 ):
-                    return True
-        return False
+                    return i, partner
+        return None
 
     def _beside(self, view: _View, index: int) -> set[int]:
         """The right tensors that a changed tap is made of beside what is changed."""
@@ -295,7 +299,7 @@ class _Search:
         replaced = {**self._view.replaced, **more}
         return _View(self._program, self._aligner, self._wanted, replaced, self._view)
 
-    def _region(self, index: int, theirs: int) -> Region:
+    def _region(self, index: int, theirs: int, after: _Same) -> Region:
         taps = self._view.taps
         equations = sorted(ancestors(taps, [index]) & self._wrong)
         inputs = {p for i in equations for p in taps[i].parents} - self._wrong
@@ -307,7 +311,8 @@ class _Search:
         seen = self._aligner.orders(theirs, taps[index].numbers)
         nearest = min(seen, key=lambda order: _difference(order.numbers, taps[index].numbers))
         wrong = Wrong(taps[index], self._aligner.taps[theirs], nearest.numbers, nearest.scale)
-        return Region(tuple(pairs), wrong, tuple(taps[i] for i in equations))
+        next_pair = Pair(taps[after[0]], self._aligner.taps[after[1]])
+        return Region(tuple(pairs), wrong, tuple(taps[i] for i in equations), next_pair)
 
 
 def _difference(a: np.ndarray, b: np.ndarray) -> float:

@@ -143,12 +143,18 @@ def _of_norms(prepared: Prepared) -> Iterator[str]:
             shown[norm] = moved
     yield from (_note(epsilon, norms, roundoff) for epsilon, norms in hidden.items())
     if len(mode.norms) > 1:
-        yield from _of_one_norm(prepared, sorted(shown, key=shown.__getitem__)[:ALONE])
+        yield from _of_one_norm(prepared, sorted(shown, key=shown.__getitem__))
 
 
 def _of_one_norm(prepared: Prepared, norms: list[Norm]) -> Iterator[str]:
     """Standing: of the many norms of a model some are mostly drowned by what is added to them."""
-    unseen = [norm for norm in norms if not is_seen(prepared, partial(_OtherEpsilons, norm))]
+    tried = norms[:ALONE]
+    unseen = [norm for norm in tried if not is_seen(prepared, partial(_OtherEpsilons, norm))]
+    if len(norms) > ALONE:
+        yield StandingNote(
+            f"a wrong epsilon of one norm alone was tried in {ALONE} of {len(norms)}: those whose "
+            "result it changes least"
+        )
     if unseen:
         yield StandingNote(
             f"a port with a wrong epsilon in one norm alone{inside([path for path, _ in unseen])} "

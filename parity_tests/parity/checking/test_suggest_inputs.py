@@ -250,6 +250,26 @@ def test_a_norm_says_how_wide_its_input_is(row):
     assert [a.shape for a in inputs.values()] == [shape]
 
 
+class OfBlocks(nn.Module):
+    """Blocks of 4 tokens; or at most 4 tokens."""
+
+    def __init__(self, is_limit):
+        super().__init__()
+        self.block_size, self.is_limit = 4, is_limit
+        self.words, self.places = nn.Embedding(31, D), nn.Embedding(4, D)
+
+    def forward(self, input_ids):
+        places = torch.arange(input_ids.shape[1])
+        places = places if self.is_limit else places % self.block_size
+        return self.words(input_ids) + self.places(places)
+
+
+@pytest.mark.parametrize(("is_limit", "shape"), [(False, (3, 11)), (True, (5, 3))])
+def test_a_small_number_limits_the_length_only_where_more_is_refused(is_limit, shape):
+    inputs = parity.suggest_inputs(OfBlocks(is_limit))
+    assert inputs["input_ids"].shape == shape
+
+
 def test_token_types_and_what_is_named_like_a_table_take_all_values():
     assert set(suggested("bert")["token_type_ids"].flat) == {0, 1}
     assert set(suggested("by hand")["language_id"].flat) == set(range(5))

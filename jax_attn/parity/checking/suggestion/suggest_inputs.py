@@ -126,18 +126,18 @@ def _untold(name: str) -> str:
 
 def _forms(sizes: ReferenceSizes, signature: Signature, fixed: Arrays) -> Iterator[Lengths]:
     """Lengths of axes, those that reveal most first."""
-    B = other_primes(sizes.taken, 3, 1)[0]
     heads, image = sizes.first("heads", 1), sizes.first("image", 0)
     head_dim = sizes.first("head_dim", sizes.first("width", 24) // heads)
-    others = {"B": B, "N": heads, "H": head_dim, "Y": image or 17, "X": image or 13}
+    others = {"N": heads, "H": head_dim, "Y": image or 17, "X": image or 13}
     others |= {"C": sizes.first("channels", 3), "F": sizes.first("features", 5)}
     others |= {"P": (image // sizes.first("patch", 1)) ** 2}
     of_fixed = dict(_letters(sizes, fixed))
     beside_a_decoder = any(name.startswith("decoder_") for name in signature.parameters)
     for T in sizes.lengths():
+        B = other_primes(sizes.taken | {T}, 3, 1)[0]
         least = sizes.reach or max(T // 2, 5)
         for S in (other_primes(sizes.taken | {B, T}, least, 1)[0], T):
-            lengths = {**others, "T": T, "S": S, **of_fixed}
+            lengths = {**others, "B": B, "T": T, "S": S, **of_fixed}
             lengths["E"] = lengths["S" if beside_a_decoder else "T"]
             yield {**lengths, "M": lengths["B"] * heads}
 

@@ -93,6 +93,15 @@ def test_what_the_reference_does_not_read_of_a_mask_is_not_noted(row):
     assert ONE_END not in notes
 
 
+def test_an_input_that_is_the_same_along_an_axis_is_noted_where_no_gradient_shows_it():
+    bias = np.tile(rng.standard_normal((N, T, T)), (B, 1, 1, 1))
+    inputs = {"x": HEADS, "attn_bias": bias}
+    note = "input 'attn_bias' is the same all along its axis 0, so a port that reads one place"
+    assert note in try_on(added, inputs)[1]
+    assert note not in try_on(added, inputs, gradients=True)[1]
+    assert try_on(added, {"x": HEADS, "attn_bias": bias[::-1] + HEADS[..., :1]})[1] == ""
+
+
 FILLED = np.where(CAUSAL, 0, -1e9)
 
 

@@ -1,6 +1,9 @@
-"""Masks of one pattern: the same all along an axis, hiding tokens at one end alone, or causal."""
+"""Masks of one pattern: the same all along an axis, hiding tokens at one end alone, or causal.
 
-from collections.abc import Iterator
+Other inputs that are the same along an axis, too, where no gradient shows what is read of them.
+"""
+
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
@@ -15,33 +18,48 @@ from jax_attn.parity.run.modes.float64_mode import Float64
 
 
 def try_mask_patterns(prepared: Prepared) -> DoubtsAndNotes:
-    """Note what a port could read in a mask's place, where the reference reads the whole mask."""
+    """Note what a port could read instead, where the reference reads the whole mask, or input."""
     notes: list[str] = []
-    for name, mask in named_inputs(prepared.reference).items():
-        notes += _of_bias(prepared, name, mask)
-        if not is_mask(prepared.reference, name, mask) or (mask == mask.flat[0]).all():
-            continue  # that one of a single value is ignored is doubted already
-        alike = [axis for axis in range(mask.ndim) if (mask == mask.take([0], axis)).all()]
-        varied = max(axis for axis in range(mask.ndim) if axis not in alike)
-        moved = np.roll(mask, 1, varied)  # as many keys are hidden as before
-        notes += [
-            f"mask {name!r} is the same all along its axis {axis}, so a port that reads one place "
-            f"there for all would pass; what would show it: a mask that differs along axis {axis}"
-            for axis in alike
-            if mask.shape[axis] > 1 and axis < mask.ndim - 1
-            if _is_read(prepared, name, np.where(_is_first(mask, axis), mask, moved))
-        ]
-        notes += [
-            StandingNote(f"mask {name!r} {words}")
-            for has, words in _ORDINARY
-            if has(mask) and _is_read(prepared, name, moved)
-        ]
+    for name, given in named_inputs(prepared.reference).items():
+        if given.size == 0 or (given == given.flat[0]).all():
+            continue  # that a mask of a single value is ignored is doubted already
+        alike = [axis for axis in range(given.ndim) if (given == given.take([0], axis)).all()]
+        moved = np.roll(given, 1, max({*range(given.ndim)} - {*alike}))  # as many keys are hidden
+        if is_mask(prepared.reference, name, given):
+            notes += _of_axes(prepared, f"mask {name!r}", name, given, moved, alike)
+            notes += [
+                StandingNote(f"mask {name!r} {words}")
+                for has, words in _ORDINARY
+                if has(given) and _is_read(prepared, name, moved)
+            ]
+        elif is_float(given.dtype) and not prepared.gradients:  # which show what is read
+            notes += _of_axes(prepared, f"input {name!r}", name, given, moved, alike)
+            notes += _of_bias(prepared, name, given)
     return DoubtsAndNotes((), tuple(notes))
 
 
+def _of_axes(
+    prepared: Prepared,
+    label: str,
+    name: str,
+    given: np.ndarray,
+    moved: np.ndarray,
+    alike: Iterable[int],
+) -> Iterator[str]:
+    """Note the axes, before the last, along which one place would do for all."""
+    for axis in alike:
+        others = np.where(_is_first(given, axis), given, moved)
+        several = given.shape[axis] > 1 and axis < given.ndim - 1
+        if several and _is_read(prepared, name, others):
+            yield (
+                f"{label} is the same all along its axis {axis}, so a port that reads one place "
+                f"there for all would pass; what would show it: one that differs along axis {axis}"
+            )
+
+
 def _of_bias(prepared: Prepared, name: str, bias: np.ndarray) -> Iterator[str]:
-    """Note a bias that is a mask in effect, where no gradient of it tells them apart."""
-    if "bias" not in name.lower() or not is_float(bias.dtype) or prepared.gradients:
+    """Note a bias that is a mask in effect."""
+    if "bias" not in name.lower():
         return
     values = np.unique(wide({name: bias})[name])
     if len(values) != 2 or values[1] != 0 or values[0] > HIDES:

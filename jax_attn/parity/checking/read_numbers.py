@@ -25,6 +25,7 @@ def read_numbers(reference: Reference) -> tuple[StandingNote, ...]:
 
     It is a pass in float64, since torch may choose other kernels where a mode looks on.
     """
+    _ = reference.near_decisions  # found before, by modes that set the same marks
     mode = _Reading()
     with mode:
         reference.under(Float64(), {})

@@ -67,6 +67,15 @@ def compiled_alone(monkeypatch):
     monkeypatch.setattr("jax_attn.parity.checkpoint.layer.TRANSFORMS_OF_LAYERS", ("jit",))
 
 
+# Files that take minutes.
+WITH_LONG_ALONE = ("attack/test_wrong_models.py", "explaining/test_whole_models.py")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    is_long = collection_path.as_posix().endswith(WITH_LONG_ALONE)
+    return True if is_long and not config.getoption("--long") else None
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="200 drawn examples a test, not 8; etc.")
 

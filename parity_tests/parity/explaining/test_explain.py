@@ -146,6 +146,23 @@ def test_where_in_a_tensor_is_said():
     assert where(region.first_wrong) == ["axis 0: only 1 of 0 to 1", "axis 1: only 3 of 0 to 6"]
 
 
+def test_tensors_that_do_not_fit_into_half_of_the_free_memory_are_refused(monkeypatch):
+    result = parity.check(*pair(port=WrongActivation), (X, IGNORED), transforms=("jit",))
+    monkeypatch.setattr("jax_attn.parity.explaining.explain.free_memory", lambda: 2**12)
+    with pytest.raises(ValueError, match="whose tensors fit into half of the free memory"):
+        result.explain()
+
+
+def test_where_numbers_are_nan_nothing_is_claimed():
+    x = X.copy()
+    x[0, 0, 0] = np.nan
+    explanation = parity.explain(
+        *pair(port=WrongActivation), (x, IGNORED), gradients=False, transforms=("jit",)
+    )
+    assert explanation.regions == ()
+    assert "no tensor inside the port could be told to be the first" in explanation.sentence
+
+
 def test_a_result_that_is_not_of_check_has_no_explanation():
     with pytest.raises(ValueError, match=r"expected a result of parity.check, got that of 'row'"):
         Result("float32", "cpu", (), name="row").explain()

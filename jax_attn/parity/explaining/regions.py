@@ -303,6 +303,7 @@ class _Search:
         taps = self._view.taps
         equations = sorted(ancestors(taps, [index]) & self._wrong)
         inputs = {p for i in equations for p in taps[i].parents} - self._wrong
+        inputs.add(index)  # right itself, where the port leaves out what should follow
         pairs = (
             Pair(taps[i], self._aligner.taps[partners[0]])
             for i in sorted(inputs)

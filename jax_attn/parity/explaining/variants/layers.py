@@ -88,6 +88,12 @@ def layer_norms(call: Call) -> Iterator[Variant]:
     )
     if bias is not None:
         yield Variant("bias (left out)", "a norm without its bias", result(lambda y: y - bias))
+    own = call.leaves[2]
+    for other, weight in call.parameters.items() if own else ():
+        bias_of_other = call.parameters.get(other.removesuffix("weight") + "bias")
+        if other.endswith("weight") and other != own and weight.shape == call.args[2].shape:
+            at = {2: weight} if bias is None else {2: weight, 3: bias_of_other}
+            yield Variant("norm (of another)", f"`{other}` in place of `{own}`", arguments(at))
 
 
 def _norm(*, centred: bool = True, gain: float = 0.0, fewer: int = 0) -> Change:
@@ -119,9 +125,9 @@ def gains(call: Call) -> Iterator[Variant]:
 def projections(call: Call) -> Iterator[Variant]:
     """A product with a parameter: its bias, its axes, or another parameter in its place."""
     if call.name == "addmm":
-        bias = call.args[0]
-        yield Variant("bias (left out)", "no bias", result(lambda y: y - bias))
-        yield Variant("bias (twice)", "a bias added twice", result(lambda y: y + bias))
+        zero, twice = torch.zeros_like(call.args[0]), 2 * call.args[0]
+        yield Variant("bias (left out)", "no bias", arguments({0: zero}))
+        yield Variant("bias (twice)", "a bias added twice", arguments({0: twice}))
     for i, name in enumerate(call.leaves):
         if not name or call.args[i].ndim < 2:
             continue
@@ -157,7 +163,7 @@ def added_biases(call: Call) -> Iterator[Variant]:
 def sums(call: Call) -> Iterator[Variant]:
     """A residual sum that lacks one of its summands."""
     places = float_tensors(call.args)
-    if len(places) == 2 and call.args[0].shape == call.args[1].shape:
+    if places[:2] == [0, 1] and call.args[0].ndim == call.args[1].ndim > 1:
         for i, which in enumerate(("first", "second")):
             zero = torch.zeros_like(call.args[i])
             name = "gradient (one path stopped)" if call.is_backward else "residual (left out)"
@@ -170,9 +176,9 @@ def embeddings(call: Call) -> Iterator[Variant]:
     weight, ids = call.args[:2]
     most = weight.shape[0] - 1
     shifts = {
+        "position (all zero)": ("every id 0", ids * 0),
         "position (one too far)": ("ids one too large", ids + 1),
         "position (one too near)": ("ids one too small", ids - 1),
-        "position (all zero)": ("every id 0", ids * 0),
         "position (of the first row)": ("the ids of the first row", ids[:1].expand(ids.shape)),
         "position (counted from zero)": (
             "ids counted from 0",

@@ -60,6 +60,9 @@ def scales(op: str, factor: float, is_backward: bool, sizes: Sequence[int]) -> I
 
 def nearest(factor: float, sizes: Sequence[int]) -> str:
     """A number of meaning that this one is, within rounding: a power of a size, a fraction."""
+    fraction = Fraction(factor).limit_denominator(64)
+    if fraction.denominator < 4 and isclose(factor, float(fraction), rel_tol=1e-6):
+        return "" if fraction.denominator == 1 else str(fraction)
     for n in sorted(set(sizes)):
         for power, spelled in ((1, f"{n}"), (0.5, f"√{n}"), (-0.5, f"1/√{n}"), (-1, f"1/{n}")):
             if n > 1 and isclose(factor, n**power, rel_tol=1e-5):
@@ -68,10 +71,7 @@ def nearest(factor: float, sizes: Sequence[int]) -> str:
         for m in sorted(set(sizes)):
             if n != m and isclose(factor, sqrt(n / m), rel_tol=1e-5):
                 return f"√({n}/{m})"
-    fraction = Fraction(factor).limit_denominator(64)
-    if isclose(factor, float(fraction), rel_tol=1e-6):
-        return str(fraction)
-    return ""
+    return str(fraction) if isclose(factor, float(fraction), rel_tol=1e-6) else ""
 
 
 def skips(call: Call, others: Sequence[tuple[str | None, Tap]]) -> Iterator[Variant]:
@@ -94,13 +94,18 @@ def wirings(call: Call, others: Sequence[Tap]) -> Iterator[Variant]:
             for other in _seen_as(tap, operand):
                 if torch.equal(other, operand):
                     continue
-                name, says = _WIRINGS.get(call.name, "order"), f"the result of {tap}"
+                name, says = _WIRINGS.get(call.name, "order"), _named(tap)
                 if torch.equal(other.flatten().sort()[0], operand.flatten().sort()[0]):
                     name, says = "packed order (axes exchanged)", f"{says}, its axes exchanged,"
-                yield Variant(name, f"{says} in place of an operand", arguments({i: other}))
+                says = f"{says} in place of operand {i + 1}"
+                yield Variant(name, says, arguments({i: other}))
         for other in _seen_as(tap, _first(call.result())):
-            says = f"the result of {tap} in place of its own"
+            says = f"{_named(tap)} in place of its own result"
             yield Variant("order", says, _always(other))
+
+
+def _named(tap: Tap) -> str:
+    return str(tap) if tap.is_leaf else f"the result of {tap}"
 
 
 def _always(x: Tensor) -> Change:

@@ -187,7 +187,7 @@ def hidden_keys(call: Call) -> Iterator[Variant]:
     for number in _ADDED:
         yield Variant(
             "mask (added)",
-            f"{number:g} added to the scores of hidden keys in place of {found.fill:g}",
+            f"{number:g} added to the scores of hidden keys in place of a mask's fill",
             _added(number),
             number,
         )

@@ -24,8 +24,8 @@ def expect_torch_side(path: Path) -> None:
     except TransferError:  # some other port.json
         return
     if is_flax:
-        first = f"jax-attn port {path} OUT --to torch, then look at OUT"
-        raise WrongInput(f"{path}: expected torch's side, got the Flax side of a port: {first}")
+        first = f"convert it back first, to a new folder: jax-attn port {path} NEW --to torch"
+        raise WrongInput(f"{path}: expected torch's side, got the Flax side of a port; {first}")
 
 
 def verify_checkpoint(

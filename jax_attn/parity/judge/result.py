@@ -127,13 +127,13 @@ class Result:
     def __str__(self) -> str:
         return plain(self)
 
-    def __rich__(self) -> Group:
+    def __rich__(self) -> "Report":
         return self.report()
 
-    def report(self, *, all_tensors: bool = False) -> Group:
+    def report(self, *, all_tensors: bool = False) -> "Report":
         """Return the report: the reasons, one line for each tensor, and the notes.
 
-        Print it with rich. `str(result)` is the same report as text.
+        `print` shows it as text, and rich in color. `str(result)` is the same report.
 
         Args:
           all_tensors: whether to list every tensor, and not only the ten worst and their reasons.
@@ -153,7 +153,7 @@ class Result:
         table = tensor_table(shown, ratios=self.level == "measured")
         notes = [Text(f"note: {note}", style="dim") for note in self.notes]
         more = [Text(_left_out(left_out))] if left_out else []
-        return Group(heading, *lines, *([table] if shown else []), *more, *notes)
+        return Report(heading, *lines, *([table] if shown else []), *more, *notes)
 
     def as_dict(self) -> dict:
         """Return plain data for JSON; where there are several transforms, tensors are named by
@@ -174,6 +174,13 @@ class Result:
                 for t in self.tensors
             },
         }
+
+
+class Report(Group):
+    """What rich prints of a result; as a string, the same as text."""
+
+    def __str__(self) -> str:
+        return plain(self)
 
 
 def _reasons(tensors: Iterable[TensorReport]) -> Iterator[str]:

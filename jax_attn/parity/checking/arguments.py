@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 import torch
 from flax import nnx
@@ -14,7 +15,7 @@ from jax_attn.parity.judge.result import Result
 from jax_attn.parity.judge.text import joined
 from jax_attn.parity.run import TRANSFORMS
 from jax_attn.parity.run.call_side import RaisedError
-from jax_attn.parity.run.inputs_and_runs import Arrays, is_float, named_outputs
+from jax_attn.parity.run.inputs_and_runs import Arrays, Inputs, is_float, named_outputs
 from jax_attn.parity.run.modes.float64_mode import TORCH_DTYPES
 from jax_attn.parity.run.port import x64_is_on
 from jax_attn.parity.run.reference import Reference
@@ -108,6 +109,20 @@ def dtype_problems(reference: torch.nn.Module, dtype: Any) -> list[str]:
 
 
 # --- what can be run, but shows nothing -----------------------------------------------------------
+
+
+def narrowed_problems(inputs: Inputs) -> list[str]:
+    """The integers that JAX would narrow, with its x64 mode off, and that change then."""
+    problems = []
+    arrays = inputs.named(inputs.args, inputs.kwargs)
+    for name, a in ((name, a) for name, a in arrays.items() if a.dtype.kind in "iu"):
+        held = jax.dtypes.canonicalize_dtype(a.dtype)
+        if not np.array_equal(a.astype(held), a):
+            problems.append(
+                f"inputs[{name!r}]: expected integers that {held} holds, to which JAX narrows "
+                f"{a.dtype} with its x64 mode off, got {a.min()} to {a.max()}"
+            )
+    return problems
 
 
 def output_problems(reference: Reference, outputs: Arrays) -> list[str]:

@@ -17,6 +17,7 @@ from jax_attn.parity.checking.arguments import (
     gradient_problems,
     ids_named,
     input_doubts,
+    narrowed_problems,
     output_problems,
     validate,
 )
@@ -117,6 +118,8 @@ def check(
     calls = {"reference_call": reference_call, "port_call": port_call}
     validate(reference, port, layout, dtype, transforms, seed, flags, calls)
     both_given = Inputs.of(inputs, float_dtype(dtype))
+    if problems := narrowed_problems(both_given):
+        raise TypeError("\n".join(problems))
     names = None if parameters is None else chosen(reference, parameters)
     called = Reference(reference, reference_call, both_given, names)
     prepared = Prepared(called, dtype, gradients=gradients, seed=seed, watch=shown)

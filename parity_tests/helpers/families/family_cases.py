@@ -132,7 +132,8 @@ def roundtrip(model: torch.nn.Module, folder) -> dict[str, str]:
 
 def scattered(model: torch.nn.Module, dtype: str | None = None) -> torch.nn.Module:
     """The model with random numbers everywhere: biases of 0 hide what is mixed up."""
+    generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.normal_()
+            parameter.normal_(generator=generator)
     return model if dtype is None else model.to(getattr(torch, dtype))

@@ -1,8 +1,11 @@
 """What works, and stays light, where torch is absent: run with torch there and without it."""
 
 import ast
+import contextlib
 import importlib
+import importlib.util
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -100,7 +103,7 @@ def test_files_that_import_torch_are_skipped_by_name_and_others_run(tmp_path):
 def test_a_file_that_misses_anything_else_is_an_error(tmp_path):
     done = collected(tmp_path, "torch", "no_such_module")
     assert done.returncode == pytest.ExitCode.INTERRUPTED
-    assert "ERROR collecting test_no_such_module.py" in done.stdout
+    assert re.search(r"ERROR collecting \S*test_no_such_module.py", done.stdout)
     assert "No module named 'no_such_module'" in done.stdout
 
 
@@ -116,7 +119,10 @@ def test_every_public_name_is_there_for_type_checkers(package):
 def test_completion_finds_the_public_names_and_no_others(package):
     module = importlib.import_module(package)
     assert [name for name in dir(module) if name != "__version__"] == sorted(module.__all__)
-    assert all(hasattr(module, name) for name in dir(module))
+    absent = ModuleNotFoundError if importlib.util.find_spec("torch") is None else ()
+    for name in dir(module):
+        with contextlib.suppress(absent):
+            getattr(module, name)
 
 
 def test_verify_leaves_3_with_the_line_that_installs_torch():

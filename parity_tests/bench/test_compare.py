@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from helpers.bench import bench_record
 from jax_attn.bench.record import Record, Status
-from jax_attn.cli.bench_compare import command
+from jax_attn.cli import main
 
 WORKLOADS = bench_record.LONG[:1]
 BEFORE = bench_record.record(WORKLOADS)
@@ -24,6 +24,10 @@ def with_rows(record: Record, change) -> Record:
     return replace(record, rows=tuple(filter(None, map(change, record.rows))))
 
 
+def compare(*args: str):
+    return CliRunner().invoke(main, ["bench", "compare", *args], catch_exceptions=False)
+
+
 @pytest.fixture
 def run(tmp_path):
     def compared(before, after, *options: str):
@@ -32,7 +36,7 @@ def run(tmp_path):
             text = record.to_json() if isinstance(record, Record) else record
             (tmp_path / name).write_text(text)
         paths = [str(tmp_path / name) for name in files]
-        return CliRunner().invoke(command, [*paths, *options], catch_exceptions=False)
+        return compare(*paths, *options)
 
     return compared
 
@@ -217,7 +221,7 @@ def test_what_is_no_record_leaves_2(row, run):
 
 
 def test_a_file_that_is_not_there_leaves_2(tmp_path):
-    outcome = CliRunner().invoke(command, [str(tmp_path / "a"), str(tmp_path / "b")])
+    outcome = compare(str(tmp_path / "a"), str(tmp_path / "b"))
     assert outcome.exit_code == 2
     assert "No such file" in outcome.stderr
 

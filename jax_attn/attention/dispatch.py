@@ -125,10 +125,19 @@ def home(call: Call) -> str:
     """The platform of the call's arrays, or, while they have none, of JAX's default device."""
     query = call.query
     if isinstance(query, jax.Array) and not isinstance(query, jax.core.Tracer):
-        platform = next(iter(query.devices())).platform
-    else:
-        device = jax.config.jax_default_device  # type: ignore[attr-defined]  # jax makes it dynamically
-        platform = jax.default_backend() if device is None else getattr(device, "platform", device)
+        return _named(next(iter(query.devices())).platform)
+    return home_platform()
+
+
+def home_platform() -> str:
+    """That of JAX's default device."""
+    device = jax.config.jax_default_device  # type: ignore[attr-defined]  # jax makes it dynamically
+    if device is None:
+        return _named(jax.default_backend())
+    return _named(getattr(device, "platform", device))
+
+
+def _named(platform: str) -> str:
     return "cuda" if platform == "gpu" else platform
 
 

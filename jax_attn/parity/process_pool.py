@@ -5,6 +5,7 @@ import signal
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import lru_cache
+from itertools import count
 from multiprocessing import get_context
 
 from jax_attn.parity.bugs.kill_report import Kill
@@ -16,6 +17,9 @@ from jax_attn.parity.matrix.rows import COMPILED_KERNELS
 
 # A process takes seconds to start: below this many rows one alone is quicker.
 _WORTH_A_PROCESS = 16
+
+_CHANGES = count(1)
+"""Of shape or dtype from one row to the next."""
 
 
 def run_rows(
@@ -37,13 +41,15 @@ def run_rows(
 
 @lru_cache(maxsize=1)
 def _forget_programs_of_others(shape: str, dtype: str) -> None:
-    """Where the last rows were of another shape: their programs, up to a gigabyte, serve no more.
+    """At every fourth shape or dtype: programs of others, up to a gigabyte, hardly serve any more.
 
-    Of one shape and dtype, what one row compiles operation by operation the next needs too.
+    Of one shape and dtype, what one row compiles operation by operation the next needs too; of any,
+    what draws keys.
     """
     import jax
 
-    jax.clear_caches()
+    if next(_CHANGES) % 4 == 0:
+        jax.clear_caches()
 
 
 def kill_block(cases: Sequence[Case]) -> list[Kill]:
@@ -137,4 +143,4 @@ def run(work: Sequence[tuple], processes: int | None = None) -> Iterator[list]:
         workers = list((pool._processes or {}).values())
         pool.shutdown(wait=False, cancel_futures=True)
         for worker in workers:
-            worker.terminate()
+            worker.kill()  # a device's library may print its stack on SIGTERM

@@ -12,7 +12,7 @@ from jax_attn.attention.call import Call
 from jax_attn.attention.dispatch import KERNELS, Kernel
 from jax_attn.attention.kernels import blocked
 from jax_attn.attention.kernels.tile import Tiles
-from jax_attn.parity.matrix.cases import TILE_EDGES
+from jax_attn.parity.matrix.cases import TILE_EDGES, Size
 
 # Smaller than the axes of the small shapes, but for a single token's, and dividing few of them:
 # rows insisting on the blocked kernel have several tiles, and partial ones at the edges.
@@ -54,10 +54,19 @@ def recording(kernel: Kernel | None, calls: list[str]) -> Kernel:
     return replace(kernel or KERNELS["dense"], run=note)
 
 
+DENSE = "none: dense writes all scores out"
+
+
+def is_dense(kernel: Kernel | None, size: Size) -> bool:
+    """Whether the port chooses dense whatever else the call holds, so that no trace is needed."""
+    on_cpu = dispatch.home_platform() == "cpu"
+    return kernel is None and on_cpu and size.T < blocked.FEW_QUERIES
+
+
 def tiles_in_words(kernel: Kernel, call: Call) -> str:
     """Whose tiles, and for the blocked kernel how large: key/value heads × queries × keys."""
     if kernel.name == "dense":
-        return "none: dense writes all scores out"
+        return DENSE
     if kernel.name != "blocked":
         return f"those of {kernel.name}"
     small = isinstance(kernel.run, partial)

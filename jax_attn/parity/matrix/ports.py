@@ -4,7 +4,6 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
@@ -12,8 +11,8 @@ from jax_attn import nn as ported
 from jax_attn.parity.matrix.cases import Size
 
 
-def _zeros(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
-    return jnp.asarray(np.zeros(shape, dtype))
+def _zeros(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    return np.zeros(shape, dtype)  # NumPy's, so that no program is compiled to make them
 
 
 def _all_heads(size: Size) -> int:

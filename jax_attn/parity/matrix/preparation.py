@@ -20,7 +20,7 @@ from jax_attn.parity.judge.oracle import AttentionProblem, Solution, solve
 from jax_attn.parity.matrix import cached_calls
 from jax_attn.parity.matrix.cases import Case, Size
 from jax_attn.parity.matrix.designs import VOCABULARY, Design
-from jax_attn.parity.matrix.kernels import recording
+from jax_attn.parity.matrix.kernels import DENSE, is_dense, recording
 from jax_attn.parity.matrix.masks import DROPPED, MASKS
 from jax_attn.parity.run.inputs_and_runs import Inputs, Run
 from jax_attn.parity.run.port import Port, float_dtype
@@ -220,12 +220,13 @@ class Preparation:
     @cached_property
     def refused(self) -> str | None:
         """Every reason why the kernel insisted on cannot serve the rows; None where it can."""
-        return self._traced[0]
+        return None if self.kernel is None else self.traced[0]
 
     @property
     def tiles(self) -> str:
         """Which tiles the attention of the port works in."""
-        return self._traced[1]
+        told = not self.design.cached and is_dense(self.kernel, self.case.size)
+        return DENSE if told else self.traced[1]
 
     @property
     def pages(self) -> str:
@@ -235,7 +236,7 @@ class Preparation:
         return cached_calls.pages_in_words(self.case.mask, self.case.size.T)
 
     @cached_property
-    def _traced(self) -> tuple[str | None, str]:
+    def traced(self) -> tuple[str | None, str]:
         """(`refused`, `tiles`), of one trace of the port in which every kernel only says its tiles.
 
         What attends to a cache is no kernel that can be insisted on: it has its pages.

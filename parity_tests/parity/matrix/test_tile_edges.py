@@ -80,7 +80,9 @@ def small_rows(*key: str) -> list[Case]:
 
 def test_no_row_on_a_small_shape_runs_in_the_shipped_tiles(small):
     """A row of each shape; with --long of each design, too."""
-    assert prepared(small).tiles.partition(":")[0] == "none"
+    row = prepared(small)
+    assert row.tiles.partition(":")[0] == "none"
+    assert row.tiles == row.traced[1]
 
 
 def test_rows_on_small_shapes_that_insist_on_blocked_run_in_small_tiles():

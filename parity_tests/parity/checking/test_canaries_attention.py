@@ -51,7 +51,7 @@ def test_a_window_that_no_row_reaches_is_doubted_by_its_name(window):
     doubts, _ = try_on(Windowed(window))
     assert f"the window `sliding_window={window}` is ignored or wrong" in doubts
     assert f"no query has more than {T} keys" in doubts
-    assert f"what would: sequences of more than {window + 1}" in doubts
+    assert f"to reveal it, use sequences of more than {window + 1}" in doubts
 
 
 def test_longer_sequences_are_the_remedy():
@@ -131,7 +131,7 @@ class Capped(torch.nn.Module):
 def test_a_cap_far_above_the_scores_is_doubted_and_larger_scores_are_the_remedy():
     doubts, _ = try_on(Capped(50.0), 0.01 * X)
     assert "a softcap (the tanh) that is left out or wrong: no argument of it is" in doubts
-    assert "what would: scores about as large as the cap" in doubts
+    assert "to reveal it, use scores about as large as the cap" in doubts
     assert try_on(Capped(50.0), 4 * X) == ("", "")
     assert try_on(Capped(5.0)) == ("", "")
 
@@ -167,7 +167,7 @@ def test_a_tanh_is_seen_where_it_writes_in_place_and_in_gradients(in_place):
     note = "a port without the tanh would pass: "
     assert note not in try_on(Branch(0.1, in_place))[1]
     assert note not in try_on(Branch(0.0, in_place), gradients=True)[1]
-    shown = "changes no compared tensor by more than rounding; what would show it: outputs that"
+    shown = "changes no compared tensor by more than rounding; to show it, use outputs that"
     notes = try_on(Branch(0.0, in_place))[1]
     assert note in notes
     assert shown in notes
@@ -216,7 +216,7 @@ class Attends(torch.nn.Module):
 def test_a_saturated_softmax_is_called_so_and_smaller_scores_are_the_remedy():
     doubts, _ = try_on(Attends(), 30 * X)
     assert "a scale of the scores 1% too large: the softmax is saturated" in doubts
-    assert "what would: smaller scores, by smaller inputs or weights" in doubts
+    assert "to reveal it, use smaller scores, by smaller inputs or weights" in doubts
     assert "off by one" not in doubts
     assert try_on(Attends()) == ("", "")
 
@@ -226,12 +226,15 @@ def test_of_scores_that_no_kernel_makes_twice_alike_the_inputs_are_too_large():
     doubts, notes = try_on(Attends(), 1e4 * X)
     assert (doubts, notes.count("\n")) == ("", 0)
     assert "rounding alone may change each output" in notes
-    assert "what would show it: smaller inputs" in notes
+    assert "to show it, use smaller inputs" in notes
 
 
 CAUSES = {
-    "one key": (X[:, :1], "each query sees a single key; what would: several keys"),
-    "alike": (np.ones((B, T, D)), "the scores hardly differ from key to key; what would: inputs"),
+    "one key": (X[:, :1], "each query sees a single key; to reveal it, use several keys"),
+    "alike": (
+        np.ones((B, T, D)),
+        "the scores hardly differ from key to key; to reveal it, use inputs",
+    ),
 }
 
 

@@ -167,7 +167,7 @@ def test_a_branch_that_never_acts_is_noted_and_the_input_named_is_the_remedy(row
     notes = notes_on(call, x=TAME)
     assert operator in notes
     assert "test_canaries_branches.py:" in notes
-    assert "never takes effect, so a port without it would pass; what would show it: " in notes
+    assert "never takes effect, so a port without it would pass; to show it, use " in notes
     assert what in notes
     wanted = [note for note in notes.split("\n") if note.startswith(operator)]
     assert wanted
@@ -183,7 +183,7 @@ def test_guards_are_one_note_and_an_empty_row_removes_it():
     assert notes.count("\n") == 0
     assert notes.startswith("clamp(min=1e-09) (")
     assert " guard against zero and never take effect, so a port without them" in notes
-    assert notes.endswith("what would show it: a row of zeros, or a query with every key hidden")
+    assert notes.endswith("to show it, use a row of zeros, or a query with every key hidden")
     assert notes_on(pooled, keep=KEEP & np.array([[True], [False]])) == ""
 
 

@@ -142,7 +142,7 @@ def test_positions_that_also_start_sequences_are_noted_and_gaps_are_the_remedy()
     result = compared(packed, rotary, kind=IN_ORDER)
     (note,) = notes(result)
     assert result.verdict is Verdict.PASS
-    assert "what would show it: positions with gaps" in note
+    assert "to show it, use positions with gaps" in note
     gaps = np.cumsum(rng.integers(1, 4, (B, T)), 1)
     assert notes(compared(packed, packed, kind=gaps)) == []
 

@@ -1,4 +1,4 @@
-"""Buffers at values that do nothing are noted, and others are not."""
+"""Buffers and parameters at values that do nothing are noted, and others are not."""
 
 import numpy as np
 import pytest
@@ -60,3 +60,38 @@ def test_running_statistics_are_noted_together_where_they_are_read():
     assert "buffers `0.running_var` and `1.running_var` of the reference are 1" in notes
     _, notes = try_on(norms.train(), (X[:, 0],))
     assert "running" not in notes
+
+
+class Scales(torch.nn.Module):
+    """A weight that multiplies, as 1 + w, and a bias, both as they are initialised."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(D))
+        self.in_bias = torch.nn.Parameter(torch.zeros(D))
+
+    def forward(self, x):
+        return x * (1 + self.weight) + self.in_bias
+
+
+FORMULA = "parameter `weight` of the reference is 0 throughout, so a port that uses it in another"
+
+
+def test_a_parameter_that_does_nothing_is_noted():
+    """With gradients, its formula alone stays open, and a sum has one formula."""
+    _, notes = try_on(Scales(), (X,), gradients=True)
+    assert FORMULA in notes
+    assert "in_bias" not in notes
+    _, notes = try_on(Scales(), (X,))
+    for name in ("weight", "in_bias"):
+        assert (
+            f"parameter `{name}` of the reference is 0 throughout, so a port that leaves" in notes
+        )
+
+
+def test_parameters_that_were_drawn_are_not_noted():
+    module = Scales()
+    for x in module.parameters():
+        torch.nn.init.normal_(x, generator=torch.Generator().manual_seed(0))
+    for gradients in (True, False):
+        assert "throughout" not in try_on(module, (X,), gradients=gradients)[1]

@@ -59,7 +59,7 @@ ROWS = {
         inference_only,
         plain,
         "INCONCLUSIVE",
-        "what would show the port: inputs on which torch is accurate.*in inference mode: output: ",
+        "to show the port, use inputs on which torch is accurate.*in inference mode: output: ",
     ),
     "autocast, a port far off": (by_autocast, narrow(jnp.bfloat16, 1.3), "FAIL", "over budget"),
     "autocast, a port that is not finite": (by_autocast, lost, "FAIL", "port is not finite"),

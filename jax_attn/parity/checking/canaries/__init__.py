@@ -20,7 +20,7 @@ from jax_attn.parity.checking.canaries.data.integers import (
 )
 from jax_attn.parity.checking.canaries.data.kept_outputs import probe_kept_outputs
 from jax_attn.parity.checking.canaries.data.mask_patterns import try_mask_patterns
-from jax_attn.parity.checking.canaries.data.neutral_buffers import try_neutral_buffers
+from jax_attn.parity.checking.canaries.data.neutral_weights import try_neutral_weights
 from jax_attn.parity.checking.canaries.data.padding_ids import try_padding_ids
 from jax_attn.parity.checking.canaries.data.positions import try_positions
 from jax_attn.parity.checking.canaries.data.small_features import small_features
@@ -46,7 +46,7 @@ __all__ = [
 
 _DROWNED = (
     "rounding alone may change each output by more than a tenth of its size, so which bugs these "
-    "inputs would reveal was not checked; what would show it: smaller inputs, or a finer dtype"
+    "inputs would reveal was not checked; to show it, use smaller inputs, or a finer dtype"
 )
 
 
@@ -67,7 +67,7 @@ def try_canaries(prepared: Prepared) -> DoubtsAndNotes:
         try_epsilons(prepared),
         branches.notes(by_masks),
         try_unread(prepared),
-        try_neutral_buffers(prepared),
+        try_neutral_weights(prepared),
         try_padding_ids(prepared),
     )
     doubts, notes = (tuple(chain.from_iterable(lines)) for lines in zip(*parts, strict=True))

@@ -19,7 +19,7 @@ def try_batches(prepared: Prepared) -> DoubtsAndNotes:
     """Note an axis of one, where the reference takes two along it and keeps them apart."""
     inputs = named_inputs(prepared.reference)
     notes = [
-        f"every input has {one}, so a port that mixes {several} would pass; what would show it: "
+        f"every input has {one}, so a port that mixes {several} would pass; to show it, use "
         f"two {what} that differ"
         for axis, (one, several, what) in _ALONG.items()
         if inputs and all(a.shape[axis : axis + 1] == (1,) for a in inputs.values())

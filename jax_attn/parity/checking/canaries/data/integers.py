@@ -134,8 +134,8 @@ def _other_value(prepared: Prepared, name: str, given: np.ndarray) -> np.ndarray
         unmasked = True
     if unmasked:
         return (
-            "in another order its values also change which keys the reference hides; what would "
-            "show it: positions with gaps"
+            "in another order its values also change which keys the reference hides; to show "
+            "it, use positions with gaps"
         )
     return "other values change no output of the reference" if accepted else ""
 

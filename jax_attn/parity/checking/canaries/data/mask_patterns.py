@@ -53,7 +53,7 @@ def _of_axes(
         if several and _is_read(prepared, name, others):
             yield (
                 f"{label} is the same all along its axis {axis}, so a port that reads one place "
-                f"there for all would pass; what would show it: one that differs along axis {axis}"
+                f"there for all would pass; to show it, use one that differs along axis {axis}"
             )
 
 
@@ -68,7 +68,7 @@ def _of_bias(prepared: Prepared, name: str, bias: np.ndarray) -> Iterator[str]:
     if _is_read(prepared, name, np.where(bias == 0, between, bias)):
         yield (
             f"input {name!r} holds 0 and {values[0]:g} alone, so a port that reads it as a mask, "
-            "instead of adding it to the scores, would pass; what would show it: other numbers "
+            "instead of adding it to the scores, would pass; to show it, use other numbers "
             "in it, or gradients=True"
         )
 
@@ -108,12 +108,12 @@ _ORDINARY = (
     (
         _hides_one_end,
         "hides tokens at one end of each row alone, so a port that reads only how many it hides "
-        "would pass; what would show it: a row in which a hidden token stands between two that "
+        "would pass; to show it, use a row in which a hidden token stands between two that "
         "are not",
     ),
     (
         _is_causal,
-        "is causal, so a port that is causal without reading it would pass; what would show it: a "
+        "is causal, so a port that is causal without reading it would pass; to show it, use a "
         "mask that hides other keys, too",
     ),
 )

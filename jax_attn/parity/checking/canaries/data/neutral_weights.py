@@ -1,5 +1,6 @@
-"""Buffers at values that do nothing: a running mean of 0, a temperature of 1."""
+"""Buffers and parameters at values that do nothing: a running mean of 0, a norm's weight of 1."""
 
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -7,48 +8,76 @@ import torch
 from jax_attn.parity.checking.canaries.findings import DoubtsAndNotes
 from jax_attn.parity.checking.canaries.planted import run_planted
 from jax_attn.parity.checking.prepared import Prepared
+from jax_attn.parity.judge.result import StandingNote
 from jax_attn.parity.judge.text import quoted
 from jax_attn.parity.run.modes.float64_mode import Float64
 
 _NEUTRAL = (0.0, 1.0)
 """0 changes nothing that it is added to, 1 nothing that it multiplies or divides."""
 
+_REMEDY = "other numbers there on both sides, such as those of a trained model"
 
-def try_neutral_buffers(prepared: Prepared) -> DoubtsAndNotes:
-    """Note those that would change the outputs at other values, in one run for all of one name."""
-    alike: dict[tuple[str, float], list[str]] = {}
-    for name, buffer in prepared.reference.module.named_buffers():
-        if buffer.is_floating_point() and buffer.numel():
-            first = float(buffer.flatten()[0])
-            if first in _NEUTRAL and bool((buffer == first).all()):
-                alike.setdefault((name.rpartition(".")[2], first), []).append(name)
-    notes = [
-        _note(names, value)
-        for (_, value), names in alike.items()
-        if _changes_outputs(prepared, {*names})
-    ]
+
+def try_neutral_weights(prepared: Prepared) -> DoubtsAndNotes:
+    """Note those that would change the outputs at other values, in one run for all of one name.
+
+    A gradient shows that a parameter is read, and not in which formula: 1 + w and exp(w) agree at
+    0. A sum has one formula, so a bias is not noted then.
+    """
+    module = prepared.reference.module
+    notes = list(_left_out(prepared, "buffer", module.named_buffers()))
+    if prepared.gradients:
+        for value, names in _neutral(module.named_parameters()):
+            if "bias" not in names[0].rpartition(".")[2]:
+                notes.append(_formula(names, value))
+    else:
+        notes += _left_out(prepared, "parameter", module.named_parameters())
     return DoubtsAndNotes((), tuple(notes))
 
 
+def _neutral(tensors: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[float, list[str]]]:
+    """Values, and the tensors of one last name that hold nothing else."""
+    alike: dict[tuple[str, float], list[str]] = {}
+    for name, x in tensors:
+        if x.is_floating_point() and x.numel():
+            first = float(x.detach().flatten()[0])
+            if first in _NEUTRAL and bool((x == first).all()):
+                alike.setdefault((name.rpartition(".")[2], first), []).append(name)
+    return ((value, names) for (_, value), names in alike.items())
+
+
+def _left_out(
+    prepared: Prepared, kind: str, tensors: Iterable[tuple[str, torch.Tensor]]
+) -> Iterator[str]:
+    for value, names in _neutral(tensors):
+        if _changes_outputs(prepared, {*names}):
+            s, are, them = ("s", "are", "them") if names[1:] else ("", "is", "it")
+            yield (
+                f"{kind}{s} {quoted(names)} of the reference {are} {value:g} throughout, so a port "
+                f"that leaves {them} out may pass; to show it, use {_REMEDY}"
+            )
+
+
+def _formula(names: list[str], value: float) -> StandingNote:
+    s, are, them = ("s", "are", "them") if names[1:] else ("", "is", "it")
+    return StandingNote(
+        f"parameter{s} {quoted(names)} of the reference {are} {value:g} throughout, so a port that "
+        f"uses {them} in another formula, such as exp(w) for 1 + w, may pass; to show it, use "
+        f"{_REMEDY}"
+    )
+
+
 def _changes_outputs(prepared: Prepared, names: set[str]) -> bool:
-    """Whether other values of these buffers would be seen."""
+    """Whether other values of these buffers or parameters would be seen."""
     reference = prepared.reference
     call = reference.call or torch.nn.Module.__call__
 
     def with_others(module: torch.nn.Module, *args: Any, **inputs: Any) -> Any:
-        for name, x in module.named_buffers():
-            if name in names:
-                x += torch.linspace(0.25, 0.75, x.numel(), dtype=x.dtype).reshape(x.shape)
+        with torch.no_grad():
+            for name, x in (*module.named_buffers(), *module.named_parameters()):
+                if name in names:
+                    x += torch.linspace(0.25, 0.75, x.numel(), dtype=x.dtype).reshape(x.shape)
         return call(module, *args, **inputs)
 
     run = run_planted(reference.called(with_others), Float64())
     return run is not None and prepared.would_fail(run)
-
-
-def _note(names: list[str], value: float) -> str:
-    s, are, them = ("s", "are", "them") if names[1:] else ("", "is", "it")
-    return (
-        f"buffer{s} {quoted(names)} of the reference {are} {value:g} throughout, so a port that "
-        f"leaves {them} out may pass; what would show it: other numbers there on both sides, such "
-        "as those of a trained model"
-    )

@@ -33,7 +33,7 @@ def try_padding_ids(prepared: Prepared) -> DoubtsAndNotes:
                 notes.append(
                     f"no id of input {name!r} is {pad}, the padding of `{path}`, which the "
                     "reference treats apart from other ids, so what the port makes of it was not "
-                    f"checked; what would show it: rows that end in some ids of {pad}"
+                    f"checked; to show it, use rows that end in some ids of {pad}"
                 )
     return DoubtsAndNotes((), tuple(notes))
 

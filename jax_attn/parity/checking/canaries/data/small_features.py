@@ -30,7 +30,7 @@ def small_features(prepared: Prepared) -> tuple[str, ...]:
         notes.append(
             f"{int(small.sum())} of the {features} features of output {name!r}, along its last "
             f"axis, are so small beside the others that an error of {POWER:.0%} in them would "
-            "pass; what would show it: a reference_call and port_call that return them under a "
+            "pass; to show it, use a reference_call and port_call that return them under a "
             "name of their own"
         )
     return tuple(notes)

@@ -57,6 +57,6 @@ def try_unread(prepared: Prepared) -> DoubtsAndNotes:
     them = "them" if unread[1:] else "it"
     note = (
         f"no input reaches {quoted(unread)}: no output is computed from {them}, so a port with "
-        f"other numbers there may pass; what would show it: inputs that are routed to {them}"
+        f"other numbers there may pass; to show it, use inputs that are routed to {them}"
     )
     return DoubtsAndNotes((), (note,))

@@ -84,7 +84,7 @@ def _lines(attention: "Attention") -> Iterator[str]:
     known |= {"H": attention.head_dim, "D": attention.embed_dim}
     letters = ", ".join(f"{k} = {'unknown' if v is None else v}" for k, v in known.items())
     yield f"{attention.design}: {letters}"
-    yield f"{', '.join(attention.dtype)}, {attention.bytes:,} bytes a block"
+    yield f"{', '.join(attention.dtype)}, {attention.bytes:,} bytes a layer"
     yield f"packed: {attention.packed}" if attention.packed else "split projections"
     does = {k: v for k, v in attention.does.items() if v not in (None, False)}
     if does:

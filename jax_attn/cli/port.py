@@ -95,7 +95,7 @@ def command(
     table of names and shapes is that of the family which config.json names, or --layout.
 
     The plan is printed before anything is written. What was written is read back, to prove that
-    every byte of IN is carried, passed over or tied, and that the way back gives identical bits.
+    every byte of IN is carried, skipped or tied, and that the way back gives identical bits.
     OUT receives its name last, so that a failure leaves nothing behind. A port that is killed
     leaves a hidden folder beside OUT; the next port to OUT names it.
 

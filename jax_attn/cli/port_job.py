@@ -31,7 +31,7 @@ from jax_attn.transfer.files.changed_files import Stamps, changed, stamped
 from jax_attn.transfer.files.prefixes import stripped, unwrapped
 from jax_attn.transfer.inspect.config import read_config
 from jax_attn.transfer.port import carry_and_prove, files, staging
-from jax_attn.transfer.port.plan import PortPlan, Side, plan_port
+from jax_attn.transfer.port.plan import PortPlan, Side, plan_port, reached
 from jax_attn.transfer.port.table import PortTable, by_family, by_layout
 from jax_attn.transfer.problems import nearest
 
@@ -161,6 +161,8 @@ def open_job(
     # Before anything is read, so that no change goes unseen.
     stamps = stamped(files.beside(source) / name for name in (*files.CONFIGS, files.RECORD))
     config = read_config(source) or {}
+    if files.side_of(source) == to:
+        raise _wrong_way(source, to)
     opened = files.read_again(source) if to == "torch" else transfer.load_checkpoint(source)
     tensors, problems = stripped(opened, strip)
     if to == "flax":
@@ -180,6 +182,14 @@ def open_job(
     return Job(source, tensors, stamps, table, name, config, problems)
 
 
+def _wrong_way(source: Path, to: Side) -> TransferError:
+    other = "torch" if to == "flax" else "flax"
+    text = f"expected the {other} side of a checkpoint, got the {to} side"
+    return TransferError(
+        "port wrote nothing", [Problem("refused", str(source), text, f"pass --to {other}")]
+    )
+
+
 def _unknown_family(source: Path, to: Side, config: Config) -> Problem:
     kind = config.get("model_type")
     known = ", ".join(sorted(name for f in FAMILIES.values() for name in f.model_types))
@@ -195,10 +205,14 @@ def _unknown_family(source: Path, to: Side, config: Config) -> Problem:
 
 
 def plan_job(job: Job, to: Side, ignore: Sequence[str], **casting: Any) -> PortPlan:
-    """casting: dtype, lossy and allow_nonfinite, as `plan_port` takes them."""
+    """casting: dtype, lossy and allow_nonfinite, as `plan_port` takes them. Raises
+    TransferError."""
     total = sum(spec.nbytes for spec in specs(job.tensors)[0].values())
     with bytes_counted("looking", total) as looked_at:
-        return plan_port(job.tensors, job.table, to, ignore=ignore, looked_at=looked_at, **casting)
+        plan = plan_port(job.tensors, job.table, to, ignore=ignore, looked_at=looked_at, **casting)
+    if to == "torch" and not plan.moves and reached(job.table.layout, job.tensors):
+        raise _wrong_way(job.source, to)
+    return plan
 
 
 def carry_out(

@@ -34,12 +34,12 @@ def command(
     report: Path | None,
     as_json: bool,
 ) -> None:
-    """Plant bugs in attention, and show which rows detect which.
+    """Plant bugs in attention, and show which cases detect which.
 
-    No port is run. Every row must detect each bug that it claims to detect. If no row is left out,
-    each bug must also be tried on the row that is made to catch it, and on a row that `jax-attn
-    verify` runs by default. Bugs that `verify` does not try itself must exceed the budget of each
-    row at least 10 times. The command exits with status 1 otherwise.
+    No port is run. Every case must detect each bug that it claims to detect. If no case is left
+    out, each bug must also be tried both on the case designed for it and on one that `jax-attn
+    verify` runs by default. The error of a bug that `verify` does not plant itself must be at least
+    10 times the budget in every case. The command exits with status 1 otherwise.
     """
     expect_ready(report, FILES)
     from jax_attn import environment

@@ -30,7 +30,7 @@ BACKENDS = (*devices.KINDS, "all")
 @click.pass_context
 @click.argument("checkpoint", required=False, type=click.Path(path_type=Path))
 @click.option(
-    "--all", "every_row", is_flag=True, help="Run every row of the matrix, which takes minutes."
+    "--all", "every_row", is_flag=True, help="Run every case of the matrix, which takes minutes."
 )
 @DESIGN
 @DTYPE
@@ -50,7 +50,7 @@ BACKENDS = (*devices.KINDS, "all")
 @click.option(
     "--all-tensors",
     is_flag=True,
-    help="List every tensor of a row that does not pass, not only the worst ten.",
+    help="List every tensor of a case that does not pass, not only the worst ten.",
 )
 @click.option("--power", is_flag=True, help="Run `jax-attn power` instead.")
 @click.option("--calibrate", is_flag=True, help="Run `jax-attn calibrate` instead.")
@@ -88,9 +88,8 @@ def command(
     """Verify that port and reference agree.
 
     Without CHECKPOINT, verify every published design in both frameworks against a float64 oracle.
-    The default rows are few, but they contain every variant, and every pair of a design, dtype,
-    mask, shape or transform with another that can occur together; --all also runs the other
-    combinations.
+    The default cases are few, but they contain every variant, and every pair of settings (design,
+    dtype, mask, shape, transform) that can occur together; --all also runs the other combinations.
 
     With CHECKPOINT (a safetensors or torch file, or a folder of shards), find the attention layers
     in it, rebuild each in torch and in Flax, and compare the two on seeded inputs. This verifies

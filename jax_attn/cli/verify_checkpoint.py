@@ -16,14 +16,9 @@ def expect_torch_side(path: Path) -> None:
         raise click.UsageError(
             f"CHECKPOINT: expected a file or a folder, but {path} does not exist"
         )
-    from jax_attn.transfer import TransferError
-    from jax_attn.transfer.port.files import read_record
+    from jax_attn.transfer.port.files import side_of
 
-    try:
-        is_flax = read_record(path).get("to") == "flax"
-    except TransferError:  # some other port.json
-        return
-    if is_flax:
+    if side_of(path) == "flax":
         first = f"convert it back first, to a new folder: jax-attn port {path} NEW --to torch"
         raise WrongInput(f"{path}: expected torch's side, got the Flax side of a port; {first}")
 

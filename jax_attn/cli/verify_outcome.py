@@ -82,7 +82,7 @@ class Outcome:
                 "",
                 *missing_part(results, planned),
                 *summary_lines(results, not_run),
-                *([f"{self.left_out} more rows run with --all"] if self.left_out else []),
+                *([f"{self.left_out} more cases run with --all"] if self.left_out else []),
             ],
             files=files,
             report=report,

@@ -1,6 +1,7 @@
 """Why a transfer cannot be: gathered as `Problem`s, raised once as `TransferError`."""
 
 import difflib
+import itertools
 import os
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -51,7 +52,13 @@ def file_error(path: str | os.PathLike[str], text: str, hint: str = "") -> Trans
 
 def listed(problems: Sequence[Problem]) -> list[str]:
     """The first `PROBLEMS_SHOWN` problems, a line or two each, and how many more there are."""
-    lines = [f"  - {problem}" for problem in problems[:PROBLEMS_SHOWN]]
+    shown = problems[:PROBLEMS_SHOWN]
+    # A hint that the next problem has, too, stands once, after the last.
+    once = [
+        problem._replace(hint="") if after and problem.hint == after.hint else problem
+        for problem, after in itertools.zip_longest(shown, shown[1:])
+    ]
+    lines = [f"  - {problem}" for problem in once]
     rest = len(problems) - PROBLEMS_SHOWN
     return lines if rest <= 0 else [*lines, f"  … and {rest} more, in .problems"]
 

@@ -64,7 +64,7 @@ def test_verify_interrupted_keeps_the_rows_that_are_judged(tmp_path, monkeypatch
     assert done.exit_code == 130, done.output
     assert done.stderr.splitlines()[-1] == "interrupted"
     planned = len([row for row in default() if row.family == "plain_mha"])
-    part = f"INTERRUPTED: 1 of {planned} rows are judged; this is a part of the run"
+    part = f"INTERRUPTED: 1 of {planned} cases are judged; this is a part of the run"
     assert part in done.stdout
     document = json.loads((tmp_path / "result.json").read_text())
     assert not document["complete"]

@@ -34,18 +34,21 @@ class Carried(LazyMapping[np.ndarray]):
 class Proof(NamedTuple):
     """Bytes of the source, carried or passed over, and of the target.
 
-    carried: of tensors that come back bit for bit. problems: what does not.
+    carried: of tensors that come back bit for bit. dtype: what the source was cast to first; None
+    for no cast. problems: what does not come back.
     """
 
     carried: int
     passed_over: int
     written: int
+    dtype: str | None
     problems: list[Problem]
 
     def __str__(self) -> str:
+        cast = "" if self.dtype is None else f" to the source cast to {self.dtype}"
         return (
             f"{self.carried + self.passed_over:,} bytes: {self.carried:,} carried and verified "
-            f"bit-identical after reading back, {self.passed_over:,} passed over; "
+            f"bit-identical{cast} after reading back, {self.passed_over:,} skipped; "
             f"{self.written:,} bytes written"
         )
 
@@ -82,6 +85,7 @@ def prove(
         sum(plan.sources[name].nbytes for name in carried),
         sum(plan.sources[name].nbytes for name in plan.passed_over if name in plan.sources),
         sum(spec.nbytes for spec in plan.targets.values()),
+        plan.dtype,
         problems,
     )
 

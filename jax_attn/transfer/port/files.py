@@ -15,7 +15,7 @@ from jax_attn.transfer.files.checkpoint import Checkpoint, load_checkpoint
 from jax_attn.transfer.files.prefixes import Renamed
 from jax_attn.transfer.files.safetensors_file import unique
 from jax_attn.transfer.files.writing import save_checkpoint
-from jax_attn.transfer.problems import Problem, file_error
+from jax_attn.transfer.problems import Problem, TransferError, file_error
 
 if TYPE_CHECKING:
     from jax_attn.transfer.files.orbax_folder import OrbaxFolder
@@ -109,6 +109,14 @@ def read_record(path: Path) -> dict[str, Any]:
     except (ValueError, LookupError, TypeError, RecursionError, OSError) as error:
         raise file_error(file, f"expected the record of a port: {error!r}") from error
     return record
+
+
+def side_of(path: Path) -> str | None:
+    """The side that a port wrote at `path`; None where no port did."""
+    try:
+        return read_record(path).get("to")
+    except TransferError:  # some other file of that name
+        return None
 
 
 def beside(path: Path) -> Path:

@@ -46,7 +46,7 @@ _FLAX_KINDS = {
     ("flax", "Embed"): "embedding",
 }
 _ROTARY = (
-    "queries and keys rotate the same pairs of features on both sides; if not, use "
+    "both sides rotate the same pairs of features; if torch rotates neighbours, use "
     'layout.through(to_half_split(), "q_proj", "k_proj")'
 )
 

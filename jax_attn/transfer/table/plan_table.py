@@ -28,7 +28,7 @@ def printed(moves: Iterable[Move], dtype: Callable[[Move], str]) -> str:
 
 def passed_over_lines(passed_over: Mapping[str, str]) -> list[str]:
     """A line for each name that is not carried, and why."""
-    return [printable(f"{name}: passed over: {why}") for name, why in passed_over.items()]
+    return [printable(f"{name}: skipped: {why}") for name, why in passed_over.items()]
 
 
 def _line(move: Move, dtype: str) -> tuple[Cells, str]:

@@ -124,6 +124,17 @@ def test_a_flax_side_is_no_checkpoint_of_torchs(tmp_path, source, command, kind)
     assert CliRunner().invoke(main, ["inspect", str(source)]).exit_code == 0
 
 
+def test_a_port_the_wrong_way_round_is_refused_by_that_name(tmp_path, source):
+    ported(source, tmp_path / "flax", "flax")
+    ported(tmp_path / "flax", tmp_path / "back", "torch")
+    for folder, to in (("flax", "flax"), ("back", "torch"), (source, "torch")):
+        stderr = ported(tmp_path / folder, tmp_path / "new", to, status=2).stderr
+        assert "port wrote nothing: 1 problem" in stderr
+        other = {"flax": "torch", "torch": "flax"}[to]
+        assert f"expected the {other} side of a checkpoint, got the {to} side" in stderr
+        assert f"pass --to {other}" in stderr
+
+
 USAGE = {
     "no colon": (("--layout", "json"), "expected package.module:TABLE"),
     "no such module": (("--layout", "no_such_module:X"), "does not import"),

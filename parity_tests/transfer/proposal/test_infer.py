@@ -194,7 +194,7 @@ def test_tied_tensors_are_told_by_the_module():
 
 
 def test_what_no_table_shows_is_said():
-    assert "# assumed: queries and keys rotate" in infer(*pair("gqa/rotary")[:2]).code
+    assert "# assumed: both sides rotate the same pairs" in infer(*pair("gqa/rotary")[:2]).code
     assert "assumed" not in infer(*pair("gqa")[:2]).code
 
 

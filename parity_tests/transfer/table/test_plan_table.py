@@ -79,5 +79,5 @@ def test_another_dtype_or_step_is_another_line():
 
 def test_names_that_are_passed_over_do_not_steer_a_terminal():
     assert passed_over_lines({"\x1b[31m.inv_freq": "computed"}) == [
-        r"\x1b[31m.inv_freq: passed over: computed"
+        r"\x1b[31m.inv_freq: skipped: computed"
     ]

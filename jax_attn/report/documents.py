@@ -155,7 +155,7 @@ def missing_part(results: Sequence[Result], planned: int) -> list[str]:
     """That a run was interrupted, and how far it came; nothing of a whole one."""
     if len(results) >= planned:
         return []
-    return [f"INTERRUPTED: {len(results)} of {planned} rows are judged; this is a part of the run"]
+    return [f"INTERRUPTED: {len(results)} of {planned} cases are judged; this is a part of the run"]
 
 
 def result_files(

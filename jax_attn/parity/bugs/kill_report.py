@@ -106,7 +106,7 @@ def table(kills: Sequence[Kill]) -> Table:
     table.add_column("planted bug", no_wrap=True)
     for column in columns:
         table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("its own row", overflow="fold")
+    table.add_column("its own case", overflow="fold")
     table.add_column("over budget", justify="right")
     for bug, tried in by_bug.items():
         cells = [_cell([kill for kill in tried if kill.column == column]) for column in columns]
@@ -164,9 +164,9 @@ def summary_lines(
     """The summary in words, every survivor, and those that the whole matrix leaves untried."""
     counts = summary(kills, bugs)
     lines = [
-        f"{counts['killed']} of {counts['tried']} planted bugs killed by every row that claims "
-        f"them ({counts['trials']} trials on {counts['rows']} rows); {counts['by_their_own_row']} "
-        "of them by the row made to catch them"
+        f"{counts['killed']} of {counts['tried']} planted bugs killed by every case that claims "
+        f"them ({counts['trials']} trials on {counts['rows']} cases); {counts['by_their_own_row']} "
+        "of them by the case designed for them"
     ]
     lines += [
         f"SURVIVED: {kill.bug!r} in {kill.case}: {number(kill.times)} of the budget of "
@@ -180,15 +180,15 @@ def summary_lines(
     ]
     if whole:
         lines += [
-            f"NOT TRIED on a row made to catch it: {name!r}"
+            f"NOT TRIED on a case designed for it: {name!r}"
             for name in without_their_row(kills, bugs)
         ]
         lines += [
-            f"NOT TRIED on a default row: {name!r}; only `verify --all` would see it"
+            f"NOT TRIED on a default case: {name!r}; only `verify --all` would see it"
             for name in without_default_row(kills)
-        ] or ["each is tried on a default row of `jax-attn verify`, too"]
+        ] or ["each is tried on a default case of `jax-attn verify`, too"]
     elif more := counts["bugs"] - counts["tried"]:
-        lines.append(f"{more} more bugs: no row here claims them")
+        lines.append(f"{more} more bugs: no case here claims them")
     if weakest := counts["weakest"]:
         lines.append(
             f"weakest kill: {weakest['bug']!r} in {weakest['case']}, {weakest['tensor']} "

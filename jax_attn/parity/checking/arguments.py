@@ -229,5 +229,5 @@ def _not_finite(label: str, a: np.ndarray) -> Iterator[str]:
     if held := [f"{count} {kind}" for kind, count in counts.items() if count]:
         yield (
             f"{label} holds {joined(held)} of {a.size} numbers: what is computed from them says "
-            "nothing of the port; what would show it: finite numbers"
+            "nothing of the port; to show it, use finite numbers"
         )

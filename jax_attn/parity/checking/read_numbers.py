@@ -34,7 +34,7 @@ def read_numbers(reference: Reference) -> tuple[StandingNote, ...]:
     lines = joined([*mode.lines][:_SHOWN])
     note = (
         f"Python reads a number out of a tensor of the reference at {lines} (`.item()`, `float()` "
-        "or `if`), and decides by it on these inputs alone; what would show another decision: a "
+        "or `if`), and decides by it on these inputs alone; to show another decision, add a "
         "check on inputs that lead to it"
     )
     return (StandingNote(note),)

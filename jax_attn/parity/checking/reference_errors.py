@@ -59,12 +59,12 @@ def _doubt(reference: Reference, dtype: str) -> str:
     errs = f"the reference itself errs by more than rounding in {dtype}, whatever the port does"
     if not narrowing.casts:
         return (
-            f"{errs}; what would show the port: inputs on which torch is accurate, or another "
+            f"{errs}; to show the port, use inputs on which torch is accurate, or another "
             "kernel of torch for the same function"
         )
     return (
-        f"{errs}: it casts {joined(list(narrowing.casts)[:3])} (torch.autocast does so, too); what "
-        "would show the port: a reference without such casts"
+        f"{errs}: it casts {joined(list(narrowing.casts)[:3])} (torch.autocast does so, too); to "
+        "show the port, use a reference without such casts"
     )
 
 

@@ -50,7 +50,7 @@ def not_finite_under_some(is_finite: Mapping[str, bool]) -> tuple[str, ...]:
         failure += (
             "; a known cause, if the port has a softmax whose mask adds a finite fill "
             "(`finfo.min`) that is scaled afterwards: compiled, product and maximum are rounded "
-            "apart, and a row in which every key is hidden may be lost; what would avoid it: scale "
+            "apart, and a row in which every key is hidden may be lost; to avoid it, scale "
             "the scores before the mask is added"
         )
     return (failure,)

@@ -23,7 +23,7 @@ def unreached(
         it, gradient = ("them", "gradients are") if len(zero) > 1 else ("it", "gradient is")
         notes.append(
             f"no input reaches {quoted(zero)}: the {gradient} zero everywhere, so a port with "
-            f"other numbers there may pass; what would show it: inputs that are routed to {it}, "
+            f"other numbers there may pass; to show it, use inputs that are routed to {it}, "
             "or several keys where a softmax has one"
         )
     if idle := [name for name, g in gradients.items() if g.any() and rms(g) <= budgets[name].zero]:

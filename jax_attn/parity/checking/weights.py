@@ -71,7 +71,7 @@ def compare_weights(
         return WeightComparison(differences, notes=not_paired)
     if over:
         notes.append(
-            f"the table passes over {quoted(sorted(over))} of the reference: neither these "
+            f"the table skips {quoted(sorted(over))} of the reference: neither these "
             "parameters nor their gradients were compared"
         )
     return WeightComparison(differences, layout.to_torch, tuple(notes), paired, frozenset(over))

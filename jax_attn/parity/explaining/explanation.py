@@ -16,7 +16,7 @@ from jax_attn.parity.judge.result import Result
 from jax_attn.parity.judge.text import STYLES, joined, number, plain
 
 _SHOWN = 6
-"""Tensors before a wrong one, and places of one axis, that a report lists."""
+"""Tensors before a wrong one, of either kind, and places of one axis, that a report lists."""
 
 
 @dataclass(frozen=True)
@@ -48,17 +48,15 @@ class Explanation:
                 "the first wrong one."
             )
         if (causes := self.regions[0].causes) and causes[0].confirmed:
-            return causes[0].sentence + self._more()
+            found = causes[0].sentence
+            if (count := len(self.regions)) > 1:
+                return f"At the first of {count} wrong places, {found[0].lower()}{found[1:]}"
+            return found
         ours, theirs = self.regions[0].first_wrong.ours, self.regions[0].first_wrong.theirs
         way = "backward" if theirs.place.is_backward else "forward"
-        return (
-            f"The port first differs {way} at {ours}, where the reference has {theirs}."
-            f"{self._more()}"
-        )
-
-    def _more(self) -> str:
-        count = len(self.regions) - 1
-        return f" It differs at {count} more place{'s' if count > 1 else ''}." if count else ""
+        more = len(self.regions) - 1
+        also = f" It differs at {more} more place{'s' if more > 1 else ''}." if more else ""
+        return f"The port first differs {way} at {ours}, where the reference has {theirs}.{also}"
 
     def __str__(self) -> str:
         return plain(self)
@@ -96,7 +94,9 @@ def where(pair: Wrong) -> list[str]:
         others = tuple(n for n in range(wrong.ndim) if n != axis)
         places = np.flatnonzero(wrong.any(axis=others))
         if 0 < len(places) < size:
-            found.append(f"axis {axis}: only {_places(places.tolist())} of 0 to {size - 1}")
+            found.append(
+                f"axis {axis}: wrong only at {_places(places.tolist())} of 0 to {size - 1}"
+            )
     return found
 
 
@@ -115,7 +115,11 @@ def _lines(region: Region) -> Iterator[str]:
         yield f"  right   {pair.ours}  =  {pair.theirs}"
     if (more := len(region.last_matched) - _SHOWN) > 0:
         yield f"          and {more} more"
-    for tap in region.equations[:-1]:
+    *unpaired, _ = region.equations
+    if len(unpaired) > _SHOWN:
+        yield f"  ?       {len(unpaired) - _SHOWN + 1} tensors, and then"
+        unpaired = unpaired[1 - _SHOWN :]
+    for tap in unpaired:
         yield f"  ?       {tap}"
     wrong = region.first_wrong
     yield f"  WRONG   {wrong.ours}  instead of  {wrong.theirs}"
@@ -123,7 +127,8 @@ def _lines(region: Region) -> Iterator[str]:
     yield f"          furthest apart at {list(at)}: {number(got, 9)}, expected {number(want, 9)}"
     yield from (f"          {line}" for line in where(wrong))
     for cause in region.causes:
-        yield f"  cause   {cause.name}: {cause.sentence}"
+        kind = "cause" if cause.confirmed else "hint "
+        yield f"  {kind}   {cause.name}: {cause.sentence}"
     if not region.causes:
         yield "  cause   no known cause: nothing that was tried in the reference explains it"
 

@@ -170,8 +170,8 @@ def judge(
             shared = abs(port.shared) / found.norm if found.norm > 0 else 0.0
             gates["projection"] = _over(shared, budget.projection)
     if beyond := {gate: fraction for gate, fraction in gates.items() if not fraction <= 1}:
-        gates_over = ", ".join(f"{gate} {fraction:.3g}" for gate, fraction in beyond.items())
-        failures.append(f"error over budget: {gates_over} times")
+        times = ", ".join(f"{gate} {fraction:.3g} times" for gate, fraction in beyond.items())
+        failures.append(f"error over budget: {times}")
     weak = []
     if not is_zero and budget_rms > POWER * scale:
         weak = [

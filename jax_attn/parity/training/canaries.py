@@ -116,15 +116,15 @@ def try_canaries(training: ReferenceTraining) -> DoubtsAndNotes:
     """Plant each canary in the reference, and doubt the batches that do not reveal it."""
     if not _moves(training):
         doubt = (
-            "blind: no parameter moves, a port that makes no update would pass; what would reveal "
-            "it: a rate above 0, and batches with a gradient"
+            "blind batches: they move no parameter, so a port that makes no update would pass; to "
+            "reveal it, use a rate above 0, and batches with a gradient"
         )
         return DoubtsAndNotes((doubt,), ())
     recipe = training.loop.recipe
     groups = recipe.optimizer(copy.deepcopy(training.loop.module)).param_groups
     doubts = [
-        f"blind: these batches would not reveal {canary.named(values)} left out: "
-        f"{canary.hidden_by(training)}; what would: {canary.revealed_by}"
+        f"blind batches: they would not reveal {canary.named(values)} left out, because "
+        f"{canary.hidden_by(training)}; to reveal it, use {canary.revealed_by}"
         for canary in CANARIES
         if (values := canary.values(recipe, groups))
         and not _seen_in_replay(training, canary)

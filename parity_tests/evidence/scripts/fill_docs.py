@@ -73,7 +73,7 @@ def cases(evidence: dict) -> str:
 
 
 def counted(evidence: dict) -> str:
-    """How many rows have each verdict."""
+    """How many cases have each verdict."""
     counts = evidence["summary"]
     return ", ".join(f"{counts[key]} {key}" for key in ("pass", "fail", "inconclusive"))
 
@@ -210,12 +210,12 @@ def power(profile: dict) -> str:
     counts, weakest = profile["summary"], profile["summary"]["weakest"]
     lines = [
         f"By `jax-attn power`, on {where(profile['environment'])}: {counts['tried']} planted bugs, "
-        f"{counts['trials']:,} trials on {counts['rows']} rows, {counts['survived']} survive. "
-        f"{counts['by_their_own_row']} bugs are killed by the row that is made to catch them. The "
+        f"{counts['trials']:,} trials on {counts['rows']} cases, {counts['survived']} survive. "
+        f"{counts['by_their_own_row']} bugs are killed by the case designed for them. The "
         f"weakest kill is of the bug “{weakest['bug']}” in `{weakest['case']}`, with an error of "
         f"{weakest['times']:.3g} times the budget.",
         "",
-        *head("planted bug", "row made to detect it", "error/budget", "detected by, of claimed"),
+        *head("planted bug", "case designed for it", "error/budget", "detected by, of claimed"),
     ]
     for bug, rows, times, killed, claimed in profile["bugs"]:
         over = "–" if times is None else f"{times:.2g}"
@@ -275,7 +275,7 @@ def status(runs: dict[str, dict], benchmarks: dict[str, Record], cached: dict[st
     }
     rows = head("what", "outcome")
     for (backend, level), verdicts in by_kind.items():
-        passed = f"{verdicts.count('PASS')} of {len(verdicts)} rows pass"
+        passed = f"{verdicts.count('PASS')} of {len(verdicts)} cases pass"
         rows.append(row(f"the built-in matrix on {backend.upper()}, {level}", passed))
     compiled = dict.fromkeys(
         one["target"].partition(" (")[0]
@@ -287,7 +287,7 @@ def status(runs: dict[str, dict], benchmarks: dict[str, Record], cached: dict[st
     whole = json.loads(CALIBRATION.read_text())["groups"]["all"]
     drawn = f"{whole['configurations']:,} correct ports, drawn at random"
     share = whole["inconclusive"] / whole["configurations"]
-    rows.append(row(drawn, f"{whole['fail']} fail, {share:.1%} are inconclusive"))
+    rows.append(row(drawn, f"{whole['fail']} fail falsely, {share:.1%} are inconclusive"))
     killed = json.loads(POWER.read_text())["summary"]
     detected = f"{killed['tried'] - killed['survived']} are detected"
     rows.append(row(f"{killed['tried']} planted bugs", detected))

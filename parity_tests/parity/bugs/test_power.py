@@ -31,10 +31,10 @@ def test_the_matrix_names_each_bug_its_own_row_and_by_how_much_it_is_over(tmp_pa
     assert outcome.exit_code == 0, outcome.output
     (line,) = [x for x in outcome.stdout.splitlines() if x.startswith(" scale twice ")]
     assert ROW in line
-    assert "planted bugs killed by every row that claims them" in outcome.stdout
+    assert "planted bugs killed by every case that claims them" in outcome.stdout
     found = json.loads((tmp_path / "power.json").read_text())
     tried = {kill["bug"] for kill in found["kills"]}
-    assert f"{len(BUGS) + len(CASES_OF_BUGS) - len(tried)} more bugs: no row here" in outcome.stdout
+    assert f"{len(BUGS) + len(CASES_OF_BUGS) - len(tried)} more bugs: no case here" in outcome.stdout
     assert found["summary"]["survived"] == 0
     assert found["summary"]["bugs"] == len(BUGS) + len(CASES_OF_BUGS)
     (kill,) = [kill for kill in found["kills"] if kill["bug"] == "scale twice" and kill["meant"]]
@@ -62,7 +62,7 @@ def test_a_bug_that_no_row_is_made_for_leaves_1_of_the_whole_matrix_and_is_named
     kills[3:4] = [replace(kills[3], **LEFT_OUT[how])] if LEFT_OUT[how] else []
     outcome = run("power")
     assert outcome.exit_code == 1
-    assert f"NOT TRIED on a row made to catch it: {[*BUGS][3]!r}" in outcome.stdout
+    assert f"NOT TRIED on a case designed for it: {[*BUGS][3]!r}" in outcome.stdout
     assert run("power", "--dtype", "float32").exit_code == 0
 
 
@@ -72,7 +72,7 @@ def test_a_bug_that_no_default_row_claims_leaves_1_of_the_whole_matrix_and_is_na
     monkeypatch.setattr(process_pool, "run", lambda work: [kills])
     outcome = run("power")
     assert outcome.exit_code == 1
-    assert f"NOT TRIED on a default row: {[*BUGS][3]!r}; only `verify --all`" in outcome.stdout
+    assert f"NOT TRIED on a default case: {[*BUGS][3]!r}; only `verify --all`" in outcome.stdout
 
 
 def test_what_is_infinitely_wrong_is_null_in_the_report(monkeypatch):

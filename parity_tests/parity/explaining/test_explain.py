@@ -143,7 +143,10 @@ def test_where_in_a_tensor_is_said():
             return super().__call__(x.at[1, 3].multiply(1.1), ignored)
 
     (region, *_) = explain(OneQuery, gradients=False).regions
-    assert where(region.first_wrong) == ["axis 0: only 1 of 0 to 1", "axis 1: only 3 of 0 to 6"]
+    assert where(region.first_wrong) == [
+        "axis 0: wrong only at 1 of 0 to 1",
+        "axis 1: wrong only at 3 of 0 to 6",
+    ]
 
 
 def test_tensors_that_do_not_fit_into_half_of_the_free_memory_are_refused(monkeypatch):

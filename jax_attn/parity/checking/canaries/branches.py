@@ -270,7 +270,7 @@ class Branches:
         notes = [
             (StandingNote if side.standing else str)(
                 f"{side.operator}{_where_is(places)} never takes effect, so a port without it "
-                f"would pass; what would show it: {side.what}"
+                f"would pass; to show it, use {side.what}"
             )
             for side, places in idle.items()
             if not side.guards
@@ -280,7 +280,7 @@ class Branches:
             notes.append(
                 f"{joined(guards)} {'guard' if guards[1:] else 'guards'} against zero and never "
                 f"{'take' if guards[1:] else 'takes'} effect, so a port without "
-                f"{'them' if guards[1:] else 'it'} would pass; what would show it: a row of zeros, "
+                f"{'them' if guards[1:] else 'it'} would pass; to show it, use a row of zeros, "
                 "or a query with every key hidden"
             )
         return DoubtsAndNotes((), tuple(notes))

@@ -158,7 +158,7 @@ def _of_one_norm(prepared: Prepared, norms: list[Norm]) -> Iterator[str]:
     if unseen:
         yield StandingNote(
             f"a port with a wrong epsilon in one norm alone{inside([path for path, _ in unseen])} "
-            "would pass, since rounding hides it; what would show it: smaller activations there"
+            "would pass, since rounding hides it; to show it, use smaller activations there"
         )
 
 
@@ -184,6 +184,6 @@ def _note(epsilon: float, norms: list[tuple[str, float]], roundoff: float) -> st
     need = math.sqrt(change / (2 * _SEEN * roundoff))
     return (
         f"a wrong epsilon of a norm{where} would pass: beside activations with "
-        f"{have}, {_other(epsilon):g} in place of {epsilon:g} gives the same outputs; what would "
-        f"show it: activations with an RMS of {need:.2g} or less, on which the outputs depend"
+        f"{have}, {_other(epsilon):g} in place of {epsilon:g} gives the same outputs; to show "
+        f"it, use activations with an RMS of {need:.2g} or less, on which the outputs depend"
     )

@@ -17,4 +17,5 @@ class DoubtsAndNotes(NamedTuple):
 
 
 def doubt(bug: str, reason: str, remedy: str) -> str:
-    return f"blind: these inputs would not reveal {bug}: {reason}; what would: {remedy}"
+    why = f"blind inputs: they would not reveal {bug}, because {reason}"
+    return f"{why}; to reveal it, use {remedy}"

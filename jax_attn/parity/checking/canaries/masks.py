@@ -51,7 +51,7 @@ def try_masks(prepared: Prepared, facts: AttentionFacts, *watchers: Watcher) -> 
             if may_empty:
                 leaves = (
                     f"mask {name!r} leaves every query a key, so what the port gives a query "
-                    "without keys was not checked; what would show it: a query whose keys are all "
+                    "without keys was not checked; to show it, use a query whose keys are all "
                     "hidden"
                 )
                 notes.append(leaves if _is_of_queries(mask) else StandingNote(leaves))

@@ -93,7 +93,7 @@ def try_softcaps(prepared: Prepared, tanhs: Tanhs) -> DoubtsAndNotes:
             doubts.append(doubt(bug, fact, of_scores))
         else:
             notes.append(
-                f"a port without the {tanh} would pass: {fact}; what would show it: {of_others}"
+                f"a port without the {tanh} would pass: {fact}; to show it, use {of_others}"
             )
     return DoubtsAndNotes(tuple(doubts), tuple(notes))
 
@@ -105,7 +105,7 @@ def _of_one(prepared: Prepared, kind: Kind, paths: list[str]) -> Iterator[str]:
     if unseen:
         yield (
             f"a port without the tanh{inside(unseen)} alone would pass, though one without all of "
-            f"its kind would not; what would show it: arguments of about 1 there"
+            f"its kind would not; to show it, use arguments of about 1 there"
         )
 
 

@@ -175,10 +175,13 @@ def _needed(
     given = ", ".join(f"{name} {a.dtype.name}{list(a.shape)}" for name, a in fixed.items())
     beside = f" beside {given}, as given" if given else ""
     made = f"inputs made for {joined(required + asked)}" if required + asked else "no other inputs"
+    left = [name for name in others if name not in asked]
+    omitted = f" Optional parameters that were left out: {joined(left)}." if left else ""
     raise ValueError(
         f"reference: expected it to run on {made}{beside}, but it refused all "
-        f"{len(trial.refusals)} tried, first with: {refusals}. Fix what it needs by "
-        "given={name: array}, or give a reference_call that takes arrays of these names"
+        f"{len(trial.refusals)} that were tried. The first errors: {refusals}.{omitted} Give what "
+        "it needs by given={name: array}, or wrap it in a module, or a reference_call, that makes "
+        "the rest"
     )
 
 

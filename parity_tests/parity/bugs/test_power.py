@@ -34,7 +34,8 @@ def test_the_matrix_names_each_bug_its_own_row_and_by_how_much_it_is_over(tmp_pa
     assert "planted bugs killed by every case that claims them" in outcome.stdout
     found = json.loads((tmp_path / "power.json").read_text())
     tried = {kill["bug"] for kill in found["kills"]}
-    assert f"{len(BUGS) + len(CASES_OF_BUGS) - len(tried)} more bugs: no case here" in outcome.stdout
+    others = len(BUGS) + len(CASES_OF_BUGS) - len(tried)
+    assert f"{others} more bugs: no case here" in outcome.stdout
     assert found["summary"]["survived"] == 0
     assert found["summary"]["bugs"] == len(BUGS) + len(CASES_OF_BUGS)
     (kill,) = [kill for kill in found["kills"] if kill["bug"] == "scale twice" and kill["meant"]]

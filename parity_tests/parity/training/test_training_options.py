@@ -148,9 +148,9 @@ def decaying(weight_decay: float):
 BLIND = {
     "a norm that no gradient reaches": (
         {"clip_norm": 1e3},
-        "clip_norm=1000.0 left out, because the largest gradient norm of the first 3 updates is 2.4",
+        "clip_norm=1000.0 left out, because the largest gradient norm of the first 3 updates is 2",
     ),
-    "a value that no element reaches": ({"clip_value": 1e2}, "clip_value=100.0 left out, because the "),
+    "a value that no element reaches": ({"clip_value": 1e2}, "clip_value=100.0 left out, because "),
     "a step after the last": (
         {"schedule": scheduled(lr_scheduler.StepLR, 30)},
         "the schedule left out, because the rate hardly changes in 5 updates",

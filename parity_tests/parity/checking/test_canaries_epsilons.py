@@ -104,17 +104,17 @@ def test_an_epsilon_that_is_wrong_in_one_norm_alone_is_tried():
     assert notes_on(Faint(), 0.01 * X) == []
 
 
-def test_of_many_norms_eight_are_tried_alone():
+def test_of_many_norms_three_are_tried_alone():
     class Many(torch.nn.Module):
         def __init__(self):
             super().__init__()
-            self.norms = torch.nn.ModuleList(torch.nn.LayerNorm(D) for _ in range(9))
+            self.norms = torch.nn.ModuleList(torch.nn.LayerNorm(D) for _ in range(4))
 
         def forward(self, x):
             return torch.stack([norm(x) for norm in self.norms])
 
     (note,) = notes_on(Many(), 0.01 * X)
-    assert note.startswith("a wrong epsilon of one norm alone was tried in 8 of 9")
+    assert note.startswith("a wrong epsilon of one norm alone was tried in 3 of 4")
 
 
 class Divided(torch.nn.Module):

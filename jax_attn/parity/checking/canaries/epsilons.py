@@ -34,7 +34,7 @@ _DIVISORS = {"div": 1, "reciprocal": 0}
 # The defaults of torch and of flax.
 _TORCH, _FLAX = 1e-5, 1e-6
 # Norms that are tried alone: those whose result another epsilon changes least.
-ALONE = 8
+ALONE = 3
 # What of a norm moves it by so many roundoffs is seen, downstream of it too.
 _SEEN = 64
 

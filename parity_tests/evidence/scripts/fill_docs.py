@@ -25,6 +25,7 @@ from jax_attn.parity.matrix.rows import published
 REFERENCE = "docs/reference"
 PAGES = ("README.md", *(f"{REFERENCE}/{name}.md" for name in ("evidence", "speed", "planted-bugs")))
 FILES = PROFILE / "files.json"
+CHECK_COST = PROFILE / "check_cost.json"
 MINILM = PROFILE / "minilm.json"
 POWER = PROFILE / "power.json"
 CALIBRATION = PROFILE / "calibration.json"
@@ -157,6 +158,19 @@ def files(profile: dict) -> str:
             *rows,
         ]
     )
+
+
+def check_cost(profile: dict) -> str:
+    """Time and memory of a check, by the model's size and by the length of its input."""
+    what = ["B × T", "seconds", "GiB beside the models", "one float64 run of torch, seconds"]
+    rows = head("parameters", *what)
+    for check in sorted(profile["checks"], key=lambda c: (c["parameters"], c["B, T"])):
+        B, T = check["B, T"]
+        figures = (check["seconds"], check["GiB above the models"])
+        shown = (f"{x:.3g}" for x in (*figures, check["one run in float64, seconds"]))
+        rows.append(row(f"{check['parameters'] / 1e6:.1f} million", f"{B} × {T}", *shown))
+    by = "`parity_tests/evidence/scripts/check_cost.py`"
+    return "\n".join([f"By {by}, on {where(profile['environment'])}.", "", *rows])
 
 
 def minilm(profile: dict) -> str:
@@ -329,6 +343,7 @@ def tables(
         "bench": bench(benchmarks),
         "decode": decode(cached),
         "files": files(json.loads(FILES.read_text())),
+        "check_cost": check_cost(json.loads(CHECK_COST.read_text())),
         "minilm": minilm(json.loads(MINILM.read_text())),
         "training": training(json.loads(TRAINING.read_text())),
         "power": power(json.loads(POWER.read_text())),

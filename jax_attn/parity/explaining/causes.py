@@ -62,6 +62,9 @@ def find_causes(
     return confirmed or tuple(sorted(partly, key=lambda cause: -cause.explained)[:1])
 
 
+_COPIES = {"aten._to_copy", "aten.clone"}
+
+
 class _Reached(BaseException):
     """The tensor that is asked for has been computed."""
 
@@ -123,11 +126,13 @@ class _Varied(Tapping, Unperturbed):
         return result
 
     def _leaves(self, args: tuple) -> tuple[str, ...]:
-        """The name of the parameter that each argument is."""
+        """The name of the parameter that each argument is, or is a copy of."""
         names = []
         for x in args:
             index = self.known(x) if isinstance(x, torch.Tensor) else None
             tap = None if index is None else self.taps[index]
+            while tap is not None and tap.op in _COPIES and tap.parents:
+                tap = self.taps[tap.parents[0]]
             names.append(tap.place.module if tap and tap.op == "parameter" else "")
         return tuple(names)
 

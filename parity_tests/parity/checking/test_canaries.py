@@ -60,11 +60,11 @@ def test_a_blind_check_is_inconclusive_and_says_every_reason():
     assert result.verdict is Verdict.INCONCLUSIVE
     doubts = blind(result)
     for bug in (
-        "that mask 'allowed' is ignored: it is True everywhere",
+        "that mask 'allowed' is ignored, because it is True everywhere",
         "a scale of the scores 1% too large",
         "weights that go to other keys",
         "a softmax over the queries",
-        "queries and heads mixed up: T is the number of heads",
+        "queries and heads mixed up, because T is the number of heads",
         "a gradient stopped at the scores",
     ):
         assert bug in doubts
@@ -75,15 +75,15 @@ def test_a_blind_check_is_inconclusive_and_says_every_reason():
 BLIND = {
     "a mask over keys that are all alike": (
         {"x": np.broadcast_to(DRAWN((B, 1, D)), (B, T, D)), "allowed": CAUSAL},
-        "an ignored mask: the hidden keys would not change the outputs",
+        "is ignored, because the hidden keys would not change the outputs",
     ),
     "a mask that hides nothing": (
         {"x": DRAWN((B, T, D)), "allowed": np.ones((T, T), bool)},
-        "that mask 'allowed' is ignored: it is True everywhere",
+        "that mask 'allowed' is ignored, because it is True everywhere",
     ),
     "of two masks one that hides nothing": (
         {"x": DRAWN((B, T, D)), "allowed": CAUSAL, "real": np.ones((B, T), bool)},
-        "that mask 'real' is ignored: it is True everywhere",
+        "that mask 'real' is ignored, because it is True everywhere",
     ),
     "one token": ({"x": DRAWN((B, 1, D))}, "a scale of the scores"),
     "attention that is flat in bfloat16": (

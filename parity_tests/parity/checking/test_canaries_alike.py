@@ -47,7 +47,7 @@ def test_inputs_that_are_one_array_are_doubted_unless_gradients_tell_them_apart(
     one = {"query": X, "key": X, "value": X}
     doubts, _ = try_on(three, one)
     for pair in ("'query' and 'key'", "'query' and 'value'", "'key' and 'value'"):
-        assert f"that inputs {pair} are swapped: they are the same" in doubts
+        assert f"that inputs {pair} are swapped, because they are the same" in doubts
     assert "to reveal it, use arrays that differ, or gradients=True" in doubts
     assert try_on(three, {name: rng.permutation(X.ravel()).reshape(X.shape) for name in one}) == (
         "",

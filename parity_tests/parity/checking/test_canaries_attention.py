@@ -130,7 +130,7 @@ class Capped(torch.nn.Module):
 
 def test_a_cap_far_above_the_scores_is_doubted_and_larger_scores_are_the_remedy():
     doubts, _ = try_on(Capped(50.0), 0.01 * X)
-    assert "a softcap (the tanh) that is left out or wrong: no argument of it is" in doubts
+    assert "a softcap (the tanh) that is left out or wrong, because no argument of it is" in doubts
     assert "to reveal it, use scores about as large as the cap" in doubts
     assert try_on(Capped(50.0), 4 * X) == ("", "")
     assert try_on(Capped(5.0)) == ("", "")
@@ -143,7 +143,7 @@ def test_a_cap_of_outputs_is_a_doubt_by_its_name_and_else_a_note():
     assert "a port without the tanh would pass: no argument of it is larger than" in notes
     module.final_logit_softcapping = 1e5
     doubts, notes = try_on(module)
-    assert "a softcap (the tanh) that is left out or wrong: no argument of it is" in doubts
+    assert "a softcap (the tanh) that is left out or wrong, because no argument of it is" in doubts
     assert notes == ""
     assert try_on(Capped(5.0, of_scores=False)) == ("", "")
 
@@ -215,7 +215,7 @@ class Attends(torch.nn.Module):
 
 def test_a_saturated_softmax_is_called_so_and_smaller_scores_are_the_remedy():
     doubts, _ = try_on(Attends(), 30 * X)
-    assert "a scale of the scores 1% too large: the softmax is saturated" in doubts
+    assert "a scale of the scores 1% too large, because the softmax is saturated" in doubts
     assert "to reveal it, use smaller scores, by smaller inputs or weights" in doubts
     assert "off by one" not in doubts
     assert try_on(Attends()) == ("", "")
@@ -241,7 +241,7 @@ CAUSES = {
 @pytest.mark.parametrize("row", CAUSES)
 def test_what_hides_a_scale_is_the_true_cause(row):
     x, cause = CAUSES[row]
-    assert f"a scale of the scores 1% too large: {cause}" in try_on(Attends(), x)[0]
+    assert f"a scale of the scores 1% too large, because {cause}" in try_on(Attends(), x)[0]
 
 
 def test_values_that_are_alike_are_named_where_the_scores_differ():
@@ -249,4 +249,4 @@ def test_values_that_are_alike_are_named_where_the_scores_differ():
         def forward(self, x):
             return torch.softmax(x @ x.mT, -1) @ (0 * x + 1)
 
-    assert "1% too large: the values hardly differ from key to key" in try_on(OfOnes())[0]
+    assert "1% too large, because the values hardly differ from key to key" in try_on(OfOnes())[0]

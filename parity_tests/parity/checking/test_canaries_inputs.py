@@ -50,7 +50,7 @@ def test_a_mask_that_hides_nothing_is_met_by_whatever_name(row, by):
     inputs = {"x": X, name: mask} if by == "name" else (X, mask)
     doubts, _ = try_on(lambda *args, **kwargs: call(*args, *kwargs.values()), inputs)
     label = name if by == "name" else "1"
-    assert f"that mask {label!r} is ignored: it is {mask.flat[0]} everywhere" in doubts
+    assert f"that mask {label!r} is ignored, because it is {mask.flat[0]} everywhere" in doubts
 
 
 @pytest.mark.parametrize("name", ["attention_mask", "allowed", "keep_tokens"])
@@ -115,7 +115,7 @@ def test_a_mask_that_the_reference_refuses_is_noted_and_not_doubted():
         "reference raises an error on the mask that this takes"
     )
     doubts, _ = try_on(strict, {"x": X, "keep": keep | True})
-    assert "that mask 'keep' is ignored: it is True everywhere" in doubts
+    assert "that mask 'keep' is ignored, because it is True everywhere" in doubts
 
 
 def test_a_mask_is_turned_within_what_float16_holds():
@@ -138,7 +138,7 @@ def causal_by_hand(x):
     return weights / weights.sum(-1, keepdim=True) @ x
 
 
-UNSEEN = "which positions the port mixes, and how: input 'x' is the same all along its axis"
+UNSEEN = "which positions the port mixes, and how, because input 'x' is the same all along its axis"
 
 
 @pytest.mark.parametrize("call", [by_hand, causal_by_hand])

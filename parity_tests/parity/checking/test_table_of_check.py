@@ -47,7 +47,7 @@ TABLES = {
     "passed over": (
         Layout(ROWS, WEIGHTS, BIASES),
         True,
-        "the table passes over `layers.0.bias`, `layers.0.weight`, `layers.1.bias`, "
+        "the table skips `layers.0.bias`, `layers.0.weight`, `layers.1.bias`, "
         "`layers.1.weight`, `layers.2.bias`, `layers.2.weight`, `layers.3.bias` and "
         "`layers.3.weight` of the reference: neither these parameters nor their gradients were "
         "compared",

@@ -89,10 +89,7 @@ def run(port, transform, before):
         return port.run("float32", D_OUT, transform)
 
 
-AHEAD = {
-    "jit": {"jit(step)"},
-    "eager": {"jit(transpose)", "jit(reduce_sum)"},
-}
+AHEAD = {"jit": {"jit(step)"}, "eager": {"jit(transpose)"}}
 """Transform -> programs of the port that its run leaves to the thread, each of one place only."""
 
 

@@ -10,20 +10,20 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import combinations
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch._ops import OpOverload
 
-from jax_attn.parity.explaining.align import APART, Aligner
+from jax_attn.parity.explaining.align import APART, Aligner, Order
 from jax_attn.parity.explaining.cause import Cause
 from jax_attn.parity.explaining.regions import Region
 from jax_attn.parity.explaining.tap import Tap, ancestors
 from jax_attn.parity.explaining.tapping import Tapping
 from jax_attn.parity.explaining.variants.catalogue import variants_of
 from jax_attn.parity.explaining.variants.general import scales, skips, wirings
-from jax_attn.parity.explaining.variants.variant import Call, Variant
+from jax_attn.parity.explaining.variants.variant import PRODUCTS, Call, Variant
 from jax_attn.parity.run.inputs_and_runs import Arrays
 from jax_attn.parity.run.modes.constants import tensors_of
 from jax_attn.parity.run.modes.float64_mode import Unperturbed
@@ -31,8 +31,6 @@ from jax_attn.parity.run.reference import Reference
 
 _MOST_SITES = 48
 """Operations before a wrong tensor, the last first, of which variants are tried."""
-_MOST = 3
-"""Confirmed causes that are told: those nearest to the wrong tensor."""
 _PART = 0.5
 """The share of an error from which on a variant that explains only a part is worth a line."""
 
@@ -40,28 +38,44 @@ _PART = 0.5
 def find_causes(
     reference: Reference, cotangents: Arrays, aligner: Aligner, region: Region, until: float
 ) -> tuple[Cause, ...]:
-    """What explains a region: the confirmed; else that which explains most, if it is a half.
+    """What explains a region: the confirmed at the site nearest to the wrong tensor; else that
+    which explains most, if it is a half.
 
     until: when to stop trying, in seconds of `time.monotonic`.
     """
     trials = _Trials(reference, cotangents, aligner, region)
-    found: list[Cause] = []
+    found: list[_Tried] = []
     for kind in (trials.catalogued, trials.wirings):
-        for cause in kind():
-            found.append(cause)
+        for tried in kind():
+            found.append(tried)
             if time.monotonic() > until:
                 break
-        if any(cause.confirmed for cause in found):
+        if any(tried.cause.confirmed for tried in found):
             break
-    by_name: dict[str, Cause] = {}
-    for cause in found:
-        if cause.confirmed:
-            by_name.setdefault(cause.name, cause)
-    confirmed = tuple(by_name.values())[:_MOST]
-    partly = [cause for cause in found if cause.explained >= _PART]
-    return confirmed or tuple(sorted(partly, key=lambda cause: -cause.explained)[:1])
+    strongest = max((tried.strength for tried in found), default=0)
+    confirmed: dict[str, Cause] = {}
+    for cause, strength in found:
+        if cause.confirmed and strength == strongest:
+            nearest = next(iter(confirmed.values()), cause)  # what gives the same from afar is not
+            if cause.site is nearest.site:
+                confirmed.setdefault(cause.name, cause)
+    partly = [tried.cause for tried in found if tried.cause.explained >= _PART]
+    return tuple(confirmed.values()) or tuple(
+        sorted(partly, key=lambda cause: -cause.explained)[:1]
+    )
 
 
+class _Tried(NamedTuple):
+    """A cause that was run, and how much speaks for it, of those confirmed: 2 where the reference
+    then gives the port's first wrong tensor as it is, 1 with axes of one size exchanged, 0 where it
+    gives that after it alone, as a softmax forgets a constant."""
+
+    cause: Cause
+    strength: int
+
+
+_FEW = 0.05
+"""The share of a tensor's numbers that may be rounded to a narrower dtype's next number."""
 _COPIES = {"aten._to_copy", "aten.clone"}
 
 
@@ -69,7 +83,18 @@ class _Reached(BaseException):
     """The tensor that is asked for has been computed."""
 
 
-class _Varied(Tapping, Unperturbed):
+class _PartsToo(Unperturbed):
+    """Views of parts, as of queries, keys and values, are computed as other results are."""
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Any, args: tuple = (), kwargs: Any = None
+    ) -> Any:
+        if func.overloadpacket.__name__ == "split":
+            return self.compute(func, args, kwargs or {})
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+
+class _Varied(Tapping, _PartsToo):
     """Float64 with some calls changed, by the index of the tap that each gives."""
 
     def begin(
@@ -175,10 +200,6 @@ _STEPS = (
 """A step, and the operations that show it."""
 
 
-_PRODUCTS = {"addmm", "bmm", "mm"}
-"""Between one of these and the next a step ends."""
-
-
 class _Trials:
     def __init__(self, reference: Reference, cotangents: Arrays, aligner: Aligner, region: Region):
         self._reference, self._cotangents = reference, cotangents
@@ -190,29 +211,29 @@ class _Trials:
             name: p.detach().double() for name, p in reference.module.named_parameters()
         }
         self._known: dict[int, set[int]] = {}
-        self._before = self._distances(aligner.taps)
+        self._before = [min(each, default=math.inf) for each in self._orders(aligner.taps)]
 
-    def catalogued(self) -> Iterator[Cause]:
+    def catalogued(self) -> Iterator[_Tried]:
         """Every variant at every site alone, then one at all its sites together."""
         by_name: dict[str, dict[int, Variant]] = defaultdict(dict)
         for site in self._sites:
             for variant in (*self._scales(site), *self._scout.variants.get(site, ())):
                 if variant.value is None:
                     by_name[variant.name].setdefault(site, variant)
-                yield self._cause(site, variant, {site: variant})
+                yield self._tried(site, variant, {site: variant})
             for variant in self._scout.skips.get(site, ()):
-                yield self._cause(site, variant, {site: variant})
+                yield self._tried(site, variant, {site: variant})
         for variants in by_name.values():
             if len(variants) > 1:
                 site, variant = next(iter(variants.items()))
-                yield self._cause(site, variant, variants)
+                yield self._tried(site, variant, variants)
 
-    def wirings(self) -> Iterator[Cause]:
+    def wirings(self) -> Iterator[_Tried]:
         """Another tensor in the place of one that the reference reads."""
         yield from self._swaps()
         for site in self._sites:
             for variant in self._scout.wirings.get(site, ()):
-                yield self._cause(site, variant, {site: variant})
+                yield self._tried(site, variant, {site: variant})
 
     @cached_property
     def _scout(self) -> "_Scout":
@@ -244,9 +265,10 @@ class _Trials:
         found = []
         for pair in self._region.last_matched:
             of = pair.theirs.index
-            ops = {taps[i].op.removeprefix("aten.") for i in before if of in self._ancestors(i)}
+            between = (i for i in before - {of} if of in self._ancestors(i))
+            ops = {taps[i].op.removeprefix("aten.") for i in between}
             steps = (step for step, shown in _STEPS if shown <= ops)
-            step = None if ops & _PRODUCTS else next(steps, None)
+            step = None if ops & PRODUCTS else next(steps, None)  # a product ends a step
             found.append((step, pair.theirs))
         return found
 
@@ -255,14 +277,14 @@ class _Trials:
             self._known[index] = ancestors(self._aligner.taps, [index])
         return self._known[index]
 
-    def _swaps(self) -> Iterator[Cause]:
+    def _swaps(self) -> Iterator[_Tried]:
         """Two tensors that the port reads, each in the other's place."""
         matched = [pair.theirs for pair in self._region.last_matched if not pair.theirs.is_leaf]
         for a, b in combinations(matched, 2):
             if a.shape == b.shape:
                 says = f"the results of {a} and {b} exchanged"
                 variant = Variant("packed order (exchanged)", says, Call.result)
-                yield self._cause(a.index, variant, {}, {a.index: b, b.index: a})
+                yield self._tried(a.index, variant, {}, {a.index: b, b.index: a})
 
     def _scales(self, site: int) -> Iterator[Variant]:
         wrong = self._region.first_wrong
@@ -279,26 +301,31 @@ class _Trials:
                 [n for tap in self._aligner.taps for n in tap.shape],
             )
 
-    def _cause(
+    def _tried(
         self,
         site: int,
         variant: Variant,
         changes: Mapping[int, Variant],
         held: Mapping[int, Tap] | None = None,
-    ) -> Cause:
+    ) -> _Tried:
         mode = _Varied()
         is_run = self._run(mode, changes, held or {})
-        distances = self._distances(mode.taps) if is_run else self._before
+        orders = self._orders(mode.taps, variant.unit) if is_run else None
+        distances = [min(each, default=math.inf) for each in orders] if orders else self._before
         shares = (
             1 - d / before for d, before in zip(distances, self._before, strict=True) if before
         )
-        return Cause(
+        cause = Cause(
             variant.name,
             self._aligner.taps[site],
             variant.says,
             variant.value,
             min(distances) <= APART,
             float(np.clip(np.nan_to_num(max(shares, default=0.0)), 0.0, 1.0)),
+        )
+        at_first = orders[0] if orders else []
+        return _Tried(
+            cause, any(d <= APART for d in at_first) + any(d <= APART for d in at_first[:1])
         )
 
     def _run(self, mode: _Varied, changes: Mapping[int, Variant], held: Mapping[int, Tap]) -> bool:
@@ -323,12 +350,27 @@ class _Trials:
         pairs = self._region.last_matched
         return {p.theirs.index: p.theirs for p in pairs if p.theirs.index not in self._targets}
 
-    def _distances(self, taps: Sequence[Tap]) -> list[float]:
-        """How far each wrong tensor of the port lies from the reference's, in roundings."""
+    def _orders(self, taps: Sequence[Tap], unit: float = 0.0) -> list[list[float]]:
+        """How far each wrong tensor of the port lies from the reference's, in roundings, in each
+        order of its axes.
+
+        unit: of what is rounded to a narrower dtype, as `Variant` has it.
+        """
         return [
-            min(
-                (o.distance for o in self._aligner.orders(i, ours.numbers, taps[i].numbers)),
-                default=math.inf,
-            )
+            [
+                _nearly(o, ours.numbers, unit) if unit else o.distance
+                for o in self._aligner.orders(i, ours.numbers, taps[i].numbers)
+            ]
             for i, ours in self._targets.items()
         ]
+
+
+def _nearly(order: Order, ours: np.ndarray, unit: float) -> float:
+    """The distance of all but a few numbers, each of which is rounded to the next one instead."""
+    with np.errstate(invalid="ignore"):
+        off = np.where(ours == order.numbers, 0.0, np.abs(ours - order.numbers))
+    is_far = ~(off <= APART * order.scale)
+    to_the_next = off <= unit * np.abs(order.numbers) + APART * order.scale
+    if is_far.mean() > _FEW or not to_the_next.all():
+        return order.distance
+    return math.sqrt(np.mean(np.square((off / order.scale)[~is_far])))

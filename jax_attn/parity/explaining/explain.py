@@ -42,6 +42,13 @@ def explain_result(
     return Explanation(result, _Sides(reference, port, layout, result.dtype).regions(result))
 
 
+def _told(region: Region) -> Any:
+    """What of a region is told once: its cause, as of queries and keys; else its wrong numbers."""
+    wrong = region.first_wrong
+    confirmed = tuple(cause.sentence for cause in region.causes if cause.confirmed)
+    return confirmed or (wrong.theirs.index, wrong.ours.value.tobytes())
+
+
 class _Sides:
     """Both sides of a check, as `explain` runs them."""
 
@@ -86,10 +93,11 @@ class _Sides:
             aligner = Aligner(taps.taps, taps.spreads)
             regions = tuple(find_regions(program, aligner, wanted))
         until = time.monotonic() + _SECONDS
-        return tuple(
+        explained = [
             replace(region, causes=find_causes(self._reference, cotangents, aligner, region, until))
             for region in regions
-        )
+        ]
+        return tuple({_told(region): region for region in reversed(explained)}.values())[::-1]
 
     def _paths(self, names: Collection[str]) -> set[str]:
         """The port's parameters whose gradients make up those of the reference's in `names`."""

@@ -22,9 +22,10 @@ from jax_attn.parity.explaining.jax_taps import Program
 from jax_attn.parity.explaining.tap import Tap, ancestors
 
 _MOST_REGIONS = 8
-_MOST_CANDIDATES = 8
-"""Tensors of the reference, the nearest first, that are tried in the place of a wrong one."""
-_FOLLOWING = 16
+_MOST_CANDIDATES, _MOST_BEFORE = 8, 2
+"""Tensors of the reference, the nearest first, that are tried in the place of a wrong one; and how
+many of those that it is made of."""
+_FOLLOWING = 32
 """Wrong tensors that follow from a replaced one, one of which is right then: a softmax of which the
 reference shows its result alone has eight."""
 _MOST_TOGETHER = 16
@@ -188,17 +189,26 @@ class _Search:
 
     def exit(self) -> tuple[int, int, np.ndarray, _Same] | None:
         """The first wrong tap after which all is right once it has the reference's value: the tap,
-        the reference's, that value, and what follows. Of several, that which leaves least wrong."""
+        the reference's, that value, and what follows. Of several, that which leaves least wrong.
+
+        A value whose axes of one size are exchanged waits for one as it is that follows: scores
+        exchanged would make a softmax over the queries right.
+        """
+        waiting, left = None, _FOLLOWING
         for index in self._view.wrong:
             right = [
-                (len(self._run({index: value}).wrong), n, theirs, value, after)
-                for n, (theirs, value) in enumerate(self._candidates(index))
+                (len(self._run({index: value}).wrong), n, theirs, value, after, is_plain)
+                for n, (theirs, value, is_plain) in enumerate(self._candidates(index))
                 if (after := self._right_after(index, theirs, value))
             ]
             if right:
-                _, _, theirs, value, after = min(right, key=lambda each: each[:2])
-                return index, theirs, value, after
-        return None
+                _, _, theirs, value, after, is_plain = min(right, key=lambda each: each[:2])
+                if is_plain:
+                    return index, theirs, value, after
+                waiting = waiting or (index, theirs, value, after)
+            if waiting and not (left := left - 1):
+                break
+        return waiting
 
     def births(self, index: int, theirs: int, after: _Same) -> Iterator[Region]:
         """Where the error of a wrong tap is born, which should be the reference's `theirs`."""
@@ -206,10 +216,10 @@ class _Search:
         for inputs in self._cuts(index):
             choices = [list(self._candidates(i, within - {theirs})) for i in inputs]
             for chosen in islice(product(*choices), _MOST_TOGETHER):
-                given = dict(zip(inputs, (value for _, value in chosen), strict=True))
+                given = dict(zip(inputs, (value for _, value, _ in chosen), strict=True))
                 view = self._run(given)
                 if theirs in view.same(index):
-                    for i, (their_input, _) in zip(inputs, chosen, strict=True):
+                    for i, (their_input, *_) in zip(inputs, chosen, strict=True):
                         yield from self.births(i, their_input, (index, theirs))
                     return
         yield self._region(index, theirs, after)
@@ -240,9 +250,16 @@ class _Search:
 
     def _candidates(
         self, index: int, among: Iterable[int] | None = None
-    ) -> Iterator[tuple[int, np.ndarray]]:
-        """The reference's taps that a wrong tap may be, the nearest first, in its shape."""
+    ) -> Iterator[tuple[int, np.ndarray, bool]]:
+        """The reference's taps that a wrong tap may be, the nearest first, in its shape.
+
+        And whether its axes are in the first order that gives that shape.
+
+        Of taps with the same numbers, the first. What the wrong tap is made of, and right, counts
+        apart: it may be near, and more seldom is what should stand here.
+        """
         numbers, read = self._view.taps[index].numbers, self._read(index)
+        before = {i for p in ancestors(self._view.taps, [index]) for i in self._known(p)}
         found = []
         if among is None:
             every = range(len(self._aligner.taps))
@@ -252,11 +269,19 @@ class _Search:
             fits = tap.tells and not tap.is_leaf and tap.value.size == numbers.size
             if not fits or (read and not read & ancestors(self._aligner.taps, [i])):
                 continue
-            for order in self._aligner.orders(i, numbers):
-                found.append((_difference(order.numbers, numbers), i, order.numbers))
-        found.sort(key=lambda each: each[:2])
-        for _, theirs, value in found[:_MOST_CANDIDATES]:
-            yield theirs, value
+            for n, order in enumerate(self._aligner.orders(i, numbers)):
+                found.append((_difference(order.numbers, numbers), i, n, order.numbers))
+        found.sort(key=lambda each: each[:3])
+        seen: set[bytes] = set()
+        left = {False: _MOST_CANDIDATES, True: _MOST_BEFORE}
+        for _, theirs, n, value in found:
+            if left[theirs in before] and (shown := value.tobytes()) not in seen:
+                seen.add(shown)
+                left[theirs in before] -= 1
+                yield theirs, value, n == 0
+
+    def _known(self, index: int) -> list[int]:
+        return [] if index in self._wrong else self._view.same(index)
 
     def _read(self, index: int) -> set[int]:
         """The reference's tensors, no leaves, that the equations of a wrong tap read."""
@@ -274,13 +299,16 @@ class _Search:
         if index in view.outputs:
             return (index, theirs) if theirs in self._aligner.results else None
         following = sorted((view.changed & self._wrong) - {index})[:_FOLLOWING]
-        if any(theirs in view.same(i) and view.taps[i].op not in _MOVES for i in following):
-            return None  # as of a softmax's exponentials: what comes of a softmax is that again
         for i in following:
-            for partner in view.same(i):
+            same = view.same(i)
+            if theirs in same:
+                if view.taps[i].op in _MOVES:
+                    continue  # the same numbers once more, and copies of them on the other side
+                return None  # as of a softmax's exponentials: what comes of it is that again
+            for partner in same:
                 of_partner = ancestors(self._aligner.taps, [partner])
                 beside = self._beside(view, i)
-                follows = partner != theirs and theirs in of_partner
+                follows = theirs in of_partner
                 if (
                     follows
                     and beside

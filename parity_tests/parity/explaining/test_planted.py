@@ -22,7 +22,8 @@ def test_first_region_is_at_the_site_and_no_confirmed_cause_is_wrong(bug: Bug):
     explanation = explain(bug.model, bug.names, bug.backward)
     assert explanation.verdict == "FAIL"
     misses = set()
-    if bug.site not in str(explanation.regions[0].first_wrong.theirs):
+    first = explanation.regions[0]
+    if bug.site not in f"{first.first_wrong.theirs}, {first.after.theirs}":
         misses.add("site")
     confirmed = [
         cause.name for region in explanation.regions for cause in region.causes if cause.confirmed

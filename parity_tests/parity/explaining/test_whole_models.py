@@ -44,7 +44,7 @@ CAUSES = {
     "gelu by tanh": "activation (gelu by tanh)",
     "gelu by erf": "activation (gelu)",
     "token types ignored": "position (all zero)",
-    "distance the other way round": ("transposed", "packed order (axes exchanged)"),
+    "distance the other way round": "transposed",
     "attention across the batch": None,
     "pre-norm": None,
     "one expert a token": None,

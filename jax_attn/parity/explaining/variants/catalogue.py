@@ -3,10 +3,19 @@
 from collections.abc import Callable, Iterator
 
 from jax_attn.parity.explaining.variants.general import precisions
-from jax_attn.parity.explaining.variants.heads import angles, casts, orders, rotations
+from jax_attn.parity.explaining.variants.heads import (
+    angles,
+    casts,
+    joins,
+    orders,
+    packings,
+    rotations,
+)
 from jax_attn.parity.explaining.variants.layers import (
     activations,
     added_biases,
+    centred,
+    derivatives,
     embeddings,
     epsilons,
     gains,
@@ -25,16 +34,21 @@ CATALOGUE: dict[str, tuple[Callable[[Call], Iterator[Variant]], ...]] = {
     "addmm": (projections,),
     "bmm": (projections, orders, angles),
     "cat": (rotations,),
+    "clone": (joins,),
     "embedding": (embeddings,),
     "gelu": (activations,),
+    "gelu_backward": (derivatives,),
     "masked_fill": (hidden_keys,),
     "mm": (projections, angles),
-    "mul": (gains, angles),
+    "mul": (gains, angles, centred),
     "native_layer_norm": (epsilons, layer_norms),
     "_fused_rms_norm": (epsilons,),
+    "pow": (centred,),
     "relu": (activations,),
     "sigmoid": (activations,),
     "silu": (activations,),
+    "silu_backward": (derivatives,),
+    "split": (packings,),
     "tanh": (activations,),
     "where": (hidden_keys,),
 }

@@ -1,6 +1,6 @@
 """Variants of any operation: another scale, another precision, another operand."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from functools import partial
 from itertools import islice
@@ -13,7 +13,9 @@ from torch import Tensor
 
 from jax_attn.parity.explaining.align import in_shape
 from jax_attn.parity.explaining.tap import Tap
+from jax_attn.parity.explaining.variants.layers import ACTIVATIONS
 from jax_attn.parity.explaining.variants.variant import (
+    PRODUCTS,
     Call,
     Change,
     Variant,
@@ -33,14 +35,21 @@ _MOST_ORDERS = 4
 
 
 def precisions(call: Call) -> Iterator[Variant]:
-    """The result kept in a narrower dtype."""
+    """The result kept in a narrower dtype; of a product, its operands too."""
     for name, dtype in _NARROW.items():
-        yield Variant(
-            f"precision ({name})",
-            f"a result that is rounded to {name}",
-            result(partial(rounded, dtype=dtype)),
-            name,
-        )
+        narrow, unit = partial(rounded, dtype=dtype), torch.finfo(dtype).eps
+        says = f"a result that is rounded to {name}"
+        yield Variant(f"precision ({name})", says, result(narrow), name, unit)
+        if call.name in PRODUCTS:
+            says = f"operands and a result that are rounded to {name}"
+            change = partial(_product_of_rounded, narrow)
+            yield Variant(f"precision ({name})", says, change, name, unit)
+
+
+def _product_of_rounded(narrow: Callable[[Tensor], Tensor], call: Call) -> Tensor:
+    places = float_tensors(call.args)[-2:]
+    args = [narrow(x) if i in places else x for i, x in enumerate(call.args)]
+    return narrow(call.with_args(*args))
 
 
 def scales(op: str, factor: float, is_backward: bool, sizes: Sequence[int]) -> Iterator[Variant]:
@@ -75,15 +84,26 @@ def nearest(factor: float, sizes: Sequence[int]) -> str:
 
 
 def skips(call: Call, others: Sequence[tuple[str | None, Tap]]) -> Iterator[Variant]:
-    """A step left out: what it begins with in the place of its result.
+    """A step left out: what it begins with in the place of its result; or another activation.
 
     others: the step that lies between a tensor and the result, None where that has no name.
     """
     right = _first(call.result())
     for step, tap in others:
-        if step is not None:
-            for other in _seen_as(tap, right):
-                yield Variant(f"{step} (left out)", f"no {step}", _always(other))
+        if step is None:
+            continue
+        for other in _seen_as(tap, right):
+            yield Variant(f"{step} (left out)", f"no {step}", _always(other))
+            if step == "activation":
+                yield from _of_other_activations(other)
+
+
+def _of_other_activations(x: Tensor) -> Iterator[Variant]:
+    """For an activation that the reference writes out in several operations."""
+    for name, function in ACTIVATIONS.items():
+        if name != "none":
+            says = f"the activation {name} in place of its own"
+            yield Variant(f"activation ({name})", says, _always(function(x)))
 
 
 def wirings(call: Call, others: Sequence[Tap]) -> Iterator[Variant]:
@@ -96,7 +116,7 @@ def wirings(call: Call, others: Sequence[Tap]) -> Iterator[Variant]:
                     continue
                 name, says = _WIRINGS.get(call.name, "order"), _named(tap)
                 if torch.equal(other.flatten().sort()[0], operand.flatten().sort()[0]):
-                    name, says = "packed order (axes exchanged)", f"{says}, its axes exchanged,"
+                    name, says = "transposed (axes exchanged)", f"{says}, its axes exchanged,"
                 says = f"{says} in place of operand {i + 1}"
                 yield Variant(name, says, arguments({i: other}))
         for other in _seen_as(tap, _first(call.result())):

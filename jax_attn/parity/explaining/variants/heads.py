@@ -35,6 +35,41 @@ def orders(call: Call) -> Iterator[Variant]:
             )
 
 
+def joins(call: Call) -> Iterator[Variant]:
+    """A copy in another order of axes, as of heads that are joined, made without the exchange."""
+    x = call.args[0]
+    as_stored = sorted(range(x.ndim), key=lambda axis: -x.stride(axis))
+    kept = x.permute(as_stored)
+    if x.ndim > 2 and kept.shape != x.shape:
+        yield Variant(
+            "head order (not transposed)",
+            "axes that are reshaped and not transposed",
+            lambda call: kept.reshape(x.shape),
+        )
+
+
+def packings(call: Call) -> Iterator[Variant]:
+    """Parts of equal size, as queries, keys and values are, cut out of each head in turn."""
+    axis = call.args[2] if len(call.args) > 2 else 0
+    parts = call.result()
+    sizes = {part.shape[axis] for part in parts}
+    if len(parts) < 2 or len(sizes) > 1:
+        return
+    (size,) = sizes
+    for heads in (n for n in range(2, size + 1) if size % n == 0):
+        yield Variant(
+            "packed order (by head)",
+            f"each part cut out of each of {heads} heads in turn",
+            partial(_by_head, axis, len(parts), heads),
+            f"{heads} heads",
+        )
+
+
+def _by_head(axis: int, parts: int, heads: int, call: Call) -> tuple[Tensor, ...]:
+    cut = call.args[0].movedim(axis, -1).unflatten(-1, (heads, parts, -1))
+    return tuple(part.flatten(-2).movedim(-1, axis) for part in cut.unbind(-2))
+
+
 def _second(change: Callable[[Tensor], Tensor], heads: int) -> Change:
     """The product with its second operand (B·N, …), seen as (B, N, …), changed."""
 

@@ -41,6 +41,9 @@ _OPERATORS = {
 }
 EPSILONS = (*(float(f"1e-{n}") for n in range(3, 13)), 0.0)
 _LARGEST_EPSILON = 1e-2
+_STEP = 1e-5
+_NO_MEAN = 1e-9
+"""Of a row's largest number: so small is a mean that is rounding alone."""
 
 
 def activations(call: Call) -> Iterator[Variant]:
@@ -53,6 +56,25 @@ def activations(call: Call) -> Iterator[Variant]:
                 f"the activation {name} in place of {own}",
                 _of_argument(function),
             )
+
+
+def derivatives(call: Call) -> Iterator[Variant]:
+    """The derivative of another activation, backward."""
+    own = _OPERATORS[call.name.removesuffix("_backward")](call)
+    for name, function in ACTIVATIONS.items():
+        if name != own:
+            says = f"the derivative of {name} in place of that of {own}"
+            yield Variant(f"activation ({name})", says, _derivative(function))
+
+
+def _derivative(function: Callable[[Tensor], Tensor]) -> Change:
+    """By finite differences, whose error in float64 lies far below float32's rounding."""
+
+    def change(call: Call) -> Tensor:
+        cotangent, x = call.args[:2]
+        return cotangent * (function(x + _STEP) - function(x - _STEP)) / (2 * _STEP)
+
+    return change
 
 
 def _of_argument(function: Callable[[Tensor], Tensor]) -> Change:
@@ -109,6 +131,24 @@ def _norm(*, centred: bool = True, gain: float = 0.0, fewer: int = 0) -> Change:
     return change
 
 
+def centred(call: Call) -> Iterator[Variant]:
+    """The two operations of an RMS norm, its square and its product, less the mean."""
+    for i in float_tensors(call.args):
+        x, other = call.args[i], call.args[1 - i]
+        is_square = call.name == "pow" and other == 2
+        if x.ndim < 2 or x.shape[-1] == 1 or not (is_square or _is_of_rows(other, x)):
+            continue
+        mean = x.mean(-1, keepdim=True)
+        if float(mean.abs().max()) > _NO_MEAN * float(x.abs().max()):
+            says = "a norm that subtracts the mean"
+            yield Variant("norm (mean subtracted)", says, arguments({i: x - mean}))
+
+
+def _is_of_rows(x: Any, of: Tensor) -> bool:
+    """Whether a tensor has one number for each row of another."""
+    return isinstance(x, Tensor) and x.shape == (*of.shape[:-1], 1)
+
+
 def gains(call: Call) -> Iterator[Variant]:
     """A norm's weight as 1 + weight, or the other way round."""
     for i, name in enumerate(call.leaves):
@@ -161,12 +201,14 @@ def added_biases(call: Call) -> Iterator[Variant]:
 
 
 def sums(call: Call) -> Iterator[Variant]:
-    """A residual sum that lacks one of its summands."""
+    """A sum that lacks one of its summands: a residual, or a bias that several rows share."""
     places = float_tensors(call.args)
     if places[:2] == [0, 1] and call.args[0].ndim == call.args[1].ndim > 1:
         for i, which in enumerate(("first", "second")):
             zero = torch.zeros_like(call.args[i])
-            name = "gradient (one path stopped)" if call.is_backward else "residual (left out)"
+            is_bias = call.args[i].numel() < call.args[1 - i].numel()
+            name = "bias (left out)" if is_bias else "residual (left out)"
+            name = "gradient (one path stopped)" if call.is_backward else name
             says = f"a sum that lacks its {which} summand"
             yield Variant(name, says, arguments({i: zero}))
 
@@ -185,8 +227,11 @@ def embeddings(call: Call) -> Iterator[Variant]:
             torch.arange(ids.shape[-1]).expand(ids.shape),
         ),
     }
+    tried = [ids]
     for name, (says, others) in shifts.items():
-        if not torch.equal(others, ids):
-            yield Variant(name, says, arguments({1: others.clamp(0, most)}))
+        rows = others.clamp(0, most)
+        if not any(torch.equal(rows, before) for before in tried):
+            tried.append(rows)
+            yield Variant(name, says, arguments({1: rows}))
     if weight.shape[0] == weight.shape[1]:
         yield Variant("transposed", "its table transposed", arguments({0: weight.T}))

@@ -53,12 +53,19 @@ class Variant:
       says: what the reference has then, to follow "with": "an epsilon of 1e-06 in place of 1e-05".
       change: the result in place of the right one.
       value: the number that was found, where there is one.
+      unit: of what is rounded to a narrower dtype, the distance between its numbers around 1: next
+        to the middle of two, a port may round to the other.
     """
 
     name: str
     says: str
     change: Change = field(repr=False)
     value: float | str | None = None
+    unit: float = 0.0
+
+
+PRODUCTS = {"addmm", "bmm", "mm"}
+"""Operators of a matrix product."""
 
 
 def is_number(x: Any) -> bool:

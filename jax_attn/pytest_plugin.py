@@ -207,14 +207,14 @@ class Parity:
             why = f"the check was not made: {type(error).__name__}: {error}"
             self.record_not_run(arguments["dtype"], why)
             raise
+        if self._item.config.getoption("--parity-explain"):
+            result = result.explained()
         try:
             all_tensors = self._item.config.getoption("--all-tensors")
             return self._record(result).raise_for_status(all_tensors=all_tensors)
         except ParityError as error:
             if result.verdict == "INCONCLUSIVE":
                 error.add_note("INCONCLUSIVE is no pass: nothing was shown either way")
-            if result.explainer and self._item.config.getoption("--parity-explain"):
-                error.add_note(f"explained:\n{result.explain()}")
             raise error.with_traceback(None) from None
 
     def record_not_run(self, dtype: str, why: str) -> None:

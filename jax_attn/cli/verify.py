@@ -52,6 +52,11 @@ BACKENDS = (*devices.KINDS, "all")
     is_flag=True,
     help="List every tensor of a case that does not pass, not only the worst ten.",
 )
+@click.option(
+    "--explain",
+    is_flag=True,
+    help="Say why a layer of CHECKPOINT does not pass: its first wrong tensor, and the cause.",
+)
 @click.option("--power", is_flag=True, help="Run `jax-attn power` instead.")
 @click.option("--calibrate", is_flag=True, help="Run `jax-attn calibrate` instead.")
 @CONFIGURATIONS
@@ -78,6 +83,7 @@ def command(
     report: Path | None,
     as_json: bool,
     all_tensors: bool,
+    explain: bool,
     power: bool,
     calibrate: bool,
     configurations: int,
@@ -106,7 +112,9 @@ def command(
         expect_torch_side(checkpoint)
     expect_ready(report, RESULT_FILES)
     if checkpoint:
-        outcome = verify_checkpoint(checkpoint, num_heads, num_kv_heads, shown=not as_json)
+        outcome = verify_checkpoint(
+            checkpoint, num_heads, num_kv_heads, explain=explain, shown=not as_json
+        )
     else:
         filters = designs, dtypes, pattern
         outcome = verify_matrix(

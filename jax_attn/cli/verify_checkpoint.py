@@ -24,11 +24,12 @@ def expect_torch_side(path: Path) -> None:
 
 
 def verify_checkpoint(
-    path: Path, num_heads: int | None, num_kv_heads: int | None, *, shown: bool
+    path: Path, num_heads: int | None, num_kv_heads: int | None, *, explain: bool, shown: bool
 ) -> Outcome:
     """Judge every attention layer in a checkpoint, with a bar on stderr.
 
-    num_heads, num_kv_heads: where no config.json beside the checkpoint has them.
+    num_heads, num_kv_heads: where no config.json beside the checkpoint has them. explain: as for
+    `verify_layer`.
     """
     from jax_attn.cli.common.progress import tracked
     from jax_attn.parity.checkpoint.layer import verify_layer
@@ -42,7 +43,7 @@ def verify_checkpoint(
             layers = survey(checkpoint, read_config(path), num_heads, num_kv_heads)
             for name, times in Counter(pattern(layer.name) for layer in layers).items():
                 click.echo(f"found {name}, {times} times", err=True)
-            batches = ([verify_layer(layer, checkpoint)] for layer in layers)
+            batches = ([verify_layer(layer, checkpoint, explain=explain)] for layer in layers)
             names = [layer.name for layer in layers]
             judged = tracked(batches, len(layers))
             return Outcome(names, shown).collect(judged)

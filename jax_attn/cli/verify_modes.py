@@ -15,7 +15,7 @@ MODES = {
         "-k",
         "--all-tensors",
     ),
-    "CHECKPOINT": ("--num-heads", "--num-kv-heads", "--all-tensors"),
+    "CHECKPOINT": ("--num-heads", "--num-kv-heads", "--all-tensors", "--explain"),
     "--power": ("--design", "--dtype", "-k"),
     "--calibrate": ("--configurations", "--seed", "--dtype", "-k"),
 }

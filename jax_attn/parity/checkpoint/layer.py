@@ -56,11 +56,12 @@ Surveyed = AttentionLayer | Result
 """A layer to verify, or why it is not rebuilt."""
 
 
-def verify_layer(layer: Surveyed, tensors: Arrays) -> Result:
+def verify_layer(layer: Surveyed, tensors: Arrays, *, explain: bool = False) -> Result:
     """The verdict on one layer: its weights bit for bit, outputs and gradients within budget.
 
     layer: as surveyed; a Result, of what is not rebuilt, stays as it is. tensors: the checkpoint's,
-    by its own keys, of which only the layer's are read. Raises TransferError where they are not of
+    by its own keys, of which only the layer's are read. explain: whether a result that does not
+    pass has its explanation. Raises TransferError where they are not of
     the sizes that the layer's traits give.
     """
     if isinstance(layer, Result):
@@ -71,6 +72,8 @@ def verify_layer(layer: Surveyed, tensors: Arrays) -> Result:
     with x64_for(layer.dtype):
         port = flax_side(layer, arrays)
         result = compare(layer, torch_side(layer, arrays), port)
+        # The modules of one layer are not kept while the next ones are verified.
+        result = result.explained() if explain else replace(result, explainer=None)
         returned = export(port, layer.layout)
     return replace(result, failures=(*result.failures, *_not_returned(arrays, returned)))
 
@@ -102,7 +105,7 @@ def verify_port(
             load(port, arrays, Layout(*(row(path, path) for path in arrays)))
         except TransferError as error:
             return replace(_not_rebuilt(layer, "of other sizes"), failures=(str(error),))
-        return compare(layer, reference, port)
+        return replace(compare(layer, reference, port), explainer=None)
 
 
 def read_layer(layer: AttentionLayer, tensors: Arrays) -> dict[str, np.ndarray]:

@@ -7,8 +7,8 @@ tensors are no further from each other in any order than when both are sorted.
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from itertools import accumulate, permutations
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate, combinations, permutations
 from operator import mul
 from typing import NamedTuple
 
@@ -26,21 +26,30 @@ by one to three times that, by whatever order they add up in; a scale 1% off by 
 class Aligner:
     """The reference's tensors, by their numbers."""
 
-    def __init__(self, taps: Sequence[Tap], spreads: Sequence[np.ndarray]):
-        """spreads: by how much rounding moves each number of each tap (RMS)."""
+    def __init__(
+        self, taps: Sequence[Tap], spreads: Sequence[np.ndarray], outputs: Mapping[str, np.ndarray]
+    ):
+        """spreads: by how much rounding moves each number of each tap (RMS). outputs: the run's."""
         self.taps = taps
         self._scales = [
             _scale(tap.numbers, spread) for tap, spread in zip(taps, spreads, strict=True)
         ]
         read = {(p, tap.place.is_backward) for tap in taps for p in tap.parents}
-        self.results = {t.index for t in taps if (t.index, t.place.is_backward) not in read}
-        """The taps that no other of the same pass reads: outputs and gradients."""
+        self._last = {t.index for t in taps if (t.index, t.place.is_backward) not in read}
+        self._outputs = {
+            f"output {name}": {t.index for t in taps if np.array_equal(t.value.ravel(), a.ravel())}
+            for name, a in outputs.items()
+        }
         self._by_size: dict[int, list[_Sorted]] = defaultdict(list)
         for tap, scale in zip(taps, self._scales, strict=True):
             if tap.tells:
                 order = np.argsort(tap.numbers, axis=None)
                 ordered = _Sorted(tap, tap.numbers.ravel()[order], scale.ravel()[order])
                 self._by_size[tap.value.size].append(ordered)
+
+    def results(self, name: str) -> set[int]:
+        """What an output is, or may be: of a gradient, all that no other tap of its pass reads."""
+        return self._outputs.get(name) or self._last
 
     def partners(self, tap: Tap) -> tuple[list[int], list[int]]:
         """The reference's taps that are `tap`; and those with its numbers in another order."""
@@ -68,17 +77,19 @@ class Aligner:
             own_rounding = _rms(scale) / max(_rms(own), _TINY)
             scale = np.hypot(scale, own_rounding * np.nan_to_num(numbers, posinf=0, neginf=0))
         pair = np.stack([own if numbers is None else numbers.reshape(own.shape), scale])
-        for numbers, scale in in_shape(pair, like.shape):
-            yield Order(_apart(like, numbers, scale), numbers, scale)
+        for (numbers, scale), is_plain in in_shape(pair, like.shape):
+            yield Order(_apart(like, numbers, scale), numbers, scale, is_plain)
 
 
 class Order(NamedTuple):
     """A tensor of the reference with its axes in another order: how far it lies from one of the
-    port, in roundings; its numbers, and the rounding of each."""
+    port, in roundings; its numbers, and the rounding of each; whether no axes of one size, as
+    queries and keys, are exchanged."""
 
     distance: float
     numbers: np.ndarray
     scale: np.ndarray
+    is_plain: bool
 
 
 class _Sorted(NamedTuple):
@@ -112,25 +123,28 @@ def _apart(a: np.ndarray, b: np.ndarray, scale: np.ndarray) -> float:
         return math.sqrt(np.mean(np.square(distance)))
 
 
-def in_shape(pair: np.ndarray, shape: tuple[int, ...]) -> Iterator[np.ndarray]:
+def in_shape(pair: np.ndarray, shape: tuple[int, ...]) -> Iterator[tuple[np.ndarray, bool]]:
     """Stacked arrays, each in `shape`, their axes permuted, or those of `shape` where they are
-    finer."""
+    finer; and whether axes of one size keep their order."""
     own = tuple(n for n in pair.shape[1:] if n > 1)
     wanted = tuple(n for n in shape if n > 1)
     coarser = False
     for order in permutations(range(len(own))):
         if _cuts(wanted) <= _cuts([own[i] for i in order]):
             coarser = True
-            yield (
-                pair.reshape(len(pair), *own)
-                .transpose(0, *(i + 1 for i in order))
-                .reshape(len(pair), *shape)
-            )
+            axes = (0, *(i + 1 for i in order))
+            seen = pair.reshape(len(pair), *own).transpose(axes)
+            yield seen.reshape(len(pair), *shape), _is_plain(own, order)
     for order in () if coarser else permutations(range(len(wanted))):
         finer = [wanted[i] for i in order]  # the axes of `wanted` in the order of the pair's own
         if _cuts(own) <= _cuts(finer):
             back = (0, *(i + 1 for i in np.argsort(order)))
-            yield pair.reshape(len(pair), *finer).transpose(back).reshape(len(pair), *shape)
+            seen = pair.reshape(len(pair), *finer).transpose(back)
+            yield seen.reshape(len(pair), *shape), _is_plain(wanted, order)
+
+
+def _is_plain(sizes: Sequence[int], order: Sequence[int]) -> bool:
+    return not any(i > j and sizes[i] == sizes[j] for i, j in combinations(order, 2))
 
 
 def _cuts(shape: Sequence[int]) -> set[int]:

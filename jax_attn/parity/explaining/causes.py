@@ -211,7 +211,7 @@ class _Trials:
             name: p.detach().double() for name, p in reference.module.named_parameters()
         }
         self._known: dict[int, set[int]] = {}
-        self._before = [min(each, default=math.inf) for each in self._orders(aligner.taps)]
+        self._before = _nearest(self._orders(aligner.taps))
 
     def catalogued(self) -> Iterator[_Tried]:
         """Every variant at every site alone, then one at all its sites together."""
@@ -311,7 +311,7 @@ class _Trials:
         mode = _Varied()
         is_run = self._run(mode, changes, held or {})
         orders = self._orders(mode.taps, variant.unit) if is_run else None
-        distances = [min(each, default=math.inf) for each in orders] if orders else self._before
+        distances = _nearest(orders) if orders else self._before
         shares = (
             1 - d / before for d, before in zip(distances, self._before, strict=True) if before
         )
@@ -323,10 +323,8 @@ class _Trials:
             min(distances) <= APART,
             float(np.clip(np.nan_to_num(max(shares, default=0.0)), 0.0, 1.0)),
         )
-        at_first = orders[0] if orders else []
-        return _Tried(
-            cause, any(d <= APART for d in at_first) + any(d <= APART for d in at_first[:1])
-        )
+        given = {is_plain for d, is_plain in orders[0] if d <= APART} if orders else set()
+        return _Tried(cause, 2 if True in given else len(given))
 
     def _run(self, mode: _Varied, changes: Mapping[int, Variant], held: Mapping[int, Tap]) -> bool:
         """Run up to the wrong tensors; whether they were reached, by the same operations."""
@@ -350,19 +348,23 @@ class _Trials:
         pairs = self._region.last_matched
         return {p.theirs.index: p.theirs for p in pairs if p.theirs.index not in self._targets}
 
-    def _orders(self, taps: Sequence[Tap], unit: float = 0.0) -> list[list[float]]:
+    def _orders(self, taps: Sequence[Tap], unit: float = 0.0) -> list[list[tuple[float, bool]]]:
         """How far each wrong tensor of the port lies from the reference's, in roundings, in each
-        order of its axes.
+        order of its axes; and whether that is plain.
 
         unit: of what is rounded to a narrower dtype, as `Variant` has it.
         """
         return [
             [
-                _nearly(o, ours.numbers, unit) if unit else o.distance
+                (_nearly(o, ours.numbers, unit) if unit else o.distance, o.is_plain)
                 for o in self._aligner.orders(i, ours.numbers, taps[i].numbers)
             ]
             for i, ours in self._targets.items()
         ]
+
+
+def _nearest(orders: Sequence[Sequence[tuple[float, bool]]]) -> list[float]:
+    return [min((distance for distance, _ in each), default=math.inf) for each in orders]
 
 
 def _nearly(order: Order, ours: np.ndarray, unit: float) -> float:

@@ -9,6 +9,7 @@ then, the two are the same tensor (`exit`). Then its own inputs are: where it st
 error is born there; where it is right, one of its inputs brought the error (`births`).
 """
 
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -120,7 +121,7 @@ class _View:
         before: "_View | None" = None,
     ):
         self.taps = program.taps(replaced)
-        self.outputs = {i for name in wanted for i in program.outputs[name]}
+        self.outputs = {i: name for name in wanted for i in program.outputs[name]}
         self.replaced = replaced
         self._aligner, self._before = aligner, before
         self._same: dict[int, list[int]] = {}
@@ -153,12 +154,16 @@ class _View:
                 wrong.add(index)
                 left += self.taps[index].parents
         told = {i for i in wrong if self.taps[i].tells or self.taps[i].has_nan}
-        return sorted(told | (wrong & self.outputs))
+        return sorted(told | wrong.intersection(self.outputs))
 
     def _is_right(self, index: int) -> bool:
-        """An output is so where it is one of the reference's, and no tensor on the way to one."""
+        """An output is so where it is the reference's of that name, and no tensor on the way."""
         same = self.same(index)
-        return bool(self._aligner.results.intersection(same) if index in self.outputs else same)
+        return bool(self.results(index).intersection(same) if index in self.outputs else same)
+
+    def results(self, index: int) -> set[int]:
+        """What an output is on the other side."""
+        return self._aligner.results(self.outputs[index])
 
 
 def find_regions(program: Program, aligner: Aligner, wanted: Collection[str]) -> Iterator[Region]:
@@ -253,9 +258,9 @@ class _Search:
     ) -> Iterator[tuple[int, np.ndarray, bool]]:
         """The reference's taps that a wrong tap may be, the nearest first, in its shape.
 
-        And whether its axes are in the first order that gives that shape.
+        And whether no axes of one size are exchanged.
 
-        Of taps with the same numbers, the first. What the wrong tap is made of, and right, counts
+        Of a tap and its copies, the first. What the wrong tap is made of, and right, counts
         apart: it may be near, and more seldom is what should stand here.
         """
         numbers, read = self._view.taps[index].numbers, self._read(index)
@@ -263,22 +268,24 @@ class _Search:
         found = []
         if among is None:
             every = range(len(self._aligner.taps))
-            among = self._aligner.results if index in self._view.outputs else every
+            among = self._view.results(index) if index in self._view.outputs else every
         for i in among:
             tap = self._aligner.taps[i]
             fits = tap.tells and not tap.is_leaf and tap.value.size == numbers.size
             if not fits or (read and not read & ancestors(self._aligner.taps, [i])):
                 continue
             for n, order in enumerate(self._aligner.orders(i, numbers)):
-                found.append((_difference(order.numbers, numbers), i, n, order.numbers))
+                found.append((_difference(order.numbers, numbers), i, n, order))
         found.sort(key=lambda each: each[:3])
-        seen: set[bytes] = set()
+        seen: dict[bytes, set[int]] = defaultdict(set)
         left = {False: _MOST_CANDIDATES, True: _MOST_BEFORE}
-        for _, theirs, n, value in found:
-            if left[theirs in before] and (shown := value.tobytes()) not in seen:
-                seen.add(shown)
+        for _, theirs, _, order in found:
+            same = seen[order.numbers.tobytes()]
+            is_copy = same & ancestors(self._aligner.taps, [theirs])
+            if left[theirs in before] and not is_copy:
+                same.add(theirs)
                 left[theirs in before] -= 1
-                yield theirs, value, n == 0
+                yield theirs, order.numbers, order.is_plain
 
     def _known(self, index: int) -> list[int]:
         return [] if index in self._wrong else self._view.same(index)
@@ -297,7 +304,7 @@ class _Search:
         """
         view = self._run({index: value})
         if index in view.outputs:
-            return (index, theirs) if theirs in self._aligner.results else None
+            return (index, theirs) if theirs in view.results(index) else None
         following = sorted((view.changed & self._wrong) - {index})[:_FOLLOWING]
         for i in following:
             same = view.same(i)
@@ -332,8 +339,10 @@ class _Search:
         equations = sorted(ancestors(taps, [index]) & self._wrong)
         inputs = {p for i in equations for p in taps[i].parents} - self._wrong
         inputs.add(index)  # right itself, where the port leaves out what should follow
+        # A module that is called twice has each tensor twice: what led here is meant.
+        led_here = ancestors(self._aligner.taps, [theirs, after[1]])
         pairs = (
-            Pair(taps[i], self._aligner.taps[partners[0]])
+            Pair(taps[i], self._aligner.taps[min(partners, key=lambda p: p not in led_here)])
             for i in sorted(inputs)
             if (partners := self._view.same(i))
         )

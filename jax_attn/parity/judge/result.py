@@ -43,7 +43,8 @@ class Result:
         "not run" means that there was nothing to run; the doubts say why.
       name: the name of the check.
       details: further facts for reports, such as the number of steps.
-      explainer: what `explain` calls; None of a result that is not of `parity.check`.
+      explanation: what `explained` found, as plain data; None where it was not asked.
+      explainer: what `explain` calls; None of a result that is not of `check` or `check_training`.
     """
 
     dtype: str
@@ -55,6 +56,7 @@ class Result:
     level: str = "measured"
     name: str = "check"
     details: dict[str, str] = field(default_factory=dict)
+    explanation: dict[str, Any] | None = None
     explainer: Callable[["Result"], "Explanation"] | None = field(
         default=None, repr=False, compare=False
     )
@@ -103,16 +105,29 @@ class Result:
     def explain(self) -> "Explanation":
         """Return where the port first differs from its reference, and what would explain it.
 
-        As `parity.explain` does, without running the check again.
+        As `parity.explain` does, without running the check again. Of a training whose updates are
+        wrong, the explanation says under which recipe the reference makes the port's updates.
 
         Raises:
-          ValueError: this result is not of `parity.check`.
+          ValueError: this result is not of `check` or `check_training`.
         """
         if self.explainer is None:
             raise ValueError(
-                f"explain: expected a result of parity.check, got that of {self.name!r}"
+                "explain: expected a result of parity.check or parity.check_training, got that of "
+                f"{self.name!r}"
             )
         return self.explainer(self)
+
+    def explained(self) -> "Result":
+        """Return the same result with its explanation, and without the two modules.
+
+        `explanation` is None if the verdict is PASS.
+        """
+        if self.verdict is Verdict.PASS or self.explainer is None:
+            return replace(self, explainer=None)
+        found = self.explain()
+        data = {**found.to_json(), "text": plain(found)}
+        return replace(self, explainer=None, explanation=data)
 
     def raise_for_status(self, *, all_tensors: bool = False) -> "Result":
         """Return the result if its verdict is PASS; otherwise raise ParityError with the report.
@@ -153,7 +168,8 @@ class Result:
         table = tensor_table(shown, ratios=self.level == "measured")
         notes = [Text(f"note: {note}", style="dim") for note in self.notes]
         more = [Text(_left_out(left_out))] if left_out else []
-        return Report(heading, *lines, *([table] if shown else []), *more, *notes)
+        found = [Text(f"explained:\n{self.explanation['text']}")] if self.explanation else []
+        return Report(heading, *lines, *([table] if shown else []), *more, *notes, *found)
 
     def as_dict(self) -> dict:
         """Return plain data for JSON; where there are several transforms, tensors are named by
@@ -169,6 +185,7 @@ class Result:
             "verdict": str(self.verdict),
             "reasons": list(self.reasons),
             "notes": list(self.notes),
+            **({"explanation": self.explanation} if self.explanation else {}),
             "tensors": {
                 f"{t.transform} {t.label}" if several else t.label: t.as_dict()
                 for t in self.tensors

@@ -11,7 +11,8 @@ A verdict flows in one direction: arguments -> recipe -> the reference's runs (`
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import optax
@@ -44,6 +45,9 @@ from jax_attn.parity.training.reference_training import (
 )
 from jax_attn.parity.training.runs import MOMENT_FIELDS
 from jax_attn.transfer import Layout
+
+if TYPE_CHECKING:
+    from jax_attn.parity.explaining.explanation import Explanation
 
 OWN_OPTIMIZER = (
     "port_optimizer: the one given. Where it is optax's own: its adam, adamw and nadam take "
@@ -160,7 +164,16 @@ def judge(
         notes=(*notes, *_not_compared(reference), *pinned, *canaries.notes),
         name=name,
         details={"steps": str(reference.steps)},
+        explainer=partial(_explained, reference, port, tx),
     )
+
+
+def _explained(
+    reference: ReferenceTraining, port: PortLoop, tx: optax.GradientTransformation, result: Result
+) -> "Explanation":
+    from jax_attn.parity.training.explain import explain_training  # what passes needs none
+
+    return explain_training(result, reference, port, tx)
 
 
 def _not_compared(reference: ReferenceTraining) -> list[str]:

@@ -34,14 +34,14 @@ class PortLoop:
     """
 
     def __init__(self, module: nnx.Module, loss: JaxLoss, batches: Sequence[Batch], dtype: str):
-        self._module, self._loss = module, loss
+        self.module, self.loss = module, loss
         self._dtype, self._master_dtype = dtype, master_dtype(dtype)
         self.batches = [{k: _array(a, dtype) for k, a in batch.items()} for batch in batches]
         self.start = {path: jnp.array(a, self._master_dtype) for path, a in flatten(module).items()}
 
     @cached_property
     def _gradients(self) -> Callable[[Parameters, Mapping], tuple[jax.Array, Parameters]]:
-        graph, state, *others = nnx.split(self._module, nnx.Param, ...)
+        graph, state, *others = nnx.split(self.module, nnx.Param, ...)
         variables = dict(nnx.to_flat_state(state))
 
         def forward(params: Parameters, batch: Mapping[str, jax.Array]) -> jax.Array:
@@ -50,7 +50,7 @@ class PortLoop:
                 for place, variable in variables.items()
             ]
             module = nnx.merge(graph, nnx.from_flat_state(flat), *others, copy=True)
-            return self._loss(module, batch)
+            return self.loss(module, batch)
 
         def gradients(
             masters: Parameters, batch: Mapping[str, jax.Array]

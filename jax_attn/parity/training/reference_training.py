@@ -137,19 +137,22 @@ def compare_replay(reference: ReferenceTraining, port: Replay) -> Iterator[Tenso
     """After one update and after the last, from identical gradients: how far parameters moved;
     and the optimizer's state, as far as the port's has it."""
     precision = PRECISIONS[master_dtype(reference.loop.dtype)]
-    return _reports(reference.replays, port, precision, reference.idle)
+    return compared(reference.replays, port, precision, reference.idle)
 
 
 def compare_free_run(reference: ReferenceTraining, port: FreeRun) -> Iterator[TensorReport]:
     """The first gradients; losses and how far parameters moved, on the way and at the end."""
     precision = PRECISIONS[reference.loop.dtype]
-    return _reports(reference.free_runs, port, precision, reference.idle)
+    return compared(reference.free_runs, port, precision, reference.idle)
 
 
-def _reports(
+def compared(
     runs: Runs[Kind], port: Kind, precision: Precision, idle: frozenset[str]
 ) -> Iterator[TensorReport]:
-    """idle: parameters that rounding alone moves: the spread is all that holds their drift."""
+    """A report on each tensor of a port's run.
+
+    idle: parameters that rounding alone moves: the spread is all that holds their drift.
+    """
     ours, own = port.tensors(), runs.own.tensors()
     perturbed = [run.tensors() for run in runs.perturbed]
     for label, exact in runs.exact.tensors().items():

@@ -212,9 +212,12 @@ def test_packed_rows_taken_in_another_order_fail(tmp_path, monkeypatch, quick):
 
     monkeypatch.setattr(surveying, "_row", query_value_key)
     (layer,), _ = layers_of(path, num_heads=N)
-    result = verify_layer(layer, arrays)
+    result = verify_layer(layer, arrays, explain=True)
     assert result.verdict is Verdict.FAIL
     assert any("'k_proj.weight' differs" in failure for failure in result.failures)
+    (cause,) = result.explanation["regions"][0]["causes"]
+    assert (cause["name"], cause["confirmed"]) == ("packed order (exchanged)", True)
+    assert (passed.explanation, passed.explainer, result.explainer) == (None, None, None)
 
 
 def test_what_does_not_come_back_as_it_was_fails(tmp_path, monkeypatch, quick):

@@ -33,7 +33,7 @@ CAUSES = {
     "heads tiled": "head order (tiled)",
     "gate and up swapped": "packed order (exchanged)",
     "keys for values": "packed order",
-    "query and key swapped": "packed order",
+    "query and key swapped": ("packed order", "transposed"),
     "epsilon 100 times larger": "epsilon",
     "norm without its 1": "norm",
     "residual from the norm": "residual",
@@ -53,14 +53,11 @@ CAUSES = {
     "bias after the softmax": None,
     "maximal distance doubled": None,
     "a clamp left out": None,
-    "bias in the first layer alone": "residual (left out)",
+    "bias in the first layer alone": "bias (left out)",
 }
 # (family, mistake) -> what is found instead: rounding behind the scaled embedding counts as a wrong
-# tensor there, and no cause is confirmed of a rotary convention where the scores are softcapped.
-KNOWN = {
-    ("gemma2", "epsilon 100 times larger"): "precision",
-    ("gemma2", "interleaved rotary"): None,
-}
+# tensor there.
+KNOWN = {("gemma2", "epsilon 100 times larger"): "precision"}
 
 
 @cache

@@ -142,5 +142,5 @@ _WIRINGS = {"add": "residual (from another tensor)", "bmm": "packed order"}
 def _seen_as(tap: Tap, x: Tensor) -> Iterator[Tensor]:
     """A tap in the shape of a tensor of as many numbers, in each order of its axes."""
     if tap.value.size == x.numel() > 1:
-        for pair in islice(in_shape(tap.value[None], tuple(x.shape)), _MOST_ORDERS):
-            yield torch.from_numpy(np.ascontiguousarray(pair[0]))
+        for seen, _ in islice(in_shape(tap.value[None], tuple(x.shape)), _MOST_ORDERS):
+            yield torch.from_numpy(np.ascontiguousarray(seen[0]))

@@ -356,10 +356,13 @@ class _Trials:
         """
         return [
             [
-                (_nearly(o, ours.numbers, unit) if unit else o.distance, o.is_plain)
+                (_nearly(o, ours.numbers, unit) if is_rounded else o.distance, o.is_plain)
                 for o in self._aligner.orders(i, ours.numbers, taps[i].numbers)
             ]
             for i, ours in self._targets.items()
+            for is_rounded in [
+                unit and not np.array_equal(taps[i].value, self._aligner.taps[i].value)
+            ]
         ]
 
 
@@ -372,7 +375,8 @@ def _nearly(order: Order, ours: np.ndarray, unit: float) -> float:
     with np.errstate(invalid="ignore"):
         off = np.where(ours == order.numbers, 0.0, np.abs(ours - order.numbers))
     is_far = ~(off <= APART * order.scale)
-    to_the_next = off <= unit * np.abs(order.numbers) + APART * order.scale
+    step = np.where(np.isfinite(order.numbers), unit * np.abs(order.numbers), 0.0)
+    to_the_next = off <= step + APART * order.scale
     if is_far.mean() > _FEW or not to_the_next.all():
         return order.distance
     return math.sqrt(np.mean(np.square((off / order.scale)[~is_far])))

@@ -61,7 +61,7 @@ def dot_product_attention(
         one of known name that runs with other tiles); None chooses. "dense" writes every score
         out. "blocked" holds no T×S array, forward or backward; its forward mode (jvp, jacfwd) and
         its second derivatives (hessian) are dense's, with dense's memory.
-      bias_k, bias_v: (K, H) and (K, Hv), in the query's dtype: one more key, such as a learnt one,
+      bias_k, bias_v: (K, H) and (K, Hv), in the query's dtype: one more key, such as a learned one,
         and its value, behind the S. Every query sees it: mask and bias are of the S keys alone.
       add_zero_attn: a static bool; True adds a key and a value of 0 behind that, which every query
         sees likewise.

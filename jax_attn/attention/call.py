@@ -28,7 +28,7 @@ class Call:
     the mask includes is_causal. Where only the weights are wanted, the value is the key.
 
     Beside the S keys there may be extra ones, which every query sees, whatever mask and bias say:
-    a learnt key bias_k (K, H) with its value bias_v (K, Hv), a key and value of 0 where
+    a learned key bias_k (K, H) with its value bias_v (K, Hv), a key and value of 0 where
     add_zero_attn, and sinks (N,), scores that take weight and have no value. The first two have
     columns of weights behind the others', in this order, and dropout; sinks have neither.
     """

@@ -1,7 +1,7 @@
 """Biases that follow from the positions of query and key, for models without rotary positions.
 
 ALiBi: a score falls with the distance, in each head by a slope of its own (Press et al., "Train
-Short, Test Long", 2022). T5: distances fall into buckets, each with a learnt number a head
+Short, Test Long", 2022). T5: distances fall into buckets, each with a learned number a head
 (Raffel et al., "Exploring the Limits of Transfer Learning", 2020).
 """
 

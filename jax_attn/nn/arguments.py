@@ -165,7 +165,7 @@ def with_position_bias(
     own_NTS = module.position_bias(q_BTD.shape[1], k_BSD.shape[1])
     if bias is None:
         return own_NTS
-    with jax.numpy_dtype_promotion("standard"):  # a learnt one has the parameters' dtype
+    with jax.numpy_dtype_promotion("standard"):  # a learned one has the parameters' dtype
         return bias + own_NTS
 
 

@@ -52,10 +52,10 @@ class GroupedQueryAttention(nnx.Module):
       qk_norm: what makes q_norm and k_norm, each over the H features of a head, learning for all
         heads alike: called as ``qk_norm(H, dtype=…, param_dtype=…, rngs=…)``, such as
         ``nnx.RMSNorm``; none unless given.
-      add_bias_kv: whether there are bias_k (K, H) and bias_v (K, H), a learnt key and value, drawn
+      add_bias_kv: whether there are bias_k (K, H) and bias_v (K, H), a learned key and value, drawn
         from N(0, 1 / (K · H)), as torch.nn.MultiheadAttention's.
       add_zero_attn: whether there are a key and a value of 0.
-      sinks: whether there are sinks (N,), a learnt score that each query head has for nothing,
+      sinks: whether there are sinks (N,), a learned score that each query head has for nothing,
         drawn from N(0, 0.02²), as gpt-oss's. These three are as in ``dot_product_attention``: every
         query sees them; they are not normalised, rotated or biased.
       rotary: a Rotary, to turn queries and keys by their positions; none unless given.
@@ -152,10 +152,10 @@ class GroupedQueryAttention(nnx.Module):
             options = {"dtype": self.dtype, "param_dtype": jnp.dtype(param_dtype), "rngs": rngs}
             self.q_norm, self.k_norm = qk_norm(H, **options), qk_norm(H, **options)
         self.add_zero_attn = add_zero_attn
-        learnt = functools.partial(normal, rngs, dtype=jnp.dtype(param_dtype))
-        self.bias_k = learnt((K, H), (K * H) ** -0.5) if add_bias_kv else nnx.data(None)
-        self.bias_v = learnt((K, H), (K * H) ** -0.5) if add_bias_kv else nnx.data(None)
-        self.sinks = learnt((N,), SINKS_DEVIATION) if sinks else nnx.data(None)
+        learned = functools.partial(normal, rngs, dtype=jnp.dtype(param_dtype))
+        self.bias_k = learned((K, H), (K * H) ** -0.5) if add_bias_kv else nnx.data(None)
+        self.bias_v = learned((K, H), (K * H) ** -0.5) if add_bias_kv else nnx.data(None)
+        self.sinks = learned((N,), SINKS_DEVIATION) if sinks else nnx.data(None)
         self.rngs: nnx.RngStream | None = rngs.dropout.fork() if keeps else nnx.data(None)
 
     @overload

@@ -1,4 +1,4 @@
-"""T5's learnt bias: a number a head for the bucket that key and query's distance falls into."""
+"""T5's learned bias: a number a head for the bucket that key and query's distance falls into."""
 
 import jax
 import jax.numpy as jnp

@@ -112,7 +112,7 @@ def test_buckets_are_t5_s_in_both_frameworks(buckets, longest, bidirectional):
 
 @pytest.mark.parametrize("bidirectional", [True, False])
 @pytest.mark.parametrize(("T", "S"), [(5, 11), (11, 5), (13, 1)])
-def test_a_learnt_bias_is_the_same_in_both_frameworks(T, S, bidirectional):
+def test_a_learned_bias_is_the_same_in_both_frameworks(T, S, bidirectional):
     how = {"buckets": 8, "max_distance": 9, "bidirectional": bidirectional}
     theirs = torch_bias.RelativeBias(N, **how)
     ours = nnx.eval_shape(lambda: RelativeBias(N, **how, rngs=nnx.Rngs(0)))
@@ -123,7 +123,7 @@ def test_a_learnt_bias_is_the_same_in_both_frameworks(T, S, bidirectional):
     assert np.unique(np.asarray(got)[0]).size > 3
 
 
-def test_several_modules_hold_one_learnt_bias():
+def test_several_modules_hold_one_learned_bias():
     shared = RelativeBias(N, rngs=nnx.Rngs(0))
     blocks = nnx.List(build(position_bias=shared) for _ in range(2))
     paths = [path for path, _ in nnx.to_flat_state(nnx.state(blocks, nnx.Param))]

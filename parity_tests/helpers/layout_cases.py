@@ -95,7 +95,7 @@ CASES = {
         vdim=VDIM,
         bias=False,
     ),
-    "torch_mha with a learnt key": case(
+    "torch_mha with a learned key": case(
         "torch_mha", torch_packed, "out_proj", flax=ours(add_bias_kv=True), add_bias_kv=True
     ),
     "gqa": case("gqa", GQA, "out_proj", K, flax=ours(K)),
@@ -113,7 +113,7 @@ CASES = {
     "gqa with a bias on the inputs only": case(
         "gqa", GQA, "out_proj", K, flax=ours(K, use_out_bias=False), out_bias=False
     ),
-    "gqa with a learnt key and sinks": case(
+    "gqa with a learned key and sinks": case(
         "gqa",
         GQA,
         "out_proj",

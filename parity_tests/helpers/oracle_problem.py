@@ -50,7 +50,7 @@ def problem(seed: int = 0, **changed) -> AttentionProblem:
 
 
 def with_extra_keys(posed: AttentionProblem) -> AttentionProblem:
-    """With a learnt key, one of zeros and sinks; the empty row attends to these."""
+    """With a learned key, one of zeros and sinks; the empty row attends to these."""
     draw = np.random.default_rng(3).standard_normal
     extra = {"bias_k": draw((1, 1, K * H)), "bias_v": draw((1, 1, K * H)), "sinks": draw(N)}
     return replace(posed, weights=posed.weights | extra, add_zero_attn=True)

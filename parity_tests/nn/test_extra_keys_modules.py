@@ -1,4 +1,4 @@
-"""Modules with learnt keys and sinks: their draws, and transformers' gpt-oss attention."""
+"""Modules with learned keys and sinks: their draws, and transformers' gpt-oss attention."""
 
 import jax
 import jax.numpy as jnp

@@ -285,7 +285,7 @@ WEAK = frozenset(
         "dropout without 1/keep",
         "gradient stopped at the queries",
         "gradient stopped at the keys",
-        "gradient stopped at the learnt key",
+        "gradient stopped at the learned key",
         "zero key left out",
         "zeros projected to the zero key",
         "one sink for all heads",

@@ -47,7 +47,7 @@ def sees_nothing(c: Case, p: AttentionProblem, u: str) -> bool:
 
 
 def extra_columns(c: Case, p: AttentionProblem, u: str) -> bool:
-    """There is a learnt key or one of zeros."""
+    """There is a learned key or one of zeros."""
     return p.extra_columns > 0
 
 

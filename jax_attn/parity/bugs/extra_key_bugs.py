@@ -1,4 +1,4 @@
-"""Bugs of keys that stand beside the sequence's own: learnt, of zeros, and sinks."""
+"""Bugs of keys that stand beside the sequence's own: learned, of zeros, and sinks."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,8 +15,8 @@ from jax_attn.parity.judge.oracle import Turn
 Pair = tuple[Tensor, Tensor]
 
 
-def learnt(change: Callable[[TensorProblem, Tensor, Tensor], Pair]) -> Plants:
-    """The learnt key and value (1, K, 1, H) changed."""
+def learned(change: Callable[[TensorProblem, Tensor, Tensor], Pair]) -> Plants:
+    """The learned key and value (1, K, 1, H) changed."""
 
     def extra(right: Callable[[TensorProblem], Pair], p: TensorProblem) -> Pair:
         own, rest = zip(*(y.split([1, p.extra_columns - 1], dim=2) for y in right(p)), strict=True)
@@ -77,7 +77,7 @@ def above_the_maximum(right: Callable, p: TensorProblem, scores: Tensor) -> Tens
     return right(p, scores) + top.masked_fill(top.isneginf(), 0.0)
 
 
-_LEARNT, _SINKS = claims.weight("bias_k"), claims.weight("sinks")
+_LEARNED, _SINKS = claims.weight("bias_k"), claims.weight("sinks")
 _EXTRA_ROW = ("gqa/extra_keys", "per_head")
 _TORCH_ROW = ("torch_mha/extra_keys", "none")
 _SINKS_ROW = ("gqa/sinks", "window")
@@ -93,16 +93,16 @@ EXTRA_KEY_BUGS: dict[str, Bug] = {
         ("gqa/extra_keys_dropout", "dropout"),
         claims.every(claims.extra_columns, lambda c, p, u: p.kept is not None),
     ),
-    "learnt key not scaled": Bug(learnt(lambda p, k, v: (k / scale(p), v)), _TORCH_ROW, _LEARNT),
-    "learnt key and value swapped": Bug(learnt(lambda p, k, v: (v, k)), _TORCH_ROW, _LEARNT),
-    "learnt key rotated": Bug(
-        learnt(rotated), _EXTRA_ROW, claims.every(_LEARNT, claims.steps(Turn))
+    "learned key not scaled": Bug(learned(lambda p, k, v: (k / scale(p), v)), _TORCH_ROW, _LEARNED),
+    "learned key and value swapped": Bug(learned(lambda p, k, v: (v, k)), _TORCH_ROW, _LEARNED),
+    "learned key rotated": Bug(
+        learned(rotated), _EXTRA_ROW, claims.every(_LEARNED, claims.steps(Turn))
     ),
-    "gradient stopped at the learnt key": Bug(
-        learnt(lambda p, k, v: (k.detach(), v)), _EXTRA_ROW, _LEARNT
+    "gradient stopped at the learned key": Bug(
+        learned(lambda p, k, v: (k.detach(), v)), _EXTRA_ROW, _LEARNED
     ),
-    "gradient stopped at the learnt value": Bug(
-        learnt(lambda p, k, v: (k, v.detach())), _EXTRA_ROW, _LEARNT
+    "gradient stopped at the learned value": Bug(
+        learned(lambda p, k, v: (k, v.detach())), _EXTRA_ROW, _LEARNED
     ),
     "zero key left out": Bug(
         {"seen": without_zero}, ("torch_mha/extra_keys_weights", "empty_row"), claims.zero_key

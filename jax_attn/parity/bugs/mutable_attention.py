@@ -158,13 +158,13 @@ def softmax(p: TensorProblem, scores: Tensor) -> Tensor:
 
 
 def extra(p: TensorProblem) -> tuple[Tensor, Tensor]:
-    """Keys and values (1, K, extra columns, H) behind the others: a learnt one, one of zeros."""
+    """Keys and values (1, K, extra columns, H) behind the others: a learned one, one of zeros."""
     both = []
     for name in ("k", "v"):
         H = p.weights[f"{name}.weight"].shape[0] // p.num_kv_heads
         zero = torch.zeros(1, p.num_kv_heads, 1, H, dtype=torch.float64)
-        learnt = [p.weights[f"bias_{name}"].view_as(zero)] if "bias_k" in p.weights else []
-        both.append(torch.cat([*learnt, *([zero] if p.add_zero_attn else [])], dim=2))
+        learned = [p.weights[f"bias_{name}"].view_as(zero)] if "bias_k" in p.weights else []
+        both.append(torch.cat([*learned, *([zero] if p.add_zero_attn else [])], dim=2))
     return both[0], both[1]
 
 

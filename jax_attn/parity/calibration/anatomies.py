@@ -11,7 +11,7 @@ class Anatomy:
     """A block of attention and an MLP, each behind a norm, by the names of its parts in `blocks`.
 
     hide: how attention that writes its scores out hides a masked key; None for a fused function.
-    buckets: whether a bias is added to the scores, learnt for each bucket of distances. tokens:
+    buckets: whether a bias is added to the scores, learned for each bucket of distances. tokens:
     whether the block reads token ids through an embedding.
     """
 

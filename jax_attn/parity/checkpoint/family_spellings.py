@@ -23,7 +23,7 @@ class Spelled(NamedTuple):
     projections: query, key and value, or one that holds all three: `by_group` G queries, the key
     and the value of each key/value head in turn, else all queries, all keys, all values. columns:
     weights lie (in, out). pairs_apart: rotary pairs (2m, 2m + 1) that torch_ref's module has at
-    (m, m + H/2). table: of a learnt position bias.
+    (m, m + H/2). table: of a learned position bias.
     """
 
     projections: tuple[str, ...]
@@ -89,7 +89,7 @@ def state(family: str, traits: Traits, tensors: Arrays) -> dict[str, np.ndarray]
 
 
 def bias_table(family: str) -> str:
-    """The key of the table of a learnt position bias, behind a block's prefix."""
+    """The key of the table of a learned position bias, behind a block's prefix."""
     return f"{SPELLED[family][0].table}.weight"
 
 

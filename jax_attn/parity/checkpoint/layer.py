@@ -176,7 +176,7 @@ def variant(traits: Traits) -> str:
         "rotary": traits.rotary is not None,
         "QK-norm": traits.qk_norm is not None,
         "softcap": traits.softcap is not None,
-        "a learnt key": traits.add_bias_kv,
+        "a learned key": traits.add_bias_kv,
         "window": traits.window is not None,
         "its own scale": scale and not math.isclose(scale, traits.sizes.head_dim**-0.5),
         "ALiBi": bias == "alibi",

@@ -203,7 +203,7 @@ _ROTARY = _grouped(
     after=(Turn(_BASE, _EVEN),),
 )
 _PIECES = _cached(_GROUPED, cached_calls.torch_pieces)
-# Keys beside the sequence's own, which every query sees: learnt, zero, sinks.
+# Keys beside the sequence's own, which every query sees: learned, zero, sinks.
 _BIAS_KV_ZERO: dict[str, Any] = {"add_bias_kv": True, "add_zero_attn": True}
 _ALL_EXTRA = _BIAS_KV_ZERO | {"sinks": True}
 _TORCH_EXTRA = replace(

@@ -65,7 +65,7 @@ class Traits:
 
     kdim, vdim: features of keys and values; D when None. scale: 1/√H when None. is_causal: a query
     sees no later key. window: how many keys a query sees, the last its own; None for all. cross:
-    keys and values come from another sequence. add_bias_kv: a learnt key and its value are seen by
+    keys and values come from another sequence. add_bias_kv: a learned key and its value are seen by
     every query, as in torch.nn.MultiheadAttention. lender: the torch prefix of the block whose
     table of position biases this one borrows; "" for none.
     """

@@ -1,4 +1,4 @@
-"""T5, mT5 and UMT5: an encoder and a decoder, no scale, a learnt bias by distance.
+"""T5, mT5 and UMT5: an encoder and a decoder, no scale, a learned bias by distance.
 
 The first block of either side holds the table of buckets, and the others are called with its bias.
 In UMT5 every block has its own.

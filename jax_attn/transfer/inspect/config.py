@@ -262,7 +262,7 @@ LACKS = (
     ),
     Lack("clipped projections", keys="clip_qkv"),
     Lack("attention sinks", beside=r"(^|\.)sinks$"),
-    Lack("a learnt key and value", beside=r"(^|\.)bias_[kv]$"),
+    Lack("a learned key and value", beside=r"(^|\.)bias_[kv]$"),
     Lack("a bias of its own name", beside=r"(^|\.)[qkv]_bias$"),
     Lack("low-rank adapters", beside=r"lora_"),
 )

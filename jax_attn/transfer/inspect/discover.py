@@ -48,7 +48,7 @@ class AttentionBlock:
     """One attention block.
 
     rows: "q.weight", "k.bias", "o.weight" … -> where it lies; a block may have no biases. Where
-        torch's learnt key and value are there, "bias_k" and "bias_v".
+        torch's learned key and value are there, "bias_k" and "bias_v".
     embed_dim, kdim, vdim: how many features query, key and value have.
     absent: keys of the biases that are missing although query, key or value has one; they are in
         `rows` all the same. beside: other keys under the prefix, relative to it.
@@ -211,7 +211,7 @@ def _block(
     if (out_bias := f"{out.removesuffix('weight')}bias") in specs:
         rows["o.bias"] = ProjectionRows(out_bias, 0, embed_dim)
     _check_biases(specs, rows)
-    rows |= _learnt(specs, prefix, counts[1])
+    rows |= _learned(specs, prefix, counts[1])
     keys = [*dict.fromkeys(each.key for each in rows.values())]
     dtype = _dtype(specs, [key for key in keys if key in specs])
     absent = tuple(key for key in keys if key not in specs)
@@ -241,7 +241,7 @@ def _rows(kind: str, keys: list[str], counts: list[int]) -> dict[str, Projection
     }
 
 
-def _learnt(specs: Specs, prefix: str, width: int) -> dict[str, ProjectionRows]:
+def _learned(specs: Specs, prefix: str, width: int) -> dict[str, ProjectionRows]:
     """torch's bias_k and bias_v (1, 1, K·H), where both are there."""
     keys = {name: _under(prefix, name) for name in ("bias_k", "bias_v")}
     if not all(key in specs and specs[key].shape == (1, 1, width) for key in keys.values()):

@@ -111,14 +111,14 @@ def incomplete(blocks: Iterable[tuple[Place, Traits]], paths: Iterable[str]) -> 
     """What an attention block lacks that its traits need, or has that they do not."""
     paths = set(paths)
     for place, traits in blocks:
-        learnt = traits.bias is not None and traits.bias.kind == "relative" and not traits.lender
+        learned = traits.bias is not None and traits.bias.kind == "relative" and not traits.lender
         norm_biases = {"q_norm.bias", "k_norm.bias"}
         needed_where = {  # whether a block needs it
             **dict.fromkeys((f"{part}.kernel" for part in _PROJECTIONS), True),
             **dict.fromkeys((f"{part}.bias" for part in _TRIOS[0]), traits.use_bias),
             "out_proj.bias": traits.use_out_bias,
             **dict.fromkeys(("q_norm.scale", "k_norm.scale"), traits.qk_norm is not None),
-            _TABLE: learnt,
+            _TABLE: learned,
         }
         needed = {name for name, is_needed in needed_where.items() if is_needed}
         possible = {*needed_where, *norm_biases}

@@ -42,7 +42,7 @@ BIAS_KV = optional(
     row("bias_k", "bias_k", squeezed, heads),  # (1, 1, K·H) -> (K, H)
     row("bias_v", "bias_v", squeezed, heads),
 )
-"""A learnt key and its value; `add_zero_attn` has no parameters."""
+"""A learned key and its value; `add_zero_attn` has no parameters."""
 
 
 def projections(query: str, key: str, value: str, out: str) -> Layout:
@@ -90,7 +90,7 @@ LAYOUTS = {
         optional(
             LAYER_NORM.under("q_norm", "q_norm"),  # RMSNorm has no bias: its row does not count
             LAYER_NORM.under("k_norm", "k_norm"),
-            EMBEDDING.under("position_bias", "position_bias"),  # where it is learnt
+            EMBEDDING.under("position_bias", "position_bias"),  # where it is learned
             row("sinks", "sinks"),
         ),
     ),

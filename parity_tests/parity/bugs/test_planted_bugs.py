@@ -81,7 +81,7 @@ def tiled(call):
     return wrong
 
 
-def learnt_swapped(call):
+def learned_swapped(call):
     def wrong(module, **inputs):
         module.bias_k, module.bias_v = module.bias_v, module.bias_k
         return call(module, **inputs)
@@ -162,7 +162,7 @@ BUGS = {
     "heads tiled instead of repeated": ("gqa", "none", with_call(tiled)),
     "value bias dropped": ("torch_mha", "padding", with_call(without_bias)),
     "gradient stopped at the keys": ("gqa", "window", with_call(stopped)),
-    "learnt key and value swapped": ("torch_mha/extra_keys", "none", with_call(learnt_swapped)),
+    "learned key and value swapped": ("torch_mha/extra_keys", "none", with_call(learned_swapped)),
     "zero key left out": ("torch_mha/extra_keys", "none", with_call(no_zero_key)),
     "sinks scaled": ("gqa/sinks", "window", with_call(sinks_scaled)),
 }

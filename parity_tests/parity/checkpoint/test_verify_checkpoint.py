@@ -109,7 +109,7 @@ VARIANTS = {
         "float32",
         f"{N}x{N}x{H}",
     ),
-    "torch's, with a learnt key": (
+    "torch's, with a learned key": (
         {
             "attn.in_proj_weight": (3 * D, D),
             "attn.bias_k": (1, 1, D),

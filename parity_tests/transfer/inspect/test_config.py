@@ -217,7 +217,7 @@ BESIDE = {
     "self.distance_embedding.weight": "a relative position bias",
     "sinks": "attention sinks",
     "self.logit_scale": "a scale of its own",
-    "bias_k": "a learnt key and value",
+    "bias_k": "a learned key and value",
     "q_bias": "a bias of its own name",
     "q_proj.lora_A.weight": "low-rank adapters",
 }

@@ -123,7 +123,7 @@ def test_the_pipeline_is_a_composed_table():
 
 
 @pytest.mark.parametrize("one", [True, False])
-def test_a_learnt_key_on_one_side_alone_is_told_by_name(one):
+def test_a_learned_key_on_one_side_alone_is_told_by_name(one):
     reference = torch_ref.DESIGNS["torch_mha"](D, N, add_bias_kv=one)
     module = abstract(ours(add_bias_kv=not one))
     with pytest.raises(TransferError) as error:

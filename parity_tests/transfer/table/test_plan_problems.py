@@ -19,7 +19,7 @@ LAYOUT = Layout(
     row("up.weight", "up", linear),
     either(row("down.weight", "down", linear), row("down_t.weight", "down")),
     tied("lm_head.weight", "up.weight"),
-    refused("bias_k", "a learnt key has no place"),
+    refused("bias_k", "a learned key has no place"),
 )
 ODD_MESH = AbstractMesh((2,), ("a",))
 

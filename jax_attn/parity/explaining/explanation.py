@@ -19,6 +19,13 @@ _SHOWN = 6
 """Tensors before a wrong one, of either kind, and places of one axis, that a report lists."""
 
 
+_TRANSFORMS = (
+    ("eager", "jit", "it computes something else on concrete arrays than when it is traced"),
+    ("jit", "eager", "its operations are right one by one, and not as XLA compiles them together"),
+)
+"""Where the port is wrong, where it is right, and what that says."""
+
+
 @dataclass(frozen=True)
 class Explanation:
     """Where a port first differs from its reference.
@@ -43,7 +50,7 @@ class Explanation:
         if self.verdict is Verdict.PASS:
             return "No difference: every output and gradient lies within its budget."
         if not self.regions:
-            return (
+            return self._only_under or (
                 f"The check is {self.verdict}, and no tensor inside the port could be told to be "
                 "the first wrong one."
             )
@@ -57,6 +64,16 @@ class Explanation:
         more = len(self.regions) - 1
         also = f" It differs at {more} more place{'s' if more > 1 else ''}." if more else ""
         return f"The port first differs {way} at {ours}, where the reference has {theirs}.{also}"
+
+    @property
+    def _only_under(self) -> str:
+        """The finding where the port is right under one of eager and jit; "" elsewhere."""
+        failed = {t.transform for t in self.result.tensors if t.verdict is Verdict.FAIL}
+        passed = {t.transform for t in self.result.tensors} - failed
+        for wrong, right, why in _TRANSFORMS:
+            if wrong in failed and right in passed:
+                return f"The port passes under {right} and fails under {wrong}: {why}."
+        return ""
 
     def __str__(self) -> str:
         return plain(self)

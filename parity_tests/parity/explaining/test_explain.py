@@ -166,8 +166,27 @@ def test_where_numbers_are_nan_nothing_is_claimed():
     assert "no tensor inside the port could be told to be the first" in explanation.sentence
 
 
+class WrongWhenEager(FlaxBlock):
+    def __call__(self, x, ignored=None):
+        is_traced = isinstance(x, jax.core.Tracer)
+        return super().__call__(x if is_traced else 1.1 * x, ignored)
+
+
+def test_a_port_that_is_wrong_under_eager_alone_is_told_so():
+    arguments = (*pair(port=WrongWhenEager), (X, IGNORED))
+    explanation = parity.explain(*arguments, layout=LAYOUT, gradients=False)
+    assert explanation.regions == ()
+    assert explanation.sentence == (
+        "The port passes under jit and fails under eager: it computes something else on concrete "
+        "arrays than when it is traced."
+    )
+
+
 def test_a_result_that_is_not_of_check_has_no_explanation():
-    with pytest.raises(ValueError, match=r"expected a result of parity.check, got that of 'row'"):
+    with pytest.raises(
+        ValueError,
+        match=r"expected a result of parity.check or parity.check_training, got that of 'row'",
+    ):
         Result("float32", "cpu", (), name="row").explain()
 
 

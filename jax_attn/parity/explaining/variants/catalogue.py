@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 
+from jax_attn.parity.explaining.variants.activations import activations, derivatives
 from jax_attn.parity.explaining.variants.general import precisions
 from jax_attn.parity.explaining.variants.heads import (
     angles,
@@ -12,10 +13,8 @@ from jax_attn.parity.explaining.variants.heads import (
     rotations,
 )
 from jax_attn.parity.explaining.variants.layers import (
-    activations,
     added_biases,
     centred,
-    derivatives,
     embeddings,
     epsilons,
     gains,

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from jax_attn.parity.explaining.align import in_shape
 from jax_attn.parity.explaining.tap import Tap
-from jax_attn.parity.explaining.variants.layers import ACTIVATIONS
+from jax_attn.parity.explaining.variants.activations import ACTIVATIONS
 from jax_attn.parity.explaining.variants.variant import (
     PRODUCTS,
     Call,

@@ -1,12 +1,11 @@
 """Variants of activations, norms, projections and sums."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from jax_attn.parity.explaining.variants.variant import (
     Call,
@@ -18,67 +17,10 @@ from jax_attn.parity.explaining.variants.variant import (
     result,
 )
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "gelu": functional.gelu,
-    "gelu by tanh": lambda x: functional.gelu(x, approximate="tanh"),
-    "gelu by sigmoid(1.702 x)": lambda x: x * torch.sigmoid(1.702 * x),
-    "silu": functional.silu,
-    "relu": functional.relu,
-    "relu squared": lambda x: functional.relu(x).square(),
-    "tanh": torch.tanh,
-    "sigmoid": torch.sigmoid,
-    "softplus": functional.softplus,
-    "none": lambda x: x,
-}
-"""What follows "an activation": its function of a tensor."""
-
-_OPERATORS = {
-    "gelu": lambda call: "gelu by tanh" if "tanh" in call.kwargs.values() else "gelu",
-    "silu": lambda call: "silu",
-    "relu": lambda call: "relu",
-    "tanh": lambda call: "tanh",
-    "sigmoid": lambda call: "sigmoid",
-}
 EPSILONS = (*(float(f"1e-{n}") for n in range(3, 13)), 0.0)
 _LARGEST_EPSILON = 1e-2
-_STEP = 1e-5
 _NO_MEAN = 1e-9
 """Of a row's largest number: so small is a mean that is rounding alone."""
-
-
-def activations(call: Call) -> Iterator[Variant]:
-    """Another activation in this one's place."""
-    own = _OPERATORS[call.name](call)
-    for name, function in ACTIVATIONS.items():
-        if name != own:
-            yield Variant(
-                f"activation ({name})",
-                f"the activation {name} in place of {own}",
-                _of_argument(function),
-            )
-
-
-def derivatives(call: Call) -> Iterator[Variant]:
-    """The derivative of another activation, backward."""
-    own = _OPERATORS[call.name.removesuffix("_backward")](call)
-    for name, function in ACTIVATIONS.items():
-        if name != own:
-            says = f"the derivative of {name} in place of that of {own}"
-            yield Variant(f"activation ({name})", says, _derivative(function))
-
-
-def _derivative(function: Callable[[Tensor], Tensor]) -> Change:
-    """By finite differences, whose error in float64 lies far below float32's rounding."""
-
-    def change(call: Call) -> Tensor:
-        cotangent, x = call.args[:2]
-        return cotangent * (function(x + _STEP) - function(x - _STEP)) / (2 * _STEP)
-
-    return change
-
-
-def _of_argument(function: Callable[[Tensor], Tensor]) -> Change:
-    return lambda call: function(call.args[0])
 
 
 def epsilons(call: Call) -> Iterator[Variant]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import product, takewhile
 from typing import Any
 
 import jax
@@ -14,8 +15,10 @@ from jax_attn.transfer.problems import Problem, TransferError, listed, printable
 from jax_attn.transfer.table import resolve
 from jax_attn.transfer.table.layout import Layout, untied
 from jax_attn.transfer.table.plan_table import passed_over_lines, printed
+from jax_attn.transfer.table.reasons import put_there
 from jax_attn.transfer.table.resolve import Move
 from jax_attn.transfer.table.rows import Row, regex
+from jax_attn.transfer.table.steps import Shape
 
 
 def flatten(module: nnx.Pytree | nnx.State) -> dict[str, Any]:
@@ -136,12 +139,13 @@ def plan(module: nnx.Pytree | nnx.State, tensors: Tensors, layout: Layout) -> Pl
     problems += unreadable
     unknown = {problem.name for problem in problems}  # of these enough is said
     passed_over = resolve.passed(layout.passed_over, keys)
-    moves, misfits = resolve.for_loading(
-        layout.groups,
-        layout.refusals,
-        {key: spec.shape for key, spec in keys.items() if key not in passed_over},
-        {path: spec.shape for path, spec in paths.items()},
-    )
+    path_shapes = {path: spec.shape for path, spec in paths.items()}
+    key_shapes = {key: spec.shape for key, spec in keys.items()}
+    carried_shapes = {key: a for key, a in key_shapes.items() if key not in passed_over}
+    table = layout.groups, layout.refusals
+    moves, misfits = resolve.for_loading(*table, carried_shapes, path_shapes)
+    if misfits and (lacking := _lacking_prefix(layout, key_shapes, path_shapes)):
+        misfits = lacking
     misfits += [problem for move in moves for problem in _wrong_dtypes(move, keys, paths)]
     problems += [p for p in misfits + untied(layout, tensors) if p.name not in unknown]
     problems += _narrowed(paths) + unplaceable(arrays)
@@ -150,6 +154,34 @@ def plan(module: nnx.Pytree | nnx.State, tensors: Tensors, layout: Layout) -> Pl
     return Plan(
         moves, keys, paths, problems, passed_over, resolve.unused(layout.groups, keys, paths)
     )
+
+
+def _lacking_prefix(
+    layout: Layout, keys: Mapping[str, Shape], paths: Mapping[str, Shape]
+) -> list[Problem]:
+    """One problem in place of all, where the table fits once its names have prefixes."""
+    for torch_prefix, flax_prefix in product({"", _stem(keys)}, {"", _stem(paths)}):
+        table = layout.under(torch_prefix, flax_prefix)
+        passed_over = resolve.passed(table.passed_over, keys)
+        read = {key: shape for key, shape in keys.items() if key not in passed_over}
+        moves, misfits = resolve.for_loading(table.groups, table.refusals, read, paths)
+        if moves and not misfits:
+            lacking = " and ".join(
+                f"{side} begin with {prefix!r}"
+                for side, prefix in (("keys", torch_prefix), ("paths", flax_prefix))
+                if prefix
+            )
+            text = f"the {lacking}{put_there(torch_prefix)}, and those of the table do not"
+            hint = f'use layout.under("{torch_prefix}", "{flax_prefix}")'
+            return [Problem("missing", torch_prefix or flax_prefix, text, hint)]
+    return []
+
+
+def _stem(names: Iterable[str]) -> str:
+    """The parts in front that all dotted names share, but for their last."""
+    parents = (name.split(".")[:-1] for name in names)
+    alike = takewhile(lambda parts: len(set(parts)) == 1, zip(*parents, strict=False))
+    return ".".join(parts[0] for parts in alike)
 
 
 def check_layout(layout: Any) -> None:

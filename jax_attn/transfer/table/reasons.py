@@ -69,12 +69,16 @@ def _missing_hint(key: str, strays: Names) -> str:
     for stray in strays:
         if stray.endswith(f".{key}"):
             prefix = stray.removesuffix(f".{key}")
-            author = WRAPPERS.get(prefix.split(".")[0])
-            by = f" ({author} puts the prefix there)" if author else ""
-            return f'{stray!r} is there{by}: use layout.under("{prefix}", "")'
+            return f'{stray!r} is there{put_there(prefix)}: use layout.under("{prefix}", "")'
     if key.endswith("bias") and not any("bias" in stray for stray in strays):
         return "where torch has no bias, build the module without one"
     return nearest(key, strays)
+
+
+def put_there(prefix: str) -> str:
+    """Who puts a prefix before torch's keys, in brackets; "" where that is not known."""
+    author = WRAPPERS.get(prefix.split(".")[0])
+    return f" ({author} puts the prefix there)" if author else ""
 
 
 def homeless(rows: Iterable[Row], keys: Names, paths: Names) -> list[Problem]:

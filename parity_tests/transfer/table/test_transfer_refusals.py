@@ -165,6 +165,27 @@ def test_a_wrapper_s_prefix_is_recognised(prefix, author):
     transfer.load(model(), tensors, MODEL.under(prefix, ""))
 
 
+class Inside(nnx.Module):
+    """The small model as a part of another."""
+
+    def __init__(self):
+        self.core = model()
+
+
+@pytest.mark.parametrize(
+    ("module", "prefixes"),
+    [(model, ("encoder.h", "")), (Inside, ("", "core")), (Inside, ("encoder", "core"))],
+)
+def test_a_prefix_that_the_table_lacks_is_the_only_problem(module, prefixes):
+    in_torch, _ = prefixes
+    keys = {key: f"{in_torch}.{key}".removeprefix(".") for key in torch_tensors()}
+    tensors = {keys[key]: tensor for key, tensor in torch_tensors().items()}
+    problems, message = problems_of(lambda: transfer.load(module(), tensors, MODEL))
+    assert [name for _, name in problems] == [in_torch or prefixes[1]]
+    assert 'use layout.under("{}", "{}")'.format(*prefixes) in message
+    transfer.load(module(), tensors, MODEL.under(*prefixes))
+
+
 DOUBLED = {
     "two keys onto one path": (
         MODEL + Layout(row("wpe.weight", "tokens.embedding")),

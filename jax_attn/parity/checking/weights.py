@@ -11,7 +11,7 @@ from flax import nnx
 from jax_attn.parity.judge.result import StandingNote
 from jax_attn.parity.judge.text import joined, quoted
 from jax_attn.parity.run.inputs_and_runs import Arrays
-from jax_attn.transfer import Layout, TransferError, as_numpy, flatten
+from jax_attn.transfer import Layout, TransferError, as_numpy, flatten, plan
 from jax_attn.transfer.nnx.load import carried
 from jax_attn.transfer.table.resolve import unused
 from jax_attn.transfer.table.rows import regex
@@ -56,7 +56,9 @@ def compare_weights(
         ported = layout.to_torch(arrays)
     except TransferError as error:
         # A table that does not fit is a failure already; there is nothing to pair gradients by.
-        return WeightComparison(tuple(f"weights: {p}" for p in error.problems), notes=not_paired)
+        # What a load says names the row or the prefix that would fit.
+        problems = plan(port, reference.state_dict(), layout).problems or error.problems
+        return WeightComparison(tuple(f"weights: {p}" for p in problems), notes=not_paired)
     own = dict(reference.named_parameters())
     over = _passed_over(layout, own.keys() - ported.keys())
     missing = [name for name in own if name not in ported and name not in over]

@@ -1,6 +1,6 @@
 """`infer`: a table proposed from names, shapes and types, and what they leave open."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,10 +45,6 @@ _FLAX_KINDS = {
     ("jax_attn", "Projection"): "linear",
     ("flax", "Embed"): "embedding",
 }
-_ROTARY = (
-    "both sides rotate the same pairs of features; if torch rotates neighbours, use "
-    'layout.through(to_half_split(), "q_proj", "k_proj")'
-)
 
 
 @dataclass(frozen=True, repr=False)
@@ -148,7 +144,18 @@ def _flax_side(
     modules = list(nnx.iter_modules(module)) if isinstance(module, nnx.Module) else []
     kinds = {spelled(path): _kind(inner, _FLAX_KINDS) for path, inner in modules}
     turns = any(getattr(inner, "rotary", None) is not None for _, inner in modules)
-    return shapes, kinds, (_ROTARY,) if turns else ()
+    return shapes, kinds, (_same_pairs(shapes),) if turns else ()
+
+
+def _same_pairs(paths: Iterable[str]) -> str:
+    """The assumption on rotary pairs; norms of queries and keys have a weight for each feature."""
+    there = {part for path in paths for part in path.split(".")}
+    norms = (name for name in ("q_norm", "k_norm") if name in there)
+    turned = ", ".join(f'"{name}"' for name in ("q_proj", "k_proj", *norms))
+    return (
+        "both sides rotate the same pairs of features; if torch rotates neighbours, use "
+        f"layout.through(to_half_split(), {turned})"
+    )
 
 
 def _shapes(argument: str, tensors: Tensors) -> dict[str, Shape]:

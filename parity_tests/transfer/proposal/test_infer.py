@@ -8,7 +8,7 @@ from flax import nnx
 
 from helpers.renamed_models import abstract, as_published, written
 from helpers.small_model import MODEL, model, torch_tensors
-from jax_attn import transfer
+from jax_attn import GroupedQueryAttention, Rotary, transfer
 from jax_attn.parity.matrix.cases import Size
 from jax_attn.parity.matrix.designs import PORTED_DESIGNS
 from jax_attn.transfer import TransferError, infer
@@ -196,6 +196,11 @@ def test_tied_tensors_are_told_by_the_module():
 def test_what_no_table_shows_is_said():
     assert "# assumed: both sides rotate the same pairs" in infer(*pair("gqa/rotary")[:2]).code
     assert "assumed" not in infer(*pair("gqa")[:2]).code
+
+
+def test_norms_of_queries_and_keys_turn_with_them():
+    module = GroupedQueryAttention(16, 4, 2, rotary=Rotary(), qk_norm=nnx.RMSNorm, rngs=nnx.Rngs(0))
+    assert '(to_half_split(), "q_proj", "k_proj", "q_norm", "k_norm")' in infer({}, module).code
 
 
 HOSTILE = 'x"); raise SystemExit  #\n\\'

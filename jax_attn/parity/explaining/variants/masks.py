@@ -181,7 +181,8 @@ def hidden_keys(call: Call) -> Iterator[Variant]:
     for name, (says, change) in _HIDDEN.items():
         if not torch.equal(change(found.hidden), found.hidden):
             yield Variant(name, says, _with_hidden(change))
-    for size in range(1, min(_MOST_WINDOWS, -int(_seen(found.hidden).min()) + 1)):
+    # A window one key shorter has its name above.
+    for size in range(1, min(_MOST_WINDOWS, -int(_seen(found.hidden).min()))):
         change = partial(_windowed, size)
         yield Variant("window", f"a window of {size} keys", _with_hidden(change), size)
     for number in _ADDED:

@@ -23,6 +23,7 @@ from jax_attn.parity.explaining.tap import Tap, ancestors
 from jax_attn.parity.explaining.tapping import Tapping
 from jax_attn.parity.explaining.variants.catalogue import variants_of
 from jax_attn.parity.explaining.variants.general import scales, skips, wirings
+from jax_attn.parity.explaining.variants.heads import fitted_base
 from jax_attn.parity.explaining.variants.variant import PRODUCTS, Call, Variant
 from jax_attn.parity.run.inputs_and_runs import Arrays
 from jax_attn.parity.run.modes.constants import tensors_of
@@ -217,7 +218,7 @@ class _Trials:
         """Every variant at every site alone, then one at all its sites together."""
         by_name: dict[str, dict[int, Variant]] = defaultdict(dict)
         for site in self._sites:
-            for variant in (*self._scales(site), *self._scout.variants.get(site, ())):
+            for variant in (*self._fitted(site), *self._scout.variants.get(site, ())):
                 if variant.value is None:
                     by_name[variant.name].setdefault(site, variant)
                 yield self._tried(site, variant, {site: variant})
@@ -286,10 +287,12 @@ class _Trials:
                 variant = Variant("packed order (exchanged)", says, Call.result)
                 yield self._tried(a.index, variant, {}, {a.index: b, b.index: a})
 
-    def _scales(self, site: int) -> Iterator[Variant]:
+    def _fitted(self, site: int) -> Iterator[Variant]:
+        """What the port's own numbers in the wrong tensor say: a base, a scale."""
         wrong = self._region.first_wrong
         if site != wrong.theirs.index:
             return
+        yield from fitted_base(*map(torch.from_numpy, (wrong.ours.numbers, wrong.expected)))
         ours, expected = wrong.ours.numbers, wrong.expected
         finite = np.isfinite(ours) & np.isfinite(expected)
         ours, expected = ours[finite], expected[finite]

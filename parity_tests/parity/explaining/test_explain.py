@@ -166,6 +166,26 @@ def test_where_numbers_are_nan_nothing_is_claimed():
     assert "no tensor inside the port could be told to be the first" in explanation.sentence
 
 
+class Angles(torch.nn.Module):
+    def forward(self, x):
+        frequencies = 10_000.0 ** -(torch.arange(WIDTH, dtype=x.dtype) / WIDTH)
+        return torch.sin(x * frequencies)
+
+
+class AnglesOfAnotherBase(nnx.Module):
+    def __call__(self, x):
+        return jnp.sin(x * 9000.0 ** -(jnp.arange(WIDTH, dtype=x.dtype) / WIDTH))
+
+
+def test_a_rotary_base_is_solved_for():
+    explanation = parity.explain(
+        Angles(), AnglesOfAnotherBase(), (X,), gradients=False, transforms=("jit",)
+    )
+    (cause,) = explanation.regions[0].causes
+    assert (cause.name, cause.confirmed) == ("rotary (base)", True)
+    assert cause.value == pytest.approx(9000, rel=1e-5)
+
+
 class WrongWhenEager(FlaxBlock):
     def __call__(self, x, ignored=None):
         is_traced = isinstance(x, jax.core.Tracer)

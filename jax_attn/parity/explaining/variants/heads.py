@@ -119,7 +119,7 @@ def angles(call: Call) -> Iterator[Variant]:
             continue
         if _are_positions(x):
             yield from _positions(x, partial(_in_place_of, i))
-        elif (base := _base(x)) is not None:
+        elif (base := base_of(x)) is not None:
             for other in _BASES:
                 if not math.isclose(other, base, rel_tol=1e-4):
                     says = f"a rotary base of {other:g} in place of {base:g}"
@@ -166,7 +166,16 @@ def _counted(x: Tensor) -> Tensor:
     return torch.arange(x.shape[longest], dtype=x.dtype).view(shape).expand(x.shape)
 
 
-def _base(x: Tensor) -> float | None:
+def fitted_base(ours: Tensor, theirs: Tensor) -> Iterator[Variant]:
+    """The base of the port's own frequencies, where both sides' wrong tensor is that."""
+    base, other = base_of(theirs), base_of(ours)
+    if base is not None and other is not None:
+        says = f"a rotary base of {other:.6g} in place of {base:.6g}"
+        power = math.log(other) / math.log(base)
+        yield Variant("rotary (base)", says, result(lambda x: x**power), other)
+
+
+def base_of(x: Tensor) -> float | None:
     """The base of a geometric series from 1 down, as rotary frequencies are; None of others."""
     longest = max(range(x.ndim), key=lambda axis: x.shape[axis])
     series = x.movedim(longest, -1).reshape(-1, x.shape[longest])[0]

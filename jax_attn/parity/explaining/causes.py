@@ -24,6 +24,7 @@ from jax_attn.parity.explaining.tapping import Tapping
 from jax_attn.parity.explaining.variants.catalogue import variants_of
 from jax_attn.parity.explaining.variants.general import scales, skips, wirings
 from jax_attn.parity.explaining.variants.heads import fitted_base
+from jax_attn.parity.explaining.variants.masks import fitted_mask
 from jax_attn.parity.explaining.variants.variant import PRODUCTS, Call, Variant
 from jax_attn.parity.run.inputs_and_runs import Arrays
 from jax_attn.parity.run.modes.constants import tensors_of
@@ -288,11 +289,12 @@ class _Trials:
                 yield self._tried(a.index, variant, {}, {a.index: b, b.index: a})
 
     def _fitted(self, site: int) -> Iterator[Variant]:
-        """What the port's own numbers in the wrong tensor say: a base, a scale."""
+        """What the port's own numbers in the wrong tensor say: a base, a mask, a scale."""
         wrong = self._region.first_wrong
         if site != wrong.theirs.index:
             return
         yield from fitted_base(*map(torch.from_numpy, (wrong.ours.numbers, wrong.expected)))
+        yield from fitted_mask(wrong.ours.numbers, wrong.expected, wrong.theirs.shape)
         ours, expected = wrong.ours.numbers, wrong.expected
         finite = np.isfinite(ours) & np.isfinite(expected)
         ours, expected = ours[finite], expected[finite]

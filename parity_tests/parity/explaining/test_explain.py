@@ -186,6 +186,27 @@ def test_a_rotary_base_is_solved_for():
     assert cause.value == pytest.approx(9000, rel=1e-5)
 
 
+class SeesAll(torch.nn.Module):
+    def forward(self, x):
+        return torch.softmax(x @ x.mT / WIDTH, -1) @ x
+
+
+class SeesThePast(nnx.Module):
+    def __call__(self, x):
+        scores = jnp.where(jnp.tri(T, dtype=bool), x @ x.mT / WIDTH, -jnp.inf)
+        return jax.nn.softmax(scores) @ x
+
+
+def test_a_mask_that_the_reference_lacks_is_that_of_the_port():
+    explanation = parity.explain(
+        SeesAll(), SeesThePast(), (X,), gradients=False, transforms=("jit",)
+    )
+    (cause,) = explanation.regions[0].causes
+    hidden, scores = B * T * (T - 1) // 2, B * T * T
+    assert cause.name == "mask (where there is none)"
+    assert f"a mask (it has none) that hides {hidden} of {scores} scores" in explanation.sentence
+
+
 class WrongWhenEager(FlaxBlock):
     def __call__(self, x, ignored=None):
         is_traced = isinstance(x, jax.core.Tracer)

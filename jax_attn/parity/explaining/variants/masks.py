@@ -4,9 +4,11 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from jax_attn.parity.explaining.align import in_shape
 from jax_attn.parity.explaining.tap import FILL
 from jax_attn.parity.explaining.variants.variant import (
     Call,
@@ -193,6 +195,25 @@ def hidden_keys(call: Call) -> Iterator[Variant]:
             number,
         )
     yield Variant(_AFTER, "the mask multiplied after the softmax", _remember)
+
+
+def fitted_mask(ours: np.ndarray, theirs: np.ndarray, shape: tuple[int, ...]) -> Iterator[Variant]:
+    """The port's own mask, where the reference hides nothing.
+
+    ours, theirs: the wrong tensor on both sides, in the port's shape. shape: the reference's.
+    """
+    hidden = np.isneginf(ours)
+    if not hidden.any() or hidden.all() or not np.isfinite(theirs).all():
+        return
+    says = f"a mask (it has none) that hides {hidden.sum():,} of {hidden.size:,} scores"
+    for seen, is_plain in in_shape(hidden[None], shape):
+        if is_plain:
+            fill = partial(_filled, torch.from_numpy(np.ascontiguousarray(seen[0])))
+            yield Variant("mask (where there is none)", says, result(fill))
+
+
+def _filled(hidden: Tensor, scores: Tensor) -> Tensor:
+    return scores.masked_fill(hidden, -torch.inf)
 
 
 def _again(call: Call) -> Masked:

@@ -8,13 +8,12 @@ tensors are no further from each other in any order than when both are sorted.
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import accumulate, combinations, permutations
-from operator import mul
 from typing import NamedTuple
 
 import numpy as np
 
 from jax_attn.parity.explaining.tap import Tap
+from jax_attn.parity.explaining.views import View, views
 
 _FLOAT32, _TINY = 2.0**-24, 2.0**-126
 _SMALLER = 0.1
@@ -76,20 +75,25 @@ class Aligner:
         if numbers is not None:
             own_rounding = _rms(scale) / max(_rms(own), _TINY)
             scale = np.hypot(scale, own_rounding * np.nan_to_num(numbers, posinf=0, neginf=0))
-        pair = np.stack([own if numbers is None else numbers.reshape(own.shape), scale])
-        for (numbers, scale), is_plain in in_shape(pair, like.shape):
-            yield Order(_apart(like, numbers, scale), numbers, scale, is_plain)
+        own = own if numbers is None else numbers.reshape(own.shape)
+        for view in views(own.shape, like.shape):
+            seen, rounding = view.of(own), view.of(scale)
+            yield Order(_apart(like, seen, rounding), seen, rounding, view)
 
 
 class Order(NamedTuple):
     """A tensor of the reference with its axes in another order: how far it lies from one of the
-    port, in roundings; its numbers, and the rounding of each; whether no axes of one size, as
-    queries and keys, are exchanged."""
+    port, in roundings; its numbers, and the rounding of each; how it is seen."""
 
     distance: float
     numbers: np.ndarray
     scale: np.ndarray
-    is_plain: bool
+    view: View
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether no axes of one size, as queries and keys, are exchanged."""
+        return self.view.is_plain
 
 
 class _Sorted(NamedTuple):
@@ -123,30 +127,6 @@ def _apart(a: np.ndarray, b: np.ndarray, scale: np.ndarray) -> float:
         return math.sqrt(np.mean(np.square(distance)))
 
 
-def in_shape(pair: np.ndarray, shape: tuple[int, ...]) -> Iterator[tuple[np.ndarray, bool]]:
-    """Stacked arrays, each in `shape`, their axes permuted, or those of `shape` where they are
-    finer; and whether axes of one size keep their order."""
-    own = tuple(n for n in pair.shape[1:] if n > 1)
-    wanted = tuple(n for n in shape if n > 1)
-    coarser = False
-    for order in permutations(range(len(own))):
-        if _cuts(wanted) <= _cuts([own[i] for i in order]):
-            coarser = True
-            axes = (0, *(i + 1 for i in order))
-            seen = pair.reshape(len(pair), *own).transpose(axes)
-            yield seen.reshape(len(pair), *shape), _is_plain(own, order)
-    for order in () if coarser else permutations(range(len(wanted))):
-        finer = [wanted[i] for i in order]  # the axes of `wanted` in the order of the pair's own
-        if _cuts(own) <= _cuts(finer):
-            back = (0, *(i + 1 for i in np.argsort(order)))
-            seen = pair.reshape(len(pair), *finer).transpose(back)
-            yield seen.reshape(len(pair), *shape), _is_plain(wanted, order)
-
-
-def _is_plain(sizes: Sequence[int], order: Sequence[int]) -> bool:
-    return not any(i > j and sizes[i] == sizes[j] for i, j in combinations(order, 2))
-
-
-def _cuts(shape: Sequence[int]) -> set[int]:
-    """Where axes end, in elements: an array can be seen in a shape whose cuts it has."""
-    return set(accumulate(shape, mul))
+def difference(a: np.ndarray, b: np.ndarray) -> float:
+    """How unlike two arrays are, from 0 to 2; a mask's fill counts no more than another number."""
+    return float(np.mean(np.nan_to_num(np.abs(np.tanh(a) - np.tanh(b)), nan=2.0)))

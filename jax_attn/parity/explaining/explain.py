@@ -19,6 +19,7 @@ from jax_attn.parity.explaining.causes import find_causes
 from jax_attn.parity.explaining.explanation import Explanation
 from jax_attn.parity.explaining.jax_taps import Program
 from jax_attn.parity.explaining.regions import Region, find_regions
+from jax_attn.parity.explaining.repro import repro
 from jax_attn.parity.explaining.torch_taps import torch_taps
 from jax_attn.parity.judge.compare import TensorReport, Verdict
 from jax_attn.parity.judge.result import Result
@@ -102,11 +103,12 @@ def regions_of(
         program = Program(named, *args, on_device)
         aligner = Aligner(taps.taps, taps.spreads, taps.run.kinds["output"])
         regions = tuple(find_regions(program, aligner, wanted))
+        scripts = [repro(region, program.run(region.replaced), taps) for region in regions]
     until = time.monotonic() + _SECONDS
-    explained = [
-        replace(region, causes=find_causes(reference, cotangents, aligner, region, until))
-        for region in regions
-    ]
+    explained = []
+    for region, script in zip(regions, scripts, strict=True):
+        causes = find_causes(reference, cotangents, aligner, region, until)
+        explained.append(replace(region, causes=causes, repro=script))
     return tuple({_told(region): region for region in reversed(explained)}.values())[::-1]
 
 

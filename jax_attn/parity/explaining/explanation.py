@@ -66,6 +66,11 @@ class Explanation:
         return f"The port first differs {way} at {ours}, where the reference has {theirs}.{also}"
 
     @property
+    def repro(self) -> str:
+        """A script of the first wrong place, which runs alone: see the guide. "" without one."""
+        return self.regions[0].repro if self.regions else ""
+
+    @property
     def _only_under(self) -> str:
         """The finding where the port is right under one of eager and jit; "" elsewhere."""
         failed = {t.transform for t in self.result.tensors if t.verdict is Verdict.FAIL}
@@ -97,6 +102,7 @@ class Explanation:
                     "equations": [_tap(tap) for tap in region.equations],
                     "where": where(region.first_wrong),
                     "causes": [_cause(cause) for cause in region.causes],
+                    "repro": region.repro,
                 }
                 for region in self.regions
             ],

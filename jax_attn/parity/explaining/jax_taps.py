@@ -1,7 +1,9 @@
 """The tensors that a JAX function computes, equation by equation."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,6 +13,13 @@ import numpy as np
 from jax.extend import core as jex
 from jax.extend import source_info_util
 
+from jax_attn.parity.explaining.recording import (
+    Name,
+    Operation,
+    Recording,
+    UnwrittenError,
+    written,
+)
 from jax_attn.parity.explaining.tap import LEAVES, Place, Tap
 
 _MOST_STEPS = 64
@@ -25,6 +34,9 @@ _CALLS = {
     "checkpoint": "jaxpr",
 }
 """What only calls another program -> the parameter that holds it."""
+
+_WRITTEN = {"add_any": "add"}
+"""What is not in `jax.lax` -> what gives the same there."""
 
 
 class Traced(NamedTuple):
@@ -56,17 +68,31 @@ class Program:
 
         replaced: tap -> the value that the run goes on with in its place.
         """
-        run = _Run(replaced or {})
+        return self.run(replaced or {}).taps
+
+    def run(self, replaced: Mapping[int, np.ndarray]) -> "JaxRun":
+        """One run, as `taps` makes it."""
+        run = JaxRun(replaced)
         consts = [run.leaf("input", "", a) for a in self._consts]
         given = [run.leaf(op, name, a) for op, name, a in self._args]
         outs = run.equations(self._jaxpr, consts, given, "")
         self.outputs = {n: traced.taps for n, traced in zip(self._names, outs, strict=True)}
-        return run.taps
+        return run
 
 
-class _Run:
+class JaxRun:
+    """One run of a program.
+
+    Attributes:
+      taps: every floating-point tensor.
+      arrays: those of the taps.
+      recording: every operation.
+    """
+
     def __init__(self, replaced: Mapping[int, np.ndarray]):
         self.taps: list[Tap] = []
+        self.arrays: list[jax.Array] = []
+        self.recording = Recording(id)
         self._replaced = replaced
 
     def leaf(self, op: str, name: str, value: Any) -> Traced:
@@ -97,7 +123,27 @@ class _Run:
         values = equation.primitive.bind(*(x.value for x in given), **params)
         values = values if equation.primitive.multiple_results else [values]
         made_of = tuple(dict.fromkeys(tap for x in given for tap in x.taps))
-        return [self._traced(x, name, inside, _line(equation), made_of) for x in values]
+        source = _line(equation)
+        results = [self._traced(x, name, inside, source, made_of) for x in values]
+        self._record(
+            partial(_bound, name, params, [x.value for x in given]),
+            results,
+            str(Place(inside, source)),
+            is_one=not equation.primitive.multiple_results,
+        )
+        return results
+
+    def _record(
+        self,
+        call: Callable[[Name], str],
+        results: Sequence[Traced],
+        comment: str = "",
+        *,
+        is_one: bool = True,
+    ) -> None:
+        decides = not any(jnp.issubdtype(x.value.dtype, jnp.floating) for x in results)
+        operation = Operation(call, decides, comment)
+        self.recording.add(operation, [x.value for x in results], is_one=is_one)
 
     def _called(self, program: Any, given: list[Traced], inside: str) -> list[Traced]:
         if not isinstance(program, jex.ClosedJaxpr):
@@ -115,7 +161,7 @@ class _Run:
         steps = range(params["length"])
         each: dict[int, list[Traced]] = {}
         for step in reversed(steps) if params["reverse"] else steps:
-            at = [Traced(x.value[step], x.taps) for x in over]
+            at = [self._taken(x, step) for x in over]
             label = f"{inside}step {step} of a scan"
             results = self._called(params["jaxpr"], [*consts, *carry, *at], label)
             carry, each[step] = results[:carried], results[carried:]
@@ -127,7 +173,14 @@ class _Run:
             )
             made_of = tuple(dict.fromkeys(tap for x in rows for tap in x.taps))
             stacked.append(self._traced(value, "scan", inside, "", made_of))
+            self._record(partial(_stacked, [x.value for x in rows]), stacked[-1:])
         return [*carry, *stacked]
+
+    def _taken(self, x: Traced, step: int) -> Traced:
+        """What one step of a scan reads."""
+        taken = Traced(x.value[step], x.taps)
+        self._record(lambda name: f"{name(x.value)}[{step}]", [taken])
+        return taken
 
     def _traced(
         self, value: Any, op: str, module: str, source: str, made_of: tuple[int, ...]
@@ -139,7 +192,30 @@ class _Run:
             value = jnp.asarray(self._replaced[index], value.dtype)
         wide = np.asarray(value).astype(np.float64)
         self.taps.append(Tap(index, op, Place(module, source), wide, made_of))
+        self.arrays.append(value)
         return Traced(value, (index,))
+
+
+def _bound(op: str, params: Mapping[str, Any], given: Sequence[Any], name: Name) -> str:
+    """An equation as Python."""
+    op = _WRITTEN.get(op, op)
+    if not hasattr(jax.lax, f"{op}_p"):
+        raise UnwrittenError
+    arguments = [*map(name, given), *(f"{key}={written(x, _leaf)}" for key, x in params.items())]
+    return f"lax.{op}_p.bind({', '.join(arguments)})"
+
+
+def _stacked(rows: Sequence[Any], name: Name) -> str:
+    return f"jnp.stack([{', '.join(map(name, rows))}])"
+
+
+def _leaf(x: Any) -> str | None:
+    """A parameter of an equation that has a name in `jax.lax`, or is a dtype."""
+    if isinstance(x, Enum):
+        return f"lax.{x}" if hasattr(jax.lax, type(x).__name__) else None
+    if isinstance(x, tuple) and hasattr(x, "_fields"):
+        return f"lax.{x}"
+    return f"np.dtype({x.name!r})" if isinstance(x, np.dtype) else None
 
 
 def _line(equation: jex.JaxprEqn) -> str:

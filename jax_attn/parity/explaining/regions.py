@@ -17,7 +17,7 @@ from itertools import islice, product
 
 import numpy as np
 
-from jax_attn.parity.explaining.align import APART, Aligner
+from jax_attn.parity.explaining.align import APART, Aligner, difference
 from jax_attn.parity.explaining.cause import Cause
 from jax_attn.parity.explaining.jax_taps import Program
 from jax_attn.parity.explaining.tap import Tap, ancestors
@@ -95,15 +95,20 @@ class Region:
       first_wrong: what they give, and what the reference has there.
       equations: the wrong tensors, `first_wrong` the last.
       after: a wrong tensor that follows, which is the reference's where `first_wrong` is.
+      replaced: what earlier regions gave wrong, and the run that found this one had right.
       causes: what was found to explain the error, run in the reference; the confirmed ones, or one
         that explains a part.
+      repro: a script that computes `first_wrong` on both sides, and runs alone; "" where there is
+        none.
     """
 
     last_matched: tuple[Pair, ...]
     first_wrong: Wrong
     equations: tuple[Tap, ...]
     after: Pair
+    replaced: Replaced = field(default_factory=dict, repr=False)
     causes: tuple[Cause, ...] = ()
+    repro: str = field(default="", repr=False)
 
 
 class _View:
@@ -275,7 +280,7 @@ class _Search:
             if not fits or (read and not read & ancestors(self._aligner.taps, [i])):
                 continue
             for n, order in enumerate(self._aligner.orders(i, numbers)):
-                found.append((_difference(order.numbers, numbers), i, n, order))
+                found.append((difference(order.numbers, numbers), i, n, order))
         found.sort(key=lambda each: each[:3])
         seen: dict[bytes, set[int]] = defaultdict(set)
         left = {False: _MOST_CANDIDATES, True: _MOST_BEFORE}
@@ -347,12 +352,8 @@ class _Search:
             if (partners := self._view.same(i))
         )
         seen = self._aligner.orders(theirs, taps[index].numbers)
-        nearest = min(seen, key=lambda order: _difference(order.numbers, taps[index].numbers))
+        nearest = min(seen, key=lambda order: difference(order.numbers, taps[index].numbers))
         wrong = Wrong(taps[index], self._aligner.taps[theirs], nearest.numbers, nearest.scale)
         next_pair = Pair(taps[after[0]], self._aligner.taps[after[1]])
-        return Region(tuple(pairs), wrong, tuple(taps[i] for i in equations), next_pair)
-
-
-def _difference(a: np.ndarray, b: np.ndarray) -> float:
-    """How unlike two arrays are, from 0 to 2; a mask's fill counts no more than another number."""
-    return float(np.mean(np.nan_to_num(np.abs(np.tanh(a) - np.tanh(b)), nan=2.0)))
+        replaced = dict(self._view.replaced)
+        return Region(tuple(pairs), wrong, tuple(taps[i] for i in equations), next_pair, replaced)

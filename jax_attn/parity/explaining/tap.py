@@ -18,6 +18,10 @@ class Place(NamedTuple):
     source: str = ""
     is_backward: bool = False
 
+    def __str__(self) -> str:
+        where = " in ".join(filter(None, (f"`{self.module}`" if self.module else "", self.source)))
+        return f"backward of {where}" if self.is_backward and where else where
+
 
 @dataclass(frozen=True)
 class Tap:
@@ -51,8 +55,7 @@ class Tap:
     @cached_property
     def numbers(self) -> np.ndarray:
         """The value, a mask's fill as an infinity: each side may fill with another number."""
-        fills = np.abs(self.value) >= FILL
-        return np.where(fills, np.copysign(np.inf, self.value), self.value)
+        return numbers_of(self.value)
 
     @cached_property
     def tells(self) -> bool:
@@ -67,10 +70,13 @@ class Tap:
         return bool(np.isnan(self.value).any())
 
     def __str__(self) -> str:
-        module, source, is_backward = self.place
-        where = " in ".join(filter(None, (f"`{module}`" if module else "", source)))
-        where = f"backward of {where}" if is_backward and where else where
+        where = str(self.place)
         return f"{self.op}{list(self.shape)}" + (f" ({where})" if where else "")
+
+
+def numbers_of(value: np.ndarray) -> np.ndarray:
+    """A value whose fills are infinities."""
+    return np.where(np.abs(value) >= FILL, np.copysign(np.inf, value), value)
 
 
 LEAVES = ("parameter", "input")

@@ -39,7 +39,7 @@ class Tapping:
         self._names, self._places = names, places
         self._nodes: dict[int, int] = {}
         self._views: dict[Seen, int] = {}
-        self._kept: list[torch.Tensor] = []  # a storage that is freed would be used again
+        self.tensors: list[torch.Tensor] = []  # a storage that is freed would be used again
 
     def __torch_dispatch__(
         self, func: OpOverload, types: Any, args: tuple = (), kwargs: Kwargs | None = None
@@ -52,15 +52,15 @@ class Tapping:
             results = [*results[1:], results[0]]  # which is made of the statistics
         for x in results:
             if func.is_view and x.numel() == given[0].numel():
-                self._views[_seen(x)] = self.node(given[0])
+                self._views[seen(x)] = self.node(given[0])
             else:
                 index = self._add(x, f"aten.{func.overloadpacket.__name__}", "", parents)
                 parents += (index,) if func.overloadpacket.__name__ in _NORMS else ()
                 if func.is_view:
-                    self._views[_seen(x)] = index
+                    self._views[seen(x)] = index
                 else:
                     self._nodes[x.untyped_storage().data_ptr()] = index
-                    self._views.pop(_seen(x), None)
+                    self._views.pop(seen(x), None)
         return result
 
     def node(self, x: torch.Tensor) -> int:
@@ -72,7 +72,11 @@ class Tapping:
 
     def known(self, x: torch.Tensor) -> int | None:
         """The tap that a tensor is, if it has been met."""
-        return self._views.get(_seen(x), self._nodes.get(x.untyped_storage().data_ptr()))
+        return self._views.get(seen(x), self._nodes.get(x.untyped_storage().data_ptr()))
+
+    def here(self) -> Place:
+        """Where the operation that is met now stands, if that is asked for."""
+        return Place() if self._places is None else self._places.here()
 
     def _leaf(self, x: torch.Tensor) -> int:
         value = x.detach().numpy()
@@ -82,8 +86,8 @@ class Tapping:
         return self._add(x, "input", "", ())
 
     def _add(self, x: torch.Tensor, op: str, name: str, parents: tuple[int, ...]) -> int:
-        self._kept.append(x)
-        place = Place(name) if op in LEAVES or self._places is None else self._places.here()
+        self.tensors.append(x)
+        place = Place(name) if op in LEAVES else self.here()
         value = x.detach().numpy().astype(np.float64, copy=True)
         self._room -= _COPIES * value.nbytes
         if self._room < 0:
@@ -95,6 +99,7 @@ class Tapping:
         return len(self.taps) - 1
 
 
-def _seen(x: torch.Tensor) -> Seen:
+def seen(x: torch.Tensor) -> Seen:
+    """What a tensor is known by."""
     at = x.untyped_storage().data_ptr(), int(x.storage_offset())
     return *at, tuple(x.shape), tuple(x.stride())

@@ -1,6 +1,9 @@
 """`parity.explain`: where a port is first wrong, and what would explain it."""
 
 import json
+import re
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -229,6 +232,65 @@ def test_a_result_that_is_not_of_check_has_no_explanation():
         match=r"expected a result of parity.check or parity.check_training, got that of 'row'",
     ):
         Result("float32", "cpu", (), name="row").explain()
+
+
+SHOWN = re.compile(r"furthest apart at \[[0-9, ]+\]: \S+, expected \S+\n")
+
+
+def test_a_script_of_the_first_wrong_place_runs_alone(explained, tmp_path):
+    path = tmp_path / "wrong.py"
+    path.write_text(explained.repro)
+    run = subprocess.run(
+        [sys.executable, "-W", "error", path.name], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert run.stderr == ""
+    assert SHOWN.fullmatch(run.stdout)
+    assert "jax_attn" not in explained.repro
+
+
+@pytest.mark.parametrize("port", [*WRONG, StoppedGradient])
+def test_each_script_has_the_two_tensors(port):
+    explanation = explain(port, gradients=port is StoppedGradient)
+    for region in explanation.regions:
+        script = {"__name__": "script"}
+        exec(region.repro, script)
+        ours, theirs = script["both"]()
+        assert ours.shape == theirs.shape == region.first_wrong.ours.shape
+        with np.errstate(invalid="ignore"):
+            apart = np.where(ours == theirs, 0.0, np.abs(ours - theirs))
+        assert (apart > 1e-4 * np.abs(theirs[np.isfinite(theirs)]).max()).any()
+
+
+class Scatters(FlaxBlock):
+    def __call__(self, x, ignored=None):
+        return super().__call__(x, ignored).at[0, 0].add(1.0)
+
+
+def test_an_operation_that_is_no_one_call_leaves_no_script():
+    explanation = explain(Scatters, gradients=False)
+    assert [region.first_wrong.ours.op for region in explanation.regions] == ["scatter-add"]
+    assert explanation.repro == ""
+
+
+class WritesInPlace(torch.nn.Module):
+    def forward(self, x):
+        y = x.clone()
+        y[..., 0] *= 2
+        return torch.tanh(y)
+
+
+class WritesNothing(nnx.Module):
+    def __call__(self, x):
+        return jnp.tanh(x)
+
+
+def test_a_script_that_would_not_give_the_reference_s_numbers_is_none():
+    """What is written into a part of a tensor is not among the operations that make the tensor."""
+    explanation = parity.explain(
+        WritesInPlace(), WritesNothing(), (X,), gradients=False, transforms=("jit",)
+    )
+    assert len(explanation.regions) == 1
+    assert explanation.repro == ""
 
 
 class Renamed(torch.nn.Module):

@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from jax_attn.parity.explaining.align import in_shape
 from jax_attn.parity.explaining.tap import Tap
 from jax_attn.parity.explaining.variants.activations import ACTIVATIONS
 from jax_attn.parity.explaining.variants.variant import (
@@ -24,6 +23,7 @@ from jax_attn.parity.explaining.variants.variant import (
     result,
     rounded,
 )
+from jax_attn.parity.explaining.views import views
 
 _NARROW = {
     "bfloat16": torch.bfloat16,
@@ -142,5 +142,5 @@ _WIRINGS = {"add": "residual (from another tensor)", "bmm": "packed order"}
 def _seen_as(tap: Tap, x: Tensor) -> Iterator[Tensor]:
     """A tap in the shape of a tensor of as many numbers, in each order of its axes."""
     if tap.value.size == x.numel() > 1:
-        for seen, _ in islice(in_shape(tap.value[None], tuple(x.shape)), _MOST_ORDERS):
-            yield torch.from_numpy(np.ascontiguousarray(seen[0]))
+        for view in islice(views(tap.shape, x.shape), _MOST_ORDERS):
+            yield torch.from_numpy(np.ascontiguousarray(view.of(tap.value)))

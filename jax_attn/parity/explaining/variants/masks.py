@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from jax_attn.parity.explaining.align import in_shape
 from jax_attn.parity.explaining.tap import FILL
 from jax_attn.parity.explaining.variants.variant import (
     Call,
@@ -17,6 +16,7 @@ from jax_attn.parity.explaining.variants.variant import (
     is_number,
     result,
 )
+from jax_attn.parity.explaining.views import views
 
 _AFTER = "mask (after the softmax)"
 
@@ -206,9 +206,9 @@ def fitted_mask(ours: np.ndarray, theirs: np.ndarray, shape: tuple[int, ...]) ->
     if not hidden.any() or hidden.all() or not np.isfinite(theirs).all():
         return
     says = f"a mask (it has none) that hides {hidden.sum():,} of {hidden.size:,} scores"
-    for seen, is_plain in in_shape(hidden[None], shape):
-        if is_plain:
-            fill = partial(_filled, torch.from_numpy(np.ascontiguousarray(seen[0])))
+    for view in views(hidden.shape, shape):
+        if view.is_plain:
+            fill = partial(_filled, torch.from_numpy(np.ascontiguousarray(view.of(hidden))))
             yield Variant("mask (where there is none)", says, result(fill))
 
 

@@ -6,7 +6,6 @@ tensors are no further from each other in any order than when both are sorted.
 """
 
 import math
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -39,12 +38,17 @@ class Aligner:
             f"output {name}": {t.index for t in taps if np.array_equal(t.value.ravel(), a.ravel())}
             for name, a in outputs.items()
         }
-        self._by_size: dict[int, list[_Sorted]] = defaultdict(list)
-        for tap, scale in zip(taps, self._scales, strict=True):
-            if tap.tells:
-                order = np.argsort(tap.numbers, axis=None)
-                ordered = _Sorted(tap, tap.numbers.ravel()[order], scale.ravel()[order])
-                self._by_size[tap.value.size].append(ordered)
+        self._by_size: dict[int, list[_Sorted]] = {}
+
+    def _of_size(self, size: int) -> "list[_Sorted]":
+        if size not in self._by_size:
+            self._by_size[size] = [
+                _Sorted(tap, tap.numbers.ravel()[order], scale.ravel()[order])
+                for tap, scale in zip(self.taps, self._scales, strict=True)
+                if tap.value.size == size and tap.tells
+                for order in [np.argsort(tap.numbers, axis=None)]
+            ]
+        return self._by_size[size]
 
     def results(self, name: str) -> set[int]:
         """What an output is, or may be: of a gradient, all that no other tap of its pass reads."""
@@ -56,7 +60,7 @@ class Aligner:
         reordered: list[int] = []
         if tap.tells:
             values = np.sort(tap.numbers, axis=None)
-            for theirs, ordered, scale in self._by_size[tap.value.size]:
+            for theirs, ordered, scale in self._of_size(tap.value.size):
                 if _apart(values, ordered, scale) <= APART:
                     seen = self.orders(theirs.index, tap.numbers)
                     is_same = any(order.distance <= APART for order in seen)

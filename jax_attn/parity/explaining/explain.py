@@ -18,7 +18,7 @@ from jax_attn.parity.explaining.align import Aligner
 from jax_attn.parity.explaining.causes import find_causes
 from jax_attn.parity.explaining.explanation import Explanation
 from jax_attn.parity.explaining.jax_taps import Program
-from jax_attn.parity.explaining.regions import Region, find_regions
+from jax_attn.parity.explaining.regions import Region, births, find_regions
 from jax_attn.parity.explaining.repro import repro
 from jax_attn.parity.explaining.torch_taps import torch_taps
 from jax_attn.parity.judge.compare import TensorReport, Verdict
@@ -101,14 +101,20 @@ def regions_of(
     with full_precision():
         on_device = {name: jnp.array(a) for name, a in cotangents.items()}
         program = Program(named, *args, on_device)
-        aligner = Aligner(taps.taps, taps.spreads, taps.run.kinds["output"])
+        results, of_run = taps.without_steps, taps.run.kinds["output"]
+        aligner = Aligner(results.taps, results.spreads, of_run)
+        finer = Aligner(taps.with_halves.taps, taps.with_halves.spreads, of_run)
         regions = tuple(find_regions(program, aligner, wanted))
-        scripts = [repro(region, program.run(region.replaced), taps) for region in regions]
+        narrower = [
+            tuple(births(region, program, finer, wanted, lambda tap: taps.results[tap.index]))
+            for region in regions
+        ]
+        scripts = [repro(region, program.run(region.replaced), results) for region in regions]
     until = time.monotonic() + _SECONDS
     explained = []
-    for region, script in zip(regions, scripts, strict=True):
+    for region, parts, script in zip(regions, narrower, scripts, strict=True):
         causes = find_causes(reference, cotangents, aligner, region, until)
-        explained.append(replace(region, causes=causes, repro=script))
+        explained += [replace(part, causes=causes, repro=script) for part in parts]
     return tuple({_told(region): region for region in reversed(explained)}.values())[::-1]
 
 

@@ -10,10 +10,11 @@ error is born there; where it is right, one of its inputs brought the error (`bi
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import islice, product
+from itertools import islice
+from typing import Any
 
 import numpy as np
 
@@ -33,7 +34,7 @@ _MOST_TOGETHER = 16
 """Choices that are tried for the inputs of one operation together."""
 
 _MOVES = frozenset(
-    "broadcast_in_dim convert_element_type copy expand_dims reshape squeeze transpose".split()  # noqa: SIM905
+    "broadcast_in_dim copy expand_dims reshape squeeze stop_gradient transpose".split()  # noqa: SIM905
 )
 """Operations that give the numbers that they are given."""
 
@@ -93,13 +94,13 @@ class Region:
     Attributes:
       last_matched: the tensors that they read, right on both sides.
       first_wrong: what they give, and what the reference has there.
-      equations: the wrong tensors, `first_wrong` the last.
+      equations: the wrong tensors, without mere reshapes and transposes; `first_wrong` the last.
       after: a wrong tensor that follows, which is the reference's where `first_wrong` is.
       replaced: what earlier regions gave wrong, and the run that found this one had right.
       causes: what was found to explain the error, run in the reference; the confirmed ones, or one
         that explains a part.
-      repro: a script that computes `first_wrong` on both sides, and runs alone; "" where there is
-        none.
+      repro: a script that runs alone, and computes on both sides `first_wrong`, or the result of
+        the fused operation in which it is a step; "" where there is none.
     """
 
     last_matched: tuple[Pair, ...]
@@ -158,7 +159,11 @@ class _View:
             if index not in wrong and not self._is_right(index):
                 wrong.add(index)
                 left += self.taps[index].parents
-        told = {i for i in wrong if self.taps[i].tells or self.taps[i].has_nan}
+        told = {
+            i
+            for i in wrong
+            if self.taps[i].tells or (self.taps[i].has_nan and self.taps[i].parents)
+        }
         return sorted(told | wrong.intersection(self.outputs))
 
     def _is_right(self, index: int) -> bool:
@@ -188,6 +193,24 @@ def find_regions(program: Program, aligner: Aligner, wanted: Collection[str]) ->
         index, theirs, value, after = found
         yield from search.births(index, theirs, after)
         replaced[index] = value
+
+
+def births(
+    region: Region,
+    program: Program,
+    aligner: Aligner,
+    wanted: Collection[str],
+    index: Callable[[Tap], int],
+) -> Iterator[Region]:
+    """Where a region's error is born among finer tensors of the reference: narrower regions.
+
+    aligner: of these. index: of a tensor of the region's, the index there.
+    """
+    view = _View(program, aligner, wanted, region.replaced)
+    search = _Search(program, aligner, view, wanted)
+    wrong, after = region.first_wrong, region.after
+    last = after.ours.index, index(after.theirs)
+    return search.births(wrong.ours.index, index(wrong.theirs), last)
 
 
 class _Search:
@@ -222,10 +245,11 @@ class _Search:
 
     def births(self, index: int, theirs: int, after: _Same) -> Iterator[Region]:
         """Where the error of a wrong tap is born, which should be the reference's `theirs`."""
+        index = self._source(index)
         within = ancestors(self._aligner.taps, [theirs])
         for inputs in self._cuts(index):
             choices = [list(self._candidates(i, within - {theirs})) for i in inputs]
-            for chosen in islice(product(*choices), _MOST_TOGETHER):
+            for chosen in islice(_likeliest(choices), _MOST_TOGETHER):
                 given = dict(zip(inputs, (value for _, value, _ in chosen), strict=True))
                 view = self._run(given)
                 if theirs in view.same(index):
@@ -233,6 +257,14 @@ class _Search:
                         yield from self.births(i, their_input, (index, theirs))
                     return
         yield self._region(index, theirs, after)
+
+    def _source(self, index: int) -> int:
+        """The first wrong tap that has all the numbers of one, and no more."""
+        taps = self._view.taps
+        copied = _copied(taps, index)
+        if copied in self._wrong and taps[copied].value.size == taps[index].value.size:
+            return self._source(copied)
+        return index
 
     def _cuts(self, index: int) -> Iterator[tuple[int, ...]]:
         """Wrong taps that all of a wrong tap's error comes through: its inputs, then theirs."""
@@ -277,7 +309,9 @@ class _Search:
         for i in among:
             tap = self._aligner.taps[i]
             fits = tap.tells and not tap.is_leaf and tap.value.size == numbers.size
-            if not fits or (read and not read & ancestors(self._aligner.taps, [i])):
+            if not fits:
+                continue
+            if read and not tap.is_step and not read & ancestors(self._aligner.taps, [i]):
                 continue
             for n, order in enumerate(self._aligner.orders(i, numbers)):
                 found.append((difference(order.numbers, numbers), i, n, order))
@@ -292,14 +326,24 @@ class _Search:
                 left[theirs in before] -= 1
                 yield theirs, order.numbers, order.is_plain
 
+    def _equations(self, index: int) -> set[int]:
+        """A wrong tap and all that it is made of, as far as what is right."""
+        found: set[int] = set()
+        left = [index]
+        while left:
+            i = left.pop()
+            if i not in found:
+                found.add(i)
+                left += [p for p in self._view.taps[i].parents if not self._known(p)]
+        return {index} | found & self._wrong
+
     def _known(self, index: int) -> list[int]:
         return [] if index in self._wrong else self._view.same(index)
 
     def _read(self, index: int) -> set[int]:
         """The reference's tensors, no leaves, that the equations of a wrong tap read."""
         taps, theirs = self._view.taps, self._aligner.taps
-        equations = ancestors(taps, [index]) & self._wrong
-        inputs = {p for i in equations for p in taps[i].parents} - self._wrong
+        inputs = {p for i in self._equations(index) for p in taps[i].parents} - self._wrong
         return {p for i in inputs for p in self._view.same(i) if not theirs[p].is_leaf}
 
     def _right_after(self, index: int, theirs: int, value: np.ndarray) -> _Same | None:
@@ -314,7 +358,7 @@ class _Search:
         for i in following:
             same = view.same(i)
             if theirs in same:
-                if view.taps[i].op in _MOVES:
+                if not _computes(view.taps, i):
                     continue  # the same numbers once more, and copies of them on the other side
                 return None  # as of a softmax's exponentials: what comes of it is that again
             for partner in same:
@@ -341,7 +385,7 @@ class _Search:
 
     def _region(self, index: int, theirs: int, after: _Same) -> Region:
         taps = self._view.taps
-        equations = sorted(ancestors(taps, [index]) & self._wrong)
+        equations = self._equations(index)
         inputs = {p for i in equations for p in taps[i].parents} - self._wrong
         inputs.add(index)  # right itself, where the port leaves out what should follow
         # A module that is called twice has each tensor twice: what led here is meant.
@@ -354,6 +398,38 @@ class _Search:
         seen = self._aligner.orders(theirs, taps[index].numbers)
         nearest = min(seen, key=lambda order: difference(order.numbers, taps[index].numbers))
         wrong = Wrong(taps[index], self._aligner.taps[theirs], nearest.numbers, nearest.scale)
+        computed = [i for i in sorted(equations) if i == index or _computes(taps, i)]
         next_pair = Pair(taps[after[0]], self._aligner.taps[after[1]])
         replaced = dict(self._view.replaced)
-        return Region(tuple(pairs), wrong, tuple(taps[i] for i in equations), next_pair, replaced)
+        return Region(tuple(pairs), wrong, tuple(taps[i] for i in computed), next_pair, replaced)
+
+
+def _computes(taps: Sequence[Tap], index: int) -> bool:
+    """Whether an operation makes other numbers than it is given, integers among them."""
+    tap = taps[index]
+    is_of_integers = tap.op == "convert_element_type" and not tap.parents
+    return _copied(taps, index) is None and not is_of_integers
+
+
+def _likeliest(choices: Sequence[Sequence[Any]]) -> Iterator[tuple[Any, ...]]:
+    """One of each of some lists, those first which together stand nearest to their beginnings."""
+    for total in range(sum(len(each) - 1 for each in choices) + 1):
+        yield from _at_rank(total, choices)
+
+
+def _at_rank(total: int, choices: Sequence[Sequence[Any]]) -> Iterator[tuple[Any, ...]]:
+    if not choices:
+        yield from [()] if total == 0 else []
+        return
+    for rank, chosen in enumerate(choices[0][: total + 1]):
+        for others in _at_rank(total - rank, choices[1:]):
+            yield chosen, *others
+
+
+def _copied(taps: Sequence[Tap], index: int) -> int | None:
+    """The tap whose numbers an operation gives as they are, or moved; None where it computes."""
+    tap = taps[index]
+    for p in tap.parents:
+        if tap.op in _MOVES or np.array_equal(tap.value, taps[p].value, equal_nan=True):
+            return p
+    return None

@@ -34,6 +34,7 @@ class Tap:
         backward, those of what it differentiates. For a leaf, its name.
       value: float64.
       parents: the taps that the operation reads, by index.
+      is_step: whether it is inside a fused operation of torch's, whose results follow.
     """
 
     index: int
@@ -41,6 +42,7 @@ class Tap:
     place: Place
     value: np.ndarray = field(repr=False)
     parents: tuple[int, ...]
+    is_step: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -27,7 +27,11 @@ class Tapping:
 
     Tensors are known by their storage. A view of a whole tensor is that tensor; a view of a part is
     a tap of its own.
+
+    inside: the fused operation whose steps are computed now.
     """
+
+    inside = ""
 
     def tap(
         self, names: Mapping[str, np.ndarray], places: Places | None, room: float = math.inf
@@ -46,6 +50,7 @@ class Tapping:
     ) -> Any:
         given = tensors_of((args, kwargs or {}))
         parents = tuple(dict.fromkeys(map(self.node, given)))
+        parents += tuple(self.steps_of(func, args, kwargs or {}))
         result = super().__torch_dispatch__(func, types, args, kwargs)  # type: ignore[misc]
         results = tensors_of(result)
         if func.overloadpacket.__name__ in _NORMS:
@@ -62,6 +67,10 @@ class Tapping:
                     self._nodes[x.untyped_storage().data_ptr()] = index
                     self._views.pop(seen(x), None)
         return result
+
+    def steps_of(self, func: OpOverload, args: tuple, kwargs: Kwargs) -> range:
+        """Taps of the steps by which an operation makes its results: none are looked for."""
+        return range(0)
 
     def node(self, x: torch.Tensor) -> int:
         """The tap that a tensor is, or is a view of."""
@@ -95,7 +104,8 @@ class Tapping:
                 "inputs: expected a model whose tensors fit into half of the free memory, "
                 f"{_COPIES} times over; explain one with fewer layers, or fewer tokens"
             )
-        self.taps.append(Tap(len(self.taps), op, place, value, parents))
+        op = op.replace("aten.", f"aten.{self.inside}: ") if self.inside else op
+        self.taps.append(Tap(len(self.taps), op, place, value, parents, bool(self.inside)))
         return len(self.taps) - 1
 
 

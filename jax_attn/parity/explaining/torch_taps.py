@@ -1,8 +1,8 @@
 """The tensors that a torch module computes in float64, and how far rounding moves each."""
 
 import math
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -11,8 +11,9 @@ from torch._ops import OpOverload
 
 from jax_attn.parity.explaining.places import Places
 from jax_attn.parity.explaining.recording import Name, Operation, Recording, written
+from jax_attn.parity.explaining.steps import Stepped
 from jax_attn.parity.explaining.tap import Tap
-from jax_attn.parity.explaining.tapping import Tapping, seen
+from jax_attn.parity.explaining.tapping import seen
 from jax_attn.parity.judge.budget import PRECISIONS
 from jax_attn.parity.run.inputs_and_runs import Arrays, Run
 from jax_attn.parity.run.modes.constants import Kwargs
@@ -28,18 +29,55 @@ _RUNS = 4
 class TorchTaps:
     """The taps of a run.
 
-    spreads: by how much rounding moves each number (RMS). run: its outputs and gradients. tensors:
-    those of the taps. recording: every operation.
+    spreads: by how much rounding moves each number (RMS). tensors: those of the taps. run: its
+    outputs and gradients. recording: every operation.
     """
 
     taps: list[Tap]
     spreads: list[np.ndarray]
-    run: Run
     tensors: list[torch.Tensor]
+    run: Run
     recording: Recording
 
+    @cached_property
+    def results(self) -> list[int]:
+        """The taps that are no steps."""
+        return [tap.index for tap in self.taps if not tap.is_step]
 
-class _Exact(Tapping, Unperturbed):
+    @cached_property
+    def without_steps(self) -> "TorchTaps":
+        """The results alone, numbered anew."""
+        number = {index: n for n, index in enumerate(self.results)}
+        taps = [
+            replace(
+                self.taps[i],
+                index=number[i],
+                parents=tuple(number[p] for p in self.taps[i].parents if p in number),
+            )
+            for i in self.results
+        ]
+        spreads = [self.spreads[i] for i in self.results]
+        tensors = [self.tensors[i] for i in self.results]
+        return TorchTaps(taps, spreads, tensors, self.run, self.recording)
+
+    @cached_property
+    def with_halves(self) -> "TorchTaps":
+        """Beside each tap the halves of its last axis, as rotary features are turned in."""
+        taps, spreads = list(self.taps), list(self.spreads)
+        for tap, spread in zip(self.taps, self.spreads, strict=True):
+            half, odd = divmod(tap.shape[-1] if tap.shape else 1, 2)
+            if odd or half < 2 or tap.is_leaf:
+                continue
+            for name, part in (("first", slice(half)), ("second", slice(half, None))):
+                op, value = f"{tap.op}: {name} half", tap.value[..., part]
+                taps.append(Tap(len(taps), op, tap.place, value, tap.parents, is_step=True))
+                spreads.append(spread[..., part])
+            halves = (len(taps) - 2, len(taps) - 1)
+            taps[tap.index] = replace(tap, parents=(*tap.parents, *halves))
+        return replace(self, taps=taps, spreads=spreads)
+
+
+class _Exact(Stepped, Unperturbed):
     """Float64, tapped and recorded."""
 
     def __init__(self) -> None:
@@ -75,7 +113,7 @@ def _called(func: OpOverload, args: tuple, kwargs: Kwargs, name: Name) -> str:
     return f"torch.ops.{func}({', '.join([*(written(x, leaf) for x in args), *named])})"
 
 
-class _Moved(Tapping, Perturbed):
+class _Moved(Stepped, Perturbed):
     """A perturbed run, tapped."""
 
 
@@ -106,4 +144,4 @@ def torch_taps(
             for of_tap, tap, center in zip(squares, moved.taps, exact.taps, strict=True):
                 of_tap += np.square(tap.value - center.value)
     spreads = [np.sqrt(a / _RUNS) for a in squares]
-    return TorchTaps(exact.taps, spreads, run, exact.tensors, exact.recording)
+    return TorchTaps(exact.taps, spreads, exact.tensors, run, exact.recording)

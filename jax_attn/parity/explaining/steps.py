@@ -1,0 +1,34 @@
+"""The steps inside torch's fused operations: a port may write them out, and be wrong in one."""
+
+from torch._decomp import decomposition_table
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from jax_attn.parity.explaining.tapping import Tapping
+from jax_attn.parity.run.modes.constants import Kwargs
+
+_FUSED = frozenset(
+    """
+    _fused_rms_norm _log_softmax _softmax _softmax_backward_data addmm baddbmm gelu gelu_backward
+    native_batch_norm native_group_norm native_layer_norm native_layer_norm_backward silu
+    silu_backward tanh_backward
+    """.split()  # noqa: SIM905
+)
+
+
+class Stepped(Tapping, TorchDispatchMode):
+    """A tapped run in which the steps of fused operations are taps, too.
+
+    The result of such an operation is a tap of its own, made of its steps.
+    """
+
+    def steps_of(self, func: OpOverload, args: tuple, kwargs: Kwargs) -> range:
+        """Compute an operation by its steps; their taps."""
+        first = len(self.taps)
+        name, by_steps = func.overloadpacket.__name__, decomposition_table.get(func)
+        if not self.inside and by_steps and name in _FUSED:
+            self.inside = name
+            with self:
+                by_steps(*args, **kwargs)
+            self.inside = ""
+        return range(first, len(self.taps))

@@ -54,18 +54,17 @@ class Aligner:
         """What an output is, or may be: of a gradient, all that no other tap of its pass reads."""
         return self._outputs.get(name) or self._last
 
-    def partners(self, tap: Tap) -> tuple[list[int], list[int]]:
-        """The reference's taps that are `tap`; and those with its numbers in another order."""
-        same: list[int] = []
-        reordered: list[int] = []
-        if tap.tells:
-            values = np.sort(tap.numbers, axis=None)
-            for theirs, ordered, scale in self._of_size(tap.value.size):
-                if _apart(values, ordered, scale) <= APART:
-                    seen = self.orders(theirs.index, tap.numbers)
-                    is_same = any(order.distance <= APART for order in seen)
-                    (same if is_same else reordered).append(theirs.index)
-        return same, reordered
+    def partners(self, tap: Tap) -> list[int]:
+        """The reference's taps that are `tap`."""
+        if not tap.tells:
+            return []
+        values = np.sort(tap.numbers, axis=None)
+        return [
+            theirs.index
+            for theirs, ordered, scale in self._of_size(tap.value.size)
+            if apart(values, ordered, scale) <= APART
+            and any(order.distance <= APART for order in self.orders(theirs.index, tap.numbers))
+        ]
 
     def orders(
         self, theirs: int, like: np.ndarray, numbers: np.ndarray | None = None
@@ -82,7 +81,7 @@ class Aligner:
         own = own if numbers is None else numbers.reshape(own.shape)
         for view in views(own.shape, like.shape):
             seen, rounding = view.of(own), view.of(scale)
-            yield Order(_apart(like, seen, rounding), seen, rounding, view)
+            yield Order(apart(like, seen, rounding), seen, rounding, view)
 
 
 class Order(NamedTuple):
@@ -121,7 +120,7 @@ def _scale(numbers: np.ndarray, spread: np.ndarray) -> np.ndarray:
     return np.sqrt((np.square(spread) + typical**2) / 2) + _FLOAT32 * size + _TINY
 
 
-def _apart(a: np.ndarray, b: np.ndarray, scale: np.ndarray) -> float:
+def apart(a: np.ndarray, b: np.ndarray, scale: np.ndarray) -> float:
     """The RMS distance in units of `scale`; infinite where one has a fill and the other not."""
     if not a.size:
         return 0.0

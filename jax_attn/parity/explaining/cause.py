@@ -36,5 +36,5 @@ class Cause:
             return f"The port computes what the reference would with {self.says}{at}."
         return (
             f"With {self.says}{at} the reference comes closer: "
-            f"{self.explained:.0%} of the error is gone."
+            f"{min(self.explained, 0.99):.0%} of the error is gone."
         )

@@ -23,7 +23,7 @@ from jax_attn.parity.explaining.tap import Tap, ancestors
 from jax_attn.parity.explaining.tapping import Tapping
 from jax_attn.parity.explaining.variants.catalogue import variants_of
 from jax_attn.parity.explaining.variants.general import scales, skips, wirings
-from jax_attn.parity.explaining.variants.heads import fitted_base
+from jax_attn.parity.explaining.variants.heads import fitted_base, fitted_order
 from jax_attn.parity.explaining.variants.masks import fitted_mask
 from jax_attn.parity.explaining.variants.variant import PRODUCTS, Call, Variant
 from jax_attn.parity.run.inputs_and_runs import Arrays
@@ -61,7 +61,8 @@ def find_causes(
             nearest = next(iter(confirmed.values()), cause)  # what gives the same from afar is not
             if cause.site is nearest.site:
                 confirmed.setdefault(cause.name, cause)
-    partly = [tried.cause for tried in found if tried.cause.explained >= _PART]
+    wrong = region.first_wrong.theirs.index
+    partly = [t.cause for t in found if t.cause.explained >= _PART and t.cause.site.index <= wrong]
     return tuple(confirmed.values()) or tuple(
         sorted(partly, key=lambda cause: -cause.explained)[:1]
     )
@@ -294,6 +295,8 @@ class _Trials:
         if site != wrong.theirs.index:
             return
         yield from fitted_base(*map(torch.from_numpy, (wrong.ours.numbers, wrong.expected)))
+        sizes = {n for tap in self._aligner.taps for n in tap.shape}
+        yield from fitted_order(wrong.ours.numbers, wrong.theirs.numbers, sizes)
         yield from fitted_mask(wrong.ours.numbers, wrong.expected, wrong.theirs.shape)
         ours, expected = wrong.ours.numbers, wrong.expected
         finite = np.isfinite(ours) & np.isfinite(expected)
@@ -303,7 +306,7 @@ class _Trials:
                 wrong.theirs.op,
                 float(ours @ expected) / square,
                 wrong.theirs.place.is_backward,
-                [n for tap in self._aligner.taps for n in tap.shape],
+                sizes,
             )
 
     def _tried(

@@ -5,7 +5,7 @@ the port computes, equation by equation. Tensors are paired by their numbers: no
 """
 
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +15,7 @@ import numpy as np
 
 from jax_attn.environment import free_memory
 from jax_attn.parity.explaining.align import Aligner
+from jax_attn.parity.explaining.cause import Cause
 from jax_attn.parity.explaining.causes import find_causes
 from jax_attn.parity.explaining.explanation import Explanation
 from jax_attn.parity.explaining.jax_taps import Program
@@ -111,15 +112,16 @@ def regions_of(
         ]
         scripts = [repro(region, program.run(region.replaced), results) for region in regions]
     until = time.monotonic() + _SECONDS
-    explained = []
+    told: dict[Any, Region] = {}
     for region, parts, script in zip(regions, narrower, scripts, strict=True):
         causes = find_causes(reference, cotangents, aligner, region, until)
-        explained += [replace(part, causes=causes, repro=script) for part in parts]
-    return tuple({_told(region): region for region in reversed(explained)}.values())[::-1]
+        for part in parts:
+            told.setdefault(_told(part, causes), replace(part, causes=causes, repro=script))
+    return tuple(told.values())
 
 
-def _told(region: Region) -> Any:
+def _told(region: Region, causes: Sequence[Cause]) -> Any:
     """What of a region is told once: its cause, as of queries and keys; else its wrong numbers."""
     wrong = region.first_wrong
-    confirmed = tuple(cause.sentence for cause in region.causes if cause.confirmed)
+    confirmed = tuple(cause.sentence for cause in causes if cause.confirmed)
     return confirmed or (wrong.theirs.index, wrong.ours.value.tobytes())

@@ -110,9 +110,9 @@ class Explanation:
 
 
 def where(pair: Wrong) -> list[str]:
-    """Along which axes only some places are wrong, and which."""
+    """Along which axes only some places are wrong, and which; and whether only the order is."""
     wrong = pair.is_off
-    found = []
+    found = ["the reference's numbers, in another order"] if pair.is_reordered else []
     for axis, size in enumerate(wrong.shape):
         others = tuple(n for n in range(wrong.ndim) if n != axis)
         places = np.flatnonzero(wrong.any(axis=others))

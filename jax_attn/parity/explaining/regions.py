@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from jax_attn.parity.explaining.align import APART, Aligner, difference
+from jax_attn.parity.explaining.align import APART, Aligner, apart, difference
 from jax_attn.parity.explaining.cause import Cause
 from jax_attn.parity.explaining.jax_taps import Program
 from jax_attn.parity.explaining.tap import Tap, ancestors
@@ -72,6 +72,14 @@ class Wrong(Pair):
     def is_off(self) -> np.ndarray:
         """Which numbers differ by more than rounding."""
         return ~(np.abs(self._difference) <= APART * self.rounding)
+
+    @property
+    def is_reordered(self) -> bool:
+        """Whether the port has the reference's numbers, in another order."""
+        order = np.argsort(self.expected, axis=None)
+        sorted_ours = np.sort(self.ours.numbers, axis=None)
+        expected, rounding = self.expected.ravel()[order], self.rounding.ravel()[order]
+        return apart(sorted_ours, expected, rounding) <= APART
 
     @property
     def worst(self) -> tuple[tuple[int, ...], float, float]:
@@ -146,7 +154,7 @@ class _View:
         if self._before is not None and index not in self.changed:
             return self._before.same(index)
         if index not in self._same:
-            self._same[index] = self._aligner.partners(self.taps[index])[0]
+            self._same[index] = self._aligner.partners(self.taps[index])
         return self._same[index]
 
     @cached_property

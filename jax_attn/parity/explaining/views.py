@@ -21,6 +21,11 @@ class View(NamedTuple):
         """The tensor, seen so."""
         return x.reshape(self.split).transpose(self.axes).reshape(self.shape)
 
+    def back(self, x: np.ndarray) -> np.ndarray:
+        """What is seen so, in the order of its own axes, flat."""
+        permuted = [self.split[axis] for axis in self.axes]
+        return x.reshape(permuted).transpose(np.argsort(self.axes)).ravel()
+
 
 def views(own: Sequence[int], shape: Sequence[int]) -> Iterator[View]:
     """How a tensor of shape `own` can be seen in `shape`: its axes permuted, or those of `shape`

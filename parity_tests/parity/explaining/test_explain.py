@@ -352,6 +352,62 @@ def test_one_half_of_a_rotation_is_told_from_the_other():
     assert len(region.equations) == 1
 
 
+N, H = 6, 5
+
+
+class Heads(torch.nn.Module):
+    def forward(self, x):
+        return (3 * x).unflatten(-1, (N, H)).transpose(1, 2).softmax(-2)
+
+
+def heads(x):
+    return (3 * x).reshape(B, T, N, H).swapaxes(1, 2)
+
+
+DERANGED = [3, 0, 5, 1, 2, 4]
+
+
+class HeadsInAnotherOrder(nnx.Module):
+    def __call__(self, x):
+        return jax.nn.softmax(heads(x)[:, jnp.array(DERANGED)], -2)
+
+
+class QueriesReversed(nnx.Module):
+    def __call__(self, x):
+        return jax.nn.softmax(heads(x)[:, :, ::-1], -2)
+
+
+@pytest.mark.parametrize(
+    ("port", "name", "order"),
+    [
+        (HeadsInAnotherOrder, "head order (permuted)", DERANGED),
+        (QueriesReversed, "order (permuted)", [*reversed(range(T))]),
+    ],
+)
+def test_the_same_numbers_in_another_order_are_told_with_the_order(port, name, order):
+    explanation = parity.explain(Heads(), port(), (X,), gradients=False, transforms=("jit",))
+    (region,) = explanation.regions
+    (cause,) = region.causes
+    assert (cause.name, cause.confirmed) == (name, True)
+    assert cause.value == ", ".join(map(str, order))
+    assert where(region.first_wrong)[0] == "the reference's numbers, in another order"
+
+
+class Empty(torch.nn.Module):
+    def forward(self, x):
+        return torch.tanh(x) + torch.tanh(x[:0]).sum()
+
+
+class EmptyToo(nnx.Module):
+    def __call__(self, x):
+        return jnp.tanh(1.37 * x) + x[:0].sum()
+
+
+def test_an_empty_tensor_beside_the_wrong_one_is_no_hindrance():
+    explanation = parity.explain(Empty(), EmptyToo(), (X,), gradients=False, transforms=("jit",))
+    assert explanation.regions[0].first_wrong.theirs.op == "aten.tanh"
+
+
 class Renamed(torch.nn.Module):
     """A reference whose modules and parameters have names that say nothing."""
 

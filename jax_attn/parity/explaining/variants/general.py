@@ -1,9 +1,9 @@
 """Variants of any operation: another scale, another precision, another operand."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from fractions import Fraction
 from functools import partial
-from itertools import islice
+from itertools import islice, permutations
 from math import isclose, sqrt
 from typing import Any
 
@@ -52,7 +52,7 @@ def _product_of_rounded(narrow: Callable[[Tensor], Tensor], call: Call) -> Tenso
     return narrow(call.with_args(*args))
 
 
-def scales(op: str, factor: float, is_backward: bool, sizes: Sequence[int]) -> Iterator[Variant]:
+def scales(op: str, factor: float, is_backward: bool, sizes: Collection[int]) -> Iterator[Variant]:
     """The result of an operation times a number that was found from the port's own."""
     if isclose(factor, 1.0, rel_tol=1e-12):
         return
@@ -67,19 +67,19 @@ def scales(op: str, factor: float, is_backward: bool, sizes: Sequence[int]) -> I
     yield Variant(name, says, result(lambda x: x * factor), near or factor)
 
 
-def nearest(factor: float, sizes: Sequence[int]) -> str:
+def nearest(factor: float, sizes: Collection[int]) -> str:
     """A number of meaning that this one is, within rounding: a power of a size, a fraction."""
     fraction = Fraction(factor).limit_denominator(64)
     if fraction.denominator < 4 and isclose(factor, float(fraction), rel_tol=1e-6):
         return "" if fraction.denominator == 1 else str(fraction)
-    for n in sorted(set(sizes)):
+    sizes = sorted({n for n in sizes if n > 1})
+    for n in sizes:
         for power, spelled in ((1, f"{n}"), (0.5, f"√{n}"), (-0.5, f"1/√{n}"), (-1, f"1/{n}")):
-            if n > 1 and isclose(factor, n**power, rel_tol=1e-5):
+            if isclose(factor, n**power, rel_tol=1e-5):
                 return spelled
-    for n in sorted(set(sizes)):
-        for m in sorted(set(sizes)):
-            if n != m and isclose(factor, sqrt(n / m), rel_tol=1e-5):
-                return f"√({n}/{m})"
+    for n, m in permutations(sizes, 2):
+        if isclose(factor, sqrt(n / m), rel_tol=1e-5):
+            return f"√({n}/{m})"
     return str(fraction) if isclose(factor, float(fraction), rel_tol=1e-6) else ""
 
 

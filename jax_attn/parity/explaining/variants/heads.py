@@ -1,9 +1,10 @@
 """Variants of which head meets which, and of rotary positions."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,8 +16,12 @@ from jax_attn.parity.explaining.variants.variant import (
     is_number,
     result,
 )
+from jax_attn.parity.explaining.views import views
 
 _BASES = (1e4, 1e5, 5e5, 1e6)
+_MOST_ROWS = 64
+_NEAR = 1e-3
+"""Of the largest number: so near are rows that an order is tried with."""
 
 
 def orders(call: Call) -> Iterator[Variant]:
@@ -173,6 +178,45 @@ def fitted_base(ours: Tensor, theirs: Tensor) -> Iterator[Variant]:
         says = f"a rotary base of {other:.6g} in place of {base:.6g}"
         power = math.log(other) / math.log(base)
         yield Variant("rotary (base)", says, result(lambda x: x**power), other)
+
+
+def fitted_order(ours: np.ndarray, theirs: np.ndarray, sizes: Collection[int]) -> Iterator[Variant]:
+    """The order in which the port has the reference's numbers along one axis.
+
+    ours, theirs: the wrong tensor on both sides, each in its own shape. sizes: of all axes of the
+    reference's tensors: heads, joined, are among them.
+    """
+    for view in views(theirs.shape, ours.shape):
+        for axis, size in enumerate(ours.shape if view.is_plain else ()):
+            seen = np.moveaxis(view.of(theirs), axis, 0).reshape(size, -1)
+            order = _order(np.moveaxis(ours, axis, 0).reshape(size, -1), seen)
+            if order is None:
+                continue
+            at = view.of(np.arange(theirs.size).reshape(theirs.shape))
+            source = torch.from_numpy(view.back(np.take(at, order, axis)))
+            are_heads = 0 < axis < ours.ndim - 1 and size * ours.shape[-1] in sizes
+            shown = ", ".join(map(str, order))
+            yield Variant(
+                "head order (permuted)" if are_heads else "order (permuted)",
+                f"axis {axis} of {list(ours.shape)} in the order {shown}",
+                result(partial(_taken, source)),
+                shown,
+            )
+
+
+def _order(ours: np.ndarray, theirs: np.ndarray) -> list[int] | None:
+    """Which row of the one each row of the other is, if it is any and not the same."""
+    rows = len(ours)
+    if not 1 < rows <= _MOST_ROWS or not (np.isfinite(ours).all() and np.isfinite(theirs).all()):
+        return None
+    order = np.empty(rows, int)
+    order[ours.sum(1).argsort()] = theirs.sum(1).argsort()
+    is_near = np.abs(ours - theirs[order]).max() <= _NEAR * np.abs(theirs).max()
+    return order.tolist() if is_near and (order != np.arange(rows)).any() else None
+
+
+def _taken(source: Tensor, x: Tensor) -> Tensor:
+    return x.reshape(-1)[source].reshape(x.shape)
 
 
 def base_of(x: Tensor) -> float | None:

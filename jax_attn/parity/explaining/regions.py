@@ -363,23 +363,26 @@ class _Search:
         if index in view.outputs:
             return (index, theirs) if theirs in view.results(index) else None
         following = sorted((view.changed & self._wrong) - {index})[:_FOLLOWING]
+        # If both read one tensor alike, the port may read another in the place of a second one.
+        may_lack = set(view.taps[index].parents) if self._read_alike(index, theirs) else set()
         for i in following:
             same = view.same(i)
             if theirs in same:
                 if not _computes(view.taps, i):
                     continue  # the same numbers once more, and copies of them on the other side
                 return None  # as of a softmax's exponentials: what comes of it is that again
+            beside = self._beside(view, i)
             for partner in same:
                 of_partner = ancestors(self._aligner.taps, [partner])
-                beside = self._beside(view, i)
-                follows = theirs in of_partner
-                if (
-                    follows
-                    and beside
-                    and all(of_partner.intersection(view.same(b)) for b in beside)
-                ):
+                lacks = {b for b in beside if of_partner.isdisjoint(view.same(b))}
+                if theirs in of_partner and lacks < beside and lacks <= may_lack:
                     return i, partner
         return None
+
+    def _read_alike(self, index: int, theirs: int) -> bool:
+        """Whether two taps read one tensor themselves: scores of another layer read other ones."""
+        read = {p for i in self._view.taps[index].parents for p in self._known(i)}
+        return not read.isdisjoint(self._aligner.taps[theirs].parents)
 
     def _beside(self, view: _View, index: int) -> set[int]:
         """The right tensors that a changed tap is made of beside what is changed."""

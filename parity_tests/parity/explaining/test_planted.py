@@ -6,7 +6,7 @@ With --long every bug is explained, and without it one.
 import pytest
 
 from helpers.attack.layers import MODELS, Bug, explain
-from helpers.attack.planted import BUGS, KNOWN, QUICK
+from helpers.attack.planted import BUGS, KNOWN, NARROW, QUICK
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -18,13 +18,15 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("model", MODELS if every else ["vit"])
 
 
-def test_first_region_is_at_the_site_and_no_confirmed_cause_is_wrong(bug: Bug):
+def test_first_region_is_narrow_at_the_site_and_no_confirmed_cause_is_wrong(bug: Bug):
     explanation = explain(bug.model, bug.names, bug.backward)
     assert explanation.verdict == "FAIL"
     misses = set()
     first = explanation.regions[0]
     if bug.site not in f"{first.first_wrong.theirs}, {first.after.theirs}":
         misses.add("site")
+    if len(first.equations) > NARROW:
+        misses.add("wide")
     confirmed = [
         cause.name for region in explanation.regions for cause in region.causes if cause.confirmed
     ]

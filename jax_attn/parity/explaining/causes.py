@@ -18,7 +18,7 @@ from torch._ops import OpOverload
 
 from jax_attn.parity.explaining.align import APART, Aligner, Order
 from jax_attn.parity.explaining.cause import Cause
-from jax_attn.parity.explaining.regions import Region
+from jax_attn.parity.explaining.region import Region
 from jax_attn.parity.explaining.tap import Tap, ancestors
 from jax_attn.parity.explaining.tapping import Tapping
 from jax_attn.parity.explaining.variants.catalogue import variants_of

@@ -19,7 +19,8 @@ from jax_attn.parity.explaining.cause import Cause
 from jax_attn.parity.explaining.causes import find_causes
 from jax_attn.parity.explaining.explanation import Explanation
 from jax_attn.parity.explaining.jax_taps import Program
-from jax_attn.parity.explaining.regions import Region, births, find_regions
+from jax_attn.parity.explaining.region import Region
+from jax_attn.parity.explaining.regions import births, find_regions
 from jax_attn.parity.explaining.repro import repro
 from jax_attn.parity.explaining.torch_taps import torch_taps
 from jax_attn.parity.judge.compare import TensorReport, Verdict

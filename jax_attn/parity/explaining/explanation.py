@@ -9,7 +9,7 @@ from rich.console import Group
 from rich.text import Text
 
 from jax_attn.parity.explaining.cause import Cause
-from jax_attn.parity.explaining.regions import Pair, Region, Wrong
+from jax_attn.parity.explaining.region import Pair, Region, Wrong
 from jax_attn.parity.explaining.tap import Tap
 from jax_attn.parity.judge.compare import Verdict
 from jax_attn.parity.judge.result import Result

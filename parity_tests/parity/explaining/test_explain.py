@@ -393,6 +393,24 @@ def test_the_same_numbers_in_another_order_are_told_with_the_order(port, name, o
     assert where(region.first_wrong)[0] == "the reference's numbers, in another order"
 
 
+class Tripled(torch.nn.Module):
+    def forward(self, x):
+        return torch.tanh(3 * x)
+
+
+class NotTripled(nnx.Module):
+    def __call__(self, x):
+        return jnp.tanh(x)
+
+
+def test_a_factor_that_the_port_leaves_out_is_no_other_activation():
+    explanation = parity.explain(
+        Tripled(), NotTripled(), (X,), gradients=False, transforms=("jit",)
+    )
+    (cause,) = explanation.regions[0].causes
+    assert (cause.name, cause.says) == ("scale (left out)", "no multiplication by 3")
+
+
 class Empty(torch.nn.Module):
     def forward(self, x):
         return torch.tanh(x) + torch.tanh(x[:0]).sum()

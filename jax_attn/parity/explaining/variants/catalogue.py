@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 
 from jax_attn.parity.explaining.variants.activations import activations, derivatives
-from jax_attn.parity.explaining.variants.general import precisions
+from jax_attn.parity.explaining.variants.general import factors, precisions
 from jax_attn.parity.explaining.variants.heads import (
     angles,
     casts,
@@ -34,12 +34,13 @@ CATALOGUE: dict[str, tuple[Callable[[Call], Iterator[Variant]], ...]] = {
     "bmm": (projections, orders, angles),
     "cat": (rotations,),
     "clone": (joins,),
+    "div": (factors,),
     "embedding": (embeddings,),
     "gelu": (activations,),
     "gelu_backward": (derivatives,),
     "masked_fill": (hidden_keys,),
     "mm": (projections, angles),
-    "mul": (gains, angles, centred),
+    "mul": (gains, angles, centred, factors),
     "native_layer_norm": (epsilons, layer_norms),
     "_fused_rms_norm": (epsilons,),
     "pow": (centred,),

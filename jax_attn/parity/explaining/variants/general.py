@@ -20,6 +20,7 @@ from jax_attn.parity.explaining.variants.variant import (
     Variant,
     arguments,
     float_tensors,
+    is_number,
     result,
     rounded,
 )
@@ -57,7 +58,8 @@ def scales(op: str, factor: float, is_backward: bool, sizes: Collection[int]) ->
     if isclose(factor, 1.0, rel_tol=1e-12):
         return
     near = nearest(factor, sizes)
-    shown = f"{factor:.6g}" + (f" ({near})" if near else "")
+    shown = f"{factor:.6g}"
+    shown += f" ({near})" if near not in ("", shown) else ""
     name, says = "scale", f"the result of {op} {shown} times as large"
     if is_backward:
         name = {0.0: "gradient (stopped)", 2.0: "gradient (doubled)"}.get(
@@ -65,6 +67,15 @@ def scales(op: str, factor: float, is_backward: bool, sizes: Collection[int]) ->
         )
         says = "no gradient" if factor == 0 else f"a gradient that is {shown} times as large"
     yield Variant(name, says, result(lambda x: x * factor), near or factor)
+
+
+def factors(call: Call) -> Iterator[Variant]:
+    """A product with a number, or a division by one, that is left out."""
+    by = call.args[1]
+    if is_number(by) and float(by) != 1.0:
+        does = "multiplication" if call.name == "mul" else "division"
+        says = f"no {does} by {float(by):.6g}"
+        yield Variant("scale (left out)", says, lambda call: call.args[0].clone())
 
 
 def nearest(factor: float, sizes: Collection[int]) -> str:
@@ -95,13 +106,13 @@ def skips(call: Call, others: Sequence[tuple[str | None, Tap]]) -> Iterator[Vari
         for other in _seen_as(tap, right):
             yield Variant(f"{step} (left out)", f"no {step}", _always(other))
             if step == "activation":
-                yield from _of_other_activations(other)
+                yield from _of_other_activations(other, call.name)
 
 
-def _of_other_activations(x: Tensor) -> Iterator[Variant]:
-    """For an activation that the reference writes out in several operations."""
+def _of_other_activations(x: Tensor, own: str) -> Iterator[Variant]:
+    """For an activation that the reference writes out in several operations. own: the last."""
     for name, function in ACTIVATIONS.items():
-        if name != "none":
+        if name not in ("none", own):
             says = f"the activation {name} in place of its own"
             yield Variant(f"activation ({name})", says, _always(function(x)))
 

@@ -154,20 +154,24 @@ class _Search:
         the reference's, that value, and what follows. Of several, that which leaves least wrong.
 
         A value whose axes of one size are exchanged waits for one as it is that follows: scores
-        exchanged would make a softmax over the queries right.
+        exchanged would make a softmax over the queries right. What the wrong tap is made of waits,
+        too, if wrong ones are left behind it: the terms of a square would make a mean right.
         """
         waiting, left = None, _FOLLOWING
         for index in self._view.wrong:
-            right = [
-                (len(self._run({index: value}).wrong), n, theirs, value, after, is_plain)
-                for n, (theirs, value, is_plain) in enumerate(self._candidates(index))
-                if (after := self._right_after(index, theirs, value))
-            ]
+            before = self._before(index)
+            right = []
+            for n, (theirs, value, is_plain) in enumerate(self._candidates(index)):
+                if after := self._right_after(index, theirs, value):
+                    run = self._run({index: value})
+                    leaves_wrong = theirs in before and not run.changed.isdisjoint(run.wrong)
+                    waits = leaves_wrong or not is_plain
+                    right.append((len(run.wrong), n, waits, (index, theirs, value, after)))
             if right:
-                _, _, theirs, value, after, is_plain = min(right, key=lambda each: each[:2])
-                if is_plain:
-                    return index, theirs, value, after
-                waiting = waiting or (index, theirs, value, after)
+                _, _, waits, found = min(right, key=lambda each: each[:2])
+                if not waits:
+                    return found
+                waiting = waiting or found
             if waiting and not (left := left - 1):
                 break
         return waiting
@@ -230,8 +234,7 @@ class _Search:
         apart: it may be near, and more seldom is what should stand here.
         """
         numbers, read = self._view.taps[index].numbers, self._read(index)
-        before = {i for p in ancestors(self._view.taps, [index]) for i in self._known(p)}
-        found = []
+        before, found = self._before(index), []
         if among is None:
             every = range(len(self._aligner.taps))
             among = self._view.results(index) if index in self._view.outputs else every
@@ -265,6 +268,10 @@ class _Search:
                 found.add(i)
                 left += [p for p in self._view.taps[i].parents if not self._known(p)]
         return {index} | found & self._wrong
+
+    def _before(self, index: int) -> set[int]:
+        """The reference's tensors that a wrong tap is made of."""
+        return {i for p in ancestors(self._view.taps, [index]) for i in self._known(p)}
 
     def _known(self, index: int) -> list[int]:
         return [] if index in self._wrong else self._view.same(index)

@@ -89,6 +89,8 @@ KNOWN = {
     "weights detached": {"site"},
     # Which bucket a distance falls into is computed in integers, which have no taps.
     "buckets of a decoder": {"no cause", "wide"},
+    # It subtracts the bias and adds it again: two places, of which the first alone repairs nothing.
+    "activation before the bias": {"no cause", "wide"},
     # What follows is written otherwise than torch has it: no tensor between matches.
     "bias added on both shards": {"wide"},
     "gelu by tanh": {"wide"},

@@ -411,6 +411,20 @@ def test_a_factor_that_the_port_leaves_out_is_no_other_activation():
     assert (cause.name, cause.says) == ("scale (left out)", "no multiplication by 3")
 
 
+class NotCentred(FlaxBlock):
+    def __call__(self, x, ignored=None):
+        norm = self.norm
+        y = x * jax.lax.rsqrt((x**2).mean(-1, keepdims=True) + norm.epsilon)
+        y = y * norm.scale[...] + norm.bias[...]
+        y = self.attention(y, mask=Mask.from_torch_mha(key_padding_mask=ignored))
+        return self.head(jnp.tanh(x + y))
+
+
+def test_a_square_that_a_layer_norm_lacks_is_no_square_too_many():
+    (region,) = explain(NotCentred, gradients=False).regions
+    assert [cause.name for cause in region.causes] == ["norm (RMS norm)"]
+
+
 class Empty(torch.nn.Module):
     def forward(self, x):
         return torch.tanh(x) + torch.tanh(x[:0]).sum()

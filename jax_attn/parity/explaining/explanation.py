@@ -67,7 +67,7 @@ class Explanation:
 
     @property
     def repro(self) -> str:
-        """A script of the first wrong place, which runs alone: see the guide. "" without one."""
+        """A script of the first wrong place, which runs alone; "" where there is none."""
         return self.regions[0].repro if self.regions else ""
 
     @property

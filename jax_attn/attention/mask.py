@@ -214,9 +214,9 @@ class Mask:
         j_1S = jnp.arange(S, dtype=jnp.int32)[None, :]
         allowed = jnp.ones((1, 1, T, S), bool)
         if self.lo is not None:
-            allowed &= j_1S - i_T1 >= _per_row(self.lo)
+            allowed &= j_1S >= i_T1 + _per_row(self.lo)
         if self.hi is not None:
-            allowed &= j_1S - i_T1 <= _per_row(self.hi)
+            allowed &= j_1S <= i_T1 + _per_row(self.hi)
         if self.kv_lengths is not None:
             allowed &= j_1S < _per_row(self.kv_lengths)
         if self.q_segments is not None:

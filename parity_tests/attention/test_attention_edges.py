@@ -161,7 +161,8 @@ def test_precision_reaches_both_products():
         )(q, k, v)
         products = [e for e in equations(jaxpr.jaxpr) if e.primitive.name == "dot_general"]
         want = None if precision is None else (precision, precision)
-        assert [e.params["precision"] for e in products] == [want, want]
+        assert {e.params["precision"] for e in products} == {want}
+        assert len(products) >= 2
 
 
 @one_kernel

@@ -9,19 +9,23 @@ its float32 has no room for the log of the sum).
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from jax_attn.attention.call import Call
 from jax_attn.attention.kernels import dense, forward_mode, partial_softmax
 from jax_attn.attention.kernels.forward_mode import Floats
-from jax_attn.attention.kernels.scores import scores
+from jax_attn.attention.kernels.scores import masked, scores
 from jax_attn.attention.kernels.tile import Tile, Tiles
+from jax_attn.attention.kernels.tile_sizes import tile_sizes
 
 Tree = TypeVar("Tree")
+Running = TypeVar("Running", bound=tuple)
 # As `with_sums` returns them.
 Outputs = tuple[jax.Array, jax.Array, jax.Array]
 
@@ -55,7 +59,7 @@ def drawbacks(call: Call, platform: str) -> list[str]:
 
 
 def attention(call: Call, tiles: Tiles | None = None) -> jax.Array:
-    """softmax(scale·QKᵀ)·V with all that the call asks for; by its `tile_sizes` unless given."""
+    """softmax(scale·QKᵀ)·V with all that the call asks for; in its `tile_sizes` unless given."""
     if call.dropout is not None and call.dropout.rate in (0, 1):
         if call.dropout.rate:
             return jnp.zeros((*call.query.shape[:3], call.Hv), call.query.dtype)
@@ -71,63 +75,36 @@ def attention(call: Call, tiles: Tiles | None = None) -> jax.Array:
 
 def with_sums(call: Call, tiles: Tiles | None = None) -> Outputs:
     """As `dense.with_sums`, of a call without extra keys whose B is 1 or more."""
-    sizes = tile_sizes(call) if tiles is None else tiles.within(call)
-    return _attention(sizes, varying(call, call))
-
-
-# Measured on XLA:CPU, two threads, H = 64, 512 to 4096 queries: a tile's products must be large
-# enough for the threads to pay, so that fewer than 512 rows a head run at half the speed, while
-# 256 to 1024 keys make no difference. But XLA:CPU adds up a product's terms in one chain: with
-# 1024 keys in a tile the error is 1.66 times that of torch's kernel, with 512 1.30, with 256 1.08.
-ROWS, KEYS = 4096, 256
-# Where a band's edge cuts tiles, half of their scores count for nothing.
-QUERIES, QUERIES_IN_BAND = 1024, 512
-
-
-def tile_sizes(call: Call) -> Tiles:
-    """How large the tiles of this call are."""
-    banded = call.mask.lo is not None or call.mask.hi is not None
-    T = _even(call.T, min(QUERIES_IN_BAND if banded else QUERIES, max(1, ROWS // call.G)))
-    heads = [K for K in range(1, call.K + 1) if call.K % K == 0 and K * call.G * T <= ROWS]
-    return Tiles(max(heads, default=1), T, _even(call.S, KEYS))
-
-
-def _even(n: int, most: int) -> int:
-    """At most `most`, and as few of them over n: tiles of equal size overlap least.
-
-    In whole vectors of eight where there are several.
-    """
-    count = -(-n // most)
-    size = -(-n // count)
-    return n if count == 1 else min(most, -(-size // 8) * 8)
+    tiles = tile_sizes(call) if tiles is None else tiles.within(call)
+    return _attention(tiles, varying(call, call))
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _attention(sizes: Tiles, call: Call) -> Outputs:
-    return _forward(sizes, call)
+def _attention(tiles: Tiles, call: Call) -> Outputs:
+    return _forward(tiles, call)
 
 
 @_attention.defjvp
-def _attention_jvp(sizes: Tiles, primals: tuple[Call], tangents: tuple[Call]) -> tuple:
+def _attention_jvp(tiles: Tiles, primals: tuple[Call], tangents: tuple[Call]) -> tuple:
     """In forward mode, dense's tangent, with its memory; in reverse, tile by tile."""
-    outputs = _attention(sizes, *primals)
+    outputs = _attention(tiles, *primals)
     push = functools.partial(forward_mode.pushed, dense.with_sums)
-    pull = functools.partial(_gradients, sizes)
+    pull = functools.partial(_gradients, tiles)
     return outputs, forward_mode.tangent(push, pull, *primals, outputs, tangents[0].floats)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _gradients(sizes: Tiles, call: Call, outputs: Outputs, d_outputs: Outputs) -> Floats:
-    return _backward(sizes, call, outputs, d_outputs)
+def _gradients(tiles: Tiles, call: Call, outputs: Outputs, d_outputs: Outputs) -> Floats:
+    return _backward(tiles, call, outputs, d_outputs)
 
 
 @_gradients.defjvp
 def _gradients_jvp(
-    sizes: Tiles, primals: tuple[Call, Outputs, Outputs], tangents: tuple[Call, Outputs, Outputs]
+    tiles: Tiles, primals: tuple[Call, Outputs, Outputs], tangents: tuple[Call, Outputs, Outputs]
 ) -> tuple[Floats, Floats]:
     """A second derivative is dense's, with its memory."""
     seconds = forward_mode.pulled_tangent(dense.with_sums, primals, tangents)
-    return _gradients(sizes, *primals), seconds
+    return _gradients(tiles, *primals), seconds
 
 
 # Eager calls would compile their loops anew each time: JAX knows a loop by its functions, which
@@ -136,129 +113,165 @@ _compiled = functools.partial(jax.jit, static_argnums=0, inline=True)
 
 
 @_compiled
-def _forward(sizes: Tiles, call: Call) -> Outputs:
-    dtype = call.softmax_dtype
-    rows_KGT = (sizes.K, call.G, sizes.T)
+def _forward(tiles: Tiles, call: Call) -> Outputs:
+    dtype, R = call.softmax_dtype, call.G * tiles.T
 
     def row(n: jax.Array, outputs: Outputs) -> Outputs:
-        row = Tile.row(call, sizes, n)
-        q_KGTH = row.queries(call.query).astype(dtype)
+        row = Tile.row(call, tiles, n)
+        q_KRH = _scaled(row)
 
-        def column(j: jax.Array, running: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-            max_KGT, sum_KGT, out_KGTH = running
-            tile = row.column(j)
-            scores_KGTS = scores(call, _products(tile, q_KGTH), *_additive(tile))
-            new_KGT = jnp.maximum(max_KGT, scores_KGTS.max(axis=-1))
+        def column(tile: Tile, running: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+            max_KR, sum_KR, out_KRH = running
+            k_KSH, v_KSH = (tile.keys(x).astype(dtype) for x in (call.key, call.value))
+            products_KRS = _dot("KRH,KSH->KRS", q_KRH, k_KSH, call)
+            bias = None if call.bias is None else tile.in_rows(tile.scores(call.bias))
+            scores_KRS = masked(scores(call, products_KRS, bias), tile.allowed())
+            new_KR = jnp.maximum(max_KR, scores_KRS.max(axis=-1))
             # A row that has seen nothing yet has no maximum to subtract.
-            base_KGT = jnp.where(new_KGT == -jnp.inf, 0, new_KGT)
+            base_KR = jnp.where(new_KR == -jnp.inf, 0, new_KR)
             # Without the barrier XLA computes the exponentials twice: for the sum, and for V.
-            p_KGTS = lax.optimization_barrier(jnp.exp(scores_KGTS - base_KGT[..., None]))
-            kept_KGT = jnp.exp(max_KGT - base_KGT)
-            sum_KGT = sum_KGT * kept_KGT + p_KGTS.sum(axis=-1)
-            p_KGTS = _dropped(tile, p_KGTS)
-            v_KSH = tile.keys(call.value).astype(dtype)
-            more_KGTH = _dot("KGTS,KSH->KGTH", p_KGTS, v_KSH, call)
-            return new_KGT, sum_KGT, out_KGTH * kept_KGT[..., None] + more_KGTH
+            p_KRS = lax.optimization_barrier(jnp.exp(scores_KRS - base_KR[..., None]))
+            kept_KR = jnp.exp(max_KR - base_KR)
+            sum_KR = sum_KR * kept_KR + p_KRS.sum(axis=-1)
+            more_KRH = _dot("KRS,KSH->KRH", _dropped(call, _kept(tile), p_KRS), v_KSH, call)
+            return new_KR, sum_KR, out_KRH * kept_KR[..., None] + more_KRH
 
-        nothing = (
-            jnp.full(rows_KGT, -jnp.inf, dtype),
-            jnp.zeros(rows_KGT, dtype),
-            jnp.zeros((*rows_KGT, call.Hv), dtype),
+        nothing: tuple[jax.Array, ...] = (
+            jnp.full((tiles.K, R), -jnp.inf, dtype),
+            jnp.zeros((tiles.K, R), dtype),
+            jnp.zeros((tiles.K, R, call.Hv), dtype),
         )
-        nothing = varying(nothing, call)
-        max_KGT, sum_KGT, out_KGTH = lax.fori_loop(*row.reach(), column, nothing)
-        empty_KGT = sum_KGT == 0
-        sum_KGT = jnp.where(empty_KGT, 1, sum_KGT)
-        max_KGT = jnp.where(empty_KGT, jnp.inf, max_KGT)
+        max_KR, sum_KR, out_KRH = _over_columns(row, column, varying(nothing, call))
+        empty_KR = sum_KR == 0
+        sum_KR = jnp.where(empty_KR, 1, sum_KR)
+        max_KR = jnp.where(empty_KR, jnp.inf, max_KR)
         out, maximum, total = outputs
-        out = row.put_queries(out, out_KGTH / sum_KGT[..., None])
-        return out, row.put_rows(maximum, max_KGT), row.put_rows(total, sum_KGT)
+        out = row.put_queries(out, out_KRH / sum_KR[..., None])
+        return out, row.put_rows(maximum, max_KR), row.put_rows(total, sum_KR)
 
     out = jnp.zeros((call.B, call.T, call.N, call.Hv), dtype)
     zeros_BNT = jnp.zeros((call.B, call.N, call.T), dtype)
     outputs = varying((out, zeros_BNT, zeros_BNT), call)
-    return lax.fori_loop(0, _rows(call, sizes), row, outputs)
+    return lax.fori_loop(0, tiles.groups(call) * tiles.rows(call), row, outputs)
 
 
 @_compiled
-def _backward(sizes: Tiles, call: Call, outputs: Outputs, d_outputs: Outputs) -> Floats:
-    """The cotangents of query, key, value and bias."""
+def _backward(tiles: Tiles, call: Call, outputs: Outputs, d_outputs: Outputs) -> Floats:
+    """The cotangents of query, key, value and bias.
+
+    A tile's scores lie with the keys before the queries: XLA:CPU sums over the last axis of a tile
+    twice as fast as over the first. So two of the three sums over a tile, for key and value, are
+    of the fast kind; the third is made with the head dimension first, which is nearly as fast.
+    """
     dtype, (out, maximum, total), (d_out, _, d_total) = call.softmax_dtype, outputs, d_outputs
-    mean_BNT = jnp.einsum("BTNH,BTNH->BNT", d_out, out, precision="highest")
-    # The weights' division by their sum is done here, once a row, and not once a score.
-    d_out = d_out / total.swapaxes(1, 2)[..., None]
-    delta_BNT = mean_BNT / total - d_total
 
     def row(n: jax.Array, grads: tuple[Any, ...]) -> tuple[Any, ...]:
-        row = Tile.row(call, sizes, n)
-        q_KGTH = row.queries(call.query).astype(dtype)
-        d_out_KGTH = row.queries(d_out)
+        row = Tile.row(call, tiles, n)
         # A query that another tile has, too, counts there alone: here it has no weights.
-        max_KGT = jnp.where(row.own(), row.rows(maximum), jnp.inf)
-        delta_KGT = row.rows(delta_BNT)
+        max_KR = jnp.where(row.own(), row.rows(maximum), jnp.inf)
+        # The weights' division by their sum is done here, once a row, and not once a score.
+        q_KRH, d_out_KRH = _scaled(row), row.queries(d_out) / row.rows(total)[..., None]
+        mean_KR = jnp.einsum("KRH,KRH->KR", d_out_KRH, row.queries(out), precision="highest")
+        delta_KR = mean_KR - row.rows(d_total)
 
-        def column(j: jax.Array, running: tuple[Any, ...]) -> tuple[Any, ...]:
-            d_q_KGTH, d_key, d_value, d_bias = running
-            tile = row.column(j)
-            k_KSH = tile.keys(call.key).astype(dtype)
-            v_KSH = tile.keys(call.value).astype(dtype)
-            bias, allowed = _additive(tile)
-            scores_KGTS, pull = jax.vjp(
-                lambda products, bias: scores(call, products, bias, allowed),
-                _products(tile, q_KGTH),
-                bias,
-            )
-            p_KGTS = jnp.exp(scores_KGTS - max_KGT[..., None])
-            d_p_KGTS = _dropped(tile, _dot("KGTH,KSH->KGTS", d_out_KGTH, v_KSH, call))
-            d_scores = p_KGTS * (d_p_KGTS - delta_KGT[..., None])
-            d_products, d_bias_tile = pull(d_scores)
-            # The head dimension first: XLA:CPU multiplies by a transposed tile at half the speed.
-            d_v_KHS = _dot("KGTH,KGTS->KHS", d_out_KGTH, _dropped(tile, p_KGTS), call)
-            d_k_KHS = _dot("KGTH,KGTS->KHS", q_KGTH, d_products, call)
-            d_q_KGTH += _dot("KGTS,KSH->KGTH", d_products, k_KSH, call)
+        def column(tile: Tile, running: tuple[Any, ...]) -> tuple[Any, ...]:
+            d_q_KHR, d_k_KSH, d_v_KSH, d_bias = running
+            k_KSH, v_KSH = (tile.keys(x).astype(dtype) for x in (call.key, call.value))
+            allowed, kept = _keys_first(tile.allowed()), _keys_first(_kept(tile))
+
+            # Without the mask: what is hidden has no weight, and so no gradient.
+            def unmasked(products_KSR: jax.Array, bias: jax.Array | None) -> jax.Array:
+                bias = None if bias is None else _keys_first(tile.in_rows(bias))
+                return scores(call, products_KSR, bias)
+
+            products_KSR = _dot("KSH,KRH->KSR", k_KSH, q_KRH, call)
+            bias = None if call.bias is None else tile.scores(call.bias).astype(dtype)
+            scores_KSR, pull = jax.vjp(unmasked, products_KSR, bias)
+            scores_KSR = masked(scores_KSR, allowed)
+            p_KSR = lax.optimization_barrier(jnp.exp(scores_KSR - max_KR[:, None]))
+            d_p_KSR = _dropped(call, kept, _dot("KSH,KRH->KSR", v_KSH, d_out_KRH, call))
+            d_products_KSR, d_bias_tile = pull(p_KSR * (d_p_KSR - delta_KR[:, None]))
+            d_products_KSR = lax.optimization_barrier(d_products_KSR)
+            d_q_KHR += _dot("KSH,KSR->KHR", k_KSH, d_products_KSR, call)
+            d_k_tile = _dot("KSR,KRH->KSH", d_products_KSR, q_KRH, call)
+            d_v_tile = _dot("KSR,KRH->KSH", _dropped(call, kept, p_KSR), d_out_KRH, call)
             if d_bias is not None:
                 d_bias = tile.add_scores(d_bias, d_bias_tile)
-            return d_q_KGTH, tile.add_keys(d_key, d_k_KHS), tile.add_keys(d_value, d_v_KHS), d_bias
+            return (
+                d_q_KHR,
+                tile.add_keys(d_k_KSH, d_k_tile),
+                tile.add_keys(d_v_KSH, d_v_tile),
+                d_bias,
+            )
 
         d_query, *others = grads
-        d_q_KGTH = varying(jnp.zeros_like(q_KGTH), call)
-        d_q_KGTH, *others = lax.fori_loop(*row.reach(), column, (d_q_KGTH, *others))
-        return row.put_queries(d_query, row.queries(d_query) + d_q_KGTH), *others
+        d_q_KHR = varying(jnp.zeros((tiles.K, call.H, call.G * tiles.T), dtype), call)
+        d_q_KHR, *others = _over_columns(row, column, (d_q_KHR, *others))
+        d_q_KRH = call.scale * d_q_KHR.swapaxes(1, 2)
+        return row.put_queries(d_query, row.queries(d_query) + d_q_KRH), *others
+
+    def group(n: jax.Array, grads: tuple[Any, ...]) -> tuple[Any, ...]:
+        d_query, d_key, d_value, d_bias = grads
+        first = n * tiles.rows(call)
+        zeros = (jnp.zeros((tiles.K, call.S, H), dtype) for H in (call.H, call.Hv))
+        running = (d_query, *varying(tuple(zeros), call), d_bias)
+        d_query, d_k_KSH, d_v_KSH, d_bias = lax.fori_loop(
+            first, first + tiles.rows(call), row, running
+        )
+        heads = Tile.row(call, tiles, first)
+        return (
+            d_query,
+            heads.put_keys(d_key, d_k_KSH),
+            heads.put_keys(d_value, d_v_KSH),
+            d_bias,
+        )
 
     zeros = tuple(None if x is None else jnp.zeros(x.shape, dtype) for x in call.floats.values())
-    grads = lax.fori_loop(0, _rows(call, sizes), row, varying(zeros, call))
+    grads = lax.fori_loop(0, tiles.groups(call), group, varying(zeros, call))
     pairs = zip(call.floats.items(), grads, strict=True)
     return {name: None if x is None else grad.astype(x.dtype) for (name, x), grad in pairs}
 
 
-def _rows(call: Call, sizes: Tiles) -> int:
-    return call.B * (call.K // sizes.K) * -(-call.T // sizes.T)
+def _over_columns(row: Tile, add: Callable[[Tile, Running], Running], running: Running) -> Running:
+    """`add` done with the tiles of a row: first the whole ones, which need no mask."""
+    columns = row.columns()
+    for is_whole, first, end in ((True, 0, columns.whole), (False, columns.whole, columns.seen)):
+        if isinstance(end, np.integer) and first == end:
+            continue  # known to be empty, and not compiled
+
+        def column(i: jax.Array, running: Running, is_whole: bool = is_whole) -> Running:
+            j = i if isinstance(columns.order, np.ndarray) else columns.order[i]
+            return add(row.column(j, is_whole), running)
+
+        running = lax.fori_loop(first, end, column, running)
+    return running
+
+
+def _scaled(row: Tile) -> jax.Array:
+    """The queries of a row of tiles, scaled here and not in every tile."""
+    return row.call.scale * row.queries(row.call.query).astype(row.call.softmax_dtype)
 
 
 def _dot(letters: str, x: jax.Array, y: jax.Array, call: Call) -> jax.Array:
     return jnp.einsum(letters, x, y, precision=call.precision)
 
 
-def _products(tile: Tile, q_KGTH: jax.Array) -> jax.Array:
-    k_KSH = tile.keys(tile.call.key).astype(q_KGTH.dtype)
-    return _dot("KGTH,KSH->KGTS", q_KGTH, k_KSH, tile.call)
-
-
-def _additive(tile: Tile) -> tuple[jax.Array | None, jax.Array | None]:
-    """The tile's bias and what it may attend to; None where there is none."""
-    bias = tile.call.bias
-    bias = None if bias is None else tile.scores(bias).astype(tile.call.softmax_dtype)
-    return bias, tile.allowed()
-
-
-def _dropped(tile: Tile, x_KGTS: jax.Array) -> jax.Array:
-    """x with the tile's dropout, the same each time."""
+def _kept(tile: Tile) -> jax.Array | None:
+    """What dropout keeps of the tile, the same each time; None for all of it."""
     dropout = tile.call.dropout
     if dropout is None:
-        return x_KGTS
+        return None
     if dropout.keep is None:
-        return dropout.where(dropout.drawn(*tile.places()), x_KGTS)
-    return dropout.where(tile.scores(dropout.keep), x_KGTS)
+        return dropout.drawn(*tile.places())
+    return tile.in_rows(tile.scores(dropout.keep))
+
+
+def _dropped(call: Call, kept: jax.Array | None, x: jax.Array) -> jax.Array:
+    return x if call.dropout is None or kept is None else call.dropout.where(kept, x)
+
+
+def _keys_first(x_KRS: jax.Array | None) -> jax.Array | None:
+    return None if x_KRS is None else x_KRS.swapaxes(1, 2)
 
 
 def varying(tree: Tree, like: object) -> Tree:

@@ -13,7 +13,7 @@ from jax_attn.attention.call import Call
 from jax_attn.attention.kernels import blocked, partial_softmax
 from jax_attn.attention.kernels.blocked import FEW_SCORES
 from jax_attn.attention.kernels.partial_softmax import PartialSoftmax, finite
-from jax_attn.attention.kernels.scores import scores
+from jax_attn.attention.kernels.scores import masked, scores
 from jax_attn.attention.kv_cache import KVCache
 from jax_attn.attention.mask import Band, Mask
 
@@ -197,10 +197,10 @@ def _over_page(
     """
     dtype = call.softmax_dtype
     q_BKGTH = call.query.reshape(call.B, call.T, call.K, call.G, call.H).transpose(0, 2, 3, 1, 4)
-    products_BKGTS = jnp.einsum(
+    products_BKGTS = call.scale * jnp.einsum(
         "BKGTH,BKHS->BKGTS", q_BKGTH, k_BKHS, precision=call.precision, preferred_element_type=dtype
     )
-    scores_BKGTS = scores(call, products_BKGTS, None, allowed_BTS[:, None, None])
+    scores_BKGTS = masked(scores(call, products_BKGTS, None), allowed_BTS[:, None, None])
     maximum = jax.lax.stop_gradient(scores_BKGTS.max(axis=-1))
     p_BKGTS = jnp.exp(scores_BKGTS - finite(maximum)[..., None])
     weighted = jnp.einsum(

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from jax_attn.attention.call import Call
-from jax_attn.attention.kernels.scores import extra_scores, products, scores
+from jax_attn.attention.kernels.scores import extra_scores, masked, products, scores
 
 
 def attention(call: Call) -> jax.Array:
@@ -68,4 +68,4 @@ def _scores(call: Call) -> jax.Array:
     products_BKGTS = products(call, "BTKGH,BSKH->BKGTS", call.key)
     products_BNTS = products_BKGTS.reshape(call.B, call.N, call.T, call.S)
     allowed = None if call.mask.is_open else call.mask.materialize(call.T, call.S)
-    return scores(call, products_BNTS, call.bias, allowed)
+    return masked(scores(call, products_BNTS, call.bias), allowed)

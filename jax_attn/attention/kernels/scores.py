@@ -7,25 +7,26 @@ from jax_attn.attention.call import Call
 
 
 def products(call: Call, letters: str, key: jax.Array) -> jax.Array:
-    """The queries times a key, in the softmax's dtype; queries are (B, T, K, G, H) in `letters`."""
+    """scale·QKᵀ in the softmax's dtype; the queries are (B, T, K, G, H) in `letters`."""
     q_BTKGH = call.query.reshape(call.B, call.T, call.K, call.G, call.H)
-    return jnp.einsum(
+    return call.scale * jnp.einsum(
         letters, q_BTKGH, key, precision=call.precision, preferred_element_type=call.softmax_dtype
     )
 
 
-def scores(
-    call: Call, products: jax.Array, bias: jax.Array | None, allowed: jax.Array | None
-) -> jax.Array:
-    """Scale, softcap, bias, mask; in the products' dtype, −∞ where a pair may not attend.
+def scores(call: Call, products: jax.Array, bias: jax.Array | None) -> jax.Array:
+    """Softcap and bias, in the products' dtype.
 
-    products: QKᵀ, all of it or a tile. bias, allowed: broadcast to it; None for none.
+    products: scale·QKᵀ, all of it or a tile. bias: broadcasts to it; None for none.
     """
-    scores = call.scale * products
+    scores = products
     if call.softcap is not None:
         scores = call.softcap * jnp.tanh(scores / call.softcap)
-    if bias is not None:
-        scores = scores + bias.astype(scores.dtype)
+    return scores if bias is None else scores + bias.astype(scores.dtype)
+
+
+def masked(scores: jax.Array, allowed: jax.Array | None) -> jax.Array:
+    """The scores, −∞ where a pair may not attend. allowed: None where all may."""
     return scores if allowed is None else jnp.where(allowed, scores, -jnp.inf)
 
 
@@ -35,7 +36,7 @@ def extra_scores(call: Call) -> jax.Array:
     columns = []
     if call.bias_k is not None:
         products_BKGT = products(call, "BTKGH,KH->BKGT", call.bias_k)
-        columns.append(scores(call, products_BKGT.reshape(shape), None, None))
+        columns.append(scores(call, products_BKGT.reshape(shape), None))
     if call.add_zero_attn:
         columns.append(jnp.zeros(shape, dtype))
     if call.sinks is not None:

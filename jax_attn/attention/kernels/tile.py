@@ -7,7 +7,7 @@ before its `own` first ones are the neighbour's.
 
 import functools
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +24,8 @@ from jax_attn.attention.mask import Band, Mask
 class Tiles:
     """A tile's key/value heads K, with their K·G query heads, its queries T and its keys S.
 
-    K divides the call's; T and S are cut down to the call's.
+    K divides the call's; T and S are cut down to the call's. The queries of all heads that share a
+    key/value head are rows of one matrix: R = G·T.
     """
 
     K: int
@@ -34,6 +35,25 @@ class Tiles:
     def within(self, call: Call) -> "Tiles":
         """Tiles no larger than the call."""
         return Tiles(self.K, min(self.T, call.T), min(self.S, call.S))
+
+    def groups(self, call: Call) -> int:
+        """How many groups of heads there are, in all batch rows."""
+        return call.B * (call.K // self.K)
+
+    def rows(self, call: Call) -> int:
+        """How many rows of tiles a group of heads has."""
+        return -(-call.T // self.T)
+
+
+class Columns(NamedTuple):
+    """Columns of tiles: `order` begins with those in which all is visible, `whole` of them.
+
+    Behind them, up to `seen`, are the others in which something may be.
+    """
+
+    order: jax.Array | np.ndarray
+    whole: jax.Array | np.integer
+    seen: jax.Array | np.integer
 
 
 @dataclass(frozen=True)
@@ -51,47 +71,60 @@ class Tile:
     own_t: jax.Array
     s: jax.Array
     own_s: jax.Array
+    # Whether every query is known to see every key.
+    is_whole: bool = False
     # The fields that `mask` moves to a tile.
     MASK: ClassVar = ("lo", "hi", "kv_lengths", "q_segments", "kv_segments", "allowed")
 
     @classmethod
     def row(cls, call: Call, sizes: Tiles, n: jax.Array) -> "Tile":
         """The n-th over batch, heads and queries."""
-        heads, queries = call.K // sizes.K, -(-call.T // sizes.T)
+        heads, queries = call.K // sizes.K, sizes.rows(call)
         n = n.astype(jnp.int32)  # int64 under x64
         own_t = n % queries * sizes.T
         t = jnp.minimum(own_t, call.T - sizes.T)
         b, k, start = n // (heads * queries), n // queries % heads * sizes.K, jnp.int32(0)
         return cls(call, sizes, b=b, k=k, t=t, own_t=own_t, s=start, own_s=start)
 
-    def column(self, j: jax.Array) -> "Tile":
+    def column(self, j: jax.Array, is_whole: bool = False) -> "Tile":
         """The j-th over the keys, in this row."""
         own_s = j.astype(jnp.int32) * self.sizes.S
-        return replace(self, s=jnp.minimum(own_s, self.call.S - self.sizes.S), own_s=own_s)
+        s = jnp.minimum(own_s, self.call.S - self.sizes.S)
+        return replace(self, s=s, own_s=own_s, is_whole=is_whole)
 
     def queries(self, x_BTNH: jax.Array) -> jax.Array:
-        """(B, T, N, H) → the tile's (K, G, T, H)."""
-        x_TNH = self._cut(x_BTNH, "BTN")[0]
-        return x_TNH.reshape(self.sizes.T, self.sizes.K, self.call.G, -1).transpose(1, 2, 0, 3)
+        """(B, T, N, H) → the tile's (K, R, H)."""
+        x_TKGH = self._cut(x_BTNH, "BTN")[0].reshape(self.sizes.T, self.sizes.K, self.call.G, -1)
+        return x_TKGH.transpose(1, 2, 0, 3).reshape(self.sizes.K, -1, x_TKGH.shape[-1])
 
     def keys(self, x_BSKH: jax.Array) -> jax.Array:
         """(B, S, K, H) → the tile's (K, S, H)."""
         return self._cut(x_BSKH, "BSK")[0].swapaxes(0, 1)
 
     def rows(self, x_BNT: jax.Array) -> jax.Array:
-        """(B, N, T) → the tile's (K, G, T)."""
-        return self._cut(x_BNT, "BNT").reshape(self.sizes.K, self.call.G, self.sizes.T)
+        """(B, N, T) → the tile's (K, R)."""
+        return self._cut(x_BNT, "BNT").reshape(self.sizes.K, -1)
 
     def scores(self, x: AnyArray) -> jax.Array:
-        """What broadcasts to (B, N, T, S) → what broadcasts to the tile's (K, G, T, S)."""
-        return self._grouped(self._cut(x, "BNTS"[4 - x.ndim :]))
+        """What broadcasts to (B, N, T, S) → the tile's part of it; `in_rows` joins its axes."""
+        return self._cut(x, "BNTS"[4 - x.ndim :])
+
+    def in_rows(self, x: jax.Array) -> jax.Array:
+        """What broadcasts to the tile's (1, N, T, S) → what broadcasts to (K, R, S)."""
+        *_, N, T, S = (1,) * (4 - x.ndim) + x.shape
+        if N == T == 1:
+            return x.reshape(1, 1, S)
+        heads = (1, 1) if N == 1 else (self.sizes.K, self.call.G)
+        whole = (heads[0], self.call.G, self.sizes.T, S)
+        return jnp.broadcast_to(x.reshape(*heads, T, S), whole).reshape(heads[0], -1, S)
 
     def places(self) -> tuple[jax.Array, jax.Array]:
-        """uint32 rows (K, G, T, 1) and columns (S,) of the scores, as `Dropout.drawn` counts."""
+        """uint32 rows (K, R, 1) and columns (S,) of the scores, as `Dropout.drawn` counts."""
         call, sizes = self.call, self.sizes
-        n_KG11 = self.k * call.G + _count(sizes.K * call.G).reshape(sizes.K, call.G, 1, 1)
-        rows = (self.b * call.N + n_KG11) * call.T + self.t + _count(sizes.T)[:, None]
-        return rows.astype(jnp.uint32), (self.s + _count(sizes.S)).astype(jnp.uint32)
+        n_N1 = self.b * call.N + self.k * call.G + _count(sizes.K * call.G)[:, None]
+        rows_NT = n_N1 * call.T + self.t + _count(sizes.T)
+        rows, columns = rows_NT.reshape(sizes.K, -1, 1), self.s + _count(sizes.S)
+        return rows.astype(jnp.uint32), columns.astype(jnp.uint32)
 
     def mask(self) -> Mask:
         """The mask as this tile's queries and keys see it, numbered from 0; of one batch row."""
@@ -117,70 +150,93 @@ class Tile:
         )
 
     def own(self) -> jax.Array:
-        """(T,): which queries no tile before this one has."""
-        return _count(self.sizes.T) >= self.own_t - self.t
+        """(R,): which queries no tile before this one has."""
+        return jnp.tile(_count(self.sizes.T) >= self.own_t - self.t, self.call.G)
 
     def allowed(self) -> jax.Array | None:
-        """What broadcasts to (K, G, T, S), True = attend; None where all of the tile may.
+        """What broadcasts to (K, R, S), True = attend; None where all of the tile may.
 
         Keys that are another tile's may not be attended to.
         """
         call, sizes = self.call, self.sizes
         conditions = []
+        if self.is_whole:
+            return None
         if not call.mask.is_open:
-            conditions.append(self._grouped(self.mask().materialize(sizes.T, sizes.S)))
+            conditions.append(self.in_rows(self.mask().materialize(sizes.T, sizes.S)))
         if call.S % sizes.S:
-            conditions.append(_count(sizes.S) >= self.own_s - self.s)
+            conditions.append((_count(sizes.S) >= self.own_s - self.s)[None, None])
         return functools.reduce(jnp.logical_and, conditions) if conditions else None
 
-    def reach(self) -> tuple[jax.Array | np.int32, jax.Array | np.int32]:
-        """The first column of tiles in this row in which a key may be visible, and the end.
+    def columns(self) -> "Columns":
+        """The columns of tiles in this row in which a key may be visible.
 
         By band, lengths and segments; an array of booleans is not searched. Segments that are
         sorted, as packed sequences are, leave out every tile of other sequences.
         """
-        columns, size = -(-self.call.S // self.sizes.S), self.sizes.S
-        mask, first = self.mask(), _count(columns) * size
-        may = []
+        T, S, size = self.sizes.T, self.call.S, self.sizes.S
+        count, mask = -(-S // size), self.mask()
+        # The last tile is whole where no other tile has keys of its own in it.
+        within = np.arange(1, count + 1) * size <= S
+        if self.call.mask.is_open:
+            return Columns(np.arange(count), np.int32(within.sum()), np.int32(count))
+        first = _count(count) * size
+        last = first + (size - 1)
+        some, every = [], [jnp.asarray(within)]
         if mask.lo is not None:
-            may.append(first + (size - 1) >= mask.lo)
+            some.append(last >= mask.lo)
+            every.append(first >= mask.lo + (T - 1))
         if mask.hi is not None:
-            may.append(first <= mask.hi + (self.sizes.T - 1))
+            some.append(first <= mask.hi + (T - 1))
+            every.append(last <= mask.hi)
         if mask.kv_lengths is not None:
-            may.append(first < mask.kv_lengths)
+            some.append(first < mask.kv_lengths)
+            every.append(last < mask.kv_lengths)
         if mask.q_segments is not None:
-            every = self.call.mask.kv_segments
-            ids_S = jnp.broadcast_to(jnp.asarray(every), (self.call.B, self.call.S))[self.b]
-            ids = jnp.pad(ids_S, (0, columns * size - self.call.S), mode="edge")
-            ids = ids.reshape(columns, size)
-            may.append(ids.min(axis=1) <= mask.q_segments.max())
-            may.append(ids.max(axis=1) >= mask.q_segments.min())
-        if not may:
-            return np.int32(0), np.int32(columns)
-        seen = functools.reduce(jnp.logical_and, may)
-        end = jnp.where(seen.any(), columns - jnp.argmax(seen[::-1]), 0)
-        return jnp.argmax(seen).astype(jnp.int32), end.astype(jnp.int32)
+            keys = self.call.mask.kv_segments
+            ids_S = jnp.broadcast_to(jnp.asarray(keys), (self.call.B, S))[self.b]
+            ids = jnp.pad(ids_S, (0, count * size - S), mode="edge").reshape(count, size)
+            lowest, highest = ids.min(axis=1), ids.max(axis=1)
+            least, most = mask.q_segments.min(), mask.q_segments.max()
+            some += [lowest <= most, highest >= least]
+            every += [lowest == most, highest == least]
+        seen = functools.reduce(jnp.logical_and, some, jnp.ones(count, bool))
+        seen_count = seen.sum(dtype=jnp.int32)
+        # A loop that is known to be empty need not be compiled.
+        if count == 1 or mask.allowed is not None:
+            return Columns(jnp.argsort(~seen), np.int32(0), seen_count)
+        whole = functools.reduce(jnp.logical_and, every, seen)
+        order = jnp.argsort(jnp.where(whole, 0, jnp.where(seen, 1, 2)))
+        return Columns(order, whole.sum(dtype=jnp.int32), seen_count)
 
-    def put_queries(self, x_BTNH: jax.Array, new_KGTH: jax.Array) -> jax.Array:
-        new = new_KGTH.transpose(2, 0, 1, 3).reshape(1, self.sizes.T, -1, new_KGTH.shape[-1])
+    def put_queries(self, x_BTNH: jax.Array, new_KRH: jax.Array) -> jax.Array:
+        H = new_KRH.shape[-1]
+        new_KGTH = new_KRH.reshape(self.sizes.K, self.call.G, self.sizes.T, H)
+        new = new_KGTH.transpose(2, 0, 1, 3).reshape(1, self.sizes.T, -1, H)
         return lax.dynamic_update_slice(
             x_BTNH, new.astype(x_BTNH.dtype), self._start(x_BTNH.shape, "BTN")
         )
 
-    def add_keys(self, x_BSKH: jax.Array, more_KHS: jax.Array) -> jax.Array:
-        sum_SKH = self._cut(x_BSKH, "BSK")[0] + more_KHS.transpose(2, 0, 1)
-        return lax.dynamic_update_slice(x_BSKH, sum_SKH[None], self._start(x_BSKH.shape, "BSK"))
+    def put_keys(self, x_BSKH: jax.Array, new_KSH: jax.Array) -> jax.Array:
+        """Writes all the keys of the tile's heads."""
+        zero = jnp.zeros_like(self.s)
+        start = replace(self, s=zero)._start(x_BSKH.shape, "BSK")
+        return lax.dynamic_update_slice(x_BSKH, new_KSH.swapaxes(0, 1)[None], start)
 
-    def put_rows(self, x_BNT: jax.Array, new_KGT: jax.Array) -> jax.Array:
-        new = new_KGT.reshape(1, -1, self.sizes.T)
+    def add_keys(self, x_KSH: jax.Array, more_KSH: jax.Array) -> jax.Array:
+        """Adds to the tile's part of what holds all the keys of the tile's heads."""
+        start = (np.int32(0), self.s, np.int32(0))
+        here = lax.dynamic_slice(x_KSH, start, more_KSH.shape)
+        return lax.dynamic_update_slice(x_KSH, here + more_KSH, start)
+
+    def put_rows(self, x_BNT: jax.Array, new_KR: jax.Array) -> jax.Array:
+        new = new_KR.reshape(1, -1, self.sizes.T)
         return lax.dynamic_update_slice(x_BNT, new, self._start(x_BNT.shape, "BNT"))
 
     def add_scores(self, x: jax.Array, more: jax.Array) -> jax.Array:
         """Adds to what `scores` cuts out of x something of that shape."""
-        axes = "BNTS"[4 - x.ndim :]
-        here = self._cut(x, axes)
-        start = self._start(x.shape, axes)
-        return lax.dynamic_update_slice(x, here + more.reshape(here.shape), start)
+        start = self._start(x.shape, "BNTS"[4 - x.ndim :])
+        return lax.dynamic_update_slice(x, self.scores(x) + more, start)
 
     def _start(self, shape: tuple[int, ...], axes: str) -> tuple:
         """The first index on each axis, 0 where the axis is broadcast or not named."""
@@ -195,12 +251,6 @@ class Tile:
         wanted = [size[axis] for axis in axes] + list(x.shape[len(axes) :])
         shape = [1 if n == 1 else m for n, m in zip(x.shape, wanted, strict=True)]
         return lax.dynamic_slice(x, self._start(x.shape, axes), shape)
-
-    def _grouped(self, x: jax.Array) -> jax.Array:
-        """(1, N or 1, …) → (K or 1, G or 1, …), of the tile's heads; lower ranks are filled up."""
-        x = x.reshape((1,) * (4 - x.ndim) + x.shape)
-        heads = (1, 1) if x.shape[1] == 1 else (self.sizes.K, self.call.G)
-        return x.reshape(*heads, *x.shape[2:])
 
 
 def _count(n: int) -> jax.Array:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from jax_attn.attention.kernels.blocked import KEYS
+from jax_attn.attention.kernels.tile_sizes import KEYS
 from jax_attn.attention.kv_cache import PageSizes
 from jax_attn.parity.judge.oracle import AttentionProblem
 from jax_attn.parity.matrix.cases import Case

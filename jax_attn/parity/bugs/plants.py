@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from jax_attn.attention.kernels.blocked import KEYS
+from jax_attn.attention.kernels.tile_sizes import KEYS
 from jax_attn.attention.kv_cache import PageSizes
 from jax_attn.parity.bugs.mutable_attention import Plants, TensorProblem
 from jax_attn.parity.matrix.cached_calls import pieces

@@ -12,6 +12,7 @@ from jax_attn.attention.call import Call
 from jax_attn.attention.dispatch import KERNELS, Kernel
 from jax_attn.attention.kernels import blocked
 from jax_attn.attention.kernels.tile import Tiles
+from jax_attn.attention.kernels.tile_sizes import tile_sizes
 from jax_attn.parity.matrix.cases import TILE_EDGES, Size
 
 # Smaller than the axes of the small shapes, but for a single token's, and dividing few of them:
@@ -70,6 +71,6 @@ def tiles_in_words(kernel: Kernel, call: Call) -> str:
     if kernel.name != "blocked":
         return f"those of {kernel.name}"
     small = isinstance(kernel.run, partial)
-    tiles = SMALL_TILES.within(call) if small else blocked.tile_sizes(call)
+    tiles = SMALL_TILES.within(call) if small else tile_sizes(call)
     whose = "small" if small else "shipped"
     return f"{whose}: {tiles.K} × {tiles.T} × {tiles.S} of {call.K} × {call.T} × {call.S}"

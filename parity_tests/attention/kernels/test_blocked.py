@@ -20,7 +20,7 @@ from helpers.attention.kernel_comparison import (
 from helpers.jaxprs import shapes
 from jax_attn.attention import Dropout, Mask
 from jax_attn.attention.call import checked_call
-from jax_attn.attention.kernels import blocked
+from jax_attn.attention.kernels import blocked, tile_sizes
 from jax_attn.attention.kernels.tile import Tile, Tiles
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -137,8 +137,13 @@ class TestTheComparisonSees:
         assert self.differs(is_causal=True) == [False] * 4
 
     def test_a_tile_of_keys_left_out(self, monkeypatch):
-        reach = Tile.reach
-        monkeypatch.setattr(Tile, "reach", lambda row: (reach(row)[0], reach(row)[1] - 1))
+        columns = Tile.columns
+
+        def fewer(row):
+            whole = columns(row)
+            return whole._replace(seen=whole.seen - 1)
+
+        monkeypatch.setattr(Tile, "columns", fewer)
         assert self.differs() == [True] * 4
 
     def test_keys_at_the_edge_counted_twice(self, monkeypatch):
@@ -146,7 +151,7 @@ class TestTheComparisonSees:
         assert self.differs() == [True] * 4
 
     def test_queries_at_the_edge_counted_twice(self, monkeypatch):
-        monkeypatch.setattr(Tile, "own", lambda tile: jnp.ones(tile.sizes.T, bool))
+        monkeypatch.setattr(Tile, "own", lambda tile: jnp.array(True))
         assert self.differs() == [False, True, True, True]
 
     def test_a_mask_that_is_not_moved_to_its_tile(self, monkeypatch):
@@ -193,7 +198,9 @@ def test_no_array_of_queries_by_keys(mask, implementation):
 
     largest = max(map(math.prod, shapes(jax.make_jaxpr(run)(*abstract(T, S)).jaxpr)))
     # The tile's scores, or the largest of the arrays themselves.
-    assert (largest <= max(blocked.ROWS * blocked.KEYS, S * 2 * 8)) == (implementation == "blocked")
+    assert (largest <= max(tile_sizes.ROWS * tile_sizes.KEYS, S * 2 * 8)) == (
+        implementation == "blocked"
+    )
 
 
 def test_a_bias_is_sliced_and_its_gradient_has_its_shape():
@@ -204,7 +211,7 @@ def test_a_bias_is_sliced_and_its_gradient_has_its_shape():
 
     bias = jax.ShapeDtypeStruct((1, 4, 1, S), jnp.float32)
     jaxpr = jax.make_jaxpr(run)(*abstract(T, S), bias)
-    assert max(map(math.prod, shapes(jaxpr.jaxpr))) <= blocked.ROWS * blocked.KEYS
+    assert max(map(math.prod, shapes(jaxpr.jaxpr))) <= tile_sizes.ROWS * tile_sizes.KEYS
     assert jaxpr.out_avals[-1].shape == bias.shape
 
 
@@ -219,44 +226,76 @@ def test_temporaries_at_32768_by_8_heads_stay_below_128_mib():
 # --- what is skipped ---------------------------------------------------------------------------
 
 
-def reaches(mask, T, S, tile, B=1):
-    """For each row of tiles, the columns of tiles that are computed."""
+def columns(mask, T, S, tile, B=1):
+    """For each row of tiles, the columns in which all is visible, and in which something may be."""
     q, k, v, _ = abstract(T, S, B=B, N=1, K=1)
     call = checked_call("tiles", q, k, v, mask)
-    rows = [Tile.row(call, tile, jnp.int32(n)).reach() for n in range(B * -(-T // tile.T))]
-    return [tuple(range(int(first), int(end))) for first, end in rows]
+    rows = [Tile.row(call, tile, jnp.int32(n)).columns() for n in range(B * tile.rows(call))]
+    order = [np.asarray(row.order).tolist() for row in rows]
+    ends = [(int(row.whole), int(row.seen)) for row in rows]
+    return [
+        (set(j[:whole]), set(j[whole:seen])) for j, (whole, seen) in zip(order, ends, strict=True)
+    ]
 
 
 PACKED = np.repeat([0, 1, 2], [5, 4, 3])[None]
-# mask, T, S, (queries, keys) in a tile → the columns that each row of tiles visits.
-SKIPPED = {
-    "all": (Mask(), 12, 12, (4, 4), [(0, 1, 2)] * 3),
-    "causal": (Mask.causal(), 12, 12, (4, 4), [(0,), (0, 1), (0, 1, 2)]),
-    "causal, bottom right": (Mask.causal(4), 8, 12, (4, 4), [(0, 1), (0, 1, 2)]),
-    "causal, traced offset": (Mask.causal(np.array([4])), 8, 12, (4, 4), [(0, 1), (0, 1, 2)]),
-    "window": (Mask.window(3, 0), 12, 12, (4, 4), [(0,), (0, 1), (1, 2)]),
-    "lengths": (Mask.lengths(np.array([5])), 8, 12, (4, 4), [(0, 1), (0, 1)]),
-    "no keys at all": (Mask.lengths(np.array([0])), 4, 12, (4, 4), [()]),
+UNSORTED = np.repeat([0, 1, 0], 4)[None]
+ALLOWED = np.ones((4, 12), bool)
+# mask, T, S, (queries, keys) in a tile → the columns of each row of tiles: whole, and others.
+COLUMNS = {
+    "all": (Mask(), 12, 12, (4, 4), [({0, 1, 2}, set())] * 3),
+    "all, the last one overlapping": (Mask(), 4, 11, (4, 4), [({0, 1}, {2})]),
+    "causal": (Mask.causal(), 12, 12, (4, 4), [(set(), {0}), ({0}, {1}), ({0, 1}, {2})]),
+    "causal, bottom right": (Mask.causal(4), 8, 12, (4, 4), [({0}, {1}), ({0, 1}, {2})]),
+    "causal, off the tiles": (Mask.causal(3), 8, 12, (4, 4), [({0}, {1}), ({0, 1}, {2})]),
+    "causal, one key short": (Mask.causal(2), 8, 12, (4, 4), [(set(), {0, 1}), ({0}, {1, 2})]),
+    "causal, traced": (Mask.causal(np.array([4])), 8, 12, (4, 4), [({0}, {1}), ({0, 1}, {2})]),
+    "window": (
+        Mask.window(3, 0),
+        12,
+        12,
+        (4, 4),
+        [(set(), {0}), (set(), {0, 1}), (set(), {1, 2})],
+    ),
+    "wide window": (
+        Mask.window(7, 0),
+        12,
+        12,
+        (4, 4),
+        [(set(), {0}), ({0}, {1}), ({1}, {0, 2})],
+    ),
+    "lengths": (Mask.lengths(np.array([5])), 8, 12, (4, 4), [({0}, {1})] * 2),
+    "lengths to a tile's edge": (Mask.lengths(np.array([8])), 4, 12, (4, 4), [({0, 1}, set())]),
+    "no keys at all": (Mask.lengths(np.array([0])), 4, 12, (4, 4), [(set(), set())]),
     "packed sequences": (
         Mask.segments(PACKED, PACKED),
         12,
         12,
         (4, 4),
-        [(0, 1), (0, 1, 2), (1, 2)],
+        [({0}, {1}), (set(), {0, 1, 2}), (set(), {1, 2})],
     ),
-    "ragged edges": (Mask.causal(), 7, 7, (3, 3), [(0,), (0, 1), (0, 1, 2)]),
+    "segments that return": (
+        Mask.segments(UNSORTED, UNSORTED),
+        12,
+        12,
+        (4, 4),
+        [({0, 2}, set()), ({1}, set()), ({0, 2}, set())],
+    ),
+    "an array, which is not searched": (Mask.array(ALLOWED), 4, 12, (4, 4), [(set(), {0, 1, 2})]),
+    "ragged edges": (Mask.causal(), 7, 7, (3, 3), [(set(), {0}), ({0}, {1}), ({0}, {1, 2})]),
 }
 
 
-@pytest.mark.parametrize("name", SKIPPED)
-def test_tiles_that_cannot_contribute_are_not_visited(name):
-    mask, T, S, (queries, keys), wanted = SKIPPED[name]
-    assert reaches(mask, T, S, Tiles(1, queries, keys)) == wanted
+@pytest.mark.parametrize("name", COLUMNS)
+def test_which_tiles_are_visited_and_which_need_no_mask(name):
+    mask, T, S, (queries, keys), wanted = COLUMNS[name]
+    assert columns(mask, T, S, Tiles(1, queries, keys)) == wanted
 
 
 def test_lengths_skip_for_each_batch_row_by_itself():
     mask = Mask.lengths(np.array([3, 12]))
-    assert reaches(mask, 4, 12, Tiles(1, 4, 4), B=2) == [(0,), (0, 1, 2)]
+    wanted = [(set(), {0}), ({0, 1, 2}, set())]
+    assert columns(mask, 4, 12, Tiles(1, 4, 4), B=2) == wanted
 
 
 # --- the sizes of tiles ------------------------------------------------------------------------
@@ -280,4 +319,4 @@ def test_how_large_a_tile_is(name):
     (T, S, N, K), mask, wanted = TILES[name]
     q, k, v, _ = abstract(T, S, N=N, K=K)
     call = checked_call("tiles", q, k, v, mask)
-    assert blocked.tile_sizes(call) == Tiles(*wanted)
+    assert tile_sizes.tile_sizes(call) == Tiles(*wanted)

@@ -21,6 +21,7 @@ from measuring import in_turn, keep, seconds
 from jax_attn.attention.call import Call, checked_call
 from jax_attn.attention.kernels import blocked
 from jax_attn.attention.kernels.tile import Tile
+from jax_attn.attention.kernels.tile_sizes import tile_sizes
 
 B, L, N, H = 1, 2048, 8, 64
 LONGEST = 32768
@@ -29,21 +30,22 @@ ROUNDS = 41
 
 def loops(call: Call, weights: Callable[[jax.Array], jax.Array]) -> jax.Array:
     """The kernel's tiles and products, `weights` in the place of its softmax."""
-    sizes = blocked.tile_sizes(call)
+    sizes = tile_sizes(call)
 
     def row(n: jax.Array, out: jax.Array) -> jax.Array:
         row = Tile.row(call, sizes, n)
-        q_KGTH = row.queries(call.query)
+        q_KRH = row.queries(call.query)
 
-        def column(j: jax.Array, out_KGTH: jax.Array) -> jax.Array:
+        def column(j: jax.Array, out_KRH: jax.Array) -> jax.Array:
             tile = row.column(j)
             k_KSH, v_KSH = tile.keys(call.key), tile.keys(call.value)
-            scores_KGTS = jnp.einsum("KGTH,KSH->KGTS", q_KGTH, k_KSH)
-            return out_KGTH + jnp.einsum("KGTS,KSH->KGTH", weights(scores_KGTS), v_KSH)
+            scores_KRS = jnp.einsum("KRH,KSH->KRS", q_KRH, k_KSH)
+            return out_KRH + jnp.einsum("KRS,KSH->KRH", weights(scores_KRS), v_KSH)
 
-        return row.put_queries(out, lax.fori_loop(*row.reach(), column, jnp.zeros_like(q_KGTH)))
+        columns = call.S // sizes.S
+        return row.put_queries(out, lax.fori_loop(0, columns, column, jnp.zeros_like(q_KRH)))
 
-    rows = call.B * (call.K // sizes.K) * -(-call.T // sizes.T)
+    rows = sizes.groups(call) * sizes.rows(call)
     return lax.fori_loop(0, rows, row, jnp.zeros_like(call.query))
 
 

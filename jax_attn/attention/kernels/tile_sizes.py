@@ -1,0 +1,38 @@
+"""How large the tiles of a call are: by a table that was measured, never at run time."""
+
+from typing import NamedTuple
+
+from jax_attn.attention.call import Call
+from jax_attn.attention.kernels.tile import Tiles
+
+
+class Most(NamedTuple):
+    """The most rows (a tile's query heads times its queries), queries and keys of a tile."""
+
+    rows: int
+    queries: int
+    keys: int
+
+
+# XLA:CPU adds up a product's terms in one chain: 256 keys a tile hold the error near that of
+# torch's kernel. Where a band's edge cuts tiles, half of their scores count for nothing.
+ROWS, KEYS = 4096, 256
+WITHOUT_BAND, WITH_BAND = Most(ROWS, 1024, KEYS), Most(ROWS, 512, KEYS)
+
+
+def tile_sizes(call: Call) -> Tiles:
+    """How large the tiles of this call are, forward and backward."""
+    most = WITHOUT_BAND if call.mask.lo is None and call.mask.hi is None else WITH_BAND
+    T = _even(call.T, min(most.queries, max(1, most.rows // call.G)))
+    heads = [K for K in range(1, call.K + 1) if call.K % K == 0 and most.rows >= K * call.G * T]
+    return Tiles(max(heads, default=1), T, _even(call.S, most.keys))
+
+
+def _even(n: int, most: int) -> int:
+    """At most `most`, and as few of them over n: tiles of equal size overlap least.
+
+    In whole vectors of eight where there are several.
+    """
+    count = -(-n // most)
+    size = -(-n // count)
+    return n if count == 1 else min(most, -(-size // 8) * 8)

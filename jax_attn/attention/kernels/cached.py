@@ -17,6 +17,9 @@ from jax_attn.attention.kernels.scores import masked, scores
 from jax_attn.attention.kv_cache import KVCache
 from jax_attn.attention.mask import Band, Mask
 
+# Of each page its keys (B, K, H, P) and values (B, K, P, Hv).
+Pages = tuple[tuple[jax.Array, jax.Array], ...]
+
 
 def refusals(call: Call, cache: object) -> list[str]:
     """Every reason why the tokens of the call cannot follow those in the cache."""
@@ -149,15 +152,28 @@ def _tokens(cache: KVCache, place_P: jax.Array) -> jax.Array:
 def _grown(cache: KVCache, key: jax.Array, value: jax.Array, lengths_B: jax.Array) -> KVCache:
     """The cache with the first `lengths_B` of these tokens; of those, a ring keeps the last."""
     grown = dataclasses.replace(cache, filled=cache.filled + lengths_B)
-    keys, values, start = [], [], 0
     k_BKHT, v_BKTH = key.transpose(0, 2, 3, 1), value.transpose(0, 2, 1, 3)
-    for k_BKHP, v_BKPH in zip(cache.keys, cache.values, strict=True):
-        place_P = start + jnp.arange(v_BKPH.shape[2], dtype=jnp.int32)
-        write = _writer(cache, grown, key.shape[1], place_P)
-        keys.append(write(k_BKHP, k_BKHT.astype(k_BKHP.dtype), 3))
-        values.append(write(v_BKPH, v_BKTH.astype(v_BKPH.dtype), 2))
-        start += len(place_P)
-    return dataclasses.replace(grown, keys=tuple(keys), values=tuple(values))
+
+    def written(pages: Pages, start: int) -> Pages:
+        new = []
+        for k_BKHP, v_BKPH in pages:
+            place_P = start + jnp.arange(v_BKPH.shape[2], dtype=jnp.int32)
+            write = _writer(cache, grown, key.shape[1], place_P)
+            new_k = write(k_BKHP, k_BKHT.astype(k_BKHP.dtype), 3)
+            new.append((new_k, write(v_BKPH, v_BKTH.astype(v_BKPH.dtype), 2)))
+            start += len(place_P)
+        return tuple(new)
+
+    first, *others = zip(cache.keys, cache.values, strict=True)
+    pages = written((first,), 0)
+    if others:
+        # Each write has a cost, though it changes nothing: all but the first page's are skipped
+        # together while the first has room.
+        room, others = first[1].shape[2], tuple(others)
+        is_reached = (grown.filled > room).any()
+        pages += jax.lax.cond(is_reached, lambda: written(others, room), lambda: others)
+    keys, values = zip(*pages, strict=True)
+    return dataclasses.replace(grown, keys=keys, values=values)
 
 
 def _writer(

@@ -22,7 +22,16 @@ WITHOUT_BAND, WITH_BAND = Most(ROWS, 1024, KEYS), Most(ROWS, 512, KEYS)
 
 def tile_sizes(call: Call) -> Tiles:
     """How large the tiles of this call are, forward and backward."""
-    most = WITHOUT_BAND if call.mask.lo is None and call.mask.hi is None else WITH_BAND
+    return sized(call, table_row(call))
+
+
+def table_row(call: Call) -> Most:
+    """The limits of this call's tiles."""
+    return WITHOUT_BAND if call.mask.lo is None and call.mask.hi is None else WITH_BAND
+
+
+def sized(call: Call, most: Most) -> Tiles:
+    """The largest tiles within these limits, of equal size on an axis."""
     T = _even(call.T, min(most.queries, max(1, most.rows // call.G)))
     heads = [K for K in range(1, call.K + 1) if call.K % K == 0 and most.rows >= K * call.G * T]
     return Tiles(max(heads, default=1), T, _even(call.S, most.keys))

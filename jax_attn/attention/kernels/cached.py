@@ -169,9 +169,9 @@ def _grown(cache: KVCache, key: jax.Array, value: jax.Array, lengths_B: jax.Arra
     if others:
         # Each write has a cost, though it changes nothing: all but the first page's are skipped
         # together while the first has room.
-        room, others = first[1].shape[2], tuple(others)
+        room, later = first[1].shape[2], tuple(others)
         is_reached = (grown.filled > room).any()
-        pages += jax.lax.cond(is_reached, lambda: written(others, room), lambda: others)
+        pages += jax.lax.cond(is_reached, lambda: written(later, room), lambda: later)
     keys, values = zip(*pages, strict=True)
     return dataclasses.replace(grown, keys=keys, values=values)
 

@@ -41,7 +41,11 @@ def project(
 
     bias: the shape of kernel's other axes, or None.
     """
-    y = jnp.tensordot(x, kernel, axes=axes, precision=precision)
+    # As a matrix: XLA would copy a kernel of more axes in each of its two transposed products.
+    fan_in, out_axes = math.prod(kernel.shape[:axes]), kernel.shape[axes:]
+    matrix = kernel.reshape(fan_in, math.prod(out_axes))
+    rows = x.shape[: x.ndim - axes]
+    y = jnp.dot(x.reshape(*rows, fan_in), matrix, precision=precision).reshape(*rows, *out_axes)
     if bias is None:
         return y
     # At least in float32, because of its transpose: the gradient of a bias is a sum over all

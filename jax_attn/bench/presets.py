@@ -77,7 +77,7 @@ PRESETS: Mapping[str, tuple[Workload, ...]] = {
     "decode": _DECODE,
     # The same number of tokens at every length, with heads of 128, as GPU kernels are compared.
     "gpu": _alone("gpu", 4096, 8192, 16384, N=16, H=128, tokens=16384),
-    "targets": (*_SEEDS[:3], *_LAYERS, *_LONG),
+    "targets": (*_SEEDS, *_LAYERS, *_LONG),
 }
 # mode → the preset that is measured by default.
 PRESET_OF = dict.fromkeys(MODES, "quick") | {mode: mode for mode in CACHED}

@@ -6,13 +6,16 @@ from pathlib import Path
 import targets
 from measuring import DATA, PROFILE
 
+from jax_attn.bench.implementations import OURS
 from jax_attn.bench.record import Record
 from jax_attn.bench.results import plot, words
 
 BENCH = DATA / "bench"
 CACHED = BENCH / "cached"
+HALF = BENCH / "half"
 PARTS = PROFILE / "blocked.json"
 STEPS = PROFILE / "steps.json"
+TILES = PROFILE / "tiles.json"
 PLOT = BENCH / "time.svg"
 MOST_TEMPORARIES = 128 * words.MIB
 PLOTTED = "time-attention-1x8x64-float32-forward"
@@ -24,7 +27,8 @@ def bench(benchmarks: dict[str, Record]) -> str:
     if not benchmarks:
         return "Not yet measured."
     plotted = f"![time of one call against length](../../{PLOT.relative_to(ROOT)})"
-    return f"{targets.table(benchmarks)}\n\n{parts(json.loads(PARTS.read_text()))}\n\n{plotted}"
+    profiles = f"{parts(json.loads(PARTS.read_text()))}\n\n{tiles(json.loads(TILES.read_text()))}"
+    return f"{targets.table(benchmarks)}\n\n{profiles}\n\n{plotted}"
 
 
 def decode(cached: dict[str, Record]) -> str:
@@ -34,12 +38,67 @@ def decode(cached: dict[str, Record]) -> str:
     return f"{targets.table(cached, targets.DECODING)}\n\n{steps(json.loads(STEPS.read_text()))}"
 
 
+def half(records: dict[str, Record]) -> str:
+    """Ours beside torch's SDPA, in arrays of 16 bits."""
+    rows = ["| | ms | SDPA's ms | times as fast | RMS error over SDPA's |", "|---" * 5 + "|"]
+    for record in records.values():
+        ours = [row for row in record.rows if row.implementation == OURS and row.seconds]
+        for row in ours:
+            sdpa = next(
+                other
+                for other in record.rows
+                if (other.implementation, other.workload, other.mode)
+                == ("sdpa", row.workload, row.mode)
+            )
+            what = f"{row.workload.dtype}, {row.workload.name}, {row.mode}"
+            taken = " | ".join(f"{1e3 * r.median_s:.0f}" for r in (row, sdpa))
+            ratio = targets.slower(what, sdpa, row).value
+            rows.append(f"| {what} | {taken} | {ratio:.2f} | {row.error_ratio:.2f} |")
+    places = (f"- {name}: {'; '.join(words.place(run))}" for name, run in records.items())
+    return "\n".join([*rows, "", *places])
+
+
 def steps(profile: dict) -> str:
-    """A step by a call, in a scan, and its two products alone."""
-    rows = ["| one step, ms | by a call | in a `lax.scan` | its two products |", "|---" * 4 + "|"]
+    """A step by a call, in a scan, and its two products alone, beside the machine's bound."""
+    rates, ways = profile["a second"], ["by a call", "in a `lax.scan`", "its two products"]
+    rows = [f"| one step, ms | {' | '.join(ways)} | bound | call over bound |", "|---" * 6 + "|"]
     for name, ms in profile["milliseconds"].items():
-        rows.append(f"| {name} | {' | '.join(f'{taken:.2f}' for taken in ms.values())} |")
-    return "\n".join(["By `parity_tests/evidence/scripts/steps.py`, medians:", "", *rows])
+        times = " | ".join(f"{taken:.3f}" for taken in ms.values())
+        rows.append(f"| {name} | {times} | {ms['a call'] / ms['bound']:.2f} |")
+    return "\n".join(
+        [
+            "By `parity_tests/evidence/scripts/steps.py`, medians. The bound is the larger of the "
+            f"step's bytes over this run's {rates['bytes'] / 1e9:.0f} GB/s and its FLOPs over this "
+            f"run's {rates['FLOP'] / 1e9:.0f} GFLOP/s (target: at most 1.5 of it, at 8192 tokens):",
+            "",
+            *rows,
+        ]
+    )
+
+
+def tiles(profile: dict) -> str:
+    """Whether other tiles are faster, by workload."""
+    names = dict.fromkeys(
+        name for row in profile["rows"] for name in row["over shipped"] if name != "milliseconds"
+    )
+    rows = [f"| dtype, H, L | ms | {' | '.join(names)} |", "|---" * (2 + len(names)) + "|"]
+    for row in profile["rows"]:
+        over = row["over shipped"]
+        ratios = (f"{over[name]:.2f}" if name in over else "–" for name in names)
+        causal = ", causal" if row["is_causal"] else ""
+        what = f"{row['dtype']}, {row['H']}, {row['L']:,}{causal}"
+        rows.append(f"| {what} | {over['milliseconds']:.0f} | {' | '.join(ratios)} |")
+    sizes = (f"{size} ({level})" for level, size in profile["caches"].items())
+    return "\n".join(
+        [
+            "Forward and backward of 8 heads, in the tiles that are shipped; then the time in "
+            "other tiles over that time, by `parity_tests/evidence/scripts/tiles.py`, on "
+            f"{profile['environment']['processor']} with caches of {', '.join(sizes)}. A dash "
+            "stands for limits that give the same tiles.",
+            "",
+            *rows,
+        ]
+    )
 
 
 def parts(profile: dict) -> str:

@@ -4,8 +4,9 @@
 
 The evidence lies in ../data: *.json are runs of `jax-attn verify`, profile/power.json and
 profile/calibration.json of its kill matrix and calibration, all cut down by reduce.py; bench/ holds
-runs of `jax-attn bench --output`, bench/cached/ those of its decode preset; the rest of profile/ is
-written by the scripts beside this one: blocked.json by parts.py, and each other by its namesake.
+runs of `jax-attn bench --output`, bench/cached/ those of its decode preset, bench/half/ those in 16
+bits; the rest of profile/ is written by the scripts beside this one: blocked.json by parts.py, and
+each other by its namesake.
 """
 
 import json
@@ -13,7 +14,7 @@ import re
 from collections.abc import Mapping
 
 import targets
-from bench_tables import CACHED, PLOT, ROOT, bench, decode, kept, plotted
+from bench_tables import CACHED, HALF, PLOT, ROOT, bench, decode, half, kept, plotted
 from measuring import DATA, PROFILE
 
 from jax_attn.bench.record import Record
@@ -341,6 +342,7 @@ def tables(
         "measured": measured(runs),
         "accuracy": accuracy(evidence),
         "bench": bench(benchmarks),
+        "half": half(kept(HALF)),
         "decode": decode(cached),
         "files": files(json.loads(FILES.read_text())),
         "check_cost": check_cost(json.loads(CHECK_COST.read_text())),

@@ -5,7 +5,9 @@
 times, in interleaved rounds, one token of one row, 16 query heads of 64, float32, on as many
 threads as there are cores: called with its cache donated, as `jax-attn bench` does; as one of
 many steps of a `jax.lax.scan`, where no array is handed in or out; and in such a scan only the
-two products with all keys and values, in one array each. Writes profile/steps.json.
+two products with all keys and values, in one array each. A step's bound is the larger of its bytes
+over the bandwidth of a sum over 512 MiB, and its floating-point operations over the rate of a
+product of square matrices, both timed in the same rounds. Writes profile/steps.json.
 """
 
 import statistics
@@ -20,6 +22,7 @@ from jax_attn.attention import KVCache, attend_with_cache
 
 N, H = 16, 64
 STEPS, ROUNDS = 32, 21
+READ, SIZE = 512 * 2**20, 2048
 # name -> key/value heads, tokens with the step's own, places
 CACHES = {
     "512 of 512": (16, 512, 512),
@@ -43,27 +46,28 @@ def step(cache: KVCache) -> tuple[KVCache, jax.Array]:
 
 
 def repeated(
-    run: Callable[[KVCache], tuple[KVCache, jax.Array]], cache: KVCache, steps: int
+    run: Callable[[KVCache], tuple[KVCache, jax.Array]], cache: KVCache, calls: int, steps: int
 ) -> Callable[[], float]:
     """Seconds of one of the steps that `run` makes, on the cache that the last run returned."""
     donating = jax.jit(run, donate_argnums=0)
 
     def advance() -> None:
         nonlocal cache
-        cache, _ = jax.block_until_ready(donating(cache))
+        for _ in range(calls):
+            cache, _out = jax.block_until_ready(donating(cache))
 
-    return lambda: seconds(advance) / steps
+    return lambda: seconds(advance) / (calls * steps)
 
 
 def by_call(*size: int) -> Callable[[], float]:
-    return repeated(step, filled(*size), 1)
+    return repeated(step, filled(*size), calls=STEPS, steps=1)
 
 
 def in_scan(*size: int) -> Callable[[], float]:
     def scan(cache: KVCache) -> tuple[KVCache, jax.Array]:
         return jax.lax.scan(lambda cache, _: step(cache), cache, length=STEPS)
 
-    return repeated(scan, filled(*size), STEPS)
+    return repeated(scan, filled(*size), calls=1, steps=STEPS)
 
 
 def products(heads: int, tokens: int, places: int) -> Callable[[], float]:
@@ -85,14 +89,33 @@ def products(heads: int, tokens: int, places: int) -> Callable[[], float]:
 WAYS = {"a call": by_call, "in a scan": in_scan, "its products": products}
 
 
-def milliseconds() -> dict[str, dict[str, float]]:
-    """cache → way → the median."""
+def read() -> Callable[[], float]:
+    """Seconds of reading `READ` bytes."""
+    x, total = jnp.ones(READ // 4), jax.jit(jnp.sum)
+    return lambda: seconds(lambda: total(x).block_until_ready())
+
+
+def multiplied() -> Callable[[], float]:
+    """Seconds of a product of two `SIZE`² matrices."""
+    x, product = jnp.ones((SIZE, SIZE)), jax.jit(jnp.matmul)
+    return lambda: seconds(lambda: product(x, x).block_until_ready())
+
+
+def measured() -> dict[str, dict]:
+    """The medians: of the machine's rates, of each step by each way, and each step's bound."""
     runs = {(name, way): make(*CACHES[name]) for name in CACHES for way, make in WAYS.items()}
-    taken = in_turn(runs, ROUNDS)
-    return {
-        name: {way: 1e3 * statistics.median(taken[name, way]) for way in WAYS} for name in CACHES
-    }
+    taken = in_turn(runs | {"read": read(), "multiplied": multiplied()}, ROUNDS)
+    median = {name: statistics.median(times) for name, times in taken.items()}
+    rates = {"bytes": READ / median["read"], "FLOP": 2 * SIZE**3 / median["multiplied"]}
+
+    def bound(heads: int, tokens: int, places: int) -> float:
+        return max(2 * heads * tokens * H * 4 / rates["bytes"], 4 * N * tokens * H / rates["FLOP"])
+
+    ways = {n: {way: 1e3 * median[n, way] for way in WAYS} for n in CACHES}
+    bounds = {name: {"bound": 1e3 * bound(*size)} for name, size in CACHES.items()}
+    steps = {name: ways[name] | bounds[name] for name in CACHES}
+    return {"a second": rates, "milliseconds": steps}
 
 
 if __name__ == "__main__":
-    print(keep("steps", {"milliseconds": milliseconds()}))
+    print(keep("steps", measured()))

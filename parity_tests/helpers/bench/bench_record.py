@@ -55,11 +55,12 @@ def core(T: int, is_causal: bool = False) -> Workload:
 
 
 def layer(B: int, T: int, D: int) -> Workload:
-    return Workload(f"layers/{B}x{T}x{D}", True, B, T, T, 8, 8, D // 8, D)
+    preset = "layers" if T > 100 else "seeds"
+    return Workload(f"{preset}/{B}x{T}x{D}", True, B, T, T, 8, 8, D // 8, D)
 
 
 LONG = tuple(core(T, causal) for causal in (False, True) for T in (2048, 4096, 8192))
-LAYERS = tuple(layer(*s) for s in ((2, 5, 64), (32, 10, 64), (2, 10, 512), (8, 512, 512)))
+LAYERS = tuple(layer(*s) for s in ((2, 5, 64), (1, 10, 512), (2, 10, 512), (8, 512, 512)))
 STEPS = PRESETS["decode"]
 CACHED = ("sdpa", "torch eager", "jax.nn", "jax-attn")
 CACHE_RATE = {"sdpa": 10e9, "torch eager": 8e9, "jax.nn": 2e9, "jax-attn": 16e9}  # bytes/s

@@ -159,9 +159,10 @@ def _forward(tiles: Tiles, call: Call) -> Outputs:
 def _backward(tiles: Tiles, call: Call, outputs: Outputs, d_outputs: Outputs) -> Floats:
     """The cotangents of query, key, value and bias.
 
-    A tile's scores lie with the keys before the queries: XLA:CPU sums over the last axis of a tile
-    twice as fast as over the first. So two of the three sums over a tile, for key and value, are
-    of the fast kind; the third is made with the head dimension first, which is nearly as fast.
+    A tile's products are made as they were forward, so that they are the same to the bit: their
+    maximum and sum are those that were saved, and the weights of a row add up to 1. The tiles of
+    d_key and d_value are made with the head dimension first: XLA:CPU sums over the first axis of
+    both factors at half the speed.
     """
     dtype, (out, maximum, total), (d_out, _, d_total) = call.softmax_dtype, outputs, d_outputs
 
@@ -175,54 +176,52 @@ def _backward(tiles: Tiles, call: Call, outputs: Outputs, d_outputs: Outputs) ->
         delta_KR = mean_KR - row.rows(d_total)
 
         def column(tile: Tile, running: tuple[Any, ...]) -> tuple[Any, ...]:
-            d_q_KHR, d_k_KSH, d_v_KSH, d_bias = running
+            d_q_KRH, d_k_KHS, d_v_KHS, d_bias = running
             k_KSH, v_KSH = (tile.keys(x).astype(dtype) for x in (call.key, call.value))
-            allowed, kept = _keys_first(tile.allowed()), _keys_first(_kept(tile))
+            kept = _kept(tile)
 
             # Without the mask: what is hidden has no weight, and so no gradient.
-            def unmasked(products_KSR: jax.Array, bias: jax.Array | None) -> jax.Array:
-                bias = None if bias is None else _keys_first(tile.in_rows(bias))
-                return scores(call, products_KSR, bias)
+            def unmasked(products_KRS: jax.Array, bias: jax.Array | None) -> jax.Array:
+                return scores(call, products_KRS, None if bias is None else tile.in_rows(bias))
 
-            products_KSR = _dot("KSH,KRH->KSR", k_KSH, q_KRH, call)
+            products_KRS = _dot("KRH,KSH->KRS", q_KRH, k_KSH, call)
             bias = None if call.bias is None else tile.scores(call.bias).astype(dtype)
-            scores_KSR, pull = jax.vjp(unmasked, products_KSR, bias)
-            scores_KSR = masked(scores_KSR, allowed)
-            p_KSR = lax.optimization_barrier(jnp.exp(scores_KSR - max_KR[:, None]))
-            d_p_KSR = _dropped(call, kept, _dot("KSH,KRH->KSR", v_KSH, d_out_KRH, call))
-            d_products_KSR, d_bias_tile = pull(p_KSR * (d_p_KSR - delta_KR[:, None]))
-            d_products_KSR = lax.optimization_barrier(d_products_KSR)
-            d_q_KHR += _dot("KSH,KSR->KHR", k_KSH, d_products_KSR, call)
-            d_k_tile = _dot("KSR,KRH->KSH", d_products_KSR, q_KRH, call)
-            d_v_tile = _dot("KSR,KRH->KSH", _dropped(call, kept, p_KSR), d_out_KRH, call)
+            scores_KRS, pull = jax.vjp(unmasked, products_KRS, bias)
+            scores_KRS = masked(scores_KRS, tile.allowed())
+            p_KRS = lax.optimization_barrier(jnp.exp(scores_KRS - max_KR[..., None]))
+            d_p_KRS = _dropped(call, kept, _dot("KRH,KSH->KRS", d_out_KRH, v_KSH, call))
+            d_products_KRS, d_bias_tile = pull(p_KRS * (d_p_KRS - delta_KR[..., None]))
+            d_products_KRS = lax.optimization_barrier(d_products_KRS)
+            d_q_KRH += _dot("KRS,KSH->KRH", d_products_KRS, k_KSH, call)
+            d_k_tile = _dot("KRH,KRS->KHS", q_KRH, d_products_KRS, call)
+            d_v_tile = _dot("KRH,KRS->KHS", d_out_KRH, _dropped(call, kept, p_KRS), call)
             if d_bias is not None:
                 d_bias = tile.add_scores(d_bias, d_bias_tile)
             return (
-                d_q_KHR,
-                tile.add_keys(d_k_KSH, d_k_tile),
-                tile.add_keys(d_v_KSH, d_v_tile),
+                d_q_KRH,
+                tile.add_keys(d_k_KHS, d_k_tile),
+                tile.add_keys(d_v_KHS, d_v_tile),
                 d_bias,
             )
 
         d_query, *others = grads
-        d_q_KHR = varying(jnp.zeros((tiles.K, call.H, call.G * tiles.T), dtype), call)
-        d_q_KHR, *others = _over_columns(row, column, (d_q_KHR, *others))
-        d_q_KRH = call.scale * d_q_KHR.swapaxes(1, 2)
-        return row.put_queries(d_query, row.queries(d_query) + d_q_KRH), *others
+        d_q_KRH = varying(jnp.zeros((tiles.K, call.G * tiles.T, call.H), dtype), call)
+        d_q_KRH, *others = _over_columns(row, column, (d_q_KRH, *others))
+        return row.put_queries(d_query, row.queries(d_query) + call.scale * d_q_KRH), *others
 
     def group(n: jax.Array, grads: tuple[Any, ...]) -> tuple[Any, ...]:
         d_query, d_key, d_value, d_bias = grads
         first = n * tiles.rows(call)
-        zeros = (jnp.zeros((tiles.K, call.S, H), dtype) for H in (call.H, call.Hv))
+        zeros = (jnp.zeros((tiles.K, H, call.S), dtype) for H in (call.H, call.Hv))
         running = (d_query, *varying(tuple(zeros), call), d_bias)
-        d_query, d_k_KSH, d_v_KSH, d_bias = lax.fori_loop(
+        d_query, d_k_KHS, d_v_KHS, d_bias = lax.fori_loop(
             first, first + tiles.rows(call), row, running
         )
         heads = Tile.row(call, tiles, first)
         return (
             d_query,
-            heads.put_keys(d_key, d_k_KSH),
-            heads.put_keys(d_value, d_v_KSH),
+            heads.put_keys(d_key, d_k_KHS),
+            heads.put_keys(d_value, d_v_KHS),
             d_bias,
         )
 
@@ -233,7 +232,7 @@ def _backward(tiles: Tiles, call: Call, outputs: Outputs, d_outputs: Outputs) ->
 
 
 def _over_columns(row: Tile, add: Callable[[Tile, Running], Running], running: Running) -> Running:
-    """`add` done with the tiles of a row: first the whole ones, which need no mask."""
+    """`running` after `add` of every tile of a row: the whole ones first, which need no mask."""
     columns = row.columns()
     for is_whole, first, end in ((True, 0, columns.whole), (False, columns.whole, columns.seen)):
         if isinstance(end, np.integer) and first == end:
@@ -268,10 +267,6 @@ def _kept(tile: Tile) -> jax.Array | None:
 
 def _dropped(call: Call, kept: jax.Array | None, x: jax.Array) -> jax.Array:
     return x if call.dropout is None or kept is None else call.dropout.where(kept, x)
-
-
-def _keys_first(x_KRS: jax.Array | None) -> jax.Array | None:
-    return None if x_KRS is None else x_KRS.swapaxes(1, 2)
 
 
 def varying(tree: Tree, like: object) -> Tree:

@@ -217,17 +217,17 @@ class Tile:
             x_BTNH, new.astype(x_BTNH.dtype), self._start(x_BTNH.shape, "BTN")
         )
 
-    def put_keys(self, x_BSKH: jax.Array, new_KSH: jax.Array) -> jax.Array:
+    def put_keys(self, x_BSKH: jax.Array, new_KHS: jax.Array) -> jax.Array:
         """Writes all the keys of the tile's heads."""
         zero = jnp.zeros_like(self.s)
         start = replace(self, s=zero)._start(x_BSKH.shape, "BSK")
-        return lax.dynamic_update_slice(x_BSKH, new_KSH.swapaxes(0, 1)[None], start)
+        return lax.dynamic_update_slice(x_BSKH, new_KHS.transpose(2, 0, 1)[None], start)
 
-    def add_keys(self, x_KSH: jax.Array, more_KSH: jax.Array) -> jax.Array:
+    def add_keys(self, x_KHS: jax.Array, more_KHS: jax.Array) -> jax.Array:
         """Adds to the tile's part of what holds all the keys of the tile's heads."""
-        start = (np.int32(0), self.s, np.int32(0))
-        here = lax.dynamic_slice(x_KSH, start, more_KSH.shape)
-        return lax.dynamic_update_slice(x_KSH, here + more_KSH, start)
+        start = (np.int32(0), np.int32(0), self.s)
+        here = lax.dynamic_slice(x_KHS, start, more_KHS.shape)
+        return lax.dynamic_update_slice(x_KHS, here + more_KHS, start)
 
     def put_rows(self, x_BNT: jax.Array, new_KR: jax.Array) -> jax.Array:
         new = new_KR.reshape(1, -1, self.sizes.T)

@@ -115,6 +115,16 @@ def test_and_in_the_tiles_that_are_chosen(name):
             assert np.abs(got - want).max() <= rounding(arrays, want)
 
 
+@pytest.mark.parametrize("tile", [(2, 512), (7, 64), (64, 7), (31, 251), (512, 256), (1000, 256)])
+def test_weights_are_the_same_bits_backward_as_forward(tile):
+    """A query that sees one key gives it a weight of 1, however large the score."""
+    B, T, H = 1, 1031, 64
+    q, k, v, d_out = draws(*4 * [(B, T, 1, H)], dtype=np.float32)
+    kernel, one_key = in_tiles(1, *tile), Mask.window(0, 0)
+    *_, d_value = value_and_gradients(kernel, 9 * q, k, v, d_out, mask=one_key)
+    np.testing.assert_array_equal(d_value, d_out)
+
+
 @pytest.fixture
 def traced_anew(monkeypatch):
     """What was traced without a planted bug does not serve, and what is traced with one is lost."""

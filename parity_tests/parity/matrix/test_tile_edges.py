@@ -93,14 +93,14 @@ def test_rows_on_small_shapes_that_insist_on_blocked_run_in_small_tiles():
 @pytest.fixture
 def last_partial_tile_dropped(monkeypatch):
     """The blocked kernel counts whole tiles of keys alone."""
-    right: Callable = Tile.reach
+    right: Callable = Tile.columns
 
     def wrong(tile: Tile):
-        first, end = right(tile)
-        return first, jax.numpy.minimum(end, tile.call.S // tile.sizes.S)
+        columns = right(tile)
+        return columns._replace(seen=columns.whole)
 
     jax.clear_caches()
-    monkeypatch.setattr(Tile, "reach", wrong)
+    monkeypatch.setattr(Tile, "columns", wrong)
     yield
     jax.clear_caches()
 

@@ -29,9 +29,9 @@ Running = TypeVar("Running", bound=tuple)
 # As `with_sums` returns them.
 Outputs = tuple[jax.Array, jax.Array, jax.Array]
 
-# Fewer queries or scores a head than these and dense is as fast or faster: measured on XLA:CPU,
-# batch 1 to 64. From 128×128 up blocked was 1.1 to 8 times as fast forward; with the backward
-# pass as fast as dense, within a quarter, up to some 300×300, and faster above.
+# With fewer queries or scores a head dense may be faster: measured on XLA:CPU, batch 1 to 64, full
+# and causal. At 64×64 blocked was 1.1 to 1.5 times as fast forward and 0.7 to 1.3 times with the
+# backward pass; from 128×128 up it was the faster one of the two throughout.
 FEW_QUERIES, FEW_SCORES = 32, 128 * 128
 # On other devices one tile after another leaves most of them idle: there it is for calls whose
 # scores would not reasonably fit. Not measured.
@@ -54,7 +54,7 @@ def drawbacks(call: Call, platform: str) -> list[str]:
     if call.T < FEW_QUERIES:
         return [f"dense is as fast for fewer than {FEW_QUERIES} queries, here {call.T}"]
     if call.T * call.S < FEW_SCORES:
-        return [f"dense is faster below {FEW_SCORES} scores a head, here {call.T}·{call.S}"]
+        return [f"dense may be faster below {FEW_SCORES} scores a head, here {call.T}·{call.S}"]
     return []
 
 
@@ -170,27 +170,30 @@ def _backward(tiles: Tiles, call: Call, outputs: Outputs, d_outputs: Outputs) ->
         row = Tile.row(call, tiles, n)
         # A query that another tile has, too, counts there alone: here it has no weights.
         max_KR = jnp.where(row.own(), row.rows(maximum), jnp.inf)
+        # What has no weights has no gradient, whatever its cotangents are: 0·∞ is NaN.
+        has_weights_KR = max_KR < jnp.inf
         # The weights' division by their sum is done here, once a row, and not once a score.
-        q_KRH, d_out_KRH = _scaled(row), row.queries(d_out) / row.rows(total)[..., None]
+        d_out_KRH = row.queries(d_out) / row.rows(total)[..., None]
+        q_KRH, d_out_KRH = _scaled(row), jnp.where(has_weights_KR[..., None], d_out_KRH, 0)
         mean_KR = jnp.einsum("KRH,KRH->KR", d_out_KRH, row.queries(out), precision="highest")
-        delta_KR = mean_KR - row.rows(d_total)
+        delta_KR = mean_KR - jnp.where(has_weights_KR, row.rows(d_total), 0)
 
         def column(tile: Tile, running: tuple[Any, ...]) -> tuple[Any, ...]:
             d_q_KRH, d_k_KHS, d_v_KHS, d_bias = running
             k_KSH, v_KSH = (tile.keys(x).astype(dtype) for x in (call.key, call.value))
             kept = _kept(tile)
 
-            # Without the mask: what is hidden has no weight, and so no gradient.
             def unmasked(products_KRS: jax.Array, bias: jax.Array | None) -> jax.Array:
                 return scores(call, products_KRS, None if bias is None else tile.in_rows(bias))
 
             products_KRS = _dot("KRH,KSH->KRS", q_KRH, k_KSH, call)
             bias = None if call.bias is None else tile.scores(call.bias).astype(dtype)
             scores_KRS, pull = jax.vjp(unmasked, products_KRS, bias)
-            scores_KRS = masked(scores_KRS, tile.allowed())
+            scores_KRS = masked(scores_KRS, allowed := tile.allowed())
             p_KRS = lax.optimization_barrier(jnp.exp(scores_KRS - max_KR[..., None]))
             d_p_KRS = _dropped(call, kept, _dot("KRH,KSH->KRS", d_out_KRH, v_KSH, call))
-            d_products_KRS, d_bias_tile = pull(p_KRS * (d_p_KRS - delta_KR[..., None]))
+            d_scores_KRS = p_KRS * (d_p_KRS - delta_KR[..., None])
+            d_products_KRS, d_bias_tile = pull(masked(d_scores_KRS, allowed, 0))
             d_products_KRS = lax.optimization_barrier(d_products_KRS)
             d_q_KRH += _dot("KRS,KSH->KRH", d_products_KRS, k_KSH, call)
             d_k_tile = _dot("KRH,KRS->KHS", q_KRH, d_products_KRS, call)

@@ -155,23 +155,19 @@ def _grown(cache: KVCache, key: jax.Array, value: jax.Array, lengths_B: jax.Arra
     k_BKHT, v_BKTH = key.transpose(0, 2, 3, 1), value.transpose(0, 2, 1, 3)
 
     def written(pages: Pages, start: int) -> Pages:
-        new = []
-        for k_BKHP, v_BKPH in pages:
-            place_P = start + jnp.arange(v_BKPH.shape[2], dtype=jnp.int32)
-            write = _writer(cache, grown, key.shape[1], place_P)
-            new_k = write(k_BKHP, k_BKHT.astype(k_BKHP.dtype), 3)
-            new.append((new_k, write(v_BKPH, v_BKTH.astype(v_BKPH.dtype), 2)))
-            start += len(place_P)
-        return tuple(new)
+        (k_BKHP, v_BKPH), *others = pages
+        place_P = start + jnp.arange(v_BKPH.shape[2], dtype=jnp.int32)
+        write = _writer(cache, grown, key.shape[1], place_P)
+        new_k = write(k_BKHP, k_BKHT.astype(k_BKHP.dtype), 3)
+        new = ((new_k, write(v_BKPH, v_BKTH.astype(v_BKPH.dtype), 2)),)
+        if not others:
+            return new
+        # Each write has a cost, though it changes nothing: those behind the last token are skipped.
+        end, later = start + len(place_P), tuple(others)
+        is_reached = (grown.filled > end).any()
+        return new + jax.lax.cond(is_reached, lambda: written(later, end), lambda: later)
 
-    first, *others = zip(cache.keys, cache.values, strict=True)
-    pages = written((first,), 0)
-    if others:
-        # Each write has a cost, though it changes nothing: all but the first page's are skipped
-        # together while the first has room.
-        room, later = first[1].shape[2], tuple(others)
-        is_reached = (grown.filled > room).any()
-        pages += jax.lax.cond(is_reached, lambda: written(later, room), lambda: later)
+    pages = written(tuple(zip(cache.keys, cache.values, strict=True)), 0)
     keys, values = zip(*pages, strict=True)
     return dataclasses.replace(grown, keys=keys, values=values)
 

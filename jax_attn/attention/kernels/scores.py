@@ -19,15 +19,14 @@ def scores(call: Call, products: jax.Array, bias: jax.Array | None) -> jax.Array
 
     products: scale·QKᵀ, all of it or a tile. bias: broadcasts to it; None for none.
     """
-    scores = products
     if call.softcap is not None:
-        scores = call.softcap * jnp.tanh(scores / call.softcap)
-    return scores if bias is None else scores + bias.astype(scores.dtype)
+        products = call.softcap * jnp.tanh(products / call.softcap)
+    return products if bias is None else products + bias.astype(products.dtype)
 
 
-def masked(scores: jax.Array, allowed: jax.Array | None) -> jax.Array:
-    """The scores, −∞ where a pair may not attend. allowed: None where all may."""
-    return scores if allowed is None else jnp.where(allowed, scores, -jnp.inf)
+def masked(scores: jax.Array, allowed: jax.Array | None, hidden: float = -jnp.inf) -> jax.Array:
+    """The scores, `hidden` where a pair may not attend. allowed: None where all may."""
+    return scores if allowed is None else jnp.where(allowed, scores, hidden)
 
 
 def extra_scores(call: Call) -> jax.Array:

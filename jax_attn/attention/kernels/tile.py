@@ -168,7 +168,7 @@ class Tile:
             conditions.append((_count(sizes.S) >= self.own_s - self.s)[None, None])
         return functools.reduce(jnp.logical_and, conditions) if conditions else None
 
-    def columns(self) -> "Columns":
+    def columns(self) -> Columns:
         """The columns of tiles in this row in which a key may be visible.
 
         By band, lengths and segments; an array of booleans is not searched. Segments that are
@@ -202,7 +202,7 @@ class Tile:
             every += [lowest == most, highest == least]
         seen = functools.reduce(jnp.logical_and, some, jnp.ones(count, bool))
         seen_count = seen.sum(dtype=jnp.int32)
-        # A loop that is known to be empty need not be compiled.
+        # A second loop does not pay for one column, nor beside an array, which is not searched.
         if count == 1 or mask.allowed is not None:
             return Columns(jnp.argsort(~seen), np.int32(0), seen_count)
         whole = functools.reduce(jnp.logical_and, every, seen)

@@ -1,8 +1,7 @@
-"""How large the tiles of a call are: by a table that was measured, never at run time.
+"""How large the tiles of a call are: by two limits that were measured, never at run time.
 
-`parity_tests/evidence/scripts/tiles.py` times these limits beside halved and doubled ones, by
-dtype, head dimension and length, and notes the machine's caches: one row serves them all to within
-a few per cent.
+`parity_tests/evidence/scripts/tiles.py` times them beside halved and doubled ones, by dtype, head
+dimension and length, and notes the machine's caches.
 """
 
 from typing import NamedTuple
@@ -21,9 +20,11 @@ class Most(NamedTuple):
 
 # XLA:CPU adds up a product's terms in one chain: with 512 keys in a tile the error is 1.30 times
 # that of torch's kernel, with 256 1.08. Where a band's edge cuts tiles, half of their scores count
-# for nothing; but fewer than 512 queries a head are multiplied on one thread.
+# for nothing, so that fewer queries are better; but a product of fewer than 512 rows (a key/value
+# head's query heads times the queries) is made on one thread.
 ROWS, KEYS = 4096, 256
 WITHOUT_BAND, WITH_BAND = Most(ROWS, 1024, KEYS), Most(ROWS, 512, KEYS)
+WITH_BAND_GROUPED = Most(ROWS, 256, KEYS)
 
 
 def tile_sizes(call: Call) -> Tiles:
@@ -33,7 +34,9 @@ def tile_sizes(call: Call) -> Tiles:
 
 def table_row(call: Call) -> Most:
     """The limits of this call's tiles."""
-    return WITHOUT_BAND if call.mask.lo is None and call.mask.hi is None else WITH_BAND
+    if call.mask.lo is None and call.mask.hi is None:
+        return WITHOUT_BAND
+    return WITH_BAND if call.G == 1 else WITH_BAND_GROUPED
 
 
 def sized(call: Call, most: Most) -> Tiles:

@@ -2,6 +2,7 @@
 
 import functools
 import math
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -125,6 +126,29 @@ def test_weights_are_the_same_bits_backward_as_forward(tile):
     np.testing.assert_array_equal(d_value, d_out)
 
 
+def test_an_empty_row_has_no_gradient_whatever_its_cotangent():
+    """As of a loss that takes the logarithm, or the norm, of a row of zeros."""
+    q, k, v, d_out = draws(*4 * [(2, 7, 1, 3)], dtype=np.float32)
+    d_out[0, 0], d_out[1, 0] = np.inf, np.nan
+    kernel, below = in_tiles(1, 3, 4), Mask.causal(-1)  # the first query sees nothing
+    gradients = value_and_gradients(kernel, q, k, v, d_out, mask=below)[1:]
+    d_out[:, 0] = 0
+    wanted = value_and_gradients(kernel, q, k, v, d_out, mask=below)[1:]
+    jax.tree.map(np.testing.assert_array_equal, gradients, wanted)
+
+
+def test_a_hidden_key_has_no_gradient_whatever_its_value():
+    """As of padding, which may hold numbers whose products overflow."""
+    q, k, v, d_out = draws(*4 * [(1, 7, 1, 3)], dtype=np.float32)
+    padding, lengths = np.arange(7) >= 5, Mask.lengths([5])
+    v[:, padding] = 1e38
+    kernel = in_tiles(1, 3, 4)
+    _, d_query, d_key, d_value = value_and_gradients(kernel, q, k, v, 100 * d_out, mask=lengths)
+    for gradient in (d_query, d_key, d_value):
+        assert np.isfinite(gradient).all()
+    assert not d_key[:, padding].any()
+
+
 @pytest.fixture
 def traced_anew(monkeypatch):
     """What was traced without a planted bug does not serve, and what is traced with one is lost."""
@@ -150,11 +174,28 @@ class TestTheComparisonSees:
         columns = Tile.columns
 
         def fewer(row):
-            whole = columns(row)
-            return whole._replace(seen=whole.seen - 1)
+            found = columns(row)
+            return found._replace(seen=found.seen - 1)
 
         monkeypatch.setattr(Tile, "columns", fewer)
         assert self.differs() == [True] * 4
+
+    def test_a_partial_tile_taken_for_a_whole_one(self, monkeypatch):
+        columns = Tile.columns
+
+        def whole(row):
+            found = columns(row)
+            return found._replace(whole=found.seen)
+
+        monkeypatch.setattr(Tile, "columns", whole)
+        assert self.differs(is_causal=True) == [True] * 4
+
+    def test_gradients_of_keys_added_at_another_place(self, monkeypatch):
+        add = Tile.add_keys
+        monkeypatch.setattr(
+            Tile, "add_keys", lambda tile, *of: add(replace(tile, s=0 * tile.s), *of)
+        )
+        assert self.differs() == [False, False, True, True]
 
     def test_keys_at_the_edge_counted_twice(self, monkeypatch):
         monkeypatch.setattr(Tile, "allowed", lambda tile: None)
@@ -316,6 +357,7 @@ TILES = {
     "long": ((4096, 4096, 8, 8), Mask(), (4, 1024, 256)),
     "long, causal": ((4096, 4096, 8, 8), Mask.causal(), (8, 512, 256)),
     "grouped": ((4096, 4096, 32, 8), Mask(), (1, 1024, 256)),
+    "grouped, causal": ((4096, 4096, 32, 8), Mask.causal(), (4, 256, 256)),
     "multi-query": ((4096, 4096, 16, 1), Mask(), (1, 256, 256)),
     "heads that 4 does not divide": ((4096, 4096, 7, 7), Mask(), (1, 1024, 256)),
     "few queries": ((64, 8192, 8, 8), Mask(), (8, 64, 256)),

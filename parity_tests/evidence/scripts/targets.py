@@ -18,7 +18,12 @@ LAYER_PEERS = (*PEERS, "equinox")
 SMALL = ((1, 10, 512), (2, 10, 512))
 LARGE = ((8, 512, 512), (2, 2048, 512))
 # The beginnings of the workloads' names, and how their table calls them.
-GROUPS = {"seeds/": "small layers", "layers/": "large layers", "long/": "attention alone"}
+# How a group's workloads begin -> what they are, and whom all of them are compared with.
+GROUPS = {
+    "seeds/": ("small layers", LAYER_PEERS),
+    "layers/": ("large layers", LAYER_PEERS),
+    "long/": ("attention alone", PEERS),
+}
 NOT_MEASURED = "not measured"
 
 
@@ -157,7 +162,7 @@ def layers_over(
 def against_peers(record: Record) -> list[Figure]:
     """By group of workloads, ours over the peer of JAX's against which it does worst."""
 
-    def worst(start: str, words: str) -> Figure:
+    def worst(start: str, words: str, peers: tuple[str, ...]) -> Figure:
         workloads = dict.fromkeys(
             row.workload for row in record.rows if row.workload.name.startswith(start)
         )
@@ -166,14 +171,17 @@ def against_peers(record: Record) -> list[Figure]:
             for w in workloads
             for mode in (FORWARD, BOTH)
             for here in [rows(record, lambda other, w=w: other == w, mode)]
-            for peer in LAYER_PEERS
+            for peer in peers
             if peer in here
         ]
+        timed = {row.implementation for row in record.rows if row.workload in workloads}
+        if not timed.issuperset(peers) or not figures:
+            absent = ", ".join(peer for peer in peers if peer not in timed)
+            return Figure(None, f"{words}: – (no {absent})" if absent else f"{words}: –")
         lacking = [figure for figure in figures if figure.value is None]
-        nothing = [Figure(None, f"{words}: –")]
-        return (lacking or sorted(figures, key=lambda f: -(f.value or 0)) or nothing)[0]
+        return lacking[0] if lacking else max(figures, key=lambda figure: figure.value or 0)
 
-    return [worst(start, words) for start, words in GROUPS.items()]
+    return [worst(start, words, peers) for start, (words, peers) in GROUPS.items()]
 
 
 def errors(record: Record) -> list[Figure]:

@@ -1,6 +1,20 @@
-"""Whole models assembled from this package's modules, their weights read from torch's files."""
+"""Whole models in Flax NNX: one block, one stack, and the traits of a family.
 
-from jax_attn.models.bert import BertEncoder
+model = load("folder-of-a-checkpoint")
+model(tokens, lengths).logits
+"""
+
+from jax_attn.models.load import from_config, load, save
+from jax_attn.models.model import Model, Output
 from jax_attn.models.sentence_encoder import SentenceEncoder, load_sentence_encoder, mean_pooled
 
-__all__ = ["BertEncoder", "SentenceEncoder", "load_sentence_encoder", "mean_pooled"]
+__all__ = [
+    "Model",
+    "Output",
+    "SentenceEncoder",
+    "from_config",
+    "load",
+    "load_sentence_encoder",
+    "mean_pooled",
+    "save",
+]

@@ -16,9 +16,8 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from jax_attn.attention.annotations import AnyArray
-from jax_attn.models.bert import BertEncoder
-from jax_attn.transfer import load, load_checkpoint
-from jax_attn.transfer.families import BERT, Config
+from jax_attn.models.load import load
+from jax_attn.models.model import Model
 from jax_attn.transfer.families.config import Reading, reading
 
 _SHORTEST = 16
@@ -50,12 +49,12 @@ class SentenceEncoder:
     """An encoder and its tokenizer.
 
     Attributes:
-      encoder: the `BertEncoder`.
+      encoder: a `Model` of BERT's.
       tokenizer: a `tokenizers.Tokenizer`.
       max_length: the most tokens of a sentence; later ones are cut off, except the closing one.
     """
 
-    encoder: BertEncoder
+    encoder: Model
     tokenizer: Any
     max_length: int
 
@@ -95,10 +94,10 @@ class SentenceEncoder:
 
 @nnx.jit
 def embedded(
-    encoder: BertEncoder, tokens: Int[AnyArray, "B T"], lengths: Int[AnyArray, " B"]
+    encoder: Model, tokens: Int[AnyArray, "B T"], lengths: Int[AnyArray, " B"]
 ) -> Float[Array, "B D"]:
     """(B, T) tokens and (B,) lengths → (B, D) unit vectors."""
-    return mean_pooled(encoder(tokens, lengths), lengths)
+    return mean_pooled(encoder(tokens, lengths).hidden, lengths)
 
 
 def load_sentence_encoder(folder: str | Path) -> SentenceEncoder:
@@ -119,26 +118,9 @@ def load_sentence_encoder(folder: str | Path) -> SentenceEncoder:
         _check_pooling(Reading(_json(folder / pooling), read.problems, pooling))
         cut = Reading(_json(folder / lengths), read.problems, lengths)
         max_length = cut.number("max_seq_length")
-        _arguments(read)
-    return SentenceEncoder(
-        load_encoder(folder / "model.safetensors", config),
-        _tokenizer(folder / "tokenizer.json", max_length),
-        max_length,
-    )
-
-
-def load_encoder(path: Path, config: Config) -> BertEncoder:
-    """A checkpoint's BERT. Raises TransferError where config or weights have no place here."""
-    with reading(config) as read:
-        arguments = _arguments(read)
-    tensors = load_checkpoint(path)
-    has_pooler = any("pooler" in key for key in tensors)
-    encoder = nnx.eval_shape(
-        lambda: BertEncoder(**arguments, has_pooler=has_pooler, rngs=nnx.Rngs(0))
-    )
-    load(encoder, tensors, BERT.model(config, tensors))
-    encoder.eval()
-    return encoder
+        _check_model(read)
+    tokenizer = _tokenizer(folder / "tokenizer.json", max_length)
+    return SentenceEncoder(load(folder / "model.safetensors"), tokenizer, max_length)
 
 
 def _check_pooling(pooling: Reading) -> None:
@@ -148,27 +130,11 @@ def _check_pooling(pooling: Reading) -> None:
         pooling.refuse("pooling_mode", modes, "pooling_mode_mean_tokens alone")
 
 
-def _arguments(config: Reading) -> dict[str, Any]:
-    """What BertEncoder is made with."""
+def _check_model(config: Reading) -> None:
     if (kind := config.get("model_type")) != "bert":
         config.refuse("model_type", kind, "'bert'")
-        return {}  # another family's config says other things
-    if (activation := config.get("hidden_act")) != "gelu":
-        config.refuse("hidden_act", activation, "'gelu'")
-    BERT.look_through(config)
-    traits = BERT.traits_of(config, "encoder.layer.0.attention")
-    if traits.is_causal:
+    elif config.flag("is_decoder", default=False):
         config.refuse("is_decoder", True, "false")
-    return {
-        "vocab_size": config.number("vocab_size"),
-        "max_length": config.number("max_position_embeddings"),
-        "num_types": config.number("type_vocab_size"),
-        "embed_dim": traits.embed_dim,
-        "num_heads": traits.sizes.num_heads,
-        "num_layers": config.number("num_hidden_layers"),
-        "width": config.number("intermediate_size"),
-        "epsilon": config.real("layer_norm_eps"),
-    }
 
 
 def _tokenizer(path: Path, max_length: int) -> Any:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jax_attn.transfer.families.family import Traits
+from jax_attn.transfer.families.traits import Traits
 from jax_attn.transfer.problems import Problem, TransferError
 
 Arrays = Mapping[str, np.ndarray]

@@ -22,7 +22,7 @@ from jax_attn.parity.judge.result import Result
 from jax_attn.parity.run.port import x64_for
 from jax_attn.transfer import LAYOUTS, Layout, Problem, TransferError, export, flatten, load, row
 from jax_attn.transfer.arrays import as_numpy, as_torch
-from jax_attn.transfer.families.family import Traits
+from jax_attn.transfer.families.traits import Traits
 from jax_attn.transfer.port.plan import PortPlan, recast
 
 Arrays = Mapping[str, np.ndarray]

@@ -8,31 +8,17 @@ import torch
 from flax import nnx
 
 import torch_ref
-from jax_attn import nn
-from jax_attn.attention import Alibi, Mask, rotary
-from jax_attn.transfer.families.family import BiasTraits, NormTraits, Traits
+from jax_attn.attention import Mask
+from jax_attn.models.attention import attention, shared_options
+from jax_attn.transfer.families.traits import BiasTraits, NormTraits, Traits
 from torch_ref import position_bias
 from torch_ref import rotary as torch_rotary
 
 
 def flax_module(traits: Traits, dtype: str) -> nnx.Module:
     """Our module, abstract: shapes and dtypes, no values. In eval mode."""
-    N = traits.sizes.num_heads
-
-    def module() -> nn.GroupedQueryAttention:
-        rngs = nnx.Rngs(0)
-        return nn.GroupedQueryAttention(
-            **_shared_options(traits, rotary),
-            use_bias=traits.use_bias,
-            use_out_bias=traits.use_out_bias,
-            qk_norm=None if traits.qk_norm is None else _flax_norm(traits.qk_norm),
-            position_bias=None if traits.bias is None else _flax_bias(traits.bias, N, dtype, rngs),
-            dtype=dtype,
-            param_dtype=dtype,
-            rngs=rngs,
-        )
-
-    abstract = nnx.eval_shape(module)
+    make = partial(attention, traits, dtype=dtype, param_dtype=dtype)
+    abstract = nnx.eval_shape(lambda: make(rngs=nnx.Rngs(0)))
     abstract.eval()
     return abstract
 
@@ -51,7 +37,7 @@ def torch_module(traits: Traits) -> torch.nn.Module:
     """torch_ref's module, in float32 and eval mode."""
     N = traits.sizes.num_heads
     return torch_ref.DESIGNS["gqa"](
-        **_shared_options(traits, torch_rotary),
+        **shared_options(traits, torch_rotary),
         bias=traits.use_bias,
         out_bias=traits.use_out_bias,
         qk_norm=None if traits.qk_norm is None else _torch_norm(traits.qk_norm),
@@ -70,35 +56,9 @@ def torch_mask(traits: Traits, lengths: torch.Tensor, T: int, S: int | None = No
     return visible
 
 
-def _shared_options(traits: Traits, library: Any) -> dict[str, Any]:
-    """What both constructors call the same. library: whose rotary positions."""
-    (N, K, H), (kdim, vdim), turning = traits.sizes, traits.widths, traits.rotary
-    options: dict[str, Any] = {"embed_dim": traits.embed_dim, "kdim": kdim, "vdim": vdim}
-    options |= {"num_heads": N, "num_kv_heads": K, "head_dim": H}
-    options |= {"scale": traits.scale, "softcap": traits.softcap}
-    options |= {"add_bias_kv": traits.add_bias_kv}
-    if turning is not None:
-        name, fields = turning.scaling or ("", {})
-        scaling = getattr(library, name)(**fields) if name else None
-        options["rotary"] = library.Rotary(turning.base, turning.dim, turning.interleaved, scaling)
-    return options
-
-
-def _flax_bias(bias: BiasTraits, num_heads: int, dtype: str, rngs: nnx.Rngs) -> Any:
-    if bias.kind == "alibi":
-        return Alibi(num_heads, **bias.fields)
-    return nn.RelativeBias(num_heads, **bias.fields, param_dtype=dtype, rngs=rngs)
-
-
 def _torch_bias(bias: BiasTraits, num_heads: int) -> Any:
     kind = position_bias.Alibi if bias.kind == "alibi" else position_bias.RelativeBias
     return kind(num_heads, **bias.fields)
-
-
-def _flax_norm(norm: NormTraits) -> Any:
-    if norm.kind == "rms":
-        return partial(nnx.RMSNorm, epsilon=norm.epsilon)
-    return partial(nnx.LayerNorm, use_fast_variance=False, epsilon=norm.epsilon)
 
 
 def _torch_norm(norm: NormTraits) -> Any:

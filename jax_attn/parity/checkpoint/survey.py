@@ -16,7 +16,8 @@ from jax_attn.parity.run.port import x64_for
 from jax_attn.transfer import Layout, Problem, TransferError, plan, row
 from jax_attn.transfer.families import Config, family_of
 from jax_attn.transfer.families.config import disagreements
-from jax_attn.transfer.families.family import Family, Place, Traits
+from jax_attn.transfer.families.family import Family, Place
+from jax_attn.transfer.families.traits import Traits
 from jax_attn.transfer.files.prefixes import Renamed, unwrapped
 from jax_attn.transfer.inspect.config import UnknownHeadsError, head_counts, lacking, seen_from
 from jax_attn.transfer.inspect.discover import AttentionBlock, UnreadBlock, discover

@@ -4,13 +4,19 @@ from jax_attn.transfer.families.bert import BERT
 from jax_attn.transfer.families.config import Config
 from jax_attn.transfer.families.falcon import BLOOM, FALCON
 from jax_attn.transfer.families.family import Family
+from jax_attn.transfer.families.gemma2 import GEMMA2
 from jax_attn.transfer.families.gpt2 import GPT2, GPT_BIGCODE
 from jax_attn.transfer.families.gpt_neox import GPT_NEOX
 from jax_attn.transfer.families.llama import LLAMA, LLAMA_META
+from jax_attn.transfer.families.opt import OPT
+from jax_attn.transfer.families.phi import PHI
 from jax_attn.transfer.families.t5 import T5
 from jax_attn.transfer.families.vit import VIT
 
-_ALL = (BERT, BLOOM, FALCON, GPT2, GPT_BIGCODE, GPT_NEOX, LLAMA, LLAMA_META, T5, VIT)
+_ALL = (
+    *(BERT, BLOOM, FALCON, GEMMA2, GPT2, GPT_BIGCODE, GPT_NEOX, LLAMA, LLAMA_META, OPT, PHI),
+    *(T5, VIT),
+)
 FAMILIES = {family.name: family for family in _ALL}
 """By name."""
 

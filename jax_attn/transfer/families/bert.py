@@ -4,7 +4,18 @@ As a decoder it is causal, and may have cross-attention besides.
 """
 
 from jax_attn.transfer.families.config import Reading
-from jax_attn.transfer.families.family import Family, Place, Traits
+from jax_attn.transfer.families.family import Family, Place
+from jax_attn.transfer.families.traits import (
+    ClassifierTraits,
+    EmbeddingTraits,
+    MLPTraits,
+    ModelTraits,
+    NormTraits,
+    PositionTraits,
+    Traits,
+    VocabularyTraits,
+)
+from jax_attn.transfer.families.whole import activation, architecture, is_tied, stacked
 from jax_attn.transfer.table.layout import Layout, spellings
 from jax_attn.transfer.table.layouts import EMBEDDING, LAYER_NORM, LINEAR, projections
 from jax_attn.transfer.table.rows import ignored, refused, row, tied
@@ -124,6 +135,48 @@ def _traits(config: Reading, prefix: str) -> Traits:
     return Traits(D, Sizes(N, N, H), is_causal=is_causal, cross=cross)
 
 
+_MODELS = "bert, roberta, xlm-roberta or camembert, of which there are models here"
+
+
+def _model(config: Reading, attention: tuple[Traits, ...]) -> ModelTraits:
+    kind = config.get("model_type")
+    if kind == "electra":
+        config.refuse("model_type", kind, _MODELS)
+    is_bert, D = kind == "bert", config.number("hidden_size", default=768)
+    norm = NormTraits("layer", config.real("layer_norm_eps", default=1e-12))
+    between = activation(config, "hidden_act", "gelu")
+    rows = config.number("max_position_embeddings", default=512)
+    pad = config.number("pad_token_id", default=1, least=0)
+    embedding = EmbeddingTraits(
+        config.number("vocab_size", default=50265 if kind == "roberta" else 30522),
+        width=D,
+        positions=PositionTraits(rows) if is_bert else PositionTraits(rows, 0, "tokens", pad),
+        types=config.number("type_vocab_size", default=2),
+        norm=norm,
+    )
+    mlp = MLPTraits(config.number("intermediate_size", default=3072), between)
+    return ModelTraits(
+        D,
+        embedding,
+        stacked(attention, mlp, norm, "post"),
+        final_norm=None,
+        lm_head=VocabularyTraits(
+            is_tied(config, default=True), use_bias=True, activation=between if is_bert else "gelu"
+        ),
+        classifier=_classes(config, is_bert),
+    )
+
+
+def _classes(config: Reading, is_bert: bool) -> ClassifierTraits:
+    """By the model's class: all of them call their last layer "classifier"."""
+    named = architecture(config)
+    if named.endswith("ForTokenClassification"):
+        return ClassifierTraits("each")
+    if is_bert or named.endswith("ForMultipleChoice"):
+        return ClassifierTraits("pooled")
+    return ClassifierTraits("first", has_dense=True)
+
+
 def _optional(config: Reading) -> tuple[str, ...]:
     """Electra's embeddings may have another width than the model."""
     width = config.number("embedding_size", default=128)
@@ -140,5 +193,6 @@ BERT = Family(
     ),
     roots=("bert", "roberta", "electra", ""),
     also=("roberta", "xlm-roberta", "camembert", "electra"),
+    model_of=_model,
     optional_of=_optional,
 )

@@ -3,7 +3,7 @@
 from typing import Any
 
 from jax_attn.transfer.families.config import Reading
-from jax_attn.transfer.families.family import RotaryTraits
+from jax_attn.transfer.families.traits import RotaryTraits
 from jax_attn.transfer.table.layout import Layout
 from jax_attn.transfer.table.layouts import BIASLESS, LAYER_NORM, LINEAR
 from jax_attn.transfer.table.rows import ignored, tied

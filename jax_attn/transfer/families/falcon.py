@@ -9,7 +9,17 @@ from functools import partial
 
 from jax_attn.transfer.families.config import Reading
 from jax_attn.transfer.families.decoders import FREQUENCIES, heads, mlp, norms, rotary
-from jax_attn.transfer.families.family import BiasTraits, Family, Place, Traits
+from jax_attn.transfer.families.family import Family, Place
+from jax_attn.transfer.families.traits import (
+    BiasTraits,
+    EmbeddingTraits,
+    MLPTraits,
+    ModelTraits,
+    NormTraits,
+    Placement,
+    Traits,
+)
+from jax_attn.transfer.families.whole import activation, decoder_classes, decoder_head, stacked
 from jax_attn.transfer.table.layout import Layout
 from jax_attn.transfer.table.layouts import BIASLESS, EMBEDDING, LAYER_NORM, LINEAR, fused
 from jax_attn.transfer.table.steps import Sizes
@@ -49,8 +59,7 @@ def _rest(config: Reading) -> Layout:
 
 def _norms(config: Reading) -> Layout:
     """The one norm that attention and MLP both read, or a norm for each, of either spelling."""
-    usual = 2 if _form(config) == "grouped" else 1
-    count = config.number("num_ln_in_parallel_attn", default=usual)
+    count = _norm_count(config)
     if not config.flag("parallel_attn", default=True):
         return norms()
     if count == 2:
@@ -80,7 +89,42 @@ def _traits(config: Reading, prefix: str) -> Traits:
     )
 
 
-FALCON = Family("falcon", _block, _rest, _HEAD, _traits, places=_PLACES)
+def _norm_count(config: Reading) -> int:
+    """How many norms a parallel block has in front of attention and MLP."""
+    usual = 2 if _form(config) == "grouped" else 1
+    return config.number("num_ln_in_parallel_attn", default=usual)
+
+
+def _model(config: Reading, attention: tuple[Traits, ...]) -> ModelTraits:
+    config = config.over(_DEFAULTS)
+    D, has_bias, is_parallel = (
+        config.number("hidden_size"),
+        config.flag("bias"),
+        config.flag("parallel_attn"),
+    )
+    is_new, count = config.flag("new_decoder_architecture"), _norm_count(config)
+    if is_new and not is_parallel:
+        config.refuse("parallel_attn", False, "true beside new_decoder_architecture")
+    if is_parallel and count == 2 and not is_new:
+        config.refuse("num_ln_in_parallel_attn", 2, "1 without new_decoder_architecture")
+    norm = NormTraits("layer", config.real("layer_norm_epsilon", default=1e-5))
+    mlp = MLPTraits(
+        config.number("ffn_hidden_size", default=4 * D),
+        activation(config, "activation", "gelu"),
+        use_bias=has_bias,
+    )
+    placement: Placement = "parallel" if is_parallel else "pre"
+    return ModelTraits(
+        D,
+        EmbeddingTraits(config.number("vocab_size", default=65024), width=D),
+        stacked(attention, mlp, norm, placement, shares_norm=is_parallel and count == 1),
+        final_norm=norm,
+        lm_head=decoder_head(config, tied=True),
+        classifier=decoder_classes(config),
+    )
+
+
+FALCON = Family("falcon", _block, _rest, _HEAD, _traits, places=_PLACES, model_of=_model)
 
 
 # --- BLOOM --------------------------------------------------------------------------------------
@@ -107,4 +151,24 @@ def _bloom_traits(config: Reading, prefix: str) -> Traits:
     return Traits(D, Sizes(N, N, H), is_causal=True, bias=bias)
 
 
-BLOOM = Family("bloom", _bloom_block, _bloom_rest, _HEAD, _bloom_traits, places=_PLACES)
+def _bloom_model(config: Reading, attention: tuple[Traits, ...]) -> ModelTraits:
+    if config.flag("apply_residual_connection_post_layernorm", default=False):
+        expected = "false: the residual is what the norm reads, not what it gives"
+        config.refuse("apply_residual_connection_post_layernorm", True, expected)
+    D = config.number("n_embed", "hidden_size", default=64)
+    norm = NormTraits("layer", config.real("layer_norm_epsilon", default=1e-5))
+    return ModelTraits(
+        D,
+        EmbeddingTraits(config.number("vocab_size", default=250880), width=D, norm=norm),
+        stacked(attention, MLPTraits(4 * D, "gelu_tanh"), norm, "pre"),
+        final_norm=norm,
+        lm_head=decoder_head(config, tied=True),
+        classifier=decoder_classes(config),
+    )
+
+
+BLOOM = Family(
+    *("bloom", _bloom_block, _bloom_rest, _HEAD, _bloom_traits),
+    places=_PLACES,
+    model_of=_bloom_model,
+)

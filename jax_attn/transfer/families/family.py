@@ -1,12 +1,14 @@
 """What a family of models is: what its attention does, and the tables of its weights.
 
-A family is data about other people's checkpoints. `Traits` describe one attention block, as the
-config has it; the tables carry a block's weights, or a whole file's, to Flax paths that are the
-same in every family:
+A family is data about other people's checkpoints. `traits` says what its models do, as the config
+has it; the tables carry a block's weights, or a whole file's, to Flax paths that are the same in
+every family, those of `jax_attn.models`:
 
-    token_embedding  position_embedding  type_embedding  embedding_norm
+    token_embedding  position_embedding  type_embedding  embedding_norm  embedding_projection
     layers.{layer}.attention_norm  .attention  .mlp_norm  .mlp.{up,gate,down}
-    final_norm  pooler  lm_head  classifier  token_classifier  qa_outputs
+    layers.{layer}.attention_out_norm  .mlp_out_norm        (sandwich norms)
+    final_norm  output_projection
+    pooler  lm_head  classifier  token_classifier  qa_outputs  seq_relationship
     patch_embedding  cls_token  mask_token          (of images)
 
 with `attention` a module of this package (q_proj, k_proj, v_proj, out_proj, q_norm, k_norm,
@@ -15,82 +17,20 @@ Encoder-decoders have `encoder.` and `decoder.` before `layers`, and `cross_atte
 framework.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from jax_attn.transfer.families.config import DECODER_LAYERS, LAYERS, Config, Reading, reading
+from jax_attn.transfer.families.traits import ModelTraits, Traits
+from jax_attn.transfer.families.whole import check_supported
+from jax_attn.transfer.problems import Problem, TransferError
 from jax_attn.transfer.table.layout import Layout, optional, spellings
 from jax_attn.transfer.table.rows import bindings, filled
-from jax_attn.transfer.table.steps import Sizes
 
 _COUNTS = ("max_position_embeddings", "intermediate_size")
 """Numbers that many configs have, and no table or trait reads."""
-
-
-class RotaryTraits(NamedTuple):
-    """As `jax_attn.attention.Rotary`: base, dim (None for all of H), interleaved.
-
-    scaling: the name and the fields of one of its scalings: ("Linear", {"factor": 4.0}).
-    """
-
-    base: float = 10000.0
-    dim: int | None = None
-    interleaved: bool = False
-    scaling: tuple[str, Mapping[str, Any]] | None = None
-
-
-class NormTraits(NamedTuple):
-    """kind: "rms" or "layer", over the H features of a head."""
-
-    kind: str
-    epsilon: float
-
-
-class BiasTraits(NamedTuple):
-    """What is added to the scores, by the positions of query and key.
-
-    kind: "alibi" (fields: factor, by which the slopes are multiplied) or "relative" (T5's, from a
-        table; fields: buckets, max_distance, bidirectional).
-    """
-
-    kind: str
-    fields: Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Traits:
-    """What one attention block does. D embed_dim, N and K heads, H head_dim.
-
-    kdim, vdim: features of keys and values; D when None. scale: 1/√H when None. is_causal: a query
-    sees no later key. window: how many keys a query sees, the last its own; None for all. cross:
-    keys and values come from another sequence. add_bias_kv: a learned key and its value are seen by
-    every query, as in torch.nn.MultiheadAttention. lender: the torch prefix of the block whose
-    table of position biases this one borrows; "" for none.
-    """
-
-    embed_dim: int
-    sizes: Sizes
-    kdim: int | None = None
-    vdim: int | None = None
-    use_bias: bool = True
-    use_out_bias: bool = True
-    is_causal: bool = False
-    cross: bool = False
-    scale: float | None = None
-    softcap: float | None = None
-    window: int | None = None
-    qk_norm: NormTraits | None = None
-    rotary: RotaryTraits | None = None
-    bias: BiasTraits | None = None
-    add_bias_kv: bool = False
-    lender: str = ""
-
-    @property
-    def widths(self) -> tuple[int, int]:
-        """kdim and vdim, filled in."""
-        return self.kdim or self.embed_dim, self.vdim or self.embed_dim
 
 
 class Place(NamedTuple):
@@ -115,6 +55,8 @@ class Family:
     roots: what may stand before every key but the head's: "bert"; "" for nothing.
     also: further model_types of the same tables. known_by: the keys that tell a config of this
         family, where it names no model_type at all.
+    model_of(config, attention): what a whole model does, with the traits of each layer's attention;
+        None where there is no model of the family here.
     optional_of(config): Flax parts of the rest that a file may lack; all its others must be
         there. The heads may all be absent, but for that of a model whose config says that it is
         a causal language model with a head of its own.
@@ -133,6 +75,7 @@ class Family:
     roots: tuple[str, ...] = ("transformer", "")
     also: tuple[str, ...] = ()
     known_by: tuple[str, ...] = ()
+    model_of: Callable[[Reading, tuple[Traits, ...]], ModelTraits] | None = None
     optional_of: Callable[[Reading], tuple[str, ...]] = lambda config: ()
 
     @property
@@ -149,6 +92,18 @@ class Family:
         """What the block at this torch prefix does."""
         with self._reading(config) as read:
             return self.traits_of(read, prefix)
+
+    def model_traits(self, config: Config) -> ModelTraits:
+        """What a whole model does, layer by layer."""
+        if self.model_of is None:
+            text = f"there is no model of the family {self.name} here, only of its attention"
+            raise TransferError("reading the config", [Problem("refused", "model", text)])
+        with self._reading(config) as read:
+            check_supported(read)
+            count = read.number(*LAYERS)
+            (pattern, _), *_ = self.places
+            prefixes = (filled((pattern,), (("layer", str(i)),))[0] for i in range(count))
+            return self.model_of(read, tuple(self.traits_of(read, p) for p in prefixes))
 
     def beside(self, config: Config, keys: Iterable[str]) -> tuple[Layout, frozenset[str]]:
         """The table of all but the blocks, and those of its Flax parts that a file may lack."""

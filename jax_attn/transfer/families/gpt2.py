@@ -8,7 +8,16 @@ from functools import partial
 
 from jax_attn.transfer.families.config import Reading
 from jax_attn.transfer.families.decoders import heads as decoder_heads
-from jax_attn.transfer.families.family import Family, Place, Traits
+from jax_attn.transfer.families.family import Family, Place
+from jax_attn.transfer.families.traits import (
+    EmbeddingTraits,
+    MLPTraits,
+    ModelTraits,
+    NormTraits,
+    PositionTraits,
+    Traits,
+)
+from jax_attn.transfer.families.whole import activation, decoder_classes, decoder_head, stacked
 from jax_attn.transfer.table.layout import Layout
 from jax_attn.transfer.table.layouts import (
     EMBEDDING,
@@ -79,8 +88,28 @@ def _traits(config: Reading, prefix: str) -> Traits:
     return Traits(D, Sizes(N, N, H), is_causal=True, scale=scale)
 
 
+def _model(config: Reading, attention: tuple[Traits, ...], *, between: str) -> ModelTraits:
+    """between: the activation where the config does not say."""
+    D, _, _ = _sizes(config)
+    norm = NormTraits("layer", config.real("layer_norm_epsilon", default=1e-5))
+    rows = config.number("n_positions", "max_position_embeddings", default=1024)
+    vocabulary = config.number("vocab_size", default=50257)
+    width = config.number("n_inner", default=4 * D)
+    mlp = MLPTraits(width, activation(config, "activation_function", between))
+    return ModelTraits(
+        D,
+        EmbeddingTraits(vocabulary, width=D, positions=PositionTraits(rows)),
+        stacked(attention, mlp, norm, "pre"),
+        final_norm=norm,
+        lm_head=decoder_head(config, tied=True),
+        classifier=decoder_classes(config),
+    )
+
+
 GPT2 = Family(
-    *("gpt2", _block, partial(_rest, _CONV1D), _head, _traits), places=(Place("h.{layer}.attn"),)
+    *("gpt2", _block, partial(_rest, _CONV1D), _head, _traits),
+    places=(Place("h.{layer}.attn"),),
+    model_of=partial(_model, between="gelu_new"),
 )
 
 
@@ -109,4 +138,5 @@ GPT_BIGCODE = replace(
     block_of=_bigcode_block,
     rest_of=partial(_rest, LINEAR),
     traits_of=_bigcode_traits,
+    model_of=partial(_model, between="gelu_pytorch_tanh"),
 )

@@ -2,7 +2,15 @@
 
 from jax_attn.transfer.families.config import Reading
 from jax_attn.transfer.families.decoders import FREQUENCIES, TASKS, mlp, norms, rotary
-from jax_attn.transfer.families.family import Family, Place, Traits
+from jax_attn.transfer.families.family import Family, Place
+from jax_attn.transfer.families.traits import (
+    EmbeddingTraits,
+    MLPTraits,
+    ModelTraits,
+    NormTraits,
+    Traits,
+)
+from jax_attn.transfer.families.whole import activation, decoder_classes, decoder_head, stacked
 from jax_attn.transfer.table.layout import Layout
 from jax_attn.transfer.table.layouts import EMBEDDING, LAYER_NORM, fused
 from jax_attn.transfer.table.rows import either, ignored, row, tied
@@ -63,8 +71,25 @@ def _traits(config: Reading, prefix: str) -> Traits:
     )
 
 
+def _model(config: Reading, attention: tuple[Traits, ...]) -> ModelTraits:
+    D = config.number("hidden_size", default=_DEFAULTS["hidden_size"])
+    norm = NormTraits("layer", config.real("layer_norm_eps", default=1e-5))
+    width = config.number("intermediate_size", default=24576)
+    mlp = MLPTraits(width, activation(config, "hidden_act", "gelu"))
+    is_parallel = config.flag("use_parallel_residual", default=True)
+    return ModelTraits(
+        D,
+        EmbeddingTraits(config.number("vocab_size", default=50432), width=D),
+        stacked(attention, mlp, norm, "parallel" if is_parallel else "pre"),
+        final_norm=norm,
+        lm_head=decoder_head(config, tied=False),
+        classifier=decoder_classes(config),
+    )
+
+
 GPT_NEOX = Family(
     *("gpt_neox", _block, _rest, _head, _traits),
     places=(Place("layers.{layer}.attention"),),
     roots=("gpt_neox", ""),
+    model_of=_model,
 )

@@ -9,7 +9,16 @@ from functools import partial
 
 from jax_attn.transfer.families.config import Reading
 from jax_attn.transfer.families.decoders import FREQUENCIES, FROM_CONFIG, heads, norms, rotary
-from jax_attn.transfer.families.family import Family, NormTraits, Place, RotaryTraits, Traits
+from jax_attn.transfer.families.family import Family, Place
+from jax_attn.transfer.families.traits import (
+    EmbeddingTraits,
+    MLPTraits,
+    ModelTraits,
+    NormTraits,
+    RotaryTraits,
+    Traits,
+)
+from jax_attn.transfer.families.whole import activation, decoder_classes, decoder_head, stacked
 from jax_attn.transfer.table.layout import Layout
 from jax_attn.transfer.table.layouts import BIASLESS, EMBEDDING, LINEAR, RMS_NORM, projections
 from jax_attn.transfer.table.rows import ignored
@@ -54,8 +63,8 @@ def _block(config: Reading) -> Layout:
 
 
 def _rest(config: Reading) -> Layout:
-    layer, has_bias = "layers.{layer}", config.flag("mlp_bias", default=False)
-    dense = LINEAR if has_bias and config.get("model_type") == "llama" else BIASLESS
+    layer = "layers.{layer}"
+    dense = LINEAR if _has_mlp_bias(config) else BIASLESS
     return Layout(
         EMBEDDING.under("embed_tokens", "token_embedding"),
         norms(RMS_NORM).under(layer, layer),
@@ -65,6 +74,11 @@ def _rest(config: Reading) -> Layout:
         RMS_NORM.under("norm", "final_norm"),
         FREQUENCIES,
     )
+
+
+def _has_mlp_bias(config: Reading) -> bool:
+    has_bias = config.flag("mlp_bias", default=False)
+    return has_bias and config.get("model_type") == "llama"
 
 
 def _traits(config: Reading, prefix: str) -> Traits:
@@ -117,11 +131,37 @@ _WINDOWS = {
     "qwen3": _some_layers,
 }
 
+_WIDTHS = {"llama": 11008, "mistral": 14336}
+_VOCABULARIES = {"llama": 32000, "mistral": 32000}
+
+
+def _model(config: Reading, attention: tuple[Traits, ...]) -> ModelTraits:
+    kind = config.get("model_type")
+    D = config.number("hidden_size", default=_SHARED["hidden_size"])
+    norm = NormTraits("rms", config.real("rms_norm_eps", default=1e-6))
+    mlp = MLPTraits(
+        config.number("intermediate_size", default=_WIDTHS.get(kind, 22016)),
+        activation(config, "hidden_act", "silu"),
+        is_gated=True,
+        use_bias=_has_mlp_bias(config),
+    )
+    vocabulary = config.number("vocab_size", default=_VOCABULARIES.get(kind, 151936))
+    return ModelTraits(
+        D,
+        EmbeddingTraits(vocabulary, width=D),
+        stacked(attention, mlp, norm, "pre"),
+        final_norm=norm,
+        lm_head=decoder_head(config, tied=False),
+        classifier=decoder_classes(config),
+    )
+
+
 LLAMA = Family(
     *("llama", _block, _rest, _HEAD, _traits),
     places=(Place("layers.{layer}.self_attn"),),
     roots=("model", "transformer", ""),
     also=("mistral", "qwen2", "qwen3"),
+    model_of=_model,
 )
 """Question answering has the root "transformer", all else "model"."""
 

@@ -7,7 +7,8 @@ In UMT5 every block has its own.
 import re
 
 from jax_attn.transfer.families.config import Reading
-from jax_attn.transfer.families.family import BiasTraits, Family, Place, Traits
+from jax_attn.transfer.families.family import Family, Place
+from jax_attn.transfer.families.traits import BiasTraits, Traits
 from jax_attn.transfer.table.layout import Layout
 from jax_attn.transfer.table.layouts import BIASLESS, EMBEDDING, LINEAR, RMS_NORM, projections
 from jax_attn.transfer.table.rows import either, ignored, row, tied

@@ -1,7 +1,8 @@
 """ViT: an encoder of patches. Files and live modules spell keys differently; both are read."""
 
 from jax_attn.transfer.families.config import Reading
-from jax_attn.transfer.families.family import Family, Place, Traits
+from jax_attn.transfer.families.family import Family, Place
+from jax_attn.transfer.families.traits import Traits
 from jax_attn.transfer.table.layout import Layout, spellings
 from jax_attn.transfer.table.layouts import LAYER_NORM, LINEAR, projections
 from jax_attn.transfer.table.rows import row

@@ -12,7 +12,8 @@ from typing import Any
 
 from jax_attn.transfer.arrays import Spec
 from jax_attn.transfer.families import Config, family_of
-from jax_attn.transfer.families.family import Family, Place, Traits
+from jax_attn.transfer.families.family import Family, Place
+from jax_attn.transfer.families.traits import Traits
 from jax_attn.transfer.inspect.config import UnknownHeadsError, head_counts, lacking, seen_from
 from jax_attn.transfer.inspect.discover import Block, UnreadBlock, discover
 from jax_attn.transfer.port.parts import incomplete, other_layers

@@ -71,17 +71,31 @@ def write(
 
     dtype: what floating numbers were cast to; where the config names another, it names this.
     """
+    configs = {}
+    for name in CONFIGS:
+        config = beside(source) / name
+        if config.is_file():
+            named = dtype if name == CONFIGS[0] else None  # Meta's names no dtype
+            configs[name] = _of_dtype(config.read_bytes(), named)
+    write_all(folder, tensors, configs, record, kind)
+
+
+def write_all(
+    folder: Path,
+    tensors: Mapping[str, Any],
+    configs: Mapping[str, bytes],
+    record: Mapping[str, Any],
+    kind: str = "safetensors",
+) -> None:
+    """Fill a folder with tensors, a record and these configs, by their names."""
     if kind == "orbax":
         from jax_attn.transfer.files import orbax_folder
 
         orbax_folder.save(folder / _STATE, tensors)
     else:
         save_checkpoint(folder / _TENSORS, tensors, shard_bytes=_SHARD)
-    for name in CONFIGS:
-        config = beside(source) / name
-        if config.is_file():
-            named = dtype if name == CONFIGS[0] else None  # Meta's names no dtype
-            _write_whole(folder / name, _of_dtype(config.read_bytes(), named))
+    for name, config in configs.items():
+        _write_whole(folder / name, config)
     document = json.dumps({"schema_version": 1, **record}, indent=1)
     _write_whole(folder / RECORD, document.encode())
 

@@ -12,7 +12,8 @@ from typing import Literal
 
 from jax_attn.transfer.families import Config
 from jax_attn.transfer.families.config import DECODER_LAYERS, LAYERS, Reading
-from jax_attn.transfer.families.family import Place, Traits
+from jax_attn.transfer.families.family import Place
+from jax_attn.transfer.families.traits import Traits
 from jax_attn.transfer.problems import Problem, nearest
 from jax_attn.transfer.table.layout import Layout
 from jax_attn.transfer.table.rows import bindings, holes, regex

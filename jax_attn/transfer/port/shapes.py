@@ -6,10 +6,11 @@ The steps of a row say how a shape becomes another, not which it must be. Needs 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 
-from jax_attn.transfer.families import Config
-from jax_attn.transfer.families.family import Place, Traits
+from jax_attn.transfer.families import Config, family_of
+from jax_attn.transfer.families.family import Place
+from jax_attn.transfer.families.traits import Traits
 from jax_attn.transfer.port.parts import RowSide
-from jax_attn.transfer.problems import Problem
+from jax_attn.transfer.problems import Problem, TransferError
 from jax_attn.transfer.table.layout import Layout
 from jax_attn.transfer.table.resolve import Move
 from jax_attn.transfer.table.rows import Row, bindings, filled
@@ -24,10 +25,11 @@ _HEADS |= dict.fromkeys(("k_proj", "v_proj"), "num_kv_heads")
 
 _AXES = {
     "token_embedding.embedding": "VE",
-    "position_embedding.embedding": "PE",
+    "position_embedding.embedding": "PW",
     "type_embedding.embedding": "YE",
     "embedding_norm.scale": "E",
     "embedding_projection.kernel": "ED",
+    "output_projection.kernel": "DE",
     "q_norm.scale": "H",
     "k_norm.scale": "H",
     "out_proj.kernel": "NHD",
@@ -46,7 +48,10 @@ _AXES = {
     "mask_token": "abD",
     "position_embedding": "apD",
 }
-_BLOCK_NORMS = ("attention_norm", "cross_attention_norm", "mlp_norm", "final_norm")
+_BLOCK_NORMS = (
+    *("attention_norm", "attention_out_norm", "cross_attention_norm", "mlp_norm", "mlp_out_norm"),
+    "final_norm",
+)
 _AXES |= {f"{norm}.scale": "D" for norm in _BLOCK_NORMS}
 _TASK_HEADS = (
     *("classifier", "classifier.out", "token_classifier", "seq_relationship", "qa_outputs"),
@@ -61,10 +66,10 @@ _NAMES = {
     "N": ("num_heads",),
     "H": ("head_dim",),
     "V": ("vocab_size",),
-    "I": ("intermediate_size", "n_inner", "d_ff", "ffn_hidden_size"),
+    "I": ("intermediate_size", "n_inner", "d_ff", "ffn_dim", "ffn_hidden_size"),
     "P": ("max_position_embeddings", "n_positions"),
     "Y": ("type_vocab_size",),
-    "E": ("embedding_size",),
+    "E": ("embedding_size", "word_embed_proj_dim"),
     "O": ("pooler_output_size",),
     "R": ("relative_attention_num_buckets",),
 }
@@ -131,7 +136,7 @@ def wrong_axes(
     arrays = _by_path(moves, side)
     axes = {path: names for path in arrays if (names := _axes(path))}
     if not any(path.startswith("embedding_projection.") for path in arrays):
-        axes = {path: tuple("D" if a == "E" else a for a in names) for path, names in axes.items()}
+        axes = {path: tuple("D" if a in "EW" else a for a in names) for path, names in axes.items()}
     seen: dict[str, Counter[int]] = defaultdict(Counter)
     for path, names in axes.items():
         for axis, width in zip(names, arrays[path][1], strict=False):
@@ -185,7 +190,19 @@ def _config_widths(config: Config, traits: Traits) -> dict[str, int]:
         if number := next(numbers, None):
             widths[axis] = number
     own = {"D": traits.embed_dim, "N": traits.sizes.num_heads, "H": traits.sizes.head_dim}
-    return widths | own
+    return widths | own | _model_widths(config)
+
+
+def _model_widths(config: Config) -> dict[str, int]:
+    """What a whole model of the config has: tables of positions may have more rows than it says."""
+    family = family_of(config)
+    try:
+        model = family.model_traits(config) if family and family.model_of else None
+    except TransferError:  # what no model does can be carried all the same
+        model = None
+    if model is None or model.embedding.positions is None:
+        return {}
+    return {"P": model.embedding.positions.rows, "W": model.embed_dim}
 
 
 def _shown(name: str, width: int) -> str:

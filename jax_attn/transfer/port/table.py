@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 from jax_attn.transfer.families import Config
 from jax_attn.transfer.families.config import SIZES, disagreements, reading
-from jax_attn.transfer.families.family import Family, Place, Traits
+from jax_attn.transfer.families.family import Family, Place
+from jax_attn.transfer.families.traits import Traits
 from jax_attn.transfer.problems import Problem, TransferError
 from jax_attn.transfer.table.layout import Layout
 from jax_attn.transfer.table.rows import bindings, filled

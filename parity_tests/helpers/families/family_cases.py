@@ -19,7 +19,7 @@ from jax_attn.parity.run.port import Port, float_dtype
 from jax_attn.parity.run.reference import Reference
 from jax_attn.transfer import Layout
 from jax_attn.transfer.families import family_of
-from jax_attn.transfer.families.family import Traits
+from jax_attn.transfer.families.traits import Traits
 from jax_attn.transfer.table import resolve
 
 B, T = 2, 7

@@ -18,7 +18,7 @@ from helpers.dtype_rows import in_dtypes
 from helpers.families import family_mistakes as mistakes
 from helpers.families.family_cases import BlockPair, T, roundtrip, scattered
 from jax_attn.transfer.families import family_of
-from jax_attn.transfer.families.family import BiasTraits
+from jax_attn.transfer.families.traits import BiasTraits
 from jax_attn.transfer.table.layouts import QKV_BIASES, QKV_KERNELS
 from jax_attn.transfer.table.rows import row
 from jax_attn.transfer.table.steps import heads, heads_in, linear, packed

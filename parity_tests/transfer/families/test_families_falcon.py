@@ -25,7 +25,7 @@ from jax_attn.parity.run.inputs_and_runs import Inputs, Run
 from jax_attn.parity.run.reference import Reference
 from jax_attn.transfer import TransferError, grouped, heads, heads_in, inward, linear, packed, row
 from jax_attn.transfer.families.falcon import FALCON
-from jax_attn.transfer.families.family import BiasTraits
+from jax_attn.transfer.families.traits import BiasTraits
 from jax_attn.transfer.table.layouts import QKV_BIASES, QKV_KERNELS
 
 N, K, H = 6, 2, 10

@@ -14,8 +14,8 @@ from helpers.families.decoder_cases import Turned, drawn, turning
 from helpers.families.family_cases import roundtrip, scattered
 from jax_attn import transfer
 from jax_attn.transfer import TransferError, heads, heads_in, linear, packed, row
-from jax_attn.transfer.families.family import RotaryTraits
 from jax_attn.transfer.families.gpt_neox import GPT_NEOX
+from jax_attn.transfer.families.traits import RotaryTraits
 from jax_attn.transfer.table.layouts import QKV_BIASES, QKV_KERNELS
 
 SIZES = {

@@ -16,8 +16,8 @@ from helpers.families.decoder_cases import Turned, drawn, named, turning
 from helpers.families.family_cases import roundtrip, scattered
 from jax_attn.transfer import TransferError
 from jax_attn.transfer.families import family_of
-from jax_attn.transfer.families.family import NormTraits, RotaryTraits
 from jax_attn.transfer.families.llama import LLAMA
+from jax_attn.transfer.families.traits import NormTraits, RotaryTraits
 
 FILES = {
     "Llama": modeling_llama,

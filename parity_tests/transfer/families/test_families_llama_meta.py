@@ -14,8 +14,8 @@ from helpers.same_arrays import assert_same
 from jax_attn import transfer
 from jax_attn.transfer import TransferError, heads, linear, row
 from jax_attn.transfer.families import family_of
-from jax_attn.transfer.families.family import RotaryTraits
 from jax_attn.transfer.families.llama import LLAMA, LLAMA_META
+from jax_attn.transfer.families.traits import RotaryTraits
 
 N, K, H = 6, 2, 10
 D, V, F = N * H, 17, 37

@@ -32,7 +32,7 @@ from jax_attn import transfer
 from jax_attn.attention import Mask
 from jax_attn.parity.checkpoint import rebuild
 from jax_attn.transfer.families import family_of
-from jax_attn.transfer.families.family import BiasTraits
+from jax_attn.transfer.families.traits import BiasTraits
 from jax_attn.transfer.table.rows import row
 from jax_attn.transfer.table.steps import heads_in
 

@@ -1,0 +1,157 @@
+"""One block of a transformer, and the stack of them."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float
+
+from jax_attn.attention import KVCache, Mask
+from jax_attn.models.attention import attention
+from jax_attn.models.norm import Norm
+from jax_attn.nn.arguments import Positions
+from jax_attn.nn.projection import Projection, torch_linear_init
+from jax_attn.transfer.families.traits import BlockTraits, MLPTraits
+
+ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "gelu": partial(jax.nn.gelu, approximate=False),
+    "gelu_tanh": partial(jax.nn.gelu, approximate=True),
+    "quick_gelu": lambda x: x * jax.nn.sigmoid(1.702 * x),
+    "relu": jax.nn.relu,
+    "silu": jax.nn.silu,
+    "tanh": jnp.tanh,
+}
+"""By the names that traits have."""
+
+
+def activated(x: Float[Array, "*rows F"], name: str) -> Float[Array, "*rows F"]:
+    """The activation of this name, in float32 for the 16-bit dtypes, as torch has it."""
+    wide = x.dtype if x.dtype == jnp.float64 else jnp.float32
+    return ACTIVATIONS[name](x.astype(wide)).astype(x.dtype)
+
+
+def dense(
+    fan_in: int,
+    fan_out: int,
+    *,
+    use_bias: bool,
+    dtype: DTypeLike | None,
+    param_dtype: DTypeLike,
+    rngs: nnx.Rngs,
+) -> Projection:
+    """A linear map: kernel (fan_in, fan_out), with a bias (fan_out,) or without."""
+    return Projection(
+        (fan_in,),
+        (fan_out,),
+        use_bias=use_bias,
+        dtype=None if dtype is None else jnp.dtype(dtype),
+        param_dtype=jnp.dtype(param_dtype),
+        precision=None,
+        kernel_init=torch_linear_init,
+        bias_init=None,
+        rngs=rngs,
+    )
+
+
+class MLP(nnx.Module):
+    """down(activation(up(x))); gated, down(activation(gate(x)) · up(x)): (…, D) → (…, D)."""
+
+    def __init__(self, embed_dim: int, traits: MLPTraits, **options: Any):
+        make: Any = partial(dense, use_bias=traits.use_bias, **options)
+        self.activation = traits.activation
+        self.up = make(embed_dim, traits.width)
+        self.gate = nnx.data(make(embed_dim, traits.width) if traits.is_gated else None)
+        self.down = make(traits.width, embed_dim)
+
+    def __call__(self, x: Float[Array, "*rows D"]) -> Float[Array, "*rows D"]:
+        if self.gate is None:
+            return self.down(activated(self.up(x), self.activation))
+        return self.down(activated(self.gate(x), self.activation) * self.up(x))
+
+
+class Block(nnx.Module):
+    """Attention and an MLP, each with a residual and its norms: (B, T, D) → (B, T, D).
+
+    `jax_attn.transfer.families.traits.Placement` says where the norms are.
+    """
+
+    def __init__(self, traits: BlockTraits, **options: Any):
+        D, is_sandwich = traits.attention.embed_dim, traits.placement == "sandwich"
+        norm: Any = partial(Norm, D, traits=traits.norm, **options)
+        self.placement = traits.placement
+        self.is_causal, self.window = traits.attention.is_causal, traits.attention.window
+        self.attention = attention(traits.attention, **options)
+        self.mlp = MLP(D, traits.mlp, **options)
+        self.attention_norm = norm()
+        self.mlp_norm: Any = nnx.data(None if traits.shares_norm else norm())
+        self.attention_out_norm: Any = nnx.data(norm() if is_sandwich else None)
+        self.mlp_out_norm: Any = nnx.data(norm() if is_sandwich else None)
+
+    def __call__(
+        self,
+        x: Float[Array, "B T D"],
+        mask: Mask,
+        positions: Positions | None = None,
+        cache: KVCache | None = None,
+    ) -> tuple[Float[Array, "B T D"], KVCache | None]:
+        """The block's output, and the cache with these tokens in it, where there is one.
+
+        mask: what no layer sees. positions: for rotary, 0 … T−1 unless given.
+        """
+        if self.placement == "post":
+            attended, cache = self._attended(x, mask, positions, cache)
+            x = self.attention_norm(x + attended)
+            return self.mlp_norm(x + self.mlp(x)), cache
+        read = self.attention_norm(x)
+        attended, cache = self._attended(read, mask, positions, cache)
+        if self.placement == "parallel":
+            read = read if self.mlp_norm is None else self.mlp_norm(x)
+            return x + (attended + self.mlp(read)), cache
+        if self.placement == "sandwich":
+            x = x + self.attention_out_norm(attended)
+            return x + self.mlp_out_norm(self.mlp(self.mlp_norm(x))), cache
+        x = x + attended
+        return x + self.mlp(self.mlp_norm(x)), cache
+
+    def empty_cache(self, batch: int, length: int) -> KVCache:
+        """A cache for this block: of `length` tokens a row, or a ring of its window if shorter."""
+        if self.window is not None and self.window < length:
+            return self.attention.empty_cache(batch, window=self.window)
+        return self.attention.empty_cache(batch, length)
+
+    def _attended(
+        self, x: jax.Array, mask: Mask, positions: Positions | None, cache: KVCache | None
+    ) -> tuple[jax.Array, KVCache | None]:
+        if self.window is not None:
+            mask &= Mask.window(self.window - 1, None)
+        if cache is not None:
+            return self.attention(x, mask=mask, cache=cache)
+        if self.attention.rotary is None:
+            positions = None
+        return self.attention(x, mask=mask, is_causal=self.is_causal, positions=positions), None
+
+
+class Stack(nnx.List):
+    """Blocks, one after another."""
+
+    def __call__(
+        self,
+        x: Float[Array, "B T D"],
+        mask: Mask,
+        positions: Positions | None = None,
+        caches: Sequence[KVCache] | None = None,
+    ) -> tuple[Float[Array, "B T D"], tuple[KVCache, ...] | None]:
+        """The last block's output, and the caches with these tokens in them."""
+        if caches is None:
+            for layer in self:
+                x, _ = layer(x, mask, positions)
+            return x, None
+        grown = []
+        for layer, cache in zip(self, caches, strict=True):
+            x, cache = layer(x, mask, cache=cache)
+            grown.append(cache)
+        return x, tuple(grown)

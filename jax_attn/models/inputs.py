@@ -1,0 +1,159 @@
+"""What a model is called with: tokens, how many of a row are real, and where they are."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Int
+
+from jax_attn.attention import KVCache, Mask, checks
+from jax_attn.attention.annotations import AnyArray
+from jax_attn.transfer.families.traits import EmbeddingTraits, PositionTraits
+
+
+def problems(
+    traits: EmbeddingTraits,
+    tokens: Any,
+    lengths: Any,
+    attention_mask: Any,
+    types: Any,
+    positions: Any,
+    cache: tuple[KVCache, ...] | None,
+) -> list[str]:
+    """What is wrong with the arguments of a model's call.
+
+    Values are looked at where they are known: under jit only shapes are.
+    """
+    if found := _integer_problems("tokens", tokens, traits.vocab_size):
+        return found
+    if len(tokens.shape) != 2 or 0 in tokens.shape:
+        return [f"tokens: expected (B, T) integers, got {checks.summary(tokens)}"]
+    B, T = tokens.shape
+    found = _length_problems(traits, T, cache) + _row_problems(lengths, attention_mask, B, T)
+    if types is not None:
+        if not traits.types:
+            found.append("types: expected None, as the model has no token types")
+        else:
+            found += _shape_problems("types", types, (B, T))
+            found += _integer_problems("types", types, traits.types)
+    if positions is not None:
+        if getattr(positions, "shape", None) not in ((T,), (B, T)):
+            found.append(
+                f"positions: expected ({T},) or ({B}, {T}), got {checks.summary(positions)}"
+            )
+        rows = traits.positions and traits.positions.rows - traits.positions.offset
+        found += _integer_problems("positions", positions, rows)
+    if cache is not None:
+        beside = {"attention_mask": attention_mask, "positions": positions}
+        found += [f"{n}: expected None beside a cache" for n, x in beside.items() if x is not None]
+    return found
+
+
+def _length_problems(
+    traits: EmbeddingTraits, T: int, cache: tuple[KVCache, ...] | None
+) -> list[str]:
+    if traits.positions is None:
+        return []
+    most, filled = longest(traits.positions), 0
+    if cache and not isinstance(cache[0].filled, jax.core.Tracer):
+        filled = int(np.asarray(cache[0].filled).max())
+    if filled + T <= most:
+        return []
+    there = f", {filled} of them in the cache" if filled else ""
+    return [f"tokens: expected at most {most} in a row, got {filled + T}{there}"]
+
+
+def _row_problems(lengths: Any, attention_mask: Any, B: int, T: int) -> list[str]:
+    if lengths is not None and attention_mask is not None:
+        return ["lengths: expected one of lengths and attention_mask, got both"]
+    if lengths is not None:
+        found = _shape_problems("lengths", lengths, (B,))
+        return found or _integer_problems("lengths", lengths, T + 1, least=1)
+    if attention_mask is None:
+        return []
+    found = _shape_problems("attention_mask", attention_mask, (B, T))
+    if found or isinstance(attention_mask, jax.core.Tracer):
+        return found
+    values = np.asarray(attention_mask)
+    if not np.isin(values, (0, 1)).all():
+        return ["attention_mask: expected 0 and 1 alone, got others"]
+    empty = np.flatnonzero(~values.astype(bool).any(axis=1)).tolist()
+    return [f"attention_mask: expected a 1 in every row, got none in {empty}"] if empty else []
+
+
+def _shape_problems(name: str, x: Any, shape: tuple[int, ...]) -> list[str]:
+    if getattr(x, "shape", None) == shape:
+        return []
+    return [f"{name}: expected {shape}, got {checks.summary(x)}"]
+
+
+def _integer_problems(name: str, x: Any, count: int | None, *, least: int = 0) -> list[str]:
+    """Why x is no array of integers from `least` up to, but not including, `count`."""
+    if not checks.is_array(x) or not jnp.issubdtype(x.dtype, jnp.integer):
+        return [f"{name}: expected an array of integers, got {checks.summary(x)}"]
+    if isinstance(x, jax.core.Tracer) or not x.size:
+        return []
+    values = np.asarray(x)
+    low, high = int(values.min()), int(values.max())
+    if low >= least and (count is None or high < count):
+        return []
+    most = "" if count is None else f" to {count - 1}"
+    return [f"{name}: expected {least}{most}, got {low} to {high}"]
+
+
+def longest(traits: PositionTraits) -> int:
+    """The most tokens that a row may have, by the rows of the table."""
+    return traits.rows - (traits.pad + 1 if traits.counts == "tokens" else traits.offset)
+
+
+def mask(lengths: Int[AnyArray, " B"] | None, attention_mask: Int[AnyArray, "B T"] | None) -> Mask:
+    """The keys that no layer sees: padding."""
+    if lengths is not None:
+        return Mask.lengths(lengths)
+    if attention_mask is not None:
+        return Mask.array(jnp.asarray(attention_mask)[:, None, None, :].astype(bool))
+    return Mask()
+
+
+def position_rows(
+    traits: PositionTraits,
+    tokens: Int[AnyArray, "B T"],
+    lengths: Int[AnyArray, " B"] | None,
+    attention_mask: Int[AnyArray, "B T"] | None,
+    positions: AnyArray | None,
+    filled_B: Int[Array, " B"] | None,
+) -> Int[Array, "#B T"]:
+    """The rows of the table of positions, as transformers has them.
+
+    positions: in place of those worked out. filled_B: how many tokens came before.
+    """
+    if positions is not None:
+        return jnp.atleast_2d(jnp.asarray(positions)) + traits.offset
+    T = tokens.shape[1]
+    before = 0 if filled_B is None else filled_B[:, None]
+    if traits.counts == "places":
+        return jnp.arange(T, dtype=jnp.int32)[None] + before + traits.offset
+    if traits.counts == "tokens":
+        own = (tokens != traits.pad).astype(jnp.int32)
+        return (jnp.cumsum(own, axis=1) + before) * own + traits.pad
+    own = jnp.ones(tokens.shape, jnp.int32)
+    if attention_mask is not None:
+        own = jnp.asarray(attention_mask).astype(jnp.int32)
+    elif lengths is not None:
+        own = (jnp.arange(T) < jnp.asarray(lengths)[:, None]).astype(jnp.int32)
+    return (jnp.cumsum(own, axis=1) + before) * own - 1 + traits.offset
+
+
+def last_places(
+    tokens: Int[AnyArray, "B T"],
+    lengths: Int[AnyArray, " B"] | None,
+    attention_mask: Int[AnyArray, "B T"] | None,
+) -> Int[Array, " B"]:
+    """The place of each row's last token."""
+    B, T = tokens.shape
+    if lengths is not None:
+        return jnp.asarray(lengths) - 1
+    if attention_mask is not None:
+        return T - 1 - jnp.argmax(jnp.asarray(attention_mask)[:, ::-1], axis=1)
+    return jnp.full(B, T - 1)

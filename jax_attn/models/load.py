@@ -1,0 +1,276 @@
+"""Models from checkpoints and configs, and back into files, every weight through a table."""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.sharding import Sharding
+from jax.typing import DTypeLike
+
+from jax_attn.dtypes import DTYPES
+from jax_attn.models.model import HEADS, Model, Origin
+from jax_attn.transfer import Layout, Problem, TransferError, export, flatten, load_checkpoint, row
+from jax_attn.transfer import load as load_tensors
+from jax_attn.transfer.arrays import LazyMapping, Spec, read, specs
+from jax_attn.transfer.families import FAMILIES, Config, family_of
+from jax_attn.transfer.families.config import Reading
+from jax_attn.transfer.families.family import Family
+from jax_attn.transfer.families.traits import ModelTraits
+from jax_attn.transfer.families.whole import architecture
+from jax_attn.transfer.files.prefixes import unwrapped
+from jax_attn.transfer.inspect.config import read_config
+from jax_attn.transfer.port import files, staging
+from jax_attn.transfer.port.parts import other_layers
+from jax_attn.transfer.port.plan import recast
+from jax_attn.transfer.problems import nearest
+
+Placing = Sharding | Callable[[str, tuple[int, ...]], Sharding | None] | None
+"""Where parameters lie: one sharding for all, or a function of dotted path and shape."""
+
+_LANGUAGE = ("ForCausalLM", "LMHeadModel", "ForMaskedLM")
+_CLASSES = {
+    **dict.fromkeys(_LANGUAGE, ("lm_head",)),
+    "ForPreTraining": ("lm_head", "pooler", "seq_relationship"),
+    "ForSequenceClassification": ("classifier",),
+    "ForQuestionAnswering": ("qa_outputs",),
+    "Model": ("pooler",),
+}
+"""How transformers' classes end -> their heads; those of encoders alone may have a pooler."""
+
+
+def load(path: str | Path, *, dtype: DTypeLike | None = None, sharding: Placing = None) -> Model:
+    """Load the whole model of a checkpoint, every weight bit for bit.
+
+    Args:
+      path: a folder as transformers writes it, or a file in one, with its config.json; or a folder
+        that `jax-attn port --to flax` or `save` wrote.
+      dtype: cast the parameters to this dtype; the file's own unless given.
+      sharding: where the parameters lie: a `jax.sharding.Sharding` for all of them, or a function
+        `(dotted path, shape) -> Sharding or None`. Each device receives its part as it is read.
+
+    Returns:
+      A `Model`. It computes in its parameters' dtype.
+
+    Raises:
+      TransferError: everything about config and file that the model has no place for, or lacks.
+      OSError: a file cannot be read.
+    """
+    path = Path(path)
+    config = read_config(path)
+    if config is None:
+        text = "expected a config.json beside the tensors, got none"
+        raise _error([Problem("file", str(path), text)])
+    family = _family(config)
+    traits = family.model_traits(config)
+    is_flax = files.side_of(path) == "flax"
+    if is_flax:
+        tensors: Any = files.read_again(path)
+        keys = tuple(files.read_record(path).get("keys", ()))
+        described, problems = specs(tensors)
+        layout = Layout(*(row(name, name) for name in described))
+        shapes = {name: spec.shape for name, spec in described.items()}
+    else:
+        tensors, problems = unwrapped(load_checkpoint(path))
+        keys = tuple(tensors)
+        described, unreadable = specs(tensors)
+        problems = [*problems, *unreadable, *other_layers(config, family.blocks(config, keys))]
+        layout = family.model(config, keys)
+        shapes = {} if problems else _flax_shapes(layout, described, traits)
+    if problems:
+        raise _error(problems)
+    param_dtype = _dtype(described, dtype)
+    heads = _heads(shapes, traits, config)
+    model = nnx.eval_shape(lambda: Model(traits, heads, param_dtype=param_dtype, rngs=nnx.Rngs(0)))
+    if unplaced := _unplaced(shapes, model):
+        raise _error(unplaced)
+    _place(model, sharding)
+    load_tensors(model, _Cast(tensors, param_dtype), layout)
+    model.origin = Origin(json.dumps(config), keys)
+    model.eval()
+    return model
+
+
+def from_config(config: Config | Any, *, dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs) -> Model:
+    """Make an untrained model, its parameters drawn as torch's layers draw theirs.
+
+    Args:
+      config: what a config.json holds, as a mapping, or a configuration object of transformers.
+        Its `architectures` tell the head; without them the model has that of a language model.
+      dtype: the parameters' dtype.
+      rngs: "params" for the parameters.
+
+    Raises:
+      TransferError: everything in the config that no model here does.
+    """
+    config = config.to_dict() if hasattr(config, "to_dict") else config
+    if not isinstance(config, Mapping):
+        raise TypeError(f"config: expected a mapping, got {type(config).__name__}")
+    config = {key: value for key, value in config.items() if _is_json(value)}
+    traits = _family(config).model_traits(config)
+    model = Model(traits, _heads_of_class(traits, config), param_dtype=dtype, rngs=rngs)
+    model.origin = Origin(json.dumps(config))
+    return model
+
+
+def save(model: Model, path: str | Path, *, to: Literal["torch", "flax"] = "torch") -> None:
+    """Write a model into a new folder: its tensors and its config.json.
+
+    Args:
+      model: what `load` or `from_config` made, trained or not.
+      path: a folder that does not exist yet.
+      to: "torch" for the names and shapes that transformers reads: those of the file that was
+        loaded, bit for bit where nothing was changed; "flax" for those of the model, as
+        `jax-attn port --to flax` writes them. `load` reads both.
+
+    Raises:
+      TransferError: the folder exists, or cannot be written; nothing is left behind.
+      ValueError: a model that neither `load` nor `from_config` made, or another `to`.
+    """
+    if to not in ("torch", "flax"):
+        raise ValueError(f"to: expected 'torch' or 'flax', got {to!r}")
+    origin = model.origin
+    if origin is None:
+        raise ValueError("model: expected one that load or from_config made, which has a config")
+    path = Path(path)
+    if problems := files.refused_target(path):
+        raise _error(problems)
+    config = json.loads(origin.config)
+    named = export(model, _family(config).model(config, origin.keys))
+    tensors = flatten(model) if to == "flax" else named
+    config |= {"dtype": str(model.token_embedding.embedding[...].dtype)}
+    config.pop("torch_dtype", None)
+    record = {"to": to, "family": _family(config).name, "passed_over": {}}
+    record["keys"] = list(origin.keys or named)
+    with staging.staged(path) as folder:
+        text = f"{json.dumps(config, indent=2)}\n".encode()
+        files.write_all(folder, tensors, {"config.json": text}, record)
+
+
+def _family(config: Config) -> Family:
+    if (family := family_of(config)) is not None:
+        return family
+    kind = config.get("model_type")
+    known = sorted({name for f in FAMILIES.values() if f.model_of for name in f.model_types})
+    text = f"expected one of {', '.join(known)}, got {kind!r}"
+    raise _error([Problem("refused", "config.json model_type", text, nearest(str(kind), known))])
+
+
+def _flax_shapes(
+    layout: Layout, described: Mapping[str, Spec], traits: ModelTraits
+) -> dict[str, tuple[int, ...]]:
+    if not traits.blocks:
+        raise _error([Problem("refused", "config.json", "expected at least one layer, got none")])
+    shapes = {key: spec.shape for key, spec in described.items()}
+    return layout.shapes(shapes, traits.blocks[0].attention.sizes)
+
+
+def _dtype(described: Mapping[str, Spec], dtype: DTypeLike | None) -> str:
+    """The dtype of the parameters: the one asked for, or that of all floating tensors."""
+    if dtype is not None:
+        name = jnp.dtype(dtype).name
+        if name not in DTYPES:
+            raise ValueError(f"dtype: expected one of {', '.join(DTYPES)}, got {name}")
+        return name
+    names = sorted({spec.dtype for spec in described.values() if "float" in spec.dtype})
+    if len(names) == 1 and names[0] in DTYPES:
+        return names[0]
+    text = f"expected tensors of one of {', '.join(DTYPES)}, got {', '.join(names) or 'none'}"
+    raise _error([Problem("wrong dtype", "tensors", text, "pass dtype= to cast them")])
+
+
+def _heads(
+    shapes: Mapping[str, tuple[int, ...]], traits: ModelTraits, config: Config
+) -> dict[str, int]:
+    """The heads of a file, by its Flax paths, and the number of their outputs."""
+    named = architecture(Reading(config))
+    heads: dict[str, int] = {}
+    for head in (*HEADS, "pooler", "seq_relationship"):
+        parts = {path: shape for path, shape in shapes.items() if path.split(".")[0] == head}
+        if parts:
+            last = [p for p in (f"{head}.kernel", f"{head}.out.kernel") if p in parts]
+            heads[head] = parts[last[0]][-1] if last else 0
+    vocabulary = traits.lm_head
+    speaks = named.endswith(_LANGUAGE)
+    # A tied head without a bias has nothing of its own in the file.
+    has_none = vocabulary.is_tied and not vocabulary.use_bias
+    if speaks or "lm_head" in heads or (has_none and not named):
+        heads["lm_head"] = traits.embedding.vocab_size
+    return heads
+
+
+def _heads_of_class(traits: ModelTraits, config: Config) -> dict[str, int]:
+    named = architecture(Reading(config)) or "ForMaskedLM"
+    ending = next((end for end in _CLASSES if named.endswith(end)), None)
+    if ending is None:
+        endings = ", ".join(f"…{end}" for end in _CLASSES)
+        text = f"expected one of {endings}, got {named}"
+        raise _error([Problem("refused", "config.json architectures", text)])
+    labels = config.get("id2label") or {}
+    count = len(labels) or config.get("num_labels") or 2
+    D = traits.embed_dim
+    outputs = {"lm_head": traits.embedding.vocab_size, "pooler": D, "seq_relationship": 2}
+    outputs |= {"classifier": count, "qa_outputs": 2}
+    heads = {head: outputs[head] for head in _CLASSES[ending]}
+    if "classifier" in heads and traits.classifier.reads == "pooled":
+        heads["pooler"] = D
+    if any(block.attention.is_causal for block in traits.blocks):
+        heads.pop("pooler", None)
+    return heads
+
+
+def _unplaced(shapes: Mapping[str, tuple[int, ...]], model: Model) -> list[Problem]:
+    """The parts of a file that the model has no place for."""
+    own = {path.split(".")[0] for path in flatten(model)}
+    parts = sorted({path.split(".")[0] for path in shapes} - own)
+    return [
+        Problem("unexpected", part, "the file has weights of it, and a model here has no such part")
+        for part in parts
+    ]
+
+
+def _place(model: Model, sharding: Placing) -> None:
+    """Note in an abstract model where its parameters are to lie."""
+    if sharding is None:
+        return
+    placed = []
+    for path, variable in nnx.to_flat_state(nnx.state(model)):
+        old = variable.get_value()
+        dotted = ".".join(map(str, path))
+        where = sharding if isinstance(sharding, Sharding) else sharding(dotted, old.shape)
+        new = jax.ShapeDtypeStruct(old.shape, old.dtype, sharding=where)
+        placed.append((path, variable.replace(new)))
+    nnx.update(model, nnx.from_flat_state(placed))
+
+
+class _Cast(LazyMapping[np.ndarray]):
+    """Tensors whose floating numbers have this dtype, each cast when it is read."""
+
+    def __init__(self, tensors: Mapping[str, Any], dtype: str):
+        self._tensors, self._dtype = tensors, dtype
+        self._specs, _ = specs(tensors)
+        super().__init__(tensors)
+
+    def __getitem__(self, key: str) -> np.ndarray:
+        return recast(read(self._tensors, key), self._dtype)
+
+    def describe(self, key: str) -> Spec:
+        """Shape and dtype name of one tensor, unread."""
+        spec = self._specs[key]
+        return Spec(spec.shape, self._dtype) if spec.dtype in DTYPES else spec
+
+
+def _is_json(value: Any) -> bool:
+    try:
+        json.dumps(value)
+    except TypeError:
+        return False
+    return True
+
+
+def _error(problems: list[Problem]) -> TransferError:
+    return TransferError("models", problems)

@@ -1,0 +1,221 @@
+"""A whole model: embedding, a stack of blocks, a norm, heads.
+
+What a model does is in its `ModelTraits`, which a family reads out of a config; there is one class
+for all of them.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float, Int
+
+from jax_attn.attention import KVCache, checks
+from jax_attn.attention.annotations import AnyArray
+from jax_attn.models import inputs
+from jax_attn.models.block import Block, Stack, dense
+from jax_attn.models.heads import Classifier, VocabularyHead
+from jax_attn.models.norm import Norm
+from jax_attn.nn.arguments import Positions
+from jax_attn.transfer.families.traits import ClassifierTraits, ModelTraits, NormTraits
+
+_EACH = ClassifierTraits("each")
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What a model was made of. config: as JSON. keys: the file's torch keys, () for no file."""
+
+    config: str
+    keys: tuple[str, ...] = ()
+
+
+HEADS = ("classifier", "token_classifier", "qa_outputs", "lm_head")
+"""In the order in which one of them gives `Output.logits`."""
+
+
+class Output(NamedTuple):
+    """What a model gives.
+
+    Attributes:
+      hidden: (B, T, D), or of the width of the tokens' table where a linear map leads out (OPT).
+      logits: (B, T, V) of a language model, (B, C) or (B, T, C) of a classifier; None without head.
+      pooled: (B, D), the first place's state through a dense layer and tanh; None without pooler.
+      pair: (B, 2), whether the second of two sentences follows the first; None without such a head.
+      cache: what the next tokens are to be called with; None where the call had none.
+    """
+
+    hidden: Float[Array, "B T D"]
+    logits: Float[Array, "B *T C"] | None
+    pooled: Float[Array, "B D"] | None = None
+    pair: Float[Array, "B 2"] | None = None
+    cache: tuple[KVCache, ...] | None = None
+
+
+class Model(nnx.Module):
+    """A model of these traits, without dropout, in eval mode or not alike.
+
+    `jax_attn.models.load` makes one of a checkpoint, `from_config` one that is untrained.
+
+    Args:
+      traits: what the model does.
+      heads: the parts behind the stack that there are, and the number of their outputs: pooler,
+        lm_head, classifier, token_classifier, qa_outputs, seq_relationship.
+      dtype: what is computed in and returned; the parameters' unless given.
+      param_dtype: the parameters' dtype.
+      rngs: "params" for the parameters.
+    """
+
+    def __init__(
+        self,
+        traits: ModelTraits,
+        heads: Mapping[str, int],
+        *,
+        dtype: DTypeLike | None = None,
+        param_dtype: DTypeLike = jnp.float32,
+        rngs: nnx.Rngs,
+    ):
+        dtype = None if dtype is None else jnp.dtype(dtype)
+        options: dict[str, Any] = {"dtype": dtype, "rngs": rngs}
+        options["param_dtype"] = jnp.dtype(param_dtype)
+        D, embedding = traits.embed_dim, traits.embedding
+        width, positions = embedding.width, embedding.positions
+        self.embed_dim, self.embedding, self.dtype = D, embedding, dtype
+        self.origin: Origin | None = None
+
+        def table(rows: int, features: int) -> nnx.Embed:
+            return nnx.Embed(rows, features, param_dtype=jnp.dtype(param_dtype), rngs=rngs)
+
+        def bridge(fan_in: int, fan_out: int) -> nnx.Module | None:
+            same = fan_in == fan_out
+            return nnx.data(None if same else dense(fan_in, fan_out, use_bias=False, **options))
+
+        def norm(features: int, of: NormTraits | None) -> nnx.Module | None:
+            return nnx.data(None if of is None else Norm(features, traits=of, **options))
+
+        self.token_embedding = table(embedding.vocab_size, width)
+        self.embedding_projection = bridge(width, D)
+        self.position_embedding = nnx.data(table(positions.rows, D) if positions else None)
+        self.type_embedding = nnx.data(table(embedding.types, D) if embedding.types else None)
+        self.embedding_norm = norm(D, embedding.norm)
+        self.layers = Stack(Block(block, **options) for block in traits.blocks)
+        self.final_norm = norm(D, traits.final_norm)
+        self.output_projection = bridge(D, width)
+
+        def head(name: str, of: ClassifierTraits | None = None) -> nnx.Module | None:
+            if name not in heads:
+                return nnx.data(None)
+            if of is None:
+                return nnx.data(dense(D, heads[name], use_bias=True, **options))
+            return nnx.data(Classifier(width, heads[name], of, **options))
+
+        self.pooler = head("pooler")
+        self.seq_relationship = head("seq_relationship")
+        self.classifier = head("classifier", traits.classifier)
+        self.token_classifier = head("token_classifier", _EACH)
+        self.qa_outputs = head("qa_outputs", _EACH)
+        norm_of_head = embedding.norm
+        self.lm_head = nnx.data(
+            VocabularyHead(width, heads["lm_head"], traits.lm_head, norm_of_head, **options)
+            if "lm_head" in heads
+            else None
+        )
+
+    def __call__(
+        self,
+        tokens: Int[AnyArray, "B T"],
+        lengths: Int[AnyArray, " B"] | None = None,
+        *,
+        attention_mask: Int[AnyArray, "B T"] | None = None,
+        types: Int[AnyArray, "B T"] | None = None,
+        positions: Positions | None = None,
+        cache: tuple[KVCache, ...] | None = None,
+    ) -> Output:
+        """Hidden states and logits.
+
+        Args:
+          tokens: (B, T) integers below the size of the vocabulary.
+          lengths: (B,) integers: row b has lengths[b] tokens, at least one, padded behind. The
+            outputs for padding have no meaning.
+          attention_mask: (B, T) of 0 and 1, in place of lengths: 0 for padding, on whichever side.
+          types: (B, T) token types, 0 unless given.
+          positions: (T,) or (B, T); unless given, those that transformers works out from the same
+            arguments: for most models 0 … T − 1, padding in front counted too.
+          cache: from `empty_cache`, or from the output for the tokens before these. The lengths,
+            where given, are those of these tokens.
+
+        Returns:
+          An `Output`. Its dtype is the model's, or its parameters'.
+
+        Raises:
+          ArgumentError: everything that is wrong with the arguments. Values are looked at where
+            they are known; under jit, a token that is not in the table makes its row NaN.
+        """
+        given = tokens, lengths, attention_mask, types, positions, cache
+        checks.raise_all("Model", inputs.problems(self.embedding, *given))
+        tokens = jnp.asarray(tokens)
+        filled_B = cache[0].filled if cache else None
+        x = self._embedded(tokens, lengths, attention_mask, types, positions, filled_B)
+        mask = inputs.mask(lengths, attention_mask)
+        x, grown = self.layers(x, mask, positions, cache)
+        if self.final_norm is not None:
+            x = self.final_norm(x)
+        if self.output_projection is not None:
+            x = self.output_projection(x)
+        pooled = None if self.pooler is None else jnp.tanh(self.pooler(x[:, 0]))
+        pair = None if self.seq_relationship is None else self.seq_relationship(pooled)
+        last_B = inputs.last_places(tokens, lengths, attention_mask)
+        logits = None
+        for name in HEADS:
+            if logits is None and (head := getattr(self, name)) is not None:
+                read = (self._table(),) if name == "lm_head" else (pooled, last_B)
+                logits = head(x, *read)
+        return Output(x, logits, pooled, pair, grown)
+
+    def empty_cache(self, batch: int, length: int) -> tuple[KVCache, ...]:
+        """A cache for each layer, for `length` tokens a row, none of them there yet.
+
+        A layer with a window that is shorter keeps that many alone.
+        """
+        return tuple(layer.empty_cache(batch, length) for layer in self.layers)
+
+    def _table(self) -> jax.Array:
+        table = self.token_embedding.embedding[...]
+        return table if self.dtype is None else table.astype(self.dtype)
+
+    def _embedded(
+        self,
+        tokens: jax.Array,
+        lengths: AnyArray | None,
+        attention_mask: AnyArray | None,
+        types: AnyArray | None,
+        positions: AnyArray | None,
+        filled_B: jax.Array | None,
+    ) -> jax.Array:
+        """The vectors (B, T, D) that the first block reads."""
+        traits = self.embedding
+        x = _rows(self._table(), tokens)
+        if traits.scale != 1.0:
+            x = x * jnp.asarray(traits.scale, x.dtype)
+        if self.embedding_projection is not None:
+            x = self.embedding_projection(x)
+        if self.type_embedding is not None:
+            types = jnp.zeros_like(tokens) if types is None else jnp.asarray(types)
+            x = x + _rows(self.type_embedding.embedding[...].astype(x.dtype), types)
+        if self.position_embedding is not None and traits.positions is not None:
+            rows = inputs.position_rows(
+                traits.positions, tokens, lengths, attention_mask, positions, filled_B
+            )
+            x = x + _rows(self.position_embedding.embedding[...].astype(x.dtype), rows)
+        return x if self.embedding_norm is None else self.embedding_norm(x)
+
+
+def _rows(table: jax.Array, at: jax.Array) -> jax.Array:
+    """Rows of a table; NaN for those that it does not have."""
+    at = jnp.where(at < 0, np.iinfo(np.int32).max, at)  # JAX would count from the end
+    return table.at[at].get(mode="fill", fill_value=jnp.nan)

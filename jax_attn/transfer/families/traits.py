@@ -1,0 +1,198 @@
+"""What a model does, as its config has it: plain data that needs no framework.
+
+`Traits` describe one attention block, `BlockTraits` the block around it, `ModelTraits` a whole
+model. A family reads them out of a config; `jax_attn.models` builds a model of them.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from jax_attn.transfer.table.steps import Sizes
+
+
+class RotaryTraits(NamedTuple):
+    """As `jax_attn.attention.Rotary`: base, dim (None for all of H), interleaved.
+
+    scaling: the name and the fields of one of its scalings: ("Linear", {"factor": 4.0}).
+    """
+
+    base: float = 10000.0
+    dim: int | None = None
+    interleaved: bool = False
+    scaling: tuple[str, Mapping[str, Any]] | None = None
+
+
+class NormTraits(NamedTuple):
+    """kind: "rms" or "layer". adds_one: the scale is 1 + the weight, as in Gemma."""
+
+    kind: Literal["rms", "layer"]
+    epsilon: float
+    adds_one: bool = False
+
+
+class BiasTraits(NamedTuple):
+    """What is added to the scores, by the positions of query and key.
+
+    kind: "alibi" (fields: factor, by which the slopes are multiplied) or "relative" (T5's, from a
+        table; fields: buckets, max_distance, bidirectional).
+    """
+
+    kind: str
+    fields: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What one attention block does. D embed_dim, N and K heads, H head_dim.
+
+    kdim, vdim: features of keys and values; D when None. scale: 1/√H when None. is_causal: a query
+    sees no later key. window: how many keys a query sees, the last its own; None for all. cross:
+    keys and values come from another sequence. add_bias_kv: a learned key and its value are seen by
+    every query, as in torch.nn.MultiheadAttention. lender: the torch prefix of the block whose
+    table of position biases this one borrows; "" for none.
+    """
+
+    embed_dim: int
+    sizes: Sizes
+    kdim: int | None = None
+    vdim: int | None = None
+    use_bias: bool = True
+    use_out_bias: bool = True
+    is_causal: bool = False
+    cross: bool = False
+    scale: float | None = None
+    softcap: float | None = None
+    window: int | None = None
+    qk_norm: NormTraits | None = None
+    rotary: RotaryTraits | None = None
+    bias: BiasTraits | None = None
+    add_bias_kv: bool = False
+    lender: str = ""
+
+    @property
+    def widths(self) -> tuple[int, int]:
+        """kdim and vdim, filled in."""
+        return self.kdim or self.embed_dim, self.vdim or self.embed_dim
+
+
+# --- whole models -------------------------------------------------------------------------------
+
+ACTIVATIONS = {
+    "gelu": "gelu",
+    "gelu_python": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "quick_gelu": "quick_gelu",
+    "relu": "relu",
+    "silu": "silu",
+    "swish": "silu",
+    "tanh": "tanh",
+}
+"""An activation as configs name it -> as `jax_attn.models` does."""
+
+
+class MLPTraits(NamedTuple):
+    """down(activation(up(x))), or down(activation(gate(x)) · up(x)) where it is gated.
+
+    width: features between. activation: a value of ACTIVATIONS.
+    """
+
+    width: int
+    activation: str
+    is_gated: bool = False
+    use_bias: bool = True
+
+
+Placement = Literal["pre", "post", "sandwich", "parallel"]
+"""Where the norms of a block are.
+
+pre: x + f(norm(x)), for attention and MLP in turn. post: norm(x + f(x)). sandwich:
+x + norm(f(norm(x))). parallel: x + attention(norm(x)) + mlp(norm(x)).
+"""
+
+
+@dataclass(frozen=True)
+class BlockTraits:
+    """A block: attention, an MLP, and the norms around them.
+
+    shares_norm: attention and MLP of a parallel block read one norm's output.
+    """
+
+    attention: Traits
+    mlp: MLPTraits
+    norm: NormTraits
+    placement: Placement
+    shares_norm: bool = False
+
+
+class PositionTraits(NamedTuple):
+    """A learned table of positions.
+
+    rows: of the table. offset: the row of position 0. counts: what moves the position on: "places"
+    (every place of a row of tokens, padding too), "mask" (places that the attention mask shows) or
+    "tokens" (those that hold another token than `pad`).
+    """
+
+    rows: int
+    offset: int = 0
+    counts: Literal["places", "mask", "tokens"] = "places"
+    pad: int = 0
+
+
+@dataclass(frozen=True)
+class EmbeddingTraits:
+    """How tokens become vectors: the sum of up to three tables.
+
+    vocab_size: tokens there are. width: of the tokens' table; where it is not D, a linear map
+    follows. scale: by which token vectors are multiplied. positions: None where no table has them.
+    types: rows of the table of token types, 0 for none. norm: of the sum.
+    """
+
+    vocab_size: int
+    width: int
+    scale: float = 1.0
+    positions: PositionTraits | None = None
+    types: int = 0
+    norm: NormTraits | None = None
+
+
+class VocabularyTraits(NamedTuple):
+    """The head with a logit for each token.
+
+    is_tied: it multiplies by the table of tokens. use_bias: it adds a bias. activation: of the
+    dense layer, normed, that comes first; None for no such layer. softcap: of the logits.
+    """
+
+    is_tied: bool
+    use_bias: bool = False
+    activation: str | None = None
+    softcap: float | None = None
+
+
+class ClassifierTraits(NamedTuple):
+    """A head for classes.
+
+    reads: "pooled", the pooler's output; "first" or "last", the hidden state of a row's first or
+    last token; "each", that of each token. has_dense: a dense layer and tanh come first. use_bias:
+    of the last layer.
+    """
+
+    reads: Literal["pooled", "first", "last", "each"]
+    has_dense: bool = False
+    use_bias: bool = True
+
+
+@dataclass(frozen=True)
+class ModelTraits:
+    """A whole model: embedding, blocks, a norm, and the heads that a file may have.
+
+    final_norm: None for none. lm_head, classifier: what these do where a file has them.
+    """
+
+    embed_dim: int
+    embedding: EmbeddingTraits
+    blocks: tuple[BlockTraits, ...]
+    final_norm: NormTraits | None
+    lm_head: VocabularyTraits
+    classifier: ClassifierTraits

@@ -68,7 +68,11 @@ def compiled_alone(monkeypatch):
 
 
 # Files that take minutes.
-WITH_LONG_ALONE = ("attack/test_wrong_models.py", "explaining/test_whole_models.py")
+WITH_LONG_ALONE = (
+    "attack/test_wrong_models.py",
+    "explaining/test_whole_models.py",
+    "models/test_every_gradient.py",
+)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -66,6 +66,8 @@ def _print(checkpoint: Path, contents: "Contents") -> None:
             branch.add(_text(line))
     if not contents.attention:
         tree.add("no attention found")
+    if contents.has_model:
+        tree.add(_text(f"a whole model: jax_attn.models.load({str(checkpoint)!r})"))
     for key, same in contents.tied.items():
         tree.add(_text(f"tied: {key} is {same}"))
     for note in contents.notes:

@@ -25,7 +25,7 @@ from jax_attn.report.documents import as_json as results_as_json
 from jax_attn.report.documents import cases_table
 from jax_attn.transfer import Layout, Problem, TransferError
 from jax_attn.transfer.arrays import specs
-from jax_attn.transfer.families import FAMILIES, Config, family_of
+from jax_attn.transfer.families import FAMILIES, Config, family_of, model_problems
 from jax_attn.transfer.families.config import disagreements
 from jax_attn.transfer.files.changed_files import Stamps, changed, stamped
 from jax_attn.transfer.files.prefixes import stripped, unwrapped
@@ -52,15 +52,26 @@ class Job:
     problems: list[Problem]
 
 
+_LOAD = """
+from jax_attn import models
+model = models.load({!r})
+logits = model(tokens).logits  # tokens: (B, T) integers"""
+"""How what was written is loaded and called."""
+
+
 @dataclass
 class Outcome:
-    """What is known of a port as it goes on; None: not yet."""
+    """What is known of a port as it goes on; None: not yet.
+
+    has_model: whether `jax_attn.models` loads what is written.
+    """
 
     family: str | None = None
     plan: PortPlan | None = None
     proof: carry_and_prove.Proof | None = None
     check: list[Result] | None = None
     written: str | None = None
+    has_model: bool = False
     problems: list[Problem] = field(default_factory=list)
 
     @property
@@ -87,6 +98,8 @@ class Outcome:
                 click.echo(problem)
             click.echo(self.proof)
             click.echo(f"written: {self.written}" if self.written is not None else "nothing kept")
+        if self.written is not None and self.has_model:
+            click.echo(_LOAD.format(self.written))
 
     def _as_dict(self) -> dict[str, Any]:
         document: dict[str, Any] = {}
@@ -241,6 +254,9 @@ def carry_out(
             raise _NothingKeptError
     if outcome.status is not Exit.FAIL:
         outcome.written = str(target)
+        # Only a family's own table writes the names that a model has.
+        is_named = plan.to == "flax" and job.family is not None
+        outcome.has_model = is_named and not model_problems(job.config)
 
 
 def _check(job: Job, plan: PortPlan, written: Mapping[str, Any]) -> list[Result]:

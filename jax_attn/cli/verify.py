@@ -1,4 +1,4 @@
-"""`jax-attn verify`: the built-in matrix, or the attention layers of a checkpoint."""
+"""`jax-attn verify`: the built-in matrix, or the model in a checkpoint."""
 
 import sys
 from pathlib import Path
@@ -17,8 +17,9 @@ from jax_attn.cli.common.selection import (
     REPORT,
     SEED,
     expect_ready,
+    numbers,
 )
-from jax_attn.cli.verify_checkpoint import expect_torch_side, verify_checkpoint
+from jax_attn.cli.verify_checkpoint import Scope, expect_torch_side, verify_checkpoint
 from jax_attn.cli.verify_matrix import verify_matrix
 from jax_attn.cli.verify_modes import expect_one_mode
 from jax_attn.report.files import RESULT_FILES
@@ -55,7 +56,23 @@ BACKENDS = (*devices.KINDS, "all")
 @click.option(
     "--explain",
     is_flag=True,
-    help="Say why a layer of CHECKPOINT does not pass: its first wrong tensor, and the cause.",
+    help="Say why CHECKPOINT does not pass: the first wrong tensor, and the cause.",
+)
+@click.option(
+    "--model",
+    is_flag=True,
+    help="Verify the whole model of CHECKPOINT, which is the default where there is a model here.",
+)
+@click.option(
+    "--layers",
+    metavar="0,5,…",
+    callback=numbers,
+    help="Verify these layers of the model in CHECKPOINT, each read and compared on its own.",
+)
+@click.option(
+    "--attention",
+    is_flag=True,
+    help="Verify only the attention layers of CHECKPOINT, rebuilt without transformers.",
 )
 @click.option("--power", is_flag=True, help="Run `jax-attn power` instead.")
 @click.option("--calibrate", is_flag=True, help="Run `jax-attn calibrate` instead.")
@@ -84,6 +101,9 @@ def command(
     as_json: bool,
     all_tensors: bool,
     explain: bool,
+    model: bool,
+    layers: tuple[int, ...],
+    attention: bool,
     power: bool,
     calibrate: bool,
     configurations: int,
@@ -97,9 +117,12 @@ def command(
     The default cases are few, but they contain every variant, and every pair of settings (design,
     dtype, mask, shape, transform) that can occur together; --all also runs the other combinations.
 
-    With CHECKPOINT (a safetensors or torch file, or a folder of shards), find the attention layers
-    in it, rebuild each in torch and in Flax, and compare the two on seeded inputs. This verifies
-    the attention weights, not the whole model.
+    With CHECKPOINT (a safetensors or torch file, or a folder of shards), load its model in
+    transformers and in jax_attn.models, and compare hidden states, logits and the gradient of every
+    parameter, in float32 and bfloat16. A model that does not fit into memory is verified layer by
+    layer with --layers. Where there is no model of its family here, or with --attention, find the
+    attention layers, rebuild each in torch and in Flax, and compare the two; this verifies the
+    attention weights, not the whole model.
     """
     expect_one_mode(context)
     shared = {"dtypes": dtypes, "pattern": pattern, "report": report, "as_json": as_json}
@@ -112,9 +135,8 @@ def command(
         expect_torch_side(checkpoint)
     expect_ready(report, RESULT_FILES)
     if checkpoint:
-        outcome = verify_checkpoint(
-            checkpoint, num_heads, num_kv_heads, explain=explain, shown=not as_json
-        )
+        scope = Scope(model, layers, attention, num_heads, num_kv_heads)
+        outcome = verify_checkpoint(checkpoint, scope, explain=explain, shown=not as_json)
     else:
         filters = designs, dtypes, pattern
         outcome = verify_matrix(

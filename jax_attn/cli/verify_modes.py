@@ -15,10 +15,21 @@ MODES = {
         "-k",
         "--all-tensors",
     ),
-    "CHECKPOINT": ("--num-heads", "--num-kv-heads", "--all-tensors", "--explain"),
+    "CHECKPOINT": (
+        "--model",
+        "--attention",
+        "--layers",
+        "--num-heads",
+        "--num-kv-heads",
+        "--all-tensors",
+        "--explain",
+    ),
     "--power": ("--design", "--dtype", "-k"),
     "--calibrate": ("--configurations", "--seed", "--dtype", "-k"),
 }
+
+SCOPES = ("--model", "--layers", "--attention")
+"""What of a checkpoint is verified."""
 
 
 def expect_one_mode(context: click.Context) -> None:
@@ -39,6 +50,14 @@ def expect_one_mode(context: click.Context) -> None:
         f"{option}: goes with {' or '.join(others)}, not with {mode}"
         for option, others in of_modes.items()
         if others and mode not in others
+    ]
+    scopes = [scope for scope in SCOPES if scope in named]
+    if len(scopes) > 1:
+        problems.append(f"expected one of {', '.join(SCOPES)}, got {' and '.join(scopes)}")
+    problems += [
+        f"{option}: goes with --attention, not with {scopes[0]}"
+        for option in ("--num-heads", "--num-kv-heads")
+        if option in named and scopes and scopes[0] != "--attention"
     ]
     if problems:
         raise click.UsageError("\n".join(problems))

@@ -1,6 +1,7 @@
 """One block of a transformer, and the stack of them."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -39,8 +40,8 @@ def dense(
     fan_out: int,
     *,
     use_bias: bool,
-    dtype: DTypeLike | None,
-    param_dtype: DTypeLike,
+    dtype: DTypeLike | None = None,
+    param_dtype: DTypeLike = jnp.float32,
     rngs: nnx.Rngs,
 ) -> Projection:
     """A linear map: kernel (fan_in, fan_out), with a bias (fan_out,) or without."""
@@ -60,7 +61,16 @@ def dense(
 class MLP(nnx.Module):
     """down(activation(up(x))); gated, down(activation(gate(x)) · up(x)): (…, D) → (…, D)."""
 
-    def __init__(self, embed_dim: int, traits: MLPTraits, **options: Any):
+    def __init__(
+        self,
+        embed_dim: int,
+        traits: MLPTraits,
+        *,
+        dtype: DTypeLike | None = None,
+        param_dtype: DTypeLike = jnp.float32,
+        rngs: nnx.Rngs,
+    ):
+        options: Any = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
         make: Any = partial(dense, use_bias=traits.use_bias, **options)
         self.activation = traits.activation
         self.up = make(embed_dim, traits.width)
@@ -79,12 +89,21 @@ class Block(nnx.Module):
     `jax_attn.transfer.families.traits.Placement` says where the norms are.
     """
 
-    def __init__(self, traits: BlockTraits, **options: Any):
+    def __init__(
+        self,
+        traits: BlockTraits,
+        *,
+        dtype: DTypeLike | None = None,
+        param_dtype: DTypeLike = jnp.float32,
+        rngs: nnx.Rngs,
+    ):
+        options: Any = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
         D, is_sandwich = traits.attention.embed_dim, traits.placement == "sandwich"
         norm: Any = partial(Norm, D, traits=traits.norm, **options)
         self.placement = traits.placement
         self.is_causal, self.window = traits.attention.is_causal, traits.attention.window
-        self.attention = attention(traits.attention, **options)
+        # ALiBi is the same in every block, and worked out once for all of them.
+        self.attention = attention(replace(traits.attention, bias=None), **options)
         self.mlp = MLP(D, traits.mlp, **options)
         self.attention_norm = norm()
         self.mlp_norm: Any = nnx.data(None if traits.shares_norm else norm())
@@ -97,17 +116,19 @@ class Block(nnx.Module):
         mask: Mask,
         positions: Positions | None = None,
         cache: KVCache | None = None,
+        bias: Float[Array, "#B #N #T T"] | None = None,
     ) -> tuple[Float[Array, "B T D"], KVCache | None]:
         """The block's output, and the cache with these tokens in it, where there is one.
 
-        mask: what no layer sees. positions: for rotary, 0 … T−1 unless given.
+        mask: what no layer sees. positions: for rotary, 0 … T−1 unless given. bias: added to the
+        scores.
         """
         if self.placement == "post":
-            attended, cache = self._attended(x, mask, positions, cache)
+            attended, cache = self._attended(x, mask, positions, cache, bias)
             x = self.attention_norm(x + attended)
             return self.mlp_norm(x + self.mlp(x)), cache
         read = self.attention_norm(x)
-        attended, cache = self._attended(read, mask, positions, cache)
+        attended, cache = self._attended(read, mask, positions, cache, bias)
         if self.placement == "parallel":
             read = read if self.mlp_norm is None else self.mlp_norm(x)
             return x + (attended + self.mlp(read)), cache
@@ -124,7 +145,12 @@ class Block(nnx.Module):
         return self.attention.empty_cache(batch, length)
 
     def _attended(
-        self, x: jax.Array, mask: Mask, positions: Positions | None, cache: KVCache | None
+        self,
+        x: jax.Array,
+        mask: Mask,
+        positions: Positions | None,
+        cache: KVCache | None,
+        bias: jax.Array | None,
     ) -> tuple[jax.Array, KVCache | None]:
         if self.window is not None:
             mask &= Mask.window(self.window - 1, None)
@@ -132,7 +158,10 @@ class Block(nnx.Module):
             return self.attention(x, mask=mask, cache=cache)
         if self.attention.rotary is None:
             positions = None
-        return self.attention(x, mask=mask, is_causal=self.is_causal, positions=positions), None
+        attended = self.attention(
+            x, mask=mask, is_causal=self.is_causal, positions=positions, bias=bias
+        )
+        return attended, None
 
 
 class Stack(nnx.List):
@@ -144,11 +173,12 @@ class Stack(nnx.List):
         mask: Mask,
         positions: Positions | None = None,
         caches: Sequence[KVCache] | None = None,
+        bias: Float[Array, "#B #N #T T"] | None = None,
     ) -> tuple[Float[Array, "B T D"], tuple[KVCache, ...] | None]:
         """The last block's output, and the caches with these tokens in them."""
         if caches is None:
             for layer in self:
-                x, _ = layer(x, mask, positions)
+                x, _ = layer(x, mask, positions, bias=bias)
             return x, None
         grown = []
         for layer, cache in zip(self, caches, strict=True):

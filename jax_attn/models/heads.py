@@ -10,42 +10,34 @@ from jaxtyping import Array, Float, Int
 from jax_attn.models.block import activated, dense
 from jax_attn.models.norm import Norm
 from jax_attn.nn.projection import project
-from jax_attn.transfer.families.traits import ClassifierTraits, NormTraits, VocabularyTraits
+from jax_attn.transfer.families.traits import ClassifierTraits, VocabularyTraits
 
 
 class VocabularyHead(nnx.Module):
-    """(B, T, D) → (B, T, V), by a kernel (D, V), or by the table of tokens (V, D) where tied.
+    """(B, T, D) → (B, T, V), by a kernel (D, V), or by the table of tokens (V, D) where tied."""
 
-    norm: of the dense layer that comes first, where there is one.
-    """
-
-    def __init__(
-        self,
-        width: int,
-        vocab_size: int,
-        traits: VocabularyTraits,
-        norm: NormTraits | None,
-        **options: Any,
-    ):
-        has_dense = traits.activation is not None
+    def __init__(self, width: int, vocab_size: int, traits: VocabularyTraits, **options: Any):
         self.activation, self.softcap = traits.activation, traits.softcap
-        self.dense = nnx.data(dense(width, width, use_bias=True, **options) if has_dense else None)
-        self.norm: Any = nnx.data(
-            Norm(width, traits=norm, **options) if has_dense and norm else None
-        )
+        self.dense, self.norm = nnx.data(None), nnx.data(None)
+        if traits.activation is not None:
+            self.dense = dense(width, width, use_bias=True, **options)
+        if traits.norm is not None:
+            self.norm = Norm(width, traits=traits.norm, **options)
         self.kernel, self.bias = nnx.data(None), nnx.data(None)
-        own = dense(width, vocab_size, use_bias=traits.use_bias, **options)
         if not traits.is_tied:
-            self.kernel = own.kernel
-        if traits.use_bias:
-            self.bias = own.bias
+            own = dense(width, vocab_size, use_bias=traits.use_bias, **options)
+            self.kernel, self.bias = own.kernel, nnx.data(own.bias)
+        elif traits.use_bias:
+            self.bias = nnx.Param(jnp.zeros(vocab_size, options["param_dtype"]))
 
     def __call__(
         self, x: Float[Array, "B T D"], table: Float[Array, "V D"]
     ) -> Float[Array, "B T V"]:
         """table: the tokens', read where the head is tied to it."""
         if self.dense is not None and self.activation is not None:
-            x = self.norm(activated(self.dense(x), self.activation))
+            x = activated(self.dense(x), self.activation)
+        if self.norm is not None:
+            x = self.norm(x)
         kernel = table.T if self.kernel is None else self.kernel[...]
         bias = None if self.bias is None else self.bias[...].astype(x.dtype)
         logits = project(x, kernel.astype(x.dtype), bias, 1)

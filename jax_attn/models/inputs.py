@@ -1,19 +1,48 @@
 """What a model is called with: tokens, how many of a row are real, and where they are."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Int
+from jaxtyping import Array, Float, Int
 
 from jax_attn.attention import KVCache, Mask, checks
 from jax_attn.attention.annotations import AnyArray
-from jax_attn.transfer.families.traits import EmbeddingTraits, PositionTraits
+from jax_attn.attention.position_bias import alibi_slopes
+from jax_attn.transfer.families.traits import (
+    BiasTraits,
+    EmbeddingTraits,
+    ModelTraits,
+    PositionTraits,
+)
+
+
+class Reads(NamedTuple):
+    """What a model reads of positions and masks, in whichever of its layers.
+
+    turns: rotary positions. is_causal: in every layer. alibi: its traits and the number of heads;
+    None for none.
+    """
+
+    turns: bool
+    is_causal: bool
+    alibi: tuple[BiasTraits, int] | None
+
+    @classmethod
+    def of(cls, traits: ModelTraits) -> "Reads":
+        layers = [block.attention for block in traits.blocks]
+        biases = [(a.bias, a.sizes.num_heads) for a in layers if a.bias is not None]
+        return cls(
+            turns=any(a.rotary is not None for a in layers),
+            is_causal=all(a.is_causal for a in layers),
+            alibi=biases[0] if biases else None,
+        )
 
 
 def problems(
     traits: EmbeddingTraits,
+    reads: Reads,
     tokens: Any,
     lengths: Any,
     attention_mask: Any,
@@ -30,7 +59,8 @@ def problems(
     if len(tokens.shape) != 2 or 0 in tokens.shape:
         return [f"tokens: expected (B, T) integers, got {checks.summary(tokens)}"]
     B, T = tokens.shape
-    found = _length_problems(traits, T, cache) + _row_problems(lengths, attention_mask, B, T)
+    found = _length_problems(traits, T, cache)
+    found += _row_problems(lengths, attention_mask, B, T)
     if types is not None:
         if not traits.types:
             found.append("types: expected None, as the model has no token types")
@@ -42,11 +72,23 @@ def problems(
             found.append(
                 f"positions: expected ({T},) or ({B}, {T}), got {checks.summary(positions)}"
             )
-        rows = traits.positions and traits.positions.rows - traits.positions.offset
+        if traits.positions is None and not reads.turns:
+            found.append("positions: expected None, as the model does not read them")
+        table = traits.positions
+        rows = None if table is None else table.rows - table.offset
         found += _integer_problems("positions", positions, rows)
     if cache is not None:
+        found += cache_problems(reads)
         beside = {"attention_mask": attention_mask, "positions": positions}
         found += [f"{n}: expected None beside a cache" for n, x in beside.items() if x is not None]
+    return found
+
+
+def cache_problems(reads: Reads) -> list[str]:
+    """Why a model cannot go on from a cache."""
+    found = [] if reads.is_causal else ["cache: expected a causal model, whose tokens see no later"]
+    if reads.alibi is not None:
+        found.append("cache: expected a model without ALiBi, whose biases no cache carries yet")
     return found
 
 
@@ -145,13 +187,37 @@ def position_rows(
     return (jnp.cumsum(own, axis=1) + before) * own - 1 + traits.offset
 
 
+def alibi_bias(
+    traits: BiasTraits, num_heads: int, T: int, attention_mask: Int[AnyArray, "B T"] | None
+) -> Float[Array, "#B N 1 T"]:
+    """What ALiBi adds to the scores: slope · position of the key, as transformers counts them.
+
+    Counted are the places that the mask shows. A query's own position is the same for all its keys,
+    and cancels in the softmax.
+    """
+    own_BT = jnp.ones((1, T), jnp.int32)
+    if attention_mask is not None:
+        own_BT = jnp.asarray(attention_mask).astype(jnp.int32)
+    position_BT = (jnp.cumsum(own_BT, axis=1) - 1) * own_BT
+    dtype = jnp.bfloat16 if traits.rounded else jnp.float32
+    slopes_N = jnp.asarray(alibi_slopes(num_heads), dtype)
+    products = slopes_N[None, :, None, None] * position_BT[:, None, None].astype(dtype)
+    return traits.fields.get("factor", 1.0) * products.astype(jnp.float32)
+
+
 def last_places(
+    pad: int | None,
     tokens: Int[AnyArray, "B T"],
     lengths: Int[AnyArray, " B"] | None,
     attention_mask: Int[AnyArray, "B T"] | None,
 ) -> Int[Array, " B"]:
-    """The place of each row's last token."""
+    """The place of each row's last token.
+
+    pad: transformers looks at the tokens alone, for the last one that is not this.
+    """
     B, T = tokens.shape
+    if pad is not None:
+        return jnp.argmax(jnp.arange(1, T + 1) * (tokens != pad), axis=1)
     if lengths is not None:
         return jnp.asarray(lengths) - 1
     if attention_mask is not None:

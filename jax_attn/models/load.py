@@ -17,9 +17,8 @@ from jax_attn.models.model import HEADS, Model, Origin
 from jax_attn.transfer import Layout, Problem, TransferError, export, flatten, load_checkpoint, row
 from jax_attn.transfer import load as load_tensors
 from jax_attn.transfer.arrays import LazyMapping, Spec, read, specs
-from jax_attn.transfer.families import FAMILIES, Config, family_of
+from jax_attn.transfer.families import Config, model_family
 from jax_attn.transfer.families.config import Reading
-from jax_attn.transfer.families.family import Family
 from jax_attn.transfer.families.traits import ModelTraits
 from jax_attn.transfer.families.whole import architecture
 from jax_attn.transfer.files.prefixes import unwrapped
@@ -27,7 +26,7 @@ from jax_attn.transfer.inspect.config import read_config
 from jax_attn.transfer.port import files, staging
 from jax_attn.transfer.port.parts import other_layers
 from jax_attn.transfer.port.plan import recast
-from jax_attn.transfer.problems import nearest
+from jax_attn.transfer.table import resolve
 
 Placing = Sharding | Callable[[str, tuple[int, ...]], Sharding | None] | None
 """Where parameters lie: one sharding for all, or a function of dotted path and shape."""
@@ -36,6 +35,7 @@ _LANGUAGE = ("ForCausalLM", "LMHeadModel", "ForMaskedLM")
 _CLASSES = {
     **dict.fromkeys(_LANGUAGE, ("lm_head",)),
     "ForPreTraining": ("lm_head", "pooler", "seq_relationship"),
+    "ForNextSentencePrediction": ("pooler", "seq_relationship"),
     "ForSequenceClassification": ("classifier",),
     "ForQuestionAnswering": ("qa_outputs",),
     "Model": ("pooler",),
@@ -65,26 +65,29 @@ def load(path: str | Path, *, dtype: DTypeLike | None = None, sharding: Placing 
     if config is None:
         text = "expected a config.json beside the tensors, got none"
         raise _error([Problem("file", str(path), text)])
-    family = _family(config)
-    traits = family.model_traits(config)
+    family = model_family(config)
     is_flax = files.side_of(path) == "flax"
+    tensors: Any = files.read_again(path) if is_flax else load_checkpoint(path)
+    tensors, wrapped = (tensors, []) if is_flax else unwrapped(tensors)
+    keys = tuple(files.read_record(path).get("keys", ()) if is_flax else tensors)
+    described, unreadable = specs(tensors)
+    family.model_traits(config, ())  # all that is wrong with the config, whatever the file
+    # Before the traits of as many layers as the config counts are made.
+    others = other_layers(config, family.blocks(config, keys))
+    if problems := [*wrapped, *unreadable, *others]:
+        raise _error(problems)
+    traits = family.model_traits(config)
     if is_flax:
-        tensors: Any = files.read_again(path)
-        keys = tuple(files.read_record(path).get("keys", ()))
-        described, problems = specs(tensors)
         layout = Layout(*(row(name, name) for name in described))
         shapes = {name: spec.shape for name, spec in described.items()}
     else:
-        tensors, problems = unwrapped(load_checkpoint(path))
-        keys = tuple(tensors)
-        described, unreadable = specs(tensors)
-        problems = [*problems, *unreadable, *other_layers(config, family.blocks(config, keys))]
         layout = family.model(config, keys)
-        shapes = {} if problems else _flax_shapes(layout, described, traits)
-    if problems:
-        raise _error(problems)
-    param_dtype = _dtype(described, dtype)
+        shapes = _flax_shapes(layout, described, traits)
+    passed_over = resolve.passed(layout.passed_over, described)
+    carried = {key: spec for key, spec in described.items() if key not in passed_over}
+    param_dtype = _dtype(carried, dtype)
     heads = _heads(shapes, traits, config)
+    _expect_pooler(heads, traits)
     model = nnx.eval_shape(lambda: Model(traits, heads, param_dtype=param_dtype, rngs=nnx.Rngs(0)))
     if unplaced := _unplaced(shapes, model):
         raise _error(unplaced)
@@ -111,7 +114,7 @@ def from_config(config: Config | Any, *, dtype: DTypeLike = jnp.float32, rngs: n
     if not isinstance(config, Mapping):
         raise TypeError(f"config: expected a mapping, got {type(config).__name__}")
     config = {key: value for key, value in config.items() if _is_json(value)}
-    traits = _family(config).model_traits(config)
+    traits = model_family(config).model_traits(config)
     model = Model(traits, _heads_of_class(traits, config), param_dtype=dtype, rngs=rngs)
     model.origin = Origin(json.dumps(config))
     return model
@@ -140,24 +143,15 @@ def save(model: Model, path: str | Path, *, to: Literal["torch", "flax"] = "torc
     if problems := files.refused_target(path):
         raise _error(problems)
     config = json.loads(origin.config)
-    named = export(model, _family(config).model(config, origin.keys))
+    named = export(model, model_family(config).model(config, origin.keys))
     tensors = flatten(model) if to == "flax" else named
     config |= {"dtype": str(model.token_embedding.embedding[...].dtype)}
     config.pop("torch_dtype", None)
-    record = {"to": to, "family": _family(config).name, "passed_over": {}}
+    record = {"to": to, "family": model_family(config).name, "passed_over": {}}
     record["keys"] = list(origin.keys or named)
     with staging.staged(path) as folder:
         text = f"{json.dumps(config, indent=2)}\n".encode()
         files.write_all(folder, tensors, {"config.json": text}, record)
-
-
-def _family(config: Config) -> Family:
-    if (family := family_of(config)) is not None:
-        return family
-    kind = config.get("model_type")
-    known = sorted({name for f in FAMILIES.values() if f.model_of for name in f.model_types})
-    text = f"expected one of {', '.join(known)}, got {kind!r}"
-    raise _error([Problem("refused", "config.json model_type", text, nearest(str(kind), known))])
 
 
 def _flax_shapes(
@@ -201,6 +195,13 @@ def _heads(
     if speaks or "lm_head" in heads or (has_none and not named):
         heads["lm_head"] = traits.embedding.vocab_size
     return heads
+
+
+def _expect_pooler(heads: Mapping[str, int], traits: ModelTraits) -> None:
+    reads_pooled = "classifier" in heads and traits.classifier.reads == "pooled"
+    if "pooler" not in heads and (reads_pooled or "seq_relationship" in heads):
+        text = "expected the weights of a pooler, which the file's head reads, got none"
+        raise _error([Problem("missing", "pooler", text)])
 
 
 def _heads_of_class(traits: ModelTraits, config: Config) -> dict[str, int]:

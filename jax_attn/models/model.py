@@ -58,7 +58,7 @@ class Output(NamedTuple):
 
 
 class Model(nnx.Module):
-    """A model of these traits, without dropout, in eval mode or not alike.
+    """A model of these traits. There is no dropout, so `train()` and `eval()` change nothing.
 
     `jax_attn.models.load` makes one of a checkpoint, `from_config` one that is untrained.
 
@@ -86,10 +86,13 @@ class Model(nnx.Module):
         D, embedding = traits.embed_dim, traits.embedding
         width, positions = embedding.width, embedding.positions
         self.embed_dim, self.embedding, self.dtype = D, embedding, dtype
+        self.classes, self.reads = traits.classifier, inputs.Reads.of(traits)
         self.origin: Origin | None = None
 
         def table(rows: int, features: int) -> nnx.Embed:
-            return nnx.Embed(rows, features, param_dtype=jnp.dtype(param_dtype), rngs=rngs)
+            init = jax.nn.initializers.normal(1.0)  # as torch.nn.Embedding has it
+            kind = jnp.dtype(param_dtype)
+            return nnx.Embed(rows, features, embedding_init=init, param_dtype=kind, rngs=rngs)
 
         def bridge(fan_in: int, fan_out: int) -> nnx.Module | None:
             same = fan_in == fan_out
@@ -119,9 +122,8 @@ class Model(nnx.Module):
         self.classifier = head("classifier", traits.classifier)
         self.token_classifier = head("token_classifier", _EACH)
         self.qa_outputs = head("qa_outputs", _EACH)
-        norm_of_head = embedding.norm
         self.lm_head = nnx.data(
-            VocabularyHead(width, heads["lm_head"], traits.lm_head, norm_of_head, **options)
+            VocabularyHead(width, heads["lm_head"], traits.lm_head, **options)
             if "lm_head" in heads
             else None
         )
@@ -157,19 +159,21 @@ class Model(nnx.Module):
             they are known; under jit, a token that is not in the table makes its row NaN.
         """
         given = tokens, lengths, attention_mask, types, positions, cache
-        checks.raise_all("Model", inputs.problems(self.embedding, *given))
+        checks.raise_all("Model", inputs.problems(self.embedding, self.reads, *given))
         tokens = jnp.asarray(tokens)
         filled_B = cache[0].filled if cache else None
         x = self._embedded(tokens, lengths, attention_mask, types, positions, filled_B)
-        mask = inputs.mask(lengths, attention_mask)
-        x, grown = self.layers(x, mask, positions, cache)
+        mask, bias = inputs.mask(lengths, attention_mask), None
+        if self.reads.alibi is not None:
+            bias = inputs.alibi_bias(*self.reads.alibi, tokens.shape[1], attention_mask)
+        x, grown = self.layers(x, mask, positions, cache, bias)
         if self.final_norm is not None:
             x = self.final_norm(x)
         if self.output_projection is not None:
             x = self.output_projection(x)
         pooled = None if self.pooler is None else jnp.tanh(self.pooler(x[:, 0]))
         pair = None if self.seq_relationship is None else self.seq_relationship(pooled)
-        last_B = inputs.last_places(tokens, lengths, attention_mask)
+        last_B = inputs.last_places(self.classes.pad, tokens, lengths, attention_mask)
         logits = None
         for name in HEADS:
             if logits is None and (head := getattr(self, name)) is not None:
@@ -181,7 +185,11 @@ class Model(nnx.Module):
         """A cache for each layer, for `length` tokens a row, none of them there yet.
 
         A layer with a window that is shorter keeps that many alone.
+
+        Raises:
+          ArgumentError: a model that is not causal, or whose scores have a bias by position.
         """
+        checks.raise_all("Model.empty_cache", inputs.cache_problems(self.reads))
         return tuple(layer.empty_cache(batch, length) for layer in self.layers)
 
     def _table(self) -> jax.Array:

@@ -18,6 +18,7 @@ from jaxtyping import Array, Float, Int
 from jax_attn.attention.annotations import AnyArray
 from jax_attn.models.load import load
 from jax_attn.models.model import Model
+from jax_attn.transfer.families import model_problems
 from jax_attn.transfer.families.config import Reading, reading
 
 _SHORTEST = 16
@@ -119,6 +120,7 @@ def load_sentence_encoder(folder: str | Path) -> SentenceEncoder:
         cut = Reading(_json(folder / lengths), read.problems, lengths)
         max_length = cut.number("max_seq_length")
         _check_model(read)
+        read.problems |= dict.fromkeys(model_problems(config))
     tokenizer = _tokenizer(folder / "tokenizer.json", max_length)
     return SentenceEncoder(load(folder / "model.safetensors"), tokenizer, max_length)
 

@@ -61,7 +61,7 @@ def theirs(model: BertModel, tokens: torch.Tensor, lengths: torch.Tensor) -> tor
 
 
 def ours(encoder, tokens, lengths):
-    return mean_pooled(encoder(tokens, lengths), lengths)
+    return mean_pooled(encoder(tokens, lengths).hidden, lengths)
 
 
 @dataclass(frozen=True)

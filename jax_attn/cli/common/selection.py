@@ -43,6 +43,16 @@ REPORT = click.option(
 )
 
 
+def numbers(context: click.Context, option: click.Parameter, value: str | None) -> tuple[int, ...]:
+    """The callback of an option that takes whole numbers with commas between them, each once."""
+    words = () if value is None else value.split(",")
+    found = tuple(int(word) for word in words if word.isascii() and word.strip().isdigit())
+    if len(found) < len(words) or len({*found}) < len(found):
+        expected = "expected different whole numbers with commas between them, such as 0,5"
+        raise click.BadParameter(f"{expected}, got {value!r}")
+    return found
+
+
 def expect_ready(report: Path | None, files: Iterable[str]) -> None:
     """Exit unless torch is installed and `report` can get these files; then choose platforms."""
     expect_installed("torch", "is the reference", "torch")

@@ -12,6 +12,7 @@ from jax_attn.transfer.families.opt import OPT
 from jax_attn.transfer.families.phi import PHI
 from jax_attn.transfer.families.t5 import T5
 from jax_attn.transfer.families.vit import VIT
+from jax_attn.transfer.problems import Problem, TransferError, nearest
 
 _ALL = (
     *(BERT, BLOOM, FALCON, GEMMA2, GPT2, GPT_BIGCODE, GPT_NEOX, LLAMA, LLAMA_META, OPT, PHI),
@@ -19,6 +20,26 @@ _ALL = (
 )
 FAMILIES = {family.name: family for family in _ALL}
 """By name."""
+
+
+def model_family(config: Config) -> Family:
+    """The family of a config. Raises TransferError where there is none with a model here."""
+    if (family := family_of(config)) is not None:
+        return family
+    kind = config.get("model_type")
+    known = sorted({name for f in _ALL if f.model_of for name in f.model_types})
+    text = f"expected one of {', '.join(known)}, got {kind!r}"
+    problem = Problem("refused", "config.json model_type", text, nearest(str(kind), known))
+    raise TransferError("reading the config", [problem])
+
+
+def model_problems(config: Config) -> list[Problem]:
+    """Why there is no whole model of a config here; empty where there is one."""
+    try:
+        model_family(config).model_traits(config, ())
+    except TransferError as error:
+        return error.problems
+    return []
 
 
 def family_of(config: Config) -> Family | None:

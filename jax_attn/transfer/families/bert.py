@@ -123,7 +123,7 @@ _DEFAULTS = {"electra": (256, 4)}
 
 
 def _traits(config: Reading, prefix: str) -> Traits:
-    positions = config.get("position_embedding_type", "absolute")
+    positions = config.get("position_embedding_type") or "absolute"
     if positions != "absolute":
         config.refuse("position_embedding_type", positions, "'absolute'")
     D, N = _DEFAULTS.get(config.get("model_type"), (768, 12))
@@ -161,7 +161,10 @@ def _model(config: Reading, attention: tuple[Traits, ...]) -> ModelTraits:
         stacked(attention, mlp, norm, "post"),
         final_norm=None,
         lm_head=VocabularyTraits(
-            is_tied(config, default=True), use_bias=True, activation=between if is_bert else "gelu"
+            is_tied(config, default=True),
+            use_bias=True,
+            activation=between if is_bert else "gelu",
+            norm=norm,
         ),
         classifier=_classes(config, is_bert),
     )

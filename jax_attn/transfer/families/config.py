@@ -17,6 +17,9 @@ EMBED_DIM = ("hidden_size", "n_embd", "d_model")
 SIZES = (EMBED_DIM, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM)
 LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
 DECODER_LAYERS = ("num_decoder_layers",)
+SLIDES = "sliding_attention"
+LAYER_KINDS = ("full_attention", SLIDES)
+"""How layer_types tells layers with a window from those without."""
 
 _MISSING = object()
 
@@ -30,23 +33,29 @@ class Reading:
 
     An invalid value goes into `problems` and a placeholder is returned, so that one reading
     collects everything that is wrong. A missing value is invalid where there is no default; null
-    counts as missing. file: what messages call the config.
+    counts as missing. file: what messages call the config. names: those that were asked for.
     """
 
     def __init__(
-        self, config: Config, problems: dict[Problem, None] | None = None, file: str = "config.json"
+        self,
+        config: Config,
+        problems: dict[Problem, None] | None = None,
+        file: str = "config.json",
+        names: set[str] | None = None,
     ):
         self.config = config
         self.problems = {} if problems is None else problems
         self.file = file
+        self.names = set() if names is None else names
 
     def get(self, name: str, default: Any = None) -> Any:
         """The value as it is, unchecked."""
+        self.names.add(name)
         return self.config.get(name, default)
 
     def over(self, defaults: Mapping[str, Any]) -> "Reading":
         """The same config with `defaults` for missing keys; here null counts as present."""
-        return Reading({**defaults, **self.config}, self.problems)
+        return self._of({**defaults, **self.config})
 
     def inside(self, name: str) -> "Reading":
         """A reading of a nested object, an empty one where it is missing."""
@@ -54,7 +63,7 @@ class Reading:
         if not isinstance(nested, Mapping):
             self.refuse(name, nested, "a JSON object")
             nested = {}
-        return Reading(nested, self.problems)
+        return self._of(nested)
 
     def number(self, *names: str, default: Any = _MISSING, least: int = 1) -> Any:
         """The whole number ≥ least of the first of `names` that is present."""
@@ -111,6 +120,9 @@ class Reading:
         if not any(isinstance(other, StandIn) for other in of):
             text = f"expected {expected}, got {value!r}"
             self.problems[Problem("file", f"{self.file} {name}", text)] = None
+
+    def _of(self, config: Config) -> "Reading":
+        return Reading(config, self.problems, self.file, self.names)
 
     def _read(
         self,

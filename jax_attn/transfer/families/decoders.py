@@ -47,31 +47,45 @@ def heads(config: Reading, embedding: str, *, tied_by_default: bool = True) -> L
     return Layout(BIASLESS.under("lm_head", "lm_head"), TASKS)
 
 
+def sizes(config: Reading) -> tuple[int, int, int]:
+    """D, N and H, which configs may name by itself: head_dim."""
+    D, N = config.number("hidden_size"), config.number("num_attention_heads")
+    H = config.number("head_dim", default=None)
+    return (D, N, H) if H else config.share("hidden_size", "num_attention_heads")
+
+
 # --- rotary positions: `rope_scaling` in old configs, `rope_parameters` in new ones --------------
 
 
-def rotary(config: Reading, head_dim: int, *, part: float | None = None) -> RotaryTraits:
+def rotary(
+    config: Reading,
+    head_dim: int,
+    *,
+    part: float | None = None,
+    names: tuple[str, str] = ("rope_theta", "partial_rotary_factor"),
+) -> RotaryTraits:
     """The rotary positions of a config, with transformers' defaults.
 
     part: how much of a head turns where the config does not say; None where all of it does,
-    whatever the config says. Wrong are a rope_type that is not known here, and a part that is no
-    whole number of pairs.
+    whatever the config says. names: how the family's old configs name base and part, beside
+    rope_scaling. Wrong are a rope_type that is not known here, and a part that is no whole number
+    of pairs.
     """
-    rope = config.inside("rope_scaling" if config.get("rope_scaling") else "rope_parameters")
-    named = rope.over(config.config)
-    base = float(named.real("rope_theta", "rotary_emb_base", default=10000.0))
-    dim = None if part is None else _turning(named, head_dim, part)
-    return RotaryTraits(base, dim, scaling=_scaling(rope, config))
-
-
-def _turning(named: Reading, head_dim: int, part: float) -> int | None:
-    names = "partial_rotary_factor", "rotary_pct"
-    part = named.real(*names, default=part)
-    dim = int(head_dim * part)
-    if not 2 <= dim <= head_dim or dim % 2:
-        expected = f"pairs of the {head_dim} features of a head"
-        named.refuse(" or ".join(names), part, expected, head_dim, part)
-    return None if dim == head_dim else dim
+    old, new = config.get("rope_scaling"), config.get("rope_parameters")
+    if old and new and old != new:
+        config.refuse("rope_parameters", new, f"the same as rope_scaling, which is {old!r}")
+    rope = config.inside("rope_scaling" if old else "rope_parameters")
+    old_base, old_part = names
+    base = rope.real("rope_theta", default=config.real(old_base, default=10000.0))
+    dim = None
+    if part is not None:
+        part = rope.real("partial_rotary_factor", default=config.real(old_part, default=part))
+        dim = int(head_dim * part)
+        if not 2 <= dim <= head_dim or dim % 2:
+            expected = f"pairs of the {head_dim} features of a head"
+            config.refuse(old_part, part, expected, head_dim, part)
+    turning = None if dim == head_dim else dim
+    return RotaryTraits(float(base), turning, scaling=_scaling(rope, config))
 
 
 def _scaling(rope: Reading, config: Reading) -> Scaling | None:

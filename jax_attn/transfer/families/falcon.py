@@ -39,9 +39,10 @@ _DEFAULTS = {
 
 
 def _form(config: Reading) -> str:
+    has_one = config.flag("multi_query", default=True)
     if config.flag("new_decoder_architecture", default=False):
         return "grouped"
-    return "one" if config.flag("multi_query", default=True) else "each"
+    return "one" if has_one else "each"
 
 
 def _block(config: Reading) -> Layout:
@@ -75,16 +76,17 @@ def _traits(config: Reading, prefix: str) -> Traits:
     config.number("num_kv_heads", default=None)  # checked in every form, used in one
     K = {"one": 1, "each": N}.get(_form(config))
     K = K or config.kv_heads("num_kv_heads", "num_attention_heads")
-    has_alibi, has_bias = config.flag("alibi"), config.flag("bias")
+    has_alibi, has_bias = config.flag("alibi", default=False), config.flag("bias")
     # Falcon scales the scores after it has added the bias.
-    bias = BiasTraits("alibi", {"factor": 1 / math.sqrt(H)})
+    bias = BiasTraits("alibi", {"factor": 1 / math.sqrt(H)}, rounded=True)
+    turning = rotary(config, H)  # which configs tell beside ALiBi, too
     return Traits(
         D,
         Sizes(N, K, H),
         use_bias=has_bias,
         use_out_bias=has_bias,
         is_causal=True,
-        rotary=None if has_alibi else rotary(config, H),
+        rotary=None if has_alibi else turning,
         bias=bias if has_alibi else None,
     )
 

@@ -17,14 +17,14 @@ Encoder-decoders have `encoder.` and `decoder.` before `layers`, and `cross_atte
 framework.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from jax_attn.transfer.families.config import DECODER_LAYERS, LAYERS, Config, Reading, reading
 from jax_attn.transfer.families.traits import ModelTraits, Traits
-from jax_attn.transfer.families.whole import check_supported
+from jax_attn.transfer.families.whole import architecture, check_supported, refuse_unread
 from jax_attn.transfer.problems import Problem, TransferError
 from jax_attn.transfer.table.layout import Layout, optional, spellings
 from jax_attn.transfer.table.rows import bindings, filled
@@ -61,9 +61,9 @@ class Family:
         there. The heads may all be absent, but for that of a model whose config says that it is
         a causal language model with a head of its own.
 
-    A key that a config lacks has transformers' default. Every method raises one TransferError for
-    a config with unsupported values, or without one that has no default: it names all of them,
-    whichever the method is about.
+    A key that a config lacks has transformers' default, but for the number of layers. Every method
+    raises one TransferError for a config with unsupported values, or without one that has no
+    default: it names all of them, whichever the method is about.
     """
 
     name: str
@@ -93,8 +93,8 @@ class Family:
         with self._reading(config) as read:
             return self.traits_of(read, prefix)
 
-    def model_traits(self, config: Config) -> ModelTraits:
-        """What a whole model does, layer by layer."""
+    def model_traits(self, config: Config, layers: Sequence[int] | None = None) -> ModelTraits:
+        """What a whole model does, layer by layer; of these `layers` alone where they are given."""
         if self.model_of is None:
             text = f"there is no model of the family {self.name} here, only of its attention"
             raise TransferError("reading the config", [Problem("refused", "model", text)])
@@ -102,8 +102,11 @@ class Family:
             check_supported(read)
             count = read.number(*LAYERS)
             (pattern, _), *_ = self.places
-            prefixes = (filled((pattern,), (("layer", str(i)),))[0] for i in range(count))
-            return self.model_of(read, tuple(self.traits_of(read, p) for p in prefixes))
+            numbers = range(count) if layers is None else layers
+            prefixes = (filled((pattern,), (("layer", str(i)),))[0] for i in numbers)
+            model = self.model_of(read, tuple(self.traits_of(read, p) for p in prefixes))
+            refuse_unread(read)
+            return model
 
     def beside(self, config: Config, keys: Iterable[str]) -> tuple[Layout, frozenset[str]]:
         """The table of all but the blocks, and those of its Flax parts that a file may lack."""
@@ -170,7 +173,5 @@ class Family:
 
 
 def _has_own_head(config: Config, head: Layout) -> bool:
-    names = config.get("architectures")
-    names = [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
-    is_causal = any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in names)
+    is_causal = architecture(Reading(config)).endswith(("ForCausalLM", "LMHeadModel"))
     return is_causal and "lm_head.kernel" in head.flax_paths()

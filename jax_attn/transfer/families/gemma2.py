@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from jax_attn.transfer.families.config import Reading
+from jax_attn.transfer.families.config import LAYER_KINDS, SLIDES, Reading
 from jax_attn.transfer.families.decoders import FREQUENCIES, heads, rotary
 from jax_attn.transfer.families.family import Family, Place
 from jax_attn.transfer.families.traits import (
@@ -34,7 +34,6 @@ _DEFAULTS = {
 }
 """transformers' defaults for missing keys; null is a value of its own."""
 
-_KINDS = "sliding_attention", "full_attention"
 _NORMS = {
     "input_layernorm": "attention_norm",
     "post_attention_layernorm": "attention_out_norm",
@@ -82,8 +81,8 @@ def _window(config: Reading, layer: int) -> int | None:
     """By layer_types; where there is none, in every other layer from the first on."""
     width = config.number("sliding_window", default=None)
     count = config.number("num_hidden_layers", default=None, least=0)
-    kinds = config.words("layer_types", _KINDS, count)
-    slides = layer % 2 == 0 if kinds is None else _KINDS[0] in kinds[layer : layer + 1]
+    kinds = config.words("layer_types", LAYER_KINDS, count)
+    slides = layer % 2 == 0 if kinds is None else SLIDES in kinds[layer : layer + 1]
     return width if slides else None
 
 
@@ -91,9 +90,12 @@ def _model(config: Reading, attention: tuple[Traits, ...]) -> ModelTraits:
     config = config.over(_DEFAULTS)
     D = config.number("hidden_size")
     norm = NormTraits("rms", config.real("rms_norm_eps"), adds_one=True)
+    between = activation(config, "hidden_activation", "gelu_pytorch_tanh")
+    if config.get("hidden_act") and activation(config, "hidden_act", "gelu") != between:
+        config.refuse("hidden_act", config.get("hidden_act"), "the same as hidden_activation")
     mlp = MLPTraits(
         config.number("intermediate_size"),
-        activation(config, "hidden_activation", "gelu_pytorch_tanh"),
+        between,
         is_gated=True,
         use_bias=False,
     )

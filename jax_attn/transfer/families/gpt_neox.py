@@ -67,7 +67,7 @@ def _traits(config: Reading, prefix: str) -> Traits:
         use_bias=has_bias,
         use_out_bias=has_bias,
         is_causal=True,
-        rotary=rotary(config, H, part=0.25),
+        rotary=rotary(config, H, part=0.25, names=("rotary_emb_base", "rotary_pct")),
     )
 
 

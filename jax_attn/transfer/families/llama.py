@@ -7,8 +7,15 @@ transformers' Llama, and through the two tables the one becomes the other.
 
 from functools import partial
 
-from jax_attn.transfer.families.config import Reading
-from jax_attn.transfer.families.decoders import FREQUENCIES, FROM_CONFIG, heads, norms, rotary
+from jax_attn.transfer.families.config import LAYER_KINDS, SLIDES, Reading
+from jax_attn.transfer.families.decoders import (
+    FREQUENCIES,
+    FROM_CONFIG,
+    heads,
+    norms,
+    rotary,
+    sizes,
+)
 from jax_attn.transfer.families.family import Family, Place
 from jax_attn.transfer.families.traits import (
     EmbeddingTraits,
@@ -47,7 +54,6 @@ _DEFAULTS = {
 }
 """transformers' defaults for missing keys; null is a value of its own."""
 
-_SLIDES = "sliding_attention"
 _HEAD = partial(heads, embedding="model.embed_tokens.weight", tied_by_default=False)
 _BIASES = {"mistral": (False, False), "qwen2": (True, False)}
 """Whether q, k, v and the output have biases, where attention_bias does not decide."""
@@ -84,7 +90,7 @@ def _has_mlp_bias(config: Reading) -> bool:
 def _traits(config: Reading, prefix: str) -> Traits:
     kind = config.get("model_type")
     config = config.over(_DEFAULTS[kind])
-    D, N, H = _heads(config)
+    D, N, H = sizes(config)
     K = config.kv_heads("num_key_value_heads", "num_attention_heads")
     both = config.flag("attention_bias")
     use_bias, use_out_bias = _BIASES.get(kind, (both, both))
@@ -101,12 +107,6 @@ def _traits(config: Reading, prefix: str) -> Traits:
     )
 
 
-def _heads(config: Reading) -> tuple[int, int, int]:
-    D, N = config.number("hidden_size"), config.number("num_attention_heads")
-    H = config.number("head_dim", default=None)
-    return (D, N, H) if H else config.share("hidden_size", "num_attention_heads")
-
-
 def _has_qk_norm(config: Reading) -> bool:
     return config.get("model_type") == "qwen3"
 
@@ -116,11 +116,11 @@ def _some_layers(config: Reading, layer: int) -> int | None:
     first = config.number("max_window_layers", least=0)
     width = config.number("sliding_window", default=None)
     count = config.number("num_hidden_layers", default=None, least=0)
-    kinds = config.words("layer_types", ("full_attention", _SLIDES), count)
+    kinds = config.words("layer_types", LAYER_KINDS, count)
     used = config.flag("use_sliding_window")
     if used and kinds is not None and layer >= len(kinds):
         config.refuse("layer_types", kinds, f"a list that reaches layer {layer}")
-    slides = layer >= first if kinds is None else _SLIDES in kinds[layer : layer + 1]
+    slides = layer >= first if kinds is None else SLIDES in kinds[layer : layer + 1]
     return width if used and slides else None
 
 

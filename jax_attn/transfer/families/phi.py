@@ -1,7 +1,7 @@
 """Phi: attention and MLP side by side behind one norm, rotary on a part of each head."""
 
 from jax_attn.transfer.families.config import Reading
-from jax_attn.transfer.families.decoders import FREQUENCIES, TASKS, rotary
+from jax_attn.transfer.families.decoders import FREQUENCIES, TASKS, rotary, sizes
 from jax_attn.transfer.families.family import Family, Place
 from jax_attn.transfer.families.traits import (
     EmbeddingTraits,
@@ -55,13 +55,17 @@ def _head(config: Reading) -> Layout:
 
 def _traits(config: Reading, prefix: str) -> Traits:
     config = config.over(_DEFAULTS)
-    D, N, H = config.share("hidden_size", "num_attention_heads")
+    D, N, H = sizes(config)
+    has_norms = config.flag("qk_layernorm")
+    if has_norms and H * N != D:
+        expected = "hidden_size / num_attention_heads beside qk_layernorm"
+        config.refuse("head_dim", H, expected, D, N)
     norm = NormTraits("layer", config.real("layer_norm_eps"))
     return Traits(
         D,
         Sizes(N, config.kv_heads("num_key_value_heads", "num_attention_heads"), H),
         is_causal=True,
-        qk_norm=norm if config.flag("qk_layernorm") else None,
+        qk_norm=norm if has_norms else None,
         rotary=rotary(config, H, part=0.5),
     )
 

@@ -35,11 +35,13 @@ class BiasTraits(NamedTuple):
     """What is added to the scores, by the positions of query and key.
 
     kind: "alibi" (fields: factor, by which the slopes are multiplied) or "relative" (T5's, from a
-        table; fields: buckets, max_distance, bidirectional).
+        table; fields: buckets, max_distance, bidirectional). rounded: slopes and their products
+        with positions are rounded to bfloat16, whatever the model's dtype, as in Falcon.
     """
 
-    kind: str
+    kind: Literal["alibi", "relative"]
     fields: Mapping[str, Any]
+    rounded: bool = False
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,9 @@ class Traits:
 ACTIVATIONS = {
     "gelu": "gelu",
     "gelu_python": "gelu",
+    "gelu_fast": "gelu_tanh",
     "gelu_new": "gelu_tanh",
+    "gelu_python_tanh": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
     "quick_gelu": "quick_gelu",
     "relu": "relu",
@@ -160,13 +164,14 @@ class EmbeddingTraits:
 class VocabularyTraits(NamedTuple):
     """The head with a logit for each token.
 
-    is_tied: it multiplies by the table of tokens. use_bias: it adds a bias. activation: of the
-    dense layer, normed, that comes first; None for no such layer. softcap: of the logits.
+    is_tied: it multiplies by the table of tokens. use_bias: it adds a bias. activation, norm: of a
+    dense layer that comes first; None for no such layer. softcap: of the logits.
     """
 
     is_tied: bool
     use_bias: bool = False
     activation: str | None = None
+    norm: NormTraits | None = None
     softcap: float | None = None
 
 
@@ -175,12 +180,14 @@ class ClassifierTraits(NamedTuple):
 
     reads: "pooled", the pooler's output; "first" or "last", the hidden state of a row's first or
     last token; "each", that of each token. has_dense: a dense layer and tanh come first. use_bias:
-    of the last layer.
+    of the last layer. pad: the last token is the last that is not this one; None where padding is
+    told by lengths or a mask alone.
     """
 
     reads: Literal["pooled", "first", "last", "each"]
     has_dense: bool = False
     use_bias: bool = True
+    pad: int | None = None
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ _UNSUPPORTED = {
     "quantization_config": "null: the weights are to be dequantized first",
     "num_experts": "null: mixtures of experts have no model here",
     "num_local_experts": "null: mixtures of experts have no model here",
+    "slow_but_exact": "false: there BLOOM leaves biases out if pretraining_tp is above 1",
     "pruned_heads": "null: every layer is to have all its heads",
     "add_cross_attention": "false: a model here attends to its own tokens alone",
     "is_encoder_decoder": "false: a model here attends to its own tokens alone",
@@ -25,10 +26,64 @@ _UNSUPPORTED = {
 """Fields that no model here takes, unless they are null, false, 0 or empty."""
 
 
+_NEUTRAL = frozenset(
+    name
+    for names in (
+        # Where a file comes from, and the software that wrote it.
+        "architectures auto_map custom_pipelines dtype is_llama_config model_type "
+        "sentence_transformers tokenizer_class torch_dtype torchscript transformers_version "
+        "unsloth_fixed unsloth_version use_bfloat16",
+        # Training.
+        "activation_dropout attention_dropout attention_probs_dropout_prob attn_pdrop "
+        "classifier_dropout classifier_dropout_prob dropout embd_pdrop gradient_checkpointing "
+        "hidden_dropout hidden_dropout_prob init_std initializer_factor initializer_range "
+        "layerdrop neftune_noise_alpha problem_type resid_pdrop "
+        "sbert_ce_default_activation_function",
+        # What a call returns, and the order of its sums.
+        "attention_softmax_in_fp32 attn_implementation bias_dropout_fusion cache_implementation "
+        "chunk_size_feed_forward inference_runner masked_softmax_fusion max_batch_size "
+        "output_attentions output_hidden_states output_past pad_key_length pre_allocate_kv_cache "
+        "pretraining_tp reorder_and_upcast_attn return_dict scale_attention_softmax_in_fp32 "
+        "use_cache use_flash_attn use_return_dict validate_runner_input",
+        # Classes and special tokens.
+        "bad_words_ids begin_suppress_tokens bos_token_id decoder_start_token_id eos_token_id "
+        "finetuning_task forced_bos_token_id forced_eos_token_id id2label label2id mask_token_id "
+        "num_labels pad_token_id prefix sep_token_id suppress_tokens task_specific_params "
+        "unk_token_id",
+        # Generation.
+        "diversity_penalty do_sample early_stopping encoder_no_repeat_ngram_size "
+        "exponential_decay_length_penalty length_penalty max_length min_length "
+        "no_repeat_ngram_size num_beam_groups num_beams num_return_sequences output_scores "
+        "remove_invalid_values repetition_penalty return_dict_in_generate temperature top_k top_p "
+        "typical_p",
+        # Other classes of the same family, and other software.
+        "directionality is_decoder max_sequence_length n_ctx n_embed offset_alibi pooler_fc_size "
+        "pooler_num_attention_heads pooler_num_fc_layers pooler_size_per_head pooler_type "
+        "runner_max_sequence_length seq_length skip_bias_add skip_bias_add_qkv sliding_window_size "
+        "summary_activation summary_first_dropout summary_proj_to_labels summary_type "
+        "summary_use_proj",
+    )
+    for name in names.split()
+)
+"""Fields of published configs that change no output in eval mode."""
+
+
 def check_supported(config: Reading) -> None:
     """Refuse, by name, what changes a model in ways that no traits tell."""
     for name, expected in _UNSUPPORTED.items():
         if value := config.get(name):
+            config.refuse(name, value, expected)
+
+
+def refuse_unread(config: Reading) -> None:
+    """Refuse the fields that nobody asked for, as they may change the model in an unknown way.
+
+    Null, false, 0 and what is empty stand for a feature that is off. Names that begin with an
+    underscore or have a dot are no fields of models.
+    """
+    for name in sorted(config.config.keys() - config.names - _NEUTRAL):
+        if not name.startswith("_") and "." not in name and (value := config.get(name)):
+            expected = "no such field: it may change the model; if it does not, delete it"
             config.refuse(name, value, expected)
 
 
@@ -74,4 +129,5 @@ def decoder_classes(config: Reading) -> ClassifierTraits:
     """A decoder's head for classes: of the last token, or of each."""
     if architecture(config).endswith("ForTokenClassification"):
         return ClassifierTraits("each")
-    return ClassifierTraits("last", use_bias=False)
+    pad = config.number("pad_token_id", default=None, least=0)
+    return ClassifierTraits("last", use_bias=False, pad=pad)

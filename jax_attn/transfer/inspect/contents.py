@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from jax_attn.transfer.arrays import Spec
-from jax_attn.transfer.families import Config, family_of
+from jax_attn.transfer.families import Config, family_of, model_problems
 from jax_attn.transfer.families.family import Family, Place
 from jax_attn.transfer.families.traits import Traits
 from jax_attn.transfer.inspect.config import UnknownHeadsError, head_counts, lacking, seen_from
@@ -53,7 +53,11 @@ class Attention:
 
 @dataclass(frozen=True)
 class Contents:
-    """What `inspect` reads. dtypes: name -> tensors and bytes. tied: key -> whose tensor it is."""
+    """What `inspect` reads.
+
+    dtypes: name -> tensors and bytes. tied: key -> whose tensor it is. has_model: whether
+    `jax_attn.models.load` runs it; where it does not though the family is known, a note says why.
+    """
 
     family: str | None
     model_type: str | None
@@ -65,6 +69,7 @@ class Contents:
     attention: list[Attention]
     tied: dict[str, str]
     notes: list[str]
+    has_model: bool = False
 
 
 def inspect(
@@ -91,6 +96,7 @@ def inspect(
         root = family.root(known, specs)
         blocks = _blocks_of_family(family, known, specs, unreadable)
         tied, notes = _ties(family.model(known, specs), specs, tied)
+        notes += [f"no whole model: {problem}" for problem in model_problems(known)]
     # A place up to its number: decoder.block.3.
     numbered = (re.match(r".*?\d+", place) for block in blocks for place in block.places)
     layers = {match[0] for match in numbered if match}
@@ -105,6 +111,7 @@ def inspect(
         attention=_together(blocks),
         tied=dict(tied),
         notes=notes,
+        has_model=family is not None and not model_problems(known),
     )
 
 

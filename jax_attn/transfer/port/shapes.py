@@ -142,6 +142,8 @@ def wrong_axes(
         for axis, width in zip(names, arrays[path][1], strict=False):
             seen[axis][width] += 1
     widths = {axis: counts.most_common(1)[0][0] for axis, counts in seen.items()}
+    if "E" in widths:
+        widths["W"] = widths["E"]  # unless a model has them otherwise
     widths |= _config_widths(config, traits)
     for path, names in axes.items():
         name, shape = arrays[path]
@@ -197,7 +199,7 @@ def _model_widths(config: Config) -> dict[str, int]:
     """What a whole model of the config has: tables of positions may have more rows than it says."""
     family = family_of(config)
     try:
-        model = family.model_traits(config) if family and family.model_of else None
+        model = family.model_traits(config, ()) if family and family.model_of else None
     except TransferError:  # what no model does can be carried all the same
         model = None
     if model is None or model.embedding.positions is None:

@@ -1,0 +1,174 @@
+"""What models refuse, each by its name: configs, files, arguments."""
+
+import json
+import shutil
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from helpers.families.whole_models import SmallModel
+from jax_attn import models
+from jax_attn.attention.checks import ArgumentError
+from jax_attn.transfer import TransferError
+
+LONGROPE = {"rope_type": "longrope", "rope_theta": 1e4}
+
+# case, what its config says otherwise -> words of the error
+CONFIGS = {
+    "another family": ("llama", {"model_type": "mixtral"}, ("model_type", "mistral", "'mixtral'")),
+    "a family without a model": ("bert", {"model_type": "electra"}, ("model_type", "bert")),
+    "experts": ("llama", {"num_local_experts": 8}, ("num_local_experts", "null", "8")),
+    "quantized weights": ("gpt2", {"quantization_config": {"bits": 4}}, ("quantization_config",)),
+    "cross-attention": ("bert", {"add_cross_attention": True}, ("add_cross_attention", "false")),
+    "a kind of rope": ("llama", {"rope_parameters": LONGROPE}, ("rope_type", "llama3", "longrope")),
+    "a kind of attention": (
+        "bert",
+        {"position_embedding_type": "relative_key"},
+        ("position_embedding_type", "'absolute'"),
+    ),
+    "attention both ways": (
+        "gemma2",
+        {"use_bidirectional_attention": True},
+        ("use_bidirectional_attention", "false"),
+    ),
+    "an activation": ("opt", {"activation_function": "mish"}, ("activation_function", "relu")),
+    "an unknown field": ("llama", {"residual_multiplier": 0.5}, ("residual_multiplier", "0.5")),
+    "a field of another family": ("opt", {"sliding_window": 5}, ("sliding_window", "5")),
+    "two rotary settings": (
+        "llama",
+        {"rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+        ("rope_parameters", "the same as rope_scaling"),
+    ),
+    "two counts of key heads": (
+        "gpt_bigcode",
+        {"num_key_value_heads": 2},
+        ("num_key_value_heads", "1, by multi_query"),
+    ),
+    "two activations": ("gemma2", {"hidden_act": "relu"}, ("hidden_act", "hidden_activation")),
+    "kinds of too few layers": (
+        "gemma2",
+        {"layer_types": ["full_attention"]},
+        ("layer_types", "2 words"),
+    ),
+    "an epsilon that is a word": ("gpt2", {"layer_norm_epsilon": "x"}, ("layer_norm_epsilon",)),
+    "several at once": (
+        "llama",
+        {"num_local_experts": 8, "hidden_act": 3, "rms_norm_eps": -1, "unheard_of": True},
+        ("num_local_experts", "hidden_act", "rms_norm_eps", "unheard_of"),
+    ),
+}
+
+# case, what its config says otherwise -> words of the error
+SIZES = {
+    "more layers": ("llama", {"num_hidden_layers": 2**40}, ("2", "layers")),
+    "fewer layers": ("gpt2", {"n_layer": 1}, ("layers", "1")),
+    "a larger vocabulary": ("llama", {"vocab_size": 43}, ("token_embedding", "43")),
+    "wider": ("bert", {"hidden_size": 36}, ("head_dim = 9",)),
+    "a wider MLP": ("opt", {"ffn_dim": 31}, ("mlp.up", "31")),
+    "fewer positions": ("gpt2", {"n_positions": 19}, ("position_embedding", "19")),
+}
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    """Small models by name, each written once."""
+    made = {}
+
+    def get(name: str) -> SmallModel:
+        if name not in made:
+            made[name] = SmallModel(name, tmp_path_factory.mktemp("model"))
+            assert made[name].config
+        return made[name]
+
+    return get
+
+
+@pytest.mark.parametrize("name", [*CONFIGS, *SIZES])
+def test_a_config_is_refused_by_its_field(name, small, tmp_path):
+    case, change, words = (CONFIGS | SIZES)[name]
+    folder = tmp_path / "model"
+    shutil.copytree(small(case).folder, folder)
+    (folder / "config.json").write_text(json.dumps(small(case).config | change))
+    with pytest.raises(TransferError) as refused:
+        models.load(folder)
+    assert [word for word in words if word not in str(refused.value)] == []
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_so_is_that_of_an_untrained_model(name, small):
+    case, change, words = CONFIGS[name]
+    with pytest.raises(TransferError) as refused:
+        models.from_config(small(case).config | change, rngs=nnx.Rngs(0))
+    assert [word for word in words if word not in str(refused.value)] == []
+
+
+def test_fields_that_change_nothing_are_accepted(small):
+    """Those of other software, and features that are off."""
+    others = {"auto_map": {"AutoModel": "x.Y"}, "unheard_of": None, "router": 0, "n_ctx": 23}
+    models.from_config(small("gpt2").config | others, rngs=nnx.Rngs(0))
+
+
+@pytest.mark.parametrize("missing", ["config.json", "model.safetensors"])
+def test_half_a_checkpoint_is_refused(missing, small, tmp_path):
+    folder = tmp_path / "model"
+    shutil.copytree(small("gpt2").folder, folder)
+    (folder / missing).unlink()
+    with pytest.raises((TransferError, OSError), match=r"config\.json|safetensors|no "):
+        models.load(folder)
+
+
+TOKENS = np.array([[5, 7, 11], [13, 17, 19]])
+
+# what a model of 41 tokens and 23 positions is called with -> words of the error
+ARGUMENTS = {
+    "a token too large": ({"tokens": TOKENS + 30}, "tokens: expected 0 to 40, got 35 to 49"),
+    "a token below 0": ({"tokens": TOKENS - 6}, "tokens: expected 0 to 40, got -1 to 13"),
+    "tokens that are no integers": ({"tokens": TOKENS * 1.0}, "tokens: expected an array of int"),
+    "one row": ({"tokens": TOKENS[0]}, "tokens: expected (B, T) integers"),
+    "no tokens": ({"tokens": TOKENS[:, :0]}, "tokens: expected (B, T) integers"),
+    "too many": ({"tokens": np.ones((1, 24), int)}, "tokens: expected at most 23 in a row, got 24"),
+    "a length of 0": ({"lengths": np.array([3, 0])}, "lengths: expected 1 to 3, got 0 to 3"),
+    "a length too large": ({"lengths": np.array([4, 1])}, "lengths: expected 1 to 3, got 1 to 4"),
+    "lengths of other rows": ({"lengths": np.array([3])}, "lengths: expected (2,)"),
+    "lengths and a mask": (
+        {"lengths": np.array([3, 3]), "attention_mask": np.ones((2, 3), int)},
+        "lengths: expected one of lengths and attention_mask, got both",
+    ),
+    "a mask of others": (
+        {"attention_mask": np.full((2, 3), 2)},
+        "attention_mask: expected 0 and 1 alone",
+    ),
+    "a row without a token": (
+        {"attention_mask": np.array([[1, 1, 1], [0, 0, 0]])},
+        "attention_mask: expected a 1 in every row, got none in [1]",
+    ),
+    "types without a table": ({"types": TOKENS}, "types: expected None"),
+    "a position too large": ({"positions": np.arange(21, 24)}, "positions: expected 0 to 22"),
+}
+
+
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_arguments_are_refused_by_name(name, small):
+    change, words = ARGUMENTS[name]
+    model = models.load(small("gpt2").folder)
+    with pytest.raises(ArgumentError) as refused:
+        model(**({"tokens": TOKENS} | change))
+    assert words in str(refused.value)
+
+
+def test_under_jit_an_unknown_token_makes_its_row_nan(small):
+    """Values are not known there: the row shows it, and the other does not."""
+    model = models.load(small("gpt2").folder)
+    logits = nnx.jit(lambda m, x: m(x).logits)(model, jnp.asarray(TOKENS).at[0, 1].set(99))
+    assert np.isnan(logits[0, 1:]).all()
+    assert np.isfinite(logits[1]).all()
+
+
+def test_a_target_that_exists_is_left_alone(small, tmp_path):
+    (tmp_path / "kept").mkdir()
+    model = models.load(small("gpt2").folder)
+    with pytest.raises(TransferError, match="does not exist yet"):
+        models.save(model, tmp_path / "kept")
+    assert list((tmp_path / "kept").iterdir()) == []

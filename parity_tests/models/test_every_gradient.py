@@ -1,0 +1,14 @@
+"""Every gradient of every small model, in both dtypes that files have; with --long alone."""
+
+import pytest
+
+from helpers.families.whole_models import CASES, SmallModel, assert_gradients
+from jax_attn.parity.checkpoint.whole import DTYPES_OF_MODELS
+
+
+@pytest.mark.parametrize("dtype", DTYPES_OF_MODELS)
+@pytest.mark.parametrize("name", CASES)
+def test_every_gradient(name, dtype, tmp_path):
+    small = SmallModel(name, tmp_path)
+    assert small.config
+    assert_gradients(small.of(dtype))

@@ -23,7 +23,7 @@ WHERE = {
     "inspect": (transfer, "load_checkpoint", ("inspect", "SOURCE")),
     "port": (transfer, "load_checkpoint", ("port", "SOURCE", "OUT", "--to", "flax")),
     "verify": (process_pool, "run", ("verify", "--backend", "cpu", "-k", "plain_mha")),
-    "verify a checkpoint": (transfer, "load_checkpoint", ("verify", "SOURCE")),
+    "verify a checkpoint": (transfer, "load_checkpoint", ("verify", "--attention", "SOURCE")),
     "bench": (Session, "__enter__", ("bench", "--output", "OUT")),
 }
 

@@ -1,4 +1,4 @@
-"""Small checkpoints on disk, named as torch's modules are, and `jax-attn verify` run on them."""
+"""Small checkpoints on disk, named as torch's modules are, and their attention verified."""
 
 import json
 
@@ -14,7 +14,7 @@ PASS, FAIL, USAGE, INCONCLUSIVE = 0, 1, 2, 4
 
 
 def run(*args):
-    return CliRunner().invoke(main, ["verify", *map(str, args)])
+    return CliRunner().invoke(main, ["verify", "--attention", *map(str, args)])
 
 
 def document(*args, status=PASS):

@@ -125,7 +125,7 @@ ROWS = {
         "llama",
         3,
         H=10,
-        does={"qk_norm": {"kind": "rms", "epsilon": 1e-6}},
+        does={"qk_norm": {"kind": "rms", "epsilon": 1e-6, "adds_one": False}},
     ),
 }
 

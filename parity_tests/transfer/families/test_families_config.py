@@ -50,7 +50,7 @@ WRONG = {
     "bloom": ({"hidden_size": 0, "n_head": "8", "n_layer": 1.5}, "hidden_size n_head n_layer"),
     "gpt_neox": (
         {"hidden_size": 64, "num_attention_heads": 8, "rotary_pct": 9, "attention_bias": "no"},
-        "partial_rotary_factor_or_rotary_pct attention_bias",
+        "rotary_pct attention_bias",
     ),
     "gpt_neox, by two names": (
         {"partial_rotary_factor": 0.5, "rotary_pct": "x", "rotary_emb_base": 0},

@@ -210,8 +210,8 @@ BAD = {
         lambda held: held | {Q.replace("1", "9" * 5000): held[Q]}, said=("no row takes it",)
     ),
     "a family that is not known": Bad(
-        config={"model_type": "gemma2"},
-        said=("gemma2 is not among the supported families", "llama", "OUT --to flax --layout"),
+        config={"model_type": "cohere"},
+        said=("cohere is not among the supported families", "llama", "OUT --to flax --layout"),
     ),
     "a config that names no family": Bad(
         config={"model_type": None},

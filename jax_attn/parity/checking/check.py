@@ -30,11 +30,12 @@ from jax_attn.parity.checking.canaries import (
 )
 from jax_attn.parity.checking.chosen import chosen, note
 from jax_attn.parity.checking.estimate import announce_memory, shown
-from jax_attn.parity.checking.prepared import Prepared, judge_port
+from jax_attn.parity.checking.prepared import NARROW, Prepared, judge_port
 from jax_attn.parity.checking.read_numbers import read_numbers
 from jax_attn.parity.checking.reference_errors import without_reference_errors
 from jax_attn.parity.checking.unreached import unreached
 from jax_attn.parity.checking.weights import compare_weights
+from jax_attn.parity.judge.budget import RUNS
 from jax_attn.parity.judge.compare import Verdict
 from jax_attn.parity.judge.result import Result, StandingNote
 from jax_attn.parity.judge.text import joined, quoted
@@ -122,7 +123,16 @@ def check(
         raise TypeError("\n".join(problems))
     names = None if parameters is None else chosen(reference, parameters)
     called = Reference(reference, reference_call, both_given, names)
-    prepared = Prepared(called, dtype, gradients=gradients, seed=seed, watch=shown)
+    is_large = sum(p.numel() for p in reference.parameters()) > _LARGE
+    prepared = Prepared(
+        called,
+        dtype,
+        gradients=gradients,
+        seed=seed,
+        watch=shown,
+        runs=_FEWER_RUNS if is_large else RUNS,
+        as_jax=is_large and dtype in NARROW,
+    )
     with ids_named(called):
         outputs = prepared.inference
     if problems := output_problems(called, outputs):
@@ -132,7 +142,7 @@ def check(
             "reference: expected the same outputs each time, got others on the same inputs; is it "
             "in training mode, with dropout? call .eval() first"
         )
-    announce_memory(reference)
+    announce_memory(reference, names)
     weights = compare_weights(reference, port, layout)
     passed_over = weights.passed_over
     limited: tuple[str, ...] = ()
@@ -186,6 +196,10 @@ def _explained(
 
     return explain_result(result, reference, port, layout)
 
+
+_LARGE, _FEWER_RUNS = 2**24, 12
+"""Of a module with more parameters, runs take seconds each: the budgets are of fewer, and in a
+narrow dtype those are made at once that allow for what JAX stores."""
 
 _AS_JAX = (
     "what fails the budget of sums and softmaxes in float32, as torch has them, is judged by that "

@@ -10,10 +10,10 @@ from jax_attn.environment import free_memory
 from jax_attn.parity.run.reference import Runs
 from jax_attn.progress import counting
 
-# Bytes a parameter: the copy in float64, the gradients of two runs, the centre's, their sums of
-# squares and budgets, the squares of products; then the port's. BERT of 109 million
-# parameters takes 55.
-_BYTES = 55
+# Bytes a parameter: the copy in float64; where its gradient is compared, the gradients of two
+# runs, the centre's, their sums of squares and budgets, the squares of products; then the port's.
+# BERT of 109 million parameters takes 55.
+_BYTES, _BYTES_COMPARED = 8, 47
 _LONG = 20.0
 
 
@@ -40,18 +40,23 @@ def shown(runs: Runs, total: int) -> Runs:
             show(done)
 
 
-def announce_memory(module: torch.nn.Module) -> None:
-    """One line on stderr, where the check of a module will take half of the free memory."""
-    if line := memory(sum(p.numel() for p in module.parameters()), free_memory()):
+def announce_memory(module: torch.nn.Module, names: frozenset[str] | None = None) -> None:
+    """One line on stderr, where the check of a module will take half of the free memory.
+
+    names: the parameters whose gradients are compared; None: all.
+    """
+    sizes = {name: p.numel() for name, p in module.named_parameters()}
+    compared = sum(n for name, n in sizes.items() if names is None or name in names)
+    if line := memory(sum(sizes.values()), compared, free_memory()):
         print(line, file=sys.stderr, flush=True)
 
 
-def memory(parameters: int, free: int | None) -> str | None:
+def memory(parameters: int, compared: int, free: int | None) -> str | None:
     """What to say of a check of so many parameters; None of a small one.
 
-    free: bytes of memory, None where that is not known.
+    compared: those whose gradients are. free: bytes of memory, None where that is not known.
     """
-    needs = _BYTES * parameters
+    needs = _BYTES * parameters + _BYTES_COMPARED * compared
     if free is None or needs <= free / 2:
         return None
     return (

@@ -21,6 +21,8 @@ from jax_attn.parity.run.inputs_and_runs import COMPARED, SECOND, Arrays, Run, w
 from jax_attn.parity.run.port import Port, float_dtype, full_precision
 from jax_attn.parity.run.reference import Reference, Watch, unwatched
 
+NARROW = ("bfloat16", "float16")
+
 _RUNS_OF_FLOAT64 = 4
 # Of eight numbers in bfloat16, 16 runs gave budgets from .06 to .12 of their scale, 64 runs .08.
 _FEW, _MORE = 2**10, 4
@@ -212,7 +214,7 @@ class Prepared:
     @property
     def is_judged_again(self) -> bool:
         """Whether what fails is judged by another budget, too, as `judged_again` has it."""
-        return self.dtype in ("bfloat16", "float16") and not self.as_jax
+        return self.dtype in NARROW and not self.as_jax
 
     def judged_again(self, result: Result, judge: Callable[["Prepared"], Result]) -> Result:
         """In a narrow dtype, what fails is judged by the budget of what JAX stores, too.

@@ -5,6 +5,7 @@ either side, by lengths, and by a cache.
 """
 
 import contextlib
+import gc
 import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -180,6 +181,8 @@ class Pair:
                 parameters=group if len(groups) > 1 else None,
             )
             results.append(result.explained() if explain else replace(result, explainer=None))
+            del result
+            gc.collect()  # a check's copies of the reference lie in cycles
         limited = {note(self.reference, frozenset(group)) for group in groups}
         return _joined(results, limited if len(groups) > 1 else set())
 

@@ -17,7 +17,7 @@ from jax_attn.transfer.arrays import specs
 from jax_attn.transfer.families import Config, model_family
 
 DTYPES_OF_MODELS = ("float32", "bfloat16")
-LAYER_PART = 2**25
+LAYER_PART = 3 * 2**24
 """Likewise as `PART`, of a single layer, which is verified where memory is short."""
 _BYTES, _BYTES_COMPARED = 28, 47
 """A parameter takes as many bytes: on both sides, and as far as its gradient is compared."""

@@ -12,18 +12,19 @@ import json
 import resource
 import subprocess
 import sys
+import tempfile
 import time
 from typing import Any
 
 import jax
 import numpy as np
 import torch
-from flax import nnx
 from measuring import keep, seconds
 from transformers import BertConfig, BertModel
 
+from jax_attn import models as whole_models
 from jax_attn import parity, transfer
-from jax_attn.models.bert import BertEncoder
+from jax_attn.models import Model
 from jax_attn.parity.run.inputs_and_runs import Inputs
 from jax_attn.parity.run.port import Port, forward_and_gradients
 from jax_attn.parity.run.reference import Reference
@@ -41,7 +42,7 @@ B, T, LONGEST = 2, 64, 1024
 ROWS = [*((size, T) for size in SIZES), *(("1M", length) for length in LENGTHS)]
 
 
-def models(size: str) -> tuple[BertModel, BertEncoder, transfer.Layout]:
+def models(size: str) -> tuple[BertModel, Model, transfer.Layout]:
     """The same weights on both sides."""
     D, N, layers, width, words = SIZES[size]
     torch.manual_seed(0)
@@ -55,11 +56,10 @@ def models(size: str) -> tuple[BertModel, BertEncoder, transfer.Layout]:
         attn_implementation="eager",
     )
     reference = BertModel(config, add_pooling_layer=False).eval()
-    sizes = (words, LONGEST, 2, D, N, layers, width)
-    port = BertEncoder(*sizes, has_pooler=False, rngs=nnx.Rngs(0))
-    layout = BERT.model(config.to_dict(), reference.state_dict())
-    transfer.load(port, reference.state_dict(), layout)
-    return reference, port, layout
+    with tempfile.TemporaryDirectory() as folder:
+        reference.save_pretrained(folder)
+        port = whole_models.load(folder)
+    return reference, port, BERT.model(config.to_dict(), reference.state_dict())
 
 
 def theirs(model: BertModel, tokens: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
@@ -68,9 +68,9 @@ def theirs(model: BertModel, tokens: torch.Tensor, lengths: torch.Tensor) -> tor
     return hidden_BTD * own_BT[..., None].to(hidden_BTD.dtype)
 
 
-def ours(model: BertEncoder, tokens: jax.Array, lengths: jax.Array) -> jax.Array:
+def ours(model: Model, tokens: jax.Array, lengths: jax.Array) -> jax.Array:
     own_BT = jax.numpy.arange(tokens.shape[1]) < lengths[:, None]
-    return model(tokens, lengths) * own_BT[..., None]
+    return model(tokens, lengths).hidden * own_BT[..., None]
 
 
 def peak() -> float:
@@ -78,7 +78,7 @@ def peak() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
-def floor(reference: BertModel, port: BertEncoder, inputs: dict[str, np.ndarray]) -> dict:
+def floor(reference: BertModel, port: Model, inputs: dict[str, np.ndarray]) -> dict:
     """Seconds of what no check does without; after the check, whose memory it does not add to."""
     given = Inputs.of(inputs, np.dtype(np.float32))
     called = Reference(reference, theirs, given)

@@ -61,7 +61,8 @@ BACKENDS = (*devices.KINDS, "all")
 @click.option(
     "--model",
     is_flag=True,
-    help="Verify the whole model of CHECKPOINT, which is the default where there is a model here.",
+    help="Verify the whole model of CHECKPOINT. Without this option, one that jax_attn.models does "
+    "not have is no error: its attention is verified alone.",
 )
 @click.option(
     "--layers",
@@ -118,11 +119,11 @@ def command(
     dtype, mask, shape, transform) that can occur together; --all also runs the other combinations.
 
     With CHECKPOINT (a safetensors or torch file, or a folder of shards), load its model in
-    transformers and in jax_attn.models, and compare hidden states, logits and the gradient of every
-    parameter, in float32 and bfloat16. A model that does not fit into memory is verified layer by
-    layer with --layers. Where there is no model of its family here, or with --attention, find the
-    attention layers, rebuild each in torch and in Flax, and compare the two; this verifies the
-    attention weights, not the whole model.
+    transformers and in jax_attn.models, and compare the last hidden states, logits and the gradient
+    of every parameter, in float32 and bfloat16. A model that does not fit into memory is verified
+    layer by layer with --layers. For families that jax_attn.models does not have, or with
+    --attention, find the attention layers, rebuild each in torch and in Flax, and compare the two;
+    this verifies the attention weights, not the whole model.
     """
     expect_one_mode(context)
     shared = {"dtypes": dtypes, "pattern": pattern, "report": report, "as_json": as_json}

@@ -2,8 +2,9 @@
 
 import os
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -12,6 +13,11 @@ from jax_attn.cli.verify_outcome import Outcome
 
 if TYPE_CHECKING:
     from jax_attn.transfer.families import Config
+    from jax_attn.transfer.problems import Problem
+
+_ONLY_ATTENTION = "only the attention is verified, as the whole model cannot be"
+_USUAL = ("model.safetensors", "model.safetensors.index.json")
+"""The files that transformers looks for first."""
 
 
 class Scope(NamedTuple):
@@ -25,6 +31,11 @@ class Scope(NamedTuple):
     attention: bool = False
     num_heads: int | None = None
     num_kv_heads: int | None = None
+
+    @property
+    def asks_for_model(self) -> bool:
+        """Whether nothing less will do."""
+        return self.model or bool(self.layers)
 
 
 def expect_torch_side(path: Path) -> None:
@@ -50,9 +61,17 @@ def verify_checkpoint(path: Path, scope: Scope, *, explain: bool, shown: bool) -
 
     try:
         config = read_config(path)
-        if _is_whole(path, config, scope):
-            return _verify_model(path, config or {}, scope.layers, explain=explain, shown=shown)
-        return _verify_attention(path, config, scope, explain=explain, shown=shown)
+        problems = _model_problems(path, config, scope)
+        options: Any = {"explain": explain, "shown": shown}
+        if problems is None:
+            return _verify_attention(path, config, scope, **options)
+        if not problems and config is not None:
+            return _verify_model(path, config, scope, **options)
+        if scope.asks_for_model:
+            raise TransferError("verifying the whole model", problems)
+        why = f"{_ONLY_ATTENTION}: {'; '.join(map(str, problems))}"
+        click.echo(why, err=True)
+        return _verify_attention(path, config, scope, **options, notes=(why,))
     except UnknownHeadsError as error:
         raise click.UsageError(str(error)) from error
     except TransferError as error:
@@ -60,33 +79,32 @@ def verify_checkpoint(path: Path, scope: Scope, *, explain: bool, shown: bool) -
     except OSError as error:
         raise WrongInput(str(error)) from error
     except MemoryError as error:
-        missing(f"{error}: verify some of its layers, with --layers 0, for example")
+        fewer = "" if scope.layers else "; verify single layers: --layers 0, for example"
+        missing(f"{error}{fewer}")
 
 
-def _is_whole(path: Path, config: "Config | None", scope: Scope) -> bool:
-    """Whether the model is verified; where it cannot be and was not asked for, why, on stderr."""
-    from jax_attn.transfer import TransferError
+def _model_problems(path: Path, config: "Config | None", scope: Scope) -> "list[Problem] | None":
+    """Why the whole model cannot be verified; None where it is not to be."""
     from jax_attn.transfer.families import model_problems
+    from jax_attn.transfer.problems import Problem
 
-    asked = scope.model or bool(scope.layers)
-    if scope.attention or (not asked and (scope.num_heads or scope.num_kv_heads)):
-        return False
-    problems = model_problems(config or {})
-    if problems and asked:
-        raise TransferError("verifying the whole model", problems)
-    if problems:
-        why = "; ".join(map(str, problems))
-        click.echo(f"only the attention is verified, as there is no whole model: {why}", err=True)
-    return not problems
+    if scope.attention or (not scope.asks_for_model and (scope.num_heads or scope.num_kv_heads)):
+        return None
+    if config is None:
+        return [Problem("file", str(path), "expected a config.json beside the tensors, got none")]
+    if not path.is_dir() and path.name not in _USUAL:
+        text = "expected a folder, in which transformers finds the file by itself"
+        return [Problem("file", str(path), text, f"pass {path.parent}")]
+    return model_problems(config)
 
 
 def _verify_model(
-    path: Path, config: "Config", layers: tuple[int, ...], *, explain: bool, shown: bool
+    path: Path, config: "Config", scope: Scope, *, explain: bool, shown: bool
 ) -> Outcome:
     from jax_attn.cli.common.progress import tracked
     from jax_attn.parity.checkpoint import whole
 
-    if layers:
+    if layers := scope.layers:
         names = whole.names_of_layers(layers)
         results = whole.verify_layers(path, config, layers, explain=explain)
     else:
@@ -97,8 +115,15 @@ def _verify_model(
 
 
 def _verify_attention(
-    path: Path, config: "Config | None", scope: Scope, *, explain: bool, shown: bool
+    path: Path,
+    config: "Config | None",
+    scope: Scope,
+    *,
+    explain: bool,
+    shown: bool,
+    notes: tuple[str, ...] = (),
 ) -> Outcome:
+    """notes: what each result says besides."""
     from jax_attn.cli.common.progress import tracked
     from jax_attn.parity.checkpoint.layer import verify_layer
     from jax_attn.parity.checkpoint.survey import survey
@@ -109,6 +134,7 @@ def _verify_attention(
         layers = survey(checkpoint, config, scope.num_heads, scope.num_kv_heads)
         for name, times in Counter(pattern(layer.name) for layer in layers).items():
             click.echo(f"found {name}, {times} times", err=True)
-        batches = ([verify_layer(layer, checkpoint, explain=explain)] for layer in layers)
+        results = (verify_layer(layer, checkpoint, explain=explain) for layer in layers)
+        batches = ([replace(r, notes=(*notes, *r.notes))] for r in results)
         names = [layer.name for layer in layers]
         return Outcome(names, shown).collect(tracked(batches, len(layers)))

@@ -21,11 +21,12 @@ from jax_attn.transfer.families.traits import (
 class Reads(NamedTuple):
     """What a model reads of positions and masks, in whichever of its layers.
 
-    turns: rotary positions. is_causal: in every layer. alibi: its traits and the number of heads;
-    None for none.
+    turns: rotary positions. stretches: rotary frequencies that depend on the length. is_causal: in
+    every layer. alibi: its traits and the number of heads; None for none.
     """
 
     turns: bool
+    stretches: bool
     is_causal: bool
     alibi: tuple[BiasTraits, int] | None
 
@@ -35,6 +36,7 @@ class Reads(NamedTuple):
         biases = [(a.bias, a.sizes.num_heads) for a in layers if a.bias is not None]
         return cls(
             turns=any(a.rotary is not None for a in layers),
+            stretches=any(a.rotary is not None and a.rotary.stretches for a in layers),
             is_causal=all(a.is_causal for a in layers),
             alibi=biases[0] if biases else None,
         )
@@ -89,6 +91,9 @@ def cache_problems(reads: Reads) -> list[str]:
     found = [] if reads.is_causal else ["cache: expected a causal model, whose tokens see no later"]
     if reads.alibi is not None:
         found.append("cache: expected a model without ALiBi, whose biases no cache carries yet")
+    if reads.stretches:
+        expected = "rotary frequencies that do not depend on the length"
+        found.append(f"cache: expected {expected}, got DynamicNTK")
     return found
 
 

@@ -1,6 +1,7 @@
 """Models from checkpoints and configs, and back into files, every weight through a table."""
 
 import json
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -18,7 +19,7 @@ from jax_attn.transfer import Layout, Problem, TransferError, export, flatten, l
 from jax_attn.transfer import load as load_tensors
 from jax_attn.transfer.arrays import LazyMapping, Spec, read, specs
 from jax_attn.transfer.families import Config, model_family
-from jax_attn.transfer.families.config import Reading
+from jax_attn.transfer.families.config import Reading, reading
 from jax_attn.transfer.families.traits import ModelTraits
 from jax_attn.transfer.families.whole import architecture
 from jax_attn.transfer.files.prefixes import unwrapped
@@ -63,8 +64,10 @@ def load(path: str | Path, *, dtype: DTypeLike | None = None, sharding: Placing 
     path = Path(path)
     config = read_config(path)
     if config is None:
+        is_there = os.path.lexists(path)
         text = "expected a config.json beside the tensors, got none"
-        raise _error([Problem("file", str(path), text)])
+        absent = "expected a folder or a file, which does not exist; nothing is downloaded"
+        raise _error([Problem("file", str(path), text if is_there else absent)])
     family = model_family(config)
     is_flax = files.side_of(path) == "flax"
     tensors: Any = files.read_again(path) if is_flax else load_checkpoint(path)
@@ -142,13 +145,14 @@ def save(model: Model, path: str | Path, *, to: Literal["torch", "flax"] = "torc
     path = Path(path)
     if problems := files.refused_target(path):
         raise _error(problems)
-    config = json.loads(origin.config)
-    named = export(model, model_family(config).model(config, origin.keys))
-    tensors = flatten(model) if to == "flax" else named
+    config, tensors, keys = json.loads(origin.config), flatten(model), origin.keys
+    if to == "torch" or not keys:
+        named = export(model, model_family(config).model(config, keys))
+        tensors, keys = named if to == "torch" else tensors, keys or tuple(named)
     config |= {"dtype": str(model.token_embedding.embedding[...].dtype)}
     config.pop("torch_dtype", None)
     record = {"to": to, "family": model_family(config).name, "passed_over": {}}
-    record["keys"] = list(origin.keys or named)
+    record["keys"] = list(keys)
     with staging.staged(path) as folder:
         text = f"{json.dumps(config, indent=2)}\n".encode()
         files.write_all(folder, tensors, {"config.json": text}, record)
@@ -157,8 +161,6 @@ def save(model: Model, path: str | Path, *, to: Literal["torch", "flax"] = "torc
 def _flax_shapes(
     layout: Layout, described: Mapping[str, Spec], traits: ModelTraits
 ) -> dict[str, tuple[int, ...]]:
-    if not traits.blocks:
-        raise _error([Problem("refused", "config.json", "expected at least one layer, got none")])
     shapes = {key: spec.shape for key, spec in described.items()}
     return layout.shapes(shapes, traits.blocks[0].attention.sizes)
 
@@ -211,8 +213,9 @@ def _heads_of_class(traits: ModelTraits, config: Config) -> dict[str, int]:
         endings = ", ".join(f"…{end}" for end in _CLASSES)
         text = f"expected one of {endings}, got {named}"
         raise _error([Problem("refused", "config.json architectures", text)])
-    labels = config.get("id2label") or {}
-    count = len(labels) or config.get("num_labels") or 2
+    with reading(config) as read:
+        labels = read.inside("id2label").config
+        count = len(labels) or read.number("num_labels", default=2)
     D = traits.embed_dim
     outputs = {"lm_head": traits.embedding.vocab_size, "pooler": D, "seq_relationship": 2}
     outputs |= {"classifier": count, "qa_outputs": 2}

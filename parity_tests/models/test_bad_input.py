@@ -18,7 +18,7 @@ LONGROPE = {"rope_type": "longrope", "rope_theta": 1e4}
 # case, what its config says otherwise -> words of the error
 CONFIGS = {
     "another family": ("llama", {"model_type": "mixtral"}, ("model_type", "mistral", "'mixtral'")),
-    "a family without a model": ("bert", {"model_type": "electra"}, ("model_type", "bert")),
+    "a family without a model": ("bert", {"model_type": "electra"}, ("no model", "electra")),
     "experts": ("llama", {"num_local_experts": 8}, ("num_local_experts", "null", "8")),
     "quantized weights": ("gpt2", {"quantization_config": {"bits": 4}}, ("quantization_config",)),
     "cross-attention": ("bert", {"add_cross_attention": True}, ("add_cross_attention", "false")),
@@ -62,8 +62,12 @@ CONFIGS = {
 
 # case, what its config says otherwise -> words of the error
 SIZES = {
-    "more layers": ("llama", {"num_hidden_layers": 2**40}, ("2", "layers")),
-    "fewer layers": ("gpt2", {"n_layer": 1}, ("layers", "1")),
+    "more layers": (
+        "llama",
+        {"num_hidden_layers": 2**40},
+        (f"expected attention in {2**40} layers", "but none in [2, 3"),
+    ),
+    "fewer layers": ("gpt2", {"n_layer": 1}, ("expected attention in 1 layers", "got it in [1]")),
     "a larger vocabulary": ("llama", {"vocab_size": 43}, ("token_embedding", "43")),
     "wider": ("bert", {"hidden_size": 36}, ("head_dim = 9",)),
     "a wider MLP": ("opt", {"ffn_dim": 31}, ("mlp.up", "31")),
@@ -110,13 +114,31 @@ def test_fields_that_change_nothing_are_accepted(small):
     models.from_config(small("gpt2").config | others, rngs=nnx.Rngs(0))
 
 
-@pytest.mark.parametrize("missing", ["config.json", "model.safetensors"])
+HALVES = {
+    "config.json": r"expected a config\.json",
+    "model.safetensors": r"expected \*\.safetensors",
+}
+
+
+@pytest.mark.parametrize("missing", HALVES)
 def test_half_a_checkpoint_is_refused(missing, small, tmp_path):
     folder = tmp_path / "model"
     shutil.copytree(small("gpt2").folder, folder)
     (folder / missing).unlink()
-    with pytest.raises((TransferError, OSError), match=r"config\.json|safetensors|no "):
+    with pytest.raises(TransferError, match=HALVES[missing]):
         models.load(folder)
+
+
+def test_the_name_of_a_hub_is_no_folder():
+    with pytest.raises(TransferError, match="does not exist; nothing is downloaded"):
+        models.load("org/name")
+
+
+@pytest.mark.parametrize("field", [{"id2label": 3}, {"id2label": None, "num_labels": "x"}])
+def test_labels_that_are_none_are_refused(field, small):
+    config = small("gpt2").config | {"architectures": ["GPT2ForSequenceClassification"]} | field
+    with pytest.raises(TransferError, match=r"id2label|num_labels"):
+        models.from_config(config, rngs=nnx.Rngs(0))
 
 
 TOKENS = np.array([[5, 7, 11], [13, 17, 19]])

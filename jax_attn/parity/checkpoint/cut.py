@@ -5,11 +5,11 @@ transformers and `jax_attn.models` read it like any other checkpoint, and a mode
 into memory is verified layer by layer.
 """
 
+import contextlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -24,49 +24,71 @@ ROWS = 512
 """Rows of the vocabulary that a cut has, where the model has as many."""
 
 
-def cut(path: Path, config: Config, layer: int, folder: Path) -> Config:
-    """Write one layer of a checkpoint, and what is beside the layers, into a folder.
+def problems(path: Path, config: Config, layers: Iterable[int]) -> list[Problem]:
+    """Why some of these layers cannot be cut out of a checkpoint; no tensor is read.
 
-    path: the checkpoint, of a family that has a model. folder: an empty one. Returns the config of
-    the cut. Raises TransferError for a layer that the checkpoint lacks, and for one that does what
-    only its number tells, which a model of a single layer cannot do.
+    path: the checkpoint, of a family that has a model. A layer may be absent, or do what only its
+    number tells, which a model of a single layer cannot do.
     """
     family = model_family(config)
     with load_checkpoint(path) as tensors:
-        named, problems = unwrapped(tensors)
+        named, found = unwrapped(tensors)
         described, unreadable = specs(named)
-        if problems := [*problems, *unreadable]:
-            raise TransferError(f"layer {layer}", problems)
-        stem = _stem(family, config, described, layer)
-        cut_config = _config(family, config, layer)
-        kept = Renamed(named, _names(described, stem, layer))
+    found = [*found, *unreadable]
+    stems = _stems(family, config, described)
+    there = f"the layers 0 to {max(stems)}" if stems else "layers, of which the file has none"
+    for layer in layers:
+        if layer not in stems:
+            text = f"expected one of {there}, got {layer}"
+            found.append(Problem("missing", "--layers", text))
+        elif _config(family, config, layer) is None:
+            text = (
+                f"layer {layer} does what only its number tells, as with "
+                "scale_attn_by_inverse_layer_idx, and the only layer of a model has no such number"
+            )
+            found.append(Problem("refused", "--layers", text, "verify the whole model"))
+    return found
+
+
+def cut(path: Path, config: Config, layer: int, folder: Path) -> Config:
+    """Write one layer of a checkpoint, and what is beside the layers, into a folder.
+
+    layer: one of which `problems` has none. folder: an empty one. Returns the config of the cut.
+    """
+    family = model_family(config)
+    cut_config = _config(family, config, layer)
+    assert cut_config is not None
+    with load_checkpoint(path) as tensors:
+        named, _ = unwrapped(tensors)
+        stem = _stems(family, config, named)[layer]
+        kept = Renamed(named, _names(named, stem, layer))
         vocab_size = family.model_traits(config, ()).embedding.vocab_size
-        save_checkpoint(folder / "model.safetensors", _Cut(kept, vocab_size))
+        save_checkpoint(folder / "model.safetensors", _Cut(kept, stem, vocab_size))
     (folder / "config.json").write_text(json.dumps(cut_config, indent=2), encoding="utf-8")
     return cut_config
 
 
-def _stem(family: Family, config: Config, keys: Mapping[str, Any], layer: int) -> str:
-    """What precedes the number of a layer in its keys: "model.layers."."""
+def _stems(family: Family, config: Config, keys: Iterable[str]) -> dict[int, str]:
+    """The number of each layer -> what precedes it in the layer's keys: "model.layers."."""
     stems = {}
     for place in family.blocks(config, keys):
         stem, number, _ = re.split(r"(\d+)", place.torch, maxsplit=1)
         stems[int(number)] = stem
-    if layer in stems:
-        return stems[layer]
-    text = f"expected one of the layers 0 to {max(stems)}" if stems else "the file has no layers"
-    raise TransferError(f"layer {layer}", [Problem("missing", "--layers", f"{text}, got {layer}")])
+    return stems
 
 
-def _names(keys: Mapping[str, Any], stem: str, layer: int) -> dict[str, str]:
+def _names(keys: Iterable[str], stem: str, layer: int) -> dict[str, str]:
     """Key in the cut, whose only layer is the first -> key in the file."""
     own = f"{stem}{layer}."
     names = {f"{stem}0.{k.removeprefix(own)}": k for k in keys if k.startswith(own)}
     return names | {k: k for k in keys if not re.match(rf"{re.escape(stem)}\d+\.", k)}
 
 
-def _config(family: Family, config: Config, layer: int) -> Config:
-    """The config of a model of that layer alone, which does there what the whole model does."""
+def _config(family: Family, config: Config, layer: int) -> Config | None:
+    """The config of a model of that layer alone, which does there what the whole model does.
+
+    None where there is no such config.
+    """
     wanted = family.model_traits(config, (layer,)).blocks
     rows = min(ROWS, family.model_traits(config, ()).embedding.vocab_size)
     small = {**config, "vocab_size": rows} | {name: 1 for name in LAYERS if name in config}
@@ -76,24 +98,22 @@ def _config(family: Family, config: Config, layer: int) -> Config:
     # What the number of a layer tells in the whole model, the cut says by name.
     named = small | {"layer_types": [LAYER_KINDS[wanted[0].attention.window is not None]]}
     for candidate in (small, named):
-        try:
+        with contextlib.suppress(TransferError):
             if family.model_traits(candidate).blocks == wanted:
                 return candidate
-        except TransferError:
-            continue
-    text = (
-        f"layer {layer} does what only its number tells (scale_attn_by_inverse_layer_idx, for "
-        "example), and a model of one layer has no such number: verify the whole model"
-    )
-    raise TransferError(f"layer {layer}", [Problem("refused", "--layers", text)])
+    return None
 
 
 class _Cut(LazyMapping[np.ndarray]):
-    """Tensors, but of what has a row for each token of the vocabulary only the first rows."""
+    """Tensors, but of what has a row for each token of the vocabulary only the first rows.
 
-    def __init__(self, tensors: Renamed, vocab_size: int):
+    Beside the layers these are told by their length; a file in which another tensor has it does not
+    load.
+    """
+
+    def __init__(self, tensors: Renamed, stem: str, vocab_size: int):
         super().__init__(tensors)
-        self._tensors, self._vocab_size = tensors, vocab_size
+        self._tensors, self._stem, self._vocab_size = tensors, stem, vocab_size
 
     def __getitem__(self, key: str) -> np.ndarray:
         array, (shape, _) = self._tensors.mapped(key), self.describe(key)
@@ -102,6 +122,6 @@ class _Cut(LazyMapping[np.ndarray]):
     def describe(self, key: str) -> Spec:
         """Shape and dtype name of one tensor, unread."""
         (*shape,), dtype = self._tensors.describe(key)
-        if shape[:1] == [self._vocab_size]:
+        if shape[:1] == [self._vocab_size] and not key.startswith(self._stem):
             shape[0] = min(ROWS, self._vocab_size)
         return Spec(tuple(shape), dtype)

@@ -1,7 +1,7 @@
 """transformers' model and ours, from the same folder: what both are called with, and the check.
 
-What is compared are hidden states, logits and the gradient of every parameter, for rows padded on
-either side, by lengths, and by a cache.
+What is compared are the last hidden states, logits and the gradient of every parameter, for rows
+padded on either side, by lengths, and by a cache.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ import torch
 from flax import nnx
 
 from jax_attn.models import Model, load
-from jax_attn.models.inputs import longest
+from jax_attn.models.inputs import cache_problems, longest
 from jax_attn.models.model import HEADS
 from jax_attn.parity.checking.check import check
 from jax_attn.parity.checking.chosen import note
@@ -77,7 +77,8 @@ class Pair:
         if (positions := embedding.positions) is not None:
             T = min(T, longest(positions))
         rng = np.random.default_rng(zlib.crc32(self.dtype.encode()))
-        pad = getattr(self.reference.config, "pad_token_id", None) or 0
+        pad = getattr(self.reference.config, "pad_token_id", None)
+        pad = pad if pad is not None and 0 <= pad < embedding.vocab_size else 0
         ids = np.delete(np.arange(embedding.vocab_size), pad)
         mask = np.ones((3, T), np.int32)
         mask[1, T - T // 3 :] = mask[2, : T // 4] = 0
@@ -94,13 +95,7 @@ class Pair:
     @property
     def has_cache(self) -> bool:
         """Whether the model can go on from a cache."""
-        blocks = [block.attention for block in self.traits.blocks]
-        return all(
-            b.is_causal
-            and b.bias is None
-            and not (b.rotary and b.rotary.scaling and b.rotary.scaling[0] == "DynamicNTK")
-            for b in blocks
-        )
+        return not cache_problems(self.port.reads)
 
     def call_reference(self, module: Any, tokens: Any, mask: Any, types: Any = None) -> dict:
         """What transformers gives, under as many names as the port is called in ways."""
@@ -194,15 +189,19 @@ def _reference(
 
     Raises TransferError for what transformers would draw at random.
     """
-    with _quiet():
-        model, loaded = kind.from_pretrained(
-            beside(path),
-            dtype=getattr(torch, dtype),
-            # Beside ALiBi transformers chooses: Falcon's eager attention adds the bias twice.
-            attn_implementation=None if has_alibi else "eager",
-            local_files_only=True,
-            output_loading_info=True,
-        )
+    try:
+        with _quiet():
+            model, loaded = kind.from_pretrained(
+                beside(path),
+                dtype=getattr(torch, dtype),
+                # Beside ALiBi transformers chooses: Falcon's eager attention adds the bias twice.
+                attn_implementation=None if has_alibi else "eager",
+                local_files_only=True,
+                output_loading_info=True,
+            )
+    except (ValueError, AssertionError, RuntimeError, OSError) as error:
+        problem = Problem("refused", kind.__name__, f"transformers raises {error}")
+        raise TransferError(f"reading {path} by transformers", [problem]) from error
     missing = sorted(map(str, (*loaded["missing_keys"], *loaded["mismatched_keys"])))
     if missing:
         text = "expected a tensor of this name and of the shape that config.json gives; got none"

@@ -1,5 +1,6 @@
 """A whole checkpoint, or some of its layers: the verdicts on the model that models.load gives."""
 
+import gc
 import importlib.util
 import math
 import tempfile
@@ -8,22 +9,23 @@ from dataclasses import replace
 from pathlib import Path
 
 from jax_attn.environment import free_memory
-from jax_attn.parity.checkpoint.cut import cut
+from jax_attn.parity.checkpoint import cut as cutting
 from jax_attn.parity.checkpoint.layer import unmeasured
 from jax_attn.parity.checkpoint.pair import PART, Pair
 from jax_attn.parity.judge.result import Result
-from jax_attn.transfer import load_checkpoint
+from jax_attn.transfer import TransferError, load_checkpoint
 from jax_attn.transfer.arrays import specs
 from jax_attn.transfer.families import Config, model_family
 
 DTYPES_OF_MODELS = ("float32", "bfloat16")
 LAYER_PART = 3 * 2**24
-"""Likewise as `PART`, of a single layer, which is verified where memory is short."""
+"""Like `PART`, for a single layer: smaller, as layers are verified where memory is short."""
 _BYTES, _BYTES_COMPARED = 28, 47
-"""A parameter takes as many bytes: on both sides, and as far as its gradient is compared."""
+"""Bytes of memory for each parameter, and more for each whose gradient is compared at once."""
 
+_WHOLE = "the whole model"
 _HF = 'transformers is not installed: pip install "jax-attn[hf]"'
-_ATTENTION = "verify the attention alone, which needs none, with --attention"
+_ATTENTION = "--attention verifies the attention alone, without transformers"
 
 
 def verify_whole(path: Path, config: Config, *, explain: bool = False) -> Iterator[Result]:
@@ -34,7 +36,7 @@ def verify_whole(path: Path, config: Config, *, explain: bool = False) -> Iterat
     fit; MemoryError, before anything is read, where memory does not suffice.
     """
     for dtype, name in zip(DTYPES_OF_MODELS, names_of_whole(), strict=True):
-        yield _verified(path, config, dtype, name, PART, explain=explain)
+        yield _verified(path, config, dtype, name, PART, _WHOLE, explain=explain)
 
 
 def verify_layers(
@@ -43,18 +45,21 @@ def verify_layers(
     """Likewise on some layers of a model, each read on its own, as `cut` cuts them out.
 
     A layer is between the embedding of the first tokens of the vocabulary and the model's last norm
-    and head.
+    and head. Raises TransferError, before any is verified, for layers that cannot be cut out.
     """
+    if problems := cutting.problems(path, config, layers):
+        raise TransferError("layers to verify", problems)
     names = iter(names_of_layers(layers))
     for layer in layers:
-        with tempfile.TemporaryDirectory() as folder:
-            small = cut(path, config, layer, Path(folder))
+        subject = f"layer {layer} alone, between the embedding and the last norm and head,"
+        with tempfile.TemporaryDirectory() as temporary:
+            folder, small = Path(temporary), config
+            if _has_transformers():
+                small = cutting.cut(path, config, layer, folder)
             for dtype in DTYPES_OF_MODELS:
-                result = _verified(
-                    Path(folder), small, dtype, next(names), LAYER_PART, explain=explain
+                yield _verified(
+                    folder, small, dtype, next(names), LAYER_PART, subject, explain=explain
                 )
-                scope = f"of layer {layer} alone, between the embedding and the last norm and head"
-                yield replace(result, notes=(scope, *result.notes))
 
 
 def names_of_whole() -> list[str]:
@@ -68,26 +73,32 @@ def names_of_layers(layers: Sequence[int]) -> list[str]:
 
 
 def _verified(
-    path: Path, config: Config, dtype: str, name: str, part: int, *, explain: bool
+    path: Path, config: Config, dtype: str, name: str, part: int, subject: str, *, explain: bool
 ) -> Result:
-    if importlib.util.find_spec("transformers") is None:
+    """subject: what is verified, as the notes say it."""
+    if not _has_transformers():
         return unmeasured(name, dtype, doubts=(f"{_HF}; {_ATTENTION}",))
+    gc.collect()  # the models of the check before, which lie in cycles
     _expect_memory(path, part)
     pair = Pair.of(path, config, dtype)
     result = pair.check(part, explain=explain)
-    T = pair.inputs["tokens"].shape[1]
+    shape = pair.inputs["tokens"].shape
     return replace(
         result,
         name=name,
-        notes=(_scope(pair), *_left_out(pair), *result.notes),
+        notes=(*_notes(pair, subject, shape[1]), *result.notes),
         details={
             "design": model_family(config).name,
             "variant": type(pair.reference).__name__,
             "mask": "padding on either side",
-            "shape": f"3x{T}",
+            "shape": "x".join(map(str, shape)),
             "transform": "jit",
         },
     )
+
+
+def _has_transformers() -> bool:
+    return importlib.util.find_spec("transformers") is not None
 
 
 def _expect_memory(path: Path, part: int) -> None:
@@ -97,25 +108,18 @@ def _expect_memory(path: Path, part: int) -> None:
     needed = _BYTES * count + _BYTES_COMPARED * min(count, part)
     if free is not None and needed > free:
         have = f"{needed / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are free"
-        raise MemoryError(f"a check of the whole model takes about {have}")
+        raise MemoryError(f"this check takes about {have}")
 
 
-def _left_out(pair: Pair) -> tuple[str, ...]:
-    if not pair.left_out:
-        return ()
-    kind = type(pair.reference).__name__
-    return (f"not compared, as {kind} does not have them: {', '.join(pair.left_out)}",)
-
-
-def _scope(pair: Pair) -> str:
-    """What the verdict is about, in a sentence."""
+def _notes(pair: Pair, subject: str, T: int) -> Iterator[str]:
+    """What the verdict is about, in a sentence; and what of the file it is not about."""
     import transformers
 
-    T = pair.inputs["tokens"].shape[1]
     windows = [w for b in pair.traits.blocks if (w := b.attention.window) is not None and w >= T]
     beyond = f"; rows of {T} are too short for the window of {min(windows)}" if windows else ""
     ways = "by lengths, by a mask" + (", by a cache" if pair.has_cache else "; not by a cache")
-    return (
-        f"verified the whole model, {len(pair.traits.blocks)} layers, against transformers "
-        f"{transformers.__version__}'s {type(pair.reference).__name__}: {ways}{beyond}"
-    )
+    kind = type(pair.reference).__name__
+    theirs = f"transformers {transformers.__version__}'s {kind}"
+    yield f"verified {subject} against {theirs}: {ways}{beyond}"
+    if pair.left_out:
+        yield f"not compared, as {kind} does not have them: {', '.join(pair.left_out)}"

@@ -27,7 +27,7 @@ def model_family(config: Config) -> Family:
     if (family := family_of(config)) is not None:
         return family
     kind = config.get("model_type")
-    known = sorted({name for f in _ALL if f.model_of for name in f.model_types})
+    known = sorted({name for f in _ALL for name in f.types_of_models})
     text = f"expected one of {', '.join(known)}, got {kind!r}"
     problem = Problem("refused", "config.json model_type", text, nearest(str(kind), known))
     raise TransferError("reading the config", [problem])

@@ -135,13 +135,8 @@ def _traits(config: Reading, prefix: str) -> Traits:
     return Traits(D, Sizes(N, N, H), is_causal=is_causal, cross=cross)
 
 
-_MODELS = "bert, roberta, xlm-roberta or camembert, of which there are models here"
-
-
 def _model(config: Reading, attention: tuple[Traits, ...]) -> ModelTraits:
     kind = config.get("model_type")
-    if kind == "electra":
-        config.refuse("model_type", kind, _MODELS)
     is_bert, D = kind == "bert", config.number("hidden_size", default=768)
     norm = NormTraits("layer", config.real("layer_norm_eps", default=1e-12))
     between = activation(config, "hidden_act", "gelu")
@@ -197,5 +192,6 @@ BERT = Family(
     roots=("bert", "roberta", "electra", ""),
     also=("roberta", "xlm-roberta", "camembert", "electra"),
     model_of=_model,
+    without_model=("electra",),
     optional_of=_optional,
 )

@@ -55,6 +55,7 @@ class Family:
     roots: what may stand before every key but the head's: "bert"; "" for nothing.
     also: further model_types of the same tables. known_by: the keys that tell a config of this
         family, where it names no model_type at all.
+    without_model: those of the model_types of which there is no model here.
     model_of(config, attention): what a whole model does, with the traits of each layer's attention;
         None where there is no model of the family here.
     optional_of(config): Flax parts of the rest that a file may lack; all its others must be
@@ -76,12 +77,20 @@ class Family:
     also: tuple[str, ...] = ()
     known_by: tuple[str, ...] = ()
     model_of: Callable[[Reading, tuple[Traits, ...]], ModelTraits] | None = None
+    without_model: tuple[str, ...] = ()
     optional_of: Callable[[Reading], tuple[str, ...]] = lambda config: ()
 
     @property
     def model_types(self) -> tuple[str, ...]:
         """The model_types that configs of this family name; () where they name none."""
         return () if self.known_by else (self.name, *self.also)
+
+    @property
+    def types_of_models(self) -> tuple[str, ...]:
+        """Those of the model_types of which there is a model here."""
+        if self.model_of is None:
+            return ()
+        return tuple(kind for kind in self.model_types if kind not in self.without_model)
 
     def block(self, config: Config) -> Layout:
         """The table of one block, without a prefix."""
@@ -95,8 +104,10 @@ class Family:
 
     def model_traits(self, config: Config, layers: Sequence[int] | None = None) -> ModelTraits:
         """What a whole model does, layer by layer; of these `layers` alone where they are given."""
-        if self.model_of is None:
-            text = f"there is no model of the family {self.name} here, only of its attention"
+        kind = config.get("model_type")
+        if self.model_of is None or kind in self.without_model:
+            name = kind if kind in self.without_model else self.name
+            text = f"there is no model of the family {name} here, only of its attention"
             raise TransferError("reading the config", [Problem("refused", "model", text)])
         with self._reading(config) as read:
             check_supported(read)

@@ -22,6 +22,11 @@ class RotaryTraits(NamedTuple):
     interleaved: bool = False
     scaling: tuple[str, Mapping[str, Any]] | None = None
 
+    @property
+    def stretches(self) -> bool:
+        """Whether the frequencies depend on the length of the sequence."""
+        return self.scaling is not None and self.scaling[0] == "DynamicNTK"
+
 
 class NormTraits(NamedTuple):
     """kind: "rms" or "layer". adds_one: the scale is 1 + the weight, as in Gemma."""

@@ -129,5 +129,5 @@ def decoder_classes(config: Reading) -> ClassifierTraits:
     """A decoder's head for classes: of the last token, or of each."""
     if architecture(config).endswith("ForTokenClassification"):
         return ClassifierTraits("each")
-    pad = config.number("pad_token_id", default=None, least=0)
+    pad = config.number("pad_token_id", default=None, least=-1)  # -1 is no token
     return ClassifierTraits("last", use_bias=False, pad=pad)

@@ -13,6 +13,7 @@ from jax_attn.bench.results import plot, words
 BENCH = DATA / "bench"
 CACHED = BENCH / "cached"
 HALF = BENCH / "half"
+OTHER = BENCH / "other"
 PARTS = PROFILE / "blocked.json"
 STEPS = PROFILE / "steps.json"
 TILES = PROFILE / "tiles.json"
@@ -36,6 +37,12 @@ def decode(cached: dict[str, Record]) -> str:
     if not cached:
         return "Not yet measured."
     return f"{targets.table(cached, targets.DECODING)}\n\n{steps(json.loads(STEPS.read_text()))}"
+
+
+def other(records: dict[str, Record]) -> str:
+    """The targets of attention alone on another machine, as far as its runs tell them."""
+    told = (t for t in targets.TARGETS if t.met(records) != targets.NOT_MEASURED)
+    return targets.table(records, [*told])
 
 
 def half(records: dict[str, Record]) -> str:

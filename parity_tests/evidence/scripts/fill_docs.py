@@ -14,7 +14,7 @@ import re
 from collections.abc import Mapping
 
 import targets
-from bench_tables import CACHED, HALF, PLOT, ROOT, bench, decode, half, kept, plotted
+from bench_tables import CACHED, HALF, OTHER, PLOT, ROOT, bench, decode, half, kept, other, plotted
 from measuring import DATA, PROFILE
 
 from jax_attn.bench.record import Record
@@ -28,6 +28,7 @@ PAGES = ("README.md", *(f"{REFERENCE}/{name}.md" for name in ("evidence", "speed
 FILES = PROFILE / "files.json"
 CHECK_COST = PROFILE / "check_cost.json"
 MINILM = PROFILE / "minilm.json"
+WHOLE_MODELS = PROFILE / "whole_models.json"
 POWER = PROFILE / "power.json"
 CALIBRATION = PROFILE / "calibration.json"
 TRAINING, CURVES = PROFILE / "training.json", PROFILE / "training.svg"
@@ -171,6 +172,17 @@ def check_cost(profile: dict) -> str:
         shown = (f"{x:.3g}" for x in (*figures, check["one run in float64, seconds"]))
         rows.append(row(f"{check['parameters'] / 1e6:.1f} million", f"{B} × {T}", *shown))
     by = "`parity_tests/evidence/scripts/check_cost.py`"
+    return "\n".join([f"By {by}, on {where(profile['environment'])}.", "", *rows])
+
+
+def whole_models(profile: dict) -> str:
+    """What `jax-attn verify` of a whole model costs, and its verdicts."""
+    rows = head("checkpoint", "GB", "minutes", "GiB", "verdicts")
+    for name, run in profile["rows"].items():
+        figures = (run["GB of the file"], run["seconds"] / 60, run["GiB"])
+        verdicts = "<br>".join(f"{what}: {v}" for what, v in run["verdicts"].items())
+        rows.append(row(name, *(f"{x:.3g}" for x in figures), verdicts))
+    by = "`parity_tests/evidence/scripts/whole_models.py`"
     return "\n".join([f"By {by}, on {where(profile['environment'])}.", "", *rows])
 
 
@@ -343,10 +355,12 @@ def tables(
         "accuracy": accuracy(evidence),
         "bench": bench(benchmarks),
         "half": half(kept(HALF)),
+        "other": other(kept(OTHER)),
         "decode": decode(cached),
         "files": files(json.loads(FILES.read_text())),
         "check_cost": check_cost(json.loads(CHECK_COST.read_text())),
         "minilm": minilm(json.loads(MINILM.read_text())),
+        "whole_models": whole_models(json.loads(WHOLE_MODELS.read_text())),
         "training": training(json.loads(TRAINING.read_text())),
         "power": power(json.loads(POWER.read_text())),
         "calibration": calibration(json.loads(CALIBRATION.read_text())),

@@ -36,7 +36,7 @@ LAYER = (
 ROWS = {
     "BERT, base": ("bert", ()),
     "GPT-2, small": ("gpt2", ()),
-    "two layers of Llama, 7B": ("llama", ("--layers", "0,31")),
+    "one layer of Llama, 7B": ("llama", ("--layers", "31")),
 }
 
 
@@ -76,7 +76,7 @@ def write(name: str, folder: Path) -> None:
     elif name == "gpt2":
         GPT2LMHeadModel(GPT2Config()).save_pretrained(folder)
     else:
-        folder.mkdir()
+        folder.mkdir(parents=True)
         config = LlamaConfig(architectures=["LlamaForCausalLM"])
         config.save_pretrained(folder)
         save_checkpoint(folder / "model.safetensors", SevenBillion(config), shard_bytes=SHARD)
@@ -86,7 +86,7 @@ def verified(folder: Path, options: tuple[str, ...]) -> dict[str, Any]:
     """Seconds and GiB of one command, and its verdicts."""
     begun = time.perf_counter()
     command = [sys.executable, "-m", "jax_attn", "verify", str(folder), "--json", *options]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE)
     assert process.stdout is not None
     document = json.loads(process.stdout.read())
     _, _, usage = os.wait4(process.pid, 0)

@@ -1,9 +1,12 @@
 """Whole models against transformers': every family, what each head gives, mistakes that fail."""
 
+import jax
 import numpy as np
 import pytest
 import torch
 from flax import nnx
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from helpers.families.whole_models import (
     CASES,
@@ -73,6 +76,26 @@ def test_back_to_both_sides_bit_for_bit(small, tmp_path):
     again = models.load(tmp_path / "flax")
     for path, array in transfer.flatten(small.pair.port).items():
         assert np.asarray(array).tobytes() == np.asarray(transfer.flatten(again)[path]).tobytes()
+
+
+def test_every_parameter_lies_where_it_is_asked_to(tmp_path):
+    """By one sharding for all, and by a function of path and shape."""
+    small = SmallModel("llama", tmp_path)
+    assert small.config
+    mesh = jax.make_mesh((1,), ("data",))
+    everywhere, rows = (NamedSharding(mesh, P(*axes)) for axes in ((), ("data",)))
+    asked = {}
+
+    def by_path(path, shape):
+        asked[path] = shape
+        return rows if path.endswith("embedding") else everywhere
+
+    for sharding in (everywhere, by_path):
+        model = models.load(small.folder, sharding=sharding)
+        for path, array in transfer.flatten(model).items():
+            wanted = everywhere if sharding is everywhere else by_path(path, array.shape)
+            assert array.sharding == wanted, path
+    assert asked == {path: a.shape for path, a in transfer.flatten(small.pair.port).items()}
 
 
 def test_untrained_models_have_the_same_parts(small):

@@ -13,6 +13,7 @@ from jax_attn.parity.checkpoint import cut as cutting
 from jax_attn.parity.checkpoint.layer import unmeasured
 from jax_attn.parity.checkpoint.pair import PART, Pair
 from jax_attn.parity.judge.result import Result
+from jax_attn.parity.run.reference import one_thread
 from jax_attn.transfer import TransferError, load_checkpoint
 from jax_attn.transfer.arrays import specs
 from jax_attn.transfer.families import Config, model_family
@@ -57,9 +58,11 @@ def verify_layers(
             if _has_transformers():
                 small = cutting.cut(path, config, layer, folder)
             for dtype in DTYPES_OF_MODELS:
-                yield _verified(
-                    folder, small, dtype, next(names), LAYER_PART, subject, explain=explain
-                )
+                with one_thread():  # perturbed runs one by one, which take half the memory
+                    result = _verified(
+                        folder, small, dtype, next(names), LAYER_PART, subject, explain=explain
+                    )
+                yield result
 
 
 def names_of_whole() -> list[str]:

@@ -209,9 +209,15 @@ def _outputs(model: Model, head: str, traits: ModelTraits) -> int:
 
 
 def assert_gradients(pair: Pair) -> None:
-    """All outputs, and the gradient of every parameter of transformers' model, pass."""
+    """All outputs, and the gradient of every parameter of transformers' model, pass.
+
+    In bfloat16 some gradients are too small beside rounding to have power: none fails.
+    """
     result = pair.check()
-    result.raise_for_status()
+    if pair.dtype == "float32":
+        result.raise_for_status()
+    assert result.verdict is not Verdict.FAIL, str(result)
+    assert all(t.verdict is Verdict.PASS for t in result.tensors if t.kind == "output"), str(result)
     compared = {t.name for t in result.tensors if t.kind == "gradient of parameter"}
     assert compared == dict(pair.reference.named_parameters()).keys()
 
@@ -317,6 +323,7 @@ MISTAKES = {
         "another activation in the head": head(activation="relu"),
         "causal": attention(is_causal=True),
     },
+    "bert, a head of its own": {"the table of tokens as the head": head(is_tied=True)},
     "roberta": {
         "positions from 0": positions(counts="places", pad=0),
         "positions one late": positions(counts="places", offset=2, pad=0),

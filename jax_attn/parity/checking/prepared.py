@@ -5,6 +5,7 @@ oracle's run in float64, the budgets from perturbed runs, and the comparison of 
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
@@ -19,7 +20,7 @@ from jax_attn.parity.judge.compare import POWER, ROUNDINGS, TensorReport, Verdic
 from jax_attn.parity.judge.result import Result, StandingNote
 from jax_attn.parity.run.inputs_and_runs import COMPARED, SECOND, Arrays, Run, wide
 from jax_attn.parity.run.port import Port, float_dtype, full_precision
-from jax_attn.parity.run.reference import Reference, Watch, unwatched
+from jax_attn.parity.run.reference import Reference, Watch, own_products, unwatched
 
 NARROW = ("bfloat16", "float16")
 
@@ -54,7 +55,8 @@ class Prepared:
     @cached_property
     def inference(self) -> dict[str, np.ndarray]:
         """The reference's outputs in inference mode, where torch may take a faster path."""
-        return self.reference.outputs(self.dtype)
+        with self._products():
+            return self.reference.outputs(self.dtype)
 
     @cached_property
     def cotangents(self) -> dict[str, np.ndarray]:
@@ -73,7 +75,12 @@ class Prepared:
     @cached_property
     def own(self) -> Run:
         """What the reference gives in `dtype`."""
-        return self.reference.run(self.dtype, self.differentiated)
+        with self._products():
+            return self.reference.run(self.dtype, self.differentiated)
+
+    def _products(self) -> AbstractContextManager[None]:
+        """Beside a declared NaN torch's own products: with AMX, oneDNN's in bfloat16 spread it."""
+        return own_products() if self.declared_nan else nullcontext()
 
     @cached_property
     def _center(self) -> tuple[Run, bool]:

@@ -60,6 +60,13 @@ def one_thread() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def own_products() -> Iterator[None]:
+    """Products by torch itself, not by oneDNN."""
+    with torch.backends.mkldnn.flags(enabled=False):
+        yield
+
+
+@contextlib.contextmanager
 def plain_kernels() -> Iterator[None]:
     """Attention from its parts: a mode sees nothing of what a fused kernel does inside."""
     fast = torch.backends.mha.get_fastpath_enabled()

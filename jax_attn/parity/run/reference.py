@@ -62,8 +62,13 @@ def one_thread() -> Iterator[None]:
 @contextlib.contextmanager
 def own_products() -> Iterator[None]:
     """Products by torch itself, not by oneDNN."""
-    with torch.backends.mkldnn.flags(enabled=False):
+    onednn: Any = torch.backends.mkldnn
+    before = onednn.enabled
+    onednn.enabled = False
+    try:
         yield
+    finally:
+        onednn.enabled = before
 
 
 @contextlib.contextmanager

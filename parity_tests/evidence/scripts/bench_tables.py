@@ -39,10 +39,21 @@ def decode(cached: dict[str, Record]) -> str:
     return f"{targets.table(cached, targets.DECODING)}\n\n{steps(json.loads(STEPS.read_text()))}"
 
 
-def other(records: dict[str, Record]) -> str:
-    """The targets of attention alone on another machine, as far as its runs tell them."""
-    told = (t for t in targets.TARGETS if t.met(records) != targets.NOT_MEASURED)
-    return targets.table(records, [*told])
+def other() -> str:
+    """The targets on another machine, as far as its runs tell them; a step; 16 bits."""
+    records = kept(OTHER)
+    all_targets = (*targets.TARGETS, *targets.DECODING)
+    told = [t for t in all_targets if t.met(records) != targets.NOT_MEASURED]
+    profiles = (json.loads((OTHER / "profile" / f"{x}.json").read_text()) for x in ("blocked", "steps"))
+    of_parts, of_steps = profiles
+    return "\n\n".join(
+        [
+            targets.table(records, told),
+            parts(of_parts),
+            steps(of_steps),
+            half(kept(OTHER / "half")),
+        ]
+    )
 
 
 def half(records: dict[str, Record]) -> str:

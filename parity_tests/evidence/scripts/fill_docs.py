@@ -14,7 +14,7 @@ import re
 from collections.abc import Mapping
 
 import targets
-from bench_tables import CACHED, HALF, OTHER, PLOT, ROOT, bench, decode, half, kept, other, plotted
+from bench_tables import CACHED, HALF, PLOT, ROOT, bench, decode, half, kept, other, plotted
 from measuring import DATA, PROFILE
 
 from jax_attn.bench.record import Record
@@ -355,7 +355,7 @@ def tables(
         "accuracy": accuracy(evidence),
         "bench": bench(benchmarks),
         "half": half(kept(HALF)),
-        "other": other(kept(OTHER)),
+        "other": other(),
         "decode": decode(cached),
         "files": files(json.loads(FILES.read_text())),
         "check_cost": check_cost(json.loads(CHECK_COST.read_text())),

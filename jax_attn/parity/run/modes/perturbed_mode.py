@@ -275,27 +275,37 @@ class Perturbed(Unperturbed):
 
         Where no fill is and no number is added (as in 1 - mask) that is not looked for.
         """
-        stored = self.rounding.stored(result)
         store, acc = self.precision.store, self.precision.acc
         has_fill = largest(result) >= 1 / store
         if name == "mul":
+            stored = self.rounding.stored(result)
             if not has_fill:
                 return stored
             exact = is_one_of(result, args[:2]).logical_and_(result.abs() >= 1 / acc)
             return torch.where(exact, result, stored)
         if not has_fill and all(getattr(x, "ndim", 0) for x in args[:2]):
-            return stored
-        summands = Summands.of(name, args, kwargs)
-        exact = is_one_of(result, summands).logical_or_(result == 0)
-        stored = torch.where(exact, result, stored)
-        if store == acc or not has_fill:
-            return stored
-        # Of a fill and a score: the fill alone as it is stored, both where that waits in float32.
-        absorbed, fill = summands.absorbed(store)
-        either = fill if self.rounding.draws.one() < 0 else self.rounding.nearby(result)
-        # Beside the dtype's own smallest number `as_kept` has rounded already.
-        stored = torch.where(absorbed, either, stored)
-        return torch.where(fill.abs() > torch.finfo(self.dtype).max, result, stored)
+            return self.rounding.stored(result)
+        of_storing, of_sum = self.rounding.draws.key(), self.rounding.draws.key()
+        keeps_fill = self.rounding.draws.one() < 0
+
+        def kept(result: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+            summands = Summands(a, b)
+            stored = self.rounding.stored_part(result, of_storing)
+            exact = is_one_of(result, summands).logical_or_(result == 0)
+            stored = torch.where(exact, result, stored)
+            if store == acc or not has_fill:
+                return stored
+            # Of a fill and a score: the fill alone as it is stored, both where that waits in
+            # float32.
+            absorbed, fill = summands.absorbed(store)
+            near = fill if keeps_fill else self.rounding.moved(result, (acc * result).abs_(), of_sum)
+            # Beside the dtype's own smallest number `as_kept` has rounded already.
+            stored = torch.where(absorbed, near, stored)
+            return torch.where(fill.abs() > torch.finfo(self.dtype).max, result, stored)
+
+        # Part by part, as each step makes a tensor: a sum of a large model's gradients is long.
+        summands = (x.expand_as(result) for x in Summands.of(name, args, kwargs))
+        return in_parts(kept, result, *summands)
 
     def _inside(self, precision: Precision) -> "Perturbed":
         """The same draw of perturbations, for intermediates."""

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from jax_attn.parity.judge.budget import Precision
-from jax_attn.parity.run.modes.draws import Draws, in_parts
+from jax_attn.parity.run.modes.draws import SCALE, Draws, in_parts
 
 
 @dataclass(frozen=True)
@@ -23,13 +23,13 @@ class DrawnRounding:
     draws: Draws
     written: dict[tuple[float, float], float] = field(default_factory=dict)
 
-    def alike(self, x: torch.Tensor, key: np.uint64 | None = None) -> torch.Tensor:
-        """Uniform in (-1, 1), equal numbers alike.
+    def alike(self, x: torch.Tensor) -> torch.Tensor:
+        """Uniform in (-1, 1), equal numbers alike."""
+        return self.draws.alike(x, self.draws.key(), self._roundoff)
 
-        key: the operation's, where this is a part of its result.
-        """
-        roundoff = max(self.precision.store, self.precision.operand)
-        return self.draws.alike(x, self.draws.key() if key is None else key, roundoff)
+    @property
+    def _roundoff(self) -> float:
+        return max(self.precision.store, self.precision.operand)
 
     def coins(self, shape: torch.Size) -> torch.Tensor:
         """Booleans, True in half of all cases."""
@@ -38,8 +38,12 @@ class DrawnRounding:
     def moved(
         self, x: torch.Tensor, by: torch.Tensor, key: np.uint64 | None = None
     ) -> torch.Tensor:
-        """x + by * (uniform in (-1, 1)), where that is finite; by: written over."""
-        moved = by.mul_(self.alike(x, key)).add_(x)
+        """x + by * (uniform in (-1, 1)), where that is finite; by: written over.
+
+        key: the operation's, where this is a part of its result.
+        """
+        drawn = self.draws.unscaled(x, self.draws.key() if key is None else key, self._roundoff)
+        moved = torch.addcmul(x, by, drawn, value=SCALE, out=by)
         return moved if math.isfinite(moved.sum()) else torch.where(moved.isfinite(), moved, x)
 
     def stored(self, x: torch.Tensor) -> torch.Tensor:
@@ -50,8 +54,11 @@ class DrawnRounding:
 
     def stored_part(self, x: torch.Tensor, key: np.uint64) -> torch.Tensor:
         """A part of what an operation stores, whose key is given."""
-        by = (self.precision.store * x).abs_().clamp_(min=self.precision.tiny)
-        return self.moved(x, by.masked_fill_(x == 0, 0.0), key)  # equal numbers differ by 0
+        by = (self.precision.store * x).abs_()
+        # NumPy's minimum, as torch's takes four times as long.
+        if not by.numel() or not by.numpy().min() >= self.precision.tiny:
+            by.clamp_(min=self.precision.tiny).masked_fill_(x == 0, 0.0)  # equal ones differ by 0
+        return self.moved(x, by, key)
 
     def nearby(self, x: torch.Tensor, steps: int = 1) -> torch.Tensor:
         """x, as far away as a random walk of so many roundoffs of sums ends."""

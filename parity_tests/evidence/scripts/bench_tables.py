@@ -44,7 +44,9 @@ def other() -> str:
     records = kept(OTHER)
     all_targets = (*targets.TARGETS, *targets.DECODING)
     told = [t for t in all_targets if t.met(records) != targets.NOT_MEASURED]
-    profiles = (json.loads((OTHER / "profile" / f"{x}.json").read_text()) for x in ("blocked", "steps"))
+    profiles = (
+        json.loads((OTHER / "profile" / f"{x}.json").read_text()) for x in ("blocked", "steps")
+    )
     of_parts, of_steps = profiles
     return "\n\n".join(
         [

@@ -298,7 +298,9 @@ class Perturbed(Unperturbed):
             # Of a fill and a score: the fill alone as it is stored, both where that waits in
             # float32.
             absorbed, fill = summands.absorbed(store)
-            near = fill if keeps_fill else self.rounding.moved(result, (acc * result).abs_(), of_sum)
+            near = fill
+            if not keeps_fill:
+                near = self.rounding.moved(result, (acc * result).abs_(), of_sum)
             # Beside the dtype's own smallest number `as_kept` has rounded already.
             stored = torch.where(absorbed, near, stored)
             return torch.where(fill.abs() > torch.finfo(self.dtype).max, result, stored)

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# For tests of meshes; all others run on the first.
+os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
 # Each worker has one core's worth: threads that wait for one another cost more than they give.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 

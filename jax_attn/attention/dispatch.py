@@ -6,9 +6,16 @@ from collections.abc import Callable, Mapping
 import jax
 import jax.numpy as jnp
 
-from jax_attn.attention import checks
+from jax_attn.attention import checks, meshes
 from jax_attn.attention.call import Call
-from jax_attn.attention.kernels import blocked, by_platform, cudnn, dense, splash, vendors
+from jax_attn.attention.kernels import (
+    blocked,
+    by_platform,
+    cudnn,
+    dense,
+    explicit_mesh,
+    splash,
+)
 
 # As jax.export spells them. Any other platform has the kernels that are made for none.
 PLATFORMS = ("cpu", "cuda", "tpu")
@@ -177,6 +184,8 @@ def run(call: Call, implementation: Implementation) -> jax.Array:
         reasons = [reason for each in explanation.refusals.values() for reason in each]
         checks.raise_all(f"implementation={implementation!r} cannot serve this call", reasons)
     call, (kernels, _) = call.on_device(), _candidates(implementation)
+    if meshes.explicit_mesh(call) is not None:
+        return explicit_mesh.attention(run, implementation, call)
     platforms = (explanation, *explanation.elsewhere)
     runs = {each.platform: kernels[each.chosen].run for each in platforms if each.chosen}
     if implementation is not None or len(set(runs.values())) == 1 or not _may_run_elsewhere():
@@ -197,4 +206,4 @@ def _may_run_elsewhere() -> bool:
     Within a shard_map it is for the devices of its mesh, and the kernels' results would have to
     agree on the axes along which they differ.
     """
-    return isinstance(jnp.zeros(()), jax.core.Tracer) and not vendors.within_shard_map()
+    return isinstance(jnp.zeros(()), jax.core.Tracer) and not meshes.within_shard_map()

@@ -1,8 +1,9 @@
 """Dropout whose mask can be handed in, so that two frameworks can be compared."""
 
+import copy
 import math
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,21 @@ from jaxtyping import Array, Bool, Float
 
 from jax_attn.attention import checks
 from jax_attn.attention.annotations import AnyArray
+
+
+class Place(NamedTuple):
+    """Where a part (B, N, T, S) of attention weights lies in the whole, whose columns it has.
+
+    b, n: its first batch row and its first head. N: the heads of the whole.
+    """
+
+    b: AnyArray
+    n: AnyArray
+    N: AnyArray
+
+    def rows(self, b: jax.Array, n: jax.Array, t: jax.Array, T: int) -> jax.Array:
+        """uint32: which row of the whole, as `Dropout.drawn` counts, a row of the part is."""
+        return (((b + self.b) * self.N + n + self.n) * T + t).astype(jnp.uint32)
 
 
 @jax.tree_util.register_pytree_with_keys_class
@@ -47,6 +63,13 @@ class Dropout:
         checks.raise_all("Dropout", problems)
         self.rate = float(rate)
         self.key, self.keep = key, keep
+        self.place: Place | None = None
+
+    def within(self, place: Place) -> "Dropout":
+        """The dropout of a part of attention weights: what the whole's draws there."""
+        part = copy.copy(self)
+        part.place = place
+        return part
 
     def apply(self, x: Float[Array, "*dropped"], first: int = 0) -> Float[Array, "*dropped"]:
         """Return x with dropout, in x's dtype.
@@ -61,12 +84,18 @@ class Dropout:
             return jnp.zeros_like(x)
         keep = self.keep
         if keep is None:
-            rows = jnp.arange(math.prod(x.shape[:-1]), dtype=jnp.uint32)
             columns = jnp.arange(first, first + x.shape[-1], dtype=jnp.uint32)
-            keep = self.drawn(rows.reshape(*x.shape[:-1], 1), columns)
+            keep = self.drawn(self._rows(*x.shape[:-1]), columns)
         elif keep.ndim and keep.shape[-1] > x.shape[-1]:
             keep = keep[..., first : first + x.shape[-1]]
         return self.where(keep, x)
+
+    def _rows(self, *shape: int) -> jax.Array:
+        """The row of each element of an array (*shape, columns), (*shape, 1)."""
+        if self.place is None:
+            return jnp.arange(math.prod(shape), dtype=jnp.uint32).reshape(*shape, 1)
+        b, n, t = jnp.indices(shape, jnp.int32)[..., None]
+        return self.place.rows(b, n, t, shape[-1])
 
     def drawn(self, rows: jax.Array, columns: jax.Array) -> jax.Array:
         """Which elements are kept, at these places.
@@ -86,7 +115,7 @@ class Dropout:
         return jnp.where(keep, x / (1 - self.rate), jnp.zeros_like(x))
 
     def tree_flatten_with_keys(self) -> tuple[list[tuple[Any, Any]], float]:
-        names = ("key", "keep")
+        names = ("key", "keep", "place")
         return [(jax.tree_util.GetAttrKey(n), getattr(self, n)) for n in names], self.rate
 
     @classmethod
@@ -94,7 +123,7 @@ class Dropout:
         # Not through __init__: jax puts placeholders where arrays were.
         dropout = object.__new__(cls)
         dropout.rate = rate
-        dropout.key, dropout.keep = leaves
+        dropout.key, dropout.keep, dropout.place = leaves
         return dropout
 
 

@@ -1,11 +1,13 @@
 """What an attention module's constructor and calls are given: checked, and completed."""
 
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from flax.core.spmd import get_logical_axis_rules
 from jaxtyping import Int
 
 from jax_attn.attention import Dropout, KVCache, checks, dispatch, integers
@@ -84,6 +86,67 @@ def flag_problems(**flags: object) -> list[str]:
         for name, flag in flags.items()
         if not isinstance(flag, bool)
     ]
+
+
+AXES = ("embed", "heads", "kv_heads", "head_dim")
+"""The axes of the parameters, as `sharding` names them."""
+
+
+def names(sharding: Any, num_heads: int, num_kv_heads: int) -> list[Any]:
+    """What each of AXES is called in a mesh; None where it is not cut."""
+    given = dict(sharding or {})
+    heads = given.get("heads")
+    # Where the heads are cut into more parts than there are key/value heads, each part has them.
+    fits = num_kv_heads == num_heads or num_kv_heads % _parts(heads) == 0
+    given.setdefault("kv_heads", heads if num_kv_heads > 1 and fits else None)
+    return [given.get(axis) for axis in AXES]
+
+
+def sharding_problems(sharding: Any, **sizes: Any) -> list[str]:
+    """What is wrong with a constructor's sharding, of axes of these sizes."""
+    if sharding is None:
+        return []
+    expected = f"sharding: expected a dict of {', '.join(AXES)}"
+    if not isinstance(sharding, Mapping):
+        return [f"{expected}, got {checks.summary(sharding)}"]
+    problems = [f"{expected}, got {name!r}" for name in sharding if name not in AXES]
+    mesh = jax.sharding.get_abstract_mesh()
+    used: dict[str, list[str]] = {}
+    for axis, wanted in sharding.items():
+        where = f"sharding[{axis!r}]: expected"
+        if not all(isinstance(name, str) for name in _each(wanted)):
+            text = "a name of an axis of the mesh, several in a tuple, or None"
+            problems.append(f"{where} {text}, got {wanted!r}")
+            continue
+        on_mesh, parts = _on_mesh(wanted), _parts(wanted)
+        unknown = [name for name in on_mesh if not mesh.empty and name not in mesh.shape]
+        if unknown:
+            problems.append(f"{where} axes of the mesh {mesh.axis_names}, got {unknown}")
+        elif checks.is_count(size := sizes.get(axis, 0)) and size % parts:
+            problems.append(f"{where} what divides {axis} = {size}, got {wanted!r}, {parts} parts")
+        for name in on_mesh:
+            used.setdefault(name, []).append(axis)
+    for name, axes in used.items():
+        if len({*axes} - {"kv_heads"}) > 1 or len(axes) > len({*axes}):
+            problems.append(f"sharding: expected {name!r} once in a parameter, got it for {axes}")
+    return problems
+
+
+def _each(wanted: Any) -> tuple:
+    """The names that an axis has: none, one, or several."""
+    return wanted if isinstance(wanted, tuple) else () if wanted is None else (wanted,)
+
+
+def _on_mesh(wanted: Any) -> list[str]:
+    """The axes of a mesh that these are, or that flax's logical axis rules have for them."""
+    rules = dict(get_logical_axis_rules() or ())
+    return [axis for name in _each(wanted) for axis in _each(rules.get(name, name))]
+
+
+def _parts(wanted: Any) -> int:
+    """Into how many parts the mesh that is set cuts an axis of this name; 1 without one."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return math.prod(mesh.shape.get(axis, 1) for axis in _on_mesh(wanted))
 
 
 # --- a call's -----------------------------------------------------------------------------------

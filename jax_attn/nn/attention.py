@@ -1,7 +1,7 @@
 """Attention as NNX modules: four projections around ``dot_product_attention``."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, overload
 
 import jax
@@ -67,6 +67,10 @@ class GroupedQueryAttention(nnx.Module):
       param_dtype: the parameters' dtype when made.
       kernel_init: U(±1/√fan_in), as torch.nn.Linear, unless given.
       bias_init: likewise when None; fan_in is then that of the kernel beside it.
+      sharding: how the parameters lie on a mesh: for embed, heads, kv_heads and head_dim the axis
+        of the mesh, several in a tuple, or what ``nnx.logical_axis_rules`` calls it; kv_heads as
+        heads unless given, where that divides them. Where a mesh is set (``jax.set_mesh``) they are
+        put there; else they hold the names alone, for ``nnx.get_partition_spec``.
       rngs: "params" for the parameters; where there is dropout, a fork of "dropout" is kept.
 
     Like torch's, a new module is in training mode (``deterministic`` False); ``eval()`` and
@@ -102,6 +106,7 @@ class GroupedQueryAttention(nnx.Module):
         kernel_init: nnx.Initializer = torch_linear_init,
         bias_init: nnx.Initializer | None = None,
         implementation: Implementation = None,
+        sharding: Mapping[str, str | tuple[str, ...] | None] | None = None,
         rngs: nnx.Rngs,
     ):
         problems = arguments.size_problems(embed_dim, num_heads, num_kv_heads, head_dim, kdim, vdim)
@@ -113,6 +118,9 @@ class GroupedQueryAttention(nnx.Module):
         )
         problems += arguments.flag_problems(
             add_bias_kv=add_bias_kv, add_zero_attn=add_zero_attn, sinks=sinks
+        )
+        problems += arguments.sharding_problems(
+            sharding, embed=embed_dim, heads=num_heads, kv_heads=num_kv_heads, head_dim=head_dim
         )
         if not problems and rotary is not None:
             problems += rotary.problems(embed_dim // num_heads if head_dim is None else head_dim)
@@ -141,11 +149,12 @@ class GroupedQueryAttention(nnx.Module):
             rngs=rngs,
         )
         N, K, H, D = num_heads, num_kv_heads, self.head_dim, embed_dim
-        self.q_proj = projection((D,), (N, H), use_bias=use_bias)
-        self.k_proj = projection((self.kdim,), (K, H), use_bias=use_bias)
-        self.v_proj = projection((self.vdim,), (K, H), use_bias=use_bias)
+        d, n, k, h = arguments.names(sharding, num_heads, num_kv_heads)
+        self.q_proj = projection((D,), (N, H), use_bias=use_bias, names=(d, n, h))
+        self.k_proj = projection((self.kdim,), (K, H), use_bias=use_bias, names=(d, k, h))
+        self.v_proj = projection((self.vdim,), (K, H), use_bias=use_bias, names=(d, k, h))
         use_out_bias = use_bias if use_out_bias is None else use_out_bias
-        self.out_proj = projection((N, H), (D,), use_bias=use_out_bias)
+        self.out_proj = projection((N, H), (D,), use_bias=use_out_bias, names=(n, h, d))
         self.q_norm: Any = nnx.data(None)
         self.k_norm: Any = nnx.data(None)
         if qk_norm is not None:
@@ -153,9 +162,10 @@ class GroupedQueryAttention(nnx.Module):
             self.q_norm, self.k_norm = qk_norm(H, **options), qk_norm(H, **options)
         self.add_zero_attn = add_zero_attn
         learned = functools.partial(normal, rngs, dtype=jnp.dtype(param_dtype))
-        self.bias_k = learned((K, H), (K * H) ** -0.5) if add_bias_kv else nnx.data(None)
-        self.bias_v = learned((K, H), (K * H) ** -0.5) if add_bias_kv else nnx.data(None)
-        self.sinks = learned((N,), SINKS_DEVIATION) if sinks else nnx.data(None)
+        nothing, deviation = nnx.data(None), (K * H) ** -0.5
+        self.bias_k = learned((K, H), deviation, names=(k, h)) if add_bias_kv else nothing
+        self.bias_v = learned((K, H), deviation, names=(k, h)) if add_bias_kv else nothing
+        self.sinks = learned((N,), SINKS_DEVIATION, names=(n,)) if sinks else nothing
         self.rngs: nnx.RngStream | None = rngs.dropout.fork() if keeps else nnx.data(None)
 
     @overload

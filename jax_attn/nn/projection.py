@@ -7,7 +7,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax import lax
 from jax.lax import PrecisionLike
+from jax.sharding import AbstractMesh, NamedSharding
+
+from jax_attn.attention import meshes
+
+Names = tuple[str | meshes.MeshAxes | None, ...]
+"""Of an array's axes in a mesh: the mesh's own, or such that flax's logical axis rules name."""
 
 # U(±1/√fan_in): torch.nn.Linear's, which torch reaches as kaiming_uniform_ with a = √5.
 torch_linear_init = jax.nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
@@ -24,10 +31,10 @@ def torch_bias_init(fan_in: int) -> nnx.Initializer:
 
 
 def normal(
-    rngs: nnx.Rngs, shape: tuple[int, ...], deviation: float, dtype: np.dtype
+    rngs: nnx.Rngs, shape: tuple[int, ...], deviation: float, dtype: np.dtype, names: Names
 ) -> nnx.Param[jax.Array]:
     """A parameter drawn from N(0, deviation²)."""
-    return nnx.Param(jax.random.normal(rngs.params(), shape, dtype) * deviation)
+    return placed_param(jax.random.normal(rngs.params(), shape, dtype) * deviation, names)
 
 
 def project(
@@ -41,11 +48,15 @@ def project(
 
     bias: the shape of kernel's other axes, or None.
     """
-    # As a matrix: XLA would copy a kernel of more axes in each of its two transposed products.
-    fan_in, out_axes = math.prod(kernel.shape[:axes]), kernel.shape[axes:]
-    matrix = kernel.reshape(fan_in, math.prod(out_axes))
-    rows = x.shape[: x.ndim - axes]
-    y = jnp.dot(x.reshape(*rows, fan_in), matrix, precision=precision).reshape(*rows, *out_axes)
+    if (mesh := meshes.explicit_mesh((x, kernel))) is not None:
+        y, bias = _product_in_mesh(mesh, x, kernel, bias, axes, precision)
+    else:
+        # As a matrix: XLA would copy a kernel of more axes in each of its two transposed products.
+        fan_in, out_axes = math.prod(kernel.shape[:axes]), kernel.shape[axes:]
+        matrix = kernel.reshape(fan_in, math.prod(out_axes))
+        rows = x.shape[: x.ndim - axes]
+        y = jnp.dot(x.reshape(*rows, fan_in), matrix, precision=precision)
+        y = y.reshape(*rows, *out_axes)
     if bias is None:
         return y
     # At least in float32, because of its transpose: the gradient of a bias is a sum over all
@@ -54,9 +65,46 @@ def project(
     return (y.astype(wide) + bias.astype(wide)).astype(y.dtype)
 
 
+def _product_in_mesh(
+    mesh: AbstractMesh,
+    x: jax.Array,
+    kernel: jax.Array,
+    bias: jax.Array | None,
+    axes: int,
+    precision: PrecisionLike,
+) -> tuple[jax.Array, jax.Array | None]:
+    """x·kernel in a mesh of Explicit axes, and the bias that can be added to it.
+
+    The kernel's first axes come to lie as x's last ones; its others are as they were, but whole
+    where x is cut by the same axis of the mesh.
+    """
+    given, first = meshes.cuts(x), x.ndim - axes
+    used = {name for each in given for name in each}
+    out = [each if not used & {*each} else () for each in meshes.cuts(kernel)[axes:]]
+    kernel = meshes.placed(kernel, mesh, meshes.spec([*given[first:], *out]))
+    contracted = (tuple(range(first, x.ndim)), tuple(range(axes)))
+    y = lax.dot_general(
+        x,
+        kernel,
+        (contracted, ((), ())),
+        precision=precision,
+        out_sharding=NamedSharding(mesh, meshes.spec([*given[:first], *out])),
+    )
+    return y, None if bias is None else meshes.placed(bias, mesh, meshes.spec(out))
+
+
+def placed_param(value: jax.Array, names: Names) -> nnx.Param[jax.Array]:
+    """A parameter whose axes have these names in a mesh; where there is one, it is put there."""
+    if not any(names):
+        return nnx.Param(value)
+    is_in_mesh = not jax.sharding.get_abstract_mesh().empty
+    return nnx.Param(value, out_sharding=names, eager_sharding=is_in_mesh)
+
+
 class Projection(nnx.Module):
     """(…, *in_axes) → (…, *out_axes): `kernel` (*in_axes, *out_axes), `bias` out_axes or None.
 
+    names: of the kernel's axes in a mesh, None for one that is not cut.
     dtype: what is computed in and returned; what input and kernel promote to when None.
     kernel_init sees the kernel as a matrix, so that its fan_in is the product of in_axes;
     bias_init: torch.nn.Linear's when None.
@@ -73,15 +121,17 @@ class Projection(nnx.Module):
         precision: PrecisionLike,
         kernel_init: nnx.Initializer,
         bias_init: nnx.Initializer | None,
+        names: Names = (),
         rngs: nnx.Rngs,
     ):
         fan_in, fan_out = math.prod(in_axes), math.prod(out_axes)
         bias_init = torch_bias_init(fan_in) if bias_init is None else bias_init
         matrix = kernel_init(rngs.params(), (fan_in, fan_out), param_dtype)
-        self.kernel = nnx.Param(matrix.reshape(*in_axes, *out_axes))
+        self.kernel = placed_param(matrix.reshape(*in_axes, *out_axes), names)
         self.bias = nnx.data(None)
         if use_bias:
-            self.bias = nnx.Param(bias_init(rngs.params(), out_axes, param_dtype))
+            bias = bias_init(rngs.params(), out_axes, param_dtype)
+            self.bias = placed_param(bias, names[len(in_axes) :])
         self.axes, self.dtype, self.precision = len(in_axes), dtype, precision
 
     def __call__(self, x: jax.Array) -> jax.Array:

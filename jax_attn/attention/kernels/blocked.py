@@ -18,11 +18,12 @@ import numpy as np
 from jax import lax
 
 from jax_attn.attention.call import Call
-from jax_attn.attention.kernels import dense, forward_mode, partial_softmax
+from jax_attn.attention.kernels import auto_mesh, dense, forward_mode, partial_softmax
 from jax_attn.attention.kernels.forward_mode import Floats
 from jax_attn.attention.kernels.scores import masked, scores
 from jax_attn.attention.kernels.tile import Tile, Tiles
 from jax_attn.attention.kernels.tile_sizes import tile_sizes
+from jax_attn.attention.meshes import within_shard_map
 
 Tree = TypeVar("Tree")
 Running = TypeVar("Running", bound=tuple)
@@ -114,6 +115,19 @@ _compiled = functools.partial(jax.jit, static_argnums=0, inline=True)
 
 @_compiled
 def _forward(tiles: Tiles, call: Call) -> Outputs:
+    return auto_mesh.outputs(functools.partial(_outputs_by_tiles, tiles), call)
+
+
+@_compiled
+def _backward(tiles: Tiles, call: Call, outputs: Outputs, d_outputs: Outputs) -> Floats:
+    """The cotangents of query, key, value and bias."""
+    run = functools.partial(_gradients_by_tiles, tiles)
+    grads = auto_mesh.gradients(run, call, outputs, d_outputs)
+    return jax.tree.map(lambda x, grad: grad.astype(x.dtype), call.floats, grads)
+
+
+def _outputs_by_tiles(tiles: Tiles, call: Call) -> Outputs:
+    tiles = tiles.within(call)
     dtype, R = call.softmax_dtype, call.G * tiles.T
 
     def row(n: jax.Array, outputs: Outputs) -> Outputs:
@@ -155,15 +169,15 @@ def _forward(tiles: Tiles, call: Call) -> Outputs:
     return lax.fori_loop(0, tiles.groups(call) * tiles.rows(call), row, outputs)
 
 
-@_compiled
-def _backward(tiles: Tiles, call: Call, outputs: Outputs, d_outputs: Outputs) -> Floats:
-    """The cotangents of query, key, value and bias.
+def _gradients_by_tiles(tiles: Tiles, call: Call, outputs: Outputs, d_outputs: Outputs) -> Floats:
+    """The cotangents of query, key, value and bias, in the softmax's dtype.
 
     A tile's products are made as they were forward, so that they are the same to the bit: their
     maximum and sum are those that were saved, and the weights of a row add up to 1. The tiles of
     d_key and d_value are made with the head dimension first: XLA:CPU sums over the first axis of
     both factors at half the speed.
     """
+    tiles = tiles.within(call)
     dtype, (out, maximum, total), (d_out, _, d_total) = call.softmax_dtype, outputs, d_outputs
 
     def row(n: jax.Array, grads: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -230,8 +244,7 @@ def _backward(tiles: Tiles, call: Call, outputs: Outputs, d_outputs: Outputs) ->
 
     zeros = tuple(None if x is None else jnp.zeros(x.shape, dtype) for x in call.floats.values())
     grads = lax.fori_loop(0, tiles.groups(call), group, varying(zeros, call))
-    pairs = zip(call.floats.items(), grads, strict=True)
-    return {name: None if x is None else grad.astype(x.dtype) for (name, x), grad in pairs}
+    return dict(zip(call.floats, grads, strict=True))
 
 
 def _over_columns(row: Tile, add: Callable[[Tile, Running], Running], running: Running) -> Running:
@@ -279,7 +292,7 @@ def varying(tree: Tree, like: object) -> Tree:
     every device are then summed over the devices. Adding a zero made of `like` marks it in every
     version of JAX. Outside a shard_map the tree is returned as it is.
     """
-    if not jax.sharding.get_abstract_mesh().manual_axes:
+    if not within_shard_map():
         return tree
 
     def data(x: jax.Array) -> jax.Array:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_attn.attention import checks
+from jax_attn.attention import checks, meshes
 from jax_attn.attention.call import Call
 from jax_attn.attention.kernels import blocked, partial_softmax
 from jax_attn.attention.kernels.blocked import FEW_SCORES
@@ -26,6 +26,10 @@ def refusals(call: Call, cache: object) -> list[str]:
     if not isinstance(cache, KVCache):
         return [f"cache: expected a KVCache, got {checks.summary(cache)}"]
     problems = []
+    if meshes.explicit_mesh((call, cache)) is not None:
+        problems.append(
+            "cache: expected arrays that lie on no Explicit axes of a mesh; use Auto ones"
+        )
     k, v = cache.keys[0], cache.values[0]
     have = {"B": k.shape[0], "K": k.shape[1], "H": k.shape[2], "Hv": v.shape[3]}
     want = {"B": call.B, "K": call.K, "H": call.H, "Hv": call.value.shape[3]}

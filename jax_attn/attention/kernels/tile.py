@@ -6,6 +6,7 @@ before its `own` first ones are the neighbour's.
 """
 
 import functools
+import math
 from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
 
@@ -16,6 +17,7 @@ from jax import lax
 
 from jax_attn.attention.annotations import AnyArray
 from jax_attn.attention.call import Call
+from jax_attn.attention.dropout import Place
 from jax_attn.attention.integers import FAR
 from jax_attn.attention.mask import Band, Mask
 
@@ -33,8 +35,8 @@ class Tiles:
     S: int
 
     def within(self, call: Call) -> "Tiles":
-        """Tiles no larger than the call."""
-        return Tiles(self.K, min(self.T, call.T), min(self.S, call.S))
+        """Tiles no larger than the call, with heads that divide the call's."""
+        return Tiles(math.gcd(self.K, call.K), min(self.T, call.T), min(self.S, call.S))
 
     def groups(self, call: Call) -> int:
         """How many groups of heads there are, in all batch rows."""
@@ -121,10 +123,12 @@ class Tile:
     def places(self) -> tuple[jax.Array, jax.Array]:
         """uint32 rows (K, R, 1) and columns (S,) of the scores, as `Dropout.drawn` counts."""
         call, sizes = self.call, self.sizes
-        n_N1 = self.b * call.N + self.k * call.G + _count(sizes.K * call.G)[:, None]
-        rows_NT = n_N1 * call.T + self.t + _count(sizes.T)
-        rows, columns = rows_NT.reshape(sizes.K, -1, 1), self.s + _count(sizes.S)
-        return rows.astype(jnp.uint32), columns.astype(jnp.uint32)
+        place = None if call.dropout is None else call.dropout.place
+        place = place or Place(*(np.array(n, np.int32) for n in (0, 0, call.N)))
+        n_N1 = self.k * call.G + _count(sizes.K * call.G)[:, None]
+        rows_NT = place.rows(self.b, n_N1, self.t + _count(sizes.T), call.T)
+        columns = (self.s + _count(sizes.S)).astype(jnp.uint32)
+        return rows_NT.reshape(sizes.K, -1, 1), columns
 
     def mask(self) -> Mask:
         """The mask as this tile's queries and keys see it, numbered from 0; of one batch row."""
@@ -176,13 +180,12 @@ class Tile:
         """
         T, S, size = self.sizes.T, self.call.S, self.sizes.S
         count, mask = -(-S // size), self.mask()
-        # The last tile is whole where no other tile has keys of its own in it.
-        within = np.arange(1, count + 1) * size <= S
         if self.call.mask.is_open:
-            return Columns(np.arange(count), np.int32(within.sum()), np.int32(count))
+            return Columns(np.arange(count), np.int32(S // size), np.int32(count))
         first = _count(count) * size
         last = first + (size - 1)
-        some, every = [], [jnp.asarray(within)]
+        # The last tile is whole where no other tile has keys of its own in it.
+        some, every = [], [last < S]
         if mask.lo is not None:
             some.append(last >= mask.lo)
             every.append(first >= mask.lo + (T - 1))

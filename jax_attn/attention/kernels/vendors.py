@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-import jax
 from jax import lax
 
 from jax_attn.attention.call import Call
@@ -35,8 +34,3 @@ def unknown_sizes(call: Call) -> list[str]:
 def holding(reasons: dict[str, object]) -> list[str]:
     """The reasons whose condition holds."""
     return [reason for reason, holds in reasons.items() if holds]
-
-
-def within_shard_map() -> bool:
-    """Whether the call is one device's part of a larger one."""
-    return bool(jax.sharding.get_abstract_mesh().manual_axes)

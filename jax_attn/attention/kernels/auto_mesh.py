@@ -1,0 +1,236 @@
+"""Kernels whose loops XLA's partitioner cannot cut, told how: each device computes its own part.
+
+In a mesh of Auto axes the partitioner settles where arrays lie, after the program is traced. A loop
+over tiles, which slices batch and heads, it would run on gathered arrays. Here it is told by a rule
+which axes may be cut, and is given the program of one device (`jax.experimental.
+custom_partitioning`). In a program for one device that is the whole.
+"""
+
+import contextlib
+import math
+import string
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+from jax.custom_batching import custom_vmap
+from jax.experimental.custom_partitioning import custom_partitioning
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jax_attn.attention.call import Call
+from jax_attn.attention.kernels.forward_mode import Floats
+from jax_attn.attention.kernels.shards import OUTPUT, SUMS, WHOLE, Shards, letters
+from jax_attn.attention.meshes import MeshAxes, within_shard_map
+
+Outputs = tuple[jax.Array, jax.Array, jax.Array]
+Program = Callable[..., list[jax.Array]]
+"""Of arrays."""
+_OUTPUTS = (OUTPUT, SUMS, SUMS)
+
+
+def outputs(run: Callable[[Call], Outputs], call: Call) -> Outputs:
+    """`run(call)`: an output (B, T, N, Hv) and two numbers for each query, (B, N, T)."""
+
+    def local(shards: Shards | None, call: Call) -> Outputs:
+        return run(call if shards is None else shards.here(call))
+
+    return _cut(local, call, (), _OUTPUTS)
+
+
+def gradients(
+    run: Callable[[Call, Outputs, Outputs], Floats], call: Call, out: Outputs, d_out: Outputs
+) -> Floats:
+    """`run(call, out, d_out)`: a gradient for each of the call's floats, in any dtype.
+
+    An array that several devices have gets the sum of their gradients.
+    """
+    named = jax.tree.unflatten(jax.tree.structure(call), letters(call)).floats
+
+    def local(shards: Shards | None, call: Call, out: Outputs, d_out: Outputs) -> Floats:
+        if shards is None:
+            return run(call, out, d_out)
+        grads = run(shards.here(call), out, d_out)
+        if shards.share_heads:
+            # Of all heads, 0 for those that this device does not read.
+            (grads,) = jax.linear_transpose(shards.read, _of_all_heads(shards, grads, named))(grads)
+        grads = {
+            name: lax.psum(grad, lacking)
+            if grad is not None and (lacking := shards.lacking(named[name]))
+            else grad
+            for name, grad in grads.items()
+        }
+        return shards.read(grads) if shards.own else grads
+
+    return _cut(local, call, (out, d_out), named)
+
+
+def _of_all_heads(shards: Shards, grads: Floats, named: Mapping[str, str]) -> dict[str, Any]:
+    """The shapes of gradients of all key/value heads."""
+
+    def shape(name: str, x: jax.Array) -> jax.ShapeDtypeStruct:
+        sizes = (shards.K if a == "K" else n for a, n in zip(named[name], x.shape, strict=True))
+        return jax.ShapeDtypeStruct(tuple(sizes), x.dtype)
+
+    return {name: None if x is None else shape(name, x) for name, x in grads.items()}
+
+
+def _cut(local: Callable[..., Any], call: Call, rest: tuple[Outputs, ...], given: Any) -> Any:
+    """`local(None, call, *rest)`, in a program for several devices `local(shards, …)` on each.
+
+    given: the letters of what it returns, as a pytree.
+    """
+    if within_shard_map():
+        return local(None, call, *rest)
+    leaves, tree = jax.tree.flatten((call, *rest))
+    kinds, settings = [jax.random.key_impl(x) if _is_key(x) else None for x in leaves], _settings()
+
+    def program(shards: Shards | None) -> Program:
+        def run(*plain: jax.Array) -> list[jax.Array]:
+            pairs = zip(plain, kinds, strict=True)
+            with settings():
+                arrays = [
+                    jax.random.wrap_key_data(x, impl=kind) if kind else x for x, kind in pairs
+                ]
+                return jax.tree.leaves(local(shards, *jax.tree.unflatten(tree, arrays)))
+
+        return run
+
+    plain = [jax.random.key_data(x) if kind else x for x, kind in zip(leaves, kinds, strict=True)]
+    named = [*letters(call), *_OUTPUTS * len(rest)]
+    named = [name.rjust(x.ndim, WHOLE) for name, x in zip(named, plain, strict=True)]
+    out = _partitioned(program, call, named, jax.tree.leaves(given))(*plain)
+    return jax.tree.unflatten(jax.tree.structure(given), out)
+
+
+def _settings() -> Callable[[], contextlib.ExitStack]:
+    """The settings of this thread that programs depend on, to be entered in the compiler's."""
+    config: Any = jax.config
+    x64, precision = config.jax_enable_x64, config.jax_default_matmul_precision
+    promotion = config.jax_numpy_dtype_promotion
+
+    def settings() -> contextlib.ExitStack:
+        stack = contextlib.ExitStack()
+        stack.enter_context(jax.enable_x64(x64))
+        stack.enter_context(jax.default_matmul_precision(precision))
+        stack.enter_context(jax.numpy_dtype_promotion(promotion))
+        return stack
+
+    return settings
+
+
+def _is_key(x: jax.Array) -> bool:
+    return jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
+
+
+def _partitioned(
+    program: Callable[[Shards | None], Program], call: Call, named: list[str], given: list[str]
+) -> Program:
+    """`program(None)`, or on each of several devices `program(shards)`; also under vmap.
+
+    named, given: the letters of what it takes and returns.
+    """
+
+    def partition(mesh: Mesh, arrays: Sequence, results: Sequence) -> tuple:
+        shards = Shards.of(call, mesh.shape, named, [_cut_by(mesh, x) for x in arrays])
+        pairs = [*zip(named, arrays, strict=True), *zip(given, results, strict=True)]
+        with_heads = [(letters, x) for letters, x in pairs if "K" in letters]
+        if shards.share_heads and all(_has_own(mesh, shards, *pair) for pair in with_heads):
+            shards = replace(shards, own=True)
+
+        def at(letters: str, x: jax.ShapeDtypeStruct) -> Any:
+            is_own = shards.own and "K" in letters
+            return x.sharding if is_own else NamedSharding(mesh, shards.spec(letters))
+
+        placed = [at(*pair) for pair in pairs]
+        return mesh, program(shards), placed[len(named) :], tuple(placed[: len(named)])
+
+    whole = custom_partitioning(program(None))
+    # Shardings as they are: JAX does not read one that cuts by a part of a mesh's axis.
+    whole.def_partition(partition, decode_shardings=False, **_rule(call, named, given))
+    run = custom_vmap(whole)
+
+    @run.def_vmap
+    def _(size: int, are_mapped: Sequence[bool], *arrays: jax.Array) -> tuple[list, list[bool]]:
+        at = [0 if is_mapped else None for is_mapped in are_mapped]
+        letter = next(a for a in string.ascii_lowercase if not any(a in name for name in given))
+        pairs = zip(named, are_mapped, strict=True)
+        more = [letter + name if is_mapped else name for name, is_mapped in pairs]
+
+        def mapped(shards: Shards | None) -> Program:
+            return jax.vmap(program(shards), in_axes=at, axis_size=size)
+
+        out = _partitioned(mapped, call, more, [letter + name for name in given])(*arrays)
+        return out, [True] * len(out)
+
+    return run
+
+
+def _has_own(mesh: Mesh, shards: Shards, letters: str, x: jax.ShapeDtypeStruct) -> bool:
+    """Whether each device has of an array the one key/value head that its query heads read."""
+    heads = letters.index("K")
+    count = math.prod(mesh.shape[name] for name in shards.axes["N"])
+    if count % shards.K:
+        return False
+    # As the query heads are cut, were there `count` of them: several devices have the same.
+    like = (*x.shape[:heads], count, *x.shape[heads + 1 :])
+    cut = NamedSharding(mesh, shards.spec(letters.replace("K", "N"))).devices_indices_map(like)
+    found = x.sharding.devices_indices_map(x.shape)
+
+    def own(wanted: tuple[slice, ...], got: tuple[slice, ...]) -> bool:
+        first = (wanted[heads].start or 0) * shards.K // count
+        ends = got[heads].indices(shards.K)[:2]
+        rest = wanted[:heads] + wanted[heads + 1 :], got[:heads] + got[heads + 1 :]
+        return ends == (first, first + 1) and rest[0] == rest[1]
+
+    return all(own(cut[device], found[device]) for device in mesh.devices.flat)
+
+
+def _cut_by(mesh: Mesh, x: jax.ShapeDtypeStruct) -> list[MeshAxes]:
+    """By which axes of a mesh each axis of an array is cut; a part of one counts for nothing."""
+
+    def firsts(sharding: Any, shape: tuple[int, ...]) -> np.ndarray:
+        """Where each device's part begins, (*mesh, axes of the array)."""
+        slices = sharding.devices_indices_map(shape)
+        begun = [[at.start or 0 for at in slices[device]] for device in mesh.devices.flat]
+        return np.array(begun).reshape(*mesh.devices.shape, len(shape))
+
+    def of(size: int, at: np.ndarray) -> MeshAxes:
+        """at: where each device's part of an axis of this size begins."""
+        steps = {name: at.take(-1, i).flat[0] for i, name in enumerate(mesh.axis_names)}
+        names = tuple(sorted((name for name in steps if steps[name]), key=lambda n: -steps[n]))
+        if size % math.prod(mesh.shape[name] for name in names):
+            return ()
+        by_names = firsts(NamedSharding(mesh, PartitionSpec(names)), (size,))
+        return names if (by_names[..., 0] == at).all() else ()
+
+    at = firsts(x.sharding, x.shape)
+    return [of(size, at[..., axis]) for axis, size in enumerate(x.shape)]
+
+
+def _rule(call: Call, named: list[str], given: list[str]) -> dict[str, Any]:
+    """Shardy's rule, as `def_partition` takes it: what of the operands and results is one axis.
+
+    Query heads are the key/value heads times those that share one.
+    """
+    whole: list[str] = []
+
+    def factors(array: str) -> str:
+        heads = "K" if call.G == 1 else "G" if call.K == 1 else "(K G)"
+
+        def factor(letter: str) -> str:
+            if letter == WHOLE:
+                whole.append(f"w{len(whole)}")
+            return {WHOLE: whole[-1] if whole else "", "N": heads}.get(letter, letter)
+
+        return " ".join(map(factor, array))
+
+    operands, results = (", ".join(map(factors, x)) for x in (named, given))
+    sizes = {"G": call.G} if "(K G)" in operands else {}
+    return {
+        "sharding_rule": f"{operands} -> {results}",
+        "need_replication_factors": tuple(whole),
+        **sizes,
+    }

@@ -1,0 +1,144 @@
+"""What each device of a mesh has of a call: some rows of the batch, and some heads.
+
+Attention to one row by one query head needs nothing of the others, so that a call that is cut along
+these two axes takes no communication. Key/value heads that are fewer than the devices among which
+the query heads are cut lie whole on each device, which reads those of its own query heads.
+"""
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import PartitionSpec
+
+from jax_attn.attention.call import Call
+from jax_attn.attention.dropout import Place
+from jax_attn.attention.kernels.forward_mode import Floats
+from jax_attn.attention.meshes import MeshAxes
+
+WHOLE = "."
+"""The letter of an axis that is not cut."""
+AXES = {
+    "query": "B.N.",
+    "key": "B.K.",
+    "value": "B.K.",
+    "bias": "BN..",
+    "bias_k": "K.",
+    "bias_v": "K.",
+    "sinks": "N",
+    "mask.lo": "B",
+    "mask.hi": "B",
+    "mask.kv_lengths": "B",
+    "mask.q_segments": "B.",
+    "mask.kv_segments": "B.",
+    "mask.allowed": "BN..",
+    "dropout.keep": "BN..",
+}
+"""What lies in a call → a letter for each of its axes; what broadcasts may have the last alone."""
+OUTPUT, SUMS = "B.N.", "BN."
+"""The axes of what attention gives, (B, T, N, Hv), and of a number for each query, (B, N, T)."""
+
+
+def letters(call: Call) -> list[str]:
+    """The letters of each array of a call, in the order of its leaves."""
+    sizes = {"B": call.B, "N": call.N, "K": call.K}
+
+    def of(path: Any, x: Any) -> str:
+        named = AXES.get(jax.tree_util.keystr(path, simple=True, separator="."), "")
+        named = named[max(len(named) - x.ndim, 0) :].rjust(x.ndim, WHOLE)
+        return "".join(
+            a if sizes.get(a) == n else WHOLE for a, n in zip(named, x.shape, strict=True)
+        )
+
+    return [of(path, x) for path, x in jax.tree_util.tree_leaves_with_path(call)]
+
+
+@dataclass(frozen=True)
+class Shards:
+    """Along which axes of a mesh a call is cut.
+
+    axes: B, N or K, or the letter of an axis that a vmap adds → the axes of the mesh. N, K: query
+    and key/value heads of the whole call. own: whether each device is given only the key/value
+    heads that it reads, though several devices read the same ones.
+    """
+
+    axes: Mapping[str, MeshAxes]
+    N: int
+    K: int
+    own: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        call: Call,
+        mesh: Mapping[str, int],
+        named: Sequence[str],
+        cuts: Sequence[Sequence[MeshAxes]],
+    ) -> "Shards":
+        """As arrays of these letters lie on a mesh: on each axis the first that is cut.
+
+        mesh: its axes' sizes. cuts: by which of them each array's axes are cut. The query heads'
+        cut the key/value heads, too, where they divide them.
+        """
+        axes: dict[str, MeshAxes] = {}
+        for array, cut in zip(named, cuts, strict=True):
+            for letter, names in zip(array.replace("K", "N"), cut, strict=True):
+                taken = {name for each in axes.values() for name in each}
+                if names and letter not in (WHOLE, *axes) and not taken & {*names}:
+                    axes[letter] = names
+        heads = axes.get("N", ())
+        if heads and call.K % math.prod(mesh[name] for name in heads) == 0:
+            axes["K"] = heads
+        return cls(axes, call.N, call.K)
+
+    def spec(self, array: str) -> PartitionSpec:
+        """How an array of these letters is cut."""
+        return PartitionSpec(*(self.axes.get(letter) for letter in array))
+
+    def lacking(self, array: str) -> MeshAxes:
+        """The axes of the mesh along which an array of these letters is the same everywhere."""
+        own = {name for letter in array for name in self.axes.get(letter, ())}
+        cut = dict.fromkeys(name for each in self.axes.values() for name in each)
+        return tuple(name for name in cut if name not in own)
+
+    @property
+    def share_heads(self) -> bool:
+        """Whether several devices read the same key/value heads."""
+        return "N" in self.axes and "K" not in self.axes
+
+    def here(self, call: Call) -> Call:
+        """The call of this device, of the parts of its arrays: it reads its own key/value heads,
+        and draws as the whole call does."""
+        if self.share_heads and not self.own:
+            call = call.with_floats(self.read(call.floats))
+        if call.dropout is None or call.dropout.key is None:
+            return call
+        place = Place(self._first("B", call.B), self._first("N", call.N), jnp.int32(self.N))
+        return replace(call, dropout=call.dropout.within(place))
+
+    def read(self, floats: Floats) -> Floats:
+        """The floats of a call, of all its key/value heads, with those that this device reads."""
+        query = floats["query"]
+        assert query is not None
+        count, axes = query.shape[2], {"key": 2, "value": 2, "bias_k": 0, "bias_v": 0}
+        read = functools.partial(_read, self._first("N", count), count, self.N // self.K)
+        return {
+            n: read(x, axes[n]) if n in axes and x is not None else x for n, x in floats.items()
+        }
+
+    def _first(self, letter: str, count: int) -> jax.Array:
+        """The first of this device's `count` along an axis."""
+        axes = self.axes.get(letter, ())
+        return lax.axis_index(axes) * count if axes else jnp.int32(0)
+
+
+def _read(first: jax.Array, count: int, G: int, x: jax.Array, axis: int) -> jax.Array:
+    """Of key/value heads along an axis those that `count` query heads from `first` on read."""
+    if G % count == 0:
+        return lax.dynamic_slice_in_dim(x, first // G, 1, axis)
+    return jnp.take(x, (first + jnp.arange(count, dtype=jnp.int32)) // G, axis, mode="clip")

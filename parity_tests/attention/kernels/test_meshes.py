@@ -1,0 +1,222 @@
+"""Attention on eight devices: equal to that on one, cut as the query is, nothing sent in vain."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import P
+
+from helpers.attention.kernel_comparison import draws, in_tiles, rounding
+from helpers.attention.meshes import KINDS, collectives, mesh, placed
+from jax_attn.attention import Dropout, Mask, dot_product_attention
+from jax_attn.attention.kernels.shards import Shards
+
+pytestmark = pytest.mark.filterwarnings("error")
+B, T, S, N, H = 8, 13, 11, 8, 5
+KERNELS = {"blocked": in_tiles(2, 5, 3), "dense": "dense"}
+ROWS_AND_HEADS = P("rows", None, "heads")
+
+
+class Row(NamedTuple):
+    """K: key/value heads. query, key, bias: how these lie on a mesh of 2 rows × 4 heads; bias: its
+    shape, too. sums: whether gradients of what several devices have alike are summed. whole: the
+    kinds of mesh in which gradients that were computed in parts must lie whole: in an Explicit one
+    they have the type of their array; in an Auto one Shardy would cut them by a part of an axis."""
+
+    K: int = N
+    query: P = ROWS_AND_HEADS
+    key: P = ROWS_AND_HEADS
+    bias: tuple[tuple[int, ...], P] | None = None
+    options: Mapping[str, Any] = MappingProxyType({})
+    sums: bool = False
+    whole: tuple[str, ...] = ()
+
+
+def ids(length):
+    return np.sort(np.random.default_rng(length).integers(0, 3, (B, length)), axis=1)
+
+
+EXTRA_KEYS = dict(
+    zip(("bias_k", "bias_v", "sinks"), draws((4, H), (4, H), (N,), dtype=np.float64), strict=True)
+)
+ROWS = {
+    "batch": Row(query=P("rows"), key=P("rows")),
+    "batch over both axes of the mesh": Row(query=P(("rows", "heads")), key=P(("rows", "heads"))),
+    "heads": Row(query=P(None, None, "heads"), key=P(None, None, "heads")),
+    "both": Row(),
+    "both, keys everywhere": Row(key=P(), whole=("explicit",)),
+    "grouped": Row(K=4),
+    "one key/value head": Row(K=1, key=P("rows"), sums=True),
+    "fewer key/value heads than devices": Row(K=2, key=P("rows"), sums=True, whole=("auto",)),
+    "a bias of all": Row(bias=((1, N, T, S), P(None, "heads")), sums=True),
+    "a bias of all heads and rows": Row(bias=((T, S), P()), sums=True),
+    "a bias cut with the rest": Row(bias=((B, N, T, S), P("rows", "heads"))),
+    "lengths": Row(options={"mask": Mask.lengths(np.array([11, 4, 1, 7, 2, 9, 11, 3]))}),
+    "a window": Row(options={"mask": Mask.window(3, 2)}),
+    "bands by row": Row(options={"mask": Mask.causal(np.array([0, 2, -1, 5, 1, 1, -3, 0]))}),
+    "segments": Row(options={"mask": Mask.segments(ids(T), ids(S))}),
+    "booleans": Row(options={"mask": Mask.array(draws((B, 1, T, S))[0] < 0.5)}),
+    "dropout": Row(K=4, options={"dropout": Dropout(0.3, key=jax.random.key(5))}),
+    "dropout handed in": Row(options={"dropout": Dropout(0.3, keep=draws((1, N, T, S))[0] < 0.5)}),
+    "a learned key, a zero and sinks": Row(K=4, options=EXTRA_KEYS | {"add_zero_attn": True}),
+    "a softcap in causal order": Row(options={"is_causal": True, "softcap": 2.0}),
+}
+
+
+def both_passes(kernel, options, cotangent, *arrays):
+    def attend(q, k, v, *bias):
+        given = {"bias": bias[0]} if bias else {}
+        return dot_product_attention(q, k, v, implementation=kernel, **given, **options)
+
+    out, pull = jax.vjp(attend, *arrays)
+    return out, *pull(cotangent)
+
+
+def operands(row):
+    """(cotangent, query, key, value[, bias]) and how they are cut."""
+    q, k, v, cotangent = draws(
+        (B, T, N, H), (B, S, row.K, H), (B, S, row.K, H), (B, T, N, H), dtype=np.float64
+    )
+    arrays, specs = [cotangent, q, k, v], [row.query, row.query, row.key, row.key]
+    if row.bias is not None:
+        arrays += draws(row.bias[0], dtype=np.float64, seed=1)
+        specs.append(row.bias[1])
+    return arrays, specs
+
+
+def assert_equal(arrays, found, wanted):
+    cotangent, q, k, v, *_ = arrays
+    for got, want in zip(found, wanted, strict=True):
+        assert np.abs(np.asarray(got) - want).max() <= rounding((q, k, v, cotangent), want)
+
+
+# In an Auto mesh XLA cuts dense by itself; in an Explicit one it is run as blocked is.
+CASES = [
+    *((kind, name, "blocked") for kind in KINDS for name in ROWS),
+    *(("explicit", name, "dense") for name in ("both", "dropout", "a bias of all")),
+    ("explicit", "fewer key/value heads than devices", "dense"),
+    ("auto", "fewer key/value heads than devices", "dense"),
+]
+
+
+@pytest.mark.parametrize(("kind", "name", "kernel"), CASES)
+def test_equal_to_one_device_and_cut_as_the_query(kind, name, kernel):
+    row = ROWS[name]
+
+    def run(*arrays):
+        return both_passes(KERNELS[kernel], row.options, *arrays)
+
+    with jax.enable_x64(True):
+        arrays, specs = operands(row)
+        there = placed(mesh(kind, rows=2, heads=4), arrays, specs)
+        program = jax.jit(run).lower(*there).compile()
+        found = program(*there)
+        assert_equal(arrays, found, jax.jit(run)(*arrays))
+        assert found[0].sharding.is_equivalent_to(there[1].sharding, 4)
+        if kind == "auto":  # in an Explicit mesh JAX would have to be told of any
+            forward = jax.jit(lambda *arrays: run(*arrays)[0]).lower(*there).compile()
+            assert collectives(forward) == {}
+        sent = collectives(program).keys()
+        allowed = {"all-reduce"} if row.sums else set()
+        allowed |= {"all-gather"} if kind in row.whole else set()
+        assert sent == allowed or (kind, kernel) == ("auto", "dense")
+
+
+BUGS = {
+    "no sum over devices": ("auto", "a bias of all", "lacking", lambda *_: ()),
+    "the first key/value head for all": (
+        "explicit",
+        "fewer key/value heads than devices",
+        "_first",
+        lambda *_: jnp.int32(0),
+    ),
+    "dropout alike on every device": ("auto", "dropout", "_first", lambda *_: jnp.int32(0)),
+}
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_a_planted_bug_is_seen(name, monkeypatch):
+    kind, row, method, bug = BUGS[name]
+    monkeypatch.setattr(Shards, method, bug)
+    jax.clear_caches()  # of programs without the bug
+    try:
+        with pytest.raises(AssertionError):
+            test_equal_to_one_device_and_cut_as_the_query(kind, row, "blocked")
+    finally:
+        jax.clear_caches()
+
+
+def as_it_is(attend, *arrays):
+    return attend(*arrays)
+
+
+def in_a_vmap(attend, *arrays):
+    q, k, v = arrays
+    return jax.vmap(attend, in_axes=(0, None, 0))(jnp.stack([q, 2 * q]), k, jnp.stack([v, v]))[1]
+
+
+def in_a_vmap_of_a_vmap(attend, *arrays):
+    q, k, v = (x[None, :, None] for x in arrays)
+    inner = jax.vmap(attend, in_axes=1, out_axes=1)
+    return jax.vmap(inner)(q, k, v)[0, :, 0]
+
+
+def rematerialized(attend, *arrays):
+    return jax.checkpoint(attend)(*arrays)
+
+
+def in_a_scan(attend, *arrays):
+    q, *kv = arrays
+    return jax.lax.scan(lambda q, _: (attend(q, *kv), None), q, length=2)[0]
+
+
+TRANSFORMS = (as_it_is, in_a_vmap, in_a_vmap_of_a_vmap, rematerialized, in_a_scan)
+
+
+@pytest.mark.parametrize(
+    ("compiled", "transform"),
+    [("eager", as_it_is), ("eager", in_a_vmap), *(("jit", transform) for transform in TRANSFORMS)],
+    ids=lambda x: x if isinstance(x, str) else x.__name__,
+)
+@pytest.mark.parametrize("kind", KINDS)
+def test_transforms(kind, compiled, transform):
+    row = ROWS["grouped"]
+
+    def run(cotangent, *arrays):
+        def attend(q, k, v):
+            return dot_product_attention(
+                q, k, v, implementation=KERNELS["blocked"], mask=Mask.window(3, 2)
+            )
+
+        out, pull = jax.vjp(lambda *arrays: transform(attend, *arrays), *arrays)
+        return out, *pull(cotangent)
+
+    with jax.enable_x64(True):
+        arrays, specs = operands(row)
+        there = placed(mesh(kind, rows=2, heads=4), arrays, specs)
+        found = (jax.jit(run) if compiled == "jit" else run)(*there)
+        assert_equal(arrays, found, jax.jit(run)(*arrays))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_settings_of_the_caller_hold_on_each_device(kind):
+    """The compiler calls for a device's program in a thread of its own."""
+    q, k, v = (x.astype(np.float32) for x in operands(Row())[0][1:])
+    there = placed(mesh(kind, rows=2, heads=4), (q, k, v), [ROWS_AND_HEADS] * 3)
+    with jax.default_matmul_precision("highest"), jax.numpy_dtype_promotion("strict"):
+        found = jax.jit(lambda *a: dot_product_attention(*a, implementation="blocked"))(*there)
+    assert np.isfinite(found).all()
+
+
+def test_a_length_that_is_cut_is_gathered():
+    arrays, _ = operands(Row())
+    _, *qkv = (x[:, :8].astype(np.float32) for x in arrays)
+    wanted = dot_product_attention(*qkv, implementation="dense")
+    for kind in KINDS:
+        there = placed(mesh(kind, rows=2, heads=4), qkv, [P("rows", "heads")] * 3)
+        found = jax.jit(lambda *a: dot_product_attention(*a, implementation="blocked"))(*there)
+        np.testing.assert_allclose(found, wanted, rtol=0, atol=2e-6)

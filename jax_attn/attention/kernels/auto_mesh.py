@@ -136,13 +136,13 @@ def _partitioned(
     def partition(mesh: Mesh, arrays: Sequence, results: Sequence) -> tuple:
         shards = Shards.of(call, mesh.shape, named, [_cut_by(mesh, x) for x in arrays])
         pairs = [*zip(named, arrays, strict=True), *zip(given, results, strict=True)]
-        with_heads = [(letters, x) for letters, x in pairs if "K" in letters]
+        with_heads = [(name, x) for name, x in pairs if "K" in name]
         if shards.share_heads and all(_has_own(mesh, shards, *pair) for pair in with_heads):
             shards = replace(shards, own=True)
 
-        def at(letters: str, x: jax.ShapeDtypeStruct) -> Any:
-            is_own = shards.own and "K" in letters
-            return x.sharding if is_own else NamedSharding(mesh, shards.spec(letters))
+        def at(name: str, x: jax.ShapeDtypeStruct) -> Any:
+            is_own = shards.own and "K" in name
+            return x.sharding if is_own else NamedSharding(mesh, shards.spec(name))
 
         placed = [at(*pair) for pair in pairs]
         return mesh, program(shards), placed[len(named) :], tuple(placed[: len(named)])
@@ -168,15 +168,18 @@ def _partitioned(
     return run
 
 
-def _has_own(mesh: Mesh, shards: Shards, letters: str, x: jax.ShapeDtypeStruct) -> bool:
-    """Whether each device has of an array the one key/value head that its query heads read."""
-    heads = letters.index("K")
+def _has_own(mesh: Mesh, shards: Shards, name: str, x: jax.ShapeDtypeStruct) -> bool:
+    """Whether each device has of an array the one key/value head that its query heads read.
+
+    name: the letters of its axes.
+    """
+    heads = name.index("K")
     count = math.prod(mesh.shape[name] for name in shards.axes["N"])
     if count % shards.K:
         return False
     # As the query heads are cut, were there `count` of them: several devices have the same.
     like = (*x.shape[:heads], count, *x.shape[heads + 1 :])
-    cut = NamedSharding(mesh, shards.spec(letters.replace("K", "N"))).devices_indices_map(like)
+    cut = NamedSharding(mesh, shards.spec(name.replace("K", "N"))).devices_indices_map(like)
     found = x.sharding.devices_indices_map(x.shape)
 
     def own(wanted: tuple[slice, ...], got: tuple[slice, ...]) -> bool:

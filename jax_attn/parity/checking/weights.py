@@ -52,8 +52,9 @@ def compare_weights(
     notes = [*_unused(layout, buffers | reference.state_dict().keys(), arrays)]
     not_paired = (*notes, "parameter gradients were not compared: the table does not pair them")
     paired = frozenset(arrays.keys() - flatten(port).keys())
+    to_torch = _under_own_names(reference, layout)
     try:
-        ported = layout.to_torch(arrays)
+        ported = to_torch(arrays)
     except TransferError as error:
         # A table that does not fit is a failure already; there is nothing to pair gradients by.
         # What a load says names the row or the prefix that would fit.
@@ -76,7 +77,32 @@ def compare_weights(
             f"the table skips {quoted(sorted(over))} of the reference: neither these "
             "parameters nor their gradients were compared"
         )
-    return WeightComparison(differences, layout.to_torch, tuple(notes), paired, frozenset(over))
+    return WeightComparison(differences, to_torch, tuple(notes), paired, frozenset(over))
+
+
+def _under_own_names(reference: torch.nn.Module, layout: Layout) -> ToTorch:
+    """`layout.to_torch`, by the names that torch has for the parameters.
+
+    Of a parameter under several names torch takes the first of the modules' order, and the table
+    may have a row for another, to which it ties that one.
+    """
+    names: dict[int, str] = {}
+    own = {}
+    for name, parameter in reference.named_parameters(remove_duplicate=False):
+        first = names.setdefault(id(parameter), name)
+        if any(t.same_as == name and regex(t.key).fullmatch(first) for t in layout.passed_over):
+            own[name] = first
+
+    def to_torch(arrays: Arrays) -> Arrays:
+        return {own.get(name, name): array for name, array in layout.to_torch(arrays).items()}
+
+    return to_torch
+
+
+def _of_row(name: str, layout: Layout) -> str:
+    """The name under which the table has a row for a parameter."""
+    ties = (t for t in layout.passed_over if t.same_as and regex(t.key).fullmatch(name))
+    return next((t.same_as for t in ties), name)
 
 
 def _unused(layout: Layout, keys: Iterable[str], paths: Iterable[str]) -> Iterator[str]:
@@ -146,5 +172,5 @@ def _differences(reference: torch.nn.Module, ported: Arrays, layout: Layout) -> 
             differ = int((got != want).sum())
             yield (
                 f"{name!r} differs in {differ} of {got.size} elements; its row is "
-                f"{layout.row_of(name)}"
+                f"{layout.row_of(_of_row(name, layout))}"
             )

@@ -211,15 +211,16 @@ def _outputs(model: Model, head: str, traits: ModelTraits) -> int:
 def assert_gradients(pair: Pair) -> None:
     """All outputs, and the gradient of every parameter of transformers' model, pass.
 
-    In bfloat16 some gradients are too small beside rounding to have power: none fails.
+    In bfloat16 some are too small beside rounding to have power, and a single row of tokens has no
+    padding to show that the mask is read: none fails.
     """
     result = pair.check()
-    if pair.dtype == "float32":
-        result.raise_for_status()
     assert result.verdict is not Verdict.FAIL, str(result)
-    assert all(t.verdict is Verdict.PASS for t in result.tensors if t.kind == "output"), str(result)
+    if pair.dtype == "float32":
+        assert all(t.verdict is Verdict.PASS for t in result.tensors), str(result)
     compared = {t.name for t in result.tensors if t.kind == "gradient of parameter"}
-    assert compared == dict(pair.reference.named_parameters()).keys()
+    unread = {item.key for item in pair.layout.passed_over if not item.same_as}
+    assert compared == dict(pair.reference.named_parameters()).keys() - unread
 
 
 # --- mistakes -----------------------------------------------------------------------------------

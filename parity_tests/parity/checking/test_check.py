@@ -11,7 +11,7 @@ from helpers.block_pair import LAYOUT, B, D, FlaxBlock, T, pair
 from jax_attn.attention import Mask
 from jax_attn.parity import ParityError, Verdict, check
 from jax_attn.parity.judge.result import StandingNote
-from jax_attn.transfer import LINEAR, Layout, export, load
+from jax_attn.transfer import LINEAR, Layout, export, load, row, tied
 
 
 @pytest.fixture(scope="module")
@@ -212,6 +212,40 @@ def test_a_tied_reference_and_an_untied_port_fail():
     result = check(reference, port, (x,), layout=layout, transforms=("eager",))
     assert result.verdict is Verdict.FAIL
     assert "ties 'b.weight'" in "\n".join(result.failures)
+
+
+@pytest.mark.parametrize("is_right", [True, False])
+def test_a_parameter_is_found_under_the_name_that_the_table_ties_to_another(is_right):
+    """torch names it by the first module that has it; here the table has a row for the second."""
+
+    class HeadFirst(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head, self.words = torch.nn.Linear(5, 7, bias=False), torch.nn.Embedding(7, 5)
+            self.head.weight = self.words.weight
+
+        def forward(self, ids):
+            return self.head(self.words(ids))
+
+    class Port(nnx.Module):
+        def __init__(self):
+            self.words = nnx.Embed(7, 5, rngs=nnx.Rngs(0))
+
+        def __call__(self, ids):
+            return self.words.attend(self.words(ids))
+
+    reference, port = HeadFirst(), nnx.eval_shape(Port)
+    layout = Layout(row("words.weight", "words.embedding"), tied("head.weight", "words.weight"))
+    load(port, reference.state_dict(), layout)
+    if not is_right:
+        port.words.embedding.set_value(port.words.embedding[...].at[0, 0].add(1))
+    result = check(reference, port, (np.array([[0, 3, 6]]),), layout=layout, transforms=("jit",))
+    if is_right:
+        assert "grad head.weight" in {t.label for t in result.tensors}
+        assert result.verdict is not Verdict.FAIL, str(result)
+    else:
+        assert "'head.weight' differs in 1 of 35" in result.failures[0]
+        assert "its row is words.weight -> words.embedding" in result.failures[0]
 
 
 @pytest.mark.parametrize("fill", [float("-inf"), float("nan")])

@@ -8,14 +8,8 @@ import jax.numpy as jnp
 
 from jax_attn.attention import checks, meshes
 from jax_attn.attention.call import Call
-from jax_attn.attention.kernels import (
-    blocked,
-    by_platform,
-    cudnn,
-    dense,
-    explicit_mesh,
-    splash,
-)
+from jax_attn.attention.kernels import blocked, by_platform, cudnn, dense, splash
+from jax_attn.attention.kernels.mesh import explicit
 
 # As jax.export spells them. Any other platform has the kernels that are made for none.
 PLATFORMS = ("cpu", "cuda", "tpu")
@@ -185,7 +179,7 @@ def run(call: Call, implementation: Implementation) -> jax.Array:
         checks.raise_all(f"implementation={implementation!r} cannot serve this call", reasons)
     call, (kernels, _) = call.on_device(), _candidates(implementation)
     if meshes.explicit_mesh(call) is not None:
-        return explicit_mesh.attention(run, implementation, call)
+        return explicit.attention(run, implementation, call)
     platforms = (explanation, *explanation.elsewhere)
     runs = {each.platform: kernels[each.chosen].run for each in platforms if each.chosen}
     if implementation is not None or len(set(runs.values())) == 1 or not _may_run_elsewhere():

@@ -1,7 +1,7 @@
 """What an attention module's constructor and calls are given: checked, and completed."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -92,18 +92,18 @@ AXES = ("embed", "heads", "kv_heads", "head_dim")
 """The axes of the parameters, as `sharding` names them."""
 
 
-def names(sharding: Any, num_heads: int, num_kv_heads: int) -> list[Any]:
+def names(sharding: Any, num_kv_heads: int) -> list[Any]:
     """What each of AXES is called in a mesh; None where it is not cut."""
     given = dict(sharding or {})
     heads = given.get("heads")
     # Where the heads are cut into more parts than there are key/value heads, each part has them.
-    fits = num_kv_heads == num_heads or num_kv_heads % _parts(heads) == 0
-    given.setdefault("kv_heads", heads if num_kv_heads > 1 and fits else None)
+    fits = num_kv_heads > 1 and num_kv_heads % _parts(heads) == 0
+    given.setdefault("kv_heads", heads if fits else None)
     return [given.get(axis) for axis in AXES]
 
 
-def sharding_problems(sharding: Any, **sizes: Any) -> list[str]:
-    """What is wrong with a constructor's sharding, of axes of these sizes."""
+def sharding_problems(sharding: Any, **sizes: Collection[int]) -> list[str]:
+    """What is wrong with a constructor's sharding, of axes of these sizes in its parameters."""
     if sharding is None:
         return []
     expected = f"sharding: expected a dict of {', '.join(AXES)}"
@@ -122,7 +122,8 @@ def sharding_problems(sharding: Any, **sizes: Any) -> list[str]:
         unknown = [name for name in on_mesh if not mesh.empty and name not in mesh.shape]
         if unknown:
             problems.append(f"{where} axes of the mesh {mesh.axis_names}, got {unknown}")
-        elif checks.is_count(size := sizes.get(axis, 0)) and size % parts:
+            continue
+        for size in {n for n in sizes.get(axis, ()) if n % parts}:
             problems.append(f"{where} what divides {axis} = {size}, got {wanted!r}, {parts} parts")
         for name in on_mesh:
             used.setdefault(name, []).append(axis)

@@ -119,11 +119,16 @@ class GroupedQueryAttention(nnx.Module):
         problems += arguments.flag_problems(
             add_bias_kv=add_bias_kv, add_zero_attn=add_zero_attn, sinks=sinks
         )
-        problems += arguments.sharding_problems(
-            sharding, embed=embed_dim, heads=num_heads, kv_heads=num_kv_heads, head_dim=head_dim
-        )
-        if not problems and rotary is not None:
-            problems += rotary.problems(embed_dim // num_heads if head_dim is None else head_dim)
+        if not problems:
+            H = embed_dim // num_heads if head_dim is None else head_dim
+            problems += [] if rotary is None else rotary.problems(H)
+            problems += arguments.sharding_problems(
+                sharding,
+                embed={embed_dim, kdim or embed_dim, vdim or embed_dim},
+                heads={num_heads},
+                kv_heads={num_kv_heads},
+                head_dim={H},
+            )
         checks.raise_all(type(self).__name__, problems)
 
         self.embed_dim, self.num_heads, self.num_kv_heads = embed_dim, num_heads, num_kv_heads
@@ -149,7 +154,7 @@ class GroupedQueryAttention(nnx.Module):
             rngs=rngs,
         )
         N, K, H, D = num_heads, num_kv_heads, self.head_dim, embed_dim
-        d, n, k, h = arguments.names(sharding, num_heads, num_kv_heads)
+        d, n, k, h = arguments.names(sharding, num_kv_heads)
         self.q_proj = projection((D,), (N, H), use_bias=use_bias, names=(d, n, h))
         self.k_proj = projection((self.kdim,), (K, H), use_bias=use_bias, names=(d, k, h))
         self.v_proj = projection((self.vdim,), (K, H), use_bias=use_bias, names=(d, k, h))

@@ -1,1 +1,1 @@
-"""Attention on one device: every kernel, that of the cache too."""
+"""Every kernel of attention, that of the cache too; `mesh/` cuts them over devices."""

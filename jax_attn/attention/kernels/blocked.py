@@ -18,8 +18,9 @@ import numpy as np
 from jax import lax
 
 from jax_attn.attention.call import Call
-from jax_attn.attention.kernels import auto_mesh, dense, forward_mode, partial_softmax
+from jax_attn.attention.kernels import dense, forward_mode, partial_softmax
 from jax_attn.attention.kernels.forward_mode import Floats
+from jax_attn.attention.kernels.mesh import auto
 from jax_attn.attention.kernels.scores import masked, scores
 from jax_attn.attention.kernels.tile import Tile, Tiles
 from jax_attn.attention.kernels.tile_sizes import tile_sizes
@@ -115,14 +116,14 @@ _compiled = functools.partial(jax.jit, static_argnums=0, inline=True)
 
 @_compiled
 def _forward(tiles: Tiles, call: Call) -> Outputs:
-    return auto_mesh.outputs(functools.partial(_outputs_by_tiles, tiles), call)
+    return auto.outputs(functools.partial(_outputs_by_tiles, tiles), call)
 
 
 @_compiled
 def _backward(tiles: Tiles, call: Call, outputs: Outputs, d_outputs: Outputs) -> Floats:
     """The cotangents of query, key, value and bias."""
     run = functools.partial(_gradients_by_tiles, tiles)
-    grads = auto_mesh.gradients(run, call, outputs, d_outputs)
+    grads = auto.gradients(run, call, outputs, d_outputs)
     return jax.tree.map(lambda x, grad: grad.astype(x.dtype), call.floats, grads)
 
 

@@ -44,10 +44,10 @@ def other() -> str:
     records = kept(OTHER)
     all_targets = (*targets.TARGETS, *targets.DECODING)
     told = [t for t in all_targets if t.met(records) != targets.NOT_MEASURED]
-    profiles = (
-        json.loads((OTHER / "profile" / f"{x}.json").read_text()) for x in ("blocked", "steps")
+    of_parts, of_steps = (
+        json.loads((OTHER / "profile" / f"{name}.json").read_text())
+        for name in ("blocked", "steps")
     )
-    of_parts, of_steps = profiles
     return "\n\n".join(
         [
             targets.table(records, told),

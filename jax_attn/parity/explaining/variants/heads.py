@@ -226,6 +226,7 @@ def base_of(x: Tensor) -> float | None:
     if len(series) < 3 or not bool((series > 0).all()) or float(series[0]) != 1.0:
         return None
     ratio = series[1:] / series[:-1]
+    # Only what is tried depends on it: a base is claimed once the reference with it agrees.
     if not torch.allclose(ratio, ratio[:1], rtol=1e-5) or float(ratio[0]) >= 1:
         return None
     return float(ratio[0].double() ** -len(series))

@@ -306,8 +306,9 @@ class Perturbed(Unperturbed):
             return torch.where(fill.abs() > torch.finfo(self.dtype).max, result, stored)
 
         # Part by part, as each step makes a tensor: a sum of a large model's gradients is long.
-        summands = (x.expand_as(result) for x in Summands.of(name, args, kwargs))
-        return in_parts(kept, result, *summands)
+        return in_parts(
+            kept, result, *(x.expand_as(result) for x in Summands.of(name, args, kwargs))
+        )
 
     def _inside(self, precision: Precision) -> "Perturbed":
         """The same draw of perturbations, for intermediates."""

@@ -22,7 +22,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jax_attn.attention.call import Call
 from jax_attn.attention.kernels.forward_mode import Floats
-from jax_attn.attention.kernels.shards import OUTPUT, SUMS, WHOLE, Shards, letters
+from jax_attn.attention.kernels.mesh.shards import OUTPUT, SUMS, WHOLE, Shards, letters
 from jax_attn.attention.meshes import MeshAxes, within_shard_map
 
 Outputs = tuple[jax.Array, jax.Array, jax.Array]

@@ -14,7 +14,7 @@ from jax.sharding import AxisType
 
 from jax_attn.attention import checks
 from jax_attn.attention.call import Call
-from jax_attn.attention.kernels.shards import OUTPUT, Shards, letters
+from jax_attn.attention.kernels.mesh.shards import OUTPUT, Shards, letters
 from jax_attn.attention.meshes import cuts, explicit_mesh, placed
 
 Run = Callable[[Call, Any], jax.Array]
@@ -31,8 +31,8 @@ def attention(run: Run, implementation: Any, call: Call) -> jax.Array:
     """
     mesh = explicit_mesh(call)
     assert mesh is not None
-    if others := [k for k in mesh.axis_types if k != AxisType.Explicit]:
-        text = f"mesh: expected axes that are all Explicit, or all Auto, got {mesh}: {others}"
+    if any(kind != AxisType.Explicit for kind in mesh.axis_types):
+        text = f"mesh: expected axes that are all Explicit, or all Auto, got {mesh}"
         checks.raise_all("attention in a mesh", [text])
     arrays, tree = jax.tree.flatten(call)
     named = letters(call)

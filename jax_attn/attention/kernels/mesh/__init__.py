@@ -1,0 +1,1 @@
+"""A call on a mesh of devices, cut along batch and heads."""

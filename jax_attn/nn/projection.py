@@ -51,12 +51,14 @@ def project(
     if (mesh := meshes.explicit_mesh((x, kernel))) is not None:
         y, bias = _product_in_mesh(mesh, x, kernel, bias, axes, precision)
     else:
-        # As a matrix: XLA would copy a kernel of more axes in each of its two transposed products.
+        # As matrices: XLA would copy an operand of more axes in each transposed product. In a mesh
+        # the rows keep their axes, of which each may be cut.
         fan_in, out_axes = math.prod(kernel.shape[:axes]), kernel.shape[axes:]
         matrix = kernel.reshape(fan_in, math.prod(out_axes))
         rows = x.shape[: x.ndim - axes]
-        y = jnp.dot(x.reshape(*rows, fan_in), matrix, precision=precision)
-        y = y.reshape(*rows, *out_axes)
+        in_mesh = not jax.typeof(x).sharding.mesh.empty
+        x = x.reshape(*(rows if in_mesh else (math.prod(rows),)), fan_in)
+        y = jnp.dot(x, matrix, precision=precision).reshape(*rows, *out_axes)
     if bias is None:
         return y
     # At least in float32, because of its transpose: the gradient of a bias is a sum over all

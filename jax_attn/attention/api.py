@@ -16,6 +16,8 @@ from jax_attn.attention.call import ExtraKeys, checked_call
 from jax_attn.attention.dispatch import Explanation, Implementation
 from jax_attn.attention.dropout import Dropout
 from jax_attn.attention.kernels import cached, dense
+from jax_attn.attention.kernels.mesh import explicit
+from jax_attn.attention.kernels.mesh.shards import WEIGHTS
 from jax_attn.attention.kv_cache import KVCache
 from jax_attn.attention.mask import MaskLike
 
@@ -114,7 +116,10 @@ def attention_weights(
     extra = ExtraKeys(bias_k, None, add_zero_attn, sinks)
     check = functools.partial(checked_call, "attention_weights", needs_value=False, extra=extra)
     call = check(query, key, None, mask, is_causal, bias, scale, softcap, precision=precision)
-    return dense.weights(call.on_device())
+    call = call.on_device()
+    if explicit.is_cut(call):
+        return explicit.on_each_device(dense.weights, (), WEIGHTS, call)
+    return dense.weights(call)
 
 
 def explain(

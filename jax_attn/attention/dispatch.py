@@ -10,6 +10,7 @@ from jax_attn.attention import checks, meshes
 from jax_attn.attention.call import Call
 from jax_attn.attention.kernels import blocked, by_platform, cudnn, dense, splash
 from jax_attn.attention.kernels.mesh import explicit
+from jax_attn.attention.kernels.mesh.shards import OUTPUT
 
 # As jax.export spells them. Any other platform has the kernels that are made for none.
 PLATFORMS = ("cpu", "cuda", "tpu")
@@ -123,11 +124,12 @@ def implementation_problems(implementation: object) -> list[str]:
 
 
 def home(call: Call) -> str:
-    """The platform of the call's arrays, or, while they have none, of JAX's default device."""
+    """The platform of the call's arrays or of their mesh; else that of JAX's default device."""
     query = call.query
     if isinstance(query, jax.Array) and not isinstance(query, jax.core.Tracer):
         return _named(next(iter(query.devices())).platform)
-    return home_platform()
+    device = jax.typeof(query).sharding.mesh.abstract_device
+    return home_platform() if device is None else _named(device.platform)
 
 
 def home_platform() -> str:
@@ -178,8 +180,8 @@ def run(call: Call, implementation: Implementation) -> jax.Array:
         reasons = [reason for each in explanation.refusals.values() for reason in each]
         checks.raise_all(f"implementation={implementation!r} cannot serve this call", reasons)
     call, (kernels, _) = call.on_device(), _candidates(implementation)
-    if meshes.explicit_mesh(call) is not None:
-        return explicit.attention(run, implementation, call)
+    if explicit.is_cut(call):
+        return explicit.on_each_device(run, (implementation,), OUTPUT, call)
     platforms = (explanation, *explanation.elsewhere)
     runs = {each.platform: kernels[each.chosen].run for each in platforms if each.chosen}
     if implementation is not None or len(set(runs.values())) == 1 or not _may_run_elsewhere():
@@ -197,7 +199,7 @@ def _candidates(implementation: Implementation) -> tuple[Mapping[str, Kernel], s
 def _may_run_elsewhere() -> bool:
     """Whether JAX is tracing, so that the program may be compiled for any platform.
 
-    Within a shard_map it is for the devices of its mesh, and the kernels' results would have to
-    agree on the axes along which they differ.
+    False inside a shard_map: the program is compiled for that mesh's devices, and JAX combines no
+    branches whose results differ along different axes of it.
     """
     return isinstance(jnp.zeros(()), jax.core.Tracer) and not meshes.within_shard_map()

@@ -1,6 +1,7 @@
 """Dropout whose mask can be handed in, so that two frameworks can be compared."""
 
 import copy
+import functools
 import math
 from collections.abc import Iterable
 from typing import Any, NamedTuple
@@ -8,10 +9,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.random import threefry_2x32
+from jax.extend.random import threefry2x32_p
 from jaxtyping import Array, Bool, Float
 
-from jax_attn.attention import checks
+from jax_attn.attention import checks, meshes
 from jax_attn.attention.annotations import AnyArray
 
 
@@ -105,13 +106,19 @@ class Dropout:
         """
         assert self.key is not None, "a mask that was handed in is not drawn"
         words = jax.random.bits(self.key, (2,), jnp.uint32)
-        places = jnp.stack(jnp.broadcast_arrays(rows, columns))
-        hashed = threefry_2x32((words[0], words[1]), places.ravel())[: places.size // 2]
+        operands = jnp.broadcast_arrays(*words, rows, columns)
+        # Inside a shard_map these must differ along the same axes: a zero of all of them does.
+        zero = functools.reduce(jnp.bitwise_or, (x ^ x for x in operands))
+        # The primitive is elementwise. threefry_2x32 ravels, for which a mesh has to send.
+        hashed, _ = threefry2x32_p.bind(*(x ^ zero for x in operands))
         limit = np.uint32(min(round((1 - self.rate) * 2**32), 2**32 - 1))
-        return hashed.reshape(places.shape[1:]) < limit
+        return hashed < limit
 
     def where(self, keep: AnyArray, x: jax.Array) -> jax.Array:
         """x where it is kept, scaled; else 0. 0 < rate < 1."""
+        if (mesh := meshes.explicit_mesh(x)) is not None:
+            keep = jnp.broadcast_to(keep, x.shape)
+            keep = meshes.placed(keep, mesh, jax.typeof(x).sharding.spec)
         return jnp.where(keep, x / (1 - self.rate), jnp.zeros_like(x))
 
     def tree_flatten_with_keys(self) -> tuple[list[tuple[Any, Any]], float]:

@@ -20,6 +20,12 @@ def explicit_mesh(tree: Any) -> AbstractMesh | None:
     return next((m for m in meshes if AxisType.Explicit in m.axis_types), None)
 
 
+def in_auto_mesh(x: jax.Array) -> bool:
+    """Whether an array belongs to a program for several devices, which XLA cuts by itself."""
+    mesh = jax.typeof(x).sharding.mesh
+    return mesh.size > 1 and AxisType.Auto in mesh.axis_types
+
+
 def cuts(x: jax.Array) -> list[MeshAxes]:
     """By which axes of its mesh each axis of an array in an Explicit one is cut."""
     entries = jax.typeof(x).sharding.spec
@@ -29,6 +35,15 @@ def cuts(x: jax.Array) -> list[MeshAxes]:
 def spec(axes: list[MeshAxes]) -> PartitionSpec:
     """That of an array whose axes are cut by these."""
     return PartitionSpec(*(each or None for each in axes))
+
+
+def whole(x: jax.Array, axis: int) -> jax.Array:
+    """x with an axis that Explicit axes of a mesh cut gathered."""
+    if (mesh := explicit_mesh(x)) is None:
+        return x
+    axes = cuts(x)
+    axes[axis] = ()
+    return placed(x, mesh, spec(axes))
 
 
 def placed(x: jax.Array, mesh: AbstractMesh, at: PartitionSpec) -> jax.Array:

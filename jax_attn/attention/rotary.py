@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from jax_attn.attention import checks, integers
+from jax_attn.attention import checks, integers, meshes
 from jax_attn.attention.annotations import AnyArray
 
 Length = int | AnyArray
@@ -61,7 +61,7 @@ def rotate(
         problems.append(f"length: expected an int ≥ 1, or an integer array (), got {got}")
     checks.raise_all("rotate", problems)
 
-    x = jnp.asarray(x)
+    x = meshes.whole(jnp.asarray(x), 3)  # a pair's features may lie far apart
     dtype = np.dtype(np.float64 if x.dtype == jnp.float64 else np.float32)
     at = jnp.arange(x.shape[1]) if positions is None else jnp.asarray(positions)
     dim = x.shape[3] if rotary.dim is None else rotary.dim

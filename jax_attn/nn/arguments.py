@@ -124,11 +124,16 @@ def sharding_problems(sharding: Any, **sizes: Collection[int]) -> list[str]:
             problems.append(f"{where} axes of the mesh {mesh.axis_names}, got {unknown}")
             continue
         for size in {n for n in sizes.get(axis, ()) if n % parts}:
-            problems.append(f"{where} what divides {axis} = {size}, got {wanted!r}, {parts} parts")
+            problems.append(
+                f"{where} a number of parts that divides {axis} = {size}, got {parts} by {wanted!r}"
+            )
         for name in on_mesh:
             used.setdefault(name, []).append(axis)
     for name, axes in used.items():
-        if len({*axes} - {"kv_heads"}) > 1 or len(axes) > len({*axes}):
+        # A parameter has query heads or key/value heads, never both.
+        if len({"heads" if axis == "kv_heads" else axis for axis in axes}) > 1 or len(axes) > len(
+            {*axes}
+        ):
             problems.append(f"sharding: expected {name!r} once in a parameter, got it for {axes}")
     return problems
 
@@ -139,9 +144,11 @@ def _each(wanted: Any) -> tuple:
 
 
 def _on_mesh(wanted: Any) -> list[str]:
-    """The axes of a mesh that these are, or that flax's logical axis rules have for them."""
-    rules = dict(get_logical_axis_rules() or ())
-    return [axis for name in _each(wanted) for axis in _each(rules.get(name, name))]
+    """The axes of a mesh that these are, or that flax's logical axis rules have for a single one.
+
+    Flax translates no name inside a tuple.
+    """
+    return [*_each(dict(get_logical_axis_rules() or ()).get(wanted, wanted))]
 
 
 def _parts(wanted: Any) -> int:

@@ -68,9 +68,11 @@ class GroupedQueryAttention(nnx.Module):
       kernel_init: U(±1/√fan_in), as torch.nn.Linear, unless given.
       bias_init: likewise when None; fan_in is then that of the kernel beside it.
       sharding: how the parameters lie on a mesh: for embed, heads, kv_heads and head_dim the axis
-        of the mesh, several in a tuple, or what ``nnx.logical_axis_rules`` calls it; kv_heads as
-        heads unless given, where that divides them. Where a mesh is set (``jax.set_mesh``) they are
-        put there; else they hold the names alone, for ``nnx.get_partition_spec``.
+        of the mesh, several in a tuple, or what ``nnx.logical_axis_rules`` calls it. kv_heads is
+        cut as heads is unless given, where the mesh divides it. Where a mesh is set
+        (``jax.set_mesh``) the parameters are put there. Without one they hold the names alone, for
+        ``nnx.get_partition_spec``, and nothing is known of what divides: give ``kv_heads`` None
+        for a mesh that has more devices among the heads than key/value heads.
       rngs: "params" for the parameters; where there is dropout, a fork of "dropout" is kept.
 
     Like torch's, a new module is in training mode (``deterministic`` False); ``eval()`` and

@@ -9,6 +9,7 @@ from flax import nnx
 from jax import P
 
 from helpers.attention.meshes import KINDS, collectives, mesh, placed
+from jax_attn.attention import Rotary
 from jax_attn.attention.checks import ArgumentError
 from jax_attn.nn import GroupedQueryAttention
 
@@ -30,7 +31,7 @@ ADDITIONS = D + N * H + T + B * T
 
 def layer(K=4, **options):
     made = {"head_dim": H, "param_dtype": np.float64, "rngs": nnx.Rngs(3)}
-    return GroupedQueryAttention(D, N, K, **made, **options)
+    return GroupedQueryAttention(D, N, K, **made | options)
 
 
 def inputs(moved=False):
@@ -96,6 +97,27 @@ def test_training_is_that_of_one_device(kind):
         assert variable.get_value().sharding.is_equivalent_to(at, variable.ndim), path
 
 
+LAYERS = {
+    "dropout of the output": {"out_dropout_rate": 0.3, "sharding": {"heads": "heads"}},
+    "rotary, with features cut": {"rotary": Rotary(2), "sharding": {"head_dim": "features"}},
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_layers_equal_those_of_one_device(kind, name):
+    options = {**LAYERS[name], "head_dim": 6}
+
+    def run(module, x):
+        return nnx.jit(lambda module, x: module(x))(module, x)
+
+    wanted, near = (run(layer(**options), jnp.asarray(inputs(moved))) for moved in (False, True))
+    on = mesh(kind, rows=2, heads=2, features=2)
+    with jax.set_mesh(on):
+        (x,) = placed(on, [inputs()], [P("rows")])
+        assert_near(run(layer(**options), x), wanted, near)
+
+
 def test_without_a_mesh_the_names_are_kept_and_nothing_else_changes():
     plain, named = layer(), layer(sharding=ON_MESH)
     assert (plain(inputs()) == named(inputs())).all()
@@ -134,8 +156,16 @@ BAD = {
     "no axis": ({"hedas": "heads"}, "got 'hedas'"),
     "no name": ({"heads": 3}, "sharding['heads']: expected a name of an axis of the mesh"),
     "not in the mesh": ({"heads": "tp"}, "axes of the mesh ('rows', 'heads'), got ['tp']"),
-    "does not divide": ({"head_dim": "rows"}, "what divides head_dim = 3, got 'rows', 2 parts"),
-    "kv_heads that do not divide": ({"kv_heads": ("rows", "heads")}, "what divides kv_heads = 4"),
+    "does not divide": ({"head_dim": "rows"}, "divides head_dim = 3, got 2 by 'rows'"),
+    "kv_heads that do not divide": (
+        {"kv_heads": ("rows", "heads")},
+        "a number of parts that divides kv_heads = 4",
+    ),
+    "twice, in keys": (
+        {"embed": "heads", "kv_heads": "heads"},
+        "sharding: expected 'heads' once in a parameter, got it for ['embed', 'kv_heads']",
+    ),
+    "a logical name in a tuple": ({"heads": ("n", "rows")}, "('rows', 'heads'), got ['n']"),
     "twice": ({"heads": "heads", "embed": "heads"}, "expected 'heads' once in a parameter"),
 }
 
@@ -143,7 +173,11 @@ BAD = {
 @pytest.mark.parametrize("name", BAD)
 def test_a_sharding_that_cannot_be_is_refused(name):
     sharding, text = BAD[name]
-    with jax.set_mesh(mesh("auto", rows=2, heads=4)), pytest.raises(ArgumentError) as told:
+    with (
+        jax.set_mesh(mesh("auto", rows=2, heads=4)),
+        nnx.logical_axis_rules([("n", "heads")]),
+        pytest.raises(ArgumentError) as told,
+    ):
         layer(sharding=sharding)
     assert text in str(told.value)
 

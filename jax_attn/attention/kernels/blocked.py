@@ -21,6 +21,7 @@ from jax_attn.attention.call import Call
 from jax_attn.attention.kernels import dense, forward_mode, partial_softmax
 from jax_attn.attention.kernels.forward_mode import Floats
 from jax_attn.attention.kernels.mesh import auto
+from jax_attn.attention.kernels.mesh.auto import Outputs
 from jax_attn.attention.kernels.scores import masked, scores
 from jax_attn.attention.kernels.tile import Tile, Tiles
 from jax_attn.attention.kernels.tile_sizes import tile_sizes
@@ -29,7 +30,6 @@ from jax_attn.attention.meshes import within_shard_map
 Tree = TypeVar("Tree")
 Running = TypeVar("Running", bound=tuple)
 # As `with_sums` returns them.
-Outputs = tuple[jax.Array, jax.Array, jax.Array]
 
 # With fewer queries or scores a head dense may be faster: measured on XLA:CPU, batch 1 to 64, full
 # and causal. At 64×64 blocked was 1.1 to 1.5 times as fast forward and 0.7 to 1.3 times with the

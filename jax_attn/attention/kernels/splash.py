@@ -10,9 +10,9 @@ does on a TPU at the default precision. Its gradients have no derivative, nor ha
 import jax
 import jax.numpy as jnp
 
+from jax_attn.attention import meshes
 from jax_attn.attention.call import Call
 from jax_attn.attention.kernels import vendors
-from jax_attn.attention.meshes import within_shard_map
 
 # The longest whose blocks the compilers for v5e, v6e and tpu7x were seen to take.
 LONGEST_HEAD = 256
@@ -47,7 +47,8 @@ def refusals(call: Call) -> list[str]:
             "could be merged": call.bias_k is not None,
             f"it compares segments in int32, not in {ids}": ids not in (None, jnp.int32),
             "it takes no band that differs by row or is traced": not mask.band_is_static,
-            "within a shard_map it does not say how its results differ": within_shard_map(),
+            "within a shard_map it does not say how its results differ": meshes.within_shard_map(),
+            "XLA cannot cut it in a mesh of Auto axes": meshes.in_auto_mesh(call.query),
         }
     )
 

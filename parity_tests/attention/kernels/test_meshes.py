@@ -1,6 +1,7 @@
 """Attention on eight devices: equal to that on one, cut as the query is, nothing sent in vain."""
 
 from collections.abc import Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -9,15 +10,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import P
+from jax.sharding import NamedSharding
 
 from helpers.attention.kernel_comparison import draws, in_tiles, rounding
 from helpers.attention.meshes import KINDS, collectives, mesh, placed
-from jax_attn.attention import Dropout, Mask, dot_product_attention
+from jax_attn.attention import Dropout, Mask, attention_weights, dot_product_attention
 from jax_attn.attention.kernels.mesh.shards import Shards
 
 pytestmark = pytest.mark.filterwarnings("error")
 B, T, S, N, H = 8, 13, 11, 8, 5
-KERNELS = {"blocked": in_tiles(2, 5, 3), "dense": "dense"}
+KERNELS = {"blocked": in_tiles(2, 5, 3), "dense": "dense", "the default": None}
 ROWS_AND_HEADS = P("rows", None, "heads")
 
 
@@ -100,6 +102,8 @@ CASES = [
     *(("explicit", name, "dense") for name in ("both", "dropout", "a bias of all")),
     ("explicit", "fewer key/value heads than devices", "dense"),
     ("auto", "fewer key/value heads than devices", "dense"),
+    ("auto", "dropout", "dense"),
+    *((kind, "both", "the default") for kind in KINDS),
 ]
 
 
@@ -123,7 +127,7 @@ def test_equal_to_one_device_and_cut_as_the_query(kind, name, kernel):
         sent = collectives(program).keys()
         allowed = {"all-reduce"} if row.sums else set()
         allowed |= {"all-gather"} if kind in row.whole else set()
-        assert sent == allowed or (kind, kernel) == ("auto", "dense")
+        assert sent == allowed or (kind, kernel, row.K) == ("auto", "dense", 2)
 
 
 BUGS = {
@@ -159,6 +163,11 @@ def in_a_vmap(attend, *arrays):
     return jax.vmap(attend, in_axes=(0, None, 0))(jnp.stack([q, 2 * q]), k, jnp.stack([v, v]))[1]
 
 
+def in_a_vmap_over_the_batch(attend, *arrays):
+    """Over an axis that the mesh cuts."""
+    return jax.vmap(attend)(*(x[:, None] for x in arrays))[:, 0]
+
+
 def in_a_vmap_of_a_vmap(attend, *arrays):
     q, k, v = (x[None, :, None] for x in arrays)
     inner = jax.vmap(attend, in_axes=1, out_axes=1)
@@ -174,7 +183,14 @@ def in_a_scan(attend, *arrays):
     return jax.lax.scan(lambda q, _: (attend(q, *kv), None), q, length=2)[0]
 
 
-TRANSFORMS = (as_it_is, in_a_vmap, in_a_vmap_of_a_vmap, rematerialized, in_a_scan)
+TRANSFORMS = (
+    as_it_is,
+    in_a_vmap,
+    in_a_vmap_over_the_batch,
+    in_a_vmap_of_a_vmap,
+    rematerialized,
+    in_a_scan,
+)
 
 
 @pytest.mark.parametrize(
@@ -202,14 +218,123 @@ def test_transforms(kind, compiled, transform):
         assert_equal(arrays, found, jax.jit(run)(*arrays))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_settings_of_the_caller_hold_on_each_device(kind):
+def test_settings_of_the_caller_hold_on_each_device(monkeypatch):
     """The compiler calls for a device's program in a thread of its own."""
+    read, here = [], Shards.here
+
+    def recorded(shards, call):
+        config = jax.config
+        read.append((config.jax_default_matmul_precision, config.jax_numpy_dtype_promotion))
+        return here(shards, call)
+
+    monkeypatch.setattr(Shards, "here", recorded)
     q, k, v = (x.astype(np.float32) for x in operands(Row())[0][1:])
-    there = placed(mesh(kind, rows=2, heads=4), (q, k, v), [ROWS_AND_HEADS] * 3)
-    with jax.default_matmul_precision("highest"), jax.numpy_dtype_promotion("strict"):
-        found = jax.jit(lambda *a: dot_product_attention(*a, implementation="blocked"))(*there)
-    assert np.isfinite(found).all()
+    there = placed(mesh("auto", rows=2, heads=4), (q, k, v), [ROWS_AND_HEADS] * 3)
+    with jax.default_matmul_precision("tensorfloat32"), jax.numpy_dtype_promotion("strict"):
+        jax.jit(lambda *a: dot_product_attention(*a, implementation="blocked"))(*there)
+    assert set(read) == {("tensorfloat32", "strict")}
+
+
+def test_a_vmap_over_the_batch_beside_a_bias_of_all():
+    """Each row that is mapped has a gradient of its own; the bias has the sum."""
+    row = ROWS["a bias of all"]
+
+    def run(cotangent, *arrays):
+        def attend(q, k, v, bias):
+            return dot_product_attention(q, k, v, bias=bias, implementation=KERNELS["blocked"])
+
+        def rows(q, k, v, bias):
+            each = jax.vmap(attend, in_axes=(0, 0, 0, None))
+            return each(q[:, None], k[:, None], v[:, None], bias)[:, 0]
+
+        out, pull = jax.vjp(rows, *arrays)
+        return out, *pull(cotangent)
+
+    with jax.enable_x64(True):
+        arrays, specs = operands(row)
+        for kind in KINDS:
+            there = placed(mesh(kind, rows=2, heads=4), arrays, specs)
+            assert_equal(arrays, jax.jit(run)(*there), jax.jit(run)(*arrays))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_in_a_shard_map_over_one_axis_of_the_mesh(kind):
+    with jax.enable_x64(True):
+        arrays = operands(Row())[0]
+        _, *qkv = arrays
+        on = mesh(kind, rows=2, heads=4)
+        attend = partial(dot_product_attention, implementation=KERNELS["blocked"])
+        spec = P("rows")
+        by_rows = jax.shard_map(
+            attend, mesh=on, axis_names={"rows"}, in_specs=(spec,) * 3, out_specs=spec
+        )
+        found = jax.jit(by_rows)(*placed(on, qkv, [ROWS_AND_HEADS] * 3))
+        assert_equal(arrays, [found], [attend(*qkv)])
+
+
+def parts_of_a_fused_projection(attend, x, kernel):
+    """Query, key and value heads lie in one kernel, so that a device's part is of several."""
+    heads = jnp.einsum("btd,dnh->btnh", x, kernel)
+    return attend(heads[:, :, :N], heads[:, :, N : N + 2], heads[:, :, N + 2 :])
+
+
+def a_part_of_the_batch(attend, x, kernel):
+    """6 rows, which 4 devices cannot share evenly."""
+    return parts_of_a_fused_projection(attend, x[:6], kernel)
+
+
+@pytest.mark.parametrize("model", [parts_of_a_fused_projection, a_part_of_the_batch])
+@pytest.mark.parametrize("cut", [P(None, "heads"), P()])
+def test_arrays_that_are_cut_unevenly(model, cut):
+    attend = partial(dot_product_attention, implementation=KERNELS["blocked"])
+    x, kernel = draws((B, T, 7), (7, N + 4, H))
+    with jax.enable_x64(True):
+        wanted = model(attend, x, kernel)
+        on = mesh("auto", heads=2, rows=4)
+        there = placed(on, (x, kernel), [P("rows"), cut])
+        found = jax.jit(partial(model, attend))(*there)
+        assert np.abs(found - wanted).max() <= rounding((x, kernel, x, x), wanted)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_with_fewer_key_value_heads_than_devices(kind):
+    with jax.enable_x64(True):
+        _, q, k, _ = operands(Row(K=2))[0]
+        there = placed(mesh(kind, rows=2, heads=4), (q, k), [ROWS_AND_HEADS, P("rows")])
+        found = jax.jit(attention_weights)(*there)
+        assert found.sharding.spec[:2] == ("rows", "heads")
+        np.testing.assert_allclose(found, attention_weights(q, k), rtol=1e-13)
+
+
+@pytest.mark.parametrize("is_in_mesh", [False, True])
+def test_no_tracer_outlives_its_trace(is_in_mesh):
+    q, k, v = (x.astype(np.float32) for x in operands(Row())[0][1:])
+    if is_in_mesh:
+        q, k, v = placed(mesh("auto", rows=2, heads=4), (q, k, v), [ROWS_AND_HEADS] * 3)
+    with jax.checking_leaks():
+        jax.jit(lambda *a: dot_product_attention(*a, implementation="blocked")).lower(q, k, v)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_default_lowers_for_tpu(kind):
+    shapes = [(2, 512, 4, 128)] * 3
+    at = NamedSharding(mesh(kind, rows=2, heads=4), ROWS_AND_HEADS)
+    arrays = [jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=at) for shape in shapes]
+    attend = jax.jit(lambda *a: dot_product_attention(*a, is_causal=True))
+    attend.trace(*arrays).lower(lowering_platforms=("tpu",))
+
+
+def test_without_shardy_the_arrays_are_gathered():
+    arrays = operands(Row())[0]
+    _, *qkv = (x.astype(np.float32) for x in arrays)
+    there = placed(mesh("auto", rows=2, heads=4), qkv, [ROWS_AND_HEADS] * 3)
+    attend = partial(dot_product_attention, implementation="blocked")
+    jax.config.update("jax_use_shardy_partitioner", False)
+    try:
+        found = jax.jit(attend)(*there)
+    finally:
+        jax.config.update("jax_use_shardy_partitioner", True)
+    np.testing.assert_allclose(found, attend(*qkv), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", KINDS)

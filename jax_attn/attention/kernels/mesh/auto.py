@@ -1,9 +1,8 @@
-"""Kernels whose loops XLA's partitioner cannot cut, told how: each device computes its own part.
+"""Kernels whose loops XLA's partitioner cannot cut: each device computes its own part.
 
-In a mesh of Auto axes the partitioner settles where arrays lie, after the program is traced. A loop
-over tiles, which slices batch and heads, it would run on gathered arrays. Here it is told by a rule
-which axes may be cut, and is given the program of one device (`jax.experimental.
-custom_partitioning`). In a program for one device that is the whole.
+In a mesh of Auto axes XLA's partitioner decides how arrays are cut. It would gather them before a
+loop over tiles. A sharding rule and the program of one device prevent this
+(`jax.experimental.custom_partitioning`). With one device, that program is the whole call.
 """
 
 import contextlib
@@ -25,9 +24,9 @@ from jax_attn.attention.kernels.forward_mode import Floats
 from jax_attn.attention.kernels.mesh.shards import OUTPUT, SUMS, WHOLE, Shards, letters
 from jax_attn.attention.meshes import MeshAxes, within_shard_map
 
-Outputs = tuple[jax.Array, jax.Array, jax.Array]
 Program = Callable[..., list[jax.Array]]
-"""Of arrays."""
+"""A function of arrays that returns arrays."""
+Outputs = tuple[jax.Array, jax.Array, jax.Array]
 _OUTPUTS = (OUTPUT, SUMS, SUMS)
 
 
@@ -82,7 +81,8 @@ def _cut(local: Callable[..., Any], call: Call, rest: tuple[Outputs, ...], given
 
     given: the letters of what it returns, as a pytree.
     """
-    if within_shard_map():
+    # JAX's older partitioner, GSPMD, knows no sharding rules.
+    if within_shard_map() or not getattr(jax.config, "jax_use_shardy_partitioner", True):
         return local(None, call, *rest)
     leaves, tree = jax.tree.flatten((call, *rest))
     kinds, settings = [jax.random.key_impl(x) if _is_key(x) else None for x in leaves], _settings()
@@ -101,7 +101,7 @@ def _cut(local: Callable[..., Any], call: Call, rest: tuple[Outputs, ...], given
     plain = [jax.random.key_data(x) if kind else x for x, kind in zip(leaves, kinds, strict=True)]
     named = [*letters(call), *_OUTPUTS * len(rest)]
     named = [name.rjust(x.ndim, WHOLE) for name, x in zip(named, plain, strict=True)]
-    out = _partitioned(program, call, named, jax.tree.leaves(given))(*plain)
+    out = _partitioned(program, call.N, call.K, named, jax.tree.leaves(given))(*plain)
     return jax.tree.unflatten(jax.tree.structure(given), out)
 
 
@@ -126,15 +126,19 @@ def _is_key(x: jax.Array) -> bool:
 
 
 def _partitioned(
-    program: Callable[[Shards | None], Program], call: Call, named: list[str], given: list[str]
+    program: Callable[[Shards | None], Program],
+    N: int,
+    K: int,
+    named: list[str],
+    given: list[str],
 ) -> Program:
     """`program(None)`, or on each of several devices `program(shards)`; also under vmap.
 
-    named, given: the letters of what it takes and returns.
+    N, K: query and key/value heads. named, given: the letters of what it takes and returns.
     """
 
     def partition(mesh: Mesh, arrays: Sequence, results: Sequence) -> tuple:
-        shards = Shards.of(call, mesh.shape, named, [_cut_by(mesh, x) for x in arrays])
+        shards = Shards.of(N, K, mesh.shape, named, [_cut_by(mesh, x) for x in arrays])
         pairs = [*zip(named, arrays, strict=True), *zip(given, results, strict=True)]
         with_heads = [(name, x) for name, x in pairs if "K" in name]
         if shards.share_heads and all(_has_own(mesh, shards, *pair) for pair in with_heads):
@@ -149,20 +153,20 @@ def _partitioned(
 
     whole = custom_partitioning(program(None))
     # Shardings as they are: JAX does not read one that cuts by a part of a mesh's axis.
-    whole.def_partition(partition, decode_shardings=False, **_rule(call, named, given))
+    whole.def_partition(partition, decode_shardings=False, **_rule(N, K, named, given))
     run = custom_vmap(whole)
 
     @run.def_vmap
-    def _(size: int, are_mapped: Sequence[bool], *arrays: jax.Array) -> tuple[list, list[bool]]:
+    def _(_: int, are_mapped: Sequence[bool], *arrays: jax.Array) -> tuple[list, list[bool]]:
         at = [0 if is_mapped else None for is_mapped in are_mapped]
         letter = next(a for a in string.ascii_lowercase if not any(a in name for name in given))
         pairs = zip(named, are_mapped, strict=True)
         more = [letter + name if is_mapped else name for name, is_mapped in pairs]
 
         def mapped(shards: Shards | None) -> Program:
-            return jax.vmap(program(shards), in_axes=at, axis_size=size)
+            return jax.vmap(program(shards), in_axes=at)
 
-        out = _partitioned(mapped, call, more, [letter + name for name in given])(*arrays)
+        out = _partitioned(mapped, N, K, more, [letter + name for name in given])(*arrays)
         return out, [True] * len(out)
 
     return run
@@ -180,7 +184,8 @@ def _has_own(mesh: Mesh, shards: Shards, name: str, x: jax.ShapeDtypeStruct) -> 
     # As the query heads are cut, were there `count` of them: several devices have the same.
     like = (*x.shape[:heads], count, *x.shape[heads + 1 :])
     cut = NamedSharding(mesh, shards.spec(name.replace("K", "N"))).devices_indices_map(like)
-    found = x.sharding.devices_indices_map(x.shape)
+    if (found := _parts(x.sharding, x.shape)) is None:
+        return False
 
     def own(wanted: tuple[slice, ...], got: tuple[slice, ...]) -> bool:
         first = (wanted[heads].start or 0) * shards.K // count
@@ -192,11 +197,13 @@ def _has_own(mesh: Mesh, shards: Shards, name: str, x: jax.ShapeDtypeStruct) -> 
 
 
 def _cut_by(mesh: Mesh, x: jax.ShapeDtypeStruct) -> list[MeshAxes]:
-    """By which axes of a mesh each axis of an array is cut; a part of one counts for nothing."""
+    """By which axes of a mesh each axis of an array is cut.
 
-    def firsts(sharding: Any, shape: tuple[int, ...]) -> np.ndarray:
+    A cut by a part of a mesh's axis, or into parts of unequal sizes, counts for nothing.
+    """
+
+    def firsts(slices: Mapping[Any, tuple[slice, ...]], shape: tuple[int, ...]) -> np.ndarray:
         """Where each device's part begins, (*mesh, axes of the array)."""
-        slices = sharding.devices_indices_map(shape)
         begun = [[at.start or 0 for at in slices[device]] for device in mesh.devices.flat]
         return np.array(begun).reshape(*mesh.devices.shape, len(shape))
 
@@ -206,23 +213,33 @@ def _cut_by(mesh: Mesh, x: jax.ShapeDtypeStruct) -> list[MeshAxes]:
         names = tuple(sorted((name for name in steps if steps[name]), key=lambda n: -steps[n]))
         if size % math.prod(mesh.shape[name] for name in names):
             return ()
-        by_names = firsts(NamedSharding(mesh, PartitionSpec(names)), (size,))
+        sharding = NamedSharding(mesh, PartitionSpec(names))
+        by_names = firsts(sharding.devices_indices_map((size,)), (size,))
         return names if (by_names[..., 0] == at).all() else ()
 
-    at = firsts(x.sharding, x.shape)
+    if (parts := _parts(x.sharding, x.shape)) is None:
+        return [()] * x.ndim
+    at = firsts(parts, x.shape)
     return [of(size, at[..., axis]) for axis, size in enumerate(x.shape)]
 
 
-def _rule(call: Call, named: list[str], given: list[str]) -> dict[str, Any]:
+def _parts(sharding: Any, shape: tuple[int, ...]) -> Mapping[Any, tuple[slice, ...]] | None:
+    """The part of an array on each device; None where the parts' sizes are unequal."""
+    try:
+        return sharding.devices_indices_map(shape)
+    except ValueError:
+        return None
+
+
+def _rule(N: int, K: int, named: list[str], given: list[str]) -> dict[str, Any]:
     """Shardy's rule, as `def_partition` takes it: what of the operands and results is one axis.
 
     Query heads are the key/value heads times those that share one.
     """
     whole: list[str] = []
+    heads = "K" if N == K else "G" if K == 1 else "(K G)"
 
     def factors(array: str) -> str:
-        heads = "K" if call.G == 1 else "G" if call.K == 1 else "(K G)"
-
         def factor(letter: str) -> str:
             if letter == WHOLE:
                 whole.append(f"w{len(whole)}")
@@ -231,7 +248,7 @@ def _rule(call: Call, named: list[str], given: list[str]) -> dict[str, Any]:
         return " ".join(map(factor, array))
 
     operands, results = (", ".join(map(factors, x)) for x in (named, given))
-    sizes = {"G": call.G} if "(K G)" in operands else {}
+    sizes = {"G": N // K} if "(K G)" in operands else {}
     return {
         "sharding_rule": f"{operands} -> {results}",
         "need_replication_factors": tuple(whole),

@@ -1,46 +1,60 @@
 """Attention in a mesh of Explicit axes, where arrays' types say how they lie on it.
 
-There a slice along an axis that is cut is refused, so that the kernels are run by a
-`jax.shard_map`, each device on its own part (`shards`); JAX derives from it what the gradients
-need.
+JAX refuses to slice along an axis that is cut there. So each device runs the function on its own
+part (`shards`) inside `jax.shard_map`, from which JAX derives what the gradients need to send.
 """
 
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import jax
 from jax.sharding import AxisType
 
 from jax_attn.attention import checks
 from jax_attn.attention.call import Call
-from jax_attn.attention.kernels.mesh.shards import OUTPUT, Shards, letters
-from jax_attn.attention.meshes import cuts, explicit_mesh, placed
+from jax_attn.attention.kernels.mesh.shards import Shards, letters
+from jax_attn.attention.meshes import cuts, explicit_mesh, placed, within_shard_map
 
-Run = Callable[[Call, Any], jax.Array]
-"""(call, implementation) → (B, T, N, Hv)."""
+Run = Callable[..., jax.Array]
+"""(call, *options) → an array."""
+
+
+def is_cut(call: Call) -> bool:
+    """Whether the call is to be run here.
+
+    Inside a shard_map whose mesh has Explicit axes left, only what they cut is: a vmap over an
+    axis of the mesh leaves that axis to the mesh alone.
+    """
+    if explicit_mesh(call) is None:
+        return False
+    return not within_shard_map() or any(any(cuts(x)) for x in jax.tree.leaves(call))
 
 
 # Compiled, because eagerly a shard_map is run operation by operation.
-@functools.partial(jax.jit, static_argnums=(0, 1), inline=True)
-def attention(run: Run, implementation: Any, call: Call) -> jax.Array:
-    """`run(call, implementation)` on each device's part; (B, T, N, Hv), cut as the query is.
+@functools.partial(jax.jit, static_argnums=(0, 1, 2), inline=True)
+def on_each_device(run: Run, options: tuple, given: str, call: Call) -> jax.Array:
+    """`run(call, *options)` on each device's part.
 
-    An axis that attention is not cut along, as the length, is gathered first. Raises ArgumentError
-    where the mesh has axes of other kinds, too.
+    given: the letters of what it returns. That is cut along batch and heads as the first array is
+    that is cut along them, and whole along the length: an axis that attention is not cut along is
+    gathered first. Raises ArgumentError where the mesh has Auto axes, too.
     """
     mesh = explicit_mesh(call)
     assert mesh is not None
-    if any(kind != AxisType.Explicit for kind in mesh.axis_types):
+    if AxisType.Auto in mesh.axis_types:
         text = f"mesh: expected axes that are all Explicit, or all Auto, got {mesh}"
         checks.raise_all("attention in a mesh", [text])
     arrays, tree = jax.tree.flatten(call)
     named = letters(call)
-    shards = Shards.of(call, mesh.shape, named, [cuts(x) for x in arrays])
+    shards = Shards.of(call.N, call.K, mesh.shape, named, [cuts(x) for x in arrays])
     specs = tuple(shards.spec(name) for name in named)
 
     def here(*arrays: jax.Array) -> jax.Array:
-        return run(shards.here(jax.tree.unflatten(tree, arrays)), implementation)
+        return run(shards.here(jax.tree.unflatten(tree, arrays)), *options)
 
-    over = jax.shard_map(here, mesh=mesh, in_specs=specs, out_specs=shards.spec(OUTPUT))
+    # None names all axes but those that a vmap is over.
+    left = {*mesh.axis_names} - {*mesh.manual_axes} if mesh.manual_axes else set()
+    over = jax.shard_map(
+        here, mesh=mesh, axis_names=left, in_specs=specs, out_specs=shards.spec(given)
+    )
     return over(*(placed(x, mesh, at) for x, at in zip(arrays, specs, strict=True)))

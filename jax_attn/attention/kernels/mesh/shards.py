@@ -40,8 +40,9 @@ AXES = {
     "dropout.keep": "BN..",
 }
 """What lies in a call → a letter for each of its axes; what broadcasts may have the last alone."""
-OUTPUT, SUMS = "B.N.", "BN."
-"""The axes of what attention gives, (B, T, N, Hv), and of a number for each query, (B, N, T)."""
+OUTPUT, SUMS, WEIGHTS = "B.N.", "BN.", "BN.."
+"""The axes of what attention gives, (B, T, N, Hv), of a number for each query, (B, N, T), and of
+the weights, (B, N, T, S)."""
 
 
 def letters(call: Call) -> list[str]:
@@ -75,15 +76,17 @@ class Shards:
     @classmethod
     def of(
         cls,
-        call: Call,
+        N: int,
+        K: int,
         mesh: Mapping[str, int],
         named: Sequence[str],
         cuts: Sequence[Sequence[MeshAxes]],
     ) -> "Shards":
         """As arrays of these letters lie on a mesh: on each axis the first that is cut.
 
-        mesh: its axes' sizes. cuts: by which of them each array's axes are cut. The query heads'
-        cut the key/value heads, too, where they divide them.
+        N, K: query and key/value heads. mesh: its axes' sizes. cuts: by which of them each array's
+        axes are cut. What cuts the query heads cuts the key/value heads, too, where it divides
+        them.
         """
         axes: dict[str, MeshAxes] = {}
         for array, cut in zip(named, cuts, strict=True):
@@ -92,18 +95,22 @@ class Shards:
                 if names and letter not in (WHOLE, *axes) and not taken & {*names}:
                     axes[letter] = names
         heads = axes.get("N", ())
-        if heads and call.K % math.prod(mesh[name] for name in heads) == 0:
+        if heads and K % math.prod(mesh[name] for name in heads) == 0:
             axes["K"] = heads
-        return cls(axes, call.N, call.K)
+        return cls(axes, N, K)
 
     def spec(self, array: str) -> PartitionSpec:
         """How an array of these letters is cut."""
         return PartitionSpec(*(self.axes.get(letter) for letter in array))
 
     def lacking(self, array: str) -> MeshAxes:
-        """The axes of the mesh along which an array of these letters is the same everywhere."""
+        """The axes of the mesh along which an array of these letters is the same everywhere.
+
+        The axes that a vmap adds do not count: each of its rows has a gradient of its own.
+        """
         own = {name for letter in array for name in self.axes.get(letter, ())}
-        cut = dict.fromkeys(name for each in self.axes.values() for name in each)
+        axes = [names for letter, names in self.axes.items() if letter.isupper()]
+        cut = dict.fromkeys(name for each in axes for name in each)
         return tuple(name for name in cut if name not in own)
 
     @property

@@ -12,12 +12,12 @@ from jaxtyping import Array, Bool, Float
 
 from jax_attn.attention import checks, dispatch
 from jax_attn.attention.annotations import AbstractArray, AnyArray
-from jax_attn.attention.call import ExtraKeys, checked_call
+from jax_attn.attention.call import Call, ExtraKeys, checked_call
 from jax_attn.attention.dispatch import Explanation, Implementation
 from jax_attn.attention.dropout import Dropout
 from jax_attn.attention.kernels import cached, dense
 from jax_attn.attention.kernels.mesh import explicit
-from jax_attn.attention.kernels.mesh.shards import WEIGHTS
+from jax_attn.attention.kernels.mesh.shards import WEIGHTS, Shards
 from jax_attn.attention.kv_cache import KVCache
 from jax_attn.attention.mask import MaskLike
 
@@ -118,8 +118,12 @@ def attention_weights(
     call = check(query, key, None, mask, is_causal, bias, scale, softcap, precision=precision)
     call = call.on_device()
     if explicit.is_cut(call):
-        return explicit.on_each_device(dense.weights, (), WEIGHTS, call)
+        return explicit.on_each_device(_weights, (), WEIGHTS, call)
     return dense.weights(call)
+
+
+def _weights(shards: Shards, call: Call) -> Array:
+    return dense.weights(shards.here(call))
 
 
 def explain(

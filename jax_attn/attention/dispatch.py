@@ -10,7 +10,7 @@ from jax_attn.attention import checks, meshes
 from jax_attn.attention.call import Call
 from jax_attn.attention.kernels import blocked, by_platform, cudnn, dense, splash
 from jax_attn.attention.kernels.mesh import explicit
-from jax_attn.attention.kernels.mesh.shards import OUTPUT
+from jax_attn.attention.kernels.mesh.shards import OUTPUT, Shards
 
 # As jax.export spells them. Any other platform has the kernels that are made for none.
 PLATFORMS = ("cpu", "cuda", "tpu")
@@ -181,12 +181,16 @@ def run(call: Call, implementation: Implementation) -> jax.Array:
         checks.raise_all(f"implementation={implementation!r} cannot serve this call", reasons)
     call, (kernels, _) = call.on_device(), _candidates(implementation)
     if explicit.is_cut(call):
-        return explicit.on_each_device(run, (implementation,), OUTPUT, call)
+        return explicit.on_each_device(_on_part, (implementation,), OUTPUT, call)
     platforms = (explanation, *explanation.elsewhere)
     runs = {each.platform: kernels[each.chosen].run for each in platforms if each.chosen}
     if implementation is not None or len(set(runs.values())) == 1 or not _may_run_elsewhere():
         return runs[explanation.platform](call)
     return by_platform.attention(runs, explanation.platform, call)
+
+
+def _on_part(shards: Shards, implementation: Implementation, call: Call) -> jax.Array:
+    return run(shards.here(call), implementation)
 
 
 def _candidates(implementation: Implementation) -> tuple[Mapping[str, Kernel], str | None]:

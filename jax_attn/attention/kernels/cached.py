@@ -8,10 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_attn.attention import checks, meshes
+from jax_attn.attention import checks
 from jax_attn.attention.call import Call
 from jax_attn.attention.kernels import blocked, partial_softmax
 from jax_attn.attention.kernels.blocked import FEW_SCORES
+from jax_attn.attention.kernels.mesh import explicit
+from jax_attn.attention.kernels.mesh.shards import OUTPUT, Shards, letters_of_cache
 from jax_attn.attention.kernels.partial_softmax import PartialSoftmax, finite
 from jax_attn.attention.kernels.scores import masked, scores
 from jax_attn.attention.kv_cache import KVCache
@@ -26,10 +28,6 @@ def refusals(call: Call, cache: object) -> list[str]:
     if not isinstance(cache, KVCache):
         return [f"cache: expected a KVCache, got {checks.summary(cache)}"]
     problems = []
-    if meshes.explicit_mesh((call, cache)) is not None:
-        problems.append(
-            "cache: expected arrays that lie on no Explicit axes of a mesh; use Auto ones"
-        )
     k, v = cache.keys[0], cache.values[0]
     have = {"B": k.shape[0], "K": k.shape[1], "H": k.shape[2], "Hv": v.shape[3]}
     want = {"B": call.B, "K": call.K, "H": call.H, "Hv": call.value.shape[3]}
@@ -64,9 +62,10 @@ def attention(call: Call, cache: KVCache) -> tuple[jax.Array, KVCache]:
 
     NaN in the rows that would hold more than fits.
     """
-    T, lo = call.T, _lowest(call.mask, cache)
-    lengths = T if call.mask.kv_lengths is None else jnp.clip(call.mask.kv_lengths, 0, T)
-    lengths_B = jnp.broadcast_to(lengths, call.B).astype(jnp.int32)
+    if explicit.is_cut(call, cache):
+        of_pages = jax.tree.unflatten(jax.tree.structure(cache), letters_of_cache(cache))
+        return explicit.on_each_device(_on_part, (), (OUTPUT, of_pages), call, cache)
+    T, lo, lengths_B = call.T, _lowest(call.mask, cache), _lengths(call)
 
     own = call.without_extra_keys()
     own = dataclasses.replace(own, mask=dataclasses.replace(call.mask, lo=lo, hi=0))
@@ -76,7 +75,7 @@ def attention(call: Call, cache: KVCache) -> tuple[jax.Array, KVCache]:
         allowed = jnp.broadcast_to(own.mask.materialize(T, T), (call.B, 1, T, T))[:, 0]
         k_BKHT, v_BKTH = call.key.transpose(0, 2, 3, 1), call.value.transpose(0, 2, 1, 3)
         attended = _over_page(call, k_BKHT, v_BKTH, allowed)
-    grown = _grown(cache, call.key, call.value, lengths_B)
+    grown = _grown(cache, call)
     # The history is read where it was written, so that XLA can write in place. But in a ring the
     # later ones of several tokens lie where the earlier ones' history was.
     lapped = cache.window is not None and T > 1
@@ -92,6 +91,26 @@ def attention(call: Call, cache: KVCache) -> tuple[jax.Array, KVCache]:
     room = jnp.where(lengths_B <= _capacity(cache) - cache.filled, 1, jnp.nan)
     out = out * room[:, None, None, None].astype(out.dtype)
     return out.astype(call.query.dtype), grown
+
+
+def _on_part(shards: Shards, call: Call, cache: KVCache) -> tuple[jax.Array, KVCache]:
+    """`attention` on one device of a mesh. Where several devices read the same key/value heads,
+    each keeps all of them."""
+    if not shards.share_heads:
+        return attention(shards.here(call), cache)
+
+    def read(pages: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        return tuple(shards.read_heads(call.N, page, 1) for page in pages)
+
+    here = dataclasses.replace(cache, keys=read(cache.keys), values=read(cache.values))
+    out, _ = attention(shards.here(call), here)
+    return out, _grown(cache, call)
+
+
+def _lengths(call: Call) -> jax.Array:
+    """How many of each row's tokens count, (B,) int32."""
+    lengths = call.T if call.mask.kv_lengths is None else call.mask.kv_lengths
+    return jnp.broadcast_to(jnp.clip(lengths, 0, call.T), call.B).astype(jnp.int32)
 
 
 def _with_history(
@@ -153,15 +172,15 @@ def _tokens(cache: KVCache, place_P: jax.Array) -> jax.Array:
     return last - (last - place_P) % cache.window
 
 
-def _grown(cache: KVCache, key: jax.Array, value: jax.Array, lengths_B: jax.Array) -> KVCache:
-    """The cache with the first `lengths_B` of these tokens; of those, a ring keeps the last."""
-    grown = dataclasses.replace(cache, filled=cache.filled + lengths_B)
-    k_BKHT, v_BKTH = key.transpose(0, 2, 3, 1), value.transpose(0, 2, 1, 3)
+def _grown(cache: KVCache, call: Call) -> KVCache:
+    """The cache with the call's tokens that count; of those, a ring keeps the last."""
+    grown = dataclasses.replace(cache, filled=cache.filled + _lengths(call))
+    k_BKHT, v_BKTH = call.key.transpose(0, 2, 3, 1), call.value.transpose(0, 2, 1, 3)
 
     def written(pages: Pages, start: int) -> Pages:
         (k_BKHP, v_BKPH), *others = pages
         place_P = start + jnp.arange(v_BKPH.shape[2], dtype=jnp.int32)
-        write = _writer(cache, grown, key.shape[1], place_P)
+        write = _writer(cache, grown, call.T, place_P)
         new_k = write(k_BKHP, k_BKHT.astype(k_BKHP.dtype), 3)
         new = ((new_k, write(v_BKPH, v_BKTH.astype(v_BKPH.dtype), 2)),)
         if not others:

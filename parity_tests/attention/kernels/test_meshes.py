@@ -1,6 +1,7 @@
 """Attention on eight devices: equal to that on one, cut as the query is, nothing sent in vain."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -14,8 +15,16 @@ from jax.sharding import NamedSharding
 
 from helpers.attention.kernel_comparison import draws, in_tiles, rounding
 from helpers.attention.meshes import KINDS, collectives, mesh, placed
-from jax_attn.attention import Dropout, Mask, attention_weights, dot_product_attention
+from jax_attn.attention import (
+    Dropout,
+    KVCache,
+    Mask,
+    attend_with_cache,
+    attention_weights,
+    dot_product_attention,
+)
 from jax_attn.attention.kernels.mesh.shards import Shards
+from jax_attn.attention.kv_cache import PageSizes
 
 pytestmark = pytest.mark.filterwarnings("error")
 B, T, S, N, H = 8, 13, 11, 8, 5
@@ -345,3 +354,80 @@ def test_a_length_that_is_cut_is_gathered(kind):
         there = placed(mesh(kind, rows=2, heads=4), qkv, [P("rows", "heads")] * 3)
         found = jax.jit(lambda *a: dot_product_attention(*a, implementation="blocked"))(*there)
         assert_equal(arrays, [found], [dot_product_attention(*qkv, implementation="dense")])
+
+
+LENGTH, RING = {"length": T}, {"window": 6}
+LENGTHS = np.array([3, 1, 0, 2, 3, 3, 2, 1])
+
+
+@pytest.mark.parametrize(
+    ("kind", "K", "size"),
+    [("explicit", 4, LENGTH), ("explicit", 2, RING), ("explicit", 1, LENGTH), ("auto", 4, RING)],
+)
+def test_a_cache_on_a_mesh(kind, K, size):
+    """Tokens in chunks, one of them ragged; then the gradients of the last chunk."""
+    pages = PageSizes(first=5, query_tile=2)
+
+    def read(cache, q, k, v, lengths=None):
+        mask = None if lengths is None else Mask.lengths(lengths)
+        return attend_with_cache(q, k, v, cache, mask)
+
+    def last(cotangent, cache, *chunk):
+        def of_floats(chunk, keys, values):
+            filled = replace(cache, keys=keys, values=values)
+            return read(filled, *chunk)[0]
+
+        out, pull = jax.vjp(of_floats, chunk, cache.keys, cache.values)
+        return out, jax.tree.leaves(pull(cotangent))
+
+    def run(cache, cotangent, *arrays):
+        outs, at = [], 0
+        for length, lengths in ((4, None), (1, None), (3, LENGTHS)):
+            chunk = (x[:, at : at + length] for x in arrays)
+            out, cache = jax.jit(read)(cache, *chunk, lengths)
+            outs.append(out)
+            at += length
+        chunk = (x[:, at : at + 2] for x in arrays)
+        out, grads = jax.jit(last)(cotangent[:, :2], cache, *chunk)
+        return [*outs, out, *grads], cache
+
+    with jax.enable_x64(True):
+        q, k, v, cotangent = draws(
+            (B, T, N, H), (B, T, K, H), (B, T, K, H), (B, T, N, H), dtype=np.float64
+        )
+        heads = "heads" if K % 4 == 0 else None
+        arrays = (cotangent, q, k, v)
+        specs = [ROWS_AND_HEADS] * 2 + [P("rows", None, heads)] * 2
+        empty = KVCache.empty(
+            B,
+            **size,
+            num_kv_heads=K,
+            head_dim=H,
+            dtype=np.float64,
+            page_sizes=pages,
+        )
+        leaves, tree = jax.tree.flatten(empty)
+        cuts = [P("rows", heads) if x.ndim == 4 else P("rows") for x in leaves]
+        on = mesh(kind, rows=2, heads=4)
+        there = jax.tree.unflatten(tree, placed(on, leaves, cuts))
+        wanted, wanted_cache = run(empty, *arrays)
+        given = placed(on, arrays, specs)
+        found, cache = run(there, *given)
+        assert_equal(arrays, found, wanted)
+        for got, want, spec in zip(*map(jax.tree.leaves, (cache, wanted_cache)), cuts, strict=True):
+            assert (np.asarray(got) == want).all()
+            assert got.sharding.is_equivalent_to(NamedSharding(on, spec), got.ndim)
+        if kind == "explicit":
+            step = (x[:, :1] for x in given[1:])
+            assert collectives(jax.jit(read).lower(cache, *step).compile()) == {}
+
+
+def test_a_cache_that_lies_whole_is_cut_as_the_call():
+    """As `KVCache.empty` makes it."""
+    with jax.enable_x64(True):
+        _, q, k, v = (x[:, :4] for x in operands(Row())[0])
+        empty = KVCache.empty(B, T, num_kv_heads=N, head_dim=H, dtype=np.float64)
+        on = mesh("explicit", rows=2, heads=4)
+        out, cache = attend_with_cache(*placed(on, (q, k, v), [ROWS_AND_HEADS] * 3), empty)
+        assert cache.keys[0].sharding.spec == P("rows", "heads", None, None)
+        assert_equal((out, q, k, v), [out], [attend_with_cache(q, k, v, empty)[0]])

@@ -6,55 +6,56 @@ part (`shards`) inside `jax.shard_map`, from which JAX derives what the gradient
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 from jax.sharding import AxisType
 
 from jax_attn.attention import checks
 from jax_attn.attention.call import Call
-from jax_attn.attention.kernels.mesh.shards import Shards, letters
+from jax_attn.attention.kernels.mesh.shards import Shards, letters, letters_of_cache
+from jax_attn.attention.kv_cache import KVCache
 from jax_attn.attention.meshes import cuts, explicit_mesh, placed, within_shard_map
 
-Run = Callable[..., jax.Array]
-"""(call, *options) → an array."""
+Run = Callable[..., Any]
+"""(shards, *options, call, *caches) → a pytree of arrays."""
 
 
-def is_cut(call: Call) -> bool:
-    """Whether the call is to be run here.
+def is_cut(*arrays: Call | KVCache) -> bool:
+    """Whether what reads these is to be run here.
 
     Inside a shard_map whose mesh has Explicit axes left, only what they cut is: a vmap over an
     axis of the mesh leaves that axis to the mesh alone.
     """
-    if explicit_mesh(call) is None:
+    if explicit_mesh(arrays) is None:
         return False
-    return not within_shard_map() or any(any(cuts(x)) for x in jax.tree.leaves(call))
+    return not within_shard_map() or any(any(cuts(x)) for x in jax.tree.leaves(arrays))
 
 
 # Compiled, because eagerly a shard_map is run operation by operation.
 @functools.partial(jax.jit, static_argnums=(0, 1, 2), inline=True)
-def on_each_device(run: Run, options: tuple, given: str, call: Call) -> jax.Array:
-    """`run(call, *options)` on each device's part.
+def on_each_device(run: Run, options: tuple, given: Any, call: Call, *caches: KVCache) -> Any:
+    """`run(shards, *options, call, *caches)` on each device's parts.
 
-    given: the letters of what it returns. That is cut along batch and heads as the first array is
-    that is cut along them, and whole along the length: an axis that attention is not cut along is
-    gathered first. Raises ArgumentError where the mesh has Auto axes, too.
+    given: the letters of what it returns, as a pytree. That is cut along batch and heads as the
+    first array is that is cut along them, and whole along the length: an axis that attention is not
+    cut along is gathered first. Raises ArgumentError where the mesh has Auto axes, too.
     """
-    mesh = explicit_mesh(call)
+    mesh = explicit_mesh((call, caches))
     assert mesh is not None
     if AxisType.Auto in mesh.axis_types:
         text = f"mesh: expected axes that are all Explicit, or all Auto, got {mesh}"
         checks.raise_all("attention in a mesh", [text])
-    arrays, tree = jax.tree.flatten(call)
-    named = letters(call)
+    arrays, tree = jax.tree.flatten((call, *caches))
+    named = [*letters(call), *(name for cache in caches for name in letters_of_cache(cache))]
     shards = Shards.of(call.N, call.K, mesh.shape, named, [cuts(x) for x in arrays])
     specs = tuple(shards.spec(name) for name in named)
 
     def here(*arrays: jax.Array) -> jax.Array:
-        return run(shards.here(jax.tree.unflatten(tree, arrays)), *options)
+        return run(shards, *options, *jax.tree.unflatten(tree, arrays))
 
     # None names all axes but those that a vmap is over.
     left = {*mesh.axis_names} - {*mesh.manual_axes} if mesh.manual_axes else set()
-    over = jax.shard_map(
-        here, mesh=mesh, axis_names=left, in_specs=specs, out_specs=shards.spec(given)
-    )
+    out_specs = jax.tree.map(shards.spec, given)
+    over = jax.shard_map(here, mesh=mesh, axis_names=left, in_specs=specs, out_specs=out_specs)
     return over(*(placed(x, mesh, at) for x, at in zip(arrays, specs, strict=True)))

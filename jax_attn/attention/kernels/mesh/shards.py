@@ -5,7 +5,6 @@ these two axes takes no communication. Key/value heads that are fewer than the d
 the query heads are cut lie whole on each device, which reads those of its own query heads.
 """
 
-import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,6 +18,7 @@ from jax.sharding import PartitionSpec
 from jax_attn.attention.call import Call
 from jax_attn.attention.dropout import Place
 from jax_attn.attention.kernels.forward_mode import Floats
+from jax_attn.attention.kv_cache import KVCache
 from jax_attn.attention.meshes import MeshAxes
 
 WHOLE = "."
@@ -57,6 +57,11 @@ def letters(call: Call) -> list[str]:
         )
 
     return [of(path, x) for path, x in jax.tree_util.tree_leaves_with_path(call)]
+
+
+def letters_of_cache(cache: KVCache) -> tuple[str, ...]:
+    """The letters of each array of a cache, in the order of its leaves."""
+    return (*("BK..",) * len(cache.keys + cache.values), "B")
 
 
 @dataclass(frozen=True)
@@ -133,10 +138,17 @@ class Shards:
         query = floats["query"]
         assert query is not None
         count, axes = query.shape[2], {"key": 2, "value": 2, "bias_k": 0, "bias_v": 0}
-        read = functools.partial(_read, self._first("N", count), count, self.N // self.K)
         return {
-            n: read(x, axes[n]) if n in axes and x is not None else x for n, x in floats.items()
+            n: self.read_heads(count, x, axes[n]) if n in axes and x is not None else x
+            for n, x in floats.items()
         }
+
+    def read_heads(self, count: int, x: jax.Array, axis: int) -> jax.Array:
+        """Of all key/value heads along an axis those that this device reads.
+
+        count: its query heads.
+        """
+        return _read(self._first("N", count), count, self.N // self.K, x, axis)
 
     def _first(self, letter: str, count: int) -> jax.Array:
         """The first of this device's `count` along an axis."""

@@ -10,7 +10,7 @@ import numpy as np
 from flax import nnx
 
 from jax_attn.transfer.arrays import Spec, Tensors, describe, read, specs
-from jax_attn.transfer.nnx.placement import place, unplaceable
+from jax_attn.transfer.nnx.placement import bytes_per_device, place, unplaceable
 from jax_attn.transfer.problems import Problem, TransferError, listed, printable
 from jax_attn.transfer.table import resolve
 from jax_attn.transfer.table.layout import Layout, untied
@@ -92,6 +92,8 @@ class Plan:
       problems: every reason why `load` would raise an error.
       passed_over: torch keys that are not carried, and why.
       unused: rows that name nothing on either side, such as one with a spelling mistake in both.
+      per_device: bytes of the parameters that each device of a mesh holds; None without a mesh, and
+        where there are problems.
     """
 
     moves: list[Move]
@@ -100,11 +102,15 @@ class Plan:
     problems: list[Problem] = field(default_factory=list)
     passed_over: dict[str, str] = field(default_factory=dict)
     unused: list[Row] = field(default_factory=list)
+    per_device: int | None = None
 
     def __str__(self) -> str:
         lines = [printed(self.moves, lambda move: self.paths[move.row.paths[0]].dtype)]
         lines += passed_over_lines(self.passed_over)
         lines += [printable(f"{r}: matches nothing on either side") for r in self.unused]
+        if self.per_device is not None:
+            total = sum(spec.nbytes for spec in self.paths.values())
+            lines.append(f"each device holds {self.per_device:,} of {total:,} bytes")
         if self.problems:
             lines += ["", f"{len(self.problems)} problem(s):", *listed(self.problems)]
         return "\n".join(lines)
@@ -151,9 +157,9 @@ def plan(module: nnx.Pytree | nnx.State, tensors: Tensors, layout: Layout) -> Pl
     problems += _narrowed(paths) + unplaceable(arrays)
     if not paths and not problems:
         problems.append(Problem("missing", "module", "expected at least one nnx.Param, got none"))
-    return Plan(
-        moves, keys, paths, problems, passed_over, resolve.unused(layout.groups, keys, paths)
-    )
+    unused = resolve.unused(layout.groups, keys, paths)
+    per_device = None if problems else bytes_per_device(arrays)
+    return Plan(moves, keys, paths, problems, passed_over, unused, per_device)
 
 
 def _lacking_prefix(

@@ -1,5 +1,6 @@
 """Where the arrays of a module lie, and NumPy arrays put there."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,6 +26,17 @@ def unplaceable(arrays: Mapping[str, Any]) -> list[Problem]:
                 text = f"expected an array that its sharding divides: {error}"
                 problems.append(Problem("unwritten", path, text))
     return problems
+
+
+def bytes_per_device(arrays: Mapping[str, Any]) -> int | None:
+    """How much of placeable arrays one device holds; None where all lie on a single one."""
+    lie = [(old, getattr(old, "sharding", None)) for old in arrays.values()]
+    if not any(where is not None and where.num_devices > 1 for _, where in lie):
+        return None
+    shapes = [
+        (old, old.shape if where is None else where.shard_shape(old.shape)) for old, where in lie
+    ]
+    return sum(math.prod(shape) * np.dtype(old.dtype).itemsize for old, shape in shapes)
 
 
 def place(array: np.ndarray, old: Any) -> jax.Array:

@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from helpers.attention import meshes
 from jax_attn import transfer
+from jax_attn.nn import GroupedQueryAttention
 from jax_attn.transfer import LINEAR, Layout, joined, load_checkpoint, row, save_checkpoint
 
 IN, OUT = 7, 4
@@ -244,3 +246,22 @@ def test_a_mapping_that_fails_half_way_leaves_the_module_as_it_was(tmp_path):
     with pytest.raises(transfer.TransferError):
         transfer.load(module, Fails(weight=drawn(OUT, IN), bias=drawn(OUT)), LINEAR)
     assert {path: np.asarray(a).tobytes() for path, a in transfer.flatten(module).items()} == before
+
+
+@pytest.mark.parametrize("kind", ["auto", "explicit"])
+def test_the_plan_says_what_each_device_holds(kind):
+    """A layer keeps its parameters where its names put them."""
+    mesh = meshes.mesh(kind, rows=2, heads=4)
+    cut = GroupedQueryAttention(24, 8, 4, rngs=nnx.Rngs(0))
+    tensors = transfer.export(cut, transfer.LAYOUTS["gqa"])
+    assert transfer.plan(cut, tensors, transfer.LAYOUTS["gqa"]).per_device is None
+    with jax.set_mesh(mesh):
+        cut = GroupedQueryAttention(24, 8, 4, sharding={"heads": "heads"}, rngs=nnx.Rngs(1))
+        planned = transfer.load(cut, tensors, transfer.LAYOUTS["gqa"])
+    q, kv, out = 24 * 24 + 24, 2 * (24 * 12 + 12), 24 * 24
+    assert planned.per_device == 4 * ((q + kv + out) // 4 + 24)
+    total = 4 * (q + kv + out + 24)
+    assert f"each device holds {planned.per_device:,} of {total:,} bytes" in str(planned)
+    assert cut.k_proj.kernel.get_value().sharding.spec == jax.P(None, "heads", None)
+    exported = transfer.export(cut, transfer.LAYOUTS["gqa"])
+    assert all((exported[key] == tensor).all() for key, tensor in tensors.items())

@@ -65,8 +65,8 @@ class Classifier(nnx.Module):
         last_B: Int[Array, " B"],
     ) -> Float[Array, "B *T C"]:
         """last_B: the place of each row's last token."""
-        x = hidden
-        if self.reads == "pooled" and pooled is not None:
+        x: Any = hidden
+        if self.reads == "pooled":
             x = pooled
         elif self.reads == "first":
             x = hidden[:, 0]

@@ -21,10 +21,12 @@ from jax_attn.transfer.families.traits import (
 class Reads(NamedTuple):
     """What a model reads of positions and masks, in whichever of its layers.
 
-    turns: rotary positions. stretches: rotary frequencies that depend on the length. is_causal: in
-    every layer. alibi: its traits and the number of heads; None for none.
+    layers: how many there are. turns: rotary positions. stretches: rotary frequencies that depend
+    on the length. is_causal: in every layer. alibi: its traits and the number of heads; None for
+    none.
     """
 
+    layers: int
     turns: bool
     stretches: bool
     is_causal: bool
@@ -35,6 +37,7 @@ class Reads(NamedTuple):
         layers = [block.attention for block in traits.blocks]
         biases = [(a.bias, a.sizes.num_heads) for a in layers if a.bias is not None]
         return cls(
+            layers=len(layers),
             turns=any(a.rotary is not None for a in layers),
             stretches=any(a.rotary is not None and a.rotary.stretches for a in layers),
             is_causal=all(a.is_causal for a in layers),
@@ -50,7 +53,7 @@ def problems(
     attention_mask: Any,
     types: Any,
     positions: Any,
-    cache: tuple[KVCache, ...] | None,
+    cache: Any,
 ) -> list[str]:
     """What is wrong with the arguments of a model's call.
 
@@ -61,8 +64,9 @@ def problems(
     if len(tokens.shape) != 2 or 0 in tokens.shape:
         return [f"tokens: expected (B, T) integers, got {checks.summary(tokens)}"]
     B, T = tokens.shape
-    found = _length_problems(traits, T, cache)
-    found += _row_problems(lengths, attention_mask, B, T)
+    malformed = [] if cache is None else _malformed(cache, reads.layers, B)
+    found = malformed or _length_problems(traits, T, cache)
+    found += _row_problems(lengths, attention_mask, B, T, least=1 if cache is None else 0)
     if types is not None:
         if not traits.types:
             found.append("types: expected None, as the model has no token types")
@@ -88,13 +92,29 @@ def problems(
 
 def cache_problems(reads: Reads) -> list[str]:
     """Why a model cannot go on from a cache."""
-    found = [] if reads.is_causal else ["cache: expected a causal model, whose tokens see no later"]
+    found = []
+    if not reads.is_causal:
+        found.append("cache: expected a causal model, in which no token sees a later one")
     if reads.alibi is not None:
         found.append("cache: expected a model without ALiBi, whose biases no cache carries yet")
     if reads.stretches:
         expected = "rotary frequencies that do not depend on the length"
         found.append(f"cache: expected {expected}, got DynamicNTK")
     return found
+
+
+def _malformed(cache: Any, layers: int, B: int) -> list[str]:
+    """Why a cache is not one of so many layers and rows."""
+    got = [type(cache).__name__]
+    if isinstance(cache, tuple):
+        got = [
+            f"one of batch {c.filled.shape[0]}" if isinstance(c, KVCache) else type(c).__name__
+            for c in cache
+        ]
+        if got == [f"one of batch {B}"] * layers:
+            return []
+    expected = f"a tuple of {layers} KVCaches of batch {B}, one a layer"
+    return [f"cache: expected {expected}, got {', '.join(got) or 'an empty tuple'}"]
 
 
 def _length_problems(
@@ -111,12 +131,13 @@ def _length_problems(
     return [f"tokens: expected at most {most} in a row, got {filled + T}{there}"]
 
 
-def _row_problems(lengths: Any, attention_mask: Any, B: int, T: int) -> list[str]:
+def _row_problems(lengths: Any, attention_mask: Any, B: int, T: int, *, least: int) -> list[str]:
+    """least: the fewest tokens of a row, by its length."""
     if lengths is not None and attention_mask is not None:
         return ["lengths: expected one of lengths and attention_mask, got both"]
     if lengths is not None:
         found = _shape_problems("lengths", lengths, (B,))
-        return found or _integer_problems("lengths", lengths, T + 1, least=1)
+        return found or _integer_problems("lengths", lengths, T + 1, least=least)
     if attention_mask is None:
         return []
     found = _shape_problems("attention_mask", attention_mask, (B, T))
@@ -124,7 +145,8 @@ def _row_problems(lengths: Any, attention_mask: Any, B: int, T: int) -> list[str
         return found
     values = np.asarray(attention_mask)
     if not np.isin(values, (0, 1)).all():
-        return ["attention_mask: expected 0 and 1 alone, got others"]
+        low, high = values.min(), values.max()
+        return [f"attention_mask: expected only 0 and 1, got values from {low} to {high}"]
     empty = np.flatnonzero(~values.astype(bool).any(axis=1)).tolist()
     return [f"attention_mask: expected a 1 in every row, got none in {empty}"] if empty else []
 

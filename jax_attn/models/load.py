@@ -2,7 +2,9 @@
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,34 +16,42 @@ from jax.sharding import Sharding
 from jax.typing import DTypeLike
 
 from jax_attn.dtypes import DTYPES
-from jax_attn.models.model import HEADS, Model, Origin
+from jax_attn.models.model import PARTS, Model, Origin, lacks_pooler
 from jax_attn.transfer import Layout, Problem, TransferError, export, flatten, load_checkpoint, row
 from jax_attn.transfer import load as load_tensors
 from jax_attn.transfer.arrays import LazyMapping, Spec, read, specs
-from jax_attn.transfer.families import Config, model_family
+from jax_attn.transfer.families import Config, Family, model_family
 from jax_attn.transfer.families.config import Reading, reading
 from jax_attn.transfer.families.traits import ModelTraits
 from jax_attn.transfer.families.whole import architecture
+from jax_attn.transfer.files.checkpoint import Checkpoint
 from jax_attn.transfer.files.prefixes import unwrapped
 from jax_attn.transfer.inspect.config import read_config
 from jax_attn.transfer.port import files, staging
 from jax_attn.transfer.port.parts import other_layers
 from jax_attn.transfer.port.plan import recast
 from jax_attn.transfer.table import resolve
+from jax_attn.transfer.table.rows import regex
 
-Placing = Sharding | Callable[[str, tuple[int, ...]], Sharding | None] | None
-"""Where parameters lie: one sharding for all, or a function of dotted path and shape."""
+Placing = (
+    Sharding | Mapping[str, Sharding] | Callable[[str, tuple[int, ...]], Sharding | None] | None
+)
+"""Where parameters lie: one sharding for all, one for each pattern of a dotted path as tables have
+it, or a function of dotted path and shape."""
 
 _LANGUAGE = ("ForCausalLM", "LMHeadModel", "ForMaskedLM")
 _CLASSES = {
     **dict.fromkeys(_LANGUAGE, ("lm_head",)),
     "ForPreTraining": ("lm_head", "pooler", "seq_relationship"),
     "ForNextSentencePrediction": ("pooler", "seq_relationship"),
-    "ForSequenceClassification": ("classifier",),
+    **dict.fromkeys(("ForSequenceClassification", "ForMultipleChoice"), ("classifier",)),
+    "ForTokenClassification": ("classifier",),
     "ForQuestionAnswering": ("qa_outputs",),
-    "Model": ("pooler",),
 }
-"""How transformers' classes end -> their heads; those of encoders alone may have a pooler."""
+"""How transformers' classes end -> their heads. Those without any end with "Model"."""
+
+_CLASSIFIER_OF_TOKENS = ("bloom", "falcon", "gpt2", "gpt_bigcode", "gpt_neox")
+"""Decoders that keep their head for tokens apart from the one for rows, by model_type."""
 
 
 def load(path: str | Path, *, dtype: DTypeLike | None = None, sharding: Placing = None) -> Model:
@@ -51,14 +61,17 @@ def load(path: str | Path, *, dtype: DTypeLike | None = None, sharding: Placing 
       path: a folder as transformers writes it, or a file in one, with its config.json; or a folder
         that `jax-attn port --to flax` or `save` wrote.
       dtype: cast the parameters to this dtype; the file's own unless given.
-      sharding: where the parameters lie: a `jax.sharding.Sharding` for all of them, or a function
-        `(dotted path, shape) -> Sharding or None`. Each device receives its part as it is read.
+      sharding: where the parameters lie: a `jax.sharding.Sharding` for all of them; a mapping from
+        patterns of dotted paths, such as "blocks.{layer}.mlp.up.kernel", to one each, of which the
+        first that matches holds; or a function `(dotted path, shape) -> Sharding or None`. Each
+        device receives its part as it is read. Raises TransferError for a pattern without a path.
 
     Returns:
       A `Model`. It computes in its parameters' dtype.
 
     Raises:
-      TransferError: everything about config and file that the model has no place for, or lacks.
+      TransferError: the config or the file has something that no model here supports, or lacks
+        something that it needs; all problems are listed.
       OSError: a file cannot be read.
     """
     path = Path(path)
@@ -70,32 +83,31 @@ def load(path: str | Path, *, dtype: DTypeLike | None = None, sharding: Placing 
         raise _error([Problem("file", str(path), text if is_there else absent)])
     family = model_family(config)
     is_flax = files.side_of(path) == "flax"
-    tensors: Any = files.read_again(path) if is_flax else load_checkpoint(path)
-    tensors, wrapped = (tensors, []) if is_flax else unwrapped(tensors)
-    keys = tuple(files.read_record(path).get("keys", ()) if is_flax else tensors)
-    described, unreadable = specs(tensors)
-    family.model_traits(config, ())  # all that is wrong with the config, whatever the file
-    # Before the traits of as many layers as the config counts are made.
-    others = other_layers(config, family.blocks(config, keys))
-    if problems := [*wrapped, *unreadable, *others]:
-        raise _error(problems)
-    traits = family.model_traits(config)
-    if is_flax:
-        layout = Layout(*(row(name, name) for name in described))
-        shapes = {name: spec.shape for name, spec in described.items()}
-    else:
-        layout = family.model(config, keys)
+    opened: Any = files.read_again(path) if is_flax else load_checkpoint(path)
+    with opened if isinstance(opened, Checkpoint) else nullcontext():
+        tensors, wrapped = (opened, []) if is_flax else unwrapped(opened)
+        keys = tuple(files.read_record(path).get("keys", ()) if is_flax else tensors)
+        described, unreadable = specs(tensors)
+        family.model_traits(config, ())  # all that is wrong with the config, whatever the file
+        # Before the traits of as many layers as the config counts are made.
+        others = other_layers(config, family.blocks(config, keys))
+        if problems := [*wrapped, *unreadable, *others]:
+            raise _error(problems)
+        traits = family.model_traits(config)
+        same = Layout(*(row(name, name) for name in described))
+        layout = same if is_flax else family.model(config, keys)
         shapes = _flax_shapes(layout, described, traits)
-    passed_over = resolve.passed(layout.passed_over, described)
-    carried = {key: spec for key, spec in described.items() if key not in passed_over}
-    param_dtype = _dtype(carried, dtype)
-    heads = _heads(shapes, traits, config)
-    _expect_pooler(heads, traits)
-    model = nnx.eval_shape(lambda: Model(traits, heads, param_dtype=param_dtype, rngs=nnx.Rngs(0)))
-    if unplaced := _unplaced(shapes, model):
-        raise _error(unplaced)
-    _place(model, sharding)
-    load_tensors(model, _Cast(tensors, param_dtype), layout)
+        passed_over = resolve.passed(layout.passed_over, described)
+        carried = {key: spec for key, spec in described.items() if key not in passed_over}
+        param_dtype = _dtype(carried, dtype)
+        heads = _heads(shapes, traits, config)
+        _expect_pooler(heads, traits)
+        make = partial(Model, traits, heads, param_dtype=param_dtype)
+        model = nnx.eval_shape(lambda: make(rngs=nnx.Rngs(0)))
+        if unplaced := _unplaced(shapes, model):
+            raise _error(unplaced)
+        _place(model, sharding)
+        load_tensors(model, _Cast(tensors, param_dtype), layout)
     model.origin = Origin(json.dumps(config), keys)
     model.eval()
     return model
@@ -111,14 +123,15 @@ def from_config(config: Config | Any, *, dtype: DTypeLike = jnp.float32, rngs: n
       rngs: "params" for the parameters.
 
     Raises:
-      TransferError: everything in the config that no model here does.
+      TransferError: the config has something that no model here supports; all problems are listed.
     """
     config = config.to_dict() if hasattr(config, "to_dict") else config
     if not isinstance(config, Mapping):
         raise TypeError(f"config: expected a mapping, got {type(config).__name__}")
-    config = {key: value for key, value in config.items() if _is_json(value)}
-    traits = model_family(config).model_traits(config)
-    model = Model(traits, _heads_of_class(traits, config), param_dtype=dtype, rngs=rngs)
+    config = _as_json(config)
+    family = model_family(config)
+    traits = family.model_traits(config)
+    model = Model(traits, _heads_of_class(family, traits, config), param_dtype=dtype, rngs=rngs)
     model.origin = Origin(json.dumps(config))
     return model
 
@@ -185,7 +198,7 @@ def _heads(
     """The heads of a file, by its Flax paths, and the number of their outputs."""
     named = architecture(Reading(config))
     heads: dict[str, int] = {}
-    for head in (*HEADS, "pooler", "seq_relationship"):
+    for head in PARTS:
         parts = {path: shape for path, shape in shapes.items() if path.split(".")[0] == head}
         if parts:
             last = [p for p in (f"{head}.kernel", f"{head}.out.kernel") if p in parts]
@@ -200,47 +213,49 @@ def _heads(
 
 
 def _expect_pooler(heads: Mapping[str, int], traits: ModelTraits) -> None:
-    reads_pooled = "classifier" in heads and traits.classifier.reads == "pooled"
-    if "pooler" not in heads and (reads_pooled or "seq_relationship" in heads):
+    if lacks_pooler(heads, traits.classifier):
         text = "expected the weights of a pooler, which the file's head reads, got none"
         raise _error([Problem("missing", "pooler", text)])
 
 
-def _heads_of_class(traits: ModelTraits, config: Config) -> dict[str, int]:
+def _heads_of_class(family: Family, traits: ModelTraits, config: Config) -> dict[str, int]:
+    """The heads of the class that a config names, and the number of their outputs."""
     named = architecture(Reading(config)) or "ForMaskedLM"
+    bare = [f"{kind.replace('-', '').replace('_', '')}model" for kind in family.model_types]
+    if named.lower() in bare:
+        has_pooler = "pooler.kernel" in family.model(config, ()).flax_paths()
+        return {"pooler": traits.embed_dim} if has_pooler else {}
     ending = next((end for end in _CLASSES if named.endswith(end)), None)
     if ending is None:
         endings = ", ".join(f"…{end}" for end in _CLASSES)
-        text = f"expected one of {endings}, got {named}"
+        text = f"expected one of {endings}, or a model without a head, got {named}"
         raise _error([Problem("refused", "config.json architectures", text)])
     with reading(config) as read:
         labels = read.inside("id2label").config
         count = len(labels) or read.number("num_labels", default=2)
+    if ending == "ForTokenClassification" and config["model_type"] in _CLASSIFIER_OF_TOKENS:
+        return {"token_classifier": count}
     D = traits.embed_dim
     outputs = {"lm_head": traits.embedding.vocab_size, "pooler": D, "seq_relationship": 2}
-    outputs |= {"classifier": count, "qa_outputs": 2}
+    outputs |= {"classifier": 1 if ending == "ForMultipleChoice" else count, "qa_outputs": 2}
     heads = {head: outputs[head] for head in _CLASSES[ending]}
-    if "classifier" in heads and traits.classifier.reads == "pooled":
-        heads["pooler"] = D
-    if any(block.attention.is_causal for block in traits.blocks):
-        heads.pop("pooler", None)
-    return heads
+    return heads | ({"pooler": D} if lacks_pooler(heads, traits.classifier) else {})
 
 
 def _unplaced(shapes: Mapping[str, tuple[int, ...]], model: Model) -> list[Problem]:
     """The parts of a file that the model has no place for."""
     own = {path.split(".")[0] for path in flatten(model)}
     parts = sorted({path.split(".")[0] for path in shapes} - own)
-    return [
-        Problem("unexpected", part, "the file has weights of it, and a model here has no such part")
-        for part in parts
-    ]
+    text = "the file has weights under this name, but no model here has such a part"
+    return [Problem("unexpected", part, text) for part in parts]
 
 
 def _place(model: Model, sharding: Placing) -> None:
     """Note in an abstract model where its parameters are to lie."""
     if sharding is None:
         return
+    if isinstance(sharding, Mapping):
+        sharding = _by_pattern(sharding, flatten(model))
     placed = []
     for path, variable in nnx.to_flat_state(nnx.state(model)):
         old = variable.get_value()
@@ -249,6 +264,22 @@ def _place(model: Model, sharding: Placing) -> None:
         new = jax.ShapeDtypeStruct(old.shape, old.dtype, sharding=where)
         placed.append((path, variable.replace(new)))
     nnx.update(model, nnx.from_flat_state(placed))
+
+
+def _by_pattern(
+    sharding: Mapping[str, Sharding], paths: Collection[str]
+) -> Callable[[str, tuple[int, ...]], Sharding | None]:
+    """The sharding of the first pattern that a path matches; an error if a pattern has no path."""
+    rules = {regex(pattern): pattern for pattern in sharding}
+    idle = [name for rule, name in rules.items() if not any(map(rule.fullmatch, paths))]
+    if idle:
+        text = f"expected a pattern that a parameter's path matches, such as {next(iter(paths))!r}"
+        raise _error([Problem("missing", f"sharding {name!r}", text) for name in idle])
+
+    def of(path: str, _: tuple[int, ...]) -> Sharding | None:
+        return next((sharding[name] for rule, name in rules.items() if rule.fullmatch(path)), None)
+
+    return of
 
 
 class _Cast(LazyMapping[np.ndarray]):
@@ -268,12 +299,26 @@ class _Cast(LazyMapping[np.ndarray]):
         return Spec(spec.shape, self._dtype) if spec.dtype in DTYPES else spec
 
 
-def _is_json(value: Any) -> bool:
-    try:
-        json.dumps(value)
-    except TypeError:
-        return False
-    return True
+def _as_json(config: Config) -> dict[str, Any]:
+    """A config as a file would hold it; its dtype left out, which the parameters have."""
+
+    def number(value: Any) -> Any:
+        if isinstance(value, np.generic):
+            return value.item()
+        raise TypeError
+
+    held, problems = {}, []
+    for name, value in config.items():
+        if name in ("dtype", "torch_dtype"):
+            continue
+        try:
+            held[name] = json.loads(json.dumps(value, default=number))
+        except (TypeError, ValueError):
+            text = f"expected what JSON can hold, got {value!r}"
+            problems.append(Problem("refused", f"config.json {name}", text))
+    if problems:
+        raise _error(problems)
+    return held
 
 
 def _error(problems: list[Problem]) -> TransferError:

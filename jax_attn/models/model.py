@@ -4,7 +4,7 @@ What a model does is in its `ModelTraits`, which a family reads out of a config;
 for all of them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -37,6 +37,8 @@ class Origin:
 
 HEADS = ("classifier", "token_classifier", "qa_outputs", "lm_head")
 """In the order in which one of them gives `Output.logits`."""
+PARTS = (*HEADS, "pooler", "seq_relationship")
+"""All that may stand behind the stack."""
 
 
 class Output(NamedTuple):
@@ -64,11 +66,12 @@ class Model(nnx.Module):
 
     Args:
       traits: what the model does.
-      heads: the parts behind the stack that there are, and the number of their outputs: pooler,
-        lm_head, classifier, token_classifier, qa_outputs, seq_relationship.
-      dtype: what is computed in and returned; the parameters' unless given.
+      heads: which heads the model has, of `PARTS`, and how many outputs each has.
+      dtype: dtype of the computation and of the outputs; that of the parameters by default.
       param_dtype: the parameters' dtype.
       rngs: "params" for the parameters.
+
+    Raises ArgumentError for heads that read a pooler's output without a pooler.
     """
 
     def __init__(
@@ -80,6 +83,9 @@ class Model(nnx.Module):
         param_dtype: DTypeLike = jnp.float32,
         rngs: nnx.Rngs,
     ):
+        if lacks_pooler(heads, traits.classifier):
+            text = f"heads: expected a pooler, which one of them reads, got {', '.join(heads)}"
+            checks.raise_all("Model", [text])
         dtype = None if dtype is None else jnp.dtype(dtype)
         options: dict[str, Any] = {"dtype": dtype, "rngs": rngs}
         options["param_dtype"] = jnp.dtype(param_dtype)
@@ -142,8 +148,9 @@ class Model(nnx.Module):
 
         Args:
           tokens: (B, T) integers below the size of the vocabulary.
-          lengths: (B,) integers: row b has lengths[b] tokens, at least one, padded behind. The
-            outputs for padding have no meaning.
+          lengths: (B,) integers: row b has lengths[b] tokens, at least one, padded behind. Beside a
+            cache it may be 0, for a row that has ended. The outputs for padding, and for such a
+            row, have no meaning.
           attention_mask: (B, T) of 0 and 1, in place of lengths: 0 for padding, on whichever side.
           types: (B, T) token types, 0 unless given.
           positions: (T,) or (B, T); unless given, those that transformers works out from the same
@@ -161,7 +168,7 @@ class Model(nnx.Module):
         given = tokens, lengths, attention_mask, types, positions, cache
         checks.raise_all("Model", inputs.problems(self.embedding, self.reads, *given))
         tokens = jnp.asarray(tokens)
-        filled_B = cache[0].filled if cache else None
+        filled_B = None if cache is None else cache[0].filled
         x = self._embedded(tokens, lengths, attention_mask, types, positions, filled_B)
         mask, bias = inputs.mask(lengths, attention_mask), None
         if self.reads.alibi is not None:
@@ -207,7 +214,7 @@ class Model(nnx.Module):
     ) -> jax.Array:
         """The vectors (B, T, D) that the first block reads."""
         traits = self.embedding
-        x = _rows(self._table(), tokens)
+        x = _rows(self._table(), tokens, traits.pad)
         if traits.scale != 1.0:
             x = x * jnp.asarray(traits.scale, x.dtype)
         if self.embedding_projection is not None:
@@ -219,11 +226,21 @@ class Model(nnx.Module):
             rows = inputs.position_rows(
                 traits.positions, tokens, lengths, attention_mask, positions, filled_B
             )
-            x = x + _rows(self.position_embedding.embedding[...].astype(x.dtype), rows)
+            pad = traits.positions.pad if traits.positions.counts == "tokens" else None
+            x = x + _rows(self.position_embedding.embedding[...].astype(x.dtype), rows, pad)
         return x if self.embedding_norm is None else self.embedding_norm(x)
 
 
-def _rows(table: jax.Array, at: jax.Array) -> jax.Array:
-    """Rows of a table; NaN for those that it does not have."""
+def lacks_pooler(heads: Collection[str], classifier: ClassifierTraits) -> bool:
+    """Whether one of these heads reads a pooler's output, and there is no pooler."""
+    reads = "seq_relationship" in heads or ("classifier" in heads and classifier.reads == "pooled")
+    return reads and "pooler" not in heads
+
+
+def _rows(table: jax.Array, at: jax.Array, pad: int | None = None) -> jax.Array:
+    """Rows of a table; NaN for those that it does not have. Row `pad` gets no gradient."""
     at = jnp.where(at < 0, np.iinfo(np.int32).max, at)  # JAX would count from the end
-    return table.at[at].get(mode="fill", fill_value=jnp.nan)
+    rows = table.at[at].get(mode="fill", fill_value=jnp.nan)
+    if pad is None:
+        return rows
+    return jnp.where((at == pad)[..., None], jax.lax.stop_gradient(rows), rows)

@@ -1,4 +1,4 @@
-"""Sentences → unit vectors, by a BERT encoder whose hidden states are averaged.
+"""Sentences → vectors, by a BERT encoder whose hidden states are averaged.
 
 encoder = load_sentence_encoder("all-MiniLM-L6-v2")
 encoder.embed(["A sentence.", "Another one."])  # (2, 384)
@@ -16,12 +16,16 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from jax_attn.attention.annotations import AnyArray
+from jax_attn.environment import install_line
 from jax_attn.models.load import load
 from jax_attn.models.model import Model
 from jax_attn.transfer.families import model_problems
 from jax_attn.transfer.families.config import Reading, reading
+from jax_attn.transfer.problems import Problem, file_error
 
 _SHORTEST = 16
+_PROMPTS = "config_sentence_transformers.json"
+_MODULES, _NORMALIZE = ["Transformer", "Pooling"], "Normalize"
 
 
 class Batch(NamedTuple):
@@ -36,12 +40,14 @@ class Batch(NamedTuple):
 
 
 def mean_pooled(
-    hidden_BTD: Float[Array, "B T D"], lengths_B: Int[AnyArray, " B"]
+    hidden_BTD: Float[Array, "B T D"], lengths_B: Int[AnyArray, " B"], *, normalize: bool = True
 ) -> Float[Array, "B D"]:
-    """The mean over each row's own tokens, as a unit vector: (B, T, D) → (B, D)."""
+    """The mean over each row's own tokens, as a unit vector if `normalize`: (B, T, D) → (B, D)."""
     own_BT = jnp.arange(hidden_BTD.shape[1]) < lengths_B[:, None]
     total = jnp.where(own_BT[..., None], hidden_BTD, 0).sum(axis=1)
     mean = total / lengths_B[:, None].astype(total.dtype)
+    if not normalize:
+        return mean
     return mean / jnp.maximum(jnp.linalg.norm(mean, axis=-1, keepdims=True), 1e-12)
 
 
@@ -53,11 +59,13 @@ class SentenceEncoder:
       encoder: a `Model` of BERT's.
       tokenizer: a `tokenizers.Tokenizer`.
       max_length: the most tokens of a sentence; later ones are cut off, except the closing one.
+      normalize: whether the vectors have unit length.
     """
 
     encoder: Model
     tokenizer: Any
     max_length: int
+    normalize: bool
 
     def tokens(self, sentences: Sequence[str]) -> list[list[int]]:
         """Each sentence's token ids, cut to max_length."""
@@ -80,56 +88,85 @@ class SentenceEncoder:
             yield Batch(tokens, lengths, rows)
 
     def embed(self, sentences: Sequence[str], size: int = 32) -> Float[np.ndarray, "n D"]:
-        """Return a unit vector for each sentence, in the given order: (n, D) float32.
+        """Return a vector for each sentence, in the given order: (n, D) float32.
 
         Args:
           sentences: the sentences.
           size: sentences in a batch. Each length of batch is compiled once in a process.
         """
-        unit_vectors = np.empty((len(sentences), self.encoder.embed_dim), np.float32)
+        vectors = np.empty((len(sentences), self.encoder.embed_dim), np.float32)
         for batch in self.batches(sentences, size):
-            vectors = embedded(self.encoder, batch.tokens, batch.lengths)
-            unit_vectors[batch.rows] = np.asarray(vectors)[: len(batch.rows)]
-        return unit_vectors
+            rows = embedded(self.encoder, batch.tokens, batch.lengths, normalize=self.normalize)
+            vectors[batch.rows] = np.asarray(rows)[: len(batch.rows)]
+        return vectors
 
 
-@nnx.jit
+@nnx.jit(static_argnames="normalize")
 def embedded(
-    encoder: Model, tokens: Int[AnyArray, "B T"], lengths: Int[AnyArray, " B"]
+    encoder: Model,
+    tokens: Int[AnyArray, "B T"],
+    lengths: Int[AnyArray, " B"],
+    *,
+    normalize: bool,
 ) -> Float[Array, "B D"]:
-    """(B, T) tokens and (B,) lengths → (B, D) unit vectors."""
-    return mean_pooled(encoder(tokens, lengths).hidden, lengths)
+    """(B, T) tokens and (B,) lengths → (B, D) vectors."""
+    return mean_pooled(encoder(tokens, lengths).hidden, lengths, normalize=normalize)
 
 
 def load_sentence_encoder(folder: str | Path) -> SentenceEncoder:
     """Load the encoder of a folder that sentence-transformers wrote, every weight through a table.
 
-    It reads config.json, model.safetensors, tokenizer.json, sentence_bert_config.json and
-    1_Pooling/config.json.
+    Its modules are a BERT encoder, mean pooling and perhaps normalization; anything else is
+    refused.
 
     Raises:
-      TransferError: another family, activation or pooling, or weights that do not fit the config.
+      TransferError: another module, family, activation or pooling, or whatever else the encoder
+        here does not do; a file that is no JSON; weights that do not fit the config.
       FileNotFoundError: a file is missing.
       ImportError: tokenizers is not installed; the message has the line that installs it.
     """
     folder = Path(folder)
     config = _json(folder / "config.json")
-    pooling, lengths = "1_Pooling/config.json", "sentence_bert_config.json"
     with reading(config) as read:
-        _check_pooling(Reading(_json(folder / pooling), read.problems, pooling))
-        cut = Reading(_json(folder / lengths), read.problems, lengths)
-        max_length = cut.number("max_seq_length")
+
+        def part(name: str) -> Reading:
+            return Reading(_json(folder / name), read.problems, name)
+
+        names = _check_modules(_json(folder / "modules.json", list), read.problems)
+        if "Pooling" in names:
+            _check_pooling(part("1_Pooling/config.json"))
         _check_model(read)
         read.problems |= dict.fromkeys(model_problems(config))
+        limits = part("sentence_bert_config.json")
+        if limits.flag("do_lower_case", default=False):
+            limits.refuse("do_lower_case", True, "false: tokenizer.json says what is lower-cased")
+        max_length = limits.number("max_seq_length", default=None)
+        if max_length is None:  # newer versions write it elsewhere
+            max_length = part("tokenizer_config.json").number("model_max_length")
+        if (folder / _PROMPTS).is_file():
+            prompts = part(_PROMPTS)
+            if name := prompts.get("default_prompt_name"):
+                prompts.refuse("default_prompt_name", name, "null: no prompt is put in front")
     tokenizer = _tokenizer(folder / "tokenizer.json", max_length)
-    return SentenceEncoder(load(folder / "model.safetensors"), tokenizer, max_length)
+    model = load(folder / "model.safetensors")
+    return SentenceEncoder(model, tokenizer, max_length, _NORMALIZE in names)
+
+
+def _check_modules(modules: list[Any], problems: dict[Problem, None]) -> list[str]:
+    """The names of the modules' classes."""
+    types = [str(m.get("type") if isinstance(m, dict) else m) for m in modules]
+    names = [t.rpartition(".")[2] for t in types if t.startswith("sentence_transformers.")]
+    if len(names) < len(types) or names not in (_MODULES, [*_MODULES, _NORMALIZE]):
+        expected = f"{', '.join(_MODULES)} and perhaps {_NORMALIZE} of sentence_transformers"
+        Reading({}, problems, "modules.json").refuse("type", types, expected)
+    return names
 
 
 def _check_pooling(pooling: Reading) -> None:
-    names = (name for name in pooling.config if name.startswith("pooling_mode"))
-    modes = sorted(name for name in names if pooling.get(name) is True)
-    if modes != ["pooling_mode_mean_tokens"]:
-        pooling.refuse("pooling_mode", modes, "pooling_mode_mean_tokens alone")
+    names = sorted(name for name in pooling.config if name.startswith("pooling_mode_"))
+    modes = pooling.get("pooling_mode", [name for name in names if pooling.get(name) is True])
+    if modes not in ("mean", ["pooling_mode_mean_tokens"]):
+        pooling.refuse("pooling_mode", modes, "'mean' or pooling_mode_mean_tokens alone")
 
 
 def _check_model(config: Reading) -> None:
@@ -143,8 +180,7 @@ def _tokenizer(path: Path, max_length: int) -> Any:
     try:
         from tokenizers import Tokenizer
     except ImportError as error:
-        install = 'pip install "jax-attn[models]"'
-        raise ImportError(f"tokenizers is not installed: {install}") from error
+        raise ImportError(f"tokenizers is not installed: {install_line('models')}") from error
     if not path.is_file():
         raise FileNotFoundError(f"{path}: expected a tokenizer.json, got no such file")
     tokenizer = Tokenizer.from_file(str(path))
@@ -153,5 +189,12 @@ def _tokenizer(path: Path, max_length: int) -> Any:
     return tokenizer
 
 
-def _json(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8"))
+def _json(path: Path, kind: type = dict) -> Any:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise file_error(path, f"expected JSON: {error}") from error
+    if not isinstance(content, kind):
+        expected = "a JSON object" if kind is dict else "a JSON list"
+        raise file_error(path, f"expected {expected}, got {type(content).__name__}")
+    return content

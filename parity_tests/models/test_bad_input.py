@@ -12,6 +12,7 @@ from helpers.families.whole_models import SmallModel
 from jax_attn import models
 from jax_attn.attention.checks import ArgumentError
 from jax_attn.transfer import TransferError
+from jax_attn.transfer.families import model_family
 
 LONGROPE = {"rope_type": "longrope", "rope_theta": 1e4}
 
@@ -33,6 +34,8 @@ CONFIGS = {
         {"use_bidirectional_attention": True},
         ("use_bidirectional_attention", "false"),
     ),
+    "a decoder that sees later tokens": ("llama", {"is_causal": False}, ("is_causal", "true")),
+    "likewise by null": ("bert, causal", {"is_causal": None}, ("is_causal", "true", "None")),
     "an activation": ("opt", {"activation_function": "mish"}, ("activation_function", "relu")),
     "an unknown field": ("llama", {"residual_multiplier": 0.5}, ("residual_multiplier", "0.5")),
     "a field of another family": ("opt", {"sliding_window": 5}, ("sliding_window", "5")),
@@ -47,6 +50,17 @@ CONFIGS = {
         ("num_key_value_heads", "1, by multi_query"),
     ),
     "two activations": ("gemma2", {"hidden_act": "relu"}, ("hidden_act", "hidden_activation")),
+    "two widths": ("gpt2", {"hidden_size": 64}, ("hidden_size", "the same as n_embd, which is 32")),
+    "two widths of Falcon": (
+        "falcon, one key head",
+        {"n_embed": 64},
+        ("hidden_size", "the same as n_embed, which is 64"),
+    ),
+    "two numbers of layers": (
+        "llama",
+        {"n_layer": 3},
+        ("n_layer", "the same as num_hidden_layers, which is 2"),
+    ),
     "kinds of too few layers": (
         "gemma2",
         {"layer_types": ["full_attention"]},
@@ -111,7 +125,28 @@ def test_so_is_that_of_an_untrained_model(name, small):
 def test_fields_that_change_nothing_are_accepted(small):
     """Those of other software, and features that are off."""
     others = {"auto_map": {"AutoModel": "x.Y"}, "unheard_of": None, "router": 0, "n_ctx": 23}
+    others |= {"is_causal": True}
     models.from_config(small("gpt2").config | others, rngs=nnx.Rngs(0))
+
+
+def test_a_value_that_json_cannot_hold_is_refused_by_its_field(small):
+    config = small("gpt2").config | {"n_inner": object(), "n_positions": {23}}
+    with pytest.raises(TransferError) as refused:
+        models.from_config(config, rngs=nnx.Rngs(0))
+    assert all(f"config.json {name}" in str(refused.value) for name in ("n_inner", "n_positions"))
+
+
+def test_no_class_of_two_heads_is_made(small):
+    config = small("gpt2").config | {"architectures": ["GPT2DoubleHeadsModel"]}
+    with pytest.raises(TransferError, match="got GPT2DoubleHeadsModel"):
+        models.from_config(config, rngs=nnx.Rngs(0))
+
+
+def test_a_head_that_reads_a_pooler_needs_one(small):
+    for name, head in (("bert, classes", "classifier"), ("bert", "seq_relationship")):
+        traits = model_family(small(name).config).model_traits(small(name).config)
+        with pytest.raises(ArgumentError, match=f"heads: expected a pooler.*got {head}"):
+            models.Model(traits, {head: 2}, rngs=nnx.Rngs(0))
 
 
 HALVES = {
@@ -160,7 +195,7 @@ ARGUMENTS = {
     ),
     "a mask of others": (
         {"attention_mask": np.full((2, 3), 2)},
-        "attention_mask: expected 0 and 1 alone",
+        "attention_mask: expected only 0 and 1, got values from 2 to 2",
     ),
     "a row without a token": (
         {"attention_mask": np.array([[1, 1, 1], [0, 0, 0]])},
@@ -178,6 +213,47 @@ def test_arguments_are_refused_by_name(name, small):
     with pytest.raises(ArgumentError) as refused:
         model(**({"tokens": TOKENS} | change))
     assert words in str(refused.value)
+
+
+TWO_CACHES = "cache: expected a tuple of 2 KVCaches of batch 2, one a layer, got"
+
+# what is put in the place of a cache of 2 layers and 2 rows -> words of the error
+CACHES = {
+    "no cache at all": (lambda model: (), f"{TWO_CACHES} an empty tuple"),
+    "that of one layer": (lambda model: model.empty_cache(2, 5)[0], f"{TWO_CACHES} KVCache"),
+    "too few layers": (lambda model: model.empty_cache(2, 5)[:1], f"{TWO_CACHES} one of batch 2"),
+    "other rows": (
+        lambda model: model.empty_cache(3, 5),
+        f"{TWO_CACHES} one of batch 3, one of batch 3",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CACHES)
+def test_a_cache_of_another_model_is_refused(name, small):
+    make, words = CACHES[name]
+    model = models.load(small("gpt2").folder)
+    with pytest.raises(ArgumentError) as refused:
+        model(TOKENS, cache=make(model))
+    assert words in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "opt", "mistral"])
+def test_a_row_that_ended_leaves_the_others_as_they_are(name, small):
+    """In chunks beside a cache, where it has a length of 0."""
+    model = models.load(small(name).folder)
+    cache = model.empty_cache(2, 9)
+    first = model(TOKENS, np.array([3, 2]), cache=cache).cache
+    second = model(TOKENS + 1, np.array([3, 0]), cache=first)
+    alone = model(TOKENS[:1], cache=model.empty_cache(1, 9)).cache
+    alone = model(TOKENS[:1] + 1, cache=alone)
+    np.testing.assert_allclose(second.logits[0], alone.logits[0], rtol=1e-5, atol=1e-5)
+    assert [c.filled.tolist() for c in second.cache] == [[6, 2]] * 2
+    assert np.isfinite(second.logits).all()
+    # Rows that never began are as harmless.
+    never = model(TOKENS, np.array([3, 0]), cache=cache)
+    whole = model(TOKENS[:1])
+    np.testing.assert_allclose(never.logits[0], whole.logits[0], rtol=1e-5, atol=1e-5)
 
 
 def test_under_jit_an_unknown_token_makes_its_row_nan(small):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import sys
 
@@ -15,6 +16,7 @@ from transformers import AutoTokenizer, BertConfig, BertModel
 from helpers.families.decoder_cases import drawn
 from helpers.minilm import FOLDER, STRANGE, Pair, ours, own_rows, rankings, sentences, theirs
 from jax_attn import models, parity, transfer
+from jax_attn.environment import install_line
 from jax_attn.models import load_sentence_encoder, mean_pooled
 from jax_attn.models.block import ACTIVATIONS
 from jax_attn.parity.checking.prepared import judge_port
@@ -235,7 +237,33 @@ REFUSED = {
     "another pooling": (
         "1_Pooling/config.json",
         {"pooling_mode_cls_token": True},
-        "expected pooling_mode_mean_tokens alone, got .'pooling_mode_cls_token', ",
+        "expected 'mean' or pooling_mode_mean_tokens alone, got .'pooling_mode_cls_token', ",
+    ),
+    "two poolings, as newer versions write them": (
+        "1_Pooling/config.json",
+        {"pooling_mode": ["cls", "mean"]},
+        "pooling_mode': expected 'mean' or .* got ..cls', 'mean'",
+    ),
+    "a module behind": (
+        "modules.json",
+        [{"type": "sentence_transformers.models.Dense", "path": "3_Dense"}],
+        "modules.json type': expected Transformer, Pooling and perhaps Normalize of "
+        "sentence_transformers, got .*Normalize', 'sentence_transformers.models.Dense'.",
+    ),
+    "a module that the folder brings along": (
+        "modules.json",
+        [{"type": "own.Normalize"}, "Normalize"],
+        "Normalize', 'own.Normalize', 'Normalize'.",
+    ),
+    "lower case": (
+        "sentence_bert_config.json",
+        {"do_lower_case": True},
+        "do_lower_case': expected false.*, got True",
+    ),
+    "a prompt": (
+        "config_sentence_transformers.json",
+        {"default_prompt_name": "query"},
+        "default_prompt_name': expected null.*, got 'query'",
     ),
     "an unknown activation": (
         "config.json",
@@ -252,19 +280,55 @@ REFUSED = {
 }
 
 
+def with_other(file, text, tmp_path):
+    """A folder of links, but for one file."""
+    folder = shutil.copytree(FOLDER, tmp_path / "model", copy_function=os.symlink)
+    (folder / file).unlink()
+    (folder / file).write_text(text)
+    return folder
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_another_model_is_refused(name, tmp_path):
     file, change, words = REFUSED[name]
-    folder = shutil.copytree(FOLDER, tmp_path / "model", copy_function=os.symlink)
-    path = folder / file
-    changed = json.loads(path.read_text()) | change
-    path.unlink()
-    path.write_text(json.dumps(changed))
+    old = json.loads((FOLDER / file).read_text())
+    new = old + change if isinstance(old, list) else old | change
     with pytest.raises(TransferError, match=words):
-        load_sentence_encoder(folder)
+        load_sentence_encoder(with_other(file, json.dumps(new), tmp_path))
+
+
+# file, text, what is said
+NOT_JSON = {
+    "cut off": ("1_Pooling/config.json", '{"', "expected JSON: "),
+    "a list": ("sentence_bert_config.json", "[]", "expected a JSON object, got list"),
+    "no list": ("modules.json", "{}", "expected a JSON list, got dict"),
+}
+
+
+@pytest.mark.parametrize("name", NOT_JSON)
+def test_a_file_of_another_kind_is_named(name, tmp_path):
+    file, text, words = NOT_JSON[name]
+    with pytest.raises(TransferError, match=f"{file}': {words}"):
+        load_sentence_encoder(with_other(file, text, tmp_path))
+
+
+@pytest.mark.parametrize("count", [3, 2])
+def test_a_folder_that_sentence_transformers_writes_now(count, tmp_path):
+    """With normalization and without it, against its own vectors."""
+    from sentence_transformers import SentenceTransformer
+
+    theirs = SentenceTransformer(str(FOLDER), device="cpu", local_files_only=True)
+    theirs = SentenceTransformer(modules=list(theirs)[:count], device="cpu")
+    theirs.save(str(tmp_path), create_model_card=False)
+    encoder = load_sentence_encoder(tmp_path)
+    assert encoder.max_length == 256
+    vectors = encoder.embed(SHORT, ROWS)
+    np.testing.assert_allclose(vectors, theirs.encode(SHORT), rtol=0, atol=1e-5)
+    lengths = np.linalg.norm(vectors, axis=1)
+    assert np.allclose(lengths, 1, atol=1e-5) == (count == 3)
 
 
 def test_without_the_tokenizers_the_line_that_installs_them_is_said(monkeypatch):
     monkeypatch.setitem(sys.modules, "tokenizers", None)
-    with pytest.raises(ImportError, match=r'pip install "jax-attn\[models\]"'):
+    with pytest.raises(ImportError, match=re.escape(install_line("models"))):
         load_sentence_encoder(FOLDER)

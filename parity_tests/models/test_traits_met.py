@@ -11,7 +11,7 @@ import transformers as tf
 
 from helpers.families.whole_models import CASES, config_of
 from jax_attn.transfer.families import model_family, traits
-from jax_attn.transfer.families.traits import ACTIVATIONS, ModelTraits
+from jax_attn.transfer.families.traits import ACTIVATION_NAMES, ModelTraits
 
 KINDS = [
     kind for kind in vars(traits).values() if isinstance(kind, type) and "Traits" in kind.__name__
@@ -72,7 +72,7 @@ def test_every_value_of_every_trait():
         for value in values(kind, name, hint)
     }
     assert {"BlockTraits.placement = sandwich", "MLPTraits.is_gated = True"} <= hinted
-    hinted |= {f"MLPTraits.activation = {name}" for name in ACTIVATIONS.values()}
+    hinted |= {f"MLPTraits.activation = {name}" for name in ACTIVATION_NAMES.values()}
     assert hinted - set.union(*map(set, MET.values())) == WITHOUT_A_MODEL
 
 

@@ -27,8 +27,8 @@ ROWS = 512
 def problems(path: Path, config: Config, layers: Iterable[int]) -> list[Problem]:
     """Why some of these layers cannot be cut out of a checkpoint; no tensor is read.
 
-    path: the checkpoint, of a family that has a model. A layer may be absent, or do what only its
-    number tells, which a model of a single layer cannot do.
+    path: the checkpoint, of a family that has a model. A layer may be absent, or depend on its own
+    number, which a model of one layer cannot reproduce.
     """
     family = model_family(config)
     with load_checkpoint(path) as tensors:
@@ -42,10 +42,10 @@ def problems(path: Path, config: Config, layers: Iterable[int]) -> list[Problem]
             text = f"expected one of {there}, got {layer}"
             found.append(Problem("missing", "--layers", text))
         elif _config(family, config, layer) is None:
-            text = (
-                f"layer {layer} does what only its number tells, as with "
-                "scale_attn_by_inverse_layer_idx, and the only layer of a model has no such number"
-            )
+            name = "scale_attn_by_inverse_layer_idx"
+            field = f" ({name})" if config.get(name) else ""
+            text = f"layer {layer} depends on its own number{field}, "
+            text += "which a model of one layer cannot reproduce"
             found.append(Problem("refused", "--layers", text, "verify the whole model"))
     return found
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from jax_attn.environment import free_memory
+from jax_attn.environment import free_memory, install_line
 from jax_attn.parity.checkpoint import cut as cutting
 from jax_attn.parity.checkpoint.layer import unmeasured
 from jax_attn.parity.checkpoint.pair import PART, Pair
@@ -17,6 +17,7 @@ from jax_attn.parity.run.reference import one_thread
 from jax_attn.transfer import TransferError, load_checkpoint
 from jax_attn.transfer.arrays import specs
 from jax_attn.transfer.families import Config, model_family
+from jax_attn.transfer.families.traits import ModelTraits
 
 DTYPES_OF_MODELS = ("float32", "bfloat16")
 LAYER_PART = 3 * 2**24
@@ -25,7 +26,6 @@ _BYTES, _BYTES_COMPARED = 28, 47
 """Bytes of memory for each parameter, and more for each whose gradient is compared at once."""
 
 _WHOLE = "the whole model"
-_HF = 'transformers is not installed: pip install "jax-attn[hf]"'
 _ATTENTION = "--attention verifies the attention alone, without transformers"
 
 
@@ -43,16 +43,19 @@ def verify_whole(path: Path, config: Config, *, explain: bool = False) -> Iterat
 def verify_layers(
     path: Path, config: Config, layers: Sequence[int], *, explain: bool = False
 ) -> Iterator[Result]:
-    """Likewise on some layers of a model, each read on its own, as `cut` cuts them out.
+    """The verdicts on single layers. Each is cut out of the checkpoint by `cut` and verified alone.
 
     A layer is between the embedding of the first tokens of the vocabulary and the model's last norm
     and head. Raises TransferError, before any is verified, for layers that cannot be cut out.
     """
     if problems := cutting.problems(path, config, layers):
         raise TransferError("layers to verify", problems)
+    traits = model_family(config).model_traits(config, layers)
+    subject = "each layer alone, between the embedding and the last norm and head,"
+    if (count := traits.embedding.vocab_size) > cutting.ROWS:
+        subject += f" with the first {cutting.ROWS} of {count} tokens,"
     names = iter(names_of_layers(layers))
     for layer in layers:
-        subject = f"layer {layer} alone, between the embedding and the last norm and head,"
         with tempfile.TemporaryDirectory() as temporary:
             folder, small = Path(temporary), config
             if _has_transformers():
@@ -60,7 +63,8 @@ def verify_layers(
             for dtype in DTYPES_OF_MODELS:
                 with one_thread():  # perturbed runs one by one, which take half the memory
                     result = _verified(
-                        folder, small, dtype, next(names), LAYER_PART, subject, explain=explain
+                        *(folder, small, dtype, next(names), LAYER_PART, subject, traits),
+                        explain=explain,
                     )
                 yield result
 
@@ -76,11 +80,20 @@ def names_of_layers(layers: Sequence[int]) -> list[str]:
 
 
 def _verified(
-    path: Path, config: Config, dtype: str, name: str, part: int, subject: str, *, explain: bool
+    path: Path,
+    config: Config,
+    dtype: str,
+    name: str,
+    part: int,
+    subject: str,
+    traits: ModelTraits | None = None,
+    *,
+    explain: bool,
 ) -> Result:
-    """subject: what is verified, as the notes say it."""
+    """subject: what is verified, as the notes say it. traits: of all layers, where this is one."""
     if not _has_transformers():
-        return unmeasured(name, dtype, doubts=(f"{_HF}; {_ATTENTION}",))
+        doubt = f"transformers is not installed: {install_line('hf')}; {_ATTENTION}"
+        return unmeasured(name, dtype, doubts=(doubt,))
     gc.collect()  # the models of the check before, which lie in cycles
     _expect_memory(path, part)
     pair = Pair.of(path, config, dtype)
@@ -89,7 +102,7 @@ def _verified(
     return replace(
         result,
         name=name,
-        notes=(*_notes(pair, subject, shape[1]), *result.notes),
+        notes=(*_notes(pair, subject, traits or pair.traits, shape[1]), *result.notes),
         details={
             "design": model_family(config).name,
             "variant": type(pair.reference).__name__,
@@ -114,15 +127,25 @@ def _expect_memory(path: Path, part: int) -> None:
         raise MemoryError(f"this check takes about {have}")
 
 
-def _notes(pair: Pair, subject: str, T: int) -> Iterator[str]:
+def _notes(pair: Pair, subject: str, traits: ModelTraits, T: int) -> Iterator[str]:
     """What the verdict is about, in a sentence; and what of the file it is not about."""
     import transformers
 
-    windows = [w for b in pair.traits.blocks if (w := b.attention.window) is not None and w >= T]
-    beyond = f"; rows of {T} are too short for the window of {min(windows)}" if windows else ""
     ways = "by lengths, by a mask" + (", by a cache" if pair.has_cache else "; not by a cache")
     kind = type(pair.reference).__name__
     theirs = f"transformers {transformers.__version__}'s {kind}"
-    yield f"verified {subject} against {theirs}: {ways}{beyond}"
+    yield f"verified {subject} against {theirs}: {ways}"
+    if beyond := [*_beyond(traits, T)]:
+        yield f"rows of {T} tokens are too short for {' and for '.join(beyond)}"
     if pair.left_out:
         yield f"not compared, as {kind} does not have them: {', '.join(pair.left_out)}"
+
+
+def _beyond(traits: ModelTraits, T: int) -> Iterator[str]:
+    """What no row of T tokens exercises."""
+    attention = [block.attention for block in traits.blocks]
+    if windows := [a.window for a in attention if a.window is not None and a.window >= T]:
+        yield f"the window of {min(windows)}"
+    scalings = [r.scaling for a in attention if (r := a.rotary) is not None and r.stretches]
+    lengths = {scaling[1]["original_length"] for scaling in scalings if scaling is not None}
+    yield from (f"dynamic NTK, which begins after {length}" for length in lengths if length >= T)

@@ -15,7 +15,7 @@ from jax_attn.transfer.families.traits import (
     Traits,
     VocabularyTraits,
 )
-from jax_attn.transfer.families.whole import activation, architecture, is_tied, stacked
+from jax_attn.transfer.families.whole import activation, architecture, is_tied, padding, stacked
 from jax_attn.transfer.table.layout import Layout, spellings
 from jax_attn.transfer.table.layouts import EMBEDDING, LAYER_NORM, LINEAR, projections
 from jax_attn.transfer.table.rows import ignored, refused, row, tied
@@ -141,13 +141,18 @@ def _model(config: Reading, attention: tuple[Traits, ...]) -> ModelTraits:
     norm = NormTraits("layer", config.real("layer_norm_eps", default=1e-12))
     between = activation(config, "hidden_act", "gelu")
     rows = config.number("max_position_embeddings", default=512)
-    pad = config.number("pad_token_id", default=1, least=0)
+    positions = PositionTraits(rows)
+    if not is_bert:
+        pad = config.number("pad_token_id", default=1, least=0)
+        positions = PositionTraits(rows, 0, "tokens", pad)
+    vocabulary = config.number("vocab_size", default=50265 if kind == "roberta" else 30522)
     embedding = EmbeddingTraits(
-        config.number("vocab_size", default=50265 if kind == "roberta" else 30522),
+        vocabulary,
         width=D,
-        positions=PositionTraits(rows) if is_bert else PositionTraits(rows, 0, "tokens", pad),
+        positions=positions,
         types=config.number("type_vocab_size", default=2),
         norm=norm,
+        pad=padding(config, vocabulary, 0 if is_bert else 1),
     )
     mlp = MLPTraits(config.number("intermediate_size", default=3072), between)
     return ModelTraits(
@@ -183,6 +188,11 @@ def _optional(config: Reading) -> tuple[str, ...]:
     return ("pooler", "cross_attention_norm") + ("embedding_projection",) * (not projects)
 
 
+def _new_root(config: Reading) -> str:
+    kind = config.get("model_type")
+    return kind if kind in ("bert", "electra") else "roberta"
+
+
 BERT = Family(
     *("bert", _block, _rest, _head, _traits),
     places=(
@@ -190,6 +200,7 @@ BERT = Family(
         Place(f"encoder.layer.{{layer}}.{_CROSS}", "layers.{layer}.cross_attention"),
     ),
     roots=("bert", "roberta", "electra", ""),
+    new_root=_new_root,
     also=("roberta", "xlm-roberta", "camembert", "electra"),
     model_of=_model,
     without_model=("electra",),

@@ -13,7 +13,7 @@ Config = Mapping[str, Any]
 NUM_HEADS = ("num_attention_heads", "n_head", "num_heads", "n_heads")
 NUM_KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv", "n_kv_heads")
 HEAD_DIM = ("head_dim", "d_kv", "attention_head_size", "kv_channels")
-EMBED_DIM = ("hidden_size", "n_embd", "d_model")
+EMBED_DIM = ("hidden_size", "n_embd", "n_embed", "d_model")
 SIZES = (EMBED_DIM, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM)
 LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
 DECODER_LAYERS = ("num_decoder_layers",)
@@ -66,7 +66,7 @@ class Reading:
         return self._of(nested)
 
     def number(self, *names: str, default: Any = _MISSING, least: int = 1) -> Any:
-        """The whole number ≥ least of the first of `names` that is present."""
+        """The whole number ≥ least under one of `names`; under several it must be the same."""
 
         def is_count(value: Any) -> bool:
             is_whole = isinstance(value, int) and not isinstance(value, bool)
@@ -138,7 +138,13 @@ class Reading:
             invalid = {" or ".join(names): None}
         for name, value in invalid.items():
             self.refuse(name, value, expected)
-        return instead if invalid else next(iter(present.values()), default)
+        if invalid or not present:
+            return instead if invalid else default
+        (first, value), *others = present.items()
+        differing = {name: other for name, other in others if other != value}
+        for name, other in differing.items():
+            self.refuse(name, other, f"the same as {first}, which is {value!r}")
+        return instead if differing else value
 
 
 @contextmanager

@@ -26,8 +26,8 @@ from jax_attn.transfer.table.steps import Sizes
 
 _HEAD = partial(heads, embedding="transformer.word_embeddings.weight")
 _PLACES = (Place("h.{layer}.self_attention"),)
+_WIDTH = 4544
 _DEFAULTS = {
-    "hidden_size": 4544,
     "num_attention_heads": 71,
     "max_position_embeddings": 2048,
     "new_decoder_architecture": False,
@@ -70,9 +70,15 @@ def _norms(config: Reading) -> Layout:
     return LAYER_NORM.under("input_layernorm", "attention_norm")
 
 
+def _width(config: Reading, default: int) -> int:
+    """D, which old configs call n_embed."""
+    return config.number("n_embed", "hidden_size", default=default)
+
+
 def _traits(config: Reading, prefix: str) -> Traits:
     config = config.over(_DEFAULTS)
-    D, N, H = config.share("hidden_size", "num_attention_heads")
+    D, N = _width(config, _WIDTH), config.number("num_attention_heads")
+    H = config.divided(("hidden_size", D), ("num_attention_heads", N))
     config.number("num_kv_heads", default=None)  # checked in every form, used in one
     K = {"one": 1, "each": N}.get(_form(config))
     K = K or config.kv_heads("num_kv_heads", "num_attention_heads")
@@ -100,7 +106,7 @@ def _norm_count(config: Reading) -> int:
 def _model(config: Reading, attention: tuple[Traits, ...]) -> ModelTraits:
     config = config.over(_DEFAULTS)
     D, has_bias, is_parallel = (
-        config.number("hidden_size"),
+        _width(config, _WIDTH),
         config.flag("bias"),
         config.flag("parallel_attn"),
     )
@@ -146,7 +152,7 @@ def _bloom_rest(config: Reading) -> Layout:
 
 
 def _bloom_traits(config: Reading, prefix: str) -> Traits:
-    D = config.number("n_embed", "hidden_size", default=64)
+    D = _width(config, 64)
     N = config.number("n_head", "num_attention_heads", default=8)
     H = config.divided(("hidden_size", D), ("n_head", N))
     bias = BiasTraits("alibi", {"factor": 1.0})
@@ -157,7 +163,7 @@ def _bloom_model(config: Reading, attention: tuple[Traits, ...]) -> ModelTraits:
     if config.flag("apply_residual_connection_post_layernorm", default=False):
         expected = "false: the residual is what the norm reads, not what it gives"
         config.refuse("apply_residual_connection_post_layernorm", True, expected)
-    D = config.number("n_embed", "hidden_size", default=64)
+    D = _width(config, 64)
     norm = NormTraits("layer", config.real("layer_norm_epsilon", default=1e-5))
     return ModelTraits(
         D,

@@ -48,11 +48,12 @@ class Family:
     block_of(config): the table between a block's keys and its attention module, neither with a
         prefix.
     rest_of(config): the table of all else behind the root.
-    head_of(config): the table of what no root stands before.
+    head_of(config): the table of the keys that have no root.
     traits_of(config, torch prefix): what the block there does.
     places: where blocks are, behind the root, {layer} for the layer's number; two of one Flax path
         are two spellings of one block.
     roots: what may stand before every key but the head's: "bert"; "" for nothing.
+    new_root(config): the root that transformers writes; the first of them unless given.
     also: further model_types of the same tables. known_by: the keys that tell a config of this
         family, where it names no model_type at all.
     without_model: those of the model_types of which there is no model here.
@@ -74,6 +75,7 @@ class Family:
     traits_of: Callable[[Reading, str], Traits]
     places: tuple[Place, ...]
     roots: tuple[str, ...] = ("transformer", "")
+    new_root: Callable[[Reading], str] | None = None
     also: tuple[str, ...] = ()
     known_by: tuple[str, ...] = ()
     model_of: Callable[[Reading, tuple[Traits, ...]], ModelTraits] | None = None
@@ -110,12 +112,15 @@ class Family:
             text = f"there is no model of the family {name} here, only of its attention"
             raise TransferError("reading the config", [Problem("refused", "model", text)])
         with self._reading(config) as read:
-            check_supported(read)
-            count = read.number(*LAYERS)
             (pattern, _), *_ = self.places
+
+            def attention(layer: int) -> Traits:
+                return self.traits_of(read, *filled((pattern,), (("layer", str(layer)),)))
+
+            check_supported(read, is_causal=attention(0).is_causal)
+            count = read.number(*LAYERS)
             numbers = range(count) if layers is None else layers
-            prefixes = (filled((pattern,), (("layer", str(i)),))[0] for i in numbers)
-            model = self.model_of(read, tuple(self.traits_of(read, p) for p in prefixes))
+            model = self.model_of(read, tuple(map(attention, numbers)))
             refuse_unread(read)
             return model
 
@@ -142,8 +147,10 @@ class Family:
             config.number(name, default=None, least=0)
 
     def root(self, config: Config, keys: Iterable[str]) -> str:
-        """The prefix of the blocks in a file with these keys; the first root for none."""
+        """The prefix of the blocks in a file with these keys; that of a new file for none."""
         keys = list(keys)
+        if not keys and self.new_root is not None:
+            return self.new_root(Reading(config))
         return max(self.roots, key=lambda root: len(self._places(config, keys, root)))
 
     def blocks(self, config: Config, keys: Iterable[str]) -> list[Place]:

@@ -12,7 +12,13 @@ from jax_attn.transfer.families.traits import (
     NormTraits,
     Traits,
 )
-from jax_attn.transfer.families.whole import activation, decoder_classes, decoder_head, stacked
+from jax_attn.transfer.families.whole import (
+    activation,
+    decoder_classes,
+    decoder_head,
+    padding,
+    stacked,
+)
 from jax_attn.transfer.table.layout import Layout
 from jax_attn.transfer.table.layouts import BIASLESS, EMBEDDING, RMS_NORM, projections
 from jax_attn.transfer.table.steps import Sizes
@@ -88,7 +94,7 @@ def _window(config: Reading, layer: int) -> int | None:
 
 def _model(config: Reading, attention: tuple[Traits, ...]) -> ModelTraits:
     config = config.over(_DEFAULTS)
-    D = config.number("hidden_size")
+    D, vocabulary = config.number("hidden_size"), config.number("vocab_size")
     norm = NormTraits("rms", config.real("rms_norm_eps"), adds_one=True)
     between = activation(config, "hidden_activation", "gelu_pytorch_tanh")
     if config.get("hidden_act") and activation(config, "hidden_act", "gelu") != between:
@@ -102,7 +108,7 @@ def _model(config: Reading, attention: tuple[Traits, ...]) -> ModelTraits:
     head = decoder_head(config, tied=True)
     return ModelTraits(
         D,
-        EmbeddingTraits(config.number("vocab_size"), width=D, scale=D**0.5),
+        EmbeddingTraits(vocabulary, width=D, scale=D**0.5, pad=padding(config, vocabulary, 0)),
         stacked(attention, mlp, norm, "sandwich"),
         final_norm=norm,
         lm_head=head._replace(softcap=config.real("final_logit_softcapping", default=None)),

@@ -25,7 +25,14 @@ from jax_attn.transfer.families.traits import (
     RotaryTraits,
     Traits,
 )
-from jax_attn.transfer.families.whole import activation, decoder_classes, decoder_head, stacked
+from jax_attn.transfer.families.whole import (
+    activation,
+    architecture,
+    decoder_classes,
+    decoder_head,
+    padding,
+    stacked,
+)
 from jax_attn.transfer.table.layout import Layout
 from jax_attn.transfer.table.layouts import BIASLESS, EMBEDDING, LINEAR, RMS_NORM, projections
 from jax_attn.transfer.table.rows import ignored
@@ -148,7 +155,7 @@ def _model(config: Reading, attention: tuple[Traits, ...]) -> ModelTraits:
     vocabulary = config.number("vocab_size", default=_VOCABULARIES.get(kind, 151936))
     return ModelTraits(
         D,
-        EmbeddingTraits(vocabulary, width=D),
+        EmbeddingTraits(vocabulary, width=D, pad=padding(config, vocabulary)),
         stacked(attention, mlp, norm, "pre"),
         final_norm=norm,
         lm_head=decoder_head(config, tied=False),
@@ -156,14 +163,20 @@ def _model(config: Reading, attention: tuple[Traits, ...]) -> ModelTraits:
     )
 
 
+def _new_root(config: Reading) -> str:
+    is_mistral = config.get("model_type") == "mistral"
+    answers = architecture(config).endswith("ForQuestionAnswering")
+    return "transformer" if answers and not is_mistral else "model"
+
+
 LLAMA = Family(
     *("llama", _block, _rest, _HEAD, _traits),
     places=(Place("layers.{layer}.self_attn"),),
     roots=("model", "transformer", ""),
+    new_root=_new_root,
     also=("mistral", "qwen2", "qwen3"),
     model_of=_model,
 )
-"""Question answering has the root "transformer", all else "model"."""
 
 
 # --- as Meta publishes it -----------------------------------------------------------------------

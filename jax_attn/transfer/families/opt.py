@@ -17,7 +17,13 @@ from jax_attn.transfer.families.traits import (
     PositionTraits,
     Traits,
 )
-from jax_attn.transfer.families.whole import activation, decoder_classes, decoder_head, stacked
+from jax_attn.transfer.families.whole import (
+    activation,
+    decoder_classes,
+    decoder_head,
+    padding,
+    stacked,
+)
 from jax_attn.transfer.table.layout import Layout
 from jax_attn.transfer.table.layouts import (
     BIASLESS,
@@ -88,10 +94,12 @@ def _model(config: Reading, attention: tuple[Traits, ...]) -> ModelTraits:
     config = config.over(_DEFAULTS)
     D, norm = config.number("hidden_size"), NormTraits("layer", _EPSILON)
     rows = config.number("max_position_embeddings") + _OFFSET
+    vocabulary = config.number("vocab_size")
     embedding = EmbeddingTraits(
-        config.number("vocab_size"),
+        vocabulary,
         width=config.number("word_embed_proj_dim", default=D),
         positions=PositionTraits(rows, _OFFSET, "mask"),
+        pad=padding(config, vocabulary, 1),
     )
     mlp = MLPTraits(
         config.number("ffn_dim"),

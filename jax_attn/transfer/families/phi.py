@@ -10,7 +10,13 @@ from jax_attn.transfer.families.traits import (
     NormTraits,
     Traits,
 )
-from jax_attn.transfer.families.whole import activation, decoder_classes, decoder_head, stacked
+from jax_attn.transfer.families.whole import (
+    activation,
+    decoder_classes,
+    decoder_head,
+    padding,
+    stacked,
+)
 from jax_attn.transfer.table.layout import Layout
 from jax_attn.transfer.table.layouts import EMBEDDING, LAYER_NORM, LINEAR, projections
 from jax_attn.transfer.table.rows import row, tied
@@ -72,14 +78,14 @@ def _traits(config: Reading, prefix: str) -> Traits:
 
 def _model(config: Reading, attention: tuple[Traits, ...]) -> ModelTraits:
     config = config.over(_DEFAULTS)
-    D = config.number("hidden_size")
+    D, vocabulary = config.number("hidden_size"), config.number("vocab_size")
     norm = NormTraits("layer", config.real("layer_norm_eps"))
     mlp = MLPTraits(
         config.number("intermediate_size"), activation(config, "hidden_act", "gelu_new")
     )
     return ModelTraits(
         D,
-        EmbeddingTraits(config.number("vocab_size"), width=D),
+        EmbeddingTraits(vocabulary, width=D, pad=padding(config, vocabulary)),
         stacked(attention, mlp, norm, "parallel", shares_norm=True),
         final_norm=norm,
         lm_head=decoder_head(config, tied=False, use_bias=True),

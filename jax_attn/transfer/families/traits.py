@@ -85,7 +85,7 @@ class Traits:
 
 # --- whole models -------------------------------------------------------------------------------
 
-ACTIVATIONS = {
+ACTIVATION_NAMES = {
     "gelu": "gelu",
     "gelu_python": "gelu",
     "gelu_fast": "gelu_tanh",
@@ -104,7 +104,7 @@ ACTIVATIONS = {
 class MLPTraits(NamedTuple):
     """down(activation(up(x))), or down(activation(gate(x)) · up(x)) where it is gated.
 
-    width: features between. activation: a value of ACTIVATIONS.
+    width: features between. activation: a value of ACTIVATION_NAMES.
     """
 
     width: int
@@ -140,7 +140,8 @@ class PositionTraits(NamedTuple):
 
     rows: of the table. offset: the row of position 0. counts: what moves the position on: "places"
     (every place of a row of tokens, padding too), "mask" (places that the attention mask shows) or
-    "tokens" (those that hold another token than `pad`).
+    "tokens" (those that hold another token than `pad`, whose own row is `pad`, and gets no gradient
+    either).
     """
 
     rows: int
@@ -155,7 +156,8 @@ class EmbeddingTraits:
 
     vocab_size: tokens there are. width: of the tokens' table; where it is not D, a linear map
     follows. scale: by which token vectors are multiplied. positions: None where no table has them.
-    types: rows of the table of token types, 0 for none. norm: of the sum.
+    types: rows of the table of token types, 0 for none. norm: of the sum. pad: the token whose
+    vector gets no gradient from being read, as with torch's padding_idx; None for none.
     """
 
     vocab_size: int
@@ -164,6 +166,7 @@ class EmbeddingTraits:
     positions: PositionTraits | None = None
     types: int = 0
     norm: NormTraits | None = None
+    pad: int | None = None
 
 
 class VocabularyTraits(NamedTuple):

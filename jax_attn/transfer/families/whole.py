@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from jax_attn.transfer.families.config import Reading
 from jax_attn.transfer.families.traits import (
-    ACTIVATIONS,
+    ACTIVATION_NAMES,
     BlockTraits,
     ClassifierTraits,
     MLPTraits,
@@ -57,7 +57,7 @@ _NEUTRAL = frozenset(
         "remove_invalid_values repetition_penalty return_dict_in_generate temperature top_k top_p "
         "typical_p",
         # Other classes of the same family, and other software.
-        "directionality is_decoder max_sequence_length n_ctx n_embed offset_alibi pooler_fc_size "
+        "directionality is_decoder max_sequence_length n_ctx offset_alibi pooler_fc_size "
         "pooler_num_attention_heads pooler_num_fc_layers pooler_size_per_head pooler_type "
         "runner_max_sequence_length seq_length skip_bias_add skip_bias_add_qkv sliding_window_size "
         "summary_activation summary_first_dropout summary_proj_to_labels summary_type "
@@ -68,18 +68,25 @@ _NEUTRAL = frozenset(
 """Fields of published configs that change no output in eval mode."""
 
 
-def check_supported(config: Reading) -> None:
-    """Refuse, by name, what changes a model in ways that no traits tell."""
+def check_supported(config: Reading, *, is_causal: bool) -> None:
+    """Refuse, by name, what changes a model in ways that no traits tell.
+
+    is_causal: whether a query of the model's blocks sees no later key.
+    """
     for name, expected in _UNSUPPORTED.items():
         if value := config.get(name):
             config.refuse(name, value, expected)
+    # Its default is true, so that false, and null too, turns a decoder into an encoder.
+    if is_causal and not (value := config.get("is_causal", True)):
+        config.refuse("is_causal", value, "true: the blocks here see no later token")
 
 
 def refuse_unread(config: Reading) -> None:
     """Refuse the fields that nobody asked for, as they may change the model in an unknown way.
 
-    Null, false, 0 and what is empty stand for a feature that is off. Names that begin with an
-    underscore or have a dot are no fields of models.
+    Null, false, 0 and what is empty stand for a feature that is off: a field whose default is true
+    must be read elsewhere, as is_causal is. Names that begin with an underscore or have a dot are
+    no fields of models.
     """
     for name in sorted(config.config.keys() - config.names - _NEUTRAL):
         if not name.startswith("_") and "." not in name and (value := config.get(name)):
@@ -90,10 +97,20 @@ def refuse_unread(config: Reading) -> None:
 def activation(config: Reading, name: str, default: str) -> str:
     """The activation that a config names, as `jax_attn.models` calls it."""
     named = default if config.get(name) is None else config.get(name)
-    if not isinstance(named, str) or named not in ACTIVATIONS:
-        config.refuse(name, named, f"one of {', '.join(ACTIVATIONS)}")
-        return ACTIVATIONS[default]
-    return ACTIVATIONS[named]
+    if not isinstance(named, str) or named not in ACTIVATION_NAMES:
+        config.refuse(name, named, f"one of {', '.join(ACTIVATION_NAMES)}")
+        return ACTIVATION_NAMES[default]
+    return ACTIVATION_NAMES[named]
+
+
+def padding(config: Reading, vocab_size: int, default: int | None = None) -> int | None:
+    """The token that transformers gives to torch.nn.Embedding as its padding_idx.
+
+    default: where the config lacks pad_token_id; null says that there is none.
+    """
+    config = config.over({"pad_token_id": default})
+    pad = config.number("pad_token_id", default=None, least=-1)
+    return vocab_size - 1 if pad == -1 else pad  # torch counts from the end
 
 
 def stacked(
@@ -128,6 +145,7 @@ def decoder_head(config: Reading, *, tied: bool, use_bias: bool = False) -> Voca
 def decoder_classes(config: Reading) -> ClassifierTraits:
     """A decoder's head for classes: of the last token, or of each."""
     if architecture(config).endswith("ForTokenClassification"):
-        return ClassifierTraits("each")
+        has_bias = config.flag("token_classification_bias", default=True)
+        return ClassifierTraits("each", use_bias=has_bias)
     pad = config.number("pad_token_id", default=None, least=-1)  # -1 is no token
     return ClassifierTraits("last", use_bias=False, pad=pad)

@@ -74,4 +74,5 @@ def unwrapped(tensors: T, known: Iterable[str] = ()) -> tuple["T | Renamed", lis
     count = sum(key != name for key, name in names.items())
     text = f"{' and '.join(authors)} put this prefix before {count} of {len(names)} keys"
     view = Renamed(tensors, {name: key for key, name in names.items()})
-    return view, [Problem("unexpected", prefix, text, f"pass --strip {prefix}")]
+    hint = f"strip it: jax-attn port IN OUT --to flax --strip {prefix}; models.load reads OUT"
+    return view, [Problem("unexpected", prefix, text, hint)]

@@ -154,9 +154,10 @@ def other_layers(config: Config, blocks: Iterable[Place]) -> list[Problem]:
         by_stem[stem].add(int(layer))
     problems: list[Problem] = []
     for stem, layers in (by_stem or {"layer ": set()}).items():
-        names = (*DECODER_LAYERS * ("decoder" in stem.split(".")), *LAYERS)
         read = Reading(config)
-        count = read.number(*names, default=None, least=0)
+        count = read.number(*LAYERS, default=None, least=0)
+        if "decoder" in stem.split("."):
+            count = read.number(*DECODER_LAYERS, default=count, least=0)
         problems += read.problems
         if count is None or read.problems:
             continue

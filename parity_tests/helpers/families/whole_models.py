@@ -59,6 +59,7 @@ CASES = {
     "bert, a head of its own": ("BertForMaskedLM", PLAIN | {"tie_word_embeddings": False}),
     "bert, causal": ("BertLMHeadModel", PLAIN | {"is_decoder": True}),
     "roberta": ("RobertaForMaskedLM", PLAIN),
+    "roberta, causal": ("RobertaForCausalLM", PLAIN | {"is_decoder": True}),
     "roberta, classes": ("RobertaForSequenceClassification", PLAIN),
     "xlm-roberta": ("XLMRobertaForMaskedLM", PLAIN | {"type_vocab_size": 1}),
     "camembert": ("CamembertForMaskedLM", PLAIN),
@@ -218,6 +219,7 @@ def assert_gradients(pair: Pair) -> None:
     assert result.verdict is not Verdict.FAIL, str(result)
     if pair.dtype == "float32":
         assert all(t.verdict is Verdict.PASS for t in result.tensors), str(result)
+    assert not any("its padding_idx" in note for note in result.notes), str(result)
     compared = {t.name for t in result.tensors if t.kind == "gradient of parameter"}
     unread = {item.key for item in pair.layout.passed_over if not item.same_as}
     assert compared == dict(pair.reference.named_parameters()).keys() - unread

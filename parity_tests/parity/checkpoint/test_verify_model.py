@@ -10,7 +10,9 @@ from click.testing import CliRunner
 
 from helpers.families.whole_models import SmallModel
 from jax_attn.cli import main
+from jax_attn.environment import install_line
 from jax_attn.parity.checkpoint import cut as cutting
+from jax_attn.parity.checkpoint import pair as pair_module
 from jax_attn.parity.checkpoint import whole
 from jax_attn.parity.checkpoint.pair import Pair, _groups
 from jax_attn.parity.judge.compare import Verdict
@@ -35,6 +37,13 @@ def small(tmp_path_factory):
         return made[name]
 
     return get
+
+
+def changed(case: SmallModel, to, **fields):
+    """A copy of a case's folder, whose config has other fields."""
+    folder = shutil.copytree(case.folder, to / "model")
+    (folder / "config.json").write_text(json.dumps(case.config | fields))
+    return folder
 
 
 @pytest.fixture
@@ -89,7 +98,7 @@ def test_without_transformers_nothing_is_claimed(small, monkeypatch):
     done = run(small("gpt2").folder)
     assert done.exit_code == INCONCLUSIVE
     words = " ".join(done.output.split())
-    assert 'transformers is not installed: pip install "jax-attn[hf]"' in words
+    assert f"transformers is not installed: {install_line('hf')}" in words
     assert "--attention verifies the attention alone" in words
 
 
@@ -139,11 +148,8 @@ def test_what_transformers_would_draw_at_random_is_refused(name, small, tmp_path
 @pytest.mark.usefixtures("quick")
 def test_heads_that_transformers_leaves_out_are_not_compared(small, tmp_path):
     """BERT's published files have the heads of pre-training and name a masked language model."""
-    folder = tmp_path / "model"
-    shutil.copytree(small("bert, for two sentences").folder, folder)
-    config = small("bert, for two sentences").config | {"architectures": ["BertForMaskedLM"]}
-    (folder / "config.json").write_text(json.dumps(config))
-    done = run(folder, "--json")
+    case = small("bert, for two sentences")
+    done = run(changed(case, tmp_path, architectures=["BertForMaskedLM"]), "--json")
     assert done.exit_code == PASS, done.output
     (case,) = json.loads(done.stdout)["cases"]
     assert any("BertForMaskedLM does not have them: pooler, seq_r" in x for x in case["notes"])
@@ -152,10 +158,7 @@ def test_heads_that_transformers_leaves_out_are_not_compared(small, tmp_path):
 @pytest.mark.parametrize("pad", [-1, 41])
 @pytest.mark.usefixtures("quick")
 def test_a_padding_token_outside_the_vocabulary(pad, small, tmp_path):
-    folder = tmp_path / "model"
-    shutil.copytree(small("gpt2").folder, folder)
-    (folder / "config.json").write_text(json.dumps(small("gpt2").config | {"pad_token_id": pad}))
-    done = run(folder)
+    done = run(changed(small("gpt2"), tmp_path, pad_token_id=pad))
     assert done.exit_code == PASS, done.output
 
 
@@ -177,13 +180,53 @@ def test_a_folder_without_a_config(small, tmp_path):
 
 
 def test_a_class_that_is_no_model_is_refused(small, tmp_path):
-    folder = tmp_path / "model"
-    shutil.copytree(small("gpt2").folder, folder)
-    config = small("gpt2").config | {"architectures": ["GPT2Config"]}
-    (folder / "config.json").write_text(json.dumps(config))
+    folder = changed(small("gpt2"), tmp_path, architectures=["GPT2Config"])
     done = run(folder, "--model")
     assert done.exit_code == USAGE
     assert "architectures" in done.output
+
+
+@pytest.mark.parametrize("field", [{"initializer_range": 2.0}, {"attention_dropout": "0.0"}])
+def test_a_config_that_transformers_refuses(field, small, tmp_path):
+    """By an error of huggingface_hub's own; status 1 would say that parity failed."""
+    done = run(changed(small("llama"), tmp_path, **field), "--model")
+    assert done.exit_code == USAGE, done.output
+    words = " ".join(done.output.split())
+    assert "transformers raises StrictDataclassFieldValidationError: " in words
+    assert f"field '{next(iter(field))}'" in words
+
+
+def test_keys_of_a_wrapper_are_told_with_what_strips_them(small, tmp_path):
+    folder = changed(small("gpt2"), tmp_path)
+    tensors = {f"module.{key}": x for key, x in load_checkpoint(folder).items()}
+    save_checkpoint(folder / "model.safetensors", tensors)
+    done = run(folder, "--model")
+    assert done.exit_code == USAGE
+    assert "jax-attn port IN OUT --to flax --strip module.;" in " ".join(done.output.split())
+
+
+# what rows of 13 tokens are too short for -> case, fields of its config, the status
+BEYOND = {
+    "the window of 17": ("mistral", {"sliding_window": 17}, INCONCLUSIVE),
+    "dynamic NTK, which begins after 19": (
+        "llama",
+        {
+            "max_position_embeddings": 19,
+            "rope_parameters": {"rope_type": "dynamic", "rope_theta": 500.0, "factor": 2.0},
+        },
+        PASS,
+    ),
+}
+
+
+@pytest.mark.parametrize("beyond", BEYOND)
+@pytest.mark.usefixtures("quick")
+def test_what_short_rows_do_not_exercise_is_said(beyond, small, tmp_path):
+    case, fields, status = BEYOND[beyond]
+    done = run(changed(small(case), tmp_path, **fields), "--model")
+    assert done.exit_code == status, done.output
+    words = " ".join(done.output.split())
+    assert f"note: rows of 13 tokens are too short for {beyond}" in words
 
 
 # --- some layers --------------------------------------------------------------------------------
@@ -199,6 +242,19 @@ def test_each_layer_passes_alone(name, small, quick):
     for result in results:
         result.raise_for_status()
         assert "alone, between the embedding and the last norm and head" in result.notes[0]
+
+
+@pytest.mark.usefixtures("quick")
+def test_the_summary_of_layers_says_what_they_were_verified_with(small, monkeypatch):
+    """Also the window that only one of them has."""
+    monkeypatch.setattr(cutting, "ROWS", 17)
+    monkeypatch.setattr(pair_module, "LONGEST", 4)
+    done = run(small("qwen2").folder, "--layers", "0,1")
+    assert done.exit_code == INCONCLUSIVE, done.output
+    words = " ".join(done.output.split())
+    assert "note: verified each layer alone, between the embedding and the last norm and" in words
+    assert "with the first 17 of 41 tokens, against transformers" in words
+    assert "note: rows of 4 tokens are too short for the window of 5" in words
 
 
 @pytest.mark.parametrize("name", ["qwen2", "gemma2"])
@@ -248,7 +304,11 @@ LAYERS = {
     "no numbers": ("gpt2", "0,x", "such as 0,5"),
     "twice the same": ("gpt2", "1,1", "such as 0,5"),
     "none": ("gpt2", "", "such as 0,5"),
-    "what its number tells": ("gpt2, scaled by layer", "1", "scale_attn_by_inverse_layer_idx"),
+    "what depends on its number": (
+        "gpt2, scaled by layer",
+        "1",
+        "depends on its own number (scale_attn_by_inverse_layer_idx), which a model of one layer",
+    ),
 }
 
 
@@ -266,10 +326,8 @@ def test_layers_that_cannot_be_verified_alone_are_refused(name, small):
 
 @pytest.mark.parametrize("options", [(), ("--num-heads", "4")])
 def test_attention_is_verified_where_there_is_no_model(options, small, tmp_path):
-    folder = tmp_path / "model"
-    shutil.copytree(small("gpt2").folder, folder)
     change = {"unheard_of": True} if not options else {}
-    (folder / "config.json").write_text(json.dumps(small("gpt2").config | change))
+    folder = changed(small("gpt2"), tmp_path, **change)
     done = run(folder, *options, "--json")
     assert done.exit_code == PASS, done.output
     cases = json.loads(done.stdout)["cases"]
@@ -279,9 +337,7 @@ def test_attention_is_verified_where_there_is_no_model(options, small, tmp_path)
 
 
 def test_but_not_if_the_model_is_asked_for(small, tmp_path):
-    folder = tmp_path / "model"
-    shutil.copytree(small("gpt2").folder, folder)
-    (folder / "config.json").write_text(json.dumps(small("gpt2").config | {"unheard_of": True}))
+    folder = changed(small("gpt2"), tmp_path, unheard_of=True)
     for asked in (("--model",), ("--layers", "0")):
         done = run(folder, *asked)
         assert done.exit_code == USAGE

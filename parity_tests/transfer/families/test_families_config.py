@@ -136,7 +136,9 @@ def test_all_files_of_a_sentence_encoder_are_read_before_anything_is_said(tmp_pa
     from jax_attn.models import load_sentence_encoder
 
     (tmp_path / "1_Pooling").mkdir()
-    for name, said in FOLDER.items():
+    modules = [f"sentence_transformers.models.{name}" for name in ("Transformer", "Pooling")]
+    files = FOLDER | {"modules.json": [{"type": name} for name in modules]}
+    for name, said in files.items():
         (tmp_path / name).write_text(json.dumps(said))
     with pytest.raises(TransferError) as caught:
         load_sentence_encoder(tmp_path)

@@ -62,7 +62,7 @@ def load(path: str | Path, *, dtype: DTypeLike | None = None, sharding: Placing 
         that `jax-attn port --to flax` or `save` wrote.
       dtype: cast the parameters to this dtype; the file's own unless given.
       sharding: where the parameters lie: a `jax.sharding.Sharding` for all of them; a mapping from
-        patterns of dotted paths, such as "blocks.{layer}.mlp.up.kernel", to one each, of which the
+        patterns of dotted paths, such as "layers.{layer}.mlp.up.kernel", to one each, of which the
         first that matches holds; or a function `(dotted path, shape) -> Sharding or None`. Each
         device receives its part as it is read. Raises TransferError for a pattern without a path.
 

@@ -182,9 +182,10 @@ def test_every_parameter_lies_where_it_is_asked_to(tmp_path):
 def test_a_pattern_of_paths_says_where_they_lie(tmp_path):
     """A pattern that no path matches would leave what it was meant for on every device."""
     small = SmallModel("llama", tmp_path)
+    assert small.config
     mesh = jax.make_mesh((2,), ("heads",))
     halves = NamedSharding(mesh, P(None, "heads"))
-    heads = "blocks.{layer}.attention.q_proj.kernel"
+    heads = "layers.{layer}.attention.q_proj.kernel"
     model = models.load(small.folder, sharding={heads: halves})
     for path, array in transfer.flatten(model).items():
         assert (array.sharding == halves) == path.endswith("q_proj.kernel"), path

@@ -1,6 +1,7 @@
 """Which kernel runs, on each platform, and why not the others."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 
 import jax
@@ -145,7 +146,12 @@ def _named(platform: str) -> str:
 
 
 def explain(call: Call, implementation: Implementation) -> Explanation:
-    """Chooses the kernel insisted on, or else the first that can and has no drawback."""
+    """Chooses the kernel insisted on, or else the first that can and has no drawback.
+
+    In a mesh of Explicit axes, for one device's part of the call.
+    """
+    if explicit.is_cut(call):
+        return _explained_on_part(call, implementation)
     kernels, insisted = _candidates(implementation)
     refused = {name: kernel.refusals(call) for name, kernel in kernels.items()}
 
@@ -175,18 +181,29 @@ def explain(call: Call, implementation: Implementation) -> Explanation:
 
 def run(call: Call, implementation: Implementation) -> jax.Array:
     """Runs the chosen kernel; raises with every reason when the one insisted on cannot."""
+    if explicit.is_cut(call):
+        return explicit.on_each_device(_on_part, (implementation,), OUTPUT, call.on_device())
     explanation = explain(call, implementation)
     if explanation.chosen is None:
         reasons = [reason for each in explanation.refusals.values() for reason in each]
         checks.raise_all(f"implementation={implementation!r} cannot serve this call", reasons)
     call, (kernels, _) = call.on_device(), _candidates(implementation)
-    if explicit.is_cut(call):
-        return explicit.on_each_device(_on_part, (implementation,), OUTPUT, call)
     platforms = (explanation, *explanation.elsewhere)
     runs = {each.platform: kernels[each.chosen].run for each in platforms if each.chosen}
     if implementation is not None or len(set(runs.values())) == 1 or not _may_run_elsewhere():
         return runs[explanation.platform](call)
     return by_platform.attention(runs, explanation.platform, call)
+
+
+def _explained_on_part(call: Call, implementation: Implementation) -> Explanation:
+    told: list[Explanation] = []
+
+    def tell(shards: Shards, call: Call) -> jax.Array:
+        told.append(explain(shards.here(call), implementation))
+        return call.query
+
+    jax.eval_shape(functools.partial(explicit.on_each_device, tell, (), OUTPUT), call)
+    return told[0]
 
 
 def _on_part(shards: Shards, implementation: Implementation, call: Call) -> jax.Array:

@@ -22,6 +22,7 @@ from jax_attn.attention import (
     attend_with_cache,
     attention_weights,
     dot_product_attention,
+    explain,
 )
 from jax_attn.attention.kernels.mesh.shards import Shards
 from jax_attn.attention.kv_cache import PageSizes
@@ -331,6 +332,22 @@ def test_the_default_lowers_for_tpu(kind):
     arrays = [jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=at) for shape in shapes]
     attend = jax.jit(lambda *a: dot_product_attention(*a, is_causal=True))
     attend.trace(*arrays).lower(lowering_platforms=("tpu",))
+
+
+@pytest.mark.parametrize(
+    ("shape", "platform", "chosen"),
+    [((8, 4096, 8, 17), "cuda", "dense"), ((8, 2048, 8, 128), "tpu", "dense")],
+)
+def test_the_kernel_is_that_of_a_device_s_part(shape, platform, chosen):
+    """The whole call would have 8 times as many scores, and splash runs in no shard_map."""
+    at = NamedSharding(mesh("explicit", rows=2, heads=4), ROWS_AND_HEADS)
+    q = jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=at)
+    told = explain(q, q, q)
+    kernels = {each.platform: each.chosen for each in (told, *told.elsewhere)}
+    assert kernels[platform] == chosen
+    insisted = explain(q, q, q, implementation="splash")
+    assert insisted.chosen is None
+    assert "shard_map" in str(insisted)
 
 
 def test_without_shardy_the_arrays_are_gathered():

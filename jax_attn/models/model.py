@@ -12,10 +12,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.sharding import NamedSharding
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from jax_attn.attention import KVCache, checks
+from jax_attn.attention import KVCache, checks, meshes
 from jax_attn.attention.annotations import AnyArray
 from jax_attn.models import inputs
 from jax_attn.models.block import Block, Stack, dense
@@ -240,7 +241,14 @@ def lacks_pooler(heads: Collection[str], classifier: ClassifierTraits) -> bool:
 def _rows(table: jax.Array, at: jax.Array, pad: int | None = None) -> jax.Array:
     """Rows of a table; NaN for those that it does not have. Row `pad` gets no gradient."""
     at = jnp.where(at < 0, np.iinfo(np.int32).max, at)  # JAX would count from the end
-    rows = table.at[at].get(mode="fill", fill_value=jnp.nan)
+    lie = None
+    if (mesh := meshes.explicit_mesh((table, at))) is not None:
+        # As the tokens, and as the features where those are cut by another axis of the mesh.
+        of_tokens, (_, of_features) = meshes.cuts(at), meshes.cuts(table)
+        used = {name for names in of_tokens for name in names}
+        lie = meshes.spec([*of_tokens, () if used & {*of_features} else of_features])
+        lie, table = NamedSharding(mesh, lie), meshes.whole(table, 0)
+    rows = table.at[at].get(mode="fill", fill_value=jnp.nan, out_sharding=lie)
     if pad is None:
         return rows
     return jnp.where((at == pad)[..., None], jax.lax.stop_gradient(rows), rows)

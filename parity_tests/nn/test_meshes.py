@@ -1,5 +1,7 @@
 """Attention layers on eight devices: equal to one, with the communication of theory."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,6 +10,7 @@ import pytest
 from flax import nnx
 from jax import P
 
+from helpers.attention import meshes
 from helpers.attention.meshes import KINDS, collectives, mesh, placed
 from jax_attn.attention import Rotary
 from jax_attn.attention.checks import ArgumentError
@@ -26,7 +29,7 @@ def x64():
 
 
 # Of the sums of a layer and of its gradients: over features, heads, keys, and all tokens.
-ADDITIONS = D + N * H + T + B * T
+assert_near = partial(meshes.assert_near, additions=D + N * H + T + B * T)
 
 
 def layer(K=4, **options):
@@ -38,15 +41,6 @@ def inputs(moved=False):
     rng = np.random.default_rng(0)
     x = rng.standard_normal((B, T, D))
     return x * (1 + 2.0**-53 * rng.choice([-2, 2], x.shape)) if moved else x
-
-
-def assert_near(found, wanted, near, times=1):
-    """As near as so many additions leave it, each of which errs as an input that is moved by its
-    last bit; near: what that gives."""
-    pairs = [*zip(*map(jax.tree.leaves, (found, wanted, near)), strict=True)]
-    allowed = times * ADDITIONS * max(np.abs(n - w).max() for _, w, n in pairs)
-    assert max(np.abs(np.asarray(got) - want).max() for got, want, _ in pairs) <= allowed
-    assert allowed < 1e-9 * max(np.abs(want).max() for _, want, _ in pairs)
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -89,7 +83,7 @@ def test_training_is_that_of_one_device(kind):
     with jax.set_mesh(on):
         (x,) = placed(on, [inputs()], [P("rows")])
         *found, module = trained(layer(sharding=ON_MESH), x)
-    assert_near(found, [*wanted], [*near], times=2 * STEPS)
+    assert_near(found, [*wanted], [*near], passes=2 * STEPS)
     state = nnx.state(module, nnx.Param)
     specs = nnx.to_flat_state(nnx.get_partition_spec(state))
     for (path, variable), (_, spec) in zip(nnx.to_flat_state(state), specs, strict=True):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 KINDS = {"auto": AxisType.Auto, "explicit": AxisType.Explicit}
@@ -28,3 +29,14 @@ def placed(on: jax.sharding.Mesh, arrays: Sequence[Any], specs: Sequence[Partiti
 def collectives(program: jax.stages.Compiled) -> dict[str, int]:
     """How many of each kind a program has."""
     return dict(Counter(_COLLECTIVE.findall(program.as_text())))
+
+
+def assert_near(found: Any, wanted: Any, near: Any, *, additions: int, passes: int = 1) -> None:
+    """Equal but for so many additions in each pass, in another order.
+
+    Each errs as an input or a parameter that is moved by its last bit. near: what that gives.
+    """
+    pairs = [*zip(*map(jax.tree.leaves, (found, wanted, near)), strict=True)]
+    allowed = passes * additions * max(np.abs(n - w).max() for _, w, n in pairs)
+    assert max(np.abs(np.asarray(got) - want).max() for got, want, _ in pairs) <= allowed
+    assert allowed < 1e-9 * max(np.abs(want).max() for _, want, _ in pairs)

@@ -1,0 +1,82 @@
+"""Whole models on eight devices: fine-tuned as on one."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from jax import P
+from jax.sharding import NamedSharding
+
+from helpers.attention.meshes import assert_near, mesh
+from jax_attn import models
+
+pytestmark = pytest.mark.filterwarnings("error")
+V, D, N, M, LAYERS, B, T, STEPS = 31, 32, 8, 44, 2, 4, 7, 3
+CONFIGS = {
+    "llama": {"architectures": ["LlamaForCausalLM"], "vocab_size": V, "hidden_size": D}
+    | {"num_attention_heads": N, "num_key_value_heads": 4, "num_hidden_layers": LAYERS}
+    | {"intermediate_size": M},
+    "gpt2": {"architectures": ["GPT2LMHeadModel"], "vocab_size": V, "n_embd": D, "n_head": N}
+    | {"n_layer": LAYERS, "n_positions": 16, "n_inner": M},
+}
+# In a pass: over features, keys, the MLP's features, the vocabulary and all tokens.
+ADDITIONS = LAYERS * (4 * D + T + M) + V + B * T
+COLUMNS, ROWS = P(None, "heads"), P("heads")
+CUTS = {
+    "layers.{layer}.attention.q_proj.kernel": COLUMNS,
+    "layers.{layer}.attention.k_proj.kernel": COLUMNS,
+    "layers.{layer}.attention.v_proj.kernel": COLUMNS,
+    "layers.{layer}.attention.out_proj.kernel": ROWS,
+    "layers.{layer}.mlp.up.kernel": COLUMNS,
+    "layers.{layer}.mlp.down.kernel": ROWS,
+}
+
+
+def losses(model, place=jnp.asarray):
+    """Of a few steps of AdamW to predict the next token."""
+    optimizer = nnx.Optimizer(model, optax.adamw(1e-3), wrt=nnx.Param)
+
+    @nnx.jit
+    def step(model, optimizer, tokens):
+        def loss(model):
+            logits = model(tokens[:, :-1]).logits
+            return optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:]).mean()
+
+        value, grads = nnx.value_and_grad(loss)(model)
+        optimizer.update(model, grads)
+        return value
+
+    batches = np.random.default_rng(0).integers(1, V, (STEPS, B, T + 1))
+    return [step(model, optimizer, place(tokens)) for tokens in batches]
+
+
+def moved(model):
+    """With every parameter moved by its last bit, up or down."""
+    rng = np.random.default_rng(1)
+    for _, variable in nnx.to_flat_state(nnx.state(model, nnx.Param)):
+        value = variable.get_value()
+        variable.set_value(value * (1 + 2.0**-53 * rng.choice([-2, 2], value.shape)))
+    return model
+
+
+@pytest.mark.parametrize(("family", "kind"), [("llama", "auto"), ("gpt2", "explicit")])
+def test_fine_tuning_is_that_of_one_device(family, kind, tmp_path):
+    config = {"model_type": family, **CONFIGS[family]}
+    with jax.enable_x64(True):
+        untrained = models.from_config(config, dtype=np.float64, rngs=nnx.Rngs(0))
+        models.save(untrained, tmp_path / "flax", to="flax")
+        on = mesh(kind, rows=2, heads=4)
+        sharding = {path: NamedSharding(on, cut) for path, cut in CUTS.items()}
+        if family == "llama":
+            sharding["layers.{layer}.mlp.gate.kernel"] = NamedSharding(on, COLUMNS)
+        model = models.load(tmp_path / "flax", sharding=sharding)
+        rows = NamedSharding(on, P("rows"))
+        with jax.set_mesh(on):
+            found = losses(model, lambda tokens: jax.device_put(tokens, rows))
+        at = sharding["layers.{layer}.mlp.up.kernel"]
+        for layer in model.layers:
+            assert layer.mlp.up.kernel.get_value().sharding.is_equivalent_to(at, 2)
+        wanted, near = (losses(m) for m in (untrained, moved(models.load(tmp_path / "flax"))))
+        assert_near(found, wanted, near, additions=ADDITIONS, passes=2 * STEPS)

@@ -246,8 +246,8 @@ def _rows(table: jax.Array, at: jax.Array, pad: int | None = None) -> jax.Array:
         # As the tokens, and as the features where those are cut by another axis of the mesh.
         of_tokens, (_, of_features) = meshes.cuts(at), meshes.cuts(table)
         used = {name for names in of_tokens for name in names}
-        lie = meshes.spec([*of_tokens, () if used & {*of_features} else of_features])
-        lie, table = NamedSharding(mesh, lie), meshes.whole(table, 0)
+        spec = meshes.spec([*of_tokens, () if used & {*of_features} else of_features])
+        lie, table = NamedSharding(mesh, spec), meshes.whole(table, 0)
     rows = table.at[at].get(mode="fill", fill_value=jnp.nan, out_sharding=lie)
     if pad is None:
         return rows

@@ -10,7 +10,7 @@ from jax import P
 from jax.sharding import NamedSharding
 
 from helpers.attention.meshes import assert_near, mesh
-from jax_attn import models
+from jax_attn import models, transfer
 
 pytestmark = pytest.mark.filterwarnings("error")
 V, D, N, M, LAYERS, B, T, STEPS = 31, 32, 8, 44, 2, 4, 7, 3
@@ -34,8 +34,8 @@ CUTS = {
 }
 
 
-def losses(model, place=jnp.asarray):
-    """Of a few steps of AdamW to predict the next token."""
+def trained(model, place=jnp.asarray):
+    """The losses of a few steps of AdamW to predict the next token, and the parameters then."""
     optimizer = nnx.Optimizer(model, optax.adamw(1e-3), wrt=nnx.Param)
 
     @nnx.jit
@@ -49,7 +49,8 @@ def losses(model, place=jnp.asarray):
         return value
 
     batches = np.random.default_rng(0).integers(1, V, (STEPS, B, T + 1))
-    return [step(model, optimizer, place(tokens)) for tokens in batches]
+    losses = [step(model, optimizer, place(tokens)) for tokens in batches]
+    return losses, transfer.flatten(model)
 
 
 def moved(model):
@@ -74,9 +75,9 @@ def test_fine_tuning_is_that_of_one_device(family, kind, tmp_path):
         model = models.load(tmp_path / "flax", sharding=sharding)
         rows = NamedSharding(on, P("rows"))
         with jax.set_mesh(on):
-            found = losses(model, lambda tokens: jax.device_put(tokens, rows))
+            found = trained(model, lambda tokens: jax.device_put(tokens, rows))
         at = sharding["layers.{layer}.mlp.up.kernel"]
         for layer in model.layers:
             assert layer.mlp.up.kernel.get_value().sharding.is_equivalent_to(at, 2)
-        wanted, near = (losses(m) for m in (untrained, moved(models.load(tmp_path / "flax"))))
+        wanted, near = (trained(m) for m in (untrained, moved(models.load(tmp_path / "flax"))))
         assert_near(found, wanted, near, additions=ADDITIONS, passes=2 * STEPS)

@@ -313,7 +313,8 @@ def test_weights_with_fewer_key_value_heads_than_devices(kind):
         there = placed(mesh(kind, rows=2, heads=4), (q, k), [ROWS_AND_HEADS, P("rows")])
         found = jax.jit(attention_weights)(*there)
         assert found.sharding.spec[:2] == ("rows", "heads")
-        np.testing.assert_allclose(found, attention_weights(q, k), rtol=1e-13)
+        wanted = attention_weights(q, k)
+        assert np.abs(found - wanted).max() <= rounding((q, k, k, q), wanted)
 
 
 @pytest.mark.parametrize("is_in_mesh", [False, True])
@@ -351,16 +352,17 @@ def test_the_kernel_is_that_of_a_device_s_part(shape, platform, chosen):
 
 
 def test_without_shardy_the_arrays_are_gathered():
-    arrays = operands(Row())[0]
-    _, *qkv = (x.astype(np.float32) for x in arrays)
-    there = placed(mesh("auto", rows=2, heads=4), qkv, [ROWS_AND_HEADS] * 3)
     attend = partial(dot_product_attention, implementation="blocked")
-    jax.config.update("jax_use_shardy_partitioner", False)
-    try:
-        found = jax.jit(attend)(*there)
-    finally:
-        jax.config.update("jax_use_shardy_partitioner", True)
-    np.testing.assert_allclose(found, attend(*qkv), rtol=1e-5, atol=1e-6)
+    with jax.enable_x64(True):
+        arrays = operands(Row())[0]
+        _, *qkv = arrays
+        there = placed(mesh("auto", rows=2, heads=4), qkv, [ROWS_AND_HEADS] * 3)
+        jax.config.update("jax_use_shardy_partitioner", False)
+        try:
+            found = jax.jit(attend)(*there)
+        finally:
+            jax.config.update("jax_use_shardy_partitioner", True)
+        assert_equal(arrays, [found], [attend(*qkv)])
 
 
 @pytest.mark.parametrize("kind", KINDS)

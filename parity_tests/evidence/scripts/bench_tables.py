@@ -51,11 +51,34 @@ def other() -> str:
     return "\n\n".join(
         [
             targets.table(records, told),
+            beside_peers(records["layers"]),
             parts(of_parts),
             steps(of_steps),
             half(kept(OTHER / "half")),
         ]
     )
+
+
+def beside_peers(record: Record) -> str:
+    """Ours beside the fastest of JAX's other implementations, in each workload and mode."""
+    rows = ["| layer | pass | µs | the fastest peer | ours over its time |", "|---" * 5 + "|"]
+    for workload in dict.fromkeys(row.workload for row in record.rows):
+        for mode in dict.fromkeys(row.mode for row in record.rows if row.workload == workload):
+            here = targets.rows(record, lambda other, w=workload: other == w, mode)
+            peers = [here[name] for name in targets.LAYER_PEERS if name in here]
+            if (ours := here.get(OURS)) is None or not peers:
+                continue
+            fastest = min(peers, key=lambda row: row.median_s)
+            over = targets.slower("", ours, fastest).text.removeprefix(": ")
+            taken = f"{1e6 * ours.median_s:,.0f}"
+            rows.append(
+                f"| {workload.name} | {mode} | {taken} | {fastest.implementation} | {over} |"
+            )
+    said = (
+        "Layers beside the fastest of `jax.nn`, flax, keras and equinox (target: at most 1.05 of its "
+        "time, wherever there is one):"
+    )
+    return "\n".join([said, "", *rows])
 
 
 def half(records: dict[str, Record]) -> str:

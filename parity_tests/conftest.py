@@ -13,8 +13,6 @@ from pathlib import Path
 import pytest
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-# For tests of meshes; all others run on the first.
-os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
 # Each worker has one core's worth: threads that wait for one another cost more than they give.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -103,8 +101,10 @@ def pytest_configure(config: pytest.Config) -> None:
     config.add_cleanup(functools.partial(shutil.rmtree, cache, ignore_errors=True))
     os.environ["JAX_COMPILATION_CACHE_DIR"] = cache
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
-    if not config.getoption("--long"):
-        os.environ.setdefault("XLA_FLAGS", " ".join(quick_to_compile()))
+    # Eight devices for tests of meshes; all others run on the first.
+    flags = ["--xla_force_host_platform_device_count=8"]
+    flags += [] if config.getoption("--long") else quick_to_compile()
+    os.environ.setdefault("XLA_FLAGS", " ".join(flags))
 
     from hypothesis import settings
 

@@ -1,8 +1,12 @@
 """Meshes of devices as a call is traced: Explicit axes, and a shard_map's."""
 
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+from jax import lax
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 MeshAxes = tuple[str, ...]
@@ -51,3 +55,36 @@ def placed(x: jax.Array, mesh: AbstractMesh, at: PartitionSpec) -> jax.Array:
     if jax.typeof(x).sharding.spec == at:
         return x
     return jax.sharding.reshard(x, NamedSharding(mesh, at))
+
+
+def zeros(shape: Sequence[int], dtype: Any, at: PartitionSpec) -> jax.Array:
+    """Zeros, cut as `at` says by the mesh that is set, if one is."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or not any(at):
+        return jnp.zeros(shape, dtype)
+    lie = NamedSharding(mesh, at)
+    if AxisType.Explicit in mesh.axis_types:
+        return jnp.zeros(shape, dtype, out_sharding=lie)
+    return lax.with_sharding_constraint(jnp.zeros(shape, dtype), lie)
+
+
+def misfits(
+    where: str, at: PartitionSpec, shape: Sequence[int], mesh: Mapping[str, int]
+) -> Iterator[str]:
+    """Why a mesh of axes of these sizes cannot cut an array of this shape so.
+
+    where: how each reason begins.
+    """
+    if len(at) > len(shape):
+        yield f"{where}: expected at most {len(shape)} axes, got {at}"
+        return
+    taken: list[str] = []
+    for size, entry in zip(shape, at, strict=False):
+        names = () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
+        taken += names
+        if unknown := [name for name in names if name not in mesh]:
+            yield f"{where}: expected axes of the mesh {tuple(mesh)}, got {unknown}"
+        elif size % (parts := math.prod(mesh[name] for name in names)):
+            yield f"{where}: expected parts whose number divides {size}, got {parts} by {entry!r}"
+    if twice := sorted({name for name in taken if taken.count(name) > 1}):
+        yield f"{where}: expected each axis of the mesh once, got {twice} more often"

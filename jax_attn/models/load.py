@@ -27,11 +27,11 @@ from jax_attn.transfer.families.whole import architecture
 from jax_attn.transfer.files.checkpoint import Checkpoint
 from jax_attn.transfer.files.prefixes import unwrapped
 from jax_attn.transfer.inspect.config import read_config
+from jax_attn.transfer.nnx.placement import by_pattern
 from jax_attn.transfer.port import files, staging
 from jax_attn.transfer.port.parts import other_layers
 from jax_attn.transfer.port.plan import recast
 from jax_attn.transfer.table import resolve
-from jax_attn.transfer.table.rows import regex
 
 Placing = (
     Sharding | Mapping[str, Sharding] | Callable[[str, tuple[int, ...]], Sharding | None] | None
@@ -270,16 +270,11 @@ def _by_pattern(
     sharding: Mapping[str, Sharding], paths: Collection[str]
 ) -> Callable[[str, tuple[int, ...]], Sharding | None]:
     """The sharding of the first pattern that a path matches; an error if a pattern has no path."""
-    rules = {regex(pattern): pattern for pattern in sharding}
-    idle = [name for rule, name in rules.items() if not any(map(rule.fullmatch, paths))]
+    chosen, idle = by_pattern(sharding, paths)
     if idle:
         text = f"expected a pattern that a parameter's path matches, such as {next(iter(paths))!r}"
         raise _error([Problem("missing", f"sharding {name!r}", text) for name in idle])
-
-    def of(path: str, _: tuple[int, ...]) -> Sharding | None:
-        return next((sharding[name] for rule, name in rules.items() if rule.fullmatch(path)), None)
-
-    return of
+    return lambda path, _: sharding[chosen[path][0]] if path in chosen else None
 
 
 class _Cast(LazyMapping[np.ndarray]):

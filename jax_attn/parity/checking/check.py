@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from flax import nnx
+from jax.sharding import Mesh, PartitionSpec
 
 from jax_attn.parity.checking.arguments import (
     gradient_problems,
@@ -30,6 +31,7 @@ from jax_attn.parity.checking.canaries import (
 )
 from jax_attn.parity.checking.chosen import chosen, note
 from jax_attn.parity.checking.estimate import announce_memory, shown
+from jax_attn.parity.checking.on_mesh import on_one_device, replicated, told
 from jax_attn.parity.checking.prepared import NARROW, Prepared, judge_port
 from jax_attn.parity.checking.read_numbers import read_numbers
 from jax_attn.parity.checking.reference_errors import without_reference_errors
@@ -42,6 +44,7 @@ from jax_attn.parity.judge.text import joined, quoted
 from jax_attn.parity.run import TRANSFORMS
 from jax_attn.parity.run.ahead import compiled_ahead
 from jax_attn.parity.run.inputs_and_runs import Inputs
+from jax_attn.parity.run.placement import Placement
 from jax_attn.parity.run.port import Port, float_dtype
 from jax_attn.parity.run.reference import Reference
 from jax_attn.transfer import Layout
@@ -64,6 +67,8 @@ def check(
     seed: int = 0,
     strict: bool = False,
     parameters: str | tuple[str, ...] | None = None,
+    mesh: Mesh | None = None,
+    specs: Mapping[str, PartitionSpec] | None = None,
 ) -> Result:
     """Check that `port` computes what `reference` computes, within what rounding allows.
 
@@ -103,6 +108,15 @@ def check(
       parameters: a pattern of the reference's parameter names, such as "encoder.layer.0.*"
         (`fnmatch`), or a tuple of patterns: in a large model, only the gradients of these are
         compared and kept. None compares all. A note says how many of how many were compared.
+      mesh: run the port on this mesh of devices, whose axes are all Explicit or all Auto. It is
+        compared with the reference and with itself on one device, each within the budget. What
+        several devices hold of one array must be equal bit for bit. Notes say what the port sends
+        between devices, what each device holds, and which gradients are cut less than what they
+        are the gradients of.
+      specs: how the mesh cuts the inputs and the port's parameters: from the name of an input ("0"
+        by position), or a pattern of dotted paths such as "layers.{i}.up.kernel", to a
+        `PartitionSpec`. A parameter that no pattern matches stays where it lies on the mesh;
+        everything else is whole on every device.
 
     Returns:
       The `Result`. Its `raise_for_status()` raises an error unless the verdict is PASS.
@@ -122,6 +136,7 @@ def check(
     if problems := narrowed_problems(both_given):
         raise TypeError("\n".join(problems))
     names = None if parameters is None else chosen(reference, parameters)
+    placement = Placement.of(mesh, specs, port, both_given)
     called = Reference(reference, reference_call, both_given, names)
     is_large = sum(p.numel() for p in reference.parameters()) > _LARGE
     prepared = Prepared(
@@ -149,7 +164,9 @@ def check(
     if names is not None:
         passed_over |= dict(reference.named_parameters()).keys() - names
         limited = (note(reference, names),) if weights.to_torch and gradients else ()
-    called_port = Port(port, port_call, both_given)
+    called_port = Port(port, port_call, both_given, placement=placement)
+    beside = on_one_device(called_port)
+    alone = beside or called_port
     left_out = integers_left_out(called)
     read = read_numbers(called)
 
@@ -167,6 +184,7 @@ def check(
             called_port,
             transforms,
             to_torch=weights.to_torch,
+            beside=beside,
             paired=weights.paired,
             passed_over=passed_over,
             failures=weights.differences,
@@ -176,8 +194,8 @@ def check(
         if result.verdict is Verdict.FAIL:
             final = not prepared.is_judged_again
             return without_reference_errors(prepared, result) if final else result
-        probed = probe_integers(prepared, called_port, transforms)
-        kept = probe_kept_outputs(prepared, called_port, transforms)
+        probed = probe_integers(prepared, alone, transforms)
+        kept = probe_kept_outputs(prepared, alone, transforms)
         failures = (*probed.failures, *kept)
         return replace(result, failures=failures, notes=(*probed.notes, *result.notes))
 
@@ -185,7 +203,11 @@ def check(
         result = prepared.judged_again(judged(prepared), judged)
     if problems := gradient_problems(called, dtype, result):
         raise ValueError("\n".join(problems))
-    result = replace(result, explainer=partial(_explained, called, called_port, layout))
+    if placement is not None:
+        programs = called_port.programs(dtype, prepared.differentiated)
+        on_mesh = (*told(called_port, programs), *replicated(called_port, programs))
+        result = replace(result, notes=(*on_mesh, *result.notes))
+    result = replace(result, explainer=partial(_explained, called, alone, layout))
     return result.strict() if strict else result
 
 

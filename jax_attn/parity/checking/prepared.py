@@ -4,6 +4,7 @@ It flows from top to bottom: the reference and its inputs, its runs in the check
 oracle's run in float64, the budgets from perturbed runs, and the comparison of a run with them.
 """
 
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -11,6 +12,7 @@ from functools import cached_property, partial
 
 import numpy as np
 
+from jax_attn.parity.checking.on_mesh import BESIDE, unlike_copies
 from jax_attn.parity.checking.padding_row import padding_rows, without_padding_row
 from jax_attn.parity.checking.repeats import not_finite_under_some, other_numbers
 from jax_attn.parity.checking.state import StateFindings, States
@@ -150,23 +152,36 @@ class Prepared:
             for name, budget in named.items()
         )
 
-    def judge_one(self, kind: str, name: str, transform: str, got: np.ndarray) -> TensorReport:
-        """The verdict on one tensor of float64 numbers."""
+    def judge_one(
+        self, kind: str, name: str, transform: str, got: np.ndarray, beside: Run | None = None
+    ) -> TensorReport:
+        """The verdict on one tensor of float64 numbers.
+
+        beside: what it is to equal; None: the oracle's run.
+        """
         # A reference that nothing is changed in gives the same in a second call.
         of = "output" if kind == SECOND and not self.exact.second else kind
-        want = self.exact.kinds[of][name]
+        want = (beside or self.exact).kinds[of][name]
         own = self.own.kinds[of][name]
-        guide: np.ndarray | None = own
-        if self.declared_nan:
+        guide: np.ndarray | None = None if beside else own
+        if self.declared_nan and not beside:
             declared = self.declared_nan.get(name) if kind == "output" else None
             guide = None if declared is None else np.where(declared, want, own)
         budget = self.budgets[of][name]
+        if beside and rms(self.exact.kinds[of][name]) <= budget.zero:
+            budget = replace(budget, zero=math.inf)  # two runs of nothing but rounding
         return judge(want, got, guide, budget, kind=kind, name=name, transform=transform)
 
     def compare(
-        self, run: Run, transform: str, passed_over: Collection[str] = ()
+        self,
+        run: Run,
+        transform: str,
+        passed_over: Collection[str] = (),
+        beside: Run | None = None,
     ) -> Iterator[TensorReport]:
         """One report for each tensor of `run`, in the reference's names.
+
+        beside: as for `judge_one`.
 
         Parameter gradients are left out where `run` has none, as no table pairs them, and those
         that the table passes over. Raises ValueError where other tensors of the reference have no
@@ -182,7 +197,9 @@ class Prepared:
                 raise ValueError(
                     f"{kind}: the reference has {sorted(tensors)}, the port {sorted(got)}"
                 )
-            yield from (self.judge_one(kind, name, transform, got[name]) for name in tensors)
+            yield from (
+                self.judge_one(kind, name, transform, got[name], beside) for name in tensors
+            )
             if kind == "output" and any(got[name].shape != tensors[name].shape for name in tensors):
                 return  # a failure already, and no cotangent fits
 
@@ -271,6 +288,7 @@ def judge_port(
     transforms: Sequence[str],
     *,
     to_torch: ToTorch | None,
+    beside: Port | None = None,
     paired: frozenset[str] = frozenset(),
     passed_over: frozenset[str] = frozenset(),
     failures: Sequence[str] = (),
@@ -284,6 +302,8 @@ def judge_port(
     """Run the port under each transform and compare it, tensor by tensor.
 
     to_torch: None where no table pairs the parameters: their gradients are not compared.
+    beside: of a port on a mesh, the one on a single device that it is compared with as well, within
+        the same budgets.
     paired: dotted paths of the port's other Variables that the table pairs. passed_over:
         parameters of the reference that it passes over.
     backend: what the result says; None: the platform of JAX's default device.
@@ -306,6 +326,10 @@ def judge_port(
                 again = _run(prepared, port, transform, to_torch)
                 other = other_numbers(run, again, prepared.budgets, transform)
                 state_findings.failures |= dict.fromkeys(other)
+            state_findings.failures |= dict.fromkeys(unlike_copies(run, transform))
+            if beside is not None:
+                one = _run(prepared, beside, transform, to_torch)
+                reports += prepared.compare(run, f"{transform}{BESIDE}", passed_over, one)
             states.compare(run, transform, state_findings, outputs_fail="output" in failed)
     failures = (*state_findings.failures, *not_finite_under_some(is_finite), *failures)
     doubts = (*doubts, *state_findings.doubts)

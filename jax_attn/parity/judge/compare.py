@@ -43,6 +43,7 @@ _LABELS = {
     "output": "{}",
     "gradient of input": "grad input {}",
     "gradient of parameter": "grad {}",
+    "parameter after a step": "{} after a step",
     "state after the call": "{} after the call",
     "output of the second call": "{} of a second call",
 }

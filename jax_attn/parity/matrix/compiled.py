@@ -20,8 +20,9 @@ import jax.export
 from jax.experimental import topologies
 from jax.sharding import SingleDeviceSharding
 
+from jax_attn.parity.run.traffic import sent
+
 INSTALL = "pip install 'jax-attn[tpu]'"
-COLLECTIVES = "all-reduce|all-gather|all-to-all|reduce-scatter|collective-permute"
 
 # libtpu reads these once, when it is loaded. Without the first, a second process on the host
 # that loads it fails on a lock file; without the others it complains on stderr that it cannot
@@ -76,7 +77,7 @@ def compile_for_tpu(fn: Callable, *abstract_args: Any, topology: str = "v5e:2x2"
         "temporaries": memory.temp_size_in_bytes,
         "arguments": memory.argument_size_in_bytes,
         "outputs": memory.output_size_in_bytes,
-        "collectives": collectives(compiled.as_text() or ""),
+        "collectives": [each.kind for each in sent(compiled.as_text() or "")],
     }
 
 
@@ -93,12 +94,6 @@ def lower_everywhere(
     shapes = _abstract(abstract_args, sharding=None)
     jax.eval_shape(fn, *shapes)
     return {platform: _lowered(fn, shapes, platform) for platform in platforms}
-
-
-def collectives(hlo: str) -> list[str]:
-    """The collective operations in a compiled program's text, in its order."""
-    # An asynchronous one is a pair, -start and -done: counted once.
-    return re.findall(rf"= [^\n]*? ({COLLECTIVES})(?:-start)?\(", hlo)
 
 
 def _compile(fn: Callable, args: tuple, topology: str) -> jax.stages.Compiled:

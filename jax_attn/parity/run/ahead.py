@@ -40,7 +40,7 @@ def compiled_ahead(port: Port, cotangents: Arrays, transforms: Sequence[str]) ->
     try:
         # What the port raises its run raises again, where it is told.
         with contextlib.suppress(Exception), full_precision() as (platform, _):
-            if platform == "cpu":
+            if platform == "cpu" and port.placement is None:
                 _submit(pool, port, cotangents, transforms)
         yield
     finally:

@@ -60,6 +60,7 @@ class Run:
 
     left: what the call changed in the module: all buffers of a reference of which it changed any,
     the changed arrays of a port by dotted path. second: outputs of another call from there.
+    unlike: what of all this two devices of a mesh hold with other bits, though it is one array.
     """
 
     outputs: Arrays
@@ -67,6 +68,7 @@ class Run:
     parameter_grads: Arrays
     left: Arrays = field(default_factory=dict)
     second: Arrays = field(default_factory=dict)
+    unlike: tuple[str, ...] = ()
 
     @property
     def kinds(self) -> dict[str, "Wide"]:

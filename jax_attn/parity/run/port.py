@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
 
@@ -11,11 +11,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.sharding import NamedSharding, PartitionSpec
 
 from jax_attn.parity.judge.result import StandingNote
 from jax_attn.parity.run.call_side import call_side
 from jax_attn.parity.run.emulate import emulate
 from jax_attn.parity.run.inputs_and_runs import Arrays, Inputs, Run, is_float, named_outputs
+from jax_attn.parity.run.placement import Placement, unlike_copies
 from jax_attn.transfer import flatten
 from jax_attn.transfer.nnx.load import spelled
 
@@ -68,7 +70,7 @@ def _grad(forward: Forward, args: Arguments, cotangents: Tree) -> OutputsAndGrad
 
     def loss(params: nnx.State, floats: Tree) -> tuple[jax.Array, Outputs]:
         outputs, after = forward(params, floats, others)
-        terms = [jnp.vdot(c, outputs[k], precision="highest") for k, c in cotangents.items()]
+        terms = [(c * outputs[k]).sum() for k, c in cotangents.items()]
         return sum(terms, start=jnp.zeros((), terms[0].dtype)), (outputs, after)
 
     if not cotangents:
@@ -82,14 +84,24 @@ def _vmap(forward: Forward, args: Arguments, cotangents: Tree) -> OutputsAndGrad
     """Compiled over an added leading axis, two lanes; the first lane holds other numbers."""
     params, *inputs = args
 
+    def two(a: jax.Array) -> Any:
+        both = np.stack([np.flip(np.asarray(a)), np.asarray(a)])
+        lies = a.sharding
+        if not isinstance(lies, NamedSharding):
+            return both
+        return jax.device_put(both, NamedSharding(lies.mesh, PartitionSpec(None, *lies.spec)))
+
     def lanes(tree: Tree) -> Tree:
-        return jax.tree.map(lambda a: np.stack([np.flip(a), a]), jax.device_get(tree))
+        return jax.tree.map(two, tree)
 
     def one(floats: Tree, others: Tree, cotangents: Tree) -> OutputsAndGradients:
         return forward_and_gradients(forward, params, floats, others, cotangents)
 
+    def second(a: jax.Array) -> Any:  # sliced by NumPy where it can be: it compiles nothing
+        return (a if isinstance(a.sharding, NamedSharding) else np.asarray(a))[1]
+
     mapped = jax.jit(jax.vmap(one))(*map(lanes, (*inputs, cotangents)))
-    return jax.tree.map(lambda a: a[1], jax.device_get(mapped))
+    return jax.tree.map(second, mapped)
 
 
 def _remat(forward: Forward, args: Arguments, cotangents: Tree) -> OutputsAndGradients:
@@ -117,11 +129,15 @@ RUN_UNDER: dict[str, Callable[[Forward, Arguments, Tree], OutputsAndGradients]] 
 
 @dataclass(frozen=True)
 class Port:
-    """An NNX module with what it is called on. The module is split once and never changed."""
+    """An NNX module with what it is called on. The module is split once and never changed.
+
+    placement: where it and its inputs lie on a mesh; None: on JAX's default device.
+    """
 
     module: nnx.Module
     call: Callable[..., Any] | None
     inputs: Inputs
+    placement: Placement | None = field(default=None, kw_only=True)
 
     @cached_property
     def compiled(self) -> dict[str, Future[jax.stages.Compiled]]:
@@ -134,10 +150,12 @@ class Port:
         floats and others are the inputs by name: those with a gradient and those without.
         """
         graph, params, *rest = nnx.split(self.module, nnx.Param, ...)
-        leaves = self.inputs.named(
-            tuple(jnp.array(a) for a in self.inputs.args),
-            {k: jnp.array(a) for k, a in self.inputs.kwargs.items()},
-        )
+        given = self.inputs.named(self.inputs.args, self.inputs.kwargs)
+        if self.placement is None:
+            leaves = {name: jnp.array(a) for name, a in given.items()}
+        else:
+            params = self.placement.put_parameters(params)
+            leaves = {name: self.placement.put_input(name, a) for name, a in given.items()}
         floats = {k: a for k, a in leaves.items() if jnp.issubdtype(a.dtype, jnp.floating)}
         others = {k: a for k, a in leaves.items() if k not in floats}
 
@@ -174,30 +192,72 @@ class Port:
 
         Raises TypeError where an output is not `dtype`.
         """
-        forward, params, floats, others = self.bind()
-        shapes, _ = jax.eval_shape(forward, params, floats, others)
+        with self._mesh():
+            forward, args, fitting = self._called(dtype, cotangents)
+            if (ahead := self.compiled.pop(transform, None)) and not ahead.exception():
+                (outputs, after), grads = ahead.result()(*args, fitting)
+            else:
+                (outputs, after), grads = RUN_UNDER[transform](forward, args, fitting)
+        inputs: Tree = {}
+        by_path: dict[str, jax.Array] = {}
+        if grads is not None:
+            params, inputs = grads
+            by_path = flatten(params)
+        unlike: tuple[str, ...] = ()
+        if self.placement is not None:
+            named = {f"grad {path}": a for path, a in by_path.items()}
+            named |= {f"grad input {name}": a for name, a in inputs.items()}
+            unlike = tuple(unlike_copies({**outputs, **named}))
+        left, second = self._changes(after)
+        arrays = (_arrays(outputs), _arrays(inputs), _arrays(by_path))
+        return Run(*arrays, left, second, unlike)
+
+    def programs(self, dtype: str, cotangents: Arrays) -> dict[str, jax.stages.Compiled]:
+        """The forward pass, compiled; and, where there are cotangents, with its backward pass."""
+        with self._mesh():
+            forward, args, fitting = self._called(dtype, cotangents)
+            programs = {"forward": jax.jit(forward).lower(*args).compile()}
+            if fitting:
+                both = jax.jit(partial(forward_and_gradients, forward))
+                programs["forward and backward"] = both.lower(*args, fitting).compile()
+        return programs
+
+    def after(
+        self, step: Callable[..., nnx.State], dtype: str, cotangents: Arrays
+    ) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
+        """The parameters by path as they lie, and after `step(forward, *arguments, cotangents)`."""
+        with self._mesh():
+            forward, args, fitting = self._called(dtype, cotangents)
+            return flatten(args[0]), flatten(jax.jit(partial(step, forward))(*args, fitting))
+
+    def _mesh(self) -> contextlib.AbstractContextManager[Any]:
+        if self.placement is None:
+            return contextlib.nullcontext()
+        return jax.set_mesh(self.placement.mesh)
+
+    def _called(self, dtype: str, cotangents: Arrays) -> tuple[Forward, Arguments, Tree]:
+        """(forward, its arguments, the cotangents), these empty where they do not fit.
+
+        Raises TypeError where an output is not `dtype`.
+        """
+        forward, *bound = self.bind()
+        args: Any = tuple(bound)
+        shapes, _ = jax.eval_shape(forward, *args)
         mistyped = {k: s.dtype.name for k, s in shapes.items() if s.dtype.name != dtype}
         if mistyped:
             raise TypeError(
                 f"port: expected outputs of dtype {dtype}, got {mistyped}; build the module with "
                 f"dtype and param_dtype {dtype}"
             )
-        fits = {k: s.shape for k, s in shapes.items()} == {
-            k: c.shape for k, c in cotangents.items()
-        }
-        # Outputs of other names or shapes have no cotangents: the comparison will say so.
-        fitting = {k: jnp.array(a, dtype) for k, a in cotangents.items()} if fits else {}
-        args = params, floats, others
-        if (ahead := self.compiled.pop(transform, None)) and not ahead.exception():
-            (outputs, after), grads = ahead.result()(*args, fitting)
-        else:
-            (outputs, after), grads = RUN_UNDER[transform](forward, args, fitting)
-        left, second = self._changes(after)
-        if grads is None:
-            return Run(_arrays(outputs), {}, {}, left, second)
-        param_grads, input_grads = grads
-        by_path = _arrays(flatten(param_grads))
-        return Run(_arrays(outputs), _arrays(input_grads), by_path, left, second)
+        given = {k: c.shape for k, c in cotangents.items()}
+        if {k: s.shape for k, s in shapes.items()} != given:
+            # Outputs of other names or shapes have no cotangents: the comparison will say so.
+            return forward, args, {}
+        fitting = {k: jnp.array(a, dtype) for k, a in cotangents.items()}
+        if self.placement is not None:  # each lies as its output does
+            lie, _ = jax.jit(forward).lower(*args).compile().output_shardings
+            fitting = {k: jax.device_put(a, lie[k]) for k, a in fitting.items()}
+        return forward, args, fitting
 
     def _changes(self, after: dict[str, Tree]) -> tuple[Arrays, Arrays]:
         """`left` and `second`, without what was written anew with the bits that it had."""

@@ -1,7 +1,7 @@
 """Where the arrays of a module lie, and NumPy arrays put there."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -9,6 +9,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, NamedSharding, Sharding, SingleDeviceSharding
 
 from jax_attn.transfer.problems import Problem
+from jax_attn.transfer.table.rows import regex
 
 
 def unplaceable(arrays: Mapping[str, Any]) -> list[Problem]:
@@ -26,6 +27,18 @@ def unplaceable(arrays: Mapping[str, Any]) -> list[Problem]:
                 text = f"expected an array that its sharding divides: {error}"
                 problems.append(Problem("unwritten", path, text))
     return problems
+
+
+def by_pattern(
+    patterns: Iterable[str], paths: Collection[str]
+) -> tuple[dict[str, list[str]], list[str]]:
+    """(path -> the patterns that it matches, if any, in order; the patterns without a path)."""
+    rules = {pattern: regex(pattern) for pattern in patterns}
+    matching = {
+        path: [name for name, rule in rules.items() if rule.fullmatch(path)] for path in paths
+    }
+    matched = {name for names in matching.values() for name in names}
+    return {k: v for k, v in matching.items() if v}, [name for name in rules if name not in matched]
 
 
 def bytes_per_device(arrays: Mapping[str, Any]) -> int | None:

@@ -1,6 +1,5 @@
 """Meshes of eight CPU devices, and what a compiled program sends between them."""
 
-import re
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -9,10 +8,9 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
+from jax_attn.parity.run.traffic import sent
+
 KINDS = {"auto": AxisType.Auto, "explicit": AxisType.Explicit}
-_COLLECTIVE = re.compile(
-    r" (all-reduce|all-gather|all-to-all|reduce-scatter|collective-permute)(?:-start)?\("
-)
 
 
 def mesh(kind: str, **sizes: int) -> jax.sharding.Mesh:
@@ -28,7 +26,7 @@ def placed(on: jax.sharding.Mesh, arrays: Sequence[Any], specs: Sequence[Partiti
 
 def collectives(program: jax.stages.Compiled) -> dict[str, int]:
     """How many of each kind a program has."""
-    return dict(Counter(_COLLECTIVE.findall(program.as_text())))
+    return dict(Counter(each.kind for each in sent(program.as_text())))
 
 
 def assert_near(found: Any, wanted: Any, near: Any, *, additions: int, passes: int = 1) -> None:

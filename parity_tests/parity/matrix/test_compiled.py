@@ -14,7 +14,6 @@ import pytest
 
 from jax_attn.parity.matrix import compiled, tpu
 from jax_attn.parity.matrix.compiled import (
-    collectives,
     compile_for_tpu,
     lower_everywhere,
     why_no_tpu_compiler,
@@ -312,39 +311,3 @@ def test_bad_leaves_are_refused_by_name(call, leaf, message):
     else:
         with pytest.raises(ValueError, match=message):
             call(lambda a, b: a, SHAPES[0], {"x": leaf})
-
-
-# ------------------------------------------------------------------------ collectives
-
-HLO = """
-%fused (p: f32[8]) -> f32[8] {
-  ROOT %add = f32[8]{0:T(128)} add(%p, %p), metadata={op_name="all-reduce(not one)"}
-}
-ENTRY %main {
-  %all-reduce.3 = f32[8]{0:T(128)} all-reduce(%x), replica_groups={{0,1}}, to_apply=%sum
-  %ag = (f32[4], f32[8]) all-gather-start(%y), dimensions={0}
-  %agd = f32[8] all-gather-done(%ag)
-  ROOT %cp = f32[8] collective-permute(%all-reduce.3), source_target_pairs={{0,1}}
-}
-"""
-
-
-def test_collectives_are_found_in_order_and_once():
-    assert collectives(HLO) == ["all-reduce", "all-gather", "collective-permute"]
-
-
-def test_collectives_of_a_real_program_are_found():
-    """Two devices add up; the CPU's compiler spells it as the TPU's does."""
-    program = """
-import jax, jax.numpy as jnp
-from jax.sharding import PartitionSpec as P, NamedSharding
-from jax_attn.parity.matrix.compiled import collectives
-mesh = jax.make_mesh((2,), ("d",))
-x = jax.ShapeDtypeStruct((4,), "float32", sharding=NamedSharding(mesh, P("d")))
-print(collectives(jax.jit(jnp.sum).lower(x).compile().as_text()))
-"""
-    two = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu"}
-    done = subprocess.run(
-        [sys.executable, "-c", program], env=os.environ | two, capture_output=True, text=True
-    )
-    assert done.stdout.strip() == "['all-reduce']", done.stderr

@@ -1,0 +1,138 @@
+"""A port on a mesh of devices: where its inputs and parameters lie, and what must then be equal."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from jax_attn.attention import meshes
+from jax_attn.parity.run.inputs_and_runs import Inputs
+from jax_attn.transfer import flatten
+from jax_attn.transfer.nnx.load import spelled
+from jax_attn.transfer.nnx.placement import by_pattern
+
+Specs = Mapping[str, PartitionSpec]
+"""The name of an input, or a pattern of parameters' dotted paths → how the mesh cuts it."""
+
+
+@dataclass(frozen=True)
+class Placement:
+    """A mesh, and where on it each input and parameter lies that is not whole on every device.
+
+    Keys: names of inputs, dotted paths of parameters.
+    """
+
+    mesh: Mesh
+    inputs: Specs
+    parameters: Specs
+
+    @classmethod
+    def of(cls, mesh: Any, specs: Any, module: nnx.Module, inputs: Inputs) -> "Placement | None":
+        """As `check` takes a mesh and specs; None without a mesh.
+
+        Raises ValueError with every reason why they do not fit.
+        """
+        if mesh is None and specs is None:
+            return None
+        specs = {} if specs is None else specs
+        if problems := [*_mesh_problems(mesh), *_type_problems(specs)]:
+            raise ValueError("\n".join(problems))
+        shapes = {k: a.shape for k, a in inputs.named(inputs.args, inputs.kwargs).items()}
+        of_inputs = {name: spec for name, spec in specs.items() if name in shapes}
+        patterns = [name for name in specs if name not in shapes]
+        paths = {path: a.shape for path, a in flatten(module).items()}
+        chosen, idle = by_pattern(patterns, paths)
+        known = f"the name of an input ({', '.join(shapes)}) or a pattern that a parameter matches"
+        example = f", such as {next(iter(paths))!r}" if paths else ""
+        problems = [f"specs[{name!r}]: expected {known}{example}" for name in idle]
+        for name, spec in of_inputs.items():
+            where = f"specs[{name!r}]: input {name} of shape {shapes[name]}"
+            problems += meshes.misfits(where, spec, shapes[name], mesh.shape)
+        for path, matching in chosen.items():
+            if len({specs[name] for name in matching}) > 1:
+                both = ", ".join(f"{name!r}: {specs[name]}" for name in matching)
+                problems.append(f"specs: expected one for parameter {path}, got {both}")
+            where = f"specs[{matching[0]!r}]: parameter {path} of shape {paths[path]}"
+            problems += meshes.misfits(where, specs[matching[0]], paths[path], mesh.shape)
+        if problems:
+            raise ValueError("\n".join(problems))
+        return cls(mesh, of_inputs, {path: specs[names[0]] for path, names in chosen.items()})
+
+    @property
+    def on_one_device(self) -> "Placement":
+        """The same axes, each of size 1."""
+        sizes = (1,) * len(self.mesh.axis_names)
+        first = list(self.mesh.devices.flat)[:1]
+        one = jax.make_mesh(sizes, self.mesh.axis_names, self.mesh.axis_types, devices=first)
+        return replace(self, mesh=one)
+
+    @property
+    def words(self) -> str:
+        """Such as "data=2, heads=4 (Explicit)"."""
+        sizes = ", ".join(f"{name}={size}" for name, size in self.mesh.shape.items())
+        kinds = dict.fromkeys(kind.name for kind in self.mesh.axis_types)
+        return f"{sizes} ({', '.join(kinds)})"
+
+    def put_input(self, name: str, array: Any) -> jax.Array:
+        """An input where it lies."""
+        return self._put(array, self.inputs.get(name, PartitionSpec()))
+
+    def put_parameters(self, state: nnx.State) -> nnx.State:
+        """Parameters where they lie: one that nothing names stays on the mesh if it lies there."""
+
+        def put(path: str, array: Any) -> jax.Array:
+            spec = self.parameters.get(path)
+            lies = getattr(array, "sharding", None)
+            if spec is None and isinstance(lies, NamedSharding) and lies.mesh == self.mesh:
+                return array
+            return self._put(array, spec or PartitionSpec())
+
+        return nnx.from_flat_state(
+            [
+                (path, variable.replace(put(spelled(path), variable.get_value())))
+                for path, variable in nnx.to_flat_state(state)
+            ]
+        )
+
+    def _put(self, array: Any, spec: PartitionSpec) -> jax.Array:
+        return jax.device_put(array, NamedSharding(self.mesh, spec))
+
+
+def unlike_copies(arrays: Mapping[str, jax.Array]) -> list[str]:
+    """The names of arrays of which two devices hold the same part with other bits."""
+    return [name for name, array in arrays.items() if not _copies_are_alike(array)]
+
+
+def _copies_are_alike(array: jax.Array) -> bool:
+    first: dict[Any, bytes] = {}
+    for shard in array.addressable_shards:
+        place = tuple((at.start, at.stop) for at in shard.index)
+        bits = np.asarray(shard.data).tobytes()
+        if first.setdefault(place, bits) != bits:
+            return False
+    return True
+
+
+def _mesh_problems(mesh: Any) -> Iterator[str]:
+    if not isinstance(mesh, Mesh):
+        yield f"mesh: expected a jax.sharding.Mesh, got {type(mesh).__name__}"
+        return
+    if len({*mesh.axis_types}) > 1 or AxisType.Manual in mesh.axis_types:
+        yield f"mesh: expected axes that are all Explicit, or all Auto, got {mesh.axis_types}"
+    if mesh.is_multi_process:
+        yield "mesh: expected devices of this process alone"
+
+
+def _type_problems(specs: Any) -> Iterator[str]:
+    if not isinstance(specs, Mapping):
+        yield f"specs: expected a dict of PartitionSpecs, got {type(specs).__name__}"
+        return
+    for name, spec in specs.items():
+        if not isinstance(name, str):
+            yield f"specs: expected names, got {name!r}"
+        if not isinstance(spec, PartitionSpec):
+            yield f"specs[{name!r}]: expected a PartitionSpec, got {type(spec).__name__} {spec!r}"

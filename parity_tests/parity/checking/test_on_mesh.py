@@ -1,0 +1,341 @@
+"""Ports on a mesh of eight devices: what is right passes, and what goes wrong on meshes fails."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from flax import nnx
+from jax import P, lax
+from jax.sharding import AxisType
+
+from helpers.attention.meshes import KINDS, mesh
+from jax_attn import parity
+from jax_attn.parity import Verdict
+from jax_attn.transfer import Layout, row
+
+B, T, D, F, K, G = 2, 12, 5, 8, 2, 2
+H = D
+
+
+class Torch(torch.nn.Module):
+    """Parameters of all the references below; what each is, `call` says."""
+
+    def __init__(self, **shapes):
+        super().__init__()
+        generator = torch.Generator().manual_seed(3)
+        for name, shape in shapes.items():
+            value = torch.randn(shape, generator=generator)
+            self.register_parameter(name, torch.nn.Parameter(value))
+
+
+class Jax(nnx.Module):
+    """The same parameters."""
+
+    def __init__(self, reference):
+        for name, value in reference.named_parameters():
+            setattr(self, name, nnx.Param(jnp.array(value.detach().numpy())))
+
+
+def cut(body, in_specs, out_specs, *, checked=True):
+    """body, on each device of the mesh that is set."""
+    return jax.shard_map(body, in_specs=in_specs, out_specs=out_specs, check_vma=checked)
+
+
+# --- a feed-forward layer whose hidden features are cut -------------------------------------------
+
+FEED = {"scale": (D,), "up": (D, F), "down": (F, D)}
+OF_FEED = (P("data"), P(), P(None, "model"), P("model"))
+
+
+def torch_feed(module, x):
+    return torch.nn.functional.silu((x * module.scale) @ module.up) @ module.down
+
+
+def hidden(x, scale, up, down):
+    return jax.nn.silu((x * scale) @ up) @ down
+
+
+def of_feed(body, **options):
+    def call(module, x):
+        parameters = (module.scale[...], module.up[...], module.down[...])
+        return cut(body, OF_FEED, P("data"), **options)(x, *parameters)
+
+    return call
+
+
+def twice(x, *parameters):
+    return lax.psum(lax.psum(hidden(x, *parameters), "model"), "model")
+
+
+def local_gradient(module, x):
+    """Each device's gradient of `scale` is of its own rows and features alone."""
+    forward = cut(lambda *a: lax.psum(hidden(*a), "model"), OF_FEED, P("data"))
+
+    def backward(x, scale, up, down, cotangent):
+        dx, dscale, dup, ddown = jax.vjp(hidden, x, scale, up, down)[1](cotangent)
+        return lax.psum(dx, "model"), dscale, lax.psum(dup, "data"), lax.psum(ddown, "data")
+
+    @jax.custom_vjp
+    def feed(*arrays):
+        return forward(*arrays)
+
+    feed.defvjp(
+        lambda *arrays: (forward(*arrays), arrays),
+        lambda arrays, cotangent: cut(backward, (*OF_FEED, P("data")), OF_FEED, checked=False)(
+            *arrays, cotangent
+        ),
+    )
+    return feed(x, module.scale[...], module.up[...], module.down[...])
+
+
+# --- a mean over tokens, some of which are padding ------------------------------------------------
+
+LENGTHS = np.array([11, 2], np.int32)
+
+
+def torch_mean(module, x, lengths):
+    counts = torch.arange(T)[None] < lengths[:, None]
+    return ((x * module.scale) ** 2).sum(-1)[counts].sum() / counts.sum()
+
+
+def of_tokens(x, scale, lengths):
+    counts = jnp.arange(T)[None] < lengths[:, None]
+    return jnp.where(counts, ((x * scale) ** 2).sum(-1), 0).sum(), counts.sum().astype(x.dtype)
+
+
+def mean(x, scale, lengths):
+    total, count = of_tokens(x, scale, lengths)
+    return lax.psum(total, "data") / lax.psum(count, "data")
+
+
+def mean_of_means(x, scale, lengths):
+    total, count = of_tokens(x, scale, lengths)
+    return lax.pmean(total / count, "data")
+
+
+def of_mean(body):
+    def call(module, x, lengths):
+        specs = (P("data"), P(), P("data"))
+        return cut(body, specs, P())(x, module.scale[...], lengths)
+
+    return call
+
+
+# --- heads that share weights ---------------------------------------------------------------------
+
+
+def torch_shared(module, x):
+    return x * module.shared.repeat_interleave(G, dim=0)
+
+
+def of_shared(group):
+    """group: from a head's number to the group that it reads."""
+
+    def body(x, shared):
+        count = x.shape[2]
+        return x * shared[group(lax.axis_index("model") * count + jnp.arange(count))]
+
+    def call(module, x):
+        specs = (P("data", None, "model"), P())
+        return cut(body, specs, specs[0])(x, module.shared[...])
+
+    return call
+
+
+# --- a sum of neighbours, whose sequence is cut ---------------------------------------------------
+
+
+def torch_neighbours(module, x):
+    return module.here * x + module.before * torch.nn.functional.pad(x, (0, 0, 1, 0))[:, :-1]
+
+
+def of_neighbours(edge):
+    """edge: from a device's tokens to the one that it sends to the next device."""
+
+    def body(x, here, before):
+        last = lax.axis_size("model") - 1  # the first device receives 0
+        first = lax.ppermute(edge(x), "model", [(i, i + 1) for i in range(last)])
+        return here * x + before * jnp.concatenate([first, x[:, :-1]], axis=1)
+
+    def call(module, x):
+        specs = (P("data", "model"), P(), P())
+        return cut(body, specs, specs[0])(x, module.here[...], module.before[...])
+
+    return call
+
+
+# name -> (parameters, torch's call, shape of x, how it is cut, the port's call)
+_FEED = (FEED, torch_feed, (B, T, D), P("data"))
+_MEAN = ({"scale": (D,)}, torch_mean, (B, T, D), P("data"))
+_SHARED = ({"shared": (K, H)}, torch_shared, (B, T, K * G, H), P("data", None, "model"))
+_NEIGHBOURS = ({"here": (D,), "before": (D,)}, torch_neighbours, (B, T, D), P("data", "model"))
+RIGHT = {
+    "a sum over features": (*_FEED, of_feed(lambda *a: lax.psum(hidden(*a), "model"))),
+    "a mean over tokens": (*_MEAN, of_mean(mean)),
+    "shared heads": (*_SHARED, of_shared(lambda i: i // G)),
+    "neighbours": (*_NEIGHBOURS, of_neighbours(lambda x: x[:, -1:])),
+}
+WRONG = {
+    "no sum": (*_FEED, of_feed(hidden, checked=False)),
+    "summed twice": (*_FEED, of_feed(twice, checked=False)),
+    "a mean for a sum": (*_FEED, of_feed(lambda *a: lax.pmean(hidden(*a), "model"))),
+    "a replicated parameter's gradient not summed": (*_FEED, local_gradient),
+    "a mean of the devices' means": (*_MEAN, of_mean(mean_of_means)),
+    "shared heads in another order": (*_SHARED, of_shared(lambda i: i % K)),
+    "a neighbour off by one": (*_NEIGHBOURS, of_neighbours(lambda x: x[:, -2:-1])),
+}
+
+
+def checked(kind, shapes, torch_call, shape, spec, call, **options):
+    reference = Torch(**shapes)
+    x = {"x": np.random.default_rng(0).standard_normal(shape).astype(np.float32)}
+    specs = {"x": spec}
+    if torch_call is torch_mean:
+        x["lengths"], specs["lengths"] = LENGTHS, P("data")
+    if "up" in shapes:
+        specs |= {"up": P(None, "model"), "down": P("model")}
+    return parity.check(
+        reference,
+        Jax(reference),
+        x,
+        layout=Layout(*(row(name, name) for name in shapes)),
+        reference_call=torch_call,
+        port_call=call,
+        mesh=mesh(kind, data=2, model=4),
+        specs=specs,
+        **{"transforms": ("jit",), **options},
+    )
+
+
+@pytest.mark.parametrize("name", RIGHT)
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_right_on_a_mesh_passes(kind, name):
+    result = checked(kind, *RIGHT[name])
+    assert result.verdict is Verdict.PASS, str(result)
+    assert {t.transform for t in result.tensors} == {"jit", "jit, beside one device"}
+
+
+@pytest.mark.parametrize("name", WRONG)
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_goes_wrong_on_a_mesh_fails(kind, name):
+    assert checked(kind, *WRONG[name]).verdict is Verdict.FAIL
+
+
+def test_copies_that_differ_are_told():
+    result = checked("auto", *WRONG["no sum"])
+    assert any("devices hold other numbers of `output`" in text for text in result.failures)
+
+
+def test_what_is_sent_and_held_is_noted():
+    result = checked("explicit", *RIGHT["a sum over features"])
+    texts = [note for note in result.notes if "data=2, model=4 (Explicit)" in note]
+    assert [text.split(",")[0] for text in texts] == ["forward", "forward and backward"]
+    # A sum of (1, 12, 5) numbers; each device holds that much of x, too, and its own parameters.
+    assert "sends 1 all-reduce of 240 bytes" in texts[0]
+    assert f"holds {4 * (60 + 5 + 10 + 10)} bytes of arguments, 240 of results" in texts[0]
+
+
+def test_a_gradient_that_is_cut_less_than_its_parameter_is_noted():
+    """One whose own backward pass leaves it whole."""
+
+    @jax.custom_vjp
+    def scaled(x, scale):
+        return x * scale
+
+    def backward(saved, cotangent):
+        x, scale = saved
+        whole = lax.with_sharding_constraint((x * cotangent).sum((0, 1)), P())
+        return cotangent * scale, whole
+
+    scaled.defvjp(lambda x, scale: (x * scale, (x, scale)), backward)
+    reference = Torch(scale=(K * G,))
+    shape = (B, T, K * G)
+    result = parity.check(
+        reference,
+        Jax(reference),
+        {"x": np.random.default_rng(0).standard_normal(shape).astype(np.float32)},
+        layout=Layout(row("scale", "scale")),
+        reference_call=lambda module, x: x * module.scale,
+        port_call=lambda module, x: scaled(x, module.scale[...]),
+        transforms=("jit",),
+        mesh=mesh("auto", data=2, model=4),
+        specs={"x": P("data", None, "model"), "scale": P("model")},
+    )
+    assert result.verdict is Verdict.PASS, str(result)
+    assert "grad scale: each device holds (4,) of it, and (1,) of what it is of" in result.notes
+
+
+BAD = {
+    "no mesh": (None, {"x": P()}, "mesh: expected a jax.sharding.Mesh, got NoneType"),
+    "no specs": ("auto", [P()], "specs: expected a dict of PartitionSpecs, got list"),
+    "no spec": ("auto", {"x": "data"}, "specs['x']: expected a PartitionSpec, got str 'data'"),
+    "nothing of this name": (
+        "auto",
+        {"z": P(), "layers.{i}.up": P()},
+        "specs['z']: expected the name of an input (x) or a pattern that a parameter matches, such "
+        "as 'down'\nspecs['layers.{i}.up']: expected",
+    ),
+    "an axis that is not there": (
+        "explicit",
+        {"x": P("rows"), "up": P("model")},
+        "specs['x']: input x of shape (2, 12, 5): expected axes of the mesh ('data', 'model'), got "
+        "['rows']\nspecs['up']: parameter up of shape (5, 8): expected parts whose number divides "
+        "5, got 4 by 'model'",
+    ),
+    "too many axes": ("auto", {"up": P(None, None, "model")}, "expected at most 2 axes, got P("),
+    "one axis twice": (
+        "auto",
+        {"down": P("model", "model")},
+        "expected each axis of the mesh once, got ['model'] more often",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_does_not_fit_the_mesh_is_refused(name):
+    kind, specs, text = BAD[name]
+    shapes, torch_call, shape, _, call = RIGHT["a sum over features"]
+    reference = Torch(**shapes)
+    x = {"x": np.ones(shape, np.float32)}
+    with pytest.raises(ValueError, match=re.escape(text)):
+        parity.check(
+            reference,
+            Jax(reference),
+            x,
+            reference_call=torch_call,
+            port_call=call,
+            mesh=kind and mesh(kind, data=2, model=4),
+            specs=specs,
+        )
+
+
+def test_a_mesh_of_mixed_axes_is_refused():
+    kinds = (AxisType.Explicit, AxisType.Auto)
+    mixed = jax.make_mesh((2, 4), ("data", "model"), kinds)
+    shapes, _, shape, *_ = RIGHT["a sum over features"]
+    reference = Torch(**shapes)
+    with pytest.raises(ValueError, match="axes that are all Explicit, or all Auto"):
+        parity.check(reference, Jax(reference), {"x": np.ones(shape, np.float32)}, mesh=mixed)
+
+
+def test_patterns_that_contradict_are_refused():
+    class Stack(nnx.Module):
+        def __init__(self):
+            self.layers = nnx.List([nnx.Linear(4, 4, use_bias=False, rngs=nnx.Rngs(0))])
+
+        def __call__(self, x):
+            return self.layers[0](x)
+
+    with pytest.raises(
+        ValueError, match=r"specs: expected one for parameter layers\.0\.kernel, got"
+    ):
+        parity.check(
+            torch.nn.Linear(4, 4, bias=False),
+            Stack(),
+            {"x": np.ones((2, 4), np.float32)},
+            mesh=mesh("auto", data=2, model=4),
+            specs={"layers.{i}.kernel": P("model"), "layers.0.kernel": P(None, "model")},
+        )

@@ -5,10 +5,11 @@ import functools
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from jax_attn.attention import checks
+from jax_attn.attention import checks, meshes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,6 +77,7 @@ class KVCache:
         value_dim: int | None = None,
         window: int | None = None,
         dtype: DTypeLike = jnp.float32,
+        sharding: PartitionSpec | None = None,
         page_sizes: PageSizes = DEFAULT_SIZES,
     ) -> "KVCache":
         """A cache that holds nothing yet.
@@ -87,6 +89,9 @@ class KVCache:
           num_kv_heads, head_dim: K and H.
           value_dim: Hv; H unless given.
           dtype: of keys and values.
+          sharding: how the mesh that is set cuts the batch and the key/value heads, such as
+            `P("data", "heads")`. In a scan over a mesh of Explicit axes it must be that of the
+            tokens and their heads.
           page_sizes: how the places are cut into pages; the default is what was measured to be
             fast.
 
@@ -99,13 +104,18 @@ class KVCache:
         if (length is None) == (window is None):
             problems.append(f"length, window: expected one of them, got {length!r} and {window!r}")
         problems += checks.dtype_problems("dtype", dtype)
+        sharding = sharding or PartitionSpec()
+        if not problems and (mesh := jax.sharding.get_abstract_mesh()).shape:
+            cut = (batch, num_kv_heads)
+            problems += meshes.misfits("sharding", sharding, cut, mesh.shape)
         checks.raise_all("KVCache.empty", problems)
         value_dim = head_dim if value_dim is None else value_dim
         places = page_sizes.places(sizes["length" if window is None else "window"])
+        K, H, Hv = num_kv_heads, head_dim, value_dim
         return KVCache(
-            keys=tuple(jnp.zeros((batch, num_kv_heads, head_dim, n), dtype) for n in places),
-            values=tuple(jnp.zeros((batch, num_kv_heads, n, value_dim), dtype) for n in places),
-            filled=jnp.zeros(batch, jnp.int32),
+            keys=tuple(meshes.zeros((batch, K, H, n), dtype, sharding) for n in places),
+            values=tuple(meshes.zeros((batch, K, n, Hv), dtype, sharding) for n in places),
+            filled=meshes.zeros((batch,), jnp.int32, PartitionSpec(*sharding[:1])),
             window=window,
             page_sizes=page_sizes,
         )

@@ -10,19 +10,18 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
-from jax.sharding import NamedSharding
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from jax_attn.attention import KVCache, checks, meshes
+from jax_attn.attention import KVCache, checks
 from jax_attn.attention.annotations import AnyArray
 from jax_attn.models import inputs
 from jax_attn.models.block import Block, Stack, dense
 from jax_attn.models.heads import Classifier, VocabularyHead
 from jax_attn.models.norm import Norm
 from jax_attn.nn.arguments import Positions
+from jax_attn.nn.embedding import rows_of
 from jax_attn.transfer.families.traits import ClassifierTraits, ModelTraits, NormTraits
 
 _EACH = ClassifierTraits("each")
@@ -215,20 +214,20 @@ class Model(nnx.Module):
     ) -> jax.Array:
         """The vectors (B, T, D) that the first block reads."""
         traits = self.embedding
-        x = _rows(self._table(), tokens, traits.pad)
+        x = rows_of(self._table(), tokens, traits.pad)
         if traits.scale != 1.0:
             x = x * jnp.asarray(traits.scale, x.dtype)
         if self.embedding_projection is not None:
             x = self.embedding_projection(x)
         if self.type_embedding is not None:
             types = jnp.zeros_like(tokens) if types is None else jnp.asarray(types)
-            x = x + _rows(self.type_embedding.embedding[...].astype(x.dtype), types)
+            x = x + rows_of(self.type_embedding.embedding[...].astype(x.dtype), types)
         if self.position_embedding is not None and traits.positions is not None:
             rows = inputs.position_rows(
                 traits.positions, tokens, lengths, attention_mask, positions, filled_B
             )
             pad = traits.positions.pad if traits.positions.counts == "tokens" else None
-            x = x + _rows(self.position_embedding.embedding[...].astype(x.dtype), rows, pad)
+            x = x + rows_of(self.position_embedding.embedding[...].astype(x.dtype), rows, pad)
         return x if self.embedding_norm is None else self.embedding_norm(x)
 
 
@@ -236,19 +235,3 @@ def lacks_pooler(heads: Collection[str], classifier: ClassifierTraits) -> bool:
     """Whether one of these heads reads a pooler's output, and there is no pooler."""
     reads = "seq_relationship" in heads or ("classifier" in heads and classifier.reads == "pooled")
     return reads and "pooler" not in heads
-
-
-def _rows(table: jax.Array, at: jax.Array, pad: int | None = None) -> jax.Array:
-    """Rows of a table; NaN for those that it does not have. Row `pad` gets no gradient."""
-    at = jnp.where(at < 0, np.iinfo(np.int32).max, at)  # JAX would count from the end
-    lie = None
-    if (mesh := meshes.explicit_mesh((table, at))) is not None:
-        # As the tokens, and as the features where those are cut by another axis of the mesh.
-        of_tokens, (_, of_features) = meshes.cuts(at), meshes.cuts(table)
-        used = {name for names in of_tokens for name in names}
-        spec = meshes.spec([*of_tokens, () if used & {*of_features} else of_features])
-        lie, table = NamedSharding(mesh, spec), meshes.whole(table, 0)
-    rows = table.at[at].get(mode="fill", fill_value=jnp.nan, out_sharding=lie)
-    if pad is None:
-        return rows
-    return jnp.where((at == pad)[..., None], jax.lax.stop_gradient(rows), rows)

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.lax import PrecisionLike
+from jax.sharding import PartitionSpec
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
 
@@ -315,15 +316,18 @@ class GroupedQueryAttention(nnx.Module):
         *,
         window: int | None = None,
         dtype: DTypeLike | None = None,
+        sharding: PartitionSpec | None = None,
     ) -> KVCache:
         """A KVCache for this module: for ``length`` tokens a row, or a ring of ``window``.
 
         dtype: of keys and values; the module's dtype, or its parameters', unless given.
+        sharding: how the mesh that is set cuts the batch and the key/value heads.
         """
         if dtype is None:
             dtype = self.k_proj.kernel.dtype if self.dtype is None else self.dtype
         K, H = self.num_kv_heads, self.head_dim
-        return KVCache.empty(batch, length, num_kv_heads=K, head_dim=H, window=window, dtype=dtype)
+        sizes: dict[str, Any] = {"num_kv_heads": K, "head_dim": H, "window": window}
+        return KVCache.empty(batch, length, **sizes, dtype=dtype, sharding=sharding)
 
     def _continued(
         self, query: jax.Array, mask: MaskLike | None, cache: KVCache

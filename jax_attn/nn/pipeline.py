@@ -16,6 +16,7 @@ from jaxtyping import Array, Float, Int
 from jax_attn.attention import checks
 from jax_attn.attention.annotations import AnyArray
 from jax_attn.attention.mask import MaskLike
+from jax_attn.nn.embedding import rows_of
 from jax_attn.nn.multi_head import MultiHeadAttention
 
 WORD_TO_INDEX = {"this": 1, "is": 2, "an": 3, "example": 4, "sentence": 5}
@@ -80,4 +81,6 @@ class SentenceAttention(nnx.Module):
             wanted = "rank 2 (B, T)" if are_integers else "integers (B, T)"
             problem = f"tokens: expected {wanted}, got {checks.summary(tokens)}"
             checks.raise_all(type(self).__name__, [problem])
-        return self.attention(self.embedding(jnp.asarray(tokens)), mask=mask, **options)
+        table = self.embedding.embedding[...]
+        embedded = rows_of(table.astype(self.embedding.dtype or table.dtype), jnp.asarray(tokens))
+        return self.attention(embedded, mask=mask, **options)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_attn.attention import checks
+from jax_attn.attention import checks, meshes
 from jax_attn.attention.call import Call
 from jax_attn.attention.kernels import blocked, partial_softmax
 from jax_attn.attention.kernels.blocked import FEW_SCORES
@@ -199,7 +199,8 @@ def _writer(
     cache: KVCache, grown: KVCache, T: int, place_P: jax.Array
 ) -> Callable[[jax.Array, jax.Array, int], jax.Array]:
     """(page, tokens, axis) → the page of these places with those of the T tokens it is to hold."""
-    if cache.page_sizes.few_tokens < T:
+    # A loop over tokens reads and writes along the batch: a partitioner would gather the cache.
+    if cache.page_sizes.few_tokens < T or meshes.in_auto_mesh(cache.filled):
         step_BP = _tokens(grown, place_P) - cache.filled[:, None]
         return functools.partial(_place_by_place, step_BP)
     token_BT = cache.positions(T)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+from jax import lax
 from jax.sharding import AxisType
 
 from jax_attn.attention import checks
@@ -17,6 +18,8 @@ from jax_attn.attention.kernels.mesh.shards import Shards, letters, letters_of_c
 from jax_attn.attention.kv_cache import KVCache
 from jax_attn.attention.meshes import cuts, explicit_mesh, placed, within_shard_map
 
+_LARGE = ("query", "key", "value")
+"""What is never broadcast."""
 Run = Callable[..., Any]
 """(shards, *options, call, *caches) → a pytree of arrays."""
 
@@ -51,8 +54,17 @@ def on_each_device(run: Run, options: tuple, given: Any, call: Call, *caches: KV
     shards = Shards.of(call.N, call.K, mesh.shape, named, [cuts(x) for x in arrays])
     specs = tuple(shards.spec(name) for name in named)
 
+    of_floats = jax.tree.unflatten(jax.tree.structure(call), letters(call)).floats
+
+    def varying(name: str, x: jax.Array | None) -> jax.Array | None:
+        """x itself: the sum that its gradient takes is of its own shape, before it is broadcast."""
+        axes = () if x is None or name in _LARGE else shards.lacking(of_floats[name])
+        return lax.pcast(x, axes, to="varying") if axes else x
+
     def here(*arrays: jax.Array) -> jax.Array:
-        return run(shards, *options, *jax.tree.unflatten(tree, arrays))
+        call, *caches = jax.tree.unflatten(tree, arrays)
+        floats = {name: varying(name, x) for name, x in call.floats.items()}
+        return run(shards, *options, call.with_floats(floats), *caches)
 
     # None names all axes but those that a vmap is over.
     left = {*mesh.axis_names} - {*mesh.manual_axes} if mesh.manual_axes else set()

@@ -1,6 +1,7 @@
 """`jax-attn verify`: the built-in matrix, or the model in a checkpoint."""
 
 import sys
+from functools import partial
 from pathlib import Path
 
 import click
@@ -21,6 +22,7 @@ from jax_attn.cli.common.selection import (
 )
 from jax_attn.cli.verify_checkpoint import Scope, expect_torch_side, verify_checkpoint
 from jax_attn.cli.verify_matrix import verify_matrix
+from jax_attn.cli.verify_mesh import Sizes, mesh_sizes, verify_on_mesh
 from jax_attn.cli.verify_modes import expect_one_mode
 from jax_attn.report.files import RESULT_FILES
 
@@ -44,6 +46,14 @@ BACKENDS = (*devices.KINDS, "all")
 )
 @click.option(
     "--implementation", help="Use this attention kernel. The default is chosen by platform."
+)
+@click.option(
+    "--mesh",
+    "sizes",
+    metavar="data=2,heads=4",
+    callback=mesh_sizes,
+    help="Run the port on a mesh of so many devices along the batch and along the heads. CPU "
+    "devices are made as needed.",
 )
 @PATTERN
 @REPORT
@@ -97,6 +107,7 @@ def command(
     dtypes: tuple[str, ...],
     backend: str,
     implementation: str | None,
+    sizes: Sizes | None,
     pattern: str,
     report: Path | None,
     as_json: bool,
@@ -117,6 +128,10 @@ def command(
     Without CHECKPOINT, verify every published design in both frameworks against a float64 oracle.
     The default cases are few, but they contain every variant, and every pair of settings (design,
     dtype, mask, shape, transform) that can occur together; --all also runs the other combinations.
+
+    With --mesh, run the ports on a mesh of devices, once with Auto and once with Explicit axes. A
+    case is compared with the oracle and with the port on one device, after a training step too, and
+    what it sends between devices and what each of them holds are held to theory.
 
     With CHECKPOINT (a safetensors or torch file, or a folder of shards), load its model in
     transformers and in jax_attn.models, and compare the last hidden states, logits and the gradient
@@ -140,9 +155,8 @@ def command(
         outcome = verify_checkpoint(checkpoint, scope, explain=explain, shown=not as_json)
     else:
         filters = designs, dtypes, pattern
-        outcome = verify_matrix(
-            filters, backend, implementation, every_row=every_row, shown=not as_json
-        )
+        verify = verify_matrix if sizes is None else partial(verify_on_mesh, sizes=sizes)
+        outcome = verify(filters, backend, implementation, every_row=every_row, shown=not as_json)
     status = outcome.present(report=report, as_json=as_json, all_tensors=all_tensors)
     if outcome.interrupted:
         raise outcome.interrupted

@@ -12,6 +12,7 @@ MODES = {
         "--dtype",
         "--backend",
         "--implementation",
+        "--mesh",
         "-k",
         "--all-tensors",
     ),

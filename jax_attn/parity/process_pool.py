@@ -7,6 +7,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import lru_cache
 from itertools import count
 from multiprocessing import get_context
+from typing import TYPE_CHECKING
 
 from jax_attn.parity.bugs.kill_report import Kill
 from jax_attn.parity.calibration.configurations import Configuration, Program
@@ -14,6 +15,9 @@ from jax_attn.parity.calibration.report import Trial
 from jax_attn.parity.judge.result import NotRun, Result
 from jax_attn.parity.matrix.cases import Case
 from jax_attn.parity.matrix.rows import COMPILED_KERNELS
+
+if TYPE_CHECKING:
+    from jax_attn.parity.matrix.on_mesh import MeshCase
 
 # A process takes seconds to start: below this many rows one alone is quicker.
 _WORTH_A_PROCESS = 16
@@ -37,6 +41,17 @@ def run_rows(
     if first.transform == "emulated":
         return [run_emulated(case, implementation, doubts=doubts) for case in cases]
     return run_cases(cases, backend, implementation, doubts=doubts)
+
+
+def run_on_mesh(
+    rows: Sequence["MeshCase"], backend: str, implementation: str | None = None
+) -> list[Result | NotRun]:
+    """Rows of one preparation on meshes of devices of `backend`."""
+    from jax_attn.parity.bugs.trials import doubts
+    from jax_attn.parity.matrix import on_mesh
+
+    _forget_programs_of_others(rows[0].case.shape, rows[0].case.dtype)
+    return on_mesh.run_on_mesh(rows, backend, implementation, doubts=doubts)
 
 
 @lru_cache(maxsize=1)
@@ -96,6 +111,16 @@ def tasks(cases: Sequence[Case], backend: str, implementation: str | None = None
     pieces = sorted(rows.values(), key=lambda c: (-c[0].size.work, c[0].shape, c[0].dtype))
     pieces = pieces[-1:] + pieces[:-1]
     return [(run_rows, tuple(piece), backend, implementation) for piece in pieces]
+
+
+def mesh_tasks(
+    rows: "Sequence[MeshCase]", backend: str, implementation: str | None = None
+) -> list[tuple]:
+    """Likewise of rows on meshes."""
+    pieces: dict[tuple[str, ...], list[MeshCase]] = {row.case.preparation: [] for row in rows}
+    for row in rows:
+        pieces[row.case.preparation].append(row)
+    return [(run_on_mesh, tuple(piece), backend, implementation) for piece in pieces.values()]
 
 
 def compile_tasks(designs: Sequence[str]) -> list[tuple]:

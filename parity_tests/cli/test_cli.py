@@ -112,6 +112,21 @@ USAGE = {
         ("--backend", "cpu", "-k", NOT_BY_DEFAULT),
         "no case matches --design, --dtype and -k among the default rows",
     ),
+    "a mesh of a checkpoint": (
+        ("x.safetensors", "--mesh", "data=2"),
+        "--mesh: goes with the built-in cases, not with CHECKPOINT",
+    ),
+    "a mesh of other axes": (
+        ("--mesh", "data=2,rows=4"),
+        "expected sizes of data, heads or both, such as data=2,heads=4, got rows=4",
+    ),
+    "a mesh of no size": (("--mesh", "data"), "such as data=2,heads=4, got data"),
+    "a mesh's axis twice": (("--mesh", "data=2,data=4"), "got data more than once"),
+    "a mesh that does not divide": (
+        ("--mesh", "data=3,heads=1"),
+        "--mesh: data: expected a number of devices that divides 4 rows, got 3",
+    ),
+    "no case on a mesh": (("--mesh", "data=2", "-k", "nothing"), "no case matches"),
     "all of a checkpoint": (("x.safetensors", "--all"), "--all: goes with the built-in cases"),
     "heads without a checkpoint": (
         ("--num-heads", "8"),
@@ -216,3 +231,22 @@ def test_verify_names_the_kernels_that_it_knows():
     assert outcome.exit_code == 2
     known = "cudnn, splash, blocked, dense"
     assert f"--implementation: expected one of {known}, got flash" in outcome.output
+
+
+def test_a_row_on_a_mesh():
+    """Eight CPU devices are there in these tests; from a terminal they are made."""
+    done = run("verify", "--mesh", "data=2,heads=4", "-k", "mqa-float32-causal", "--json")
+    document = json.loads(done.stdout)
+    names = [case["name"] for case in document["cases"]]
+    assert names == [f"mqa-float32-causal-parts-jit-{kind}" for kind in ("auto", "explicit")]
+    assert [case["mesh"] for case in document["cases"]] == [
+        "data=2, heads=4 (Auto)",
+        "data=2, heads=4 (Explicit)",
+    ]
+    assert done.exit_code == 0
+
+
+def test_more_devices_than_there_are():
+    done = run("verify", "--mesh", "data=2,heads=8")
+    assert done.exit_code == 3
+    assert "--mesh needs 16 devices of kind cpu, and jax has 8" in done.stderr

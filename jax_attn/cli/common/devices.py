@@ -1,6 +1,7 @@
 """The kinds of device that jax has on this machine."""
 
 import contextlib
+import os
 
 from jax_attn.cli.status import missing
 from jax_attn.environment import install_line
@@ -27,3 +28,18 @@ def expect_gpu() -> None:
             "no GPU that jax can use is here; with an NVIDIA GPU and driver: "
             f"{install_line('cuda12')} (CUDA 12) or {install_line('cuda13')} (CUDA 13)"
         )
+
+
+def expect_devices(kind: str, count: int) -> None:
+    """Exit unless jax has so many devices of a kind; of CPUs it is told to make as many."""
+    option = "--xla_force_host_platform_device_count"
+    if kind == "cpu" and option not in (flags := os.environ.get("XLA_FLAGS", "")):
+        os.environ["XLA_FLAGS"] = f"{flags} {option}={count}".strip()  # read when jax starts
+    if kind not in available():
+        missing(f"--mesh needs {count} devices of kind {kind}, and jax has none here")
+
+    import jax
+
+    if (have := len(jax.devices(kind))) < count:
+        mend = f"; set XLA_FLAGS={option}={count}" if kind == "cpu" else ""
+        missing(f"--mesh needs {count} devices of kind {kind}, and jax has {have}{mend}")

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
-from jax_attn.attention import KVCache, Mask
+from jax_attn.attention import KVCache, Mask, meshes
 from jax_attn.attention.kv_cache import PageSizes
 from jax_attn.nn import GroupedQueryAttention
 from jax_attn.parity.matrix.masks import WINDOW
@@ -155,6 +155,10 @@ def _torch_cache(kind: str, module: TorchAttention, x: torch.Tensor) -> torch_ca
 def _port_cache(kind: str, module: GroupedQueryAttention, x: jax.Array) -> KVCache:
     room: dict[str, Any] = _room(kind, x.shape[1])
     room |= {"num_kv_heads": module.num_kv_heads, "head_dim": module.head_dim}
+    kernel = module.k_proj.kernel[...]
+    if meshes.explicit_mesh((x, kernel)) is not None:
+        # A scan's carry has one type: that of the tokens and of the heads that are written.
+        room["sharding"] = meshes.spec([meshes.cuts(x)[0], meshes.cuts(kernel)[1]])
     sizes = page_sizes(x.shape[1])
     return KVCache.empty(x.shape[0], **room, dtype=x.dtype, page_sizes=sizes)
 

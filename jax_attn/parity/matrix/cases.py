@@ -42,6 +42,10 @@ SHAPES = {
     "long_band": Size(B=1, T=521, S=263, N=4, K=2, D=12),
     "many_heads": Size(B=1, T=257, S=67, N=18, K=6, D=36),
     "two_pages": Size(B=1, T=523, S=523, N=4, K=2, D=12),
+    # Those of rows on meshes, whose batch and heads are cut: each device has several key/value
+    # heads of its own, or shares one with others.
+    "parts": Size(B=4, T=7, S=7, N=16, K=8, D=80),
+    "shared_parts": Size(B=4, T=3, S=11, N=16, K=2, D=80),
     # Calibration's: few scores, as each configuration is run some twenty times; yet so many rows
     # that a gradient has more than a few numbers, of whose error little could be said.
     "mha": Size(B=2, T=11, S=7, N=3, K=3, D=48),

@@ -63,9 +63,9 @@ class Design:
         return self.port.kv_heads(size) if isinstance(self.port, PortBuilder) else size.N
 
 
-def _port_pipeline(size: Size, dtype: str, rngs: nnx.Rngs) -> nnx.Module:
+def _port_pipeline(size: Size, dtype: str, rngs: nnx.Rngs, **more: Any) -> nnx.Module:
     return ported.SentenceAttention(
-        VOCABULARY, size.D, size.N, dtype=dtype, param_dtype=dtype, rngs=rngs
+        VOCABULARY, size.D, size.N, dtype=dtype, param_dtype=dtype, rngs=rngs, **more
     )
 
 

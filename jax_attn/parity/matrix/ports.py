@@ -20,13 +20,16 @@ def _all_heads(size: Size) -> int:
 
 
 class PortBuilder:
-    """Builds the module with those key/value heads, N, 1 or K: (size, dtype, rngs) -> module."""
+    """Builds the module with those key/value heads, N, 1 or K: (size, dtype, rngs) -> module.
+
+    A call takes more of the module's options by keyword.
+    """
 
     def __init__(self, kv_heads: Callable[[Size], int] = _all_heads, **options: Any):
         self.kv_heads, self.options = kv_heads, options
 
-    def __call__(self, size: Size, dtype: str, rngs: nnx.Rngs) -> nnx.Module:
-        options = {k: v(size) if callable(v) else v for k, v in self.options.items()}
+    def __call__(self, size: Size, dtype: str, rngs: nnx.Rngs, **more: Any) -> nnx.Module:
+        options = {k: v(size) if callable(v) else v for k, v in self.options.items()} | more
         options |= {"dtype": dtype, "param_dtype": dtype, "rngs": rngs}
         # Every parameter is written from the reference's: random ones would be drawn for nothing.
         options |= {"kernel_init": _zeros, "bias_init": _zeros}

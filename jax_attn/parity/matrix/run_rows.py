@@ -10,7 +10,7 @@ from jax_attn.parity.matrix.cases import Case
 from jax_attn.parity.matrix.designs import PORTED_DESIGNS
 from jax_attn.parity.matrix.kernels import kernel_of_rows
 from jax_attn.parity.matrix.preparation import Preparation
-from jax_attn.parity.run.port import x64_for
+from jax_attn.parity.run.port import Port, x64_for
 
 Doubts = Callable[[Preparation], Sequence[str]]
 
@@ -37,8 +37,9 @@ def run_cases(
         if why := preparation.refused:
             return [refusal(case, backend, why) for case in cases]
         doubted = tuple(doubts(preparation))
-        identity = {"backend": backend, "level": level}
-        return [judge_case(preparation, case, doubted, **identity) for case in cases]
+        return [
+            judge_case(preparation, case, doubted, backend=backend, level=level) for case in cases
+        ]
 
 
 def run_emulated(
@@ -69,15 +70,20 @@ def judge_case(
     case: Case,
     doubts: Sequence[str],
     *,
+    port: Port | None = None,
     backend: str | None = None,
     level: str = "measured",
 ) -> Result:
-    """The verdict on one of the cases of a preparation; with doubts it is never PASS."""
+    """The verdict on one of the cases of a preparation; with doubts it is never PASS.
+
+    port: the preparation's on a mesh, which is compared with the preparation's own, too.
+    """
     return judge_port(
         preparation.prepared,
-        preparation.port,
+        port or preparation.port,
         (case.transform,),
         to_torch=preparation.design.layout.to_torch,
+        beside=port and preparation.port,
         failures=preparation.weight_failures,
         doubts=doubts,
         notes=tuple(f"declared: {n}, as published, is NaN there" for n in preparation.declared_nan),

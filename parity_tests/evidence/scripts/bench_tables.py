@@ -75,8 +75,8 @@ def beside_peers(record: Record) -> str:
                 f"| {workload.name} | {mode} | {taken} | {fastest.implementation} | {over} |"
             )
     said = (
-        "Layers beside the fastest of `jax.nn`, flax, keras and equinox (target: at most 1.05 of its "
-        "time, wherever there is one):"
+        "Layers beside the fastest of `jax.nn`, flax, keras and equinox (target: at most 1.05 of "
+        "its time, wherever there is one):"
     )
     return "\n".join([said, "", *rows])
 

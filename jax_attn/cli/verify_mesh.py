@@ -1,0 +1,72 @@
+"""Run the rows of the built-in matrix on a mesh of devices, whose size `--mesh` gives."""
+
+import math
+from typing import Any
+
+import click
+
+from jax_attn.cli.common import devices
+from jax_attn.cli.common.selection import NONE_BY_DEFAULT, NONE_LEFT, expect_known, selected
+from jax_attn.cli.verify_matrix import Filters
+from jax_attn.cli.verify_outcome import Outcome
+
+AXES = ("data", "heads")
+Sizes = dict[str, int]
+"""Of AXES; 1 for one that is not named."""
+
+
+def mesh_sizes(_: click.Context, option: click.Parameter, value: str | None) -> Sizes | None:
+    """The callback of `--mesh data=2,heads=4`."""
+    if value is None:
+        return None
+    pairs = [part.strip().partition("=") for part in value.split(",")]
+    wrong = [
+        "=".join((name, size)) if mark else name
+        for name, mark, size in pairs
+        if name not in AXES or not (size.isascii() and size.isdigit() and int(size) > 0)
+    ]
+    names = [name for name, *_ in pairs]
+    wrong += [f"{name} more than once" for name in AXES if names.count(name) > 1]
+    if wrong:
+        expected = "expected sizes of data, heads or both, such as data=2,heads=4"
+        raise click.BadParameter(f"{expected}, got {', '.join(wrong)}")
+    return dict.fromkeys(AXES, 1) | {name: int(size) for name, _, size in pairs}
+
+
+def verify_on_mesh(
+    filters: Filters,
+    backend: str,
+    implementation: str | None,
+    *,
+    sizes: Sizes,
+    every_row: bool,
+    shown: bool,
+) -> Outcome:
+    """Judge the rows on meshes of Auto and of Explicit axes, with a progress bar on stderr."""
+    kind = "cpu" if backend == "all" else backend
+    devices.expect_devices(kind, math.prod(sizes.values()))
+
+    from jax_attn.attention.dispatch import KERNELS
+    from jax_attn.cli.common.progress import tracked
+    from jax_attn.parity import process_pool
+    from jax_attn.parity.matrix import on_mesh
+
+    if implementation is not None:
+        expect_known("--implementation", (implementation,), KERNELS)
+    if problems := on_mesh.problems(sizes):
+        raise click.UsageError("\n".join(f"--mesh: {problem}" for problem in problems))
+    chosen, all_of_them = (
+        [
+            on_mesh.MeshCase(case, **sizes, kind=axes)
+            for case in selected(on_mesh.cases(every=every), *filters)
+            for axes in on_mesh.KINDS
+        ]
+        for every in (every_row, True)
+    )
+    left_out = len(all_of_them) - len(chosen)
+    if not chosen:
+        raise click.UsageError(NONE_BY_DEFAULT if left_out else NONE_LEFT)
+    work: list[tuple[Any, ...]] = process_pool.mesh_tasks(chosen, kind, implementation)
+    processes = None if kind == "cpu" else 1
+    items = tracked(process_pool.run(work, processes), process_pool.size(work))
+    return Outcome([row.name for row in chosen], shown, left_out).collect(items)

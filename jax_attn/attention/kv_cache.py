@@ -104,6 +104,8 @@ class KVCache:
         if (length is None) == (window is None):
             problems.append(f"length, window: expected one of them, got {length!r} and {window!r}")
         problems += checks.dtype_problems("dtype", dtype)
+        if sharding is not None and not isinstance(sharding, PartitionSpec):
+            problems.append(f"sharding: expected a PartitionSpec, got {checks.summary(sharding)}")
         sharding = sharding or PartitionSpec()
         if not problems and (mesh := jax.sharding.get_abstract_mesh()).shape:
             cut = (batch, num_kv_heads)

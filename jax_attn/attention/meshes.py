@@ -65,7 +65,8 @@ def zeros(shape: Sequence[int], dtype: Any, at: PartitionSpec) -> jax.Array:
     lie = NamedSharding(mesh, at)
     if AxisType.Explicit in mesh.axis_types:
         return jnp.zeros(shape, dtype, out_sharding=lie)
-    return lax.with_sharding_constraint(jnp.zeros(shape, dtype), lie)
+    # Compiled, so that no device makes the whole.
+    return jax.jit(lambda: lax.with_sharding_constraint(jnp.zeros(shape, dtype), lie))()
 
 
 def misfits(
@@ -80,6 +81,9 @@ def misfits(
         return
     taken: list[str] = []
     for size, entry in zip(shape, at, strict=False):
+        if entry is PartitionSpec.UNCONSTRAINED:
+            yield f"{where}: expected axes of the mesh or None, got UNCONSTRAINED"
+            continue
         names = () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
         taken += names
         if unknown := [name for name in names if name not in mesh]:

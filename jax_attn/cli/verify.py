@@ -52,8 +52,9 @@ BACKENDS = (*devices.KINDS, "all")
     "sizes",
     metavar="data=2,heads=4",
     callback=mesh_sizes,
-    help="Run the port on a mesh of so many devices along the batch and along the heads. CPU "
-    "devices are made as needed.",
+    help="Run the port on a mesh of so many devices along the batch and along the heads, by the "
+    "kernel blocked unless --implementation names another. CPU devices are made as needed, and are "
+    "used unless --backend names another.",
 )
 @PATTERN
 @REPORT

@@ -43,9 +43,6 @@ def verify_on_mesh(
     shown: bool,
 ) -> Outcome:
     """Judge the rows on meshes of Auto and of Explicit axes, with a progress bar on stderr."""
-    kind = "cpu" if backend == "all" else backend
-    devices.expect_devices(kind, math.prod(sizes.values()))
-
     from jax_attn.attention.dispatch import KERNELS
     from jax_attn.cli.common.progress import tracked
     from jax_attn.parity import process_pool
@@ -55,6 +52,8 @@ def verify_on_mesh(
         expect_known("--implementation", (implementation,), KERNELS)
     if problems := on_mesh.problems(sizes):
         raise click.UsageError("\n".join(f"--mesh: {problem}" for problem in problems))
+    kind = "cpu" if backend == "all" else backend
+    devices.expect_devices(kind, math.prod(sizes.values()))
     chosen, all_of_them = (
         [
             on_mesh.MeshCase(case, **sizes, kind=axes)

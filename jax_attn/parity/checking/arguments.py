@@ -17,6 +17,7 @@ from jax_attn.parity.run import TRANSFORMS
 from jax_attn.parity.run.call_side import RaisedError
 from jax_attn.parity.run.inputs_and_runs import Arrays, Inputs, is_float, named_outputs
 from jax_attn.parity.run.modes.float64_mode import TORCH_DTYPES
+from jax_attn.parity.run.placement import type_problems as type_problems_of_mesh
 from jax_attn.parity.run.port import x64_is_on
 from jax_attn.parity.run.reference import Reference
 from jax_attn.transfer import Layout
@@ -33,12 +34,14 @@ def validate(
     seed: Any,
     flags: Mapping[str, Any],
     calls: Mapping[str, Any],
+    on_mesh: tuple[Any, Any] = (None, None),
 ) -> None:
     """Raises TypeError, or ValueError, with every reason why these cannot be checked.
 
-    flags, calls: by the names of their arguments.
+    flags, calls: by the names of their arguments. on_mesh: the mesh and the specs.
     """
     problems = type_problems(reference, port, *([] if layout is None else [layout]))
+    problems += type_problems_of_mesh(*on_mesh)
     problems += [
         f"{name}: expected True or False, got {value!r}"
         for name, value in flags.items()

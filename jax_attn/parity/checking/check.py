@@ -31,7 +31,7 @@ from jax_attn.parity.checking.canaries import (
 )
 from jax_attn.parity.checking.chosen import chosen, note
 from jax_attn.parity.checking.estimate import announce_memory, shown
-from jax_attn.parity.checking.on_mesh import on_one_device, replicated, told
+from jax_attn.parity.checking.on_mesh import nothing_cut, on_one_device, replicated, told
 from jax_attn.parity.checking.prepared import NARROW, Prepared, judge_port
 from jax_attn.parity.checking.read_numbers import read_numbers
 from jax_attn.parity.checking.reference_errors import without_reference_errors
@@ -45,7 +45,7 @@ from jax_attn.parity.run import TRANSFORMS
 from jax_attn.parity.run.ahead import compiled_ahead
 from jax_attn.parity.run.inputs_and_runs import Inputs
 from jax_attn.parity.run.placement import Placement
-from jax_attn.parity.run.port import Port, float_dtype
+from jax_attn.parity.run.port import Port, float_dtype, full_precision
 from jax_attn.parity.run.reference import Reference
 from jax_attn.transfer import Layout
 
@@ -115,7 +115,7 @@ def check(
         are the gradients of.
       specs: how the mesh cuts the inputs and the port's parameters: from the name of an input ("0"
         by position), or a pattern of dotted paths such as "layers.{i}.up.kernel", to a
-        `PartitionSpec`. A parameter that no pattern matches stays where it lies on the mesh;
+        `PartitionSpec`. A Variable that no pattern matches stays where it lies on the mesh;
         everything else is whole on every device.
 
     Returns:
@@ -131,7 +131,7 @@ def check(
     """
     flags = {"gradients": gradients, "strict": strict}
     calls = {"reference_call": reference_call, "port_call": port_call}
-    validate(reference, port, layout, dtype, transforms, seed, flags, calls)
+    validate(reference, port, layout, dtype, transforms, seed, flags, calls, (mesh, specs))
     both_given = Inputs.of(inputs, float_dtype(dtype))
     if problems := narrowed_problems(both_given):
         raise TypeError("\n".join(problems))
@@ -188,7 +188,7 @@ def check(
             paired=weights.paired,
             passed_over=passed_over,
             failures=weights.differences,
-            doubts=(*input_doubts(called), *doubts),
+            doubts=(*input_doubts(called), *nothing_cut(called_port), *doubts),
             notes=(*notes, scope(both_given, transforms, left_out)),
         )
         if result.verdict is Verdict.FAIL:
@@ -204,7 +204,8 @@ def check(
     if problems := gradient_problems(called, dtype, result):
         raise ValueError("\n".join(problems))
     if placement is not None:
-        programs = called_port.programs(dtype, prepared.differentiated)
+        with full_precision():
+            programs = called_port.programs(dtype, prepared.differentiated)
         on_mesh = (*told(called_port, programs), *replicated(called_port, programs))
         result = replace(result, notes=(*on_mesh, *result.notes))
     result = replace(result, explainer=partial(_explained, called, alone, layout))

@@ -5,7 +5,6 @@ what the budget has for any order.
 """
 
 import math
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -16,11 +15,8 @@ from jax_attn.parity.judge.result import StandingNote
 from jax_attn.parity.judge.text import joined, quoted
 from jax_attn.parity.run.inputs_and_runs import Run
 from jax_attn.parity.run.port import Port
-from jax_attn.parity.run.traffic import sent
+from jax_attn.parity.run.traffic import sent, total
 from jax_attn.transfer import flatten
-
-BESIDE = ", beside one device"
-"""After the transform of a report on how a run on a mesh compares with one on a single device."""
 
 
 def on_one_device(port: Port) -> Port | None:
@@ -40,6 +36,15 @@ def unlike_copies(run: Run, transform: str) -> Iterator[str]:
         )
 
 
+def nothing_cut(port: Port) -> Iterator[str]:
+    """A doubt where every device computes the whole."""
+    if port.placement is None:
+        return
+    arrays = port.arrays()
+    if all(a.sharding.is_fully_replicated for a in arrays.values()):
+        yield "mesh: nothing is cut, so that every device computes the whole; give specs="
+
+
 def told(port: Port, programs: Mapping[str, jax.stages.Compiled]) -> Iterator[StandingNote]:
     """What the port's programs send between the mesh's devices, and what each of them holds."""
     assert port.placement is not None
@@ -51,30 +56,27 @@ def told(port: Port, programs: Mapping[str, jax.stages.Compiled]) -> Iterator[St
         yield StandingNote(f"{name}, {port.placement.words}: {_sends(program)}; each holds {holds}")
 
 
-def replicated(port: Port, programs: Mapping[str, jax.stages.Compiled]) -> Iterator[str]:
-    """Which gradients each device has a larger part of than of what they are the gradients of."""
+def replicated(port: Port, programs: Mapping[str, jax.stages.Compiled]) -> Iterator[StandingNote]:
+    """Which gradients each device has a larger part of than of their parameter or input."""
     program = programs.get("forward and backward")
     if program is None:
         return
-    (params, floats, *_), _ = program.input_shardings
     _, (of_params, of_floats) = program.output_shardings
-    inputs = port.inputs.named(port.inputs.args, port.inputs.kwargs)
-    lie = {f"input {name}": (inputs[name], floats[name], of_floats[name]) for name in floats}
-    cut, cut_gradients = flatten(params), flatten(of_params)
-    lie |= {path: (a, cut[path], cut_gradients[path]) for path, a in flatten(port.module).items()}
-    for name, (array, own, gradient) in lie.items():
-        expected, got = (each.shard_shape(array.shape) for each in (own, gradient))
+    gradients = flatten(of_params) | {f"input {name}": lie for name, lie in of_floats.items()}
+    for name, array in port.arrays().items():
+        if (lies := gradients.get(name)) is None:
+            continue
+        expected, got = (each.shard_shape(array.shape) for each in (array.sharding, lies))
         if math.prod(got) > math.prod(expected):
-            yield f"grad {name}: each device holds {got} of it, and {expected} of what it is of"
+            text = f"each device holds shape {got} of it, and {expected} of {name} itself"
+            yield StandingNote(f"grad {name}: {text}")
 
 
 def _sends(program: jax.stages.Compiled) -> str:
     operations = sent(program.as_text() or "")
-    counts = Counter(each.kind for each in operations)
-    if not counts:
-        return "sends nothing"
-    each = [
-        f"{count} {kind} of {sum(o.bytes for o in operations if o.kind == kind)} bytes"
-        for kind, count in counts.items()
-    ]
-    return f"sends {joined(each)}"
+    each = []
+    for kind in dict.fromkeys(operation.kind for operation in operations):
+        alike = [operation for operation in operations if operation.kind == kind]
+        count, size = sum(operation.times for operation in alike), total(alike)
+        each.append(f"{count} {kind} with results of {size} bytes")
+    return f"sends {joined(each)}" if each else "sends nothing"

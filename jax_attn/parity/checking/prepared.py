@@ -12,13 +12,21 @@ from functools import cached_property, partial
 
 import numpy as np
 
-from jax_attn.parity.checking.on_mesh import BESIDE, unlike_copies
+from jax_attn.parity.checking.on_mesh import unlike_copies
 from jax_attn.parity.checking.padding_row import padding_rows, without_padding_row
 from jax_attn.parity.checking.repeats import not_finite_under_some, other_numbers
 from jax_attn.parity.checking.state import StateFindings, States
 from jax_attn.parity.checking.weights import ToTorch
 from jax_attn.parity.judge.budget import PRECISIONS, RUNS, Budget
-from jax_attn.parity.judge.compare import POWER, ROUNDINGS, TensorReport, Verdict, judge, rms
+from jax_attn.parity.judge.compare import (
+    BESIDE,
+    POWER,
+    ROUNDINGS,
+    TensorReport,
+    Verdict,
+    judge,
+    rms,
+)
 from jax_attn.parity.judge.result import Result, StandingNote
 from jax_attn.parity.run.inputs_and_runs import COMPARED, SECOND, Arrays, Run, wide
 from jax_attn.parity.run.port import Port, float_dtype, full_precision

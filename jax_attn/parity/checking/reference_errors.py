@@ -8,7 +8,7 @@ import torch
 from torch._ops import OpOverload
 
 from jax_attn.parity.checking.prepared import Prepared
-from jax_attn.parity.judge.compare import POWER, ROUNDINGS, TensorReport, Verdict
+from jax_attn.parity.judge.compare import BESIDE, POWER, ROUNDINGS, TensorReport, Verdict
 from jax_attn.parity.judge.result import Result
 from jax_attn.parity.judge.text import joined
 from jax_attn.parity.run.modes.constants import Kwargs
@@ -42,6 +42,8 @@ def _of_port(prepared: Prepared, report: TensorReport) -> TensorReport:
     the reference's.
     """
     want = prepared.exact.kinds[report.kind].get(report.name)
+    if report.transform.endswith(BESIDE):
+        return report  # the reference has no part in it
     if report.verdict is not Verdict.FAIL or want is None or not math.isfinite(report.fraction):
         return report
     reached = max(ROUNDINGS * (report.reference_error or 0.0), POWER * report.scale)

@@ -10,14 +10,13 @@ from dataclasses import replace
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jax_attn.environment import free_memory
 from jax_attn.parity.explaining.align import Aligner
 from jax_attn.parity.explaining.cause import Cause
 from jax_attn.parity.explaining.causes import find_causes
-from jax_attn.parity.explaining.explanation import Explanation
+from jax_attn.parity.explaining.explanation import Explanation, differs_on_the_mesh
 from jax_attn.parity.explaining.jax_taps import Program
 from jax_attn.parity.explaining.region import Region
 from jax_attn.parity.explaining.regions import births, find_regions
@@ -40,7 +39,7 @@ def explain_result(
 
     result: the check's.
     """
-    if result.verdict is Verdict.PASS:
+    if result.verdict is Verdict.PASS or differs_on_the_mesh(result):
         return Explanation(result, ())
     wanted = _wrong_outputs(result, reference) or _wrong_gradients(result, port, layout)
     return Explanation(result, regions_of(reference, port, wanted, result.dtype) if wanted else ())
@@ -89,7 +88,6 @@ def regions_of(
         for name, a in (outputs if has_gradients else {}).items()
     }
     taps = torch_taps(reference, dtype, cotangents, free_memory())
-    forward, *args = port.bind()
 
     def named(params: Any, floats: Any, others: Any, cotangents: Any) -> dict[str, jax.Array]:
         (outputs, _), grads = forward_and_gradients(forward, params, floats, others, cotangents)
@@ -100,8 +98,8 @@ def regions_of(
             arrays |= {f"input {name}": a for name, a in of_inputs.items()}
         return arrays
 
-    with full_precision():
-        on_device = {name: jnp.array(a) for name, a in cotangents.items()}
+    with port.on_mesh(), full_precision():
+        forward, args, on_device = port.called(dtype, cotangents)
         program = Program(named, *args, on_device)
         results, of_run = taps.without_steps, taps.run.kinds["output"]
         aligner = Aligner(results.taps, results.spreads, of_run)

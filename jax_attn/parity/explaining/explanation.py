@@ -11,7 +11,7 @@ from rich.text import Text
 from jax_attn.parity.explaining.cause import Cause
 from jax_attn.parity.explaining.region import Pair, Region, Wrong
 from jax_attn.parity.explaining.tap import Tap
-from jax_attn.parity.judge.compare import Verdict
+from jax_attn.parity.judge.compare import BESIDE, Verdict
 from jax_attn.parity.judge.result import Result
 from jax_attn.parity.judge.text import STYLES, joined, number, plain
 
@@ -24,6 +24,12 @@ _TRANSFORMS = (
     ("jit", "eager", "its operations are right one by one, and not as XLA compiles them together"),
 )
 """Where the port is wrong, where it is right, and what that says."""
+
+
+def differs_on_the_mesh(result: Result) -> bool:
+    """Whether a port on a mesh is not what it is on one device."""
+    fails = (t for t in result.tensors if t.verdict is Verdict.FAIL)
+    return any(t.transform.endswith(BESIDE) for t in fails)
 
 
 @dataclass(frozen=True)
@@ -49,6 +55,11 @@ class Explanation:
         """The finding in one sentence."""
         if self.verdict is Verdict.PASS:
             return "No difference: every output and gradient lies within its budget."
+        if differs_on_the_mesh(self.result):
+            return (
+                "The port computes something else on the mesh than on one device: a sum over "
+                "devices is wrong, or which part each of them has."
+            )
         if not self.regions:
             return self._only_under or (
                 f"The check is {self.verdict}, and no tensor inside the port could be told to be "

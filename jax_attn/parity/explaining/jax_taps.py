@@ -120,7 +120,8 @@ class JaxRun:
         if name == "cond":
             branch = params["branches"][int(given[0].value)]
             return self._called(branch, given[1:], inside)
-        values = equation.primitive.bind(*(x.value for x in given), **params)
+        bound = equation.primitive.get_bind_params(params)  # of a shard_map other than its own
+        values = equation.primitive.bind(*(x.value for x in given), **bound)
         values = values if equation.primitive.multiple_results else [values]
         made_of = tuple(dict.fromkeys(tap for x in given for tap in x.taps))
         source = _line(equation)

@@ -17,6 +17,10 @@ POWER = 0.1
 ROUNDINGS = 2.0
 
 
+BESIDE = ", beside one device"
+"""After the transform of a report on how a run on a mesh compares with one on a single device."""
+
+
 class Verdict(StrEnum):
     """The outcome of a comparison.
 

@@ -112,6 +112,14 @@ def _chunks(B: int, T: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return np.array(lengths, np.int32), np.array(read), where_BT
 
 
+def times_and_tokens(B: int, T: int, *, ragged: bool) -> tuple[int, int]:
+    """In how many pieces a text is read, or chunks; and how many tokens of a row, padding too."""
+    if not ragged:
+        return len(pieces(T)), T
+    chunks = len(_chunks(B, T)[0])
+    return chunks, chunks * max(_PACE)
+
+
 def torch_ragged(kind: str) -> TorchCall:
     def call(module: TorchAttention, x: torch.Tensor) -> dict[str, torch.Tensor]:
         cache = _torch_cache(kind, module, x)

@@ -1,15 +1,15 @@
 """The rows of `jax-attn verify --mesh`: designs cut along batch and heads.
 
 Beside its numbers a row is held to what theory sends. An output of a layer whose heads are cut is a
-sum over them. So is the gradient of each input, and that of each parameter over the parts of the
-batch. Nothing else is sent, and each device has of every gradient what it has of its array.
+sum over them. So is the gradient of each input, once for each projection that reads it, and that of
+each parameter over the parts of the batch. Nothing else is sent, and each device holds as large a
+part of every gradient as of its parameter or input.
 """
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import groupby
 
 import jax
 import numpy as np
@@ -18,11 +18,11 @@ from flax import nnx
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
 from jax_attn.attention import ArgumentError
-from jax_attn.parity.checking.on_mesh import replicated, told
+from jax_attn.parity.checking.on_mesh import nothing_cut, replicated, told
 from jax_attn.parity.judge.budget import PRECISIONS, Budget
-from jax_attn.parity.judge.compare import TensorReport, judge
+from jax_attn.parity.judge.compare import TensorReport, judge, rms
 from jax_attn.parity.judge.result import NotRun, Result
-from jax_attn.parity.matrix.cached_calls import pieces
+from jax_attn.parity.matrix.cached_calls import port_ragged, times_and_tokens
 from jax_attn.parity.matrix.cases import SHAPES, Case
 from jax_attn.parity.matrix.designs import PORTED_DESIGNS
 from jax_attn.parity.matrix.kernels import kernel_of_rows
@@ -32,8 +32,15 @@ from jax_attn.parity.matrix.run_rows import Doubts, judge_case, refusal
 from jax_attn.parity.run.call_side import RaisedError
 from jax_attn.parity.run.inputs_and_runs import wide
 from jax_attn.parity.run.placement import Placement, unlike_copies
-from jax_attn.parity.run.port import Forward, Port, Tree, float_dtype, x64_for
-from jax_attn.parity.run.traffic import Sent, sent
+from jax_attn.parity.run.port import (
+    Forward,
+    Port,
+    Tree,
+    float_dtype,
+    full_precision,
+    x64_for,
+)
+from jax_attn.parity.run.traffic import Sent, sent, total
 from jax_attn.transfer import flatten
 from jax_attn.transfer.nnx.load import spelled
 
@@ -93,8 +100,12 @@ def cases(*, every: bool) -> tuple[Case, ...]:
 
 def problems(sizes: Mapping[str, int]) -> list[str]:
     """Why the rows cannot be cut by a mesh of these sizes."""
-    B, N = ({getattr(SHAPES[shape], axis) for shape in _SHAPES} for axis in "BN")
-    most = {DATA: ("rows", *B), HEADS: ("heads", *N)}
+    most = {
+        DATA: ("rows", math.gcd(*(SHAPES[shape].B for shape in _SHAPES))),
+        HEADS: ("heads", math.gcd(*(SHAPES[shape].N for shape in _SHAPES))),
+    }
+    if math.prod(sizes.values()) == 1:
+        return ["expected more than one device"]
     return [
         f"{name}: expected a number of devices that divides {most[name][1]} {most[name][0]}, "
         f"got {size}"
@@ -134,8 +145,9 @@ def _judged(
             raise
         why = " ".join(str(error.__cause__).split())
         return replace(refusal(row.case, backend, why), design=row.name)
-    failures, notes = on.findings()
-    reports, of_step = on.after_a_step()
+    with full_precision(preparation.precision is None):
+        failures, notes = on.findings()
+        reports, of_step = on.after_a_step()
     return replace(
         result,
         name=row.name,
@@ -182,7 +194,7 @@ class OnMesh:
         """(failures, notes) of what the port's programs send and hold."""
         prepared = self.preparation.prepared
         programs = self.port.programs(prepared.dtype, prepared.differentiated)
-        failures = [*replicated(self.port, programs)]
+        failures: list[str] = [*nothing_cut(self.port), *replicated(self.port, programs)]
         for (name, program), most in zip(programs.items(), self.most_added(), strict=True):
             operations = sent(program.as_text() or "")
             failures += _beyond(name, operations, most, self._most_gathered(name))
@@ -192,11 +204,14 @@ class OnMesh:
         """Bytes of sums over devices, on each, in theory: forward, forward and backward."""
         preparation, size = self.preparation, self.preparation.case.size
         design, (data, heads) = preparation.design, (self.mesh.shape[n] for n in (DATA, HEADS))
-        B = size.B // data
-        lengths = {"key": size.S, "value": size.S}
+        calls, T = 1, size.T
+        if design.cached:  # each piece that is read has sums of its own
+            ragged = design.port_call is port_ragged
+            calls, T = times_and_tokens(size.B, size.T, ragged=ragged)
+        B, lengths = size.B // data, {"key": size.S, "value": size.S}
         projected = dict(zip("qkv", design.inputs * (3 // len(design.inputs)), strict=True))
         read = {
-            letter: B * lengths.get(name, size.T) * self._features(name)
+            letter: B * lengths.get(name, T) * self._features(name)
             for letter, name in projected.items()
         }
         module = flatten(preparation.pair.port)
@@ -205,18 +220,14 @@ class OnMesh:
         for letter in "kv":
             of_heads = [a for path, a in module.items() if path.endswith(f"{letter}_proj.kernel")]
             if K % heads:  # several devices read the same ones: their gradients are added up first
-                read[letter] += (
-                    B * lengths.get(projected[letter], size.T) * K * of_heads[0].shape[-1]
-                )
-        output, backward = B * size.T * size.D, sum(added.values())
-        if design.cached:  # a loop sums the gradients of what its steps share
-            backward *= len([*groupby(pieces(size.T))])
+                read[letter] += B * lengths.get(projected[letter], T) * K * of_heads[0].shape[-1]
+        output, backward = B * T * size.D, calls * sum(added.values())
         if heads > 1:
             backward += sum(read.values())
         if "weights" in preparation.prepared.cotangents:  # computed by a projection of their own
             again = [n for p, n in added.items() if not p.startswith(("v_proj", "out_proj"))]
             backward += sum(again) + (read["q"] + read["k"] if heads > 1 else 0)
-            output += design.heads_average * B * size.T * size.S
+            output += design.heads_average * B * T * size.S
         itemsize = float_dtype(preparation.case.dtype).itemsize
         forward = output if heads > 1 else 0
         return forward * itemsize, (forward + backward) * itemsize
@@ -265,29 +276,25 @@ class OnMesh:
             for arrays in (before, after)
         )
         kind = "gradient of parameter"
-        reports = [
-            judge(
-                start[name] - _RATE * gradient,
-                end[name],
-                None,
-                self._budget(prepared.budgets[kind][name], start[name]),
-                kind="parameter after a step",
-                name=name,
-                transform="jit",
-            )
-            for name, gradient in prepared.exact.kinds[kind].items()
-        ]
+        reports = []
+        for name, gradient in prepared.exact.kinds[kind].items():
+            want = start[name] - _RATE * gradient
+            budget = self._budget(prepared.budgets[kind][name], start[name], want)
+            named = {"kind": "parameter after a step", "name": name, "transform": "jit"}
+            reports.append(judge(want, end[name], None, budget, **named))
         return reports, moved
 
-    def _budget(self, gradient: Budget, start: np.ndarray) -> Budget:
+    def _budget(self, gradient: Budget, start: np.ndarray, want: np.ndarray) -> Budget:
         """That of a step: the gradient's, and two roundings of a number of the parameter's size."""
         precision = PRECISIONS[self.preparation.case.dtype]
         stored = 2 * precision.store * (np.abs(start) + _RATE * gradient.element)
+        whole = _RATE * gradient.rms + rms(stored)
         return replace(
             gradient,
             element=_RATE * gradient.element + stored,
-            rms=_RATE * gradient.rms + float(np.sqrt(np.mean(np.square(stored)))),
-            projection=gradient.projection + 2 * precision.store,
+            rms=whole,
+            projection=whole / rms(want),  # at most, by Cauchy and Schwarz
+            zero=_RATE * gradient.zero + rms(stored),
         )
 
 
@@ -300,7 +307,7 @@ def _step(
         outputs, _ = forward(params, floats, others)
         return sum((c * outputs[name]).sum() for name, c in cotangents.items())
 
-    tx = optax.sgd(_RATE, momentum=0.9)
+    tx = optax.sgd(_RATE)
     updates, _ = tx.update(jax.grad(loss)(params), tx.init(params), params)
     return optax.apply_updates(params, updates)
 
@@ -315,6 +322,6 @@ def _beyond(name: str, operations: Sequence[Sent], most: int, most_gathered: int
     arrays = [each for each in operations if each.bytes > _DECISION]
     allowed = {"all-reduce": most, "all-gather": most_gathered}
     for kind in dict.fromkeys(each.kind for each in arrays):
-        got, expected = sum(e.bytes for e in arrays if e.kind == kind), allowed.get(kind, 0)
+        got, expected = total([e for e in arrays if e.kind == kind]), allowed.get(kind, 0)
         if got > expected:
             yield f"{name}: expected {kind}s of at most {expected} bytes on each device, got {got}"

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -39,16 +40,18 @@ class Placement:
         if mesh is None and specs is None:
             return None
         specs = {} if specs is None else specs
-        if problems := [*_mesh_problems(mesh), *_type_problems(specs)]:
+        if problems := [*_mesh_problems(mesh)]:
             raise ValueError("\n".join(problems))
         shapes = {k: a.shape for k, a in inputs.named(inputs.args, inputs.kwargs).items()}
         of_inputs = {name: spec for name, spec in specs.items() if name in shapes}
         patterns = [name for name in specs if name not in shapes]
         paths = {path: a.shape for path, a in flatten(module).items()}
+        two = [name for name in of_inputs if name in paths]
         chosen, idle = by_pattern(patterns, paths)
         known = f"the name of an input ({', '.join(shapes)}) or a pattern that a parameter matches"
         example = f", such as {next(iter(paths))!r}" if paths else ""
         problems = [f"specs[{name!r}]: expected {known}{example}" for name in idle]
+        problems += [f"specs[{name!r}]: it names an input and a parameter" for name in two]
         for name, spec in of_inputs.items():
             where = f"specs[{name!r}]: input {name} of shape {shapes[name]}"
             problems += meshes.misfits(where, spec, shapes[name], mesh.shape)
@@ -81,8 +84,8 @@ class Placement:
         """An input where it lies."""
         return self._put(array, self.inputs.get(name, PartitionSpec()))
 
-    def put_parameters(self, state: nnx.State) -> nnx.State:
-        """Parameters where they lie: one that nothing names stays on the mesh if it lies there."""
+    def put_state(self, state: nnx.State) -> nnx.State:
+        """Variables where they lie: one that nothing names stays on the mesh if it lies there."""
 
         def put(path: str, array: Any) -> jax.Array:
             spec = self.parameters.get(path)
@@ -91,23 +94,25 @@ class Placement:
                 return array
             return self._put(array, spec or PartitionSpec())
 
-        return nnx.from_flat_state(
-            [
-                (path, variable.replace(put(spelled(path), variable.get_value())))
-                for path, variable in nnx.to_flat_state(state)
-            ]
-        )
+        placed = []
+        for path, leaf in nnx.to_flat_state(state):
+            value = leaf.get_value() if isinstance(leaf, nnx.Variable) else leaf
+            value = jax.tree.map(partial(put, spelled(path)), value)
+            placed.append((path, leaf.replace(value) if isinstance(leaf, nnx.Variable) else value))
+        return nnx.from_flat_state(placed)
 
     def _put(self, array: Any, spec: PartitionSpec) -> jax.Array:
         return jax.device_put(array, NamedSharding(self.mesh, spec))
 
 
-def unlike_copies(arrays: Mapping[str, jax.Array]) -> list[str]:
+def unlike_copies(*named: Mapping[str, Any]) -> list[str]:
     """The names of arrays of which two devices hold the same part with other bits."""
-    return [name for name, array in arrays.items() if not _copies_are_alike(array)]
+    return [name for arrays in named for name, a in arrays.items() if not _copies_are_alike(a)]
 
 
-def _copies_are_alike(array: jax.Array) -> bool:
+def _copies_are_alike(array: Any) -> bool:
+    if not isinstance(array, jax.Array) or jax.dtypes.issubdtype(array.dtype, jax.dtypes.extended):
+        return True
     first: dict[Any, bytes] = {}
     for shard in array.addressable_shards:
         place = tuple((at.start, at.stop) for at in shard.index)
@@ -117,22 +122,27 @@ def _copies_are_alike(array: jax.Array) -> bool:
     return True
 
 
-def _mesh_problems(mesh: Any) -> Iterator[str]:
-    if not isinstance(mesh, Mesh):
+def type_problems(mesh: Any, specs: Any) -> Iterator[str]:
+    """Why these are no mesh and no specs."""
+    if mesh is not None and not isinstance(mesh, Mesh):
         yield f"mesh: expected a jax.sharding.Mesh, got {type(mesh).__name__}"
-        return
-    if len({*mesh.axis_types}) > 1 or AxisType.Manual in mesh.axis_types:
-        yield f"mesh: expected axes that are all Explicit, or all Auto, got {mesh.axis_types}"
-    if mesh.is_multi_process:
-        yield "mesh: expected devices of this process alone"
-
-
-def _type_problems(specs: Any) -> Iterator[str]:
-    if not isinstance(specs, Mapping):
+    if specs is not None and mesh is None:
+        yield "specs: expected a mesh as well, got mesh=None"
+    if specs is not None and not isinstance(specs, Mapping):
         yield f"specs: expected a dict of PartitionSpecs, got {type(specs).__name__}"
         return
-    for name, spec in specs.items():
+    for name, spec in (specs or {}).items():
         if not isinstance(name, str):
             yield f"specs: expected names, got {name!r}"
         if not isinstance(spec, PartitionSpec):
             yield f"specs[{name!r}]: expected a PartitionSpec, got {type(spec).__name__} {spec!r}"
+
+
+def _mesh_problems(mesh: Mesh) -> Iterator[str]:
+    if len({*mesh.axis_types}) > 1 or AxisType.Manual in mesh.axis_types:
+        yield f"mesh: expected axes that are all Explicit, or all Auto, got {mesh.axis_types}"
+    if mesh.is_multi_process:
+        yield "mesh: expected devices of this process alone"
+    default = next(iter(jax.numpy.zeros(()).devices())).platform
+    if (got := mesh.devices.flat[0].platform) != default:
+        yield f"mesh: expected devices of JAX's default platform, {default}, got {got}"

@@ -154,7 +154,7 @@ class Port:
         if self.placement is None:
             leaves = {name: jnp.array(a) for name, a in given.items()}
         else:
-            params = self.placement.put_parameters(params)
+            params, *rest = map(self.placement.put_state, (params, *rest))
             leaves = {name: self.placement.put_input(name, a) for name, a in given.items()}
         floats = {k: a for k, a in leaves.items() if jnp.issubdtype(a.dtype, jnp.floating)}
         others = {k: a for k, a in leaves.items() if k not in floats}
@@ -192,8 +192,8 @@ class Port:
 
         Raises TypeError where an output is not `dtype`.
         """
-        with self._mesh():
-            forward, args, fitting = self._called(dtype, cotangents)
+        with self.on_mesh():
+            forward, args, fitting = self.called(dtype, cotangents)
             if (ahead := self.compiled.pop(transform, None)) and not ahead.exception():
                 (outputs, after), grads = ahead.result()(*args, fitting)
             else:
@@ -207,15 +207,16 @@ class Port:
         if self.placement is not None:
             named = {f"grad {path}": a for path, a in by_path.items()}
             named |= {f"grad input {name}": a for name, a in inputs.items()}
-            unlike = tuple(unlike_copies({**outputs, **named}))
+            changed = (*(after.get(name, {}) for name in ("left", "second")), named)
+            unlike = tuple(unlike_copies(dict(outputs), *changed))
         left, second = self._changes(after)
         arrays = (_arrays(outputs), _arrays(inputs), _arrays(by_path))
         return Run(*arrays, left, second, unlike)
 
     def programs(self, dtype: str, cotangents: Arrays) -> dict[str, jax.stages.Compiled]:
         """The forward pass, compiled; and, where there are cotangents, with its backward pass."""
-        with self._mesh():
-            forward, args, fitting = self._called(dtype, cotangents)
+        with self.on_mesh():
+            forward, args, fitting = self.called(dtype, cotangents)
             programs = {"forward": jax.jit(forward).lower(*args).compile()}
             if fitting:
                 both = jax.jit(partial(forward_and_gradients, forward))
@@ -226,16 +227,22 @@ class Port:
         self, step: Callable[..., nnx.State], dtype: str, cotangents: Arrays
     ) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
         """The parameters by path as they lie, and after `step(forward, *arguments, cotangents)`."""
-        with self._mesh():
-            forward, args, fitting = self._called(dtype, cotangents)
+        with self.on_mesh():
+            forward, args, fitting = self.called(dtype, cotangents)
             return flatten(args[0]), flatten(jax.jit(partial(step, forward))(*args, fitting))
 
-    def _mesh(self) -> contextlib.AbstractContextManager[Any]:
+    def arrays(self) -> dict[str, jax.Array]:
+        """Parameters by path and floating inputs, "input {name}", where they lie on the mesh."""
+        _, params, floats, _ = self.bind()
+        return flatten(params) | {f"input {name}": a for name, a in floats.items()}
+
+    def on_mesh(self) -> contextlib.AbstractContextManager[Any]:
+        """Its mesh set, where it has one."""
         if self.placement is None:
             return contextlib.nullcontext()
         return jax.set_mesh(self.placement.mesh)
 
-    def _called(self, dtype: str, cotangents: Arrays) -> tuple[Forward, Arguments, Tree]:
+    def called(self, dtype: str, cotangents: Arrays) -> tuple[Forward, Arguments, Tree]:
         """(forward, its arguments, the cotangents), these empty where they do not fit.
 
         Raises TypeError where an output is not `dtype`.

@@ -14,6 +14,8 @@ from jax.sharding import AxisType
 from helpers.attention.meshes import KINDS, mesh
 from jax_attn import parity
 from jax_attn.parity import Verdict
+from jax_attn.parity.judge.compare import BESIDE
+from jax_attn.parity.run import TRANSFORMS
 from jax_attn.transfer import Layout, row
 
 B, T, D, F, K, G = 2, 12, 5, 8, 2, 2
@@ -132,11 +134,10 @@ def torch_shared(module, x):
 
 
 def of_shared(group):
-    """group: from a head's number to the group that it reads."""
+    """group: from a device's place and the number of its heads to the groups that they read."""
 
     def body(x, shared):
-        count = x.shape[2]
-        return x * shared[group(lax.axis_index("model") * count + jnp.arange(count))]
+        return x * shared[group(lax.axis_index("model"), x.shape[2])]
 
     def call(module, x):
         specs = (P("data", None, "model"), P())
@@ -175,7 +176,7 @@ _NEIGHBOURS = ({"here": (D,), "before": (D,)}, torch_neighbours, (B, T, D), P("d
 RIGHT = {
     "a sum over features": (*_FEED, of_feed(lambda *a: lax.psum(hidden(*a), "model"))),
     "a mean over tokens": (*_MEAN, of_mean(mean)),
-    "shared heads": (*_SHARED, of_shared(lambda i: i // G)),
+    "shared heads": (*_SHARED, of_shared(lambda place, n: (place * n + jnp.arange(n)) // G)),
     "neighbours": (*_NEIGHBOURS, of_neighbours(lambda x: x[:, -1:])),
 }
 WRONG = {
@@ -184,7 +185,10 @@ WRONG = {
     "a mean for a sum": (*_FEED, of_feed(lambda *a: lax.pmean(hidden(*a), "model"))),
     "a replicated parameter's gradient not summed": (*_FEED, local_gradient),
     "a mean of the devices' means": (*_MEAN, of_mean(mean_of_means)),
-    "shared heads in another order": (*_SHARED, of_shared(lambda i: i % K)),
+    "shared heads in another order": (
+        *_SHARED,
+        of_shared(lambda place, n: (place + jnp.arange(n) // G) % K),
+    ),
     "a neighbour off by one": (*_NEIGHBOURS, of_neighbours(lambda x: x[:, -2:-1])),
 }
 
@@ -220,13 +224,103 @@ def test_what_is_right_on_a_mesh_passes(kind, name):
 
 @pytest.mark.parametrize("name", WRONG)
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_goes_wrong_on_a_mesh_fails(kind, name):
-    assert checked(kind, *WRONG[name]).verdict is Verdict.FAIL
+def test_what_goes_wrong_on_a_mesh_fails_beside_the_oracle_and_one_device(kind, name):
+    result = checked(kind, *WRONG[name])
+    assert result.verdict is Verdict.FAIL
+    failing = {t.transform for t in result.tensors if t.verdict is Verdict.FAIL}
+    assert failing == {"jit", "jit, beside one device"}
 
 
-def test_copies_that_differ_are_told():
-    result = checked("auto", *WRONG["no sum"])
-    assert any("devices hold other numbers of `output`" in text for text in result.failures)
+@pytest.mark.parametrize(
+    ("name", "array"),
+    [
+        ("no sum", "`output`"),
+        ("a replicated parameter's gradient not summed", "`grad scale`"),
+    ],
+)
+def test_copies_that_differ_are_told(name, array):
+    (told,) = checked("auto", *WRONG[name]).failures
+    assert f"devices hold other numbers of {array}" in told
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_mesh_under_every_transform(kind):
+    right, wrong = (
+        checked(kind, *ports[name], transforms=TRANSFORMS)
+        for ports, name in ((RIGHT, "a sum over features"), (WRONG, "a mean for a sum"))
+    )
+    assert right.verdict is Verdict.PASS, str(right)
+    failing = {t.transform for t in wrong.tensors if t.verdict is Verdict.FAIL}
+    assert failing == {f"{name}{end}" for name in TRANSFORMS for end in ("", BESIDE)}
+
+
+def test_what_differs_on_the_mesh_alone_is_explained_so():
+    explanation = checked("explicit", *WRONG["summed twice"]).explain()
+    assert "computes something else on the mesh than on one device" in explanation.sentence
+
+
+def test_what_is_wrong_everywhere_is_explained_as_without_a_mesh():
+    def halved(*arrays):
+        return lax.psum(hidden(*arrays) / 2, "model")
+
+    explanation = checked("explicit", *_FEED, of_feed(halved)).explain()
+    assert explanation.regions, explanation.sentence
+
+
+class Kept(nnx.Module):
+    """A scale, running statistics that lie on the mesh, and a parameter that nothing reads."""
+
+    def __init__(self, scale):
+        self.scale, self.idle = nnx.Param(scale), nnx.Param(jnp.ones(3))
+        self.shift = nnx.BatchStat(jnp.ones(D))
+
+    def __call__(self, x):
+        return x * self.scale[...] + self.shift[...]
+
+
+class TorchKept(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale, self.idle = Torch(scale=(D,)).scale, torch.nn.Parameter(torch.ones(3))
+        self.register_buffer("shift", torch.ones(D))
+
+    def forward(self, x):
+        return x * self.scale + self.shift
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_lies_on_the_mesh_and_what_nothing_reads(kind):
+    reference, on = TorchKept(), mesh(kind, data=2, model=4)
+    with jax.set_mesh(on):
+        port = Kept(jnp.array(reference.scale.detach().numpy()))
+    names = ("scale", "idle", "shift")
+    result = parity.check(
+        reference,
+        port,
+        {"x": np.random.default_rng(0).standard_normal((B, T, D)).astype(np.float32)},
+        layout=Layout(*(row(name, name) for name in names)),
+        mesh=on,
+        specs={"x": P("data")},
+    )
+    assert result.verdict is Verdict.PASS, str(result)
+
+
+def test_a_mesh_on_which_nothing_is_cut_shows_nothing():
+    shapes, torch_call, *_ = RIGHT["neighbours"]
+    reference = Torch(**shapes)
+    result = parity.check(
+        reference,
+        Jax(reference),
+        {"x": np.random.default_rng(0).standard_normal((B, T, D)).astype(np.float32)},
+        reference_call=torch_call,
+        port_call=lambda m, x: (
+            m.here[...] * x + m.before[...] * jnp.pad(x, ((0, 0), (1, 0), (0, 0)))[:, :-1]
+        ),
+        transforms=("jit",),
+        mesh=mesh("auto", data=2, model=4),
+    )
+    assert result.verdict is Verdict.INCONCLUSIVE
+    assert any("nothing is cut" in doubt for doubt in result.doubts)
 
 
 def test_what_is_sent_and_held_is_noted():
@@ -234,7 +328,7 @@ def test_what_is_sent_and_held_is_noted():
     texts = [note for note in result.notes if "data=2, model=4 (Explicit)" in note]
     assert [text.split(",")[0] for text in texts] == ["forward", "forward and backward"]
     # A sum of (1, 12, 5) numbers; each device holds that much of x, too, and its own parameters.
-    assert "sends 1 all-reduce of 240 bytes" in texts[0]
+    assert "sends 1 all-reduce with results of 240 bytes" in texts[0]
     assert f"holds {4 * (60 + 5 + 10 + 10)} bytes of arguments, 240 of results" in texts[0]
 
 
@@ -265,13 +359,29 @@ def test_a_gradient_that_is_cut_less_than_its_parameter_is_noted():
         specs={"x": P("data", None, "model"), "scale": P("model")},
     )
     assert result.verdict is Verdict.PASS, str(result)
-    assert "grad scale: each device holds (4,) of it, and (1,) of what it is of" in result.notes
+    text = "grad scale: each device holds shape (4,) of it, and (1,) of scale itself"
+    assert text in result.notes
+
+
+BAD_TYPES = {
+    "no mesh": ({"mesh": None, "specs": {"x": P()}}, "specs: expected a mesh as well, got"),
+    "no mesh of JAX's": ({"mesh": 8}, "mesh: expected a jax.sharding.Mesh, got int"),
+    "no specs": ({"specs": [P()]}, "specs: expected a dict of PartitionSpecs, got list"),
+    "no spec": ({"specs": {"x": "data"}}, "specs['x']: expected a PartitionSpec, got str 'data'"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_TYPES)
+def test_arguments_of_other_types_are_refused_together(name):
+    given, text = BAD_TYPES[name]
+    reference = Torch(**FEED)
+    on = {"mesh": mesh("auto", data=2, model=4), "specs": {}} | given
+    with pytest.raises(TypeError, match=re.escape(text)) as told:
+        parity.check(reference, Jax(reference), {}, layout="none", **on)
+    assert "layout: expected a Layout" in str(told.value)
 
 
 BAD = {
-    "no mesh": (None, {"x": P()}, "mesh: expected a jax.sharding.Mesh, got NoneType"),
-    "no specs": ("auto", [P()], "specs: expected a dict of PartitionSpecs, got list"),
-    "no spec": ("auto", {"x": "data"}, "specs['x']: expected a PartitionSpec, got str 'data'"),
     "nothing of this name": (
         "auto",
         {"z": P(), "layers.{i}.up": P()},

@@ -67,7 +67,7 @@ def test_a_port_that_gathers_fails(kind):
 def test_a_port_with_whole_parameters_sends_more_than_theory():
     """The gradient of its query projection is not cut by heads, so that it is a larger sum."""
     row = on(MQA, "auto")
-    placement = replace(row.placement, parameters={}, inputs=row.placement.inputs)
+    placement = replace(row.placement, parameters={})
     vars(row)["port"] = replace(row.port, placement=placement)
     failures, _ = row.findings()
     assert any("all-reduces of at most" in text for text in failures), failures

@@ -43,6 +43,19 @@ def test_operations_come_in_the_program_s_order():
     assert sent("\n".join(lines)) == [each for _, each in LINES.values() if each]
 
 
+def test_an_operation_in_a_loop_counts_for_each_turn():
+    def body(x):
+        def turn(carry, _):
+            return jax.lax.scan(lambda c, _: (jax.lax.psum(c, "rows") / 8, None), carry, length=3)
+
+        return jax.lax.scan(turn, x, length=5)[0]
+
+    on = mesh("auto", rows=8)
+    run = jax.shard_map(body, mesh=on, in_specs=P("rows"), out_specs=P("rows"), check_vma=False)
+    program = jax.jit(run).lower(jnp.ones((8, 3))).compile()
+    assert sent(program.as_text()) == [Sent("all-reduce", 12, 15)]
+
+
 def test_the_sums_of_a_real_program_are_found():
     (x,) = placed(mesh("auto", rows=8), [jnp.ones((16, 3))], [P("rows")])
     program = jax.jit(lambda x: x.sum(axis=0)).lower(x).compile()

@@ -18,8 +18,7 @@ from jax_attn.attention.kernels.mesh.shards import Shards, letters, letters_of_c
 from jax_attn.attention.kv_cache import KVCache
 from jax_attn.attention.meshes import cuts, explicit_mesh, placed, within_shard_map
 
-_LARGE = ("query", "key", "value")
-"""What is never broadcast."""
+_NEVER_BROADCAST = ("query", "key", "value")
 Run = Callable[..., Any]
 """(shards, *options, call, *caches) → a pytree of arrays."""
 
@@ -57,8 +56,8 @@ def on_each_device(run: Run, options: tuple, given: Any, call: Call, *caches: KV
     of_floats = jax.tree.unflatten(jax.tree.structure(call), letters(call)).floats
 
     def varying(name: str, x: jax.Array | None) -> jax.Array | None:
-        """x itself: the sum that its gradient takes is of its own shape, before it is broadcast."""
-        axes = () if x is None or name in _LARGE else shards.lacking(of_floats[name])
+        """x, whose gradient is summed in its own shape, not in that to which it is broadcast."""
+        axes = () if x is None or name in _NEVER_BROADCAST else shards.lacking(of_floats[name])
         return lax.pcast(x, axes, to="varying") if axes else x
 
     def here(*arrays: jax.Array) -> jax.Array:

@@ -56,11 +56,16 @@ def _probabilities(call: Call) -> jax.Array:
     scores_BNTS = _scores(call)
     if call.has_extra_keys:
         scores_BNTS = jnp.concatenate([scores_BNTS, extra_scores(call)], axis=-1)
+    if call.mask.is_open and call.bias is None:  # nothing hides a key: no row is empty
+        return _without_sinks(call, jax.nn.softmax(scores_BNTS, axis=-1))
     empty_BNT1 = scores_BNTS.max(axis=-1, keepdims=True) == -jnp.inf
     # A row of -inf alone has no softmax, and its NaN would reach the gradient through any later
     # `where`: such a row is replaced before the softmax as well as after it.
     P_BNTS = jax.nn.softmax(jnp.where(empty_BNT1, 0.0, scores_BNTS), axis=-1)
-    P_BNTS = jnp.where(empty_BNT1, 0.0, P_BNTS)
+    return _without_sinks(call, jnp.where(empty_BNT1, 0.0, P_BNTS))
+
+
+def _without_sinks(call: Call, P_BNTS: jax.Array) -> jax.Array:
     return P_BNTS if call.sinks is None else P_BNTS[..., :-1]
 
 

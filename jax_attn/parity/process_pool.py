@@ -2,15 +2,15 @@
 
 import os
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import lru_cache
 from itertools import count
 from multiprocessing import get_context
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from jax_attn.parity.bugs.kill_report import Kill
-from jax_attn.parity.calibration.configurations import Configuration, Program
+from jax_attn.parity.calibration.configurations import Configuration
 from jax_attn.parity.calibration.report import Trial
 from jax_attn.parity.judge.result import NotRun, Result
 from jax_attn.parity.matrix.cases import Case
@@ -18,6 +18,8 @@ from jax_attn.parity.matrix.rows import COMPILED_KERNELS
 
 if TYPE_CHECKING:
     from jax_attn.parity.matrix.on_mesh import MeshCase
+
+Item = TypeVar("Item")
 
 # A process takes seconds to start: below this many rows one alone is quicker.
 _WORTH_A_PROCESS = 16
@@ -105,22 +107,18 @@ def tasks(cases: Sequence[Case], backend: str, implementation: str | None = None
     The smallest comes first, for a verdict soon; then the largest, so that no process ends with
     long work alone. Pieces of one shape and dtype stand together.
     """
-    rows: dict[tuple[str, ...], list[Case]] = {case.preparation: [] for case in cases}
-    for case in cases:
-        rows[case.preparation].append(case)
-    pieces = sorted(rows.values(), key=lambda c: (-c[0].size.work, c[0].shape, c[0].dtype))
+    pieces = _alike(cases, lambda case: case.preparation)
+    pieces.sort(key=lambda c: (-c[0].size.work, c[0].shape, c[0].dtype))
     pieces = pieces[-1:] + pieces[:-1]
-    return [(run_rows, tuple(piece), backend, implementation) for piece in pieces]
+    return [(run_rows, piece, backend, implementation) for piece in pieces]
 
 
 def mesh_tasks(
     rows: "Sequence[MeshCase]", backend: str, implementation: str | None = None
 ) -> list[tuple]:
-    """Likewise of rows on meshes."""
-    pieces: dict[tuple[str, ...], list[MeshCase]] = {row.case.preparation: [] for row in rows}
-    for row in rows:
-        pieces[row.case.preparation].append(row)
-    return [(run_on_mesh, tuple(piece), backend, implementation) for piece in pieces.values()]
+    """Likewise of rows on meshes, in the order in which they are given."""
+    pieces = _alike(rows, lambda row: row.case.preparation)
+    return [(run_on_mesh, piece, backend, implementation) for piece in pieces]
 
 
 def compile_tasks(designs: Sequence[str]) -> list[tuple]:
@@ -137,11 +135,17 @@ def power_tasks(cases: Sequence[Case]) -> list[tuple]:
 
 def calibration_tasks(configurations: Sequence[Configuration]) -> list[tuple]:
     """Likewise of calibration: a piece is all configurations of one program; long rows first."""
-    programs: dict[Program, list[Configuration]] = {c.program: [] for c in configurations}
-    for configuration in configurations:
-        programs[configuration.program].append(configuration)
+    programs = {piece[0].program: piece for piece in _alike(configurations, lambda c: c.program)}
     order = sorted(programs, key=lambda p: (p.size.S * p.size.T * p.size.N, p.name), reverse=True)
-    return [(calibrate_block, tuple(programs[program])) for program in order]
+    return [(calibrate_block, programs[program]) for program in order]
+
+
+def _alike(items: Sequence[Item], key: Callable[[Item], Hashable]) -> list[tuple[Item, ...]]:
+    """The items in pieces of one key each, in the order of their first ones."""
+    pieces: dict[Hashable, list[Item]] = {}
+    for item in items:
+        pieces.setdefault(key(item), []).append(item)
+    return [tuple(piece) for piece in pieces.values()]
 
 
 def size(work: Sequence[tuple]) -> int:

@@ -81,11 +81,22 @@ def describe() -> dict[str, Any]:
     }
 
 
+# Linux's name of a processor's vector or matrix instructions -> what they are called, widest first.
+_INSTRUCTIONS = {"amx_tile": "AMX", "avx512f": "AVX-512", "avx2": "AVX2", "asimd": "NEON"}
+
+
 def _processor() -> str:
-    """The model name from Linux, else what Python knows."""
+    """The model's name and its widest instructions from Linux, else what Python knows.
+
+    Virtual machines often give models of several generations one name.
+    """
     info = Path("/proc/cpuinfo")
-    name = re.search("^model name[^:\n]*:(.*)", info.read_text() if info.exists() else "", re.M)
-    return name[1].strip() if name else platform.processor()
+    lines = re.findall(r"^(.+?)\s*:(.*)", info.read_text() if info.exists() else "", re.M)
+    about = dict(reversed(lines))
+    name = about.get("model name", "").strip() or platform.processor()
+    flags = about.get("flags", about.get("Features", "")).split()
+    widest = next((called for flag, called in _INSTRUCTIONS.items() if flag in flags), None)
+    return f"{name} ({widest})" if widest else name
 
 
 _MEMINFO = Path("/proc/meminfo")

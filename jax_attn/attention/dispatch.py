@@ -24,7 +24,7 @@ class Kernel:
     name: what messages call it. run: Call → (B, T, N, Hv). refusals: Call, its arrays maybe
     abstract → every reason why run cannot serve it. drawbacks: Call, platform → why another is to
     be preferred there that can. why: what speaks for it where it is chosen. only_on: the one
-    platform that it is made for.
+    platform that it is made for. check_vma: whether it runs inside a shard_map with check_vma=True.
     """
 
     name: str
@@ -33,6 +33,7 @@ class Kernel:
     drawbacks: Callable[[Call, str], list[str]]
     why: str
     only_on: str | None = None
+    check_vma: bool = True
 
     def __repr__(self) -> str:
         """As the name's, so that messages read alike."""
@@ -65,6 +66,7 @@ _IN_ORDER = (
         drawbacks=splash.drawbacks,
         why="is Pallas's own for TPUs, block-sparse; no forward mode (jvp)",
         only_on="tpu",
+        check_vma=False,
     ),
     Kernel(
         "blocked",
@@ -181,13 +183,15 @@ def explain(call: Call, implementation: Implementation) -> Explanation:
 
 def run(call: Call, implementation: Implementation) -> jax.Array:
     """Runs the chosen kernel; raises with every reason when the one insisted on cannot."""
-    if explicit.is_cut(call):
-        return explicit.on_each_device(_on_part, (implementation,), OUTPUT, call.on_device())
     explanation = explain(call, implementation)
     if explanation.chosen is None:
         reasons = [reason for each in explanation.refusals.values() for reason in each]
         checks.raise_all(f"implementation={implementation!r} cannot serve this call", reasons)
     call, (kernels, _) = call.on_device(), _candidates(implementation)
+    if explicit.is_cut(call):
+        check_vma = kernels[explanation.chosen].check_vma
+        on_each_device = functools.partial(explicit.on_each_device, check_vma=check_vma)
+        return on_each_device(_on_part, (implementation,), OUTPUT, call)
     platforms = (explanation, *explanation.elsewhere)
     runs = {each.platform: kernels[each.chosen].run for each in platforms if each.chosen}
     if implementation is not None or len(set(runs.values())) == 1 or not _may_run_elsewhere():
@@ -202,7 +206,8 @@ def _explained_on_part(call: Call, implementation: Implementation) -> Explanatio
         told.append(explain(shards.here(call), implementation))
         return call.query
 
-    jax.eval_shape(functools.partial(explicit.on_each_device, tell, (), OUTPUT), call)
+    on_each_device = functools.partial(explicit.on_each_device, check_vma=False)
+    jax.eval_shape(functools.partial(on_each_device, tell, (), OUTPUT), call)
     return told[0]
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -89,9 +90,9 @@ class KVCache:
           num_kv_heads, head_dim: K and H.
           value_dim: Hv; H unless given.
           dtype: of keys and values.
-          sharding: how the mesh that is set cuts the batch and the key/value heads, such as
-            `P("data", "heads")`. In a scan over a mesh of Explicit axes it must be that of the
-            tokens and their heads.
+          sharding: how the mesh that is set cuts the batch, the key/value heads and the places,
+            such as `P("data", "heads")` or `P("data", None, "places")`. In a scan over a mesh of
+            Explicit axes it must be that of the tokens and their heads.
           page_sizes: how the places are cut into pages; the default is what was measured to be
             fast.
 
@@ -107,15 +108,18 @@ class KVCache:
         if sharding is not None and not isinstance(sharding, PartitionSpec):
             problems.append(f"sharding: expected a PartitionSpec, got {checks.summary(sharding)}")
         sharding = sharding or PartitionSpec()
+        places: list[int] = []
+        if not problems:
+            places = page_sizes.places(sizes["length" if window is None else "window"])
         if not problems and (mesh := jax.sharding.get_abstract_mesh()).shape:
-            cut = (batch, num_kv_heads)
+            cut = (batch, num_kv_heads, math.gcd(*places))
             problems += meshes.misfits("sharding", sharding, cut, mesh.shape)
         checks.raise_all("KVCache.empty", problems)
         value_dim = head_dim if value_dim is None else value_dim
-        places = page_sizes.places(sizes["length" if window is None else "window"])
         K, H, Hv = num_kv_heads, head_dim, value_dim
+        of_keys = PartitionSpec(*sharding[:2], *([None, *sharding[2:]] if sharding[2:] else []))
         return KVCache(
-            keys=tuple(meshes.zeros((batch, K, H, n), dtype, sharding) for n in places),
+            keys=tuple(meshes.zeros((batch, K, H, n), dtype, of_keys) for n in places),
             values=tuple(meshes.zeros((batch, K, n, Hv), dtype, sharding) for n in places),
             filled=meshes.zeros((batch,), jnp.int32, PartitionSpec(*sharding[:1])),
             window=window,

@@ -18,6 +18,12 @@ def within_shard_map() -> bool:
     return bool(jax.sharding.get_abstract_mesh().manual_axes)
 
 
+def checks_vma() -> bool:
+    """Whether the call is inside a shard_map that checks along which axes results vary."""
+    axes = jax.sharding.get_abstract_mesh().manual_axes
+    return bool(axes) and bool(jax.typeof(lax.axis_index(axes[0])).manual_axis_type.varying)
+
+
 def explicit_mesh(tree: Any) -> AbstractMesh | None:
     """The mesh with Explicit axes that an array of the pytree lies on, if one does."""
     meshes = (jax.typeof(x).sharding.mesh for x in jax.tree.leaves(tree))

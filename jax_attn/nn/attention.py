@@ -321,7 +321,7 @@ class GroupedQueryAttention(nnx.Module):
         """A KVCache for this module: for ``length`` tokens a row, or a ring of ``window``.
 
         dtype: of keys and values; the module's dtype, or its parameters', unless given.
-        sharding: how the mesh that is set cuts the batch and the key/value heads.
+        sharding: how the mesh that is set cuts the batch, the key/value heads and the places.
         """
         if dtype is None:
             dtype = self.k_proj.kernel.dtype if self.dtype is None else self.dtype

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 
 import jax
@@ -13,11 +14,12 @@ from jax_attn.attention.call import Call
 from jax_attn.attention.kernels import blocked, partial_softmax
 from jax_attn.attention.kernels.blocked import FEW_SCORES
 from jax_attn.attention.kernels.mesh import explicit
-from jax_attn.attention.kernels.mesh.shards import OUTPUT, Shards, letters_of_cache
+from jax_attn.attention.kernels.mesh.shards import OUTPUT, PLACES, Shards, letters_of_cache
 from jax_attn.attention.kernels.partial_softmax import PartialSoftmax, finite
 from jax_attn.attention.kernels.scores import masked, scores
 from jax_attn.attention.kv_cache import KVCache
 from jax_attn.attention.mask import Band, Mask
+from jax_attn.attention.meshes import MeshAxes
 
 # Of each page its keys (B, K, H, P) and values (B, K, P, Hv).
 Pages = tuple[tuple[jax.Array, jax.Array], ...]
@@ -47,7 +49,7 @@ def refusals(call: Call, cache: object) -> list[str]:
     if lengths.min() < 0 or lengths.max() > call.T:
         return [f"mask: expected lengths of 0 to {call.T}, got {lengths.tolist()}"]
     most = int((filled + lengths).max())
-    if most > _capacity(cache):
+    if most > _capacity(cache, ()):
         problems.append(
             f"cache: expected at most {cache.length} tokens a row, got {most}: "
             f"{filled.tolist()} are there and {lengths.tolist()} more come"
@@ -56,11 +58,12 @@ def refusals(call: Call, cache: object) -> list[str]:
 
 
 # Compiled, because eagerly each of its branches would be compiled anew with every call.
-@functools.partial(jax.jit, inline=True)
-def attention(call: Call, cache: KVCache) -> tuple[jax.Array, KVCache]:
+@functools.partial(jax.jit, inline=True, static_argnames="axes")
+def attention(call: Call, cache: KVCache, axes: MeshAxes = ()) -> tuple[jax.Array, KVCache]:
     """The output (B, T, N, Hv) in the query's dtype, and the cache with the call's tokens in it.
 
-    NaN in the rows that would hold more than fits.
+    NaN in the rows that would hold more than fits. axes: of a mesh, along which this device has a
+    part of each page.
     """
     if explicit.is_cut(call, cache):
         of_pages = jax.tree.unflatten(jax.tree.structure(cache), letters_of_cache(cache))
@@ -75,7 +78,7 @@ def attention(call: Call, cache: KVCache) -> tuple[jax.Array, KVCache]:
         allowed = jnp.broadcast_to(own.mask.materialize(T, T), (call.B, 1, T, T))[:, 0]
         k_BKHT, v_BKTH = call.key.transpose(0, 2, 3, 1), call.value.transpose(0, 2, 1, 3)
         attended = _over_page(call, k_BKHT, v_BKTH, allowed)
-    grown = _grown(cache, call)
+    grown = _grown(cache, call, axes)
     # The history is read where it was written, so that XLA can write in place. But in a ring the
     # later ones of several tokens lie where the earlier ones' history was.
     lapped = cache.window is not None and T > 1
@@ -84,11 +87,16 @@ def attention(call: Call, cache: KVCache) -> tuple[jax.Array, KVCache]:
     if lo is not None:
         far_BT = cache.positions(T) + jnp.broadcast_to(lo, call.B)[:, None]
         lowest_BT = jnp.maximum(lowest_BT, far_BT)
-    attended = _with_history(attended, call, history, lowest_BT, 0)
+    if not axes:
+        attended = _with_history(attended, call, history, lowest_BT)
+    else:  # the call's own keys, which every device has, count once
+        nothing = attended.of_no_keys().varying(axes)
+        seen = _with_history(nothing, call, history, lowest_BT, axes=axes)
+        attended = attended.merged(seen.summed(axes))
     if call.has_extra_keys:
         attended = attended.merged(partial_softmax.of_extra_keys(call))
     out = attended.mean()
-    room = jnp.where(lengths_B <= _capacity(cache) - cache.filled, 1, jnp.nan)
+    room = jnp.where(lengths_B <= _capacity(cache, axes) - cache.filled, 1, jnp.nan)
     out = out * room[:, None, None, None].astype(out.dtype)
     return out.astype(call.query.dtype), grown
 
@@ -96,15 +104,16 @@ def attention(call: Call, cache: KVCache) -> tuple[jax.Array, KVCache]:
 def _on_part(shards: Shards, call: Call, cache: KVCache) -> tuple[jax.Array, KVCache]:
     """`attention` on one device of a mesh. Where several devices read the same key/value heads,
     each keeps all of them."""
+    axes = shards.axes.get(PLACES, ())
     if not shards.share_heads:
-        return attention(shards.here(call), cache)
+        return attention(shards.here(call), cache, axes)
 
     def read(pages: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         return tuple(shards.read_heads(call.N, page, 1) for page in pages)
 
     here = dataclasses.replace(cache, keys=read(cache.keys), values=read(cache.values))
-    out, _ = attention(shards.here(call), here)
-    return out, _grown(cache, call)
+    out, _ = attention(shards.here(call), here, axes)
+    return out, _grown(cache, call, axes)
 
 
 def _lengths(call: Call) -> jax.Array:
@@ -114,22 +123,43 @@ def _lengths(call: Call) -> jax.Array:
 
 
 def _with_history(
-    attended: PartialSoftmax, call: Call, cache: KVCache, lowest_BT: jax.Array, page: int
+    attended: PartialSoftmax,
+    call: Call,
+    cache: KVCache,
+    lowest_BT: jax.Array,
+    page: int = 0,
+    axes: MeshAxes = (),
 ) -> PartialSoftmax:
     """`attended`, merged with attention to the pages from `page` on that hold something.
 
-    lowest_BT: the first token, at least 0, that each query sees.
+    lowest_BT: the first token, at least 0, that each query sees. axes: as of `attention`.
     """
     if page == len(cache.keys):
         return attended
-    start = sum(value.shape[2] for value in cache.values[:page])
 
     def merged(attended: PartialSoftmax) -> PartialSoftmax:
-        place_P = start + jnp.arange(cache.values[page].shape[2], dtype=jnp.int32)
-        here = _in_tiles(call, cache, page, _tokens(cache, place_P), lowest_BT)
-        return _with_history(attended.merged(here), call, cache, lowest_BT, page + 1)
+        token_BP = _tokens(cache, _places(cache, page, axes))
+        here = _in_tiles(call, cache, page, token_BP, lowest_BT)
+        return _with_history(attended.merged(here), call, cache, lowest_BT, page + 1, axes)
 
-    return jax.lax.cond((cache.filled > start).any(), merged, lambda same: same, attended)
+    is_reached = (cache.filled > _start(cache, page, axes)).any()
+    return jax.lax.cond(is_reached, merged, lambda same: same, attended)
+
+
+def _start(cache: KVCache, page: int, axes: MeshAxes) -> int:
+    """The first place of a page: how many all pages before it have, on all devices."""
+    return _devices(axes) * sum(value.shape[2] for value in cache.values[:page])
+
+
+def _places(cache: KVCache, page: int, axes: MeshAxes) -> jax.Array:
+    """The places of a page that are here, (P,) int32."""
+    count, start = cache.values[page].shape[2], _start(cache, page, axes)
+    first = jax.lax.axis_index(axes).astype(jnp.int32) * count if axes else 0
+    return start + first + jnp.arange(count, dtype=jnp.int32)
+
+
+def _devices(axes: MeshAxes) -> int:
+    return math.prod(map(jax.lax.axis_size, axes))
 
 
 def _in_tiles(
@@ -172,23 +202,22 @@ def _tokens(cache: KVCache, place_P: jax.Array) -> jax.Array:
     return last - (last - place_P) % cache.window
 
 
-def _grown(cache: KVCache, call: Call) -> KVCache:
+def _grown(cache: KVCache, call: Call, axes: MeshAxes) -> KVCache:
     """The cache with the call's tokens that count; of those, a ring keeps the last."""
     grown = dataclasses.replace(cache, filled=cache.filled + _lengths(call))
     k_BKHT, v_BKTH = call.key.transpose(0, 2, 3, 1), call.value.transpose(0, 2, 1, 3)
 
-    def written(pages: Pages, start: int) -> Pages:
+    def written(pages: Pages, page: int) -> Pages:
         (k_BKHP, v_BKPH), *others = pages
-        place_P = start + jnp.arange(v_BKPH.shape[2], dtype=jnp.int32)
-        write = _writer(cache, grown, call.T, place_P)
+        write = _writer(cache, grown, call.T, _places(cache, page, axes))
         new_k = write(k_BKHP, k_BKHT.astype(k_BKHP.dtype), 3)
         new = ((new_k, write(v_BKPH, v_BKTH.astype(v_BKPH.dtype), 2)),)
         if not others:
             return new
         # Each write has a cost, though it changes nothing: those behind the last token are skipped.
-        end, later = start + len(place_P), tuple(others)
-        is_reached = (grown.filled > end).any()
-        return new + jax.lax.cond(is_reached, lambda: written(later, end), lambda: later)
+        later = tuple(others)
+        is_reached = (grown.filled > _start(cache, page + 1, axes)).any()
+        return new + jax.lax.cond(is_reached, lambda: written(later, page + 1), lambda: later)
 
     pages = written(tuple(zip(cache.keys, cache.values, strict=True)), 0)
     keys, values = zip(*pages, strict=True)
@@ -218,9 +247,9 @@ def _lowest(mask: Mask, cache: KVCache) -> Band | None:
     return ring if mask.lo is None else jnp.maximum(mask.lo, ring)
 
 
-def _capacity(cache: KVCache) -> int:
+def _capacity(cache: KVCache, axes: MeshAxes) -> int:
     """How many tokens a row may read in all."""
-    return cache.length if cache.window is None else np.iinfo(np.int32).max
+    return _devices(axes) * cache.length if cache.window is None else np.iinfo(np.int32).max
 
 
 def _over_page(

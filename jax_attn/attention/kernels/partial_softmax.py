@@ -4,9 +4,11 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from jax_attn.attention.call import Call
 from jax_attn.attention.kernels.scores import extra_scores
+from jax_attn.attention.meshes import MeshAxes
 
 
 class PartialSoftmax(NamedTuple):
@@ -34,6 +36,22 @@ class PartialSoftmax(NamedTuple):
             self.weighted * share[..., None] + other.weighted * other_share[..., None],
         )
 
+    def of_no_keys(self) -> "PartialSoftmax":
+        """Attention by the same queries to no key at all."""
+        nothing = jax.tree.map(jnp.zeros_like, self)
+        return nothing._replace(maximum=jnp.full_like(self.maximum, -jnp.inf))
+
+    def varying(self, axes: MeshAxes) -> "PartialSoftmax":
+        """The same inside a shard_map, of a type that may differ along these axes of the mesh."""
+        return jax.tree.map(lambda x: lax.pcast(x, axes, to="varying"), self)
+
+    def summed(self, axes: MeshAxes) -> "PartialSoftmax":
+        """Attention to the keys of all devices along these axes of the mesh, inside a shard_map."""
+        maximum = lax.pmax(self.maximum, axes)
+        share = jnp.exp(self.maximum - finite(maximum))
+        total, weighted = self.total * share, self.weighted * share[..., None]
+        return PartialSoftmax(maximum, *lax.psum((total, weighted), axes))
+
     def mean(self) -> jax.Array:
         """The attention (B, T, N, Hv); 0 where a query sees no key."""
         mean_BKGTH = self.weighted / jnp.where(self.total == 0, 1, self.total)[..., None]
@@ -51,13 +69,13 @@ def of_sums(
         for x_BNT, unseen in ((maximum_BNT, -jnp.inf), (total_BNT, 0))
     )
     out_BKGTH = out_BTNH.reshape(call.B, call.T, call.K, call.G, -1).transpose(0, 2, 3, 1, 4)
-    return PartialSoftmax(jax.lax.stop_gradient(maximum), total, out_BKGTH * total[..., None])
+    return PartialSoftmax(lax.stop_gradient(maximum), total, out_BKGTH * total[..., None])
 
 
 def of_extra_keys(call: Call) -> PartialSoftmax:
     """Attention to the extra keys alone, of which the call has some."""
     scores_BNTE = extra_scores(call)
-    maximum_BNT = jax.lax.stop_gradient(scores_BNTE.max(axis=-1))
+    maximum_BNT = lax.stop_gradient(scores_BNTE.max(axis=-1))
     p_BNTE = jnp.exp(scores_BNTE - finite(maximum_BNT)[..., None])
     maximum, total = (
         x_BNT.reshape(call.B, call.K, call.G, call.T) for x_BNT in (maximum_BNT, p_BNTE.sum(-1))

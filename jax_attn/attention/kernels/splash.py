@@ -47,7 +47,8 @@ def refusals(call: Call) -> list[str]:
             "could be merged": call.bias_k is not None,
             f"it compares segments in int32, not in {ids}": ids not in (None, jnp.int32),
             "it takes no band that differs by row or is traced": not mask.band_is_static,
-            "within a shard_map it does not say how its results differ": meshes.within_shard_map(),
+            "within a shard_map with check_vma=True it does not say along which axes its results "
+            "vary": meshes.checks_vma(),
             "XLA cannot cut it in a mesh of Auto axes": meshes.in_auto_mesh(call.query),
         }
     )

@@ -11,6 +11,7 @@ import pytest
 from helpers.attention import attention_definition as definition
 from helpers.attention.extra_keys import folded, written_out
 from helpers.attention.kernel_refusals import refusals
+from helpers.attention.meshes import mesh, placed
 from jax_attn.attention import Dropout, Mask, dispatch, dot_product_attention
 from jax_attn.attention.call import ExtraKeys, checked_call
 from jax_attn.attention.kernels import splash, splash_kernel
@@ -52,10 +53,21 @@ def small_blocks(monkeypatch):
     monkeypatch.setattr(splash_kernel, "BLOCK", splash_kernel.LANES)
 
 
-def errors(name, gradients=True) -> list[float]:
-    """The worst error of output and gradients, each in units of its budget."""
+INTERPRETED = dataclasses.replace(
+    dispatch.KERNELS["splash"],
+    run=functools.partial(splash.attention, interpret=True),
+    only_on=None,
+)
+
+
+def errors(name, gradients=True, on=None) -> list[float]:
+    """The worst error of output and gradients, each in units of its budget.
+
+    on: a mesh whose devices have parts of the batch and of the query heads.
+    """
     (T, S), mask, options = ROWS[name]
     *arrays, cotangent = drawn(T, S)
+    by_head, by_row = (jax.P("rows", None, axis) for axis in ("heads", None))
     given = {"softcap": None, "scale": None} | options
     zero, sinks = given.pop("add_zero_attn", False), given.pop("sinks", None)
 
@@ -64,6 +76,10 @@ def errors(name, gradients=True) -> list[float]:
     def run(cotangent, *arrays):
         def attend(*arrays, sinks=sinks):
             extra = ExtraKeys(add_zero_attn=zero, sinks=sinks)
+            if on is not None:
+                options = given | {"add_zero_attn": zero, "sinks": sinks}
+                kernel = {"implementation": INTERPRETED}
+                return dot_product_attention(*arrays, mask=mask, **options, **kernel)
             call = checked_call("attend", *arrays, mask, extra=extra, **given)
             assert not splash.refusals(call)
             return splash.attention(call, interpret=True)
@@ -77,7 +93,10 @@ def errors(name, gradients=True) -> list[float]:
         return out, *pull(cotangent)
 
     allowed = None if mask is None else np.asarray(mask.materialize(T, S))
-    found = run(cotangent, *arrays)
+    there = [cotangent, *arrays]
+    if on is not None:
+        there = placed(on, there, [by_head, by_head, by_row, by_row])
+    found = run(*there)
     arrays, given = written_out(*arrays, None, None, zero, sinks, allowed=allowed, **given)
     want, _ = definition.attend(*arrays, **given)
     budget, _ = definition.forward_budget("float32", *arrays, **given)
@@ -92,6 +111,12 @@ def errors(name, gradients=True) -> list[float]:
 @pytest.mark.parametrize("name", ROWS)
 def test_it_is_attention_forward_and_backward(name):
     assert max(errors(name)) <= 1
+
+
+# Three query heads on a device read two key/value heads, or one. One axis of the mesh cuts nothing.
+@pytest.mark.parametrize("name", list(ROWS)[3:])
+def test_on_a_mesh_each_device_computes_its_part(name):
+    assert max(errors(name, on=mesh("explicit", rows=2, heads=2, others=2))) <= 1
 
 
 def test_the_gradient_of_sinks_has_their_dtype_beside_bfloat16():
@@ -212,16 +237,19 @@ def test_all_reasons_are_told_at_once():
     assert refusals(splash, dropout=Dropout(0.0, keep=ANY), precision="default") == []
 
 
-def test_within_a_shard_map_it_is_refused():
-    mesh = jax.make_mesh((1,), ("b",), axis_types=(jax.sharding.AxisType.Auto,))
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_within_a_shard_map_that_checks_what_varies_it_is_refused(check_vma):
+    over = jax.make_mesh((1,), ("b",), axis_types=(jax.sharding.AxisType.Auto,))
     told = []
 
     def local(x):
         told.extend(refusals(splash))
         return x
 
-    jax.shard_map(local, mesh=mesh, in_specs=jax.P(), out_specs=jax.P())(jnp.ones(1))
-    assert told == ["within a shard_map it does not say how its results differ"]
+    specs = {"in_specs": jax.P(), "out_specs": jax.P()}
+    jax.shard_map(local, mesh=over, check_vma=check_vma, **specs)(jnp.ones(1))
+    why = "within a shard_map with check_vma=True it does not say along which axes its results vary"
+    assert told == ([why] if check_vma else [])
 
 
 def test_sizes_that_are_not_known_are_refused():

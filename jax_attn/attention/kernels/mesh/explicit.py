@@ -35,13 +35,16 @@ def is_cut(*arrays: Call | KVCache) -> bool:
 
 
 # Compiled, because eagerly a shard_map is run operation by operation.
-@functools.partial(jax.jit, static_argnums=(0, 1, 2), inline=True)
-def on_each_device(run: Run, options: tuple, given: Any, call: Call, *caches: KVCache) -> Any:
+@functools.partial(jax.jit, static_argnums=(0, 1, 2), static_argnames="check_vma", inline=True)
+def on_each_device(
+    run: Run, options: tuple, given: Any, call: Call, *caches: KVCache, check_vma: bool = True
+) -> Any:
     """`run(shards, *options, call, *caches)` on each device's parts.
 
     given: the letters of what it returns, as a pytree. That is cut along batch and heads as the
     first array is that is cut along them, and whole along the length: an axis that attention is not
-    cut along is gathered first. Raises ArgumentError where the mesh has Auto axes, too.
+    cut along is gathered first. check_vma: as `jax.shard_map` has it; `run` must send nothing where
+    it is False. Raises ArgumentError where the mesh has Auto axes, too.
     """
     mesh = explicit_mesh((call, caches))
     assert mesh is not None
@@ -62,11 +65,13 @@ def on_each_device(run: Run, options: tuple, given: Any, call: Call, *caches: KV
 
     def here(*arrays: jax.Array) -> jax.Array:
         call, *caches = jax.tree.unflatten(tree, arrays)
-        floats = {name: varying(name, x) for name, x in call.floats.items()}
-        return run(shards, *options, call.with_floats(floats), *caches)
+        if check_vma:
+            call = call.with_floats({name: varying(name, x) for name, x in call.floats.items()})
+        return run(shards, *options, call, *caches)
 
     # None names all axes but those that a vmap is over.
     left = {*mesh.axis_names} - {*mesh.manual_axes} if mesh.manual_axes else set()
     out_specs = jax.tree.map(shards.spec, given)
-    over = jax.shard_map(here, mesh=mesh, axis_names=left, in_specs=specs, out_specs=out_specs)
+    how: Any = {"axis_names": left, "check_vma": check_vma}
+    over = jax.shard_map(here, mesh=mesh, in_specs=specs, out_specs=out_specs, **how)
     return over(*(placed(x, mesh, at) for x, at in zip(arrays, specs, strict=True)))

@@ -1,7 +1,8 @@
 """What each device of a mesh has of a call: some rows of the batch, and some heads.
 
 Attention to one row by one query head needs nothing of the others, so that a call that is cut along
-these two axes takes no communication. Key/value heads that are fewer than the devices among which
+these two axes takes no communication. A cache may also be cut along its places, where the devices
+merge what they attend to. Key/value heads that are fewer than the devices among which
 the query heads are cut lie whole on each device, which reads those of its own query heads.
 """
 
@@ -23,6 +24,8 @@ from jax_attn.attention.meshes import MeshAxes
 
 WHOLE = "."
 """The letter of an axis that is not cut."""
+PLACES = "P"
+"""The letter of a cache's places."""
 AXES = {
     "query": "B.N.",
     "key": "B.K.",
@@ -61,14 +64,14 @@ def letters(call: Call) -> list[str]:
 
 def letters_of_cache(cache: KVCache) -> tuple[str, ...]:
     """The letters of each array of a cache, in the order of its leaves."""
-    return (*("BK..",) * len(cache.keys + cache.values), "B")
+    return (*("BK.P",) * len(cache.keys), *("BKP.",) * len(cache.values), "B")
 
 
 @dataclass(frozen=True)
 class Shards:
     """Along which axes of a mesh a call is cut.
 
-    axes: B, N or K, or the letter of an axis that a vmap adds → the axes of the mesh. N, K: query
+    axes: B, N, K, P, or the letter of an axis that a vmap adds → the axes of the mesh. N, K: query
     and key/value heads of the whole call. own: whether each device is given only the key/value
     heads that it reads, though several devices read the same ones.
     """
@@ -111,10 +114,12 @@ class Shards:
     def lacking(self, array: str) -> MeshAxes:
         """The axes of the mesh along which an array of these letters is the same everywhere.
 
-        The axes that a vmap adds do not count: each of its rows has a gradient of its own.
+        The axes that a vmap adds do not count: each of its rows has a gradient of its own. Nor do a
+        cache's places: its devices merge what they attend to.
         """
         own = {name for letter in array for name in self.axes.get(letter, ())}
-        axes = [names for letter, names in self.axes.items() if letter.isupper()]
+        counts = {letter for letter in self.axes if letter.isupper()} - {PLACES}
+        axes = [self.axes[letter] for letter in self.axes if letter in counts]
         cut = dict.fromkeys(name for each in axes for name in each)
         return tuple(name for name in cut if name not in own)
 

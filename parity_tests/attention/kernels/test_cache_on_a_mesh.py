@@ -1,0 +1,203 @@
+"""A cache on eight devices, cut along batch, heads or places, is that of one device."""
+
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import pytest
+from jax import P
+from jax.sharding import NamedSharding
+
+from helpers.attention.kernel_comparison import draws, rounding
+from helpers.attention.meshes import KINDS, mesh, placed
+from jax_attn.attention import KVCache, Mask, attend_with_cache
+from jax_attn.attention.checks import ArgumentError
+from jax_attn.attention.kernels.partial_softmax import PartialSoftmax
+from jax_attn.attention.kv_cache import PageSizes
+from jax_attn.parity.run.traffic import sent
+
+pytestmark = pytest.mark.filterwarnings("error")
+B, T, N, H = 8, 12, 8, 5
+LENGTHS = np.array([3, 1, 0, 2, 3, 3, 2, 1])
+HEADS, PLACES = {"rows": 2, "heads": 4}, {"rows": 2, "heads": 2, "places": 2}
+
+
+class Row(NamedTuple):
+    """axes: of the mesh. K: key/value heads. size: the cache's, of which each page is even."""
+
+    kind: str
+    axes: dict[str, int]
+    K: int
+    size: dict[str, int]
+
+    @property
+    def heads(self) -> str | None:
+        """What cuts the key/value heads: where they are fewer than the devices, nothing."""
+        return "heads" if self.K % self.axes["heads"] == 0 else None
+
+    @property
+    def sharding(self) -> P:
+        return P("rows", self.heads, "places" if "places" in self.axes else None)
+
+
+ROWS = {
+    "heads": Row("explicit", HEADS, 4, {"length": T}),
+    "few heads, a ring": Row("explicit", HEADS, 2, {"window": 6}),
+    "one head": Row("explicit", HEADS, 1, {"length": T}),
+    "heads, auto, a ring": Row("auto", HEADS, 4, {"window": 6}),
+    "places": Row("explicit", PLACES, 4, {"length": T}),
+    "places of one head": Row("explicit", PLACES, 1, {"length": T}),
+    "places of a ring": Row("explicit", PLACES, 4, {"window": 6}),
+    "places, auto": Row("auto", PLACES, 4, {"length": T}),
+}
+
+
+def read(cache, q, k, v, lengths=None):
+    mask = None if lengths is None else Mask.lengths(lengths)
+    return attend_with_cache(q, k, v, cache, mask)
+
+
+def last(cotangent, cache, *chunk):
+    def of_floats(chunk, keys, values):
+        return read(replace(cache, keys=keys, values=values), *chunk)[0]
+
+    out, pull = jax.vjp(of_floats, chunk, cache.keys, cache.values)
+    return out, jax.tree.leaves(pull(cotangent))
+
+
+def run(cache, cotangent, *arrays):
+    """Tokens in chunks, one of them ragged; then the gradients of the last chunk."""
+    outs, at = [], 0
+    for length, lengths in ((4, None), (1, None), (3, LENGTHS)):
+        chunk = (x[:, at : at + length] for x in arrays)
+        out, cache = jax.jit(read)(cache, *chunk, lengths)
+        outs.append(out)
+        at += length
+    chunk = (x[:, at : at + 2] for x in arrays)
+    out, grads = jax.jit(last)(cotangent[:, :2], cache, *chunk)
+    return [*outs, out, *grads], cache
+
+
+def both(row: Row) -> tuple[Any, ...]:
+    """(the arrays, what one device makes of them, what the mesh does, and its next step)."""
+    arrays = draws(
+        *((B, T, N, H), (B, T, N, H), (B, T, row.K, H), (B, T, row.K, H)), dtype=np.float64
+    )
+    pages = PageSizes(first=4, query_tile=2)
+    empty = partial(
+        *(KVCache.empty, B),
+        **row.size,
+        num_kv_heads=row.K,
+        head_dim=H,
+        dtype=np.float64,
+        page_sizes=pages,
+    )
+    wanted = run(empty(), *arrays)
+    on = mesh(row.kind, **row.axes)
+    of_keys = P("rows", None, row.heads)
+    given = placed(on, arrays, [P("rows", None, "heads")] * 2 + [of_keys] * 2)
+    with jax.set_mesh(on):
+        found = run(empty(sharding=row.sharding), *given)
+        step = jax.jit(read).lower(found[1], *(x[:, :1] for x in given[1:])).compile()
+    return arrays, wanted, found, step
+
+
+def is_equal(arrays: list[np.ndarray], found: list[Any], wanted: list[Any]) -> bool:
+    cotangent, q, k, v = arrays
+    return all(
+        np.abs(np.asarray(got) - want).max() <= rounding((q, k, v, cotangent), want)
+        for got, want in zip(found, wanted, strict=True)
+    )
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_cache_on_a_mesh(name):
+    row = ROWS[name]
+    with jax.enable_x64(True):
+        arrays, (wanted, wanted_cache), (found, cache), step = both(row)
+        assert is_equal(arrays, found, wanted)
+        for got, want in zip(*map(jax.tree.leaves, (cache, wanted_cache)), strict=True):
+            assert (np.asarray(got) == want).all()
+        data, heads, places = row.sharding
+        on = cache.keys[0].sharding.mesh
+        cuts = ((cache.keys, P(data, heads, None, places)), (cache.values, P(data, heads, places)))
+        for page, at in ((page, at) for pages, at in cuts for page in pages):
+            assert page.sharding.is_equivalent_to(NamedSharding(on, at), 4)
+        sends = [each for each in sent(step.as_text()) if each.bytes > 4]
+        # A partitioner adds up decisions that concern all rows: one number each.
+        assert row.kind == "auto" or sends == sent(step.as_text())
+        # Of each query a maximum, a sum and a mean, for each page in an Auto mesh.
+        query = B // 2 * N // row.axes["heads"] * 8
+        most = query * (H + 2) * (len(cache.keys) if row.kind == "auto" else 1)
+        assert {each.kind for each in sends} == ({"all-reduce"} if places else set())
+        assert sum(each.bytes for each in sends) <= (most if places else 0)
+
+
+def by_own_maximum(self, axes):
+    sums = jax.lax.psum((self.total, self.weighted), axes)
+    return PartialSoftmax(jax.lax.pmax(self.maximum, axes), *sums)
+
+
+BUGS = {
+    "sums by each device's own maximum": ("summed", by_own_maximum),
+    "the call's own keys on every device": ("of_no_keys", lambda self: self),
+}
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_a_planted_bug_is_seen(name, monkeypatch):
+    method, bug = BUGS[name]
+    monkeypatch.setattr(PartialSoftmax, method, bug)
+    jax.clear_caches()  # of programs without the bug
+    try:
+        with jax.enable_x64(True):
+            arrays, (wanted, _), (found, _), _ = both(ROWS["places"])
+            assert not is_equal(arrays, found, wanted)
+    finally:
+        jax.clear_caches()
+
+
+def test_a_cache_is_made_cut():
+    for kind in KINDS:
+        with jax.set_mesh(mesh(kind, rows=2, heads=4)):
+            made = {"num_kv_heads": N, "head_dim": H, "sharding": P("rows", "heads")}
+            make = partial(KVCache.empty, B, T, **made)
+            for cache in (make(), jax.jit(make)()):
+                for x in (*cache.keys, *cache.values):
+                    assert x.sharding.spec[:2] == ("rows", "heads"), kind
+                assert cache.filled.sharding.spec[0] == "rows"
+    assert KVCache.empty(B, T, **made).keys[0].sharding.is_fully_replicated
+
+
+@pytest.mark.parametrize(
+    ("sharding", "text"),
+    [
+        (P("rows", "tp"), "sharding: expected axes of the mesh ('rows', 'heads'), got ['tp']"),
+        (P("heads", "heads"), "sharding: expected each axis of the mesh once, got ['heads']"),
+        (P("rows", None, "heads", None), "sharding: expected at most 3 axes"),
+        (
+            P(None, None, ("rows", "heads")),
+            "sharding: expected parts whose number divides 12, got 8",
+        ),
+        (P("rows", ("heads", "rows")), "sharding: expected parts whose number divides 4, got 8"),
+    ],
+)
+def test_a_cache_that_cannot_be_cut_is_refused(sharding, text):
+    with jax.set_mesh(mesh("auto", rows=2, heads=4)), pytest.raises(ArgumentError) as told:
+        KVCache.empty(B, T, num_kv_heads=4, head_dim=H, sharding=sharding)
+    assert text in str(told.value)
+
+
+def test_a_cache_that_lies_whole_is_cut_as_the_call():
+    """As `KVCache.empty` makes it."""
+    with jax.enable_x64(True):
+        q, k, v = draws(*((B, 4, N, H),) * 3, dtype=np.float64)
+        empty = KVCache.empty(B, T, num_kv_heads=N, head_dim=H, dtype=np.float64)
+        on = mesh("explicit", rows=2, heads=4)
+        out, cache = attend_with_cache(
+            *placed(on, (q, k, v), [P("rows", None, "heads")] * 3), empty
+        )
+        assert cache.keys[0].sharding.spec == P("rows", "heads", None, None)
+        assert is_equal([out, q, k, v], [out], [attend_with_cache(q, k, v, empty)[0]])

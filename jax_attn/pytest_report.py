@@ -103,7 +103,7 @@ class Run:
             self.results[test].append(replace(lost, name=test))
         if self.directory is None:
             return
-        from jax_attn.report.documents import result_files
+        from jax_attn.report.result_files import result_files
 
         texts = result_files(self.in_order(), merged(self.environments))
         files.write(self.directory, texts)

@@ -61,12 +61,8 @@ class Outcome:
         """Write the report, print what was not printed row by row, and return the exit status."""
         from jax_attn import environment
         from jax_attn.parity.judge.compare import Verdict
-        from jax_attn.report.documents import (
-            compiled_table,
-            missing_part,
-            result_files,
-            summary_lines,
-        )
+        from jax_attn.report.documents import compiled_table, missing_part, summary_lines
+        from jax_attn.report.result_files import result_files
 
         results, not_run = self.results, self.not_run
         # A row that its kernel refuses has no verdict: nothing was interrupted there.

@@ -13,7 +13,6 @@ from rich.text import Text
 from jax_attn.parity.judge.compare import Verdict
 from jax_attn.parity.judge.result import NotRun, Result
 from jax_attn.parity.judge.text import SCHEMA_VERSION, STYLES, colored, number
-from jax_attn.report.files import RESULT_FILES
 
 COLUMNS = ("case", "level", "verdict", "worst tensor", "error/budget", "ours/torch's")
 # Of `case_line`; the longest names of tensors and of levels fit.
@@ -156,17 +155,6 @@ def missing_part(results: Sequence[Result], planned: int) -> list[str]:
     if len(results) >= planned:
         return []
     return [f"INTERRUPTED: {len(results)} of {planned} cases are judged; this is a part of the run"]
-
-
-def result_files(
-    results: Sequence[Result],
-    environment: dict[str, Any],
-    not_run: Sequence[NotRun] = (),
-    planned: int = 0,
-) -> dict[str, str]:
-    """The text of each of `RESULT_FILES`. planned: how many rows a whole run judges."""
-    texts = (render(results, environment, not_run, planned) for render in (as_json, as_markdown))
-    return dict(zip(RESULT_FILES, texts, strict=True))
 
 
 def as_json(

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-RESULT_FILES = ("result.json", "summary.md")
+RESULT_FILES = ("result.json", "summary.md", "index.html")
 """Of a run of checks, by a command or by pytest."""
 
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from jax_attn.parity.judge.budget import Budget
 from jax_attn.parity.judge.figures import Errors, figures, over
+from jax_attn.parity.judge.heat import Maps, maps
 
 # An RMS error of more than this part of the tensor's own RMS would be too much to let pass.
 POWER = 0.1
@@ -61,7 +62,7 @@ class TensorReport:
     error, reference_error: RMS of the port's and of torch's own; None where torch gave none.
     scale: the oracle's RMS. budget: the RMS error that would still pass.
     index, got, want, allowed: the worst element. projection: its gate's own fraction, NaN of a
-    tensor that is zero.
+    tensor that is zero. heat: of one that fails, where its error sits.
     """
 
     kind: str
@@ -80,6 +81,7 @@ class TensorReport:
     want: float = math.nan
     allowed: float = math.nan
     projection: float = math.nan
+    heat: Maps = field(default=(), repr=False)
 
     @property
     def label(self) -> str:
@@ -96,8 +98,9 @@ class TensorReport:
         return self.error / self.reference_error if self.reference_error else None
 
     def as_dict(self) -> dict:
-        """Plain data, for JSON: what is not a finite number is null."""
+        """Plain data, for JSON: what is not a finite number is null. Without the maps."""
         plain = asdict(self) | {"verdict": str(self.verdict), "ratio": self.ratio}
+        del plain["heat"]
         return {
             k: None if isinstance(v, float) and not math.isfinite(v) else v
             for k, v in plain.items()
@@ -196,6 +199,7 @@ def judge(
         got=float(got[index]),
         want=float(want[index]),
         allowed=float(budget.element[index]),
+        heat=maps(want, got, budget.element) if failures else (),
     )
 
 

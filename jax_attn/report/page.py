@@ -1,0 +1,164 @@
+"""A run of checks as one HTML page that needs no network: `index.html` of `--report`."""
+
+import math
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import Any, NamedTuple
+
+from jax_attn.parity.judge.compare import TensorReport, Verdict, worst_first
+from jax_attn.parity.judge.result import SHOWN, NotRun, Result
+from jax_attn.parity.judge.text import number, worst_element
+from jax_attn.report.documents import COLUMNS, cells, missing_part, summary_lines
+
+_MARKS = {Verdict.PASS: "✓", Verdict.FAIL: "✗", Verdict.INCONCLUSIVE: "?"}
+_MAPPED = 3
+"""How many failed tensors of a result are drawn, the worst first."""
+_DECADES = 4
+"""Errors of so many powers of ten beyond the budget have shades of their own, and bars."""
+
+
+class Bar(NamedTuple):
+    """Error over budget: half of the width is the budget itself, beyond it each decade is a step.
+
+    percent: of the width. text: the figure.
+    """
+
+    percent: float
+    text: str
+    is_over: bool
+
+    @classmethod
+    def of(cls, fraction: float) -> "Bar":
+        text = number(fraction)
+        if math.isnan(fraction):
+            return cls(0.0, text, is_over=False)
+        if fraction <= 1:
+            return cls(round(50 * fraction, 1), text, is_over=False)
+        beyond = min(math.log10(fraction) / _DECADES, 1.0) if math.isfinite(fraction) else 1.0
+        return cls(round(50 + 50 * beyond, 1), text, is_over=True)
+
+
+class Cell(NamedTuple):
+    """Neighbours of one shade in a row of a map. shade: 0 within the budget, then by decades."""
+
+    x: int
+    width: int
+    y: int
+    shade: int
+
+
+class Map(NamedTuple):
+    """title: what it is of. worst: the largest error over its budget."""
+
+    title: str
+    columns: int
+    rows: int
+    cells: tuple[Cell, ...]
+    worst: str
+
+
+def page(
+    results: Sequence[Result],
+    environment: dict[str, Any],
+    not_run: Sequence[NotRun] = (),
+    planned: int = 0,
+) -> str:
+    """The page: the verdict, a row a case, and what did not pass with where its error sits.
+
+    planned: how many rows a whole run judges.
+    """
+    # What a command without a report need not wait for.
+    from jinja2 import Environment, PackageLoader
+
+    templates = Environment(
+        loader=PackageLoader("jax_attn.report"),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    verdict = Verdict.worst(result.verdict for result in results)
+    return templates.get_template("page.html").render(
+        verdict=verdict,
+        marks={str(verdict): mark for verdict, mark in _MARKS.items()},
+        said=[*missing_part(results, planned), *summary_lines(results, not_run)],
+        titles=COLUMNS,
+        rows=[_row(i, result) for i, result in enumerate(results)],
+        sections=[
+            _section(i, result)
+            for i, result in enumerate(results)
+            if result.verdict is not Verdict.PASS
+        ],
+        not_run=[", ".join(f"{k} {v}" for k, v in item.as_dict().items()) for item in not_run],
+        environment={name: _words(value) for name, value in environment.items()},
+    )
+
+
+def _row(i: int, result: Result) -> dict[str, Any]:
+    name, level, verdict, worst, _, ratio = cells(result)
+    fraction = math.nan if result.worst is None else result.worst.fraction
+    link = "" if result.verdict is Verdict.PASS else f"case-{i}"
+    return {
+        "link": link,
+        "verdict": verdict,
+        "bar": Bar.of(fraction),
+        "cells": dict(zip(COLUMNS, (name, level, verdict, worst, "", ratio), strict=True)),
+    }
+
+
+def _section(i: int, result: Result) -> dict[str, Any]:
+    ranked = worst_first(result.tensors)
+    failed = [t for t in ranked if t.verdict is Verdict.FAIL]
+    worst = result.worst
+    says_where = worst is not None and worst.verdict is Verdict.FAIL and worst.index
+    return {
+        "link": f"case-{i}",
+        "name": result.name,
+        "verdict": str(result.verdict),
+        "about": f"{result.dtype} on {result.backend}, {result.level}",
+        "reasons": result.reasons[:SHOWN],
+        "more_reasons": len(result.reasons) - SHOWN,
+        "worst": worst_element(worst) if worst is not None and says_where else "",
+        "tensors": [_tensor(t, result) for t in ranked[:SHOWN]],
+        "more_tensors": len(ranked) - SHOWN,
+        "maps": [map_ for t in failed[:_MAPPED] for map_ in maps(t)],
+        "notes": result.notes,
+        "explanation": result.explanation,
+    }
+
+
+def _tensor(t: TensorReport, result: Result) -> dict[str, Any]:
+    figures = map(number, (t.error, result.ratio(t), t.scale))
+    return {
+        "cells": (t.transform, t.label, str(t.verdict)),
+        "bar": Bar.of(t.fraction),
+        "figures": tuple(figures),
+    }
+
+
+def maps(t: TensorReport) -> Iterator[Map]:
+    """Each of the tensor's maps, its cells of one shade joined."""
+    for place, rows in enumerate(t.heat):
+        joined = []
+        for y, row in enumerate(rows):
+            x = 0
+            for shade, alike in groupby(map(_shade, row)):
+                width = len([*alike])
+                joined.append(Cell(x, width, y, shade))
+                x += width
+        axes = f"axes {len(t.shape) - 2} and {len(t.shape) - 1}" if len(t.shape) > 1 else "axis 0"
+        at = f", {place} of axis {len(t.shape) - 3}" if len(t.shape) > 2 else ""
+        worst = max(map(max, rows))
+        yield Map(f"{t.label}: {axes}{at}", len(rows[0]), len(rows), tuple(joined), number(worst))
+
+
+def _shade(fraction: float) -> int:
+    if fraction <= 1:
+        return 0
+    decades = math.log10(fraction) if math.isfinite(fraction) else _DECADES
+    return 1 + min(int(decades), _DECADES)
+
+
+def _words(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {each}" for name, each in value.items())
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -1,0 +1,21 @@
+"""The files of a run of checks: for programs, for a terminal, for a browser."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from jax_attn.parity.judge.result import NotRun, Result
+from jax_attn.report.documents import as_json, as_markdown
+from jax_attn.report.files import RESULT_FILES
+from jax_attn.report.page import page
+
+
+def result_files(
+    results: Sequence[Result],
+    environment: dict[str, Any],
+    not_run: Sequence[NotRun] = (),
+    planned: int = 0,
+) -> dict[str, str]:
+    """The text of each of `RESULT_FILES`. planned: how many rows a whole run judges."""
+    renders = (as_json, as_markdown, page)
+    texts = (render(results, environment, not_run, planned) for render in renders)
+    return dict(zip(RESULT_FILES, texts, strict=True))

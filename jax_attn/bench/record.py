@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from jax_attn.bench.workload import Workload
+from jax_attn.bench.workload import PairWorkload, Workload
 
 SCHEMA = "jax-attn bench 1"
 MATRIX_PRODUCTS, JUDGED_ROWS = "matrix_product_flops_per_s", "judged_rows"  # of the settings
@@ -57,7 +57,7 @@ class Measurement:
     them. cache_bytes: keys and values in all the room of the cache.
     """
 
-    workload: Workload
+    workload: Workload | PairWorkload
     mode: str
     implementation: str
     framework: str
@@ -92,12 +92,14 @@ class Measurement:
     @property
     def tokens_per_s(self) -> float | None:
         """The tokens that it reads into its cache, of all rows of the batch together."""
-        return self._rate(self.workload.B * self.workload.T) if self.workload.room else None
+        w = self.workload
+        return self._rate(w.B * w.T) if isinstance(w, Workload) and w.room else None
 
     @property
     def cached_bytes_per_s(self) -> float | None:
         """`Workload.cached_bytes` over its time; whatever else it reads does not count."""
-        return self._rate(self.workload.cached_bytes) if self.workload.room else None
+        w = self.workload
+        return self._rate(w.cached_bytes) if isinstance(w, Workload) and w.room else None
 
     def _rate(self, amount: float) -> float | None:
         return None if self.median_s is None else amount / self.median_s
@@ -164,9 +166,15 @@ class Record:
         return cls.from_json(Path(path).read_text(), str(path))
 
 
+def _workload(**fields: Any) -> Workload | PairWorkload:
+    if "counted" not in fields:
+        return Workload(**fields)
+    return PairWorkload(**fields | {"counted": tuple(map(tuple, fields["counted"]))})
+
+
 def _measurement(plain: Mapping[str, Any]) -> Measurement:
     fields = {name: value for name, value in plain.items() if name not in ("flops", *_DERIVED)}
-    fields["workload"] = Workload(**plain["workload"])
+    fields["workload"] = _workload(**plain["workload"])
     fields["status"] = Status(plain["status"])
     fields["seconds"] = tuple(plain["seconds"])
     fields["dispatch"] = tuple(plain.get("dispatch", ()))

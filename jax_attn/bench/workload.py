@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 MODES = FORWARD, BACKWARD = ("forward", "forward+backward")
 CACHED = PREFILL, DECODE = ("prefill", "decode")  # with a cache of keys and values
+STEP = "training step"
+PAIR_MODES = (*MODES, STEP)
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 DTYPES = tuple(_BYTES)
 
@@ -78,3 +80,25 @@ class Workload:
         Scores and their softmax in float32 forward; as much again for their gradients.
         """
         return 4 * self.B * self.N * self.T * self.S * (4 if mode == BACKWARD else 2)
+
+
+class PairError(ValueError):
+    """Why there is no pair to compare; the message stands by itself."""
+
+
+@dataclass(frozen=True)
+class PairWorkload:
+    """A user's own pair.
+
+    name: the function that makes it. inputs: names, dtypes and shapes, in a line. dtype: of the
+    parameters. counted: (mode, operations of the reference's products and convolutions in a call).
+    """
+
+    name: str
+    inputs: str
+    dtype: str
+    counted: tuple[tuple[str, int], ...] = ()
+
+    def flops(self, mode: str) -> int:
+        """As counted, the same for every way to run the pair."""
+        return dict(self.counted)[mode]

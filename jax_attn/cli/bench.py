@@ -11,19 +11,20 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from jax_attn.bench.implementations import IMPLEMENTATIONS
+from jax_attn.bench.implementations import IMPLEMENTATIONS, REFERENCE
+from jax_attn.bench.pair.ways import EAGER, WAYS
 from jax_attn.bench.presets import PRESET_OF, PRESETS, select, selectable
 from jax_attn.bench.record import Record, Status
-from jax_attn.bench.workload import DTYPES
+from jax_attn.bench.workload import CACHED, DTYPES, PAIR_MODES, PairError
 from jax_attn.cli.bench_compare import command as compare
 from jax_attn.cli.common.devices import expect_gpu
-from jax_attn.cli.status import Exit, expect_installed
+from jax_attn.cli.status import Exit, WrongInput, expect_installed
 from jax_attn.environment import settle_platforms
 
 if TYPE_CHECKING:
     from jax_attn.bench.engine.session import SessionPlan
 
-MODES = tuple(PRESET_OF)
+MODES = (*PAIR_MODES, *CACHED)
 
 
 @click.group("bench", invoke_without_command=True)
@@ -36,10 +37,19 @@ MODES = tuple(PRESET_OF)
     "named after the mode.",
 )
 @click.option(
+    "--pair",
+    metavar="FILE.py:FUNCTION",
+    help="Measure your own pair: the function returns (torch module, NNX module, inputs[, layout[, "
+    "(reference_call, port_call)]]), as parity.check takes them.",
+)
+@click.option(
+    "--untrusted", is_flag=True, help="Time a pair, too, whose port disagrees with its reference."
+)
+@click.option(
     "--implementation",
     "names",
     multiple=True,
-    help="Measure only this implementation; may be repeated.",
+    help="Measure only this implementation, or this way to run a pair; may be repeated.",
 )
 @click.option(
     "--mode",
@@ -47,13 +57,11 @@ MODES = tuple(PRESET_OF)
     multiple=True,
     type=click.Choice(MODES),
     help="Measure only this mode; may be repeated. With a cache, prefill reads many tokens and "
-    "decode reads one.",
+    "decode reads one; a training step is of a pair alone.",
 )
 @click.option(
     "--baseline",
-    default="sdpa",
-    show_default=True,
-    help="Compare times with this implementation's.",
+    help="Compare times with this implementation's. The default is sdpa, of a pair torch eager.",
 )
 @click.option(
     "--rounds",
@@ -72,6 +80,7 @@ MODES = tuple(PRESET_OF)
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the whole record as JSON on stdout.")
 @click.option("--markdown", "as_markdown", is_flag=True, help="Print Markdown tables on stdout.")
+@click.option("--csv", "as_csv", is_flag=True, help="Print a line for each measurement as CSV.")
 @click.option(
     "--plot",
     "plots",
@@ -92,9 +101,11 @@ MODES = tuple(PRESET_OF)
 def command(
     context: click.Context,
     presets: tuple[str, ...],
+    pair: str | None,
+    untrusted: bool,
     names: tuple[str, ...],
     modes: tuple[str, ...],
-    baseline: str,
+    baseline: str | None,
     rounds: int | None,
     threads: int | None,
     dtype: str,
@@ -102,11 +113,12 @@ def command(
     tpu: bool,
     as_json: bool,
     as_markdown: bool,
+    as_csv: bool,
     plots: Path | None,
     output: Path | None,
     listing: bool,
 ) -> None:
-    """Time attention in PyTorch and JAX side by side.
+    """Time attention in PyTorch and JAX side by side, or a model of your own by --pair.
 
     Each implementation is first judged against float64; one that disagrees is excluded. The
     others run in processes of their own, in interleaved rounds, with the same number of threads.
@@ -120,11 +132,21 @@ def command(
     if listing:
         click.echo(catalogue())
         return
-    presets = presets or tuple(dict.fromkeys(PRESET_OF[mode] for mode in modes)) or ("quick",)
     directories = {"--output": output and output.parent, "--plot": plots}
-    wrong = [*problems(presets, names, modes, baseline, threads, directories)]
-    if as_json and as_markdown:
-        wrong.insert(0, "--json, --markdown: expected one of them, got both")
+    wrong = [*problems_of_threads(threads), *problems_of_directories(directories)]
+    if pair is not None:
+        baseline = baseline or EAGER
+        fixed = {"--preset": presets, "--tpu": tpu, "--dtype": dtype != "float32"}
+        wrong += problems_of_pair(names, modes, baseline, fixed)
+    else:
+        baseline = baseline or REFERENCE
+        chosen = tuple(dict.fromkeys(PRESET_OF.get(mode, "quick") for mode in modes))
+        presets = presets or chosen or ("quick",)
+        wrong = [*problems(presets, names, modes, baseline), *wrong]
+        wrong += ["--untrusted: expected beside --pair alone"] if untrusted else []
+    forms = {"--json": as_json, "--markdown": as_markdown, "--csv": as_csv}
+    if len(asked := [option for option, is_asked in forms.items() if is_asked]) > 1:
+        wrong.insert(0, f"{', '.join(forms)}: expected one of them, got {', '.join(asked)}")
     if wrong:
         raise click.UsageError("\n".join(wrong))
     expect_installed("torch", "is the baseline", "torch")
@@ -136,23 +158,25 @@ def command(
         expect_gpu()
 
     from jax_attn.bench.engine.rounds import Limits
-    from jax_attn.bench.engine.session import SessionPlan
+    from jax_attn.bench.engine.session import Session, SessionPlan
     from jax_attn.bench.engine.worker import usable_cores
 
     modes = tuple(mode for mode in MODES if mode in (modes or MODES))
-    plan = SessionPlan(
-        tuple(w for w in select(presets, dtype) if not set(modes).isdisjoint(w.modes)),
-        names or tuple(name for name, i in IMPLEMENTATIONS.items() if device in i.devices),
-        threads or usable_cores(),
-        modes,
-        baseline,
-        device,
-        Limits.of(rounds),
-    )
-    record, ended_by = run_session(plan)
-    if tpu and ended_by is None:
-        record, ended_by = add_compiled(record, plan)
-    show(record, as_json, as_markdown, plots, output)
+    common: dict[str, Any] = {"baseline": baseline, "device": device, "limits": Limits.of(rounds)}
+    common |= {"threads": threads or usable_cores()}
+    if pair is not None:
+        record, ended_by = run_pair(pair, names, modes, untrusted=untrusted, **common)
+    else:
+        plan = SessionPlan(
+            tuple(w for w in select(presets, dtype) if not set(modes).isdisjoint(w.modes)),
+            names or tuple(name for name, i in IMPLEMENTATIONS.items() if device in i.devices),
+            modes=modes,
+            **common,
+        )
+        record, ended_by = run_session(Session(plan))
+        if tpu and ended_by is None:
+            record, ended_by = add_compiled(record, plan)
+    show(record, as_json, as_markdown, as_csv, plots, output)
     if isinstance(ended_by, Exception):
         raise ended_by
     sys.exit(status(record))
@@ -177,12 +201,8 @@ def problems(
     names: tuple[str, ...],
     modes: tuple[str, ...],
     baseline: str,
-    threads: int | None,
-    directories: dict[str, Path | None],
 ) -> Iterator[str]:
-    """Everything that is wrong with the options, a line each."""
-    from jax_attn.bench.engine.worker import usable_cores
-
+    """Everything that is wrong with the choice of presets, a line each."""
     known, implementations = selectable(), ", ".join(IMPLEMENTATIONS)
     workloads = f"{', '.join(PRESETS)}, or a workload that --list names"
     for option, values, table, expected in (
@@ -197,9 +217,36 @@ def problems(
     if served and unserved:
         expected = " or ".join(mode for mode in MODES if mode in served)
         yield f"--mode: expected {expected}, which {', '.join(presets)} has, got {unserved}"
+
+
+def problems_of_pair(
+    names: tuple[str, ...], modes: tuple[str, ...], baseline: str, fixed: dict[str, Any]
+) -> Iterator[str]:
+    """Everything that is wrong with the options beside --pair.
+
+    fixed: options that a pair settles itself -> what was given.
+    """
+    ways = ", ".join(WAYS)
+    for option, values in (("--implementation", names), ("--baseline", (baseline,))):
+        if unknown := [value for value in values if value not in WAYS]:
+            yield f"{option}: expected one of {ways}, got {', '.join(unknown)}"
+    if unserved := [mode for mode in modes if mode not in PAIR_MODES]:
+        known = ", ".join(PAIR_MODES)
+        yield f"--mode: expected of a pair one of {known}, got {', '.join(unserved)}"
+    if given := [option for option, value in fixed.items() if value]:
+        yield f"{', '.join(given)}: expected without --pair alone"
+
+
+def problems_of_threads(threads: int | None) -> Iterator[str]:
+    from jax_attn.bench.engine.worker import usable_cores
+
     cores = usable_cores()
     if threads is not None and threads > cores:
         yield f"--threads: expected at most {cores}, the cores here, got {threads}"
+
+
+def problems_of_directories(directories: dict[str, Path | None]) -> Iterator[str]:
+    """Why these options' directories cannot be written to."""
     for option, directory in directories.items():
         if directory is None:
             continue
@@ -213,16 +260,29 @@ def problems(
 # --- the run ---------------------------------------------------------------------------------
 
 
-def run_session(plan: "SessionPlan") -> tuple[Record, BaseException | None]:
+def run_pair(
+    named: str, ways: tuple[str, ...], modes: tuple[str, ...], **options: Any
+) -> tuple[Record, BaseException | None]:
+    """As `run_session`, of the pair that a function makes."""
+    from jax_attn.bench.pair.session import PairPlan, PairSession
+
+    of_pair = tuple(mode for mode in modes if mode in PAIR_MODES)
+    plan = PairPlan(named, ways=ways or tuple(WAYS), modes=of_pair, **options)
+    try:
+        return run_session(PairSession(plan))
+    except PairError as error:
+        raise WrongInput(f"--pair: {error}") from error
+
+
+def run_session(session: Any) -> tuple[Record, BaseException | None]:
     """The record of a run, and what ended it early or None; draws a progress bar on stderr."""
-    from jax_attn.bench.engine.session import Session
     from jax_attn.bench.engine.worker import usable_cores
     from jax_attn.cli.common.progress import counted
 
     cores, load = usable_cores(), os.getloadavg()[0]
     if load > 0.5 * cores:
         click.echo(f"Warning: the machine is busy: load {load:.1f} on {cores} cores", err=True)
-    with Session(plan) as session:
+    with session:
         with closing(session.run()) as steps:
             ended_by = exhaust(counted(steps, session.steps))
         return session.record(interrupted=ended_by is not None), ended_by
@@ -246,6 +306,8 @@ def exhaust(steps: Iterable[object]) -> BaseException | None:
     try:
         for _ in steps:
             pass
+    except PairError:
+        raise  # nothing was measured
     except (Exception, KeyboardInterrupt) as error:
         # Until the command ends: a second Ctrl-C must not lose what the first one kept.
         before = signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -260,10 +322,15 @@ def exhaust(steps: Iterable[object]) -> BaseException | None:
 
 
 def show(
-    record: Record, as_json: bool, as_markdown: bool, plots: Path | None, output: Path | None
+    record: Record,
+    as_json: bool,
+    as_markdown: bool,
+    as_csv: bool,
+    plots: Path | None,
+    output: Path | None,
 ) -> None:
     """Write the record and the plots where the options say, and print it."""
-    from jax_attn.bench.results import table
+    from jax_attn.bench.results import flat, table
     from jax_attn.parity.judge.text import console
     from jax_attn.report.files import write
 
@@ -273,8 +340,11 @@ def show(
         click.echo(record.to_json())
     elif as_markdown:
         click.echo(table.markdown(record))
+    elif as_csv:
+        click.echo(flat.csv(record), nl=False)
     else:
-        console().print(table.terminal(record))
+        out = console()
+        out.print(table.terminal(record, out.width))
     if plots is not None:
         from jax_attn.bench.results.plot import draw
 

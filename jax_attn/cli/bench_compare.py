@@ -65,7 +65,8 @@ def command(before: Path, after: Path, threshold: float, as_json: bool) -> None:
         from jax_attn.bench.results.table import comparison_table
         from jax_attn.parity.judge.text import console
 
-        console().print(comparison_table(comparison))
+        out = console()
+        out.print(comparison_table(comparison, out.width))
     if comparison.regressions or comparison.broken:
         sys.exit(Exit.FAIL)
     sys.exit(Exit.PASS if comparison.compared else Exit.INCONCLUSIVE)

@@ -1,5 +1,6 @@
 """The bench's tables: every row in them, the fastest first, and what each figure says."""
 
+import csv
 import io
 import json
 import re
@@ -10,14 +11,14 @@ from rich.console import Console
 
 from helpers.bench import bench_record
 from jax_attn.bench.record import Ratio, Record, Status
-from jax_attn.bench.results import table, words
+from jax_attn.bench.results import flat, table, words
 
 RECORD = bench_record.record(bench_record.LONG[:2], interrupted=True)
 
 
-def terminal(record) -> str:
+def terminal(record, width=200) -> str:
     out = io.StringIO()
-    Console(file=out, width=200).print(table.terminal(record))
+    Console(file=out, width=width).print(table.terminal(record, width))
     return out.getvalue()
 
 
@@ -92,6 +93,35 @@ def test_a_run_that_measured_nothing_still_says_why(render):
     assert all(row.reason in text for row in nothing.rows)
 
 
+@pytest.mark.parametrize("width", [80, 100, 120, 200])
+def test_a_narrow_terminal_keeps_name_verdict_time_and_speed(width):
+    text = terminal(RECORD, width)
+    assert max(map(len, text.splitlines())) <= width
+    lines = text.splitlines()
+    for row in (r for r in RECORD.rows if r.seconds):
+        name, *cells = (c.cell(row, RECORD) for c in table.COLUMNS if c.rank == 0)
+        assert any(
+            line.strip().startswith(f"{name} ") and all(f" {cell}" in line for cell in cells)
+            for line in lines
+        ), (name, cells)
+    said = " ".join(text.split())
+    (section, *_) = table.sections(RECORD)
+    for column in table.columns(section, RECORD):  # in the table, or named as left out
+        assert all(word in said for word in column.title.split())
+    assert ("left out, as the terminal is narrow" in said) == (width < 200)
+
+
+def test_csv_has_every_measurement():
+    first, *rows = csv.reader(io.StringIO(flat.csv(RECORD)))
+    assert first == list(flat.COLUMNS)
+    assert len(rows) == len(RECORD.rows)
+    for line, row in zip(rows, RECORD.rows, strict=True):
+        cells = dict(zip(first, line, strict=True))
+        assert cells["implementation"] == row.implementation
+        assert cells["reason"] == row.reason
+        assert cells["seconds"] == ("" if row.median_s is None else repr(row.median_s))
+
+
 def test_markdown_tables_are_whole():
     rows = [line for line in table.markdown(RECORD).splitlines() if line.startswith("|")]
     sections = 4
@@ -120,7 +150,7 @@ def test_the_figures_of_a_row():
         "implementation": "jax-attn",
         "kernel": "blocked",
         "verdict": "PASS",
-        "error/ SDPA's": "1.08",
+        "error/ torch's": "1.08",
         "time": "30.0 ms",
         "speed [95%]": "1.70 [1.60, 1.80]",
         "": "faster",

@@ -4,6 +4,7 @@ import gc
 import importlib
 import operator
 import time
+from collections.abc import Callable
 from pkgutil import resolve_name
 from typing import Any
 
@@ -119,18 +120,23 @@ class Runner:
         return by_kind
 
     def turn(self, mode: str) -> tuple[float, float]:
-        """Median seconds of a call, and of its dispatch; returns once the threads are at rest.
+        """As `timed_round`."""
+        return timed_round(lambda seconds: self.engine.turn(mode, seconds))
 
-        The first call does not count where its cold caches would show.
-        """
-        gc.disable()
-        try:
-            first = self.engine.turn(mode, 0.0)
-            warm = first[0] < COLD_MATTERS_SECONDS
-            return self.engine.turn(mode, TURN_SECONDS) if warm else first
-        finally:
-            gc.enable()
-            time.sleep(_REST_SECONDS)
+
+def timed_round(turn: Callable[[float], tuple[float, float]]) -> tuple[float, float]:
+    """Median seconds of a call, and of its dispatch; returns once the threads are at rest.
+
+    The first call does not count where its cold caches would show. turn: as `timed_turn`, of the
+    seconds that it may take.
+    """
+    gc.disable()
+    try:
+        first = turn(0.0)
+        return turn(TURN_SECONDS) if first[0] < COLD_MATTERS_SECONDS else first
+    finally:
+        gc.enable()
+        time.sleep(_REST_SECONDS)
 
 
 def _check(tensors: dict[str, np.ndarray], workload: Workload) -> None:

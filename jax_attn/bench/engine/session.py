@@ -97,7 +97,7 @@ class Session:
     def run(self) -> Generator[str, None, None]:
         """Measure everything; yields after each step what was done."""
         plan = self.plan
-        self.environment = _environment()
+        self.environment = session_environment()
         self._start_workers(plan.started)
         yield "workers started"
         for workload in plan.workloads:
@@ -298,7 +298,8 @@ def environment(own: dict[str, str], device: str) -> dict[str, str]:
     return own | {"JAX_PLATFORMS": _PLATFORMS[device], "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
 
 
-def _environment() -> dict[str, Any]:
+def session_environment() -> dict[str, Any]:
+    """Machine, versions, free memory and load."""
     here = describe()
     here["packages"] |= {name: v for name in PEERS if (v := version(name)) is not None}
     here["memory_available_bytes"] = memory.available()

@@ -12,6 +12,7 @@ from pkgutil import resolve_name
 from typing import Any
 
 from jax_attn.bench.programs.program import UnsuitedError
+from jax_attn.bench.workload import PairError
 
 # A hang must not block the run for ever; the slowest single answer is a large compilation.
 _PATIENCE_SECONDS = 900.0
@@ -129,7 +130,7 @@ def _serve(
 def _answer(served: Any, method: str, arguments: tuple[Any, ...]) -> tuple[str, Any]:
     try:
         return "done", getattr(served, method)(*arguments)
-    except UnsuitedError as error:
+    except (UnsuitedError, PairError) as error:
         return "refused", str(error)
     except Exception as error:
         import traceback

@@ -76,7 +76,7 @@ def families(record: Record) -> dict[Workload, list[Workload]]:
     """
     by_shape: dict[Workload, list[Workload]] = {}
     for workload in dict.fromkeys(row.workload for row in record.rows):
-        if workload.T == workload.S:
+        if isinstance(workload, Workload) and workload.T == workload.S:
             by_shape.setdefault(replace(workload, name="", T=0, S=0), []).append(workload)
     return {
         key: sorted(members, key=lambda w: w.T)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from rich import box
+from rich.cells import cell_len
 from rich.console import Group, JustifyMethod, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -15,7 +16,7 @@ from rich.text import Text
 from jax_attn.bench.record import Measurement, Record, Status
 from jax_attn.bench.results import words
 from jax_attn.bench.results.compare import Change, Comparison
-from jax_attn.bench.workload import CACHED, DECODE, MODES, PREFILL, Workload
+from jax_attn.bench.workload import CACHED, DECODE, PAIR_MODES, PREFILL, PairWorkload, Workload
 from jax_attn.parity.judge.text import number
 
 COMPILED = "Compiled for a device that is not here: the compiler's figures, not measured"
@@ -38,38 +39,43 @@ _SPEED_STYLES = {"faster": "green", "slower": "red"}
 class Column(NamedTuple):
     """A title, and a measurement's cell; figures are right-aligned and never wrapped.
 
+    rank: columns of a higher one are left out first where a terminal is narrow, those of 0 never.
     modes, device: where the column is shown; "" is every device.
     """
 
     title: str
+    rank: int
     cell: Callable[[Measurement, Record], str]
     figure: bool = True
-    modes: tuple[str, ...] = (*MODES, *CACHED)
+    modes: tuple[str, ...] = (*PAIR_MODES, *CACHED)
     device: str = ""
 
 
 # Decoding one token mostly reads the cache, so a matrix product's speed is no measure for it.
-_PRODUCTS = (*MODES, PREFILL)
+_PRODUCTS = (*PAIR_MODES, PREFILL)
 COLUMNS = (
-    Column("implementation", lambda row, _: row.implementation, figure=False),
-    Column("kernel", lambda row, _: row.kernel or words.DASH, figure=False),
-    Column("verdict", lambda row, _: row.verdict or words.DASH, figure=False),
-    Column("error/\nSDPA's", lambda row, _: number(row.error_ratio)),
-    Column("time", lambda row, _: words.seconds(row.median_s)),
-    Column("dispatch", lambda row, _: words.seconds(row.dispatch_s), device="gpu"),
-    Column("speed [95%]", lambda row, _: words.ratio(row.ratio)),
-    Column("", lambda row, record: speed(row, record), figure=False),
-    Column("tokens/s", lambda row, _: words.digits(row.tokens_per_s), modes=CACHED),
-    Column("GFLOP/s", lambda row, _: words.giga(row.flops_per_s), modes=_PRODUCTS),
+    Column("implementation", 0, lambda row, _: row.implementation, figure=False),
+    Column("kernel", 5, lambda row, _: row.kernel or words.DASH, figure=False),
+    Column("verdict", 0, lambda row, _: row.verdict or words.DASH, figure=False),
+    Column("error/\ntorch's", 4, lambda row, _: number(row.error_ratio)),
+    Column("time", 0, lambda row, _: words.seconds(row.median_s)),
+    Column("dispatch", 3, lambda row, _: words.seconds(row.dispatch_s), device="gpu"),
+    Column("speed [95%]", 0, lambda row, _: words.ratio(row.ratio)),
+    Column("", 1, lambda row, record: speed(row, record), figure=False),
+    Column("tokens/s", 2, lambda row, _: words.digits(row.tokens_per_s), modes=CACHED),
+    Column("GFLOP/s", 4, lambda row, _: words.giga(row.flops_per_s), modes=_PRODUCTS),
     Column(
-        "of\nGEMM", lambda row, record: words.percent(roofline_share(row, record)), modes=_PRODUCTS
+        "of\nGEMM",
+        2,
+        lambda row, record: words.percent(roofline_share(row, record)),
+        modes=_PRODUCTS,
     ),
-    Column("cache\nGB/s", lambda row, _: words.giga(row.cached_bytes_per_s), modes=(DECODE,)),
-    Column("cache\nMiB", lambda row, _: words.mebibytes(row.cache_bytes), modes=CACHED),
-    Column("compile", lambda row, _: words.seconds(row.compile_s)),
-    Column("first\ncall", lambda row, _: words.seconds(row.first_call_s), modes=MODES),
-    Column("peak\nMiB", lambda row, _: words.mebibytes(row.peak_bytes)),
-    Column("compiler's\nMiB", lambda row, _: words.mebibytes(row.compiler_bytes)),
+    Column("cache\nGB/s", 3, lambda row, _: words.giga(row.cached_bytes_per_s), modes=(DECODE,)),
+    Column("cache\nMiB", 6, lambda row, _: words.mebibytes(row.cache_bytes), modes=CACHED),
+    Column("compile", 3, lambda row, _: words.seconds(row.compile_s)),
+    Column("first\ncall", 6, lambda row, _: words.seconds(row.first_call_s), modes=PAIR_MODES),
+    Column("peak\nMiB", 3, lambda row, _: words.mebibytes(row.peak_bytes)),
+    Column("compiler's\nMiB", 7, lambda row, _: words.mebibytes(row.compiler_bytes)),
 )
 
 
@@ -79,7 +85,7 @@ class Section(NamedTuple):
     notes: (implementation, what became of it) for each row that has a reason or no time.
     """
 
-    workload: Workload
+    workload: Workload | PairWorkload
     mode: str
     measured: tuple[Measurement, ...]
     notes: tuple[tuple[str, str], ...]
@@ -133,7 +139,7 @@ def absent(record: Record) -> list[tuple[str, str]]:
 # What columns mean, by the first word of their titles.
 _LEGEND = {
     "speed": "speed: {baseline}'s median time over this row's, with its bootstrap interval",
-    "error/": "error: RMS against float64",
+    "error/": "error: RMS against float64, over that of torch's own",
     "dispatch": "dispatch: until the call returns, its result still under way",
     "of": "of GEMM: useful FLOP/s over those of a matrix product in this run",
     "cache": "cache: its keys and values, GB/s those of the tokens that are there over the time, "
@@ -154,24 +160,44 @@ def legend(record: Record) -> str:
 # --- terminal --------------------------------------------------------------------------------
 
 
-def terminal(record: Record) -> Group:
-    """Head, sections, what is absent, what was compiled: for a rich console."""
+def terminal(record: Record, width: int) -> Group:
+    """Head, sections, what is absent, what was compiled: for a rich console of this width."""
     parts: list[RenderableType] = [Text(line, style="dim") for line in words.place(record)]
+    left_out: dict[str, None] = {}
     for section in sections(record):
         parts += [Text(), Text.assemble((section.title, "bold"), f"  {section.about(record)}")]
         if section.measured:
-            parts.append(_table(section, record))
+            every, shown = columns(section, record), fitting(section, record, width)
+            left_out |= {c.title.replace("\n", " "): None for c in every if c not in shown}
+            parts.append(_table(section, record, shown))
         parts += [Text(f"- {name}: {what}") for name, what in section.notes]
     parts += [Text(), *(Text(f"- {name}: {what}") for name, what in absent(record))]
     if record.compiled:
         parts += [Text(), Text(COMPILED, style="bold")]
         parts += [Text(f"- {compiled(item)}") for item in record.compiled]
+    if left_out:
+        narrow = f"left out, as the terminal is narrow: {', '.join(filter(None, left_out))}"
+        parts += [Text(), Text(f"{narrow}; --markdown, --csv and --json have them", style="dim")]
     return Group(*parts, Text(), Text(legend(record), style="dim"))
 
 
-def _table(section: Section, record: Record) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+def fitting(section: Section, record: Record, width: int) -> list[Column]:
+    """The columns that fit into a terminal, those of the lowest rank first."""
     shown = columns(section, record)
+    # A space and a rule's gap stand between two columns.
+    taken = {
+        column: 2 + max(map(cell_len, [*column.title.split("\n"), *cells]))
+        for column in shown
+        for cells in [[column.cell(row, record) for row in section.measured]]
+    }
+    for column in sorted(shown, key=lambda column: -column.rank):
+        if column.rank and sum(taken[c] for c in shown) > width:
+            shown.remove(column)
+    return shown
+
+
+def _table(section: Section, record: Record, shown: list[Column]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for column in shown:
         whole = column.figure or not column.title
         justify: JustifyMethod = "right" if column.figure else "left"
@@ -191,18 +217,29 @@ def compiled(item: Mapping[str, Any]) -> str:
     return ", ".join(filter(None, parts))
 
 
-def comparison_table(comparison: Comparison) -> Group:
-    """Two runs side by side, the largest slowdown first; then what has no ratio, and why."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for title in ("workload", "mode", "implementation", "before", "after", "change [95%]", ""):
-        figure = title in ("before", "after", "change [95%]")
-        table.add_column(title, justify="right" if figure else "left", no_wrap=figure)
+def comparison_table(comparison: Comparison, width: int) -> Group:
+    """Two runs side by side, the largest slowdown first; then what has no ratio, and why.
+
+    width: of the console; where it is narrow the two times are left out.
+    """
+    titles = ["workload", "mode", "implementation", "before", "after", "change [95%]", ""]
+    rows = []
     for change in sorted(comparison.changes, key=_slowdown, reverse=True):
         row, outcome = change.before, _outcome(change, comparison.threshold)
         times = (words.seconds(r.median_s) for r in (change.before, change.after))
-        cells = (row.workload.name, row.mode, row.implementation, *times)
-        ratio = words.ratio(change.over_baseline)
-        table.add_row(*cells, ratio, outcome, style="bold red" if outcome == "REGRESSION" else "")
+        named = (row.workload.name, row.mode, row.implementation, *times)
+        cells = (*named, words.ratio(change.over_baseline), outcome)
+        rows.append(dict(zip(titles, cells, strict=True)))
+    head = {title: title for title in titles}
+    needed = sum(2 + max(cell_len(line[title]) for line in (head, *rows)) for title in titles)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    shown = [t for t in titles if needed <= width or t not in ("before", "after")]
+    for title in shown:
+        figure = title in ("before", "after", "change [95%]")
+        table.add_column(title, justify="right" if figure else "left", no_wrap=True)
+    for line in rows:
+        is_slower = line[""] == "REGRESSION"
+        table.add_row(*(line[t] for t in shown), style="bold red" if is_slower else "")
     head = [
         Text(f"{name} {was or 'absent'} → {now or 'absent'}")
         for name, (was, now) in comparison.versions.items()

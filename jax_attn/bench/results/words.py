@@ -6,7 +6,7 @@ from typing import Any
 
 from jax_attn.bench.implementations import OURS
 from jax_attn.bench.record import JUDGED_ROWS, MATRIX_PRODUCTS, Ratio, Record
-from jax_attn.bench.workload import Workload
+from jax_attn.bench.workload import PairWorkload, Workload
 
 DASH = "–"
 MIB = 2**20
@@ -60,8 +60,10 @@ def ratio(r: Ratio | None) -> str:
     return DASH if r is None else f"{digits(r.median)} [{digits(r.low)}, {digits(r.high)}]"
 
 
-def shape(w: Workload) -> str:
-    """The workload's sizes, in the letters of the dimension key."""
+def shape(w: Workload | PairWorkload) -> str:
+    """The workload's sizes, in the letters of the dimension key; a pair's inputs."""
+    if isinstance(w, PairWorkload):
+        return f"inputs {w.inputs}"
     heads = f"N={w.N}" if w.K == w.N else f"N={w.N} K={w.K}"
     lengths = f"T={w.T}" if w.S == w.T else f"T={w.T} S={w.S}"
     lengths += f" room={w.room}" if w.room else ""
@@ -97,7 +99,7 @@ def place(record: Record) -> list[str]:
     return lines
 
 
-def judged(record: Record, workload: Workload) -> str:
+def judged(record: Record, workload: Workload | PairWorkload) -> str:
     """On how many queries the verdicts rest; "" if the record does not say."""
     rows = record.settings.get(JUDGED_ROWS, {}).get(workload.name)
     return f"judged on {rows} queries" if rows else ""

@@ -1,0 +1,1 @@
+"""A user's own torch module and its port, side by side."""

@@ -1,0 +1,120 @@
+"""`bench.compare_speed`: a pair of modules that exist, timed in this process."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from pkgutil import resolve_name
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+from flax import nnx
+
+from jax_attn.bench.engine.rounds import Limits
+from jax_attn.bench.engine.worker import WorkerError, usable_cores
+from jax_attn.bench.pair.made import pair_of
+from jax_attn.bench.pair.session import PairPlan, PairSession
+from jax_attn.bench.pair.ways import EAGER, WAYS
+from jax_attn.bench.record import Record
+from jax_attn.bench.workload import PAIR_MODES
+from jax_attn.transfer import Layout
+
+_JAX_SETTINGS = ("jax_default_matmul_precision", "jax_enable_compilation_cache")
+
+
+def compare_speed(
+    reference: torch.nn.Module,
+    port: nnx.Module,
+    inputs: tuple[np.ndarray, ...] | Mapping[str, np.ndarray],
+    *,
+    layout: Layout | None = None,
+    reference_call: Callable[..., Any] | None = None,
+    port_call: Callable[..., Any] | None = None,
+    modes: tuple[str, ...] = PAIR_MODES,
+    ways: tuple[str, ...] = tuple(WAYS),
+    baseline: str = EAGER,
+    rounds: int | None = None,
+    threads: int | None = None,
+    untrusted: bool = False,
+) -> Record:
+    """Time a torch module and its port, each in several ways, if `parity.check` passes them.
+
+    All run in this process, in interleaved rounds, so that their memory is shared and JAX takes
+    the cores that this process has; `jax-attn bench --pair` gives each a process of its own.
+
+    Args:
+      reference, port, inputs, layout, reference_call, port_call: as for `parity.check`.
+      modes: of "forward", "forward+backward", "training step". The loss is the mean square of each
+        output, added up; a step is AdamW's.
+      ways: of "torch eager", "torch.compile", "torch.compile reduce-overhead", "jax.jit" and, for
+        a training step, "jax.jit donated".
+      baseline: the way whose time the others' are compared with.
+      rounds: exactly so many; 7 to 21 unless given, fewer for slow calls.
+      threads: of torch; all cores unless given.
+      untrusted: whether to time a pair that disagrees.
+
+    Returns the record of the run, of which `bench.markdown` makes a table. Raises `PairError`, a
+    ValueError, with all that is wrong with the arguments.
+    """
+    calls = (reference_call, port_call)
+    pair = pair_of("compare_speed", (reference, port, inputs, layout, calls))
+    problems = [
+        f"{name}: expected some of {known}, got {given!r}"
+        for name, given, known in (
+            ("modes", modes, PAIR_MODES),
+            ("ways", ways, tuple(WAYS)),
+            ("baseline", (baseline,), tuple(WAYS)),
+        )
+        if not given or not set(given) <= set(known)
+    ]
+    if problems:
+        raise ValueError("compare_speed: " + "; ".join(problems))
+    plan = PairPlan(
+        pair,
+        threads or usable_cores(),
+        ways,
+        modes,
+        baseline,
+        limits=Limits.of(rounds),
+        untrusted=untrusted,
+    )
+    with _settings_kept(), PairSession(plan, start=_Here) as session:
+        for _ in session.run():
+            pass
+        return session.record()
+
+
+class _Here:
+    """As a `Worker`, without a process of its own."""
+
+    def __init__(self, name: str, make: str, *arguments: Any, **_: Any) -> None:
+        self.name, self._served = name, resolve_name(make)(*arguments)
+
+    def ask(self, method: str, *arguments: Any) -> Any:
+        try:
+            return getattr(self._served, method)(*arguments)
+        except Exception as error:
+            raise WorkerError(f"{method}: {type(error).__name__}: {error}") from error
+
+    def hang_up(self) -> None:
+        pass
+
+    def close(self) -> None:
+        del self._served
+
+
+@contextlib.contextmanager
+def _settings_kept() -> Iterator[None]:
+    """What engines set for their process is set back."""
+    of_jax = {name: getattr(jax.config, name) for name in _JAX_SETTINGS}
+    threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
+    inductor = torch._inductor.config
+    caches = inductor.force_disable_caches
+    try:
+        yield
+    finally:
+        for name, value in of_jax.items():
+            jax.config.update(name, value)
+        torch.set_num_threads(threads)
+        torch.set_float32_matmul_precision(precision)
+        inductor.force_disable_caches = caches

@@ -1,0 +1,108 @@
+"""What the processes of a pair's run serve: one way to run it, or the judge of both sides."""
+
+import time
+from typing import Any
+
+from jax_attn.bench.engine import memory
+from jax_attn.bench.engine.runner import timed_round
+from jax_attn.bench.engine.turn import timed_turn
+from jax_attn.bench.pair.made import Pair, digests, made
+from jax_attn.bench.pair.runs import RUNS, described
+from jax_attn.bench.pair.ways import WAYS
+
+
+class PairRunner:
+    """One way to run the pair; `load` comes first."""
+
+    def __init__(self, named: str | Pair, way: str, device: str, threads: int) -> None:
+        self.named, self.way, self.device, self.threads = named, WAYS[way], device, threads
+
+    def load(self) -> dict[str, str]:
+        """Make the pair; the digests of what was made."""
+        memory.one_arena()
+        pair = made(self.named)
+        found = digests(pair)
+        runs = RUNS[self.way.framework]
+        self.runs: Any = runs(pair, self.way, self.device, self.threads)
+        return found
+
+    def compile(self, mode: str) -> tuple[float | None, int | None]:
+        """(seconds, bytes of the compiler's temporaries); None for what there is none of."""
+        started = time.perf_counter()
+        temporaries = self.runs.compile(mode)
+        seconds = time.perf_counter() - started
+        return seconds if self.way.is_compiled else None, temporaries
+
+    def first_call(self, mode: str) -> float:
+        """Seconds of the first call after compiling."""
+        started = time.perf_counter()
+        self._call(mode)
+        return time.perf_counter() - started
+
+    def peak(self, mode: str) -> int | None:
+        """The most bytes resident during a call beyond those before it; None on a GPU."""
+        return memory.peak_during(lambda: self._call(mode)) if self.device == "cpu" else None
+
+    def turn(self, mode: str) -> tuple[float, float]:
+        """As `timed_round`."""
+        return timed_round(
+            lambda seconds: timed_turn(lambda: self.runs.start(mode), self.runs.finish, seconds)
+        )
+
+    def _call(self, mode: str) -> Any:
+        result = self.runs.start(mode)
+        self.runs.finish(result)
+        return result
+
+
+class PairJudge:
+    """The verdict on the pair, in a process of its own, and how many operations it takes."""
+
+    def __init__(self, named: str | Pair, threads: int) -> None:
+        self.named, self.threads = named, threads
+
+    def load(self) -> dict[str, str]:
+        self.pair = made(self.named)
+        return digests(self.pair)
+
+    def judge(self) -> dict[str, Any]:
+        """The verdict of `parity.check` under jit, and its worst tensor, as a measurement has them.
+
+        inputs, dtype: of the pair.
+        """
+        from jax_attn.parity.checking.check import check
+
+        pair = self.pair
+        dtype = _dtype(pair.reference)
+        call_reference, call_port = pair.calls
+        result = check(
+            pair.reference,
+            pair.port,
+            pair.inputs,
+            layout=pair.layout,
+            reference_call=call_reference,
+            port_call=call_port,
+            dtype=dtype,
+            transforms=("jit",),
+        )
+        fields: dict[str, Any] = {
+            "verdict": str(result.verdict),
+            "reason": "; ".join(map(str, result.reasons)),
+        }
+        if scaled := [t for t in result.tensors if t.scale > 0]:
+            worst = max(scaled, key=lambda tensor: tensor.fraction)
+            own = worst.reference_error
+            fields |= {"tensor": worst.label, "error": worst.error / worst.scale}
+            fields["reference_error"] = None if own is None else own / worst.scale
+        return {"judged": fields, "inputs": described(pair), "dtype": dtype}
+
+    def flops(self, modes: tuple[str, ...]) -> dict[str, int]:
+        """mode → operations of the reference's products and convolutions, in one call."""
+        runs = RUNS["torch"](self.pair, WAYS["torch eager"], "cpu", self.threads)
+        return {mode: runs.flops(mode) for mode in modes}
+
+
+def _dtype(module: Any) -> str:
+    """Of the first parameter with floating-point numbers; float32 of none."""
+    floats = (p.dtype for p in module.parameters() if p.is_floating_point())
+    return str(next(floats, "torch.float32")).removeprefix("torch.")

@@ -1,0 +1,41 @@
+"""The ways in which a pair is run."""
+
+from dataclasses import dataclass, field
+
+from jax_attn.bench.implementations import JAX, TORCH
+from jax_attn.bench.workload import PAIR_MODES, STEP
+
+
+@dataclass(frozen=True)
+class Way:
+    """One of the two sides, as it is compiled.
+
+    options: of torch.compile. modes: where it makes a difference. environment: variables to set
+    before anything is imported.
+    """
+
+    name: str
+    framework: str
+    is_compiled: bool = True
+    options: dict[str, str] = field(default_factory=dict)
+    donates: bool = False
+    modes: tuple[str, ...] = PAIR_MODES
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+# Compile in its own process: helper processes would outlive the compilation.
+_ALONE = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
+EAGER = "torch eager"
+_ALL = (
+    Way(EAGER, TORCH, is_compiled=False),
+    Way("torch.compile", TORCH, environment=_ALONE),
+    Way(
+        "torch.compile reduce-overhead",
+        TORCH,
+        options={"mode": "reduce-overhead"},
+        environment=_ALONE,
+    ),
+    Way("jax.jit", JAX),
+    Way("jax.jit donated", JAX, donates=True, modes=(STEP,)),
+)
+WAYS = {way.name: way for way in _ALL}

@@ -1,0 +1,121 @@
+"""A pair is timed if it agrees; what is timed, counted and left as it was."""
+
+import jax
+import numpy as np
+import pytest
+import torch
+from flax import nnx
+
+from jax_attn import bench
+from jax_attn.bench.pair.made import Pair
+from jax_attn.bench.pair.session import UNTRUSTED
+from jax_attn.bench.record import Record, Status
+from jax_attn.bench.workload import PAIR_MODES, STEP, PairError
+from jax_attn.transfer import Layout, linear, load
+from jax_attn.transfer import row as pairing
+
+B, D, F = 3, 5, 7
+TABLE = Layout(pairing("0.weight", "up", linear), pairing("2.weight", "down", linear))
+# What needs no compiler of C++.
+WAYS = ("torch eager", "jax.jit", "jax.jit donated")
+
+
+class Port(nnx.Module):
+    def __init__(self):
+        self.up, self.down = (nnx.Param(np.zeros(s, np.float32)) for s in ((D, F), (F, D)))
+
+    def __call__(self, x):
+        return jax.nn.relu(x @ self.up[...]) @ self.down[...]
+
+
+def pair() -> Pair:
+    torch.manual_seed(0)
+    reference = torch.nn.Sequential(
+        torch.nn.Linear(D, F, bias=False), torch.nn.ReLU(), torch.nn.Linear(F, D, bias=False)
+    )
+    port = Port()
+    load(port, reference.state_dict(), TABLE)
+    x = np.random.default_rng(0).standard_normal((B, D)).astype(np.float32)
+    return Pair(reference, port, (x,), TABLE)
+
+
+def compared(of: Pair, **options) -> Record:
+    given = {"layout": of.layout, "ways": WAYS, "rounds": 5} | options
+    return bench.compare_speed(of.reference, of.port, of.inputs, **given)
+
+
+@pytest.fixture(scope="module")
+def record() -> Record:
+    return compared(pair())
+
+
+def test_each_way_is_timed_in_each_mode_that_it_has(record):
+    rows = {(row.mode, row.implementation): row for row in record.rows}
+    assert {*rows} == {(mode, way) for mode in PAIR_MODES for way in WAYS[:2]} | {(STEP, WAYS[2])}
+    for row in rows.values():
+        assert (row.status, len(row.seconds)) == (Status.MEASURED, 5)
+        assert row.ratio is not None
+        assert row.verdict == (None if row.framework == "torch" else "PASS")
+    assert rows["forward", "torch eager"].compile_s is None
+    assert rows["forward", "jax.jit"].compile_s > 0
+
+
+def test_operations_are_those_of_the_products(record):
+    product = 2 * B * D * F
+    counted = dict(record.rows[0].workload.counted)
+    # Backward: each product's gradient of its weights, and the second one's of its input.
+    assert counted == {"forward": 2 * product, **dict.fromkeys(PAIR_MODES[1:], 5 * product)}
+
+
+def test_the_record_returns_from_json_and_reads_as_a_table(record):
+    assert Record.from_json(record.to_json()) == record
+    text = bench.markdown(record)
+    assert "## the pair, training step" in text
+    assert "inputs 0 float32[3, 5]" in text
+    assert "| jax.jit donated |" in text
+
+
+def wrong() -> Pair:
+    of = pair()
+    of.port.up[...] = of.port.up[...].at[0, 0].add(1e-3)
+    return of
+
+
+def test_a_pair_that_disagrees_is_listed_and_not_timed():
+    rows = compared(wrong(), modes=("forward",)).rows
+    assert {row.status for row in rows} == {Status.EXCLUDED}
+    (port,) = (row for row in rows if row.framework == "jax")
+    assert port.verdict == "FAIL"
+    assert "0.weight" in port.reason
+
+
+def test_untrusted_it_is_timed_under_that_heading():
+    rows = compared(wrong(), modes=("forward",), untrusted=True).rows
+    assert all(row.seconds and row.reason.startswith(UNTRUSTED) for row in rows)
+
+
+def test_modules_and_settings_are_left_as_they_were():
+    of = pair()
+    before = [p.detach().clone() for p in of.reference.parameters()]
+    params = [np.asarray(a).copy() for a in jax.tree.leaves(nnx.state(of.port, nnx.Param))]
+    threads = torch.get_num_threads()
+    compared(of, modes=(STEP,), threads=1)
+    assert all(map(torch.equal, before, of.reference.parameters()))
+    after = jax.tree.leaves(nnx.state(of.port, nnx.Param))
+    assert all(map(np.array_equal, params, after))
+    assert torch.get_num_threads() == threads
+    assert jax.config.jax_default_matmul_precision is None
+
+
+def test_all_that_is_wrong_is_told_at_once():
+    with pytest.raises(PairError) as told:
+        bench.compare_speed(None, pair().port, [1], reference_call=3)
+    for text in ("reference: expected a torch.nn.Module, got NoneType", "inputs: ", "calls: "):
+        assert text in str(told.value)
+    with pytest.raises(ValueError, match=r"modes: expected some of .*; ways: .*; baseline: "):
+        compared(pair(), modes=("sideways",), ways=(), baseline="numpy")
+
+
+def test_what_it_raises_is_told():
+    with pytest.raises(PairError, match=r"expected it to run on inputs 0 float32\[3, 4\]"):
+        compared(pair()._replace(inputs=(np.ones((B, D - 1), np.float32),)))

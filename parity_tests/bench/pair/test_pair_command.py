@@ -1,0 +1,142 @@
+"""`jax-attn bench --pair`: the user's own file, in processes of its own."""
+
+import json
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from jax_attn.cli import main
+
+PAIR = """
+import numpy as np
+import torch
+from flax import nnx
+from jax_attn.transfer import Layout, linear, load, row
+
+
+class Port(nnx.Module):
+    def __init__(self):
+        self.kernel = nnx.Param(np.zeros((5, 7), np.float32))
+
+    def __call__(self, x):
+        return x @ self.kernel[...]
+
+
+TABLE = Layout(row("weight", "kernel", linear))
+
+
+def make():
+    torch.manual_seed(0)
+    reference, port = torch.nn.Linear(5, 7, bias=False), Port()
+    load(port, reference.state_dict(), TABLE)
+    return reference, port, {"x": np.ones((3, 5), np.float32)}, TABLE, (called_torch, called)
+
+
+def called_torch(module, x):
+    return module(x)
+
+
+def called(module, x):
+    return module(x)
+
+
+def unseeded():
+    reference, port, inputs, *rest = make()
+    return reference, port, {"x": np.random.standard_normal((3, 5)).astype(np.float32)}, *rest
+
+
+def raises():
+    return inner()
+
+
+def inner():
+    raise KeyError("no such weight")
+
+
+def other():
+    return 1, 2
+
+
+def wrong_kinds():
+    return "reference", Port(), {"x": [1.0]}, "a table"
+"""
+
+
+@pytest.fixture
+def bench(tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text(PAIR)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+
+    def run(function, *options):
+        given = ["--mode", "forward", "--rounds", "5", "--implementation", "jax.jit", "--json"]
+        return CliRunner().invoke(
+            main, ["bench", "--pair", f"mine.py:{function}", *given, *options]
+        )
+
+    return run
+
+
+def test_a_pair_is_judged_and_timed(bench):
+    result = bench("make")
+    assert result.exit_code == 0, result.output
+    record = json.loads(result.stdout)
+    rows = {row["implementation"]: row for row in record["rows"]}
+    assert {*rows} == {"torch eager", "jax.jit"}
+    assert rows["jax.jit"]["verdict"] == "PASS"
+    assert all(len(row["seconds"]) == 5 for row in rows.values())
+    assert rows["jax.jit"]["workload"]["name"] == "mine.py:make"
+
+
+def test_one_that_is_made_otherwise_each_time_is_not_timed(bench):
+    result = bench("unseeded")
+    assert result.exit_code == 1
+    (row, *_) = json.loads(result.stdout)["rows"]
+    assert row["status"] == "failed"
+    assert "got others for input x; seed what it draws" in row["reason"]
+
+
+WRONG = {
+    "raises": ('raise KeyError("no such weight")', "KeyError: 'no such weight'"),
+    "other": ("expected (torch module, NNX module, inputs[, layout", "got 2 values"),
+    "wrong_kinds": (
+        "reference: expected a torch.nn.Module, got str",
+        "inputs['x']: expected a NumPy array, got list",
+        "layout: expected a Layout or None, got str",
+    ),
+    "mak": ("expected one of the functions ['make', 'called_torch'", "got 'mak'"),
+}
+
+
+@pytest.mark.parametrize("function", WRONG)
+def test_what_is_wrong_with_it_is_told(function, bench):
+    result = bench(function)
+    assert result.exit_code == 2
+    for text in WRONG[function]:
+        assert text in result.output, result.output
+    assert "jax_attn" not in result.output.replace("jax_attn.transfer", "")
+
+
+OPTIONS = {
+    ("--preset", "long"): "--preset: expected without --pair alone",
+    ("--implementation", "sdpa"): "--implementation: expected one of torch eager, torch.compile",
+    ("--baseline", "sdpa"): "--baseline: expected one of torch eager, torch.compile",
+    ("--mode", "decode"): "--mode: expected of a pair one of forward",
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_options_that_do_not_fit_are_refused(options, bench):
+    result = bench("make", *options)
+    assert result.exit_code == 2
+    assert OPTIONS[options] in " ".join(result.output.split())
+
+
+@pytest.mark.parametrize("named", ["mine.py", "absent.py:make", "no_such_module:make"])
+def test_a_file_that_is_not_there_is_told(named, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(main, ["bench", "--pair", named])
+    assert result.exit_code == 2
+    assert "--pair: " in result.output
+    assert "Traceback" not in result.output

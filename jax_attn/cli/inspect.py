@@ -1,6 +1,7 @@
 """`jax-attn inspect`: what a checkpoint is, from its headers and its config alone."""
 
 import json
+import shlex
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -20,7 +21,14 @@ if TYPE_CHECKING:
 @click.command("inspect")
 @click.argument("checkpoint", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout.")
-def command(checkpoint: Path, as_json: bool) -> None:
+@click.option(
+    "--table",
+    "as_table",
+    is_flag=True,
+    help="Print a starting table for `port --layout`, with questions where names and shapes do not "
+    "decide.",
+)
+def command(checkpoint: Path, as_json: bool, as_table: bool) -> None:
     """Describe a checkpoint: family, layers, heads, dtypes, ties.
 
     CHECKPOINT is a file or a folder, with its config.json. No tensor is read, and no framework is
@@ -31,13 +39,21 @@ def command(checkpoint: Path, as_json: bool) -> None:
     from jax_attn.transfer.files.prefixes import unwrapped
     from jax_attn.transfer.inspect.config import read_config
     from jax_attn.transfer.inspect.contents import inspect
+    from jax_attn.transfer.inspect.starting_table import starting_table
 
+    if as_json and as_table:
+        raise click.UsageError("--json, --table: expected one of them, got both")
     expect_torch_side(checkpoint)
     try:
         with load_checkpoint(checkpoint) as tensors:
             plain, wrapped = unwrapped(tensors)
             described, unreadable = specs(plain)
-            contents = inspect(described, read_config(checkpoint), tensors.tied(), unreadable)
+            config, ties = read_config(checkpoint), tensors.tied()
+            if as_table:
+                table = starting_table(described, config or {}, ties, checkpoint.name)
+                click.echo(table.text, nl=False)
+                return
+            contents = inspect(described, config, ties, unreadable)
     except TransferError as error:
         refuse(error)
     contents.notes.extend(str(problem) for problem in (*wrapped, *unreadable))
@@ -68,6 +84,9 @@ def _print(checkpoint: Path, contents: "Contents") -> None:
         tree.add("no attention found")
     if contents.has_model:
         tree.add(_text(f"a whole model: jax_attn.models.load({str(checkpoint)!r})"))
+    if contents.family is None:
+        table = f"jax-attn inspect {shlex.quote(str(checkpoint))} --table > table.py"
+        tree.add(_text(f"a starting table for port: {table}"))
     for key, same in contents.tied.items():
         tree.add(_text(f"tied: {key} is {same}"))
     for note in contents.notes:

@@ -41,13 +41,16 @@ from jax_attn.transfer.table.steps import (
 )
 
 if TYPE_CHECKING:
+    from jax_attn.transfer.inspect.layout_for import layout_for
     from jax_attn.transfer.nnx.load import Plan, export, flatten, load, plan
     from jax_attn.transfer.optimizer.carry import export_optimizer, load_optimizer
+    from jax_attn.transfer.port.load_flax import load_flax
     from jax_attn.transfer.proposal.infer import Proposal, infer
 
 _HOMES = dict.fromkeys(("Plan", "export", "flatten", "load", "plan"), "nnx.load")
 _HOMES |= dict.fromkeys(("export_optimizer", "load_optimizer"), "optimizer.carry")
 _HOMES |= dict.fromkeys(("Proposal", "infer"), "proposal.infer")
+_HOMES |= {"layout_for": "inspect.layout_for", "load_flax": "port.load_flax"}
 
 __all__ = [
     "EMBEDDING",
@@ -79,9 +82,11 @@ __all__ = [
     "infer",
     "inward",
     "joined",
+    "layout_for",
     "linear",
     "load",
     "load_checkpoint",
+    "load_flax",
     "load_optimizer",
     "packed",
     "plan",

@@ -52,10 +52,11 @@ def refused_target(target: Path) -> list[Problem]:
         pass
     except (OSError, ValueError) as error:
         return refused(target, f"expected a name that a folder can have: {error}")
-    if not os.path.isdir(parent):
-        return refused(parent, "expected a folder to write into, but it does not exist")
-    if not os.access(parent, os.W_OK):
-        return refused(parent, "expected a folder to write into, but it is read-only")
+    there = next(p for p in (parent, *parent.parents) if os.path.lexists(p))
+    if not os.path.isdir(there):
+        return refused(there, "expected a folder to write into, but it is none")
+    if not os.access(there, os.W_OK):
+        return refused(there, "expected a folder to write into, but it is read-only")
     return []
 
 

@@ -132,16 +132,17 @@ def incomplete(blocks: Iterable[tuple[Place, Traits]], paths: Iterable[str]) -> 
             yield Problem("unexpected", f"{place.flax}.{name}", text)
 
 
-def some_biases(paths: Iterable[str]) -> Iterator[Problem]:
-    """Of query, key and value, a bias of one and none of another."""
-    paths = set(paths)
+def some_biases(layout: Layout, paths: Iterable[str]) -> Iterator[Problem]:
+    """Of query, key and value, a bias of one and none of another, which a row of the table has."""
+    paths, rows = set(paths), [*map(regex, layout.flax_paths())]
     for trio in _TRIOS:
         ends = [f"{part}.bias" for part in trio]
         stems = {p.removesuffix(end) for p in paths for end in ends if f".{p}".endswith(f".{end}")}
         for stem in sorted(stems):
             there = [end for end in ends if f"{stem}{end}" in paths]
             for part, end in zip(trio, ends, strict=True):
-                if end not in there and f"{stem}{part}.kernel" in paths:
+                has_row = any(row.fullmatch(f"{stem}{end}") for row in rows)
+                if end not in there and f"{stem}{part}.kernel" in paths and has_row:
                     text = f"expected biases of all three or of none, got {', '.join(there)}"
                     yield Problem("missing", f"{stem}{end}", text)
 

@@ -266,7 +266,11 @@ def _wrong_parts(
     return [
         *parts.uneven(layout, names, side),
         *parts.missing_parts(layout, table.beside, places, [*described, *names], side),
-        *(parts.incomplete(table.blocks, paths) if table.blocks else parts.some_biases(paths)),
+        *(
+            parts.incomplete(table.blocks, paths)
+            if table.blocks
+            else parts.some_biases(layout, paths)
+        ),
         *parts.other_layers(table.config, places),
     ]
 

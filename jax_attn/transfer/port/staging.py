@@ -31,14 +31,16 @@ class Leftover(NamedTuple):
 
 @contextmanager
 def staged(target: Path) -> Iterator[Path]:
-    """A hidden folder that becomes `target` when the block ends well, and is deleted otherwise.
+    """A hidden folder that becomes `target` when the block ends well, and is deleted otherwise, as
+    are the parents that `target` lacked.
 
     Raises TransferError for what the disk refuses, and where `target` was created meanwhile.
     """
     target = target.absolute()
     partial = target.with_name(f"{_hidden(target)}{secrets.token_hex(4)}.partial")
+    absent = [folder for folder in target.parents if not os.path.lexists(folder)]
     try:
-        partial.mkdir()
+        partial.mkdir(parents=True)
         with _locked(partial, wait=True):
             yield partial
             flush_folder(partial)
@@ -53,6 +55,9 @@ def staged(target: Path) -> Iterator[Path]:
         raise _renamed(error, partial, target) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+        for folder in absent:  # empty unless the block ended well
+            with suppress(OSError):
+                folder.rmdir()
 
 
 def leftovers(target: Path) -> list[Leftover]:

@@ -15,7 +15,7 @@ def program(layout: Layout, comments: Iterable[str]) -> str:
     layout: has only rows and ties, whose steps are `jax_attn.transfer`'s own.
     """
     rows = [r for group in layout.groups for r in group.rows]
-    calls = [("row", _arguments(r)) for r in rows]
+    calls = [("row", row_arguments(r)) for r in rows]
     calls += [("tied", [quoted(t.key), quoted(t.same_as)]) for t in layout.passed_over]
     names = sorted({"Layout", *dict(calls), *(step.name for r in rows for step in r.steps)})
     imports = f"from jax_attn.transfer import {', '.join(names)}"
@@ -24,15 +24,22 @@ def program(layout: Layout, comments: Iterable[str]) -> str:
     ]
     lines += ["", f"LAYOUT = Layout({'' if calls else ')'}"]
     for function, arguments in calls:
-        line = f"    {function}({', '.join(arguments)}),"
-        lines.append(line if len(line) <= _WIDTH else _listed(f"    {function}", arguments) + ",")
+        lines += call_lines(function, arguments)
     lines += [")"] if calls else []
     return "\n".join([*lines, *(f"# {comment}" for comment in comments), ""])
 
 
+def call_lines(function: str, arguments: Sequence[str]) -> list[str]:
+    """A call among the arguments of another, on one line where that is short enough."""
+    line = f"    {function}({', '.join(arguments)}),"
+    if len(line) > _WIDTH:
+        line = f"{_listed(f'    {function}', arguments)},"
+    return line.split("\n")
+
+
 def row_call(r: Row) -> str:
     """The row as code, on one line."""
-    return f"row({', '.join(_arguments(r))})".replace(_BREAK, ", ")
+    return f"row({', '.join(row_arguments(r))})".replace(_BREAK, ", ")
 
 
 def quoted(name: str) -> str:
@@ -41,7 +48,8 @@ def quoted(name: str) -> str:
     return f'"{name}"' if plain else ascii(name)
 
 
-def _arguments(r: Row) -> list[str]:
+def row_arguments(r: Row) -> list[str]:
+    """The arguments of `row`, as code."""
     return [_names(r.keys), _names(r.paths), *(step.name for step in r.steps)]
 
 

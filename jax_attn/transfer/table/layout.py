@@ -25,6 +25,11 @@ from jax_attn.transfer.table.rows import (
 from jax_attn.transfer.table.steps import MisfitError, Shape, Sizes, Step
 
 
+def _renamed(dotted: str, names: Mapping[str, str]) -> str:
+    """A name with whole parts between its dots replaced."""
+    return ".".join(names.get(part, part) for part in dotted.split("."))
+
+
 @dataclass(frozen=True, init=False, repr=False)
 class Layout:
     """A table that pairs torch keys with Flax paths; its items are rows or other layouts.
@@ -83,11 +88,15 @@ class Layout:
         Replaces whole parts of the dotted Flax paths. Raises ValueError for a name that no
         path has.
         """
-        self._check_parts("renamed: expected names", names)
-        return self._mapped(
-            lambda key: key,
-            lambda path: ".".join(names.get(part, part) for part in path.split(".")),
-        )
+        self._check_parts("renamed: expected names", names, self.flax_paths())
+        return self._mapped(lambda key: key, lambda path: _renamed(path, names))
+
+    def renamed_torch(self, names: Mapping[str, str]) -> "Layout":
+        """Likewise for torch keys: {"out_proj": "o_proj", …}. Raises ValueError for a name that no
+        key has."""
+        keys = [*self.torch_keys(), *(item.key for item in (*self.refusals, *self.passed_over))]
+        self._check_parts("renamed_torch: expected names", names, keys)
+        return self._mapped(lambda key: _renamed(key, names), lambda path: path)
 
     def through(self, step: Step, *parts: str) -> "Layout":
         """The same table with one more step on the Flax side of every row of these parts.
@@ -96,7 +105,7 @@ class Layout:
         pairs are interleaved. Raises ValueError for a part that no Flax path has, and for a row
         that has other parts as well.
         """
-        self._check_parts("through: expected parts", parts)
+        self._check_parts("through: expected parts", parts, self.flax_paths())
 
         def change(r: Row) -> Row:
             chosen = [not set(parts).isdisjoint(path.split(".")) for path in r.paths]
@@ -182,9 +191,9 @@ class Layout:
     def _rows(self) -> list[Row]:
         return [r for group in self.groups for r in group.rows]
 
-    def _check_parts(self, expected: str, names: Iterable[str]) -> None:
-        """Raises ValueError unless each name is a word between the dots of a Flax path."""
-        parts = {part for path in self.flax_paths() for part in path.split(".")}
+    def _check_parts(self, expected: str, names: Iterable[str], dotted: Iterable[str]) -> None:
+        """Raises ValueError unless each name is a word between the dots of a key or path."""
+        parts = {part for name in dotted for part in name.split(".")}
         if unknown := sorted(set(names) - parts):
             raise ValueError(f"{expected} among {sorted(parts)}, got {unknown}")
 

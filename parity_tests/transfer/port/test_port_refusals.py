@@ -13,7 +13,7 @@ from jax_attn.transfer.port import staging
 
 TARGETS = {
     "that is there": (lambda f: f / "there", "a port overwrites nothing"),
-    "in no folder": (lambda f: f / "gone" / "flax", "but it does not exist"),
+    "in a file": (lambda f: f / "there" / "notes.txt" / "flax", "but it is none"),
     "in no possible folder": (lambda f: f / ("a" * 300) / "flax", "a name that a folder can have"),
     "of no possible name": (lambda f: f / ("a" * 256), "expected a name that a folder can have"),
     "in a circle": (lambda f: f / "circle" / "flax", "expected a name that a folder can have"),
@@ -34,6 +34,14 @@ def test_a_target_is_refused(tmp_path, source, name):
     assert said in ported(source, make(tmp_path), "flax", status=2).stderr
     assert (tmp_path / "there" / "notes.txt").read_text() == "mine"
     assert {p.name for p in tmp_path.iterdir()} == {"there", "source", "circle"}
+
+
+def test_folders_above_a_target_are_made_and_go_with_what_fails(tmp_path, source):
+    ported(source, tmp_path / "a" / "b" / "flax", "flax")
+    assert (tmp_path / "a" / "b" / "flax" / "port.json").is_file()
+    with pytest.raises(KeyError), staging.staged(tmp_path / "c" / "d" / "flax"):
+        raise KeyError
+    assert not (tmp_path / "c").exists()
 
 
 def test_the_longest_name_is_a_target(tmp_path, source):

@@ -17,7 +17,7 @@ take a tenth longer there."""
 
 SCALE = 2.0**-63
 """Of a 64-bit integer, to a number in (-1, 1)."""
-GOLDEN, MIXED = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9)
+_GOLDEN, _MIXED = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9)
 """Odd numbers whose bits are half ones, of splitmix64."""
 
 
@@ -46,33 +46,27 @@ class Draws:
 
     def unscaled(self, x: torch.Tensor, key: np.uint64, roundoff: float) -> torch.Tensor:
         """Likewise, for a caller that multiplies by SCALE itself."""
+        exponent = math.frexp(roundoff)[1]
+        unused = np.uint64(max(0, 49 + exponent))
         bits = x.detach().double().numpy()[None].view(np.uint64) + key
-        bits >>= unused_bits(roundoff)
-        bits *= GOLDEN
+        bits >>= unused
+        bits *= _GOLDEN
         bits ^= bits >> np.uint64(32)
-        bits *= MIXED
+        bits *= _MIXED
         return torch.from_numpy(bits.view(np.int64).astype(np.float64))[0]
 
 
-def unused_bits(roundoff: float) -> np.uint64:
-    """How many bits of a float64 are below an eighth of a unit in the last place."""
-    return np.uint64(max(0, 49 + math.frexp(roundoff)[1]))
-
-
 def in_parts(
-    change: Callable[..., torch.Tensor],
-    *tensors: torch.Tensor,
-    out: torch.Tensor | None = None,
-    part: int = PART,
+    change: Callable[..., torch.Tensor], *tensors: torch.Tensor, out: torch.Tensor | None = None
 ) -> torch.Tensor:
     """change(*tensors), elementwise and of tensors of one shape; part by part where they are long.
 
     out: where that may be written then, one of the tensors perhaps; None: a new one.
     """
     first = tensors[0]
-    if first.numel() <= part or not all(x.is_contiguous() for x in tensors):
+    if first.numel() <= PART or not all(x.is_contiguous() for x in tensors):
         return change(*tensors)
     out = torch.empty_like(first) if out is None else out
-    for written, *parts in zip(*(x.view(-1).split(part) for x in (out, *tensors)), strict=True):
+    for written, *parts in zip(*(x.view(-1).split(PART) for x in (out, *tensors)), strict=True):
         written.copy_(change(*parts))
     return out

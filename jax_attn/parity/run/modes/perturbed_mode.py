@@ -13,7 +13,6 @@ from torch._ops import OpOverload
 
 from jax_attn.parity.judge.budget import APPROXIMATED, PRECISIONS, Precision, bridge
 from jax_attn.parity.judge.compare import POWER
-from jax_attn.parity.run.modes import one_loop
 from jax_attn.parity.run.modes.constants import (
     SOFTMAXES,
     Constants,
@@ -162,20 +161,16 @@ class Perturbed(Unperturbed):
             return total
         squares, terms = self.squares.terms(name, args, kwargs)
         total *= terms * self.rounding.number(1 / terms) if name == "mean" and terms else 1.0
-        errs_by = of_total, of_squares, lost = self._bridge(name, terms, args)
+        of_total, of_squares, lost = self._bridge(name, terms, args)
         of_sum, of_storing = self.rounding.draws.key(), self.rounding.draws.key()
-        coarsest = max(self.precision.acc, self.precision.store)
 
         def summed(total: torch.Tensor, squares: torch.Tensor) -> torch.Tensor:
-            if one_loop.fits(total, squares):
-                storing = self.rounding.storing(of_storing)
-                return one_loop.summed(total, squares, errs_by, of_sum, 1 / coarsest, *storing)
-            exact = is_count(total, squares, coarsest)
+            exact = is_count(total, squares, max(self.precision.acc, self.precision.store))
             by = squares.mul_(of_squares).addcmul_(total, total, value=of_total).add_(lost).sqrt_()
             moved = self.rounding.stored_part(self.rounding.moved(total, by, of_sum), of_storing)
             return moved if exact is None else torch.where(exact, total, moved)
 
-        return in_parts(summed, total, squares, out=total, part=one_loop.LENGTH)
+        return in_parts(summed, total, squares, out=total)
 
     def _linear(self, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
         """The results of an operator that adds, each moved by what its sums err by."""

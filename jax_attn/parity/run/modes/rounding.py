@@ -9,8 +9,7 @@ import numpy as np
 import torch
 
 from jax_attn.parity.judge.budget import Precision
-from jax_attn.parity.run.modes import one_loop
-from jax_attn.parity.run.modes.draws import SCALE, Draws, in_parts, unused_bits
+from jax_attn.parity.run.modes.draws import SCALE, Draws, in_parts
 
 
 @dataclass(frozen=True)
@@ -51,21 +50,15 @@ class DrawnRounding:
         """x as the precision stores it."""
         if x.is_complex():
             return self._complex(x, 2 * self.precision.store)
-        return in_parts(partial(self.stored_part, key=self.draws.key()), x, part=one_loop.LENGTH)
+        return in_parts(partial(self.stored_part, key=self.draws.key()), x)
 
     def stored_part(self, x: torch.Tensor, key: np.uint64) -> torch.Tensor:
         """A part of what an operation stores, whose key is given."""
-        if one_loop.fits(x):
-            return one_loop.stored(x, *self.storing(key))
         by = (self.precision.store * x).abs_()
         # NumPy's minimum, as torch's takes four times as long.
         if not by.numel() or not by.numpy().min() >= self.precision.tiny:
             by.clamp_(min=self.precision.tiny).masked_fill_(x == 0, 0.0)  # equal ones differ by 0
         return self.moved(x, by, key)
-
-    def storing(self, key: np.uint64) -> tuple[np.uint64, np.uint64, float, float]:
-        """What `one_loop` has to know of an operation's draws and of the precision."""
-        return key, unused_bits(self._roundoff), self.precision.store, self.precision.tiny
 
     def nearby(self, x: torch.Tensor, steps: int = 1) -> torch.Tensor:
         """x, as far away as a random walk of so many roundoffs of sums ends."""

@@ -10,7 +10,7 @@ from jax_attn.parity.judge.result import SHOWN, NotRun, Result
 from jax_attn.parity.judge.text import number, worst_element
 from jax_attn.report.documents import COLUMNS, cells, missing_part, summary_lines
 
-_MARKS = {Verdict.PASS: "✓", Verdict.FAIL: "✗", Verdict.INCONCLUSIVE: "?"}
+_MARKS = {Verdict.PASS: "✓", Verdict.INCONCLUSIVE: "?", Verdict.FAIL: "✗"}
 _MAPPED = 3
 """How many failed tensors of a result are drawn, the worst first."""
 _DECADES = 4
@@ -77,6 +77,8 @@ def page(
         lstrip_blocks=True,
     )
     verdict = Verdict.worst(result.verdict for result in results)
+    # Those that did not pass stand first, as a run may have hundreds of cases.
+    results = sorted(results, key=lambda result: [*_MARKS].index(result.verdict), reverse=True)
     return templates.get_template("page.html").render(
         verdict=verdict,
         marks={str(verdict): mark for verdict, mark in _MARKS.items()},

@@ -94,6 +94,9 @@ def test_the_verdict_comes_first_and_each_case_has_a_row(results, verdict):
     assert len(rows) == len(results)
     for result in results:
         assert all(why in read.text for why in result.reasons)
+    names = [result.name for result in (FAIL, DOUBT, PASS) if result in results]
+    places = [body.index(name, body.index("ours/torch's")) for name in names]
+    assert places == sorted(places)
 
 
 def test_nothing_is_run_and_nothing_fetched():

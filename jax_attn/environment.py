@@ -94,7 +94,7 @@ def _processor() -> str:
     lines = re.findall(r"^(.+?)\s*:(.*)", info.read_text() if info.exists() else "", re.M)
     about = dict(reversed(lines))
     name = about.get("model name", "").strip() or platform.processor()
-    flags = about.get("flags", about.get("Features", "")).split()
+    flags = (about.get("flags") or about.get("Features") or "").split()
     widest = next((called for flag, called in _INSTRUCTIONS.items() if flag in flags), None)
     return f"{name} ({widest})" if widest else name
 

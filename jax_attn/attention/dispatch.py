@@ -184,12 +184,12 @@ def explain(call: Call, implementation: Implementation) -> Explanation:
 def run(call: Call, implementation: Implementation) -> jax.Array:
     """Runs the chosen kernel; raises with every reason when the one insisted on cannot."""
     explanation = explain(call, implementation)
-    if explanation.chosen is None:
+    if (chosen := explanation.chosen) is None:
         reasons = [reason for each in explanation.refusals.values() for reason in each]
         checks.raise_all(f"implementation={implementation!r} cannot serve this call", reasons)
     call, (kernels, _) = call.on_device(), _candidates(implementation)
-    if explicit.is_cut(call):
-        check_vma = kernels[explanation.chosen].check_vma
+    if explicit.is_cut(call) and chosen is not None:
+        check_vma = kernels[chosen].check_vma
         on_each_device = functools.partial(explicit.on_each_device, check_vma=check_vma)
         return on_each_device(_on_part, (implementation,), OUTPUT, call)
     platforms = (explanation, *explanation.elsewhere)

@@ -1,6 +1,7 @@
 """`jax-attn inspect`: what a checkpoint is, from its headers and its config alone."""
 
 import json
+import os
 import shlex
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -23,17 +24,19 @@ if TYPE_CHECKING:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout.")
 @click.option(
     "--table",
-    "as_table",
-    is_flag=True,
-    help="Print a starting table for `port --layout`, with questions where names and shapes do not "
-    "decide.",
+    "target",
+    metavar="FILE.py",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write a starting table for `port --layout` to this file, with questions where names and "
+    "shapes do not decide.",
 )
-def command(checkpoint: Path, as_json: bool, as_table: bool) -> None:
+def command(checkpoint: Path, as_json: bool, target: Path | None) -> None:
     """Describe a checkpoint: family, layers, heads, dtypes, ties.
 
     CHECKPOINT is a file or a folder, with its config.json. No tensor is read, and no framework is
     imported, except torch for a file that is torch's own pickle.
     """
+    from jax_attn.report.files import write
     from jax_attn.transfer import TransferError, load_checkpoint
     from jax_attn.transfer.arrays import specs
     from jax_attn.transfer.files.prefixes import unwrapped
@@ -41,17 +44,20 @@ def command(checkpoint: Path, as_json: bool, as_table: bool) -> None:
     from jax_attn.transfer.inspect.contents import inspect
     from jax_attn.transfer.inspect.starting_table import starting_table
 
-    if as_json and as_table:
+    if as_json and target is not None:
         raise click.UsageError("--json, --table: expected one of them, got both")
+    if target is not None:
+        _expect_new(target)
     expect_torch_side(checkpoint)
     try:
         with load_checkpoint(checkpoint) as tensors:
             plain, wrapped = unwrapped(tensors)
             described, unreadable = specs(plain)
             config, ties = read_config(checkpoint), tensors.tied()
-            if as_table:
+            if target is not None:
                 table = starting_table(described, config or {}, ties, checkpoint.name)
-                click.echo(table.text, nl=False)
+                write(target.parent, {target.name: table.text})
+                click.echo(f"written: {target}, with {table.questions} questions to answer")
                 return
             contents = inspect(described, config, ties, unreadable)
     except TransferError as error:
@@ -61,6 +67,17 @@ def command(checkpoint: Path, as_json: bool, as_table: bool) -> None:
         click.echo(json.dumps({"path": str(checkpoint), **asdict(contents)}, indent=1))
         return
     _print(checkpoint, contents)
+
+
+def _expect_new(target: Path) -> None:
+    """Raises UsageError for a file that could not be written, or holds somebody's answers."""
+    from jax_attn.report.files import why_not_writable
+
+    if os.path.lexists(target):
+        text = "expected a file that does not exist yet, as it may hold answers"
+        raise click.UsageError(f"--table: {text}, got {target}")
+    if why := why_not_writable(target.parent, ()):
+        raise click.UsageError(f"--table: cannot write into {target.parent}: {why}")
 
 
 def _print(checkpoint: Path, contents: "Contents") -> None:
@@ -85,7 +102,7 @@ def _print(checkpoint: Path, contents: "Contents") -> None:
     if contents.has_model:
         tree.add(_text(f"a whole model: jax_attn.models.load({str(checkpoint)!r})"))
     if contents.family is None:
-        table = f"jax-attn inspect {shlex.quote(str(checkpoint))} --table > table.py"
+        table = f"jax-attn inspect {shlex.quote(str(checkpoint))} --table table.py"
         tree.add(_text(f"a starting table for port: {table}"))
     for key, same in contents.tied.items():
         tree.add(_text(f"tied: {key} is {same}"))

@@ -212,7 +212,7 @@ def _unknown_family(source: Path, to: Side, config: Config) -> Problem:
     else:
         text = f"{kind} is not among {families}"
     command = f"jax-attn port {shlex.quote(str(source))} OUT --to {to}"
-    start = f"jax-attn inspect {shlex.quote(str(source))} --table > table.py"
+    start = f"jax-attn inspect {shlex.quote(str(source))} --table table.py"
     hint = f"run: {start}; answer its questions, and run: {command} --layout table:LAYOUT"
     return Problem("refused", "model_type", text, hint)
 

@@ -152,10 +152,10 @@ def _problems(
         if not isinstance(value, kind):
             yield f"{name}: expected {expected}, got {type(value).__name__}"
     if isinstance(inputs, tuple | Mapping):
-        arrays = inputs.items() if isinstance(inputs, Mapping) else enumerate(inputs)
-        for name, a in arrays:
+        arrays: Any = inputs.items() if isinstance(inputs, Mapping) else enumerate(inputs)
+        for which, a in arrays:
             if not isinstance(a, np.ndarray):
-                yield f"inputs[{name!r}]: expected a NumPy array, got {type(a).__name__}"
+                yield f"inputs[{which!r}]: expected a NumPy array, got {type(a).__name__}"
     else:
         yield f"inputs: expected a tuple or a dict of NumPy arrays, got {type(inputs).__name__}"
     is_pair = isinstance(calls, tuple) and len(calls) == 2

@@ -38,13 +38,15 @@ class TorchRuns:
         arrays = {n: as_torch(a.copy()).to(self.device) for n, a in pair.named_inputs.items()}
         self.args, self.kwargs = pair.with_arrays(arrays)
         parameters = [p for p in self.module.parameters() if p.requires_grad]
-        self.parameters, self.optimizer = parameters, None
+        self.parameters = parameters
+        self.optimizer: Any = None
         if parameters:
             self.optimizer = torch.optim.AdamW(parameters, RATE, weight_decay=DECAY)
         runs = {FORWARD: self._forward, BACKWARD: self._backward, STEP: self._step}
         self.call: Callable[..., Any] = pair.call_reference
         if way.is_compiled:
-            self.call = torch.compile(pair.call_reference, **way.options)
+            options: dict[str, Any] = way.options
+            self.call = torch.compile(pair.call_reference, **options)
         self.is_compiled, self.runs = way.is_compiled, runs
 
     def start(self, mode: str) -> Any:
@@ -74,8 +76,8 @@ class TorchRuns:
         return self.call(*self.args, **self.kwargs)
 
     def _loss(self) -> torch.Tensor:
-        outputs = _tensors(self._forward())
-        return sum(x.float().square().mean() for x in outputs if x.requires_grad)
+        outputs = [x for x in _tensors(self._forward()) if x.requires_grad]
+        return torch.stack([x.float().square().mean() for x in outputs]).sum()
 
     def _backward(self) -> Any:
         return torch.autograd.grad(self._loss(), self.parameters, allow_unused=True)
@@ -93,7 +95,8 @@ class JaxRuns:
         del device, threads  # JAX takes those that the process may use
         jax.config.update("jax_default_matmul_precision", "highest")
         jax.config.update("jax_enable_compilation_cache", False)
-        graph, params, rest = nnx.split(pair.port, nnx.Param, ...)
+        split: Any = nnx.split(pair.port, nnx.Param, nnx.Not(nnx.Param))
+        graph, params, rest = split
         params = jax.tree.map(
             jnp.copy, params
         )  # a donated array is lost, and these are the caller's
@@ -103,8 +106,7 @@ class JaxRuns:
             port = nnx.merge(graph, params, rest)
             args, kwargs = pair.with_arrays(inputs)
             outputs = pair.call_port(port, *args, **kwargs)
-            _, _, after = nnx.split(port, nnx.Param, ...)
-            return outputs, after
+            return outputs, nnx.state(port, nnx.Not(nnx.Param))
 
         def loss(params: Any, rest: Any, inputs: Any) -> Any:
             outputs, after = forward(params, rest, inputs)
@@ -120,7 +122,7 @@ class JaxRuns:
 
         self.params, self.rest = params, rest
         self.state = tx.init(params)
-        donated = {"donate_argnums": (0, 1)} if way.donates else {}
+        donated: dict[str, Any] = {"donate_argnums": (0, 1)} if way.donates else {}
         self.jitted: dict[str, Any] = {
             FORWARD: jax.jit(forward),
             BACKWARD: jax.jit(jax.grad(loss, has_aux=True)),

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 from jax_attn.bench import statistics
 from jax_attn.bench.record import Measurement, Ratio, Record, Status
-from jax_attn.bench.workload import Workload
+from jax_attn.bench.workload import PairWorkload, Workload
 from jax_attn.parity.judge.text import finite
 
 SCHEMA = "jax-attn bench compare 1"
@@ -176,7 +176,7 @@ def _why_unpaired(
                 yield f"its baseline, {baseline}, has no time {when}"
 
 
-def _rows(record: Record) -> dict[tuple[Workload, str, str], Measurement]:
+def _rows(record: Record) -> dict[tuple[Workload | PairWorkload, str, str], Measurement]:
     return {(row.workload, row.mode, row.implementation): row for row in record.rows}
 
 

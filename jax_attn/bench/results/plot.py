@@ -16,7 +16,7 @@ from jax_attn.bench.implementations import OURS
 from jax_attn.bench.record import Record
 from jax_attn.bench.results import series, words
 from jax_attn.bench.results.series import Line, Quantity, Shares
-from jax_attn.bench.workload import MODES, Workload
+from jax_attn.bench.workload import MODES, PairWorkload, Workload
 from jax_attn.environment import install_line
 
 # Okabe and Ito's palette, which the colour-blind can tell apart; what is not ours stands back.
@@ -156,7 +156,7 @@ def _label_ends(axes: Any, curves: list[Line], baseline: str) -> None:
         )
 
 
-def _shares(record: Record, mode: str, panels: list[tuple[Workload, Shares]]) -> Any:
+def _shares(record: Record, mode: str, panels: list[tuple[Workload | PairWorkload, Shares]]) -> Any:
     from matplotlib.figure import Figure
 
     columns = min(3, len(panels))
@@ -183,7 +183,9 @@ def _shares(record: Record, mode: str, panels: list[tuple[Workload, Shares]]) ->
     return figure
 
 
-def _panel(axes: Any, workload: Workload, rows: Shares, baseline: str, farthest: float) -> None:
+def _panel(
+    axes: Any, workload: Workload | PairWorkload, rows: Shares, baseline: str, farthest: float
+) -> None:
     names = [row.implementation for row, _ in rows]
     colours = [_colour(row.implementation, row.framework, baseline) for row, _ in rows]
     places = range(len(rows))

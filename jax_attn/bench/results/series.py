@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from statistics import median
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from scipy.optimize import isotonic_regression
@@ -11,7 +11,7 @@ from scipy.optimize import isotonic_regression
 from jax_attn.bench.record import Measurement, Record
 from jax_attn.bench.results import words
 from jax_attn.bench.results.table import roofline_share, sections
-from jax_attn.bench.workload import Workload
+from jax_attn.bench.workload import PairWorkload, Workload
 
 Shares: TypeAlias = list[tuple[Measurement, float]]
 """Measurements of one workload with their shares of the roofline."""
@@ -88,19 +88,20 @@ def families(record: Record) -> dict[Workload, list[Workload]]:
 def lines(record: Record, members: Sequence[Workload], mode: str, quantity: Quantity) -> list[Line]:
     """A line for each implementation that has the quantity, the highest end first."""
     by_name: dict[tuple[str, str], list[tuple[Measurement, Span]]] = {}
-    for row in sorted(record.rows, key=lambda row: row.workload.T):
-        wanted = row.workload in members and row.mode == mode and row.seconds
-        if wanted and (span := quantity.of(row)):
+    of_members = [(w, row) for w in members for row in record.rows if row.workload == w]
+    for _, row in sorted(of_members, key=lambda pair: pair[0].T):
+        if row.mode == mode and row.seconds and (span := quantity.of(row)):
             by_name.setdefault((row.implementation, row.framework), []).append((row, span))
     lines = []
+    lengths: dict[Any, int] = {workload: workload.T for workload in members}
     for (implementation, framework), spans in by_name.items():
-        points = tuple((row.workload.T, *span) for row, span in spans)
+        points = tuple((lengths[row.workload], *span) for row, span in spans)
         label = f"{implementation}  {quantity.at_end(spans[-1][0])}".rstrip()
         lines.append(Line(implementation, framework, points, label))
     return sorted(lines, key=lambda line: line.points[-1][2], reverse=True)
 
 
-def shares(record: Record, mode: str) -> list[tuple[Workload, Shares]]:
+def shares(record: Record, mode: str) -> list[tuple[Workload | PairWorkload, Shares]]:
     """For each workload its rows with their share of the roofline, the fastest first."""
     panels = []
     for section in sections(record):

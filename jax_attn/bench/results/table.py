@@ -230,8 +230,8 @@ def comparison_table(comparison: Comparison, width: int) -> Group:
         named = (row.workload.name, row.mode, row.implementation, *times)
         cells = (*named, words.ratio(change.over_baseline), outcome)
         rows.append(dict(zip(titles, cells, strict=True)))
-    head = {title: title for title in titles}
-    needed = sum(2 + max(cell_len(line[title]) for line in (head, *rows)) for title in titles)
+    lines = [{title: title for title in titles}, *rows]
+    needed = sum(2 + max(cell_len(line[title]) for line in lines) for title in titles)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     shown = [t for t in titles if needed <= width or t not in ("before", "after")]
     for title in shown:

@@ -44,7 +44,7 @@ def _family_layout(config: Mapping[str, Any], keys: Any, where: str) -> Layout:
     )
     near = nearest(str(kind), known)
     hint = "; ".join(
-        filter(None, (near, "jax-attn inspect CHECKPOINT --table writes a starting table"))
+        filter(None, (near, "jax-attn inspect CHECKPOINT --table table.py writes a starting table"))
     )
     text = f"{where}: expected one of {', '.join(known)}, got {kind!r}"
     raise TransferError("layout_for", [Problem("refused", "model_type", text, hint)])

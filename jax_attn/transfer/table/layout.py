@@ -94,7 +94,8 @@ class Layout:
     def renamed_torch(self, names: Mapping[str, str]) -> "Layout":
         """Likewise for torch keys: {"out_proj": "o_proj", …}. Raises ValueError for a name that no
         key has."""
-        keys = [*self.torch_keys(), *(item.key for item in (*self.refusals, *self.passed_over))]
+        keys = [*self.torch_keys(), *(refusal.key for refusal in self.refusals)]
+        keys += [item.key for item in self.passed_over]
         self._check_parts("renamed_torch: expected names", names, keys)
         return self._mapped(lambda key: _renamed(key, names), lambda path: path)
 

@@ -76,6 +76,14 @@ def written(name, folder):
     return folder
 
 
+def table_text(source, target) -> str:
+    printed = invoke("inspect", source, "--table", target)
+    assert printed.exit_code == 0, printed.output
+    text = target.read_text()
+    assert printed.stdout.endswith(f"with {text.count('# Question')} questions to answer\n")
+    return text
+
+
 def answered(text: str, answer: str = ANSWER) -> tuple[str, int]:
     """The table with each question answered, and how many of its lines were edited."""
     lines, out, edited = text.split("\n"), [], 0
@@ -97,10 +105,9 @@ def answered(text: str, answer: str = ANSWER) -> tuple[str, int]:
 @pytest.mark.parametrize("name", MODELS)
 def test_an_unknown_model_is_carried_both_ways(name, tmp_path, monkeypatch):
     source = written(name, tmp_path / "model")
-    printed = invoke("inspect", source, "--table")
-    assert printed.exit_code == 0, printed.output
-    text, edited = answered(printed.stdout)
-    assert edited <= 10, printed.stdout
+    begun = table_text(source, tmp_path / "begun.py")
+    text, edited = answered(begun)
+    assert edited <= 10, begun
     monkeypatch.chdir(tmp_path)
     module = f"table_{name.lower()}"
     (tmp_path / f"{module}.py").write_text(text)
@@ -127,10 +134,9 @@ def test_questions_that_are_not_answered_are_refused_all_at_once(tmp_path, monke
             "square.bias": np.zeros(16, np.float32),
         },
     )
-    text = invoke("inspect", tmp_path / "model.safetensors", "--table").stdout
+    text = table_text(tmp_path / "model.safetensors", tmp_path / "unanswered.py")
     assert text.count("# Question") == 1  # the packed one's bias tells how all matrices lie
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "unanswered.py").write_text(text)
     sizes = ("--num-heads", 4, "--head-dim", 4)
     layout = ("--to", "flax", "--layout", "unanswered:LAYOUT")
     result = invoke("port", tmp_path / "model.safetensors", tmp_path / "out", *layout, *sizes)
@@ -143,10 +149,9 @@ def test_questions_that_are_not_answered_are_refused_all_at_once(tmp_path, monke
 
 
 def table_of(arrays, tmp_path):
+    (tmp_path / "begun.py").unlink(missing_ok=True)
     save_checkpoint(tmp_path / "model.safetensors", arrays)
-    result = invoke("inspect", tmp_path / "model.safetensors", "--table")
-    assert result.exit_code == 0
-    return result.stdout
+    return table_text(tmp_path / "model.safetensors", tmp_path / "begun.py")
 
 
 ROWS = {
@@ -187,3 +192,12 @@ def test_a_name_from_a_file_does_not_become_code(tmp_path):
     names = {}
     exec(compile(text, "table", "exec"), names)
     assert names["LAYOUT"].torch_keys() == [key]
+
+
+def test_a_file_that_is_there_is_kept(tmp_path):
+    save_checkpoint(tmp_path / "model.safetensors", {"a.weight": np.zeros(3, np.float32)})
+    (tmp_path / "mine.py").write_text("answers")
+    result = invoke("inspect", tmp_path / "model.safetensors", "--table", tmp_path / "mine.py")
+    assert result.exit_code == 2
+    assert "expected a file that does not exist yet" in result.output
+    assert (tmp_path / "mine.py").read_text() == "answers"

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 MODES = FORWARD, BACKWARD = ("forward", "forward+backward")
 CACHED = PREFILL, DECODE = ("prefill", "decode")  # with a cache of keys and values
-STEP = "training step"
+STEP = "training-step"
 PAIR_MODES = (*MODES, STEP)
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 DTYPES = tuple(_BYTES)

@@ -57,7 +57,7 @@ MODES = (*PAIR_MODES, *CACHED)
     multiple=True,
     type=click.Choice(MODES),
     help="Measure only this mode; may be repeated. With a cache, prefill reads many tokens and "
-    "decode reads one; a training step is of a pair alone.",
+    "decode reads one; a training-step is of a pair alone.",
 )
 @click.option(
     "--baseline",

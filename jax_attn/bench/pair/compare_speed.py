@@ -44,7 +44,7 @@ def compare_speed(
 
     Args:
       reference, port, inputs, layout, reference_call, port_call: as for `parity.check`.
-      modes: of "forward", "forward+backward", "training step". The loss is the mean square of each
+      modes: of "forward", "forward+backward", "training-step". The loss is the mean square of each
         output, added up; a step is AdamW's.
       ways: of "torch eager", "torch.compile", "torch.compile reduce-overhead", "jax.jit" and, for
         a training step, "jax.jit donated".

@@ -70,7 +70,7 @@ def test_operations_are_those_of_the_products(record):
 def test_the_record_returns_from_json_and_reads_as_a_table(record):
     assert Record.from_json(record.to_json()) == record
     text = bench.markdown(record)
-    assert "## the pair, training step" in text
+    assert "## the pair, training-step" in text
     assert "inputs 0 float32[3, 5]" in text
     assert "| jax.jit donated |" in text
 

@@ -33,7 +33,7 @@ def agreed(verdict="PASS", *reasons):
 @pytest.fixture
 def session(monkeypatch):
     """A function: answers -> the rows of a run with fake workers, by (mode, name)."""
-    monkeypatch.setattr(session_module, "_environment", lambda: {"packages": {}})
+    monkeypatch.setattr(session_module, "session_environment", lambda: {"packages": {}})
     monkeypatch.setitem(DEFAULTS, "judge", agreed())
     times = iter(range(1, 10**6))
     monkeypatch.setitem(DEFAULTS, "turn", lambda *_: (1.0 + 1e-6 * next(times), 0.5))

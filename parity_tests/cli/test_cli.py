@@ -62,7 +62,7 @@ def test_the_environment_is_told(verified):
 
 def test_the_report_is_written_whole(verified):
     _, document, report = verified
-    assert sorted(p.name for p in report.iterdir()) == ["result.json", "summary.md"]
+    assert sorted(p.name for p in report.iterdir()) == ["index.html", "result.json", "summary.md"]
     assert json.loads((report / "result.json").read_text()) == document
     summary = (report / "summary.md").read_text()
     assert all(case["name"] in summary for case in document["cases"])

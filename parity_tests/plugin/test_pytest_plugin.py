@@ -199,7 +199,7 @@ def test_the_report_has_every_check_in_the_schema_of_verify(run, pytester):
     result = run(THREE, "--parity-report", "a/report")
     result.stdout.fnmatch_lines(["parity: 3 pass, 1 fail, 1 inconclusive; report in a/report"])
     report = pytester.path / "a" / "report"
-    assert sorted(p.name for p in report.iterdir()) == ["result.json", "summary.md"]
+    assert sorted(p.name for p in report.iterdir()) == ["index.html", "result.json", "summary.md"]
     document = json.loads((report / "result.json").read_text())
     assert list(document) == [
         "schema_version",

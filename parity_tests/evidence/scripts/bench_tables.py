@@ -1,22 +1,24 @@
 """What the docs say of the bench: its targets, where the time goes, and the plot."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import targets
 from measuring import DATA, PROFILE
 
 from jax_attn.bench.implementations import OURS
-from jax_attn.bench.record import Record
+from jax_attn.bench.record import Measurement, Record
 from jax_attn.bench.results import plot, words
 
 BENCH = DATA / "bench"
 CACHED = BENCH / "cached"
 HALF = BENCH / "half"
-OTHER = BENCH / "other"
+OTHER, AVX2 = BENCH / "other", BENCH / "avx2"
 PARTS = PROFILE / "blocked.json"
 STEPS = PROFILE / "steps.json"
 TILES = PROFILE / "tiles.json"
+SHARDING = PROFILE / "sharding.json"
 PLOT = BENCH / "time.svg"
 MOST_TEMPORARIES = 128 * words.MIB
 PLOTTED = "time-attention-1x8x64-float32-forward"
@@ -39,25 +41,20 @@ def decode(cached: dict[str, Record]) -> str:
     return f"{targets.table(cached, targets.DECODING)}\n\n{steps(json.loads(STEPS.read_text()))}"
 
 
-def other() -> str:
-    """The targets on another machine, as far as its runs tell them; a step; 16 bits."""
-    records = kept(OTHER)
-    records = {"seeds": records["seeds"], **records}  # the later run, of small layers
+def other(folder: Path = OTHER) -> str:
+    """The targets on another machine, as far as its runs tell them; a step; tiles; 16 bits."""
+    records = kept(folder)
+    if "seeds" in records:  # the later run, of small layers
+        records = {"seeds": records["seeds"], **records}
     all_targets = (*targets.TARGETS, *targets.DECODING)
     told = [t for t in all_targets if t.met(records) != targets.NOT_MEASURED]
-    of_parts, of_steps = (
-        json.loads((OTHER / "profile" / f"{name}.json").read_text())
-        for name in ("blocked", "steps")
-    )
-    return "\n\n".join(
-        [
-            targets.table(records, told),
-            beside_peers(records["seeds"], records["layers"]),
-            parts(of_parts),
-            steps(of_steps),
-            half(kept(OTHER / "half")),
-        ]
-    )
+    profiles = {path.stem: json.loads(path.read_text()) for path in folder.glob("profile/*.json")}
+    layers = [records[name] for name in ("seeds", "layers", "presets") if name in records]
+    described = [targets.table(records, told), beside_peers(*layers), parts(profiles["blocked"])]
+    described += [tiles(profiles["tiles"])] if "tiles" in profiles else []
+    described += [steps(profiles["steps"])]
+    in_16_bits = kept(folder / "half")
+    return "\n\n".join([*described, *([half(in_16_bits)] if in_16_bits else [])])
 
 
 def beside_peers(*records: Record) -> str:
@@ -124,6 +121,55 @@ def steps(profile: dict) -> str:
             *rows,
         ]
     )
+
+
+# The beginnings of workloads' names -> what they are, and why torch is faster where it is.
+_GROUPS = {
+    "seeds/": ("a layer, {0}", "most of the time is spent reading weights, alike in both"),
+    "layers/": ("a layer, {0}", "half of it is projections; see attention alone for the rest"),
+    "long/": ("attention, {0} tokens", "XLA:CPU's two products alone take most of SDPA's time"),
+    "decode/": ("a decode step, {0}", "XLA:CPU's products with cached keys; the cost of a call"),
+}
+
+
+def speed(*runs: Mapping[str, Record]) -> str:
+    """Where XLA is faster than torch's SDPA, where torch is, and why, each the largest first."""
+    told: dict[str, tuple[Measurement, str]] = {}
+    for record in (record for each in runs for record in each.values()):
+        for row in record.rows:
+            start = next((s for s in _GROUPS if row.workload.name.startswith(s)), None)
+            if row.implementation == OURS and row.ratio and row.ratio.side and start:
+                what = _GROUPS[start][0].format(row.workload.name.removeprefix(start))
+                told.setdefault(f"{what}, {row.mode}", (row, _GROUPS[start][1]))
+    ranked = sorted(told.items(), key=lambda item: -item[1][0].ratio.median)
+    lines = ["| XLA is faster | times as fast as torch's SDPA |", "|---|---|"]
+    lines += [f"| {n} | {words.ratio(r.ratio)} |" for n, (r, _) in ranked if r.ratio.side > 0]
+    lines += ["", "| torch is faster | XLA, times as fast | why |", "|---|---|---|"]
+    slower = [(n, r, why) for n, (r, why) in reversed(ranked) if r.ratio.side < 0]
+    lines += [f"| {n} | {words.ratio(r.ratio)} | {why} |" for n, r, why in slower]
+    return "\n".join(lines)
+
+
+def sharding(profile: dict) -> str:
+    """What cutting attention over devices costs, and what is sent."""
+    head = ["heads", "pass", "mesh", "implementation", "ms", "over one device", "sent"]
+    rows = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    for row in profile["rows"]:
+        sends = [f"{count} {kind}" for kind, count in row["sent"].items()]
+        what = f"{', '.join(sends)}: {words.size(row['bytes'])}" if sends else "nothing"
+        figures = f"{row['milliseconds']:.0f} | {row['over one device']:.2f} | {what}"
+        named = " | ".join(row[name] for name in ("heads", "pass", "mesh", "implementation"))
+        rows.append(f"| {named} | {figures} |")
+    at = profile["environment"]
+    said = (
+        "Causal attention of 8 rows, 512 tokens and 8 heads of 64, float32, on eight CPU devices "
+        f"that share {at['cores']} cores of {at['processor']}, by "
+        "`parity_tests/evidence/scripts/sharding.py`, with jax "
+        f"{at['packages']['jax']}. The work and the cores are the same as on one device, so that "
+        "a split that costs something takes more than 1.00 of its time. Less than 1.00 says that "
+        "one device does not keep all cores busy:"
+    )
+    return "\n".join([said, "", *rows])
 
 
 def tiles(profile: dict) -> str:

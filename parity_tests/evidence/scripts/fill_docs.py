@@ -14,7 +14,22 @@ import re
 from collections.abc import Mapping
 
 import targets
-from bench_tables import CACHED, HALF, PLOT, ROOT, bench, decode, half, kept, other, plotted
+from bench_tables import (
+    AVX2,
+    CACHED,
+    HALF,
+    PLOT,
+    ROOT,
+    SHARDING,
+    bench,
+    decode,
+    half,
+    kept,
+    other,
+    plotted,
+    sharding,
+    speed,
+)
 from measuring import DATA, PROFILE
 
 from jax_attn.bench.record import Record
@@ -356,7 +371,10 @@ def tables(
         "bench": bench(benchmarks),
         "half": half(kept(HALF)),
         "other": other(),
+        "avx2": other(AVX2),
         "decode": decode(cached),
+        "sharding": sharding(json.loads(SHARDING.read_text())),
+        "speed": speed(benchmarks, cached),
         "files": files(json.loads(FILES.read_text())),
         "check_cost": check_cost(json.loads(CHECK_COST.read_text())),
         "minilm": minilm(json.loads(MINILM.read_text())),

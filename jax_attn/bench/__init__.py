@@ -15,3 +15,7 @@ def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return resolve_name(f"{__name__}.{_HOMES[name]}:{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

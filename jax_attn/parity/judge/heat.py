@@ -22,17 +22,22 @@ def maps(want: np.ndarray, got: np.ndarray, allowed: np.ndarray) -> Maps:
     want, got, allowed = (
         np.broadcast_to(a, want.shape).reshape(-1, *shape[-3:]) for a in (want, got, allowed)
     )
-    rows = np.array_split(np.arange(shape[-2]), min(shape[-2], ROWS))
-
-    def cells(place: int, some: np.ndarray) -> tuple[float, ...]:
-        at = (slice(None), place, slice(some[0], some[-1] + 1))
-        with np.errstate(invalid="ignore"):
-            part = over(np.abs(got[at] - want[at]), allowed[at])
-        same = (got[at] == want[at]) | (np.isnan(got[at]) & np.isnan(want[at]))
-        part = np.where(same, 0.0, np.where(np.isnan(part), np.inf, part)).max(axis=(0, 1))
-        columns = np.array_split(part, min(len(part), COLUMNS))
-        return tuple(float(f"{column.max():.3g}") for column in columns)
-
     return tuple(
-        tuple(cells(place, some) for some in rows) for place in range(min(shape[-3], MAPS))
+        _coarse(want[:, place], got[:, place], allowed[:, place])
+        for place in range(min(shape[-3], MAPS))
     )
+
+
+def _coarse(
+    want: np.ndarray, got: np.ndarray, allowed: np.ndarray
+) -> tuple[tuple[float, ...], ...]:
+    """The cells of (…, rows, columns), the largest error over its budget in each."""
+    with np.errstate(invalid="ignore"):
+        fraction = over(np.abs(got - want), allowed)
+    same = (got == want) | (np.isnan(got) & np.isnan(want))
+    fraction = np.where(same, 0.0, np.where(np.isnan(fraction), np.inf, fraction)).max(axis=0)
+    for axis, most in enumerate((ROWS, COLUMNS)):
+        size = fraction.shape[axis]
+        starts = np.linspace(0, size, min(size, most), endpoint=False).astype(int)
+        fraction = np.maximum.reduceat(fraction, starts, axis)
+    return tuple(map(tuple, fraction.tolist()))

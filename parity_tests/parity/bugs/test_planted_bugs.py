@@ -237,14 +237,14 @@ def test_a_row_that_may_attend_to_nothing_given_the_mean_of_the_values_fails():
 
 def another_order(grown):
     """Values are cached in another order than their keys."""
-    return lambda cache, call: grown(cache, replace(call, value=call.value[:, ::-1]))
+    return lambda cache, call, axes: grown(cache, replace(call, value=call.value[:, ::-1]), axes)
 
 
 def all_rows_alike(grown):
     """Every row is taken to have read as many tokens as the chunk is long."""
 
-    def wrong(cache, call):
-        return grown(cache, replace(call, mask=replace(call.mask, kv_lengths=None)))
+    def wrong(cache, call, axes):
+        return grown(cache, replace(call, mask=replace(call.mask, kv_lengths=None)), axes)
 
     return wrong
 

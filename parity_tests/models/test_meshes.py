@@ -9,7 +9,7 @@ from flax import nnx
 from jax import P
 from jax.sharding import NamedSharding
 
-from helpers.attention.meshes import assert_near, mesh
+from helpers.attention.meshes import assert_near, mesh, moved
 from jax_attn import models, transfer
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -51,15 +51,6 @@ def trained(model, place=jnp.asarray):
     batches = np.random.default_rng(0).integers(1, V, (STEPS, B, T + 1))
     losses = [step(model, optimizer, place(tokens)) for tokens in batches]
     return losses, transfer.flatten(model)
-
-
-def moved(model):
-    """With every parameter moved by its last bit, up or down."""
-    rng = np.random.default_rng(1)
-    for _, variable in nnx.to_flat_state(nnx.state(model, nnx.Param)):
-        value = variable.get_value()
-        variable.set_value(value * (1 + 2.0**-53 * rng.choice([-2, 2], value.shape)))
-    return model
 
 
 @pytest.mark.parametrize(("family", "kind"), [("llama", "auto"), ("gpt2", "explicit")])

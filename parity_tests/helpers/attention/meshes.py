@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from flax import nnx
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jax_attn.parity.run.traffic import sent
@@ -38,3 +39,12 @@ def assert_near(found: Any, wanted: Any, near: Any, *, additions: int, passes: i
     allowed = passes * additions * max(np.abs(n - w).max() for _, w, n in pairs)
     assert max(np.abs(np.asarray(got) - want).max() for got, want, _ in pairs) <= allowed
     assert allowed < 1e-9 * max(np.abs(want).max() for _, want, _ in pairs)
+
+
+def moved(model: nnx.Module) -> nnx.Module:
+    """The module, with every float64 parameter moved by its last bit, up or down: for `near`."""
+    rng = np.random.default_rng(1)
+    for _, variable in nnx.to_flat_state(nnx.state(model, nnx.Param)):
+        value = variable.get_value()
+        variable.set_value(value * (1 + 2.0**-53 * rng.choice([-2, 2], value.shape)))
+    return model

@@ -3,13 +3,15 @@
 Beside its numbers a row is held to what theory sends. An output of a layer whose heads are cut is a
 sum over them. So is the gradient of each input, once for each projection that reads it, and that of
 each parameter over the parts of the batch. Nothing else is sent, and each device holds as large a
-part of every gradient as of its parameter or input.
+part of every gradient as of its parameter or input. What it holds in between is cut along one axis
+of the mesh at least, so that it is at most that part of what one device holds, and what is sent.
 """
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import jax
 import numpy as np
@@ -18,7 +20,7 @@ from flax import nnx
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
 from jax_attn.attention import ArgumentError
-from jax_attn.parity.checking.on_mesh import nothing_cut, replicated, told
+from jax_attn.parity.checking.on_mesh import nothing_cut, on_one_device, replicated, told
 from jax_attn.parity.judge.budget import PRECISIONS, Budget
 from jax_attn.parity.judge.compare import TensorReport, judge, rms
 from jax_attn.parity.judge.result import NotRun, Result
@@ -193,11 +195,21 @@ class OnMesh:
     def findings(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """(failures, notes) of what the port's programs send and hold."""
         prepared = self.preparation.prepared
-        programs = self.port.programs(prepared.dtype, prepared.differentiated)
+        alone = on_one_device(self.port)
+        assert alone is not None
+        programs, of_one = (
+            port.programs(prepared.dtype, prepared.differentiated) for port in (self.port, alone)
+        )
         failures: list[str] = [*nothing_cut(self.port), *replicated(self.port, programs)]
         for (name, program), most in zip(programs.items(), self.most_added(), strict=True):
             operations = sent(program.as_text() or "")
             failures += _beyond(name, operations, most, self._most_gathered(name))
+            held, most_held = _temporaries(program), self._most_held(of_one[name], operations)
+            if held > most_held:
+                failures.append(
+                    f"{name}: expected temporaries of at most {most_held} bytes on each device, "
+                    f"got {held}"
+                )
         return tuple(failures), tuple(told(self.port, programs))
 
     def most_added(self) -> tuple[int, int]:
@@ -243,6 +255,12 @@ class OnMesh:
         module = flatten(self.preparation.pair.port)
         of_keys = [a for path, a in module.items() if "k_proj" in path or "v_proj" in path]
         return sum(a.size for a in of_keys) * float_dtype(case.dtype).itemsize
+
+    def _most_held(self, of_one: jax.stages.Compiled, operations: list[Sent]) -> int:
+        """Bytes of temporaries. Activations are cut along the batch at least, and what is as large
+        as a parameter along the heads, so that the smaller of the two cuts both."""
+        parts = min(self.mesh.shape.values())
+        return _temporaries(of_one) // parts + total(operations)
 
     def _features(self, name: str) -> int:
         array = self.preparation.inputs[name]
@@ -310,6 +328,11 @@ def _step(
     tx = optax.sgd(_RATE)
     updates, _ = tx.update(jax.grad(loss)(params), tx.init(params), params)
     return optax.apply_updates(params, updates)
+
+
+def _temporaries(program: jax.stages.Compiled) -> int:
+    memory: Any = program.memory_analysis()
+    return int(memory.temp_size_in_bytes)
 
 
 def _spec(name: str, array: np.ndarray) -> PartitionSpec:

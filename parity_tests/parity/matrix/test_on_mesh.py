@@ -49,19 +49,35 @@ def test_rows_pass_on_either_kind_of_mesh(name):
         assert "all-reduce" in result.notes[0]
 
 
+PLACED = {"auto": jax.lax.with_sharding_constraint, "explicit": jax.sharding.reshard}
+
+
+def gathering(row, kind):
+    """The row's port, each device of which computes the whole batch."""
+
+    def call(module, x):
+        whole = NamedSharding(jax.sharding.get_abstract_mesh(), P())
+        return {"output": module(PLACED[kind](x, whole), is_causal=True)}
+
+    return replace(row.port, call=call)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_port_that_gathers_fails(kind):
     row = on(MQA, kind)
-
-    def gathering(module, x):
-        whole = NamedSharding(row.mesh, P())
-        if kind == "explicit":
-            return {"output": module(jax.sharding.reshard(x, whole), is_causal=True)}
-        return {"output": module(jax.lax.with_sharding_constraint(x, whole), is_causal=True)}
-
-    vars(row)["port"] = replace(row.port, call=gathering)
+    vars(row)["port"] = gathering(row, kind)
     failures, _ = row.findings()
     assert any("all-gather" in text for text in failures), failures
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_port_that_computes_all_of_it_on_each_device_holds_too_much(kind):
+    row = on(MQA, kind)
+    vars(row)["port"] = replace(
+        gathering(row, kind), placement=replace(row.placement, parameters={})
+    )
+    failures, _ = row.findings()
+    assert any("forward: expected temporaries of at most" in text for text in failures), failures
 
 
 def test_a_port_with_whole_parameters_sends_more_than_theory():

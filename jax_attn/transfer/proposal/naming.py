@@ -241,9 +241,12 @@ def _as_output(name: ModuleName, siblings: list[ModuleName]) -> ModuleName:
     roles = frozenset().union(*(n.role for n in siblings))
     if not any(projections <= roles for projections in _PROJECTIONS):
         return name
-    lone = name.bare and "attn" in name.role and sum(n.bare for n in siblings) == 1
+    # A number before the last part counts layers, which have more than attention in them.
     in_attention = not name.tokens[-2:-1] or not name.tokens[-2].isdecimal()
-    out = name.role == {"out"} and in_attention and roles <= _ROLES[0] | {"norm", "attn", "self"}
+    only_attention = in_attention and roles <= _ROLES[0] | {"norm", "attn", "self"}
+    is_of_attention = "attn" in name.role or (not name.role and only_attention)
+    lone = name.bare and is_of_attention and sum(n.bare for n in siblings) == 1
+    out = name.role == {"out"} and only_attention
     if not (lone or out):
         return name
     context = name.context | (name.role - {"out"}) | {"attn"}

@@ -62,6 +62,26 @@ def test_the_one_projection_without_a_word_beside_query_key_and_value_is_their_o
     assert [bond(name, flax) for name in two[-2:]] == [Bond.NONE, Bond.NONE]
 
 
+# Names beside each other at the root of a module -> whether its "dense" is attention's output.
+ALONE = {
+    "query, key and value": ("q_proj k_proj v_proj dense", True),
+    "packed": ("query_key_value dense", True),
+    "with norms of queries and keys": ("q_proj k_proj v_proj q_norm k_norm dense", True),
+    "two without a word": ("q_proj k_proj v_proj dense proj", False),
+    "an MLP": ("q_proj k_proj v_proj dense fc1 fc2", False),
+    "no key": ("q_proj v_proj dense", False),
+    "layers": ("0.q_proj 0.k_proj 0.v_proj 0.dense", False),
+}
+
+
+@pytest.mark.parametrize("case", ALONE)
+def test_dense_is_the_output_where_nothing_but_attention_is_beside_it(case):
+    names, is_output = ALONE[case]
+    parts = [tuple(name.split(".")) for name in names.split()]
+    dense = next(name for name in read(parts) if name.tokens[-1] == "dense")
+    assert (dense.role == {"out"}) == is_output
+
+
 def test_a_word_that_all_names_share_says_nothing():
     torch = read([("bert", "h", "0", "q"), ("bert", "h", "1", "q")])
     (flax,) = read([("layers", "0", "query")])

@@ -1,11 +1,17 @@
 """Published models, built at random from their configs, against a transformer of our own names."""
 
+import re
+
 import pytest
 import torch
 import transformers
+from flax import nnx
+from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXAttention
+from transformers.models.phi.modeling_phi import PhiAttention
 
 from helpers.renamed_models import LAYERS, SIZES, D, N, abstract
-from jax_attn.transfer import infer
+from jax_attn import MultiHeadAttention, Rotary
+from jax_attn.transfer import flatten, infer
 
 VOCABULARY, POSITIONS, HIDDEN, _ = SIZES["as published"]
 
@@ -86,3 +92,29 @@ def test_both_readings_of_a_packed_projection_are_offered():
         ["grouped"],
     ]
     assert weight.why == "packed query, key, value; shapes do not determine their order"
+
+
+ATTENTION = {
+    "Phi": (PhiAttention, transformers.PhiConfig, set()),
+    "GPT-NeoX": (
+        GPTNeoXAttention,
+        transformers.GPTNeoXConfig,
+        {"query_key_value.weight", "query_key_value.bias"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ATTENTION)
+def test_of_attention_alone_dense_is_the_output_and_only_what_is_there_is_spoken_of(name):
+    cls, config, packed = ATTENTION[name]
+    torch.manual_seed(0)
+    module = cls(config(hidden_size=D, num_attention_heads=N), 0)
+    port = nnx.eval_shape(lambda: MultiHeadAttention(D, N, rotary=Rotary(dim=4), rngs=nnx.Rngs(0)))
+    proposal = infer(module, port)
+    assert {question.key for question in proposal.undecided} == packed
+    assert proposal.layout.row_of("dense.weight") == (
+        "dense.weight -> out_proj.kernel [linear heads_in]"
+    )
+    assert proposal.layout.row_of("dense.bias") == "dense.bias -> out_proj.bias [=]"
+    there = {*module.state_dict(), *flatten(port), "q_proj", "k_proj"}
+    assert {*re.findall(r'"([^"]+)"', proposal.code)} <= there

@@ -100,6 +100,8 @@ def verify_port(
         return _not_rebuilt(layer, "expected finite numbers")
     with x64_for(layer.dtype):
         port = rebuild.flax_module(layer.traits, layer.dtype)
+        shapes = {path: array.shape for path, array in flatten(port).items()}
+        arrays |= {path: np.zeros(shapes[path], layer.dtype) for path in _of_zeros(layer)}
         try:
             reference = torch_side(layer, rows)
             load(port, arrays, Layout(*(row(path, path) for path in arrays)))
@@ -258,9 +260,15 @@ def _written_at(layer: AttentionLayer, plan: PortPlan) -> tuple[dict[str, str], 
     with x64_for(layer.dtype):
         needed = flatten(rebuild.flax_module(layer.traits, layer.dtype))
     written_at = {}
-    for path in needed:
+    for path in needed.keys() - _of_zeros(layer):
         candidates = [w for w in written if f".{w}".endswith(f".{path}")]
         if len(candidates) != 1:
             return {}, f"expected one path that ends in {path}, got {candidates}"
         (written_at[path],) = candidates
     return written_at, ""
+
+
+def _of_zeros(layer: AttentionLayer) -> set[str]:
+    """The paths in our module of what the file lacks and zeros stand for."""
+    rows = (r for group in layer.layout.groups for r in group.rows)
+    return {path for r in rows if not layer.zeros.keys().isdisjoint(r.keys) for path in r.paths}

@@ -19,7 +19,13 @@ from jax_attn.transfer.families.config import disagreements
 from jax_attn.transfer.families.family import Family, Place
 from jax_attn.transfer.families.traits import Traits
 from jax_attn.transfer.files.prefixes import Renamed, unwrapped
-from jax_attn.transfer.inspect.config import UnknownHeadsError, head_counts, lacking, seen_from
+from jax_attn.transfer.inspect.config import (
+    KEYS_WITHOUT_BIAS,
+    UnknownHeadsError,
+    head_counts,
+    lacking,
+    seen_from,
+)
 from jax_attn.transfer.inspect.discover import AttentionBlock, UnreadBlock, discover
 from jax_attn.transfer.port.files import LazyTensors
 from jax_attn.transfer.port.parts import other_layers
@@ -209,7 +215,13 @@ def _spelled_layer(
         softcap=softcap,
     )
     zeros = {at.key: (at.length,) for at in block.rows.values() if at.key in block.absent}
-    missing = (f"{key}: missing although sibling biases exist; using zeros" for key in zeros)
+    by_design = {block.rows["k.bias"].key} if seen.get("model_type") in KEYS_WITHOUT_BIAS else set()
+    missing = (
+        f"{key}: missing although sibling biases exist; using zeros"
+        for key in zeros
+        if key not in by_design
+    )
+    none = tuple(f"{key}: the model has none; using zeros" for key in zeros if key in by_design)
 
     def rows(arrays: Arrays) -> Arrays:
         state = {}
@@ -223,7 +235,7 @@ def _spelled_layer(
         *(block.name, {key: key for key in block.keys}, block.dtype, traits, rows, table(block)),
         zeros=zeros,
         doubts=(*why, *lacking(seen, block.beside, sizes.head_dim), *missing),
-        notes=(*notes, *_note_packed(block), *_note_beside(block.beside)),
+        notes=(*notes, *none, *_note_packed(block), *_note_beside(block.beside)),
     )
 
 

@@ -30,6 +30,9 @@ from jax_attn.transfer.table.steps import Sizes
 # Part of a config -> the modules that it is about, where they have other names.
 _MODULES = {"text": ("text", "language"), "vision": ("vision", "visual")}
 
+KEYS_WITHOUT_BIAS = ("whisper", "whisper_encoder", "qwen2_audio", "qwen2_audio_encoder", "voxtral")
+"""Model types whose keys have no bias although queries and values have one."""
+
 
 class UnknownHeadsError(ValueError):
     """Neither the config nor the caller says how many query heads there are."""
@@ -259,6 +262,11 @@ LACKS = (
         families="t5 mt5 umt5 longt5 switch_transformers gpt_neo",
         beside=r"logit_scale",
         other=_scale,
+    ),
+    Lack(
+        "an approximation of the softmax",
+        keys="num_landmarks conv_kernel_size",
+        families="nystromformer yoso mra reformer big_bird bigbird_pegasus performer",
     ),
     Lack("clipped projections", keys="clip_qkv"),
     Lack("attention sinks", beside=r"(^|\.)sinks$"),

@@ -7,7 +7,7 @@ its row. A question is a row that `port` refuses until another takes its place. 
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 
@@ -15,11 +15,19 @@ from jax_attn.transfer.arrays import Spec
 from jax_attn.transfer.families.config import Config
 from jax_attn.transfer.inspect.config import UnknownHeadsError, head_counts, seen_from
 from jax_attn.transfer.inspect.discover import AttentionBlock, Block, UnreadBlock, discover
+from jax_attn.transfer.port.table import by_layout
 from jax_attn.transfer.problems import TransferError, printable
 from jax_attn.transfer.proposal.folding import LayerItem, folded, marked
-from jax_attn.transfer.table.as_code import call_lines, quoted, row_arguments
+from jax_attn.transfer.table.as_code import (
+    call_lines,
+    quoted,
+    row_arguments,
+    row_call,
+    step_names,
+)
+from jax_attn.transfer.table.layout import Layout
 from jax_attn.transfer.table.rows import Row, bindings
-from jax_attn.transfer.table.spellings import OTHERWISE_PACKED, UNORDERED
+from jax_attn.transfer.table.spellings import OTHERWISE_PACKED, SPELLINGS, UNORDERED
 from jax_attn.transfer.table.steps import (
     MisfitError,
     Sizes,
@@ -28,6 +36,7 @@ from jax_attn.transfer.table.steps import (
     grouped,
     heads,
     heads_in,
+    in_parts,
     inward,
     linear,
     packed,
@@ -42,6 +51,7 @@ _EMBEDDING = re.compile(
 _CONVOLUTION = re.compile(r"conv|patch")
 _WHOLE_NUMBERS = ("int", "uint", "bool")
 _TABLE = "LAYOUT"
+_OPTIONS = ("--num-heads", "--num-kv-heads", "--head-dim")
 
 
 @dataclass(frozen=True)
@@ -101,16 +111,18 @@ def _sizes(blocks: Iterable[Block], config: Config) -> tuple[Sizes | None, str]:
     """N, K and H of every block, and the options of `port` that name them; None where they differ
     or nobody names them."""
     found = set()
-    for block in blocks:
-        if isinstance(block, AttentionBlock):
-            try:
+    try:
+        for block in blocks:
+            if isinstance(block, AttentionBlock):
                 found.add(head_counts(block, seen_from(config, block.prefix), None, None)[0])
-            except (UnknownHeadsError, TransferError):
-                return None, ""
+            elif (sizes := by_layout(Layout(), config, dict.fromkeys(_OPTIONS)).sizes) is not None:
+                found.add(sizes)
+    except (UnknownHeadsError, TransferError):
+        return None, ""
     if len(found) != 1:
         return None, ""
     (sizes,) = found
-    named = zip(("--num-heads", "--num-kv-heads", "--head-dim"), sizes, strict=True)
+    named = zip(_OPTIONS, sizes, strict=True)
     return sizes, " ".join(f"{option} {number}" for option, number in named)
 
 
@@ -121,6 +133,7 @@ def _is_whole_numbers(spec: Spec) -> bool:
 # --- attention ----------------------------------------------------------------------------------
 
 _ROLES = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "out_proj"}
+_OUTPUTS = sorted({"c_proj", *(out for spelling in SPELLINGS for out in spelling.outs)})
 _LEAVES = {"weight": "kernel", "bias": "bias"}
 _STEPS: dict[str, tuple[Step, ...]] = {
     "q.weight": (linear, heads),
@@ -130,6 +143,7 @@ _STEPS: dict[str, tuple[Step, ...]] = {
 }
 _STEPS |= {f"{role}.{leaf}": _STEPS[f"q.{leaf}"] for role in "kv" for leaf in _LEAVES}
 _PACKED: dict[str, tuple[Step, ...]] = {"weight": (packed, linear, heads), "bias": (packed, heads)}
+_CODEGEN = in_parts(4)
 _FLAT = "kept flat: its heads are not known, or not of one size in all of the file"
 
 
@@ -156,8 +170,8 @@ def _of_attention(block: Block, specs: Specs, sizes: Sizes | None) -> Iterator[E
             yield _fitting(Row((key,), (path,), _STEPS[first]), specs, sizes)
 
 
-def _together(prefix: str, key: str, leaf: str, steps: tuple[Step, ...]) -> Row:
-    paths = tuple(_under(prefix, f"{_ROLES[role]}.{_LEAVES[leaf]}") for role in "qkv")
+def _together(prefix: str, key: str, leaf: str, steps: tuple[Step, ...], roles: str = "qkv") -> Row:
+    paths = tuple(_under(prefix, f"{_ROLES[role]}.{_LEAVES[leaf]}") for role in roles)
     return Row((key,), paths, steps)
 
 
@@ -191,28 +205,53 @@ def _of_packing(block: UnreadBlock, specs: Specs, sizes: Sizes | None) -> Iterat
         prefix = module.rpartition(".")[0]
         turned = _orientation(key, specs)
         first: tuple[Step, ...] = () if turned is not False else (linear,)
-        ways = {
-            "query, key, value one after another": (
-                (*first, packed, linear, heads),
-                (packed, heads),
+        ways: list[tuple[str, str, tuple[tuple[Step, ...], tuple[Step, ...]]]] = [
+            (
+                "query, key, value one after another",
+                "qkv",
+                ((*first, packed, linear, heads), (packed, heads)),
             ),
-            "for each key/value head: its queries, its key, its value": (
-                (*first, grouped, inward),
-                (grouped,),
+            (
+                "for each key/value head: its queries, its key, its value",
+                "qkv",
+                ((*first, grouped, inward), (grouped,)),
             ),
-        }
+        ]
+        if module.endswith(OTHERWISE_PACKED["codegen"]):
+            words = "in four parts, as CodeGen does: in each its queries, its values, its keys"
+            of_weight = (*first, _CODEGEN, packed, linear, heads)
+            ways.append((words, "qvk", (of_weight, (_CODEGEN, packed, heads))))
         keys = {"weight": key, "bias": f"{module}.bias"}
         there = [leaf for leaf in keys if keys[leaf] in specs]
         options = []
-        for words, steps in ways.items():
+        for words, roles, steps in ways:
             by_leaf = dict(zip(keys, steps, strict=True))
-            rows = tuple(_together(prefix, keys[leaf], leaf, by_leaf[leaf]) for leaf in there)
-            if all(_fits(r, specs, sizes) for r in rows):
+            rows = tuple(
+                _together(prefix, keys[leaf], leaf, by_leaf[leaf], roles) for leaf in there
+            )
+            # Whoever answers may know heads that no config names.
+            if sizes is None or all(_fits(r, specs, sizes) for r in rows):
                 options.append((words, rows))
         whole = tuple(_of_key(keys[leaf], specs).rows[0] for leaf in there)
         options.append(("another order: kept whole, as it is", whole))
         asked = f"how does {module.rpartition('.')[2]} pack query, key and value?"
         yield Entry((), asked=asked, options=tuple(options))
+        yield from _of_output(prefix, specs, sizes)
+
+
+def _of_output(prefix: str, specs: Specs, sizes: Sizes | None) -> Iterator[Entry]:
+    """The rows of the output projection beside a packed one, where only one module can be it."""
+    modules = [_under(prefix, name) for name in _OUTPUTS]
+    there = [module for module in modules if f"{module}.weight" in specs]
+    if len(there) != 1:
+        return
+    (module,) = there
+    weight, bias = f"{module}.weight", f"{module}.bias"
+    first: tuple[Step, ...] = () if _orientation(weight, specs) is False else (linear,)
+    path = _under(prefix, _ROLES["o"])
+    yield _fitting(Row((weight,), (f"{path}.kernel",), (*first, heads_in)), specs, sizes)
+    if bias in specs:
+        yield Entry((Row((bias,), (f"{path}.bias",), ()),))
 
 
 # --- everything else ------------------------------------------------------------------------------
@@ -348,12 +387,8 @@ def _written(
         *lines, last = call_lines(function, arguments)
         body.extend([*lines, f"{last}  # {why}" if why else last])
 
-    def row(r: Row, write: Callable[[str], str] = str) -> None:
-        used.update(("row", *(step.name for step in r.steps)))
-        body.extend(write(text) for text in call_lines("row", row_arguments(r)))
-
     for entry in (e for e in entries if not e.asked):
-        used.update(("row", *(step.name for step in entry.rows[0].steps)))
+        used.update(("row", *step_names(entry.rows[0])))
         line("row", row_arguments(entry.rows[0]), entry.why)
     for key in _patterns(passed):
         line("ignored", [quoted(key), quoted("whole numbers, which are no parameters")])
@@ -369,8 +404,9 @@ def _written(
             used.add("refused")
         for words, rows in entry.options:
             body.append(f"    # - {words}:")
-            for r in rows:
-                row(r, lambda text: f"    # {text.removeprefix('    ')}")
+            for r in rows:  # on one line, however long, so that one edit uncomments it
+                used.update(("row", *step_names(r)))
+                body.append(f"    # {row_call(r)},")
     asked = f"{len(questions)} question{'' if len(questions) == 1 else 's'}"
     port = " ".join(
         filter(None, ("jax-attn port IN OUT --to flax --layout MODULE:LAYOUT", options))

@@ -17,7 +17,7 @@ def program(layout: Layout, comments: Iterable[str]) -> str:
     rows = [r for group in layout.groups for r in group.rows]
     calls = [("row", row_arguments(r)) for r in rows]
     calls += [("tied", [quoted(t.key), quoted(t.same_as)]) for t in layout.passed_over]
-    names = sorted({"Layout", *dict(calls), *(step.name for r in rows for step in r.steps)})
+    names = sorted({"Layout", *dict(calls), *(name for r in rows for name in step_names(r))})
     imports = f"from jax_attn.transfer import {', '.join(names)}"
     lines = [
         imports if len(imports) <= _WIDTH else _listed("from jax_attn.transfer import ", names)
@@ -46,6 +46,11 @@ def quoted(name: str) -> str:
     """A name as a string literal; escaped, as a name from a file must not become code."""
     plain = name.isprintable() and not {'"', "\\"} & set(name)
     return f'"{name}"' if plain else ascii(name)
+
+
+def step_names(r: Row) -> list[str]:
+    """What a row's steps are imported as: one of them is called where it is used, in_parts(4)."""
+    return [step.name.partition("(")[0] for step in r.steps]
 
 
 def row_arguments(r: Row) -> list[str]:

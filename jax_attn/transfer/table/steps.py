@@ -270,6 +270,36 @@ grouped = Step("grouped", _grouped_source, _grouped_target, _dealt, _gathered, "
 """
 
 
+def in_parts(parts: int) -> Step:
+    """Make the step before `packed` for a tensor that is packed part by part.
+
+    Each part holds its own share of three, of query, key and value for example, one after another:
+    CodeGen has four such parts, and shards of a packed projection put one after another are as many
+    as there are shards. Behind the step, each of the three is in one piece.
+
+    Args:
+      parts: how many parts there are, along the first axis.
+
+    Raises:
+      ValueError: `parts` is not an int ≥ 1.
+    """
+    if not (isinstance(parts, int) and not isinstance(parts, bool) and parts >= 1):
+        raise ValueError(f"in_parts: parts: expected an int ≥ 1, got {parts!r}")
+
+    def swapped(outer: int, inner: int) -> Carry:
+        return lambda arrays, shapes: tuple(
+            array.reshape(outer, inner, -1, *array.shape[1:]).swapaxes(0, 1).reshape(array.shape)
+            for array in arrays
+        )
+
+    side = _Side(
+        f"a first axis of a multiple of 3·{parts}",
+        lambda s: bool(s) and 0 not in s and s[0] % (3 * parts) == 0,
+        lambda s: s,
+    )
+    return _each(f"in_parts({parts})", swapped(parts, 3), swapped(3, parts), side, lambda H: side)
+
+
 def to_half_split(dim: int | None = None) -> Step:
     """Make the step from rotary pairs (2m, 2m + 1) in torch to pairs (m, m + dim/2) in Flax.
 

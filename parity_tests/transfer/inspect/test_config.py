@@ -176,6 +176,7 @@ LACKS = {
     "multiplier": ({"attention_multiplier": 0.5}, "a scale of its own"),
     "no scale": ({"scale_attn_weights": False}, "a scale of its own"),
     "no scale by family": ({"model_type": "t5"}, "a scale of its own"),
+    "landmarks": ({"model_type": "nystromformer"}, "an approximation of the softmax"),
     "clipping": ({"clip_qkv": 8.0}, "clipped projections"),
 }
 

@@ -1,118 +1,34 @@
 """A starting table carries models of no known family, once its questions are answered."""
 
-import re
-
 import ml_dtypes  # noqa: F401  registers bfloat16 with NumPy
 import numpy as np
 import pytest
-import torch
-import transformers
-from click.testing import CliRunner
 
-from jax_attn.cli import main
+from helpers.starting_tables import (
+    ANSWERS,
+    MODELS,
+    answered,
+    heads_of,
+    invoke,
+    model_of,
+    table_text,
+)
 from jax_attn.transfer import load_checkpoint, save_checkpoint
 from jax_attn.transfer.arrays import same_bits
 
 
-def config(words: str, **others) -> dict:
-    """A small config: "hidden_size=16 num_hidden_layers=2", and what is no number."""
-    pairs = (word.split("=") for word in words.split())
-    return {name: int(value) for name, value in pairs} | others
-
-
-SMALL = config("hidden_size=16 num_hidden_layers=2 num_attention_heads=4 vocab_size=23")
-LAYERS = config("n_layer=2 n_head=4 n_embd=16 vocab_size=23 n_positions=16 rotary_dim=2")
-MLP = config("intermediate_size=24")
-GROUPED = SMALL | MLP | config("num_key_value_heads=2 head_dim=4")
-# Models of no family that is known here.
-MODELS = {
-    "CohereForCausalLM": GROUPED | config("pad_token_id=0"),
-    "StableLmForCausalLM": GROUPED | {"use_qkv_bias": True},
-    "MptForCausalLM": config("d_model=16 n_heads=4 n_layers=2 vocab_size=23 max_seq_len=16"),
-    "XLNetLMHeadModel": config("d_model=16 n_head=4 n_layer=2 vocab_size=23 d_inner=24"),
-    "NystromformerForMaskedLM": SMALL
-    | MLP
-    | config("max_position_embeddings=16 segment_means_seq_len=8"),
-    "WhisperForConditionalGeneration": config(
-        "d_model=16 encoder_layers=2 decoder_layers=2 vocab_size=23 encoder_attention_heads=4 "
-        "decoder_attention_heads=4 num_mel_bins=5 encoder_ffn_dim=24 decoder_ffn_dim=24 "
-        "max_source_positions=8 max_target_positions=8 pad_token_id=0 bos_token_id=1 "
-        "eos_token_id=2 decoder_start_token_id=1",
-        begin_suppress_tokens=None,
-        suppress_tokens=None,
-    ),
-    "CLIPModel": config(
-        "projection_dim=6",
-        text_config=SMALL | MLP | config("max_position_embeddings=8"),
-        vision_config=SMALL | MLP | config("image_size=8 patch_size=4"),
-    ),
-    "DistilBertForMaskedLM": config(
-        "dim=16 n_heads=4 n_layers=2 vocab_size=23 hidden_dim=24 max_position_embeddings=16"
-    ),
-    "MPNetForMaskedLM": SMALL | MLP | config("max_position_embeddings=16"),
-    "MixtralForCausalLM": GROUPED | config("num_local_experts=3"),
-    "DeepseekV3ForCausalLM": GROUPED
-    | config(
-        "num_key_value_heads=4 n_routed_experts=4 n_group=2 topk_group=1 num_experts_per_tok=2 "
-        "q_lora_rank=6 kv_lora_rank=5 qk_rope_head_dim=2 qk_nope_head_dim=4 v_head_dim=4 "
-        "moe_intermediate_size=8 first_k_dense_replace=1"
-    ),
-    "GPTJForCausalLM": LAYERS,
-    "CodeGenForCausalLM": LAYERS,
-}
-# A question's first lines -> the answer that is uncommented, by how it begins; else the last one.
-ANSWER = "another order: kept whole"
-
-
-def invoke(*arguments):
-    return CliRunner().invoke(main, [*map(str, arguments)], catch_exceptions=False)
-
-
-def written(name, folder):
-    """A checkpoint of a model with random weights; its folder."""
-    torch.manual_seed(0)
-    cls = getattr(transformers, name)
-    cls(cls.config_class(**MODELS[name])).save_pretrained(folder)
-    return folder
-
-
-def table_text(source, target) -> str:
-    printed = invoke("inspect", source, "--table", target)
-    assert printed.exit_code == 0, printed.output
-    text = target.read_text()
-    assert printed.stdout.endswith(f"with {text.count('# Question')} questions to answer\n")
-    return text
-
-
-def answered(text: str, answer: str = ANSWER) -> tuple[str, int]:
-    """The table with each question answered, and how many of its lines were edited."""
-    lines, out, edited = text.split("\n"), [], 0
-    in_question = chosen = False
-    for line in lines:
-        if line.startswith("    # Question"):
-            in_question, chosen = True, False
-        elif in_question and line.startswith("    # - "):
-            chosen = line.startswith(f"    # - {answer}")
-        elif in_question and "is not answered" in line:
-            edited += 1
-            continue
-        elif in_question and chosen and line.startswith("    # "):
-            line, edited = line.replace("    # ", "    ", 1), edited + 1
-        out.append(line)
-    return "\n".join(out), edited
-
-
 @pytest.mark.parametrize("name", MODELS)
 def test_an_unknown_model_is_carried_both_ways(name, tmp_path, monkeypatch):
-    source = written(name, tmp_path / "model")
+    source = tmp_path / "model"
+    model_of(name).save_pretrained(source)
     begun = table_text(source, tmp_path / "begun.py")
-    text, edited = answered(begun)
+    text, edited = answered(begun, ANSWERS.get(name, ""))
     assert edited <= 10, begun
+    assert ("# Question" in begun) == (name in ANSWERS)
     monkeypatch.chdir(tmp_path)
     module = f"table_{name.lower()}"
     (tmp_path / f"{module}.py").write_text(text)
-    options = re.findall(r"--(?:num-heads|num-kv-heads|head-dim) \d+", text)
-    heads = [word for option in options for word in option.split()]
+    heads = heads_of(text)
     flax, back = tmp_path / "made" / "flax", tmp_path / "back"
     there = invoke("port", source, flax, "--to", "flax", "--layout", f"{module}:LAYOUT", *heads)
     assert there.exit_code == 0, there.output
@@ -136,6 +52,7 @@ def test_questions_that_are_not_answered_are_refused_all_at_once(tmp_path, monke
     )
     text = table_text(tmp_path / "model.safetensors", tmp_path / "unanswered.py")
     assert text.count("# Question") == 1  # the packed one's bias tells how all matrices lie
+    assert text.count("    # - ") == 3  # whoever answers knows the heads, which no config names
     monkeypatch.chdir(tmp_path)
     sizes = ("--num-heads", 4, "--head-dim", 4)
     layout = ("--to", "flax", "--layout", "unanswered:LAYOUT")

@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from helpers.families.family_models import ROWS
-from helpers.port_cases import plain, ported
+from helpers.port_cases import plain, ported, source_of
+from helpers.starting_tables import heads_of, table_text
+from helpers.torch_checkpoints import linears, tensors
 
 pytestmark = pytest.mark.usefixtures("compiled_alone")
 
@@ -37,3 +39,24 @@ def test_a_familys_own_attention_is_rebuilt_from_what_was_written(tmp_path, requ
         cases = json.loads(done.stdout)["check"]["cases"]
         assert {case["verdict"] for case in cases} == {"PASS"}
         assert len(cases) == row.layers + 3 * (name == "t5")  # a decoder's layer attends twice
+
+
+def test_keys_without_a_bias_by_design_pass(tmp_path, monkeypatch):
+    """As Whisper's; in a model that is not known to have none, the missing bias is doubted."""
+    shapes = linears("layers.0.self_attn", "q_proj k_proj v_proj out_proj")
+    del shapes["layers.0.self_attn.k_proj.bias"]
+    config = {"model_type": "whisper", "num_attention_heads": 6}
+    source = source_of(tmp_path, tensors(shapes), config)
+    text = table_text(source, tmp_path / "whisper_table.py")
+    monkeypatch.syspath_prepend(tmp_path)
+    options = ("--layout", "whisper_table:LAYOUT", *heads_of(text), "--check", "--json")
+    (case,) = json.loads(ported(source, tmp_path / "flax", "flax", *options).stdout)["check"][
+        "cases"
+    ]
+    assert (case["verdict"], case["reasons"]) == ("PASS", [])
+    (source / "config.json").write_text(json.dumps(config | {"model_type": "other"}))
+    done = ported(source, tmp_path / "again", "flax", *options, status=4)
+    (case,) = json.loads(done.stdout)["check"]["cases"]
+    assert case["reasons"] == [
+        "layers.0.self_attn.k_proj.bias: missing although sibling biases exist; using zeros"
+    ]

@@ -12,6 +12,7 @@ from jax_attn.transfer import (
     either,
     heads,
     heads_in,
+    in_parts,
     joined,
     linear,
     packed,
@@ -29,6 +30,11 @@ STEPS = {  # torch shapes, Flax shapes
         (packed, linear, heads),
         [((N + 2 * K) * H, WIDE)],
         [(WIDE, N, H), (WIDE, K, H), (WIDE, K, H)],
+    ),
+    "packed part by part": (
+        (in_parts(2), packed, linear, heads),
+        [(3 * N * H, WIDE)],
+        [(WIDE, N, H)] * 3,
     ),
     "packed after linear": ((linear, packed), [(WIDE, 5)], [(2, WIDE), (3, WIDE)]),
     "conv": ((conv,), [(WIDE, NARROW, 5, 2)], [(5, 2, NARROW, WIDE)]),
@@ -66,7 +72,18 @@ def test_steps_put_numbers_where_they_belong():
         np.testing.assert_array_equal(kernel_NHD[n], weight[:, n * H : (n + 1) * H].T)
 
 
+def test_parts_of_a_packed_tensor_come_together():
+    (weight,) = counting([(12, WIDE)])
+    layout = Layout(row("w", ["q", "k", "v"], in_parts(2), packed))
+    found = layout.to_flax({"w": weight}, dict.fromkeys("qkv", (4, WIDE)))
+    for name, rows in {"q": [0, 1, 6, 7], "k": [2, 3, 8, 9], "v": [4, 5, 10, 11]}.items():
+        np.testing.assert_array_equal(found[name], weight[rows])
+    _, message = problems_of(lambda: layout.shapes({"w": (14, WIDE)}, Sizes(2, 2, 2)))
+    assert "in_parts(2) expects a first axis of a multiple of 3·2 on the torch side" in message
+
+
 BAD_ROWS = {
+    "no parts": (lambda: in_parts(0), "parts: expected an int ≥ 1, got 0"),
     "several paths, nothing to split": (lambda: row("a", ["b", "c"], linear), "need"),
     "one path, but split": (lambda: row("a", "b", packed), "need"),
     "several keys, nothing to join": (lambda: row(["a", "b"], "c"), "need"),

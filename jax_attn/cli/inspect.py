@@ -55,6 +55,10 @@ def command(checkpoint: Path, as_json: bool, target: Path | None) -> None:
             described, unreadable = specs(plain)
             config, ties = read_config(checkpoint), tensors.tied()
             if target is not None:
+                if unreadable:
+                    raise TransferError("inspect wrote no table", unreadable)
+                for problem in wrapped:
+                    click.echo(problem, err=True)
                 table = starting_table(described, config or {}, ties, checkpoint.name)
                 write(target.parent, {target.name: table.text})
                 click.echo(f"written: {target}, with {table.questions} questions to answer")

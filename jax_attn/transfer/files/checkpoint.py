@@ -94,12 +94,17 @@ class Checkpoint(LazyMapping[np.ndarray]):
             return tensor
         if reason := arrays.why_unreadable(tensor):
             raise self._unreadable(key, reason)
-        return arrays.describe(tensor)
+        spec, stamp = arrays.describe(tensor), self.stamps[self._homes[key]]
+        if stamp is not None and spec.nbytes > stamp.size:
+            text = f"expected no more than the {stamp.size:,} bytes of its file, got {spec}"
+            why = "which repeats one stored value; save it with .contiguous(), or leave it out"
+            raise self._unreadable(key, f"{text} of {spec.nbytes:,} bytes, {why}")
+        return spec
 
     def tied(self) -> dict[str, str]:
         """Keys whose tensor occupies the same memory as an earlier key's, and that key."""
-        held = self._tensors.items()
-        readable = [k for k, t in held if not isinstance(t, Spec) and not arrays.why_unreadable(t)]
+        described, _ = arrays.specs(self)
+        readable = [key for key in described if not isinstance(self._tensors[key], Spec)]
         return arrays.same_memory(self._tensors, readable)
 
     def close(self) -> None:

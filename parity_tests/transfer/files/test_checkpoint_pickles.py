@@ -10,7 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
 
+from jax_attn.cli import main
 from jax_attn.transfer import TransferError, as_numpy, load_checkpoint, save_checkpoint
 
 torch.manual_seed(0)
@@ -55,6 +57,39 @@ def test_every_bit_is_read(tmp_path, suffix, zipped):
     read += 1  # the reader's own
     with pytest.raises(TransferError, match="closed"):
         checkpoint["plain"]
+
+
+HUGE = torch.ones(1).expand(2**20, 2**20)  # 4 TiB, of one stored number
+COMMANDS = {
+    "inspect": ("inspect",),
+    "inspect --table": ("inspect", "--table", "table.py"),
+    "port": ("port", "out", "--to", "flax", "--layout", "jax_attn.transfer.table.layouts:LINEAR"),
+    "verify": ("verify", "--num-heads", "1"),
+}
+
+
+@pytest.mark.parametrize("zipped", FORMS.values(), ids=FORMS)
+def test_a_tensor_of_more_bytes_than_its_file_is_not_read(tmp_path, zipped):
+    path = saved(tmp_path / "m.bin", {"weight": torch.ones(2, 3), "huge": HUGE}, zipped)
+    with load_checkpoint(path) as checkpoint:
+        assert checkpoint["weight"].shape == (2, 3)
+        assert checkpoint.tied() == {}
+        for read in (checkpoint.describe, checkpoint.mapped, checkpoint.__getitem__):
+            with pytest.raises(TransferError, match=r"'huge': expected no more than the .* bytes"):
+                read("huge")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_names_such_a_tensor_without_reading_it(name, tmp_path, monkeypatch):
+    saved(tmp_path / "m.bin", {"weight": torch.ones(2, 3), "huge": HUGE})
+    monkeypatch.chdir(tmp_path)
+    command, *others = COMMANDS[name]
+    done = CliRunner().invoke(main, [command, "m.bin", *others])
+    output = " ".join(done.output.split())
+    assert "'huge': expected no more than" in output
+    assert "float32[1048576, 1048576] of 4,398,046,511,104 bytes" in output
+    assert (done.exit_code == 0) == (name == "inspect")
+    assert {path.name for path in tmp_path.iterdir()} == {"m.bin"}
 
 
 def test_a_zip_is_mapped_and_its_bytes_are_not_changed(tmp_path):

@@ -27,6 +27,7 @@ from jax_attn.transfer import Layout, Problem, TransferError
 from jax_attn.transfer.arrays import specs
 from jax_attn.transfer.families import FAMILIES, Config, family_of, model_problems
 from jax_attn.transfer.families.config import disagreements
+from jax_attn.transfer.families.whole import unusable
 from jax_attn.transfer.files.changed_files import Stamps, changed, stamped
 from jax_attn.transfer.files.prefixes import stripped, unwrapped
 from jax_attn.transfer.inspect.config import read_config
@@ -181,6 +182,8 @@ def open_job(
     if to == "flax":
         tensors, wrapped = unwrapped(tensors, layout.torch_keys() if layout else ())
         problems += wrapped
+    if unfit := unusable(config):
+        raise TransferError("port wrote nothing", [*problems, *unfit])
     family = None
     if layout is not None:
         table = by_layout(layout, config, heads)

@@ -57,10 +57,13 @@ def verify_checkpoint(path: Path, scope: Scope, *, explain: bool, shown: bool) -
     explain: whether a result that does not pass has its explanation.
     """
     from jax_attn.transfer import TransferError
+    from jax_attn.transfer.families.whole import unusable
     from jax_attn.transfer.inspect.config import UnknownHeadsError, read_config
 
     try:
         config = read_config(path)
+        if unfit := unusable(config or {}):
+            raise TransferError("reading the config", unfit)
         problems = _model_problems(path, config, scope)
         options: Any = {"explain": explain, "shown": shown}
         if problems is None:

@@ -4,7 +4,6 @@ encoder = load_sentence_encoder("all-MiniLM-L6-v2")
 encoder.embed(["A sentence.", "Another one."])  # (2, 384)
 """
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from jax_attn.models.load import load
 from jax_attn.models.model import Model
 from jax_attn.transfer.families import model_problems
 from jax_attn.transfer.families.config import Reading, reading
+from jax_attn.transfer.files.json_file import read_json
 from jax_attn.transfer.problems import Problem, file_error
 
 _SHORTEST = 16
@@ -191,7 +191,7 @@ def _tokenizer(path: Path, max_length: int) -> Any:
 
 def _json(path: Path, kind: type = dict) -> Any:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_json(path)
     except (ValueError, RecursionError) as error:
         raise file_error(path, f"expected JSON: {error}") from error
     if not isinstance(content, kind):

@@ -23,7 +23,12 @@ CONFIGS = {
     "another family": ("llama", {"model_type": "mixtral"}, ("model_type", "mistral", "'mixtral'")),
     "a family without a model": ("bert", {"model_type": "electra"}, ("no model", "electra")),
     "experts": ("llama", {"num_local_experts": 8}, ("num_local_experts", "null", "8")),
-    "quantized weights": ("gpt2", {"quantization_config": {"bits": 4}}, ("quantization_config",)),
+    "quantized weights": (
+        "gpt2",
+        {"quantization_config": {"bits": 4}},
+        ("quantization_config", "dequantize them in transformers"),
+    ),
+    "heads that are null": ("gpt2", {"n_head": None}, ("n_head", "≥ 1", "None")),
     "cross-attention": ("bert", {"add_cross_attention": True}, ("add_cross_attention", "false")),
     "a kind of rope": ("llama", {"rope_parameters": LONGROPE}, ("rope_type", "llama3", "longrope")),
     "a kind of attention": (
@@ -69,6 +74,7 @@ CONFIGS = {
         ("layer_types", "2 words"),
     ),
     "an epsilon that is a word": ("gpt2", {"layer_norm_epsilon": "x"}, ("layer_norm_epsilon",)),
+    "an epsilon that is no number": ("bert", {"layer_norm_eps": float("nan")}, ("eps", "nan")),
     "several at once": (
         "llama",
         {"num_local_experts": 8, "hidden_act": 3, "rms_norm_eps": -1, "unheard_of": True},

@@ -24,7 +24,12 @@ from typing import NamedTuple
 
 from jax_attn.transfer.families.config import DECODER_LAYERS, LAYERS, Config, Reading, reading
 from jax_attn.transfer.families.traits import ModelTraits, Traits
-from jax_attn.transfer.families.whole import architecture, check_supported, refuse_unread
+from jax_attn.transfer.families.whole import (
+    architecture,
+    check_supported,
+    check_values,
+    refuse_unread,
+)
 from jax_attn.transfer.problems import Problem, TransferError
 from jax_attn.transfer.table.layout import Layout, optional, spellings
 from jax_attn.transfer.table.rows import bindings, filled
@@ -137,6 +142,7 @@ class Family:
 
     def look_through(self, config: Reading) -> None:
         """Read everything once, so that every problem is known."""
+        check_values(config)
         for read in (self.block_of, self.rest_of, self.head_of, self.optional_of):
             read(config)
         for place in self.places:

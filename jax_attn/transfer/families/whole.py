@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from jax_attn.transfer.families.config import Reading
+from jax_attn.transfer.families.config import NUM_HEADS, Config, Reading
 from jax_attn.transfer.families.traits import (
     ACTIVATION_NAMES,
     BlockTraits,
@@ -13,9 +13,20 @@ from jax_attn.transfer.families.traits import (
     Traits,
     VocabularyTraits,
 )
+from jax_attn.transfer.problems import Problem
+
+_ACTIVATIONS = ("hidden_act", "activation_function", "hidden_activation")
+_QUANTIZED = "quantization_config"
+_EPSILONS = ("norm_eps", "norm_epsilon")
+
+_DEQUANTIZED = (
+    "null, as only plain numbers are supported (float16, bfloat16, float32, float64); dequantize "
+    "them in transformers, AutoModelForCausalLM.from_pretrained(PATH).dequantize()"
+    ".save_pretrained(NEW), and pass NEW"
+)
 
 _UNSUPPORTED = {
-    "quantization_config": "null: the weights are to be dequantized first",
+    _QUANTIZED: _DEQUANTIZED,
     "num_experts": "null: mixtures of experts have no model here",
     "num_local_experts": "null: mixtures of experts have no model here",
     "slow_but_exact": "false: there BLOOM leaves biases out if pretraining_tp is above 1",
@@ -66,6 +77,33 @@ _NEUTRAL = frozenset(
     for name in names.split()
 )
 """Fields of published configs that change no output in eval mode."""
+
+
+def check_values(read: Reading) -> None:
+    """Refuse what no family has: heads that are null, an epsilon or an activation that is none."""
+    # Whether a model of the family reads them is for the family to tell: `names` stay its own.
+    own = Reading(read.config, read.problems, read.file)
+    for name in NUM_HEADS:
+        if name in own.config and own.get(name) is None:
+            own.refuse(name, None, "a whole number ≥ 1")
+    for name in own.config:
+        if name.endswith(_EPSILONS):
+            own.real(name, default=None)
+    for name in _ACTIVATIONS:
+        if not isinstance(value := own.get(name), str | None):
+            own.refuse(name, value, f"one of {', '.join(ACTIVATION_NAMES)}")
+
+
+def unusable(config: Config) -> list[Problem]:
+    """Why the weights beside a config are of no use here, whatever its family; empty if they are.
+
+    Besides invalid values, quantized weights.
+    """
+    read = Reading(config)
+    check_values(read)
+    if value := config.get(_QUANTIZED):
+        read.refuse(_QUANTIZED, value, _DEQUANTIZED)
+    return [*read.problems]
 
 
 def check_supported(config: Reading, *, is_causal: bool) -> None:

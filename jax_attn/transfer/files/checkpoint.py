@@ -3,7 +3,6 @@
 Needs no framework, except torch for a file that is torch's own pickle.
 """
 
-import json
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -16,7 +15,7 @@ from jax_attn.transfer import arrays
 from jax_attn.transfer.arrays import LazyMapping, Spec
 from jax_attn.transfer.files import pickled, safetensors_file
 from jax_attn.transfer.files.changed_files import Stamp, Stamps, cut, stamped
-from jax_attn.transfer.files.safetensors_file import unique
+from jax_attn.transfer.files.json_file import read_json
 from jax_attn.transfer.problems import PROBLEMS_SHOWN, Problem, TransferError, file_error, nearest
 
 INDEX = ".index.json"
@@ -240,7 +239,7 @@ def _checkpoint(
 def _weight_map(index: Path) -> dict[str, str]:
     """The map of an index: key -> name of the file beside it."""
     try:
-        homes = json.loads(index.read_bytes(), object_pairs_hook=unique)["weight_map"]
+        homes = read_json(index)["weight_map"]
         items = sorted(homes.items())
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError, OSError) as error:
         text = f"expected a JSON object with a weight_map of names: {error!r}"

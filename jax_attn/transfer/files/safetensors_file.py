@@ -13,6 +13,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from jax_attn.transfer.arrays import Spec
+from jax_attn.transfer.files.json_file import unique
 from jax_attn.transfer.problems import file_error
 
 DTYPE_OF_CODE = {
@@ -65,16 +66,6 @@ def offsets(path: Path) -> dict[str, int]:
     """Where the bytes of each tensor begin in a file that the package wrote."""
     start, header, _ = _header(np.asarray(np.memmap(path, mode="r")))
     return {key: start + entry["data_offsets"][0] for key, entry in header.items()}
-
-
-def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object in which no name occurs twice; Python would silently keep the last one."""
-    by_name = dict(pairs)
-    if len(by_name) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        raise ValueError(f"named more than once: {twice}")
-    return by_name
 
 
 def _check(path: Path) -> None:

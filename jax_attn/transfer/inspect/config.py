@@ -4,8 +4,8 @@ A block found by its spelling is of no known family, so that its config may name
 Needs no framework. Letters: N and K query and key/value heads, H head_dim.
 """
 
-import json
 import math
+import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from jax_attn.transfer.families.config import (
     StandIn,
     is_positive,
 )
-from jax_attn.transfer.files.safetensors_file import unique
+from jax_attn.transfer.files.json_file import read_json
 from jax_attn.transfer.inspect.discover import AttentionBlock, ProjectionRows
 from jax_attn.transfer.port.files import CONFIGS, beside
 from jax_attn.transfer.problems import Problem, TransferError
@@ -41,14 +41,15 @@ class UnknownHeadsError(ValueError):
 def read_config(path: Path) -> Config | None:
     """The config.json in a checkpoint's folder, else Meta's params.json; None where neither is.
 
-    path: the checkpoint, a file or a folder. Raises TransferError where it is no JSON object.
+    path: the checkpoint, a file or a folder. Raises TransferError where it is no file, which is
+    told before it is opened, or no JSON object.
     """
     folder = beside(path)
-    file = next((folder / name for name in CONFIGS if (folder / name).is_file()), None)
+    file = next((folder / name for name in CONFIGS if os.path.lexists(folder / name)), None)
     if file is None:
         return None
     try:
-        config = json.loads(file.read_text("utf-8"), object_pairs_hook=unique)
+        config = read_json(file)
     except (ValueError, RecursionError, OSError) as error:
         raise _config_error(file, f"expected JSON: {error}") from error
     if not isinstance(config, dict):

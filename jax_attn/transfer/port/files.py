@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from jax_attn.transfer.files.checkpoint import Checkpoint, load_checkpoint
+from jax_attn.transfer.files.json_file import read_json
 from jax_attn.transfer.files.prefixes import Renamed
-from jax_attn.transfer.files.safetensors_file import unique
 from jax_attn.transfer.files.writing import save_checkpoint
 from jax_attn.transfer.problems import Problem, TransferError, file_error
 
@@ -117,7 +117,7 @@ def read_record(path: Path) -> dict[str, Any]:
     if not file.is_file():
         return {}
     try:
-        record = json.loads(file.read_bytes(), object_pairs_hook=unique)
+        record = read_json(file)
         keys = record["keys"]
         if not (isinstance(keys, list) and all(isinstance(key, str) for key in keys)):
             raise ValueError("keys: expected a list of names")

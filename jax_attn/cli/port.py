@@ -1,6 +1,5 @@
 """`jax-attn port`: carry a checkpoint from torch to Flax, or back, and prove it."""
 
-import os
 import sys
 from pathlib import Path
 from typing import Literal
@@ -8,6 +7,7 @@ from typing import Literal
 import click
 
 from jax_attn.cli.status import expect_installed, refuse
+from jax_attn.cli.verify_checkpoint import expect_there
 from jax_attn.dtypes import DTYPES
 from jax_attn.environment import settle_platforms
 
@@ -110,13 +110,10 @@ def command(
         (clean and dry_run, "--clean goes without --dry-run"),
         (kind == "orbax" and to == "torch", "--format orbax goes with --to flax"),
         (check and to == "torch", "--check goes with --to flax; verify OUT looks at torch's side"),
-        (
-            not os.path.exists(source),
-            f"IN: expected a file or a folder, but {source} does not exist",
-        ),
     ):
         if wrong:
             raise click.UsageError(text)
+    expect_there("IN", source)
 
     from jax_attn.cli.port_job import (
         Outcome,

@@ -38,12 +38,20 @@ class Scope(NamedTuple):
         return self.model or bool(self.layers)
 
 
+def expect_there(argument: str, path: Path) -> None:
+    """Raise UsageError unless the path exists, with the download that a Hub name stands for."""
+    if os.path.exists(path):
+        return
+    from jax_attn.transfer.files.local import download_hint
+
+    text = f"{argument}: expected a file or a folder, but {path} does not exist"
+    hint = download_hint(path)
+    raise click.UsageError(f"{text}; nothing is downloaded: {hint}" if hint else text)
+
+
 def expect_torch_side(path: Path) -> None:
     """Raise unless the path exists and is not the Flax side of a port, which has no torch keys."""
-    if not os.path.exists(path):
-        raise click.UsageError(
-            f"CHECKPOINT: expected a file or a folder, but {path} does not exist"
-        )
+    expect_there("CHECKPOINT", path)
     from jax_attn.transfer.port.files import side_of
 
     if side_of(path) == "flax":

@@ -21,6 +21,7 @@ from jax_attn.parity.run.placement import type_problems as type_problems_of_mesh
 from jax_attn.parity.run.port import x64_is_on
 from jax_attn.parity.run.reference import Reference
 from jax_attn.transfer import Layout
+from jax_attn.transfer.table.layout import LAYOUT_HINT
 
 _MODULES: dict[type, str] = {torch.nn.Module: "a torch.nn.Module", nnx.Module: "an nnx.Module"}
 
@@ -62,8 +63,9 @@ def type_problems(*sides: Any) -> list[str]:
     """Which of a reference, a port and a layout, in this order, are of another type."""
     kinds = {"reference": torch.nn.Module, "port": nnx.Module, "layout": Layout}
     names = {**_MODULES, Layout: "a Layout"}
+    hints = {Layout: f"; {LAYOUT_HINT}"}
     return [
-        f"{name}: expected {names[kind]}, got {_of_type(value)}"
+        f"{name}: expected {names[kind]}, got {_of_type(value)}{hints.get(kind, '')}"
         for (name, kind), value in zip(kinds.items(), sides, strict=False)
         if not isinstance(value, kind)
     ]

@@ -16,6 +16,7 @@ from jax_attn.transfer.arrays import LazyMapping, Spec
 from jax_attn.transfer.files import pickled, safetensors_file
 from jax_attn.transfer.files.changed_files import Stamp, Stamps, cut, stamped
 from jax_attn.transfer.files.json_file import read_json
+from jax_attn.transfer.files.local import expect_local
 from jax_attn.transfer.problems import PROBLEMS_SHOWN, Problem, TransferError, file_error, nearest
 
 INDEX = ".index.json"
@@ -133,9 +134,11 @@ def load_checkpoint(path: str | os.PathLike[str], *, part: str | None = None) ->
 
     Raises:
       TransferError: every reason, for a file that is missing, truncated, unsafe or not what its
-        name says, for a tensor that is named twice, and for an index that disagrees with its files.
+        name says, for a tensor that is named twice, and for an index that disagrees with its files;
+        with the command that helps, for a name on the Hub, and for an adapter.
     """
     path = Path(path)
+    expect_local(path)
     if os.path.isdir(path):
         return _load_folder(path, part)
     if path.name.endswith(INDEX):

@@ -22,6 +22,7 @@ from jax_attn.transfer.families.config import (
     is_positive,
 )
 from jax_attn.transfer.files.json_file import read_json
+from jax_attn.transfer.files.local import expect_local
 from jax_attn.transfer.inspect.discover import AttentionBlock, ProjectionRows
 from jax_attn.transfer.port.files import CONFIGS, beside
 from jax_attn.transfer.problems import Problem, TransferError
@@ -42,8 +43,9 @@ def read_config(path: Path) -> Config | None:
     """The config.json in a checkpoint's folder, else Meta's params.json; None where neither is.
 
     path: the checkpoint, a file or a folder. Raises TransferError where it is no file, which is
-    told before it is opened, or no JSON object.
+    told before it is opened, or no JSON object; and for what `load_checkpoint` refuses unopened.
     """
+    expect_local(path)
     folder = beside(path)
     file = next((folder / name for name in CONFIGS if os.path.lexists(folder / name)), None)
     if file is None:

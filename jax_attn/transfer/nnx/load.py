@@ -13,7 +13,7 @@ from jax_attn.transfer.arrays import Spec, Tensors, describe, read, specs
 from jax_attn.transfer.nnx.placement import bytes_per_device, place, unplaceable
 from jax_attn.transfer.problems import Problem, TransferError, listed, printable
 from jax_attn.transfer.table import resolve
-from jax_attn.transfer.table.layout import Layout, untied
+from jax_attn.transfer.table.layout import LAYOUT_HINT, Layout, untied
 from jax_attn.transfer.table.plan_table import passed_over_lines, printed
 from jax_attn.transfer.table.reasons import put_there
 from jax_attn.transfer.table.resolve import Move
@@ -193,7 +193,8 @@ def _stem(names: Iterable[str]) -> str:
 def check_layout(layout: Any) -> None:
     """Raises TypeError for what is no Layout."""
     if not isinstance(layout, Layout):
-        raise TypeError(f"layout: expected a Layout such as LAYOUTS['gqa'], got {layout!r}")
+        kind = type(layout).__name__
+        raise TypeError(f"layout: expected a Layout, got {kind}; {LAYOUT_HINT}")
 
 
 def load(module: nnx.Module, tensors: Tensors, layout: Layout) -> Plan:

@@ -24,6 +24,12 @@ from jax_attn.transfer.table.rows import (
 )
 from jax_attn.transfer.table.steps import MisfitError, Shape, Sizes, Step
 
+LAYOUT_HINT = (
+    "transfer.LAYOUTS has the built-in designs', and transfer.layout_for(PATH) returns that of a "
+    "checkpoint of a known family"
+)
+"""Where a Layout comes from, for whoever passes something else, such as a Family."""
+
 
 def _renamed(dotted: str, names: Mapping[str, str]) -> str:
     """A name with whole parts between its dots replaced."""

@@ -8,41 +8,19 @@ import pytest
 from click.testing import CliRunner
 
 from helpers.port_cases import LLAMA, llama, source_of
-from jax_attn import models
+from helpers.ways_in import WAYS, refusal
 from jax_attn.cli import main
 from jax_attn.transfer import TransferError, layout_for
 
-WAYS = {
-    "inspect": ("inspect",),
-    "port": ("port", "OUT", "--to", "flax"),
-    "port --layout": ("port", "OUT", "--to", "flax", "--layout", "helpers.port_tables:RIGHT"),
-    "verify": ("verify",),
-    "verify --attention": ("verify", "--attention"),
-    "models.load": models.load,
-    "layout_for": layout_for,
-}
-
-
-def refusal(way, source):
-    """What a way into the package says of a checkpoint that it refuses."""
-    call = WAYS[way]
-    if callable(call):
-        with pytest.raises(TransferError) as refused:
-            call(source)
-        return str(refused.value)
-    command, *others = (source.parent / "OUT" if word == "OUT" else word for word in call)
-    done = CliRunner().invoke(main, [command, str(source), *map(str, others)])
-    assert done.exit_code == 2, done.output
-    assert isinstance(done.exception, SystemExit)  # no traceback
-    assert not (source.parent / "OUT").exists()
-    return done.stderr
-
 
 @pytest.fixture
-def source(tmp_path):
+def source(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     return source_of(tmp_path, llama(), LLAMA)
 
 
+# Those that read a config.
+OF_CONFIGS = [way for way in WAYS if way != "load_checkpoint"]
 PLACES = {
     "a folder": (os.mkdir, "it is a folder, and no file"),
     "a named pipe": (os.mkfifo, "it is a named pipe, and no file"),
@@ -57,7 +35,7 @@ PLACES = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", OF_CONFIGS)
 @pytest.mark.parametrize("kind", PLACES)
 def test_what_is_no_file_is_told_before_it_is_opened(kind, way, source):
     make, words = PLACES[kind]
@@ -97,7 +75,7 @@ QUANTIZED = (
 )
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", OF_CONFIGS)
 @pytest.mark.parametrize("value", VALUES)
 def test_a_value_is_refused_by_its_field(value, way, source):
     change, words = VALUES[value]
@@ -106,7 +84,7 @@ def test_a_value_is_refused_by_its_field(value, way, source):
     assert f"'config.json {name}': {words}" in " ".join(refusal(way, source).split())
 
 
-@pytest.mark.parametrize("way", [way for way in WAYS if way not in ("inspect", "layout_for")])
+@pytest.mark.parametrize("way", [way for way in OF_CONFIGS if way not in ("inspect", "layout_for")])
 @pytest.mark.parametrize("kind", ["llama", "of no known family"])
 def test_quantized_weights_are_refused_with_what_makes_them_plain(kind, way, source):
     """But `inspect` describes them."""

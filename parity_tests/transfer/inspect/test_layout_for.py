@@ -4,8 +4,11 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from flax import nnx
 
+from jax_attn import parity
 from jax_attn.transfer import TransferError, layout_for, save_checkpoint
+from jax_attn.transfer.families import FAMILIES
 
 CONFIG = {
     "model_type": "llama",
@@ -46,3 +49,10 @@ def test_torch_names_are_replaced_as_flax_names_are():
     assert layout.row_of(key).startswith(f"{key} -> ")
     with pytest.raises(ValueError, match="renamed_torch: expected names among"):
         layout.renamed_torch({"self_attn": "attn"})
+
+
+def test_check_says_so_where_a_family_is_passed():
+    says = r"layout: expected a Layout, got Family; .* transfer\.layout_for\(PATH\) returns that"
+    reference, port = torch.nn.Linear(2, 3), nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+    with pytest.raises(TypeError, match=says):
+        parity.check(reference, port, (np.zeros((1, 2)),), layout=FAMILIES["llama"])

@@ -33,6 +33,7 @@ from jax_attn.transfer import (
     refused,
     row,
 )
+from jax_attn.transfer.families import FAMILIES
 
 UP = "h.1.mlp.up.weight"
 NORM = "h.1.ln.weight"
@@ -241,6 +242,10 @@ WRONG_ARGUMENTS = {
     "a torch module": (lambda: (model(), torch.nn.Linear(2, 3), LINEAR), "hand in its state_dict"),
     "a list": (lambda: (model(), [], LINEAR), "tensors: expected a mapping"),
     "a table's name": (lambda: (model(), {}, "gqa"), "layout: expected a Layout"),
+    "a family": (
+        lambda: (model(), {}, FAMILIES["llama"]),
+        r"layout: expected a Layout, got Family; .* transfer\.layout_for\(PATH\) returns that",
+    ),
     "no module": (lambda: (torch.nn.Linear(2, 3), {}, LINEAR), "expected an nnx.Module .* Linear"),
     "a state": (lambda: (nnx.state(model()), {}, LINEAR), "module: expected an nnx.Module"),
 }

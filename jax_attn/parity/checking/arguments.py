@@ -63,7 +63,7 @@ def type_problems(*sides: Any) -> list[str]:
     """Which of a reference, a port and a layout, in this order, are of another type."""
     kinds = {"reference": torch.nn.Module, "port": nnx.Module, "layout": Layout}
     names = {**_MODULES, Layout: "a Layout"}
-    hints = {Layout: f"; {LAYOUT_HINT}"}
+    hints: dict[type, str] = {Layout: f"; {LAYOUT_HINT}"}
     return [
         f"{name}: expected {names[kind]}, got {_of_type(value)}{hints.get(kind, '')}"
         for (name, kind), value in zip(kinds.items(), sides, strict=False)

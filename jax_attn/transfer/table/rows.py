@@ -55,6 +55,8 @@ class Row:
         """Shapes of the Flax arrays that tensors of `key_shapes` become. Raises MisfitError."""
         for step in self.steps:
             key_shapes = _called(step, step.target, key_shapes, len(self.paths), sizes)
+        if (count := len(key_shapes)) != len(self.paths):
+            raise MisfitError(f"{self.effect} gives {count} arrays, got {len(self.paths)} paths")
         return key_shapes
 
     def to_flax(self, tensors: Arrays, path_shapes: Shapes) -> Arrays:

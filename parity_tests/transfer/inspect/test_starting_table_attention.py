@@ -170,7 +170,7 @@ def part(layout, case):
     return Layout(*(row(short(r.keys, "block."), short(r.paths), *r.steps) for r in inside))
 
 
-def compared(name, model, written, layout):
+def compared(name, model, written, layout, *, gradients=False):
     """The verdict on what was written. Raises TransferError where it does not fit the module."""
     case = ATTENTION[name]
     sizes = (D, N, case.num_kv_heads)
@@ -191,7 +191,7 @@ def compared(name, model, written, layout):
         inputs,
         layout=own,
         port_call=lambda m, x, bias=None: m(x, bias=bias, is_causal=case.is_causal),
-        gradients=False,
+        gradients=gradients,
         transforms=("jit",),
     )
 
@@ -201,7 +201,7 @@ def test_the_right_answers_pass(name, begun, tmp_path, monkeypatch):
     model, folder, text = begun(name)
     done, layout = ported(folder, text, tmp_path / "flax", monkeypatch)
     assert done.exit_code == 0, done.output
-    result = compared(name, model, tmp_path / "flax", layout)
+    result = compared(name, model, tmp_path / "flax", layout, gradients=True)
     assert result.verdict is Verdict.PASS, str(result)
 
 

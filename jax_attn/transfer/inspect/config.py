@@ -268,7 +268,7 @@ LACKS = (
     ),
     Lack(
         "an approximation of the softmax",
-        keys="num_landmarks conv_kernel_size",
+        keys="num_landmarks",
         families="nystromformer yoso mra reformer big_bird bigbird_pegasus performer",
     ),
     Lack("clipped projections", keys="clip_qkv"),

@@ -196,6 +196,7 @@ HARMLESS = {
     "no ALiBi": {"alibi": False, "position_embedding_type": "alibi_not"},
     "window off": {"sliding_window": 4096, "use_sliding_window": False},
     "no window": {"sliding_window": None},
+    "a convolution elsewhere": {"model_type": "mobilevit", "conv_kernel_size": 3},
     "window in no layer": {"sliding_window": 4096, "layer_types": ["full_attention"] * 2},
     "the scale that it is": {"query_pre_attn_scalar": H, "attention_multiplier": H**-0.5},
     "softcap, which the rebuild has": {"attn_logit_softcapping": 50.0},

@@ -67,7 +67,8 @@ def attention(call: Call, cache: KVCache, axes: MeshAxes = ()) -> tuple[jax.Arra
     """
     if explicit.is_cut(call, cache):
         of_pages = jax.tree.unflatten(jax.tree.structure(cache), letters_of_cache(cache))
-        return explicit.on_each_device(_on_part, (), (OUTPUT, of_pages), call, cache)
+        out, grown = explicit.on_each_device(_on_part, (), (OUTPUT, of_pages), call, cache)
+        return _cut_as(call.query, out), grown
     T, lo, lengths_B = call.T, _lowest(call.mask, cache), _lengths(call)
 
     own = call.without_extra_keys()
@@ -114,6 +115,15 @@ def _on_part(shards: Shards, call: Call, cache: KVCache) -> tuple[jax.Array, KVC
     here = dataclasses.replace(cache, keys=read(cache.keys), values=read(cache.values))
     out, _ = attention(shards.here(call), here, axes)
     return out, _grown(cache, call, axes)
+
+
+def _cut_as(query: jax.Array, out: jax.Array) -> jax.Array:
+    """The output with its heads cut as the query's, where the cache's places took their axis."""
+    (mesh, heads), axes = (meshes.explicit_mesh(query), meshes.cuts(query)[2]), meshes.cuts(out)
+    if mesh is None or not heads or axes[2]:
+        return out
+    axes[2] = heads
+    return meshes.placed(out, mesh, meshes.spec(axes))
 
 
 def _lengths(call: Call) -> jax.Array:

@@ -6,6 +6,7 @@ which each row reads as many tokens as it likes, so that rows stand at different
 short is padded. The port reads pieces of one length, and chunks, in a `jax.lax.scan`.
 """
 
+import math
 from collections.abc import Callable
 from itertools import groupby
 from typing import Any
@@ -163,10 +164,12 @@ def _torch_cache(kind: str, module: TorchAttention, x: torch.Tensor) -> torch_ca
 def _port_cache(kind: str, module: GroupedQueryAttention, x: jax.Array) -> KVCache:
     room: dict[str, Any] = _room(kind, x.shape[1])
     room |= {"num_kv_heads": module.num_kv_heads, "head_dim": module.head_dim}
-    kernel = module.k_proj.kernel[...]
-    if meshes.explicit_mesh((x, kernel)) is not None:
+    kernel = module.q_proj.kernel[...]
+    if (mesh := meshes.explicit_mesh((x, kernel))) is not None:
         # A scan's carry has one type: that of the tokens and of the heads that are written.
-        room["sharding"] = meshes.spec([meshes.cuts(x)[0], meshes.cuts(kernel)[1]])
+        heads = meshes.cuts(kernel)[1]
+        divides = module.num_kv_heads % math.prod(mesh.shape[name] for name in heads) == 0
+        room["sharding"] = meshes.spec([meshes.cuts(x)[0], heads if divides else ()])
     sizes = page_sizes(x.shape[1])
     return KVCache.empty(x.shape[0], **room, dtype=x.dtype, page_sizes=sizes)
 

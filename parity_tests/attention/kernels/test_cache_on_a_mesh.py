@@ -25,21 +25,26 @@ HEADS, PLACES = {"rows": 2, "heads": 4}, {"rows": 2, "heads": 2, "places": 2}
 
 
 class Row(NamedTuple):
-    """axes: of the mesh. K: key/value heads. size: the cache's, of which each page is even."""
+    """axes: of the mesh. K: key/value heads. size: the cache's, of which each page is even.
+
+    places: the axis that cuts the cache's places.
+    """
 
     kind: str
     axes: dict[str, int]
     K: int
     size: dict[str, int]
+    places: str | None = None
 
     @property
     def heads(self) -> str | None:
         """What cuts the key/value heads: where they are fewer than the devices, nothing."""
-        return "heads" if self.K % self.axes["heads"] == 0 else None
+        is_cut = self.K % self.axes["heads"] == 0 and self.places != "heads"
+        return "heads" if is_cut else None
 
     @property
     def sharding(self) -> P:
-        return P("rows", self.heads, "places" if "places" in self.axes else None)
+        return P("rows", self.heads, self.places)
 
 
 ROWS = {
@@ -47,10 +52,12 @@ ROWS = {
     "few heads, a ring": Row("explicit", HEADS, 2, {"window": 6}),
     "one head": Row("explicit", HEADS, 1, {"length": T}),
     "heads, auto, a ring": Row("auto", HEADS, 4, {"window": 6}),
-    "places": Row("explicit", PLACES, 4, {"length": T}),
-    "places of one head": Row("explicit", PLACES, 1, {"length": T}),
-    "places of a ring": Row("explicit", PLACES, 4, {"window": 6}),
-    "places, auto": Row("auto", PLACES, 4, {"length": T}),
+    "places": Row("explicit", PLACES, 4, {"length": T}, "places"),
+    "places of one head": Row("explicit", PLACES, 1, {"length": T}, "places"),
+    "places of a ring": Row("explicit", PLACES, 4, {"window": 6}, "places"),
+    "places along the heads' axis": Row("explicit", HEADS, 1, {"length": T}, "heads"),
+    "places of several heads along it": Row("explicit", HEADS, 4, {"length": T}, "heads"),
+    "places, auto": Row("auto", PLACES, 4, {"length": T}, "places"),
 }
 
 
@@ -129,10 +136,30 @@ def test_a_cache_on_a_mesh(name):
         # A partitioner adds up decisions that concern all rows: one number each.
         assert row.kind == "auto" or sends == sent(step.as_text())
         # Of each query a maximum, a sum and a mean, for each page in an Auto mesh.
-        query = B // 2 * N // row.axes["heads"] * 8
+        shared = row.places == "heads"  # each device then attends with all heads
+        query = B // 2 * N // (1 if shared else row.axes["heads"]) * 8
         most = query * (H + 2) * (len(cache.keys) if row.kind == "auto" else 1)
-        assert {each.kind for each in sends} == ({"all-reduce"} if places else set())
+        most += query * H if shared else 0
+        kinds = {"all-reduce", "all-gather"} if shared else {"all-reduce"}
+        assert {each.kind for each in sends} == (kinds if places else set())
         assert sum(each.bytes for each in sends) <= (most if places else 0)
+
+
+def test_a_scan_keeps_the_places_that_share_the_heads_axis():
+    on = mesh("explicit", rows=2, heads=4)
+    with jax.set_mesh(on):
+        made = {"num_kv_heads": 1, "head_dim": H, "sharding": P("rows", None, "heads")}
+        empty = KVCache.empty(B, T, **made)
+        q, kv = (jax.numpy.ones((B, 1, heads, H)) for heads in (N, 1))
+        q, kv = placed(on, (q, kv), [P("rows", None, "heads"), P("rows")])
+
+        def step(cache, _):
+            out, cache = attend_with_cache(q, kv, kv, cache)
+            return cache, out
+
+        cache, outs = jax.jit(lambda: jax.lax.scan(step, empty, length=3))()
+    assert cache.values[0].sharding.spec == P("rows", None, "heads", None)
+    assert outs.sharding.spec == P(None, "rows", None, "heads", None)
 
 
 def by_own_maximum(self, axes):

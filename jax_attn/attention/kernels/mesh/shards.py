@@ -94,14 +94,18 @@ class Shards:
 
         N, K: query and key/value heads. mesh: its axes' sizes. cuts: by which of them each array's
         axes are cut. What cuts the query heads cuts the key/value heads, too, where it divides
-        them.
+        them. What cuts a cache's places cuts nothing else: queries are fewer than what is cached.
         """
         axes: dict[str, MeshAxes] = {}
-        for array, cut in zip(named, cuts, strict=True):
-            for letter, names in zip(array.replace("K", "N"), cut, strict=True):
-                taken = {name for each in axes.values() for name in each}
-                if names and letter not in (WHOLE, *axes) and not taken & {*names}:
-                    axes[letter] = names
+        pairs = [
+            (letter, names)
+            for array, cut in zip(named, cuts, strict=True)
+            for letter, names in zip(array.replace("K", "N"), cut, strict=True)
+        ]
+        for letter, names in sorted(pairs, key=lambda pair: pair[0] != PLACES):
+            taken = {name for each in axes.values() for name in each}
+            if names and letter not in (WHOLE, *axes) and not taken & {*names}:
+                axes[letter] = names
         heads = axes.get("N", ())
         if heads and K % math.prod(mesh[name] for name in heads) == 0:
             axes["K"] = heads

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from jax_attn.bench.workload import PairWorkload, Workload
+from jax_attn.bench.workload import DECODE, PREFILL, PairWorkload, Workload
 
 SCHEMA = "jax-attn bench 1"
 MATRIX_PRODUCTS, JUDGED_ROWS = "matrix_product_flops_per_s", "judged_rows"  # of the settings
@@ -55,6 +55,9 @@ class Measurement:
     peak_bytes: the most memory a call holds, its results included, beyond what was held before:
     resident on a CPU, allocated on a GPU. compiler_bytes: temporaries, as the compiler states
     them. cache_bytes: keys and values in all the room of the cache.
+    warm_compile_s: seconds to compile once more, with what the compiler keeps on disk.
+    programs: how many were compiled for this mode and these inputs, beside those there were.
+    operations: (path of a module, kind of operation, seconds of a call), the longest first.
     """
 
     workload: Workload | PairWorkload
@@ -76,6 +79,9 @@ class Measurement:
     tensor: str = ""
     cache_bytes: int | None = None
     dispatch: tuple[float, ...] = ()
+    warm_compile_s: float | None = None
+    programs: int | None = None
+    operations: tuple[tuple[str, str, float], ...] = ()
 
     @property
     def median_s(self) -> float | None:
@@ -93,7 +99,10 @@ class Measurement:
     def tokens_per_s(self) -> float | None:
         """The tokens that it reads into its cache, of all rows of the batch together."""
         w = self.workload
-        return self._rate(w.B * w.T) if isinstance(w, Workload) and w.room else None
+        if isinstance(w, PairWorkload):
+            read = {PREFILL: w.length, DECODE: 1}.get(self.mode)
+            return read and self._rate(read)
+        return self._rate(w.B * w.T) if w.room else None
 
     @property
     def cached_bytes_per_s(self) -> float | None:
@@ -178,6 +187,7 @@ def _measurement(plain: Mapping[str, Any]) -> Measurement:
     fields["status"] = Status(plain["status"])
     fields["seconds"] = tuple(plain["seconds"])
     fields["dispatch"] = tuple(plain.get("dispatch", ()))
+    fields["operations"] = tuple(map(tuple, plain.get("operations", ())))
     if ratio := plain["ratio"]:
         # An interval without an upper end is written as null: JSON has no infinity.
         high = math.inf if ratio["high"] is None else ratio["high"]

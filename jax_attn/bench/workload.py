@@ -90,14 +90,16 @@ class PairError(ValueError):
 class PairWorkload:
     """A user's own pair.
 
-    name: the function that makes it. inputs: names, dtypes and shapes, in a line. dtype: of the
-    parameters. counted: (mode, operations of the reference's products and convolutions in a call).
+    name: the function that makes it, or the checkpoint. inputs: names, dtypes and shapes, in a
+    line. dtype: of the parameters. counted: (mode, operations of the reference's products and
+    convolutions in a call). length: of the inputs, where several are measured; else 0.
     """
 
     name: str
     inputs: str
     dtype: str
     counted: tuple[tuple[str, int], ...] = ()
+    length: int = 0
 
     def flops(self, mode: str) -> int:
         """As counted, the same for every way to run the pair."""

@@ -25,10 +25,35 @@ if TYPE_CHECKING:
     from jax_attn.bench.engine.session import SessionPlan
 
 MODES = (*PAIR_MODES, *CACHED)
+_FETCH = "`hf download org/model --local-dir FOLDER` gets one"
 
 
-@click.group("bench", invoke_without_command=True)
+def _lengths(_: click.Context, option: click.Parameter, value: str | None) -> tuple[int, ...]:
+    """The callback of `--lengths 128,512`."""
+    parts = [part.strip() for part in value.split(",")] if value else []
+    wrong = [part for part in parts if not (part.isascii() and part.isdigit() and int(part) > 0)]
+    wrong += sorted({f"{part} twice" for part in parts if parts.count(part) > 1})
+    if wrong or value == "":
+        raise click.BadParameter(
+            f"expected lengths such as 128,512,777, got {', '.join(wrong) or 'none'}"
+        )
+    return tuple(map(int, parts))
+
+
+class _Bench(click.Group):
+    """A group whose first word may also be a checkpoint, with options on either side."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if args and args[0] in self.commands:
+            # No checkpoint; what follows is the command's.
+            return super().parse_args(ctx, ["", *args])
+        ctx.allow_interspersed_args = True
+        return super().parse_args(ctx, args)
+
+
+@click.group("bench", cls=_Bench, invoke_without_command=True)
 @click.pass_context
+@click.argument("checkpoint", required=False)
 @click.option(
     "--preset",
     "presets",
@@ -41,6 +66,13 @@ MODES = (*PAIR_MODES, *CACHED)
     metavar="FILE.py:FUNCTION",
     help="Measure your own pair: the function returns (torch module, NNX module, inputs[, layout[, "
     "(reference_call, port_call)]]), as parity.check takes them.",
+)
+@click.option(
+    "--lengths",
+    callback=_lengths,
+    metavar="128,512,...",
+    help="Measure a checkpoint or a pair at these lengths; the pair's function takes each as its "
+    "argument `length`.",
 )
 @click.option(
     "--untrusted", is_flag=True, help="Time a pair, too, whose port disagrees with its reference."
@@ -88,6 +120,13 @@ MODES = (*PAIR_MODES, *CACHED)
     help="Draw time, memory and roofline into this directory, as SVG and PNG.",
 )
 @click.option(
+    "--report",
+    "reports",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Write the record, a summary and a page with its plots into this directory: result.json, "
+    "summary.md, index.html.",
+)
+@click.option(
     "--output",
     type=click.Path(path_type=Path, dir_okay=False),
     help="Write the record to this file, as JSON.",
@@ -100,8 +139,10 @@ MODES = (*PAIR_MODES, *CACHED)
 )
 def command(
     context: click.Context,
+    checkpoint: str | None,
     presets: tuple[str, ...],
     pair: str | None,
+    lengths: tuple[int, ...],
     untrusted: bool,
     names: tuple[str, ...],
     modes: tuple[str, ...],
@@ -115,10 +156,15 @@ def command(
     as_markdown: bool,
     as_csv: bool,
     plots: Path | None,
+    reports: Path | None,
     output: Path | None,
     listing: bool,
 ) -> None:
-    """Time attention in PyTorch and JAX side by side, or a model of your own by --pair.
+    """Time attention in PyTorch and JAX side by side, or the model of CHECKPOINT, or your own by
+    --pair.
+
+    CHECKPOINT is a folder, or a file in one, of a family that has a model: its prompt, a step over
+    its cache and a training step are timed in transformers and here.
 
     Each implementation is first judged against float64; one that disagrees is excluded. The
     others run in processes of their own, in interleaved rounds, with the same number of threads.
@@ -132,18 +178,24 @@ def command(
     if listing:
         click.echo(catalogue())
         return
-    directories = {"--output": output and output.parent, "--plot": plots}
+    directories = {"--output": output and output.parent, "--plot": plots, "--report": reports}
     wrong = [*problems_of_threads(threads), *problems_of_directories(directories)]
-    if pair is not None:
+    named = pair or checkpoint
+    if named is not None:
         baseline = baseline or EAGER
         fixed = {"--preset": presets, "--tpu": tpu, "--dtype": dtype != "float32"}
-        wrong += problems_of_pair(names, modes, baseline, fixed)
+        wrong += problems_of_pair(names, baseline, fixed)
+        if pair and checkpoint:
+            wrong += [f"--pair: expected without a checkpoint, got {checkpoint}"]
+        elif checkpoint and not Path(checkpoint).exists():
+            wrong += [f"CHECKPOINT: expected a folder or a file, got {checkpoint}; {_FETCH}"]
     else:
         baseline = baseline or REFERENCE
-        chosen = tuple(dict.fromkeys(PRESET_OF.get(mode, "quick") for mode in modes))
-        presets = presets or chosen or ("quick",)
+        by_mode = tuple(dict.fromkeys(PRESET_OF.get(mode, "quick") for mode in modes))
+        presets = presets or by_mode or ("quick",)
         wrong = [*problems(presets, names, modes, baseline), *wrong]
-        wrong += ["--untrusted: expected beside --pair alone"] if untrusted else []
+        alone = {"--untrusted": untrusted, "--lengths": lengths}
+        wrong += [f"{o}: expected beside --pair or a checkpoint" for o, is_ in alone.items() if is_]
     forms = {"--json": as_json, "--markdown": as_markdown, "--csv": as_csv}
     if len(asked := [option for option, is_asked in forms.items() if is_asked]) > 1:
         wrong.insert(0, f"{', '.join(forms)}: expected one of them, got {', '.join(asked)}")
@@ -161,22 +213,24 @@ def command(
     from jax_attn.bench.engine.session import Session, SessionPlan
     from jax_attn.bench.engine.worker import usable_cores
 
-    modes = tuple(mode for mode in MODES if mode in (modes or MODES))
+    chosen = tuple(mode for mode in MODES if mode in modes)
     common: dict[str, Any] = {"baseline": baseline, "device": device, "limits": Limits.of(rounds)}
     common |= {"threads": threads or usable_cores()}
-    if pair is not None:
-        record, ended_by = run_pair(pair, names, modes, untrusted=untrusted, **common)
+    if named is not None:
+        common |= {"modes": chosen, "lengths": lengths, "untrusted": untrusted}
+        record, ended_by = run_pair("--pair" if pair else "CHECKPOINT", named, names, **common)
     else:
+        kept = chosen or MODES
         plan = SessionPlan(
-            tuple(w for w in select(presets, dtype) if not set(modes).isdisjoint(w.modes)),
+            tuple(w for w in select(presets, dtype) if not set(kept).isdisjoint(w.modes)),
             names or tuple(name for name, i in IMPLEMENTATIONS.items() if device in i.devices),
-            modes=modes,
+            modes=kept,
             **common,
         )
         record, ended_by = run_session(Session(plan))
         if tpu and ended_by is None:
             record, ended_by = add_compiled(record, plan)
-    show(record, as_json, as_markdown, as_csv, plots, output)
+    show(record, as_json, as_markdown, as_csv, plots, reports, output)
     if isinstance(ended_by, Exception):
         raise ended_by
     sys.exit(status(record))
@@ -219,10 +273,8 @@ def problems(
         yield f"--mode: expected {expected}, which {', '.join(presets)} has, got {unserved}"
 
 
-def problems_of_pair(
-    names: tuple[str, ...], modes: tuple[str, ...], baseline: str, fixed: dict[str, Any]
-) -> Iterator[str]:
-    """Everything that is wrong with the options beside --pair.
+def problems_of_pair(names: tuple[str, ...], baseline: str, fixed: dict[str, Any]) -> Iterator[str]:
+    """Everything that is wrong with the options beside --pair or a checkpoint.
 
     fixed: options that a pair settles itself -> what was given.
     """
@@ -230,11 +282,8 @@ def problems_of_pair(
     for option, values in (("--implementation", names), ("--baseline", (baseline,))):
         if unknown := [value for value in values if value not in WAYS]:
             yield f"{option}: expected one of {ways}, got {', '.join(unknown)}"
-    if unserved := [mode for mode in modes if mode not in PAIR_MODES]:
-        known = ", ".join(PAIR_MODES)
-        yield f"--mode: expected of a pair one of {known}, got {', '.join(unserved)}"
     if given := [option for option, value in fixed.items() if value]:
-        yield f"{', '.join(given)}: expected without --pair alone"
+        yield f"{', '.join(given)}: expected with neither --pair nor a checkpoint"
 
 
 def problems_of_threads(threads: int | None) -> Iterator[str]:
@@ -261,17 +310,15 @@ def problems_of_directories(directories: dict[str, Path | None]) -> Iterator[str
 
 
 def run_pair(
-    named: str, ways: tuple[str, ...], modes: tuple[str, ...], **options: Any
+    argument: str, named: str, ways: tuple[str, ...], **options: Any
 ) -> tuple[Record, BaseException | None]:
-    """As `run_session`, of the pair that a function makes."""
+    """As `run_session`, of the pair that a function or a checkpoint gives."""
     from jax_attn.bench.pair.session import PairPlan, PairSession
 
-    of_pair = tuple(mode for mode in modes if mode in PAIR_MODES)
-    plan = PairPlan(named, ways=ways or tuple(WAYS), modes=of_pair, **options)
     try:
-        return run_session(PairSession(plan))
+        return run_session(PairSession(PairPlan(named, ways=ways or tuple(WAYS), **options)))
     except PairError as error:
-        raise WrongInput(f"--pair: {error}") from error
+        raise WrongInput(f"{argument}: {error}") from error
 
 
 def run_session(session: Any) -> tuple[Record, BaseException | None]:
@@ -327,15 +374,22 @@ def show(
     as_markdown: bool,
     as_csv: bool,
     plots: Path | None,
+    reports: Path | None,
     output: Path | None,
 ) -> None:
     """Write the record and the plots where the options say, and print it."""
     from jax_attn.bench.results import flat, table
     from jax_attn.parity.judge.text import console
-    from jax_attn.report.files import write
+    from jax_attn.report.files import RESULT_FILES, write
 
     if output is not None:
         write(output.parent, {output.name: record.to_json()})
+    if reports is not None:
+        from jax_attn.bench.results.page import page
+
+        texts = (record.to_json(), table.markdown(record), page(record))
+        write(reports, dict(zip(RESULT_FILES, texts, strict=True)))
+        click.echo(f"written: {reports / RESULT_FILES[-1]}", err=True)
     if as_json:
         click.echo(record.to_json())
     elif as_markdown:

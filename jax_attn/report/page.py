@@ -9,8 +9,9 @@ from jax_attn.parity.judge.compare import TensorReport, Verdict, worst_first
 from jax_attn.parity.judge.result import SHOWN, NotRun, Result
 from jax_attn.parity.judge.text import number, worst_element
 from jax_attn.report.documents import COLUMNS, cells, missing_part, summary_lines
+from jax_attn.report.rendered import rendered
 
-_MARKS = {Verdict.PASS: "✓", Verdict.INCONCLUSIVE: "?", Verdict.FAIL: "✗"}
+MARKS = {Verdict.PASS: "✓", Verdict.INCONCLUSIVE: "?", Verdict.FAIL: "✗"}
 _MAPPED = 3
 """How many failed tensors of a result are drawn, the worst first."""
 _DECADES = 4
@@ -67,21 +68,14 @@ def page(
 
     planned: how many rows a whole run judges.
     """
-    # What a command without a report need not wait for.
-    from jinja2 import Environment, PackageLoader
-
-    templates = Environment(
-        loader=PackageLoader("jax_attn.report"),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
     verdict = Verdict.worst(result.verdict for result in results)
     # Those that did not pass stand first, as a run may have hundreds of cases.
-    results = sorted(results, key=lambda result: [*_MARKS].index(result.verdict), reverse=True)
-    return templates.get_template("page.html").render(
+    results = sorted(results, key=lambda result: [*MARKS].index(result.verdict), reverse=True)
+    return rendered(
+        "page.html",
+        environment,
         verdict=verdict,
-        marks={str(verdict): mark for verdict, mark in _MARKS.items()},
+        marks={str(verdict): mark for verdict, mark in MARKS.items()},
         said=[*missing_part(results, planned), *summary_lines(results, not_run)],
         titles=COLUMNS,
         rows=[_row(i, result) for i, result in enumerate(results)],
@@ -91,7 +85,6 @@ def page(
             if result.verdict is not Verdict.PASS
         ],
         not_run=[", ".join(f"{k} {v}" for k, v in item.as_dict().items()) for item in not_run],
-        environment={name: _words(value) for name, value in environment.items()},
     )
 
 
@@ -158,9 +151,3 @@ def _shade(fraction: float) -> int:
         return 0
     decades = math.log10(fraction) if math.isfinite(fraction) else _DECADES
     return 1 + min(int(decades), _DECADES)
-
-
-def _words(value: Any) -> str:
-    if isinstance(value, dict):
-        return ", ".join(f"{name} {each}" for name, each in value.items())
-    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -77,6 +77,7 @@ def compare_speed(
         baseline,
         limits=Limits.of(rounds),
         untrusted=untrusted,
+        alone=False,
     )
     with _settings_kept(), PairSession(plan, start=_Here) as session:
         for _ in session.run():

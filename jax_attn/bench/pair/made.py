@@ -3,31 +3,73 @@
 import hashlib
 import importlib
 import importlib.util
+import inspect
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import FunctionType, ModuleType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 from flax import nnx
 
-from jax_attn.bench.workload import PairError
+from jax_attn.bench.workload import CACHED, PAIR_MODES, STEP, PairError
 from jax_attn.transfer import Layout, flatten
 
 EXPECTED = "expected (torch module, NNX module, inputs[, layout[, (reference_call, port_call)]])"
 
 
+Inputs: TypeAlias = tuple[np.ndarray, ...] | Mapping[str, np.ndarray]
+
+
+class Cached(NamedTuple):
+    """How a side reads a prompt into a cache, and one token more.
+
+    prefill: (module, **inputs) -> (output, cache). step: (module, cache, **one token of each
+    input) -> (output, a cache as it was given).
+    """
+
+    prefill: Callable[..., Any]
+    step: Callable[..., Any]
+
+
 class Pair(NamedTuple):
-    """As `parity.check` takes them."""
+    """As `parity.check` takes them.
+
+    by_length: inputs of other lengths. cached: of the reference and the port, where they have a
+    cache. check: the pair's own, which returns a `Result`; `parity.check` of the inputs unless
+    given.
+    """
 
     reference: torch.nn.Module
     port: nnx.Module
-    inputs: tuple[np.ndarray, ...] | Mapping[str, np.ndarray]
+    inputs: Inputs
     layout: Layout | None = None
     calls: tuple[Callable[..., Any] | None, Callable[..., Any] | None] = (None, None)
+    by_length: Mapping[int, Inputs] = {}
+    cached: tuple[Cached, Cached] | None = None
+    check: Callable[[], Any] | None = None
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Those that are measured; 0 stands for the inputs, where there is no other."""
+        return tuple(self.by_length) or (0,)
+
+    @property
+    def modes(self) -> tuple[str, ...]:
+        """Those in which it can be measured."""
+        return (*PAIR_MODES, *CACHED) if self.cached else PAIR_MODES
+
+    @property
+    def usual_modes(self) -> tuple[str, ...]:
+        """Those in which it is measured unless others are asked for."""
+        return (*CACHED, STEP) if self.cached else PAIR_MODES
+
+    def at(self, length: int) -> "Pair":
+        """The pair with its inputs of this length."""
+        return self._replace(inputs=self.by_length.get(length, self.inputs))
 
     @property
     def named_inputs(self) -> dict[str, np.ndarray]:
@@ -55,13 +97,18 @@ def _called(module: Any, *args: Any, **kwargs: Any) -> Any:
     return module(*args, **kwargs)
 
 
-def made(named: str | Pair) -> Pair:
-    """What `FILE.py:FUNCTION` or `package.module:FUNCTION` makes; a pair as it is.
+def made(named: str | Pair, lengths: tuple[int, ...] = ()) -> Pair:
+    """What `FILE.py:FUNCTION` or `package.module:FUNCTION` makes; of a checkpoint's folder or file
+    its model in both frameworks; a pair as it is.
 
-    Raises PairError.
+    lengths: of the inputs, which a function takes as its argument `length`. Raises PairError.
     """
     if isinstance(named, Pair):
         return named
+    if Path(named).exists() and not named.endswith(".py"):
+        from jax_attn.bench.pair.checkpoint import pair_of_checkpoint
+
+        return pair_of_checkpoint(Path(named), lengths)
     place, colon, name = named.rpartition(":")
     if not (place and colon and name):
         raise PairError(f"expected FILE.py:FUNCTION or package.module:FUNCTION, got {named!r}")
@@ -74,11 +121,16 @@ def made(named: str | Pair) -> Pair:
             if isinstance(value, FunctionType) and value.__module__ == module.__name__
         ]
         raise PairError(f"{place}: expected one of the functions {own}, got {name!r}")
+    if lengths and "length" not in inspect.signature(make).parameters:
+        raise PairError(f"{named}: expected an argument `length`, which --lengths gives, got none")
+    arguments: list[dict[str, int]] = [{"length": length} for length in lengths] or [{}]
     try:
-        result = make()
+        results = [make(**given) for given in arguments]
     except Exception as error:
         raise PairError(f"{named} raises\n{_of_user(error, module)}") from error
-    return pair_of(named, result)
+    pairs = [pair_of(named, result) for result in results]
+    inputs = (pair.inputs for pair in pairs)
+    return pairs[0]._replace(by_length=dict(zip(lengths, inputs, strict=False)))
 
 
 def pair_of(where: str, result: Any) -> Pair:
@@ -94,7 +146,11 @@ def pair_of(where: str, result: Any) -> Pair:
 
 def digests(pair: Pair) -> dict[str, str]:
     """What tells one pair from another, by name: its inputs and the parameters of both sides."""
-    arrays = {f"input {name}": np.asarray(a) for name, a in pair.named_inputs.items()}
+    arrays = {
+        f"input {name}" + f" of length {length}" * bool(length): np.asarray(a)
+        for length in pair.lengths
+        for name, a in pair.at(length).named_inputs.items()
+    }
     arrays |= {
         f"reference's {name}": x.detach().contiguous().view(-1).view(torch.uint8).cpu().numpy()
         for name, x in pair.reference.state_dict().items()

@@ -1,5 +1,6 @@
 """What the processes of a pair's run serve: one way to run it, or the judge of both sides."""
 
+import tempfile
 import time
 from typing import Any
 
@@ -7,31 +8,64 @@ from jax_attn.bench.engine import memory
 from jax_attn.bench.engine.runner import timed_round
 from jax_attn.bench.engine.turn import timed_turn
 from jax_attn.bench.pair.made import Pair, digests, made
+from jax_attn.bench.pair.operations import Operations
 from jax_attn.bench.pair.runs import RUNS, described
 from jax_attn.bench.pair.ways import WAYS
+from jax_attn.parity.judge.result import Result
 
 
 class PairRunner:
-    """One way to run the pair; `load` comes first."""
+    """One way to run the pair; `load` comes first, then `place`."""
 
-    def __init__(self, named: str | Pair, way: str, device: str, threads: int) -> None:
-        self.named, self.way, self.device, self.threads = named, WAYS[way], device, threads
+    def __init__(
+        self, named: str | Pair, lengths: tuple[int, ...], way: str, device: str, threads: int
+    ) -> None:
+        self.named, self.lengths, self.way = named, lengths, WAYS[way]
+        self.device, self.threads = device, threads
 
     def load(self) -> dict[str, str]:
         """Make the pair; the digests of what was made."""
         memory.one_arena()
-        pair = made(self.named)
+        pair = made(self.named, self.lengths)
         found = digests(pair)
         runs = RUNS[self.way.framework]
         self.runs: Any = runs(pair, self.way, self.device, self.threads)
         return found
 
+    def place(self, length: int) -> None:
+        """Take the inputs of this length."""
+        self.runs.place(length)
+
     def compile(self, mode: str) -> tuple[float | None, int | None]:
         """(seconds, bytes of the compiler's temporaries); None for what there is none of."""
-        started = time.perf_counter()
+        self._before, started = self.runs.compiled(), time.perf_counter()
         temporaries = self.runs.compile(mode)
         seconds = time.perf_counter() - started
         return seconds if self.way.is_compiled else None, temporaries
+
+    def programs(self) -> int | None:
+        """How many were compiled since `compile` was last asked for; None where none ever is."""
+        return self.runs.compiled() - self._before if self.way.is_compiled else None
+
+    def operations(self, mode: str) -> Operations:
+        """Where the time of a call goes."""
+        return self.runs.operations(mode)
+
+    def warm_compile(self, mode: str) -> float | None:
+        """Seconds to compile again, with what the compiler keeps on disk; forgets what it has.
+
+        The last that is asked for.
+        """
+        if not self.way.is_compiled:
+            return None
+        with tempfile.TemporaryDirectory(prefix="jax-attn-bench-") as folder:
+            self.runs.keep(folder)
+            self.runs.forget()
+            self.runs.compile(mode)
+            self.runs.forget()
+            started = time.perf_counter()
+            self.runs.compile(mode)
+            return time.perf_counter() - started
 
     def first_call(self, mode: str) -> float:
         """Seconds of the first call after compiling."""
@@ -58,33 +92,21 @@ class PairRunner:
 class PairJudge:
     """The verdict on the pair, in a process of its own, and how many operations it takes."""
 
-    def __init__(self, named: str | Pair, threads: int) -> None:
-        self.named, self.threads = named, threads
+    def __init__(self, named: str | Pair, lengths: tuple[int, ...], threads: int) -> None:
+        self.named, self.lengths, self.threads = named, lengths, threads
 
     def load(self) -> dict[str, str]:
-        self.pair = made(self.named)
+        self.pair = made(self.named, self.lengths)
         return digests(self.pair)
 
     def judge(self) -> dict[str, Any]:
         """The verdict of `parity.check` under jit, and its worst tensor, as a measurement has them.
 
-        inputs, dtype: of the pair.
+        Of several lengths the first is judged. inputs: by length.
         """
-        from jax_attn.parity.checking.check import check
-
         pair = self.pair
         dtype = _dtype(pair.reference)
-        call_reference, call_port = pair.calls
-        result = check(
-            pair.reference,
-            pair.port,
-            pair.inputs,
-            layout=pair.layout,
-            reference_call=call_reference,
-            port_call=call_port,
-            dtype=dtype,
-            transforms=("jit",),
-        )
+        result = pair.check() if pair.check else _checked(pair, dtype)
         fields: dict[str, Any] = {
             "verdict": str(result.verdict),
             "reason": "; ".join(map(str, result.reasons)),
@@ -94,12 +116,31 @@ class PairJudge:
             own = worst.reference_error
             fields |= {"tensor": worst.label, "error": worst.error / worst.scale}
             fields["reference_error"] = None if own is None else own / worst.scale
-        return {"judged": fields, "inputs": described(pair), "dtype": dtype}
+        inputs = {length: described(pair.at(length)) for length in pair.lengths}
+        modes = {"modes": pair.modes, "usual_modes": pair.usual_modes}
+        return {"judged": fields, "inputs": inputs, "dtype": dtype, **modes}
 
-    def flops(self, modes: tuple[str, ...]) -> dict[str, int]:
+    def flops(self, length: int, modes: tuple[str, ...]) -> dict[str, int]:
         """mode → operations of the reference's products and convolutions, in one call."""
         runs = RUNS["torch"](self.pair, WAYS["torch eager"], "cpu", self.threads)
+        runs.place(length)
         return {mode: runs.flops(mode) for mode in modes}
+
+
+def _checked(pair: Pair, dtype: str) -> Result:
+    from jax_attn.parity.checking.check import check
+
+    call_reference, call_port = pair.calls
+    return check(
+        pair.reference,
+        pair.port,
+        pair.inputs,
+        layout=pair.layout,
+        reference_call=call_reference,
+        port_call=call_port,
+        dtype=dtype,
+        transforms=("jit",),
+    )
 
 
 def _dtype(module: Any) -> str:

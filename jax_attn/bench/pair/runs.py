@@ -1,12 +1,17 @@
 """Both sides of a pair in every mode: forward, with gradients, and a training step.
 
 The loss is the mean square of each output with floating-point numbers, added up. Its gradients are
-those of the parameters. A step is AdamW's, and begins where the last one ended.
+those of the parameters. A step is AdamW's, and begins where the last one ended. Of a pair with a
+cache, a prompt is read into an empty one, and a token behind it, each time the same.
 """
 
+import contextlib
 import copy
+import os
+from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -14,13 +19,23 @@ import numpy as np
 import optax
 import torch
 from flax import nnx
+from jax.experimental.compilation_cache import compilation_cache
 
-from jax_attn.bench.pair.made import Pair
+from jax_attn.bench.pair.made import Cached, Pair
+from jax_attn.bench.pair.operations import (
+    OPTIMIZER,
+    Operations,
+    jax_operations,
+    scope,
+    scoped,
+    torch_operations,
+)
 from jax_attn.bench.pair.ways import Way
-from jax_attn.bench.workload import BACKWARD, FORWARD, STEP
+from jax_attn.bench.workload import BACKWARD, CACHED, DECODE, FORWARD, PREFILL, STEP
 from jax_attn.transfer.arrays import as_torch
 
 RATE, DECAY = 1e-3, 1e-2
+T = TypeVar("T")
 
 
 class TorchRuns:
@@ -33,25 +48,38 @@ class TorchRuns:
         torch._inductor.config.force_disable_caches = True
         self.device = {"cpu": "cpu", "gpu": "cuda"}[device]
         # Steps change the parameters, and those are the caller's.
-        pair = pair._replace(reference=copy.deepcopy(pair.reference))
+        self.pair = pair = pair._replace(reference=copy.deepcopy(pair.reference))
         self.module = pair.reference.to(self.device)
-        arrays = {n: as_torch(a.copy()).to(self.device) for n, a in pair.named_inputs.items()}
-        self.args, self.kwargs = pair.with_arrays(arrays)
+        self.place(pair.lengths[0])
         parameters = [p for p in self.module.parameters() if p.requires_grad]
         self.parameters = parameters
         self.optimizer: Any = None
         if parameters:
             self.optimizer = torch.optim.AdamW(parameters, RATE, weight_decay=DECAY)
-        runs = {FORWARD: self._forward, BACKWARD: self._backward, STEP: self._step}
-        self.call: Callable[..., Any] = pair.call_reference
-        if way.is_compiled:
-            options: dict[str, Any] = way.options
-            self.call = torch.compile(pair.call_reference, **options)
-        self.is_compiled, self.runs = way.is_compiled, runs
+        self.runs = {
+            FORWARD: self._forward,
+            BACKWARD: self._backward,
+            STEP: self._step,
+            PREFILL: self._prefill,
+            DECODE: self._decode,
+        }
+        options: dict[str, Any] = way.options
+        compiled: Any = partial(torch.compile, **options) if way.is_compiled else _as_it_is
+        self.call: Callable[..., Any] = compiled(pair.call_reference)
+        if pair.cached:
+            self.cached = Cached(*map(compiled, pair.cached[0]))
+        self.is_compiled = way.is_compiled
+
+    def place(self, length: int) -> None:
+        """The inputs of this length for the calls that follow."""
+        inputs = self.pair.at(length).named_inputs
+        self.arrays = {n: as_torch(a.copy()).to(self.device) for n, a in inputs.items()}
+        self.args, self.kwargs = self.pair.with_arrays(self.arrays)
+        self.cache: Any = None
 
     def start(self, mode: str) -> Any:
         """What a call gives, perhaps still under way."""
-        with torch.inference_mode(mode == FORWARD):
+        with torch.inference_mode(mode in (FORWARD, *CACHED)):
             return self.runs[mode]()
 
     def finish(self, _: Any) -> None:
@@ -64,12 +92,37 @@ class TorchRuns:
             self.finish(self.start(mode))
         return None
 
+    def compiled(self) -> int:
+        """Graphs that this process has compiled so far."""
+        return torch._dynamo.utils.counters["stats"]["unique_graphs"]
+
+    def operations(self, mode: str) -> Operations:
+        """Where the time of a call goes; of what torch compiled its modules are not known."""
+        if self.is_compiled:
+            return ()
+        return torch_operations(self.module, lambda: self.start(mode))
+
+    def keep(self, folder: str) -> None:
+        """From now on, keep what is compiled in this folder."""
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
+        torch._inductor.config.force_disable_caches = False
+
+    def forget(self) -> None:
+        """Have what is called next compiled again."""
+        torch._dynamo.reset()
+
     def flops(self, mode: str) -> int:
         """Of products and convolutions, forward and backward, as torch counts them."""
+        from torch.nn.attention import SDPBackend, sdpa_kernel
         from torch.utils.flop_counter import FlopCounterMode
 
-        with FlopCounterMode(display=False) as counter:
-            self.runs[BACKWARD if mode == STEP else mode]()
+        counted = BACKWARD if mode == STEP else mode
+        # In inference mode the counter would not see the products of linear layers.
+        with torch.set_grad_enabled(counted == BACKWARD):
+            self.runs[counted]()  # which fills a cache
+            # The counter does not know the CPU's fused attention.
+            with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+                self.runs[counted]()
         return counter.get_total_flops()
 
     def _forward(self) -> Any:
@@ -87,12 +140,22 @@ class TorchRuns:
         self._loss().backward()
         self.optimizer.step()
 
+    def _prefill(self) -> Any:
+        return self.cached.prefill(self.module, **self.arrays)
+
+    def _decode(self) -> Any:
+        if self.cache is None:
+            _, self.cache = self._prefill()
+        one = {name: a[:, :1] for name, a in self.arrays.items()}
+        out, self.cache = self.cached.step(self.module, self.cache, **one)
+        return out
+
 
 class JaxRuns:
     """The port, jitted, on one device."""
 
     def __init__(self, pair: Pair, way: Way, device: str, threads: int) -> None:
-        del device, threads  # JAX takes those that the process may use
+        del device, threads  # JAX takes what the process may use
         jax.config.update("jax_default_matmul_precision", "highest")
         jax.config.update("jax_enable_compilation_cache", False)
         split: Any = nnx.split(pair.port, nnx.Param, nnx.Not(nnx.Param))
@@ -100,12 +163,14 @@ class JaxRuns:
         params = jax.tree.map(
             jnp.copy, params
         )  # a donated array is lost, and these are the caller's
-        self.inputs = {name: jnp.array(a) for name, a in pair.named_inputs.items()}
+        self.pair, self.names_modules = pair, False
+        self.place(pair.lengths[0])
 
         def forward(params: Any, rest: Any, inputs: Any) -> Any:
             port = nnx.merge(graph, params, rest)
             args, kwargs = pair.with_arrays(inputs)
-            outputs = pair.call_port(port, *args, **kwargs)
+            with self._scope(port):
+                outputs = pair.call_port(port, *args, **kwargs)
             return outputs, nnx.state(port, nnx.Not(nnx.Param))
 
         def loss(params: Any, rest: Any, inputs: Any) -> Any:
@@ -117,8 +182,9 @@ class JaxRuns:
 
         def step(params: Any, state: Any, rest: Any, inputs: Any) -> Any:
             grads, after = jax.grad(loss, has_aux=True)(params, rest, inputs)
-            updates, state = tx.update(grads, state, params)
-            return optax.apply_updates(params, updates), state, after
+            with scope(OPTIMIZER):
+                updates, state = tx.update(grads, state, params)
+                return optax.apply_updates(params, updates), state, after
 
         self.params, self.rest = params, rest
         self.state = tx.init(params)
@@ -128,17 +194,48 @@ class JaxRuns:
             BACKWARD: jax.jit(jax.grad(loss, has_aux=True)),
             STEP: jax.jit(step, **donated),
         }
+        if pair.cached:
+            _, of_port = pair.cached
+
+            def prefill(params: Any, rest: Any, inputs: Any) -> Any:
+                port = nnx.merge(graph, params, rest)
+                with self._scope(port):
+                    return of_port.prefill(port, **inputs)
+
+            def decode(params: Any, rest: Any, cache: Any, inputs: Any) -> Any:
+                one = {name: a[:, :1] for name, a in inputs.items()}
+                port = nnx.merge(graph, params, rest)
+                with self._scope(port):
+                    return of_port.step(port, cache, **one)
+
+            # A cache is written in place whatever the way, as whoever decodes has it.
+            self.jitted |= {PREFILL: jax.jit(prefill), DECODE: jax.jit(decode, donate_argnums=2)}
+
+    def place(self, length: int) -> None:
+        """The inputs of this length for the calls that follow."""
+        inputs = self.pair.at(length).named_inputs
+        self.inputs = {name: jnp.array(a) for name, a in inputs.items()}
+        self.cache: Any = None
+
+    def _scope(self, port: nnx.Module) -> contextlib.AbstractContextManager[None]:
+        return scoped(port) if self.names_modules else contextlib.nullcontext()
 
     def _arguments(self, mode: str) -> tuple[Any, ...]:
         if mode == STEP:
             return self.params, self.state, self.rest, self.inputs
+        if mode == DECODE:
+            if self.cache is None:
+                _, self.cache = self.jitted[PREFILL](self.params, self.rest, self.inputs)
+            return self.params, self.rest, self.cache, self.inputs
         return self.params, self.rest, self.inputs
 
     def start(self, mode: str) -> Any:
-        """What a call gives, perhaps still under way; a step's parameters are the next one's."""
+        """What a call gives, perhaps still under way; what a step changes is the next one's."""
         result = self.jitted[mode](*self._arguments(mode))
         if mode == STEP:
             self.params, self.state, _ = result
+        elif mode == DECODE:
+            result, self.cache = result
         return result
 
     def finish(self, result: Any) -> None:
@@ -149,6 +246,45 @@ class JaxRuns:
         compiled = self.jitted[mode].lower(*self._arguments(mode)).compile()
         analysis = compiled.memory_analysis()
         return None if analysis is None else int(analysis.temp_size_in_bytes)
+
+    def compiled(self) -> int:
+        """Programs that this process has compiled so far."""
+        return _programs["jax"]
+
+    def operations(self, mode: str) -> Operations:
+        """Where the time of a call goes. It is traced anew, with the modules' names."""
+        self.forget()
+        self.names_modules = True
+        program = self.jitted[mode].lower(*self._arguments(mode)).compile().as_text()
+        self.finish(self.start(mode))
+        return jax_operations(program, lambda: self.finish(self.start(mode)))
+
+    def keep(self, folder: str) -> None:
+        """From now on, keep what is compiled in this folder."""
+        compilation_cache.reset_cache()  # which it decided about when it first compiled
+        jax.config.update("jax_compilation_cache_dir", folder)
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+        jax.config.update("jax_enable_compilation_cache", True)
+
+    def forget(self) -> None:
+        """Have what is called next compiled again."""
+        jax.clear_caches()
+
+
+_programs: Counter[str] = Counter()
+
+
+def _note_compilation(event: str, duration_secs: float, **_: str | int) -> None:
+    del duration_secs
+    _programs["jax"] += event == "/jax/core/compile/backend_compile_duration"
+
+
+jax.monitoring.register_event_duration_secs_listener(_note_compilation)
+
+
+def _as_it_is(x: T) -> T:
+    return x
 
 
 def _tensors(outputs: Any) -> list[torch.Tensor]:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from jax_attn.bench import statistics
 from jax_attn.bench.arrays import SEED
@@ -14,8 +14,9 @@ from jax_attn.bench.implementations import JAX
 from jax_attn.bench.pair.made import Pair
 from jax_attn.bench.pair.ways import EAGER, WAYS
 from jax_attn.bench.record import MATRIX_PRODUCTS, Measurement, Record, Status
-from jax_attn.bench.workload import PAIR_MODES, PairError, PairWorkload
+from jax_attn.bench.workload import PairError, PairWorkload
 from jax_attn.parity.judge.compare import Verdict
+from jax_attn.parity.judge.text import joined
 
 # framework -> the implementation whose process also times its matrix products
 _PRODUCTS = {"torch": "torch eager", "jax": "jax-attn"}
@@ -24,20 +25,24 @@ UNTRUSTED = "untrusted: the pair disagrees"
 
 @dataclass(frozen=True)
 class PairPlan:
-    """named: the function that makes the pair, or the pair, as `made` takes it. ways: of WAYS.
+    """named: the function that makes the pair, the checkpoint, or the pair, as `made` takes it.
 
-    untrusted: time a pair that disagrees, too.
+    ways: of WAYS. modes: the pair's usual ones unless given. lengths: of the inputs. untrusted:
+    time a pair that disagrees, too. alone: whether each way has a process of its own, where what
+    is compiled can be forgotten.
     """
 
     named: str | Pair
     threads: int
     ways: tuple[str, ...] = tuple(WAYS)
-    modes: tuple[str, ...] = PAIR_MODES
+    modes: tuple[str, ...] = ()
     baseline: str = EAGER
     device: str = "cpu"
     limits: Limits = field(default_factory=Limits)
     seed: int = SEED
+    lengths: tuple[int, ...] = ()
     untrusted: bool = False
+    alone: bool = True
 
     @property
     def name(self) -> str:
@@ -50,13 +55,23 @@ class PairPlan:
         return tuple(name for name in WAYS if name in {*self.ways, self.baseline})
 
 
+class Key(NamedTuple):
+    """Of a row. length: of the inputs, 0 where it is not given. name: of WAYS."""
+
+    length: int
+    mode: str
+    name: str
+
+
 class PairSession:
     """One run. Whatever ends it early, `record` returns what was measured until then."""
 
     def __init__(self, plan: PairPlan, start: Callable[..., Any] = Worker) -> None:
         self.plan, self._start = plan, start
         self._workers: dict[str, Any] = {}
-        self._rows: dict[tuple[str, str], Measurement] = {}
+        self._rows: dict[Key, Measurement] = {}
+        self._dispatch: dict[Key, list[float]] = {}
+        self._modes: tuple[str, ...] = plan.modes
         self._rates: dict[str, float] = {}
         self.environment: dict[str, Any] = {}
 
@@ -73,38 +88,61 @@ class PairSession:
     @property
     def steps(self) -> int:
         """The least number of times that `run` yields, with one round in each mode."""
-        return 3 + len(self.plan.names) + len(self.plan.modes)
+        modes, lengths = len(self.plan.modes) or 1, len(self.plan.lengths) or 1
+        return 3 + lengths * (len(self.plan.names) + modes)
 
     def run(self) -> Generator[str, None, None]:
         """Measure everything; yields after each step what was done. Raises PairError."""
         plan = self.plan
         self.environment = session_environment()
-        judge = self._started("judge", "jax_attn.bench.pair.runner:PairJudge", plan.threads)
-        try:
-            expected = judge.ask("load")
-            found = judge.ask("judge")
-            counts = judge.ask("flops", plan.modes)
-        except WorkerError as error:
-            raise PairError(str(error)) from error
-        self._workers.pop("judge").close()
-        judged: dict[str, Any] = found["judged"]
-        counted = tuple(counts.items())
-        workload = PairWorkload(plan.name, found["inputs"], found["dtype"], counted)
+        workloads, judged, expected = self._judge()
         yield f"judged: {judged['verdict']}"
         trusted = judged["verdict"] != Verdict.FAIL
-        for name in plan.names:
-            self._note_all(workload, name, judged, trusted=trusted)
+        for workload in workloads:
+            for name in plan.names:
+                self._note_all(workload, name, judged, trusted=trusted)
         if not (trusted or plan.untrusted):
             return
-        yield from self._measure_products(found["dtype"])
+        yield from self._measure_products(workloads[0].dtype)
         with ThreadPoolExecutor(2) as pool:  # one imports while another reads its files
             list(pool.map(lambda name: self._load(name, expected), plan.names))
         yield "workers started"
-        for name in filter(self._workers.get, plan.names):
-            self._prepare(name)
-            yield f"{name}: compiled"
-        for mode in plan.modes:
-            yield from self._time(mode)
+        for workload in workloads:
+            for name in filter(self._workers.get, plan.names):
+                self._prepare(workload, name)
+                yield f"{workload.name}: {name} compiled"
+            for mode in self._modes:
+                yield from self._time(workload, mode)
+        for name in filter(self._workers.get, plan.names if plan.alone else ()):
+            self._look_again(workloads[0], name)
+            yield f"{name}: compiled again"
+
+    def _judge(self) -> tuple[list[PairWorkload], dict[str, Any], dict[str, str]]:
+        """(workloads, one a length; fields of the verdict; digests of what was judged)."""
+        plan = self.plan
+        maker = "jax_attn.bench.pair.runner:PairJudge", plan.lengths, plan.threads
+        judge = self._started("judge", *maker)
+        try:
+            expected = judge.ask("load")
+            found = judge.ask("judge")
+            self._modes = plan.modes or found["usual_modes"]
+            if lacking := [mode for mode in self._modes if mode not in found["modes"]]:
+                known = ", ".join(found["modes"])
+                raise PairError(f"{plan.name}: expected modes of {known}, got {joined(lacking)}")
+            workloads = [
+                PairWorkload(
+                    f"{plan.name}, length {length}" if length else plan.name,
+                    inputs,
+                    found["dtype"],
+                    tuple(judge.ask("flops", length, self._modes).items()),
+                    length,
+                )
+                for length, inputs in found["inputs"].items()
+            ]
+        except WorkerError as error:
+            raise PairError(str(error)) from error
+        self._workers.pop("judge").close()
+        return workloads, found["judged"], expected
 
     def _started(self, name: str, make: str, *arguments: Any, **variables: str) -> Any:
         settings = environment(variables, self.plan.device)
@@ -131,7 +169,8 @@ class PairSession:
         """Start a worker; its pair must be the one that was judged."""
         plan, way = self.plan, WAYS[name]
         runner = "jax_attn.bench.pair.runner:PairRunner"
-        worker = self._started(name, runner, name, plan.device, plan.threads, **way.environment)
+        arguments = plan.lengths, name, plan.device, plan.threads
+        worker = self._started(name, runner, *arguments, **way.environment)
         try:
             got = worker.ask("load")
         except WorkerError as error:
@@ -145,47 +184,79 @@ class PairSession:
                 f"{', '.join(sorted(other)[:5])}; seed what it draws",
             )
 
-    def _prepare(self, name: str) -> None:
+    def _prepare(self, workload: PairWorkload, name: str) -> None:
         """Compile, and call for the first time."""
-        for mode in (m for m in self.plan.modes if (m, name) in self._rows):
-            ask = self._workers[name].ask
+        ask = self._workers[name].ask
+        ask("place", workload.length)
+        for key in self._keys(workload, name):
             try:
-                compile_s, compiler_bytes = ask("compile", mode)
+                compile_s, compiler_bytes = ask("compile", key.mode)
                 fields = {"compile_s": compile_s, "compiler_bytes": compiler_bytes}
-                fields |= {"first_call_s": ask("first_call", mode), "peak_bytes": ask("peak", mode)}
+                fields |= {"first_call_s": ask("first_call", key.mode)}
+                fields |= {"programs": ask("programs"), "peak_bytes": ask("peak", key.mode)}
             except WorkerError as error:
-                self._note(mode, name, status=Status.FAILED, reason=str(error))
+                self._note(key, status=Status.FAILED, reason=str(error))
                 continue
-            self._note(mode, name, **fields)
+            self._note(key, **fields)
 
-    def _time(self, mode: str) -> Iterator[str]:
+    def _look_again(self, workload: PairWorkload, name: str) -> None:
+        """Where its time goes, and then what compiling takes with a cache on disk."""
+        ask = self._workers[name].ask
+        measured = [
+            key for key in self._keys(workload, name) if self._rows[key].status is Status.MEASURED
+        ]
+        try:
+            ask("place", workload.length)
+            for key in measured:
+                self._note(key, operations=ask("operations", key.mode))
+            for key in measured:
+                self._note(key, warm_compile_s=ask("warm_compile", key.mode))
+        except WorkerError as error:  # the times stay what they are
+            self._note(key, reason=str(error))
+
+    def _keys(self, workload: PairWorkload, name: str) -> list[Key]:
+        return [key for key in self._rows if (key.length, key.name) == (workload.length, name)]
+
+    def _time(self, workload: PairWorkload, mode: str) -> Iterator[str]:
         plan = self.plan
+        keys = {name: Key(workload.length, mode, name) for name in plan.names}
+        rows = {name: row for name, key in keys.items() if (row := self._rows.get(key))}
         turns = {
-            name: self._turn(mode, name)
-            for name in plan.names
-            if (row := self._rows.get((mode, name))) and row.status is Status.NOT_RUN
+            name: self._turn(keys[name])
+            for name, row in rows.items()
+            if row.status is Status.NOT_RUN
         }
         times: dict[str, list[float]] = {}
         try:
             for done in interleaved(turns, times, plan.baseline, plan.limits, plan.seed):
-                yield f"{mode}, round {done}"
+                yield f"{workload.name}: {mode}, round {done}"
         finally:
-            whole = {n: t for n, t in times.items() if self._rows[mode, n].status is Status.NOT_RUN}
+            whole = {
+                name: seconds
+                for name, seconds in times.items()
+                if self._rows[keys[name]].status is Status.NOT_RUN
+            }
             for name, seconds in whole.items():
                 paired = statistics.shared(whole.get(plan.baseline, []), seconds)
                 ratio = statistics.paired_ratio(*paired, plan.seed) if paired[0] else None
-                reason = self._rows[mode, name].reason
+                reason = self._rows[keys[name]].reason
                 reason = "" if reason == _NOT_TIMED else reason
                 fields = {"seconds": tuple(seconds), "ratio": ratio, "reason": reason}
-                self._note(mode, name, status=Status.MEASURED, **fields)
+                if plan.device == "gpu":
+                    fields["dispatch"] = tuple(self._dispatch[keys[name]])
+                self._note(keys[name], status=Status.MEASURED, **fields)
 
-    def _turn(self, mode: str, name: str) -> Callable[[], float | None]:
+    def _turn(self, key: Key) -> Callable[[], float | None]:
+        dispatched = self._dispatch[key] = []
+
         def turn() -> float | None:
             try:
-                return self._workers[name].ask("turn", mode)[0]
+                seconds, until_returned = self._workers[key.name].ask("turn", key.mode)
             except WorkerError as error:
-                self._note(mode, name, status=Status.FAILED, reason=str(error))
+                self._note(key, status=Status.FAILED, reason=str(error))
                 return None
+            dispatched.append(until_returned)
+            return seconds
 
         return turn
 
@@ -196,7 +267,7 @@ class PairSession:
     ) -> None:
         """A row for each mode that the way has. The verdict is on the port alone."""
         way = WAYS[name]
-        for mode in (m for m in self.plan.modes if m in way.modes):
+        for mode in (m for m in self._modes if m in way.modes):
             row = Measurement(workload, mode, name, way.framework, Status.NOT_RUN, _NOT_TIMED)
             if way.framework == JAX:
                 row = replace(row, **{**judged, "reason": judged["reason"] or _NOT_TIMED})
@@ -205,23 +276,31 @@ class PairSession:
                 row = replace(row, status=Status.EXCLUDED, reason=why)
             elif not trusted:
                 row = replace(row, reason=f"{UNTRUSTED}: {judged['reason']}")
-            self._rows[mode, name] = row
+            self._rows[Key(workload.length, mode, name)] = row
 
-    def _note(self, mode: str, name: str, **fields: Any) -> None:
-        self._rows[mode, name] = replace(self._rows[mode, name], **fields)
+    def _note(self, key: Key, **fields: Any) -> None:
+        self._rows[key] = replace(self._rows[key], **fields)
 
     def _fail(self, name: str, reason: str) -> None:
         self._workers.pop(name).close()
-        for mode, other in self._rows:
-            if other == name:
-                self._note(mode, name, status=Status.FAILED, reason=reason)
+        for key in self._rows:
+            if key.name == name:
+                self._note(key, status=Status.FAILED, reason=reason)
 
     def record(self, interrupted: bool = False) -> Record:
         """What was measured, as plain data."""
         plan, best = self.plan, max(self._rates.values(), default=None)
         dtypes = {row.workload.dtype for row in self._rows.values()}
         order = {name: i for i, name in enumerate(WAYS)}
-        keys = sorted(self._rows, key=lambda key: (plan.modes.index(key[0]), order[key[1]]))
+        lengths = [key.length for key in self._rows]
+        keys = sorted(
+            self._rows,
+            key=lambda key: (
+                lengths.index(key.length),
+                self._modes.index(key.mode),
+                order[key.name],
+            ),
+        )
         settings = {
             "threads": plan.threads,
             "precision": "highest",

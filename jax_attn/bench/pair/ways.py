@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from jax_attn.bench.implementations import JAX, TORCH
-from jax_attn.bench.workload import PAIR_MODES, STEP
+from jax_attn.bench.workload import CACHED, PAIR_MODES, STEP
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Way:
     is_compiled: bool = True
     options: dict[str, str] = field(default_factory=dict)
     donates: bool = False
-    modes: tuple[str, ...] = PAIR_MODES
+    modes: tuple[str, ...] = (*PAIR_MODES, *CACHED)
     environment: dict[str, str] = field(default_factory=dict)
 
 

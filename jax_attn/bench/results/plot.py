@@ -4,6 +4,7 @@ matplotlib is imported only here, when something is drawn. With the same matplot
 record gives the same SVG byte for byte: no date, no random identifiers.
 """
 
+import io
 import os
 import re
 import textwrap
@@ -16,13 +17,23 @@ from jax_attn.bench.implementations import OURS
 from jax_attn.bench.record import Record
 from jax_attn.bench.results import series, words
 from jax_attn.bench.results.series import Line, Quantity, Shares
-from jax_attn.bench.workload import MODES, PairWorkload, Workload
+from jax_attn.bench.workload import CACHED, PAIR_MODES, PairWorkload, Workload
 from jax_attn.environment import install_line
 
 # Okabe and Ito's palette, which the colour-blind can tell apart; what is not ours stands back.
 VERMILION, ORANGE, BLUE, SKY_BLUE, GREY = "#D55E00", "#E69F00", "#0072B2", "#56B4E9", "#8C8C8C"
 INK, FAINT = "#222222", "#666666"
+_IN_DARK = {
+    "#ffffff": "#14171a",
+    INK: "#e7eaed",
+    FAINT: "#a3abb3",
+    "#E4E4E4": "#3a4047",
+    BLUE: "#6aa7e8",
+    GREY: "#a3a3a3",
+}
+"""Colours of paper, ink and lines, and what stands for them on dark paper."""
 MARKERS = "osD^vPX*ph<>"
+_MODES = (*PAIR_MODES, *CACHED)
 STYLE: dict[Any, Any] = {
     "font.size": 9,
     "axes.spines.top": False,
@@ -63,24 +74,41 @@ def save(figure: Any, path: Path) -> Path:
     """The figure at `path`, a .svg or a .png, whole or not at all."""
     import matplotlib
 
-    kind = path.suffix[1:]
-    # Neither a date nor matplotlib's version: nothing that the record does not say.
-    metadata = {"svg": {"Date": None, "Creator": None}, "png": {"Software": None}}[kind]
     beside = path.with_name(f".{path.name}.{os.getpid()}")
-    with matplotlib.rc_context(STYLE):
-        figure.savefig(beside, format=kind, dpi=130, metadata=metadata)
+    if path.suffix == ".svg":
+        beside.write_text(as_svg(figure), encoding="utf-8")
+    else:
+        with matplotlib.rc_context(STYLE):
+            figure.savefig(beside, format="png", dpi=130, metadata={"Software": None})
     beside.replace(path)
     return path
 
 
+def as_svg(figure: Any) -> str:
+    """The figure as SVG, in light or in dark as whoever looks at it prefers."""
+    import matplotlib
+
+    text = io.StringIO()
+    # Neither a date nor matplotlib's version: nothing that the record does not say.
+    with matplotlib.rc_context(STYLE):
+        figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
+    rules = (
+        f'[style*="{part}: {light.lower()}"] {{ {part}: {dark} !important; }}'
+        for light, dark in _IN_DARK.items()
+        for part in ("fill", "stroke")
+    )
+    style = f"@media (prefers-color-scheme: dark) {{ {' '.join(rules)} }}"
+    return text.getvalue().replace("<defs>", f"<defs>\n  <style>{style}</style>", 1)
+
+
 def _figures(record: Record) -> Iterator[tuple[str, Any]]:
     for key, members in series.families(record).items():
-        for mode in MODES:
+        for mode in _MODES:
             for quantity in series.QUANTITIES:
                 if against_length := series.lines(record, members, mode, quantity):
                     name = f"{quantity.name}-{_slug(key, mode)}"
                     yield name, _against_length(record, key, mode, quantity, against_length)
-    for mode in MODES:
+    for mode in _MODES:
         if panels := series.shares(record, mode):
             yield f"roofline-{mode.replace('+', '-')}", _shares(record, mode, panels)
 
@@ -94,7 +122,11 @@ def _colour(implementation: str, framework: str, baseline: str) -> str:
 
 
 def _against_length(
-    record: Record, key: Workload, mode: str, quantity: Quantity, curves: list[Line]
+    record: Record,
+    key: Workload | PairWorkload,
+    mode: str,
+    quantity: Quantity,
+    curves: list[Line],
 ) -> Any:
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
@@ -102,7 +134,9 @@ def _against_length(
     baseline = record.settings["baseline"]
     figure = Figure(figsize=(8.4, 5.2))
     about = quantity.about.format(baseline=baseline)
-    shape = words.shape(replace(key, T=1, S=1)).replace(" T=1", "")
+    shape = key.name
+    if isinstance(key, Workload):
+        shape = words.shape(replace(key, T=1, S=1)).replace(" T=1", "")
     below, above = _frame(figure, record, f"{quantity.title}: {mode}", shape, about)
     bottom = below + 0.07
     axes = figure.add_axes((0.09, bottom, 0.56, above - bottom))
@@ -231,7 +265,9 @@ def _frame(
     return (0.25 + line * len(caption)) / height, 1 - 0.75 / height
 
 
-def _slug(key: Workload, mode: str) -> str:
+def _slug(key: Workload | PairWorkload, mode: str) -> str:
+    if isinstance(key, PairWorkload):
+        return f"{re.sub(r'[^A-Za-z0-9]+', '-', key.name).strip('-')}-{mode.replace('+', '-')}"
     parts = ["layer" if key.layer else "attention", f"{key.B}x{key.N}x{key.H}"]
     parts += [f"{key.K}kv"] if key.K != key.N else []
     parts += ["causal"] if key.is_causal else []

@@ -66,34 +66,55 @@ QUANTITIES = (
         lambda row: words.size(row.peak_bytes),
         "Peak of the process during a call, with its results, over what it held before.",
     ),
+    Quantity(
+        "compile",
+        "Time to compile against length",
+        words.seconds,
+        10,
+        lambda row: (cold, cold, cold) if (cold := row.compile_s) else None,
+        lambda row: words.seconds(row.compile_s),
+        "Once, traced and compiled, with nothing kept from before.",
+    ),
 )
 
 
-def families(record: Record) -> dict[Workload, list[Workload]]:
+def families(record: Record) -> dict[Workload | PairWorkload, list[Workload | PairWorkload]]:
     """The workloads that differ only in length, two at least, the shortest first.
 
-    The key is what they share: a workload without name and length.
+    The key is what they share: a workload without length, and without a name or with a pair's.
     """
-    by_shape: dict[Workload, list[Workload]] = {}
+    by_shape: dict[Any, list[Any]] = {}
     for workload in dict.fromkeys(row.workload for row in record.rows):
-        if isinstance(workload, Workload) and workload.T == workload.S:
-            by_shape.setdefault(replace(workload, name="", T=0, S=0), []).append(workload)
+        if isinstance(workload, PairWorkload):
+            name = workload.name.removesuffix(f", length {workload.length}")
+            shared: Any = replace(workload, name=name, inputs="", counted=(), length=0)
+        elif workload.T == workload.S:
+            shared = replace(workload, name="", T=0, S=0)
+        else:
+            continue
+        by_shape.setdefault(shared, []).append(workload)
     return {
-        key: sorted(members, key=lambda w: w.T)
+        key: sorted(members, key=_length)
         for key, members in by_shape.items()
-        if len({w.T for w in members}) > 1
+        if len({*map(_length, members)}) > 1
     }
 
 
-def lines(record: Record, members: Sequence[Workload], mode: str, quantity: Quantity) -> list[Line]:
+def _length(workload: Workload | PairWorkload) -> int:
+    return workload.length if isinstance(workload, PairWorkload) else workload.T
+
+
+def lines(
+    record: Record, members: Sequence[Workload | PairWorkload], mode: str, quantity: Quantity
+) -> list[Line]:
     """A line for each implementation that has the quantity, the highest end first."""
     by_name: dict[tuple[str, str], list[tuple[Measurement, Span]]] = {}
     of_members = [(w, row) for w in members for row in record.rows if row.workload == w]
-    for _, row in sorted(of_members, key=lambda pair: pair[0].T):
+    for _, row in sorted(of_members, key=lambda pair: _length(pair[0])):
         if row.mode == mode and row.seconds and (span := quantity.of(row)):
             by_name.setdefault((row.implementation, row.framework), []).append((row, span))
     lines = []
-    lengths: dict[Any, int] = {workload: workload.T for workload in members}
+    lengths: dict[Any, int] = {workload: _length(workload) for workload in members}
     for (implementation, framework), spans in by_name.items():
         points = tuple((lengths[row.workload], *span) for row, span in spans)
         label = f"{implementation}  {quantity.at_end(spans[-1][0])}".rstrip()

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from jax_attn.bench.record import Measurement, Record, Status
-from jax_attn.bench.results import words
+from jax_attn.bench.results import operations, words
 from jax_attn.bench.results.compare import Change, Comparison
 from jax_attn.bench.workload import CACHED, DECODE, PAIR_MODES, PREFILL, PairWorkload, Workload
 from jax_attn.parity.judge.text import number
@@ -73,7 +73,14 @@ COLUMNS = (
     Column("cache\nGB/s", 3, lambda row, _: words.giga(row.cached_bytes_per_s), modes=(DECODE,)),
     Column("cache\nMiB", 6, lambda row, _: words.mebibytes(row.cache_bytes), modes=CACHED),
     Column("compile", 3, lambda row, _: words.seconds(row.compile_s)),
-    Column("first\ncall", 6, lambda row, _: words.seconds(row.first_call_s), modes=PAIR_MODES),
+    Column("compile,\nwarm", 6, lambda row, _: words.seconds(row.warm_compile_s)),
+    Column("programs", 6, lambda row, _: words.count(row.programs)),
+    Column(
+        "first\ncall",
+        6,
+        lambda row, _: words.seconds(row.first_call_s),
+        modes=(*PAIR_MODES, *CACHED),
+    ),
     Column("peak\nMiB", 3, lambda row, _: words.mebibytes(row.peak_bytes)),
     Column("compiler's\nMiB", 7, lambda row, _: words.mebibytes(row.compiler_bytes)),
 )
@@ -107,7 +114,10 @@ def roofline_share(row: Measurement, record: Record) -> float | None:
 
 def columns(section: Section, record: Record) -> list[Column]:
     devices = ("", record.settings["device"])
-    return [c for c in COLUMNS if section.mode in c.modes and c.device in devices]
+    fitting = [c for c in COLUMNS if section.mode in c.modes and c.device in devices]
+    # The table keeps its shape, but for what none of its implementations has.
+    rows = section.measured
+    return [c for c in fitting if not c.rank or any(c.cell(r, record) != words.DASH for r in rows)]
 
 
 def speed(row: Measurement, record: Record) -> str:
@@ -144,6 +154,8 @@ _LEGEND = {
     "of": "of GEMM: useful FLOP/s over those of a matrix product in this run",
     "cache": "cache: its keys and values, GB/s those of the tokens that are there over the time, "
     "MiB in all its room",
+    "compile,": "compile, warm: once more, with what the compiler keeps on disk",
+    "programs": "programs: compiled for these inputs, beside those there were",
     "peak": "peak: of the process during a call, beyond what was there before it",
     "compiler's": "compiler's: temporaries as the compiler states them",
 }
@@ -171,6 +183,7 @@ def terminal(record: Record, width: int) -> Group:
             left_out |= {c.title.replace("\n", " "): None for c in every if c not in shown}
             parts.append(_table(section, record, shown))
         parts += [Text(f"- {name}: {what}") for name, what in section.notes]
+        parts += [Text(f"- {line}") for line in operations.sentences(section.measured)]
     parts += [Text(), *(Text(f"- {name}: {what}") for name, what in absent(record))]
     if record.compiled:
         parts += [Text(), Text(COMPILED, style="bold")]
@@ -282,6 +295,7 @@ def markdown(record: Record) -> str:
         lines += ["", f"## {section.title}", "", section.about(record), ""]
         lines += [*_pipes(section, record), ""] if section.measured else []
         lines += [f"- {name}: {what}" for name, what in section.notes]
+        lines += [f"- {line}" for line in operations.sentences(section.measured)]
     for title, items in (
         ("Not here", [f"{name}: {what}" for name, what in absent(record)]),
         (COMPILED, [compiled(item) for item in record.compiled]),

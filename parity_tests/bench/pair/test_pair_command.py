@@ -46,6 +46,11 @@ def unseeded():
     return reference, port, {"x": np.random.standard_normal((3, 5)).astype(np.float32)}, *rest
 
 
+def at_length(length):
+    reference, port, _, *rest = make()
+    return reference, port, {"x": np.ones((length, 5), np.float32)}, *rest
+
+
 def raises():
     return inner()
 
@@ -89,6 +94,23 @@ def test_a_pair_is_judged_and_timed(bench):
     assert rows["jax.jit"]["workload"]["name"] == "mine.py:make"
 
 
+def test_each_length_is_timed_and_drawn_apart(bench, tmp_path):
+    result = bench("at_length", "--lengths", "3,11", "--report", "report")
+    assert result.exit_code == 0, result.output
+    workloads = [row["workload"] for row in json.loads(result.stdout)["rows"]]
+    assert [w["length"] for w in workloads] == [3, 3, 11, 11]
+    assert workloads[2]["inputs"] == "x float32[11, 5]"
+    page = (tmp_path / "report" / "index.html").read_text()
+    assert "mine.py:at_length, length 11, forward" in page
+    assert "http" not in page.replace("http://www.w3.org", "")
+
+
+def test_a_function_that_takes_no_length_is_told(bench):
+    result = bench("make", "--lengths", "3")
+    assert result.exit_code == 2
+    assert "mine.py:make: expected an argument `length`, which --lengths gives" in result.output
+
+
 def test_one_that_is_made_otherwise_each_time_is_not_timed(bench):
     result = bench("unseeded")
     assert result.exit_code == 1
@@ -119,10 +141,10 @@ def test_what_is_wrong_with_it_is_told(function, bench):
 
 
 OPTIONS = {
-    ("--preset", "long"): "--preset: expected without --pair alone",
+    ("--preset", "long"): "--preset: expected with neither --pair nor a checkpoint",
     ("--implementation", "sdpa"): "--implementation: expected one of torch eager, torch.compile",
     ("--baseline", "sdpa"): "--baseline: expected one of torch eager, torch.compile",
-    ("--mode", "decode"): "--mode: expected of a pair one of forward",
+    ("--mode", "decode"): "expected modes of forward, forward+backward, training-step, got decode",
 }
 
 

@@ -1,0 +1,136 @@
+"""A checkpoint's model in transformers and in ours, as a pair that is timed."""
+
+import copy
+import inspect
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+
+from jax_attn.bench.arrays import SEED
+from jax_attn.bench.pair.made import Cached, Pair
+from jax_attn.bench.workload import PairError
+from jax_attn.environment import install_line, version
+from jax_attn.models.inputs import longest
+from jax_attn.parity.judge.result import Result
+from jax_attn.transfer import TransferError
+from jax_attn.transfer.inspect.config import read_config
+
+LENGTH = 128
+"""Tokens in the row, unless lengths are given."""
+
+
+def pair_of_checkpoint(path: Path, lengths: tuple[int, ...]) -> Pair:
+    """Its two models on a row of tokens, judged as `jax-attn verify` judges them in float32.
+
+    Timed in torch is `scaled_dot_product_attention`, where transformers has it for the model; what
+    is judged is its attention written out.
+
+    Raises PairError: transformers is not installed, no model is known, or lengths do not fit.
+    """
+    if version("transformers") is None:
+        raise PairError(f"a checkpoint's reference is transformers: {install_line('hf')}")
+    from jax_attn.parity.checkpoint import pair as whole
+
+    config = read_config(path)
+    if config is None:
+        raise PairError(f"{path}: expected a config.json beside the tensors, got none")
+    try:
+        models = whole.Pair.of(path, config, "float32")
+    except TransferError as error:
+        raise PairError(str(error)) from error
+    reference: Any = models.reference
+    written_out = reference.config._attn_implementation
+
+    def check() -> Result:
+        reference.set_attn_implementation(written_out)
+        return models.check()
+
+    _prefer_sdpa(reference)
+    embedding = models.traits.embedding
+    # A step reads one token more.
+    most = LENGTH if embedding.positions is None else longest(embedding.positions) - 1
+    lengths = lengths or (min(LENGTH, most),)
+    if embedding.positions is not None and max(lengths) > most:
+        raise PairError(f"--lengths: expected at most {most}, got {max(lengths)}")
+    rng = np.random.default_rng(SEED)
+    tokens = rng.integers(1, embedding.vocab_size, (1, max(lengths))).astype(np.int32)
+    by_length = {length: {"tokens": tokens[:, :length]} for length in lengths}
+    return Pair(
+        reference,
+        models.port,
+        by_length[lengths[0]],
+        models.layout,
+        (_torch_output, _port_output),
+        by_length,
+        (_OF_TORCH, _OF_PORT) if models.has_cache else None,
+        check,
+    )
+
+
+def _prefer_sdpa(module: Any) -> None:
+    """The kernel that transformers' users run."""
+    try:
+        module.set_attn_implementation("sdpa")
+    except (ValueError, ImportError):  # of a model that has none
+        return
+
+
+def _torch_output(module: Any, tokens: torch.Tensor) -> torch.Tensor:
+    return _first(module(tokens, **({"use_cache": False} if _has_cache(module) else {})))
+
+
+def _has_cache(module: Any) -> bool:
+    return bool(getattr(module.config, "use_cache", None))
+
+
+def _first(out: Any) -> torch.Tensor:
+    """Logits, or the hidden states of a model without a head."""
+    logits = out.get("logits")
+    return out.last_hidden_state if logits is None else logits
+
+
+def _torch_prefill(module: Any, tokens: torch.Tensor) -> tuple[torch.Tensor, Any]:
+    out = module(tokens, use_cache=True)
+    return _first(out), out.get(_word(module))
+
+
+def _torch_step(module: Any, cache: Any, tokens: torch.Tensor) -> tuple[torch.Tensor, Any]:
+    # A layer's cache takes new tensors for those it has, so that the one given stays as it is.
+    read = copy.copy(cache)
+    read.layers = [copy.copy(layer) for layer in cache.layers]
+    out = module(tokens, **{_word(module): read}, use_cache=True)
+    return _first(out), cache
+
+
+def _word(module: Any) -> str:
+    """What the module calls its cache; the second until transformers 5.23."""
+    names = inspect.signature(module.forward).parameters
+    return "cache" if "cache" in names else "past_key_values"
+
+
+def _port_output(model: Any, tokens: Any) -> jax.Array:
+    return _read(model(tokens))
+
+
+def _read(out: Any) -> jax.Array:
+    return out.hidden if out.logits is None else out.logits
+
+
+def _port_prefill(model: Any, tokens: Any) -> tuple[jax.Array, Any]:
+    B, T = tokens.shape
+    out = model(tokens, cache=model.empty_cache(B, T + 1))
+    return _read(out), out.cache
+
+
+def _port_step(model: Any, cache: Any, tokens: Any) -> tuple[jax.Array, Any]:
+    out = model(tokens, cache=cache)
+    pairs = zip(out.cache, cache, strict=True)
+    return _read(out), tuple(replace(new, filled=old.filled) for new, old in pairs)
+
+
+_OF_TORCH = Cached(_torch_prefill, _torch_step)
+_OF_PORT = Cached(_port_prefill, _port_step)

@@ -1,0 +1,158 @@
+"""Where a call spends its time, by module and kind of operation, as the profilers tell.
+
+Times are the operations' own, added up over threads and over layers, whose number in a path reads
+{layer}. Those of a backward pass are of the module whose operation they differentiate.
+"""
+
+import contextlib
+import re
+import tempfile
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial, wraps
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import jax
+import torch
+from flax import nnx
+
+Operations: TypeAlias = tuple[tuple[str, str, float], ...]
+"""(path of a module, kind of operation, seconds of a call), the longest first."""
+
+MOST, CALLS = 12, 3
+OPTIMIZER = "optimizer"
+_MARK = "module:"
+# An instruction of the compiled program and the name of what it was traced from.
+_TRACED = re.compile(r'^ *(?:ROOT )?%?([\w.-]+) = .*op_name="([^"]*)"', re.MULTILINE)
+_PATH = re.compile(rf"{_MARK}([\w.]*)")
+# Their time is that of the instructions in them, which are told as well.
+_AROUND = ("while", "conditional", "call")
+
+
+def torch_operations(module: torch.nn.Module, call: Callable[[], object]) -> Operations:
+    """call: runs the module once, with or without its backward pass."""
+    with _marked(module), torch.profiler.profile() as profile:
+        for _ in range(CALLS):
+            call()
+    spent: dict[tuple[str, str], float] = defaultdict(float)
+    events: Any = profile.events()
+    forward = {e.sequence_nr: _module_of(e) for e in events if e.sequence_nr >= 0 and _module_of(e)}
+    for event in events:
+        if event.name.startswith(_MARK):
+            continue
+        path = _module_of(event) or _forward_of(event, forward)
+        spent[path, event.name] += event.self_cpu_time_total
+    return _longest(spent, 1e-6)
+
+
+@contextlib.contextmanager
+def _marked(module: torch.nn.Module) -> Iterator[None]:
+    """The profiler sees which module runs."""
+    open_ranges: list[Any] = []
+
+    def enter(path: str, *_: Any) -> None:
+        open_ranges.append(torch.profiler.record_function(_MARK + path))
+        open_ranges[-1].__enter__()
+
+    def leave(*_: Any) -> None:
+        open_ranges.pop().__exit__(None, None, None)
+
+    hooks = [
+        hook
+        for path, part in module.named_modules()
+        for hook in (
+            part.register_forward_pre_hook(partial(enter, path)),
+            part.register_forward_hook(leave),
+        )
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _module_of(event: Any) -> str:
+    """The path of the innermost module around an event; "" of none."""
+    while event is not None:
+        if event.name.startswith(_MARK):
+            return event.name.removeprefix(_MARK)
+        if event.name.startswith("Optimizer.step"):  # as torch names it
+            return OPTIMIZER
+        event = event.cpu_parent
+    return ""
+
+
+def _forward_of(event: Any, forward: dict[int, str]) -> str:
+    """The module of the operation that an event of a backward pass differentiates."""
+    while event is not None:
+        if event.sequence_nr in forward:
+            return forward[event.sequence_nr]
+        event = event.cpu_parent
+    return ""
+
+
+def jax_operations(program: str, call: Callable[[], object]) -> Operations:
+    """program: the text of what `call` runs, traced within `scoped`."""
+    with tempfile.TemporaryDirectory(prefix="jax-attn-bench-") as folder:
+        with jax.profiler.trace(folder):
+            for _ in range(CALLS):
+                call()
+        (file,) = Path(folder).rglob("*.xplane.pb")
+        profile = jax.profiler.ProfileData.from_file(str(file))
+        traced = dict(_TRACED.findall(program))
+        spent: dict[tuple[str, str], float] = defaultdict(float)
+        for name, nanoseconds in _instructions(profile):
+            origin = traced.get(name, "")
+            paths = _PATH.findall(origin)
+            kind = origin.rpartition("/")[2] or re.sub(r"[.\d]+$", "", name)
+            spent[paths[-1] if paths else "", kind] += nanoseconds
+    return _longest(spent, 1e-9)
+
+
+def _instructions(profile: Any) -> Iterable[tuple[str, float]]:
+    for plane in profile.planes:
+        for line in plane.lines:
+            for event in line.events:
+                name = dict(event.stats).get("hlo_op")
+                if name is not None and not str(name).startswith(_AROUND):
+                    yield str(name), event.duration_ns
+
+
+def scope(path: str) -> contextlib.AbstractContextManager[Any]:
+    """What is traced in it is of the module at `path`."""
+    return jax.named_scope(_MARK + path)
+
+
+@contextlib.contextmanager
+def scoped(port: nnx.Module) -> Iterator[None]:
+    """What is traced is named after the module that it is traced in."""
+    paths = {id(m): ".".join(map(str, path)) for path, m in nnx.iter_modules(port)}
+    classes = {type(m) for _, m in nnx.iter_modules(port) if "__call__" in vars(type(m))}
+    before: dict[Any, Any] = {kind: vars(kind)["__call__"] for kind in classes}
+
+    def named(call: Any) -> Any:
+        @wraps(call)
+        def run(module: Any, *args: Any, **kwargs: Any) -> Any:
+            with scope(paths.get(id(module), "")):
+                return call(module, *args, **kwargs)
+
+        return run
+
+    for kind, call in before.items():
+        kind.__call__ = named(call)
+    try:
+        yield
+    finally:
+        for kind, call in before.items():
+            kind.__call__ = call
+
+
+def _longest(spent: Mapping[tuple[str, str], float], unit: float) -> Operations:
+    """unit: of `spent`, in seconds; of CALLS calls."""
+    merged: dict[tuple[str, str], float] = defaultdict(float)
+    for (path, kind), time in spent.items():
+        merged[re.sub(r"(?<=\.)\d+(?=\.|$)", "{layer}", path), kind] += time * unit / CALLS
+    longest = sorted(merged, key=lambda key: -merged[key])[:MOST]
+    return tuple((*key, merged[key]) for key in longest)

@@ -1,0 +1,49 @@
+"""Where the time of a pair's two sides goes, side by side."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from jax_attn.bench.record import Measurement
+from jax_attn.bench.results import words
+
+ABOUT = (
+    "The longest operations of a call, by the profilers of torch and JAX: time of their own, added "
+    "up over threads and layers, and its share of those that are listed."
+)
+
+
+class Line(NamedTuple):
+    """module: its path, with {layer} for each layer's number; "" of none."""
+
+    module: str
+    kind: str
+    seconds: str
+    share: str
+
+    @property
+    def place(self) -> str:
+        return f"{self.module} {self.kind}".strip()
+
+
+def by_side(rows: Sequence[Measurement]) -> dict[str, list[Line]]:
+    """implementation -> its operations, the longest first; only those that have any."""
+    sides = {}
+    for row in rows:
+        if row.operations:
+            total = sum(seconds for *_, seconds in row.operations)
+            sides[row.implementation] = [
+                Line(path, kind, words.seconds(seconds), words.percent(seconds / total))
+                for path, kind, seconds in row.operations
+            ]
+    return sides
+
+
+def sentences(rows: Sequence[Measurement], most: int = 4) -> list[str]:
+    """The same in a line for each implementation, of so many operations."""
+    return [
+        f"{name} spends "
+        + ", ".join(
+            f"{o.share} in {f'{o.module} ' * bool(o.module)}{o.kind}" for o in listed[:most]
+        )
+        for name, listed in by_side(rows).items()
+    ]

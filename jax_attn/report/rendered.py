@@ -1,0 +1,25 @@
+"""Pages of HTML that need no network, by the templates of this room."""
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def rendered(template: str, environment: Mapping[str, Any], **values: Any) -> str:
+    """The page that a template makes of the values. environment: what its last section lists."""
+    # What a command without a report need not wait for.
+    from jinja2 import Environment, PackageLoader
+
+    templates = Environment(
+        loader=PackageLoader("jax_attn.report"),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    described = {name: _words(value) for name, value in environment.items()}
+    return templates.get_template(template).render(environment=described, **values)
+
+
+def _words(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {each}" for name, each in value.items())
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)

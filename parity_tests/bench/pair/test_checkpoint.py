@@ -1,0 +1,133 @@
+"""`jax-attn bench CHECKPOINT`: a model in transformers and in ours, a prompt, a step, training."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+
+from helpers.attention.meshes import assert_near, moved
+from helpers.families.whole_models import LAYERS, D, SmallModel
+from jax_attn import models
+from jax_attn.bench.pair.checkpoint import LENGTH, pair_of_checkpoint
+from jax_attn.bench.workload import CACHED, PAIR_MODES, STEP, PairError
+from jax_attn.cli import main
+
+T = 7
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    made = {}
+
+    def folder(name):
+        if name not in made:
+            small = SmallModel(name, tmp_path_factory.mktemp(name))
+            assert small.config
+            made[name] = small.folder
+        return made[name]
+
+    return folder
+
+
+@pytest.mark.parametrize("name", ["gpt2", "mistral"])
+def test_each_step_reads_the_same_token_behind_the_prompt(name, folders):
+    """In float64, beside a pass over the prompt and that token."""
+    pair = pair_of_checkpoint(folders(name), (T,))
+    (torch_call, port_call), (of_torch, of_port) = pair.calls, pair.cached
+    tokens = pair.inputs["tokens"]
+    whole = np.concatenate([tokens, tokens[:, :1]], axis=1)
+
+    def steps(port):
+        out, cache = of_port.prefill(port, tokens=tokens)
+        first, cache = of_port.step(port, cache, tokens=tokens[:, :1])
+        second, _ = of_port.step(port, cache, tokens=tokens[:, :1])
+        assert np.array_equal(first, second)
+        return [out[:, -1], first[:, 0]]
+
+    def steps_of_torch(module):
+        prompt = torch.tensor(tokens)
+        out, cache = of_torch.prefill(module, tokens=prompt)
+        for _ in range(2):
+            step, cache = of_torch.step(module, cache, tokens=prompt[:, :1])
+        return [out[:, -1].numpy(), step[:, 0].numpy()]
+
+    with jax.enable_x64(True), torch.no_grad():
+        port, near = (models.load(folders(name), dtype=np.float64) for _ in range(2))
+        by_port, near = (port_call(m, whole)[:, -2:] for m in (port, moved(near)))
+        reference = pair.reference.double()
+        by_torch = torch_call(reference, torch.tensor(whole))[:, -2:].numpy()
+        moves = np.asarray(near - by_port)
+        for found, wanted in (
+            (steps(port), by_port),
+            (steps_of_torch(reference), by_torch),
+        ):
+            assert_near(
+                np.stack(found, axis=1),
+                wanted,
+                wanted + moves,
+                additions=LAYERS * (8 * D + T + 1) + D,
+            )
+
+
+def test_the_modes_are_those_that_the_model_has(folders):
+    gpt2, bert = (pair_of_checkpoint(folders(name), ()) for name in ("gpt2", "bert"))
+    assert (gpt2.modes, gpt2.usual_modes) == ((*PAIR_MODES, *CACHED), (*CACHED, STEP))
+    assert bert.modes == bert.usual_modes == PAIR_MODES
+    # Of a table of 23 positions, the last is left for a step.
+    assert gpt2.lengths == (22,)
+    assert LENGTH > 22
+
+
+def test_lengths_that_do_not_fit_are_refused(folders, tmp_path):
+    with pytest.raises(PairError, match="--lengths: expected at most 22, got 23"):
+        pair_of_checkpoint(folders("gpt2"), (5, 23))
+    with pytest.raises(PairError, match=r"expected a config\.json beside the tensors, got none"):
+        pair_of_checkpoint(tmp_path, ())
+
+
+def test_the_command_judges_times_and_looks_into_both_sides(folders, tmp_path):
+    given = ["--mode", "decode", "--mode", STEP, "--lengths", "3,5", "--rounds", "5", "--json"]
+    given += ["--implementation", "torch eager", "--implementation", "jax.jit"]
+    result = CliRunner().invoke(
+        main, ["bench", str(folders("gpt2")), *given, "--report", str(tmp_path)]
+    )
+    assert result.exit_code == 0, result.output
+    record = json.loads(result.stdout)
+    rows = {(r["workload"]["length"], r["mode"], r["implementation"]): r for r in record["rows"]}
+    assert {*rows} == {
+        (length, mode, way)
+        for length in (3, 5)
+        for mode in ("decode", STEP)
+        for way in ("torch eager", "jax.jit")
+    }
+    assert all(len(row["seconds"]) == 5 for row in rows.values())
+    ours, theirs = (rows[3, STEP, way] for way in ("jax.jit", "torch eager"))
+    assert ours["verdict"] == "PASS"
+    assert rows[5, STEP, "jax.jit"]["programs"] == 1
+    assert ours["warm_compile_s"] > 0
+    assert {"optimizer", "layers.{layer}.mlp.up"} <= {path for path, *_ in ours["operations"]}
+    assert "transformer.h.{layer}.mlp.c_fc" in {path for path, *_ in theirs["operations"]}
+    assert rows[3, "decode", "jax.jit"]["tokens_per_s"] > 0
+    page = (tmp_path / "index.html").read_text()
+    assert "length 5, decode" in page
+    assert "layers.{layer}.mlp.up" in page
+    assert json.loads((tmp_path / "result.json").read_text()) == record
+
+
+WRONG = {
+    ("nowhere/gpt2",): "CHECKPOINT: expected a folder or a file, got nowhere/gpt2; `hf download",
+    (".", "--pair", "mine.py:make"): "--pair: expected without a checkpoint, got .",
+    (".", "--lengths", "5,5,x,0"): "expected lengths such as 128,512,777, got x, 0, 5 twice",
+    ("--lengths", "5"): "--lengths: expected beside --pair or a checkpoint",
+    ("--preset", "quick", "."): "--preset: expected with neither --pair nor a checkpoint",
+}
+
+
+@pytest.mark.parametrize("arguments", WRONG)
+def test_arguments_that_do_not_fit_are_refused(arguments):
+    result = CliRunner().invoke(main, ["bench", *arguments])
+    assert result.exit_code == 2
+    assert WRONG[arguments] in " ".join(result.output.split())

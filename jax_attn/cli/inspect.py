@@ -61,7 +61,8 @@ def command(checkpoint: Path, as_json: bool, target: Path | None) -> None:
                     click.echo(problem, err=True)
                 table = starting_table(described, config or {}, ties, checkpoint.name)
                 write(target.parent, {target.name: table.text})
-                click.echo(f"written: {target}, with {table.questions} questions to answer")
+                asked = f"{table.questions} question{'s' * (table.questions != 1)}"
+                click.echo(f"written: {target}, with {asked} to answer")
                 return
             contents = inspect(described, config, ties, unreadable)
     except TransferError as error:

@@ -55,7 +55,8 @@ MODELS = {
         "moe_intermediate_size=8 first_k_dense_replace=1"
     ),
     "GPTJForCausalLM": LAYERS,
-    "CodeGenForCausalLM": LAYERS,
+    # Two heads in each of its four parts.
+    "CodeGenForCausalLM": LAYERS | config("n_head=8"),
     "OpenAIGPTLMHeadModel": config("n_layer=2 n_head=4 n_embd=16 vocab_size=23 n_positions=16"),
     "GPTNeoXJapaneseForCausalLM": SMALL
     | config("max_position_embeddings=16")
@@ -89,7 +90,8 @@ def table_text(source, target) -> str:
     printed = invoke("inspect", source, "--table", target)
     assert printed.exit_code == 0, printed.output
     text = target.read_text()
-    assert printed.stdout.endswith(f"with {text.count('# Question')} questions to answer\n")
+    count = text.count("# Question")
+    assert printed.stdout.endswith(f"with {count} question{'s' * (count != 1)} to answer\n")
     return text
 
 

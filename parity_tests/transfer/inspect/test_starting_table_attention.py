@@ -21,21 +21,22 @@ from jax_attn.parity.judge.compare import Verdict
 from jax_attn.transfer import Layout, TransferError, load, load_checkpoint, row
 from jax_attn.transfer.table.rows import holes
 
-B, T, D, N, H = 2, 8, 16, 4, 4
+B, T, D, N = 2, 8, 16, 4
 
 
 @dataclass
 class Attention:
     """The attention of a model's first layer.
 
-    place: its torch prefix. num_kv_heads, has: of this package's module. call(module, x, bias,
-    turns): its output; turns are the cosines and sines that the whole model makes, None for one
+    place: its torch prefix. num_heads, is_grouped, has: of this package's module.
+    call(module, x, bias, turns): its output; turns are the cosines and sines that the whole model makes, None for one
     that turns nothing. lacks: a projection that has no bias. drops: parts of the torch module that
     are no attention.
     """
 
     place: str
-    num_kv_heads: int = N
+    num_heads: int = N
+    is_grouped: bool = False
     has: dict[str, Any] = field(default_factory=dict)
     call: Callable[..., torch.Tensor] = lambda module, x, bias, turns: module(x)[0]
     is_causal: bool = False
@@ -65,7 +66,7 @@ def exact(module, x, bias, turns):
 PLAIN = {"use_bias": False}
 INTERLEAVED = PLAIN | {"rotary": Rotary(dim=2, interleaved=True)}
 DECODER = {"is_causal": True, "call": turned}
-GROUPED = DECODER | {"num_kv_heads": 2}
+GROUPED = DECODER | {"is_grouped": True}
 ATTENTION = {
     "CohereForCausalLM": Attention(
         "model.layers.0.self_attn",
@@ -98,7 +99,9 @@ ATTENTION = {
         "model.layers.0.self_attn", has=PLAIN | {"rotary": Rotary(1e6)}, **GROUPED
     ),
     "GPTJForCausalLM": Attention("transformer.h.0.attn", has=INTERLEAVED, **DECODER),
-    "CodeGenForCausalLM": Attention("transformer.h.0.attn", has=INTERLEAVED, **DECODER),
+    "CodeGenForCausalLM": Attention(
+        "transformer.h.0.attn", num_heads=8, has=INTERLEAVED, **DECODER
+    ),
     "OpenAIGPTLMHeadModel": Attention("transformer.h.0.attn", is_causal=True),
     "GPTNeoXJapaneseForCausalLM": Attention(
         "gpt_neox_japanese.layers.0.attention",
@@ -173,8 +176,9 @@ def part(layout, case):
 def compared(name, model, written, layout, *, gradients=False):
     """The verdict on what was written. Raises TransferError where it does not fit the module."""
     case = ATTENTION[name]
-    sizes = (D, N, case.num_kv_heads)
-    port = GroupedQueryAttention(*sizes, head_dim=H, rngs=nnx.Rngs(0), **case.has)
+    num_kv_heads = case.num_heads // (2 if case.is_grouped else 1)
+    sizes = (D, case.num_heads, num_kv_heads)
+    port = GroupedQueryAttention(*sizes, rngs=nnx.Rngs(0), **case.has)
     if case.lacks:
         getattr(port, case.lacks).bias = None
     own = part(layout, case)
@@ -238,7 +242,7 @@ def test_a_mistake_in_a_row_is_seen(mistake, begun, tmp_path, monkeypatch):
     model, folder, text = begun(name)
     assert change(text) != text
     done, layout = ported(folder, change(text), tmp_path / "flax", monkeypatch)
-    if change is exchanged and ATTENTION[name].num_kv_heads != N:
+    if change is exchanged and ATTENTION[name].is_grouped:
         expect_refused(done, "k_proj.weight", tmp_path / "flax")
     else:
         assert done.exit_code == 0, done.output
@@ -273,13 +277,14 @@ def expect_refused(done, words, target):
 def test_heads_split_otherwise_are_refused(name, begun, tmp_path, monkeypatch):
     """By the command, or by the module where the config has heads of several parts."""
     model, folder, text = begun(name)
-    wrong = ("--num-heads", "8", "--num-kv-heads", "8", "--head-dim", "2")
+    wrong = ("--num-heads", "16", "--num-kv-heads", "16", "--head-dim", "1")
     done, layout = ported(folder, text, tmp_path / "flax", monkeypatch, *wrong)
     if name in OF_PARTS:
         with pytest.raises(TransferError, match=r"'q_proj\.kernel'.*\[16, 4, 4\]"):
             compared(name, model, tmp_path / "flax", layout)
     else:
-        words = "'--num-heads': expected 4, as config.json says, got 8"
+        count = ATTENTION[name].num_heads
+        words = f"'--num-heads': expected {count}, as config.json says, got 16"
         expect_refused(done, words, tmp_path / "flax")
 
 

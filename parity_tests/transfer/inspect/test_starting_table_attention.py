@@ -29,9 +29,9 @@ class Attention:
     """The attention of a model's first layer.
 
     place: its torch prefix. num_heads, is_grouped, has: of this package's module.
-    call(module, x, bias, turns): its output; turns are the cosines and sines that the whole model makes, None for one
-    that turns nothing. lacks: a projection that has no bias. drops: parts of the torch module that
-    are no attention.
+    call(module, x, bias, turns): its output; turns are the cosines and sines that the whole model
+    makes, None for one that turns nothing. lacks: a projection that has no bias. drops: parts of
+    the torch module that are no attention.
     """
 
     place: str

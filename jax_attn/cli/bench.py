@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from jax_attn.bench.implementations import IMPLEMENTATIONS, REFERENCE
-from jax_attn.bench.pair.ways import EAGER, WAYS
+from jax_attn.bench.pair.ways import EAGER, WAYS, ways_on
 from jax_attn.bench.presets import PRESET_OF, PRESETS, select, selectable
 from jax_attn.bench.record import Record, Status
 from jax_attn.bench.workload import CACHED, DTYPES, PAIR_MODES, PairError
@@ -89,7 +89,7 @@ class _Bench(click.Group):
     multiple=True,
     type=click.Choice(MODES),
     help="Measure only this mode; may be repeated. With a cache, prefill reads many tokens and "
-    "decode reads one; a training-step is of a pair alone.",
+    "decode reads one; training-step needs a pair or a checkpoint.",
 )
 @click.option(
     "--baseline",
@@ -195,7 +195,7 @@ def command(
         presets = presets or by_mode or ("quick",)
         wrong = [*problems(presets, names, modes, baseline), *wrong]
         alone = {"--untrusted": untrusted, "--lengths": lengths}
-        wrong += [f"{o}: expected beside --pair or a checkpoint" for o, is_ in alone.items() if is_]
+        wrong += [f"{o}: needs --pair or a checkpoint" for o, is_ in alone.items() if is_]
     forms = {"--json": as_json, "--markdown": as_markdown, "--csv": as_csv}
     if len(asked := [option for option, is_asked in forms.items() if is_asked]) > 1:
         wrong.insert(0, f"{', '.join(forms)}: expected one of them, got {', '.join(asked)}")
@@ -283,7 +283,7 @@ def problems_of_pair(names: tuple[str, ...], baseline: str, fixed: dict[str, Any
         if unknown := [value for value in values if value not in WAYS]:
             yield f"{option}: expected one of {ways}, got {', '.join(unknown)}"
     if given := [option for option, value in fixed.items() if value]:
-        yield f"{', '.join(given)}: expected with neither --pair nor a checkpoint"
+        yield f"{', '.join(given)}: cannot be combined with --pair or a checkpoint"
 
 
 def problems_of_threads(threads: int | None) -> Iterator[str]:
@@ -316,7 +316,8 @@ def run_pair(
     from jax_attn.bench.pair.session import PairPlan, PairSession
 
     try:
-        return run_session(PairSession(PairPlan(named, ways=ways or tuple(WAYS), **options)))
+        ways = ways or ways_on(options["device"])
+        return run_session(PairSession(PairPlan(named, ways=ways, **options)))
     except PairError as error:
         raise WrongInput(f"{argument}: {error}") from error
 
@@ -413,7 +414,8 @@ def status(record: Record) -> Exit:
     """INTERRUPTED, else FAIL for a wrong row, INCONCLUSIVE for doubt or no ratios, else PASS."""
     if record.interrupted:
         return Exit.INTERRUPTED
-    if any(row.status in (Status.EXCLUDED, Status.FAILED) for row in record.rows):
+    wrong = (Status.EXCLUDED, Status.FAILED)
+    if any(row.status in wrong or row.verdict == "FAIL" for row in record.rows):
         return Exit.FAIL
     doubtful = any(row.verdict == "INCONCLUSIVE" for row in record.rows)
     timed = [row for row in record.rows if row.seconds]

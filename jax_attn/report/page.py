@@ -132,7 +132,8 @@ def _tensor(t: TensorReport, result: Result) -> dict[str, Any]:
 
 def maps(t: TensorReport) -> Iterator[Map]:
     """Each of the tensor's maps, its cells of one shade joined."""
-    for place, rows in enumerate(t.heat):
+    rank, places = len(t.shape), t.shape[-3] if len(t.shape) > 2 else 1
+    for place, rows in t.heat:
         joined = []
         for y, row in enumerate(rows):
             x = 0
@@ -140,10 +141,11 @@ def maps(t: TensorReport) -> Iterator[Map]:
                 width = len([*alike])
                 joined.append(Cell(x, width, y, shade))
                 x += width
-        axes = f"axes {len(t.shape) - 2} and {len(t.shape) - 1}" if len(t.shape) > 1 else "axis 0"
-        at = f", {place} of axis {len(t.shape) - 3}" if len(t.shape) > 2 else ""
-        worst = max(map(max, rows))
-        yield Map(f"{t.label}: {axes}{at}", len(rows[0]), len(rows), tuple(joined), number(worst))
+        index = ", ".join((*":" * (rank - 3), str(place), ":", ":"))
+        at = f"[{index}], {place + 1} of {places}" if rank > 2 else ""
+        axes = f"axes {rank - 2} and {rank - 1}" if rank > 1 else "axis 0"
+        worst = number(max(map(max, rows)))
+        yield Map(f"{t.label}{at}: {axes}", len(rows[0]), len(rows), tuple(joined), worst)
 
 
 def _shade(fraction: float) -> int:

@@ -156,7 +156,7 @@ def test_each_plot_is_named_and_so_is_that_there_is_none(
     drawn, line, monkeypatch, tmp_path, capsys
 ):
     monkeypatch.setattr("jax_attn.bench.results.plot.draw", lambda record, folder: drawn)
-    show(small(), True, False, False, tmp_path, None)
+    show(small(), True, False, False, tmp_path, None, None)
     assert capsys.readouterr().err.startswith(line)
 
 

@@ -18,10 +18,13 @@ from jax_attn.bench.results.series import QUANTITIES, families, lines, shares, s
 from jax_attn.bench.workload import MODES
 
 RECORD = bench_record.record(bench_record.LONG[:2])
-TIME, MEMORY = QUANTITIES
+TIME, MEMORY, _ = QUANTITIES
 STEMS = {
     f"{what}{mode}"
-    for what in ("time-attention-1x8x64-float32-", "memory-attention-1x8x64-float32-", "roofline-")
+    for what in (
+        *(f"{quantity.name}-attention-1x8x64-float32-" for quantity in QUANTITIES),
+        "roofline-",
+    )
     for mode in ("forward", "forward-backward")
 }
 
@@ -69,12 +72,27 @@ def test_the_caption_says_where_it_was_measured():
     if importlib.util.find_spec("matplotlib") is not None:
         made = plot.figures(RECORD)
         assert made.keys() == STEMS
-        for figure in made.values():
+        for name, figure in made.items():
             said = " ".join(texts(figure).split())
             for part in ("Example CPU", "jax 0.10.2", "torch 2.13.0+cpu", "threads 2"):
                 assert part in said
             assert "precision highest" in said
-            assert all(name in said for name in bench_record.IMPLEMENTATIONS)
+            compiled = {r.implementation for r in RECORD.rows if r.compile_s}
+            shown = compiled if name.startswith("compile") else bench_record.IMPLEMENTATIONS
+            assert all(each in said for each in shown)
+
+
+def test_a_picture_is_dark_where_its_reader_wants_it(drawn):
+    files, _ = drawn
+    for path in files or ():
+        if path.suffix == ".svg":
+            text = path.read_text()
+            (style,) = re.findall(
+                r"<style>(@media \(prefers-color-scheme: dark\).*?)</style>", text
+            )
+            used = {*re.findall(r"(?:fill|stroke): (#[0-9a-f]{6})", text.replace(style, ""))}
+            ink = {plot.INK.lower(), plot.FAINT.lower(), "#ffffff"}
+            assert ink & used <= {*re.findall(r"(?:fill|stroke): (#[0-9a-f]{6})\"", style)}
 
 
 def test_without_matplotlib_the_line_that_installs_it_is_named(monkeypatch, tmp_path):

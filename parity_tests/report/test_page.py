@@ -109,10 +109,34 @@ def test_nothing_is_run_and_nothing_fetched():
     assert all(link.startswith("#") and link[1:] in ids for link in links)
 
 
-def test_names_are_text_and_no_markup():
-    text = page([replace(FAIL, name="<script>alert(1)</script>")], ENVIRONMENT)
-    assert "<script>" not in text
-    assert "&lt;script&gt;" in text
+def test_texts_are_no_markup_wherever_they_stand():
+    """Every string of a result, an explanation and an environment has a tag in it."""
+    bad = '"><script>alert(1)</script>'
+
+    def marked(value):
+        if isinstance(value, str):
+            return value + bad
+        if isinstance(value, dict):
+            return {key: marked(each) for key, each in value.items()}
+        return [*map(marked, value)] if isinstance(value, list) else value
+
+    failed = replace(
+        FAIL,
+        name=bad,
+        failures=(bad,),
+        notes=(bad,),
+        tensors=tuple(replace(t, name=bad) for t in FAIL.tensors),
+    )
+    shown = replace(EXPLAINED, explanation=marked(EXPLAINED.explanation))
+    text = page([failed, shown], {"devices": [bad], "packages": {bad: bad}})
+    assert "<script" not in text
+    assert text.count("&lt;script&gt;") > 12
+
+
+def test_a_link_leads_into_the_section_that_it_opens():
+    """A browser opens the details around a target, not details that are the target."""
+    tags = Tags(page([FAIL], ENVIRONMENT)).tags
+    assert not any(tag == "details" and "id" in attributes for tag, attributes in tags)
 
 
 def test_an_explanation_shows_both_sides():
@@ -126,13 +150,13 @@ def test_an_explanation_shows_both_sides():
 def test_a_failed_tensor_is_mapped_head_by_head():
     drawn = [*maps(tensor(1e-3))]
     assert [map_.title for map_ in drawn] == [
-        f"weights: axes 2 and 3, {head} of axis 1" for head in range(3)
+        f"weights[:, {head}, :, :], {head + 1} of 3: axes 2 and 3" for head in (1, 0, 2)
     ]
     over = [{cell.y for cell in map_.cells if cell.shade} for map_ in drawn]
-    assert over == [set(), {2, 3, 4}, set()]
+    assert over == [{2, 3, 4}, set(), set()]
     text = page([FAIL], ENVIRONMENT)
     assert text.count('role="img"') == 3
-    assert 'aria-label="weights: axes 2 and 3, 1 of axis 1: at most' in text
+    assert 'aria-label="weights[:, 1, :, :], 2 of 3: axes 2 and 3: at most' in text
 
 
 def test_a_part_of_a_run_and_what_was_not_run_are_said():

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from jax_attn.bench.arrays import input_names, sampled_cotangent, sampled_rows, seeded_arrays
-from jax_attn.bench.engine import memory
 from jax_attn.bench.implementations import IMPLEMENTATIONS
 from jax_attn.bench.programs.program import Program, UnsuitedError
 from jax_attn.bench.workload import BACKWARD, Workload
@@ -36,7 +35,6 @@ class Runner:
 
     def load(self) -> None:
         """Import the framework and the package; raises ImportError whatever importing raises."""
-        memory.one_arena()
         try:
             for module in self.implementation.needs:
                 importlib.import_module(module)

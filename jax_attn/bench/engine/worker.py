@@ -11,6 +11,7 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
+from jax_attn.bench.engine import memory
 from jax_attn.bench.programs.program import UnsuitedError
 from jax_attn.bench.workload import PairError
 
@@ -116,6 +117,7 @@ def _serve(
         for stream in (1, 2):
             os.dup2(file.fileno(), stream)
     os.environ.update(settings)
+    memory.one_arena()
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:threads])
     served = resolve_name(make)(*arguments)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from jax_attn.bench.arrays import SEED
-from jax_attn.bench.pair.made import Cached, Pair
+from jax_attn.bench.pair.pair import Cached, Pair
 from jax_attn.bench.workload import PairError
 from jax_attn.environment import install_line, version
 from jax_attn.models.inputs import longest

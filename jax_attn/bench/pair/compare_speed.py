@@ -1,6 +1,7 @@
 """`bench.compare_speed`: a pair of modules that exist, timed in this process."""
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Mapping
 from pkgutil import resolve_name
 from typing import Any
@@ -11,12 +12,12 @@ import torch
 from flax import nnx
 
 from jax_attn.bench.engine.rounds import Limits
-from jax_attn.bench.engine.worker import WorkerError, usable_cores
+from jax_attn.bench.engine.worker import RefusedError, WorkerError, usable_cores
 from jax_attn.bench.pair.made import pair_of
 from jax_attn.bench.pair.session import PairPlan, PairSession
-from jax_attn.bench.pair.ways import EAGER, WAYS
+from jax_attn.bench.pair.ways import EAGER, WAYS, ways_on
 from jax_attn.bench.record import Record
-from jax_attn.bench.workload import PAIR_MODES
+from jax_attn.bench.workload import PAIR_MODES, PairError
 from jax_attn.transfer import Layout
 
 _JAX_SETTINGS = ("jax_default_matmul_precision", "jax_enable_compilation_cache")
@@ -30,48 +31,58 @@ def compare_speed(
     layout: Layout | None = None,
     reference_call: Callable[..., Any] | None = None,
     port_call: Callable[..., Any] | None = None,
-    modes: tuple[str, ...] = PAIR_MODES,
-    ways: tuple[str, ...] = tuple(WAYS),
+    modes: tuple[str, ...] = (),
+    ways: tuple[str, ...] = (),
     baseline: str = EAGER,
     rounds: int | None = None,
     threads: int | None = None,
     untrusted: bool = False,
 ) -> Record:
-    """Time a torch module and its port, each in several ways, if `parity.check` passes them.
+    """Time a torch module and its port, each in several ways, unless `parity.check` fails them.
 
     All run in this process, in interleaved rounds, so that their memory is shared and JAX takes
     the cores that this process has; `jax-attn bench --pair` gives each a process of its own.
 
     Args:
       reference, port, inputs, layout, reference_call, port_call: as for `parity.check`.
-      modes: of "forward", "forward+backward", "training-step". The loss is the mean square of each
+      modes: of "forward", "forward+backward", "training-step"; all unless given, or "forward" alone
+        of a reference with frozen parameters or none. The loss is the mean square of each
         output, added up; a step is AdamW's.
       ways: of "torch eager", "torch.compile", "torch.compile reduce-overhead", "jax.jit" and, for
-        a training step, "jax.jit donated".
+        a training step, "jax.jit donated"; all unless given, but for the third, which differs on
+        a GPU alone.
       baseline: the way whose time the others' are compared with.
       rounds: exactly so many; 7 to 21 unless given, fewer for slow calls.
-      threads: of torch; all cores unless given.
+      threads: of torch; all cores unless given. JAX takes all that this process may use.
       untrusted: whether to time a pair that disagrees.
 
     Returns the record of the run, of which `bench.markdown` makes a table. Raises `PairError`, a
     ValueError, with all that is wrong with the arguments.
     """
-    calls = (reference_call, port_call)
-    pair = pair_of("compare_speed", (reference, port, inputs, layout, calls))
+    ways = ways or ways_on("cpu")
     problems = [
         f"{name}: expected some of {known}, got {given!r}"
         for name, given, known in (
-            ("modes", modes, PAIR_MODES),
+            ("modes", modes or PAIR_MODES, PAIR_MODES),
             ("ways", ways, tuple(WAYS)),
             ("baseline", (baseline,), tuple(WAYS)),
         )
-        if not given or not set(given) <= set(known)
+        if not set(given) <= set(known)
     ]
-    if problems:
-        raise ValueError("compare_speed: " + "; ".join(problems))
+    cores = usable_cores()
+    problems += [
+        f"{name}: expected {expected}, got {given!r}"
+        for name, given, expected, most in (
+            ("rounds", rounds, "at least 1", math.inf),
+            ("threads", threads, f"1 to {cores}, the cores here", cores),
+        )
+        if given is not None and not 1 <= given <= most
+    ]
+    given = (reference, port, inputs, layout, (reference_call, port_call))
+    pair = pair_of("compare_speed", given, problems)
     plan = PairPlan(
         pair,
-        threads or usable_cores(),
+        threads or cores,
         ways,
         modes,
         baseline,
@@ -94,6 +105,8 @@ class _Here:
     def ask(self, method: str, *arguments: Any) -> Any:
         try:
             return getattr(self._served, method)(*arguments)
+        except PairError as error:
+            raise RefusedError(str(error)) from error
         except Exception as error:
             raise WorkerError(f"{method}: {type(error).__name__}: {error}") from error
 

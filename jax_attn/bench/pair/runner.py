@@ -7,11 +7,14 @@ from typing import Any
 from jax_attn.bench.engine import memory
 from jax_attn.bench.engine.runner import timed_round
 from jax_attn.bench.engine.turn import timed_turn
-from jax_attn.bench.pair.made import Pair, digests, made
+from jax_attn.bench.pair.made import made, of_user
 from jax_attn.bench.pair.operations import Operations
+from jax_attn.bench.pair.pair import Pair, digests
 from jax_attn.bench.pair.runs import RUNS, described
 from jax_attn.bench.pair.ways import WAYS
+from jax_attn.bench.workload import PairError
 from jax_attn.parity.judge.result import Result
+from jax_attn.parity.run.call_side import RaisedError
 
 
 class PairRunner:
@@ -25,7 +28,6 @@ class PairRunner:
 
     def load(self) -> dict[str, str]:
         """Make the pair; the digests of what was made."""
-        memory.one_arena()
         pair = made(self.named, self.lengths)
         found = digests(pair)
         runs = RUNS[self.way.framework]
@@ -106,7 +108,10 @@ class PairJudge:
         """
         pair = self.pair
         dtype = _dtype(pair.reference)
-        result = pair.check() if pair.check else _checked(pair, dtype)
+        try:
+            result = pair.check() if pair.check else _checked(pair, dtype)
+        except (RaisedError, TypeError, ValueError) as error:
+            raise PairError(f"{error}\n{of_user(error)}") from error
         fields: dict[str, Any] = {
             "verdict": str(result.verdict),
             "reason": "; ".join(map(str, result.reasons)),

@@ -21,7 +21,6 @@ import torch
 from flax import nnx
 from jax.experimental.compilation_cache import compilation_cache
 
-from jax_attn.bench.pair.made import Cached, Pair
 from jax_attn.bench.pair.operations import (
     OPTIMIZER,
     Operations,
@@ -30,6 +29,7 @@ from jax_attn.bench.pair.operations import (
     scoped,
     torch_operations,
 )
+from jax_attn.bench.pair.pair import Cached, Pair
 from jax_attn.bench.pair.ways import Way
 from jax_attn.bench.workload import BACKWARD, CACHED, DECODE, FORWARD, PREFILL, STEP
 from jax_attn.transfer.arrays import as_torch
@@ -160,9 +160,9 @@ class JaxRuns:
         jax.config.update("jax_enable_compilation_cache", False)
         split: Any = nnx.split(pair.port, nnx.Param, nnx.Not(nnx.Param))
         graph, params, rest = split
-        params = jax.tree.map(
-            jnp.copy, params
-        )  # a donated array is lost, and these are the caller's
+        # A donated array is lost, and these are the caller's.
+        params = jax.tree.map(jnp.copy, params)
+        rest = jax.tree.map(lambda x: jnp.array(x) if isinstance(x, np.ndarray) else x, rest)
         self.pair, self.names_modules = pair, False
         self.place(pair.lengths[0])
 

@@ -1,5 +1,6 @@
 """A run of a user's own pair: judged by `parity.check`, then timed in interleaved rounds."""
 
+import contextlib
 from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
@@ -9,9 +10,9 @@ from jax_attn.bench import statistics
 from jax_attn.bench.arrays import SEED
 from jax_attn.bench.engine.rounds import Limits, interleaved, measure_products
 from jax_attn.bench.engine.session import environment, session_environment
-from jax_attn.bench.engine.worker import Worker, WorkerError
+from jax_attn.bench.engine.worker import RefusedError, Worker, WorkerError
 from jax_attn.bench.implementations import JAX
-from jax_attn.bench.pair.made import Pair
+from jax_attn.bench.pair.pair import Pair
 from jax_attn.bench.pair.ways import EAGER, WAYS
 from jax_attn.bench.record import MATRIX_PRODUCTS, Measurement, Record, Status
 from jax_attn.bench.workload import PairError, PairWorkload
@@ -128,7 +129,9 @@ class PairSession:
             self._modes = plan.modes or found["usual_modes"]
             if lacking := [mode for mode in self._modes if mode not in found["modes"]]:
                 known = ", ".join(found["modes"])
-                raise PairError(f"{plan.name}: expected modes of {known}, got {joined(lacking)}")
+                needs = "gradients need parameters none of which is frozen, a cache a checkpoint"
+                got = f"expected modes of {known}, got {joined(lacking)}"
+                raise PairError(f"{plan.name}: {got}; {needs}")
             workloads = [
                 PairWorkload(
                     f"{plan.name}, length {length}" if length else plan.name,
@@ -139,7 +142,7 @@ class PairSession:
                 )
                 for length, inputs in found["inputs"].items()
             ]
-        except WorkerError as error:
+        except RefusedError as error:
             raise PairError(str(error)) from error
         self._workers.pop("judge").close()
         return workloads, found["judged"], expected
@@ -159,8 +162,10 @@ class PairSession:
             runner = "jax_attn.bench.engine.runner:Runner", name, plan.device, plan.threads
             variables = environment({}, plan.device)
             worker = self._start(name, *runner, threads=plan.threads, environment=variables)
-            workers[framework] = self._workers[f"products by {framework}"] = worker
-            worker.ask("load")
+            self._workers[f"products by {framework}"] = worker
+            with contextlib.suppress(WorkerError):  # the other framework's rate remains
+                worker.ask("load")
+                workers[framework] = worker
         yield from measure_products(workers, dtype, self._rates, plan.seed)
         for framework in _PRODUCTS:
             self._workers.pop(f"products by {framework}").close()

@@ -10,8 +10,8 @@ from jax_attn.bench.workload import CACHED, PAIR_MODES, STEP
 class Way:
     """One of the two sides, as it is compiled.
 
-    options: of torch.compile. modes: where it makes a difference. environment: variables to set
-    before anything is imported.
+    options: of torch.compile. modes, devices: where it makes a difference. environment: variables
+    to set before anything is imported.
     """
 
     name: str
@@ -20,6 +20,7 @@ class Way:
     options: dict[str, str] = field(default_factory=dict)
     donates: bool = False
     modes: tuple[str, ...] = (*PAIR_MODES, *CACHED)
+    devices: tuple[str, ...] = ("cpu", "gpu")
     environment: dict[str, str] = field(default_factory=dict)
 
 
@@ -33,9 +34,15 @@ _ALL = (
         "torch.compile reduce-overhead",
         TORCH,
         options={"mode": "reduce-overhead"},
+        devices=("gpu",),  # by CUDA graphs; elsewhere it is torch.compile
         environment=_ALONE,
     ),
     Way("jax.jit", JAX),
     Way("jax.jit donated", JAX, donates=True, modes=(STEP,)),
 )
 WAYS = {way.name: way for way in _ALL}
+
+
+def ways_on(device: str) -> tuple[str, ...]:
+    """Those that differ on a device, "cpu" or "gpu"."""
+    return tuple(name for name, way in WAYS.items() if device in way.devices)

@@ -10,7 +10,7 @@ import numpy as np
 
 from jax_attn.parity.judge.budget import Budget
 from jax_attn.parity.judge.figures import Errors, figures, over
-from jax_attn.parity.judge.heat import Maps, maps
+from jax_attn.parity.judge.heat import Map, maps
 
 # An RMS error of more than this part of the tensor's own RMS would be too much to let pass.
 POWER = 0.1
@@ -81,7 +81,7 @@ class TensorReport:
     want: float = math.nan
     allowed: float = math.nan
     projection: float = math.nan
-    heat: Maps = field(default=(), repr=False)
+    heat: tuple[Map, ...] = field(default=(), repr=False)
 
     @property
     def label(self) -> str:

@@ -121,8 +121,8 @@ WRONG = {
     ("nowhere/gpt2",): "CHECKPOINT: expected a folder or a file, got nowhere/gpt2; `hf download",
     (".", "--pair", "mine.py:make"): "--pair: expected without a checkpoint, got .",
     (".", "--lengths", "5,5,x,0"): "expected lengths such as 128,512,777, got x, 0, 5 twice",
-    ("--lengths", "5"): "--lengths: expected beside --pair or a checkpoint",
-    ("--preset", "quick", "."): "--preset: expected with neither --pair nor a checkpoint",
+    ("--lengths", "5"): "--lengths: needs --pair or a checkpoint",
+    ("--preset", "quick", "."): "--preset: cannot be combined with --pair or a checkpoint",
 }
 
 

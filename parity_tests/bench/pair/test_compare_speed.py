@@ -7,7 +7,7 @@ import torch
 from flax import nnx
 
 from jax_attn import bench
-from jax_attn.bench.pair.made import Pair
+from jax_attn.bench.pair.pair import Pair
 from jax_attn.bench.pair.session import UNTRUSTED
 from jax_attn.bench.record import Record, Status
 from jax_attn.bench.workload import PAIR_MODES, STEP, PairError
@@ -108,12 +108,23 @@ def test_modules_and_settings_are_left_as_they_were():
 
 
 def test_all_that_is_wrong_is_told_at_once():
+    wrong = {"modes": ("sideways",), "ways": ("numpy",), "baseline": "numpy", "rounds": 0}
     with pytest.raises(PairError) as told:
-        bench.compare_speed(None, pair().port, [1], reference_call=3)
-    for text in ("reference: expected a torch.nn.Module, got NoneType", "inputs: ", "calls: "):
+        bench.compare_speed(None, pair().port, [1], reference_call=3, threads=10**6, **wrong)
+    for text in (
+        "reference: expected a torch.nn.Module, got NoneType",
+        *("inputs: ", "calls: ", "modes: expected some of", "ways: expected", "baseline: expected"),
+        *("rounds: expected at least 1, got 0", "threads: expected 1 to"),
+    ):
         assert text in str(told.value)
-    with pytest.raises(ValueError, match=r"modes: expected some of .*; ways: .*; baseline: "):
-        compared(pair(), modes=("sideways",), ways=(), baseline="numpy")
+
+
+def test_a_frozen_reference_is_timed_forward_alone():
+    of = pair()
+    of.reference[0].weight.requires_grad_(False)
+    assert {row.mode for row in compared(of).rows} == {"forward"}
+    with pytest.raises(PairError, match="gradients need parameters none of which is frozen"):
+        compared(of, modes=(STEP,))
 
 
 def test_what_it_raises_is_told():

@@ -51,6 +51,31 @@ def at_length(length):
     return reference, port, {"x": np.ones((length, 5), np.float32)}, *rest
 
 
+def leaves():
+    raise SystemExit(3)
+
+
+def fails_when_called():
+    reference, port, inputs, table, _ = make()
+    return reference, port, inputs, table, (failing, called)
+
+
+def failing(module, x):
+    raise ValueError("the adapter's own")
+
+
+def imports_late():
+    import beside
+
+    return beside.changed(*make())
+
+
+def wrong():
+    reference, port, *rest = make()
+    port.kernel[...] = port.kernel[...] + 1
+    return reference, port, *rest
+
+
 def raises():
     return inner()
 
@@ -94,6 +119,21 @@ def test_a_pair_is_judged_and_timed(bench):
     assert rows["jax.jit"]["workload"]["name"] == "mine.py:make"
 
 
+def test_what_the_function_imports_lies_beside_its_file(bench, tmp_path, monkeypatch):
+    (tmp_path / "beside.py").write_text("def changed(*pair):\n    return pair\n")
+    monkeypatch.chdir("/")
+    options = ["--mode", "forward", "--rounds", "1", "--implementation", "jax.jit"]
+    named = f"{tmp_path}/mine.py:imports_late"
+    result = CliRunner().invoke(main, ["bench", "--pair", named, *options])
+    assert result.exit_code == 0, result.output
+
+
+def test_an_untrusted_pair_is_timed_and_fails(bench):
+    result = bench("wrong", "--untrusted")
+    assert result.exit_code == 1
+    assert all(row["seconds"] for row in json.loads(result.stdout)["rows"])
+
+
 def test_each_length_is_timed_and_drawn_apart(bench, tmp_path):
     result = bench("at_length", "--lengths", "3,11", "--report", "report")
     assert result.exit_code == 0, result.output
@@ -121,6 +161,8 @@ def test_one_that_is_made_otherwise_each_time_is_not_timed(bench):
 
 WRONG = {
     "raises": ('raise KeyError("no such weight")', "KeyError: 'no such weight'"),
+    "leaves": ("raise SystemExit(3)", "mine.py:leaves raises"),
+    "fails_when_called": ("in failing", 'ValueError("the adapter\'s own")'),
     "other": ("expected (torch module, NNX module, inputs[, layout", "got 2 values"),
     "wrong_kinds": (
         "reference: expected a torch.nn.Module, got str",
@@ -141,7 +183,7 @@ def test_what_is_wrong_with_it_is_told(function, bench):
 
 
 OPTIONS = {
-    ("--preset", "long"): "--preset: expected with neither --pair nor a checkpoint",
+    ("--preset", "long"): "--preset: cannot be combined with --pair or a checkpoint",
     ("--implementation", "sdpa"): "--implementation: expected one of torch eager, torch.compile",
     ("--baseline", "sdpa"): "--baseline: expected one of torch eager, torch.compile",
     ("--mode", "decode"): "expected modes of forward, forward+backward, training-step, got decode",

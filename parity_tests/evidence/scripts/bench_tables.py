@@ -1,14 +1,14 @@
 """What the docs say of the bench: its targets, where the time goes, and the plot."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import targets
 from measuring import DATA, PROFILE
 
 from jax_attn.bench.implementations import OURS
-from jax_attn.bench.record import Measurement, Record
+from jax_attn.bench.record import Ratio, Record
 from jax_attn.bench.results import plot, words
 
 BENCH = DATA / "bench"
@@ -132,22 +132,43 @@ _GROUPS = {
 }
 
 
+def _beside_torch(runs: Sequence[Mapping[str, Record]]) -> list[tuple[str, Ratio, str]]:
+    """(what, our speed over SDPA's, why it may be less), the fastest first, where they differ."""
+    found: dict[str, tuple[Ratio, str]] = {}
+    for row in (row for each in runs for record in each.values() for row in record.rows):
+        start = next((s for s in _GROUPS if row.workload.name.startswith(s)), None)
+        if row.implementation == OURS and row.ratio and row.ratio.side and start:
+            words_of_group, why = _GROUPS[start]
+            what = words_of_group.format(row.workload.name.removeprefix(start))
+            found.setdefault(f"{what}, {row.mode}", (row.ratio, why))
+    ranked = sorted(found.items(), key=lambda item: -item[1][0].median)
+    return [(what, ratio, why) for what, (ratio, why) in ranked]
+
+
 def speed(*runs: Mapping[str, Record]) -> str:
     """Where XLA is faster than torch's SDPA, where torch is, and why, each the largest first."""
-    told: dict[str, tuple[Measurement, str]] = {}
-    for record in (record for each in runs for record in each.values()):
-        for row in record.rows:
-            start = next((s for s in _GROUPS if row.workload.name.startswith(s)), None)
-            if row.implementation == OURS and row.ratio and row.ratio.side and start:
-                what = _GROUPS[start][0].format(row.workload.name.removeprefix(start))
-                told.setdefault(f"{what}, {row.mode}", (row, _GROUPS[start][1]))
-    ranked = sorted(told.items(), key=lambda item: -item[1][0].ratio.median)
+    ranked = _beside_torch(runs)
     lines = ["| XLA is faster | times as fast as torch's SDPA |", "|---|---|"]
-    lines += [f"| {n} | {words.ratio(r.ratio)} |" for n, (r, _) in ranked if r.ratio.side > 0]
+    lines += [f"| {what} | {words.ratio(r)} |" for what, r, _ in ranked if r.side > 0]
     lines += ["", "| torch is faster | XLA, times as fast | why |", "|---|---|---|"]
-    slower = [(n, r, why) for n, (r, why) in reversed(ranked) if r.ratio.side < 0]
-    lines += [f"| {n} | {words.ratio(r.ratio)} | {why} |" for n, r, why in slower]
+    slower = [each for each in reversed(ranked) if each[1].side < 0]
+    lines += [f"| {what} | {words.ratio(r)} | {why} |" for what, r, why in slower]
     return "\n".join(lines)
+
+
+def speed_in_short(*runs: Mapping[str, Record]) -> dict[str, str]:
+    """Of the same rows the two ends: where XLA gains most, and where it loses most and why."""
+    ranked = _beside_torch(runs)
+    (best, gain, _), (worst, loss, why) = ranked[0], ranked[-1]
+    count = sum(ratio.side > 0 for _, ratio, _ in ranked)
+    return {
+        f"XLA is faster than torch's SDPA in {count} of {len(ranked)} rows that differ": (
+            f"by up to {words.digits(gain.median)} times: {best}"
+        ),
+        "torch's SDPA is faster in the others": (
+            f"XLA has down to {words.digits(loss.median)} times its speed: {worst}; {why}"
+        ),
+    }
 
 
 def sharding(profile: dict) -> str:

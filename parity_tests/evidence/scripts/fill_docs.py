@@ -29,6 +29,7 @@ from bench_tables import (
     plotted,
     sharding,
     speed,
+    speed_in_short,
 )
 from measuring import DATA, PROFILE
 
@@ -333,17 +334,11 @@ def status(runs: dict[str, dict], benchmarks: dict[str, Record], cached: dict[st
     killed = json.loads(POWER.read_text())["summary"]
     detected = f"{killed['tried'] - killed['survived']} are detected"
     rows.append(row(f"{killed['tried']} planted bugs", detected))
-    over_sdpa, *_ = targets.TARGETS
-    figures = ", ".join(f"{f.value:.2f}" for f in over_sdpa.first_figures(benchmarks) if f.value)
-    lengths = ", ".join(f"{T:,}" for T in targets.LENGTHS)
-    fast = f"{figures or '–'} times as fast as torch's SDPA (target: {over_sdpa.bound})"
-    rows.append(row(f"attention forward on CPU, {lengths} tokens", fast))
-    speed = [t.met(benchmarks) for t in targets.TARGETS if t.holds is not None]
-    speed += [t.met(cached) for t in targets.DECODING]
-    missed = len(speed) - speed.count("yes")
-    rows.append(
-        row(f"{len(speed)} targets of speed and accuracy on CPU", f"**{missed} are missed**")
-    )
+    rows += [row(*each) for each in speed_in_short(benchmarks, cached).items()]
+    met = [t.met(benchmarks) for t in targets.TARGETS if t.holds is not None]
+    met += [t.met(cached) for t in targets.DECODING]
+    missed = len(met) - met.count("yes")
+    rows.append(row(f"{len(met)} targets of speed and accuracy on CPU", f"**{missed} are missed**"))
     share = json.loads(FILES.read_text())["read"]["load"]["of_safetensors"]
     rows.append(row("reading a checkpoint", f"{share:.2f} of safetensors' own speed (target 0.7)"))
     return "\n".join([*rows, "", f"On {where(evidence['environment'])}."])

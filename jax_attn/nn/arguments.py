@@ -88,6 +88,27 @@ def flag_problems(**flags: object) -> list[str]:
     ]
 
 
+INPUTS = ("q_proj", "k_proj", "v_proj")
+
+
+def with_bias(use_bias: bool | Collection[str]) -> list[bool]:
+    """Whether each of INPUTS has one."""
+    if isinstance(use_bias, bool):
+        return [use_bias] * len(INPUTS)
+    return [name in use_bias for name in INPUTS]
+
+
+def bias_problems(use_bias: Any) -> list[str]:
+    """Why these are neither a flag nor names among INPUTS."""
+    if isinstance(use_bias, bool):
+        return []
+    is_several = isinstance(use_bias, Collection) and not isinstance(use_bias, str | Mapping)
+    if is_several and {*use_bias} <= {*INPUTS}:
+        return []
+    expected = f"True, False, or names among {', '.join(INPUTS)}"
+    return [f"use_bias: expected {expected}, got {checks.summary(use_bias)}"]
+
+
 AXES = ("embed", "heads", "kv_heads", "head_dim")
 """The axes of the parameters, as `sharding` names them."""
 

@@ -1,7 +1,7 @@
 """Attention as NNX modules: four projections around ``dot_product_attention``."""
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, overload
 
 import jax
@@ -44,8 +44,9 @@ class GroupedQueryAttention(nnx.Module):
       num_heads, num_kv_heads: N and K; N is a multiple of K.
       head_dim: H; embed_dim // num_heads unless given.
       kdim, vdim: features of key and value; embed_dim unless given.
-      use_bias: whether q_proj, k_proj and v_proj have one.
-      use_out_bias: whether out_proj has one; as use_bias unless given.
+      use_bias: whether q_proj, k_proj and v_proj have one, or the names of those that do, such as
+        ("q_proj", "v_proj").
+      use_out_bias: whether out_proj has one; whether any of the others has unless given.
       dropout_rate: of the attention weights.
       out_dropout_rate: of the output, after out_proj.
       scale, softcap, precision, implementation: as in ``dot_product_attention``; precision is
@@ -91,7 +92,7 @@ class GroupedQueryAttention(nnx.Module):
         head_dim: int | None = None,
         kdim: int | None = None,
         vdim: int | None = None,
-        use_bias: bool = True,
+        use_bias: bool | Collection[str] = True,
         use_out_bias: bool | None = None,
         dropout_rate: float = 0.0,
         out_dropout_rate: float = 0.0,
@@ -119,6 +120,7 @@ class GroupedQueryAttention(nnx.Module):
         problems += arguments.option_problems(
             dtype, param_dtype, scale, softcap, implementation, qk_norm, rotary, position_bias, rngs
         )
+        problems += arguments.bias_problems(use_bias)
         problems += arguments.flag_problems(
             add_bias_kv=add_bias_kv, add_zero_attn=add_zero_attn, sinks=sinks
         )
@@ -157,12 +159,13 @@ class GroupedQueryAttention(nnx.Module):
             rngs=rngs,
         )
         N, K, H, D = num_heads, num_kv_heads, self.head_dim, embed_dim
-        d, n, k, h = arguments.names(sharding, num_kv_heads)
-        self.q_proj = projection((D,), (N, H), use_bias=use_bias, names=(d, n, h))
-        self.k_proj = projection((self.kdim,), (K, H), use_bias=use_bias, names=(d, k, h))
-        self.v_proj = projection((self.vdim,), (K, H), use_bias=use_bias, names=(d, k, h))
-        use_out_bias = use_bias if use_out_bias is None else use_out_bias
-        self.out_proj = projection((N, H), (D,), use_bias=use_out_bias, names=(n, h, d))
+        d, n, k_axis, h = arguments.names(sharding, num_kv_heads)
+        q, k, v = arguments.with_bias(use_bias)
+        out = (q or k or v) if use_out_bias is None else use_out_bias
+        self.q_proj = projection((D,), (N, H), use_bias=q, names=(d, n, h))
+        self.k_proj = projection((self.kdim,), (K, H), use_bias=k, names=(d, k_axis, h))
+        self.v_proj = projection((self.vdim,), (K, H), use_bias=v, names=(d, k_axis, h))
+        self.out_proj = projection((N, H), (D,), use_bias=out, names=(n, h, d))
         self.q_norm: Any = nnx.data(None)
         self.k_norm: Any = nnx.data(None)
         if qk_norm is not None:
@@ -171,8 +174,8 @@ class GroupedQueryAttention(nnx.Module):
         self.add_zero_attn = add_zero_attn
         learned = functools.partial(normal, rngs, dtype=jnp.dtype(param_dtype))
         nothing, deviation = nnx.data(None), (K * H) ** -0.5
-        self.bias_k = learned((K, H), deviation, names=(k, h)) if add_bias_kv else nothing
-        self.bias_v = learned((K, H), deviation, names=(k, h)) if add_bias_kv else nothing
+        self.bias_k = learned((K, H), deviation, names=(k_axis, h)) if add_bias_kv else nothing
+        self.bias_v = learned((K, H), deviation, names=(k_axis, h)) if add_bias_kv else nothing
         self.sinks = learned((N,), SINKS_DEVIATION, names=(n,)) if sinks else nothing
         self.rngs: nnx.RngStream | None = rngs.dropout.fork() if keeps else nnx.data(None)
 

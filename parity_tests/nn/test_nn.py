@@ -37,6 +37,8 @@ MODULES = {
     "grouped": {},
     "no biases": {"use_bias": False},
     "no output bias": {"use_out_bias": False},
+    "no key bias": {"use_bias": ("q_proj", "v_proj")},
+    "a query bias alone": {"use_bias": ["q_proj"], "use_out_bias": False},
     "output bias alone": {"use_bias": False, "use_out_bias": True},
     "scale and softcap": {"scale": 0.4, "softcap": 0.8},
 }
@@ -53,8 +55,9 @@ def test_the_module_is_the_definition(name):
     got = module.attention_weights(*x[:2], **told)
     assert definition.worst(got, weights, weights_budget) <= 1
     for linear, out_bias in (("q_proj", False), ("k_proj", False), ("out_proj", True)):
-        has = MODULES[name].get("use_bias", True)
-        has = MODULES[name].get("use_out_bias", has) if out_bias else has
+        given = MODULES[name].get("use_bias", True)
+        has = given if given in (True, False) else linear in given
+        has = MODULES[name].get("use_out_bias", bool(given)) if out_bias else has
         assert (getattr(module, linear).bias is not None) == has
 
 

@@ -29,6 +29,15 @@ CONSTRUCTOR = {
     "no dtype": ({"param_dtype": "floaty"}, "param_dtype: expected float32, .*got dtype 'floaty'"),
     "softcap of 0": ({"softcap": 0}, "softcap: expected a finite plain number > 0"),
     "scale of infinity": ({"scale": float("inf")}, "scale: expected a finite plain number"),
+    "a bias of no projection": (
+        {"use_bias": ("q_proj", "o_proj")},
+        r"use_bias: expected True, False, or names among q_proj, k_proj, v_proj, got",
+    ),
+    "the name of one alone": ({"use_bias": "q_proj"}, "use_bias: expected True, False, or names"),
+    "a bias of 1": (
+        {"use_bias": 1},
+        "use_bias: expected True, False, or names among .*, got int 1",
+    ),
     "add_bias_kv of 1": ({"add_bias_kv": 1}, "add_bias_kv: expected True or False, got int 1"),
     "add_zero_attn of None": ({"add_zero_attn": None}, "add_zero_attn: expected True or False"),
     "sinks as an array": (

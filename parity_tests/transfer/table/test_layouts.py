@@ -151,6 +151,17 @@ def test_a_module_with_biases_wants_biases():
     assert "build the module without" in str(error.value)
 
 
+def test_a_projection_alone_may_have_no_bias():
+    """As Whisper's keys: nothing stands for it on either side."""
+    tensors = dict(torch_ref.DESIGNS["masked_mha"](D, N).state_dict())
+    del tensors["W_K.bias"]
+    module = abstract(ours(use_bias=("q_proj", "v_proj")))
+    transfer.load(module, tensors, LAYOUTS["masked_mha"])
+    back = transfer.export(module, LAYOUTS["masked_mha"])
+    assert back.keys() == tensors.keys()
+    assert all(np.array_equal(back[key], tensors[key]) for key in tensors)
+
+
 def test_a_module_without_biases_takes_none():
     tensors = torch_ref.DESIGNS["masked_mha"](D, N).state_dict()
     with pytest.raises(TransferError) as error:

@@ -12,7 +12,9 @@ from typing import Any
 from jax_attn.bench.workload import DECODE, PREFILL, PairWorkload, Workload
 
 SCHEMA = "jax-attn bench 1"
-MATRIX_PRODUCTS, JUDGED_ROWS = "matrix_product_flops_per_s", "judged_rows"  # of the settings
+# Of the settings.
+MATRIX_PRODUCTS, JUDGED_ROWS = "matrix_product_flops_per_s", "judged_rows"
+READS = "memory_bytes_per_s"
 
 
 class Status(StrEnum):
@@ -110,6 +112,13 @@ class Measurement:
         w = self.workload
         return self._rate(w.cached_bytes) if isinstance(w, Workload) and w.room else None
 
+    @property
+    def read_bytes_per_s(self) -> float | None:
+        """Of a pair, the least that a call reads over its time."""
+        w = self.workload
+        least = dict(w.read).get(self.mode) if isinstance(w, PairWorkload) else None
+        return None if least is None else self._rate(least)
+
     def _rate(self, amount: float) -> float | None:
         return None if self.median_s is None else amount / self.median_s
 
@@ -178,7 +187,8 @@ class Record:
 def _workload(**fields: Any) -> Workload | PairWorkload:
     if "counted" not in fields:
         return Workload(**fields)
-    return PairWorkload(**fields | {"counted": tuple(map(tuple, fields["counted"]))})
+    plain = {name: tuple(map(tuple, fields.get(name, ()))) for name in ("counted", "read")}
+    return PairWorkload(**fields | plain)
 
 
 def _measurement(plain: Mapping[str, Any]) -> Measurement:

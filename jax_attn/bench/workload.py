@@ -93,6 +93,8 @@ class PairWorkload:
     name: the function that makes it, or the checkpoint. inputs: names, dtypes and shapes, in a
     line. dtype: of the parameters. counted: (mode, operations of the reference's products and
     convolutions in a call). length: of the inputs, where several are measured; else 0.
+    read: (mode, bytes that a call reads at least: every parameter, and the cache of a step), for
+    modes without gradients.
     """
 
     name: str
@@ -100,6 +102,7 @@ class PairWorkload:
     dtype: str
     counted: tuple[tuple[str, int], ...] = ()
     length: int = 0
+    read: tuple[tuple[str, int], ...] = ()
 
     def flops(self, mode: str) -> int:
         """As counted, the same for every way to run the pair."""

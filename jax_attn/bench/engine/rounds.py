@@ -1,6 +1,6 @@
 """Interleaved rounds: each runs every implementation once, one at a time, in a fresh order.
 
-So are the matrix products timed whose best rate is the roofline of a run.
+So are the matrix products, and the reads of memory, whose best rates are the rooflines of a run.
 """
 
 import statistics
@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -16,6 +17,8 @@ from jax_attn.bench.workload import FORWARD
 
 SIZE = 2048
 """Of the square matrices whose product is timed."""
+READ = 2**28
+"""Bytes of the array that is read to time the memory: more than caches hold."""
 
 
 @dataclass(frozen=True)
@@ -79,23 +82,39 @@ def measure_products(
     Called throughout a run, because a ceiling measured while the machine is slow is too low.
     workers: one a framework, loaded, with the threads that everything is measured with.
     """
+    _measure(workers, ("build_product", SIZE, dtype), 2 * SIZE**3, rates, seed)
+    yield "matrix products"
+
+
+def measure_reads(workers: Mapping[str, Worker], rates: dict[str, float], seed: int) -> None:
+    """Raise `rates`, framework → bytes/s of a sum over an array, to what is measured."""
+    _measure(workers, ("build_sum", READ), READ, rates, seed)
+
+
+def _measure(
+    workers: Mapping[str, Worker],
+    request: tuple[Any, ...],
+    amount: int,
+    rates: dict[str, float],
+    seed: int,
+) -> None:
+    """amount: of what a call of the requested program does."""
     turns: dict[str, Callable[[], float | None]] = {}
     times: dict[str, list[float]] = {}
     for framework, worker in workers.items():
         try:
-            worker.ask("build_product", SIZE, dtype)
+            worker.ask(*request)
             worker.ask("compile", FORWARD)
         except WorkerError:
             continue  # the other framework's rate remains
-        turns[framework] = partial(_product_turn, worker)
+        turns[framework] = partial(_turn, worker)
     for _ in interleaved(turns, times, "", Limits(least=5, most=5), seed):
         pass
     for name, seconds in times.items():
-        rates[name] = max(rates.get(name, 0.0), 2 * SIZE**3 / statistics.median(seconds))
-    yield "matrix products"
+        rates[name] = max(rates.get(name, 0.0), amount / statistics.median(seconds))
 
 
-def _product_turn(worker: Worker) -> float | None:
+def _turn(worker: Worker) -> float | None:
     try:
         return worker.ask("turn", FORWARD)[0]
     except WorkerError:

@@ -65,6 +65,13 @@ class Runner:
         self.program = Program(operator.matmul, {}, writes_scores=False)
         self.engine.load(self.program, placed, None)
 
+    def build_sum(self, size: int) -> None:
+        """Build a sum over an array of so many bytes in place of a workload."""
+        self._drop()
+        array = self.engine.place(np.ones(size // 4, np.float32))
+        self.program = Program(_summed, {}, writes_scores=False)
+        self.engine.load(self.program, [array], None)
+
     def _drop(self) -> None:
         self.workload = None
         vars(self).pop("program", None)
@@ -120,6 +127,10 @@ class Runner:
     def turn(self, mode: str) -> tuple[float, float]:
         """As `timed_round`."""
         return timed_round(lambda seconds: self.engine.turn(mode, seconds))
+
+
+def _summed(x: Any) -> Any:
+    return x.sum()
 
 
 def timed_round(turn: Callable[[float], tuple[float, float]]) -> tuple[float, float]:

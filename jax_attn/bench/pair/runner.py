@@ -2,7 +2,11 @@
 
 import tempfile
 import time
+from functools import partial
 from typing import Any
+
+import jax
+from flax import nnx
 
 from jax_attn.bench.engine import memory
 from jax_attn.bench.engine.runner import timed_round
@@ -12,7 +16,7 @@ from jax_attn.bench.pair.operations import Operations
 from jax_attn.bench.pair.pair import Pair, digests
 from jax_attn.bench.pair.runs import RUNS, described
 from jax_attn.bench.pair.ways import WAYS
-from jax_attn.bench.workload import PairError
+from jax_attn.bench.workload import CACHED, DECODE, FORWARD, PairError
 from jax_attn.parity.judge.result import Result
 from jax_attn.parity.run.call_side import RaisedError
 
@@ -130,6 +134,17 @@ class PairJudge:
         runs = RUNS["torch"](self.pair, WAYS["torch eager"], "cpu", self.threads)
         runs.place(length)
         return {mode: runs.flops(mode) for mode in modes}
+
+    def reads(self, length: int, modes: tuple[str, ...]) -> dict[str, int]:
+        """mode → bytes of all parameters, and of the cache for a step."""
+        pair = self.pair.at(length)
+        parameters = sum(p.numel() * p.element_size() for p in pair.reference.parameters())
+        found = {mode: parameters for mode in modes if mode in (FORWARD, *CACHED)}
+        if pair.cached and DECODE in found:
+            _, of_port = pair.cached
+            _, cache = nnx.eval_shape(partial(of_port.prefill, **pair.named_inputs), pair.port)
+            found[DECODE] += sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(cache))
+        return found
 
 
 def _checked(pair: Pair, dtype: str) -> Result:

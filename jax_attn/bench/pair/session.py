@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 
 from jax_attn.bench import statistics
 from jax_attn.bench.arrays import SEED
-from jax_attn.bench.engine.rounds import Limits, interleaved, measure_products
+from jax_attn.bench.engine.rounds import Limits, interleaved, measure_products, measure_reads
 from jax_attn.bench.engine.session import environment, session_environment
 from jax_attn.bench.engine.worker import RefusedError, Worker, WorkerError
 from jax_attn.bench.implementations import JAX
 from jax_attn.bench.pair.pair import Pair
 from jax_attn.bench.pair.ways import EAGER, WAYS
-from jax_attn.bench.record import MATRIX_PRODUCTS, Measurement, Record, Status
+from jax_attn.bench.record import MATRIX_PRODUCTS, READS, Measurement, Record, Status
 from jax_attn.bench.workload import PairError, PairWorkload
 from jax_attn.parity.judge.compare import Verdict
 from jax_attn.parity.judge.text import joined
@@ -74,6 +74,7 @@ class PairSession:
         self._dispatch: dict[Key, list[float]] = {}
         self._modes: tuple[str, ...] = plan.modes
         self._rates: dict[str, float] = {}
+        self._reads: dict[str, float] = {}
         self.environment: dict[str, Any] = {}
 
     def __enter__(self) -> "PairSession":
@@ -139,6 +140,7 @@ class PairSession:
                     found["dtype"],
                     tuple(judge.ask("flops", length, self._modes).items()),
                     length,
+                    tuple(judge.ask("reads", length, self._modes).items()),
                 )
                 for length, inputs in found["inputs"].items()
             ]
@@ -156,7 +158,7 @@ class PairSession:
         return worker
 
     def _measure_products(self, dtype: str) -> Iterator[str]:
-        """The roofline, by the two frameworks, each in a process of its own."""
+        """The rooflines, by the two frameworks, each in a process of its own."""
         plan, workers = self.plan, {}
         for framework, name in _PRODUCTS.items():
             runner = "jax_attn.bench.engine.runner:Runner", name, plan.device, plan.threads
@@ -167,6 +169,7 @@ class PairSession:
                 worker.ask("load")
                 workers[framework] = worker
         yield from measure_products(workers, dtype, self._rates, plan.seed)
+        measure_reads(workers, self._reads, plan.seed)
         for framework in _PRODUCTS:
             self._workers.pop(f"products by {framework}").close()
 
@@ -314,6 +317,7 @@ class PairSession:
             "rounds": asdict(plan.limits),
             "seed": plan.seed,
             MATRIX_PRODUCTS: dict(self._rates),
+            READS: dict(self._reads),
         }
         return Record(
             environment=self.environment,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from jax_attn.bench.record import Measurement, Record
-from jax_attn.bench.results.table import roofline_share
+from jax_attn.bench.results.table import memory_share, roofline_share
 
 COLUMNS: dict[str, Callable[[Measurement, Record], Any]] = {
     "workload": lambda row, _: row.workload.name,
@@ -23,9 +23,12 @@ COLUMNS: dict[str, Callable[[Measurement, Record], Any]] = {
     "speed to": lambda row, _: row.ratio and row.ratio.high,
     "FLOP/s": lambda row, _: row.flops_per_s,
     "of GEMM": roofline_share,
+    "of memory": memory_share,
     "tokens/s": lambda row, _: row.tokens_per_s,
     "dispatch seconds": lambda row, _: row.dispatch_s,
     "compile seconds": lambda row, _: row.compile_s,
+    "warm compile seconds": lambda row, _: row.warm_compile_s,
+    "programs": lambda row, _: row.programs,
     "first call seconds": lambda row, _: row.first_call_s,
     "peak bytes": lambda row, _: row.peak_bytes,
     "compiler's bytes": lambda row, _: row.compiler_bytes,

@@ -13,7 +13,7 @@ from rich.console import Group, JustifyMethod, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from jax_attn.bench.record import Measurement, Record, Status
+from jax_attn.bench.record import READS, Measurement, Record, Status
 from jax_attn.bench.results import operations, words
 from jax_attn.bench.results.compare import Change, Comparison
 from jax_attn.bench.workload import CACHED, DECODE, PAIR_MODES, PREFILL, PairWorkload, Workload
@@ -70,6 +70,7 @@ COLUMNS = (
         lambda row, record: words.percent(roofline_share(row, record)),
         modes=_PRODUCTS,
     ),
+    Column("of\nmemory", 2, lambda row, record: words.percent(memory_share(row, record))),
     Column("cache\nGB/s", 3, lambda row, _: words.giga(row.cached_bytes_per_s), modes=(DECODE,)),
     Column("cache\nMiB", 6, lambda row, _: words.mebibytes(row.cache_bytes), modes=CACHED),
     Column("compile", 3, lambda row, _: words.seconds(row.compile_s)),
@@ -112,6 +113,12 @@ def roofline_share(row: Measurement, record: Record) -> float | None:
     return row.flops_per_s / best if best and row.flops_per_s else None
 
 
+def memory_share(row: Measurement, record: Record) -> float | None:
+    """The bytes that it reads at least, over those that a sum reads in the same time."""
+    best = max(record.settings.get(READS, {}).values(), default=None)
+    return row.read_bytes_per_s / best if best and row.read_bytes_per_s else None
+
+
 def columns(section: Section, record: Record) -> list[Column]:
     devices = ("", record.settings["device"])
     fitting = [c for c in COLUMNS if section.mode in c.modes and c.device in devices]
@@ -146,12 +153,13 @@ def absent(record: Record) -> list[tuple[str, str]]:
     return [(name, f"{Status.ABSENT}: {reason}") for name, reason in dict.fromkeys(reasons)]
 
 
-# What columns mean, by the first word of their titles.
+# What columns mean, by the beginning of their titles.
 _LEGEND = {
     "speed": "speed: {baseline}'s median time over this row's, with its bootstrap interval",
     "error/": "error: RMS against float64, over that of torch's own",
     "dispatch": "dispatch: until the call returns, its result still under way",
-    "of": "of GEMM: useful FLOP/s over those of a matrix product in this run",
+    "of GEMM": "of GEMM: useful FLOP/s over those of a matrix product in this run",
+    "of memory": "of memory: parameters and cache, read once, over the rate of a sum in this run",
     "cache": "cache: its keys and values, GB/s those of the tokens that are there over the time, "
     "MiB in all its room",
     "compile,": "compile, warm: once more, with what the compiler keeps on disk",
@@ -163,9 +171,13 @@ _LEGEND = {
 
 def legend(record: Record) -> str:
     """What the columns mean that any of the sections has."""
-    titles = {column.title for section in sections(record) for column in columns(section, record)}
-    first_words = {title.split()[0] for title in titles if title}
-    meanings = (meaning for word, meaning in _LEGEND.items() if word in first_words)
+    shown = [column for section in sections(record) for column in columns(section, record)]
+    titles = [" ".join(column.title.split()) for column in shown]
+    meanings = (
+        meaning
+        for start, meaning in _LEGEND.items()
+        if any(title.startswith(start) for title in titles)
+    )
     return "; ".join(meanings).format(baseline=record.settings["baseline"])
 
 

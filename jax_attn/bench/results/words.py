@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jax_attn.bench.implementations import OURS
-from jax_attn.bench.record import JUDGED_ROWS, MATRIX_PRODUCTS, Ratio, Record
+from jax_attn.bench.record import JUDGED_ROWS, MATRIX_PRODUCTS, READS, Ratio, Record
 from jax_attn.bench.workload import PairWorkload, Workload
 
 DASH = "–"
@@ -89,7 +89,8 @@ def place(record: Record) -> list[str]:
     settings = [
         f"{name.replace('_', ' ')} {_plain(value)}"
         for name, value in record.settings.items()
-        if name not in (MATRIX_PRODUCTS, JUDGED_ROWS)  # said with the roofline, and each workload
+        # Said with the rooflines, and each workload.
+        if name not in (MATRIX_PRODUCTS, READS, JUDGED_ROWS)
     ]
     roofline = [f"{name} {giga(rate)} GFLOP/s" for name, rate in record.roofline.items()]
     products = record.settings.get(MATRIX_PRODUCTS, {})
@@ -100,6 +101,9 @@ def place(record: Record) -> list[str]:
         f"settings: {', '.join(settings)}",
         f"GEMM roofline of this run: {', '.join(roofline + products) or DASH}",
     ]
+    if reads := record.settings.get(READS):
+        rates = (f"by {name} {giga(rate)}" for name, rate in reads.items())
+        lines.append(f"memory roofline of this run, GB/s: {', '.join(rates)}")
     if record.interrupted:
         lines.append("interrupted: these are the rows measured until then")
     return lines

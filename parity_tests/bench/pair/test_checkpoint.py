@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
+from flax import nnx
 
 from helpers.attention.meshes import assert_near, moved
 from helpers.families.whole_models import LAYERS, D, SmallModel
@@ -110,7 +111,12 @@ def test_the_command_judges_times_and_looks_into_both_sides(folders, tmp_path):
     assert ours["warm_compile_s"] > 0
     assert {"optimizer", "layers.{layer}.mlp.up"} <= {path for path, *_ in ours["operations"]}
     assert "transformer.h.{layer}.mlp.c_fc" in {path for path, *_ in theirs["operations"]}
-    assert rows[3, "decode", "jax.jit"]["tokens_per_s"] > 0
+    decode = rows[3, "decode", "jax.jit"]
+    assert decode["tokens_per_s"] > 0
+    params = jax.tree.leaves(nnx.state(models.load(folders("gpt2")), nnx.Param))
+    cached = LAYERS * (2 * 4 * (3 + 1) * D + 4)  # of keys, values and a length, with room for one
+    assert dict(decode["workload"]["read"])["decode"] == sum(p.nbytes for p in params) + cached
+    assert record["settings"]["memory_bytes_per_s"].keys() == {"torch", "jax"}
     page = (tmp_path / "index.html").read_text()
     assert "length 5, decode" in page
     assert "layers.{layer}.mlp.up" in page

@@ -215,7 +215,7 @@ def differs(record) -> set[str]:
     """Words that the plot should have, were it this record's, and has not."""
     words = set(re.findall(r"[^<>\n]+(?=</text>)", fill_docs.PLOT.read_text()))
     (members,) = shown_in(record)
-    time, _ = QUANTITIES
+    time, *_ = QUANTITIES
     return {line.label for line in lines(record, members, FORWARD, time)} - words
 
 

@@ -158,7 +158,8 @@ def speed(*runs: Mapping[str, Record]) -> str:
 
 def speed_in_short(*runs: Mapping[str, Record]) -> dict[str, str]:
     """Of the same rows the two ends: where XLA gains most, and where it loses most and why."""
-    ranked = _beside_torch(runs)
+    if not (ranked := _beside_torch(runs)):
+        return {"XLA beside torch's SDPA": "not measured yet"}
     (best, gain, _), (worst, loss, why) = ranked[0], ranked[-1]
     count = sum(ratio.side > 0 for _, ratio, _ in ranked)
     return {

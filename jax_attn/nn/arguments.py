@@ -103,7 +103,7 @@ def bias_problems(use_bias: Any) -> list[str]:
     if isinstance(use_bias, bool):
         return []
     is_several = isinstance(use_bias, Collection) and not isinstance(use_bias, str | Mapping)
-    if is_several and {*use_bias} <= {*INPUTS}:
+    if is_several and all(isinstance(name, str) and name in INPUTS for name in use_bias):
         return []
     expected = f"True, False, or names among {', '.join(INPUTS)}"
     return [f"use_bias: expected {expected}, got {checks.summary(use_bias)}"]

@@ -33,6 +33,7 @@ CONSTRUCTOR = {
         {"use_bias": ("q_proj", "o_proj")},
         r"use_bias: expected True, False, or names among q_proj, k_proj, v_proj, got",
     ),
+    "names in a list in a list": ({"use_bias": [["q_proj"]]}, "use_bias: expected True, False, or"),
     "the name of one alone": ({"use_bias": "q_proj"}, "use_bias: expected True, False, or names"),
     "a bias of 1": (
         {"use_bias": 1},

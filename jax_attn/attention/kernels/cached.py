@@ -119,10 +119,12 @@ def _on_part(shards: Shards, call: Call, cache: KVCache) -> tuple[jax.Array, KVC
 
 def _cut_as(query: jax.Array, out: jax.Array) -> jax.Array:
     """The output with its heads cut as the query's, where the cache's places took their axis."""
-    (mesh, heads), axes = (meshes.explicit_mesh(query), meshes.cuts(query)[2]), meshes.cuts(out)
-    if mesh is None or not heads or axes[2]:
+    mesh, axes = meshes.explicit_mesh(query), meshes.cuts(out)
+    taken = {name for axis in axes for name in axis}
+    left = tuple(name for name in meshes.cuts(query)[2] if name not in taken)
+    if mesh is None or not left:
         return out
-    axes[2] = heads
+    axes[2] = (*axes[2], *left)
     return meshes.placed(out, mesh, meshes.spec(axes))
 
 

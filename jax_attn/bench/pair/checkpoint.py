@@ -51,11 +51,12 @@ def pair_of_checkpoint(path: Path, lengths: tuple[int, ...]) -> Pair:
 
     _prefer_sdpa(reference)
     embedding = models.traits.embedding
-    # A step reads one token more.
-    most = LENGTH if embedding.positions is None else longest(embedding.positions) - 1
-    lengths = lengths or (min(LENGTH, most),)
-    if embedding.positions is not None and max(lengths) > most:
-        raise PairError(f"--lengths: expected at most {most}, got {max(lengths)}")
+    positions, reserved = embedding.positions, int(models.has_cache)
+    most = None if positions is None else longest(positions) - reserved
+    lengths = lengths or (min(LENGTH, most or LENGTH),)
+    if most is not None and max(lengths) > most:
+        why = " and one more for a step" * reserved
+        raise PairError(f"--lengths: expected at most {most} tokens{why}, got {max(lengths)}")
     rng = np.random.default_rng(SEED)
     tokens = rng.integers(1, embedding.vocab_size, (1, max(lengths))).astype(np.int32)
     by_length = {length: {"tokens": tokens[:, :length]} for length in lengths}

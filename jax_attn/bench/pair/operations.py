@@ -1,7 +1,8 @@
 """Where a call spends its time, by module and kind of operation, as the profilers tell.
 
-Times are the operations' own, added up over threads and over layers, whose number in a path reads
-{layer}. Those of a backward pass are of the module whose operation they differentiate.
+Times are the operations' own, on the thread that runs them, added up over layers, whose number in a
+path reads {layer}. Those of a backward pass are of the module whose operation they differentiate.
+What XLA fuses is one operation, of the module and kind of its last.
 """
 
 import contextlib
@@ -18,16 +19,19 @@ import torch
 from flax import nnx
 
 Operations: TypeAlias = tuple[tuple[str, str, float], ...]
-"""(path of a module, kind of operation, seconds of a call), the longest first."""
+"""(path of a module, kind of operation, seconds of a call), the longest first, REST last."""
 
 MOST, CALLS = 12, 3
-OPTIMIZER = "optimizer"
+OPTIMIZER, REST = "optimizer", "all others"
 _MARK = "module:"
-# An instruction of the compiled program and the name of what it was traced from.
-_TRACED = re.compile(r'^ *(?:ROOT )?%?([\w.-]+) = .*op_name="([^"]*)"', re.MULTILINE)
+# Name, operation, operands and what an instruction of a compiled program was traced from.
+_INSTRUCTION = re.compile(
+    r'^ *(?:ROOT )?%?([\w.-]+) = .*? ([a-z][\w-]*)\(([^)]*)\)(?:.*op_name="([^"]*)")?', re.MULTILINE
+)
 _PATH = re.compile(rf"{_MARK}([\w.]*)")
-# Their time is that of the instructions in them, which are told as well.
+_KEY = re.compile(r"\[\\?'?(\w+)\\?'?\]")  # of a parameter: params['layers'][0]['kernel']
 _AROUND = ("while", "conditional", "call")
+"""Operations whose time is that of the instructions in them, which are told as well."""
 
 
 def torch_operations(module: torch.nn.Module, call: Callable[[], object]) -> Operations:
@@ -101,14 +105,34 @@ def jax_operations(program: str, call: Callable[[], object]) -> Operations:
                 call()
         (file,) = Path(folder).rglob("*.xplane.pb")
         profile = jax.profiler.ProfileData.from_file(str(file))
-        traced = dict(_TRACED.findall(program))
+        places = _places(program)
         spent: dict[tuple[str, str], float] = defaultdict(float)
         for name, nanoseconds in _instructions(profile):
-            origin = traced.get(name, "")
-            paths = _PATH.findall(origin)
-            kind = origin.rpartition("/")[2] or re.sub(r"[.\d]+$", "", name)
-            spent[paths[-1] if paths else "", kind] += nanoseconds
+            kind, place = places.get(name, ("", ("", name)))
+            if kind not in _AROUND:
+                spent[place] += nanoseconds
     return _longest(spent, 1e-9)
+
+
+def _places(program: str) -> dict[str, tuple[str, tuple[str, str]]]:
+    """instruction → (operation, (path of its module, what it was traced from)).
+
+    A product that XLA made itself, with no origin, is of the module whose parameter it reads.
+    """
+    found = {name: rest for name, *rest in _INSTRUCTION.findall(program)}
+
+    def read(operands: str) -> list[str]:
+        """The modules of the parameters among the operands."""
+        origins = (found[name][2] for name in re.findall(r"%([\w.-]+)", operands) if name in found)
+        keys = (_KEY.findall(origin) for origin in origins if origin.startswith("params["))
+        return [".".join(path[:-1]) for path in keys]
+
+    places = {}
+    for name, (operation, operands, origin) in found.items():
+        paths = _PATH.findall(origin) if origin else read(operands)
+        kind = origin.rpartition("/")[2] or operation
+        places[name] = operation, (paths[-1] if paths else "", kind)
+    return places
 
 
 def _instructions(profile: Any) -> Iterable[tuple[str, float]]:
@@ -116,7 +140,7 @@ def _instructions(profile: Any) -> Iterable[tuple[str, float]]:
         for line in plane.lines:
             for event in line.events:
                 name = dict(event.stats).get("hlo_op")
-                if name is not None and not str(name).startswith(_AROUND):
+                if name is not None:
                     yield str(name), event.duration_ns
 
 
@@ -150,9 +174,10 @@ def scoped(port: nnx.Module) -> Iterator[None]:
 
 
 def _longest(spent: Mapping[tuple[str, str], float], unit: float) -> Operations:
-    """unit: of `spent`, in seconds; of CALLS calls."""
+    """unit: of `spent`, in seconds; of CALLS calls. What is not among them is the last."""
     merged: dict[tuple[str, str], float] = defaultdict(float)
     for (path, kind), time in spent.items():
         merged[re.sub(r"(?<=\.)\d+(?=\.|$)", "{layer}", path), kind] += time * unit / CALLS
-    longest = sorted(merged, key=lambda key: -merged[key])[:MOST]
-    return tuple((*key, merged[key]) for key in longest)
+    longest = sorted(merged, key=lambda key: -merged[key])
+    rest = sum(merged[key] for key in longest[MOST:])
+    return (*((*key, merged[key]) for key in longest[:MOST]), ("", REST, rest))

@@ -44,6 +44,7 @@ class PairRunner:
 
     def compile(self, mode: str) -> tuple[float | None, int | None]:
         """(seconds, bytes of the compiler's temporaries); None for what there is none of."""
+        self.runs.prepare(mode)
         self._before, started = self.runs.compiled(), time.perf_counter()
         temporaries = self.runs.compile(mode)
         seconds = time.perf_counter() - started
@@ -65,6 +66,7 @@ class PairRunner:
         if not self.way.is_compiled:
             return None
         with tempfile.TemporaryDirectory(prefix="jax-attn-bench-") as folder:
+            self.runs.prepare(mode)
             self.runs.keep(folder)
             self.runs.forget()
             self.runs.compile(mode)

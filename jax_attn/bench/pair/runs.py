@@ -77,8 +77,15 @@ class TorchRuns:
         self.args, self.kwargs = self.pair.with_arrays(self.arrays)
         self.cache: Any = None
 
+    def prepare(self, mode: str) -> None:
+        """Have what a call needs beside its program: for a step, the prompt in the cache."""
+        if mode == DECODE and self.cache is None:
+            with torch.inference_mode():
+                _, self.cache = self._prefill()
+
     def start(self, mode: str) -> Any:
         """What a call gives, perhaps still under way."""
+        self.prepare(mode)
         with torch.inference_mode(mode in (FORWARD, *CACHED)):
             return self.runs[mode]()
 
@@ -98,7 +105,7 @@ class TorchRuns:
 
     def operations(self, mode: str) -> Operations:
         """Where the time of a call goes; of what torch compiled its modules are not known."""
-        if self.is_compiled:
+        if self.is_compiled or self.device != "cpu":  # the profiler's own times are of the host
             return ()
         return torch_operations(self.module, lambda: self.start(mode))
 
@@ -118,11 +125,11 @@ class TorchRuns:
 
         counted = BACKWARD if mode == STEP else mode
         # In inference mode the counter would not see the products of linear layers.
-        with torch.set_grad_enabled(counted == BACKWARD):
-            self.runs[counted]()  # which fills a cache
-            # The counter does not know the CPU's fused attention.
-            with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
-                self.runs[counted]()
+        self.prepare(mode)
+        counter = FlopCounterMode(display=False)
+        # The counter does not know the CPU's fused attention.
+        with torch.set_grad_enabled(counted == BACKWARD), sdpa_kernel(SDPBackend.MATH), counter:
+            self.runs[counted]()
         return counter.get_total_flops()
 
     def _forward(self) -> Any:
@@ -140,12 +147,10 @@ class TorchRuns:
         self._loss().backward()
         self.optimizer.step()
 
-    def _prefill(self) -> Any:
+    def _prefill(self) -> tuple[Any, Any]:
         return self.cached.prefill(self.module, **self.arrays)
 
     def _decode(self) -> Any:
-        if self.cache is None:
-            _, self.cache = self._prefill()
         one = {name: a[:, :1] for name, a in self.arrays.items()}
         out, self.cache = self.cached.step(self.module, self.cache, **one)
         return out
@@ -224,13 +229,18 @@ class JaxRuns:
         if mode == STEP:
             return self.params, self.state, self.rest, self.inputs
         if mode == DECODE:
-            if self.cache is None:
-                _, self.cache = self.jitted[PREFILL](self.params, self.rest, self.inputs)
             return self.params, self.rest, self.cache, self.inputs
         return self.params, self.rest, self.inputs
 
+    def prepare(self, mode: str) -> None:
+        """Have what a call needs beside its program: for a step, the prompt in the cache."""
+        if mode == DECODE and self.cache is None:
+            out = self.jitted[PREFILL](self.params, self.rest, self.inputs)
+            _, self.cache = jax.block_until_ready(out)
+
     def start(self, mode: str) -> Any:
         """What a call gives, perhaps still under way; what a step changes is the next one's."""
+        self.prepare(mode)
         result = self.jitted[mode](*self._arguments(mode))
         if mode == STEP:
             self.params, self.state, _ = result
@@ -253,6 +263,7 @@ class JaxRuns:
 
     def operations(self, mode: str) -> Operations:
         """Where the time of a call goes. It is traced anew, with the modules' names."""
+        self.prepare(mode)
         self.forget()
         self.names_modules = True
         program = self.jitted[mode].lower(*self._arguments(mode)).compile().as_text()

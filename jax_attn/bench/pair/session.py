@@ -15,7 +15,7 @@ from jax_attn.bench.implementations import JAX
 from jax_attn.bench.pair.pair import Pair
 from jax_attn.bench.pair.ways import EAGER, WAYS
 from jax_attn.bench.record import MATRIX_PRODUCTS, READS, Measurement, Record, Status
-from jax_attn.bench.workload import PairError, PairWorkload
+from jax_attn.bench.workload import CACHED, PairError, PairWorkload
 from jax_attn.parity.judge.compare import Verdict
 from jax_attn.parity.judge.text import joined
 
@@ -130,9 +130,9 @@ class PairSession:
             self._modes = plan.modes or found["usual_modes"]
             if lacking := [mode for mode in self._modes if mode not in found["modes"]]:
                 known = ", ".join(found["modes"])
-                needs = "gradients need parameters none of which is frozen, a cache a checkpoint"
                 got = f"expected modes of {known}, got {joined(lacking)}"
-                raise PairError(f"{plan.name}: {got}; {needs}")
+                whys = dict.fromkeys(_LACKS[mode in CACHED] for mode in lacking)
+                raise PairError(f"{plan.name}: {got}: {'; '.join(whys)}")
             workloads = [
                 PairWorkload(
                     f"{plan.name}, length {length}" if length else plan.name,
@@ -329,3 +329,8 @@ class PairSession:
 
 
 _NOT_TIMED = "not timed"
+# Whether a mode has a cache -> why a pair lacks it.
+_LACKS = {
+    True: "there is no cache, which the model of a checkpoint has if it generates",
+    False: "gradients need parameters, none of which is frozen",
+}

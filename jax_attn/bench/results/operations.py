@@ -7,8 +7,9 @@ from jax_attn.bench.record import Measurement
 from jax_attn.bench.results import words
 
 ABOUT = (
-    "The longest operations of a call, by the profilers of torch and JAX: time of their own, added "
-    "up over threads and layers, and its share of those that are listed."
+    "The longest operations of a call, by the profilers of torch and JAX: time of their own on the "
+    "thread that runs them, added up over layers, and its share of all operations'. What XLA fuses "
+    "is one operation, of the module and kind of its last."
 )
 
 

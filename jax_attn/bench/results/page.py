@@ -52,7 +52,7 @@ def _lead(section: Section, record: Record) -> str:
     if first.ratio is None:
         return f"{section.title}: {first.implementation} takes {words.seconds(first.median_s)}"
     is_sure = speed(first, record) == "faster"
-    doubt = "" if is_sure else "; the interval contains no difference"
+    doubt = "" if is_sure else "; the interval includes 1, so that it may be no faster"
     return (
         f"{section.title}: {first.implementation} has {words.ratio(first.ratio)} times the speed "
         f"of {baseline}{doubt}"

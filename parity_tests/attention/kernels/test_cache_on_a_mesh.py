@@ -162,6 +162,18 @@ def test_a_scan_keeps_the_places_that_share_the_heads_axis():
     assert outs.sharding.spec == P(None, "rows", None, "heads", None)
 
 
+def test_heads_keep_what_neither_rows_nor_places_take():
+    on = mesh("explicit", a=2, b=2)
+    with jax.set_mesh(on):
+        made = {"num_kv_heads": 1, "head_dim": H, "sharding": P("b", None, "a")}
+        cache = KVCache.empty(B, T, **made)
+        q, kv = (jax.numpy.ones((B, 1, heads, H)) for heads in (N, 1))
+        (q,) = placed(on, (q,), [P(None, None, ("a", "b"))])
+        out, cache = attend_with_cache(q, kv, kv, cache)
+    assert out.sharding.spec == P("b", None, "a", None)
+    assert cache.values[0].sharding.spec == P("b", None, "a", None)
+
+
 def by_own_maximum(self, axes):
     sums = jax.lax.psum((self.total, self.weighted), axes)
     return PartialSoftmax(jax.lax.pmax(self.maximum, axes), *sums)

@@ -83,8 +83,12 @@ def test_the_modes_are_those_that_the_model_has(folders):
 
 
 def test_lengths_that_do_not_fit_are_refused(folders, tmp_path):
-    with pytest.raises(PairError, match="--lengths: expected at most 22, got 23"):
+    with pytest.raises(PairError, match="at most 22 tokens and one more for a step, got 23"):
         pair_of_checkpoint(folders("gpt2"), (5, 23))
+    # Nothing is read behind BERT's.
+    assert pair_of_checkpoint(folders("bert"), (23,)).lengths == (23,)
+    with pytest.raises(PairError, match="at most 23 tokens, got 24"):
+        pair_of_checkpoint(folders("bert"), (24,))
     with pytest.raises(PairError, match=r"expected a config\.json beside the tensors, got none"):
         pair_of_checkpoint(tmp_path, ())
 
@@ -113,6 +117,10 @@ def test_the_command_judges_times_and_looks_into_both_sides(folders, tmp_path):
     assert "transformer.h.{layer}.mlp.c_fc" in {path for path, *_ in theirs["operations"]}
     decode = rows[3, "decode", "jax.jit"]
     assert decode["tokens_per_s"] > 0
+    assert decode["programs"] == 1  # the prompt's is not counted
+    places = {path: kind for path, kind, _ in decode["operations"]}
+    assert "conditional" not in places.values()
+    assert {path.rpartition(".")[0] for path in places} >= {"layers.{layer}.attention"}
     params = jax.tree.leaves(nnx.state(models.load(folders("gpt2")), nnx.Param))
     cached = LAYERS * (2 * 4 * (3 + 1) * D + 4)  # of keys, values and a length, with room for one
     assert dict(decode["workload"]["read"])["decode"] == sum(p.nbytes for p in params) + cached

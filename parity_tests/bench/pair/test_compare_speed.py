@@ -123,7 +123,7 @@ def test_a_frozen_reference_is_timed_forward_alone():
     of = pair()
     of.reference[0].weight.requires_grad_(False)
     assert {row.mode for row in compared(of).rows} == {"forward"}
-    with pytest.raises(PairError, match="gradients need parameters none of which is frozen"):
+    with pytest.raises(PairError, match="gradients need parameters, none of which is frozen"):
         compared(of, modes=(STEP,))
 
 

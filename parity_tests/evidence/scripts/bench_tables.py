@@ -161,14 +161,11 @@ def speed_in_short(*runs: Mapping[str, Record]) -> dict[str, str]:
     if not (ranked := _beside_torch(runs)):
         return {"XLA beside torch's SDPA": "not measured yet"}
     (best, gain, _), (worst, loss, why) = ranked[0], ranked[-1]
-    count = sum(ratio.side > 0 for _, ratio, _ in ranked)
+    faster = sum(ratio.side > 0 for _, ratio, _ in ranked)
     return {
-        f"XLA is faster than torch's SDPA in {count} of {len(ranked)} rows that differ": (
-            f"by up to {words.digits(gain.median)} times: {best}"
-        ),
-        "torch's SDPA is faster in the others": (
-            f"XLA has down to {words.digits(loss.median)} times its speed: {worst}; {why}"
-        ),
+        "CPU workloads that differ in speed": f"XLA is faster than torch's SDPA in {faster} of "
+        f"{len(ranked)}, at most {words.digits(gain.median)} times: {best}",
+        "where torch is faster": f"at most {words.digits(1 / loss.median)} times: {worst}; {why}",
     }
 
 

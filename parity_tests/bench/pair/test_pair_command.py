@@ -4,6 +4,7 @@ import json
 import sys
 
 import pytest
+import torch  # noqa: F401  (the pairs that are written below need it)
 from click.testing import CliRunner
 
 from jax_attn.cli import main

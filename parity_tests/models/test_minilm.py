@@ -313,8 +313,8 @@ def test_a_file_of_another_kind_is_named(name, tmp_path):
 
 
 @pytest.mark.parametrize("count", [3, 2])
-def test_a_folder_that_sentence_transformers_writes_now(count, tmp_path):
-    """With normalization and without it, against its own vectors."""
+def test_a_folder_that_sentence_transformers_writes_now(count, short, tmp_path):
+    """With normalization and without it. Its own vectors and ours lie within the budget."""
     from sentence_transformers import SentenceTransformer
 
     theirs = SentenceTransformer(str(FOLDER), device="cpu", local_files_only=True)
@@ -322,10 +322,14 @@ def test_a_folder_that_sentence_transformers_writes_now(count, tmp_path):
     theirs.save(str(tmp_path), create_model_card=False)
     encoder = load_sentence_encoder(tmp_path)
     assert encoder.max_length == 256
-    vectors = encoder.embed(SHORT, ROWS)
-    np.testing.assert_allclose(vectors, theirs.encode(SHORT), rtol=0, atol=1e-5)
-    lengths = np.linalg.norm(vectors, axis=1)
-    assert np.allclose(lengths, 1, atol=1e-5) == (count == 3)
+    batch, found = short
+    exact, budget = (own_rows([batch], [found], name) for name in ("exact", "budget"))
+    for vectors in (encoder.embed(SHORT, ROWS), theirs.encode(SHORT)):
+        lengths = np.linalg.norm(np.float64(vectors), axis=1, keepdims=True)
+        assert (np.abs(vectors / lengths - exact) <= budget).all()
+        # A vector is as much longer than 1 as it errs, at most.
+        is_unit = np.abs(lengths - 1) <= np.linalg.norm(budget, axis=1, keepdims=True)
+        assert (is_unit == (count == 3)).all()
 
 
 def test_without_the_tokenizers_the_line_that_installs_them_is_said(monkeypatch):

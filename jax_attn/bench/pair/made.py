@@ -107,7 +107,9 @@ def of_user(error: BaseException) -> str:
 
 def _is_users(file: str) -> bool:
     """Whether it belongs neither to this package nor to an installed one nor to Python."""
-    others = (str(Path(__file__).parents[2]), *sysconfig.get_paths().values())
+    paths = sysconfig.get_paths()
+    installed = (paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+    others = (str(Path(__file__).parents[2]), *installed)
     return not file.startswith(("<", *others))
 
 

@@ -195,9 +195,9 @@ class PairSession:
     def _prepare(self, workload: PairWorkload, name: str) -> None:
         """Compile, and call for the first time."""
         ask = self._workers[name].ask
-        ask("place", workload.length)
         for key in self._keys(workload, name):
             try:
+                ask("place", workload.length)
                 compile_s, compiler_bytes = ask("compile", key.mode)
                 fields = {"compile_s": compile_s, "compiler_bytes": compiler_bytes}
                 fields |= {"first_call_s": ask("first_call", key.mode)}
@@ -209,18 +209,20 @@ class PairSession:
 
     def _look_again(self, workload: PairWorkload, name: str) -> None:
         """Where its time goes, and then what compiling takes with a cache on disk."""
-        ask = self._workers[name].ask
-        measured = [
-            key for key in self._keys(workload, name) if self._rows[key].status is Status.MEASURED
-        ]
-        try:
-            ask("place", workload.length)
+        ask, keys = self._workers[name].ask, self._keys(workload, name)
+        measured = [key for key in keys if self._rows[key].status is Status.MEASURED]
+        # What compiles again forgets what is compiled, so that it comes last.
+        for field_name, method in (
+            ("operations", "operations"),
+            ("warm_compile_s", "warm_compile"),
+        ):
             for key in measured:
-                self._note(key, operations=ask("operations", key.mode))
-            for key in measured:
-                self._note(key, warm_compile_s=ask("warm_compile", key.mode))
-        except WorkerError as error:  # the times stay what they are
-            self._note(key, reason=str(error))
+                try:
+                    ask("place", workload.length)
+                    self._note(key, **{field_name: ask(method, key.mode)})
+                except WorkerError as error:  # the times stay what they are
+                    reasons = filter(None, (self._rows[key].reason, str(error)))
+                    self._note(key, reason="; ".join(reasons))
 
     def _keys(self, workload: PairWorkload, name: str) -> list[Key]:
         return [key for key in self._rows if (key.length, key.name) == (workload.length, name)]

@@ -1,0 +1,78 @@
+"""Where a call's time goes: every operation is found, and is of the module that it belongs to."""
+
+import jax
+import pytest
+import torch
+from flax import nnx
+
+from helpers.families.whole_models import LAYERS, SmallModel
+from jax_attn.bench.pair import operations
+from jax_attn.bench.pair.checkpoint import pair_of_checkpoint
+from jax_attn.bench.pair.compare_speed import _settings_kept
+from jax_attn.bench.pair.operations import REST, jax_operations, scoped, torch_operations
+from jax_attn.bench.pair.runs import JaxRuns
+from jax_attn.bench.pair.ways import WAYS
+from jax_attn.bench.workload import DECODE
+
+
+@pytest.fixture(autouse=True)
+def all_of_them(monkeypatch):
+    monkeypatch.setattr(operations, "MOST", 1000)
+
+
+def test_of_torch_each_product_and_what_differentiates_it_are_of_their_module():
+    model = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.ReLU(), torch.nn.Linear(7, 3))
+    x = torch.ones(2, 5)
+    found = torch_operations(model, lambda: model(x).square().sum().backward())
+    kinds = {path: {kind for at, kind, _ in found if at == path} for path, *_ in found}
+    for path in ("0", "2"):
+        assert "aten::addmm" in kinds[path]
+        assert "aten::mm" in kinds[path]  # of its gradients
+    assert "aten::relu" in kinds["1"]
+    assert found[-1][:2] == ("", REST)
+
+
+def test_of_jax_each_operation_is_of_the_module_that_it_is_traced_in():
+    model = nnx.Sequential(nnx.Linear(5, 7, rngs=nnx.Rngs(0)), nnx.Linear(7, 3, rngs=nnx.Rngs(0)))
+    graph, state = nnx.split(model)
+
+    @jax.jit
+    def call(state, x):
+        port = nnx.merge(graph, state)
+        with scoped(port):
+            return port(x)
+
+    x = jax.numpy.ones((64, 5))
+    program = call.lower(state, x).compile().as_text()
+    found = jax_operations(program, lambda: jax.block_until_ready(call(state, x)))
+    assert {"layers.{layer}"} <= {path for path, *_ in found}
+    assert found[-1][:2] == ("", REST)
+
+
+def test_a_steps_products_are_of_the_modules_whose_parameters_they_read(tmp_path):
+    """XLA makes them itself, of a row alone, and says nothing of where they come from."""
+    small = SmallModel("gpt2", tmp_path)
+    assert small.config
+    with _settings_kept():
+        runs = JaxRuns(pair_of_checkpoint(small.folder, (5,)), WAYS["jax.jit"], "cpu", 1)
+        runs.names_modules = True
+        runs.prepare(DECODE)
+        program = runs.jitted[DECODE].lower(*runs._arguments(DECODE)).compile().as_text()
+    places = operations._places(program)
+    products = {path for operation, (path, _) in places.values() if operation == "dot"}
+    parts = ("attention.q_proj", "attention.k_proj", "attention.v_proj", "attention.out_proj")
+    parts += ("mlp.up", "mlp.down")
+    wanted = {f"layers.{layer}.{part}" for layer in range(LAYERS) for part in parts}
+    assert wanted <= products
+
+
+def test_what_runs_others_is_not_counted():
+    """A conditional is named after what it was traced from."""
+    text = (
+        "  %cond.12 = (f32[2]{0}, s32[]) conditional(%a.1, %b.2), branch_computations={%c, %d}, "
+        'metadata={op_name="jit(f)/module:layers.0/cond"}\n'
+        '  ROOT %dot.3 = f32[2,3]{1,0} dot(%a.1, %b.2), metadata={op_name="jit(f)/module:q/dot"}\n'
+    )
+    places = operations._places(text)
+    assert places["cond.12"][0] in operations._AROUND
+    assert places["dot.3"] == ("dot", ("q", "dot"))

@@ -31,8 +31,12 @@ def explicit_mesh(tree: Any) -> AbstractMesh | None:
 
 
 def in_auto_mesh(x: jax.Array) -> bool:
-    """Whether an array belongs to a program for several devices, which XLA cuts by itself."""
+    """Whether an array belongs to a program for several devices, which XLA cuts by itself.
+
+    Its type says so where it was placed; otherwise the mesh that is set.
+    """
     mesh = jax.typeof(x).sharding.mesh
+    mesh = jax.sharding.get_abstract_mesh() if mesh.empty else mesh
     return mesh.size > 1 and AxisType.Auto in mesh.axis_types
 
 

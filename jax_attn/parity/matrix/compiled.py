@@ -12,13 +12,14 @@ import importlib.util
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.export
+import numpy as np
 from jax.experimental import topologies
-from jax.sharding import SingleDeviceSharding
+from jax.sharding import AxisType, Mesh, SingleDeviceSharding
 
 from jax_attn.parity.run.traffic import sent
 
@@ -47,11 +48,12 @@ def why_no_tpu_compiler() -> str | None:
 
 
 def compile_for_tpu(fn: Callable, *abstract_args: Any, topology: str = "v5e:2x2") -> dict[str, Any]:
-    """Compile `fn` for one device of a TPU topology and report, in plain data.
+    """Compile `fn` for one device of a TPU topology, or for a mesh, and report, in plain data.
 
     fn: traceable, jitted or not. abstract_args: pytrees whose leaves have a shape and a dtype
-    (arrays, `jax.ShapeDtypeStruct`); values are not looked at. topology: as libtpu spells it,
-    `v5e:2x2`, `v6e:2x2`, `v4:2x2x1`, `v5:2x2x1`, `tpu7x:2x2x1`.
+    (arrays, `jax.ShapeDtypeStruct`); values are not looked at. A `jax.ShapeDtypeStruct` with a
+    sharding, by `mesh_for_tpu`, keeps it. topology: as libtpu spells it, `v5e:2x2`, `v6e:2x2`,
+    `v4:2x2x1`, `v5:2x2x1`, `tpu7x:2x2x1`.
 
     Returns target, compiler (libtpu's version), seconds (lowering and compiling), flops and
     bytes (XLA's count for one call; a Pallas kernel without an estimate of its own counts as
@@ -81,6 +83,16 @@ def compile_for_tpu(fn: Callable, *abstract_args: Any, topology: str = "v5e:2x2"
     }
 
 
+def mesh_for_tpu(topology: str, axes: Mapping[str, int], axis_type: AxisType) -> Mesh:
+    """A mesh of all devices of a TPU topology; axes: name → size, all of one type.
+
+    Raises RuntimeError and ValueError as `compile_for_tpu` does.
+    """
+    _expect_compiler()
+    devices = np.array(_devices(topology)).reshape(*axes.values())
+    return Mesh(devices, tuple(axes), axis_types=(axis_type,) * len(axes))
+
+
 def lower_everywhere(
     fn: Callable, *abstract_args: Any, platforms: Sequence[str] = ("cpu", "cuda", "tpu")
 ) -> dict[str, dict[str, Any]]:
@@ -97,17 +109,25 @@ def lower_everywhere(
 
 
 def _compile(fn: Callable, args: tuple, topology: str) -> jax.stages.Compiled:
-    if reason := why_no_tpu_compiler():
-        raise RuntimeError(reason)
+    _expect_compiler()
     return jax.jit(fn).lower(*_abstract(args, SingleDeviceSharding(_device(topology)))).compile()
 
 
-@functools.cache
+def _expect_compiler() -> None:
+    if reason := why_no_tpu_compiler():
+        raise RuntimeError(reason)
+
+
 def _device(topology: str) -> Any:
-    """The first device of a topology; loads libtpu, but makes no backend of it."""
+    return _devices(topology)[0]
+
+
+@functools.cache
+def _devices(topology: str) -> list:
+    """The devices of a topology; loads libtpu, but makes no backend of it."""
     with _libtpu_environment():
         try:
-            return topologies.get_topology_desc(platform="tpu", topology_name=topology).devices[0]
+            return topologies.get_topology_desc(platform="tpu", topology_name=topology).devices
         except Exception as error:
             raise ValueError(f"topology: libtpu does not take {topology!r}: {error}") from error
 
@@ -133,7 +153,8 @@ def _abstract(args: tuple, sharding: SingleDeviceSharding | None) -> tuple:
             kept = jax.dtypes.canonicalize_dtype(leaf.dtype)
             if kept != leaf.dtype:
                 raise ValueError(f"{name}: jax would make {kept} of {leaf.dtype}: enable x64")
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+        own = leaf.sharding if isinstance(leaf, jax.ShapeDtypeStruct) else None
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=own or sharding)
 
     return jax.tree_util.tree_map_with_path(one, args)
 

@@ -136,6 +136,37 @@ def test_equal_to_one_device_and_cut_as_the_query(kind, name, kernel):
         assert sent == allowed or (kind, kernel, row.K) == ("auto", "dense", 2)
 
 
+# Row → whether its loops differ from row to row, so that devices ask if any has a turn left.
+FOR_TPUS = {
+    "both": False,
+    "one key/value head": False,
+    "fewer key/value heads than devices": False,
+    "a bias of all": False,
+    "lengths": True,
+    "dropout": False,
+    "a learned key, a zero and sinks": False,
+}
+
+
+@pytest.mark.parametrize("name", FOR_TPUS)
+def test_the_program_for_tpus_is_cut_by_xla_alone(name, monkeypatch):
+    """It compiles for a TPU without `custom_partitioning`; here it runs on CPU devices."""
+    monkeypatch.setattr(jax.lax, "platform_dependent", lambda *arrays, tpu, default: tpu(*arrays))
+    row = ROWS[name]
+    run = partial(both_passes, KERNELS["blocked"], row.options)
+    with jax.enable_x64(True):
+        arrays, specs = operands(row)
+        there = placed(mesh("auto", rows=2, heads=4), arrays, specs)
+        program = jax.jit(run).lower(*there).compile()
+        assert "CustomSPMDPartitioning" not in jax.jit(run).lower(*there).as_text()
+        found = program(*there)
+        assert_equal(arrays, found, both_passes("dense", row.options, *arrays))
+        assert found[0].sharding.is_equivalent_to(there[1].sharding, 4)
+        wanted = {"all-reduce"} if row.sums or FOR_TPUS[name] else set()
+        wanted |= {"all-gather"} if "auto" in row.whole else set()
+        assert collectives(program).keys() == wanted
+
+
 BUGS = {
     "no sum over devices": ("auto", "a bias of all", "lacking", lambda *_: ()),
     "the first key/value head for all": (

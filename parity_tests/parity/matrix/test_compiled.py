@@ -134,7 +134,7 @@ SUBJECT = ("x", "forward", "float32", "small")
 
 
 def test_each_topology_has_a_row_with_what_the_compiler_counted():
-    rows = [*tpu.compiled_everywhere(SUBJECT, product, SHAPES)]
+    rows = [*tpu.compiled_everywhere(SUBJECT, product, SHAPES, tpu.TOPOLOGIES)]
     if missing := why_no_tpu_compiler():
         assert [row.target for row in rows] == list(tpu.TOPOLOGIES)
         assert all(row.level == "failed" and missing in row.error for row in rows)
@@ -147,16 +147,34 @@ def test_each_topology_has_a_row_with_what_the_compiler_counted():
         assert row.figures["flops"] == 2 * T * D * H
 
 
-def test_what_a_topology_s_compiler_does_not_take_is_a_row_that_says_why(monkeypatch):
-    monkeypatch.setattr(tpu, "TOPOLOGIES", ("v5e:2x2",))
-    rows = [*tpu.compiled_everywhere(SUBJECT, overfull, SHAPES[:1])]
+def test_what_a_topology_s_compiler_does_not_take_is_a_row_that_says_why():
+    rows = [*tpu.compiled_everywhere(SUBJECT, overfull, SHAPES[:1], ["v5e:2x2"])]
     assert [(row.level, row.target) for row in rows] == [("failed", "v5e:2x2")]
     assert (why_no_tpu_compiler() or "memory") in rows[0].error
+
+
+ON_MESHES = {
+    "blocked": ["blocked, data=2, heads=4 (Auto)", "blocked, data=2, heads=4 (Explicit)"],
+    "splash": ["splash, data=2, heads=4 (Explicit)"],
+}
+
+
+@pytest.mark.parametrize("name", COMPILED_KERNELS)
+def test_a_kernel_that_is_cut_by_a_slice_sends_nothing(monkeypatch, name):
+    monkeypatch.setattr(tpu, "TOPOLOGIES", ())
+    rows = [*tpu.compile_kernel(name)]
+    if missing := why_no_tpu_compiler():
+        assert [(row.level, row.error) for row in rows] == [("not compiled", missing)] * 2
+        return
+    wanted = [(f"kernel {at}", way) for at in ON_MESHES[name] for way in ("forward", "gradient")]
+    assert [(row.design, row.direction) for row in rows] == wanted
+    assert all(row.level == "compiled" and row.figures["collectives"] == [] for row in rows)
 
 
 @pytest.mark.parametrize("name", COMPILED_KERNELS)
 def test_a_kernel_s_rows_have_its_memory_and_the_flops_of_the_formula(monkeypatch, name):
     monkeypatch.setattr(tpu, "TOPOLOGIES", ("v5e:2x2",))
+    monkeypatch.setattr(tpu, "_KINDS", {name: ()})
     rows = [*tpu.compile_kernel(name)]
     if missing := why_no_tpu_compiler():
         assert [(row.level, row.error) for row in rows] == [("not compiled", missing)] * 2

@@ -22,7 +22,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax_attn.attention.call import Call
 from jax_attn.attention.kernels.forward_mode import Floats
 from jax_attn.attention.kernels.mesh.shards import OUTPUT, SUMS, WHOLE, Shards, letters
-from jax_attn.attention.meshes import MeshAxes, within_shard_map
+from jax_attn.attention.meshes import MeshAxes, in_auto_mesh, within_shard_map
 
 Program = Callable[..., list[jax.Array]]
 """A function of arrays that returns arrays."""
@@ -101,8 +101,56 @@ def _cut(local: Callable[..., Any], call: Call, rest: tuple[Outputs, ...], given
     plain = [jax.random.key_data(x) if kind else x for x, kind in zip(leaves, kinds, strict=True)]
     named = [*letters(call), *_OUTPUTS * len(rest)]
     named = [name.rjust(x.ndim, WHOLE) for name, x in zip(named, plain, strict=True)]
-    out = _partitioned(program, call.N, call.K, named, jax.tree.leaves(given))(*plain)
+    sizes, results = {"B": call.B, "N": call.N, "K": call.K}, jax.tree.leaves(given)
+    cut = _partitioned(program, call.N, call.K, named, results)
+    if (is_in_mesh := in_auto_mesh(call.query)) or jax.default_backend() == "tpu":
+        # XLA for TPUs knows no custom_partitioning (jax#38196).
+        on_tpu = _by_rows_and_heads(program, sizes, named, results) if is_in_mesh else program(None)
+        out = lax.platform_dependent(*plain, tpu=on_tpu, default=cut)
+    else:
+        out = cut(*plain)
     return jax.tree.unflatten(jax.tree.structure(given), out)
+
+
+def _by_rows_and_heads(
+    program: Callable[[Shards | None], Program],
+    sizes: Mapping[str, int],
+    named: list[str],
+    given: list[str],
+) -> Program:
+    """`program` for each batch row and key/value head, by vmap: no loop is over what is cut.
+
+    XLA's partitioner cuts its products, sums and loops along both. sizes: of B, N and K. named,
+    given: the letters of what it takes and returns.
+    """
+    B, N, K = (sizes[letter] for letter in "BNK")
+    parts = {"B": (B, 1), "N": (K, N // K), "K": (K, 1)}
+    one = program(Shards({"B": ("row",), "N": ("head",), "K": ("head",)}, N, K))
+
+    def each(*arrays: jax.Array) -> tuple[jax.Array, ...]:
+        return tuple(one(*arrays))
+
+    def first(wanted: str, names: list[str]) -> tuple[int | None, ...]:
+        return tuple(next((i for i, a in enumerate(name) if a in wanted), None) for name in names)
+
+    # The inner one first. It sees a batch of one, before the heads.
+    for axis_name, wanted in (("head", "NK"), ("row", "B")):
+        over = first(wanted, named), first(wanted, given)
+        each = jax.vmap(each, in_axes=over[0], out_axes=over[1], axis_name=axis_name)
+
+    def split(name: str, x: jax.Array) -> jax.Array:
+        pairs = zip(name, x.shape, strict=True)
+        return x.reshape([n for letter, size in pairs for n in parts.get(letter, (size,))])
+
+    def joined(name: str, x: jax.Array) -> jax.Array:
+        shape = iter(x.shape)
+        return x.reshape([next(shape) * (next(shape) if a in parts else 1) for a in name])
+
+    def run(*arrays: jax.Array) -> list[jax.Array]:
+        found = each(*map(split, named, arrays))
+        return [joined(name, x) for name, x in zip(given, found, strict=True)]
+
+    return run
 
 
 def _settings() -> Callable[[], contextlib.ExitStack]:

@@ -13,7 +13,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from jax_attn.cli.status import refuse
-from jax_attn.cli.verify_checkpoint import expect_torch_side
+from jax_attn.cli.verifying.checkpoint import expect_torch_side
 
 if TYPE_CHECKING:
     from jax_attn.transfer.inspect.contents import Attention, Contents

@@ -7,7 +7,7 @@ from typing import Literal
 import click
 
 from jax_attn.cli.status import expect_installed, refuse
-from jax_attn.cli.verify_checkpoint import expect_there
+from jax_attn.cli.verifying.checkpoint import expect_there
 from jax_attn.dtypes import DTYPES
 from jax_attn.environment import settle_platforms
 

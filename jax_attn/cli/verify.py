@@ -20,10 +20,10 @@ from jax_attn.cli.common.selection import (
     expect_ready,
     numbers,
 )
-from jax_attn.cli.verify_checkpoint import Scope, expect_torch_side, verify_checkpoint
-from jax_attn.cli.verify_matrix import verify_matrix
-from jax_attn.cli.verify_mesh import Sizes, mesh_sizes, verify_on_mesh
-from jax_attn.cli.verify_modes import expect_one_mode
+from jax_attn.cli.verifying.checkpoint import Scope, expect_torch_side, verify_checkpoint
+from jax_attn.cli.verifying.matrix import verify_matrix
+from jax_attn.cli.verifying.mesh import Sizes, mesh_sizes, verify_on_mesh
+from jax_attn.cli.verifying.modes import expect_one_mode
 from jax_attn.report.files import RESULT_FILES
 
 BACKENDS = (*devices.KINDS, "all")

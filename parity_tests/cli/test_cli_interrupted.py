@@ -9,11 +9,11 @@ import pytest
 import torch  # noqa: F401  verify and bench ask for it
 from click.testing import CliRunner
 
-from helpers.torch_checkpoints import bert, saved, tensors
+from helpers.transfer.torch_checkpoints import bert, saved, tensors
 from jax_attn import transfer
 from jax_attn.bench.engine.session import Session
 from jax_attn.cli import main
-from jax_attn.cli.verify_outcome import Outcome
+from jax_attn.cli.verifying.outcome import Outcome
 from jax_attn.parity import process_pool
 from jax_attn.parity.matrix.cases import Case
 from jax_attn.parity.matrix.rows import default

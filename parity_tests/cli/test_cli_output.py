@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from helpers.port_cases import LLAMA, llama, source_of
+from helpers.transfer.port_cases import LLAMA, llama, source_of
 from jax_attn import progress
 from jax_attn.cli.common.progress import tracked
 

@@ -21,7 +21,7 @@ from jax_attn.parity.calibration.blocks import BLOCKS
 from jax_attn.parity.calibration.configurations import Configuration, Program
 from jax_attn.parity.calibration.draw import Drawn, draw
 from jax_attn.parity.calibration.report import Trial
-from jax_attn.parity.checking import softmax_bugs
+from jax_attn.parity.checking.canaries import softmax_bugs
 from jax_attn.parity.checking.prepared import Prepared, judge_port
 from jax_attn.parity.checking.weights import compare_weights
 from jax_attn.parity.matrix import calls

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from jax_attn.parity.explaining.tap import Tap
+from jax_attn.parity.explaining.taps.tap import Tap
 
 
 @dataclass(frozen=True)

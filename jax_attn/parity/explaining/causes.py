@@ -19,8 +19,8 @@ from torch._ops import OpOverload
 from jax_attn.parity.explaining.align import APART, Aligner, Order
 from jax_attn.parity.explaining.cause import Cause
 from jax_attn.parity.explaining.region import Region
-from jax_attn.parity.explaining.tap import Tap, ancestors
-from jax_attn.parity.explaining.tapping import Tapping
+from jax_attn.parity.explaining.taps.tap import Tap, ancestors
+from jax_attn.parity.explaining.taps.tapping import Tapping
 from jax_attn.parity.explaining.variants.catalogue import variants_of
 from jax_attn.parity.explaining.variants.general import scales, skips, wirings
 from jax_attn.parity.explaining.variants.heads import fitted_base, fitted_order

@@ -17,11 +17,11 @@ from jax_attn.parity.explaining.align import Aligner
 from jax_attn.parity.explaining.cause import Cause
 from jax_attn.parity.explaining.causes import find_causes
 from jax_attn.parity.explaining.explanation import Explanation, differs_on_the_mesh
-from jax_attn.parity.explaining.jax_taps import Program
 from jax_attn.parity.explaining.region import Region
 from jax_attn.parity.explaining.regions import births, find_regions
 from jax_attn.parity.explaining.repro import repro
-from jax_attn.parity.explaining.torch_taps import torch_taps
+from jax_attn.parity.explaining.taps.jax_taps import Program
+from jax_attn.parity.explaining.taps.torch_taps import torch_taps
 from jax_attn.parity.judge.compare import TensorReport, Verdict
 from jax_attn.parity.judge.result import Result
 from jax_attn.parity.run.port import Port, float_dtype, forward_and_gradients, full_precision

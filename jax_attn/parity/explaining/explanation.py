@@ -10,7 +10,7 @@ from rich.text import Text
 
 from jax_attn.parity.explaining.cause import Cause
 from jax_attn.parity.explaining.region import Pair, Region, Wrong
-from jax_attn.parity.explaining.tap import Tap
+from jax_attn.parity.explaining.taps.tap import Tap
 from jax_attn.parity.judge.compare import BESIDE, Verdict
 from jax_attn.parity.judge.result import Result
 from jax_attn.parity.judge.text import STYLES, joined, number, plain

@@ -6,7 +6,7 @@ import numpy as np
 
 from jax_attn.parity.explaining.align import APART, apart
 from jax_attn.parity.explaining.cause import Cause
-from jax_attn.parity.explaining.tap import Tap
+from jax_attn.parity.explaining.taps.tap import Tap
 
 Replaced = dict[int, np.ndarray]
 """A tap of the port -> the value that a run goes on with in its place."""

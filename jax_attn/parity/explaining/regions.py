@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 
 from jax_attn.parity.explaining.align import Aligner, difference
-from jax_attn.parity.explaining.jax_taps import Program
 from jax_attn.parity.explaining.region import Pair, Region, Replaced, Wrong
-from jax_attn.parity.explaining.tap import Tap, ancestors
+from jax_attn.parity.explaining.taps.jax_taps import Program
+from jax_attn.parity.explaining.taps.tap import Tap, ancestors
 
 _MOST_REGIONS = 8
 _MOST_CANDIDATES, _MOST_BEFORE = 8, 2

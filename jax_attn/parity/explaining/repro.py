@@ -17,12 +17,12 @@ import numpy as np
 import torch
 
 from jax_attn.parity.explaining.align import difference
-from jax_attn.parity.explaining.jax_taps import JaxRun
-from jax_attn.parity.explaining.recording import UnwrittenError, written
 from jax_attn.parity.explaining.region import Pair, Region, Wrong
-from jax_attn.parity.explaining.tap import Tap, ancestors, numbers_of
-from jax_attn.parity.explaining.tapping import seen
-from jax_attn.parity.explaining.torch_taps import TorchTaps
+from jax_attn.parity.explaining.taps.jax_taps import JaxRun
+from jax_attn.parity.explaining.taps.recording import UnwrittenError, written
+from jax_attn.parity.explaining.taps.tap import Tap, ancestors, numbers_of
+from jax_attn.parity.explaining.taps.tapping import seen
+from jax_attn.parity.explaining.taps.torch_taps import TorchTaps
 from jax_attn.parity.explaining.views import views
 
 _FEW = 16

@@ -6,7 +6,7 @@ from functools import cache
 import numpy as np
 import pytest
 
-from helpers.oracle_problem import cotangents, problem, with_extra_keys
+from helpers.parity.oracle_problem import cotangents, problem, with_extra_keys
 from jax_attn.parity import process_pool
 from jax_attn.parity.bugs import mutable_attention
 from jax_attn.parity.bugs.catalogue import BUGS, WEAK

@@ -6,6 +6,6 @@ import pytest
 
 @pytest.fixture(scope="module")
 def x():
-    from helpers.block_pair import B, D, T  # needs torch, which may be absent
+    from helpers.parity.block_pair import B, D, T  # needs torch, which may be absent
 
     return np.random.default_rng(0).standard_normal((B, T, D))

@@ -7,7 +7,7 @@ import pytest
 import torch
 from flax import nnx
 
-from helpers.block_pair import LAYOUT, B, D, FlaxBlock, T, pair
+from helpers.parity.block_pair import LAYOUT, B, D, FlaxBlock, T, pair
 from jax_attn.attention import Mask
 from jax_attn.parity import ParityError, Verdict, check
 from jax_attn.parity.judge.result import StandingNote

@@ -6,7 +6,7 @@ import pytest
 import torch
 from flax import nnx
 
-from helpers.block_pair import pair
+from helpers.parity.block_pair import pair
 from jax_attn.parity import Verdict, check
 from jax_attn.parity.checking.arguments import input_doubts
 from jax_attn.parity.checking.prepared import Prepared

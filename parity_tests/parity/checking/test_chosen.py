@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from helpers.block_pair import LAYOUT, pair
+from helpers.parity.block_pair import LAYOUT, pair
 from jax_attn.parity import Verdict, check
 from jax_attn.parity.run.inputs_and_runs import Inputs
 from jax_attn.parity.run.reference import Reference

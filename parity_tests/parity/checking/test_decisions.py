@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from helpers.deciding_pairs import (
+from helpers.parity.deciding_pairs import (
     BUCKETS_LAYOUT,
     EXPERTS_LAYOUT,
     D,

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from helpers.block_pair import pair
+from helpers.parity.block_pair import pair
 from jax_attn import environment, progress
 from jax_attn.parity import check
 from jax_attn.parity.checking import estimate

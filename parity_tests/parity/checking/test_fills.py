@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from helpers.masked_pair import FORMS, LAYOUT, Torch, inputs, pair
+from helpers.parity.masked_pair import FORMS, LAYOUT, Torch, inputs, pair
 from jax_attn.parity import Verdict, check
 from jax_attn.parity.checking.canaries import try_canaries
 from jax_attn.parity.checking.prepared import Prepared

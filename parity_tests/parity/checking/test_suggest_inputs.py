@@ -14,7 +14,7 @@ from flax import nnx
 from torch import nn
 
 import torch_ref
-from helpers.block_pair import pair
+from helpers.parity.block_pair import pair
 from jax_attn import parity
 from jax_attn.parity.checking.prepared import Prepared
 from jax_attn.parity.run.inputs_and_runs import Inputs

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import torch_ref
-from helpers.torch_checkpoints import (
+from helpers.transfer.torch_checkpoints import (
     FAIL,
     INCONCLUSIVE,
     PASS,

@@ -3,7 +3,7 @@
 import pytest
 import torch  # noqa: F401  # `verify` needs it
 
-from helpers.torch_checkpoints import USAGE, D, N, bert, llama, run, saved, tensors
+from helpers.transfer.torch_checkpoints import USAGE, D, N, bert, llama, run, saved, tensors
 
 
 def empty_folder(folder):

@@ -12,7 +12,7 @@ import transformers as hf
 from transformers.utils import logging
 
 from helpers.families.family_cases import scattered
-from helpers.torch_checkpoints import INCONCLUSIVE, PASS, USAGE, document, run
+from helpers.transfer.torch_checkpoints import INCONCLUSIVE, PASS, USAGE, document, run
 from jax_attn.parity.checking.weights import compare_weights
 from jax_attn.parity.checkpoint import family_spellings
 from jax_attn.parity.checkpoint import layer as rebuilding

@@ -12,8 +12,8 @@ import pytest
 import torch
 from flax import nnx
 
-from helpers.block_pair import LAYOUT, B, FlaxBlock, T, pair
-from helpers.block_pair import D as WIDTH
+from helpers.parity.block_pair import LAYOUT, B, FlaxBlock, T, pair
+from helpers.parity.block_pair import D as WIDTH
 from jax_attn import parity
 from jax_attn.attention import Mask
 from jax_attn.parity.explaining.explanation import where

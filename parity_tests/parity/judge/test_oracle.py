@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 
-from helpers.oracle_problem import (
+from helpers.parity.oracle_problem import (
     AFTER,
     BASE,
     EPSILON,

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from helpers.rounded_products import (
+from helpers.parity.rounded_products import (
     U32,
     D,
     H,

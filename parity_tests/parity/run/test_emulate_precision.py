@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from helpers.rounded_products import (
+from helpers.parity.rounded_products import (
     U32,
     D,
     T,

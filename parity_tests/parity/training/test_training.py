@@ -8,7 +8,7 @@ import torch
 from flax import nnx
 from torch.optim import SGD, Adamax, AdamW
 
-from helpers.training_checks import adamw, linear_check, sgd
+from helpers.parity.training_checks import adamw, linear_check, sgd
 from jax_attn import GroupedQueryAttention, parity, transfer
 from jax_attn.parity.judge.compare import Verdict
 from jax_attn.parity.training.bugs.cases import TRAINING_CASES, batches, judge_case, layers

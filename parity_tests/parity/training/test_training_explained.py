@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from flax import nnx
 
-from helpers.training_checks import adamw
+from helpers.parity.training_checks import adamw
 from jax_attn import GroupedQueryAttention, parity, transfer
 from jax_attn.parity.training.bugs.cases import judge_case
 from jax_attn.parity.training.bugs.optimizer_bugs import OPTIMIZER_BUGS

@@ -7,7 +7,7 @@ import torch
 from flax import nnx
 from torch.optim import SGD, AdamW, lr_scheduler
 
-from helpers.training_checks import adamw, linear_check, sgd
+from helpers.parity.training_checks import adamw, linear_check, sgd
 from jax_attn.parity.judge.compare import Verdict
 from jax_attn.parity.training.bugs.cases import batches, layers
 

@@ -5,7 +5,7 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from helpers.torch_checkpoints import saved, tensors
+from helpers.transfer.torch_checkpoints import saved, tensors
 from jax_attn.cli import main
 from jax_attn.transfer import TransferError
 from jax_attn.transfer.families import FAMILIES, family_of

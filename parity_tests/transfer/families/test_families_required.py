@@ -9,7 +9,7 @@ import transformers as tf
 from click.testing import CliRunner
 
 from helpers.families.family_models import GPT2, GROUPED, PLAIN, ROWS, SIZES, T5, VIT, saved_llama
-from helpers.torch_checkpoints import saved
+from helpers.transfer.torch_checkpoints import saved
 from jax_attn.cli import main
 from jax_attn.transfer import load_checkpoint
 from jax_attn.transfer.families import LLAMA_META, family_of

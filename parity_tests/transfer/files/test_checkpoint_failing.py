@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from helpers.small_checkpoints import TENSORS, A, model, names
+from helpers.transfer.small_checkpoints import TENSORS, A, model, names
 from jax_attn.transfer import TransferError, load_checkpoint, save_checkpoint
 
 UNSTORABLE = {

@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, load_model, save_model
 
-from helpers.small_checkpoints import A, bits, drawn, model
+from helpers.transfer.small_checkpoints import A, bits, drawn, model
 from jax_attn.transfer import load_checkpoint, save_checkpoint
 
 SHARED = torch.from_numpy(A)

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import BertConfig, BertModel
 
-from helpers.small_checkpoints import TENSORS, A, bits, model, names
+from helpers.transfer.small_checkpoints import TENSORS, A, bits, model, names
 from jax_attn.transfer import TransferError, load_checkpoint, save_checkpoint
 
 INDEX = "model.safetensors.index.json"

@@ -7,8 +7,8 @@ import os
 import pytest
 from click.testing import CliRunner
 
-from helpers.port_cases import LLAMA, llama, source_of
-from helpers.ways_in import WAYS, refusal
+from helpers.transfer.port_cases import LLAMA, llama, source_of
+from helpers.transfer.ways_in import WAYS, refusal
 from jax_attn.cli import main
 from jax_attn.transfer import TransferError, layout_for
 

@@ -8,7 +8,7 @@ import transformers as tf
 from click.testing import CliRunner
 
 from helpers.families.family_models import GROUPED, ROWS, N
-from helpers.torch_checkpoints import bert, llama, saved, tensors
+from helpers.transfer.torch_checkpoints import bert, llama, saved, tensors
 from jax_attn.cli import main
 from jax_attn.transfer import save_checkpoint
 

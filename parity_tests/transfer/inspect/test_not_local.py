@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from helpers.port_cases import LLAMA, llama, source_of
-from helpers.ways_in import WAYS, refusal
+from helpers.transfer.port_cases import LLAMA, llama, source_of
+from helpers.transfer.ways_in import WAYS, refusal
 from jax_attn.transfer import TransferError, load_checkpoint, save_checkpoint
 
 NAMES = (

@@ -4,7 +4,7 @@ import ml_dtypes  # noqa: F401  registers bfloat16 with NumPy
 import numpy as np
 import pytest
 
-from helpers.starting_tables import (
+from helpers.transfer.starting_tables import (
     ANSWERS,
     MODELS,
     answered,

@@ -15,7 +15,14 @@ import pytest
 import torch
 from flax import nnx
 
-from helpers.starting_tables import ANSWERS, answered, heads_of, invoke, model_of, table_text
+from helpers.transfer.starting_tables import (
+    ANSWERS,
+    answered,
+    heads_of,
+    invoke,
+    model_of,
+    table_text,
+)
 from jax_attn import GroupedQueryAttention, Rotary, parity
 from jax_attn.parity.judge.compare import Verdict
 from jax_attn.transfer import Layout, TransferError, load, load_checkpoint, row

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from helpers.starting_tables import answered, invoke, table_text
+from helpers.transfer.starting_tables import answered, invoke, table_text
 from jax_attn.transfer import save_checkpoint
 
 D, N, H = 16, 4, 4

@@ -6,7 +6,7 @@ import optax
 import pytest
 import torch
 
-from helpers.optimizer_runs import (
+from helpers.transfer.optimizer_runs import (
     AFTER,
     BEFORE,
     LAYOUT,

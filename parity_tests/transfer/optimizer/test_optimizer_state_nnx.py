@@ -9,7 +9,7 @@ import torch
 from flax import nnx
 
 from helpers.attention.small_attention import numpy_weights
-from helpers.optimizer_runs import (
+from helpers.transfer.optimizer_runs import (
     AFTER,
     BEFORE,
     BETAS,

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from helpers.optimizer_runs import LAYOUT, load
-from helpers.optimizer_states import (
+from helpers.transfer.optimizer_runs import LAYOUT, load
+from helpers.transfer.optimizer_states import (
     ADAM,
     ADAM_STATE,
     NAMES,
@@ -15,7 +15,7 @@ from helpers.optimizer_states import (
     keeping,
     stepped,
 )
-from helpers.small_model import problems_of
+from helpers.transfer.small_model import problems_of
 
 KEY, OTHER = NAMES[0], NAMES[1]
 SHAPE = WEIGHTS[KEY].shape

@@ -8,8 +8,8 @@ import pytest
 from flax import nnx
 
 from helpers.attention.small_attention import numpy_weights
-from helpers.optimizer_runs import LAYOUT, LR, MOMENTUM, D, H, K, N, export, load
-from helpers.optimizer_states import (
+from helpers.transfer.optimizer_runs import LAYOUT, LR, MOMENTUM, D, H, K, N, export, load
+from helpers.transfer.optimizer_states import (
     ADAM,
     ADAM_STATE,
     NAMES,
@@ -19,7 +19,7 @@ from helpers.optimizer_states import (
     having,
     keeping,
 )
-from helpers.small_model import problems_of
+from helpers.transfer.small_model import problems_of
 from jax_attn import GroupedQueryAttention
 
 ACCUMULATED = optax.MultiSteps(optax.adam(LR), 3).init(PARAMS)

@@ -12,8 +12,8 @@ from flax import nnx
 
 from helpers.dtype_rows import in_dtypes
 from helpers.families.family_models import GROUPED, ROWS, saved_llama, tf
-from helpers.port_cases import plain, ported
 from helpers.same_arrays import assert_same
+from helpers.transfer.port_cases import plain, ported
 from jax_attn import nn
 from jax_attn.cli import status
 from jax_attn.transfer import load_checkpoint, save_checkpoint
@@ -169,7 +169,7 @@ def test_a_tie_that_is_none_is_an_error(tmp_path):
     assert "to which it is tied" in done.stderr
 
 
-RIGHT = ("--layout", "helpers.port_tables:RIGHT")
+RIGHT = ("--layout", "helpers.transfer.port_tables:RIGHT")
 
 
 def test_an_untested_table_of_a_user_goes_there_and_back(tmp_path):
@@ -236,7 +236,7 @@ def test_a_port_that_is_killed_leaves_what_does_not_look_whole(tmp_path):
         "carry_and_prove.prove = lambda *a: os._exit(9); "
         f"from jax_attn.cli import main; main({[*map(str, arguments)]!r})"
     )
-    here = Path(__file__).parents[2]  # of helpers/port_tables.py
+    here = Path(__file__).parents[2]  # of helpers/transfer/port_tables.py
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, cwd=here)
     assert done.returncode == 9, done.stderr
     assert not (tmp_path / "flax").exists()

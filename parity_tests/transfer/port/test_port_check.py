@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from helpers.families.family_models import ROWS
-from helpers.port_cases import plain, ported, source_of
-from helpers.starting_tables import heads_of, table_text
-from helpers.torch_checkpoints import linears, tensors
+from helpers.transfer.port_cases import plain, ported, source_of
+from helpers.transfer.starting_tables import heads_of, table_text
+from helpers.transfer.torch_checkpoints import linears, tensors
 
 pytestmark = pytest.mark.usefixtures("compiled_alone")
 
@@ -19,7 +19,7 @@ CHECKED = {"RIGHT": (0, "PASS"), "TURNED": (1, "FAIL")}
 def test_a_square_weight_turned_by_a_users_table_is_caught(tmp_path, name):
     status, verdict = CHECKED[name]
     source, target = plain(tmp_path, layers=1), tmp_path / "flax"
-    options = ("--layout", f"helpers.port_tables:{name}", "--check", "--json")
+    options = ("--layout", f"helpers.transfer.port_tables:{name}", "--check", "--json")
     document = json.loads(ported(source, target, "flax", *options, status=status).stdout)
     assert document["proof"]["problems"] == []
     assert [case["verdict"] for case in document["check"]["cases"]] == [verdict]

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from helpers.port_cases import ported
-from helpers.torch_checkpoints import saved, tensors
+from helpers.transfer.port_cases import ported
+from helpers.transfer.torch_checkpoints import saved, tensors
 
 CONFIG = {"model_type": "bert", "hidden_size": 30, "num_attention_heads": 6, "other": [1e-12, {}]}
 OTHER = "float64"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from helpers.port_cases import LLAMA, llama, ported, source_of
+from helpers.transfer.port_cases import LLAMA, llama, ported, source_of
 from jax_attn.transfer import TransferError, load_checkpoint, save_checkpoint
 from jax_attn.transfer.port import carry_and_prove, files
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from helpers.port_cases import LLAMA, D, H, K, N, V, llama, ported, source_of
+from helpers.transfer.port_cases import LLAMA, D, H, K, N, V, llama, ported, source_of
 from jax_attn.transfer import load_checkpoint
 
 Q = "model.layers.1.self_attn.q_proj.weight"

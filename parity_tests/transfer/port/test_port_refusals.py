@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from helpers.port_cases import LLAMA, llama, ported, source_of
+from helpers.transfer.port_cases import LLAMA, llama, ported, source_of
 from jax_attn.cli import main
 from jax_attn.transfer.port import staging
 

@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from helpers.port_cases import D, H, K, N, V
+from helpers.transfer.port_cases import D, H, K, N, V
 from jax_attn.transfer.port.carry_and_prove import Carried, prove
 from jax_attn.transfer.port.plan import plan_port
 from jax_attn.transfer.port.table import PortTable

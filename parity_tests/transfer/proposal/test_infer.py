@@ -6,8 +6,8 @@ import pytest
 import torch
 from flax import nnx
 
-from helpers.renamed_models import abstract, as_published, written
-from helpers.small_model import MODEL, model, torch_tensors
+from helpers.transfer.renamed_models import abstract, as_published, written
+from helpers.transfer.small_model import MODEL, model, torch_tensors
 from jax_attn import GroupedQueryAttention, Rotary, transfer
 from jax_attn.parity.matrix.cases import Size
 from jax_attn.parity.matrix.designs import PORTED_DESIGNS

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from helpers.renamed_models import abstract, as_published, renamed, written, wrong_paths
+from helpers.transfer.renamed_models import abstract, as_published, renamed, written, wrong_paths
 from jax_attn.transfer import infer
 from jax_attn.transfer.proposal import infer as proposal
 from jax_attn.transfer.proposal import matching

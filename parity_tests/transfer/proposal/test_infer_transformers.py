@@ -9,7 +9,7 @@ from flax import nnx
 from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXAttention
 from transformers.models.phi.modeling_phi import PhiAttention
 
-from helpers.renamed_models import LAYERS, SIZES, D, N, abstract
+from helpers.transfer.renamed_models import LAYERS, SIZES, D, N, abstract
 from jax_attn import MultiHeadAttention, Rotary
 from jax_attn.transfer import flatten, infer
 

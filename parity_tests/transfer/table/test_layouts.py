@@ -9,7 +9,7 @@ import torch
 from flax import nnx
 
 import torch_ref
-from helpers.layout_cases import CASES, KDIM, B, D, N, T, abstract, ours, table
+from helpers.transfer.layout_cases import CASES, KDIM, B, D, N, T, abstract, ours, table
 from jax_attn import nn, transfer
 from jax_attn.transfer import LAYOUTS, Layout, TransferError, packed, row
 from torch_ref.plain_mha import SentenceAttention

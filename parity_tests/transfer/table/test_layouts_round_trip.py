@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from helpers.layout_cases import CASES, abstract, table
+from helpers.transfer.layout_cases import CASES, abstract, table
 from jax_attn import transfer
 from jax_attn.transfer import LAYOUTS
 

@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
-from helpers.small_model import problems_of
+from helpers.transfer.small_model import problems_of
 from jax_attn import transfer
 from jax_attn.transfer import Layout, either, linear, refused, row, tied
 

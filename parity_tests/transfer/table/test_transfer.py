@@ -14,7 +14,7 @@ import pytest
 import torch
 from flax import nnx
 
-from helpers.small_model import (
+from helpers.transfer.small_model import (
     LAYERS,
     MODEL,
     NARROW,

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from helpers.small_model import NARROW, WIDE, D, H, K, N, counting, problems_of
+from helpers.transfer.small_model import NARROW, WIDE, D, H, K, N, counting, problems_of
 from jax_attn.transfer import (
     LINEAR,
     Layout,

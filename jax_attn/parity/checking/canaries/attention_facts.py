@@ -6,8 +6,8 @@ from typing import NamedTuple
 import torch
 
 from jax_attn.parity.checking.canaries.findings import DRAWN
-from jax_attn.parity.checking.places import Place, Placed
-from jax_attn.parity.checking.softmax_bugs import FORWARD
+from jax_attn.parity.checking.canaries.places import Place, Placed
+from jax_attn.parity.checking.canaries.softmax_bugs import FORWARD
 from jax_attn.parity.judge.budget import PRECISIONS
 from jax_attn.parity.run.modes.constants import Kwargs
 

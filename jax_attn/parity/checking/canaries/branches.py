@@ -10,8 +10,8 @@ import torch
 
 from jax_attn.parity.checking.canaries.attention_facts import HIDES
 from jax_attn.parity.checking.canaries.findings import DoubtsAndNotes
+from jax_attn.parity.checking.canaries.places import Place, Placed
 from jax_attn.parity.checking.canaries.watched import inside
-from jax_attn.parity.checking.places import Place, Placed
 from jax_attn.parity.judge.result import StandingNote
 from jax_attn.parity.judge.text import joined
 from jax_attn.parity.run.modes.constants import Kwargs

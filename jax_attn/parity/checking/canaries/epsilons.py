@@ -12,8 +12,8 @@ import torch
 from torch._ops import OpOverload
 
 from jax_attn.parity.checking.canaries.findings import FINE, DoubtsAndNotes
+from jax_attn.parity.checking.canaries.places import Placed
 from jax_attn.parity.checking.canaries.watched import inside, is_seen, run_placed
-from jax_attn.parity.checking.places import Placed
 from jax_attn.parity.checking.prepared import Prepared
 from jax_attn.parity.judge.budget import PRECISIONS
 from jax_attn.parity.judge.result import StandingNote

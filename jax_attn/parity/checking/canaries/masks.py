@@ -8,9 +8,9 @@ import numpy as np
 from jax_attn.parity.checking.canaries.attention_facts import AttentionFacts
 from jax_attn.parity.checking.canaries.findings import NO_KEY, SOME_HIDDEN, DoubtsAndNotes, doubt
 from jax_attn.parity.checking.canaries.planted import named_inputs, run_planted, same, with_inputs
+from jax_attn.parity.checking.canaries.softmax_bugs import BuggySoftmax
 from jax_attn.parity.checking.canaries.watched import Watched, Watcher, run_placed
 from jax_attn.parity.checking.prepared import Prepared
-from jax_attn.parity.checking.softmax_bugs import BuggySoftmax
 from jax_attn.parity.judge.result import StandingNote
 from jax_attn.parity.run.inputs_and_runs import Run, is_float, wide
 from jax_attn.parity.run.modes.float64_mode import Float64

@@ -8,11 +8,11 @@ import torch
 from torch._ops import OpOverload
 
 from jax_attn.parity.checking.canaries.findings import DoubtsAndNotes, doubt
+from jax_attn.parity.checking.canaries.places import Place, Placed
 from jax_attn.parity.checking.canaries.planted import settings
+from jax_attn.parity.checking.canaries.softmax_bugs import FORWARD
 from jax_attn.parity.checking.canaries.watched import inside, is_seen, run_placed
-from jax_attn.parity.checking.places import Place, Placed
 from jax_attn.parity.checking.prepared import Prepared
-from jax_attn.parity.checking.softmax_bugs import FORWARD
 from jax_attn.parity.run.modes.constants import Kwargs
 
 # Layers in which a tanh is tried alone.

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from jax_attn.parity.checking import softmax_bugs
+from jax_attn.parity.checking.canaries import softmax_bugs
 from jax_attn.parity.checking.canaries.attention_facts import (
     SATURATED,
     SINGLE,
@@ -19,8 +19,8 @@ from jax_attn.parity.checking.canaries.findings import (
     doubt,
 )
 from jax_attn.parity.checking.canaries.planted import run_planted, same
+from jax_attn.parity.checking.canaries.softmax_bugs import BACKWARD, BuggySoftmax, SoftmaxBug
 from jax_attn.parity.checking.prepared import Prepared
-from jax_attn.parity.checking.softmax_bugs import BACKWARD, BuggySoftmax, SoftmaxBug
 from jax_attn.parity.judge.result import StandingNote
 from jax_attn.parity.run.inputs_and_runs import Run
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch._ops import OpOverload
 
-from jax_attn.parity.checking.places import Place, Placed
+from jax_attn.parity.checking.canaries.places import Place, Placed
 from jax_attn.parity.checking.prepared import Prepared
 from jax_attn.parity.judge.text import quoted
 from jax_attn.parity.run.inputs_and_runs import Run

@@ -5,12 +5,12 @@ from typing import Any
 
 import torch
 
-from jax_attn.parity.checking import softmax_bugs
+from jax_attn.parity.checking.canaries import softmax_bugs
 from jax_attn.parity.checking.canaries.attention_facts import AttentionFacts
 from jax_attn.parity.checking.canaries.findings import DoubtsAndNotes, doubt
 from jax_attn.parity.checking.canaries.planted import run_planted, settings
+from jax_attn.parity.checking.canaries.softmax_bugs import BuggySoftmax, at_the_start
 from jax_attn.parity.checking.prepared import Prepared
-from jax_attn.parity.checking.softmax_bugs import BuggySoftmax, at_the_start
 
 _MORE, _LESS = softmax_bugs.one_key_more, softmax_bugs.one_key_less
 # edge -> the same bug one key off in either direction

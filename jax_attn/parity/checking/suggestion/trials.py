@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 import torch
 
-from jax_attn.parity.checking.softmax_bugs import BuggySoftmax
+from jax_attn.parity.checking.canaries.softmax_bugs import BuggySoftmax
 from jax_attn.parity.checking.suggestion.input_table import Choice, Lengths, MaskForm
 from jax_attn.parity.judge.compare import POWER
 from jax_attn.parity.run.call_side import as_raised

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from jax_attn.parity.explaining.tap import Tap
+from jax_attn.parity.explaining.taps.tap import Tap
 from jax_attn.parity.explaining.variants.activations import ACTIVATIONS
 from jax_attn.parity.explaining.variants.variant import (
     PRODUCTS,

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from jax_attn.parity.explaining.tap import FILL
+from jax_attn.parity.explaining.taps.tap import FILL
 from jax_attn.parity.explaining.variants.variant import (
     Call,
     Change,

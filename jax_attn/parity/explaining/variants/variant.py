@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from jax_attn.parity.explaining.tap import FILL
+from jax_attn.parity.explaining.taps.tap import FILL
 
 Change = Callable[["Call"], Any]
 """A call -> the result in place of the operator's own."""

@@ -3,7 +3,7 @@
 import numpy as np
 from click.testing import CliRunner
 
-from helpers.torch_checkpoints import bert, saved, tensors
+from helpers.transfer.torch_checkpoints import bert, saved, tensors
 from jax_attn.cli import main
 
 

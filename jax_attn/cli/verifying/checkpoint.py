@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from jax_attn.cli.status import WrongInput, missing, refuse
-from jax_attn.cli.verify_outcome import Outcome
+from jax_attn.cli.verifying.outcome import Outcome
 
 if TYPE_CHECKING:
     from jax_attn.transfer.families import Config

@@ -4,7 +4,7 @@ import numpy as np
 import optax
 import torch
 
-from helpers.optimizer_runs import LR, MOMENTUM, drawn, to_flax, torch_module
+from helpers.transfer.optimizer_runs import LR, MOMENTUM, drawn, to_flax, torch_module
 
 WEIGHTS = drawn(1, dtype=np.float32)
 PARAMS = to_flax(WEIGHTS)

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from jax_attn.parity.explaining.tap import Place
+from jax_attn.parity.explaining.taps.tap import Place
 from jax_attn.parity.run.modes.lines import calling_line
 
 

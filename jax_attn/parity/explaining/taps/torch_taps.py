@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from torch._ops import OpOverload
 
-from jax_attn.parity.explaining.places import Places
-from jax_attn.parity.explaining.recording import Name, Operation, Recording, written
-from jax_attn.parity.explaining.steps import Stepped
-from jax_attn.parity.explaining.tap import Tap
-from jax_attn.parity.explaining.tapping import seen
+from jax_attn.parity.explaining.taps.places import Places
+from jax_attn.parity.explaining.taps.recording import Name, Operation, Recording, written
+from jax_attn.parity.explaining.taps.steps import Stepped
+from jax_attn.parity.explaining.taps.tap import Tap
+from jax_attn.parity.explaining.taps.tapping import seen
 from jax_attn.parity.judge.budget import PRECISIONS
 from jax_attn.parity.run.inputs_and_runs import Arrays, Run
 from jax_attn.parity.run.modes.constants import Kwargs

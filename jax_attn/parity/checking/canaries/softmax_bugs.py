@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from jax_attn.parity.checking.places import Place, Placed
+from jax_attn.parity.checking.canaries.places import Place, Placed
 from jax_attn.parity.run.modes.constants import SOFTMAXES
 
 SoftmaxBug = Callable[..., Tensor | None]

@@ -7,8 +7,8 @@ import click
 
 from jax_attn.cli.common import devices
 from jax_attn.cli.common.selection import NONE_BY_DEFAULT, NONE_LEFT, expect_known, selected
-from jax_attn.cli.verify_matrix import Filters
-from jax_attn.cli.verify_outcome import Outcome
+from jax_attn.cli.verifying.matrix import Filters
+from jax_attn.cli.verifying.outcome import Outcome
 
 AXES = ("data", "heads")
 Sizes = dict[str, int]

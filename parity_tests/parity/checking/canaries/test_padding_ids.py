@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from helpers.canary_trials import try_on
+from helpers.parity.canary_trials import try_on
 
 D, PAD = 5, 1
 IDS = np.array([[2, 5, 3, 7], [4, 2, 6, 3]])

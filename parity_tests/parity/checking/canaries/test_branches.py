@@ -166,7 +166,7 @@ def test_a_branch_that_never_acts_is_noted_and_the_input_named_is_the_remedy(row
     call, acting, operator, what = IDLE[row]
     notes = notes_on(call, x=TAME)
     assert operator in notes
-    assert "test_canaries_branches.py:" in notes
+    assert "test_branches.py:" in notes
     assert "never takes effect, so a port without it would pass; to show it, use " in notes
     assert what in notes
     wanted = [note for note in notes.split("\n") if note.startswith(operator)]

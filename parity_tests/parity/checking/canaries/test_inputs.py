@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from helpers.canary_trials import attend, try_on
+from helpers.parity.canary_trials import attend, try_on
 from jax_attn.parity.checking.canaries import softmaxes
 
 B, T, S, D = 2, 7, 5, 3

@@ -13,14 +13,14 @@ import numpy as np
 from jax.extend import core as jex
 from jax.extend import source_info_util
 
-from jax_attn.parity.explaining.recording import (
+from jax_attn.parity.explaining.taps.recording import (
     Name,
     Operation,
     Recording,
     UnwrittenError,
     written,
 )
-from jax_attn.parity.explaining.tap import LEAVES, Place, Tap
+from jax_attn.parity.explaining.taps.tap import LEAVES, Place, Tap
 
 _MOST_STEPS = 64
 """A longer scan is one equation: its steps are not looked into."""

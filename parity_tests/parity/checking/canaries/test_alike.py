@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from helpers.canary_trials import attend, try_on
+from helpers.parity.canary_trials import attend, try_on
 
 B, T, D = 2, 7, 3
 rng = np.random.default_rng(0)

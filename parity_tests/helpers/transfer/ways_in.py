@@ -16,7 +16,14 @@ from jax_attn.transfer import TransferError, layout_for, load_checkpoint
 WAYS = {
     "inspect": ("inspect",),
     "port": ("port", "OUT", "--to", "flax"),
-    "port --layout": ("port", "OUT", "--to", "flax", "--layout", "helpers.port_tables:RIGHT"),
+    "port --layout": (
+        "port",
+        "OUT",
+        "--to",
+        "flax",
+        "--layout",
+        "helpers.transfer.port_tables:RIGHT",
+    ),
     "models.load": models.load,
     "layout_for": layout_for,
     "load_checkpoint": load_checkpoint,

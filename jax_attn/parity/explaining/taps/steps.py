@@ -4,7 +4,7 @@ from torch._decomp import decomposition_table
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from jax_attn.parity.explaining.tapping import Tapping
+from jax_attn.parity.explaining.taps.tapping import Tapping
 from jax_attn.parity.run.modes.constants import Kwargs
 
 _FUSED = frozenset(

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from helpers.canary_trials import try_on
+from helpers.parity.canary_trials import try_on
 
 D = 5
 X = np.random.default_rng(0).standard_normal((3, 2, D))

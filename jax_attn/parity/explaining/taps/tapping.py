@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch._ops import OpOverload
 
-from jax_attn.parity.explaining.places import Places
-from jax_attn.parity.explaining.tap import LEAVES, Place, Tap
+from jax_attn.parity.explaining.taps.places import Places
+from jax_attn.parity.explaining.taps.tap import LEAVES, Place, Tap
 from jax_attn.parity.run.modes.constants import Kwargs, tensors_of
 
 _COPIES = 5

@@ -8,7 +8,7 @@ import click
 from jax_attn.cli.common import devices
 from jax_attn.cli.common.selection import NONE_BY_DEFAULT, NONE_LEFT, expect_known, selected
 from jax_attn.cli.status import missing
-from jax_attn.cli.verify_outcome import Outcome
+from jax_attn.cli.verifying.outcome import Outcome
 
 Filters = tuple[Sequence[str], Sequence[str], str]
 """Designs, dtypes, and a text that is in the names of the rows."""

@@ -1,4 +1,7 @@
-"""A user's tables for the attention of BERT's files: `--layout helpers.port_tables:RIGHT`."""
+"""A user's tables for the attention of BERT's files.
+
+`--layout helpers.transfer.port_tables:RIGHT` names one.
+"""
 
 from jax_attn.transfer import Layout, heads, heads_in, linear, row
 

@@ -1,0 +1,1 @@
+"""What `jax-attn verify` can verify, and how it says what it finds."""

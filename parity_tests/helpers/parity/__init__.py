@@ -1,0 +1,1 @@
+"""What the tests of parity share: pairs to check, problems for the oracle."""

@@ -1,0 +1,1 @@
+"""What the tests of transfer share: models, tables, checkpoints, optimizers."""

@@ -30,14 +30,15 @@ def explicit_mesh(tree: Any) -> AbstractMesh | None:
     return next((m for m in meshes if AxisType.Explicit in m.axis_types), None)
 
 
-def in_auto_mesh(x: jax.Array) -> bool:
-    """Whether an array belongs to a program for several devices, which XLA cuts by itself.
+def in_auto_mesh(tree: Any) -> bool:
+    """Whether a program of the pytree's arrays is for several devices, and XLA cuts it by itself.
 
-    Its type says so where it was placed; otherwise the mesh that is set.
+    The type of an array that was placed names its mesh. But where a mesh is set, types of what is
+    traced name none, and JAX compiles for that mesh.
     """
-    mesh = jax.typeof(x).sharding.mesh
-    mesh = jax.sharding.get_abstract_mesh() if mesh.empty else mesh
-    return mesh.size > 1 and AxisType.Auto in mesh.axis_types
+    meshes = [jax.typeof(x).sharding.mesh for x in jax.tree.leaves(tree)]
+    meshes.append(jax.sharding.get_abstract_mesh())
+    return any(mesh.size > 1 and AxisType.Auto in mesh.axis_types for mesh in meshes)
 
 
 def cuts(x: jax.Array) -> list[MeshAxes]:

@@ -49,7 +49,7 @@ def refusals(call: Call) -> list[str]:
             "it takes no band that differs by row or is traced": not mask.band_is_static,
             "within a shard_map with check_vma=True it does not say along which axes its results "
             "vary": meshes.checks_vma(),
-            "XLA cannot cut it in a mesh of Auto axes": meshes.in_auto_mesh(call.query),
+            "XLA cannot cut it in a mesh of Auto axes": meshes.in_auto_mesh(call),
         }
     )
 

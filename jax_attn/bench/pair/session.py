@@ -3,18 +3,17 @@
 import contextlib
 from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-from jax_attn.bench import statistics
 from jax_attn.bench.arrays import SEED
-from jax_attn.bench.engine.rounds import Limits, interleaved, measure_products, measure_reads
-from jax_attn.bench.engine.session import environment, session_environment
+from jax_attn.bench.engine.rounds import Limits, measure_products, measure_reads
+from jax_attn.bench.engine.run import NOT_TIMED, Key, Run, environment, session_environment
 from jax_attn.bench.engine.worker import RefusedError, Worker, WorkerError
 from jax_attn.bench.implementations import JAX
 from jax_attn.bench.pair.pair import Pair
 from jax_attn.bench.pair.ways import EAGER, WAYS
-from jax_attn.bench.record import MATRIX_PRODUCTS, READS, Measurement, Record, Status
+from jax_attn.bench.record import READS, Measurement, Status
 from jax_attn.bench.workload import CACHED, PairError, PairWorkload
 from jax_attn.parity.judge.compare import Verdict
 from jax_attn.parity.judge.text import joined
@@ -56,36 +55,15 @@ class PairPlan:
         return tuple(name for name in WAYS if name in {*self.ways, self.baseline})
 
 
-class Key(NamedTuple):
-    """Of a row. length: of the inputs, 0 where it is not given. name: of WAYS."""
+class PairSession(Run):
+    """A run of `PairPlan`."""
 
-    length: int
-    mode: str
-    name: str
-
-
-class PairSession:
-    """One run. Whatever ends it early, `record` returns what was measured until then."""
+    plan: PairPlan
 
     def __init__(self, plan: PairPlan, start: Callable[..., Any] = Worker) -> None:
-        self.plan, self._start = plan, start
-        self._workers: dict[str, Any] = {}
-        self._rows: dict[Key, Measurement] = {}
-        self._dispatch: dict[Key, list[float]] = {}
+        super().__init__(plan, start)
         self._modes: tuple[str, ...] = plan.modes
-        self._rates: dict[str, float] = {}
         self._reads: dict[str, float] = {}
-        self.environment: dict[str, Any] = {}
-
-    def __enter__(self) -> "PairSession":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for worker in self._workers.values():
-            worker.hang_up()
-        for worker in self._workers.values():
-            worker.close()
-        self._workers.clear()
 
     @property
     def steps(self) -> int:
@@ -114,7 +92,9 @@ class PairSession:
                 self._prepare(workload, name)
                 yield f"{workload.name}: {name} compiled"
             for mode in self._modes:
-                yield from self._time(workload, mode)
+                rows = {name: self._rows.get((workload, mode, name)) for name in plan.names}
+                waiting = [n for n, row in rows.items() if row and row.status is Status.NOT_RUN]
+                yield from self._time(workload, mode, waiting)
         for name in filter(self._workers.get, plan.names if plan.alone else ()):
             self._look_again(workloads[0], name)
             yield f"{name}: compiled again"
@@ -194,14 +174,15 @@ class PairSession:
 
     def _prepare(self, workload: PairWorkload, name: str) -> None:
         """Compile, and call for the first time."""
-        ask = self._workers[name].ask
+        ask = self._asker(name)
         for key in self._keys(workload, name):
+            _, mode, _ = key
             try:
                 ask("place", workload.length)
-                compile_s, compiler_bytes = ask("compile", key.mode)
+                compile_s, compiler_bytes = ask("compile", mode)
                 fields = {"compile_s": compile_s, "compiler_bytes": compiler_bytes}
-                fields |= {"first_call_s": ask("first_call", key.mode)}
-                fields |= {"programs": ask("programs"), "peak_bytes": ask("peak", key.mode)}
+                fields |= {"first_call_s": ask("first_call", mode)}
+                fields |= {"programs": ask("programs"), "peak_bytes": ask("peak", mode)}
             except WorkerError as error:
                 self._note(key, status=Status.FAILED, reason=str(error))
                 continue
@@ -209,7 +190,7 @@ class PairSession:
 
     def _look_again(self, workload: PairWorkload, name: str) -> None:
         """Where its time goes, and then what compiling takes with a cache on disk."""
-        ask, keys = self._workers[name].ask, self._keys(workload, name)
+        ask, keys = self._asker(name), self._keys(workload, name)
         measured = [key for key in keys if self._rows[key].status is Status.MEASURED]
         # What compiles again forgets what is compiled, so that it comes last.
         for field_name, method in (
@@ -219,56 +200,13 @@ class PairSession:
             for key in measured:
                 try:
                     ask("place", workload.length)
-                    self._note(key, **{field_name: ask(method, key.mode)})
+                    self._note(key, **{field_name: ask(method, key[1])})
                 except WorkerError as error:  # the times stay what they are
                     reasons = filter(None, (self._rows[key].reason, str(error)))
                     self._note(key, reason="; ".join(reasons))
 
     def _keys(self, workload: PairWorkload, name: str) -> list[Key]:
-        return [key for key in self._rows if (key.length, key.name) == (workload.length, name)]
-
-    def _time(self, workload: PairWorkload, mode: str) -> Iterator[str]:
-        plan = self.plan
-        keys = {name: Key(workload.length, mode, name) for name in plan.names}
-        rows = {name: row for name, key in keys.items() if (row := self._rows.get(key))}
-        turns = {
-            name: self._turn(keys[name])
-            for name, row in rows.items()
-            if row.status is Status.NOT_RUN
-        }
-        times: dict[str, list[float]] = {}
-        try:
-            for done in interleaved(turns, times, plan.baseline, plan.limits, plan.seed):
-                yield f"{workload.name}: {mode}, round {done}"
-        finally:
-            whole = {
-                name: seconds
-                for name, seconds in times.items()
-                if self._rows[keys[name]].status is Status.NOT_RUN
-            }
-            for name, seconds in whole.items():
-                paired = statistics.shared(whole.get(plan.baseline, []), seconds)
-                ratio = statistics.paired_ratio(*paired, plan.seed) if paired[0] else None
-                reason = self._rows[keys[name]].reason
-                reason = "" if reason == _NOT_TIMED else reason
-                fields = {"seconds": tuple(seconds), "ratio": ratio, "reason": reason}
-                if plan.device == "gpu":
-                    fields["dispatch"] = tuple(self._dispatch[keys[name]])
-                self._note(keys[name], status=Status.MEASURED, **fields)
-
-    def _turn(self, key: Key) -> Callable[[], float | None]:
-        dispatched = self._dispatch[key] = []
-
-        def turn() -> float | None:
-            try:
-                seconds, until_returned = self._workers[key.name].ask("turn", key.mode)
-            except WorkerError as error:
-                self._note(key, status=Status.FAILED, reason=str(error))
-                return None
-            dispatched.append(until_returned)
-            return seconds
-
-        return turn
+        return [key for key in self._rows if (key[0], key[2]) == (workload, name)]
 
     # --- rows ---
 
@@ -278,59 +216,31 @@ class PairSession:
         """A row for each mode that the way has. The verdict is on the port alone."""
         way = WAYS[name]
         for mode in (m for m in self._modes if m in way.modes):
-            row = Measurement(workload, mode, name, way.framework, Status.NOT_RUN, _NOT_TIMED)
+            row = Measurement(workload, mode, name, way.framework, Status.NOT_RUN, NOT_TIMED)
             if way.framework == JAX:
-                row = replace(row, **{**judged, "reason": judged["reason"] or _NOT_TIMED})
+                row = replace(row, **{**judged, "reason": judged["reason"] or NOT_TIMED})
             if not trusted and not self.plan.untrusted:
                 why = judged["reason"] if way.framework == JAX else "the port disagrees"
                 row = replace(row, status=Status.EXCLUDED, reason=why)
             elif not trusted:
                 row = replace(row, reason=f"{UNTRUSTED}: {judged['reason']}")
-            self._rows[Key(workload.length, mode, name)] = row
-
-    def _note(self, key: Key, **fields: Any) -> None:
-        self._rows[key] = replace(self._rows[key], **fields)
+            self._rows[workload, mode, name] = row
 
     def _fail(self, name: str, reason: str) -> None:
         self._workers.pop(name).close()
         for key in self._rows:
-            if key.name == name:
+            if key[2] == name:
                 self._note(key, status=Status.FAILED, reason=reason)
 
-    def record(self, interrupted: bool = False) -> Record:
-        """What was measured, as plain data."""
-        plan, best = self.plan, max(self._rates.values(), default=None)
-        dtypes = {row.workload.dtype for row in self._rows.values()}
-        order = {name: i for i, name in enumerate(WAYS)}
-        lengths = [key.length for key in self._rows]
-        keys = sorted(
-            self._rows,
-            key=lambda key: (
-                lengths.index(key.length),
-                self._modes.index(key.mode),
-                order[key.name],
-            ),
-        )
-        settings = {
-            "threads": plan.threads,
-            "precision": "highest",
-            "device": plan.device,
-            "baseline": plan.baseline,
-            "rounds": asdict(plan.limits),
-            "seed": plan.seed,
-            MATRIX_PRODUCTS: dict(self._rates),
-            READS: dict(self._reads),
-        }
-        return Record(
-            environment=self.environment,
-            settings=settings,
-            roofline={} if best is None else dict.fromkeys(dtypes, best),
-            rows=tuple(self._rows[key] for key in keys),
-            interrupted=interrupted,
-        )
+    def _order(self, key: Key) -> tuple[int, ...]:
+        workload, mode, name = key
+        workloads = list(dict.fromkeys(workload for workload, _, _ in self._rows))
+        return workloads.index(workload), self._modes.index(mode), list(WAYS).index(name)
+
+    def _settings(self) -> dict[str, Any]:
+        return {READS: dict(self._reads)}
 
 
-_NOT_TIMED = "not timed"
 # Whether a mode has a cache -> why a pair lacks it.
 _LACKS = {
     True: "there is no cache, which the model of a checkpoint has if it generates",

@@ -217,7 +217,8 @@ def _left_out(tensors: Sequence[TensorReport]) -> str:
 class NotRun:
     """What was compiled, lowered or refused but not run, and so has no verdict.
 
-    design: its name; a kernel's is "kernel splash", a refused row's that of its case.
+    design: its name; a kernel's is "kernel splash", and behind it the mesh, if it is cut by one; a
+    refused row's that of its case.
     direction: forward, gradient or both. dtype, shape: of its inputs.
     level: compiled, lowered, failed (to compile or lower), not compiled, refused (by the kernel).
     target: the device or platform. error: why it came no further.

@@ -12,7 +12,7 @@ import importlib.util
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
 import jax
@@ -51,9 +51,9 @@ def compile_for_tpu(fn: Callable, *abstract_args: Any, topology: str = "v5e:2x2"
     """Compile `fn` for one device of a TPU topology, or for a mesh, and report, in plain data.
 
     fn: traceable, jitted or not. abstract_args: pytrees whose leaves have a shape and a dtype
-    (arrays, `jax.ShapeDtypeStruct`); values are not looked at. A `jax.ShapeDtypeStruct` with a
-    sharding, by `mesh_for_tpu`, keeps it. topology: as libtpu spells it, `v5e:2x2`, `v6e:2x2`,
-    `v4:2x2x1`, `v5:2x2x1`, `tpu7x:2x2x1`.
+    (arrays, `jax.ShapeDtypeStruct`); values are not looked at. Where a `jax.ShapeDtypeStruct` lies
+    on a mesh of `mesh_for_tpu(topology, …)`, all do. topology: as libtpu spells it, `v5e:2x2`,
+    `v6e:2x2`, `v4:2x2x1`, `v5:2x2x1`, `tpu7x:2x2x1`.
 
     Returns target, compiler (libtpu's version), seconds (lowering and compiling), flops and
     bytes (XLA's count for one call; a Pallas kernel without an estimate of its own counts as
@@ -110,7 +110,11 @@ def lower_everywhere(
 
 def _compile(fn: Callable, args: tuple, topology: str) -> jax.stages.Compiled:
     _expect_compiler()
-    return jax.jit(fn).lower(*_abstract(args, SingleDeviceSharding(_device(topology)))).compile()
+    devices = {*_devices(topology)}
+    shardings = [getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(args)]
+    is_on_mesh = any(own is not None and own.device_set <= devices for own in shardings)
+    place = None if is_on_mesh else SingleDeviceSharding(_device(topology))
+    return jax.jit(fn).lower(*_abstract(args, place, devices)).compile()
 
 
 def _expect_compiler() -> None:
@@ -144,7 +148,11 @@ def _libtpu_environment() -> Iterator[None]:
             os.environ.pop(name, None)
 
 
-def _abstract(args: tuple, sharding: SingleDeviceSharding | None) -> tuple:
+def _abstract(
+    args: tuple, sharding: SingleDeviceSharding | None, devices: Set[Any] = frozenset()
+) -> tuple:
+    """A leaf's own sharding among these devices stays in place of the given one."""
+
     def one(path: Any, leaf: Any) -> jax.ShapeDtypeStruct:
         name = f"abstract_args{jax.tree_util.keystr(path)}"
         if not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):
@@ -153,8 +161,9 @@ def _abstract(args: tuple, sharding: SingleDeviceSharding | None) -> tuple:
             kept = jax.dtypes.canonicalize_dtype(leaf.dtype)
             if kept != leaf.dtype:
                 raise ValueError(f"{name}: jax would make {kept} of {leaf.dtype}: enable x64")
-        own = leaf.sharding if isinstance(leaf, jax.ShapeDtypeStruct) else None
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=own or sharding)
+        own = getattr(leaf, "sharding", None)
+        own = own if own is not None and own.device_set <= devices else sharding
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=own)
 
     return jax.tree_util.tree_map_with_path(one, args)
 

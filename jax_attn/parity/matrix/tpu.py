@@ -24,12 +24,16 @@ from jax_attn.parity.matrix.compiled import (
 from jax_attn.parity.matrix.designs import PORTED_DESIGNS
 from jax_attn.parity.matrix.preparation import Preparation
 from jax_attn.parity.matrix.rows import EMULATED_SHAPE
+from jax_attn.parity.run.placement import in_words
 from jax_attn.parity.run.port import forward_and_gradients
 
 TOPOLOGIES = ("v5e:2x2", "v6e:2x2", "tpu7x:2x2x1")
 # Of a length that the kernels are made for, as the designs' shapes are not.
 _T, _H = 256, 64
-_SLICE, _MESH = "v5e:2x4", {"data": 2, "heads": 4}
+_ALONE = 1, 4, 2
+"""B, N and K."""
+# Each of eight devices has two rows, four query heads and two key/value heads.
+_ON_SLICE, _SLICE, _MESH = (4, 16, 8), "v5e:2x4", {"data": 2, "heads": 4}
 # XLA cannot cut splash by itself.
 _KINDS = {"blocked": (AxisType.Auto, AxisType.Explicit), "splash": (AxisType.Explicit,)}
 
@@ -39,28 +43,26 @@ def compile_kernel(name: str) -> Iterator[NotRun]:
 
     On one device of each topology, and on a slice, cut along batch and heads.
     """
-    if missing := why_no_tpu_compiler():
-        for direction in ("forward", "gradient"):
-            subject = (f"kernel {name}", direction, "bfloat16", f"{(1, _T, 4, _H)}")
-            yield NotRun(*subject, "not compiled", "tpu", error=missing)
-        return
-    yield from _compiled_kernel(name, B=1, N=4, K=2, topologies=TOPOLOGIES)
-    for kind in _KINDS[name]:
+    missing = why_no_tpu_compiler()
+    yield from _compiled_kernel(name, _ALONE, TOPOLOGIES, missing)
+    for kind in () if missing else _KINDS[name]:
         mesh = mesh_for_tpu(_SLICE, _MESH, kind)
-        where = (
-            f"{name}, {', '.join(f'{axis}={size}' for axis, size in _MESH.items())} ({kind.name})"
-        )
         at = NamedSharding(mesh, PartitionSpec("data", None, "heads"))
-        yield from _compiled_kernel(where, B=2, N=8, K=4, topologies=[_SLICE], at=at)
+        yield from _compiled_kernel(name, _ON_SLICE, [_SLICE], at=at)
 
 
 def _compiled_kernel(
-    where: str, B: int, N: int, K: int, topologies: Sequence[str], at: NamedSharding | None = None
+    name: str,
+    sizes: tuple[int, int, int],
+    topologies: Sequence[str],
+    missing: str | None = None,
+    at: NamedSharding | None = None,
 ) -> Iterator[NotRun]:
-    """where: the kernel's name, and behind a comma the mesh. at: how arrays lie on it."""
+    """sizes: B, N and K. missing: why there is no compiler, if so. at: how arrays lie on a mesh."""
+    B, N, K = sizes
     q, kv = (jax.ShapeDtypeStruct((B, _T, n, _H), "bfloat16", sharding=at) for n in (N, K))
-    name = where.partition(",")[0]
     kernel = replace(dispatch.KERNELS[name], only_on=None)  # traced here, compiled for there
+    design = f"kernel {name}" if at is None else f"kernel {name}, {in_words(at.mesh)}"
 
     def forward(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
         return dispatch.run(checked_call(name, q, k, v, is_causal=True), kernel)
@@ -71,12 +73,16 @@ def _compiled_kernel(
 
     # Of the scores that causality leaves: two products forward, five more backward, where the
     # scores are computed again. XLA does not see into a Pallas kernel, nor count a loop's turns.
+    # Each device's part, as XLA counts.
     product = 2 * B * N * _H * _T * (_T + 1) // 2 // (1 if at is None else at.mesh.size)
     for direction, fn, shapes, products in (
         ("forward", forward, (q, kv, kv), 2),
         ("gradient", gradient, (q, kv, kv, q), 7),
     ):
-        subject = (f"kernel {where}", direction, "bfloat16", f"{q.shape}")
+        subject = (design, direction, "bfloat16", f"{q.shape}")
+        if missing:
+            yield NotRun(*subject, "not compiled", "tpu", error=missing)
+            continue
         counted = {"flops": products * product, "flops_by": "formula"}
         for row in compiled_everywhere(subject, fn, shapes, topologies):
             is_compiled = row.level == "compiled"

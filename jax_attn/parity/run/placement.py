@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 from flax import nnx
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jax_attn.attention import meshes
 from jax_attn.parity.run.inputs_and_runs import Inputs
@@ -75,10 +75,8 @@ class Placement:
 
     @property
     def words(self) -> str:
-        """Such as "data=2, heads=4 (Explicit)"."""
-        sizes = ", ".join(f"{name}={size}" for name, size in self.mesh.shape.items())
-        kinds = dict.fromkeys(kind.name for kind in self.mesh.axis_types)
-        return f"{sizes} ({', '.join(kinds)})"
+        """Its mesh, as `in_words` has it."""
+        return in_words(self.mesh)
 
     def put_input(self, name: str, array: Any) -> jax.Array:
         """An input where it lies."""
@@ -103,6 +101,13 @@ class Placement:
 
     def _put(self, array: Any, spec: PartitionSpec) -> jax.Array:
         return jax.device_put(array, NamedSharding(self.mesh, spec))
+
+
+def in_words(mesh: Mesh | AbstractMesh) -> str:
+    """Such as "data=2, heads=4 (Explicit)"."""
+    sizes = ", ".join(f"{name}={size}" for name, size in mesh.shape.items())
+    kinds = dict.fromkeys(kind.name for kind in mesh.axis_types)
+    return f"{sizes} ({', '.join(kinds)})"
 
 
 def unlike_copies(*named: Mapping[str, Any]) -> list[str]:

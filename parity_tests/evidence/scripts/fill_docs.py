@@ -123,7 +123,9 @@ def compatibility(evidence: dict, machine: str) -> list[str]:
             kernels = sorted({n.removeprefix("kernel ") for n in names if n.startswith("kernel ")})
             designs = sorted({n for n in names if not n.startswith("kernel ")})
             every = ["every design"] if designs == sorted(published()) else designs
-            of = ", ".join([*every, *(f"`{name}`" for name in kernels)])
+            named = (name.partition(", ") for name in kernels)
+            cut = [f"`{kernel}`" + (f" on {mesh}" if mesh else "") for kernel, _, mesh in named]
+            of = ", ".join([*every, *cut])
             what = f"{len(names)} programs accepted: forward and gradient of {of}"
             rows.append(row("TPU", "compiled, not run", what, f"{target}, {by}"))
         elif level == "refused":

@@ -11,6 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import P
+from jax.sharding import AxisType, NamedSharding, SingleDeviceSharding
 
 from jax_attn.parity.matrix import compiled, tpu
 from jax_attn.parity.matrix.compiled import (
@@ -125,6 +127,26 @@ def test_a_libtpu_that_does_not_load_is_a_reason(monkeypatch):
     monkeypatch.setattr(compiled.importlib.util, "find_spec", lambda name: object())
     monkeypatch.setattr(compiled, "_device", broken)
     assert why_no_tpu_compiler().endswith("does not load: libtpu.so: wrong ELF class")
+
+
+def test_arguments_on_a_slice_are_compiled_for_it_and_others_are_not():
+    def on(topology):
+        cut = compiled.mesh_for_tpu(topology, {"data": 2, "heads": 4}, AxisType.Auto)
+        return jax.ShapeDtypeStruct((2, 8, 128), "float32", sharding=NamedSharding(cut, P("data")))
+
+    here = SingleDeviceSharding(jax.devices("cpu")[0])
+    on_cpu = jax.ShapeDtypeStruct((2, 8, 128), "float32", sharding=here)
+    total = functools.partial(jnp.sum, axis=0)
+    report = compiled_or_refused(compile_for_tpu, total, on_cpu)
+    if report is None:
+        with pytest.raises(RuntimeError, match="libtpu"):
+            on("v5e:2x4")
+        return
+    assert report["collectives"] == []
+    found = compile_for_tpu(total, on("v5e:2x4"), topology="v5e:2x4")
+    assert (found["collectives"], found["target"]) == (["all-reduce"], "TPU v5 lite (v5e:2x4)")
+    # Of another slice: compiled for one device of the topology that is named.
+    assert compile_for_tpu(total, on("v6e:2x4"))["collectives"] == []
 
 
 # ------------------------------------------------------------------------ rows of the report

@@ -2,7 +2,8 @@
 
 In a mesh of Auto axes XLA's partitioner decides how arrays are cut. It would gather them before a
 loop over tiles. A sharding rule and the program of one device prevent this
-(`jax.experimental.custom_partitioning`). With one device, that program is the whole call.
+(`jax.experimental.custom_partitioning`). With one device, that program is the whole call. XLA for
+TPUs takes no such rule (jax#38196); there the loops are made such that it can cut them.
 """
 
 import contextlib
@@ -79,6 +80,8 @@ def _of_all_heads(shards: Shards, grads: Floats, named: Mapping[str, str]) -> di
 def _cut(local: Callable[..., Any], call: Call, rest: tuple[Outputs, ...], given: Any) -> Any:
     """`local(None, call, *rest)`, in a program for several devices `local(shards, …)` on each.
 
+    On TPUs it is `local(shards, …)` for each row and head.
+
     given: the letters of what it returns, as a pytree.
     """
     # JAX's older partitioner, GSPMD, knows no sharding rules.
@@ -101,42 +104,35 @@ def _cut(local: Callable[..., Any], call: Call, rest: tuple[Outputs, ...], given
     plain = [jax.random.key_data(x) if kind else x for x, kind in zip(leaves, kinds, strict=True)]
     named = [*letters(call), *_OUTPUTS * len(rest)]
     named = [name.rjust(x.ndim, WHOLE) for name, x in zip(named, plain, strict=True)]
-    sizes, results = {"B": call.B, "N": call.N, "K": call.K}, jax.tree.leaves(given)
-    cut = _partitioned(program, call.N, call.K, named, results)
-    if (is_in_mesh := in_auto_mesh(call.query)) or jax.default_backend() == "tpu":
-        # XLA for TPUs knows no custom_partitioning (jax#38196).
-        on_tpu = _by_rows_and_heads(program, sizes, named, results) if is_in_mesh else program(None)
-        out = lax.platform_dependent(*plain, tpu=on_tpu, default=cut)
+    results = jax.tree.leaves(given)
+    run = _partitioned(program, call.N, call.K, named, results)
+    if in_auto_mesh(call):
+        on_tpu = _by_rows_and_heads(program, call.B, call.N, call.K, named, results)
+        out = lax.platform_dependent(*plain, tpu=on_tpu, default=run)
     else:
-        out = cut(*plain)
+        out = run(*plain)
     return jax.tree.unflatten(jax.tree.structure(given), out)
 
 
 def _by_rows_and_heads(
     program: Callable[[Shards | None], Program],
-    sizes: Mapping[str, int],
+    B: int,
+    N: int,
+    K: int,
     named: list[str],
     given: list[str],
 ) -> Program:
     """`program` for each batch row and key/value head, by vmap: no loop is over what is cut.
 
-    XLA's partitioner cuts its products, sums and loops along both. sizes: of B, N and K. named,
-    given: the letters of what it takes and returns.
+    XLA's partitioner cuts its products, sums and loops along both. named, given: the letters of
+    what it takes and returns.
     """
-    B, N, K = (sizes[letter] for letter in "BNK")
     parts = {"B": (B, 1), "N": (K, N // K), "K": (K, 1)}
-    one = program(Shards({"B": ("row",), "N": ("head",), "K": ("head",)}, N, K))
-
-    def each(*arrays: jax.Array) -> tuple[jax.Array, ...]:
-        return tuple(one(*arrays))
-
-    def first(wanted: str, names: list[str]) -> tuple[int | None, ...]:
-        return tuple(next((i for i, a in enumerate(name) if a in wanted), None) for name in names)
-
+    each = program(Shards({"B": ("row",), "N": ("head",), "K": ("head",)}, N, K))
     # The inner one first. It sees a batch of one, before the heads.
     for axis_name, wanted in (("head", "NK"), ("row", "B")):
-        over = first(wanted, named), first(wanted, given)
-        each = jax.vmap(each, in_axes=over[0], out_axes=over[1], axis_name=axis_name)
+        in_axes, out_axes = ([_axis(name, wanted) for name in names] for names in (named, given))
+        each = jax.vmap(each, tuple(in_axes), out_axes, axis_name=axis_name)
 
     def split(name: str, x: jax.Array) -> jax.Array:
         pairs = zip(name, x.shape, strict=True)
@@ -151,6 +147,11 @@ def _by_rows_and_heads(
         return [joined(name, x) for name, x in zip(given, found, strict=True)]
 
     return run
+
+
+def _axis(name: str, wanted: str) -> int | None:
+    """The first axis of an array that has one of these letters, if any has. name: its letters."""
+    return next((axis for axis, letter in enumerate(name) if letter in wanted), None)
 
 
 def _settings() -> Callable[[], contextlib.ExitStack]:

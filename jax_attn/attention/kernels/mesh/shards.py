@@ -71,7 +71,8 @@ def letters_of_cache(cache: KVCache) -> tuple[str, ...]:
 class Shards:
     """Along which axes of a mesh a call is cut.
 
-    axes: B, N, K, P, or the letter of an axis that a vmap adds → the axes of the mesh. N, K: query
+    axes: B, N, K, P, or the letter of an axis that a vmap adds → the axes of the mesh, or the names
+    of those that a vmap is over. N, K: query
     and key/value heads of the whole call. own: whether each device is given only the key/value
     heads that it reads, though several devices read the same ones.
     """

@@ -8,9 +8,11 @@ TPUs takes no such rule (jax#38196); there the loops are made such that it can c
 
 import contextlib
 import math
+import os
 import string
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -18,12 +20,18 @@ import numpy as np
 from jax import lax
 from jax.custom_batching import custom_vmap
 from jax.experimental.custom_partitioning import custom_partitioning
+from jax.extend import source_info_util
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jax_attn.attention.call import Call
 from jax_attn.attention.kernels.forward_mode import Floats
 from jax_attn.attention.kernels.mesh.shards import OUTPUT, SUMS, WHOLE, Shards, letters
 from jax_attn.attention.meshes import MeshAxes, in_auto_mesh, within_shard_map
+
+# What `partition` below returns is inlined into the whole program, and its stack frames are looked
+# up in that program's table. There they may go round in a circle, which XLA, in jaxlib 0.10.2,
+# follows without end. An excluded file has no frames; errors name its caller's line.
+source_info_util.register_exclusion(f"{Path(__file__).parents[2]}{os.sep}")
 
 Program = Callable[..., list[jax.Array]]
 """A function of arrays that returns arrays."""

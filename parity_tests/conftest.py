@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Each worker has one core's worth: threads that wait for one another cost more than they give.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -75,13 +74,20 @@ WITH_LONG_ALONE = (
 )
 
 
+# What needs an NVIDIA GPU.
+WITH_GPU_ALONE = ("parity_tests/on_gpu",)
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     is_long = collection_path.as_posix().endswith(WITH_LONG_ALONE)
-    return True if is_long and not config.getoption("--long") else None
+    is_on_gpu = collection_path.as_posix().endswith(WITH_GPU_ALONE)
+    left_out = is_long and not config.getoption("--long")
+    return True if left_out or (is_on_gpu and not config.getoption("--gpu")) else None
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="200 drawn examples a test, not 8; etc.")
+    parser.addoption("--gpu", action="store_true", help="on a GPU, with the tests that need one")
 
 
 def quick_to_compile() -> list[str]:
@@ -103,7 +109,9 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
     # Eight devices for tests of meshes; all others run on the first.
     flags = ["--xla_force_host_platform_device_count=8"]
-    flags += [] if config.getoption("--long") else quick_to_compile()
+    on_gpu = config.getoption("--gpu")
+    flags += [] if on_gpu or config.getoption("--long") else quick_to_compile()
+    os.environ.setdefault("JAX_PLATFORMS", "cuda,cpu" if on_gpu else "cpu")
     os.environ.setdefault("XLA_FLAGS", " ".join(flags))
 
     from hypothesis import settings

@@ -75,8 +75,14 @@ PRESETS: Mapping[str, tuple[Workload, ...]] = {
     "longest": _alone("longest", 16384, 32768),
     "prefill": _PREFILL,
     "decode": _DECODE,
-    # The same number of tokens at every length, with heads of 128, as GPU kernels are compared.
-    "gpu": _alone("gpu", 4096, 8192, 16384, N=16, H=128, tokens=16384),
+    # The same number of tokens at every length, as GPU kernels are compared.
+    "gpu": _alone("gpu", 2048, 8192, 16384, 32768, N=16, H=128, tokens=32768),
+    "gpu-64": _alone("gpu-64", 2048, 8192, 32768, N=32, H=64, tokens=32768),
+    "gpu-decode": tuple(
+        _cached(f"gpu-decode/{S}{end}", 1, S, S, K=K)
+        for S in (8192, 32768, 131072)
+        for end, K in (("", 16), ("/mqa", 1))
+    ),
     "targets": (*_SEEDS, *_LAYERS, *_LONG),
 }
 # mode → the preset that is measured by default.

@@ -1,12 +1,13 @@
 """What `jax-attn verify CHECKPOINT` costs, of whole models and of single layers of a large one.
 
-    python parity_tests/evidence/scripts/whole_models.py [FOLDER]
+    python parity_tests/evidence/scripts/whole_models.py [--folder FOLDER] [--output FILE] [ROW ...]
 
 writes checkpoints of BERT's base size, GPT-2's small size and Llama's 7B size (14 GB; bfloat16, the
 same random numbers in every layer) below FOLDER, verifies each as a user does, in a process of its
 own, and writes profile/whole_models.json: seconds, the most memory, and the verdicts.
 """
 
+import argparse
 import json
 import math
 import os
@@ -20,7 +21,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import torch
-from measuring import keep
+from measuring import PROFILE, as_text
 from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel, LlamaConfig
 
 from jax_attn.transfer import save_checkpoint
@@ -102,19 +103,24 @@ def verified(folder: Path, options: tuple[str, ...]) -> dict[str, Any]:
     }
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, output: Path, names: list[str]) -> None:
     rows = {}
-    for name, (kind, options) in ROWS.items():
+    for name in names:
+        kind, options = ROWS[name]
         if not (folder / kind).exists():
             write(kind, folder / kind)
         rows[name] = verified(folder / kind, options)
         print(name, rows[name], flush=True)
-    keep("whole_models", {"rows": rows})
+        output.write_text(as_text({"rows": rows}))
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        main(Path(sys.argv[1]))
-    else:
-        with tempfile.TemporaryDirectory() as temporary:
-            main(Path(temporary))
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--folder", type=Path)
+    parser.add_argument("--output", type=Path, default=PROFILE / "whole_models.json")
+    parser.add_argument("rows", nargs="*", metavar="ROW", help="; ".join(ROWS))
+    given = parser.parse_args()
+    if unknown := [name for name in given.rows if name not in ROWS]:
+        parser.error(f"ROW: expected some of {'; '.join(ROWS)}, got {'; '.join(unknown)}")
+    with tempfile.TemporaryDirectory() as temporary:
+        main(given.folder or Path(temporary), given.output, given.rows or list(ROWS))

@@ -1,0 +1,163 @@
+"""All that is measured on a GPU, by one command, the most telling first.
+
+    python parity_tests/evidence/scripts/gpu.py [--minutes 10] [--into FOLDER] [STEP ...]
+
+runs each step in a process of its own and ends when the time is up: a step that runs then is
+interrupted, and keeps what it has. FOLDER, evidence/data/gpu unless given, holds what each step
+printed and wrote, and steps.json: how each ended, where, and the driver and clocks before and
+after. `--on cpu` tries the same steps where there is no GPU, on few rows and small sizes.
+"""
+
+import argparse
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from measuring import DATA, as_text
+
+HERE = Path(__file__).parent
+SMI = "name,driver_version,clocks.sm,clocks.max.sm,memory.total,power.limit,temperature.gpu"
+CLI = (sys.executable, "-m", "jax_attn")
+LEAST_SECONDS = 10
+"""A step is not begun with less left."""
+TO_WRITE_SECONDS = 20
+"""What a step has, once it is interrupted, to write what it has."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """command: {on} stands for the device, {into} for the step's folder. seconds: the most it gets.
+    on_gpu, on_cpu: the rest of the command on either; on_cpu None: it cannot be tried there."""
+
+    command: tuple[str, ...]
+    seconds: float
+    on_gpu: tuple[str, ...] = ()
+    on_cpu: tuple[str, ...] | None = None
+
+    def line(self, on: str, into: Path) -> list[str]:
+        """The command on one device; into: the folder for what it writes."""
+        rest = self.on_gpu if on == "gpu" else self.on_cpu or ()
+        return [word.format(on=on, into=into) for word in (*self.command, *rest)]
+
+
+def _verify(*options: str, seconds: float = 150) -> Step:
+    command = (*CLI, "verify", "--backend", "{on}", "--report", "{into}", *options)
+    return Step(command, seconds, on_cpu=("--design", "gqa", "-k", "causal"))
+
+
+def _bench(preset: str, small: str, dtype: str = "bfloat16", seconds: float = 180) -> Step:
+    """small: the workload on a CPU."""
+    command = (*CLI, "bench", "--device", "{on}", "--report", "{into}", "--dtype", dtype)
+    fewer = ("--preset", small, "--rounds", "1", "--implementation", "jax-attn")
+    return Step(command, seconds, ("--preset", preset), fewer)
+
+
+_MODELS = (sys.executable, str(HERE / "whole_models.py"), "--output", "{into}/whole_models.json")
+_TESTS = (sys.executable, "-m", "pytest", "-q", "--gpu", str(HERE.parents[1] / "on_gpu"))
+
+STEPS = {
+    "doctor": Step((*CLI, "doctor", "--json"), 60, on_cpu=()),
+    "verify": _verify(seconds=240),
+    "tests": Step(_TESTS, 120),
+    "bench": _bench("gpu", "seeds/2x5x64"),
+    **{f"verify {kernel}": _verify("--implementation", kernel) for kernel in ("cudnn", "blocked")},
+    "bench decode": _bench("gpu-decode", "decode/512of512", seconds=90),
+    "models": Step((*_MODELS, "BERT, base", "GPT-2, small"), 300),  # minutes on a CPU
+    "verify dense": _verify("--implementation", "dense"),
+    "bench 64": _bench("gpu-64", "seeds/2x5x64"),
+    "bench float32": _bench("gpu", "seeds/2x5x64", dtype="float32"),
+    "verify all": _verify("--all", seconds=900),
+}
+
+
+@dataclass
+class Run:
+    """What has been run so far; `keep` writes it. deadline, clock: in seconds."""
+
+    on: str
+    into: Path
+    deadline: float
+    clock: Callable[[], float] = time.monotonic
+    steps: dict[str, Any] = field(default_factory=dict)
+    gpu: list[str] = field(default_factory=list)
+
+    def all(self, steps: dict[str, Step], names: Iterable[str]) -> None:
+        """Each of these steps, as long as there is time."""
+        self.into.mkdir(parents=True, exist_ok=True)
+        self.gpu.append(described())
+        for name in names:
+            self.steps[name] = self._one(name, steps[name])
+            print(f"{name}: {self.steps[name]['ended']}", flush=True)
+            self.keep()
+        self.gpu.append(described())
+        self.keep()
+
+    def keep(self) -> None:
+        """Write steps.json, whole or not at all."""
+        text = as_text({"on": self.on, "gpu": self.gpu, "steps": self.steps})
+        unfinished = self.into / "steps.json.part"
+        unfinished.write_text(text)
+        unfinished.replace(self.into / "steps.json")
+
+    def _one(self, name: str, step: Step) -> dict[str, Any]:
+        left = self.deadline - self.clock()
+        if self.on == "cpu" and step.on_cpu is None:
+            return {"ended": "not run: it needs a GPU"}
+        if left < LEAST_SECONDS:
+            return {"ended": "not run: the time was up"}
+        folder = self.into / name.replace(" ", "-")
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        line, begun = step.line(self.on, folder), self.clock()
+        with (folder / "printed.txt").open("w") as printed:
+            ended = ended_by(line, printed, min(step.seconds, left))
+        return {"command": line, "seconds": self.clock() - begun, "ended": ended}
+
+
+def ended_by(line: list[str], printed: Any, seconds: float) -> str:
+    """Run a command, interrupt it when its time is up, and say how it ended."""
+    # A group of its own: what the command starts is interrupted with it.
+    process = subprocess.Popen(line, stdout=printed, stderr=printed, start_new_session=True)
+    try:
+        return f"status {process.wait(seconds)}"
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGINT)
+    try:
+        return f"interrupted after {seconds:.0f} s, status {process.wait(TO_WRITE_SECONDS)}"
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        return f"killed after {seconds + TO_WRITE_SECONDS:.0f} s"
+
+
+def described() -> str:
+    """The GPU's name, driver, clocks and power limit, as nvidia-smi has them; "" without one."""
+    command = ["nvidia-smi", f"--query-gpu={SMI}", "--format=csv"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--minutes", type=float, default=10)
+    parser.add_argument("--into", type=Path, default=DATA / "gpu")
+    parser.add_argument("--on", choices=("gpu", "cpu"), default="gpu")
+    parser.add_argument("steps", nargs="*", metavar="STEP", help=", ".join(STEPS))
+    given = parser.parse_args()
+    if unknown := [name for name in given.steps if name not in STEPS]:
+        parser.error(f"STEP: expected some of {', '.join(STEPS)}, got {', '.join(unknown)}")
+    deadline = time.monotonic() + 60 * given.minutes - TO_WRITE_SECONDS
+    Run(given.on, given.into, deadline).all(STEPS, given.steps or STEPS)
+
+
+if __name__ == "__main__":
+    main()

@@ -55,7 +55,8 @@ def _verify(*options: str, seconds: float = 150) -> Step:
 def _bench(preset: str, small: str, dtype: str = "bfloat16", seconds: float = 180) -> Step:
     """small: the workload on a CPU."""
     command = (*CLI, "bench", "--device", "{on}", "--report", "{into}", "--dtype", dtype)
-    fewer = ("--preset", small, "--rounds", "1", "--implementation", "jax-attn")
+    fewer = ("--preset", small, "--dtype", "float32", "--rounds", "1")
+    fewer += ("--implementation", "jax-attn")
     return Step(command, seconds, ("--preset", preset), fewer)
 
 

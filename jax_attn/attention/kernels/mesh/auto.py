@@ -8,11 +8,9 @@ TPUs takes no such rule (jax#38196); there the loops are made such that it can c
 
 import contextlib
 import math
-import os
 import string
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -20,6 +18,7 @@ import numpy as np
 from jax import lax
 from jax.custom_batching import custom_vmap
 from jax.experimental.custom_partitioning import custom_partitioning
+from jax.extend import core as jex
 from jax.extend import source_info_util
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -28,10 +27,8 @@ from jax_attn.attention.kernels.forward_mode import Floats
 from jax_attn.attention.kernels.mesh.shards import OUTPUT, SUMS, WHOLE, Shards, letters
 from jax_attn.attention.meshes import MeshAxes, in_auto_mesh, within_shard_map
 
-# What `partition` below returns is inlined into the whole program, and its stack frames are looked
-# up in that program's table. There they may go round in a circle, which XLA, in jaxlib 0.10.2,
-# follows without end. An excluded file has no frames; errors name its caller's line.
-source_info_util.register_exclusion(f"{Path(__file__).parents[2]}{os.sep}")
+# See `_without_frames`.
+source_info_util.register_exclusion(__file__)
 
 Program = Callable[..., list[jax.Array]]
 """A function of arrays that returns arrays."""
@@ -206,7 +203,8 @@ def _partitioned(
             return x.sharding if is_own else NamedSharding(mesh, shards.spec(name))
 
         placed = [at(*pair) for pair in pairs]
-        return mesh, program(shards), placed[len(named) :], tuple(placed[: len(named)])
+        here = _without_frames(program(shards))
+        return mesh, here, placed[len(named) :], tuple(placed[: len(named)])
 
     whole = custom_partitioning(program(None))
     # Shardings as they are: JAX does not read one that cuts by a part of a mesh's axis.
@@ -225,6 +223,32 @@ def _partitioned(
 
         out = _partitioned(mapped, N, K, more, [letter + name for name in given])(*arrays)
         return out, [True] * len(out)
+
+    return run
+
+
+def _without_frames(program: Program) -> Program:
+    """A program whose operations do not say from which lines of Python they come.
+
+    What `partition` returns is inlined into the whole program, and its stack frames are looked up
+    in that program's table. There they may go round in a circle, which XLA, in jaxlib 0.10.2,
+    follows without end.
+    """
+
+    def without(x: Any) -> Any:
+        if isinstance(x, jex.ClosedJaxpr):
+            return x.replace(jaxpr=without(x.jaxpr))
+        if isinstance(x, jex.Jaxpr):
+            return x.replace(eqns=list(map(of_equation, x.eqns)))
+        return tuple(map(without, x)) if type(x) is tuple else x
+
+    def of_equation(equation: jex.JaxprEqn) -> jex.JaxprEqn:
+        params = {name: without(x) for name, x in equation.params.items()}
+        nowhere = source_info_util.SourceInfo(None, equation.source_info.name_stack)
+        return equation.replace(params=params, source_info=nowhere)
+
+    def run(*arrays: jax.Array) -> list[jax.Array]:
+        return jex.jaxpr_as_fun(without(jax.make_jaxpr(program)(*arrays)))(*arrays)
 
     return run
 

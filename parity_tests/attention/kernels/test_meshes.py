@@ -329,7 +329,7 @@ def test_no_tracer_outlives_its_trace(is_in_mesh):
         jax.jit(lambda *a: dot_product_attention(*a, implementation="blocked")).lower(q, k, v)
 
 
-def test_what_the_partitioner_is_given_names_no_line(monkeypatch):
+def test_what_the_partitioner_is_given_names_no_line_of_ours(monkeypatch):
     """XLA follows stack frames of what it is told to cut without end where they form a circle."""
     modules = []
 
@@ -343,7 +343,9 @@ def test_what_the_partitioner_is_given_names_no_line(monkeypatch):
     jax.jit(by_blocked).lower(q, k, v).compile()
     (text,) = modules
     assert "loc(" in text
-    assert ".py" not in text
+    assert "jax_attn" not in text
+    # From jax 0.12 on the caller compiles, and its frames are those of what is traced meanwhile.
+    assert ".py" not in text or not jax.__version__.startswith("0.10.")
 
 
 @pytest.mark.parametrize("kind", KINDS)

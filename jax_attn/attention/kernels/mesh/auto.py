@@ -7,9 +7,11 @@ TPUs takes no such rule (jax#38196); there the loops are made such that it can c
 """
 
 import contextlib
+import functools
 import math
 import string
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -26,9 +28,6 @@ from jax_attn.attention.call import Call
 from jax_attn.attention.kernels.forward_mode import Floats
 from jax_attn.attention.kernels.mesh.shards import OUTPUT, SUMS, WHOLE, Shards, letters
 from jax_attn.attention.meshes import MeshAxes, in_auto_mesh, within_shard_map
-
-# See `_without_frames`.
-source_info_util.register_exclusion(__file__)
 
 Program = Callable[..., list[jax.Array]]
 """A function of arrays that returns arrays."""
@@ -236,21 +235,28 @@ def _without_frames(program: Program) -> Program:
     """
 
     def without(x: Any) -> Any:
+        if isinstance(x, jex.Jaxpr):  # from jax 0.12 on, a closed one, too
+            return x.replace(eqns=list(map(of_equation, x.eqns)))
         if isinstance(x, jex.ClosedJaxpr):
             return x.replace(jaxpr=without(x.jaxpr))
-        if isinstance(x, jex.Jaxpr):
-            return x.replace(eqns=list(map(of_equation, x.eqns)))
         return tuple(map(without, x)) if type(x) is tuple else x
 
     def of_equation(equation: jex.JaxprEqn) -> jex.JaxprEqn:
         params = {name: without(x) for name, x in equation.params.items()}
-        nowhere = source_info_util.SourceInfo(None, equation.source_info.name_stack)
-        return equation.replace(params=params, source_info=nowhere)
+        source = source_info_util.SourceInfo(_nowhere(), equation.source_info.name_stack)
+        return equation.replace(params=params, source_info=source)
 
     def run(*arrays: jax.Array) -> list[jax.Array]:
         return jex.jaxpr_as_fun(without(jax.make_jaxpr(program)(*arrays)))(*arrays)
 
     return run
+
+
+@functools.cache
+def _nowhere() -> Any:
+    """A traceback through no files but Python's own and JAX's, which JAX leaves out."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(source_info_util.current).result().traceback
 
 
 def _has_own(mesh: Mesh, shards: Shards, name: str, x: jax.ShapeDtypeStruct) -> bool:

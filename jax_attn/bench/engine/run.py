@@ -1,6 +1,7 @@
 """What every run of the bench has: its processes, its rows, the rounds that time them, a record."""
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, replace
 from typing import Any, Protocol, Self, TypeAlias
@@ -31,7 +32,7 @@ class Plan(Protocol):
     seed: int
 
 
-class Run:
+class Run(ABC):
     """One run. Whatever ends it early, `record` returns what was measured until then."""
 
     def __init__(self, plan: Any, start: Callable[..., Any] = Worker) -> None:
@@ -105,13 +106,13 @@ class Run:
 
         return turn
 
+    @abstractmethod
     def _order(self, key: Key) -> tuple[int, ...]:
         """By which rows are sorted in the record."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _settings(self) -> dict[str, Any]:
         """Those in the record that not every run has."""
-        raise NotImplementedError
 
     def record(self, interrupted: bool = False) -> Record:
         """What was measured, as plain data."""

@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
 from statistics import median
@@ -114,7 +114,7 @@ class Measurement:
 
     @property
     def read_bytes_per_s(self) -> float | None:
-        """Of a pair, the least that a call reads over its time."""
+        """Of a pair, `PairWorkload.read` over its time."""
         w = self.workload
         least = dict(w.read).get(self.mode) if isinstance(w, PairWorkload) else None
         return None if least is None else self._rate(least)
@@ -149,7 +149,7 @@ class Record:
     roofline: Mapping[str, float]
     rows: tuple[Measurement, ...]
     interrupted: bool = False
-    compiled: tuple[Mapping[str, Any], ...] = field(default=())
+    compiled: tuple[Mapping[str, Any], ...] = ()
 
     def to_json(self) -> str:
         from jax_attn.parity.judge.text import (

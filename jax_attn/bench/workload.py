@@ -1,6 +1,6 @@
 """What is computed: one attention, or one layer of it, and in which modes it is measured."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 MODES = FORWARD, BACKWARD = ("forward", "forward+backward")
 CACHED = PREFILL, DECODE = ("prefill", "decode")  # with a cache of keys and values
@@ -93,16 +93,17 @@ class PairWorkload:
     name: the function that makes it, or the checkpoint. inputs: names, dtypes and shapes, in a
     line. dtype: of the parameters. counted: (mode, operations of the reference's products and
     convolutions in a call). length: of the inputs, where several are measured; else 0.
-    read: (mode, bytes that a call reads at least: every parameter, and the cache of a step), for
-    modes without gradients.
+    read: (mode, bytes that a call reads: every parameter but embeddings' own, and the cache of a
+    step), for modes without gradients. Neither of the two tells workloads apart: a run has them
+    for its own modes alone.
     """
 
     name: str
     inputs: str
     dtype: str
-    counted: tuple[tuple[str, int], ...] = ()
+    counted: tuple[tuple[str, int], ...] = field(default=(), compare=False)
     length: int = 0
-    read: tuple[tuple[str, int], ...] = ()
+    read: tuple[tuple[str, int], ...] = field(default=(), compare=False)
 
     def flops(self, mode: str) -> int:
         """As counted, the same for every way to run the pair."""

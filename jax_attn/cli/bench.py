@@ -18,6 +18,7 @@ from jax_attn.bench.record import Record, Status
 from jax_attn.bench.workload import CACHED, DTYPES, PAIR_MODES, PairError
 from jax_attn.cli.bench_compare import command as compare
 from jax_attn.cli.common.devices import expect_gpu
+from jax_attn.cli.common.selection import numbers
 from jax_attn.cli.status import Exit, WrongInput, expect_installed
 from jax_attn.environment import settle_platforms
 
@@ -28,16 +29,12 @@ MODES = (*PAIR_MODES, *CACHED)
 _FETCH = "`hf download org/model --local-dir FOLDER` gets one"
 
 
-def _lengths(_: click.Context, option: click.Parameter, value: str | None) -> tuple[int, ...]:
+def _lengths(ctx: click.Context, option: click.Parameter, value: str | None) -> tuple[int, ...]:
     """The callback of `--lengths 128,512`."""
-    parts = [part.strip() for part in value.split(",")] if value else []
-    wrong = [part for part in parts if not (part.isascii() and part.isdigit() and int(part) > 0)]
-    wrong += sorted({f"{part} twice" for part in parts if parts.count(part) > 1})
-    if wrong or value == "":
-        raise click.BadParameter(
-            f"expected lengths such as 128,512,777, got {', '.join(wrong) or 'none'}"
-        )
-    return tuple(map(int, parts))
+    lengths = numbers(ctx, option, value)
+    if 0 in lengths:
+        raise click.BadParameter(f"expected lengths of at least 1, got {value!r}")
+    return lengths
 
 
 class _Bench(click.Group):
@@ -75,7 +72,7 @@ class _Bench(click.Group):
     "argument `length`.",
 )
 @click.option(
-    "--untrusted", is_flag=True, help="Time a pair, too, whose port disagrees with its reference."
+    "--untrusted", is_flag=True, help="Also time a pair whose port disagrees with its reference."
 )
 @click.option(
     "--implementation",
@@ -160,8 +157,8 @@ def command(
     output: Path | None,
     listing: bool,
 ) -> None:
-    """Time attention in PyTorch and JAX side by side, or the model of CHECKPOINT, or your own by
-    --pair.
+    """Time attention in PyTorch and JAX side by side, or the model of CHECKPOINT, or your own pair
+    (--pair).
 
     CHECKPOINT is a folder, or a file in one, of a family that has a model: its prompt, a step over
     its cache and a training step are timed in transformers and here.
@@ -178,8 +175,7 @@ def command(
     if listing:
         click.echo(catalogue())
         return
-    directories = {"--output": output and output.parent, "--plot": plots, "--report": reports}
-    wrong = [*problems_of_threads(threads), *problems_of_directories(directories)]
+    wrong = [*problems_of_threads(threads), *problems_of_directories(plots, reports, output)]
     named = pair or checkpoint
     if named is not None:
         baseline = baseline or EAGER
@@ -230,7 +226,7 @@ def command(
         record, ended_by = run_session(Session(plan))
         if tpu and ended_by is None:
             record, ended_by = add_compiled(record, plan)
-    show(record, as_json, as_markdown, as_csv, plots, reports, output)
+    show(record, "".join(asked), plots, reports, output)
     if isinstance(ended_by, Exception):
         raise ended_by
     sys.exit(status(record))
@@ -294,16 +290,19 @@ def problems_of_threads(threads: int | None) -> Iterator[str]:
         yield f"--threads: expected at most {cores}, the cores here, got {threads}"
 
 
-def problems_of_directories(directories: dict[str, Path | None]) -> Iterator[str]:
+def problems_of_directories(
+    plots: Path | None, reports: Path | None, output: Path | None
+) -> Iterator[str]:
     """Why these options' directories cannot be written to."""
-    for option, directory in directories.items():
-        if directory is None:
-            continue
-        here = next(p for p in (directory, *directory.absolute().parents) if os.path.exists(p))
-        if not here.is_dir():
-            yield f"{option}: expected a directory, got {here}"
-        elif not os.access(here, os.W_OK | os.X_OK):
-            yield f"{option}: expected a directory that can be written to, got {here}"
+    from jax_attn.report.files import RESULT_FILES, why_not_writable
+
+    for option, directory, names in (
+        ("--plot", plots, ()),
+        ("--report", reports, RESULT_FILES),
+        ("--output", output and output.parent, (output.name,) if output else ()),
+    ):
+        if directory and (why := why_not_writable(directory, names)):
+            yield f"{option}: expected a directory to write to, got {directory}: {why}"
 
 
 # --- the run ---------------------------------------------------------------------------------
@@ -370,15 +369,12 @@ def exhaust(steps: Iterable[object]) -> BaseException | None:
 
 
 def show(
-    record: Record,
-    as_json: bool,
-    as_markdown: bool,
-    as_csv: bool,
-    plots: Path | None,
-    reports: Path | None,
-    output: Path | None,
+    record: Record, form: str, plots: Path | None, reports: Path | None, output: Path | None
 ) -> None:
-    """Write the record and the plots where the options say, and print it."""
+    """Write the record and the plots where the options say, and print it.
+
+    form: the option that says how it is printed; "" is a table.
+    """
     from jax_attn.bench.results import flat, table
     from jax_attn.parity.judge.text import console
     from jax_attn.report.files import RESULT_FILES, write
@@ -391,12 +387,9 @@ def show(
         texts = (record.to_json(), table.markdown(record), page(record))
         write(reports, dict(zip(RESULT_FILES, texts, strict=True)))
         click.echo(f"written: {reports / RESULT_FILES[-1]}", err=True)
-    if as_json:
-        click.echo(record.to_json())
-    elif as_markdown:
-        click.echo(table.markdown(record))
-    elif as_csv:
-        click.echo(flat.csv(record), nl=False)
+    printed = {"--json": Record.to_json, "--markdown": table.markdown, "--csv": flat.csv}
+    if form:
+        click.echo(printed[form](record).rstrip("\n"))
     else:
         out = console()
         out.print(table.terminal(record, out.width))
@@ -407,7 +400,7 @@ def show(
         for path in drawn:
             click.echo(f"drawn: {path}", err=True)
         if not drawn:
-            click.echo("drawn: nothing, as no time forward or backward was measured", err=True)
+            click.echo("drawn: nothing, as nothing was timed", err=True)
 
 
 def status(record: Record) -> Exit:

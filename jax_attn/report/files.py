@@ -34,5 +34,8 @@ def write(directory: Path, files: Mapping[str, str]) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
         beside = directory / f".{name}.{os.getpid()}"
-        beside.write_text(text, encoding="utf-8")
-        beside.replace(directory / name)
+        try:
+            beside.write_text(text, encoding="utf-8")
+            beside.replace(directory / name)
+        finally:
+            beside.unlink(missing_ok=True)

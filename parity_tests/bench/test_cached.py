@@ -8,10 +8,11 @@ import jax
 import numpy as np
 import pytest
 
-from helpers.bench.engine_process import compilations, restored_settings
+from helpers.bench.engine_process import compilations
 from jax_attn.bench.engine.judge import Judge
 from jax_attn.bench.engine.runner import Runner
 from jax_attn.bench.implementations import IMPLEMENTATIONS, Implementation
+from jax_attn.bench.pair.compare_speed import settings_kept
 from jax_attn.bench.presets import PRESETS
 from jax_attn.bench.workload import DECODE, MODES, PREFILL, Workload
 
@@ -30,7 +31,7 @@ HAVE = ("sdpa", "torch eager", "jax.nn", "jax-attn")
 
 @pytest.fixture(autouse=True)
 def settings():
-    with restored_settings():
+    with settings_kept():
         yield
 
 
@@ -172,9 +173,3 @@ def test_no_step_compiles_anything_anew():
         assert len(events) == 1
         runner.turn(DECODE)
         assert len(events) == 1
-
-
-@pytest.mark.parametrize("name", ["sdpa", "jax-attn"])
-def test_until_a_call_returns_is_no_longer_than_until_its_result_is_there(name):
-    seconds, dispatch = built(name, STEP).engine.turn(DECODE, 0.0)
-    assert 0 < dispatch <= seconds

@@ -140,15 +140,17 @@ def test_what_is_of_interest_on_a_gpu_alone_is_measured_there_or_by_name(planned
 def test_where_nothing_can_be_written_is_told_before_the_run_all_at_once(monkeypatch, tmp_path):
     monkeypatch.setattr(Session, "run", lambda self: pytest.fail("it ran"))
     monkeypatch.setattr("jax_attn.cli.status.present", lambda name: True)
-    file, locked = tmp_path / "file", tmp_path / "locked"
+    file, taken = tmp_path / "file", tmp_path / "taken"
     file.touch()
-    locked.mkdir()
-    access = os.access
-    monkeypatch.setattr(os, "access", lambda p, mode: p != locked and access(p, mode))
-    outcome = run("--output", str(file / "a" / "b.json"), "--plot", str(locked / "new"))
+    (taken / "index.html").mkdir(parents=True)
+    into = file / "a"
+    outcome = run("--output", f"{into}/b.json", "--plot", str(into), "--report", str(taken))
     assert outcome.exit_code == 2
-    assert f"--output: expected a directory, got {file}" in outcome.stderr
-    assert f"--plot: expected a directory that can be written to, got {locked}" in outcome.stderr
+    expected = "expected a directory to write to, got"
+    for option in ("--output", "--plot"):
+        assert f"{option}: {expected} {into}: Not a directory" in outcome.stderr
+    assert f"--report: {expected} {taken}: index.html: a directory" in outcome.stderr
+    assert [*taken.iterdir()] == [taken / "index.html"]
 
 
 @pytest.mark.parametrize(("drawn", "line"), [([], "drawn: nothing"), (["a.svg"], "drawn: a.svg")])
@@ -156,7 +158,7 @@ def test_each_plot_is_named_and_so_is_that_there_is_none(
     drawn, line, monkeypatch, tmp_path, capsys
 ):
     monkeypatch.setattr("jax_attn.bench.results.plot.draw", lambda record, folder: drawn)
-    show(small(), True, False, False, tmp_path, None, None)
+    show(small(), "--json", tmp_path, None, None)
     assert capsys.readouterr().err.startswith(line)
 
 
@@ -224,6 +226,7 @@ LEAVES = {
     "all agree": (small, 0),
     "one is excluded": (lambda: small(Status.EXCLUDED, "FAIL"), 1),
     "one fails": (lambda: small(Status.FAILED), 1),
+    "one disagrees and is timed": (lambda: small(None, "FAIL"), 1),
     "one cannot be judged": (lambda: small(None, "INCONCLUSIVE"), 4),
     "the baseline has no time": (lambda: small(ratio=None), 4),
 }

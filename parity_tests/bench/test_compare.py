@@ -140,6 +140,26 @@ def test_rows_that_one_run_lacks_are_listed_and_wrong_or_failed_ones_fail(row, r
     assert {item["failure"] for item in listed} == {status == 1}
 
 
+def test_a_pair_is_compared_in_the_modes_of_both_runs(run):
+    """What is counted for a run's own modes is no other pair."""
+    every, forward = bench_record.pair(), bench_record.pair(modes=("forward",))
+    outcome = run(every, forward)
+    assert outcome.exit_code == 0
+    assert "1 rows compared" in outcome.stdout
+
+
+def test_what_disagrees_now_fails_though_it_is_timed(run):
+    """As with --untrusted."""
+    before, after = bench_record.pair(), bench_record.pair(verdict="FAIL")
+    outcome = run(before, after)
+    assert outcome.exit_code == 1
+    assert outcome.stdout.count("WRONG") == 3
+    assert "3 now wrong or failed" in outcome.stdout
+    rows = json.loads(run(before, after, "--json").stdout)["rows"]
+    assert {row["implementation"] for row in rows if row["failure"]} == {"jax.jit"}
+    assert run(after, after).exit_code == 0, "no more than before"
+
+
 def test_without_its_baseline_nothing_is_compared_and_that_is_no_pass(run):
     outcome = run(BEFORE, with_rows(again(), without("sdpa")))
     assert outcome.exit_code == 4

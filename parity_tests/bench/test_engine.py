@@ -5,7 +5,7 @@ import os
 import numpy as np
 import pytest
 
-from jax_attn.bench.engine import memory
+from jax_attn.bench.engine import memory, turn
 from jax_attn.bench.engine.rounds import Limits, interleaved
 from jax_attn.bench.engine.runner import TURN_SECONDS, Runner
 from jax_attn.bench.engine.worker import (
@@ -20,6 +20,21 @@ from jax_attn.bench.workload import Workload
 
 CORE = Workload("core", False, 1, 257, 263, 4, 2, 5, is_causal=True)
 LAYER = Workload("layer", True, 2, 5, 5, 4, 1, 3, D=12)
+
+# --- a turn ---------------------------------------------------------------------------------------
+
+
+def test_a_turn_tells_when_a_call_returned_and_when_its_result_was_there(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(turn.time, "perf_counter", lambda: now[0])
+
+    def after(seconds):
+        now[0] += seconds
+
+    found = turn.timed_turn(lambda: after(0.25), lambda _: after(0.5), seconds=2.0)
+    assert found == (0.75, 0.25)
+    assert now == [2.25], "calls begin until the time is up"
+
 
 # --- rounds ---------------------------------------------------------------------------------------
 

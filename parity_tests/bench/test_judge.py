@@ -1,18 +1,21 @@
 """Nobody is timed for wrong numbers: what the bench's judge passes, and what it does not."""
 
+import math
 import os
 import weakref
+from dataclasses import replace
 from functools import cache
 
 import jax
 import numpy as np
 import pytest
 
-from helpers.bench.engine_process import compilations, restored_settings
+from helpers.bench.engine_process import compilations
 from jax_attn.bench.arrays import seeded_arrays
-from jax_attn.bench.engine.judge import Judge, worst
+from jax_attn.bench.engine.judge import Judge, errors, worst
 from jax_attn.bench.engine.runner import Runner
 from jax_attn.bench.implementations import IMPLEMENTATIONS, Implementation
+from jax_attn.bench.pair.compare_speed import settings_kept
 from jax_attn.bench.programs.program import UnsuitedError
 from jax_attn.bench.workload import MODES, Workload
 from jax_attn.parity.judge.compare import TensorReport, Verdict
@@ -28,7 +31,7 @@ BACKWARD = MODES[1]
 
 @pytest.fixture(autouse=True)
 def settings():
-    with restored_settings():
+    with settings_kept():
         yield
 
 
@@ -156,9 +159,12 @@ def test_the_error_told_is_of_the_largest_multiple_of_torchs_own():
     assert worst(alone).name == "b", "of the largest relative one where torch has none"
 
 
-def test_and_the_tensor_is_named():
-    judged = judge_of(CORE).judge("forward", tensors("torch eager", CORE, "forward"))
-    assert judged["tensor"] == "output"
+def test_what_is_zero_in_theory_has_no_error():
+    """It has no scale to divide by, and what the oracle's own rounding leaves is none."""
+    zero, other = report("zero", 1e-9, 1e-12, scale=1e-12), report("other", 2e-7, 1e-7, scale=2.0)
+    found = errors([replace(zero, projection=math.nan), replace(other, projection=0.0)])
+    assert found == {"tensor": other.label, "error": 1e-7, "reference_error": 5e-8}
+    assert errors([replace(zero, projection=math.nan)]) == {}
 
 
 PLANTED = {

@@ -167,6 +167,12 @@ def test_a_figure_holds_what_differs_in_length_alone(row):
     assert all([w.T for w in ws] == sorted(w.T for w in ws) for ws in found.values())
 
 
+def test_lengths_of_a_pair_are_one_line_whatever_they_read():
+    (members,) = families(bench_record.pair((3, 11))).values()
+    assert [w.length for w in members] == [3, 11]
+    assert len({w.read for w in members}) == 2
+
+
 def test_shares_are_of_this_runs_roofline():
     ((workload, rows), _) = shares(RECORD, MODES[0])
     assert workload.T == 2048

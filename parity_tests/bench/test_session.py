@@ -203,6 +203,14 @@ def test_how_long_dispatch_takes_is_kept_where_the_device_is_another(session):
     assert (rows["forward", "ours"].dispatch, rows["forward", "ours"].dispatch_s) == ((), None)
 
 
+def test_on_a_gpu_processes_are_started_once_for_each_workload(session, monkeypatch):
+    """Its allocator's peak cannot be reset."""
+    monkeypatch.setattr(Fake, "started", [])
+    session(device="gpu")
+    names = [worker.name for worker in Fake.started]
+    assert sorted(names) == ["judge", "ours", "peer", "sdpa"]
+
+
 def test_who_has_no_program_for_any_workload_has_a_row_and_no_process(session):
     step, asked = replace(CORE, T=1, room=263), []
     table = {name: replace(TABLE[name], cached="m:cached") for name in ("sdpa", "ours")}

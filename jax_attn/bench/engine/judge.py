@@ -47,23 +47,15 @@ class Judge:
         self.own[mode] = {kind: wide(named) for kind, named in tensors.items()}
 
     def judge(self, mode: str, tensors: Tensors) -> dict[str, Any]:
-        """The verdict on an implementation's tensors, as fields of its measurement.
-
-        Tensors that are zero in theory have no scale: their errors are not among the fields.
-        """
+        """The verdict on an implementation's tensors, as fields of its measurement."""
         reports = [
             report for kind, named in tensors.items() for report in self._kind(mode, kind, named)
         ]
-        fields: dict[str, Any] = {
+        return {
             "verdict": str(Verdict.worst(r.verdict for r in reports)),
             "reason": "; ".join(f"{r.label}: {why}" for r in reports for why in r.reasons),
+            **errors(reports),
         }
-        if scaled := [r for r in reports if r.scale > self.budgets[r.kind][r.name].zero]:
-            report = worst(scaled)
-            own = report.reference_error
-            fields |= {"tensor": report.label, "error": report.error / report.scale}
-            fields["reference_error"] = None if own is None else own / report.scale
-        return fields
 
     def _kind(self, mode: str, kind: str, named: Mapping[str, np.ndarray]) -> list[TensorReport]:
         exact, budgets = self.exact[kind], self.budgets[kind]
@@ -75,6 +67,22 @@ class Judge:
             judge(exact[name], tensor, own.get(name), budgets[name], name=name, **labels)
             for name, tensor in wide(named).items()
         ]
+
+
+def errors(reports: Sequence[TensorReport]) -> dict[str, Any]:
+    """The worst tensor and both errors over its scale, as fields of a measurement.
+
+    Tensors that are zero in theory have no scale; none are left, no fields.
+    """
+    if not (scaled := [report for report in reports if not report.is_zero]):
+        return {}
+    report = worst(scaled)
+    own = report.reference_error
+    return {
+        "tensor": report.label,
+        "error": report.error / report.scale,
+        "reference_error": None if own is None else own / report.scale,
+    }
 
 
 def worst(reports: Sequence[TensorReport]) -> TensorReport:

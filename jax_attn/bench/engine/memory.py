@@ -9,16 +9,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from jax_attn.environment import free_memory
+
 _M_ARENA_MAX = -8  # malloc.h
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 def available() -> int:
-    """Bytes that can be allocated without swapping."""
-    meminfo = Path("/proc/meminfo")
-    if meminfo.exists():
-        return _kilobytes(meminfo, "MemAvailable")
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    """Bytes that can be had without swapping, or half of all where the system does not say."""
+    return free_memory() or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
 
 
 def one_arena() -> None:
@@ -39,7 +38,6 @@ def peak_during(call: Callable[[], Any]) -> int | None:
     gc.collect()
     _glibc("malloc_trim", 0)
     if _resets():
-        _CLEAR.write_text("5")  # the high-water mark falls to what is resident now
         before = _kilobytes(_STATUS, "VmRSS")
         kept = call()
         peak = _kilobytes(_STATUS, "VmHWM")
@@ -55,6 +53,7 @@ def _glibc(function: str, *numbers: int) -> None:
 
 
 def _resets() -> bool:
+    """Whether the high-water mark falls to what is resident now."""
     try:
         _CLEAR.write_text("5")
     except OSError:

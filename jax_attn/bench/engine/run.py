@@ -2,7 +2,7 @@
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
 from typing import Any, Protocol, Self, TypeAlias
 
@@ -142,9 +142,9 @@ def fate(error: WorkerError) -> Status:
     return Status.NOT_RUN if isinstance(error, RefusedError) else Status.FAILED
 
 
-def environment(own: dict[str, str], device: str) -> dict[str, str]:
+def environment(own: Mapping[str, str], device: str) -> dict[str, str]:
     """The variables that a worker's frameworks read when they start."""
-    return own | {"JAX_PLATFORMS": _PLATFORMS[device], "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    return {**own, "JAX_PLATFORMS": _PLATFORMS[device], "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
 
 
 def session_environment() -> dict[str, Any]:

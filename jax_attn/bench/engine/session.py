@@ -71,18 +71,17 @@ class Session(Run):
         """The least number of times that `run` yields, with one round in each mode."""
         plan = self.plan
         modes = sum(len(plan.modes_of(workload)) for workload in plan.workloads)
-        return 1 + len(plan.workloads) * (1 + len(plan.names)) + modes
+        return len(plan.workloads) * (2 + len(plan.names)) + modes
 
     def run(self) -> Generator[str, None, None]:
         """Measure everything; yields after each step what was done."""
         plan = self.plan
         self.environment = session_environment()
-        self._start_workers(plan.started)
-        yield "workers started"
         for workload in plan.workloads:
             if plan.device == "gpu":  # in JAX an allocator's peak cannot be reset
                 self.__exit__()
             self._start_workers([n for n in plan.started if n not in self._workers])
+            yield f"{workload.name}: workers started"
             one_a_framework: dict[str, Any] = {}
             for name in filter(self._workers.get, plan.names):
                 one_a_framework.setdefault(IMPLEMENTATIONS[name].framework, self._workers[name])

@@ -15,8 +15,8 @@ from jax_attn.bench.engine import memory
 from jax_attn.bench.programs.program import UnsuitedError
 from jax_attn.bench.workload import PairError
 
-# A hang must not block the run for ever; the slowest single answer is a large compilation.
-_PATIENCE_SECONDS = 900.0
+# A hang must not block the run for ever; the slowest answer is a large compilation's.
+PATIENCE_SECONDS = 900.0
 _GOODBYE_SECONDS = 3.0
 _SPAWN = get_context("spawn")
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
@@ -45,7 +45,8 @@ class Worker:
     """A process that holds `make(*arguments)`; `worker.ask("method", …)` calls it there.
 
     make: "module:class", so that the environment is set before frameworks load. threads: how
-    many cores it may run on, and so the threads of both frameworks: XLA takes one a core.
+    many cores it may run on, and so the threads of both frameworks: XLA takes one a core. patience:
+    for how many seconds an answer is waited for; None is for ever.
     """
 
     def __init__(
@@ -55,8 +56,9 @@ class Worker:
         *arguments: Any,
         threads: int,
         environment: Mapping[str, str] | None = None,
+        patience: float | None = PATIENCE_SECONDS,
     ) -> None:
-        self.name = name
+        self.name, self.patience = name, patience
         handle, log = tempfile.mkstemp(prefix="jax-attn-bench-", suffix=".log")
         os.close(handle)
         self._log = Path(log)
@@ -71,9 +73,9 @@ class Worker:
         """The method's result. Raises WorkerError, naming what the method raised."""
         try:
             self._pipe.send((method, arguments))
-            if not self._pipe.poll(_PATIENCE_SECONDS):
+            if not self._pipe.poll(self.patience):
                 self.close()
-                raise LostError(f"{method}: no answer in {_PATIENCE_SECONDS:.0f} s")
+                raise LostError(f"{method}: no answer in {self.patience:.0f} s")
             kind, answer = self._pipe.recv()
         except (EOFError, OSError) as error:
             raise LostError(f"{method}: {self._last_words()}") from error

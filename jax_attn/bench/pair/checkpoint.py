@@ -15,6 +15,7 @@ from jax_attn.bench.pair.pair import Cached, Pair
 from jax_attn.bench.workload import PairError
 from jax_attn.environment import install_line, version
 from jax_attn.models.inputs import longest
+from jax_attn.parity.checkpoint.pair import logits_of
 from jax_attn.parity.judge.result import Result
 from jax_attn.transfer import TransferError
 from jax_attn.transfer.inspect.config import read_config
@@ -90,7 +91,7 @@ def _has_cache(module: Any) -> bool:
 
 def _first(out: Any) -> torch.Tensor:
     """Logits, or the hidden states of a model without a head."""
-    logits = out.get("logits")
+    logits = logits_of(out)
     return out.last_hidden_state if logits is None else logits
 
 

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import torch
 from flax import nnx
+from jax.experimental.compilation_cache import compilation_cache
 
 from jax_attn.bench.engine.rounds import Limits
 from jax_attn.bench.engine.worker import RefusedError, WorkerError, usable_cores
@@ -40,8 +41,9 @@ def compare_speed(
 ) -> Record:
     """Time a torch module and its port, each in several ways, unless `parity.check` fails them.
 
-    All run in this process, in interleaved rounds, so that their memory is shared and JAX takes
-    the cores that this process has; `jax-attn bench --pair` gives each a process of its own.
+    All run in this process, in interleaved rounds, on JAX's default device, so that their memory is
+    shared and JAX takes the cores that this process has; `jax-attn bench --pair` gives each a
+    process of its own, says where the time goes, and compiles again with a cache.
 
     Args:
       reference, port, inputs, layout, reference_call, port_call: as for `parity.check`.
@@ -59,7 +61,8 @@ def compare_speed(
     Returns the record of the run, of which `bench.markdown` makes a table. Raises `PairError`, a
     ValueError, with all that is wrong with the arguments.
     """
-    ways = ways or ways_on("cpu")
+    device = "gpu" if jax.default_backend() == "gpu" else "cpu"
+    ways = ways or ways_on(device)
     problems = [
         f"{name}: expected some of {known}, got {given!r}"
         for name, given, known in (
@@ -78,6 +81,11 @@ def compare_speed(
         )
         if given is not None and not 1 <= given <= most
     ]
+    if device == "gpu" and not torch.cuda.is_available():
+        problems.append(
+            "device: expected a GPU that torch can use, as JAX uses one; JAX_PLATFORMS=cpu has "
+            "both use the CPU"
+        )
     given = (reference, port, inputs, layout, (reference_call, port_call))
     pair = pair_of("compare_speed", given, problems)
     plan = PairPlan(
@@ -86,17 +94,18 @@ def compare_speed(
         ways,
         modes,
         baseline,
+        device,
         limits=Limits.of(rounds),
         untrusted=untrusted,
         alone=False,
     )
-    with _settings_kept(), PairSession(plan, start=_Here) as session:
+    with settings_kept(), PairSession(plan, start=Here) as session:
         for _ in session.run():
             pass
         return session.record()
 
 
-class _Here:
+class Here:
     """As a `Worker`, without a process of its own."""
 
     def __init__(self, name: str, make: str, *arguments: Any, **_: Any) -> None:
@@ -118,7 +127,7 @@ class _Here:
 
 
 @contextlib.contextmanager
-def _settings_kept() -> Iterator[None]:
+def settings_kept() -> Iterator[None]:
     """What engines set for their process is set back."""
     of_jax = {name: getattr(jax.config, name) for name in _JAX_SETTINGS}
     threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
@@ -129,6 +138,7 @@ def _settings_kept() -> Iterator[None]:
     finally:
         for name, value in of_jax.items():
             jax.config.update(name, value)
+        compilation_cache.reset_cache()  # JAX decides about it again when it next compiles
         torch.set_num_threads(threads)
         torch.set_float32_matmul_precision(precision)
         inductor.force_disable_caches = caches

@@ -2,7 +2,7 @@
 
 Times are the operations' own, on the thread that runs them, added up over layers, whose number in a
 path reads {layer}. Those of a backward pass are of the module whose operation they differentiate.
-What XLA fuses is one operation, of the module and kind of its last.
+A fusion of XLA's counts as one operation, under the module and kind of its last instruction.
 """
 
 import contextlib
@@ -153,7 +153,11 @@ def scope(path: str) -> contextlib.AbstractContextManager[Any]:
 def scoped(port: nnx.Module) -> Iterator[None]:
     """What is traced is named after the module that it is traced in."""
     paths = {id(m): ".".join(map(str, path)) for path, m in nnx.iter_modules(port)}
-    classes = {type(m) for _, m in nnx.iter_modules(port) if "__call__" in vars(type(m))}
+    classes = {
+        next(kind for kind in type(m).__mro__ if "__call__" in vars(kind))
+        for _, m in nnx.iter_modules(port)
+        if callable(m)
+    }
     before: dict[Any, Any] = {kind: vars(kind)["__call__"] for kind in classes}
 
     def named(call: Any) -> Any:
@@ -174,7 +178,12 @@ def scoped(port: nnx.Module) -> Iterator[None]:
 
 
 def _longest(spent: Mapping[tuple[str, str], float], unit: float) -> Operations:
-    """unit: of `spent`, in seconds; of CALLS calls. What is not among them is the last."""
+    """unit: of `spent`, in seconds; of CALLS calls. What is not among them is the last.
+
+    Nothing where nothing was spent.
+    """
+    if not any(spent.values()):
+        return ()
     merged: dict[tuple[str, str], float] = defaultdict(float)
     for (path, kind), time in spent.items():
         merged[re.sub(r"(?<=\.)\d+(?=\.|$)", "{layer}", path), kind] += time * unit / CALLS

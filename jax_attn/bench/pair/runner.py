@@ -6,16 +6,18 @@ from functools import partial
 from typing import Any
 
 import jax
+import torch
 from flax import nnx
 
 from jax_attn.bench.engine import memory
+from jax_attn.bench.engine.judge import errors
 from jax_attn.bench.engine.runner import timed_round
 from jax_attn.bench.engine.turn import timed_turn
 from jax_attn.bench.pair.made import made, of_user
 from jax_attn.bench.pair.operations import Operations
 from jax_attn.bench.pair.pair import Pair, digests
 from jax_attn.bench.pair.runs import RUNS, described
-from jax_attn.bench.pair.ways import WAYS
+from jax_attn.bench.pair.ways import EAGER, WAYS
 from jax_attn.bench.workload import CACHED, DECODE, FORWARD, PairError
 from jax_attn.parity.judge.result import Result
 from jax_attn.parity.run.call_side import RaisedError
@@ -29,6 +31,7 @@ class PairRunner:
     ) -> None:
         self.named, self.lengths, self.way = named, lengths, WAYS[way]
         self.device, self.threads = device, threads
+        self.length: int | None = None
 
     def load(self) -> dict[str, str]:
         """Make the pair; the digests of what was made."""
@@ -39,8 +42,10 @@ class PairRunner:
         return found
 
     def place(self, length: int) -> None:
-        """Take the inputs of this length."""
-        self.runs.place(length)
+        """Take the inputs of this length, unless it has them."""
+        if length != self.length:
+            self.runs.place(length)
+            self.length = length
 
     def compile(self, mode: str) -> tuple[float | None, int | None]:
         """(seconds, bytes of the compiler's temporaries); None for what there is none of."""
@@ -56,6 +61,7 @@ class PairRunner:
 
     def operations(self, mode: str) -> Operations:
         """Where the time of a call goes."""
+        self.runs.prepare(mode)
         return self.runs.operations(mode)
 
     def warm_compile(self, mode: str) -> float | None:
@@ -77,16 +83,19 @@ class PairRunner:
 
     def first_call(self, mode: str) -> float:
         """Seconds of the first call after compiling."""
+        self.runs.prepare(mode)
         started = time.perf_counter()
         self._call(mode)
         return time.perf_counter() - started
 
     def peak(self, mode: str) -> int | None:
         """The most bytes resident during a call beyond those before it; None on a GPU."""
+        self.runs.prepare(mode)
         return memory.peak_during(lambda: self._call(mode)) if self.device == "cpu" else None
 
     def turn(self, mode: str) -> tuple[float, float]:
         """As `timed_round`."""
+        self.runs.prepare(mode)
         return timed_round(
             lambda seconds: timed_turn(lambda: self.runs.start(mode), self.runs.finish, seconds)
         )
@@ -107,40 +116,48 @@ class PairJudge:
         self.pair = made(self.named, self.lengths)
         return digests(self.pair)
 
-    def judge(self) -> dict[str, Any]:
-        """The verdict of `parity.check` under jit, and its worst tensor, as a measurement has them.
+    def judge(self, length: int) -> dict[str, Any]:
+        """The verdict under jit and the worst tensor at this length, as a measurement has them.
 
-        Of several lengths the first is judged. inputs: by length.
+        A pair with a check of its own is judged once, on what that check takes.
         """
         pair = self.pair
-        dtype = _dtype(pair.reference)
         try:
-            result = pair.check() if pair.check else _checked(pair, dtype)
+            result = pair.check() if pair.check else _checked(pair.at(length), _dtype(pair))
         except (RaisedError, TypeError, ValueError) as error:
             raise PairError(f"{error}\n{of_user(error)}") from error
-        fields: dict[str, Any] = {
+        return {
             "verdict": str(result.verdict),
             "reason": "; ".join(map(str, result.reasons)),
+            **errors(result.tensors),
         }
-        if scaled := [t for t in result.tensors if t.scale > 0]:
-            worst = max(scaled, key=lambda tensor: tensor.fraction)
-            own = worst.reference_error
-            fields |= {"tensor": worst.label, "error": worst.error / worst.scale}
-            fields["reference_error"] = None if own is None else own / worst.scale
-        inputs = {length: described(pair.at(length)) for length in pair.lengths}
-        modes = {"modes": pair.modes, "usual_modes": pair.usual_modes}
-        return {"judged": fields, "inputs": inputs, "dtype": dtype, **modes}
+
+    def about(self) -> dict[str, Any]:
+        """What the pair is. inputs: by length. checks: how many of the lengths are judged apart."""
+        pair = self.pair
+        return {
+            "inputs": {length: described(pair.at(length)) for length in pair.lengths},
+            "dtype": _dtype(pair),
+            "modes": pair.modes,
+            "usual_modes": pair.usual_modes,
+            "checks": 1 if pair.check else len(pair.lengths),
+        }
 
     def flops(self, length: int, modes: tuple[str, ...]) -> dict[str, int]:
         """mode → operations of the reference's products and convolutions, in one call."""
-        runs = RUNS["torch"](self.pair, WAYS["torch eager"], "cpu", self.threads)
+        runs = RUNS["torch"](self.pair, WAYS[EAGER], "cpu", self.threads)
         runs.place(length)
         return {mode: runs.flops(mode) for mode in modes}
 
     def reads(self, length: int, modes: tuple[str, ...]) -> dict[str, int]:
-        """mode → bytes of all parameters, and of the cache for a step."""
+        """mode → bytes of the parameters, and of the cache for a step.
+
+        Of an embedding's parameters, a call reads a row for each token; they are left out.
+        """
         pair = self.pair.at(length)
-        parameters = sum(p.numel() * p.element_size() for p in pair.reference.parameters())
+        parts = (m for m in pair.reference.modules() if not isinstance(m, torch.nn.Embedding))
+        read = {p for part in parts for p in part.parameters(recurse=False)}
+        parameters = sum(p.numel() * p.element_size() for p in read)
         found = {mode: parameters for mode in modes if mode in (FORWARD, *CACHED)}
         if pair.cached and DECODE in found:
             _, of_port = pair.cached
@@ -165,7 +182,7 @@ def _checked(pair: Pair, dtype: str) -> Result:
     )
 
 
-def _dtype(module: Any) -> str:
-    """Of the first parameter with floating-point numbers; float32 of none."""
-    floats = (p.dtype for p in module.parameters() if p.is_floating_point())
+def _dtype(pair: Pair) -> str:
+    """Of the reference's first parameter with floating-point numbers; float32 of none."""
+    floats = (p.dtype for p in pair.reference.parameters() if p.is_floating_point())
     return str(next(floats, "torch.float32")).removeprefix("torch.")

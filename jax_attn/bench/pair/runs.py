@@ -85,7 +85,6 @@ class TorchRuns:
 
     def start(self, mode: str) -> Any:
         """What a call gives, perhaps still under way."""
-        self.prepare(mode)
         with torch.inference_mode(mode in (FORWARD, *CACHED)):
             return self.runs[mode]()
 
@@ -163,6 +162,7 @@ class JaxRuns:
         del device, threads  # JAX takes what the process may use
         jax.config.update("jax_default_matmul_precision", "highest")
         jax.config.update("jax_enable_compilation_cache", False)
+        compilation_cache.reset_cache()  # about which JAX decides when it first compiles
         split: Any = nnx.split(pair.port, nnx.Param, nnx.Not(nnx.Param))
         graph, params, rest = split
         # A donated array is lost, and these are the caller's.
@@ -240,7 +240,6 @@ class JaxRuns:
 
     def start(self, mode: str) -> Any:
         """What a call gives, perhaps still under way; what a step changes is the next one's."""
-        self.prepare(mode)
         result = self.jitted[mode](*self._arguments(mode))
         if mode == STEP:
             self.params, self.state, _ = result
@@ -263,16 +262,18 @@ class JaxRuns:
 
     def operations(self, mode: str) -> Operations:
         """Where the time of a call goes. It is traced anew, with the modules' names."""
-        self.prepare(mode)
         self.forget()
         self.names_modules = True
-        program = self.jitted[mode].lower(*self._arguments(mode)).compile().as_text()
-        self.finish(self.start(mode))
-        return jax_operations(program, lambda: self.finish(self.start(mode)))
+        try:
+            program = self.jitted[mode].lower(*self._arguments(mode)).compile().as_text()
+            self.finish(self.start(mode))
+            return jax_operations(program, lambda: self.finish(self.start(mode)))
+        finally:
+            self.names_modules = False
 
     def keep(self, folder: str) -> None:
         """From now on, keep what is compiled in this folder."""
-        compilation_cache.reset_cache()  # which it decided about when it first compiled
+        compilation_cache.reset_cache()
         jax.config.update("jax_compilation_cache_dir", folder)
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

@@ -1,6 +1,7 @@
 """A run of a user's own pair: judged by `parity.check`, then timed in interleaved rounds."""
 
 import contextlib
+import itertools
 from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -9,8 +10,8 @@ from typing import Any
 from jax_attn.bench.arrays import SEED
 from jax_attn.bench.engine.rounds import Limits, measure_products, measure_reads
 from jax_attn.bench.engine.run import NOT_TIMED, Key, Run, environment, session_environment
-from jax_attn.bench.engine.worker import RefusedError, Worker, WorkerError
-from jax_attn.bench.implementations import JAX
+from jax_attn.bench.engine.worker import PATIENCE_SECONDS, Worker, WorkerError
+from jax_attn.bench.implementations import JAX, OURS, TORCH
 from jax_attn.bench.pair.pair import Pair
 from jax_attn.bench.pair.ways import EAGER, WAYS
 from jax_attn.bench.record import READS, Measurement, Status
@@ -18,8 +19,8 @@ from jax_attn.bench.workload import CACHED, PairError, PairWorkload
 from jax_attn.parity.judge.compare import Verdict
 from jax_attn.parity.judge.text import joined
 
-# framework -> the implementation whose process also times its matrix products
-_PRODUCTS = {"torch": "torch eager", "jax": "jax-attn"}
+# framework -> the implementation whose process times its matrix products
+_PRODUCTS = {TORCH: EAGER, JAX: OURS}
 UNTRUSTED = "untrusted: the pair disagrees"
 
 
@@ -75,16 +76,17 @@ class PairSession(Run):
         """Measure everything; yields after each step what was done. Raises PairError."""
         plan = self.plan
         self.environment = session_environment()
-        workloads, judged, expected = self._judge()
-        yield f"judged: {judged['verdict']}"
-        trusted = judged["verdict"] != Verdict.FAIL
-        for workload in workloads:
+        verdicts, expected = self._judge()
+        yield f"judged: {Verdict.worst(Verdict(judged['verdict']) for judged in verdicts.values())}"
+        for workload, judged in verdicts.items():
             for name in plan.names:
-                self._note_all(workload, name, judged, trusted=trusted)
-        if not (trusted or plan.untrusted):
+                self._note_all(workload, name, judged)
+        workloads = [w for w, judged in verdicts.items() if self._is_timed(judged)]
+        if not workloads:
             return
         yield from self._measure_products(workloads[0].dtype)
-        with ThreadPoolExecutor(2) as pool:  # one imports while another reads its files
+        # One imports while another reads its files; in one process they would share random state.
+        with ThreadPoolExecutor(2 if plan.alone else 1) as pool:
             list(pool.map(lambda name: self._load(name, expected), plan.names))
         yield "workers started"
         for workload in workloads:
@@ -99,20 +101,24 @@ class PairSession(Run):
             self._look_again(workloads[0], name)
             yield f"{name}: compiled again"
 
-    def _judge(self) -> tuple[list[PairWorkload], dict[str, Any], dict[str, str]]:
-        """(workloads, one a length; fields of the verdict; digests of what was judged)."""
+    def _is_timed(self, judged: Mapping[str, Any]) -> bool:
+        return self.plan.untrusted or judged["verdict"] != Verdict.FAIL
+
+    def _judge(self) -> tuple[dict[PairWorkload, dict[str, Any]], dict[str, str]]:
+        """(workload of each length -> fields of its verdict, digests of what was judged)."""
         plan = self.plan
-        maker = "jax_attn.bench.pair.runner:PairJudge", plan.lengths, plan.threads
-        judge = self._started("judge", *maker)
+        maker = "jax_attn.bench.pair.runner:PairJudge", plan.named, plan.lengths, plan.threads
+        judge = self._started("judge", *maker, patience=None)  # which checks a whole model
         try:
-            expected = judge.ask("load")
-            found = judge.ask("judge")
+            expected, found = judge.ask("load"), judge.ask("about")
             self._modes = plan.modes or found["usual_modes"]
             if lacking := [mode for mode in self._modes if mode not in found["modes"]]:
                 known = ", ".join(found["modes"])
                 got = f"expected modes of {known}, got {joined(lacking)}"
                 whys = dict.fromkeys(_LACKS[mode in CACHED] for mode in lacking)
                 raise PairError(f"{plan.name}: {got}: {'; '.join(whys)}")
+            lengths = [*found["inputs"]][: found["checks"]]
+            judged = [judge.ask("judge", length) for length in lengths]
             workloads = [
                 PairWorkload(
                     f"{plan.name}, length {length}" if length else plan.name,
@@ -124,27 +130,36 @@ class PairSession(Run):
                 )
                 for length, inputs in found["inputs"].items()
             ]
-        except RefusedError as error:
+        except WorkerError as error:
             raise PairError(str(error)) from error
         self._workers.pop("judge").close()
-        return workloads, found["judged"], expected
+        return dict(zip(workloads, itertools.cycle(judged), strict=False)), expected
 
-    def _started(self, name: str, make: str, *arguments: Any, **variables: str) -> Any:
-        settings = environment(variables, self.plan.device)
-        worker = self._start(
-            name, make, self.plan.named, *arguments, threads=self.plan.threads, environment=settings
+    def _started(
+        self,
+        name: str,
+        make: str,
+        *arguments: Any,
+        variables: Mapping[str, str] = {},
+        patience: float | None = PATIENCE_SECONDS,
+    ) -> Any:
+        self._workers[name] = worker = self._start(
+            name,
+            make,
+            *arguments,
+            threads=self.plan.threads,
+            environment=environment(variables, self.plan.device),
+            patience=patience,
         )
-        self._workers[name] = worker
         return worker
 
     def _measure_products(self, dtype: str) -> Iterator[str]:
         """The rooflines, by the two frameworks, each in a process of its own."""
         plan, workers = self.plan, {}
+        variables = {"JAX_ENABLE_X64": "1"} if dtype == "float64" else {}
         for framework, name in _PRODUCTS.items():
             runner = "jax_attn.bench.engine.runner:Runner", name, plan.device, plan.threads
-            variables = environment({}, plan.device)
-            worker = self._start(name, *runner, threads=plan.threads, environment=variables)
-            self._workers[f"products by {framework}"] = worker
+            worker = self._started(f"products by {framework}", *runner, variables=variables)
             with contextlib.suppress(WorkerError):  # the other framework's rate remains
                 worker.ask("load")
                 workers[framework] = worker
@@ -157,8 +172,8 @@ class PairSession(Run):
         """Start a worker; its pair must be the one that was judged."""
         plan, way = self.plan, WAYS[name]
         runner = "jax_attn.bench.pair.runner:PairRunner"
-        arguments = plan.lengths, name, plan.device, plan.threads
-        worker = self._started(name, runner, *arguments, **way.environment)
+        arguments = plan.named, plan.lengths, name, plan.device, plan.threads
+        worker = self._started(name, runner, *arguments, variables=way.environment)
         try:
             got = worker.ask("load")
         except WorkerError as error:
@@ -210,19 +225,17 @@ class PairSession(Run):
 
     # --- rows ---
 
-    def _note_all(
-        self, workload: PairWorkload, name: str, judged: Mapping[str, Any], *, trusted: bool
-    ) -> None:
+    def _note_all(self, workload: PairWorkload, name: str, judged: Mapping[str, Any]) -> None:
         """A row for each mode that the way has. The verdict is on the port alone."""
         way = WAYS[name]
         for mode in (m for m in self._modes if m in way.modes):
             row = Measurement(workload, mode, name, way.framework, Status.NOT_RUN, NOT_TIMED)
             if way.framework == JAX:
                 row = replace(row, **{**judged, "reason": judged["reason"] or NOT_TIMED})
-            if not trusted and not self.plan.untrusted:
+            if not self._is_timed(judged):
                 why = judged["reason"] if way.framework == JAX else "the port disagrees"
                 row = replace(row, status=Status.EXCLUDED, reason=why)
-            elif not trusted:
+            elif judged["verdict"] == Verdict.FAIL:
                 row = replace(row, reason=f"{UNTRUSTED}: {judged['reason']}")
             self._rows[workload, mode, name] = row
 
@@ -244,5 +257,5 @@ class PairSession(Run):
 # Whether a mode has a cache -> why a pair lacks it.
 _LACKS = {
     True: "there is no cache, which the model of a checkpoint has if it generates",
-    False: "gradients need parameters, none of which is frozen",
+    False: "gradients need parameters, and none may be frozen",
 }

@@ -60,8 +60,8 @@ class Change:
 class Comparison:
     """Everything that at least one of the runs measured, paired or not.
 
-    threshold: as a fraction. unpaired: (measurement, why it has no ratio). broken: those of them
-    that were measured before and are now excluded or failed. versions: package → (before, after),
+    threshold: as a fraction. unpaired: (measurement, why it has no ratio). broken: those
+    measured before that now fail, are excluded, or disagree. versions: package → (before, after),
     None where it is absent.
     """
 
@@ -88,6 +88,7 @@ class Comparison:
                 "after_s": change.after.median_s,
                 "over_baseline": change.over_baseline and asdict(change.over_baseline),
                 "regression": change.slower_by(self.threshold),
+                "failure": change.after in self.broken,
             }
             for change in self.changes
         ]
@@ -140,7 +141,7 @@ def compare(before: Record, after: Record, threshold: float) -> Comparison:
         if old and new and not reasons:
             ratio = None if name == baseline else _over_baseline((old, new), peers)
             changes.append(Change(old, new, ratio))
-        if old and new and old.seconds and new.status in WORSE:
+        if old and new and old.seconds and _is_worse(old, new):
             broken.append(new)
     versions = before.environment["packages"], after.environment["packages"]
     names = dict.fromkeys([*versions[0], *versions[1]])
@@ -151,6 +152,10 @@ def compare(before: Record, after: Record, threshold: float) -> Comparison:
         tuple(broken),
         {name: (versions[0].get(name), versions[1].get(name)) for name in names},
     )
+
+
+def _is_worse(old: Measurement, new: Measurement) -> bool:
+    return new.status in WORSE or new.verdict == "FAIL" != old.verdict
 
 
 def _over_baseline(rows: Pair, peers: Pair) -> Ratio:

@@ -7,9 +7,9 @@ from jax_attn.bench.record import Measurement
 from jax_attn.bench.results import words
 
 ABOUT = (
-    "The longest operations of a call, by the profilers of torch and JAX: time of their own on the "
-    "thread that runs them, added up over layers, and its share of all operations'. What XLA fuses "
-    "is one operation, of the module and kind of its last."
+    "The longest operations of a call, by the profilers of torch and JAX: the time of each on the "
+    "thread that runs it, without what it calls, added up over layers; and its share of the sum. A "
+    "fusion of XLA's counts as one operation, under the module and kind of its last instruction."
 )
 
 

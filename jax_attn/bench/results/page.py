@@ -17,23 +17,25 @@ from jax_attn.bench.results.table import (
     sections,
     speed,
 )
+from jax_attn.environment import install_line
 from jax_attn.report.page import MARKS
 from jax_attn.report.rendered import rendered
 
 
 def page(record: Record) -> str:
     """The fastest of each section first, then every table, and the plots if matplotlib is here."""
-    environment = {k: v for k, v in record.environment.items() if k != "packages"}
-    environment |= record.environment["packages"] | dict(record.settings)
+    measured = [_lead(section, record) for section in sections(record)]
+    said = [words.INTERRUPTED, *measured] if record.interrupted else measured
     return rendered(
         "bench.html",
-        environment,
-        said=[_lead(section, record) for section in sections(record)],
+        words.environment(record),
+        said=said,
         legend=legend(record),
         marks={str(verdict): mark for verdict, mark in MARKS.items()},
         sections=[_section(section, record) for section in sections(record)],
         about_operations=ABOUT,
         plots=_plots(record),
+        why_no_plots="" if _can_draw() else f"Plots need matplotlib: {install_line('bench')}",
         compiled_title=COMPILED,
         compiled=[
             *(f"{name}: {what}" for name, what in absent(record)),
@@ -77,9 +79,13 @@ def _row(row: Measurement, record: Record, shown: Any, slowest: float) -> dict[s
     return {"cells": cells, "percent": round(100 * (row.median_s or 0.0) / slowest, 1)}
 
 
+def _can_draw() -> bool:
+    return importlib.util.find_spec("matplotlib") is not None
+
+
 def _plots(record: Record) -> dict[str, str]:
     """name -> the figure as a data URI."""
-    if importlib.util.find_spec("matplotlib") is None:
+    if not _can_draw():
         return {}
     from jax_attn.bench.results.plot import as_svg, figures
 

@@ -17,6 +17,7 @@ from jax_attn.bench.implementations import OURS
 from jax_attn.bench.record import Record
 from jax_attn.bench.results import series, words
 from jax_attn.bench.results.series import Line, Quantity, Shares
+from jax_attn.bench.results.table import PRODUCTS
 from jax_attn.bench.workload import CACHED, PAIR_MODES, PairWorkload, Workload
 from jax_attn.environment import install_line
 
@@ -108,7 +109,7 @@ def _figures(record: Record) -> Iterator[tuple[str, Any]]:
                 if against_length := series.lines(record, members, mode, quantity):
                     name = f"{quantity.name}-{_slug(key, mode)}"
                     yield name, _against_length(record, key, mode, quantity, against_length)
-    for mode in _MODES:
+    for mode in PRODUCTS:
         if panels := series.shares(record, mode):
             yield f"roofline-{mode.replace('+', '-')}", _shares(record, mode, panels)
 

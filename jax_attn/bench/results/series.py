@@ -87,7 +87,7 @@ def families(record: Record) -> dict[Workload | PairWorkload, list[Workload | Pa
     for workload in dict.fromkeys(row.workload for row in record.rows):
         if isinstance(workload, PairWorkload):
             name = workload.name.removesuffix(f", length {workload.length}")
-            shared: Any = replace(workload, name=name, inputs="", counted=(), length=0)
+            shared: Any = replace(workload, name=name, inputs="", length=0)
         elif workload.T == workload.S:
             shared = replace(workload, name="", T=0, S=0)
         else:

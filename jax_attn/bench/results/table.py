@@ -52,7 +52,7 @@ class Column(NamedTuple):
 
 
 # Decoding one token mostly reads the cache, so a matrix product's speed is no measure for it.
-_PRODUCTS = (*PAIR_MODES, PREFILL)
+PRODUCTS = (*PAIR_MODES, PREFILL)
 COLUMNS = (
     Column("implementation", 0, lambda row, _: row.implementation, figure=False),
     Column("kernel", 5, lambda row, _: row.kernel or words.DASH, figure=False),
@@ -63,12 +63,12 @@ COLUMNS = (
     Column("speed [95%]", 0, lambda row, _: words.ratio(row.ratio)),
     Column("", 1, lambda row, record: speed(row, record), figure=False),
     Column("tokens/s", 2, lambda row, _: words.digits(row.tokens_per_s), modes=CACHED),
-    Column("GFLOP/s", 4, lambda row, _: words.giga(row.flops_per_s), modes=_PRODUCTS),
+    Column("GFLOP/s", 4, lambda row, _: words.giga(row.flops_per_s), modes=PRODUCTS),
     Column(
         "of\nGEMM",
         2,
         lambda row, record: words.percent(roofline_share(row, record)),
-        modes=_PRODUCTS,
+        modes=PRODUCTS,
     ),
     Column("of\nmemory", 2, lambda row, record: words.percent(memory_share(row, record))),
     Column("cache\nGB/s", 3, lambda row, _: words.giga(row.cached_bytes_per_s), modes=(DECODE,)),
@@ -76,12 +76,7 @@ COLUMNS = (
     Column("compile", 3, lambda row, _: words.seconds(row.compile_s)),
     Column("compile,\nwarm", 6, lambda row, _: words.seconds(row.warm_compile_s)),
     Column("programs", 6, lambda row, _: words.count(row.programs)),
-    Column(
-        "first\ncall",
-        6,
-        lambda row, _: words.seconds(row.first_call_s),
-        modes=(*PAIR_MODES, *CACHED),
-    ),
+    Column("first\ncall", 6, lambda row, _: words.seconds(row.first_call_s)),
     Column("peak\nMiB", 3, lambda row, _: words.mebibytes(row.peak_bytes)),
     Column("compiler's\nMiB", 7, lambda row, _: words.mebibytes(row.compiler_bytes)),
 )
@@ -114,7 +109,7 @@ def roofline_share(row: Measurement, record: Record) -> float | None:
 
 
 def memory_share(row: Measurement, record: Record) -> float | None:
-    """The bytes that it reads at least, over those that a sum reads in the same time."""
+    """The bytes that it reads, over those that a sum reads in the same time."""
     best = max(record.settings.get(READS, {}).values(), default=None)
     return row.read_bytes_per_s / best if best and row.read_bytes_per_s else None
 
@@ -159,11 +154,12 @@ _LEGEND = {
     "error/": "error: RMS against float64, over that of torch's own",
     "dispatch": "dispatch: until the call returns, its result still under way",
     "of GEMM": "of GEMM: useful FLOP/s over those of a matrix product in this run",
-    "of memory": "of memory: parameters and cache, read once, over the rate of a sum in this run",
-    "cache": "cache: its keys and values, GB/s those of the tokens that are there over the time, "
-    "MiB in all its room",
+    "of memory": "of memory: all parameters but embeddings', and the cache, read once, over the "
+    "rate of a sum in this run",
+    "cache": "cache GB/s: keys and values of the tokens that are there, over the time; cache MiB: "
+    "those of all its room",
     "compile,": "compile, warm: once more, with what the compiler keeps on disk",
-    "programs": "programs: compiled for these inputs, beside those there were",
+    "programs": "programs: how many were compiled for this row",
     "peak": "peak: of the process during a call, beyond what was there before it",
     "compiler's": "compiler's: temporaries as the compiler states them",
 }
@@ -250,7 +246,7 @@ def comparison_table(comparison: Comparison, width: int) -> Group:
     titles = ["workload", "mode", "implementation", "before", "after", "change [95%]", ""]
     rows = []
     for change in sorted(comparison.changes, key=_slowdown, reverse=True):
-        row, outcome = change.before, _outcome(change, comparison.threshold)
+        row, outcome = change.before, _outcome(change, comparison)
         times = (words.seconds(r.median_s) for r in (change.before, change.after))
         named = (row.workload.name, row.mode, row.implementation, *times)
         cells = (*named, words.ratio(change.over_baseline), outcome)
@@ -263,8 +259,8 @@ def comparison_table(comparison: Comparison, width: int) -> Group:
         figure = title in ("before", "after", "change [95%]")
         table.add_column(title, justify="right" if figure else "left", no_wrap=True)
     for line in rows:
-        is_slower = line[""] == "REGRESSION"
-        table.add_row(*(line[t] for t in shown), style="bold red" if is_slower else "")
+        is_worse = line[""] in ("REGRESSION", "WRONG")
+        table.add_row(*(line[t] for t in shown), style="bold red" if is_worse else "")
     head = [
         Text(f"{name} {was or 'absent'} → {now or 'absent'}")
         for name, (was, now) in comparison.versions.items()
@@ -279,7 +275,7 @@ def comparison_table(comparison: Comparison, width: int) -> Group:
     ]
     summary = (
         f"{comparison.compared} rows compared, {len(comparison.regressions)} slower by more than "
-        f"{100 * comparison.threshold:g}%, {len(comparison.broken)} now wrong, "
+        f"{100 * comparison.threshold:g}%, {len(comparison.broken)} now wrong or failed, "
         f"{len(comparison.unpaired)} without a ratio"
     )
     about = "change: of a row's time over its own run's baseline; above 1 is slower"
@@ -290,11 +286,14 @@ def _slowdown(change: Change) -> float:
     return change.over_baseline.median if change.over_baseline else 0.0
 
 
-def _outcome(change: Change, threshold: float) -> str:
+def _outcome(change: Change, comparison: Comparison) -> str:
+    if change.after in comparison.broken:
+        return "WRONG"
     if change.over_baseline is None:
         return "baseline"
-    # This ratio is of times: above 1 is slower.
-    return "REGRESSION" if change.slower_by(threshold) else _SPEEDS[-change.over_baseline.side]
+    if change.slower_by(comparison.threshold):
+        return "REGRESSION"
+    return _SPEEDS[-change.over_baseline.side]  # of times: above 1 is slower
 
 
 # --- Markdown --------------------------------------------------------------------------------

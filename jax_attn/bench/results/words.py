@@ -10,6 +10,7 @@ from jax_attn.bench.workload import PairWorkload, Workload
 
 DASH = "–"
 MIB = 2**20
+INTERRUPTED = "interrupted: these are the rows measured until then"
 _PORT = "jax.jit"
 """Of a user's pair."""
 
@@ -79,8 +80,8 @@ def shape(w: Workload | PairWorkload) -> str:
     return f"{what}, B={w.B} {lengths} {heads} H={w.H}{width}{causal}, {w.dtype}"
 
 
-def place(record: Record) -> list[str]:
-    """Machine, versions, settings and roofline, a line each."""
+def environment(record: Record) -> dict[str, str]:
+    """Machine, versions, settings and roofline, each in words."""
     at = record.environment
     machine = [at["processor"], f"{at['cores']} cores", *at["devices"], at["platform"]]
     if "load_average" in at:
@@ -95,18 +96,22 @@ def place(record: Record) -> list[str]:
     roofline = [f"{name} {giga(rate)} GFLOP/s" for name, rate in record.roofline.items()]
     products = record.settings.get(MATRIX_PRODUCTS, {})
     products = [f"by {name} {giga(rate)}" for name, rate in products.items()]
-    lines = [
-        f"machine: {', '.join(machine)}",
-        f"versions: {', '.join(['Python ' + at['python'], *packages])}",
-        f"settings: {', '.join(settings)}",
-        f"GEMM roofline of this run: {', '.join(roofline + products) or DASH}",
-    ]
+    told = {
+        "machine": machine,
+        "versions": ["Python " + at["python"], *packages],
+        "settings": settings,
+        "GEMM roofline of this run": roofline + products or [DASH],
+    }
     if reads := record.settings.get(READS):
-        rates = (f"by {name} {giga(rate)}" for name, rate in reads.items())
-        lines.append(f"memory roofline of this run, GB/s: {', '.join(rates)}")
-    if record.interrupted:
-        lines.append("interrupted: these are the rows measured until then")
-    return lines
+        rates = [f"by {name} {giga(rate)}" for name, rate in reads.items()]
+        told["memory roofline of this run, GB/s"] = rates
+    return {name: ", ".join(parts) for name, parts in told.items()}
+
+
+def place(record: Record) -> list[str]:
+    """The environment, a line each, and whether the run was interrupted."""
+    lines = [f"{name}: {told}" for name, told in environment(record).items()]
+    return [*lines, INTERRUPTED] if record.interrupted else lines
 
 
 def judged(record: Record, workload: Workload | PairWorkload) -> str:

@@ -111,13 +111,9 @@ class Pair:
         """What transformers gives by a mask, 0 where there is padding."""
         words = {} if types is None else {"token_type_ids": types}
         out = module(tokens, attention_mask=mask, output_hidden_states=True, **words)
-        logits = out.get("logits")
-        if logits is None and "start_logits" in out:
-            logits = torch.stack([out.start_logits, out.end_logits], dim=-1)
-        logits = out.get("prediction_logits") if logits is None else logits
         given = {
             "hidden": out.get("last_hidden_state", out.hidden_states[-1]),
-            "logits": logits,
+            "logits": logits_of(out),
             "pooled": out.get("pooler_output"),
             "pair": out.get("seq_relationship_logits"),
         }
@@ -299,6 +295,13 @@ def _joined(results: Sequence[Result], left_out: Collection[str]) -> Result:
         ),
         explanation=next((r.explanation for r in results if r.explanation), None),
     )
+
+
+def logits_of(out: Mapping[str, Any]) -> Any:
+    """The logits among what a model of transformers gives, whatever it calls them; None of none."""
+    if "start_logits" in out:
+        return torch.stack([out["start_logits"], out["end_logits"]], dim=-1)
+    return out.get("logits", out.get("prediction_logits"))
 
 
 def _own(given: Mapping[str, Any], mask: Any) -> dict[str, Any]:

@@ -13,7 +13,9 @@ from helpers.attention.meshes import assert_near, moved
 from helpers.families.whole_models import LAYERS, D, SmallModel
 from jax_attn import models
 from jax_attn.bench.pair.checkpoint import LENGTH, pair_of_checkpoint
-from jax_attn.bench.workload import CACHED, PAIR_MODES, STEP, PairError
+from jax_attn.bench.pair.compare_speed import settings_kept
+from jax_attn.bench.pair.runner import PairRunner
+from jax_attn.bench.workload import CACHED, DECODE, PAIR_MODES, STEP, PairError
 from jax_attn.cli import main
 
 T = 7
@@ -82,6 +84,43 @@ def test_the_modes_are_those_that_the_model_has(folders):
     assert LENGTH > 22
 
 
+@pytest.mark.parametrize("way", ["torch eager", "jax.jit"])
+def test_the_prompt_is_read_before_a_step_is_timed(way, folders):
+    pair = pair_of_checkpoint(folders("gpt2"), (T, T + 1))
+    with settings_kept():
+        runner = PairRunner(pair, (), way, "cpu", 1)
+        runner.load()
+        for mode in (*CACHED, STEP):
+            runner.place(T)
+            runner.compile(mode)
+        cache = runner.runs.cache
+        assert cache is not None, "a mode's place drops no other's cache"
+        log = []
+        for name in ("prepare", "start"):
+            of = getattr(runner.runs, name)
+            setattr(runner.runs, name, lambda mode, n=name, of=of: log.append(n) or of(mode))
+        for timed in (runner.turn, runner.operations, runner.first_call, runner.peak):
+            runner.place(T + 1)
+            assert runner.runs.cache is None
+            log.clear()
+            timed(DECODE)
+            assert log[:2] == ["prepare", "start"]
+            assert "prepare" not in log[1:]
+            runner.place(T)
+
+
+@pytest.mark.parametrize("name", ["bert, answers", "bert, for two sentences"])
+def test_logits_are_compared_whatever_transformers_calls_them(name, folders):
+    pair = pair_of_checkpoint(folders(name), (T,))
+    with torch.no_grad():
+        ours, theirs = (
+            pair.call_port(pair.port, **pair.inputs),
+            pair.call_reference(tokens=torch.tensor(pair.inputs["tokens"])),
+        )
+    assert ours.shape == tuple(theirs.shape)
+    assert ours.shape[-1] == {"bert, answers": 2, "bert, for two sentences": 41}[name]
+
+
 def test_lengths_that_do_not_fit_are_refused(folders, tmp_path):
     with pytest.raises(PairError, match="at most 22 tokens and one more for a step, got 23"):
         pair_of_checkpoint(folders("gpt2"), (5, 23))
@@ -119,7 +158,9 @@ def test_the_command_judges_times_and_looks_into_both_sides(folders, tmp_path):
     decode = rows[3, "decode", "jax.jit"]
     assert decode["tokens_per_s"] > 0
     assert decode["programs"] == 1  # the prompt's is not counted
-    params = jax.tree.leaves(nnx.state(models.load(folders("gpt2")), nnx.Param))
+    params = nnx.state(models.load(folders("gpt2")), nnx.Param)
+    del params["position_embedding"]  # a step reads a row of it; the tokens' is the head's, too
+    params = jax.tree.leaves(params)
     cached = LAYERS * (2 * 4 * (3 + 1) * D + 4)  # of keys, values and a length, with room for one
     assert dict(decode["workload"]["read"])["decode"] == sum(p.nbytes for p in params) + cached
     assert record["settings"]["memory_bytes_per_s"].keys() == {"torch", "jax"}
@@ -132,7 +173,8 @@ def test_the_command_judges_times_and_looks_into_both_sides(folders, tmp_path):
 WRONG = {
     ("nowhere/gpt2",): "CHECKPOINT: expected a folder or a file, got nowhere/gpt2; `hf download",
     (".", "--pair", "mine.py:make"): "--pair: expected without a checkpoint, got .",
-    (".", "--lengths", "5,5,x,0"): "expected lengths such as 128,512,777, got x, 0, 5 twice",
+    (".", "--lengths", "5,5"): "expected different whole numbers with commas between them",
+    (".", "--lengths", "5,0"): "expected lengths of at least 1, got '5,0'",
     ("--lengths", "5"): "--lengths: needs --pair or a checkpoint",
     ("--preset", "quick", "."): "--preset: cannot be combined with --pair or a checkpoint",
 }

@@ -6,9 +6,14 @@ import pytest
 import torch
 from flax import nnx
 
+from helpers.bench.bench_stand_in import Fake
 from jax_attn import bench
+from jax_attn.bench.engine.worker import LostError
+from jax_attn.bench.pair.compare_speed import settings_kept
 from jax_attn.bench.pair.pair import Pair
-from jax_attn.bench.pair.session import UNTRUSTED
+from jax_attn.bench.pair.runs import JaxRuns
+from jax_attn.bench.pair.session import UNTRUSTED, PairPlan, PairSession
+from jax_attn.bench.pair.ways import WAYS as WAYS_OF_ALL
 from jax_attn.bench.record import Record, Status
 from jax_attn.bench.workload import PAIR_MODES, STEP, PairError
 from jax_attn.transfer import Layout, linear, load
@@ -46,7 +51,18 @@ def compared(of: Pair, **options) -> Record:
 
 @pytest.fixture(scope="module")
 def record() -> Record:
-    return compared(pair())
+    """Of a run that leaves the caller's modules and settings as they were."""
+    of = pair()
+    before = [p.detach().clone() for p in of.reference.parameters()]
+    params = [np.asarray(a).copy() for a in jax.tree.leaves(nnx.state(of.port, nnx.Param))]
+    threads = torch.get_num_threads()
+    found = compared(of, threads=1)
+    assert all(map(torch.equal, before, of.reference.parameters()))
+    after = jax.tree.leaves(nnx.state(of.port, nnx.Param))
+    assert all(map(np.array_equal, params, after))
+    assert torch.get_num_threads() == threads
+    assert jax.config.jax_default_matmul_precision is None
+    return found
 
 
 def test_each_way_is_timed_in_each_mode_that_it_has(record):
@@ -94,17 +110,55 @@ def test_untrusted_it_is_timed_under_that_heading():
     assert all(row.seconds and row.reason.startswith(UNTRUSTED) for row in rows)
 
 
-def test_modules_and_settings_are_left_as_they_were():
-    of = pair()
-    before = [p.detach().clone() for p in of.reference.parameters()]
-    params = [np.asarray(a).copy() for a in jax.tree.leaves(nnx.state(of.port, nnx.Param))]
-    threads = torch.get_num_threads()
-    compared(of, modes=(STEP,), threads=1)
-    assert all(map(torch.equal, before, of.reference.parameters()))
-    after = jax.tree.leaves(nnx.state(of.port, nnx.Param))
-    assert all(map(np.array_equal, params, after))
-    assert torch.get_num_threads() == threads
-    assert jax.config.jax_default_matmul_precision is None
+def test_compiling_is_cold_though_a_cache_on_disk_has_the_program():
+    """As this suite's own cache does after the first run."""
+    hits = []
+
+    def listen(event: str, **_: object) -> None:
+        hits.append(event) if event == "/jax/compilation_cache/cache_hits" else None
+
+    with settings_kept():
+        for _ in range(2):
+            runs = JaxRuns(pair(), WAYS_OF_ALL["jax.jit"], "cpu", 1)
+            jax.clear_caches()
+            jax.monitoring.register_event_listener(listen)
+            try:
+                runs.compile("forward")
+            finally:
+                jax.monitoring.unregister_event_listener(listen)
+    assert hits == []
+
+
+def test_a_gpu_that_torch_cannot_use_is_told(monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(PairError, match="expected a GPU that torch can use, as JAX uses one"):
+        compared(pair())
+
+
+def lost(*_):
+    return LostError("judge: its process was killed, perhaps for want of memory")
+
+
+def test_a_judge_that_is_lost_is_told_and_waited_for(monkeypatch):
+    about = {"modes": ("forward",), "usual_modes": ("forward",), "checks": 1}
+    about |= {"inputs": {0: "x"}, "dtype": "float64"}
+    answers = {("judge", "load"): {}, ("judge", "about"): about, ("judge", "judge"): lost}
+    monkeypatch.setattr(Fake, "answers", answers)
+    monkeypatch.setattr(Fake, "started", [])
+    session = PairSession(PairPlan("mine.py:make", 1), start=Fake)
+    with session, pytest.raises(PairError, match="killed, perhaps for want of memory"):
+        list(session.run())
+    (judge,) = Fake.started
+    assert judge.patience is None, "however long a large model takes"
+
+
+def test_products_of_float64_are_in_float64(monkeypatch):
+    monkeypatch.setattr(Fake, "answers", {})
+    monkeypatch.setattr(Fake, "started", [])
+    with PairSession(PairPlan("mine.py:make", 1), start=Fake) as session:
+        list(session._measure_products("float64"))
+    assert {worker.environment["JAX_ENABLE_X64"] for worker in Fake.started} == {"1"}
 
 
 def test_all_that_is_wrong_is_told_at_once():
@@ -122,8 +176,8 @@ def test_all_that_is_wrong_is_told_at_once():
 def test_a_frozen_reference_is_timed_forward_alone():
     of = pair()
     of.reference[0].weight.requires_grad_(False)
-    assert {row.mode for row in compared(of).rows} == {"forward"}
-    with pytest.raises(PairError, match="gradients need parameters, none of which is frozen"):
+    assert of.modes == of.usual_modes == ("forward",)
+    with pytest.raises(PairError, match="gradients need parameters, and none may be frozen"):
         compared(of, modes=(STEP,))
 
 

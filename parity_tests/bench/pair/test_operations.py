@@ -8,7 +8,7 @@ from flax import nnx
 from helpers.families.whole_models import LAYERS, SmallModel
 from jax_attn.bench.pair import operations
 from jax_attn.bench.pair.checkpoint import pair_of_checkpoint
-from jax_attn.bench.pair.compare_speed import _settings_kept
+from jax_attn.bench.pair.compare_speed import settings_kept
 from jax_attn.bench.pair.operations import REST, jax_operations, scoped, torch_operations
 from jax_attn.bench.pair.runs import JaxRuns
 from jax_attn.bench.pair.ways import WAYS
@@ -49,11 +49,29 @@ def test_of_jax_each_operation_is_of_the_module_that_it_is_traced_in():
     assert found[-1][:2] == ("", REST)
 
 
+def test_a_module_that_inherits_its_call_is_named_too():
+    class Inherits(nnx.Linear):
+        pass
+
+    model = nnx.Sequential(Inherits(5, 7, rngs=nnx.Rngs(0)), nnx.relu)
+
+    def call(x):
+        with scoped(model):
+            return model(x)
+
+    text = jax.jit(call).lower(jax.numpy.ones((3, 5))).compile().as_text()
+    assert "module:layers.0/" in text
+
+
+def test_nothing_was_spent_where_a_profile_has_no_operations():
+    assert jax_operations("", lambda: None) == ()
+
+
 def test_a_steps_products_are_of_the_modules_whose_parameters_they_read(tmp_path):
     """XLA makes them itself, of a row alone, and says nothing of where they come from."""
     small = SmallModel("gpt2", tmp_path)
     assert small.config
-    with _settings_kept():
+    with settings_kept():
         runs = JaxRuns(pair_of_checkpoint(small.folder, (5,)), WAYS["jax.jit"], "cpu", 1)
         runs.names_modules = True
         runs.prepare(DECODE)

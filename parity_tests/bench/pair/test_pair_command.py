@@ -1,12 +1,17 @@
-"""`jax-attn bench --pair`: the user's own file, in processes of its own."""
+"""`jax-attn bench --pair`: the user's own file, which every process runs for itself."""
 
 import json
 import sys
 
 import pytest
-import torch  # noqa: F401  (the pairs that are written below need it)
 from click.testing import CliRunner
 
+from jax_attn.bench.engine.rounds import Limits
+from jax_attn.bench.pair.compare_speed import Here, settings_kept
+from jax_attn.bench.pair.made import made
+from jax_attn.bench.pair.session import PairPlan, PairSession
+from jax_attn.bench.record import Record, Status
+from jax_attn.bench.workload import PairError
 from jax_attn.cli import main
 
 PAIR = """
@@ -48,8 +53,16 @@ def unseeded():
 
 
 def at_length(length):
+    import beside
+
     reference, port, _, *rest = make()
-    return reference, port, {"x": np.ones((length, 5), np.float32)}, *rest
+    return reference, port, beside.inputs(length), *rest
+
+
+def wrong_at_11(length):
+    reference, port, _, table, (call, _) = make()
+    x = np.ones((length, 5), np.float32)
+    return reference, port, {"x": x}, table, (call, lambda module, x: module(x) + (len(x) == 11))
 
 
 def leaves():
@@ -63,18 +76,6 @@ def fails_when_called():
 
 def failing(module, x):
     raise ValueError("the adapter's own")
-
-
-def imports_late():
-    import beside
-
-    return beside.changed(*make())
-
-
-def wrong():
-    reference, port, *rest = make()
-    port.kernel[...] = port.kernel[...] + 1
-    return reference, port, *rest
 
 
 def raises():
@@ -94,70 +95,73 @@ def wrong_kinds():
 """
 
 
-@pytest.fixture
-def bench(tmp_path, monkeypatch):
+BESIDE = """
+import numpy as np
+
+
+def inputs(length):
+    return {"x": np.ones((length, 5), np.float32)}
+"""
+WAYS = ("torch eager", "jax.jit")
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """Where the user's files are, the working folder."""
     (tmp_path / "mine.py").write_text(PAIR)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
-
-    def run(function, *options):
-        given = ["--mode", "forward", "--rounds", "5", "--implementation", "jax.jit", "--json"]
-        return CliRunner().invoke(
-            main, ["bench", "--pair", f"mine.py:{function}", *given, *options]
-        )
-
-    return run
+    return tmp_path
 
 
-def test_a_pair_is_judged_and_timed(bench):
-    result = bench("make")
+def command(named: str, *options: str):
+    return CliRunner().invoke(main, ["bench", "--pair", named, *options])
+
+
+def run_here(function: str, **options) -> Record:
+    """A run whose processes are all this one."""
+    plan = PairPlan(
+        f"mine.py:{function}", 1, WAYS, ("forward",), limits=Limits.of(2), alone=False, **options
+    )
+    with settings_kept(), PairSession(plan, start=Here) as session:
+        list(session.run())
+        return session.record()
+
+
+def test_a_pair_is_judged_timed_and_drawn_at_each_length(folder, monkeypatch):
+    """In processes of their own, from a folder that is not the file's."""
+    (folder / "beside.py").write_text(BESIDE)
+    monkeypatch.chdir("/")
+    named, report = f"{folder}/mine.py:at_length", folder / "report"
+    options = ["--lengths", "3,11", "--mode", "forward", "--rounds", "5", "--json"]
+    result = command(named, *options, "--implementation", "jax.jit", "--report", str(report))
     assert result.exit_code == 0, result.output
     record = json.loads(result.stdout)
-    rows = {row["implementation"]: row for row in record["rows"]}
-    assert {*rows} == {"torch eager", "jax.jit"}
-    assert rows["jax.jit"]["verdict"] == "PASS"
+    rows = {(r["workload"]["length"], r["implementation"]): r for r in record["rows"]}
+    assert {*rows} == {(length, way) for length in (3, 11) for way in WAYS}
     assert all(len(row["seconds"]) == 5 for row in rows.values())
-    assert rows["jax.jit"]["workload"]["name"] == "mine.py:make"
-
-
-def test_what_the_function_imports_lies_beside_its_file(bench, tmp_path, monkeypatch):
-    (tmp_path / "beside.py").write_text("def changed(*pair):\n    return pair\n")
-    monkeypatch.chdir("/")
-    options = ["--mode", "forward", "--rounds", "1", "--implementation", "jax.jit"]
-    named = f"{tmp_path}/mine.py:imports_late"
-    result = CliRunner().invoke(main, ["bench", "--pair", named, *options])
-    assert result.exit_code == 0, result.output
-
-
-def test_an_untrusted_pair_is_timed_and_fails(bench):
-    result = bench("wrong", "--untrusted")
-    assert result.exit_code == 1
-    assert all(row["seconds"] for row in json.loads(result.stdout)["rows"])
-
-
-def test_each_length_is_timed_and_drawn_apart(bench, tmp_path):
-    result = bench("at_length", "--lengths", "3,11", "--report", "report")
-    assert result.exit_code == 0, result.output
-    workloads = [row["workload"] for row in json.loads(result.stdout)["rows"]]
-    assert [w["length"] for w in workloads] == [3, 3, 11, 11]
-    assert workloads[2]["inputs"] == "x float32[11, 5]"
-    page = (tmp_path / "report" / "index.html").read_text()
-    assert "mine.py:at_length, length 11, forward" in page
+    assert rows[3, "jax.jit"]["verdict"] == "PASS"
+    assert rows[11, "jax.jit"]["workload"]["inputs"] == "x float32[11, 5]"
+    assert rows[3, "jax.jit"]["warm_compile_s"] > 0
+    page = (report / "index.html").read_text()
+    assert f"{named}, length 11, forward" in page
     assert "http" not in page.replace("http://www.w3.org", "")
 
 
-def test_a_function_that_takes_no_length_is_told(bench):
-    result = bench("make", "--lengths", "3")
-    assert result.exit_code == 2
-    assert "mine.py:make: expected an argument `length`, which --lengths gives" in result.output
+def test_each_length_is_judged():
+    rows = {
+        (r.workload.length, r.implementation): r
+        for r in run_here("wrong_at_11", lengths=(3, 11)).rows
+    }
+    assert {row.status for (length, _), row in rows.items() if length == 3} == {Status.MEASURED}
+    assert {row.status for (length, _), row in rows.items() if length == 11} == {Status.EXCLUDED}
+    assert (rows[3, "jax.jit"].verdict, rows[11, "jax.jit"].verdict) == ("PASS", "FAIL")
 
 
-def test_one_that_is_made_otherwise_each_time_is_not_timed(bench):
-    result = bench("unseeded")
-    assert result.exit_code == 1
-    (row, *_) = json.loads(result.stdout)["rows"]
-    assert row["status"] == "failed"
-    assert "got others for input x; seed what it draws" in row["reason"]
+def test_one_that_is_made_otherwise_each_time_is_not_timed():
+    for row in run_here("unseeded").rows:
+        assert row.status is Status.FAILED
+        assert "got others for input x; seed what it draws" in row.reason
 
 
 WRONG = {
@@ -175,33 +179,57 @@ WRONG = {
 
 
 @pytest.mark.parametrize("function", WRONG)
-def test_what_is_wrong_with_it_is_told(function, bench):
-    result = bench(function)
-    assert result.exit_code == 2
+def test_what_is_wrong_with_it_is_told(function):
+    with pytest.raises(PairError) as told:
+        run_here(function)
     for text in WRONG[function]:
-        assert text in result.output, result.output
+        assert text in str(told.value)
+    assert "jax_attn" not in str(told.value).replace("jax_attn.transfer", "")
+
+
+def test_the_command_tells_it_and_leaves_2():
+    result = command("mine.py:raises")
+    assert result.exit_code == 2
+    assert "--pair: mine.py:raises raises" in result.output
+    assert "no such weight" in result.output
     assert "jax_attn" not in result.output.replace("jax_attn.transfer", "")
+
+
+def test_modes_that_it_has_not_are_told():
+    plan = PairPlan("mine.py:make", 1, WAYS, ("decode",), alone=False)
+    expected = "expected modes of forward, forward.backward, training-step, got decode"
+    session = PairSession(plan, start=Here)
+    with settings_kept(), session, pytest.raises(PairError, match=expected):
+        list(session.run())
+
+
+def test_a_function_that_takes_no_length_is_told():
+    with pytest.raises(PairError, match="expected an argument `length`, which --lengths gives"):
+        made("mine.py:make", (3,))
 
 
 OPTIONS = {
     ("--preset", "long"): "--preset: cannot be combined with --pair or a checkpoint",
     ("--implementation", "sdpa"): "--implementation: expected one of torch eager, torch.compile",
     ("--baseline", "sdpa"): "--baseline: expected one of torch eager, torch.compile",
-    ("--mode", "decode"): "expected modes of forward, forward+backward, training-step, got decode",
 }
 
 
 @pytest.mark.parametrize("options", OPTIONS)
-def test_options_that_do_not_fit_are_refused(options, bench):
-    result = bench("make", *options)
+def test_options_that_do_not_fit_are_refused(options):
+    result = command("mine.py:make", *options)
     assert result.exit_code == 2
     assert OPTIONS[options] in " ".join(result.output.split())
 
 
-@pytest.mark.parametrize("named", ["mine.py", "absent.py:make", "no_such_module:make"])
-def test_a_file_that_is_not_there_is_told(named, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    result = CliRunner().invoke(main, ["bench", "--pair", named])
-    assert result.exit_code == 2
-    assert "--pair: " in result.output
-    assert "Traceback" not in result.output
+NOT_THERE = {
+    "mine.py": r"expected FILE\.py:FUNCTION or package\.module:FUNCTION, got 'mine\.py'",
+    "absent.py:make": r"absent\.py: expected a Python file, got none there",
+    "no_such_module:make": "no_such_module does not import",
+}
+
+
+@pytest.mark.parametrize("named", NOT_THERE)
+def test_a_file_that_is_not_there_is_told(named):
+    with pytest.raises(PairError, match=NOT_THERE[named]):
+        made(named)

@@ -7,7 +7,7 @@ import numpy as np
 from jax_attn.bench import statistics
 from jax_attn.bench.presets import PRESETS
 from jax_attn.bench.record import Measurement, Record, Status
-from jax_attn.bench.workload import MODES, Workload
+from jax_attn.bench.workload import FORWARD, MODES, PAIR_MODES, PairWorkload, Workload
 
 ROUNDS = 11
 ROOFLINE = 400e9
@@ -134,6 +134,40 @@ def steps(workloads=STEPS, **changed) -> Record:
     """A record of workloads with a cache; changed: fields of the record."""
     rows = tuple(step(w, name) for w in workloads for name in CACHED)
     return replace(Record(ENVIRONMENT, SETTINGS, {"float32": ROOFLINE}, rows), **changed)
+
+
+def pair(lengths: tuple[int, ...] = (0,), modes=PAIR_MODES, verdict="PASS") -> Record:
+    """A record of a user's pair, eager and jitted; verdict: the port's."""
+
+    def measured(length: int, mode: str, way: str, framework: str) -> Measurement:
+        w = PairWorkload(
+            f"mine.py:make, length {length}" if length else "mine.py:make",
+            f"x float32[{length or 7}, 5]",
+            "float32",
+            tuple((mode, 1000 * (length or 7)) for mode in modes),
+            length,
+            ((FORWARD, 140 + length),),
+        )
+        baseline, own = ((length or 7) * 1e-6 * np.arange(1, 6), (length or 7) * 5e-7)
+        seconds = tuple(baseline if framework == "torch" else baseline - own)
+        ratio = statistics.paired_ratio(tuple(baseline), seconds)
+        return Measurement(
+            w,
+            mode,
+            way,
+            framework,
+            Status.MEASURED,
+            verdict=None if framework == "torch" else verdict,
+            seconds=seconds,
+            ratio=ratio,
+        )
+
+    ways = {"torch eager": "torch", "jax.jit": "jax"}
+    rows = tuple(
+        measured(length, mode, *way) for length in lengths for mode in modes for way in ways.items()
+    )
+    settings = SETTINGS | {"baseline": "torch eager"}
+    return Record(ENVIRONMENT, settings, {"float32": ROOFLINE}, rows)
 
 
 def unmeasured(w: Workload, mode: str) -> tuple[Measurement, ...]:

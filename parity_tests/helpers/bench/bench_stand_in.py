@@ -48,9 +48,11 @@ class Fake:
     """In the place of `Worker`: answers at once, from a table of method -> answer by name."""
 
     answers: ClassVar[dict] = {}
+    started: ClassVar[list] = []
 
-    def __init__(self, name, make, *arguments, threads, environment):
-        self.name, self.closed = name, False
+    def __init__(self, name, make, *arguments, threads, environment, patience=None):
+        self.name, self.environment, self.patience, self.closed = name, environment, patience, False
+        self.started.append(self)
 
     def ask(self, method, *arguments):
         answer = self.answers.get((self.name, method), DEFAULTS.get(method))

@@ -1,25 +1,10 @@
-"""What an engine changes or shows in its process: settings to restore, compilations to count."""
+"""How many programs XLA compiles in this process."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import jax
-import torch
-
-
-@contextmanager
-def restored_settings() -> Iterator[None]:
-    """An engine sets up its whole process, a worker's; here other tests follow in the same one."""
-    names = ("jax_default_matmul_precision", "jax_enable_compilation_cache")
-    before, threads = {name: jax.config.values[name] for name in names}, torch.get_num_threads()
-    precision = torch.get_float32_matmul_precision()
-    yield
-    for name, value in before.items():
-        jax.config.update(name, value)
-    torch.set_num_threads(threads)
-    torch.set_float32_matmul_precision(precision)
-    torch._inductor.config.force_disable_caches = False
 
 
 @contextmanager

@@ -118,7 +118,11 @@ class TorchRuns:
         torch._dynamo.reset()
 
     def flops(self, mode: str) -> int:
-        """Of products and convolutions, forward and backward, as torch counts them."""
+        """Of products and convolutions, forward and backward, as torch counts them.
+
+        It does not know the fused attention of CPUs, nor the fused layers of inference, which are
+        not taken here.
+        """
         from torch.nn.attention import SDPBackend, sdpa_kernel
         from torch.utils.flop_counter import FlopCounterMode
 
@@ -126,9 +130,13 @@ class TorchRuns:
         # In inference mode the counter would not see the products of linear layers.
         self.prepare(mode)
         counter = FlopCounterMode(display=False)
-        # The counter does not know the CPU's fused attention.
-        with torch.set_grad_enabled(counted == BACKWARD), sdpa_kernel(SDPBackend.MATH), counter:
-            self.runs[counted]()
+        is_fused = torch.backends.mha.get_fastpath_enabled()
+        torch.backends.mha.set_fastpath_enabled(False)
+        try:
+            with torch.set_grad_enabled(counted == BACKWARD), sdpa_kernel(SDPBackend.MATH), counter:
+                self.runs[counted]()
+        finally:
+            torch.backends.mha.set_fastpath_enabled(is_fused)
         return counter.get_total_flops()
 
     def _forward(self) -> Any:

@@ -11,7 +11,7 @@ from jax_attn import bench
 from jax_attn.bench.engine.worker import LostError
 from jax_attn.bench.pair.compare_speed import settings_kept
 from jax_attn.bench.pair.pair import Pair
-from jax_attn.bench.pair.runs import JaxRuns
+from jax_attn.bench.pair.runs import JaxRuns, TorchRuns
 from jax_attn.bench.pair.session import UNTRUSTED, PairPlan, PairSession
 from jax_attn.bench.pair.ways import WAYS as WAYS_OF_ALL
 from jax_attn.bench.record import Record, Status
@@ -81,6 +81,18 @@ def test_operations_are_those_of_the_products(record):
     counted = dict(record.rows[0].workload.counted)
     # Backward: each product's gradient of its weights, and the second one's of its input.
     assert counted == {"forward": 2 * product, **dict.fromkeys(PAIR_MODES[1:], 5 * product)}
+
+
+def test_operations_of_fused_layers_are_counted():
+    """In inference torch runs the whole layer as one operation of its own."""
+    B, T, D = 2, 7, 6
+    module = torch.nn.MultiheadAttention(D, 3, batch_first=True).eval()
+    x = np.ones((B, T, D), np.float32)
+    calls = (lambda module, x: module(x, x, x)[0], None)
+    of = Pair(module, Port(), (x,), None, calls)
+    with settings_kept():
+        runs = TorchRuns(of, WAYS_OF_ALL["torch eager"], "cpu", 1)
+        assert runs.flops("forward") == 4 * 2 * B * T * D * D + 2 * 2 * B * T * T * D
 
 
 def test_the_record_returns_from_json_and_reads_as_a_table(record):

@@ -48,7 +48,7 @@ def numbers(context: click.Context, option: click.Parameter, value: str | None) 
     words = () if value is None else value.split(",")
     found = tuple(int(word) for word in words if word.isascii() and word.strip().isdigit())
     if len(found) < len(words) or len({*found}) < len(found):
-        expected = "expected different whole numbers with commas between them, such as 0,5"
+        expected = "expected different whole numbers with commas between them, such as 2,5"
         raise click.BadParameter(f"{expected}, got {value!r}")
     return found
 

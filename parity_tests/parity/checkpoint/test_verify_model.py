@@ -301,9 +301,9 @@ def test_a_mistake_in_one_layer_is_found_there(small, quick, monkeypatch):
 
 LAYERS = {
     "not there, beside one that is": ("gpt2", "0,2", "expected one of the layers 0 to 1, got 2"),
-    "no numbers": ("gpt2", "0,x", "such as 0,5"),
-    "twice the same": ("gpt2", "1,1", "such as 0,5"),
-    "none": ("gpt2", "", "such as 0,5"),
+    "no numbers": ("gpt2", "0,x", "such as 2,5"),
+    "twice the same": ("gpt2", "1,1", "such as 2,5"),
+    "none": ("gpt2", "", "such as 2,5"),
     "what depends on its number": (
         "gpt2, scaled by layer",
         "1",

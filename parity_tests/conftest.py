@@ -110,6 +110,8 @@ def pytest_configure(config: pytest.Config) -> None:
     # Eight devices for tests of meshes; all others run on the first.
     flags = ["--xla_force_host_platform_device_count=8"]
     on_gpu = config.getoption("--gpu")
+    if on_gpu or config.getoption("--long"):
+        config.option.markexpr = ""
     flags += [] if on_gpu or config.getoption("--long") else quick_to_compile()
     os.environ.setdefault("JAX_PLATFORMS", "cuda,cpu" if on_gpu else "cpu")
     os.environ.setdefault("XLA_FLAGS", " ".join(flags))

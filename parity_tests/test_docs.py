@@ -31,6 +31,7 @@ def reader(tmp_path, monkeypatch):
 # --- code -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WITH_CODE)
 @pytest.mark.usefixtures("compiled_alone")
 def test_every_block_runs_and_prints_what_is_shown(name, reader):

@@ -71,6 +71,7 @@ WITHOUT_TORCH = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", WITHOUT_TORCH)
 def test_works_where_torch_cannot_be_imported(row):
     done = python(f"{BLOCK_TORCH}; {WITHOUT_TORCH[row]}")
@@ -91,6 +92,7 @@ def collected(tmp_path: Path, *imports: str) -> subprocess.CompletedProcess:
     return python(f"{BLOCK_TORCH}; import pytest; sys.exit(pytest.main({options}))")
 
 
+@pytest.mark.slow
 def test_files_that_import_torch_are_skipped_by_name_and_others_run(tmp_path):
     done = collected(tmp_path, "torch", "torch_ref", "math")
     assert done.returncode == 0, done.stdout

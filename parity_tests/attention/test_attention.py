@@ -66,6 +66,7 @@ def test_output_and_weights_are_the_definition(name):
     assert definition.worst(got, weights, weights_budget) <= 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kernel", "name"),
     [("dense", name) for name in CASES] + [("blocked", name) for name in BLOCKED],
@@ -83,6 +84,7 @@ def test_gradients_are_the_chain_rule(kernel, name):
     check_all("float32", run if eager else jax.jit(run), cotangent, arrays, wanted)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kernel", "dtype", "jitted"),
     [("dense", "float16", False)]

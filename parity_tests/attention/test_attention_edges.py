@@ -34,6 +34,7 @@ from jax_attn.attention import Mask, attention_weights, explain
 pytestmark = [by_each_kernel, pytest.mark.filterwarnings("error")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "dtype"), [("empty rows", "float16"), ("bias of -inf", "float32")]
 )
@@ -108,6 +109,7 @@ TRANSFORMS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transform", TRANSFORMS)
 def test_under_transforms_with_the_mask_as_an_argument(transform):
     q, k, v, _ = map(jnp.asarray, draw(12))

@@ -105,6 +105,7 @@ def worst_errors(name, dtype="float32", plant=dict):
     return [definition.worst(*row) for row in rows if row[0] is not None]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_they_are_keys_that_are_written_out(name):
     assert max(worst_errors(name)) <= 1
@@ -174,6 +175,7 @@ def test_a_zero_key_is_a_sink_of_zero():
     assert not within_budget(zero, dot_product_attention(*arrays), arrays, add_zero_attn=True)
 
 
+@pytest.mark.slow
 def test_dropout_that_is_drawn_has_a_column_for_each():
     *arrays, _ = draw(24)
     dropout = Dropout(0.4, key=jax.random.key(3))

@@ -199,6 +199,7 @@ class TestTracedForAnyPlatform:
         for a, b in zip(got, want, strict=True):
             assert np.abs(a - b).max() <= rounding(arrays, b)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("home", ["cpu", "tpu"])
     def test_second_derivatives_are_dense_s(self, monkeypatch, home):
         monkeypatch.setattr(dispatch, "home", lambda call: home)

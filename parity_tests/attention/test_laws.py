@@ -77,6 +77,7 @@ SIDES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize("law", LAWS)
 @given(**DRAWN)

@@ -94,6 +94,7 @@ def verdict(name: str, workload: Workload):
     return judge_of(workload).judge(mode, built(name, workload).tensors(mode))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workload", [STEP, PROMPT, CHUNK], ids=lambda w: w.name)
 @pytest.mark.parametrize("name", HAVE)
 def test_every_implementation_with_a_cache_agrees(name, workload):
@@ -120,6 +121,7 @@ WRONG = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", WRONG)
 def test_wrong_numbers_fail(monkeypatch, row):
     builder, workload = WRONG[row]
@@ -137,6 +139,7 @@ def outputs(name: str, workload: Workload, calls: int = 3) -> list[np.ndarray]:
     return [runner.engine.tensors(mode, None)[0] for _ in range(calls)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HAVE)
 def test_every_call_is_the_same_one(name):
     first, *others = outputs(name, STEP)

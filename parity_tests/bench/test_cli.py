@@ -32,6 +32,7 @@ def run(*args: str):
     return CliRunner().invoke(main, ["bench", *args], catch_exceptions=False)
 
 
+@pytest.mark.slow
 def test_a_real_run_judges_and_times_in_processes_of_their_own(monkeypatch, tmp_path):
     monkeypatch.setitem(PRESETS, "quick", (TINY, STEP))
     monkeypatch.setattr(rounds, "SIZE", 61)

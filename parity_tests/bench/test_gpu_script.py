@@ -46,6 +46,7 @@ def test_no_step_is_begun_when_the_time_is_up(tmp_path):
     assert kept(tmp_path)["steps"] == {"works": {"ended": "not run: the time was up"}}
 
 
+@pytest.mark.slow
 def test_a_step_that_does_not_heed_is_killed(monkeypatch, tmp_path):
     monkeypatch.setattr(gpu, "TO_WRITE_SECONDS", 1)
     ignores = f"import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); {SLEEPS}"

@@ -74,6 +74,7 @@ def available(*workloads: Workload) -> list:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "workload"), available(MULTI_HEAD))
 def test_every_implementation_of_a_layer_agrees_forward_and_backward(name, workload):
     judged = judge_of(workload).judge(BACKWARD, tensors(name, workload, BACKWARD))
@@ -83,6 +84,7 @@ def test_every_implementation_of_a_layer_agrees_forward_and_backward(name, workl
     assert judged["reference_error"] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "workload"), available(CORE, GROUPED))
 def test_and_of_grouped_queries(name, workload):
     try:
@@ -93,6 +95,7 @@ def test_and_of_grouped_queries(name, workload):
     assert judge_of(workload).judge("forward", outputs)["verdict"] == "PASS"
 
 
+@pytest.mark.slow
 def test_and_the_published_multi_query_code():
     outputs = tensors("torch eager", MULTI_QUERY, BACKWARD)
     assert judge_of(MULTI_QUERY).judge(BACKWARD, outputs)["verdict"] == "PASS"
@@ -225,6 +228,7 @@ def folded(jitted, *leaves) -> bool:
     return "dense_resource" in text or 'dense<"0x' in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [n for n in ("jax-attn", "jax.nn", "flax nnx", "equinox", "keras") if n in HERE]
 )
@@ -239,6 +243,7 @@ def test_weights_and_inputs_are_arguments_of_what_jax_compiles(name):
     assert folded(jax.jit(lambda x: runner.program.call(x, *weights)), x), "the check sees it"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["sdpa", "jax-attn dense"])
 def test_nothing_of_the_last_workload_is_held_while_the_next_is_made(monkeypatch, name):
     runner = Runner(name, "cpu", 1)

@@ -44,6 +44,7 @@ def drawn(tmp_path_factory):
     return drawn_or_refused(RECORD, folder), folder
 
 
+@pytest.mark.slow
 def test_every_figure_is_there_as_svg_and_png(drawn):
     files, folder = drawn
     if files is not None:

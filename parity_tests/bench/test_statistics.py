@@ -37,6 +37,7 @@ def held(noise: str, n: int) -> float:
     return sum(r.low <= 1.7 <= r.high for r in found) / DRAWN
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [7, 31])
 @pytest.mark.parametrize("noise", NOISE)
 def test_the_interval_holds_the_truth_nine_times_in_ten(noise, n):

@@ -63,6 +63,7 @@ MISSED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", MISSED)
 def test_each_target_can_be_missed(row):
     (fits, mode, name, to), missed = MISSED[row]
@@ -230,6 +231,7 @@ def test_a_run_without_the_plotted_workloads_is_told(monkeypatch):
         fill_docs.plotted({"quick": RECORD, "layers": RECORD})
 
 
+@pytest.mark.slow
 def test_another_record_makes_another_page_and_another_plot(tmp_path, monkeypatch):
     pages, runs = {"page": "<!-- bench -->\n<!-- decode -->"}, fill_docs.evidence()
 

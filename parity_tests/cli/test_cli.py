@@ -233,6 +233,7 @@ def test_verify_names_the_kernels_that_it_knows():
     assert f"--implementation: expected one of {known}, got flash" in outcome.output
 
 
+@pytest.mark.slow
 def test_a_row_on_a_mesh():
     """Eight CPU devices are there in these tests; from a terminal they are made."""
     done = run("verify", "--mesh", "data=2,heads=4", "-k", "mqa-float32-causal", "--json")

@@ -198,6 +198,7 @@ def while_importing(tmp_path, signal, arguments, seconds):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("signal", SIGNALS)
 @pytest.mark.parametrize("command", IMPORTING)
 def test_a_signal_within_an_import_is_told_as_any_other(tmp_path, command, signal):

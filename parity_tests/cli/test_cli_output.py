@@ -34,6 +34,7 @@ ENCODINGS = {"latin-1": b"\xe9\\u2192\\u6ce8", "cp1252": b"\xe9\\u2192\\u6ce8"}
 ENCODINGS |= {"utf-8": ODD.encode(), "ascii": ODD.encode()}  # click takes this for a mistake
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_a_name_that_a_terminal_cannot_show_is_written_out(tmp_path, source, encoding):
     port = ("port", source, "out", "--to", "flax", "--ignore", ODD)

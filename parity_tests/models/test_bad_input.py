@@ -246,6 +246,7 @@ def test_a_cache_of_another_model_is_refused(name, small):
     assert words in str(refused.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt2", "opt", "mistral"])
 def test_a_row_that_ended_leaves_the_others_as_they_are(name, small):
     """In chunks beside a cache, where it has a length of 0."""

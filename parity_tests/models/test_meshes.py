@@ -53,6 +53,7 @@ def trained(model, place=jnp.asarray):
     return losses, transfer.flatten(model)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "kind"), [("llama", "auto"), ("gpt2", "explicit")])
 def test_fine_tuning_is_that_of_one_device(family, kind, tmp_path):
     config = {"model_type": family, **CONFIGS[family]}

@@ -42,6 +42,7 @@ def short(pair):
     return batch, pair.compared(batch)
 
 
+@pytest.mark.slow
 def test_every_number_of_every_sentence(pair, short, request):
     """And each one's neighbours in the same order; 208 of 2 to 256 tokens with --long."""
     texts, batches, found = SHORT, [short[0]], [short[1]]
@@ -128,6 +129,7 @@ PLANTED = {
 USUAL = ("nothing", "padding is seen", "the approximate gelu")
 
 
+@pytest.mark.slow
 def test_a_planted_mistake_fails(pair, short, request):
     """The usual ones; all with --long."""
     side, found = short[1].side, {}
@@ -163,6 +165,7 @@ SMALL = BertConfig(
 )
 
 
+@pytest.mark.slow
 def test_gradients_of_every_parameter(tmp_path):
     """A small encoder, read from its file as the real one is; the pooler has its own output."""
     reference = drawn(BertModel(SMALL)).eval()
@@ -312,6 +315,7 @@ def test_a_file_of_another_kind_is_named(name, tmp_path):
         load_sentence_encoder(with_other(file, text, tmp_path))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [3, 2])
 def test_a_folder_that_sentence_transformers_writes_now(count, short, tmp_path):
     """With normalization and without it. Its own vectors and ours lie within the budget."""

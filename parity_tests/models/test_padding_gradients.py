@@ -27,6 +27,7 @@ OTHERS = [(name, pad) for name in ("BertForMaskedLM", "LlamaForCausalLM") for pa
 TOKENS = np.array([[5, PAD, 11, 7], [PAD, 13, 17, 40]])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "pad"), [*((name, PAD) for name in CASES), *OTHERS])
 def test_the_table_of_tokens_learns_as_torchs_does(name, pad, tmp_path):
     """The padding token is seen here: nothing masks it."""

@@ -36,6 +36,7 @@ def trained(pair: Pair, port: nnx.Module | None = None) -> parity.Result:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt2", "bert"])
 def test_a_whole_model_trains_alike(name, tmp_path):
     result = trained(SmallModel(name, tmp_path).pair)
@@ -44,6 +45,7 @@ def test_a_whole_model_trains_alike(name, tmp_path):
     assert "moved token_embedding.embedding" in labels, "the table that the head shares"
 
 
+@pytest.mark.slow
 def test_another_epsilon_fails(tmp_path):
     small = SmallModel("gpt2", tmp_path)
     wrong = small.mistaken(MISTAKES["gpt2"]["an epsilon of 1e-3"])

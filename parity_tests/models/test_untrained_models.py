@@ -38,6 +38,7 @@ CLASSES = {
 DECODERS = ("BertModel", "BertForSequenceClassification", "BertForNextSentencePrediction")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*CLASSES, *DECODERS])
 def test_transformers_reads_what_an_untrained_model_is_saved_as(name, tmp_path):
     """No key is missing and none is unexpected. DECODERS: of BERT, each with its pooler."""

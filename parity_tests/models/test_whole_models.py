@@ -38,6 +38,7 @@ def small(request, tmp_path_factory):
     return SmallModel(request.param, tmp_path_factory.mktemp("model"))
 
 
+@pytest.mark.slow
 def test_outputs_agree_and_mistakes_fail(small):
     """By a mask, by lengths and by a cache, with padding on both sides; mistakes by a mask."""
     assert small.judged(small.pair.port) is Verdict.PASS
@@ -59,6 +60,7 @@ PLANTED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_mistake_by_lengths_or_by_a_cache_alone_fails(name, tmp_path, monkeypatch):
     case, read, change = PLANTED[name]
@@ -93,6 +95,7 @@ def in_two_calls(model, tokens, starts, counted):
     return jnp.where((jnp.arange(T) < starts)[..., None], before, after)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt2", "roberta, causal", "mistral"])
 def test_rows_of_different_lengths_go_on_from_a_cache(name, tmp_path):
     """Within the budget of one pass; not if the first call's padding counts as tokens."""
@@ -111,12 +114,14 @@ def test_rows_of_different_lengths_go_on_from_a_cache(name, tmp_path):
     assert (judged((5, 3)), judged((5, 5))) == (Verdict.PASS, Verdict.FAIL)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", USUAL)
 def test_gradients_of_every_parameter(name, tmp_path):
     """Of some cases; of all, and in bfloat16, in test_every_gradient.py."""
     assert_gradients(SmallModel(name, tmp_path).pair)
 
 
+@pytest.mark.slow
 def test_a_gradient_of_the_padding_s_own_vector_is_noticed(tmp_path):
     """torch's padding_idx gives it none, and neither does ours: see assert_gradients."""
     small = SmallModel("bert", tmp_path)
@@ -126,6 +131,7 @@ def test_a_gradient_of_the_padding_s_own_vector_is_noticed(tmp_path):
         assert_gradients(mistaken)
 
 
+@pytest.mark.slow
 def test_falcons_slopes_are_rounded_as_transformers_rounds_them(tmp_path):
     """Its float32 is the one that ours is near; float64, which rounds none of them, is not."""
     small = SmallModel(ROUNDED, tmp_path)
@@ -144,6 +150,7 @@ def test_falcons_slopes_are_rounded_as_transformers_rounds_them(tmp_path):
     assert small.of("bfloat16").check().verdict is Verdict.PASS
 
 
+@pytest.mark.slow
 def test_back_to_both_sides_bit_for_bit(small, tmp_path):
     """What is written for torch is the file that was read; what is written for Flax loads."""
     file = dict(transfer.load_checkpoint(small.folder)) if small.config else {}
@@ -195,6 +202,7 @@ def test_a_pattern_of_paths_says_where_they_lie(tmp_path):
         )
 
 
+@pytest.mark.slow
 def test_untrained_models_have_the_same_parts(small):
     """Of a config alone: every parameter of the file, of the same shape."""
     model = models.from_config(small.config, rngs=nnx.Rngs(0))

@@ -80,6 +80,7 @@ EACH_WAY = ("all", "a ring of two pages")
 READ = [(k, s) for k in KINDS for s in SIZES if s == "chunks" or k in EACH_WAY]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "sizes"), READ)
 def test_tokens_in_chunks_are_the_definition(kind, sizes):
     arrays = draw()
@@ -129,6 +130,7 @@ def test_rows_of_their_own_lengths():
     assert definition.worst(np.stack([np.concatenate(o) for o in outs]), want, budget) <= 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "kv_heads"), [("bfloat16", 1), ("float16", 2), ("float64", 6)])
 def test_every_dtype_and_grouping_with_scale_and_softcap(dtype, kv_heads):
     with jax.enable_x64(dtype == "float64"):
@@ -142,6 +144,7 @@ def test_every_dtype_and_grouping_with_scale_and_softcap(dtype, kv_heads):
         assert definition.worst(got, out, budget) <= 1
 
 
+@pytest.mark.slow
 def test_gradients_are_those_of_a_full_pass(monkeypatch):
     # The first chunk by the blocked kernel, whose log-sum-exp has a gradient, too. No other test
     # has read chunks of this length.
@@ -162,6 +165,7 @@ def test_gradients_are_those_of_a_full_pass(monkeypatch):
             assert definition.worst(got, want, budget) <= 1
 
 
+@pytest.mark.slow
 def test_decoding_in_a_scan_compiles_one_step_that_writes_in_place():
     arrays = draw(5)
     prompt, rest = [x[:, :9] for x in arrays], [x[:, 9:].swapaxes(0, 1) for x in arrays]
@@ -202,6 +206,7 @@ def test_pages_that_hold_nothing_are_not_read():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tile", [5, 19])
 def test_scores_of_a_page_are_written_out_a_tile_at_a_time(tile):
     """With one tile for all the check sees the whole of them."""

@@ -71,6 +71,7 @@ def token_by_token(module, x):
 X = np.random.default_rng(1).standard_normal((B, T, D)).astype(np.float32)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("port_call", "gradients"), [(at_once, True), (token_by_token, False)])
 def test_sinks_are_gpt_oss_s(pair, port_call, gradients):
     reference, port, call = pair
@@ -112,6 +113,7 @@ def test_they_are_drawn_as_torch_and_gpt_oss_draw_them():
         assert not np.array_equal(module.bias_k[...], module.bias_v[...])
 
 
+@pytest.mark.slow
 def test_they_compute_in_the_module_s_dtype():
     module = GroupedQueryAttention(
         D,

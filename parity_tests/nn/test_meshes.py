@@ -47,6 +47,7 @@ def inputs_moved(x):
     return x * (1 + 2.0**-53 * np.random.default_rng(1).choice([-2, 2], x.shape))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("K", [8, 4, 2, 1])
 @pytest.mark.parametrize("kind", KINDS)
@@ -65,6 +66,7 @@ def test_a_layer_whose_heads_are_cut_has_one_all_reduce(kind, K, kernel):
     assert_near(found, wanted, near)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_training_is_that_of_one_device(kind):
     STEPS = 3
@@ -101,6 +103,7 @@ LAYERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LAYERS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_layers_equal_those_of_one_device(kind, name):

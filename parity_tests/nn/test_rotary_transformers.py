@@ -258,6 +258,7 @@ def pair(model, scaling):
     return reference, port, call
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "scaling", "gradients"), [("llama", "yarn", True), ("gpt_neox", "default", False)]
 )

@@ -47,6 +47,7 @@ def wanted():
     return alone(moved=False), alone(moved=True)
 
 
+@pytest.mark.slow
 def test_two_processes_of_torch_give_what_one_gives(wanted, tmp_path):
     layer, x, cotangent = drawn(moved=False)
     torch.save({"layer": layer, "x": x, "cotangent": cotangent}, tmp_path / "layer.pt")
@@ -70,6 +71,7 @@ def test_two_processes_of_torch_give_what_one_gives(wanted, tmp_path):
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_devices_of_jax_give_what_torch_gives(kind, wanted):
     reference, x, cotangent = drawn(moved=False)

@@ -73,6 +73,7 @@ HOW = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", HOW)
 def test_the_report_is_the_same_however_the_tests_are_dealt(pytester, run, how):
     pytester.makeconftest(STAND_IN)
@@ -107,6 +108,7 @@ def test_after(parity):
 """
 
 
+@pytest.mark.slow
 def test_a_worker_that_crashes_loses_one_tests_checks_and_the_report_says_so(pytester, run):
     pytester.makeconftest(STAND_IN)
     pytester.makepyfile(test_it="import pytest\n" + THREE, test_two=CRASH)

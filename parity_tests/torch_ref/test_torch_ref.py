@@ -182,5 +182,6 @@ def test_torch_ref_imports_no_jax():
     assert modules_of_jax_after("import torch_ref") == []
 
 
+@pytest.mark.slow
 def test_the_isolation_test_can_fail():
     assert "jax" in modules_of_jax_after("import torch_ref, jax")

@@ -79,6 +79,7 @@ def calls(draw):
     return in_tiles(*tiles), *arrays, options
 
 
+@pytest.mark.slow
 @settings(suppress_health_check=list(HealthCheck))
 @given(calls())
 def test_blocked_is_dense_to_rounding_forward_and_backward(call):
@@ -105,6 +106,7 @@ CHOSEN = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CHOSEN)
 def test_and_in_the_tiles_that_are_chosen(name):
     (B, T, S), options = CHOSEN[name]
@@ -116,6 +118,7 @@ def test_and_in_the_tiles_that_are_chosen(name):
             assert np.abs(got - want).max() <= rounding(arrays, want)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tile", [(2, 512), (7, 64), (64, 7), (31, 251), (512, 256), (1000, 256)])
 def test_weights_are_the_same_bits_backward_as_forward(tile):
     """A query that sees one key gives it a weight of 1, however large the score."""

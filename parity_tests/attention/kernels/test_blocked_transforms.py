@@ -42,6 +42,7 @@ DEEP = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DEEP)
 def test_second_derivatives_are_dense_s(name):
     options = dict(DEEP[name])

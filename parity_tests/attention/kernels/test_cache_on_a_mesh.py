@@ -119,6 +119,7 @@ def is_equal(arrays: list[np.ndarray], found: list[Any], wanted: list[Any]) -> b
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ROWS)
 def test_a_cache_on_a_mesh(name):
     row = ROWS[name]
@@ -185,6 +186,7 @@ BUGS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BUGS)
 def test_a_planted_bug_is_seen(name, monkeypatch):
     method, bug = BUGS[name]

@@ -97,6 +97,7 @@ def pytest_generate_tests(metafunc):
         metafunc.parametrize("name", [name for name in DERIVATIVES if name not in left_out])
 
 
+@pytest.mark.slow
 def test_derivatives_are_dense_s(name):
     with jax.enable_x64(True):
         got, want = (
@@ -122,6 +123,7 @@ def test_the_comparison_sees_a_tangent_that_is_wrong(monkeypatch):
         assert apart(got, want) > 1
 
 
+@pytest.mark.slow
 def test_the_kernels_of_every_platform_have_it():
     """Where dense, blocked and splash are chosen, each for another platform."""
     q, k, v, d_q = draws((1, 130, 1, 2), (1, 131, 1, 2), (1, 131, 1, 2), (1, 130, 1, 2))

@@ -60,6 +60,7 @@ def errors(kernel, constant, hidden, dtype):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("hidden", [whole_rows, mixture])
 @pytest.mark.parametrize("constant", CONSTANTS)

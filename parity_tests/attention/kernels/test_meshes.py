@@ -118,6 +118,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "name", "kernel"), CASES)
 def test_equal_to_one_device_and_cut_as_the_query(kind, name, kernel):
     row = ROWS[name]
@@ -153,6 +154,7 @@ BUGS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BUGS)
 def test_a_planted_bug_is_seen(name, monkeypatch):
     kind, row, method, bug = BUGS[name]
@@ -206,6 +208,7 @@ TRANSFORMS = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("compiled", "transform"),
     [("eager", as_it_is), ("eager", in_a_vmap), *(("jit", transform) for transform in TRANSFORMS)],
@@ -248,6 +251,7 @@ def test_settings_of_the_caller_hold_on_each_device(monkeypatch):
     assert set(read) == {("tensorfloat32", "strict")}
 
 
+@pytest.mark.slow
 def test_a_vmap_over_the_batch_beside_a_bias_of_all():
     """Each row that is mapped has a gradient of its own; the bias has the sum."""
     row = ROWS["a bias of all"]
@@ -422,6 +426,7 @@ FOR_TPUS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FOR_TPUS)
 def test_on_tpus_equal_and_cut_without_custom_partitioning(for_tpus, name):
     row = ROWS[name]
@@ -440,6 +445,7 @@ def test_on_tpus_equal_and_cut_without_custom_partitioning(for_tpus, name):
         assert collectives(program).keys() == wanted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transform", [in_a_vmap_of_a_vmap, rematerialized, in_a_scan])
 def test_transforms_on_tpus(for_tpus, transform):
     test_transforms("auto", "jit", transform)

@@ -108,12 +108,14 @@ def errors(name, gradients=True, on=None) -> list[float]:
     return [definition.worst(got, *pair) for got, pair in zip(found, wanted, strict=False)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ROWS)
 def test_it_is_attention_forward_and_backward(name):
     assert max(errors(name)) <= 1
 
 
 # Three query heads on a device read two key/value heads, or one. One axis of the mesh cuts nothing.
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list(ROWS)[3:])
 def test_on_a_mesh_each_device_computes_its_part(name):
     assert max(errors(name, on=mesh("explicit", rows=2, heads=2, others=2))) <= 1
@@ -168,6 +170,7 @@ MISTAKES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MISTAKES)
 def test_that_comparison_sees(monkeypatch, name):
     plant, row = MISTAKES[name]

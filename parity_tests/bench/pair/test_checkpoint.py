@@ -35,6 +35,7 @@ def folders(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt2", "mistral"])
 def test_each_step_reads_the_same_token_behind_the_prompt(name, folders):
     """In float64, beside a pass over the prompt and that token."""
@@ -84,6 +85,7 @@ def test_the_modes_are_those_that_the_model_has(folders):
     assert LENGTH > 22
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["torch eager", "jax.jit"])
 def test_the_prompt_is_read_before_a_step_is_timed(way, folders):
     pair = pair_of_checkpoint(folders("gpt2"), (T, T + 1))
@@ -132,6 +134,7 @@ def test_lengths_that_do_not_fit_are_refused(folders, tmp_path):
         pair_of_checkpoint(tmp_path, ())
 
 
+@pytest.mark.slow
 def test_the_command_judges_times_and_looks_into_both_sides(folders, tmp_path):
     given = ["--mode", "decode", "--mode", STEP, "--lengths", "3,5", "--rounds", "5", "--json"]
     given += ["--implementation", "torch eager", "--implementation", "jax.jit"]

@@ -128,6 +128,7 @@ def run_here(function: str, **options) -> Record:
         return session.record()
 
 
+@pytest.mark.slow
 def test_a_pair_is_judged_timed_and_drawn_at_each_length(folder, monkeypatch):
     """In processes of their own, from a folder that is not the file's."""
     (folder / "beside.py").write_text(BESIDE)

@@ -68,6 +68,7 @@ class FlaxPerceptron(nnx.Module):
         return self.outer(nnx.relu(self.inner(x)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 10])
 def test_a_relu_of_a_sum_that_flax_rounds_twice_is_no_mistake(seed, monkeypatch):
     """x W + b is near 0 where two larger numbers cancel: its sign hangs on the first rounding."""

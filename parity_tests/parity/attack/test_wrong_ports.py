@@ -148,6 +148,7 @@ def unusual(result: parity.Result) -> tuple[str, ...]:
     return tuple(note for note in result.notes if not isinstance(note, StandingNote))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ROWS)
 def test_a_wrong_port_does_not_pass_without_a_word(name):
     row = ROWS[name]
@@ -168,6 +169,7 @@ def pytest_generate_tests(metafunc):
         metafunc.parametrize("suggesting", rows)
 
 
+@pytest.mark.slow
 def test_suggested_inputs_tell_right_from_wrong(suggesting):
     row = ROWS[suggesting]
     reference = row.reference

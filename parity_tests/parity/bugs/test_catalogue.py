@@ -63,6 +63,7 @@ def test_each_has_a_row_made_to_catch_it(bug):
     assert bug in claimed(row(own_row(bug)))
 
 
+@pytest.mark.slow
 def test_a_planted_bug_is_killed_by_its_own_row(name):
     assert try_bug(row(own_row(name)), name).verdict is Verdict.FAIL
 

@@ -9,6 +9,7 @@ from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
+import pytest
 
 from jax_attn.attention import Mask
 from jax_attn.attention.kernels import cached, dense, partial_softmax
@@ -202,6 +203,7 @@ def pytest_generate_tests(metafunc):
             metafunc.parametrize(name, [bug for bug in bugs if long or bug not in left_out])
 
 
+@pytest.mark.slow
 def test_a_planted_bug_turns_its_case_to_fail(bug):
     assert verdict(*BUGS[bug]) is Verdict.FAIL
 
@@ -326,6 +328,7 @@ def right_cached(design: str, mask: str) -> tuple[Preparation, Prepared]:
     return row, outputs
 
 
+@pytest.mark.slow
 def test_a_planted_bug_of_the_cache_turns_its_case_to_fail(bug_of_cache, monkeypatch):
     design, mask, owner, name, wrong = CACHE_BUGS[bug_of_cache]
     row, outputs = right_cached(design, mask)

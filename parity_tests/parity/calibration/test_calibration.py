@@ -57,6 +57,7 @@ def trials(request) -> list[Trial]:
     return found
 
 
+@pytest.mark.slow
 def test_correct_configurations_pass(trials):
     assert {t.name: t.reasons for t in trials if t.verdict is Verdict.FAIL} == {}
     assert report.verdict(trials) is Verdict.PASS, report.summary_lines(trials, seed=0)
@@ -91,6 +92,7 @@ def test_the_command_leaves_0_and_writes_what_it_found(tmp_path):
     assert [len(line) for line in document["configurations"]] == [len(document["columns"])] * 2
 
 
+@pytest.mark.slow
 def test_it_leaves_1_where_the_scale_is_wrong_by_1_percent_and_names_each(monkeypatch):
     right = dense.attention
 
@@ -301,6 +303,7 @@ def test_an_infinite_fraction_is_null_in_json():
     assert document["not_passed"][0]["name"] == "one"
 
 
+@pytest.mark.slow
 def test_a_row_of_one_key_whose_values_cancel_is_no_mistake(monkeypatch):
     """The gradients of its scores are 0, but for what dO·V and dO·O err by."""
     one = [Configuration(766, 0)]

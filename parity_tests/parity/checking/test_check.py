@@ -19,10 +19,12 @@ def ignored():
     return np.arange(T)[None] >= np.array([[T], [4]])
 
 
+@pytest.mark.slow
 def test_a_correct_port_passes_eager_and_jitted(x, ignored):
     passes(*pair(), x, ignored, {"eager", "jit"})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64"])
 def test_a_correct_port_passes_in_every_dtype(dtype, x, ignored):
     with jax.enable_x64(dtype == "float64"):
@@ -41,6 +43,7 @@ def passes(reference, port, x, ignored, under, **options):
     assert scope.startswith("checked at input 0 (2, 7, 30) and input 1 (2, 7) under ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transform", ["eager", "grad", "vmap", "remat"])  # jit is above
 def test_every_transform_passes_and_inputs_go_by_keyword(transform, x, ignored):
     inputs = {"x": x, "ignored": ignored}
@@ -148,6 +151,7 @@ def transposed(module, x):
     return jnp.swapaxes(module(x), 0, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transform", ["eager", "jit", "grad", "vmap", "remat"])
 def test_an_output_of_another_shape_fails_and_says_so(transform, x):
     options = {"layout": LAYOUT, "port_call": transposed, "transforms": (transform,)}

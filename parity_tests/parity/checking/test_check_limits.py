@@ -19,6 +19,7 @@ from jax_attn.parity.run.reference import Reference
 from jax_attn.transfer import LAYER_NORM, LINEAR, Layout, linear, load, row
 
 
+@pytest.mark.slow
 def test_without_a_layout_the_result_says_what_was_not_compared(x):
     result = check(*pair(), (x,), transforms=("eager",))
     assert result.verdict is Verdict.PASS
@@ -77,6 +78,7 @@ class Shifted(torch.nn.Module):
         return torch.softmax(scores + self.shift, dim=-1)
 
 
+@pytest.mark.slow
 def test_a_zero_that_is_a_sum_of_many_is_a_zero_in_bfloat16_too(monkeypatch):
     """Of them bfloat16's roundings cancel, float64's of a sum do not: they are asked for.
 
@@ -218,6 +220,7 @@ BAD = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", BAD)
 def test_what_cannot_be_checked_is_refused_by_name(row, x):
     call, error, message = BAD[row]

@@ -46,6 +46,7 @@ CAST = re.compile(
 )
 
 
+@pytest.mark.slow
 def test_buckets_at_exact_powers_are_the_references_and_a_note_says_so(buckets):
     result = checked(buckets, FlaxBuckets(), BUCKETS_LAYOUT)
     assert result.verdict is Verdict.PASS, str(result)
@@ -66,6 +67,7 @@ def test_budgets_are_those_of_buckets_that_are_a_table(buckets):
     assert ours.rms <= 3 * theirs.rms
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("swapped", [False, True], ids=["right", "swapped"])
 def test_experts_that_no_rounding_swaps_are_judged_without_a_word(swapped):
     torch.manual_seed(0)

@@ -1,6 +1,7 @@
 """Verdicts where a mask is a finite constant, and hides every key of one row."""
 
 import jax.numpy as jnp
+import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -55,6 +56,7 @@ def worst(side, form, fill, dtype, **options):
     ]
 
 
+@pytest.mark.slow
 def test_a_row_hidden_by_a_constant_has_the_mean_of_the_values_and_not_zeros(form, fill, dtype):
     side = prepared(form, fill, dtype)
     right, wrong = (worst(side, form, fill, dtype, zeros=zeros) for zeros in (False, True))

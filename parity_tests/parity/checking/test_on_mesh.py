@@ -214,6 +214,7 @@ def checked(kind, shapes, torch_call, shape, spec, call, **options):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RIGHT)
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_right_on_a_mesh_passes(kind, name):
@@ -222,6 +223,7 @@ def test_what_is_right_on_a_mesh_passes(kind, name):
     assert {t.transform for t in result.tensors} == {"jit", "jit, beside one device"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WRONG)
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_goes_wrong_on_a_mesh_fails_beside_the_oracle_and_one_device(kind, name):
@@ -243,6 +245,7 @@ def test_copies_that_differ_are_told(name, array):
     assert f"devices hold other numbers of {array}" in told
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_mesh_under_every_transform(kind):
     right, wrong = (
@@ -259,6 +262,7 @@ def test_what_differs_on_the_mesh_alone_is_explained_so():
     assert "computes something else on the mesh than on one device" in explanation.sentence
 
 
+@pytest.mark.slow
 def test_what_is_wrong_everywhere_is_explained_as_without_a_mesh():
     def halved(*arrays):
         return lax.psum(hidden(*arrays) / 2, "model")

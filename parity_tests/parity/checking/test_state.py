@@ -77,6 +77,7 @@ def normed(port, *, paired=True, train=True, **options):
     return check(reference, port, (x,), layout=table(paired=paired), **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transform", ["jit", "grad", "vmap", "remat"])
 def test_a_correct_batchnorm_passes_in_training_mode_with_its_statistics_compared(transform):
     result = normed(FlaxNorm(), transforms=(transform,))
@@ -94,6 +95,7 @@ WRONG = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_running_statistics_fail_and_are_named(name):
     port, wrong = WRONG[name]

@@ -164,6 +164,7 @@ IDS = [(row, name) for row in ROWS for name in ROWS[row][2].split() if "input_id
 POSITIONED = [row for row in ROWS if "position_ids" in ROWS[row][2]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", ROWS)
 def test_every_parameter_that_does_something_is_given(row):
     assert list(suggested(row)) == ROWS[row][2].split()

@@ -61,6 +61,7 @@ def real_model(request, tmp_path):
     return saved(tmp_path, arrays, config), (5,)
 
 
+@pytest.mark.slow
 def test_the_layers_of_a_real_model_pass(real_model, tmp_path):
     file, layers = real_model
     report = tmp_path / "report"
@@ -122,6 +123,7 @@ VARIANTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("shapes", "dtype", "shape"), VARIANTS.values(), ids=VARIANTS)
 def test_a_checkpoint_passes_in_its_own_dtype(tmp_path, quick, shapes, dtype, shape):
     path = saved(tmp_path, tensors(shapes, dtype))
@@ -181,6 +183,7 @@ def wrong(table, **moved):
     return made
 
 
+@pytest.mark.slow
 def test_a_wrong_table_fails_its_layer_alone(tmp_path, monkeypatch, quick):
     path = saved(tmp_path, tensors(bert(layers=2)), {"num_attention_heads": N})
     right = surveying.table
@@ -194,6 +197,7 @@ def test_a_wrong_table_fails_its_layer_alone(tmp_path, monkeypatch, quick):
     assert found["cases"][1]["tensors"]["output"]["verdict"] == "FAIL"
 
 
+@pytest.mark.slow
 def test_packed_rows_taken_in_another_order_fail(tmp_path, monkeypatch, quick):
     shapes = linears("blocks.0.attn", "qkv proj", (3 * D, D), columns=(D, D))
     path = saved(tmp_path, tensors(shapes))
@@ -274,6 +278,7 @@ def test_a_bias_that_only_some_have_is_doubted(tmp_path, quick):
     ]
 
 
+@pytest.mark.slow
 def test_blocks_that_are_not_rebuilt_are_named_beside_those_that_are(tmp_path, quick):
     others = {
         "h.0.attn.c_attn.weight": (D, 3 * D),

@@ -111,6 +111,7 @@ def other_weights(layer, checkpoint):
     return compare_weights(*sides, LAYOUTS["gqa"]).differences
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_every_layer_is_read_and_the_last_rebuilt_as_its_config_says(name, tmp_path, request):
     make, variant, shape, always = CASES[name]

@@ -55,6 +55,7 @@ def quick(monkeypatch):
 # --- the whole model ----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_model_is_verified_whole_by_default(small):
     done = run(small("gpt2").folder, "--json")
     assert done.exit_code == PASS, done.output
@@ -71,6 +72,7 @@ def test_a_model_is_verified_whole_by_default(small):
         assert gradients == dict(small("gpt2").pair.reference.named_parameters()).keys()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick")
 def test_a_file_that_differs_from_what_transformers_reads_is_not_passed(small, monkeypatch):
     """A table that swaps two norms: both sides load without an error, and the verdict is FAIL."""
@@ -110,6 +112,7 @@ def test_more_than_memory_holds_is_refused_before_the_check(small, monkeypatch):
     assert "--layers 0" in done.output
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick")
 def test_gradients_compared_in_groups_are_those_compared_at_once(small):
     pair = small("bert").pair
@@ -145,6 +148,7 @@ def test_what_transformers_would_draw_at_random_is_refused(name, small, tmp_path
     assert keys[0] in done.output
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick")
 def test_heads_that_transformers_leaves_out_are_not_compared(small, tmp_path):
     """BERT's published files have the heads of pre-training and name a masked language model."""
@@ -155,6 +159,7 @@ def test_heads_that_transformers_leaves_out_are_not_compared(small, tmp_path):
     assert any("BertForMaskedLM does not have them: pooler, seq_r" in x for x in case["notes"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pad", [-1, 41])
 @pytest.mark.usefixtures("quick")
 def test_a_padding_token_outside_the_vocabulary(pad, small, tmp_path):
@@ -162,6 +167,7 @@ def test_a_padding_token_outside_the_vocabulary(pad, small, tmp_path):
     assert done.exit_code == PASS, done.output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("asked", "status"), [((), PASS), (("--model",), USAGE)])
 def test_a_file_that_transformers_does_not_find_by_itself(asked, status, small, tmp_path):
     file = tmp_path / "weights.safetensors"
@@ -219,6 +225,7 @@ BEYOND = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("beyond", BEYOND)
 @pytest.mark.usefixtures("quick")
 def test_what_short_rows_do_not_exercise_is_said(beyond, small, tmp_path):
@@ -235,6 +242,7 @@ def test_what_short_rows_do_not_exercise_is_said(beyond, small, tmp_path):
 OF_LAYERS = ("bert", "gpt2", "falcon, groups", "opt, norms behind", "qwen2", "gemma2", "roberta")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OF_LAYERS)
 def test_each_layer_passes_alone(name, small, quick):
     results = [*whole.verify_layers(small(name).folder, small(name).config, (0, 1))]
@@ -244,6 +252,7 @@ def test_each_layer_passes_alone(name, small, quick):
         assert "alone, between the embedding and the last norm and head" in result.notes[0]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick")
 def test_the_summary_of_layers_says_what_they_were_verified_with(small, monkeypatch):
     """Also the window that only one of them has."""
@@ -270,6 +279,7 @@ def test_a_cut_does_what_the_layer_does_in_its_place(name, small, tmp_path):
     assert windows[0] != windows[1]
 
 
+@pytest.mark.slow
 def test_a_cut_has_the_first_rows_of_the_vocabulary(small, tmp_path, monkeypatch):
     monkeypatch.setattr(cutting, "ROWS", 17)
     config = cutting.cut(small("bert").folder, small("bert").config, 1, tmp_path)
@@ -286,6 +296,7 @@ def test_a_cut_has_the_first_rows_of_the_vocabulary(small, tmp_path, monkeypatch
     Pair.of(tmp_path, config, "float32").check().raise_for_status()
 
 
+@pytest.mark.slow
 def test_a_mistake_in_one_layer_is_found_there(small, quick, monkeypatch):
     load = whole.Pair.of
 
@@ -324,6 +335,7 @@ def test_layers_that_cannot_be_verified_alone_are_refused(name, small):
 # --- where there is no model --------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [(), ("--num-heads", "4")])
 def test_attention_is_verified_where_there_is_no_model(options, small, tmp_path):
     change = {"unheard_of": True} if not options else {}

@@ -77,6 +77,7 @@ WRONG = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("port", WRONG)
 def test_the_first_wrong_tensors_and_their_causes(port):
     explanation = explain(port, gradients=False)
@@ -98,6 +99,7 @@ def test_of_a_right_port_nothing_differs():
     assert explanation.sentence.startswith("No difference")
 
 
+@pytest.mark.slow
 def test_a_gradient_that_is_stopped_is_found_where_every_output_is_right():
     explanation = explain(StoppedGradient)
     (region,) = explanation.regions
@@ -237,6 +239,7 @@ def test_a_result_that_is_not_of_check_has_no_explanation():
 SHOWN = re.compile(r"furthest apart at \[[0-9, ]+\]: \S+, expected \S+\n")
 
 
+@pytest.mark.slow
 def test_a_script_of_the_first_wrong_place_runs_alone(explained, tmp_path):
     path = tmp_path / "wrong.py"
     path.write_text(explained.repro)
@@ -248,6 +251,7 @@ def test_a_script_of_the_first_wrong_place_runs_alone(explained, tmp_path):
     assert "jax_attn" not in explained.repro
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("port", [*WRONG, StoppedGradient])
 def test_each_script_has_the_two_tensors(port):
     explanation = explain(port, gradients=port is StoppedGradient)
@@ -420,6 +424,7 @@ class NotCentred(FlaxBlock):
         return self.head(jnp.tanh(x + y))
 
 
+@pytest.mark.slow
 def test_a_square_that_a_layer_norm_lacks_is_no_square_too_many():
     (region,) = explain(NotCentred, gradients=False).regions
     assert [cause.name for cause in region.causes] == ["norm (RMS norm)"]

@@ -18,6 +18,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("model", MODELS if every else ["vit"])
 
 
+@pytest.mark.slow
 def test_first_region_is_narrow_at_the_site_and_no_confirmed_cause_is_wrong(bug: Bug):
     explanation = explain(bug.model, bug.names, bug.backward)
     assert explanation.verdict == "FAIL"

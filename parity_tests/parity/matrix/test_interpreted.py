@@ -13,6 +13,7 @@ from jax_attn.report.documents import as_markdown, summary, summary_lines
 PADDED = Case("gqa", "float32", "padding", "cross", "jit")
 
 
+@pytest.mark.slow
 def test_a_row_that_it_serves_is_judged_and_says_interpreted():
     (result,) = run_cases([PADDED], implementation="splash", doubts=doubts)
     assert result.verdict is Verdict.PASS, str(result)
@@ -21,6 +22,7 @@ def test_a_row_that_it_serves_is_judged_and_says_interpreted():
     assert "1 interpreted on cpu" in summary_lines([result])[0]
 
 
+@pytest.mark.slow
 def test_a_mistake_in_it_fails_the_row(monkeypatch):
     monkeypatch.setattr(splash_kernel, "_segments", lambda *_: None)
     (result,) = run_cases([PADDED], implementation="splash", doubts=doubts)

@@ -131,6 +131,7 @@ def pytest_generate_tests(metafunc):
         metafunc.parametrize("claiming", rows, ids=lambda c: c.name)
 
 
+@pytest.mark.slow
 def test_every_row_of_a_design_claims_something_and_kills_all_of_it(claiming):
     found = kills(Preparation(PORTED_DESIGNS[claiming.design], claiming))
     assert found
@@ -157,6 +158,7 @@ def cheapest(rows) -> list[Case]:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", cheapest(ROWS), ids=lambda c: c.name)
 def test_a_row_of_each_mask_and_each_dtype_passes(case):
     (result,) = run_cases([case], doubts=doubts)
@@ -165,6 +167,7 @@ def test_a_row_of_each_mask_and_each_dtype_passes(case):
     assert result.level == "measured"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transform", TRANSFORMS)
 def test_a_row_of_each_transform_passes_and_compares_every_tensor(transform):
     case = Case("gqa", "float32", "bias", "cross", transform)

@@ -37,6 +37,7 @@ def test_each_design_is_run_and_each_published_one_under_each_mask():
     assert {*every} <= {*cases(every=True)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_rows_pass_on_either_kind_of_mesh(name):
     rows = [MeshCase(CASES[name], 2, 4, kind) for kind in KINDS]

@@ -44,6 +44,7 @@ def no_bugs(row: Preparation) -> tuple[str, ...]:
     return ()
 
 
+@pytest.mark.slow
 def test_a_row_past_the_edges_passes_and_sees_every_bug_that_it_claims(at_edge):
     (result,) = run_cases([at_edge], doubts=doubts)
     assert result.verdict is Verdict.PASS, str(result)
@@ -105,6 +106,7 @@ def last_partial_tile_dropped(monkeypatch):
     jax.clear_caches()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("last_partial_tile_dropped")
 def test_a_dropped_partial_tile_fails_a_row_past_the_edge_and_passes_on_small_shapes():
     (long,) = run_cases([KEYS], doubts=no_bugs)

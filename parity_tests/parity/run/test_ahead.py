@@ -93,6 +93,7 @@ AHEAD = {"jit": {"jit(step)"}, "eager": {"jit(transpose)"}}
 """Transform -> programs of the port that its run leaves to the thread, each of one place only."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transform", AHEAD)
 def test_a_run_gives_the_same_bits_and_compiles_less(transform, finished, compiled):
     port = Port(Layer(), None, Inputs((X,), {}))

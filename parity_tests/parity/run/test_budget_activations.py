@@ -53,6 +53,7 @@ class PortedActivation(nnx.Module):
         return self.of(x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_a_port_writes_out_an_activation_that_torch_has_a_kernel_for(name, dtype):

@@ -140,6 +140,7 @@ def half_in_bfloat16(a):
     return np.where(np.random.default_rng(2).random(a.shape) < 0.5, rounded, a)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", ROWS)
 def test_torchs_own_error_lies_within_the_budget_and_half_of_the_terms_in_bfloat16_do_not(row):
     make, shape = ROWS[row]

@@ -40,6 +40,7 @@ def pytest_generate_tests(metafunc):
         metafunc.parametrize("case", [name for name in TRAINING_CASES if name not in left_out])
 
 
+@pytest.mark.slow
 def test_a_right_port_trains_as_torch_does(case):
     result = judge_case(case)
     assert result.verdict is Verdict.PASS, str(result)
@@ -73,6 +74,7 @@ def bits(arguments: dict) -> list[bytes]:
     return [np.asarray(a).tobytes() for a in (*ours, *theirs)]
 
 
+@pytest.mark.slow
 def test_attention_trains_alike_though_adam_makes_steps_of_a_key_biass_rounding(attended):
     _, result, _ = attended
     assert result.verdict is Verdict.PASS, str(result)
@@ -131,6 +133,7 @@ def test_an_optimizer_that_keeps_no_state_fails_by_name():
     assert any("momentum_buffer of kernel" in failure for failure in result.failures)
 
 
+@pytest.mark.slow
 def test_a_two_layer_encoder_trains_alike_under_dropout_handed_in(pytestconfig):
     long = pytestconfig.getoption("--long")
     vocab, width, inner = 11, 10, 17

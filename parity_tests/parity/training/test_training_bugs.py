@@ -23,6 +23,7 @@ def pytest_generate_tests(metafunc):
         metafunc.parametrize("name", names)
 
 
+@pytest.mark.slow
 def test_a_planted_bug_fails_in_its_case(name):
     (kill,) = kills([name])
     assert kill.killed, kill

@@ -5,6 +5,7 @@ import json
 
 import jax
 import numpy as np
+import pytest
 import torch
 from flax import nnx
 
@@ -51,6 +52,7 @@ def pytest_generate_tests(metafunc):
         metafunc.parametrize("bug", list(OPTIMIZER_BUGS)[:: 1 if every else 6])
 
 
+@pytest.mark.slow
 def test_wrong_updates_have_the_recipe_that_makes_them(bug):
     planted = OPTIMIZER_BUGS[bug]
     explanation = judge_case(planted.case, planted.make()).explain()
@@ -77,6 +79,7 @@ class Scaled(nnx.Module):
         return self.attention(query) * 1.03
 
 
+@pytest.mark.slow
 def test_wrong_gradients_are_explained_as_those_of_a_check_are():
     torch.manual_seed(0)
     reference, port = DESIGNS["gqa"](13, 6, 3, head_dim=5), Scaled()

@@ -164,6 +164,7 @@ BLIND = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", BLIND)
 def test_an_option_that_never_acts_is_not_vouched_for(row):
     changed, expected = BLIND[row]

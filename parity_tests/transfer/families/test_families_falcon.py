@@ -77,6 +77,7 @@ def block(name, dtype="float32") -> BlockPair:
     return kind.of(drawn(FalconAttention(config, layer_idx=1)), config, LAST, theirs, dtype)
 
 
+@pytest.mark.slow
 @in_dtypes("name", USUAL, long=[name for name in CASES if name not in USUAL])
 def test_a_block_agrees_with_transformers(name, dtype):
     block(name, dtype).check().raise_for_status()
@@ -155,6 +156,7 @@ MISTAKES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_is_seen(mistake):
     name, mistaken = MISTAKES[mistake]

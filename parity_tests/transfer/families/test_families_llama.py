@@ -103,6 +103,7 @@ def block(name, dtype="float32") -> Turned:
     return Turned.of(drawn(attention(config, layer_idx=1)), config, LAST, theirs, dtype)
 
 
+@pytest.mark.slow
 @in_dtypes(
     "name",
     USUAL,
@@ -145,6 +146,7 @@ MISTAKES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_is_seen(mistake):
     name, mistaken = MISTAKES[mistake]

@@ -75,6 +75,7 @@ def missing(config, keys, names=None, side="keys"):
     return {problem.name: str(problem) for problem in found}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WHOLE)
 def test_of_a_whole_model_nothing_is_missing_on_either_side(name):
     config, shapes = held(name)
@@ -88,6 +89,7 @@ def test_of_a_whole_model_nothing_is_missing_on_either_side(name):
     assert missing(config, [*shapes], paths, "paths") == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WHOLE)
 def test_of_a_whole_model_every_width_is_known_and_none_is_wrong(name):
     config, shapes = held(name)

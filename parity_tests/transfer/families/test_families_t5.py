@@ -103,6 +103,7 @@ def block(name, dtype="float32"):
     return kind.of(reference, made, place, how, dtype)
 
 
+@pytest.mark.slow
 @in_dtypes("name", USUAL, low=("decoder",), long=("mt5",))
 def test_a_block_agrees_with_transformers(name, dtype):
     block(name, dtype).check().raise_for_status()

@@ -216,6 +216,7 @@ print(json.dumps([(loading.grown - COUNT * one) / one, writing.grown / one, hold
 """
 
 
+@pytest.mark.slow
 def test_loading_and_writing_hold_no_more_than_a_tensor_beyond_what_is_kept(tmp_path):
     weights = {f"layers.{i}.weight": np.full((2048, 2048), i, np.float32) for i in range(6)}
     save_checkpoint(tmp_path / "model.safetensors", weights, shard_bytes=2**25)
@@ -248,6 +249,7 @@ def test_a_mapping_that_fails_half_way_leaves_the_module_as_it_was(tmp_path):
     assert {path: np.asarray(a).tobytes() for path, a in transfer.flatten(module).items()} == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["auto", "explicit"])
 def test_the_plan_says_what_each_device_holds(kind):
     """A layer keeps its parameters where its names put them."""

@@ -276,6 +276,7 @@ def test_no_half_of_a_block_is_ever_dropped_in_silence(key):
 _IMPORTED = "import sys, {}; print(sorted({{'jax', 'flax', 'torch'}} & set(sys.modules)))"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("module", "frameworks"),
     [

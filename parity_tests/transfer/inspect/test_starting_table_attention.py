@@ -207,6 +207,7 @@ def compared(name, model, written, layout, *, gradients=False):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ATTENTION)
 def test_the_right_answers_pass(name, begun, tmp_path, monkeypatch):
     model, folder, text = begun(name)
@@ -243,6 +244,7 @@ MISTAKES = {f"exchanged in {name}": (name, exchanged) for name in ATTENTION}
 MISTAKES |= {f"turned in {name}": (name, turned_otherwise) for name in TURNED}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_in_a_row_is_seen(mistake, begun, tmp_path, monkeypatch):
     name, change = MISTAKES[mistake]

@@ -88,6 +88,7 @@ RUNS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
 @pytest.mark.parametrize("case", ROWS.values(), ids=ROWS)
 def test_a_run_carried_over_is_the_run_by_definition(case, run):

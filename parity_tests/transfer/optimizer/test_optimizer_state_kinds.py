@@ -84,6 +84,7 @@ def torch_bits(state):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_by_way_of_torch_a_run_in_optax_goes_on_to_the_bit(kind, module):
     tx, optimizer = KINDS[kind], (sgd if "momentum" in kind else adam)(module)

@@ -21,6 +21,7 @@ from jax_attn.transfer import load_checkpoint, save_checkpoint
 LOADED = "print(*({'jax', 'flax', 'torch'} & set(sys.modules)))"
 
 
+@pytest.mark.slow
 @in_dtypes("name", ROWS, low=("llama",))
 def test_a_familys_file_comes_back_to_the_bit(tmp_path, name, dtype):
     row = ROWS[name]

@@ -29,6 +29,7 @@ def test_a_square_weight_turned_by_a_users_table_is_caught(tmp_path, name):
 FAMILIES = ("falcon of groups", "t5")
 
 
+@pytest.mark.slow
 def test_a_familys_own_attention_is_rebuilt_from_what_was_written(tmp_path, request):
     for name in FAMILIES if request.config.getoption("--long") else FAMILIES[:1]:
         row, folder = ROWS[name], tmp_path / name

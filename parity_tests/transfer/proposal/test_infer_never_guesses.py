@@ -36,6 +36,7 @@ def judged(flax_modules, sizes, seeds):
     return wrong, count, of
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", SIZES)
 def test_no_row_is_wrong_under_any_names(flax_modules, sizes, request):
     seeds = range(1000) if request.config.getoption("--long") else SEEDS

@@ -259,6 +259,7 @@ np.testing.assert_array_equal(transfer.export(module, transfer.LINEAR)["weight"]
 """
 
 
+@pytest.mark.slow
 def test_sharding_and_device_are_kept():
     flags = {
         "XLA_FLAGS": "--xla_force_host_platform_device_count=2",

@@ -92,6 +92,7 @@ WRONG = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", WRONG)
 def test_a_port_that_does_not_read_an_integer_fails_and_a_right_one_passes(row):
     call, wrong, kind = WRONG[row]

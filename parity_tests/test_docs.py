@@ -121,10 +121,12 @@ def written(runs: dict) -> dict[str, str]:
     return fill_docs.filled(TEXTS, fill_docs.tables(runs))
 
 
+@pytest.mark.slow
 def test_the_tables_are_those_of_the_evidence():
     assert written(fill_docs.evidence()) == TEXTS
 
 
+@pytest.mark.slow
 def test_every_table_is_on_one_page():
     for name in fill_docs.tables(fill_docs.evidence()):
         assert sum(text.count(f"<!-- /{name} -->") for text in TEXTS.values()) == 1, name

@@ -102,6 +102,7 @@ def test_files_that_import_torch_are_skipped_by_name_and_others_run(tmp_path):
     assert "test_torch_ref.py needs torch" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_file_that_misses_anything_else_is_an_error(tmp_path):
     done = collected(tmp_path, "torch", "no_such_module")
     assert done.returncode == pytest.ExitCode.INTERRUPTED

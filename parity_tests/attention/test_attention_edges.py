@@ -63,6 +63,7 @@ def test_nothing_is_nan_where_every_row_is_empty():
         assert not np.asarray(got).any()
 
 
+@pytest.mark.slow
 def test_second_derivatives_pass_empty_rows():
     q, k, v, _ = draw(9)
 

@@ -111,6 +111,7 @@ def test_they_are_keys_that_are_written_out(name):
     assert max(worst_errors(name)) <= 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kernel", "dtype"),
     [("dense", dtype) for dtype in DTYPES if dtype != "float32"] + [("blocked", "bfloat16")],
@@ -140,6 +141,7 @@ MISTAKES = {
 }
 
 
+@pytest.mark.slow
 @one_kernel
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_the_check_sees_a_mistake(mistake):

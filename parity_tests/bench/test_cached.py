@@ -161,6 +161,7 @@ def moved(engine) -> list[bool]:
     return [one != other for one, other in zip(before, after, strict=True)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["jax.nn", "jax-attn"])
 def test_there_is_one_cache_and_it_stays_where_it_is(name):
     runner = built(name, STEP)

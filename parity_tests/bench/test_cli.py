@@ -123,6 +123,7 @@ def planned(monkeypatch):
     return plan
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", CHOSEN)
 def test_modes_choose_among_what_workloads_have(planned, options):
     names, modes = CHOSEN[options]

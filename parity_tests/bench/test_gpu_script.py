@@ -27,6 +27,7 @@ def kept(folder):
     return json.loads((folder / "steps.json").read_text())
 
 
+@pytest.mark.slow
 def test_each_step_ends_and_what_it_has_is_kept(tmp_path):
     Run("cpu", tmp_path, deadline=1e9, clock=lambda: 0.0).all(GIVEN, GIVEN)
     found = kept(tmp_path)

@@ -113,6 +113,7 @@ WRONG = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", WRONG)
 def test_wrong_numbers_fail_and_the_tensor_is_named(monkeypatch, row):
     builder, mode, label = WRONG[row]
@@ -185,6 +186,7 @@ PLANTED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", PLANTED)
 def test_tensors_are_looked_at_whole(monkeypatch, row):
     builder, mode, message = PLANTED[row]

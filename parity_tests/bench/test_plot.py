@@ -53,6 +53,7 @@ def test_every_figure_is_there_as_svg_and_png(drawn):
         assert all(p.read_bytes().startswith(b"\x89PNG") for p in files if p.suffix == ".png")
 
 
+@pytest.mark.slow
 def test_the_same_record_is_the_same_picture(drawn, tmp_path):
     files, _ = drawn
     few = replace(RECORD, rows=tuple(r for r in RECORD.rows if r.mode == "forward"))

@@ -150,6 +150,7 @@ def test_what_is_no_evidence_meets_nothing(row):
     assert set(met(NO_EVIDENCE[row])) == {"not measured"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("peer", targets.LAYER_PEERS)
 def test_the_fastest_peer_is_known_only_where_each_was_timed(peer):
     rows = tuple(r for r in RECORD.rows if not (r.workload.layer and r.implementation == peer))

@@ -209,6 +209,7 @@ def test_doctor_tells_versions_devices_and_what_is_missing(monkeypatch):
     assert set(document["missing"]) == {"tpu"}
 
 
+@pytest.mark.slow
 def test_verify_insists_on_a_kernel_and_cuts_the_rows_into_several_tiles(monkeypatch):
     rows, one = [], blocked.attention
 

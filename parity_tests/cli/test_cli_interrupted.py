@@ -146,6 +146,7 @@ except KeyboardInterrupt:
 """
 
 
+@pytest.mark.slow
 def test_workers_whom_ctrl_c_reaches_too_say_nothing_and_end():
     done = subprocess.run(
         [sys.executable, "-c", WORKERS],

@@ -45,6 +45,7 @@ def test_a_name_that_a_terminal_cannot_show_is_written_out(tmp_path, source, enc
     assert (refused.returncode, b"Traceback" in refused.stderr) == (2, False)
 
 
+@pytest.mark.slow
 def test_a_name_does_not_steer_the_terminal(tmp_path):
     key = "\x1b]0;owned\x07\x1b[31mx"
     source = source_of(tmp_path, llama() | {key: np.ones(3, np.float32)}, LLAMA)

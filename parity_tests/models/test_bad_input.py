@@ -214,6 +214,7 @@ ARGUMENTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ARGUMENTS)
 def test_arguments_are_refused_by_name(name, small):
     change, words = ARGUMENTS[name]

@@ -58,6 +58,7 @@ def test_every_number_of_every_sentence(pair, short, request):
     assert (ranked.n, ranked.same_top, ranked.unexplained) == (n, n, 0)
 
 
+@pytest.mark.slow
 def test_embeds_in_the_order_given(pair, short):
     batch, found = short
     assert [*batch.rows] != [*range(ROWS)]

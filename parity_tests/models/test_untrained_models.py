@@ -52,6 +52,7 @@ def test_transformers_reads_what_an_untrained_model_is_saved_as(name, tmp_path):
     assert {what: keys for what, keys in loading.items() if keys} == {}
 
 
+@pytest.mark.slow
 def test_a_decoder_with_a_pooler_classifies_rows():
     config = tf.BertConfig(**PLAIN, is_decoder=True, num_labels=3)
     config.architectures = ["BertForSequenceClassification"]

@@ -96,6 +96,7 @@ def moved(cache, by):
     return dataclasses.replace(cache, filled=cache.filled + by)
 
 
+@pytest.mark.slow
 def test_the_check_sees_a_token_forgotten():
     """By what more bugs are seen, `test_planted_bugs` says."""
     arrays = draw()
@@ -106,6 +107,7 @@ def test_the_check_sees_a_token_forgotten():
     assert definition.worst(np.concatenate([first, rest], axis=1), out, budget) > 10
 
 
+@pytest.mark.slow
 def test_rows_of_their_own_lengths():
     """Each chunk holds as many real tokens a row as it says; the rest may be anything."""
     arrays = draw(1)

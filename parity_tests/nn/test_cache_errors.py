@@ -84,6 +84,7 @@ BAD = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", BAD)
 def test_what_cannot_be_is_refused_by_name(row):
     call, message = BAD[row]

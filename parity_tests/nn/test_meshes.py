@@ -119,6 +119,7 @@ def test_layers_equal_those_of_one_device(kind, name):
         assert_near(run(layer(**options), x), wanted, near)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_sentence_is_read_in_parts(kind):
     made = {"param_dtype": np.float64, "rngs": nnx.Rngs(3)}

@@ -146,6 +146,7 @@ class TestSizes:
 RBG = jax.random.key(6, impl="rbg")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_initialised_as_torch_linear(dtype):
     @nnx.jit

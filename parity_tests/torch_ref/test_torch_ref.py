@@ -178,6 +178,7 @@ def modules_of_jax_after(statement: str) -> list[str]:
     return done.stdout.split()
 
 
+@pytest.mark.slow
 def test_torch_ref_imports_no_jax():
     assert modules_of_jax_after("import torch_ref") == []
 

@@ -177,6 +177,7 @@ THROUGH = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", THROUGH)
 def test_gradients_come_through_transforms(name):
     arrays = q, k, v, cotangent = example()

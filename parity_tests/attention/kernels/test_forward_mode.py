@@ -108,6 +108,7 @@ def test_derivatives_are_dense_s(name):
     assert apart(got, want) <= 1
 
 
+@pytest.mark.slow
 def test_the_comparison_sees_a_tangent_that_is_wrong(monkeypatch):
     pushed = forward_mode.pushed
 

@@ -300,6 +300,7 @@ def a_part_of_the_batch(attend, x, kernel):
     return parts_of_a_fused_projection(attend, x[:6], kernel)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", [parts_of_a_fused_projection, a_part_of_the_batch])
 @pytest.mark.parametrize("cut", [P(None, "heads"), P()])
 def test_arrays_that_are_cut_unevenly(model, cut):

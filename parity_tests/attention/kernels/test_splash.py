@@ -260,6 +260,7 @@ def test_sizes_that_are_not_known_are_refused():
     assert refusals(splash, B=b) == ["it needs known sizes, not B = b"]
 
 
+@pytest.mark.slow
 def test_the_chooser_carries_it_to_tpus_beside_the_cpu_s():
     """In a program for each platform and in one for all, forward and gradient."""
 

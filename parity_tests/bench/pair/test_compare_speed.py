@@ -65,6 +65,7 @@ def record() -> Record:
     return found
 
 
+@pytest.mark.slow
 def test_each_way_is_timed_in_each_mode_that_it_has(record):
     rows = {(row.mode, row.implementation): row for row in record.rows}
     assert {*rows} == {(mode, way) for mode in PAIR_MODES for way in WAYS[:2]} | {(STEP, WAYS[2])}
@@ -76,6 +77,7 @@ def test_each_way_is_timed_in_each_mode_that_it_has(record):
     assert rows["forward", "jax.jit"].compile_s > 0
 
 
+@pytest.mark.slow
 def test_operations_are_those_of_the_products(record):
     product = 2 * B * D * F
     counted = dict(record.rows[0].workload.counted)
@@ -95,6 +97,7 @@ def test_operations_of_fused_layers_are_counted():
         assert runs.flops("forward") == 4 * 2 * B * T * D * D + 2 * 2 * B * T * T * D
 
 
+@pytest.mark.slow
 def test_the_record_returns_from_json_and_reads_as_a_table(record):
     assert Record.from_json(record.to_json()) == record
     text = bench.markdown(record)
@@ -117,6 +120,7 @@ def test_a_pair_that_disagrees_is_listed_and_not_timed():
     assert "0.weight" in port.reason
 
 
+@pytest.mark.slow
 def test_untrusted_it_is_timed_under_that_heading():
     rows = compared(wrong(), modes=("forward",), untrusted=True).rows
     assert all(row.seconds and row.reason.startswith(UNTRUSTED) for row in rows)

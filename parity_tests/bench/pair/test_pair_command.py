@@ -149,6 +149,7 @@ def test_a_pair_is_judged_timed_and_drawn_at_each_length(folder, monkeypatch):
     assert "http" not in page.replace("http://www.w3.org", "")
 
 
+@pytest.mark.slow
 def test_each_length_is_judged():
     rows = {
         (r.workload.length, r.implementation): r
@@ -159,6 +160,7 @@ def test_each_length_is_judged():
     assert (rows[3, "jax.jit"].verdict, rows[11, "jax.jit"].verdict) == ("PASS", "FAIL")
 
 
+@pytest.mark.slow
 def test_one_that_is_made_otherwise_each_time_is_not_timed():
     for row in run_here("unseeded").rows:
         assert row.status is Status.FAILED

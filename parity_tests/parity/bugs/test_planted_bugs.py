@@ -208,12 +208,14 @@ def test_a_planted_bug_turns_its_case_to_fail(bug):
     assert verdict(*BUGS[bug]) is Verdict.FAIL
 
 
+@pytest.mark.slow
 def test_a_softmax_in_bfloat16_turns_its_case_to_fail(monkeypatch):
     assert right("plain_mha", "none")
     bfloat16_softmax(monkeypatch)
     assert verdict("plain_mha", "none") is Verdict.FAIL
 
 
+@pytest.mark.slow
 def test_a_bias_added_with_the_wrong_sign_turns_its_case_to_fail():
     def negated(call):
         return lambda module, bias, **inputs: call(module, bias=-bias, **inputs)

@@ -99,6 +99,7 @@ def test_bugs_beside_the_matrix_are_of_the_dtype_that_is_asked_for(dtype):
     assert set(selected([], "")) == CASES_OF_BUGS.keys()
 
 
+@pytest.mark.slow
 def test_verify_power_is_another_spelling_of_it():
     outcome = run("verify", "--power", *ONE[1:])
     assert (outcome.exit_code, outcome.stdout) == (0, run(*ONE).stdout)

@@ -63,6 +63,7 @@ def test_correct_configurations_pass(trials):
     assert report.verdict(trials) is Verdict.PASS, report.summary_lines(trials, seed=0)
 
 
+@pytest.mark.slow
 def test_they_meet_some_of_their_budgets_at_each_gate(trials):
     """A budget of which correct code met nothing would let pass anything."""
     for name, group in report.groups(trials).items():
@@ -70,6 +71,7 @@ def test_they_meet_some_of_their_budgets_at_each_gate(trials):
             assert 0.02 <= fractions["largest"] <= 1, (name, gate)
 
 
+@pytest.mark.slow
 def test_planted_bugs_are_tried_where_budgets_serve_any_module_and_most_are_killed(trials):
     found = [t for t in trials if t.planted]
     assert {t.kind for t in found} == {"blocked", "module", "eager"}

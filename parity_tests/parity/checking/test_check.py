@@ -76,6 +76,7 @@ class NaNInPadding(FlaxBlock):
         return jnp.where(ignored[..., None], jnp.nan, y)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("port", [WrongPolarity, WrongActivation, StoppedGradient, NaNInPadding])
 def test_a_wrong_port_fails(port, x, ignored):
     backward = port is StoppedGradient  # the others' outputs are wrong, and compile sooner alone

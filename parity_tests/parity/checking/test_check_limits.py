@@ -56,6 +56,7 @@ def test_a_check_of_zeros_alone_is_inconclusive():
     assert result.verdict is Verdict.FAIL
 
 
+@pytest.mark.slow
 def test_a_table_that_does_not_fit_fails_with_its_problems(x):
     short = Layout(LAYER_NORM.under("norm", "norm"), LINEAR.under("head", "head"))
     result = check(*pair(), (x,), layout=short, transforms=("eager",))

@@ -20,6 +20,7 @@ def gradients(result):
     return {t.name for t in result.tensors if t.kind == "gradient of parameter"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("patterns", CHOSEN, ids=str)
 def test_only_the_gradients_that_are_named_are_compared_and_a_note_says_so(patterns, x):
     reference, port = pair()

@@ -76,6 +76,7 @@ def test_experts_that_no_rounding_swaps_are_judged_without_a_word(swapped):
     assert "rounding" not in str(result)
 
 
+@pytest.mark.slow
 def test_experts_that_tie_are_named_and_a_port_that_takes_the_other_does_not_fail():
     torch.manual_seed(0)
     module = TorchExperts()

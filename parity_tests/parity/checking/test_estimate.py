@@ -65,6 +65,7 @@ def test_runs_that_take_over_twenty_seconds_are_counted_as_they_come(
     assert told.err.splitlines() == ([announced, *counted] if long else [])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("seconds", "lines"), [(2.0, 1), (0.0, 0)], ids=["slow", "small"])
 def test_a_slow_check_says_so_once_before_it_goes_on(seconds, lines, x, a_run_takes, capsys):
     a_run_takes(seconds)

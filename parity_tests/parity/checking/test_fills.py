@@ -65,6 +65,7 @@ def test_a_row_hidden_by_a_constant_has_the_mean_of_the_values_and_not_zeros(for
     assert side.has_power
 
 
+@pytest.mark.slow
 def test_scores_that_bfloat16_may_keep_or_lose_beside_a_fill_have_no_power(monkeypatch):
     """bfloat16 keeps no score beside -1e4; a kernel that adds in float32 does."""
     row = "a product added", -1e4, "bfloat16"

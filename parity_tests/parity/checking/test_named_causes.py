@@ -112,6 +112,7 @@ ROUTED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ROUTED)
 def test_parameters_that_no_input_reaches_are_named(name):
     stacked, expert, missed = ROUTED[name]

@@ -292,6 +292,7 @@ class TorchKept(torch.nn.Module):
         return x * self.scale + self.shift
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_lies_on_the_mesh_and_what_nothing_reads(kind):
     reference, on = TorchKept(), mesh(kind, data=2, model=4)

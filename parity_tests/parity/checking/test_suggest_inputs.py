@@ -170,6 +170,7 @@ def test_every_parameter_that_does_something_is_given(row):
     assert list(suggested(row)) == ROWS[row][2].split()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", ["torch_mha", "bert"])
 def test_a_seed_gives_the_same_arrays_and_another_others(row):
     def drawn(seed):
@@ -196,6 +197,7 @@ LENGTHS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", LENGTHS)
 def test_lengths_are_distinct_primes_beyond_every_window(row):
     B, T, *_ = LENGTHS[row]

@@ -127,6 +127,7 @@ def test_every_layer_is_read_and_the_last_rebuilt_as_its_config_says(name, tmp_p
             verify_layer(last, checkpoint).raise_for_status()
 
 
+@pytest.mark.slow
 def test_in_bfloat16_a_key_bias_is_seen(tmp_path):
     """By rotary alone, which parts the keys: no softmax sees what they share."""
     model = scattered(hf.Qwen2Model(hf.Qwen2Config(**GROUPED)))

@@ -135,6 +135,7 @@ LACKING = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LACKING)
 def test_what_transformers_would_draw_at_random_is_refused(name, small, tmp_path):
     case, keys, words = LACKING[name]

@@ -113,6 +113,7 @@ def explained():
     return explain(WrongEpsilon, gradients=False)
 
 
+@pytest.mark.slow
 def test_the_sentence_names_the_cause_its_numbers_and_its_place(explained):
     said = "The port computes what the reference would with an epsilon of 0.001 in place of 1e-05"
     assert explained.sentence == f"{said} in `norm` (block_pair.py:28)."

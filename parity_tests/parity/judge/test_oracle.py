@@ -134,6 +134,7 @@ def imported_by(statement: str) -> set[str]:
     return set(done.stdout.split())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "module",
     [
@@ -150,5 +151,6 @@ def test_what_judges_or_renders_imports_no_framework(module):
     assert imported_by(f"import jax_attn.{module}") == set()
 
 
+@pytest.mark.slow
 def test_that_proof_can_fail():
     assert {"jax", "flax"} <= imported_by("import jax_attn.parity.run.port")

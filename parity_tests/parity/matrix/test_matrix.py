@@ -177,6 +177,7 @@ def test_a_row_of_each_transform_passes_and_compares_every_tensor(transform):
     assert kinds == {"output": 2, "gradient of input": 4, "gradient of parameter": 8}
 
 
+@pytest.mark.slow
 def test_a_declared_nan_is_checked_on_both_sides():
     """masked_mha gives NaN where a row may attend to nothing; the port gives out_proj's bias."""
     case = Case("masked_mha", "float32", "empty_row", "prime", "jit")

@@ -63,6 +63,7 @@ def gathering(row, kind):
     return replace(row.port, call=call)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_port_that_gathers_fails(kind):
     row = on(MQA, kind)
@@ -71,6 +72,7 @@ def test_a_port_that_gathers_fails(kind):
     assert any("all-gather" in text for text in failures), failures
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_port_that_computes_all_of_it_on_each_device_holds_too_much(kind):
     row = on(MQA, kind)

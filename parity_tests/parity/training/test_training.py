@@ -81,6 +81,7 @@ def test_attention_trains_alike_though_adam_makes_steps_of_a_key_biass_rounding(
     assert any("k_proj.bias" in note for note in result.notes)
 
 
+@pytest.mark.slow
 def test_the_modules_stay_as_they_were(attended):
     arguments, _, before = attended
     assert bits(arguments) == before
@@ -241,6 +242,7 @@ def first_stopped(lr: float) -> optax.GradientTransformation:
     return optax.chain(optax.sgd(lr), stop)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("lr", "own", "expected"),
     [

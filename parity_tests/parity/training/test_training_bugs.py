@@ -42,6 +42,7 @@ def test_every_case_has_a_wrong_optimizer_and_passes_right():
     assert {bug.case for bug in OPTIMIZER_BUGS.values()} == TRAINING_CASES.keys()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ENCODER_CASES)
 def test_the_right_encoder_passes(case):
     result = judge_encoder(case)

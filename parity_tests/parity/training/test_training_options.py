@@ -67,6 +67,7 @@ TAKEN = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", TAKEN)
 def test_a_recipe_that_torch_takes_is_taken(row):
     result = linear_check(**TAKEN[row])
@@ -183,6 +184,7 @@ ACTING = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", ACTING)
 def test_an_option_that_acts_is(row):
     result = linear_check(**ACTING[row])

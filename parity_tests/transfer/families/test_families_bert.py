@@ -79,6 +79,7 @@ def block(name, dtype="float32"):
     return BlockPair.of(reference, config, PLACE, theirs, dtype)
 
 
+@pytest.mark.slow
 @in_dtypes("name", CASES)
 def test_a_block_agrees_with_transformers(name, dtype):
     block(name, dtype).check().raise_for_status()

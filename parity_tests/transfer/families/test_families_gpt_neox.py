@@ -83,6 +83,7 @@ MISTAKES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_is_seen(mistake):
     mistakes.assert_seen(MISTAKES[mistake], block("two fifths turned"))

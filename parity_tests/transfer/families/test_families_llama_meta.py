@@ -76,6 +76,7 @@ def block(name, dtype="float32") -> Turned:
     return Turned.of(drawn(Attention(params)), params, PLACE, theirs, dtype)
 
 
+@pytest.mark.slow
 @in_dtypes("name", CASES)
 def test_a_block_agrees_with_its_definition(name, dtype):
     block(name, dtype).check().raise_for_status()

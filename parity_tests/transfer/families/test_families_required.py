@@ -144,6 +144,7 @@ NEEDED = {
 NAMELESS = {"vit": ("embeddings.cls_token", "embeddings.position_embeddings")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NEEDED)
 def test_what_every_model_of_a_family_has_must_be_there(name):
     config, keys = held(name)
@@ -171,6 +172,7 @@ BARE = {
 HEADS = r"score|classif|qa_outputs"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ROWS)
 def test_every_bias_of_a_family_must_be_there_and_no_other_may(name):
     config, keys = held(name)

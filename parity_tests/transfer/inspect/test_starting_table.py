@@ -17,6 +17,7 @@ from jax_attn.transfer import load_checkpoint, save_checkpoint
 from jax_attn.transfer.arrays import same_bits
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_an_unknown_model_is_carried_both_ways(name, tmp_path, monkeypatch):
     source = tmp_path / "model"

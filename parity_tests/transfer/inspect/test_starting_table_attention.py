@@ -258,6 +258,7 @@ def test_a_mistake_in_a_row_is_seen(mistake, begun, tmp_path, monkeypatch):
         expect_failed(compared(name, model, tmp_path / "flax", layout))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "words"), [(name, words) for name, wrong in WRONG_ANSWERS.items() for words in wrong]
 )

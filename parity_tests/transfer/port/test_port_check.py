@@ -15,6 +15,7 @@ pytestmark = pytest.mark.usefixtures("compiled_alone")
 CHECKED = {"RIGHT": (0, "PASS"), "TURNED": (1, "FAIL")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CHECKED)
 def test_a_square_weight_turned_by_a_users_table_is_caught(tmp_path, name):
     status, verdict = CHECKED[name]
@@ -42,6 +43,7 @@ def test_a_familys_own_attention_is_rebuilt_from_what_was_written(tmp_path, requ
         assert len(cases) == row.layers + 3 * (name == "t5")  # a decoder's layer attends twice
 
 
+@pytest.mark.slow
 def test_keys_without_a_bias_by_design_pass(tmp_path, monkeypatch):
     """As Whisper's; in a model that is not known to have none, the missing bias is doubted."""
     shapes = linears("layers.0.self_attn", "q_proj k_proj v_proj out_proj")

@@ -48,6 +48,7 @@ def blind(result: Result) -> str:
     return "\n".join(reason for reason in result.reasons if reason.startswith("blind "))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_drawn_inputs_under_a_mask_that_matters_pass(dtype):
     result = run(DRAWN((B, T, D)), dtype, allowed=CAUSAL)

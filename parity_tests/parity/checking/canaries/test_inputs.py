@@ -85,6 +85,7 @@ NO_MASK = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", [*SEEN, *NO_MASK])
 def test_a_mask_that_matters_and_what_is_none_are_not_doubted(row):
     call, value = (SEEN | NO_MASK)[row]

@@ -80,7 +80,6 @@ EACH_WAY = ("all", "a ring of two pages")
 READ = [(k, s) for k in KINDS for s in SIZES if s == "chunks" or k in EACH_WAY]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "sizes"), READ)
 def test_tokens_in_chunks_are_the_definition(kind, sizes):
     arrays = draw()

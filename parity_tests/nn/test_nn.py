@@ -74,7 +74,6 @@ def test_the_check_sees_a_mistake(mistake):
     assert definition.worst(module(*x), out, budget) > 10
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dtype", "jitted"), [("float16", False), *((dtype, True) for dtype in DTYPES)]
 )

@@ -79,7 +79,6 @@ def calls(draw):
     return in_tiles(*tiles), *arrays, options
 
 
-@pytest.mark.slow
 @settings(suppress_health_check=list(HealthCheck))
 @given(calls())
 def test_blocked_is_dense_to_rounding_forward_and_backward(call):

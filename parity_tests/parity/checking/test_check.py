@@ -19,7 +19,6 @@ def ignored():
     return np.arange(T)[None] >= np.array([[T], [4]])
 
 
-@pytest.mark.slow
 def test_a_correct_port_passes_eager_and_jitted(x, ignored):
     passes(*pair(), x, ignored, {"eager", "jit"})
 
@@ -76,7 +75,6 @@ class NaNInPadding(FlaxBlock):
         return jnp.where(ignored[..., None], jnp.nan, y)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("port", [WrongPolarity, WrongActivation, StoppedGradient, NaNInPadding])
 def test_a_wrong_port_fails(port, x, ignored):
     backward = port is StoppedGradient  # the others' outputs are wrong, and compile sooner alone

@@ -61,7 +61,6 @@ def real_model(request, tmp_path):
     return saved(tmp_path, arrays, config), (5,)
 
 
-@pytest.mark.slow
 def test_the_layers_of_a_real_model_pass(real_model, tmp_path):
     file, layers = real_model
     report = tmp_path / "report"

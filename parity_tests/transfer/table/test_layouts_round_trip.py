@@ -49,7 +49,6 @@ def torch_bits(bits, dtype):
     return torch.from_numpy(signed).view(getattr(torch, dtype))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("port", CASES.values(), ids=CASES)
 def test_round_trip_keeps_every_bit(port, dtype):

@@ -146,11 +146,8 @@ def checked_call(
         mask_problems = checks.boolean_problems("mask", mask)
         problems += mask_problems
         mask = Mask() if mask_problems else Mask.array(mask)
-    if bias is not None and checks.is_array(bias) and str(bias.dtype) == "bool":
-        got = checks.summary(bias)
-        problems.append(f"bias: expected floats to add to the scores, got {got}: a mask")
-    elif bias is not None:
-        problems += checks.float_problems("bias", bias)
+    problems += checks.bias_problems(bias)
+    problems += checks.precision_problems(precision)
     if not (dropout is None or isinstance(dropout, Dropout)):
         problems.append(f"dropout: expected a Dropout, got {checks.summary(dropout)}")
     mask = Mask() if mask is None else mask

@@ -1,8 +1,11 @@
 """Arguments checked at the door: every problem is collected, then raised once."""
 
+import functools
+import math
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jax_attn.dtypes import DTYPES
@@ -34,6 +37,14 @@ def is_array(x: object) -> bool:
     return hasattr(x, "shape") and hasattr(x, "dtype")
 
 
+def is_integer_array(x: Any) -> bool:
+    """Whether x is an array of integers that NumPy or JAX know; torch's are not."""
+    try:
+        return is_array(x) and bool(jnp.issubdtype(x.dtype, jnp.integer))
+    except TypeError:
+        return False
+
+
 def is_int(x: object) -> bool:
     """Whether x is a plain integer; True and False are none."""
     return isinstance(x, (int, np.integer)) and not isinstance(x, bool)
@@ -55,7 +66,10 @@ def count_problems(**counts: object) -> list[str]:
 
 def is_real(x: Any) -> bool:
     """Whether x is a finite plain number."""
-    return (is_int(x) or isinstance(x, (float, np.floating))) and bool(np.isfinite(x))
+    try:
+        return (is_int(x) or isinstance(x, (float, np.floating))) and math.isfinite(x)
+    except OverflowError:  # of an int beyond every float
+        return False
 
 
 def rate_problems(**rates: Any) -> list[str]:
@@ -96,6 +110,35 @@ def float_problems(name: str, x: Any, rank: int | None = None, axes: str = "") -
     if rank is not None and len(x.shape) != rank:
         problems.append(f"{name}: expected rank {rank} {axes}, got {summary(x)}")
     return problems
+
+
+def bias_problems(bias: Any) -> list[str]:
+    """What is wrong with the dtype of what is added to the scores."""
+    if bias is None:
+        return []
+    if is_array(bias) and str(bias.dtype) == "bool":
+        return [f"bias: expected floats to add to the scores, got {summary(bias)}: a mask"]
+    return float_problems("bias", bias)
+
+
+def precision_problems(precision: Any) -> list[str]:
+    """What is wrong with the precision of products, as JAX takes it."""
+    try:
+        if precision is None or _is_precision(precision):
+            return []
+    except TypeError:  # it has no hash
+        pass
+    return [f"precision: expected None or one that jax.lax takes, got {summary(precision)}"]
+
+
+@functools.cache
+def _is_precision(precision: Any) -> bool:
+    x = jax.ShapeDtypeStruct((1, 1), np.float32)
+    try:
+        jax.eval_shape(lambda x: jax.lax.dot(x, x, precision=precision), x)
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def boolean_problems(name: str, x: Any) -> list[str]:

@@ -30,6 +30,13 @@ class PageSizes:
     few_tokens: int = 16
     query_tile: int = 64
 
+    def __post_init__(self) -> None:
+        problems = checks.count_problems(first=self.first, query_tile=self.query_tile)
+        if not (checks.is_int(self.few_tokens) and self.few_tokens >= 0):
+            got = checks.summary(self.few_tokens)
+            problems.append(f"few_tokens: expected an int ≥ 0, got {got}")
+        checks.raise_all("PageSizes", problems)
+
     def places(self, length: int) -> list[int]:
         """The number of places in each page of a cache that holds ``length`` tokens a row."""
         places: list[int] = []
@@ -107,6 +114,9 @@ class KVCache:
         problems += checks.dtype_problems("dtype", dtype)
         if sharding is not None and not isinstance(sharding, PartitionSpec):
             problems.append(f"sharding: expected a PartitionSpec, got {checks.summary(sharding)}")
+        if not isinstance(page_sizes, PageSizes):
+            got = checks.summary(page_sizes)
+            problems.append(f"page_sizes: expected a PageSizes, got {got}")
         sharding = sharding or PartitionSpec()
         places: list[int] = []
         if not problems:
@@ -134,13 +144,17 @@ class KVCache:
     @property
     def nbytes(self) -> int:
         """Of keys and values."""
-        return sum(page.nbytes for page in (*self.keys, *self.values))
+        pages = (*self.keys, *self.values)
+        return sum(math.prod(page.shape) * page.dtype.itemsize for page in pages)
 
     def positions(self, T: int) -> Int[Array, "B T"]:
         """The positions of the next T tokens, int32."""
         return self.filled[:, None] + jnp.arange(T, dtype=jnp.int32)
 
     def __repr__(self) -> str:
+        if not all(map(checks.is_array, (*self.keys, *self.values))):
+            fields = ", ".join(f"{name}={value!r}" for name, value in vars(self).items())
+            return f"KVCache({fields})"  # of what a transform puts in place of arrays
         B, K, H, _ = self.keys[0].shape
         places = f"length={self.length}" if self.window is None else f"window={self.window}"
         value = f"{self.keys[0].dtype} B={B} K={K} H={H} Hv={self.values[0].shape[3]}"

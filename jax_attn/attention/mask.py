@@ -1,5 +1,6 @@
 """Which keys each query may attend to, stated without writing the pairs out."""
 
+import contextlib
 import dataclasses
 import operator
 from collections.abc import Callable, Iterable
@@ -279,10 +280,11 @@ MaskLike = Mask | Bool[AnyArray, "#B #N #T #S"] | Bool[AnyArray, "#T #S"]
 
 def _integer_problems(name: str, x: Any, ranks: tuple[int, ...], axes: str) -> list[str]:
     if isinstance(x, (list, tuple)):
-        x = np.asarray(x)
+        with contextlib.suppress(ValueError):  # rows of several lengths
+            x = np.asarray(x)
     if checks.is_int(x) and 0 in ranks:
         return []
-    if not checks.is_array(x) or not jnp.issubdtype(x.dtype, jnp.integer):
+    if not checks.is_integer_array(x):
         return [f"{name}: expected integers, {axes}, got {checks.summary(x)}"]
     if len(x.shape) not in ranks:
         return [f"{name}: expected {axes}, got {checks.summary(x)}"]
@@ -324,7 +326,15 @@ def _per_row(x: Band) -> int | jax.Array:
 
 def _from_torch(x: Any) -> Any:
     """A NumPy array of whatever can be one (a torch tensor too); JAX arrays as they are."""
-    return x if x is None or isinstance(x, jax.Array) else np.asarray(x)
+    if x is None or isinstance(x, jax.Array):
+        return x
+    if hasattr(x, "detach"):
+        x = x.detach().cpu()
+        x = x.float() if str(x.dtype) == "torch.bfloat16" else x  # which NumPy does not have
+    try:
+        return np.asarray(x)
+    except ValueError as error:
+        raise checks.ArgumentError(f"mask: expected an array, got {checks.summary(x)}") from error
 
 
 def _torch_problems(name: str, x: AnyArray, as_bias: str) -> list[str]:

@@ -65,7 +65,7 @@ def rotate(
     dtype = np.dtype(np.float64 if x.dtype == jnp.float64 else np.float32)
     at = jnp.arange(x.shape[1]) if positions is None else jnp.asarray(positions)
     dim = x.shape[3] if rotary.dim is None else rotary.dim
-    length = integers.clipped(at.max(), 1) if length is None else length
+    length = integers.clipped(at.max(initial=0), 1) if length is None else length
     frequencies_M, growth = rotary.frequencies(dim, dtype, length)
     angles_BT1M = (at[..., None].astype(dtype) * frequencies_M)[..., None, :]
     cos, sin = jnp.cos(angles_BT1M) * growth, jnp.sin(angles_BT1M) * growth
@@ -84,7 +84,7 @@ def position_problems(name: str, positions: Any, B: int, T: int) -> list[str]:
     if positions is None:
         return []
     got = checks.summary(positions)
-    if not checks.is_array(positions) or not jnp.issubdtype(positions.dtype, jnp.integer):
+    if not checks.is_integer_array(positions):
         return [f"{name}: expected an array of integers, got {got}"]
     if positions.shape not in ((T,), (B, T)):
         return [f"{name}: expected ({T},) or ({B}, {T}), one for each step, got {got}"]
@@ -295,4 +295,4 @@ _IN_ORDER = (("low_freq_factor", "high_freq_factor"), ("beta_slow", "beta_fast")
 def _is_length(x: Any) -> bool:
     if checks.is_int(x):
         return checks.is_count(x)
-    return checks.is_array(x) and x.shape == () and jnp.issubdtype(x.dtype, jnp.integer)
+    return checks.is_integer_array(x) and x.shape == ()

@@ -244,7 +244,8 @@ def turned(
     if alone:
         return rotate(q_BTNH, q_at, rotary), rotate(k_BSKH, q_at, rotary)
     k_at = jnp.arange(k_BSKH.shape[1]) if key_positions is None else jnp.asarray(key_positions)
-    length = jnp.maximum(*(integers.clipped(at.max(), 1) for at in (q_at, k_at)))
+    # Of no row, 0.
+    length = jnp.maximum(*(integers.clipped(at.max(initial=0), 1) for at in (q_at, k_at)))
     return rotate(q_BTNH, q_at, rotary, length=length), rotate(k_BSKH, k_at, rotary, length=length)
 
 
@@ -257,6 +258,10 @@ def with_position_bias(
     own_NTS = module.position_bias(q_BTD.shape[1], k_BSD.shape[1])
     if bias is None:
         return own_NTS
+    if not (problems := checks.bias_problems(bias)):
+        shape = (q_BTD.shape[0], module.num_heads, q_BTD.shape[1], k_BSD.shape[1])
+        problems = checks.broadcast_problems("bias", bias, shape, "(B, N, T, S)")
+    checks.raise_all(type(module).__name__, problems)
     with jax.numpy_dtype_promotion("standard"):  # a learned one has the parameters' dtype
         return bias + own_NTS
 
@@ -275,6 +280,8 @@ def dropouts(
     the output's. The others are the call's own. Raises ArgumentError with every problem.
     """
     deterministic, unclear = _deterministic(module, deterministic)
+    if not (rngs is None or isinstance(rngs, nnx.Rngs | nnx.RngStream)):
+        unclear.append(f"rngs: expected nnx.Rngs or an nnx.RngStream, got {checks.summary(rngs)}")
     rngs = module.rngs if rngs is None else rngs
     stream, where = rngs, type(module).__name__
     if isinstance(rngs, nnx.Rngs) and ("dropout" in rngs or "default" in rngs):
@@ -316,9 +323,11 @@ def cache_problems(
     cache: object,
     others: Mapping[str, object],
     deterministic: bool | None,
+    is_causal: bool,
 ) -> list[str]:
     """What is wrong with a call with a cache. others: arguments that must be None beside it."""
-    problems = [
+    problems = flag_problems(is_causal=is_causal)
+    problems += [
         f"{name}: expected None beside a cache" for name, x in others.items() if x is not None
     ]
     if not isinstance(cache, KVCache):

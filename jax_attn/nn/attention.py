@@ -264,7 +264,7 @@ class GroupedQueryAttention(nnx.Module):
             others |= {"key_positions": key_positions, "keep": keep, "out_keep": out_keep}
             checks.raise_all(
                 type(self).__name__,
-                arguments.cache_problems(self, query, cache, others, deterministic),
+                arguments.cache_problems(self, query, cache, others, deterministic, is_causal),
             )
         q_BTD, k_BSD, v_BSD = arguments.sequences(self, query=query, key=key, value=value)
         if cache is not None:

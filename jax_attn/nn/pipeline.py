@@ -76,7 +76,7 @@ class SentenceAttention(nnx.Module):
         Raises ArgumentError when tokens are not (B, T) integers. A token that the embedding does
         not have becomes NaN, since values are not known under jit.
         """
-        are_integers = checks.is_array(tokens) and jnp.issubdtype(tokens.dtype, jnp.integer)
+        are_integers = checks.is_integer_array(tokens)
         if not are_integers or len(tokens.shape) != 2:
             wanted = "rank 2 (B, T)" if are_integers else "integers (B, T)"
             problem = f"tokens: expected {wanted}, got {checks.summary(tokens)}"

@@ -130,6 +130,14 @@ def read(tensors: Tensors, key: str) -> np.ndarray:
     return mapped(key) if mapped else as_numpy(tensors[key], key)
 
 
+def expect_mapping(tensors: Any) -> None:
+    """Raises TypeError unless these are tensors by name."""
+    if not isinstance(tensors, Mapping):
+        hint = ": hand in its state_dict()" if hasattr(tensors, "state_dict") else ""
+        kind = type(tensors).__name__
+        raise TypeError(f"tensors: expected a mapping of names to tensors, got {kind}{hint}")
+
+
 def specs(tensors: Tensors) -> tuple[dict[str, Spec], list[Problem]]:
     """Shapes and dtypes by key, and a problem for each that cannot be read.
 

@@ -58,6 +58,9 @@ BAD = {
         r'value: float64 needs x64.*jax.config.update\("jax_enable_x64", True\)',
     ),
     "float64 bias without x64": ({"bias": ones(T, S, dtype=np.float64)}, "bias: float64 needs x64"),
+    "a precision that is none": ({"precision": "junk"}, "precision: expected .* got str 'junk'"),
+    "a precision without a hash": ({"precision": ["highest"]}, "precision: expected .* got list"),
+    "a scale beyond floats": ({"scale": 10**400}, "scale: expected a finite plain number"),
     "boolean bias": ({"bias": ones(T, S, dtype=bool)}, "bias: expected floats.*got bool"),
     "integer bias": (
         {"bias": ones(T, S, dtype=np.int32)},

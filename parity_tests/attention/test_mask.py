@@ -276,6 +276,12 @@ REFUSED = {
     "offsets of rank 2": (lambda: Mask.causal(np.ones((2, 2), int)), "offset: expected an int or"),
     "float lengths": (lambda: Mask.lengths(np.ones(2)), "kv_lengths: expected integers"),
     "lengths of rank 2": (lambda: Mask.lengths(np.ones((2, 1), int)), r"kv_lengths: .*\(B,\)"),
+    "ragged lengths": (lambda: Mask.lengths([[1], [1, 2]]), "kv_lengths: expected integers.* list"),
+    "lengths of torch": (
+        lambda: Mask.lengths(pytest.importorskip("torch").ones(2, dtype=int)),
+        r"kv_lengths: expected integers.* got torch\.int64\[2\]",
+    ),
+    "a ragged mask": (lambda: Mask.from_zero_one([[1], [1, 0]]), "mask: expected an array, got li"),
     "segments of rank 1": (
         lambda: Mask.segments(np.ones(2, int), np.ones((2, 3), bool)),
         r"(?s)q_segments: expected \(B, T\).*kv_segments: expected integers",

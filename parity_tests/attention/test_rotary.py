@@ -240,6 +240,11 @@ class TestTransforms:
             assert not names & {"gather", "dot_general", "scatter"}
 
 
+@pytest.mark.parametrize("shape", [(0, T, N, H), (B, 0, N, H)])
+def test_of_nothing_there_is_nothing(shape):
+    assert rotate(np.ones(shape, np.float32), np.zeros(shape[:2], int), Rotary()).shape == shape
+
+
 def test_a_rotary_can_be_a_static_argument():
     assert hash(Rotary(1e4, scaling=Yarn(4.0, 64))) == hash(Rotary(10000.0, scaling=Yarn(4, 64)))
     assert jitted_rotate(drawn(B, T, N, H), None, Rotary()).shape == (B, T, N, H)

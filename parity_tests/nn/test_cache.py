@@ -284,3 +284,6 @@ def test_a_module_continues():
 def test_a_cache_says_what_it_is():
     told = str(KVCache.empty(2, 5, num_kv_heads=3, head_dim=4, value_dim=6))
     assert told == "KVCache(length=5, float32 B=2 K=3 H=4 Hv=6, 0.0 MiB)"
+    cache = KVCache.empty(2, 5, num_kv_heads=3, head_dim=4, value_dim=6)
+    assert str(jax.eval_shape(lambda: cache)) == told
+    assert str(jax.tree.map(lambda _: 0, cache)).startswith("KVCache(keys=(0,), values=(0,), ")

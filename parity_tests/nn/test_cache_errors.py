@@ -5,6 +5,7 @@ import pytest
 
 from helpers.attention.small_attention import numpy_weights
 from jax_attn.attention import ArgumentError, Mask
+from jax_attn.attention.kv_cache import PageSizes
 from jax_attn.attention.rotary import DynamicNTK, Rotary
 from jax_attn.nn import GroupedQueryAttention, KVCache
 
@@ -62,6 +63,15 @@ BAD = {
     "deterministic as an array": (
         lambda: module()(X, deterministic=np.array([1, 0]), cache=module().empty_cache(B, 5)),
         "deterministic: expected a static Python bool",
+    ),
+    "a flag that is a word": (
+        lambda: module()(X, cache=module().empty_cache(B, 5), is_causal="no"),
+        "is_causal: expected True or False, got str 'no'",
+    ),
+    "pages of no place": (lambda: PageSizes(first=0), "first: expected an int ≥ 1, got int 0"),
+    "sizes of pages as a number": (
+        lambda: KVCache.empty(1, 8, num_kv_heads=1, head_dim=2, page_sizes=7),
+        "page_sizes: expected a PageSizes, got int 7",
     ),
     "dropout": (
         lambda: module(dropout_rate=0.5)(X, cache=module().empty_cache(B, 5)),

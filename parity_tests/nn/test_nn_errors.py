@@ -5,7 +5,7 @@ import pytest
 from flax import nnx
 
 from helpers.attention.small_attention import B, S, T, build, inputs, numpy_weights
-from jax_attn.attention import ArgumentError
+from jax_attn.attention import Alibi, ArgumentError
 from jax_attn.nn import GroupedQueryAttention, MultiHeadAttention, MultiQueryAttention
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -89,6 +89,33 @@ def test_the_call_refuses(name):
     module = MultiHeadAttention(12, 3, **numpy_weights())
     with pytest.raises(ArgumentError, match=says):
         module(*arrays, **options)
+
+
+BIASES = {
+    "a mask": (np.ones((T, T), bool), r"bias: expected floats .* got bool\[5, 5\]: a mask"),
+    "float64": (np.ones((T, T)), "bias: float64 needs x64"),
+    "integers": (np.ones((T, T), np.int32), "bias: expected float32.*got dtype int32"),
+    "a list": ([[0.0]], "bias: expected a NumPy or JAX array, got list"),
+    "another shape": (
+        np.ones((3, 3), np.float32),
+        r"bias: expected a shape that broadcasts to \(B, N, T, S\) = \(2, 3, 5, 5\), got",
+    ),
+}
+
+
+@pytest.mark.parametrize("of", ["__call__", "attention_weights"])
+@pytest.mark.parametrize("name", BIASES)
+def test_a_bias_beside_that_by_position_is_refused_alike(name, of):
+    bias, says = BIASES[name]
+    module = MultiHeadAttention(12, 3, position_bias=Alibi(3), rngs=nnx.Rngs(0))
+    with pytest.raises(ArgumentError, match=says):
+        getattr(module, of)(X, bias=bias)
+
+
+def test_rngs_that_are_none_are_refused_where_nothing_is_drawn():
+    module = MultiHeadAttention(12, 3, **numpy_weights())
+    with pytest.raises(ArgumentError, match=r"rngs: expected nnx\.Rngs or .* got str 'junk'"):
+        module(X, rngs="junk")
 
 
 def test_a_key_that_must_be_given_is_named():

@@ -133,7 +133,13 @@ def narrowed_problems(inputs: Inputs) -> list[str]:
 def output_problems(reference: Reference, outputs: Arrays) -> list[str]:
     """Which outputs of a reference cannot be compared: integers, or none at all."""
     problems = []
-    if other := {k: a.dtype.name for k, a in outputs.items() if not is_float(a.dtype)}:
+    if complex_ones := sorted(k for k, a in outputs.items() if a.dtype.kind == "c"):
+        problems.append(
+            f"reference: expected real outputs, got complex ones, {complex_ones}; give "
+            "reference_call and port_call, and return their real and imaginary parts"
+        )
+    decided = {k: a for k, a in outputs.items() if k not in complex_ones}
+    if other := {k: a.dtype.name for k, a in decided.items() if not is_float(a.dtype)}:
         of_one = "" if len(other) == len(outputs) else ", and leave these out"
         problems.append(
             f"reference: expected floating outputs, got {other}: what is decided, as by an argmax, "

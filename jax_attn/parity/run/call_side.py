@@ -12,7 +12,7 @@ class RaisedError(ValueError):
 
 
 def call_side(
-    side: str, inputs: Inputs, call: Callable[..., Any], *args: Any, **kwargs: Any
+    side: str, inputs: Inputs, call: Callable[..., Any], /, *args: Any, **kwargs: Any
 ) -> Any:
     """What `call` gives, of a side on these inputs.
 

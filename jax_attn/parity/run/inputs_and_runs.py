@@ -34,7 +34,9 @@ class Inputs:
         named: dict[Any, Any] = dict(inputs if isinstance(inputs, Mapping) else enumerate(inputs))
         arrays, problems = {}, []
         for name, value in named.items():
-            if not isinstance(value, np.ndarray):
+            if isinstance(inputs, Mapping) and not isinstance(name, str):
+                problems.append(f"inputs: expected strings as keywords, got {name!r}")
+            elif not isinstance(value, np.ndarray):
                 problems.append(f"inputs[{name!r}]: expected a NumPy array, got {type(value)}")
             elif value.dtype.kind in "biu":
                 arrays[name] = value
@@ -44,7 +46,7 @@ class Inputs:
                 if not np.array_equal(np.isfinite(arrays[name]), np.isfinite(value)):
                     problems.append(f"inputs[{name!r}]: expected numbers that {dtype} holds")
             else:
-                problems.append(f"inputs[{name!r}]: expected numbers, got dtype {value.dtype}")
+                problems.append(f"inputs[{name!r}]: expected real numbers, got {value.dtype}")
         if problems:
             raise TypeError("\n".join(problems))
         return cls(tuple(arrays.values()), {}) if isinstance(inputs, tuple) else cls((), arrays)

@@ -83,6 +83,15 @@ def plain_kernels() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(fast)
 
 
+def _held(a: np.ndarray, dtype: torch.dtype) -> np.ndarray:
+    """The array; what of it is finite and beyond the dtype, as the finfo(x.dtype).min of a mask
+    is in float64, is the dtype's own largest number."""
+    most = torch.finfo(dtype).max
+    with np.errstate(invalid="ignore"):
+        is_beyond = (np.abs(a) > most) & np.isfinite(a)
+    return np.where(is_beyond, np.copysign(most, a), a) if is_beyond.any() else a
+
+
 @dataclass(frozen=True)
 class Reference:
     """A torch module with what it is called on; its own copy is what runs.
@@ -161,7 +170,12 @@ class Reference:
     def _under(self, mode: Float64, cotangents: Arrays, *, again: bool) -> Run:
         module, mode.dtype = self._copies.wide(), self._dtype
         with one_thread(), plain_kernels(), mode:
-            return self._run(module, torch.float64, cotangents, again=again)
+            run = self._run(module, torch.float64, cotangents, again=again)
+        return replace(
+            run,
+            outputs={name: _held(a, self._dtype) for name, a in run.outputs.items()},
+            second={name: _held(a, self._dtype) for name, a in run.second.items()},
+        )
 
     @cached_property
     def _decisions(self) -> Decisions:

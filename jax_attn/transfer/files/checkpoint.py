@@ -137,6 +137,10 @@ def load_checkpoint(path: str | os.PathLike[str], *, part: str | None = None) ->
         name says, for a tensor that is named twice, and for an index that disagrees with its files;
         with the command that helps, for a name on the Hub, and for an adapter.
     """
+    if not (part is None or isinstance(part, str)):
+        raise TypeError(f"part: expected a string or None, got {part!r}")
+    if not os.fspath(path):
+        raise ValueError("path: expected a file or a folder, got an empty name")
     path = Path(path)
     expect_local(path)
     if os.path.isdir(path):

@@ -17,7 +17,16 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
-from jax_attn.transfer.arrays import Spec, Tensors, chunks, describe, read, same_memory, specs
+from jax_attn.transfer.arrays import (
+    Spec,
+    Tensors,
+    chunks,
+    describe,
+    expect_mapping,
+    read,
+    same_memory,
+    specs,
+)
 from jax_attn.transfer.files.checkpoint import INDEX
 from jax_attn.transfer.files.safetensors_file import DTYPE_OF_CODE, FORMAT, offsets
 from jax_attn.transfer.problems import Problem, TransferError, file_error
@@ -45,9 +54,11 @@ def save_checkpoint(
         index name.safetensors.index.json, as transformers reads them. None writes one file.
 
     Raises:
+      TypeError: tensors that are no mapping.
       TransferError: tensors that the format does not hold, each key named; a disk that is full or
         read-only.
     """
+    expect_mapping(tensors)
     path = Path(path)
     if path.suffix != ".safetensors":
         raise file_error(path, f"expected a name that ends in .safetensors, got {path.name!r}")

@@ -192,7 +192,13 @@ def _ties(
 
     The table knows of ties whether the file has both keys or leaves one out.
     """
-    by_table = {i.key: i.same_as for i in layout.passed_over if i.same_as in specs}
+    parts = {key.split(".")[0] for key in specs}
+    by_table = {
+        i.key: i.same_as
+        for i in layout.passed_over
+        # A head of several parts, none of which is there, is a head of another model's.
+        if i.same_as in specs and (i.key.count(".") < 2 or i.key.split(".")[0] in parts)
+    }
     apart = [k for k, other in by_table.items() if k in specs and other not in _same(k, tied)]
     notes = [f"tied by the config, and held apart: {key}, {by_table[key]}" for key in apart]
     return {**tied, **{k: other for k, other in by_table.items() if k not in apart}}, notes

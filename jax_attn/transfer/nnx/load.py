@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from flax import nnx
 
-from jax_attn.transfer.arrays import Spec, Tensors, describe, read, specs
+from jax_attn.transfer.arrays import Spec, Tensors, describe, expect_mapping, read, specs
 from jax_attn.transfer.nnx.placement import bytes_per_device, place, unplaceable
 from jax_attn.transfer.problems import Problem, TransferError, listed, printable
 from jax_attn.transfer.table import resolve
@@ -135,10 +135,7 @@ def plan(module: nnx.Pytree | nnx.State, tensors: Tensors, layout: Layout) -> Pl
       TypeError: arguments of the wrong kind.
     """
     check_layout(layout)
-    if not isinstance(tensors, Mapping):
-        hint = ": hand in its state_dict()" if hasattr(tensors, "state_dict") else ""
-        kind = type(tensors).__name__
-        raise TypeError(f"tensors: expected a mapping of names to tensors, got {kind}{hint}")
+    expect_mapping(tensors)
     arrays = carried(module, layout)
     paths, problems = _described(arrays)
     keys, unreadable = specs(tensors)

@@ -224,7 +224,8 @@ def _called(step: Step, function: Callable[..., T], *arguments: Any) -> T:
 
 
 def _names(argument: str, names: str | Sequence[str]) -> tuple[str, ...]:
-    several = (names,) if isinstance(names, str) else tuple(names)
+    is_several = isinstance(names, Sequence) and not isinstance(names, str)
+    several: tuple[Any, ...] = tuple(names) if is_several else (names,)
     if not several or not all(isinstance(name, str) and name for name in several):
         raise ValueError(f"{argument}: expected one name or several, got {names!r}")
     if len(set(several)) != len(several):

@@ -116,6 +116,21 @@ BAD = {
         TypeError,
         "layout: expected a Layout, got dict",
     ),
+    "a keyword that is no string": (
+        lambda r, p, x: check(r, p, {0: x}),
+        TypeError,
+        "inputs: expected strings as keywords, got 0",
+    ),
+    "complex inputs": (
+        lambda r, p, x: check(r, p, (x.astype(np.complex64),)),
+        TypeError,
+        r"inputs\[0\]: expected real numbers, got complex64",
+    ),
+    "complex outputs": (
+        lambda r, p, x: check(r, p, (x,), reference_call=lambda m, x: torch.fft.fft(m(x))),
+        ValueError,
+        r"reference: expected real outputs, got complex ones, \['output'\]",
+    ),
     "inputs that are a list": (lambda r, p, x: check(r, p, [x]), TypeError, "inputs: expected"),
     "an input that is a tensor": (
         lambda r, p, x: check(r, p, (torch.from_numpy(x),)),
@@ -227,6 +242,20 @@ def test_what_cannot_be_checked_is_refused_by_name(row, x):
     call, error, message = BAD[row]
     with pytest.raises(error, match=message):
         call(*pair(), x)
+
+
+@pytest.mark.parametrize("name", ["inputs", "call", "side"])
+def test_a_keyword_may_have_any_name(name):
+    class Reference(torch.nn.Module):
+        def forward(self, **given):
+            return torch.tanh(given[name])
+
+    class Port(nnx.Module):
+        def __call__(self, **given):
+            return jnp.tanh(given[name])
+
+    x = np.random.default_rng(0).standard_normal((3, 5))
+    check(Reference(), Port(), {name: x}, transforms=("jit",)).raise_for_status()
 
 
 # the input's third element, the weight's -> the doubt, "" for none.

@@ -63,6 +63,44 @@ def test_a_port_writes_out_an_activation_that_torch_has_a_kernel_for(name, dtype
     assert result.verdict == "PASS", result
 
 
+@pytest.mark.parametrize(
+    ("of", "ours"),
+    [(functional.softplus, jax.nn.softplus), (functional.logsigmoid, jax.nn.log_sigmoid)],
+)
+def test_large_numbers_lose_digits_as_jax_differentiates_a_softplus(of, ours):
+    """exp(x - softplus(x)): too many of bfloat16's to tell a right port from a wrong one."""
+    x = 20 * np.random.default_rng(0).standard_normal((16, 34))
+    for dtype, verdict in (("float32", "PASS"), ("bfloat16", "INCONCLUSIVE")):
+        pair = Activation(of), PortedActivation(ours)
+        result = check(*pair, (x,), dtype=dtype, transforms=("jit",))
+        assert result.verdict == verdict, result
+
+
+def test_a_softplus_that_is_off_by_a_thousandth_fails():
+    x = 20 * np.random.default_rng(0).standard_normal((16, 34))
+    port = PortedActivation(lambda x: jax.nn.softplus(1.001 * x))
+    assert check(Activation(functional.softplus), port, (x,), transforms=("jit",)).verdict == "FAIL"
+
+
+def scores_by_torch(x):
+    seen = torch.ones(len(x), len(x), dtype=torch.bool).tril()
+    return (x @ x.mT).masked_fill(~seen, torch.finfo(x.dtype).min)
+
+
+def scores_by_jax(x, factor=1.0):
+    seen = jnp.tril(jnp.ones((len(x), len(x)), bool))
+    return jnp.where(seen, factor * (x @ x.mT), jnp.finfo(x.dtype).min)
+
+
+@pytest.mark.parametrize(("factor", "verdict"), [(1.0, "PASS"), (1.001, "FAIL")])
+def test_scores_filled_with_the_lowest_number_of_their_dtype_are_compared(factor, verdict):
+    """The oracle's own is that of float64."""
+    x = np.random.default_rng(0).standard_normal((7, 5))
+    port = PortedActivation(partial(scores_by_jax, factor=factor))
+    result = check(Activation(scores_by_torch), port, (x,), transforms=("jit",))
+    assert result.verdict == verdict, result
+
+
 def test_a_gelu_of_the_other_kind_is_no_gelu():
     x = np.random.default_rng(0).standard_normal((16, 34))
     port = PortedActivation(jax.nn.gelu)

@@ -36,6 +36,26 @@ def test_what_cannot_be_stored_is_named_and_no_file_appears(tmp_path, tensor, re
     assert names(tmp_path) == []
 
 
+NO_TENSORS = {
+    "a module": (torch.nn.Linear(2, 3), r"got Linear: hand in its state_dict\(\)"),
+    "pairs": ([("a", A)], "got list"),
+}
+
+
+@pytest.mark.parametrize("name", NO_TENSORS)
+def test_what_is_no_mapping_is_told(name, tmp_path):
+    tensors, says = NO_TENSORS[name]
+    with pytest.raises(TypeError, match=f"tensors: expected a mapping of names to tensors, {says}"):
+        save_checkpoint(model(tmp_path), tensors)
+
+
+def test_what_cannot_be_opened_is_named():
+    with pytest.raises(TypeError, match="part: expected a string or None, got 3"):
+        load_checkpoint("a.pt", part=3)
+    with pytest.raises(ValueError, match="path: expected a file or a folder, got an empty name"):
+        load_checkpoint("")
+
+
 FORMS = {"one file": None, "shards": 30}
 FAILURES = {"disk full": OSError("no space left"), "interrupted": KeyboardInterrupt()}
 

@@ -132,6 +132,13 @@ def test_ties_and_wrappers_are_told(tmp_path):
     assert found["attention"][0]["places"] == ["encoder.layer.0.attention"]
 
 
+def test_a_tie_of_a_head_that_is_not_there_is_none(tmp_path):
+    sizes = {"hidden_size": 12, "num_attention_heads": 3, "intermediate_size": 20}
+    config = tf.BertConfig(num_hidden_layers=1, vocab_size=31, num_labels=3, **sizes)
+    tf.BertForSequenceClassification(config).save_pretrained(tmp_path)
+    assert inspected(tmp_path)["tied"] == {}
+
+
 def test_a_tie_that_only_the_config_says_is_told_as_such(tmp_path):
     row = ROWS["gpt2"]
     held = {key: t.clone() for key, t in row.model(row.config).state_dict().items()}

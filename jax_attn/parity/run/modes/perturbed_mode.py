@@ -44,11 +44,29 @@ _RUN = 32
 # Kernels of several steps, which a port writes out and keeps each step of: x * sigmoid(x).
 _COMPOSED = frozenset(
     """
-    celu elu elu_backward gelu gelu_backward glu glu_backward log_sigmoid_backward
-    log_sigmoid_forward mish mish_backward selu silu silu_backward softplus softplus_backward
+    celu elu elu_backward gelu gelu_backward glu glu_backward log_sigmoid_forward mish
+    mish_backward selu silu silu_backward softplus
     """.split()  # noqa: SIM905
 )
 _OF_TWO = (*SUMS_OF_TWO, "mul")
+
+
+def _softplus_backward(grad: torch.Tensor, x: torch.Tensor, beta: float, _: float) -> torch.Tensor:
+    """As JAX differentiates logaddexp(x, 0): a rounding of its result is one of an exponent."""
+    x = x * beta
+    softplus = torch.log1p(torch.exp(-torch.abs(x))) + torch.relu(x)
+    return grad * torch.exp(x - softplus)
+
+
+def _log_sigmoid_backward(grad: torch.Tensor, x: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+    return _softplus_backward(grad, -x, 1.0, 0.0)
+
+
+_WRITTEN = {
+    "softplus_backward": _softplus_backward,
+    "log_sigmoid_backward": _log_sigmoid_backward,
+}
+"""Kernels whose steps a port writes otherwise than torch's decompositions."""
 
 
 def _divides(by: Any) -> bool:
@@ -213,18 +231,19 @@ class Perturbed(Unperturbed):
         name = func.overloadpacket.__name__
         if name == "embedding_dense_backward":
             return self._embedding_backward(func, *args)
-        if name in _COMPOSED or self._stores_steps(name, args):
+        if name in _COMPOSED or name in _WRITTEN or self._stores_steps(name, args):
             with self._inside(self.precision):
-                return decomposition_table[func](*args, **kwargs)
+                steps: Any = _WRITTEN.get(name) or decomposition_table[func]
+                return steps(*args, **kwargs)
         result: Any = NotImplemented
         if torch.Tag.pointwise not in func.tags:
-            if steps := decomposition_table.get(func):
+            if known := decomposition_table.get(func):
                 inside = self._inside(replace(self.precision, store=self.precision.acc))
                 # Inside a norm's kernel torch adds up float16's bias gradients in float16.
                 if self._adds_in_dtype or self.dtype is torch.float16:
                     inside._rows_kept = self.precision.store
                 with inside:
-                    result = steps(*args, **kwargs)
+                    result = known(*args, **kwargs)
             if result is NotImplemented:
                 nearby = partial(self.rounding.nearby, steps=hidden_steps(func, args, kwargs))
                 args, kwargs = each(nearby, (args, kwargs))

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import signal
 import subprocess
 import sys
 
@@ -48,6 +49,18 @@ def test_no_step_is_begun_when_the_time_is_up(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.slow
+def test_a_step_heeds_where_the_script_itself_does_not(tmp_path):
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with (tmp_path / "printed").open("w") as printed:
+            ended = gpu.ended_by([sys.executable, "-c", KEEPS.format(into=tmp_path)], printed, 3)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert ended == "interrupted after 3 s, status 0"
+    assert (tmp_path / "kept").exists()
+
+
 def test_a_step_that_does_not_heed_is_killed(monkeypatch, tmp_path):
     monkeypatch.setattr(gpu, "TO_WRITE_SECONDS", 1)
     ignores = f"import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); {SLEEPS}"

@@ -124,8 +124,13 @@ class Run:
 
 def ended_by(line: list[str], printed: Any, seconds: float) -> str:
     """Run a command, interrupt it when its time is up, and say how it ended."""
-    # A group of its own: what the command starts is interrupted with it.
-    process = subprocess.Popen(line, stdout=printed, stderr=printed, start_new_session=True)
+    # A shell has what it runs in the background ignore interrupts, and a command inherits that.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        # A group of its own: what the command starts is interrupted with it.
+        process = subprocess.Popen(line, stdout=printed, stderr=printed, start_new_session=True)
+    finally:
+        signal.signal(signal.SIGINT, before)
     try:
         return f"status {process.wait(seconds)}"
     except subprocess.TimeoutExpired:

@@ -137,11 +137,7 @@ def checked_call(
     """
     problems = _array_problems(query, key, value)
     problems += checks.number_problems(scale, softcap)
-    if not isinstance(is_causal, (bool, np.bool_)):
-        got = checks.summary(is_causal)
-        if isinstance(is_causal, jax.core.Tracer):
-            got = "a traced value: name it in jit's static_argnames, or close over it"
-        problems.append(f"is_causal: expected a static Python bool, got {got}")
+    problems += checks.is_causal_problems(is_causal)
     if mask is not None and not isinstance(mask, Mask):
         mask_problems = checks.boolean_problems("mask", mask)
         problems += mask_problems

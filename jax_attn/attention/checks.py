@@ -72,6 +72,16 @@ def is_real(x: Any) -> bool:
         return False
 
 
+def is_causal_problems(is_causal: Any) -> list[str]:
+    """Why is_causal is no flag that is known while a call is traced."""
+    if isinstance(is_causal, (bool, np.bool_)):
+        return []
+    got = summary(is_causal)
+    if isinstance(is_causal, jax.core.Tracer):
+        got = "a traced value: name it in jit's static_argnames, or close over it"
+    return [f"is_causal: expected a static Python bool, got {got}"]
+
+
 def rate_problems(**rates: Any) -> list[str]:
     """Which of the named rates are not plain numbers in [0, 1]."""
     return [

@@ -326,7 +326,7 @@ def cache_problems(
     is_causal: bool,
 ) -> list[str]:
     """What is wrong with a call with a cache. others: arguments that must be None beside it."""
-    problems = flag_problems(is_causal=is_causal)
+    problems = checks.is_causal_problems(is_causal)
     problems += [
         f"{name}: expected None beside a cache" for name, x in others.items() if x is not None
     ]

@@ -66,7 +66,7 @@ BAD = {
     ),
     "a flag that is a word": (
         lambda: module()(X, cache=module().empty_cache(B, 5), is_causal="no"),
-        "is_causal: expected True or False, got str 'no'",
+        "is_causal: expected a static Python bool, got str 'no'",
     ),
     "pages of no place": (lambda: PageSizes(first=0), "first: expected an int ≥ 1, got int 0"),
     "sizes of pages as a number": (

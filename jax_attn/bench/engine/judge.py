@@ -72,7 +72,7 @@ class Judge:
 def errors(reports: Sequence[TensorReport]) -> dict[str, Any]:
     """The worst tensor and both errors over its scale, as fields of a measurement.
 
-    Tensors that are zero in theory have no scale; none are left, no fields.
+    A tensor that is zero in theory has no scale and is left out. Empty if all are.
     """
     if not (scaled := [report for report in reports if not report.is_zero]):
         return {}

@@ -32,6 +32,7 @@ from jax_attn.bench.pair.operations import (
 from jax_attn.bench.pair.pair import Cached, Pair
 from jax_attn.bench.pair.ways import Way
 from jax_attn.bench.workload import BACKWARD, CACHED, DECODE, FORWARD, PREFILL, STEP
+from jax_attn.parity.run.reference import plain_kernels
 from jax_attn.transfer.arrays import as_torch
 
 RATE, DECAY = 1e-3, 1e-2
@@ -120,23 +121,16 @@ class TorchRuns:
     def flops(self, mode: str) -> int:
         """Of products and convolutions, forward and backward, as torch counts them.
 
-        It does not know the fused attention of CPUs, nor the fused layers of inference, which are
-        not taken here.
+        What is fused, it does not count.
         """
-        from torch.nn.attention import SDPBackend, sdpa_kernel
         from torch.utils.flop_counter import FlopCounterMode
 
         counted = BACKWARD if mode == STEP else mode
         # In inference mode the counter would not see the products of linear layers.
         self.prepare(mode)
         counter = FlopCounterMode(display=False)
-        is_fused = torch.backends.mha.get_fastpath_enabled()
-        torch.backends.mha.set_fastpath_enabled(False)
-        try:
-            with torch.set_grad_enabled(counted == BACKWARD), sdpa_kernel(SDPBackend.MATH), counter:
-                self.runs[counted]()
-        finally:
-            torch.backends.mha.set_fastpath_enabled(is_fused)
+        with torch.set_grad_enabled(counted == BACKWARD), plain_kernels(), counter:
+            self.runs[counted]()
         return counter.get_total_flops()
 
     def _forward(self) -> Any:

@@ -24,8 +24,8 @@ from jax_attn.report.rendered import rendered
 
 def page(record: Record) -> str:
     """The fastest of each section first, then every table, and the plots if matplotlib is here."""
-    measured = [_lead(section, record) for section in sections(record)]
-    said = [words.INTERRUPTED, *measured] if record.interrupted else measured
+    leads = [_lead(section, record) for section in sections(record)]
+    said = [words.INTERRUPTED, *leads] if record.interrupted else leads
     return rendered(
         "bench.html",
         words.environment(record),

@@ -41,10 +41,14 @@ def assert_near(found: Any, wanted: Any, near: Any, *, additions: int, passes: i
     assert allowed < 1e-9 * max(np.abs(want).max() for _, want, _ in pairs)
 
 
-def moved(model: nnx.Module) -> nnx.Module:
-    """The module, with every float64 parameter moved by its last bit, up or down: for `near`."""
+def moved(model: nnx.Module, unit: float = 2.0**-53) -> nnx.Module:
+    """The module, with every parameter moved by its last bit, up or down: for `near`.
+
+    unit: the roundoff of the parameters' dtype, float64's unless given.
+    """
     rng = np.random.default_rng(1)
     for _, variable in nnx.to_flat_state(nnx.state(model, nnx.Param)):
         value = variable.get_value()
-        variable.set_value(value * (1 + 2.0**-53 * rng.choice([-2, 2], value.shape)))
+        by = 1 + unit * rng.choice([-2, 2], value.shape)
+        variable.set_value(value * by.astype(value.dtype))
     return model

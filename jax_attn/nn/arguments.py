@@ -54,6 +54,7 @@ def option_problems(
     param_dtype: Any,
     scale: Any,
     softcap: Any,
+    precision: Any,
     implementation: Any,
     qk_norm: Any,
     rotary: Any,
@@ -65,6 +66,7 @@ def option_problems(
     for name, wanted in (("dtype", dtype), ("param_dtype", param_dtype)):
         problems += [] if wanted is None else checks.dtype_problems(name, wanted)
     problems += checks.number_problems(scale, softcap)
+    problems += checks.precision_problems(precision)
     problems += dispatch.implementation_problems(implementation)
     if not (qk_norm is None or callable(qk_norm)):
         got = checks.summary(qk_norm)

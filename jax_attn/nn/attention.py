@@ -118,7 +118,16 @@ class GroupedQueryAttention(nnx.Module):
             dropout_rate=dropout_rate, out_dropout_rate=out_dropout_rate
         )
         problems += arguments.option_problems(
-            dtype, param_dtype, scale, softcap, implementation, qk_norm, rotary, position_bias, rngs
+            dtype=dtype,
+            param_dtype=param_dtype,
+            scale=scale,
+            softcap=softcap,
+            precision=precision,
+            implementation=implementation,
+            qk_norm=qk_norm,
+            rotary=rotary,
+            position_bias=position_bias,
+            rngs=rngs,
         )
         problems += arguments.bias_problems(use_bias)
         problems += arguments.flag_problems(

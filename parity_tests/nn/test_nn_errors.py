@@ -47,6 +47,10 @@ CONSTRUCTOR = {
     ),
     "unknown kernel": ({"implementation": "flash"}, "implementation: expected None or one of"),
     "a seed for rngs": ({"rngs": 0}, "rngs: expected nnx.Rngs, got int"),
+    "a precision that JAX lacks": (
+        {"precision": "bf16"},
+        "precision: expected None or one that jax.lax takes, got str 'bf16'",
+    ),
 }
 
 

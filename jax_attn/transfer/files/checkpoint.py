@@ -76,7 +76,7 @@ class Checkpoint(LazyMapping[np.ndarray]):
         tensor = self._tensors[key]
         if isinstance(tensor, Spec):
             known = ", ".join(safetensors_file.DTYPE_OF_CODE.values())
-            text = f"expected one of {known}, got {spec.dtype}, which NumPy cannot hold"
+            text = f"expected one of {known}, got {spec.dtype}"
             raise self._unreadable(key, text)
         home = self._homes[key]
         if text := cut(home, self.stamps[home]):

@@ -151,6 +151,15 @@ def _is_precision(precision: Any) -> bool:
     return True
 
 
+def key_problems(key: Any) -> list[str]:
+    """What is wrong with one key of jax.random's, of either kind."""
+    if is_array(key):
+        is_new = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+        if key.shape == () if is_new else str(key.dtype) == "uint32" and len(key.shape) == 1:
+            return []
+    return [f"key: expected one jax.random.key(...), got {summary(key)}"]
+
+
 def boolean_problems(name: str, x: Any) -> list[str]:
     """What is wrong with x as a boolean array over (B, N, T, S)."""
     if not is_array(x):

@@ -56,8 +56,7 @@ class Dropout:
         problems = checks.rate_problems(rate=rate)
         if (key is None) == (keep is None):
             problems.append(f"expected key or keep, got {'neither' if key is None else 'both'}")
-        if key is not None and not _is_key(key):
-            problems.append(f"key: expected one jax.random.key(...), got {checks.summary(key)}")
+        problems += [] if key is None else checks.key_problems(key)
         if keep is not None and not (checks.is_array(keep) and str(keep.dtype) == "bool"):
             got = checks.summary(keep)
             problems.append(f"keep: expected a boolean array, True = kept, got {got}")
@@ -132,11 +131,3 @@ class Dropout:
         dropout.rate = rate
         dropout.key, dropout.keep, dropout.place = leaves
         return dropout
-
-
-def _is_key(key: Any) -> bool:
-    if not checks.is_array(key):
-        return False
-    if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
-        return key.shape == ()
-    return str(key.dtype) == "uint32" and len(key.shape) == 1

@@ -1,5 +1,6 @@
 """What a model is called with: tokens, how many of a row are real, and where they are."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -87,6 +88,38 @@ def problems(
         found += cache_problems(reads)
         beside = {"attention_mask": attention_mask, "positions": positions}
         found += [f"{n}: expected None beside a cache" for n, x in beside.items() if x is not None]
+    return found
+
+
+def generate_problems(
+    traits: EmbeddingTraits,
+    tokens: Any,
+    lengths: Any,
+    max_new_tokens: Any,
+    ends: Sequence[Any],
+    choose: Any,
+    key: Any,
+) -> list[str]:
+    """What is wrong with the arguments of `generate` beside those of a call."""
+    found = checks.count_problems(max_new_tokens=max_new_tokens)
+    if not all(checks.is_int(end) and 0 <= end < traits.vocab_size for end in ends):
+        expected = f"a token of 0 to {traits.vocab_size - 1}, or a sequence of them"
+        found.append(f"eos_token_id: expected {expected}, got {', '.join(map(repr, ends))}")
+    if not callable(choose):
+        found.append(
+            f"choose: expected a function of logits and a key, got {checks.summary(choose)}"
+        )
+    found += [] if key is None else checks.key_problems(key)
+    if found or traits.positions is None:
+        return found
+    there = tokens.shape[1]
+    if lengths is not None:
+        there = 1 if isinstance(lengths, jax.core.Tracer) else int(np.asarray(lengths).max())
+    most = longest(traits.positions) - there + 1  # the last one is not read
+    if max_new_tokens > most:
+        found.append(
+            f"max_new_tokens: expected at most {most} behind {there} tokens, got {max_new_tokens}"
+        )
     return found
 
 

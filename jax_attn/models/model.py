@@ -4,7 +4,7 @@ What a model does is in its `ModelTraits`, which a family reads out of a config;
 for all of them.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -12,12 +12,13 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Key
 
 from jax_attn.attention import KVCache, checks
 from jax_attn.attention.annotations import AnyArray
 from jax_attn.models import inputs
 from jax_attn.models.block import Block, Stack, dense
+from jax_attn.models.generate import Caches, Choose, continued, likeliest
 from jax_attn.models.heads import Classifier, VocabularyHead
 from jax_attn.models.norm import Norm
 from jax_attn.nn.arguments import Positions
@@ -199,6 +200,59 @@ class Model(nnx.Module):
         checks.raise_all("Model.empty_cache", inputs.cache_problems(self.reads))
         return tuple(layer.empty_cache(batch, length) for layer in self.layers)
 
+    def generate(
+        self,
+        tokens: Int[AnyArray, "B T"],
+        lengths: Int[AnyArray, " B"] | None,
+        max_new_tokens: int,
+        *,
+        eos_token_id: int | Sequence[int] | None = None,
+        choose: Choose = likeliest,
+        key: Key[Array, ""] | None = None,
+    ) -> Int[Array, "B max_new_tokens"]:
+        """The tokens that follow each row, one after another through a cache.
+
+        It compiles once for each shape of `tokens`, `max_new_tokens`, `eos_token_id` and `choose`.
+
+        Args:
+          tokens: (B, T) integers below the size of the vocabulary.
+          lengths: (B,) integers: row b has lengths[b] tokens, padded behind. None where all are
+            real.
+          max_new_tokens: how many tokens to add to each row.
+          eos_token_id: a token, or several, that ends a row. The rest of the row's places repeat
+            it, and where all rows have ended, no more is computed. None for no such token.
+          choose: a function of logits (B, V) and a key that gives each row's next token, (B,). Hand
+            in the same function each time: another one, such as a new lambda, compiles anew.
+          key: a jax.random key, of which each step's own is made.
+
+        Returns:
+          (B, max_new_tokens) int32.
+
+        Raises:
+          ArgumentError: everything that is wrong with the arguments, and whatever `empty_cache`
+            raises.
+        """
+        ends: Any = () if eos_token_id is None else eos_token_id
+        ends = tuple(ends) if isinstance(ends, Iterable) else (ends,)
+        problems = inputs.problems(self.embedding, self.reads, tokens, lengths, *(None,) * 4)
+        problems += inputs.cache_problems(self.reads)
+        if [name for name in HEADS if getattr(self, name) is not None] != ["lm_head"]:
+            problems.append("model: expected one with the head of a language model and no other")
+        given = tokens, lengths, max_new_tokens, ends, choose, key
+        problems += [] if problems else inputs.generate_problems(self.embedding, *given)
+        checks.raise_all("Model.generate", problems)
+        return _generated(self, tokens, lengths, key, max_new_tokens, ends, choose)
+
+    def _last_logits(self, hidden: jax.Array, lengths: AnyArray | None) -> jax.Array:
+        """The logits (B, V) behind each row's last token; 0 for a row without one."""
+        if lengths is None:
+            last = hidden[:, -1:]
+        else:  # a sum, which a mesh may cut as the hidden states are
+            is_last = jnp.arange(hidden.shape[1]) == lengths[:, None] - 1
+            last = jnp.where(is_last[..., None], hidden, 0).sum(axis=1, keepdims=True)
+        assert self.lm_head is not None
+        return self.lm_head(last, self._table())[:, 0]
+
     def _table(self) -> jax.Array:
         table = self.token_embedding.embedding[...]
         return table if self.dtype is None else table.astype(self.dtype)
@@ -235,3 +289,26 @@ def lacks_pooler(heads: Collection[str], classifier: ClassifierTraits) -> bool:
     """Whether one of these heads reads a pooler's output, and there is no pooler."""
     reads = "seq_relationship" in heads or ("classifier" in heads and classifier.reads == "pooled")
     return reads and "pooler" not in heads
+
+
+@nnx.jit(static_argnums=(4, 5, 6))
+def _generated(
+    model: Model,
+    tokens: AnyArray,
+    lengths: AnyArray | None,
+    key: jax.Array | None,
+    count: int,
+    ends: tuple[int, ...],
+    choose: Choose,
+) -> jax.Array:
+    def read(
+        tokens: AnyArray, lengths: AnyArray | None, caches: Caches
+    ) -> tuple[jax.Array, Caches]:
+        out = model(tokens, lengths, cache=caches)
+        assert out.cache is not None
+        # The logits of all other tokens are not read, and so not computed.
+        return model._last_logits(out.hidden, lengths), out.cache
+
+    B, T = tokens.shape
+    caches = model.empty_cache(B, T + count - 1)  # the last token is not read
+    return continued(read, tokens, lengths, caches, count, ends=ends, choose=choose, key=key)

@@ -97,18 +97,18 @@ def _first(out: Any) -> torch.Tensor:
 
 def _torch_prefill(module: Any, tokens: torch.Tensor) -> tuple[torch.Tensor, Any]:
     out = module(tokens, use_cache=True)
-    return _first(out), out.get(_word(module))
+    return _first(out), out.get(cache_name(module))
 
 
 def _torch_step(module: Any, cache: Any, tokens: torch.Tensor) -> tuple[torch.Tensor, Any]:
     # A layer's cache takes new tensors for those it has, so that the one given stays as it is.
     read = copy.copy(cache)
     read.layers = [copy.copy(layer) for layer in cache.layers]
-    out = module(tokens, **{_word(module): read}, use_cache=True)
+    out = module(tokens, **{cache_name(module): read}, use_cache=True)
     return _first(out), cache
 
 
-def _word(module: Any) -> str:
+def cache_name(module: Any) -> str:
     """What the module calls its cache; the second until transformers 5.23."""
     names = inspect.signature(module.forward).parameters
     return "cache" if "cache" in names else "past_key_values"

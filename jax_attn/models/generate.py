@@ -59,12 +59,8 @@ def continued(
 
     def step(state: tuple) -> tuple:
         i, last_B, out, caches = state
-        open_B = goes_on(last_B)
-        # A row that has ended reads nothing.
-        logits_BV, caches = read(
-            last_B[:, None], open_B.astype(jnp.int32) if ends else None, caches
-        )
-        last_B = jnp.where(open_B, chosen(i, logits_BV), last_B)
+        logits_BV, caches = read(last_B[:, None], None, caches)
+        last_B = jnp.where(goes_on(last_B), chosen(i, logits_BV), last_B)
         return i + 1, last_B, jnp.where(places == i, last_B[:, None], out), caches
 
     logits_BV, caches = read(tokens, lengths, caches)

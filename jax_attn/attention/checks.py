@@ -153,10 +153,13 @@ def _is_precision(precision: Any) -> bool:
 
 def key_problems(key: Any) -> list[str]:
     """What is wrong with one key of jax.random's, of either kind."""
-    if is_array(key):
-        is_new = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
-        if key.shape == () if is_new else str(key.dtype) == "uint32" and len(key.shape) == 1:
+    try:
+        if is_array(key) and str(key.dtype) == "uint32":
+            key = jax.random.wrap_key_data(key)
+        if is_array(key) and key.shape == () and jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
             return []
+    except TypeError:  # no key's data, or a dtype of torch's
+        pass
     return [f"key: expected one jax.random.key(...), got {summary(key)}"]
 
 

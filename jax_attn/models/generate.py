@@ -36,7 +36,7 @@ def continued(
     choose: Choose,
     key: jax.Array | None,
 ) -> Int[Array, "B count"]:
-    """The `count` tokens that follow each row; behind one of `ends`, that one again.
+    """The `count` tokens that follow each row; behind one of `ends` that one again, -1 for NaN.
 
     It stops reading once every row has ended.
     """
@@ -47,8 +47,9 @@ def continued(
         if not checks.is_integer_array(found) or found.shape != logits_BV.shape[:1]:
             expected = f"integers of shape {logits_BV.shape[:1]}, a token for each row"
             text = f"choose: expected {expected}, got {checks.summary(found)}"
-            checks.raise_all("Model.generate", [text])
-        return jnp.asarray(found).astype(jnp.int32)
+            checks.raise_all("generate", [text])
+        is_number = ~jnp.isnan(logits_BV).any(axis=1)
+        return jnp.where(is_number, jnp.asarray(found).astype(jnp.int32), -1)
 
     def goes_on(last_B: jax.Array) -> jax.Array:
         return jnp.all(last_B[:, None] != jnp.array(ends, jnp.int32), axis=1)
@@ -61,6 +62,7 @@ def continued(
         i, last_B, out, caches = state
         logits_BV, caches = read(last_B[:, None], None, caches)
         last_B = jnp.where(goes_on(last_B), chosen(i, logits_BV), last_B)
+        # An update at a place would have to know how a mesh cuts the rows.
         return i + 1, last_B, jnp.where(places == i, last_B[:, None], out), caches
 
     logits_BV, caches = read(tokens, lengths, caches)

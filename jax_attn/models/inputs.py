@@ -1,6 +1,6 @@
 """What a model is called with: tokens, how many of a row are real, and where they are."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -93,6 +93,7 @@ def problems(
 
 def generate_problems(
     traits: EmbeddingTraits,
+    reads: Reads,
     tokens: Any,
     lengths: Any,
     max_new_tokens: Any,
@@ -100,27 +101,27 @@ def generate_problems(
     choose: Any,
     key: Any,
 ) -> list[str]:
-    """What is wrong with the arguments of `generate` beside those of a call."""
-    found = checks.count_problems(max_new_tokens=max_new_tokens)
+    """What is wrong with the arguments of `generate`. Values are looked at where they are known."""
+    found = problems(traits, reads, tokens, lengths, None, None, None, None)
+    is_readable = not found
+    found += cache_problems(reads)
+    counts = checks.count_problems(max_new_tokens=max_new_tokens)
+    if is_readable and not counts and traits.positions is not None:
+        read = tokens.shape[1]
+        if lengths is not None:  # at least one, where they are not known
+            read = 1 if isinstance(lengths, jax.core.Tracer) else int(np.asarray(lengths).max())
+        most = longest(traits.positions) - read + 1  # the last token is not read
+        if max_new_tokens > most:
+            expected = f"at most {most} behind {read} tokens"
+            counts = [f"max_new_tokens: expected {expected}, got {max_new_tokens}"]
+    found += counts
     if not all(checks.is_int(end) and 0 <= end < traits.vocab_size for end in ends):
         expected = f"a token of 0 to {traits.vocab_size - 1}, or a sequence of them"
         found.append(f"eos_token_id: expected {expected}, got {', '.join(map(repr, ends))}")
-    if not callable(choose):
-        found.append(
-            f"choose: expected a function of logits and a key, got {checks.summary(choose)}"
-        )
-    found += [] if key is None else checks.key_problems(key)
-    if found or traits.positions is None:
-        return found
-    there = tokens.shape[1]
-    if lengths is not None:
-        there = 1 if isinstance(lengths, jax.core.Tracer) else int(np.asarray(lengths).max())
-    most = longest(traits.positions) - there + 1  # the last one is not read
-    if max_new_tokens > most:
-        found.append(
-            f"max_new_tokens: expected at most {most} behind {there} tokens, got {max_new_tokens}"
-        )
-    return found
+    if not (callable(choose) and isinstance(choose, Hashable)):
+        got = checks.summary(choose)
+        found.append(f"choose: expected a function of logits and a key, got {got}")
+    return found + ([] if key is None else checks.key_problems(key))
 
 
 def cache_problems(reads: Reads) -> list[str]:
@@ -192,7 +193,7 @@ def _shape_problems(name: str, x: Any, shape: tuple[int, ...]) -> list[str]:
 
 def _integer_problems(name: str, x: Any, count: int | None, *, least: int = 0) -> list[str]:
     """Why x is no array of integers from `least` up to, but not including, `count`."""
-    if not checks.is_array(x) or not jnp.issubdtype(x.dtype, jnp.integer):
+    if not checks.is_integer_array(x):
         return [f"{name}: expected an array of integers, got {checks.summary(x)}"]
     if isinstance(x, jax.core.Tracer) or not x.size:
         return []

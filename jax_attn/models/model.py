@@ -4,15 +4,16 @@ What a model does is in its `ModelTraits`, which a family reads out of a config;
 for all of them.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Float, Int
 
 from jax_attn.attention import KVCache, checks
 from jax_attn.attention.annotations import AnyArray
@@ -208,11 +209,12 @@ class Model(nnx.Module):
         *,
         eos_token_id: int | Sequence[int] | None = None,
         choose: Choose = likeliest,
-        key: Key[Array, ""] | None = None,
+        key: jax.Array | None = None,
     ) -> Int[Array, "B max_new_tokens"]:
         """The tokens that follow each row, one after another through a cache.
 
-        It compiles once for each shape of `tokens`, `max_new_tokens`, `eos_token_id` and `choose`.
+        All is one program. It is compiled anew for other shapes or dtypes of the arguments, and
+        for another `max_new_tokens`, `eos_token_id` or `choose`.
 
         Args:
           tokens: (B, T) integers below the size of the vocabulary.
@@ -221,33 +223,35 @@ class Model(nnx.Module):
           max_new_tokens: how many tokens to add to each row.
           eos_token_id: a token, or several, that ends a row. The rest of the row's places repeat
             it, and where all rows have ended, no more is computed. None for no such token.
-          choose: a function of logits (B, V) and a key that gives each row's next token, (B,). Hand
-            in the same function each time: another one, such as a new lambda, compiles anew.
-          key: a jax.random key, of which each step's own is made.
+          choose: a function of logits (B, V) and a key that gives each row's next token, (B,); the
+            likeliest one by default. It is traced, once, so that it must be a pure function.
+          key: a jax.random key, from which `choose` gets one of its own in each step; it gets None
+            without one.
 
         Returns:
-          (B, max_new_tokens) int32.
+          (B, max_new_tokens) int32; -1 where the logits are NaN, as they are behind a token that is
+          not in the table, and under jit behind the end of a table of positions.
 
         Raises:
-          ArgumentError: everything that is wrong with the arguments, and whatever `empty_cache`
-            raises.
+          ArgumentError: everything that is wrong with the arguments; a model that is not causal,
+            whose scores have a bias by position or whose rotary frequencies depend on the length,
+            or with another head than a language model's.
         """
-        ends: Any = () if eos_token_id is None else eos_token_id
-        ends = tuple(ends) if isinstance(ends, Iterable) else (ends,)
-        problems = inputs.problems(self.embedding, self.reads, tokens, lengths, *(None,) * 4)
-        problems += inputs.cache_problems(self.reads)
+        ends: Any = () if eos_token_id is None else np.asarray(eos_token_id, object)
+        ends = tuple(np.atleast_1d(ends).tolist())
+        given = tokens, lengths, max_new_tokens, ends, choose, key
+        problems = inputs.generate_problems(self.embedding, self.reads, *given)
         if [name for name in HEADS if getattr(self, name) is not None] != ["lm_head"]:
             problems.append("model: expected one with the head of a language model and no other")
-        given = tokens, lengths, max_new_tokens, ends, choose, key
-        problems += [] if problems else inputs.generate_problems(self.embedding, *given)
         checks.raise_all("Model.generate", problems)
-        return _generated(self, tokens, lengths, key, max_new_tokens, ends, choose)
+        ends = tuple(sorted({*map(int, ends)}))
+        return _generated(self, tokens, lengths, key, int(max_new_tokens), ends, choose)
 
     def _last_logits(self, hidden: jax.Array, lengths: AnyArray | None) -> jax.Array:
-        """The logits (B, V) behind each row's last token; 0 for a row without one."""
+        """The logits (B, V) behind each row's last token."""
         if lengths is None:
             last = hidden[:, -1:]
-        else:  # a sum, which a mesh may cut as the hidden states are
+        else:  # by a sum: a mesh of Explicit axes refuses to look up places of rows that it cuts
             is_last = jnp.arange(hidden.shape[1]) == lengths[:, None] - 1
             last = jnp.where(is_last[..., None], hidden, 0).sum(axis=1, keepdims=True)
         assert self.lm_head is not None
@@ -291,7 +295,8 @@ def lacks_pooler(heads: Collection[str], classifier: ClassifierTraits) -> bool:
     return reads and "pooler" not in heads
 
 
-@nnx.jit(static_argnums=(4, 5, 6))
+# Without updates: flax would otherwise return each parameter and put a copy in its place.
+@nnx.jit(static_argnums=(4, 5, 6), graph_updates=False)
 def _generated(
     model: Model,
     tokens: AnyArray,

@@ -101,7 +101,7 @@ class SentenceEncoder:
         return vectors
 
 
-@nnx.jit(static_argnames="normalize")
+@nnx.jit(static_argnames="normalize", graph_updates=False)
 def embedded(
     encoder: Model,
     tokens: Int[AnyArray, "B T"],

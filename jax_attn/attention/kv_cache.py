@@ -51,7 +51,7 @@ DEFAULT_SIZES = PageSizes()
 @functools.partial(
     jax.tree_util.register_dataclass,
     data_fields=["keys", "values", "filled"],
-    meta_fields=["window", "page_sizes"],
+    meta_fields=["window", "page_sizes", "sharding"],
 )
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class KVCache:
@@ -67,6 +67,8 @@ class KVCache:
       window: None if token n lies in place n. Otherwise the places are a ring: token n lies in
         place n % window, and only the last `window` tokens can be attended to.
       page_sizes: how the places are divided into pages.
+      sharding: as `empty` was told for the mesh that was set. Arrays in a mesh of Auto axes do not
+        say how they lie.
     """
 
     keys: tuple[Float[Array, "B K H _P"], ...]
@@ -74,6 +76,7 @@ class KVCache:
     filled: Int[Array, " B"]
     window: int | None = None
     page_sizes: PageSizes = DEFAULT_SIZES
+    sharding: PartitionSpec | None = None
 
     @staticmethod
     def empty(
@@ -117,23 +120,25 @@ class KVCache:
         if not isinstance(page_sizes, PageSizes):
             got = checks.summary(page_sizes)
             problems.append(f"page_sizes: expected a PageSizes, got {got}")
-        sharding = sharding or PartitionSpec()
+        lie = sharding or PartitionSpec()
         places: list[int] = []
         if not problems:
             places = page_sizes.places(sizes["length" if window is None else "window"])
-        if not problems and (mesh := jax.sharding.get_abstract_mesh()).shape:
+        mesh = jax.sharding.get_abstract_mesh()
+        if not problems and mesh.shape:
             cut = (batch, num_kv_heads, math.gcd(*places))
-            problems += meshes.misfits("sharding", sharding, cut, mesh.shape)
+            problems += meshes.misfits("sharding", lie, cut, mesh.shape)
         checks.raise_all("KVCache.empty", problems)
         value_dim = head_dim if value_dim is None else value_dim
         K, H, Hv = num_kv_heads, head_dim, value_dim
-        of_keys = PartitionSpec(*sharding[:2], *([None, *sharding[2:]] if sharding[2:] else []))
+        of_keys = _of_keys(lie)
         return KVCache(
             keys=tuple(meshes.zeros((batch, K, H, n), dtype, of_keys) for n in places),
-            values=tuple(meshes.zeros((batch, K, n, Hv), dtype, sharding) for n in places),
-            filled=meshes.zeros((batch,), jnp.int32, PartitionSpec(*sharding[:1])),
+            values=tuple(meshes.zeros((batch, K, n, Hv), dtype, lie) for n in places),
+            filled=meshes.zeros((batch,), jnp.int32, PartitionSpec(*lie[:1])),
             window=window,
             page_sizes=page_sizes,
+            sharding=sharding if mesh.shape else None,
         )
 
     @property
@@ -147,6 +152,14 @@ class KVCache:
         pages = (*self.keys, *self.values)
         return sum(math.prod(page.shape) * page.dtype.itemsize for page in pages)
 
+    def page(self, n: int) -> tuple[Float[Array, "B K H _P"], Float[Array, "B K _P Hv"]]:
+        """Keys and values of a page, which lie as `sharding` says: without being told, XLA cuts
+        them by the query's heads, also where it has to gather them for that."""
+        if self.sharding is None:
+            return self.keys[n], self.values[n]
+        at = _of_keys(self.sharding), self.sharding
+        return meshes.kept(self.keys[n], at[0]), meshes.kept(self.values[n], at[1])
+
     def positions(self, T: int) -> Int[Array, "B T"]:
         """The positions of the next T tokens, int32."""
         return self.filled[:, None] + jnp.arange(T, dtype=jnp.int32)
@@ -159,3 +172,8 @@ class KVCache:
         places = f"length={self.length}" if self.window is None else f"window={self.window}"
         value = f"{self.keys[0].dtype} B={B} K={K} H={H} Hv={self.values[0].shape[3]}"
         return f"KVCache({places}, {value}, {self.nbytes / 2**20:.1f} MiB)"
+
+
+def _of_keys(sharding: PartitionSpec) -> PartitionSpec:
+    """That of a page of keys (B, K, H, P), of one by batch, heads and places."""
+    return PartitionSpec(*sharding[:2], *([None, *sharding[2:]] if sharding[2:] else []))

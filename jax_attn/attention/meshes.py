@@ -43,8 +43,12 @@ def in_auto_mesh(tree: Any) -> bool:
 
 def cuts(x: jax.Array) -> list[MeshAxes]:
     """By which axes of its mesh each axis of an array in an Explicit one is cut."""
-    entries = jax.typeof(x).sharding.spec
-    return [(e,) if isinstance(e, str) else tuple(e or ()) for e in entries]
+    return [_names(entry) for entry in jax.typeof(x).sharding.spec]
+
+
+def _names(entry: Any) -> MeshAxes:
+    """The axes of a mesh that one entry of a PartitionSpec names."""
+    return (entry,) if isinstance(entry, str) else tuple(entry or ())
 
 
 def spec(axes: list[MeshAxes]) -> PartitionSpec:
@@ -66,6 +70,15 @@ def placed(x: jax.Array, mesh: AbstractMesh, at: PartitionSpec) -> jax.Array:
     if jax.typeof(x).sharding.spec == at:
         return x
     return jax.sharding.reshard(x, NamedSharding(mesh, at))
+
+
+def kept(x: jax.Array, at: PartitionSpec) -> jax.Array:
+    """x, which XLA is to cut so, where the mesh that is set has Auto axes, these among them."""
+    mesh = jax.sharding.get_abstract_mesh()
+    names = {name for entry in at for name in _names(entry)}
+    if {*mesh.axis_types} != {AxisType.Auto} or not names <= {*mesh.axis_names}:
+        return x
+    return lax.with_sharding_constraint(x, NamedSharding(mesh, at))
 
 
 def zeros(shape: Sequence[int], dtype: Any, at: PartitionSpec) -> jax.Array:
@@ -95,7 +108,7 @@ def misfits(
         if entry is PartitionSpec.UNCONSTRAINED:
             yield f"{where}: expected axes of the mesh or None, got UNCONSTRAINED"
             continue
-        names = () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
+        names = _names(entry)
         taken += names
         if unknown := [name for name in names if name not in mesh]:
             yield f"{where}: expected axes of the mesh {tuple(mesh)}, got {unknown}"

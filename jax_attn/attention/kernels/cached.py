@@ -185,7 +185,7 @@ def _in_tiles(
     def over(q_BTNH: jax.Array, lowest_BT: jax.Array) -> PartialSoftmax:
         allowed_BTP = token_BP[:, None] >= lowest_BT[..., None]
         queries = dataclasses.replace(call, query=q_BTNH)
-        return _over_page(queries, cache.keys[page], cache.values[page], allowed_BTP)
+        return _over_page(queries, *cache.page(page), allowed_BTP)
 
     tile = min(cache.page_sizes.query_tile, call.T)
     if tile == call.T:
@@ -218,6 +218,9 @@ def _grown(cache: KVCache, call: Call, axes: MeshAxes) -> KVCache:
     """The cache with the call's tokens that count; of those, a ring keeps the last."""
     grown = dataclasses.replace(cache, filled=cache.filled + _lengths(call))
     k_BKHT, v_BKTH = call.key.transpose(0, 2, 3, 1), call.value.transpose(0, 2, 1, 3)
+    if cache.sharding is not None:
+        at = jax.P(*cache.sharding[:2])
+        k_BKHT, v_BKTH = meshes.kept(k_BKHT, at), meshes.kept(v_BKTH, at)
 
     def written(pages: Pages, page: int) -> Pages:
         (k_BKHP, v_BKPH), *others = pages

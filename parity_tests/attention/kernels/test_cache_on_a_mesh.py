@@ -52,6 +52,8 @@ ROWS = {
     "few heads, a ring": Row("explicit", HEADS, 2, {"window": 6}),
     "one head": Row("explicit", HEADS, 1, {"length": T}),
     "heads, auto, a ring": Row("auto", HEADS, 4, {"window": 6}),
+    "few heads, auto": Row("auto", HEADS, 2, {"length": T}),
+    "one head, auto, a ring": Row("auto", HEADS, 1, {"window": 6}),
     "places": Row("explicit", PLACES, 4, {"length": T}, "places"),
     "places of one head": Row("explicit", PLACES, 1, {"length": T}, "places"),
     "places of a ring": Row("explicit", PLACES, 4, {"window": 6}, "places"),

@@ -30,6 +30,16 @@ def explicit_mesh(tree: Any) -> AbstractMesh | None:
     return next((m for m in meshes if AxisType.Explicit in m.axis_types), None)
 
 
+def problems(mesh: AbstractMesh) -> list[str]:
+    """Why attention cannot be cut by this mesh, or not while another one is set."""
+    found, here = [], jax.sharding.get_abstract_mesh()
+    if {AxisType.Auto, AxisType.Explicit} <= {*mesh.axis_types}:
+        found.append(f"mesh: expected axes that are all Explicit, or all Auto, got {mesh}")
+    if here.axis_names and here != mesh:
+        found.append(f"mesh: expected arrays on the mesh that is set, {here}, got {mesh}")
+    return found
+
+
 def in_auto_mesh(tree: Any) -> bool:
     """Whether a program of the pytree's arrays is for several devices, and XLA cuts it by itself.
 

@@ -10,7 +10,7 @@ from flax import nnx
 from flax.core.spmd import get_logical_axis_rules
 from jaxtyping import Int
 
-from jax_attn.attention import Dropout, KVCache, checks, dispatch, integers
+from jax_attn.attention import Dropout, KVCache, checks, dispatch, integers, meshes
 from jax_attn.attention.annotations import AnyArray
 from jax_attn.attention.rotary import DynamicNTK, Rotary, position_problems, rotate
 
@@ -134,6 +134,7 @@ def sharding_problems(sharding: Any, **sizes: Collection[int]) -> list[str]:
         return [f"{expected}, got {checks.summary(sharding)}"]
     problems = [f"{expected}, got {name!r}" for name in sharding if name not in AXES]
     mesh = jax.sharding.get_abstract_mesh()
+    problems += meshes.problems(mesh)
     used: dict[str, list[str]] = {}
     for axis, wanted in sharding.items():
         where = f"sharding[{axis!r}]: expected"

@@ -12,7 +12,7 @@ from jax import P
 
 from helpers.attention import meshes
 from helpers.attention.meshes import KINDS, collectives, mesh, placed
-from jax_attn.attention import Rotary
+from jax_attn.attention import Rotary, dot_product_attention
 from jax_attn.attention.checks import ArgumentError
 from jax_attn.nn import GroupedQueryAttention, SentenceAttention
 
@@ -205,3 +205,13 @@ def test_a_mesh_of_mixed_axes_is_refused():
     (x,) = placed(on, [jnp.ones((B, T, D))], [P("rows")])
     with pytest.raises(ArgumentError, match="all Explicit, or all Auto"):
         layer()(x)
+    with jax.set_mesh(on), pytest.raises(ArgumentError, match="all Explicit, or all Auto"):
+        layer(sharding={"heads": "heads"})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_arrays_on_another_mesh_than_that_which_is_set_are_refused(kind):
+    (x,) = placed(mesh("explicit", rows=2, heads=4), [jnp.ones((B, T, N, H))], [P("rows")])
+    expected = r"mesh: expected arrays on the mesh that is set, AbstractMesh\('a': 8"
+    with jax.set_mesh(mesh(kind, a=8)), pytest.raises(ArgumentError, match=expected):
+        dot_product_attention(x, x, x)

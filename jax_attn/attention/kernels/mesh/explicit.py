@@ -10,9 +10,8 @@ from typing import Any
 
 import jax
 from jax import lax
-from jax.sharding import AxisType
 
-from jax_attn.attention import checks
+from jax_attn.attention import checks, meshes
 from jax_attn.attention.call import Call
 from jax_attn.attention.kernels.mesh.shards import Shards, letters, letters_of_cache
 from jax_attn.attention.kv_cache import KVCache
@@ -44,13 +43,11 @@ def on_each_device(
     given: the letters of what it returns, as a pytree. That is cut along batch and heads as the
     first array is that is cut along them, and whole along the length: an axis that attention is not
     cut along is gathered first. check_vma: as `jax.shard_map` has it; `run` must send nothing where
-    it is False. Raises ArgumentError where the mesh has Auto axes, too.
+    it is False. Raises ArgumentError where the mesh has Auto axes, too, or another one is set.
     """
     mesh = explicit_mesh((call, caches))
     assert mesh is not None
-    if AxisType.Auto in mesh.axis_types:
-        text = f"mesh: expected axes that are all Explicit, or all Auto, got {mesh}"
-        checks.raise_all("attention in a mesh", [text])
+    checks.raise_all("attention in a mesh", meshes.problems(mesh))
     arrays, tree = jax.tree.flatten((call, *caches))
     named = [*letters(call), *(name for cache in caches for name in letters_of_cache(cache))]
     shards = Shards.of(call.N, call.K, mesh.shape, named, [cuts(x) for x in arrays])

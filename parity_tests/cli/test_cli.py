@@ -118,7 +118,7 @@ USAGE = {
     ),
     "a mesh of other axes": (
         ("--mesh", "data=2,rows=4"),
-        "expected sizes of data, heads or both, such as data=2,heads=4, got rows=4",
+        "expected sizes from 1 up of data, heads or both, such as data=2,heads=4, got rows=4",
     ),
     "a mesh of no size": (("--mesh", "data"), "such as data=2,heads=4, got data"),
     "a mesh's axis twice": (("--mesh", "data=2,data=4"), "got data more than once"),

@@ -28,7 +28,7 @@ def mesh_sizes(_: click.Context, option: click.Parameter, value: str | None) -> 
     names = [name for name, *_ in pairs]
     wrong += [f"{name} more than once" for name in AXES if names.count(name) > 1]
     if wrong:
-        expected = "expected sizes of data, heads or both, such as data=2,heads=4"
+        expected = "expected sizes from 1 up of data, heads or both, such as data=2,heads=4"
         raise click.BadParameter(f"{expected}, got {', '.join(wrong)}")
     return dict.fromkeys(AXES, 1) | {name: int(size) for name, _, size in pairs}
 

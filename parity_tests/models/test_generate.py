@@ -75,17 +75,15 @@ def x64():
         yield
 
 
-@pytest.fixture
-def llama(tmp_path):
-    return Row("llama", tmp_path)
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory):
+    with jax.enable_x64(True):
+        row = Row("llama", tmp_path_factory.mktemp("llama"))
+        assert row.ours
+    return row
 
 
-@pytest.mark.parametrize(
-    "name", ["llama", *(pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES)]
-)
-def test_rows_of_any_length_go_on_as_transformers_goes_on(name, tmp_path):
-    """Together, through a cache, as each of them alone; and end behind either of two tokens."""
-    row = Row(name, tmp_path)
+def assert_alike(row):
     wanted = [row.likeliest(b) for b in range(B)]
     assert row.ours.generate(TOKENS, LENGTHS, NEW).tolist() == wanted
     ends = (wanted[0][3], wanted[1][1])
@@ -93,6 +91,17 @@ def test_rows_of_any_length_go_on_as_transformers_goes_on(name, tmp_path):
     for got, want in zip(found, wanted, strict=True):
         read = next((i + 1 for i, token in enumerate(want) if token in ends), NEW)
         assert got == want[:read] + [want[read - 1]] * (NEW - read)
+
+
+def test_rows_of_any_length_go_on_as_transformers_goes_on(llama):
+    """Together, through a cache, as each of them alone; and end behind either of two tokens."""
+    assert_alike(llama)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FAMILIES)
+def test_so_do_those_of_other_families(name, tmp_path):
+    assert_alike(Row(name, tmp_path))
 
 
 ENDS = (5, np.int64(5), np.array(5), jnp.array([5]), [5, 5], torch.tensor(5))
@@ -153,7 +162,7 @@ def test_a_choice_reads_each_step_s_logits_and_a_key_of_its_own(kind, llama):
 
 def test_the_parameters_are_read_where_they_lie(llama):
     """A call copies none of them, and the next one reads what has been put in place of one."""
-    model = llama.ours
+    model = models.load(llama.folder)
     before = [x.unsafe_buffer_pointer() for x in jax.tree.leaves(nnx.state(model))]
     found = model.generate(TOKENS, LENGTHS, NEW)
     assert before == [x.unsafe_buffer_pointer() for x in jax.tree.leaves(nnx.state(model))]
@@ -162,6 +171,7 @@ def test_the_parameters_are_read_where_they_lie(llama):
     assert (model.generate(TOKENS, LENGTHS, NEW) != found).any()
 
 
+@pytest.mark.slow
 def test_in_the_caller_s_own_transforms(llama):
     model = llama.ours
     wanted = model.generate(TOKENS, LENGTHS, 2).tolist()
@@ -251,6 +261,7 @@ def test_models_that_cannot_go_on_are_refused(name, tmp_path):
         models.load(tmp_path).generate(TOKENS, LENGTHS, 18)
 
 
+@pytest.mark.slow
 def test_a_row_goes_on_to_the_end_of_the_table_and_no_further(tmp_path):
     """Under jit, where lengths are not known, -1 stands for what would follow."""
     row = Row("gpt2", tmp_path)

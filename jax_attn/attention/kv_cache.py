@@ -153,8 +153,11 @@ class KVCache:
         return sum(math.prod(page.shape) * page.dtype.itemsize for page in pages)
 
     def page(self, n: int) -> tuple[Float[Array, "B K H _P"], Float[Array, "B K _P Hv"]]:
-        """Keys and values of a page, which lie as `sharding` says: without being told, XLA cuts
-        them by the query's heads, also where it has to gather them for that."""
+        """Keys and values of a page, cut as `sharding` says.
+
+        Otherwise XLA cuts them by the query's heads, and gathers them again for the new cache where
+        the key/value heads are fewer than the devices.
+        """
         if self.sharding is None:
             return self.keys[n], self.values[n]
         at = _of_keys(self.sharding), self.sharding

@@ -224,7 +224,7 @@ class Model(nnx.Module):
           eos_token_id: a token, or several, that ends a row. The rest of the row's places repeat
             it, and where all rows have ended, no more is computed. None for no such token.
           choose: a function of logits (B, V) and a key that gives each row's next token, (B,); the
-            likeliest one by default. It is traced, once, so that it must be a pure function.
+            likeliest one by default. It is traced, so that it must be a pure function.
           key: a jax.random key, from which `choose` gets one of its own in each step; it gets None
             without one.
 

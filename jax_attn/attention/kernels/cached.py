@@ -218,7 +218,7 @@ def _grown(cache: KVCache, call: Call, axes: MeshAxes) -> KVCache:
     """The cache with the call's tokens that count; of those, a ring keeps the last."""
     grown = dataclasses.replace(cache, filled=cache.filled + _lengths(call))
     k_BKHT, v_BKTH = call.key.transpose(0, 2, 3, 1), call.value.transpose(0, 2, 1, 3)
-    if cache.sharding is not None:
+    if cache.sharding is not None:  # a page is cut as what is written into it: see KVCache.page
         at = jax.P(*cache.sharding[:2])
         k_BKHT, v_BKTH = meshes.kept(k_BKHT, at), meshes.kept(v_BKTH, at)
 

@@ -208,6 +208,7 @@ def check(
             programs = called_port.programs(dtype, prepared.differentiated)
         on_mesh = (*told(called_port, programs), *replicated(called_port, programs))
         result = replace(result, notes=(*on_mesh, *result.notes))
+    called.expect_unwritten()
     result = replace(result, explainer=partial(_explained, called, alone, layout))
     return result.strict() if strict else result
 

@@ -42,7 +42,9 @@ def explain_result(
     if result.verdict is Verdict.PASS or differs_on_the_mesh(result):
         return Explanation(result, ())
     wanted = _wrong_outputs(result, reference) or _wrong_gradients(result, port, layout)
-    return Explanation(result, regions_of(reference, port, wanted, result.dtype) if wanted else ())
+    regions = regions_of(reference, port, wanted, result.dtype) if wanted else ()
+    reference.expect_unwritten()
+    return Explanation(result, regions)
 
 
 def _wrong_outputs(result: Result, reference: Reference) -> set[str]:

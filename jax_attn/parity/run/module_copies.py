@@ -38,5 +38,22 @@ class ModuleCopies:
     @cached_property
     def _are_only_read(self) -> bool:
         """Whether the first run left them alone: an embedding with a largest norm does not."""
-        each = zip(self.module.parameters(), self._shared.parameters(), strict=True)
-        return all(torch.equal(given.double(), shared) for given, shared in each)
+        return not self._others()
+
+    def _others(self) -> list[str]:
+        """Return the names of shared parameters that hold other numbers than the module's own."""
+        shared = dict(self._shared.named_parameters())
+        return [
+            name
+            for name, given in self.module.named_parameters()
+            if not torch.equal(given.double(), shared[name])
+        ]
+
+    def expect_unwritten(self) -> None:
+        """Raise RuntimeError if a run wrote to the parameters that all runs after it share."""
+        if self._is_first or not self._are_only_read or not (names := self._others()):
+            return
+        raise RuntimeError(
+            f"reference: a run changed the shared parameters {', '.join(names)}, so the numbers of "
+            "all later runs are those of another module; please report this with the reference"
+        )

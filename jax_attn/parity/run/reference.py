@@ -126,6 +126,10 @@ class Reference:
         vars(other).update(_copies=self._copies, _decisions=self._decisions)
         return other
 
+    def expect_unwritten(self) -> None:
+        """Raise RuntimeError if a run has changed the parameters that all runs share."""
+        self._copies.expect_unwritten()
+
     def outputs(self, dtype: str) -> dict[str, np.ndarray]:
         """A forward pass in inference mode, where torch may take a faster path."""
         module = self._copies.as_it_is()

@@ -73,11 +73,21 @@ def _changes_outputs(prepared: Prepared, names: set[str]) -> bool:
     call = reference.call or torch.nn.Module.__call__
 
     def with_others(module: torch.nn.Module, *args: Any, **inputs: Any) -> Any:
-        with torch.no_grad():
-            for name, x in (*module.named_buffers(), *module.named_parameters()):
-                if name in names:
-                    x += torch.linspace(0.25, 0.75, x.numel(), dtype=x.dtype).reshape(x.shape)
+        held = (*module.named_buffers(), *module.named_parameters())
+        others = {id(x): _other(x) for name, x in held if name in names}
+        for part in module.modules():
+            # Replaced, not written to: all copies of the module share its parameters.
+            for name, x in (*part._buffers.items(), *part._parameters.items()):
+                if id(x) in others:
+                    setattr(part, name, others[id(x)])
         return call(module, *args, **inputs)
 
     run = run_planted(reference.called(with_others), Float64())
     return run is not None and prepared.would_fail(run)
+
+
+def _other(x: torch.Tensor) -> torch.Tensor:
+    """Return a tensor of the same kind whose numbers are others."""
+    shift = torch.linspace(0.25, 0.75, x.numel(), dtype=x.dtype).reshape(x.shape)
+    other = x.detach() + shift
+    return torch.nn.Parameter(other) if isinstance(x, torch.nn.Parameter) else other

@@ -72,6 +72,15 @@ class Run:
     second: Arrays = field(default_factory=dict)
     unlike: tuple[str, ...] = ()
 
+    def one(self, run: int) -> "Run":
+        """Return one of the runs of a pass, whose arrays have the runs as their first axis."""
+
+        def of_run(arrays: Arrays) -> Arrays:
+            return {name: a[run] for name, a in arrays.items()}
+
+        grads = of_run(self.input_grads), of_run(self.parameter_grads)
+        return Run(of_run(self.outputs), *grads, of_run(self.left), of_run(self.second))
+
     @property
     def kinds(self) -> dict[str, "Wide"]:
         """kind of tensor -> name -> array, as float64."""

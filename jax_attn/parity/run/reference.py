@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import islice
@@ -15,7 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from jax_attn.parity.judge.budget import PRECISIONS, RUNS, Budget, Spread
 from jax_attn.parity.run.at_once import in_order
 from jax_attn.parity.run.call_side import call_side
-from jax_attn.parity.run.inputs_and_runs import STATE, Arrays, Inputs, Run, named_outputs
+from jax_attn.parity.run.inputs_and_runs import Arrays, Inputs, Run, named_outputs
 from jax_attn.parity.run.modes.constants import Recorder, mark
 from jax_attn.parity.run.modes.decisions import (
     DecisionRecorder,
@@ -26,6 +26,7 @@ from jax_attn.parity.run.modes.decisions import (
     settle,
 )
 from jax_attn.parity.run.modes.float64_mode import TORCH_DTYPES, Float64, Unperturbed, rounds
+from jax_attn.parity.run.modes.many_runs import each_run, lifted
 from jax_attn.parity.run.modes.perturbed_mode import Perturbed
 from jax_attn.parity.run.modes.sums import Squares
 from jax_attn.parity.run.module_copies import ModuleCopies
@@ -39,7 +40,12 @@ _LONG = 0.1
 """Seconds of a perturbed run from which on two are made at once: of .2 s and more, two took no more
 processor time than one by one."""
 
-Runs = Generator[tuple[Perturbed, Run], None, None]
+_SMALL = 2**18
+"""Parameters of a module whose perturbed runs are made in one pass."""
+
+MakeMode = Callable[..., Perturbed]
+"""(seeds, ...) -> the mode of a run, or of as many runs as there are seeds."""
+Runs = Generator[Run, None, None]
 Watch = Callable[[Runs, int], Runs]
 """(runs, how many) -> the same runs, each as it comes."""
 
@@ -165,7 +171,7 @@ class Reference:
         if not isinstance(mode, Perturbed):
             mode.replay = self._decisions.replay(follow)
             return self._under(mode, cotangents, again=again)
-        mode.replay = self._decisions.replay(partial(either, mode.rounding.coins), mode.seed)
+        mode.replay = self._decisions.replay(partial(either, mode.rounding.coins), mode.seeds)
         run = self._under(mode, cotangents, again=again)
         if mode.replay.lost:
             self._decisions.lost = True  # never set back: two threads may be here
@@ -173,8 +179,11 @@ class Reference:
 
     def _under(self, mode: Float64, cotangents: Arrays, *, again: bool) -> Run:
         module, mode.dtype = self._copies.wide(), self._dtype
+        runs = mode.runs if isinstance(mode, Perturbed) else None
+        if runs is not None:
+            lift_buffers(module, runs)
         with one_thread(), plain_kernels(), mode:
-            run = self._run(module, torch.float64, cotangents, again=again)
+            run = self._run(module, torch.float64, cotangents, again=again, runs=runs)
         return replace(
             run,
             outputs={name: _held(a, self._dtype) for name, a in run.outputs.items()},
@@ -236,22 +245,15 @@ class Reference:
         }
         dtype = TORCH_DTYPES.get(precision)
         narrow = {name for name, x in self.module.named_buffers() if x.dtype is dtype}
-        first = Squares()
-        modes = (
-            Perturbed(
-                rounding, seed, recorder.constants, stored, Squares(first) if seed > 1 else first
-            )
-            for seed in range(1, runs + 1)
-        )
+        mode = partial(Perturbed, rounding, constants=recorder.constants, as_jax=stored)
         with (
-            contextlib.closing(self._perturbed(modes, cotangents)) as perturbed,
-            contextlib.closing(watch(perturbed, runs)) as watched,
+            contextlib.closing(self._perturbed(mode, runs, cotangents, narrow)) as made,
+            contextlib.closing(watch(made, runs)) as watched,
         ):
-            for mode, run in watched:
+            for run in watched:
                 for kind, tensors in run.kinds.items():
                     for name, value in tensors.items():
-                        is_kept = kind == STATE and name in narrow
-                        spreads[kind][name].add(mode.kept(value) if is_kept else value)
+                        spreads[kind][name].add(value)
                 del run, tensors, value  # before the next one is made
         # A tensor's sums are dropped once its budget is made of them.
         return {
@@ -259,14 +261,35 @@ class Reference:
             for kind, tensors in spreads.items()
         }
 
-    def _perturbed(self, modes: Iterator[Perturbed], cotangents: Arrays) -> Runs:
-        """Each mode and what it gives, in order; long runs two at once, each in a thread."""
+    def _perturbed(
+        self, mode: MakeMode, runs: int, cotangents: Arrays, narrow: Collection[str]
+    ) -> Runs:
+        """Make the perturbed runs in order: of a small module in one pass, of a large one two at
+        once, each in a thread.
+
+        narrow: the buffers that are kept in the precision between calls.
+        """
         has_grad, threads = torch.is_grad_enabled(), torch.get_num_threads()
 
-        def perturbed(mode: Perturbed) -> tuple[Perturbed, Run]:
+        def perturbed(mode: Perturbed) -> Run:
             with torch.set_grad_enabled(has_grad):  # another thread has its own
-                return mode, self.under(mode, cotangents, again=True)
+                run = self.under(mode, cotangents, again=True)
+            left = {k: mode.kept(a) if k in narrow else a for k, a in run.left.items()}
+            return replace(run, left=left)
 
+        seeds = range(1, runs + 1)
+        if self._is_small:
+            try:
+                together = perturbed(mode(seeds))
+            except MemoryError:
+                raise
+            except Exception:  # it branches otherwise in one of the runs: alone each may go on
+                pass
+            else:
+                yield from (together.one(i) for i in range(runs))
+                return
+        first = Squares()
+        modes = (mode(seed, squares=Squares(first) if seed > 1 else first) for seed in seeds)
         begun = time.perf_counter()
         yield from map(perturbed, islice(modes, 1))
         if threads == 1 or time.perf_counter() - begun < _LONG:
@@ -276,6 +299,10 @@ class Reference:
         # among it: a thread that ends would set it back for one that goes on.
         with one_thread(), plain_kernels(), Float64():
             yield from in_order(perturbed, modes, _AT_ONCE)
+
+    @property
+    def _is_small(self) -> bool:
+        return sum(p.numel() for p in self.module.parameters()) <= _SMALL
 
     def remembers(self) -> bool:
         """Whether a second call of one copy gives other outputs than the first."""
@@ -325,27 +352,39 @@ class Reference:
         return named_outputs(result, torch.Tensor, "reference")
 
     def _run(
-        self, module: torch.nn.Module, dtype: torch.dtype, cotangents: Arrays, *, again: bool
+        self,
+        module: torch.nn.Module,
+        dtype: torch.dtype,
+        cotangents: Arrays,
+        *,
+        again: bool,
+        runs: int | None = None,
     ) -> Run:
+        """runs: of a pass, whose arrays have them as their first axis."""
         for name, parameter in module.named_parameters():
             # Frozen ones, too: what is frozen is the optimiser's business.
             wanted = self.parameters is None or name in self.parameters
             parameter.requires_grad_(wanted and parameter.is_floating_point())
         args, kwargs = self._tensors(dtype, requires_grad=True)
-        before = buffers(module)
+        before = buffers(module, runs)
         outputs = self._named(module, args, kwargs)
-        after = buffers(module)
-        grads = self._gradients(module, self.inputs.named(args, kwargs), outputs, cotangents)
+        after = buffers(module, runs)
+        of_inputs, of_parameters = (
+            _arrays(grads, runs)
+            for grads in self._gradients(
+                module, self.inputs.named(args, kwargs), outputs, cotangents
+            )
+        )
         if not changed(before, after):
-            return Run(_arrays(outputs), *grads)
+            return Run(_arrays(outputs, runs), of_inputs, of_parameters)
         # A second call may write to what is an output of the first, and to what gradients need.
-        first = {name: array.copy() for name, array in _arrays(outputs).items()}
-        second = _arrays(self._named(module, args, kwargs)) if again else {}
-        return Run(first, *grads, after, second)
+        first = {name: array.copy() for name, array in _arrays(outputs, runs).items()}
+        second = _arrays(self._named(module, args, kwargs), runs) if again else {}
+        return Run(first, of_inputs, of_parameters, after, second)
 
     def _gradients(
         self, module: torch.nn.Module, inputs: Tensors, outputs: Tensors, cotangents: Arrays
-    ) -> tuple[Arrays, Arrays]:
+    ) -> tuple[Tensors, Tensors]:
         """Those of the inputs and of the parameters, by name; none without cotangents."""
         if not cotangents:
             return {}, {}
@@ -363,17 +402,24 @@ class Reference:
                 allow_unused=True,
                 materialize_grads=True,
             )
-        by_kind: dict[str, dict[str, np.ndarray]] = {"input": {}, "parameter": {}}
+        by_kind: dict[str, Tensors] = {"input": {}, "parameter": {}}
         for (kind, name), grad in zip(leaves, grads, strict=True):
-            by_kind[kind][name] = as_numpy(grad.contiguous())
+            by_kind[kind][name] = grad.contiguous()
         return by_kind["input"], by_kind["parameter"]
 
 
-def buffers(module: torch.nn.Module) -> dict[str, np.ndarray]:
-    """name -> a copy of every buffer that holds numbers."""
-    return {
-        name: as_numpy(x).copy() for name, x in module.named_buffers() if x.dtype is not torch.bool
-    }
+def buffers(module: torch.nn.Module, runs: int | None = None) -> dict[str, np.ndarray]:
+    """name -> a copy of every buffer that holds numbers; runs: as for `Reference._run`."""
+    held = {name: x for name, x in module.named_buffers() if x.dtype is not torch.bool}
+    return {name: array.copy() for name, array in _arrays(held, runs).items()}
+
+
+def lift_buffers(module: torch.nn.Module, runs: int) -> None:
+    """Give each run of a pass buffers of its own."""
+    for part in module.modules():
+        for name, x in part._buffers.items():
+            if x is not None and x.is_floating_point():
+                setattr(part, name, lifted(x, runs))
 
 
 def changed(before: Arrays, after: Arrays) -> list[str]:
@@ -385,5 +431,5 @@ def changed(before: Arrays, after: Arrays) -> list[str]:
     ]
 
 
-def _arrays(tensors: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:
-    return {name: as_numpy(x) for name, x in tensors.items()}
+def _arrays(tensors: Mapping[str, torch.Tensor], runs: int | None = None) -> dict[str, np.ndarray]:
+    return {name: as_numpy(x if runs is None else each_run(x, runs)) for name, x in tensors.items()}

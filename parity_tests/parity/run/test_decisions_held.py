@@ -29,7 +29,7 @@ def _decision(*, constant: bool = False) -> Decision:
 def test_a_run_takes_either_decision_where_one_decided_otherwise(both, constant, part):
     decision = _decision(constant=constant)
     Decisions([decision]).hold(both=both)
-    mode = Perturbed(PRECISIONS["bfloat16"], seed=1)
+    mode = Perturbed(PRECISIONS["bfloat16"], 1)
     went_on = either(mode.rounding.coins, decision, decision.taken)
     differs = (went_on != decision.taken).any(-1)
     assert not differs[_NEAR:].any()

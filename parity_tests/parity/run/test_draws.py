@@ -54,7 +54,7 @@ def test_work_in_parts_is_work_on_the_whole(shape, order):
         x, y = x.T if x.ndim else x, y.T if y.ndim else y
     before, sizes = x.clone(), []
 
-    def change(a, b):
+    def change(rows, a, b):
         sizes.append(a.numel())
         return 2 * a + b
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from jax_attn.parity.run import reference as reference_module
 from jax_attn.parity.run.inputs_and_runs import Inputs
 from jax_attn.parity.run.module_copies import ModuleCopies
 from jax_attn.parity.run.reference import Reference
@@ -83,6 +84,7 @@ def test_the_same_module_on_other_inputs_has_the_same_copies():
 
 def test_of_the_perturbed_runs_one_is_alive_at_a_time(monkeypatch):
     """Its arrays are dropped once they are added up: a large model's would fill the memory."""
+    monkeypatch.setattr(reference_module, "_SMALL", -1)  # of a small one all are made in one pass
     under, arrays, alive = Reference.under, [], []
 
     def watched(*args, **options):

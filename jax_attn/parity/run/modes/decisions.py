@@ -14,7 +14,7 @@ Not seen is what Python decides by a number that it reads out of a tensor (`.ite
 Of numbers that are equal bit by bit (`topk` of a gate of zeros) the reference's choice is kept.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from threading import Lock
@@ -27,6 +27,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 
 from jax_attn.parity.run.modes.constants import Kwargs, Signature, mark, signature, sources_of
 from jax_attn.parity.run.modes.lines import calling_line
+from jax_attn.parity.run.modes.many_runs import runs_of
 from jax_attn.parity.run.modes.mode import Mode
 from jax_attn.parity.run.modes.sides import SIDES
 
@@ -186,11 +187,17 @@ class Replay:
     """
 
     def __init__(
-        self, decisions: Iterable[Decision], policy: Policy, *, sides: bool, turn: int = 0
+        self,
+        decisions: Iterable[Decision],
+        policy: Policy,
+        *,
+        sides: bool,
+        turns: Sequence[int] = (0,),
     ):
-        """sides: whether those are among the decisions. turn: the run's place in their order."""
+        """sides: whether those are among the decisions. turns: the place of the run in the order
+        of all, or of each run of a pass."""
         self._left, self._policy, self._sides = list(decisions)[::-1], policy, sides
-        self._turn = turn
+        self._turns = turns
         self.lost = False
 
     def result(self, func: OpOverload, args: tuple, kwargs: Kwargs, result: Any) -> Any:
@@ -205,7 +212,8 @@ class Replay:
         side = SIDES.get(name) if decision.is_side else None
         own = side(*args, **kwargs) if side else _decided(result)
         if self._policy is not follow:  # which may have a bug
-            decision.compare(own, self._turn)
+            for own_of_run, turn in zip(runs_of(own, len(self._turns)), self._turns, strict=True):
+                decision.compare(own_of_run, turn)
         if decision.is_side:
             return result
         going_on = self._policy(decision, own)
@@ -243,10 +251,10 @@ class Decisions(list[Decision]):
         super().__init__(decisions)
         self.sides = sides
 
-    def replay(self, policy: Policy, turn: int = 0) -> Replay:
+    def replay(self, policy: Policy, turns: Sequence[int] = (0,)) -> Replay:
         """For one run; nothing is replayed where all is left to the runs and none is counted."""
         any_taken = self.sides or not all(decision.is_side for decision in self)
-        return Replay(self if any_taken else (), policy, sides=self.sides, turn=turn)
+        return Replay(self if any_taken else (), policy, sides=self.sides, turns=turns)
 
     def hold(self, *, both: bool) -> None:
         """Whether runs from now on take either decision where those so far took one or another.

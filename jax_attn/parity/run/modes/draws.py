@@ -6,10 +6,12 @@ a few operations, and parts that stay in a core's cache.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
+
+from jax_attn.parity.run.modes.many_runs import Runs, each_run, lifted
 
 PART = 2**16
 """Elements: 512 KiB of float64, so that four tensors of them stay in a cache of 2 MiB. Half as many
@@ -21,6 +23,15 @@ _GOLDEN, _MIXED = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9)
 """Odd numbers whose bits are half ones, of splitmix64."""
 
 
+_KEYS = 256
+"""Keys that are drawn at once."""
+
+ALL = slice(None)
+
+Key = np.ndarray
+"""(runs,): what the draws of one operation differ by from another's."""
+
+
 class Draws:
     """Numbers uniform in (-1, 1), the same for equal numbers, which every library rounds alike.
 
@@ -28,45 +39,91 @@ class Draws:
     each by itself, and what they share of an error by a tenth of what it may be.
     """
 
-    def __init__(self, seed: int):
-        self._generator = np.random.SFC64(seed)
+    def __init__(self, seeds: int | Sequence[int]):
+        """seeds: one for each run of a pass; a number: of a single run, whose tensors are plain."""
+        self.runs = None if isinstance(seeds, int) else len(seeds)
+        self._generators = [
+            np.random.SFC64(seed) for seed in ([seeds] if isinstance(seeds, int) else seeds)
+        ]
+        self._keys, self._drawn = np.empty((0, 0), np.uint64), 0
 
-    def key(self) -> np.uint64:
-        """What one operation's draws differ by from another's."""
-        return np.uint64(self._generator.random_raw())
+    def key(self) -> Key:
+        """Make a key of each run for one operation."""
+        if self._drawn == len(self._keys):
+            keys = [generator.random_raw(_KEYS) for generator in self._generators]
+            self._keys, self._drawn = np.stack(keys, axis=1), 0
+        self._drawn += 1
+        return self._keys[self._drawn - 1]
 
-    def one(self) -> float:
-        """A single number."""
-        return float(self.key()) * 2.0**-63 - 1
+    def one(self) -> float | Runs:
+        """Draw a single number for each run."""
+        numbers = self.key() * 2.0**-63 - 1
+        return float(numbers[0]) if self.runs is None else Runs(torch.from_numpy(numbers))
 
-    def alike(self, x: torch.Tensor, key: np.uint64, roundoff: float) -> torch.Tensor:
+    def each(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the numbers of every run, (runs, *shape), not to be written to."""
+        x = x.detach()
+        return x[None] if self.runs is None else each_run(x, self.runs)
+
+    def of(self, each: torch.Tensor) -> torch.Tensor:
+        """Return the tensor of these numbers of every run."""
+        return each[0] if self.runs is None else Runs(each)
+
+    def flags(self, of_runs: np.ndarray) -> torch.Tensor:
+        """Return a boolean of each run, (runs,), as a tensor without axes."""
+        return self.of(torch.from_numpy(of_runs))
+
+    def lifted(self, x: torch.Tensor) -> torch.Tensor:
+        """Return x, with numbers of its own for each run if there are several."""
+        return x if self.runs is None else lifted(x, self.runs)
+
+    def alike(self, x: torch.Tensor, key: Key, roundoff: float) -> torch.Tensor:
         """A number for each of x, float64: of those alike to an eighth of a unit in the last place
         the same. roundoff: half that unit, relative."""
-        return self.unscaled(x, key, roundoff).mul_(SCALE)
+        return self.of(self.unscaled(self.each(x), key, roundoff).mul_(SCALE))
 
-    def unscaled(self, x: torch.Tensor, key: np.uint64, roundoff: float) -> torch.Tensor:
-        """Likewise, for a caller that multiplies by SCALE itself."""
+    def unscaled(self, each: torch.Tensor, key: Key, roundoff: float) -> torch.Tensor:
+        """Likewise of every run's numbers, for a caller that multiplies by SCALE itself."""
         exponent = math.frexp(roundoff)[1]
         unused = np.uint64(max(0, 49 + exponent))
-        bits = x.detach().double().numpy()[None].view(np.uint64) + key
+        bits = each.double().numpy().view(np.uint64) + key.reshape(-1, *[1] * (each.ndim - 1))
         bits >>= unused
         bits *= _GOLDEN
         bits ^= bits >> np.uint64(32)
         bits *= _MIXED
-        return torch.from_numpy(bits.view(np.int64).astype(np.float64))[0]
+        return torch.from_numpy(bits.view(np.int64).astype(np.float64))
 
 
 def in_parts(
     change: Callable[..., torch.Tensor], *tensors: torch.Tensor, out: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """change(*tensors), elementwise and of tensors of one shape; part by part where they are long.
+    """change(rows, *tensors), elementwise and of tensors of one shape; part by part where they are
+    long.
 
-    out: where that may be written then, one of the tensors perhaps; None: a new one.
+    rows: which runs of a pass a part is of, as an index of a `Key`. out: where that may be written
+    then, one of the tensors perhaps; None: a new one.
     """
     first = tensors[0]
+    if isinstance(first, Runs):
+        return _in_groups_of_runs(change, first, *tensors)
     if first.numel() <= PART or not all(x.is_contiguous() for x in tensors):
-        return change(*tensors)
+        return change(ALL, *tensors)
     out = torch.empty_like(first) if out is None else out
     for written, *parts in zip(*(x.view(-1).split(PART) for x in (out, *tensors)), strict=True):
-        written.copy_(change(*parts))
+        written.copy_(change(ALL, *parts))
     return out
+
+
+def _in_groups_of_runs(
+    change: Callable[..., torch.Tensor], first: Runs, *tensors: torch.Tensor
+) -> torch.Tensor:
+    runs, at_once = len(first.each), max(1, PART // max(1, first.numel()))
+    if runs <= at_once:
+        return change(ALL, *tensors)
+    each = [each_run(x, runs) for x in tensors]
+    out = torch.empty(first.each.shape, dtype=torch.float64)
+    for start in range(0, runs, at_once):
+        rows = slice(start, start + at_once)
+        changed = change(rows, *(Runs(x[rows]) for x in each))
+        out[rows] = each_run(changed, runs)
+    return Runs(out)

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from jax_attn.parity.run.modes.many_runs import Runs
+
 FLOAT32 = 2.0**-24
 """The roundoff of a sum in float32, in which kernels of narrower dtypes add, too."""
 
@@ -50,7 +52,8 @@ def is_one_of(result: torch.Tensor, operands: Iterable[Any]) -> torch.Tensor:
 
 
 def largest(x: torch.Tensor) -> float:
-    """The largest magnitude in x; NaN where one is; 0 of no elements."""
+    """The largest magnitude in x, of all runs; NaN where one is; 0 of no elements."""
+    x = x.each if isinstance(x, Runs) else x
     low, high = (bound.item() for bound in torch.aminmax(x)) if x.numel() else (0.0, 0.0)
     return max(-low, high)
 

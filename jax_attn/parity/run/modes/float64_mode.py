@@ -100,12 +100,16 @@ class Float64(Mode):
             return args[0].copy_(self.compute(not_in_place(func), *_widen((args, options))))
         return func(*args, **options)  # its dtype is that of what it writes to
 
+    def call(self, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """The operator's own result."""
+        return func(*args, **kwargs)
+
     def compute(self, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
         """The operator's result; its floating arguments are float64 already."""
         if func.overloadpacket.__name__ == GROUPED and args[0].ndim == 2:
             a, b, *ends = args
             return grouped_product(self.compute, a, b, ends[0] if ends else kwargs["offs"])
-        result = _widen(func(*args, **kwargs))
+        result = _widen(self.call(func, args, kwargs))
         if self.replay:
             result = self.replay.result(func, args, kwargs, result)
         name = func.overloadpacket.__name__

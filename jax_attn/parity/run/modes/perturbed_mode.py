@@ -1,7 +1,7 @@
 """A mode of torch in which every operation's result is moved by a roundoff, in float64."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -34,6 +34,13 @@ from jax_attn.parity.run.modes.float64_mode import (
     rounds,
 )
 from jax_attn.parity.run.modes.hidden_steps import hidden_steps
+from jax_attn.parity.run.modes.many_runs import (
+    Runs,
+    first_run,
+    has_numbers_of_runs,
+    run_by_run,
+    takes_tensors,
+)
 from jax_attn.parity.run.modes.products import apart
 from jax_attn.parity.run.modes.rounding import DrawnRounding
 from jax_attn.parity.run.modes.sums import SUMS, Squares, adds, is_count, linear_terms
@@ -49,6 +56,7 @@ _COMPOSED = frozenset(
     """.split()  # noqa: SIM905
 )
 _OF_TWO = (*SUMS_OF_TWO, "mul")
+_HALF = np.uint64(2**63)
 
 
 def _softplus_backward(grad: torch.Tensor, x: torch.Tensor, beta: float, _: float) -> torch.Tensor:
@@ -80,7 +88,8 @@ class Perturbed(Unperturbed):
     constants: those that the module makes when it is run as it is, in order. as_jax: store
     each step of a softmax (of each in order: whether its scores are in `precision`), a product
     before its bias is added, and each partial sum of a bias's gradient in `precision`, as JAX may.
-    squares: those of the products of the run, or of one like it.
+    seeds: of the draws; several are of as many runs in one pass. squares: those of the products of
+    the run, or of one like it.
     """
 
     _stores_softmax = False
@@ -90,13 +99,14 @@ class Perturbed(Unperturbed):
     def __init__(
         self,
         precision: Precision,
-        seed: int = 0,
+        seeds: int | Sequence[int] = 0,
         constants: Constants = (),
         as_jax: Iterable[bool] | None = None,
         squares: Squares | None = None,
     ):
         super().__init__()
-        self.rounding, self.seed = DrawnRounding(precision, Draws(seed)), seed
+        self.rounding = DrawnRounding(precision, Draws(seeds))
+        self.seeds = (seeds,) if isinstance(seeds, int) else tuple(seeds)
         self._constants = list(constants)
         self._adds_in_dtype = as_jax is not None
         self._stored_softmaxes = iter(as_jax or ())
@@ -105,13 +115,20 @@ class Perturbed(Unperturbed):
         self.squares = squares or Squares(room=0)
 
     @property
+    def runs(self) -> int | None:
+        """How many runs are made in one pass; None of a run by itself."""
+        return self.rounding.draws.runs
+
+    @property
     def precision(self) -> Precision:
         """The one in which all is rounded."""
         return self.rounding.precision
 
     def kept(self, a: np.ndarray) -> np.ndarray:
         """An array that the module keeps between calls, in the precision: rounded when kept."""
-        return self.rounding.stored(torch.from_numpy(a)).numpy()
+        draws = self.rounding.draws
+        each = torch.from_numpy(a if self.runs else a[None])
+        return draws.each(self.rounding.stored(draws.of(each))).numpy().reshape(a.shape)
 
     def __torch_dispatch__(
         self, func: OpOverload, types: Any, args: tuple = (), kwargs: Kwargs | None = None
@@ -119,16 +136,24 @@ class Perturbed(Unperturbed):
         if not self._constants:
             if is_view(func) and args[0].dtype is torch.float64:
                 return func(*args, **(kwargs or {}))
-            return self._dispatched(func, types, args, kwargs)
+            return self._lifted(func, self._dispatched(func, types, args, kwargs))
         made_by = sources_of(func, args, kwargs)
         own = self.rounding
         if made_by is not None and rounds(func):
             precision = self._of_constant(signature(func, args, kwargs))
             self.rounding = replace(own, precision=precision)
-        result = self._dispatched(func, types, args, kwargs)
+        result = self._lifted(func, self._dispatched(func, types, args, kwargs))
         self.rounding = own
         mark(result, made_by)
         return result
+
+    def _lifted(self, func: OpOverload, result: Any) -> Any:
+        """An operator's result; in a pass of several runs with numbers of its own for each.
+
+        The module may write a run's numbers to what it made of constants alone.
+        """
+        alone = self.rounding.draws.runs is None or func._schema.is_mutable or func.is_view
+        return result if alone else each(self.rounding.draws.lifted, result)
 
     def _dispatched(self, func: OpOverload, types: Any, args: tuple, kwargs: Kwargs | None) -> Any:
         plain = func.overloadpacket.__name__.removesuffix("_")
@@ -137,7 +162,7 @@ class Perturbed(Unperturbed):
             return super().__torch_dispatch__(func, types, args, kwargs)
         kwargs = {name: self.rounding.number(value) for name, value in (kwargs or {}).items()}
         if plain == "div" and _divides(args[1]) and not kwargs.get("rounding_mode"):
-            args = (args[0], 1 / self.rounding.number(1 / args[1]))
+            args = (args[0], self.rounding.divisor(args[1]))
         else:
             args = tuple(map(self.rounding.number, args))
         if not func._schema.is_mutable:
@@ -147,6 +172,15 @@ class Perturbed(Unperturbed):
         result = super().__torch_dispatch__(func, types, args, kwargs)
         result.copy_(each(self.rounding.stored, result))
         return result
+
+    def call(self, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """The operator's own result; of each run by itself where its numbers are no tensors."""
+        if self.runs is None or not has_numbers_of_runs(func, args, kwargs):
+            return func(*args, **kwargs)
+        func = takes_tensors(func)
+        if not has_numbers_of_runs(func, args, kwargs):
+            return func(*args, **kwargs)
+        return each(Runs, run_by_run(func, args, kwargs))
 
     def _of_constant(self, call: Signature) -> Precision:
         """How finely the next constant is kept; as all else once the order is another."""
@@ -178,14 +212,16 @@ class Perturbed(Unperturbed):
         if not total.is_floating_point():
             return total
         squares, terms = self.squares.terms(name, args, kwargs)
+        total, squares = map(self.rounding.draws.lifted, (total, squares))
         total *= terms * self.rounding.number(1 / terms) if name == "mean" and terms else 1.0
         of_total, of_squares, lost = self._bridge(name, terms, args)
         of_sum, of_storing = self.rounding.draws.key(), self.rounding.draws.key()
 
-        def summed(total: torch.Tensor, squares: torch.Tensor) -> torch.Tensor:
+        def summed(rows: slice, total: torch.Tensor, squares: torch.Tensor) -> torch.Tensor:
             exact = is_count(total, squares, max(self.precision.acc, self.precision.store))
             by = squares.mul_(of_squares).addcmul_(total, total, value=of_total).add_(lost).sqrt_()
-            moved = self.rounding.stored_part(self.rounding.moved(total, by, of_sum), of_storing)
+            moved = self.rounding.moved(total, by, of_sum[rows])
+            moved = self.rounding.stored_part(moved, of_storing[rows])
             return moved if exact is None else torch.where(exact, total, moved)
 
         return in_parts(summed, total, squares, out=total)
@@ -259,16 +295,19 @@ class Perturbed(Unperturbed):
         self._stores_softmax = next(self._stored_softmaxes, False)
         weights = super().compute(func, args, kwargs)
         if self._stores_softmax:
-            self._stored_weights.add(weights.data_ptr())
+            self._stored_weights.add(first_run(weights).data_ptr())
         else:
-            self._stored_weights.discard(weights.data_ptr())
+            self._stored_weights.discard(first_run(weights).data_ptr())
         return weights
 
     def _stores_steps(self, name: str, args: tuple) -> bool:
         """Whether each step of a softmax, or of its backward pass, is stored."""
         if name in SOFTMAXES:
             return self._stores_softmax
-        return name == "_softmax_backward_data" and args[1].data_ptr() in self._stored_weights
+        return (
+            name == "_softmax_backward_data"
+            and first_run(args[1]).data_ptr() in self._stored_weights
+        )
 
     def _embedding_backward(
         self,
@@ -284,7 +323,7 @@ class Perturbed(Unperturbed):
         at = (rows == padding).nonzero().flatten().tolist()
         with self._inside(replace(self.precision, store=self.precision.acc)):
             few = decomposition_table[func](d_out, read, len(rows), *(at or [-1]), by_frequency)
-        table = d_out.new_zeros((count, *few.shape[1:]))
+        table = self.rounding.draws.lifted(d_out.new_zeros((count, *few.shape[1:])))
         return table.index_copy_(0, rows, self.rounding.stored(few))
 
     def _of_two(
@@ -305,11 +344,13 @@ class Perturbed(Unperturbed):
         if not has_fill and all(getattr(x, "ndim", 0) for x in args[:2]):
             return self.rounding.stored(result)
         of_storing, of_sum = self.rounding.draws.key(), self.rounding.draws.key()
-        keeps_fill = self.rounding.draws.one() < 0
+        keeps_fill = self.rounding.draws.key() >= _HALF
 
-        def kept(result: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        def kept(
+            rows: slice, result: torch.Tensor, a: torch.Tensor, b: torch.Tensor
+        ) -> torch.Tensor:
             summands = Summands(a, b)
-            stored = self.rounding.stored_part(result, of_storing)
+            stored = self.rounding.stored_part(result, of_storing[rows])
             exact = is_one_of(result, summands).logical_or_(result == 0)
             stored = torch.where(exact, result, stored)
             if store == acc or not has_fill:
@@ -317,9 +358,8 @@ class Perturbed(Unperturbed):
             # Of a fill and a score: the fill alone as it is stored, both where that waits in
             # float32.
             absorbed, fill = summands.absorbed(store)
-            near = fill
-            if not keeps_fill:
-                near = self.rounding.moved(result, (acc * result).abs_(), of_sum)
+            moved = self.rounding.moved(result, (acc * result).abs_(), of_sum[rows])
+            near = torch.where(self.rounding.draws.flags(keeps_fill[rows]), fill, moved)
             # Beside the dtype's own smallest number `as_kept` has rounded already.
             stored = torch.where(absorbed, near, stored)
             return torch.where(fill.abs() > torch.finfo(self.dtype).max, result, stored)
@@ -335,7 +375,7 @@ class Perturbed(Unperturbed):
         # What float16 does not hold is finite inside a kernel, as a norm's backward sums are.
         inside.dtype = torch.float32 if is_finer else self.dtype
         inside._adds_in_dtype = self._adds_in_dtype
-        inside.rounding = DrawnRounding(precision, self.rounding.draws, self.rounding.written)
+        inside.rounding = replace(self.rounding, precision=precision)
         inside.squares = self.squares
         return inside
 

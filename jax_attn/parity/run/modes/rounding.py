@@ -2,14 +2,13 @@
 
 import math
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 
 from jax_attn.parity.judge.budget import Precision
-from jax_attn.parity.run.modes.draws import SCALE, Draws, in_parts
+from jax_attn.parity.run.modes.draws import SCALE, Draws, Key, in_parts
+from jax_attn.parity.run.modes.many_runs import Runs
 
 
 @dataclass(frozen=True)
@@ -21,7 +20,9 @@ class DrawnRounding:
 
     precision: Precision
     draws: Draws
-    written: dict[tuple[float, float], float] = field(default_factory=dict)
+    written: dict[tuple[float, float], float | torch.Tensor] = field(default_factory=dict)
+
+    moved_numbers: set[float] = field(default_factory=set)
 
     def alike(self, x: torch.Tensor) -> torch.Tensor:
         """Uniform in (-1, 1), equal numbers alike."""
@@ -35,33 +36,40 @@ class DrawnRounding:
         """Booleans, True in half of all cases."""
         return self.alike(torch.arange(1.0, 1.0 + shape.numel()).double()).reshape(shape) < 0
 
-    def moved(
-        self, x: torch.Tensor, by: torch.Tensor, key: np.uint64 | None = None
-    ) -> torch.Tensor:
+    def moved(self, x: torch.Tensor, by: torch.Tensor, key: Key | None = None) -> torch.Tensor:
         """x + by * (uniform in (-1, 1)), where that is finite; by: written over.
 
         key: the operation's, where this is a part of its result.
         """
-        drawn = self.draws.unscaled(x, self.draws.key() if key is None else key, self._roundoff)
-        moved = torch.addcmul(x, by, drawn, value=SCALE, out=by)
-        return moved if math.isfinite(moved.sum()) else torch.where(moved.isfinite(), moved, x)
+        own = self.draws.lifted(by)
+        return self.draws.of(self._moved(self.draws.each(x), self.draws.each(own), key))
+
+    def _moved(self, each: torch.Tensor, by: torch.Tensor, key: Key | None) -> torch.Tensor:
+        """Likewise of every run's numbers."""
+        drawn = self.draws.unscaled(each, self.draws.key() if key is None else key, self._roundoff)
+        moved = torch.addcmul(each, by, drawn, value=SCALE, out=by)
+        return moved if math.isfinite(moved.sum()) else torch.where(moved.isfinite(), moved, each)
 
     def stored(self, x: torch.Tensor) -> torch.Tensor:
         """x as the precision stores it."""
         if x.is_complex():
             return self._complex(x, 2 * self.precision.store)
-        return in_parts(partial(self.stored_part, key=self.draws.key()), x)
+        key = self.draws.key()
+        return in_parts(lambda rows, x: self.stored_part(x, key[rows]), self.draws.lifted(x))
 
-    def stored_part(self, x: torch.Tensor, key: np.uint64) -> torch.Tensor:
+    def stored_part(self, x: torch.Tensor, key: Key) -> torch.Tensor:
         """A part of what an operation stores, whose key is given."""
-        by = (self.precision.store * x).abs_()
+        each = self.draws.each(x)
+        by = (self.precision.store * each).abs_()
         # NumPy's minimum, as torch's takes four times as long.
         if not by.numel() or not by.numpy().min() >= self.precision.tiny:
-            by.clamp_(min=self.precision.tiny).masked_fill_(x == 0, 0.0)  # equal ones differ by 0
-        return self.moved(x, by, key)
+            by.clamp_(min=self.precision.tiny).masked_fill_(each == 0, 0.0)  # equals differ by 0
+        return self.draws.of(self._moved(each, by, key))
 
     def nearby(self, x: torch.Tensor, steps: int = 1) -> torch.Tensor:
         """x, as far away as a random walk of so many roundoffs of sums ends."""
+        if isinstance(x, Runs) and x.is_number:
+            return x
         by = self.precision.acc * math.sqrt(steps)
         return self._complex(x, by) if x.is_complex() else self.moved(x, (by * x).abs_())
 
@@ -83,13 +91,27 @@ class DrawnRounding:
     def number(self, value: Any) -> Any:
         """A number that is written in the program, as the precision keeps it: the same each time,
         and so for all elements. Any other value is returned as it is."""
-        if type(value) is not float or _holds(self.precision, value):
+        if type(value) is not float or value in self.moved_numbers:
+            return value
+        if _holds(self.precision, value):
             return value
         key = value, self.precision.store
         if key not in self.written:
             moved = value * (1 + self.precision.store * self.draws.one())
-            self.written[key] = moved if math.isfinite(moved) else value
+            is_finite = math.isfinite(value * (1 + self.precision.store))
+            self.written[key] = moved if is_finite else value
+            if isinstance(moved, Runs):
+                moved.is_number = True
+            elif isinstance(moved, float):  # a kernel's own steps are given it again
+                self.moved_numbers.add(moved)
         return self.written[key]
+
+    def divisor(self, value: Any) -> Any:
+        """A number to divide by, as the precision keeps its reciprocal."""
+        kept = 1 / self.number(1 / value)
+        if isinstance(kept, Runs):
+            kept.is_number = True
+        return kept
 
 
 def _holds(precision: Precision, value: float) -> bool:

@@ -11,6 +11,7 @@ from torch._ops import OpOverload
 
 from jax_attn.parity.judge.budget import Precision, bridge
 from jax_attn.parity.run.modes.constants import Kwargs, each
+from jax_attn.parity.run.modes.many_runs import Runs, first_run
 
 Terms = tuple[torch.Tensor, int]
 """The sum of squared terms, and the number of terms."""
@@ -132,7 +133,8 @@ class Squares:
             if known_call == call and known is not None:
                 return known.double(), known
             self._known = self._known if known_call == call else iter(())
-        squares = a.square() @ b.square()
+        # Of runs in one pass likewise: those of the first stand for all.
+        squares = first_run(a).square() @ first_run(b).square()
         narrow = _narrowed(squares)
         if self._known is None:
             self._room -= squares.nbytes // 2
@@ -154,9 +156,10 @@ def _narrowed(squares: torch.Tensor) -> torch.Tensor | None:
 def is_count(total: torch.Tensor, squares: torch.Tensor, roundoff: float) -> torch.Tensor | None:
     """Where a sum is one of small integers, which is exact in any order; None where nowhere."""
     # By NumPy, as torch's comparisons take five times as long.
-    numbers = total.detach().numpy()
+    numbers = (total.each if isinstance(total, Runs) else total).detach().numpy()
     is_whole = numbers == np.rint(numbers)
     if not is_whole.any():
         return None
     whole = torch.from_numpy(np.asarray(is_whole))
+    whole = Runs(whole) if isinstance(total, Runs) else whole
     return whole.logical_and_(squares == squares.round()).logical_and_(squares < 1 / roundoff)

@@ -1,0 +1,243 @@
+"""Many perturbed runs in one pass: a tensor of a run that holds the numbers of every run.
+
+Of a small module nearly all of a run's time is Python's dispatch, which is paid once for all runs
+here. Each operator is applied to all runs at once, by torch's own rules for an added axis (`vmap`);
+the module, autograd and the modes above see the shapes of one run.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+_aten = torch.ops.aten
+_functorch: Any = torch._C._functorch
+_keys = torch._C.DispatchKey
+_INCLUDED = torch._C._dispatch_tls_local_include_set()
+_EXCLUDED = (
+    torch._C._dispatch_tls_local_exclude_set()
+    .add(_keys.AutogradFunctionality)
+    .add(_keys.ADInplaceOrView)
+)
+"""Of torch's dispatcher below autograd, where its rules for an added axis are not left out, as
+torch leaves them out for what a tensor class or a mode calls."""
+
+
+class UnlikeRunsError(Exception):
+    """Runs cannot go on together: one would branch otherwise, or writes where all read."""
+
+
+class Runs(torch.Tensor):
+    """A tensor of every run; its shape is that of one.
+
+    each: the numbers, (runs, *shape). Where they lie in memory is told by those of the first run.
+    """
+
+    each: torch.Tensor
+    is_number = False
+    """Whether it is a number that is written in the program, as each run keeps it."""
+
+    @staticmethod
+    def __new__(cls, each: torch.Tensor) -> "Runs":
+        runs: Runs = torch.Tensor._make_wrapper_subclass(
+            cls,
+            each.shape[1:],
+            strides=each.stride()[1:],
+            storage_offset=each.storage_offset(),
+            dtype=each.dtype,
+        )
+        runs.each = each
+        return runs
+
+    def __repr__(self) -> str:  # type: ignore[override]
+        return f"Runs({self.each!r})"
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: OpOverload, types: Any, args: tuple = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        kind = _kind(func)
+        if kind == "composite":
+            return func.decompose(*args, **kwargs)
+        if kind == "view":
+            if isinstance(args[0], Runs):
+                return _map(Runs, _viewed(func, args, kwargs))
+            return func(*_map(first_run, args), **kwargs)  # a view of what all runs read
+        if kind == "number":
+            return _the_same(args[0].each)[0].item()
+        mutable = func._schema.is_mutable
+        if mutable and (not isinstance(args[0], Runs) or torch.Tag.inplace_view in func.tags):
+            raise UnlikeRunsError(f"{func} writes to what all runs read, or turns it in place")
+        if kind == "elementwise":
+            given = (*args, *kwargs.values())
+            ndim = max([x.ndim for x in given if isinstance(x, torch.Tensor)])
+            each = func(
+                *[_aligned(x, ndim) if type(x) is Runs else x for x in args],
+                **{k: _aligned(x, ndim) if type(x) is Runs else x for k, x in kwargs.items()},
+            )
+            return args[0] if mutable else Runs(each)
+        each = _over_runs(_with_a_rule(func), args, kwargs)
+        return args[0] if mutable else _map(Runs, each)
+
+
+@cache
+def _with_a_rule(func: OpOverload) -> OpOverload:
+    """Return the same operator as one that torch has a rule for, where torch's primitive has none.
+
+    Primitives are what decompositions are made of.
+    """
+    same = {"div": _aten.div.Tensor, "sum": _aten.sum.dim_IntList, "var": _aten.var.correction}
+    return same.get(func.overloadpacket.__name__, func) if func.namespace == "prims" else func
+
+
+@cache
+def _kind(func: OpOverload) -> str:
+    """How an operator is applied to every run."""
+    if func is _aten._local_scalar_dense.default:
+        return "number"
+    if func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd):
+        return "composite"
+    if func.is_view:
+        return "view"
+    copies = func in (_aten.copy_.default, _aten.zero_.default)
+    one = len(func._schema.returns) == 1
+    return "elementwise" if copies or (torch.Tag.pointwise in func.tags and one) else "other"
+
+
+def each_run(x: torch.Tensor, runs: int) -> torch.Tensor:
+    """Return the numbers of every run, (runs, *shape), also where they are the same."""
+    return x.each if isinstance(x, Runs) else x.expand(runs, *x.shape)
+
+
+def first_run(x: torch.Tensor) -> torch.Tensor:
+    """Return the numbers of the first run; x itself where there is but one."""
+    return x.each[0] if isinstance(x, Runs) else x
+
+
+def runs_of(x: torch.Tensor, runs: int) -> Sequence[torch.Tensor]:
+    """Return the numbers of each run."""
+    return x.each.unbind() if isinstance(x, Runs) else [x] * runs
+
+
+def lifted(x: torch.Tensor, runs: int) -> Runs:
+    """Return `x` with numbers of its own for each run, which may be written to."""
+    return x if isinstance(x, Runs) else Runs(x.detach().repeat(runs, *[1] * x.ndim))
+
+
+def _viewed(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """See every run as the operator sees the first one."""
+    whole, others = args[0].each, _map(first_run, args[1:])
+
+    def of_all(first: torch.Tensor) -> torch.Tensor:
+        stride = whole.stride(0) * whole.itemsize // first.itemsize
+        shape, strides = (len(whole), *first.shape), (stride, *first.stride())
+        return first.as_strided(shape, strides, first.storage_offset())
+
+    return _map(of_all, func(whole[0], *others, **kwargs))
+
+
+def _over_runs(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """Apply an operator to every run: at once where torch can, else to one after another."""
+    given = (args, kwargs)
+    count = next(len(x.each) for x in _leaves(given) if isinstance(x, Runs))
+    falls_back = _functorch._is_vmap_fallback_enabled()
+    with torch._C._ForceDispatchKeyGuard(_INCLUDED, _EXCLUDED):
+        level = _functorch._vmap_increment_nesting(count, "same")
+        _functorch._set_vmap_fallback_enabled(False)  # torch's own loop warns each time
+        try:
+            batched_args, batched = _map(lambda x: _batched(x, level), given)
+            result = func(*batched_args, **batched)
+            each = _map(lambda x: _functorch._remove_batch_dim(x, level, count, 0), result)
+            return _map(torch.Tensor.contiguous, each)
+        except RuntimeError:  # torch has no such rule for the operator
+            pass
+        finally:
+            _functorch._set_vmap_fallback_enabled(falls_back)
+            _functorch._vmap_decrement_nesting()
+    return run_by_run(func, args, kwargs)
+
+
+@cache
+def takes_tensors(func: OpOverload) -> OpOverload:
+    """Return the overload of an operator that takes tensors for its numbers, else itself."""
+    other = {"Scalar": "Tensor", "Tensor_Scalar": "Tensor_Tensor"}.get(func._overloadname, "")
+    return getattr(func.overloadpacket, other) if other in func.overloadpacket.overloads() else func
+
+
+def run_by_run(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """Apply an operator to one run after another; its numbers, too, may be of every run."""
+    slots = {a.name: str(a.type) for a in func._schema.arguments}
+    of_args = dict(zip(slots, args, strict=False)) | kwargs
+    count = next(len(x.each) for x in _leaves(of_args) if isinstance(x, Runs))
+
+    def of_run(run: int, name: str, value: Any) -> Any:
+        value = _map(partial(_one, run=run), value)
+        is_number = isinstance(value, torch.Tensor) and "Tensor" not in slots[name]
+        return value.item() if is_number else value
+
+    return _stacked(
+        [
+            func(**{name: of_run(run, name, x) for name, x in of_args.items()})
+            for run in range(count)
+        ]
+    )
+
+
+def has_numbers_of_runs(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> bool:
+    """Whether an operator is given a number of every run that it takes as a number alone."""
+    slots = {a.name: str(a.type) for a in func._schema.arguments}
+    given = dict(zip(slots, args, strict=False)) | kwargs
+    return any(isinstance(x, Runs) and "Tensor" not in slots[name] for name, x in given.items())
+
+
+def _stacked(results: Sequence[Any]) -> Any:
+    if isinstance(results[0], tuple | list):
+        return type(results[0])(_stacked(parts) for parts in zip(*results, strict=True))
+    if not isinstance(results[0], torch.Tensor):
+        return results[0]
+    if len({x.shape for x in results}) > 1:
+        raise UnlikeRunsError("runs give tensors of different shapes")
+    return torch.stack(list(results))
+
+
+def _the_same(each: torch.Tensor) -> torch.Tensor:
+    """Return the numbers of every run, which must be the same in all."""
+    if not torch.equal(each, each[:1].expand_as(each)):
+        raise UnlikeRunsError("a run would branch otherwise than another")
+    return each
+
+
+def _aligned(x: Runs, ndim: int) -> torch.Tensor:
+    """Return a tensor's numbers with the axis of the runs in front of `ndim` others."""
+    each = x.each
+    return each if x.ndim == ndim else each.reshape(len(each), *[1] * (ndim - x.ndim), *x.shape)
+
+
+def _batched(x: Any, level: int) -> Any:
+    return _functorch._add_batch_dim(x.each, 0, level) if isinstance(x, Runs) else x
+
+
+def _one(x: Any, run: int) -> Any:
+    return x.each[run] if isinstance(x, Runs) else x
+
+
+def _map(fn: Callable[[Any], Any], tree: Any) -> Any:
+    """`tree` with fn of every tensor."""
+    if isinstance(tree, torch.Tensor):
+        return fn(tree)
+    if isinstance(tree, tuple | list):
+        return type(tree)([_map(fn, branch) for branch in tree])
+    if isinstance(tree, dict):
+        return {name: _map(fn, branch) for name, branch in tree.items()}
+    return tree
+
+
+def _leaves(tree: Any) -> list[Any]:
+    if isinstance(tree, dict):
+        tree = tuple(tree.values())
+    if isinstance(tree, tuple | list):
+        return [leaf for branch in tree for leaf in _leaves(branch)]
+    return [tree]

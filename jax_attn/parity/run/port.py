@@ -144,6 +144,13 @@ class Port:
         """transform -> its program, compiled ahead for the first run (`run.ahead`)."""
         return {}
 
+    @cached_property
+    def _output_shapes(self) -> Tree:
+        """The shapes and dtypes of the outputs, of one trace."""
+        forward, *args = self.bind()
+        shapes, _ = jax.eval_shape(forward, *args)
+        return shapes
+
     def bind(self) -> tuple[Forward, nnx.State, Tree, Tree]:
         """(forward, params, floats, others), so that forward(params, floats, others) is a call.
 
@@ -249,7 +256,7 @@ class Port:
         """
         forward, *bound = self.bind()
         args: Any = tuple(bound)
-        shapes, _ = jax.eval_shape(forward, *args)
+        shapes = self._output_shapes
         mistyped = {k: s.dtype.name for k, s in shapes.items() if s.dtype.name != dtype}
         if mistyped:
             raise TypeError(

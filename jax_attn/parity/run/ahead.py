@@ -80,7 +80,8 @@ _KEPT = 8
 def _key(lowered: jax.stages.Lowered) -> _Key | None:
     """What a program depends on; None where it holds something that its text does not tell."""
     text = lowered.as_text()
-    if "callback" in text or getattr(lowered._lowering, "const_args", ()):
+    constants: Any = getattr(lowered._lowering, "const_args", None)
+    if "callback" in text or constants:
         return None
     device = jax.config.jax_default_device  # type: ignore[attr-defined]
     return hashlib.sha256(text.encode()).digest(), lowered.in_tree, lowered.out_tree, device

@@ -1,5 +1,6 @@
 """Settings for the whole suite; they must be made before jax and torch start."""
 
+import collections
 import functools
 import importlib.metadata
 import importlib.util
@@ -14,6 +15,8 @@ import pytest
 
 # Each worker has one core's worth: threads that wait for one another cost more than they give.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+HERE = Path(__file__).parent
 
 # Files that import these are skipped by name where torch is not installed, and nowhere else.
 TORCH = ("torch", "transformers")
@@ -128,11 +131,47 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize(*in_dtypes(metafunc.config.getoption("--long")))
 
 
+# Files that take long for the number of their tests: about so many seconds.
+LONG_FILES = {
+    "attention/kernels/test_cache_on_a_mesh.py": 60,
+    "attention/kernels/test_meshes.py": 60,
+    "attention/kernels/test_meshes_for_tpus.py": 20,
+    "bench/pair/test_checkpoint.py": 50,
+    "bench/pair/test_pair_command.py": 20,
+    "bench/test_judge.py": 20,
+    "models/test_generate.py": 40,
+    "models/test_meshes.py": 15,
+    "models/test_minilm.py": 20,
+    "models/test_training_whole_models.py": 30,
+    "models/test_whole_models.py": 120,
+    "nn/test_meshes.py": 20,
+    "parity/bugs/test_planted_bugs.py": 25,
+    "parity/checking/test_on_mesh.py": 20,
+    "parity/checkpoint/test_verify_checkpoint.py": 30,
+    "parity/checkpoint/test_verify_layers.py": 35,
+    "parity/checkpoint/test_verify_model.py": 40,
+    "parity/explaining/test_explain.py": 30,
+    "parity/matrix/test_on_mesh.py": 40,
+    "parity/training/test_training.py": 25,
+    "test_docs.py": 110,
+}
+
+
+@pytest.hookimpl(trylast=True)  # after tests are deselected
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Workers begin with the longest files, so that none is left alone with one at the end."""
+    if hasattr(config, "workerinput"):
+        counts = collections.Counter(item.path for item in items)
+        long = {path: LONG_FILES.get(path.relative_to(HERE).as_posix(), 0) for path in counts}
+        items.sort(key=lambda item: (-long[item.path], -counts[item.path], item.path))
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log):
     """All of a file's tests go to one worker, and share what they compile."""
     from xdist.scheduler import LoadFileScheduling
 
+    config.option.loadscopereorder = False  # the workers order their items
     return LoadFileScheduling(config, log)
 
 

@@ -20,7 +20,7 @@ def batches(pair: Pair) -> list[dict[str, np.ndarray]]:
     return [{k: rng.integers(1, vocab_size, (B, T)) for k in names} for _ in range(BATCHES)]
 
 
-def trained(pair: Pair, port: nnx.Module | None = None) -> parity.Result:
+def trained(pair: Pair, port: nnx.Module | None = None, steps: int = STEPS) -> parity.Result:
     return parity.check_training(
         pair.reference,
         pair.port if port is None else port,
@@ -30,7 +30,7 @@ def trained(pair: Pair, port: nnx.Module | None = None) -> parity.Result:
         loss="cross_entropy",
         schedule=lambda optimizer: lr_scheduler.LinearLR(optimizer, 0.2, total_iters=WARM_UP),
         clip_norm=0.5,
-        steps=STEPS,
+        steps=steps,
         reference_call=lambda module, tokens: module(tokens).logits,
         port_call=lambda module, tokens: module(tokens).logits,
     )
@@ -49,4 +49,4 @@ def test_a_whole_model_trains_alike(name, tmp_path):
 def test_another_epsilon_fails(tmp_path):
     small = SmallModel("gpt2", tmp_path)
     wrong = small.mistaken(MISTAKES["gpt2"]["an epsilon of 1e-3"])
-    assert trained(small.pair, wrong).verdict is Verdict.FAIL
+    assert trained(small.pair, wrong, steps=1).verdict is Verdict.FAIL

@@ -25,6 +25,7 @@ from helpers.families.whole_models import (
 from jax_attn import models, transfer
 from jax_attn.models import inputs
 from jax_attn.parity.checking.prepared import Prepared, judge_port
+from jax_attn.parity.checkpoint.pair import _groups
 from jax_attn.parity.judge.compare import Verdict
 from jax_attn.parity.run.inputs_and_runs import Inputs
 from jax_attn.parity.run.port import Port
@@ -117,8 +118,19 @@ def test_rows_of_different_lengths_go_on_from_a_cache(name, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", USUAL)
 def test_gradients_of_every_parameter(name, tmp_path):
-    """Of some cases; of all, and in bfloat16, in test_every_gradient.py."""
+    """Of some cases; GPT-2's are in test_verify_model.py, all in test_every_gradient.py."""
     assert_gradients(SmallModel(name, tmp_path).pair)
+
+
+@pytest.mark.slow
+def test_gradients_compared_in_groups_are_those_compared_at_once(tmp_path):
+    pair = SmallModel("bert", tmp_path).pair
+    assert len(_groups(pair.reference, 12000)) == 2
+    once, groups = assert_gradients(pair), pair.check(part=12000)
+    assert {t.label for t in once.tensors} == {t.label for t in groups.tensors}
+    assert len(groups.tensors) == len(once.tensors)
+    assert groups.verdict is once.verdict is Verdict.PASS
+    assert not any("parameters were compared" in note for note in groups.notes)
 
 
 @pytest.mark.slow

@@ -1,7 +1,7 @@
 """A cache on eight devices, cut along batch, heads or places, is that of one device."""
 
+import functools
 from dataclasses import replace
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -76,41 +76,49 @@ def last(cotangent, cache, *chunk):
     return out, jax.tree.leaves(pull(cotangent))
 
 
-def run(cache, cotangent, *arrays):
-    """Tokens in chunks, one of them ragged; then the gradients of the last chunk."""
+CHUNKS = ((4, None), (1, None), (3, LENGTHS))
+"""Lengths, and which of the tokens are a row's own."""
+
+
+def run(cache, cotangent, *arrays, chunks=CHUNKS):
+    """Outputs of each chunk, then those of two more tokens and their gradients; and the cache."""
     outs, at = [], 0
-    for length, lengths in ((4, None), (1, None), (3, LENGTHS)):
+    for length, lengths in chunks:
         chunk = (x[:, at : at + length] for x in arrays)
         out, cache = jax.jit(read)(cache, *chunk, lengths)
         outs.append(out)
         at += length
+    if cotangent is None:
+        return outs, cache
     chunk = (x[:, at : at + 2] for x in arrays)
     out, grads = jax.jit(last)(cotangent[:, :2], cache, *chunk)
     return [*outs, out, *grads], cache
 
 
-def both(row: Row) -> tuple[Any, ...]:
-    """(the arrays, what one device makes of them, what the mesh does, and its next step)."""
-    arrays = draws(
-        *((B, T, N, H), (B, T, N, H), (B, T, row.K, H), (B, T, row.K, H)), dtype=np.float64
-    )
+def arrays_of(K: int) -> list[np.ndarray]:
+    """Cotangents, queries, keys and values."""
+    return draws(*((B, T, N, H), (B, T, N, H), (B, T, K, H), (B, T, K, H)), dtype=np.float64)
+
+
+def empty_cache(K: int, size: dict[str, int], sharding: P | None = None) -> KVCache:
     pages = PageSizes(first=4, query_tile=2)
-    empty = partial(
-        *(KVCache.empty, B),
-        **row.size,
-        num_kv_heads=row.K,
-        head_dim=H,
-        dtype=np.float64,
-        page_sizes=pages,
-    )
-    wanted = run(empty(), *arrays)
-    on = mesh(row.kind, **row.axes)
+    made = {"num_kv_heads": K, "head_dim": H, "dtype": np.float64, "page_sizes": pages}
+    return KVCache.empty(B, **size, **made, sharding=sharding)
+
+
+def on_one_device(row: Row) -> tuple[list[Any], KVCache]:
+    return _on_one_device(row.K, tuple(row.size.items()))
+
+
+@functools.cache
+def _on_one_device(K: int, size: tuple[tuple[str, int], ...]) -> tuple[list[Any], KVCache]:
+    """It knows no mesh: rows of the same sizes share it."""
+    return run(empty_cache(K, dict(size)), *arrays_of(K))
+
+
+def placed_arrays(row: Row, on: jax.sharding.Mesh) -> list[jax.Array]:
     of_keys = P("rows", None, row.heads)
-    given = placed(on, arrays, [P("rows", None, "heads")] * 2 + [of_keys] * 2)
-    with jax.set_mesh(on):
-        found = run(empty(sharding=row.sharding), *given)
-        step = jax.jit(read).lower(found[1], *(x[:, :1] for x in given[1:])).compile()
-    return arrays, wanted, found, step
+    return placed(on, arrays_of(row.K), [P("rows", None, "heads")] * 2 + [of_keys] * 2)
 
 
 def is_equal(arrays: list[np.ndarray], found: list[Any], wanted: list[Any]) -> bool:
@@ -126,12 +134,16 @@ def is_equal(arrays: list[np.ndarray], found: list[Any], wanted: list[Any]) -> b
 def test_a_cache_on_a_mesh(name):
     row = ROWS[name]
     with jax.enable_x64(True):
-        arrays, (wanted, wanted_cache), (found, cache), step = both(row)
-        assert is_equal(arrays, found, wanted)
+        wanted, wanted_cache = on_one_device(row)
+        on = mesh(row.kind, **row.axes)
+        given = placed_arrays(row, on)
+        with jax.set_mesh(on):
+            found, cache = run(empty_cache(row.K, row.size, row.sharding), *given)
+            step = jax.jit(read).lower(cache, *(x[:, :1] for x in given[1:])).compile()
+        assert is_equal(arrays_of(row.K), found, wanted)
         for got, want in zip(*map(jax.tree.leaves, (cache, wanted_cache)), strict=True):
             assert (np.asarray(got) == want).all()
         data, heads, places = row.sharding
-        on = cache.keys[0].sharding.mesh
         cuts = ((cache.keys, P(data, heads, None, places)), (cache.values, P(data, heads, places)))
         for page, at in ((page, at) for pages, at in cuts for page in pages):
             assert page.sharding.is_equivalent_to(NamedSharding(on, at), 4)
@@ -192,12 +204,17 @@ BUGS = {
 @pytest.mark.parametrize("name", BUGS)
 def test_a_planted_bug_is_seen(name, monkeypatch):
     method, bug = BUGS[name]
+    row = ROWS["places"]
+    with jax.enable_x64(True):
+        wanted, _ = on_one_device(row)
     monkeypatch.setattr(PartialSoftmax, method, bug)
     jax.clear_caches()  # of programs without the bug
     try:
-        with jax.enable_x64(True):
-            arrays, (wanted, _), (found, _), _ = both(ROWS["places"])
-            assert not is_equal(arrays, found, wanted)
+        with jax.enable_x64(True), jax.set_mesh(on := mesh(row.kind, **row.axes)):
+            _, *given = placed_arrays(row, on)
+            empty = empty_cache(row.K, row.size, row.sharding)
+            found, _ = run(empty, None, *given, chunks=CHUNKS[:2])
+            assert not is_equal(arrays_of(row.K), found, wanted[:2])
     finally:
         jax.clear_caches()
 
@@ -206,7 +223,7 @@ def test_a_cache_is_made_cut():
     for kind in KINDS:
         with jax.set_mesh(mesh(kind, rows=2, heads=4)):
             made = {"num_kv_heads": N, "head_dim": H, "sharding": P("rows", "heads")}
-            make = partial(KVCache.empty, B, T, **made)
+            make = functools.partial(KVCache.empty, B, T, **made)
             for cache in (make(), jax.jit(make)()):
                 for x in (*cache.keys, *cache.values):
                     assert x.sharding.spec[:2] == ("rows", "heads"), kind

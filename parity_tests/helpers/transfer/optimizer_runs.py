@@ -137,6 +137,7 @@ def export(*args):
         return transfer.export_optimizer(*args)
 
 
+@functools.cache
 def shapes(width=D):
     module = nnx.eval_shape(
         lambda: GroupedQueryAttention(width, N, K, head_dim=H, rngs=nnx.Rngs(0))

@@ -13,6 +13,10 @@ D, N, K, H = 30, 6, 3, 5
 PASS, FAIL, USAGE, INCONCLUSIVE = 0, 1, 2, 4
 
 
+def verify(*args):
+    return CliRunner(env={"COLUMNS": "100"}).invoke(main, ["verify", *map(str, args)])
+
+
 def run(*args):
     return CliRunner().invoke(main, ["verify", "--attention", *map(str, args)])
 

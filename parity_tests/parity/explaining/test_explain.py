@@ -1,5 +1,6 @@
 """`parity.explain`: where a port is first wrong, and what would explain it."""
 
+import functools
 import json
 import re
 import subprocess
@@ -58,9 +59,11 @@ class OutsideTheCatalogue(FlaxBlock):
         return self.head(jnp.tanh(x + jnp.sin(3 * y)))
 
 
-def explain(port: type[nnx.Module], **options) -> parity.Explanation:
+@functools.cache
+def explain(port: type[nnx.Module], *, gradients: bool) -> parity.Explanation:
+    """The explanation of a port; tests of the same one share it."""
     return parity.explain(
-        *pair(port=port), (X, IGNORED), layout=LAYOUT, transforms=("jit",), **options
+        *pair(port=port), (X, IGNORED), layout=LAYOUT, transforms=("jit",), gradients=gradients
     )
 
 
@@ -101,7 +104,7 @@ def test_of_a_right_port_nothing_differs():
 
 @pytest.mark.slow
 def test_a_gradient_that_is_stopped_is_found_where_every_output_is_right():
-    explanation = explain(StoppedGradient)
+    explanation = explain(StoppedGradient, gradients=True)
     (region,) = explanation.regions
     assert region.first_wrong.theirs.place.is_backward
     assert region.causes[0].name == "gradient (one path stopped)"

@@ -22,8 +22,8 @@ A_LINE_EVERY = 30.0
 """The least seconds between two lines of a log."""
 _KNOWN_FROM = 0.1
 """The part of the work that must be done before the time left is shown."""
-_LEAST_PARTS = 3
-"""How many parts of the work must be done before."""
+_LEAST_PARTS = 5
+"""How many parts of the work must be done before: the first ones load, and two may come at once."""
 _SOON, _AT_MOST = 20.0, 30.0
 """Of fewer seconds left it is only said that they are less than some more: a part may take long."""
 

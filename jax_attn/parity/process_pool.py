@@ -147,7 +147,7 @@ def power_tasks(cases: Sequence[Case]) -> list[Piece]:
     """The bugs are tried once on all rows of one preparation; the widest come first."""
     rows = list({case.preparation: case for case in reversed(cases)}.values())
     rows.sort(key=lambda c: c.size.work, reverse=True)
-    return [Piece(kill_block, ((case,),)) for case in rows]
+    return [Piece(kill_block, ((case,),), cost=1 + 6 * (case.size.D / 512) ** 2) for case in rows]
 
 
 def calibration_tasks(configurations: Sequence[Configuration]) -> list[Piece]:

@@ -110,7 +110,7 @@ def test_rows_are_counted_and_the_time_left_is_of_their_cost(monkeypatch, capsys
     monkeypatch.delenv("FORCE_COLOR", raising=False)
     monkeypatch.setattr(progress, "A_LINE_EVERY", 0.0)
     clock = Clock(monkeypatch)
-    costs = (1.0, 1.0, 8.0, 10.0)
+    costs = (1.0, 1.0, 1.0, 1.0, 6.0, 10.0)
     work = [process_pool.Piece(list, (), rows=2, cost=cost) for cost in costs]
 
     def run(work, processes):
@@ -119,15 +119,17 @@ def test_rows_are_counted_and_the_time_left_is_of_their_cost(monkeypatch, capsys
             yield piece, ["row", "row"]
 
     monkeypatch.setattr(process_pool, "run", run)
-    assert [*worked_off(work)] == 8 * ["row"]
+    assert [*worked_off(work)] == 12 * ["row"]
     told = capsys.readouterr()
     assert (told.out, told.err.splitlines()) == (
         "",
         [
-            "verifying: 2 of 8 after 6 s",
-            "verifying: 4 of 8 after 12 s",
-            "verifying: 6 of 8 after 60 s, about 1:00 left",
-            "verifying: 8 of 8 after 120 s, less than 30 s left",
+            "verifying: 2 of 12 after 6 s",
+            "verifying: 4 of 12 after 12 s",
+            "verifying: 6 of 12 after 18 s",
+            "verifying: 8 of 12 after 24 s",
+            "verifying: 10 of 12 after 60 s, about 1:00 left",
+            "verifying: 12 of 12 after 120 s, less than 30 s left",
         ],
     )
 
@@ -152,7 +154,7 @@ def test_a_bar_says_the_same(monkeypatch, capsys):
             show(done)
     assert "left" not in capsys.readouterr().err
     with counting("verifying", 100) as show:
-        for done in (2, 4, 12):
+        for done in (2, 4, 6, 8, 12):
             clock.now += 10.0
             show(done)
-    assert "about 2:56 left" in capsys.readouterr().err
+    assert "about 5:52 left" in capsys.readouterr().err

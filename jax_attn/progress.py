@@ -2,39 +2,101 @@
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Protocol
 
 from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
+    ProgressColumn,
+    Task,
     TextColumn,
     TimeElapsedColumn,
-    TimeRemainingColumn,
 )
+from rich.text import Text
 
 A_LINE_EVERY = 30.0
 """The least seconds between two lines of a log."""
+_KNOWN_FROM = 0.1
+"""The part of the work that must be done before the time left is shown."""
+_LEAST_PARTS = 5
+"""How many parts of the work must be done before: the first ones load, and two may come at once."""
+_SOON, _AT_MOST = 20.0, 30.0
+"""Of fewer seconds left it is only said that they are less than some more: a part may take long."""
+
+
+class TimeLeft:
+    """Estimate the time that the rest of some work takes, from the cost of what is done.
+
+    The first part to be done starts the clock: until then processes start and programs load.
+    """
+
+    def __init__(self, cost: float):
+        self.cost = cost
+        self._parts = 0
+        self._first = self._last = (0.0, 0.0)
+
+    def done(self, cost: float) -> None:
+        """Note that work of this cost is done by now, all in all."""
+        self._last = (time.monotonic(), cost)
+        if self._parts == 0:
+            self._first = self._last
+        self._parts += 1
+
+    @property
+    def seconds(self) -> float | None:
+        """The seconds left from now on; None as long as they cannot be known."""
+        (begun, before), (then, cost) = self._first, self._last
+        if self._parts < _LEAST_PARTS or cost < _KNOWN_FROM * self.cost or cost <= before:
+            return None
+        left = (then - begun) / (cost - before) * (self.cost - cost)
+        return max(0.0, left - (time.monotonic() - then))
+
+    def __str__(self) -> str:
+        if (seconds := self.seconds) is None:
+            return ""
+        if seconds < _SOON:
+            return f"less than {_AT_MOST:.0f} s left"
+        minutes, rest = divmod(round(seconds), 60)
+        return f"about {minutes}:{rest:02} left"
+
+
+class _TimeLeftColumn(ProgressColumn):
+    def __init__(self, left: TimeLeft):
+        super().__init__()
+        self._left = left
+
+    def render(self, task: Task) -> Text:
+        return Text(str(self._left), style="progress.remaining")
+
+
+class Show(Protocol):
+    """Say how many are done, and what they cost where not all cost alike."""
+
+    def __call__(self, done: int, cost: float | None = None) -> None: ...
 
 
 @contextmanager
-def counting(activity: str, total: int) -> Iterator[Callable[[int], None]]:
+def counting(activity: str, total: int, left: TimeLeft | None = None) -> Iterator[Show]:
     """A bar, or a line now and then if stderr is a log; call the function it yields with how many
     are done.
+
+    left: of work whose parts differ in cost, or that has begun; None: each costs alike.
 
     What is printed on stdout meanwhile stands above the bar, where both are one terminal.
     """
     console = Console(stderr=True)
     started = logged = time.monotonic()
+    time_left = left or TimeLeft(total)
     columns = (
         TextColumn(activity),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
-        TextColumn("left:"),
-        TimeRemainingColumn(),
+        _TimeLeftColumn(time_left),
     )
     in_a_log = not console.is_terminal
     with Progress(
@@ -46,14 +108,14 @@ def counting(activity: str, total: int) -> Iterator[Callable[[int], None]]:
     ) as progress:
         task = progress.add_task(activity, total=total)
 
-        def show(done: int) -> None:
+        def show(done: int, cost: float | None = None) -> None:
             nonlocal logged
             now = time.monotonic()
+            time_left.done(done if cost is None else cost)
             progress.update(task, completed=done)
             if in_a_log and now - logged >= A_LINE_EVERY:
-                logged, took = now, now - started
-                left = took / max(done, 1) * (total - done)
-                line = f"{activity}: {done} of {total} after {took:.0f} s, about {left:.0f} s left"
-                print(line, file=sys.stderr, flush=True)
+                logged = now
+                said = f"{activity}: {done} of {total} after {now - started:.0f} s"
+                print(", ".join(filter(None, (said, str(time_left)))), file=sys.stderr, flush=True)
 
         yield show

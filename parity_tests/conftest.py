@@ -90,6 +90,11 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="200 drawn examples a test, not 8; etc.")
+    parser.addoption(
+        "--slow-since",
+        metavar="REVISION",
+        help="all but the slow tests of rooms that are as they were in a git revision",
+    )
     parser.addoption("--gpu", action="store_true", help="on a GPU, with the tests that need one")
 
 
@@ -105,7 +110,8 @@ def quick_to_compile() -> list[str]:
 
 def pytest_configure(config: pytest.Config) -> None:
     # Much of the suite's time is compilation: tests share what one of them compiled. Each worker
-    # has a cache of its own, as JAX's does not keep two processes apart.
+    # has a cache of its own: JAX writes a program under its final name, and another process would
+    # read what is half written.
     cache = tempfile.mkdtemp()
     config.add_cleanup(functools.partial(shutil.rmtree, cache, ignore_errors=True))
     os.environ["JAX_COMPILATION_CACHE_DIR"] = cache
@@ -113,7 +119,7 @@ def pytest_configure(config: pytest.Config) -> None:
     # Eight devices for tests of meshes; all others run on the first.
     flags = ["--xla_force_host_platform_device_count=8"]
     on_gpu = config.getoption("--gpu")
-    if on_gpu or config.getoption("--long"):
+    if on_gpu or config.getoption("--long") or config.getoption("--slow-since"):
         config.option.markexpr = ""
     flags += [] if on_gpu or config.getoption("--long") else quick_to_compile()
     os.environ.setdefault("JAX_PLATFORMS", "cuda,cpu" if on_gpu else "cpu")
@@ -124,6 +130,21 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.register_profile("usual", max_examples=8, deadline=None, derandomize=True)
     settings.register_profile("long", settings.get_profile("usual"), max_examples=200)
     settings.load_profile("long" if config.getoption("--long") else "usual")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not (revision := config.getoption("--slow-since")):
+        return
+    from helpers.changed_rooms import calls_for, changed_since, rooms_to_test
+
+    rooms = rooms_to_test(changed_since(revision))
+    chosen, left_out = [], []
+    for item in items:
+        path = item.path.relative_to(config.rootpath).as_posix()
+        is_chosen = item.get_closest_marker("slow") is None or calls_for(rooms, path)
+        (chosen if is_chosen else left_out).append(item)
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = chosen
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

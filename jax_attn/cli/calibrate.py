@@ -47,7 +47,7 @@ def command(
     """
     expect_ready(report, FILES)
     from jax_attn import environment
-    from jax_attn.cli.common.progress import tracked
+    from jax_attn.cli.common.progress import worked_off
     from jax_attn.parity import process_pool
     from jax_attn.parity.calibration import report as calibrated
     from jax_attn.parity.calibration.configurations import Configuration
@@ -61,8 +61,7 @@ def command(
         raise click.UsageError(NONE_LEFT)
 
     def judged(chosen: list[Configuration]) -> list[Trial]:
-        work = process_pool.calibration_tasks(chosen)
-        return list(tracked(process_pool.run(work), process_pool.size(work)))
+        return list(worked_off(process_pool.calibration_tasks(chosen)))
 
     trials = sorted(judged(drawn), key=lambda trial: trial.number)
     doubted = {t.number for t in trials if t.verdict is Verdict.INCONCLUSIVE}

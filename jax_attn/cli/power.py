@@ -43,7 +43,7 @@ def command(
     """
     expect_ready(report, FILES)
     from jax_attn import environment
-    from jax_attn.cli.common.progress import tracked
+    from jax_attn.cli.common.progress import worked_off
     from jax_attn.parity import process_pool
     from jax_attn.parity.bugs import kill_report
     from jax_attn.parity.bugs.catalogue import BUGS, WEAK
@@ -54,11 +54,12 @@ def command(
     cases = selected(matrix(), designs, dtypes, pattern)
     # Bugs of an encoder and of training, whose cases are of no design.
     beside = [] if designs else trials.selected(dtypes, pattern)
-    work = process_pool.power_tasks(cases) + [(trials.kills, (name,)) for name in beside]
+    work = process_pool.power_tasks(cases) + [
+        process_pool.Piece(trials.kills, ((name,),)) for name in beside
+    ]
     if not work:
         raise click.UsageError(NONE_LEFT)
-    blocks = list(tracked(([block] for block in process_pool.run(work)), len(work)))
-    kills = [kill for block in blocks for kill in block]
+    kills = list(worked_off(work))
     bugs = [*BUGS, *CASES_OF_BUGS]
     kills.sort(key=lambda kill: (bugs.index(kill.bug), kill.case))
     # Of the encoder's and of training's each has a case of its own, which tries nothing else.

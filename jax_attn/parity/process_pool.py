@@ -7,19 +7,33 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import lru_cache
 from itertools import count
 from multiprocessing import get_context
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from jax_attn.parity.bugs.kill_report import Kill
 from jax_attn.parity.calibration.configurations import Configuration
 from jax_attn.parity.calibration.report import Trial
 from jax_attn.parity.judge.result import NotRun, Result
 from jax_attn.parity.matrix.cases import Case
-from jax_attn.parity.matrix.rows import COMPILED_KERNELS
+from jax_attn.parity.matrix.rows import COMPILED_KERNELS, seconds
 
 if TYPE_CHECKING:
     from jax_attn.parity.matrix.on_mesh import MeshCase
 
 Item = TypeVar("Item")
+
+
+class Piece(NamedTuple):
+    """A piece of work: `function(*arguments)` gives a list.
+
+    rows: how many rows it judges. cost: expected seconds of a processor, roughly; only the costs of
+    one kind of work are compared.
+    """
+
+    function: Callable[..., list]
+    arguments: tuple[Any, ...]
+    rows: int = 1
+    cost: float = 1.0
+
 
 # A process takes seconds to start: below this many rows one alone is quicker.
 _WORTH_A_PROCESS = 16
@@ -101,8 +115,8 @@ def compile_block(design: str) -> list[NotRun]:
     return list(compile_kernel(design) if design in COMPILED_KERNELS else compile_design(design))
 
 
-def tasks(cases: Sequence[Case], backend: str, implementation: str | None = None) -> list[tuple]:
-    """(function, *arguments) of each piece of work: all rows of one preparation.
+def tasks(cases: Sequence[Case], backend: str, implementation: str | None = None) -> list[Piece]:
+    """All rows of one preparation make a piece of work.
 
     The smallest comes first, for a verdict soon; then the largest, so that no process ends with
     long work alone. Pieces of one shape and dtype stand together.
@@ -110,34 +124,40 @@ def tasks(cases: Sequence[Case], backend: str, implementation: str | None = None
     pieces = _alike(cases, lambda case: case.preparation)
     pieces.sort(key=lambda c: (-c[0].size.work, c[0].shape, c[0].dtype))
     pieces = pieces[-1:] + pieces[:-1]
-    return [(run_rows, piece, backend, implementation) for piece in pieces]
+    return [Piece(run_rows, (c, backend, implementation), len(c), seconds(c)) for c in pieces]
 
 
 def mesh_tasks(
     rows: "Sequence[MeshCase]", backend: str, implementation: str | None = None
-) -> list[tuple]:
-    """Likewise of rows on meshes, in the order in which they are given."""
+) -> list[Piece]:
+    """The same of rows on meshes, in the order in which they are given."""
     pieces = _alike(rows, lambda row: row.case.preparation)
-    return [(run_on_mesh, piece, backend, implementation) for piece in pieces]
+    return [
+        Piece(run_on_mesh, (piece, backend, implementation), len(piece), len(piece))
+        for piece in pieces
+    ]
 
 
-def compile_tasks(designs: Sequence[str]) -> list[tuple]:
-    """Likewise of compiling designs, or kernels, for other devices."""
-    return [(compile_block, design) for design in designs]
+def compile_tasks(designs: Sequence[str]) -> list[Piece]:
+    """Each design, or kernel, is a piece that is compiled for other devices and judges no row."""
+    return [Piece(compile_block, (design,), rows=0, cost=0.25) for design in designs]
 
 
-def power_tasks(cases: Sequence[Case]) -> list[tuple]:
-    """Likewise of trying the bugs, once on all rows of one preparation; the widest first."""
+def power_tasks(cases: Sequence[Case]) -> list[Piece]:
+    """The bugs are tried once on all rows of one preparation; the widest come first."""
     rows = list({case.preparation: case for case in reversed(cases)}.values())
     rows.sort(key=lambda c: c.size.work, reverse=True)
-    return [(kill_block, (case,)) for case in rows]
+    return [Piece(kill_block, ((case,),), cost=1 + 6 * (case.size.D / 512) ** 2) for case in rows]
 
 
-def calibration_tasks(configurations: Sequence[Configuration]) -> list[tuple]:
-    """Likewise of calibration: a piece is all configurations of one program; long rows first."""
+def calibration_tasks(configurations: Sequence[Configuration]) -> list[Piece]:
+    """All configurations of one program make a piece of work; long rows come first."""
     programs = {piece[0].program: piece for piece in _alike(configurations, lambda c: c.program)}
     order = sorted(programs, key=lambda p: (p.size.S * p.size.T * p.size.N, p.name), reverse=True)
-    return [(calibrate_block, programs[program]) for program in order]
+    return [
+        Piece(calibrate_block, (piece,), len(piece), len(piece))
+        for piece in map(programs.__getitem__, order)
+    ]
 
 
 def _alike(items: Sequence[Item], key: Callable[[Item], Hashable]) -> list[tuple[Item, ...]]:
@@ -148,16 +168,12 @@ def _alike(items: Sequence[Item], key: Callable[[Item], Hashable]) -> list[tuple
     return [tuple(piece) for piece in pieces.values()]
 
 
-def size(work: Sequence[tuple]) -> int:
-    """The rows in `work`."""
-    return sum(len(args[0]) for _, *args in work if isinstance(args[0], tuple))
-
-
-def run(work: Sequence[tuple], processes: int | None = None) -> Iterator[list]:
-    """What each piece of work gave, as they finish."""
-    processes = min(processes or os.cpu_count() or 1, max(1, size(work) // _WORTH_A_PROCESS))
+def run(work: Sequence[Piece], processes: int | None = None) -> Iterator[tuple[Piece, list[Any]]]:
+    """Each piece of work with what it gave, as they finish."""
+    rows = sum(piece.rows for piece in work)
+    processes = min(processes or os.cpu_count() or 1, max(1, rows // _WORTH_A_PROCESS))
     if processes == 1:
-        yield from (fn(*args) for fn, *args in work)
+        yield from ((piece, piece.function(*piece.arguments)) for piece in work)
         return
     # Read when NumPy and torch load: threads of several processes would wait for one another.
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
@@ -165,8 +181,9 @@ def run(work: Sequence[tuple], processes: int | None = None) -> Iterator[list]:
     alone = signal.SIGINT, signal.SIG_IGN  # Ctrl-C reaches all; who started them decides
     pool = ProcessPoolExecutor(processes, get_context("spawn"), signal.signal, alone)
     try:
-        for future in as_completed([pool.submit(fn, *args) for fn, *args in work]):
-            yield future.result()
+        pieces = {pool.submit(piece.function, *piece.arguments): piece for piece in work}
+        for future in as_completed(pieces):
+            yield pieces[future], future.result()
     finally:
         # What is under way when one piece fails, or the user interrupts, is not waited for.
         workers = list((pool._processes or {}).values())

@@ -132,11 +132,11 @@ def summary_lines(results: Sequence[Result], not_run: Sequence[NotRun] = ()) -> 
     levels = Counter(f"{result.level} on {result.backend}" for result in results)
     lines = [f"{verdicts} ({', '.join(f'{n} {level}' for level, n in levels.items())})"]
     listed = Counter(item.level for item in not_run)
-    lines += [
-        f"{listed[level]} {words}, not run, listed apart"
-        for level, words in _LEVEL_IN_WORDS.items()
-        if listed[level]
-    ]
+    if listed:
+        of_levels = (
+            f"{listed[level]} {w}" for level, w in _LEVEL_IN_WORDS.items() if listed[level]
+        )
+        lines.append(f"not run, listed in the report: {'; '.join(of_levels)}")
     lines += [
         f"float32 error over torch's own, {shape}: median {ratio['median']:.2f}, "
         f"worst {ratio['worst']:.2f} ({ratio['tensors']} tensors)"

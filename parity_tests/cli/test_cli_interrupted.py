@@ -15,6 +15,7 @@ from jax_attn.bench.engine.session import Session
 from jax_attn.cli import main
 from jax_attn.cli.verifying.outcome import Outcome
 from jax_attn.parity import process_pool
+from jax_attn.parity.judge.result import NotRun
 from jax_attn.parity.matrix.cases import Case
 from jax_attn.parity.matrix.rows import default
 from jax_attn.parity.matrix.run_rows import refusal, run_cases
@@ -55,7 +56,7 @@ def test_verify_interrupted_keeps_the_rows_that_are_judged(tmp_path, monkeypatch
     case = next(row for row in default() if row.family == "plain_mha" and row.transform == "jit")
 
     def two_rows(work, processes):
-        yield run_cases([case], doubts=lambda row: ())
+        yield work[0], run_cases([case], doubts=lambda row: ())
         raise KeyboardInterrupt
 
     monkeypatch.setattr(process_pool, "run", two_rows)
@@ -86,6 +87,27 @@ def test_rows_that_a_kernel_refuses_make_no_part_of_a_run(tmp_path):
     assert "INTERRUPTED" not in (tmp_path / "summary.md").read_text()
 
 
+def test_what_is_only_compiled_is_one_line_unless_a_compiler_refuses_it(tmp_path, capfd):
+    case = Case("plain_mha", "float32", "none", "seed001", "jit")
+
+    def said(*levels):
+        def items():
+            yield from run_cases([case], doubts=lambda row: ())
+            for level in levels:
+                yield NotRun("gqa", "forward", "float32", "prime", level, "cuda", "WHY")
+
+        outcome = Outcome([case.name], shown=False).collect(items())
+        outcome.present(report=tmp_path, as_json=False, all_tensors=False)
+        return capfd.readouterr().out
+
+    many = said(*40 * ["lowered"], "not compiled")
+    (line,) = [line for line in many.splitlines() if "lowered" in line]
+    assert line.startswith("not run, listed in the report: 40 lowered")
+    assert "WHY" not in many
+    assert len(json.loads((tmp_path / "result.json").read_text())["compiled"]) == 41
+    assert "WHY" in said("failed")
+
+
 def test_each_row_is_printed_when_it_is_judged(monkeypatch, capfd):
     rows = [row for row in default() if row.name.startswith("plain_mha-float32")]
     shown: list[str] = []
@@ -93,7 +115,7 @@ def test_each_row_is_printed_when_it_is_judged(monkeypatch, capfd):
     def watched(work, processes):
         for row in rows:
             shown.append(capfd.readouterr().out)
-            yield run_cases([row], doubts=lambda row: ())
+            yield work[0], run_cases([row], doubts=lambda row: ())
 
     monkeypatch.setattr(process_pool, "run", watched)
     with pytest.raises(SystemExit) as left:
@@ -135,7 +157,8 @@ from functools import partial
 from jax_attn.parity import process_pool
 signal.signal(signal.SIGINT, signal.default_int_handler)
 process_pool._WORTH_A_PROCESS = 1
-quick, slow = ((partial(max, key=time.sleep), (seconds,)) for seconds in (0, 60))
+sleep = partial(max, key=time.sleep)
+quick, slow = (process_pool.Piece(sleep, ((seconds,),)) for seconds in (0, 60))
 running = process_pool.run([quick, quick, slow], 2)  # one is at work, one waits for some
 try:
     next(running), next(running), time.sleep(2), os.killpg(0, signal.SIGINT)

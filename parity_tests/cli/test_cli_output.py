@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 
 from helpers.transfer.port_cases import LLAMA, llama, source_of
-from jax_attn import progress
-from jax_attn.cli.common.progress import tracked
 
 ODD = "é\u2192\u6ce8"
 
@@ -70,15 +68,3 @@ def test_a_full_output_is_one_line(tmp_path, source, command):
         3,
         "Error: output cannot be written: No space left on device\n",
     )
-
-
-@pytest.mark.parametrize(("every", "said"), [(0.0, ["2 of 5", "5 of 5"]), (30.0, [])])
-def test_a_log_is_told_how_far_a_long_run_is(monkeypatch, capsys, every, said):
-    monkeypatch.delenv("FORCE_COLOR", raising=False)
-    monkeypatch.setattr(progress, "A_LINE_EVERY", every)
-    assert [*tracked([[2, 3], [5, 7, 11]], total=5)] == [2, 3, 5, 7, 11]
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert told.err.splitlines() == [
-        f"verifying: {count} after 0 s, about 0 s left" for count in said
-    ]

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rich.console import Console
 from rich.progress import (
@@ -15,7 +15,10 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-from jax_attn.progress import counting
+from jax_attn.progress import TimeLeft, counting
+
+if TYPE_CHECKING:
+    from jax_attn.parity.process_pool import Piece
 
 T = TypeVar("T")
 
@@ -28,6 +31,19 @@ def tracked(batches: Iterable[Sequence[T]], total: int) -> Generator[T]:
             yield from batch
             done += len(batch)
             show(min(done, total))
+
+
+def worked_off(work: "Sequence[Piece]", processes: int | None = None) -> Generator[Any]:
+    """Yield all that the pieces of work give, their rows counted like `tracked`, by their cost."""
+    from jax_attn.parity import process_pool
+
+    rows, cost = 0, 0.0
+    left = TimeLeft(sum(piece.cost for piece in work))
+    with counting("verifying", sum(piece.rows for piece in work), left) as show:
+        for piece, items in process_pool.run(work, processes):
+            yield from items
+            rows, cost = rows + piece.rows, cost + piece.cost
+            show(rows, cost)
 
 
 def counted(steps: Iterable[str], total: int) -> Iterator[str]:

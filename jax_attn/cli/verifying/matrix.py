@@ -1,7 +1,7 @@
 """Run the rows of the built-in matrix that the options of `jax-attn verify` leave."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -9,6 +9,9 @@ from jax_attn.cli.common import devices
 from jax_attn.cli.common.selection import NONE_BY_DEFAULT, NONE_LEFT, expect_known, selected
 from jax_attn.cli.status import missing
 from jax_attn.cli.verifying.outcome import Outcome
+
+if TYPE_CHECKING:
+    from jax_attn.parity.process_pool import Piece
 
 Filters = tuple[Sequence[str], Sequence[str], str]
 """Designs, dtypes, and a text that is in the names of the rows."""
@@ -20,18 +23,16 @@ def verify_matrix(
     """Judge the rows, with a progress bar on stderr."""
     work, names, left_out = plan(filters, backend, implementation, every_row)
 
-    from jax_attn.cli.common.progress import tracked
-    from jax_attn.parity import process_pool
+    from jax_attn.cli.common.progress import worked_off
 
     # Processes would each take the whole of a GPU or a TPU.
     processes = None if devices.available() <= {"cpu"} else 1
-    items = tracked(process_pool.run(work, processes), process_pool.size(work))
-    return Outcome(names, shown, left_out).collect(items)
+    return Outcome(names, shown, left_out).collect(worked_off(work, processes))
 
 
 def plan(
     filters: Filters, backend: str, implementation: str | None, every_row: bool
-) -> "tuple[list[tuple[Any, ...]], list[str], int]":
+) -> "tuple[list[Piece], list[str], int]":
     """The work that the filters leave, the names of its rows, and how many --all would add."""
     from jax_attn.attention.dispatch import KERNELS
     from jax_attn.parity import process_pool

@@ -1,7 +1,6 @@
 """Run the rows of the built-in matrix on a mesh of devices, whose size `--mesh` gives."""
 
 import math
-from typing import Any
 
 import click
 
@@ -44,7 +43,7 @@ def verify_on_mesh(
 ) -> Outcome:
     """Judge the rows on meshes of Auto and of Explicit axes, with a progress bar on stderr."""
     from jax_attn.attention.dispatch import KERNELS
-    from jax_attn.cli.common.progress import tracked
+    from jax_attn.cli.common.progress import worked_off
     from jax_attn.parity import process_pool
     from jax_attn.parity.matrix import on_mesh
 
@@ -65,7 +64,7 @@ def verify_on_mesh(
     left_out = len(all_of_them) - len(chosen)
     if not chosen:
         raise click.UsageError(NONE_BY_DEFAULT if left_out else NONE_LEFT)
-    work: list[tuple[Any, ...]] = process_pool.mesh_tasks(chosen, kind, implementation)
+    work = process_pool.mesh_tasks(chosen, kind, implementation)
     processes = None if kind == "cpu" else 1
-    items = tracked(process_pool.run(work, processes), process_pool.size(work))
-    return Outcome([row.name for row in chosen], shown, left_out).collect(items)
+    outcome = Outcome([row.name for row in chosen], shown, left_out)
+    return outcome.collect(worked_off(work, processes))

@@ -70,10 +70,11 @@ class Outcome:
         planned = len(self.planned) - (0 if self.interrupted else refused)
         files = result_files(results, environment.describe(), not_run, planned)
         not_passed = [r for r in results if r.verdict is not Verdict.PASS]
+        with_reasons = [item for item in not_run if item.level in ("failed", "refused")]
         tell(
             files["result.json"],
             [
-                *([compiled_table(not_run)] if not_run else []),
+                *([compiled_table(with_reasons)] if with_reasons else []),
                 *(result.report(all_tensors=all_tensors) for result in not_passed),
                 "",
                 *missing_part(results, planned),

@@ -1,14 +1,13 @@
 """What a check will take, said on stderr where that is long or much of the memory."""
 
+import contextlib
 import sys
-import time
-from itertools import islice
 
 import torch
 
 from jax_attn.environment import free_memory
 from jax_attn.parity.run.reference import Runs
-from jax_attn.progress import counting
+from jax_attn.progress import TimeLeft, counting
 
 # Bytes a parameter: the copy in float64; where its gradient is compared, the gradients of two
 # runs, the centre's, their sums of squares and budgets, the squares of products; then the port's.
@@ -18,26 +17,25 @@ _LONG = 20.0
 
 
 def shown(runs: Runs, total: int) -> Runs:
-    """The runs as they come; on stderr how many, where those after the first will take long.
+    """The runs as they come; on stderr how many, once it is known that those left take long.
 
-    They take the first's time each, or less: two may be made at once.
+    That is by the pace of all after the first, which loads what the others find loaded. Two may
+    come at a time, or all of them.
     """
-    begun = time.perf_counter()
-    yield from islice(runs, 1)
-    seconds = (total - 1) * (time.perf_counter() - begun)
-    if seconds <= _LONG:
-        yield from runs
-        return
-    said = f"parity.check: {total - 1} more perturbed runs, up to {seconds:.0f} s"
-    print(f"{said}; then canaries and the port's runs", file=sys.stderr, flush=True)
-    done = 1
-    with counting("parity.check: perturbed runs", total) as show:
-        show(done)
+    left, done, show = TimeLeft(total), 0, None
+    with contextlib.ExitStack() as stack:
         for run in runs:
             yield run
             del run  # before the next one is made
             done += 1
-            show(done)
+            if show:
+                show(done)
+                continue
+            left.done(done)
+            if (seconds := left.seconds) is not None and seconds > _LONG:
+                said = f"parity.check: {total - done} more perturbed runs, about {seconds:.0f} s"
+                print(f"{said}; then canaries and the port's runs", file=sys.stderr, flush=True)
+                show = stack.enter_context(counting("parity.check: perturbed runs", total, left))
 
 
 def announce_memory(module: torch.nn.Module, names: frozenset[str] | None = None) -> None:

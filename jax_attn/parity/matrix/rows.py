@@ -186,6 +186,19 @@ def _cost(case: Case) -> float:
     return seconds
 
 
+def seconds(cases: Sequence[Case]) -> float:
+    """Expected seconds of a processor, roughly, for all rows of one preparation.
+
+    Other than `_cost`, which chooses among small shapes, this tells wide and long ones apart: the
+    first rows that run must say how long all the others take.
+    """
+    size = cases[0].size
+    wide, scores = (size.D / 512) ** 2, size.B * size.N * size.T * size.S / 2**17
+    eager = sum(case.transform == "eager" for case in cases)
+    cached = "cached" in cases[0].design
+    return len(cases) + 1.3 * wide + 1.5 * scores + eager * (1 + 2.2 * wide) + 4 * cached
+
+
 def _dtypes(factors: Factors, mask: str) -> tuple[str, ...]:
     """Float32 and bfloat16 under every mask; float16 and float64 each under every fourth."""
     if len(factors.masks) == 1 or factors.dtypes != DTYPES:

@@ -43,6 +43,7 @@ REFERENCE = "docs/reference"
 PAGES = ("README.md", *(f"{REFERENCE}/{name}.md" for name in ("evidence", "speed", "planted-bugs")))
 FILES = PROFILE / "files.json"
 CHECK_COST = PROFILE / "check_cost.json"
+VERDICT_TIMES = PROFILE / "verdict_times.json"
 MINILM = PROFILE / "minilm.json"
 WHOLE_MODELS = PROFILE / "whole_models.json"
 POWER = PROFILE / "power.json"
@@ -191,6 +192,23 @@ def check_cost(profile: dict) -> str:
         rows.append(row(f"{check['parameters'] / 1e6:.1f} million", f"{B} × {T}", *shown))
     by = "`parity_tests/evidence/scripts/check_cost.py`"
     return "\n".join([f"By {by}, on {where(profile['environment'])}.", "", *rows])
+
+
+def verdict_times(profile: dict) -> str:
+    """How long a verdict takes, and which stages of a check take the processor's time."""
+    figures = dict(profile["figures"])
+    parts = figures.pop("stages", {})
+    rows = head("what", "measured")
+    for name, figure in figures.items():
+        label = f"`{name}`" if name.startswith(("jax-attn", "pytest")) else name
+        rows.append(row(label, "; ".join(f"{what}: {x:.3g}" for what, x in figure.items())))
+    if parts:
+        whole = sum(parts.values())
+        shares = ", ".join(f"{name} {x / whole:.0%}" for name, x in parts.items())
+        rows.append(row("processor time of the whole model's check, by stage", shares))
+    by = "`parity_tests/evidence/scripts/verdict_times.py`"
+    of = f"medians of {profile['rounds']} runs, each in a process of its own"
+    return "\n".join([f"By {by}, {of}, on {where(profile['environment'])}.", "", *rows])
 
 
 def whole_models(profile: dict) -> str:
@@ -374,6 +392,7 @@ def tables(
         "speed": speed(benchmarks, cached),
         "files": files(json.loads(FILES.read_text())),
         "check_cost": check_cost(json.loads(CHECK_COST.read_text())),
+        "verdict_times": verdict_times(json.loads(VERDICT_TIMES.read_text())),
         "minilm": minilm(json.loads(MINILM.read_text())),
         "whole_models": whole_models(json.loads(WHOLE_MODELS.read_text())),
         "training": training(json.loads(TRAINING.read_text())),

@@ -58,7 +58,7 @@ def test_a_bug_that_no_row_is_made_for_leaves_1_of_the_whole_matrix_and_is_named
     case = "-".join(default()[0].preparation)
     kill = Kill("", case, "gqa", meant=True, killed=True, tensor="output", times=20.0)
     kills = [replace(kill, bug=name) for name in [*BUGS, *CASES_OF_BUGS]]
-    monkeypatch.setattr(process_pool, "run", lambda work: [kills])
+    monkeypatch.setattr(process_pool, "run", lambda work, processes: [(work[0], kills)])
     assert run("power").exit_code == 0
     kills[3:4] = [replace(kills[3], **LEFT_OUT[how])] if LEFT_OUT[how] else []
     outcome = run("power")
@@ -70,7 +70,7 @@ def test_a_bug_that_no_row_is_made_for_leaves_1_of_the_whole_matrix_and_is_named
 def test_a_bug_that_no_default_row_claims_leaves_1_of_the_whole_matrix_and_is_named(monkeypatch):
     kill = Kill("", "of --all", "gqa", meant=True, killed=True, tensor="output", times=20.0)
     kills = [replace(kill, bug=name) for name in [*BUGS, *CASES_OF_BUGS]]
-    monkeypatch.setattr(process_pool, "run", lambda work: [kills])
+    monkeypatch.setattr(process_pool, "run", lambda work, processes: [(work[0], kills)])
     outcome = run("power")
     assert outcome.exit_code == 1
     assert f"NOT TRIED on a default case: {[*BUGS][3]!r}; only `verify --all`" in outcome.stdout

@@ -46,7 +46,7 @@ def compared(names: set[str], each: int) -> list[Trial]:
     """The first few of each of these programs."""
     first = configurations(each * len(programs()), seed=0)
     work = process_pool.calibration_tasks([c for c in first if c.program.name in names])
-    return [trial for fn, *args in work for trial in fn(*args)]
+    return [trial for piece in work for trial in piece.function(*piece.arguments)]
 
 
 @pytest.fixture(scope="module")
@@ -265,12 +265,15 @@ def status_of(verdicts, without_cause, monkeypatch) -> int:
     """What the command leaves; without_cause: the verdict on what was INCONCLUSIVE, at last."""
     found = [v for v, count in verdicts.items() for _ in range(count)]
 
-    def judged(work):
-        chosen = [c for _, block in work for c in block]
-        yield [
-            trial(without_cause if c.without_cause else found[c.number], number=c.number)
-            for c in chosen
-        ]
+    def judged(work, processes):
+        for piece in work:
+            yield (
+                piece,
+                [
+                    trial(without_cause if c.without_cause else found[c.number], number=c.number)
+                    for c in piece.arguments[0]
+                ],
+            )
 
     monkeypatch.setattr(process_pool, "run", judged)
     return run("--configurations", str(len(found))).exit_code

@@ -132,9 +132,8 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("long" if config.getoption("--long") else "usual")
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if not (revision := config.getoption("--slow-since")):
-        return
+def leave_out_slow_tests(revision: str, config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the slow tests of rooms that are as they were in a revision."""
     from helpers.changed_rooms import calls_for, changed_since, rooms_to_test
 
     rooms = rooms_to_test(changed_since(revision))
@@ -178,9 +177,11 @@ LONG_FILES = {
 }
 
 
-@pytest.hookimpl(trylast=True)  # after tests are deselected
+@pytest.hookimpl(trylast=True)  # after tests are deselected by markers
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Workers begin with the longest files, so that none is left alone with one at the end."""
+    if revision := config.getoption("--slow-since"):
+        leave_out_slow_tests(revision, config, items)
     if hasattr(config, "workerinput"):
         counts = collections.Counter(item.path for item in items)
         long = {path: LONG_FILES.get(path.relative_to(HERE).as_posix(), 0) for path in counts}

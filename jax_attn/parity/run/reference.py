@@ -25,6 +25,7 @@ from jax_attn.parity.run.modes.decisions import (
     follow,
     settle,
 )
+from jax_attn.parity.run.modes.draws import PART
 from jax_attn.parity.run.modes.float64_mode import TORCH_DTYPES, Float64, Unperturbed, rounds
 from jax_attn.parity.run.modes.many_runs import each_run, lifted
 from jax_attn.parity.run.modes.perturbed_mode import Perturbed
@@ -40,8 +41,9 @@ _LONG = 0.1
 """Seconds of a perturbed run from which on two are made at once: of .2 s and more, two took no more
 processor time than one by one."""
 
-_SMALL = 2**18
-"""Parameters of a module whose perturbed runs are made in one pass."""
+_SMALL = PART
+"""Numbers in the largest tensor of a run, where all perturbed runs are made in one pass: of larger
+ones, those of all runs leave the caches, and one run after another takes no more time."""
 
 MakeMode = Callable[..., Perturbed]
 """(seeds, ...) -> the mode of a run, or of as many runs as there are seeds."""
@@ -161,7 +163,9 @@ class Reference:
     def center(self, cotangents: Arrays) -> tuple[Run, bool]:
         """What perturbed runs spread about, and whether it is `exact`: no row is empty."""
         mode = Unperturbed()
-        return self.under(mode, cotangents, again=True), not mode.met_empty_rows
+        run = self.under(mode, cotangents, again=True)
+        vars(self)["_largest"] = mode.largest
+        return run, not mode.met_empty_rows
 
     def under(self, mode: Float64, cotangents: Arrays, *, again: bool = False) -> Run:
         """Outputs and gradients in float64, attention from its parts, as `mode` computes them.
@@ -302,7 +306,8 @@ class Reference:
 
     @property
     def _is_small(self) -> bool:
-        return sum(p.numel() for p in self.module.parameters()) <= _SMALL
+        largest = getattr(self, "_largest", _SMALL)
+        return max([largest, *(p.numel() for p in self.module.parameters())]) <= _SMALL
 
     def remembers(self) -> bool:
         """Whether a second call of one copy gives other outputs than the first."""

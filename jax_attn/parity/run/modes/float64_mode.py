@@ -84,6 +84,8 @@ class Float64(Mode):
 
     dtype = torch.float32
     replay: Replay | None = None
+    largest = 0
+    """How many numbers the largest result has, so far."""
 
     def __torch_dispatch__(
         self, func: OpOverload, types: Any, args: tuple = (), kwargs: Kwargs | None = None
@@ -110,6 +112,8 @@ class Float64(Mode):
             a, b, *ends = args
             return grouped_product(self.compute, a, b, ends[0] if ends else kwargs["offs"])
         result = _widen(self.call(func, args, kwargs))
+        if isinstance(result, torch.Tensor):
+            self.largest = max(self.largest, result.numel())
         if self.replay:
             result = self.replay.result(func, args, kwargs, result)
         name = func.overloadpacket.__name__

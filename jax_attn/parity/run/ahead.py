@@ -4,14 +4,9 @@ The thread runs nothing of the user's: the port is traced by the caller. Op by o
 backward pass, whose operations a trace knows, the last one first, since the run itself begins with
 the first. Both compile into JAX's own caches, under keys that hold every setting, so that the run
 compiles what the thread has not, or has under another setting.
-
-A program that was compiled before in this process is not compiled again: a check of another port
-of the same structure, of other weights, say, traces to the same.
 """
 
 import contextlib
-import hashlib
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -33,6 +28,7 @@ from jax_attn.parity.run.port import (
     jitted,
     x64_is_on,
 )
+from jax_attn.parity.run.programs import Traced
 
 
 @contextlib.contextmanager
@@ -60,42 +56,12 @@ def _submit(
     on_device = {name: jnp.array(a) for name, a in cotangents.items()}
     is_known = False
     if "jit" in transforms:
-        lowered = jitted(forward).lower(*args, on_device)
-        if (key := _key(lowered)) is None:
-            port.compiled["jit"] = pool.submit(lowered.compile)
-        else:
-            is_known = key in _PROGRAMS
-            port.compiled["jit"] = pool.submit(_compiled, key, lowered)
+        traced = Traced(jitted(forward).lower(*args, on_device))
+        is_known = traced.is_known
+        port.compiled["jit"] = pool.submit(traced.compiled)
     if "eager" in transforms and on_device and not is_known:
         for run in _backward(forward, args, on_device):
             pool.submit(run)
-
-
-_Key = tuple[bytes, Any, Any, Any]
-_PROGRAMS: OrderedDict[_Key, jax.stages.Compiled] = OrderedDict()
-_KEPT = 8
-"""How many programs are kept, the last ones."""
-
-
-def _key(lowered: jax.stages.Lowered) -> _Key | None:
-    """What a program depends on; None where it holds something that its text does not tell."""
-    text = lowered.as_text()
-    constants: Any = getattr(lowered._lowering, "const_args", None)
-    if "callback" in text or constants:
-        return None
-    device = jax.config.jax_default_device  # type: ignore[attr-defined]
-    return hashlib.sha256(text.encode()).digest(), lowered.in_tree, lowered.out_tree, device
-
-
-def _compiled(key: _Key, lowered: jax.stages.Lowered) -> jax.stages.Compiled:
-    """The program of a key, compiled where it is met first."""
-    if (program := _PROGRAMS.get(key)) is None:
-        program = _PROGRAMS[key] = lowered.compile()
-    with contextlib.suppress(KeyError):  # another check's thread may have dropped it
-        _PROGRAMS.move_to_end(key)
-        while len(_PROGRAMS) > _KEPT:
-            _PROGRAMS.popitem(last=False)
-    return program
 
 
 def _backward(forward: Forward, args: Arguments, cotangents: Tree) -> Iterator[Callable[[], Any]]:

@@ -18,6 +18,7 @@ from jax_attn.parity.run.call_side import call_side
 from jax_attn.parity.run.emulate import emulate
 from jax_attn.parity.run.inputs_and_runs import Arrays, Inputs, Run, is_float, named_outputs
 from jax_attn.parity.run.placement import Placement, unlike_copies
+from jax_attn.parity.run.programs import call_compiled
 from jax_attn.transfer import flatten
 from jax_attn.transfer.nnx.load import spelled
 
@@ -61,7 +62,7 @@ def jitted(forward: Forward) -> jax.stages.Wrapped:
 
 
 def _jit(forward: Forward, args: Arguments, cotangents: Tree) -> OutputsAndGradients:
-    return jitted(forward)(*args, cotangents)
+    return call_compiled(jitted(forward), *args, cotangents)
 
 
 def _grad(forward: Forward, args: Arguments, cotangents: Tree) -> OutputsAndGradients:
@@ -74,9 +75,9 @@ def _grad(forward: Forward, args: Arguments, cotangents: Tree) -> OutputsAndGrad
         return sum(terms, start=jnp.zeros((), terms[0].dtype)), (outputs, after)
 
     if not cotangents:
-        return jax.jit(forward)(*args), None
+        return call_compiled(jax.jit(forward), *args), None
     step = jax.jit(jax.grad(loss, argnums=(0, 1), has_aux=True))
-    grads, outputs = step(*differentiated)
+    grads, outputs = call_compiled(step, *differentiated)
     return outputs, grads
 
 
@@ -100,20 +101,20 @@ def _vmap(forward: Forward, args: Arguments, cotangents: Tree) -> OutputsAndGrad
     def second(a: jax.Array) -> Any:  # sliced by NumPy where it can be: it compiles nothing
         return (a if isinstance(a.sharding, NamedSharding) else np.asarray(a))[1]
 
-    mapped = jax.jit(jax.vmap(one))(*map(lanes, (*inputs, cotangents)))
+    mapped = call_compiled(jax.jit(jax.vmap(one)), *map(lanes, (*inputs, cotangents)))
     return jax.tree.map(second, mapped)
 
 
 def _remat(forward: Forward, args: Arguments, cotangents: Tree) -> OutputsAndGradients:
     """Compiled, activations recomputed in the backward pass (`jax.checkpoint`)."""
     step = jax.jit(lambda *args: forward_and_gradients(jax.checkpoint(forward), *args))
-    return step(*args, cotangents)
+    return call_compiled(step, *args, cotangents)
 
 
 def _emulated(forward: Forward, args: Arguments, cotangents: Tree) -> OutputsAndGradients:
     """As the TPU's matrix unit rounds: not a run on one."""
     step = emulate(lambda *args: forward_and_gradients(forward, *args), "mxu")
-    return jax.jit(step)(*args, cotangents)
+    return call_compiled(jax.jit(step), *args, cotangents)
 
 
 RUN_UNDER: dict[str, Callable[[Forward, Arguments, Tree], OutputsAndGradients]] = {

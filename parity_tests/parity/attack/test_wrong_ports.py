@@ -49,7 +49,7 @@ def suggested(reference: nn.Module) -> dict:
 
 @dataclass(frozen=True)
 class Row:
-    """wrong: what the port does. poor: inputs that hide it. says: the kind of the finding that tells.
+    """wrong: what the port does. poor: inputs that hide it. says: the kind of what tells.
 
     options: of `Attention`, where that is the module. suggestions: whether inputs can reveal it.
     like: a row that it resembles, so that only --long tries it on suggestions.

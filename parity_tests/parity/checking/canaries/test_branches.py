@@ -5,13 +5,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from jax_attn.parity.checking import canaries
-from jax_attn.parity.checking.canaries.softmaxes import NO_SOFTMAX
-from jax_attn.parity.checking.prepared import Prepared
-from jax_attn.parity.judge.result import StandingNote
-from jax_attn.parity.run.inputs_and_runs import Inputs
-from jax_attn.parity.run.port import float_dtype
-from jax_attn.parity.run.reference import Reference
+from helpers.parity.canary_trials import try_on
 
 B, T, D = 2, 7, 3
 rng = np.random.default_rng(0)
@@ -20,12 +14,10 @@ AT = torch.arange(2 * T)
 KEEP = np.array([[1, 1, 1, 1, 1, 1, 1], [1, 0, 1, 1, 0, 1, 0]], bool)
 
 
-def notes_on(call, **inputs) -> str:
-    """The notes, a line each, but those of a reference without a softmax."""
-    bound = Inputs.of({"x": X} | inputs, float_dtype("float32"))
-    reference = Reference(torch.nn.Module(), lambda _, **inputs: call(**inputs), bound)
-    _, notes = canaries.try_canaries(Prepared(reference, "float32", gradients=False))
-    return "\n".join(note for note in notes if note != NO_SOFTMAX)
+def notes_on(call, **inputs) -> list[str]:
+    """The notes, but that of a reference without a softmax."""
+    said = try_on(call, {"x": X} | inputs).said.splitlines()
+    return [line for line in said if not line.startswith(("blind", "the reference calls no softm"))]
 
 
 def distances(x):
@@ -164,14 +156,10 @@ TAME = np.clip(abs(X), 0.1, 1.5)
 @pytest.mark.parametrize("row", IDLE)
 def test_a_branch_that_never_acts_is_noted_and_the_input_named_is_the_remedy(row):
     call, acting, operator, what = IDLE[row]
-    notes = notes_on(call, x=TAME)
-    assert operator in notes
-    assert "test_branches.py:" in notes
-    assert "never takes effect, so a port without it would pass; to show it, use " in notes
-    assert what in notes
-    wanted = [note for note in notes.split("\n") if note.startswith(operator)]
-    assert wanted
-    assert not any(note in notes_on(call, x=acting) for note in wanted)
+    assert "idle-branch" in try_on(call, {"x": TAME}).notes
+    wanted = [note for note in notes_on(call, x=TAME) if note.startswith(operator)]
+    assert any(".py:" in note and what in note for note in wanted)
+    assert {*wanted}.isdisjoint(notes_on(call, x=acting))
 
 
 def test_guards_are_one_note_and_an_empty_row_removes_it():
@@ -179,12 +167,11 @@ def test_guards_are_one_note_and_an_empty_row_removes_it():
         mean = (x * keep[..., None]).sum(1) / keep.sum(1, keepdim=True).to(x).clamp(min=1e-9)
         return torch.nn.functional.normalize(mean, dim=-1)
 
-    notes = notes_on(pooled, keep=KEEP)
-    assert notes.count("\n") == 0
-    assert notes.startswith("clamp(min=1e-09) (")
-    assert " guard against zero and never take effect, so a port without them" in notes
-    assert notes.endswith("to show it, use a row of zeros, or a query with every key hidden")
-    assert notes_on(pooled, keep=KEEP & np.array([[True], [False]])) == ""
+    (note,) = notes_on(pooled, keep=KEEP)
+    assert note.startswith("clamp(min=1e-09) (")
+    assert " guard against zero and never take effect, so a port without them" in note
+    assert "idle-guard" in try_on(pooled, {"x": X, "keep": KEEP}).notes
+    assert notes_on(pooled, keep=KEEP & np.array([[True], [False]])) == []
 
 
 def put(x, at, value):
@@ -211,35 +198,26 @@ QUIET = {
 
 @pytest.mark.parametrize("row", QUIET)
 def test_what_acts_or_cannot_is_not_noted(row):
-    assert notes_on(QUIET[row], keep=KEEP) == ""
+    assert notes_on(QUIET[row], keep=KEEP) == []
 
 
 @pytest.mark.parametrize(("positions", "is_standing"), [(9, True), (8, False)])
 def test_a_distance_that_comes_to_its_bound_and_not_beyond_is_a_standing_note(
     positions, is_standing
 ):
-    bound = Inputs.of({"x": rng.standard_normal((B, positions, D))}, float_dtype("float32"))
-    reference = Reference(torch.nn.Module(), lambda _, x: distances(x), bound)
-    _, notes = canaries.try_canaries(Prepared(reference, "float32", gradients=False))
-    (note,) = (note for note in notes if "clamp(max=8)" in note)
-    assert isinstance(note, StandingNote) is is_standing
+    tried = try_on(distances, {"x": rng.standard_normal((B, positions, D))})
+    assert "clamp(max=8)" in tried.said
+    assert ("idle-branch" in tried.standing) is is_standing
 
 
 @pytest.mark.parametrize("row", ["a mask's where", "a mask's product"])
 def test_a_mask_that_is_all_true_is_its_own_canarys_business(row):
     """The doubt names the mask; the branch that it makes act gives no note beside."""
-    bound = Inputs.of({"x": X, "keep": np.ones((B, T), bool)}, float_dtype("float32"))
-    call = QUIET[row]
-    reference = Reference(torch.nn.Module(), lambda _, **inputs: call(**inputs), bound)
-    doubts, notes = canaries.try_canaries(Prepared(reference, "float32", gradients=False))
-    assert "that mask 'keep' is ignored" in doubts[0]
-    assert not any("effect" in note for note in notes)
+    tried = try_on(QUIET[row], {"x": X, "keep": np.ones((B, T), bool)})
+    assert (tried.doubts, tried.notes) == (["ignored-mask"], ["no-softmax"])
 
 
 def test_layers_alike_are_one_note_that_names_them():
     layers = torch.nn.Sequential(*(torch.nn.Hardtanh(-9, 9) for _ in range(4)))
-    bound = Inputs.of((10 * X - 5 * abs(X),), float_dtype("float32"))
-    reference = Reference(layers, None, bound)
-    _, notes = canaries.try_canaries(Prepared(reference, "float32", gradients=False))
-    (note,) = [note for note in notes if "(max=9)" in note] or [""]
-    assert note.startswith("hardtanh(max=9) in `0`, `1` and 2 more (")
+    said = try_on(layers, (10 * X - 5 * abs(X),)).said
+    assert said.count("hardtanh(max=9) in `0`, `1` and 2 more (") == said.count("(max=9)") == 1

@@ -121,7 +121,7 @@ def test_several_outputs_pair_by_name_through_the_adapters(x):
         return {"output": module.attention(y), "weights": module.attention.attention_weights(y)}
 
     reference, port = pair()
-    options = {"reference_call": reference_call, "port_call": port_call, "transforms": ("eager",)}
+    options = {"reference_call": reference_call, "port_call": port_call, "transforms": ("jit",)}
     result = check(reference, port, {"x": x}, layout=LAYOUT, **options)
     assert result.verdict is Verdict.PASS, str(result)
     assert {"output", "weights"} <= {t.label for t in result.tensors}
@@ -188,7 +188,7 @@ def test_what_a_check_needs_more_than_once_is_computed_once(monkeypatch, x):
 def test_a_frozen_reference_is_compared_like_any_other(x):
     reference, port = pair()
     frozen = reference.requires_grad_(False)
-    result = check(frozen, port, (x,), layout=LAYOUT, transforms=("eager",))
+    result = check(frozen, port, (x,), layout=LAYOUT, transforms=("jit",))
     assert result.verdict is Verdict.PASS, str(result)
     assert "grad head.weight" in {t.label for t in result.tensors}
 

@@ -32,120 +32,68 @@ def assigned(x):
     return x
 
 
+F = functional
+TEN, BIG = 9 * X, 99 * X
+# name -> (the reference, an input on which it acts, the branch, what the note says shows it)
 IDLE = {
-    "a clip": (lambda x: x.clip(-8, 8), 9 * X, "clamp(max=8) (", "a number above 8"),
-    "its lower side": (lambda x: x.clip(-8, 8), 9 * X, "clamp(min=-8) (", "a number below -8"),
-    "relu6": (
-        lambda x: torch.nn.functional.relu6(x),
-        9 * X,
-        "hardtanh(max=6) (",
-        "a number above 6",
-    ),
-    "hardtanh": (lambda x: torch.nn.functional.hardtanh(x, -5, 5), 9 * X, "hardtanh(max=5)", "5"),
+    "a clip": (lambda x: x.clip(-8, 8), TEN, "clamp(max=8) (", "a number above 8"),
+    "its lower side": (lambda x: x.clip(-8, 8), TEN, "clamp(min=-8) (", "a number below -8"),
+    "relu6": (lambda x: F.relu6(x), TEN, "hardtanh(max=6) (", "a number above 6"),
+    "hardtanh": (lambda x: F.hardtanh(x, -5, 5), TEN, "hardtanh(max=5)", "5"),
     "relu": (torch.relu, X, "relu (", "a number below 0"),
     "a distance": (distances, np.concatenate([X, X], 1), "clamp(max=8)", "longer sequences"),
-    "maximum": (
-        lambda x: torch.maximum(x, torch.tensor(-2.0).to(x)),
-        9 * X,
-        "maximum(min=-2)",
-        "a number below -2",
-    ),
+    "maximum": (lambda x: x.maximum(torch.tensor(-2.0).to(x)), TEN, "maximum(min=-2)", "below -2"),
     "minimum of two": (
         lambda x: torch.minimum(x, 2 * x),
-        9 * X,
+        TEN,
         "the second argument of minimum",
         "the first argument is the larger one",
     ),
-    "where": (
-        lambda x: torch.where(x > 2, 3 * x, x),
-        9 * X,
-        "the first argument of where",
-        "its condition is True",
-    ),
-    "nan_to_num": (
-        torch.nan_to_num,
-        np.where(X > 1, np.nan, X),
-        "nan_to_num (",
-        "a query with every key hidden",
-    ),
-    "threshold": (
-        lambda x: functional.threshold(x, -2, 0.0),
-        9 * X,
-        "threshold(-2)",
-        "of -2 or less",
-    ),
-    "hardshrink": (
-        lambda x: functional.hardshrink(x, 0.05),
-        X / 9,
-        "hardshrink(0.05)",
-        "between -0.05",
-    ),
-    "softshrink": (lambda x: functional.softshrink(x, 0.05), X / 9, "softshrink(0.05)", "and 0.05"),
-    "remainder": (lambda x: torch.remainder(x, 5), 9 * X, "remainder(5)", "below 0, or of 5"),
-    "fmod": (lambda x: torch.fmod(x, 5), 9 * X, "fmod(5)", "a number of 5 or more"),
-    "floor": (
-        lambda x: x + torch.floor(x / 9),
-        9 * X,
-        "floor (",
-        "takes to several steps",
-    ),
+    "where": (lambda x: torch.where(x > 2, 3 * x, x), TEN, "the first argument of wh", "is True"),
+    "nan_to_num": (torch.nan_to_num, np.where(X > 1, np.nan, X), "nan_to_num (", "is not finite"),
+    "threshold": (lambda x: F.threshold(x, -2, 0.0), TEN, "threshold(-2)", "of -2 or less"),
+    "hardshrink": (lambda x: F.hardshrink(x, 0.05), X / 9, "hardshrink(0.05)", "between -0.05"),
+    "softshrink": (lambda x: F.softshrink(x, 0.05), X / 9, "softshrink(0.05)", "and 0.05"),
+    "remainder": (lambda x: torch.remainder(x, 5), TEN, "remainder(5)", "below 0, or of 5"),
+    "fmod": (lambda x: torch.fmod(x, 5), TEN, "fmod(5)", "a number of 5 or more"),
+    "floor": (lambda x: x + torch.floor(x / 9), TEN, "floor (", "takes to several steps"),
     "bucketize": (
         lambda x: x * (torch.bucketize(x, torch.tensor([2.0]).to(x)) + 1),
-        9 * X,
+        TEN,
         "bucketize (",
         "takes to several steps",
     ),
-    "celu": (lambda x: functional.celu(x), X, "celu (", "a number below 0"),
-    "elu": (lambda x: functional.elu(x), X, "elu (", "a number below 0"),
-    "leaky_relu": (lambda x: functional.leaky_relu(x), X, "leaky_relu (", "a number below 0"),
-    "prelu": (
-        lambda x: functional.prelu(x, torch.tensor([0.1]).to(x)),
-        X,
-        "prelu (",
-        "a number below 0",
-    ),
+    "celu": (lambda x: F.celu(x), X, "celu (", "a number below 0"),
+    "elu": (lambda x: F.elu(x), X, "elu (", "a number below 0"),
+    "leaky_relu": (lambda x: F.leaky_relu(x), X, "leaky_relu (", "a number below 0"),
+    "prelu": (lambda x: F.prelu(x, torch.tensor([0.1]).to(x)), X, "prelu (", "a number below 0"),
     "relu of what is below 0": (
         lambda x: x - torch.relu(x - 9),
-        99 * X,
+        BIG,
         "the argument of relu (",
         "a number above 0",
     ),
     "a clamp that gives its bound": (
         lambda x: x / (x.amax() / 9).clamp(min=1.0),
-        99 * X,
+        BIG,
         "the argument of clamp (",
         "a number above 1",
     ),
     "a clip that gives one bound": (
         lambda x: x * (x - 9).clip(-2, 2),
-        9 * X,
+        TEN,
         "the argument of clamp (",
         "a number above -2 and below 2",
     ),
     "abs": (torch.abs, X, "abs (", "a number below 0"),
     "sign": (lambda x: x * torch.sign(x), X, "sign (", "a number below 0"),
-    "a factor": (
-        lambda x: x * (x < 2),
-        9 * X,
-        "a condition taken as a number (",
-        "the condition is False",
-    ),
-    "a cast factor": (
-        lambda x: x - (x > 2).to(x),
-        9 * X,
-        "a condition taken as a number (",
-        "the condition is True",
-    ),
-    "masked_scatter": (
-        lambda x: x.masked_scatter(x > 2, torch.zeros_like(x)),
-        9 * X,
-        "masked_scatter (",
-        "its mask is True",
-    ),
-    "an assignment": (assigned, 9 * X, "an assignment to what a mask selects", "mask is True"),
+    "a factor": (lambda x: x * (x < 2), TEN, "a condition taken as a number (", "is False"),
+    "a cast factor": (lambda x: x - (x > 2).to(x), TEN, "a condition taken as a nu", "is True"),
+    "masked_scatter": (lambda x: x.masked_scatter(x > 2, 0 * x), TEN, "masked_scatter (", "True"),
+    "an assignment": (assigned, TEN, "an assignment to what a mask selects", "mask is True"),
     "a mask of its own": (
         lambda x: torch.softmax((x @ x.mT).masked_fill(x[..., :1] > 2, -torch.inf), -1) @ x,
-        9 * X,
+        TEN,
         "masked_fill (",
         "a key that it hides",
     ),
@@ -156,8 +104,9 @@ TAME = np.clip(abs(X), 0.1, 1.5)
 @pytest.mark.parametrize("row", IDLE)
 def test_a_branch_that_never_acts_is_noted_and_the_input_named_is_the_remedy(row):
     call, acting, operator, what = IDLE[row]
-    assert "idle-branch" in try_on(call, {"x": TAME}).notes
-    wanted = [note for note in notes_on(call, x=TAME) if note.startswith(operator)]
+    tried = try_on(call, {"x": TAME})
+    wanted = [note for note in tried.said.splitlines() if note.startswith(operator)]
+    assert "idle-branch" in tried.notes
     assert any(".py:" in note and what in note for note in wanted)
     assert {*wanted}.isdisjoint(notes_on(call, x=acting))
 

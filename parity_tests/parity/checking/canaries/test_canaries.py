@@ -76,17 +76,11 @@ BLIND = {
         "ignored-mask",
         "is ignored, because the hidden keys would not change the outputs",
     ),
-    "a mask that hides nothing": (
-        {"x": DRAWN((B, T, D)), "allowed": np.ones((T, T), bool)},
-        "ignored-mask",
-        "that mask 'allowed' is ignored, because it is True everywhere",
-    ),
     "of two masks one that hides nothing": (
         {"x": DRAWN((B, T, D)), "allowed": CAUSAL, "real": np.ones((B, T), bool)},
         "ignored-mask",
         "that mask 'real' is ignored, because it is True everywhere",
     ),
-    "one token": ({"x": DRAWN((B, 1, D))}, "scale", "a scale of the scores"),
     "attention that is flat in bfloat16": (
         {"x": 2.0**-8 * DRAWN((B, T, D)), "dtype": "bfloat16"},
         "scale",

@@ -6,7 +6,6 @@ from typing import Self
 
 KINDS = MappingProxyType(
     {
-        # --- one tensor ---
         "over-budget": "an error is larger than rounding allows",
         "not-finite": "a number of the port is not finite where the oracle is, or the reverse",
         "other-shape": "a tensor of the port has another shape",
@@ -15,7 +14,6 @@ KINDS = MappingProxyType(
         "nothing-finite": "the oracle is nowhere finite",
         "reference-errs": "the reference itself errs by more than rounding",
         "reference-not-finite": "the reference is not finite where the oracle is, or the reverse",
-        # --- the whole of a check ---
         "scope": "the inputs and transforms that were run, and what was not",
         "gradients-off": "gradients were not compared, as was asked",
         "parameters-selected": "only some parameters' gradients were compared, as was asked",
@@ -25,7 +23,6 @@ KINDS = MappingProxyType(
         "judged-as-jax": "what fails is judged by the budget of what JAX stores",
         "precision-pinned": "the products of an accelerator were run in full precision",
         "not-run": "a test made no check, or its check gave no result",
-        # --- weights ---
         "weights-differ": "a weight is not the same on both sides, or has no counterpart",
         "weights-not-compared": "there is no table, so weights and their gradients stay uncompared",
         "gradients-not-paired": "the table pairs no gradients of parameters",
@@ -36,7 +33,6 @@ KINDS = MappingProxyType(
         "padding-row": "torch gives an embedding's row of padding no gradient",
         "neutral-weights": "weights or buffers hold 0 or 1 only, as if they were left out",
         "neutral-formula": "parameters hold 0 or 1 only, at which several formulas agree",
-        # --- the port from call to call ---
         "other-numbers": "the port gives other numbers each time",
         "finite-under-some": "outputs are finite under some transforms only",
         "draws-random": "the port draws random numbers",
@@ -47,19 +43,16 @@ KINDS = MappingProxyType(
         "outputs-kept": "the port gives its first outputs again on other inputs",
         "input-ignored": "the port is wrong where an integer input has other values",
         "input-not-varied": "no other values of an integer input could be tried",
-        # --- the reference ---
         "inference-errs": "the reference errs in inference mode",
         "other-nan": "the reference is NaN elsewhere than is declared",
         "declared-nan": "the reference is NaN in places, as declared",
         "reads-numbers": "the reference decides in Python by a number that it computes",
-        # --- a mesh ---
         "nothing-cut": "every device of the mesh computes the whole",
         "unlike-copies": "devices disagree on what should be one array",
         "traffic": "what a program sends between devices, and what each holds",
         "gradient-replicated": "a gradient is cut less than what it is the gradient of",
         "mesh-costs": "a program sends or holds more than it should",
         "moved": "a parameter lies elsewhere after a step",
-        # --- inputs that show little ---
         "input-not-finite": "an input or a weight holds NaN or infinity",
         "inverted-mask": "an inverted mask would not show",
         "ignored-mask": "an ignored mask would not show",
@@ -93,14 +86,12 @@ KINDS = MappingProxyType(
         "idle-guard": "a guard against zero never takes effect",
         "small-features": "some features are too small beside others to be judged",
         "drowned": "rounding hides whatever bugs the inputs might reveal",
-        # --- training ---
         "no-update": "no parameter moves",
         "moment-missing": "the port's optimizer lacks a state that torch's has",
         "moment-not-compared": "a state of torch's optimizer has no known counterpart",
         "option-left-out": "an optimizer's option that is left out would not show",
         "drift": "rounding alone moves a parameter",
         "own-optimizer": "the port's optimizer was given",
-        # --- checkpoints and built-in rows ---
         "not-rebuilt": "some of a checkpoint was not verified",
         "beyond-rebuild": "the model does more than the rebuild of its attention",
         "about-checkpoint": "what of a checkpoint the verdict is about",
@@ -127,7 +118,7 @@ class Finding(str):
         return finding
 
     def __getnewargs__(self) -> tuple[str, str]:  # type: ignore[override]
-        """Give what `__new__` takes, to copy and pickle."""
+        """What `__new__` takes: a finding is copied and pickled with its kind."""
         return self.kind, str(self)
 
     def after(self, prefix: str) -> Self:

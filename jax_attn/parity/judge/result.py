@@ -105,19 +105,14 @@ class Result:
 
         A reason of a tensor is a failure where the tensor fails, else a doubt.
         """
-        failed = [t for t in self.tensors if t.verdict is Verdict.FAIL]
-        weak = [t for t in self.tensors if t.verdict is not Verdict.FAIL]
-        weighted = (
-            ("failure", (*self.failures, *_reasons(failed))),
-            ("doubt", (*self.doubts, *_reasons(weak))),
-            ("note", (n for n in self.notes if not isinstance(n, StandingNote))),
-            ("standing note", (n for n in self.notes if isinstance(n, StandingNote))),
-        )
-        return tuple(
-            WeightedFinding(weight, finding.kind, str(finding))
-            for weight, listed in weighted
-            for finding in listed
-        )
+        failed = _reasons(t for t in self.tensors if t.verdict is Verdict.FAIL)
+        weak = _reasons(t for t in self.tensors if t.verdict is not Verdict.FAIL)
+        notes = [note for note in self.notes if not isinstance(note, StandingNote)]
+        standing = [note for note in self.notes if isinstance(note, StandingNote)]
+        listed: tuple[Iterable[Finding], ...]
+        listed = ((*self.failures, *failed), (*self.doubts, *weak), notes, standing)
+        weighted = zip(("failure", "doubt", "note", "standing note"), listed, strict=True)
+        return tuple(WeightedFinding(w, f.kind, str(f)) for w, each in weighted for f in each)
 
     @property
     def gist(self) -> str:

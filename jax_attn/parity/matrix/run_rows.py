@@ -79,6 +79,8 @@ def judge_case(
 
     port: the preparation's on a mesh, which is compared with the preparation's own, too.
     """
+    nan = preparation.declared_nan
+    declared = (f"declared: {name}, as published, is NaN there" for name in nan)
     return judge_port(
         preparation.prepared,
         port or preparation.port,
@@ -87,10 +89,7 @@ def judge_case(
         beside=port and preparation.port,
         failures=preparation.weight_failures,
         doubts=findings("bug-not-seen", doubts),
-        notes=findings(
-            "declared-nan",
-            (f"declared: {n}, as published, is NaN there" for n in preparation.declared_nan),
-        ),
+        notes=findings("declared-nan", declared),
         name=case.name,
         details={
             "implementation": preparation.kernel.name if preparation.kernel else "chosen",

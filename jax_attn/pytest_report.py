@@ -28,9 +28,10 @@ UNFINISHED = "the test did not end: its process crashed, or was stopped; its che
 def not_run(dtype: str, why: str) -> "Result":
     """A check that gave no result: INCONCLUSIVE."""
     from jax_attn.parity import Result
+    from jax_attn.parity.judge.finding import findings
 
     one_line = "; ".join(why.splitlines())
-    return Result(str(dtype), "none", (), doubts=(one_line,), level="not run")
+    return Result(str(dtype), "none", (), doubts=findings("not-run", [one_line]), level="not run")
 
 
 def junit_properties(result: "Result", count: int) -> list[tuple[str, str]]:

@@ -12,6 +12,7 @@ STAND_IN = """
 import os, pytest, jax_attn.parity
 from jax_attn import environment
 from jax_attn.parity.judge.compare import TensorReport, Verdict
+from jax_attn.parity.judge.finding import Finding
 from jax_attn.parity.judge.result import Result
 
 def check(reference, port, inputs, *, dtype="float32", **arguments):
@@ -27,11 +28,12 @@ def checked(reference, dtype, arguments):
         raise TypeError("port: expected a Module, got str\\ninputs: expected a tuple")
     print("called with", dtype, arguments)
     verdict = Verdict(reference)
-    reasons = () if verdict == "PASS" else ("planted reason",)
+    reasons = () if verdict == "PASS" else (Finding("over-budget", "planted reason"),)
     tensor = TensorReport("output", "y", "jit", verdict, reasons, (2, 3), 0.25, 1.0, 1.0, 1.0)
     tensors = arguments.get("tensors", 1) * (tensor,)
     explainer = arguments.get("explainer")
-    return Result(dtype, "cpu", tensors, notes=("a note",), explainer=explainer)
+    notes = (Finding("no-padding", "a note"),)
+    return Result(dtype, "cpu", tensors, notes=notes, explainer=explainer)
 
 @pytest.fixture(autouse=True)
 def stand_in(monkeypatch):

@@ -10,6 +10,7 @@ import pytest
 
 from jax_attn.parity.judge.budget import Budget
 from jax_attn.parity.judge.compare import judge
+from jax_attn.parity.judge.finding import Finding
 from jax_attn.parity.judge.result import NotRun, Result
 from jax_attn.report.page import Bar, maps, page
 
@@ -25,8 +26,9 @@ def tensor(off=0.0, shape=(2, 3, 5, 7), name="weights"):
 
 
 PASS = Result("float32", "cpu", (tensor(),), name="passed")
-FAIL = Result("float32", "cpu", (tensor(1e-3),), name="failed", failures=("weights differ",))
-DOUBT = Result("float32", "cpu", (tensor(),), name="doubted", doubts=("blind inputs",))
+WEIGHTS, BLIND = Finding("weights-differ", "weights differ"), Finding("scale", "blind inputs")
+FAIL = Result("float32", "cpu", (tensor(1e-3),), name="failed", failures=(WEIGHTS,))
+DOUBT = Result("float32", "cpu", (tensor(),), name="doubted", doubts=(BLIND,))
 EXPLAINED = replace(
     FAIL,
     explanation={
@@ -123,8 +125,8 @@ def test_texts_are_no_markup_wherever_they_stand():
     failed = replace(
         FAIL,
         name=bad,
-        failures=(bad,),
-        notes=(bad,),
+        failures=(Finding("weights-differ", bad),),
+        notes=(Finding("no-padding", bad),),
         tensors=tuple(replace(t, name=bad) for t in FAIL.tensors),
     )
     shown = replace(EXPLAINED, explanation=marked(EXPLAINED.explanation))

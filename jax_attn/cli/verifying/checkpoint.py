@@ -138,6 +138,7 @@ def _verify_attention(
     from jax_attn.cli.common.progress import tracked
     from jax_attn.parity.checkpoint.layer import verify_layer
     from jax_attn.parity.checkpoint.survey import survey
+    from jax_attn.parity.judge.finding import findings
     from jax_attn.transfer import load_checkpoint
     from jax_attn.transfer.inspect.discover import pattern
 
@@ -146,6 +147,7 @@ def _verify_attention(
         for name, times in Counter(pattern(layer.name) for layer in layers).items():
             click.echo(f"found {name}, {times} times", err=True)
         results = (verify_layer(layer, checkpoint, explain=explain) for layer in layers)
-        batches = ([replace(r, notes=(*notes, *r.notes))] for r in results)
+        about = findings("about-checkpoint", notes)
+        batches = ([replace(r, notes=(*about, *r.notes))] for r in results)
         names = [layer.name for layer in layers]
         return Outcome(names, shown).collect(tracked(batches, len(layers)))

@@ -11,6 +11,7 @@ from flax import nnx
 
 from jax_attn.dtypes import DTYPES
 from jax_attn.parity.judge.compare import Verdict
+from jax_attn.parity.judge.finding import Finding
 from jax_attn.parity.judge.result import Result
 from jax_attn.parity.judge.text import joined
 from jax_attn.parity.run import TRANSFORMS
@@ -213,7 +214,7 @@ def _outside(reference: Reference) -> Iterator[str]:
                 )
 
 
-def input_doubts(reference: Reference) -> tuple[str, ...]:
+def input_doubts(reference: Reference) -> tuple[Finding, ...]:
     """Name the inputs and weights that hold NaN or infinity, which hides every other number.
 
     An input that is added to the scores as a mask may be -inf.
@@ -231,14 +232,15 @@ def input_doubts(reference: Reference) -> tuple[str, ...]:
     )
 
 
-def _not_finite(label: str, a: np.ndarray) -> Iterator[str]:
+def _not_finite(label: str, a: np.ndarray) -> Iterator[Finding]:
     if not is_float(a.dtype):
         return
     is_nan, is_inf = np.isnan(a), np.isinf(a)
     is_mask = label.startswith("input") and not (a > 0).any()
     counts = {"NaN": int(is_nan.sum()), "infinite": 0 if is_mask else int(is_inf.sum())}
     if held := [f"{count} {kind}" for kind, count in counts.items() if count]:
-        yield (
+        yield Finding(
+            "input-not-finite",
             f"{label} holds {joined(held)} of {a.size} numbers: what is computed from them says "
-            "nothing of the port; to show it, use finite numbers"
+            "nothing of the port; to show it, use finite numbers",
         )

@@ -39,7 +39,8 @@ from jax_attn.parity.checking.unreached import unreached
 from jax_attn.parity.checking.weights import compare_weights
 from jax_attn.parity.judge.budget import RUNS
 from jax_attn.parity.judge.compare import Verdict
-from jax_attn.parity.judge.result import Result, StandingNote
+from jax_attn.parity.judge.finding import Finding, StandingNote
+from jax_attn.parity.judge.result import Result
 from jax_attn.parity.judge.text import joined, quoted
 from jax_attn.parity.run import TRANSFORMS
 from jax_attn.parity.run.ahead import compiled_ahead
@@ -160,7 +161,7 @@ def check(
     announce_memory(reference, names)
     weights = compare_weights(reference, port, layout)
     passed_over = weights.passed_over
-    limited: tuple[str, ...] = ()
+    limited: tuple[Finding, ...] = ()
     if names is not None:
         passed_over |= dict(reference.named_parameters()).keys() - names
         limited = (note(reference, names),) if weights.to_torch and gradients else ()
@@ -176,7 +177,7 @@ def check(
         exact = prepared.exact.kinds[kind]
         compared = {name: exact[name] for name in exact if name not in passed_over}
         not_reached = unreached(compared, prepared.budgets[kind])
-        as_jax = (StandingNote(_AS_JAX.format(dtype)),) if prepared.as_jax else ()
+        as_jax = (StandingNote("judged-as-jax", _AS_JAX.format(dtype)),) if prepared.as_jax else ()
         small = small_features(prepared)
         notes = (*weights.notes, *limited, *not_tried, *small, *not_reached, *as_jax, *read)
         result = judge_port(
@@ -243,5 +244,5 @@ def scope(inputs: Inputs, transforms: Sequence[str], left_out: Sequence[str] = (
     others = ["other shapes", *without, *(name for name in TRANSFORMS if name not in transforms)]
     at = joined(shapes or ["no inputs"])
     return StandingNote(
-        f"checked at {at} under {joined(transforms)}: {joined(others)} were not run"
+        "scope", f"checked at {at} under {joined(transforms)}: {joined(others)} were not run"
     )

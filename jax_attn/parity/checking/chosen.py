@@ -6,6 +6,8 @@ from fnmatch import fnmatchcase
 
 import torch
 
+from jax_attn.parity.judge.finding import Finding
+
 
 def chosen(module: torch.nn.Module, patterns: str | Sequence[str]) -> frozenset[str]:
     """The parameters whose names match any of the patterns, as `fnmatch` reads them.
@@ -33,10 +35,11 @@ def chosen(module: torch.nn.Module, patterns: str | Sequence[str]) -> frozenset[
     )
 
 
-def note(module: torch.nn.Module, names: frozenset[str]) -> str:
+def note(module: torch.nn.Module, names: frozenset[str]) -> Finding:
     """How many of how many gradients are compared."""
     total = sum(1 for _ in module.named_parameters())
-    return (
+    return Finding(
+        "parameters-selected",
         f"the gradients of {len(names)} of {total} parameters were compared: those that the "
-        "argument `parameters` selects"
+        "argument `parameters` selects",
     )

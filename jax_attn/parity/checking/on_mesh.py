@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from jax_attn.parity.judge.result import StandingNote
+from jax_attn.parity.judge.finding import Finding, StandingNote
 from jax_attn.parity.judge.text import joined, quoted
 from jax_attn.parity.run.inputs_and_runs import Run
 from jax_attn.parity.run.port import Port
@@ -26,23 +26,25 @@ def on_one_device(port: Port) -> Port | None:
     return replace(port, placement=port.placement.on_one_device)
 
 
-def unlike_copies(run: Run, transform: str) -> Iterator[str]:
+def unlike_copies(run: Run, transform: str) -> Iterator[Finding]:
     """A failure where devices disagree on what should be one array."""
     if run.unlike:
-        yield (
+        yield Finding(
+            "unlike-copies",
             f"{transform}: devices hold other numbers of {quoted(run.unlike)}, which should be the "
             "same on each: is a sum over an axis of the mesh missing (jax.lax.psum), under a "
-            "shard_map with check_vma=False?"
+            "shard_map with check_vma=False?",
         )
 
 
-def nothing_cut(port: Port) -> Iterator[str]:
+def nothing_cut(port: Port) -> Iterator[Finding]:
     """A doubt where every device computes the whole."""
     if port.placement is None:
         return
     arrays = port.arrays()
     if all(a.sharding.is_fully_replicated for a in arrays.values()):
-        yield "mesh: nothing is cut, so that every device computes the whole; give specs="
+        whole = "mesh: nothing is cut, so that every device computes the whole; give specs="
+        yield Finding("nothing-cut", whole)
 
 
 def told(port: Port, programs: Mapping[str, jax.stages.Compiled]) -> Iterator[StandingNote]:
@@ -53,7 +55,8 @@ def told(port: Port, programs: Mapping[str, jax.stages.Compiled]) -> Iterator[St
         sizes = (memory.argument_size_in_bytes, memory.output_size_in_bytes)
         holds = f"{sizes[0]} bytes of arguments, {sizes[1]} of results"
         holds += f", {memory.temp_size_in_bytes} of temporaries"
-        yield StandingNote(f"{name}, {port.placement.words}: {_sends(program)}; each holds {holds}")
+        sends = f"{name}, {port.placement.words}: {_sends(program)}"
+        yield StandingNote("traffic", f"{sends}; each holds {holds}")
 
 
 def replicated(port: Port, programs: Mapping[str, jax.stages.Compiled]) -> Iterator[StandingNote]:
@@ -69,7 +72,7 @@ def replicated(port: Port, programs: Mapping[str, jax.stages.Compiled]) -> Itera
         expected, got = (each.shard_shape(array.shape) for each in (array.sharding, lies))
         if math.prod(got) > math.prod(expected):
             text = f"each device holds shape {got} of it, and {expected} of {name} itself"
-            yield StandingNote(f"grad {name}: {text}")
+            yield StandingNote("gradient-replicated", f"grad {name}: {text}")
 
 
 def _sends(program: jax.stages.Compiled) -> str:

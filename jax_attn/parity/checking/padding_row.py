@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from jax_attn.parity.judge.compare import TensorReport, Verdict
-from jax_attn.parity.judge.result import StandingNote
+from jax_attn.parity.judge.finding import StandingNote
 
 
 def padding_rows(reference: torch.nn.Module) -> dict[str, int]:
@@ -27,7 +27,7 @@ def without_padding_row(
     got: np.ndarray,
     want: np.ndarray,
     judge: Callable[[np.ndarray], TensorReport],
-) -> tuple[TensorReport, tuple[str, ...]]:
+) -> tuple[TensorReport, tuple[StandingNote, ...]]:
     """The report on a gradient, and a note where the row of padding is all that fails in it.
 
     got, want: the port's gradient and the oracle's. judge: makes the report of another gradient.
@@ -40,7 +40,8 @@ def without_padding_row(
     if (other := judge(without)).verdict is Verdict.FAIL:
         return report, ()
     note = StandingNote(
+        "padding-row",
         f"row {row} of grad {report.name}, its padding_idx, was not compared: torch gives that row "
-        "no gradient, the port does, and an optimizer would move it; zero it before an update"
+        "no gradient, the port does, and an optimizer would move it; zero it before an update",
     )
     return other, (note,)

@@ -27,7 +27,8 @@ from jax_attn.parity.judge.compare import (
     judge,
     rms,
 )
-from jax_attn.parity.judge.result import Result, StandingNote
+from jax_attn.parity.judge.finding import Finding, StandingNote, findings
+from jax_attn.parity.judge.result import Result
 from jax_attn.parity.run.inputs_and_runs import COMPARED, SECOND, Arrays, Run, wide
 from jax_attn.parity.run.port import Port, float_dtype, full_precision
 from jax_attn.parity.run.reference import Reference, Watch, own_products, unwatched
@@ -213,7 +214,7 @@ class Prepared:
 
     def by_torchs_rule(
         self, report: TensorReport, run: Run
-    ) -> tuple[TensorReport, tuple[str, ...]]:
+    ) -> tuple[TensorReport, tuple[StandingNote, ...]]:
         """The report as it is, or without a row of padding, which torch gives no gradient."""
         kind, name, transform = report.kind, report.name, report.transform
         if kind != "gradient of parameter" or report.verdict is not Verdict.FAIL:
@@ -265,28 +266,28 @@ class Prepared:
             )
         if not self.gradients or all(report.verdict is Verdict.PASS for report in result.tensors):
             return result
-        return replace(result, doubts=(*result.doubts, *self.reference.near_sides))
+        near = findings("near-side", self.reference.near_sides)
+        return replace(result, doubts=(*result.doubts, *near))
 
     @cached_property
-    def reference_failures(self) -> tuple[str, ...]:
+    def reference_failures(self) -> tuple[Finding, ...]:
         """What is wrong with the reference itself: undeclared NaN, or its inference mode."""
         failures = []
         for name, declared in self.declared_nan.items():
             is_nan = np.isnan(wide(self.own.outputs)[name])
             if not np.array_equal(is_nan, declared):
-                failures.append(
+                sentence = (
                     f"declared difference: reference {name} should be NaN at {int(declared.sum())} "
                     f"elements, as published, and is at {int(is_nan.sum())}"
                 )
+                failures.append(Finding("other-nan", sentence))
         for name, got in wide(self.inference).items():
             if name in self.declared_nan:
                 got = np.where(self.declared_nan[name], self.exact.kinds["output"][name], got)
             report = self.judge_one("output", name, "inference", got)
             if report.verdict is Verdict.FAIL:
-                failures += [
-                    f"the reference in inference mode: {name}: {reason}"
-                    for reason in report.reasons
-                ]
+                told = (f"the reference in inference mode: {name}: {r}" for r in report.reasons)
+                failures += findings("inference-errs", told)
         return tuple(failures)
 
 
@@ -299,9 +300,9 @@ def judge_port(
     beside: Port | None = None,
     paired: frozenset[str] = frozenset(),
     passed_over: frozenset[str] = frozenset(),
-    failures: Sequence[str] = (),
-    doubts: Sequence[str] = (),
-    notes: Sequence[str] = (),
+    failures: Sequence[Finding] = (),
+    doubts: Sequence[Finding] = (),
+    notes: Sequence[Finding] = (),
     backend: str | None = None,
     level: str = "measured",
     name: str = "check",
@@ -343,17 +344,20 @@ def judge_port(
     doubts = (*doubts, *state_findings.doubts)
     notes = (*notes, *state_findings.notes, *pinned)
     if state_findings.draws and any(r.verdict is Verdict.FAIL for r in reports):
-        failures = (state_findings.draws, *failures)
+        failures = (*findings("draws-random", [state_findings.draws]), *failures)
     elif state_findings.draws:
-        notes = (*notes, state_findings.draws)
+        notes = (*notes, Finding("draws-random", state_findings.draws))
     if near := prepared.near_decisions:
         passes = all(r.verdict is Verdict.PASS for r in reports)
-        notes = (*notes, *map(StandingNote, near)) if passes else notes
-        doubts = doubts if passes else (*doubts, *near)
+        kind = "near-decision"
+        notes = (*notes, *(StandingNote(kind, line) for line in near)) if passes else notes
+        doubts = doubts if passes else (*doubts, *findings(kind, near))
     if not prepared.gradients:
-        notes = (*notes, "gradients were not compared: gradients=False")
+        off = Finding("gradients-off", "gradients were not compared: gradients=False")
+        notes = (*notes, off)
     if reports and all(r.verdict is Verdict.PASS and r.is_zero for r in reports):
-        doubts = (*doubts, "every compared tensor is zero: other weights would give the same")
+        zero = "every compared tensor is zero: other weights would give the same"
+        doubts = (*doubts, Finding("all-zero", zero))
     return Result(
         dtype=prepared.dtype,
         backend=backend or platform,

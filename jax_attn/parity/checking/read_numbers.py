@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from jax_attn.parity.judge.result import StandingNote
+from jax_attn.parity.judge.finding import StandingNote
 from jax_attn.parity.judge.text import joined
 from jax_attn.parity.run.modes.constants import Kwargs, mark, sources_of
 from jax_attn.parity.run.modes.float64_mode import Float64
@@ -37,7 +37,7 @@ def read_numbers(reference: Reference) -> tuple[StandingNote, ...]:
         "or `if`), and decides by it on these inputs alone; to show another decision, add a "
         "check on inputs that lead to it"
     )
-    return (StandingNote(note),)
+    return (StandingNote("reads-numbers", note),)
 
 
 class _Reading(Mode):

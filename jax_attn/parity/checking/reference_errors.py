@@ -9,6 +9,7 @@ from torch._ops import OpOverload
 
 from jax_attn.parity.checking.prepared import Prepared
 from jax_attn.parity.judge.compare import BESIDE, POWER, ROUNDINGS, TensorReport, Verdict
+from jax_attn.parity.judge.finding import Finding
 from jax_attn.parity.judge.result import Result
 from jax_attn.parity.judge.text import joined
 from jax_attn.parity.run.modes.constants import Kwargs
@@ -54,19 +55,21 @@ def _of_port(prepared: Prepared, report: TensorReport) -> TensorReport:
     return replace(report, verdict=Verdict.INCONCLUSIVE)
 
 
-def _doubt(reference: Reference, dtype: str) -> str:
+def _doubt(reference: Reference, dtype: str) -> Finding:
     narrowing = _Narrowing(TORCH_DTYPES[dtype])
     with narrowing:
         reference.run(dtype, {})
     errs = f"the reference itself errs by more than rounding in {dtype}, whatever the port does"
     if not narrowing.casts:
-        return (
+        return Finding(
+            "reference-errs",
             f"{errs}; to show the port, use inputs on which torch is accurate, or another "
-            "kernel of torch for the same function"
+            "kernel of torch for the same function",
         )
-    return (
+    return Finding(
+        "reference-errs",
         f"{errs}: it casts {joined(list(narrowing.casts)[:3])} (torch.autocast does so, too); to "
-        "show the port, use a reference without such casts"
+        "show the port, use a reference without such casts",
     )
 
 

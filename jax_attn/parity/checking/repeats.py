@@ -5,13 +5,14 @@ from collections.abc import Mapping
 import numpy as np
 
 from jax_attn.parity.judge.budget import Budget
+from jax_attn.parity.judge.finding import Finding
 from jax_attn.parity.judge.text import joined, quoted
 from jax_attn.parity.run.inputs_and_runs import COMPARED, Run
 
 
 def other_numbers(
     run: Run, again: Run, budgets: Mapping[str, Mapping[str, Budget]], transform: str
-) -> tuple[str, ...]:
+) -> tuple[Finding, ...]:
     """A failure if two runs that should be the same differ in a tensor by more than its budget.
 
     Smaller differences are roundings: some devices add up sums in another order each time.
@@ -29,10 +30,10 @@ def other_numbers(
         f"same inputs differ in {quoted(moved)}; does it draw random numbers outside of "
         "nnx.Rngs, or read the time, or keep something outside of its Variables?"
     )
-    return (failure,)
+    return (Finding("other-numbers", failure),)
 
 
-def not_finite_under_some(is_finite: Mapping[str, bool]) -> tuple[str, ...]:
+def not_finite_under_some(is_finite: Mapping[str, bool]) -> tuple[Finding, ...]:
     """A failure where outputs are finite under one transform and not under another.
 
     is_finite: by transform. XLA:CPU rounds `fill * c - max` once; run one by one, the product and
@@ -53,7 +54,7 @@ def not_finite_under_some(is_finite: Mapping[str, bool]) -> tuple[str, ...]:
             "apart, and a row in which every key is hidden may be lost; to avoid it, scale "
             "the scores before the mask is added"
         )
-    return (failure,)
+    return (Finding("finite-under-some", failure),)
 
 
 def _apart(first: np.ndarray, second: np.ndarray | None, budget: Budget | None) -> bool:

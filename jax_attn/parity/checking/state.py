@@ -12,6 +12,7 @@ from flax import nnx
 
 from jax_attn.parity.checking.weights import ToTorch
 from jax_attn.parity.judge.compare import TensorReport, Verdict
+from jax_attn.parity.judge.finding import Finding
 from jax_attn.parity.judge.text import joined, quoted
 from jax_attn.parity.run.inputs_and_runs import SECOND, STATE, Arrays, Run, wide
 from jax_attn.parity.run.port import Port, held, paths_of
@@ -32,9 +33,9 @@ class StateFindings:
     """
 
     reports: list[TensorReport]
-    failures: dict[str, None] = field(default_factory=dict)
-    doubts: dict[str, None] = field(default_factory=dict)
-    notes: dict[str, None] = field(default_factory=dict)
+    failures: dict[Finding, None] = field(default_factory=dict)
+    doubts: dict[Finding, None] = field(default_factory=dict)
+    notes: dict[Finding, None] = field(default_factory=dict)
     draws: str = ""
 
 
@@ -79,7 +80,8 @@ class States:
             findings.reports += [self.judge_one(STATE, k, transform, got[k]) for k in got]
         elif only_here := sorted(self.paired & run.left.keys()):
             line = f"the call changes {quoted(only_here)} of the port, and no buffer of the"
-            findings.failures[f"{line} reference: is one in training mode, and one not?"] = None
+            line += " reference: is one in training mode, and one not?"
+            findings.failures[Finding("state-differs", line)] = None
         return {*got}
 
     def _name_the_rest(self, run: Run, buffers: set[str], findings: StateFindings) -> None:
@@ -98,14 +100,15 @@ class States:
             why = "no row of the table pairs them" if self.to_torch else "no layout pairs them"
             line = f"the call changes {joined(sides)}: not compared, as {why}"
             line += "" if run.left else "; the port changes nothing"
-            findings.notes[line] = None
+            findings.notes[Finding("state-not-compared", line)] = None
 
     def _compare_second_calls(self, run: Run, transform: str, findings: StateFindings) -> None:
         if run.left and not run.second:
-            findings.notes[
+            line = (
                 f"the port cannot be called a second time from what a call leaves in "
                 f"{quoted(sorted(run.left))}: a second call was not compared"
-            ] = None
+            )
+            findings.notes[Finding("second-call-not-compared", line)] = None
             return
         if not (run.second or self.exact.second):
             return
@@ -115,15 +118,12 @@ class States:
         if any(report.verdict is Verdict.FAIL for report in reports):
             kept = "nothing" if self.exact.left else "something in attributes that are no Variables"
             kept = quoted(sorted(run.left)) if run.left else kept
+            line = "a second call gives other outputs than the reference's does"
             if excuse := self._excuse(run):
-                findings.doubts[
-                    f"a second call gives other outputs than the reference's does: {excuse}"
-                ] = None
+                findings.doubts[Finding("second-call-differs", f"{line}: {excuse}")] = None
                 return
-            findings.failures[
-                f"{transform}: a second call gives other outputs than the reference's does; "
-                f"between calls the port keeps {kept}"
-            ] = None
+            line = f"{transform}: {line}; between calls the port keeps {kept}"
+            findings.failures[Finding("second-call-differs", line)] = None
         findings.reports += reports
 
     def _second_reports(self, got: Arrays, transform: str) -> Iterator[TensorReport]:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from flax import nnx
 
-from jax_attn.parity.judge.result import StandingNote
+from jax_attn.parity.judge.finding import Finding, StandingNote, findings
 from jax_attn.parity.judge.text import joined, quoted
 from jax_attn.parity.run.inputs_and_runs import Arrays
 from jax_attn.transfer import Layout, TransferError, as_numpy, flatten, plan
@@ -33,9 +33,9 @@ class WeightComparison:
     that the table pairs. passed_over: parameters of the reference that the table passes over.
     """
 
-    differences: tuple[str, ...] = ()
+    differences: tuple[Finding, ...] = ()
     to_torch: ToTorch | None = None
-    notes: tuple[str, ...] = ()
+    notes: tuple[Finding, ...] = ()
     paired: frozenset[str] = frozenset()
     passed_over: frozenset[str] = frozenset()
 
@@ -46,11 +46,12 @@ def compare_weights(
     """Every weight that is not the same on both sides, through `layout`."""
     if layout is None:
         note = "weights and parameter gradients were not compared: no layout"
-        return WeightComparison(notes=(note,))
+        return WeightComparison(notes=(Finding("weights-not-compared", note),))
     arrays = {path: np.asarray(a) for path, a in carried(port, layout).items()}
     buffers = dict(reference.named_buffers()).keys()
-    notes = [*_unused(layout, buffers | reference.state_dict().keys(), arrays)]
-    not_paired = (*notes, "parameter gradients were not compared: the table does not pair them")
+    notes: list[Finding] = [*_unused(layout, buffers | reference.state_dict().keys(), arrays)]
+    unpaired = "parameter gradients were not compared: the table does not pair them"
+    not_paired = (*notes, Finding("gradients-not-paired", unpaired))
     paired = frozenset(arrays.keys() - flatten(port).keys())
     to_torch = _under_own_names(reference, layout)
     try:
@@ -59,25 +60,26 @@ def compare_weights(
         # A table that does not fit is a failure already; there is nothing to pair gradients by.
         # What a load says names the row or the prefix that would fit.
         problems = plan(port, reference.state_dict(), layout).problems or error.problems
-        return WeightComparison(tuple(f"weights: {p}" for p in problems), notes=not_paired)
+        return WeightComparison(_different(problems), notes=not_paired)
     own = dict(reference.named_parameters())
     over = _passed_over(layout, own.keys() - ported.keys())
     missing = [name for name in own if name not in ported and name not in over]
-    differences = tuple(
-        f"weights: {text}"
-        for text in (
-            *_missing(missing, own, layout),
-            *_differences(reference, ported, layout),
-        )
+    differences = _different(
+        (*_missing(missing, own, layout), *_differences(reference, ported, layout))
     )
     if missing or ported.keys() - buffers - own.keys():
         return WeightComparison(differences, notes=not_paired)
     if over:
-        notes.append(
+        skips = (
             f"the table skips {quoted(sorted(over))} of the reference: neither these "
             "parameters nor their gradients were compared"
         )
+        notes.append(Finding("weights-skipped", skips))
     return WeightComparison(differences, to_torch, tuple(notes), paired, frozenset(over))
+
+
+def _different(problems: Iterable[object]) -> tuple[Finding, ...]:
+    return findings("weights-differ", (f"weights: {problem}" for problem in problems))
 
 
 def _under_own_names(reference: torch.nn.Module, layout: Layout) -> ToTorch:
@@ -105,11 +107,11 @@ def _of_row(name: str, layout: Layout) -> str:
     return next((t.same_as for t in ties), name)
 
 
-def _unused(layout: Layout, keys: Iterable[str], paths: Iterable[str]) -> Iterator[str]:
+def _unused(layout: Layout, keys: Iterable[str], paths: Iterable[str]) -> Iterator[Finding]:
     """A note on the rows that name nothing, as with a spelling mistake on both sides."""
     if rows := [str(r) for r in unused(layout.groups, keys, paths)]:
         names = joined([*rows[:_SHOWN], *([f"{len(rows) - _SHOWN} more"] if rows[_SHOWN:] else [])])
-        yield StandingNote(f"nothing on either side matches the table's {names}")
+        yield StandingNote("row-unused", f"nothing on either side matches the table's {names}")
 
 
 def _passed_over(layout: Layout, names: Collection[str]) -> set[str]:

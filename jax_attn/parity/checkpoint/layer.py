@@ -18,6 +18,7 @@ from flax import nnx
 
 from jax_attn.parity.checking.check import check
 from jax_attn.parity.checkpoint import rebuild
+from jax_attn.parity.judge.finding import Finding, findings
 from jax_attn.parity.judge.result import Result
 from jax_attn.parity.run.port import x64_for
 from jax_attn.transfer import LAYOUTS, Layout, Problem, TransferError, export, flatten, load, row
@@ -106,7 +107,10 @@ def verify_port(
             reference = torch_side(layer, rows)
             load(port, arrays, Layout(*(row(path, path) for path in arrays)))
         except TransferError as error:
-            return replace(_not_rebuilt(layer, "of other sizes"), failures=(str(error),))
+            return replace(
+                _not_rebuilt(layer, "of other sizes"),
+                failures=findings("weights-differ", [str(error)]),
+            )
         return replace(compare(layer, reference, port), explainer=None)
 
 
@@ -158,8 +162,8 @@ def compare(layer: AttentionLayer, reference: torch.nn.Module, port: nnx.Module)
     return replace(
         result,
         name=layer.name,
-        doubts=(*result.doubts, *layer.doubts),
-        notes=(*result.notes, *layer.notes),
+        doubts=(*result.doubts, *findings("beyond-rebuild", layer.doubts)),
+        notes=(*result.notes, *findings("about-checkpoint", layer.notes)),
         details={
             "design": "gqa",
             "variant": variant(layer.traits),
@@ -220,12 +224,13 @@ def _shape(arrays: Mapping[str, np.ndarray | torch.Tensor], name: str) -> str:
     return str([*arrays[name].shape]) if name in arrays else "none"
 
 
-def _not_returned(arrays: Arrays, returned: Arrays) -> tuple[str, ...]:
-    return tuple(
+def _not_returned(arrays: Arrays, returned: Arrays) -> tuple[Finding, ...]:
+    other = (
         f"weights: {key!r} is not bit-identical after reading the port back"
         for key, array in arrays.items()
         if key not in returned or array.tobytes() != returned[key].tobytes()
     )
+    return findings("weights-differ", other)
 
 
 def unmeasured(
@@ -236,8 +241,8 @@ def unmeasured(
         dtype=dtype,
         backend=jax.default_backend(),
         tensors=(),
-        doubts=doubts,
-        notes=notes,
+        doubts=findings("not-rebuilt", doubts),
+        notes=findings("about-checkpoint", notes),
         level="not run",
         name=name,
         details={"design": "unknown", "variant": "", "mask": "", "shape": "", "transform": ""},

@@ -12,6 +12,7 @@ from jax_attn.environment import free_memory, install_line
 from jax_attn.parity.checkpoint import cut as cutting
 from jax_attn.parity.checkpoint.layer import unmeasured
 from jax_attn.parity.checkpoint.pair import PART, Pair
+from jax_attn.parity.judge.finding import findings
 from jax_attn.parity.judge.result import Result
 from jax_attn.parity.run.reference import one_thread
 from jax_attn.transfer import TransferError, load_checkpoint
@@ -99,10 +100,11 @@ def _verified(
     pair = Pair.of(path, config, dtype)
     result = pair.check(part, explain=explain)
     shape = pair.inputs["tokens"].shape
+    notes = _notes(pair, subject, traits or pair.traits, shape[1])
     return replace(
         result,
         name=name,
-        notes=(*_notes(pair, subject, traits or pair.traits, shape[1]), *result.notes),
+        notes=(*findings("about-checkpoint", notes), *result.notes),
         details={
             "design": model_family(config).name,
             "variant": type(pair.reference).__name__,

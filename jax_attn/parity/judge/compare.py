@@ -10,6 +10,7 @@ import numpy as np
 
 from jax_attn.parity.judge.budget import Budget
 from jax_attn.parity.judge.figures import Errors, figures, over
+from jax_attn.parity.judge.finding import Finding
 from jax_attn.parity.judge.heat import Map, maps
 
 # An RMS error of more than this part of the tensor's own RMS would be too much to let pass.
@@ -69,7 +70,7 @@ class TensorReport:
     name: str
     transform: str
     verdict: Verdict
-    reasons: tuple[str, ...]
+    reasons: tuple[Finding, ...]
     shape: tuple[int, ...]
     fraction: float = math.nan
     error: float = math.nan
@@ -142,22 +143,27 @@ def judge(
     own: None where the reference is known to be no guide here (a declared NaN).
     """
 
-    def report(failures: Sequence[str], weak: Sequence[str] = (), **fields: Any) -> TensorReport:
+    def report(
+        failures: Sequence[Finding], weak: Sequence[Finding] = (), **fields: Any
+    ) -> TensorReport:
         verdict = Verdict.FAIL if failures else Verdict.INCONCLUSIVE if weak else Verdict.PASS
         return TensorReport(
             kind, name, transform, verdict, (*failures, *weak), want.shape, **fields
         )
 
     if got.shape != want.shape:
-        return report([f"shape: expected {want.shape}, got {got.shape}"])
+        shapes = f"shape: expected {want.shape}, got {got.shape}"
+        return report([Finding("other-shape", shapes)])
     found = figures(want, got, own, budget.element)
-    failures = _elsewhere(found.port, got, want, "the port")
+    failures = _elsewhere("not-finite", found.port, got, want, "the port")
     if own is not None and found.own is not None:
-        failures += _elsewhere(found.own, own, want, "the reference")
+        failures += _elsewhere("reference-not-finite", found.own, own, want, "the reference")
     if not found.count:
-        return report(failures, ["nothing compared: the oracle is nowhere finite"])
+        nowhere = "nothing compared: the oracle is nowhere finite"
+        return report(failures, [Finding("nothing-finite", nowhere)])
     if not (found.has_budget and math.isfinite(budget.rms + budget.projection)):
-        return report(failures, ["no budget: a perturbed run is not finite where the oracle is"])
+        unbounded = "no budget: a perturbed run is not finite where the oracle is"
+        return report(failures, [Finding("no-budget", unbounded)])
 
     port = found.port
     gates = {"element": port.fraction}
@@ -165,9 +171,8 @@ def judge(
     if found.own is not None:
         own_rms = guide_rms = found.own.rms(found.count)
         if not failures and (most := found.own.fraction) > 1:
-            failures += [
-                f"the reference itself errs, by {most:.3g} times the budget, whatever the port does"
-            ]
+            errs = f"by {most:.3g} times the budget, whatever the port does"
+            failures += [Finding("reference-errs", f"the reference itself errs, {errs}")]
             guide_rms = 0.0
     scale = math.sqrt(found.norm / found.count)
     budget_rms = ROUNDINGS * max(guide_rms, budget.rms)
@@ -179,12 +184,11 @@ def judge(
             gates["projection"] = _over(shared, budget.projection)
     if beyond := {gate: fraction for gate, fraction in gates.items() if not fraction <= 1}:
         times = ", ".join(f"{gate} {fraction:.3g} times" for gate, fraction in beyond.items())
-        failures.append(f"error over budget: {times}")
+        failures.append(Finding("over-budget", f"error over budget: {times}"))
     weak = []
     if not is_zero and budget_rms > POWER * scale:
-        weak = [
-            f"no power: an RMS error of {budget_rms / scale:.2g} of the tensor's own would pass"
-        ]
+        passing = f"an RMS error of {budget_rms / scale:.2g} of the tensor's own would pass"
+        weak = [Finding("no-power", f"no power: {passing}")]
     index = np.unravel_index(port.worst, want.shape)
     return report(
         failures,
@@ -207,13 +211,16 @@ def _over(error: float, allowed: float) -> float:
     return float(over(np.array(error), np.array(allowed)))
 
 
-def _elsewhere(errors: Errors, got: np.ndarray, want: np.ndarray, side: str) -> list[str]:
+def _elsewhere(
+    kind: str, errors: Errors, got: np.ndarray, want: np.ndarray, side: str
+) -> list[Finding]:
     """Where `got` is NaN or infinite otherwise than the oracle is."""
     if not errors.undefined.count:
         return []
     first = np.unravel_index(errors.undefined.first, want.shape)
-    return [
+    sentence = (
         f"{side} is not finite where the oracle is, or the reverse, at {errors.undefined.count} of "
         f"{want.size} elements, first {[int(i) for i in first]}: expected {want[first]}, "
         f"got {got[first]}"
-    ]
+    )
+    return [Finding(kind, sentence)]

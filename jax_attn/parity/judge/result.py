@@ -4,12 +4,13 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.console import Group
 from rich.text import Text
 
 from jax_attn.parity.judge.compare import TensorReport, Verdict, deciding, worst_first
+from jax_attn.parity.judge.finding import Finding, StandingNote
 from jax_attn.parity.judge.text import STYLES, joined, number, plain, tensor_table, worst_element
 
 if TYPE_CHECKING:
@@ -23,8 +24,18 @@ class ParityError(AssertionError):
     """Raised for a check whose verdict is not PASS; the message is its report."""
 
 
-class StandingNote(str):
-    """A note that `strict` leaves a note: no input, or no ordinary one, could remove it."""
+class WeightedFinding(NamedTuple):
+    """A finding of a result, as programs read it.
+
+    Attributes:
+      weight: "failure" (a reason for FAIL), "doubt" (for INCONCLUSIVE), "note" or "standing note".
+      kind: a word of `KINDS`, which stays the same where sentences are written better.
+      sentence: what it says.
+    """
+
+    weight: str
+    kind: str
+    sentence: str
 
 
 @dataclass(frozen=True)
@@ -38,7 +49,8 @@ class Result:
       failures: reasons for FAIL beyond the tensors'.
       doubts: reasons for INCONCLUSIVE beyond the tensors'.
       notes: what was not compared, and what else a reader should know. A `StandingNote` holds
-        whatever the inputs are, and `strict` does not count it.
+        whatever the inputs are, and `strict` does not count it. Each of the three is a `Finding`: a
+        string with a `kind`.
       level: measured, interpreted, emulated or not run. Only "measured" is parity on `backend`.
         "not run" means that there was nothing to run; the doubts say why.
       name: the name of the check.
@@ -50,9 +62,9 @@ class Result:
     dtype: str
     backend: str
     tensors: tuple[TensorReport, ...]
-    failures: tuple[str, ...] = ()
-    doubts: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
+    failures: tuple[Finding, ...] = ()
+    doubts: tuple[Finding, ...] = ()
+    notes: tuple[Finding, ...] = ()
     level: str = "measured"
     name: str = "check"
     details: dict[str, str] = field(default_factory=dict)
@@ -83,9 +95,24 @@ class Result:
         return tensor.ratio if self.level == "measured" else None
 
     @property
-    def reasons(self) -> tuple[str, ...]:
+    def reasons(self) -> tuple[Finding, ...]:
         """Every reason why the verdict is not PASS."""
         return (*self.failures, *self.doubts, *_reasons(self.tensors))
+
+    @property
+    def findings(self) -> tuple[WeightedFinding, ...]:
+        """Every reason and every note, with its kind and its weight.
+
+        A reason of a tensor is a failure where the tensor fails, else a doubt.
+        """
+        failed = _reasons(t for t in self.tensors if t.verdict is Verdict.FAIL)
+        weak = _reasons(t for t in self.tensors if t.verdict is not Verdict.FAIL)
+        notes = [note for note in self.notes if not isinstance(note, StandingNote)]
+        standing = [note for note in self.notes if isinstance(note, StandingNote)]
+        listed: tuple[Iterable[Finding], ...]
+        listed = ((*self.failures, *failed), (*self.doubts, *weak), notes, standing)
+        weighted = zip(("failure", "doubt", "note", "standing note"), listed, strict=True)
+        return tuple(WeightedFinding(w, f.kind, str(f)) for w, each in weighted for f in each)
 
     @property
     def gist(self) -> str:
@@ -185,6 +212,7 @@ class Result:
             "verdict": str(self.verdict),
             "reasons": list(self.reasons),
             "notes": list(self.notes),
+            "findings": [finding._asdict() for finding in self.findings],
             **({"explanation": self.explanation} if self.explanation else {}),
             "tensors": {
                 f"{t.transform} {t.label}" if several else t.label: t.as_dict()
@@ -200,9 +228,9 @@ class Report(Group):
         return plain(self)
 
 
-def _reasons(tensors: Iterable[TensorReport]) -> Iterator[str]:
+def _reasons(tensors: Iterable[TensorReport]) -> Iterator[Finding]:
     """Why each is not PASS."""
-    return (f"{t.transform} {t.label}: {r}" for t in tensors for r in t.reasons)
+    return (r.after(f"{t.transform} {t.label}: ") for t in tensors for r in t.reasons)
 
 
 def _left_out(tensors: Sequence[TensorReport]) -> str:

@@ -23,6 +23,7 @@ from jax_attn.attention import ArgumentError
 from jax_attn.parity.checking.on_mesh import nothing_cut, on_one_device, replicated, told
 from jax_attn.parity.judge.budget import PRECISIONS, Budget
 from jax_attn.parity.judge.compare import TensorReport, judge, rms
+from jax_attn.parity.judge.finding import Finding, findings
 from jax_attn.parity.judge.result import NotRun, Result
 from jax_attn.parity.matrix.cached_calls import port_ragged, times_and_tokens
 from jax_attn.parity.matrix.cases import SHAPES, Case
@@ -192,7 +193,7 @@ class OnMesh:
 
     # --- what is sent and held ---
 
-    def findings(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    def findings(self) -> tuple[tuple[Finding, ...], tuple[Finding, ...]]:
         """(failures, notes) of what the port's programs send and hold."""
         prepared = self.preparation.prepared
         alone = on_one_device(self.port)
@@ -200,16 +201,15 @@ class OnMesh:
         programs, of_one = (
             port.programs(prepared.dtype, prepared.differentiated) for port in (self.port, alone)
         )
-        failures: list[str] = [*nothing_cut(self.port), *replicated(self.port, programs)]
+        failures: list[Finding] = [*nothing_cut(self.port), *replicated(self.port, programs)]
         for (name, program), most in zip(programs.items(), self.most_added(), strict=True):
             operations = sent(program.as_text() or "")
-            failures += _beyond(name, operations, most, self._most_gathered(name))
+            beyond = _beyond(name, operations, most, self._most_gathered(name))
+            failures += findings("mesh-costs", beyond)
             held, most_held = _temporaries(program), self._most_held(of_one[name], operations)
             if held > most_held:
-                failures.append(
-                    f"{name}: expected temporaries of at most {most_held} bytes on each device, "
-                    f"got {held}"
-                )
+                expected = f"expected temporaries of at most {most_held} bytes on each device"
+                failures.append(Finding("mesh-costs", f"{name}: {expected}, got {held}"))
         return tuple(failures), tuple(told(self.port, programs))
 
     def most_added(self) -> tuple[int, int]:
@@ -276,7 +276,7 @@ class OnMesh:
 
     # --- one step of training ---
 
-    def after_a_step(self) -> tuple[list[TensorReport], list[str]]:
+    def after_a_step(self) -> tuple[list[TensorReport], list[Finding]]:
         """Each parameter after a step of gradient descent, and what is wrong with where it lies."""
         prepared, to_torch = self.preparation.prepared, self.preparation.design.layout.to_torch
         before, after = self.port.after(_step, prepared.dtype, prepared.cotangents)
@@ -286,9 +286,10 @@ class OnMesh:
             for path, a in before.items()
             if not after[path].sharding.is_equivalent_to(a.sharding, a.ndim)
         ]
-        moved += [
+        unlike = (
             f"devices hold other numbers of {path} after a step" for path in unlike_copies(after)
-        ]
+        )
+        failures = [*findings("moved", moved), *findings("unlike-copies", unlike)]
         start, end = (
             wide(to_torch({path: np.asarray(a) for path, a in arrays.items()}))
             for arrays in (before, after)
@@ -300,7 +301,7 @@ class OnMesh:
             budget = self._budget(prepared.budgets[kind][name], start[name], want)
             named = {"kind": "parameter after a step", "name": name, "transform": "jit"}
             reports.append(judge(want, end[name], None, budget, **named))
-        return reports, moved
+        return reports, failures
 
     def _budget(self, gradient: Budget, start: np.ndarray, want: np.ndarray) -> Budget:
         """That of a step: the gradient's, and two roundings of a number of the parameter's size."""

@@ -16,6 +16,7 @@ from jax_attn.attention.dispatch import Implementation, Kernel
 from jax_attn.nn import GroupedQueryAttention
 from jax_attn.parity.checking.prepared import Prepared
 from jax_attn.parity.checking.weights import compare_weights
+from jax_attn.parity.judge.finding import Finding
 from jax_attn.parity.judge.oracle import AttentionProblem, Solution, solve
 from jax_attn.parity.matrix import cached_calls
 from jax_attn.parity.matrix.cases import Case, Size
@@ -295,5 +296,5 @@ class Preparation:
         return where
 
     @cached_property
-    def weight_failures(self) -> tuple[str, ...]:
+    def weight_failures(self) -> tuple[Finding, ...]:
         return compare_weights(self.pair.reference, self.pair.port, self.design.layout).differences

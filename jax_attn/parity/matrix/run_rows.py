@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 import jax
 
 from jax_attn.parity.checking.prepared import judge_port
+from jax_attn.parity.judge.finding import findings
 from jax_attn.parity.judge.result import NotRun, Result
 from jax_attn.parity.matrix.cases import Case
 from jax_attn.parity.matrix.designs import PORTED_DESIGNS
@@ -78,6 +79,8 @@ def judge_case(
 
     port: the preparation's on a mesh, which is compared with the preparation's own, too.
     """
+    nan = preparation.declared_nan
+    declared = (f"declared: {name}, as published, is NaN there" for name in nan)
     return judge_port(
         preparation.prepared,
         port or preparation.port,
@@ -85,8 +88,8 @@ def judge_case(
         to_torch=preparation.design.layout.to_torch,
         beside=port and preparation.port,
         failures=preparation.weight_failures,
-        doubts=doubts,
-        notes=tuple(f"declared: {n}, as published, is NaN there" for n in preparation.declared_nan),
+        doubts=findings("bug-not-seen", doubts),
+        notes=findings("declared-nan", declared),
         name=case.name,
         details={
             "implementation": preparation.kernel.name if preparation.kernel else "chosen",

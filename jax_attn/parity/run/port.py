@@ -13,7 +13,7 @@ import numpy as np
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jax_attn.parity.judge.result import StandingNote
+from jax_attn.parity.judge.finding import StandingNote
 from jax_attn.parity.run.call_side import call_side
 from jax_attn.parity.run.emulate import emulate
 from jax_attn.parity.run.inputs_and_runs import Arrays, Inputs, Run, is_float, named_outputs
@@ -337,7 +337,7 @@ def x64_for(dtype: str) -> Iterator[None]:
         yield
 
 
-PINNED = StandingNote('matmul precision pinned to "highest"')
+PINNED = StandingNote("precision-pinned", 'matmul precision pinned to "highest"')
 
 
 @contextlib.contextmanager

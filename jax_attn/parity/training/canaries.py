@@ -16,6 +16,7 @@ import numpy as np
 
 from jax_attn.parity.checking.canaries import DoubtsAndNotes
 from jax_attn.parity.judge.compare import Verdict
+from jax_attn.parity.judge.finding import Finding, findings
 from jax_attn.parity.training.recipe import Recipe
 from jax_attn.parity.training.reference_training import (
     ReferenceTraining,
@@ -119,23 +120,24 @@ def try_canaries(training: ReferenceTraining) -> DoubtsAndNotes:
             "blind batches: they move no parameter, so a port that makes no update would pass; to "
             "reveal it, use a rate above 0, and batches with a gradient"
         )
-        return DoubtsAndNotes((doubt,), ())
+        return DoubtsAndNotes((Finding("no-update", doubt),), ())
     recipe = training.loop.recipe
     groups = recipe.optimizer(copy.deepcopy(training.loop.module)).param_groups
-    doubts = [
+    doubts = (
         f"blind batches: they would not reveal {canary.named(values)} left out, because "
         f"{canary.hidden_by(training)}; to reveal it, use {canary.revealed_by}"
         for canary in CANARIES
         if (values := canary.values(recipe, groups))
         and not _seen_in_replay(training, canary)
         and not _seen_in_free_run(training, canary)
-    ]
-    notes = [
+    )
+    notes = (
         f"{EPS.named(values)} is not shown: without it, these gradients make the same updates"
         for values in [EPS.values(recipe, groups)]
         if values and not _seen_in_replay(training, EPS)
-    ]
-    return DoubtsAndNotes(tuple(doubts), tuple(notes))
+    )
+    kind = "option-left-out"
+    return DoubtsAndNotes(findings(kind, doubts), findings(kind, notes))
 
 
 def _moves(training: ReferenceTraining) -> bool:

@@ -23,6 +23,7 @@ from jax_attn.dtypes import DTYPES
 from jax_attn.parity.checking.arguments import dtype_problems, type_problems
 from jax_attn.parity.checking.canaries import DoubtsAndNotes
 from jax_attn.parity.checking.weights import compare_weights
+from jax_attn.parity.judge.finding import Finding, findings
 from jax_attn.parity.judge.result import Result
 from jax_attn.parity.run.inputs_and_runs import is_float
 from jax_attn.parity.run.port import full_precision, parameters
@@ -49,10 +50,11 @@ from jax_attn.transfer import Layout
 if TYPE_CHECKING:
     from jax_attn.parity.explaining.explanation import Explanation
 
-OWN_OPTIMIZER = (
+OWN_OPTIMIZER = Finding(
+    "own-optimizer",
     "port_optimizer: the one given. Where it is optax's own: its adam, adamw and nadam take "
     "1 - b**t in float32, off by some 1e-5 at first, and its clip_by_global_norm has none of "
-    "torch's 1e-6; `parity.optax_like` has both as torch has them"
+    "torch's 1e-6; `parity.optax_like` has both as torch has them",
 )
 
 
@@ -142,8 +144,8 @@ def judge(
     tx: optax.GradientTransformation,
     canaries: DoubtsAndNotes,
     *,
-    failures: Sequence[str] = (),
-    notes: Sequence[str] = (),
+    failures: Sequence[Finding] = (),
+    notes: Sequence[Finding] = (),
     name: str = "training",
 ) -> Result:
     """Train the port by `tx` and compare what is left behind.
@@ -176,19 +178,20 @@ def _explained(
     return explain_training(result, reference, port, tx)
 
 
-def _not_compared(reference: ReferenceTraining) -> list[str]:
+def _not_compared(reference: ReferenceTraining) -> tuple[Finding, ...]:
     """Notes on parameters that rounding alone moves, and on moments that optax has no field for."""
-    idle = [
+    idle = (
         f"{path}: its gradient is zero but for rounding, of which an optimizer may make whole "
         "steps: its drift is held to the spread alone"
         for path in sorted(reference.idle)
-    ]
-    return idle + [
+    )
+    unknown = (
         f"{name} of torch's optimizer is not compared: which field of optax's states would "
         "hold it is not known"
         for name in reference.replays.own.moments
         if name not in MOMENT_FIELDS
-    ]
+    )
+    return (*findings("drift", idle), *findings("moment-not-compared", unknown))
 
 
 # --- arguments ---

@@ -14,6 +14,7 @@ from flax import nnx
 
 from jax_attn.parity.judge.budget import PRECISIONS, RUNS, Budget, Precision
 from jax_attn.parity.judge.compare import TensorReport, judge
+from jax_attn.parity.judge.finding import Finding, findings
 from jax_attn.parity.training.recipe import Recipe, rounded
 from jax_attn.parity.training.runs import (
     MOMENT_FIELDS,
@@ -122,15 +123,16 @@ class ReferenceTraining:
         return frozenset(path for path, budget in zeros.items() if max(exact[path]) <= budget.zero)
 
 
-def missing_moments(reference: ReferenceTraining, port: Replay) -> list[str]:
+def missing_moments(reference: ReferenceTraining, port: Replay) -> tuple[Finding, ...]:
     """Moments that torch keeps and the port's optimizer does not."""
-    return [
+    missing = (
         f"optimizer state: torch keeps {name} of {path}, the port's optimizer has none"
         for name, by_path in reference.replays.own.moments.items()
         if name in MOMENT_FIELDS
         for path in by_path
         if path not in port.moments.get(name, {})
-    ]
+    )
+    return findings("moment-missing", missing)
 
 
 def compare_replay(reference: ReferenceTraining, port: Replay) -> Iterator[TensorReport]:

@@ -72,12 +72,12 @@ def test_scores_that_bfloat16_may_keep_or_lose_beside_a_fill_have_no_power(monke
     side = prepared(*row)
     for report in worst(side, *row):
         assert report.verdict is Verdict.INCONCLUSIVE
-        assert "no power" in report.reasons[0]
+        assert report.reasons[0].kind == "no-power"
     # Where no canary is seen, what hides them is the rounding, which is said once.
     monkeypatch.setattr(Prepared, "would_fail", lambda *_: False)
     found = try_canaries(side)
     assert found.doubts == ()
-    assert "rounding alone may change each output" in found.notes[-1]
+    assert found.notes[-1].kind == "drowned"
 
 
 class Fused(Torch):
@@ -100,5 +100,4 @@ def test_torchs_fused_gradient_errs_in_a_row_hidden_by_a_constant():
     assert {"grad input 0", "grad v.weight"} <= reasons.keys()
     assert "output" not in reasons
     for of_tensor in reasons.values():
-        (reason,) = of_tensor
-        assert "the reference itself errs" in reason
+        assert [reason.kind for reason in of_tensor] == ["reference-errs"]

@@ -1,6 +1,8 @@
 """Ports on a mesh of eight devices: what is right passes, and what goes wrong on meshes fails."""
 
 import re
+from functools import partial
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +14,7 @@ from jax import P, lax
 from jax.sharding import AxisType
 
 from helpers.attention.meshes import KINDS, mesh
+from helpers.parity.findings import kinds, sentences
 from jax_attn import parity
 from jax_attn.parity import Verdict
 from jax_attn.parity.judge.compare import BESIDE
@@ -179,11 +182,12 @@ RIGHT = {
     "shared heads": (*_SHARED, of_shared(lambda place, n: (place * n + jnp.arange(n)) // G)),
     "neighbours": (*_NEIGHBOURS, of_neighbours(lambda x: x[:, -1:])),
 }
+SCALE_NOT_SUMMED = "a replicated parameter's gradient not summed"
 WRONG = {
     "no sum": (*_FEED, of_feed(hidden, checked=False)),
     "summed twice": (*_FEED, of_feed(twice, checked=False)),
     "a mean for a sum": (*_FEED, of_feed(lambda *a: lax.pmean(hidden(*a), "model"))),
-    "a replicated parameter's gradient not summed": (*_FEED, local_gradient),
+    SCALE_NOT_SUMMED: (*_FEED, local_gradient),
     "a mean of the devices' means": (*_MEAN, of_mean(mean_of_means)),
     "shared heads in another order": (
         *_SHARED,
@@ -193,72 +197,79 @@ WRONG = {
 }
 
 
-def checked(kind, shapes, torch_call, shape, spec, call, **options):
+def checked(kind, rows, **options):
+    """One check of several rows, each an output with parameters and inputs of its own."""
+    shapes, inputs, specs = {}, {}, {}
+    for i, (of_row, torch_call, shape, spec, _) in enumerate(rows.values()):
+        shapes |= {f"{name}_{i}": of_row[name] for name in of_row}
+        inputs[f"x_{i}"] = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+        specs[f"x_{i}"] = spec
+        if torch_call is torch_mean:
+            inputs[f"lengths_{i}"] = np.roll(LENGTHS, i)  # two equal inputs could be swapped
+            specs[f"lengths_{i}"] = P("data")
+        if "up" in of_row:
+            specs |= {f"up_{i}": P(None, "model"), f"down_{i}": P("model")}
+
+    def call(side, module, **inputs):
+        outputs = {}
+        for i, (name, case) in enumerate(rows.items()):
+            own = SimpleNamespace(**{of: getattr(module, f"{of}_{i}") for of in case[0]})
+            given = {of: inputs[f"{of}_{i}"] for of in ("x", "lengths") if f"{of}_{i}" in inputs}
+            outputs[name] = case[side](own, **given)
+        return outputs
+
     reference = Torch(**shapes)
-    x = {"x": np.random.default_rng(0).standard_normal(shape).astype(np.float32)}
-    specs = {"x": spec}
-    if torch_call is torch_mean:
-        x["lengths"], specs["lengths"] = LENGTHS, P("data")
-    if "up" in shapes:
-        specs |= {"up": P(None, "model"), "down": P("model")}
     return parity.check(
         reference,
         Jax(reference),
-        x,
+        inputs,
         layout=Layout(*(row(name, name) for name in shapes)),
-        reference_call=torch_call,
-        port_call=call,
+        reference_call=partial(call, 1),
+        port_call=partial(call, -1),
         mesh=mesh(kind, data=2, model=4),
         specs=specs,
         **{"transforms": ("jit",), **options},
     )
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", RIGHT)
-@pytest.mark.parametrize("kind", KINDS)
-def test_what_is_right_on_a_mesh_passes(kind, name):
-    result = checked(kind, *RIGHT[name])
-    assert result.verdict is Verdict.PASS, str(result)
-    assert {t.transform for t in result.tensors} == {"jit", "jit, beside one device"}
+def failing(result, rows):
+    """How each row was run where some tensor of it fails."""
+    names = list(rows)
+    found = {name: set() for name in rows}
+    for t in result.tensors:
+        name = t.name if t.name in rows else names[int(t.name.split("_")[-1])]
+        found[name] |= {t.transform} if t.verdict is not Verdict.PASS else set()
+    return found
+
+
+def runs(*transforms):
+    return {f"{name}{end}" for name in transforms for end in ("", BESIDE)}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", WRONG)
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_goes_wrong_on_a_mesh_fails_beside_the_oracle_and_one_device(kind, name):
-    result = checked(kind, *WRONG[name])
-    assert result.verdict is Verdict.FAIL
-    failing = {t.transform for t in result.tensors if t.verdict is Verdict.FAIL}
-    assert failing == {"jit", "jit, beside one device"}
-
-
-@pytest.mark.parametrize(
-    ("name", "array"),
-    [
-        ("no sum", "`output`"),
-        ("a replicated parameter's gradient not summed", "`grad scale`"),
-    ],
-)
-def test_copies_that_differ_are_told(name, array):
-    (told,) = checked("auto", *WRONG[name]).failures
-    assert f"devices hold other numbers of {array}" in told
+def test_what_is_right_on_a_mesh_passes_and_what_goes_wrong_fails_beside_one_device_too(kind):
+    rows = RIGHT | WRONG
+    result = checked(kind, rows)
+    assert failing(result, rows) == {name: runs("jit") if name in WRONG else set() for name in rows}
+    assert {t.transform for t in result.tensors} == runs("jit")
+    (copies,) = sentences(result, "unlike-copies")
+    assert "devices hold other numbers of `no sum`" in copies
+    assert f"`grad scale_{[*rows].index(SCALE_NOT_SUMMED)}`" in copies
+    assert {*kinds(result, "failure", "doubt")} == {"over-budget", "unlike-copies"}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_mesh_under_every_transform(kind):
-    right, wrong = (
-        checked(kind, *ports[name], transforms=TRANSFORMS)
-        for ports, name in ((RIGHT, "a sum over features"), (WRONG, "a mean for a sum"))
-    )
-    assert right.verdict is Verdict.PASS, str(right)
-    failing = {t.transform for t in wrong.tensors if t.verdict is Verdict.FAIL}
-    assert failing == {f"{name}{end}" for name in TRANSFORMS for end in ("", BESIDE)}
+    right, wrong = "neighbours", "a neighbour off by one"
+    rows = {right: RIGHT[right], wrong: WRONG[wrong]}
+    result = checked(kind, rows, transforms=TRANSFORMS)
+    assert failing(result, rows) == {right: set(), wrong: runs(*TRANSFORMS)}
 
 
 def test_what_differs_on_the_mesh_alone_is_explained_so():
-    explanation = checked("explicit", *WRONG["summed twice"]).explain()
+    explanation = checked("explicit", {"output": WRONG["summed twice"]}).explain()
     assert "computes something else on the mesh than on one device" in explanation.sentence
 
 
@@ -267,7 +278,7 @@ def test_what_is_wrong_everywhere_is_explained_as_without_a_mesh():
     def halved(*arrays):
         return lax.psum(hidden(*arrays) / 2, "model")
 
-    explanation = checked("explicit", *_FEED, of_feed(halved)).explain()
+    explanation = checked("explicit", {"output": (*_FEED, of_feed(halved))}).explain()
     assert explanation.regions, explanation.sentence
 
 
@@ -325,12 +336,13 @@ def test_a_mesh_on_which_nothing_is_cut_shows_nothing():
         mesh=mesh("auto", data=2, model=4),
     )
     assert result.verdict is Verdict.INCONCLUSIVE
-    assert any("nothing is cut" in doubt for doubt in result.doubts)
+    assert kinds(result, "doubt") == ["nothing-cut"]
 
 
 def test_what_is_sent_and_held_is_noted():
-    result = checked("explicit", *RIGHT["a sum over features"])
-    texts = [note for note in result.notes if "data=2, model=4 (Explicit)" in note]
+    result = checked("explicit", {"output": RIGHT["a sum over features"]})
+    texts = sentences(result, "traffic")
+    assert all("data=2, model=4 (Explicit)" in text for text in texts)
     assert [text.split(",")[0] for text in texts] == ["forward", "forward and backward"]
     # A sum of (1, 12, 5) numbers; each device holds that much of x, too, and its own parameters.
     assert "sends 1 all-reduce with results of 240 bytes" in texts[0]
@@ -365,7 +377,7 @@ def test_a_gradient_that_is_cut_less_than_its_parameter_is_noted():
     )
     assert result.verdict is Verdict.PASS, str(result)
     text = "grad scale: each device holds shape (4,) of it, and (1,) of scale itself"
-    assert text in result.notes
+    assert sentences(result, "gradient-replicated") == [text]
 
 
 BAD_TYPES = {

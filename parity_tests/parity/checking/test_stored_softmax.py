@@ -7,7 +7,8 @@ import pytest
 import torch
 from flax import nnx
 
-from jax_attn.parity import check
+from helpers.parity.findings import kinds
+from jax_attn.parity import Result, check
 from jax_attn.parity.checking.prepared import Prepared
 from jax_attn.transfer import Layout, row
 
@@ -33,30 +34,28 @@ class ShiftedPort(nnx.Module):
         return jax.nn.softmax(scores + self.shift[...], -1) @ values
 
 
-def verdict_and_notes(scale: float = 1.0) -> tuple[str, str]:
+def checked(scale: float = 1.0) -> Result:
     rng = np.random.default_rng(0)
     scores, values = rng.standard_normal((31, 67)), 3 + rng.standard_normal((67, 3))
-    result = check(
+    return check(
         Shifted().to(torch.bfloat16),
         ShiftedPort(scale),
         (scores, values),
         layout=Layout(row("shift", "shift")),
         dtype="bfloat16",
-        transforms=("eager",),
+        transforms=("jit",),
     )
-    return result.verdict, "\n".join(result.notes)
 
 
 def test_a_port_that_stores_each_step_passes_and_a_note_says_so():
-    verdict, notes = verdict_and_notes()
-    assert verdict == "PASS"
-    assert "jax.nn.softmax stores its steps" in notes
+    result = checked()
+    assert (result.verdict, kinds(result, "standing note")[0]) == ("PASS", "judged-as-jax")
 
 
 def test_it_would_fail_the_budget_of_a_softmax_in_float32(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(Prepared, "judged_again", lambda _, result, judge: result)
-    assert verdict_and_notes()[0] == "FAIL"
+    assert checked().verdict == "FAIL"
 
 
 def test_a_wrong_port_fails_either_budget():
-    assert verdict_and_notes(scale=2.0)[0] == "FAIL"
+    assert checked(scale=2.0).verdict == "FAIL"

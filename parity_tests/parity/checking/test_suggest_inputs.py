@@ -15,6 +15,7 @@ from torch import nn
 
 import torch_ref
 from helpers.parity.block_pair import pair
+from helpers.parity.one_reference import Once
 from jax_attn import parity
 from jax_attn.parity.checking.prepared import Prepared
 from jax_attn.parity.run.inputs_and_runs import Inputs
@@ -419,7 +420,8 @@ def test_arguments_of_other_types_are_refused_by_name(row):
         parity.suggest_inputs(reference, **options)
 
 
-def test_a_check_on_them_passes_without_a_note_and_fails_a_wrong_port():
+def test_a_check_on_them_passes_without_a_note_and_fails_a_wrong_port(monkeypatch):
+    Once().patch(monkeypatch)
     reference, port = pair()
     inputs = parity.suggest_inputs(reference)
     result = parity.check(reference, port, inputs, transforms=("jit",))

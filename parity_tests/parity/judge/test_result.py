@@ -3,18 +3,23 @@
 import pytest
 
 from jax_attn.parity.judge.compare import TensorReport, Verdict
+from jax_attn.parity.judge.finding import Finding, StandingNote
 from jax_attn.parity.judge.result import ParityError, Result
 from jax_attn.parity.judge.text import plain
 
 
 def tensor(i, verdict=Verdict.PASS, fraction=None):
-    reasons = () if verdict is Verdict.PASS else (f"planted {i}",)
+    reasons = () if verdict is Verdict.PASS else (Finding("over-budget", f"planted {i}"),)
     share = i / 100 if fraction is None else fraction
     return TensorReport("output", f"y{i:02}", "jit", verdict, reasons, (2, 3), share, 1.0, 1.0, 1.0)
 
 
+WEIGHT, BLIND = Finding("weights-differ", "a weight"), Finding("scale", "blind")
+NOTES = (StandingNote("scope", "so"), Finding("no-padding", "a note"))
+
+
 def result(tensors, **others):
-    return Result("float32", "cpu", tuple(tensors), notes=("a note",), **others)
+    return Result("float32", "cpu", tuple(tensors), notes=NOTES, **others)
 
 
 PASSING = [tensor(i) for i in range(13)]
@@ -54,7 +59,7 @@ def test_the_ten_worst_are_listed_and_what_became_of_the_others_is_said(name):
 
 
 def test_reasons_come_before_the_table_and_notes_after_it():
-    shown = result([*PASSING, *FAILING], failures=("a weight",), doubts=("blind",))
+    shown = result([*PASSING, *FAILING], failures=(WEIGHT,), doubts=(BLIND,))
     places = [
         str(shown).index(text)
         for text in ("FAIL  check", "- a weight", "- blind", "- jit y30: planted", "error/budget")
@@ -72,9 +77,9 @@ def test_reasons_come_before_the_table_and_notes_after_it():
 
 # a result -> its gist.
 GISTS = {
-    "jit y30, 13 of its budget": result([*PASSING, *FAILING], failures=("a weight",)),
-    "a weight": result(PASSING, failures=("a weight",)),
-    "blind": result(PASSING, doubts=("blind",)),
+    "jit y30, 13 of its budget": result([*PASSING, *FAILING], failures=(WEIGHT,)),
+    "a weight": result(PASSING, failures=(WEIGHT,)),
+    "blind": result(PASSING, doubts=(BLIND,)),
     "nothing differs": result(PASSING),
 }
 
@@ -82,3 +87,21 @@ GISTS = {
 @pytest.mark.parametrize("gist", GISTS)
 def test_the_gist_is_the_tensor_that_decides_or_else_the_first_reason(gist):
     assert GISTS[gist].gist == gist
+
+
+def test_programs_read_every_finding_with_its_kind_and_its_weight():
+    doubtful = tensor(40, Verdict.INCONCLUSIVE)
+    told = result([FAILING[0], doubtful], failures=(WEIGHT,), doubts=(BLIND,))
+    assert [tuple(finding) for finding in told.findings] == [
+        ("failure", "weights-differ", "a weight"),
+        ("failure", "over-budget", "jit y20: planted 20"),
+        ("doubt", "scale", "blind"),
+        ("doubt", "over-budget", "jit y40: planted 40"),
+        ("note", "no-padding", "a note"),
+        ("standing note", "scope", "so"),
+    ]
+    assert {*told.reasons, *told.notes} == {f.sentence for f in told.findings}
+    first, *_ = told.as_dict()["findings"]
+    assert first == {"weight": "failure", "kind": "weights-differ", "sentence": "a weight"}
+    strict = [(f.weight, f.kind) for f in result(PASSING).strict().findings]
+    assert strict == [("doubt", "no-padding"), ("standing note", "scope")]

@@ -33,6 +33,7 @@ from jax_attn.parity.checking.canaries.softmaxes import try_softmaxes
 from jax_attn.parity.checking.canaries.watched import Watched, run_placed
 from jax_attn.parity.checking.canaries.windows import try_windows
 from jax_attn.parity.checking.prepared import Prepared
+from jax_attn.parity.judge.finding import Finding
 
 __all__ = [
     "DoubtsAndNotes",
@@ -44,9 +45,10 @@ __all__ = [
     "try_canaries",
 ]
 
-_DROWNED = (
+_DROWNED = Finding(
+    "drowned",
     "rounding alone may change each output by more than a tenth of its size, so which bugs these "
-    "inputs would reveal was not checked; to show it, use smaller inputs, or a finer dtype"
+    "inputs would reveal was not checked; to show it, use smaller inputs, or a finer dtype",
 )
 
 

@@ -12,7 +12,7 @@ from jax_attn.parity.checking.canaries.attention_facts import HIDES
 from jax_attn.parity.checking.canaries.findings import DoubtsAndNotes
 from jax_attn.parity.checking.canaries.places import Place, Placed
 from jax_attn.parity.checking.canaries.watched import inside
-from jax_attn.parity.judge.result import StandingNote
+from jax_attn.parity.judge.finding import Finding, StandingNote
 from jax_attn.parity.judge.text import joined
 from jax_attn.parity.run.modes.constants import Kwargs
 from jax_attn.parity.run.modes.lines import calling_line
@@ -268,21 +268,23 @@ class Branches:
             if not acts and not by_masks.acts.get(key):
                 idle.setdefault(side, []).append((path, self._lines[key]))
         notes = [
-            (StandingNote if side.standing else str)(
+            (StandingNote if side.standing else Finding)(
+                "idle-branch",
                 f"{side.operator}{_where_is(places)} never takes effect, so a port without it "
-                f"would pass; to show it, use {side.what}"
+                f"would pass; to show it, use {side.what}",
             )
             for side, places in idle.items()
             if not side.guards
         ]
         guards = [f"{s.operator}{_where_is(places)}" for s, places in idle.items() if s.guards]
         if guards:
-            notes.append(
+            sentence = (
                 f"{joined(guards)} {'guard' if guards[1:] else 'guards'} against zero and never "
                 f"{'take' if guards[1:] else 'takes'} effect, so a port without "
                 f"{'them' if guards[1:] else 'it'} would pass; to show it, use a row of zeros, "
                 "or a query with every key hidden"
             )
+            notes.append(Finding("idle-guard", sentence))
         return DoubtsAndNotes((), tuple(notes))
 
 

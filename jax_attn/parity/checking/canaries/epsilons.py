@@ -16,7 +16,7 @@ from jax_attn.parity.checking.canaries.places import Placed
 from jax_attn.parity.checking.canaries.watched import inside, is_seen, run_placed
 from jax_attn.parity.checking.prepared import Prepared
 from jax_attn.parity.judge.budget import PRECISIONS
-from jax_attn.parity.judge.result import StandingNote
+from jax_attn.parity.judge.finding import Finding, StandingNote
 from jax_attn.parity.run.modes.constants import Kwargs
 
 # operator -> which of its arguments is the epsilon
@@ -127,7 +127,7 @@ def try_epsilons(prepared: Prepared) -> DoubtsAndNotes:
     return DoubtsAndNotes((), (*_of_norms(prepared), *_of_denominators(prepared)))
 
 
-def _of_norms(prepared: Prepared) -> Iterator[str]:
+def _of_norms(prepared: Prepared) -> Iterator[Finding]:
     mode = _OtherEpsilons()
     run = run_placed(prepared.reference, mode)
     if run is None or not mode.norms:
@@ -146,23 +146,25 @@ def _of_norms(prepared: Prepared) -> Iterator[str]:
         yield from _of_one_norm(prepared, sorted(shown, key=shown.__getitem__))
 
 
-def _of_one_norm(prepared: Prepared, norms: list[Norm]) -> Iterator[str]:
+def _of_one_norm(prepared: Prepared, norms: list[Norm]) -> Iterator[Finding]:
     """Standing: of the many norms of a model some are mostly drowned by what is added to them."""
     tried = norms[:ALONE]
     unseen = [norm for norm in tried if not is_seen(prepared, partial(_OtherEpsilons, norm))]
     if len(norms) > ALONE:
         yield StandingNote(
+            "few-tried",
             f"a wrong epsilon of one norm alone was tried in {ALONE} of {len(norms)}: those whose "
-            "result it changes least"
+            "result it changes least",
         )
     if unseen:
         yield StandingNote(
+            "epsilon-alone",
             f"a port with a wrong epsilon in one norm alone{inside([path for path, _ in unseen])} "
-            "would pass, since rounding hides it; to show it, use smaller activations there"
+            "would pass, since rounding hides it; to show it, use smaller activations there",
         )
 
 
-def _of_denominators(prepared: Prepared) -> Iterator[str]:
+def _of_denominators(prepared: Prepared) -> Iterator[Finding]:
     """Standing: a denominator as small as its epsilon is seldom what inputs can make."""
     mode = _NoEpsilons()
     run_placed(prepared.reference, mode)
@@ -170,20 +172,22 @@ def _of_denominators(prepared: Prepared) -> Iterator[str]:
         return
     for epsilon, paths in mode.paths.items():
         yield StandingNote(
+            "epsilon-of-denominator",
             f"a port without the epsilon of {epsilon:g} in a denominator{inside(paths)} would "
-            "pass: beside it the denominators are too large"
+            "pass: beside it the denominators are too large",
         )
 
 
-def _note(epsilon: float, norms: list[tuple[str, float]], roundoff: float) -> str:
+def _note(epsilon: float, norms: list[tuple[str, float]], roundoff: float) -> Finding:
     """norms: paths, and by how much another epsilon moves each: half its part of the variance."""
     change = abs(_other(epsilon) - epsilon)
     where = inside([path for path, _ in norms])
     most = max(moved for _, moved in norms)
     have = f"an RMS of at least {math.sqrt(change / (2 * most)):.2g}" if most > 0 else "a huge RMS"
     need = math.sqrt(change / (2 * _SEEN * roundoff))
-    return (
+    return Finding(
+        "epsilon",
         f"a wrong epsilon of a norm{where} would pass: beside activations with "
         f"{have}, {_other(epsilon):g} in place of {epsilon:g} gives the same outputs; to show "
-        f"it, use activations with an RMS of {need:.2g} or less, on which the outputs depend"
+        f"it, use activations with an RMS of {need:.2g} or less, on which the outputs depend",
     )

@@ -2,6 +2,8 @@
 
 from typing import NamedTuple
 
+from jax_attn.parity.judge.finding import Finding
+
 FINE = ("float32", "float64")
 """The precisions whose rounding does not hide every small part of a number, such as an epsilon."""
 DRAWN = "inputs drawn at random, and several keys"
@@ -12,10 +14,10 @@ SOME_HIDDEN = "a mask that hides some keys, whose scores and values differ from 
 class DoubtsAndNotes(NamedTuple):
     """Bugs that would not be seen; what was not tried."""
 
-    doubts: tuple[str, ...]
-    notes: tuple[str, ...]
+    doubts: tuple[Finding, ...]
+    notes: tuple[Finding, ...]
 
 
-def doubt(bug: str, reason: str, remedy: str) -> str:
+def doubt(kind: str, bug: str, reason: str, remedy: str) -> Finding:
     why = f"blind inputs: they would not reveal {bug}, because {reason}"
-    return f"{why}; to reveal it, use {remedy}"
+    return Finding(kind, f"{why}; to reveal it, use {remedy}")

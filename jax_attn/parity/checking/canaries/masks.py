@@ -11,7 +11,7 @@ from jax_attn.parity.checking.canaries.planted import named_inputs, run_planted,
 from jax_attn.parity.checking.canaries.softmax_bugs import BuggySoftmax
 from jax_attn.parity.checking.canaries.watched import Watched, Watcher, run_placed
 from jax_attn.parity.checking.prepared import Prepared
-from jax_attn.parity.judge.result import StandingNote
+from jax_attn.parity.judge.finding import Finding, StandingNote
 from jax_attn.parity.run.inputs_and_runs import Run, is_float, wide
 from jax_attn.parity.run.modes.float64_mode import Float64
 from jax_attn.parity.run.reference import Reference
@@ -23,7 +23,7 @@ def try_masks(prepared: Prepared, facts: AttentionFacts, *watchers: Watcher) -> 
     watchers: of these runs of the reference.
     """
     doubts = []
-    notes: list[str] = []
+    notes: list[Finding] = []
     for name, mask in named_inputs(prepared.reference).items():
         if not is_mask(prepared.reference, name, mask):
             continue
@@ -38,14 +38,16 @@ def try_masks(prepared: Prepared, facts: AttentionFacts, *watchers: Watcher) -> 
             run = run_placed(other, Watched(watchers))
             may_empty = may_empty and run is not None and _is_finite(run)
             if run is None:
-                notes.append(
+                refused = (
                     f"whether these inputs would reveal that mask {name!r} is {bug} was not "
                     "checked: the reference raises an error on the mask that this takes"
                 )
+                notes.append(Finding("mask-not-tried", refused))
             elif not prepared.would_fail(run):
                 first = mask.flat[0]
                 reason = f"it is {first} everywhere" if (mask == first).all() else NO_KEY
-                doubts.append(doubt(f"that mask {name!r} is {bug}", reason, SOME_HIDDEN))
+                what = f"that mask {name!r} is {bug}"
+                doubts.append(doubt(f"{bug}-mask", what, reason, SOME_HIDDEN))
                 break
         else:
             if may_empty:
@@ -54,7 +56,8 @@ def try_masks(prepared: Prepared, facts: AttentionFacts, *watchers: Watcher) -> 
                     "without keys was not checked; to show it, use a query whose keys are all "
                     "hidden"
                 )
-                notes.append(leaves if _is_of_queries(mask) else StandingNote(leaves))
+                weight = Finding if _is_of_queries(mask) else StandingNote
+                notes.append(weight("no-empty-query", leaves))
     return DoubtsAndNotes(tuple(doubts), tuple(dict.fromkeys(notes)))
 
 

@@ -13,6 +13,7 @@ from jax_attn.parity.checking.canaries.planted import settings
 from jax_attn.parity.checking.canaries.softmax_bugs import FORWARD
 from jax_attn.parity.checking.canaries.watched import inside, is_seen, run_placed
 from jax_attn.parity.checking.prepared import Prepared
+from jax_attn.parity.judge.finding import Finding
 from jax_attn.parity.run.modes.constants import Kwargs
 
 # Layers in which a tanh is tried alone.
@@ -76,8 +77,8 @@ class _BuggyTanh(Placed):
 
 def try_softcaps(prepared: Prepared, tanhs: Tanhs) -> DoubtsAndNotes:
     """Doubt a cap of the scores, or note another tanh, that these inputs do not bend by."""
-    doubts: list[str] = []
-    notes: list[str] = []
+    doubts: list[Finding] = []
+    notes: list[Finding] = []
     for kind, paths in tanhs.paths.items():
         if is_seen(prepared, partial(_BuggyTanh, kind)):
             notes += _of_one(prepared, kind, list(dict.fromkeys(paths)))
@@ -90,22 +91,22 @@ def try_softcaps(prepared: Prepared, tanhs: Tanhs) -> DoubtsAndNotes:
             of_scores = of_others = "outputs that depend on it"
         if _is_softcap(prepared, kind):
             bug = f"a softcap (the {tanh}) that is left out or wrong"
-            doubts.append(doubt(bug, fact, of_scores))
+            doubts.append(doubt("softcap", bug, fact, of_scores))
         else:
-            notes.append(
-                f"a port without the {tanh} would pass: {fact}; to show it, use {of_others}"
-            )
+            passes = f"a port without the {tanh} would pass: {fact}; to show it, use {of_others}"
+            notes.append(Finding("tanh", passes))
     return DoubtsAndNotes(tuple(doubts), tuple(notes))
 
 
-def _of_one(prepared: Prepared, kind: Kind, paths: list[str]) -> Iterator[str]:
+def _of_one(prepared: Prepared, kind: Kind, paths: list[str]) -> Iterator[Finding]:
     """Note the layers of which a wrong tanh alone would pass, though one in all would not."""
     tried = paths[:ALONE] if len(paths) > 1 else []
     unseen = [path for path in tried if not is_seen(prepared, partial(_BuggyTanh, kind, path))]
     if unseen:
-        yield (
+        yield Finding(
+            "tanh",
             f"a port without the tanh{inside(unseen)} alone would pass, though one without all of "
-            f"its kind would not; to show it, use arguments of about 1 there"
+            f"its kind would not; to show it, use arguments of about 1 there",
         )
 
 

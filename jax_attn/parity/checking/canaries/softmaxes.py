@@ -21,46 +21,61 @@ from jax_attn.parity.checking.canaries.findings import (
 from jax_attn.parity.checking.canaries.planted import run_planted, same
 from jax_attn.parity.checking.canaries.softmax_bugs import BACKWARD, BuggySoftmax, SoftmaxBug
 from jax_attn.parity.checking.prepared import Prepared
-from jax_attn.parity.judge.result import StandingNote
+from jax_attn.parity.judge.finding import Finding, StandingNote
 from jax_attn.parity.run.inputs_and_runs import Run
 
 
 @dataclass(frozen=True)
 class Canary:
-    """name: of a bug that ports have. reason, remedy: what hides it and what reveals it, where
-    that is not the cause that the softmaxes themselves show."""
+    """kind, name: of a bug that ports have. reason, remedy: what hides it and what reveals it,
+    where that is not the cause that the softmaxes themselves show."""
 
+    kind: str
     name: str
     bug: SoftmaxBug
     reason: str = ""
     remedy: str = "{}"
 
-    def doubt(self, cause: Cause) -> str:
+    def doubt(self, cause: Cause) -> Finding:
         own = self.reason and cause not in (SINGLE, SATURATED)
         reason, remedy = (self.reason, DRAWN) if own else cause
-        return doubt(self.name, reason, self.remedy.format(remedy))
+        return doubt(self.kind, self.name, reason, self.remedy.format(remedy))
 
 
 # Planted in every softmax at once.
 _EVERYWHERE = (
-    Canary("weights that go to other keys", softmax_bugs.rolled),
-    Canary("a softmax over the queries", softmax_bugs.over_queries, "", "T other than S, or {}"),
+    Canary("other-keys", "weights that go to other keys", softmax_bugs.rolled),
     Canary(
+        "softmax-over-queries",
+        "a softmax over the queries",
+        softmax_bugs.over_queries,
+        "",
+        "T other than S, or {}",
+    ),
+    Canary(
+        "mixed-heads",
         "queries and heads mixed up",
         softmax_bugs.mixed_axes,
         "T is the number of heads, and the outputs are alike either way",
         "T other than N, or {}",
     ),
-    Canary("an ignored mask", softmax_bugs.unmasked, NO_KEY, f"{SOME_HIDDEN}, or {{}}"),
+    Canary(
+        "ignored-mask",
+        "an ignored mask",
+        softmax_bugs.unmasked,
+        NO_KEY,
+        f"{SOME_HIDDEN}, or {{}}",
+    ),
 )
-_STOPPED = Canary("a gradient stopped at the scores", softmax_bugs.stopped)
-_FINE = Canary("a scale of the scores 1% too large", softmax_bugs.scaled(1.01))
-_COARSE = Canary("a scale of the scores twice too large", softmax_bugs.scaled(2.0))
+_STOPPED = Canary("stopped-gradient", "a gradient stopped at the scores", softmax_bugs.stopped)
+_FINE = Canary("scale", "a scale of the scores 1% too large", softmax_bugs.scaled(1.01))
+_COARSE = Canary("scale", "a scale of the scores twice too large", softmax_bugs.scaled(2.0))
 # As fine as the precision shows it. Planted everywhere, and in one softmax at a time.
 _SCALES = {"float64": _FINE, "float32": _FINE, "float16": _COARSE, "bfloat16": _COARSE}
 NO_SOFTMAX = StandingNote(
+    "no-softmax",
     "the reference calls no softmax of torch's, so whether these inputs would reveal bugs of "
-    "attention was not checked"
+    "attention was not checked",
 )
 # Softmaxes that are tried alone: half as many runs as the budget's own, each forward only.
 ALONE = 8
@@ -71,7 +86,7 @@ def try_softmaxes(prepared: Prepared, facts: AttentionFacts) -> DoubtsAndNotes:
     scale = _SCALES[prepared.dtype]
     unseen: list[Canary] = []
     moved: list[float] = []
-    notes: list[str] = []
+    notes: list[Finding] = []
     for canary in (scale, *_EVERYWHERE):
         mode = BuggySoftmax(canary.bug)
         run = run_planted(prepared.reference, mode)
@@ -82,7 +97,7 @@ def try_softmaxes(prepared: Prepared, facts: AttentionFacts) -> DoubtsAndNotes:
                 f"whether these inputs would reveal {canary.name} was not checked: the reference "
                 "raises an error where this bug is planted in it"
             )
-            notes.append(StandingNote(refused))
+            notes.append(StandingNote("softmax-not-tried", refused))
             continue
         moved = moved or mode.moved  # the scale, which comes first, has a place in each
         if mode.planted and not prepared.would_fail(run):
@@ -97,16 +112,17 @@ def try_softmaxes(prepared: Prepared, facts: AttentionFacts) -> DoubtsAndNotes:
         alone = replace(scale, name=f"{scale.name} in {_places(blind, moved)} alone")
         doubts.append(alone.doubt(facts.cause(blind)))
     if idle := [place for place in suspects if place not in blind]:
-        notes.append(
+        unused = (
             f"the weights of {_places(idle, moved)} do not affect any output (unused, or only "
             f"selected from), so {'their' if idle[1:] else 'its'} scale was not checked"
         )
+        notes.append(Finding("softmax-unused", unused))
     if len(moved) > ALONE:
         few = (
             f"a wrong scale of one softmax alone was tried in {ALONE} of {len(moved)}: those "
             "whose weights it changes least"
         )
-        notes.append(StandingNote(few))
+        notes.append(StandingNote("few-tried", few))
     if prepared.gradients:
         mode = BuggySoftmax(_STOPPED.bug, BACKWARD)
         run = prepared.reference.under(mode, prepared.cotangents)

@@ -11,6 +11,7 @@ from jax_attn.parity.checking.canaries.findings import DoubtsAndNotes, doubt
 from jax_attn.parity.checking.canaries.planted import run_planted, settings
 from jax_attn.parity.checking.canaries.softmax_bugs import BuggySoftmax, at_the_start
 from jax_attn.parity.checking.prepared import Prepared
+from jax_attn.parity.judge.finding import Finding
 
 _MORE, _LESS = softmax_bugs.one_key_more, softmax_bugs.one_key_less
 # edge -> the same bug one key off in either direction
@@ -31,13 +32,14 @@ def try_windows(prepared: Prepared, facts: AttentionFacts) -> DoubtsAndNotes:
     return DoubtsAndNotes((*edges, *unreached), ())
 
 
-def _unseen_edges(prepared: Prepared) -> Iterator[str]:
+def _unseen_edges(prepared: Prepared) -> Iterator[Finding]:
     for edge, bugs in _EDGES.items():
         modes = [BuggySoftmax(bug) for bug in bugs]
         runs = [run_planted(prepared.reference, mode) for mode in modes]
         planted = [run for mode, run in zip(modes, runs, strict=True) if mode.planted and run]
         if not all(map(prepared.would_fail, planted)):
             yield doubt(
+                "mask-edge",
                 f"a mask (causal, or a window) that is off by one at the {edge} key of each query",
                 _FAINT,
                 _STRONG,
@@ -57,12 +59,13 @@ _KINDS_OF_LAYERS = ("layer_types", "attention_layers")
 _WINDOWED = ("sliding", "local", "chunk", "window")
 
 
-def _unreached_windows(module: torch.nn.Module, facts: AttentionFacts) -> Iterator[str]:
+def _unreached_windows(module: torch.nn.Module, facts: AttentionFacts) -> Iterator[Finding]:
     """Doubt the windows among a module's attributes, and its configs', that hide no key."""
     for name, window in dict.fromkeys(_windows(module)):
         # Of window + 1 keys one hides the first, if it counts the query's own, and one does not.
         if facts.longest <= window + (not facts.hides_first):
             yield doubt(
+                "window",
                 f"that the window `{name}={window}` is ignored or wrong",
                 f"no query has more than {facts.longest} keys",
                 f"sequences of more than {window + 1} tokens, or a smaller window on both sides",

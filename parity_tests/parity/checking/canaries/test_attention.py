@@ -4,25 +4,16 @@ import numpy as np
 import pytest
 import torch
 
-from jax_attn.parity.checking import canaries
-from jax_attn.parity.checking.prepared import Prepared
-from jax_attn.parity.run.inputs_and_runs import Inputs
-from jax_attn.parity.run.port import float_dtype
-from jax_attn.parity.run.reference import Reference
+from helpers.parity.canary_trials import QUIET
+from helpers.parity.canary_trials import try_on as trial
 
 B, T, D = 2, 7, 3
 rng = np.random.default_rng(0)
 X = rng.standard_normal((B, T, D))
-AT = torch.arange(T)
 
 
-def try_on(
-    module: torch.nn.Module, x: np.ndarray = X, dtype: str = "float32", gradients: bool = False
-) -> tuple[str, str]:
-    """Doubts and notes, a line each."""
-    reference = Reference(module, None, Inputs.of((x,), float_dtype(dtype)))
-    doubts, notes = canaries.try_canaries(Prepared(reference, dtype, gradients=gradients))
-    return "\n".join(doubts), "\n".join(notes)
+def try_on(module, x=X, **options):
+    return trial(module, (x,), **options)
 
 
 class Windowed(torch.nn.Module):
@@ -42,22 +33,22 @@ class Windowed(torch.nn.Module):
 
 @pytest.mark.parametrize("fill", [-torch.inf, -1e9, float(np.finfo(np.float32).min)])
 def test_a_window_that_acts_is_not_doubted(fill):
-    assert try_on(Windowed(3, fill=fill)) == ("", "")
-    assert try_on(Windowed(T - 1, fill=fill)) == ("", "")
+    assert try_on(Windowed(3, fill=fill))[:2] == QUIET
+    assert try_on(Windowed(T - 1, fill=fill))[:2] == QUIET
 
 
 @pytest.mark.parametrize("window", [T, 4096])
 def test_a_window_that_no_row_reaches_is_doubted_by_its_name(window):
-    doubts, _ = try_on(Windowed(window))
-    assert f"the window `sliding_window={window}` is ignored or wrong" in doubts
-    assert f"no query has more than {T} keys" in doubts
-    assert f"to reveal it, use sequences of more than {window + 1}" in doubts
+    tried = try_on(Windowed(window))
+    assert tried.doubts == ["window"]
+    assert f"the window `sliding_window={window}` is ignored or wrong" in tried.said
+    assert f"no query has more than {T} keys" in tried.said
+    assert f"to reveal it, use sequences of more than {window + 1}" in tried.said
 
 
 def test_longer_sequences_are_the_remedy():
-    assert "sequences of more than 8" in try_on(Windowed(T))[0]
     longer = rng.standard_normal((B, T + 2, D))
-    assert try_on(Windowed(T), longer) == ("", "")
+    assert try_on(Windowed(T), longer)[:2] == QUIET
 
 
 def test_a_window_of_both_sides_needs_one_key_more():
@@ -73,8 +64,8 @@ def test_a_window_of_both_sides_needs_one_key_more():
             far = (at[:, None] - at).abs() > self.window_size
             return torch.softmax((x @ x.mT).masked_fill(far, -torch.inf), -1) @ x
 
-    assert "the window `window_size=6`" in try_on(Radius())[0]
-    assert try_on(Radius(), rng.standard_normal((B, T + 1, D)))[0] == ""
+    assert try_on(Radius()).doubts == ["window"]
+    assert try_on(Radius(), rng.standard_normal((B, T + 1, D))).doubts == []
 
 
 UNUSED = {
@@ -85,7 +76,7 @@ UNUSED = {
 
 @pytest.mark.parametrize("row", UNUSED)
 def test_a_window_that_is_not_used_is_not_doubted(row):
-    assert try_on(Windowed(4096, **UNUSED[row])) == ("", "")
+    assert try_on(Windowed(4096, **UNUSED[row]))[:2] == QUIET
 
 
 def test_a_window_of_a_config_is_found_and_one_of_no_attention_is_not():
@@ -97,18 +88,18 @@ def test_a_window_of_a_config_is_found_and_one_of_no_attention_is_not():
 
     module = Windowed(T - 2)
     module.config = Config()
-    assert "`sliding_window=4096`" in try_on(module)[0]
+    assert "`sliding_window=4096`" in try_on(module).said
     layer = torch.nn.Identity()
     layer.window = 4096
-    assert try_on(layer)[0] == ""
+    assert try_on(layer).doubts == []
 
 
 def test_an_edge_that_no_weight_reaches_is_doubted():
     """Keys far back score so low that the window's edge does not show."""
-    doubts, _ = try_on(Windowed(T - 2, slope=40.0))
-    assert "off by one at the first key of each query" in doubts
-    assert "off by one at the last key" not in doubts
-    assert try_on(Windowed(T - 2, slope=0.5)) == ("", "")
+    tried = try_on(Windowed(T - 2, slope=40.0))
+    assert tried.doubts.count("mask-edge") == 1
+    assert "off by one at the first key of each query" in tried.said
+    assert try_on(Windowed(T - 2, slope=0.5))[:2] == QUIET
 
 
 # --- soft caps ------------------------------------------------------------------------------------
@@ -129,23 +120,22 @@ class Capped(torch.nn.Module):
 
 
 def test_a_cap_far_above_the_scores_is_doubted_and_larger_scores_are_the_remedy():
-    doubts, _ = try_on(Capped(50.0), 0.01 * X)
-    assert "a softcap (the tanh) that is left out or wrong, because no argument of it is" in doubts
-    assert "to reveal it, use scores about as large as the cap" in doubts
-    assert try_on(Capped(50.0), 4 * X) == ("", "")
-    assert try_on(Capped(5.0)) == ("", "")
+    tried = try_on(Capped(50.0), 0.01 * X)
+    assert tried.doubts == ["softcap"]
+    assert "(the tanh) that is left out or wrong, because no argument of it is" in tried.said
+    assert "to reveal it, use scores about as large as the cap" in tried.said
+    assert try_on(Capped(50.0), 4 * X)[:2] == QUIET
+    assert try_on(Capped(5.0))[:2] == QUIET
 
 
 def test_a_cap_of_outputs_is_a_doubt_by_its_name_and_else_a_note():
     module = Capped(1e5, of_scores=False)
-    doubts, notes = try_on(module)
-    assert doubts == ""
-    assert "a port without the tanh would pass: no argument of it is larger than" in notes
+    tried = try_on(module)
+    assert tried[:2] == ([], ["tanh"])
+    assert "a port without the tanh would pass: no argument of it is larger than" in tried.said
     module.final_logit_softcapping = 1e5
-    doubts, notes = try_on(module)
-    assert "a softcap (the tanh) that is left out or wrong, because no argument of it is" in doubts
-    assert notes == ""
-    assert try_on(Capped(5.0, of_scores=False)) == ("", "")
+    assert try_on(module)[:2] == (["softcap"], [])
+    assert try_on(Capped(5.0, of_scores=False))[:2] == QUIET
 
 
 class Branch(torch.nn.Module):
@@ -164,15 +154,13 @@ class Branch(torch.nn.Module):
 @pytest.mark.parametrize("in_place", [False, True])
 def test_a_tanh_is_seen_where_it_writes_in_place_and_in_gradients(in_place):
     torch.manual_seed(0)
-    note = "a port without the tanh would pass: "
-    assert note not in try_on(Branch(0.1, in_place))[1]
-    assert note not in try_on(Branch(0.0, in_place), gradients=True)[1]
-    shown = "changes no compared tensor by more than rounding; to show it, use outputs that"
-    notes = try_on(Branch(0.0, in_place))[1]
-    assert note in notes
-    assert shown in notes
-    small = try_on(Branch(0.1, in_place).requires_grad_(False), 1e-3 * X)[1]
-    assert note not in small  # the bias alone is large enough
+    assert "tanh" not in try_on(Branch(0.1, in_place)).notes
+    assert "tanh" not in try_on(Branch(0.0, in_place), gradients=True).notes
+    tried = try_on(Branch(0.0, in_place))
+    assert "tanh" in tried.notes
+    assert "changes no compared tensor by more than rounding; to show it, use outp" in tried.said
+    small = try_on(Branch(0.1, in_place).requires_grad_(False), 1e-3 * X)
+    assert "tanh" not in small.notes  # the bias alone is large enough
 
 
 def test_a_cap_that_shows_does_not_vouch_for_another():
@@ -192,17 +180,17 @@ def test_a_cap_that_shows_does_not_vouch_for_another():
         def forward(self, x):
             return self.layers[0](x)
 
-    assert try_on(Layers(4.0)) == ("", "")
-    shared, alone = try_on(Layers(1e5))
-    assert shared == ""  # of one class and place: alike in every layer
-    assert "a port without the tanh in `layers.0.scores` alone would pass" in alone
+    assert try_on(Layers(4.0))[:2] == QUIET
+    alone = try_on(Layers(1e5))
+    assert alone[:2] == ([], ["tanh"])  # of one class and place: alike in every layer
+    assert "a port without the tanh in `layers.0.scores` alone would pass" in alone.said
 
     class Other(Capped):
         pass
 
     module = Layers(1e5)
     module.layers[0].outputs = Other(5.0, of_scores=False)
-    assert "a softcap (the tanh in `layers.0.scores`)" in try_on(module)[0]
+    assert "a softcap (the tanh in `layers.0.scores`)" in try_on(module).said
 
 
 # --- why a softmax hides what it does -------------------------------------------------------------
@@ -214,19 +202,16 @@ class Attends(torch.nn.Module):
 
 
 def test_a_saturated_softmax_is_called_so_and_smaller_scores_are_the_remedy():
-    doubts, _ = try_on(Attends(), 30 * X)
-    assert "a scale of the scores 1% too large, because the softmax is saturated" in doubts
-    assert "to reveal it, use smaller scores, by smaller inputs or weights" in doubts
-    assert "off by one" not in doubts
-    assert try_on(Attends()) == ("", "")
+    tried = try_on(Attends(), 30 * X)
+    assert ("scale" in tried.doubts, "mask-edge" in tried.doubts) == (True, False)
+    assert "a scale of the scores 1% too large, because the softmax is saturated" in tried.said
+    assert "to reveal it, use smaller scores, by smaller inputs or weights" in tried.said
+    assert try_on(Attends())[:2] == QUIET
 
 
 def test_of_scores_that_no_kernel_makes_twice_alike_the_inputs_are_too_large():
     """Their rounding alone, 1e8 of 2**24, is a factor of the weights that a fused kernel makes."""
-    doubts, notes = try_on(Attends(), 1e4 * X)
-    assert (doubts, notes.count("\n")) == ("", 0)
-    assert "rounding alone may change each output" in notes
-    assert "to show it, use smaller inputs" in notes
+    assert try_on(Attends(), 1e4 * X)[:2] == ([], ["drowned"])
 
 
 CAUSES = {
@@ -241,7 +226,7 @@ CAUSES = {
 @pytest.mark.parametrize("row", CAUSES)
 def test_what_hides_a_scale_is_the_true_cause(row):
     x, cause = CAUSES[row]
-    assert f"a scale of the scores 1% too large, because {cause}" in try_on(Attends(), x)[0]
+    assert f"a scale of the scores 1% too large, because {cause}" in try_on(Attends(), x).said
 
 
 def test_values_that_are_alike_are_named_where_the_scores_differ():
@@ -249,4 +234,4 @@ def test_values_that_are_alike_are_named_where_the_scores_differ():
         def forward(self, x):
             return torch.softmax(x @ x.mT, -1) @ (0 * x + 1)
 
-    assert "1% too large, because the values hardly differ from key to key" in try_on(OfOnes())[0]
+    assert "1% too large, because the values hardly differ from key to key" in try_on(OfOnes()).said

@@ -5,13 +5,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from jax_attn.parity.checking import canaries
-from jax_attn.parity.checking.canaries.softmaxes import NO_SOFTMAX
-from jax_attn.parity.checking.prepared import Prepared
-from jax_attn.parity.judge.result import StandingNote
-from jax_attn.parity.run.inputs_and_runs import Inputs
-from jax_attn.parity.run.port import float_dtype
-from jax_attn.parity.run.reference import Reference
+from helpers.parity.canary_trials import try_on
 
 B, T, D = 2, 7, 3
 rng = np.random.default_rng(0)
@@ -20,12 +14,10 @@ AT = torch.arange(2 * T)
 KEEP = np.array([[1, 1, 1, 1, 1, 1, 1], [1, 0, 1, 1, 0, 1, 0]], bool)
 
 
-def notes_on(call, **inputs) -> str:
-    """The notes, a line each, but those of a reference without a softmax."""
-    bound = Inputs.of({"x": X} | inputs, float_dtype("float32"))
-    reference = Reference(torch.nn.Module(), lambda _, **inputs: call(**inputs), bound)
-    _, notes = canaries.try_canaries(Prepared(reference, "float32", gradients=False))
-    return "\n".join(note for note in notes if note != NO_SOFTMAX)
+def notes_on(call, **inputs) -> list[str]:
+    """The notes, but that of a reference without a softmax."""
+    said = try_on(call, {"x": X} | inputs).said.splitlines()
+    return [line for line in said if not line.startswith(("blind", "the reference calls no softm"))]
 
 
 def distances(x):
@@ -40,120 +32,68 @@ def assigned(x):
     return x
 
 
+F = functional
+TEN, BIG = 9 * X, 99 * X
+# name -> (the reference, an input on which it acts, the branch, what the note says shows it)
 IDLE = {
-    "a clip": (lambda x: x.clip(-8, 8), 9 * X, "clamp(max=8) (", "a number above 8"),
-    "its lower side": (lambda x: x.clip(-8, 8), 9 * X, "clamp(min=-8) (", "a number below -8"),
-    "relu6": (
-        lambda x: torch.nn.functional.relu6(x),
-        9 * X,
-        "hardtanh(max=6) (",
-        "a number above 6",
-    ),
-    "hardtanh": (lambda x: torch.nn.functional.hardtanh(x, -5, 5), 9 * X, "hardtanh(max=5)", "5"),
+    "a clip": (lambda x: x.clip(-8, 8), TEN, "clamp(max=8) (", "a number above 8"),
+    "its lower side": (lambda x: x.clip(-8, 8), TEN, "clamp(min=-8) (", "a number below -8"),
+    "relu6": (lambda x: F.relu6(x), TEN, "hardtanh(max=6) (", "a number above 6"),
+    "hardtanh": (lambda x: F.hardtanh(x, -5, 5), TEN, "hardtanh(max=5)", "5"),
     "relu": (torch.relu, X, "relu (", "a number below 0"),
     "a distance": (distances, np.concatenate([X, X], 1), "clamp(max=8)", "longer sequences"),
-    "maximum": (
-        lambda x: torch.maximum(x, torch.tensor(-2.0).to(x)),
-        9 * X,
-        "maximum(min=-2)",
-        "a number below -2",
-    ),
+    "maximum": (lambda x: x.maximum(torch.tensor(-2.0).to(x)), TEN, "maximum(min=-2)", "below -2"),
     "minimum of two": (
         lambda x: torch.minimum(x, 2 * x),
-        9 * X,
+        TEN,
         "the second argument of minimum",
         "the first argument is the larger one",
     ),
-    "where": (
-        lambda x: torch.where(x > 2, 3 * x, x),
-        9 * X,
-        "the first argument of where",
-        "its condition is True",
-    ),
-    "nan_to_num": (
-        torch.nan_to_num,
-        np.where(X > 1, np.nan, X),
-        "nan_to_num (",
-        "a query with every key hidden",
-    ),
-    "threshold": (
-        lambda x: functional.threshold(x, -2, 0.0),
-        9 * X,
-        "threshold(-2)",
-        "of -2 or less",
-    ),
-    "hardshrink": (
-        lambda x: functional.hardshrink(x, 0.05),
-        X / 9,
-        "hardshrink(0.05)",
-        "between -0.05",
-    ),
-    "softshrink": (lambda x: functional.softshrink(x, 0.05), X / 9, "softshrink(0.05)", "and 0.05"),
-    "remainder": (lambda x: torch.remainder(x, 5), 9 * X, "remainder(5)", "below 0, or of 5"),
-    "fmod": (lambda x: torch.fmod(x, 5), 9 * X, "fmod(5)", "a number of 5 or more"),
-    "floor": (
-        lambda x: x + torch.floor(x / 9),
-        9 * X,
-        "floor (",
-        "takes to several steps",
-    ),
+    "where": (lambda x: torch.where(x > 2, 3 * x, x), TEN, "the first argument of wh", "is True"),
+    "nan_to_num": (torch.nan_to_num, np.where(X > 1, np.nan, X), "nan_to_num (", "is not finite"),
+    "threshold": (lambda x: F.threshold(x, -2, 0.0), TEN, "threshold(-2)", "of -2 or less"),
+    "hardshrink": (lambda x: F.hardshrink(x, 0.05), X / 9, "hardshrink(0.05)", "between -0.05"),
+    "softshrink": (lambda x: F.softshrink(x, 0.05), X / 9, "softshrink(0.05)", "and 0.05"),
+    "remainder": (lambda x: torch.remainder(x, 5), TEN, "remainder(5)", "below 0, or of 5"),
+    "fmod": (lambda x: torch.fmod(x, 5), TEN, "fmod(5)", "a number of 5 or more"),
+    "floor": (lambda x: x + torch.floor(x / 9), TEN, "floor (", "takes to several steps"),
     "bucketize": (
         lambda x: x * (torch.bucketize(x, torch.tensor([2.0]).to(x)) + 1),
-        9 * X,
+        TEN,
         "bucketize (",
         "takes to several steps",
     ),
-    "celu": (lambda x: functional.celu(x), X, "celu (", "a number below 0"),
-    "elu": (lambda x: functional.elu(x), X, "elu (", "a number below 0"),
-    "leaky_relu": (lambda x: functional.leaky_relu(x), X, "leaky_relu (", "a number below 0"),
-    "prelu": (
-        lambda x: functional.prelu(x, torch.tensor([0.1]).to(x)),
-        X,
-        "prelu (",
-        "a number below 0",
-    ),
+    "celu": (lambda x: F.celu(x), X, "celu (", "a number below 0"),
+    "elu": (lambda x: F.elu(x), X, "elu (", "a number below 0"),
+    "leaky_relu": (lambda x: F.leaky_relu(x), X, "leaky_relu (", "a number below 0"),
+    "prelu": (lambda x: F.prelu(x, torch.tensor([0.1]).to(x)), X, "prelu (", "a number below 0"),
     "relu of what is below 0": (
         lambda x: x - torch.relu(x - 9),
-        99 * X,
+        BIG,
         "the argument of relu (",
         "a number above 0",
     ),
     "a clamp that gives its bound": (
         lambda x: x / (x.amax() / 9).clamp(min=1.0),
-        99 * X,
+        BIG,
         "the argument of clamp (",
         "a number above 1",
     ),
     "a clip that gives one bound": (
         lambda x: x * (x - 9).clip(-2, 2),
-        9 * X,
+        TEN,
         "the argument of clamp (",
         "a number above -2 and below 2",
     ),
     "abs": (torch.abs, X, "abs (", "a number below 0"),
     "sign": (lambda x: x * torch.sign(x), X, "sign (", "a number below 0"),
-    "a factor": (
-        lambda x: x * (x < 2),
-        9 * X,
-        "a condition taken as a number (",
-        "the condition is False",
-    ),
-    "a cast factor": (
-        lambda x: x - (x > 2).to(x),
-        9 * X,
-        "a condition taken as a number (",
-        "the condition is True",
-    ),
-    "masked_scatter": (
-        lambda x: x.masked_scatter(x > 2, torch.zeros_like(x)),
-        9 * X,
-        "masked_scatter (",
-        "its mask is True",
-    ),
-    "an assignment": (assigned, 9 * X, "an assignment to what a mask selects", "mask is True"),
+    "a factor": (lambda x: x * (x < 2), TEN, "a condition taken as a number (", "is False"),
+    "a cast factor": (lambda x: x - (x > 2).to(x), TEN, "a condition taken as a nu", "is True"),
+    "masked_scatter": (lambda x: x.masked_scatter(x > 2, 0 * x), TEN, "masked_scatter (", "True"),
+    "an assignment": (assigned, TEN, "an assignment to what a mask selects", "mask is True"),
     "a mask of its own": (
         lambda x: torch.softmax((x @ x.mT).masked_fill(x[..., :1] > 2, -torch.inf), -1) @ x,
-        9 * X,
+        TEN,
         "masked_fill (",
         "a key that it hides",
     ),
@@ -164,14 +104,11 @@ TAME = np.clip(abs(X), 0.1, 1.5)
 @pytest.mark.parametrize("row", IDLE)
 def test_a_branch_that_never_acts_is_noted_and_the_input_named_is_the_remedy(row):
     call, acting, operator, what = IDLE[row]
-    notes = notes_on(call, x=TAME)
-    assert operator in notes
-    assert "test_branches.py:" in notes
-    assert "never takes effect, so a port without it would pass; to show it, use " in notes
-    assert what in notes
-    wanted = [note for note in notes.split("\n") if note.startswith(operator)]
-    assert wanted
-    assert not any(note in notes_on(call, x=acting) for note in wanted)
+    tried = try_on(call, {"x": TAME})
+    wanted = [note for note in tried.said.splitlines() if note.startswith(operator)]
+    assert "idle-branch" in tried.notes
+    assert any(".py:" in note and what in note for note in wanted)
+    assert {*wanted}.isdisjoint(notes_on(call, x=acting))
 
 
 def test_guards_are_one_note_and_an_empty_row_removes_it():
@@ -179,12 +116,11 @@ def test_guards_are_one_note_and_an_empty_row_removes_it():
         mean = (x * keep[..., None]).sum(1) / keep.sum(1, keepdim=True).to(x).clamp(min=1e-9)
         return torch.nn.functional.normalize(mean, dim=-1)
 
-    notes = notes_on(pooled, keep=KEEP)
-    assert notes.count("\n") == 0
-    assert notes.startswith("clamp(min=1e-09) (")
-    assert " guard against zero and never take effect, so a port without them" in notes
-    assert notes.endswith("to show it, use a row of zeros, or a query with every key hidden")
-    assert notes_on(pooled, keep=KEEP & np.array([[True], [False]])) == ""
+    (note,) = notes_on(pooled, keep=KEEP)
+    assert note.startswith("clamp(min=1e-09) (")
+    assert " guard against zero and never take effect, so a port without them" in note
+    assert "idle-guard" in try_on(pooled, {"x": X, "keep": KEEP}).notes
+    assert notes_on(pooled, keep=KEEP & np.array([[True], [False]])) == []
 
 
 def put(x, at, value):
@@ -211,35 +147,26 @@ QUIET = {
 
 @pytest.mark.parametrize("row", QUIET)
 def test_what_acts_or_cannot_is_not_noted(row):
-    assert notes_on(QUIET[row], keep=KEEP) == ""
+    assert notes_on(QUIET[row], keep=KEEP) == []
 
 
 @pytest.mark.parametrize(("positions", "is_standing"), [(9, True), (8, False)])
 def test_a_distance_that_comes_to_its_bound_and_not_beyond_is_a_standing_note(
     positions, is_standing
 ):
-    bound = Inputs.of({"x": rng.standard_normal((B, positions, D))}, float_dtype("float32"))
-    reference = Reference(torch.nn.Module(), lambda _, x: distances(x), bound)
-    _, notes = canaries.try_canaries(Prepared(reference, "float32", gradients=False))
-    (note,) = (note for note in notes if "clamp(max=8)" in note)
-    assert isinstance(note, StandingNote) is is_standing
+    tried = try_on(distances, {"x": rng.standard_normal((B, positions, D))})
+    assert "clamp(max=8)" in tried.said
+    assert ("idle-branch" in tried.standing) is is_standing
 
 
 @pytest.mark.parametrize("row", ["a mask's where", "a mask's product"])
 def test_a_mask_that_is_all_true_is_its_own_canarys_business(row):
     """The doubt names the mask; the branch that it makes act gives no note beside."""
-    bound = Inputs.of({"x": X, "keep": np.ones((B, T), bool)}, float_dtype("float32"))
-    call = QUIET[row]
-    reference = Reference(torch.nn.Module(), lambda _, **inputs: call(**inputs), bound)
-    doubts, notes = canaries.try_canaries(Prepared(reference, "float32", gradients=False))
-    assert "that mask 'keep' is ignored" in doubts[0]
-    assert not any("effect" in note for note in notes)
+    tried = try_on(QUIET[row], {"x": X, "keep": np.ones((B, T), bool)})
+    assert (tried.doubts, tried.notes) == (["ignored-mask"], ["no-softmax"])
 
 
 def test_layers_alike_are_one_note_that_names_them():
     layers = torch.nn.Sequential(*(torch.nn.Hardtanh(-9, 9) for _ in range(4)))
-    bound = Inputs.of((10 * X - 5 * abs(X),), float_dtype("float32"))
-    reference = Reference(layers, None, bound)
-    _, notes = canaries.try_canaries(Prepared(reference, "float32", gradients=False))
-    (note,) = [note for note in notes if "(max=9)" in note] or [""]
-    assert note.startswith("hardtanh(max=9) in `0`, `1` and 2 more (")
+    said = try_on(layers, (10 * X - 5 * abs(X),)).said
+    assert said.count("hardtanh(max=9) in `0`, `1` and 2 more (") == said.count("(max=9)") == 1

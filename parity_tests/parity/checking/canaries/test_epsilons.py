@@ -6,23 +6,19 @@ import numpy as np
 import pytest
 import torch
 
-from jax_attn.parity.checking import canaries
-from jax_attn.parity.checking.prepared import Prepared
-from jax_attn.parity.judge.result import StandingNote
-from jax_attn.parity.run.inputs_and_runs import Inputs
-from jax_attn.parity.run.port import float_dtype
-from jax_attn.parity.run.reference import Reference
+from helpers.parity.canary_trials import try_on
 
 B, T, D = 3, 7, 6
 X = np.random.default_rng(0).standard_normal((B, T, D))
 
 
-def notes_on(norm: torch.nn.Module, x: np.ndarray, dtype: str = "float32") -> list[str]:
-    module = torch.nn.Sequential(norm, torch.nn.Identity()).eval()
-    torch_dtype = getattr(torch, dtype)
-    reference = Reference(module.to(torch_dtype), None, Inputs.of((x,), float_dtype(dtype)))
-    _, notes = canaries.try_canaries(Prepared(reference, dtype, gradients=False))
-    return [note for note in notes if "epsilon" in note]
+def noted(norm: torch.nn.Module, x: np.ndarray, dtype: str = "float32"):
+    """The kinds of notes on epsilons, those of them that stand, and all that is said."""
+    module = torch.nn.Sequential(norm, torch.nn.Identity()).eval().to(getattr(torch, dtype))
+    tried = try_on(module, (x,), dtype)
+    of_epsilons = ("epsilon", "epsilon-alone", "epsilon-of-denominator", "few-tried")
+    notes, standing = ([k for k in ks if k in of_epsilons] for ks in (tried.notes, tried.standing))
+    return notes, standing, tried.said
 
 
 class RMSNorm(torch.nn.Module):
@@ -54,23 +50,24 @@ NORMS = {
 
 @pytest.mark.parametrize("row", NORMS)
 def test_an_epsilon_is_noted_beside_large_activations_alone(row):
-    (note,) = notes_on(NORMS[row](), 1000 * X)
-    assert "in `0` would pass: beside activations with an RMS of at least" in note
-    need = float(re.search(r"an RMS of (\S+) or less", note)[1])
+    notes, standing, said = noted(NORMS[row](), 1000 * X)
+    assert (notes, standing) == (["epsilon"], [])
+    assert "in `0` would pass: beside activations with an RMS of at least" in said
+    need = float(re.search(r"an RMS of (\S+) or less", said)[1])
     assert 0.5 < need < 5
     rms = np.sqrt(np.mean(X**2))
-    assert notes_on(NORMS[row](), need / rms * X) == []
+    assert noted(NORMS[row](), need / rms * X)[0] == []
 
 
 def test_the_running_variance_of_a_batch_norm_counts():
     norm = torch.nn.BatchNorm1d(T)
-    assert notes_on(norm, 1000 * X) == []
+    assert noted(norm, 1000 * X)[0] == []
     norm.running_var.fill_(1e6)
-    assert len(notes_on(norm, X)) == 1
+    assert noted(norm, X)[0] == ["epsilon"]
 
 
 def test_low_precision_hides_every_epsilon_and_says_nothing():
-    assert notes_on(torch.nn.LayerNorm(D), 1000 * X, "bfloat16") == []
+    assert noted(torch.nn.LayerNorm(D), 1000 * X, "bfloat16")[0] == []
 
 
 def test_one_norm_of_several_is_named():
@@ -82,11 +79,11 @@ def test_one_norm_of_several_is_named():
         def forward(self, x):
             return self.second(0.1 * self.first(x) * torch.arange(D))
 
-    (note,) = notes_on(Two(), 1000 * X)
-    assert "in `0.first` would pass: beside activations with" in note
-    (note,) = notes_on(Two(), X)  # the second norm takes back most of what the first changes
-    assert "in one norm alone in `0.first` would pass" in note
-    assert notes_on(Two(), 0.01 * X) == []
+    notes, _, said = noted(Two(), 1000 * X)
+    assert (notes, "in `0.first` would pass: beside activations" in said) == (["epsilon"], True)
+    # The second norm takes back most of what the first changes.
+    assert noted(Two(), X)[1] == ["epsilon-alone"]
+    assert noted(Two(), 0.01 * X)[0] == []
 
 
 def test_an_epsilon_that_is_wrong_in_one_norm_alone_is_tried():
@@ -98,10 +95,10 @@ def test_an_epsilon_that_is_wrong_in_one_norm_alone_is_tried():
         def forward(self, x):
             return self.second(x) + 1e-3 * self.first(x)
 
-    (note,) = notes_on(Faint(), X)
-    assert note.startswith("a port with a wrong epsilon in one norm alone in `0.first` would pass")
-    assert isinstance(note, StandingNote)
-    assert notes_on(Faint(), 0.01 * X) == []
+    notes, standing, said = noted(Faint(), X)
+    assert notes == standing == ["epsilon-alone"]
+    assert "a port with a wrong epsilon in one norm alone in `0.first` would pass" in said
+    assert noted(Faint(), 0.01 * X)[0] == []
 
 
 def test_of_many_norms_three_are_tried_alone():
@@ -113,8 +110,8 @@ def test_of_many_norms_three_are_tried_alone():
         def forward(self, x):
             return torch.stack([norm(x) for norm in self.norms])
 
-    (note,) = notes_on(Many(), 0.01 * X)
-    assert note.startswith("a wrong epsilon of one norm alone was tried in 3 of 4")
+    notes, _, said = noted(Many(), 0.01 * X)
+    assert (notes, "one norm alone was tried in 3 of 4" in said) == (["few-tried"], True)
 
 
 class Divided(torch.nn.Module):
@@ -129,7 +126,7 @@ class ByReciprocal(torch.nn.Module):
 
 @pytest.mark.parametrize("module", [Divided, ByReciprocal])
 def test_an_epsilon_in_a_denominator_is_noted_where_it_could_be_left_out(module):
-    (note,) = notes_on(module(), 1000 * X)
-    assert note.startswith("a port without the epsilon of 1e-06 in a denominator in `0` would pass")
-    assert isinstance(note, StandingNote)
-    assert notes_on(module(), 1e-4 * X) == []
+    notes, standing, said = noted(module(), 1000 * X)
+    assert notes == standing == ["epsilon-of-denominator"]
+    assert "a port without the epsilon of 1e-06 in a denominator in `0` would pass" in said
+    assert noted(module(), 1e-4 * X)[0] == []

@@ -47,19 +47,19 @@ BUFFERS = {
 def test_a_buffer_that_does_nothing_is_noted(row):
     value, compute, number = BUFFERS[row]
     module = Uses(value.clone(), compute)
+    tried = try_on(module, (X,), gradients=True)
+    assert ("neutral-weights" in tried.notes) == bool(number), tried.said
     note = f"buffer `part.shift` of the reference is {number} throughout, so a port that leaves it"
-    _, notes = try_on(module, (X,), gradients=True)
-    assert (note in notes) == ("buffer" in notes) == bool(number), notes
+    assert (note in tried.said) == bool(number)
     assert torch.equal(module.part.shift, value)
 
 
 def test_running_statistics_are_noted_together_where_they_are_read():
     norms = torch.nn.Sequential(torch.nn.BatchNorm1d(D), torch.nn.BatchNorm1d(D))
-    _, notes = try_on(norms.eval(), (X[:, 0],))
-    assert "buffers `0.running_mean` and `1.running_mean` of the reference are 0" in notes
-    assert "buffers `0.running_var` and `1.running_var` of the reference are 1" in notes
-    _, notes = try_on(norms.train(), (X[:, 0],))
-    assert "running" not in notes
+    said = try_on(norms.eval(), (X[:, 0],)).said
+    assert "buffers `0.running_mean` and `1.running_mean` of the reference are 0" in said
+    assert "buffers `0.running_var` and `1.running_var` of the reference are 1" in said
+    assert "running" not in try_on(norms.train(), (X[:, 0],)).said
 
 
 class Scales(torch.nn.Module):
@@ -74,19 +74,13 @@ class Scales(torch.nn.Module):
         return x * (1 + self.weight) + self.in_bias
 
 
-FORMULA = "parameter `weight` of the reference is 0 throughout, so a port that uses it in another"
-
-
 def test_a_parameter_that_does_nothing_is_noted():
     """With gradients, its formula alone stays open, and a sum has one formula."""
-    _, notes = try_on(Scales(), (X,), gradients=True)
-    assert FORMULA in notes
-    assert "in_bias" not in notes
-    _, notes = try_on(Scales(), (X,))
-    for name in ("weight", "in_bias"):
-        assert (
-            f"parameter `{name}` of the reference is 0 throughout, so a port that leaves" in notes
-        )
+    tried = try_on(Scales(), (X,), gradients=True)
+    assert ("neutral-formula" in tried.standing, "neutral-weights" in tried.notes) == (True, False)
+    assert "parameter `weight` of the reference is 0 throughout, so a port that uses" in tried.said
+    assert "in_bias" not in tried.said
+    assert try_on(Scales(), (X,)).notes.count("neutral-weights") == 2
 
 
 def test_parameters_that_were_drawn_are_not_noted():
@@ -94,4 +88,5 @@ def test_parameters_that_were_drawn_are_not_noted():
     for x in module.parameters():
         torch.nn.init.normal_(x, generator=torch.Generator().manual_seed(0))
     for gradients in (True, False):
-        assert "throughout" not in try_on(module, (X,), gradients=gradients)[1]
+        notes = try_on(module, (X,), gradients=gradients).notes
+        assert {*notes}.isdisjoint({"neutral-weights", "neutral-formula"})

@@ -7,6 +7,7 @@ import numpy as np
 from jax_attn.parity.checking.canaries.findings import DoubtsAndNotes
 from jax_attn.parity.checking.canaries.planted import named_inputs, run_planted, same, with_inputs
 from jax_attn.parity.checking.prepared import Prepared
+from jax_attn.parity.judge.finding import findings
 from jax_attn.parity.run.modes.float64_mode import Float64
 
 _ALONG = {
@@ -18,14 +19,14 @@ _ALONG = {
 def try_batches(prepared: Prepared) -> DoubtsAndNotes:
     """Note an axis of one, where the reference takes two along it and keeps them apart."""
     inputs = named_inputs(prepared.reference)
-    notes = [
+    notes = (
         f"every input has {one}, so a port that mixes {several} would pass; to show it, use "
         f"two {what} that differ"
         for axis, (one, several, what) in _ALONG.items()
         if inputs and all(a.shape[axis : axis + 1] == (1,) for a in inputs.values())
         if _keeps_apart(prepared, inputs, axis)
-    ]
-    return DoubtsAndNotes((), tuple(notes))
+    )
+    return DoubtsAndNotes((), findings("one-row", notes))
 
 
 def _keeps_apart(prepared: Prepared, inputs: Mapping[str, np.ndarray], axis: int) -> bool:

@@ -21,7 +21,7 @@ def try_equal_inputs(prepared: Prepared) -> DoubtsAndNotes:
             remedy = "arrays that differ"
             remedy += ", or gradients=True" if is_float(given.dtype) else ""
             bug = f"that inputs {a!r} and {b!r} are swapped"
-            doubts.append(doubt(bug, "they are the same array", remedy))
+            doubts.append(doubt("swapped-inputs", bug, "they are the same array", remedy))
     return DoubtsAndNotes(tuple(doubts), ())
 
 

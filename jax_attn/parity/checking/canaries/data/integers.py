@@ -14,6 +14,7 @@ from jax_attn.parity.checking.canaries.masks import hidden_keys, is_mask
 from jax_attn.parity.checking.canaries.planted import named_inputs, run_planted, with_inputs
 from jax_attn.parity.checking.prepared import Prepared
 from jax_attn.parity.judge.compare import Verdict
+from jax_attn.parity.judge.finding import Finding, findings
 from jax_attn.parity.judge.text import joined
 from jax_attn.parity.run.call_side import as_raised
 from jax_attn.parity.run.inputs_and_runs import Inputs
@@ -29,14 +30,14 @@ RUNS = 4
 class Probed(NamedTuple):
     """Why the port fails with other values; what other values could not show."""
 
-    failures: tuple[str, ...]
-    notes: tuple[str, ...]
+    failures: tuple[Finding, ...]
+    notes: tuple[Finding, ...]
 
 
 def probe_integers(prepared: Prepared, port: Port, transforms: Sequence[str]) -> Probed:
     """Judge the port, forward alone, where each integer that it may not read has other values."""
     varied: dict[str, np.ndarray] = {}
-    notes = []
+    unvaried = []
     for name, given in named_inputs(prepared.reference).items():
         if given.dtype.kind not in "iu" or is_mask(prepared.reference, name, given):
             continue
@@ -44,17 +45,19 @@ def probe_integers(prepared: Prepared, port: Port, transforms: Sequence[str]) ->
         if isinstance(other, np.ndarray):
             varied[name] = other
         elif other:
-            notes.append(f"whether the port reads input {name!r} was not checked: {other}")
+            unvaried.append(f"whether the port reads input {name!r} was not checked: {other}")
+    notes = findings("input-not-varied", unvaried)
     if not varied:
-        return Probed((), tuple(notes))
+        return Probed((), notes)
     # Operation by operation, what is compiled already serves: the shapes are the same.
     transform = "eager" if "eager" in transforms else transforms[0]
     try:
-        return Probed(tuple(_failures(_Probe(prepared, port, transform), varied)), tuple(notes))
+        failures = findings("input-ignored", _failures(_Probe(prepared, port, transform), varied))
+        return Probed(failures, notes)
     except _RefusedError as error:
         names = joined([repr(name) for name in varied])
         note = f"whether the port reads input {names} was not checked: {error}"
-        return Probed((), (*notes, note))
+        return Probed((), (*notes, Finding("input-not-varied", note)))
 
 
 def integers_left_out(reference: Reference) -> tuple[str, ...]:

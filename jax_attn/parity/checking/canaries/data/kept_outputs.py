@@ -8,6 +8,7 @@ from jax_attn.parity.checking.canaries.masks import is_mask
 from jax_attn.parity.checking.canaries.planted import named_inputs, run_planted, with_inputs
 from jax_attn.parity.checking.prepared import Prepared
 from jax_attn.parity.judge.compare import Verdict, rms
+from jax_attn.parity.judge.finding import Finding
 from jax_attn.parity.judge.text import quoted
 from jax_attn.parity.run.inputs_and_runs import wide
 from jax_attn.parity.run.modes.float64_mode import Float64
@@ -16,7 +17,7 @@ from jax_attn.parity.run.port import Port, full_precision
 
 def probe_kept_outputs(
     prepared: Prepared, port: Port, transforms: Sequence[str]
-) -> tuple[str, ...]:
+) -> tuple[Finding, ...]:
     """A failure where the outputs on other inputs are those of the first, and the reference's not.
 
     Operation by operation alone: a compiled program keeps none, and this one is compiled already.
@@ -52,4 +53,4 @@ def probe_kept_outputs(
         f"eager: on other inputs of the same shapes the port gives {quoted(kept)} as on these, and "
         "the reference does not: does it keep what it once computed outside of its Variables?"
     )
-    return (failure,)
+    return (Finding("outputs-kept", failure),)

@@ -12,14 +12,14 @@ from jax_attn.parity.checking.canaries.findings import DoubtsAndNotes
 from jax_attn.parity.checking.canaries.masks import is_mask
 from jax_attn.parity.checking.canaries.planted import named_inputs, run_planted, with_inputs
 from jax_attn.parity.checking.prepared import Prepared
-from jax_attn.parity.judge.result import StandingNote
+from jax_attn.parity.judge.finding import Finding, StandingNote
 from jax_attn.parity.run.inputs_and_runs import is_float, wide
 from jax_attn.parity.run.modes.float64_mode import Float64
 
 
 def try_mask_patterns(prepared: Prepared) -> DoubtsAndNotes:
     """Note what a port could read instead, where the reference reads the whole mask, or input."""
-    notes: list[str] = []
+    notes: list[Finding] = []
     for name, given in named_inputs(prepared.reference).items():
         if given.size == 0 or (given == given.flat[0]).all():
             continue  # that a mask of a single value is ignored is doubted already
@@ -28,8 +28,8 @@ def try_mask_patterns(prepared: Prepared) -> DoubtsAndNotes:
         if is_mask(prepared.reference, name, given):
             notes += _of_axes(prepared, f"mask {name!r}", name, given, moved, alike)
             notes += [
-                StandingNote(f"mask {name!r} {words}")
-                for has, words in _ORDINARY
+                StandingNote(kind, f"mask {name!r} {words}")
+                for kind, has, words in _ORDINARY
                 if has(given) and _is_read(prepared, name, moved)
             ]
         elif is_float(given.dtype) and not prepared.gradients:  # which show what is read
@@ -45,19 +45,20 @@ def _of_axes(
     given: np.ndarray,
     moved: np.ndarray,
     alike: Iterable[int],
-) -> Iterator[str]:
+) -> Iterator[Finding]:
     """Note the axes, before the last, along which one place would do for all."""
     for axis in alike:
         others = np.where(_is_first(given, axis), given, moved)
         several = given.shape[axis] > 1 and axis < given.ndim - 1
         if several and _is_read(prepared, name, others):
-            yield (
+            yield Finding(
+                "alike-along-axis",
                 f"{label} is the same all along its axis {axis}, so a port that reads one place "
-                f"there for all would pass; to show it, use one that differs along axis {axis}"
+                f"there for all would pass; to show it, use one that differs along axis {axis}",
             )
 
 
-def _of_bias(prepared: Prepared, name: str, bias: np.ndarray) -> Iterator[str]:
+def _of_bias(prepared: Prepared, name: str, bias: np.ndarray) -> Iterator[Finding]:
     """Note a bias that is a mask in effect."""
     if "bias" not in name.lower():
         return
@@ -66,10 +67,11 @@ def _of_bias(prepared: Prepared, name: str, bias: np.ndarray) -> Iterator[str]:
         return
     between = -np.linspace(0, 0.5, bias.size).reshape(bias.shape)
     if _is_read(prepared, name, np.where(bias == 0, between, bias)):
-        yield (
+        yield Finding(
+            "bias-as-mask",
             f"input {name!r} holds 0 and {values[0]:g} alone, so a port that reads it as a mask, "
             "instead of adding it to the scores, would pass; to show it, use other numbers "
-            "in it, or gradients=True"
+            "in it, or gradients=True",
         )
 
 
@@ -106,12 +108,14 @@ def _is_causal(mask: np.ndarray) -> bool:
 # What the masks of ordinary calls are like, no cause to refuse a PASS.
 _ORDINARY = (
     (
+        "mask-one-end",
         _hides_one_end,
         "hides tokens at one end of each row alone, so a port that reads only how many it hides "
         "would pass; to show it, use a row in which a hidden token stands between two that "
         "are not",
     ),
     (
+        "mask-causal",
         _is_causal,
         "is causal, so a port that is causal without reading it would pass; to show it, use a "
         "mask that hides other keys, too",

@@ -8,7 +8,7 @@ import torch
 from jax_attn.parity.checking.canaries.findings import DoubtsAndNotes
 from jax_attn.parity.checking.canaries.planted import run_planted
 from jax_attn.parity.checking.prepared import Prepared
-from jax_attn.parity.judge.result import StandingNote
+from jax_attn.parity.judge.finding import Finding, StandingNote
 from jax_attn.parity.judge.text import quoted
 from jax_attn.parity.run.modes.float64_mode import Float64
 
@@ -25,7 +25,7 @@ def try_neutral_weights(prepared: Prepared) -> DoubtsAndNotes:
     0. A sum has one formula, so a bias is not noted then.
     """
     module = prepared.reference.module
-    notes = list(_left_out(prepared, "buffer", module.named_buffers()))
+    notes: list[Finding] = list(_left_out(prepared, "buffer", module.named_buffers()))
     if prepared.gradients:
         for value, names in _neutral(module.named_parameters()):
             if "bias" not in names[0].rpartition(".")[2]:
@@ -48,22 +48,24 @@ def _neutral(tensors: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[floa
 
 def _left_out(
     prepared: Prepared, kind: str, tensors: Iterable[tuple[str, torch.Tensor]]
-) -> Iterator[str]:
+) -> Iterator[Finding]:
     for value, names in _neutral(tensors):
         if _changes_outputs(prepared, {*names}):
             s, are, them = ("s", "are", "them") if names[1:] else ("", "is", "it")
-            yield (
+            yield Finding(
+                "neutral-weights",
                 f"{kind}{s} {quoted(names)} of the reference {are} {value:g} throughout, so a port "
-                f"that leaves {them} out may pass; to show it, use {_REMEDY}"
+                f"that leaves {them} out may pass; to show it, use {_REMEDY}",
             )
 
 
 def _formula(names: list[str], value: float) -> StandingNote:
     s, are, them = ("s", "are", "them") if names[1:] else ("", "is", "it")
     return StandingNote(
+        "neutral-formula",
         f"parameter{s} {quoted(names)} of the reference {are} {value:g} throughout, so a port that "
         f"uses {them} in another formula, such as exp(w) for 1 + w, may pass; to show it, use "
-        f"{_REMEDY}"
+        f"{_REMEDY}",
     )
 
 

@@ -9,6 +9,7 @@ import torch
 from jax_attn.parity.checking.canaries.findings import DoubtsAndNotes
 from jax_attn.parity.checking.canaries.planted import named_inputs, run_planted, same, with_inputs
 from jax_attn.parity.checking.prepared import Prepared
+from jax_attn.parity.judge.finding import findings
 from jax_attn.parity.run.inputs_and_runs import Run
 from jax_attn.parity.run.modes.float64_mode import Float64
 
@@ -35,7 +36,7 @@ def try_padding_ids(prepared: Prepared) -> DoubtsAndNotes:
                     "reference treats apart from other ids, so what the port makes of it was not "
                     f"checked; to show it, use rows that end in some ids of {pad}"
                 )
-    return DoubtsAndNotes((), tuple(notes))
+    return DoubtsAndNotes((), findings("no-padding", notes))
 
 
 def _exchanged(prepared: Prepared, path: str, name: str, a: int, b: int) -> Run | None:

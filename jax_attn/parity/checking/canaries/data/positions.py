@@ -17,7 +17,8 @@ def try_positions(prepared: Prepared) -> DoubtsAndNotes:
             alike = x.shape[axis] > 1 and (x == x.take([0], axis)).all()
             if alike and _joins(prepared, name, x, axis):
                 reason = f"input {name!r} is the same all along its axis {axis}, as is an output"
-                doubts.append(doubt("which positions the port mixes, and how", reason, DRAWN))
+                bug = "which positions the port mixes, and how"
+                doubts.append(doubt("positions", bug, reason, DRAWN))
     return DoubtsAndNotes(tuple(doubts), ())
 
 

@@ -5,9 +5,10 @@ import numpy as np
 from jax_attn.parity.checking.canaries.findings import FINE
 from jax_attn.parity.checking.prepared import Prepared
 from jax_attn.parity.judge.compare import POWER, Verdict
+from jax_attn.parity.judge.finding import Finding, findings
 
 
-def small_features(prepared: Prepared) -> tuple[str, ...]:
+def small_features(prepared: Prepared) -> tuple[Finding, ...]:
     """Note outputs of which some features, along the last axis, may err by a tenth of their size.
 
     A rounding of the large ones reaches the small ones where sums mix them, so a budget of the
@@ -33,4 +34,4 @@ def small_features(prepared: Prepared) -> tuple[str, ...]:
             "pass; to show it, use a reference_call and port_call that return them under a "
             "name of their own"
         )
-    return tuple(notes)
+    return findings("small-features", notes)

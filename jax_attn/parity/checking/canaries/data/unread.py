@@ -12,6 +12,7 @@ from torch._ops import OpOverload
 from jax_attn.parity.checking.canaries.findings import DoubtsAndNotes
 from jax_attn.parity.checking.canaries.planted import run_planted
 from jax_attn.parity.checking.prepared import Prepared
+from jax_attn.parity.judge.finding import Finding
 from jax_attn.parity.judge.text import quoted
 from jax_attn.parity.run.modes.constants import Kwargs, each
 from jax_attn.parity.run.modes.float64_mode import Float64, is_view
@@ -59,4 +60,4 @@ def try_unread(prepared: Prepared) -> DoubtsAndNotes:
         f"no input reaches {quoted(unread)}: no output is computed from {them}, so a port with "
         f"other numbers there may pass; to show it, use inputs that are routed to {them}"
     )
-    return DoubtsAndNotes((), (note,))
+    return DoubtsAndNotes((), (Finding("unreached-weights", note),))

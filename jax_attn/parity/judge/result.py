@@ -109,10 +109,17 @@ class Result:
         weak = _reasons(t for t in self.tensors if t.verdict is not Verdict.FAIL)
         notes = [note for note in self.notes if not isinstance(note, StandingNote)]
         standing = [note for note in self.notes if isinstance(note, StandingNote)]
-        listed: tuple[Iterable[Finding], ...]
-        listed = ((*self.failures, *failed), (*self.doubts, *weak), notes, standing)
-        weighted = zip(("failure", "doubt", "note", "standing note"), listed, strict=True)
-        return tuple(WeightedFinding(w, f.kind, str(f)) for w, each in weighted for f in each)
+        listed: dict[str, Iterable[Finding]] = {
+            "failure": (*self.failures, *failed),
+            "doubt": (*self.doubts, *weak),
+            "note": notes,
+            "standing note": standing,
+        }
+        return tuple(
+            WeightedFinding(weight, finding.kind, str(finding))
+            for weight, weighted in listed.items()
+            for finding in weighted
+        )
 
     @property
     def gist(self) -> str:

@@ -69,7 +69,9 @@ def _grad(forward: Forward, args: Arguments, cotangents: Tree) -> OutputsAndGrad
     """`jax.grad` of the scalar sum(cotangent * output), compiled: as a training step has it."""
     *differentiated, others = args
 
-    def loss(params: nnx.State, floats: Tree) -> tuple[jax.Array, Outputs]:
+    def loss(
+        params: nnx.State, floats: Tree, others: Tree, cotangents: Tree
+    ) -> tuple[jax.Array, Outputs]:
         outputs, after = forward(params, floats, others)
         terms = [(c * outputs[k]).sum() for k, c in cotangents.items()]
         return sum(terms, start=jnp.zeros((), terms[0].dtype)), (outputs, after)
@@ -77,7 +79,7 @@ def _grad(forward: Forward, args: Arguments, cotangents: Tree) -> OutputsAndGrad
     if not cotangents:
         return call_compiled(jax.jit(forward), *args), None
     step = jax.jit(jax.grad(loss, argnums=(0, 1), has_aux=True))
-    grads, outputs = call_compiled(step, *differentiated)
+    grads, outputs = call_compiled(step, *differentiated, others, cotangents)
     return outputs, grads
 
 

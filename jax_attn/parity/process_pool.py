@@ -5,7 +5,7 @@ import signal
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import lru_cache
-from itertools import chain, count
+from itertools import count
 from multiprocessing import get_context
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -14,7 +14,7 @@ from jax_attn.parity.calibration.configurations import Configuration
 from jax_attn.parity.calibration.report import Trial
 from jax_attn.parity.judge.result import NotRun, Result
 from jax_attn.parity.matrix.cases import Case
-from jax_attn.parity.matrix.rows import COMPILED_KERNELS, seconds, shared_programs
+from jax_attn.parity.matrix.rows import COMPILED_KERNELS, seconds
 
 if TYPE_CHECKING:
     from jax_attn.parity.matrix.on_mesh import MeshCase
@@ -45,21 +45,18 @@ _CHANGES = count(1)
 def run_rows(
     cases: Sequence[Case], backend: str, implementation: str | None = None
 ) -> list[Result | NotRun]:
-    """Rows of one shape and dtype, measured on `backend`, or emulated where they say so.
+    """Rows of one preparation, measured on `backend`, or emulated where they say so.
 
     implementation: the attention kernel that the ports insist on; None lets them choose.
     """
     from jax_attn.parity.bugs.trials import doubts
     from jax_attn.parity.matrix.run_rows import run_cases, run_emulated
 
-    _forget_programs_of_others(cases[0].shape, cases[0].dtype)
-    results: list[Result | NotRun] = []
-    for rows in _alike(cases, lambda case: case.preparation):
-        if rows[0].transform == "emulated":
-            results += [run_emulated(case, implementation, doubts=doubts) for case in rows]
-        else:
-            results += run_cases(rows, backend, implementation, doubts=doubts)
-    return results
+    first = cases[0]
+    _forget_programs_of_others(first.shape, first.dtype)
+    if first.transform == "emulated":
+        return [run_emulated(case, implementation, doubts=doubts) for case in cases]
+    return run_cases(cases, backend, implementation, doubts=doubts)
 
 
 def run_on_mesh(
@@ -119,23 +116,15 @@ def compile_block(design: str) -> list[NotRun]:
 
 
 def tasks(cases: Sequence[Case], backend: str, implementation: str | None = None) -> list[Piece]:
-    """All rows of one preparation make a piece of work, with those that share their programs.
+    """All rows of one preparation make a piece of work.
 
     The smallest comes first, for a verdict soon; then the largest, so that no process ends with
     long work alone. Pieces of one shape and dtype stand together.
     """
-    preparations = _alike(cases, lambda case: case.preparation)
-    pieces = [tuple(chain(*group)) for group in _alike(preparations, _shared)]
-    long = {piece: seconds(piece) if len(piece) > 2 else 0.0 for piece in pieces}
-    pieces.sort(key=lambda c: (-long[c], -c[0].size.work, c[0].shape, c[0].dtype))
+    pieces = _alike(cases, lambda case: case.preparation)
+    pieces.sort(key=lambda c: (-c[0].size.work, c[0].shape, c[0].dtype))
     pieces = pieces[-1:] + pieces[:-1]
     return [Piece(run_rows, (c, backend, implementation), len(c), seconds(c)) for c in pieces]
-
-
-def _shared(preparation: Sequence[Case]) -> Hashable:
-    """What these rows share with those of other preparations; of most the first row itself."""
-    shared = (shared_programs(case) for case in preparation)
-    return next((key for key in shared if not isinstance(key, Case)), preparation[0])
 
 
 def mesh_tasks(

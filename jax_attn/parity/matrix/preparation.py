@@ -16,11 +16,10 @@ from jax_attn.attention.dispatch import Implementation, Kernel
 from jax_attn.nn import GroupedQueryAttention
 from jax_attn.parity.checking.prepared import Prepared
 from jax_attn.parity.checking.weights import compare_weights
-from jax_attn.parity.judge.budget import RUNS
 from jax_attn.parity.judge.finding import Finding
 from jax_attn.parity.judge.oracle import AttentionProblem, Solution, solve
 from jax_attn.parity.matrix import cached_calls
-from jax_attn.parity.matrix.cases import TILE_EDGES, Case, Size
+from jax_attn.parity.matrix.cases import Case, Size
 from jax_attn.parity.matrix.designs import VOCABULARY, Design
 from jax_attn.parity.matrix.kernels import DENSE, is_dense, recording
 from jax_attn.parity.matrix.masks import DROPPED, MASKS
@@ -139,9 +138,6 @@ def as_seen(inputs: Arrays, dtype: str) -> dict[str, np.ndarray]:
         for k, a in inputs.items()
     }
 
-
-_FEWER_RUNS = 6
-"""Of long rows, whose runs take longest: what goes wrong at the edge of a tile is a gross error."""
 
 # Larger than torch's own, whose scores are so small that attention is nearly uniform: a
 # wrong mask or scale would hardly show.
@@ -278,7 +274,6 @@ class Preparation:
             oracle=self.solution,
             precision=self.precision,
             declared_nan=self.declared_nan,
-            runs=_FEWER_RUNS if self.case.shape in TILE_EDGES else RUNS,
         )
 
     @cached_property

@@ -123,9 +123,6 @@ def covering() -> tuple[Case, ...]:
     """
     adds = {case: _covered(case) for case in _all()}
     cost = {case: _cost(case) for case in adds}
-    sharing: dict[object, list[Case]] = {}
-    for case in adds:
-        sharing.setdefault(shared_programs(case), []).append(case)
     having: dict[object, list[Case]] = {}
     for case, things in adds.items():
         for thing in things:
@@ -136,8 +133,6 @@ def covering() -> tuple[Case, ...]:
     missing, rows = {*having}, list[Case]()
     while missing:
         rows.append(best := max(gain, key=lambda case: gain[case] / cost[case]))
-        for case in sharing[shared_programs(best)]:
-            cost[case] = _cost(case, compiled=True)
         for thing in adds[best] & missing:
             for case in having[thing]:
                 gain[case] -= worth[thing]
@@ -181,49 +176,27 @@ def _covered(case: Case) -> set[object]:
     return {*pairs(case), case.design} | ({(case.design, "hides keys")} if hides else set())
 
 
-def shared_programs(case: Case) -> object:
-    """What rows that share most of their programs have in common.
-
-    Operations that compile by themselves are the same for all rows of one shape and dtype; three
-    designs whose port is one module read a text through one cache.
-    """
-    if case.transform == "eager":
-        return "eager", case.shape, case.dtype
-    if case.design in ALIKE_CACHED:
-        return "cached", case.mask, case.shape, case.dtype, case.transform
-    return case
-
-
-ALIKE_CACHED = ("weights_mha/cached", "masked_mha/cached", "torch_mha/cached")
-
-
-def _cost(case: Case, *, compiled: bool = False) -> float:
-    """Seconds of a processor, roughly, as measured; most of them compile.
-
-    compiled: whether the programs that the row shares with others are compiled already.
-    """
-    seconds = 1.0 + 0.3 * (case.shape == "seed001") + 0.9 * (case.size.D == 512)
-    if "cached" in case.design and not (compiled and case.design in ALIKE_CACHED):
+def _cost(case: Case) -> float:
+    """Seconds of a processor, roughly, as measured; most of them compile."""
+    seconds = 1.3 + 1.7 * (case.transform == "eager") + 0.2 * case.shape.startswith("seed00")
+    if "cached" in case.design:
         # A program for each piece that is read, and jit has the forward pass twice.
         seconds += 3.5 + (case.transform == "jit") + case.size.T / 4 * (case.transform == "eager")
         seconds += 3 * (case.shape == "prime")
-    if case.transform == "eager":
-        seconds += 0.2 if compiled else 2.2 + 1.5 * (case.dtype == "float16")
     return seconds
 
 
 def seconds(cases: Sequence[Case]) -> float:
-    """Expected seconds of a processor, roughly, for rows that share their programs.
+    """Expected seconds of a processor, roughly, for all rows of one preparation.
 
-    The first rows that run must say how long all the others take.
+    Other than `_cost`, which chooses among small shapes, this tells wide and long ones apart: the
+    first rows that run must say how long all the others take.
     """
-    total, compiled = 0.0, set[object]()
-    for case in cases:
-        size, programs = case.size, shared_programs(case)
-        scores = size.B * size.N * size.T * size.S
-        total += _cost(case, compiled=programs in compiled) + scores / 2**18
-        compiled.add(programs)
-    return total
+    size = cases[0].size
+    wide, scores = (size.D / 512) ** 2, size.B * size.N * size.T * size.S / 2**17
+    eager = sum(case.transform == "eager" for case in cases)
+    cached = "cached" in cases[0].design
+    return len(cases) + 1.3 * wide + 1.5 * scores + eager * (1 + 2.2 * wide) + 4 * cached
 
 
 def _dtypes(factors: Factors, mask: str) -> tuple[str, ...]:

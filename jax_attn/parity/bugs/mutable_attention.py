@@ -26,9 +26,16 @@ TensorProblem = Any
 
 
 def solve(
-    problem: AttentionProblem, d_output: np.ndarray, d_weights: np.ndarray | None, plants: Plants
+    problem: AttentionProblem,
+    d_output: np.ndarray,
+    d_weights: np.ndarray | None,
+    plants: Plants,
+    gradients: bool = True,
 ) -> Solution:
-    """As `oracle.solve`, with `plants` in place of the steps of `STEPS` that they name."""
+    """As `oracle.solve`, with `plants` in place of the steps of `STEPS` that they name.
+
+    gradients: whether they are computed; without them the solution has none.
+    """
     leaves: TensorProblem = replace(
         cast(Any, problem),
         inputs=_leaves(problem.inputs),
@@ -36,7 +43,11 @@ def solve(
         bias=None if problem.bias is None else _leaf(problem.bias),
     )
     step = {name: partial(plants[name], f) if name in plants else f for name, f in STEPS.items()}
-    output, weights = _forward(step["problem"](leaves), step)
+    with torch.set_grad_enabled(gradients):
+        output, weights = _forward(step["problem"](leaves), step)
+    solved = output.detach().numpy(), weights.detach().numpy()
+    if not gradients:
+        return Solution(*solved, {}, {}, None)
     wrt = {
         **{("input", k): x for k, x in leaves.inputs.items()},
         **{("weight", k): x for k, x in leaves.weights.items()},
@@ -55,7 +66,6 @@ def solve(
     grads_of: dict[str, dict[str, np.ndarray]] = {"input": {}, "weight": {}, "bias": {}}
     for (kind, name), grad in zip(wrt, grads, strict=True):
         grads_of[kind][name] = grad.numpy()
-    solved = output.detach().numpy(), weights.detach().numpy()
     return Solution(*solved, grads_of["input"], grads_of["weight"], grads_of["bias"].get(""))
 
 

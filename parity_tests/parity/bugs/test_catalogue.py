@@ -18,7 +18,7 @@ from jax_attn.parity.bugs.kill_report import (
     without_their_row,
 )
 from jax_attn.parity.bugs.mutable_attention import STEPS
-from jax_attn.parity.bugs.trials import claimed, doubts, try_bug
+from jax_attn.parity.bugs.trials import claimed, doubts, is_seen, run_with, try_bug
 from jax_attn.parity.judge.compare import Verdict
 from jax_attn.parity.judge.oracle import Solution, solve
 from jax_attn.parity.matrix.cases import Case
@@ -126,6 +126,18 @@ def test_a_row_tries_the_bugs_that_are_hard_to_see(monkeypatch, planted, tried):
     monkeypatch.setitem(BUGS, planted, replace(BUGS[planted], plants={}))
     assert planted in claimed(row(case))
     assert any(repr(planted) in doubt for doubt in doubts(row(case))) == tried
+
+
+@pytest.mark.parametrize(
+    ("planted", "in_outputs"), [("no scale", True), ("gradient stopped at the keys", False)]
+)
+def test_a_bug_is_seen_in_the_outputs_or_else_in_the_gradients(planted, in_outputs):
+    made_for_it = row(own_row(planted))
+    outputs = run_with(made_for_it, planted, gradients=False)
+    assert outputs.kinds["output"]
+    assert not any(outputs.kinds[kind] for kind in outputs.kinds if kind != "output")
+    assert made_for_it.prepared.would_fail(outputs) == in_outputs
+    assert is_seen(made_for_it, planted)
 
 
 def test_a_bug_that_was_not_tried_on_its_own_row_is_told():

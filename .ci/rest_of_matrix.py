@@ -5,8 +5,8 @@ The gate runs `jax-attn verify` as README has it, and then these, so that no row
 
 import sys
 
-from jax_attn.parity.matrix import rows
-from jax_attn.parity.matrix.cases import Case
+from jax_attn.selfcheck.matrix import rows
+from jax_attn.selfcheck.matrix.cases import Case
 
 
 def left_out() -> tuple[list[Case], list[Case]]:
@@ -21,7 +21,7 @@ def left_out() -> tuple[list[Case], list[Case]]:
 def main() -> int:
     from jax_attn.cli.common.progress import worked_off
     from jax_attn.cli.verifying.outcome import Outcome
-    from jax_attn.parity import process_pool
+    from jax_attn.selfcheck import process_pool
 
     measured, emulated = left_out()
     work = process_pool.tasks(measured, "cpu") + process_pool.tasks(emulated, "tpu")

@@ -66,7 +66,7 @@ def process_wide() -> dict[str, object]:
 @pytest.fixture
 def compiled_alone(monkeypatch):
     """`verify` runs a layer compiled and not op by op, where each op would compile by itself."""
-    monkeypatch.setattr("jax_attn.parity.checkpoint.layer.TRANSFORMS_OF_LAYERS", ("jit",))
+    monkeypatch.setattr("jax_attn.porting.verify.layer.TRANSFORMS_OF_LAYERS", ("jit",))
 
 
 # Files that take minutes.
@@ -165,14 +165,14 @@ LONG_FILES = {
     "models/test_training_whole_models.py": 30,
     "models/test_whole_models.py": 120,
     "nn/test_meshes.py": 20,
-    "parity/bugs/test_planted_bugs.py": 25,
+    "selfcheck/power/test_planted_bugs.py": 25,
     "parity/checking/test_on_mesh.py": 20,
-    "parity/checkpoint/test_verify_checkpoint.py": 30,
-    "parity/checkpoint/test_verify_layers.py": 35,
-    "parity/checkpoint/test_verify_model.py": 40,
+    "porting/verify/test_verify_checkpoint.py": 30,
+    "porting/verify/test_verify_layers.py": 35,
+    "porting/verify/test_verify_model.py": 40,
     "parity/explaining/test_explain.py": 30,
-    "parity/matrix/test_on_mesh.py": 40,
-    "parity/training/test_training.py": 25,
+    "selfcheck/matrix/test_on_mesh.py": 40,
+    "training/test_training.py": 25,
     "test_docs.py": 110,
 }
 

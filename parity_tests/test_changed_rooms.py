@@ -10,13 +10,13 @@ pytest.importorskip("grimp")
 # A changed file -> (rooms that it calls for, rooms that it does not).
 CHANGES = {
     "jax_attn/parity/run/reference.py": (
-        {"parity/run", "parity/checking", "parity/matrix", "cli", "bench"},
+        {"parity/run", "parity/checking", "selfcheck/matrix", "cli", "bench"},
         {"parity/judge", "transfer", "attention", "nn", "models"},
     ),
     "jax_attn/cli/port.py": ({"cli"}, {"parity/run", "transfer", "bench"}),
     "jax_attn/attention/kernels/__init__.py": ({"attention", "nn", "models"}, {"transfer"}),
     "jax_attn/parity/__init__.py": ({"parity/judge", "parity/run", "cli"}, {"transfer", "nn"}),
-    "torch_ref/gqa.py": ({"torch_ref", "parity/matrix"}, {"attention", "transfer"}),
+    "torch_ref/gqa.py": ({"torch_ref", "selfcheck/matrix"}, {"attention", "transfer"}),
     "parity_tests/models/test_generate.py": ({"models"}, {"nn", "cli", "parity/run"}),
     "parity_tests/parity/run/test_new.py": ({"parity/run"}, {"parity/checking"}),
     "docs/tutorial.md": ({"docs"}, {"cli", "parity/checking"}),

@@ -9,10 +9,10 @@ import pytest
 
 from helpers import documents
 from helpers.documents import PAGES, ROOT, Session
-from jax_attn.parity.bugs.catalogue import BUGS
-from jax_attn.parity.matrix import rows
-from jax_attn.parity.training.bugs.trials import CASES_OF_BUGS
-from jax_attn.transfer.families import FAMILIES
+from jax_attn.families import FAMILIES
+from jax_attn.selfcheck.matrix import rows
+from jax_attn.selfcheck.power.catalogue import BUGS
+from jax_attn.selfcheck.training_bugs.trials import CASES_OF_BUGS
 
 TEXTS = {name: path.read_text() for name, path in PAGES.items()}
 WITH_CODE = [name for name, text in TEXTS.items() if documents.blocks(text)]

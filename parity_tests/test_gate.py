@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from jax_attn.parity.matrix import rows
+from jax_attn.selfcheck.matrix import rows
 
 ROOT = Path(__file__).parents[1]
 GATE = ROOT / ".ci" / "run"

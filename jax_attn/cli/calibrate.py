@@ -48,12 +48,12 @@ def command(
     expect_ready(report, FILES)
     from jax_attn import environment
     from jax_attn.cli.common.progress import worked_off
-    from jax_attn.parity import process_pool
-    from jax_attn.parity.calibration import report as calibrated
-    from jax_attn.parity.calibration.configurations import Configuration
-    from jax_attn.parity.calibration.configurations import configurations as draw
-    from jax_attn.parity.calibration.report import Trial
     from jax_attn.parity.judge.compare import Verdict
+    from jax_attn.selfcheck import process_pool
+    from jax_attn.selfcheck.calibration import report as calibrated
+    from jax_attn.selfcheck.calibration.configurations import Configuration
+    from jax_attn.selfcheck.calibration.configurations import configurations as draw
+    from jax_attn.selfcheck.calibration.report import Trial
 
     expect_known("--dtype", dtypes, DTYPES)
     drawn = draw(configurations, seed, dtypes, pattern)

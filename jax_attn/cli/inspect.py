@@ -16,7 +16,7 @@ from jax_attn.cli.status import refuse
 from jax_attn.cli.verifying.checkpoint import expect_torch_side
 
 if TYPE_CHECKING:
-    from jax_attn.transfer.inspect.contents import Attention, Contents
+    from jax_attn.porting.inspect.contents import Attention, Contents
 
 
 @click.command("inspect")
@@ -36,13 +36,13 @@ def command(checkpoint: Path, as_json: bool, target: Path | None) -> None:
     CHECKPOINT is a file or a folder, with its config.json. No tensor is read, and no framework is
     imported, except torch for a file that is torch's own pickle.
     """
+    from jax_attn.porting.inspect.contents import inspect
+    from jax_attn.porting.inspect.starting_table import starting_table
     from jax_attn.report.files import write
     from jax_attn.transfer import TransferError, load_checkpoint
     from jax_attn.transfer.arrays import specs
+    from jax_attn.transfer.files.port_folder import read_config
     from jax_attn.transfer.files.prefixes import unwrapped
-    from jax_attn.transfer.inspect.config import read_config
-    from jax_attn.transfer.inspect.contents import inspect
-    from jax_attn.transfer.inspect.starting_table import starting_table
 
     if as_json and target is not None:
         raise click.UsageError("--json, --table: expected one of them, got both")

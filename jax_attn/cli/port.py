@@ -124,7 +124,7 @@ def command(
         tell_leftovers,
     )
     from jax_attn.transfer import TransferError
-    from jax_attn.transfer.port.files import refused_target
+    from jax_attn.transfer.files.port_folder import refused_target
 
     layout = None if named is None else imported_layout(named)
     heads = {"--num-heads": num_heads, "--num-kv-heads": num_kv_heads, "--head-dim": head_dim}

@@ -18,22 +18,23 @@ import click
 from jax_attn import environment, transfer
 from jax_attn.cli.common.progress import bytes_counted, tracked
 from jax_attn.cli.status import Exit
+from jax_attn.families import FAMILIES, Config, family_of, model_problems
+from jax_attn.families.config import disagreements
+from jax_attn.families.whole import unusable
 from jax_attn.parity.judge.compare import Verdict
 from jax_attn.parity.judge.result import Result
 from jax_attn.parity.judge.text import console
+from jax_attn.porting.port import carry_and_prove
+from jax_attn.porting.port.plan import PortPlan, Side, plan_port, reached
+from jax_attn.porting.port.table import PortTable, by_family, by_layout
 from jax_attn.report.documents import as_json as results_as_json
 from jax_attn.report.documents import cases_table
 from jax_attn.transfer import Layout, Problem, TransferError
 from jax_attn.transfer.arrays import specs
-from jax_attn.transfer.families import FAMILIES, Config, family_of, model_problems
-from jax_attn.transfer.families.config import disagreements
-from jax_attn.transfer.families.whole import unusable
+from jax_attn.transfer.files import port_folder, staging
 from jax_attn.transfer.files.changed_files import Stamps, changed, stamped
+from jax_attn.transfer.files.port_folder import read_config
 from jax_attn.transfer.files.prefixes import stripped, unwrapped
-from jax_attn.transfer.inspect.config import read_config
-from jax_attn.transfer.port import carry_and_prove, files, staging
-from jax_attn.transfer.port.plan import PortPlan, Side, plan_port, reached
-from jax_attn.transfer.port.table import PortTable, by_family, by_layout
 from jax_attn.transfer.problems import nearest
 
 
@@ -45,7 +46,7 @@ class Job:
     """
 
     source: Path
-    tensors: files.LazyTensors
+    tensors: port_folder.LazyTensors
     stamps: Stamps
     table: PortTable
     family: str | None
@@ -173,11 +174,13 @@ def open_job(
     heads: --num-heads, --num-kv-heads and --head-dim, in this order; None where not given.
     """
     # Before anything is read, so that no change goes unseen.
-    stamps = stamped(files.beside(source) / name for name in (*files.CONFIGS, files.RECORD))
+    stamps = stamped(
+        port_folder.beside(source) / name for name in (*port_folder.CONFIGS, port_folder.RECORD)
+    )
     config = read_config(source) or {}
-    if files.side_of(source) == to:
+    if port_folder.side_of(source) == to:
         raise _wrong_way(source, to)
-    opened = files.read_again(source) if to == "torch" else transfer.load_checkpoint(source)
+    opened = port_folder.read_again(source) if to == "torch" else transfer.load_checkpoint(source)
     tensors, problems = stripped(opened, strip)
     if to == "flax":
         tensors, wrapped = unwrapped(tensors, layout.torch_keys() if layout else ())
@@ -188,7 +191,7 @@ def open_job(
     if layout is not None:
         table = by_layout(layout, config, heads)
     elif (family := family_of(config)) is not None:
-        keys = files.read_record(source).get("keys", []) if to == "torch" else tensors
+        keys = port_folder.read_record(source).get("keys", []) if to == "torch" else tensors
         table = by_family(family, config, keys, tensors if to == "torch" else ())
         problems += disagreements(heads, table.sizes or (None, None, None))
     else:
@@ -239,14 +242,14 @@ def carry_out(
     outcome: what is known goes there step by step. Raises TransferError.
     """
     if check:  # with torch, whose import is not interrupted tidily: before anything is written
-        importlib.import_module("jax_attn.parity.checkpoint.layer")
+        importlib.import_module("jax_attn.porting.verify.layer")
     keys = [key for move in plan.moves for key in move.row.keys]
     record = {"to": plan.to, "family": job.family, "keys": keys, "passed_over": plan.passed_over}
     with contextlib.suppress(_NothingKeptError), staging.staged(target) as folder:
         with bytes_counted("writing", plan.source_bytes) as looked_at:
             carried = carry_and_prove.Carried(plan, job.tensors, looked_at)
-            files.write(folder, carried, kind, record, job.source, plan.dtype)
-        written = files.read_again(folder)
+            port_folder.write(folder, carried, kind, record, job.source, plan.dtype)
+        written = port_folder.read_again(folder)
         with bytes_counted("proving", plan.source_bytes) as looked_at:
             proof = carry_and_prove.prove(plan, job.tensors, written, looked_at)
         proof = proof._replace(problems=[*proof.problems, *changed(job.stamps)])
@@ -264,8 +267,8 @@ def carry_out(
 
 def _check(job: Job, plan: PortPlan, written: Mapping[str, Any]) -> list[Result]:
     """The verdicts on the attention that was written."""
-    from jax_attn.parity.checkpoint.layer import verify_port  # with torch
-    from jax_attn.parity.checkpoint.survey import survey_port
+    from jax_attn.porting.verify.layer import verify_port  # with torch
+    from jax_attn.porting.verify.survey import survey_port
 
     layers = survey_port(job.tensors, job.config, job.table.sizes)
     batches = ([verify_port(layer, job.tensors, written, plan)] for layer in layers)

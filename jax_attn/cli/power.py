@@ -44,12 +44,12 @@ def command(
     expect_ready(report, FILES)
     from jax_attn import environment
     from jax_attn.cli.common.progress import worked_off
-    from jax_attn.parity import process_pool
-    from jax_attn.parity.bugs import kill_report
-    from jax_attn.parity.bugs.catalogue import BUGS, WEAK
-    from jax_attn.parity.matrix.rows import matrix
-    from jax_attn.parity.training.bugs import trials
-    from jax_attn.parity.training.bugs.trials import CASES_OF_BUGS
+    from jax_attn.selfcheck import process_pool
+    from jax_attn.selfcheck.matrix.rows import matrix
+    from jax_attn.selfcheck.power import kill_report
+    from jax_attn.selfcheck.power.catalogue import BUGS, WEAK
+    from jax_attn.selfcheck.training_bugs import trials
+    from jax_attn.selfcheck.training_bugs.trials import CASES_OF_BUGS
 
     cases = selected(matrix(), designs, dtypes, pattern)
     # Bugs of an encoder and of training, whose cases are of no design.

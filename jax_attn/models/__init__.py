@@ -4,12 +4,12 @@ model = load("folder-of-a-checkpoint")
 model(tokens, lengths).logits
 """
 
+from jax_attn.families import traits
 from jax_attn.models.block import MLP, Block
 from jax_attn.models.load import from_config, load, save
 from jax_attn.models.model import Model, Output
 from jax_attn.models.norm import Norm
 from jax_attn.models.sentence_encoder import SentenceEncoder, load_sentence_encoder, mean_pooled
-from jax_attn.transfer.families import traits
 
 __all__ = [
     "MLP",

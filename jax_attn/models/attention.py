@@ -8,9 +8,9 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from jax_attn.attention import Alibi, rotary
+from jax_attn.families.traits import BiasTraits, Traits
 from jax_attn.models.norm import Norm
 from jax_attn.nn import GroupedQueryAttention, RelativeBias
-from jax_attn.transfer.families.traits import BiasTraits, Traits
 
 
 def attention(

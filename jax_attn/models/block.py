@@ -12,11 +12,11 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from jax_attn.attention import KVCache, Mask
+from jax_attn.families.traits import BlockTraits, MLPTraits
 from jax_attn.models.attention import attention
 from jax_attn.models.norm import Norm
 from jax_attn.nn.arguments import Positions
 from jax_attn.nn.projection import Projection, torch_linear_init
-from jax_attn.transfer.families.traits import BlockTraits, MLPTraits
 
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "gelu": partial(jax.nn.gelu, approximate=False),
@@ -86,7 +86,7 @@ class MLP(nnx.Module):
 class Block(nnx.Module):
     """Attention and an MLP, each with a residual and its norms: (B, T, D) → (B, T, D).
 
-    `jax_attn.transfer.families.traits.Placement` says where the norms are.
+    `jax_attn.families.traits.Placement` says where the norms are.
     """
 
     def __init__(

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
+from jax_attn.families.traits import ClassifierTraits, VocabularyTraits
 from jax_attn.models.block import activated, dense
 from jax_attn.models.norm import Norm
 from jax_attn.nn.projection import project
-from jax_attn.transfer.families.traits import ClassifierTraits, VocabularyTraits
 
 
 class VocabularyHead(nnx.Module):

@@ -16,21 +16,20 @@ from jax.sharding import Sharding
 from jax.typing import DTypeLike
 
 from jax_attn.dtypes import DTYPES
+from jax_attn.families import Config, Family, model_family
+from jax_attn.families.config import Reading, reading
+from jax_attn.families.family import other_layers
+from jax_attn.families.traits import ModelTraits
+from jax_attn.families.whole import architecture
 from jax_attn.models.model import PARTS, Model, Origin, lacks_pooler
 from jax_attn.transfer import Layout, Problem, TransferError, export, flatten, load_checkpoint, row
 from jax_attn.transfer import load as load_tensors
-from jax_attn.transfer.arrays import LazyMapping, Spec, read, specs
-from jax_attn.transfer.families import Config, Family, model_family
-from jax_attn.transfer.families.config import Reading, reading
-from jax_attn.transfer.families.traits import ModelTraits
-from jax_attn.transfer.families.whole import architecture
+from jax_attn.transfer.arrays import LazyMapping, Spec, read, recast, specs
+from jax_attn.transfer.files import port_folder, staging
 from jax_attn.transfer.files.checkpoint import Checkpoint
+from jax_attn.transfer.files.port_folder import read_config
 from jax_attn.transfer.files.prefixes import unwrapped
-from jax_attn.transfer.inspect.config import read_config
 from jax_attn.transfer.nnx.placement import by_pattern
-from jax_attn.transfer.port import files, staging
-from jax_attn.transfer.port.parts import other_layers
-from jax_attn.transfer.port.plan import recast
 from jax_attn.transfer.table import resolve
 
 Placing = (
@@ -82,11 +81,11 @@ def load(path: str | Path, *, dtype: DTypeLike | None = None, sharding: Placing 
         absent = "expected a folder or a file, which does not exist; nothing is downloaded"
         raise _error([Problem("file", str(path), text if is_there else absent)])
     family = model_family(config)
-    is_flax = files.side_of(path) == "flax"
-    opened: Any = files.read_again(path) if is_flax else load_checkpoint(path)
+    is_flax = port_folder.side_of(path) == "flax"
+    opened: Any = port_folder.read_again(path) if is_flax else load_checkpoint(path)
     with opened if isinstance(opened, Checkpoint) else nullcontext():
         tensors, wrapped = (opened, []) if is_flax else unwrapped(opened)
-        keys = tuple(files.read_record(path).get("keys", ()) if is_flax else tensors)
+        keys = tuple(port_folder.read_record(path).get("keys", ()) if is_flax else tensors)
         described, unreadable = specs(tensors)
         family.model_traits(config, ())  # all that is wrong with the config, whatever the file
         # Before the traits of as many layers as the config counts are made.
@@ -156,7 +155,7 @@ def save(model: Model, path: str | Path, *, to: Literal["torch", "flax"] = "torc
     if origin is None:
         raise ValueError("model: expected one that load or from_config made, which has a config")
     path = Path(path)
-    if problems := files.refused_target(path):
+    if problems := port_folder.refused_target(path):
         raise _error(problems)
     config, tensors, keys = json.loads(origin.config), flatten(model), origin.keys
     if to == "torch" or not keys:
@@ -168,7 +167,7 @@ def save(model: Model, path: str | Path, *, to: Literal["torch", "flax"] = "torc
     record["keys"] = list(keys)
     with staging.staged(path) as folder:
         text = f"{json.dumps(config, indent=2)}\n".encode()
-        files.write_all(folder, tensors, {"config.json": text}, record)
+        port_folder.write_all(folder, tensors, {"config.json": text}, record)
 
 
 def _flax_shapes(

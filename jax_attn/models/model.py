@@ -17,6 +17,7 @@ from jaxtyping import Array, Float, Int
 
 from jax_attn.attention import KVCache, checks
 from jax_attn.attention.annotations import AnyArray
+from jax_attn.families.traits import ClassifierTraits, ModelTraits, NormTraits
 from jax_attn.models import inputs
 from jax_attn.models.block import Block, Stack, dense
 from jax_attn.models.generate import Caches, Choose, continued, likeliest
@@ -24,7 +25,6 @@ from jax_attn.models.heads import Classifier, VocabularyHead
 from jax_attn.models.norm import Norm
 from jax_attn.nn.arguments import Positions
 from jax_attn.nn.embedding import rows_of
-from jax_attn.transfer.families.traits import ClassifierTraits, ModelTraits, NormTraits
 
 _EACH = ClassifierTraits("each")
 

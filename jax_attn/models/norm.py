@@ -7,7 +7,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from jax_attn.transfer.families.traits import NormTraits
+from jax_attn.families.traits import NormTraits
 
 
 def normed(

@@ -16,10 +16,10 @@ from jaxtyping import Array, Float, Int
 
 from jax_attn.attention.annotations import AnyArray
 from jax_attn.environment import install_line
+from jax_attn.families import model_problems
+from jax_attn.families.config import Reading, reading
 from jax_attn.models.load import load
 from jax_attn.models.model import Model
-from jax_attn.transfer.families import model_problems
-from jax_attn.transfer.families.config import Reading, reading
 from jax_attn.transfer.files.json_file import read_json
 from jax_attn.transfer.problems import Problem, file_error
 

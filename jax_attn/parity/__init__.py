@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from jax_attn.parity.explaining.explanation import Explanation
     from jax_attn.parity.judge.compare import Verdict
     from jax_attn.parity.judge.result import ParityError, Result
-    from jax_attn.parity.training.check_training import check_training
-    from jax_attn.parity.training.optimizers.optax_like import optax_like
+    from jax_attn.training.check_training import check_training
+    from jax_attn.training.optimizers.optax_like import optax_like
 
 __all__ = [
     "Explanation",
@@ -25,21 +25,21 @@ __all__ = [
     "suggest_inputs",
 ]
 _HOMES = {
-    "explain": "checking.explain",
-    "Explanation": "explaining.explanation",
-    "check": "checking.check",
-    "suggest_inputs": "checking.suggestion.suggest_inputs",
-    "check_training": "training.check_training",
-    "optax_like": "training.optimizers.optax_like",
-    "Result": "judge.result",
-    "ParityError": "judge.result",
-    "Verdict": "judge.compare",
+    "explain": "jax_attn.parity.checking.explain",
+    "Explanation": "jax_attn.parity.explaining.explanation",
+    "check": "jax_attn.parity.checking.check",
+    "suggest_inputs": "jax_attn.parity.checking.suggestion.suggest_inputs",
+    "check_training": "jax_attn.training.check_training",
+    "optax_like": "jax_attn.training.optimizers.optax_like",
+    "Result": "jax_attn.parity.judge.result",
+    "ParityError": "jax_attn.parity.judge.result",
+    "Verdict": "jax_attn.parity.judge.compare",
 }
 
 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
-        return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+        return getattr(importlib.import_module(_HOMES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

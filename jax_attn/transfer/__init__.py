@@ -42,16 +42,18 @@ from jax_attn.transfer.table.steps import (
 )
 
 if TYPE_CHECKING:
-    from jax_attn.transfer.inspect.layout_for import layout_for
+    from jax_attn.families.layout_for import layout_for
+    from jax_attn.porting.port.load_flax import load_flax
     from jax_attn.transfer.nnx.load import Plan, export, flatten, load, plan
     from jax_attn.transfer.optimizer.carry import export_optimizer, load_optimizer
-    from jax_attn.transfer.port.load_flax import load_flax
     from jax_attn.transfer.proposal.infer import Proposal, infer
 
-_HOMES = dict.fromkeys(("Plan", "export", "flatten", "load", "plan"), "nnx.load")
-_HOMES |= dict.fromkeys(("export_optimizer", "load_optimizer"), "optimizer.carry")
-_HOMES |= dict.fromkeys(("Proposal", "infer"), "proposal.infer")
-_HOMES |= {"layout_for": "inspect.layout_for", "load_flax": "port.load_flax"}
+_NNX = ("Plan", "export", "flatten", "load", "plan")
+_HOMES = dict.fromkeys(_NNX, "jax_attn.transfer.nnx.load")
+_HOMES |= dict.fromkeys(("export_optimizer", "load_optimizer"), "jax_attn.transfer.optimizer.carry")
+_HOMES |= dict.fromkeys(("Proposal", "infer"), "jax_attn.transfer.proposal.infer")
+_HOMES |= {"layout_for": "jax_attn.families.layout_for"}
+_HOMES |= {"load_flax": "jax_attn.porting.port.load_flax"}
 
 __all__ = [
     "EMBEDDING",
@@ -107,7 +109,7 @@ if not TYPE_CHECKING:  # a type checker would take every name for one of these
 
     def __getattr__(name: str) -> Any:
         if name in _HOMES:
-            return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+            return getattr(importlib.import_module(_HOMES[name]), name)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

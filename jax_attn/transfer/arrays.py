@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 import ml_dtypes
 import numpy as np
 
+from jax_attn.dtypes import DTYPES
 from jax_attn.transfer.problems import Problem, TransferError
 
 Tensors = Mapping[str, Any]
@@ -240,3 +241,11 @@ def _from_torch(tensor: Any) -> np.ndarray:
 
 def _unreadable(name: str, reason: str) -> TransferError:
     return TransferError(f"reading {name!r}", [Problem("unreadable", name, reason)])
+
+
+def recast(array: np.ndarray, dtype: str) -> np.ndarray:
+    """Floating numbers in another dtype, overflowing to infinity; other arrays as they are."""
+    if array.dtype.name not in DTYPES:
+        return array
+    with np.errstate(over="ignore", invalid="ignore"):
+        return array.astype(dtype, copy=False)

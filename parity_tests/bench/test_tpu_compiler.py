@@ -6,7 +6,7 @@ import pytest
 
 from jax_attn.bench.engine import tpu_compiler
 from jax_attn.bench.workload import CACHED, DECODE, MODES, Workload
-from jax_attn.parity.matrix.compiled import why_no_tpu_compiler
+from jax_attn.parity.run.compiled import why_no_tpu_compiler
 
 CORE = Workload("core", False, 1, 5, 7, 6, 3, 8)
 LAYER = Workload("layer", True, 2, 5, 5, 6, 3, 8, 48, is_causal=True)

@@ -14,8 +14,8 @@ from jax_attn.cli import main
 from jax_attn.parity.judge.budget import Budget
 from jax_attn.parity.judge.compare import judge
 from jax_attn.parity.judge.result import Result
-from jax_attn.parity.matrix import on_mesh
-from jax_attn.parity.matrix.rows import default, matrix
+from jax_attn.selfcheck.matrix import on_mesh
+from jax_attn.selfcheck.matrix.rows import default, matrix
 
 ROW, *_ = [c.name for c in default() if (c.design, c.transform) == ("plain_mha", "jit")]
 NOT_BY_DEFAULT, *_ = [c.name for c in matrix() if c not in default()]
@@ -85,7 +85,7 @@ def test_the_table_names_each_case_and_the_accuracy_is_summed_up():
 def planted(monkeypatch, **change) -> None:
     from dataclasses import replace
 
-    from jax_attn.parity.matrix.designs import PORTED_DESIGNS
+    from jax_attn.selfcheck.matrix.designs import PORTED_DESIGNS
 
     monkeypatch.setitem(PORTED_DESIGNS, "plain_mha", replace(PORTED_DESIGNS["plain_mha"], **change))
 
@@ -100,7 +100,7 @@ def test_a_failing_case_leaves_1_and_says_where(monkeypatch):
 def test_a_case_that_shows_nothing_leaves_4(monkeypatch):
     from dataclasses import replace
 
-    from jax_attn.parity.bugs.catalogue import BUGS
+    from jax_attn.selfcheck.power.catalogue import BUGS
 
     harmless = replace(BUGS["no scale"], plants={})
     monkeypatch.setitem(BUGS, "no scale", harmless)
@@ -243,7 +243,7 @@ def test_verify_names_the_kernels_that_it_knows():
 def test_a_row_on_a_mesh(monkeypatch):
     """Eight CPU devices are there in these tests; from a terminal they are made.
 
-    Verdicts on such rows are parity/matrix/test_on_mesh.py's business.
+    Verdicts on such rows are selfcheck/matrix/test_on_mesh.py's business.
     """
 
     def judged(preparation, row, backend, doubts):
@@ -252,7 +252,7 @@ def test_a_row_on_a_mesh(monkeypatch):
         return Result("float32", backend, tensors, name=row.name, details={"mesh": placed.words})
 
     monkeypatch.setattr(on_mesh, "_judged", judged)
-    monkeypatch.setattr("jax_attn.parity.bugs.trials.doubts", lambda preparation: ())
+    monkeypatch.setattr("jax_attn.selfcheck.power.trials.doubts", lambda preparation: ())
     done = run("verify", "--mesh", "data=2,heads=4", "-k", "mqa-float32-causal", "--json")
     document = json.loads(done.stdout)
     names = [case["name"] for case in document["cases"]]

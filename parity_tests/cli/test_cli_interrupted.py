@@ -14,11 +14,11 @@ from jax_attn import transfer
 from jax_attn.bench.engine.session import Session
 from jax_attn.cli import main
 from jax_attn.cli.verifying.outcome import Outcome
-from jax_attn.parity import process_pool
 from jax_attn.parity.judge.result import NotRun
-from jax_attn.parity.matrix.cases import Case
-from jax_attn.parity.matrix.rows import default
-from jax_attn.parity.matrix.run_rows import refusal, run_cases
+from jax_attn.selfcheck import process_pool
+from jax_attn.selfcheck.matrix.cases import Case
+from jax_attn.selfcheck.matrix.rows import default
+from jax_attn.selfcheck.matrix.run_rows import refusal, run_cases
 
 WHERE = {
     "inspect": (transfer, "load_checkpoint", ("inspect", "SOURCE")),
@@ -137,7 +137,7 @@ def test_a_signal_while_a_port_writes_leaves_nothing(tmp_path, signal):
     )
     code = (
         "import os, signal; from jax_attn.cli import main; "
-        "from jax_attn.transfer.port import carry_and_prove; "
+        "from jax_attn.porting.port import carry_and_prove; "
         "signal.signal(signal.SIGINT, signal.default_int_handler); "  # a parent may ignore it
         f"carry_and_prove.prove = lambda *_: os.kill(os.getpid(), signal.{signal}); "
         "main(['port', 'source', 'out', '--to', 'flax', '--layout', 'one:TABLE'])"
@@ -154,7 +154,7 @@ def test_a_signal_while_a_port_writes_leaves_nothing(tmp_path, signal):
 WORKERS = """
 import os, signal, time
 from functools import partial
-from jax_attn.parity import process_pool
+from jax_attn.selfcheck import process_pool
 signal.signal(signal.SIGINT, signal.default_int_handler)
 process_pool._WORTH_A_PROCESS = 1
 sleep = partial(max, key=time.sleep)

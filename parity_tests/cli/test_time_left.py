@@ -11,9 +11,9 @@ import pytest
 from helpers.fake_clock import Clock, is_right
 from jax_attn import progress
 from jax_attn.cli.common.progress import tracked, worked_off
-from jax_attn.parity import process_pool
-from jax_attn.parity.matrix import rows
 from jax_attn.progress import TimeLeft, counting
+from jax_attn.selfcheck import process_pool
+from jax_attn.selfcheck.matrix import rows
 
 SECONDS = json.loads(Path(__file__).with_name("verify_seconds.json").read_text())
 """The first row of each piece of work of `jax-attn verify` -> how long it took, two at a time."""

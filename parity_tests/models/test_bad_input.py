@@ -13,8 +13,8 @@ from helpers.attention.meshes import assert_near, moved
 from helpers.families.whole_models import LAYERS, D, SmallModel
 from jax_attn import models
 from jax_attn.attention.checks import ArgumentError
+from jax_attn.families import model_family
 from jax_attn.transfer import TransferError
-from jax_attn.transfer.families import model_family
 
 LONGROPE = {"rope_type": "longrope", "rope_theta": 1e4}
 

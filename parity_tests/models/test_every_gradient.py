@@ -3,7 +3,7 @@
 import pytest
 
 from helpers.families.whole_models import CASES, SmallModel, assert_gradients
-from jax_attn.parity.checkpoint.whole import DTYPES_OF_MODELS
+from jax_attn.porting.verify.whole import DTYPES_OF_MODELS
 
 
 @pytest.mark.parametrize("dtype", DTYPES_OF_MODELS)

@@ -17,6 +17,7 @@ from helpers.families.decoder_cases import drawn
 from helpers.minilm import FOLDER, STRANGE, Pair, ours, own_rows, rankings, sentences, theirs
 from jax_attn import models, parity, transfer
 from jax_attn.environment import install_line
+from jax_attn.families import BERT
 from jax_attn.models import load_sentence_encoder, mean_pooled
 from jax_attn.models.block import ACTIVATIONS
 from jax_attn.parity.checking.prepared import judge_port
@@ -24,7 +25,6 @@ from jax_attn.parity.checking.weights import compare_weights
 from jax_attn.parity.judge.compare import Verdict
 from jax_attn.parity.run.port import Port
 from jax_attn.transfer import TransferError
-from jax_attn.transfer.families import BERT
 
 SHORT = ["", *STRANGE[2:4], "A query sees every key."]
 ROWS = len(SHORT)

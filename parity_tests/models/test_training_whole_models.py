@@ -7,8 +7,8 @@ from torch.optim import AdamW, lr_scheduler
 
 from helpers.families.whole_models import MISTAKES, SmallModel
 from jax_attn import parity
-from jax_attn.parity.checkpoint.pair import Pair
 from jax_attn.parity.judge.compare import Verdict
+from jax_attn.porting.verify.pair import Pair
 
 B, T, BATCHES, STEPS, WARM_UP = 3, 7, 2, 4, 3
 

@@ -10,8 +10,8 @@ import pytest
 import transformers as tf
 
 from helpers.families.whole_models import CASES, config_of
-from jax_attn.transfer.families import model_family, traits
-from jax_attn.transfer.families.traits import ACTIVATION_NAMES, ModelTraits
+from jax_attn.families import model_family, traits
+from jax_attn.families.traits import ACTIVATION_NAMES, ModelTraits
 
 KINDS = [
     kind for kind in vars(traits).values() if isinstance(kind, type) and "Traits" in kind.__name__

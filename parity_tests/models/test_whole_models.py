@@ -25,11 +25,11 @@ from helpers.families.whole_models import (
 from jax_attn import models, transfer
 from jax_attn.models import inputs
 from jax_attn.parity.checking.prepared import Prepared, judge_port
-from jax_attn.parity.checkpoint.pair import _groups
 from jax_attn.parity.judge.compare import Verdict
 from jax_attn.parity.run.inputs_and_runs import Inputs
 from jax_attn.parity.run.port import Port
 from jax_attn.parity.run.reference import Reference
+from jax_attn.porting.verify.pair import _groups
 from jax_attn.transfer import TransferError
 from jax_attn.transfer.table import resolve
 

@@ -13,7 +13,7 @@ from jax_attn.bench.arrays import input_names, seeded_arrays
 from jax_attn.bench.engine.jax_engine import with_gradients
 from jax_attn.bench.implementations import IMPLEMENTATIONS, OURS
 from jax_attn.bench.workload import BACKWARD, Workload
-from jax_attn.parity.matrix.compiled import compile_for_tpu, why_no_tpu_compiler
+from jax_attn.parity.run.compiled import compile_for_tpu, why_no_tpu_compiler
 
 LEVEL = "compiled: the compiler's figures, not measured"
 

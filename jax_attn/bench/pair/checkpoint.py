@@ -15,10 +15,10 @@ from jax_attn.bench.pair.pair import Cached, Pair
 from jax_attn.bench.workload import PairError
 from jax_attn.environment import install_line, version
 from jax_attn.models.inputs import longest
-from jax_attn.parity.checkpoint.pair import logits_of
 from jax_attn.parity.judge.result import Result
+from jax_attn.porting.verify.pair import logits_of
 from jax_attn.transfer import TransferError
-from jax_attn.transfer.inspect.config import read_config
+from jax_attn.transfer.files.port_folder import read_config
 
 LENGTH = 128
 """Tokens in the row, unless lengths are given."""
@@ -34,7 +34,7 @@ def pair_of_checkpoint(path: Path, lengths: tuple[int, ...]) -> Pair:
     """
     if version("transformers") is None:
         raise PairError(f"a checkpoint's reference is transformers: {install_line('hf')}")
-    from jax_attn.parity.checkpoint import pair as whole
+    from jax_attn.porting.verify import pair as whole
 
     config = read_config(path)
     if config is None:

@@ -18,7 +18,7 @@ from rich.progress import (
 from jax_attn.progress import TimeLeft, counting
 
 if TYPE_CHECKING:
-    from jax_attn.parity.process_pool import Piece
+    from jax_attn.selfcheck.process_pool import Piece
 
 T = TypeVar("T")
 
@@ -35,7 +35,7 @@ def tracked(batches: Iterable[Sequence[T]], total: int) -> Generator[T]:
 
 def worked_off(work: "Sequence[Piece]", processes: int | None = None) -> Generator[Any]:
     """Yield all that the pieces of work give, their rows counted like `tracked`, by their cost."""
-    from jax_attn.parity import process_pool
+    from jax_attn.selfcheck import process_pool
 
     rows, cost = 0, 0.0
     left = TimeLeft(sum(piece.cost for piece in work))

@@ -12,7 +12,7 @@ from jax_attn.dtypes import DTYPES
 from jax_attn.environment import settle_platforms
 
 if TYPE_CHECKING:
-    from jax_attn.parity.matrix.cases import Case
+    from jax_attn.selfcheck.matrix.cases import Case
 
 NONE_LEFT = "no case matches --design, --dtype and -k"
 NONE_BY_DEFAULT = f"{NONE_LEFT} among the default rows; --all runs the others too"
@@ -73,7 +73,7 @@ def selected(
     cases: "Sequence[Case]", designs: Sequence[str], dtypes: Sequence[str], pattern: str
 ) -> "list[Case]":
     """The cases that the filters leave."""
-    from jax_attn.parity.matrix.rows import FACTORS
+    from jax_attn.selfcheck.matrix.rows import FACTORS
 
     expect_known("--design", designs, dict.fromkeys(d.partition("/")[0] for d in FACTORS))
     expect_known("--dtype", dtypes, DTYPES)

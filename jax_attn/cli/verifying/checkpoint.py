@@ -12,7 +12,7 @@ from jax_attn.cli.status import WrongInput, missing, refuse
 from jax_attn.cli.verifying.outcome import Outcome
 
 if TYPE_CHECKING:
-    from jax_attn.transfer.families import Config
+    from jax_attn.families import Config
     from jax_attn.transfer.problems import Problem
 
 _ONLY_ATTENTION = "only the attention is verified, as the whole model cannot be"
@@ -52,7 +52,7 @@ def expect_there(argument: str, path: Path) -> None:
 def expect_torch_side(path: Path) -> None:
     """Raise unless the path exists and is not the Flax side of a port, which has no torch keys."""
     expect_there("CHECKPOINT", path)
-    from jax_attn.transfer.port.files import side_of
+    from jax_attn.transfer.files.port_folder import side_of
 
     if side_of(path) == "flax":
         first = f"convert it back first, to a new folder: jax-attn port {path} NEW --to torch"
@@ -64,9 +64,10 @@ def verify_checkpoint(path: Path, scope: Scope, *, explain: bool, shown: bool) -
 
     explain: whether a result that does not pass has its explanation.
     """
+    from jax_attn.families.whole import unusable
+    from jax_attn.porting.inspect.config import UnknownHeadsError
     from jax_attn.transfer import TransferError
-    from jax_attn.transfer.families.whole import unusable
-    from jax_attn.transfer.inspect.config import UnknownHeadsError, read_config
+    from jax_attn.transfer.files.port_folder import read_config
 
     try:
         config = read_config(path)
@@ -96,7 +97,7 @@ def verify_checkpoint(path: Path, scope: Scope, *, explain: bool, shown: bool) -
 
 def _model_problems(path: Path, config: "Config | None", scope: Scope) -> "list[Problem] | None":
     """Why the whole model cannot be verified; None where it is not to be."""
-    from jax_attn.transfer.families import model_problems
+    from jax_attn.families import model_problems
     from jax_attn.transfer.problems import Problem
 
     if scope.attention or (not scope.asks_for_model and (scope.num_heads or scope.num_kv_heads)):
@@ -113,7 +114,7 @@ def _verify_model(
     path: Path, config: "Config", scope: Scope, *, explain: bool, shown: bool
 ) -> Outcome:
     from jax_attn.cli.common.progress import tracked
-    from jax_attn.parity.checkpoint import whole
+    from jax_attn.porting.verify import whole
 
     if layers := scope.layers:
         names = whole.names_of_layers(layers)
@@ -136,11 +137,11 @@ def _verify_attention(
 ) -> Outcome:
     """notes: what each result says besides."""
     from jax_attn.cli.common.progress import tracked
-    from jax_attn.parity.checkpoint.layer import verify_layer
-    from jax_attn.parity.checkpoint.survey import survey
     from jax_attn.parity.judge.finding import findings
+    from jax_attn.porting.inspect.discover import pattern
+    from jax_attn.porting.verify.layer import verify_layer
+    from jax_attn.porting.verify.survey import survey
     from jax_attn.transfer import load_checkpoint
-    from jax_attn.transfer.inspect.discover import pattern
 
     with load_checkpoint(path) as checkpoint:
         layers = survey(checkpoint, config, scope.num_heads, scope.num_kv_heads)

@@ -11,7 +11,7 @@ from jax_attn.cli.status import missing
 from jax_attn.cli.verifying.outcome import Outcome
 
 if TYPE_CHECKING:
-    from jax_attn.parity.process_pool import Piece
+    from jax_attn.selfcheck.process_pool import Piece
 
 Filters = tuple[Sequence[str], Sequence[str], str]
 """Designs, dtypes, and a text that is in the names of the rows."""
@@ -35,8 +35,8 @@ def plan(
 ) -> "tuple[list[Piece], list[str], int]":
     """The work that the filters leave, the names of its rows, and how many --all would add."""
     from jax_attn.attention.dispatch import KERNELS
-    from jax_attn.parity import process_pool
-    from jax_attn.parity.matrix import rows
+    from jax_attn.selfcheck import process_pool
+    from jax_attn.selfcheck.matrix import rows
 
     designs, dtypes, pattern = filters
     if implementation is not None:

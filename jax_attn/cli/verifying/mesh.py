@@ -44,8 +44,8 @@ def verify_on_mesh(
     """Judge the rows on meshes of Auto and of Explicit axes, with a progress bar on stderr."""
     from jax_attn.attention.dispatch import KERNELS
     from jax_attn.cli.common.progress import worked_off
-    from jax_attn.parity import process_pool
-    from jax_attn.parity.matrix import on_mesh
+    from jax_attn.selfcheck import process_pool
+    from jax_attn.selfcheck.matrix import on_mesh
 
     if implementation is not None:
         expect_known("--implementation", (implementation,), KERNELS)

@@ -35,9 +35,9 @@ from measuring import DATA, PROFILE
 
 from jax_attn.bench.record import Record
 from jax_attn.bench.results import plot
-from jax_attn.parity.calibration.report import WITHOUT_CAUSE
 from jax_attn.parity.judge.budget import RUNS
-from jax_attn.parity.matrix.rows import published
+from jax_attn.selfcheck.calibration.report import WITHOUT_CAUSE
+from jax_attn.selfcheck.matrix.rows import published
 
 REFERENCE = "docs/reference"
 PAGES = ("README.md", *(f"{REFERENCE}/{name}.md" for name in ("evidence", "speed", "planted-bugs")))

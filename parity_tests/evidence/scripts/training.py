@@ -26,12 +26,12 @@ from torch.optim import SGD, Adagrad, Adam, AdamW, NAdam, RMSprop, lr_scheduler
 from jax_attn import nn, transfer
 from jax_attn.parity.judge.budget import PRECISIONS, Budget
 from jax_attn.parity.judge.result import Result
-from jax_attn.parity.training.bugs.encoder import ENCODER, TorchEncoder, draws, ported
-from jax_attn.parity.training.canaries import try_canaries
-from jax_attn.parity.training.check_training import judge
-from jax_attn.parity.training.port_loop import PortLoop
-from jax_attn.parity.training.recipe import LOSSES, Recipe, with_loss
-from jax_attn.parity.training.reference_training import ReferenceTraining
+from jax_attn.selfcheck.training_bugs.encoder import ENCODER, TorchEncoder, draws, ported
+from jax_attn.training.canaries import try_canaries
+from jax_attn.training.check_training import judge
+from jax_attn.training.port_loop import PortLoop
+from jax_attn.training.recipe import LOSSES, Recipe, with_loss
+from jax_attn.training.reference_training import ReferenceTraining
 from torch_ref import plain_mha
 
 mpl.use("svg")

@@ -7,7 +7,7 @@ import torch
 
 from helpers.families.family_cases import BlockPair, T, added
 from helpers.families.family_mistakes import otherwise
-from jax_attn.parity.checkpoint import rebuild
+from jax_attn.porting.verify import rebuild
 from jax_attn.transfer import TransferError
 
 # So far apart that the slowest pair turns. At 0 … T − 1 a wrong base or scaling would go unseen,

@@ -11,15 +11,15 @@ from flax import nnx
 
 from helpers.same_arrays import assert_same
 from jax_attn import parity, transfer
+from jax_attn.families import family_of
+from jax_attn.families.traits import Traits
 from jax_attn.parity.checking.prepared import Prepared, judge_port
-from jax_attn.parity.checkpoint import rebuild
 from jax_attn.parity.judge.compare import Verdict
 from jax_attn.parity.run.inputs_and_runs import Inputs
 from jax_attn.parity.run.port import Port, float_dtype
 from jax_attn.parity.run.reference import Reference
+from jax_attn.porting.verify import rebuild
 from jax_attn.transfer import Layout
-from jax_attn.transfer.families import family_of
-from jax_attn.transfer.families.traits import Traits
 from jax_attn.transfer.table import resolve
 
 B, T = 2, 7

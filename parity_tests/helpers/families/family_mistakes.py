@@ -7,8 +7,8 @@ import torch
 
 from helpers.families.family_cases import LENGTHS, B, BlockPair, T
 from jax_attn import transfer
-from jax_attn.parity.checkpoint import rebuild
 from jax_attn.parity.judge.compare import Verdict
+from jax_attn.porting.verify import rebuild
 from jax_attn.transfer import Layout
 from jax_attn.transfer.table.rows import Row
 

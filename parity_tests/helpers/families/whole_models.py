@@ -12,15 +12,15 @@ import transformers as tf
 from flax import nnx
 
 from jax_attn import transfer
+from jax_attn.families.traits import ModelTraits
 from jax_attn.models import Model
 from jax_attn.parity.checking.prepared import Prepared, judge_port
-from jax_attn.parity.checkpoint.whole import Pair
 from jax_attn.parity.judge.compare import Verdict
 from jax_attn.parity.judge.result import Result
 from jax_attn.parity.run.inputs_and_runs import Inputs
 from jax_attn.parity.run.port import Port, float_dtype
 from jax_attn.parity.run.reference import Reference
-from jax_attn.transfer.families.traits import ModelTraits
+from jax_attn.porting.verify.whole import Pair
 
 D, N, LAYERS = 32, 4, 2
 PLAIN = {

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from jax_attn.parity.judge.oracle import AttentionProblem, Norm, Turn
+from jax_attn.selfcheck.oracle import AttentionProblem, Norm, Turn
 
 B, T, S, N, K, H, D, KDIM, VDIM = 2, 3, 5, 4, 2, 5, 7, 6, 8
 BASE, EPSILON = 3.0, 0.2

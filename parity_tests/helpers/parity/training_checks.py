@@ -3,7 +3,7 @@
 from torch.optim import SGD, AdamW
 
 from jax_attn import parity, transfer
-from jax_attn.parity.training.bugs.cases import batches, layers
+from jax_attn.selfcheck.training_bugs.cases import batches, layers
 
 
 def sgd(module):

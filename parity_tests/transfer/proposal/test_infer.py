@@ -9,8 +9,8 @@ from flax import nnx
 from helpers.transfer.renamed_models import abstract, as_published, written
 from helpers.transfer.small_model import MODEL, model, torch_tensors
 from jax_attn import GroupedQueryAttention, Rotary, transfer
-from jax_attn.parity.matrix.cases import Size
-from jax_attn.parity.matrix.designs import PORTED_DESIGNS
+from jax_attn.selfcheck.matrix.cases import Size
+from jax_attn.selfcheck.matrix.designs import PORTED_DESIGNS
 from jax_attn.transfer import TransferError, infer
 
 N, K, D = 6, 3, 30

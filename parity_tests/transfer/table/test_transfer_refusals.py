@@ -23,6 +23,7 @@ from helpers.transfer.small_model import (
     torch_tensors,
 )
 from jax_attn import transfer
+from jax_attn.families import FAMILIES
 from jax_attn.transfer import (
     EMBEDDING,
     LINEAR,
@@ -33,7 +34,6 @@ from jax_attn.transfer import (
     refused,
     row,
 )
-from jax_attn.transfer.families import FAMILIES
 
 UP = "h.1.mlp.up.weight"
 NORM = "h.1.ln.weight"

@@ -1,0 +1,54 @@
+"""Families of checkpoints: what their attention does, and the tables of their weights."""
+
+from jax_attn.families.bert import BERT
+from jax_attn.families.config import Config
+from jax_attn.families.falcon import BLOOM, FALCON
+from jax_attn.families.family import Family
+from jax_attn.families.gemma2 import GEMMA2
+from jax_attn.families.gpt2 import GPT2, GPT_BIGCODE
+from jax_attn.families.gpt_neox import GPT_NEOX
+from jax_attn.families.llama import LLAMA, LLAMA_META
+from jax_attn.families.opt import OPT
+from jax_attn.families.phi import PHI
+from jax_attn.families.t5 import T5
+from jax_attn.families.vit import VIT
+from jax_attn.transfer.problems import Problem, TransferError, nearest
+
+_ALL = (
+    *(BERT, BLOOM, FALCON, GEMMA2, GPT2, GPT_BIGCODE, GPT_NEOX, LLAMA, LLAMA_META, OPT, PHI),
+    *(T5, VIT),
+)
+FAMILIES = {family.name: family for family in _ALL}
+"""By name."""
+
+
+def model_family(config: Config) -> Family:
+    """The family of a config. Raises TransferError where there is none with a model here."""
+    if (family := family_of(config)) is not None:
+        return family
+    kind = config.get("model_type")
+    known = sorted({name for f in _ALL for name in f.types_of_models})
+    text = f"expected one of {', '.join(known)}, got {kind!r}"
+    problem = Problem("refused", "config.json model_type", text, nearest(str(kind), known))
+    raise TransferError("reading the config", [problem])
+
+
+def model_problems(config: Config) -> list[Problem]:
+    """Why there is no whole model of a config here; empty where there is one."""
+    try:
+        model_family(config).model_traits(config, ())
+    except TransferError as error:
+        return error.problems
+    return []
+
+
+def family_of(config: Config) -> Family | None:
+    """The family of a config.json, or of a params.json; None where it is none of these.
+
+    By model_type, and by the keys of a config that has none. Never by a text_config inside: the
+    model around it spells the text's keys its own way, and has others that no table here takes.
+    """
+    kind = config.get("model_type")
+    if kind is not None:
+        return next((f for f in _ALL if kind in f.model_types), None)
+    return next((f for f in _ALL if f.known_by and all(key in config for key in f.known_by)), None)

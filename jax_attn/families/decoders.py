@@ -1,0 +1,135 @@
+"""What transformers' decoders have in common: norms, perceptrons, heads and rotary positions."""
+
+from typing import Any
+
+from jax_attn.families.config import Reading
+from jax_attn.families.traits import RotaryTraits
+from jax_attn.transfer.table.layout import Layout
+from jax_attn.transfer.table.layouts import BIASLESS, LAYER_NORM, LINEAR
+from jax_attn.transfer.table.rows import ignored, tied
+
+Scaling = tuple[str, dict[str, Any]]
+"""A scaling's name in `jax_attn.attention`, and its fields."""
+
+FROM_CONFIG = "frequencies, worked out from the config"
+FREQUENCIES = Layout(ignored("rotary_emb.inv_freq", FROM_CONFIG))
+"""Old files hold them."""
+
+TASKS = Layout(
+    LINEAR.under("score", "classifier"),
+    LINEAR.under("classifier", "token_classifier"),
+    LINEAR.under("qa_outputs", "qa_outputs"),
+)
+
+
+def norms(norm: Layout = LAYER_NORM) -> Layout:
+    """The table of a block's two norms."""
+    return Layout(
+        norm.under("input_layernorm", "attention_norm"),
+        norm.under("post_attention_layernorm", "mlp_norm"),
+    )
+
+
+def mlp(dense: Layout = LINEAR) -> Layout:
+    """The table of a perceptron of two layers."""
+    return Layout(
+        dense.under("mlp.dense_h_to_4h", "mlp.up"), dense.under("mlp.dense_4h_to_h", "mlp.down")
+    )
+
+
+def heads(config: Reading, embedding: str, *, tied_by_default: bool = True) -> Layout:
+    """The table of a language model's head, and of those for other tasks.
+
+    embedding: the key of the weight that the first shares where the config ties the two.
+    """
+    if config.flag("tie_word_embeddings", default=tied_by_default):
+        return Layout(tied("lm_head.weight", embedding), TASKS)
+    return Layout(BIASLESS.under("lm_head", "lm_head"), TASKS)
+
+
+def sizes(config: Reading) -> tuple[int, int, int]:
+    """D, N and H, which configs may name by itself: head_dim."""
+    D, N = config.number("hidden_size"), config.number("num_attention_heads")
+    H = config.number("head_dim", default=None)
+    return (D, N, H) if H else config.share("hidden_size", "num_attention_heads")
+
+
+# --- rotary positions: `rope_scaling` in old configs, `rope_parameters` in new ones --------------
+
+
+def rotary(
+    config: Reading,
+    head_dim: int,
+    *,
+    part: float | None = None,
+    names: tuple[str, str] = ("rope_theta", "partial_rotary_factor"),
+) -> RotaryTraits:
+    """The rotary positions of a config, with transformers' defaults.
+
+    part: how much of a head turns where the config does not say; None where all of it does,
+    whatever the config says. names: how the family's old configs name base and part, beside
+    rope_scaling. Wrong are a rope_type that is not known here, and a part that is no whole number
+    of pairs.
+    """
+    old, new = config.get("rope_scaling"), config.get("rope_parameters")
+    if old and new and old != new:
+        config.refuse("rope_parameters", new, f"the same as rope_scaling, which is {old!r}")
+    rope = config.inside("rope_scaling" if old else "rope_parameters")
+    old_base, old_part = names
+    base = rope.real("rope_theta", default=config.real(old_base, default=10000.0))
+    dim = None
+    if part is not None:
+        part = rope.real("partial_rotary_factor", default=config.real(old_part, default=part))
+        dim = int(head_dim * part)
+        if not 2 <= dim <= head_dim or dim % 2:
+            expected = f"pairs of the {head_dim} features of a head"
+            config.refuse(old_part, part, expected, head_dim, part)
+    turning = None if dim == head_dim else dim
+    return RotaryTraits(float(base), turning, scaling=_scaling(rope, config))
+
+
+def _scaling(rope: Reading, config: Reading) -> Scaling | None:
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind not in tuple(_SCALINGS):  # a dict cannot look up a list
+        rope.refuse("rope_type", kind, f"one of {', '.join(_SCALINGS)}")
+        return None
+    return _SCALINGS[kind](rope, config)
+
+
+def _dynamic(rope: Reading, config: Reading) -> Scaling:
+    # transformers takes the config's length as the original one.
+    length = config.number("max_position_embeddings")
+    return "DynamicNTK", {"factor": rope.real("factor"), "original_length": length}
+
+
+def _llama3(rope: Reading, config: Reading) -> Scaling:
+    fields = {name: rope.real(name) for name in ("factor", "low_freq_factor", "high_freq_factor")}
+    return "Llama3", fields | {"original_length": _original(rope, config)}
+
+
+def _yarn(rope: Reading, config: Reading) -> Scaling:
+    original = _original(rope, config)
+    factor = rope.real("factor", default=None)
+    if factor is None:
+        factor = config.number("max_position_embeddings") / original
+    optional = ("beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim")
+    fields = {name: rope.real(name) for name in optional if rope.get(name)}
+    if (truncate := rope.flag("truncate", default=None)) is not None:
+        fields["truncate"] = truncate
+    return "Yarn", {"factor": factor, "original_length": original, **fields}
+
+
+def _original(rope: Reading, config: Reading) -> int:
+    name = "original_max_position_embeddings"
+    inside = rope.number(name, default=None)
+    # At the top level it overrides the one inside, as in transformers.
+    return config.number(name, default=inside) or config.number("max_position_embeddings")
+
+
+_SCALINGS = {
+    "default": lambda rope, config: None,
+    "linear": lambda rope, config: ("Linear", {"factor": rope.real("factor")}),
+    "dynamic": _dynamic,
+    "llama3": _llama3,
+    "yarn": _yarn,
+}

@@ -1,0 +1,235 @@
+"""What a family of models is: what its attention does, and the tables of its weights.
+
+A family is data about other people's checkpoints. `traits` says what its models do, as the config
+has it; the tables carry a block's weights, or a whole file's, to Flax paths that are the same in
+every family, those of `jax_attn.models`:
+
+    token_embedding  position_embedding  type_embedding  embedding_norm  embedding_projection
+    layers.{layer}.attention_norm  .attention  .mlp_norm  .mlp.{up,gate,down}
+    layers.{layer}.attention_out_norm  .mlp_out_norm        (sandwich norms)
+    final_norm  output_projection
+    pooler  lm_head  classifier  token_classifier  qa_outputs  seq_relationship
+    patch_embedding  cls_token  mask_token          (of images)
+
+with `attention` a module of this package (q_proj, k_proj, v_proj, out_proj, q_norm, k_norm,
+position_bias), kernels (in, out), a norm's scale and bias, an embedding's embedding.
+Encoder-decoders have `encoder.` and `decoder.` before `layers`, and `cross_attention`. Needs no
+framework.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from jax_attn.families.config import DECODER_LAYERS, LAYERS, Config, Reading, reading
+from jax_attn.families.traits import ModelTraits, Traits
+from jax_attn.families.whole import (
+    architecture,
+    check_supported,
+    check_values,
+    refuse_unread,
+)
+from jax_attn.transfer.problems import Problem, TransferError
+from jax_attn.transfer.table.layout import Layout, optional, spellings
+from jax_attn.transfer.table.rows import bindings, filled
+
+_NAMED = 8
+"""How many layers a message names."""
+_COUNTS = ("max_position_embeddings", "intermediate_size")
+"""Numbers that many configs have, and no table or trait reads."""
+
+
+class Place(NamedTuple):
+    """Where one block lies: torch's prefix in the file, Flax's in the ported model."""
+
+    torch: str
+    flax: str = "layers.{layer}.attention"
+
+
+@dataclass(frozen=True)
+class Family:
+    """One family: how it is known, where its blocks are, and its tables.
+
+    name: as `jax-attn inspect` prints it, and a model_type of configs.
+    block_of(config): the table between a block's keys and its attention module, neither with a
+        prefix.
+    rest_of(config): the table of all else behind the root.
+    head_of(config): the table of the keys that have no root.
+    traits_of(config, torch prefix): what the block there does.
+    places: where blocks are, behind the root, {layer} for the layer's number; two of one Flax path
+        are two spellings of one block.
+    roots: what may stand before every key but the head's: "bert"; "" for nothing.
+    new_root(config): the root that transformers writes; the first of them unless given.
+    also: further model_types of the same tables. known_by: the keys that tell a config of this
+        family, where it names no model_type at all.
+    without_model: those of the model_types of which there is no model here.
+    model_of(config, attention): what a whole model does, with the traits of each layer's attention;
+        None where there is no model of the family here.
+    optional_of(config): Flax parts of the rest that a file may lack; all its others must be
+        there. The heads may all be absent, but for that of a model whose config says that it is
+        a causal language model with a head of its own.
+
+    A key that a config lacks has transformers' default, but for the number of layers. Every method
+    raises one TransferError for a config with unsupported values, or without one that has no
+    default: it names all of them, whichever the method is about.
+    """
+
+    name: str
+    block_of: Callable[[Reading], Layout]
+    rest_of: Callable[[Reading], Layout]
+    head_of: Callable[[Reading], Layout]
+    traits_of: Callable[[Reading, str], Traits]
+    places: tuple[Place, ...]
+    roots: tuple[str, ...] = ("transformer", "")
+    new_root: Callable[[Reading], str] | None = None
+    also: tuple[str, ...] = ()
+    known_by: tuple[str, ...] = ()
+    model_of: Callable[[Reading, tuple[Traits, ...]], ModelTraits] | None = None
+    without_model: tuple[str, ...] = ()
+    optional_of: Callable[[Reading], tuple[str, ...]] = lambda config: ()
+
+    @property
+    def model_types(self) -> tuple[str, ...]:
+        """The model_types that configs of this family name; () where they name none."""
+        return () if self.known_by else (self.name, *self.also)
+
+    @property
+    def types_of_models(self) -> tuple[str, ...]:
+        """Those of the model_types of which there is a model here."""
+        if self.model_of is None:
+            return ()
+        return tuple(kind for kind in self.model_types if kind not in self.without_model)
+
+    def block(self, config: Config) -> Layout:
+        """The table of one block, without a prefix."""
+        with self._reading(config) as read:
+            return optional(self.block_of(read))
+
+    def traits(self, config: Config, prefix: str) -> Traits:
+        """What the block at this torch prefix does."""
+        with self._reading(config) as read:
+            return self.traits_of(read, prefix)
+
+    def model_traits(self, config: Config, layers: Sequence[int] | None = None) -> ModelTraits:
+        """What a whole model does, layer by layer; of these `layers` alone where they are given."""
+        kind = config.get("model_type")
+        if self.model_of is None or kind in self.without_model:
+            name = kind if kind in self.without_model else self.name
+            text = f"there is no model of the family {name} here, only of its attention"
+            raise TransferError("reading the config", [Problem("refused", "model", text)])
+        with self._reading(config) as read:
+            (pattern, _), *_ = self.places
+
+            def attention(layer: int) -> Traits:
+                return self.traits_of(read, *filled((pattern,), (("layer", str(layer)),)))
+
+            check_supported(read, is_causal=attention(0).is_causal)
+            count = read.number(*LAYERS)
+            numbers = range(count) if layers is None else layers
+            model = self.model_of(read, tuple(map(attention, numbers)))
+            refuse_unread(read)
+            return model
+
+    def beside(self, config: Config, keys: Iterable[str]) -> tuple[Layout, frozenset[str]]:
+        """The table of all but the blocks, and those of its Flax parts that a file may lack."""
+        with self._reading(config) as read:
+            rest, head = self.rest_of(read), self.head_of(read)
+            may_lack = frozenset(self.optional_of(read))
+        keys = list(keys)
+        heads = {path.split(".")[0] for path in head.flax_paths()}
+        heads -= {"lm_head"} if _has_own_head(config, head) else set()
+        whole = rest.under(self.root(config, keys), "") + head
+        return optional(whole).spelled_as(keys), may_lack | heads
+
+    def look_through(self, config: Reading) -> None:
+        """Read everything once, so that every problem is known."""
+        check_values(config)
+        for read in (self.block_of, self.rest_of, self.head_of, self.optional_of):
+            read(config)
+        for place in self.places:
+            self.traits_of(config, *filled((place.torch,), (("layer", "0"),)))
+        for name in _COUNTS:
+            config.number(name, default=None)
+        for name in (*LAYERS, *DECODER_LAYERS):
+            config.number(name, default=None, least=0)
+
+    def root(self, config: Config, keys: Iterable[str]) -> str:
+        """The prefix of the blocks in a file with these keys; that of a new file for none."""
+        keys = list(keys)
+        if not keys and self.new_root is not None:
+            return self.new_root(Reading(config))
+        return max(self.roots, key=lambda root: len(self._places(config, keys, root)))
+
+    def blocks(self, config: Config, keys: Iterable[str]) -> list[Place]:
+        """The attention blocks in a file with these keys, layer by layer."""
+        keys = list(keys)
+        return self._places(config, keys, self.root(config, keys))
+
+    def model(self, config: Config, keys: Iterable[str]) -> Layout:
+        """The table of a whole file: every key has a row, or is passed over with a reason.
+
+        keys: those of the file, which may have a root, and of several spellings one.
+        """
+        with self._reading(config) as read:
+            block, rest, head = self.block_of(read), self.rest_of(read), self.head_of(read)
+        spelled: dict[str, list[Layout]] = {}
+        for place in self.places:
+            spelled.setdefault(place.flax, []).append(block.under(*place))
+        blocks = (spellings(*layouts) for layouts in spelled.values())
+        behind, keys = Layout(*blocks, rest), list(keys)
+        whole = behind.under(self.root(config, keys), "") + head
+        return optional(whole).spelled_as(keys)
+
+    def _places(self, config: Config, keys: list[str], root: str) -> list[Place]:
+        """The blocks of which any key is present behind this root."""
+        places, block = [], self.block(config).torch_keys()
+        for place in self.places:
+            prefix = f"{root}.{place.torch}" if root else place.torch
+            patterns = [f"{prefix}.{key}" for key in block]
+            for binding in sorted(bindings(patterns, keys), key=lambda b: [int(n) for _, n in b]):
+                places.append(Place(*filled((prefix, place.flax), binding)))
+        return places
+
+    @contextmanager
+    def _reading(self, config: Config) -> Iterator[Reading]:
+        with reading(config) as read:
+            self.look_through(read)
+            yield read
+
+
+def _has_own_head(config: Config, head: Layout) -> bool:
+    is_causal = architecture(Reading(config)).endswith(("ForCausalLM", "LMHeadModel"))
+    return is_causal and "lm_head.kernel" in head.flax_paths()
+
+
+def other_layers(config: Config, blocks: Iterable[Place]) -> list[Problem]:
+    """Layers that the config counts and the checkpoint lacks, or the reverse."""
+    by_stem: dict[str, set[int]] = defaultdict(set)  # what precedes the number -> layers
+    for place in blocks:
+        stem, layer, _ = re.split(r"(\d+)", place.torch, maxsplit=1)
+        by_stem[stem].add(int(layer))
+    problems: list[Problem] = []
+    for stem, layers in (by_stem or {"layer ": set()}).items():
+        read = Reading(config)
+        count = read.number(*LAYERS, default=None, least=0)
+        if "decoder" in stem.split("."):
+            count = read.number(*DECODER_LAYERS, default=count, least=0)
+        problems += read.problems
+        if count is None or read.problems:
+            continue
+        if more := sorted(layer for layer in layers if layer >= count)[:_NAMED]:
+            text = f"expected attention in {count} layers, as config.json says, got it in {more}"
+            problems.append(Problem("unexpected", f"{stem}{more[0]}", text))
+        if gone := gaps(layers, count):
+            text = f"expected attention in {count} layers, as config.json says, but none in {gone}"
+            problems.append(Problem("missing", f"{stem}{gone[0]}", text))
+    return list(dict.fromkeys(problems))
+
+
+def gaps(layers: set[int], count: int) -> list[int]:
+    """The first of the `count` layers, which may be any number, that are not there."""
+    looked_at = range(min(count, len(layers) + _NAMED))
+    return [layer for layer in looked_at if layer not in layers][:_NAMED]

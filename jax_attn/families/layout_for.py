@@ -1,0 +1,50 @@
+"""The table of a known family, from a checkpoint or a config."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jax_attn.families import FAMILIES, family_of
+from jax_attn.transfer.files.checkpoint import load_checkpoint
+from jax_attn.transfer.files.port_folder import read_config
+from jax_attn.transfer.files.prefixes import unwrapped
+from jax_attn.transfer.problems import Problem, TransferError, nearest
+from jax_attn.transfer.table.layout import Layout
+
+
+def layout_for(source: str | Path | Mapping[str, Any]) -> Layout:
+    """Return the table between a known family's torch keys and this package's Flax paths.
+
+    Args:
+      source: a checkpoint, a file or a folder with its config.json; or a config, as a dict or as
+        transformers' `config.to_dict()`. Of a checkpoint the keys are read as well, so that the
+        table spells them as the file does.
+
+    Returns:
+      A `Layout` of the whole model; `Layout.renamed` adapts its Flax side to another module, and
+      `Layout.renamed_torch` its torch side.
+
+    Raises:
+      TransferError: there is no config, its family is not known, or a value is not supported.
+    """
+    if isinstance(source, Mapping):
+        return _family_layout(source, (), "the config")
+    path = Path(source)
+    with load_checkpoint(path) as tensors:
+        keys = [*unwrapped(tensors)[0]]
+    return _family_layout(read_config(path) or {}, keys, str(path))
+
+
+def _family_layout(config: Mapping[str, Any], keys: Any, where: str) -> Layout:
+    if (family := family_of(config)) is not None:
+        return family.model(config, keys)
+    kind, known = (
+        config.get("model_type"),
+        sorted(n for f in FAMILIES.values() for n in f.model_types),
+    )
+    near = nearest(str(kind), known)
+    hint = "; ".join(
+        filter(None, (near, "jax-attn inspect CHECKPOINT --table table.py writes a starting table"))
+    )
+    text = f"{where}: expected one of {', '.join(known)}, got {kind!r}"
+    raise TransferError("layout_for", [Problem("refused", "model_type", text, hint)])

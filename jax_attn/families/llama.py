@@ -1,0 +1,235 @@
+"""Llama, Mistral, Qwen2 and Qwen3: grouped heads, rotary positions, no table of positions.
+
+Llama also as Meta publishes it, consolidated.*.pth beside a params.json: there rotary pairs lie
+side by side, (2m, 2m + 1). Its tables turn them to halves, (m, m + H/2): the Flax side is that of
+transformers' Llama, and through the two tables the one becomes the other.
+"""
+
+from functools import partial
+
+from jax_attn.families.config import LAYER_KINDS, SLIDES, Reading
+from jax_attn.families.decoders import (
+    FREQUENCIES,
+    FROM_CONFIG,
+    heads,
+    norms,
+    rotary,
+    sizes,
+)
+from jax_attn.families.family import Family, Place
+from jax_attn.families.traits import (
+    EmbeddingTraits,
+    MLPTraits,
+    ModelTraits,
+    NormTraits,
+    RotaryTraits,
+    Traits,
+)
+from jax_attn.families.whole import (
+    activation,
+    architecture,
+    decoder_classes,
+    decoder_head,
+    padding,
+    stacked,
+)
+from jax_attn.transfer.table.layout import Layout
+from jax_attn.transfer.table.layouts import BIASLESS, EMBEDDING, LINEAR, RMS_NORM, projections
+from jax_attn.transfer.table.rows import ignored
+from jax_attn.transfer.table.steps import Sizes, to_half_split
+
+_SHARED = {
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-6,
+    "attention_bias": False,
+}
+_QWEN = _SHARED | {
+    "num_key_value_heads": 32,
+    "max_position_embeddings": 32768,
+    "use_sliding_window": False,
+    "sliding_window": 4096,
+    "max_window_layers": 28,
+}
+_DEFAULTS = {
+    "llama": _SHARED,
+    "mistral": _SHARED
+    | {"num_key_value_heads": 8, "sliding_window": 4096, "max_position_embeddings": 131072},
+    "qwen2": _QWEN,
+    "qwen3": _QWEN | {"head_dim": 128},
+}
+"""transformers' defaults for missing keys; null is a value of its own."""
+
+_HEAD = partial(heads, embedding="model.embed_tokens.weight", tied_by_default=False)
+_BIASES = {"mistral": (False, False), "qwen2": (True, False)}
+"""Whether q, k, v and the output have biases, where attention_bias does not decide."""
+
+
+def _block(config: Reading) -> Layout:
+    norms = (RMS_NORM.under(norm, norm) for norm in ("q_norm", "k_norm"))
+    return Layout(
+        projections("q_proj", "k_proj", "v_proj", "o_proj"),
+        *(norms if _has_qk_norm(config) else ()),
+        FREQUENCIES,
+    )
+
+
+def _rest(config: Reading) -> Layout:
+    layer = "layers.{layer}"
+    dense = LINEAR if _has_mlp_bias(config) else BIASLESS
+    return Layout(
+        EMBEDDING.under("embed_tokens", "token_embedding"),
+        norms(RMS_NORM).under(layer, layer),
+        dense.under(f"{layer}.mlp.up_proj", f"{layer}.mlp.up"),
+        dense.under(f"{layer}.mlp.gate_proj", f"{layer}.mlp.gate"),
+        dense.under(f"{layer}.mlp.down_proj", f"{layer}.mlp.down"),
+        RMS_NORM.under("norm", "final_norm"),
+        FREQUENCIES,
+    )
+
+
+def _has_mlp_bias(config: Reading) -> bool:
+    has_bias = config.flag("mlp_bias", default=False)
+    return has_bias and config.get("model_type") == "llama"
+
+
+def _traits(config: Reading, prefix: str) -> Traits:
+    kind = config.get("model_type")
+    config = config.over(_DEFAULTS[kind])
+    D, N, H = sizes(config)
+    K = config.kv_heads("num_key_value_heads", "num_attention_heads")
+    both = config.flag("attention_bias")
+    use_bias, use_out_bias = _BIASES.get(kind, (both, both))
+    norm = NormTraits("rms", config.real("rms_norm_eps"))
+    return Traits(
+        D,
+        Sizes(N, K, H),
+        use_bias=use_bias,
+        use_out_bias=use_out_bias,
+        is_causal=True,
+        window=_WINDOWS[kind](config, int(prefix.split(".")[-2])),
+        qk_norm=norm if _has_qk_norm(config) else None,
+        rotary=rotary(config, H),
+    )
+
+
+def _has_qk_norm(config: Reading) -> bool:
+    return config.get("model_type") == "qwen3"
+
+
+def _some_layers(config: Reading, layer: int) -> int | None:
+    """Qwen's window: in the layers that layer_types names, else from max_window_layers on."""
+    first = config.number("max_window_layers", least=0)
+    width = config.number("sliding_window", default=None)
+    count = config.number("num_hidden_layers", default=None, least=0)
+    kinds = config.words("layer_types", LAYER_KINDS, count)
+    used = config.flag("use_sliding_window")
+    if used and kinds is not None and layer >= len(kinds):
+        config.refuse("layer_types", kinds, f"a list that reaches layer {layer}")
+    slides = layer >= first if kinds is None else SLIDES in kinds[layer : layer + 1]
+    return width if used and slides else None
+
+
+_WINDOWS = {
+    "llama": lambda config, layer: None,
+    "mistral": lambda config, layer: config.number("sliding_window", default=None),
+    "qwen2": _some_layers,
+    "qwen3": _some_layers,
+}
+
+_WIDTHS = {"llama": 11008, "mistral": 14336}
+_VOCABULARIES = {"llama": 32000, "mistral": 32000}
+
+
+def _model(config: Reading, attention: tuple[Traits, ...]) -> ModelTraits:
+    kind = config.get("model_type")
+    D = config.number("hidden_size", default=_SHARED["hidden_size"])
+    norm = NormTraits("rms", config.real("rms_norm_eps", default=1e-6))
+    mlp = MLPTraits(
+        config.number("intermediate_size", default=_WIDTHS.get(kind, 22016)),
+        activation(config, "hidden_act", "silu"),
+        is_gated=True,
+        use_bias=_has_mlp_bias(config),
+    )
+    vocabulary = config.number("vocab_size", default=_VOCABULARIES.get(kind, 151936))
+    return ModelTraits(
+        D,
+        EmbeddingTraits(vocabulary, width=D, pad=padding(config, vocabulary)),
+        stacked(attention, mlp, norm, "pre"),
+        final_norm=norm,
+        lm_head=decoder_head(config, tied=False),
+        classifier=decoder_classes(config),
+    )
+
+
+def _new_root(config: Reading) -> str:
+    is_mistral = config.get("model_type") == "mistral"
+    answers = architecture(config).endswith("ForQuestionAnswering")
+    return "transformer" if answers and not is_mistral else "model"
+
+
+LLAMA = Family(
+    *("llama", _block, _rest, _HEAD, _traits),
+    places=(Place("layers.{layer}.self_attn"),),
+    roots=("model", "transformer", ""),
+    new_root=_new_root,
+    also=("mistral", "qwen2", "qwen3"),
+    model_of=_model,
+)
+
+
+# --- as Meta publishes it -----------------------------------------------------------------------
+
+_SCALED = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_length": 8192}
+"""use_scaled_rope: as Meta's code has it, and no params.json. transformers has 32 for the factor
+of Llama 3.2, whose params.json does not differ in this."""
+
+
+def _meta_block(config: Reading) -> Layout:
+    return Layout(
+        projections("wq", "wk", "wv", "wo").through(to_half_split(), "q_proj", "k_proj"),
+        ignored("inner_attention.rope.freqs", FROM_CONFIG),
+    )
+
+
+def _meta_rest(config: Reading) -> Layout:
+    layer = "layers.{layer}"
+    return Layout(
+        EMBEDDING.under("tok_embeddings", "token_embedding"),
+        RMS_NORM.under(f"{layer}.attention_norm", f"{layer}.attention_norm"),
+        RMS_NORM.under(f"{layer}.ffn_norm", f"{layer}.mlp_norm"),
+        BIASLESS.under(f"{layer}.feed_forward.w1", f"{layer}.mlp.gate"),
+        BIASLESS.under(f"{layer}.feed_forward.w2", f"{layer}.mlp.down"),
+        BIASLESS.under(f"{layer}.feed_forward.w3", f"{layer}.mlp.up"),
+        RMS_NORM.under("norm", "final_norm"),
+        ignored("rope.freqs", FROM_CONFIG),
+    )
+
+
+def _meta_head(config: Reading) -> Layout:
+    return BIASLESS.under("output", "lm_head")
+
+
+def _meta_traits(config: Reading, prefix: str) -> Traits:
+    D, N, H = config.share("dim", "n_heads")
+    K = config.kv_heads("n_kv_heads", "n_heads")
+    scaling = ("Llama3", _SCALED) if config.flag("use_scaled_rope", default=False) else None
+    return Traits(
+        D,
+        Sizes(N, K, H),
+        use_bias=False,
+        use_out_bias=False,
+        is_causal=True,
+        rotary=RotaryTraits(float(config.real("rope_theta", default=10000.0)), scaling=scaling),
+    )
+
+
+LLAMA_META = Family(
+    *("llama-meta", _meta_block, _meta_rest, _meta_head, _meta_traits),
+    places=(Place("layers.{layer}.attention"),),
+    roots=("",),
+    known_by=("dim", "n_heads", "n_layers"),
+)
+"""Where a file is one of several, each has a part of every tensor: they are not put together here.
+"""

@@ -1,0 +1,189 @@
+"""What is read alike out of the configs of whole models, whatever their family."""
+
+from collections.abc import Iterable
+
+from jax_attn.families.config import NUM_HEADS, Config, Reading
+from jax_attn.families.traits import (
+    ACTIVATION_NAMES,
+    BlockTraits,
+    ClassifierTraits,
+    MLPTraits,
+    NormTraits,
+    Placement,
+    Traits,
+    VocabularyTraits,
+)
+from jax_attn.transfer.problems import Problem
+
+_ACTIVATIONS = ("hidden_act", "activation_function", "hidden_activation")
+_QUANTIZED = "quantization_config"
+_EPSILONS = ("norm_eps", "norm_epsilon")
+
+_DEQUANTIZED = (
+    "null, as only plain numbers are supported (float16, bfloat16, float32, float64); dequantize "
+    "them in transformers, AutoModelForCausalLM.from_pretrained(PATH).dequantize()"
+    ".save_pretrained(NEW), and pass NEW"
+)
+
+_UNSUPPORTED = {
+    _QUANTIZED: _DEQUANTIZED,
+    "num_experts": "null: mixtures of experts have no model here",
+    "num_local_experts": "null: mixtures of experts have no model here",
+    "slow_but_exact": "false: there BLOOM leaves biases out if pretraining_tp is above 1",
+    "pruned_heads": "null: every layer is to have all its heads",
+    "add_cross_attention": "false: a model here attends to its own tokens alone",
+    "is_encoder_decoder": "false: a model here attends to its own tokens alone",
+}
+"""Fields that no model here takes, unless they are null, false, 0 or empty."""
+
+
+_NEUTRAL = frozenset(
+    name
+    for names in (
+        # Where a file comes from, and the software that wrote it.
+        "architectures auto_map custom_pipelines dtype is_llama_config model_type "
+        "sentence_transformers tokenizer_class torch_dtype torchscript transformers_version "
+        "unsloth_fixed unsloth_version use_bfloat16",
+        # Training.
+        "activation_dropout attention_dropout attention_probs_dropout_prob attn_pdrop "
+        "classifier_dropout classifier_dropout_prob dropout embd_pdrop gradient_checkpointing "
+        "hidden_dropout hidden_dropout_prob init_std initializer_factor initializer_range "
+        "layerdrop neftune_noise_alpha problem_type resid_pdrop "
+        "sbert_ce_default_activation_function",
+        # What a call returns, and the order of its sums.
+        "attention_softmax_in_fp32 attn_implementation bias_dropout_fusion cache_implementation "
+        "chunk_size_feed_forward inference_runner masked_softmax_fusion max_batch_size "
+        "output_attentions output_hidden_states output_past pad_key_length pre_allocate_kv_cache "
+        "pretraining_tp reorder_and_upcast_attn return_dict scale_attention_softmax_in_fp32 "
+        "use_cache use_flash_attn use_return_dict validate_runner_input",
+        # Classes and special tokens.
+        "bad_words_ids begin_suppress_tokens bos_token_id decoder_start_token_id eos_token_id "
+        "finetuning_task forced_bos_token_id forced_eos_token_id id2label label2id mask_token_id "
+        "num_labels pad_token_id prefix sep_token_id suppress_tokens task_specific_params "
+        "unk_token_id",
+        # Generation.
+        "diversity_penalty do_sample early_stopping encoder_no_repeat_ngram_size "
+        "exponential_decay_length_penalty length_penalty max_length min_length "
+        "no_repeat_ngram_size num_beam_groups num_beams num_return_sequences output_scores "
+        "remove_invalid_values repetition_penalty return_dict_in_generate temperature top_k top_p "
+        "typical_p",
+        # Other classes of the same family, and other software.
+        "directionality is_decoder max_sequence_length n_ctx offset_alibi pooler_fc_size "
+        "pooler_num_attention_heads pooler_num_fc_layers pooler_size_per_head pooler_type "
+        "runner_max_sequence_length seq_length skip_bias_add skip_bias_add_qkv sliding_window_size "
+        "summary_activation summary_first_dropout summary_proj_to_labels summary_type "
+        "summary_use_proj",
+    )
+    for name in names.split()
+)
+"""Fields of published configs that change no output in eval mode."""
+
+
+def check_values(read: Reading) -> None:
+    """Refuse what no family has: heads that are null, an epsilon or an activation that is none."""
+    # Whether a model of the family reads them is for the family to tell: `names` stay its own.
+    own = Reading(read.config, read.problems, read.file)
+    for name in NUM_HEADS:
+        if name in own.config and own.get(name) is None:
+            own.refuse(name, None, "a whole number ≥ 1")
+    for name in own.config:
+        if name.endswith(_EPSILONS):
+            own.real(name, default=None)
+    for name in _ACTIVATIONS:
+        if not isinstance(value := own.get(name), str | None):
+            own.refuse(name, value, f"one of {', '.join(ACTIVATION_NAMES)}")
+
+
+def unusable(config: Config) -> list[Problem]:
+    """Why the weights beside a config are of no use here, whatever its family; empty if they are.
+
+    Besides invalid values, quantized weights.
+    """
+    read = Reading(config)
+    check_values(read)
+    if value := config.get(_QUANTIZED):
+        read.refuse(_QUANTIZED, value, _DEQUANTIZED)
+    return [*read.problems]
+
+
+def check_supported(config: Reading, *, is_causal: bool) -> None:
+    """Refuse, by name, what changes a model in ways that no traits tell.
+
+    is_causal: whether a query of the model's blocks sees no later key.
+    """
+    for name, expected in _UNSUPPORTED.items():
+        if value := config.get(name):
+            config.refuse(name, value, expected)
+    # Its default is true, so that false, and null too, turns a decoder into an encoder.
+    if is_causal and not (value := config.get("is_causal", True)):
+        config.refuse("is_causal", value, "true: the blocks here see no later token")
+
+
+def refuse_unread(config: Reading) -> None:
+    """Refuse the fields that nobody asked for, as they may change the model in an unknown way.
+
+    Null, false, 0 and what is empty stand for a feature that is off: a field whose default is true
+    must be read elsewhere, as is_causal is. Names that begin with an underscore or have a dot are
+    no fields of models.
+    """
+    for name in sorted(config.config.keys() - config.names - _NEUTRAL):
+        if not name.startswith("_") and "." not in name and (value := config.get(name)):
+            expected = "no such field: it may change the model; if it does not, delete it"
+            config.refuse(name, value, expected)
+
+
+def activation(config: Reading, name: str, default: str) -> str:
+    """The activation that a config names, as `jax_attn.models` calls it."""
+    named = default if config.get(name) is None else config.get(name)
+    if not isinstance(named, str) or named not in ACTIVATION_NAMES:
+        config.refuse(name, named, f"one of {', '.join(ACTIVATION_NAMES)}")
+        return ACTIVATION_NAMES[default]
+    return ACTIVATION_NAMES[named]
+
+
+def padding(config: Reading, vocab_size: int, default: int | None = None) -> int | None:
+    """The token that transformers gives to torch.nn.Embedding as its padding_idx.
+
+    default: where the config lacks pad_token_id; null says that there is none.
+    """
+    config = config.over({"pad_token_id": default})
+    pad = config.number("pad_token_id", default=None, least=-1)
+    return vocab_size - 1 if pad == -1 else pad  # torch counts from the end
+
+
+def stacked(
+    attention: Iterable[Traits],
+    mlp: MLPTraits,
+    norm: NormTraits,
+    placement: Placement,
+    *,
+    shares_norm: bool = False,
+) -> tuple[BlockTraits, ...]:
+    """Blocks that differ in their attention alone."""
+    return tuple(BlockTraits(each, mlp, norm, placement, shares_norm) for each in attention)
+
+
+def architecture(config: Reading) -> str:
+    """The first of the classes that a config names, such as "BertForMaskedLM"; "" for none."""
+    names = config.get("architectures")
+    first = names[0] if isinstance(names, list) and names else ""
+    return first if isinstance(first, str) else ""
+
+
+def is_tied(config: Reading, *, default: bool) -> bool:
+    """Whether the head with a logit for each token has the table of tokens for its weight."""
+    return config.flag("tie_word_embeddings", default=default)
+
+
+def decoder_head(config: Reading, *, tied: bool, use_bias: bool = False) -> VocabularyTraits:
+    """A decoder's head with a logit for each token. tied: where the config does not say."""
+    return VocabularyTraits(is_tied(config, default=tied), use_bias)
+
+
+def decoder_classes(config: Reading) -> ClassifierTraits:
+    """A decoder's head for classes: of the last token, or of each."""
+    if architecture(config).endswith("ForTokenClassification"):
+        has_bias = config.flag("token_classification_bias", default=True)
+        return ClassifierTraits("each", use_bias=has_bias)
+    pad = config.number("pad_token_id", default=None, least=-1)  # -1 is no token
+    return ClassifierTraits("last", use_bias=False, pad=pad)

@@ -1,0 +1,1 @@
+"""A checkpoint in, a checkpoint out: looked at, carried across, verified."""

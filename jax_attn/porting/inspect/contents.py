@@ -1,0 +1,274 @@
+"""What a checkpoint is: family, attention, layers, dtypes, ties; from its headers and its config.
+
+The family is what the config names; without one, attention is found by how its keys are spelled.
+What neither shapes nor config decide is unknown. Imports no framework.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from jax_attn.families import Config, family_of, model_problems
+from jax_attn.families.family import Family, Place, other_layers
+from jax_attn.families.traits import Traits
+from jax_attn.porting.inspect.config import UnknownHeadsError, head_counts, lacking, seen_from
+from jax_attn.porting.inspect.discover import Block, UnreadBlock, discover
+from jax_attn.porting.port.parts import incomplete
+from jax_attn.porting.port.plan import reached
+from jax_attn.porting.port.shapes import wrong_heads, wrong_widths
+from jax_attn.transfer.arrays import Spec
+from jax_attn.transfer.problems import Problem, TransferError
+from jax_attn.transfer.table import resolve
+from jax_attn.transfer.table.layout import Layout
+from jax_attn.transfer.table.rows import bindings
+
+Specs = Mapping[str, Spec]
+
+_PACKINGS = {"packed": "query, key, value one after another", "grouped": "by key/value head"}
+
+
+@dataclass(frozen=True)
+class Attention:
+    """One block, or several that are alike.
+
+    places: torch's prefixes. design: MHA, MQA or GQA, or what is known of it. None: not known.
+    packed: "" for split projections, else how one tensor holds three. does: its other traits,
+    by name. doubts: what the block does that cannot be told.
+    """
+
+    places: tuple[str, ...]
+    design: str
+    num_heads: int | None = None
+    num_kv_heads: int | None = None
+    head_dim: int | None = None
+    embed_dim: int | None = None
+    dtype: tuple[str, ...] = ()
+    packed: str = ""
+    bytes: int = 0
+    does: dict[str, Any] = field(default_factory=dict)
+    doubts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What `inspect` reads.
+
+    dtypes: name -> tensors and bytes. tied: key -> whose tensor it is. has_model: whether
+    `jax_attn.models.load` runs it; where it does not though the family is known, a note says why.
+    """
+
+    family: str | None
+    model_type: str | None
+    root: str
+    layers: int
+    tensors: int
+    bytes: int
+    dtypes: dict[str, dict[str, int]]
+    attention: list[Attention]
+    tied: dict[str, str]
+    notes: list[str]
+    has_model: bool = False
+
+
+def inspect(
+    specs: Specs, config: Config | None, tied: Mapping[str, str], unreadable: Sequence[Problem] = ()
+) -> Contents:
+    """What a checkpoint is.
+
+    specs: torch key to shape and dtype. config: None where there is none. tied: key to the key
+    whose very memory it is. unreadable: the tensors besides, and why. Raises TransferError with
+    everything that contradicts itself, and with these.
+    """
+    known = config or {}
+    kind = known.get("model_type")
+    family = family_of(known)
+    if family is None:
+        root = ""
+        blocks = [
+            _block_as_spelled(block, seen_from(known, block.prefix), specs)
+            for block in discover(specs, str(known.get("model_type", "")))
+        ]
+        why = "no config.json beside it" if config is None else f"model_type {kind!r}"
+        notes = [f"{why}: the family is not known"]
+    else:
+        root = family.root(known, specs)
+        blocks = _blocks_of_family(family, known, specs, unreadable)
+        tied, notes = _ties(family.model(known, specs), specs, tied)
+        notes += [f"no whole model: {problem}" for problem in model_problems(known)]
+    # A place up to its number: decoder.block.3.
+    numbered = (re.match(r".*?\d+", place) for block in blocks for place in block.places)
+    layers = {match[0] for match in numbered if match}
+    return Contents(
+        family=family.name if family else None,
+        model_type=kind,
+        root=root,
+        layers=len(layers),
+        tensors=len(specs),
+        bytes=sum(spec.nbytes for spec in specs.values()),
+        dtypes=_dtypes(specs),
+        attention=_together(blocks),
+        tied=dict(tied),
+        notes=notes,
+        has_model=family is not None and not model_problems(known),
+    )
+
+
+def design(num_heads: int, num_kv_heads: int) -> str:
+    """What N and K make of attention."""
+    if num_kv_heads == num_heads:
+        return "MHA"
+    return "MQA" if num_kv_heads == 1 else "GQA"
+
+
+# --- by the family ------------------------------------------------------------------------------
+
+
+def _blocks_of_family(
+    family: Family, config: Config, specs: Specs, unreadable: Sequence[Problem]
+) -> list[Attention]:
+    table = family.block(config)
+    hidden = [problem.name for problem in unreadable]
+    blocks, problems, places = [], [], []
+    for place in family.blocks(config, specs):
+        traits = family.traits(config, place.torch)
+        try:
+            block, misfits = _block_at(place, traits, table.under(*place), specs, hidden)
+        except TransferError as error:
+            problems += error.problems
+            continue
+        blocks.append(block)
+        places.append(place)
+        problems += misfits
+    problems += other_layers(config, places)
+    if problems:
+        problems = [*unreadable, *dict.fromkeys(problems)]
+        raise TransferError("what the config says of the checkpoint", problems)
+    return blocks
+
+
+def _block_at(
+    place: Place, traits: Traits, table: Layout, specs: Specs, hidden: Sequence[str]
+) -> tuple[Attention, list[Problem]]:
+    """One block, and where the file differs from its traits.
+
+    table: that of the block, at its place. hidden: keys that cannot be read. Raises TransferError
+    where shapes do not go through the table.
+    """
+    patterns = [*table.torch_keys(), *(item.key for item in table.passed_over)]
+    keys = {key: spec for key, spec in specs.items() if bindings(patterns, [key])}
+    passed_over = resolve.passed(table.passed_over, keys)
+    shapes = {key: spec.shape for key, spec in keys.items() if key not in passed_over}
+    paths = table.shapes(shapes, traits.sizes)
+    moves, _ = resolve.for_loading(table.groups, table.refusals, shapes, paths)
+    problems = [*wrong_heads(moves, traits.sizes)]
+    problems += incomplete([(place, traits)], [*paths, *reached(table, hidden)])
+    problems += wrong_widths(moves, [(place, traits)])
+    packings = (_PACKINGS.get(s.name) for m in moves if len(m.row.paths) == 3 for s in m.row.steps)
+    N, K, H = traits.sizes
+    block = Attention(
+        *((place.torch,), design(N, K), N, K, H, traits.embed_dim),
+        packed=next(filter(None, packings), ""),
+        does=_does(traits),
+        **_held(keys),
+    )
+    return block, problems
+
+
+def _does(traits: Traits) -> dict[str, Any]:
+    """Traits by name, those of several fields as dicts."""
+    names = ("cross", "is_causal", "scale", "softcap", "use_bias", "use_out_bias", "window")
+    does = {name: getattr(traits, name) for name in names}
+    does["scale"] = does["scale"] or f"1/√{traits.sizes.head_dim}"
+    several = {"qk_norm": traits.qk_norm, "rotary": traits.rotary, "position_bias": traits.bias}
+    return does | {name: value and value._asdict() for name, value in several.items()}
+
+
+def _ties(
+    layout: Layout, specs: Specs, tied: Mapping[str, str]
+) -> tuple[dict[str, str], list[str]]:
+    """Tied keys, by shared memory and by the family's table; notes on what a file holds apart.
+
+    The table knows of ties whether the file has both keys or leaves one out.
+    """
+    parts = {key.split(".")[0] for key in specs}
+    by_table = {
+        i.key: i.same_as
+        for i in layout.passed_over
+        # A head of several parts, none of which is there, is a head of another model's.
+        if i.same_as in specs and (i.key.count(".") < 2 or i.key.split(".")[0] in parts)
+    }
+    apart = [k for k, other in by_table.items() if k in specs and other not in _same(k, tied)]
+    notes = [f"tied by the config, and held apart: {key}, {by_table[key]}" for key in apart]
+    return {**tied, **{k: other for k, other in by_table.items() if k not in apart}}, notes
+
+
+def _same(key: str, tied: Mapping[str, str]) -> set[str]:
+    """The keys that share a key's memory."""
+    first = tied.get(key, key)
+    return {first, *(other for other, kept in tied.items() if kept == first)}
+
+
+# --- by spelling --------------------------------------------------------------------------------
+
+
+def _block_as_spelled(block: Block, config: Config, specs: Specs) -> Attention:
+    """config: as seen from the block."""
+    held = _held({key: specs[key] for key in block.keys})
+    if isinstance(block, UnreadBlock):
+        doubts = (f"not read: {block.reason}", *lacking(config, block.beside))
+        return Attention((block.name,), "unknown", doubts=doubts, **held)
+    query, key = (block.rows[f"{role}.weight"] for role in "qk")
+    does: dict[str, Any] = {"use_bias": "q.bias" in block.rows}
+    does["use_out_bias"] = "o.bias" in block.rows
+    does["add_bias_kv"] = "bias_k" in block.rows
+    N = K = H = None
+    try:
+        (N, K, H), does["softcap"] = head_counts(block, config, None, None)
+        kind, doubts = design(N, K), ()
+    except UnknownHeadsError:
+        G, odd = divmod(query.length, key.length)
+        kind = "MHA" if G == 1 and not odd else f"MQA or GQA, {G} queries a key/value head"
+        doubts = (f"heads: num_heads cannot be inferred from {query.length} query rows",)
+    return Attention(
+        *((block.name,), kind, N, K, H, block.embed_dim),
+        packed=_PACKINGS["packed"] if query.key == key.key else "",
+        does=does,
+        doubts=(*doubts, *lacking(config, block.beside, H)),
+        **held,
+    )
+
+
+# --- of either ----------------------------------------------------------------------------------
+
+
+def _held(keys: Specs) -> dict[str, Any]:
+    """The dtypes and the bytes of a block's tensors."""
+    dtypes = tuple(sorted({spec.dtype for spec in keys.values()}))
+    return {"dtype": dtypes, "bytes": sum(spec.nbytes for spec in keys.values())}
+
+
+def _together(blocks: Iterable[Attention]) -> list[Attention]:
+    """Blocks that differ only in their places, as one."""
+    alike: dict[str, list[Attention]] = defaultdict(list)
+    for block in blocks:
+        unplaced = replace(block, places=(), doubts=tuple(map(_unnumbered, block.doubts)))
+        alike[f"{_unnumbered(block.places[0])} {unplaced}"].append(block)
+    return [
+        replace(same[0], places=tuple(place for block in same for place in block.places))
+        for same in alike.values()
+    ]
+
+
+def _dtypes(specs: Specs) -> dict[str, dict[str, int]]:
+    dtypes: dict[str, dict[str, int]] = {}
+    for spec in specs.values():
+        held = dtypes.setdefault(spec.dtype, {"tensors": 0, "bytes": 0})
+        held["tensors"] += 1
+        held["bytes"] += spec.nbytes
+    return dtypes
+
+
+def _unnumbered(text: str) -> str:
+    return re.sub(r"\d+", "{i}", text)

@@ -1,0 +1,245 @@
+"""The rows of a starting table, key by key: attention's, a question's, those of all else.
+
+What names and shapes do not settle is a question, with every answer that the shapes allow.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from jax_attn.porting.inspect.discover import Block, UnreadBlock
+from jax_attn.transfer.arrays import Spec
+from jax_attn.transfer.table.rows import Row
+from jax_attn.transfer.table.spellings import OTHERWISE_PACKED, SPELLINGS, UNORDERED
+from jax_attn.transfer.table.steps import (
+    MisfitError,
+    Sizes,
+    Step,
+    conv,
+    grouped,
+    heads,
+    heads_in,
+    in_parts,
+    inward,
+    linear,
+    packed,
+    squeezed,
+)
+
+Specs = Mapping[str, Spec]
+_EMBEDDING = re.compile(
+    r"(^|[._])(wte|wpe|shared|embed\w*|\w*embeddings?|relative_attention_bias)$", re.IGNORECASE
+)
+"""Modules of whose matrix a row is looked up."""
+_CONVOLUTION = re.compile(r"conv|patch")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A row, and what is assumed; or several that are possible, each with what it means.
+
+    asked: what the question is; "" for none.
+    """
+
+    rows: tuple[Row, ...]
+    why: str = ""
+    asked: str = ""
+    options: tuple[tuple[str, tuple[Row, ...]], ...] = ()
+
+    @property
+    def names(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The torch keys and the Flax paths."""
+        every = [*self.rows, *(r for _, rows in self.options for r in rows)]
+        keys = dict.fromkeys(k for r in every for k in r.keys)
+        return tuple(keys), tuple(dict.fromkeys(p for r in every for p in r.paths))
+
+
+# --- attention ----------------------------------------------------------------------------------
+
+_ROLES = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "out_proj"}
+_OUTPUTS = sorted({"c_proj", *(out for spelling in SPELLINGS for out in spelling.outs)})
+_LEAVES = {"weight": "kernel", "bias": "bias"}
+_STEPS: dict[str, tuple[Step, ...]] = {
+    "q.weight": (linear, heads),
+    "o.weight": (linear, heads_in),
+    "q.bias": (heads,),
+    "o.bias": (),
+}
+_STEPS |= {f"{role}.{leaf}": _STEPS[f"q.{leaf}"] for role in "kv" for leaf in _LEAVES}
+_PACKED: dict[str, tuple[Step, ...]] = {"weight": (packed, linear, heads), "bias": (packed, heads)}
+_CODEGEN = in_parts(4)
+_FLAT = "kept flat: its heads are not known, or not of one size in all of the file"
+
+
+def of_attention(block: Block, specs: Specs, sizes: Sizes | None) -> Iterator[Entry]:
+    """The rows of one block, without heads where no `sizes` are known or they do not fit."""
+    if isinstance(block, UnreadBlock):
+        yield from _of_packing(block, specs, sizes)
+        return
+    by_key: dict[str, list[str]] = defaultdict(list)
+    for role, rows in block.rows.items():
+        if rows.key in specs:
+            by_key[rows.key].append(role)
+    for key, roles in by_key.items():
+        first, *others = roles
+        if first.startswith("bias_"):
+            yield _fitting(
+                Row((key,), (_under(block.prefix, first),), (squeezed, heads)), specs, sizes
+            )
+        elif others:
+            leaf = first.partition(".")[2]
+            yield _fitting(_together(block.prefix, key, leaf, _PACKED[leaf]), specs, sizes)
+        else:
+            role, _, leaf = first.partition(".")
+            path = _under(block.prefix, f"{_ROLES[role]}.{_LEAVES[leaf]}")
+            yield _fitting(Row((key,), (path,), _STEPS[first]), specs, sizes)
+
+
+def _together(prefix: str, key: str, leaf: str, steps: tuple[Step, ...], roles: str = "qkv") -> Row:
+    paths = tuple(_under(prefix, f"{_ROLES[role]}.{_LEAVES[leaf]}") for role in roles)
+    return Row((key,), paths, steps)
+
+
+def _fitting(r: Row, specs: Specs, sizes: Sizes | None) -> Entry:
+    """The row, without heads where they do not fit: a packed tensor is then kept whole."""
+    if _fits(r, specs, sizes):
+        return Entry((r,))
+    if len(r.paths) > 1:
+        return Entry((_as_it_is(r.keys[0], specs),), _FLAT)
+    steps = tuple(step for step in r.steps if step not in (heads, heads_in))
+    return Entry((Row(r.keys, r.paths, steps),), _FLAT)
+
+
+def _fits(r: Row, specs: Specs, sizes: Sizes | None) -> bool:
+    if sizes is None:
+        return not {heads, heads_in, packed, grouped} & {*r.steps}
+    try:
+        r.path_shapes(tuple(specs[key].shape for key in r.keys), sizes)
+    except MisfitError:
+        return False
+    return True
+
+
+def _of_packing(block: UnreadBlock, specs: Specs, sizes: Sizes | None) -> Iterator[Entry]:
+    """A question about a packed projection whose order no name tells; else what it is alone."""
+    for key in block.keys:
+        module, _, leaf = key.rpartition(".")
+        packs = any(module.endswith(name) for name in (*UNORDERED, *OTHERWISE_PACKED.values()))
+        if leaf != "weight" or not packs:
+            continue
+        prefix = module.rpartition(".")[0]
+        turned = _orientation(key, specs)
+        first: tuple[Step, ...] = () if turned is not False else (linear,)
+        ways: list[tuple[str, str, tuple[tuple[Step, ...], tuple[Step, ...]]]] = [
+            (
+                "query, key, value one after another",
+                "qkv",
+                ((*first, packed, linear, heads), (packed, heads)),
+            ),
+            (
+                "for each key/value head: its queries, its key, its value",
+                "qkv",
+                ((*first, grouped, inward), (grouped,)),
+            ),
+        ]
+        if module.endswith(OTHERWISE_PACKED["codegen"]):
+            words = "in four parts, as CodeGen does: in each its queries, its values, its keys"
+            of_weight = (*first, _CODEGEN, packed, linear, heads)
+            ways.append((words, "qvk", (of_weight, (_CODEGEN, packed, heads))))
+        keys = {"weight": key, "bias": f"{module}.bias"}
+        there = [leaf for leaf in keys if keys[leaf] in specs]
+        options = []
+        for words, roles, steps in ways:
+            by_leaf = dict(zip(keys, steps, strict=True))
+            rows = tuple(
+                _together(prefix, keys[leaf], leaf, by_leaf[leaf], roles) for leaf in there
+            )
+            # Whoever answers may know heads that no config names.
+            if sizes is None or all(_fits(r, specs, sizes) for r in rows):
+                options.append((words, rows))
+        whole = tuple(of_key(keys[leaf], specs).rows[0] for leaf in there)
+        options.append(("another order: kept whole, as it is", whole))
+        asked = f"how does {module.rpartition('.')[2]} pack query, key and value?"
+        yield Entry((), asked=asked, options=tuple(options))
+        yield from _of_output(prefix, specs, sizes)
+
+
+def _of_output(prefix: str, specs: Specs, sizes: Sizes | None) -> Iterator[Entry]:
+    """The rows of the output projection beside a packed one, where only one module can be it."""
+    modules = [_under(prefix, name) for name in _OUTPUTS]
+    there = [module for module in modules if f"{module}.weight" in specs]
+    if len(there) != 1:
+        return
+    (module,) = there
+    weight, bias = f"{module}.weight", f"{module}.bias"
+    first: tuple[Step, ...] = () if _orientation(weight, specs) is False else (linear,)
+    path = _under(prefix, _ROLES["o"])
+    yield _fitting(Row((weight,), (f"{path}.kernel",), (*first, heads_in)), specs, sizes)
+    if bias in specs:
+        yield Entry((Row((bias,), (f"{path}.bias",), ()),))
+
+
+# --- everything else ------------------------------------------------------------------------------
+
+
+def of_key(key: str, specs: Specs) -> Entry:
+    """The row of a tensor outside attention."""
+    module, _, leaf = key.rpartition(".")
+    shape = specs[key].shape
+    if leaf == "bias":
+        return Entry((Row((key,), (key,), ()),))
+    if leaf != "weight" or not module or not shape:
+        return Entry((_as_it_is(key, specs),))
+    if len(shape) == 1:
+        return Entry((Row((key,), (f"{module}.scale",), ()),))
+    if _EMBEDDING.search(module) and f"{module}.bias" not in specs and len(shape) == 2:
+        return Entry((Row((key,), (f"{module}.embedding",), ()),))
+    if len(shape) > 2:
+        if _CONVOLUTION.search(module.lower()):
+            return Entry(
+                (Row((key,), (f"{module}.kernel",), (conv,)),), "a convolution, by its name"
+            )
+        return Entry((_as_it_is(key, specs),), "as it is: of its axes nothing is known")
+    turned = _orientation(key, specs)
+    of = {True: (linear,), False: ()}
+    path = (f"{module}.kernel",)
+    if turned is not None:
+        return Entry((Row((key,), path, of[turned]),))
+    ways = {
+        "torch.nn.Linear, (out, in)": (Row((key,), path, (linear,)),),
+        "transformers' Conv1D, (in, out)": (Row((key,), path, ()),),
+    }
+    asked = f"which axis of {module} is its input? It is square, as are all that could tell."
+    return Entry((), asked=asked, options=tuple(ways.items()))
+
+
+def _as_it_is(key: str, specs: Specs) -> Row:
+    return Row((key,), (key,), ())
+
+
+def _orientation(key: str, specs: Specs) -> bool | None:
+    """Whether a matrix is (out, in), as torch.nn.Linear has it, and not (in, out), as Conv1D has.
+
+    Its bias tells, or those of the file's other matrices where it is square. Conv1D always has one.
+    """
+    module = key.rpartition(".")[0]
+    if f"{module}.bias" not in specs:
+        return True
+    if (own := _by_bias(module, specs)) is not None:
+        return own
+    modules = (k.removesuffix(".weight") for k in specs if k.endswith(".weight"))
+    told = {way for m in modules if (way := _by_bias(m, specs)) is not None}
+    return told.pop() if len(told) == 1 else None
+
+
+def _by_bias(module: str, specs: Specs) -> bool | None:
+    weight, bias = specs.get(f"{module}.weight"), specs.get(f"{module}.bias")
+    if weight is None or bias is None or len(weight.shape) != 2 or len(bias.shape) != 1:
+        return None
+    first, second = (n == bias.shape[0] for n in weight.shape)
+    return None if first == second else first
+
+
+def _under(prefix: str, name: str) -> str:
+    return f"{prefix}.{name}" if prefix else name

@@ -1,0 +1,201 @@
+"""A starting table for any checkpoint: what names and shapes settle, and questions for the rest.
+
+The Flax paths are torch's names, but for attention, whose projections have the names of this
+package's modules, and for the last word: kernel, scale, embedding. What is assumed stands beside
+its row. A question is a row that `port` refuses until another takes its place. Needs no framework.
+"""
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+
+from jax_attn.families.config import Config
+from jax_attn.porting.inspect.config import UnknownHeadsError, head_counts, seen_from
+from jax_attn.porting.inspect.discover import AttentionBlock, Block, discover
+from jax_attn.porting.inspect.starting_rows import Entry, Specs, of_attention, of_key
+from jax_attn.porting.port.table import by_layout
+from jax_attn.transfer.arrays import Spec
+from jax_attn.transfer.problems import TransferError, printable
+from jax_attn.transfer.proposal.folding import LayerItem, folded, marked
+from jax_attn.transfer.table.as_code import (
+    call_lines,
+    quoted,
+    row_arguments,
+    row_call,
+    step_names,
+)
+from jax_attn.transfer.table.layout import Layout
+from jax_attn.transfer.table.rows import Row, bindings
+from jax_attn.transfer.table.steps import Sizes
+
+_WHOLE_NUMBERS = ("int", "uint", "bool")
+_TABLE = "LAYOUT"
+_OPTIONS = ("--num-heads", "--num-kv-heads", "--head-dim")
+
+
+@dataclass(frozen=True)
+class StartingTable:
+    """The text of a module that defines LAYOUT, and how many questions are in it."""
+
+    text: str
+    questions: int
+
+
+def starting_table(
+    specs: Specs, config: Config, tied: Mapping[str, str], name: str
+) -> StartingTable:
+    """The table of a checkpoint called `name`. tied: key to the key whose tensor it is."""
+    blocks = _blocks(specs, config)
+    own = {key for key, same in tied.items() if same in specs}
+    read = {key: spec for key, spec in specs.items() if key not in own}
+    sizes, options = _sizes(blocks, config)
+    entries: list[Entry] = []
+    for block in blocks:
+        entries += of_attention(block, read, sizes)
+    taken = {key for entry in entries for key in entry.names[0]}
+    passed = [key for key, spec in read.items() if _is_whole_numbers(spec) and key not in taken]
+    left = [key for key in read if key not in taken and key not in passed]
+    entries += [of_key(key, read) for key in left]
+    return _written(_folded(entries, read), passed, tied, own, name, options)
+
+
+def _blocks(specs: Specs, config: Config) -> list[Block]:
+    try:
+        return discover(specs, str(config.get("model_type") or ""))
+    except TransferError:  # two blocks of one tensor: what is not read as attention is a question
+        return []
+
+
+def _sizes(blocks: Iterable[Block], config: Config) -> tuple[Sizes | None, str]:
+    """N, K and H of every block, and the options of `port` that name them; None where they differ
+    or nobody names them."""
+    found = set()
+    try:
+        for block in blocks:
+            if isinstance(block, AttentionBlock):
+                found.add(head_counts(block, seen_from(config, block.prefix), None, None)[0])
+            elif (sizes := by_layout(Layout(), config, dict.fromkeys(_OPTIONS)).sizes) is not None:
+                found.add(sizes)
+    except (UnknownHeadsError, TransferError):
+        return None, ""
+    if len(found) != 1:
+        return None, ""
+    (sizes,) = found
+    named = zip(_OPTIONS, sizes, strict=True)
+    return sizes, " ".join(f"{option} {number}" for option, number in named)
+
+
+def _is_whole_numbers(spec: Spec) -> bool:
+    return spec.dtype.startswith(_WHOLE_NUMBERS)
+
+
+# --- one entry for all layers, and the text -----------------------------------------------------
+
+
+def _folded(entries: Iterable[Entry], specs: Specs) -> list[Entry]:
+    """One entry for all layers where it stands for exactly the layers' own."""
+    entries = list(entries)
+    paths = {path for entry in entries for path in entry.names[1]}
+    every = _numbers(specs)
+
+    def complete(pattern: Entry, members: int) -> bool:
+        keys, targets = pattern.names
+        reach = [bindings([key], specs) for key in keys]
+        reach += [bindings([path], paths) for path in targets]
+        alike = all(len(some) == members and some == reach[0] for some in reach)
+        return alike and _in_each_layer(keys[0], specs, every)
+
+    return folded((LayerItem(entry, _patterned(entry)) for entry in entries), complete)
+
+
+def _numbers(names: Iterable[str]) -> dict[str, set[str]]:
+    """What precedes the first number in any of the names -> the numbers there."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for name in names:
+        tokens = name.split(".")
+        if place := next((i for i, token in enumerate(tokens) if token.isdecimal()), 0):
+            found[".".join(tokens[:place])].add(tokens[place])
+    return found
+
+
+def _in_each_layer(key: str, specs: Specs, every: Mapping[str, set[str]]) -> bool:
+    """Whether a pattern has every layer, as a port expects of a row that is open in its layer."""
+    stem, hole, _ = key.partition(".{layer}")
+    met = {dict(binding)["layer"] for binding in bindings([key], specs)} if hole else set()
+    return not hole or met == every[stem]
+
+
+def _patterned(entry: Entry) -> Entry:
+    def of(r: Row) -> Row:
+        return Row(tuple(map(_pattern, r.keys)), tuple(map(_pattern, r.paths)), r.steps)
+
+    options = tuple((words, tuple(map(of, rows))) for words, rows in entry.options)
+    asked = " ".join(map(_pattern, entry.asked.split(" ")))
+    return Entry(tuple(map(of, entry.rows)), entry.why, asked, options)
+
+
+def _pattern(name: str) -> str:
+    """A dotted name with its numbers left open: layer, part2, part3, …"""
+    places = [i for i, token in enumerate(name.split(".")) if token.isdecimal()]
+    words = (f"part{i}" if i > 1 else "layer" for i in count(1))
+    return marked(name, dict(zip(places, words, strict=False)))
+
+
+def _written(
+    entries: Sequence[Entry],
+    passed: Sequence[str],
+    tied: Mapping[str, str],
+    own: Collection[str],
+    name: str,
+    options: str,
+) -> StartingTable:
+    body: list[str] = []
+    used: set[str] = {"Layout"}
+
+    def line(function: str, arguments: list[str], why: str = "") -> None:
+        used.add(function)
+        *lines, last = call_lines(function, arguments)
+        body.extend([*lines, f"{last}  # {why}" if why else last])
+
+    for entry in (e for e in entries if not e.asked):
+        used.update(("row", *step_names(entry.rows[0])))
+        line("row", row_arguments(entry.rows[0]), entry.why)
+    for key in _patterns(passed):
+        line("ignored", [quoted(key), quoted("whole numbers, which are no parameters")])
+    for key in own:
+        line("tied", [quoted(key), quoted(tied[key])])
+    questions = [entry for entry in entries if entry.asked]
+    for number, entry in enumerate(questions, 1):
+        body += [f"    # Question {number}: {printable(entry.asked)}"]
+        body += ["    # Delete the next lines that refuse, and uncomment the rows of one answer."]
+        for key in entry.names[0]:
+            why = f"question {number} of the table is not answered"
+            body.append(f"    refused({quoted(key)}, {quoted(why)}),")
+            used.add("refused")
+        for words, rows in entry.options:
+            body.append(f"    # - {words}:")
+            for r in rows:  # on one line, however long, so that one edit uncomments it
+                used.update(("row", *step_names(r)))
+                body.append(f"    # {row_call(r)},")
+    asked = f"{len(questions)} question{'' if len(questions) == 1 else 's'}"
+    port = " ".join(
+        filter(None, ("jax-attn port IN OUT --to flax --layout MODULE:LAYOUT", options))
+    )
+    head = [
+        f"# A starting table for {printable(name)}: {asked} to answer, below. Then:",
+        f"# {port}",
+        "",
+        "from jax_attn.transfer import (",
+        *(f"    {each}," for each in sorted(used)),
+        ")",
+        "",
+        f"{_TABLE} = Layout(",
+    ]
+    return StartingTable("\n".join([*head, *body, ")", ""]), len(questions))
+
+
+def _patterns(keys: Sequence[str]) -> list[str]:
+    """Names of layers, left open where that stands for these alone."""
+    items = [LayerItem(key, _pattern(key)) for key in keys]
+    return folded(items, lambda pattern, members: len(bindings([pattern], keys)) == members)

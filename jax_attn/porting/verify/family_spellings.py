@@ -1,0 +1,115 @@
+"""A known family's attention weights as torch_ref names them, straight from a file's own tensors.
+
+Shares nothing with the transfer tables, by intent: they are what is verified, and one table for
+both sides would agree with itself. `SPELLED` says again how the projections are called and how one
+that holds all three is laid out, and the rows are cut out of it. Letters: N and K query and
+key/value heads, G = N // K, H head_dim.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from jax_attn.families.traits import Traits
+from jax_attn.transfer.problems import Problem, TransferError
+
+Arrays = Mapping[str, np.ndarray]
+
+
+class Spelled(NamedTuple):
+    """Names relative to a block's prefix.
+
+    projections: query, key and value, or one that holds all three: `by_group` G queries, the key
+    and the value of each key/value head in turn, else all queries, all keys, all values. columns:
+    weights lie (in, out). pairs_apart: rotary pairs (2m, 2m + 1) that torch_ref's module has at
+    (m, m + H/2). table: of a learned position bias.
+    """
+
+    projections: tuple[str, ...]
+    out: str
+    by_group: bool = False
+    columns: bool = False
+    pairs_apart: bool = False
+    table: str = ""
+
+    @property
+    def weights(self) -> set[str]:
+        return {f"{name}.weight" for name in (*self.projections, self.out)}
+
+
+_SPLIT = Spelled(("q_proj", "k_proj", "v_proj"), "o_proj")
+_PACKED = Spelled(("query_key_value",), "dense", by_group=True)
+
+# Family -> its spellings; the first whose projections are all there counts.
+SPELLED: dict[str, tuple[Spelled, ...]] = {
+    "bert": (Spelled(("self.query", "self.key", "self.value"), "output.dense"),),
+    "bloom": (_PACKED,),
+    "falcon": (_PACKED,),
+    "gpt2": (Spelled(("c_attn",), "c_proj", columns=True),),
+    "gpt_bigcode": (Spelled(("c_attn",), "c_proj", by_group=True),),
+    "gpt_neox": (_PACKED,),
+    "llama": (_SPLIT,),
+    "llama-meta": (Spelled(("wq", "wk", "wv"), "wo", pairs_apart=True),),
+    "t5": (Spelled(("q", "k", "v"), "o", table="relative_attention_bias"),),
+    "vit": (
+        Spelled(("attention.query", "attention.key", "attention.value"), "output.dense"),
+        _SPLIT,
+    ),
+}
+
+
+def state(family: str, traits: Traits, tensors: Arrays) -> dict[str, np.ndarray]:
+    """torch_ref's "gqa" state for a block, from its tensors by their keys behind its prefix.
+
+    Weights (out, in) and biases (out,), views or copies, bit for bit; the norms of queries and
+    keys as they are. Raises TransferError where projections are missing or of another size.
+    """
+    spelled = next((s for s in SPELLED[family] if s.weights <= tensors.keys()), None)
+    if spelled is None:
+        known = " or ".join(", ".join((*s.projections, s.out)) for s in SPELLED[family])
+        text = f"expected the weights of {known}, got {', '.join(sorted(tensors))}"
+        raise TransferError("reading a block", [Problem("missing", family, text)])
+    if spelled.columns:
+        tensors = {key: array.T for key, array in tensors.items()}
+    norms = ("q_norm.weight", "q_norm.bias", "k_norm.weight", "k_norm.bias")
+    rows = {name: tensors[name] for name in norms if name in tensors}
+    for kind in ("weight", "bias"):
+        keys = [f"{name}.{kind}" for name in spelled.projections]
+        if all(key in tensors for key in keys):
+            parts = _three([tensors[key] for key in keys], spelled, traits, keys)
+            if spelled.pairs_apart:
+                parts[:2] = (_halves(part, traits) for part in parts[:2])
+            rows |= {f"{role}_proj.{kind}": p for role, p in zip("qkv", parts, strict=True)}
+        if (key := f"{spelled.out}.{kind}") in tensors:
+            rows[f"out_proj.{kind}"] = tensors[key]
+    if spelled.table and (key := bias_table(family)) in tensors:
+        rows["position_bias.weight"] = tensors[key]
+    return rows
+
+
+def bias_table(family: str) -> str:
+    """The key of the table of a learned position bias, behind a block's prefix."""
+    return f"{SPELLED[family][0].table}.weight"
+
+
+def _three(
+    arrays: list[np.ndarray], spelled: Spelled, traits: Traits, keys: list[str]
+) -> list[np.ndarray]:
+    """Query (N·H, …), key and value (K·H, …)."""
+    if len(arrays) == 3:
+        return arrays
+    (array,), (N, K, H) = arrays, traits.sizes
+    if array.shape[0] != (N + 2 * K) * H:
+        text = f"expected ({N} + 2·{K})·{H} rows, got {array.shape[0]}"
+        raise TransferError("reading a block", [Problem("wrong shape", keys[0], text)])
+    if not spelled.by_group:
+        return np.split(array, [N * H, (N + K) * H])
+    grouped = array.reshape(K, N // K + 2, H, *array.shape[1:])
+    parts = grouped[:, :-2], grouped[:, -2], grouped[:, -1]
+    return [part.reshape(-1, *array.shape[1:]) for part in parts]
+
+
+def _halves(array: np.ndarray, traits: Traits) -> np.ndarray:
+    paired = array.reshape(-1, traits.sizes.head_dim // 2, 2, *array.shape[1:])
+    return np.moveaxis(paired, 2, 1).reshape(array.shape)

@@ -1,0 +1,153 @@
+"""A whole checkpoint, or some of its layers: the verdicts on the model that models.load gives."""
+
+import gc
+import importlib.util
+import math
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from jax_attn.environment import free_memory, install_line
+from jax_attn.families import Config, model_family
+from jax_attn.families.traits import ModelTraits
+from jax_attn.parity.judge.finding import findings
+from jax_attn.parity.judge.result import Result
+from jax_attn.parity.run.reference import one_thread
+from jax_attn.porting.verify import cut as cutting
+from jax_attn.porting.verify.layer import unmeasured
+from jax_attn.porting.verify.pair import PART, Pair
+from jax_attn.transfer import TransferError, load_checkpoint
+from jax_attn.transfer.arrays import specs
+
+DTYPES_OF_MODELS = ("float32", "bfloat16")
+LAYER_PART = 3 * 2**24
+"""Like `PART`, for a single layer: smaller, as layers are verified where memory is short."""
+_BYTES, _BYTES_COMPARED = 28, 47
+"""Bytes of memory for each parameter, and more for each whose gradient is compared at once."""
+
+_WHOLE = "the whole model"
+_ATTENTION = "--attention verifies the attention alone, without transformers"
+
+
+def verify_whole(path: Path, config: Config, *, explain: bool = False) -> Iterator[Result]:
+    """The verdicts on a whole model, one for each of DTYPES_OF_MODELS.
+
+    INCONCLUSIVE without transformers. explain: whether a result that does not pass has its
+    explanation. Raises TransferError where there is no model of the config, or its file does not
+    fit; MemoryError, before anything is read, where memory does not suffice.
+    """
+    for dtype, name in zip(DTYPES_OF_MODELS, names_of_whole(), strict=True):
+        yield _verified(path, config, dtype, name, PART, _WHOLE, explain=explain)
+
+
+def verify_layers(
+    path: Path, config: Config, layers: Sequence[int], *, explain: bool = False
+) -> Iterator[Result]:
+    """The verdicts on single layers. Each is cut out of the checkpoint by `cut` and verified alone.
+
+    A layer is between the embedding of the first tokens of the vocabulary and the model's last norm
+    and head. Raises TransferError, before any is verified, for layers that cannot be cut out.
+    """
+    if problems := cutting.problems(path, config, layers):
+        raise TransferError("layers to verify", problems)
+    traits = model_family(config).model_traits(config, layers)
+    subject = "each layer alone, between the embedding and the last norm and head,"
+    if (count := traits.embedding.vocab_size) > cutting.ROWS:
+        subject += f" with the first {cutting.ROWS} of {count} tokens,"
+    names = iter(names_of_layers(layers))
+    for layer in layers:
+        with tempfile.TemporaryDirectory() as temporary:
+            folder, small = Path(temporary), config
+            if _has_transformers():
+                small = cutting.cut(path, config, layer, folder)
+            for dtype in DTYPES_OF_MODELS:
+                with one_thread():  # perturbed runs one by one, which take half the memory
+                    result = _verified(
+                        *(folder, small, dtype, next(names), LAYER_PART, subject, traits),
+                        explain=explain,
+                    )
+                yield result
+
+
+def names_of_whole() -> list[str]:
+    """The names of the results of `verify_whole`."""
+    return [f"model, {dtype}" for dtype in DTYPES_OF_MODELS]
+
+
+def names_of_layers(layers: Sequence[int]) -> list[str]:
+    """The names of the results of `verify_layers`."""
+    return [f"layer {layer}, {dtype}" for layer in layers for dtype in DTYPES_OF_MODELS]
+
+
+def _verified(
+    path: Path,
+    config: Config,
+    dtype: str,
+    name: str,
+    part: int,
+    subject: str,
+    traits: ModelTraits | None = None,
+    *,
+    explain: bool,
+) -> Result:
+    """subject: what is verified, as the notes say it. traits: of all layers, where this is one."""
+    if not _has_transformers():
+        doubt = f"transformers is not installed: {install_line('hf')}; {_ATTENTION}"
+        return unmeasured(name, dtype, doubts=(doubt,))
+    gc.collect()  # the models of the check before, which lie in cycles
+    _expect_memory(path, part)
+    pair = Pair.of(path, config, dtype)
+    result = pair.check(part, explain=explain)
+    shape = pair.inputs["tokens"].shape
+    notes = _notes(pair, subject, traits or pair.traits, shape[1])
+    return replace(
+        result,
+        name=name,
+        notes=(*findings("about-checkpoint", notes), *result.notes),
+        details={
+            "design": model_family(config).name,
+            "variant": type(pair.reference).__name__,
+            "mask": "padding on either side",
+            "shape": "x".join(map(str, shape)),
+            "transform": "jit",
+        },
+    )
+
+
+def _has_transformers() -> bool:
+    return importlib.util.find_spec("transformers") is not None
+
+
+def _expect_memory(path: Path, part: int) -> None:
+    """Raises MemoryError where a check of a file's model would need more than there is."""
+    with load_checkpoint(path) as tensors:
+        count, free = sum(math.prod(s.shape) for s in specs(tensors)[0].values()), free_memory()
+    needed = _BYTES * count + _BYTES_COMPARED * min(count, part)
+    if free is not None and needed > free:
+        have = f"{needed / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are free"
+        raise MemoryError(f"this check takes about {have}")
+
+
+def _notes(pair: Pair, subject: str, traits: ModelTraits, T: int) -> Iterator[str]:
+    """What the verdict is about, in a sentence; and what of the file it is not about."""
+    import transformers
+
+    ways = "by lengths, by a mask" + (", by a cache" if pair.has_cache else "; not by a cache")
+    kind = type(pair.reference).__name__
+    theirs = f"transformers {transformers.__version__}'s {kind}"
+    yield f"verified {subject} against {theirs}: {ways}"
+    if beyond := [*_beyond(traits, T)]:
+        yield f"rows of {T} tokens are too short for {' and for '.join(beyond)}"
+    if pair.left_out:
+        yield f"not compared, as {kind} does not have them: {', '.join(pair.left_out)}"
+
+
+def _beyond(traits: ModelTraits, T: int) -> Iterator[str]:
+    """What no row of T tokens exercises."""
+    attention = [block.attention for block in traits.blocks]
+    if windows := [a.window for a in attention if a.window is not None and a.window >= T]:
+        yield f"the window of {min(windows)}"
+    scalings = [r.scaling for a in attention if (r := a.rotary) is not None and r.stretches]
+    lengths = {scaling[1]["original_length"] for scaling in scalings if scaling is not None}
+    yield from (f"dynamic NTK, which begins after {length}" for length in lengths if length >= T)

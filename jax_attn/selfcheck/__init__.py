@@ -1,0 +1,1 @@
+"""What proves this package right: the matrix, planted bugs, correct ports drawn at random."""

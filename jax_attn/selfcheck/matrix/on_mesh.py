@@ -1,0 +1,351 @@
+"""The rows of `jax-attn verify --mesh`: designs cut along batch and heads.
+
+Beside its numbers a row is held to what theory sends. An output of a layer whose heads are cut is a
+sum over them. So is the gradient of each input, once for each projection that reads it, and that of
+each parameter over the parts of the batch. Nothing else is sent, and each device holds as large a
+part of every gradient as of its parameter or input. What it holds in between is cut along one axis
+of the mesh at least, so that it is at most that part of what one device holds, and what is sent.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+from flax import nnx
+from jax.sharding import AxisType, Mesh, PartitionSpec
+
+from jax_attn.attention import ArgumentError
+from jax_attn.parity.checking.on_mesh import nothing_cut, on_one_device, replicated, told
+from jax_attn.parity.judge.budget import PRECISIONS, Budget
+from jax_attn.parity.judge.compare import TensorReport, judge, rms
+from jax_attn.parity.judge.finding import Finding, findings
+from jax_attn.parity.judge.result import NotRun, Result
+from jax_attn.parity.run.call_side import RaisedError
+from jax_attn.parity.run.inputs_and_runs import wide
+from jax_attn.parity.run.placement import Placement, unlike_copies
+from jax_attn.parity.run.port import (
+    Forward,
+    Port,
+    Tree,
+    float_dtype,
+    full_precision,
+    x64_for,
+)
+from jax_attn.parity.run.traffic import Sent, sent, total
+from jax_attn.selfcheck.matrix.cached_calls import port_ragged, times_and_tokens
+from jax_attn.selfcheck.matrix.cases import SHAPES, Case
+from jax_attn.selfcheck.matrix.designs import PORTED_DESIGNS
+from jax_attn.selfcheck.matrix.kernels import kernel_of_rows
+from jax_attn.selfcheck.matrix.preparation import Preparation
+from jax_attn.selfcheck.matrix.rows import FACTORS, published
+from jax_attn.selfcheck.matrix.run_rows import Doubts, judge_case, refusal
+from jax_attn.transfer import flatten
+from jax_attn.transfer.nnx.load import spelled
+
+DATA, HEADS = "data", "heads"
+KINDS = {"auto": AxisType.Auto, "explicit": AxisType.Explicit}
+_SHAPES = ("parts", "shared_parts")
+_BY_HEAD = ("allowed", "bias", "keep")
+"""Masks that may have an axis of heads, (B, N or 1, T, S). The first axis of every input is B."""
+_DECISION = 4
+"""Bytes: a `lax.cond` that asks about all rows takes a sum of one number over them."""
+_RATE = 2.0**-4
+"""Of the step of gradient descent. A power of two: it adds no rounding."""
+
+
+@dataclass(frozen=True)
+class MeshCase:
+    """A row on a mesh: `data` devices along the batch, `heads` along the heads; kind: of KINDS."""
+
+    case: Case
+    data: int
+    heads: int
+    kind: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.case.name}-{self.kind}"
+
+    def mesh(self, backend: str) -> Mesh:
+        sizes = (self.data, self.heads)
+        devices = jax.devices(backend)[: math.prod(sizes)]
+        return jax.make_mesh(sizes, (DATA, HEADS), (KINDS[self.kind],) * 2, devices=devices)
+
+
+def cases(*, every: bool) -> tuple[Case, ...]:
+    """The rows, each for every kind of mesh: published designs under each mask, variants under one.
+
+    every: variants under each mask, too, all on both shapes where keys may be of another length, in
+    float32 and bfloat16, and under several transforms.
+    """
+    rows = []
+    for design, factors in FACTORS.items():
+        masks = factors.masks if every or design in published() else factors.masks[-1:]
+        shapes = _SHAPES if "cross" in factors.shapes else _SHAPES[:1]
+        for i, mask in enumerate(masks):
+            if not every:
+                rows.append(Case(design, "float32", mask, shapes[i % len(shapes)], "jit"))
+                continue
+            for shape in shapes:
+                dtypes = [d for d in ("float32", "bfloat16") if d in factors.dtypes]
+                rows += [
+                    Case(design, dtype, mask, shape, transform)
+                    for dtype in dtypes
+                    for transform in ("jit", "grad", "eager")[: 3 if dtype == "float32" else 1]
+                ]
+    return tuple(rows)
+
+
+def problems(sizes: Mapping[str, int]) -> list[str]:
+    """Why the rows cannot be cut by a mesh of these sizes."""
+    most = {
+        DATA: ("rows", math.gcd(*(SHAPES[shape].B for shape in _SHAPES))),
+        HEADS: ("heads", math.gcd(*(SHAPES[shape].N for shape in _SHAPES))),
+    }
+    if math.prod(sizes.values()) == 1:
+        return ["expected more than one device"]
+    return [
+        f"{name}: expected a number of devices that divides {most[name][1]} {most[name][0]}, "
+        f"got {size}"
+        for name, size in sizes.items()
+        if most[name][1] % size
+    ]
+
+
+def run_on_mesh(
+    rows: Sequence[MeshCase], backend: str, implementation: str | None, *, doubts: Doubts
+) -> list[Result | NotRun]:
+    """The verdicts on rows of one preparation; `doubts` as for `run_cases`.
+
+    implementation: the kernel that the ports insist on. None stands for blocked, whose loops no
+    partitioner could cut, where the port has no cache.
+    """
+    first = rows[0].case
+    if implementation is None and not PORTED_DESIGNS[first.design].cached:
+        implementation = "blocked"
+    with x64_for(first.dtype), jax.default_device(jax.devices(backend)[0]):
+        kernel = kernel_of_rows(implementation, backend, first.shape)
+        preparation = Preparation(PORTED_DESIGNS[first.design], first, kernel=kernel)
+        if why := preparation.refused:
+            return [replace(refusal(r.case, backend, why), design=r.name) for r in rows]
+        doubted = tuple(doubts(preparation))
+        return [_judged(preparation, row, backend, doubted) for row in rows]
+
+
+def _judged(
+    preparation: Preparation, row: MeshCase, backend: str, doubts: Sequence[str]
+) -> Result | NotRun:
+    on = OnMesh(preparation, row.mesh(backend))
+    try:
+        result = judge_case(preparation, row.case, doubts, port=on.port, backend=backend)
+    except RaisedError as error:
+        if not isinstance(error.__cause__, ArgumentError):
+            raise
+        why = " ".join(str(error.__cause__).split())
+        return replace(refusal(row.case, backend, why), design=row.name)
+    with full_precision(preparation.precision is None):
+        failures, notes = on.findings()
+        reports, of_step = on.after_a_step()
+    return replace(
+        result,
+        name=row.name,
+        tensors=(*result.tensors, *reports),
+        failures=(*result.failures, *failures, *of_step),
+        notes=(*notes, *result.notes),
+        details={**result.details, "mesh": on.placement.words},
+    )
+
+
+@dataclass(frozen=True)
+class OnMesh:
+    """A row's preparation on a mesh of the axes `data` and `heads`."""
+
+    preparation: Preparation
+    mesh: Mesh
+
+    @cached_property
+    def placement(self) -> Placement:
+        """Inputs cut along the batch, parameters as `sharding` cuts a layer's."""
+        inputs = self.preparation.inputs
+        of_inputs = {name: _spec(name, array) for name, array in inputs.items()}
+        return Placement(self.mesh, of_inputs, self._parameters)
+
+    @cached_property
+    def port(self) -> Port:
+        return replace(self.preparation.port, placement=self.placement)
+
+    @cached_property
+    def _parameters(self) -> dict[str, PartitionSpec]:
+        design, case = self.preparation.design, self.preparation.case
+
+        def build() -> nnx.Module:
+            return design.port(case.size, case.dtype, nnx.Rngs(0), sharding={"heads": HEADS})
+
+        with jax.set_mesh(self.mesh):
+            specs = nnx.get_partition_spec(nnx.state(nnx.eval_shape(build), nnx.Param))
+        leaves = nnx.to_flat_state(specs)
+        return {spelled(path): leaf.get_value() or PartitionSpec() for path, leaf in leaves}
+
+    # --- what is sent and held ---
+
+    def findings(self) -> tuple[tuple[Finding, ...], tuple[Finding, ...]]:
+        """(failures, notes) of what the port's programs send and hold."""
+        prepared = self.preparation.prepared
+        alone = on_one_device(self.port)
+        assert alone is not None
+        programs, of_one = (
+            port.programs(prepared.dtype, prepared.differentiated) for port in (self.port, alone)
+        )
+        failures: list[Finding] = [*nothing_cut(self.port), *replicated(self.port, programs)]
+        for (name, program), most in zip(programs.items(), self.most_added(), strict=True):
+            operations = sent(program.as_text() or "")
+            beyond = _beyond(name, operations, most, self._most_gathered(name))
+            failures += findings("mesh-costs", beyond)
+            held, most_held = _temporaries(program), self._most_held(of_one[name], operations)
+            if held > most_held:
+                expected = f"expected temporaries of at most {most_held} bytes on each device"
+                failures.append(Finding("mesh-costs", f"{name}: {expected}, got {held}"))
+        return tuple(failures), tuple(told(self.port, programs))
+
+    def most_added(self) -> tuple[int, int]:
+        """Bytes of sums over devices, on each, in theory: forward, forward and backward."""
+        preparation, size = self.preparation, self.preparation.case.size
+        design, (data, heads) = preparation.design, (self.mesh.shape[n] for n in (DATA, HEADS))
+        calls, T = 1, size.T
+        if design.cached:  # each piece that is read has sums of its own
+            ragged = design.port_call is port_ragged
+            calls, T = times_and_tokens(size.B, size.T, ragged=ragged)
+        B, lengths = size.B // data, {"key": size.S, "value": size.S}
+        projected = dict(zip("qkv", design.inputs * (3 // len(design.inputs)), strict=True))
+        read = {
+            letter: B * lengths.get(name, T) * self._features(name)
+            for letter, name in projected.items()
+        }
+        module = flatten(preparation.pair.port)
+        added = {path: self._added(path, a.shape) for path, a in module.items()}
+        K = design.key_heads(size)
+        for letter in "kv":
+            of_heads = [a for path, a in module.items() if path.endswith(f"{letter}_proj.kernel")]
+            if K % heads:  # several devices read the same ones: their gradients are added up first
+                read[letter] += B * lengths.get(projected[letter], T) * K * of_heads[0].shape[-1]
+        output, backward = B * T * size.D, calls * sum(added.values())
+        if heads > 1:
+            backward += sum(read.values())
+        if "weights" in preparation.prepared.cotangents:  # computed by a projection of their own
+            again = [n for p, n in added.items() if not p.startswith(("v_proj", "out_proj"))]
+            backward += sum(again) + (read["q"] + read["k"] if heads > 1 else 0)
+            output += design.heads_average * B * T * size.S
+        itemsize = float_dtype(preparation.case.dtype).itemsize
+        forward = output if heads > 1 else 0
+        return forward * itemsize, (forward + backward) * itemsize
+
+    def _most_gathered(self, name: str) -> int:
+        """Bytes of gathered arrays: the gradients of keys' and values' parameters, where Auto axes
+        cut them by the heads that several devices read, and each has all of the parameters."""
+        design, case = self.preparation.design, self.preparation.case
+        is_auto = AxisType.Auto in self.mesh.axis_types
+        alike = design.key_heads(case.size) % self.mesh.shape[HEADS] != 0
+        if name == "forward" or not (is_auto and alike):
+            return 0
+        module = flatten(self.preparation.pair.port)
+        of_keys = [a for path, a in module.items() if "k_proj" in path or "v_proj" in path]
+        return sum(a.size for a in of_keys) * float_dtype(case.dtype).itemsize
+
+    def _most_held(self, of_one: jax.stages.Compiled, operations: list[Sent]) -> int:
+        """Bytes of temporaries. Activations are cut along the batch at least, and what is as large
+        as a parameter along the heads, so that the smaller of the two cuts both."""
+        parts = min(self.mesh.shape.values())
+        return _temporaries(of_one) // parts + total(operations)
+
+    def _features(self, name: str) -> int:
+        array = self.preparation.inputs[name]
+        return array.shape[2] if array.ndim == 3 else self.preparation.case.size.D
+
+    def _added(self, path: str, shape: tuple[int, ...]) -> int:
+        """Numbers of a parameter's gradient that each device adds up: over the batch; and over the
+        heads, where every device has all of the parameter."""
+        is_cut = any(self._parameters[path])
+        parts = self.mesh.shape[HEADS] if is_cut else 1
+        times = (self.mesh.shape[DATA] > 1) + (self.mesh.shape[HEADS] > 1 and not is_cut)
+        return math.prod(shape) // parts * times
+
+    # --- one step of training ---
+
+    def after_a_step(self) -> tuple[list[TensorReport], list[Finding]]:
+        """Each parameter after a step of gradient descent, and what is wrong with where it lies."""
+        prepared, to_torch = self.preparation.prepared, self.preparation.design.layout.to_torch
+        before, after = self.port.after(_step, prepared.dtype, prepared.cotangents)
+        moved = [
+            f"{path}: expected it to lie after a step as before, {a.sharding}, got "
+            f"{after[path].sharding}"
+            for path, a in before.items()
+            if not after[path].sharding.is_equivalent_to(a.sharding, a.ndim)
+        ]
+        unlike = (
+            f"devices hold other numbers of {path} after a step" for path in unlike_copies(after)
+        )
+        failures = [*findings("moved", moved), *findings("unlike-copies", unlike)]
+        start, end = (
+            wide(to_torch({path: np.asarray(a) for path, a in arrays.items()}))
+            for arrays in (before, after)
+        )
+        kind = "gradient of parameter"
+        reports = []
+        for name, gradient in prepared.exact.kinds[kind].items():
+            want = start[name] - _RATE * gradient
+            budget = self._budget(prepared.budgets[kind][name], start[name], want)
+            named = {"kind": "parameter after a step", "name": name, "transform": "jit"}
+            reports.append(judge(want, end[name], None, budget, **named))
+        return reports, failures
+
+    def _budget(self, gradient: Budget, start: np.ndarray, want: np.ndarray) -> Budget:
+        """That of a step: the gradient's, and two roundings of a number of the parameter's size."""
+        precision = PRECISIONS[self.preparation.case.dtype]
+        stored = 2 * precision.store * (np.abs(start) + _RATE * gradient.element)
+        whole = _RATE * gradient.rms + rms(stored)
+        return replace(
+            gradient,
+            element=_RATE * gradient.element + stored,
+            rms=whole,
+            projection=whole / rms(want),  # at most, by Cauchy and Schwarz
+            zero=_RATE * gradient.zero + rms(stored),
+        )
+
+
+def _step(
+    forward: Forward, params: nnx.State, floats: Tree, others: Tree, cotangents: Tree
+) -> nnx.State:
+    """The parameters after a step by the gradient of sum(cotangent * output)."""
+
+    def loss(params: nnx.State) -> jax.Array:
+        outputs, _ = forward(params, floats, others)
+        return sum((c * outputs[name]).sum() for name, c in cotangents.items())
+
+    tx = optax.sgd(_RATE)
+    updates, _ = tx.update(jax.grad(loss)(params), tx.init(params), params)
+    return optax.apply_updates(params, updates)
+
+
+def _temporaries(program: jax.stages.Compiled) -> int:
+    memory: Any = program.memory_analysis()
+    return int(memory.temp_size_in_bytes)
+
+
+def _spec(name: str, array: np.ndarray) -> PartitionSpec:
+    heads = HEADS if name in _BY_HEAD and array.shape[1] > 1 else None
+    return PartitionSpec(DATA, heads) if heads else PartitionSpec(DATA)
+
+
+def _beyond(name: str, operations: Sequence[Sent], most: int, most_gathered: int) -> Iterator[str]:
+    """What a program sends beyond so many bytes of sums and of gathered arrays."""
+    arrays = [each for each in operations if each.bytes > _DECISION]
+    allowed = {"all-reduce": most, "all-gather": most_gathered}
+    for kind in dict.fromkeys(each.kind for each in arrays):
+        got, expected = total([e for e in arrays if e.kind == kind]), allowed.get(kind, 0)
+        if got > expected:
+            yield f"{name}: expected {kind}s of at most {expected} bytes on each device, got {got}"

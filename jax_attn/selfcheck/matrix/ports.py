@@ -1,0 +1,41 @@
+"""How a design's port is built, its parameters yet to be written."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+
+from jax_attn import nn as ported
+from jax_attn.selfcheck.matrix.cases import Size
+
+
+def _zeros(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    return np.zeros(shape, dtype)  # NumPy's, so that no program is compiled to make them
+
+
+def _all_heads(size: Size) -> int:
+    return size.N
+
+
+class PortBuilder:
+    """Builds the module with those key/value heads, N, 1 or K: (size, dtype, rngs) -> module.
+
+    A call takes more of the module's options by keyword.
+    """
+
+    def __init__(self, kv_heads: Callable[[Size], int] = _all_heads, **options: Any):
+        self.kv_heads, self.options = kv_heads, options
+
+    def __call__(self, size: Size, dtype: str, rngs: nnx.Rngs, **more: Any) -> nnx.Module:
+        options = {k: v(size) if callable(v) else v for k, v in self.options.items()} | more
+        options |= {"dtype": dtype, "param_dtype": dtype, "rngs": rngs}
+        # Every parameter is written from the reference's: random ones would be drawn for nothing.
+        options |= {"kernel_init": _zeros, "bias_init": _zeros}
+        K = self.kv_heads(size)
+        if K == size.N:
+            return ported.MultiHeadAttention(size.D, size.N, **options)
+        if K == 1:
+            return ported.MultiQueryAttention(size.D, size.N, **options)
+        return ported.GroupedQueryAttention(size.D, size.N, K, **options)

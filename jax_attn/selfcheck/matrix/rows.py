@@ -1,0 +1,280 @@
+"""The rows of the built-in matrix, chosen so that every pair of levels occurs. NumPy only.
+
+`default` has few rows, in which each pair of levels occurs that can occur. `matrix` adds the
+rest: designs and masks are crossed in full (`FACTORS`), with most dtypes, and each combination is
+run under several transforms. In both, a few rows on long shapes cross the edges of the tiles and
+pages as they are shipped.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import chain, combinations
+
+from jax_attn.dtypes import DTYPES
+from jax_attn.parity.run import TRANSFORMS
+from jax_attn.selfcheck.matrix.cases import Case
+
+
+@dataclass(frozen=True)
+class Factors:
+    """The levels that a design is crossed over; `deals` shapes for each dtype and mask."""
+
+    masks: tuple[str, ...]
+    shapes: tuple[str, ...]
+    dtypes: tuple[str, ...] = DTYPES
+    deals: int = 1
+
+
+_BOOLEAN = ("none", "causal", "padding", "per_head", "window", "empty_row")
+_BOTH = "causal_padding"
+_SELF = ("square", "prime", "token", "seed000", "seed001")
+_CROSS = (*_SELF, "cross")
+_MAIN = ("float32", "bfloat16")
+_REST = ("float16", "float64")
+_LOW = ("float32", "float16", "bfloat16")
+_LONG = ("prime", "square")  # enough tokens to be read in several pieces
+
+# The wide shapes are run by the design whose seed has them: there they cost most and add least.
+FACTORS = {
+    "weights_mha": Factors(tuple(m for m in (*_BOOLEAN, "zero_one") if m != "per_head"), _SELF),
+    "fused_mha": Factors(("none",), _SELF, deals=2),
+    "masked_mha": Factors((*_BOOLEAN, "zero_one"), (*_SELF, "seed002")),
+    "mqa": Factors((*_BOOLEAN, "zero_one"), (*_SELF, "seed002")),
+    "plain_mha": Factors(("none",), (*_SELF, "seed003"), deals=2),
+    "torch_mha": Factors((*_BOOLEAN, "bias", _BOTH), (*_CROSS, "seed003")),
+    "gqa": Factors((*_BOOLEAN, "bias", "sliding", _BOTH), (*_CROSS, "seed002")),
+    "plain_mha/pipeline": Factors(("none",), ("square", "seed003")),
+    "torch_mha/sequence_first": Factors(("none", "causal", "padding"), ("cross", "prime"), _MAIN),
+    "torch_mha/no_bias": Factors(("none", "window"), ("prime", "cross"), _MAIN),
+    "torch_mha/kdim_vdim": Factors(("none", "padding", "bias"), ("cross", "prime"), _MAIN),
+    "torch_mha/weights": Factors(("none", "causal", "empty_row"), ("prime", "cross"), _MAIN),
+    "torch_mha/mean_weights": Factors(("none", "padding"), ("prime", "cross"), _MAIN),
+    "gqa/softcap": Factors(("none", "causal", "bias", "empty_row"), ("cross", "prime"), _MAIN),
+    "gqa/no_bias": Factors(("none", "per_head"), ("prime", "cross"), _MAIN),
+    "gqa/kdim_vdim": Factors(("none", "padding"), ("cross", "prime"), _MAIN),
+    "gqa/head_dim_scale": Factors(("none", "window"), ("cross", "prime"), _MAIN),
+    "gqa/rotary": Factors(("causal",), ("prime", "cross")),
+    "gqa/rotary_interleaved_partial": Factors(("padding",), ("cross", "prime"), _LOW),
+    # Where the norms' gradients have power in bfloat16: on "prime" and "cross" they have not.
+    "gqa/qk_norm": Factors(("none",), ("square", "seed000"), _MAIN),
+    "gqa/qk_layer_norm": Factors(("causal",), ("cross", "prime"), ("float32",)),
+    "gqa/dropout": Factors(("dropout",), ("cross", "prime")),
+    # In a sliding window the cache is a ring.
+    "gqa/cached": Factors(("causal", "sliding"), _LONG, _MAIN),
+    "gqa/cached_ragged": Factors(("causal", "sliding"), _LONG, ("float32",)),
+    "gqa/cached_rotary": Factors(("causal",), _LONG, ("float32",)),
+    "weights_mha/cached": Factors(("causal",), _LONG, ("float32",)),
+    "masked_mha/cached": Factors(("causal",), _LONG, ("float32",)),
+    "mqa/cached": Factors(("sliding",), _LONG, ("float32",)),
+    "torch_mha/cached": Factors(("causal",), _LONG, ("float32",)),
+    "torch_mha/extra_keys": Factors(("none", "padding"), ("cross", "prime"), _MAIN),
+    "torch_mha/extra_keys_weights": Factors(("empty_row",), ("prime", "cross"), ("float32",)),
+    "gqa/extra_keys": Factors(("per_head", "bias", "empty_row"), ("cross", "prime"), ("float32",)),
+    # Where the sinks' gradient has power in bfloat16: on "prime" it has not.
+    "gqa/sinks": Factors(("window", "empty_row"), ("cross",), _MAIN),
+    "gqa/extra_keys_dropout": Factors(("dropout",), ("cross", "prime"), ("float32",)),
+    "gqa/cached_extra_keys": Factors(("causal", "sliding"), _LONG, ("float32",)),
+}
+
+# Eager compiles every operation by itself; wide and long shapes take the oracle's side longest.
+_DEAR = frozenset(("eager", "seed001", "seed002", "seed003"))
+
+# How many transforms each (design, dtype, mask) is run under in the whole matrix.
+REPEATS = 2
+
+# (design, mask, shape) of the rows that cross edges of the shipped tiles and pages. In float32,
+# where an edge's mistake shows best, and compiled once: forward and backward in one program.
+_AT_TILE_EDGES = (
+    ("gqa", "none", "long_keys"),
+    ("gqa", "bias", "long_keys"),
+    ("gqa/dropout", "dropout", "long_keys"),
+    ("gqa", "none", "long_queries"),
+    ("gqa", "causal", "long_band"),
+    ("gqa", "padding", "many_heads"),
+    ("gqa/cached", "causal", "two_pages"),
+)
+
+
+def at_tile_edges() -> tuple[Case, ...]:
+    """The rows that run the blocked kernel and the cache as they are shipped, past their edges."""
+    return tuple(Case(d, "float32", mask, shape, "grad") for d, mask, shape in _AT_TILE_EDGES)
+
+
+def default() -> tuple[Case, ...]:
+    """The rows that run unless all are asked for: `covering`, and one of each long shape."""
+    of_each_shape = {case.shape: case for case in reversed(at_tile_edges())}
+    return covering() + tuple(reversed(of_each_shape.values()))
+
+
+def matrix() -> tuple[Case, ...]:
+    """Every row, in order, those of `default` among them; the same each time."""
+    return crossed() + at_tile_edges()
+
+
+@cache
+def covering() -> tuple[Case, ...]:
+    """Few rows on small shapes in which each pair of levels meets, and each variant is run.
+
+    A variant that takes masks is run under one that hides keys. Greedy: each row is the one that
+    adds most for what it costs, where what few rows could add counts more; then those go that the
+    others make superfluous, the dearest first. The fewest possible rows would be hard to find.
+    """
+    adds = {case: _covered(case) for case in _all()}
+    cost = {case: _cost(case) for case in adds}
+    having: dict[object, list[Case]] = {}
+    for case, things in adds.items():
+        for thing in things:
+            having.setdefault(thing, []).append(case)
+    # Whole numbers, as the order of a set, in which they are summed, is another in each process.
+    worth = {thing: round(2**40 * len(cases) ** -0.5) for thing, cases in having.items()}
+    gain = {case: sum(worth[thing] for thing in things) for case, things in adds.items()}
+    missing, rows = {*having}, list[Case]()
+    while missing:
+        rows.append(best := max(gain, key=lambda case: gain[case] / cost[case]))
+        for thing in adds[best] & missing:
+            for case in having[thing]:
+                gain[case] -= worth[thing]
+        missing -= adds[best]
+    times = Counter(chain.from_iterable(adds[case] for case in rows))
+    for case in sorted(rows, key=cost.__getitem__, reverse=True):
+        if all(times[thing] > 1 for thing in adds[case]):
+            rows.remove(case)
+            times.subtract(adds[case])
+    return _in_order(rows)
+
+
+@cache
+def crossed() -> tuple[Case, ...]:
+    """The rows on small shapes: those of `covering`, and every combination that is crossed in full.
+
+    Of each combination the shape and the transforms are dealt so that they are used alike often.
+    """
+    rows = list(covering())
+    used = Counter(level for case in rows for level in (case.shape, case.transform))
+    for design, factors in FACTORS.items():
+        for mask in factors.masks:
+            for dtype in _dtypes(factors, mask):
+                own = [c for c in rows if c.preparation[:3] == (design, dtype, mask)]
+                while _complete(own) < factors.deals:
+                    new = _deal(own, used, Case(design, dtype, mask, "", ""), factors.shapes)
+                    used.update(level for case in new for level in (case.shape, case.transform))
+                    rows, own = rows + new, own + new
+    return _in_order(rows)
+
+
+def _in_order(rows: list[Case]) -> tuple[Case, ...]:
+    """By design, as in `FACTORS`; rows of one preparation stand together."""
+    order = list(FACTORS)
+    return tuple(sorted(rows, key=lambda c: (order.index(c.design), *c.preparation)))
+
+
+def _covered(case: Case) -> set[object]:
+    """What a row adds to those that cover: its pairs of levels, its variant, hidden keys in it."""
+    hides = case.mask not in ("none", "bias", "dropout")
+    return {*pairs(case), case.design} | ({(case.design, "hides keys")} if hides else set())
+
+
+def _cost(case: Case) -> float:
+    """Seconds of a processor, roughly, as measured; most of them compile."""
+    seconds = 1.3 + 1.7 * (case.transform == "eager") + 0.2 * case.shape.startswith("seed00")
+    if "cached" in case.design:
+        # A program for each piece that is read, and jit has the forward pass twice.
+        seconds += 3.5 + (case.transform == "jit") + case.size.T / 4 * (case.transform == "eager")
+        seconds += 3 * (case.shape == "prime")
+    return seconds
+
+
+def seconds(cases: Sequence[Case]) -> float:
+    """Expected seconds of a processor, roughly, for all rows of one preparation.
+
+    Other than `_cost`, which chooses among small shapes, this tells wide and long ones apart: the
+    first rows that run must say how long all the others take.
+    """
+    size = cases[0].size
+    wide, scores = (size.D / 512) ** 2, size.B * size.N * size.T * size.S / 2**17
+    eager = sum(case.transform == "eager" for case in cases)
+    cached = "cached" in cases[0].design
+    return len(cases) + 1.3 * wide + 1.5 * scores + eager * (1 + 2.2 * wide) + 4 * cached
+
+
+def _dtypes(factors: Factors, mask: str) -> tuple[str, ...]:
+    """Float32 and bfloat16 under every mask; float16 and float64 each under every fourth."""
+    if len(factors.masks) == 1 or factors.dtypes != DTYPES:
+        return factors.dtypes
+    place = factors.masks.index(mask)
+    return (*_MAIN, *(_REST[place // 2 % 2 : place // 2 % 2 + 1] if place % 2 == 0 else ()))
+
+
+def _complete(rows: Iterable[Case]) -> int:
+    """On how many shapes these are run under enough transforms."""
+    return sum(count >= REPEATS for count in Counter(case.shape for case in rows).values())
+
+
+def _deal(
+    own: Sequence[Case], used: Counter[str], row: Case, shapes: tuple[str, ...]
+) -> list[Case]:
+    """`row` on one more shape, under transforms enough: the cheapest, and those least used.
+
+    own: the rows of this design, dtype and mask so far. A shape that has one of them comes first:
+    both share the reference's side.
+    """
+    choices = []
+    for shape in shapes:
+        taken = {case.transform for case in own if case.shape == shape}
+        if len(taken) < REPEATS:
+            free = [transform for transform in TRANSFORMS if transform not in taken]
+            for chosen in combinations(free, REPEATS - len(taken)):
+                levels = (shape, *chosen)
+                rank = len(chosen), len(_DEAR.intersection(levels)), sum(used[x] for x in levels)
+                choices.append((rank, levels))
+    shape, *transforms = min(choices)[1]
+    return [replace(row, shape=shape, transform=transform) for transform in transforms]
+
+
+# Float32 alone: bfloat16's operands a TPU's matrix unit takes as they are.
+EMULATED_SHAPE, _EMULATED_MASKS = "prime", ("none", "causal")
+
+
+# The kernels that are compiled for TPUs beside the published designs.
+COMPILED_KERNELS = ("blocked", "splash")
+
+
+def published() -> tuple[str, ...]:
+    """The published designs, without their variants, which share their kernels."""
+    return tuple(name for name in FACTORS if "/" not in name)
+
+
+def emulated() -> tuple[Case, ...]:
+    """Each published design, without a mask and, where it takes one, causal."""
+    return tuple(
+        Case(design, "float32", mask, EMULATED_SHAPE, "emulated")
+        for design in published()
+        for mask in _EMULATED_MASKS
+        if mask in FACTORS[design].masks
+    )
+
+
+def emulated_by_default() -> tuple[Case, ...]:
+    """One row of each published design: causal, where it takes that mask."""
+    return tuple({case.design: case for case in emulated()}.values())
+
+
+def pairs(case: Case) -> set[frozenset]:
+    """Every pair of levels that the row meets."""
+    return {frozenset(pair) for pair in combinations(case.levels, 2)}
+
+
+@cache
+def reachable() -> frozenset[frozenset]:
+    """Every pair of levels that some row could meet."""
+    return frozenset().union(*(pairs(case) for case in _all()))
+
+
+def _all() -> Iterator[Case]:
+    for design, f in FACTORS.items():
+        for dtype in f.dtypes:
+            for mask in f.masks:
+                for shape in f.shapes:
+                    yield from (Case(design, dtype, mask, shape, t) for t in TRANSFORMS)

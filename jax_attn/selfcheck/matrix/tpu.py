@@ -1,0 +1,134 @@
+"""Designs and kernels compiled for a TPU on a host without one.
+
+This is not parity on a TPU. A compiled design was accepted by the TPU's own compiler, or, without
+libtpu, lowered for every platform; nothing was run, so it has no verdict.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from jax_attn.attention import dispatch
+from jax_attn.attention.call import checked_call
+from jax_attn.parity.judge.result import NotRun
+from jax_attn.parity.run.compiled import (
+    compile_for_tpu,
+    lower_everywhere,
+    mesh_for_tpu,
+    why_no_tpu_compiler,
+)
+from jax_attn.parity.run.placement import in_words
+from jax_attn.parity.run.port import forward_and_gradients
+from jax_attn.selfcheck.matrix.cases import Case
+from jax_attn.selfcheck.matrix.designs import PORTED_DESIGNS
+from jax_attn.selfcheck.matrix.preparation import Preparation
+from jax_attn.selfcheck.matrix.rows import EMULATED_SHAPE
+
+TOPOLOGIES = ("v5e:2x2", "v6e:2x2", "tpu7x:2x2x1")
+# Of a length that the kernels are made for, as the designs' shapes are not.
+_T, _H = 256, 64
+_ALONE = 1, 4, 2
+"""B, N and K."""
+# Each of eight devices has two rows, four query heads and two key/value heads.
+_ON_SLICE, _SLICE, _MESH = (4, 16, 8), "v5e:2x4", {"data": 2, "heads": 4}
+# XLA cannot cut splash by itself.
+_KINDS = {"blocked": (AxisType.Auto, AxisType.Explicit), "splash": (AxisType.Explicit,)}
+
+
+def compile_kernel(name: str) -> Iterator[NotRun]:
+    """Forward and gradient of a kernel, causal, in bfloat16, through the TPU compiler.
+
+    On one device of each topology, and on a slice, cut along batch and heads.
+    """
+    missing = why_no_tpu_compiler()
+    yield from _compiled_kernel(name, _ALONE, TOPOLOGIES, missing)
+    for kind in () if missing else _KINDS[name]:
+        mesh = mesh_for_tpu(_SLICE, _MESH, kind)
+        at = NamedSharding(mesh, PartitionSpec("data", None, "heads"))
+        yield from _compiled_kernel(name, _ON_SLICE, [_SLICE], at=at)
+
+
+def _compiled_kernel(
+    name: str,
+    sizes: tuple[int, int, int],
+    topologies: Sequence[str],
+    missing: str | None = None,
+    at: NamedSharding | None = None,
+) -> Iterator[NotRun]:
+    """sizes: B, N and K. missing: why there is no compiler, if so. at: how arrays lie on a mesh."""
+    B, N, K = sizes
+    q, kv = (jax.ShapeDtypeStruct((B, _T, n, _H), "bfloat16", sharding=at) for n in (N, K))
+    kernel = replace(dispatch.KERNELS[name], only_on=None)  # traced here, compiled for there
+    design = f"kernel {name}" if at is None else f"kernel {name}, {in_words(at.mesh)}"
+
+    def forward(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        return dispatch.run(checked_call(name, q, k, v, is_causal=True), kernel)
+
+    def gradient(*arrays: jax.Array) -> tuple[jax.Array, ...]:
+        *qkv, d_out = arrays
+        return jax.vjp(forward, *qkv)[1](d_out)
+
+    # Of the scores that causality leaves: two products forward, five more backward, where the
+    # scores are computed again. XLA does not see into a Pallas kernel, nor count a loop's turns.
+    # Each device's part, as XLA counts.
+    product = 2 * B * N * _H * _T * (_T + 1) // 2 // (1 if at is None else at.mesh.size)
+    for direction, fn, shapes, products in (
+        ("forward", forward, (q, kv, kv), 2),
+        ("gradient", gradient, (q, kv, kv, q), 7),
+    ):
+        subject = (design, direction, "bfloat16", f"{q.shape}")
+        if missing:
+            yield NotRun(*subject, "not compiled", "tpu", error=missing)
+            continue
+        counted = {"flops": products * product, "flops_by": "formula"}
+        for row in compiled_everywhere(subject, fn, shapes, topologies):
+            is_compiled = row.level == "compiled"
+            yield replace(row, figures={**row.figures, **counted}) if is_compiled else row
+
+
+def compiled_everywhere(
+    subject: tuple[str, str, str, str],
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    topologies: Sequence[str],
+) -> Iterator[NotRun]:
+    """What the TPU compiler says of `fn` for each topology, or why it refuses it.
+
+    subject: design, direction, dtype and shape.
+    """
+    for topology in topologies:
+        try:
+            figures = compile_for_tpu(fn, *args, topology=topology)
+        except Exception as error:  # the compiler's own and, of a Pallas kernel, Mosaic's
+            why = f"{type(error).__name__}: {error}".strip().splitlines()[0]
+            yield NotRun(*subject, "failed", topology, error=why)
+        else:
+            target = figures.pop("target")
+            figures["flops_by"] = "compiler"
+            yield NotRun(*subject, "compiled", target, figures=figures)
+
+
+def compile_design(name: str) -> Iterator[NotRun]:
+    """Forward and gradient of a design through the TPU compiler, or lowered for all platforms."""
+    case = Case(name, "float32", "none", EMULATED_SHAPE, "")
+    forward, *args = Preparation(PORTED_DESIGNS[name], case).port.bind()
+    shapes, _ = jax.eval_shape(forward, *args)
+
+    def gradient(*args: Any) -> Any:
+        return forward_and_gradients(forward, *args)
+
+    for direction, fn, abstract in (
+        ("forward", forward, args),
+        ("gradient", gradient, (*args, shapes)),
+    ):
+        subject = (name, direction, "float32", EMULATED_SHAPE)
+        if why_no_tpu_compiler() is None:
+            yield from compiled_everywhere(subject, fn, abstract, TOPOLOGIES)
+            continue
+        for platform, figures in lower_everywhere(fn, *abstract).items():
+            error = figures.pop("error")
+            level = "failed" if error else "lowered"
+            yield NotRun(*subject, level, platform, error, figures)

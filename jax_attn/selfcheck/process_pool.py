@@ -1,0 +1,192 @@
+"""Run many rows, on as many processes as there are cores, and give each result as it comes."""
+
+import os
+import signal
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from functools import lru_cache
+from itertools import count
+from multiprocessing import get_context
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from jax_attn.parity.judge.result import NotRun, Result
+from jax_attn.selfcheck.calibration.configurations import Configuration
+from jax_attn.selfcheck.calibration.report import Trial
+from jax_attn.selfcheck.matrix.cases import Case
+from jax_attn.selfcheck.matrix.rows import COMPILED_KERNELS, seconds
+from jax_attn.selfcheck.power.kill_report import Kill
+
+if TYPE_CHECKING:
+    from jax_attn.selfcheck.matrix.on_mesh import MeshCase
+
+Item = TypeVar("Item")
+
+
+class Piece(NamedTuple):
+    """A piece of work: `function(*arguments)` gives a list.
+
+    rows: how many rows it judges. cost: expected seconds of a processor, roughly; only the costs of
+    one kind of work are compared.
+    """
+
+    function: Callable[..., list]
+    arguments: tuple[Any, ...]
+    rows: int = 1
+    cost: float = 1.0
+
+
+# A process takes seconds to start: below this many rows one alone is quicker.
+_WORTH_A_PROCESS = 16
+
+_CHANGES = count(1)
+"""Of shape or dtype from one row to the next."""
+
+
+def run_rows(
+    cases: Sequence[Case], backend: str, implementation: str | None = None
+) -> list[Result | NotRun]:
+    """Rows of one preparation, measured on `backend`, or emulated where they say so.
+
+    implementation: the attention kernel that the ports insist on; None lets them choose.
+    """
+    from jax_attn.selfcheck.matrix.run_rows import run_cases, run_emulated
+    from jax_attn.selfcheck.power.trials import doubts
+
+    first = cases[0]
+    _forget_programs_of_others(first.shape, first.dtype)
+    if first.transform == "emulated":
+        return [run_emulated(case, implementation, doubts=doubts) for case in cases]
+    return run_cases(cases, backend, implementation, doubts=doubts)
+
+
+def run_on_mesh(
+    rows: Sequence["MeshCase"], backend: str, implementation: str | None = None
+) -> list[Result | NotRun]:
+    """Rows of one preparation on meshes of devices of `backend`."""
+    from jax_attn.selfcheck.matrix import on_mesh
+    from jax_attn.selfcheck.power.trials import doubts
+
+    _forget_programs_of_others(rows[0].case.shape, rows[0].case.dtype)
+    return on_mesh.run_on_mesh(rows, backend, implementation, doubts=doubts)
+
+
+@lru_cache(maxsize=1)
+def _forget_programs_of_others(shape: str, dtype: str) -> None:
+    """At every fourth shape or dtype: programs of others, up to a gigabyte, hardly serve any more.
+
+    Of one shape and dtype, what one row compiles operation by operation the next needs too; of any,
+    what draws keys.
+    """
+    import jax
+
+    if next(_CHANGES) % 4 == 0:
+        jax.clear_caches()
+
+
+def kill_block(cases: Sequence[Case]) -> list[Kill]:
+    """The trials of every bug that these rows, each of a preparation of its own, claim to see."""
+    from jax_attn.parity.run.port import x64_for
+    from jax_attn.selfcheck.matrix.designs import PORTED_DESIGNS
+    from jax_attn.selfcheck.matrix.preparation import Preparation
+    from jax_attn.selfcheck.power import trials
+
+    kills = []
+    for case in cases:
+        with x64_for(case.dtype):
+            kills += trials.kills(Preparation(PORTED_DESIGNS[case.design], case))
+    return kills
+
+
+def calibrate_block(configurations: Sequence[Configuration]) -> list[Trial]:
+    """The verdicts on correct configurations of one program."""
+    import jax
+
+    from jax_attn.selfcheck.calibration.calibrate import judged
+
+    trials = judged(configurations)
+    jax.clear_caches()
+    return trials
+
+
+def compile_block(design: str) -> list[NotRun]:
+    """What the compilers say of one design, or of one kernel."""
+    from jax_attn.selfcheck.matrix.tpu import compile_design, compile_kernel
+
+    return list(compile_kernel(design) if design in COMPILED_KERNELS else compile_design(design))
+
+
+def tasks(cases: Sequence[Case], backend: str, implementation: str | None = None) -> list[Piece]:
+    """All rows of one preparation make a piece of work.
+
+    The smallest comes first, for a verdict soon; then the largest, so that no process ends with
+    long work alone. Pieces of one shape and dtype stand together.
+    """
+    pieces = _alike(cases, lambda case: case.preparation)
+    pieces.sort(key=lambda c: (-c[0].size.work, c[0].shape, c[0].dtype))
+    pieces = pieces[-1:] + pieces[:-1]
+    return [Piece(run_rows, (c, backend, implementation), len(c), seconds(c)) for c in pieces]
+
+
+def mesh_tasks(
+    rows: "Sequence[MeshCase]", backend: str, implementation: str | None = None
+) -> list[Piece]:
+    """The same of rows on meshes, in the order in which they are given."""
+    pieces = _alike(rows, lambda row: row.case.preparation)
+    return [
+        Piece(run_on_mesh, (piece, backend, implementation), len(piece), len(piece))
+        for piece in pieces
+    ]
+
+
+def compile_tasks(designs: Sequence[str]) -> list[Piece]:
+    """Each design, or kernel, is a piece that is compiled for other devices and judges no row."""
+    return [Piece(compile_block, (design,), rows=0, cost=0.25) for design in designs]
+
+
+def power_tasks(cases: Sequence[Case]) -> list[Piece]:
+    """The bugs are tried once on all rows of one preparation; the widest come first."""
+    rows = list({case.preparation: case for case in reversed(cases)}.values())
+    rows.sort(key=lambda c: c.size.work, reverse=True)
+    return [Piece(kill_block, ((case,),), cost=1 + 6 * (case.size.D / 512) ** 2) for case in rows]
+
+
+def calibration_tasks(configurations: Sequence[Configuration]) -> list[Piece]:
+    """All configurations of one program make a piece of work; long rows come first."""
+    programs = {piece[0].program: piece for piece in _alike(configurations, lambda c: c.program)}
+    order = sorted(programs, key=lambda p: (p.size.S * p.size.T * p.size.N, p.name), reverse=True)
+    return [
+        Piece(calibrate_block, (piece,), len(piece), len(piece))
+        for piece in map(programs.__getitem__, order)
+    ]
+
+
+def _alike(items: Sequence[Item], key: Callable[[Item], Hashable]) -> list[tuple[Item, ...]]:
+    """The items in pieces of one key each, in the order of their first ones."""
+    pieces: dict[Hashable, list[Item]] = {}
+    for item in items:
+        pieces.setdefault(key(item), []).append(item)
+    return [tuple(piece) for piece in pieces.values()]
+
+
+def run(work: Sequence[Piece], processes: int | None = None) -> Iterator[tuple[Piece, list[Any]]]:
+    """Each piece of work with what it gave, as they finish."""
+    rows = sum(piece.rows for piece in work)
+    processes = min(processes or os.cpu_count() or 1, max(1, rows // _WORTH_A_PROCESS))
+    if processes == 1:
+        yield from ((piece, piece.function(*piece.arguments)) for piece in work)
+        return
+    # Read when NumPy and torch load: threads of several processes would wait for one another.
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ.setdefault(name, "1")
+    alone = signal.SIGINT, signal.SIG_IGN  # Ctrl-C reaches all; who started them decides
+    pool = ProcessPoolExecutor(processes, get_context("spawn"), signal.signal, alone)
+    try:
+        pieces = {pool.submit(piece.function, *piece.arguments): piece for piece in work}
+        for future in as_completed(pieces):
+            yield pieces[future], future.result()
+    finally:
+        # What is under way when one piece fails, or the user interrupts, is not waited for.
+        workers = list((pool._processes or {}).values())
+        pool.shutdown(wait=False, cancel_futures=True)
+        for worker in workers:
+            worker.kill()  # a device's library may print its stack on SIGTERM

@@ -1,0 +1,294 @@
+"""Check that a port trains as its reference does: gradients, updates, state, a free run.
+
+Two runs of one training drift apart, however right both are: a bound that grows step by step says
+nothing after fifty. A free run is held instead to the spread of a handful of float64 torch runs,
+each perturbed operation by operation at roundoff, the optimizer's own operations included. Where
+that spread is too wide to tell a wrong run from a right one, the verdict is INCONCLUSIVE.
+
+A verdict flows in one direction: arguments -> recipe -> the reference's runs (`ReferenceTraining`)
+-> the port's runs (`PortLoop`) -> one report a tensor (`compare_…`) -> `Result`.
+"""
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import optax
+import torch
+from flax import nnx
+
+from jax_attn.dtypes import DTYPES
+from jax_attn.parity.checking.arguments import dtype_problems, type_problems
+from jax_attn.parity.checking.canaries import DoubtsAndNotes
+from jax_attn.parity.checking.weights import compare_weights
+from jax_attn.parity.judge.finding import Finding, findings
+from jax_attn.parity.judge.result import Result
+from jax_attn.parity.run.inputs_and_runs import is_float
+from jax_attn.parity.run.port import full_precision, parameters
+from jax_attn.training.canaries import try_canaries
+from jax_attn.training.optimizers.optax_like import learning_rates, update_problems
+from jax_attn.training.port_loop import PortLoop
+from jax_attn.training.recipe import (
+    LOSSES,
+    TARGET,
+    MakeOptimizer,
+    MakeScheduler,
+    Recipe,
+    with_loss,
+)
+from jax_attn.training.reference_training import (
+    ReferenceTraining,
+    compare_free_run,
+    compare_replay,
+    missing_moments,
+)
+from jax_attn.training.runs import MOMENT_FIELDS
+from jax_attn.transfer import Layout
+
+if TYPE_CHECKING:
+    from jax_attn.parity.explaining.explanation import Explanation
+
+OWN_OPTIMIZER = Finding(
+    "own-optimizer",
+    "port_optimizer: the one given. Where it is optax's own: its adam, adamw and nadam take "
+    "1 - b**t in float32, off by some 1e-5 at first, and its clip_by_global_norm has none of "
+    "torch's 1e-6; `parity.optax_like` has both as torch has them",
+)
+
+
+def check_training(
+    reference: torch.nn.Module,
+    port: nnx.Module,
+    batches: Sequence[Mapping[str, np.ndarray]],
+    *,
+    layout: Layout,
+    optimizer: MakeOptimizer,
+    loss: str | tuple[Callable[..., Any], Callable[..., Any]],
+    steps: int = 10,
+    schedule: MakeScheduler | None = None,
+    clip_norm: float | None = None,
+    clip_value: float | None = None,
+    accumulate: int = 1,
+    accumulated: str = "sum",
+    port_optimizer: optax.GradientTransformation | None = None,
+    reference_call: Callable[..., Any] | None = None,
+    port_call: Callable[..., Any] | None = None,
+    dtype: str = "float32",
+) -> Result:
+    """Check that `port`, compiled and under optax, trains as `reference` does in eager torch.
+
+    These are judged separately, under the port's names: the gradients of the first batch; the
+    parameters after one update and after three from identical gradients, torch's own; the
+    optimizer's state after these; and the loss and the parameters of a free run, at several steps.
+    Of a parameter, the distance that it moved is compared, since an update is small beside the
+    parameter itself. An option of the recipe that these batches would not show left out makes the
+    verdict INCONCLUSIVE.
+
+    Args:
+      reference: the torch module, with its weights in place and in `dtype`. A copy is trained. In
+        bfloat16 and float16 the weights are rounded copies of float32 masters, which alone are
+        updated, by gradients cast to float32, in both frameworks.
+      port: the NNX module, likewise.
+      batches: dicts of NumPy arrays, all of the same shapes, taken in turn. "target" goes to the
+        loss; the other arrays go by keyword to both modules, or to `reference_call` and
+        `port_call`. A module that draws its own dropout is refused; pass its keep masks in each
+        batch instead.
+      layout: the transfer table between the two modules.
+      optimizer: a function from a module to its `torch.optim` optimizer.
+      loss: one of `LOSSES`, or a pair of functions (torch's, JAX's), each (output, target) ->
+        scalar.
+      steps: the number of updates of the free run. An update takes `accumulate` batches.
+      schedule: a function from an optimizer to its scheduler, which is stepped after each update.
+      clip_norm: as for `optax_like`.
+      clip_value: as for `optax_like`.
+      accumulate: as for `optax_like`.
+      accumulated: as for `optax_like`.
+      port_optimizer: the optax transformation to train with; the default is `optax_like` of the
+        reference's optimizer. optax's own `adam`, `adamw`, `nadam` and `clip_by_global_norm` differ
+        from torch's by more than rounding, and FAIL.
+      reference_call: as for `check`.
+      port_call: as for `check`.
+      dtype: the dtype of both modules.
+
+    Returns:
+      The `Result`.
+
+    Raises:
+      TypeError, ValueError, TransferError: what cannot be checked, each reason named.
+    """
+    recipe = Recipe(optimizer, schedule, clip_norm, clip_value, accumulate, accumulated)
+    _validate(reference, port, layout, batches, recipe, loss, steps, dtype, port_optimizer)
+    torch_loss, jax_loss = LOSSES[loss] if isinstance(loss, str) else loss
+    of_batch = with_loss(reference_call, torch_loss)
+    training = ReferenceTraining.of(
+        reference, batches, recipe, steps, of_batch, dtype, layout=layout, port=port
+    )
+    if problems := training.loop.problems():
+        raise ValueError("\n".join(problems))
+    tx = port_optimizer or training.optax_like(port)
+    return judge(
+        training,
+        PortLoop(port, with_loss(port_call, jax_loss), batches, dtype),
+        tx,
+        try_canaries(training),
+        failures=compare_weights(reference, port, layout).differences,
+        notes=() if port_optimizer is None else (OWN_OPTIMIZER,),
+    )
+
+
+def judge(
+    reference: ReferenceTraining,
+    port: PortLoop,
+    tx: optax.GradientTransformation,
+    canaries: DoubtsAndNotes,
+    *,
+    failures: Sequence[Finding] = (),
+    notes: Sequence[Finding] = (),
+    name: str = "training",
+) -> Result:
+    """Train the port by `tx` and compare what is left behind.
+
+    canaries: of the same reference. failures, notes: those known before the comparison.
+    """
+    loop = reference.loop
+    gradients = [loop.to_paths(by_key) for by_key in reference.gradients]
+    with full_precision() as (backend, pinned):
+        replay = port.replay(tx, gradients, loop.recipe.accumulate)
+        free_run = port.free_run(tx, reference.steps, loop.recipe.accumulate)
+    return Result(
+        dtype=loop.dtype,
+        backend=backend,
+        tensors=(*compare_replay(reference, replay), *compare_free_run(reference, free_run)),
+        failures=(*failures, *missing_moments(reference, replay)),
+        doubts=canaries.doubts,
+        notes=(*notes, *_not_compared(reference), *pinned, *canaries.notes),
+        name=name,
+        details={"steps": str(reference.steps)},
+        explainer=partial(_explained, reference, port, tx),
+    )
+
+
+def _explained(
+    reference: ReferenceTraining, port: PortLoop, tx: optax.GradientTransformation, result: Result
+) -> "Explanation":
+    from jax_attn.training.explain import explain_training  # what passes needs none
+
+    return explain_training(result, reference, port, tx)
+
+
+def _not_compared(reference: ReferenceTraining) -> tuple[Finding, ...]:
+    """Notes on parameters that rounding alone moves, and on moments that optax has no field for."""
+    idle = (
+        f"{path}: its gradient is zero but for rounding, of which an optimizer may make whole "
+        "steps: its drift is held to the spread alone"
+        for path in sorted(reference.idle)
+    )
+    unknown = (
+        f"{name} of torch's optimizer is not compared: which field of optax's states would "
+        "hold it is not known"
+        for name in reference.replays.own.moments
+        if name not in MOMENT_FIELDS
+    )
+    return (*findings("drift", idle), *findings("moment-not-compared", unknown))
+
+
+# --- arguments ---
+
+
+def _validate(
+    reference: Any,
+    port: Any,
+    layout: Any,
+    batches: Any,
+    recipe: Recipe,
+    loss: Any,
+    steps: Any,
+    dtype: Any,
+    port_optimizer: Any,
+) -> None:
+    """Raises TypeError or ValueError with every reason why this training cannot be checked."""
+    if problems := _type_problems(reference, port, layout, recipe, port_optimizer):
+        raise TypeError("\n".join(problems))
+    problems = _batch_problems(batches) + _dtype_problems(reference, port, dtype)
+    if isinstance(loss, str) and loss not in LOSSES:
+        problems.append(
+            f"loss: expected one of {', '.join(LOSSES)}, or two functions, got {loss!r}"
+        )
+    elif not isinstance(loss, str) and not (
+        isinstance(loss, tuple) and len(loss) == 2 and all(map(callable, loss))
+    ):
+        problems.append(f"loss: expected torch's and JAX's, two functions, got {loss!r}")
+    if not (isinstance(steps, int) and not isinstance(steps, bool) and steps > 0):
+        problems.append(f"steps: expected a whole number above 0, got {steps!r}")
+    else:
+        problems += _schedule_problems(reference, recipe, steps)
+    beside = (recipe.clip_norm, recipe.clip_value, recipe.accumulate, recipe.accumulated)
+    problems += [f"{p.name}: {p.text}" for p in update_problems(*beside)]
+    if problems:
+        raise ValueError("\n".join(problems))
+
+
+def _type_problems(
+    reference: Any, port: Any, layout: Any, recipe: Recipe, port_optimizer: Any
+) -> list[str]:
+    problems = type_problems(reference, port, layout)
+    if not callable(recipe.optimizer):
+        problems.append(
+            "optimizer: expected a function of the module, as copies of it are trained, got "
+            f"{type(recipe.optimizer).__name__}; such as lambda m: torch.optim.SGD(m.parameters())"
+        )
+    if recipe.schedule is not None and not callable(recipe.schedule):
+        got = type(recipe.schedule).__name__
+        problems.append(f"schedule: expected a function of the optimizer, got {got}")
+    if port_optimizer is not None and not all(
+        callable(getattr(port_optimizer, name, None)) for name in ("init", "update")
+    ):
+        problems.append(
+            "port_optimizer: expected an optax transformation, with init and update, got "
+            f"{type(port_optimizer).__name__}"
+        )
+    return problems
+
+
+def _dtype_problems(reference: torch.nn.Module, port: nnx.Module, dtype: Any) -> list[str]:
+    return dtype_problems(reference, dtype) + [
+        f"port parameter {path!r}: expected {dtype}, got {a.dtype.name}"
+        for path, a in parameters(port).items()
+        if dtype in DTYPES and a.dtype.name != dtype
+    ]
+
+
+def _schedule_problems(reference: torch.nn.Module, recipe: Recipe, steps: int) -> list[str]:
+    if recipe.schedule is None:
+        return []
+    scheduler = recipe.schedule(recipe.optimizer(copy.deepcopy(reference)))
+    if not isinstance(scheduler, torch.optim.lr_scheduler.LRScheduler):
+        got = type(scheduler).__name__
+        return [f"schedule: expected it to make a torch scheduler, got {got}"]
+    _, problems = learning_rates(scheduler, steps)
+    return [f"{p.name}: {p.text}" for p in problems]
+
+
+def _batch_problems(batches: Any) -> list[str]:
+    if not isinstance(batches, Sequence) or not batches:
+        return [f"batches: expected a list of dicts of NumPy arrays, got {type(batches).__name__}"]
+    problems: list[str] = []
+    first: dict[str, tuple] = {}
+    for i, batch in enumerate(batches):
+        if not isinstance(batch, Mapping) or TARGET not in batch:
+            problems.append(f"batches[{i}]: expected a dict of arrays with {TARGET!r} among them")
+            continue
+        strangers = [
+            name
+            for name, a in batch.items()
+            if not (isinstance(a, np.ndarray) and (a.dtype.kind in "biu" or is_float(a.dtype)))
+        ]
+        problems += [f"batches[{i}][{name!r}]: expected a NumPy array" for name in strangers]
+        if not strangers:
+            shapes = {name: (a.shape, a.dtype.name) for name, a in batch.items()}
+            first = first or shapes
+            if shapes != first:
+                problems.append(f"batches[{i}]: expected one set of shapes, {first}, got {shapes}")
+    return problems

@@ -1,0 +1,160 @@
+"""Why a port does not train as its reference does: gradients, then updates, then the free run.
+
+Wrong gradients are explained as those of a check are. Wrong updates are compared with those that
+the reference makes of the same gradients under another recipe: one that gives the port's own
+updates and optimizer state, within rounding, is the cause.
+"""
+
+import copy
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import optax
+from rich.console import Group
+from rich.text import Text
+
+from jax_attn.parity.explaining.explain import regions_of
+from jax_attn.parity.explaining.explanation import Explanation
+from jax_attn.parity.judge.budget import PRECISIONS
+from jax_attn.parity.judge.compare import TensorReport, Verdict
+from jax_attn.parity.judge.result import Result
+from jax_attn.parity.run.inputs_and_runs import Inputs
+from jax_attn.parity.run.port import Port, full_precision
+from jax_attn.parity.run.reference import Reference
+from jax_attn.training.port_loop import PortLoop
+from jax_attn.training.reference_training import (
+    ReferenceTraining,
+    Runs,
+    compared,
+)
+from jax_attn.training.runs import Label, Replay, master_dtype
+from jax_attn.training.variants import RecipeVariant, variants
+
+_NEAR = 0.01
+"""An update this far from the port's, of its RMS, is another: its budget need not be found."""
+
+
+@dataclass(frozen=True)
+class TrainingExplanation(Explanation):
+    """Where a training first differs from its reference's.
+
+    Attributes:
+      result, regions: as of an `Explanation`; the regions of the first batch's gradients.
+      first_wrong: the first wrong tensor of the training; None if only weights differ.
+      causes: what was found to explain wrong updates, to follow "with": "weight_decay=0.0 in place
+        of 0.01".
+    """
+
+    first_wrong: TensorReport | None = None
+    causes: tuple[str, ...] = ()
+
+    @property
+    def sentence(self) -> str:
+        """The finding in one sentence."""
+        if self.regions or self.verdict is Verdict.PASS:
+            return super().sentence
+        if self.causes:
+            return f"The port updates its parameters as the reference would with {self.causes[0]}."
+        if (first := self.first_wrong) is None:
+            return f"The check is {self.verdict}, and no tensor of the training is wrong."
+        return f"{_RIGHT_BEFORE[_stage(first)]} {first.transform}: {first.name}."
+
+    def __rich__(self) -> Group:
+        others = [Text(f"  cause   {cause}") for cause in self.causes]
+        return Group(super().__rich__(), *others)
+
+    def to_json(self) -> dict:
+        """Return plain data for JSON, as of an `Explanation`, with the causes of wrong updates."""
+        first = None if self.first_wrong is None else self.first_wrong.as_dict()
+        return super().to_json() | {"first_wrong": first, "causes": list(self.causes)}
+
+
+_GRADIENTS, _UPDATES, _FREE_RUN = range(3)
+_RIGHT_BEFORE = (
+    "The first batch's gradients are wrong, first in",
+    "The gradients are right. From the reference's own gradients, the updates first differ in",
+    "The gradients are right, and so are updates from the reference's own. The free run first "
+    "differs in",
+)
+
+
+def _stage(tensor: TensorReport) -> int:
+    if tensor.kind == "gradient of parameter":
+        return _GRADIENTS
+    return _UPDATES if tensor.transform.startswith("update") else _FREE_RUN
+
+
+def explain_training(
+    result: Result, reference: ReferenceTraining, port: PortLoop, tx: optax.GradientTransformation
+) -> TrainingExplanation:
+    """Where a training first differs, and what would explain it.
+
+    result: of `check_training`. tx: what trained the port.
+    """
+    failed = [t for t in result.tensors if t.verdict is Verdict.FAIL]
+    first = min(failed, key=_stage, default=None)
+    stages = set(map(_stage, failed))
+    wrong = {f"parameter {t.name}" for t in failed if _stage(t) == _GRADIENTS}
+    dtype = reference.loop.dtype
+    regions = regions_of(*_first_batch(reference, port), wrong, dtype) if wrong else ()
+    causes = tuple(_causes(reference, port, tx)) if _UPDATES in stages else ()
+    return TrainingExplanation(result, regions, first, causes)
+
+
+def _first_batch(reference: ReferenceTraining, port: PortLoop) -> tuple[Reference, Port]:
+    """The loss of the first batch, as a check has it."""
+    loop, inputs = reference.loop, Inputs((), dict(reference.loop.batches[0]))
+    return (
+        Reference(loop.module, lambda module, **batch: loop.loss(module, batch), inputs),
+        Port(port.module, lambda module, **batch: port.loss(module, batch), inputs),
+    )
+
+
+def _causes(
+    reference: ReferenceTraining, port: PortLoop, tx: optax.GradientTransformation
+) -> Iterator[str]:
+    """The first recipe under which the reference makes the port's updates, if any does."""
+    loop = reference.loop
+    gradients = [loop.to_paths(by_key) for by_key in reference.gradients]
+    with full_precision():
+        ours = port.replay(tx, gradients, loop.recipe.accumulate)
+    groups = loop.recipe.optimizer(copy.deepcopy(loop.module)).param_groups
+    factor = _factor(ours.moved[1], reference.replays.exact.moved[1])
+    for variant in variants(loop.recipe, groups, factor):
+        if _gives(reference, variant, ours):
+            yield variant.says
+            return
+
+
+def _factor(ours: Mapping[str, np.ndarray], theirs: Mapping[str, np.ndarray]) -> float:
+    """How many times as far the port's first update goes, by least squares."""
+    square = sum(float(np.vdot(a, a)) for a in theirs.values())
+    product = sum(float(np.vdot(a, ours[path])) for path, a in theirs.items())
+    return product / square if square else 1.0
+
+
+def _gives(reference: ReferenceTraining, variant: RecipeVariant, ours: Replay) -> bool:
+    """Whether the reference makes the port's updates and optimizer state under another recipe."""
+
+    def replay(seed: int | None) -> Replay:
+        return replace(reference.loop, recipe=variant.recipe).replay(reference.gradients, seed)
+
+    try:
+        exact = replay(0)
+        if not _is_near(ours.tensors(), exact.tensors()):
+            return False
+        runs = Runs.of(replay, reference.perturbed_runs)
+    except (ValueError, RuntimeError):  # torch refuses such options together
+        return False
+    precision = PRECISIONS[master_dtype(reference.loop.dtype)]
+    reports = compared(runs, ours, precision, reference.idle)
+    return all(report.verdict is Verdict.PASS for report in reports)
+
+
+def _is_near(ours: Mapping[Label, np.ndarray], theirs: Mapping[Label, np.ndarray]) -> bool:
+    return all(
+        float(np.linalg.norm(ours[label] - a)) <= _NEAR * float(np.linalg.norm(a))
+        for label, a in theirs.items()
+        if label in ours
+    )

@@ -1,0 +1,334 @@
+"""The optax chain that equals a torch optimizer, hyper-parameters included.
+
+torch's and optax's defaults differ, and so do a few formulas: where eps is added, what an
+accumulator starts from, whether decay goes through the moments. What optax has exactly is
+taken from there, the rest is in `terms`. Imports no torch: an optimizer is read by its
+class's name and its param_groups. optax comes with flax.
+"""
+
+import copy
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from numbers import Real
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+
+from jax_attn.training.optimizers import terms
+from jax_attn.transfer import Layout, Problem, TransferError, flatten
+from jax_attn.transfer.optimizer.torch_state import names_by_group
+
+Group = Mapping[str, Any]
+Schedule = Callable[[jax.Array], jax.Array]
+Names = Iterable[str] | Iterable[Iterable[str]]
+
+
+def _sgd(group: Group) -> list[optax.GradientTransformation]:
+    if not group["momentum"]:
+        return []
+    if group["dampening"]:
+        return [terms.dampened_trace(group["momentum"], group["dampening"])]
+    return [optax.trace(group["momentum"], group["nesterov"])]
+
+
+def _adam(group: Group) -> list[optax.GradientTransformation]:
+    b1, b2 = group["betas"]
+    return [terms.scale_by_adam(b1, b2, group["eps"])]
+
+
+def _nadam(group: Group) -> list[optax.GradientTransformation]:
+    b1, b2 = group["betas"]
+    return [terms.scale_by_nadam(b1, b2, group["eps"], group["momentum_decay"])]
+
+
+def _rmsprop(group: Group) -> list[optax.GradientTransformation]:
+    scale = optax.scale_by_stddev if group["centered"] else optax.scale_by_rms
+    scaled = scale(group["alpha"], group["eps"], eps_in_sqrt=False)
+    return [scaled, *([optax.trace(group["momentum"])] if group["momentum"] else [])]
+
+
+KINDS: dict[str, Callable[[Group], list[optax.GradientTransformation]]] = {
+    "SGD": _sgd,
+    "Adam": _adam,
+    "AdamW": _adam,
+    "NAdam": _nadam,
+    "RMSprop": _rmsprop,
+    "Adagrad": lambda g: [
+        terms.scale_by_adagrad(g["eps"], g["initial_accumulator_value"], g["lr_decay"])
+    ],
+}
+"""torch's class -> a group's options -> what scales its gradients, decay and lr left aside."""
+
+_REFUSED = {
+    "amsgrad": "torch keeps the largest of the uncorrected second moments, optax of the corrected",
+    "differentiable": "an update is no part of what is differentiated",
+    "capturable": "its step and lr are tensors of a captured graph",
+}
+
+
+def optax_like(
+    torch_optimizer: Any,
+    *,
+    schedule: Any = None,
+    steps: int | None = None,
+    clip_norm: float | None = None,
+    clip_value: float | None = None,
+    accumulate: int = 1,
+    accumulated: str = "sum",
+    port: nnx.Module | nnx.State | None = None,
+    layout: Layout | None = None,
+    names: Names | None = None,
+) -> optax.GradientTransformation:
+    """Return the optax transformation that makes the same updates as `torch_optimizer`.
+
+    Args:
+      torch_optimizer: an SGD, Adam, AdamW, NAdam, RMSprop or Adagrad of `torch.optim`. Its state is
+        not read; `transfer.load_optimizer` carries that.
+      schedule: a new torch scheduler of this optimizer, stepped once after each update.
+      steps: for how many updates the schedule's rates are computed; later rates are NaN.
+      clip_norm: the argument of `torch.nn.utils.clip_grad_norm_` before each update, including the
+        1e-6 in its divisor.
+      clip_value: the argument of `torch.nn.utils.clip_grad_value_` before each update.
+      accumulate: how many gradients make one update.
+      accumulated: how gradients accumulate: "sum", as in torch's `.grad` after several calls of
+        `backward()`, or "mean".
+      port: the NNX module. It is needed with `layout` and `names` where the optimizer has several
+        param_groups, or one that does not hold every parameter. Each Flax path then gets the
+        options of its group; a path in no group is left as it is.
+      layout: the transfer table of the weights.
+      names: the torch keys of the parameters, as `transfer.load_optimizer` takes them.
+
+    Raises:
+      TransferError: every reason why optax has no equal.
+      TypeError: `torch_optimizer` is not an optimizer.
+    """
+    kind, groups = type(torch_optimizer).__name__, getattr(torch_optimizer, "param_groups", None)
+    if groups is None:
+        raise TypeError(f"torch_optimizer: expected one of torch.optim, got {kind}")
+    problems = _option_problems(torch_optimizer, schedule, steps)
+    problems += update_problems(clip_norm, clip_value, accumulate, accumulated)
+    groups = [{name: _plain(value) for name, value in group.items()} for group in groups]
+    rates: list[Any] = [group["lr"] for group in groups]
+    if schedule is not None and steps is not None and not problems:
+        table, rate_problems = learning_rates(schedule, steps)
+        problems += rate_problems
+        rates = [looked_up(row) for row in table]
+    labels: dict[str, str] = {}
+    if port is not None and layout is not None:
+        labels, label_problems = group_labels(torch_optimizer, port, layout, names)
+        problems += label_problems
+    elif len(groups) > 1:
+        text = f"expected the port and its table, as there are {len(groups)} param_groups"
+        problems.append(Problem("missing", "port, layout", text))
+    if problems:
+        raise TransferError("optax_like", problems)
+    chains = [_group(kind, group, rate) for group, rate in zip(groups, rates, strict=True)]
+    chain = chains[0] if set(labels.values()) <= {"0"} else _by_label(chains, labels)
+    if clip_norm is not None:
+        chain = optax.chain(terms.clip_by_norm(float(clip_norm)), chain)
+    if clip_value is not None:
+        chain = optax.chain(optax.clip(float(clip_value)), chain)
+    if accumulate > 1:
+        accumulating = optax.MultiSteps(
+            chain,
+            accumulate,
+            use_grad_mean=accumulated == "mean",
+            accumulator_dtype=jnp.result_type(float),  # float32 unless told, of float64 too
+        )
+        chain = accumulating.gradient_transformation()
+    return chain
+
+
+def _group(kind: str, group: Group, rate: Any) -> optax.GradientTransformation:
+    decoupled = group.get("decoupled_weight_decay", False)
+    decay = [optax.add_decayed_weights(group["weight_decay"])] if group["weight_decay"] else []
+    return optax.chain(
+        *([optax.scale(-1.0)] if group["maximize"] else []),
+        *([] if decoupled else decay),
+        *KINDS[kind](group),
+        *(decay if decoupled else []),
+        optax.scale_by_learning_rate(rate),
+    )
+
+
+def _by_label(
+    chains: list[optax.GradientTransformation], labels: Mapping[str, str]
+) -> optax.GradientTransformation:
+    """Each path by its own group's chain."""
+    by_label = {str(i): chain for i, chain in enumerate(chains)} | {"none": optax.set_to_zero()}
+
+    def label(keys: jax.tree_util.KeyPath, _: Any) -> str:
+        path = jax.tree_util.keystr(keys, simple=True, separator=".")
+        return labels[path.removesuffix(".value")]
+
+    return optax.partition(by_label, lambda params: jax.tree_util.tree_map_with_path(label, params))
+
+
+def group_labels(
+    torch_optimizer: Any, port: Any, layout: Layout, names: Names | None
+) -> tuple[dict[str, str], list[Problem]]:
+    """(Flax path -> its group's number, or "none"; why a path has no one group).
+
+    The table carries weights; here it carries the numbers of their groups.
+    """
+    groups = torch_optimizer.param_groups
+    keys_by_group, problems = names_by_group(groups, names)
+    if problems:
+        return {}, problems
+    paths = {path: array.shape for path, array in flatten(port).items()}
+    zeros = {path: np.zeros(shape, np.int8) for path, shape in paths.items()}
+    try:
+        tensors = {key: np.full(a.shape, -1, np.int32) for key, a in layout.to_torch(zeros).items()}
+        for i, keys in enumerate(keys_by_group):
+            for key in keys:
+                if key not in tensors:
+                    text = "expected a key of the table's, got none"
+                    problems.append(Problem("unexpected", key, text))
+                else:
+                    tensors[key][...] = i
+        carried = layout.to_flax(tensors, paths)
+    except TransferError as error:
+        return {}, problems + error.problems
+    labels = {}
+    for path, numbers in carried.items():
+        group_numbers = np.unique(numbers)
+        if len(group_numbers) > 1:
+            text = f"expected one param_group, got parts of {group_numbers.tolist()}"
+            problems.append(Problem("refused", path, text))
+        labels[path] = "none" if group_numbers[0] < 0 else str(group_numbers[0])
+    return labels, problems
+
+
+def _option_problems(optimizer: Any, schedule: Any, steps: Any) -> list[Problem]:
+    kind, module = type(optimizer).__name__, type(optimizer).__module__
+    if kind not in KINDS or not module.startswith("torch.optim"):
+        text = f"expected torch.optim's {', '.join(KINDS)}, got {module}.{kind}"
+        return [Problem("refused", "torch_optimizer", text)]
+    problems = []
+    for i, group in enumerate(optimizer.param_groups):
+        for option, value in group.items():
+            where = f"param_groups[{i}].{option}"
+            parts = value if type(value) is tuple else (value,)
+            if option in _REFUSED and value:
+                problems.append(Problem("refused", where, f"got {value}: {_REFUSED[option]}"))
+            elif option != "params" and any(_is_tensor(part) for part in parts):
+                text = "expected a number, as optax's chain is made once, got a tensor"
+                problems.append(Problem("refused", where, text))
+        if schedule is None and "initial_lr" in group:
+            text = "expected no scheduler, got one that sets this group's lr"
+            problems.append(
+                Problem("missing", f"param_groups[{i}].lr", text, "hand in schedule= and steps=")
+            )
+    if schedule is not None and getattr(schedule, "optimizer", None) is not optimizer:
+        text = f"expected a torch scheduler of torch_optimizer, got {type(schedule).__name__}"
+        problems.append(Problem("refused", "schedule", text))
+    both_or_neither = (schedule is None) == (steps is None)
+    if not both_or_neither or not (steps is None or _is_count(steps)):
+        text = f"expected the number of updates beside a schedule, and only there, got {steps!r}"
+        problems.append(Problem("missing", "steps", text))
+    return problems
+
+
+def update_problems(
+    clip_norm: Any, clip_value: Any, accumulate: Any, accumulated: Any
+) -> list[Problem]:
+    """Why no update can be made with what stands beside an optimizer."""
+    problems = []
+    if clip_norm is not None and clip_value is not None:
+        text = "expected one of them, as their order would not be told, got both"
+        problems.append(Problem("ambiguous", "clip_norm, clip_value", text))
+    for name, value in (("clip_norm", clip_norm), ("clip_value", clip_value)):
+        if value is not None and not (isinstance(value, Real) and float(value) > 0):
+            problems.append(Problem("refused", name, f"expected a number above 0, got {value!r}"))
+    if not _is_count(accumulate):
+        text = f"expected a whole number above 0, got {accumulate!r}"
+        problems.append(Problem("refused", "accumulate", text))
+    if accumulated not in ("sum", "mean"):
+        text = f"expected 'sum' or 'mean', got {accumulated!r}"
+        problems.append(Problem("refused", "accumulated", text))
+    return problems
+
+
+def _is_tensor(value: Any) -> bool:
+    return hasattr(value, "dtype") and not isinstance(value, Real)
+
+
+def _plain(value: Any) -> Any:
+    """NumPy's scalars as Python's: beside an array, JAX would take them for arrays."""
+    if isinstance(value, tuple):
+        return tuple(map(_plain, value))
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+# --- schedules ---
+
+
+def learning_rates(scheduler: Any, steps: int) -> tuple[np.ndarray, list[Problem]]:
+    """(the rate of each update, (groups, steps) float64; every reason why there is none).
+
+    A copy is stepped as training does, after each update: any function of the count will do,
+    and nobody has to know where a class starts to count. `scheduler` and its optimizer stay as
+    they are.
+    """
+
+    def refused(text: str) -> tuple[np.ndarray, list[Problem]]:
+        return np.empty(0), [Problem("refused", "schedule", text)]
+
+    kind = type(scheduler).__name__
+    if kind == "ReduceLROnPlateau":
+        return refused("expected rates that follow from the count alone, got ReduceLROnPlateau")
+    if (count := _count(scheduler)) != 0:
+        return refused(f"expected a new scheduler, as optax counts from 0, got one at {count}")
+    optimizer = scheduler.optimizer
+    tensors = [p for group in optimizer.param_groups for p in group["params"]]
+    memo: dict[int, Any] = {id(p): p for p in tensors} | {id(optimizer.state): {}}
+    scheduler = copy.deepcopy(scheduler, memo)
+    groups = scheduler.optimizer.param_groups
+    before, rates = _options(groups), []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # no update is made between its steps
+        for update in range(1, steps + 1):
+            rates.append([float(group["lr"]) for group in groups])
+            try:
+                scheduler.step()
+            except ValueError as error:  # OneCycleLR's, which has a last step
+                got = f"{kind}'s for {update - 1}: {error}"
+                return refused(f"expected rates for {steps} updates, got {got}")
+            if (after := _options(groups)) != before:
+                return refused(f"expected {kind} to set lr alone, got {before}, then {after}")
+    return np.array(rates).T, []
+
+
+def looked_up(rates: np.ndarray) -> Schedule:
+    """The schedule that gives rates[count]; NaN beyond them, never a wrong rate."""
+
+    def rate(count: jax.Array) -> jax.Array:
+        table = jnp.asarray(rates, jnp.result_type(float))
+        return table.at[count].get(mode="fill", fill_value=jnp.nan)
+
+    return rate
+
+
+def _count(scheduler: Any) -> int:
+    """How many steps it has made; ChainedScheduler counts none itself."""
+    if hasattr(scheduler, "last_epoch"):
+        return scheduler.last_epoch
+    return max(map(_count, scheduler._schedulers))
+
+
+def _options(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The options by which an update is made, but for lr."""
+    others = ("params", "lr", "initial_lr")
+    numbers = int | float | tuple | None
+    return [
+        {k: v for k, v in group.items() if k not in others and isinstance(v, numbers)}
+        for group in groups
+    ]

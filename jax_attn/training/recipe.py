@@ -1,0 +1,128 @@
+"""How a module is trained: its loss, an optimizer, a schedule, clipping and accumulation."""
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import torch
+from flax import nnx
+
+from jax_attn.parity.run.inputs_and_runs import is_float
+from jax_attn.parity.run.port import float_dtype
+from jax_attn.training.optimizers.optax_like import learning_rates, optax_like
+from jax_attn.transfer import Layout
+
+MakeOptimizer = Callable[[torch.nn.Module], torch.optim.Optimizer]
+MakeScheduler = Callable[[torch.optim.Optimizer], Any]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """optimizer: module -> torch optimizer of it. schedule: that optimizer -> torch scheduler.
+
+    The rest is as for `optax_like`.
+    """
+
+    optimizer: MakeOptimizer
+    schedule: MakeScheduler | None = None
+    clip_norm: float | None = None
+    clip_value: float | None = None
+    accumulate: int = 1
+    accumulated: str = "sum"
+
+    def with_options(self, **options: Any) -> "Recipe":
+        """The same with other options of the optimizer, in every param_group."""
+
+        def changed(module: torch.nn.Module) -> torch.optim.Optimizer:
+            optimizer = self.optimizer(module)
+            for group in optimizer.param_groups:
+                group |= options
+            return optimizer
+
+        return replace(self, optimizer=changed)
+
+    def has_rates(self, module: torch.nn.Module, updates: int) -> bool:
+        """Whether the schedule, if any, has a rate for so many updates."""
+        if self.schedule is None:
+            return True
+        scheduler = self.schedule(self.optimizer(copy.deepcopy(module)))
+        return not learning_rates(scheduler, updates)[1]
+
+    def optax_like(
+        self, module: torch.nn.Module, updates: int, *, port: nnx.Module, layout: Layout
+    ) -> optax.GradientTransformation:
+        """The optax transformation that makes these updates of `port`; rates for `updates`."""
+        module = copy.deepcopy(module)
+        optimizer = self.optimizer(module)
+        scheduler = self.schedule(optimizer) if self.schedule else None
+        key = {id(p): name for name, p in module.named_parameters()}
+        return optax_like(
+            optimizer,
+            schedule=scheduler,
+            steps=updates if scheduler else None,
+            clip_norm=self.clip_norm,
+            clip_value=self.clip_value,
+            accumulate=self.accumulate,
+            accumulated=self.accumulated,
+            port=port,
+            layout=layout,
+            names=[[key[id(p)] for p in group["params"]] for group in optimizer.param_groups],
+        )
+
+
+TARGET = "target"
+
+
+def _torch_wide(x: torch.Tensor) -> torch.Tensor:
+    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+
+
+def _jax_wide(x: jax.Array) -> jax.Array:
+    return x.astype(jnp.float32) if x.dtype in (jnp.bfloat16, jnp.float16) else x
+
+
+def _torch_cross_entropy(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    logits = _torch_wide(output).flatten(0, -2)
+    return torch.nn.functional.cross_entropy(logits, target.flatten())
+
+
+def _jax_cross_entropy(output: jax.Array, target: jax.Array) -> jax.Array:
+    logs = jax.nn.log_softmax(_jax_wide(output))
+    return -jnp.take_along_axis(logs, target[..., None], axis=-1).mean()
+
+
+def _mean_square(wide: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
+    return lambda output, target: ((wide(output) - wide(target)) ** 2).mean()
+
+
+LOSSES: dict[str, tuple[Callable[..., torch.Tensor], Callable[..., jax.Array]]] = {
+    "cross_entropy": (_torch_cross_entropy, _jax_cross_entropy),
+    "mse": (_mean_square(_torch_wide), _mean_square(_jax_wide)),
+}
+"""name -> (torch's, JAX's): (output, target) -> scalar; in float32 for narrower outputs.
+
+cross_entropy: of output (…, classes) and integer target (…), the mean; mse: of equal shapes.
+"""
+
+
+def with_loss(
+    call: Callable[..., Any] | None, loss: Callable[..., Any]
+) -> Callable[[Any, Mapping[str, Any]], Any]:
+    """(module, batch) -> scalar: `loss` of what `call`, or the module itself, gives."""
+
+    def of_batch(module: Any, batch: Mapping[str, Any]) -> Any:
+        inputs = {name: a for name, a in batch.items() if name != TARGET}
+        output = call(module, **inputs) if call else module(**inputs)
+        return loss(output, batch[TARGET])
+
+    return of_batch
+
+
+def rounded(batch: Mapping[str, np.ndarray], dtype: str) -> dict[str, np.ndarray]:
+    """Floating arrays as `dtype` holds them, so that every run starts from the same numbers."""
+    return {k: a.astype(float_dtype(dtype)) if is_float(a.dtype) else a for k, a in batch.items()}

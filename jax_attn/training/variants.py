@@ -1,0 +1,117 @@
+"""What people do in a recipe's place: another rate, another value of an option, or none."""
+
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from jax_attn.training.recipe import Recipe
+
+Groups = list[dict[str, Any]]
+"""The param_groups of an optimizer."""
+
+_BOOLEANS = ("nesterov", "centered", "maximize", "decoupled_weight_decay")
+_NUMBERS: dict[str, tuple[Any, ...]] = {
+    "weight_decay": (0.0, 1e-4, 1e-2),
+    "momentum": (0.0,),
+    "dampening": (0.0,),
+    "eps": (0.0, 1e-6, 1e-7, 1e-8, 1e-10, 1e-15),
+    "betas": ((0.9, 0.999), (0.9, 0.99), (0.9, 0.98), (0.9, 0.95)),
+    "alpha": (0.9, 0.99),
+    "lr_decay": (0.0,),
+    "momentum_decay": (0.0, 4e-3),
+}
+"""Option of an optimizer -> values that frameworks and papers have for it; 0: left out."""
+
+
+@dataclass(frozen=True)
+class RecipeVariant:
+    """name: the option. says: what the reference has then, to follow "with"."""
+
+    name: str
+    says: str
+    recipe: Recipe
+
+
+def variants(recipe: Recipe, groups: Groups, factor: float) -> Iterator[RecipeVariant]:
+    """factor: of the learning rate, as it was found from the port's first update."""
+    rates = [group["lr"] for group in groups]
+    if abs(factor - 1) > 1e-6:
+        says = f"a learning rate {factor:.6g} times as large"
+        yield RecipeVariant("lr", says, _per_group(recipe, "lr", [factor * lr for lr in rates]))
+    for option in _BOOLEANS:
+        for value in _own(option, groups):
+            yield _with(recipe, option, not value, value)
+    for option, usual in _NUMBERS.items():
+        own = _own(option, groups)
+        exchanged = tuple(value[::-1] for value in own if option == "betas")
+        for value in dict.fromkeys((*usual, *exchanged, *own)) if own else ():
+            if own != [value]:
+                yield _with(recipe, option, value, *own)
+    yield from _beside_the_optimizer(recipe)
+
+
+def _own(option: str, groups: Groups) -> list[Any]:
+    return list(dict.fromkeys(group[option] for group in groups if option in group))
+
+
+def _with(recipe: Recipe, option: str, value: Any, *own: Any) -> RecipeVariant:
+    where = " in every group" if len(own) > 1 else ""
+    says = f"{option}={value}{where} in place of {', '.join(map(str, own))}"
+    return RecipeVariant(option, says, recipe.with_options(**{option: value}))
+
+
+def _per_group(recipe: Recipe, option: str, values: list[Any]) -> Recipe:
+    def changed(module: torch.nn.Module) -> torch.optim.Optimizer:
+        optimizer = recipe.optimizer(module)
+        for group, value in zip(optimizer.param_groups, values, strict=True):
+            group[option] = value
+        return optimizer
+
+    return replace(recipe, optimizer=changed)
+
+
+def _beside_the_optimizer(recipe: Recipe) -> Iterator[RecipeVariant]:
+    """Other clips, schedules and ways to accumulate."""
+    for option in ("clip_norm", "clip_value", "schedule"):
+        if getattr(recipe, option) is not None:
+            absent: dict[str, Any] = {option: None}
+            yield RecipeVariant(option, f"no {option}", replace(recipe, **absent))
+    if recipe.schedule is not None:
+        for name, says, step in _STEPS:
+            made = _stepped(recipe.schedule, step)
+            yield RecipeVariant(f"schedule ({name})", says, replace(recipe, schedule=made))
+    if recipe.accumulate > 1:
+        other = {"sum": "mean", "mean": "sum"}[recipe.accumulated]
+        says = f"gradients accumulated as their {other}, not their {recipe.accumulated}"
+        yield RecipeVariant("accumulated", says, replace(recipe, accumulated=other))
+
+
+_STEPS: tuple[tuple[str, str, Callable[[int], int]], ...] = (
+    ("one ahead", "the schedule one update ahead", lambda t: t + 1),
+    ("one behind", "the schedule one update behind", lambda t: max(t - 1, 0)),
+)
+
+
+def _stepped(schedule: Callable[..., Any], step: Callable[[int], int]) -> Callable[..., Any]:
+    """A scheduler that after update t has the rates of update `step(t)` of another."""
+
+    class Stepped:
+        def __init__(self, optimizer: torch.optim.Optimizer):
+            self._inner, self._done, self._at = schedule(optimizer), 0, 0
+            self._advance()
+
+        def step(self) -> None:
+            self._done += 1
+            self._advance()
+
+        def _advance(self) -> None:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # torch warns of a step before the first update
+                while self._at < step(self._done):
+                    self._inner.step()
+                    self._at += 1
+
+    return Stepped

@@ -1,0 +1,180 @@
+"""A port on the disk: a folder of tensors, the config, and a record that leads back.
+
+model.safetensors, or its shards and their index; or state/, an orbax checkpoint
+config.json     as it was beside the source, but for the dtype that a port was cast to
+port.json       {"schema_version", "to", "family", "keys": [torch keys], "passed_over"}
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from jax_attn.transfer.files.checkpoint import Checkpoint, load_checkpoint
+from jax_attn.transfer.files.json_file import read_json
+from jax_attn.transfer.files.local import expect_local
+from jax_attn.transfer.files.prefixes import Renamed
+from jax_attn.transfer.files.writing import save_checkpoint
+from jax_attn.transfer.problems import Problem, TransferError, file_error
+
+if TYPE_CHECKING:
+    from jax_attn.transfer.files.orbax_folder import OrbaxFolder
+
+LazyTensors: TypeAlias = "Checkpoint | OrbaxFolder | Renamed"
+"""A checkpoint of either side, or a view of one, whose shapes and dtypes are known unread."""
+
+CONFIGS = ("config.json", "params.json")
+RECORD = "port.json"
+_TENSORS = "model.safetensors"
+_STATE = "state"
+_DTYPES = ("dtype", "torch_dtype")
+"""How a config names the weights' dtype, now and of old."""
+_SHARD = 5 * 10**9
+"""Bytes of tensors a file."""
+
+
+def refused_target(target: Path) -> list[Problem]:
+    """Why a folder of this name cannot be created."""
+
+    def refused(path: Path, text: str) -> list[Problem]:
+        return [Problem("file", str(path), text)]
+
+    try:
+        parent = target.absolute().parent
+    except FileNotFoundError:
+        return refused(target, "expected a folder to write into, but the working directory is gone")
+    try:
+        os.lstat(target)
+        return refused(
+            target, "expected a folder that does not exist yet; a port overwrites nothing"
+        )
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except (OSError, ValueError) as error:
+        return refused(target, f"expected a name that a folder can have: {error}")
+    there = next(p for p in (parent, *parent.parents) if os.path.lexists(p))
+    if not os.path.isdir(there):
+        return refused(there, "expected a folder to write into, but it is none")
+    if not os.access(there, os.W_OK):
+        return refused(there, "expected a folder to write into, but it is read-only")
+    return []
+
+
+def write(
+    folder: Path,
+    tensors: Mapping[str, Any],
+    kind: str,
+    record: Mapping[str, Any],
+    source: Path,
+    dtype: str | None = None,
+) -> None:
+    """Fill a folder: tensors, record, and the config that stands beside `source`.
+
+    dtype: what floating numbers were cast to; where the config names another, it names this.
+    """
+    configs = {}
+    for name in CONFIGS:
+        config = beside(source) / name
+        if config.is_file():
+            named = dtype if name == CONFIGS[0] else None  # Meta's names no dtype
+            configs[name] = _of_dtype(config.read_bytes(), named)
+    write_all(folder, tensors, configs, record, kind)
+
+
+def write_all(
+    folder: Path,
+    tensors: Mapping[str, Any],
+    configs: Mapping[str, bytes],
+    record: Mapping[str, Any],
+    kind: str = "safetensors",
+) -> None:
+    """Fill a folder with tensors, a record and these configs, by their names."""
+    if kind == "orbax":
+        from jax_attn.transfer.files import orbax_folder
+
+        orbax_folder.save(folder / _STATE, tensors)
+    else:
+        save_checkpoint(folder / _TENSORS, tensors, shard_bytes=_SHARD)
+    for name, config in configs.items():
+        _write_whole(folder / name, config)
+    document = json.dumps({"schema_version": 1, **record}, indent=1)
+    _write_whole(folder / RECORD, document.encode())
+
+
+def read_again(path: Path) -> "Checkpoint | OrbaxFolder":
+    """The tensors of a port, or of any checkpoint, as a lazy mapping. Raises TransferError."""
+    for folder in (path / _STATE, path):
+        if (folder / "_METADATA").is_file():
+            from jax_attn.transfer.files import orbax_folder
+
+            return orbax_folder.load(folder)
+    return load_checkpoint(path)
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """A port's record; {} where there is none. Raises TransferError for an invalid one."""
+    file = beside(path) / RECORD
+    if not file.is_file():
+        return {}
+    try:
+        record = read_json(file)
+        keys = record["keys"]
+        if not (isinstance(keys, list) and all(isinstance(key, str) for key in keys)):
+            raise ValueError("keys: expected a list of names")
+    except (ValueError, LookupError, TypeError, RecursionError, OSError) as error:
+        raise file_error(file, f"expected the record of a port: {error!r}") from error
+    return record
+
+
+def side_of(path: Path) -> str | None:
+    """The side that a port wrote at `path`; None where no port did."""
+    try:
+        return read_record(path).get("to")
+    except TransferError:  # some other file of that name
+        return None
+
+
+def beside(path: Path) -> Path:
+    """Where the config of a checkpoint stands."""
+    return path if path.is_dir() else path.parent
+
+
+def read_config(path: Path) -> dict[str, Any] | None:
+    """The config.json in a checkpoint's folder, else Meta's params.json; None where neither is.
+
+    path: the checkpoint, a file or a folder. Raises TransferError where it is no file, which is
+    told before it is opened, or no JSON object; and for what `load_checkpoint` refuses unopened.
+    """
+    expect_local(path)
+    folder = beside(path)
+    file = next((folder / name for name in CONFIGS if os.path.lexists(folder / name)), None)
+    if file is None:
+        return None
+    try:
+        config = read_json(file)
+    except (ValueError, RecursionError, OSError) as error:
+        raise _config_error(file, f"expected JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise _config_error(file, f"expected a JSON object, got {type(config).__name__}")
+    return config
+
+
+def _of_dtype(config: bytes, dtype: str | None) -> bytes:
+    """A config that names `dtype` where it names another; else it stays byte for byte."""
+    held = json.loads(config) if dtype is not None else {}
+    if not (other := {name for name in _DTYPES if held.get(name) not in (None, dtype)}):
+        return config
+    named = {name: dtype if name in other else value for name, value in held.items()}
+    return f"{json.dumps(named, indent=2)}\n".encode()
+
+
+def _config_error(file: Path, reason: str) -> TransferError:
+    return TransferError("reading the config", [Problem("file", str(file), reason)])
+
+
+def _write_whole(path: Path, content: bytes) -> None:
+    with path.open("xb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())

@@ -1,0 +1,96 @@
+"""`Result.explain` of a training that fails: what is wrong first, and under which recipe it is
+right."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+import torch
+from flax import nnx
+
+from helpers.parity.training_checks import adamw
+from jax_attn import GroupedQueryAttention, parity, transfer
+from jax_attn.selfcheck.training_bugs.cases import judge_case
+from jax_attn.selfcheck.training_bugs.optimizer_bugs import OPTIMIZER_BUGS
+from torch_ref import DESIGNS
+
+CAUSES = {
+    "SGD: a rate 1% too large": "a learning rate 1.01 times as large",
+    "SGD: momentum ignored": "momentum=0.0 in place of 0.9",
+    "SGD: dampening ignored": "dampening=0.0 in place of 0.3",
+    "SGD: Nesterov ignored": "nesterov=False in place of True",
+    "SGD: Nesterov unasked": "nesterov=True in place of False",
+    "SGD: weight decay left out": "weight_decay=0.0 in place of 0.2",
+    "SGD: maximize ignored": "maximize=False in place of True",
+    "Adam: betas swapped": "betas=(0.999, 0.9) in place of (0.9, 0.999)",
+    "Adam: b2 0.99 for 0.999": "betas=(0.9, 0.99) in place of (0.9, 0.999)",
+    "Adam: decay decoupled": "decoupled_weight_decay=True in place of False",
+    "AdamW: decay coupled": "decoupled_weight_decay=False in place of True",
+    "AdamW: optax's own decay": "weight_decay=0.0001 in place of 0.2",
+    "AdamW: biases decay too": "weight_decay=0.3 in every group in place of 0.3, 0.0",
+    "NAdam: momentum decay left out": "momentum_decay=0.0 in place of 0.1",
+    "NAdam: decay coupled": "decoupled_weight_decay=False in place of True",
+    "RMSprop: optax's own decay": "alpha=0.9 in place of 0.99",
+    "RMSprop: not centred": "centered=False in place of True",
+    "Adagrad: lr_decay left out": "lr_decay=0.0 in place of 0.3",
+    "clip by value: left out": "no clip_value",
+    "cosine: off by one": "the schedule one update ahead",
+    "warm-up: off by one": "the schedule one update ahead",
+    "warm-up by a function: off by one": "the schedule one update ahead",
+    "steps: off by one": "the schedule one update ahead",
+    "accumulated: mean for sum": "gradients accumulated as their mean, not their sum",
+    "accumulated: sum for mean": "gradients accumulated as their sum, not their mean",
+}
+"""Bug of an optimizer -> its cause; no recipe of torch's has the others."""
+
+
+def pytest_generate_tests(metafunc):
+    """Every sixth bug; all with --long."""
+    if "bug" in metafunc.fixturenames:
+        every = metafunc.config.getoption("--long")
+        metafunc.parametrize("bug", list(OPTIMIZER_BUGS)[:: 1 if every else 6])
+
+
+@pytest.mark.slow
+def test_wrong_updates_have_the_recipe_that_makes_them(bug):
+    planted = OPTIMIZER_BUGS[bug]
+    explanation = judge_case(planted.case, planted.make()).explain()
+    assert explanation.verdict == "FAIL"
+    assert explanation.causes == ((CAUSES[bug],) if bug in CAUSES else ())
+    said = f"with {CAUSES[bug]}." if bug in CAUSES else "the updates first differ in update "
+    assert said in explanation.sentence
+    json.dumps(explanation.to_json())
+
+
+def test_of_a_right_training_nothing_differs():
+    explanation = judge_case("SGD").explain()
+    assert (explanation.verdict, explanation.regions, explanation.causes) == ("PASS", (), ())
+    assert explanation.sentence.startswith("No difference")
+
+
+class Scaled(nnx.Module):
+    """Attention whose result is 3% too large."""
+
+    def __init__(self):
+        self.attention = GroupedQueryAttention(13, 6, 3, head_dim=5, rngs=nnx.Rngs(0))
+
+    def __call__(self, query: jax.Array) -> jax.Array:
+        return self.attention(query) * 1.03
+
+
+@pytest.mark.slow
+def test_wrong_gradients_are_explained_as_those_of_a_check_are():
+    torch.manual_seed(0)
+    reference, port = DESIGNS["gqa"](13, 6, 3, head_dim=5), Scaled()
+    layout = transfer.LAYOUTS["gqa"].under("", "attention")
+    transfer.load(port, reference.state_dict(), layout)
+    rng = np.random.default_rng(0)
+    batch = {name: rng.standard_normal((3, 7, 13), np.float32) for name in ("query", "target")}
+    result = parity.check_training(
+        reference, port, [batch], layout=layout, optimizer=adamw, loss="mse", steps=3
+    )
+    explanation = result.explain()
+    assert explanation.regions[0].causes[0].name == "scale"
+    assert "1.03 times as large" in explanation.sentence
+    assert explanation.first_wrong.kind == "gradient of parameter"

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         attention_weights,
         dot_product_attention,
         explain,
+        explain_kernel,
     )
     from jax_attn.nn import GroupedQueryAttention, KVCache, MultiHeadAttention, MultiQueryAttention
 
@@ -33,6 +34,7 @@ __all__ = [
     "attention_weights",
     "dot_product_attention",
     "explain",
+    "explain_kernel",
     "models",
     "nn",
     "parity",

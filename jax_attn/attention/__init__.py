@@ -5,6 +5,7 @@ from jax_attn.attention.api import (
     attention_weights,
     dot_product_attention,
     explain,
+    explain_kernel,
 )
 from jax_attn.attention.checks import ArgumentError
 from jax_attn.attention.dispatch import Explanation
@@ -27,5 +28,6 @@ __all__ = [
     "attention_weights",
     "dot_product_attention",
     "explain",
+    "explain_kernel",
     "rotate",
 ]

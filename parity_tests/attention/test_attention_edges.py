@@ -29,7 +29,7 @@ from helpers.attention.attention_cases import (
     value_and_gradients,
 )
 from helpers.jaxprs import equations
-from jax_attn.attention import Mask, attention_weights, explain
+from jax_attn.attention import Mask, attention_weights, explain_kernel
 
 pytestmark = [by_each_kernel, pytest.mark.filterwarnings("error")]
 
@@ -174,7 +174,9 @@ class TestExplain:
         abstract = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in draw(0)[:3]]
         lengths = Mask.lengths(jax.ShapeDtypeStruct((B,), jnp.int32))
         mask = lengths & Mask.causal() & Mask.array(jax.ShapeDtypeStruct((T, S), jnp.bool))
-        explanation = explain(*abstract, mask, bias=jax.ShapeDtypeStruct((1, S), jnp.float32))
+        explanation = explain_kernel(
+            *abstract, mask, bias=jax.ShapeDtypeStruct((1, S), jnp.float32)
+        )
         assert explanation.chosen == "dense"
         assert str(explanation) == repr(explanation)
         assert str(explanation).startswith("dense runs: ")

@@ -11,7 +11,7 @@ from jax_attn.attention import (
     Mask,
     attention_weights,
     dot_product_attention,
-    explain,
+    explain_kernel,
 )
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -129,7 +129,7 @@ BAD = {
 @pytest.mark.parametrize("name", BAD)
 def test_each_bad_argument_is_named(name):
     changed, says = BAD[name]
-    for call in (dot_product_attention, explain):
+    for call in (dot_product_attention, explain_kernel):
         with pytest.raises(ArgumentError, match=says) as error:
             call(**{**GOOD, **changed})
         assert str(error.value).startswith(call.__name__)
@@ -183,7 +183,7 @@ def test_a_traced_flag_is_told_how_to_be_static():
 def test_float64_is_refused_without_x64_and_taken_with_it():
     arrays = {name: x.astype(np.float64) for name, x in GOOD.items()}
     abstract = {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in arrays.items()}
-    for call, given in ((dot_product_attention, arrays), (explain, abstract)):
+    for call, given in ((dot_product_attention, arrays), (explain_kernel, abstract)):
         with pytest.raises(ValueError, match="JAX_ENABLE_X64=1"):
             call(**given)
     with jax.enable_x64(True):

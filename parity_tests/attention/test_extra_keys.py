@@ -208,7 +208,7 @@ def test_where_the_compiler_settles_the_kernel_they_come_along():
     rng = np.random.default_rng(26)
     q, k, v = (rng.standard_normal((1, 163, heads, 4)).astype(np.float32) for heads in (2, 1, 1))
     extra = {"bias_k": k[0, 0], "bias_v": v[0, 0], "sinks": q[0, 0, :, 0]}
-    assert attention.explain(q, k, v, **extra).chosen == "blocked"
+    assert attention.explain_kernel(q, k, v, **extra).chosen == "blocked"
 
     def gradients(implementation):
         def total(arrays, extra):

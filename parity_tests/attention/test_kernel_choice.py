@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from helpers.attention.kernel_comparison import example, rounding, value_and_gradients
-from jax_attn.attention import dispatch, dot_product_attention, explain
+from jax_attn.attention import dispatch, dot_product_attention, explain_kernel
 
 ARRAYS = [jnp.ones((1, 2, 3, 5))] * 3
 
@@ -37,13 +37,13 @@ def picky(monkeypatch):
 class TestWithTwoKernels:
     def test_the_first_that_can_is_chosen(self):
         assert float(dot_product_attention(*ARRAYS)[0, 0, 0, 0]) == 7
-        explanation = explain(*ARRAYS)
+        explanation = explain_kernel(*ARRAYS)
         assert explanation.chosen == "picky"
         assert explanation.refusals["dense"] == ("picky comes first",)
 
     def test_what_the_first_refuses_goes_to_the_next(self):
         assert np.array_equal(dot_product_attention(*ARRAYS, softcap=1.0), ARRAYS[2])
-        explanation = explain(*ARRAYS, softcap=1.0)
+        explanation = explain_kernel(*ARRAYS, softcap=1.0)
         assert (explanation.chosen, explanation.refusals["picky"]) == ("dense", ("no softcap",))
         assert "not picky: no softcap" in str(explanation)
 
@@ -54,7 +54,7 @@ class TestWithTwoKernels:
         options = {"softcap": 1.0, "bias": jnp.ones((2, 2)), "implementation": "picky"}
         with pytest.raises(ValueError, match=r"(?s)picky.*no softcap.*no bias"):
             dot_product_attention(*ARRAYS, **options)
-        explanation = explain(*ARRAYS, **options)
+        explanation = explain_kernel(*ARRAYS, **options)
         assert explanation.chosen is None
         assert explanation.refusals == {"picky": ("no softcap", "no bias")}
 
@@ -78,7 +78,7 @@ CHOICES = {
 @pytest.mark.parametrize("name", CHOICES)
 def test_the_faster_one_is_chosen_and_the_other_says_why_not(name):
     (T, S), chosen, why = CHOICES[name]
-    explanation = explain(*arrays(T, S))
+    explanation = explain_kernel(*arrays(T, S))
     assert explanation.chosen == chosen
     other = {"blocked": "dense", "dense": "blocked"}[chosen]
     assert any(why in reason for reason in explanation.refusals[other])
@@ -102,7 +102,7 @@ ELSEWHERE = {
 @pytest.mark.parametrize("name", ELSEWHERE)
 def test_other_platforms_have_choices_of_their_own(name):
     platform, length, options, chosen, why = ELSEWHERE[name]
-    explanation = explain(*arrays(length, length), **options)
+    explanation = explain_kernel(*arrays(length, length), **options)
     assert explanation.platform == "cpu"
     (there,) = (other for other in explanation.elsewhere if other.platform == platform)
     assert there.chosen == chosen
@@ -113,7 +113,7 @@ def test_other_platforms_have_choices_of_their_own(name):
 @pytest.mark.parametrize(("backend", "platform"), [("gpu", "cuda"), ("tpu", "tpu")])
 def test_the_process_s_own_platform_comes_first(monkeypatch, backend, platform):
     monkeypatch.setattr(jax, "default_backend", lambda: backend)
-    explanation = explain(*arrays(8192, 8192))
+    explanation = explain_kernel(*arrays(8192, 8192))
     assert (explanation.platform, explanation.chosen) == (
         platform,
         {"cuda": "dense", "tpu": "splash"}[platform],
@@ -123,7 +123,7 @@ def test_the_process_s_own_platform_comes_first(monkeypatch, backend, platform):
 
 def test_arrays_that_are_somewhere_say_where():
     with jax.default_device(jax.devices("cpu")[0]):
-        assert explain(*ARRAYS).platform == "cpu"
+        assert explain_kernel(*ARRAYS).platform == "cpu"
 
 
 class TestTracedForAnyPlatform:
@@ -223,7 +223,7 @@ class TestTracedForAnyPlatform:
 @pytest.mark.parametrize("implementation", ["dense", "blocked"])
 def test_the_one_insisted_on_runs_though_another_is_faster(implementation):
     for T in (2, 256):
-        assert explain(*arrays(T, T), implementation=implementation).chosen == implementation
+        assert explain_kernel(*arrays(T, T), implementation=implementation).chosen == implementation
 
 
 class TestInsistingOnARecord:
@@ -238,7 +238,7 @@ class TestInsistingOnARecord:
             "is ours",
         )
         assert float(dot_product_attention(*ARRAYS, implementation=own)[0, 0, 0, 0]) == 7
-        explanation = explain(*ARRAYS, implementation=own)
+        explanation = explain_kernel(*ARRAYS, implementation=own)
         assert (explanation.chosen, explanation.why) == ("own", "is ours")
         assert explanation.refusals["dense"] == ("own is insisted on",)
         assert "own" not in dispatch.KERNELS
@@ -253,11 +253,11 @@ class TestInsistingOnARecord:
     def test_one_of_a_known_name_stands_in_its_place(self):
         seven = dataclasses.replace(dispatch.KERNELS["dense"], run=lambda call: call.query * 0 + 7)
         assert float(dot_product_attention(*ARRAYS, implementation=seven)[0, 0, 0, 0]) == 7
-        assert explain(*ARRAYS, implementation=seven).chosen == "dense"
+        assert explain_kernel(*ARRAYS, implementation=seven).chosen == "dense"
         assert float(dot_product_attention(*ARRAYS)[0, 0, 0, 0]) == 1
 
 
 def test_an_unknown_name_is_an_error_that_lists_the_known():
-    for call in (dot_product_attention, explain):
+    for call in (dot_product_attention, explain_kernel):
         with pytest.raises(ValueError, match=r"implementation: .*'dense'.*'flash'"):
             call(*ARRAYS, implementation="flash")

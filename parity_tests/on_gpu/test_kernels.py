@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from helpers.attention import attention_definition as definition
-from jax_attn.attention import Mask, dot_product_attention, explain
+from jax_attn.attention import Mask, dot_product_attention, explain_kernel
 
 B, T, S, N, K, H = 2, 66, 130, 6, 3, 64
 RNG = np.random.default_rng(3)
@@ -75,4 +75,4 @@ def test_it_is_attention_forward_and_backward(kernel, dtype, row, compiled):
 
 def test_cudnn_is_chosen_where_it_serves_the_call():
     q, k, v, _ = (jnp.asarray(x) for x in drawn("bfloat16"))
-    assert explain(q, k, v, is_causal=True).chosen == "cudnn"
+    assert explain_kernel(q, k, v, is_causal=True).chosen == "cudnn"

@@ -52,7 +52,7 @@ def _chosen(w: Workload, implementation: str | None) -> str:
     """The kernel that would run. Raises UnsuitedError with every reason why none would."""
     query = jax.ShapeDtypeStruct((w.B, w.T, w.N, w.H), w.dtype)
     key = jax.ShapeDtypeStruct((w.B, w.S, w.K, w.H), w.dtype)
-    explanation = attention.explain(
+    explanation = attention.explain_kernel(
         query, key, key, is_causal=w.is_causal, implementation=implementation
     )
     if explanation.chosen is None:

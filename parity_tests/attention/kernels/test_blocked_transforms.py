@@ -14,7 +14,7 @@ from helpers.attention.kernel_comparison import (
     rounding,
     value_and_gradients,
 )
-from jax_attn.attention import Dropout, Mask, dot_product_attention, explain
+from jax_attn.attention import Dropout, Mask, dot_product_attention, explain_kernel
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -138,7 +138,7 @@ def test_sizes_that_are_not_known_yet_are_dense_s():
     b, t = jax.export.symbolic_shape("b, t")
     for shape in ((b, 256, 4, 8), (2, t, 4, 8)):
         x = jax.ShapeDtypeStruct(shape, jnp.float32)
-        told = explain(x, x, x)
+        told = explain_kernel(x, x, x)
         assert told.chosen == "dense"
         assert "tiles are cut of known sizes, not of" in str(told)
         exported = jax.export.export(jax.jit(lambda x: dot_product_attention(x, x, x)))(x)

@@ -12,7 +12,7 @@ from jax._src.cudnn import fused_attention_stablehlo
 
 from helpers.attention import attention_definition as definition
 from helpers.attention.kernel_refusals import refusals
-from jax_attn.attention import Dropout, Mask, dot_product_attention, explain
+from jax_attn.attention import Dropout, Mask, dot_product_attention, explain_kernel
 from jax_attn.attention.call import ExtraKeys, checked_call
 from jax_attn.attention.kernels import cudnn
 
@@ -159,7 +159,7 @@ def test_a_window_whose_last_queries_see_nothing_is_refused():
     q = jax.ShapeDtypeStruct((1, 256, 2, 8), jnp.bfloat16)
     kv = jax.ShapeDtypeStruct((1, 200, 2, 8), jnp.bfloat16)
     for left, refused in ((55, True), (56, False)):
-        (cuda, _) = explain(q, kv, kv, Mask.window(left, 0)).elsewhere
+        (cuda, _) = explain_kernel(q, kv, kv, Mask.window(left, 0)).elsewhere
         assert ("a window's last queries would see nothing" in str(cuda)) == refused
         assert (cuda.chosen == "cudnn") != refused
 
@@ -170,7 +170,7 @@ def test_under_vmap_it_is_refused():
     told = []
 
     def loss(x):
-        told.append(explain(x, x, x).elsewhere[0].chosen)
+        told.append(explain_kernel(x, x, x).elsewhere[0].chosen)
         return x.sum()
 
     for fn, chosen in ((loss, "dense"), (jax.grad(loss), "dense")):
@@ -211,6 +211,6 @@ def test_where_it_is_found_programs_for_cuda_carry_it():
 
 def test_where_it_is_not_they_carry_dense_and_explain_says_so():
     assert kernels(attend, x, KV) == set()
-    (cuda, _) = explain(x, KV, KV, is_causal=True).elsewhere
+    (cuda, _) = explain_kernel(x, KV, KV, is_causal=True).elsewhere
     assert cuda.chosen == "dense"
     assert "not cudnn: jax does not offer it here: cuDNN is not detected" in str(cuda)

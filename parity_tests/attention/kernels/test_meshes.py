@@ -33,7 +33,7 @@ from helpers.attention.mesh_calls import (
     rematerialized,
 )
 from helpers.attention.meshes import KINDS, collectives, mesh, placed
-from jax_attn.attention import attention_weights, dot_product_attention, explain
+from jax_attn.attention import attention_weights, dot_product_attention, explain_kernel
 from jax_attn.attention.kernels.mesh.shards import Shards
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -272,7 +272,7 @@ def test_the_kernel_is_that_of_a_device_s_part(shape, platform, chosen):
     """The whole call would have 8 times as many scores."""
     at = NamedSharding(mesh("explicit", rows=2, heads=4), ROWS_AND_HEADS)
     q = jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=at)
-    told = explain(q, q, q)
+    told = explain_kernel(q, q, q)
     kernels = {each.platform: each.chosen for each in (told, *told.elsewhere)}
     assert kernels[platform] == chosen
 

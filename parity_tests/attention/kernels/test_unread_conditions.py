@@ -14,7 +14,7 @@ from jax_attn.attention import (
     attend_with_cache,
     attention_weights,
     dot_product_attention,
-    explain,
+    explain_kernel,
 )
 from jax_attn.attention.call import checked_call
 from jax_attn.attention.dispatch import KERNELS
@@ -58,8 +58,8 @@ def test_no_call_ignores_it(name):
 
 
 def test_the_chooser_leaves_it_to_what_reads_the_mask_written_out():
-    assert "not blocked: it takes no stride" in str(explain(x, x, x, MASK))
-    assert explain(x, x, x, Strided(lo=0)).chosen == "blocked"
+    assert "not blocked: it takes no stride" in str(explain_kernel(x, x, x, MASK))
+    assert explain_kernel(x, x, x, Strided(lo=0)).chosen == "blocked"
 
 
 def test_two_of_them_are_not_joined():

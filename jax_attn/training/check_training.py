@@ -22,7 +22,7 @@ from flax import nnx
 from jax_attn.dtypes import DTYPES
 from jax_attn.parity.checking.arguments import dtype_problems, type_problems
 from jax_attn.parity.checking.canaries import DoubtsAndNotes
-from jax_attn.parity.checking.weights import compare_weights
+from jax_attn.parity.checking.weights import Weights, compare_weights
 from jax_attn.parity.judge.finding import Finding, findings
 from jax_attn.parity.judge.result import Result
 from jax_attn.parity.run.inputs_and_runs import is_float
@@ -133,7 +133,7 @@ def check_training(
         PortLoop(port, with_loss(port_call, jax_loss), batches, dtype),
         tx,
         try_canaries(training),
-        failures=compare_weights(reference, port, layout).differences,
+        failures=compare_weights(Weights.of(reference), port, layout).differences,
         notes=() if port_optimizer is None else (OWN_OPTIMIZER,),
     )
 

@@ -35,7 +35,7 @@ from helpers.same_arrays import assert_same
 from jax_attn import parity, transfer
 from jax_attn.attention import Mask
 from jax_attn.families.bert import BERT
-from jax_attn.parity.checking.weights import compare_weights
+from jax_attn.parity.checking.weights import Weights, compare_weights
 from jax_attn.porting.verify import rebuild
 from jax_attn.transfer import Sizes, TransferError, heads, row
 
@@ -131,7 +131,7 @@ def test_a_mistake_is_seen(mistake):
     """In the outputs, and in the weights where they are what is wrong."""
     mistaken, right = (OF_WEIGHTS | OF_TRAITS)[mistake], block("bert")
     assert_seen(mistaken, right)
-    weights = compare_weights(right.reference, mistaken(right).port, right.layout)
+    weights = compare_weights(Weights.of(right.reference), mistaken(right).port, right.layout)
     assert bool(weights.differences) == (mistake in OF_WEIGHTS)
 
 

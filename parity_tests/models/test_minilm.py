@@ -20,8 +20,8 @@ from jax_attn.environment import install_line
 from jax_attn.families import BERT
 from jax_attn.models import load_sentence_encoder, mean_pooled
 from jax_attn.models.block import ACTIVATIONS
-from jax_attn.parity.checking.prepared import judge_port
-from jax_attn.parity.checking.weights import compare_weights
+from jax_attn.parity.checking.judging import judge_port
+from jax_attn.parity.checking.weights import Weights, compare_weights
 from jax_attn.parity.judge.compare import Verdict
 from jax_attn.parity.run.port import Port
 from jax_attn.transfer import TransferError
@@ -152,7 +152,8 @@ def test_back_to_torch_bit_for_bit(pair):
     for name, tensor in exported.items():
         assert tensor.dtype == file[name].dtype, name
         assert tensor.tobytes() == file[name].tobytes(), name
-    assert compare_weights(pair.reference, pair.encoder.encoder, pair.layout).differences == ()
+    weights = compare_weights(Weights.of(pair.reference), pair.encoder.encoder, pair.layout)
+    assert weights.differences == ()
 
 
 SMALL = BertConfig(

@@ -24,7 +24,8 @@ from helpers.families.whole_models import (
 )
 from jax_attn import models, transfer
 from jax_attn.models import inputs
-from jax_attn.parity.checking.prepared import Prepared, judge_port
+from jax_attn.parity.checking.judging import judge_port
+from jax_attn.parity.checking.prepared import Prepared
 from jax_attn.parity.judge.compare import Verdict
 from jax_attn.parity.run.inputs_and_runs import Inputs
 from jax_attn.parity.run.port import Port

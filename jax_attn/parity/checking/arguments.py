@@ -10,6 +10,7 @@ import torch
 from flax import nnx
 
 from jax_attn.dtypes import DTYPES
+from jax_attn.parity.checking.prepared import Prepared
 from jax_attn.parity.judge.compare import Verdict
 from jax_attn.parity.judge.finding import Finding
 from jax_attn.parity.judge.result import Result
@@ -157,7 +158,7 @@ def output_problems(reference: Reference, outputs: Arrays) -> list[str]:
     return problems
 
 
-def gradient_problems(reference: Reference, dtype: str, result: Result) -> list[str]:
+def gradient_problems(prepared: Prepared, result: Result) -> list[str]:
     """Why failing gradients cannot be compared: no output of the reference has a gradient.
 
     It is asked only where nothing but gradients fails, since it takes a forward pass. A port that
@@ -166,7 +167,12 @@ def gradient_problems(reference: Reference, dtype: str, result: Result) -> list[
     failed = {report.kind for report in result.tensors if report.verdict is Verdict.FAIL}
     if result.failures or not failed or any(not kind.startswith("gradient") for kind in failed):
         return []
-    have_gradients: list[bool] = []
+    return [] if prepared.fact(has_gradient) else [_NO_GRADIENT]
+
+
+def has_gradient(prepared: Prepared) -> bool:
+    """Return whether an output of the reference has a gradient."""
+    reference, have_gradients = prepared.reference, list[bool]()
 
     def call(module: torch.nn.Module, *args: Any, **inputs: Any) -> Any:
         outputs = (reference.call or torch.nn.Module.__call__)(module, *args, **inputs)
@@ -174,8 +180,8 @@ def gradient_problems(reference: Reference, dtype: str, result: Result) -> list[
         have_gradients.extend(x.requires_grad for x in named.values())
         return outputs
 
-    reference.called(call).run(dtype, {})
-    return [] if any(have_gradients) else [_NO_GRADIENT]
+    reference.called(call).run(prepared.dtype, {})
+    return any(have_gradients)
 
 
 _NO_GRADIENT = (
@@ -214,16 +220,16 @@ def _outside(reference: Reference) -> Iterator[str]:
                 )
 
 
-def input_doubts(reference: Reference) -> tuple[Finding, ...]:
+def input_doubts(prepared: Prepared) -> tuple[Finding, ...]:
     """Name the inputs and weights that hold NaN or infinity, which hides every other number.
 
     An input that is added to the scores as a mask may be -inf.
     """
-    inputs = reference.inputs
+    inputs = prepared.inputs
     given = inputs.named(inputs.args, inputs.kwargs)
     weights = (
         (name, p.detach().double().cpu().numpy())
-        for name, p in reference.module.named_parameters()
+        for name, p in prepared.reference.module.named_parameters()
         if not p.isfinite().all()
     )
     return (

@@ -1,7 +1,7 @@
 """Check a port against its reference: any torch module, any NNX module.
 
-A verdict flows in one direction: the reference's side is prepared, the weights are compared,
-canaries are tried on the reference, the port is run and judged.
+A verdict flows in one direction: the reference's side is prepared, probes say what its inputs could
+not reveal, the port is run and judged.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,32 +17,21 @@ from jax.sharding import Mesh, PartitionSpec
 from jax_attn.parity.checking.arguments import (
     gradient_problems,
     ids_named,
-    input_doubts,
     narrowed_problems,
     output_problems,
     validate,
 )
-from jax_attn.parity.checking.canaries import (
-    integers_left_out,
-    probe_integers,
-    probe_kept_outputs,
-    small_features,
-    try_canaries,
-)
-from jax_attn.parity.checking.chosen import chosen, note
+from jax_attn.parity.checking.chosen import chosen
 from jax_attn.parity.checking.estimate import announce_memory, shown
-from jax_attn.parity.checking.on_mesh import nothing_cut, on_one_device, replicated, told
-from jax_attn.parity.checking.prepared import NARROW, Prepared, judge_port
-from jax_attn.parity.checking.read_numbers import read_numbers
+from jax_attn.parity.checking.judging import judge_port
+from jax_attn.parity.checking.on_mesh import replicated, told
+from jax_attn.parity.checking.prepared import NARROW, Prepared
+from jax_attn.parity.checking.probes import OF_OTHER_INPUTS, PROBES, PortSide
 from jax_attn.parity.checking.reference_errors import without_reference_errors
-from jax_attn.parity.checking.unreached import unreached
-from jax_attn.parity.checking.weights import compare_weights
 from jax_attn.parity.judge.budget import RUNS
 from jax_attn.parity.judge.compare import Verdict
-from jax_attn.parity.judge.finding import Finding, StandingNote
+from jax_attn.parity.judge.finding import Findings
 from jax_attn.parity.judge.result import Result
-from jax_attn.parity.judge.text import joined, quoted
-from jax_attn.parity.run import TRANSFORMS
 from jax_attn.parity.run.ahead import compiled_ahead
 from jax_attn.parity.run.inputs_and_runs import Inputs
 from jax_attn.parity.run.placement import Placement
@@ -139,9 +128,29 @@ def check(
     names = None if parameters is None else chosen(reference, parameters)
     placement = Placement.of(mesh, specs, port, both_given)
     called = Reference(reference, reference_call, both_given, names)
-    is_large = sum(p.numel() for p in reference.parameters()) > _LARGE
+    prepared = prepare(called, dtype, gradients=gradients, seed=seed)
+    called_port = Port(port, port_call, both_given, placement=placement)
+    side = PortSide.of(prepared, called_port, tuple(transforms), layout)
+    with compiled_ahead(called_port, prepared.differentiated, transforms):
+        result = judged(prepared, side)
+    if placement is not None:
+        with full_precision():
+            programs = called_port.programs(dtype, prepared.differentiated)
+        on_mesh = (*told(called_port, programs), *replicated(called_port, programs))
+        result = replace(result, notes=(*on_mesh, *result.notes))
+    called.expect_unwritten()
+    result = replace(result, explainer=partial(_explained, called, side.alone, layout))
+    return result.strict() if strict else result
+
+
+def prepare(reference: Reference, dtype: str, *, gradients: bool, seed: int) -> Prepared:
+    """Prepare the reference's side of a check; what it computes is computed when it is needed.
+
+    Raises ValueError for a reference whose outputs cannot be compared, or are not the same twice.
+    """
+    is_large = sum(p.numel() for p in reference.module.parameters()) > _LARGE
     prepared = Prepared(
-        called,
+        reference,
         dtype,
         gradients=gradients,
         seed=seed,
@@ -149,69 +158,52 @@ def check(
         runs=_FEWER_RUNS if is_large else RUNS,
         as_jax=is_large and dtype in NARROW,
     )
-    with ids_named(called):
+    with ids_named(reference):
         outputs = prepared.inference
-    if problems := output_problems(called, outputs):
+    if problems := output_problems(reference, outputs):
         raise ValueError("\n".join(problems))
-    if not called.repeats(dtype, outputs):
+    if not reference.repeats(dtype, outputs):
         raise ValueError(
             "reference: expected the same outputs each time, got others on the same inputs; is it "
             "in training mode, with dropout? call .eval() first"
         )
-    announce_memory(reference, names)
-    weights = compare_weights(reference, port, layout)
-    passed_over = weights.passed_over
-    limited: tuple[Finding, ...] = ()
-    if names is not None:
-        passed_over |= dict(reference.named_parameters()).keys() - names
-        limited = (note(reference, names),) if weights.to_torch and gradients else ()
-    called_port = Port(port, port_call, both_given, placement=placement)
-    beside = on_one_device(called_port)
-    alone = beside or called_port
-    left_out = integers_left_out(called)
-    read = read_numbers(called)
+    announce_memory(reference.module, reference.parameters)
+    return prepared
 
-    def judged(prepared: Prepared) -> Result:
-        doubts, not_tried = try_canaries(prepared)
-        kind = "gradient of parameter"
-        exact = prepared.exact.kinds[kind]
-        compared = {name: exact[name] for name in exact if name not in passed_over}
-        not_reached = unreached(compared, prepared.budgets[kind])
-        as_jax = (StandingNote("judged-as-jax", _AS_JAX.format(dtype)),) if prepared.as_jax else ()
-        small = small_features(prepared)
-        notes = (*weights.notes, *limited, *not_tried, *small, *not_reached, *as_jax, *read)
-        result = judge_port(
-            prepared,
-            called_port,
-            transforms,
-            to_torch=weights.to_torch,
-            beside=beside,
-            paired=weights.paired,
-            passed_over=passed_over,
-            failures=weights.differences,
-            doubts=(*input_doubts(called), *nothing_cut(called_port), *doubts),
-            notes=(*notes, scope(both_given, transforms, left_out)),
-        )
-        if result.verdict is Verdict.FAIL:
-            final = not prepared.is_judged_again
-            return without_reference_errors(prepared, result) if final else result
-        probed = probe_integers(prepared, alone, transforms)
-        kept = probe_kept_outputs(prepared, alone, transforms)
-        failures = (*probed.failures, *kept)
-        return replace(result, failures=failures, notes=(*probed.notes, *result.notes))
 
-    with compiled_ahead(called_port, prepared.differentiated, transforms):
-        result = prepared.judged_again(judged(prepared), judged)
-    if problems := gradient_problems(called, dtype, result):
+_LARGE, _FEWER_RUNS = 2**24, 12
+"""Of a module with more parameters, runs take seconds each: the budgets are of fewer, and in a
+narrow dtype those are made at once that allow for what JAX stores."""
+
+
+def judged(prepared: Prepared, side: PortSide) -> Result:
+    """Judge a port by a prepared reference, and by what the probes find of it.
+
+    Raises ValueError where nothing but gradients fails, and the reference has none.
+    """
+    result = prepared.judged_again(_judged_by(prepared, side), partial(_judged_by, side=side))
+    if problems := gradient_problems(prepared, result):
         raise ValueError("\n".join(problems))
-    if placement is not None:
-        with full_precision():
-            programs = called_port.programs(dtype, prepared.differentiated)
-        on_mesh = (*told(called_port, programs), *replicated(called_port, programs))
-        result = replace(result, notes=(*on_mesh, *result.notes))
-    called.expect_unwritten()
-    result = replace(result, explainer=partial(_explained, called, alone, layout))
-    return result.strict() if strict else result
+    return result
+
+
+def _judged_by(prepared: Prepared, side: PortSide) -> Result:
+    """The result by the budgets of `prepared`: one of the two of a narrow dtype."""
+    found = Findings.merged(probe.findings(prepared, side) for probe in PROBES)
+    result = judge_port(
+        prepared,
+        side.port,
+        side.transforms,
+        to_torch=side.weights.to_torch,
+        beside=side.beside,
+        paired=side.weights.paired,
+        passed_over=side.passed_over,
+        **found._asdict(),
+    )
+    if result.verdict is Verdict.FAIL:
+        return result if prepared.again else without_reference_errors(prepared, result)
+    other = Findings.merged(probe.findings(prepared, side) for probe in OF_OTHER_INPUTS)
+    return replace(result, failures=other.failures, notes=(*other.notes, *result.notes))
 
 
 def _explained(
@@ -220,29 +212,3 @@ def _explained(
     from jax_attn.parity.explaining.explain import explain_result  # a check that passes needs none
 
     return explain_result(result, reference, port, layout)
-
-
-_LARGE, _FEWER_RUNS = 2**24, 12
-"""Of a module with more parameters, runs take seconds each: the budgets are of fewer, and in a
-narrow dtype those are made at once that allow for what JAX stores."""
-
-_AS_JAX = (
-    "what fails the budget of sums and softmaxes in float32, as torch has them, is judged by that "
-    "of {}, in which JAX adds up a bias's gradient, flax's layers keep a product before they add "
-    "its bias, and jax.nn.softmax stores its steps"
-)
-
-
-def scope(inputs: Inputs, transforms: Sequence[str], left_out: Sequence[str] = ()) -> StandingNote:
-    """What the port was run on and under, and what it was not: a fault may show only there.
-
-    left_out: inputs that the reference may be called without.
-    """
-    arrays = inputs.named(inputs.args, inputs.kwargs)
-    shapes = [f"{f'input {name}' if inputs.args else name} {a.shape}" for name, a in arrays.items()]
-    without = [f"calls without {quoted(left_out)}"] if left_out else []
-    others = ["other shapes", *without, *(name for name in TRANSFORMS if name not in transforms)]
-    at = joined(shapes or ["no inputs"])
-    return StandingNote(
-        "scope", f"checked at {at} under {joined(transforms)}: {joined(others)} were not run"
-    )

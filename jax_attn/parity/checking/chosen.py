@@ -35,9 +35,8 @@ def chosen(module: torch.nn.Module, patterns: str | Sequence[str]) -> frozenset[
     )
 
 
-def note(module: torch.nn.Module, names: frozenset[str]) -> Finding:
-    """How many of how many gradients are compared."""
-    total = sum(1 for _ in module.named_parameters())
+def selected(names: frozenset[str], total: int) -> Finding:
+    """Note how many of how many gradients are compared."""
     return Finding(
         "parameters-selected",
         f"the gradients of {len(names)} of {total} parameters were compared: those that the "

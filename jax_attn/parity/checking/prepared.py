@@ -1,25 +1,21 @@
-"""The reference's side of a check, all that does not depend on the port; and a port's verdict.
+"""The reference's side of a check: all that does not depend on the port.
 
 It flows from top to bottom: the reference and its inputs, its runs in the checked dtype, the
 oracle's run in float64, the budgets from perturbed runs, and the comparison of a run with them.
 """
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from typing import Any, TypeVar
 
 import numpy as np
 
-from jax_attn.parity.checking.on_mesh import unlike_copies
 from jax_attn.parity.checking.padding_row import padding_rows, without_padding_row
-from jax_attn.parity.checking.repeats import not_finite_under_some, other_numbers
-from jax_attn.parity.checking.state import StateFindings, States
-from jax_attn.parity.checking.weights import ToTorch
 from jax_attn.parity.judge.budget import PRECISIONS, RUNS, Budget
 from jax_attn.parity.judge.compare import (
-    BESIDE,
     POWER,
     ROUNDINGS,
     TensorReport,
@@ -29,10 +25,11 @@ from jax_attn.parity.judge.compare import (
 )
 from jax_attn.parity.judge.finding import Finding, StandingNote, findings
 from jax_attn.parity.judge.result import Result
-from jax_attn.parity.run.inputs_and_runs import COMPARED, SECOND, Arrays, Run, wide
-from jax_attn.parity.run.port import Port, float_dtype, full_precision
-from jax_attn.parity.run.reference import Reference, Watch, own_products, unwatched
+from jax_attn.parity.run.inputs_and_runs import COMPARED, SECOND, Arrays, Inputs, Run, wide
+from jax_attn.parity.run.port import float_dtype
+from jax_attn.parity.run.reference import Reference, Watch, buffers, own_products, unwatched
 
+Fact = TypeVar("Fact")
 NARROW = ("bfloat16", "float16")
 
 _RUNS_OF_FLOAT64 = 4
@@ -77,6 +74,31 @@ class Prepared:
         return {
             name: rng.standard_normal(a.shape).astype(dtype) for name, a in self.inference.items()
         }
+
+    @cached_property
+    def inputs(self) -> Inputs:
+        """What both sides are called on."""
+        return self.reference.inputs
+
+    @cached_property
+    def parameters(self) -> frozenset[str] | None:
+        """The parameters whose gradients are compared; None for all."""
+        return self.reference.parameters
+
+    @cached_property
+    def buffers(self) -> Arrays:
+        """The reference's buffers before any call, in float64."""
+        return wide(buffers(self.reference.module))
+
+    @cached_property
+    def remembers(self) -> bool:
+        """Whether the reference keeps something of a call outside of its buffers."""
+        return self.reference.remembers()
+
+    @cached_property
+    def padding_rows(self) -> dict[str, int]:
+        """parameter -> its row of padding, for every embedding that has one."""
+        return padding_rows(self.reference.module)
 
     @property
     def differentiated(self) -> dict[str, np.ndarray]:
@@ -144,11 +166,17 @@ class Prepared:
             for kind, named in budgets.items()
         }
 
-    @property
+    @cached_property
     def near_decisions(self) -> tuple[str, ...]:
         """Integer decisions of the reference that lie within rounding of another, in sentences."""
         _ = self.budgets  # the perturbed runs find them
         return self.reference.near_decisions
+
+    @cached_property
+    def near_sides(self) -> tuple[str, ...]:
+        """Numbers of the reference that lie within rounding of where a gradient jumps."""
+        _ = self.budgets
+        return self.reference.near_sides
 
     def _few_numbers_decide(self, budgets: Mapping[str, Mapping[str, Budget]]) -> bool:
         """Whether a tensor of few numbers lacks power, whose spread a few runs estimate badly."""
@@ -221,11 +249,7 @@ class Prepared:
             return report, ()
         got, want = run.kinds[kind][name], self.exact.kinds[kind][name]
         judged = partial(self.judge_one, kind, name, transform)
-        return without_padding_row(report, self._padding_rows, got, want, judged)
-
-    @cached_property
-    def _padding_rows(self) -> dict[str, int]:
-        return padding_rows(self.reference.module)
+        return without_padding_row(report, self.padding_rows, got, want, judged)
 
     def would_fail(self, run: Run) -> bool:
         """Whether the comparison fails a tensor of `run`, a run with a bug, in the port's place."""
@@ -244,10 +268,18 @@ class Prepared:
         )
         return any(report.budget <= POWER * report.scale or not report.scale for report in reports)
 
-    @property
-    def is_judged_again(self) -> bool:
-        """Whether what fails is judged by another budget, too, as `judged_again` has it."""
-        return self.dtype in NARROW and not self.as_jax
+    @cached_property
+    def again(self) -> "Prepared | None":
+        """The same with the budget of what JAX stores, which is tried where a narrow dtype fails.
+
+        None in a wide dtype, and of what has that budget already.
+        """
+        if self.dtype not in NARROW or self.as_jax:
+            return None
+        again = replace(self, as_jax=True)
+        shared = ("inference", "cotangents", "own", "_center", "exact")
+        vars(again).update({name: vars(self)[name] for name in shared if name in vars(self)})
+        return again
 
     def judged_again(self, result: Result, judge: Callable[["Prepared"], Result]) -> Result:
         """In a narrow dtype, what fails is judged by the budget of what JAX stores, too.
@@ -257,16 +289,17 @@ class Prepared:
 
         Where it does not pass, it is said which numbers lie within rounding of a ReLU's 0.
         """
-        failed = any(report.verdict is Verdict.FAIL for report in result.tensors)
-        if failed and self.is_judged_again:
-            again = judge(replace(self, as_jax=True))
+        last = self
+        if self.again and any(report.verdict is Verdict.FAIL for report in result.tensors):
+            last = self.again
+            again = judge(last)
             pairs = zip(result.tensors, again.tensors, strict=True)
             result = replace(
                 again, tensors=tuple(a if a.verdict is Verdict.PASS else b for a, b in pairs)
             )
         if not self.gradients or all(report.verdict is Verdict.PASS for report in result.tensors):
             return result
-        near = findings("near-side", self.reference.near_sides)
+        near = findings("near-side", last.near_sides)
         return replace(result, doubts=(*result.doubts, *near))
 
     @cached_property
@@ -290,91 +323,20 @@ class Prepared:
                 failures += findings("inference-errs", told)
         return tuple(failures)
 
+    # --- what else is asked of the reference ------------------------------------------------------
 
-def judge_port(
-    prepared: Prepared,
-    port: Port,
-    transforms: Sequence[str],
-    *,
-    to_torch: ToTorch | None,
-    beside: Port | None = None,
-    paired: frozenset[str] = frozenset(),
-    passed_over: frozenset[str] = frozenset(),
-    failures: Sequence[Finding] = (),
-    doubts: Sequence[Finding] = (),
-    notes: Sequence[Finding] = (),
-    backend: str | None = None,
-    level: str = "measured",
-    name: str = "check",
-    details: Mapping[str, str] | None = None,
-) -> Result:
-    """Run the port under each transform and compare it, tensor by tensor.
+    def fact(self, prepare: Callable[["Prepared"], Fact]) -> Fact:
+        """Return what `prepare` finds of this reference, computed once."""
+        if prepare not in self._facts:
+            self._facts[prepare] = prepare(self)
+        return self._facts[prepare]
 
-    to_torch: None where no table pairs the parameters: their gradients are not compared.
-    beside: of a port on a mesh, the one on a single device that it is compared with as well, within
-        the same budgets.
-    paired: dotted paths of the port's other Variables that the table pairs. passed_over:
-        parameters of the reference that it passes over.
-    backend: what the result says; None: the platform of JAX's default device.
-    """
-    reports: list[TensorReport] = []
-    states = States(prepared.reference, port, prepared.exact, prepared.judge_one, to_torch, paired)
-    state_findings = StateFindings(reports)
-    is_finite: dict[str, bool] = {}
-    with full_precision(prepared.precision is None) as (platform, pinned):
-        for transform in transforms:
-            run = _run(prepared, port, transform, to_torch)
-            is_finite[transform] = all(np.isfinite(a).all() for a in wide(run.outputs).values())
-            failed = set()
-            for report in prepared.compare(run, transform, passed_over):
-                by_rule, note = prepared.by_torchs_rule(report, run)
-                reports.append(by_rule)
-                state_findings.notes |= dict.fromkeys(note)
-                failed |= {report.kind} if by_rule.verdict is Verdict.FAIL else set()
-            if failed:
-                again = _run(prepared, port, transform, to_torch)
-                other = other_numbers(run, again, prepared.budgets, transform)
-                state_findings.failures |= dict.fromkeys(other)
-            state_findings.failures |= dict.fromkeys(unlike_copies(run, transform))
-            if beside is not None:
-                one = _run(prepared, beside, transform, to_torch)
-                reports += prepared.compare(run, f"{transform}{BESIDE}", passed_over, one)
-            states.compare(run, transform, state_findings, outputs_fail="output" in failed)
-    failures = (*state_findings.failures, *not_finite_under_some(is_finite), *failures)
-    doubts = (*doubts, *state_findings.doubts)
-    notes = (*notes, *state_findings.notes, *pinned)
-    if state_findings.draws and any(r.verdict is Verdict.FAIL for r in reports):
-        failures = (*findings("draws-random", [state_findings.draws]), *failures)
-    elif state_findings.draws:
-        notes = (*notes, Finding("draws-random", state_findings.draws))
-    if near := prepared.near_decisions:
-        passes = all(r.verdict is Verdict.PASS for r in reports)
-        kind = "near-decision"
-        notes = (*notes, *(StandingNote(kind, line) for line in near)) if passes else notes
-        doubts = doubts if passes else (*doubts, *findings(kind, near))
-    if not prepared.gradients:
-        off = Finding("gradients-off", "gradients were not compared: gradients=False")
-        notes = (*notes, off)
-    if reports and all(r.verdict is Verdict.PASS and r.is_zero for r in reports):
-        zero = "every compared tensor is zero: other weights would give the same"
-        doubts = (*doubts, Finding("all-zero", zero))
-    return Result(
-        dtype=prepared.dtype,
-        backend=backend or platform,
-        tensors=tuple(reports),
-        failures=(*failures, *prepared.reference_failures),
-        doubts=tuple(doubts),
-        notes=tuple(notes),
-        level=level,
-        name=name,
-        details=dict(details or {}),
-    )
+    @cached_property
+    def _facts(self) -> dict[Callable[["Prepared"], Any], Any]:
+        return {}
 
-
-def _run(prepared: Prepared, port: Port, transform: str, to_torch: ToTorch | None) -> Run:
-    """One run of the port, its parameters' gradients under the reference's names."""
-    run = port.run(prepared.dtype, prepared.differentiated, transform)
-    grads, names = to_torch(run.parameter_grads) if to_torch else {}, prepared.reference.parameters
-    if names is not None:
-        grads = {name: grad for name, grad in grads.items() if name in names}
-    return replace(run, parameter_grads=grads)
+    def complete(self) -> None:
+        """Compute every number that a comparison may ask for; after it, it asks no module."""
+        _ = self.inputs, self.parameters, self.differentiated, self.own, self.exact, self.budgets
+        _ = self.buffers, self.remembers, self.padding_rows, self.reference_failures
+        _ = self.near_decisions, self.near_sides

@@ -8,23 +8,24 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
+from jax_attn.parity.checking.prepared import Prepared
 from jax_attn.parity.judge.finding import StandingNote
 from jax_attn.parity.judge.text import joined
 from jax_attn.parity.run.modes.constants import Kwargs, mark, sources_of
 from jax_attn.parity.run.modes.float64_mode import Float64
 from jax_attn.parity.run.modes.lines import calling_line
 from jax_attn.parity.run.modes.mode import Mode
-from jax_attn.parity.run.reference import Reference
 
 _MARK = "_compares_floats"
 _SHOWN = 3
 
 
-def read_numbers(reference: Reference) -> tuple[StandingNote, ...]:
+def read_numbers(prepared: Prepared) -> tuple[StandingNote, ...]:
     """A note on the lines where a forward pass reads a floating number, or a comparison of some.
 
     It is a pass in float64, since torch may choose other kernels where a mode looks on.
     """
+    reference = prepared.reference
     _ = reference.near_decisions  # found before, by modes that set the same marks
     mode = _Reading()
     with mode:

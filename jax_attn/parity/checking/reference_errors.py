@@ -16,7 +16,6 @@ from jax_attn.parity.run.modes.constants import Kwargs
 from jax_attn.parity.run.modes.float64_mode import TORCH_DTYPES
 from jax_attn.parity.run.modes.lines import calling_line
 from jax_attn.parity.run.modes.mode import Mode
-from jax_attn.parity.run.reference import Reference
 
 
 def without_reference_errors(prepared: Prepared, result: Result) -> Result:
@@ -32,7 +31,7 @@ def without_reference_errors(prepared: Prepared, result: Result) -> Result:
         result,
         tensors=tensors,
         failures=tuple(failure for failure in result.failures if failure not in inference),
-        doubts=(*result.doubts, _doubt(prepared.reference, prepared.dtype), *inference),
+        doubts=(*result.doubts, prepared.fact(reference_errs), *inference),
     )
 
 
@@ -55,10 +54,12 @@ def _of_port(prepared: Prepared, report: TensorReport) -> TensorReport:
     return replace(report, verdict=Verdict.INCONCLUSIVE)
 
 
-def _doubt(reference: Reference, dtype: str) -> Finding:
+def reference_errs(prepared: Prepared) -> Finding:
+    """Say that the reference itself errs, and where it casts to a coarser dtype."""
+    dtype = prepared.dtype
     narrowing = _Narrowing(TORCH_DTYPES[dtype])
     with narrowing:
-        reference.run(dtype, {})
+        prepared.reference.run(dtype, {})
     errs = f"the reference itself errs by more than rounding in {dtype}, whatever the port does"
     if not narrowing.casts:
         return Finding(

@@ -4,22 +4,20 @@ Each run of a check starts from a fresh copy, so that a module that remembers it
 shows it only where it is called again.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 from flax import nnx
 
+from jax_attn.parity.checking.prepared import Prepared
 from jax_attn.parity.checking.weights import ToTorch
 from jax_attn.parity.judge.compare import TensorReport, Verdict
 from jax_attn.parity.judge.finding import Finding
 from jax_attn.parity.judge.text import joined, quoted
 from jax_attn.parity.run.inputs_and_runs import SECOND, STATE, Arrays, Run, wide
 from jax_attn.parity.run.port import Port, held, paths_of
-from jax_attn.parity.run.reference import Reference, buffers, changed
-
-JudgeOne = Callable[[str, str, str, np.ndarray], TensorReport]
-"""(kind, name, transform, float64 array of the port) -> its report."""
+from jax_attn.parity.run.reference import changed
 
 # How many calls a BatchNorm of torch's has seen; it counts them for an option that is rarely on.
 UNCOUNTED = "num_batches_tracked"
@@ -43,14 +41,12 @@ class StateFindings:
 class States:
     """Both sides' state, for every run of a port.
 
-    exact: the oracle's run. to_torch, paired: the table, and the dotted paths of the port's
-    Variables, beside its parameters, that it pairs with buffers of the reference.
+    to_torch, paired: the table, and the dotted paths of the port's Variables, beside its
+    parameters, that it pairs with buffers of the reference.
     """
 
-    reference: Reference
+    prepared: Prepared
     port: Port
-    exact: Run
-    judge_one: JudgeOne
     to_torch: ToTorch | None
     paired: frozenset[str]
 
@@ -61,9 +57,9 @@ class States:
 
         outputs_fail: those of the first call, so that a second would say nothing new.
         """
-        if not (run.left or run.second or self.exact.left):
+        if not (run.left or run.second or self.prepared.exact.left):
             return
-        moved = changed(wide(buffers(self.reference.module)), wide(self.exact.left))
+        moved = changed(self.prepared.buffers, wide(self.prepared.exact.left))
         compared = self._compare_buffers(run, transform, findings)
         self._name_the_rest(run, {*moved} - compared, findings)
         if not outputs_fail:
@@ -76,8 +72,8 @@ class States:
         before = held(self.port.module)
         after = {path: run.left.get(path, np.asarray(before[path])) for path in self.paired}
         got = wide(self.to_torch(after))
-        if self.exact.left:
-            findings.reports += [self.judge_one(STATE, k, transform, got[k]) for k in got]
+        if self.prepared.exact.left:
+            findings.reports += [self.prepared.judge_one(STATE, k, transform, got[k]) for k in got]
         elif only_here := sorted(self.paired & run.left.keys()):
             line = f"the call changes {quoted(only_here)} of the port, and no buffer of the"
             line += " reference: is one in training mode, and one not?"
@@ -110,13 +106,17 @@ class States:
             )
             findings.notes[Finding("second-call-not-compared", line)] = None
             return
-        if not (run.second or self.exact.second):
+        if not (run.second or self.prepared.exact.second):
             return
         # A side that nothing is changed in gives the same again.
         got = wide(run.second or run.outputs)
         reports = list(self._second_reports(got, transform))
         if any(report.verdict is Verdict.FAIL for report in reports):
-            kept = "nothing" if self.exact.left else "something in attributes that are no Variables"
+            kept = (
+                "nothing"
+                if self.prepared.exact.left
+                else "something in attributes that are no Variables"
+            )
             kept = quoted(sorted(run.left)) if run.left else kept
             line = "a second call gives other outputs than the reference's does"
             if excuse := self._excuse(run):
@@ -127,9 +127,9 @@ class States:
         findings.reports += reports
 
     def _second_reports(self, got: Arrays, transform: str) -> Iterator[TensorReport]:
-        for name in self.exact.outputs:
+        for name in self.prepared.exact.outputs:
             if name in got:
-                yield self.judge_one(SECOND, name, transform, got[name])
+                yield self.prepared.judge_one(SECOND, name, transform, got[name])
 
     def _excuse(self, run: Run) -> str:
         """Why a second call that differs shows no fault; empty where it does."""
@@ -138,7 +138,7 @@ class States:
                 f"the port's nnx.Cache {quoted(sorted(run.left))} goes on where the first call "
                 "ended; where each call is to begin anew, reset it in port_call"
             )
-        if not self.exact.left and self.reference.remembers():
+        if not self.prepared.exact.left and self.prepared.remembers:
             return (
                 "the reference remembers its first call outside of its buffers, where it is not "
                 "looked for; register_buffer would show it"

@@ -1,8 +1,9 @@
 """The two sides' weights, compared bit for bit through the transfer table."""
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -40,16 +41,39 @@ class WeightComparison:
     passed_over: frozenset[str] = frozenset()
 
 
+@dataclass(frozen=True)
+class Weights:
+    """The names and numbers of a reference's weights.
+
+    parameters: the names of its parameters, in torch's order. names: every name of a parameter ->
+    the first of that parameter's. buffers: the names of its buffers. state: every tensor of its
+    state dict, by name.
+    """
+
+    parameters: tuple[str, ...]
+    names: Mapping[str, str]
+    buffers: frozenset[str]
+    state: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, module: torch.nn.Module) -> Self:
+        """Read them off a module. Its tensors are not copied."""
+        first: dict[int, str] = {}
+        every = module.named_parameters(remove_duplicate=False)
+        names = {name: first.setdefault(id(parameter), name) for name, parameter in every}
+        buffers = frozenset(name for name, _ in module.named_buffers())
+        return cls(tuple(first.values()), names, buffers, module.state_dict())
+
+
 def compare_weights(
-    reference: torch.nn.Module, port: nnx.Module, layout: Layout | None
+    reference: Weights, port: nnx.Module, layout: Layout | None
 ) -> WeightComparison:
     """Every weight that is not the same on both sides, through `layout`."""
     if layout is None:
         note = "weights and parameter gradients were not compared: no layout"
         return WeightComparison(notes=(Finding("weights-not-compared", note),))
     arrays = {path: np.asarray(a) for path, a in carried(port, layout).items()}
-    buffers = dict(reference.named_buffers()).keys()
-    notes: list[Finding] = [*_unused(layout, buffers | reference.state_dict().keys(), arrays)]
+    notes: list[Finding] = [*_unused(layout, reference.buffers | reference.state.keys(), arrays)]
     unpaired = "parameter gradients were not compared: the table does not pair them"
     not_paired = (*notes, Finding("gradients-not-paired", unpaired))
     paired = frozenset(arrays.keys() - flatten(port).keys())
@@ -59,15 +83,15 @@ def compare_weights(
     except TransferError as error:
         # A table that does not fit is a failure already; there is nothing to pair gradients by.
         # What a load says names the row or the prefix that would fit.
-        problems = plan(port, reference.state_dict(), layout).problems or error.problems
+        problems = plan(port, reference.state, layout).problems or error.problems
         return WeightComparison(_different(problems), notes=not_paired)
-    own = dict(reference.named_parameters())
-    over = _passed_over(layout, own.keys() - ported.keys())
+    own = reference.parameters
+    over = _passed_over(layout, {*own} - ported.keys())
     missing = [name for name in own if name not in ported and name not in over]
     differences = _different(
         (*_missing(missing, own, layout), *_differences(reference, ported, layout))
     )
-    if missing or ported.keys() - buffers - own.keys():
+    if missing or ported.keys() - reference.buffers - {*own}:
         return WeightComparison(differences, notes=not_paired)
     if over:
         skips = (
@@ -82,18 +106,17 @@ def _different(problems: Iterable[object]) -> tuple[Finding, ...]:
     return findings("weights-differ", (f"weights: {problem}" for problem in problems))
 
 
-def _under_own_names(reference: torch.nn.Module, layout: Layout) -> ToTorch:
+def _under_own_names(reference: Weights, layout: Layout) -> ToTorch:
     """`layout.to_torch`, by the names that torch has for the parameters.
 
     Of a parameter under several names torch takes the first of the modules' order, and the table
     may have a row for another, to which it ties that one.
     """
-    names: dict[int, str] = {}
-    own = {}
-    for name, parameter in reference.named_parameters(remove_duplicate=False):
-        first = names.setdefault(id(parameter), name)
-        if any(t.same_as == name and regex(t.key).fullmatch(first) for t in layout.passed_over):
-            own[name] = first
+    own = {
+        name: first
+        for name, first in reference.names.items()
+        if any(t.same_as == name and regex(t.key).fullmatch(first) for t in layout.passed_over)
+    }
 
     def to_torch(arrays: Arrays) -> Arrays:
         return {own.get(name, name): array for name, array in layout.to_torch(arrays).items()}
@@ -150,11 +173,10 @@ def _in_every_layer(name: str) -> str:
     return ".".join(next(holes) if part.isdigit() else part for part in name.split("."))
 
 
-def _differences(reference: torch.nn.Module, ported: Arrays, layout: Layout) -> Iterator[str]:
+def _differences(reference: Weights, ported: Arrays, layout: Layout) -> Iterator[str]:
     """ported: the port's weights under torch's names."""
-    weights = {name: as_numpy(tensor) for name, tensor in reference.state_dict().items()}
-    own = dict(reference.named_parameters())
-    untied = own.keys() | dict(reference.named_buffers()).keys()
+    weights = {name: as_numpy(tensor) for name, tensor in reference.state.items()}
+    untied = {*reference.parameters, *reference.buffers}
     for name in ported:
         if name in weights and name not in untied:
             yield f"the reference ties {name!r} to another parameter, the table does not"

@@ -1,8 +1,9 @@
 """What a result says: sentences for people, each of a kind for programs."""
 
 from collections.abc import Iterable
+from itertools import chain
 from types import MappingProxyType
-from typing import Self
+from typing import NamedTuple, Self
 
 KINDS = MappingProxyType(
     {
@@ -128,6 +129,19 @@ class Finding(str):
 
 class StandingNote(Finding):
     """A note that `strict` leaves a note: no input, or no ordinary one, could remove it."""
+
+
+class Findings(NamedTuple):
+    """Findings by their weight: reasons for FAIL, reasons for INCONCLUSIVE, and notes."""
+
+    failures: tuple[Finding, ...] = ()
+    doubts: tuple[Finding, ...] = ()
+    notes: tuple[Finding, ...] = ()
+
+    @classmethod
+    def merged(cls, parts: Iterable["Findings"]) -> "Findings":
+        """Join the findings of each weight, in order."""
+        return cls(*(tuple(chain.from_iterable(each)) for each in zip(cls(), *parts, strict=True)))
 
 
 def findings(kind: str, sentences: Iterable[str]) -> tuple[Finding, ...]:

@@ -25,7 +25,7 @@ from jax_attn.models import Model, load
 from jax_attn.models.inputs import cache_problems, longest
 from jax_attn.models.model import PARTS
 from jax_attn.parity.checking.check import check
-from jax_attn.parity.checking.chosen import note
+from jax_attn.parity.checking.chosen import selected
 from jax_attn.parity.judge.result import Result
 from jax_attn.transfer import Layout, Problem, TransferError, load_checkpoint
 from jax_attn.transfer.arrays import specs
@@ -176,7 +176,8 @@ class Pair:
             results.append(result.explained() if explain else replace(result, explainer=None))
             del result
             gc.collect()  # a check's copies of the reference lie in cycles
-        limited = {note(self.reference, frozenset(group)) for group in groups}
+        total = sum(1 for _ in self.reference.named_parameters())
+        limited = {selected(frozenset(group), total) for group in groups}
         return _joined(results, limited if len(groups) > 1 else set())
 
 

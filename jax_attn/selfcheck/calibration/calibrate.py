@@ -18,8 +18,9 @@ import torch
 from jax_attn.attention.dispatch import KERNELS, Kernel
 from jax_attn.attention.kernels.tile import Tiles
 from jax_attn.parity.checking.canaries import softmax_bugs
-from jax_attn.parity.checking.prepared import Prepared, judge_port
-from jax_attn.parity.checking.weights import compare_weights
+from jax_attn.parity.checking.judging import judge_port
+from jax_attn.parity.checking.prepared import Prepared
+from jax_attn.parity.checking.weights import Weights, compare_weights
 from jax_attn.parity.run.emulate import emulate
 from jax_attn.parity.run.inputs_and_runs import Inputs, Run
 from jax_attn.parity.run.port import Port, float_dtype, forward_and_gradients, x64_for
@@ -125,7 +126,7 @@ def judged(configurations: Sequence[Configuration]) -> list[Trial]:
             port = Port(pair.port, pair.design.port_call(program.call), inputs)
             step = step or step_of(program, port)
             prepared = prepare(program, pair, drawn, inputs)
-            weights = compare_weights(pair.reference, pair.port, pair.design.layout)
+            weights = compare_weights(Weights.of(pair.reference), pair.port, pair.design.layout)
             judged_by = partial(
                 judge_port,
                 port=_Compiled(port.module, port.call, port.inputs, step),

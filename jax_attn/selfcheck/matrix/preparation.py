@@ -15,7 +15,7 @@ from jax_attn.attention import ArgumentError
 from jax_attn.attention.dispatch import Implementation, Kernel
 from jax_attn.nn import GroupedQueryAttention
 from jax_attn.parity.checking.prepared import Prepared
-from jax_attn.parity.checking.weights import compare_weights
+from jax_attn.parity.checking.weights import Weights, compare_weights
 from jax_attn.parity.judge.finding import Finding
 from jax_attn.parity.run.inputs_and_runs import Inputs, Run
 from jax_attn.parity.run.port import Port, float_dtype
@@ -297,4 +297,5 @@ class Preparation:
 
     @cached_property
     def weight_failures(self) -> tuple[Finding, ...]:
-        return compare_weights(self.pair.reference, self.pair.port, self.design.layout).differences
+        weights = Weights.of(self.pair.reference)
+        return compare_weights(weights, self.pair.port, self.design.layout).differences

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import jax
 
-from jax_attn.parity.checking.prepared import judge_port
+from jax_attn.parity.checking.judging import judge_port
 from jax_attn.parity.judge.finding import findings
 from jax_attn.parity.judge.result import NotRun, Result
 from jax_attn.parity.run.port import Port, x64_for

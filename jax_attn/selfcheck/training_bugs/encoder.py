@@ -19,7 +19,8 @@ from flax import nnx
 
 from jax_attn import transfer
 from jax_attn.nn import MultiHeadAttention
-from jax_attn.parity.checking.prepared import Prepared, judge_port
+from jax_attn.parity.checking.judging import judge_port
+from jax_attn.parity.checking.prepared import Prepared
 from jax_attn.parity.judge.result import Result
 from jax_attn.parity.run.inputs_and_runs import Inputs
 from jax_attn.parity.run.port import Port

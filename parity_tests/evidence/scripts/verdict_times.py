@@ -103,8 +103,9 @@ def stages() -> Figure:
 
     from jax_attn.parity.checking.canaries import try_canaries
     from jax_attn.parity.checking.check import _FEWER_RUNS
-    from jax_attn.parity.checking.prepared import Prepared, judge_port
-    from jax_attn.parity.checking.weights import compare_weights
+    from jax_attn.parity.checking.judging import judge_port
+    from jax_attn.parity.checking.prepared import Prepared
+    from jax_attn.parity.checking.weights import Weights, compare_weights
     from jax_attn.parity.run.inputs_and_runs import Inputs
     from jax_attn.parity.run.port import Port
     from jax_attn.parity.run.reference import Reference
@@ -114,7 +115,7 @@ def stages() -> Figure:
     called = Reference(reference, check_cost.theirs, given)
     prepared = Prepared(called, "float32", runs=_FEWER_RUNS)
     called_port = Port(port, check_cost.ours, given)
-    to_torch = compare_weights(reference, port, layout).to_torch
+    to_torch = compare_weights(Weights.of(reference), port, layout).to_torch
     parts: dict[str, Callable[[], Any]] = {
         "the reference's own run": lambda: (prepared.inference, prepared.own),
         "oracle": lambda: prepared.exact,

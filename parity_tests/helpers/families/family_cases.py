@@ -13,7 +13,8 @@ from helpers.same_arrays import assert_same
 from jax_attn import parity, transfer
 from jax_attn.families import family_of
 from jax_attn.families.traits import Traits
-from jax_attn.parity.checking.prepared import Prepared, judge_port
+from jax_attn.parity.checking.judging import judge_port
+from jax_attn.parity.checking.prepared import Prepared
 from jax_attn.parity.judge.compare import Verdict
 from jax_attn.parity.run.inputs_and_runs import Inputs
 from jax_attn.parity.run.port import Port, float_dtype

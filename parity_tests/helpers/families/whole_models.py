@@ -14,7 +14,8 @@ from flax import nnx
 from jax_attn import transfer
 from jax_attn.families.traits import ModelTraits
 from jax_attn.models import Model
-from jax_attn.parity.checking.prepared import Prepared, judge_port
+from jax_attn.parity.checking.judging import judge_port
+from jax_attn.parity.checking.prepared import Prepared
 from jax_attn.parity.judge.compare import Verdict
 from jax_attn.parity.judge.result import Result
 from jax_attn.parity.run.inputs_and_runs import Inputs

@@ -304,7 +304,7 @@ def test_a_mask_of_infinities_is_none_of_them(x):
     """What is added to hide keys."""
     mask = np.triu(np.full((x.shape[1],) * 2, -np.inf), 1)
     reference = Reference(torch.nn.Module(), None, Inputs((), {"bias": mask}))
-    assert input_doubts(reference) == ()
+    assert input_doubts(Prepared(reference, "float32")) == ()
 
 
 def test_a_row_of_an_unknown_key_names_the_nearest():

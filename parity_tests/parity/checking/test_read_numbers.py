@@ -8,6 +8,7 @@ from flax import nnx
 
 from helpers.parity.findings import kinds
 from jax_attn.parity import check
+from jax_attn.parity.checking.prepared import Prepared
 from jax_attn.parity.checking.read_numbers import read_numbers
 from jax_attn.parity.run.inputs_and_runs import Inputs
 from jax_attn.parity.run.reference import Reference
@@ -38,7 +39,7 @@ def test_a_number_that_hangs_on_floats_is_noted(name):
     read, is_noted = READS[name]
     inputs = Inputs.of((X, SHOWN), np.dtype("float32"))
     call = lambda m, x, shown: m(x) * read(m, x, shown)  # noqa: E731
-    notes = read_numbers(Reference(torch.nn.Linear(5, 5), call, inputs))
+    notes = read_numbers(Prepared(Reference(torch.nn.Linear(5, 5), call, inputs), "float32"))
     assert len(notes) == is_noted
     assert all("at test_read_numbers.py:" in note for note in notes)
 

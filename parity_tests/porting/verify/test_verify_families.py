@@ -13,7 +13,7 @@ from transformers.utils import logging
 
 from helpers.families.family_cases import scattered
 from helpers.transfer.torch_checkpoints import INCONCLUSIVE, PASS, USAGE, document, run
-from jax_attn.parity.checking.weights import compare_weights
+from jax_attn.parity.checking.weights import Weights, compare_weights
 from jax_attn.porting.verify import family_spellings
 from jax_attn.porting.verify import layer as rebuilding
 from jax_attn.porting.verify.layer import flax_side, read_layer, torch_side, verify_layer
@@ -108,7 +108,7 @@ def other_weights(layer, checkpoint):
     """Those that the two sides read otherwise."""
     arrays = read_layer(layer, checkpoint)
     sides = torch_side(layer, arrays), flax_side(layer, arrays)
-    return compare_weights(*sides, LAYOUTS["gqa"]).differences
+    return compare_weights(Weights.of(sides[0]), sides[1], LAYOUTS["gqa"]).differences
 
 
 @pytest.mark.slow

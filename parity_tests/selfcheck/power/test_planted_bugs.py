@@ -14,7 +14,8 @@ import pytest
 from jax_attn.attention import Mask
 from jax_attn.attention.kernels import cached, dense, partial_softmax
 from jax_attn.nn import arguments
-from jax_attn.parity.checking.prepared import Prepared, judge_port
+from jax_attn.parity.checking.judging import judge_port
+from jax_attn.parity.checking.prepared import Prepared
 from jax_attn.parity.judge.compare import Verdict
 from jax_attn.selfcheck.matrix.cases import Case
 from jax_attn.selfcheck.matrix.designs import PORTED_DESIGNS

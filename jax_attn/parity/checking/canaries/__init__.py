@@ -13,17 +13,10 @@ from jax_attn.parity.checking.canaries.attention_facts import AttentionFacts
 from jax_attn.parity.checking.canaries.branches import OF_MASKS, Branches
 from jax_attn.parity.checking.canaries.data.batches import try_batches
 from jax_attn.parity.checking.canaries.data.equal_inputs import try_equal_inputs
-from jax_attn.parity.checking.canaries.data.integers import (
-    Probed,
-    integers_left_out,
-    probe_integers,
-)
-from jax_attn.parity.checking.canaries.data.kept_outputs import probe_kept_outputs
 from jax_attn.parity.checking.canaries.data.mask_patterns import try_mask_patterns
 from jax_attn.parity.checking.canaries.data.neutral_weights import try_neutral_weights
 from jax_attn.parity.checking.canaries.data.padding_ids import try_padding_ids
 from jax_attn.parity.checking.canaries.data.positions import try_positions
-from jax_attn.parity.checking.canaries.data.small_features import small_features
 from jax_attn.parity.checking.canaries.data.unread import try_unread
 from jax_attn.parity.checking.canaries.epsilons import try_epsilons
 from jax_attn.parity.checking.canaries.findings import DoubtsAndNotes
@@ -35,15 +28,7 @@ from jax_attn.parity.checking.canaries.windows import try_windows
 from jax_attn.parity.checking.prepared import Prepared
 from jax_attn.parity.judge.finding import Finding
 
-__all__ = [
-    "DoubtsAndNotes",
-    "Probed",
-    "integers_left_out",
-    "probe_integers",
-    "probe_kept_outputs",
-    "small_features",
-    "try_canaries",
-]
+__all__ = ["DoubtsAndNotes", "try_canaries"]
 
 _DROWNED = Finding(
     "drowned",

@@ -4,9 +4,8 @@ Where the inputs hold such an integer, a port that never reads it gives the righ
 sides are run forward once more with other values of it, and compared as ever.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -14,7 +13,7 @@ from jax_attn.parity.checking.canaries.masks import hidden_keys, is_mask
 from jax_attn.parity.checking.canaries.planted import named_inputs, run_planted, with_inputs
 from jax_attn.parity.checking.prepared import Prepared
 from jax_attn.parity.judge.compare import Verdict
-from jax_attn.parity.judge.finding import Finding, findings
+from jax_attn.parity.judge.finding import Finding, Findings, findings
 from jax_attn.parity.judge.text import joined
 from jax_attn.parity.run.call_side import as_raised
 from jax_attn.parity.run.inputs_and_runs import Inputs
@@ -27,15 +26,21 @@ Arrays = Mapping[str, np.ndarray]
 RUNS = 4
 
 
-class Probed(NamedTuple):
-    """Why the port fails with other values; what other values could not show."""
+@dataclass(frozen=True)
+class OtherIntegers:
+    """Other values of the integers that a port may not read, and what the reference gives there.
 
-    failures: tuple[Finding, ...]
-    notes: tuple[Finding, ...]
+    together: the reference where all of them have other values; None where there are none, or the
+    reference raises an error. each: where one alone has. notes: what other values could not show.
+    """
+
+    notes: tuple[Finding, ...] = ()
+    together: Prepared | None = None
+    each: Mapping[str, Prepared] = field(default_factory=dict)
 
 
-def probe_integers(prepared: Prepared, port: Port, transforms: Sequence[str]) -> Probed:
-    """Judge the port, forward alone, where each integer that it may not read has other values."""
+def other_integers(prepared: Prepared) -> OtherIntegers:
+    """Vary each integer input that a port could do without."""
     varied: dict[str, np.ndarray] = {}
     unvaried = []
     for name, given in named_inputs(prepared.reference).items():
@@ -48,21 +53,34 @@ def probe_integers(prepared: Prepared, port: Port, transforms: Sequence[str]) ->
             unvaried.append(f"whether the port reads input {name!r} was not checked: {other}")
     notes = findings("input-not-varied", unvaried)
     if not varied:
-        return Probed((), notes)
+        return OtherIntegers(notes)
+    together = with_inputs(prepared.reference, varied)
+    if run_planted(together, Float64()) is None:
+        why = "the reference raises an error where all have other values"
+        return OtherIntegers((*notes, _not_checked(varied, why)))
+    each = {
+        name: _on(prepared, with_inputs(prepared.reference, {name: value}))
+        for name, value in varied.items()
+    }
+    return OtherIntegers(notes, _on(prepared, together), each)
+
+
+def ignored_integers(others: OtherIntegers, port: Port, transforms: Sequence[str]) -> Findings:
+    """Judge the port, forward only, where each integer that it may not read has other values."""
+    if others.together is None:
+        return Findings(notes=others.notes)
     # Operation by operation, what is compiled already serves: the shapes are the same.
     transform = "eager" if "eager" in transforms else transforms[0]
     try:
-        failures = findings("input-ignored", _failures(_Probe(prepared, port, transform), varied))
-        return Probed(failures, notes)
+        failures = findings("input-ignored", _failures(others, port, transform))
+        return Findings(failures, notes=others.notes)
     except _RefusedError as error:
-        names = joined([repr(name) for name in varied])
-        note = f"whether the port reads input {names} was not checked: {error}"
-        return Probed((), (*notes, Finding("input-not-varied", note)))
+        return Findings(notes=(*others.notes, _not_checked(others.each, str(error))))
 
 
-def integers_left_out(reference: Reference) -> tuple[str, ...]:
+def integers_left_out(prepared: Prepared) -> tuple[str, ...]:
     """Those that the reference computes itself where it is called without: positions, types."""
-    given = reference.inputs
+    reference, given = prepared.reference, prepared.inputs
     without = {
         name: Inputs(given.args, {k: x for k, x in given.kwargs.items() if k != name})
         for name, a in given.kwargs.items()
@@ -72,48 +90,50 @@ def integers_left_out(reference: Reference) -> tuple[str, ...]:
     return tuple(name for name, run in runs if run is not None)
 
 
-def _failures(probe: "_Probe", varied: Arrays) -> Iterator[str]:
+def _on(prepared: Prepared, reference: Reference) -> Prepared:
+    # Perturbed runs keep what the reference decides about constants: on these inputs, its own.
+    return replace(prepared, reference=reference.deciding_anew(), gradients=False, runs=RUNS)
+
+
+def _not_checked(names: Iterable[str], why: str) -> Finding:
+    listed = joined([repr(name) for name in names])
+    note = f"whether the port reads input {listed} was not checked: {why}"
+    return Finding("input-not-varied", note)
+
+
+def _failures(others: OtherIntegers, port: Port, transform: str) -> Iterator[str]:
     """Why the port fails on all of them together, by the one that does it where one alone does."""
-    together = probe.reasons(varied)
-    each = {name: probe.reasons({name: varied[name]}) for name in varied if together}
+    assert others.together is not None
+    together = _reasons(others.together, port, transform)
+    each = {
+        name: _reasons(prepared, port, transform)
+        for name, prepared in others.each.items()
+        if together
+    }
     by_name = {repr(name): reasons for name, reasons in each.items() if reasons}
-    all_of_them = joined([repr(name) for name in varied])
+    all_of_them = joined([repr(name) for name in others.each])
     for names, reasons in (by_name or {f"{all_of_them} together": together}).items():
         yield from (f"with other values of {names}: {reason}" for reason in reasons)
 
 
 class _RefusedError(Exception):
-    """A side does not take the values."""
+    """The port does not take the values."""
 
 
-@dataclass(frozen=True)
-class _Probe:
-    prepared: Prepared
-    port: Port
-    transform: str
-
-    def reasons(self, varied: Arrays) -> list[str]:
-        """Why the port is not the reference's equal on these inputs."""
-        reference = with_inputs(self.prepared.reference, varied)
-        if run_planted(reference, Float64()) is None:
-            raise _RefusedError("the reference raises an error where all have other values")
-        # Perturbed runs keep what the reference decides about constants: on these inputs, its own.
-        deciding = reference.deciding_anew()
-        prepared = replace(self.prepared, reference=deciding, gradients=False, runs=RUNS)
-        with full_precision():
-            port = replace(self.port, inputs=reference.inputs)
-            try:
-                run = port.run(prepared.dtype, {}, self.transform)
-            except Exception as error:  # whatever the port's own is
-                raised = f"with other values the port raises {as_raised(error)}"
-                raise _RefusedError(raised) from error
-        reports = prepared.compare(run, self.transform)
-        return [
-            f"{report.transform} {report.label}: {reason}"
-            for report in reports
-            if report.verdict is Verdict.FAIL
-            for reason in report.reasons
-        ]
+def _reasons(prepared: Prepared, port: Port, transform: str) -> list[str]:
+    """Why the port is not the reference's equal on these inputs."""
+    with full_precision():
+        try:
+            run = replace(port, inputs=prepared.inputs).run(prepared.dtype, {}, transform)
+        except Exception as error:  # whatever the port's own is
+            raised = f"with other values the port raises {as_raised(error)}"
+            raise _RefusedError(raised) from error
+    return [
+        f"{report.transform} {report.label}: {reason}"
+        for report in prepared.compare(run, transform)
+        if report.verdict is Verdict.FAIL
+        for reason in report.reasons
+    ]
 
 
 # --- other values ---------------------------------------------------------------------------------

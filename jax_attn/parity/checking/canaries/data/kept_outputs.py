@@ -1,6 +1,7 @@
 """A port that keeps its first outputs outside of its Variables, and gives them again."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -10,21 +11,21 @@ from jax_attn.parity.checking.prepared import Prepared
 from jax_attn.parity.judge.compare import Verdict, rms
 from jax_attn.parity.judge.finding import Finding
 from jax_attn.parity.judge.text import quoted
-from jax_attn.parity.run.inputs_and_runs import wide
+from jax_attn.parity.run.inputs_and_runs import Arrays, Inputs, wide
 from jax_attn.parity.run.modes.float64_mode import Float64
 from jax_attn.parity.run.port import Port, full_precision
 
 
-def probe_kept_outputs(
-    prepared: Prepared, port: Port, transforms: Sequence[str]
-) -> tuple[Finding, ...]:
-    """A failure where the outputs on other inputs are those of the first, and the reference's not.
+class OtherInputs(NamedTuple):
+    """Inputs of the same shapes, on which the reference gives other outputs: these, in float64."""
 
-    Operation by operation alone: a compiled program keeps none, and this one is compiled already.
-    """
-    if "eager" not in transforms:
-        return ()
-    reference, exact = prepared.reference, prepared.exact.kinds["output"]
+    inputs: Inputs
+    outputs: Arrays
+
+
+def other_inputs(prepared: Prepared) -> OtherInputs | None:
+    """Turn every input but masks round; None where the outputs stay, or the reference refuses."""
+    reference = prepared.reference
     others = {
         name: np.flip(a)
         for name, a in named_inputs(reference).items()
@@ -33,16 +34,29 @@ def probe_kept_outputs(
     reference = with_inputs(reference, others)
     planted = run_planted(reference, Float64())
     if planted is None or not prepared.would_fail(planted):
+        return None
+    return OtherInputs(reference.inputs, planted.kinds["output"])
+
+
+def kept_outputs(
+    others: OtherInputs | None, prepared: Prepared, port: Port, transforms: Sequence[str]
+) -> tuple[Finding, ...]:
+    """A failure where the outputs on other inputs are those of the first, and the reference's not.
+
+    Operation by operation alone: a compiled program keeps none, and this one is compiled already.
+    """
+    if others is None or "eager" not in transforms:
         return ()
+    exact = prepared.exact.kinds["output"]
     try:
         with full_precision(prepared.precision is None):
-            run = Port(port.module, port.call, reference.inputs).run(prepared.dtype, {}, "eager")
+            run = Port(port.module, port.call, others.inputs).run(prepared.dtype, {}, "eager")
     except Exception:  # of the port's own: these inputs are not those that it is checked on
         return ()
     kept = [
         name
         for name, got in wide(run.outputs).items()
-        if got.shape == exact[name].shape == (other := planted.kinds["output"][name]).shape
+        if got.shape == exact[name].shape == (other := others.outputs[name]).shape
         and prepared.judge_one("output", name, "kept", other).verdict is Verdict.FAIL
         and prepared.judge_one("output", name, "kept", got).verdict is not Verdict.FAIL
         and rms(got - exact[name]) < rms(got - other)

@@ -1,0 +1,106 @@
+"""Run a port under each transform and compare it with a prepared reference, tensor by tensor."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from jax_attn.parity.checking.on_mesh import unlike_copies
+from jax_attn.parity.checking.prepared import Prepared
+from jax_attn.parity.checking.repeats import not_finite_under_some, other_numbers
+from jax_attn.parity.checking.state import StateFindings, States
+from jax_attn.parity.checking.weights import ToTorch
+from jax_attn.parity.judge.compare import BESIDE, TensorReport, Verdict
+from jax_attn.parity.judge.finding import Finding, StandingNote, findings
+from jax_attn.parity.judge.result import Result
+from jax_attn.parity.run.inputs_and_runs import Run, wide
+from jax_attn.parity.run.port import Port, full_precision
+
+
+def judge_port(
+    prepared: Prepared,
+    port: Port,
+    transforms: Sequence[str],
+    *,
+    to_torch: ToTorch | None,
+    beside: Port | None = None,
+    paired: frozenset[str] = frozenset(),
+    passed_over: frozenset[str] = frozenset(),
+    failures: Sequence[Finding] = (),
+    doubts: Sequence[Finding] = (),
+    notes: Sequence[Finding] = (),
+    backend: str | None = None,
+    level: str = "measured",
+    name: str = "check",
+    details: Mapping[str, str] | None = None,
+) -> Result:
+    """Run the port under each transform and compare it, tensor by tensor.
+
+    to_torch: None where no table pairs the parameters: their gradients are not compared.
+    beside: of a port on a mesh, the one on a single device that it is compared with as well, within
+        the same budgets.
+    paired: dotted paths of the port's other Variables that the table pairs. passed_over:
+        parameters of the reference that it passes over.
+    backend: what the result says; None: the platform of JAX's default device.
+    """
+    reports: list[TensorReport] = []
+    states = States(prepared, port, to_torch, paired)
+    state_findings = StateFindings(reports)
+    is_finite: dict[str, bool] = {}
+    with full_precision(prepared.precision is None) as (platform, pinned):
+        for transform in transforms:
+            run = _run(prepared, port, transform, to_torch)
+            is_finite[transform] = all(np.isfinite(a).all() for a in wide(run.outputs).values())
+            failed = set()
+            for report in prepared.compare(run, transform, passed_over):
+                by_rule, note = prepared.by_torchs_rule(report, run)
+                reports.append(by_rule)
+                state_findings.notes |= dict.fromkeys(note)
+                failed |= {report.kind} if by_rule.verdict is Verdict.FAIL else set()
+            if failed:
+                again = _run(prepared, port, transform, to_torch)
+                other = other_numbers(run, again, prepared.budgets, transform)
+                state_findings.failures |= dict.fromkeys(other)
+            state_findings.failures |= dict.fromkeys(unlike_copies(run, transform))
+            if beside is not None:
+                one = _run(prepared, beside, transform, to_torch)
+                reports += prepared.compare(run, f"{transform}{BESIDE}", passed_over, one)
+            states.compare(run, transform, state_findings, outputs_fail="output" in failed)
+    failures = (*state_findings.failures, *not_finite_under_some(is_finite), *failures)
+    doubts = (*doubts, *state_findings.doubts)
+    notes = (*notes, *state_findings.notes, *pinned)
+    if state_findings.draws and any(r.verdict is Verdict.FAIL for r in reports):
+        failures = (*findings("draws-random", [state_findings.draws]), *failures)
+    elif state_findings.draws:
+        notes = (*notes, Finding("draws-random", state_findings.draws))
+    if near := prepared.near_decisions:
+        passes = all(r.verdict is Verdict.PASS for r in reports)
+        kind = "near-decision"
+        notes = (*notes, *(StandingNote(kind, line) for line in near)) if passes else notes
+        doubts = doubts if passes else (*doubts, *findings(kind, near))
+    if not prepared.gradients:
+        off = Finding("gradients-off", "gradients were not compared: gradients=False")
+        notes = (*notes, off)
+    if reports and all(r.verdict is Verdict.PASS and r.is_zero for r in reports):
+        zero = "every compared tensor is zero: other weights would give the same"
+        doubts = (*doubts, Finding("all-zero", zero))
+    return Result(
+        dtype=prepared.dtype,
+        backend=backend or platform,
+        tensors=tuple(reports),
+        failures=(*failures, *prepared.reference_failures),
+        doubts=tuple(doubts),
+        notes=tuple(notes),
+        level=level,
+        name=name,
+        details=dict(details or {}),
+    )
+
+
+def _run(prepared: Prepared, port: Port, transform: str, to_torch: ToTorch | None) -> Run:
+    """One run of the port, its parameters' gradients under the reference's names."""
+    run = port.run(prepared.dtype, prepared.differentiated, transform)
+    grads, names = to_torch(run.parameter_grads) if to_torch else {}, prepared.parameters
+    if names is not None:
+        grads = {name: grad for name, grad in grads.items() if name in names}
+    return replace(run, parameter_grads=grads)

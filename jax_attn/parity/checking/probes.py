@@ -1,0 +1,177 @@
+"""What a check finds out beside the comparison of numbers: a table of probes, each in two halves.
+
+The first half asks the reference on its inputs, and its answer is plain arrays and words. The
+second half judges a port by that answer, and asks the reference no more: once `complete` has run,
+the torch module may be gone.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Self
+
+from jax_attn.parity.checking.arguments import has_gradient, input_doubts
+from jax_attn.parity.checking.canaries import try_canaries
+from jax_attn.parity.checking.canaries.data.integers import (
+    ignored_integers,
+    integers_left_out,
+    other_integers,
+)
+from jax_attn.parity.checking.canaries.data.kept_outputs import kept_outputs, other_inputs
+from jax_attn.parity.checking.canaries.data.small_features import small_features
+from jax_attn.parity.checking.chosen import selected
+from jax_attn.parity.checking.on_mesh import nothing_cut, on_one_device
+from jax_attn.parity.checking.prepared import Prepared
+from jax_attn.parity.checking.read_numbers import read_numbers
+from jax_attn.parity.checking.reference_errors import reference_errs
+from jax_attn.parity.checking.unreached import unreached
+from jax_attn.parity.checking.weights import WeightComparison, Weights, compare_weights
+from jax_attn.parity.judge.finding import Findings, StandingNote
+from jax_attn.parity.judge.text import joined, quoted
+from jax_attn.parity.run import TRANSFORMS
+from jax_attn.parity.run.inputs_and_runs import Inputs
+from jax_attn.parity.run.port import Port
+from jax_attn.transfer import Layout
+
+
+def weights(prepared: Prepared) -> Weights:
+    """Return the names and numbers of the reference's weights."""
+    return Weights.of(prepared.reference.module)
+
+
+@dataclass(frozen=True)
+class PortSide:
+    """A port, how it is run, and how its weights compare with the reference's.
+
+    beside: of a port on a mesh, the same on one device. passed_over: the reference's parameters
+    whose gradients are not compared.
+    """
+
+    port: Port
+    transforms: tuple[str, ...]
+    weights: WeightComparison
+    passed_over: frozenset[str]
+    beside: Port | None
+
+    @classmethod
+    def of(
+        cls, prepared: Prepared, port: Port, transforms: tuple[str, ...], layout: Layout | None
+    ) -> Self:
+        own = prepared.fact(weights)
+        compared, names = compare_weights(own, port.module, layout), prepared.parameters
+        passed_over = compared.passed_over
+        passed_over |= frozenset() if names is None else {*own.parameters} - names
+        return cls(port, transforms, compared, passed_over, on_one_device(port))
+
+    @property
+    def alone(self) -> Port:
+        """The port on one device."""
+        return self.beside or self.port
+
+
+class Probe(NamedTuple):
+    """One thing to find out.
+
+    prepare: what the reference alone answers. judge: (answer, `Prepared`, `PortSide`) -> findings;
+    of `Prepared` it reads numbers alone.
+    """
+
+    prepare: Callable[[Prepared], Any]
+    judge: Callable[[Any, Prepared, PortSide], Findings]
+
+    def findings(self, prepared: Prepared, side: PortSide) -> Findings:
+        """Return what it finds of a port."""
+        return self.judge(prepared.fact(self.prepare), prepared, side)
+
+
+def nothing(prepared: Prepared) -> None:
+    """Ask the reference nothing: its numbers, or the port's, say all."""
+
+
+def _weights(own: Weights, prepared: Prepared, side: PortSide) -> Findings:
+    found, names, notes = side.weights, prepared.parameters, side.weights.notes
+    if names is not None and found.to_torch and prepared.gradients:
+        notes = (*notes, selected(names, len(own.parameters)))
+    return Findings(failures=found.differences, notes=notes)
+
+
+def _unreached(_: None, prepared: Prepared, side: PortSide) -> Findings:
+    kind = "gradient of parameter"
+    exact = prepared.exact.kinds[kind]
+    compared = {name: exact[name] for name in exact if name not in side.passed_over}
+    return Findings(notes=unreached(compared, prepared.budgets[kind]))
+
+
+_AS_JAX = (
+    "what fails the budget of sums and softmaxes in float32, as torch has them, is judged by that "
+    "of {}, in which JAX adds up a bias's gradient, flax's layers keep a product before they add "
+    "its bias, and jax.nn.softmax stores its steps"
+)
+
+
+def _as_jax(_: None, prepared: Prepared, side: PortSide) -> Findings:
+    note = StandingNote("judged-as-jax", _AS_JAX.format(prepared.dtype))
+    return Findings(notes=(note,) if prepared.as_jax else ())
+
+
+def _scope(left_out: tuple[str, ...], prepared: Prepared, side: PortSide) -> Findings:
+    return Findings(notes=(scope(prepared.inputs, side.transforms, left_out),))
+
+
+PROBES = (
+    Probe(input_doubts, lambda doubts, *_: Findings(doubts=doubts)),
+    Probe(nothing, lambda _, prepared, side: Findings(doubts=tuple(nothing_cut(side.port)))),
+    Probe(weights, _weights),
+    Probe(try_canaries, lambda found, *_: Findings(doubts=found.doubts, notes=found.notes)),
+    Probe(small_features, lambda notes, *_: Findings(notes=notes)),
+    Probe(nothing, _unreached),
+    Probe(nothing, _as_jax),
+    Probe(read_numbers, lambda notes, *_: Findings(notes=notes)),
+    Probe(integers_left_out, _scope),
+)
+"""What is found out of every port."""
+
+OF_OTHER_INPUTS = (
+    Probe(
+        other_integers,
+        lambda others, prepared, side: ignored_integers(others, side.alone, side.transforms),
+    ),
+    Probe(
+        other_inputs,
+        lambda others, prepared, side: Findings(
+            failures=kept_outputs(others, prepared, side.alone, side.transforms)
+        ),
+    ),
+)
+"""What is found out of a port that does not fail: it is run on other inputs, too."""
+
+
+def complete(prepared: Prepared) -> None:
+    """Ask the reference all that judging any port needs; after it, the module is not used."""
+    prepared.complete()
+    for prepare in (*(probe.prepare for probe in (*PROBES, *OF_OTHER_INPUTS)), *_ON_FAILURE):
+        prepared.fact(prepare)
+    others = prepared.fact(other_integers)
+    for other in filter(None, (others.together, *others.each.values())):
+        other.complete()
+    if prepared.again:
+        complete(prepared.again)
+
+
+_ON_FAILURE = (has_gradient, reference_errs)
+
+
+def scope(
+    inputs: Inputs, transforms: tuple[str, ...], left_out: tuple[str, ...] = ()
+) -> StandingNote:
+    """Say what the port was run on and under, and what it was not: a fault may show only there.
+
+    left_out: inputs that the reference may be called without.
+    """
+    arrays = inputs.named(inputs.args, inputs.kwargs)
+    shapes = [f"{f'input {name}' if inputs.args else name} {a.shape}" for name, a in arrays.items()]
+    without = [f"calls without {quoted(left_out)}"] if left_out else []
+    others = ["other shapes", *without, *(name for name in TRANSFORMS if name not in transforms)]
+    at = joined(shapes or ["no inputs"])
+    return StandingNote(
+        "scope", f"checked at {at} under {joined(transforms)}: {joined(others)} were not run"
+    )

@@ -5,7 +5,7 @@ import pytest
 from flax import nnx
 from torch.optim import AdamW, lr_scheduler
 
-from helpers.families.whole_models import MISTAKES, SmallModel
+from helpers.families.whole_models import MISTAKES
 from jax_attn import parity
 from jax_attn.parity.checkpoint.pair import Pair
 from jax_attn.parity.judge.compare import Verdict
@@ -38,15 +38,15 @@ def trained(pair: Pair, port: nnx.Module | None = None, steps: int = STEPS) -> p
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt2", "bert"])
-def test_a_whole_model_trains_alike(name, tmp_path):
-    result = trained(SmallModel(name, tmp_path).pair)
+def test_a_whole_model_trains_alike(name, small):
+    result = trained(small(name).pair)
     assert result.verdict is Verdict.PASS, str(result)
     labels = {t.label for t in result.tensors}
     assert "moved token_embedding.embedding" in labels, "the table that the head shares"
 
 
 @pytest.mark.slow
-def test_another_epsilon_fails(tmp_path):
-    small = SmallModel("gpt2", tmp_path)
-    wrong = small.mistaken(MISTAKES["gpt2"]["an epsilon of 1e-3"])
-    assert trained(small.pair, wrong, steps=1).verdict is Verdict.FAIL
+def test_another_epsilon_fails(small):
+    model = small("gpt2")
+    wrong = model.mistaken(MISTAKES["gpt2"]["an epsilon of 1e-3"])
+    assert trained(model.pair, wrong, steps=1).verdict is Verdict.FAIL

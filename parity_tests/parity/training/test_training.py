@@ -13,7 +13,6 @@ from helpers.parity.training_checks import adamw, linear_check, sgd
 from jax_attn import GroupedQueryAttention, parity, transfer
 from jax_attn.parity.judge.compare import Verdict
 from jax_attn.parity.training.bugs.cases import TRAINING_CASES, batches, judge_case, layers
-from jax_attn.parity.training.bugs.encoder import ENCODER, TorchEncoder, draws, ported
 from torch_ref import DESIGNS
 
 N, K, H, D, B, T = 6, 3, 5, 13, 3, 7
@@ -133,33 +132,6 @@ def test_a_ports_own_optimizer_is_what_is_judge_case():
 def test_an_optimizer_that_keeps_no_state_fails_by_name():
     result = judge_case("SGD, momentum", optax.sgd(0.1))
     assert any("momentum_buffer of kernel" in x for x in sentences(result, "moment-missing"))
-
-
-@pytest.mark.slow
-def test_a_two_layer_encoder_trains_alike_under_dropout_handed_in(pytestconfig):
-    long = pytestconfig.getoption("--long")
-    vocab, width, inner = 11, 10, 17
-    reference = TorchEncoder(vocab, width, 2, inner, seed=3)
-    rng = np.random.default_rng(5)
-    data = [
-        {
-            "tokens": rng.integers(0, vocab, (B, T)),
-            "target": rng.integers(0, vocab, (B, T)),
-            "keep": draws(i, B, T, width),
-        }
-        for i in range(2)
-    ]
-    result = parity.check_training(
-        reference,
-        ported(reference),
-        data,
-        layout=ENCODER,
-        optimizer=adamw,
-        clip_norm=1.0,
-        loss="cross_entropy",
-        steps=50 if long else 2,
-    )
-    assert result.verdict is Verdict.PASS, str(result)
 
 
 def dropping(times: int):

@@ -69,6 +69,20 @@ def compiled_alone(monkeypatch):
     monkeypatch.setattr("jax_attn.porting.verify.layer.TRANSFORMS_OF_LAYERS", ("jit",))
 
 
+@pytest.fixture(scope="session")
+def small(tmp_path_factory):
+    """Small whole models by name, each written once."""
+    from helpers.families.whole_models import SmallModel
+
+    @functools.cache
+    def written(name: str) -> SmallModel:
+        model = SmallModel(name, tmp_path_factory.mktemp("model"))
+        assert model.config
+        return model
+
+    return written
+
+
 # Files that take minutes.
 WITH_LONG_ALONE = (
     "attack/test_wrong_models.py",

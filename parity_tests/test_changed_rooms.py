@@ -24,7 +24,7 @@ CHANGES = {
 }
 OF_ALL = (
     "pyproject.toml",
-    "parity_tests/helpers/laws.py",
+    "parity_tests/helpers/dtype_rows.py",
     "parity_tests/conftest.py",
     "jax_attn/parity/removed.py",
 )

@@ -18,6 +18,7 @@ from jax_attn.parity.explaining.explain import regions_of
 from jax_attn.parity.explaining.explanation import Explanation
 from jax_attn.parity.judge.budget import PRECISIONS
 from jax_attn.parity.judge.compare import TensorReport, Verdict
+from jax_attn.parity.judge.finding import Finding
 from jax_attn.parity.judge.result import Result
 from jax_attn.parity.run.inputs_and_runs import Inputs
 from jax_attn.parity.run.port import Port, full_precision
@@ -43,11 +44,11 @@ class TrainingExplanation(Explanation):
       result, regions: as of an `Explanation`; the regions of the first batch's gradients.
       first_wrong: the first wrong tensor of the training; None if only weights differ.
       causes: what was found to explain wrong updates, to follow "with": "weight_decay=0.0 in place
-        of 0.01".
+        of 0.01". Its `kind` is one of those that begin with "recipe".
     """
 
     first_wrong: TensorReport | None = None
-    causes: tuple[str, ...] = ()
+    causes: tuple[Finding, ...] = ()
 
     @property
     def sentence(self) -> str:
@@ -113,7 +114,7 @@ def _first_batch(reference: ReferenceTraining, port: PortLoop) -> tuple[Referenc
 
 def _causes(
     reference: ReferenceTraining, port: PortLoop, tx: optax.GradientTransformation
-) -> Iterator[str]:
+) -> Iterator[Finding]:
     """The first recipe under which the reference makes the port's updates, if any does."""
     loop = reference.loop
     gradients = [loop.to_paths(by_key) for by_key in reference.gradients]

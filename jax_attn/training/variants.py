@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from jax_attn.parity.judge.finding import Finding
 from jax_attn.training.recipe import Recipe
 
 Groups = list[dict[str, Any]]
@@ -28,10 +29,9 @@ _NUMBERS: dict[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True)
 class RecipeVariant:
-    """name: the option. says: what the reference has then, to follow "with"."""
+    """says: what the reference has then, to follow "with"."""
 
-    name: str
-    says: str
+    says: Finding
     recipe: Recipe
 
 
@@ -39,8 +39,8 @@ def variants(recipe: Recipe, groups: Groups, factor: float) -> Iterator[RecipeVa
     """factor: of the learning rate, as it was found from the port's first update."""
     rates = [group["lr"] for group in groups]
     if abs(factor - 1) > 1e-6:
-        says = f"a learning rate {factor:.6g} times as large"
-        yield RecipeVariant("lr", says, _per_group(recipe, "lr", [factor * lr for lr in rates]))
+        says = Finding("recipe-rate", f"a learning rate {factor:.6g} times as large")
+        yield RecipeVariant(says, _per_group(recipe, "lr", [factor * lr for lr in rates]))
     for option in _BOOLEANS:
         for value in _own(option, groups):
             yield _with(recipe, option, not value, value)
@@ -60,7 +60,8 @@ def _own(option: str, groups: Groups) -> list[Any]:
 def _with(recipe: Recipe, option: str, value: Any, *own: Any) -> RecipeVariant:
     where = " in every group" if len(own) > 1 else ""
     says = f"{option}={value}{where} in place of {', '.join(map(str, own))}"
-    return RecipeVariant(option, says, recipe.with_options(**{option: value}))
+    changed = recipe.with_options(**{option: value})
+    return RecipeVariant(Finding("recipe-option", says), changed)
 
 
 def _per_group(recipe: Recipe, option: str, values: list[Any]) -> Recipe:
@@ -78,20 +79,22 @@ def _beside_the_optimizer(recipe: Recipe) -> Iterator[RecipeVariant]:
     for option in ("clip_norm", "clip_value", "schedule"):
         if getattr(recipe, option) is not None:
             absent: dict[str, Any] = {option: None}
-            yield RecipeVariant(option, f"no {option}", replace(recipe, **absent))
+            kind = "recipe-schedule" if option == "schedule" else "recipe-option"
+            yield RecipeVariant(Finding(kind, f"no {option}"), replace(recipe, **absent))
     if recipe.schedule is not None:
-        for name, says, step in _STEPS:
+        for says, step in _STEPS:
             made = _stepped(recipe.schedule, step)
-            yield RecipeVariant(f"schedule ({name})", says, replace(recipe, schedule=made))
+            yield RecipeVariant(Finding("recipe-schedule", says), replace(recipe, schedule=made))
     if recipe.accumulate > 1:
         other = {"sum": "mean", "mean": "sum"}[recipe.accumulated]
         says = f"gradients accumulated as their {other}, not their {recipe.accumulated}"
-        yield RecipeVariant("accumulated", says, replace(recipe, accumulated=other))
+        kind = "recipe-accumulation"
+        yield RecipeVariant(Finding(kind, says), replace(recipe, accumulated=other))
 
 
-_STEPS: tuple[tuple[str, str, Callable[[int], int]], ...] = (
-    ("one ahead", "the schedule one update ahead", lambda t: t + 1),
-    ("one behind", "the schedule one update behind", lambda t: max(t - 1, 0)),
+_STEPS: tuple[tuple[str, Callable[[int], int]], ...] = (
+    ("the schedule one update ahead", lambda t: t + 1),
+    ("the schedule one update behind", lambda t: max(t - 1, 0)),
 )
 
 

@@ -168,15 +168,6 @@ def test_a_sink_of_minus_infinity_changes_nothing():
         assert within_budget(with_sinks, without, arrays, wanted)
 
 
-@one_kernel
-def test_a_zero_key_is_a_sink_of_zero():
-    *arrays, _ = draw(23)
-    zero = dot_product_attention(*arrays, add_zero_attn=True)
-    sink = dot_product_attention(*arrays, sinks=np.zeros(N, np.float32))
-    assert within_budget(zero, sink, arrays, add_zero_attn=True)
-    assert not within_budget(zero, dot_product_attention(*arrays), arrays, add_zero_attn=True)
-
-
 @pytest.mark.slow
 def test_dropout_that_is_drawn_has_a_column_for_each():
     *arrays, _ = draw(24)

@@ -16,10 +16,6 @@ from jax_attn.bench.engine.worker import (
     WorkerError,
     usable_cores,
 )
-from jax_attn.bench.workload import Workload
-
-CORE = Workload("core", False, 1, 257, 263, 4, 2, 5, is_causal=True)
-LAYER = Workload("layer", True, 2, 5, 5, 4, 1, 3, D=12)
 
 # --- a turn ---------------------------------------------------------------------------------------
 

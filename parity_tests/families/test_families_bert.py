@@ -7,22 +7,13 @@ import pytest
 import torch
 from transformers import (
     BertConfig,
-    BertForMaskedLM,
-    BertForPreTraining,
-    BertForQuestionAnswering,
     BertLMHeadModel,
     BertModel,
-    CamembertConfig,
-    CamembertForMaskedLM,
     ElectraConfig,
     ElectraForMaskedLM,
     ElectraForPreTraining,
     ElectraForSequenceClassification,
     RobertaConfig,
-    RobertaForMaskedLM,
-    RobertaForSequenceClassification,
-    XLMRobertaConfig,
-    XLMRobertaForTokenClassification,
 )
 from transformers.models.bert.modeling_bert import BertAttention
 from transformers.models.electra.modeling_electra import ElectraAttention
@@ -135,30 +126,14 @@ def test_a_mistake_is_seen(mistake):
     assert bool(weights.differences) == (mistake in OF_WEIGHTS)
 
 
-# name -> (model, what is passed over in its state_dict)
+# name -> (model, what is passed over in its state_dict); others are in models/test_whole_models.py
+# and test_untrained_models.py
 TIED = {"decoder.weight", "decoder.bias"}
 MODELS = {
-    "bert": (lambda: BertModel(BertConfig(**WHOLE)), set()),
-    "bert with both heads": (lambda: BertForPreTraining(BertConfig(**WHOLE)), TIED),
-    "bert, untied": (
-        lambda: BertForMaskedLM(BertConfig(**WHOLE, tie_word_embeddings=False)),
-        {"predictions.bias"},
-    ),
-    "bert with answers": (lambda: BertForQuestionAnswering(BertConfig(**WHOLE)), set()),
     "bert as a decoder across": (
         lambda: BertLMHeadModel(BertConfig(**WHOLE, is_decoder=True, add_cross_attention=True)),
         TIED,
     ),
-    "roberta": (lambda: RobertaForMaskedLM(RobertaConfig(**WHOLE)), TIED),
-    "roberta with classes": (
-        lambda: RobertaForSequenceClassification(RobertaConfig(**WHOLE, num_labels=5)),
-        set(),
-    ),
-    "xlm-roberta with classes": (
-        lambda: XLMRobertaForTokenClassification(XLMRobertaConfig(**WHOLE, num_labels=5)),
-        set(),
-    ),
-    "camembert": (lambda: CamembertForMaskedLM(CamembertConfig(**WHOLE)), TIED),
     "electra's generator": (
         lambda: ElectraForMaskedLM(ElectraConfig(**WHOLE, embedding_size=17)),
         {"generator_lm_head.weight"},
@@ -180,7 +155,7 @@ MODELS = {
 }
 
 
-@in_dtypes("name", MODELS, low=("bert",))
+@in_dtypes("name", MODELS)
 def test_a_file_goes_there_and_back(name, dtype, tmp_path):
     build, expected = MODELS[name]
     torch.manual_seed(0)
@@ -210,25 +185,6 @@ def test_files_of_the_first_years_are_read():
         flax.append(layout.to_flax(given, layout.shapes(shapes_of(given), sizes)))
     assert_same(*flax)
     assert any("gamma" in key for key in old)
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (
-            {"position_embedding_type": "relative_key"},
-            "position_embedding_type': expected 'absolute', got 'rel",
-        ),
-        (
-            {"num_attention_heads": 7},
-            "num_attention_heads': expected a divisor of hidden_size = 30, got 7",
-        ),
-        ({"is_decoder": "yes"}, "is_decoder': expected true or false, got 'yes'"),
-    ],
-)
-def test_a_config_without_a_place_here_is_refused(change, words):
-    with pytest.raises(TransferError, match=words):
-        BERT.traits(BertConfig(**SIZES).to_dict() | change, PLACE)
 
 
 def test_distances_in_the_scores_are_refused_by_name():

@@ -47,6 +47,10 @@ WRONG = {
         | {"tie_word_embeddings": 4},
         "position_embedding_type num_attention_heads is_decoder tie_word_embeddings",
     ),
+    "falcon, of values that do not go together": (
+        {"new_decoder_architecture": True, "num_attention_heads": 71, "num_kv_heads": 4},
+        "num_kv_heads",
+    ),
     "bloom": ({"hidden_size": 0, "n_head": "8", "n_layer": 1.5}, "hidden_size n_head n_layer"),
     "gpt_neox": (
         {"hidden_size": 64, "num_attention_heads": 8, "rotary_pct": 9, "attention_bias": "no"},
@@ -56,11 +60,19 @@ WRONG = {
         {"partial_rotary_factor": 0.5, "rotary_pct": "x", "rotary_emb_base": 0},
         "rotary_pct rotary_emb_base",
     ),
+    "gpt_neox, half a pair": (
+        {"hidden_size": 60, "num_attention_heads": 6, "rotary_pct": 0.3},
+        "rotary_pct",
+    ),
     "gpt2": (
         {"n_embd": 0, "n_head": 7, "scale_attn_weights": 3, "add_cross_attention": True},
         "n_embd scale_attn_weights add_cross_attention",
     ),
-    "gpt_bigcode": ({"multi_query": "yes", "n_head": 7}, "multi_query n_head"),
+    "gpt2, heads that do not share the width": ({"n_embd": 30, "n_head": 7}, "n_head"),
+    "gpt_bigcode": (
+        {"multi_query": "yes", "n_head": 7, "add_cross_attention": True},
+        "multi_query n_head add_cross_attention",
+    ),
     "t5": (
         {"d_model": 0, "num_heads": 7.5, "d_kv": "x", "relative_attention_num_buckets": []}
         | {"relative_attention_max_distance": 0, "num_decoder_layers": "2"}
@@ -72,6 +84,12 @@ WRONG = {
         {"hidden_size": 13, "qkv_bias": "x", "intermediate_size": 0},
         "num_attention_heads qkv_bias intermediate_size",
     ),
+    "bert, null": ({"num_attention_heads": None}, "num_attention_heads"),
+    "gpt2, null": ({"n_head": None}, "n_head"),
+    "gpt_bigcode, null": ({"n_head": None}, "n_head"),
+    "bloom, null": ({"n_head": None}, "n_head"),
+    "t5, null": ({"num_heads": None}, "num_heads"),
+    "vit, null": ({"num_attention_heads": None}, "num_attention_heads"),
     "Meta's": (
         PARAMS | {"n_layers": "2", "n_kv_heads": 3, "use_scaled_rope": 2, "rope_theta": -1},
         "n_layers n_kv_heads use_scaled_rope rope_theta",

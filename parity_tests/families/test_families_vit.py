@@ -109,18 +109,3 @@ def test_the_patches_kernel_embeds_patches():
     want = conv(torch.from_numpy(image)).detach().numpy()
     assert np.array_equal(np.moveaxis(got, -1, 1), want)
     assert np.abs(want).max() > 0
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"qkv_bias": 1}, "qkv_bias': expected true or false, got 1"),
-        (
-            {"num_attention_heads": 7},
-            "num_attention_heads': expected a divisor of hidden_size = 30",
-        ),
-    ],
-)
-def test_a_config_without_a_place_here_is_refused(change, words):
-    with pytest.raises(TransferError, match=words):
-        VIT.traits(ViTConfig(**SIZES).to_dict() | change, PLACE)

@@ -2,13 +2,11 @@
 
 import pytest
 
-from helpers.families.whole_models import CASES, SmallModel, assert_gradients
+from helpers.families.whole_models import CASES, assert_gradients
 from jax_attn.porting.verify.whole import DTYPES_OF_MODELS
 
 
 @pytest.mark.parametrize("dtype", DTYPES_OF_MODELS)
 @pytest.mark.parametrize("name", CASES)
-def test_every_gradient(name, dtype, tmp_path):
-    small = SmallModel(name, tmp_path)
-    assert small.config
-    assert_gradients(small.of(dtype))
+def test_every_gradient(name, dtype, small):
+    assert_gradients(small(name).of(dtype))

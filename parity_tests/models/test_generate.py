@@ -12,7 +12,7 @@ from jax import P
 from jax.sharding import NamedSharding
 
 from helpers.attention.meshes import KINDS, mesh
-from helpers.families.whole_models import SmallModel, made
+from helpers.families.whole_models import made
 from jax_attn import models
 from jax_attn.attention.checks import ArgumentError
 from jax_attn.bench.pair.checkpoint import cache_name
@@ -254,12 +254,10 @@ MODELS = {
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_models_that_cannot_go_on_are_refused(name, tmp_path):
+def test_models_that_cannot_go_on_are_refused(name, small):
     case, says = MODELS[name]
-    small = SmallModel(case, tmp_path)
-    assert small.config
     with pytest.raises(ArgumentError, match=says):
-        models.load(tmp_path).generate(TOKENS, LENGTHS, 18)
+        models.load(small(case).folder).generate(TOKENS, LENGTHS, 18)
 
 
 @pytest.mark.slow

@@ -10,13 +10,9 @@ from transformers.models.gpt_neox import modeling_gpt_neox as gpt_neox
 from transformers.models.gptj import modeling_gptj as gptj
 from transformers.models.llama import modeling_llama as llama
 
-from helpers.attention.small_attention import numpy_weights
-from jax_attn import parity, transfer
+from jax_attn import transfer
 from jax_attn.attention import Rotary, rotate
 from jax_attn.attention.rotary import DynamicNTK, Linear, Llama3, Yarn
-from jax_attn.nn import GroupedQueryAttention
-from jax_attn.parity.judge.compare import Verdict
-from jax_attn.transfer import LAYOUTS
 from torch_ref import rotary as torch_rotary
 
 B, T, N, K, H = 2, 13, 6, 3, 20
@@ -221,66 +217,3 @@ def test_in_half_precision_we_are_nearer_to_float32_than_transformers(dtype):
     u = float(jnp.finfo(dtype).eps) / 2
     assert (ours <= (u + 12 * U) * np.abs(wide) + 12 * U).all()
     assert others.mean() > ours.mean()
-
-
-# ------------------------------------------------------------------- whole modules
-
-
-def pair(model, scaling):
-    """transformers' attention and ours with its weights, in float32."""
-    made = config(model, scaling, attention_bias=True, attn_implementation="eager")
-    torch.manual_seed(0)
-    if model == "llama":
-        reference, embedding = llama.LlamaAttention(made, 0), llama.LlamaRotaryEmbedding(made)
-        kv_heads = K
-    else:
-        reference, embedding = gpt_neox.GPTNeoXAttention(made, 0), None
-        embedding, kv_heads = gpt_neox.GPTNeoXRotaryEmbedding(made), N
-    port = GroupedQueryAttention(N * H, N, kv_heads, rotary=ours(model, scaling), **numpy_weights())
-    port.eval()
-    state = dict(reference.eval().state_dict())
-    if model == "llama":
-        state = {name.replace("o_proj", "out_proj"): x for name, x in state.items()}
-    else:
-        packed = {p: state[f"query_key_value.{p}"] for p in ("weight", "bias")}
-        parts = {p: x.unflatten(0, (N, 3, H)).unbind(1) for p, x in packed.items()}
-        state = {f"out_proj.{p}": state[f"dense.{p}"] for p in packed} | {
-            f"{name}_proj.{p}": parts[p][i].flatten(0, 1)
-            for i, name in enumerate("qkv")
-            for p in packed
-        }
-    transfer.load(port, state, LAYOUTS["gqa"])
-
-    def call(module, x, positions):
-        shared = {"position_embeddings": embedding(x, positions), "attention_mask": None}
-        return module(x, **shared)[0]
-
-    return reference, port, call
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("model", "scaling", "gradients"), [("llama", "yarn", True), ("gpt_neox", "default", False)]
-)
-def test_whole_modules_agree(model, scaling, gradients):
-    reference, port, call = pair(model, scaling)
-    rng = np.random.default_rng(1)
-    inputs = {
-        "x": rng.standard_normal((B, T, N * H)).astype(np.float32),
-        "positions": np.stack([np.arange(T) + 5, np.arange(T) * 11]),
-    }
-
-    def called(rotary):
-        def call(module, x, positions):
-            module.rotary = rotary
-            return module(x, positions=positions)
-
-        return call
-
-    options = {"reference_call": call, "transforms": ("jit",)}
-    right = {"port_call": called(port.rotary), "gradients": gradients}
-    result = parity.check(reference, port, inputs, **right, **options)
-    assert result.verdict is Verdict.PASS, str(result)
-    wrong = called(Rotary(1.01 * BASE, port.rotary.dim, scaling=port.rotary.scaling))
-    result = parity.check(reference, port, inputs, port_call=wrong, gradients=False, **options)
-    assert result.verdict is Verdict.FAIL

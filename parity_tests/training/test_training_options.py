@@ -146,34 +146,41 @@ def decaying(weight_decay: float):
     return lambda m: AdamW(m.parameters(), 1e-3, weight_decay=weight_decay)
 
 
+# What is changed, the doubt's kind, what it names.
 BLIND = {
     "a norm that no gradient reaches": (
         {"clip_norm": 1e3},
+        "option-left-out",
         "clip_norm=1000.0 left out, because the largest gradient norm of the first 3 updates is 2",
     ),
-    "a value that no element reaches": ({"clip_value": 1e2}, "clip_value=100.0 left out, because "),
+    "a value that no element reaches": ({"clip_value": 1e2}, "option-left-out", "clip_value=100.0"),
     "a step after the last": (
         {"schedule": scheduled(lr_scheduler.StepLR, 30)},
-        "the schedule left out, because the rate hardly changes in 5 updates",
+        "option-left-out",
+        "schedule left out, because the rate hardly changes in 5 updates",
     ),
     "a slow cosine": (
         {"schedule": scheduled(lr_scheduler.CosineAnnealingLR, 10**5), "optimizer": sgd},
-        "the schedule left out",
+        "option-left-out",
+        "schedule",
     ),
-    "decay within rounding": ({"optimizer": decaying(1e-5)}, "weight_decay=1e-05 left out"),
-    "no rate": ({"optimizer": lambda m: SGD(m.parameters(), 0.0)}, "they move no parameter"),
+    "decay within rounding": (
+        {"optimizer": decaying(1e-5)},
+        "option-left-out",
+        "weight_decay=1e-05",
+    ),
+    "no rate": ({"optimizer": lambda m: SGD(m.parameters(), 0.0)}, "no-update", ""),
 }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("row", BLIND)
 def test_an_option_that_never_acts_is_not_vouched_for(row):
-    changed, expected = BLIND[row]
+    changed, kind, named = BLIND[row]
     result = linear_check(**({"optimizer": adamw, "steps": 5} | changed))
     assert result.verdict is Verdict.INCONCLUSIVE, str(result)
-    (doubt,) = result.doubts
-    assert doubt.startswith("blind ")
-    assert expected in doubt
+    assert [doubt.kind for doubt in result.doubts] == [kind]
+    assert named in result.doubts[0]
 
 
 ACTING = {
@@ -193,4 +200,5 @@ def test_an_option_that_acts_is(row):
 
 def test_an_eps_beside_which_no_gradient_is_small_is_noted():
     (note,) = linear_check(optimizer=adamw).notes
-    assert note.startswith("eps=1e-08 is not shown")
+    assert note.kind == "option-left-out"
+    assert "eps=1e-08" in note

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from flax import nnx
 
 from helpers.attention.meshes import assert_near, moved
-from helpers.families.whole_models import LAYERS, D, SmallModel
+from helpers.families.whole_models import LAYERS, D
 from jax_attn import models
 from jax_attn.bench.pair.checkpoint import LENGTH, pair_of_checkpoint
 from jax_attn.bench.pair.compare_speed import settings_kept
@@ -21,18 +21,9 @@ from jax_attn.cli import main
 T = 7
 
 
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    made = {}
-
-    def folder(name):
-        if name not in made:
-            small = SmallModel(name, tmp_path_factory.mktemp(name))
-            assert small.config
-            made[name] = small.folder
-        return made[name]
-
-    return folder
+@pytest.fixture
+def folders(small):
+    return lambda name: small(name).folder
 
 
 @pytest.mark.slow

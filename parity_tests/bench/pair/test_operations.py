@@ -5,7 +5,7 @@ import pytest
 import torch
 from flax import nnx
 
-from helpers.families.whole_models import LAYERS, SmallModel
+from helpers.families.whole_models import LAYERS
 from jax_attn.bench.pair import operations
 from jax_attn.bench.pair.checkpoint import pair_of_checkpoint
 from jax_attn.bench.pair.compare_speed import settings_kept
@@ -67,12 +67,10 @@ def test_nothing_was_spent_where_a_profile_has_no_operations():
     assert jax_operations("", lambda: None) == ()
 
 
-def test_a_steps_products_are_of_the_modules_whose_parameters_they_read(tmp_path):
+def test_a_steps_products_are_of_the_modules_whose_parameters_they_read(small):
     """XLA makes them itself, of a row alone, and says nothing of where they come from."""
-    small = SmallModel("gpt2", tmp_path)
-    assert small.config
     with settings_kept():
-        runs = JaxRuns(pair_of_checkpoint(small.folder, (5,)), WAYS["jax.jit"], "cpu", 1)
+        runs = JaxRuns(pair_of_checkpoint(small("gpt2").folder, (5,)), WAYS["jax.jit"], "cpu", 1)
         runs.names_modules = True
         runs.prepare(DECODE)
         program = runs.jitted[DECODE].lower(*runs._arguments(DECODE)).compile().as_text()

@@ -27,6 +27,11 @@ def document(*args, status=PASS):
     return json.loads(done.stdout)
 
 
+def said(case, kind):
+    """The sentences of a kind in a case of a report."""
+    return [finding["sentence"] for finding in case["findings"] if finding["kind"] == kind]
+
+
 def tensors(shapes, dtype="float32", seed=0):
     """Weights drawn so that attention is not uniform; biases half as large."""
     rng = np.random.default_rng(seed)

@@ -52,7 +52,7 @@ MISTAKES = {
 }
 
 # Of the right model on what `suggest_inputs` makes: what its length does not reach.
-KNOWN = {"mpnet": ("minimum",)}
+KNOWN = {"mpnet": ("idle-branch",)}
 
 
 @cache
@@ -82,9 +82,7 @@ def test_a_right_model_passes(family):
     result = check(family, "", gradients=True)
     assert result.verdict == "PASS", result.reasons
     unusual = [note for note in result.notes if not isinstance(note, StandingNote)]
-    known = KNOWN.get(family, ())
-    assert len(unusual) == len(known), unusual
-    assert all(words in note for words, note in zip(known, unusual, strict=True)), unusual
+    assert tuple(note.kind for note in unusual) == KNOWN.get(family, ()), unusual
 
 
 @pytest.mark.parametrize(

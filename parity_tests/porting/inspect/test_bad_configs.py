@@ -10,7 +10,6 @@ from click.testing import CliRunner
 from helpers.transfer.port_cases import LLAMA, llama, source_of
 from helpers.transfer.ways_in import WAYS, refusal
 from jax_attn.cli import main
-from jax_attn.transfer import TransferError, layout_for
 
 
 @pytest.fixture
@@ -102,20 +101,3 @@ def test_all_that_is_wrong_is_told_at_once(source):
     for way in WAYS.keys() & {"port", "verify", "models.load"}:
         text = refusal(way, source)
         assert [name for name in change if f"config.json {name}" not in text] == [], way
-
-
-@pytest.mark.parametrize(
-    ("kind", "name"),
-    [
-        ("bert", "num_attention_heads"),
-        ("gpt2", "n_head"),
-        ("gpt_bigcode", "n_head"),
-        ("bloom", "n_head"),
-        ("t5", "num_heads"),
-        ("vit", "num_attention_heads"),
-    ],
-)
-def test_null_heads_do_not_stand_for_the_default(kind, name):
-    assert layout_for({"model_type": kind}).torch_keys()
-    with pytest.raises(TransferError, match=rf"{name}': expected a whole number ≥ 1, got None"):
-        layout_for({"model_type": kind, name: None})

@@ -71,7 +71,6 @@ class Bad:
     dtype: str = "float32"
 
 
-ALL = under("")
 BAD = {
     "a missing key": Bad(without(Q), said=("missing", Q, "layer 1 lacks it")),
     "a missing layer": Bad(

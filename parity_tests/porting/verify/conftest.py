@@ -5,22 +5,6 @@ from functools import partial
 import pytest
 
 
-@pytest.fixture(scope="module")
-def small(tmp_path_factory):
-    """Small models by name, each written once."""
-    from helpers.families.whole_models import SmallModel
-
-    made = {}
-
-    def get(name: str) -> SmallModel:
-        if name not in made:
-            made[name] = SmallModel(name, tmp_path_factory.mktemp("model"))
-            assert made[name].config
-        return made[name]
-
-    return get
-
-
 @pytest.fixture
 def one_dtype(monkeypatch):
     """Models are verified in float32 alone; the tests of models check the other dtype."""

@@ -39,21 +39,15 @@ def config_of(text):
 
 
 BAD = {
-    "nothing there": (lambda f: f / "gone.safetensors", [], ["gone.safetensors", "does not exist"]),
     "no such folder": (lambda f: f / "gone", [], ["CHECKPOINT", "gone"]),
     "a folder without": (empty_folder, [], ["*.safetensors", "notes.txt"]),
-    "empty": (written("a.safetensors", b""), [], ["a.safetensors", "0 bytes"]),
-    "garbage": (written("a.safetensors", b"garbage" * 99), [], ["not a whole safetensors file"]),
     "truncated": (truncated, [], ["model.safetensors", "not a whole safetensors file"]),
-    "a pickle": (written("model.bin", b"x"), [], ["model.bin", "pickle"]),
-    "another format": (written("a.onnx", b"x"), [], ["expected a .safetensors, ", "a.onnx"]),
     "no attention": (
         with_config({}, {"mlp.up.weight": (D, D), "mlp.down.weight": (D, D)}),
         [],
         ["expected attention", "2 tensors", "mlp.up.weight"],
     ),
     "heads unknown": (with_config(None), [], ["--num-heads", "self.query.weight"]),
-    "heads unknown to the config": (with_config({"vocab_size": 11}), [], ["--num-heads"]),
     "a config of another model": (
         with_config({"model_type": "bert", "num_attention_heads": N}),
         [],
@@ -63,11 +57,6 @@ BAD = {
         with_config({"model_type": "bert", "num_attention_heads": N, "hidden_size": D}),
         ["--num-heads", 5],
         ["--num-heads", "expected 6, as config.json says, got 5"],
-    ),
-    "heads disagree": (
-        with_config({"num_attention_heads": N}),
-        ["--num-heads", 5],
-        ["--num-heads = 5", "config.json num_attention_heads = 6"],
     ),
     "heads do not divide": (
         with_config(None, bert(layers=2)),
@@ -80,23 +69,11 @@ BAD = {
             "got 30 rows",
         ],
     ),
-    "kv heads disagree": (
-        with_config({"num_attention_heads": N}),
-        ["--num-kv-heads", 2],
-        ["self.key.weight", "10 key rows", "--num-kv-heads = 2", "got 30 rows"],
-    ),
     "zero heads": (
         with_config(None),
         ["--num-heads", 0],
         ["--num-heads", "0 is not in the range x>=1"],
     ),
-    "less than none": (
-        with_config(None),
-        ["--num-kv-heads", -1],
-        ["--num-kv-heads", "-1 is not in the range x>=1"],
-    ),
-    "half a head": (with_config(None), ["--num-heads", 1.5], ["--num-heads", "1.5"]),
-    "a word": (with_config(None), ["--num-heads", "True"], ["--num-heads", "True"]),
     "a broken config": (config_of("{"), [], ["config.json", "expected JSON"]),
     "a bottomless config": (config_of("[" * 100_000), [], ["config.json", "expected JSON"]),
     "a config that says a thing twice": (
@@ -104,7 +81,6 @@ BAD = {
         [],
         ["config.json", "named more than once: ['n_head']"],
     ),
-    "a config of one bad number": (with_config({"n_head": True}), [], ["1 problem", "got True"]),
     "packed and split": (
         with_config({"n_head": N}, llama() | {"layers.0.self_attn.qkv_proj.weight": (3 * D, D)}),
         [],

@@ -140,23 +140,27 @@ def test_in_bfloat16_a_key_bias_is_seen(tmp_path):
 
 
 def doubts_of(tmp_path, config, model):
-    """What is said of a file that its config does not describe."""
+    """Why a file that its config does not describe is not verified."""
     scattered(model).save_pretrained(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps(config))
     found = document(tmp_path, status=INCONCLUSIVE)["cases"]
-    return [reason for case in found for reason in case["reasons"]]
+    findings = [finding for case in found for finding in case["findings"]]
+    return [(f["kind"], f["sentence"]) for f in findings if f["weight"] == "doubt"]
 
 
 def test_blocks_of_another_family_do_not_pass_for_this_ones(tmp_path):
     config = {"model_type": "bert", "num_attention_heads": 6, "hidden_size": 36}
-    (said,) = doubts_of(tmp_path, config, hf.LlamaModel(hf.LlamaConfig(**GROUPED)))
-    assert said == "family bert: none of its blocks is here"
+    ((kind, doubt),) = doubts_of(tmp_path, config, hf.LlamaModel(hf.LlamaConfig(**GROUPED)))
+    assert kind == "beyond-rebuild"
+    assert doubt.startswith("family bert: ")
 
 
 def test_a_part_does_not_pass_for_the_whole(tmp_path):
     config = hf.BertConfig(**(ONE | {"num_hidden_layers": 2})).to_dict()
-    (said,) = doubts_of(tmp_path, config, hf.BertModel(hf.BertConfig(**ONE)))
-    assert said.endswith("expected attention in 2 layers, as config.json says, but none in [1]")
+    ((kind, doubt),) = doubts_of(tmp_path, config, hf.BertModel(hf.BertConfig(**ONE)))
+    assert kind == "not-rebuilt"
+    assert "in 2 layers" in doubt
+    assert doubt.endswith(" in [1]")
 
 
 def test_heads_that_cannot_turn_are_wrong_input(tmp_path):

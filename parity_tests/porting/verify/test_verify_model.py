@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from helpers.families.whole_models import SmallModel
-from helpers.transfer.torch_checkpoints import FAIL, INCONCLUSIVE, PASS, USAGE, verify
+from helpers.transfer.torch_checkpoints import FAIL, INCONCLUSIVE, PASS, USAGE, said, verify
 from jax_attn.environment import install_line
 from jax_attn.porting.verify import whole
 from jax_attn.transfer import load_checkpoint, save_checkpoint
@@ -116,7 +116,8 @@ def test_heads_that_transformers_leaves_out_are_not_compared(small, tmp_path):
     done = verify(changed(case, tmp_path, architectures=["BertForMaskedLM"]), "--json")
     assert done.exit_code == PASS, done.output
     (case,) = json.loads(done.stdout)["cases"]
-    assert any("BertForMaskedLM does not have them: pooler, seq_r" in x for x in case["notes"])
+    about = said(case, "about-checkpoint")
+    assert any("BertForMaskedLM" in note and ": pooler, seq_r" in note for note in about)
 
 
 @pytest.mark.slow
@@ -208,8 +209,8 @@ def test_attention_is_verified_where_there_is_no_model(options, small, tmp_path)
     assert done.exit_code == PASS, done.output
     cases = json.loads(done.stdout)["cases"]
     assert [case["name"] for case in cases] == [f"transformer.h.{i}.attn" for i in range(2)]
-    for said in (done.stderr, str(cases[0]["notes"])):
-        assert ("unheard_of" in said) == (not options)
+    for text in (done.stderr, str(cases[0]["notes"])):
+        assert ("unheard_of" in text) == (not options)
 
 
 def test_but_not_if_the_model_is_asked_for(small, tmp_path):

@@ -107,7 +107,6 @@ def test_it_leaves_1_where_the_scale_is_wrong_by_1_percent_and_names_each(monkey
     failed = [line for line in outcome.stdout.splitlines() if line.startswith("FAIL")]
     assert len(failed) >= 3
     assert all(ONE in line and "of seed 0" in line for line in failed)
-    assert "error over budget" in outcome.stdout
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import torch_ref
+from helpers.parity.findings import kinds, sentences
 from jax_attn.dtypes import DTYPES
 from jax_attn.parity.judge.compare import Verdict
 from jax_attn.parity.run import TRANSFORMS
@@ -146,7 +147,8 @@ def test_a_bug_that_survives_makes_its_row_inconclusive(monkeypatch):
     monkeypatch.setitem(BUGS, "scale 1% too large", replace(scale, claim=lambda *_: True))
     (result,) = run_cases([case], doubts=doubts)
     assert result.verdict is Verdict.INCONCLUSIVE
-    assert "blind: would not have seen 'scale 1% too large'" in result.reasons[0]
+    (doubt,) = sentences(result, "bug-not-seen")
+    assert "blind: would not have seen 'scale 1% too large'" in doubt
 
 
 def cheapest(rows) -> list[Case]:
@@ -185,13 +187,14 @@ def test_a_declared_nan_is_checked_on_both_sides():
     assert row.declared_nan["output"].any()
     result = judge_case(row, case, doubts(row))
     assert result.verdict is Verdict.PASS, str(result)
-    assert "declared: output, as published, is NaN there" in result.notes
+    assert sentences(result, "declared-nan") == ["declared: output, as published, is NaN there"]
 
     fewer = Preparation(PORTED_DESIGNS["masked_mha"], case)
     fewer.__dict__["declared_nan"] = {"output": np.zeros_like(row.declared_nan["output"])}
     result = judge_case(fewer, case, doubts(fewer))
     assert result.verdict is Verdict.FAIL
-    assert "declared difference: reference output should be NaN at 0 elements" in result.failures[0]
+    assert result.failures[0].kind == "other-nan"
+    assert "output should be NaN at 0 elements" in result.failures[0]
 
 
 def test_a_nan_that_nobody_declared_fails():
@@ -200,4 +203,4 @@ def test_a_nan_that_nobody_declared_fails():
     row = Preparation(undeclared, case)
     result = judge_case(row, case, doubts(row))
     assert result.verdict is Verdict.FAIL
-    assert "the reference is not finite where the oracle is" in "\n".join(result.reasons)
+    assert "reference-not-finite" in kinds(result, "failure", "doubt")

@@ -7,6 +7,7 @@ import pytest
 from jax import P
 from jax.sharding import NamedSharding
 
+from helpers.parity.findings import sentences
 from jax_attn.parity import Verdict
 from jax_attn.selfcheck.matrix import on_mesh
 from jax_attn.selfcheck.matrix.cases import Case
@@ -15,13 +16,18 @@ from jax_attn.selfcheck.matrix.on_mesh import DATA, HEADS, KINDS, MeshCase, OnMe
 from jax_attn.selfcheck.matrix.preparation import Preparation
 from jax_attn.selfcheck.matrix.rows import FACTORS, published
 
+MQA = Case("mqa", "float32", "causal", "parts", "jit")
+# Name -> a row, and the kinds of mesh that it is run on without --long.
 CASES = {
-    "one key/value head": Case("mqa", "float32", "causal", "parts", "jit"),
-    "shared key/value heads": Case("gqa", "float32", "none", "shared_parts", "jit"),
-    "a bias by head": Case("torch_mha", "float32", "bias", "parts", "jit"),
-    "a cache": Case("gqa/cached_ragged", "float32", "sliding", "parts", "jit"),
+    "one key/value head": (MQA, ["explicit"]),
+    "shared key/value heads": (Case("gqa", "float32", "none", "shared_parts", "jit"), [*KINDS]),
+    "a bias by head": (Case("torch_mha", "float32", "bias", "parts", "jit"), ["auto"]),
+    "a cache": (Case("gqa/cached_ragged", "float32", "sliding", "parts", "jit"), ["explicit"]),
 }
-MQA = CASES["one key/value head"]
+
+
+def of_kind(findings, kind: str) -> list[str]:
+    return [finding for finding in findings if finding.kind == kind]
 
 
 def on(case: Case, kind: str) -> OnMesh:
@@ -39,15 +45,17 @@ def test_each_design_is_run_and_each_published_one_under_each_mask():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
-def test_rows_pass_on_either_kind_of_mesh(name):
-    rows = [MeshCase(CASES[name], 2, 4, kind) for kind in KINDS]
+def test_rows_pass_on_either_kind_of_mesh(name, pytestconfig):
+    case, kinds = CASES[name]
+    kinds = KINDS if pytestconfig.getoption("--long") else kinds
+    rows = [MeshCase(case, 2, 4, kind) for kind in kinds]
     results = on_mesh.run_on_mesh(rows, "cpu", None, doubts=lambda _: ())
     assert [r.name for r in results] == [row.name for row in rows]
     for result in results:
         assert result.verdict is Verdict.PASS, str(result)
         assert {t.transform for t in result.tensors} == {"jit", "jit, beside one device"}
         assert "parameter after a step" in {t.kind for t in result.tensors}
-        assert "all-reduce" in result.notes[0]
+        assert all("all-reduce" in note for note in sentences(result, "traffic"))
 
 
 PLACED = {"auto": jax.lax.with_sharding_constraint, "explicit": jax.sharding.reshard}
@@ -69,7 +77,7 @@ def test_a_port_that_gathers_fails(kind):
     row = on(MQA, kind)
     vars(row)["port"] = gathering(row, kind)
     failures, _ = row.findings()
-    assert any("all-gather" in text for text in failures), failures
+    assert any("all-gather" in text for text in of_kind(failures, "mesh-costs")), failures
 
 
 @pytest.mark.slow
@@ -80,7 +88,7 @@ def test_a_port_that_computes_all_of_it_on_each_device_holds_too_much(kind):
         gathering(row, kind), placement=replace(row.placement, parameters={})
     )
     failures, _ = row.findings()
-    assert any("forward: expected temporaries of at most" in text for text in failures), failures
+    assert any("forward: expected temporaries" in x for x in of_kind(failures, "mesh-costs"))
 
 
 def test_a_port_with_whole_parameters_sends_more_than_theory():
@@ -89,7 +97,7 @@ def test_a_port_with_whole_parameters_sends_more_than_theory():
     placement = replace(row.placement, parameters={})
     vars(row)["port"] = replace(row.port, placement=placement)
     failures, _ = row.findings()
-    assert any("all-reduces of at most" in text for text in failures), failures
+    assert any("all-reduces" in text for text in of_kind(failures, "mesh-costs")), failures
 
 
 def other_rate(step):
@@ -120,7 +128,7 @@ def test_a_step_that_leaves_parameters_whole_fails(monkeypatch):
     assert row.after_a_step()[1] == []
     monkeypatch.setattr(on_mesh, "_step", whole_after(on_mesh._step))
     _, moved = row.after_a_step()
-    assert any("q_proj.kernel: expected it to lie after a step as before" in text for text in moved)
+    assert any("q_proj.kernel" in text for text in of_kind(moved, "moved"))
 
 
 @pytest.mark.parametrize(

@@ -119,8 +119,6 @@ USAGE_OF_VERIFY = {
         "--configurations: goes with --calibrate, not with --power\n"
         "--seed: goes with --calibrate, not with --power",
     ),
-    "unknown design": USAGE["unknown design"],
-    "nothing left": USAGE["nothing left"],
 }
 
 

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import torch
 from flax import nnx
 
 from helpers.attention.small_attention import numpy_weights
@@ -75,16 +74,6 @@ def test_the_step_comes_back_bit_for_bit_and_undoes_the_other(name, dim):
         assert np.array_equal(undone[path], x)
         assert np.array_equal(moved[path], x) == (path.split(".")[0] not in TURNED)
         assert np.array_equal(moved[path][..., dim or H :], x[..., dim or H :])
-
-
-def test_it_is_the_permutation_by_which_transformers_took_over_metas_llama():
-    """From convert_llama_weights_to_hf.py: rows of a head, by two, to two halves."""
-    w = torch.arange(N * H * D).reshape(N * H, D).float()
-    want = w.view(N, H // 2, 2, D).transpose(1, 2).reshape(N * H, D)
-    weights = {"q_proj.weight": w.numpy()}
-    layout = transfer.Layout(transfer.TO_HEADS.under("q_proj", "q_proj"))
-    made = layout.through(to_half_split(), "q_proj").to_flax(weights, {"q_proj.kernel": (D, N, H)})
-    assert np.array_equal(layout.to_torch(made)["q_proj.weight"], want.numpy())
 
 
 STEP_REFUSED = {

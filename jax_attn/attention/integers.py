@@ -23,7 +23,7 @@ def clipped(x: Any, by: int = 0) -> Any:
     if isinstance(x, jax.ShapeDtypeStruct):
         return jax.ShapeDtypeStruct(x.shape, np.int32)
     if not isinstance(x, jax.Array):
-        sums = np.asarray(np.asarray(x).astype(object) + by, object)    # unbounded
+        sums = np.asarray(np.asarray(x).astype(object) + by, object)  # unbounded
         return np.asarray(sums.clip(-FAR, FAR), np.int32)
     if jnp.iinfo(x.dtype).bits < 32:
         x = x.astype(jnp.int32)

@@ -254,9 +254,7 @@ def _exponents(dim: int, dtype: np.dtype) -> np.ndarray:
 
 
 def _powers(base: float, dim: int, dtype: np.dtype) -> np.ndarray:
-    """Return base^(2m/dim), rounded as in transformers: an angle at position p errs p times as
-    much.
-    """
+    """Return base^(2m/dim), rounded as in transformers; at position p an angle's error is p-fold."""
     return (base ** _exponents(dim, dtype).astype(np.float64)).astype(dtype)
 
 

@@ -13,11 +13,11 @@ def attention(call: Call) -> jax.Array:
 
 
 def with_sums(call: Call) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Return the output (B, T, N, Hv), the largest score and the sum of exp(score − maximum),
-    (B, N, T).
+    """Return the output, the largest score of each query and the sum of exp(score − maximum).
 
-    All are in the softmax's dtype; the call has no extra keys. For a query that sees no key the
-    maximum is +∞ and the sum 1. The maximum is arbitrary, so no gradient goes through it.
+    Shapes: (B, T, N, Hv), (B, N, T), (B, N, T). All are in the softmax's dtype; the call has no
+    extra keys. For a query that sees no key the maximum is +∞ and the sum 1. The maximum is
+    arbitrary, so no gradient goes through it.
     """
     scores_BNTS = _scores(call)
     maximum_BNT = jax.lax.stop_gradient(scores_BNTS.max(axis=-1))

@@ -121,8 +121,7 @@ class Tile:
         return jnp.broadcast_to(x.reshape(*heads, T, S), whole).reshape(heads[0], -1, S)
 
     def places(self) -> tuple[jax.Array, jax.Array]:
-        """Return the uint32 rows (K, R, 1) and columns (S,) of the scores, as in `Dropout.drawn`.
-        """
+        """Return uint32 rows (K, R, 1) and columns (S,) of the scores, as in `Dropout.drawn`."""
         call, sizes = self.call, self.sizes
         place = None if call.dropout is None else call.dropout.place
         place = place or Place(*(np.array(n, np.int32) for n in (0, 0, call.N)))

@@ -105,12 +105,12 @@ class Family:
             return optional(self.block_of(read))
 
     def traits(self, config: Config, prefix: str) -> Traits:
-        """What the block at this torch prefix does."""
+        """Return the traits of the block at this torch prefix."""
         with self._reading(config) as read:
             return self.traits_of(read, prefix)
 
     def model_traits(self, config: Config, layers: Sequence[int] | None = None) -> ModelTraits:
-        """What a whole model does, layer by layer; of these `layers` alone where they are given."""
+        """Return the traits of a whole model, layer by layer; only of `layers` if given."""
         kind = config.get("model_type")
         if self.model_of is None or kind in self.without_model:
             name = kind if kind in self.without_model else self.name

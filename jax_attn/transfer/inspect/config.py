@@ -40,8 +40,7 @@ class UnknownHeadsError(ValueError):
 
 
 def read_config(path: Path) -> Config | None:
-    """Return the config.json in a checkpoint's folder, else Meta's params.json; None without
-    either.
+    """Return the config.json in a checkpoint's folder, else Meta's params.json, else None.
 
     path: the checkpoint, a file or a folder. Raises TransferError if the config is not a file,
     which is checked before opening, or not a JSON object; and for what `load_checkpoint` refuses

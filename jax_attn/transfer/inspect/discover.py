@@ -220,8 +220,7 @@ def _block(
 
 
 def _row_counts(weights: list[str], out: str, shapes: Mapping[str, tuple[int, ...]]) -> list[int]:
-    """Return the numbers of rows of query, key and value; if packed, `out` determines the query's.
-    """
+    """Return the rows of query, key and value; if packed, `out` determines the query's."""
     if len(weights) == 3:
         return [shapes[key][0] for key in weights]
     total, query = shapes[weights[0]][0], shapes[out][1]

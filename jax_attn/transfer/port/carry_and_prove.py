@@ -61,8 +61,7 @@ class Proof(NamedTuple):
 def prove(
     plan: PortPlan, source: Tensors, written: Tensors, looked_at: LookedAt = lambda count: None
 ) -> Proof:
-    """Convert the written tensors back through the table, and compare them with the source bit by
-    bit.
+    """Convert the written tensors back through the table, and compare them with the source.
 
     written: as read back from the disk. If the plan has a dtype, the source is cast to it first.
     """

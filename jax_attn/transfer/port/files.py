@@ -43,9 +43,7 @@ def refused_target(target: Path) -> list[Problem]:
         return refused(target, "expected a folder to write into, but the working directory is gone")
     try:
         os.lstat(target)
-        return refused(
-            target, "expected a folder that does not exist yet; nothing is overwritten"
-        )
+        return refused(target, "expected a folder that does not exist yet; nothing is overwritten")
     except (FileNotFoundError, NotADirectoryError):
         pass
     except (OSError, ValueError) as error:

@@ -74,8 +74,7 @@ def missing_parts(
     reports what only some layers lack.
     """
     (table, optional), names, places = beside, list(names), [place.flax for place in blocks]
-    # A block needs its norm; a side without blocks, such as the decoder of a T5 encoder, needs
-    # nothing.
+    # A block needs its norm; a side without blocks, such as a T5's decoder, needs nothing.
     optional = optional - {f"{place.rpartition('.')[2]}_norm" for place in places}
     sides = {path.split(".")[0] for path in table.flax_paths() if _FIRST_HOLE.search(path)}
     optional |= sides - {place.split(".")[0] for place in places}

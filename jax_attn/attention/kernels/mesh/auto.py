@@ -36,8 +36,7 @@ _OUTPUTS = (OUTPUT, SUMS, SUMS)
 
 
 def outputs(run: Callable[[Call], Outputs], call: Call) -> Outputs:
-    """Run `run(call)` sharded: an output (B, T, N, Hv) and two numbers for each query, (B, N, T).
-    """
+    """Run `run(call)` sharded: an output (B, T, N, Hv) and two numbers per query, (B, N, T)."""
 
     def local(shards: Shards | None, call: Call) -> Outputs:
         return run(call if shards is None else shards.here(call))
@@ -126,8 +125,7 @@ def _by_rows_and_heads(
     named: list[str],
     given: list[str],
 ) -> Program:
-    """Return `program` vmapped over batch rows and key/value heads: no loop runs over a sharded
-    axis.
+    """Return `program` vmapped over batch rows and key/value heads; no loop spans a sharded axis.
 
     XLA's partitioner shards its products, sums and loops along both. named, given: the letters of
     arguments and results.

@@ -237,7 +237,7 @@ class Parity:
 
 @pytest.fixture
 def parity(request: pytest.FixtureRequest) -> Parity:
-    """`jax_attn.parity.check` that fails the test, with the whole report, unless it passes.
+    """Return a `jax_attn.parity.check` that fails the test, with its report, unless it passes.
 
         @pytest.mark.parity(dtype=["float32", "bfloat16"])
         def test_port(parity):

@@ -110,9 +110,7 @@ class Run:
         files.write(self.directory, texts)
 
     def in_order(self) -> "list[Result]":
-        """Return the results by test, whatever the workers' order; in their own order within a
-        test.
-        """
+        """Return the results sorted by test, and in their own order within a test."""
         return [result for test in sorted(self.results) for result in self.results[test]]
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:

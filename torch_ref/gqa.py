@@ -19,8 +19,8 @@ from torch_ref.rotary import DynamicNTK, Rotary, rotate
 class GroupedQueryAttention(nn.Module):
     """Attention with num_heads query heads that share num_kv_heads key/value heads.
 
-    Called as `(query, key=None, value=None, mask=None, *, is_causal, bias, positions, key_positions)`
-    or `(query, cache=cache, lengths=None)`.
+    Called as `(query, key=None, value=None, mask=None, *, is_causal, bias, positions,
+    key_positions)` or `(query, cache=cache, lengths=None)`.
 
     query (B, T, D), key (B, S, kdim), value (B, S, vdim) -> (B, T, D); key defaults to query, value
     to key. mask: boolean, True = attend, rank 2 or 4, broadcasts to (B, N, T, S); is_causal: key j

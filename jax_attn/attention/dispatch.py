@@ -200,15 +200,15 @@ def run(call: Call, implementation: Implementation) -> jax.Array:
 
 
 def _explained_on_part(call: Call, implementation: Implementation) -> Explanation:
-    told: list[Explanation] = []
+    explanations: list[Explanation] = []
 
-    def tell(shards: Shards, call: Call) -> jax.Array:
-        told.append(explain(shards.here(call), implementation))
+    def record(shards: Shards, call: Call) -> jax.Array:
+        explanations.append(explain(shards.here(call), implementation))
         return call.query
 
     on_each_device = functools.partial(explicit.on_each_device, check_vma=False)
-    jax.eval_shape(functools.partial(on_each_device, tell, (), OUTPUT), call)
-    return told[0]
+    jax.eval_shape(functools.partial(on_each_device, record, (), OUTPUT), call)
+    return explanations[0]
 
 
 def _on_part(shards: Shards, implementation: Implementation, call: Call) -> jax.Array:

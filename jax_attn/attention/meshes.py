@@ -32,12 +32,12 @@ def explicit_mesh(tree: Any) -> AbstractMesh | None:
 
 def problems(mesh: AbstractMesh) -> list[str]:
     """Say why attention cannot be sharded by this mesh, or not while another one is set."""
-    found, here = [], jax.sharding.get_abstract_mesh()
+    reasons, here = [], jax.sharding.get_abstract_mesh()
     if {AxisType.Auto, AxisType.Explicit} <= {*mesh.axis_types}:
-        found.append(f"mesh: expected axes that are all Explicit, or all Auto, got {mesh}")
+        reasons.append(f"mesh: expected axes that are all Explicit, or all Auto, got {mesh}")
     if here.axis_names and here != mesh:
-        found.append(f"mesh: expected arrays on the mesh that is set, {here}, got {mesh}")
-    return found
+        reasons.append(f"mesh: expected arrays on the mesh that is set, {here}, got {mesh}")
+    return reasons
 
 
 def in_auto_mesh(tree: Any) -> bool:

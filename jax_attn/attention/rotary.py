@@ -254,7 +254,7 @@ def _exponents(dim: int, dtype: np.dtype) -> np.ndarray:
 
 
 def _powers(base: float, dim: int, dtype: np.dtype) -> np.ndarray:
-    """Return base^(2m/dim), rounded as in transformers; at position p an angle's error is p-fold."""
+    """Return base^(2m/dim), rounded as in transformers: position p multiplies its error by p."""
     return (base ** _exponents(dim, dtype).astype(np.float64)).astype(dtype)
 
 

@@ -148,7 +148,7 @@ def save(model: Model, path: str | Path, *, to: Literal["torch", "flax"] = "torc
         writes them. `load` reads both.
 
     Raises:
-      TransferError: the folder exists, or cannot be written; nothing is left behind.
+      TransferError: the folder exists, or cannot be written; no files remain.
       ValueError: the model is from neither `load` nor `from_config`, or `to` is another string.
     """
     if to not in ("torch", "flax"):

@@ -30,7 +30,7 @@ def masked(scores: jax.Array, allowed: jax.Array | None, hidden: float = -jnp.in
 
 
 def extra_scores(call: Call) -> jax.Array:
-    """Return the scores of bias_k, the zero key (0) and the sinks, if present; (B, N, T, 0 to 3)."""
+    """Return scores of bias_k, the zero key (0) and the sinks, if present; (B, N, T, 0 to 3)."""
     dtype, shape = call.softmax_dtype, (call.B, call.N, call.T)
     columns = []
     if call.bias_k is not None:

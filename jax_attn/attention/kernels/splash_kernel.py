@@ -150,7 +150,7 @@ def _segments(call: Call, T: int, S: int) -> pallas.SegmentIds | None:
     if mask.kv_lengths is not None:
         lengths = jnp.broadcast_to(jnp.asarray(mask.kv_lengths), (call.B,))[:, None]
         kv = jnp.where(jnp.arange(call.S) < lengths, kv, other)
-    behind = jnp.broadcast_to(other, (call.B, S - call.S))
+    padding = jnp.broadcast_to(other, (call.B, S - call.S))
     return pallas.SegmentIds(
-        q=jnp.pad(q, ((0, 0), (0, T - call.T))), kv=jnp.concatenate([kv, behind], axis=1)
+        q=jnp.pad(q, ((0, 0), (0, T - call.T))), kv=jnp.concatenate([kv, padding], axis=1)
     )

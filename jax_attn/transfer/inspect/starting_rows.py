@@ -230,8 +230,8 @@ def _orientation(key: str, specs: Specs) -> bool | None:
     if (own := _by_bias(module, specs)) is not None:
         return own
     modules = (k.removesuffix(".weight") for k in specs if k.endswith(".weight"))
-    told = {way for m in modules if (way := _by_bias(m, specs)) is not None}
-    return told.pop() if len(told) == 1 else None
+    ways = {way for m in modules if (way := _by_bias(m, specs)) is not None}
+    return ways.pop() if len(ways) == 1 else None
 
 
 def _by_bias(module: str, specs: Specs) -> bool | None:

@@ -74,7 +74,7 @@ def prove(
             if same_bits(was, now):
                 carried.add(name)
             else:
-                text = "expected the same bits after reading back, got others"
+                text = "is not bit-identical after reading back"
                 problems.append(Problem("unwritten", name, text))
             looked_at(now.nbytes)
     named = {name for move in plan.moves for name in plan.reads(move)}

@@ -264,7 +264,7 @@ def test_a_port_says_all_that_is_missing_with_the_nearest_names_and_writes_nothi
     assert "missing: 'model.norm.weight'" in said
     assert "nearest: model.nrom.weight" in said
     assert "'model.layers.0.mlp.gate_proj.weight': every model of this family has it" in said
-    assert "here none has it" in said
+    assert "here no layer has it" in said
     assert "3 problems" in said
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
 

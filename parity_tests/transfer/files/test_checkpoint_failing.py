@@ -37,7 +37,7 @@ def test_what_cannot_be_stored_is_named_and_no_file_appears(tmp_path, tensor, re
 
 
 NO_TENSORS = {
-    "a module": (torch.nn.Linear(2, 3), r"got Linear: hand in its state_dict\(\)"),
+    "a module": (torch.nn.Linear(2, 3), r"got Linear: pass its state_dict\(\)"),
     "pairs": ([("a", A)], "got list"),
 }
 

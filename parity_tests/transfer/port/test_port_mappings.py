@@ -95,7 +95,7 @@ BAD = {
         under("module."),
         said=(
             "1 problem",
-            "torch.nn.DataParallel put this prefix before 21 of 21",
+            "torch.nn.DataParallel added this prefix to 21 of 21",
             "--strip module.",
         ),
     ),
@@ -109,7 +109,7 @@ BAD = {
     "two keys that become one": Bad(
         lambda held: held | {f"module.{Q}": held[Q]},
         ("--strip", "module"),
-        said=("doubly written", f"'module.{Q}' are both there"),
+        said=("doubly written", f"'module.{Q}' both exist"),
     ),
     "a wrong shape": Bad(
         lambda held: held | {Q: held[Q][:-1]}, said=("wrong shape", Q, "multiple of head_dim = 5")
@@ -158,7 +158,7 @@ BAD = {
         said=("layers.0.attention.k_proj.bias", "layers.1.attention.v_proj.bias", "missing"),
     ),
     "biases that the config has not": Bad(
-        biases("q", "k", "v"), said=("unexpected", "q_proj.bias", "has none, by the config")
+        biases("q", "k", "v"), said=("unexpected", "q_proj.bias", "does not have it")
     ),
     "a norm's bias that no Llama has": Bad(
         having(model__norm__bias=np.ones(D, "f4")), said=("1 problem", "'model.norm.bias'")

@@ -57,9 +57,7 @@ def on_each_device(
     of_floats = jax.tree.unflatten(jax.tree.structure(call), letters(call)).floats
 
     def varying(name: str, x: jax.Array | None) -> jax.Array | None:
-        """Mark x varying, so that its gradient is summed in its own shape, not in the broadcast
-        one.
-        """
+        """Mark x varying, so that its gradient is summed in x's own shape, before broadcasting."""
         axes = () if x is None or name in _NEVER_BROADCAST else shards.lacking(of_floats[name])
         return lax.pcast(x, axes, to="varying") if axes else x
 

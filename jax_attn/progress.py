@@ -25,7 +25,7 @@ _KNOWN_FROM = 0.1
 _LEAST_PARTS = 5
 """Parts of the work that must be done before: the first ones load, and two may end at once."""
 _SOON, _AT_MOST = 20.0, 30.0
-"""If fewer than the first seconds are left, show less than the second: a part may take long."""
+"""With fewer than _SOON seconds left, show "less than _AT_MOST", because one part may take long."""
 
 
 class TimeLeft:

@@ -284,7 +284,7 @@ def pytest_runtest_makereport(
 
 
 def _may_check_late(item: pytest.Item) -> bool:
-    """Return whether another fixture takes `parity` and has a teardown."""
+    """Return whether another fixture takes `parity` and may do something in its teardown."""
     definitions = getattr(item, "_fixtureinfo").name2fixturedefs.values()  # noqa: B009
     return any(
         "parity" in fixture.argnames

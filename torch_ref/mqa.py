@@ -15,8 +15,9 @@ class MultiQueryAttention(nn.Module):
     x and output (B, T, D); mask of 0/1, 1 = attend, anything that broadcasts to
     (B, N, T, T), so that rank 3 reads as (N, T, T). A row of zeros gives NaN, as published.
 
-    Departures from the published code: * `.contiguous` there lacks its parentheses, so that the
-      call fails: here it has them. * `self.n_model` there is never set: here it is `self.d_model`.
+    Departures from the published code:
+      * `.contiguous` there lacks its parentheses, so that the call fails: here it has them.
+      * `self.n_model` there is never set: here it is `self.d_model`.
       * sizes that do not fit raise ValueError, not AssertionError.
     """
 

@@ -60,8 +60,10 @@ class SentenceAttention(nn.Module):
     The ids come from `encode_sentence`, with a batch axis in front; `vocab_size` counts the 0.
     Sub-modules `embedding` and `attention`.
 
-    Departures from the published code: * a script of globals there, a module here. * none in the
-      padding 0, which is attended to like a word, as published.
+    Departures from the published code:
+      * a script of globals there, a module here.
+
+    As published, the padding 0 is attended to like a word.
     """
 
     def __init__(self, vocab_size: int, embed_dim: int, num_heads: int):

@@ -15,10 +15,12 @@ class MultiHeadSelfAttention(nn.Module):
     published, √d_k is computed in x's own dtype, so in bfloat16 every score has the rounding error
     of √d_k, up to a relative 2⁻⁹.
 
-    Departures from the published code: * `scaled_dot_product_attention` there lacks `self`, so that
-      the call fails: here it has it. * `mask` there is accepted and ignored: here 0 forbids, for
-      all heads. A row of zeros gives NaN in output and weights, because every score is -inf. *
-      sizes that do not fit raise ValueError, not AssertionError; the message is English.
+    Departures from the published code:
+      * `scaled_dot_product_attention` there lacks `self`, so that the call fails: here
+        it has it.
+      * `mask` there is accepted and ignored: here 0 forbids, for all heads. A row of zeros
+        gives NaN in output and weights, because every score is -inf.
+      * sizes that do not fit raise ValueError, not AssertionError; the message is English.
     """
 
     def __init__(self, d_model: int, num_heads: int, dropout: float = 0.1):

@@ -80,7 +80,7 @@ class Call:
 
     @property
     def has_extra_keys(self) -> bool:
-        """Whether any key is added to the S keys."""
+        """True if any key is added to the S keys."""
         return self.extra_columns > 0 or self.sinks is not None
 
     def without_extra_keys(self) -> "Call":

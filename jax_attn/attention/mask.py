@@ -187,7 +187,7 @@ class Mask:
 
     @property
     def is_open(self) -> bool:
-        """Whether no condition is set, so that every query attends to every key."""
+        """True if no condition is set, so that every query attends to every key."""
         return not self.conditions
 
     def unread(self, *read: str) -> list[str]:
@@ -197,7 +197,7 @@ class Mask:
 
     @property
     def band_is_static(self) -> bool:
-        """Whether the ends of the band are plain numbers, equal for all batch rows."""
+        """True if the ends of the band are plain numbers, equal for all batch rows."""
         return not (checks.is_array(self.lo) or checks.is_array(self.hi))
 
     @property

@@ -20,7 +20,7 @@ from jax_attn.transfer.families.traits import (
 
 
 class Reads(NamedTuple):
-    """Which positions and masks the layers of a model use.
+    """Positions and masks that the layers of a model use.
 
     layers: their number. turns: rotary positions in any layer. stretches: rotary frequencies that
     depend on the length, in any layer. is_causal: all layers are causal. alibi: its traits and the

@@ -32,7 +32,7 @@ class Problem(NamedTuple):
 
 
 class TransferError(ValueError):
-    """Every problem of one transfer, in `problems`; the transfer has written nothing."""
+    """Failure of a transfer, with every problem in `problems`; nothing has been written."""
 
     def __init__(self, doing: str, problems: Iterable[Problem]) -> None:
         self.doing = doing

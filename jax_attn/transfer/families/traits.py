@@ -24,7 +24,7 @@ class RotaryTraits(NamedTuple):
 
     @property
     def stretches(self) -> bool:
-        """Whether the frequencies depend on the length of the sequence."""
+        """True if the frequencies depend on the length of the sequence."""
         return self.scaling is not None and self.scaling[0] == "DynamicNTK"
 
 

@@ -85,7 +85,7 @@ def spelled(path: tuple[Any, ...]) -> str:
 
 @dataclass(frozen=True, repr=False)
 class Plan:
-    """What `load` would do, row by row, and every reason why it would fail. Prints as a table.
+    """The rows that `load` would carry, and every reason why it would fail. Prints as a table.
 
     Attributes:
       moves: the rows that carry something.

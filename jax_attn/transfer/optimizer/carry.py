@@ -1,5 +1,4 @@
-"""Conversion of optimizer state through a table: torch.optim's Adam, AdamW, SGD <-> optax, bit for
-bit.
+"""Conversion of optimizer state: torch.optim's Adam, AdamW and SGD <-> optax, bit for bit.
 
     exp_avg          <-> mu       of optax's ScaleByAdamState
     exp_avg_sq       <-> nu
@@ -165,7 +164,7 @@ class _States:
 
     @property
     def comparable(self) -> bool:
-        """Whether both can be read; otherwise everything in one would be missing in the other."""
+        """True if both can be read; otherwise everything in one would be missing in the other."""
         unreadable = any(problem.kind == "unreadable" for problem in self.problems)
         return bool(self.parameters or not self.problems) and not unreadable
 

@@ -1,6 +1,8 @@
 """Files of a port: a folder of tensors, the config, and a record for the way back.
 
 model.safetensors, or its shards and their index; or state/, an orbax checkpoint
+config.json     the source's, except for the dtype that a port was cast to
+port.json       {"schema_version", "to", "family", "keys": [torch keys], "passed_over"}
 """
 
 import json

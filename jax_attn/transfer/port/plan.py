@@ -36,7 +36,7 @@ _CHUNK = 2**22
 
 @dataclass(frozen=True, repr=False)
 class PortPlan:
-    """What a port would do, and every reason why it cannot.
+    """The rows that a port would carry, and every reason why it cannot.
 
     to: the side that is written. sources, targets: shape and dtype by name, before and after.
     passed_over: names that are not carried, and why. unused: Flax modules of the table that the

@@ -112,7 +112,7 @@ def for_shapes(
 
 
 def unused(groups: Iterable[Either], keys: Iterable[str], paths: Iterable[str]) -> list[Row]:
-    """Return the rows that have no name on either side; biases and optional rows may be absent."""
+    """Return rows whose names are absent on both sides, except biases and optional rows."""
     keys, paths = list(keys), list(paths)
     return [
         r

@@ -120,8 +120,8 @@ def row(keys: str | Sequence[str], paths: str | Sequence[str], *steps: Step) -> 
 
     Args:
       keys: one torch key or several. `{layer}`, or any other name in braces, represents an integer.
-      paths: one Flax path or several, with the same names in braces. Several paths need a step that
-      splits, such as `packed`; several keys need one that joins, such as `joined`.
+      paths: one Flax path or several, with the same names in braces. Several paths need a step
+        that splits, such as `packed`; several keys need one that joins, such as `joined`.
       steps: the steps; without any, the array is unchanged.
 
     Raises:

@@ -130,7 +130,7 @@ class Shards:
 
     @property
     def share_heads(self) -> bool:
-        """Whether several devices read the same key/value heads."""
+        """True if several devices read the same key/value heads."""
         return "N" in self.axes and "K" not in self.axes
 
     def here(self, call: Call) -> Call:

@@ -254,7 +254,7 @@ def parity(request: pytest.FixtureRequest) -> Parity:
     checker = item.stash[_PARITY] = Parity(item, _marked_words(item) | dtype_of_test)
     if not environment.present("torch"):
         install = environment.install_line("torch")
-        absent = f"torch, the reference, is not installed: {install}"
+        absent = f"torch is not installed, but is needed as the reference: {install}"
         checker.record_not_run(checker.dtype, absent)
         pytest.fail(absent, pytrace=False)
     return checker

@@ -59,7 +59,7 @@ def _torch(path: Path) -> Any:
     try:
         import torch
     except ImportError as error:
-        text = f"reading a {path.suffix} file, a pickle, needs torch, which is not installed"
+        text = f"a {path.suffix} file is a pickle, which only torch reads; torch is not installed"
         raise file_error(path, text, _INSTALL) from error
     if tuple(map(int, re.findall(r"\d+", torch.__version__)[:2])) < _NEEDED:
         text = f"reading a pickle needs torch 2.10 or later, got {torch.__version__}"

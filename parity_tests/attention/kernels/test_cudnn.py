@@ -117,7 +117,7 @@ ANY = np.ones((130, 130), bool)
 REFUSED = {
     "float32": ({"dtype": "float32"}, "it takes float16 and bfloat16, not float32"),
     "precision": ({"precision": "highest"}, "it multiplies the weights in the inputs' dtype"),
-    "dropout": ({"dropout": Dropout(0.5, keep=ANY)}, "it has no dropout that another kernel"),
+    "dropout": ({"dropout": Dropout(0.5, keep=ANY)}, "its dropout differs"),
     "empty batch": ({"B": 0}, "there is nothing to compute"),
     "odd heads": ({"H": 12}, "H must be a multiple of 8, here 12"),
     "wide heads": ({"H": 136}, "H may be 128 at most, 256 from Hopper on, here 136"),

@@ -142,7 +142,7 @@ def test_a_folder_without_a_config(small, tmp_path):
     shutil.copy(small("gpt2").folder / "model.safetensors", tmp_path)
     done = verify(tmp_path, "--model")
     assert done.exit_code == USAGE
-    assert "expected a config.json in the folder" in " ".join(done.output.split())
+    assert "expected a config.json beside the tensors" in " ".join(done.output.split())
 
 
 def test_a_class_that_is_no_model_is_refused(small, tmp_path):

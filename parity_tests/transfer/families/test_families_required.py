@@ -204,7 +204,7 @@ def test_a_language_model_whose_head_is_not_tied_has_one(name):
     config |= {"tie_word_embeddings": False, "architectures": [ROWS[name].name]}
     left = [key for key in keys if key not in ("lm_head.weight", "embed_out.weight")]
     (said,) = missing(config, left).values()
-    assert "names an architecture with a head" in said
+    assert "names an architecture with an untied head" in said
     assert missing(config | {"architectures": ["Model"]}, left) == {}
     assert missing(config | {"architectures": 3}, left) == {}
 

@@ -131,11 +131,11 @@ BAD_PATHS = {
     "a name too long": (beside("a" * 999 + ".safetensors"), "no such file"),
     "a part of what has none": (
         lambda folder: (beside("model.safetensors", ("model.safetensors", GOOD))(folder), "model"),
-        "safetensors have no parts, got 'model'",
+        "for safetensors, got 'model'",
     ),
     "an empty folder": (folder_of(), "expected *.safetensors or *.bin in the folder, got []"),
     "other files in a folder": (folder_of(("config.json", {})), "got ['config.json']"),
-    "a tensor in two files": (folder_of((X, GOOD), (Y, GOOD)), "in more than one of its files"),
+    "a tensor in two files": (folder_of((X, GOOD), (Y, GOOD)), "in several, y.safetensors"),
     "one shard cut": (folder_of((X, GOOD), (Y, GOOD[:-1])), "y.safetensors"),
     "shards without their index": (
         folder_of(("model-00001-of-00002.safetensors", GOOD)),

@@ -59,7 +59,7 @@ REFUSED = {  # opt_state, torch's state dict, every (kind, name), what it says
         optax.sgd(LR).init(PARAMS),
         SGD,
         [("unexpected", "momentum_buffer")],
-        "0 arrays are trace in optax",
+        "optax has 0 arrays of trace",
     ),
     "an algorithm that torch lacks": (
         optax.lion(LR).init(PARAMS),
@@ -74,7 +74,7 @@ REFUSED = {  # opt_state, torch's state dict, every (kind, name), what it says
             ("unreadable", "hyperparams.learning_rate"),
             ("unreadable", "hyperparams.momentum"),
         ],
-        "expected its value",
+        "expected a value",
     ),
     "a count that is no array": (
         optax.tree.set(ADAM_STATE, count=0),
@@ -92,7 +92,7 @@ REFUSED = {  # opt_state, torch's state dict, every (kind, name), what it says
         ACCUMULATED,
         ADAM,
         [("refused", "mini_step")],
-        "go on to the next update",
+        "continue to the next update",
     ),
     "a bare array": ((ADAM_STATE, jnp.ones(3)), ADAM, [("refused", "1")], "got a bare array"),
 }

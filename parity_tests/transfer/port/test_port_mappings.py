@@ -170,7 +170,7 @@ BAD = {
     "no head in a causal language model": Bad(
         without("lm_head.weight"),
         config={"architectures": ["LlamaForCausalLM"]},
-        said=("1 problem", "'lm_head.weight'", "names an architecture with a head"),
+        said=("1 problem", "'lm_head.weight'", "an untied head"),
     ),
     "other heads than the config's": Bad(
         options=("--num-heads", "5"), said=("--num-heads", "expected 6", "got 5")

@@ -1,4 +1,4 @@
-"""What a family of models is: what its attention does, and the tables of its weights.
+"""A family of models: what its attention does, and the tables of its weights.
 
 A family is data about other people's checkpoints. `traits` says what its models do, as the config
 has it; the tables carry a block's weights, or a whole file's, to Flax paths that are the same in

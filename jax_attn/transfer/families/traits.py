@@ -1,4 +1,4 @@
-"""What a model does, as its config has it: plain data that needs no framework.
+"""Traits of a model, read from its config: plain data that needs no framework.
 
 `Traits` describe one attention block, `BlockTraits` the block around it, `ModelTraits` a whole
 model. A family reads them out of a config; `jax_attn.models` builds a model of them.

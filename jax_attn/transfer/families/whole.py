@@ -1,4 +1,4 @@
-"""What is read alike out of the configs of whole models, whatever their family."""
+"""Reading of whole models' configs, as far as it is the same for every family."""
 
 from collections.abc import Iterable
 

@@ -254,7 +254,7 @@ def _weight_map(index: Path) -> dict[str, str]:
     problems = []
     for key, name in items:
         if not (isinstance(name, str) and Path(name).name == name and name.endswith(_SUFFIXES)):
-            text = f"expected the name of a file ({', '.join(_SUFFIXES)}), got {name!r}"
+            text = f"expected the name of a file next to it ({', '.join(_SUFFIXES)}), got {name!r}"
             problems.append(Problem("file", str(index), f"{key!r}: {text}"))
     if not items:
         problems.append(Problem("file", str(index), "expected at least one name, got none"))

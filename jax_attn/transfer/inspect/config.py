@@ -1,4 +1,4 @@
-"""What a checkpoint's config says of a block: its heads, and what a rebuild does not support.
+"""Heads of a block, and features that a rebuild does not support, from a checkpoint's config.
 
 A block found by its spelling belongs to no known family, so its config may name heads in any way.
 Needs no framework. Letters: N and K query and key/value heads, H head_dim.
@@ -98,7 +98,7 @@ def head_counts(
     if not problems and N is None:
         raise UnknownHeadsError(
             f"{block.rows['q.weight'].key}: num_heads cannot be inferred from shapes: expected "
-            f"one of {', '.join(NUM_HEADS)} in {read.file}, or --num-heads"
+            f"one of {', '.join(NUM_HEADS)} in {read.file} next to the checkpoint, or --num-heads"
         )
     if not problems and N is not None:
         problems += _misfits(block, N, K, H)

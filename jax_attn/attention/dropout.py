@@ -76,7 +76,7 @@ class Dropout:
 
         Args:
           x: the array to drop elements from.
-          first: the first column that x holds, where it holds only some consecutive columns.
+          first: the first column that x holds, if it holds only some consecutive columns.
         """
         if self.rate == 0:
             return x

@@ -1,7 +1,7 @@
-"""PyTorch's attention designs in JAX/Flax, with weights that move both ways and a proof.
+"""PyTorch's attention designs in JAX/Flax, with weights converted both ways and verified.
 
-Everything here is imported when first used (PEP 562), so that the command line
-starts without a framework and files can be read where torch is absent.
+Everything is imported on first use (PEP 562), so that the command line starts without a framework
+and files can be read without torch.
 """
 
 import importlib

@@ -1,10 +1,10 @@
-"""`python -m jax_attn` is `jax-attn`."""
+"""Entry point of `python -m jax_attn`, the same as `jax-attn`."""
 
 import sys
 
 
 def run() -> None:
-    """The command line; Ctrl-C while it is imported is told as Ctrl-C later is."""
+    """Run the command line; report Ctrl-C during import like any other."""
     try:
         from jax_attn.cli import main
     except KeyboardInterrupt:

@@ -1,3 +1,3 @@
-"""The floating dtypes that both frameworks compute in, the most usual one first."""
+"""Floating-point dtypes in which both frameworks compute, the most common one first."""
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")

@@ -1,4 +1,4 @@
-"""Where a result was made: versions, devices, precision settings, what is missing."""
+"""Environment of a result: versions, devices, precision settings, missing extras."""
 
 import importlib.metadata
 import importlib.util
@@ -10,7 +10,7 @@ from typing import Any
 
 PACKAGES = ("jax-attn", "jax", "jaxlib", "flax", "numpy", "ml_dtypes", "safetensors", "torch")
 
-# extra -> the module that shows it is installed, and what it is for.
+# extra -> the module that shows that it is installed, and its purpose.
 EXTRAS = {
     "torch": ("torch", "the reference side: verify, check"),
     "tpu": ("libtpu", "the TPU, or its compiler on a host without one"),
@@ -27,7 +27,7 @@ _JAX_SETTINGS = {"jax_default_matmul_precision": str, "jax_enable_x64": bool}
 
 
 def install_line(extra: str) -> str:
-    """The command that installs an extra's packages, which this package's metadata names."""
+    """Return the command that installs an extra's packages, as in this package's metadata."""
     marker = re.compile(rf"""extra == ["']{extra}["']""")
     try:
         requirements = importlib.metadata.requires("jax-attn") or []
@@ -38,10 +38,10 @@ def install_line(extra: str) -> str:
 
 
 def settle_platforms() -> None:
-    """Choose JAX's platforms, unless the user has: those whose device is present.
+    """Choose JAX's platforms by the devices that are present, unless the user has chosen.
 
-    Left alone, jax asks every plugin that is installed, and libtpu without a TPU searches the
-    network for one. Call this before jax starts.
+    Otherwise jax asks every installed plugin, and libtpu without a TPU searches the network for
+    one. Call this before jax starts.
     """
     platforms = []
     if present("libtpu") and (list(Path("/dev").glob("accel*")) or Path("/dev/vfio/0").exists()):
@@ -52,7 +52,7 @@ def settle_platforms() -> None:
 
 
 def version(package: str) -> str | None:
-    """The installed version; None where it is absent."""
+    """Return the installed version; None if the package is absent."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -60,12 +60,12 @@ def version(package: str) -> str | None:
 
 
 def present(module: str) -> bool:
-    """Whether `module` could be imported, without importing it."""
+    """Return whether `module` could be imported, without importing it."""
     return importlib.util.find_spec(module) is not None
 
 
 def describe() -> dict[str, Any]:
-    """Plain data for a report's head; starts jax."""
+    """Return plain data for a report's head; starts jax."""
     import jax
 
     versions = {name: version(name) for name in PACKAGES}
@@ -81,14 +81,14 @@ def describe() -> dict[str, Any]:
     }
 
 
-# Linux's name of a processor's vector or matrix instructions -> what they are called, widest first.
+# Linux's names of a processor's vector or matrix instructions -> common names, widest first.
 _INSTRUCTIONS = {"amx_tile": "AMX", "avx512f": "AVX-512", "avx2": "AVX2", "asimd": "NEON"}
 
 
 def _processor() -> str:
-    """The model's name and its widest instructions from Linux, else what Python knows.
+    """Return the model's name and its widest instructions from Linux, else what Python knows.
 
-    Virtual machines often give models of several generations one name.
+    Virtual machines often give models of several generations the same name.
     """
     info = Path("/proc/cpuinfo")
     lines = re.findall(r"^(.+?)\s*:(.*)", info.read_text() if info.exists() else "", re.M)
@@ -103,7 +103,7 @@ _MEMINFO = Path("/proc/meminfo")
 
 
 def free_memory() -> int | None:
-    """Bytes that can be had without swapping; None where the system does not say."""
+    """Return the bytes available without swapping; None if the system does not say."""
     try:
         lines = dict(line.split(":", 1) for line in _MEMINFO.read_text().splitlines())
         return 1024 * int(lines["MemAvailable"].split()[0])

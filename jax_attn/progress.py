@@ -1,4 +1,4 @@
-"""How far a long run is, on stderr, so that stdout holds only data."""
+"""Progress of a long run, shown on stderr so that stdout holds only data."""
 
 import sys
 import time
@@ -19,19 +19,19 @@ from rich.progress import (
 from rich.text import Text
 
 A_LINE_EVERY = 30.0
-"""The least seconds between two lines of a log."""
+"""Minimum number of seconds between two lines of a log."""
 _KNOWN_FROM = 0.1
-"""The part of the work that must be done before the time left is shown."""
+"""Fraction of the work that must be done before the time left is shown."""
 _LEAST_PARTS = 5
-"""How many parts of the work must be done before: the first ones load, and two may come at once."""
+"""Parts of the work that must be done before: the first ones load, and two may end at once."""
 _SOON, _AT_MOST = 20.0, 30.0
-"""Of fewer seconds left it is only said that they are less than some more: a part may take long."""
+"""With fewer than _SOON seconds left, show "less than _AT_MOST", because one part may take long."""
 
 
 class TimeLeft:
-    """Estimate the time that the rest of some work takes, from the cost of what is done.
+    """Estimate of the remaining time of some work, from the cost of what is done.
 
-    The first part to be done starts the clock: until then processes start and programs load.
+    The clock starts when the first part is done: until then processes start and programs load.
     """
 
     def __init__(self, cost: float):
@@ -40,7 +40,7 @@ class TimeLeft:
         self._first = self._last = (0.0, 0.0)
 
     def done(self, cost: float) -> None:
-        """Note that work of this cost is done by now, all in all."""
+        """Record that work of this total cost is done by now."""
         self._last = (time.monotonic(), cost)
         if self._parts == 0:
             self._first = self._last
@@ -48,7 +48,7 @@ class TimeLeft:
 
     @property
     def seconds(self) -> float | None:
-        """The seconds left from now on; None as long as they cannot be known."""
+        """Estimated seconds left from now on; None if they are not yet known."""
         (begun, before), (then, cost) = self._first, self._last
         if self._parts < _LEAST_PARTS or cost < _KNOWN_FROM * self.cost or cost <= before:
             return None
@@ -74,19 +74,18 @@ class _TimeLeftColumn(ProgressColumn):
 
 
 class Show(Protocol):
-    """Say how many are done, and what they cost where not all cost alike."""
+    """Function that shows how many parts are done, and their cost if costs differ."""
 
     def __call__(self, done: int, cost: float | None = None) -> None: ...
 
 
 @contextmanager
 def counting(activity: str, total: int, left: TimeLeft | None = None) -> Iterator[Show]:
-    """A bar, or a line now and then if stderr is a log; call the function it yields with how many
-    are done.
+    """Show a bar, or occasional lines if stderr is a log; yield a function of the count done.
 
-    left: of work whose parts differ in cost, or that has begun; None: each costs alike.
+    left: for work whose parts differ in cost, or that has begun; None if all parts cost the same.
 
-    What is printed on stdout meanwhile stands above the bar, where both are one terminal.
+    If stdout and stderr are the same terminal, what is printed on stdout appears above the bar.
     """
     console = Console(stderr=True)
     started = logged = time.monotonic()

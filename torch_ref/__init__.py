@@ -1,4 +1,4 @@
-"""The PyTorch attention designs that jax_attn ports, one file a design. No jax here."""
+"""The PyTorch attention designs that jax_attn ports, one file per design. No jax here."""
 
 from torch_ref import fused_mha, gqa, masked_mha, mqa, plain_mha, torch_mha, weights_mha
 

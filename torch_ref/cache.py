@@ -1,7 +1,6 @@
-"""The keys and values of the tokens read so far, in torch: what ``jax_attn.nn.KVCache`` is there.
+"""Cached keys and values of earlier tokens, in torch: the counterpart of ``jax_attn.nn.KVCache``.
 
-Written for this package, to be read: every place is looked at in every step, and each place says
-which token lies in it.
+Written for readability: every step reads every place, and each place knows its token.
 """
 
 import torch
@@ -11,14 +10,14 @@ from torch_ref.checks import positive_int
 
 
 class KVCache:
-    """What ``GroupedQueryAttention`` attends to beside its query, and grows by it, in place.
+    """Keys and values that ``GroupedQueryAttention`` attends to and extends in place.
 
-    length: the most tokens that a row can hold, token n in place n; or window: how many tokens
-    back a token sees, itself among them, token n in place n % window of a ring.
+    length: the most tokens that a row can hold, token n in place n; or window: how many tokens a
+    token sees, including itself, token n in place n % window of a ring.
 
-    keys, values (B, P, K, H): P places a row. filled (B,): how many tokens each row has read.
-    Gradients go through what was read before, so decode under torch.no_grad() where none are
-    wanted. Raises ValueError naming the argument.
+    keys, values (B, P, K, H): P places a row. filled (B,): the number of tokens each row has read.
+    Gradients flow through earlier tokens, so decode under torch.no_grad() if none are needed.
+    Raises ValueError that names the argument.
     """
 
     def __init__(
@@ -45,11 +44,11 @@ class KVCache:
         self.window = window
 
     def positions(self, T: int) -> Tensor:
-        """Where the next T tokens stand, (B, T)."""
+        """Return the positions of the next T tokens, (B, T)."""
         return self.filled[:, None] + torch.arange(T, device=self.filled.device)
 
     def tokens(self) -> Tensor:
-        """Which token lies in each place, (B, P); below 0 where none does."""
+        """Return which token each place holds, (B, P); below 0 for an empty place."""
         place_P = torch.arange(self.keys.shape[1], device=self.filled.device)
         last_B1 = self.filled[:, None] - 1
         if self.window is None:
@@ -57,7 +56,7 @@ class KVCache:
         return last_B1 - (last_B1 - place_P) % self.window
 
     def visible(self, T: int) -> Tensor:
-        """(B, 1, T, P + T): which places, and which of the next T tokens, each of these sees."""
+        """Return which places and next T tokens each of these tokens sees, (B, 1, T, P + T)."""
         query_BT1 = self.positions(T)[..., None]
         token_B1S = torch.cat((self.tokens(), self.positions(T)), dim=1)[:, None]
         visible_BTS = (token_B1S >= 0) & (token_B1S <= query_BT1)
@@ -66,11 +65,11 @@ class KVCache:
         return visible_BTS[:, None]
 
     def check(self, k_BTKH: Tensor, v_BTKH: Tensor, lengths: Tensor) -> None:
-        """Raise ValueError where these do not fit, before anything is written."""
+        """Raise ValueError if these do not fit, before anything is written."""
         B, P, K, H = self.keys.shape
         called = (k_BTKH.shape[0], *k_BTKH.shape[2:])
         if called != (B, K, H):
-            raise ValueError(f"cache: expected B, K, H = {called} as of the call, got {(B, K, H)}")
+            raise ValueError(f"cache: expected B, K, H = {called} as in the call, got {(B, K, H)}")
         T = k_BTKH.shape[1]
         counts = isinstance(lengths, Tensor) and lengths.dtype in (torch.int32, torch.int64)
         if not counts or lengths.shape != (B,) or bool(((lengths < 0) | (lengths > T)).any()):
@@ -80,7 +79,7 @@ class KVCache:
             raise ValueError(f"cache: expected at most {P} tokens a row, got {most}")
 
     def append(self, k_BTKH: Tensor, v_BTKH: Tensor, lengths: Tensor) -> None:
-        """Write the first `lengths` (B,) of these tokens; of those, a ring keeps the last."""
+        """Write the first `lengths` (B,) of these tokens; a ring keeps the last of them."""
         self.check(k_BTKH, v_BTKH, lengths)
         token_BT = self.positions(k_BTKH.shape[1])
         filled_B1 = (self.filled + lengths)[:, None]

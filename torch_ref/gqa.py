@@ -17,31 +17,31 @@ from torch_ref.rotary import DynamicNTK, Rotary, rotate
 
 
 class GroupedQueryAttention(nn.Module):
-    """`(query, key=None, value=None, mask=None, *, is_causal, bias, positions, key_positions)`,
-    or `(query, cache=cache, lengths=None)`.
+    """Attention with num_heads query heads that share num_kv_heads key/value heads.
 
-    query (B, T, D), key (B, S, kdim), value (B, S, vdim) -> (B, T, D); key defaults to query,
-    value to key. mask: boolean, True = attend, rank 2 or 4, broadcast to (B, N, T, S);
-    is_causal: key j visible to query i when j ≤ i; bias: float, added to the scores, broadcast
-    likewise.
-    Order: scale·QKᵀ → softcap·tanh(·/softcap) → bias → mask → softmax → dropout → V.
-    Query head n reads key/value head n // G. A row that may attend to nothing gives 0 and
-    sends no gradient.
+    Called as `(query, key=None, value=None, mask=None, *, is_causal, bias, positions,
+    key_positions)` or `(query, cache=cache, lengths=None)`.
 
-    qk_norm: called as `qk_norm(head_dim)`, makes q_norm and k_norm, such as nn.RMSNorm. rotary:
-    turns queries and keys, after that, by positions (T,) or (B, T) and key_positions (S,) or
-    (B, S); 0, 1, … unless given, the query's where no key is given; with a key both or neither.
-    add_bias_kv: learns a key and a value, `bias_k` and `bias_v` (1, 1, K·H), behind the S;
-    add_zero_attn: has a key and a value of 0 behind that, both as torch.nn.MultiheadAttention, seen
-    by every query, with a column of weights and dropout each. sinks: learns a score for each query
-    head, `sinks` (N,), beside its keys', which has no value and no column, as in gpt-oss.
-    position_bias: called as `position_bias(T, S)`, gives floats added to the scores, such as an
-    Alibi or a RelativeBias.
-    cache: a KVCache of the tokens before the query's, which attend to all of them and, causally,
-    to themselves, and are added to it; lengths (B,): how many of each row's T tokens are real.
+    query (B, T, D), key (B, S, kdim), value (B, S, vdim) -> (B, T, D); key defaults to query, value
+    to key. mask: boolean, True = attend, rank 2 or 4, broadcasts to (B, N, T, S); is_causal: key j
+    is visible to query i if j ≤ i; bias: floats added to the scores, broadcasts to (B, N, T, S).
+    Order: scale·QKᵀ → softcap·tanh(·/softcap) → bias → mask → softmax → dropout → V. Query head n
+    reads key/value head n // G. A row that may attend to nothing gives 0 and has no gradient.
 
-    Written for this package as the meeting place of the published designs, so it departs
-    from none. Raises ValueError naming the argument.
+    qk_norm: makes q_norm and k_norm, for example nn.RMSNorm; called as `qk_norm(head_dim)`. rotary:
+    then rotates queries and keys by positions (T,) or (B, T) and key_positions (S,) or (B, S); the
+    default is 0, 1, …, or the query's without a key; with a key give both or neither. add_bias_kv:
+    learns a key and a value, `bias_k` and `bias_v` (1, 1, K·H), after the S; add_zero_attn: adds a
+    key and a value of 0 after those; both as in torch.nn.MultiheadAttention: every query sees them,
+    and each has a column of weights and dropout. sinks: learns a score `sinks` (N,) for each query
+    head, which has no value and no column, as in gpt-oss. position_bias: an Alibi, a RelativeBias
+    or another function `position_bias(T, S)` that returns floats to add to the scores. cache: a
+    KVCache of the tokens before the query's. The query's tokens attend to all of them and,
+    causally, to themselves, and are added to the cache; lengths (B,): how many of each row's T
+    tokens are real.
+
+    Written for this package as a superset of the published designs, so there are no departures.
+    Raises ValueError that names the argument.
     """
 
     def __init__(
@@ -114,10 +114,10 @@ class GroupedQueryAttention(nn.Module):
         if cache is not None:
             others = {"key": key, "value": value, "mask": mask, "bias": bias, **where}
             if present := [name for name, x in others.items() if x is not None]:
-                raise ValueError(f"{present[0]}: expected None beside a cache")
+                raise ValueError(f"{present[0]}: expected None with a cache")
             return self._continued(query, cache, lengths)
         if lengths is not None:
-            raise ValueError("lengths: expected None, as no cache is given")
+            raise ValueError("lengths: expected None without a cache")
         weights_BNTS = self.attention_weights(
             query, key, mask, is_causal=is_causal, bias=bias, **where
         )
@@ -137,7 +137,7 @@ class GroupedQueryAttention(nn.Module):
         positions: Tensor | None = None,
         key_positions: Tensor | None = None,
     ) -> Tensor:
-        """The softmax before dropout, (B, N, T, S); behind, columns of bias_k and the zero key."""
+        """Return the softmax before dropout, (B, N, T, S), then columns for extra keys."""
         self._check_positions(key, positions, key_positions)
         key_positions = positions if key is None else key_positions
         key = query if key is None else key
@@ -155,7 +155,7 @@ class GroupedQueryAttention(nn.Module):
         return self._weights(*self._heads(query, key, positions, key_positions), mask, bias)
 
     def _continued(self, query: Tensor, cache: KVCache, lengths: Tensor | None) -> Tensor:
-        """The output for the tokens that follow those in the cache, which grows by them."""
+        """Return the output for the tokens after those in the cache, and extend the cache."""
         if not isinstance(cache, KVCache):
             raise ValueError(f"cache: expected a KVCache, got {type(cache).__name__}")
         if self.training and (self.dropout.p > 0 or self.out_dropout.p > 0):
@@ -163,7 +163,9 @@ class GroupedQueryAttention(nn.Module):
         for width in (self.embed_dim, self.kdim, self.vdim):
             _check_sequence("query", query, width)
         if self.rotary is not None and isinstance(self.rotary.scaling, DynamicNTK):
-            raise ValueError("cache: expected frequencies that stay; DynamicNTK's follow the text")
+            raise ValueError(
+                "cache: cannot be combined with DynamicNTK, which depends on the length"
+            )
         if self.position_bias is not None:
             raise ValueError("cache: expected a module without position_bias")
         B, T, _ = query.shape
@@ -185,17 +187,17 @@ class GroupedQueryAttention(nn.Module):
         where = {"positions": positions, "key_positions": key_positions}
         present = [name for name, at in where.items() if at is not None]
         if self.rotary is None and present:
-            raise ValueError(f"{present[0]}: expected None, as the module has no rotary")
+            raise ValueError(f"{present[0]}: expected None, because the module has no rotary")
         if key is None and key_positions is not None:
-            raise ValueError("key_positions: expected None, as no key is given")
+            raise ValueError("key_positions: expected None without a key")
         if key is not None and len(present) == 1:
-            both = "expected positions and key_positions, as a key is given"
+            both = "expected positions and key_positions, because a key is given"
             raise ValueError(f"{present[0]}: {both}")
 
     def _heads(
         self, query: Tensor, key: Tensor, positions: Tensor | None, key_positions: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Queries (B, T, N, H) and keys (B, S, K, H): projected, normalised, rotated."""
+        """Return queries (B, T, N, H) and keys (B, S, K, H): projected, normalised, rotated."""
         q_BTNH = self.q_norm(self.q_proj(query).unflatten(-1, (self.num_heads, self.head_dim)))
         k_BSKH = self.k_norm(self.k_proj(key).unflatten(-1, (self.num_kv_heads, self.head_dim)))
         if self.rotary is None:
@@ -219,15 +221,15 @@ class GroupedQueryAttention(nn.Module):
         if mask is not None:
             scores = scores.masked_fill(~mask, float("-inf"))
         scores = torch.cat((scores, *self._extra_scores(q_BTKGH)), dim=-1)
-        # A softmax over nothing but -inf is NaN, and NaN times 0 stays NaN in the backward
-        # pass: such rows are given finite scores first, and 0 afterwards.
+        # The softmax of a row of -inf is NaN, and NaN times 0 stays NaN in the backward pass: such
+        # rows get finite scores first, and weights of 0 afterwards.
         empty_BNT1 = (scores == float("-inf")).all(dim=-1, keepdim=True)
         weights = torch.softmax(scores.masked_fill(empty_BNT1, 0.0), dim=-1)
         weights = weights.masked_fill(empty_BNT1, 0.0)
         return weights if self.sinks is None else weights[..., :-1]
 
     def _extra_scores(self, q_BTKGH: Tensor) -> list[Tensor]:
-        """(B, N, T, 1) each: of bias_k, of the zero key, of the sinks."""
+        """Return scores (B, N, T, 1) of bias_k, of the zero key and of the sinks, those present."""
         (B, T, K, G, _), columns = q_BTKGH.shape, []
         if self.bias_k is not None:
             k_KH = self.bias_k.view(K, self.head_dim)
@@ -264,7 +266,7 @@ def _length(positions: Tensor | None, x_BTNH: Tensor) -> int:
 def _check_sequence(
     name: str, x: Tensor, width: int, batch: int | None = None, length: int | None = None
 ) -> None:
-    """Rank 3, at least one step long, `width` wide; batch and length where they are given."""
+    """Check rank 3, a length ≥ 1, the width, and batch and length if they are given."""
     wanted = ("batch" if batch is None else batch, "length" if length is None else length, width)
     fits = x.ndim == 3 and x.shape[1] > 0
     if not fits or any(
@@ -275,7 +277,7 @@ def _check_sequence(
 
 
 def _check_over_scores(name: str, x: Tensor | None, BNTS: tuple[int, int, int, int]) -> None:
-    """A mask is boolean and of rank 2 or 4, a bias floating; both broadcast to BNTS."""
+    """Check that a mask is boolean, of rank 2 or 4, a bias floating; both broadcast to BNTS."""
     if x is None:
         return
     if name == "mask" and x.dtype != torch.bool:

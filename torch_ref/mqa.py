@@ -17,7 +17,7 @@ class MultiQueryAttention(nn.Module):
 
     Departures from the published code:
       * `.contiguous` there lacks its parentheses, so that the call fails: here it has them.
-      * `self.n_model` there is never set: `self.d_model` was meant.
+      * `self.n_model` there is never set: here it is `self.d_model`.
       * sizes that do not fit raise ValueError, not AssertionError.
     """
 

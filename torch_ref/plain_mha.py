@@ -42,14 +42,14 @@ class MultiHeadAttention(nn.Module):
 
 
 def simple_tokenizer(sentence: str) -> list[int]:
-    """One index a word, lower-cased, split at white space; 0 for a word it does not know."""
+    """Return each word's index, split at white space, ignoring case; 0 for an unknown word."""
     return [WORD_TO_INDEX.get(word, 0) for word in sentence.lower().split()]
 
 
 def encode_sentence(
     sentence: str, tokenizer: Callable[[str], list[int]], max_len: int = 10
 ) -> Tensor:
-    """Token ids (max_len,) of dtype long: cut at max_len, or filled up with 0."""
+    """Return token ids (max_len,) of dtype long, truncated or padded with 0."""
     tokens = tokenizer(sentence)[:max_len]
     return torch.tensor(tokens + [0] * (max_len - len(tokens)), dtype=torch.long)
 
@@ -62,7 +62,8 @@ class SentenceAttention(nn.Module):
 
     Departures from the published code:
       * a script of globals there, a module here.
-      * the filling 0 is attended to like a word: so it is there.
+
+    As published, the padding 0 is attended to like a word.
     """
 
     def __init__(self, vocab_size: int, embed_dim: int, num_heads: int):

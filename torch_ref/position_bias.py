@@ -1,4 +1,4 @@
-"""What is added to the scores by where query and key are; names as in jax_attn.
+"""Biases computed from the positions of query and key; names as in jax_attn.
 
 ALiBi: Press et al. 2022, arXiv:2108.12409. T5's buckets: Raffel et al. 2020, arXiv:1910.10683.
 """
@@ -14,7 +14,7 @@ from torch_ref.checks import positive_int
 
 @dataclass(frozen=True)
 class Alibi:
-    """ALiBi of num_heads heads, its slopes multiplied by factor: called as (T, S) -> (N, 1, S)."""
+    """ALiBi for num_heads heads, slopes multiplied by factor; call it as (T, S) -> (N, 1, S)."""
 
     num_heads: int
     factor: float = 1.0
@@ -29,19 +29,19 @@ class Alibi:
 
 
 def alibi(num_heads: int, length: int, *, factor: float = 1.0) -> Tensor:
-    """factor · slope · (j − (S − 1)) for head n and key j of S = length; (N, 1, S) in float32.
+    """Return factor · slope · (j − (S − 1)) for head n and key j, S = length: (N, 1, S) float32.
 
-    A query at i wants j − i in place of j − (S − 1): one number for all its keys, which no softmax
-    sees. For causal attention.
+    The definition has j − i for a query at i. The difference is the same for all its keys and
+    cancels in the softmax. For causal attention.
     """
     distance_S = torch.arange(length, dtype=torch.float32) - (length - 1)
     return factor * alibi_slopes(num_heads)[:, None, None] * distance_S
 
 
 class RelativeBias(torch.nn.Embedding):
-    """T5's: called as (T, S) -> (N, T, S), a number a head for the bucket that j − i falls into.
+    """T5's learned bias, (T, S) -> (N, T, S): for each head one number for the bucket of j − i.
 
-    weight (buckets, N), drawn from N(0, 1). As `relative_bucket` takes the others.
+    weight (buckets, N), drawn from N(0, 1). The other arguments are those of `relative_bucket`.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class RelativeBias(torch.nn.Embedding):
         super().__init__(positive_int("buckets", buckets), positive_int("num_heads", num_heads))
         self.max_distance, self.bidirectional = max_distance, bidirectional
 
-    # Called by lengths, as each position bias is: tokens mean nothing to it.
+    # Called with lengths, like every position bias, not with tokens.
     def forward(self, T: int, S: int) -> Tensor:  # type: ignore[override]
         how = (self.num_embeddings, self.max_distance, self.bidirectional)
         device = self.weight.device
@@ -67,11 +67,11 @@ class RelativeBias(torch.nn.Embedding):
 def relative_bucket(
     distance: int, buckets: int = 32, max_distance: int = 128, bidirectional: bool = True
 ) -> int:
-    """T5's bucket for a distance j − i of key from query.
+    """Return T5's bucket for a distance j − i of key from query.
 
-    The nearest half of the buckets have a distance each, the others grow evenly on a logarithmic
-    scale up to max_distance, the last has all beyond. bidirectional: keys after the query have
-    the second half to themselves; else they share that of distance 0.
+    The nearer half of the buckets hold one distance each, the others grow evenly on a logarithmic
+    scale up to max_distance, and the last holds all larger ones. bidirectional: keys after the
+    query have the second half for themselves; otherwise they share the bucket of distance 0.
     """
     count = buckets // 2 if bidirectional else buckets
     first = count if bidirectional and distance > 0 else 0
@@ -84,9 +84,10 @@ def relative_bucket(
 
 
 def alibi_slopes(num_heads: int) -> Tensor:
-    """2^(−8n/N) for head n = 1 … N where N is a power of two; (N,).
+    """Return the slope of each head, (N,): 2^(−8n/N), n = 1 … N, if N is a power of two.
 
-    Else those of the largest power of two below it, then every other one of twice as many.
+    Otherwise return the slopes of the largest power of two below N, then every other slope of twice
+    that power.
     """
     most = 2 ** int(math.log2(num_heads))
 

@@ -1,8 +1,8 @@
-"""Rotary positions: pairs of a head's features turned by an angle that grows with the position.
+"""Rotary positions: pairs of a head's features rotated by an angle that grows with the position.
 
 Su et al. 2021, arXiv:2104.09864, and the scalings of its frequencies for longer texts; names and
-order as in ``jax_attn.attention.rotary``. Angles are made in float32, as transformers makes them,
-or in float64 for float64.
+order as in ``jax_attn.attention.rotary``. Angles are computed in float32, as in transformers, or in
+float64 for float64.
 """
 
 import math
@@ -11,18 +11,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-# Radians a position (dim/2,), and the factor by which both features of a pair grow.
+# Radians per position (dim/2,), and the factor that multiplies both features of a pair.
 Frequencies = tuple[Tensor, float]
 
 
 def rotate(
     x: Tensor, positions: Tensor | None, rotary: "Rotary", *, length: int | None = None
 ) -> Tensor:
-    """x (B, T, N, H) with its pairs turned, each at its position; rounded once, to x's dtype.
+    """Rotate the feature pairs of x (B, T, N, H), each by its position; rounded once, to x's dtype.
 
-    positions: integers (T,) or (B, T); 0 … T−1 when None. length: of the text, for DynamicNTK;
-    the largest position + 1 unless given. Features beyond rotary.dim are as they were. Raises
-    ValueError naming the argument.
+    positions: integers (T,) or (B, T); 0 … T−1 if None. length: the length of the text, for
+    DynamicNTK; the largest position + 1 unless given. Features beyond rotary.dim are unchanged.
+    Raises ValueError that names the argument.
     """
     rotary.check(x.shape[3])
     if positions is None:
@@ -46,11 +46,11 @@ def rotate(
 
 @dataclass(frozen=True)
 class Rotary:
-    """Which features turn together, and how fast.
+    """Rotary positions: which features are rotated, and how fast.
 
-    base: of the frequencies base^(−2m/dim). dim: how many features turn, from the first on; all
-    when None. interleaved: pairs (2m, 2m + 1), else (m, m + dim/2). scaling: None, Linear,
-    DynamicNTK, Llama3 or Yarn.
+    base: that of the frequencies base^(−2m/dim). dim: the number of rotated features, from the
+    first on; all if None. interleaved: pairs (2m, 2m + 1), else (m, m + dim/2). scaling: None,
+    Linear, DynamicNTK, Llama3 or Yarn.
     """
 
     base: float = 10000.0
@@ -59,7 +59,7 @@ class Rotary:
     scaling: "Linear | DynamicNTK | Llama3 | Yarn | None" = None
 
     def check(self, head_dim: int) -> None:
-        """Raise ValueError where heads of this size cannot turn so."""
+        """Raise ValueError if heads of this size cannot be rotated so."""
         dim = head_dim if self.dim is None else self.dim
         if dim % 2 or not 2 <= dim <= head_dim:
             raise ValueError(f"rotary: expected an even dim of 2 to head_dim={head_dim}, got {dim}")
@@ -72,7 +72,7 @@ class Rotary:
 
 @dataclass(frozen=True)
 class Linear:
-    """Every frequency divided by factor (Chen et al. 2023, arXiv:2306.15595)."""
+    """Divide every frequency by factor (Chen et al. 2023, arXiv:2306.15595)."""
 
     factor: float
 
@@ -82,7 +82,7 @@ class Linear:
 
 @dataclass(frozen=True)
 class DynamicNTK:
-    """A base that grows with the text, once it is longer than original_length."""
+    """Let the base grow with the length of the text, once it exceeds original_length."""
 
     factor: float
     original_length: int
@@ -95,7 +95,7 @@ class DynamicNTK:
 
 @dataclass(frozen=True)
 class Llama3:
-    """Slow pairs divided by factor, fast ones left, those between interpolated (Llama 3.1)."""
+    """Divide slow pairs by factor, keep fast ones, and interpolate in between (Llama 3.1)."""
 
     factor: float
     low_freq_factor: float
@@ -112,7 +112,7 @@ class Llama3:
 
 @dataclass(frozen=True)
 class Yarn:
-    """As Llama3, between pairs counted from beta_fast and beta_slow turns; scores sharpened.
+    """Scale like Llama3, between pairs given by beta_fast and beta_slow turns; sharpen the scores.
 
     Peng et al. 2023, arXiv:2309.00071.
     """
@@ -133,7 +133,7 @@ class Yarn:
         return 1.0 / (self.factor * powers) * (1 - fast) + 1.0 / powers * fast, self._growth()
 
     def _bounds(self, base: float, dim: int) -> tuple[float, float]:
-        """The last pair that is left and the first that is divided by all of factor."""
+        """Return the last pair that is kept and the first that is divided by all of factor."""
 
         def pair(turns: float) -> float:
             return dim * math.log(self.original_length / (turns * 2 * math.pi)) / 2 / math.log(base)
@@ -157,5 +157,5 @@ class Yarn:
 
 
 def _powers(base: float, dim: int, dtype: torch.dtype) -> Tensor:
-    """base^(2m/dim)."""
+    """Return base^(2m/dim)."""
     return base ** (torch.arange(0, dim, 2, dtype=dtype) / dim)

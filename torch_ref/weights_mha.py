@@ -10,16 +10,16 @@ from torch_ref.checks import probability, split_evenly
 class MultiHeadSelfAttention(nn.Module):
     """`(x, mask=None) -> (output, attention weights)`; parameters `w_q w_k w_v w_o`.
 
-    x (B, T, D); mask (B, T, T) of 0/1, 1 = attend, the same for every head;
-    output (B, T, D); weights (B, N, T, T). The dropout falls on the output, after
-    `w_o`; the weights never see it. As published, √d_k is taken in x's own dtype, so
-    that in bfloat16 every score carries √d_k's rounding, up to 2⁻⁹ of it.
+    x (B, T, D); mask (B, T, T) of 0/1, 1 = attend, the same for every head; output (B, T, D);
+    weights (B, N, T, T). Dropout applies to the output, after `w_o`, never to the weights. As
+    published, √d_k is computed in x's own dtype, so in bfloat16 every score has the rounding error
+    of √d_k, up to a relative 2⁻⁹.
 
     Departures from the published code:
       * `scaled_dot_product_attention` there lacks `self`, so that the call fails: here
         it has it.
-      * `mask` there is accepted and ignored: here 0 forbids, for all heads alike. A row
-        of zeros gives NaN, output and weights, as -inf in every score does.
+      * `mask` there is accepted and ignored: here 0 forbids, for all heads. A row of zeros
+        gives NaN in output and weights, because every score is -inf.
       * sizes that do not fit raise ValueError, not AssertionError; the message is English.
     """
 
@@ -36,7 +36,7 @@ class MultiHeadSelfAttention(nn.Module):
     def scaled_dot_product_attention(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """q, k, v (B, N, T, H) and mask (B, T, T) -> output (B, N, T, H), weights (B, N, T, T)."""
+        """Map q, k, v (B, N, T, H), mask (B, T, T) to output (B, N, T, H), weights (B, N, T, T)."""
         d_k = torch.tensor(q.size(-1), dtype=q.dtype)
         scores = torch.matmul(q, k.transpose(-2, -1)) / torch.sqrt(d_k)
         if mask is not None:

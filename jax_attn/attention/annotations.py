@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 
-# What a function takes where it converts to JAX itself.
+# Arrays for functions that convert them to JAX arrays themselves.
 AnyArray = jax.Array | np.ndarray
-# A call may also describe its arrays only, where nothing is run.
+# Arrays for functions that run nothing and read only shapes and dtypes.
 AbstractArray = AnyArray | jax.ShapeDtypeStruct

@@ -40,41 +40,42 @@ def dot_product_attention(
     add_zero_attn: bool = False,
     sinks: Float[AnyArray, " N"] | None = None,
 ) -> Float[Array, "B T N Hv"]:
-    """softmax(scale · query · keyᵀ) · value, for each query head.
+    """Compute softmax(scale · query · keyᵀ) · value for each query head.
 
     The order is scale · QKᵀ → softcap → bias → mask → softmax → dropout → V. A query that may
-    attend to nothing, by the mask or by a bias of −inf, gives 0 and sends no gradient; beside
-    extra keys it attends to those. What the mask hides must still be finite: 0 · NaN is NaN.
+    attend to nothing, because of the mask or a bias of −inf, gives 0 and has no gradient; if there
+    are extra keys, it attends to those. Hidden keys and values must still be finite: 0 · NaN is
+    NaN.
 
     Args:
       query: (B, T, N, H) in float16, bfloat16, float32 or float64.
       key: (B, S, K, H), in the query's dtype; N is a multiple of K.
-      value: (B, S, K, Hv), likewise.
+      value: (B, S, K, Hv), in the query's dtype.
       mask: a Mask, or a boolean array that broadcasts to (B, N, T, S), rank 2 or 4; True =
         attend.
-      is_causal: a static bool; True is ``mask & Mask.causal()``: key j ≤ query i.
-      bias: floats added to the scores; broadcasts to (B, N, T, S) as in NumPy, so that rank 3
-        is (N, T, S).
+      is_causal: a static bool; True means ``mask & Mask.causal()``: key j ≤ query i.
+      bias: floats added to the scores; broadcasts to (B, N, T, S) as in NumPy, so rank 3 is
+        (N, T, S).
       scale: a plain number; 1/√H unless given.
       softcap: a plain number c > 0: scores become c · tanh(scores / c).
       dropout: a Dropout over (B, N, T, S + E).
       precision: of both products, as in ``jax.lax.dot_general``.
-      implementation: the kernel to insist on, by its name or as a ``dispatch.Kernel`` (such as
-        one of known name that runs with other tiles); None chooses. "dense" writes every score
-        out. "blocked" holds no T×S array, forward or backward; its forward mode (jvp, jacfwd) and
-        its second derivatives (hessian) are dense's, with dense's memory.
+      implementation: the required kernel, by name or as a ``dispatch.Kernel`` (for example a known
+        kernel with other tile sizes); None chooses one. "dense" writes out every score. "blocked"
+        holds no T×S array, forward or backward; its forward mode (jvp, jacfwd) and its second
+        derivatives (hessian) are computed by dense and take dense's memory.
       bias_k, bias_v: (K, H) and (K, Hv), in the query's dtype: one more key, such as a learned one,
-        and its value, behind the S. Every query sees it: mask and bias are of the S keys alone.
-      add_zero_attn: a static bool; True adds a key and a value of 0 behind that, which every query
-        sees likewise.
-      sinks: (N,) floats: a score that each query head has for nothing. It is not scaled, takes its
-        share of the softmax, and has no value, no column of weights and no dropout.
+        and its value, after the S keys. Every query sees it: mask and bias cover only the S keys.
+      add_zero_attn: a static bool; True adds a key and a value of 0 after those, which every query
+        sees too.
+      sinks: (N,) floats: for each query head a score that belongs to no key. It is not scaled,
+        takes its share of the softmax, and has no value, no column of weights and no dropout.
 
     Returns:
       (B, T, N, Hv) in the query's dtype. The softmax is in float32, or float64 for float64.
 
     Raises:
-      ArgumentError: everything that is wrong with the arguments, or every reason why the requested
+      ArgumentError: lists every problem with the arguments, or every reason why the requested
         implementation cannot serve them. It is both a ValueError and a TypeError.
 
     Vaswani et al., 2017; grouped queries: Ainslie et al., 2023; softcap: Gemma Team, 2024; the
@@ -104,13 +105,13 @@ def attention_weights(
     add_zero_attn: bool = False,
     sinks: Float[AnyArray, " N"] | None = None,
 ) -> Float[Array, "B N T S+E"]:
-    """The softmax that dot_product_attention multiplies the values by, before dropout.
+    """Compute the softmax by which dot_product_attention multiplies the values, before dropout.
 
-    Arguments and errors as there. A function of its own, so that looking at the weights never
-    changes how the output is computed.
+    Arguments and errors are those of dot_product_attention. This is a separate function so that
+    asking for the weights never changes how the output is computed.
 
     Returns:
-      (B, N, T, S + E) in the query's dtype: behind the S keys' columns that of bias_k, then that
+      (B, N, T, S + E) in the query's dtype: after the S keys' columns come that of bias_k and that
       of add_zero_attn. A row that may attend to nothing is 0.
     """
     extra = ExtraKeys(bias_k, None, add_zero_attn, sinks)
@@ -144,12 +145,11 @@ def explain_kernel(
     add_zero_attn: bool = False,
     sinks: Float[AbstractArray, " N"] | None = None,
 ) -> Explanation:
-    """Explain which kernel dot_product_attention would run for these arguments, and why not the
-    others.
+    """Explain which kernel dot_product_attention would run for these arguments, and why no other.
 
-    Nothing is run: arrays may be `jax.ShapeDtypeStruct`. It raises where dot_product_attention
-    would raise for its arguments; if a requested kernel cannot serve them, the explanation says so
-    instead.
+    Nothing is run: arrays may be `jax.ShapeDtypeStruct`. Invalid arguments raise the same
+    ArgumentError as in dot_product_attention; if the requested kernel cannot serve the call, the
+    explanation says so and nothing is raised.
     """
     other_problems = dispatch.implementation_problems(implementation)
     extra = ExtraKeys(bias_k, bias_v, add_zero_attn, sinks)
@@ -178,23 +178,23 @@ def attend_with_cache(
     add_zero_attn: bool = False,
     sinks: Float[AnyArray, " N"] | None = None,
 ) -> tuple[Float[Array, "B T N Hv"], KVCache]:
-    """Causal attention of the next tokens to all tokens so far, and the cache with them in it.
+    """Compute causal attention of the next tokens to all tokens so far, and extend the cache.
 
     Args:
       query, key, value: of the next tokens.
-      cache: what was read before.
-      mask: of the next tokens alone. Its lengths: how many of a row's T tokens are real; what
-        the others give means nothing, and they are not kept. Its band: how far back a token sees
-        (``Mask.window(left, 0)``). No other condition can be kept.
+      cache: keys and values of the earlier tokens.
+      mask: for the next tokens only. Its lengths say how many of a row's T tokens are real; the
+        outputs of the others are meaningless, and they are not cached. Its band says how far back a
+        token sees (``Mask.window(left, 0)``). Other conditions are refused.
       scale, softcap, precision, bias_k, bias_v, add_zero_attn, sinks: as in
-        ``dot_product_attention``; extra keys are seen in every call and never kept.
+        ``dot_product_attention``; extra keys are seen in every call and never cached.
 
     Returns:
-      (B, T, N, Hv) in the query's dtype, and the cache. Where a row would hold more than fits:
-      ArgumentError, or, as what is traced cannot raise, NaN in all of that row.
+      (B, T, N, Hv) in the query's dtype, and the cache with the new tokens. If a row would hold
+      more tokens than fit, ArgumentError is raised, or, under tracing, all of that row is NaN.
 
     Raises:
-      ArgumentError: what is wrong with the arguments.
+      ArgumentError: lists every problem with the arguments.
     """
     where = "attention with a cache"
     extra = ExtraKeys(bias_k, bias_v, add_zero_attn, sinks)

@@ -22,15 +22,15 @@ from jax_attn.attention.mask import Mask
 )
 @dataclasses.dataclass(frozen=True, eq=False)
 class Call:
-    """The arguments of attention, known to fit together. The arrays may be abstract.
+    """Arguments of attention, checked to fit together. The arrays may be abstract.
 
-    query (B, T, N, H), key (B, S, K, H), value (B, S, K, Hv); bias broadcasts to (B, N, T, S);
-    the mask includes is_causal. Where only the weights are wanted, the value is the key.
+    query (B, T, N, H), key (B, S, K, H), value (B, S, K, Hv); bias broadcasts to (B, N, T, S); the
+    mask includes is_causal. If only the weights are wanted, the value is the key.
 
-    Beside the S keys there may be extra ones, which every query sees, whatever mask and bias say:
-    a learned key bias_k (K, H) with its value bias_v (K, Hv), a key and value of 0 where
-    add_zero_attn, and sinks (N,), scores that take weight and have no value. The first two have
-    columns of weights behind the others', in this order, and dropout; sinks have neither.
+    There may be extra keys after the S, which every query sees regardless of mask and bias: a
+    learned key bias_k (K, H) with its value bias_v (K, Hv), a key and value of 0 if add_zero_attn,
+    and sinks (N,), scores that take weight and have no value. The first two have dropout and
+    columns of weights after the S, in this order; sinks have neither.
     """
 
     query: jax.Array
@@ -57,51 +57,51 @@ class Call:
     Hv = property(lambda self: self.value.shape[3])
 
     def unknown_sizes(self, *axes: str) -> str:
-        """Those of the axes whose sizes are symbols, and the symbols."""
+        """Return those of the axes whose sizes are symbolic, with their symbols, as text."""
         sizes = {axis: getattr(self, axis) for axis in axes}
         return ", ".join(f"{axis} = {n}" for axis, n in sizes.items() if not isinstance(n, int))
 
     @property
     def softmax_dtype(self) -> type[np.floating]:
-        """float64 for float64 inputs, else float32: scores stay in it until they are weights."""
+        """Dtype of scores until they become weights: float64 for float64 inputs, else float32."""
         return np.float64 if self.query.dtype == jnp.float64 else np.float32
 
     @property
     def floats(self) -> dict[str, jax.Array | None]:
-        """The arrays that have a gradient, by name; those of extra keys where there are any."""
+        """The arrays that have a gradient, by name; extra keys' arrays only if they are set."""
         floats = {name: getattr(self, name) for name in ("query", "key", "value", "bias")}
         extra = {name: getattr(self, name) for name in ("bias_k", "bias_v", "sinks")}
         return floats | {name: x for name, x in extra.items() if x is not None}
 
     @property
     def extra_columns(self) -> int:
-        """How many extra keys have a column of weights."""
+        """Number of extra keys that have a column of weights."""
         return (self.bias_k is not None) + self.add_zero_attn
 
     @property
     def has_extra_keys(self) -> bool:
-        """Whether there are keys beside the S."""
+        """True if any key is added to the S keys."""
         return self.extra_columns > 0 or self.sinks is not None
 
     def without_extra_keys(self) -> "Call":
-        """The call of the S keys alone; a dropout.keep still has the others' columns."""
+        """Return the call with only the S keys; a dropout.keep still has the extra columns."""
         nothing: dict[str, Any] = {"bias_k": None, "bias_v": None, "sinks": None}
         return dataclasses.replace(self, add_zero_attn=False, **nothing)
 
     def with_floats(self, floats: Mapping[str, jax.Array | None]) -> "Call":
-        """The same call of these arrays."""
+        """Return the same call with these arrays in place of `floats`."""
         replaced: dict[str, Any] = dict(floats)
         return dataclasses.replace(self, **replaced)
 
     def on_device(self) -> "Call":
-        """The same call with NumPy arrays made JAX arrays."""
+        """Return the same call with NumPy arrays converted to JAX arrays."""
         return self.with_floats(
             {name: None if x is None else jnp.asarray(x) for name, x in self.floats.items()}
         )
 
 
 class ExtraKeys(NamedTuple):
-    """The arguments that add extra keys to a call."""
+    """Arguments that add extra keys to a call."""
 
     bias_k: AbstractArray | None = None
     bias_v: AbstractArray | None = None
@@ -129,11 +129,11 @@ def checked_call(
     needs_value: bool = True,
     other_problems: Sequence[str] = (),
 ) -> Call:
-    """The call, for the function named `where`.
+    """Check the arguments of the function named `where`, and return its Call.
 
-    needs_value: whether a value, or a bias_v beside a bias_k, of None is a problem.
-    other_problems: what is wrong with the function's other arguments. Raises ArgumentError with
-    everything that is wrong.
+    needs_value: whether a missing value, or a bias_k without a bias_v, is a problem.
+    other_problems: problems with the function's other arguments. Raises ArgumentError, which lists
+    all of them.
     """
     problems = _array_problems(query, key, value)
     problems += checks.number_problems(scale, softcap)
@@ -172,7 +172,7 @@ def checked_call(
     checks.raise_all(where, [*problems, *other_problems])
     value = key if value is None else value
     extra = extra._replace(bias_v=extra.bias_k if extra.bias_v is None else extra.bias_v)
-    # As they came: kernels are given JAX arrays only after `on_device`.
+    # Not converted: kernels get JAX arrays only after `on_device`.
     arrays: dict[str, Any] = {"query": query, "key": key, "value": value, "bias": bias}
     arrays |= extra._asdict()
     return Call(
@@ -186,7 +186,7 @@ def checked_call(
 
 
 def _extra_problems(extra: ExtraKeys, needs_value: bool) -> list[str]:
-    """What is wrong with the extra keys by themselves."""
+    """List the problems of the extra keys that can be seen without the other arguments."""
     problems = []
     given = [name for name, x in extra._asdict().items() if x is not None]
     for name in ("bias_k", "bias_v", "sinks"):

@@ -1,4 +1,4 @@
-"""Arguments checked at the door: every problem is collected, then raised once."""
+"""Checks of arguments: all problems are collected, then raised in one error."""
 
 import functools
 import math
@@ -17,14 +17,14 @@ HOW_TO_ENABLE_X64 = (
 
 
 class ArgumentError(ValueError, TypeError):
-    """What is wrong with a call's arguments, all of it.
+    """Invalid arguments of a call; the message lists every problem.
 
     Both a ValueError and a TypeError, since one call can hold both kinds of mistake.
     """
 
 
 def raise_all(where: str, problems: list[str]) -> None:
-    """Raises ArgumentError naming every problem, or returns where there is none."""
+    """Raise one ArgumentError that lists every problem; return if there is none."""
     if len(problems) == 1:
         raise ArgumentError(f"{where}: {problems[0]}")
     if problems:
@@ -33,12 +33,12 @@ def raise_all(where: str, problems: list[str]) -> None:
 
 
 def is_array(x: object) -> bool:
-    """Whether x has a shape and a dtype: NumPy, JAX, traced or abstract."""
+    """Return whether x has a shape and a dtype: NumPy, JAX, traced or abstract."""
     return hasattr(x, "shape") and hasattr(x, "dtype")
 
 
 def is_integer_array(x: Any) -> bool:
-    """Whether x is an array of integers that NumPy or JAX know; torch's are not."""
+    """Return whether x is an array of an integer dtype of NumPy or JAX; torch tensors are not."""
     try:
         return is_array(x) and bool(jnp.issubdtype(x.dtype, jnp.integer))
     except TypeError:
@@ -46,17 +46,17 @@ def is_integer_array(x: Any) -> bool:
 
 
 def is_int(x: object) -> bool:
-    """Whether x is a plain integer; True and False are none."""
+    """Return whether x is a plain integer; True and False are not."""
     return isinstance(x, (int, np.integer)) and not isinstance(x, bool)
 
 
 def is_count(x: Any) -> bool:
-    """Whether x is a plain integer from 1 up."""
+    """Return whether x is a plain integer ≥ 1."""
     return is_int(x) and x > 0
 
 
 def count_problems(**counts: object) -> list[str]:
-    """Which of the named counts are not plain integers from 1 up."""
+    """List which of the named counts are not plain integers ≥ 1."""
     return [
         f"{name}: expected an int ≥ 1, got {summary(n)}"
         for name, n in counts.items()
@@ -65,15 +65,15 @@ def count_problems(**counts: object) -> list[str]:
 
 
 def is_real(x: Any) -> bool:
-    """Whether x is a finite plain number."""
+    """Return whether x is a finite plain number."""
     try:
         return (is_int(x) or isinstance(x, (float, np.floating))) and math.isfinite(x)
-    except OverflowError:  # of an int beyond every float
+    except OverflowError:  # an int larger than any float
         return False
 
 
 def is_causal_problems(is_causal: Any) -> list[str]:
-    """Why is_causal is no flag that is known while a call is traced."""
+    """Say why is_causal is not a bool whose value is known while tracing."""
     if isinstance(is_causal, (bool, np.bool_)):
         return []
     got = summary(is_causal)
@@ -83,7 +83,7 @@ def is_causal_problems(is_causal: Any) -> list[str]:
 
 
 def rate_problems(**rates: Any) -> list[str]:
-    """Which of the named rates are not plain numbers in [0, 1]."""
+    """List which of the named rates are not plain numbers in [0, 1]."""
     return [
         f"{name}: expected a number in [0, 1], got {rate!r}"
         for name, rate in rates.items()
@@ -92,28 +92,28 @@ def rate_problems(**rates: Any) -> list[str]:
 
 
 def summary(x: Any) -> str:
-    """'float32[2, 5]' for an array; its type and value for anything else."""
+    """Return 'float32[2, 5]' for an array; type and value for anything else."""
     if is_array(x):
         return f"{x.dtype}{list(x.shape)}"
     return f"{type(x).__name__} {x!r}"
 
 
 def dtype_problems(name: str, dtype: Any) -> list[str]:
-    """What is wrong with dtype as the dtype of floating-point arithmetic."""
+    """Say why dtype is not a supported floating-point dtype."""
     try:
         spelling = np.dtype(dtype).name
     except TypeError:
         spelling = repr(dtype)
     if spelling not in DTYPES:
         return [f"{name}: expected {', '.join(DTYPES)}, got dtype {spelling}"]
-    # jax makes its options attributes only when it is imported.
+    # jax sets its options as attributes only at import, so mypy does not know them.
     if spelling == "float64" and not jax.config.jax_enable_x64:  # type: ignore[attr-defined]
         return [f"{name}: {HOW_TO_ENABLE_X64}"]
     return []
 
 
 def float_problems(name: str, x: Any, rank: int | None = None, axes: str = "") -> list[str]:
-    """What is wrong with x as a floating-point array, of this rank if one is given."""
+    """Say why x is not a floating-point array, of this rank if one is given."""
     if not is_array(x):
         return [f"{name}: expected a NumPy or JAX array, got {type(x).__name__}"]
     problems = dtype_problems(name, x.dtype)
@@ -123,7 +123,7 @@ def float_problems(name: str, x: Any, rank: int | None = None, axes: str = "") -
 
 
 def bias_problems(bias: Any) -> list[str]:
-    """What is wrong with the dtype of what is added to the scores."""
+    """Say why bias is not an array of floats that can be added to the scores."""
     if bias is None:
         return []
     if is_array(bias) and str(bias.dtype) == "bool":
@@ -132,11 +132,11 @@ def bias_problems(bias: Any) -> list[str]:
 
 
 def precision_problems(precision: Any) -> list[str]:
-    """What is wrong with the precision of products, as JAX takes it."""
+    """Say why precision is not one that jax.lax accepts."""
     try:
         if precision is None or _is_precision(precision):
             return []
-    except TypeError:  # it has no hash
+    except TypeError:  # not hashable
         pass
     return [f"precision: expected None or one that jax.lax takes, got {summary(precision)}"]
 
@@ -152,19 +152,19 @@ def _is_precision(precision: Any) -> bool:
 
 
 def key_problems(key: Any) -> list[str]:
-    """What is wrong with one key of jax.random's, of either kind."""
+    """Say why key is not one key of jax.random, new-style or raw uint32."""
     try:
         if is_array(key) and str(key.dtype) == "uint32":
             key = jax.random.wrap_key_data(key)
         if is_array(key) and key.shape == () and jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
             return []
-    except TypeError:  # no key's data, or a dtype of torch's
+    except TypeError:  # not key data, or a torch dtype
         pass
     return [f"key: expected one jax.random.key(...), got {summary(key)}"]
 
 
 def boolean_problems(name: str, x: Any) -> list[str]:
-    """What is wrong with x as a boolean array over (B, N, T, S)."""
+    """Say why x is not a boolean array over (B, N, T, S)."""
     if not is_array(x):
         return [f"{name}: expected a boolean array, got {type(x).__name__}"]
     problems = []
@@ -186,7 +186,7 @@ def boolean_problems(name: str, x: Any) -> list[str]:
 
 
 def broadcast_problems(name: str, x: Any, target: tuple[int, ...], axes: str) -> list[str]:
-    """What keeps x from broadcasting to the shape target, whose axes are called axes."""
+    """Say why x does not broadcast to the shape target, whose axes are named by `axes`."""
     pairs = zip(reversed(x.shape), reversed(target), strict=False)
     if len(x.shape) <= len(target) and all(size in (1, want) for size, want in pairs):
         return []
@@ -194,7 +194,7 @@ def broadcast_problems(name: str, x: Any, target: tuple[int, ...], axes: str) ->
 
 
 def number_problems(scale: object, softcap: Any) -> list[str]:
-    """What is wrong with the plain numbers that shape the scores."""
+    """Say what is wrong with scale and softcap."""
     problems = []
     if not (scale is None or is_real(scale)):
         problems.append(

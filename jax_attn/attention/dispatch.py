@@ -1,4 +1,4 @@
-"""Which kernel runs, on each platform, and why not the others."""
+"""Choice of the kernel for each platform, with the reasons against the others."""
 
 import dataclasses
 import functools
@@ -13,18 +13,18 @@ from jax_attn.attention.kernels import blocked, by_platform, cudnn, dense, splas
 from jax_attn.attention.kernels.mesh import explicit
 from jax_attn.attention.kernels.mesh.shards import OUTPUT, Shards
 
-# As jax.export spells them. Any other platform has the kernels that are made for none.
+# As jax.export spells them. Any other platform gets the kernels without `only_on`.
 PLATFORMS = ("cpu", "cuda", "tpu")
 
 
 @dataclasses.dataclass(frozen=True)
 class Kernel:
-    """A way to compute attention, insisted on by its name or as this record.
+    """A way to compute attention; `implementation=` takes its name or this record.
 
-    name: what messages call it. run: Call → (B, T, N, Hv). refusals: Call, its arrays maybe
-    abstract → every reason why run cannot serve it. drawbacks: Call, platform → why another is to
-    be preferred there that can. why: what speaks for it where it is chosen. only_on: the one
-    platform that it is made for. check_vma: whether it runs inside a shard_map with check_vma=True.
+    name: its name in messages. run: Call → (B, T, N, Hv). refusals: Call, its arrays maybe abstract
+    → every reason why run cannot serve it. drawbacks: Call, platform → reasons to prefer another
+    kernel there. why: what it offers, shown when it is chosen. only_on: the only platform it
+    supports, if there is one. check_vma: whether it runs inside a shard_map with check_vma=True.
     """
 
     name: str
@@ -36,16 +36,16 @@ class Kernel:
     check_vma: bool = True
 
     def __repr__(self) -> str:
-        """As the name's, so that messages read alike."""
+        """Return the name's repr, so that messages read alike for a name and for a record."""
         return repr(self.name)
 
 
-# What may be insisted on: nothing, a kernel of the table by its name, or any kernel.
+# Values of `implementation=`: None, the name of a kernel in the table, or any Kernel.
 Implementation = str | Kernel | None
 
 
 def no_reasons(*_: object) -> list[str]:
-    """For a kernel that refuses no call, or has no drawback."""
+    """Return no reasons: for kernels that refuse no call or have no drawback."""
     return []
 
 
@@ -88,10 +88,10 @@ KERNELS: Mapping[str, Kernel] = {kernel.name: kernel for kernel in _IN_ORDER}
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Explanation:
-    """Which kernel would run, and why not the others.
+    """The kernel that would run, and the reasons against the others.
 
     Attributes:
-      platform: the platform that this holds for; the outermost explanation is for this process's
+      platform: the platform that this is about; the outermost explanation is about this process's
         own.
       chosen: the kernel's name; None if the requested kernel cannot serve the call.
       why: the reason for the choice.
@@ -118,7 +118,7 @@ class Explanation:
 
 
 def implementation_problems(implementation: object) -> list[str]:
-    """What is wrong with the kernel that is insisted on."""
+    """Say why `implementation` names no kernel."""
     is_known = isinstance(implementation, str) and implementation in KERNELS
     if implementation is None or isinstance(implementation, Kernel) or is_known:
         return []
@@ -127,7 +127,7 @@ def implementation_problems(implementation: object) -> list[str]:
 
 
 def home(call: Call) -> str:
-    """The platform of the call's arrays or of their mesh; else that of JAX's default device."""
+    """Return the platform of the call's arrays or mesh, else that of JAX's default device."""
     query = call.query
     if isinstance(query, jax.Array) and not isinstance(query, jax.core.Tracer):
         return _named(next(iter(query.devices())).platform)
@@ -136,7 +136,7 @@ def home(call: Call) -> str:
 
 
 def home_platform() -> str:
-    """That of JAX's default device."""
+    """Return the platform of JAX's default device."""
     device = jax.config.jax_default_device  # type: ignore[attr-defined]  # jax makes it dynamically
     if device is None:
         return _named(jax.default_backend())
@@ -148,9 +148,9 @@ def _named(platform: str) -> str:
 
 
 def explain(call: Call, implementation: Implementation) -> Explanation:
-    """Chooses the kernel insisted on, or else the first that can and has no drawback.
+    """Choose the required kernel, else the first that can serve the call and has no drawback.
 
-    In a mesh of Explicit axes, for one device's part of the call.
+    In a mesh of Explicit axes the choice is made for one device's part of the call.
     """
     if explicit.is_cut(call):
         return _explained_on_part(call, implementation)
@@ -165,9 +165,9 @@ def explain(call: Call, implementation: Implementation) -> Explanation:
                 reasons[name] = (misplaced, *reasons[name])
         if insisted is not None:
             if reasons[insisted]:
-                why = f"implementation={insisted!r} is insisted on and cannot serve the call"
+                why = f"implementation={insisted!r} is required and cannot serve the call"
                 return Explanation(platform, None, why, {insisted: reasons[insisted]})
-            chosen, preferred = insisted, f"{insisted} is insisted on"
+            chosen, preferred = insisted, f"{insisted} is required"
         else:
             for name, kernel in kernels.items():
                 reasons[name] = reasons[name] or tuple(kernel.drawbacks(call, platform))
@@ -182,7 +182,7 @@ def explain(call: Call, implementation: Implementation) -> Explanation:
 
 
 def run(call: Call, implementation: Implementation) -> jax.Array:
-    """Runs the chosen kernel; raises with every reason when the one insisted on cannot."""
+    """Run the chosen kernel; raise ArgumentError if the required one cannot serve the call."""
     explanation = explain(call, implementation)
     if (chosen := explanation.chosen) is None:
         reasons = [reason for each in explanation.refusals.values() for reason in each]
@@ -200,15 +200,15 @@ def run(call: Call, implementation: Implementation) -> jax.Array:
 
 
 def _explained_on_part(call: Call, implementation: Implementation) -> Explanation:
-    told: list[Explanation] = []
+    explanations: list[Explanation] = []
 
-    def tell(shards: Shards, call: Call) -> jax.Array:
-        told.append(explain(shards.here(call), implementation))
+    def record(shards: Shards, call: Call) -> jax.Array:
+        explanations.append(explain(shards.here(call), implementation))
         return call.query
 
     on_each_device = functools.partial(explicit.on_each_device, check_vma=False)
-    jax.eval_shape(functools.partial(on_each_device, tell, (), OUTPUT), call)
-    return told[0]
+    jax.eval_shape(functools.partial(on_each_device, record, (), OUTPUT), call)
+    return explanations[0]
 
 
 def _on_part(shards: Shards, implementation: Implementation, call: Call) -> jax.Array:
@@ -216,16 +216,16 @@ def _on_part(shards: Shards, implementation: Implementation, call: Call) -> jax.
 
 
 def _candidates(implementation: Implementation) -> tuple[Mapping[str, Kernel], str | None]:
-    """All kernels by name, and the name of the one insisted on."""
+    """Return all kernels by name, and the name of the required one."""
     if isinstance(implementation, Kernel):
         return {**KERNELS, implementation.name: implementation}, implementation.name
     return KERNELS, implementation
 
 
 def _may_run_elsewhere() -> bool:
-    """Whether JAX is tracing, so that the program may be compiled for any platform.
+    """Return whether JAX is tracing, so that the program may be compiled for any platform.
 
-    False inside a shard_map: the program is compiled for that mesh's devices, and JAX combines no
-    branches whose results differ along different axes of it.
+    Return False inside a shard_map: its program is compiled for that mesh's devices, and JAX cannot
+    combine branches whose results vary along different axes of the mesh.
     """
     return isinstance(jnp.zeros(()), jax.core.Tracer) and not meshes.within_shard_map()

@@ -1,4 +1,4 @@
-"""Dropout whose mask can be handed in, so that two frameworks can be compared."""
+"""Dropout whose mask the caller may provide, so that two frameworks can be compared."""
 
 import copy
 import functools
@@ -17,9 +17,9 @@ from jax_attn.attention.annotations import AnyArray
 
 
 class Place(NamedTuple):
-    """Where a part (B, N, T, S) of attention weights lies in the whole, whose columns it has.
+    """Position of a part (B, N, T, S) of attention weights in the whole; it has all S columns.
 
-    b, n: its first batch row and its first head. N: the heads of the whole.
+    b, n: the part's first batch row and head. N: the number of heads of the whole.
     """
 
     b: AnyArray
@@ -27,23 +27,23 @@ class Place(NamedTuple):
     N: AnyArray
 
     def rows(self, b: jax.Array, n: jax.Array, t: jax.Array, T: int) -> jax.Array:
-        """uint32: which row of the whole, as `Dropout.drawn` counts, a row of the part is."""
+        """Return, as uint32, the whole's row index of each row of the part; see `Dropout.drawn`."""
         return (((b + self.b) * self.N + n + self.n) * T + t).astype(jnp.uint32)
 
 
 @jax.tree_util.register_pytree_with_keys_class
 class Dropout:
-    """Sets elements to 0 with probability `rate` and scales the others by 1/(1 − rate).
+    """Dropout: sets elements to 0 with probability `rate` and scales the others by 1/(1 − rate).
 
     Give either `key` or `keep`. Srivastava et al., 2014, in the inverted form that torch and flax
     use.
 
     Args:
       rate: a static number in [0, 1]. 0 changes nothing; 1 gives zeros.
-      key: a jax.random key. Whether an element is kept depends on the key and on its place alone,
-        so that a kernel that works block by block draws the same elements as any other.
-      keep: a boolean array, True = kept, that broadcasts to what is dropped from: (B, N, T, S) for
-        attention weights.
+      key: a jax.random key. Whether an element is kept depends only on the key and on its position,
+        so a kernel that works block by block drops the same elements as any other.
+      keep: a boolean array, True = kept, that broadcasts to the array: (B, N, T, S) for attention
+        weights.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Dropout:
         self.place: Place | None = None
 
     def within(self, place: Place) -> "Dropout":
-        """The dropout of a part of attention weights: what the whole's draws there."""
+        """Return the dropout of a part of the attention weights, equal to the whole's there."""
         part = copy.copy(self)
         part.place = place
         return part
@@ -76,7 +76,7 @@ class Dropout:
 
         Args:
           x: the array to drop elements from.
-          first: the first column that x holds, where it holds only some consecutive columns.
+          first: the first column that x holds, if it holds only some consecutive columns.
         """
         if self.rate == 0:
             return x
@@ -91,30 +91,30 @@ class Dropout:
         return self.where(keep, x)
 
     def _rows(self, *shape: int) -> jax.Array:
-        """The row of each element of an array (*shape, columns), (*shape, 1)."""
+        """Return the row index of each element of an array (*shape, columns); shape (*shape, 1)."""
         if self.place is None:
             return jnp.arange(math.prod(shape), dtype=jnp.uint32).reshape(*shape, 1)
         b, n, t = jnp.indices(shape, jnp.int32)[..., None]
         return self.place.rows(b, n, t, shape[-1])
 
     def drawn(self, rows: jax.Array, columns: jax.Array) -> jax.Array:
-        """Which elements are kept, at these places.
+        """Return which elements are kept, at these rows and columns.
 
-        rows, columns: uint32, broadcast together; an element's row counts its leading axes
-        through (of (B, N, T, S): (b·N + n)·T + t, modulo 2³²), its column is the last (s).
+        rows, columns: uint32, broadcast together. An element's row is the flat index of its leading
+        axes (for (B, N, T, S): (b·N + n)·T + t, modulo 2³²), its column the index on the last.
         """
-        assert self.key is not None, "a mask that was handed in is not drawn"
+        assert self.key is not None, "a mask that the caller provided is not drawn"
         words = jax.random.bits(self.key, (2,), jnp.uint32)
         operands = jnp.broadcast_arrays(*words, rows, columns)
-        # Inside a shard_map these must differ along the same axes: a zero of all of them does.
+        # Inside a shard_map the operands must vary along the same axes: `zero` varies along all.
         zero = functools.reduce(jnp.bitwise_or, (x ^ x for x in operands))
-        # The primitive is elementwise. threefry_2x32 ravels, for which a mesh has to send.
+        # The primitive is elementwise. threefry_2x32 ravels, which takes communication in a mesh.
         hashed, _ = threefry2x32_p.bind(*(x ^ zero for x in operands))
         limit = np.uint32(min(round((1 - self.rate) * 2**32), 2**32 - 1))
         return hashed < limit
 
     def where(self, keep: AnyArray, x: jax.Array) -> jax.Array:
-        """x where it is kept, scaled; else 0. 0 < rate < 1."""
+        """Return x / (1 − rate) where keep is True, else 0. Expects 0 < rate < 1."""
         if (mesh := meshes.explicit_mesh(x)) is not None:
             keep = jnp.broadcast_to(keep, x.shape)
             keep = meshes.placed(keep, mesh, jax.typeof(x).sharding.spec)

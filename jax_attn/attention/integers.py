@@ -1,4 +1,4 @@
-"""Integers of any dtype made int32 without wrapping around."""
+"""Conversion of integers of any dtype to int32 without wrapping around."""
 
 from typing import Any
 
@@ -8,36 +8,35 @@ import numpy as np
 
 from jax_attn.attention import checks
 
-# Farther than any position, and still safe to add in int32: what lies beyond is all alike.
+# Farther than any position, and still safe to add in int32; larger values need no distinction.
 FAR = 2**30
 INT32 = np.iinfo(np.int32)
 
 
 def clipped(x: Any, by: int = 0) -> Any:
-    """x + by, clipped to [−FAR, FAR]: an int for an int, else an array in int32, maybe abstract.
+    """Return x + by clipped to [−FAR, FAR]: an int for an int, else an int32 array, maybe abstract.
 
-    Exact for any integer dtype, and traced: nothing wraps around on the way.
+    Exact for any integer dtype, also traced: no intermediate result wraps around.
     """
     if checks.is_int(x):
         return max(-FAR, min(FAR, int(x) + by))
     if isinstance(x, jax.ShapeDtypeStruct):
         return jax.ShapeDtypeStruct(x.shape, np.int32)
     if not isinstance(x, jax.Array):
-        sums = np.asarray(np.asarray(x).astype(object) + by, object)  # Python's know no end
+        sums = np.asarray(np.asarray(x).astype(object) + by, object)  # unbounded
         return np.asarray(sums.clip(-FAR, FAR), np.int32)
     if jnp.iinfo(x.dtype).bits < 32:
         x = x.astype(jnp.int32)
     known = jnp.iinfo(x.dtype)
     first, last = (max(known.min, min(known.max, end - by)) for end in (-FAR, FAR))
-    # What is added may be more than int32 holds. Sums in int32 are right to a multiple of 2³², and
-    # this one lies in its range.
+    # `more` may exceed int32. Sums in int32 are right modulo 2³², and this one lies in its range.
     more = clipped(first, by) - first
     wrapped = np.int32((more - INT32.min) % 2**32 + INT32.min)
     return x.clip(x.dtype.type(first), x.dtype.type(last)).astype(jnp.int32) + wrapped
 
 
 def beyond_int32(name: str, x: Any) -> list[str]:
-    """What is wrong with an array of integers whose values are known and do not fit in int32."""
+    """Say which value of an integer array does not fit in int32, if the values are known."""
     if isinstance(x, jax.core.Tracer | jax.ShapeDtypeStruct) or _fits(x):
         return []
     values = np.asarray(x)
@@ -46,10 +45,10 @@ def beyond_int32(name: str, x: Any) -> list[str]:
 
 
 def in_one_dtype(**arrays: Any) -> tuple[list[Any], list[str]]:
-    """Arrays of integers, free of `beyond_int32`, in one dtype that tells them apart; problems.
+    """Return integer arrays in one common dtype that keeps them distinct, and the problems.
 
-    It is int32 unless traced arrays, whose values are not known, have a wider one. Abstract arrays
-    are int32, as arrays are whose values are known.
+    The arrays have no `beyond_int32`. The dtype is int32 unless a traced array, whose values are
+    unknown, has a wider one. Abstract arrays count as arrays with known values: int32.
     """
     given = [_narrowed(x) for x in arrays.values()]
     common = np.result_type(*(x.dtype for x in given))
@@ -60,7 +59,7 @@ def in_one_dtype(**arrays: Any) -> tuple[list[Any], list[str]]:
 
 
 def _narrowed(x: Any) -> Any:
-    """x in int32 where that is known to hold it."""
+    """Return x in int32 if int32 is known to hold it, else x."""
     if isinstance(x, jax.ShapeDtypeStruct):
         return clipped(x)
     if isinstance(x, jax.core.Tracer) and not _fits(x):
@@ -69,7 +68,7 @@ def _narrowed(x: Any) -> Any:
 
 
 def _fits(x: Any) -> bool:
-    """Whether int32 holds all that x's dtype does."""
+    """Return whether int32 holds every value of x's dtype."""
     if not checks.is_array(x):
         x = np.asarray(x)
     known = jnp.iinfo(x.dtype)

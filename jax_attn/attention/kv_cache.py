@@ -1,4 +1,4 @@
-"""Keys and values of what a model has read so far, so that the next tokens cost one step each."""
+"""Cached keys and values of earlier tokens, so that each new token costs one step."""
 
 import dataclasses
 import functools
@@ -15,12 +15,11 @@ from jax_attn.attention import checks, meshes
 
 @dataclasses.dataclass(frozen=True)
 class PageSizes:
-    """How the places of a cache are cut into pages, and how much of a page is worked on at a time.
+    """Division of a cache's places into pages, and how much of a page one operation works on.
 
     first: places in the first page. Each later page is as large as all pages before it. A step
-    reads the pages that hold something as a whole, because XLA:CPU multiplies by a whole array at
-    twice the speed at which it first cuts a part out of it; so a step reads at most twice what is
-    filled.
+    reads whole pages, those that hold any token, because on XLA:CPU a product with a whole array is
+    twice as fast as one with a slice of it; so a step reads at most twice what is filled.
     few_tokens: up to this many new tokens are written one by one; more are written a page at a
     time.
     query_tile: the scores of this many queries are written out at a time.
@@ -38,7 +37,7 @@ class PageSizes:
         checks.raise_all("PageSizes", problems)
 
     def places(self, length: int) -> list[int]:
-        """The number of places in each page of a cache that holds ``length`` tokens a row."""
+        """Return the number of places in each page of a cache of ``length`` tokens a row."""
         places: list[int] = []
         while sum(places) < length:
             places.append(min(max(sum(places), self.first), length - sum(places)))
@@ -55,20 +54,20 @@ DEFAULT_SIZES = PageSizes()
 )
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class KVCache:
-    """The keys and values of earlier tokens, which `module(x, cache=cache)` attends to and extends.
+    """Keys and values of earlier tokens, which `module(x, cache=cache)` attends to and extends.
 
-    It is a pytree of static shapes, so that it passes through jit, scan and donation. Make one with
-    `empty`, or with a module's `empty_cache`.
+    A pytree of static shapes, so it passes through jit, scan and donation. Create one with `empty`
+    or with a module's `empty_cache`.
 
     Attributes:
       keys: the pages of keys, (B, K, H, P); together they have `length` places a row.
       values: the pages of values, (B, K, P, Hv).
-      filled: (B,) int32, how many tokens each row has read.
-      window: None if token n lies in place n. Otherwise the places are a ring: token n lies in
-        place n % window, and only the last `window` tokens can be attended to.
+      filled: (B,) int32, the number of tokens each row has read.
+      window: None if token n is in place n. Otherwise the places are a ring: token n is in place
+        n % window, and only the last `window` tokens can be attended to.
       page_sizes: how the places are divided into pages.
-      sharding: as `empty` was told for the mesh that was set. Arrays in a mesh of Auto axes do not
-        say how they lie.
+      sharding: as passed to `empty` if a mesh was set, because arrays in a mesh of Auto axes do not
+        expose theirs.
     """
 
     keys: tuple[Float[Array, "B K H _P"], ...]
@@ -91,22 +90,22 @@ class KVCache:
         sharding: PartitionSpec | None = None,
         page_sizes: PageSizes = DEFAULT_SIZES,
     ) -> "KVCache":
-        """A cache that holds nothing yet.
+        """Return a cache that holds no tokens yet.
 
         Args:
           batch: B.
-          length: the most tokens that a row can hold; or
-          window: how many tokens back a token sees, itself among them, however many there are.
+          length: the most tokens that a row can hold. Give this or `window`.
+          window: how many tokens a token sees, including itself; a row may then hold any number.
           num_kv_heads, head_dim: K and H.
           value_dim: Hv; H unless given.
-          dtype: of keys and values.
-          sharding: how the mesh that is set cuts the batch, the key/value heads and the places,
-            such as `P("data", "heads")` or `P("data", None, "places")`. In a scan over a mesh of
-            Explicit axes it must be that of the tokens and their heads.
-          page_sizes: how the places are cut into pages; the default is what was measured to be
-            fast.
+          dtype: that of keys and values.
+          sharding: the axes of the current mesh along which batch, key/value heads and places are
+            sharded, such as `P("data", "heads")` or `P("data", None, "places")`. In a scan in a
+            mesh of Explicit axes it must equal the sharding of the tokens and their heads.
+          page_sizes: how places are divided into pages; the default was the fastest measured.
 
-        Raises ArgumentError.
+        Raises:
+          ArgumentError: lists every problem with the arguments.
         """
         sizes = {"batch": batch, "num_kv_heads": num_kv_heads, "head_dim": head_dim}
         optional = {"length": length, "window": window, "value_dim": value_dim}
@@ -143,20 +142,20 @@ class KVCache:
 
     @property
     def length(self) -> int:
-        """How many places a row has."""
+        """Number of places of a row."""
         return sum(value.shape[2] for value in self.values)
 
     @property
     def nbytes(self) -> int:
-        """Of keys and values."""
+        """Size of keys and values in bytes."""
         pages = (*self.keys, *self.values)
         return sum(math.prod(page.shape) * page.dtype.itemsize for page in pages)
 
     def page(self, n: int) -> tuple[Float[Array, "B K H _P"], Float[Array, "B K _P Hv"]]:
-        """Keys and values of a page, cut as `sharding` says.
+        """Return keys (B, K, H, P) and values (B, K, P, Hv) of page n, constrained to `sharding`.
 
-        Otherwise XLA cuts them by the query's heads, and gathers them again for the new cache where
-        the key/value heads are fewer than the devices.
+        Without the constraint XLA shards them by the query's heads, and gathers them again for the
+        new cache if there are fewer key/value heads than devices.
         """
         if self.sharding is None:
             return self.keys[n], self.values[n]
@@ -164,13 +163,13 @@ class KVCache:
         return meshes.kept(self.keys[n], at[0]), meshes.kept(self.values[n], at[1])
 
     def positions(self, T: int) -> Int[Array, "B T"]:
-        """The positions of the next T tokens, int32."""
+        """Return the positions of the next T tokens, (B, T) int32."""
         return self.filled[:, None] + jnp.arange(T, dtype=jnp.int32)
 
     def __repr__(self) -> str:
         if not all(map(checks.is_array, (*self.keys, *self.values))):
             fields = ", ".join(f"{name}={value!r}" for name, value in vars(self).items())
-            return f"KVCache({fields})"  # of what a transform puts in place of arrays
+            return f"KVCache({fields})"  # a transform put placeholders in place of arrays
         B, K, H, _ = self.keys[0].shape
         places = f"length={self.length}" if self.window is None else f"window={self.window}"
         value = f"{self.keys[0].dtype} B={B} K={K} H={H} Hv={self.values[0].shape[3]}"
@@ -178,5 +177,5 @@ class KVCache:
 
 
 def _of_keys(sharding: PartitionSpec) -> PartitionSpec:
-    """That of a page of keys (B, K, H, P), of one by batch, heads and places."""
+    """Return the sharding of a page of keys (B, K, H, P), given that by batch, heads and places."""
     return PartitionSpec(*sharding[:2], *([None, *sharding[2:]] if sharding[2:] else []))

@@ -1,4 +1,4 @@
-"""Which keys each query may attend to, stated without writing the pairs out."""
+"""Masks: which keys each query may attend to, stated without writing the pairs out."""
 
 import contextlib
 import dataclasses
@@ -14,24 +14,24 @@ from jaxtyping import Array, Bool, Int
 from jax_attn.attention import checks, integers
 from jax_attn.attention.annotations import AbstractArray, AnyArray
 
-# An end of a band, for all rows or one for each.
+# An end of a band: one for all batch rows, or one for each.
 Band = int | AnyArray
 
 
 @jax.tree_util.register_pytree_with_keys_class
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Mask:
-    """The pairs (query i, key j) that may attend: all conditions that are set hold.
+    """Pairs (query i, key j) that may attend: all conditions that are set must hold.
 
     - a band, lo ≤ j − i ≤ hi; each end is an int (static) or an integer array () or (B,) (traced);
     - j < kv_lengths, an integer array () or (B,);
     - q_segments[b, i] == kv_segments[b, j], integer arrays (B, T) and (B, S);
     - allowed, a boolean array (T, S) or (B, N, T, S), any axis possibly 1.
 
-    ``Mask()`` lets everyone attend to everyone; ``a & b`` is where both allow it. A Mask is a
-    pytree: it goes through jit, vmap, scan and grad as an argument. Build one with the
-    constructors below, which check what they are given; ``None`` stands for "no condition".
-    Distances and lengths beyond 2³⁰ count as 2³⁰; segment ids lie within int32.
+    ``Mask()`` lets every query attend to every key; ``a & b`` allows the pairs that both allow. A
+    Mask is a pytree, so it can be an argument under jit, vmap, scan and grad. Build one with the
+    constructors below, which check their arguments; ``None`` means "no condition". Distances and
+    lengths above 2³⁰ are clipped to 2³⁰; segment ids must fit in int32.
     """
 
     lo: int | Int[AnyArray, "#B"] | None = None
@@ -46,10 +46,10 @@ class Mask:
 
     @staticmethod
     def causal(offset: int | Int[AnyArray, "#B"] = 0) -> "Mask":
-        """Key j is visible to query i when j ≤ i + offset.
+        """Make key j visible to query i if j ≤ i + offset.
 
-        offset 0 aligns the top-left corners, as torch and jax.nn do; S − T the bottom-right
-        ones. An int, or an integer array (B,), one per batch row.
+        offset: an int, or an integer array (B,), one per batch row. 0 aligns the top-left corners,
+        as torch and jax.nn do; S − T aligns the bottom-right ones.
         """
         return Mask.window(None, 0, offset)
 
@@ -57,9 +57,9 @@ class Mask:
     def window(
         left: int | None, right: int | None, offset: int | Int[AnyArray, "#B"] = 0
     ) -> "Mask":
-        """Key j is visible to query i when i + offset − left ≤ j ≤ i + offset + right.
+        """Make key j visible to query i if i + offset − left ≤ j ≤ i + offset + right.
 
-        left and right: ints ≥ 0, or None for open. offset: as for causal.
+        left and right: ints ≥ 0, or None for open. offset: as in `causal`.
         """
         problems = [
             f"{name}: expected an int ≥ 0, or None for open, got {size!r}"
@@ -73,17 +73,17 @@ class Mask:
 
     @staticmethod
     def lengths(kv_lengths_B: Int[AnyArray, "#B"]) -> "Mask":
-        """Key j of batch row b is visible when j < kv_lengths_B[b]."""
+        """Make key j of batch row b visible if j < kv_lengths_B[b]."""
         problems = _integer_problems("kv_lengths", kv_lengths_B, (0, 1), "(B,)")
         checks.raise_all("Mask.lengths", problems)
-        lengths: Any = kv_lengths_B  # an array, so that a jit compiles once for all lengths
+        lengths: Any = kv_lengths_B  # an array, so that jit compiles once for all lengths
         return Mask(
             kv_lengths=integers.clipped(np.asarray(lengths) if checks.is_int(lengths) else lengths)
         )
 
     @staticmethod
     def segments(q_BT: Int[AnyArray, "#B T"], kv_BS: Int[AnyArray, "#B S"]) -> "Mask":
-        """Query i and key j see each other when their segment ids are equal."""
+        """Make query i and key j see each other if their segment ids are equal."""
         problems = _integer_problems("q_segments", q_BT, (2,), "(B, T)")
         problems += _integer_problems("kv_segments", kv_BS, (2,), "(B, S)")
         if not problems:
@@ -96,21 +96,21 @@ class Mask:
 
     @staticmethod
     def array(allowed_BNTS: Bool[AbstractArray, "*#BNTS"]) -> "Mask":
-        """A boolean array, True = attend, that broadcasts to (B, N, T, S); rank 2 or 4."""
+        """Wrap a boolean array, True = attend, that broadcasts to (B, N, T, S); rank 2 or 4."""
         checks.raise_all("Mask.array", checks.boolean_problems("allowed", allowed_BNTS))
-        allowed: Any = allowed_BNTS  # as it came; kernels make it JAX's
+        allowed: Any = allowed_BNTS  # kernels convert it to a JAX array
         return Mask(allowed=allowed)
 
     @staticmethod
     def from_torch_mha(
         attn_mask: Any = None, key_padding_mask: Any = None, num_heads: int = 1
     ) -> "Mask":
-        """The boolean masks of torch.nn.MultiheadAttention, where True means *ignore*.
+        """Convert the boolean masks of torch.nn.MultiheadAttention, where True means *ignore*.
 
         attn_mask: (T, S) or (B·num_heads, T, S). key_padding_mask: (B, S).
 
-        Float masks are no masks: torch adds them to the scores, so they are a TypeError that
-        names the ``bias=`` to pass instead, beside the Mask of the other argument.
+        Float masks raise an ArgumentError, because torch adds them to the scores. Pass those as
+        ``bias=``, in the form that the error shows, and build the Mask from the other argument.
         """
         attn_mask, key_padding_mask = _from_torch(attn_mask), _from_torch(key_padding_mask)
         problems = checks.count_problems(num_heads=num_heads)
@@ -141,11 +141,11 @@ class Mask:
 
     @staticmethod
     def from_zero_one(mask: Any) -> "Mask":
-        """A mask of 0 (hidden) and 1 (visible) in integers, floats or booleans.
+        """Convert a mask of 0 (hidden) and 1 (visible) in integers, floats or booleans.
 
-        (T, S), (B, T, S) or (B, N, T, S). Rank 3 is one mask for each batch row, as in the
-        published designs that take such masks. A value other than 0 and 1 is an error, unless the
-        mask is traced, so that its values are not known; then nonzero is visible.
+        (T, S), (B, T, S) or (B, N, T, S). Rank 3 means one mask for each batch row, as in the
+        published designs that take such masks. Other values are an error, unless the mask is
+        traced, so that its values are unknown; then nonzero means visible.
         """
         mask = _from_torch(mask)
         problems = []
@@ -165,12 +165,12 @@ class Mask:
     def __and__(self, other: "Mask") -> "Mask":
         if not isinstance(other, Mask):
             raise TypeError(
-                f"Mask & {type(other).__name__}: expected a Mask; a boolean array joins as "
+                f"Mask & {type(other).__name__}: expected a Mask; wrap a boolean array in "
                 "Mask.array(...)"
             )
         if self.q_segments is not None and other.q_segments is not None:
             raise ValueError(
-                "Mask & Mask: both have segments; join the two ids into one first, say "
+                "Mask & Mask: both have segments; combine the two ids into one first, for example "
                 "first · (1 + max of second) + second"
             )
         joined = self.conditions | other.conditions
@@ -182,33 +182,33 @@ class Mask:
 
     @property
     def conditions(self) -> dict[str, Any]:
-        """The fields that are set, by name."""
+        """Fields that are set, by name."""
         return {name: value for name, value in vars(self).items() if value is not None}
 
     @property
     def is_open(self) -> bool:
-        """Whether no condition is set, so that everyone attends to everyone."""
+        """True if no condition is set, so that every query attends to every key."""
         return not self.conditions
 
     def unread(self, *read: str) -> list[str]:
-        """Why what reads these fields alone cannot serve this mask; a new field is not read."""
+        """Say why a kernel that reads only these fields cannot serve this mask."""
         others = [_IN_WORDS.get(name, name) for name in self.conditions if name not in read]
         return [f"it takes no {words}" for words in dict.fromkeys(others)]
 
     @property
     def band_is_static(self) -> bool:
-        """Whether the ends of the band are plain numbers, the same in every row."""
+        """True if the ends of the band are plain numbers, equal for all batch rows."""
         return not (checks.is_array(self.lo) or checks.is_array(self.hi))
 
     @property
     def static_band(self) -> tuple[int | None, int | None]:
-        """lo and hi of a band that is static."""
+        """Ends lo and hi of a band that is static."""
         ends = (self.lo, self.hi)
         lo, hi = (None if end is None else operator.index(end) for end in ends)
         return lo, hi
 
     def materialize(self, T: int, S: int) -> Bool[Array, "#B #N T S"]:
-        """Writes the mask out: boolean, (B or 1, N or 1, T, S), True = attend."""
+        """Write the mask out as booleans, (B or 1, N or 1, T, S), True = attend."""
         read = ("lo", "hi", "kv_lengths", "q_segments", "kv_segments", "allowed")
         checks.raise_all("Mask.materialize", self.unread(*read))
         i_T1 = jnp.arange(T, dtype=jnp.int32)[:, None]
@@ -228,7 +228,7 @@ class Mask:
         return allowed
 
     def problems(self, B: int, N: int, T: int, S: int) -> list[str]:
-        """Why this mask does not fit arrays of these sizes; empty when it does."""
+        """Say why this mask does not fit arrays of these sizes; empty if it does."""
         wanted = (
             ("band", self.lo, "(B,)", (B,)),
             ("band", self.hi, "(B,)", (B,)),
@@ -268,13 +268,13 @@ class Mask:
         return f"Mask({', '.join(parts)})"
 
 
-# What a kernel that does not read a field is said not to take.
+# Fields in words, for the reasons of kernels that do not read them.
 _IN_WORDS = {
     "q_segments": "segments",
     "kv_segments": "segments",
-    "allowed": "mask that is written out",
+    "allowed": "boolean array as a mask",
 }
-# What a function takes as its mask.
+# Accepted types of a function's `mask`.
 MaskLike = Mask | Bool[AnyArray, "#B #N #T #S"] | Bool[AnyArray, "#T #S"]
 
 
@@ -291,7 +291,7 @@ def _integer_problems(name: str, x: Any, ranks: tuple[int, ...], axes: str) -> l
     return []
 
 
-# Where both masks of `&` have a condition: how plain numbers meet, and how arrays do.
+# How `&` combines a condition that both masks have: for plain numbers, and for arrays.
 _MEETS: dict[str, tuple[Callable[[int, int], int], Callable[..., jax.Array]]] = {
     "lo": (max, jnp.maximum),
     "hi": (min, jnp.minimum),
@@ -301,9 +301,9 @@ _MEETS: dict[str, tuple[Callable[[int, int], int], Callable[..., jax.Array]]] = 
 
 
 def _meet(name: str, a: Any, b: Any) -> Any:
-    """What two masks' conditions of this name let through together."""
+    """Return the combination of two masks' conditions of this name."""
     if name not in _MEETS:
-        raise ValueError(f"Mask & Mask: both have {name}, and it is not known how two of them meet")
+        raise ValueError(f"Mask & Mask: both have {name}, and there is no rule to combine them")
     of_numbers, of_arrays = _MEETS[name]
     if isinstance(a, int) and isinstance(b, int):
         return of_numbers(a, b)
@@ -320,17 +320,17 @@ def _meet(name: str, a: Any, b: Any) -> Any:
 
 
 def _per_row(x: Band) -> int | jax.Array:
-    """An int as it is; an array () or (B,) as (B or 1, 1, 1, 1)."""
+    """Return an int unchanged; an array () or (B,) as (B or 1, 1, 1, 1)."""
     return x if isinstance(x, int) else jnp.asarray(x).reshape(-1, 1, 1, 1)
 
 
 def _from_torch(x: Any) -> Any:
-    """A NumPy array of whatever can be one (a torch tensor too); JAX arrays as they are."""
+    """Convert x, for example a torch tensor, to a NumPy array; return JAX arrays unchanged."""
     if x is None or isinstance(x, jax.Array):
         return x
     if hasattr(x, "detach"):
         x = x.detach().cpu()
-        x = x.float() if str(x.dtype) == "torch.bfloat16" else x  # which NumPy does not have
+        x = x.float() if str(x.dtype) == "torch.bfloat16" else x  # NumPy has no bfloat16
     try:
         return np.asarray(x)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""Meshes of devices as a call is traced: Explicit axes, and a shard_map's."""
+"""Helpers for the mesh of devices in which a call is traced."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,41 +10,41 @@ from jax import lax
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 MeshAxes = tuple[str, ...]
-"""Axes of a mesh, by which one axis of an array is cut; none: it is whole on each device."""
+"""Mesh axes along which one axis of an array is sharded; empty if each device has all of it."""
 
 
 def within_shard_map() -> bool:
-    """Whether the call is one device's part of a larger one."""
+    """Return whether the call runs inside a shard_map, on one device's part."""
     return bool(jax.sharding.get_abstract_mesh().manual_axes)
 
 
 def checks_vma() -> bool:
-    """Whether the call is inside a shard_map that checks along which axes results vary."""
+    """Return whether the call is inside a shard_map with check_vma=True."""
     axes = jax.sharding.get_abstract_mesh().manual_axes
     return bool(axes) and bool(jax.typeof(lax.axis_index(axes[0])).manual_axis_type.varying)
 
 
 def explicit_mesh(tree: Any) -> AbstractMesh | None:
-    """The mesh with Explicit axes that an array of the pytree lies on, if one does."""
+    """Return the mesh with Explicit axes of any array of the pytree, or None."""
     meshes = (jax.typeof(x).sharding.mesh for x in jax.tree.leaves(tree))
     return next((m for m in meshes if AxisType.Explicit in m.axis_types), None)
 
 
 def problems(mesh: AbstractMesh) -> list[str]:
-    """Why attention cannot be cut by this mesh, or not while another one is set."""
-    found, here = [], jax.sharding.get_abstract_mesh()
+    """Say why attention cannot be sharded by this mesh, or not while another one is set."""
+    reasons, here = [], jax.sharding.get_abstract_mesh()
     if {AxisType.Auto, AxisType.Explicit} <= {*mesh.axis_types}:
-        found.append(f"mesh: expected axes that are all Explicit, or all Auto, got {mesh}")
+        reasons.append(f"mesh: expected axes that are all Explicit, or all Auto, got {mesh}")
     if here.axis_names and here != mesh:
-        found.append(f"mesh: expected arrays on the mesh that is set, {here}, got {mesh}")
-    return found
+        reasons.append(f"mesh: expected arrays on the mesh that is set, {here}, got {mesh}")
+    return reasons
 
 
 def in_auto_mesh(tree: Any) -> bool:
-    """Whether a program of the pytree's arrays is for several devices, and XLA cuts it by itself.
+    """Return whether the program is for several devices and XLA shards it automatically.
 
-    The type of an array that was placed names its mesh. But where a mesh is set, types of what is
-    traced name none, and JAX compiles for that mesh.
+    The type of a placed array names its mesh. But if a mesh is set, the types of traced arrays name
+    none, and JAX compiles for that mesh.
     """
     meshes = [jax.typeof(x).sharding.mesh for x in jax.tree.leaves(tree)]
     meshes.append(jax.sharding.get_abstract_mesh())
@@ -52,22 +52,22 @@ def in_auto_mesh(tree: Any) -> bool:
 
 
 def cuts(x: jax.Array) -> list[MeshAxes]:
-    """By which axes of its mesh each axis of an array in an Explicit one is cut."""
+    """Return, for each axis of an array in an Explicit mesh, the mesh axes that shard it."""
     return [_names(entry) for entry in jax.typeof(x).sharding.spec]
 
 
 def _names(entry: Any) -> MeshAxes:
-    """The axes of a mesh that one entry of a PartitionSpec names."""
+    """Return the mesh axes that one entry of a PartitionSpec names."""
     return (entry,) if isinstance(entry, str) else tuple(entry or ())
 
 
 def spec(axes: list[MeshAxes]) -> PartitionSpec:
-    """That of an array whose axes are cut by these."""
+    """Return the PartitionSpec of an array whose axes are sharded by these mesh axes."""
     return PartitionSpec(*(each or None for each in axes))
 
 
 def whole(x: jax.Array, axis: int) -> jax.Array:
-    """x with an axis that Explicit axes of a mesh cut gathered."""
+    """Return x with this axis gathered, if Explicit axes of a mesh shard it."""
     if (mesh := explicit_mesh(x)) is None:
         return x
     axes = cuts(x)
@@ -76,14 +76,14 @@ def whole(x: jax.Array, axis: int) -> jax.Array:
 
 
 def placed(x: jax.Array, mesh: AbstractMesh, at: PartitionSpec) -> jax.Array:
-    """x as `at` cuts it: itself where it lies so already."""
+    """Return x with the sharding `at`; x itself if it has it already."""
     if jax.typeof(x).sharding.spec == at:
         return x
     return jax.sharding.reshard(x, NamedSharding(mesh, at))
 
 
 def kept(x: jax.Array, at: PartitionSpec) -> jax.Array:
-    """x, which XLA is to cut so, where the mesh that is set has Auto axes, these among them."""
+    """Constrain x to the sharding `at` if the current mesh has its axes and only Auto axes."""
     mesh = jax.sharding.get_abstract_mesh()
     names = {name for entry in at for name in _names(entry)}
     if {*mesh.axis_types} != {AxisType.Auto} or not names <= {*mesh.axis_names}:
@@ -92,23 +92,23 @@ def kept(x: jax.Array, at: PartitionSpec) -> jax.Array:
 
 
 def zeros(shape: Sequence[int], dtype: Any, at: PartitionSpec) -> jax.Array:
-    """Zeros, cut as `at` says by the mesh that is set, if one is."""
+    """Return zeros, sharded as `at` says in the current mesh, if there is one."""
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or not any(at):
         return jnp.zeros(shape, dtype)
     lie = NamedSharding(mesh, at)
     if AxisType.Explicit in mesh.axis_types:
         return jnp.zeros(shape, dtype, out_sharding=lie)
-    # Compiled, so that no device makes the whole.
+    # Compiled, so that no device allocates the whole array.
     return jax.jit(lambda: lax.with_sharding_constraint(jnp.zeros(shape, dtype), lie))()
 
 
 def misfits(
     where: str, at: PartitionSpec, shape: Sequence[int], mesh: Mapping[str, int]
 ) -> Iterator[str]:
-    """Why a mesh of axes of these sizes cannot cut an array of this shape so.
+    """Say why a mesh with axes of these sizes cannot shard an array of this shape as `at` says.
 
-    where: how each reason begins.
+    where: the beginning of each reason.
     """
     if len(at) > len(shape):
         yield f"{where}: expected at most {len(shape)} axes, got {at}"

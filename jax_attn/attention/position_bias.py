@@ -1,7 +1,7 @@
-"""Biases that follow from the positions of query and key, for models without rotary positions.
+"""Biases computed from the positions of query and key, for models without rotary positions.
 
-ALiBi: a score falls with the distance, in each head by a slope of its own (Press et al., "Train
-Short, Test Long", 2022). T5: distances fall into buckets, each with a learned number a head
+ALiBi: a score falls linearly with the distance; each head has its own slope (Press et al., "Train
+Short, Test Long", 2022). T5: distances fall into buckets, each with a learned bias for each head
 (Raffel et al., "Exploring the Limits of Transfer Learning", 2020).
 """
 
@@ -18,7 +18,7 @@ from jax_attn.attention import checks
 
 @dataclasses.dataclass(frozen=True)
 class Alibi:
-    """ALiBi of num_heads heads, its slopes multiplied by factor: called as (T, S) -> (N, 1, S).
+    """ALiBi for num_heads heads, slopes multiplied by factor; call it as (T, S) -> (N, 1, S).
 
     Raises ArgumentError unless num_heads is an int ≥ 1 and factor a finite number > 0.
     """
@@ -38,12 +38,12 @@ class Alibi:
 
 
 def alibi(num_heads: int, length: int, *, factor: float = 1.0) -> Float[Array, "N 1 S"]:
-    """factor · slope · (j − (S − 1)) for head n and key j of S = length; (N, 1, S), as bias=.
+    """Return factor · slope · (j − (S − 1)) for head n and key j, S = length: (N, 1, S), for bias=.
 
-    A query at i wants j − i in place of j − (S − 1); the two differ by one number for all its
-    keys, which cancels in the softmax. So nothing T×S is written out, and it does not matter on
-    which side a row is padded. In float32, or float64 where x64 is on, rounded once. For causal
-    attention only: the score of a key after the query would rise.
+    The definition has j − i for a query at i. The difference is the same for all keys of a query
+    and cancels in the softmax. So no T×S array is written, and padding may be on either side. The
+    result is float32, or float64 if x64 is on, rounded once. For causal attention only: the score
+    of a key after the query would rise.
     """
     distance_S = np.arange(length) - (length - 1)
     return jnp.asarray(factor * alibi_slopes(num_heads)[:, None, None] * distance_S)
@@ -56,12 +56,12 @@ def relative_buckets(
     max_distance: int = 128,
     bidirectional: bool = True,
 ) -> Int[np.ndarray, "*shape"]:
-    """T5's bucket for each distance j − i of key from query, an array of integers.
+    """Return T5's bucket for each distance j − i of key from query, an array of integers.
 
-    The nearest half of the buckets have a distance each; the others grow evenly on a logarithmic
-    scale up to max_distance, and the last has all beyond. bidirectional: keys after the query have
-    as many buckets of their own, the second half; else they share that of distance 0. Rounded as
-    transformers rounds, in float32.
+    The nearer half of the buckets hold one distance each; the others grow evenly on a logarithmic
+    scale up to max_distance, and the last holds all larger distances. bidirectional: keys after the
+    query have as many buckets of their own, the second half; otherwise they share the bucket of
+    distance 0. Rounded in float32, as in transformers.
     """
     count = buckets // 2 if bidirectional else buckets
     away = np.abs(distance) if bidirectional else np.maximum(-distance, 0)
@@ -74,7 +74,7 @@ def relative_buckets(
 
 
 def bucket_problems(buckets: Any, max_distance: Any, bidirectional: object) -> list[str]:
-    """What is wrong with these as numbers of `relative_buckets`."""
+    """Say what is wrong with these arguments of `relative_buckets`."""
     problems = checks.count_problems(buckets=buckets, max_distance=max_distance)
     if not isinstance(bidirectional, bool):
         got = checks.summary(bidirectional)
@@ -85,15 +85,16 @@ def bucket_problems(buckets: Any, max_distance: Any, bidirectional: object) -> l
     if buckets < least:
         problems.append(f"buckets: expected an int ≥ {least}, got {buckets}")
     elif max_distance <= (near := buckets // least):
-        more = f"more than the {near} near ones"
+        more = f"more than the {near} nearest distances"
         problems.append(f"max_distance: expected {more}, got {max_distance}")
     return problems
 
 
 def alibi_slopes(num_heads: int) -> Float[np.ndarray, " N"]:
-    """2^(−8n/N) for head n = 1 … N where N is a power of two; (N,) in float64.
+    """Return the slope of each head, (N,) float64: 2^(−8n/N), n = 1 … N, if N is a power of two.
 
-    Else those of the largest power of two below it, then every other one of twice as many.
+    Otherwise return the slopes of the largest power of two below N, then every other slope of twice
+    that power.
     """
     most = 2 ** int(math.log2(num_heads))
 

@@ -1,8 +1,7 @@
-"""Rotary positions: pairs of a head's features turned by an angle that grows with the position.
-
-A query at position i and a key at position j meet at the angle between them alone: their score
-depends on j − i. Pair m of `dim` features turns by base^(−2m/dim) a position (Su et al.,
-"RoFormer", 2021); the scalings change these frequencies for texts longer than the training's.
+"""Rotary positions: pairs of a head's features rotated by an angle that grows with the position.
+The score of a query at position i and a key at position j depends only on j − i. Pair m of `dim`
+features rotates by base^(−2m/dim) radians per position (Su et al., "RoFormer", 2021); the scalings
+change these frequencies for texts longer than those of the training.
 """
 
 import dataclasses
@@ -19,7 +18,7 @@ from jax_attn.attention import checks, integers, meshes
 from jax_attn.attention.annotations import AnyArray
 
 Length = int | AnyArray
-# Radians a position (dim/2,), and the factor by which both features of a pair grow.
+# Radians per position (dim/2,), and the factor that multiplies both features of a pair.
 Frequencies = tuple[AnyArray, float]
 
 
@@ -30,24 +29,24 @@ def rotate(
     *,
     length: int | Int[AnyArray, ""] | None = None,
 ) -> Float[Array, "B T N H"]:
-    """x with its pairs turned, each at its position.
+    """Rotate the feature pairs of x, each by its position.
 
-    Angles, their cosines and sines, and the products with x are in float32, or float64 for
-    float64; the result is rounded once, to x's dtype. (transformers rounds cosine, sine and each
-    product to x's dtype. In float32 the two are alike.)
+    Angles, their cosines and sines, and the products with x are in float32, or float64 for float64;
+    the result is rounded once, to x's dtype. (transformers rounds cosine, sine and each product to
+    x's dtype; in float32 the two agree.)
 
     Args:
       x: (B, T, N, H) in float16, bfloat16, float32 or float64: heads of queries or of keys.
-      positions: integers (T,) or (B, T); 0 … T−1 when None.
+      positions: integers (T,) or (B, T); 0 … T−1 if None.
       rotary: a Rotary.
-      length: of the text, for DynamicNTK; the largest position + 1 unless given. Queries and keys
-        of one attention need the same.
+      length: the length of the text, for DynamicNTK; the largest position + 1 unless given.
+        Queries and keys of one attention need the same.
 
     Returns:
-      (B, T, N, H) in x's dtype. Features beyond rotary.dim are as they were.
+      (B, T, N, H) in x's dtype. Features beyond rotary.dim are unchanged.
 
     Raises:
-      ArgumentError: everything that is wrong with the arguments.
+      ArgumentError: lists every problem with the arguments.
     """
     problems = checks.float_problems("x", x, 4, "(B, T, N, H)")
     if not isinstance(rotary, Rotary):
@@ -80,7 +79,7 @@ def rotate(
 
 
 def position_problems(name: str, positions: Any, B: int, T: int) -> list[str]:
-    """What is wrong with positions as those of T steps in each of B rows."""
+    """Say what is wrong with positions for T steps in each of B rows."""
     if positions is None:
         return []
     got = checks.summary(positions)
@@ -93,7 +92,7 @@ def position_problems(name: str, positions: Any, B: int, T: int) -> list[str]:
 
 @dataclasses.dataclass(frozen=True)
 class _Settings:
-    """Raises ArgumentError with everything that is wrong with its fields."""
+    """Base class that raises one ArgumentError with every problem of its fields."""
 
     def __post_init__(self) -> None:
         values = vars(self)
@@ -111,17 +110,17 @@ class _Settings:
 
 @dataclasses.dataclass(frozen=True)
 class Rotary(_Settings):
-    """Which features of a head are rotated by position, and how fast.
+    """Rotary positions: which features of a head are rotated, and how fast.
 
     Args:
       base: the base of the frequencies base^(−2m/dim), m = 0 … dim/2 − 1.
-      dim: how many features of a head are rotated, from the first on; all of them if None.
+      dim: the number of features of a head that are rotated, from the first on; all if None.
       interleaved: True pairs features (2m, 2m + 1), as Meta's Llama and GPT-J do; False pairs (m, m
         + dim/2), as transformers' Llama and GPT-NeoX do.
       scaling: None, Linear, DynamicNTK, Llama3 or Yarn, of `jax_attn.attention.rotary`.
 
     Raises:
-      ArgumentError: everything that is wrong with the arguments.
+      ArgumentError: lists every problem with the arguments.
     """
 
     base: float = 10000.0
@@ -130,18 +129,18 @@ class Rotary(_Settings):
     scaling: "Scaling" = None
 
     def problems(self, head_dim: int) -> list[str]:
-        """Why heads of this size cannot turn so."""
+        """Say why heads of this size cannot be rotated so."""
         dim, problems = head_dim if self.dim is None else self.dim, []
         if dim > head_dim:
             problems.append(f"rotary: expected dim ≤ head_dim = {head_dim}, got dim = {dim}")
         if dim % 2:
             problems.append(f"rotary: expected an even head_dim, or a dim, got head_dim = {dim}")
         if dim < 4 and isinstance(self.scaling, DynamicNTK):
-            problems.append(f"rotary: DynamicNTK expects at least 4 features to turn, got {dim}")
+            problems.append(f"rotary: DynamicNTK expects at least 4 rotated features, got {dim}")
         return problems
 
     def frequencies(self, dim: int, dtype: np.dtype, length: Length) -> Frequencies:
-        """Radians a position (dim/2,), and the factor by which both features of a pair grow."""
+        """Return radians per position (dim/2,), and the factor for both features of a pair."""
         if self.scaling is None:
             return 1 / _powers(self.base, dim, dtype), 1.0
         return self.scaling.frequencies(self.base, dim, dtype, length)
@@ -149,7 +148,7 @@ class Rotary(_Settings):
 
 @dataclasses.dataclass(frozen=True)
 class Linear(_Settings):
-    """Every frequency divided by factor (Chen et al., "Position Interpolation", 2023)."""
+    """Divide every frequency by factor (Chen et al., "Position Interpolation", 2023)."""
 
     factor: float
 
@@ -159,11 +158,11 @@ class Linear(_Settings):
 
 @dataclasses.dataclass(frozen=True)
 class DynamicNTK(_Settings):
-    """A base that grows with the text, once it is longer than original_length.
+    """Let the base grow with the length of the text, once it exceeds original_length.
 
     base · (factor·length/original_length − (factor − 1))^(dim/(dim − 2)): the slowest pair is
     slowed most, the fastest not at all (bloc97 and emozilla, 2023). Frequencies change with the
-    length: keys that were rotated for a shorter text do not fit the queries of a longer one.
+    length: keys rotated for a shorter text do not fit the queries of a longer one.
     """
 
     factor: float
@@ -173,14 +172,14 @@ class DynamicNTK(_Settings):
         longer = jnp.maximum(jnp.asarray(length, dtype), self.original_length)
         stretch = self.factor * longer / self.original_length - (self.factor - 1)
         powers = (base * stretch ** (dim / (dim - 2))) ** _exponents(dim, dtype)
-        # A power of a number that is known only when it runs errs more than those made here.
+        # Powers computed at run time are less accurate than those computed while tracing.
         powers = jnp.where(longer > self.original_length, powers, _powers(base, dim, dtype))
         return 1 / powers, 1.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Llama3(_Settings):
-    """Slow pairs divided by factor, fast ones left, those between interpolated.
+    """Divide slow pairs by factor, keep fast ones, and interpolate in between.
 
     Slow: fewer than low_freq_factor turns in original_length; fast: more than high_freq_factor
     (Llama 3.1; Grattafiori et al., "The Llama 3 Herd of Models", 2024).
@@ -201,11 +200,11 @@ class Llama3(_Settings):
 
 @dataclasses.dataclass(frozen=True)
 class Yarn(_Settings):
-    """Slow pairs divided by factor, fast ones left, those between interpolated; scores sharpened.
+    """Divide slow pairs by factor, keep fast ones, interpolate in between, and sharpen the scores.
 
-    Slow: at most beta_slow turns in original_length; fast: at least beta_fast. The pairs at the
-    two bounds are rounded outwards where truncate. Both features of a pair grow by
-    attention_factor; when None, by m(mscale)/m(mscale_all_dim) where both are given and not 0,
+    Slow: at most beta_slow turns in original_length; fast: at least beta_fast. If truncate, the
+    pairs at the two bounds are rounded outwards. Both features of a pair are multiplied by
+    attention_factor; if that is None, by m(mscale)/m(mscale_all_dim) if both are given and not 0,
     else by m(1), with m(s) = 0.1·s·ln(factor) + 1 (Peng et al., "YaRN", 2023; mscale: DeepSeek-AI,
     "DeepSeek-V2", 2024).
     """
@@ -227,7 +226,7 @@ class Yarn(_Settings):
         return 1 / (self.factor * powers) * (1 - fast) + 1 / powers * fast, self._growth()
 
     def _bounds(self, base: float, dim: int) -> tuple[float, float]:
-        """The last pair that is left and the first that is divided by all of factor."""
+        """Return the last pair that is kept and the first that is divided by all of factor."""
 
         def pair(turns: float) -> float:
             return dim * math.log(self.original_length / (turns * 2 * math.pi)) / 2 / math.log(base)
@@ -255,7 +254,7 @@ def _exponents(dim: int, dtype: np.dtype) -> np.ndarray:
 
 
 def _powers(base: float, dim: int, dtype: np.dtype) -> np.ndarray:
-    """base^(2m/dim), rounded where transformers rounds: at position p an angle errs p-fold."""
+    """Return base^(2m/dim), rounded as in transformers: position p multiplies its error by p."""
     return (base ** _exponents(dim, dtype).astype(np.float64)).astype(dtype)
 
 
@@ -270,7 +269,7 @@ def _above(bound: float) -> Callable[[Any], bool]:
     return lambda x: checks.is_real(x) and x > bound
 
 
-# What each field must be, and whether a value is.
+# For each field what is expected, in words and as a predicate.
 _FIELDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "base": ("a finite number > 1", _above(1)),
     "dim": ("an even int ≥ 2, or None", lambda x: x is None or (checks.is_count(x) and x % 2 == 0)),
@@ -288,7 +287,7 @@ _FIELDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "truncate": ("True or False", lambda x: isinstance(x, bool)),
 }
 
-# Of each pair the first is the smaller.
+# Pairs of fields whose first must be smaller than the second.
 _IN_ORDER = (("low_freq_factor", "high_freq_factor"), ("beta_slow", "beta_fast"))
 
 

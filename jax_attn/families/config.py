@@ -75,15 +75,15 @@ class Reading:
         return self._read(names, default, f"a whole number ≥ {least}", is_count, StandIn(1))
 
     def real(self, *names: str, default: Any = _MISSING) -> Any:
-        """Likewise a finite number above 0."""
+        """Return a finite number above 0, read like `number`."""
         return self._read(names, default, "a number above 0", is_positive, StandIn(1))
 
     def flag(self, *names: str, default: Any = _MISSING) -> Any:
-        """Likewise true or false."""
+        """Return true or false, read like `number`."""
         return self._read(names, default, "true or false", lambda v: isinstance(v, bool), False)
 
     def words(self, name: str, known: tuple[str, ...], count: int | None) -> list[str] | None:
-        """Likewise a list of `known` words, `count` of them; None where there is none."""
+        """Return a list of `known` words, `count` of them; None if it is absent."""
 
         def are_known(value: Any) -> bool:
             return isinstance(value, list) and all(word in known for word in value)
@@ -166,6 +166,6 @@ def disagreements(options: Mapping[str, int | None], config: Sequence[int | None
 
 
 def is_positive(value: Any) -> bool:
-    """Whether a value is a number above 0 that a float holds: JSON's integers have no end."""
+    """Return whether a value is a number > 0 that fits a float; JSON's integers are unbounded."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return is_number and 0 < value <= sys.float_info.max

@@ -1,4 +1,4 @@
-"""What transformers' decoders have in common: norms, perceptrons, heads and rotary positions."""
+"""Parts that transformers' decoders share: norms, perceptrons, heads and rotary positions."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What a family of models is: what its attention does, and the tables of its weights.
+"""A family of models: what its attention does, and the tables of its weights.
 
 A family is data about other people's checkpoints. `traits` says what its models do, as the config
 has it; the tables carry a block's weights, or a whole file's, to Flax paths that are the same in
@@ -109,12 +109,12 @@ class Family:
             return optional(self.block_of(read))
 
     def traits(self, config: Config, prefix: str) -> Traits:
-        """What the block at this torch prefix does."""
+        """Return the traits of the block at this torch prefix."""
         with self._reading(config) as read:
             return self.traits_of(read, prefix)
 
     def model_traits(self, config: Config, layers: Sequence[int] | None = None) -> ModelTraits:
-        """What a whole model does, layer by layer; of these `layers` alone where they are given."""
+        """Return the traits of a whole model, layer by layer; only of `layers` if given."""
         kind = config.get("model_type")
         if self.model_of is None or kind in self.without_model:
             name = kind if kind in self.without_model else self.name
@@ -206,7 +206,7 @@ def _has_own_head(config: Config, head: Layout) -> bool:
 
 
 def other_layers(config: Config, blocks: Iterable[Place]) -> list[Problem]:
-    """Layers that the config counts and the checkpoint lacks, or the reverse."""
+    """Report layers that the config counts and the checkpoint lacks, or the reverse."""
     by_stem: dict[str, set[int]] = defaultdict(set)  # what precedes the number -> layers
     for place in blocks:
         stem, layer, _ = re.split(r"(\d+)", place.torch, maxsplit=1)
@@ -230,6 +230,6 @@ def other_layers(config: Config, blocks: Iterable[Place]) -> list[Problem]:
 
 
 def gaps(layers: set[int], count: int) -> list[int]:
-    """The first of the `count` layers, which may be any number, that are not there."""
+    """Return the first missing ones of `count` layers; `count` may be huge."""
     looked_at = range(min(count, len(layers) + _NAMED))
     return [layer for layer in looked_at if layer not in layers][:_NAMED]

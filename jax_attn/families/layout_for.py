@@ -17,8 +17,8 @@ def layout_for(source: str | Path | Mapping[str, Any]) -> Layout:
 
     Args:
       source: a checkpoint, a file or a folder with its config.json; or a config, as a dict or as
-        transformers' `config.to_dict()`. Of a checkpoint the keys are read as well, so that the
-        table spells them as the file does.
+        transformers' `config.to_dict()`. A checkpoint's keys are read too, so that the table spells
+        them as the file does.
 
     Returns:
       A `Layout` of the whole model; `Layout.renamed` adapts its Flax side to another module, and

@@ -1,4 +1,4 @@
-"""What a model does, as its config has it: plain data that needs no framework.
+"""Traits of a model, read from its config: plain data that needs no framework.
 
 `Traits` describe one attention block, `BlockTraits` the block around it, `ModelTraits` a whole
 model. A family reads them out of a config; `jax_attn.models` builds a model of them.
@@ -12,7 +12,7 @@ from jax_attn.transfer.table.steps import Sizes
 
 
 class RotaryTraits(NamedTuple):
-    """As `jax_attn.attention.Rotary`: base, dim (None for all of H), interleaved.
+    """Fields of `jax_attn.attention.Rotary`: base, dim (None for all of H), interleaved.
 
     scaling: the name and the fields of one of its scalings: ("Linear", {"factor": 4.0}).
     """
@@ -24,7 +24,7 @@ class RotaryTraits(NamedTuple):
 
     @property
     def stretches(self) -> bool:
-        """Whether the frequencies depend on the length of the sequence."""
+        """True if the frequencies depend on the length of the sequence."""
         return self.scaling is not None and self.scaling[0] == "DynamicNTK"
 
 
@@ -37,7 +37,7 @@ class NormTraits(NamedTuple):
 
 
 class BiasTraits(NamedTuple):
-    """What is added to the scores, by the positions of query and key.
+    """Bias added to the scores, from the positions of query and key.
 
     kind: "alibi" (fields: factor, by which the slopes are multiplied) or "relative" (T5's, from a
         table; fields: buckets, max_distance, bidirectional). rounded: slopes and their products
@@ -51,7 +51,7 @@ class BiasTraits(NamedTuple):
 
 @dataclass(frozen=True)
 class Traits:
-    """What one attention block does. D embed_dim, N and K heads, H head_dim.
+    """Traits of one attention block. D embed_dim, N and K heads, H head_dim.
 
     kdim, vdim: features of keys and values; D when None. scale: 1/√H when None. is_causal: a query
     sees no later key. window: how many keys a query sees, the last its own; None for all. cross:

@@ -1,4 +1,4 @@
-"""What is read alike out of the configs of whole models, whatever their family."""
+"""Reading of whole models' configs, as far as it is the same for every family."""
 
 from collections.abc import Iterable
 
@@ -171,7 +171,7 @@ def architecture(config: Reading) -> str:
 
 
 def is_tied(config: Reading, *, default: bool) -> bool:
-    """Whether the head with a logit for each token has the table of tokens for its weight."""
+    """Return whether the head over the vocabulary uses the table of tokens as its weight."""
     return config.flag("tie_word_embeddings", default=default)
 
 

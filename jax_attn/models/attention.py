@@ -1,4 +1,4 @@
-"""The traits of an attention block -> the module of this package that does the same."""
+"""Modules of this package for the traits of an attention block."""
 
 from functools import partial
 from typing import Any
@@ -20,7 +20,7 @@ def attention(
     param_dtype: DTypeLike = jnp.float32,
     rngs: nnx.Rngs,
 ) -> GroupedQueryAttention:
-    """The block's module; masks for `is_causal` and `window` are the caller's."""
+    """Return the block's attention module; the caller adds masks for `is_causal` and `window`."""
     bias, norm = traits.bias, traits.qk_norm
     return GroupedQueryAttention(
         **shared_options(traits, rotary),
@@ -35,7 +35,7 @@ def attention(
 
 
 def shared_options(traits: Traits, library: Any) -> dict[str, Any]:
-    """What this package and torch's reference designs call the same.
+    """Return the options that this package and torch's reference designs name alike.
 
     library: the module with `Rotary` and its scalings.
     """

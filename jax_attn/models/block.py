@@ -1,4 +1,4 @@
-"""One block of a transformer, and the stack of them."""
+"""A block of a transformer, and a stack of blocks."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -26,11 +26,11 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "silu": jax.nn.silu,
     "tanh": jnp.tanh,
 }
-"""By the names that traits have."""
+"""Activation functions, by their names in traits."""
 
 
 def activated(x: Float[Array, "*rows F"], name: str) -> Float[Array, "*rows F"]:
-    """The activation of this name, in float32 for the 16-bit dtypes, as torch has it."""
+    """Apply the activation of this name; 16-bit dtypes compute it in float32, as in torch."""
     wide = x.dtype if x.dtype == jnp.float64 else jnp.float32
     return ACTIVATIONS[name](x.astype(wide)).astype(x.dtype)
 
@@ -44,7 +44,7 @@ def dense(
     param_dtype: DTypeLike = jnp.float32,
     rngs: nnx.Rngs,
 ) -> Projection:
-    """A linear map: kernel (fan_in, fan_out), with a bias (fan_out,) or without."""
+    """Return a linear layer: kernel (fan_in, fan_out), and bias (fan_out,) if use_bias."""
     return Projection(
         (fan_in,),
         (fan_out,),
@@ -59,7 +59,10 @@ def dense(
 
 
 class MLP(nnx.Module):
-    """down(activation(up(x))); gated, down(activation(gate(x)) · up(x)): (…, D) → (…, D)."""
+    """Feed-forward layers, (…, D) → (…, D): down(activation(up(x))).
+
+    If gated: down(activation(gate(x)) · up(x)).
+    """
 
     def __init__(
         self,
@@ -102,7 +105,7 @@ class Block(nnx.Module):
         norm: Any = partial(Norm, D, traits=traits.norm, **options)
         self.placement = traits.placement
         self.is_causal, self.window = traits.attention.is_causal, traits.attention.window
-        # ALiBi is the same in every block, and worked out once for all of them.
+        # ALiBi is the same in every block: the model computes it once for all of them.
         self.attention = attention(replace(traits.attention, bias=None), **options)
         self.mlp = MLP(D, traits.mlp, **options)
         self.attention_norm = norm()
@@ -118,10 +121,10 @@ class Block(nnx.Module):
         cache: KVCache | None = None,
         bias: Float[Array, "#B #N #T T"] | None = None,
     ) -> tuple[Float[Array, "B T D"], KVCache | None]:
-        """The block's output, and the cache with these tokens in it, where there is one.
+        """Return the block's output and, if a cache is given, the cache extended by these tokens.
 
-        mask: what no layer sees. positions: for rotary, 0 … T−1 unless given. bias: added to the
-        scores.
+        mask: the same for every layer. positions: for rotary, 0 … T−1 unless given. bias:
+        added to the scores.
         """
         if self.placement == "post":
             attended, cache = self._attended(x, mask, positions, cache, bias)
@@ -139,7 +142,7 @@ class Block(nnx.Module):
         return x + self.mlp(self.mlp_norm(x)), cache
 
     def empty_cache(self, batch: int, length: int) -> KVCache:
-        """A cache for this block: of `length` tokens a row, or a ring of its window if shorter."""
+        """Return a cache of `length` tokens a row, or a ring of this block's window if shorter."""
         if self.window is not None and self.window < length:
             return self.attention.empty_cache(batch, window=self.window)
         return self.attention.empty_cache(batch, length)
@@ -165,7 +168,7 @@ class Block(nnx.Module):
 
 
 class Stack(nnx.List):
-    """Blocks, one after another."""
+    """A sequence of blocks, each applied to the output of the one before."""
 
     def __call__(
         self,
@@ -175,7 +178,7 @@ class Stack(nnx.List):
         caches: Sequence[KVCache] | None = None,
         bias: Float[Array, "#B #N #T T"] | None = None,
     ) -> tuple[Float[Array, "B T D"], tuple[KVCache, ...] | None]:
-        """The last block's output, and the caches with these tokens in them."""
+        """Return the last block's output, and the caches extended by these tokens."""
         if caches is None:
             for layer in self:
                 x, _ = layer(x, mask, positions, bias=bias)

@@ -1,4 +1,4 @@
-"""Tokens that a language model chooses one after another, each of which it reads in turn."""
+"""Generation: a language model chooses tokens one by one and reads each in turn."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,13 +15,13 @@ Read = Callable[
     [Int[AnyArray, "B T"], Int[AnyArray, " B"] | None, Caches],
     tuple[Float[Array, "B V"], Caches],
 ]
-"""(tokens, lengths, caches) → the logits behind each row's last token, and the caches with them."""
+"""(tokens, lengths, caches) → logits after each row's last token, and the extended caches."""
 Choose = Callable[[Float[Array, "B V"], Any], Int[AnyArray, " B"]]
-"""(logits, key) → each row's next token. key: this step's; None where `generate` has none."""
+"""(logits, key) → each row's next token. key: this step's; None if `generate` has none."""
 
 
 def likeliest(logits_BV: Float[Array, "B V"], _: Any) -> Int[Array, " B"]:
-    """The token of the largest logit; of several the first, as torch and NumPy have it."""
+    """Return the token with the largest logit; on a tie the first, as in torch and NumPy."""
     return jnp.argmax(logits_BV, axis=-1)
 
 
@@ -36,9 +36,9 @@ def continued(
     choose: Choose,
     key: jax.Array | None,
 ) -> Int[Array, "B count"]:
-    """The `count` tokens that follow each row; behind one of `ends` that one again, -1 for NaN.
+    """Return the `count` tokens that follow each row; an end token repeats, NaN logits give -1.
 
-    It stops reading once every row has ended.
+    Reading stops once every row has ended.
     """
     places = jnp.arange(count, dtype=jnp.int32)
 
@@ -62,7 +62,7 @@ def continued(
         i, last_B, out, caches = state
         logits_BV, caches = read(last_B[:, None], None, caches)
         last_B = jnp.where(goes_on(last_B), chosen(i, logits_BV), last_B)
-        # An update at a place would have to know how a mesh cuts the rows.
+        # Not an indexed update, which would have to know how a mesh shards the rows.
         return i + 1, last_B, jnp.where(places == i, last_B[:, None], out), caches
 
     logits_BV, caches = read(tokens, lengths, caches)

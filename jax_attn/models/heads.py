@@ -1,4 +1,4 @@
-"""Heads: a logit for each token of the vocabulary, or for each class."""
+"""Heads: logits over the vocabulary for each token, or over classes."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from jax_attn.nn.projection import project
 
 
 class VocabularyHead(nnx.Module):
-    """(B, T, D) → (B, T, V), by a kernel (D, V), or by the table of tokens (V, D) where tied."""
+    """Logits (B, T, D) → (B, T, V), by a kernel (D, V), or by the token table (V, D) if tied."""
 
     def __init__(self, width: int, vocab_size: int, traits: VocabularyTraits, **options: Any):
         self.activation, self.softcap = traits.activation, traits.softcap
@@ -33,7 +33,7 @@ class VocabularyHead(nnx.Module):
     def __call__(
         self, x: Float[Array, "B T D"], table: Float[Array, "V D"]
     ) -> Float[Array, "B T V"]:
-        """table: the tokens', read where the head is tied to it."""
+        """Return the logits; table: the token embeddings, used if the head is tied to them."""
         if self.dense is not None and self.activation is not None:
             x = activated(self.dense(x), self.activation)
         if self.norm is not None:
@@ -47,7 +47,7 @@ class VocabularyHead(nnx.Module):
 
 
 class Classifier(nnx.Module):
-    """A logit for each class: of a row (B, C), or of each of its tokens (B, T, C)."""
+    """Logits over classes: for each row (B, C), or for each of its tokens (B, T, C)."""
 
     def __init__(self, embed_dim: int, classes: int, traits: ClassifierTraits, **options: Any):
         self.reads, self.has_dense = traits.reads, traits.has_dense
@@ -64,7 +64,7 @@ class Classifier(nnx.Module):
         pooled: Float[Array, "B D"] | None,
         last_B: Int[Array, " B"],
     ) -> Float[Array, "B *T C"]:
-        """last_B: the place of each row's last token."""
+        """Return the logits; last_B: the index of each row's last token."""
         x: Any = hidden
         if self.reads == "pooled":
             x = pooled

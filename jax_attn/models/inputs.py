@@ -1,4 +1,4 @@
-"""What a model is called with: tokens, how many of a row are real, and where they are."""
+"""Inputs of a model: tokens, their number in each row, and their positions."""
 
 from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
@@ -20,11 +20,11 @@ from jax_attn.families.traits import (
 
 
 class Reads(NamedTuple):
-    """What a model reads of positions and masks, in whichever of its layers.
+    """Positions and masks that the layers of a model use.
 
-    layers: how many there are. turns: rotary positions. stretches: rotary frequencies that depend
-    on the length. is_causal: in every layer. alibi: its traits and the number of heads; None for
-    none.
+    layers: their number. turns: rotary positions in any layer. stretches: rotary frequencies that
+    depend on the length, in any layer. is_causal: all layers are causal. alibi: its traits and the
+    number of heads, or None.
     """
 
     layers: int
@@ -56,9 +56,9 @@ def problems(
     positions: Any,
     cache: Any,
 ) -> list[str]:
-    """What is wrong with the arguments of a model's call.
+    """Say what is wrong with the arguments of a model's call.
 
-    Values are looked at where they are known: under jit only shapes are.
+    Values are checked only if they are known: under jit only shapes are.
     """
     if found := _integer_problems("tokens", tokens, traits.vocab_size):
         return found
@@ -70,7 +70,7 @@ def problems(
     found += _row_problems(lengths, attention_mask, B, T, least=1 if cache is None else 0)
     if types is not None:
         if not traits.types:
-            found.append("types: expected None, as the model has no token types")
+            found.append("types: expected None, because the model has no token types")
         else:
             found += _shape_problems("types", types, (B, T))
             found += _integer_problems("types", types, traits.types)
@@ -80,14 +80,14 @@ def problems(
                 f"positions: expected ({T},) or ({B}, {T}), got {checks.summary(positions)}"
             )
         if traits.positions is None and not reads.turns:
-            found.append("positions: expected None, as the model does not read them")
+            found.append("positions: expected None, because the model does not use them")
         table = traits.positions
         rows = None if table is None else table.rows - table.offset
         found += _integer_problems("positions", positions, rows)
     if cache is not None:
         found += cache_problems(reads)
         beside = {"attention_mask": attention_mask, "positions": positions}
-        found += [f"{n}: expected None beside a cache" for n, x in beside.items() if x is not None]
+        found += [f"{n}: expected None with a cache" for n, x in beside.items() if x is not None]
     return found
 
 
@@ -101,18 +101,18 @@ def generate_problems(
     choose: Any,
     key: Any,
 ) -> list[str]:
-    """What is wrong with the arguments of `generate`. Values are looked at where they are known."""
+    """Say what is wrong with the arguments of `generate`. Values are checked if they are known."""
     found = problems(traits, reads, tokens, lengths, None, None, None, None)
     is_readable = not found
     found += cache_problems(reads)
     counts = checks.count_problems(max_new_tokens=max_new_tokens)
     if is_readable and not counts and traits.positions is not None:
         read = tokens.shape[1]
-        if lengths is not None:  # at least one, where they are not known
+        if lengths is not None:  # unknown lengths are at least 1
             read = 1 if isinstance(lengths, jax.core.Tracer) else int(np.asarray(lengths).max())
         most = longest(traits.positions) - read + 1  # the last token is not read
         if max_new_tokens > most:
-            expected = f"at most {most} behind {read} tokens"
+            expected = f"at most {most} after {read} tokens"
             counts = [f"max_new_tokens: expected {expected}, got {max_new_tokens}"]
     found += counts
     if not all(checks.is_int(end) and 0 <= end < traits.vocab_size for end in ends):
@@ -125,12 +125,12 @@ def generate_problems(
 
 
 def cache_problems(reads: Reads) -> list[str]:
-    """Why a model cannot go on from a cache."""
+    """Say why a model cannot use a cache."""
     found = []
     if not reads.is_causal:
         found.append("cache: expected a causal model, in which no token sees a later one")
     if reads.alibi is not None:
-        found.append("cache: expected a model without ALiBi, whose biases no cache carries yet")
+        found.append("cache: expected a model without ALiBi, which caches do not support yet")
     if reads.stretches:
         expected = "rotary frequencies that do not depend on the length"
         found.append(f"cache: expected {expected}, got DynamicNTK")
@@ -138,7 +138,7 @@ def cache_problems(reads: Reads) -> list[str]:
 
 
 def _malformed(cache: Any, layers: int, B: int) -> list[str]:
-    """Why a cache is not one of so many layers and rows."""
+    """Say why a cache does not have this number of layers and rows."""
     got = [type(cache).__name__]
     if isinstance(cache, tuple):
         got = [
@@ -147,7 +147,7 @@ def _malformed(cache: Any, layers: int, B: int) -> list[str]:
         ]
         if got == [f"one of batch {B}"] * layers:
             return []
-    expected = f"a tuple of {layers} KVCaches of batch {B}, one a layer"
+    expected = f"a tuple of {layers} KVCaches of batch {B}, one for each layer"
     return [f"cache: expected {expected}, got {', '.join(got) or 'an empty tuple'}"]
 
 
@@ -166,7 +166,7 @@ def _length_problems(
 
 
 def _row_problems(lengths: Any, attention_mask: Any, B: int, T: int, *, least: int) -> list[str]:
-    """least: the fewest tokens of a row, by its length."""
+    """Say what is wrong with lengths and attention_mask; least: the smallest valid length."""
     if lengths is not None and attention_mask is not None:
         return ["lengths: expected one of lengths and attention_mask, got both"]
     if lengths is not None:
@@ -182,7 +182,7 @@ def _row_problems(lengths: Any, attention_mask: Any, B: int, T: int, *, least: i
         low, high = values.min(), values.max()
         return [f"attention_mask: expected only 0 and 1, got values from {low} to {high}"]
     empty = np.flatnonzero(~values.astype(bool).any(axis=1)).tolist()
-    return [f"attention_mask: expected a 1 in every row, got none in {empty}"] if empty else []
+    return [f"attention_mask: expected a 1 in every row, got none in rows {empty}"] if empty else []
 
 
 def _shape_problems(name: str, x: Any, shape: tuple[int, ...]) -> list[str]:
@@ -192,7 +192,7 @@ def _shape_problems(name: str, x: Any, shape: tuple[int, ...]) -> list[str]:
 
 
 def _integer_problems(name: str, x: Any, count: int | None, *, least: int = 0) -> list[str]:
-    """Why x is no array of integers from `least` up to, but not including, `count`."""
+    """Say why x is not an array of integers n with least ≤ n < count."""
     if not checks.is_integer_array(x):
         return [f"{name}: expected an array of integers, got {checks.summary(x)}"]
     if isinstance(x, jax.core.Tracer) or not x.size:
@@ -206,12 +206,12 @@ def _integer_problems(name: str, x: Any, count: int | None, *, least: int = 0) -
 
 
 def longest(traits: PositionTraits) -> int:
-    """The most tokens that a row may have, by the rows of the table."""
+    """Return the largest number of tokens in a row that the table of positions allows."""
     return traits.rows - (traits.pad + 1 if traits.counts == "tokens" else traits.offset)
 
 
 def mask(lengths: Int[AnyArray, " B"] | None, attention_mask: Int[AnyArray, "B T"] | None) -> Mask:
-    """The keys that no layer sees: padding."""
+    """Return the mask that hides padding in every layer."""
     if lengths is not None:
         return Mask.lengths(lengths)
     if attention_mask is not None:
@@ -227,9 +227,9 @@ def position_rows(
     positions: AnyArray | None,
     filled_B: Int[Array, " B"] | None,
 ) -> Int[Array, "#B T"]:
-    """The rows of the table of positions, as transformers has them.
+    """Return the rows of the table of positions, as in transformers.
 
-    positions: in place of those worked out. filled_B: how many tokens came before.
+    positions: replace the computed ones. filled_B: the number of tokens already in the cache.
     """
     if positions is not None:
         return jnp.atleast_2d(jnp.asarray(positions)) + traits.offset
@@ -251,9 +251,9 @@ def position_rows(
 def alibi_bias(
     traits: BiasTraits, num_heads: int, T: int, attention_mask: Int[AnyArray, "B T"] | None
 ) -> Float[Array, "#B N 1 T"]:
-    """What ALiBi adds to the scores: slope · position of the key, as transformers counts them.
+    """Return ALiBi's bias (B or 1, N, 1, T): slope · the key's position, as in transformers.
 
-    Counted are the places that the mask shows. A query's own position is the same for all its keys,
+    Only places that the mask shows are counted. A query's own position is the same for all its keys
     and cancels in the softmax.
     """
     own_BT = jnp.ones((1, T), jnp.int32)
@@ -272,9 +272,9 @@ def last_places(
     lengths: Int[AnyArray, " B"] | None,
     attention_mask: Int[AnyArray, "B T"] | None,
 ) -> Int[Array, " B"]:
-    """The place of each row's last token.
+    """Return the index of each row's last token.
 
-    pad: transformers looks at the tokens alone, for the last one that is not this.
+    pad: if given, only the tokens count, as in transformers: the last one that differs from pad.
     """
     B, T = tokens.shape
     if pad is not None:

@@ -1,4 +1,4 @@
-"""Models from checkpoints and configs, and back into files, every weight through a table."""
+"""Models from checkpoints and configs, and back into files; every weight goes through a table."""
 
 import json
 import os
@@ -35,8 +35,8 @@ from jax_attn.transfer.table import resolve
 Placing = (
     Sharding | Mapping[str, Sharding] | Callable[[str, tuple[int, ...]], Sharding | None] | None
 )
-"""Where parameters lie: one sharding for all, one for each pattern of a dotted path as tables have
-it, or a function of dotted path and shape."""
+"""Sharding of parameters: one for all, one for each pattern of a dotted path as in tables, or a
+function of dotted path and shape."""
 
 _LANGUAGE = ("ForCausalLM", "LMHeadModel", "ForMaskedLM")
 _CLASSES = {
@@ -47,37 +47,38 @@ _CLASSES = {
     "ForTokenClassification": ("classifier",),
     "ForQuestionAnswering": ("qa_outputs",),
 }
-"""How transformers' classes end -> their heads. Those without any end with "Model"."""
+"""Endings of transformers' class names -> their heads. Classes without heads end with "Model"."""
 
 _CLASSIFIER_OF_TOKENS = ("bloom", "falcon", "gpt2", "gpt_bigcode", "gpt_neox")
-"""Decoders that keep their head for tokens apart from the one for rows, by model_type."""
+"""Decoders, by model_type, whose head for tokens has another name than the one for rows."""
 
 
 def load(path: str | Path, *, dtype: DTypeLike | None = None, sharding: Placing = None) -> Model:
-    """Load the whole model of a checkpoint, every weight bit for bit.
+    """Load the whole model of a checkpoint; every weight is kept bit for bit.
 
     Args:
       path: a folder as transformers writes it, or a file in one, with its config.json; or a folder
         that `jax-attn port --to flax` or `save` wrote.
       dtype: cast the parameters to this dtype; the file's own unless given.
-      sharding: where the parameters lie: a `jax.sharding.Sharding` for all of them; a mapping from
-        patterns of dotted paths, such as "layers.{layer}.mlp.up.kernel", to one each, of which the
-        first that matches holds; or a function `(dotted path, shape) -> Sharding or None`. Each
-        device receives its part as it is read. Raises TransferError for a pattern without a path.
+      sharding: the parameters' sharding: a `jax.sharding.Sharding` for all; a mapping to shardings
+        from patterns of dotted paths, such as "layers.{layer}.mlp.up.kernel", of which the first
+        that matches is used; or a function `(dotted path, shape) -> Sharding or None`. Each device
+        receives its part while the file is read. A pattern that matches no path raises
+        TransferError.
 
     Returns:
       A `Model`. It computes in its parameters' dtype.
 
     Raises:
       TransferError: the config or the file has something that no model here supports, or lacks
-        something that it needs; all problems are listed.
+        something that a model needs; all problems are listed.
       OSError: a file cannot be read.
     """
     path = Path(path)
     config = read_config(path)
     if config is None:
         is_there = os.path.lexists(path)
-        text = "expected a config.json beside the tensors, got none"
+        text = "expected a config.json in the folder of the tensors, got none"
         absent = "expected a folder or a file, which does not exist; nothing is downloaded"
         raise _error([Problem("file", str(path), text if is_there else absent)])
     family = model_family(config)
@@ -87,8 +88,8 @@ def load(path: str | Path, *, dtype: DTypeLike | None = None, sharding: Placing 
         tensors, wrapped = (opened, []) if is_flax else unwrapped(opened)
         keys = tuple(port_folder.read_record(path).get("keys", ()) if is_flax else tensors)
         described, unreadable = specs(tensors)
-        family.model_traits(config, ())  # all that is wrong with the config, whatever the file
-        # Before the traits of as many layers as the config counts are made.
+        family.model_traits(config, ())  # raises every problem of the config, whatever the file
+        # Checked before making traits for as many layers as the config claims.
         others = other_layers(config, family.blocks(config, keys))
         if problems := [*wrapped, *unreadable, *others]:
             raise _error(problems)
@@ -113,11 +114,11 @@ def load(path: str | Path, *, dtype: DTypeLike | None = None, sharding: Placing 
 
 
 def from_config(config: Config | Any, *, dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs) -> Model:
-    """Make an untrained model, its parameters drawn as torch's layers draw theirs.
+    """Make an untrained model; parameters are drawn as torch's layers draw theirs.
 
     Args:
-      config: what a config.json holds, as a mapping, or a configuration object of transformers.
-        Its `architectures` tell the head; without them the model has that of a language model.
+      config: the content of a config.json, as a mapping, or a configuration object of transformers.
+        Its `architectures` name the head; without them it is a language model's.
       dtype: the parameters' dtype.
       rngs: "params" for the parameters.
 
@@ -139,21 +140,21 @@ def save(model: Model, path: str | Path, *, to: Literal["torch", "flax"] = "torc
     """Write a model into a new folder: its tensors and its config.json.
 
     Args:
-      model: what `load` or `from_config` made, trained or not.
+      model: a model from `load` or `from_config`, trained or not.
       path: a folder that does not exist yet.
-      to: "torch" for the names and shapes that transformers reads: those of the file that was
-        loaded, bit for bit where nothing was changed; "flax" for those of the model, as
-        `jax-attn port --to flax` writes them. `load` reads both.
+      to: "torch" for the names and shapes that transformers reads: those of the loaded file, bit
+        for bit if nothing was changed; "flax" for those of the model, as `jax-attn port --to flax`
+        writes them. `load` reads both.
 
     Raises:
-      TransferError: the folder exists, or cannot be written; nothing is left behind.
-      ValueError: a model that neither `load` nor `from_config` made, or another `to`.
+      TransferError: the folder exists, or cannot be written; no files remain.
+      ValueError: the model is from neither `load` nor `from_config`, or `to` is another string.
     """
     if to not in ("torch", "flax"):
         raise ValueError(f"to: expected 'torch' or 'flax', got {to!r}")
     origin = model.origin
     if origin is None:
-        raise ValueError("model: expected one that load or from_config made, which has a config")
+        raise ValueError("model: expected one from load or from_config, which has a config")
     path = Path(path)
     if problems := port_folder.refused_target(path):
         raise _error(problems)
@@ -178,7 +179,7 @@ def _flax_shapes(
 
 
 def _dtype(described: Mapping[str, Spec], dtype: DTypeLike | None) -> str:
-    """The dtype of the parameters: the one asked for, or that of all floating tensors."""
+    """Return the dtype of the parameters: the requested one, or that of all floating tensors."""
     if dtype is not None:
         name = jnp.dtype(dtype).name
         if name not in DTYPES:
@@ -194,7 +195,7 @@ def _dtype(described: Mapping[str, Spec], dtype: DTypeLike | None) -> str:
 def _heads(
     shapes: Mapping[str, tuple[int, ...]], traits: ModelTraits, config: Config
 ) -> dict[str, int]:
-    """The heads of a file, by its Flax paths, and the number of their outputs."""
+    """Return the heads of a file, by its Flax paths, with the number of their outputs."""
     named = architecture(Reading(config))
     heads: dict[str, int] = {}
     for head in PARTS:
@@ -204,7 +205,7 @@ def _heads(
             heads[head] = parts[last[0]][-1] if last else 0
     vocabulary = traits.lm_head
     speaks = named.endswith(_LANGUAGE)
-    # A tied head without a bias has nothing of its own in the file.
+    # A tied head without a bias has no tensor of its own in the file.
     has_none = vocabulary.is_tied and not vocabulary.use_bias
     if speaks or "lm_head" in heads or (has_none and not named):
         heads["lm_head"] = traits.embedding.vocab_size
@@ -213,12 +214,12 @@ def _heads(
 
 def _expect_pooler(heads: Mapping[str, int], traits: ModelTraits) -> None:
     if lacks_pooler(heads, traits.classifier):
-        text = "expected the weights of a pooler, which the file's head reads, got none"
+        text = "expected the weights of a pooler, because the file's head reads its output"
         raise _error([Problem("missing", "pooler", text)])
 
 
 def _heads_of_class(family: Family, traits: ModelTraits, config: Config) -> dict[str, int]:
-    """The heads of the class that a config names, and the number of their outputs."""
+    """Return the heads of the class that a config names, with the number of their outputs."""
     named = architecture(Reading(config)) or "ForMaskedLM"
     bare = [f"{kind.replace('-', '').replace('_', '')}model" for kind in family.model_types]
     if named.lower() in bare:
@@ -242,7 +243,7 @@ def _heads_of_class(family: Family, traits: ModelTraits, config: Config) -> dict
 
 
 def _unplaced(shapes: Mapping[str, tuple[int, ...]], model: Model) -> list[Problem]:
-    """The parts of a file that the model has no place for."""
+    """Report the parts of a file that the model does not have."""
     own = {path.split(".")[0] for path in flatten(model)}
     parts = sorted({path.split(".")[0] for path in shapes} - own)
     text = "the file has weights under this name, but no model here has such a part"
@@ -250,7 +251,7 @@ def _unplaced(shapes: Mapping[str, tuple[int, ...]], model: Model) -> list[Probl
 
 
 def _place(model: Model, sharding: Placing) -> None:
-    """Note in an abstract model where its parameters are to lie."""
+    """Record in an abstract model the sharding of each parameter."""
     if sharding is None:
         return
     if isinstance(sharding, Mapping):
@@ -268,7 +269,10 @@ def _place(model: Model, sharding: Placing) -> None:
 def _by_pattern(
     sharding: Mapping[str, Sharding], paths: Collection[str]
 ) -> Callable[[str, tuple[int, ...]], Sharding | None]:
-    """The sharding of the first pattern that a path matches; an error if a pattern has no path."""
+    """Return a function to the sharding of the first pattern that a path matches.
+
+    Raises TransferError if a pattern matches no path.
+    """
     chosen, idle = by_pattern(sharding, paths)
     if idle:
         text = f"expected a pattern that a parameter's path matches, such as {next(iter(paths))!r}"
@@ -277,7 +281,7 @@ def _by_pattern(
 
 
 class _Cast(LazyMapping[np.ndarray]):
-    """Tensors whose floating numbers have this dtype, each cast when it is read."""
+    """Tensors whose floating-point values are cast to this dtype, each when it is read."""
 
     def __init__(self, tensors: Mapping[str, Any], dtype: str):
         self._tensors, self._dtype = tensors, dtype
@@ -288,13 +292,13 @@ class _Cast(LazyMapping[np.ndarray]):
         return recast(read(self._tensors, key), self._dtype)
 
     def describe(self, key: str) -> Spec:
-        """Shape and dtype name of one tensor, unread."""
+        """Return shape and dtype name of one tensor without reading it."""
         spec = self._specs[key]
         return Spec(spec.shape, self._dtype) if spec.dtype in DTYPES else spec
 
 
 def _as_json(config: Config) -> dict[str, Any]:
-    """A config as a file would hold it; its dtype left out, which the parameters have."""
+    """Return a config as a file holds it, without its dtype, which is that of the parameters."""
 
     def number(value: Any) -> Any:
         if isinstance(value, np.generic):
@@ -308,7 +312,7 @@ def _as_json(config: Config) -> dict[str, Any]:
         try:
             held[name] = json.loads(json.dumps(value, default=number))
         except (TypeError, ValueError):
-            text = f"expected what JSON can hold, got {value!r}"
+            text = f"expected a JSON value, got {value!r}"
             problems.append(Problem("refused", f"config.json {name}", text))
     if problems:
         raise _error(problems)

@@ -1,7 +1,7 @@
 """A whole model: embedding, a stack of blocks, a norm, heads.
 
-What a model does is in its `ModelTraits`, which a family reads out of a config; there is one class
-for all of them.
+One class serves all families: its `ModelTraits`, which a family reads from a config, say what the
+model computes.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -31,27 +31,28 @@ _EACH = ClassifierTraits("each")
 
 @dataclass(frozen=True)
 class Origin:
-    """What a model was made of. config: as JSON. keys: the file's torch keys, () for no file."""
+    """Source of a model. config: its JSON text. keys: the file's torch keys, () without a file."""
 
     config: str
     keys: tuple[str, ...] = ()
 
 
 HEADS = ("classifier", "token_classifier", "qa_outputs", "lm_head")
-"""In the order in which one of them gives `Output.logits`."""
+"""Heads that can compute `Output.logits`; the first that is present does."""
 PARTS = (*HEADS, "pooler", "seq_relationship")
-"""All that may stand behind the stack."""
+"""All parts that may follow the stack."""
 
 
 class Output(NamedTuple):
-    """What a model gives.
+    """Results of a model.
 
     Attributes:
-      hidden: (B, T, D), or of the width of the tokens' table where a linear map leads out (OPT).
-      logits: (B, T, V) of a language model, (B, C) or (B, T, C) of a classifier; None without head.
+      hidden: (B, T, D), or of the token table's width if there is an output projection (OPT).
+      logits: (B, T, V) of a language model, (B, C) or (B, T, C) of a classifier; None without a
+        head.
       pooled: (B, D), the first place's state through a dense layer and tanh; None without pooler.
       pair: (B, 2), whether the second of two sentences follows the first; None without such a head.
-      cache: what the next tokens are to be called with; None where the call had none.
+      cache: the cache for the next call; None if the call had none.
     """
 
     hidden: Float[Array, "B T D"]
@@ -62,13 +63,13 @@ class Output(NamedTuple):
 
 
 class Model(nnx.Module):
-    """A model of these traits. There is no dropout, so `train()` and `eval()` change nothing.
+    """A model with these traits. There is no dropout, so `train()` and `eval()` change nothing.
 
-    `jax_attn.models.load` makes one of a checkpoint, `from_config` one that is untrained.
+    `jax_attn.models.load` makes one from a checkpoint, `from_config` makes an untrained one.
 
     Args:
-      traits: what the model does.
-      heads: which heads the model has, of `PARTS`, and how many outputs each has.
+      traits: what the model computes.
+      heads: the heads of the model, among `PARTS`, and the number of outputs of each.
       dtype: dtype of the computation and of the outputs; that of the parameters by default.
       param_dtype: the parameters' dtype.
       rngs: "params" for the parameters.
@@ -86,7 +87,7 @@ class Model(nnx.Module):
         rngs: nnx.Rngs,
     ):
         if lacks_pooler(heads, traits.classifier):
-            text = f"heads: expected a pooler, which one of them reads, got {', '.join(heads)}"
+            text = f"heads: expected a pooler, which a head reads, got {', '.join(heads)}"
             checks.raise_all("Model", [text])
         dtype = None if dtype is None else jnp.dtype(dtype)
         options: dict[str, Any] = {"dtype": dtype, "rngs": rngs}
@@ -146,26 +147,26 @@ class Model(nnx.Module):
         positions: Positions | None = None,
         cache: tuple[KVCache, ...] | None = None,
     ) -> Output:
-        """Hidden states and logits.
+        """Compute hidden states and logits.
 
         Args:
           tokens: (B, T) integers below the size of the vocabulary.
-          lengths: (B,) integers: row b has lengths[b] tokens, at least one, padded behind. Beside a
-            cache it may be 0, for a row that has ended. The outputs for padding, and for such a
-            row, have no meaning.
-          attention_mask: (B, T) of 0 and 1, in place of lengths: 0 for padding, on whichever side.
+          lengths: (B,) integers: row b has lengths[b] ≥ 1 tokens, followed by padding. With a cache
+            it may be 0, for a row that has ended. The outputs for padding, and for such a row, are
+            meaningless.
+          attention_mask: (B, T) of 0 and 1, in place of lengths: 0 for padding, on either side.
           types: (B, T) token types, 0 unless given.
-          positions: (T,) or (B, T); unless given, those that transformers works out from the same
-            arguments: for most models 0 … T − 1, padding in front counted too.
-          cache: from `empty_cache`, or from the output for the tokens before these. The lengths,
-            where given, are those of these tokens.
+          positions: (T,) or (B, T); by default those that transformers computes from the same
+            arguments: for most models 0 … T − 1, including padding in front.
+          cache: from `empty_cache`, or from the output for the tokens before these. Lengths then
+            count only these tokens.
 
         Returns:
           An `Output`. Its dtype is the model's, or its parameters'.
 
         Raises:
-          ArgumentError: everything that is wrong with the arguments. Values are looked at where
-            they are known; under jit, a token that is not in the table makes its row NaN.
+          ArgumentError: lists every problem with the arguments. Values are checked only if they are
+            known; under jit, a token outside the table makes its row NaN.
         """
         given = tokens, lengths, attention_mask, types, positions, cache
         checks.raise_all("Model", inputs.problems(self.embedding, self.reads, *given))
@@ -191,12 +192,13 @@ class Model(nnx.Module):
         return Output(x, logits, pooled, pair, grown)
 
     def empty_cache(self, batch: int, length: int) -> tuple[KVCache, ...]:
-        """A cache for each layer, for `length` tokens a row, none of them there yet.
+        """Return an empty cache for each layer, with room for `length` tokens a row.
 
-        A layer with a window that is shorter keeps that many alone.
+        A layer with a shorter window keeps only that many.
 
         Raises:
-          ArgumentError: a model that is not causal, or whose scores have a bias by position.
+          ArgumentError: a model that is not causal, that has a bias by position, or whose rotary
+            frequencies depend on the length.
         """
         checks.raise_all("Model.empty_cache", inputs.cache_problems(self.reads))
         return tuple(layer.empty_cache(batch, length) for layer in self.layers)
@@ -211,47 +213,47 @@ class Model(nnx.Module):
         choose: Choose = likeliest,
         key: jax.Array | None = None,
     ) -> Int[Array, "B max_new_tokens"]:
-        """The tokens that follow each row, one after another through a cache.
+        """Return the tokens that follow each row, generated one by one through a cache.
 
-        All is one program. It is compiled anew for other shapes or dtypes of the arguments, and
-        for another `max_new_tokens`, `eos_token_id` or `choose`.
+        All steps are one program. It is compiled again for other shapes or dtypes of the arguments,
+        and for another `max_new_tokens`, `eos_token_id` or `choose`.
 
         Args:
           tokens: (B, T) integers below the size of the vocabulary.
-          lengths: (B,) integers: row b has lengths[b] tokens, padded behind. None where all are
-            real.
+          lengths: (B,) integers: row b has lengths[b] tokens, followed by padding. None if there
+            is no padding.
           max_new_tokens: how many tokens to add to each row.
-          eos_token_id: a token, or several, that ends a row. The rest of the row's places repeat
-            it, and where all rows have ended, no more is computed. None for no such token.
-          choose: a function of logits (B, V) and a key that gives each row's next token, (B,); the
-            likeliest one by default. It is traced, so that it must be a pure function.
-          key: a jax.random key, from which `choose` gets one of its own in each step; it gets None
-            without one.
+          eos_token_id: a token, or several, that ends a row. It is repeated in the rest of the row;
+            once all rows have ended, computation stops. None for no such token.
+          choose: a function of logits (B, V) and a key that returns each row's next token, (B,);
+            the likeliest one by default. It is traced, so it must be a pure function.
+          key: a jax.random key, from which `choose` gets a new one in each step; if None, `choose`
+            gets None.
 
         Returns:
-          (B, max_new_tokens) int32; -1 where the logits are NaN, as they are behind a token that is
-          not in the table, and under jit behind the end of a table of positions.
+          (B, max_new_tokens) int32; -1 if the logits are NaN, as they are after a token outside the
+          table, and under jit after the end of a table of positions.
 
         Raises:
-          ArgumentError: everything that is wrong with the arguments; a model that is not causal,
-            whose scores have a bias by position or whose rotary frequencies depend on the length,
-            or with another head than a language model's.
+          ArgumentError: lists every problem with the arguments; also for a model that is not
+            causal, has a bias by position or rotary frequencies that depend on the length, or has
+            another head than a language model's.
         """
         ends: Any = () if eos_token_id is None else np.asarray(eos_token_id, object)
         ends = tuple(np.atleast_1d(ends).tolist())
         given = tokens, lengths, max_new_tokens, ends, choose, key
         problems = inputs.generate_problems(self.embedding, self.reads, *given)
         if [name for name in HEADS if getattr(self, name) is not None] != ["lm_head"]:
-            problems.append("model: expected one with the head of a language model and no other")
+            problems.append("model: expected a language model's head and no other")
         checks.raise_all("Model.generate", problems)
         ends = tuple(sorted({*map(int, ends)}))
         return _generated(self, tokens, lengths, key, int(max_new_tokens), ends, choose)
 
     def _last_logits(self, hidden: jax.Array, lengths: AnyArray | None) -> jax.Array:
-        """The logits (B, V) behind each row's last token."""
+        """Return the logits (B, V) after each row's last token."""
         if lengths is None:
             last = hidden[:, -1:]
-        else:  # by a sum: a mesh of Explicit axes refuses to look up places of rows that it cuts
+        else:  # by a sum, because a mesh of Explicit axes refuses to index sharded rows
             is_last = jnp.arange(hidden.shape[1]) == lengths[:, None] - 1
             last = jnp.where(is_last[..., None], hidden, 0).sum(axis=1, keepdims=True)
         assert self.lm_head is not None
@@ -270,7 +272,7 @@ class Model(nnx.Module):
         positions: AnyArray | None,
         filled_B: jax.Array | None,
     ) -> jax.Array:
-        """The vectors (B, T, D) that the first block reads."""
+        """Return the vectors (B, T, D) that the first block reads."""
         traits = self.embedding
         x = rows_of(self._table(), tokens, traits.pad)
         if traits.scale != 1.0:
@@ -290,12 +292,12 @@ class Model(nnx.Module):
 
 
 def lacks_pooler(heads: Collection[str], classifier: ClassifierTraits) -> bool:
-    """Whether one of these heads reads a pooler's output, and there is no pooler."""
+    """Return whether one of these heads reads a pooler's output although there is no pooler."""
     reads = "seq_relationship" in heads or ("classifier" in heads and classifier.reads == "pooled")
     return reads and "pooler" not in heads
 
 
-# Without updates: flax would otherwise return each parameter and put a copy in its place.
+# Without graph updates, so that flax does not return and replace every parameter.
 @nnx.jit(static_argnums=(4, 5, 6), graph_updates=False)
 def _generated(
     model: Model,
@@ -311,7 +313,7 @@ def _generated(
     ) -> tuple[jax.Array, Caches]:
         out = model(tokens, lengths, cache=caches)
         assert out.cache is not None
-        # The logits of all other tokens are not read, and so not computed.
+        # XLA does not compute the logits of other tokens, which are not used.
         return model._last_logits(out.hidden, lengths), out.cache
 
     B, T = tokens.shape

@@ -1,4 +1,4 @@
-"""The two norms of language models, worked out in float32."""
+"""RMS norm and layer norm of language models, computed in float32."""
 
 import jax
 import jax.numpy as jnp
@@ -13,9 +13,9 @@ from jax_attn.families.traits import NormTraits
 def normed(
     x: Float[Array, "*rows D"], scale: Float[Array, " D"], bias: Array | None, traits: NormTraits
 ) -> Float[Array, "*rows D"]:
-    """x over the root of its mean square; for a layer norm, less its mean first. x's dtype.
+    """Return x divided by its root mean square; a layer norm subtracts the mean first. x's dtype.
 
-    Every step is in float32, or float64 for float64, and the result is rounded once.
+    Every step is in float32, or float64 for float64; the result is rounded once.
     """
     wide = jnp.float64 if x.dtype == jnp.float64 else jnp.float32
     y, scale = x.astype(wide), scale.astype(wide)
@@ -27,7 +27,7 @@ def normed(
 
 
 class Norm(nnx.Module):
-    """`normed` by a learned scale (D,) and, for a layer norm, a bias (D,)."""
+    """`normed` with a learned scale (D,) and, for a layer norm, a bias (D,)."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class Norm(nnx.Module):
         param_dtype: DTypeLike = jnp.float32,
         rngs: nnx.Rngs,
     ):
-        del rngs  # a new norm changes no scale
+        del rngs  # initialization is not random
         self.traits, self.dtype = traits, dtype
         start = jnp.zeros if traits.adds_one else jnp.ones
         self.scale = nnx.Param(start(features, param_dtype))

@@ -1,4 +1,4 @@
-"""Sentences → vectors, by a BERT encoder whose hidden states are averaged.
+"""Sentence embeddings by a BERT encoder whose hidden states are averaged.
 
 encoder = load_sentence_encoder("all-MiniLM-L6-v2")
 encoder.embed(["A sentence.", "Another one."])  # (2, 384)
@@ -29,9 +29,9 @@ _MODULES, _NORMALIZE = ["Transformer", "Pooling"], "Normalize"
 
 
 class Batch(NamedTuple):
-    """Rows of tokens, padded behind: tokens (B, T) and lengths (B,), int32.
+    """Rows of tokens followed by padding: tokens (B, T) and lengths (B,), int32.
 
-    rows: which sentences these are; rows beyond them are filled up with a token each.
+    rows: the index of each row's sentence; rows beyond them hold one dummy token each.
     """
 
     tokens: np.ndarray
@@ -42,7 +42,7 @@ class Batch(NamedTuple):
 def mean_pooled(
     hidden_BTD: Float[Array, "B T D"], lengths_B: Int[AnyArray, " B"], *, normalize: bool = True
 ) -> Float[Array, "B D"]:
-    """The mean over each row's own tokens, as a unit vector if `normalize`: (B, T, D) → (B, D)."""
+    """Return the mean over each row's own tokens, scaled to unit length if `normalize`: (B, D)."""
     own_BT = jnp.arange(hidden_BTD.shape[1]) < lengths_B[:, None]
     total = jnp.where(own_BT[..., None], hidden_BTD, 0).sum(axis=1)
     mean = total / lengths_B[:, None].astype(total.dtype)
@@ -56,9 +56,10 @@ class SentenceEncoder:
     """An encoder and its tokenizer.
 
     Attributes:
-      encoder: a `Model` of BERT's.
+      encoder: a BERT `Model`.
       tokenizer: a `tokenizers.Tokenizer`.
-      max_length: the most tokens of a sentence; later ones are cut off, except the closing one.
+      max_length: the most tokens of a sentence; longer ones are truncated, keeping the last
+        special token.
       normalize: whether the vectors have unit length.
     """
 
@@ -68,13 +69,13 @@ class SentenceEncoder:
     normalize: bool
 
     def tokens(self, sentences: Sequence[str]) -> list[list[int]]:
-        """Each sentence's token ids, cut to max_length."""
+        """Return each sentence's token ids, truncated to max_length."""
         return [encoding.ids for encoding in self.tokenizer.encode_batch(list(sentences))]
 
     def batches(self, sentences: Sequence[str], size: int = 32) -> Iterator[Batch]:
         """Batch the sentences by length, `size` in a batch, padded to a power of two.
 
-        Few shapes are compiled, and little is padding.
+        So few shapes are compiled, and little padding is needed.
         """
         ids = self.tokens(sentences)
         order = np.argsort([len(row) for row in ids], kind="stable")
@@ -109,19 +110,19 @@ def embedded(
     *,
     normalize: bool,
 ) -> Float[Array, "B D"]:
-    """(B, T) tokens and (B,) lengths → (B, D) vectors."""
+    """Map (B, T) tokens and (B,) lengths to (B, D) vectors."""
     return mean_pooled(encoder(tokens, lengths).hidden, lengths, normalize=normalize)
 
 
 def load_sentence_encoder(folder: str | Path) -> SentenceEncoder:
-    """Load the encoder of a folder that sentence-transformers wrote, every weight through a table.
+    """Load the encoder from a folder of sentence-transformers; every weight goes through a table.
 
     Its modules are a BERT encoder, mean pooling and perhaps normalization; anything else is
     refused.
 
     Raises:
-      TransferError: another module, family, activation or pooling, or whatever else the encoder
-        here does not do; a file that is no JSON; weights that do not fit the config.
+      TransferError: another module, family, activation or pooling, or anything else that the
+        encoder here does not support; a file that is not JSON; weights that do not fit the config.
       FileNotFoundError: a file is missing.
       ImportError: tokenizers is not installed; the message has the line that installs it.
     """
@@ -146,14 +147,14 @@ def load_sentence_encoder(folder: str | Path) -> SentenceEncoder:
         if (folder / _PROMPTS).is_file():
             prompts = part(_PROMPTS)
             if name := prompts.get("default_prompt_name"):
-                prompts.refuse("default_prompt_name", name, "null: no prompt is put in front")
+                prompts.refuse("default_prompt_name", name, "null: prompts are not supported")
     tokenizer = _tokenizer(folder / "tokenizer.json", max_length)
     model = load(folder / "model.safetensors")
     return SentenceEncoder(model, tokenizer, max_length, _NORMALIZE in names)
 
 
 def _check_modules(modules: list[Any], problems: dict[Problem, None]) -> list[str]:
-    """The names of the modules' classes."""
+    """Return the names of the modules' classes, and report unsupported ones."""
     types = [str(m.get("type") if isinstance(m, dict) else m) for m in modules]
     names = [t.rpartition(".")[2] for t in types if t.startswith("sentence_transformers.")]
     if len(names) < len(types) or names not in (_MODULES, [*_MODULES, _NORMALIZE]):
@@ -166,7 +167,7 @@ def _check_pooling(pooling: Reading) -> None:
     names = sorted(name for name in pooling.config if name.startswith("pooling_mode_"))
     modes = pooling.get("pooling_mode", [name for name in names if pooling.get(name) is True])
     if modes not in ("mean", ["pooling_mode_mean_tokens"]):
-        pooling.refuse("pooling_mode", modes, "'mean' or pooling_mode_mean_tokens alone")
+        pooling.refuse("pooling_mode", modes, "'mean' or only pooling_mode_mean_tokens")
 
 
 def _check_model(config: Reading) -> None:

@@ -1,4 +1,4 @@
-"""Attention as Flax NNX modules: thin shells around ``jax_attn.attention``."""
+"""Attention as Flax NNX modules: thin layers around ``jax_attn.attention``."""
 
 from jax_attn.attention import KVCache
 from jax_attn.nn.attention import GroupedQueryAttention

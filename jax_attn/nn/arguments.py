@@ -1,4 +1,4 @@
-"""What an attention module's constructor and calls are given: checked, and completed."""
+"""Arguments of an attention module's constructor and calls: checks and defaults."""
 
 import math
 from collections.abc import Collection, Mapping
@@ -18,20 +18,20 @@ Positions = Int[AnyArray, "#B T"] | Int[AnyArray, " T"]
 
 
 class Placement(NamedTuple):
-    """Where queries and keys are. alone: no key was given: the keys are where the queries are."""
+    """Positions of queries and keys. alone: no key was given, so both have the same."""
 
     positions: Positions | None
     key_positions: Positions | None = None
     alone: bool = True
 
 
-# --- the constructor's ------------------------------------------------------------------------
+# --- arguments of the constructor -------------------------------------------------------------
 
 
 def size_problems(
     embed_dim: Any, num_heads: Any, num_kv_heads: Any, head_dim: Any, kdim: Any, vdim: Any
 ) -> list[str]:
-    """What is wrong with a constructor's sizes."""
+    """Say what is wrong with a constructor's sizes."""
     counts = {"embed_dim": embed_dim, "num_heads": num_heads, "num_kv_heads": num_kv_heads}
     optional = {"head_dim": head_dim, "kdim": kdim, "vdim": vdim}
     counts |= {name: size for name, size in optional.items() if size is not None}
@@ -61,7 +61,7 @@ def option_problems(
     position_bias: Any,
     rngs: Any,
 ) -> list[str]:
-    """What is wrong with a constructor's other options."""
+    """Say what is wrong with a constructor's other options."""
     problems = []
     for name, wanted in (("dtype", dtype), ("param_dtype", param_dtype)):
         problems += [] if wanted is None else checks.dtype_problems(name, wanted)
@@ -70,19 +70,19 @@ def option_problems(
     problems += dispatch.implementation_problems(implementation)
     if not (qk_norm is None or callable(qk_norm)):
         got = checks.summary(qk_norm)
-        problems.append(f"qk_norm: expected what makes a norm, as nnx.RMSNorm does, got {got}")
+        problems.append(f"qk_norm: expected a norm, such as nnx.RMSNorm, got {got}")
     if not (rotary is None or isinstance(rotary, Rotary)):
         problems.append(f"rotary: expected a Rotary, got {checks.summary(rotary)}")
     if not (position_bias is None or callable(position_bias)):
         got = checks.summary(position_bias)
-        problems.append(f"position_bias: expected what gives a bias, as Alibi does, got {got}")
+        problems.append(f"position_bias: expected a function of (T, S), such as Alibi, got {got}")
     if not isinstance(rngs, nnx.Rngs):
         problems.append(f"rngs: expected nnx.Rngs, got {type(rngs).__name__}")
     return problems
 
 
 def flag_problems(**flags: object) -> list[str]:
-    """Which of the named flags are not True or False."""
+    """List which of the named flags are not True or False."""
     return [
         f"{name}: expected True or False, got {checks.summary(flag)}"
         for name, flag in flags.items()
@@ -94,14 +94,14 @@ INPUTS = ("q_proj", "k_proj", "v_proj")
 
 
 def with_bias(use_bias: bool | Collection[str]) -> list[bool]:
-    """Whether each of INPUTS has one."""
+    """Return, for each of INPUTS, whether it has a bias."""
     if isinstance(use_bias, bool):
         return [use_bias] * len(INPUTS)
     return [name in use_bias for name in INPUTS]
 
 
 def bias_problems(use_bias: Any) -> list[str]:
-    """Why these are neither a flag nor names among INPUTS."""
+    """Say why use_bias is neither a flag nor a collection of names among INPUTS."""
     if isinstance(use_bias, bool):
         return []
     is_several = isinstance(use_bias, Collection) and not isinstance(use_bias, str | Mapping)
@@ -116,17 +116,17 @@ AXES = ("embed", "heads", "kv_heads", "head_dim")
 
 
 def names(sharding: Any, num_kv_heads: int) -> list[Any]:
-    """What each of AXES is called in a mesh; None where it is not cut."""
+    """Return the mesh name of each of AXES; None if it is not sharded."""
     given = dict(sharding or {})
     heads = given.get("heads")
-    # Where the heads are cut into more parts than there are key/value heads, each part has them.
+    # If there are more parts of the heads than key/value heads, each part has all key/value heads.
     fits = num_kv_heads > 1 and num_kv_heads % _parts(heads) == 0
     given.setdefault("kv_heads", heads if fits else None)
     return [given.get(axis) for axis in AXES]
 
 
 def sharding_problems(sharding: Any, **sizes: Collection[int]) -> list[str]:
-    """What is wrong with a constructor's sharding, of axes of these sizes in its parameters."""
+    """Say what is wrong with a constructor's sharding; sizes: each axis's in the parameters."""
     if sharding is None:
         return []
     expected = f"sharding: expected a dict of {', '.join(AXES)}"
@@ -139,7 +139,7 @@ def sharding_problems(sharding: Any, **sizes: Collection[int]) -> list[str]:
     for axis, wanted in sharding.items():
         where = f"sharding[{axis!r}]: expected"
         if not all(isinstance(name, str) for name in _each(wanted)):
-            text = "a name of an axis of the mesh, several in a tuple, or None"
+            text = "the name of an axis of the mesh, a tuple of several, or None"
             problems.append(f"{where} {text}, got {wanted!r}")
             continue
         on_mesh, parts = _on_mesh(wanted), _parts(wanted)
@@ -163,12 +163,12 @@ def sharding_problems(sharding: Any, **sizes: Collection[int]) -> list[str]:
 
 
 def _each(wanted: Any) -> tuple:
-    """The names that an axis has: none, one, or several."""
+    """Return the names of an axis as a tuple: none, one, or several."""
     return wanted if isinstance(wanted, tuple) else () if wanted is None else (wanted,)
 
 
 def _on_mesh(wanted: Any) -> list[str]:
-    """The axes of a mesh that these are, or that flax's logical axis rules have for a single one.
+    """Return the mesh axes of an axis: its names, or flax's logical axis rule for one name.
 
     Flax translates no name inside a tuple.
     """
@@ -176,18 +176,18 @@ def _on_mesh(wanted: Any) -> list[str]:
 
 
 def _parts(wanted: Any) -> int:
-    """Into how many parts the mesh that is set cuts an axis of this name; 1 without one."""
+    """Return into how many parts the current mesh shards an axis of this name; 1 without a mesh."""
     mesh = jax.sharding.get_abstract_mesh()
     return math.prod(mesh.shape.get(axis, 1) for axis in _on_mesh(wanted))
 
 
-# --- a call's -----------------------------------------------------------------------------------
+# --- arguments of a call ------------------------------------------------------------------------
 
 
 def sequences(module: Any, **inputs: Any) -> list[jax.Array]:
-    """query, key and, where named, value, checked; a missing one takes the array before it.
+    """Check query, key and, if named, value, and return them; a missing one is the array before it.
 
-    module: its embed_dim, kdim and vdim count. Raises ArgumentError with every problem.
+    module: provides embed_dim, kdim and vdim. Raises ArgumentError with every problem.
     """
     axes = {"query": ("T", "embed_dim"), "key": ("S", "kdim"), "value": ("S", "vdim")}
     sizes: dict[str, dict[str, int]] = {"B": {}, "T": {}, "S": {}}
@@ -197,7 +197,7 @@ def sequences(module: Any, **inputs: Any) -> list[jax.Array]:
         size, note = getattr(module, features), ""
         if x is None and previous:
             x = inputs[name] = inputs[previous]
-            note = f" ({previous}, as none was given)"
+            note = f" ({previous}, because {name} is None)"
         own_problems = checks.float_problems(name, x, 3, f"(B, {length}, {features})")
         problems += own_problems
         if not own_problems:
@@ -218,36 +218,36 @@ def sequences(module: Any, **inputs: Any) -> list[jax.Array]:
 def placement_problems(
     query: jax.Array, key: jax.Array, placement: Placement, rotary: Rotary | None
 ) -> list[str]:
-    """What is wrong with the positions of query (B, T, …) and key (B, S, …)."""
+    """Say what is wrong with the positions of query (B, T, …) and key (B, S, …)."""
     positions, key_positions, alone = placement
     arguments = {"positions": positions, "key_positions": key_positions}
     present = [name for name, at in arguments.items() if at is not None]
     if rotary is None:
-        return [f"{name}: expected None, as the module has no rotary" for name in present]
+        return [f"{name}: expected None, because the module has no rotary" for name in present]
     if alone and key_positions is not None:
-        return ["key_positions: expected None, as no key is given: its positions are the query's"]
+        return ["key_positions: expected None without a key: the keys have the query's positions"]
     if not alone and len(present) == 1:
         (missing,) = arguments.keys() - present
-        return [f"{missing}: expected together with {present[0]}, as a key is given"]
+        return [f"{missing}: expected together with {present[0]}, because a key is given"]
     problems = position_problems("positions", positions, *query.shape[:2])
     return problems + position_problems("key_positions", key_positions, *key.shape[:2])
 
 
 def cast(parameter: nnx.Param | None, like: jax.Array) -> jax.Array | None:
-    """The parameter's array in the dtype of `like`; None where there is none."""
+    """Return the parameter's array in the dtype of `like`; None if there is no parameter."""
     return None if parameter is None else parameter[...].astype(like.dtype)
 
 
 def turned(
     q_BTNH: jax.Array, k_BSKH: jax.Array, placement: Placement, rotary: Rotary
 ) -> tuple[jax.Array, jax.Array]:
-    """Queries and keys, each at its positions: those given, else 0 … T−1 and 0 … S−1."""
+    """Rotate queries and keys by their positions: those given, else 0 … T−1 and 0 … S−1."""
     positions, key_positions, alone = placement
     q_at = jnp.arange(q_BTNH.shape[1]) if positions is None else jnp.asarray(positions)
     if alone:
         return rotate(q_BTNH, q_at, rotary), rotate(k_BSKH, q_at, rotary)
     k_at = jnp.arange(k_BSKH.shape[1]) if key_positions is None else jnp.asarray(key_positions)
-    # Of no row, 0.
+    # An empty batch has length 0.
     length = jnp.maximum(*(integers.clipped(at.max(initial=0), 1) for at in (q_at, k_at)))
     return rotate(q_BTNH, q_at, rotary, length=length), rotate(k_BSKH, k_at, rotary, length=length)
 
@@ -255,7 +255,7 @@ def turned(
 def with_position_bias(
     module: Any, bias: AnyArray | None, q_BTD: jax.Array, k_BSD: jax.Array
 ) -> AnyArray | None:
-    """The call's own bias and what the module's position_bias adds to it."""
+    """Return the sum of the call's own bias and the module's position_bias."""
     if module.position_bias is None:
         return bias
     own_NTS = module.position_bias(q_BTD.shape[1], k_BSD.shape[1])
@@ -277,10 +277,10 @@ def dropouts(
     keep: AnyArray | None,
     out_keep: AnyArray | None,
 ) -> tuple[Dropout | None, Dropout | None]:
-    """Dropout for the weights and for the output, None where there is none.
+    """Return the Dropout of the weights and that of the output, None if there is none.
 
-    module: its rates count, and its deterministic and rngs where the call gives none. shape_BTD:
-    the output's. The others are the call's own. Raises ArgumentError with every problem.
+    module: provides the rates, and deterministic and rngs if the call has None. shape_BTD: the
+    output's shape. The others are the call's arguments. Raises ArgumentError with every problem.
     """
     deterministic, unclear = _deterministic(module, deterministic)
     if not (rngs is None or isinstance(rngs, nnx.Rngs | nnx.RngStream)):
@@ -301,7 +301,7 @@ def dropouts(
         if deterministic or rate == 0:
             if kept is not None:
                 why = "deterministic is True" if deterministic else f"{rate_name} is 0"
-                problems.append(f"{keep_name}: expected None, as {why}: nothing would be dropped")
+                problems.append(f"{keep_name}: expected None, because {why}: nothing is dropped")
         elif kept is not None:
             drop = Dropout(rate, keep=kept)
         elif isinstance(stream, nnx.RngStream):
@@ -328,15 +328,15 @@ def cache_problems(
     deterministic: bool | None,
     is_causal: bool,
 ) -> list[str]:
-    """What is wrong with a call with a cache. others: arguments that must be None beside it."""
+    """Say what is wrong with a call with a cache. others: arguments that must then be None."""
     problems = checks.is_causal_problems(is_causal)
     problems += [
-        f"{name}: expected None beside a cache" for name, x in others.items() if x is not None
+        f"{name}: expected None with a cache" for name, x in others.items() if x is not None
     ]
     if not isinstance(cache, KVCache):
         problems.append(f"cache: expected a KVCache, got {checks.summary(cache)}")
     elif checks.is_array(query) and query.shape and query.shape[0] != cache.filled.shape[0]:
-        rows = f"{query.shape[0]}, as the query {checks.summary(query)} has"
+        rows = f"{query.shape[0]}, as in the query {checks.summary(query)}"
         problems.append(f"cache: expected a batch of {rows}, got one of {cache.filled.shape[0]}")
     for name, size in (("kdim", module.kdim), ("vdim", module.vdim)):
         if size != module.embed_dim:
@@ -347,16 +347,16 @@ def cache_problems(
     if module.rotary is not None and isinstance(module.rotary.scaling, DynamicNTK):
         problems.append(
             "cache: cannot be combined with DynamicNTK: its frequencies depend on the length of a "
-            "call, so that keys turned before would no longer fit"
+            "call, so cached keys would no longer fit"
         )
     if module.position_bias is not None:
         problems.append(
-            "cache: expected a module without position_bias, as a cache's kernel adds none"
+            "cache: expected a module without position_bias, which attention with a cache ignores"
         )
     if module.implementation is not None:
         problems.append(
-            "cache: expected a module that insists on no kernel, as a cache has its own; it has "
-            f"implementation = {module.implementation!r}"
+            "cache: expected implementation = None, because a cache has its own kernel; the module "
+            f"has implementation = {module.implementation!r}"
         )
     drops = module.dropout_rate > 0 or module.out_dropout_rate > 0
     deterministic, unclear = _deterministic(module, deterministic)
@@ -366,7 +366,7 @@ def cache_problems(
 
 
 def _deterministic(module: Any, given: Any) -> tuple[Any, list[str]]:
-    """What the call gives, or else the module has; and what is wrong with it."""
+    """Return the call's deterministic, or else the module's; and what is wrong with it."""
     value = module.deterministic if given is None else given
     if isinstance(value, bool):
         return value, []

@@ -1,4 +1,4 @@
-"""Attention as NNX modules: four projections around ``dot_product_attention``."""
+"""Attention as an NNX module: four projections around ``dot_product_attention``."""
 
 import functools
 from collections.abc import Callable, Collection, Mapping
@@ -34,51 +34,49 @@ SINKS_DEVIATION = 0.02
 class GroupedQueryAttention(nnx.Module):
     """Attention with ``num_heads`` query heads that share ``num_kv_heads`` key/value heads.
 
-    out_proj(dot_product_attention(q_proj(query), k_proj(key), v_proj(value))); query head n
-    reads key/value head n // (num_heads // num_kv_heads). Kernels: q_proj (D, N, H), k_proj
-    (kdim, K, H), v_proj (vdim, K, H), out_proj (N, H, D); biases (N, H), (K, H), (K, H), (D,).
-    Queries and keys are projected, then normalised (q_norm, k_norm), then rotated, where asked for.
+    out_proj(dot_product_attention(q_proj(query), k_proj(key), v_proj(value))); query head n reads
+    key/value head n // (num_heads // num_kv_heads). Kernels: q_proj (D, N, H), k_proj (kdim, K, H),
+    v_proj (vdim, K, H), out_proj (N, H, D); biases (N, H), (K, H), (K, H), (D,). Queries and keys
+    are projected, then normalised (q_norm, k_norm), then rotated, if so configured.
 
     Args:
-      embed_dim: D, of the query and of the output.
+      embed_dim: D, the features of query and output.
       num_heads, num_kv_heads: N and K; N is a multiple of K.
       head_dim: H; embed_dim // num_heads unless given.
       kdim, vdim: features of key and value; embed_dim unless given.
-      use_bias: whether q_proj, k_proj and v_proj have one, or the names of those that do, such as
-        ("q_proj", "v_proj").
-      use_out_bias: whether out_proj has one; whether any of the others has unless given.
-      dropout_rate: of the attention weights.
-      out_dropout_rate: of the output, after out_proj.
-      scale, softcap, precision, implementation: as in ``dot_product_attention``; precision is
-        the projections' too.
-      qk_norm: what makes q_norm and k_norm, each over the H features of a head, learning for all
-        heads alike: called as ``qk_norm(H, dtype=…, param_dtype=…, rngs=…)``, such as
-        ``nnx.RMSNorm``; none unless given.
+      use_bias: whether q_proj, k_proj and v_proj have a bias, or the names of those that do, such
+        as ("q_proj", "v_proj").
+      use_out_bias: whether out_proj has a bias; by default, whether any of the others has.
+      dropout_rate: that of the attention weights.
+      out_dropout_rate: that of the output, after out_proj.
+      scale, softcap, precision, implementation: as in ``dot_product_attention``; precision also
+        applies to the projections.
+      qk_norm: makes q_norm and k_norm, for example ``nnx.RMSNorm``; called as ``qk_norm(H, dtype=…,
+        param_dtype=…, rngs=…)``. Each normalises the H features of a head; all heads share its
+        parameters. No norm by default.
       add_bias_kv: whether there are bias_k (K, H) and bias_v (K, H), a learned key and value, drawn
         from N(0, 1 / (K · H)), as torch.nn.MultiheadAttention's.
       add_zero_attn: whether there are a key and a value of 0.
-      sinks: whether there are sinks (N,), a learned score that each query head has for nothing,
-        drawn from N(0, 0.02²), as gpt-oss's. These three are as in ``dot_product_attention``: every
-        query sees them; they are not normalised, rotated or biased.
-      rotary: a Rotary, to turn queries and keys by their positions; none unless given.
-      position_bias: what is added to the scores by where query and key are: called as
-        ``position_bias(T, S)``, gives floats that broadcast to (N, T, S); such as an Alibi or a
-        RelativeBias; none unless given.
-      dtype: what is computed in and returned; what inputs and parameters promote to unless
-        given.
-      param_dtype: the parameters' dtype when made.
+      sinks: whether there are sinks (N,), for each query head a learned score that belongs to no
+        key, drawn from N(0, 0.02²), as gpt-oss's. These three are as in ``dot_product_attention``:
+        every query sees them; they are not normalised, rotated or biased.
+      rotary: a Rotary, which rotates queries and keys by their positions; none by default.
+      position_bias: an Alibi, a RelativeBias or another function ``position_bias(T, S)`` that
+        returns floats to add to the scores, which broadcast to (N, T, S); none by default.
+      dtype: dtype of computation and output; what inputs and parameters promote to by default.
+      param_dtype: the dtype of new parameters.
       kernel_init: U(±1/√fan_in), as torch.nn.Linear, unless given.
-      bias_init: likewise when None; fan_in is then that of the kernel beside it.
-      sharding: how the parameters lie on a mesh: for embed, heads, kv_heads and head_dim the axis
-        of the mesh, several in a tuple, or what ``nnx.logical_axis_rules`` calls it. kv_heads is
-        cut as heads is unless given, where the mesh divides it. Where a mesh is set
-        (``jax.set_mesh``) the parameters are put there. Without one they hold the names alone, for
-        ``nnx.get_partition_spec``, and nothing is known of what divides: give ``kv_heads`` None
-        for a mesh that has more devices among the heads than key/value heads.
-      rngs: "params" for the parameters; where there is dropout, a fork of "dropout" is kept.
+      bias_init: the same if None, with the fan_in of the bias's kernel.
+      sharding: a dict from embed, heads, kv_heads and head_dim to the mesh axis that shards them, a
+        tuple of several, or a name of ``nnx.logical_axis_rules``. By default kv_heads is sharded
+        like heads if the mesh axes divide it. If a mesh is set (``jax.set_mesh``), the parameters
+        are placed on it. Otherwise they only carry the names, for ``nnx.get_partition_spec``, and
+        divisibility is not checked: pass ``kv_heads`` None for a mesh with more devices along the
+        heads than key/value heads.
+      rngs: "params" for the parameters; if there is dropout, the module keeps a fork of "dropout".
 
-    Like torch's, a new module is in training mode (``deterministic`` False); ``eval()`` and
-    ``train()`` switch. Raises ArgumentError with everything that is wrong with the arguments.
+    As in torch, a new module is in training mode (``deterministic`` False); ``eval()`` and
+    ``train()`` switch. Raises ArgumentError, which lists every problem with the arguments.
 
     Ainslie et al., "GQA", 2023; qk_norm: Henry et al., 2020; rotary: Su et al., 2021.
     """
@@ -238,34 +236,34 @@ class GroupedQueryAttention(nnx.Module):
         out_keep: AnyArray | None = None,
         cache: KVCache | None = None,
     ) -> jax.Array | tuple[jax.Array, KVCache]:
-        """Attends from query to key and value.
+        """Attend from query to key and value.
 
         Args:
           query: (B, T, D).
           key: (B, S, kdim); the query unless given.
           value: (B, S, vdim); the key unless given.
           mask, is_causal, bias: as in ``dot_product_attention``.
-          positions: where the queries are, for rotary; integers (T,) or (B, T), 0 … T−1 unless
-            given. Without a key the keys are where the queries are.
-          key_positions: where the keys are, (S,) or (B, S); together with positions where a key
-            is given, or neither: then 0 … S−1.
-          deterministic: True for no dropout; as train() or eval() left it unless given.
+          positions: positions of the queries, for rotary; integers (T,) or (B, T), 0 … T−1 unless
+            given. Without a key, the keys have the same positions.
+          key_positions: positions of the keys, (S,) or (B, S). With a key, give both positions or
+            neither; the default is 0 … S−1.
+          deterministic: True for no dropout; by default as set by train() or eval().
           rngs: an nnx.Rngs with a "dropout" stream, or a stream; the module's own unless given.
-          keep: boolean, True = kept, broadcasts to (B, N, T, S), with more columns as
-            ``attention_weights`` has them: dropout's draw, handed in.
-          out_keep: likewise for the output, broadcasts to (B, T, D).
-          cache: a KVCache of what came before the query's tokens, which attend to all of it and,
-            causally, to themselves, by a kernel of the cache's own: no other can be insisted on.
-            Their positions follow from it; the mask may hold their lengths and a window (see
-            ``jax_attn.attention.attend_with_cache``).
+          keep: boolean, True = kept, used in place of dropout's random draw; broadcasts to
+            (B, N, T, S), with the extra columns of ``attention_weights``.
+          out_keep: the same for the output; broadcasts to (B, T, D).
+          cache: a KVCache of the tokens before the query's. The query's tokens attend to all of it
+            and, causally, to themselves, by the cache's own kernel; ``implementation`` must be
+            None. Their positions follow from the cache; the mask may hold their lengths and a
+            window (see ``jax_attn.attention.attend_with_cache``).
 
         Returns:
-          (B, T, D) in ``dtype``, or in what inputs and parameters promote to; with a cache, that
-          and the cache with the query's tokens in it.
+          (B, T, D) in ``dtype``, or in what inputs and parameters promote to; with a cache, a pair
+          of that and the cache extended by the query's tokens.
 
         Raises:
-          ArgumentError: what is wrong with the arguments; dropout that is to draw and has no
-            stream; a keep mask where nothing is dropped.
+          ArgumentError: lists every problem with the arguments, including dropout without a random
+            stream and a keep mask when nothing is dropped.
         """
         placement = Placement(positions, key_positions, alone=key is None)
         if cache is not None:
@@ -308,10 +306,10 @@ class GroupedQueryAttention(nnx.Module):
         positions: Positions | None = None,
         key_positions: Positions | None = None,
     ) -> Float[Array, "B N T S+E"]:
-        """The weights by which ``__call__`` averages the values, before dropout.
+        """Return the weights by which ``__call__`` averages the values, before dropout.
 
-        (B, N, T, S), and behind these a column for bias_k and one for the zero key, where there
-        are any. Arguments and errors as there.
+        They are (B, N, T, S), followed by a column for bias_k and one for the zero key, if there
+        are any. Arguments and errors are those of ``__call__``.
         """
         placement = Placement(positions, key_positions, alone=key is None)
         q_BTD, k_BSD = arguments.sequences(self, query=query, key=key)
@@ -330,10 +328,10 @@ class GroupedQueryAttention(nnx.Module):
         dtype: DTypeLike | None = None,
         sharding: PartitionSpec | None = None,
     ) -> KVCache:
-        """A KVCache for this module: for ``length`` tokens a row, or a ring of ``window``.
+        """Return a KVCache for this module: for ``length`` tokens a row, or a ring of ``window``.
 
-        dtype: of keys and values; the module's dtype, or its parameters', unless given.
-        sharding: how the mesh that is set cuts the batch, the key/value heads and the places.
+        dtype: that of keys and values; by default the module's dtype, or its parameters'. sharding:
+        the axes of the current mesh that shard batch, key/value heads and places.
         """
         if dtype is None:
             dtype = self.k_proj.kernel.dtype if self.dtype is None else self.dtype
@@ -344,7 +342,7 @@ class GroupedQueryAttention(nnx.Module):
     def _continued(
         self, query: jax.Array, mask: MaskLike | None, cache: KVCache
     ) -> tuple[jax.Array, KVCache]:
-        """The output for the tokens that follow those in the cache, and the cache with them."""
+        """Return the output for the tokens after those in the cache, and the extended cache."""
         positions = None if self.rotary is None else cache.positions(query.shape[1])
         q_BTNH, k_BTKH, v_BTKH = self._heads(query, query, query, Placement(positions))
         bias_v = arguments.cast(self.bias_v, q_BTNH)
@@ -354,7 +352,7 @@ class GroupedQueryAttention(nnx.Module):
         return self.out_proj(attended_BTNH), cache
 
     def _scoring(self, query: jax.Array) -> dict[str, Any]:
-        """What every function of attention is told alike; query: the projected one."""
+        """Return the options common to all attention functions; query: the projected one."""
         return {
             "scale": self.scale,
             "softcap": self.softcap,
@@ -367,7 +365,7 @@ class GroupedQueryAttention(nnx.Module):
     def _heads(
         self, query: jax.Array, key: jax.Array, value: jax.Array | None, placement: Placement
     ) -> list[jax.Array]:
-        """Queries (B, T, N, H), keys (B, S, K, H) and maybe values, likewise, in one dtype."""
+        """Return queries (B, T, N, H), keys and any values (B, S, K, H), in one dtype."""
         problems = arguments.placement_problems(query, key, placement, self.rotary)
         checks.raise_all(type(self).__name__, problems)
         q_BTNH, k_BSKH = self.q_proj(query), self.k_proj(key)

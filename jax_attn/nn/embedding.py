@@ -1,4 +1,4 @@
-"""Rows of a table, on a mesh of devices too."""
+"""Lookup of table rows, also on a mesh of devices."""
 
 import jax
 import jax.numpy as jnp
@@ -9,11 +9,11 @@ from jax_attn.attention import meshes
 
 
 def rows_of(table: jax.Array, at: jax.Array, pad: int | None = None) -> jax.Array:
-    """Rows of a table; NaN for those that it does not have. Row `pad` gets no gradient."""
+    """Return rows of a table; NaN for indices outside it. Row `pad` gets no gradient."""
     at = jnp.where(at < 0, np.iinfo(np.int32).max, at)  # JAX would count from the end
     lie = None
     if (mesh := meshes.explicit_mesh((table, at))) is not None:
-        # As the tokens, and as the features where those are cut by another axis of the mesh.
+        # Sharded like the tokens, and like the features if another mesh axis shards those.
         of_tokens, (_, of_features) = meshes.cuts(at), meshes.cuts(table)
         used = {name for names in of_tokens for name in names}
         spec = meshes.spec([*of_tokens, () if used & {*of_features} else of_features])

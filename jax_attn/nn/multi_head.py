@@ -1,4 +1,4 @@
-"""Attention with as many key/value heads as query heads, and with one for all."""
+"""Attention with as many key/value heads as query heads, and with one for all of them."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from jax_attn.nn.attention import GroupedQueryAttention
 
 
 class MultiHeadAttention(GroupedQueryAttention):
-    """Attention in which each query head has a key/value head of its own: K = N.
+    """Attention in which each query head has its own key/value head: K = N.
 
     Arguments as GroupedQueryAttention, without num_kv_heads. Vaswani et al., 2017.
     """

@@ -1,4 +1,4 @@
-"""From a sentence to its attention: a toy tokenizer, an embedding and multi-head attention.
+"""A sentence's attention: a toy tokenizer, an embedding and multi-head attention.
 
 The torch side has the same names in ``torch_ref.plain_mha``.
 """
@@ -23,14 +23,14 @@ WORD_TO_INDEX = {"this": 1, "is": 2, "an": 3, "example": 4, "sentence": 5}
 
 
 def simple_tokenizer(sentence: str) -> list[int]:
-    """The index of each word, split at white space, case ignored; 0 for an unknown word."""
+    """Return each word's index, split at white space, ignoring case; 0 for an unknown word."""
     return [WORD_TO_INDEX.get(word, 0) for word in sentence.lower().split()]
 
 
 def encode_sentence(
     sentence: str, tokenizer: Callable[[str], list[int]] = simple_tokenizer, max_len: int = 10
 ) -> Int[Array, " max_len"]:
-    """The sentence's tokens, cut or filled with 0 to max_len; (max_len,) int32."""
+    """Return the sentence's tokens, truncated or padded with 0 to max_len; (max_len,) int32."""
     checks.raise_all("encode_sentence", checks.count_problems(max_len=max_len))
     tokens = tokenizer(sentence)[:max_len]
     return jnp.asarray(np.array(tokens + [0] * (max_len - len(tokens)), np.int32))
@@ -71,10 +71,10 @@ class SentenceAttention(nnx.Module):
     def __call__(
         self, tokens: Int[AnyArray, "B T"], mask: MaskLike | None = None, **options: Any
     ) -> Float[Array, "B T D"]:
-        """(B, T) integer tokens → (B, T, D); mask and options as for MultiHeadAttention.
+        """Map (B, T) integer tokens to (B, T, D); mask and options as for MultiHeadAttention.
 
-        Raises ArgumentError when tokens are not (B, T) integers. A token that the embedding does
-        not have becomes NaN, since values are not known under jit.
+        Raises ArgumentError if tokens are not (B, T) integers. A token outside the embedding gives
+        NaN, because values are unknown under jit.
         """
         are_integers = checks.is_integer_array(tokens)
         if not are_integers or len(tokens.shape) != 2:

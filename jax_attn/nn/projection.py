@@ -1,4 +1,4 @@
-"""The linear map around attention: torch.nn.Linear's numbers, kernels with named head axes."""
+"""Linear layers of attention: initialised as torch.nn.Linear, kernels with named head axes."""
 
 import math
 from typing import Any
@@ -14,14 +14,17 @@ from jax.sharding import AbstractMesh, NamedSharding
 from jax_attn.attention import meshes
 
 Names = tuple[str | meshes.MeshAxes | None, ...]
-"""Of an array's axes in a mesh: the mesh's own, or such that flax's logical axis rules name."""
+"""Each axis's name in a mesh: a mesh axis, or one of flax's logical axis rules."""
 
-# U(±1/√fan_in): torch.nn.Linear's, which torch reaches as kaiming_uniform_ with a = √5.
+# U(±1/√fan_in), as torch.nn.Linear, which calls kaiming_uniform_ with a = √5.
 torch_linear_init = jax.nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
 
 
 def torch_bias_init(fan_in: int) -> nnx.Initializer:
-    """torch.nn.Linear's bias, U(±1/√fan_in); the bias's own shape does not tell fan_in."""
+    """Return torch.nn.Linear's bias initializer, U(±1/√fan_in).
+
+    The bias's own shape does not determine fan_in.
+    """
 
     def init(key: Any, shape: Any, dtype: Any = jnp.float32, out_sharding: Any = None) -> jax.Array:
         del out_sharding  # nothing here is sharded
@@ -33,7 +36,7 @@ def torch_bias_init(fan_in: int) -> nnx.Initializer:
 def normal(
     rngs: nnx.Rngs, shape: tuple[int, ...], deviation: float, dtype: np.dtype, names: Names
 ) -> nnx.Param[jax.Array]:
-    """A parameter drawn from N(0, deviation²)."""
+    """Return a parameter drawn from N(0, deviation²)."""
     return placed_param(jax.random.normal(rngs.params(), shape, dtype) * deviation, names)
 
 
@@ -44,7 +47,7 @@ def project(
     axes: int,
     precision: PrecisionLike = None,
 ) -> jax.Array:
-    """x·kernel + bias over the last `axes` axes of x and the first of kernel; x's dtype throughout.
+    """Return x·kernel + bias over x's last and kernel's first `axes` axes, all in x's dtype.
 
     bias: the shape of kernel's other axes, or None.
     """
@@ -52,7 +55,7 @@ def project(
         y, bias = _product_in_mesh(mesh, x, kernel, bias, axes, precision)
     else:
         # As matrices: XLA would copy an operand of more axes in each transposed product. In a mesh
-        # the rows keep their axes, of which each may be cut.
+        # the rows keep their axes, because each may be sharded.
         fan_in, out_axes = math.prod(kernel.shape[:axes]), kernel.shape[axes:]
         matrix = kernel.reshape(fan_in, math.prod(out_axes))
         rows = x.shape[: x.ndim - axes]
@@ -61,8 +64,8 @@ def project(
         y = jnp.dot(x, matrix, precision=precision).reshape(*rows, *out_axes)
     if bias is None:
         return y
-    # At least in float32, because of its transpose: the gradient of a bias is a sum over all
-    # rows, which XLA:CPU makes in the dtype of this addition, rounding to it at every step.
+    # At least float32, because of its transpose: the gradient of a bias is a sum over all rows,
+    # which XLA:CPU computes in the dtype of this addition, rounding at every step.
     wide = jnp.float64 if y.dtype == jnp.float64 else jnp.float32
     return (y.astype(wide) + bias.astype(wide)).astype(y.dtype)
 
@@ -75,10 +78,10 @@ def _product_in_mesh(
     axes: int,
     precision: PrecisionLike,
 ) -> tuple[jax.Array, jax.Array | None]:
-    """x·kernel in a mesh of Explicit axes, and the bias that can be added to it.
+    """Return x·kernel in a mesh of Explicit axes, and the bias resharded for adding to it.
 
-    The kernel's first axes come to lie as x's last ones; its others are as they were, but whole
-    where x is cut by the same axis of the mesh.
+    The kernel's first axes are resharded like x's last ones; its others keep their sharding, unless
+    the same mesh axis shards x.
     """
     given, first = meshes.cuts(x), x.ndim - axes
     used = {name for each in given for name in each}
@@ -96,7 +99,7 @@ def _product_in_mesh(
 
 
 def placed_param(value: jax.Array, names: Names) -> nnx.Param[jax.Array]:
-    """A parameter whose axes have these names in a mesh; where there is one, it is put there."""
+    """Return a parameter with these axis names; placed on the mesh if one is set."""
     if not any(names):
         return nnx.Param(value)
     is_in_mesh = not jax.sharding.get_abstract_mesh().empty
@@ -104,12 +107,12 @@ def placed_param(value: jax.Array, names: Names) -> nnx.Param[jax.Array]:
 
 
 class Projection(nnx.Module):
-    """(…, *in_axes) → (…, *out_axes): `kernel` (*in_axes, *out_axes), `bias` out_axes or None.
+    """Linear map (…, *in_axes) → (…, *out_axes).
 
-    names: of the kernel's axes in a mesh, None for one that is not cut.
-    dtype: what is computed in and returned; what input and kernel promote to when None.
-    kernel_init sees the kernel as a matrix, so that its fan_in is the product of in_axes;
-    bias_init: torch.nn.Linear's when None.
+    `kernel` is (*in_axes, *out_axes), `bias` out_axes or None. names: for each axis of the kernel
+    its name in a mesh, None if it is not sharded. dtype: dtype of computation and output; what
+    input and kernel promote to if None. kernel_init sees the kernel as a matrix, so its fan_in is
+    the product of in_axes; bias_init: torch.nn.Linear's if None.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""T5's learned bias: a number a head for the bucket that key and query's distance falls into."""
+"""T5's learned position bias: for each head one number for each bucket of distances."""
 
 import jax
 import jax.numpy as jnp
@@ -12,19 +12,19 @@ from jax_attn.attention.position_bias import bucket_problems, relative_buckets
 
 
 class RelativeBias(nnx.Module):
-    """Called as (T, S) -> (N, T, S), what is added to the score of query i and key j; in float32,
-    or float64 for float64.
+    """T5's learned bias, (T, S) -> (N, T, S), added to the score of query i and key j.
 
-    embedding (buckets, N), drawn from N(0, 1) as torch.nn.Embedding's is. Several attention modules
-    may hold one RelativeBias, as all blocks of T5's do.
+    The result is float32, or float64 for float64. embedding (buckets, N) is drawn from N(0, 1),
+    like torch.nn.Embedding's. Several attention modules may share one RelativeBias, as all blocks
+    of T5 do.
 
     Args:
       num_heads: N.
       buckets, max_distance, bidirectional: as in ``relative_buckets``.
-      param_dtype: the embedding's dtype when made.
+      param_dtype: the dtype of the new embedding.
       rngs: "params" for the embedding.
 
-    Raises ArgumentError with everything that is wrong with them. Raffel et al., 2020.
+    Raises ArgumentError, which lists every problem with them. Raffel et al., 2020.
     """
 
     def __init__(
@@ -52,9 +52,9 @@ class RelativeBias(nnx.Module):
             max_distance=self.max_distance,
             bidirectional=self.bidirectional,
         )
-        # At least float32: the gradient of a row is a sum over all that fall into its bucket.
+        # At least float32: the gradient of a row is a sum over all pairs in its bucket.
         wide = jnp.promote_types(self.embedding.dtype, jnp.float32)
-        # One row a distance first: a constant of T×S buckets would be as large as the bias.
+        # First one row for each distance: a constant of T×S buckets would be as large as the bias.
         by_distance_RN = self.embedding[...].astype(wide)[bucket_R]
         distance_TS = jnp.arange(S)[None] - jnp.arange(T)[:, None]
         return by_distance_RN.T[:, distance_TS + T - 1]

@@ -105,7 +105,7 @@ __all__ = [
 ]
 
 
-if not TYPE_CHECKING:  # a type checker would take every name for one of these
+if not TYPE_CHECKING:  # a type checker would accept any name
 
     def __getattr__(name: str) -> Any:
         if name in _HOMES:

@@ -1,6 +1,6 @@
-"""Tensors of any framework as NumPy arrays, bit for bit, without importing a framework.
+"""Conversion of any framework's tensors to NumPy arrays, bit for bit, without importing it.
 
-Whoever hands in a tensor has imported its framework already, so that a look into `sys.modules` is
+A caller that passes a tensor has imported its framework already, so looking into `sys.modules` is
 enough.
 """
 
@@ -17,14 +17,14 @@ from jax_attn.dtypes import DTYPES
 from jax_attn.transfer.problems import Problem, TransferError
 
 Tensors = Mapping[str, Any]
-"""Names to NumPy, JAX or torch tensors; `Any`, as either framework may be absent."""
+"""Names to NumPy, JAX or torch tensors; `Any`, because either framework may be absent."""
 
 Value = TypeVar("Value")
 
 _CHUNK = 2**24
-"""Bytes that are copied at once."""
+"""Bytes to copy at a time."""
 
-# torch converts these neither to NumPy nor back: they cross as integers of the same width.
+# torch cannot convert these to NumPy or back: they are passed as integers of the same width.
 _REINTERPRETED = {
     "bfloat16": "int16",
     "float8_e4m3fn": "uint8",
@@ -33,7 +33,7 @@ _REINTERPRETED = {
     "float8_e5m2fnuz": "uint8",
 }
 
-# What else than a plain array a torch tensor may be, and what its owner can do about it.
+# Kinds of torch tensors that are not plain arrays, and what the caller can do about each.
 _TORCH_REFUSALS: tuple[tuple[Callable[[Any], bool], str], ...] = (
     (
         lambda t: t.is_quantized,
@@ -57,7 +57,7 @@ class Spec(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """The size in bytes; for a dtype that NumPy lacks, of as many bits as its name says."""
+        """Size in bytes; a dtype that NumPy lacks has as many bits as its name says."""
         try:
             return math.prod(self.shape) * np.dtype(self.dtype).itemsize
         except TypeError:
@@ -69,9 +69,9 @@ class Spec(NamedTuple):
 
 
 class LazyMapping(Mapping[str, Value]):
-    """A mapping whose names are known, and whose values are made when they are asked for.
+    """A mapping with known names, whose values are made on access.
 
-    Looking for a name makes no value, as Python's own Mapping would.
+    Unlike in Python's own Mapping, `in` makes no value.
     """
 
     def __init__(self, names: Iterable[str]) -> None:
@@ -92,25 +92,25 @@ def as_numpy(tensor: Any, name: str = "tensor") -> np.ndarray:
 
     Args:
       tensor: a NumPy, JAX or torch tensor on any device. bfloat16 and float8 become ml_dtypes'.
-      name: what an error calls it.
+      name: the tensor's name in errors.
 
     Returns:
       The array, which may share memory with `tensor`.
 
     Raises:
-      TransferError: it is not a dense array of numbers.
+      TransferError: `tensor` is not a dense array of numbers.
     """
     if reason := why_unreadable(tensor):
         raise _unreadable(name, reason)
     try:
         array = _from_torch(tensor) if _is(tensor, "torch", "Tensor") else np.asarray(tensor)
-    except Exception as error:  # each framework raises its own: deleted, traced, not addressable …
+    except Exception as error:  # frameworks differ: deleted, traced, not addressable …
         raise _unreadable(name, f"{type(tensor).__name__}: {error}") from error
     return array.astype(array.dtype.newbyteorder("="), copy=False)
 
 
 def as_torch(array: np.ndarray) -> Any:
-    """`array` as a torch tensor that shares its memory; unchanged where torch is not imported."""
+    """Return `array` as a torch tensor in the same memory; unchanged if torch is not imported."""
     torch = sys.modules.get("torch")
     if torch is None:
         return array
@@ -121,28 +121,28 @@ def as_torch(array: np.ndarray) -> Any:
 
 
 def describe(tensor: Any) -> Spec:
-    """Shape and dtype name, read without touching the values."""
+    """Return shape and dtype name without touching the values."""
     return Spec(tuple(map(int, tensor.shape)), _dtype_name(tensor.dtype))
 
 
 def read(tensors: Tensors, key: str) -> np.ndarray:
-    """`tensors[key]` for immediate use: an array that is mapped from a file is not copied."""
+    """Return `tensors[key]` for immediate use; an array mapped from a file is not copied."""
     mapped = getattr(tensors, "mapped", None)
     return mapped(key) if mapped else as_numpy(tensors[key], key)
 
 
 def expect_mapping(tensors: Any) -> None:
-    """Raises TypeError unless these are tensors by name."""
+    """Raise TypeError unless `tensors` is a mapping."""
     if not isinstance(tensors, Mapping):
-        hint = ": hand in its state_dict()" if hasattr(tensors, "state_dict") else ""
+        hint = ": pass its state_dict()" if hasattr(tensors, "state_dict") else ""
         kind = type(tensors).__name__
         raise TypeError(f"tensors: expected a mapping of names to tensors, got {kind}{hint}")
 
 
 def specs(tensors: Tensors) -> tuple[dict[str, Spec], list[Problem]]:
-    """Shapes and dtypes by key, and a problem for each that cannot be read.
+    """Return shapes and dtypes by key, and a problem for each tensor that cannot be read.
 
-    A lazy mapping gives them by its `describe`.
+    A lazy mapping provides them by its `describe`.
     """
     describe_key = getattr(tensors, "describe", lambda key: _spec(tensors[key], key))
     by_key: dict[str, Spec] = {}
@@ -160,23 +160,23 @@ def specs(tensors: Tensors) -> tuple[dict[str, Spec], list[Problem]]:
 
 
 def same_memory(tensors: Tensors, keys: Iterable[str]) -> dict[str, str]:
-    """Those of `keys` whose tensor occupies the same memory as an earlier key's, and that key.
+    """Map each of `keys` whose tensor occupies an earlier key's memory to that earlier key.
 
-    Two views that merely overlap are two tensors, and so are two that are empty.
+    Views that only overlap count as two tensors, and so do two empty ones.
     """
     get = getattr(tensors, "mapped", tensors.__getitem__)
     first: dict[tuple, str] = {}
     ties = {}
     for key in keys:
         earlier = first.setdefault(_memory(get(key)), key)
-        # A lazy mapping may reuse the memory of a tensor that was released: hold both at once.
+        # A lazy mapping may reuse the memory of a released tensor: hold both at once.
         if earlier != key and _same(get(earlier), get(key)):
             ties[key] = earlier
     return ties
 
 
 def chunks(array: np.ndarray) -> Iterator[np.ndarray]:
-    """The bytes of an array in C order, a few rows at a time, whatever its strides."""
+    """Yield the bytes of an array in C order, a few rows at a time, whatever its strides."""
     rows = np.atleast_1d(array)
     step = max(1, _CHUNK * len(rows) // max(1, rows.nbytes))
     for i in range(0, len(rows), step):
@@ -184,14 +184,14 @@ def chunks(array: np.ndarray) -> Iterator[np.ndarray]:
 
 
 def same_bits(one: np.ndarray, other: np.ndarray) -> bool:
-    """Whether two arrays have the same shape, dtype and bits."""
+    """Return whether two arrays have the same shape, dtype and bits."""
     if describe(one) != describe(other):
         return False
     return all(map(np.array_equal, chunks(one), chunks(other)))
 
 
 def why_unreadable(tensor: Any) -> str:
-    """Why `as_numpy` would refuse `tensor`; empty when it would not."""
+    """Say why `as_numpy` would refuse `tensor`; empty if it would not."""
     if _is(tensor, "torch", "Tensor"):
         return next((why for is_so, why in _TORCH_REFUSALS if is_so(tensor)), "")
     if _is(tensor, "jax", "Array"):
@@ -213,7 +213,7 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def _memory(tensor: Any) -> tuple:
-    """Equal for two live tensors that read the same memory in the same way."""
+    """Return a tuple that is equal for two live tensors with the same memory and layout."""
     if _is(tensor, "torch", "Tensor"):
         return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.device
     if isinstance(tensor, np.ndarray):
@@ -244,7 +244,7 @@ def _unreadable(name: str, reason: str) -> TransferError:
 
 
 def recast(array: np.ndarray, dtype: str) -> np.ndarray:
-    """Floating numbers in another dtype, overflowing to infinity; other arrays as they are."""
+    """Cast floating-point arrays, overflowing to infinity; return other arrays unchanged."""
     if array.dtype.name not in DTYPES:
         return array
     with np.errstate(over="ignore", invalid="ignore"):

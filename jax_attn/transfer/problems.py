@@ -1,4 +1,4 @@
-"""Why a transfer cannot be: gathered as `Problem`s, raised once as `TransferError`."""
+"""Problems of a transfer: gathered as `Problem`s, raised once as `TransferError`."""
 
 import difflib
 import itertools
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 PROBLEMS_SHOWN = 30
-"""Problems that a message lists."""
+"""Largest number of problems that a message lists."""
 
 
 class Problem(NamedTuple):
@@ -18,7 +18,7 @@ class Problem(NamedTuple):
         "not finite", "unwritten", "refused", "unreadable" or "file".
       name: the torch key, Flax path or file that it concerns.
       text: what was expected and what was found.
-      hint: how to mend it, where that is known.
+      hint: how to fix it, if that is known.
     """
 
     kind: str
@@ -32,7 +32,7 @@ class Problem(NamedTuple):
 
 
 class TransferError(ValueError):
-    """Every problem of one transfer, in `problems`; the transfer has written nothing."""
+    """Failure of a transfer, with every problem in `problems`; nothing has been written."""
 
     def __init__(self, doing: str, problems: Iterable[Problem]) -> None:
         self.doing = doing
@@ -46,14 +46,14 @@ class TransferError(ValueError):
 
 
 def file_error(path: str | os.PathLike[str], text: str, hint: str = "") -> TransferError:
-    """The error about one file as a whole."""
+    """Return the error about one file as a whole."""
     return TransferError(f"checkpoint {path}", [Problem("file", str(path), text, hint)])
 
 
 def listed(problems: Sequence[Problem]) -> list[str]:
-    """The first `PROBLEMS_SHOWN` problems, a line or two each, and how many more there are."""
+    """Return the first `PROBLEMS_SHOWN` problems, a line or two each, and the number of others."""
     shown = problems[:PROBLEMS_SHOWN]
-    # A hint that the next problem has, too, stands once, after the last.
+    # A hint that consecutive problems share is shown once, after the last of them.
     once = [
         problem._replace(hint="") if after and problem.hint == after.hint else problem
         for problem, after in itertools.zip_longest(shown, shown[1:])
@@ -64,18 +64,18 @@ def listed(problems: Sequence[Problem]) -> list[str]:
 
 
 def nearest(name: str, candidates: Iterable[str]) -> str:
-    """'nearest: a, b', the names closest to `name`; empty when nothing is close."""
+    """Return 'nearest: a, b', the names closest to `name`; empty if none is close."""
     close = difflib.get_close_matches(name, list(candidates), n=3, cutoff=0.6)
     return f"nearest: {', '.join(map(printable, close))}" if close else ""
 
 
 def printable(name: str) -> str:
-    """A name from a file, with characters that would steer a terminal escaped."""
+    """Return a name from a file with characters that would control a terminal escaped."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in name)
 
 
 def grid(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Left-aligned columns under `head`."""
+    """Format left-aligned columns under `head`."""
     table = [tuple(head), *map(tuple, rows)]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     lines = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in table)

@@ -240,7 +240,7 @@ class TestInsistingOnARecord:
         assert float(dot_product_attention(*ARRAYS, implementation=own)[0, 0, 0, 0]) == 7
         explanation = explain_kernel(*ARRAYS, implementation=own)
         assert (explanation.chosen, explanation.why) == ("own", "is ours")
-        assert explanation.refusals["dense"] == ("own is insisted on",)
+        assert explanation.refusals["dense"] == ("own is required",)
         assert "own" not in dispatch.KERNELS
 
     def test_one_that_cannot_serve_raises_with_its_name_and_reasons(self):

@@ -317,15 +317,15 @@ def test_a_constructor_refuses(name):
 
 @pytest.mark.parametrize("other", [ARRAY_TS, jnp.asarray(ARRAY_TS), None, True], ids=repr)
 def test_and_with_what_is_no_mask_is_told(other):
-    with pytest.raises(TypeError, match=r"expected a Mask; a boolean array joins as Mask.array"):
+    with pytest.raises(TypeError, match=r"expected a Mask; wrap a boolean array in Mask.array"):
         Mask.causal() & other
-    with pytest.raises(TypeError, match=r"expected a Mask; a boolean array joins as Mask.array"):
+    with pytest.raises(TypeError, match=r"expected a Mask; wrap a boolean array in Mask.array"):
         other & Mask.causal()
 
 
 def test_what_cannot_be_intersected_is_told():
     segmented = Mask.segments(Q_SEGMENTS, KV_SEGMENTS)
-    with pytest.raises(ValueError, match="both have segments; join the two ids"):
+    with pytest.raises(ValueError, match="both have segments; combine the two ids"):
         segmented & segmented
     with pytest.raises(ValueError, match=r"allowed bool\[2, 3\] and bool\[3, 2\] do not broadcast"):
         Mask.array(np.ones((2, 3), bool)) & Mask.array(np.ones((3, 2), bool))

@@ -204,7 +204,7 @@ def test_a_language_model_whose_head_is_not_tied_has_one(name):
     config |= {"tie_word_embeddings": False, "architectures": [ROWS[name].name]}
     left = [key for key in keys if key not in ("lm_head.weight", "embed_out.weight")]
     (said,) = missing(config, left).values()
-    assert "names an architecture with a head" in said
+    assert "names an architecture with an untied head" in said
     assert missing(config | {"architectures": ["Model"]}, left) == {}
     assert missing(config | {"architectures": 3}, left) == {}
 
@@ -264,7 +264,7 @@ def test_a_port_says_all_that_is_missing_with_the_nearest_names_and_writes_nothi
     assert "missing: 'model.norm.weight'" in said
     assert "nearest: model.nrom.weight" in said
     assert "'model.layers.0.mlp.gate_proj.weight': every model of this family has it" in said
-    assert "here none has it" in said
+    assert "here no layer has it" in said
     assert "3 problems" in said
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
 

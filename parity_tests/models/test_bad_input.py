@@ -193,7 +193,7 @@ ARGUMENTS = {
     ),
     "a row without a token": (
         {"attention_mask": np.array([[1, 1, 1], [0, 0, 0]])},
-        "attention_mask: expected a 1 in every row, got none in [1]",
+        "attention_mask: expected a 1 in every row, got none in rows [1]",
     ),
     "types without a table": ({"types": TOKENS}, "types: expected None"),
     "a position too large": ({"positions": np.arange(21, 24)}, "positions: expected 0 to 22"),
@@ -210,7 +210,7 @@ def test_arguments_are_refused_by_name(name, small):
     assert words in str(refused.value)
 
 
-TWO_CACHES = "cache: expected a tuple of 2 KVCaches of batch 2, one a layer, got"
+TWO_CACHES = "cache: expected a tuple of 2 KVCaches of batch 2, one for each layer, got"
 
 # what is put in the place of a cache of 2 layers and 2 rows -> words of the error
 CACHES = {

@@ -242,13 +242,13 @@ def test_arguments_are_refused_by_name(name, llama):
 MODELS = {
     "a table of positions that ends": (
         "gpt2",
-        "max_new_tokens: expected at most 17 behind 7 tokens, got 18",
+        "max_new_tokens: expected at most 17 after 7 tokens, got 18",
     ),
     "an encoder": ("bert", "expected a causal model"),
     "ALiBi": ("bloom", "expected a model without ALiBi"),
     "a classifier": (
         "gpt2, classes",
-        "expected one with the head of a language model and no other",
+        "expected a language model's head and no other",
     ),
 }
 

@@ -242,7 +242,7 @@ REFUSED = {
     "another pooling": (
         "1_Pooling/config.json",
         {"pooling_mode_cls_token": True},
-        "expected 'mean' or pooling_mode_mean_tokens alone, got .'pooling_mode_cls_token', ",
+        "expected 'mean' or only pooling_mode_mean_tokens, got .'pooling_mode_cls_token', ",
     ),
     "two poolings, as newer versions write them": (
         "1_Pooling/config.json",

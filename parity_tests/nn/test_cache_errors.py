@@ -34,11 +34,11 @@ BAD = {
     ),
     "another module's": (
         lambda: module()(X, cache=KVCache.empty(B, 5, num_kv_heads=2, head_dim=2)),
-        r"cache: expected .*'K': 3.* as of the call, got .*'K': 2",
+        r"cache: expected .*'K': 3.* as in the call, got .*'K': 2",
     ),
     "another batch's, and rotary": (
         lambda: module(head_dim=4, rotary=Rotary())(X, cache=module().empty_cache(B + 1, 5)),
-        r"^GroupedQueryAttention: cache: expected a batch of 2, as the query .* has, got one of 3$",
+        r"^GroupedQueryAttention: cache: expected a batch of 2, as in the query .*, got one of 3$",
     ),
     "no cache at all": (
         lambda: module()(X, cache={}),
@@ -46,11 +46,11 @@ BAD = {
     ),
     "a key, a bias": (
         lambda: module()(X, X, bias=np.zeros(3), cache=module().empty_cache(B, 5)),
-        r"(?s)key: expected None beside a cache.*bias: expected None beside a cache",
+        r"(?s)key: expected None with a cache.*bias: expected None with a cache",
     ),
     "an array for a mask": (
         lambda: module()(X, mask=np.ones((3, 3), bool), cache=module().empty_cache(B, 5)),
-        "mask: expected lengths and a band alone beside a cache: it takes no mask",
+        "mask: expected only lengths and a band with a cache: it takes no boolean array",
     ),
     "a band that ends before the query": (
         lambda: module()(X, mask=Mask.causal(-1), cache=module().empty_cache(B, 5)),
@@ -79,7 +79,7 @@ BAD = {
     ),
     "a kernel insisted on": (
         lambda: module(implementation="dense")(X, cache=module().empty_cache(B, 5)),
-        "cache: expected a module that insists on no kernel.*implementation = 'dense'",
+        "cache: expected implementation = None.*implementation = 'dense'",
     ),
     "frequencies that follow the length": (
         lambda: module(head_dim=4, rotary=Rotary(scaling=DynamicNTK(2.0, 8)))(

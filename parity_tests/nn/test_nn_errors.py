@@ -124,6 +124,6 @@ def test_rngs_that_are_none_are_refused_where_nothing_is_drawn():
 
 def test_a_key_that_must_be_given_is_named():
     with pytest.raises(
-        ArgumentError, match=r"key: expected kdim = 17 .*\(query, as none was given"
+        ArgumentError, match=r"key: expected kdim = 17 .*\(query, because key is None"
     ):
         build()(inputs()[0])

@@ -107,7 +107,7 @@ REFUSED = {
     ),
     "narrow": (
         lambda: turned(rotary=Rotary(dim=2, scaling=DynamicNTK(2, 8))),
-        "DynamicNTK expects at least 4 features to turn, got 2",
+        "DynamicNTK expects at least 4 rotated features, got 2",
     ),
     "float positions": (lambda: turned(jnp.ones(T)), "positions: expected an array of integers"),
     "positions beyond int32": (
@@ -121,18 +121,18 @@ REFUSED = {
         "GroupedQueryAttention: rotary: expected an even head_dim",
     ),
     "module, rotary": (lambda: build(rotary=True), "rotary: expected a Rotary, got bool True"),
-    "module, norm": (lambda: build(qk_norm=True), "qk_norm: expected what makes a norm"),
+    "module, norm": (lambda: build(qk_norm=True), "qk_norm: expected a norm"),
     "module without": (
         lambda: build()(drawn(B, T, D), positions=jnp.arange(T)),
-        "positions: expected None, as the module has no rotary",
+        "positions: expected None, because the module has no rotary",
     ),
     "keys elsewhere": (
         lambda: build(rotary=Rotary())(drawn(B, T, D), key_positions=jnp.arange(T)),
-        "key_positions: expected None, as no key is given",
+        "key_positions: expected None without a key",
     ),
     "keys nowhere": (
         lambda: build(rotary=Rotary())(drawn(B, T, D), drawn(B, S, D), positions=jnp.arange(T)),
-        "key_positions: expected together with positions, as a key is given",
+        "key_positions: expected together with positions, because a key is given",
     ),
     "weights, too": (
         lambda: build(rotary=Rotary()).attention_weights(drawn(B, T, D), positions=jnp.arange(S)),

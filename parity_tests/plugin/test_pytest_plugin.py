@@ -42,7 +42,7 @@ CALLS = {
         False,
         [
             "E*INCONCLUSIVE  test_it.py::test_port*",
-            "E*INCONCLUSIVE is no pass*",
+            "E*INCONCLUSIVE is not a pass*",
             "FAILED test_it.py::test_port - INCONCLUSIVE: jit y, 0.25 of its budget",
         ],
     ),
@@ -229,7 +229,7 @@ def test_a_run_that_is_stopped_writes_what_it_has(run, pytester):
         **NAMES,
         "test_it.py::test_stopped": "INCONCLUSIVE",
     }
-    assert "did not end" in (pytester.path / "report" / "summary.md").read_text()
+    assert "did not finish" in (pytester.path / "report" / "summary.md").read_text()
 
 
 def test_no_check_is_a_report_of_none(run, pytester):

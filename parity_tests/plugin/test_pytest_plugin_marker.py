@@ -49,9 +49,9 @@ def test_plain():
 
 # the marker's arguments -> what is said of them.
 WRONG = {
-    "dtpye=['float32']": "unknown word 'dtpye': expected some of dtype, gradients, transforms, "
+    "dtpye=['float32']": "unknown keyword 'dtpye': expected some of dtype, gradients, transforms, "
     "seed, strict, parameters; did you mean 'dtype'?",
-    "atol=1": "unknown word 'atol': expected some of dtype, *, seed, strict, parameters",
+    "atol=1": "unknown keyword 'atol': expected some of dtype, *, seed, strict, parameters",
     "parameters=['a.*', 3]": "parameters: expected a pattern of *, got ['a.*', 3]",
     "dtype=[]": "dtype: expected one of float32, bfloat16, float16, float64, or a list of some, "
     "each once, got []",
@@ -114,8 +114,8 @@ class TestSeveral(unittest.TestCase):
         [
             "*TestIt::test_unused: expected a test that takes the fixture `parity`*",
             "*TestIt::test_wrong: expected a test that takes the fixture `parity`*",
-            "*TestIt::test_wrong: unknown word 'atol'*",
-            "*TestSeveral::test_several: dtype: expected one, as a unittest.TestCase's *",
+            "*TestIt::test_wrong: unknown keyword 'atol'*",
+            "*TestSeveral::test_several: dtype: expected one, *unittest.TestCase*",
         ]
     )
     result.stdout.no_fnmatch_line("*test_one:*")

@@ -122,7 +122,7 @@ def test_a_worker_that_crashes_loses_one_tests_checks_and_the_report_says_so(pyt
         "test_two.py::test_after": "PASS",
     }
     assert verdicts(report) == NAMES | crashed
-    said = "- test_two.py::test_crash: the test did not end: its process crashed, or was stopped"
+    said = "- test_two.py::test_crash: the test did not finish: its process crashed or was stopped"
     assert said in (report / "summary.md").read_text()
     assert 'name="parity_verdict" value="FAIL"' in (pytester.path / "junit.xml").read_text()
 
@@ -138,4 +138,4 @@ def test_wrong_marks_are_told_by_the_workers_too(pytester, run):
     result = run("-n", "2")
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.assert_outcomes(errors=1)
-    result.stdout.fnmatch_lines(["@pytest.mark.parity is used wrongly:", "*unknown word 'atol'*"])
+    result.stdout.fnmatch_lines(["@pytest.mark.parity is used wrongly:", "*keyword 'atol'*"])

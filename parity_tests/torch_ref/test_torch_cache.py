@@ -43,7 +43,7 @@ BAD = {
     "a key": (lambda: module()(text(), text(), cache=cache_for(module())), "key: expected None"),
     "another module's": (
         lambda: module(2)(text(), cache=cache_for(module(3))),
-        r"cache: expected B, K, H = \(2, 2, 4\) as of the call, got \(2, 3, 4\)",
+        r"cache: expected B, K, H = \(2, 2, 4\) as in the call, got \(2, 3, 4\)",
     ),
     "lengths beyond the piece": (
         lambda: module()(text(), cache=cache_for(module()), lengths=torch.tensor([3, 12])),
@@ -59,7 +59,7 @@ BAD = {
     ),
     "lengths and no cache": (
         lambda: module()(text(), lengths=torch.tensor([3, 3])),
-        "lengths: expected None, as no cache is given",
+        "lengths: expected None without a cache",
     ),
     "no cache at all": (lambda: module()(text(), cache={}), "cache: expected a KVCache, got dict"),
     "integers": (
@@ -74,7 +74,7 @@ BAD = {
         lambda: module(rotary=Rotary(scaling=DynamicNTK(2.0, 4)))(
             text(), cache=cache_for(module())
         ),
-        "cache: expected frequencies that stay",
+        "cache: cannot be combined with DynamicNTK",
     ),
     "keys of other inputs": (
         lambda: module(kdim=7)(text(), cache=cache_for(module())),

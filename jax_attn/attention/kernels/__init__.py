@@ -1,1 +1,1 @@
-"""Every kernel of attention, that of the cache too; `mesh/` cuts them over devices."""
+"""Kernels of attention, with and without a cache; `mesh/` shards them over devices."""

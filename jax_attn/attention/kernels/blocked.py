@@ -1,10 +1,10 @@
 """Attention tile by tile: no T×S array, forward or backward, on any backend.
 
-Forward, the softmax is taken online (Milakov & Gimelshein, 2018; Rabe & Staats, 2021): each
-row of tiles keeps its running maximum, sum and weighted mean. Backward, each tile's weights are
-computed again from the saved maximum and sum (Dao et al., "FlashAttention-2", 2023, but for the
-log-sum-exp, which they save in place of the two: where a constant such as −1e9 hides all of a row,
-its float32 has no room for the log of the sum).
+In the forward pass the softmax is computed online (Milakov & Gimelshein, 2018; Rabe & Staats,
+2021): each row of tiles keeps its running maximum, sum and weighted mean. In the backward pass each
+tile's weights are recomputed from the saved maximum and sum (Dao et al., "FlashAttention-2", 2023,
+who save the log-sum-exp instead: if a constant such as −1e9 hides all of a row, a float32
+log-sum-exp has no room for the log of the sum).
 """
 
 import dataclasses
@@ -29,26 +29,24 @@ from jax_attn.attention.meshes import within_shard_map
 
 Tree = TypeVar("Tree")
 Running = TypeVar("Running", bound=tuple)
-# As `with_sums` returns them.
-
 # With fewer queries or scores a head dense may be faster: measured on XLA:CPU, batch 1 to 64, full
-# and causal. At 64×64 blocked was 1.1 to 1.5 times as fast forward and 0.7 to 1.3 times with the
-# backward pass; from 128×128 up it was the faster one of the two throughout.
+# and causal. At 64×64 blocked was 1.1 to 1.5 times as fast forward and 0.7 to 1.3 times as fast
+# with the backward pass; from 128×128 up it was always faster.
 FEW_QUERIES, FEW_SCORES = 32, 128 * 128
-# On other devices one tile after another leaves most of them idle: there it is for calls whose
-# scores would not reasonably fit. Not measured.
+# On other devices, tiles in sequence leave most of the device idle: use them there only for calls
+# whose scores would hardly fit in memory. Not measured.
 MANY_BYTES = 2**30
 
 
 def refusals(call: Call) -> list[str]:
-    """Why the call cannot be cut into tiles."""
+    """Say why the call cannot be divided into tiles."""
     unknown = call.unknown_sizes("B", "T", "S", "N", "K")
-    problems = [f"tiles are cut of known sizes, not of {unknown}"] if unknown else []
+    problems = [f"tiles need known sizes, not {unknown}"] if unknown else []
     return problems + call.mask.unread(*Tile.MASK)
 
 
 def drawbacks(call: Call, platform: str) -> list[str]:
-    """Why dense is to be preferred for the call on the platform: cpu, cuda or tpu."""
+    """Say why dense is preferable for the call on the platform: cpu, cuda or tpu."""
     if platform != "cpu":
         size = call.B * call.N * call.T * call.S * jnp.dtype(call.softmax_dtype).itemsize
         fit = f"dense is preferred on {platform} while its scores fit in 1 GiB"
@@ -61,13 +59,13 @@ def drawbacks(call: Call, platform: str) -> list[str]:
 
 
 def attention(call: Call, tiles: Tiles | None = None) -> jax.Array:
-    """softmax(scale·QKᵀ)·V with all that the call asks for; in its `tile_sizes` unless given."""
+    """Compute softmax(scale·QKᵀ)·V with all options of the call, by default in its `tile_sizes`."""
     if call.dropout is not None and call.dropout.rate in (0, 1):
         if call.dropout.rate:
             return jnp.zeros((*call.query.shape[:3], call.Hv), call.query.dtype)
         call = dataclasses.replace(call, dropout=None)
     if call.B == 0:
-        return dense.attention(call)  # there is no tile to cut
+        return dense.attention(call)  # there are no tiles
     out, *sums = with_sums(call.without_extra_keys(), tiles)
     if call.has_extra_keys:
         attended = partial_softmax.of_sums(call, out, *sums)
@@ -76,7 +74,7 @@ def attention(call: Call, tiles: Tiles | None = None) -> jax.Array:
 
 
 def with_sums(call: Call, tiles: Tiles | None = None) -> Outputs:
-    """As `dense.with_sums`, of a call without extra keys whose B is 1 or more."""
+    """Return what `dense.with_sums` returns, for a call without extra keys and with B ≥ 1."""
     tiles = tile_sizes(call) if tiles is None else tiles.within(call)
     return _attention(tiles, varying(call, call))
 
@@ -88,7 +86,7 @@ def _attention(tiles: Tiles, call: Call) -> Outputs:
 
 @_attention.defjvp
 def _attention_jvp(tiles: Tiles, primals: tuple[Call], tangents: tuple[Call]) -> tuple:
-    """In forward mode, dense's tangent, with its memory; in reverse, tile by tile."""
+    """Compute dense's tangent, with its memory, in forward mode; work tile by tile in reverse."""
     outputs = _attention(tiles, *primals)
     push = functools.partial(forward_mode.pushed, dense.with_sums)
     pull = functools.partial(_gradients, tiles)
@@ -104,13 +102,13 @@ def _gradients(tiles: Tiles, call: Call, outputs: Outputs, d_outputs: Outputs) -
 def _gradients_jvp(
     tiles: Tiles, primals: tuple[Call, Outputs, Outputs], tangents: tuple[Call, Outputs, Outputs]
 ) -> tuple[Floats, Floats]:
-    """A second derivative is dense's, with its memory."""
+    """Compute second derivatives by dense, with its memory."""
     seconds = forward_mode.pulled_tangent(dense.with_sums, primals, tangents)
     return _gradients(tiles, *primals), seconds
 
 
-# Eager calls would compile their loops anew each time: JAX knows a loop by its functions, which
-# are made anew.
+# Eager calls would compile their loops each time: JAX caches a loop by its functions, which are new
+# objects in each call.
 _compiled = functools.partial(jax.jit, static_argnums=0, inline=True)
 
 
@@ -121,7 +119,7 @@ def _forward(tiles: Tiles, call: Call) -> Outputs:
 
 @_compiled
 def _backward(tiles: Tiles, call: Call, outputs: Outputs, d_outputs: Outputs) -> Floats:
-    """The cotangents of query, key, value and bias."""
+    """Return the cotangents of query, key, value and bias."""
     run = functools.partial(_gradients_by_tiles, tiles)
     grads = auto.gradients(run, call, outputs, d_outputs)
     return jax.tree.map(lambda x, grad: grad.astype(x.dtype), call.floats, grads)
@@ -142,7 +140,7 @@ def _outputs_by_tiles(tiles: Tiles, call: Call) -> Outputs:
             bias = None if call.bias is None else tile.in_rows(tile.scores(call.bias))
             scores_KRS = masked(scores(call, products_KRS, bias), tile.allowed())
             new_KR = jnp.maximum(max_KR, scores_KRS.max(axis=-1))
-            # A row that has seen nothing yet has no maximum to subtract.
+            # A row that has seen no key yet has no maximum to subtract.
             base_KR = jnp.where(new_KR == -jnp.inf, 0, new_KR)
             # Without the barrier XLA computes the exponentials twice: for the sum, and for V.
             p_KRS = lax.optimization_barrier(jnp.exp(scores_KRS - base_KR[..., None]))
@@ -171,23 +169,23 @@ def _outputs_by_tiles(tiles: Tiles, call: Call) -> Outputs:
 
 
 def _gradients_by_tiles(tiles: Tiles, call: Call, outputs: Outputs, d_outputs: Outputs) -> Floats:
-    """The cotangents of query, key, value and bias, in the softmax's dtype.
+    """Return the cotangents of query, key, value and bias, in the softmax's dtype.
 
-    A tile's products are made as they were forward, so that they are the same to the bit: their
-    maximum and sum are those that were saved, and the weights of a row add up to 1. The tiles of
-    d_key and d_value are made with the head dimension first: XLA:CPU sums over the first axis of
-    both factors at half the speed.
+    A tile's products are computed as in the forward pass, so that they are bit-identical to those
+    whose maximum and sum were saved, and the weights of a row add up to 1. The tiles of d_key and
+    d_value have the head dimension first: XLA:CPU sums over the first axis of both factors at half
+    the speed.
     """
     tiles = tiles.within(call)
     dtype, (out, maximum, total), (d_out, _, d_total) = call.softmax_dtype, outputs, d_outputs
 
     def row(n: jax.Array, grads: tuple[Any, ...]) -> tuple[Any, ...]:
         row = Tile.row(call, tiles, n)
-        # A query that another tile has, too, counts there alone: here it has no weights.
+        # A query that the previous tile has, too, counts only there: here it has no weights.
         max_KR = jnp.where(row.own(), row.rows(maximum), jnp.inf)
-        # What has no weights has no gradient, whatever its cotangents are: 0·∞ is NaN.
+        # Rows without weights get no gradient, whatever their cotangents: 0·∞ would be NaN.
         has_weights_KR = max_KR < jnp.inf
-        # The weights' division by their sum is done here, once a row, and not once a score.
+        # Divide the weights by their sum here, once a row, and not once a score.
         d_out_KRH = row.queries(d_out) / row.rows(total)[..., None]
         q_KRH, d_out_KRH = _scaled(row), jnp.where(has_weights_KR[..., None], d_out_KRH, 0)
         mean_KR = jnp.einsum("KRH,KRH->KR", d_out_KRH, row.queries(out), precision="highest")
@@ -249,11 +247,11 @@ def _gradients_by_tiles(tiles: Tiles, call: Call, outputs: Outputs, d_outputs: O
 
 
 def _over_columns(row: Tile, add: Callable[[Tile, Running], Running], running: Running) -> Running:
-    """`running` after `add` of every tile of a row: the whole ones first, which need no mask."""
+    """Apply `add` to every tile of a row; first to the whole ones, which need no mask."""
     columns = row.columns()
     for is_whole, first, end in ((True, 0, columns.whole), (False, columns.whole, columns.seen)):
         if isinstance(end, np.integer) and first == end:
-            continue  # known to be empty, and not compiled
+            continue  # known to be empty: compile no loop
 
         def column(i: jax.Array, running: Running, is_whole: bool = is_whole) -> Running:
             j = i if isinstance(columns.order, np.ndarray) else columns.order[i]
@@ -264,7 +262,7 @@ def _over_columns(row: Tile, add: Callable[[Tile, Running], Running], running: R
 
 
 def _scaled(row: Tile) -> jax.Array:
-    """The queries of a row of tiles, scaled here and not in every tile."""
+    """Return the queries of a row of tiles, scaled once here and not in every tile."""
     return row.call.scale * row.queries(row.call.query).astype(row.call.softmax_dtype)
 
 
@@ -273,7 +271,7 @@ def _dot(letters: str, x: jax.Array, y: jax.Array, call: Call) -> jax.Array:
 
 
 def _kept(tile: Tile) -> jax.Array | None:
-    """What dropout keeps of the tile, the same each time; None for all of it."""
+    """Return what dropout keeps of the tile, the same each time; None for all of it."""
     dropout = tile.call.dropout
     if dropout is None:
         return None
@@ -287,11 +285,11 @@ def _dropped(call: Call, kept: jax.Array | None, x: jax.Array) -> jax.Array:
 
 
 def varying(tree: Tree, like: object) -> Tree:
-    """The tree's floats, differing along every axis along which any array in `like` does.
+    """Return the tree's floats, varying along every mesh axis along which any array in `like` does.
 
-    A loop's carry must be marked from the start; and the gradients of an array that is the same on
-    every device are then summed over the devices. Adding a zero made of `like` marks it in every
-    version of JAX. Outside a shard_map the tree is returned as it is.
+    A loop's carry must vary so from the start; then the gradients of an array that is equal on all
+    devices are summed over the devices. Adding a zero computed from `like` works in every version
+    of JAX. Outside a shard_map the tree is returned unchanged.
     """
     if not within_shard_map():
         return tree

@@ -1,7 +1,7 @@
-"""One call with a kernel for each platform; compiling the program settles which one runs.
+"""Attention by one kernel for each platform; compiling the program settles which one runs.
 
-A traced function may be compiled for a device other than this host's (`jax.export`, a topology
-that is not there). Where the kernels to choose differ, every platform's is traced; the compiler
+A traced function may be compiled for a device other than this host's (`jax.export`, a topology of
+absent devices). If the chosen kernels differ, all platforms' kernels are traced and the compiler
 keeps one.
 """
 
@@ -23,10 +23,10 @@ Run = Callable[[Call], jax.Array]
 
 
 def attention(runs: Mapping[str, Run], home: str, call: Call) -> jax.Array:
-    """softmax(scale·QKᵀ)·V by the kernel of the platform compiled for; (B, T, N, Hv).
+    """Compute softmax(scale·QKᵀ)·V by the kernel of the compiled program's platform; (B, T, N, Hv).
 
-    runs: cpu, cuda and tpu → its kernel; what is none of them takes the CPU's. home: the platform
-    on which the program most likely runs.
+    runs: cpu, cuda and tpu → its kernel; any other platform uses the CPU's. home: the platform on
+    which the program will most likely run.
     """
     away = {p: functools.partial(_apart, None if p == "cpu" else p) for p in runs}
     branches = {p: run if p == home else functools.partial(away[p], run) for p, run in runs.items()}
@@ -34,9 +34,9 @@ def attention(runs: Mapping[str, Run], home: str, call: Call) -> jax.Array:
     return lax.platform_dependent(call, default=default, **branches)
 
 
-# What a kernel keeps for its backward pass, every platform's forward pass must return, as zeros
-# where another runs; where forward and backward are compiled apart, these are real arrays. So
-# away from home nothing is kept but the call, and the backward pass begins with the forward.
+# Every platform's forward pass must return what any kernel keeps for its backward pass, as zeros
+# for kernels that do not run; if forward and backward are compiled apart, these are real arrays. So
+# away from home only the call is kept, and the backward pass repeats the forward.
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
 def _apart(platform: str | None, run: Run, call: Call) -> jax.Array:
     return _only_on(platform, run)(call)
@@ -46,10 +46,10 @@ def _apart(platform: str | None, run: Run, call: Call) -> jax.Array:
 def _apart_jvp(
     platform: str | None, run: Run, primals: tuple[Call], tangents: tuple[Call]
 ) -> tuple[jax.Array, jax.Array]:
-    """In forward mode, dense's tangent: the vendors' kernels have none."""
+    """Compute dense's tangent in forward mode, because the vendors' kernels have none."""
     (call,) = primals
     out = _apart(platform, run, call)
-    # Zeros for the output, which need not be kept for the backward pass: it is not read there.
+    # Zeros for the output: the backward pass does not read it, so it need not be kept.
     push = functools.partial(forward_mode.pushed, dense.attention)
     pull = functools.partial(_gradients, platform, run)
     floats = tangents[0].floats
@@ -60,7 +60,7 @@ def _apart_jvp(
 def _gradients(
     platform: str | None, run: Run, call: Call, _: jax.Array, d_out: jax.Array
 ) -> Floats:
-    """The cotangents of query, key, value and bias."""
+    """Return the cotangents of query, key, value and bias."""
     pull = functools.partial(forward_mode.pulled, run)
     return _only_on(platform, pull)(call, call.floats, d_out)
 
@@ -69,17 +69,18 @@ def _gradients(
 def _gradients_jvp(
     platform: str | None, run: Run, primals: tuple, tangents: tuple
 ) -> tuple[Floats, Floats]:
-    """A second derivative is dense's: the vendors' kernels have none."""
+    """Compute second derivatives by dense, because the vendors' kernels have none."""
     seconds = forward_mode.pulled_tangent(dense.attention, primals, tangents)
     return _gradients(platform, run, *primals), seconds
 
 
 def _only_on(platform: str | None, fn: Callable) -> Callable:
-    """`fn`, for a branch that only `platform` takes: elsewhere zeros stand in its place.
+    """Return `fn` for a branch that only `platform` takes; elsewhere it lowers to zeros.
 
-    Arrays in, arrays out (pytrees of them). Not to be differentiated from outside. A program for
-    several platforms at once (`jax.export`) lowers every branch of `lax.platform_dependent` for all
-    of them, which fails for a kernel that exists on one platform. None: `fn` runs on any.
+    fn maps pytrees of arrays to pytrees of arrays. The result is not differentiable from outside. A
+    program for several platforms at once (`jax.export`) lowers every branch of
+    `lax.platform_dependent` for all of them, which fails for a kernel that exists on one platform.
+    None: `fn` runs on any.
     """
     if platform is None:
         return fn

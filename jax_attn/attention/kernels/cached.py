@@ -1,4 +1,4 @@
-"""Attention of the next tokens to themselves and to all that a cache holds."""
+"""Attention of the next tokens to themselves and to all tokens in a cache."""
 
 import dataclasses
 import functools
@@ -21,12 +21,12 @@ from jax_attn.attention.kv_cache import KVCache
 from jax_attn.attention.mask import Band, Mask
 from jax_attn.attention.meshes import MeshAxes
 
-# Of each page its keys (B, K, H, P) and values (B, K, P, Hv).
+# For each page its keys (B, K, H, P) and values (B, K, P, Hv).
 Pages = tuple[tuple[jax.Array, jax.Array], ...]
 
 
 def refusals(call: Call, cache: object) -> list[str]:
-    """Every reason why the tokens of the call cannot follow those in the cache."""
+    """List every reason why the call's tokens cannot follow those in the cache."""
     if not isinstance(cache, KVCache):
         return [f"cache: expected a KVCache, got {checks.summary(cache)}"]
     problems = []
@@ -34,9 +34,9 @@ def refusals(call: Call, cache: object) -> list[str]:
     have = {"B": k.shape[0], "K": k.shape[1], "H": k.shape[2], "Hv": v.shape[3]}
     want = {"B": call.B, "K": call.K, "H": call.H, "Hv": call.value.shape[3]}
     if have != want:
-        problems.append(f"cache: expected {want} as of the call, got {have}")
+        problems.append(f"cache: expected {want} as in the call, got {have}")
     mask = call.mask
-    expected = "mask: expected lengths and a band alone beside a cache"
+    expected = "mask: expected only lengths and a band with a cache"
     problems += [f"{expected}: {reason}" for reason in mask.unread("lo", "hi", "kv_lengths")]
     if mask.hi is not None and not (isinstance(mask.hi, int) and mask.hi == 0):
         problems.append(f"mask: expected a band that ends at the query itself, got hi = {mask.hi}")
@@ -52,17 +52,17 @@ def refusals(call: Call, cache: object) -> list[str]:
     if most > _capacity(cache, ()):
         problems.append(
             f"cache: expected at most {cache.length} tokens a row, got {most}: "
-            f"{filled.tolist()} are there and {lengths.tolist()} more come"
+            f"it holds {filled.tolist()} and the call adds {lengths.tolist()}"
         )
     return problems
 
 
-# Compiled, because eagerly each of its branches would be compiled anew with every call.
+# Compiled, because an eager call would compile each of its branches again.
 @functools.partial(jax.jit, inline=True, static_argnames="axes")
 def attention(call: Call, cache: KVCache, axes: MeshAxes = ()) -> tuple[jax.Array, KVCache]:
-    """The output (B, T, N, Hv) in the query's dtype, and the cache with the call's tokens in it.
+    """Return the output (B, T, N, Hv) in the query's dtype, and the cache with the new tokens.
 
-    NaN in the rows that would hold more than fits. axes: of a mesh, along which this device has a
+    Rows that would hold more than fits are NaN. axes: the mesh axes along which this device has a
     part of each page.
     """
     if explicit.is_cut(call, cache):
@@ -80,8 +80,8 @@ def attention(call: Call, cache: KVCache, axes: MeshAxes = ()) -> tuple[jax.Arra
         k_BKHT, v_BKTH = call.key.transpose(0, 2, 3, 1), call.value.transpose(0, 2, 1, 3)
         attended = _over_page(call, k_BKHT, v_BKTH, allowed)
     grown = _grown(cache, call, axes)
-    # The history is read where it was written, so that XLA can write in place. But in a ring the
-    # later ones of several tokens lie where the earlier ones' history was.
+    # The history is read from the new cache, so that XLA can write in place. But in a ring, if
+    # there are several tokens, the later ones overwrite history of the earlier ones.
     lapped = cache.window is not None and T > 1
     history = cache if lapped else dataclasses.replace(grown, filled=cache.filled)
     lowest_BT = jnp.zeros((call.B, T), jnp.int32)
@@ -90,7 +90,7 @@ def attention(call: Call, cache: KVCache, axes: MeshAxes = ()) -> tuple[jax.Arra
         lowest_BT = jnp.maximum(lowest_BT, far_BT)
     if not axes:
         attended = _with_history(attended, call, history, lowest_BT)
-    else:  # the call's own keys, which every device has, count once
+    else:  # every device has the call's own keys: they count once
         nothing = attended.of_no_keys().varying(axes)
         seen = _with_history(nothing, call, history, lowest_BT, axes=axes)
         attended = attended.merged(seen.summed(axes))
@@ -103,8 +103,10 @@ def attention(call: Call, cache: KVCache, axes: MeshAxes = ()) -> tuple[jax.Arra
 
 
 def _on_part(shards: Shards, call: Call, cache: KVCache) -> tuple[jax.Array, KVCache]:
-    """`attention` on one device of a mesh. Where several devices read the same key/value heads,
-    each keeps all of them."""
+    """Run `attention` on one device of a mesh.
+
+    If several devices read the same key/value heads, each caches all heads.
+    """
     axes = shards.axes.get(PLACES, ())
     if not shards.share_heads:
         return attention(shards.here(call), cache, axes)
@@ -118,7 +120,7 @@ def _on_part(shards: Shards, call: Call, cache: KVCache) -> tuple[jax.Array, KVC
 
 
 def _cut_as(query: jax.Array, out: jax.Array) -> jax.Array:
-    """The output with its heads cut as the query's, where the cache's places took their axis."""
+    """Return the output with heads sharded as the query's, as far as the cache's places allow."""
     mesh, axes = meshes.explicit_mesh(query), meshes.cuts(out)
     taken = {name for axis in axes for name in axis}
     left = tuple(name for name in meshes.cuts(query)[2] if name not in taken)
@@ -129,7 +131,7 @@ def _cut_as(query: jax.Array, out: jax.Array) -> jax.Array:
 
 
 def _lengths(call: Call) -> jax.Array:
-    """How many of each row's tokens count, (B,) int32."""
+    """Return the number of real tokens in each row, (B,) int32."""
     lengths = call.T if call.mask.kv_lengths is None else call.mask.kv_lengths
     return jnp.broadcast_to(jnp.clip(lengths, 0, call.T), call.B).astype(jnp.int32)
 
@@ -142,9 +144,9 @@ def _with_history(
     page: int = 0,
     axes: MeshAxes = (),
 ) -> PartialSoftmax:
-    """`attended`, merged with attention to the pages from `page` on that hold something.
+    """Merge `attended` with attention to the non-empty pages from `page` on.
 
-    lowest_BT: the first token, at least 0, that each query sees. axes: as of `attention`.
+    lowest_BT: the first token, ≥ 0, that each query sees. axes: as in `attention`.
     """
     if page == len(cache.keys):
         return attended
@@ -159,12 +161,12 @@ def _with_history(
 
 
 def _start(cache: KVCache, page: int, axes: MeshAxes) -> int:
-    """The first place of a page: how many all pages before it have, on all devices."""
+    """Return the first place of a page: the number of places before it, on all devices."""
     return _devices(axes) * sum(value.shape[2] for value in cache.values[:page])
 
 
 def _places(cache: KVCache, page: int, axes: MeshAxes) -> jax.Array:
-    """The places of a page that are here, (P,) int32."""
+    """Return this device's places of a page, (P,) int32."""
     count, start = cache.values[page].shape[2], _start(cache, page, axes)
     first = jax.lax.axis_index(axes).astype(jnp.int32) * count if axes else 0
     return start + first + jnp.arange(count, dtype=jnp.int32)
@@ -177,7 +179,7 @@ def _devices(axes: MeshAxes) -> int:
 def _in_tiles(
     call: Call, cache: KVCache, page: int, token_BP: jax.Array, lowest_BT: jax.Array
 ) -> PartialSoftmax:
-    """All queries to a page; each sees those of its tokens from the query's lowest on.
+    """Attend from all queries to a page; each query sees the page's tokens from its lowest on.
 
     The scores of at most `query_tile` queries are written out at a time, forward and backward.
     """
@@ -207,7 +209,7 @@ def _in_tiles(
 
 
 def _tokens(cache: KVCache, place_P: jax.Array) -> jax.Array:
-    """Which token lies in each place, (B, P); below 0 where none does."""
+    """Return which token each place holds, (B, P); below 0 for an empty place."""
     last = cache.filled[:, None] - 1
     if cache.window is None:
         return jnp.where(place_P <= last, place_P, -1)
@@ -215,10 +217,10 @@ def _tokens(cache: KVCache, place_P: jax.Array) -> jax.Array:
 
 
 def _grown(cache: KVCache, call: Call, axes: MeshAxes) -> KVCache:
-    """The cache with the call's tokens that count; of those, a ring keeps the last."""
+    """Return the cache with the call's real tokens; a ring keeps the last of them."""
     grown = dataclasses.replace(cache, filled=cache.filled + _lengths(call))
     k_BKHT, v_BKTH = call.key.transpose(0, 2, 3, 1), call.value.transpose(0, 2, 1, 3)
-    if cache.sharding is not None:  # a page is cut as what is written into it: see KVCache.page
+    if cache.sharding is not None:  # shard new tokens as the pages: see KVCache.page
         at = jax.P(*cache.sharding[:2])
         k_BKHT, v_BKTH = meshes.kept(k_BKHT, at), meshes.kept(v_BKTH, at)
 
@@ -229,7 +231,7 @@ def _grown(cache: KVCache, call: Call, axes: MeshAxes) -> KVCache:
         new = ((new_k, write(v_BKPH, v_BKTH.astype(v_BKPH.dtype), 2)),)
         if not others:
             return new
-        # Each write has a cost, though it changes nothing: those behind the last token are skipped.
+        # A write costs time even if it changes nothing: skip pages after the last token.
         later = tuple(others)
         is_reached = (grown.filled > _start(cache, page + 1, axes)).any()
         return new + jax.lax.cond(is_reached, lambda: written(later, page + 1), lambda: later)
@@ -242,8 +244,8 @@ def _grown(cache: KVCache, call: Call, axes: MeshAxes) -> KVCache:
 def _writer(
     cache: KVCache, grown: KVCache, T: int, place_P: jax.Array
 ) -> Callable[[jax.Array, jax.Array, int], jax.Array]:
-    """(page, tokens, axis) → the page of these places with those of the T tokens it is to hold."""
-    # A loop over tokens reads and writes along the batch: a partitioner would gather the cache.
+    """Return (page, tokens, axis) → the page of these places with its share of the T tokens."""
+    # A loop over tokens indexes the batch axis: XLA's partitioner would gather the cache.
     if cache.page_sizes.few_tokens < T or meshes.in_auto_mesh(cache.filled):
         step_BP = _tokens(grown, place_P) - cache.filled[:, None]
         return functools.partial(_place_by_place, step_BP)
@@ -255,7 +257,7 @@ def _writer(
 
 
 def _lowest(mask: Mask, cache: KVCache) -> Band | None:
-    """How far from a query its first key may lie: the later of the mask's and the ring's."""
+    """Return the nearer of the mask's and the ring's limits on how far back a key may lie."""
     if cache.window is None:
         return mask.lo
     ring = 1 - cache.window
@@ -263,17 +265,17 @@ def _lowest(mask: Mask, cache: KVCache) -> Band | None:
 
 
 def _capacity(cache: KVCache, axes: MeshAxes) -> int:
-    """How many tokens a row may read in all."""
+    """Return how many tokens a row may read in all."""
     return _devices(axes) * cache.length if cache.window is None else np.iinfo(np.int32).max
 
 
 def _over_page(
     call: Call, k_BKHS: jax.Array, v_BKSH: jax.Array, allowed_BTS: jax.Array
 ) -> PartialSoftmax:
-    """Attention of all the call's queries to these keys and values, every score written out.
+    """Attend from all the call's queries to these keys and values, writing out every score.
 
-    The keys lie with their features before their places: a query row times such a matrix is the
-    one product by a cached key that XLA:CPU does at the speed of memory.
+    Keys have their features before their places: a query row times such a matrix is the only
+    product with a cached key that XLA:CPU does at the speed of memory.
     """
     dtype = call.softmax_dtype
     q_BKGTH = call.query.reshape(call.B, call.T, call.K, call.G, call.H).transpose(0, 2, 3, 1, 4)
@@ -290,18 +292,18 @@ def _over_page(
 
 
 def _by_tiles(call: Call) -> PartialSoftmax:
-    """Attention to the call's own keys by the blocked kernel; the call has no dropout."""
+    """Attend to the call's own keys by the blocked kernel; the call has no dropout."""
     return partial_softmax.of_sums(call, *blocked.with_sums(call))
 
 
 # A page and the new tokens have the same axes, B first; along `axis` the page has P places and
-# there are T tokens. Places that no token belongs to stay as they are.
+# there are T tokens. Places without a new token keep their content.
 
 
 def _token_by_token(at_BT: jax.Array, page: jax.Array, tokens: jax.Array, axis: int) -> jax.Array:
-    """The page with each token written in its place, at_BT; outside [0, P) not in this page.
+    """Write each token in its place at_BT of the page; skip places outside [0, P).
 
-    Not a scatter: XLA would first turn the whole page round for it.
+    Not a scatter, for which XLA would first transpose the whole page.
     """
     B, T, P = page.shape[0], tokens.shape[axis], page.shape[axis]
     here_BT = (at_BT >= 0) & (at_BT < P)
@@ -326,9 +328,9 @@ def _corner(x: jax.Array, b: jax.Array, at: jax.Array, axis: int) -> list[jax.Ar
 
 
 def _place_by_place(step_BP: jax.Array, page: jax.Array, tokens: jax.Array, axis: int) -> jax.Array:
-    """The page with all its places written in one operation, skipped if none changes.
+    """Write all places of the page in one operation; skip it if none changes.
 
-    step_BP: which token belongs to each place, below 0 for none.
+    step_BP: the token for each place, below 0 for none.
     """
     shape = [n if i in (0, axis) else 1 for i, n in enumerate(page.shape)]
 

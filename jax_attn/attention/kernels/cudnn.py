@@ -1,7 +1,7 @@
-"""cuDNN's fused attention, for NVIDIA GPUs, by way of jax.nn: which calls it serves, and how.
+"""cuDNN's fused attention, for NVIDIA GPUs, by way of jax.nn: its conditions and the call.
 
-What cuDNN gives for a query that may attend to nothing is not specified. So such a query may
-attend to something here, and its output is replaced by 0, which sends no gradient.
+cuDNN does not specify the output of a query that may attend to nothing. So such a query may attend
+to something here, and its output is replaced by 0, which has no gradient.
 """
 
 import functools
@@ -17,14 +17,14 @@ DTYPES = ("float16", "bfloat16")
 
 
 def attention(call: Call, implementation: Literal["cudnn", "xla"] = "cudnn") -> jax.Array:
-    """softmax(scale·QKᵀ)·V for a call that is not refused; (B, T, N, Hv).
+    """Compute softmax(scale·QKᵀ)·V for a call that is not refused; (B, T, N, Hv).
 
     implementation: jax.nn's; "xla" computes the same on any platform.
     """
     mask, bias = call.mask, call.bias
     allowed, empty = mask.allowed, None
     if bias is not None:
-        # A score of −∞ hides its key, which cuDNN can only be told with a mask.
+        # A score of −∞ hides its key; cuDNN can hide keys only by a mask.
         seen = bias > -jnp.inf
         allowed = seen if allowed is None else allowed & seen
         bias = _over_scores(jnp.where(seen, bias, 0), call)
@@ -54,7 +54,7 @@ def attention(call: Call, implementation: Literal["cudnn", "xla"] = "cudnn") -> 
 
 
 def refusals(call: Call) -> list[str]:
-    """Every reason why cuDNN cannot serve the call."""
+    """List every reason why cuDNN cannot serve the call."""
     if unknown := vendors.unknown_sizes(call):
         return unknown
     mask, H, Hv = call.mask, call.H, call.Hv
@@ -67,7 +67,7 @@ def refusals(call: Call) -> list[str]:
     refusals += mask.unread("lo", "hi", "kv_lengths", "allowed")
     return refusals + vendors.holding(
         {
-            f"jax does not offer it here: {absent}": absent,
+            f"jax does not support it here: {absent}": absent,
             f"H must be a multiple of 8, here {H}": H % 8,
             f"H may be 128 at most, 256 from Hopper on, here {H}": too_long,
             f"Hv must be H, here {Hv} and {H}": Hv != H,
@@ -75,13 +75,13 @@ def refusals(call: Call) -> list[str]:
                 map(_mapped, jax.tree.leaves(call))
             ),
             "it has no softcap": call.softcap is not None,
-            "it has no place for bias_k, a zero key or sinks, and gives no log-sum-exp with a "
-            "gradient, by which they could be merged": call.has_extra_keys,
+            "it supports no bias_k, zero key or sinks, and returns no differentiable log-sum-exp "
+            "with which to merge them": call.has_extra_keys,
             "it takes no band that differs by row or is traced": not mask.band_is_static,
             "a band must end at the query itself": (lo, hi) != (None, None) and hi != 0,
             "a band must hold the query itself": hi == 0 and lo is not None and lo > 0,
-            "a window's last queries would see nothing": lo is not None and call.S - lo < call.T,
-            "a window may leave nothing of the lengths": lo is not None
+            "a window's last queries would see no key": lo is not None and call.S - lo < call.T,
+            "a window and lengths together may hide all keys": lo is not None
             and mask.kv_lengths is not None,
             f"with a bias or a mask T and S must be even, {sizes}": written
             and (call.T % 2 or call.S % 2),
@@ -93,7 +93,7 @@ def refusals(call: Call) -> list[str]:
 
 @functools.cache
 def _objection(H: int) -> str | None:
-    """The error by which jax refuses cuDNN's attention with this head_dim here, or None."""
+    """Return the error with which jax refuses cuDNN's attention for this head_dim here, or None."""
     x = jax.ShapeDtypeStruct((1, 1, 1, H), jnp.float16)
     try:
         jax.eval_shape(
@@ -105,7 +105,7 @@ def _objection(H: int) -> str | None:
 
 
 def _mapped(x: Any) -> bool:
-    while hasattr(x, "primal"):  # being differentiated, within the vmap
+    while hasattr(x, "primal"):  # differentiated inside the vmap
         x = x.primal
     return hasattr(x, "batch_dim")
 
@@ -115,6 +115,6 @@ def _zeroed(out_BTNH: jax.Array, empty: jax.Array | None) -> jax.Array:
 
 
 def _over_scores(x: jax.Array, call: Call) -> jax.Array:
-    """x in rank 4 with its last axes written out, T and S: what cuDNN takes."""
+    """Return x in rank 4 with its last axes broadcast to T and S, as cuDNN requires."""
     x = x.reshape((1,) * (4 - x.ndim) + x.shape)
     return jnp.broadcast_to(x, (*x.shape[:2], call.T, call.S))

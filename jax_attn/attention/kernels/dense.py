@@ -1,4 +1,4 @@
-"""Attention as it is defined: every score, a softmax, a weighted mean."""
+"""Attention by its definition: every score, a softmax, a weighted mean."""
 
 import jax
 import jax.numpy as jnp
@@ -8,15 +8,16 @@ from jax_attn.attention.kernels.scores import extra_scores, masked, products, sc
 
 
 def attention(call: Call) -> jax.Array:
-    """softmax(scale·QKᵀ)·V with all that the call asks for; (B, T, N, Hv)."""
+    """Compute softmax(scale·QKᵀ)·V with all options of the call; (B, T, N, Hv)."""
     return _mean(call).astype(call.query.dtype)
 
 
 def with_sums(call: Call) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The output (B, T, N, Hv), the largest score and the sum of exp(score − maximum), (B, N, T).
+    """Return the output, the largest score of each query and the sum of exp(score − maximum).
 
-    All in the softmax's dtype, of a call without extra keys. Where nothing is visible the maximum
-    is +∞ and the sum 1. The maximum is arbitrary, so that no gradient goes through it.
+    Shapes: (B, T, N, Hv), (B, N, T), (B, N, T). All are in the softmax's dtype; the call has no
+    extra keys. For a query that sees no key the maximum is +∞ and the sum 1. The maximum is
+    arbitrary, so no gradient goes through it.
     """
     scores_BNTS = _scores(call)
     maximum_BNT = jax.lax.stop_gradient(scores_BNTS.max(axis=-1))
@@ -27,7 +28,7 @@ def with_sums(call: Call) -> tuple[jax.Array, jax.Array, jax.Array]:
 
 
 def weights(call: Call) -> jax.Array:
-    """The softmax alone, before dropout; (B, N, T, S), more columns for extra keys."""
+    """Return the softmax before dropout; (B, N, T, S), with more columns for extra keys."""
     return _probabilities(call).astype(call.query.dtype)
 
 
@@ -38,20 +39,20 @@ def _mean(call: Call) -> jax.Array:
     if call.extra_columns:
         P_BNTS, P_BNTE = P_BNTS[..., : call.S], P_BNTS[..., call.S :]
     P_BKGTS = P_BNTS.reshape(call.B, call.K, call.G, call.T, call.S)
-    # The weights stay unrounded: cast to bfloat16 or float16 before this product, they would cost
-    # short rows a quarter of the accuracy that torch's kernel, which divides last, has there.
+    # The weights stay unrounded: casting them to bfloat16 or float16 before this product would lose
+    # short rows a quarter of the accuracy of torch's kernel, which divides last.
     v_BSKH = call.value.astype(call.softmax_dtype)
     out_BTKGH = jnp.einsum("BKGTS,BSKH->BTKGH", P_BKGTS, v_BSKH, precision=call.precision)
-    if call.bias_v is not None:  # no other extra key has a value but 0
+    if call.bias_v is not None:  # all other extra keys have the value 0
         P_BTKG1 = P_BNTE[..., :1].swapaxes(1, 2).reshape(call.B, call.T, call.K, call.G, 1)
         out_BTKGH += P_BTKG1 * call.bias_v.astype(call.softmax_dtype)[:, None]
     return out_BTKGH.reshape(call.B, call.T, call.N, call.Hv)
 
 
 def _probabilities(call: Call) -> jax.Array:
-    """The softmax in its own dtype; a row with nothing to attend to is 0.
+    """Return the softmax in its own dtype; a row with nothing to attend to is 0.
 
-    Behind the S columns are those of the extra keys that have one.
+    After the S columns come those of the extra keys that have one.
     """
     scores_BNTS = _scores(call)
     if call.has_extra_keys:
@@ -59,8 +60,8 @@ def _probabilities(call: Call) -> jax.Array:
     if call.mask.is_open and call.bias is None:  # nothing hides a key: no row is empty
         return _without_sinks(call, jax.nn.softmax(scores_BNTS, axis=-1))
     empty_BNT1 = scores_BNTS.max(axis=-1, keepdims=True) == -jnp.inf
-    # A row of -inf alone has no softmax, and its NaN would reach the gradient through any later
-    # `where`: such a row is replaced before the softmax as well as after it.
+    # The softmax of a row of -inf is NaN, which would reach the gradient through any later `where`:
+    # such a row is replaced both before and after the softmax.
     P_BNTS = jax.nn.softmax(jnp.where(empty_BNT1, 0.0, scores_BNTS), axis=-1)
     return _without_sinks(call, jnp.where(empty_BNT1, 0.0, P_BNTS))
 

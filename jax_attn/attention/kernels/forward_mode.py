@@ -1,8 +1,8 @@
-"""A tangent that is computed one way in forward mode, and pulled back another way in reverse.
+"""A tangent that is computed one way in forward mode and transposed another way in reverse mode.
 
-`jax.custom_vjp` has no forward mode, and the rule of a `jax.custom_jvp` is transposed as it is
-written. Here the rule is a primitive that is linear in the tangents: evaluated, it is `push`;
-transposed, it is `pull`.
+`jax.custom_vjp` has no forward mode, and JAX transposes the rule of a `jax.custom_jvp` as written.
+Here the rule is a primitive that is linear in the tangents: its evaluation is `push`, its transpose
+is `pull`.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,10 +21,10 @@ Floats = dict[str, jax.Array | None]
 
 
 def tangent(push: Callable, pull: Callable, call: Any, outputs: Any, d_inputs: Any) -> Any:
-    """The outputs' tangent: a pytree as `outputs`, of the same shapes and dtypes.
+    """Return the outputs' tangent: a pytree like `outputs`, with the same shapes and dtypes.
 
-    push: (call, outputs, d_inputs) → d_outputs, linear in d_inputs. It must have derivatives of
-    its own. pull: (call, outputs, d_outputs) → d_inputs, its transpose. All are pytrees.
+    push: (call, outputs, d_inputs) → d_outputs, linear in d_inputs. It must be differentiable
+    itself. pull: (call, outputs, d_outputs) → d_inputs, its transpose. All are pytrees.
     """
     trees = [jax.tree.structure(x) for x in (call, outputs, d_inputs)]
     of_call, of_outputs, linear = (jax.tree.leaves(x) for x in (call, outputs, d_inputs))
@@ -48,21 +48,21 @@ def tangent(push: Callable, pull: Callable, call: Any, outputs: Any, d_inputs: A
 
 
 def pushed(run: Callable[[Call], Any], call: Call, _: Any, d_floats: Floats) -> Any:
-    """The tangent of `run`, with its memory: a `push` whose inputs are the call's floats."""
+    """Return the tangent of `run`, with its memory: a `push` whose inputs are the call's floats."""
     return jax.jvp(lambda floats: run(call.with_floats(floats)), (call.floats,), (d_floats,))[1]
 
 
 def pulled(run: Callable[[Call], Any], call: Call, floats: Floats, d_outputs: Any) -> Floats:
-    """The cotangents of the call's floats, by the derivative of `run`."""
+    """Return the cotangents of the call's floats, by the derivative of `run`."""
     _, pull = jax.vjp(lambda floats: run(call.with_floats(floats)), floats)
     return pull(d_outputs)[0]
 
 
 def pulled_tangent(run: Callable[[Call], Any], primals: tuple, tangents: tuple) -> Floats:
-    """The tangent of `pulled`, which is a second derivative of `run`.
+    """Return the tangent of `pulled`, which is a second derivative of `run`.
 
-    primals, tangents: of the call, its outputs and their cotangents; the outputs follow from the
-    call, so that they count for nothing.
+    primals, tangents: those of the call, its outputs and their cotangents. The outputs are ignored,
+    because they follow from the call.
     """
     (call, _, d_outputs), (d_call, _, dd_outputs) = primals, tangents
     at, moved = (call.floats, d_outputs), (d_call.floats, dd_outputs)
@@ -74,7 +74,7 @@ _TANGENT.multiple_results = True
 
 
 def _split(args: Sequence[Any], sizes: tuple[int, int]) -> tuple[Leaves, Leaves, Leaves]:
-    """The leaves of the call, of its outputs, of the tangents."""
+    """Return the leaves of the call, of its outputs and of the tangents."""
     first, second = sizes[0], sum(sizes)
     return list(args[:first]), list(args[first:second]), list(args[second:])
 
@@ -93,7 +93,7 @@ def _transposed(cts: Leaves, *args: Any, push: Callable, pull: Callable, sizes: 
 
 
 def _differentiated(primals: Leaves, tangents: Leaves, **params: Any) -> tuple[Leaves, Leaves]:
-    """The derivative of `push` as it is written, by all that has one."""
+    """Differentiate `push` with respect to every argument that has a tangent."""
     moves = [i for i, d in enumerate(tangents) if not isinstance(d, ad.Zero)]
 
     def moved(*some: Any) -> Leaves:
@@ -116,7 +116,7 @@ def _batched(
             return jnp.broadcast_to(x, (count, *x.shape))
         return jnp.moveaxis(x, axis, 0)
 
-    # A gradient has the shape of its tangent, so that all of these are batched.
+    # A gradient has the shape of its tangent, so all of these must be batched.
     linear = [front(x, axis) for x, axis in pairs[sizes[0] :]]
     over = (list(axes[: sizes[0]]), 0, 0)
     out = _TANGENT.bind(

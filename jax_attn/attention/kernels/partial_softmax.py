@@ -1,4 +1,4 @@
-"""Attention to some of the keys, which attention to others can be merged with."""
+"""Attention to a part of the keys, which can be merged with attention to the others."""
 
 from typing import NamedTuple
 
@@ -12,11 +12,11 @@ from jax_attn.attention.meshes import MeshAxes
 
 
 class PartialSoftmax(NamedTuple):
-    """Attention to some of the keys, before the division, in the softmax's dtype.
+    """Attention to a part of the keys, before the division, in the softmax's dtype.
 
-    Two make one as two blocks of keys do in the online softmax (Milakov & Gimelshein, 2018).
+    Two merge like two blocks of keys in the online softmax (Milakov & Gimelshein, 2018).
 
-    maximum (B, K, G, T): a largest score, −∞ where a query sees no key. It is arbitrary, so no
+    maximum (B, K, G, T): a largest score, −∞ if a query sees no key. It is arbitrary, so no
     gradient goes through it. total (B, K, G, T): the sum of exp(score − maximum). weighted
     (B, K, G, T, Hv): the sum of the values, each times its exp(score − maximum).
     """
@@ -26,7 +26,7 @@ class PartialSoftmax(NamedTuple):
     weighted: jax.Array
 
     def merged(self, other: "PartialSoftmax") -> "PartialSoftmax":
-        """Attention to the keys of both."""
+        """Return attention to the keys of both."""
         maximum = jnp.maximum(self.maximum, other.maximum)
         share = jnp.exp(self.maximum - finite(maximum))
         other_share = jnp.exp(other.maximum - finite(maximum))
@@ -37,23 +37,23 @@ class PartialSoftmax(NamedTuple):
         )
 
     def of_no_keys(self) -> "PartialSoftmax":
-        """Attention by the same queries to no key at all."""
+        """Return attention by the same queries to no keys."""
         nothing = jax.tree.map(jnp.zeros_like, self)
         return nothing._replace(maximum=jnp.full_like(self.maximum, -jnp.inf))
 
     def varying(self, axes: MeshAxes) -> "PartialSoftmax":
-        """The same inside a shard_map, of a type that may differ along these axes of the mesh."""
+        """Return the same inside a shard_map, typed as varying along these mesh axes."""
         return jax.tree.map(lambda x: lax.pcast(x, axes, to="varying"), self)
 
     def summed(self, axes: MeshAxes) -> "PartialSoftmax":
-        """Attention to the keys of all devices along these axes of the mesh, inside a shard_map."""
+        """Merge attention over all devices along these mesh axes, inside a shard_map."""
         maximum = lax.pmax(self.maximum, axes)
         share = jnp.exp(self.maximum - finite(maximum))
         total, weighted = self.total * share, self.weighted * share[..., None]
         return PartialSoftmax(maximum, *lax.psum((total, weighted), axes))
 
     def mean(self) -> jax.Array:
-        """The attention (B, T, N, Hv); 0 where a query sees no key."""
+        """Return the attention output (B, T, N, Hv); 0 for a query that sees no key."""
         mean_BKGTH = self.weighted / jnp.where(self.total == 0, 1, self.total)[..., None]
         B, K, G, T, Hv = mean_BKGTH.shape
         return mean_BKGTH.transpose(0, 3, 1, 2, 4).reshape(B, T, K * G, Hv)
@@ -62,7 +62,7 @@ class PartialSoftmax(NamedTuple):
 def of_sums(
     call: Call, out_BTNH: jax.Array, maximum_BNT: jax.Array, total_BNT: jax.Array
 ) -> PartialSoftmax:
-    """Of what `dense.with_sums` gives."""
+    """Convert the results of `dense.with_sums`."""
     seen_BNT = maximum_BNT != jnp.inf
     maximum, total = (
         jnp.where(seen_BNT, x_BNT, unseen).reshape(call.B, call.K, call.G, call.T)
@@ -73,7 +73,7 @@ def of_sums(
 
 
 def of_extra_keys(call: Call) -> PartialSoftmax:
-    """Attention to the extra keys alone, of which the call has some."""
+    """Attend only to the extra keys; the call has at least one."""
     scores_BNTE = extra_scores(call)
     maximum_BNT = lax.stop_gradient(scores_BNTE.max(axis=-1))
     p_BNTE = jnp.exp(scores_BNTE - finite(maximum_BNT)[..., None])
@@ -82,7 +82,7 @@ def of_extra_keys(call: Call) -> PartialSoftmax:
     )
     if call.bias_v is None:
         return PartialSoftmax(maximum, total, jnp.zeros((*total.shape, call.Hv), total.dtype))
-    # No other extra key has a value but 0, nor needs dropout.
+    # All other extra keys have the value 0, so they need no dropout.
     p_BNT1 = p_BNTE[..., :1]
     if call.dropout is not None:
         p_BNT1 = call.dropout.apply(p_BNT1, first=call.S)
@@ -91,5 +91,5 @@ def of_extra_keys(call: Call) -> PartialSoftmax:
 
 
 def finite(maximum: jax.Array) -> jax.Array:
-    """The maximum, 0 where it is −∞: what can be subtracted from any score."""
+    """Return the maximum, or 0 where it is −∞, so that it can be subtracted from any score."""
     return jnp.where(maximum == -jnp.inf, 0, maximum)

@@ -1,4 +1,4 @@
-"""From products of queries and keys to scores, in the one order that every kernel keeps."""
+"""Steps from products of queries and keys to scores, in the one order that every kernel follows."""
 
 import jax
 import jax.numpy as jnp
@@ -7,7 +7,7 @@ from jax_attn.attention.call import Call
 
 
 def products(call: Call, letters: str, key: jax.Array) -> jax.Array:
-    """scale·QKᵀ in the softmax's dtype; the queries are (B, T, K, G, H) in `letters`."""
+    """Return scale·QKᵀ in the softmax's dtype; the queries are (B, T, K, G, H) in `letters`."""
     q_BTKGH = call.query.reshape(call.B, call.T, call.K, call.G, call.H)
     return call.scale * jnp.einsum(
         letters, q_BTKGH, key, precision=call.precision, preferred_element_type=call.softmax_dtype
@@ -15,9 +15,9 @@ def products(call: Call, letters: str, key: jax.Array) -> jax.Array:
 
 
 def scores(call: Call, products: jax.Array, bias: jax.Array | None) -> jax.Array:
-    """Softcap and bias, in the products' dtype.
+    """Apply softcap and bias, in the products' dtype.
 
-    products: scale·QKᵀ, all of it or a tile. bias: broadcasts to it; None for none.
+    products: all of scale·QKᵀ or a tile. bias: broadcasts to products; may be None.
     """
     if call.softcap is not None:
         products = call.softcap * jnp.tanh(products / call.softcap)
@@ -25,12 +25,12 @@ def scores(call: Call, products: jax.Array, bias: jax.Array | None) -> jax.Array
 
 
 def masked(scores: jax.Array, allowed: jax.Array | None, hidden: float = -jnp.inf) -> jax.Array:
-    """The scores, `hidden` where a pair may not attend. allowed: None where all may."""
+    """Return the scores, `hidden` where a pair may not attend. allowed: None if all pairs may."""
     return scores if allowed is None else jnp.where(allowed, scores, hidden)
 
 
 def extra_scores(call: Call) -> jax.Array:
-    """Scores of the extra keys: that of bias_k, the zero key's 0, the sinks; (B, N, T, 0 to 3)."""
+    """Return scores of bias_k, the zero key (0) and the sinks, if present; (B, N, T, 0 to 3)."""
     dtype, shape = call.softmax_dtype, (call.B, call.N, call.T)
     columns = []
     if call.bias_k is not None:

@@ -1,10 +1,10 @@
-"""Splash attention, Pallas's block-sparse kernel for TPUs: which calls it serves.
+"""Splash attention, Pallas's block-sparse kernel for TPUs: the calls that it can serve.
 
-It takes K and V as they are, for any number of query heads to each, and leaves out the blocks
-that a band hides; segments and lengths are hidden within blocks. It takes the scale on the query,
-in the query's dtype. On the matrix unit all its products are single bfloat16 passes summed in
-float32: for bfloat16 that rounds the weights, for float32 all four operands, which is what XLA
-does on a TPU at the default precision. Its gradients have no derivative, nor has it a jvp.
+It takes K and V as they are, for any number of query heads to each, and skips the blocks that a
+band hides; segments and lengths are masked within blocks. The query is scaled beforehand, in its
+dtype. On the matrix unit all its products are single bfloat16 passes summed in float32: for
+bfloat16 that rounds the weights, for float32 all four operands, as XLA does on a TPU at the default
+precision. It has no jvp, and its gradients no derivative.
 """
 
 import jax
@@ -14,16 +14,16 @@ from jax_attn.attention import meshes
 from jax_attn.attention.call import Call
 from jax_attn.attention.kernels import vendors
 
-# The longest whose blocks the compilers for v5e, v6e and tpu7x were seen to take.
+# The longest head whose blocks the compilers for v5e, v6e and tpu7x accepted in tests.
 LONGEST_HEAD = 256
-# The kernel's smallest block; a call that leaves most of it empty is as well served by dense.
+# The kernel's smallest block; dense serves calls as well that leave most of a block empty.
 BLOCK = 128
 
 
 def attention(call: Call, interpret: bool = False) -> jax.Array:
-    """softmax(scale·QKᵀ)·V for a call that is not refused; (B, T, N, Hv).
+    """Compute softmax(scale·QKᵀ)·V for a call that is not refused; (B, T, N, Hv).
 
-    interpret: by Pallas's interpreter, on any platform, slowly; its products are not rounded.
+    interpret: run in Pallas's interpreter, on any platform, slowly; its products are not rounded.
     """
     from jax_attn.attention.kernels import splash_kernel
 
@@ -31,7 +31,7 @@ def attention(call: Call, interpret: bool = False) -> jax.Array:
 
 
 def refusals(call: Call) -> list[str]:
-    """Every reason why splash cannot serve the call."""
+    """List every reason why splash cannot serve the call."""
     if unknown := vendors.unknown_sizes(call):
         return unknown
     mask, heads = call.mask, (call.H, call.Hv)
@@ -43,19 +43,19 @@ def refusals(call: Call) -> list[str]:
         {
             longest: max(heads) > LONGEST_HEAD,
             "it adds no bias": call.bias is not None,
-            "it has no place for bias_k, and gives no log-sum-exp with a gradient, by which it "
-            "could be merged": call.bias_k is not None,
+            "it supports no bias_k, and returns no differentiable log-sum-exp with which to merge "
+            "it": call.bias_k is not None,
             f"it compares segments in int32, not in {ids}": ids not in (None, jnp.int32),
             "it takes no band that differs by row or is traced": not mask.band_is_static,
-            "within a shard_map with check_vma=True it does not say along which axes its results "
-            "vary": meshes.checks_vma(),
-            "XLA cannot cut it in a mesh of Auto axes": meshes.in_auto_mesh(call),
+            "within a shard_map with check_vma=True it does not declare along which axes its "
+            "results vary": meshes.checks_vma(),
+            "XLA cannot shard it in a mesh of Auto axes": meshes.in_auto_mesh(call),
         }
     )
 
 
 def drawbacks(call: Call, platform: str) -> list[str]:
-    """Why another is to be preferred for the call."""
+    """Say why another kernel is preferable for the call."""
     if call.T < BLOCK or call.S < BLOCK:
         return [f"it works on {BLOCK} queries and keys at least, here {call.T} and {call.S}"]
     return []

@@ -1,7 +1,7 @@
-"""The one file that imports Pallas's splash attention, which takes a third of a second.
+"""The call of Pallas's splash attention; the only file that imports it, which takes 0.3 seconds.
 
 The kernel leaves to its caller: the scale; rows that may attend to nothing (it divides by their
-sum of nothing); lengths that its blocks do not divide; lengths per batch row.
+sum, 0); lengths that are not multiples of its blocks; lengths per batch row.
 """
 
 import functools
@@ -17,22 +17,22 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ma
 
 from jax_attn.attention.call import Call
 
-# Every row of scores has one more, a sink of this score, whose weight goes nowhere. Beside any
-# score it vanishes, exactly; beside none it takes all the weight, so that a row that may attend
-# to nothing gives 0 and, since exp(hidden − sink) is 0, sends no gradient. What the kernel hides
-# it gives the score −2.4e38. Sinks of the call's own take its place.
+# Every row of scores gets a sink of this score, whose weight is dropped. Next to any other score
+# its weight is exactly 0; in a row that may attend to nothing it takes all the weight, so the row
+# gives 0 and, since exp(hidden − sink) is 0, has no gradient. The kernel gives hidden keys the
+# score −2.4e38. Sinks of the call replace it.
 SINK = -1e30
 
-# The kernel's own default is blocks of 128, whose steps are too short to hide what they fetch.
-# Published tunings are larger by far: 1024 was a third faster than the default of one trainer on
-# v6e (axlearn#958), another found larger better, but not the largest (maxtext#898). Where a band's
-# edge cuts a block, what it hides is computed for nothing: so half of that below 4096. v5e, v6e
-# and tpu7x take these up to H = 256 in float32. Not measured here.
+# The kernel's own default is blocks of 128, whose steps are too short to hide their memory reads.
+# Published tunings are far larger: 1024 was a third faster than the default of one trainer on v6e
+# (axlearn#958); another found larger blocks better, but not the largest (maxtext#898). A block that
+# a band's edge crosses computes hidden scores in vain: so half of that below 4096. v5e, v6e and
+# tpu7x accept these up to H = 256 in float32. Not measured here.
 BLOCK, LONG, BLOCK_OF_LONG, LANES = 512, 4096, 1024, 128
 
 
 def attention(call: Call, interpret: bool) -> jax.Array:
-    """As `splash.attention`."""
+    """Compute `splash.attention`."""
     block_T, block_S = block(call.T), block(call.S)
     T, S = (-(-n // size) * size for n, size in ((call.T, block_T), (call.S, block_S)))
     kernel = pallas.make_splash_mha(
@@ -50,7 +50,7 @@ def attention(call: Call, interpret: bool) -> jax.Array:
         attn_logits_soft_cap=call.softcap,
         interpret=interpret,
     )
-    # In float32, and rounded to the query's dtype: the matrix unit would round it likewise.
+    # Scaled in float32, then rounded to the query's dtype, as the matrix unit would round it.
     query = (call.query.astype(jnp.float32) * call.scale).astype(call.query.dtype)
     sinks = _sinks(call)
     out_BNTH = jax.vmap(lambda *arrays: kernel(*arrays, sinks))(
@@ -60,20 +60,20 @@ def attention(call: Call, interpret: bool) -> jax.Array:
 
 
 def block(n: int) -> int:
-    """The size of blocks over n: as few of them as may be, no longer than they need to be."""
+    """Return the block size over n: as few blocks as possible, no longer than necessary."""
     count = -(-n // (BLOCK if n < LONG else BLOCK_OF_LONG))
     return -(-n // (count * LANES)) * LANES
 
 
 def _sinks(call: Call) -> jax.Array:
-    """(N,): `SINK`, or what the call's own sinks and a zero key come to: a score and no value."""
+    """Return (N,) sinks: `SINK`, or the combined score of the call's own sinks and its zero key."""
     sinks = jnp.full((call.N,), SINK, jnp.float32)
     if call.sinks is not None:
         sinks = jnp.maximum(sinks, call.sinks.astype(jnp.float32))
     return _float32_gradient(jnp.logaddexp(sinks, 0) if call.add_zero_attn else sinks)
 
 
-# The kernel gives the gradient of float32 sinks in its output's dtype, and JAX expects float32.
+# The kernel returns the gradient of float32 sinks in its output's dtype; JAX expects float32.
 @jax.custom_vjp
 def _float32_gradient(sinks: jax.Array) -> jax.Array:
     return sinks
@@ -89,7 +89,7 @@ def _mask(call: Call, T: int, S: int) -> masks.Mask:
 
 @dataclass(frozen=True)
 class Band(masks.Mask):
-    """lo ≤ j − i ≤ hi, computed in the kernel; blocks with nothing in it are left out."""
+    """Mask lo ≤ j − i ≤ hi, computed in the kernel; blocks outside it are skipped."""
 
     sizes: tuple[int, int]
     lo: int | None
@@ -104,7 +104,7 @@ class Band(masks.Mask):
         return np.arange(self.sizes[0], dtype=np.int32)
 
     def mask_function(self, i: Any, j: Any) -> Any:
-        """Which keys j each query i sees."""
+        """Return which keys j each query i sees."""
         edges = []
         if self.lo is not None:
             edges.append(j - i >= self.lo)
@@ -114,8 +114,8 @@ class Band(masks.Mask):
 
     def __getitem__(self, block: tuple[slice, slice]) -> np.ndarray:
         rows, columns = block
-        # Long sequences have thousands of blocks, and of one that is all hidden or all visible
-        # nothing is asked but that.
+        # Long sequences have thousands of blocks; for one that is all hidden or all visible, the
+        # kernel only asks which.
         least, most = columns.start - (rows.stop - 1), columns.stop - 1 - rows.start
         lo, hi = (least if self.lo is None else self.lo), (most if self.hi is None else self.hi)
         if most < lo or least > hi:
@@ -127,13 +127,13 @@ class Band(masks.Mask):
 
 
 def _padded(x_BTNH: jax.Array, length: int) -> jax.Array:
-    """(B, T, N, H) → (B, N, length, H), zeros behind."""
+    """Transpose (B, T, N, H) to (B, N, length, H), padded with zeros at the end."""
     more = length - x_BTNH.shape[1]
     return jnp.pad(x_BTNH, ((0, 0), (0, more), (0, 0), (0, 0))).swapaxes(1, 2)
 
 
 def _segments(call: Call, T: int, S: int) -> pallas.SegmentIds | None:
-    """Ids that differ where segments do, and for keys behind the lengths; None where none may."""
+    """Return ids that differ between segments and for keys past the lengths; None if not needed."""
     mask = call.mask
     ends_in_band = mask.hi is not None and call.T - 1 + mask.hi < call.S
     if mask.kv_lengths is None and mask.q_segments is None and (S == call.S or ends_in_band):
@@ -144,13 +144,13 @@ def _segments(call: Call, T: int, S: int) -> pallas.SegmentIds | None:
             jnp.broadcast_to(jnp.asarray(ids), zeros.shape)
             for ids, zeros in ((mask.q_segments, q), (mask.kv_segments, kv))
         )
-    # An id that no query has: above the largest, or, were that not to be had, below the least.
+    # An id that no query has: above the largest, or below the least if that would overflow.
     largest, most = q.max(axis=1), np.iinfo(np.int32).max
     other = jnp.where(largest < most, largest + 1, q.min(axis=1) - 1)[:, None]
     if mask.kv_lengths is not None:
         lengths = jnp.broadcast_to(jnp.asarray(mask.kv_lengths), (call.B,))[:, None]
         kv = jnp.where(jnp.arange(call.S) < lengths, kv, other)
-    behind = jnp.broadcast_to(other, (call.B, S - call.S))
+    padding = jnp.broadcast_to(other, (call.B, S - call.S))
     return pallas.SegmentIds(
-        q=jnp.pad(q, ((0, 0), (0, T - call.T))), kv=jnp.concatenate([kv, behind], axis=1)
+        q=jnp.pad(q, ((0, 0), (0, T - call.T))), kv=jnp.concatenate([kv, padding], axis=1)
     )

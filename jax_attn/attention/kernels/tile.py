@@ -1,8 +1,8 @@
 """A tile of the scores: some heads of one batch row, some queries, some keys.
 
-Tiles are cut out of the arrays as they lie, (B, T, N, H), and nothing is padded: a tile that
-would reach over an edge is moved back inside, over its neighbour, and the queries and keys
-before its `own` first ones are the neighbour's.
+Tiles are sliced from the arrays in their own layout, (B, T, N, H), without padding: a tile that
+would cross an edge is moved back inside and overlaps its neighbour; the queries and keys before its
+`own` first ones belong to the neighbour.
 """
 
 import functools
@@ -24,10 +24,10 @@ from jax_attn.attention.mask import Band, Mask
 
 @dataclass(frozen=True)
 class Tiles:
-    """A tile's key/value heads K, with their K·G query heads, its queries T and its keys S.
+    """Sizes of a tile: K key/value heads with their K·G query heads, T queries and S keys.
 
-    K divides the call's; T and S are cut down to the call's. The queries of all heads that share a
-    key/value head are rows of one matrix: R = G·T.
+    `within` makes K divide the call's, and T and S no larger than the call's. The queries of all
+    heads that share a key/value head are rows of one matrix: R = G·T.
     """
 
     K: int
@@ -35,22 +35,22 @@ class Tiles:
     S: int
 
     def within(self, call: Call) -> "Tiles":
-        """Tiles no larger than the call, with heads that divide the call's."""
+        """Return tiles no larger than the call, with heads that divide the call's."""
         return Tiles(math.gcd(self.K, call.K), min(self.T, call.T), min(self.S, call.S))
 
     def groups(self, call: Call) -> int:
-        """How many groups of heads there are, in all batch rows."""
+        """Return the number of groups of heads, in all batch rows."""
         return call.B * (call.K // self.K)
 
     def rows(self, call: Call) -> int:
-        """How many rows of tiles a group of heads has."""
+        """Return the number of rows of tiles in a group of heads."""
         return -(-call.T // self.T)
 
 
 class Columns(NamedTuple):
-    """Columns of tiles: `order` begins with those in which all is visible, `whole` of them.
+    """Columns of tiles: `order` begins with the `whole` columns in which every pair is visible.
 
-    Behind them, up to `seen`, are the others in which something may be.
+    The other columns in which a pair may be visible follow, up to `seen`.
     """
 
     order: jax.Array | np.ndarray
@@ -60,9 +60,9 @@ class Columns(NamedTuple):
 
 @dataclass(frozen=True)
 class Tile:
-    """Where a tile of `call` lies: batch row b, first key/value head k, query t and key s.
+    """Position of a tile of `call`: batch row b, first key/value head k, query t and key s.
 
-    own_t, own_s: the first query and key that no tile before it has.
+    own_t, own_s: the first query and key that no earlier tile has.
     """
 
     call: Call
@@ -80,7 +80,7 @@ class Tile:
 
     @classmethod
     def row(cls, call: Call, sizes: Tiles, n: jax.Array) -> "Tile":
-        """The n-th over batch, heads and queries."""
+        """Return the n-th row of tiles over batch, heads and queries."""
         heads, queries = call.K // sizes.K, sizes.rows(call)
         n = n.astype(jnp.int32)  # int64 under x64
         own_t = n % queries * sizes.T
@@ -89,30 +89,30 @@ class Tile:
         return cls(call, sizes, b=b, k=k, t=t, own_t=own_t, s=start, own_s=start)
 
     def column(self, j: jax.Array, is_whole: bool = False) -> "Tile":
-        """The j-th over the keys, in this row."""
+        """Return the j-th tile over the keys, in this row."""
         own_s = j.astype(jnp.int32) * self.sizes.S
         s = jnp.minimum(own_s, self.call.S - self.sizes.S)
         return replace(self, s=s, own_s=own_s, is_whole=is_whole)
 
     def queries(self, x_BTNH: jax.Array) -> jax.Array:
-        """(B, T, N, H) → the tile's (K, R, H)."""
+        """Slice the tile's (K, R, H) from (B, T, N, H)."""
         x_TKGH = self._cut(x_BTNH, "BTN")[0].reshape(self.sizes.T, self.sizes.K, self.call.G, -1)
         return x_TKGH.transpose(1, 2, 0, 3).reshape(self.sizes.K, -1, x_TKGH.shape[-1])
 
     def keys(self, x_BSKH: jax.Array) -> jax.Array:
-        """(B, S, K, H) → the tile's (K, S, H)."""
+        """Slice the tile's (K, S, H) from (B, S, K, H)."""
         return self._cut(x_BSKH, "BSK")[0].swapaxes(0, 1)
 
     def rows(self, x_BNT: jax.Array) -> jax.Array:
-        """(B, N, T) → the tile's (K, R)."""
+        """Slice the tile's (K, R) from (B, N, T)."""
         return self._cut(x_BNT, "BNT").reshape(self.sizes.K, -1)
 
     def scores(self, x: AnyArray) -> jax.Array:
-        """What broadcasts to (B, N, T, S) → the tile's part of it; `in_rows` joins its axes."""
+        """Slice the tile's part of an array that broadcasts to (B, N, T, S); see `in_rows`."""
         return self._cut(x, "BNTS"[4 - x.ndim :])
 
     def in_rows(self, x: jax.Array) -> jax.Array:
-        """What broadcasts to the tile's (1, N, T, S) → what broadcasts to (K, R, S)."""
+        """Reshape what broadcasts to the tile's (1, N, T, S) so that it broadcasts to (K, R, S)."""
         *_, N, T, S = (1,) * (4 - x.ndim) + x.shape
         if N == T == 1:
             return x.reshape(1, 1, S)
@@ -121,7 +121,7 @@ class Tile:
         return jnp.broadcast_to(x.reshape(*heads, T, S), whole).reshape(heads[0], -1, S)
 
     def places(self) -> tuple[jax.Array, jax.Array]:
-        """uint32 rows (K, R, 1) and columns (S,) of the scores, as `Dropout.drawn` counts."""
+        """Return uint32 rows (K, R, 1) and columns (S,) of the scores, as in `Dropout.drawn`."""
         call, sizes = self.call, self.sizes
         place = None if call.dropout is None else call.dropout.place
         place = place or Place(*(np.array(n, np.int32) for n in (0, 0, call.N)))
@@ -131,14 +131,14 @@ class Tile:
         return rows_NT.reshape(sizes.K, -1, 1), columns
 
     def mask(self) -> Mask:
-        """The mask as this tile's queries and keys see it, numbered from 0; of one batch row."""
+        """Return the mask of this tile, its queries and keys numbered from 0; of one batch row."""
         whole = self.call.mask
 
         def moved(x: Band | None, by: jax.Array) -> jax.Array | None:
             if x is None or isinstance(x, int):
                 return x if x is None else x - by
-            # What lies further off than any tile may not wrap around when the tile's place is
-            # subtracted; a plain number does not reach so far.
+            # Clip, so that subtracting the tile's place cannot wrap around; plain numbers are
+            # clipped already.
             return jnp.clip(jnp.broadcast_to(x, self.call.B)[self.b], -FAR, FAR) - by
 
         def cut(x: AnyArray | None, axes: str) -> jax.Array | None:
@@ -154,13 +154,13 @@ class Tile:
         )
 
     def own(self) -> jax.Array:
-        """(R,): which queries no tile before this one has."""
+        """Return which queries no earlier tile has, (R,)."""
         return jnp.tile(_count(self.sizes.T) >= self.own_t - self.t, self.call.G)
 
     def allowed(self) -> jax.Array | None:
-        """What broadcasts to (K, R, S), True = attend; None where all of the tile may.
+        """Return a mask that broadcasts to (K, R, S), True = attend; None if all pairs may.
 
-        Keys that are another tile's may not be attended to.
+        Keys that belong to another tile are hidden.
         """
         call, sizes = self.call, self.sizes
         conditions = []
@@ -173,10 +173,10 @@ class Tile:
         return functools.reduce(jnp.logical_and, conditions) if conditions else None
 
     def columns(self) -> Columns:
-        """The columns of tiles in this row in which a key may be visible.
+        """Return the columns of tiles in this row in which a key may be visible.
 
-        By band, lengths and segments; an array of booleans is not searched. Segments that are
-        sorted, as packed sequences are, leave out every tile of other sequences.
+        They are found by band, lengths and segments; an array of booleans is not searched. Sorted
+        segments, as in packed sequences, skip every tile of other sequences.
         """
         T, S, size = self.sizes.T, self.call.S, self.sizes.S
         count, mask = -(-S // size), self.mask()
@@ -184,7 +184,7 @@ class Tile:
             return Columns(np.arange(count), np.int32(S // size), np.int32(count))
         first = _count(count) * size
         last = first + (size - 1)
-        # The last tile is whole where no other tile has keys of its own in it.
+        # The last tile is whole only if it does not overlap its neighbour.
         some, every = [], [last < S]
         if mask.lo is not None:
             some.append(last >= mask.lo)
@@ -205,7 +205,8 @@ class Tile:
             every += [lowest == most, highest == least]
         seen = functools.reduce(jnp.logical_and, some, jnp.ones(count, bool))
         seen_count = seen.sum(dtype=jnp.int32)
-        # A second loop does not pay for one column, nor beside an array, which is not searched.
+        # A second loop does not pay for one column, nor if there is an array, which is not
+        # searched.
         if count == 1 or mask.allowed is not None:
             return Columns(jnp.argsort(~seen), np.int32(0), seen_count)
         whole = functools.reduce(jnp.logical_and, every, seen)
@@ -221,13 +222,13 @@ class Tile:
         )
 
     def put_keys(self, x_BSKH: jax.Array, new_KHS: jax.Array) -> jax.Array:
-        """Writes all the keys of the tile's heads."""
+        """Write all the keys of the tile's heads."""
         zero = jnp.zeros_like(self.s)
         start = replace(self, s=zero)._start(x_BSKH.shape, "BSK")
         return lax.dynamic_update_slice(x_BSKH, new_KHS.transpose(2, 0, 1)[None], start)
 
     def add_keys(self, x_KHS: jax.Array, more_KHS: jax.Array) -> jax.Array:
-        """Adds to the tile's part of what holds all the keys of the tile's heads."""
+        """Add to the tile's keys in an array of all keys of its heads."""
         start = (np.int32(0), np.int32(0), self.s)
         here = lax.dynamic_slice(x_KHS, start, more_KHS.shape)
         return lax.dynamic_update_slice(x_KHS, here + more_KHS, start)
@@ -237,18 +238,18 @@ class Tile:
         return lax.dynamic_update_slice(x_BNT, new, self._start(x_BNT.shape, "BNT"))
 
     def add_scores(self, x: jax.Array, more: jax.Array) -> jax.Array:
-        """Adds to what `scores` cuts out of x something of that shape."""
+        """Add `more` to the part of x that `scores` slices."""
         start = self._start(x.shape, "BNTS"[4 - x.ndim :])
         return lax.dynamic_update_slice(x, self.scores(x) + more, start)
 
     def _start(self, shape: tuple[int, ...], axes: str) -> tuple:
-        """The first index on each axis, 0 where the axis is broadcast or not named."""
+        """Return the first index on each axis, 0 if the axis is broadcast or not named."""
         first = {"B": self.b, "K": self.k, "N": self.k * self.call.G, "T": self.t, "S": self.s}
         at = [first[axis] for axis in axes] + [np.int32(0)] * (len(shape) - len(axes))
         return tuple(np.int32(0) if n == 1 else i for n, i in zip(shape, at, strict=True))
 
     def _cut(self, x: AnyArray, axes: str) -> jax.Array:
-        """The tile's part of x, whose first axes are these; an axis of 1 stays as it is."""
+        """Slice the tile's part of x, whose first axes are named; axes of size 1 stay."""
         sizes = self.sizes
         size = {"B": 1, "K": sizes.K, "N": sizes.K * self.call.G, "T": sizes.T, "S": sizes.S}
         wanted = [size[axis] for axis in axes] + list(x.shape[len(axes) :])

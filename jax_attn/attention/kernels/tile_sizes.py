@@ -1,6 +1,6 @@
-"""How large the tiles of a call are: by two limits that were measured, never at run time.
+"""Tile sizes of a call, from limits that were measured beforehand, never at run time.
 
-`parity_tests/evidence/scripts/tiles.py` times them beside halved and doubled ones, by dtype, head
+`parity_tests/evidence/scripts/tiles.py` times them against halved and doubled ones, by dtype, head
 dimension and length, and notes the machine's caches.
 """
 
@@ -11,45 +11,45 @@ from jax_attn.attention.kernels.tile import Tiles
 
 
 class Most(NamedTuple):
-    """The most rows (a tile's query heads times its queries), queries and keys of a tile."""
+    """Upper limits of a tile: rows (its query heads times its queries), queries and keys."""
 
     rows: int
     queries: int
     keys: int
 
 
-# XLA:CPU adds up a product's terms in one chain: with 512 keys in a tile the error is 1.30 times
-# that of torch's kernel, with 256 1.08. Where a band's edge cuts tiles, half of their scores count
-# for nothing, so that fewer queries are better; but a product of fewer than 512 rows (a key/value
-# head's query heads times the queries) is made on one thread.
+# XLA:CPU sums a product's terms sequentially: with 512 keys in a tile the error is 1.30 times that
+# of torch's kernel, with 256 it is 1.08 times. In tiles that a band's edge crosses, half of the
+# scores are wasted, so fewer queries are better; but a product of fewer than 512 rows (a key/value
+# head's query heads times the queries) runs on one thread.
 ROWS, KEYS = 4096, 256
 WITHOUT_BAND, WITH_BAND = Most(ROWS, 1024, KEYS), Most(ROWS, 512, KEYS)
 WITH_BAND_GROUPED = Most(ROWS, 256, KEYS)
 
 
 def tile_sizes(call: Call) -> Tiles:
-    """How large the tiles of this call are, forward and backward."""
+    """Return the tile sizes of this call, forward and backward."""
     return sized(call, table_row(call))
 
 
 def table_row(call: Call) -> Most:
-    """The limits of this call's tiles."""
+    """Return the limits for this call's tiles."""
     if call.mask.lo is None and call.mask.hi is None:
         return WITHOUT_BAND
     return WITH_BAND if call.G == 1 else WITH_BAND_GROUPED
 
 
 def sized(call: Call, most: Most) -> Tiles:
-    """The largest tiles within these limits, of equal size on an axis."""
+    """Return the largest tiles within these limits, of equal size along each axis."""
     T = _even(call.T, min(most.queries, max(1, most.rows // call.G)))
     heads = [K for K in range(1, call.K + 1) if call.K % K == 0 and most.rows >= K * call.G * T]
     return Tiles(max(heads, default=1), T, _even(call.S, most.keys))
 
 
 def _even(n: int, most: int) -> int:
-    """At most `most`, and as few of them over n: tiles of equal size overlap least.
+    """Return a size ≤ `most` that divides n into as few tiles as possible, of nearly equal size.
 
-    In whole vectors of eight where there are several.
+    Tiles of equal size overlap least. If there are several, the size is a multiple of eight.
     """
     count = -(-n // most)
     size = -(-n // count)

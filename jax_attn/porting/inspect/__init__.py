@@ -1,1 +1,1 @@
-"""What a checkpoint is, from its headers and its config alone."""
+"""Identification of a checkpoint, only from its headers and its config."""

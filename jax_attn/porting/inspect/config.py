@@ -1,6 +1,6 @@
-"""What the config beside a checkpoint says of a block: its heads, and what no rebuild of it does.
+"""Heads of a block, and features that a rebuild does not support, from a checkpoint's config.
 
-A block found by its spelling is of no known family, so that its config may name heads in any way.
+A block found by its spelling belongs to no known family, so its config may name heads in any way.
 Needs no framework. Letters: N and K query and key/value heads, H head_dim.
 """
 
@@ -23,7 +23,7 @@ from jax_attn.porting.inspect.discover import AttentionBlock, ProjectionRows
 from jax_attn.transfer.problems import Problem, TransferError
 from jax_attn.transfer.table.steps import Sizes
 
-# Part of a config -> the modules that it is about, where they have other names.
+# Part of a config -> the modules that it describes, if their names differ.
 _MODULES = {"text": ("text", "language"), "vision": ("vision", "visual")}
 
 KEYS_WITHOUT_BIAS = ("whisper", "whisper_encoder", "qwen2_audio", "qwen2_audio_encoder", "voxtral")
@@ -35,10 +35,10 @@ class UnknownHeadsError(ValueError):
 
 
 def seen_from(config: Config, prefix: str) -> Config:
-    """The config as it concerns the block at `prefix`.
+    """Return the config as it applies to the block at `prefix`.
 
-    A part of its own (vision_config, decoder, attn_config, decoder_attention_heads) counts where
-    the prefix runs through a module of that name; one that names heads counts alone.
+    A part (vision_config, decoder, attn_config, decoder_attention_heads) applies if the prefix
+    contains a module of that name; a part that names heads replaces the whole config.
     """
     modules = prefix.split(".")
 
@@ -58,9 +58,9 @@ def seen_from(config: Config, prefix: str) -> Config:
 def head_counts(
     block: AttentionBlock, config: Config, num_heads: int | None, num_kv_heads: int | None
 ) -> tuple[Sizes, float | None]:
-    """N, K and H of a block, from its shapes and whoever names its heads; and its softcap.
+    """Return N, K and H of a block, from its shapes, the config and the caller; and its softcap.
 
-    config: as `seen_from` the block. num_heads, num_kv_heads: as the caller gives them. Raises
+    config: as `seen_from` the block. num_heads, num_kv_heads: the caller's. Raises
     UnknownHeadsError; TransferError with everything that disagrees.
     """
     read = Reading(config)
@@ -72,7 +72,7 @@ def head_counts(
     if not problems and N is None:
         raise UnknownHeadsError(
             f"{block.rows['q.weight'].key}: num_heads cannot be inferred from shapes: expected "
-            f"one of {', '.join(NUM_HEADS)} in {read.file} beside the checkpoint, or --num-heads"
+            f"one of {', '.join(NUM_HEADS)} in {read.file} next to the checkpoint, or --num-heads"
         )
     if not problems and N is not None:
         problems += _misfits(block, N, K, H)
@@ -84,7 +84,7 @@ def head_counts(
 
 
 class _Named(NamedTuple):
-    """A number and who names it."""
+    """A number and its source."""
 
     source: str
     value: int
@@ -96,14 +96,14 @@ class _Named(NamedTuple):
 def _agreed(
     read: Reading, names: Sequence[str], option: str = "", chosen: int | None = None
 ) -> _Named | None:
-    """The number that the option and all `names` of the config agree on; None if nobody has it."""
+    """Return the number on which the option and all `names` of the config agree; None if absent."""
     numbers = [] if chosen is None else [_Named(option, chosen)]
     for name in names:
         value = read.number(name, default=None)
         if value is not None and not isinstance(value, StandIn):
             numbers.append(_Named(f"{read.file} {name}", value))
     if len({number.value for number in numbers}) > 1:
-        text = f"expected one number from all who name it, got {', '.join(map(str, numbers))}"
+        text = f"expected one number from all sources, got {', '.join(map(str, numbers))}"
         read.problems[Problem("ambiguous", numbers[0].source, text)] = None
     return numbers[0] if numbers else None
 
@@ -111,7 +111,7 @@ def _agreed(
 def _misfits(
     block: AttentionBlock, N: _Named, K: _Named | None, H: _Named | None
 ) -> Iterator[Problem]:
-    """Rows that are no whole number of heads, or not as many as the numbers ask for."""
+    """Report rows that are not a whole number of heads, or not the expected number."""
     query, key = block.rows["q.weight"], block.rows["k.weight"]
     if query.length % N.value:
         yield _misfit(query, f"a multiple of {N} query rows")
@@ -133,17 +133,17 @@ def _misfit(rows: ProjectionRows, expected: str) -> Problem:
     return Problem("wrong shape", rows.key, f"expected {expected}, got {rows.length} rows")
 
 
-# --- what a rebuild lacks -----------------------------------------------------------------------
+# --- unsupported by a rebuild -------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Lack:
-    """Something that four projections and a softmax do not do, and what gives it away.
+    """A feature that four projections and a softmax do not have, and its signs.
 
-    keys: of the config, unless their value is null, false, 0 or empty. positions: values of its
+    keys: config keys, unless their value is null, false, 0 or empty. positions: values of
     position_embedding_type. families: model types that always have it. beside: a pattern of keys
-    beside the projections. other: whatever else in the config names it, given H; "" for nothing.
-    Several words stand in one string.
+    under the block's prefix. other: another sign in the config, given H; "" if there is none.
+    Strings hold several words.
     """
 
     what: str
@@ -156,7 +156,7 @@ class Lack:
     def named_by(
         self, config: Config, beside: Sequence[str], head_dim: int | None
     ) -> Iterator[str]:
-        """Everything that gives it away."""
+        """Yield every sign of the feature."""
         yield from (f"{key} = {config[key]!r}" for key in self.keys.split() if config.get(key))
         known = {"position_embedding_type": self.positions, "model_type": self.families}
         for key, values in known.items():
@@ -164,11 +164,11 @@ class Lack:
                 yield f"{key} = {config[key]!r}"
         if sign := self.other(config, head_dim):
             yield sign
-        yield from (f"{key} beside it" for key in beside if re.search(self.beside, key))
+        yield from (f"{key} next to it" for key in beside if re.search(self.beside, key))
 
 
 def _window(config: Config, head_dim: int | None) -> str:
-    """The window, unless it is switched off or no layer uses it."""
+    """Return the sign of a window, unless it is switched off or no layer uses it, or ""."""
     kinds = config.get("layer_types")
     unused = isinstance(kinds, list) and kinds and all(kind == "full_attention" for kind in kinds)
     used = config.get("use_sliding_window", True) and not unused
@@ -184,7 +184,7 @@ _SCALES: dict[str, Callable[[Any], Any]] = {
 
 
 def _scale(config: Config, head_dim: int | None) -> str:
-    """A scale other than 1/√H."""
+    """Return the sign of a scale other than 1/√H, or ""."""
     for key, scale in _SCALES.items():
         value = config.get(key)
         if not isinstance(value, int | float) or isinstance(value, bool) or value <= 0:
@@ -196,7 +196,7 @@ def _scale(config: Config, head_dim: int | None) -> str:
     return "scale_attn_weights = False" if off else ""
 
 
-# What a rebuild from four projections alone has no place for, and how configs and keys name it.
+# Features that a rebuild from four projections does not support, and their signs.
 LACKS = (
     Lack(
         "rotary positions",
@@ -251,9 +251,9 @@ LACKS = (
 
 
 def lacking(config: Config, beside: Sequence[str], head_dim: int | None = None) -> tuple[str, ...]:
-    """What the model does in a block and the rebuild does not, and what gives it away.
+    """Return what the model does in a block and the rebuild does not, with its signs.
 
-    config: as `seen_from` the block. beside: keys under its prefix. head_dim: H, where known.
+    config: as `seen_from` the block. beside: keys under its prefix. head_dim: H, if known.
     """
     signs = ((lack.what, [*lack.named_by(config, beside, head_dim)]) for lack in LACKS)
     return tuple(f"the rebuild lacks {what}: {', '.join(by)}" for what, by in signs if by)

@@ -1,7 +1,7 @@
-"""What a checkpoint is: family, attention, layers, dtypes, ties; from its headers and its config.
+"""Contents of a checkpoint: family, attention, layers, dtypes, ties; from headers and config.
 
-The family is what the config names; without one, attention is found by how its keys are spelled.
-What neither shapes nor config decide is unknown. Imports no framework.
+The config names the family; without one, attention is found by the spelling of its keys. What
+neither shapes nor config decide is unknown. Imports no framework.
 """
 
 import re
@@ -34,8 +34,8 @@ class Attention:
     """One block, or several that are alike.
 
     places: torch's prefixes. design: MHA, MQA or GQA, or what is known of it. None: not known.
-    packed: "" for split projections, else how one tensor holds three. does: its other traits,
-    by name. doubts: what the block does that cannot be told.
+    packed: "" for split projections, else how one tensor holds three. does: its other traits, by
+    name. doubts: what could not be determined.
     """
 
     places: tuple[str, ...]
@@ -53,10 +53,10 @@ class Attention:
 
 @dataclass(frozen=True)
 class Contents:
-    """What `inspect` reads.
+    """Result of `inspect`.
 
-    dtypes: name -> tensors and bytes. tied: key -> whose tensor it is. has_model: whether
-    `jax_attn.models.load` runs it; where it does not though the family is known, a note says why.
+    dtypes: name -> tensors and bytes. tied: key -> the key whose tensor it is. has_model: whether
+    `jax_attn.models.load` supports it; if not, although the family is known, a note says why.
     """
 
     family: str | None
@@ -75,11 +75,11 @@ class Contents:
 def inspect(
     specs: Specs, config: Config | None, tied: Mapping[str, str], unreadable: Sequence[Problem] = ()
 ) -> Contents:
-    """What a checkpoint is.
+    """Return the contents of a checkpoint.
 
-    specs: torch key to shape and dtype. config: None where there is none. tied: key to the key
-    whose very memory it is. unreadable: the tensors besides, and why. Raises TransferError with
-    everything that contradicts itself, and with these.
+    specs: torch key to shape and dtype. config: None if there is none. tied: key to the key whose
+    memory it shares. unreadable: problems of the other tensors. Raises TransferError with every
+    contradiction, and with these.
     """
     known = config or {}
     kind = known.get("model_type")
@@ -90,14 +90,14 @@ def inspect(
             _block_as_spelled(block, seen_from(known, block.prefix), specs)
             for block in discover(specs, str(known.get("model_type", "")))
         ]
-        why = "no config.json beside it" if config is None else f"model_type {kind!r}"
+        why = "no config.json" if config is None else f"model_type {kind!r}"
         notes = [f"{why}: the family is not known"]
     else:
         root = family.root(known, specs)
         blocks = _blocks_of_family(family, known, specs, unreadable)
         tied, notes = _ties(family.model(known, specs), specs, tied)
         notes += [f"no whole model: {problem}" for problem in model_problems(known)]
-    # A place up to its number: decoder.block.3.
+    # A place up to its first number: decoder.block.3.
     numbered = (re.match(r".*?\d+", place) for block in blocks for place in block.places)
     layers = {match[0] for match in numbered if match}
     return Contents(
@@ -116,7 +116,7 @@ def inspect(
 
 
 def design(num_heads: int, num_kv_heads: int) -> str:
-    """What N and K make of attention."""
+    """Return the name of attention with N and K heads: MHA, MQA or GQA."""
     if num_kv_heads == num_heads:
         return "MHA"
     return "MQA" if num_kv_heads == 1 else "GQA"
@@ -144,17 +144,17 @@ def _blocks_of_family(
     problems += other_layers(config, places)
     if problems:
         problems = [*unreadable, *dict.fromkeys(problems)]
-        raise TransferError("what the config says of the checkpoint", problems)
+        raise TransferError("comparing the checkpoint with its config", problems)
     return blocks
 
 
 def _block_at(
     place: Place, traits: Traits, table: Layout, specs: Specs, hidden: Sequence[str]
 ) -> tuple[Attention, list[Problem]]:
-    """One block, and where the file differs from its traits.
+    """Return one block, and where the file differs from its traits.
 
     table: that of the block, at its place. hidden: keys that cannot be read. Raises TransferError
-    where shapes do not go through the table.
+    if shapes do not fit the table.
     """
     patterns = [*table.torch_keys(), *(item.key for item in table.passed_over)]
     keys = {key: spec for key, spec in specs.items() if bindings(patterns, [key])}
@@ -177,7 +177,7 @@ def _block_at(
 
 
 def _does(traits: Traits) -> dict[str, Any]:
-    """Traits by name, those of several fields as dicts."""
+    """Return traits by name, those of several fields as dicts."""
     names = ("cross", "is_causal", "scale", "softcap", "use_bias", "use_out_bias", "window")
     does = {name: getattr(traits, name) for name in names}
     does["scale"] = does["scale"] or f"1/√{traits.sizes.head_dim}"
@@ -188,7 +188,7 @@ def _does(traits: Traits) -> dict[str, Any]:
 def _ties(
     layout: Layout, specs: Specs, tied: Mapping[str, str]
 ) -> tuple[dict[str, str], list[str]]:
-    """Tied keys, by shared memory and by the family's table; notes on what a file holds apart.
+    """Return tied keys, by shared memory and by the family's table; and notes on ties stored twice.
 
     The table knows of ties whether the file has both keys or leaves one out.
     """
@@ -196,16 +196,16 @@ def _ties(
     by_table = {
         i.key: i.same_as
         for i in layout.passed_over
-        # A head of several parts, none of which is there, is a head of another model's.
+        # A head of several parts that are all absent belongs to another model.
         if i.same_as in specs and (i.key.count(".") < 2 or i.key.split(".")[0] in parts)
     }
     apart = [k for k, other in by_table.items() if k in specs and other not in _same(k, tied)]
-    notes = [f"tied by the config, and held apart: {key}, {by_table[key]}" for key in apart]
+    notes = [f"tied by the config, but stored separately: {key}, {by_table[key]}" for key in apart]
     return {**tied, **{k: other for k, other in by_table.items() if k not in apart}}, notes
 
 
 def _same(key: str, tied: Mapping[str, str]) -> set[str]:
-    """The keys that share a key's memory."""
+    """Return the keys that share a key's memory."""
     first = tied.get(key, key)
     return {first, *(other for other, kept in tied.items() if kept == first)}
 
@@ -214,7 +214,7 @@ def _same(key: str, tied: Mapping[str, str]) -> set[str]:
 
 
 def _block_as_spelled(block: Block, config: Config, specs: Specs) -> Attention:
-    """config: as seen from the block."""
+    """Return the block's attention, as far as it is known; config: as seen from the block."""
     held = _held({key: specs[key] for key in block.keys})
     if isinstance(block, UnreadBlock):
         doubts = (f"not read: {block.reason}", *lacking(config, block.beside))
@@ -240,17 +240,17 @@ def _block_as_spelled(block: Block, config: Config, specs: Specs) -> Attention:
     )
 
 
-# --- of either ----------------------------------------------------------------------------------
+# --- shared -------------------------------------------------------------------------------------
 
 
 def _held(keys: Specs) -> dict[str, Any]:
-    """The dtypes and the bytes of a block's tensors."""
+    """Return the dtypes and the bytes of a block's tensors."""
     dtypes = tuple(sorted({spec.dtype for spec in keys.values()}))
     return {"dtype": dtypes, "bytes": sum(spec.nbytes for spec in keys.values())}
 
 
 def _together(blocks: Iterable[Attention]) -> list[Attention]:
-    """Blocks that differ only in their places, as one."""
+    """Merge blocks that differ only in their places."""
     alike: dict[str, list[Attention]] = defaultdict(list)
     for block in blocks:
         unplaced = replace(block, places=(), doubts=tuple(map(_unnumbered, block.doubts)))

@@ -1,8 +1,8 @@
-"""Attention blocks in a checkpoint, found by their keys and shapes.
+"""Discovery of attention blocks in a checkpoint, by keys and shapes.
 
-`SPELLINGS` says how projections are called; shapes say whether what is so called is one block.
-What looks like attention and cannot be read is given back too, with the reason: nothing is
-guessed, nothing left out. Reads names, shapes and dtypes only; needs no framework.
+`SPELLINGS` lists names of projections; shapes decide whether tensors with such names are one block.
+Tensors that look like attention and cannot be read are returned too, with the reason: nothing is
+guessed or left out. Reads only names, shapes and dtypes; needs no framework.
 
 Letters: N and K query and key/value heads, H head_dim, D embed_dim.
 """
@@ -24,15 +24,15 @@ _INTERLEAVED = (
 )
 UNDECIDED = {name: f"{_INTERLEAVED} ({why})" for name, why in UNORDERED.items()}
 UNDECIDED |= {
-    "kv_b_proj": "expands a compressed state into keys and values: no such projection is rebuilt",
-    "q_proj.qweight": "is quantised: no such projection is rebuilt",
+    "kv_b_proj": "expands a compressed state into keys and values, which is not supported",
+    "q_proj.qweight": "is quantised, which is not supported",
     "rel_attn.q": "is a projection with heads in its shape, for relative attention",
 }
-"""Names that look like attention, and why a block of them is not read."""
+"""Names that look like attention, and why a block with them is not read."""
 
 
 class ProjectionRows(NamedTuple):
-    """Where a projection's weight or bias lies: rows start to stop of the tensor `key`."""
+    """Location of a projection's weight or bias: rows start to stop of the tensor `key`."""
 
     key: str
     start: int
@@ -47,11 +47,11 @@ class ProjectionRows(NamedTuple):
 class AttentionBlock:
     """One attention block.
 
-    rows: "q.weight", "k.bias", "o.weight" … -> where it lies; a block may have no biases. Where
-        torch's learned key and value are there, "bias_k" and "bias_v".
-    embed_dim, kdim, vdim: how many features query, key and value have.
-    absent: keys of the biases that are missing although query, key or value has one; they are in
-        `rows` all the same. beside: other keys under the prefix, relative to it.
+    rows: "q.weight", "k.bias", "o.weight" … -> its location; a block may have no biases. Also
+        "bias_k" and "bias_v", if torch's learned key and value are present.
+    embed_dim, kdim, vdim: numbers of features of query, key and value.
+    absent: keys of the biases that are missing although query, key or value has one; `rows` has
+        them anyway. beside: other keys under the prefix, relative to it.
     """
 
     prefix: str
@@ -69,14 +69,14 @@ class AttentionBlock:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """Every tensor of the block that the checkpoint has."""
+        """Keys of the block's tensors that the checkpoint has."""
         keys = dict.fromkeys(rows.key for rows in self.rows.values())
         return tuple(key for key in keys if key not in self.absent)
 
 
 @dataclass(frozen=True)
 class UnreadBlock:
-    """What looks like attention and cannot be read, and why."""
+    """Tensors that look like attention and cannot be read, with the reason."""
 
     prefix: str
     keys: tuple[str, ...]
@@ -92,14 +92,14 @@ Block = AttentionBlock | UnreadBlock
 
 
 class _MisfitError(ValueError):
-    """Why tensors with the names of a block are none."""
+    """Tensors with the names of a block that do not form one; the message says why."""
 
 
 def discover(specs: Specs, model_type: str = "") -> list[Block]:
-    """Every attention block in a checkpoint, in the order of its layers.
+    """Return every attention block in a checkpoint, in the order of its layers.
 
-    specs: torch key to shape and dtype. model_type: as a config names it. Raises TransferError
-    where one tensor belongs to two blocks, such as packed and split keys together.
+    specs: torch key to shape and dtype. model_type: as in a config. Raises TransferError if one
+    tensor belongs to two blocks, for example if packed and split keys are both present.
     """
     candidates = list(_spelled_blocks(specs))
     blocks = [block for block in candidates if isinstance(block, AttentionBlock)]
@@ -115,12 +115,12 @@ def discover(specs: Specs, model_type: str = "") -> list[Block]:
 
 
 def pattern(name: str) -> str:
-    """A block's name with its layer numbers left open: encoder.layer.{i}.attention."""
+    """Return a block's name with its layer numbers left open: encoder.layer.{i}.attention."""
     return ".".join("{i}" if part.isdecimal() else part for part in name.split("."))
 
 
 def _in_order(name: str) -> list[tuple[int, str]]:
-    """Layer 10 behind layer 9."""
+    """Return a sort key that places layer 10 after layer 9."""
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in name.split(".")]
 
 
@@ -128,7 +128,7 @@ def _in_order(name: str) -> list[tuple[int, str]]:
 
 
 def _spelled_blocks(specs: Specs) -> Iterator[Block]:
-    """A block for each spelling and each prefix under which all or most of its weights are."""
+    """Yield a block for each spelling and each prefix that has all or most of its weights."""
     for spelling in SPELLINGS:
         counts = Counter(p for name in spelling.weights for p in _prefixes(specs, name))
         for prefix, count in counts.items():
@@ -169,7 +169,7 @@ def _unless_packed_otherwise(block: AttentionBlock, model_type: str) -> Block:
     key = block.rows["q.weight"].key
     if name is None or not key.endswith(f"{name}.weight"):
         return block
-    reason = f"{key}: model_type {model_type!r} packs its rows in an order of its own"
+    reason = f"{key}: model_type {model_type!r} packs its rows in its own order"
     return UnreadBlock(block.prefix, block.keys, reason, block.beside)
 
 
@@ -194,7 +194,7 @@ def _refuse_ambiguous(blocks: Iterable[AttentionBlock]) -> None:
 def _block(
     specs: Specs, prefix: str, weights: list[str], biases: list[str], out: str
 ) -> AttentionBlock:
-    """The block of these tensors. Raises _MisfitError where their shapes make none."""
+    """Return the block of these tensors. Raises _MisfitError if their shapes do not form one."""
     shapes = {key: specs[key].shape for key in (*weights, out)}
     if any(len(shape) != 2 or 0 in shape for shape in shapes.values()):
         raise _MisfitError(f"expected matrices (out, in), got {_listed(shapes)}")
@@ -220,7 +220,7 @@ def _block(
 
 
 def _row_counts(weights: list[str], out: str, shapes: Mapping[str, tuple[int, ...]]) -> list[int]:
-    """How many rows query, key and value have; packed, the query's are those that `out` reads."""
+    """Return the rows of query, key and value; if packed, `out` determines the query's."""
     if len(weights) == 3:
         return [shapes[key][0] for key in weights]
     total, query = shapes[weights[0]][0], shapes[out][1]
@@ -242,7 +242,7 @@ def _rows(kind: str, keys: list[str], counts: list[int]) -> dict[str, Projection
 
 
 def _learned(specs: Specs, prefix: str, width: int) -> dict[str, ProjectionRows]:
-    """torch's bias_k and bias_v (1, 1, K·H), where both are there."""
+    """Return torch's bias_k and bias_v (1, 1, K·H), if both are present."""
     keys = {name: _under(prefix, name) for name in ("bias_k", "bias_v")}
     if not all(key in specs and specs[key].shape == (1, 1, width) for key in keys.values()):
         return {}
@@ -272,7 +272,7 @@ def _dtype(specs: Specs, keys: Iterable[str]) -> str:
 
 # --- names --------------------------------------------------------------------------------------
 
-# Keys deeper than this belong to other modules, where the prefix is that of a whole layer.
+# Deeper keys belong to other modules, if the prefix is that of a whole layer.
 _NEAR = 3
 
 
@@ -287,7 +287,7 @@ def _beside(specs: Specs, prefix: str, keys: Iterable[str]) -> tuple[str, ...]:
 
 
 def _prefixes(specs: Specs, name: str) -> list[str]:
-    """What precedes `name`, without the dot, in the keys that end with it."""
+    """Return the prefixes, without the dot, of keys that end with `name`."""
     dotted = f".{name}"
     whole = [key for key in specs if key == name or key.endswith(dotted)]
     return [key.removesuffix(name).removesuffix(".") for key in whole]

@@ -1,6 +1,6 @@
-"""The rows of a starting table, key by key: attention's, a question's, those of all else.
+"""Rows of a starting table, key by key: attention, open questions, and all other tensors.
 
-What names and shapes do not settle is a question, with every answer that the shapes allow.
+What names and shapes do not determine is a question, with every answer that the shapes allow.
 """
 
 import re
@@ -31,15 +31,15 @@ Specs = Mapping[str, Spec]
 _EMBEDDING = re.compile(
     r"(^|[._])(wte|wpe|shared|embed\w*|\w*embeddings?|relative_attention_bias)$", re.IGNORECASE
 )
-"""Modules of whose matrix a row is looked up."""
+"""Names of modules that look up rows of a matrix."""
 _CONVOLUTION = re.compile(r"conv|patch")
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A row, and what is assumed; or several that are possible, each with what it means.
+    """A row with its assumption; or a question with several possible rows, each with its meaning.
 
-    asked: what the question is; "" for none.
+    asked: the question; "" if there is none.
     """
 
     rows: tuple[Row, ...]
@@ -49,7 +49,7 @@ class Entry:
 
     @property
     def names(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """The torch keys and the Flax paths."""
+        """Torch keys and Flax paths of all rows."""
         every = [*self.rows, *(r for _, rows in self.options for r in rows)]
         keys = dict.fromkeys(k for r in every for k in r.keys)
         return tuple(keys), tuple(dict.fromkeys(p for r in every for p in r.paths))
@@ -69,11 +69,11 @@ _STEPS: dict[str, tuple[Step, ...]] = {
 _STEPS |= {f"{role}.{leaf}": _STEPS[f"q.{leaf}"] for role in "kv" for leaf in _LEAVES}
 _PACKED: dict[str, tuple[Step, ...]] = {"weight": (packed, linear, heads), "bias": (packed, heads)}
 _CODEGEN = in_parts(4)
-_FLAT = "kept flat: its heads are not known, or not of one size in all of the file"
+_FLAT = "kept flat: its heads are not known, or differ in size within the file"
 
 
 def of_attention(block: Block, specs: Specs, sizes: Sizes | None) -> Iterator[Entry]:
-    """The rows of one block, without heads where no `sizes` are known or they do not fit."""
+    """Yield the rows of one block; without heads if `sizes` are unknown or do not fit."""
     if isinstance(block, UnreadBlock):
         yield from _of_packing(block, specs, sizes)
         return
@@ -102,7 +102,7 @@ def _together(prefix: str, key: str, leaf: str, steps: tuple[Step, ...], roles: 
 
 
 def _fitting(r: Row, specs: Specs, sizes: Sizes | None) -> Entry:
-    """The row, without heads where they do not fit: a packed tensor is then kept whole."""
+    """Return the row, without heads if they do not fit: a packed tensor is then kept whole."""
     if _fits(r, specs, sizes):
         return Entry((r,))
     if len(r.paths) > 1:
@@ -122,7 +122,7 @@ def _fits(r: Row, specs: Specs, sizes: Sizes | None) -> bool:
 
 
 def _of_packing(block: UnreadBlock, specs: Specs, sizes: Sizes | None) -> Iterator[Entry]:
-    """A question about a packed projection whose order no name tells; else what it is alone."""
+    """Yield a question about a packed projection whose order no name determines."""
     for key in block.keys:
         module, _, leaf = key.rpartition(".")
         packs = any(module.endswith(name) for name in (*UNORDERED, *OTHERWISE_PACKED.values()))
@@ -144,7 +144,7 @@ def _of_packing(block: UnreadBlock, specs: Specs, sizes: Sizes | None) -> Iterat
             ),
         ]
         if module.endswith(OTHERWISE_PACKED["codegen"]):
-            words = "in four parts, as CodeGen does: in each its queries, its values, its keys"
+            words = "in four parts, as in CodeGen: each has its queries, its values, its keys"
             of_weight = (*first, _CODEGEN, packed, linear, heads)
             ways.append((words, "qvk", (of_weight, (_CODEGEN, packed, heads))))
         keys = {"weight": key, "bias": f"{module}.bias"}
@@ -155,18 +155,18 @@ def _of_packing(block: UnreadBlock, specs: Specs, sizes: Sizes | None) -> Iterat
             rows = tuple(
                 _together(prefix, keys[leaf], leaf, by_leaf[leaf], roles) for leaf in there
             )
-            # Whoever answers may know heads that no config names.
+            # The user who answers may know heads that no config names.
             if sizes is None or all(_fits(r, specs, sizes) for r in rows):
                 options.append((words, rows))
         whole = tuple(of_key(keys[leaf], specs).rows[0] for leaf in there)
-        options.append(("another order: kept whole, as it is", whole))
+        options.append(("another order: keep it whole", whole))
         asked = f"how does {module.rpartition('.')[2]} pack query, key and value?"
         yield Entry((), asked=asked, options=tuple(options))
         yield from _of_output(prefix, specs, sizes)
 
 
 def _of_output(prefix: str, specs: Specs, sizes: Sizes | None) -> Iterator[Entry]:
-    """The rows of the output projection beside a packed one, where only one module can be it."""
+    """Yield the output projection's rows next to a packed one, if only one module can be it."""
     modules = [_under(prefix, name) for name in _OUTPUTS]
     there = [module for module in modules if f"{module}.weight" in specs]
     if len(there) != 1:
@@ -184,7 +184,7 @@ def _of_output(prefix: str, specs: Specs, sizes: Sizes | None) -> Iterator[Entry
 
 
 def of_key(key: str, specs: Specs) -> Entry:
-    """The row of a tensor outside attention."""
+    """Return the row of a tensor outside attention."""
     module, _, leaf = key.rpartition(".")
     shape = specs[key].shape
     if leaf == "bias":
@@ -200,7 +200,7 @@ def of_key(key: str, specs: Specs) -> Entry:
             return Entry(
                 (Row((key,), (f"{module}.kernel",), (conv,)),), "a convolution, by its name"
             )
-        return Entry((_as_it_is(key, specs),), "as it is: of its axes nothing is known")
+        return Entry((_as_it_is(key, specs),), "unchanged: its axes are unknown")
     turned = _orientation(key, specs)
     of = {True: (linear,), False: ()}
     path = (f"{module}.kernel",)
@@ -210,7 +210,7 @@ def of_key(key: str, specs: Specs) -> Entry:
         "torch.nn.Linear, (out, in)": (Row((key,), path, (linear,)),),
         "transformers' Conv1D, (in, out)": (Row((key,), path, ()),),
     }
-    asked = f"which axis of {module} is its input? It is square, as are all that could tell."
+    asked = f"which axis of {module} is its input? It is square, and no other matrix decides."
     return Entry((), asked=asked, options=tuple(ways.items()))
 
 
@@ -219,9 +219,10 @@ def _as_it_is(key: str, specs: Specs) -> Row:
 
 
 def _orientation(key: str, specs: Specs) -> bool | None:
-    """Whether a matrix is (out, in), as torch.nn.Linear has it, and not (in, out), as Conv1D has.
+    """Return whether a matrix is (out, in), as in torch.nn.Linear, and not (in, out), as in Conv1D.
 
-    Its bias tells, or those of the file's other matrices where it is square. Conv1D always has one.
+    Its bias decides, or those of the file's other matrices if it is square; None if neither does.
+    Conv1D always has a bias.
     """
     module = key.rpartition(".")[0]
     if f"{module}.bias" not in specs:
@@ -229,8 +230,8 @@ def _orientation(key: str, specs: Specs) -> bool | None:
     if (own := _by_bias(module, specs)) is not None:
         return own
     modules = (k.removesuffix(".weight") for k in specs if k.endswith(".weight"))
-    told = {way for m in modules if (way := _by_bias(m, specs)) is not None}
-    return told.pop() if len(told) == 1 else None
+    ways = {way for m in modules if (way := _by_bias(m, specs)) is not None}
+    return ways.pop() if len(ways) == 1 else None
 
 
 def _by_bias(module: str, specs: Specs) -> bool | None:

@@ -1,8 +1,8 @@
-"""A starting table for any checkpoint: what names and shapes settle, and questions for the rest.
+"""A starting table for any checkpoint: what names and shapes determine, and open questions.
 
-The Flax paths are torch's names, but for attention, whose projections have the names of this
-package's modules, and for the last word: kernel, scale, embedding. What is assumed stands beside
-its row. A question is a row that `port` refuses until another takes its place. Needs no framework.
+The Flax paths are torch's names, except in attention, whose projections have the names of this
+package's modules, and for the last word: kernel, scale, embedding. Assumptions are comments on
+their rows. A question is a row that `port` refuses until another replaces it. Needs no framework.
 """
 
 from collections import defaultdict
@@ -36,7 +36,7 @@ _OPTIONS = ("--num-heads", "--num-kv-heads", "--head-dim")
 
 @dataclass(frozen=True)
 class StartingTable:
-    """The text of a module that defines LAYOUT, and how many questions are in it."""
+    """Text of a module that defines LAYOUT, and the number of its questions."""
 
     text: str
     questions: int
@@ -45,7 +45,7 @@ class StartingTable:
 def starting_table(
     specs: Specs, config: Config, tied: Mapping[str, str], name: str
 ) -> StartingTable:
-    """The table of a checkpoint called `name`. tied: key to the key whose tensor it is."""
+    """Return the table of a checkpoint called `name`. tied: key to the key whose tensor it is."""
     blocks = _blocks(specs, config)
     own = {key for key, same in tied.items() if same in specs}
     read = {key: spec for key, spec in specs.items() if key not in own}
@@ -63,13 +63,15 @@ def starting_table(
 def _blocks(specs: Specs, config: Config) -> list[Block]:
     try:
         return discover(specs, str(config.get("model_type") or ""))
-    except TransferError:  # two blocks of one tensor: what is not read as attention is a question
+    except TransferError:  # a tensor in two blocks: what is not read as attention is a question
         return []
 
 
 def _sizes(blocks: Iterable[Block], config: Config) -> tuple[Sizes | None, str]:
-    """N, K and H of every block, and the options of `port` that name them; None where they differ
-    or nobody names them."""
+    """Return N, K and H of every block, and the options of `port` that name them.
+
+    Return None and "" if the blocks differ or the sizes are unknown.
+    """
     found = set()
     try:
         for block in blocks:
@@ -94,7 +96,7 @@ def _is_whole_numbers(spec: Spec) -> bool:
 
 
 def _folded(entries: Iterable[Entry], specs: Specs) -> list[Entry]:
-    """One entry for all layers where it stands for exactly the layers' own."""
+    """Merge entries of all layers into one, if it matches exactly the layers' own names."""
     entries = list(entries)
     paths = {path for entry in entries for path in entry.names[1]}
     every = _numbers(specs)
@@ -110,7 +112,7 @@ def _folded(entries: Iterable[Entry], specs: Specs) -> list[Entry]:
 
 
 def _numbers(names: Iterable[str]) -> dict[str, set[str]]:
-    """What precedes the first number in any of the names -> the numbers there."""
+    """Map each prefix of a first number in any of the names to the numbers there."""
     found: dict[str, set[str]] = defaultdict(set)
     for name in names:
         tokens = name.split(".")
@@ -120,7 +122,7 @@ def _numbers(names: Iterable[str]) -> dict[str, set[str]]:
 
 
 def _in_each_layer(key: str, specs: Specs, every: Mapping[str, set[str]]) -> bool:
-    """Whether a pattern has every layer, as a port expects of a row that is open in its layer."""
+    """Return whether a pattern has every layer, as a port expects of a row with {layer}."""
     stem, hole, _ = key.partition(".{layer}")
     met = {dict(binding)["layer"] for binding in bindings([key], specs)} if hole else set()
     return not hole or met == every[stem]
@@ -136,7 +138,7 @@ def _patterned(entry: Entry) -> Entry:
 
 
 def _pattern(name: str) -> str:
-    """A dotted name with its numbers left open: layer, part2, part3, …"""
+    """Return a dotted name with its numbers left open: layer, part2, part3, …"""
     places = [i for i, token in enumerate(name.split(".")) if token.isdecimal()]
     words = (f"part{i}" if i > 1 else "layer" for i in count(1))
     return marked(name, dict(zip(places, words, strict=False)))
@@ -162,15 +164,15 @@ def _written(
         used.update(("row", *step_names(entry.rows[0])))
         line("row", row_arguments(entry.rows[0]), entry.why)
     for key in _patterns(passed):
-        line("ignored", [quoted(key), quoted("whole numbers, which are no parameters")])
+        line("ignored", [quoted(key), quoted("integers or booleans, which are not parameters")])
     for key in own:
         line("tied", [quoted(key), quoted(tied[key])])
     questions = [entry for entry in entries if entry.asked]
     for number, entry in enumerate(questions, 1):
         body += [f"    # Question {number}: {printable(entry.asked)}"]
-        body += ["    # Delete the next lines that refuse, and uncomment the rows of one answer."]
+        body += ["    # Delete the refused(…) lines below, and uncomment the rows of one answer."]
         for key in entry.names[0]:
-            why = f"question {number} of the table is not answered"
+            why = f"question {number} of the table is unanswered"
             body.append(f"    refused({quoted(key)}, {quoted(why)}),")
             used.add("refused")
         for words, rows in entry.options:
@@ -196,6 +198,6 @@ def _written(
 
 
 def _patterns(keys: Sequence[str]) -> list[str]:
-    """Names of layers, left open where that stands for these alone."""
+    """Return names of layers, with {layer} if that matches only these."""
     items = [LayerItem(key, _pattern(key)) for key in keys]
     return folded(items, lambda pattern, members: len(bindings([pattern], keys)) == members)

@@ -1,1 +1,1 @@
-"""A whole checkpoint carried from one framework to the other."""
+"""Conversion of whole checkpoints from one framework to the other."""

@@ -1,4 +1,4 @@
-"""What a port writes, made tensor by tensor, and the proof of it. Needs no framework."""
+"""Tensors that a port writes, made one by one, and their proof. Needs no framework."""
 
 from typing import Any, NamedTuple
 
@@ -10,7 +10,7 @@ from jax_attn.transfer.problems import Problem
 
 
 class Carried(LazyMapping[np.ndarray]):
-    """What a port writes, by name; each made when it is asked for."""
+    """Tensors that a port writes, by name; each is made on access."""
 
     def __init__(self, plan: PortPlan, source: Tensors, looked_at: LookedAt = lambda count: None):
         self._plan, self._source, self._looked_at = plan, source, looked_at
@@ -26,16 +26,17 @@ class Carried(LazyMapping[np.ndarray]):
         return arrays[i]
 
     def describe(self, name: str) -> Spec:
-        """Shape and dtype name of one tensor, without making it."""
+        """Return shape and dtype name of one tensor, without making it."""
         self._moves[name]
         return self._plan.targets[name]
 
 
 class Proof(NamedTuple):
-    """Bytes of the source, carried or passed over, and of the target.
+    """Result of the comparison of a port's source with what was written.
 
-    carried: of tensors that come back bit for bit. dtype: what the source was cast to first; None
-    for no cast. problems: what does not come back.
+    carried, passed_over, written: bytes of the source that come back bit for bit, of the source's
+    skipped tensors, and of the target. dtype: what the source was cast to first; None for no cast.
+    problems: tensors that do not come back.
     """
 
     carried: int
@@ -53,16 +54,16 @@ class Proof(NamedTuple):
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return plain data."""
         return self._asdict() | {"problems": [problem._asdict() for problem in self.problems]}
 
 
 def prove(
     plan: PortPlan, source: Tensors, written: Tensors, looked_at: LookedAt = lambda count: None
 ) -> Proof:
-    """Take what was written back through the table, and compare it with the source bit for bit.
+    """Convert the written tensors back through the table, and compare them with the source.
 
-    written: as read back from the disk. Where the plan has a dtype, the source counts as cast.
+    written: as read back from the disk. If the plan has a dtype, the source is cast to it first.
     """
     problems = _not_as_planned(plan, written)
     carried = set()
@@ -91,12 +92,12 @@ def prove(
 
 
 def _not_as_planned(plan: PortPlan, written: Tensors) -> list[Problem]:
-    """Names, shapes and dtypes that are not those of the plan."""
+    """Report names, shapes and dtypes that differ from the plan's."""
     described, problems = specs(written)
     for name, spec in described.items():
         if name not in plan.targets:
-            problems.append(Problem("unexpected", name, f"written without a plan, {spec}"))
+            problems.append(Problem("unexpected", name, f"written, but not in the plan, {spec}"))
     for name, spec in plan.targets.items():
         if (now := described.get(name)) != spec:
-            problems.append(Problem("unwritten", name, f"expected {spec}, but read back {now}"))
+            problems.append(Problem("unwritten", name, f"expected {spec}, read back {now}"))
     return problems

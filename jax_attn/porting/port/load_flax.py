@@ -1,4 +1,4 @@
-"""Load what `jax-attn port --to flax` wrote into any NNX module."""
+"""Loading of `jax-attn port --to flax` output into any NNX module."""
 
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,11 @@ from jax_attn.transfer.table.rows import row
 def load_flax(module: nnx.Module, folder: str | Path) -> Plan:
     """Write the arrays of a folder into an NNX module: every nnx.Param, or nothing.
 
-    As `load`, which takes torch's tensors; here names and shapes are already those of the module.
+    Like `load`, but names and shapes are already the module's, not torch's.
 
     Args:
       module: the nnx.Module to write into; an abstract one becomes a real one.
-      folder: what `jax-attn port --to flax` wrote.
+      folder: the output of `jax-attn port --to flax`.
 
     Returns:
       The `Plan` that was carried out.

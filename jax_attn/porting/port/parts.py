@@ -1,8 +1,7 @@
-"""Parts that a port must have: each check yields the problems that it sees.
+"""Checks for missing parts of a port; each yields the problems that it finds.
 
-A table without a module to fill cannot know what should be there. Layers that are not alike,
-attention that is not whole, and parts that its family always has tell when something is missing.
-Needs no framework.
+A table without a module does not know what should be there. Missing parts are detected by layers
+that differ, incomplete attention, and parts that its family always has. Needs no framework.
 """
 
 import re
@@ -17,19 +16,19 @@ from jax_attn.transfer.table.layout import Layout
 from jax_attn.transfer.table.rows import bindings, holes, regex
 
 RowSide = Literal["keys", "paths"]
-"""The names of a row that are torch's, or Flax's."""
+"""The side of a row: torch's keys, or Flax's paths."""
 
 _TRIOS = (("q_proj", "k_proj", "v_proj"), ("query", "key", "value"))
 _PROJECTIONS = (*_TRIOS[0], "out_proj")
-_TABLE = "position_bias.embedding"  # one layer learns it, the others may borrow it
-_BARE = ("classifier",)  # of sequences it has no bias in decoders, of tokens it has
+_TABLE = "position_bias.embedding"  # one layer learns it, others may borrow it
+_BARE = ("classifier",)  # in decoders, that for sequences has no bias, that for tokens has one
 _FIRST_HOLE = re.compile(r"\{(\w+)\}")
 
 
 def uneven(layout: Layout, names: Iterable[str], side: RowSide) -> Iterator[Problem]:
-    """Layers that lack what another layer has, and layers missing in between.
+    """Report layers that lack what another layer has, and gaps in the layers' numbers.
 
-    names: those that are present; side: the one that they belong to.
+    names: those that are present; side: the side that they belong to.
     """
     names = list(names)
     layers_of: dict[str, dict[str, set[int]]] = defaultdict(dict)  # stem -> pattern -> layers
@@ -45,7 +44,7 @@ def uneven(layout: Layout, names: Iterable[str], side: RowSide) -> Iterator[Prob
     for stem, patterns in layers_of.items():
         layers = set().union(*patterns.values())
         if absent := gaps(layers, max(layers) + 1):
-            text = f"expected layers 0 to {max(layers)}, but {absent} are missing"
+            text = f"expected layers 0 to {max(layers)}, but layers {absent} are missing"
             yield Problem("missing", f"{stem}{absent[0]}", text)
         for pattern, present_in in patterns.items():
             for layer in sorted(layers - present_in):
@@ -63,14 +62,14 @@ def missing_parts(
     names: Iterable[str],
     side: RowSide,
 ) -> Iterator[Problem]:
-    """Kernels, scales, biases and embeddings beside the blocks that no layer has.
+    """Report kernels, scales, biases and embeddings outside the blocks that no layer has.
 
-    layout: the whole table; beside: that of all but the blocks, and the Flax parts of it that may
-    be absent; a bias is needed where its kernel or scale is present. names, side: as in `uneven`,
-    which tells what only some of the layers lack.
+    layout: the whole table; beside: the table without blocks, and its Flax parts that may be
+    absent; a bias is needed if its kernel or scale is present. names, side: as in `uneven`, which
+    reports what only some layers lack.
     """
     (table, optional), names, places = beside, list(names), [place.flax for place in blocks]
-    # A block that is there has its norm; a side that has no block, a T5's decoder, has nothing.
+    # A block needs its norm; a side without blocks, such as a T5's decoder, needs nothing.
     optional = optional - {f"{place.rpartition('.')[2]}_norm" for place in places}
     sides = {path.split(".")[0] for path in table.flax_paths() if _FIRST_HOLE.search(path)}
     optional |= sides - {place.split(".")[0] for place in places}
@@ -90,21 +89,21 @@ def missing_parts(
             continue
         text = "every model of this family has it"
         text = (
-            "every model of this family has it in each layer; here none has it"
+            "every model of this family has it in each layer; here no layer has it"
             if holes(first)
             else text
         )
         if leaf == "kernel" and module == "lm_head":
-            text = "config.json names an architecture with a head, and does not tie it"
+            text = "config.json names an architecture with an untied head"
         name, *others = dict.fromkeys(
             _at(getattr(rows[0], side)[0], 0) for rows in group.alternatives
         )
-        text += f"; {' or '.join(others)} would do instead" if others else ""
+        text += f"; {' or '.join(others)} could replace it" if others else ""
         yield Problem("missing", name, text, nearest(name, strays))
 
 
 def incomplete(blocks: Iterable[tuple[Place, Traits]], paths: Iterable[str]) -> Iterator[Problem]:
-    """What an attention block lacks that its traits need, or has that they do not."""
+    """Report what an attention block lacks that its traits need, or has that they exclude."""
     paths = set(paths)
     for place, traits in blocks:
         learned = traits.bias is not None and traits.bias.kind == "relative" and not traits.lender
@@ -120,15 +119,15 @@ def incomplete(blocks: Iterable[tuple[Place, Traits]], paths: Iterable[str]) -> 
         possible = {*needed_where, *norm_biases}
         present = {name for name in possible if f"{place.flax}.{name}" in paths}
         for name in sorted(needed - present):
-            text = f"the attention at {place.torch!r} needs it, by the config"
+            text = f"by the config, the attention at {place.torch!r} needs it"
             yield Problem("missing", f"{place.flax}.{name}", text)
         for name in sorted(present - needed - (norm_biases if traits.qk_norm else set())):
-            text = f"the attention at {place.torch!r} has none, by the config"
+            text = f"by the config, the attention at {place.torch!r} does not have it"
             yield Problem("unexpected", f"{place.flax}.{name}", text)
 
 
 def some_biases(layout: Layout, paths: Iterable[str]) -> Iterator[Problem]:
-    """Of query, key and value, a bias of one and none of another, which a row of the table has."""
+    """Report query, key and value projections of which only some have a bias that has a row."""
     paths, rows = set(paths), [*map(regex, layout.flax_paths())]
     for trio in _TRIOS:
         ends = [f"{part}.bias" for part in trio]
@@ -143,13 +142,13 @@ def some_biases(layout: Layout, paths: Iterable[str]) -> Iterator[Problem]:
 
 
 def _strays(layout: Layout, names: Iterable[str]) -> list[str]:
-    """Names that belong to no row."""
+    """Return names that belong to no row."""
     known = [*map(regex, (*layout.torch_keys(), *layout.flax_paths()))]
     return [name for name in names if not any(p.fullmatch(name) for p in known)]
 
 
 def _weighs(module: str, table: Layout) -> set[str]:
-    """What a bias stands beside: the module's own weight, where it has none all in it."""
+    """Return the weight next to a bias: the module's kernel or scale, or else all its paths."""
     paths = {path for path in table.flax_paths() if path.startswith(f"{module}.")}
     return paths & {f"{module}.{leaf}" for leaf in ("kernel", "scale")} or paths
 

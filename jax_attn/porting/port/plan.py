@@ -1,4 +1,4 @@
-"""A checkpoint through a table, whole: the plan, with every reason why not. Needs no framework."""
+"""Plan of a whole checkpoint's port, with every reason against it. Needs no framework."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
@@ -26,23 +26,23 @@ from jax_attn.transfer.table.steps import Shape, Sizes
 Side = Literal["flax", "torch"]
 
 LookedAt = Callable[[int], None]
-"""Called with how many bytes were looked at."""
+"""Called with the number of bytes that were checked."""
 
 _FROM: dict[Side, RowSide] = {"flax": "keys", "torch": "paths"}
 _TO: dict[Side, RowSide] = {"flax": "paths", "torch": "keys"}
 _DTYPES = (*DTYPE_OF_CODE.values(),)
 _CHUNK = 2**22
-"""How many values are looked at at once."""
+"""Number of values to check at a time."""
 
 
 @dataclass(frozen=True, repr=False)
 class PortPlan:
-    """What a port would do, and every reason why it cannot.
+    """The rows that a port would carry, and every reason why it cannot.
 
     to: the side that is written. sources, targets: shape and dtype by name, before and after.
     passed_over: names that are not carried, and why. unused: Flax modules of the table that the
-    source lacks; none where nothing is planned at all. dtype: what floating numbers are cast to;
-    None for no cast.
+    source lacks; empty if there are no moves. dtype: what floating-point numbers are cast to; None
+    for no cast.
     """
 
     to: Side
@@ -68,7 +68,7 @@ class PortPlan:
         return "\n".join([*table, *over, *unused])
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return plain data."""
         head = ("torch", "torch_shapes", "flax", "flax_shapes", "dtype", "steps")
         rows = (
             (
@@ -87,7 +87,7 @@ class PortPlan:
 
     @property
     def source_bytes(self) -> int:
-        """Of all tensors that are there."""
+        """Size in bytes of all source tensors."""
         return sum(spec.nbytes for spec in self.sources.values())
 
     def _dtype(self, move: Move) -> str:
@@ -95,15 +95,15 @@ class PortPlan:
         return spec.dtype if spec else "–"
 
     def reads(self, move: Move) -> tuple[str, ...]:
-        """The names that a move reads."""
+        """Return the names that a move reads."""
         return getattr(move.row, _FROM[self.to])
 
     def writes(self, move: Move) -> tuple[str, ...]:
-        """The names that a move writes."""
+        """Return the names that a move writes."""
         return getattr(move.row, _TO[self.to])
 
     def read(self, source: Tensors, move: Move) -> tuple[np.ndarray, ...]:
-        """What a move reads, cast where that is asked for."""
+        """Return the arrays that a move reads, cast if so requested."""
         arrays = (read(source, name) for name in self.reads(move))
         if self.dtype is None:
             return tuple(arrays)
@@ -121,10 +121,11 @@ def plan_port(
     allow_nonfinite: bool = False,
     looked_at: LookedAt = lambda count: None,
 ) -> PortPlan:
-    """What a port would do. Looks at every number; writes nothing and raises nothing.
+    """Plan a port: check every number, write nothing and raise nothing.
 
-    source: torch keys, or dotted Flax paths, to tensors. ignore: patterns with * and ? of names
-    to pass over. dtype: what floating numbers are cast to; that must lose nothing, unless lossy.
+    source: torch keys, or dotted Flax paths, to tensors. ignore: patterns with * and ? of names to
+    pass over. dtype: what floating-point numbers are cast to; the cast must be lossless unless
+    `lossy`.
     """
     described, unreadable = specs(source)
     layout, problems = _ignoring(table.layout, ignore, described)
@@ -154,18 +155,18 @@ def plan_port(
 
 
 def reached(layout: Layout, keys: Iterable[str]) -> list[str]:
-    """The Flax paths of rows whose keys are present, whatever their shapes."""
+    """Return the Flax paths of rows whose keys are present, whatever their shapes."""
     keys = list(keys)
     return [p for r in _rows(layout) for b in bindings(r.keys, keys) for p in r.at(b).paths]
 
 
-# --- what is planned ----------------------------------------------------------------------------
+# --- the plan -----------------------------------------------------------------------------------
 
 
 def _ignoring(
     layout: Layout, patterns: Sequence[str], names: Iterable[str]
 ) -> tuple[Layout, list[Problem]]:
-    """The layout with what the caller passes over; a pattern that matches nothing is a mistake."""
+    """Return the layout that passes over the caller's patterns; report patterns without a match."""
     matches = {pattern: [n for n in names if fnmatchcase(n, pattern)] for pattern in patterns}
     items = [ignored(n, f"--ignore {pattern}") for pattern, each in matches.items() for n in each]
     text = "expected a pattern of tensors' names, but it matches none"
@@ -185,7 +186,7 @@ def _moves(
     steps = {step for r in _rows(layout) for step in r.steps}
     if table.sizes is None and not steps.isdisjoint(shapes.SIZED):
         text = "cannot be inferred from shapes"
-        hint = "pass --num-heads and --head-dim, or put a config.json beside the checkpoint"
+        hint = "pass --num-heads and --head-dim, or put a config.json next to the checkpoint"
         return [], [Problem("missing", "num_heads, head_dim", text, hint)]
     try:
         paths = layout.shapes(shapes_by_name, table.sizes or Sizes(1, 1, 1))
@@ -197,7 +198,7 @@ def _moves(
 def _targets(
     moves: Iterable[Move], sources: Mapping[str, Spec], to: Side, dtype: str | None
 ) -> tuple[dict[str, Spec], list[Problem]]:
-    """Shape and dtype of what is written; and tensors of several dtypes that become one."""
+    """Return shape and dtype of what is written; report mixed dtypes within one target."""
     targets: dict[str, Spec] = {}
     problems = []
     for move in moves:
@@ -216,7 +217,7 @@ def _targets(
 
 
 def _unused(layout: Layout, used: Iterable[str]) -> list[str]:
-    """Flax modules of the table that have no path among those used."""
+    """Return Flax modules of the table that have no path among those used."""
     used = {path.rpartition(".")[0] for path in used}
     modules = dict.fromkeys(path.rpartition(".")[0] for path in layout.flax_paths())
     return [module for module in modules if not bindings([module], used)]
@@ -226,11 +227,11 @@ def _rows(layout: Layout) -> list[Row]:
     return [r for group in layout.groups for a in group.alternatives for r in a]
 
 
-# --- what is wrong with it ----------------------------------------------------------------------
+# --- its problems -------------------------------------------------------------------------------
 
 
 def _not_written(carried: Mapping[str, Spec]) -> list[Problem]:
-    """Tensors of dtypes that no file format here holds."""
+    """Report tensors of dtypes that no file format here holds."""
     return [
         Problem("wrong dtype", name, f"expected one of {', '.join(_DTYPES)}, got {spec.dtype}")
         for name, spec in carried.items()
@@ -241,7 +242,7 @@ def _not_written(carried: Mapping[str, Spec]) -> list[Problem]:
 def _not_floating(
     moves: Iterable[Move], sources: Mapping[str, Spec], to: Side
 ) -> Iterator[Problem]:
-    """Kernels, scales, biases and embeddings that are whole numbers or true and false."""
+    """Report kernels, scales, biases and embeddings that hold integers or booleans."""
     for move in moves:
         for name in getattr(move.row, _FROM[to]):
             dtype = sources[name].dtype
@@ -253,7 +254,7 @@ def _not_floating(
 def _wrong_parts(
     table: PortTable, layout: Layout, names: Sequence[str], described: Iterable[str], to: Side
 ) -> list[Problem]:
-    """names: of what is carried; described: of all that is readable, passed over or not."""
+    """Report missing parts. names: those carried; described: all readable, passed over or not."""
     side, places = _FROM[to], [place for place, _ in table.blocks]
     paths = reached(layout, names) if to == "flax" else names
     return [
@@ -276,7 +277,7 @@ def _wrong_shapes(
     to: Side,
     reported: Set[str],
 ) -> list[Problem]:
-    """reported: names whose shapes follow from other problems."""
+    """Report wrong shapes; reported: names whose shapes follow from other problems."""
     problems = [*shapes.wrong_widths(moves, table.blocks)]
     problems += shapes.wrong_heads(moves, table.sizes) if table.sizes is not None else ()
     reported = reported | {problem.name for problem in problems}
@@ -296,9 +297,10 @@ def _bad_values(
     lossy: bool,
     allow_nonfinite: bool,
 ) -> Iterator[Problem]:
-    """Values of a tensor that are not finite, and those that `dtype` does not hold.
+    """Report values of a tensor that are not finite, and those that `dtype` cannot represent.
 
-    dtype: what floating numbers are cast to; None for no cast. lossy: whether values may change.
+    dtype: what floating-point numbers are cast to; None for no cast. lossy: whether values may
+    change.
     """
     if spec.dtype not in DTYPES:
         return

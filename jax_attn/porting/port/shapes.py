@@ -1,6 +1,6 @@
-"""What can be wrong with the shapes of a port: heads, widths, layers unlike each other.
+"""Checks of shapes in a port: heads, widths, layers that differ from each other.
 
-The steps of a row say how a shape becomes another, not which it must be. Needs no framework.
+The steps of a row say how one shape becomes another, not which shape is right. Needs no framework.
 """
 
 from collections import Counter, defaultdict
@@ -58,8 +58,8 @@ _TASK_HEADS = (
     *("choice_head", "discriminator.out", "summary"),
 )
 _AXES |= {f"{head}.kernel": "Dc" for head in _TASK_HEADS}
-"""The axes of the families' Flax paths, by how these end: a capital is one number in all of a
-file, a small letter the module's own. A bias has the last axis of its kernel or scale."""
+"""Axes of the families' Flax paths, by the paths' endings: a capital is one number throughout a
+file, a small letter belongs to the module. A bias has the last axis of its kernel or scale."""
 
 _NAMES = {
     "D": ("hidden_size",),
@@ -73,11 +73,11 @@ _NAMES = {
     "O": ("pooler_output_size",),
     "R": ("relative_attention_num_buckets",),
 }
-"""What messages, and configs, call a width."""
+"""Names of a width in configs; messages use the first."""
 
 
 def wrong_heads(moves: Iterable[Move], sizes: Sizes) -> Iterator[Problem]:
-    """Kernels and biases that have another number of heads than `sizes`."""
+    """Report kernels and biases whose number of heads differs from `sizes`."""
     for move in moves:
         for path, shape in zip(move.row.paths, move.path_shapes, strict=True):
             count = _head_count(move.row, shape)
@@ -92,7 +92,7 @@ def wrong_heads(moves: Iterable[Move], sizes: Sizes) -> Iterator[Problem]:
 def wrong_widths(
     moves: Iterable[Move], blocks: Iterable[tuple[Place, Traits]]
 ) -> Iterator[Problem]:
-    """Kernels of a block that are not as wide as the config says its model is."""
+    """Report kernels of a block whose width differs from the config's."""
     arrays = _by_path(moves, "keys")
     for place, traits in blocks:
         D, (kdim, vdim) = traits.embed_dim, traits.widths
@@ -106,10 +106,10 @@ def wrong_widths(
 
 
 def unlike(layout: Layout, shapes: Mapping[str, Shape], side: RowSide) -> Iterator[Problem]:
-    """Tensors of a layer that have another shape than those of the other layers.
+    """Report tensors of a layer whose shape differs from that of the other layers.
 
-    Layers are what {layer} counts in a row: a table of layers that are meant to differ uses another
-    word. shapes: of the names that are present; side: the one that they belong to.
+    Layers are counted by {layer} in a row; a table with layers that should differ uses another
+    word. shapes: by the names that are present; side: the side that they belong to.
     """
     for pattern in dict.fromkeys(
         name for group in layout.groups for r in group.rows for name in getattr(r, side)
@@ -128,7 +128,7 @@ def unlike(layout: Layout, shapes: Mapping[str, Shape], side: RowSide) -> Iterat
 def wrong_axes(
     moves: Iterable[Move], traits: Traits, config: Config, side: RowSide
 ) -> Iterator[Problem]:
-    """Tensors of a family that do not have the widths of the config, or of each other.
+    """Report tensors of a family whose widths differ from the config's, or from each other's.
 
     traits: those of any of its blocks. side: as in `unlike`. A width that the config lacks is the
     one that most tensors have.
@@ -143,7 +143,7 @@ def wrong_axes(
             seen[axis][width] += 1
     widths = {axis: counts.most_common(1)[0][0] for axis, counts in seen.items()}
     if "E" in widths:
-        widths["W"] = widths["E"]  # unless a model has them otherwise
+        widths["W"] = widths["E"]  # may be overridden below
     widths |= _config_widths(config, traits)
     for path, names in axes.items():
         name, shape = arrays[path]
@@ -156,7 +156,7 @@ def wrong_axes(
 
 
 def _by_path(moves: Iterable[Move], side: RowSide) -> dict[str, tuple[str, Shape]]:
-    """Flax path -> the name that messages call it, and its Flax shape."""
+    """Map each Flax path to its name in messages and its Flax shape."""
     return {
         path: (getattr(move.row, side)[0], shape)
         for move in moves
@@ -165,14 +165,14 @@ def _by_path(moves: Iterable[Move], side: RowSide) -> dict[str, tuple[str, Shape
 
 
 def _head_count(r: Row, shape: Shape) -> int | None:
-    """How many heads a Flax array has; None where its row makes none."""
+    """Return how many heads a Flax array has; None if its row makes none."""
     if heads in r.steps and len(shape) >= 2:
         return shape[-2]
     return shape[0] if heads_in in r.steps and shape else None
 
 
 def _axes(path: str) -> tuple[str, ...]:
-    """The names of a path's axes, those of the module's own with its path; () where unknown."""
+    """Return the names of a path's axes, the module's own with its path; () if unknown."""
     module, _, leaf = path.rpartition(".")
     for end in ("kernel", "scale") if leaf == "bias" else (leaf,):
         parts = [*module.split("."), end] if module else [end]
@@ -184,7 +184,7 @@ def _axes(path: str) -> tuple[str, ...]:
 
 
 def _config_widths(config: Config, traits: Traits) -> dict[str, int]:
-    """Axis -> its width; values such as -1 and null leave it to something else."""
+    """Return each axis's width; values such as -1 and null leave it open."""
     widths = {"O": traits.embed_dim}
     for axis, names in _NAMES.items():
         values = (config.get(name) for name in names)
@@ -196,11 +196,11 @@ def _config_widths(config: Config, traits: Traits) -> dict[str, int]:
 
 
 def _model_widths(config: Config) -> dict[str, int]:
-    """What a whole model of the config has: tables of positions may have more rows than it says."""
+    """Return widths of the config's whole model, whose position table may have extra rows."""
     family = family_of(config)
     try:
         model = family.model_traits(config, ()) if family and family.model_of else None
-    except TransferError:  # what no model does can be carried all the same
+    except TransferError:  # can be carried without a model
         model = None
     if model is None or model.embedding.positions is None:
         return {}

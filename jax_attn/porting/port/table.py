@@ -1,4 +1,4 @@
-"""The table that a port goes by: a family's, as the config names it, or the caller's own."""
+"""The table of a port: a family's, as the config names it, or the caller's own."""
 
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
@@ -15,11 +15,11 @@ from jax_attn.transfer.table.steps import Sizes
 
 
 class PortTable(NamedTuple):
-    """What a port goes by.
+    """Table of a port, with what is known of the file.
 
-    sizes: None where unknown; needed where a step of the layout asks for them. blocks: where
-    attention is and what it does, where the family is known. config: {} where there is no family.
-    beside: the family's table of all but blocks, and the Flax parts of it that a file may lack.
+    sizes: None if unknown; needed if a step of the layout uses them. blocks: places and traits of
+    attention, if the family is known. config: {} without a family. beside: the family's table
+    without blocks, and its Flax parts that a file may lack.
     """
 
     layout: Layout
@@ -32,10 +32,10 @@ class PortTable(NamedTuple):
 def by_family(
     family: Family, config: Config, keys: Iterable[str], paths: Iterable[str] = ()
 ) -> PortTable:
-    """The table of a file with these torch keys. Raises TransferError for an invalid config.
+    """Return the table of a file with these torch keys. Raises TransferError for an invalid config.
 
-    keys: on the way back to torch, those of the file that the port was made of; where they are
-    unknown, none, and keys are spelled from the Flax `paths` as the family usually does.
+    keys: for a port to torch, those of the original file; if unknown, none: keys are then derived
+    from the Flax `paths`, spelled as usual in the family.
     """
     keys = list(keys)
     places = family.blocks(config, keys) or _blocks_of_paths(family, config, paths)
@@ -49,10 +49,10 @@ def by_family(
 
 
 def by_layout(layout: Layout, config: Config, heads: Mapping[str, int | None]) -> PortTable:
-    """A table of the caller's, with the heads that the caller or the config names.
+    """Return a table of the caller's, with the heads that the caller or the config names.
 
-    heads: N, K and H in this order, by the names of their options; None where not given. Raises
-    TransferError where the two disagree.
+    heads: N, K and H in this order, by the names of their options; None if not given. Raises
+    TransferError if the two disagree.
     """
     with reading(config) as read:
         D, *from_config = (read.number(*names, default=None) for names in SIZES)
@@ -64,7 +64,7 @@ def by_layout(layout: Layout, config: Config, heads: Mapping[str, int | None]) -
 
 
 def _blocks_of_paths(family: Family, config: Config, paths: Iterable[str]) -> list[Place]:
-    """The blocks of a Flax side."""
+    """Return the blocks of a Flax side."""
     paths = list(paths)
     places: dict[str, Place] = {}
     for pattern in family.places:

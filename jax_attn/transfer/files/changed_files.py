@@ -1,4 +1,4 @@
-"""Whether files have changed since they were opened."""
+"""Detection of files that changed after they were opened."""
 
 import os
 from collections.abc import Iterable, Mapping
@@ -9,7 +9,10 @@ from jax_attn.transfer.problems import Problem
 
 
 class Stamp(NamedTuple):
-    """What changes when a file is written or replaced. size: bytes; modified: nanoseconds."""
+    """File properties that change when the file is written or replaced.
+
+    size: bytes; modified: nanoseconds.
+    """
 
     inode: int
     size: int
@@ -20,15 +23,15 @@ Stamps = Mapping[Path, Stamp | None]
 
 
 def stamped(paths: Iterable[Path]) -> dict[Path, Stamp | None]:
-    """Each file's stamp; None for a file that does not exist."""
+    """Return each file's stamp; None for a file that does not exist."""
     return {path: _stamp(path) for path in paths}
 
 
 def changed(stamps: Stamps) -> list[Problem]:
-    """A problem for each file that has changed since its stamp."""
+    """Report each file that has changed since its stamp."""
     return [
         Problem(
-            "file", str(path), f"expected as it was when it was opened: {_difference(was, now)}"
+            "file", str(path), f"expected no change since it was opened: {_difference(was, now)}"
         )
         for path, was in stamps.items()
         if (now := _stamp(path)) != was
@@ -36,9 +39,9 @@ def changed(stamps: Stamps) -> list[Problem]:
 
 
 def cut(path: Path, was: Stamp | None) -> str:
-    """Why mapped bytes of a file may be gone, so that reading them would end the process; or ''.
+    """Say why reading mapped bytes of a file could end the process, because they are gone; or ''.
 
-    A file that was replaced by another keeps its bytes for whoever has it open.
+    A file that was replaced by another keeps its bytes for processes that have it open.
     """
     now = _stamp(path)
     shorter = was and now and now.inode == was.inode and now.size < was.size
@@ -48,7 +51,7 @@ def cut(path: Path, was: Stamp | None) -> str:
 def _stamp(path: Path) -> Stamp | None:
     try:
         status = os.stat(path)
-    except (OSError, ValueError):  # the latter for a name that no file can have
+    except (OSError, ValueError):  # ValueError: a name that no file can have
         return None
     return Stamp(status.st_ino, status.st_size, status.st_mtime_ns)
 

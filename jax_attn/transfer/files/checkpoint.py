@@ -1,6 +1,6 @@
-"""Checkpoints as lazy mappings: a file, a folder, or shards and the index that names them.
+"""Checkpoints as lazy mappings: a file, a folder, or shards with the index that names them.
 
-Needs no framework, except torch for a file that is torch's own pickle.
+Needs no framework, except torch for torch's own pickle files.
 """
 
 import os
@@ -25,11 +25,11 @@ _SUFFIXES = (_SAFETENSORS, *pickled.SUFFIXES)
 _OF_MANY = re.compile(r"(.*)-\d{1,9}-of-(\d{1,9})(\.\w+)")
 
 Views = dict[str, Any]
-"""Views of a mapped file, tensors of torch, or a Spec where NumPy has no such dtype."""
+"""Views of a mapped file, torch tensors, or a Spec if NumPy lacks the dtype."""
 
 
 class _File(NamedTuple):
-    """The tensors of one file, and those tied to them. stamp: as it was before it was opened."""
+    """Tensors of one file, and those tied to them. stamp: its state before it was opened."""
 
     stamp: Stamp | None
     stored: Views
@@ -39,11 +39,11 @@ class _File(NamedTuple):
 class Checkpoint(LazyMapping[np.ndarray]):
     """A lazy mapping of torch keys to NumPy arrays, each read when it is used.
 
-    The arrays are copies; bfloat16 is ml_dtypes'. Use it as a context manager: once closed, it
-    reads nothing more. `load_checkpoint` makes it.
+    The arrays are copies; bfloat16 is ml_dtypes'. Use it as a context manager; after closing,
+    nothing can be read. `load_checkpoint` returns it.
 
     Attributes:
-      stamps: its files, as they were when they were opened.
+      stamps: the state of its files when they were opened.
     """
 
     def __init__(
@@ -67,10 +67,10 @@ class Checkpoint(LazyMapping[np.ndarray]):
         return f"Checkpoint({str(self.path)!r}, {len(self)} tensors)"
 
     def mapped(self, key: str) -> np.ndarray:
-        """One tensor as it lies in the mapped file: uncopied and read-only, for immediate use.
+        """Return one tensor's mapped bytes: uncopied and read-only, for immediate use.
 
-        It changes when someone overwrites the file's bytes. Raises TransferError, also where the
-        file has been truncated since.
+        It changes if someone overwrites the file. Raises TransferError, also if the file has been
+        truncated.
         """
         spec = self.describe(key)
         tensor = self._tensors[key]
@@ -86,7 +86,7 @@ class Checkpoint(LazyMapping[np.ndarray]):
         return array
 
     def describe(self, key: str) -> Spec:
-        """Shape and dtype name of one tensor, without reading it. Raises TransferError."""
+        """Return shape and dtype name of one tensor, without reading it. Raises TransferError."""
         tensor = self._tensors[key]
         if not self._open:
             raise self._unreadable(key, "the checkpoint is closed")
@@ -102,7 +102,7 @@ class Checkpoint(LazyMapping[np.ndarray]):
         return spec
 
     def tied(self) -> dict[str, str]:
-        """Keys whose tensor occupies the same memory as an earlier key's, and that key."""
+        """Map each key whose tensor occupies an earlier key's memory to that earlier key."""
         described, _ = arrays.specs(self)
         readable = [key for key in described if not isinstance(self._tensors[key], Spec)]
         return arrays.same_memory(self._tensors, readable)
@@ -119,7 +119,7 @@ class Checkpoint(LazyMapping[np.ndarray]):
 def load_checkpoint(path: str | os.PathLike[str], *, part: str | None = None) -> Checkpoint:
     """Open the tensors of a checkpoint as a lazy mapping; only headers are read.
 
-    An index names files beside it. Links are followed wherever they lead, since caches consist of
+    An index names files in its own folder. Links are followed everywhere, because caches consist of
     links.
 
     Args:
@@ -127,15 +127,15 @@ def load_checkpoint(path: str | os.PathLike[str], *, part: str | None = None) ->
         2.10 and is read as weights only); an index (`*.index.json`) of such files, or the name of
         the index without ".index.json"; or a folder that has one of them. In a folder, safetensors
         take precedence over pickles, and an index over single files.
-      part: the key under which a pickle that holds more keeps its tensors, such as "state_dict".
+      part: the key of the tensors, such as "state_dict", in a pickle that holds other values too.
 
     Returns:
       A `Checkpoint`, which is a context manager.
 
     Raises:
-      TransferError: every reason, for a file that is missing, truncated, unsafe or not what its
-        name says, for a tensor that is named twice, and for an index that disagrees with its files;
-        with the command that helps, for a name on the Hub, and for an adapter.
+      TransferError: a file is missing, truncated, unsafe or not what its name says, a tensor is
+        named twice, or an index disagrees with its files; all reasons are listed. Also for a name
+        on the Hub and for an adapter, with the command that helps.
     """
     if not (part is None or isinstance(part, str)):
         raise TypeError(f"part: expected a string or None, got {part!r}")
@@ -157,7 +157,7 @@ def _load_folder(folder: Path, part: str | None) -> Checkpoint:
     try:
         names = sorted(name for name in os.listdir(folder) if not name.startswith("."))
     except OSError as error:
-        raise file_error(folder, f"cannot be looked into: {error}") from error
+        raise file_error(folder, f"cannot be listed: {error}") from error
 
     def ending(*suffixes: str) -> list[str]:
         return [name for name in names if name.endswith(suffixes)]
@@ -166,8 +166,8 @@ def _load_folder(folder: Path, part: str | None) -> Checkpoint:
         return _load_index(_only(folder, indices), part)
     if files := ending(_SAFETENSORS):
         if of_many := [name for name in files if _OF_MANY.fullmatch(name)]:
-            text = f"expected the index that says which files count, got {of_many[:8]} without it"
-            raise file_error(folder, text, "an unfinished copy? one file alone can be read by name")
+            text = f"expected an index of these shards, got {of_many[:8]} without one"
+            raise file_error(folder, text, "an unfinished copy? a single file can be read by name")
         return _joined(folder, [folder / name for name in files], part)
     if indices := ending(INDEX):
         return _load_index(_only(folder, indices), part)
@@ -180,18 +180,18 @@ def _load_folder(folder: Path, part: str | None) -> Checkpoint:
 def _only(folder: Path, names: list[str]) -> Path:
     if len(names) > 1:
         text = f"expected one checkpoint in the folder, got {names[:8]}"
-        raise file_error(folder, text, "name the one that is meant")
+        raise file_error(folder, text, "pass the path of one of them")
     return folder / names[0]
 
 
 def _joined(path: Path, files: Iterable[Path], part: str | None) -> Checkpoint:
-    """All tensors of some files."""
+    """Return all tensors of some files."""
     tensors: Views = {}
     problems = []
     contents = _read(path, files, part)
     for file, (_, stored, tied) in contents.items():
         twice = sorted(tensors.keys() & (stored.keys() | tied.keys()))
-        text = f"expected in one file, got it in more than one of its files, {file.name} the last"
+        text = f"expected in one file, got it in several, {file.name} among them"
         problems += [Problem("ambiguous", key, text) for key in twice]
         tensors |= stored | tied
     if problems:
@@ -200,7 +200,7 @@ def _joined(path: Path, files: Iterable[Path], part: str | None) -> Checkpoint:
 
 
 def _load_index(index: Path, part: str | None) -> Checkpoint:
-    """The tensors that an index names, each in the file that it names, which has no others."""
+    """Return the tensors that an index names, each from its file; the files hold no others."""
     own = stamped([index])
     homes = _weight_map(index)
     files = _read(index, [index.with_name(name) for name in sorted({*homes.values()})], part)
@@ -244,7 +244,7 @@ def _checkpoint(
 
 
 def _weight_map(index: Path) -> dict[str, str]:
-    """The map of an index: key -> name of the file beside it."""
+    """Return the map of an index: key -> name of a file in the same folder."""
     try:
         homes = read_json(index)["weight_map"]
         items = sorted(homes.items())
@@ -254,7 +254,7 @@ def _weight_map(index: Path) -> dict[str, str]:
     problems = []
     for key, name in items:
         if not (isinstance(name, str) and Path(name).name == name and name.endswith(_SUFFIXES)):
-            text = f"expected the name of a file beside it ({', '.join(_SUFFIXES)}), got {name!r}"
+            text = f"expected the name of a file next to it ({', '.join(_SUFFIXES)}), got {name!r}"
             problems.append(Problem("file", str(index), f"{key!r}: {text}"))
     if not items:
         problems.append(Problem("file", str(index), "expected at least one name, got none"))
@@ -264,7 +264,7 @@ def _weight_map(index: Path) -> dict[str, str]:
 
 
 def _left_out(index: Path, names: Iterable[str]) -> list[Problem]:
-    """Problems for series of files, numbered 1-of-n to n-of-n, of which an index names a part."""
+    """Report series of files, numbered 1-of-n to n-of-n, that an index names only in part."""
     series: dict[tuple[str, ...], list[str]] = {}
     for name in sorted(names):
         if match := _OF_MANY.fullmatch(name):
@@ -277,7 +277,7 @@ def _left_out(index: Path, names: Iterable[str]) -> list[Problem]:
 
 
 def _read(path: Path, files: Iterable[Path], part: str | None) -> dict[Path, _File]:
-    """The contents of each file; raises TransferError with the problems of all."""
+    """Return the contents of each file; raise TransferError with the problems of all."""
     contents, problems = {}, []
     for file, stamp in stamped(files).items():
         try:
@@ -300,5 +300,5 @@ def _read_file(path: Path, part: str | None) -> tuple[Views, Views]:
     if path.suffix in pickled.SUFFIXES:
         return pickled.tensors(path, part), {}
     if part is not None:
-        raise file_error(path, f"part: expected None, as safetensors have no parts, got {part!r}")
+        raise file_error(path, f"part: expected None for safetensors, got {part!r}")
     return safetensors_file.views(path)

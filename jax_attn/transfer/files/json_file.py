@@ -1,4 +1,4 @@
-"""A file of JSON, read with the names of each object told apart."""
+"""JSON files, read with a check that names in an object are unique."""
 
 import json
 import os
@@ -10,10 +10,10 @@ _KINDS = ((stat.S_ISDIR, "a folder"), (stat.S_ISFIFO, "a named pipe"))
 
 
 def read_json(path: Path) -> Any:
-    """What a file holds. Raises ValueError, RecursionError or OSError where it is no JSON.
+    """Return the content of a file. Raises ValueError, RecursionError or OSError if it is not JSON.
 
-    ValueError also for a name that occurs twice in one object, and for what is no file, which is
-    told before it is opened: a pipe could block for ever.
+    ValueError also for a name that occurs twice in one object, and for anything that is not a file,
+    which is checked before opening: a pipe could block for ever.
     """
     if os.path.lexists(path) and (why := _why_no_file(path)):
         raise ValueError(why)
@@ -21,20 +21,20 @@ def read_json(path: Path) -> Any:
 
 
 def _why_no_file(path: Path) -> str:
-    """What stands there in the place of a file; "" where it is one, or a link to one."""
+    """Say what is there instead of a file; "" for a file, or a link to one."""
     try:
         mode = os.stat(path).st_mode
     except (OSError, ValueError) as error:
         is_link = os.path.islink(path)
-        return f"it is a link that leads to no file: {error}" if is_link else str(error)
+        return f"it is a broken link: {error}" if is_link else str(error)
     if stat.S_ISREG(mode):
         return ""
     kind = next((words for is_so, words in _KINDS if is_so(mode)), "a device or a socket")
-    return f"it is {kind}, and no file"
+    return f"it is {kind}, not a file"
 
 
 def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object in which no name occurs twice; Python would silently keep the last one."""
+    """Return a JSON object, checking that no name occurs twice; Python would keep the last one."""
     by_name = dict(pairs)
     if len(by_name) < len(pairs):
         names = [name for name, _ in pairs]

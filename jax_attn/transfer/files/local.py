@@ -1,6 +1,6 @@
-"""What is handed in as a checkpoint and is none on this disk: a name on the Hub, an adapter.
+"""Arguments that are not checkpoints on this disk: a name on the Hub, an adapter.
 
-Nothing is downloaded and nothing merged here: the error has the command that does.
+Nothing is downloaded or merged here: the error names the command that does it.
 """
 
 import os
@@ -20,9 +20,9 @@ _MERGE = (
 
 
 def download_hint(path: Path) -> str:
-    """The command that makes a folder of a name such as "org/model"; "" for any other path.
+    """Return the command that downloads a name such as "org/model"; "" for any other path.
 
-    A path into a folder that is there is taken for a mistyped file, not for a name.
+    A path into an existing folder is taken for a mistyped file, not for a name.
     """
     match = _HUB_NAME.fullmatch(str(path))
     if match is None or os.path.lexists(path) or os.path.isdir(path.parent):
@@ -40,7 +40,7 @@ def expect_local(path: Path) -> None:
         raise file_error(path, text, hint)
     try:
         names = os.listdir(path) if os.path.isdir(path) else [path.name]
-    except OSError:  # whoever opens it says why
+    except OSError:  # opening it reports the reason
         return
     if signs := sorted(filter(_ADAPTER.fullmatch, names)):
         folder = path if os.path.isdir(path) else path.parent

@@ -1,4 +1,4 @@
-"""Orbax checkpoints of a state flattened by dotted paths: nested dicts whose leaves are arrays.
+"""Orbax checkpoints of a state flattened by dotted paths: nested dicts with arrays as leaves.
 
     with ocp.StandardCheckpointer() as orbax:
         state = nnx.restore_int_paths(orbax.restore(folder))
@@ -21,7 +21,7 @@ from jax_attn.transfer.problems import Problem, TransferError, file_error
 class OrbaxFolder(LazyMapping[np.ndarray]):
     """Dotted paths to NumPy arrays, each read when it is used. Made by `load`.
 
-    stamps: its files as they were when it was opened. Raises TransferError for an array that orbax
+    stamps: the state of its files when it was opened. Raises TransferError for an array that orbax
     cannot read.
     """
 
@@ -38,7 +38,7 @@ class OrbaxFolder(LazyMapping[np.ndarray]):
                     self.path.absolute(), item=item, restore_args=_nested(how), partial_restore=True
                 )
         except Exception as error:  # orbax passes on whatever its parts raise
-            text = f"orbax does not read it: {_reason(error)}"
+            text = f"orbax cannot read it: {_reason(error)}"
             raise TransferError(
                 f"reading {self.path}", [Problem("unreadable", path, text)]
             ) from error
@@ -47,19 +47,19 @@ class OrbaxFolder(LazyMapping[np.ndarray]):
         return as_numpy(branch, path)
 
     def describe(self, path: str) -> Spec:
-        """Shape and dtype name of one array, without reading it."""
+        """Return shape and dtype name of one array, without reading it."""
         return self._leaves[path]
 
 
 def load(folder: Path) -> OrbaxFolder:
-    """The arrays of an orbax checkpoint. Raises TransferError for a folder that is none."""
+    """Open the arrays of an orbax checkpoint. Raises TransferError if the folder is not one."""
     stamps = stamped(path for path in sorted(folder.rglob("*")) if path.is_file())
     try:
         with ocp.PyTreeCheckpointer() as orbax:
             tree = orbax.metadata(folder.absolute()).item_metadata.tree
         leaves = {path: Spec(tuple(m.shape), m.dtype.name) for path, m in _flat(tree)}
     except Exception as error:  # orbax passes on whatever its parts raise
-        raise file_error(folder, f"orbax does not read it: {_reason(error)}") from error
+        raise file_error(folder, f"orbax cannot read it: {_reason(error)}") from error
     return OrbaxFolder(folder, leaves, stamps)
 
 
@@ -71,7 +71,7 @@ def save(folder: Path, tensors: Tensors) -> None:
     by_path, problems = specs(tensors)
     for path, spec in by_path.items():
         if 0 in spec.shape:
-            text = f"expected numbers, as orbax saves no empty array, got {spec}"
+            text = f"expected numbers, because orbax saves no empty array, got {spec}"
             problems.append(Problem("wrong shape", path, text))
         parents = [path[:i] for i, letter in enumerate(path) if letter == "."]
         if clash := [parent for parent in parents if parent in by_path]:
@@ -84,11 +84,11 @@ def save(folder: Path, tensors: Tensors) -> None:
         with ocp.PyTreeCheckpointer() as orbax:
             orbax.save(folder.absolute(), tree)
     except Exception as error:  # orbax passes on whatever its parts raise
-        raise file_error(folder, f"orbax does not write it: {error}") from error
+        raise file_error(folder, f"orbax cannot write it: {error}") from error
 
 
 def _reason(error: Exception) -> str:
-    """The message, without the files and lines of orbax's own code that follow it."""
+    """Return the message without orbax's own files and lines that follow it."""
     return (str(error).strip() or type(error).__name__).split("\n")[0]
 
 

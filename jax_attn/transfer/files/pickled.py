@@ -1,6 +1,6 @@
-"""Files of torch.save, read by torch itself and only with `weights_only=True`.
+"""torch.save files, read by torch itself and only with `weights_only=True`.
 
-Only this file of the package imports torch, when it reads such a file.
+Only this file of the package imports torch, and only when it reads such a file.
 """
 
 import re
@@ -19,15 +19,15 @@ _INSTALL = f"pip install --upgrade 'torch>={_NEEDED[0]}.{_NEEDED[1]}'"
 _ADVICE = re.compile(
     r"weights_only|add_safe_globals|arbitrary code|trust|^Please |^Check the doc|please file"
 )
-"""torch's advice to read the file unsafely, which we do not pass on."""
+"""Patterns of torch's advice to read the file unsafely, which errors leave out."""
 
 
 def tensors(path: Path, part: str | None) -> dict[str, Any]:
-    """The torch tensors of a file by key, on the CPU; mapped from it where torch can.
+    """Return the torch tensors of a file by key, on the CPU, memory-mapped if torch can.
 
-    part: the key of the tensors, where the file holds more. Values among them that are no tensors
-    are returned unchanged. Raises TransferError where torch is missing or too old, for a file that
-    torch refuses, and where there are no tensors.
+    part: the key of the tensors, if the file holds other values too. Values that are not tensors
+    are returned unchanged. Raises TransferError if torch is missing or too old, if torch refuses
+    the file, or if there are no tensors.
     """
     torch = _torch(path)
     try:
@@ -36,7 +36,7 @@ def tensors(path: Path, part: str | None) -> dict[str, Any]:
         held = torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
     except Exception as error:  # torch may raise anything for a file of any content
         size = path.stat().st_size
-        text = f"torch does not read this pickle ({size} bytes) as weights only: {_reason(error)}"
+        text = f"torch cannot read this pickle ({size} bytes) as weights only: {_reason(error)}"
         raise file_error(path, text) from error
     if part is not None:
         held = _inside(path, held, part)
@@ -44,7 +44,7 @@ def tensors(path: Path, part: str | None) -> dict[str, Any]:
         kind = type(held).__name__
         raise file_error(path, f"expected a mapping of names to tensors, got {kind}")
     if odd := [key for key in held if not isinstance(key, str)]:
-        raise file_error(path, f"expected text as names of tensors, got {odd[:8]}")
+        raise file_error(path, f"expected strings as names of tensors, got {odd[:8]}")
     if held and not any(isinstance(value, torch.Tensor) for value in held.values()):
         parts = ((key, value) for key, value in held.items() if isinstance(value, Mapping))
         inside = [k for k, v in parts if any(isinstance(t, torch.Tensor) for t in v.values())]
@@ -59,10 +59,10 @@ def _torch(path: Path) -> Any:
     try:
         import torch
     except ImportError as error:
-        text = f"a {path.suffix} file is a pickle, which torch reads, and torch is not installed"
+        text = f"a {path.suffix} file is a pickle, which only torch reads; torch is not installed"
         raise file_error(path, text, _INSTALL) from error
     if tuple(map(int, re.findall(r"\d+", torch.__version__)[:2])) < _NEEDED:
-        text = f"a pickle is read by torch 2.10 or later alone, got {torch.__version__}"
+        text = f"reading a pickle needs torch 2.10 or later, got {torch.__version__}"
         raise file_error(path, text, _INSTALL)
     return torch
 

@@ -1,7 +1,7 @@
-"""A port on the disk: a folder of tensors, the config, and a record that leads back.
+"""Files of a port: a folder of tensors, the config, and a record for the way back.
 
 model.safetensors, or its shards and their index; or state/, an orbax checkpoint
-config.json     as it was beside the source, but for the dtype that a port was cast to
+config.json     the source's, except for the dtype that a port was cast to
 port.json       {"schema_version", "to", "family", "keys": [torch keys], "passed_over"}
 """
 
@@ -22,20 +22,20 @@ if TYPE_CHECKING:
     from jax_attn.transfer.files.orbax_folder import OrbaxFolder
 
 LazyTensors: TypeAlias = "Checkpoint | OrbaxFolder | Renamed"
-"""A checkpoint of either side, or a view of one, whose shapes and dtypes are known unread."""
+"""A checkpoint of either side, or a view of one, with shapes and dtypes known without reading."""
 
 CONFIGS = ("config.json", "params.json")
 RECORD = "port.json"
 _TENSORS = "model.safetensors"
 _STATE = "state"
 _DTYPES = ("dtype", "torch_dtype")
-"""How a config names the weights' dtype, now and of old."""
+"""A config's names for the weights' dtype, new and old."""
 _SHARD = 5 * 10**9
-"""Bytes of tensors a file."""
+"""Bytes of tensors in a file."""
 
 
 def refused_target(target: Path) -> list[Problem]:
-    """Why a folder of this name cannot be created."""
+    """Say why a folder of this name cannot be created."""
 
     def refused(path: Path, text: str) -> list[Problem]:
         return [Problem("file", str(path), text)]
@@ -46,16 +46,14 @@ def refused_target(target: Path) -> list[Problem]:
         return refused(target, "expected a folder to write into, but the working directory is gone")
     try:
         os.lstat(target)
-        return refused(
-            target, "expected a folder that does not exist yet; a port overwrites nothing"
-        )
+        return refused(target, "expected a folder that does not exist yet; nothing is overwritten")
     except (FileNotFoundError, NotADirectoryError):
         pass
     except (OSError, ValueError) as error:
-        return refused(target, f"expected a name that a folder can have: {error}")
+        return refused(target, f"expected a valid name for a folder: {error}")
     there = next(p for p in (parent, *parent.parents) if os.path.lexists(p))
     if not os.path.isdir(there):
-        return refused(there, "expected a folder to write into, but it is none")
+        return refused(there, "expected a folder to write into, but it is not a folder")
     if not os.access(there, os.W_OK):
         return refused(there, "expected a folder to write into, but it is read-only")
     return []
@@ -69,15 +67,15 @@ def write(
     source: Path,
     dtype: str | None = None,
 ) -> None:
-    """Fill a folder: tensors, record, and the config that stands beside `source`.
+    """Fill a folder with tensors, the record, and the config from the folder of `source`.
 
-    dtype: what floating numbers were cast to; where the config names another, it names this.
+    dtype: what floating-point numbers were cast to; it replaces another dtype in the config.
     """
     configs = {}
     for name in CONFIGS:
         config = beside(source) / name
         if config.is_file():
-            named = dtype if name == CONFIGS[0] else None  # Meta's names no dtype
+            named = dtype if name == CONFIGS[0] else None  # Meta's has no dtype
             configs[name] = _of_dtype(config.read_bytes(), named)
     write_all(folder, tensors, configs, record, kind)
 
@@ -103,7 +101,7 @@ def write_all(
 
 
 def read_again(path: Path) -> "Checkpoint | OrbaxFolder":
-    """The tensors of a port, or of any checkpoint, as a lazy mapping. Raises TransferError."""
+    """Open the tensors of a port, or of any checkpoint, lazily. Raises TransferError."""
     for folder in (path / _STATE, path):
         if (folder / "_METADATA").is_file():
             from jax_attn.transfer.files import orbax_folder
@@ -113,7 +111,7 @@ def read_again(path: Path) -> "Checkpoint | OrbaxFolder":
 
 
 def read_record(path: Path) -> dict[str, Any]:
-    """A port's record; {} where there is none. Raises TransferError for an invalid one."""
+    """Return a port's record; {} if there is none. Raises TransferError for an invalid one."""
     file = beside(path) / RECORD
     if not file.is_file():
         return {}
@@ -128,23 +126,24 @@ def read_record(path: Path) -> dict[str, Any]:
 
 
 def side_of(path: Path) -> str | None:
-    """The side that a port wrote at `path`; None where no port did."""
+    """Return the side that a port wrote at `path`; None if no port did."""
     try:
         return read_record(path).get("to")
-    except TransferError:  # some other file of that name
+    except TransferError:  # another file with that name
         return None
 
 
 def beside(path: Path) -> Path:
-    """Where the config of a checkpoint stands."""
+    """Return the folder of a checkpoint's config."""
     return path if path.is_dir() else path.parent
 
 
 def read_config(path: Path) -> dict[str, Any] | None:
-    """The config.json in a checkpoint's folder, else Meta's params.json; None where neither is.
+    """Return the config.json in a checkpoint's folder, else Meta's params.json, else None.
 
-    path: the checkpoint, a file or a folder. Raises TransferError where it is no file, which is
-    told before it is opened, or no JSON object; and for what `load_checkpoint` refuses unopened.
+    path: the checkpoint, a file or a folder. Raises TransferError if the config is not a file,
+    which is checked before opening, or not a JSON object; and for what `load_checkpoint` refuses
+    unopened.
     """
     expect_local(path)
     folder = beside(path)
@@ -161,7 +160,7 @@ def read_config(path: Path) -> dict[str, Any] | None:
 
 
 def _of_dtype(config: bytes, dtype: str | None) -> bytes:
-    """A config that names `dtype` where it names another; else it stays byte for byte."""
+    """Return a config that names `dtype` in place of another; byte for byte the same if none."""
     held = json.loads(config) if dtype is not None else {}
     if not (other := {name for name in _DTYPES if held.get(name) not in (None, dtype)}):
         return config

@@ -1,4 +1,4 @@
-"""Tensors under other keys: a prefix stripped, or those of wrappers recognised."""
+"""Tensors under other keys: a prefix stripped, or the prefixes of wrappers recognised."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -23,17 +23,17 @@ class Renamed(LazyMapping[Any]):
         return self._tensors[self._keys[key]]
 
     def describe(self, key: str) -> Spec:
-        """Shape and dtype name of one tensor, without reading it where that is possible."""
+        """Return shape and dtype name of one tensor, without reading it if that is possible."""
         lazy = getattr(self._tensors, "describe", None)
         return lazy(self._keys[key]) if lazy else describe(self[key])
 
     def mapped(self, key: str) -> Any:
-        """One tensor for immediate use, uncopied where that is possible."""
+        """Return one tensor for immediate use, uncopied if that is possible."""
         return read(self._tensors, self._keys[key])
 
 
 def stripped(tensors: T, prefix: str) -> tuple["T | Renamed", list[Problem]]:
-    """The same tensors, with `prefix` removed from the keys that begin with it; and the problems.
+    """Remove `prefix` from the keys that begin with it; return the same tensors and the problems.
 
     prefix: with or without the trailing dot; "" for none.
     """
@@ -46,7 +46,7 @@ def stripped(tensors: T, prefix: str) -> tuple["T | Renamed", list[Problem]]:
         return tensors, [Problem("missing", dotted, text, nearest(dotted, firsts))]
     names = [key.removeprefix(dotted) for key in tensors]
     problems = [
-        Problem("doubly written", name, f"{name!r} and {dotted + name!r} are both there")
+        Problem("doubly written", name, f"{name!r} and {dotted + name!r} both exist")
         for name, count in Counter(names).items()
         if count > 1
     ]
@@ -54,9 +54,10 @@ def stripped(tensors: T, prefix: str) -> tuple["T | Renamed", list[Problem]]:
 
 
 def unwrapped(tensors: T, known: Iterable[str] = ()) -> tuple["T | Renamed", list[Problem]]:
-    """The same tensors without the prefixes of wrappers; the caller did not ask for it: a problem.
+    """Remove the prefixes of wrappers; return the same tensors, and a problem if there were any.
 
-    known: patterns of a table's keys; a prefix that begins one of them belongs to the table.
+    It is a problem because the caller did not ask for it. known: patterns of a table's keys; a
+    prefix that begins one of them belongs to the table.
     """
     own = {pattern.partition(".")[0] for pattern in known}
     names, prefix = {key: key for key in tensors}, ""
@@ -72,7 +73,7 @@ def unwrapped(tensors: T, known: Iterable[str] = ()) -> tuple["T | Renamed", lis
     if not prefix:
         return tensors, []
     count = sum(key != name for key, name in names.items())
-    text = f"{' and '.join(authors)} put this prefix before {count} of {len(names)} keys"
+    text = f"{' and '.join(authors)} added this prefix to {count} of {len(names)} keys"
     view = Renamed(tensors, {name: key for key, name in names.items()})
     hint = f"strip it: jax-attn port IN OUT --to flax --strip {prefix}; models.load reads OUT"
     return view, [Problem("unexpected", prefix, text, hint)]

@@ -1,7 +1,7 @@
-"""One safetensors file as views of its mapped bytes: tensors are read when they are used.
+"""A safetensors file as views of its mapped bytes: tensors are read when they are used.
 
-The safetensors package opens every file first and refuses an unsound one; the offsets used here
-come from the header that it has checked. It accepts names that occur twice, which we refuse.
+The safetensors package first opens every file and refuses a corrupt one; the offsets used here come
+from the header that it has checked. It accepts names that occur twice, which are refused here.
 """
 
 import json
@@ -31,20 +31,20 @@ DTYPE_OF_CODE = {
     "F32": "float32",
     "F64": "float64",
 }
-"""The format's codes of the dtypes that NumPy and ml_dtypes hold; the format has more."""
+"""The format's codes of dtypes that NumPy and ml_dtypes have; the format has more."""
 
 FORMAT = "format"
-"""The one name in a file's metadata that never means a tensor."""
+"""The only name in a file's metadata that never means a tensor."""
 
 Views = dict[str, np.ndarray | Spec]
 
 
 def views(path: Path) -> tuple[Views, Views]:
-    """The tensors that a file stores, by key; and those that its metadata ties to one of them.
+    """Return the tensors that a file stores, by key; and those tied to one of them.
 
-    A tensor is a read-only view of the mapped file, which lives as long as the view; bfloat16 is
-    ml_dtypes', and a tensor of a dtype that NumPy lacks is its Spec. Ties are in the metadata,
-    where `safetensors.torch.save_model` writes them: left-out key -> kept key. Raises
+    A tensor is a read-only view of the mapped file, which stays open as long as the view; bfloat16
+    is ml_dtypes'. A tensor whose dtype NumPy lacks is returned as its Spec. Ties are in the
+    metadata, where `safetensors.torch.save_model` writes them: left-out key -> kept key. Raises
     TransferError.
     """
     _check(path)
@@ -53,7 +53,7 @@ def views(path: Path) -> tuple[Views, Views]:
         start, header, metadata = _header(data)
         tensors = {key: _view(data[start:], entry) for key, entry in header.items()}
     except (ValueError, OverflowError, RecursionError, OSError) as error:
-        raise file_error(path, f"not a sound safetensors header: {error}") from error
+        raise file_error(path, f"expected a valid safetensors header: {error}") from error
     ties = {
         key: tensors[kept]
         for key, kept in metadata.items()
@@ -63,7 +63,7 @@ def views(path: Path) -> tuple[Views, Views]:
 
 
 def offsets(path: Path) -> dict[str, int]:
-    """Where the bytes of each tensor begin in a file that the package wrote."""
+    """Return where each tensor's bytes begin in a file that the package wrote."""
     start, header, _ = _header(np.asarray(np.memmap(path, mode="r")))
     return {key: start + entry["data_offsets"][0] for key, entry in header.items()}
 
@@ -73,12 +73,12 @@ def _check(path: Path) -> None:
         with safe_open(path, framework="np"):
             pass
     except (SafetensorError, OSError, ValueError) as error:
-        reason = f"not a whole safetensors file ({path.stat().st_size} bytes): {error}"
+        reason = f"expected a complete safetensors file ({path.stat().st_size} bytes): {error}"
         raise file_error(path, reason) from error
 
 
 def _header(data: np.ndarray) -> tuple[int, dict[str, Any], dict[str, str]]:
-    """Where the tensors begin; their entries by key; the metadata."""
+    """Return the offset of the tensors, their entries by key, and the metadata."""
     start = 8 + int.from_bytes(data[:8].tobytes(), "little")
     header = json.loads(str(data[8:start].tobytes(), "utf-8"), object_pairs_hook=unique)
     metadata = header.pop("__metadata__", None) or {}

@@ -1,7 +1,7 @@
-"""The hidden folder in which a port is made, and those that killed ports have left behind.
+"""The hidden folder in which a port is made, and those that killed ports have left.
 
-It lies beside its target and is renamed when everything is on the disk, so that an interrupted
-port never looks whole. While its port runs it is locked; the lock ends with the process.
+It is in the target's parent folder and is renamed once everything is on the disk, so an interrupted
+port never looks complete. It is locked while its port runs; the lock ends with the process.
 """
 
 import fcntl
@@ -22,7 +22,7 @@ from jax_attn.transfer.problems import Problem, TransferError, file_error
 
 
 class Leftover(NamedTuple):
-    """A hidden folder. seconds: how old it is. at_work: whether its port still runs."""
+    """A hidden folder. seconds: its age. at_work: whether its port still runs."""
 
     folder: Path
     seconds: float
@@ -31,10 +31,10 @@ class Leftover(NamedTuple):
 
 @contextmanager
 def staged(target: Path) -> Iterator[Path]:
-    """A hidden folder that becomes `target` when the block ends well, and is deleted otherwise, as
-    are the parents that `target` lacked.
+    """Yield a hidden folder, which becomes `target` if the block succeeds.
 
-    Raises TransferError for what the disk refuses, and where `target` was created meanwhile.
+    Otherwise it is deleted, as are the parents that `target` lacked. Raises TransferError if the
+    disk refuses, or if `target` was created meanwhile.
     """
     target = target.absolute()
     partial = target.with_name(f"{_hidden(target)}{secrets.token_hex(4)}.partial")
@@ -55,15 +55,15 @@ def staged(target: Path) -> Iterator[Path]:
         raise _renamed(error, partial, target) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-        for folder in absent:  # empty unless the block ended well
+        for folder in absent:  # empty unless the block succeeded
             with suppress(OSError):
                 folder.rmdir()
 
 
 def leftovers(target: Path) -> list[Leftover]:
-    """The hidden folders of other ports to `target`, oldest first."""
+    """Return the hidden folders of other ports to `target`, oldest first."""
     folders = []
-    with suppress(OSError):  # no folder to look into: the target is refused for that
+    with suppress(OSError):  # no parent folder: the target is refused for that
         target = target.absolute()
         name = re.compile(re.escape(_hidden(target)) + "[0-9a-f]{8}[.]partial")
         for entry in os.scandir(target.parent):
@@ -76,9 +76,9 @@ def leftovers(target: Path) -> list[Leftover]:
 
 
 def remove(leftover: Leftover) -> bool:
-    """Delete the folder, unless its port still runs; whether it was deleted.
+    """Delete the folder unless its port still runs; return whether it was deleted.
 
-    Raises TransferError for what the disk refuses.
+    Raises TransferError if the disk refuses.
     """
     try:
         with _locked(leftover.folder) as alone:
@@ -91,10 +91,10 @@ def remove(leftover: Leftover) -> bool:
 
 @contextmanager
 def _locked(folder: Path, wait: bool = False) -> Iterator[bool]:
-    """Lock a folder, and yield whether it worked: another process may hold the lock, and some disks
-    have none.
+    """Lock a folder, and yield whether that worked.
 
-    wait: whether to wait for the other process, which locks a folder for as long as it looks at it.
+    Another process may hold the lock, and some disks have none. wait: whether to wait for the other
+    process, which also locks a folder while it inspects it.
     """
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -109,7 +109,7 @@ def _locked(folder: Path, wait: bool = False) -> Iterator[bool]:
 
 
 def _hidden(target: Path) -> str:
-    """How the hidden folder's name begins; a long name is cut, to leave room for what follows."""
+    """Return how the hidden folder's name begins; long names are shortened to leave room."""
     name = target.name
     if len(name) > 50:
         name = f"{name[:41]}-{hashlib.sha256(os.fsencode(name)).hexdigest()[:8]}"
@@ -117,7 +117,7 @@ def _hidden(target: Path) -> str:
 
 
 def _renamed(error: TransferError, hidden: Path, target: Path) -> TransferError:
-    """An error about the hidden folder, as one about the folder that the caller named."""
+    """Convert an error about the hidden folder to one about the caller's folder."""
 
     def rename(text: str) -> str:
         return text.replace(str(hidden), str(target))

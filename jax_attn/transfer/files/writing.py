@@ -1,7 +1,7 @@
-"""Safetensors files written whole or not at all, with one tensor in memory at a time.
+"""Safetensors files, written whole or not at all, with one tensor in memory at a time.
 
-The safetensors package writes each file with its header and zeros for values; then the values go,
-one after another, to where the header places them.
+The safetensors package writes each file with its header and zeros for values; the values are then
+written one by one at the offsets of the header.
 """
 
 import contextlib
@@ -39,11 +39,11 @@ def save_checkpoint(
 ) -> None:
     """Write `tensors` as safetensors: completely, or not at all.
 
-    Files are written under hidden names and renamed when all of them are on the disk, the index
-    last and after the old index is gone, so that neither a failure nor a reader ever meets half a
-    checkpoint. A checkpoint that was at `path`, in one file or many, is replaced. Tensors that
-    share their memory are written once; the metadata names the others, where `load_checkpoint`
-    finds them, and `safetensors.torch.load_model` does not need them.
+    Files are written under hidden names and renamed once all are on the disk, the index last and
+    after the old index is deleted, so that neither a failure nor a reader ever sees half a
+    checkpoint. A checkpoint at `path`, in one file or many, is replaced. Tensors that share memory
+    are written once; the metadata names the others, where `load_checkpoint` finds them;
+    `safetensors.torch.load_model` does not need them.
 
     Args:
       path: a name that ends in .safetensors.
@@ -54,9 +54,9 @@ def save_checkpoint(
         index name.safetensors.index.json, as transformers reads them. None writes one file.
 
     Raises:
-      TypeError: tensors that are no mapping.
-      TransferError: tensors that the format does not hold, each key named; a disk that is full or
-        read-only.
+      TypeError: tensors is not a mapping.
+      TransferError: the format cannot hold some tensors, whose keys are listed; or the disk is full
+        or read-only.
     """
     expect_mapping(tensors)
     path = Path(path)
@@ -82,12 +82,12 @@ def save_checkpoint(
         raise file_error(path, f"cannot be written: {error}") from error
     finally:
         for partial in staged.values():
-            with contextlib.suppress(OSError):  # most have their names by now
+            with contextlib.suppress(OSError):  # most are renamed by now
                 partial.unlink()
 
 
 def _survey(tensors: Tensors) -> tuple[Specs, dict[str, str]]:
-    """Every tensor's shape and dtype, and the ties: left-out key -> kept key."""
+    """Return every tensor's shape and dtype, and the ties: left-out key -> kept key."""
     by_key, problems = specs(tensors)
     for key, spec in by_key.items():
         if spec.dtype not in DTYPE_OF_CODE.values():
@@ -105,7 +105,7 @@ def _survey(tensors: Tensors) -> tuple[Specs, dict[str, str]]:
 
 
 def _shards(path: Path, by_key: Specs, shard_bytes: int | None) -> dict[str, Specs]:
-    """File name -> its tensors, in the caller's order."""
+    """Return file names with their tensors, in the caller's order."""
     shards: list[Specs] = [{}]
     room = shard_bytes
     for key, spec in by_key.items():
@@ -122,7 +122,7 @@ def _shards(path: Path, by_key: Specs, shard_bytes: int | None) -> dict[str, Spe
 
 def _write(partial: Path, tensors: Tensors, by_key: Specs, notes: dict[str, str]) -> None:
     partial.touch(exist_ok=False)
-    mode = partial.stat().st_mode  # as the umask allows: safetensors sets 0600
+    mode = partial.stat().st_mode  # the umask's; safetensors sets 0600
     zeros = np.zeros(max((spec.nbytes for spec in by_key.values()), default=0), np.uint8)
     blank = {k: zeros[: s.nbytes].view(s.dtype).reshape(s.shape) for k, s in by_key.items()}
     save_file(blank, partial, metadata=notes)
@@ -137,7 +137,7 @@ def _write(partial: Path, tensors: Tensors, by_key: Specs, notes: dict[str, str]
 
 def _copy(array: np.ndarray, key: str, spec: Spec, file: IO[bytes]) -> None:
     if describe(array) != spec:
-        text = f"expected {spec}, as it was at first, got {describe(array)}"
+        text = f"expected {spec}, as described before, got {describe(array)}"
         raise TransferError("saving a checkpoint", [Problem("wrong shape", key, text)])
     for chunk in chunks(array):
         file.write(chunk.data)
@@ -153,7 +153,7 @@ def _write_index(partial: Path, shards: dict[str, Specs]) -> None:
 
 
 def _replace(path: Path, staged: dict[str, Path]) -> None:
-    """Give the files their names, and delete those of an older checkpoint at `path`."""
+    """Rename the files to their final names, and delete those of an older checkpoint at `path`."""
     index = path.name + INDEX
     if index in staged:  # new files under the old index would look complete
         path.with_name(index).unlink(missing_ok=True)
@@ -178,7 +178,7 @@ def _flush(file: IO[Any]) -> None:
 
 
 def flush_folder(folder: Path) -> None:
-    """Flush a folder, so that what was created or renamed in it survives a power cut."""
+    """Flush a folder, so that files created or renamed in it survive a power cut."""
     if hasattr(os, "O_DIRECTORY"):
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:

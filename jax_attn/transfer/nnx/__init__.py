@@ -1,1 +1,1 @@
-"""NNX state meets a table: flattened by dotted paths, planned, loaded, exported."""
+"""Tables applied to NNX state: flattening by dotted paths, planning, loading, exporting."""

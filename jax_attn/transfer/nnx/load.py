@@ -1,4 +1,4 @@
-"""NNX modules and tables: parameters by dotted path, what a load would do, a load, its inverse."""
+"""Loading and exporting NNX modules through tables, and plans of what a load would do."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -25,7 +25,7 @@ def flatten(module: nnx.Pytree | nnx.State) -> dict[str, Any]:
     """Return the arrays of every nnx.Param, by dotted path such as "layers.0.q_proj.kernel".
 
     Args:
-      module: an nnx.Module, or an nnx.State such as `nnx.state` or `nnx.grad` returns.
+      module: an nnx.Module, or an nnx.State as returned by `nnx.state` or `nnx.grad`.
 
     Returns:
       A dict of the arrays that the module holds, JAX or NumPy, not copied. An array that two parts
@@ -38,10 +38,10 @@ def flatten(module: nnx.Pytree | nnx.State) -> dict[str, Any]:
 
 
 def carried(module: nnx.Pytree | nnx.State, layout: Layout) -> dict[str, Any]:
-    """`flatten`, and the arrays of every other nnx.Variable that a row of `layout` names.
+    """Return `flatten`, and the arrays of every other nnx.Variable that a row of `layout` names.
 
-    A row may name an nnx.BatchStat, say: `row("bn.running_mean", "bn.mean")`. What no row names
-    is not carried, whereas every nnx.Param must be.
+    For example, a row may name an nnx.BatchStat: `row("bn.running_mean", "bn.mean")`. Variables
+    without a row are not carried, whereas every nnx.Param must be.
     """
     return _arrays(_variables(module, layout))
 
@@ -51,7 +51,7 @@ def _arrays(variables: Iterable[tuple[tuple[Any, ...], Any]]) -> dict[str, Any]:
     for path, variable in variables:
         dotted = spelled(path)
         if dotted in arrays:
-            raise ValueError(f"module: two parameters spell their path {dotted!r}")
+            raise ValueError(f"module: two parameters have the path {dotted!r}")
         arrays[dotted] = variable.get_value() if isinstance(variable, nnx.Variable) else variable
     return arrays
 
@@ -59,8 +59,10 @@ def _arrays(variables: Iterable[tuple[tuple[Any, ...], Any]]) -> dict[str, Any]:
 def _variables(
     module: nnx.Pytree | nnx.State, layout: Layout | None = None
 ) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """Path and variable of every nnx.Param, and of what else `layout` names; of a pure state, path
-    and array."""
+    """Yield path and variable of every nnx.Param, and of other variables that `layout` names.
+
+    For a pure state, yield path and array.
+    """
     if not isinstance(module, nnx.Pytree | nnx.State):
         kind = type(module).__name__
         raise TypeError(f"module: expected an nnx.Module or an nnx.State, got {kind}")
@@ -77,13 +79,13 @@ def _variables(
 
 
 def spelled(path: tuple[Any, ...]) -> str:
-    """The path with dots between its parts."""
+    """Return the path with dots between its parts."""
     return ".".join(map(str, path))
 
 
 @dataclass(frozen=True, repr=False)
 class Plan:
-    """What `load` would do, row by row, and every reason why it would not. Prints as a table.
+    """The rows that `load` would carry, and every reason why it would fail. Prints as a table.
 
     Attributes:
       moves: the rows that carry something.
@@ -91,9 +93,9 @@ class Plan:
       paths: the shape and dtype of every nnx.Param, by dotted path.
       problems: every reason why `load` would raise an error.
       passed_over: torch keys that are not carried, and why.
-      unused: rows that name nothing on either side, such as one with a spelling mistake in both.
-      per_device: bytes of the parameters that each device of a mesh holds; None without a mesh, and
-        where there are problems.
+      unused: rows that match nothing on either side, such as one with a spelling mistake in both.
+      per_device: bytes of the parameters that each device of a mesh holds; None without a mesh or
+        if there are problems.
     """
 
     moves: list[Move]
@@ -125,7 +127,7 @@ def plan(module: nnx.Pytree | nnx.State, tensors: Tensors, layout: Layout) -> Pl
     Args:
       module: an nnx.Module; an abstract one, from `nnx.eval_shape`, is enough.
       tensors: a mapping of torch keys to NumPy, JAX or torch tensors. Only shapes and dtypes are
-        read, and the values of keys that the layout ties to others, which must be equal.
+        read, and the values of keys that the layout ties to others, to check that they are equal.
       layout: the transfer table.
 
     Returns:
@@ -140,7 +142,7 @@ def plan(module: nnx.Pytree | nnx.State, tensors: Tensors, layout: Layout) -> Pl
     paths, problems = _described(arrays)
     keys, unreadable = specs(tensors)
     problems += unreadable
-    unknown = {problem.name for problem in problems}  # of these enough is said
+    unknown = {problem.name for problem in problems}  # already reported
     passed_over = resolve.passed(layout.passed_over, keys)
     path_shapes = {path: spec.shape for path, spec in paths.items()}
     key_shapes = {key: spec.shape for key, spec in keys.items()}
@@ -162,7 +164,7 @@ def plan(module: nnx.Pytree | nnx.State, tensors: Tensors, layout: Layout) -> Pl
 def _lacking_prefix(
     layout: Layout, keys: Mapping[str, Shape], paths: Mapping[str, Shape]
 ) -> list[Problem]:
-    """One problem in place of all, where the table fits once its names have prefixes."""
+    """Return one problem in place of all, if the table fits once its names have prefixes."""
     for torch_prefix, flax_prefix in product({"", _stem(keys)}, {"", _stem(paths)}):
         table = layout.under(torch_prefix, flax_prefix)
         passed_over = resolve.passed(table.passed_over, keys)
@@ -174,21 +176,21 @@ def _lacking_prefix(
                 for side, prefix in (("keys", torch_prefix), ("paths", flax_prefix))
                 if prefix
             )
-            text = f"the {lacking}{put_there(torch_prefix)}, and those of the table do not"
+            text = f"the {lacking}{put_there(torch_prefix)}, but those of the table do not"
             hint = f'use layout.under("{torch_prefix}", "{flax_prefix}")'
             return [Problem("missing", torch_prefix or flax_prefix, text, hint)]
     return []
 
 
 def _stem(names: Iterable[str]) -> str:
-    """The parts in front that all dotted names share, but for their last."""
+    """Return the leading parts that all dotted names share, apart from their last part."""
     parents = (name.split(".")[:-1] for name in names)
     alike = takewhile(lambda parts: len(set(parts)) == 1, zip(*parents, strict=False))
     return ".".join(parts[0] for parts in alike)
 
 
 def check_layout(layout: Any) -> None:
-    """Raises TypeError for what is no Layout."""
+    """Raise TypeError unless this is a Layout."""
     if not isinstance(layout, Layout):
         kind = type(layout).__name__
         raise TypeError(f"layout: expected a Layout, got {kind}; {LAYOUT_HINT}")
@@ -254,7 +256,7 @@ def export(module: nnx.Pytree | nnx.State, layout: Layout) -> dict[str, np.ndarr
 
 
 def _described(arrays: dict[str, Any]) -> tuple[dict[str, Spec], list[Problem]]:
-    """Shapes and dtypes by path, and a problem for each nnx.Param that holds no array."""
+    """Return shapes and dtypes by path, and a problem for each nnx.Param that holds no array."""
     paths, problems = {}, []
     for path, array in arrays.items():
         if hasattr(array, "shape") and hasattr(array, "dtype"):
@@ -278,7 +280,7 @@ def _wrong_dtypes(move: Move, keys: dict[str, Spec], paths: dict[str, Spec]) -> 
 
 
 def _narrowed(paths: dict[str, Spec]) -> list[Problem]:
-    """Paths of dtypes that jax would silently narrow."""
+    """Report paths of dtypes that jax would silently narrow."""
     problems = []
     for path, spec in paths.items():
         held = str(jax.dtypes.canonicalize_dtype(np.dtype(spec.dtype)))

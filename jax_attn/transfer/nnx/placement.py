@@ -1,4 +1,4 @@
-"""Where the arrays of a module lie, and NumPy arrays put there."""
+"""Placement of NumPy arrays where the arrays of a module are."""
 
 import math
 from collections.abc import Collection, Iterable, Mapping
@@ -13,7 +13,7 @@ from jax_attn.transfer.table.rows import regex
 
 
 def unplaceable(arrays: Mapping[str, Any]) -> list[Problem]:
-    """The paths of arrays that cannot be replaced where they lie, and why."""
+    """Report arrays that cannot be replaced on their devices."""
     problems = []
     for path, old in arrays.items():
         where: Any = getattr(old, "sharding", None)
@@ -32,7 +32,7 @@ def unplaceable(arrays: Mapping[str, Any]) -> list[Problem]:
 def by_pattern(
     patterns: Iterable[str], paths: Collection[str]
 ) -> tuple[dict[str, list[str]], list[str]]:
-    """(path -> the patterns that it matches, if any, in order; the patterns without a path)."""
+    """Map each path to the patterns that it matches, in order; also return unmatched patterns."""
     rules = {pattern: regex(pattern) for pattern in patterns}
     matching = {
         path: [name for name, rule in rules.items() if rule.fullmatch(path)] for path in paths
@@ -42,7 +42,7 @@ def by_pattern(
 
 
 def bytes_per_device(arrays: Mapping[str, Any]) -> int | None:
-    """How much of placeable arrays one device holds; None where all lie on a single one."""
+    """Return how many bytes each device holds; None if all arrays are on one device."""
     lie = [(old, getattr(old, "sharding", None)) for old in arrays.values()]
     if not any(where is not None and where.num_devices > 1 for _, where in lie):
         return None
@@ -53,10 +53,10 @@ def bytes_per_device(arrays: Mapping[str, Any]) -> int | None:
 
 
 def place(array: np.ndarray, old: Any) -> jax.Array:
-    """A JAX copy of `array` where `old` lies; an uncommitted one stays free to move.
+    """Return a JAX copy of `array` on the devices of `old`, uncommitted if `old` is.
 
-    Each device receives its own part, straight out of `array` whatever its strides, so that
-    nothing is copied twice.
+    Each device receives its own part, directly from `array` whatever its strides, so nothing is
+    copied twice.
     """
     where = _where(old)
     if where is None:
@@ -64,7 +64,7 @@ def place(array: np.ndarray, old: Any) -> jax.Array:
     memory = where.memory_kind
     indices: Mapping[Any, Any] = where.addressable_devices_indices_map(array.shape)
     parts = [
-        # The ellipsis keeps a scalar an array.
+        # The ellipsis keeps a scalar as an array.
         _copied(array[*index, ...], SingleDeviceSharding(device, memory_kind=memory))
         for device, index in indices.items()
     ]
@@ -72,7 +72,7 @@ def place(array: np.ndarray, old: Any) -> jax.Array:
 
 
 def _where(old: Any) -> Sharding | None:
-    """Where an array lies, or an abstract one is to lie; None where nobody chose."""
+    """Return an array's sharding, or an abstract array's intended one; None if not chosen."""
     where: Any = getattr(old, "sharding", None) if getattr(old, "committed", True) else None
     if _is_abstract(where):
         return NamedSharding(jax.sharding.get_mesh(), where.spec)
@@ -85,7 +85,7 @@ def _is_abstract(where: Any) -> bool:
 
 def _copied(array: np.ndarray, where: Sharding | None) -> jax.Array:
     copy = jax.device_put(array, where).block_until_ready()
-    # The CPU takes an aligned NumPy array as it is, and `may_alias=False` does not forbid it.
+    # The CPU backend aliases an aligned NumPy array, and `may_alias=False` does not prevent it.
     on_cpu = {device.platform for device in copy.devices()} == {"cpu"}
     if on_cpu and copy.unsafe_buffer_pointer() == array.ctypes.data:
         return jax.device_put(np.array(array), where)

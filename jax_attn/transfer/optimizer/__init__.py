@@ -1,1 +1,1 @@
-"""Optimizer state through a table, between torch.optim and optax."""
+"""Conversion of optimizer state through a table, between torch.optim and optax."""

@@ -1,16 +1,16 @@
-"""Optimizer state through a table: torch.optim's Adam, AdamW and SGD <-> optax, bit for bit.
+"""Conversion of optimizer state: torch.optim's Adam, AdamW and SGD <-> optax, bit for bit.
 
     exp_avg          <-> mu       of optax's ScaleByAdamState
     exp_avg_sq       <-> nu
     step             <-> count
     momentum_buffer  <-> trace    of its TraceState
 
-Moments have the axes of their parameter, and a table's steps only rearrange numbers: the row that
-carries a parameter carries its moments. torch's first momentum buffer is the gradient itself,
-optax's is the gradient added to a trace of zeros: they are equal unless something dampens them.
+Moments have the axes of their parameter, and a table's steps only rearrange numbers, so the row for
+a parameter also converts its moments. torch's first momentum buffer is the gradient itself, optax's
+is the gradient added to a trace of zeros: they are equal without dampening.
 
-The updates that follow are optax's: it computes 1 - b2ᵗ in float32 where torch does so in float64,
-so that at torch's default b2 = 0.999 an update of Adam is up to 1e-5 of itself smaller.
+The updates that follow are optax's: it computes 1 - b2ᵗ in float32, torch in float64, so at torch's
+default b2 = 0.999 an update of Adam is smaller by a relative 1e-5 at most.
 """
 
 import copy
@@ -41,7 +41,7 @@ from jax_attn.transfer.table.layout import Layout
 OptState = TypeVar("OptState")
 
 _MOMENTS = {"exp_avg": "mu", "exp_avg_sq": "nu", "momentum_buffer": "trace"}
-"""torch's names of a parameter's moments, and optax's."""
+"""torch's names of a parameter's moments -> optax's."""
 
 _HINTS = {
     "missing": "torch keeps nothing for a parameter that had no gradient yet",
@@ -58,26 +58,26 @@ def load_optimizer(
     *,
     step: int | None = None,
 ) -> OptState:
-    """Carry a `torch.optim` state to optax, so that training continues there.
+    """Convert a `torch.optim` state to optax, so that training can continue there.
 
     Every count becomes `step`: Adam's, each schedule's and each wrapper's. Hyper-parameters are not
-    carried: give both optimizers the same ones. The arrays are copies, each with the sharding of
+    converted: give both optimizers the same ones. The arrays are copies, each with the sharding of
     the one that it replaces.
 
     Args:
-      opt_state: what `tx.init(nnx.state(module, nnx.Param))` returns, or `jax.eval_shape` of it: a
+      opt_state: the result of `tx.init(nnx.state(module, nnx.Param))`, or `jax.eval_shape` of it: a
         filled copy is returned. Or an nnx.Optimizer, which is written into and returned. Moments
         may be inside chains, masks, partitions, injected hyper-parameters, MultiSteps and
         apply_if_finite.
       torch_state: `torch_optimizer.state_dict()`, of torch or NumPy tensors.
-      layout: the table that carries the weights.
+      layout: the table of the weights.
       names: the torch keys of the parameters, in the order in which the optimizer received them;
         for several groups, a list of such lists. None reads the state's param_names.
-      step: the number of updates so far. It is needed where optax counts and torch does not, as for
-        SGD under a schedule.
+      step: the number of updates so far. It is needed if optax counts and torch does not, for
+        example for SGD with a schedule.
 
     Raises:
-      TransferError: every problem. An nnx.Optimizer is then unchanged.
+      TransferError: lists every problem. An nnx.Optimizer is then unchanged.
     """
     if step is not None and not (isinstance(step, int) and 0 <= step < COUNTABLE):
         raise ValueError(f"step: expected an int from 0 to 2³¹ - 1, got {step!r}")
@@ -103,7 +103,7 @@ def load_optimizer(
 def export_optimizer(
     opt_state: Any, torch_state: Mapping[str, Any], layout: Layout, names: Names | None = None
 ) -> dict[str, Any]:
-    """Carry an optax state to `torch.optim`: the inverse of `load_optimizer`.
+    """Convert an optax state to `torch.optim`: the inverse of `load_optimizer`.
 
     Args:
       opt_state: as for `load_optimizer`.
@@ -113,8 +113,8 @@ def export_optimizer(
       names: as for `load_optimizer`.
 
     Returns:
-      What `torch_optimizer.load_state_dict` takes: copies, as torch tensors where torch is imported
-      and as NumPy arrays where it is not.
+      A state for `torch_optimizer.load_state_dict`: copies, as torch tensors if torch is imported,
+      otherwise as NumPy arrays.
 
     Raises:
       TransferError: every problem.
@@ -135,7 +135,7 @@ def export_optimizer(
 
 
 class _States:
-    """Both optimizers' states, and the problems of carrying one over into the other.
+    """Both optimizers' states, and the problems of converting one to the other.
 
     read: whether the values of the optax state are needed, or only the shapes and dtypes.
     """
@@ -153,7 +153,7 @@ class _States:
                 self.problems.append(Problem("unreadable", slot.where, reason))
             elif slot.role == PENDING and (count := int(as_numpy(slot.array, slot.where))):
                 text = f"expected no accumulated gradient, got {count} mini-steps of it"
-                hint = "go on to the next update, then carry it over"
+                hint = "continue to the next update, then convert it"
                 self.problems.append(Problem("refused", slot.where, text, hint))
         for moment in _MOMENTS:
             for path, count in Counter(slot.path for slot in self._of(moment)).items():
@@ -164,12 +164,12 @@ class _States:
 
     @property
     def comparable(self) -> bool:
-        """Whether both can be read: otherwise everything of one would be missing in the other."""
+        """True if both can be read; otherwise everything in one would be missing in the other."""
         unreadable = any(problem.kind == "unreadable" for problem in self.problems)
         return bool(self.parameters or not self.problems) and not unreadable
 
     def to_flax(self, moment: str, tensors: Tensors) -> dict[str, np.ndarray]:
-        """One moment of every parameter, by its place in the optax state."""
+        """Return one moment of every parameter, by its place in the optax state."""
         places = {slot.path: slot for slot in self._of(moment)}
         if self._lacks(moment, len(tensors), len(places)):
             return {}
@@ -182,7 +182,7 @@ class _States:
         return {places[path].where: array for path, array in moved.items()}
 
     def to_torch(self, moment: str) -> dict[str, np.ndarray]:
-        """One moment of every parameter, by torch key."""
+        """Return one moment of every parameter, by torch key."""
         arrays = {slot.path: slot.array for slot in self._of(moment)}
         expected = [parameter.key for parameter in self.parameters if moment in parameter.kept]
         if self._lacks(moment, len(expected), len(arrays)):
@@ -192,29 +192,29 @@ class _States:
         except TransferError as error:
             self._refuse(moment, error.problems)
             return {}
-        text = f"no {_MOMENTS[moment]} of the optax state gives it"
+        text = f"the optax state has no {_MOMENTS[moment]} for it"
         absent = [("missing", key, text) for key in expected if key not in tensors]
-        text = "torch keeps none under this name"
+        text = "torch keeps no such moment for it"
         absent += [("unexpected", key, text) for key in tensors if key not in expected]
         self.problems += [Problem(kind, f"{moment} of {key}", text) for kind, key, text in absent]
         return tensors
 
     def counts(self, steps: Mapping[int, str], argument: int | None) -> dict[str, np.ndarray]:
-        """The step for every count, by its place in the optax state."""
+        """Return the step for every count, by its place in the optax state."""
         counters = self._of(STEP, UPDATES)
         sources = {**steps, **({argument: "step="} if argument is not None else {})}
         if len(sources) > 1:
-            text = "expected one for all parameters, as optax counts once, got "
+            text = "expected one for all parameters, because optax has one count, got "
             text += ", ".join(f"{step} ({source})" for step, source in sources.items())
             self.problems.append(Problem("ambiguous", "step", text))
         elif counters and not sources:
-            text = f"optax counts updates in {counters[0].where}, torch's state does not tell them"
-            hint = "hand in step=, the number of updates made"
+            text = f"optax counts updates in {counters[0].where}, but torch's state has no count"
+            hint = "pass step=, the number of updates so far"
             self.problems.append(Problem("missing", "step", text, hint))
         return {c.where: np.array(step, c.array.dtype) for c in counters for step in sources}
 
     def step(self) -> np.float32 | None:
-        """Adam's count as torch keeps it: one float32; None where optax keeps no usable one."""
+        """Return Adam's count as torch keeps it, one float32; None if optax has no usable one."""
         counts = {int(as_numpy(slot.array)): slot.where for slot in self._of(STEP)}
         if len(counts) > 1:
             text = ", ".join(f"{count} ({where})" for count, where in counts.items())
@@ -224,7 +224,7 @@ class _States:
             ((count, where),) = counts.items()
             if int(np.float32(count)) == count:
                 return np.float32(count)
-            text = f"expected a count that float32 holds, which torch counts in, got {count}"
+            text = f"expected a count that is exact in torch's float32, got {count}"
             self.problems.append(Problem("refused", where, text))
         return None
 
@@ -232,12 +232,12 @@ class _States:
         return [slot for slot in self.slots if slot.role in roles]
 
     def _lacks(self, moment: str, in_torch: int, in_optax: int) -> bool:
-        """Whether a side lacks the moment: a problem where the other has it."""
+        """Return whether a side lacks the moment; report a problem if the other has it."""
         if in_torch and in_optax:
             return False
         if in_torch != in_optax:
-            text = f"{in_torch} parameters have it in torch, {in_optax} arrays are "
-            text += f"{_MOMENTS[moment]} in optax"
+            text = f"torch has it for {in_torch} parameters, optax has {in_optax} arrays of "
+            text += f"{_MOMENTS[moment]}"
             self.problems.append(Problem("unexpected" if in_torch else "missing", moment, text))
         return True
 
@@ -251,5 +251,5 @@ class _States:
 def _why_not(slot: Slot, read: bool) -> str:
     abstract = isinstance(slot.array, jax.ShapeDtypeStruct)
     if slot.role == OWN:
-        return "expected its value, as torch has none for it, got a shape" if abstract else ""
+        return "expected a value, because torch has none for it, got a shape" if abstract else ""
     return "" if abstract and slot.role != PENDING and not read else why_unreadable(slot.array)

@@ -1,4 +1,4 @@
-"""What each array of an optax state means, in the words of `torch.optim`."""
+"""Meaning of each array of an optax state, in the terms of `torch.optim`."""
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -11,7 +11,7 @@ from jax_attn.transfer.problems import Problem
 STEP = "step"  # of Adam: torch keeps one for each parameter
 UPDATES = "updates"  # counted by schedules and wrappers: torch's optimizers keep no such count
 PENDING = "pending"  # mini-steps since the last update: torch accumulates in the gradients
-OWN = "own"  # kept as it is
+OWN = "own"  # kept unchanged
 _INSIDE = "inside"  # other states
 _NO_EQUAL = "no equal"
 
@@ -33,7 +33,7 @@ FIELDS = {
         "mini_step": PENDING,
         "gradient_step": UPDATES,
         "inner_opt_state": _INSIDE,
-        "acc_grads": OWN,  # zero where no mini-step is pending
+        "acc_grads": OWN,  # zero if no mini-step is pending
         "skip_state": OWN,
     },
     "ApplyIfFiniteState": {
@@ -44,7 +44,7 @@ FIELDS = {
     },
     "NNXOptimizer": {"opt_state": _INSIDE, "step": UPDATES},
 }
-"""The fields of each state, by the name of its class: optax does not export all of the classes."""
+"""Fields of each state, by the name of its class, because optax does not export all classes."""
 
 _WHY_NOT = {
     "ScaleByAmsgradState": "optax keeps the largest of the corrected second moments, torch the "
@@ -53,7 +53,7 @@ _WHY_NOT = {
 
 
 class NNXOptimizer(NamedTuple):
-    """The contents of an nnx.Optimizer as one more state."""
+    """Contents of an nnx.Optimizer as one more state."""
 
     opt_state: Any
     step: Any
@@ -80,9 +80,9 @@ class Slot(NamedTuple):
 
 
 def slots(state: Any) -> tuple[list[Slot], list[Problem]]:
-    """Every array of an optax state, in the order of its leaves.
+    """Return every array of an optax state, in the order of its leaves, and the problems.
 
-    Also a problem for each state that torch has no equal of.
+    Each state without a counterpart in torch is a problem.
     """
     owned = list(_slots(state, _INSIDE, "", "a bare array"))
     refusals: dict[str, str] = {}
@@ -92,7 +92,7 @@ def slots(state: Any) -> tuple[list[Slot], list[Problem]]:
     known = ", ".join(name for name in FIELDS if name != "NNXOptimizer")
     problems = []
     for owner, where in refusals.items():
-        text = f"expected states that torch has an equal of, got {owner}"
+        text = f"expected a state with a counterpart in torch, got {owner}"
         hint = "" if owner in _WHY_NOT else f"known: {known}"
         problems.append(Problem("refused", where, _WHY_NOT.get(owner, text), hint))
     return [slot for slot, _ in owned], problems

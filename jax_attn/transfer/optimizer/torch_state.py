@@ -1,4 +1,4 @@
-"""The contents of a `torch.optim` state dict, parameter by parameter; imports no framework."""
+"""Contents of a `torch.optim` state dict, parameter by parameter; imports no framework."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -18,14 +18,14 @@ _NO_EQUAL = {
 }
 
 Names = Iterable[str] | Iterable[Iterable[str]]
-"""Names of parameters in an optimizer's order, or a list of them for each of its groups."""
+"""Names of parameters in an optimizer's order, or one list for each of its groups."""
 
 COUNTABLE = 2**31
-"""Optax counts in int32."""
+"""Limit of optax's counts, which are int32."""
 
 
 class Parameter(NamedTuple):
-    """A parameter as `torch.optim` knows it: its id, its name and the names of its state."""
+    """A parameter in `torch.optim`: its id, its name and the names of its state."""
 
     id: Any
     key: str
@@ -33,12 +33,12 @@ class Parameter(NamedTuple):
 
 
 def parameters(torch_state: Any, names: Names | None, problems: list[Problem]) -> list[Parameter]:
-    """The named parameters of a state dict; adds a problem for each option that optax lacks.
+    """Return the named parameters of a state dict; add a problem for each option that optax lacks.
 
-    names: as for `load_optimizer`. Raises TypeError for what is no state dict or no name.
+    names: as for `load_optimizer`. Raises TypeError for anything but a state dict and names.
     """
     if not (isinstance(torch_state, Mapping) and {"state", "param_groups"} <= torch_state.keys()):
-        hint = ": hand in its state_dict()" if hasattr(torch_state, "state_dict") else ""
+        hint = ": pass its state_dict()" if hasattr(torch_state, "state_dict") else ""
         kind = type(torch_state).__name__
         raise TypeError(f"torch_state: expected a torch.optim state dict, got {kind}{hint}")
     groups = torch_state["param_groups"]
@@ -46,7 +46,7 @@ def parameters(torch_state: Any, names: Names | None, problems: list[Problem]) -
     named, wrong = names_by_group(groups, names)
     keys = [] if wrong else [key for keys in named for key in keys]
     if twice := sorted({key for key in keys if keys.count(key) > 1}):
-        text = f"expected each name once, got several times {twice}"
+        text = f"expected each name once, got {twice} several times"
         wrong = [Problem("ambiguous", "names", text)]
     problems += wrong
     return (
@@ -63,9 +63,9 @@ def parameters(torch_state: Any, names: Names | None, problems: list[Problem]) -
 def moments(
     state: Mapping[Any, Mapping[str, Any]], known: Sequence[Parameter], problems: list[Problem]
 ) -> tuple[dict[str, dict[str, Any]], dict[int, str]]:
-    """{"exp_avg": {key: tensor}, …}, each step and the first key that has it; adds the problems.
+    """Return {"exp_avg": {key: tensor}, …}, and each step with the first key that has it.
 
-    state: a state dict's "state", of torch or NumPy tensors.
+    state: a state dict's "state", of torch or NumPy tensors. Problems are added to `problems`.
     """
     tensors: dict[str, dict[str, Any]] = {}
     steps: dict[int, str] = {}
@@ -79,7 +79,7 @@ def moments(
     for id, key, kept in known:
         held = {name: value for name, value in state.get(id, {}).items() if value is not None}
         if held and "step" in kept and "step" not in held:
-            problems.append(Problem("missing", f"step of {key}", f"got {', '.join(held)} alone"))
+            problems.append(Problem("missing", f"step of {key}", f"got only {', '.join(held)}"))
         for name, value in held.items():
             if name not in kept:
                 strays.setdefault(name, []).append(key)
@@ -91,7 +91,7 @@ def moments(
                 text = f"expected a whole number below 2³¹, got {value}"
                 problems.append(Problem("unreadable", f"step of {key}", text))
     for name, keys in strays.items():
-        text = f"optax has no equal of what torch keeps for {len(keys)} parameters, {keys[0]} first"
+        text = f"optax has no counterpart for this state of {len(keys)} parameters, {keys[0]} first"
         problems.append(Problem("unexpected", name, text))
     return tensors, steps
 
@@ -99,18 +99,18 @@ def moments(
 def names_by_group(
     groups: Sequence[Mapping[str, Any]], names: Names | None
 ) -> tuple[list[list[str]], list[Problem]]:
-    """A list of names for each group."""
+    """Return a list of names for each group, and the problems."""
     recorded = [list(group.get("param_names") or ()) for group in groups]
     if names is None:
         if all(recorded):
             return recorded, []
-        text = "expected the parameters' names, and the state dict has no param_names"
+        text = "expected the parameters' names, because the state dict has no param_names"
         hint = "names=[name for name, _ in torch_module.named_parameters()], group by group"
         return [], [Problem("missing", "names", text, hint)]
     lists: list[Any] = list(names)
     if all(isinstance(name, str) for name in lists):
         if len(groups) != 1:
-            # Ids are numbered through all groups: a flat list in another order would often fit.
+            # Ids are numbered across groups: a flat list in the wrong order would often fit.
             text = f"expected a list of names for each of the {len(groups)} groups, got one list"
             return [], [Problem("ambiguous", "names", text)]
         lists = [lists]
@@ -146,7 +146,7 @@ def _kept(group: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _count(step: Any) -> int | None:
-    """A step as an int: torch keeps a tensor, formerly an int."""
+    """Return a step as an int, or None; torch keeps a tensor, formerly an int."""
     try:
         number = float(step)
         return int(number) if 0 <= number < COUNTABLE and number == int(number) else None

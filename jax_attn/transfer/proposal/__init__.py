@@ -1,1 +1,1 @@
-"""A table proposed from the names and shapes of two modules."""
+"""Proposal of a table from the names and shapes of two modules."""

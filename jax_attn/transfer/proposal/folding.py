@@ -1,4 +1,4 @@
-"""Rows of single layers folded into rows for all layers, where the numbers allow it."""
+"""Folding of single layers' rows into rows for all layers, if the numbers allow it."""
 
 import re
 from collections import defaultdict
@@ -13,18 +13,18 @@ from jax_attn.transfer.table.rows import Row, bindings
 T = TypeVar("T")
 _NUMBER = re.compile(r"(0|[1-9]\d*)$")
 Marks = Mapping[int, str]
-"""Places in a dotted name, to the names in braces that the numbers there become."""
+"""Positions in a dotted name -> the names in braces that replace the numbers there."""
 
 
 class _Mask(NamedTuple):
-    """A dotted name without its numbers at some places."""
+    """A dotted name with its numbers at some positions removed."""
 
     masked: str
     places: tuple[int, ...]
 
 
 class LayerItem(NamedTuple, Generic[T]):
-    """Something of one layer, and the same with the numbers of layers as names in braces."""
+    """An item of one layer, and the same with layer numbers replaced by names in braces."""
 
     own: T
     pattern: T
@@ -33,12 +33,12 @@ class LayerItem(NamedTuple, Generic[T]):
 def misnumbered(
     pairs: Sequence[ModulePair], torch: Iterable[TensorModule], flax: Iterable[TensorModule]
 ) -> list[ModulePair]:
-    """Pairs of modules that are numbered differently on the two sides: three layers against two."""
+    """Return pairs of modules numbered differently on the two sides: three layers against two."""
     groups: dict[tuple[_Mask, _Mask], list[ModulePair]] = defaultdict(list)
     for pair in pairs:
         ours, theirs = (tuple(number.token for number in side) for side in _sides(pair))
         groups[_mask(pair.torch.name, ours), _mask(pair.flax.name, theirs)].append(pair)
-    # Names that are equal once masked, counted once for each way of masking them.
+    # Names that are equal once masked, collected once for each way of masking.
     of_torch = _numberings(torch, {ours.places for ours, _ in groups})
     of_flax = _numberings(flax, {theirs.places for _, theirs in groups})
     odd = []
@@ -50,9 +50,9 @@ def misnumbered(
 
 
 def folded(items: Iterable[LayerItem[T]], complete: Callable[[T, int], bool]) -> list[T]:
-    """One pattern for all layers' items where it is complete, and the items where it is not.
+    """Replace all layers' items by one pattern if it is complete; keep the others.
 
-    complete: whether a pattern stands for exactly so many items.
+    complete: whether a pattern matches exactly this number of items.
     """
     groups: dict[T, list[T]] = defaultdict(list)
     for own, pattern in items:
@@ -64,7 +64,7 @@ def folded(items: Iterable[LayerItem[T]], complete: Callable[[T, int], bool]) ->
 def folded_rows(
     rows: Iterable[LayerItem[Row]], keys: Collection[str], paths: Collection[str]
 ) -> list[Row]:
-    """One row for all layers where it stands for exactly the layers' own rows."""
+    """Replace the layers' rows by one row if it matches exactly these rows."""
 
     def complete(pattern: Row, count: int) -> bool:
         reach = [bindings([name], keys) for name in pattern.keys]
@@ -75,7 +75,10 @@ def folded_rows(
 
 
 def rows_of(pair: ModulePair, fit: Fit, steps: Steps) -> LayerItem[Row]:
-    """One layer's row, and that for all: numbers that both sides have, but not that of "norm1"."""
+    """Return one layer's row, and the row for all layers.
+
+    The latter replaces numbers that both sides have, except numbers as in "norm1".
+    """
     names = pair.torch.name, pair.flax.name
     shared = [way for way in pair.aligned if all(map(foldable, names, way))]
     ours, theirs = (marks(side) for side in (zip(*shared, strict=True) if shared else ((), ())))
@@ -85,24 +88,24 @@ def rows_of(pair: ModulePair, fit: Fit, steps: Steps) -> LayerItem[Row]:
 
 
 def pattern_of(dotted: str, name: ModuleName) -> str:
-    """A key or path of the module `name`, for every layer."""
+    """Return the pattern, for every layer, of a key or path of the module `name`."""
     return marked(dotted, marks(number for number in name.numbers if foldable(name, number)))
 
 
 def foldable(name: ModuleName, number: Number) -> bool:
-    """Whether a number counts layers; those of "norm1" and "norm2" do not."""
+    """Return whether a number counts layers; those of "norm1" and "norm2" do not."""
     last = number.token == len(name.tokens) - 1
     return not last or name.tokens[number.token].isdecimal()
 
 
 def marks(numbers: Iterable[Number]) -> dict[int, str]:
-    """The names in braces: layer, part2, part3, …"""
+    """Map positions to names in braces: layer, part2, part3, …"""
     names = (f"part{i}" if i > 1 else "layer" for i in count(1))
     return {number.token: name for number, name in zip(numbers, names, strict=False)}
 
 
 def marked(dotted: str, places: Marks) -> str:
-    """The dotted name with its numbers at these places replaced by names in braces."""
+    """Return the dotted name with its numbers at these positions replaced by names in braces."""
     tokens = dotted.split(".")
     for place, name in places.items():
         tokens[place] = _NUMBER.sub(f"{{{name}}}", tokens[place])
@@ -120,7 +123,7 @@ def _mask(name: ModuleName, places: tuple[int, ...]) -> _Mask:
 def _numberings(
     modules: Iterable[TensorModule], ways: Iterable[tuple[int, ...]]
 ) -> dict[_Mask, set[tuple[int, ...]]]:
-    """The numbers at the masked places, over all modules and ways of masking."""
+    """Return the numbers at the masked positions, over all modules and ways of masking."""
     numberings: dict[_Mask, set[tuple[int, ...]]] = defaultdict(set)
     for name, places in product([module.name for module in modules], ways):
         values = {number.token: number.value for number in name.numbers}

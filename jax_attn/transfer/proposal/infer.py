@@ -1,4 +1,4 @@
-"""`infer`: a table proposed from names, shapes and types, and what they leave open."""
+"""`infer`: a table proposed from names, shapes and types, and what they do not decide."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,9 +30,9 @@ from jax_attn.transfer.table.rows import Ignored, Row, bindings, row, tied
 from jax_attn.transfer.table.steps import Shape
 
 _CANDIDATES_SHOWN = 6
-_BRACES = "in a table, braces in a name stand for a number"
+_BRACES = "in a table, braces in a name represent a number"
 
-# Types whose matrices have the axis order of their framework's own: (package, class) -> kind.
+# Types whose matrices have their framework's axis order: (package, class) -> kind.
 _TORCH_KINDS = {
     ("torch", "Linear"): "linear",
     ("torch", "Embedding"): "embedding",
@@ -49,8 +49,7 @@ _FLAX_KINDS = {
 
 @dataclass(frozen=True, repr=False)
 class Proposal:
-    """A table that `infer` proposes. Prints as Python code that defines it as `LAYOUT`, with
-    comments.
+    """A table that `infer` proposes; prints as Python code that defines it as `LAYOUT`.
 
     The table is complete if `undecided` and `left` are empty.
 
@@ -68,7 +67,7 @@ class Proposal:
 
     @property
     def code(self) -> str:
-        """The proposal as Python code, with comments on what is undecided."""
+        """Python code of the proposal, with comments on what is undecided."""
         return as_code.program(self.layout, _comments(self))
 
     def __str__(self) -> str:
@@ -84,8 +83,8 @@ def infer(torch_module: Any, nnx_module: nnx.Pytree | nnx.State) -> Proposal:
     agree, and only one order of the axes fits the shapes and types. The shape of a square matrix
     decides nothing: the types of the modules decide (Linear, Conv1D, Embedding), and in a mapping
     the row stays open. A packed query, key and value stays open, except in
-    torch.nn.MultiheadAttention. Rows of heads assume that N·H holds N heads of H features, one
-    after another.
+    torch.nn.MultiheadAttention. Rows with heads assume that N·H is N consecutive heads of H
+    features.
 
     Args:
       torch_module: a torch.nn.Module, or a mapping of torch keys to tensors: a state_dict, or a
@@ -97,7 +96,7 @@ def infer(torch_module: Any, nnx_module: nnx.Pytree | nnx.State) -> Proposal:
 
     Raises:
       TypeError: arguments of another kind.
-      TransferError: keys that are not strings and values that are not tensors, each of them named.
+      TransferError: some keys are not strings or some values not tensors; all are listed.
     """
     keys, torch_kinds, same = _torch_side(torch_module)
     paths, flax_kinds, granted = _flax_side(nnx_module)
@@ -121,7 +120,7 @@ def infer(torch_module: Any, nnx_module: nnx.Pytree | nnx.State) -> Proposal:
 
 
 def _torch_side(module: Any) -> tuple[dict[str, Shape], dict[str, str], list[list[str]]]:
-    """Shapes by key, kinds by module, and the keys that share a parameter."""
+    """Return shapes by key, kinds by module, and the keys that share a parameter."""
     if isinstance(module, Mapping):
         return _shapes("torch_module", module), {}, []
     if not all(hasattr(module, name) for name in ("state_dict", "named_modules")):
@@ -139,7 +138,7 @@ def _torch_side(module: Any) -> tuple[dict[str, Shape], dict[str, str], list[lis
 def _flax_side(
     module: nnx.Pytree | nnx.State,
 ) -> tuple[dict[str, Shape], dict[str, str], tuple[str, ...]]:
-    """Shapes by path, kinds by module, and the assumptions."""
+    """Return shapes by path, kinds by module, and the assumptions."""
     shapes = _shapes("nnx_module", flatten(module))
     modules = list(nnx.iter_modules(module)) if isinstance(module, nnx.Module) else []
     kinds = {spelled(path): _kind(inner, _FLAX_KINDS) for path, inner in modules}
@@ -148,7 +147,7 @@ def _flax_side(
 
 
 def _same_pairs(paths: Iterable[str]) -> str:
-    """The assumption on rotary pairs; norms of queries and keys have a weight for each feature."""
+    """Return the assumption on rotary pairs; it covers norms of queries and keys, if any."""
     there = {part for path in paths for part in path.split(".")}
     norms = (name for name in ("q_norm", "k_norm") if name in there)
     turned = ", ".join(f'"{name}"' for name in ("q_proj", "k_proj", *norms))
@@ -159,7 +158,7 @@ def _same_pairs(paths: Iterable[str]) -> str:
 
 
 def _shapes(argument: str, tensors: Tensors) -> dict[str, Shape]:
-    lazy = getattr(tensors, "describe", None)  # a checkpoint's reads only the header
+    lazy = getattr(tensors, "describe", None)  # a checkpoint's `describe` reads only the header
     shapes, problems = {}, []
     for key in tensors:
         if not isinstance(key, str):
@@ -178,7 +177,7 @@ def _shapes(argument: str, tensors: Tensors) -> dict[str, Shape]:
 
 
 def _kind(module: Any, kinds: Mapping[tuple[str, str], str]) -> str:
-    """The kind of the first known class in its MRO; by name, so that nothing is imported."""
+    """Return the kind of the first known class in the MRO; by name, so that nothing is imported."""
     classes = ((c.__module__.partition(".")[0], c.__name__) for c in type(module).__mro__)
     return next((kinds[name] for name in classes if name in kinds), "")
 
@@ -188,7 +187,7 @@ def _without_braces(shapes: Mapping[str, Shape]) -> dict[str, Shape]:
 
 
 def _ties(same: Sequence[Sequence[str]], rows: Sequence[LayerItem[Row]]) -> list[Ignored]:
-    """Keys that share the parameter of a key that a row reads."""
+    """Return ties for keys that share the parameter of a key that a row reads."""
     read = {key for r, _ in rows for key in r.keys}
     ties = []
     for names in same:
@@ -204,7 +203,7 @@ def _left(
     plain: Mapping[str, Shape],
     rows: Sequence[LayerItem[Row]],
 ) -> dict[str, Shape]:
-    """The paths that no row writes, one for all layers where it is open in every layer."""
+    """Return the paths that no row writes; one pattern if a path is open in every layer."""
     written = {path for r, _ in rows for path in r.paths}
     open_paths = [
         LayerItem((path, paths[path]), (pattern_of(path, module.name), paths[path]))

@@ -1,7 +1,7 @@
-"""Which modules of torch and of Flax correspond, by their names and shapes together.
+"""Matching of torch and Flax modules, by names and shapes together.
 
-A pair is settled when names bind it, shapes allow it, and neither module has another partner as
-close; settled modules are no candidates for the rest. Shapes alone settle nothing.
+A pair is settled if its names agree, its shapes fit, and neither module has another partner as
+close; settled modules are no longer candidates for others. Shapes alone settle nothing.
 """
 
 from collections import defaultdict
@@ -33,7 +33,7 @@ Steps = tuple[Step, ...]
 
 @dataclass(frozen=True, eq=False)
 class Leaf:
-    """The tensors of one parameter: a torch key, a Flax path, or three paths that torch packs."""
+    """Tensors of one parameter: a torch key, a Flax path, or three paths that torch packs."""
 
     names: tuple[str, ...]
     shapes: Shapes
@@ -41,7 +41,7 @@ class Leaf:
 
 @dataclass(frozen=True, eq=False)
 class TensorModule:
-    """A module: its name, its type where that is known, its parameters by their role."""
+    """A module: its name, its type if known, its parameters by role."""
 
     name: ModuleName
     kind: str
@@ -50,7 +50,7 @@ class TensorModule:
 
 
 class Fit(NamedTuple):
-    """A torch parameter, the Flax one that it may become, and all steps that its shape allows."""
+    """A torch parameter, a possible Flax counterpart, and all steps that the shapes allow."""
 
     source: Leaf
     target: Leaf
@@ -68,12 +68,12 @@ class ModulePair:
 
     @property
     def aligned(self) -> list[tuple[Number, Number]]:
-        """The integers that both names have, where there is only one way to pair them."""
+        """Pairs of integers that both names have, if there is only one way to pair them."""
         ways = alignments(self.torch.name.numbers, self.flax.name.numbers)
         return ways[0] if len(ways) == 1 else []
 
 
-# Parameters of torch.nn.MultiheadAttention itself, where other designs have modules.
+# Parameters of torch.nn.MultiheadAttention itself, for which other designs have modules.
 _OWN = {
     f"{name}_{leaf}": (module, leaf)
     for name, module in (
@@ -109,7 +109,7 @@ _SEQUENCES: dict[tuple[str, bool], tuple[Steps, ...]] = {  # (Flax parameter, pa
     ("bias", True): ((packed, heads), (grouped,), (packed,)),
 }
 
-# (torch type, Flax type) -> whether one's matrix is the other's transposed.
+# (torch type, Flax type) -> whether one's matrix is the transpose of the other's.
 _TURNED = {
     ("linear", "linear"): True,
     ("attention", "linear"): True,
@@ -119,7 +119,7 @@ _TURNED = {
 
 
 def torch_modules(shapes: Mapping[str, Shape], kinds: Mapping[str, str]) -> list[TensorModule]:
-    """Torch keys by module. kinds: a module's dotted name to "linear", "conv1d", …"""
+    """Group torch keys by module. kinds: a module's dotted name to "linear", "conv1d", …"""
     leaves_of: dict[tuple[str, ...], dict[str, Leaf]] = defaultdict(dict)
     kind_of = {}
     for key, shape in shapes.items():
@@ -128,7 +128,7 @@ def torch_modules(shapes: Mapping[str, Shape], kinds: Mapping[str, str]) -> list
         own = _OWN.get(last)
         module, leaf = ((*parents, own[0]), own[1]) if own else (tuple(parents), last)
         if not leaf or leaf not in _LEAVES or leaf in leaves_of.get(module, ()):
-            # A module's type says nothing of its other parameters.
+            # A module's type does not describe its other parameters.
             module, leaf, kind = (*parents, last), "", ""
         leaves_of[module][leaf] = Leaf((key,), (shape,))
         kind_of[module] = kind
@@ -139,7 +139,7 @@ def torch_modules(shapes: Mapping[str, Shape], kinds: Mapping[str, str]) -> list
 
 
 def flax_modules(shapes: Mapping[str, Shape], kinds: Mapping[str, str]) -> list[TensorModule]:
-    """Flax paths by module, and the query, key and value of each attention also as one packed."""
+    """Group Flax paths by module; add attention's query, key and value as one packed module."""
     leaves_of: dict[tuple[str, ...], dict[str, Leaf]] = defaultdict(dict)
     for path, shape in shapes.items():
         *parents, last = path.split(".")
@@ -164,7 +164,7 @@ def flax_modules(shapes: Mapping[str, Shape], kinds: Mapping[str, str]) -> list[
 
 
 def _packs(modules: Iterable[tuple[str, ...]]) -> dict[tuple[str, ...], list[tuple[str, ...]]]:
-    """The name of each possible packed projection, to the modules that it is split into."""
+    """Map the name of each possible packed projection to the modules that it combines."""
     families: dict[tuple[str, ...], dict[str, tuple[str, ...]]] = defaultdict(dict)
     modules = list(modules)
     for module, name in zip(modules, read(modules), strict=True):
@@ -190,7 +190,7 @@ def _together(members: Sequence[Mapping[str, Leaf]]) -> dict[str, Leaf]:
 
 
 def possible_pairs(torch: Iterable[TensorModule], flax: Sequence[TensorModule]) -> list[ModulePair]:
-    """Every pair that neither names nor shapes rule out."""
+    """Return every pair that neither names nor shapes rule out."""
     pairs = []
     for t, f in product(torch, flax):
         strength = bond(t.name, f.name)
@@ -202,7 +202,7 @@ def possible_pairs(torch: Iterable[TensorModule], flax: Sequence[TensorModule]) 
 
 
 def settled_pairs(possible: Iterable[ModulePair]) -> list[ModulePair]:
-    """The pairs that names and shapes decide."""
+    """Return the pairs that names and shapes decide."""
     settled: list[ModulePair] = []
     left = list(possible)
     while True:
@@ -224,12 +224,12 @@ def settled_pairs(possible: Iterable[ModulePair]) -> list[ModulePair]:
 
 
 def _alone(bond: Bond, bonds: Sequence[Bond]) -> bool:
-    """Whether a bond is closer than all others; one of names of one kind must be the only one."""
+    """Return whether a bond is closer than all others; an AKIN bond must be the only one."""
     return len(bonds) == 1 if bond is Bond.AKIN else min(bonds) == bond and bonds.count(bond) == 1
 
 
 def _fits(t: TensorModule, f: TensorModule) -> tuple[Fit, ...]:
-    """The fits of every parameter that both have; none if one of them does not fit."""
+    """Return the fits of every parameter that both have; () if one of them does not fit."""
     fits = []
     for leaf, source in t.leaves.items():
         role = next((name for name in _LEAVES[leaf] if name in f.leaves), None)
@@ -244,7 +244,7 @@ def _fits(t: TensorModule, f: TensorModule) -> tuple[Fit, ...]:
 
 
 def _sequences(source: Leaf, target: Leaf, leaf: str, turned: bool | None) -> tuple[Steps, ...]:
-    """The step sequences that these shapes allow, one for each effect."""
+    """Return the step sequences that these shapes allow, one for each effect."""
     fitting = [
         steps
         for steps in _SEQUENCES.get((leaf, len(target.names) > 1), _OTHER)
@@ -258,12 +258,12 @@ def _sequences(source: Leaf, target: Leaf, leaf: str, turned: bool | None) -> tu
 
 
 def turns(steps: Steps) -> bool:
-    """Whether (out, in) becomes (in, out): `inward` moves the outputs back, as `linear` does."""
+    """Return whether (out, in) becomes (in, out): `inward` moves outputs back, as `linear` does."""
     return sum(step in (linear, inward) for step in steps) % 2 == 1
 
 
 def _effect(source: Leaf, target: Leaf, steps: Steps) -> tuple[int, ...]:
-    """Where each axis comes from: the strides of a view, without those of axes of size 1."""
+    """Return where each axis comes from: the strides of a view, without axes of size 1."""
     array = np.empty(source.shapes[0], bool)  # never touched
     (view,) = Row(source.names, target.names, steps).to_flax((array,), target.shapes)
     return tuple(stride for stride, n in zip(view.strides, view.shape, strict=True) if n > 1)

@@ -1,8 +1,8 @@
-"""How closely two dotted names agree, one of torch and one of Flax, regardless of shapes.
+"""Agreement of two dotted names, one of torch and one of Flax, regardless of shapes.
 
 A name is read as words: "encoder.layer.3.attention.self.query" is the `q` of layer 3, in the
-context `encoder`, `attn` and `self`. The words below are what projects call the same thing.
-Similar spelling never counts: it would take "key" for "ky" and "k1" for "k2".
+context `encoder`, `attn` and `self`. The words below are synonyms that projects use. Similar
+spelling never counts: it would take "key" for "ky" and "k1" for "k2".
 """
 
 import re
@@ -69,7 +69,7 @@ _ROLES = (
     {"up", "gate", "down"},
     {"token", "position", "type"},
 )
-# Names of one kind, which shapes may tell apart.
+# Names of one kind, which shapes may distinguish.
 _KINDS = (
     frozenset({"mlp", "fc", "up", "gate", "down"}),
     frozenset({"embedding", "token", "position", "type"}),
@@ -84,7 +84,7 @@ _NUMBER_AT_END = re.compile(r"(0|[1-9]\d*)\Z")
 
 
 class Bond(IntEnum):
-    """How closely two names agree, the closest first; the last is no evidence."""
+    """Degree of agreement of two names, the closest first; NONE is no evidence."""
 
     SAME = 0
     AGREE = 1
@@ -108,7 +108,10 @@ _BONDS = (
 
 @dataclass(frozen=True)
 class Number:
-    """An integer in a name, at the end of its token-th part; owner: what is numbered."""
+    """An integer at the end of a part of a dotted name.
+
+    token: index of the part; owner: words for what is numbered.
+    """
 
     owner: Words
     value: int
@@ -117,11 +120,11 @@ class Number:
 
 @dataclass(frozen=True)
 class ModuleName:
-    """A module's dotted name, read.
+    """A module's dotted name, parsed.
 
-    role: the words for the module itself, or for its container where the last part is `bare`, that
-    is without meaning ("dense", "c_proj", "0"). context: the words around that. numbers: all of
-    them; layered: whether one of them counts containers of the module.
+    role: the words for the module itself, or for its container if the last part is `bare`, that is
+    without meaning ("dense", "c_proj", "0"). context: all other words. numbers: all of them;
+    layered: whether one of them counts containers of the module.
     """
 
     tokens: tuple[str, ...]
@@ -133,13 +136,13 @@ class ModuleName:
 
 
 def read(dotted: Iterable[Sequence[str]]) -> list[ModuleName]:
-    """All names of one side, each given as the parts between its dots."""
+    """Parse all names of one side, each given as the parts between its dots."""
     names = [_read(tuple(tokens)) for tokens in dotted]
     siblings: dict[tuple[str, ...], list[ModuleName]] = {}
     for name in names:
         siblings.setdefault(name.tokens[:-1], []).append(name)
     names = [_as_output(name, siblings[name.tokens[:-1]]) for name in names]
-    # A word that all share distinguishes none of them.
+    # A word that all names share distinguishes none of them.
     layered = [n.context for n in names if n.layered]
     plain = [n.context for n in names if not n.layered and (n.context or not layered)]
     common = {True: _common(layered), False: _common(layered + plain)}
@@ -147,7 +150,7 @@ def read(dotted: Iterable[Sequence[str]]) -> list[ModuleName]:
 
 
 def bond(torch: ModuleName, flax: ModuleName) -> Bond | None:
-    """The bond of two names, or None where they contradict each other."""
+    """Return the bond of two names, or None if they contradict each other."""
     ways = aligned(torch.numbers, flax.numbers)
     if not ways or torch.layered != flax.layered or _contradict(torch, flax):
         return None
@@ -168,7 +171,7 @@ def bond(torch: ModuleName, flax: ModuleName) -> Bond | None:
 
 
 def aligned(torch: Sequence[Number], flax: Sequence[Number]) -> list[list[tuple[Number, Number]]]:
-    """Every way to pair the numbers of the side that has fewer with equal ones, in order."""
+    """Return every way to pair the shorter side's numbers with equal ones, in order."""
     if len(torch) > len(flax):
         return [[(a, b) for b, a in way] for way in aligned(flax, torch)]
     owners = {number.owner for number in flax}
@@ -192,7 +195,7 @@ def _read(tokens: tuple[str, ...]) -> ModuleName:
         stem = token.removesuffix(digits)
         words = _words(stem) if stem else before
         if digits:
-            # "linear1" counts no layers: the module itself is one of several.
+            # "linear1" does not count layers: the module itself is one of several.
             own = stem and not words and i == len(tokens) - 1
             owner = frozenset({stem.lower()}) if own else words
             numbers.append(Number(owner, int(digits), i))
@@ -206,7 +209,7 @@ def _read(tokens: tuple[str, ...]) -> ModuleName:
 
 
 def _role_at(parts: list[tuple[Words, bool]], numbers: list[Number]) -> int | None:
-    """The last part that has a word, unless a part that only numbers layers comes after it."""
+    """Return the index of the last part with a word, unless a later part only numbers layers."""
     layers = {number.token for number in numbers if not number.owner}
     for i in reversed(range(len(parts))):
         if parts[i][0]:
@@ -237,7 +240,11 @@ def _words(stem: str) -> Words:
 
 
 def _as_output(name: ModuleName, siblings: list[ModuleName]) -> ModuleName:
-    """Among query, key and value alone "out", or the one "dense" or "c_proj", is their output."""
+    """Give the role "out" to the output projection next to query, key and value.
+
+    It is a module called "out", if there is only attention, or the only one called "dense" or
+    "c_proj".
+    """
     roles = frozenset().union(*(n.role for n in siblings))
     if not any(projections <= roles for projections in _PROJECTIONS):
         return name
@@ -258,12 +265,12 @@ def _common(contexts: list[Words]) -> Words:
 
 
 def _loose(role: Words) -> Words:
-    """Words that a name of this role implies, so that its context may omit them."""
+    """Return words that a name of this role implies, so that its context may omit them."""
     return frozenset().union({"self"}, *(words for kind, words in _IMPLIED if role & kind))
 
 
 def _contradict(a: ModuleName, b: ModuleName) -> bool:
-    """Whether they have different words of one set of exclusive words."""
+    """Return whether the names have different words of one set of exclusive words."""
     return any(_apart(group, _where(a), _where(b)) for group in _PLACES) or any(
         _apart(group, a.role, b.role) for group in _ROLES
     )
@@ -279,7 +286,7 @@ def _where(name: ModuleName) -> Words:
 
 
 def _of_many(name: ModuleName) -> bool:
-    """Whether other modules may have the same role, such as "norm"."""
+    """Return whether other modules may have the same role, such as "norm"."""
     return name.role in _GENERIC and not (name.role == {"out"} and "attn" in name.context)
 
 

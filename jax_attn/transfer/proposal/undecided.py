@@ -1,4 +1,4 @@
-"""Keys that names, shapes and types leave open, and the rows that are possible for them."""
+"""Keys that names, shapes and types do not decide, with the possible rows for them."""
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Sequence
@@ -24,7 +24,7 @@ _RIVALS = "other keys match the same name and shape"
 
 @dataclass(frozen=True)
 class Candidate:
-    """A row that may be right, and why."""
+    """A row that may be right, with the reason."""
 
     row: Row
     why: str
@@ -41,7 +41,7 @@ class Undecided:
 
 
 def decided(pairs: Iterable[ModulePair]) -> list[LayerItem[Row]]:
-    """The rows without doubt, one for each parameter."""
+    """Return the rows that are beyond doubt, one for each parameter."""
     rows = [
         rows_of(pair, fit, _ways(pair, fit)[0])
         for pair in pairs
@@ -61,9 +61,9 @@ def undecided(
     rows: Iterable[LayerItem[Row]],
     done: Iterable[str],
 ) -> list[Undecided]:
-    """Every key that is not done, why, and the rows that are possible.
+    """Return every key that is not done, with the reason and the possible rows.
 
-    possible, settled, odd: of `possible_pairs`, `settled_pairs` and `misnumbered`. rows: those
+    possible, settled, odd: from `possible_pairs`, `settled_pairs` and `misnumbered`. rows: those
     that are decided.
     """
     done, written = set(done), {path for r, _ in rows for path in r.paths}
@@ -104,7 +104,7 @@ def undecided(
 
 
 def _doubt(pair: ModulePair, fit: Fit) -> str:
-    """Why a settled pair's parameter is not decided; empty when it is."""
+    """Say why a settled pair's parameter is not decided; empty if it is."""
     shape = fit.source.shapes[0]
     sizes = [n for n in shape if n > 1]
     if pair.flax.packs and pair.torch.kind != "attention":
@@ -115,16 +115,16 @@ def _doubt(pair: ModulePair, fit: Fit) -> str:
 
 
 def _ways(pair: ModulePair, fit: Fit) -> tuple[Steps, ...]:
-    """The steps that are possible; torch.nn.MultiheadAttention's packing is known."""
+    """Return the possible steps; torch.nn.MultiheadAttention's packing is known."""
     known = pair.flax.packs and pair.torch.kind == "attention"
     return tuple(steps for steps in fit.steps if steps[0] is packed) if known else fit.steps
 
 
 def _how(steps: Steps, fit: Fit) -> str:
     if packed in steps:
-        return "one after another"
+        return "query, key, value in sequence"
     if grouped in steps:
         return "head by head"
     if len(fit.source.shapes[0]) < 2:
         return "the shape fits"
-    return "transposed" if turns(steps) else "as it lies"
+    return "transposed" if turns(steps) else "not transposed"

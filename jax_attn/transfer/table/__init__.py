@@ -1,1 +1,1 @@
-"""Tables of weights: rows, the steps in them, and which rows apply to the names at hand."""
+"""Tables of weights: rows, their steps, and the choice of rows for given names."""

@@ -1,4 +1,4 @@
-"""A table as the Python code that makes it."""
+"""Tables as the Python code that makes them."""
 
 from collections.abc import Iterable, Sequence
 
@@ -6,11 +6,11 @@ from jax_attn.transfer.table.layout import Layout
 from jax_attn.transfer.table.rows import Row
 
 _WIDTH = 100
-_BREAK = ",\n         "  # between the names of one argument; no quoted name has a newline
+_BREAK = ",\n         "  # between names of one argument; quoted names have no newline
 
 
 def program(layout: Layout, comments: Iterable[str]) -> str:
-    """The source of a module that defines `layout` as LAYOUT, with comments below.
+    """Return the source of a module that defines `layout` as LAYOUT, followed by comments.
 
     layout: has only rows and ties, whose steps are `jax_attn.transfer`'s own.
     """
@@ -30,7 +30,7 @@ def program(layout: Layout, comments: Iterable[str]) -> str:
 
 
 def call_lines(function: str, arguments: Sequence[str]) -> list[str]:
-    """A call among the arguments of another, on one line where that is short enough."""
+    """Return a call among the arguments of another, on one line if it fits."""
     line = f"    {function}({', '.join(arguments)}),"
     if len(line) > _WIDTH:
         line = f"{_listed(f'    {function}', arguments)},"
@@ -38,23 +38,23 @@ def call_lines(function: str, arguments: Sequence[str]) -> list[str]:
 
 
 def row_call(r: Row) -> str:
-    """The row as code, on one line."""
+    """Return the row as code, on one line."""
     return f"row({', '.join(row_arguments(r))})".replace(_BREAK, ", ")
 
 
 def quoted(name: str) -> str:
-    """A name as a string literal; escaped, as a name from a file must not become code."""
+    """Return a name as a string literal, escaped so that a name from a file cannot become code."""
     plain = name.isprintable() and not {'"', "\\"} & set(name)
     return f'"{name}"' if plain else ascii(name)
 
 
 def step_names(r: Row) -> list[str]:
-    """What a row's steps are imported as: one of them is called where it is used, in_parts(4)."""
+    """Return the names to import for a row's steps; a step may be a call, such as in_parts(4)."""
     return [step.name.partition("(")[0] for step in r.steps]
 
 
 def row_arguments(r: Row) -> list[str]:
-    """The arguments of `row`, as code."""
+    """Return the arguments of `row`, as code."""
     return [_names(r.keys), _names(r.paths), *(step.name for step in r.steps)]
 
 
@@ -67,6 +67,6 @@ def _names(names: Sequence[str]) -> str:
 
 
 def _listed(opening: str, items: Iterable[str]) -> str:
-    """Items in parentheses, one to a line, indented by more than the line that opens them."""
+    """Put items in parentheses, one per line, indented deeper than the opening line."""
     margin = " " * (len(opening) - len(opening.lstrip()))
     return "\n".join([f"{opening}(", *(f"{margin}    {item}," for item in items), f"{margin})"])

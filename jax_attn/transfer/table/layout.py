@@ -28,11 +28,11 @@ LAYOUT_HINT = (
     "transfer.LAYOUTS has the built-in designs', and transfer.layout_for(PATH) returns that of a "
     "checkpoint of a known family"
 )
-"""Where a Layout comes from, for whoever passes something else, such as a Family."""
+"""Sources of a Layout, for callers who pass something else, such as a Family."""
 
 
 def _renamed(dotted: str, names: Mapping[str, str]) -> str:
-    """A name with whole parts between its dots replaced."""
+    """Return a name with whole parts between its dots replaced."""
     return ".".join(names.get(part, part) for part in dotted.split("."))
 
 
@@ -48,7 +48,7 @@ class Layout:
             ...
         )
 
-    Sizes are never in the table: they come from the module that is loaded or exported.
+    The table contains no sizes: they come from the module that is loaded or exported.
     """
 
     groups: tuple[Either, ...]
@@ -79,7 +79,7 @@ class Layout:
     __repr__ = __str__
 
     def under(self, torch_prefix: str, flax_prefix: str) -> "Layout":
-        """The same table for a sub-module: both sides get a prefix, '' for none.
+        """Return the same table for a sub-module: both sides get a prefix, '' for none.
 
         `under("encoder.layer.{layer}.attention", "layers.{layer}.attn")` serves every layer.
         """
@@ -89,24 +89,25 @@ class Layout:
         )
 
     def renamed(self, names: Mapping[str, str]) -> "Layout":
-        """The same table for a module that names its parts differently: {"q_proj": "query", …}.
+        """Rename Flax paths, for a module that names its parts differently: {"q_proj": "query", …}.
 
-        Replaces whole parts of the dotted Flax paths. Raises ValueError for a name that no
-        path has.
+        Whole parts of the dotted paths are replaced. Raises ValueError for a name that no path has.
         """
         self._check_parts("renamed: expected names", names, self.flax_paths())
         return self._mapped(lambda key: key, lambda path: _renamed(path, names))
 
     def renamed_torch(self, names: Mapping[str, str]) -> "Layout":
-        """Likewise for torch keys: {"out_proj": "o_proj", …}. Raises ValueError for a name that no
-        key has."""
+        """Rename torch keys: {"out_proj": "o_proj", …}.
+
+        Raises ValueError for a name that no key has.
+        """
         keys = [*self.torch_keys(), *(refusal.key for refusal in self.refusals)]
         keys += [item.key for item in self.passed_over]
         self._check_parts("renamed_torch: expected names", names, keys)
         return self._mapped(lambda key: _renamed(key, names), lambda path: path)
 
     def through(self, step: Step, *parts: str) -> "Layout":
-        """The same table with one more step on the Flax side of every row of these parts.
+        """Add a step on the Flax side of every row of these parts.
 
         `LAYOUTS["gqa"].through(to_half_split(), "q_proj", "k_proj")` reads weights whose rotary
         pairs are interleaved. Raises ValueError for a part that no Flax path has, and for a row
@@ -117,15 +118,15 @@ class Layout:
         def change(r: Row) -> Row:
             chosen = [not set(parts).isdisjoint(path.split(".")) for path in r.paths]
             if any(chosen) and not all(chosen):
-                raise ValueError(f"through: expected rows of {', '.join(parts)} alone, got {r!r}")
+                raise ValueError(f"through: expected rows of only {', '.join(parts)}, got {r!r}")
             return row(r.keys, r.paths, *r.steps, *([step] if any(chosen) else []))
 
         return Layout(*self._changed(change), *self.refusals, *self.passed_over)
 
     def spelled_as(self, keys: Iterable[str]) -> "Layout":
-        """The same table, reduced to the alternatives that `keys` use, so that an export uses them.
+        """Reduce the table to the alternatives that `keys` use, so that an export uses them.
 
-        Where `keys` have no key of any alternative, all of them stay.
+        If `keys` have no key of any alternative, all alternatives stay.
         """
         keys = list(keys)
 
@@ -136,15 +137,15 @@ class Layout:
         return Layout(*map(used, self.groups), *self.refusals, *self.passed_over)
 
     def torch_keys(self) -> list[str]:
-        """The torch keys of every row, with names in braces left open."""
+        """Return the torch keys of every row, with names in braces left open."""
         return resolve.keys_of(self._rows())
 
     def flax_paths(self) -> list[str]:
-        """The Flax paths of every row, with names in braces left open."""
+        """Return the Flax paths of every row, with names in braces left open."""
         return [path for r in self._rows() for path in r.paths]
 
     def row_of(self, torch_key: str) -> str:
-        """The row that reads and writes a torch key: "W_Q.weight -> q_proj.kernel [linear heads]".
+        """Return the row for a torch key: "W_Q.weight -> q_proj.kernel [linear heads]".
 
         Names in braces are filled in. Raises ValueError for a key of no row.
         """
@@ -157,10 +158,10 @@ class Layout:
         raise ValueError(f"torch_key: expected a key of one of the rows, got {torch_key!r}; {near}")
 
     def to_flax(self, tensors: Tensors, shapes: Mapping[str, Shape]) -> dict[str, np.ndarray]:
-        """Torch tensors -> Flax arrays of `shapes`, by dotted path; dtypes stay as they are.
+        """Convert torch tensors to Flax arrays of `shapes`, by dotted path; dtypes are kept.
 
-        tensors: torch key to NumPy, JAX or torch tensor. shapes: every path that must be
-        written. The arrays may share memory with `tensors`. Raises TransferError.
+        tensors: torch key to NumPy, JAX or torch tensor. shapes: every path that must be written.
+        The arrays may share memory with `tensors`. Raises TransferError.
         """
         arrays = {key: as_numpy(tensor, key) for key, tensor in tensors.items()}
         passed_over = resolve.passed(self.passed_over, arrays)
@@ -170,11 +171,11 @@ class Layout:
         return _carried("to Flax", moves, arrays, problems)
 
     def shapes(self, keys: Mapping[str, Shape], sizes: Sizes) -> dict[str, Shape]:
-        """The shapes of the Flax side, by dotted path, where no module has them.
+        """Return the shapes of the Flax side, by dotted path, for use without a module.
 
-        keys: torch key to shape. sizes: what the shapes of flat projections do not tell. Raises
-        TransferError for keys that no row takes, rows that are only partly present, two
-        alternatives at once, and shapes that a row's steps cannot take.
+        keys: torch key to shape. sizes: what cannot be inferred from the shapes of flat
+        projections. Raises TransferError for keys that no row takes, rows that are only partly
+        present, two alternatives at once, and shapes that a row's steps cannot take.
         """
         passed_over = resolve.passed(self.passed_over, keys)
         carried = {key: shape for key, shape in keys.items() if key not in passed_over}
@@ -184,11 +185,11 @@ class Layout:
         return shapes
 
     def to_torch(self, arrays: Tensors) -> dict[str, np.ndarray]:
-        """Flax arrays -> torch tensors, by key: parameters, or their gradients.
+        """Convert Flax arrays to torch tensors, by key: parameters, or their gradients.
 
-        arrays: dotted path to NumPy or JAX array; rows without any of them are left out. The
-        result may share memory with `arrays`. Raises TransferError for a path that no row reads
-        and for a row that is only partly present.
+        arrays: dotted path to NumPy or JAX array; rows without any of them are left out. The result
+        may share memory with `arrays`. Raises TransferError for a path that no row reads and for a
+        row that is only partly present.
         """
         sources = {path: as_numpy(array, path) for path, array in arrays.items()}
         shapes = {path: array.shape for path, array in sources.items()}
@@ -199,7 +200,7 @@ class Layout:
         return [r for group in self.groups for r in group.rows]
 
     def _check_parts(self, expected: str, names: Iterable[str], dotted: Iterable[str]) -> None:
-        """Raises ValueError unless each name is a word between the dots of a key or path."""
+        """Raise ValueError unless each name is a word between the dots of a key or path."""
         parts = {part for name in dotted for part in name.split(".")}
         if unknown := sorted(set(names) - parts):
             raise ValueError(f"{expected} among {sorted(parts)}, got {unknown}")
@@ -221,7 +222,7 @@ class Layout:
 
 
 def optional(*items: Row | Layout) -> Layout:
-    """Their table, for modules that may have nothing of a row: `resolve.unused` names none."""
+    """Return a table for modules that may lack whole rows; `resolve.unused` ignores these."""
     whole = Layout(*items)
     groups = (
         either(*([replace(r, is_optional=True) for r in a] for a in group.alternatives))
@@ -254,7 +255,7 @@ def spellings(*layouts: Layout) -> Layout:
 
 
 def untied(layout: Layout, tensors: Tensors) -> list[Problem]:
-    """Keys that are tied to another whose tensor differs, or of which one cannot be read."""
+    """Report keys whose tensor differs from the one they are tied to, or that cannot be read."""
     keys = [key for key in tensors if isinstance(key, str)]
     problems = []
     for key, other in (tie for item in layout.passed_over for tie in resolve.ties(item, keys)):
@@ -275,7 +276,7 @@ def _carried(
     sources: Mapping[str, np.ndarray],
     problems: list[Problem],
 ) -> dict[str, np.ndarray]:
-    """The moves carried out; raises TransferError with `problems` and those of the values."""
+    """Carry out the moves; raise TransferError with `problems` and those of the values."""
     targets: dict[str, np.ndarray] = {}
     for move in moves:
         r, forward = move.row, doing == "to Flax"

@@ -1,8 +1,8 @@
-"""The tables of the published designs, and of the layers around them.
+"""Tables of the published designs, and of the layers around them.
 
 Flax paths are those of this package's modules: q_proj.kernel (D, N, H), k_proj.kernel and
-v_proj.kernel (D, K, H), out_proj.kernel (N, H, D), biases (N, H), (K, H) and (D,). Torch's
-Linear weights are (out, in), its packed rows lie in the order query, key, value.
+v_proj.kernel (D, K, H), out_proj.kernel (N, H, D), biases (N, H), (K, H) and (D,). Torch's Linear
+weights are (out, in); its packed rows are in the order query, key, value.
 """
 
 from jax_attn.transfer.table.layout import Layout, optional
@@ -16,7 +16,7 @@ LAYER_NORM = Layout(row("weight", "scale"), row("bias", "bias"))
 RMS_NORM = Layout(row("weight", "scale"))
 
 FLAX_NAMES = {"q_proj": "query", "k_proj": "key", "v_proj": "value", "out_proj": "out"}
-"""`layout.renamed(FLAX_NAMES)` aims a table at flax's own nnx.MultiHeadAttention."""
+"""`layout.renamed(FLAX_NAMES)` is a table for flax's own nnx.MultiHeadAttention."""
 
 TO_HEADS = Layout(
     row("weight", "kernel", linear, heads),  # (N·H, D) -> (D, N, H)
@@ -46,7 +46,7 @@ BIAS_KV = optional(
 
 
 def projections(query: str, key: str, value: str, out: str) -> Layout:
-    """The table of four projections of these torch names."""
+    """Return the table of four projections with these torch names."""
     return Layout(
         TO_HEADS.under(query, "q_proj"),
         TO_HEADS.under(key, "k_proj"),
@@ -56,10 +56,10 @@ def projections(query: str, key: str, value: str, out: str) -> Layout:
 
 
 def fused(qkv: str, out: str, *, by_head: bool) -> Layout:
-    """The table of a projection that holds query, key and value, and of the output's.
+    """Return the table of a packed query, key and value projection, and the output projection.
 
-    qkv, out: their torch names. by_head: for each key/value head in turn the rows are those of its
-    queries, its key and its value; else those of all queries, of all keys, and of all values.
+    qkv, out: their torch names. by_head: for each key/value head in turn the rows hold its queries,
+    its key and its value; otherwise they hold all queries, all keys, then all values.
     """
     packing = _BY_HEAD if by_head else _IN_TURN
     return packing.under(qkv, "") + FROM_HEADS.under(out, "out_proj")
@@ -88,9 +88,9 @@ LAYOUTS = {
         projections("q_proj", "k_proj", "v_proj", "out_proj"),
         BIAS_KV,
         optional(
-            LAYER_NORM.under("q_norm", "q_norm"),  # RMSNorm has no bias: its row does not count
+            LAYER_NORM.under("q_norm", "q_norm"),  # RMSNorm has no bias: that row is then unused
             LAYER_NORM.under("k_norm", "k_norm"),
-            EMBEDDING.under("position_bias", "position_bias"),  # where it is learned
+            EMBEDDING.under("position_bias", "position_bias"),  # if it is learned
             row("sinks", "sinks"),
         ),
     ),

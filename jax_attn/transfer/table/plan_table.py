@@ -1,4 +1,4 @@
-"""A plan's moves printed: a line each, or one for all layers that are alike."""
+"""A plan's moves as text: one line for each, or one for all layers that are alike."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,9 +15,9 @@ _OPEN = "{}"
 
 
 def printed(moves: Iterable[Move], dtype: Callable[[Move], str]) -> str:
-    """Both sides' names and shapes, dtype and steps.
+    """Format both sides' names and shapes, dtype and steps.
 
-    Lines that differ in the layer's number alone are one: layers.{0..31}.mlp.up.kernel.
+    Lines that differ only in the layer's number become one: layers.{0..31}.mlp.up.kernel.
     """
     layers: dict[Cells, list[str]] = {}
     for move in moves:
@@ -27,12 +27,12 @@ def printed(moves: Iterable[Move], dtype: Callable[[Move], str]) -> str:
 
 
 def passed_over_lines(passed_over: Mapping[str, str]) -> list[str]:
-    """A line for each name that is not carried, and why."""
+    """Return a line for each name that is not carried, with the reason."""
     return [printable(f"{name}: skipped: {why}") for name, why in passed_over.items()]
 
 
 def _line(move: Move, dtype: str) -> tuple[Cells, str]:
-    """A move's cells with its layer's number left open, and the number; '' where it has none."""
+    """Return a move's cells with its layer's number left open, and the number, '' without one."""
     names = (*move.row.keys, *move.row.paths)
     numbers = {match[0] if (match := _NUMBER.search(name)) else "" for name in names}
     number = numbers.pop() if len(numbers) == 1 else ""
@@ -44,7 +44,7 @@ def _line(move: Move, dtype: str) -> tuple[Cells, str]:
 
 
 def _closed(cells: Cells, numbers: Sequence[str]) -> Cells:
-    """The cells with the numbers of all layers that they stand for."""
+    """Return the cells with the numbers of all layers that they represent."""
     if numbers == [""]:
         return cells
     keys, before, paths, *rest = cells
@@ -53,7 +53,7 @@ def _closed(cells: Cells, numbers: Sequence[str]) -> Cells:
 
 
 def _runs(numbers: Sequence[int]) -> str:
-    """ "3" for one; "{0..5,7}" for several."""
+    """Format sorted numbers: "3" for one; "{0..5,7}" for several."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][-1] + 1:

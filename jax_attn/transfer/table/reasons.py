@@ -1,4 +1,4 @@
-"""Why rows of a table do not apply: each function finds the problems of one kind, with hints."""
+"""Reasons why rows of a table do not apply: each function reports one kind, with hints."""
 
 import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,7 +18,7 @@ _OTHER_STEPS = ((), (heads,))
 
 
 def misshapen(r: Row, expected: Shapes, keys: Names, paths: Names) -> list[Problem]:
-    """Tensors of other shapes than a row's arrays ask for."""
+    """Report tensors whose shapes differ from those that a row's arrays need."""
     targets = " and ".join(f"{path} {list(paths[path])}" for path in r.paths)
     problems = []
     for key, shape in zip(r.keys, expected, strict=True):
@@ -32,14 +32,14 @@ def misshapen(r: Row, expected: Shapes, keys: Names, paths: Names) -> list[Probl
 
 
 def ambiguous(there: Sequence[tuple[Row, ...]], keys: Names) -> Problem:
-    """Several alternatives of which keys are present."""
+    """Report that the keys of several alternatives are present."""
     sets = [[key for r in rows for key in r.keys if key in keys] for rows in there]
     text = f"expected the keys of one alternative, got {' and '.join(map(str, sets))}"
     return Problem("ambiguous", sets[0][0], text, "leave out all but one of these sets")
 
 
 def doubled(rows: Iterable[Row], side: str, verb: str) -> list[Problem]:
-    """Names of one side, "keys" or "paths", that several rows have."""
+    """Report names of one side, "keys" or "paths", that several rows have."""
     users: dict[str, list[Row]] = {}
     for r in rows:
         for name in getattr(r, side):
@@ -54,13 +54,16 @@ def doubled(rows: Iterable[Row], side: str, verb: str) -> list[Problem]:
 def missing(
     rows: Iterable[Row], keys: Names, paths: Names, strays: Names, instead: Mapping[str, str]
 ) -> list[Problem]:
-    """Keys that a row reads and that are absent; instead: what would do in place of each."""
+    """Report keys that a row reads and that are absent.
+
+    instead: the keys that could replace each.
+    """
     absent = [(r, key) for r in rows for key in r.keys if key not in keys]
     texts = []
     for r, key in absent:
         targets = " and ".join(f"{path} {[*paths[path]]}" for path in r.paths if path in paths)
         text = f"{r} needs it for {targets or r.paths}"
-        text += f"; {instead[key]} would do instead" if instead.get(key) else ""
+        text += f"; {instead[key]} could replace it" if instead.get(key) else ""
         texts.append((key, text))
     return _hinted("missing", texts, lambda key: _missing_hint(key, strays))
 
@@ -69,20 +72,20 @@ def _missing_hint(key: str, strays: Names) -> str:
     for stray in strays:
         if stray.endswith(f".{key}"):
             prefix = stray.removesuffix(f".{key}")
-            return f'{stray!r} is there{put_there(prefix)}: use layout.under("{prefix}", "")'
+            return f'{stray!r} exists{put_there(prefix)}: use layout.under("{prefix}", "")'
     if key.endswith("bias") and not any("bias" in stray for stray in strays):
-        return "where torch has no bias, build the module without one"
+        return "if torch has no bias, build the module without one"
     return nearest(key, strays)
 
 
 def put_there(prefix: str) -> str:
-    """Who puts a prefix before torch's keys, in brackets; "" where that is not known."""
+    """Name in brackets the wrapper that adds a prefix to torch's keys; "" if it is not known."""
     author = WRAPPERS.get(prefix.split(".")[0])
-    return f" ({author} puts the prefix there)" if author else ""
+    return f" ({author} adds the prefix)" if author else ""
 
 
 def homeless(rows: Iterable[Row], keys: Names, paths: Names) -> list[Problem]:
-    """Keys that a row would carry to a path that the module lacks."""
+    """Report keys that a row would carry to a path that the module lacks."""
     problems: list[Problem] = []
     for r in rows:
         absent = [path for path in r.paths if path not in paths]
@@ -98,7 +101,7 @@ def homeless(rows: Iterable[Row], keys: Names, paths: Names) -> list[Problem]:
 def refused(
     refusals: Iterable[Refused], keys: dict[str, Shape]
 ) -> tuple[list[Problem], dict[str, Shape]]:
-    """Keys that the table refuses; and the other keys."""
+    """Report keys that the table refuses; also return the other keys."""
     reasons: dict[str, str] = {}
     for refusal in refusals:
         for key in filter(regex(refusal.key).fullmatch, keys):
@@ -108,7 +111,7 @@ def refused(
 
 
 def unexpected(strays: Names, paths: Names, expected: Iterable[str]) -> list[Problem]:
-    """Keys that no row takes; the hint is a row that would take them to `paths`, or near names."""
+    """Report keys that no row takes; hints name a row that would take them, or near keys."""
     expected = sorted(expected)
 
     def hint(key: str) -> str:
@@ -120,7 +123,7 @@ def unexpected(strays: Names, paths: Names, expected: Iterable[str]) -> list[Pro
 
 
 def unwritten(strays: Names, homeless: Iterable[str]) -> list[Problem]:
-    """Paths that no row writes; homeless: absent paths that a row would write."""
+    """Report paths that no row writes; homeless: absent paths that a row would write."""
     text = "expected every nnx.Param to be written, but no row writes this one, "
     texts = [(path, f"{text}{list(shape)}") for path, shape in strays.items()]
     homeless = sorted(homeless)
@@ -128,13 +131,13 @@ def unwritten(strays: Names, homeless: Iterable[str]) -> list[Problem]:
 
 
 def partial(absent: Iterable[tuple[Row, str]], strays: Iterable[str]) -> list[Problem]:
-    """Paths that the module lacks, though it has others of the same row."""
+    """Report paths that the module lacks, although it has others of the same row."""
     texts = [(path, f"{r} needs it, but the module lacks it") for r, path in absent]
     return _hinted("missing", texts, lambda path: nearest(path, strays))
 
 
 def unread(strays: Names, claimed: Iterable[str]) -> list[Problem]:
-    """Paths that no row reads."""
+    """Report paths that no row reads."""
     texts = [(path, f"no row reads it, {list(shape)}") for path, shape in strays.items()]
     return _hinted("unexpected", texts, lambda path: nearest(path, claimed))
 
@@ -142,7 +145,7 @@ def unread(strays: Names, claimed: Iterable[str]) -> list[Problem]:
 def _hinted(
     kind: str, texts: Iterable[tuple[str, str]], hint: Callable[[str], str]
 ) -> list[Problem]:
-    """A problem for each name and text, the first few with a hint."""
+    """Make a problem for each name and text, the first few with a hint."""
     return [
         Problem(kind, name, text, hint(name) if i < _HINTED else "")
         for i, (name, text) in enumerate(texts)
@@ -150,7 +153,7 @@ def _hinted(
 
 
 def mending_row(key: str, shape: Shape, paths: Names) -> str:
-    """The row that would carry `key` to the path of fitting shape and nearest name, or ''."""
+    """Return the row that carries `key` to the path of matching shape and nearest name, or ''."""
     fits: dict[str, Row] = {}
     for path, path_shape in paths.items():
         for steps in _KERNEL_STEPS if path.endswith("kernel") else _OTHER_STEPS:

@@ -1,4 +1,4 @@
-"""Which rows of a table apply to given names and shapes; `reasons` says why others do not."""
+"""Choice of the rows of a table for given names and shapes; `reasons` explains the others."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,14 +24,14 @@ Rows = tuple[Row, ...]
 
 @dataclass(frozen=True)
 class Move:
-    """A row that applies, and its shapes on both sides."""
+    """A row that applies, with its shapes on both sides."""
 
     row: Row
     key_shapes: Shapes
     path_shapes: Shapes
 
     def carried(self, to: Literal["flax", "torch"], arrays: Arrays, doing: str) -> Arrays:
-        """The arrays of one side as those of the other. TransferError where a step fails."""
+        """Convert one side's arrays to the other's; raise TransferError if a step fails."""
         try:
             if to == "flax":
                 return self.row.to_flax(arrays, self.path_shapes)
@@ -44,9 +44,10 @@ class Move:
 def for_loading(
     groups: Iterable[Either], refusals: Iterable[Refused], keys: Names, paths: Names
 ) -> tuple[list[Move], list[Problem]]:
-    """Rows that carry torch tensors (`keys` to shapes) to a module's arrays (`paths` to shapes).
+    """Return the moves from torch tensors to a module's arrays, and the problems.
 
-    A row without any key or path present does not count: biases may be absent.
+    keys, paths: names to shapes. A row without any key or path present is skipped, because biases
+    may be absent.
     """
     rows: list[Row] = []
     present, disputed, problems = _by_keys(groups, keys, paths)
@@ -72,7 +73,7 @@ def for_loading(
 
 
 def for_export(groups: Iterable[Either], paths: Names) -> tuple[list[Move], list[Problem]]:
-    """Rows that carry a module's arrays (`paths` to shapes) to torch keys."""
+    """Return the moves from a module's arrays (`paths` to shapes) to torch keys, and problems."""
     rows: list[Row] = []
     for group in groups:
         for alternatives in _bound(group, {}, paths):
@@ -90,7 +91,7 @@ def for_export(groups: Iterable[Either], paths: Names) -> tuple[list[Move], list
 def for_shapes(
     groups: Iterable[Either], refusals: Iterable[Refused], keys: Names, sizes: Sizes
 ) -> tuple[dict[str, Shape], list[Problem]]:
-    """What torch tensors (`keys` to shapes) become: dotted paths to shapes."""
+    """Return the Flax shapes, by path, of torch tensors (`keys` to shapes), and the problems."""
     present, disputed, problems = _by_keys(groups, keys, {})
     rows = [r for _, used in present for r in used if _any(r.keys, keys)]
     claimed = set(keys_of(rows + disputed))
@@ -111,7 +112,7 @@ def for_shapes(
 
 
 def unused(groups: Iterable[Either], keys: Iterable[str], paths: Iterable[str]) -> list[Row]:
-    """The rows of which neither side has a name; biases and what is optional may be absent."""
+    """Return rows whose names are absent on both sides, except biases and optional rows."""
     keys, paths = list(keys), list(paths)
     return [
         r
@@ -123,7 +124,7 @@ def unused(groups: Iterable[Either], keys: Iterable[str], paths: Iterable[str]) 
 
 
 def keys_of(rows: Iterable[Row]) -> list[str]:
-    """The torch keys of rows, row by row."""
+    """Return the torch keys of rows, row by row."""
     return [key for r in rows for key in r.keys]
 
 
@@ -132,14 +133,14 @@ def _paths_of(rows: Iterable[Row]) -> list[str]:
 
 
 def passed(items: Iterable[Ignored], keys: Iterable[str]) -> dict[str, str]:
-    """The keys that are passed over, and why."""
+    """Return the keys that are passed over, with the reasons."""
     keys = list(keys)
     patterns = [(regex(item.key), item.reason) for item in items]
     return {k: why for pattern, why in patterns for k in keys if pattern.fullmatch(k)}
 
 
 def ties(item: Ignored, keys: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """(key, the key that it repeats), where both are present."""
+    """Yield (key, the key that it repeats), if both are present."""
     if not item.same_as:
         return
     keys = list(keys)
@@ -152,7 +153,10 @@ def ties(item: Ignored, keys: Iterable[str]) -> Iterator[tuple[str, str]]:
 def _by_keys(
     groups: Iterable[Either], keys: Names, paths: Names
 ) -> tuple[list[tuple[list[Rows], Rows]], list[Row], list[Problem]]:
-    """Alternatives and the one whose keys are present, () for none; rows of several that are."""
+    """Return groups with their used alternative, rows of ambiguous groups, and problems.
+
+    A group is a list of alternatives; the used one has keys present, () if none has.
+    """
     present: list[tuple[list[Rows], Rows]] = []
     disputed: list[Row] = []
     problems = []
@@ -167,7 +171,7 @@ def _by_keys(
 
 
 def _bound(group: Either, keys: Names, paths: Names) -> Iterator[list[Rows]]:
-    """The alternatives, once for every integer that the names in braces stand for."""
+    """Yield the alternatives, once for every integer that the names in braces represent."""
     rows = group.rows
     by_key = bindings(keys_of(rows), keys)
     by_path = bindings(_paths_of(rows), paths)
@@ -185,7 +189,7 @@ def _any(names: Sequence[str], there: Names) -> bool:
 
 
 def _first_fitting(alternatives: Sequence[Rows], paths: Names) -> Rows:
-    """The first alternative that the module's shapes allow, or else the first."""
+    """Return the first alternative that the module's shapes allow, else the first."""
     for alternative in alternatives:
         rows = [r for r in alternative if _any(r.paths, paths)]
         whole = rows and all(path in paths for r in rows for path in r.paths)
@@ -197,7 +201,7 @@ def _first_fitting(alternatives: Sequence[Rows], paths: Names) -> Rows:
 def _fitted(
     rows: Iterable[Row], keys: Names | None, paths: Names
 ) -> tuple[list[Move], list[Problem]]:
-    """Moves of the rows that are wholly present; problems of those whose shapes do not fit."""
+    """Return moves of the rows that are wholly present, and problems of rows with wrong shapes."""
     moves, problems = [], []
     for r in rows:
         if not (paths.keys() >= {*r.paths} and (keys is None or keys.keys() >= {*r.keys})):

@@ -12,14 +12,14 @@ _HOLE = re.compile(r"\{(\w+)\}")
 T = TypeVar("T")
 
 Binding = tuple[tuple[str, str], ...]
-"""Names in braces and the integers that they stand for: (("layer", "3"),)."""
+"""Names in braces with the integers that they represent: (("layer", "3"),)."""
 
 
 @dataclass(frozen=True, repr=False)
 class Row:
-    """Torch keys and Flax paths, equal up to `steps`. Made by `row`.
+    """A pair of torch keys and Flax paths, equal up to `steps`. Made by `row`.
 
-    is_optional: whether the table serves modules, too, that have nothing of the row.
+    is_optional: whether modules may lack the whole row.
     """
 
     keys: tuple[str, ...]
@@ -33,26 +33,26 @@ class Row:
 
     @property
     def effect(self) -> str:
-        """The steps' names, or "=" for the same array."""
+        """Names of the steps, or "=" for the same array."""
         return " ".join(step.name for step in self.steps) or "="
 
     def at(self, binding: Binding) -> "Row":
-        """The row with the names in braces replaced by integers."""
+        """Return the row with the names in braces replaced by integers."""
         return Row(filled(self.keys, binding), filled(self.paths, binding), self.steps)
 
     def key_shapes(self, path_shapes: Shapes) -> Shapes:
-        """Shapes of the tensors that become Flax arrays of `path_shapes`. Raises MisfitError."""
+        """Return the torch shapes for Flax arrays of `path_shapes`. Raises MisfitError."""
         return self._shapes(path_shapes)[0]
 
     def fits(self, path_shapes: Shapes) -> Shapes | None:
-        """`key_shapes`, or None where the steps cannot give them."""
+        """Return `key_shapes`, or None if the steps do not allow `path_shapes`."""
         try:
             return self.key_shapes(path_shapes)
         except MisfitError:
             return None
 
     def path_shapes(self, key_shapes: Shapes, sizes: Sizes) -> Shapes:
-        """Shapes of the Flax arrays that tensors of `key_shapes` become. Raises MisfitError."""
+        """Return the shapes of Flax arrays from tensors of `key_shapes`. Raises MisfitError."""
         for step in self.steps:
             key_shapes = _called(step, step.target, key_shapes, len(self.paths), sizes)
         if (count := len(key_shapes)) != len(self.paths):
@@ -60,7 +60,7 @@ class Row:
         return key_shapes
 
     def to_flax(self, tensors: Arrays, path_shapes: Shapes) -> Arrays:
-        """Torch tensors, one per key -> Flax arrays, one per path; views where NumPy can."""
+        """Convert torch tensors, one per key, to Flax arrays, one per path; views if possible."""
         shapes = self._shapes(path_shapes)
         key_shapes = tuple(tensor.shape for tensor in tensors)
         if key_shapes != shapes[0]:
@@ -70,7 +70,7 @@ class Row:
         return tensors
 
     def to_torch(self, arrays: Arrays) -> Arrays:
-        """Flax arrays, one per path -> torch tensors, one per key; views where NumPy can."""
+        """Convert Flax arrays, one per path, to torch tensors, one per key; views if possible."""
         shapes = self._shapes(tuple(array.shape for array in arrays))
         for step, before in zip(reversed(self.steps), reversed(shapes[:-1]), strict=True):
             arrays = _called(step, step.backward, arrays, before)
@@ -91,13 +91,13 @@ class Either:
 
     @property
     def rows(self) -> tuple[Row, ...]:
-        """The rows of all alternatives."""
+        """Rows of all alternatives."""
         return tuple(r for alternative in self.alternatives for r in alternative)
 
 
 @dataclass(frozen=True)
 class Refused:
-    """A torch key that is never taken, and why. Made by `refused`."""
+    """A torch key that is always an error, and why. Made by `refused`."""
 
     key: str
     reason: str
@@ -107,7 +107,7 @@ class Refused:
 class Ignored:
     """A torch key that is passed over, and why. Made by `ignored` and `tied`.
 
-    same_as: the key whose tensor it must repeat, bit for bit; '' for none.
+    same_as: the key whose tensor it must repeat, bit for bit; '' if there is none.
     """
 
     key: str
@@ -119,10 +119,10 @@ def row(keys: str | Sequence[str], paths: str | Sequence[str], *steps: Step) -> 
     """Pair torch keys with Flax paths through steps, read from torch to Flax.
 
     Args:
-      keys: one torch key or several. `{layer}`, or any other name in braces, stands for an integer.
-      paths: one Flax path or several, likewise. Several paths need a step that splits, such as
-        `packed`; several keys need one that joins, such as `joined`.
-      steps: the steps; without any, the array stays as it is.
+      keys: one torch key or several. `{layer}`, or any other name in braces, represents an integer.
+      paths: one Flax path or several, with the same names in braces. Several paths need a step
+        that splits, such as `packed`; several keys need one that joins, such as `joined`.
+      steps: the steps; without any, the array is unchanged.
 
     Raises:
       ValueError: the row cannot be inverted.
@@ -144,7 +144,7 @@ def row(keys: str | Sequence[str], paths: str | Sequence[str], *steps: Step) -> 
 
 
 def either(*alternatives: Row | Sequence[Row]) -> Either:
-    """Combine rows of which one alternative applies, such as packed or split projections.
+    """Combine alternative rows, of which one applies, such as packed or split projections.
 
     Loading takes the alternative whose keys are present. Exporting takes the first whose shapes
     fit.
@@ -159,33 +159,27 @@ def either(*alternatives: Row | Sequence[Row]) -> Either:
 
 
 def refused(key: str, reason: str) -> Refused:
-    """Declare a torch key that has no place in Flax: a tensor under it is an error that gives
-    `reason`.
-    """
+    """Declare a torch key that Flax has no place for: its presence is an error with `reason`."""
     return Refused(key, reason)
 
 
 def ignored(key: str, reason: str) -> Ignored:
-    """Declare a torch key that is passed over, such as a buffer that the Flax side computes, and
-    why.
-    """
+    """Declare a torch key that is passed over, such as a buffer computed in Flax."""
     return Ignored(key, reason)
 
 
 def tied(key: str, same_as: str) -> Ignored:
-    """Declare a torch key whose tensor is that of `same_as`, and is read and exported under it
-    alone.
-    """
+    """Declare a torch key that repeats `same_as`; only `same_as` is read and exported."""
     return Ignored(key, f"tied to {same_as}", same_as)
 
 
 def holes(pattern: Row) -> frozenset[str]:
-    """The names in braces."""
+    """Return the names in braces."""
     return frozenset(_HOLE.findall(pattern.keys[0]))
 
 
 def bindings(patterns: Iterable[str], names: Iterable[str]) -> set[Binding]:
-    """What the names in braces must stand for, so that a pattern becomes one of `names`."""
+    """Return the values of the names in braces with which a pattern becomes one of `names`."""
     names = list(names)
     return {
         tuple(sorted(match.groupdict().items()))
@@ -196,11 +190,11 @@ def bindings(patterns: Iterable[str], names: Iterable[str]) -> set[Binding]:
 
 
 def regex(pattern: str) -> re.Pattern[str]:
-    """`layers.{layer}.weight` as a regular expression with a group `layer`."""
+    """Return `layers.{layer}.weight` as a regular expression with a group `layer`."""
     parts = _HOLE.split(pattern)
     names, texts = parts[1::2], map(re.escape, parts[::2])
     groups = [
-        # An integer has one spelling, or "07" would come back as "7".
+        # No leading zeros, or "07" would be written back as "7".
         f"(?P={name})" if name in names[:i] else f"(?P<{name}>0|[1-9][0-9]{{0,8}})"
         for i, name in enumerate(names)
     ]
@@ -208,13 +202,13 @@ def regex(pattern: str) -> re.Pattern[str]:
 
 
 def filled(names: tuple[str, ...], binding: Binding) -> tuple[str, ...]:
-    """The patterns with their names in braces replaced by integers."""
+    """Return the patterns with their names in braces replaced by integers."""
     values = dict(binding)
     return tuple(_HOLE.sub(lambda m: values[m[1]], name) for name in names)
 
 
 def _called(step: Step, function: Callable[..., T], *arguments: Any) -> T:
-    """A function of the step called. User-defined steps may raise anything: all is MisfitError."""
+    """Call a function of the step; convert any error, as of user-defined steps, to MisfitError."""
     try:
         return function(*arguments)
     except MisfitError:
@@ -229,7 +223,7 @@ def _names(argument: str, names: str | Sequence[str]) -> tuple[str, ...]:
     if not several or not all(isinstance(name, str) and name for name in several):
         raise ValueError(f"{argument}: expected one name or several, got {names!r}")
     if len(set(several)) != len(several):
-        raise ValueError(f"{argument}: a name twice in {names!r}")
+        raise ValueError(f"{argument}: expected each name once, got {names!r}")
     return several
 
 

@@ -1,7 +1,7 @@
-"""How published models call the projections of attention: query, key, value, output.
+"""Names of attention's projections in published models: query, key, value, output.
 
-Shared by what finds attention in a file and by what reads names. The torch side of
-`verify CHECKPOINT` has a table of its own, since it judges what comes of this one.
+Shared by the search for attention in a file and by the reading of names. The torch side of
+`verify CHECKPOINT` has its own table, because it checks the results of this one.
 """
 
 from typing import NamedTuple
@@ -10,8 +10,8 @@ from typing import NamedTuple
 class Spelling(NamedTuple):
     """Names relative to a block's prefix.
 
-    weights, biases: those of query, key and value, or of all three packed in one, rows in that
-    order. outs: the modules that may be the output projection.
+    weights, biases: those of query, key and value, or one that packs all three, with rows in that
+    order. outs: possible names of the output projection.
     """
 
     weights: tuple[str, ...]
@@ -32,7 +32,7 @@ def _roles(spelling: Spelling) -> list[str]:
     return [*"qkv"] if len(spelling.weights) == 3 else ["qkv"]
 
 
-# A spelling that ends in another's names stands before it.
+# A spelling whose names end like another's precedes it.
 SPELLINGS = (
     _modules("self.query self.key self.value", "output.dense"),  # BERT
     _modules("self.query_proj self.key_proj self.value_proj", "output.dense"),  # DeBERTa
@@ -59,9 +59,9 @@ UNORDERED = {
     "query_key_value": "Falcon, GPT-NeoX and BLOOM differ",
     "self.in_proj": "DeBERTa mixes the heads",
 }
-"""Modules that pack query, key and value in an order that the name does not tell, and why not."""
+"""Modules that pack query, key and value in an order that the name does not determine, and why."""
 
-# The one published module that packs under a name of SPELLINGS and not in its order.
+# The only published module with a packed name of SPELLINGS that has another order.
 OTHERWISE_PACKED = {"codegen": "qkv_proj"}
 
 WORDS = {
@@ -70,7 +70,7 @@ WORDS = {
     "v": "v val value values",
     "out": "o out output",
 }
-"""What each projection is called by itself, in lower case."""
+"""Names of each single projection, in lower case."""
 
 ROLES = {
     weight.removesuffix(".weight").rpartition(".")[2].lower(): role
@@ -79,4 +79,4 @@ ROLES = {
     if weight.endswith(".weight")
 }
 ROLES |= dict.fromkeys(UNORDERED, "qkv") | {"wo": "out"}
-"""A module's own name, in lower case -> "q", "k", "v", all three in one: "qkv", or "out"."""
+"""A module's own name, in lower case -> "q", "k", "v", "qkv" for all three in one, or "out"."""

@@ -1,9 +1,9 @@
-"""The invertible steps of a row, read from torch to Flax.
+"""The invertible steps of a row, in the direction from torch to Flax.
 
-A step holds no sizes. The Flax module has them: `source` turns the shapes behind a step into the
-shapes before it, so that a row's shapes follow from its target's, and `forward` and `backward`
-carry arrays from the one to the other. Where there is no module, `target` turns the shapes before
-a step into those behind it, by the `Sizes` that cannot be inferred from torch shapes.
+A step holds no sizes; the Flax module has them. `source` maps the shapes after a step to the shapes
+before it, so a row's shapes follow from its target's, and `forward` and `backward` convert the
+arrays. Without a module, `target` maps the shapes before a step to those after it, using the
+`Sizes` that cannot be inferred from torch shapes.
 
 Letters: N query heads, or either kind, K key/value heads, G = N // K, H head_dim, D a width.
 """
@@ -38,7 +38,7 @@ class Step:
     """One invertible step on the arrays of a row. Both directions preserve every bit.
 
     Attributes:
-      name: what a plan and an error call it.
+      name: its name in plans and errors.
       source: (shapes after the step, number of torch keys) -> shapes before it; raises MisfitError.
       target: (shapes before the step, number of Flax paths, sizes) -> shapes after it; raises
         MisfitError.
@@ -66,7 +66,7 @@ def _expect(step: str, shape: Shape, expected: str, fits: bool, side: str = "tor
 
 
 class _Side(NamedTuple):
-    """The shapes that one side of a step may have, and those that they become on the other."""
+    """The shapes that one side of a step may have, and how they map to the other side."""
 
     expected: str
     fits: Callable[[Shape], bool]
@@ -79,7 +79,7 @@ class _Side(NamedTuple):
 
 
 def _axes(count: int, letters: str, other: Callable[[Shape], Shape]) -> _Side:
-    """The side that has so many axes, or more of them where "…" is among the letters."""
+    """Return the side with `count` axes, or at least that many if "…" is among the letters."""
     if "…" in letters:
         return _Side(f"at least {count} axes ({letters})", lambda s: len(s) >= count, other)
     return _Side(f"{count} axes ({letters})", lambda s: len(s) == count, other)
@@ -88,7 +88,7 @@ def _axes(count: int, letters: str, other: Callable[[Shape], Shape]) -> _Side:
 def _each(
     name: str, forward: Carry, backward: Carry, flax: _Side, torch: Callable[[int], _Side]
 ) -> Step:
-    """A step that maps array by array; torch: that side for a given head_dim."""
+    """Return a step that maps array by array; torch: that side for a given head_dim."""
 
     def source(shapes: Shapes, keys: int) -> Shapes:
         return flax.others(name, shapes, "Flax")
@@ -127,8 +127,8 @@ conv = _each(
     _axes(3, "…, in, out", lambda s: (s[-1], s[-2], *s[:-2])),
     lambda H: _axes(3, "out, in, …", lambda s: (*s[2:], s[1], s[0])),
 )
-"""torch.nn.Conv2d's weight (out, in, height, width) <-> kernel (height, width, in, out); 1d and 3d
-likewise."""
+"""torch.nn.Conv2d's weight (out, in, height, width) <-> kernel (height, width, in, out); also 1d
+and 3d."""
 
 heads = _each(
     "heads",
@@ -141,7 +141,7 @@ heads = _each(
         lambda s: (*s[:-1], s[-1] // H, H),
     ),
 )
-"""Last axis into heads: (…, N·H) <-> (…, N, H)."""
+"""Split the last axis into heads: (…, N·H) <-> (…, N, H)."""
 
 heads_in = _each(
     "heads_in",
@@ -154,7 +154,7 @@ heads_in = _each(
         lambda s: (s[0] // H, H, *s[1:]),
     ),
 )
-"""First axis into heads, for the projection that reads them: (N·H, …) <-> (N, H, …)."""
+"""Split the first axis into heads, for the output projection: (N·H, …) <-> (N, H, …)."""
 
 inward = _each(
     "inward",
@@ -163,7 +163,7 @@ inward = _each(
     _axes(2, "…, N, H", lambda s: (*s[-2:], *s[:-2])),
     lambda H: _axes(2, "N, H, …", lambda s: (*s[2:], *s[:2])),
 )
-"""Heads at the front, as `grouped` leaves them, to the back: (N, H, …) <-> (…, N, H)."""
+"""Move heads from the front, where `grouped` puts them, to the back: (N, H, …) <-> (…, N, H)."""
 
 
 squeezed = _each(
@@ -173,7 +173,7 @@ squeezed = _each(
     _Side("any shape", lambda s: True, lambda s: (1, 1, *s)),
     lambda H: _Side("two first axes of 1", lambda s: s[:2] == (1, 1), lambda s: s[2:]),
 )
-"""One position of one sequence, as torch has `bias_k`: (1, 1, …) <-> (…)."""
+"""Remove two leading axes of size 1, as in torch's `bias_k`: (1, 1, …) <-> (…)."""
 
 
 def _split(arrays: Arrays, shapes: Shapes) -> Arrays:
@@ -184,7 +184,7 @@ def _split(arrays: Arrays, shapes: Shapes) -> Arrays:
 
 def _concatenated(arrays: Arrays, shapes: Shapes, axis: int = 0) -> Arrays:
     dtypes = {array.dtype.name for array in arrays}
-    if len(dtypes) > 1:  # NumPy would promote, and bits would be lost
+    if len(dtypes) > 1:  # NumPy would promote and lose bits
         raise MisfitError(f"parts of one tensor need one dtype, got {', '.join(sorted(dtypes))}")
     return (np.concatenate(arrays, axis),)
 
@@ -198,7 +198,7 @@ def _packed_source(shapes: Shapes, keys: int) -> Shapes:
 
 
 def _packed_target(shapes: Shapes, paths: int, sizes: Sizes) -> Shapes:
-    """Three parts are a query, a key and a value; any other number of parts are of one size."""
+    """Return the parts' shapes: three are query, key and value; other numbers have equal sizes."""
     (shape,), (N, K, H) = shapes, sizes
     if paths == 3:
         rows = [N * H, K * H, K * H]
@@ -211,7 +211,7 @@ def _packed_target(shapes: Shapes, paths: int, sizes: Sizes) -> Shapes:
 
 
 packed = Step("packed", _packed_source, _packed_target, _split, _concatenated, "split")
-"""One torch tensor <-> several Flax arrays, one after another along the first axis."""
+"""One torch tensor <-> several Flax arrays, which it concatenates along the first axis."""
 
 
 def _joined_source(shapes: Shapes, keys: int) -> Shapes:
@@ -228,11 +228,11 @@ def _joined_target(shapes: Shapes, paths: int, sizes: Sizes) -> Shapes:
 
 
 joined = Step("joined", _joined_source, _joined_target, _concatenated, _split, "join")
-"""Several torch tensors of equal size, one after another along the first axis <-> one array."""
+"""Several torch tensors of equal size <-> one array, their concatenation along the first axis."""
 
 
 def _dealt(arrays: Arrays, shapes: Shapes) -> Arrays:
-    """(K·(G+2)·H, …) -> (K·G, H, …), (K, H, …), (K, H, …)."""
+    """Split (K·(G+2)·H, …) into (K·G, H, …), (K, H, …), (K, H, …)."""
     (array,), (query, key, _) = arrays, shapes
     K, H, *rest = key
     G = query[0] // K
@@ -265,17 +265,18 @@ def _grouped_target(shapes: Shapes, paths: int, sizes: Sizes) -> Shapes:
 
 
 grouped = Step("grouped", _grouped_source, _grouped_target, _dealt, _gathered, "split")
-"""One torch tensor, by key/value head its G queries, its key, its value, along the first axis
-<-> queries (N, H, …), keys (K, H, …), values (K, H, …). With K = N: query, key and value by turns.
+"""One torch tensor that holds, for each key/value head, its G queries, key and value along the
+first axis <-> queries (N, H, …), keys (K, H, …), values (K, H, …). With K = N: query, key and value
+alternate.
 """
 
 
 def in_parts(parts: int) -> Step:
     """Make the step before `packed` for a tensor that is packed part by part.
 
-    Each part holds its own share of three, of query, key and value for example, one after another:
-    CodeGen has four such parts, and shards of a packed projection put one after another are as many
-    as there are shards. Behind the step, each of the three is in one piece.
+    Each part holds its share of all three, for example of query, key and value, in sequence:
+    CodeGen has four such parts, and concatenated shards of a packed projection are as many as there
+    are shards. After the step, each of the three is contiguous.
 
     Args:
       parts: how many parts there are, along the first axis.
@@ -304,8 +305,8 @@ def to_half_split(dim: int | None = None) -> Step:
     """Make the step from rotary pairs (2m, 2m + 1) in torch to pairs (m, m + dim/2) in Flax.
 
     It acts on the last axis. Place it after `heads` in the rows of q_proj and k_proj, weight and
-    bias, and alone in the rows of q_norm and k_norm: it fits Meta's weights to a module that
-    rotates half-split pairs.
+    bias, and as the only step in the rows of q_norm and k_norm: it converts Meta's weights for a
+    module that rotates half-split pairs.
 
     Args:
       dim: how many features of a head are rotated, from the first on; None for all.
@@ -325,7 +326,7 @@ def to_interleaved(dim: int | None = None) -> Step:
 
 
 def _even_first(width: int, dim: int | None) -> np.ndarray:
-    """The places of the first `dim` features, even ones, then odd ones; then those of the rest."""
+    """Return the order: even features among the first `dim`, then the odd ones, then the rest."""
     end = width if dim is None else dim
     return np.r_[0:end:2, 1:end:2, end:width]
 

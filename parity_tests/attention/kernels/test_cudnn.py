@@ -30,7 +30,7 @@ def present(monkeypatch):
 
 
 def test_where_it_is_not_jax_says_so():
-    assert refusals(cudnn) == ["jax does not offer it here: cuDNN is not detected"]
+    assert refusals(cudnn) == ["jax does not support it here: cuDNN is not detected"]
 
 
 # --- what it is asked ----------------------------------------------------------------------
@@ -117,13 +117,13 @@ ANY = np.ones((130, 130), bool)
 REFUSED = {
     "float32": ({"dtype": "float32"}, "it takes float16 and bfloat16, not float32"),
     "precision": ({"precision": "highest"}, "it multiplies the weights in the inputs' dtype"),
-    "dropout": ({"dropout": Dropout(0.5, keep=ANY)}, "it has no dropout that another kernel"),
+    "dropout": ({"dropout": Dropout(0.5, keep=ANY)}, "its dropout differs"),
     "empty batch": ({"B": 0}, "there is nothing to compute"),
     "odd heads": ({"H": 12}, "H must be a multiple of 8, here 12"),
     "wide heads": ({"H": 136}, "H may be 128 at most, 256 from Hopper on, here 136"),
     "other values": ({"Hv": 16}, "Hv must be H, here 16 and 8"),
     "softcap": ({"softcap": 5.0}, "it has no softcap"),
-    "sinks": ({"extra": ExtraKeys(sinks=jnp.ones(2))}, "it has no place for bias_k, a zero key or"),
+    "sinks": ({"extra": ExtraKeys(sinks=jnp.ones(2))}, "it supports no bias_k, zero key or"),
     "segments": (
         {"mask": Mask.segments(np.ones((2, 130), int), np.ones((2, 130), int))},
         "it takes no segments",
@@ -134,7 +134,7 @@ REFUSED = {
     "band behind": ({"mask": Mask(lo=1, hi=0)}, "a band must hold the query itself"),
     "window and lengths": (
         {"mask": Mask.window(3, 0) & Mask.lengths(5)},
-        "a window may leave nothing of the lengths",
+        "a window and lengths together may hide all keys",
     ),
     "odd sizes": ({"T": 131, "mask": np.ones((131, 131), bool)}, "T and S must be even, here 131"),
     "bias's dtype": (
@@ -160,7 +160,7 @@ def test_a_window_whose_last_queries_see_nothing_is_refused():
     kv = jax.ShapeDtypeStruct((1, 200, 2, 8), jnp.bfloat16)
     for left, refused in ((55, True), (56, False)):
         (cuda, _) = explain_kernel(q, kv, kv, Mask.window(left, 0)).elsewhere
-        assert ("a window's last queries would see nothing" in str(cuda)) == refused
+        assert ("a window's last queries would see no key" in str(cuda)) == refused
         assert (cuda.chosen == "cudnn") != refused
 
 
@@ -213,4 +213,4 @@ def test_where_it_is_not_they_carry_dense_and_explain_says_so():
     assert kernels(attend, x, KV) == set()
     (cuda, _) = explain_kernel(x, KV, KV, is_causal=True).elsewhere
     assert cuda.chosen == "dense"
-    assert "not cudnn: jax does not offer it here: cuDNN is not detected" in str(cuda)
+    assert "not cudnn: jax does not support it here: cuDNN is not detected" in str(cuda)

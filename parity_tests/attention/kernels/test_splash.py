@@ -209,13 +209,13 @@ ANY = np.ones((130, 130), bool)
 REFUSED = {
     "float16": ({"dtype": "float16"}, "it takes bfloat16 and float32, not float16"),
     "precision": ({"precision": "highest"}, "it multiplies in single bfloat16 passes, whatever"),
-    "dropout": ({"dropout": Dropout(0.5, keep=ANY)}, "it has no dropout that another kernel"),
+    "dropout": ({"dropout": Dropout(0.5, keep=ANY)}, "its dropout differs"),
     "bias": ({"bias": jnp.ones((130, 130))}, "it adds no bias"),
     "bias_k": (
         {"extra": ExtraKeys(*jnp.ones((2, 2, 8), jnp.bfloat16))},
-        "it has no place for bias_k, and gives no log-sum-exp",
+        "it supports no bias_k",
     ),
-    "array": ({"mask": ANY}, "it takes no mask that is written out"),
+    "array": ({"mask": ANY}, "it takes no boolean array"),
     "segments in int64": (
         {"mask": Mask(q_segments=np.ones((2, 1), int), kv_segments=np.ones((2, 1), int))},
         "it compares segments in int32, not in int64",
@@ -251,7 +251,8 @@ def test_within_a_shard_map_that_checks_what_varies_it_is_refused(check_vma):
 
     specs = {"in_specs": jax.P(), "out_specs": jax.P()}
     jax.shard_map(local, mesh=over, check_vma=check_vma, **specs)(jnp.ones(1))
-    why = "within a shard_map with check_vma=True it does not say along which axes its results vary"
+    why = "within a shard_map with check_vma=True it does not declare along which axes its "
+    why += "results vary"
     assert told == ([why] if check_vma else [])
 
 

@@ -64,7 +64,7 @@ MODELS = {
 }
 # Model -> how the right answer to its question begins.
 ANSWERS = {
-    "CodeGenForCausalLM": "in four parts, as CodeGen does",
+    "CodeGenForCausalLM": "in four parts, as in CodeGen",
     "OpenAIGPTLMHeadModel": "query, key, value one after another",
     "GPTNeoXJapaneseForCausalLM": "for each key/value head",
 }
@@ -107,7 +107,7 @@ def answered(text: str, answer: str) -> tuple[str, int]:
             in_question, chosen = True, False
         elif in_question and line.startswith("    # - "):
             chosen = line.startswith(f"    # - {answer}")
-        elif in_question and "is not answered" in line:
+        elif in_question and "is unanswered" in line:
             edited += 1
             continue
         elif in_question and chosen and line.startswith("    # "):

@@ -21,15 +21,15 @@ def source(tmp_path, monkeypatch):
 # Those that read a config.
 OF_CONFIGS = [way for way in WAYS if way != "load_checkpoint"]
 PLACES = {
-    "a folder": (os.mkdir, "it is a folder, and no file"),
-    "a named pipe": (os.mkfifo, "it is a named pipe, and no file"),
+    "a folder": (os.mkdir, "it is a folder, not a file"),
+    "a named pipe": (os.mkfifo, "it is a named pipe, not a file"),
     "a link in a circle": (
         lambda path: os.symlink(path, path),
-        "it is a link that leads to no file",
+        "it is a broken link",
     ),
     "a link to nothing": (
         lambda path: os.symlink("gone", path),
-        "it is a link that leads to no file",
+        "it is a broken link",
     ),
 }
 

@@ -227,7 +227,7 @@ BESIDE = {
 
 @pytest.mark.parametrize(("key", "what"), BESIDE.items(), ids=BESIDE)
 def test_what_lies_beside_and_the_rebuild_lacks(key, what):
-    assert _lacking({}, (key,)) == (f"the rebuild lacks {what}: {key} beside it",)
+    assert _lacking({}, (key,)) == (f"the rebuild lacks {what}: {key} next to it",)
 
 
 @pytest.mark.parametrize(

@@ -145,7 +145,7 @@ def test_a_tie_that_only_the_config_says_is_told_as_such(tmp_path):
     saved(tmp_path, held, row.config.to_dict())
     found = inspected(tmp_path)
     assert "lm_head.weight" not in found["tied"]
-    assert any("by the config, and held apart: lm_head.weight" in note for note in found["notes"])
+    assert any("stored separately: lm_head.weight" in note for note in found["notes"])
 
 
 HIDDEN = {

@@ -60,9 +60,7 @@ def test_questions_that_are_not_answered_are_refused_all_at_once(tmp_path, monke
     result = invoke("port", tmp_path / "model.safetensors", tmp_path / "out", *layout, *sizes)
     assert result.exit_code == 2
     for key in ("a.query_key_value.weight", "a.query_key_value.bias"):
-        assert f"'{key}': question 1 of the table is not answered" in " ".join(
-            result.output.split()
-        )
+        assert f"'{key}': question 1 of the table is unanswered" in " ".join(result.output.split())
     assert not (tmp_path / "out").exists()
 
 

@@ -94,7 +94,7 @@ def test_a_source_that_changes_meanwhile_is_seen_and_nothing_kept(
 
     monkeypatch.setattr(port_folder, "write", disturbed)
     done = ported(source, tmp_path / "flax", "flax", status=1)
-    assert f"{file}': expected as it was when it was opened: " in done.stdout
+    assert f"{file}': expected no change since it was opened: " in done.stdout
     assert said in done.stdout
     assert "nothing kept" in done.stdout
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
@@ -122,6 +122,6 @@ def test_a_damaged_orbax_checkpoint_is_named_with_its_arrays(tmp_path, source):
     for numbers in (tmp_path / "flax" / "state").glob("ocdbt.process_*/d/*"):
         os.truncate(numbers, 10)
     done = ported(tmp_path / "flax", tmp_path / "back", "torch", status=2)
-    named = r"unreadable: '[\w.]+\.(kernel|scale|embedding)': orbax does not read it"
+    named = r"unreadable: '[\w.]+\.(kernel|scale|embedding)': orbax cannot read it"
     assert re.search(named, done.stderr), done.stderr
     assert not (tmp_path / "back").exists()

@@ -94,7 +94,7 @@ BAD = {
         under("module."),
         said=(
             "1 problem",
-            "torch.nn.DataParallel put this prefix before 21 of 21",
+            "torch.nn.DataParallel added this prefix to 21 of 21",
             "--strip module.",
         ),
     ),
@@ -108,7 +108,7 @@ BAD = {
     "two keys that become one": Bad(
         lambda held: held | {f"module.{Q}": held[Q]},
         ("--strip", "module"),
-        said=("doubly written", f"'module.{Q}' are both there"),
+        said=("doubly written", f"'module.{Q}' both exist"),
     ),
     "a wrong shape": Bad(
         lambda held: held | {Q: held[Q][:-1]}, said=("wrong shape", Q, "multiple of head_dim = 5")
@@ -157,7 +157,7 @@ BAD = {
         said=("layers.0.attention.k_proj.bias", "layers.1.attention.v_proj.bias", "missing"),
     ),
     "biases that the config has not": Bad(
-        biases("q", "k", "v"), said=("unexpected", "q_proj.bias", "has none, by the config")
+        biases("q", "k", "v"), said=("unexpected", "q_proj.bias", "does not have it")
     ),
     "a norm's bias that no Llama has": Bad(
         having(model__norm__bias=np.ones(D, "f4")), said=("1 problem", "'model.norm.bias'")
@@ -169,7 +169,7 @@ BAD = {
     "no head in a causal language model": Bad(
         without("lm_head.weight"),
         config={"architectures": ["LlamaForCausalLM"]},
-        said=("1 problem", "'lm_head.weight'", "names an architecture with a head"),
+        said=("1 problem", "'lm_head.weight'", "an untied head"),
     ),
     "other heads than the config's": Bad(
         options=("--num-heads", "5"), said=("--num-heads", "expected 6", "got 5")

@@ -12,11 +12,11 @@ from jax_attn.cli import main
 from jax_attn.transfer.files import staging
 
 TARGETS = {
-    "that is there": (lambda f: f / "there", "a port overwrites nothing"),
-    "in a file": (lambda f: f / "there" / "notes.txt" / "flax", "but it is none"),
-    "in no possible folder": (lambda f: f / ("a" * 300) / "flax", "a name that a folder can have"),
-    "of no possible name": (lambda f: f / ("a" * 256), "expected a name that a folder can have"),
-    "in a circle": (lambda f: f / "circle" / "flax", "expected a name that a folder can have"),
+    "that is there": (lambda f: f / "there", "nothing is overwritten"),
+    "in a file": (lambda f: f / "there" / "notes.txt" / "flax", "but it is not a folder"),
+    "in no possible folder": (lambda f: f / ("a" * 300) / "flax", "a valid name for a folder"),
+    "of no possible name": (lambda f: f / ("a" * 256), "expected a valid name for a folder"),
+    "in a circle": (lambda f: f / "circle" / "flax", "expected a valid name for a folder"),
 }
 
 

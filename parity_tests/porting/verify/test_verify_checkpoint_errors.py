@@ -41,7 +41,7 @@ def config_of(text):
 BAD = {
     "no such folder": (lambda f: f / "gone", [], ["CHECKPOINT", "gone"]),
     "a folder without": (empty_folder, [], ["*.safetensors", "notes.txt"]),
-    "truncated": (truncated, [], ["model.safetensors", "not a whole safetensors file"]),
+    "truncated": (truncated, [], ["model.safetensors", "a complete safetensors file"]),
     "no attention": (
         with_config({}, {"mlp.up.weight": (D, D), "mlp.down.weight": (D, D)}),
         [],

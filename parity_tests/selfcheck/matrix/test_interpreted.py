@@ -31,7 +31,7 @@ def test_a_mistake_in_it_fails_the_row(monkeypatch):
 
 # The kernel insisted on, the row's dtype and mask, a reason.
 REFUSED = {
-    "an array": ("splash", "float32", "per_head", "it takes no mask that is written out"),
+    "an array": ("splash", "float32", "per_head", "it takes no boolean array"),
     "a bias": ("splash", "float32", "bias", "it adds no bias"),
     "float64": ("splash", "float64", "none", "it takes bfloat16 and float32, not float64"),
     "elsewhere": ("cudnn", "bfloat16", "none", "it runs on cuda, not on cpu"),

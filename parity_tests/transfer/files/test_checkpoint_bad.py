@@ -22,7 +22,7 @@ GOOD = header(f'{{"a":{ENTRY}}}')
 OTHER = header(f'{{"b":{ENTRY}}}')
 AB = header(f'{{"a":{ENTRY},"b":{entry(begin=4, end=8)}}}', b"\0" * 8)
 BOTH = header(f'{{"b":{ENTRY},"c":{entry(begin=4, end=8)}}}', b"\0" * 8)
-NOT_WHOLE = "not a whole safetensors file"
+NOT_WHOLE = "expected a complete safetensors file"
 BAD_FILES = {
     "empty": (b"", "0 bytes"),
     "header cut": (GOOD[:20], "20 bytes"),
@@ -118,7 +118,7 @@ def y(content):
 INDEX = "model.safetensors.index.json"
 X, Y = "x.safetensors", "y.safetensors"
 NOT_AN_INDEX = "expected a JSON object with a weight_map"
-NO_NAME = "expected the name of a file beside it"
+NO_NAME = "expected the name of a file"
 BAD_PATHS = {
     "no such file": (beside("model.safetensors"), "no such file"),
     "a name one letter off": (
@@ -131,15 +131,15 @@ BAD_PATHS = {
     "a name too long": (beside("a" * 999 + ".safetensors"), "no such file"),
     "a part of what has none": (
         lambda folder: (beside("model.safetensors", ("model.safetensors", GOOD))(folder), "model"),
-        "safetensors have no parts, got 'model'",
+        "for safetensors, got 'model'",
     ),
     "an empty folder": (folder_of(), "expected *.safetensors or *.bin in the folder, got []"),
     "other files in a folder": (folder_of(("config.json", {})), "got ['config.json']"),
-    "a tensor in two files": (folder_of((X, GOOD), (Y, GOOD)), "in more than one of its files"),
+    "a tensor in two files": (folder_of((X, GOOD), (Y, GOOD)), "in several, y.safetensors"),
     "one shard cut": (folder_of((X, GOOD), (Y, GOOD[:-1])), "y.safetensors"),
     "shards without their index": (
         folder_of(("model-00001-of-00002.safetensors", GOOD)),
-        "expected the index that says which files count",
+        "expected an index of these shards",
     ),
     "two indices": (
         folder_of(("a.safetensors.index.json", {}), ("b.safetensors.index.json", {})),

@@ -37,7 +37,7 @@ def test_what_cannot_be_stored_is_named_and_no_file_appears(tmp_path, tensor, re
 
 
 NO_TENSORS = {
-    "a module": (torch.nn.Linear(2, 3), r"got Linear: hand in its state_dict\(\)"),
+    "a module": (torch.nn.Linear(2, 3), r"got Linear: pass its state_dict\(\)"),
     "pairs": ([("a", A)], "got list"),
 }
 
@@ -116,7 +116,7 @@ def test_a_killed_save_leaves_no_folder_that_looks_whole(tmp_path, renamed):
             assert [checkpoint[key][0] for key in sorted(checkpoint)] == [0, 1, 2]
         return
     assert done.returncode == -signal.SIGKILL, done.stderr
-    with pytest.raises(TransferError, match="expected the index"):
+    with pytest.raises(TransferError, match="expected an index"):
         load_checkpoint(tmp_path)
 
 

@@ -212,7 +212,7 @@ BAD = {  # what is in the file, the part asked for, what is said
         "TorchScript",
     ),
     "a tensor": (of(torch.ones(2)), None, "expected a mapping of names to tensors, got Tensor"),
-    "numbers for names": (of({0: torch.ones(2)}), None, "expected text as names of tensors"),
+    "numbers for names": (of({0: torch.ones(2)}), None, "expected strings as names of tensors"),
     "a list": (of([torch.ones(2)]), None, "expected a mapping of names to tensors, got list"),
     "no tensor at all": (of({"epoch": 3}), None, "expected names and tensors, got ['epoch']"),
     "two parts": (of(SPLIT), None, "part='a') or load_checkpoint(…, part='b')"),

@@ -143,7 +143,7 @@ def test_a_tensor_that_changes_between_two_looks_is_an_error(tmp_path):
     seen = []
     lazy = Lazy(["k"], at=seen.append)
     lazy.at = lambda key: setattr(lazy, "shape", (len(seen),)) or seen.append(key)
-    with pytest.raises(TransferError, match=r"'k': expected float32\[0\], as it was at first"):
+    with pytest.raises(TransferError, match=r"'k': expected float32\[0\], as described before"):
         save_checkpoint(model(tmp_path), lazy)
     assert names(tmp_path) == []
 

@@ -32,7 +32,7 @@ REFUSED = {  # torch's state dict, other arguments, every (kind, name), what it 
         ADAM | {"state": {}},
         {},
         [("missing", "exp_avg"), ("missing", "exp_avg_sq"), ("missing", "step")],
-        "0 parameters have it in torch, 8 arrays are mu in optax",
+        "torch has it for 0 parameters, optax has 8 arrays of mu",
     ),
     "no state for one parameter": (
         NO_STATE,
@@ -62,7 +62,7 @@ REFUSED = {  # torch's state dict, other arguments, every (kind, name), what it 
         keeping({"step": None}),
         {},
         [("missing", f"step of {KEY}")],
-        "got exp_avg, exp_avg_sq alone",
+        "got only exp_avg, exp_avg_sq",
     ),
     "steps that differ": (
         keeping({"step": torch.tensor(2.0)}, of=1),
@@ -160,7 +160,7 @@ REFUSED = {  # torch's state dict, other arguments, every (kind, name), what it 
         ADAM,
         {"names": [*NAMES[:-1], KEY]},
         [("ambiguous", "names")],
-        f"several times ['{KEY}']",
+        f"['{KEY}'] several times",
     ),
     "one list of names for two groups": (
         IN_TWO,
@@ -223,7 +223,7 @@ WRONG_KINDS = {
     "the optimizer itself": (
         {"torch_state": torch.optim.SGD([torch.ones(1)])},
         TypeError,
-        r"torch_state: .*SGD: hand in its state_dict\(\)",
+        r"torch_state: .*SGD: pass its state_dict\(\)",
     ),
     "a name of a table": ({"layout": "gqa"}, TypeError, "layout: expected a Layout"),
     "names and parameters": ({"names": [*WEIGHTS.items()]}, TypeError, "names: expected strings"),

@@ -35,7 +35,7 @@ REFUSED = {  # opt_state, torch's state dict, every (kind, name), what it says
         optax.sgd(optax.constant_schedule(LR), MOMENTUM).init(PARAMS),
         SGD,
         [("missing", "step")],
-        "hand in step=",
+        "pass step=",
     ),
     "a narrower first moment in optax": (
         optax.adam(LR, mu_dtype="bfloat16").init(PARAMS),
@@ -53,13 +53,13 @@ REFUSED = {  # opt_state, torch's state dict, every (kind, name), what it says
         SGD_STATE,
         ADAM,
         [*BOTH_KEPT, ("missing", "momentum_buffer")],
-        "8 parameters have it in torch, 0 arrays are mu in optax",
+        "torch has it for 8 parameters, optax has 0 arrays of mu",
     ),
     "momentum in torch, none in optax": (
         optax.sgd(LR).init(PARAMS),
         SGD,
         [("unexpected", "momentum_buffer")],
-        "0 arrays are trace in optax",
+        "optax has 0 arrays of trace",
     ),
     "an algorithm that torch lacks": (
         optax.lion(LR).init(PARAMS),
@@ -74,7 +74,7 @@ REFUSED = {  # opt_state, torch's state dict, every (kind, name), what it says
             ("unreadable", "hyperparams.learning_rate"),
             ("unreadable", "hyperparams.momentum"),
         ],
-        "expected its value",
+        "expected a value",
     ),
     "a count that is no array": (
         optax.tree.set(ADAM_STATE, count=0),
@@ -92,7 +92,7 @@ REFUSED = {  # opt_state, torch's state dict, every (kind, name), what it says
         ACCUMULATED,
         ADAM,
         [("refused", "mini_step")],
-        "go on to the next update",
+        "continue to the next update",
     ),
     "a bare array": ((ADAM_STATE, jnp.ones(3)), ADAM, [("refused", "1")], "got a bare array"),
 }
@@ -138,7 +138,7 @@ NOT_EXPORTED = {  # opt_state, torch's state dict, every (kind, name), what it s
         ADAM_STATE,
         SGD,
         [("missing", "exp_avg"), ("missing", "exp_avg_sq"), ("unexpected", "momentum_buffer")],
-        "8 parameters have it in torch, 0 arrays are trace in optax",
+        "torch has it for 8 parameters, optax has 0 arrays of trace",
     ),
     "moments of some parameters": (
         KERNELS_ALONE,
@@ -149,7 +149,7 @@ NOT_EXPORTED = {  # opt_state, torch's state dict, every (kind, name), what it s
             for key in NAMES
             if key.endswith("bias")
         ],
-        "no mu of the optax state gives it",
+        "the optax state has no mu for it",
     ),
     "moments of another parameter": (
         optax.sgd(LR, MOMENTUM).init(PARAMS | {"rotary": jnp.ones(2)}),
@@ -161,7 +161,7 @@ NOT_EXPORTED = {  # opt_state, torch's state dict, every (kind, name), what it s
         SGD_STATE,
         having(SGD, params=[*range(7)], param_names=NAMES[:-1]),
         [("unexpected", f"momentum_buffer of {NAMES[-1]}")],
-        "torch keeps none under this name",
+        "torch keeps no such moment for it",
     ),
     "counts that differ": (
         TWO_ADAMS,

@@ -239,7 +239,7 @@ def test_a_hopeless_pairing_is_told_quickly():
 
 
 WRONG_ARGUMENTS = {
-    "a torch module": (lambda: (model(), torch.nn.Linear(2, 3), LINEAR), "hand in its state_dict"),
+    "a torch module": (lambda: (model(), torch.nn.Linear(2, 3), LINEAR), "pass its state_dict"),
     "a list": (lambda: (model(), [], LINEAR), "tensors: expected a mapping"),
     "a table's name": (lambda: (model(), {}, "gqa"), "layout: expected a Layout"),
     "a family": (

@@ -90,7 +90,7 @@ BAD_ROWS = {
     "several of both": (lambda: row(["a", "b"], ["c", "d"], packed), "one row for each"),
     "layer on one side": (lambda: row("h.{layer}.a", "a"), "same names in braces"),
     "another name": (lambda: row("h.{layer}.a", "h.{block}.a"), "same names in braces"),
-    "a name twice": (lambda: row(["a", "a"], "b", joined), "twice"),
+    "a name twice": (lambda: row(["a", "a"], "b", joined), "each name once"),
     "no name": (lambda: row("", "b"), "keys"),
     "alternatives that share a key": (
         lambda: either(row("a", "b"), [row("a", "c"), row("d", "e")]),
@@ -149,7 +149,7 @@ def test_some_keys_of_an_alternative():
     assert found == [("missing", "h.0.k")]
     found, message = problems_of(lambda: FUSED_OR_SPLIT.to_flax({}, shapes))
     assert found == [("missing", "h.0.qkv")]
-    assert "['h.0.q', 'h.0.k', 'h.0.v'] would do instead" in message
+    assert "['h.0.q', 'h.0.k', 'h.0.v'] could replace it" in message
 
 
 def test_parts_of_one_tensor_need_one_dtype():

@@ -1,1 +1,1 @@
-"""A call on a mesh of devices, cut along batch and heads."""
+"""Calls on a mesh of devices, sharded along batch and heads."""

@@ -1,9 +1,9 @@
-"""Kernels whose loops XLA's partitioner cannot cut: each device computes its own part.
+"""Sharding of kernels whose loops XLA's partitioner cannot shard: each device runs its own part.
 
-In a mesh of Auto axes XLA's partitioner decides how arrays are cut. It would gather them before a
-loop over tiles. A sharding rule and the program of one device prevent this
+In a mesh of Auto axes XLA's partitioner decides how arrays are sharded. It would gather them before
+a loop over tiles. A sharding rule and the program of one device prevent this
 (`jax.experimental.custom_partitioning`). With one device, that program is the whole call. XLA for
-TPUs takes no such rule (jax#38196); there the loops are made such that it can cut them.
+TPUs accepts no such rule (jax#38196); there the loops are written so that it can shard them.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ _OUTPUTS = (OUTPUT, SUMS, SUMS)
 
 
 def outputs(run: Callable[[Call], Outputs], call: Call) -> Outputs:
-    """`run(call)`: an output (B, T, N, Hv) and two numbers for each query, (B, N, T)."""
+    """Run `run(call)` sharded: an output (B, T, N, Hv) and two numbers per query, (B, N, T)."""
 
     def local(shards: Shards | None, call: Call) -> Outputs:
         return run(call if shards is None else shards.here(call))
@@ -47,9 +47,9 @@ def outputs(run: Callable[[Call], Outputs], call: Call) -> Outputs:
 def gradients(
     run: Callable[[Call, Outputs, Outputs], Floats], call: Call, out: Outputs, d_out: Outputs
 ) -> Floats:
-    """`run(call, out, d_out)`: a gradient for each of the call's floats, in any dtype.
+    """Run `run(call, out, d_out)` sharded: a gradient for each of the call's floats, in any dtype.
 
-    An array that several devices have gets the sum of their gradients.
+    An array that several devices hold gets the sum of their gradients.
     """
     named = jax.tree.unflatten(jax.tree.structure(call), letters(call)).floats
 
@@ -58,7 +58,7 @@ def gradients(
             return run(call, out, d_out)
         grads = run(shards.here(call), out, d_out)
         if shards.share_heads:
-            # Of all heads, 0 for those that this device does not read.
+            # Gradients for all heads, 0 for those that this device does not read.
             (grads,) = jax.linear_transpose(shards.read, _of_all_heads(shards, grads, named))(grads)
         grads = {
             name: lax.psum(grad, lacking)
@@ -72,7 +72,7 @@ def gradients(
 
 
 def _of_all_heads(shards: Shards, grads: Floats, named: Mapping[str, str]) -> dict[str, Any]:
-    """The shapes of gradients of all key/value heads."""
+    """Return the shapes of gradients of all key/value heads."""
 
     def shape(name: str, x: jax.Array) -> jax.ShapeDtypeStruct:
         sizes = (shards.K if a == "K" else n for a, n in zip(named[name], x.shape, strict=True))
@@ -82,11 +82,10 @@ def _of_all_heads(shards: Shards, grads: Floats, named: Mapping[str, str]) -> di
 
 
 def _cut(local: Callable[..., Any], call: Call, rest: tuple[Outputs, ...], given: Any) -> Any:
-    """`local(None, call, *rest)`, in a program for several devices `local(shards, …)` on each.
+    """Run `local(None, call, *rest)`, or `local(shards, …)` on each of several devices.
 
-    On TPUs it is `local(shards, …)` for each row and head.
-
-    given: the letters of what it returns, as a pytree.
+    On TPUs it is `local(shards, …)` for each batch row and head. given: the letters of the results,
+    as a pytree.
     """
     # JAX's older partitioner, GSPMD, knows no sharding rules.
     if within_shard_map() or not getattr(jax.config, "jax_use_shardy_partitioner", True):
@@ -126,14 +125,14 @@ def _by_rows_and_heads(
     named: list[str],
     given: list[str],
 ) -> Program:
-    """`program` for each batch row and key/value head, by vmap: no loop is over what is cut.
+    """Return `program` vmapped over batch rows and key/value heads; no loop spans a sharded axis.
 
-    XLA's partitioner cuts its products, sums and loops along both. named, given: the letters of
-    what it takes and returns.
+    XLA's partitioner shards its products, sums and loops along both. named, given: the letters of
+    arguments and results.
     """
     parts = {"B": (B, 1), "N": (K, N // K), "K": (K, 1)}
     each = program(Shards({"B": ("row",), "N": ("head",), "K": ("head",)}, N, K))
-    # The inner one first. It sees a batch of one, before the heads.
+    # The inner vmap first. It sees a batch of one, before the heads.
     for axis_name, wanted in (("head", "NK"), ("row", "B")):
         in_axes, out_axes = ([_axis(name, wanted) for name in names] for names in (named, given))
         each = jax.vmap(each, tuple(in_axes), out_axes, axis_name=axis_name)
@@ -154,12 +153,12 @@ def _by_rows_and_heads(
 
 
 def _axis(name: str, wanted: str) -> int | None:
-    """The first axis of an array that has one of these letters, if any has. name: its letters."""
+    """Return the first axis whose letter in `name` is one of `wanted`, or None."""
     return next((axis for axis, letter in enumerate(name) if letter in wanted), None)
 
 
 def _settings() -> Callable[[], contextlib.ExitStack]:
-    """The settings of this thread that programs depend on, to be entered in the compiler's."""
+    """Capture this thread's JAX settings, to be entered in the compiler's thread."""
     config: Any = jax.config
     x64, precision = config.jax_enable_x64, config.jax_default_matmul_precision
     promotion = config.jax_numpy_dtype_promotion
@@ -185,9 +184,9 @@ def _partitioned(
     named: list[str],
     given: list[str],
 ) -> Program:
-    """`program(None)`, or on each of several devices `program(shards)`; also under vmap.
+    """Return `program(None)`, or on each of several devices `program(shards)`; also under vmap.
 
-    N, K: query and key/value heads. named, given: the letters of what it takes and returns.
+    N, K: query and key/value heads. named, given: the letters of arguments and results.
     """
 
     def partition(mesh: Mesh, arrays: Sequence, results: Sequence) -> tuple:
@@ -206,7 +205,7 @@ def _partitioned(
         return mesh, here, placed[len(named) :], tuple(placed[: len(named)])
 
     whole = custom_partitioning(program(None))
-    # Shardings as they are: JAX does not read one that cuts by a part of a mesh's axis.
+    # No decoding: JAX cannot decode a sharding along a part of a mesh axis.
     whole.def_partition(partition, decode_shardings=False, **_rule(N, K, named, given))
     run = custom_vmap(whole)
 
@@ -227,15 +226,14 @@ def _partitioned(
 
 
 def _without_frames(program: Program) -> Program:
-    """A program whose operations do not say from which lines of Python they come.
+    """Return the program without its operations' Python source lines.
 
-    What `partition` returns is inlined into the whole program, and its stack frames are looked up
-    in that program's table. There they may go round in a circle, which XLA, in jaxlib 0.10.2,
-    follows without end.
+    XLA inlines the result of `partition` into the whole program, and looks up its stack frames in
+    that program's table. There they may form a cycle, in which XLA of jaxlib 0.10.2 loops forever.
     """
 
     def without(x: Any) -> Any:
-        if isinstance(x, jex.Jaxpr):  # from jax 0.12 on, a closed one, too
+        if isinstance(x, jex.Jaxpr):  # from jax 0.12 on also a closed one
             return x.replace(eqns=list(map(of_equation, x.eqns)))
         if isinstance(x, jex.ClosedJaxpr):
             return x.replace(jaxpr=without(x.jaxpr))
@@ -254,21 +252,21 @@ def _without_frames(program: Program) -> Program:
 
 @functools.cache
 def _nowhere() -> Any:
-    """A traceback through no files but Python's own and JAX's, which JAX leaves out."""
+    """Return a traceback through only Python's and JAX's own files, which JAX leaves out."""
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(source_info_util.current).result().traceback
 
 
 def _has_own(mesh: Mesh, shards: Shards, name: str, x: jax.ShapeDtypeStruct) -> bool:
-    """Whether each device has of an array the one key/value head that its query heads read.
+    """Return whether each device holds exactly the key/value head that its query heads read.
 
-    name: the letters of its axes.
+    name: the letters of the array's axes.
     """
     heads = name.index("K")
     count = math.prod(mesh.shape[name] for name in shards.axes["N"])
     if count % shards.K:
         return False
-    # As the query heads are cut, were there `count` of them: several devices have the same.
+    # The sharding of `count` query heads; several devices hold the same head.
     like = (*x.shape[:heads], count, *x.shape[heads + 1 :])
     cut = NamedSharding(mesh, shards.spec(name.replace("K", "N"))).devices_indices_map(like)
     if (found := _parts(x.sharding, x.shape)) is None:
@@ -284,18 +282,18 @@ def _has_own(mesh: Mesh, shards: Shards, name: str, x: jax.ShapeDtypeStruct) -> 
 
 
 def _cut_by(mesh: Mesh, x: jax.ShapeDtypeStruct) -> list[MeshAxes]:
-    """By which axes of a mesh each axis of an array is cut.
+    """Return, for each axis of an array, the mesh axes along which it is sharded.
 
-    A cut by a part of a mesh's axis, or into parts of unequal sizes, counts for nothing.
+    Sharding along a part of a mesh axis, or into parts of unequal sizes, is ignored.
     """
 
     def firsts(slices: Mapping[Any, tuple[slice, ...]], shape: tuple[int, ...]) -> np.ndarray:
-        """Where each device's part begins, (*mesh, axes of the array)."""
+        """Return where each device's part begins, (*mesh, axes of the array)."""
         begun = [[at.start or 0 for at in slices[device]] for device in mesh.devices.flat]
         return np.array(begun).reshape(*mesh.devices.shape, len(shape))
 
     def of(size: int, at: np.ndarray) -> MeshAxes:
-        """at: where each device's part of an axis of this size begins."""
+        """Return the mesh axes that shard an array axis; at: where each device's part begins."""
         steps = {name: at.take(-1, i).flat[0] for i, name in enumerate(mesh.axis_names)}
         names = tuple(sorted((name for name in steps if steps[name]), key=lambda n: -steps[n]))
         if size % math.prod(mesh.shape[name] for name in names):
@@ -311,7 +309,7 @@ def _cut_by(mesh: Mesh, x: jax.ShapeDtypeStruct) -> list[MeshAxes]:
 
 
 def _parts(sharding: Any, shape: tuple[int, ...]) -> Mapping[Any, tuple[slice, ...]] | None:
-    """The part of an array on each device; None where the parts' sizes are unequal."""
+    """Return the part of an array on each device; None if the parts have unequal sizes."""
     try:
         return sharding.devices_indices_map(shape)
     except ValueError:
@@ -319,9 +317,9 @@ def _parts(sharding: Any, shape: tuple[int, ...]) -> Mapping[Any, tuple[slice, .
 
 
 def _rule(N: int, K: int, named: list[str], given: list[str]) -> dict[str, Any]:
-    """Shardy's rule, as `def_partition` takes it: what of the operands and results is one axis.
+    """Return Shardy's rule for `def_partition`: which axes of operands and results are the same.
 
-    Query heads are the key/value heads times those that share one.
+    Query heads are the key/value heads times the query heads that share one.
     """
     whole: list[str] = []
     heads = "K" if N == K else "G" if K == 1 else "(K G)"

@@ -1,7 +1,7 @@
-"""Attention in a mesh of Explicit axes, where arrays' types say how they lie on it.
+"""Attention in a mesh of Explicit axes, where arrays' types state their sharding.
 
-JAX refuses to slice along an axis that is cut there. So each device runs the function on its own
-part (`shards`) inside `jax.shard_map`, from which JAX derives what the gradients need to send.
+JAX refuses to slice along a sharded axis there. So each device runs the function on its own part
+(`shards`) inside `jax.shard_map`, from which JAX derives the communication of the gradients.
 """
 
 import functools
@@ -23,27 +23,28 @@ Run = Callable[..., Any]
 
 
 def is_cut(*arrays: Call | KVCache) -> bool:
-    """Whether what reads these is to be run here.
+    """Return whether a function of these arrays must run inside `on_each_device`.
 
-    Inside a shard_map whose mesh has Explicit axes left, only what they cut is: a vmap over an
-    axis of the mesh leaves that axis to the mesh alone.
+    Inside a shard_map whose mesh still has Explicit axes, only if they shard the arrays: a vmap
+    over a mesh axis leaves that axis to the mesh.
     """
     if explicit_mesh(arrays) is None:
         return False
     return not within_shard_map() or any(any(cuts(x)) for x in jax.tree.leaves(arrays))
 
 
-# Compiled, because eagerly a shard_map is run operation by operation.
+# Compiled, because an eager shard_map runs operation by operation.
 @functools.partial(jax.jit, static_argnums=(0, 1, 2), static_argnames="check_vma", inline=True)
 def on_each_device(
     run: Run, options: tuple, given: Any, call: Call, *caches: KVCache, check_vma: bool = True
 ) -> Any:
-    """`run(shards, *options, call, *caches)` on each device's parts.
+    """Run `run(shards, *options, call, *caches)` on each device's parts.
 
-    given: the letters of what it returns, as a pytree. That is cut along batch and heads as the
-    first array is that is cut along them, and whole along the length: an axis that attention is not
-    cut along is gathered first. check_vma: as `jax.shard_map` has it; `run` must send nothing where
-    it is False. Raises ArgumentError where the mesh has Auto axes, too, or another one is set.
+    given: the letters of the results, as a pytree. Results are sharded along batch and heads like
+    the first array that is sharded along them, and whole along the length: an axis that attention
+    cannot be sharded along is gathered first. check_vma: as in `jax.shard_map`; if False, `run`
+    must not communicate. Raises ArgumentError if the mesh also has Auto axes, or another mesh is
+    set.
     """
     mesh = explicit_mesh((call, caches))
     assert mesh is not None
@@ -56,7 +57,7 @@ def on_each_device(
     of_floats = jax.tree.unflatten(jax.tree.structure(call), letters(call)).floats
 
     def varying(name: str, x: jax.Array | None) -> jax.Array | None:
-        """x, whose gradient is summed in its own shape, not in that to which it is broadcast."""
+        """Mark x varying, so that its gradient is summed in x's own shape, before broadcasting."""
         axes = () if x is None or name in _NEVER_BROADCAST else shards.lacking(of_floats[name])
         return lax.pcast(x, axes, to="varying") if axes else x
 

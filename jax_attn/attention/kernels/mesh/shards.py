@@ -1,9 +1,9 @@
-"""What each device of a mesh has of a call: some rows of the batch, and some heads.
+"""Parts of a call on each device of a mesh: some rows of the batch, and some heads.
 
-Attention to one row by one query head needs nothing of the others, so that a call that is cut along
-these two axes takes no communication. A cache may also be cut along its places, where the devices
-merge what they attend to. Key/value heads that are fewer than the devices among which
-the query heads are cut lie whole on each device, which reads those of its own query heads.
+Attention of one row by one query head needs nothing from the others, so a call that is sharded
+along these two axes takes no communication. A cache may also be sharded along its places; the
+devices then merge their results. If the query heads are sharded over more devices than there are
+key/value heads, each device has all key/value heads and reads those of its own query heads.
 """
 
 import math
@@ -23,7 +23,7 @@ from jax_attn.attention.kv_cache import KVCache
 from jax_attn.attention.meshes import MeshAxes
 
 WHOLE = "."
-"""The letter of an axis that is not cut."""
+"""The letter of an axis that is not sharded."""
 PLACES = "P"
 """The letter of a cache's places."""
 AXES = {
@@ -42,14 +42,14 @@ AXES = {
     "mask.allowed": "BN..",
     "dropout.keep": "BN..",
 }
-"""What lies in a call → a letter for each of its axes; what broadcasts may have the last alone."""
+"""Arrays of a call → a letter for each axis; arrays that broadcast may have only the last axes."""
 OUTPUT, SUMS, WEIGHTS = "B.N.", "BN.", "BN.."
-"""The axes of what attention gives, (B, T, N, Hv), of a number for each query, (B, N, T), and of
-the weights, (B, N, T, S)."""
+"""Axes of attention's output, (B, T, N, Hv), of one number per query, (B, N, T), and of the
+weights, (B, N, T, S)."""
 
 
 def letters(call: Call) -> list[str]:
-    """The letters of each array of a call, in the order of its leaves."""
+    """Return the letters of each array of a call, in the order of its leaves."""
     sizes = {"B": call.B, "N": call.N, "K": call.K}
 
     def of(path: Any, x: Any) -> str:
@@ -63,18 +63,17 @@ def letters(call: Call) -> list[str]:
 
 
 def letters_of_cache(cache: KVCache) -> tuple[str, ...]:
-    """The letters of each array of a cache, in the order of its leaves."""
+    """Return the letters of each array of a cache, in the order of its leaves."""
     return (*("BK.P",) * len(cache.keys), *("BKP.",) * len(cache.values), "B")
 
 
 @dataclass(frozen=True)
 class Shards:
-    """Along which axes of a mesh a call is cut.
+    """The mesh axes along which a call is sharded.
 
     axes: B, N, K, P, or the letter of an axis that a vmap adds → the axes of the mesh, or the names
-    of those that a vmap is over. N, K: query
-    and key/value heads of the whole call. own: whether each device is given only the key/value
-    heads that it reads, though several devices read the same ones.
+    of the vmapped axes. N, K: query and key/value heads of the whole call. own: whether each device
+    gets only the key/value heads that it reads, although several devices read the same ones.
     """
 
     axes: Mapping[str, MeshAxes]
@@ -91,11 +90,12 @@ class Shards:
         named: Sequence[str],
         cuts: Sequence[Sequence[MeshAxes]],
     ) -> "Shards":
-        """As arrays of these letters lie on a mesh: on each axis the first that is cut.
+        """For each axis, take the sharding of the first array that is sharded along it.
 
-        N, K: query and key/value heads. mesh: its axes' sizes. cuts: by which of them each array's
-        axes are cut. What cuts the query heads cuts the key/value heads, too, where it divides
-        them. What cuts a cache's places cuts nothing else: queries are fewer than what is cached.
+        N, K: query and key/value heads. mesh: sizes of its axes. named: the arrays' letters. cuts:
+        for each array the mesh axes that shard its axes. Mesh axes of the query heads also shard
+        the key/value heads, if they divide them. Mesh axes of a cache's places shard nothing else,
+        because there are fewer queries than cached tokens.
         """
         axes: dict[str, MeshAxes] = {}
         pairs = [
@@ -113,14 +113,14 @@ class Shards:
         return cls(axes, N, K)
 
     def spec(self, array: str) -> PartitionSpec:
-        """How an array of these letters is cut."""
+        """Return the PartitionSpec of an array with these letters."""
         return PartitionSpec(*(self.axes.get(letter) for letter in array))
 
     def lacking(self, array: str) -> MeshAxes:
-        """The axes of the mesh along which an array of these letters is the same everywhere.
+        """Return the mesh axes along which an array with these letters is replicated.
 
-        The axes that a vmap adds do not count: each of its rows has a gradient of its own. Nor do a
-        cache's places: its devices merge what they attend to.
+        The axes that a vmap adds do not count: each of its rows has its own gradient. Nor do a
+        cache's places: the devices merge their results.
         """
         own = {name for letter in array for name in self.axes.get(letter, ())}
         counts = {letter for letter in self.axes if letter.isupper()} - {PLACES}
@@ -130,12 +130,14 @@ class Shards:
 
     @property
     def share_heads(self) -> bool:
-        """Whether several devices read the same key/value heads."""
+        """True if several devices read the same key/value heads."""
         return "N" in self.axes and "K" not in self.axes
 
     def here(self, call: Call) -> Call:
-        """The call of this device, of the parts of its arrays: it reads its own key/value heads,
-        and draws as the whole call does."""
+        """Return this device's call, given its parts of the arrays.
+
+        It reads its own key/value heads, and its dropout equals the whole call's.
+        """
         if self.share_heads and not self.own:
             call = call.with_floats(self.read(call.floats))
         if call.dropout is None or call.dropout.key is None:
@@ -144,7 +146,7 @@ class Shards:
         return replace(call, dropout=call.dropout.within(place))
 
     def read(self, floats: Floats) -> Floats:
-        """The floats of a call, of all its key/value heads, with those that this device reads."""
+        """Replace all key/value heads in a call's floats by those that this device reads."""
         query = floats["query"]
         assert query is not None
         count, axes = query.shape[2], {"key": 2, "value": 2, "bias_k": 0, "bias_v": 0}
@@ -154,20 +156,20 @@ class Shards:
         }
 
     def read_heads(self, count: int, x: jax.Array, axis: int) -> jax.Array:
-        """Of all key/value heads along an axis those that this device reads.
+        """Return those of all key/value heads along an axis that this device reads.
 
-        count: its query heads.
+        count: the number of its query heads.
         """
         return _read(self._first("N", count), count, self.N // self.K, x, axis)
 
     def _first(self, letter: str, count: int) -> jax.Array:
-        """The first of this device's `count` along an axis."""
+        """Return the index of the first of this device's `count` along an axis."""
         axes = self.axes.get(letter, ())
         return lax.axis_index(axes) * count if axes else jnp.int32(0)
 
 
 def _read(first: jax.Array, count: int, G: int, x: jax.Array, axis: int) -> jax.Array:
-    """Of key/value heads along an axis those that `count` query heads from `first` on read."""
+    """Return the key/value heads along an axis that `count` query heads from `first` on read."""
     if G % count == 0:
         return lax.dynamic_slice_in_dim(x, first // G, 1, axis)
     return jnp.take(x, (first + jnp.arange(count, dtype=jnp.int32)) // G, axis, mode="clip")

@@ -171,7 +171,7 @@ BAD = {
         "sharding: expected a dict of embed, heads, kv_heads, head_dim, got str 'tp'",
     ),
     "no axis": ({"hedas": "heads"}, "got 'hedas'"),
-    "no name": ({"heads": 3}, "sharding['heads']: expected a name of an axis of the mesh"),
+    "no name": ({"heads": 3}, "sharding['heads']: expected the name of an axis of the mesh"),
     "not in the mesh": ({"heads": "tp"}, "axes of the mesh ('rows', 'heads'), got ['tp']"),
     "does not divide": ({"head_dim": "rows"}, "divides head_dim = 3, got 2 by 'rows'"),
     "kv_heads that do not divide": (

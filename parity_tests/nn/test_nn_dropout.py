@@ -70,7 +70,7 @@ class TestDropout:
     @pytest.mark.parametrize(
         ("options", "call", "says"),
         [
-            ({}, {"keep": KEEP}, "keep: expected None, as dropout_rate is 0"),
+            ({}, {"keep": KEEP}, "keep: expected None, because dropout_rate is 0"),
             (RATES, {"out_keep": OUT_KEEP, "deterministic": True}, "out_keep: .* deterministic"),
             (RATES, {"keep": KEEP[..., 1:]}, "dropout.keep: expected a shape that broadcasts"),
             (RATES, {"out_keep": OUT_KEEP[:, 1:]}, r"out_keep: .*\(B, T, D\) = \(2, 5, 13\)"),

@@ -308,8 +308,8 @@ WITHOUT_MODULE = {
         'rel_attn.q", linear),',
     ),
     "DeepseekV3ForCausalLM": (
-        "kv_b_proj.weight [32, 5] expands a compressed state into keys and values: no such "
-        "projection is rebuilt; the rebuild lacks rotary positions",
+        "kv_b_proj.weight [32, 5] expands a compressed state into keys and values, which is "
+        "not supported; the rebuild lacks rotary positions",
         'kv_b_proj.kernel",\n        linear,',
         'kv_b_proj.kernel",\n        conv,',
     ),

@@ -84,7 +84,7 @@ STEP_REFUSED = {
     ),
     "packed row": (
         lambda: LAYOUTS["fused_mha"].through(to_half_split(), "q_proj", "k_proj"),
-        "through: expected rows of q_proj, k_proj alone, got row",
+        "through: expected rows of only q_proj, k_proj, got row",
     ),
     "more than a head has": (
         lambda: converted(weights_of(built(Rotary())), to_half_split(22), "q_proj"),

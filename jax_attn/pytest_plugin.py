@@ -1,7 +1,7 @@
 """The pytest plugin: fixture and marker `parity`, `--parity-report` and `--parity-explain`.
 
-pytest loads it wherever this package is installed, for suites too that never use it: nothing
-heavy is imported before a test asks for it.
+pytest loads the plugin wherever this package is installed, even for suites that never use it, so
+nothing heavy is imported before a test asks for it.
 """
 
 import difflib
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 MARKER = (
     'parity(dtype="float32", gradients=True, transforms=("eager", "jit"), seed=0, strict=False, '
-    "parameters=None): what the fixture `parity` checks in; several dtypes, in a list, make as "
-    "many tests."
+    "parameters=None): default arguments of the fixture `parity`; a list of dtypes runs the test "
+    "once in each."
 )
 NEVER_CALLED = "the fixture `parity` was never called, so nothing was compared"
 _PROBLEMS = pytest.StashKey[list[str]]()
@@ -34,24 +34,24 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.getgroup("parity").addoption(
         "--parity-report",
         metavar="DIR",
-        help="write result.json and summary.md of every parity check of the run into DIR",
+        help="write result.json, summary.md and index.html with every parity check into DIR",
     )
     parser.getgroup("parity").addoption(
         "--all-tensors",
         action="store_true",
-        help="list every tensor of a parity check that does not pass, not the worst ten alone",
+        help="list every tensor of a parity check that does not pass, not only the worst ten",
     )
     parser.getgroup("parity").addoption(
         "--parity-explain",
         action="store_true",
-        help="explain each parity check that fails: its first wrong tensor, and what causes it",
+        help="explain each parity check that fails: its first wrong tensor, and the cause",
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", MARKER)
     config.stash[_PROBLEMS] = []
-    if not hasattr(config, "workerinput"):  # a worker of xdist sends its part to the controller
+    if not hasattr(config, "workerinput"):  # an xdist worker sends its results to the controller
         config.pluginmanager.register(pytest_report.Run(config), "jax_attn_report")
 
 
@@ -72,7 +72,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def pytest_make_collect_report(
     collector: pytest.Collector,
 ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
-    """A file's wrong marks are one error of its collection, which names them all."""
+    """Report all wrong marks of a file as one error of its collection."""
     report = yield
     problems = collector.config.stash[_PROBLEMS]
     for test in report.result or ():
@@ -87,15 +87,15 @@ def pytest_make_collect_report(
 
 
 def _unittest_problems(test: pytest.Function) -> Iterator[str]:
-    """Everything that is wrong with the marks on a method of a unittest.TestCase."""
+    """Yield everything that is wrong with the marks on a method of a unittest.TestCase."""
     yield from _mark_problems(test, test.fixturenames)
     dtype = _marked_words(test).get("dtype")
     if "parity" in test.fixturenames and isinstance(dtype, list | tuple):
-        yield f"dtype: expected one, as a unittest.TestCase's test is one, got {dtype!r}"
+        yield f"dtype: expected one, because a unittest.TestCase cannot be repeated, got {dtype!r}"
 
 
 def _marked_words(test: pytest.Item) -> dict[str, Any]:
-    """The words of every `parity` mark on a test; of two that are the same, the nearer's."""
+    """Return the keywords of all `parity` marks on a test; the closest mark wins."""
     words: dict[str, Any] = {}
     for mark in reversed(list(test.iter_markers("parity"))):
         words |= mark.kwargs
@@ -103,9 +103,9 @@ def _marked_words(test: pytest.Item) -> dict[str, Any]:
 
 
 def _mark_problems(test: pytest.Item, fixtures: Collection[str]) -> Iterator[str]:
-    """Everything that is wrong with the marks on a test."""
+    """Yield everything that is wrong with the marks on a test."""
     if "parity" not in fixtures and any(mark.name == "parity" for mark in test.own_markers):
-        yield "expected a test that takes the fixture `parity`, and this one does not"
+        yield "expected a test that takes the fixture `parity`, but this one does not"
     for mark in test.iter_markers("parity"):
         if mark.args:
             yield f"expected keywords only, got {', '.join(map(repr, mark.args))}"
@@ -152,7 +152,7 @@ _WORDS: dict[str, tuple[Callable[[Any], bool], str]] = {
         "a pattern of parameters' names, or a list of some",
     ),
 }
-"""Each word of the marker: whether a value will do, and what would."""
+"""Keyword of the marker → (whether a value is valid, a description of valid values)."""
 
 
 # --- the fixture ------------------------------------------------------------------------------
@@ -161,7 +161,7 @@ _WORDS: dict[str, tuple[Callable[[Any], bool], str]] = {
 class Parity:
     """`jax_attn.parity.check` that fails the test, with the whole report, unless it passes.
 
-    dtype: the one to build both modules in: the marker's for this test, float32 without one.
+    dtype: the dtype in which to build both modules: the marker's for this test, or float32.
     """
 
     def __init__(self, item: pytest.Item, words: dict[str, Any]):
@@ -173,10 +173,10 @@ class Parity:
         self.last: Result | None = None
 
     def __call__(self, reference: Any, port: Any, inputs: Any, **arguments: Any) -> "Result":
-        """`check` with the marker's words, unless the call has its own; returns the `Result`.
+        """Run `check` with the marker's keywords, which the call may override; return the `Result`.
 
-        Raises ParityError where the verdict is FAIL or INCONCLUSIVE; what `check` raises for
-        arguments that cannot be checked; ValueError for a dtype that is not the marker's.
+        Raises ParityError if the verdict is FAIL or INCONCLUSIVE, ValueError if the dtype is not
+        the marker's, and whatever `check` raises for arguments that cannot be checked.
         """
         __tracebackhide__ = True
         from jax_attn.parity import check
@@ -184,7 +184,7 @@ class Parity:
         return self._checked(check, reference, port, inputs, **self._words | arguments)
 
     def training(self, reference: Any, port: Any, batches: Any, **arguments: Any) -> "Result":
-        """Likewise of `check_training`; of the marker's words it takes the dtype alone."""
+        """Run `check_training` in the same way; it takes only the dtype from the marker."""
         __tracebackhide__ = True
         from jax_attn.parity import check_training
 
@@ -214,14 +214,14 @@ class Parity:
             return self._record(result).raise_for_status(all_tensors=all_tensors)
         except ParityError as error:
             if result.verdict == "INCONCLUSIVE":
-                error.add_note("INCONCLUSIVE is no pass: nothing was shown either way")
+                error.add_note("INCONCLUSIVE is not a pass: neither agreement nor error was shown")
             raise error.with_traceback(None) from None
 
     def record_not_run(self, dtype: str, why: str) -> None:
         self._record(pytest_report.not_run(dtype, why))
 
     def _record(self, result: "Result") -> "Result":
-        """The result under the test's name; for the run's report and for JUnit."""
+        """Name the result after the test, and keep it for the run's report and for JUnit."""
         self.checks += 1
         nodeid = self._item.nodeid
         result = replace(result, name=nodeid if self.checks == 1 else f"{nodeid} ({self.checks})")
@@ -231,24 +231,24 @@ class Parity:
         return result
 
     def send(self, report: pytest.TestReport) -> None:
-        """Put the results since the last report on this one."""
+        """Attach the results since the last report to this one."""
         pytest_report.send(report, self._unsent)
         self._unsent = []
 
 
 @pytest.fixture
 def parity(request: pytest.FixtureRequest) -> Parity:
-    """`jax_attn.parity.check` that fails the test, with the whole report, unless it passes.
+    """Provide `jax_attn.parity.check` that fails the test, with the whole report, unless it passes.
 
         @pytest.mark.parity(dtype=["float32", "bfloat16"])
         def test_port(parity):
             reference, port = build(parity.dtype)
             parity(reference, port, (x,), layout=LAYOUT)
 
-    Returns the `Result`. `parity.training(reference, port, batches, …)` is `check_training`, in
-    the marker's dtype. A test that takes the fixture and never calls it fails; where another
-    fixture takes it too, and may check when it is torn down, pytest has called the test passed by
-    then, and adds an error of its teardown.
+    A call returns the `Result`. `parity.training(reference, port, batches, …)` is `check_training`
+    in the marker's dtype. A test that takes the fixture and never calls it fails. If another
+    fixture also takes it, and may check during its teardown, pytest has already reported the test
+    as passed by then, and adds an error of its teardown.
     """
     item = request.node
     dtype_of_test = {"dtype": request.param} if hasattr(request, "param") else {}
@@ -265,14 +265,14 @@ def parity(request: pytest.FixtureRequest) -> Parity:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """What a test has checked travels with its own report, out of a worker of xdist too."""
+    """Attach a test's results to its own report, which also carries them out of xdist workers."""
     checker = item.stash.get(_PARITY, None)
     if checker is None:
         return (yield)
     report = yield
     if report.when == "call":
         checker.test_passed = report.passed
-    # A fixture that takes this one may check when it is torn down: only then is it known.
+    # A fixture that takes this one may check during its teardown: only then is it known.
     last = "teardown" if _may_check_late(item) else "call"
     if report.when == last and report.passed and checker.test_passed and not checker.checks:
         checker.record_not_run(checker.dtype, NEVER_CALLED)
@@ -285,7 +285,7 @@ def pytest_runtest_makereport(
 
 
 def _may_check_late(item: pytest.Item) -> bool:
-    """Whether another fixture takes `parity` and does something when it is torn down."""
+    """Return whether another fixture takes `parity` and may check during its teardown."""
     definitions = getattr(item, "_fixtureinfo").name2fixturedefs.values()  # noqa: B009
     return any(
         "parity" in fixture.argnames
@@ -296,7 +296,7 @@ def _may_check_late(item: pytest.Item) -> bool:
 
 
 def _name_worst_tensor(report: pytest.TestReport, result: "Result | None") -> None:
-    """Let the line of a failed test in the summary name the tensor that decides, or the reason."""
+    """Make a failed test's line in pytest's summary name the deciding tensor, or the reason."""
     crash = getattr(report.longrepr, "reprcrash", None)
     if result is None or crash is None or "ParityError" not in crash.message:
         return

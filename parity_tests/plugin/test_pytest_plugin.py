@@ -42,7 +42,7 @@ CALLS = {
         False,
         [
             "E*INCONCLUSIVE  test_it.py::test_port*",
-            "E*INCONCLUSIVE is no pass*",
+            "E*INCONCLUSIVE is not a pass*",
             "FAILED test_it.py::test_port - INCONCLUSIVE: jit y, 0.25 of its budget",
         ],
     ),

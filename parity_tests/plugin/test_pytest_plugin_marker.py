@@ -115,7 +115,7 @@ class TestSeveral(unittest.TestCase):
             "*TestIt::test_unused: expected a test that takes the fixture `parity`*",
             "*TestIt::test_wrong: expected a test that takes the fixture `parity`*",
             "*TestIt::test_wrong: unknown word 'atol'*",
-            "*TestSeveral::test_several: dtype: expected one, as a unittest.TestCase's *",
+            "*TestSeveral::test_several: dtype: expected one, because a unittest.TestCase *",
         ]
     )
     result.stdout.no_fnmatch_line("*test_one:*")

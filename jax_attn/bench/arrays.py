@@ -68,10 +68,7 @@ def sampled_rows(workload: Workload) -> np.ndarray:
 
 
 def sampled_cotangent(workload: Workload, cotangent: np.ndarray) -> np.ndarray:
-    """Return the cotangent with all but the sampled rows set to zero.
-
-    Gradients then depend on no other row.
-    """
+    """Return the cotangent, zero except on the sampled rows; gradients depend only on these."""
     kept = np.zeros_like(cotangent)
     rows = sampled_rows(workload)
     kept[:, rows] = cotangent[:, rows]

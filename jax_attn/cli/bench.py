@@ -323,10 +323,7 @@ def run_pair(
 
 
 def run_session(session: Any) -> tuple[Record, BaseException | None]:
-    """Return the record of a run, and the error that ended it early or None.
-
-    Draws a progress bar on stderr.
-    """
+    """Run with a progress bar on stderr; return the record, and the error that ended it or None."""
     from jax_attn.bench.engine.worker import usable_cores
     from jax_attn.cli.common.progress import counted
 

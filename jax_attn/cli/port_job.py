@@ -215,7 +215,7 @@ def _unknown_family(source: Path, to: Side, config: Config) -> Problem:
     known = ", ".join(sorted(name for f in FAMILIES.values() for name in f.model_types))
     families = f"the supported families, which are {known}, and Llama as Meta publishes it"
     if kind is None:
-        text = f"expected a config.json beside {source} that names one of {families}; got none"
+        text = f"expected a config.json next to {source} that names one of {families}; got none"
     else:
         text = f"{kind} is not among {families}"
     command = f"jax-attn port {shlex.quote(str(source))} OUT --to {to}"

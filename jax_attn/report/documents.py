@@ -37,9 +37,9 @@ _COMPILED_COLUMNS = {
 }
 _LEVEL_IN_WORDS = {
     "compiled": "accepted by the compiler",
-    "lowered": "lowered, as there is no compiler here",
+    "lowered": "lowered, because no compiler is installed",
     "failed": "NOT accepted by the compiler, for the reasons given",
-    "not compiled": "not compiled, as there is no compiler here",
+    "not compiled": "not compiled, because no compiler is installed",
     "refused": "refused by the kernel, for the reasons given",
 }
 
@@ -194,7 +194,8 @@ def as_markdown(
         lines += ["", "## Not passed", ""]
         lines += [f"- {_name(result)}: {why}" for result in not_passed for why in result.reasons]
     if not_run:
-        lines += ["", "## Compiled or refused, not run", "", "No verdict: see the level.", ""]
+        lines += ["", "## Compiled or refused, not run", ""]
+        lines += ["These were not run, so they have no verdict; the level says why.", ""]
         for item in not_run:
             lines.append(f"- {', '.join(f'{k} {v}' for k, v in item.as_dict().items())}")
     return "\n".join(lines) + "\n"

@@ -40,10 +40,7 @@ class Bar(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """Adjacent cells of one shade in a row of a map.
-
-    shade: 0 within the budget, then one more for each power of ten beyond it, up to _DECADES.
-    """
+    """Adjacent cells of one shade in a row of a map; shade 0 is within budget, others by decade."""
 
     x: int
     width: int

@@ -100,10 +100,7 @@ def _measure(
     rates: dict[str, float],
     seed: int,
 ) -> None:
-    """Raise `rates` to the rates of the requested program.
-
-    amount: the operations, or bytes, of one call.
-    """
+    """Raise `rates` to those of the requested program. amount: operations or bytes of a call."""
     turns: dict[str, Callable[[], float | None]] = {}
     times: dict[str, list[float]] = {}
     for framework, worker in workers.items():

@@ -39,10 +39,9 @@ class Engine:
             vars(self).pop(name, None)
 
     def compile(self, mode: str) -> tuple[float | None, int | None]:
-        """Compile by a first call, if torch compiles the program.
+        """Compile by a first call, if torch compiles the program; return (seconds or None, None).
 
-        Returns the seconds, or None without compilation; and None, because torch does not report
-        the bytes of temporaries.
+        The second is None because torch does not report the bytes of temporaries.
         """
         if not self.program.compiled:
             return None, None

@@ -36,10 +36,7 @@ _AROUND = ("while", "conditional", "call")
 
 
 def torch_operations(module: torch.nn.Module, call: Callable[[], object]) -> Operations:
-    """Profile a call in torch.
-
-    call: runs the module once, with or without its backward pass.
-    """
+    """Profile `call`, which runs the torch module once, with or without its backward pass."""
     with _marked(module), torch.profiler.profile() as profile:
         for _ in range(CALLS):
             call()
@@ -102,10 +99,7 @@ def _forward_of(event: Any, forward: dict[int, str]) -> str:
 
 
 def jax_operations(program: str, call: Callable[[], object]) -> Operations:
-    """Profile a call in JAX.
-
-    program: the text of the compiled program that `call` runs, traced within `scoped`.
-    """
+    """Profile `call`. program: the text of the compiled program it runs, traced in `scoped`."""
     with tempfile.TemporaryDirectory(prefix="jax-attn-bench-") as folder:
         with jax.profiler.trace(folder):
             for _ in range(CALLS):
@@ -159,10 +153,7 @@ def scope(path: str) -> contextlib.AbstractContextManager[Any]:
 
 @contextlib.contextmanager
 def scoped(port: nnx.Module) -> Iterator[None]:
-    """Name operations that are traced in this context after the module that runs them.
-
-    Replaces `__call__` of the modules' classes within the context.
-    """
+    """Name operations that are traced in this context after the module that runs them."""
     paths = {id(m): ".".join(map(str, path)) for path, m in nnx.iter_modules(port)}
     classes = {
         next(kind for kind in type(m).__mro__ if "__call__" in vars(kind))

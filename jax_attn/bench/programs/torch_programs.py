@@ -24,10 +24,7 @@ EAGER = "softmax(QKᵀ)V"
 
 
 def sdpa_core(workload: Workload, tensors: Tensors, backend: str = "") -> Program:
-    """Build torch's fused attention. Raises UnsuitedError if the backend cannot run it.
-
-    backend: the only SDPBackend to allow; by default torch chooses.
-    """
+    """Build torch's fused attention, by the SDPBackend `backend` or by the one torch chooses."""
     query, is_causal = tensors["query"], workload.is_causal
     call = partial(fused_attention, is_causal=is_causal)
     if not backend:

@@ -15,10 +15,7 @@ ABOUT = (
 
 
 class Line(NamedTuple):
-    """An operation and its time.
-
-    module: the module's path, with {layer} for a layer's number; "" without a module.
-    """
+    """An operation. module: its module's path, with {layer} for a layer's number, or ""."""
 
     module: str
     kind: str

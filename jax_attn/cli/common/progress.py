@@ -34,10 +34,7 @@ def tracked(batches: Iterable[Sequence[T]], total: int) -> Generator[T]:
 
 
 def worked_off(work: "Sequence[Piece]", processes: int | None = None) -> Generator[Any]:
-    """Run the pieces of work and yield their items; show progress as `tracked` does.
-
-    The rows are counted, and the time left is estimated from the cost of the pieces.
-    """
+    """Run the pieces of work and yield their items; show progress, with time left by their cost."""
     from jax_attn.parity import process_pool
 
     rows, cost = 0, 0.0

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from jax_attn.transfer.families import Config
     from jax_attn.transfer.problems import Problem
 
-_ONLY_ATTENTION = "only the attention is verified, as the whole model cannot be"
+_ONLY_ATTENTION = "only the attention is verified, because the whole model cannot be"
 _USUAL = ("model.safetensors", "model.safetensors.index.json")
 """The files that transformers looks for first."""
 
@@ -35,7 +35,7 @@ class Scope(NamedTuple):
 
     @property
     def asks_for_model(self) -> bool:
-        """Whether a whole model is required, so that falling back to its attention is an error."""
+        """True if a whole model is required; then it is an error to fall back to its attention."""
         return self.model or bool(self.layers)
 
 

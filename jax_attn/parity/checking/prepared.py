@@ -238,7 +238,7 @@ class Prepared:
 
     @cached_property
     def has_power(self) -> bool:
-        """Whether the budget of some output is small enough to show an error of POWER times it."""
+        """True if the budget of some output is small enough to show an error of POWER times it."""
         reports = (
             self.judge_one("output", name, "oracle", want)
             for name, want in self.exact.kinds["output"].items()
@@ -247,7 +247,7 @@ class Prepared:
 
     @property
     def is_judged_again(self) -> bool:
-        """Whether `judged_again` judges failures by another budget, too."""
+        """True if `judged_again` judges failures by another budget, too."""
         return self.dtype in NARROW and not self.as_jax
 
     def judged_again(self, result: Result, judge: Callable[["Prepared"], Result]) -> Result:

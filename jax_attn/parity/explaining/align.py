@@ -101,7 +101,7 @@ class Order(NamedTuple):
 
     @property
     def is_plain(self) -> bool:
-        """Whether axes of the same size, such as queries and keys, keep their order."""
+        """True if axes of the same size, such as queries and keys, keep their order."""
         return self.view.is_plain
 
 

@@ -122,10 +122,7 @@ def regions_of(
 
 
 def _told(region: Region, causes: Sequence[Cause]) -> Any:
-    """Return a key by which equal regions are reported once: the cause, else the wrong numbers.
-
-    One cause may appear in several regions, such as those of queries and of keys.
-    """
+    """Return a key by which equal regions are reported once: the cause, else the wrong numbers."""
     wrong = region.first_wrong
     confirmed = tuple(cause.sentence for cause in causes if cause.confirmed)
     return confirmed or (wrong.theirs.index, wrong.ours.value.tobytes())

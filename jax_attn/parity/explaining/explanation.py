@@ -34,7 +34,7 @@ def differs_on_the_mesh(result: Result) -> bool:
 
 @dataclass(frozen=True)
 class Explanation:
-    """Where a port first differs from its reference.
+    """The places where a port first differs from its reference, with possible causes.
 
     Attributes:
       result: the `Result` of the check.

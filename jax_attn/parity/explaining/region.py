@@ -44,7 +44,7 @@ class Wrong(Pair):
 
     @property
     def is_reordered(self) -> bool:
-        """Whether the port has the reference's numbers, in another order."""
+        """True if the port has the reference's numbers in another order."""
         order = np.argsort(self.expected, axis=None)
         sorted_ours = np.sort(self.ours.numbers, axis=None)
         expected, rounding = self.expected.ravel()[order], self.rounding.ravel()[order]

@@ -91,7 +91,7 @@ class TensorReport:
 
     @property
     def is_zero(self) -> bool:
-        """Whether the oracle is zero up to rounding, or the tensor was never compared."""
+        """True if the oracle is zero up to rounding, or if the tensor was never compared."""
         return math.isnan(self.projection)
 
     @property

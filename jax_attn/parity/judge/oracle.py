@@ -43,7 +43,7 @@ class Norm:
     """y = g (x - c mean(x)) / sqrt(mean((x - c mean(x))**2) + epsilon) + b, over one head.
 
     c is 1 if `centred` (LayerNorm), else 0 (RMSNorm); g is the weight "q_norm.weight" (H,) and b,
-    if present, "q_norm.bias"; likewise for k.
+    if present, "q_norm.bias"; the same holds for k.
     """
 
     epsilon: float

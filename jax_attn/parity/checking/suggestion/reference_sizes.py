@@ -104,7 +104,7 @@ class ReferenceSizes:
 
     @property
     def batch_first(self) -> bool:
-        """Whether the batch is the first axis; true unless a layer says otherwise."""
+        """True if the batch is the first axis, which is assumed unless a layer says otherwise."""
         return all(getattr(m, "batch_first", True) for m in self.module.modules())
 
     def _sources(self) -> Iterator[Any]:

@@ -52,7 +52,7 @@ class Tap:
 
     @property
     def is_leaf(self) -> bool:
-        """Whether it is a parameter or an input, which no operation computes."""
+        """True for a parameter or an input, which no operation computes."""
         return self.op in LEAVES
 
     @cached_property
@@ -62,14 +62,14 @@ class Tap:
 
     @cached_property
     def tells(self) -> bool:
-        """Whether its numbers can identify it: several different ones, and none is NaN."""
+        """True if its numbers can identify it: they differ, and none of them is NaN."""
         finite = self.numbers[np.isfinite(self.numbers)]
         several = finite.size > 1 and bool(finite.max() > finite.min())
         return several and not self.has_nan
 
     @cached_property
     def has_nan(self) -> bool:
-        """Whether any number is NaN."""
+        """True if any number is NaN."""
         return bool(np.isnan(self.value).any())
 
     def __str__(self) -> str:

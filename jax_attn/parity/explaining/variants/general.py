@@ -39,10 +39,10 @@ def precisions(call: Call) -> Iterator[Variant]:
     """Yield results rounded to a narrower dtype and, for a product, rounded operands too."""
     for name, dtype in _NARROW.items():
         narrow, unit = partial(rounded, dtype=dtype), torch.finfo(dtype).eps
-        says = f"a result that is rounded to {name}"
+        says = f"a result rounded to {name}"
         yield Variant(f"precision ({name})", says, result(narrow), name, unit)
         if call.name in PRODUCTS:
-            says = f"operands and a result that are rounded to {name}"
+            says = f"operands and a result rounded to {name}"
             change = partial(_product_of_rounded, narrow)
             yield Variant(f"precision ({name})", says, change, name, unit)
 

@@ -29,7 +29,7 @@ def orders(call: Call) -> Iterator[Variant]:
     many = call.args[0].shape[0]
     for heads in (many // rows for rows in range(1, many) if many % rows == 0):
         yield Variant(
-            "head order (rolled)", "each head one further", _second(lambda x: x.roll(1, 1), heads)
+            "head order (rolled)", "heads shifted by one", _second(lambda x: x.roll(1, 1), heads)
         )
         for groups in (n for n in range(2, heads) if heads % n == 0):
             yield Variant(
@@ -48,7 +48,7 @@ def joins(call: Call) -> Iterator[Variant]:
     if x.ndim > 2 and kept.shape != x.shape:
         yield Variant(
             "head order (not transposed)",
-            "axes that are reshaped and not transposed",
+            "axes that are reshaped instead of transposed",
             lambda call: kept.reshape(x.shape),
         )
 
@@ -98,11 +98,11 @@ def rotations(call: Call) -> Iterator[Variant]:
     if torch.equal(parts[0], parts[1]):
         yield Variant(
             "rotary (interleaved)",
-            "rotary pairs that are neighbours",
+            "interleaved rotary pairs",
             lambda call: call.args[0][0].repeat_interleave(2, -1),
         )
         return
-    yield Variant("rotary (interleaved)", "rotary pairs that are neighbours", _neighbours)
+    yield Variant("rotary (interleaved)", "interleaved rotary pairs", _neighbours)
     yield Variant(
         "rotary (the other way round)",
         "a rotation by the opposite angle",

@@ -108,7 +108,7 @@ def _edge(change: int, hidden: Tensor, *, last: bool) -> Tensor:
 
 _HIDDEN: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
     "mask (ignored)": ("no mask", torch.zeros_like),
-    "mask (polarity)": ("the mask the other way round", torch.logical_not),
+    "mask (polarity)": ("the mask inverted", torch.logical_not),
     "mask (first row of the batch)": (
         "the mask of the first row of the batch in every row",
         lambda hidden: hidden[:1].expand(hidden.shape),
@@ -133,13 +133,13 @@ _HIDDEN: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
         "no causal mask",
         lambda hidden: (hidden & ~_later(hidden)) | _padding(hidden),
     ),
-    "mask (only padding)": ("only what no query sees hidden", _padding),
+    "mask (only padding)": ("only the keys hidden that no query sees", _padding),
     "causal (where there is none)": (
         "a causal mask, too",
         lambda hidden: hidden | _later(hidden),
     ),
     "causal (the next key too)": (
-        "one key more visible behind each query",
+        "one more visible key after each query",
         partial(_edge, 1, last=True),
     ),
     "causal (not the own key)": (
@@ -147,7 +147,7 @@ _HIDDEN: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
         partial(_edge, -1, last=True),
     ),
     "causal (the other corner)": (
-        "a causal mask from the other corner",
+        "a causal mask aligned to the other corner",
         _upper_corner,
     ),
     "window (one key longer)": (

@@ -1,7 +1,7 @@
 """The pytest plugin: fixture and marker `parity`, `--parity-report` and `--parity-explain`.
 
-pytest loads it wherever this package is installed, even for suites that never use it: nothing heavy
-is imported until a test asks for it.
+pytest loads the plugin wherever this package is installed, even for suites that never use it, so
+nothing heavy is imported before a test asks for it.
 """
 
 import difflib
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 MARKER = (
     'parity(dtype="float32", gradients=True, transforms=("eager", "jit"), seed=0, strict=False, '
-    "parameters=None): options of the fixture `parity`; a list of dtypes makes a test for each."
+    "parameters=None): default arguments of the fixture `parity`; a list of dtypes runs the test "
+    "once in each."
 )
 NEVER_CALLED = "the fixture `parity` was never called, so nothing was compared"
 _PROBLEMS = pytest.StashKey[list[str]]()
@@ -33,7 +34,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.getgroup("parity").addoption(
         "--parity-report",
         metavar="DIR",
-        help="write result.json and summary.md of every parity check of the run into DIR",
+        help="write result.json, summary.md and index.html with every parity check into DIR",
     )
     parser.getgroup("parity").addoption(
         "--all-tensors",
@@ -43,14 +44,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.getgroup("parity").addoption(
         "--parity-explain",
         action="store_true",
-        help="explain each failed parity check: its first wrong tensor, and the cause",
+        help="explain each parity check that fails: its first wrong tensor, and the cause",
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", MARKER)
     config.stash[_PROBLEMS] = []
-    if not hasattr(config, "workerinput"):  # a worker of xdist sends its part to the controller
+    if not hasattr(config, "workerinput"):  # an xdist worker sends its results to the controller
         config.pluginmanager.register(pytest_report.Run(config), "jax_attn_report")
 
 
@@ -71,7 +72,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def pytest_make_collect_report(
     collector: pytest.Collector,
 ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
-    """Report all invalid marks of a file as one error of its collection."""
+    """Report all wrong marks of a file as one error of its collection."""
     report = yield
     problems = collector.config.stash[_PROBLEMS]
     for test in report.result or ():
@@ -90,11 +91,11 @@ def _unittest_problems(test: pytest.Function) -> Iterator[str]:
     yield from _mark_problems(test, test.fixturenames)
     dtype = _marked_words(test).get("dtype")
     if "parity" in test.fixturenames and isinstance(dtype, list | tuple):
-        yield f"dtype: expected one, because unittest.TestCase has no parameters, got {dtype!r}"
+        yield f"dtype: expected one, because a unittest.TestCase cannot be repeated, got {dtype!r}"
 
 
 def _marked_words(test: pytest.Item) -> dict[str, Any]:
-    """Return the keywords of every `parity` mark on a test; the nearest mark wins."""
+    """Return the keywords of all `parity` marks on a test; the closest mark wins."""
     words: dict[str, Any] = {}
     for mark in reversed(list(test.iter_markers("parity"))):
         words |= mark.kwargs
@@ -151,7 +152,7 @@ _WORDS: dict[str, tuple[Callable[[Any], bool], str]] = {
         "a pattern of parameters' names, or a list of patterns",
     ),
 }
-"""Keywords of the marker: whether a value is valid, and which values are."""
+"""Keyword of the marker → (whether a value is valid, a description of valid values)."""
 
 
 # --- the fixture ------------------------------------------------------------------------------
@@ -160,7 +161,7 @@ _WORDS: dict[str, tuple[Callable[[Any], bool], str]] = {
 class Parity:
     """`jax_attn.parity.check` that fails the test, with the whole report, unless it passes.
 
-    dtype: the dtype for building both modules: the marker's for this test, or float32.
+    dtype: the dtype in which to build both modules: the marker's for this test, or float32.
     """
 
     def __init__(self, item: pytest.Item, words: dict[str, Any]):
@@ -172,10 +173,10 @@ class Parity:
         self.last: Result | None = None
 
     def __call__(self, reference: Any, port: Any, inputs: Any, **arguments: Any) -> "Result":
-        """Run `check` with the marker's keywords, unless the call has its own; return the `Result`.
+        """Run `check` with the marker's keywords, which the call may override; return the `Result`.
 
-        Raises ParityError if the verdict is FAIL or INCONCLUSIVE; what `check` raises for invalid
-        arguments; ValueError for a dtype other than the marker's.
+        Raises ParityError if the verdict is FAIL or INCONCLUSIVE, ValueError if the dtype is not
+        the marker's, and whatever `check` raises for arguments that cannot be checked.
         """
         __tracebackhide__ = True
         from jax_attn.parity import check
@@ -183,7 +184,7 @@ class Parity:
         return self._checked(check, reference, port, inputs, **self._words | arguments)
 
     def training(self, reference: Any, port: Any, batches: Any, **arguments: Any) -> "Result":
-        """Run `check_training` in the same way; of the marker's keywords only the dtype applies."""
+        """Run `check_training` in the same way; it takes only the dtype from the marker."""
         __tracebackhide__ = True
         from jax_attn.parity import check_training
 
@@ -213,14 +214,14 @@ class Parity:
             return self._record(result).raise_for_status(all_tensors=all_tensors)
         except ParityError as error:
             if result.verdict == "INCONCLUSIVE":
-                error.add_note("INCONCLUSIVE is not a pass: nothing was shown either way")
+                error.add_note("INCONCLUSIVE is not a pass: neither agreement nor error was shown")
             raise error.with_traceback(None) from None
 
     def record_not_run(self, dtype: str, why: str) -> None:
         self._record(pytest_report.not_run(dtype, why))
 
     def _record(self, result: "Result") -> "Result":
-        """Record the result under the test's name, for the run's report and for JUnit."""
+        """Name the result after the test, and keep it for the run's report and for JUnit."""
         self.checks += 1
         nodeid = self._item.nodeid
         result = replace(result, name=nodeid if self.checks == 1 else f"{nodeid} ({self.checks})")
@@ -237,17 +238,17 @@ class Parity:
 
 @pytest.fixture
 def parity(request: pytest.FixtureRequest) -> Parity:
-    """Return a `jax_attn.parity.check` that fails the test, with its report, unless it passes.
+    """Provide `jax_attn.parity.check` that fails the test, with the whole report, unless it passes.
 
         @pytest.mark.parity(dtype=["float32", "bfloat16"])
         def test_port(parity):
             reference, port = build(parity.dtype)
             parity(reference, port, (x,), layout=LAYOUT)
 
-    The call returns the `Result`. `parity.training(reference, port, batches,
-    …)` is `check_training`, in the marker's dtype. A test that takes the fixture and never calls it
-    fails. If another fixture takes it too and may check in its teardown, pytest has already
-    reported the test as passed, and adds an error of its teardown.
+    A call returns the `Result`. `parity.training(reference, port, batches, …)` is `check_training`
+    in the marker's dtype. A test that takes the fixture and never calls it fails. If another
+    fixture also takes it, and may check during its teardown, pytest has already reported the test
+    as passed by then, and adds an error of its teardown.
     """
     item = request.node
     dtype_of_test = {"dtype": request.param} if hasattr(request, "param") else {}
@@ -264,14 +265,14 @@ def parity(request: pytest.FixtureRequest) -> Parity:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Send a test's checks with its own report, also from a worker of xdist."""
+    """Attach a test's results to its own report, which also carries them out of xdist workers."""
     checker = item.stash.get(_PARITY, None)
     if checker is None:
         return (yield)
     report = yield
     if report.when == "call":
         checker.test_passed = report.passed
-    # If another fixture may check in its teardown, wait for that.
+    # A fixture that takes this one may check during its teardown: only then is it known.
     last = "teardown" if _may_check_late(item) else "call"
     if report.when == last and report.passed and checker.test_passed and not checker.checks:
         checker.record_not_run(checker.dtype, NEVER_CALLED)
@@ -284,7 +285,7 @@ def pytest_runtest_makereport(
 
 
 def _may_check_late(item: pytest.Item) -> bool:
-    """Return whether another fixture takes `parity` and may do something in its teardown."""
+    """Return whether another fixture takes `parity` and may check during its teardown."""
     definitions = getattr(item, "_fixtureinfo").name2fixturedefs.values()  # noqa: B009
     return any(
         "parity" in fixture.argnames
@@ -295,7 +296,7 @@ def _may_check_late(item: pytest.Item) -> bool:
 
 
 def _name_worst_tensor(report: pytest.TestReport, result: "Result | None") -> None:
-    """Make a failed test's summary line name the deciding tensor, or the reason."""
+    """Make a failed test's line in pytest's summary name the deciding tensor, or the reason."""
     crash = getattr(report.longrepr, "reprcrash", None)
     if result is None or crash is None or "ParityError" not in crash.message:
         return

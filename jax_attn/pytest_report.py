@@ -1,6 +1,6 @@
-"""Checks of a pytest run: sent with the tests' reports, gathered, written once.
+"""The checks of a pytest run: sent with the tests' reports, gathered, and written once.
 
-A part of the plugin: nothing heavy is imported before there is a result.
+This is a part of the plugin, so nothing heavy is imported before there is a result.
 """
 
 import functools
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from jax_attn.parity import Result
 
 _ATTRIBUTE = "jax_attn_parity"
-UNFINISHED = "the test did not finish: its process crashed or was stopped; its checks are lost"
+UNFINISHED = "the test did not end: its process crashed or was stopped, and its checks are lost"
 
 
 # --- in the process that runs a test ----------------------------------------------------------
 
 
 def not_run(dtype: str, why: str) -> "Result":
-    """Return an INCONCLUSIVE result for a check that gave none."""
+    """Return an INCONCLUSIVE result for a check that was not made."""
     from jax_attn.parity import Result
     from jax_attn.parity.judge.finding import findings
 
@@ -35,7 +35,7 @@ def not_run(dtype: str, why: str) -> "Result":
 
 
 def junit_properties(result: "Result", count: int) -> list[tuple[str, str]]:
-    """Return a check's JUnit properties; names are numbered from a test's second check on."""
+    """Return a check as JUnit properties; from the test's second check on, names end in `count`."""
     from jax_attn.parity.judge.text import number
 
     worst = result.worst
@@ -52,7 +52,7 @@ def junit_properties(result: "Result", count: int) -> list[tuple[str, str]]:
 
 
 def send(report: pytest.TestReport, results: Sequence["Result"]) -> None:
-    """Attach results to a phase's report; an empty list means that the test takes the fixture."""
+    """Attach results to a phase's report; an empty list shows that the test takes the fixture."""
     # xdist carries only plain types, in a report that arrives even if its worker crashes later.
     setattr(report, _ATTRIBUTE, pickle.dumps((_environment() if results else None, results)))
 
@@ -66,9 +66,9 @@ def _environment() -> dict[str, Any]:
 
 
 class Run:
-    """Gathers every check of a run; writes and counts them when it ends.
+    """A plugin that gathers every check of a run, and writes and counts them at its end.
 
-    Raises UsageError if the requested directory cannot be written to.
+    Raises UsageError if the report cannot be written into the given directory.
     """
 
     def __init__(self, config: pytest.Config):
@@ -110,7 +110,7 @@ class Run:
         files.write(self.directory, texts)
 
     def in_order(self) -> "list[Result]":
-        """Return the results sorted by test, and in their own order within a test."""
+        """Return the results sorted by test, whatever the worker, and in order within a test."""
         return [result for test in sorted(self.results) for result in self.results[test]]
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
@@ -123,7 +123,7 @@ class Run:
 
 
 def merged(environments: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Merge the environments of a run's processes; if they differ, keep every value."""
+    """Merge the environments of a run's processes; a key with different values keeps them all."""
     values: dict[str, list[Any]] = {}
     for key, value in (pair for one in environments for pair in one.items()):
         if value not in values.setdefault(key, []):

@@ -1,4 +1,4 @@
-"""Speed: of attention in torch and JAX, and of a user's own pair."""
+"""Measure the speed of attention in torch and JAX, and of a user's own pair."""
 
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any

@@ -1,4 +1,4 @@
-"""The arrays that every implementation is given, and the queries by which it is judged."""
+"""The arrays that every implementation receives, and the queries on which it is judged."""
 
 import zlib
 from collections.abc import Mapping
@@ -13,17 +13,17 @@ SEED = 0
 
 
 def input_names(workload: Workload) -> tuple[str, ...]:
-    """The names of the call's inputs among the arrays."""
+    """Return the names of the call's inputs among the arrays."""
     return ("x",) if workload.layer else ("query", "key", "value")
 
 
 def weights(arrays: Mapping[str, Any]) -> dict[str, Any]:
-    """The weights and biases among `arrays`."""
+    """Return the weights and biases among `arrays`."""
     return {name: a for name, a in arrays.items() if name.endswith((".weight", ".bias"))}
 
 
 def seeded_arrays(workload: Workload, seed: int = SEED) -> dict[str, np.ndarray]:
-    """Inputs, weights and "cotangent" by name, in the workload's dtype.
+    """Draw inputs, weights and "cotangent", and return them by name, in the workload's dtype.
 
     Inputs and the cotangent are standard normal. Weights have the torch names of the `gqa` design
     and are normal with the spread of torch.nn.Linear's initial weights. With a cache, "key" and
@@ -53,11 +53,11 @@ def seeded_arrays(workload: Workload, seed: int = SEED) -> dict[str, np.ndarray]
 
 
 def sampled_rows(workload: Workload) -> np.ndarray:
-    """The queries on which a workload is judged, sorted: all of them if that costs little.
+    """Choose the queries on which a workload is judged, sorted: all of them if that costs little.
 
-    The reference runs many times in float64 with every operation perturbed, at the cost of these
-    rows' scores: at most four million scores, but at least 16 rows. The first and the last are
-    always included.
+    The reference runs many times in float64 with every operation perturbed, and computes the scores
+    of these rows. Their number is limited to 128 rows and to four million scores, but is at least
+    16, unless there are fewer. The first and the last row are always included.
     """
     most = max(4_000_000 // (workload.B * workload.N * workload.S), 16)
     most = min(most, 128, workload.T)
@@ -68,7 +68,7 @@ def sampled_rows(workload: Workload) -> np.ndarray:
 
 
 def sampled_cotangent(workload: Workload, cotangent: np.ndarray) -> np.ndarray:
-    """The cotangent on the sampled rows alone, so that gradients depend on no other row."""
+    """Return the cotangent, zero except on the sampled rows; gradients depend only on these."""
     kept = np.zeros_like(cotangent)
     rows = sampled_rows(workload)
     kept[:, rows] = cotangent[:, rows]

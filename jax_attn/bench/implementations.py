@@ -1,4 +1,4 @@
-"""What is measured: one row per implementation. Builders are named, not imported."""
+"""The implementations that the bench measures, a row each. Builders are named, not imported."""
 
 from dataclasses import dataclass, field
 from functools import partial
@@ -8,18 +8,18 @@ from jax_attn.bench.workload import Workload
 from jax_attn.environment import install_line, present
 
 TORCH, JAX = "torch", "jax"
-REFERENCE = "sdpa"  # the others' errors are compared with its own
-OURS = "jax-attn"  # with the kernel it chooses; a forced one is named behind it
+REFERENCE = "sdpa"  # the errors of the others are compared with its error
+OURS = "jax-attn"  # with the kernel that it chooses; the name of a forced kernel follows it
 
 
 @dataclass(frozen=True)
 class Implementation:
     """One implementation and where its builders are.
 
-    core, layer, cached: "module:function", the builder for attention alone, for a layer and for
-    attention with a cache; "" if it has none. options: passed to the builder. needs: modules that
-    must be installed. install: what installs them. environment: variables to set before they are
-    imported. devices: where it is measured by default.
+    core, layer, cached: "module:function", the builder for attention without projections, for a
+    layer and for attention with a cache; "" if it has none. options: passed to the builder. needs:
+    modules that must be installed. install: the command that installs them. environment: variables
+    to set before they are imported. devices: the devices on which it is measured by default.
     """
 
     name: str
@@ -37,21 +37,21 @@ class Implementation:
         return self._kind(workload)[1]
 
     def lacks(self, workload: Workload) -> str:
-        """Why it has no program for this kind of workload; "" if it has one."""
+        """Return why it has no program for this kind of workload, or "" if it has one."""
         kind, builder = self._kind(workload)
-        return "" if builder else f"has no {kind}"
+        return "" if builder else f"has no program for {kind}"
 
     def _kind(self, workload: Workload) -> tuple[str, str]:
-        """(the kind of workload in words, the builder for it)."""
+        """Return the kind of workload in words, and the builder for it."""
         if workload.layer:
-            return "layer", self.layer
+            return "a layer", self.layer
         if workload.room:
-            return "attention alone with a cache", self.cached
-        return "attention alone", self.core
+            return "attention with a cache", self.cached
+        return "attention without projections", self.core
 
     @property
     def absent(self) -> str:
-        """Which of its modules are not installed and what installs them; "" if all are."""
+        """The modules that are not installed and what installs them; "" if none is missing."""
         missing = [module for module in self.needs if not present(module)]
         if not missing:
             return ""
@@ -62,7 +62,7 @@ class Implementation:
 def _in(
     framework: str, name: str, core: str = "", layer: str = "", cached: str = "", **fields: Any
 ) -> Implementation:
-    """An implementation whose builders are in this package's module for that framework."""
+    """Return an implementation whose builders are in this package's module for that framework."""
     start = f"jax_attn.bench.programs.{framework}_programs:"
     core, layer, cached = (builder and start + builder for builder in (core, layer, cached))
     return Implementation(name, framework, core, layer, cached, **fields)
@@ -72,7 +72,7 @@ _on_torch, _on_jax = partial(_in, TORCH), partial(_in, JAX)
 
 
 def _forced(kernel: str) -> Implementation:
-    """torch's fused attention, insisting on one of its backends."""
+    """Return torch's fused attention, restricted to one of its backends."""
     options = {"backend": f"{kernel.upper()}_ATTENTION"}
     return _on_torch(f"sdpa {kernel}", "sdpa_core", options=options, devices=("gpu",))
 
@@ -93,7 +93,7 @@ _ALL = (
         "torch.compile",
         "compiled_core",
         "compiled_layer",
-        # Compile in its own process: helper processes would outlive the compilation.
+        # Compile in the worker's own process: helper processes would outlive the compilation.
         environment={"TORCHINDUCTOR_COMPILE_THREADS": "1"},
     ),
     Implementation(

@@ -1,4 +1,4 @@
-"""The workloads that have a name, alone or together as presets."""
+"""The named workloads, and the presets that group them."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -14,16 +14,16 @@ def _layer(
 
 
 def _cached(name: str, T: int, S: int, room: int, B: int = 1, K: int = 16) -> Workload:
-    """T tokens per row, read into a cache that then holds S."""
+    """Return a workload that reads T tokens per row into a cache, which then holds S."""
     return Workload(name, False, B, T, S, 16, K, 64, is_causal=True, room=room)
 
 
 def _alone(
     preset: str, *lengths: int, N: int = 8, H: int = 64, tokens: int = 0
 ) -> tuple[Workload, ...]:
-    """Full and causal attention at every length, adjacent because their times are compared.
+    """Return full and causal attention at every length, adjacent because their times are compared.
 
-    tokens: of all rows of the batch together; by default the batch has one row.
+    tokens: the number in all rows of the batch together; by default the batch has one row.
     """
     return tuple(
         Workload(f"{preset}/{L}{end}", False, tokens // L or 1, L, L, N, N, H, is_causal=bool(end))
@@ -46,8 +46,8 @@ _LAYERS = tuple(
 _BERT = tuple(_layer(f"bert/{L}", 8, L, 768, 12) for L in (128, 512))
 _LONG = _alone("long", 2048, 4096, 8192)
 
-# 8,192 tokens in batches of 1 and 8, multi-head and multi-query; and 512 tokens in a small and a
-# large room, which must not cost more.
+# 8,192 tokens in batches of 1 and 8, multi-head and multi-query; and 512 tokens in a small and in a
+# large cache, which must not cost more.
 _DECODE = (
     *(
         _cached(f"decode/{B}x8192{end}", 1, 8192, 8192, B, K)
@@ -90,12 +90,12 @@ PRESET_OF = dict.fromkeys(MODES, "quick") | {mode: mode for mode in CACHED}
 
 
 def selectable() -> dict[str, tuple[Workload, ...]]:
-    """Every preset, and each of their workloads, by name."""
+    """Return every preset and each of their workloads, by name."""
     return {w.name: (w,) for preset in PRESETS.values() for w in preset} | dict(PRESETS)
 
 
 def select(names: Iterable[str], dtype: str = "float32") -> tuple[Workload, ...]:
-    """The workloads of these presets, or of these names, in `dtype`, each once, in order."""
+    """Return the workloads of these names or presets, in `dtype`, each once, in order."""
     known = selectable()
     workloads = dict.fromkeys(workload for name in names for workload in known[name])
     return tuple(replace(workload, dtype=dtype) for workload in workloads)

@@ -12,19 +12,19 @@ from typing import Any
 from jax_attn.bench.workload import DECODE, PREFILL, PairWorkload, Workload
 
 SCHEMA = "jax-attn bench 1"
-# Of the settings.
+# Keys of a record's settings.
 MATRIX_PRODUCTS, JUDGED_ROWS = "matrix_product_flops_per_s", "judged_rows"
 READS = "memory_bytes_per_s"
 
 
 class Status(StrEnum):
-    """What became of a measurement. Only MEASURED ones have times."""
+    """The status of a measurement. Only MEASURED ones have times."""
 
     MEASURED = "measured"
     EXCLUDED = "excluded"  # it disagrees with the reference
     FAILED = "failed"  # it raised, or its process died
     ABSENT = "absent"  # its package is not installed
-    NOT_RUN = "not run"  # it cannot serve the workload, does not fit, or its turn never came
+    NOT_RUN = "not run"  # it cannot serve the workload, does not fit, or was not reached
 
 
 @dataclass(frozen=True)
@@ -45,20 +45,21 @@ class Ratio:
 class Measurement:
     """One implementation on one workload in one mode. None stands for what is not known.
 
-    reason: why there is no time, or a note. kernel: what actually ran.
-    verdict: PASS, FAIL or INCONCLUSIVE. tensor: the one whose error is the largest multiple of
-    torch SDPA's. error, reference_error: that tensor's RMS error against float64 over its scale,
-    the implementation's and torch SDPA's.
-    compile_s, first_call_s: seconds to compile, and of the first call after compiling.
-    seconds: of one call, one number a round from the first round on; a slow implementation leaves
-    before the last round, the baseline never does. dispatch: of each round, seconds until a call
-    returns while its result is still under way; empty on a CPU, where most calls return with it.
-    ratio: the baseline's median time over this one's, so that above 1 is faster.
-    peak_bytes: the most memory a call holds, its results included, beyond what was held before:
-    resident on a CPU, allocated on a GPU. compiler_bytes: temporaries, as the compiler states
-    them. cache_bytes: keys and values in all the room of the cache.
-    warm_compile_s: seconds to compile once more, with what the compiler keeps on disk.
-    programs: how many were compiled for this mode and these inputs, beside those there were.
+    reason: why there is no time, or a note. kernel: the kernel that actually ran.
+    verdict: PASS, FAIL or INCONCLUSIVE. tensor: the tensor whose error is the largest multiple of
+    torch SDPA's. error, reference_error: the RMS errors of that tensor against float64, divided by
+    its scale: the implementation's and torch SDPA's.
+    compile_s, first_call_s: seconds to compile, and seconds of the first call after compiling.
+    seconds: seconds of one call, one number per round from the first round on; a slow
+    implementation leaves before the last round, the baseline never does. dispatch: for each round,
+    seconds until a call returns, before its result is ready; empty on a CPU, where most calls
+    return with their result.
+    ratio: the baseline's median time over this one's; above 1 is faster.
+    peak_bytes: the most memory that a call holds, including its results, beyond what was held
+    before: resident on a CPU, allocated on a GPU. compiler_bytes: temporaries, as the compiler
+    reports them. cache_bytes: keys and values of the whole capacity of the cache.
+    warm_compile_s: seconds to compile again with the compiler's cache on disk.
+    programs: the number of programs compiled for this mode and these inputs.
     operations: (path of a module, kind of operation, seconds of a call), the longest first.
     """
 
@@ -99,7 +100,7 @@ class Measurement:
 
     @property
     def tokens_per_s(self) -> float | None:
-        """The tokens that it reads into its cache, of all rows of the batch together."""
+        """Tokens per second that it reads into its cache, over all rows of the batch."""
         w = self.workload
         if isinstance(w, PairWorkload):
             read = {PREFILL: w.length, DECODE: 1}.get(self.mode)
@@ -108,13 +109,13 @@ class Measurement:
 
     @property
     def cached_bytes_per_s(self) -> float | None:
-        """`Workload.cached_bytes` over its time; whatever else it reads does not count."""
+        """`Workload.cached_bytes` over its time; other reads do not count."""
         w = self.workload
         return self._rate(w.cached_bytes) if isinstance(w, Workload) and w.room else None
 
     @property
     def read_bytes_per_s(self) -> float | None:
-        """Of a pair, `PairWorkload.read` over its time."""
+        """`PairWorkload.read` over its time; None if the workload is not a pair."""
         w = self.workload
         least = dict(w.read).get(self.mode) if isinstance(w, PairWorkload) else None
         return None if least is None else self._rate(least)
@@ -130,7 +131,7 @@ class Measurement:
         return self.error / self.reference_error
 
 
-# Properties that a measurement's JSON has besides its fields, for readers without this package.
+# Properties that a measurement's JSON also contains, for readers without this package.
 _DERIVED = ("median_s", "dispatch_s", "tokens_per_s", "cached_bytes_per_s")
 
 
@@ -141,7 +142,7 @@ class Record:
     environment: machine and versions. settings: threads, precision, rounds, seed, baseline.
     roofline: precision name → the best FLOP/s of a matrix product in this run.
     rows: the measurements, as far as they got if the run was interrupted.
-    compiled: what the TPU's compiler says of the same workloads.
+    compiled: the TPU compiler's figures for the same workloads.
     """
 
     environment: Mapping[str, Any]
@@ -153,7 +154,7 @@ class Record:
 
     def to_json(self) -> str:
         from jax_attn.parity.judge.text import (
-            finite,  # with NumPy, which the command's help needs not
+            finite,  # imports NumPy, which the command's help does not need
         )
 
         plain = asdict(self) | {"schema": SCHEMA}
@@ -164,7 +165,7 @@ class Record:
 
     @classmethod
     def from_json(cls, text: str, name: str = "record") -> "Record":
-        """Raises ValueError, naming `name`, if the text is no record of this schema."""
+        """Parse a record. Raises ValueError, with `name`, if the text does not fit the schema."""
         try:
             plain = json.loads(text)
         except json.JSONDecodeError as error:
@@ -177,7 +178,7 @@ class Record:
             return cls(rows=rows, compiled=tuple(plain.pop("compiled")), **plain)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             why = f"{type(error).__name__}: {error}"
-            raise ValueError(f"{name}: not what schema {SCHEMA!r} has: {why}") from None
+            raise ValueError(f"{name}: does not fit schema {SCHEMA!r}: {why}") from None
 
     @classmethod
     def read(cls, path: Path) -> "Record":

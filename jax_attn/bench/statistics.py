@@ -1,7 +1,8 @@
 """The uncertainty of a ratio of two times: percentile bootstrap over the rounds of a run.
 
-A round measures every implementation once, so that whatever slows a round slows all of them:
-rounds are redrawn whole. Medians, because a busy machine only ever adds time.
+A round measures every implementation once, so that whatever slows a round slows all of them.
+Therefore rounds are redrawn whole. The statistic is the median, because a busy machine only ever
+adds time.
 """
 
 import math
@@ -13,7 +14,7 @@ import numpy as np
 from jax_attn.bench.record import Ratio
 
 Times: TypeAlias = Sequence[float]
-"""Seconds of one call, one number a round."""
+"""Seconds of one call, one number per round."""
 
 DRAWS = 2000
 CONFIDENCE = 0.95
@@ -23,9 +24,9 @@ FEWEST_ROUNDS = 5
 
 
 def paired_ratio(baseline: Times, own: Times, seed: int = 0) -> Ratio:
-    """Median baseline time over median own time, so that above 1 is faster than the baseline.
+    """Return the median baseline time over the median own time; above 1 is faster.
 
-    baseline, own: seconds of one call, one number a round, of the same rounds in the same order.
+    baseline, own: seconds of one call, one number per round, of the same rounds in the same order.
     With fewer than five rounds the interval is (0, ∞), which shows no difference. Raises
     ValueError unless both sides have the same rounds and every time is finite and above 0.
     """
@@ -33,20 +34,21 @@ def paired_ratio(baseline: Times, own: Times, seed: int = 0) -> Ratio:
 
 
 def unpaired_ratio(first: Times, second: Times, seed: int = 0) -> Ratio:
-    """Median of `first` over median of `second`, which have no rounds in common.
+    """Return the median of `first` over the median of `second`, which have no rounds in common.
 
-    Each side's rounds are redrawn alone: whatever slowed one side only widens the interval.
-    Fewest rounds and ValueError as for `paired_ratio`.
+    Each side's rounds are redrawn separately: whatever slowed one side only widens the interval.
+    Few rounds and invalid times are handled as in `paired_ratio`.
     """
     runs = [_checked(first=first), _checked(second=second)]
     return _ratio(runs, lambda first, second: first[0] / second[0], seed)
 
 
 def change(before: tuple[Times, Times], after: tuple[Times, Times], seed: int = 0) -> Ratio:
-    """How a time over its run's baseline changed between two runs: above 1 is slower.
+    """Return by what factor a time over its run's baseline changed; above 1 is slower.
 
-    before, after: (baseline's seconds, own seconds) of each run. The two runs have no rounds
-    in common and are redrawn separately. Fewest rounds and ValueError as for `paired_ratio`.
+    before, after: (baseline's seconds, own seconds) of each run. The two runs have no rounds in
+    common and are redrawn separately. Few rounds and invalid times are handled as in
+    `paired_ratio`.
     """
     old = _checked(**{"before's baseline": before[0], "before": before[1]})
     new = _checked(**{"after's baseline": after[0], "after": after[1]})
@@ -54,13 +56,13 @@ def change(before: tuple[Times, Times], after: tuple[Times, Times], seed: int = 
 
 
 def shared(first: Times, second: Times) -> tuple[Times, Times]:
-    """Both, cut to the rounds that both were in: slow implementations leave a run early."""
+    """Cut both to the rounds that they share, because slow implementations leave a run early."""
     rounds = min(len(first), len(second))
     return first[:rounds], second[:rounds]
 
 
 def _checked(**sides: Sequence[float]) -> np.ndarray:
-    """(sides, rounds): the times of each, of the same rounds."""
+    """Return the times as an array (sides, rounds). Raises ValueError with all problems."""
     problems = [
         f"{name}: expected rounds with times above 0, got {list(times)}"
         for name, times in sides.items()
@@ -75,9 +77,10 @@ def _checked(**sides: Sequence[float]) -> np.ndarray:
 
 
 def _ratio(runs: Sequence[np.ndarray], of: Callable[..., Any], seed: int) -> Ratio:
-    """The ratio `of` the medians of each run's sides, redrawn in runs made of a run's rounds.
+    """Return the ratio with its bootstrap interval.
 
-    runs: (sides, rounds) each; whole rounds are drawn with replacement, of each run alone.
+    runs: an array (sides, rounds) per run; whole rounds are drawn with replacement, separately for
+    each run. of: computes the ratio from the medians of each run's sides.
     """
     median = float(of(*(np.median(times, -1) for times in runs)))
     if min(times.shape[-1] for times in runs) < FEWEST_ROUNDS:

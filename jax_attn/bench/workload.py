@@ -1,4 +1,4 @@
-"""What is computed: one attention, or one layer of it, and in which modes it is measured."""
+"""Workloads: an attention call or an attention layer, and the modes in which it is measured."""
 
 from dataclasses import dataclass, field
 
@@ -12,12 +12,12 @@ DTYPES = tuple(_BYTES)
 
 @dataclass(frozen=True)
 class Workload:
-    """The sizes of what is computed, in the letters of the package's dimension key.
+    """The sizes of a computation, in the letters of the package's dimension key.
 
     layer: True for a whole module with its four projections of embed_dim D, on (B, T, D); False
-    for attention alone, on query (B, T, N, H), key and value (B, S, K, H), with D = 0.
-    room: 0 without a cache; is_causal then has its corner top-left. Else the number of places in
-    a cache that holds S − T tokens and reads T more, each of which sees all up to itself.
+    for attention only, on query (B, T, N, H), key and value (B, S, K, H), with D = 0.
+    room: 0 without a cache; the causal mask is then aligned to the top left. Otherwise the capacity
+    of a cache that holds S − T tokens and reads T more, each of which sees all up to itself.
     """
 
     name: str
@@ -35,24 +35,24 @@ class Workload:
 
     @property
     def modes(self) -> tuple[str, ...]:
-        """The modes in which it can be measured; with a cache, DECODE reads one token per row."""
+        """The modes in which it can be measured; with a cache, DECODE if T is 1, else PREFILL."""
         if not self.room:
             return MODES
         return (DECODE,) if self.T == 1 else (PREFILL,)
 
     @property
     def filled(self) -> int:
-        """How many tokens per row the cache holds before the call."""
+        """The number of tokens per row that the cache holds before the call."""
         return self.S - self.T if self.room else 0
 
     @property
     def cached_bytes(self) -> int:
-        """Keys and values of all S tokens: the least that attention over a cache reads."""
+        """Bytes of the keys and values of all S tokens: the least that cached attention reads."""
         return 2 * self.B * self.S * self.K * self.H * _BYTES[self.dtype] if self.room else 0
 
     @property
     def pairs(self) -> int:
-        """How many (query, key) pairs of one head are visible."""
+        """The number of visible (query, key) pairs of one head."""
         if not self.is_causal:
             return self.T * self.S
         full = min(self.T, self.S)  # query i sees keys 0…i, and all that the cache held
@@ -60,12 +60,12 @@ class Workload:
         return seen + self.T * self.filled
 
     def flops(self, mode: str) -> int:
-        """Useful floating-point operations of one call, the same for every implementation.
+        """Count the useful floating-point operations of one call, the same for all implementations.
 
-        FlashAttention's convention: two products forward, each of 2·H per visible pair and query
-        head, and five backward (the scores again, dV, dP, dQ, dK), whether an implementation keeps
-        or recomputes the scores. A layer adds its four projections, 2·D per output number, and
-        twice that backward. Softmax and masks are not counted.
+        This follows FlashAttention's convention: two products forward, each of 2·H per visible pair
+        and query head, and five backward (the scores again, dV, dP, dQ, dK), whether an
+        implementation keeps or recomputes the scores. A layer adds its four projections, 2·D per
+        output element, and twice that backward. Softmax and masks are not counted.
         """
         core = 2 * self.B * self.N * self.pairs * self.H
         width = 2 * self.N * self.H * self.T + 2 * self.K * self.H * self.S
@@ -75,27 +75,28 @@ class Workload:
         return 2 * core + projections
 
     def scores_bytes(self, mode: str) -> int:
-        """The least peak of an implementation that writes every score.
+        """Return the least peak, in bytes, of an implementation that materializes every score.
 
-        Scores and their softmax in float32 forward; as much again for their gradients.
+        It holds the scores and their softmax in float32, and as much again for their gradients.
         """
         return 4 * self.B * self.N * self.T * self.S * (4 if mode == BACKWARD else 2)
 
 
 class PairError(ValueError):
-    """Why there is no pair to compare; the message stands by itself."""
+    """There is no pair to compare; the message is complete without a traceback."""
 
 
 @dataclass(frozen=True)
 class PairWorkload:
     """A user's own pair.
 
-    name: the function that makes it, or the checkpoint. inputs: names, dtypes and shapes, in a
-    line. dtype: of the parameters. counted: (mode, operations of the reference's products and
-    convolutions in a call). length: of the inputs, where several are measured; else 0.
-    read: (mode, bytes that a call reads: every parameter but embeddings' own, and the cache of a
-    step), for modes without gradients. Neither of the two tells workloads apart: a run has them
-    for its own modes alone.
+    name: the function that makes it, or the checkpoint. inputs: names, dtypes and shapes, in one
+    line. dtype: the dtype of the parameters. length: the length of the inputs if several are
+    measured, else 0.
+    counted: (mode, operations of the reference's products and convolutions in a call).
+    read: (mode, bytes that a call reads: every parameter except those of embeddings, and the cache
+    in a decode step), for modes without gradients. A run has `counted` and `read` only for its own
+    modes, so neither takes part in comparisons of workloads.
     """
 
     name: str
@@ -106,5 +107,5 @@ class PairWorkload:
     read: tuple[tuple[str, int], ...] = field(default=(), compare=False)
 
     def flops(self, mode: str) -> int:
-        """As counted, the same for every way to run the pair."""
+        """Return the counted operations of a call, the same for every way to run the pair."""
         return dict(self.counted)[mode]

@@ -1,4 +1,4 @@
-"""`jax-attn`: one file a command, each imported when it is needed."""
+"""`jax-attn`: each command has a file of its own, which is imported only when it is run."""
 
 import contextlib
 import importlib
@@ -26,10 +26,10 @@ class _Lazy(click.Group):
         return importlib.import_module(f"jax_attn.cli.{name}").command
 
     def main(self, *args: Any, **extra: Any) -> Any:
-        """Print what the terminal's encoding lacks as escapes; report a full or closed output.
+        """Run the command line; escape unprintable text, and report a full or closed output.
 
-        And exit with a shell's statuses for signals. click alone would show a traceback, and give
-        Ctrl-C the status of a parity failure.
+        Signals exit with a shell's statuses. click itself would show a traceback, and exit after
+        Ctrl-C with the status of a parity failure.
         """
         self.signals = Signals()
         for stream in (sys.stdout, sys.stderr):
@@ -39,7 +39,7 @@ class _Lazy(click.Group):
             with self.signals.raised():
                 return super().main(*args, **extra)
         except OSError as error:
-            if error.filename is not None:  # of a file, not of a stream
+            if error.filename is not None:  # a file's error, not a stream's
                 raise
             _silence(sys.stdout)
             with contextlib.suppress(OSError):
@@ -56,7 +56,7 @@ class _Lazy(click.Group):
 
 
 def _silence(stream: Any) -> None:
-    """Discard what the stream still holds: on exit, Python would fail to write it again."""
+    """Discard what the stream still holds; on exit, Python would try and fail to write it again."""
     with contextlib.suppress(OSError):  # a stream in memory has no descriptor
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
@@ -67,7 +67,7 @@ def main() -> None:
     """Port attention between PyTorch and JAX/Flax, and verify the port.
 
     Every command exits with status 0 if everything passes, 1 if something fails, 2 for wrong
-    usage, 3 if a package is missing (the message names the line that installs it) or stdout cannot
-    be written to, 4 if the outcome is inconclusive, 130 if it is interrupted and 143 if it is
+    usage, 3 if a package is missing (the message shows how to install it) or stdout cannot be
+    written to, 4 if the outcome is inconclusive, 130 if it is interrupted and 143 if it is
     terminated.
     """

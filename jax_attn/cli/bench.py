@@ -1,4 +1,4 @@
-"""`jax-attn bench`: every implementation side by side, timed only where it agrees."""
+"""`jax-attn bench`: time all implementations side by side, each only where it agrees."""
 
 import os
 import signal
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from jax_attn.bench.engine.session import SessionPlan
 
 MODES = (*PAIR_MODES, *CACHED)
-_FETCH = "`hf download org/model --local-dir FOLDER` gets one"
+_FETCH = "`hf download org/model --local-dir FOLDER` downloads one"
 
 
 def _lengths(ctx: click.Context, option: click.Parameter, value: str | None) -> tuple[int, ...]:
-    """The callback of `--lengths 128,512`."""
+    """Parse `--lengths 128,512`, as a callback of click. Raises BadParameter."""
     lengths = numbers(ctx, option, value)
     if 0 in lengths:
         raise click.BadParameter(f"expected lengths of at least 1, got {value!r}")
@@ -38,11 +38,11 @@ def _lengths(ctx: click.Context, option: click.Parameter, value: str | None) -> 
 
 
 class _Bench(click.Group):
-    """A group whose first word may also be a checkpoint, with options on either side."""
+    """A group whose first argument may also be a checkpoint, with options before and after it."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if args and args[0] in self.commands:
-            # No checkpoint; what follows is the command's.
+            # There is no checkpoint; the remaining arguments belong to the subcommand.
             return super().parse_args(ctx, ["", *args])
         ctx.allow_interspersed_args = True
         return super().parse_args(ctx, args)
@@ -90,7 +90,8 @@ class _Bench(click.Group):
 )
 @click.option(
     "--baseline",
-    help="Compare times with this implementation's. The default is sdpa, of a pair torch eager.",
+    help="Compare times with this implementation's. The default is sdpa, or torch eager for a pair "
+    "or a checkpoint.",
 )
 @click.option(
     "--rounds",
@@ -100,7 +101,7 @@ class _Bench(click.Group):
 @click.option(
     "--threads",
     type=click.IntRange(1),
-    help="Use this many threads, on as many cores. The default is all cores.",
+    help="Use this many threads, each on its own core. The default is all cores.",
 )
 @click.option("--dtype", type=click.Choice(DTYPES), default="float32", show_default=True)
 @click.option("--device", type=click.Choice(["cpu", "gpu"]), default="cpu", show_default=True)
@@ -109,7 +110,7 @@ class _Bench(click.Group):
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the whole record as JSON on stdout.")
 @click.option("--markdown", "as_markdown", is_flag=True, help="Print Markdown tables on stdout.")
-@click.option("--csv", "as_csv", is_flag=True, help="Print a line for each measurement as CSV.")
+@click.option("--csv", "as_csv", is_flag=True, help="Print the measurements as CSV, one per line.")
 @click.option(
     "--plot",
     "plots",
@@ -132,7 +133,7 @@ class _Bench(click.Group):
     "--list",
     "listing",
     is_flag=True,
-    help="List the presets, and the implementations with what installs those that are missing.",
+    help="List the presets and the implementations, with how to install those that are missing.",
 )
 def command(
     context: click.Context,
@@ -160,15 +161,15 @@ def command(
     """Time attention in PyTorch and JAX side by side, or the model of CHECKPOINT, or your own pair
     (--pair).
 
-    CHECKPOINT is a folder, or a file in one, of a family that has a model: its prompt, a step over
-    its cache and a training step are timed in transformers and here.
+    CHECKPOINT is a folder, or a file in one, of a family that jax_attn.models supports. A prompt, a
+    decode step over its cache and a training step are timed in transformers and in jax_attn.models.
 
     Each implementation is first judged against float64; one that disagrees is excluded. The
     others run in processes of their own, in interleaved rounds, with the same number of threads.
     Ctrl-C ends the run and keeps what was measured.
 
-    Exit status: 1 if an implementation is excluded or fails, 4 if one could not be judged, nothing
-    was timed or the baseline has no time, 130 if the run was interrupted.
+    Exit status: 1 if an implementation is excluded or fails; 4 if one could not be judged, if
+    nothing was timed or if the baseline has no time; 130 if the run was interrupted.
     """
     if context.invoked_subcommand is not None:
         return
@@ -236,7 +237,7 @@ command.add_command(compare)
 
 
 def catalogue() -> str:
-    """A line for each preset and each implementation."""
+    """Return the text of `--list`: a line for each preset and each implementation."""
     lines = ["presets"]
     lines += [f"  {name:20} {', '.join(w.name for w in PRESETS[name])}" for name in PRESETS]
     lines += ["implementations"]
@@ -252,7 +253,7 @@ def problems(
     modes: tuple[str, ...],
     baseline: str,
 ) -> Iterator[str]:
-    """Everything that is wrong with the choice of presets, a line each."""
+    """Yield everything that is wrong with the choice of presets, one line each."""
     known, implementations = selectable(), ", ".join(IMPLEMENTATIONS)
     workloads = f"{', '.join(PRESETS)}, or a workload that --list names"
     for option, values, table, expected in (
@@ -270,9 +271,9 @@ def problems(
 
 
 def problems_of_pair(names: tuple[str, ...], baseline: str, fixed: dict[str, Any]) -> Iterator[str]:
-    """Everything that is wrong with the options beside --pair or a checkpoint.
+    """Yield everything that is wrong with the options given with --pair or a checkpoint.
 
-    fixed: options that a pair settles itself -> what was given.
+    fixed: options that a pair determines itself → whether the caller gave them.
     """
     ways = ", ".join(WAYS)
     for option, values in (("--implementation", names), ("--baseline", (baseline,))):
@@ -287,13 +288,13 @@ def problems_of_threads(threads: int | None) -> Iterator[str]:
 
     cores = usable_cores()
     if threads is not None and threads > cores:
-        yield f"--threads: expected at most {cores}, the cores here, got {threads}"
+        yield f"--threads: expected at most {cores}, the number of usable cores, got {threads}"
 
 
 def problems_of_directories(
     plots: Path | None, reports: Path | None, output: Path | None
 ) -> Iterator[str]:
-    """Why these options' directories cannot be written to."""
+    """Yield why the directories of these options cannot be written to."""
     from jax_attn.report.files import RESULT_FILES, why_not_writable
 
     for option, directory, names in (
@@ -311,7 +312,7 @@ def problems_of_directories(
 def run_pair(
     argument: str, named: str, ways: tuple[str, ...], **options: Any
 ) -> tuple[Record, BaseException | None]:
-    """As `run_session`, of the pair that a function or a checkpoint gives."""
+    """Run the pair that a function or a checkpoint gives; return as `run_session` does."""
     from jax_attn.bench.pair.session import PairPlan, PairSession
 
     try:
@@ -322,7 +323,7 @@ def run_pair(
 
 
 def run_session(session: Any) -> tuple[Record, BaseException | None]:
-    """The record of a run, and what ended it early or None; draws a progress bar on stderr."""
+    """Run with a progress bar on stderr; return the record, and the error that ended it or None."""
     from jax_attn.bench.engine.worker import usable_cores
     from jax_attn.cli.common.progress import counted
 
@@ -336,7 +337,7 @@ def run_session(session: Any) -> tuple[Record, BaseException | None]:
 
 
 def add_compiled(record: Record, plan: "SessionPlan") -> tuple[Record, BaseException | None]:
-    """The record with the TPU compiler's figures, and what ended that early or None."""
+    """Return the record with the TPU compiler's figures, and the error that ended it or None."""
     figures: list[dict[str, Any]] = []
 
     def steps() -> Iterator[None]:
@@ -349,31 +350,31 @@ def add_compiled(record: Record, plan: "SessionPlan") -> tuple[Record, BaseExcep
 
 
 def exhaust(steps: Iterable[object]) -> BaseException | None:
-    """Run every step. Returns what ended them early, so that their results are kept first."""
+    """Run every step; return the error that ended them early, so that results are kept first."""
     try:
         for _ in steps:
             pass
     except PairError:
         raise  # nothing was measured
     except (Exception, KeyboardInterrupt) as error:
-        # Until the command ends: a second Ctrl-C must not lose what the first one kept.
+        # Ignored until the command ends: a second Ctrl-C must not lose what the first one kept.
         before = signal.signal(signal.SIGINT, signal.SIG_IGN)
         click.get_current_context().call_on_close(lambda: signal.signal(signal.SIGINT, before))
         cause = "" if isinstance(error, KeyboardInterrupt) else f" by {type(error).__name__}"
-        click.echo(f"interrupted{cause}: what was measured until now follows", err=True)
+        click.echo(f"interrupted{cause}: showing what was measured so far", err=True)
         return error
     return None
 
 
-# --- what it leaves behind -------------------------------------------------------------------
+# --- the results -----------------------------------------------------------------------------
 
 
 def show(
     record: Record, form: str, plots: Path | None, reports: Path | None, output: Path | None
 ) -> None:
-    """Write the record and the plots where the options say, and print it.
+    """Write the record, its page and the plots to the given paths, and print the record.
 
-    form: the option that says how it is printed; "" is a table.
+    form: the option that selects the printed form; "" prints a table.
     """
     from jax_attn.bench.results import flat, table
     from jax_attn.parity.judge.text import console
@@ -400,11 +401,15 @@ def show(
         for path in drawn:
             click.echo(f"drawn: {path}", err=True)
         if not drawn:
-            click.echo("drawn: nothing, as nothing was timed", err=True)
+            click.echo("drawn: nothing, because nothing was timed", err=True)
 
 
 def status(record: Record) -> Exit:
-    """INTERRUPTED, else FAIL for a wrong row, INCONCLUSIVE for doubt or no ratios, else PASS."""
+    """Return the exit status of a record.
+
+    INTERRUPTED if it was; else FAIL if a row is wrong; else INCONCLUSIVE if a verdict is, if
+    nothing was timed, or if a timed row has no ratio; else PASS.
+    """
     if record.interrupted:
         return Exit.INTERRUPTED
     wrong = (Status.EXCLUDED, Status.FAILED)

@@ -1,4 +1,4 @@
-"""`jax-attn bench compare`: whether one run of the bench is slower than another."""
+"""`jax-attn bench compare`: tell whether one run of the bench is slower than another."""
 
 import re
 import sys
@@ -11,7 +11,7 @@ from jax_attn.cli.status import Exit
 
 
 class Percent(click.ParamType):
-    """`5%`, as a fraction."""
+    """A percentage, such as `5%`, converted to a fraction."""
 
     name = "percent"
 
@@ -38,11 +38,11 @@ class Percent(click.ParamType):
 def command(before: Path, after: Path, threshold: float, as_json: bool) -> None:
     """Compare two runs kept with --output.
 
-    Each time is first divided by that of the same run's baseline.
+    Each time is first divided by the time of the same run's baseline.
 
-    Exit status: 1 if a time grew by more than --fail and its whole 95% interval lies above no
-    change, or if an implementation that BEFORE measured is excluded or fails in AFTER; 2 if a file
-    is no record; 3 if machines or settings differ; 4 if nothing could be compared.
+    Exit status: 1 if a time grew by more than --fail and its whole 95% interval shows growth, or if
+    an implementation that BEFORE measured is excluded or fails in AFTER; 2 if a file is not a
+    record; 3 if machines or settings differ; 4 if nothing could be compared.
     """
     from jax_attn.bench.record import Record
     from jax_attn.bench.results.compare import compare, differences

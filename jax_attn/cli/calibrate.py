@@ -1,4 +1,4 @@
-"""`jax-attn calibrate`: how often a verdict fails a port that is correct."""
+"""`jax-attn calibrate`: measure how often a correct port fails."""
 
 import sys
 from dataclasses import replace
@@ -43,7 +43,7 @@ def command(
 
     A port that is inconclusive is judged again in a finer precision, which removes the usual
     cause. The command exits with status 1 if any port fails, and with 4 if more than a tenth are
-    inconclusive, or if one still is in the finer precision.
+    inconclusive, or if one remains inconclusive in the finer precision.
     """
     expect_ready(report, FILES)
     from jax_attn import environment

@@ -1,4 +1,4 @@
-"""`jax-attn doctor`: what is installed, what is missing, and the line that installs it."""
+"""`jax-attn doctor`: what is installed, what is missing, and how to install it."""
 
 import click
 

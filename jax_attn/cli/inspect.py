@@ -1,4 +1,4 @@
-"""`jax-attn inspect`: what a checkpoint is, from its headers and its config alone."""
+"""`jax-attn inspect`: describe a checkpoint from its headers and its config."""
 
 import json
 import os
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     "target",
     metavar="FILE.py",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Write a starting table for `port --layout` to this file, with questions where names and "
-    "shapes do not decide.",
+    help="Write a starting table for `port --layout` to this file, with questions that names and "
+    "shapes do not answer.",
 )
 def command(checkpoint: Path, as_json: bool, target: Path | None) -> None:
     """Describe a checkpoint: family, layers, heads, dtypes, ties.
 
     CHECKPOINT is a file or a folder, with its config.json. No tensor is read, and no framework is
-    imported, except torch for a file that is torch's own pickle.
+    imported, except torch if the file is a torch pickle.
     """
     from jax_attn.porting.inspect.contents import inspect
     from jax_attn.porting.inspect.starting_table import starting_table
@@ -75,11 +75,11 @@ def command(checkpoint: Path, as_json: bool, target: Path | None) -> None:
 
 
 def _expect_new(target: Path) -> None:
-    """Raises UsageError for a file that could not be written, or holds somebody's answers."""
+    """Raise UsageError if the file exists, since it may hold answers, or cannot be written."""
     from jax_attn.report.files import why_not_writable
 
     if os.path.lexists(target):
-        text = "expected a file that does not exist yet, as it may hold answers"
+        text = "expected a file that does not exist yet, since an existing one may hold answers"
         raise click.UsageError(f"--table: {text}, got {target}")
     if why := why_not_writable(target.parent, ()):
         raise click.UsageError(f"--table: cannot write into {target.parent}: {why}")

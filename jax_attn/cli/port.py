@@ -1,4 +1,4 @@
-"""`jax-attn port`: carry a checkpoint from torch to Flax, or back, and prove it."""
+"""`jax-attn port`: carry a checkpoint from torch to Flax, or back, and prove the result."""
 
 import sys
 from pathlib import Path
@@ -24,23 +24,23 @@ from jax_attn.environment import settle_platforms
 @click.option(
     "--num-heads",
     type=click.IntRange(1),
-    help="The number of query heads, if no config.json has it.",
+    help="The number of query heads, if config.json does not give it.",
 )
 @click.option(
     "--num-kv-heads",
     type=click.IntRange(1),
-    help="The number of key/value heads, if no config.json has it.",
+    help="The number of key/value heads, if config.json does not give it.",
 )
 @click.option(
     "--head-dim",
     type=click.IntRange(1),
-    help="The number of features of a head, if no config.json has it.",
+    help="The number of features per head, if config.json does not give it.",
 )
 @click.option(
     "--ignore",
     multiple=True,
     metavar="PATTERN",
-    help="Pass over tensors with such names (* and ? match any text); may be repeated.",
+    help="Skip tensors whose names match (* is any text, ? any character); may be repeated.",
 )
 @click.option("--strip", default="", metavar="PREFIX", help="Strip this prefix from the keys.")
 @click.option(
@@ -58,16 +58,16 @@ from jax_attn.environment import settle_platforms
     type=click.Choice(["safetensors", "orbax"]),
     default="safetensors",
     show_default=True,
-    help="The format of OUT; with --to torch only safetensors.",
+    help="The format of OUT; --to torch supports only safetensors.",
 )
 @click.option(
-    "--check", is_flag=True, help="Also compare the attention that was written with torch's."
+    "--check", is_flag=True, help="Also compare the written attention layers with torch's."
 )
 @click.option("--dry-run", is_flag=True, help="Print the plan and write nothing.")
 @click.option(
     "--clean",
     is_flag=True,
-    help="First remove hidden folders that killed ports to OUT left behind.",
+    help="First remove the hidden folders that killed ports to OUT have left.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout.")
 def command(
@@ -91,25 +91,25 @@ def command(
 ) -> None:
     """Carry a checkpoint to the other framework, bit for bit.
 
-    IN is a file, or a folder with its config.json. OUT is a folder that does not exist yet. The
-    table of names and shapes is that of the family which config.json names, or --layout.
+    IN is a file, or a folder with its config.json. OUT is a folder that does not exist yet. Names
+    and shapes are translated by the table of the family that config.json names, or by --layout.
 
-    The plan is printed before anything is written. What was written is read back, to prove that
-    every byte of IN is carried, skipped or tied, and that the way back gives identical bits.
-    OUT receives its name last, so that a failure leaves nothing behind. A port that is killed
-    leaves a hidden folder beside OUT; the next port to OUT names it.
+    The plan is printed before anything is written. The written files are read back to prove that
+    every byte of IN is carried, skipped or tied, and that porting back gives identical bits.
+    OUT is given its name last, so that a failure leaves no files. A port that is killed leaves a
+    hidden folder next to OUT; the next port to OUT reports it.
 
-    Exit status: 1 if the proof or --check fails, or if IN changes meanwhile; 2 if IN cannot be
-    ported; 3 if torch is needed and not installed; 4 if --check is inconclusive; 130 if the
-    command is interrupted, 143 if it is terminated.
+    Exit status: 1 if the proof or --check fails, or if IN changes during the port; 2 if IN cannot
+    be ported; 3 if torch is needed but not installed; 4 if --check is inconclusive; 130 if the
+    command is interrupted; 143 if it is terminated.
     """
     if check:
         expect_installed("torch", "is the reference", "torch")
     for wrong, text in (
-        (lossy and dtype is None, "--lossy goes with --dtype"),
-        (clean and dry_run, "--clean goes without --dry-run"),
-        (kind == "orbax" and to == "torch", "--format orbax goes with --to flax"),
-        (check and to == "torch", "--check goes with --to flax; verify OUT looks at torch's side"),
+        (lossy and dtype is None, "--lossy needs --dtype"),
+        (clean and dry_run, "--clean cannot be combined with --dry-run"),
+        (kind == "orbax" and to == "torch", "--format orbax needs --to flax"),
+        (check and to == "torch", "--check needs --to flax; to check OUT, run jax-attn verify OUT"),
     ):
         if wrong:
             raise click.UsageError(text)
@@ -135,7 +135,7 @@ def command(
         job = open_job(source, to, layout, strip, heads)
         plan = plan_job(job, to, ignore, dtype=dtype, lossy=lossy, allow_nonfinite=allow_nonfinite)
         outcome.family, outcome.plan = job.family, plan
-        if not as_json:  # which is one document, at the end
+        if not as_json:  # JSON is one document, printed at the end
             click.echo(plan)
         if problems := [*job.problems, *plan.problems, *refused_target(target)]:
             raise TransferError("port wrote nothing", problems)

@@ -1,6 +1,6 @@
-"""What `jax-attn port` does, step by step: open, plan, write, prove, check.
+"""The steps of `jax-attn port`: open, plan, write, prove, check.
 
-Imports NumPy and the tables: the command line imports it only when a port starts.
+This module imports NumPy and the tables, so the command line imports it only when a port starts.
 """
 
 import contextlib
@@ -40,9 +40,10 @@ from jax_attn.transfer.problems import nearest
 
 @dataclass(frozen=True)
 class Job:
-    """A checkpoint to carry, and the table found for it.
+    """A checkpoint to carry, and the table that translates it.
 
-    stamps: the files that must not change meanwhile. problems: what stands in the way so far.
+    stamps: the files that must not change during the port. problems: the reasons found so far why
+    it cannot be ported.
     """
 
     source: Path
@@ -58,14 +59,14 @@ _LOAD = """
 from jax_attn import models
 model = models.load({!r})
 logits = model(tokens).logits  # tokens: (B, T) integers"""
-"""How what was written is loaded and called."""
+"""Code that loads and calls the written model."""
 
 
 @dataclass
 class Outcome:
-    """What is known of a port as it goes on; None: not yet.
+    """The outcome of a port so far; None stands for what is not known yet.
 
-    has_model: whether `jax_attn.models` loads what is written.
+    written: the folder, if it was kept. has_model: whether `jax_attn.models` can load it.
     """
 
     family: str | None = None
@@ -78,7 +79,7 @@ class Outcome:
 
     @property
     def status(self) -> Exit:
-        """FAIL where the proof fails, else as the check has it."""
+        """FAIL if the proof fails, else the worst verdict of the check, or PASS without one."""
         if self.proof is not None and self.proof.problems:
             return Exit.FAIL
         if self.check is None:
@@ -86,7 +87,7 @@ class Outcome:
         return Exit[Verdict.worst(result.verdict for result in self.check)]
 
     def print(self, as_json: bool) -> None:
-        """On stdout; to people without the plan, which they have seen."""
+        """Print the outcome on stdout; as text without the plan, which is printed before."""
         if as_json:
             click.echo(json.dumps(self._as_dict(), indent=1))
             return
@@ -119,11 +120,14 @@ class Outcome:
 
 
 class _NothingKeptError(Exception):
-    """What was written is not what it should be."""
+    """The written files are wrong, so the folder is not kept."""
 
 
 def imported_layout(named: str) -> Layout:
-    """The Layout that `package.module:TABLE` names, in the working directory too."""
+    """Import the Layout that `package.module:TABLE` names; the working directory is searched too.
+
+    Raises UsageError.
+    """
     module, colon, name = named.partition(":")
     if not (module and colon and name):
         raise click.UsageError(f"--layout: expected package.module:TABLE, got {named!r}")
@@ -133,26 +137,26 @@ def imported_layout(named: str) -> Layout:
         members = vars(importlib.import_module(module))
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # whatever the caller's module raises
+    except BaseException as error:  # a user's module may raise anything
         kind = type(error).__name__
         raise click.UsageError(f"--layout: {module} does not import: {kind}: {error}") from error
     finally:
         sys.path[:] = before
     tables = [key for key, value in members.items() if issubclass(type(value), Layout)]
     if name not in tables:
-        text = f"--layout: expected one of the Layouts {tables} of {module}, got {name!r}"
+        text = f"--layout: expected one of the Layouts {tables} in {module}, got {name!r}"
         raise click.UsageError(f"{text}; {nearest(name, tables)}".removesuffix("; "))
     return members[name]
 
 
-# The unit of an age, in seconds, the largest first.
+# Units of an age, in seconds, the largest first.
 _UNITS = {"day": 86400, "hour": 3600, "minute": 60, "second": 1}
 
 
 def tell_leftovers(target: Path, clean: bool) -> None:
-    """A line on stderr for each hidden folder that another port to `target` made.
+    """Print a line on stderr for each hidden folder that another port to `target` has left.
 
-    clean: whether to delete those whose port was killed. Raises TransferError.
+    clean: whether to delete the folders whose port was killed. Raises TransferError.
     """
     for leftover in staging.leftovers(target):
         unit, size = next((u, s) for u, s in _UNITS.items() if leftover.seconds >= s or s == 1)
@@ -169,11 +173,11 @@ def tell_leftovers(target: Path, clean: bool) -> None:
 def open_job(
     source: Path, to: Side, layout: Layout | None, strip: str, heads: Mapping[str, int | None]
 ) -> Job:
-    """The checkpoint, its keys stripped, and its table. Raises TransferError.
+    """Open the checkpoint, strip its keys, and choose its table. Raises TransferError.
 
-    heads: --num-heads, --num-kv-heads and --head-dim, in this order; None where not given.
+    heads: --num-heads, --num-kv-heads and --head-dim, in this order; None if not given.
     """
-    # Before anything is read, so that no change goes unseen.
+    # Stamped before anything is read, so that no change is missed.
     stamps = stamped(
         port_folder.beside(source) / name for name in (*port_folder.CONFIGS, port_folder.RECORD)
     )
@@ -214,7 +218,7 @@ def _unknown_family(source: Path, to: Side, config: Config) -> Problem:
     known = ", ".join(sorted(name for f in FAMILIES.values() for name in f.model_types))
     families = f"the supported families, which are {known}, and Llama as Meta publishes it"
     if kind is None:
-        text = f"expected a config.json beside {source} that names one of {families}; got none"
+        text = f"expected a config.json next to {source} that names one of {families}; got none"
     else:
         text = f"{kind} is not among {families}"
     command = f"jax-attn port {shlex.quote(str(source))} OUT --to {to}"
@@ -224,8 +228,10 @@ def _unknown_family(source: Path, to: Side, config: Config) -> Problem:
 
 
 def plan_job(job: Job, to: Side, ignore: Sequence[str], **casting: Any) -> PortPlan:
-    """casting: dtype, lossy and allow_nonfinite, as `plan_port` takes them. Raises
-    TransferError."""
+    """Plan the port of every tensor. Raises TransferError.
+
+    casting: dtype, lossy and allow_nonfinite, as `plan_port` takes them.
+    """
     total = sum(spec.nbytes for spec in specs(job.tensors)[0].values())
     with bytes_counted("looking", total) as looked_at:
         plan = plan_port(job.tensors, job.table, to, ignore=ignore, looked_at=looked_at, **casting)
@@ -237,11 +243,11 @@ def plan_job(job: Job, to: Side, ignore: Sequence[str], **casting: Any) -> PortP
 def carry_out(
     job: Job, plan: PortPlan, target: Path, kind: str, check: bool, outcome: Outcome
 ) -> None:
-    """Write, prove and check; nothing is kept where one of them fails.
+    """Write, prove and check; keep nothing if any of these fails. Raises TransferError.
 
-    outcome: what is known goes there step by step. Raises TransferError.
+    outcome: receives the results, step by step.
     """
-    if check:  # with torch, whose import is not interrupted tidily: before anything is written
+    if check:  # imports torch, and an interrupted import is untidy: do it before writing anything
         importlib.import_module("jax_attn.porting.verify.layer")
     keys = [key for move in plan.moves for key in move.row.keys]
     record = {"to": plan.to, "family": job.family, "keys": keys, "passed_over": plan.passed_over}
@@ -260,14 +266,14 @@ def carry_out(
             raise _NothingKeptError
     if outcome.status is not Exit.FAIL:
         outcome.written = str(target)
-        # Only a family's own table writes the names that a model has.
+        # Only a family's own table writes the names of a model's parameters.
         is_named = plan.to == "flax" and job.family is not None
         outcome.has_model = is_named and not model_problems(job.config)
 
 
 def _check(job: Job, plan: PortPlan, written: Mapping[str, Any]) -> list[Result]:
-    """The verdicts on the attention that was written."""
-    from jax_attn.porting.verify.layer import verify_port  # with torch
+    """Return the verdicts on the attention layers that were written."""
+    from jax_attn.porting.verify.layer import verify_port  # imports torch
     from jax_attn.porting.verify.survey import survey_port
 
     layers = survey_port(job.tensors, job.config, job.table.sizes)

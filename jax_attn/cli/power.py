@@ -1,4 +1,4 @@
-"""`jax-attn power`: plant bugs, and show which rows of the matrix see which."""
+"""`jax-attn power`: plant bugs, and show which rows of the matrix detect which."""
 
 import sys
 from pathlib import Path
@@ -52,7 +52,7 @@ def command(
     from jax_attn.selfcheck.training_bugs.trials import CASES_OF_BUGS
 
     cases = selected(matrix(), designs, dtypes, pattern)
-    # Bugs of an encoder and of training, whose cases are of no design.
+    # Bugs of the encoder and of training; their cases belong to no design.
     beside = [] if designs else trials.selected(dtypes, pattern)
     work = process_pool.power_tasks(cases) + [
         process_pool.Piece(trials.kills, ((name,),)) for name in beside
@@ -62,7 +62,7 @@ def command(
     kills = list(worked_off(work))
     bugs = [*BUGS, *CASES_OF_BUGS]
     kills.sort(key=lambda kill: (bugs.index(kill.bug), kill.case))
-    # Of the encoder's and of training's each has a case of its own, which tries nothing else.
+    # Each bug of the encoder and of training has a case of its own, which tries no other bug.
     weak = WEAK | CASES_OF_BUGS.keys()
     whole = not (designs or dtypes or pattern)
     document = kill_report.as_json(kills, bugs, environment.describe())

@@ -1,4 +1,4 @@
-"""The status that each command exits with, and the ways to leave early."""
+"""The exit statuses of the commands, and functions that exit early."""
 
 import sys
 from enum import IntEnum
@@ -28,22 +28,22 @@ class WrongInput(click.ClickException):
 
 
 def missing(message: str) -> NoReturn:
-    """Exit because the environment lacks something; the message says what would install it."""
+    """Exit because the environment lacks something; the message says how to install it."""
     click.echo(f"Error: {message}", err=True)
     sys.exit(Exit.ENVIRONMENT)
 
 
 def refuse(error: Any) -> NoReturn:
-    """Leave because of a TransferError: input that cannot be used, or a package that is missing."""
+    """Exit because of a TransferError: unusable input, or a missing package."""
     if any("pip install" in problem.hint for problem in error.problems):
         missing(str(error))
     raise WrongInput(str(error)) from error
 
 
 def expect_installed(module: str, purpose: str, extra: str) -> None:
-    """Exit unless the module is installed, naming the pip line of its extra.
+    """Exit unless the module is installed; the message shows the pip command for its extra.
 
-    purpose: what the module is needed for, such as "is the reference".
+    purpose: why the module is needed, such as "is the reference".
     """
     if not present(module):
         missing(f"{module} is not installed, and {purpose}: {install_line(extra)}")

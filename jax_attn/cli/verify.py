@@ -42,7 +42,7 @@ BACKENDS = (*devices.KINDS, "all")
     type=click.Choice(BACKENDS),
     default="all",
     show_default=True,
-    help="Run the port on this backend; all stands for every backend that is present.",
+    help="Run the port on this backend; all runs it on every available backend.",
 )
 @click.option(
     "--implementation", help="Use this attention kernel. The default is chosen by platform."
@@ -52,9 +52,9 @@ BACKENDS = (*devices.KINDS, "all")
     "sizes",
     metavar="data=2,heads=4",
     callback=mesh_sizes,
-    help="Run the port on a mesh of so many devices along the batch and along the heads, by the "
-    "kernel blocked unless --implementation names another. CPU devices are made as needed, and are "
-    "used unless --backend names another.",
+    help="Run the port on a mesh with these numbers of devices along the batch and the heads. The "
+    "kernel is blocked unless --implementation names another. The devices are virtual CPU devices "
+    "unless --backend names another kind.",
 )
 @PATTERN
 @REPORT
@@ -72,8 +72,8 @@ BACKENDS = (*devices.KINDS, "all")
 @click.option(
     "--model",
     is_flag=True,
-    help="Verify the whole model of CHECKPOINT. Without this option, one that jax_attn.models does "
-    "not have is no error: its attention is verified alone.",
+    help="Verify the whole model of CHECKPOINT, or fail. Without this option, only the attention "
+    "of a model is verified if jax_attn.models does not support it.",
 )
 @click.option(
     "--layers",
@@ -93,12 +93,12 @@ BACKENDS = (*devices.KINDS, "all")
 @click.option(
     "--num-heads",
     type=click.IntRange(1),
-    help="The number of query heads, if no config.json has it.",
+    help="The number of query heads, if config.json does not give it.",
 )
 @click.option(
     "--num-kv-heads",
     type=click.IntRange(1),
-    help="The number of key/value heads, if no config.json has it.",
+    help="The number of key/value heads, if config.json does not give it.",
 )
 def command(
     context: click.Context,
@@ -130,14 +130,14 @@ def command(
     The default cases are few, but they contain every variant, and every pair of settings (design,
     dtype, mask, shape, transform) that can occur together; --all also runs the other combinations.
 
-    With --mesh, run the ports on a mesh of devices, once with Auto and once with Explicit axes. A
-    case is compared with the oracle and with the port on one device, after a training step too, and
-    what it sends between devices and what each of them holds are held to theory.
+    With --mesh, run the ports on a mesh of devices, once with Auto and once with Explicit axes.
+    Compare each case, also after a training step, with the oracle and with the port on one device,
+    and check its communication and the memory on each device against the theoretical amounts.
 
     With CHECKPOINT (a safetensors or torch file, or a folder of shards), load its model in
     transformers and in jax_attn.models, and compare the last hidden states, logits and the gradient
     of every parameter, in float32 and bfloat16. A model that does not fit into memory is verified
-    layer by layer with --layers. For families that jax_attn.models does not have, or with
+    layer by layer with --layers. For families that jax_attn.models does not support, or with
     --attention, find the attention layers, rebuild each in torch and in Flax, and compare the two;
     this verifies the attention weights, not the whole model.
     """

@@ -1,4 +1,4 @@
-"""A run of checks: a table on a terminal, a summary in words, a document in JSON or Markdown."""
+"""The results of a run as a terminal table, a summary in words, JSON or Markdown."""
 
 import json
 import statistics
@@ -15,7 +15,7 @@ from jax_attn.parity.judge.result import NotRun, Result
 from jax_attn.parity.judge.text import SCHEMA_VERSION, STYLES, colored, number
 
 COLUMNS = ("case", "level", "verdict", "worst tensor", "error/budget", "ours/torch's")
-# Of `case_line`; the longest names of tensors and of levels fit.
+# Column widths of `case_line`; the longest names of tensors and levels fit.
 _WIDTHS = {
     "level": 15,
     "verdict": 12,
@@ -37,15 +37,15 @@ _COMPILED_COLUMNS = {
 }
 _LEVEL_IN_WORDS = {
     "compiled": "accepted by the compiler",
-    "lowered": "lowered, as there is no compiler here",
+    "lowered": "lowered, because no compiler is installed",
     "failed": "NOT accepted by the compiler, for the reasons given",
-    "not compiled": "not compiled, as there is no compiler here",
+    "not compiled": "not compiled, because no compiler is installed",
     "refused": "refused by the kernel, for the reasons given",
 }
 
 
 def cells(result: Result) -> tuple[str, ...]:
-    """One for each of `COLUMNS`: the case, its verdict, and the tensor that decides it."""
+    """Return a text per column of `COLUMNS`: the case, its verdict, and the deciding tensor."""
     worst = result.worst
     case = (result.name, f"{result.backend} {result.level}", str(result.verdict))
     if worst is None:
@@ -54,9 +54,9 @@ def cells(result: Result) -> tuple[str, ...]:
 
 
 def case_line(result: Result | None, width: int) -> Text:
-    """A line of `cases_table` by itself, for one that grows; None: its titles.
+    """Return one line of `cases_table`, for a table printed row by row; for None, its titles.
 
-    width: of the column of names.
+    width: characters of the column of names.
     """
     values = COLUMNS if result is None else cells(result)
     line = Text()
@@ -71,7 +71,7 @@ def case_line(result: Result | None, width: int) -> Text:
 
 
 def cases_table(results: Iterable[Result]) -> Table:
-    """A line a case: its verdict, the tensor that decides it, and by how much."""
+    """Return a table with a line per case: its verdict, the deciding tensor, and its error."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for title in COLUMNS:
         figures = "/" in title
@@ -85,7 +85,7 @@ def cases_table(results: Iterable[Result]) -> Table:
 
 
 def compiled_table(not_run: Sequence[NotRun]) -> Table:
-    """What a compiler accepted or a kernel refused: no verdict, since nothing was run."""
+    """Return a table of what was only compiled or refused; nothing was run, so no verdict."""
     title = "compiled or refused, not run: no verdict"
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=title)
     for title in _COMPILED_COLUMNS:
@@ -97,7 +97,7 @@ def compiled_table(not_run: Sequence[NotRun]) -> Table:
 
 
 def summary(results: Sequence[Result]) -> dict[str, Any]:
-    """Counts of verdicts, and the float32 accuracy."""
+    """Return the counts of verdicts, and the float32 accuracy."""
     count = Counter(result.verdict for result in results)
     return {
         **{verdict.value.lower(): count[verdict] for verdict in Verdict},
@@ -106,10 +106,10 @@ def summary(results: Sequence[Result]) -> dict[str, Any]:
 
 
 def accuracy(results: Sequence[Result]) -> dict[str, dict[str, float]]:
-    """Our RMS error over torch's own, both against the oracle: median and worst.
+    """Return the ratio of our RMS error to torch's, both against the oracle: median and worst.
 
-    Over every tensor of every measured float32 case, all together and by shape; a tensor on
-    which torch makes no error has no ratio.
+    The statistics cover every tensor of every measured float32 case, overall and by shape. A tensor
+    on which torch makes no error has no ratio.
     """
     ratios: dict[str, list[float]] = {"overall": []}
     for result in results:
@@ -126,7 +126,7 @@ def accuracy(results: Sequence[Result]) -> dict[str, dict[str, float]]:
 
 
 def summary_lines(results: Sequence[Result], not_run: Sequence[NotRun] = ()) -> list[str]:
-    """The summary in words."""
+    """Return the summary in words, one line each."""
     count = Counter(result.verdict for result in results)
     verdicts = ", ".join(f"{count[verdict]} {verdict.value.lower()}" for verdict in Verdict)
     levels = Counter(f"{result.level} on {result.backend}" for result in results)
@@ -151,7 +151,7 @@ def summary_lines(results: Sequence[Result], not_run: Sequence[NotRun] = ()) -> 
 
 
 def missing_part(results: Sequence[Result], planned: int) -> list[str]:
-    """That a run was interrupted, and how far it came; nothing of a whole one."""
+    """Return a line that says how far an interrupted run got, or no line for a complete run."""
     if len(results) >= planned:
         return []
     return [f"INTERRUPTED: {len(results)} of {planned} cases are judged; this is a part of the run"]
@@ -163,7 +163,7 @@ def as_json(
     not_run: Sequence[NotRun] = (),
     planned: int = 0,
 ) -> str:
-    """The run, by schema version 1; whether it is "complete", or only a part of it was judged."""
+    """Return the run as JSON of schema version 1; "complete" is false if the run was cut short."""
     document = {
         "schema_version": SCHEMA_VERSION,
         "environment": environment,
@@ -181,9 +181,9 @@ def as_markdown(
     not_run: Sequence[NotRun] = (),
     planned: int = 0,
 ) -> str:
-    """Summary, environment and one table, for a person."""
-    said = [*missing_part(results, planned), *summary_lines(results, not_run)]
-    lines = ["# Parity report", "", *(f"- {line}" for line in said), ""]
+    """Return the run as Markdown: summary, environment, a table, and the reasons of failures."""
+    summarized = [*missing_part(results, planned), *summary_lines(results, not_run)]
+    lines = ["# Parity report", "", *(f"- {line}" for line in summarized), ""]
     lines += ["## Environment", "", *(f"- {k}: {v}" for k, v in environment.items()), ""]
     lines += ["## Cases", "", f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|"]
     for result in results:
@@ -194,12 +194,13 @@ def as_markdown(
         lines += ["", "## Not passed", ""]
         lines += [f"- {_name(result)}: {why}" for result in not_passed for why in result.reasons]
     if not_run:
-        lines += ["", "## Compiled or refused, not run", "", "No verdict: see the level.", ""]
+        lines += ["", "## Compiled or refused, not run", ""]
+        lines += ["These were not run, so they have no verdict; the level says why.", ""]
         for item in not_run:
             lines.append(f"- {', '.join(f'{k} {v}' for k, v in item.as_dict().items())}")
     return "\n".join(lines) + "\n"
 
 
 def _name(result: Result) -> str:
-    """A bar, which a test's name may have, would end a table's cell."""
+    """Return the result's name with escaped bars, which would otherwise end a table's cell."""
     return result.name.replace("|", r"\|")

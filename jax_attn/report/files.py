@@ -1,4 +1,4 @@
-"""Directories of reports: whether files can be written there, before the work, and writing them."""
+"""Check before a run that reports can be written to a directory, and write them after it."""
 
 import os
 import tempfile
@@ -7,13 +7,13 @@ from contextlib import suppress
 from pathlib import Path
 
 RESULT_FILES = ("result.json", "summary.md", "index.html")
-"""Of a run of checks, by a command or by pytest."""
+"""The report files of a run of checks, by a command or by pytest."""
 
 
 def why_not_writable(directory: Path, names: Iterable[str]) -> str | None:
-    """Why files of these names could not be written there, None if they could.
+    """Return why files of these names cannot be written into the directory, or None if they can.
 
-    Leaves no file there, nor the directory itself where there is none.
+    Creates nothing that outlasts the call, neither a file nor the directory itself.
     """
     absent = [p for p in (directory, *directory.parents) if not os.path.lexists(p)]
     try:
@@ -30,7 +30,7 @@ def why_not_writable(directory: Path, names: Iterable[str]) -> str | None:
 
 
 def write(directory: Path, files: Mapping[str, str]) -> None:
-    """Each file, text by name, whole or not at all: written beside, then put in place."""
+    """Write each file (name → text) whole or not at all: to a temporary file, then renamed."""
     directory.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
         beside = directory / f".{name}.{os.getpid()}"

@@ -1,4 +1,4 @@
-"""A run of checks as one HTML page that needs no network: `index.html` of `--report`."""
+"""The HTML page of a run of checks, which needs no network: `index.html` of `--report`."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -13,15 +13,15 @@ from jax_attn.report.rendered import rendered
 
 MARKS = {Verdict.PASS: "✓", Verdict.INCONCLUSIVE: "?", Verdict.FAIL: "✗"}
 _MAPPED = 3
-"""How many failed tensors of a result are drawn, the worst first."""
+"""The largest number of failed tensors of a result that are drawn, the worst first."""
 _DECADES = 4
-"""Errors of so many powers of ten beyond the budget have shades of their own, and bars."""
+"""The number of powers of ten beyond the budget that shades and bars distinguish."""
 
 
 class Bar(NamedTuple):
-    """Error over budget: half of the width is the budget itself, beyond it each decade is a step.
+    """A bar for error over budget: half of the width is the budget, the rest is logarithmic.
 
-    percent: of the width. text: the figure.
+    percent: length, of the width. text: the figure. is_over: whether it exceeds the budget.
     """
 
     percent: float
@@ -40,7 +40,7 @@ class Bar(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """Neighbours of one shade in a row of a map. shade: 0 within the budget, then by decades."""
+    """Adjacent cells of one shade in a row of a map; shade 0 is within budget, others by decade."""
 
     x: int
     width: int
@@ -49,7 +49,10 @@ class Cell(NamedTuple):
 
 
 class Map(NamedTuple):
-    """title: what it is of. worst: the largest error over its budget."""
+    """A map of errors over a tensor's last two axes.
+
+    title: the tensor, the place and the axes. worst: the largest error over budget.
+    """
 
     title: str
     columns: int
@@ -64,12 +67,12 @@ def page(
     not_run: Sequence[NotRun] = (),
     planned: int = 0,
 ) -> str:
-    """The page: the verdict, a row a case, and what did not pass with where its error sits.
+    """Return the page: the verdict, a row per case, and for those not passed, where the error is.
 
-    planned: how many rows a whole run judges.
+    planned: the number of rows that a whole run judges.
     """
     verdict = Verdict.worst(result.verdict for result in results)
-    # Those that did not pass stand first, as a run may have hundreds of cases.
+    # Failures come first, because a run may have hundreds of cases.
     results = sorted(results, key=lambda result: [*MARKS].index(result.verdict), reverse=True)
     return rendered(
         "page.html",
@@ -131,7 +134,7 @@ def _tensor(t: TensorReport, result: Result) -> dict[str, Any]:
 
 
 def maps(t: TensorReport) -> Iterator[Map]:
-    """Each of the tensor's maps, its cells of one shade joined."""
+    """Yield each of the tensor's maps, with adjacent cells of one shade joined."""
     rank, places = len(t.shape), t.shape[-3] if len(t.shape) > 2 else 1
     for place, rows in t.heat:
         joined = []

@@ -1,12 +1,12 @@
-"""Pages of HTML that need no network, by the templates of this room."""
+"""Render HTML pages that need no network, from the templates of this folder."""
 
 from collections.abc import Mapping
 from typing import Any
 
 
 def rendered(template: str, environment: Mapping[str, Any], **values: Any) -> str:
-    """The page that a template makes of the values. environment: what its last section lists."""
-    # What a command without a report need not wait for.
+    """Return the page that a template renders. environment: listed in the page's last section."""
+    # Imported here, so that a command without a report does not wait for it.
     from jinja2 import Environment, PackageLoader
 
     templates = Environment(

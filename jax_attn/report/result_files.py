@@ -1,4 +1,4 @@
-"""The files of a run of checks: for programs, for a terminal, for a browser."""
+"""The report files of a run of checks: JSON, Markdown and HTML."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +15,7 @@ def result_files(
     not_run: Sequence[NotRun] = (),
     planned: int = 0,
 ) -> dict[str, str]:
-    """The text of each of `RESULT_FILES`. planned: how many rows a whole run judges."""
+    """Return the text of each of `RESULT_FILES`. planned: the number of rows of a whole run."""
     renders = (as_json, as_markdown, page)
     texts = (render(results, environment, not_run, planned) for render in renders)
     return dict(zip(RESULT_FILES, texts, strict=True))

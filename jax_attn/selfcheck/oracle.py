@@ -1,17 +1,17 @@
 r"""The float64 oracle: multi-head attention head by head, forward and backward, in NumPy.
 
-Written from the formulas, not from either port (seed 001; Vaswani et al. 2017):
+This module is written from the formulas, not from either port (seed 001; Vaswani et al. 2017):
 
     Q_i = f(X_q W_i^Q)    K_i = f(X_k W_i^K)    V_i = X_v W_i^V
     head_i = softmax(c(scale Q_i K_i^T) + bias + mask) V_i
     output = Concat(head_1, ..., head_N) W^O
 
-with separate per-head matrices, a Python loop over batch and heads, and the
-derivative of each line below it written out; f is what `AttentionProblem.after` lists. Weights are
-read as torch stores them, (out, in), since the reference is a torch module. Sequence axes
-keep the letters of the dimension key: T queries, S keys, H head size.
+with separate per-head matrices, a Python loop over batch and heads, and the derivative of each line
+below it written out; f is what `AttentionProblem.after` lists. Weights are laid out as torch stores
+them, (out, in), since the reference is a torch module. Sequence axes keep the letters of the
+dimension key: T queries, S keys, H head size.
 
-Nothing here can be made wrong: planted bugs have formulas of their own, in
+No option plants a bug here; planted bugs have formulas of their own, in
 `selfcheck.power.mutable_attention`.
 """
 
@@ -22,11 +22,11 @@ import numpy as np
 
 Array = np.ndarray
 Back = Callable[[Array], tuple[Array, dict[str, Array]]]
-"""A step's cotangent -> that of its input, and those of the weights behind it."""
+"""Cotangent of a step's output -> cotangent of its input, and gradients of the step's weights."""
 
 
 def softmax(scores_TS: Array) -> Array:
-    """Row softmax of (T, S); a row of -inf alone gives zeros."""
+    """Return the softmax of each row of (T, S); a row that holds only -inf gives zeros."""
     top_T1 = scores_TS.max(axis=-1, keepdims=True)
     weights_TS = np.exp(scores_TS - np.where(np.isneginf(top_T1), 0.0, top_T1))
     total_T1 = weights_TS.sum(axis=-1, keepdims=True)
@@ -34,7 +34,7 @@ def softmax(scores_TS: Array) -> Array:
 
 
 def grouped(head: int, num_heads: int, num_kv_heads: int) -> int:
-    """The key/value head that query head `head` reads: consecutive heads share one."""
+    """Return the key/value head that query head `head` reads; consecutive heads share one."""
     return head // (num_heads // num_kv_heads)
 
 
@@ -42,15 +42,15 @@ def grouped(head: int, num_heads: int, num_kv_heads: int) -> int:
 class Norm:
     """y = g (x - c mean(x)) / sqrt(mean((x - c mean(x))**2) + epsilon) + b, over one head.
 
-    c is 1 where `centred` (LayerNorm) and else 0 (RMSNorm); g and, where there is one, b are the
-    weights "q_norm.weight" (H,), "q_norm.bias" and those of k.
+    c is 1 if `centred` (LayerNorm), else 0 (RMSNorm); g is the weight "q_norm.weight" (H,) and b,
+    if present, "q_norm.bias"; the same holds for k.
     """
 
     epsilon: float
     centred: bool = False
 
     def apply(self, name: str, x_TH: Array, weights: dict[str, Array]) -> tuple[Array, Back]:
-        """y, and the map from its cotangent to x's and those of the weights."""
+        """Return y, and the map from its cotangent to those of x and of the weights."""
         gain_key, shift_key = f"{name}_norm.weight", f"{name}_norm.bias"
         gain = weights[gain_key]
         off_TH = x_TH - _mean(x_TH) if self.centred else x_TH
@@ -71,8 +71,8 @@ class Norm:
 class Turn:
     """Pairs of features as complex numbers z -> z exp(i p base**(-2m/dim)) at position p.
 
-    Pair m is the features (2m, 2m + 1) where `interleaved`, else (m, m + dim/2); those from dim
-    on stay. The first query is at position `first`, the first key at 0.
+    Pair m consists of the features (2m, 2m + 1) if `interleaved`, else of (m, m + dim/2); features
+    from dim on stay unchanged. The first query is at position `first`, the first key at 0.
     """
 
     base: float
@@ -81,7 +81,7 @@ class Turn:
     first: int = 0
 
     def apply(self, name: str, x_TH: Array, weights: dict[str, Array]) -> tuple[Array, Back]:
-        """y, and the map from its cotangent to x's; there are no weights."""
+        """Return y, and the map from its cotangent to that of x; there are no weights."""
         m = np.arange(self.dim // 2)
         positions = np.arange(len(x_TH)) + (self.first if name == "q" else 0)
         turns_TM = np.exp(1j * np.outer(positions, self.base ** (-2 * m / self.dim)))
@@ -93,7 +93,7 @@ class Turn:
             out_TH[:, real], out_TH[:, imaginary] = z_TM.real, z_TM.imag
             return out_TH
 
-        # A rotation's transpose turns back.
+        # The transpose of a rotation is its inverse.
         return turned(x_TH, turns_TM), lambda d_y: (turned(d_y, turns_TM.conj()), {})
 
 
@@ -106,19 +106,20 @@ class AttentionProblem:
     """One attention layer and its inputs, in float64.
 
     inputs: name -> (B, T or S, features). `reads` names the input each projection reads,
-        so self attention is three times the same name, and its gradients add up.
+        so self attention has the same name three times, and its gradients add up.
     weights: "q.weight" (N*H, D), "k.weight" (K*H, kdim), "v.weight" (K*Hv, vdim),
-        "o.weight" (D, N*Hv) and, where there are any, "q.bias" ... "o.bias".
-    after: what is done to a head's projected queries and keys, in this order.
+        "o.weight" (D, N*Hv) and, if present, "q.bias" ... "o.bias".
+    after: the steps applied to a head's projected queries and keys, in this order.
     allowed: boolean, broadcastable to (B, N, T, S), True = attend; None = all.
     bias: float, broadcastable to (B, N, T, S), added after the softcap; None = 0.
-    kept: what dropout multiplies the weights by before the values, (B, N, T, S): 0 or
-        1 / (1 - rate); None = 1. The weights of a `Solution` are those before.
+    kept: the factors by which dropout multiplies the weights before the values, (B, N, T, S): 0 or
+        1 / (1 - rate); None = 1. The weights of a `Solution` are those before dropout.
 
-    Behind a head's S keys, seen by every query, without a bias and without `after`: where weights
-    have them, the key "bias_k" (1, 1, K*H) with the value "bias_v"; where `add_zero_attn`, a key
-    and a value of zeros. Each is one more column of weights and of `kept`. Then, where weights
-    have them, "sinks" (N,): a head's own score of a key without a value, a column that is left out.
+    Extra keys may follow a head's S keys; every query sees them, without a bias and without
+    `after`. If `weights` has them, there is the key "bias_k" (1, 1, K*H) with the value "bias_v";
+    with `add_zero_attn`, a key and a value of zeros. Each adds a column to weights and to `kept`.
+    If `weights` has "sinks" (N,), each head has a last score for a key without a value, whose
+    column is left out.
     """
 
     inputs: dict[str, Array]
@@ -136,13 +137,13 @@ class AttentionProblem:
 
     @property
     def extra_columns(self) -> int:
-        """How many keys behind the S have a column of weights."""
+        """The number of keys after the S keys that have a column of weights."""
         return ("bias_k" in self.weights) + self.add_zero_attn
 
 
 @dataclass(frozen=True)
 class Solution:
-    """output (B, T, D), weights (B, N, T, S or more); gradients of inputs, parameters and bias."""
+    """Output (B, T, D), weights (B, N, T, S or more); gradients of inputs, parameters and bias."""
 
     output: Array
     weights: Array
@@ -159,7 +160,7 @@ def _project(x_TD: Array, weights: dict[str, Array], name: str, rows: slice) -> 
 def _through(
     steps: tuple[Norm | Turn, ...], name: str, x_TH: Array, weights: dict[str, Array]
 ) -> tuple[Array, Back]:
-    """All steps, and the map from the last one's cotangent to x's and those of the weights."""
+    """Apply all steps; return the result, and the map from its cotangent as `apply` does."""
     backs: list[Back] = []
     for step in steps:
         x_TH, back = step.apply(name, x_TH, weights)
@@ -176,9 +177,9 @@ def _through(
 
 
 def solve(problem: AttentionProblem, d_output: Array, d_weights: Array | None = None) -> Solution:
-    """Outputs, and the gradients of <d_output, output> + <d_weights, weights>.
+    """Compute outputs, and the gradients of <d_output, output> + <d_weights, weights>.
 
-    d_output: (B, T, D). d_weights: as the weights, or None where they are no output.
+    d_output: (B, T, D). d_weights: shaped as the weights, or None if they are not an output.
     """
     w, inputs, reads = problem.weights, problem.inputs, problem.reads
     n_heads, n_kv = problem.num_heads, problem.num_kv_heads
@@ -203,9 +204,9 @@ def solve(problem: AttentionProblem, d_output: Array, d_weights: Array | None = 
     d_bias = np.zeros(own_keys)
 
     def project_back(name: str, b: int, rows: slice, d_y: Array, own: dict[str, Array]) -> None:
-        """The derivative of `_project`, added to its weight, its bias and its input.
+        """Add the derivative of `_project` to the gradients of its weight, bias and input.
 
-        own: gradients of the weights behind it.
+        own: gradients of the weights of the steps after the projection, which are added too.
         """
         for key, d in own.items():
             d_params[key] += d
@@ -215,7 +216,7 @@ def solve(problem: AttentionProblem, d_output: Array, d_weights: Array | None = 
         d_inputs[reads[name]][b] += d_y @ w[f"{name}.weight"][rows]
 
     def head(a: Array, name: str, kv: int) -> Array:
-        """(1, 1, K*H) -> the part of a key/value head, (1, H), to be written in place."""
+        """Return a view (1, H) of a key/value head of (1, 1, K*H), to be written in place."""
         return a.reshape(n_kv, 1, size[name])[kv]
 
     for b in range(B):

@@ -225,8 +225,8 @@ NO_RECORD = {
     "no JSON": ("{", "expected JSON"),
     "another document": ("[]", "expected schema"),
     "another schema": (edited(schema="jax-attn bench 2"), "got 'jax-attn bench 2'"),
-    "rows of something else": (edited(rows=[{"case": 1}]), "not what schema"),
-    "no settings": (edited(settings={}), "expected both records to say device"),
+    "rows of something else": (edited(rows=[{"case": 1}]), "does not fit schema"),
+    "no settings": (edited(settings={}), "expected both records to contain device"),
 }
 
 

@@ -24,7 +24,7 @@ def test_it_leads_with_the_fastest_and_has_every_row(record):
 
 
 def test_an_interrupted_run_says_so_first(record):
-    said = "interrupted: these are the rows measured until then"
+    said = "interrupted: these are the rows measured before that"
     text = page(replace(record, interrupted=True))
     assert text.index(said) < text.index("times the speed of")
     assert said not in page(record)

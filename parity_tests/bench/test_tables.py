@@ -108,7 +108,7 @@ def test_a_narrow_terminal_keeps_name_verdict_time_and_speed(width):
     (section, *_) = table.sections(RECORD)
     for column in table.columns(section, RECORD):  # in the table, or named as left out
         assert all(word in said for word in column.title.split())
-    assert ("left out, as the terminal is narrow" in said) == (width < 200)
+    assert ("left out on a narrow terminal" in said) == (width < 200)
 
 
 def test_csv_has_every_measurement():

@@ -114,8 +114,8 @@ class TestSeveral(unittest.TestCase):
         [
             "*TestIt::test_unused: expected a test that takes the fixture `parity`*",
             "*TestIt::test_wrong: expected a test that takes the fixture `parity`*",
-            "*TestIt::test_wrong: unknown keyword 'atol'*",
-            "*TestSeveral::test_several: dtype: expected one, *unittest.TestCase*",
+            "*TestIt::test_wrong: unknown word 'atol'*",
+            "*TestSeveral::test_several: dtype: expected one, because a unittest.TestCase *",
         ]
     )
     result.stdout.no_fnmatch_line("*test_one:*")

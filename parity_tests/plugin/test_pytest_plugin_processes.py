@@ -122,7 +122,7 @@ def test_a_worker_that_crashes_loses_one_tests_checks_and_the_report_says_so(pyt
         "test_two.py::test_after": "PASS",
     }
     assert verdicts(report) == NAMES | crashed
-    said = "- test_two.py::test_crash: the test did not finish: its process crashed or was stopped"
+    said = "- test_two.py::test_crash: the test did not end: its process crashed or was stopped"
     assert said in (report / "summary.md").read_text()
     assert 'name="parity_verdict" value="FAIL"' in (pytester.path / "junit.xml").read_text()
 

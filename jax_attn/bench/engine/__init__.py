@@ -1,1 +1,1 @@
-"""How it is timed: workers, judged programs, interleaved rounds."""
+"""The timing engine: workers, judged programs, interleaved rounds."""

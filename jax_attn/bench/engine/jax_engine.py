@@ -1,4 +1,4 @@
-"""Runs a JAX `Program`: times, compiles, measures memory, gives its arrays."""
+"""Run a JAX `Program`: compile it, time it, measure its memory, and return its arrays."""
 
 import time
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from jax_attn.bench.workload import BACKWARD, CACHED, FORWARD
 
 
 def with_gradients(call: Callable[..., jax.Array]) -> Callable[..., tuple[jax.Array, Any]]:
-    """A function of the cotangent and the leaves: (output, gradients of the leaves)."""
+    """Return a function (cotangent, *leaves) -> (output, gradients of the leaves)."""
 
     def step(cotangent: jax.Array, *leaves: jax.Array) -> tuple[jax.Array, Any]:
         output, vjp = jax.vjp(call, *leaves)
@@ -31,11 +31,11 @@ class Engine:
         del threads  # XLA takes as many as the process may run on
         self.device = device
         jax.config.update("jax_default_matmul_precision", "highest")
-        # What an earlier run compiled would pass for a short compilation.
+        # A program that an earlier run compiled would make compilation look short.
         jax.config.update("jax_enable_compilation_cache", False)
 
     def place(self, array: np.ndarray) -> np.ndarray:
-        """Unchanged: builders work on NumPy arrays, and what they return is placed once."""
+        """Return the array unchanged: builders take NumPy arrays, and `load` places them."""
         return array
 
     def load(
@@ -61,14 +61,17 @@ class Engine:
         return (self.cotangent if cotangent is None else cotangent, *self.leaves)
 
     def _started(self, mode: str, cotangent: jax.Array | None = None) -> Any:
-        """The result of a call, still under way; its cache is the next call's."""
+        """Start a call, keep its cache for the next one, and return its unfinished result."""
         result = self.jitted[mode](*self._arguments(mode, cotangent))
         if mode in CACHED:
             result, self.cache = result
         return result
 
     def compile(self, mode: str) -> tuple[float | None, int | None]:
-        """(seconds, bytes of temporaries): traced and compiled ahead; later calls reuse it."""
+        """Trace and compile ahead of time; later calls reuse the program.
+
+        Returns the seconds, and the bytes of temporaries or None if XLA does not report them.
+        """
         started = time.perf_counter()
         compiled = self.jitted[mode].lower(*self._arguments(mode)).compile()
         seconds = time.perf_counter() - started
@@ -76,17 +79,17 @@ class Engine:
         return seconds, None if analysis is None else int(analysis.temp_size_in_bytes)
 
     def call(self, mode: str, cotangent: jax.Array | None = None) -> Any:
-        """The output, or the output and the gradients of inputs and weights, finished."""
+        """Return the finished output; with gradients, also those of inputs and weights."""
         return jax.block_until_ready(self._started(mode, cotangent))
 
     def turn(self, mode: str, seconds: float) -> tuple[float, float]:
-        """As `timed_turn`."""
+        """Time a turn of `seconds`; return as `timed_turn` does."""
         return timed_turn(lambda: self._started(mode), jax.block_until_ready, seconds)
 
     def tensors(
         self, mode: str, cotangent: np.ndarray | None
     ) -> tuple[np.ndarray, list[np.ndarray]]:
-        """(output, gradients of the inputs and then of the weights), as NumPy arrays."""
+        """Return the output, and the gradients of inputs and then weights, as NumPy arrays."""
         if cotangent is None:
             return np.asarray(self.call(mode)), []
         output, gradients = self.call(mode, jnp.array(cotangent))
@@ -97,9 +100,9 @@ class Engine:
         return stats["bytes_limit"] - stats["bytes_in_use"] if stats else memory.available()
 
     def peak(self, mode: str) -> int | None:
-        """The most bytes that a call holds beyond those held before it.
+        """Return the most bytes that a call holds beyond those held before it.
 
-        On an accelerator this is the allocator's peak of the whole process: it includes
+        On an accelerator this is the allocator's peak of the whole process, which includes
         compilation and any earlier, larger call.
         """
         device = jax.devices()[0]

@@ -1,8 +1,8 @@
-"""Whether an implementation computes what it is timed for: the parity room's verdict.
+"""Judge whether an implementation computes the right numbers, by the verdict of `parity`.
 
-Judged on sampled queries (`arrays.sampled_rows`), against float64, within budgets that
-roundoff gives (`jax_attn.parity.judge.budget`); no tolerance is typed in. A cotangent on those rows
-alone makes every gradient depend on these only, so that the reference computes no others.
+Sampled queries (`arrays.sampled_rows`) are compared with float64, within budgets derived from
+roundoff (`jax_attn.parity.judge.budget`); no tolerance is typed in. The cotangent is zero except on
+those rows, so every gradient depends only on them, and the reference computes no others.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,10 +28,10 @@ _FEW_RUNS, _MANY_SCORES = 4, 1_000_000
 
 
 class Judge:
-    """The reference of one workload at a time, and verdicts against it; runs in its own process."""
+    """The reference of one workload at a time, which judges others; runs in its own process."""
 
     def prepare(self, workload: Workload, seed: int, modes: Sequence[str]) -> None:
-        """Run the reference in float64, and perturbed."""
+        """Run the reference in float64, unperturbed and perturbed."""
         arrays = seeded_arrays(workload, seed)
         rows = sampled_rows(workload)
         reference = _reference(workload, arrays, rows)
@@ -43,11 +43,11 @@ class Judge:
         self.own: dict[str, Tensors] = {}
 
     def take_own(self, mode: str, tensors: Tensors) -> None:
-        """Keep the tensors of torch's fused attention: its error is the measure of the others'."""
+        """Keep the tensors of torch's fused attention; other errors are compared with its error."""
         self.own[mode] = {kind: wide(named) for kind, named in tensors.items()}
 
     def judge(self, mode: str, tensors: Tensors) -> dict[str, Any]:
-        """The verdict on an implementation's tensors, as fields of its measurement."""
+        """Judge an implementation's tensors; return fields of its measurement."""
         reports = [
             report for kind, named in tensors.items() for report in self._kind(mode, kind, named)
         ]
@@ -70,9 +70,9 @@ class Judge:
 
 
 def errors(reports: Sequence[TensorReport]) -> dict[str, Any]:
-    """The worst tensor and both errors over its scale, as fields of a measurement.
+    """Return the worst tensor and both its errors over its scale, as fields of a measurement.
 
-    A tensor that is zero in theory has no scale and is left out. Empty if all are.
+    A tensor that is zero in theory has no scale and is left out; if all are, the result is empty.
     """
     if not (scaled := [report for report in reports if not report.is_zero]):
         return {}
@@ -86,9 +86,10 @@ def errors(reports: Sequence[TensorReport]) -> dict[str, Any]:
 
 
 def worst(reports: Sequence[TensorReport]) -> TensorReport:
-    """The report with the largest multiple of torch's own error, else the largest relative error.
+    """Return the report with the largest multiple of torch's error, else of its own scale.
 
-    By error alone, a tensor on which torch errs as much would hide a worse multiple elsewhere.
+    If only errors counted, a tensor on which torch errs as much would hide a worse multiple
+    elsewhere.
     """
     if any(report.ratio is not None for report in reports):
         return max(reports, key=lambda report: -1.0 if report.ratio is None else report.ratio)
@@ -96,7 +97,7 @@ def worst(reports: Sequence[TensorReport]) -> TensorReport:
 
 
 def _reference(workload: Workload, arrays: Mapping[str, np.ndarray], rows: np.ndarray) -> Reference:
-    """The sampled queries' attention from its definition, in torch."""
+    """Build the attention of the sampled queries from its definition, in torch."""
     w = workload
     index = torch.from_numpy(rows)
     visible = torch.arange(w.S) <= index[:, None] + w.filled if w.is_causal else None
@@ -122,7 +123,10 @@ def _reference(workload: Workload, arrays: Mapping[str, np.ndarray], rows: np.nd
 
 
 def _attention(query: Tensor, key: Tensor, value: Tensor, visible: Tensor | None) -> Tensor:
-    """softmax(QKᵀ/√H)V of (B, R, N, H), K/V heads shared by groups; visible (R, S) or None."""
+    """Compute softmax(QKᵀ/√H)V for R queries.
+
+    query: (B, R, N, H). key, value: (B, S, K, H), heads shared by groups. visible: (R, S) or None.
+    """
     q_BRKGH = query.unflatten(2, (key.shape[2], -1))
     scores_BKGRS = torch.einsum("brkgh,bskh->bkgrs", q_BRKGH, key) / query.shape[-1] ** 0.5
     if visible is not None:

@@ -1,4 +1,4 @@
-"""The most resident memory that a call holds, by one method for every framework."""
+"""Measure the most resident memory that a call holds, by one method for every framework."""
 
 import contextlib
 import ctypes
@@ -16,24 +16,24 @@ _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 def available() -> int:
-    """Bytes that can be had without swapping, or half of all where the system does not say."""
+    """Return the bytes available without swapping, or half of all memory if that is unknown."""
     return free_memory() or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
 
 
 def one_arena() -> None:
-    """Make malloc keep one heap instead of one per thread; call it before frameworks start.
+    """Make malloc keep one heap instead of one per thread; call this before frameworks start.
 
-    Only that heap can be trimmed whole. What other heaps keep would serve the next call unseen,
-    and its peak would come out too low.
+    Only the main heap can be trimmed completely. Memory that other heaps keep would serve the next
+    call unseen, so its measured peak would be too low.
     """
     _glibc("mallopt", _M_ARENA_MAX, 1)
 
 
 def peak_during(call: Callable[[], Any]) -> int | None:
-    """The most bytes resident during `call`, its result included, beyond those before it.
+    """Return the most bytes resident during `call`, with its result, beyond those before it.
 
-    What the allocator keeps of earlier calls is released first, because it would hide what this
-    one needs. None if neither Linux's high-water mark nor psutil is available.
+    Memory that the allocator keeps from earlier calls is released first, because it would hide what
+    this call needs. Returns None if neither Linux's high-water mark nor psutil is available.
     """
     gc.collect()
     _glibc("malloc_trim", 0)
@@ -47,13 +47,13 @@ def peak_during(call: Callable[[], Any]) -> int | None:
 
 
 def _glibc(function: str, *numbers: int) -> None:
-    """Call a function of glibc; another C library may lack it."""
+    """Call a function of glibc; do nothing if the C library lacks it."""
     with contextlib.suppress(AttributeError, OSError, TypeError):
         getattr(ctypes.CDLL(None), function)(*numbers)
 
 
 def _resets() -> bool:
-    """Whether the high-water mark falls to what is resident now."""
+    """Reset the high-water mark to the resident memory; return whether the system allows it."""
     try:
         _CLEAR.write_text("5")
     except OSError:
@@ -87,6 +87,6 @@ def _sampled(call: Callable[[], Any]) -> int | None:
 
 
 def _kilobytes(file: Path, name: str) -> int:
-    """The bytes of a line `name:   123 kB`."""
+    """Return the value of a line `name:   123 kB`, in bytes."""
     line = next(x for x in file.read_text().splitlines() if x.startswith(f"{name}:"))
     return int(line.split()[1]) * 1024

@@ -1,6 +1,7 @@
 """Interleaved rounds: each runs every implementation once, one at a time, in a fresh order.
 
-So are the matrix products, and the reads of memory, whose best rates are the rooflines of a run.
+Matrix products and memory reads are timed in the same way; their best rates are the rooflines of a
+run.
 """
 
 import statistics
@@ -16,16 +17,17 @@ from jax_attn.bench.engine.worker import Worker, WorkerError
 from jax_attn.bench.workload import FORWARD
 
 SIZE = 2048
-"""Of the square matrices whose product is timed."""
+"""Rows and columns of the square matrices whose product is timed."""
 READ = 2**28
-"""Bytes of the array that is read to time the memory: more than caches hold."""
+"""Bytes of the array that is read to time the memory; larger than the caches."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """How many rounds: `most`; a slow implementation leaves after `least` and `seconds` spent.
+    """The number of rounds: at most `most`.
 
-    A call of 0.1 s is timed 21 times, one of a second seven times.
+    An implementation leaves earlier if it has run `least` rounds and spent `seconds`: by default a
+    call of 0.1 s is timed 21 times, and one of a second seven times.
     """
 
     least: int = 7
@@ -34,7 +36,7 @@ class Limits:
 
     @classmethod
     def of(cls, rounds: int | None) -> "Limits":
-        """Exactly so many rounds, or the default."""
+        """Return limits of exactly `rounds` rounds, or the default limits for None."""
         return cls() if rounds is None else cls(rounds, rounds)
 
 
@@ -46,11 +48,11 @@ def interleaved(
     seed: int,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Iterator[int]:
-    """Fill `times` with one number a round for each name; yields the number of rounds done.
+    """Fill `times` with one number per round for each name; yield the number of rounds done.
 
-    A turn that returns None has failed, and its name leaves. The anchor, with whose times the
-    others are compared, stays as long as any other: the i-th number of each name belongs to the
-    i-th round, and the anchor has one too. `times` stays valid if the caller stops early.
+    A name leaves when its turn returns None, which means that it failed. The i-th number of a name
+    belongs to the i-th round. The anchor, with whose times the others are compared, stays as long
+    as any other, so it has a number for every round. `times` stays valid if the caller stops early.
     """
     rng = np.random.default_rng(seed)
     spent = dict.fromkeys(turns, 0.0)
@@ -77,17 +79,17 @@ def interleaved(
 def measure_products(
     workers: Mapping[str, Worker], dtype: str, rates: dict[str, float], seed: int
 ) -> Iterator[str]:
-    """Raise `rates`, framework → FLOP/s of a matrix product, to what is measured; yields once.
+    """Raise `rates` (framework → FLOP/s of a matrix product) to the measured rates; yield once.
 
     Called throughout a run, because a ceiling measured while the machine is slow is too low.
-    workers: one a framework, loaded, with the threads that everything is measured with.
+    workers: one loaded worker per framework, with the same threads as all measurements.
     """
     _measure(workers, ("build_product", SIZE, dtype), 2 * SIZE**3, rates, seed)
     yield "matrix products"
 
 
 def measure_reads(workers: Mapping[str, Worker], rates: dict[str, float], seed: int) -> None:
-    """Raise `rates`, framework → bytes/s of a sum over an array, to what is measured."""
+    """Raise `rates` (framework → bytes/s of a sum over an array) to the measured rates."""
     _measure(workers, ("build_sum", READ), READ, rates, seed)
 
 
@@ -98,7 +100,7 @@ def _measure(
     rates: dict[str, float],
     seed: int,
 ) -> None:
-    """amount: of what a call of the requested program does."""
+    """Raise `rates` to those of the requested program. amount: operations or bytes of a call."""
     turns: dict[str, Callable[[], float | None]] = {}
     times: dict[str, list[float]] = {}
     for framework, worker in workers.items():

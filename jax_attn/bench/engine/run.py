@@ -1,4 +1,4 @@
-"""What every run of the bench has: its processes, its rows, the rounds that time them, a record."""
+"""The base of every run of the bench: its processes, its rows, timed rounds, and a record."""
 
 import os
 from abc import ABC, abstractmethod
@@ -19,11 +19,11 @@ NOT_TIMED = "not timed"
 _PLATFORMS = {"cpu": "cpu", "gpu": "cuda"}
 
 Key: TypeAlias = tuple[Workload | PairWorkload, str, str]
-"""Of a row: workload, mode and name of the implementation or way."""
+"""The key of a row: workload, mode, and name of the implementation or way."""
 
 
 class Plan(Protocol):
-    """What every plan of a run says. baseline: the name with whose times others are compared."""
+    """The settings of every run. baseline: the name with whose times the others are compared."""
 
     threads: int
     baseline: str
@@ -33,7 +33,7 @@ class Plan(Protocol):
 
 
 class Run(ABC):
-    """One run. Whatever ends it early, `record` returns what was measured until then."""
+    """One run. Whatever ends it early, `record` returns what was measured so far."""
 
     def __init__(self, plan: Any, start: Callable[..., Any] = Worker) -> None:
         self.plan, self._start = plan, start
@@ -54,7 +54,7 @@ class Run(ABC):
         self._workers.clear()
 
     def _asker(self, name: str) -> Callable[..., Any]:
-        """The worker's `ask`; a worker whose process is lost leaves."""
+        """Return the worker's `ask`, which drops the worker if its process is lost."""
 
         def ask(method: str, *arguments: Any) -> Any:
             if name not in self._workers:
@@ -71,7 +71,7 @@ class Run(ABC):
         self._rows[key] = replace(self._rows[key], **fields)
 
     def _time(self, workload: Workload | PairWorkload, mode: str, names: Iterable[str]) -> Iterator:
-        """Run rounds of these, and keep the times of those that did not fail."""
+        """Time these names in rounds, and keep the times of those that did not fail."""
         plan, times = self.plan, dict[str, list[float]]()
         turns = {name: self._turn((workload, mode, name)) for name in names}
         try:
@@ -91,7 +91,7 @@ class Run(ABC):
                 self._note(key, status=Status.MEASURED, **fields)
 
     def _turn(self, key: Key) -> Callable[[], float | None]:
-        """A function that has the worker time a call; it notes a failure and returns None."""
+        """Return a function that has the worker time a call; if it fails, it returns None."""
         _, mode, name = key
         ask, dispatched = self._asker(name), self._dispatch.setdefault(key, [])
 
@@ -108,14 +108,14 @@ class Run(ABC):
 
     @abstractmethod
     def _order(self, key: Key) -> tuple[int, ...]:
-        """By which rows are sorted in the record."""
+        """Return the sort key of a row in the record."""
 
     @abstractmethod
     def _settings(self) -> dict[str, Any]:
-        """Those in the record that not every run has."""
+        """Return the settings in the record that are specific to this kind of run."""
 
     def record(self, interrupted: bool = False) -> Record:
-        """What was measured, as plain data."""
+        """Return what was measured, as plain data."""
         plan: Plan = self.plan
         best = max(self._rates.values(), default=None)
         settings = {
@@ -138,17 +138,17 @@ class Run(ABC):
 
 
 def fate(error: WorkerError) -> Status:
-    """The status that a worker's error leaves: a refusal is no failure."""
+    """Return the status for a worker's error; a refusal is not a failure."""
     return Status.NOT_RUN if isinstance(error, RefusedError) else Status.FAILED
 
 
 def environment(own: Mapping[str, str], device: str) -> dict[str, str]:
-    """The variables that a worker's frameworks read when they start."""
+    """Return the environment variables that a worker's frameworks read when they start."""
     return {**own, "JAX_PLATFORMS": _PLATFORMS[device], "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
 
 
 def session_environment() -> dict[str, Any]:
-    """Machine, versions, free memory and load."""
+    """Return the machine, versions, free memory and load."""
     here = describe()
     here["packages"] |= {name: v for name in PEERS if (v := version(name)) is not None}
     here["memory_available_bytes"] = memory.available()

@@ -1,4 +1,4 @@
-"""One implementation in a process of its own: what the bench has it do, step by step."""
+"""One implementation in a process of its own: the requests that the bench makes of it."""
 
 import gc
 import importlib
@@ -15,15 +15,15 @@ from jax_attn.bench.implementations import IMPLEMENTATIONS
 from jax_attn.bench.programs.program import Program, UnsuitedError
 from jax_attn.bench.workload import BACKWARD, Workload
 
-TURN_SECONDS = 0.02  # of one round at least: a short call is timed as often as fits
-# The others' turns leave caches cold, which costs milliseconds: negligible for a longer call.
+TURN_SECONDS = 0.02  # least duration of a turn: a short call is timed as often as fits
+# The turns of others leave caches cold, which costs milliseconds: negligible for a longer call.
 COLD_MATTERS_SECONDS = 0.2
-# torch's threads spin for some 12 ms after their work; the next turn must not share the cores.
+# torch's threads spin for about 12 ms after their work; the next turn must not share the cores.
 _REST_SECONDS = 0.02
 
 
 class Runner:
-    """Serves one request at a time: `load` first, then `build`, then the others."""
+    """Server of one request at a time: `load` first, then `build`, then the others."""
 
     program: Program
     workload: Workload | None  # None for a plain matrix product
@@ -34,7 +34,7 @@ class Runner:
         self.engine: Any = None
 
     def load(self) -> None:
-        """Import the framework and the package; raises ImportError whatever importing raises."""
+        """Import the package and its framework. Raises ImportError, whatever the package raises."""
         try:
             for module in self.implementation.needs:
                 importlib.import_module(module)
@@ -45,7 +45,7 @@ class Runner:
         self.engine = engine(self.device, self.threads)
 
     def build(self, workload: Workload, seed: int) -> dict[str, Any]:
-        """Build the program and load its inputs; returns fields of its measurement."""
+        """Build the program and load its inputs; return fields of its measurement."""
         self._drop()
         builder = self.implementation.builder(workload)
         placed = {name: self.engine.place(a) for name, a in seeded_arrays(workload, seed).items()}
@@ -57,7 +57,7 @@ class Runner:
         return {"kernel": self.program.kernel, "cache_bytes": self.program.cache_bytes}
 
     def build_product(self, size: int, dtype: str) -> None:
-        """Build a square matrix product in place of a workload."""
+        """Build a product of two matrices (size, size) in place of a workload."""
         self._drop()
         rng = np.random.default_rng(0)
         arrays = [rng.standard_normal((size, size), np.float32) for _ in range(2)]
@@ -66,7 +66,7 @@ class Runner:
         self.engine.load(self.program, placed, None)
 
     def build_sum(self, size: int) -> None:
-        """Build a sum over an array of so many bytes in place of a workload."""
+        """Build a sum over an array of `size` bytes in place of a workload."""
         self._drop()
         array = self.engine.place(np.ones(size // 4, np.float32))
         self.program = Program(_summed, {}, writes_scores=False)
@@ -79,10 +79,10 @@ class Runner:
         gc.collect()
 
     def compile(self, mode: str) -> tuple[float | None, int | None]:
-        """(seconds, bytes of the compiler's temporaries).
+        """Compile a mode; return its seconds and the bytes of the compiler's temporaries.
 
-        Raises UnsuitedError if the scores need more than half of the memory that is left: a
-        machine that swaps measures nothing.
+        Raises UnsuitedError if the scores need more than half of the free memory, because
+        measurements on a machine that swaps are meaningless.
         """
         if self.workload and self.program.writes_scores:
             need = self.workload.scores_bytes(mode)
@@ -95,7 +95,7 @@ class Runner:
         return self.engine.compile(mode)
 
     def first_call(self, mode: str) -> float:
-        """Seconds of the first call after compiling."""
+        """Return the seconds of the first call after compiling."""
         started = time.perf_counter()
         self.engine.call(mode)
         return time.perf_counter() - started
@@ -104,10 +104,11 @@ class Runner:
         return self.engine.peak(mode)
 
     def tensors(self, mode: str) -> dict[str, dict[str, np.ndarray]]:
-        """kind → name → array: the sampled rows of the output, gradients of inputs and weights.
+        """Return the sampled rows of the output, and the gradients of inputs and weights.
 
-        The gradients belong to a cotangent on the sampled rows alone. Raises ValueError, naming
-        every tensor that is not finite everywhere or not of the workload's dtype.
+        The result maps kind → name → array. The gradients belong to a cotangent that is zero except
+        on the sampled rows. Raises ValueError, naming every tensor that is not finite everywhere or
+        not of the workload's dtype.
         """
         w, cotangent = self.workload, None
         assert w is not None, "a workload is built before its tensors are asked for"
@@ -125,7 +126,7 @@ class Runner:
         return by_kind
 
     def turn(self, mode: str) -> tuple[float, float]:
-        """As `timed_round`."""
+        """Time a round; return as `timed_round` does."""
         return timed_round(lambda seconds: self.engine.turn(mode, seconds))
 
 
@@ -134,10 +135,11 @@ def _summed(x: Any) -> Any:
 
 
 def timed_round(turn: Callable[[float], tuple[float, float]]) -> tuple[float, float]:
-    """Median seconds of a call, and of its dispatch; returns once the threads are at rest.
+    """Return the median seconds of a call and of its dispatch, once the threads are at rest.
 
-    The first call does not count where its cold caches would show. turn: as `timed_turn`, of the
-    seconds that it may take.
+    The first call does not count if it is so short that cold caches would distort it.
+
+    turn: maps the seconds that a turn may take to the result of `timed_turn`.
     """
     gc.disable()
     try:
@@ -149,7 +151,10 @@ def timed_round(turn: Callable[[float], tuple[float, float]]) -> tuple[float, fl
 
 
 def _check(tensors: dict[str, np.ndarray], workload: Workload) -> None:
-    """Check the whole tensors, of which only sampled rows are judged. Raises ValueError."""
+    """Raise ValueError unless the whole tensors are finite and of the workload's dtype.
+
+    Later, only their sampled rows are judged.
+    """
     problems = [
         f"{name}: expected {workload.dtype}, got {a.dtype}"
         for name, a in tensors.items()

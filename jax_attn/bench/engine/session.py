@@ -1,4 +1,4 @@
-"""A run of the bench: workers start, programs are judged, then timed in interleaved rounds."""
+"""A run of the bench: start workers, judge programs, then time them in interleaved rounds."""
 
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -37,23 +37,23 @@ class SessionPlan:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The implementations in the record; the baseline and the reference are always included."""
+        """The implementations in the record; always with the baseline and the reference."""
         wanted = {*self.implementations, self.baseline, REFERENCE}
         return tuple(name for name in IMPLEMENTATIONS if name in wanted)
 
     @property
     def judged(self) -> tuple[str, ...]:
-        """`names`, the reference first, because others' errors are compared with its own."""
+        """`names`, the reference first, because the errors of the others are compared with its."""
         return tuple(sorted(self.names, key=lambda name: name != REFERENCE))
 
     @property
     def started(self) -> list[str]:
-        """Those of `names` that have a program for any of the workloads."""
+        """The members of `names` that have a program for any of the workloads."""
         rows = [IMPLEMENTATIONS[name] for name in self.names]
         return [row.name for row in rows if not all(map(row.lacks, self.workloads))]
 
     def modes_of(self, workload: Workload) -> tuple[str, ...]:
-        """The modes in which the workload is measured."""
+        """Return the modes in which the workload is measured."""
         return tuple(mode for mode in workload.modes if mode in self.modes)
 
 
@@ -68,17 +68,17 @@ class Session(Run):
 
     @property
     def steps(self) -> int:
-        """The least number of times that `run` yields, with one round in each mode."""
+        """The least number of steps that `run` yields, with one round in each mode."""
         plan = self.plan
         modes = sum(len(plan.modes_of(workload)) for workload in plan.workloads)
         return len(plan.workloads) * (2 + len(plan.names)) + modes
 
     def run(self) -> Generator[str, None, None]:
-        """Measure everything; yields after each step what was done."""
+        """Measure everything; yield a description of each step after it."""
         plan = self.plan
         self.environment = session_environment()
         for workload in plan.workloads:
-            if plan.device == "gpu":  # in JAX an allocator's peak cannot be reset
+            if plan.device == "gpu":  # JAX cannot reset an allocator's peak, so start new processes
                 self.__exit__()
             self._start_workers([n for n in plan.started if n not in self._workers])
             yield f"{workload.name}: workers started"
@@ -89,7 +89,7 @@ class Session(Run):
             yield from self._measure(workload)
 
     def _start_workers(self, names: Iterable[str]) -> None:
-        """Start workers two at a time, so that one imports while another reads its files."""
+        """Start workers, two at a time, so that one imports while the other reads its files."""
 
         def start(name: str) -> None:
             implementation, plan = IMPLEMENTATIONS[name], self.plan
@@ -131,7 +131,7 @@ class Session(Run):
             yield from self._time(workload, mode, [n for n in rows if rows[n].verdict in to_time])
 
     def _prepare_judge(self, workload: Workload) -> str:
-        """Why there is no reference to judge by, and so nothing to time; "" if there is one."""
+        """Run the reference; return "", or why there is none, so that nothing can be timed."""
         plan = self.plan
         if _JUDGE not in self._workers:
             self._workers[_JUDGE] = self._start(
@@ -144,7 +144,7 @@ class Session(Run):
         return ""
 
     def _judge(self, workload: Workload, name: str) -> None:
-        """Build, compile, compare; a failure is noted in the measurement."""
+        """Build, compile and judge an implementation; note a failure in its measurement."""
         ask, judge = self._asker(name), self._asker(_JUDGE)
         self._note_all(workload, name, Status.NOT_RUN, "not reached")
         try:
@@ -188,6 +188,6 @@ class Session(Run):
         return plan.workloads.index(workload), plan.modes.index(mode), names.index(name)
 
     def _settings(self) -> dict[str, Any]:
-        # The queries on which each workload is judged; gradients are whole.
+        # The number of queries on which each workload is judged; gradients are judged whole.
         judged = {w.name: f"{len(sampled_rows(w))} of {w.T}" for w in self.plan.workloads}
         return {JUDGED_ROWS: judged}

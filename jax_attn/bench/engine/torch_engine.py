@@ -1,4 +1,4 @@
-"""Runs a torch `Program`: times, compiles, measures memory, gives its tensors."""
+"""Run a torch `Program`: compile it, time it, measure its memory, and return its tensors."""
 
 import time
 from typing import Any
@@ -20,7 +20,7 @@ class Engine:
     def __init__(self, device: str, threads: int) -> None:
         torch.set_num_threads(threads)
         torch.set_float32_matmul_precision("highest")
-        # What an earlier run compiled would pass for a short compilation.
+        # A program that an earlier run compiled would make compilation look short.
         torch._inductor.config.force_disable_caches = True
         self.device = {"cpu": "cpu", "gpu": "cuda"}[device]
 
@@ -39,7 +39,10 @@ class Engine:
             vars(self).pop(name, None)
 
     def compile(self, mode: str) -> tuple[float | None, int | None]:
-        """(seconds, bytes of temporaries); None for what torch does not do or does not tell."""
+        """Compile by a first call, if torch compiles the program; return (seconds or None, None).
+
+        The second is None because torch does not report the bytes of temporaries.
+        """
         if not self.program.compiled:
             return None, None
         started = time.perf_counter()
@@ -47,14 +50,14 @@ class Engine:
         return time.perf_counter() - started, None
 
     def call(self, mode: str, cotangent: torch.Tensor | None = None) -> Any:
-        """The output, or the output and the gradients of inputs and weights, finished."""
+        """Return the finished output; with gradients, also those of inputs and weights."""
         with torch.inference_mode(mode != BACKWARD):
             result = self._run(mode, self.cotangent if cotangent is None else cotangent)
             self._finish(result)
         return result
 
     def turn(self, mode: str, seconds: float) -> tuple[float, float]:
-        """As `timed_turn`."""
+        """Time a turn of `seconds`; return as `timed_turn` does."""
         with torch.inference_mode(mode != BACKWARD):
             return timed_turn(lambda: self._run(mode, self.cotangent), self._finish, seconds)
 
@@ -72,7 +75,7 @@ class Engine:
     def tensors(
         self, mode: str, cotangent: np.ndarray | None
     ) -> tuple[np.ndarray, list[np.ndarray]]:
-        """(output, gradients of the inputs and then of the weights), as NumPy arrays."""
+        """Return the output, and the gradients of inputs and then weights, as NumPy arrays."""
         if cotangent is None:
             return as_numpy(self.call(mode)), []
         output, gradients = self.call(mode, self.place(cotangent))
@@ -82,7 +85,7 @@ class Engine:
         return memory.available() if self.device == "cpu" else torch.cuda.mem_get_info()[0]
 
     def peak(self, mode: str) -> int | None:
-        """The most bytes that a call holds beyond those held before it."""
+        """Return the most bytes that a call holds beyond those held before it."""
         if self.device == "cpu":
             return memory.peak_during(lambda: self.call(mode))
         torch.cuda.reset_peak_memory_stats()

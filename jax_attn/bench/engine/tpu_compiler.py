@@ -1,6 +1,6 @@
-"""What the TPU's own compiler says of our programs, on a host without a TPU.
+"""Figures of the TPU's own compiler for our programs, on a host without a TPU.
 
-None of these figures is measured: they are kept apart from the measurements and have no times.
+None of these figures is measured, so they are kept apart from the measurements and have no times.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,14 +21,14 @@ LEVEL = "compiled: the compiler's figures, not measured"
 def compiled_for_tpu(
     workloads: Sequence[Workload], modes: Sequence[str]
 ) -> Iterator[dict[str, Any]]:
-    """The kernel chosen on this host, a layer around it, or a cache, for one TPU v5e: plain data.
+    """Compile the kernel chosen on this host, a layer or a cached call, for one TPU v5e.
 
-    level, workload, mode, kernel, precision (of products, as the bench has it), useful_flops
-    (`Workload.flops`, as the rows have it); and of `compile_for_tpu`: target, compiler, seconds,
-    flops, bytes (accessed), temporaries, arguments, outputs (bytes). XLA counts the body of a
-    loop once, however often it runs, so that flops and bytes of a blocked kernel are below what
-    it takes. A program that raises, whatever it be, has `error` in their place. Without libtpu
-    one item: level, and `missing` with the line that installs it.
+    Yields plain data with level, workload, mode, kernel, precision (of the products), useful_flops
+    (`Workload.flops`); and from `compile_for_tpu`: target, compiler, seconds, flops, bytes
+    (accessed), temporaries, arguments, outputs (bytes). XLA counts the body of a loop once, however
+    often it runs, so the flops and bytes of a blocked kernel are below the true ones. If a program
+    raises anything, `error` stands in their place. Without libtpu there is one item: level, and
+    `missing`, which says how to install it.
     """
     if reason := why_no_tpu_compiler():
         yield {"level": LEVEL, "missing": reason}

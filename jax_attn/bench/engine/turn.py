@@ -1,4 +1,4 @@
-"""One turn of a round: a call repeated for a while, and timed, alike in both frameworks."""
+"""One turn of a round: repeat and time a call, in the same way for both frameworks."""
 
 import statistics
 import time
@@ -11,11 +11,12 @@ T = TypeVar("T")
 def timed_turn(
     start: Callable[[], T], finish: Callable[[T], object], seconds: float
 ) -> tuple[float, float]:
-    """Median seconds of a call, and until it returns while its result is still under way.
+    """Return the median seconds of a call, and the median seconds until the call returns.
 
-    The medians are over as many calls as begin within `seconds`, and over at least one.
+    A call may return before its result is ready. The medians are over as many calls as begin within
+    `seconds`, and over at least one.
 
-    start: makes the call. finish: waits for what it returned.
+    start: makes the call. finish: waits for its result.
     """
     taken: list[float] = []
     dispatched: list[float] = []

@@ -1,4 +1,4 @@
-"""An object in a process of its own, asked one thing at a time over a pipe."""
+"""An object in a process of its own, which answers one request at a time over a pipe."""
 
 import os
 import signal
@@ -15,7 +15,7 @@ from jax_attn.bench.engine import memory
 from jax_attn.bench.programs.program import UnsuitedError
 from jax_attn.bench.workload import PairError
 
-# A hang must not block the run for ever; the slowest answer is a large compilation's.
+# A hang must not block the run for ever. The slowest answer is that of a large compilation.
 PATIENCE_SECONDS = 900.0
 _GOODBYE_SECONDS = 3.0
 _SPAWN = get_context("spawn")
@@ -23,30 +23,30 @@ _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEX
 
 
 class WorkerError(RuntimeError):
-    """What went wrong in a worker, in one line."""
+    """A request failed in a worker; the message is one line."""
 
 
 class AbsentError(WorkerError):
-    """Its package does not import."""
+    """The worker's package cannot be imported."""
 
 
 class RefusedError(WorkerError):
-    """It cannot serve the workload."""
+    """The worker's implementation cannot serve the workload."""
 
 
 class LostError(WorkerError):
-    """Its process died, or did not answer."""
+    """The worker's process died, or did not answer."""
 
 
 _ERRORS = {"absent": AbsentError, "refused": RefusedError, "failed": WorkerError}
 
 
 class Worker:
-    """A process that holds `make(*arguments)`; `worker.ask("method", …)` calls it there.
+    """A process that holds `make(*arguments)`; `worker.ask("method", …)` calls a method there.
 
-    make: "module:class", so that the environment is set before frameworks load. threads: how
-    many cores it may run on, and so the threads of both frameworks: XLA takes one a core. patience:
-    for how many seconds an answer is waited for; None is for ever.
+    make: "module:class", so that the environment is set before frameworks load. threads: the number
+    of cores that it may run on, which sets the threads of both frameworks (XLA uses one per core).
+    patience: the seconds to wait for an answer; None waits for ever.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Worker:
         theirs.close()
 
     def ask(self, method: str, *arguments: Any) -> Any:
-        """The method's result. Raises WorkerError, naming what the method raised."""
+        """Call the method and return its result. Raises WorkerError with the method's error."""
         try:
             self._pipe.send((method, arguments))
             if not self._pipe.poll(self.patience):
@@ -99,9 +99,9 @@ class Worker:
         self._process.join(5)
         code = self._process.exitcode
         if code == -signal.SIGKILL:
-            return "its process was killed, perhaps for want of memory"
+            return "its process was killed, perhaps because memory ran out"
         lines = self._log.read_text(errors="replace").split("\n") if self._log.exists() else []
-        last = next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
+        last = next((line.strip() for line in reversed(lines) if line.strip()), "no output")
         return f"its process ended with status {code}: {last}"
 
 
@@ -113,8 +113,8 @@ def _serve(
     make: str,
     arguments: tuple[Any, ...],
 ) -> None:
-    """The worker's side. What it or a framework prints goes to the log, not to our output."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides, and ends us
+    """Serve requests in the worker's process; all that it prints goes to the log."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and ends this process
     with open(log, "ab", buffering=0) as file:
         for stream in (1, 2):
             os.dup2(file.fileno(), stream)
@@ -147,7 +147,7 @@ def _answer(served: Any, method: str, arguments: tuple[Any, ...]) -> tuple[str, 
 
 
 def usable_cores() -> int:
-    """How many cores this process may run on."""
+    """Return the number of cores that this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -1,1 +1,1 @@
-"""A user's own torch module and its port, side by side."""
+"""Time a user's own torch module and its port, side by side."""

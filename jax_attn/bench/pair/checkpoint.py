@@ -1,4 +1,4 @@
-"""A checkpoint's model in transformers and in ours, as a pair that is timed."""
+"""Build the pair of a checkpoint: its model in transformers and in jax_attn.models."""
 
 import copy
 import inspect
@@ -21,16 +21,17 @@ from jax_attn.transfer import TransferError
 from jax_attn.transfer.files.port_folder import read_config
 
 LENGTH = 128
-"""Tokens in the row, unless lengths are given."""
+"""The number of tokens, unless lengths are given."""
 
 
 def pair_of_checkpoint(path: Path, lengths: tuple[int, ...]) -> Pair:
-    """Its two models on a row of tokens, judged as `jax-attn verify` judges them in float32.
+    """Return the two models on one row of tokens, with the float32 check of `jax-attn verify`.
 
-    Timed in torch is `scaled_dot_product_attention`, where transformers has it for the model; what
-    is judged is its attention written out.
+    torch is timed with `scaled_dot_product_attention`, if transformers supports it for the model;
+    the check runs the attention that `jax-attn verify` compares, which writes out its steps.
 
-    Raises PairError: transformers is not installed, no model is known, or lengths do not fit.
+    Raises PairError if transformers is not installed, the model is unknown, or a length is too
+    large.
     """
     if version("transformers") is None:
         raise PairError(f"a checkpoint's reference is transformers: {install_line('hf')}")
@@ -74,10 +75,10 @@ def pair_of_checkpoint(path: Path, lengths: tuple[int, ...]) -> Pair:
 
 
 def _prefer_sdpa(module: Any) -> None:
-    """The kernel that transformers' users run."""
+    """Select the kernel that users of transformers run, if the model supports it."""
     try:
         module.set_attn_implementation("sdpa")
-    except (ValueError, ImportError):  # of a model that has none
+    except (ValueError, ImportError):  # the model does not support it
         return
 
 
@@ -90,7 +91,7 @@ def _has_cache(module: Any) -> bool:
 
 
 def _first(out: Any) -> torch.Tensor:
-    """Logits, or the hidden states of a model without a head."""
+    """Return the logits, or the hidden states of a model without a head."""
     logits = logits_of(out)
     return out.last_hidden_state if logits is None else logits
 
@@ -101,7 +102,7 @@ def _torch_prefill(module: Any, tokens: torch.Tensor) -> tuple[torch.Tensor, Any
 
 
 def _torch_step(module: Any, cache: Any, tokens: torch.Tensor) -> tuple[torch.Tensor, Any]:
-    # A layer's cache takes new tensors for those it has, so that the one given stays as it is.
+    # A layer's cache replaces its tensors, so shallow copies leave the given cache unchanged.
     read = copy.copy(cache)
     read.layers = [copy.copy(layer) for layer in cache.layers]
     out = module(tokens, **{cache_name(module): read}, use_cache=True)
@@ -109,7 +110,7 @@ def _torch_step(module: Any, cache: Any, tokens: torch.Tensor) -> tuple[torch.Te
 
 
 def cache_name(module: Any) -> str:
-    """What the module calls its cache; the second until transformers 5.23."""
+    """Return the name of the module's cache argument; "past_key_values" until transformers 5.23."""
     names = inspect.signature(module.forward).parameters
     return "cache" if "cache" in names else "past_key_values"
 

@@ -1,4 +1,4 @@
-"""`bench.compare_speed`: a pair of modules that exist, timed in this process."""
+"""`bench.compare_speed`: time a pair of existing modules in this process."""
 
 import contextlib
 import math
@@ -41,24 +41,25 @@ def compare_speed(
 ) -> Record:
     """Time a torch module and its port, each in several ways, unless `parity.check` fails them.
 
-    All run in this process, in interleaved rounds, on JAX's default device, so that their memory is
-    shared and JAX takes the cores that this process has; `jax-attn bench --pair` gives each a
-    process of its own, says where the time goes, and compiles again with a cache.
+    All ways run in this process, in interleaved rounds, on JAX's default device. They share memory,
+    and JAX uses all cores of this process. `jax-attn bench --pair` runs each way in a process of
+    its own, also shows where the time goes, and compiles again with a cache.
 
     Args:
       reference, port, inputs, layout, reference_call, port_call: as for `parity.check`.
-      modes: of "forward", "forward+backward", "training-step"; all unless given, or "forward" alone
-        of a reference with frozen parameters or none. The loss is the mean square of each
-        output, added up; a step is AdamW's.
-      ways: of "torch eager", "torch.compile", "torch.compile reduce-overhead", "jax.jit" and, for
-        a training step, "jax.jit donated"; all unless given, but for the third, which differs on
-        a GPU alone.
-      baseline: the way whose time the others' are compared with.
-      rounds: exactly so many; 7 to 21 unless given, fewer for slow calls.
-      threads: of torch; all cores unless given. JAX takes all that this process may use.
+      modes: some of "forward", "forward+backward", "training-step". The default is all, or only
+        "forward" if the reference has no parameters or a frozen one. The loss is the mean square of
+        each output, added up; a training step is AdamW's.
+      ways: some of "torch eager", "torch.compile", "torch.compile reduce-overhead", "jax.jit" and,
+        for a training step, "jax.jit donated". The default is all, except the third on a CPU, where
+        it makes no difference.
+      baseline: the way with whose time the others are compared.
+      rounds: the exact number of rounds. The default is 7 to 21, fewer for slow calls.
+      threads: the number of torch's threads. The default is all cores. JAX uses all cores that this
+        process may use.
       untrusted: whether to time a pair that disagrees.
 
-    Returns the record of the run, of which `bench.markdown` makes a table. Raises `PairError`, a
+    Returns the record of the run, which `bench.markdown` formats as tables. Raises `PairError`, a
     ValueError, with all that is wrong with the arguments.
     """
     device = "gpu" if jax.default_backend() == "gpu" else "cpu"
@@ -77,14 +78,14 @@ def compare_speed(
         f"{name}: expected {expected}, got {given!r}"
         for name, given, expected, most in (
             ("rounds", rounds, "at least 1", math.inf),
-            ("threads", threads, f"1 to {cores}, the cores here", cores),
+            ("threads", threads, f"1 to {cores}, the number of usable cores", cores),
         )
         if given is not None and not 1 <= given <= most
     ]
     if device == "gpu" and not torch.cuda.is_available():
         problems.append(
-            "device: expected a GPU that torch can use, as JAX uses one; JAX_PLATFORMS=cpu has "
-            "both use the CPU"
+            "device: expected a GPU that torch can use, because JAX uses one; set "
+            "JAX_PLATFORMS=cpu to use the CPU in both"
         )
     given = (reference, port, inputs, layout, (reference_call, port_call))
     pair = pair_of("compare_speed", given, problems)
@@ -106,7 +107,7 @@ def compare_speed(
 
 
 class Here:
-    """As a `Worker`, without a process of its own."""
+    """A stand-in for `Worker` without a process of its own."""
 
     def __init__(self, name: str, make: str, *arguments: Any, **_: Any) -> None:
         self.name, self._served = name, resolve_name(make)(*arguments)
@@ -128,7 +129,7 @@ class Here:
 
 @contextlib.contextmanager
 def settings_kept() -> Iterator[None]:
-    """What engines set for their process is set back."""
+    """Restore, after this context, the settings of both frameworks that the engines change."""
     of_jax = {name: getattr(jax.config, name) for name in _JAX_SETTINGS}
     threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
     inductor = torch._inductor.config
@@ -138,7 +139,7 @@ def settings_kept() -> Iterator[None]:
     finally:
         for name, value in of_jax.items():
             jax.config.update(name, value)
-        compilation_cache.reset_cache()  # JAX decides about it again when it next compiles
+        compilation_cache.reset_cache()  # JAX decides on its cache again when it next compiles
         torch.set_num_threads(threads)
         torch.set_float32_matmul_precision(precision)
         inductor.force_disable_caches = caches

@@ -1,4 +1,4 @@
-"""The pair that a function of the user's makes, as every process of a run makes it for itself."""
+"""Make the pair that a user's function returns; every process of a run makes its own."""
 
 import importlib
 import importlib.util
@@ -24,10 +24,11 @@ EXPECTED = "expected (torch module, NNX module, inputs[, layout[, (reference_cal
 
 
 def made(named: str | Pair, lengths: tuple[int, ...] = ()) -> Pair:
-    """What `FILE.py:FUNCTION` or `package.module:FUNCTION` makes; of a checkpoint's folder or file
-    its model in both frameworks; a pair as it is.
+    """Make the pair that `named` stands for. Raises PairError.
 
-    lengths: of the inputs, which a function takes as its argument `length`. Raises PairError.
+    named: `FILE.py:FUNCTION` or `package.module:FUNCTION`, which is called; a checkpoint's folder
+    or file, whose model is built in both frameworks; or a pair, which is returned as it is.
+    lengths: the lengths of the inputs; a function takes each as its argument `length`.
     """
     if isinstance(named, Pair):
         return named
@@ -58,7 +59,7 @@ def made(named: str | Pair, lengths: tuple[int, ...] = ()) -> Pair:
 
 
 def pair_of(where: str, result: Any, problems: Sequence[str] = ()) -> Pair:
-    """A tuple as a pair. Raises PairError with all that is wrong with it, and the problems."""
+    """Convert a tuple to a pair. Raises PairError with all that is wrong, and with `problems`."""
     if not isinstance(result, tuple) or not 3 <= len(result) <= 5:
         got = f"{len(result)} values" if isinstance(result, tuple) else type(result).__name__
         raise PairError(f"{where}: {EXPECTED}, got {got}")
@@ -69,35 +70,35 @@ def pair_of(where: str, result: Any, problems: Sequence[str] = ()) -> Pair:
 
 
 def _imported(place: str) -> ModuleType:
-    """The module of a file or a name, with the file's folder first, as Python runs it."""
+    """Import the module of a file or a name, with the file's folder first in sys.path."""
     path = Path(place)
     is_file = place.endswith(".py")
     if is_file and not path.is_file():
-        raise PairError(f"{place}: expected a Python file, got none there")
-    # For good, as the function may import more when it is called.
+        raise PairError(f"{place}: expected a Python file, but there is none")
+    # sys.path stays changed, because the function may import more when it is called.
     folder = str(path.resolve().parent) if is_file else ""
     if folder not in sys.path:
         sys.path.insert(0, folder)
     try:
         if not is_file:
             return importlib.import_module(place)
-        # A name of its own: the file may be called as a module that others import.
+        # A distinct name, because the file may be named like a module that others import.
         name = f"_jax_attn_pair_{path.stem}"
         spec = importlib.util.spec_from_file_location(name, path.resolve())
         assert spec is not None
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module  # dataclasses and pickles look there
+        sys.modules[name] = module  # dataclasses and pickle look modules up there
         spec.loader.exec_module(module)
         return module
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # whatever the user's module raises
+    except BaseException as error:  # a user's module may raise anything
         raise PairError(f"{place} does not import\n{of_user(error)}") from error
 
 
 def of_user(error: BaseException) -> str:
-    """The error that began it, with the lines of the user's own files alone."""
+    """Format the original error, with only those traceback lines that are in the user's files."""
     while error.__cause__ is not None:
         error = error.__cause__
     frames = [f for f in traceback.extract_tb(error.__traceback__) if _is_users(f.filename)]
@@ -106,7 +107,7 @@ def of_user(error: BaseException) -> str:
 
 
 def _is_users(file: str) -> bool:
-    """Whether it belongs neither to this package nor to an installed one nor to Python."""
+    """Return whether a file belongs neither to this package nor to installed ones nor to Python."""
     paths = sysconfig.get_paths()
     installed = (paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
     others = (str(Path(__file__).parents[2]), *installed)

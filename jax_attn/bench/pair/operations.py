@@ -1,8 +1,9 @@
-"""Where a call spends its time, by module and kind of operation, as the profilers tell.
+"""Find where a call spends its time, by module and kind of operation, with the profilers.
 
-Times are the operations' own, on the thread that runs them, added up over layers, whose number in a
-path reads {layer}. Those of a backward pass are of the module whose operation they differentiate.
-A fusion of XLA's counts as one operation, under the module and kind of its last instruction.
+Times are the operations' own, on the thread that runs them. They are added up over layers, and
+{layer} stands for the layer's number in a path. Operations of a backward pass belong to the module
+whose operation they differentiate. A fusion of XLA counts as one operation, under the module and
+kind of its last instruction.
 """
 
 import contextlib
@@ -24,18 +25,18 @@ Operations: TypeAlias = tuple[tuple[str, str, float], ...]
 MOST, CALLS = 12, 3
 OPTIMIZER, REST = "optimizer", "all others"
 _MARK = "module:"
-# Name, operation, operands and what an instruction of a compiled program was traced from.
+# Name, operation, operands and origin of an instruction of a compiled program.
 _INSTRUCTION = re.compile(
     r'^ *(?:ROOT )?%?([\w.-]+) = .*? ([a-z][\w-]*)\(([^)]*)\)(?:.*op_name="([^"]*)")?', re.MULTILINE
 )
 _PATH = re.compile(rf"{_MARK}([\w.]*)")
-_KEY = re.compile(r"\[\\?'?(\w+)\\?'?\]")  # of a parameter: params['layers'][0]['kernel']
+_KEY = re.compile(r"\[\\?'?(\w+)\\?'?\]")  # a parameter's keys: params['layers'][0]['kernel']
 _AROUND = ("while", "conditional", "call")
-"""Operations whose time is that of the instructions in them, which are told as well."""
+"""Operations that contain others, whose time is counted with the contained instructions."""
 
 
 def torch_operations(module: torch.nn.Module, call: Callable[[], object]) -> Operations:
-    """call: runs the module once, with or without its backward pass."""
+    """Profile `call`, which runs the torch module once, with or without its backward pass."""
     with _marked(module), torch.profiler.profile() as profile:
         for _ in range(CALLS):
             call()
@@ -52,7 +53,7 @@ def torch_operations(module: torch.nn.Module, call: Callable[[], object]) -> Ope
 
 @contextlib.contextmanager
 def _marked(module: torch.nn.Module) -> Iterator[None]:
-    """The profiler sees which module runs."""
+    """Mark for the profiler which module runs, within this context."""
     open_ranges: list[Any] = []
 
     def enter(path: str, *_: Any) -> None:
@@ -78,18 +79,18 @@ def _marked(module: torch.nn.Module) -> Iterator[None]:
 
 
 def _module_of(event: Any) -> str:
-    """The path of the innermost module around an event; "" of none."""
+    """Return the path of the innermost module around an event, or "" without one."""
     while event is not None:
         if event.name.startswith(_MARK):
             return event.name.removeprefix(_MARK)
-        if event.name.startswith("Optimizer.step"):  # as torch names it
+        if event.name.startswith("Optimizer.step"):  # torch's own mark
             return OPTIMIZER
         event = event.cpu_parent
     return ""
 
 
 def _forward_of(event: Any, forward: dict[int, str]) -> str:
-    """The module of the operation that an event of a backward pass differentiates."""
+    """Return the module of the operation that an event of a backward pass differentiates."""
     while event is not None:
         if event.sequence_nr in forward:
             return forward[event.sequence_nr]
@@ -98,7 +99,7 @@ def _forward_of(event: Any, forward: dict[int, str]) -> str:
 
 
 def jax_operations(program: str, call: Callable[[], object]) -> Operations:
-    """program: the text of what `call` runs, traced within `scoped`."""
+    """Profile `call`. program: the text of the compiled program it runs, traced in `scoped`."""
     with tempfile.TemporaryDirectory(prefix="jax-attn-bench-") as folder:
         with jax.profiler.trace(folder):
             for _ in range(CALLS):
@@ -115,14 +116,15 @@ def jax_operations(program: str, call: Callable[[], object]) -> Operations:
 
 
 def _places(program: str) -> dict[str, tuple[str, tuple[str, str]]]:
-    """instruction → (operation, (path of its module, what it was traced from)).
+    """Map each instruction to its operation, and to its module's path and kind.
 
-    A product that XLA made itself, with no origin, is of the module whose parameter it reads.
+    A product that XLA created itself, with no origin, belongs to the module whose parameter it
+    reads.
     """
     found = {name: rest for name, *rest in _INSTRUCTION.findall(program)}
 
     def read(operands: str) -> list[str]:
-        """The modules of the parameters among the operands."""
+        """Return the modules of the parameters among the operands."""
         origins = (found[name][2] for name in re.findall(r"%([\w.-]+)", operands) if name in found)
         keys = (_KEY.findall(origin) for origin in origins if origin.startswith("params["))
         return [".".join(path[:-1]) for path in keys]
@@ -145,13 +147,13 @@ def _instructions(profile: Any) -> Iterable[tuple[str, float]]:
 
 
 def scope(path: str) -> contextlib.AbstractContextManager[Any]:
-    """What is traced in it is of the module at `path`."""
+    """Name operations that are traced in this context after the module at `path`."""
     return jax.named_scope(_MARK + path)
 
 
 @contextlib.contextmanager
 def scoped(port: nnx.Module) -> Iterator[None]:
-    """What is traced is named after the module that it is traced in."""
+    """Name operations that are traced in this context after the module that runs them."""
     paths = {id(m): ".".join(map(str, path)) for path, m in nnx.iter_modules(port)}
     classes = {
         next(kind for kind in type(m).__mro__ if "__call__" in vars(kind))
@@ -178,9 +180,9 @@ def scoped(port: nnx.Module) -> Iterator[None]:
 
 
 def _longest(spent: Mapping[tuple[str, str], float], unit: float) -> Operations:
-    """unit: of `spent`, in seconds; of CALLS calls. What is not among them is the last.
+    """Return the MOST longest operations per call, then the rest as REST; () if no time was spent.
 
-    Nothing where nothing was spent.
+    spent: times of CALLS calls. unit: the unit of `spent`, in seconds.
     """
     if not any(spent.values()):
         return ()

@@ -1,4 +1,4 @@
-"""A torch module and its port, the inputs of both, and how they are called."""
+"""A torch module and its port, with their inputs and the way to call them."""
 
 import hashlib
 from collections.abc import Callable, Mapping
@@ -15,10 +15,10 @@ Inputs: TypeAlias = tuple[np.ndarray, ...] | Mapping[str, np.ndarray]
 
 
 class Cached(NamedTuple):
-    """How a side reads a prompt into a cache, and one token more.
+    """Functions by which a side reads a prompt into a cache, and then one more token.
 
     prefill: (module, **inputs) -> (output, cache). step: (module, cache, **one token of each
-    input) -> (output, a cache as it was given).
+    input) -> (output, a cache equal to the given one).
     """
 
     prefill: Callable[..., Any]
@@ -26,11 +26,11 @@ class Cached(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """As `parity.check` takes them.
+    """A reference and its port; the first five fields are arguments of `parity.check`.
 
-    by_length: inputs of other lengths. cached: of the reference and the port, where they have a
-    cache. check: the pair's own, which returns a `Result`; `parity.check` of the inputs unless
-    given.
+    by_length: length -> inputs, if several lengths are measured. cached: functions of the reference
+    and of the port, if they have a cache. check: a check of the pair's own, which returns a
+    `Result`; by default `parity.check` runs on the inputs.
     """
 
     reference: torch.nn.Module
@@ -44,30 +44,30 @@ class Pair(NamedTuple):
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """Those that are measured; 0 stands for the inputs, where there is no other."""
+        """Lengths to measure; (0,) means the inputs as given."""
         return tuple(self.by_length) or (0,)
 
     @property
     def modes(self) -> tuple[str, ...]:
-        """Those in which it can be measured; gradients are those of all parameters or of none."""
+        """Modes in which the pair can be measured; gradients need every parameter trainable."""
         trainable = [p.requires_grad for p in self.reference.parameters()]
         with_gradients = PAIR_MODES[1:] if trainable and all(trainable) else ()
         return (FORWARD, *with_gradients, *(CACHED if self.cached else ()))
 
     @property
     def usual_modes(self) -> tuple[str, ...]:
-        """Those in which it is measured unless others are asked for."""
+        """Modes in which the pair is measured by default."""
         if not self.cached:
             return self.modes
         return tuple(mode for mode in (*CACHED, STEP) if mode in self.modes)
 
     def at(self, length: int) -> "Pair":
-        """The pair with its inputs of this length."""
+        """Return the pair with its inputs of this length."""
         return self._replace(inputs=self.by_length.get(length, self.inputs))
 
     @property
     def named_inputs(self) -> dict[str, np.ndarray]:
-        """By position, "0" first, or by keyword."""
+        """The inputs by keyword or, if they are positional, by "0", "1" and so on."""
         if isinstance(self.inputs, Mapping):
             return dict(self.inputs)
         return {str(i): a for i, a in enumerate(self.inputs)}
@@ -81,7 +81,7 @@ class Pair(NamedTuple):
         return call(port, *args, **kwargs)
 
     def with_arrays(self, arrays: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """(args, kwargs) of a call on other arrays under the names of the inputs."""
+        """Return (args, kwargs) of a call on arrays, which have the names of the inputs."""
         if isinstance(self.inputs, Mapping):
             return (), dict(arrays)
         return tuple(arrays.values()), {}
@@ -92,7 +92,7 @@ def _called(module: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def digests(pair: Pair) -> dict[str, str]:
-    """What tells one pair from another, by name: its inputs and the state of both sides."""
+    """Return SHA-256 digests of the inputs and of the state of both sides, by name."""
     arrays = {
         f"input {name}" + f" of length {length}" * bool(length): np.asarray(a)
         for length in pair.lengths

@@ -1,4 +1,4 @@
-"""What the processes of a pair's run serve: one way to run it, or the judge of both sides."""
+"""Servers in the processes of a pair's run: one way to run the pair, or the judge of both sides."""
 
 import tempfile
 import time
@@ -24,7 +24,7 @@ from jax_attn.parity.run.call_side import RaisedError
 
 
 class PairRunner:
-    """One way to run the pair; `load` comes first, then `place`."""
+    """One way to run the pair; call `load` first, then `place`."""
 
     def __init__(
         self, named: str | Pair, lengths: tuple[int, ...], way: str, device: str, threads: int
@@ -34,21 +34,21 @@ class PairRunner:
         self.length: int | None = None
 
     def load(self) -> dict[str, str]:
-        """Make the pair; the digests of what was made."""
+        """Make the pair, and return its digests."""
         pair = made(self.named, self.lengths)
-        found = digests(pair)
+        by_name = digests(pair)
         runs = RUNS[self.way.framework]
         self.runs: Any = runs(pair, self.way, self.device, self.threads)
-        return found
+        return by_name
 
     def place(self, length: int) -> None:
-        """Take the inputs of this length, unless it has them."""
+        """Take the inputs of this length, unless they are already in place."""
         if length != self.length:
             self.runs.place(length)
             self.length = length
 
     def compile(self, mode: str) -> tuple[float | None, int | None]:
-        """(seconds, bytes of the compiler's temporaries); None for what there is none of."""
+        """Compile; return the seconds and the bytes of temporaries, each None if unknown."""
         self.runs.prepare(mode)
         self._before, started = self.runs.compiled(), time.perf_counter()
         temporaries = self.runs.compile(mode)
@@ -56,18 +56,18 @@ class PairRunner:
         return seconds if self.way.is_compiled else None, temporaries
 
     def programs(self) -> int | None:
-        """How many were compiled since `compile` was last asked for; None where none ever is."""
+        """Return how many programs were compiled since the last `compile`; None if never any."""
         return self.runs.compiled() - self._before if self.way.is_compiled else None
 
     def operations(self, mode: str) -> Operations:
-        """Where the time of a call goes."""
+        """Return where a call spends its time."""
         self.runs.prepare(mode)
         return self.runs.operations(mode)
 
     def warm_compile(self, mode: str) -> float | None:
-        """Seconds to compile again, with what the compiler keeps on disk; forgets what it has.
+        """Return the seconds to compile again with the compiler's cache on disk.
 
-        The last that is asked for.
+        Discards the compiled programs, so it must be the last request.
         """
         if not self.way.is_compiled:
             return None
@@ -82,19 +82,19 @@ class PairRunner:
             return time.perf_counter() - started
 
     def first_call(self, mode: str) -> float:
-        """Seconds of the first call after compiling."""
+        """Return the seconds of the first call after compiling."""
         self.runs.prepare(mode)
         started = time.perf_counter()
         self._call(mode)
         return time.perf_counter() - started
 
     def peak(self, mode: str) -> int | None:
-        """The most bytes resident during a call beyond those before it; None on a GPU."""
+        """Return the most bytes resident during a call beyond those before it; None on a GPU."""
         self.runs.prepare(mode)
         return memory.peak_during(lambda: self._call(mode)) if self.device == "cpu" else None
 
     def turn(self, mode: str) -> tuple[float, float]:
-        """As `timed_round`."""
+        """Time a round; return as `timed_round` does."""
         self.runs.prepare(mode)
         return timed_round(
             lambda seconds: timed_turn(lambda: self.runs.start(mode), self.runs.finish, seconds)
@@ -107,7 +107,7 @@ class PairRunner:
 
 
 class PairJudge:
-    """The verdict on the pair, in a process of its own, and how many operations it takes."""
+    """Judge of the pair, in a process of its own; it also counts operations and bytes."""
 
     def __init__(self, named: str | Pair, lengths: tuple[int, ...], threads: int) -> None:
         self.named, self.lengths, self.threads = named, lengths, threads
@@ -117,9 +117,9 @@ class PairJudge:
         return digests(self.pair)
 
     def judge(self, length: int) -> dict[str, Any]:
-        """The verdict under jit and the worst tensor at this length, as a measurement has them.
+        """Judge the pair under jit at this length; return fields of a measurement.
 
-        A pair with a check of its own is judged once, on what that check takes.
+        A pair with a check of its own is judged once, on the inputs of that check.
         """
         pair = self.pair
         try:
@@ -133,7 +133,7 @@ class PairJudge:
         }
 
     def about(self) -> dict[str, Any]:
-        """What the pair is. inputs: by length. checks: how many of the lengths are judged apart."""
+        """Describe the pair: inputs by length, dtype, modes, and how many lengths are judged."""
         pair = self.pair
         return {
             "inputs": {length: described(pair.at(length)) for length in pair.lengths},
@@ -144,26 +144,26 @@ class PairJudge:
         }
 
     def flops(self, length: int, modes: tuple[str, ...]) -> dict[str, int]:
-        """mode → operations of the reference's products and convolutions, in one call."""
+        """Count the operations of the reference's products and convolutions in a call, by mode."""
         runs = RUNS["torch"](self.pair, WAYS[EAGER], "cpu", self.threads)
         runs.place(length)
         return {mode: runs.flops(mode) for mode in modes}
 
     def reads(self, length: int, modes: tuple[str, ...]) -> dict[str, int]:
-        """mode → bytes of the parameters, and of the cache for a step.
+        """Return the bytes of the parameters by mode; decode adds those of the cache.
 
-        Of an embedding's parameters, a call reads a row for each token; they are left out.
+        Parameters of embeddings are left out, because a call reads only one row for each token.
         """
         pair = self.pair.at(length)
         parts = (m for m in pair.reference.modules() if not isinstance(m, torch.nn.Embedding))
         read = {p for part in parts for p in part.parameters(recurse=False)}
         parameters = sum(p.numel() * p.element_size() for p in read)
-        found = {mode: parameters for mode in modes if mode in (FORWARD, *CACHED)}
-        if pair.cached and DECODE in found:
+        by_mode = {mode: parameters for mode in modes if mode in (FORWARD, *CACHED)}
+        if pair.cached and DECODE in by_mode:
             _, of_port = pair.cached
             _, cache = nnx.eval_shape(partial(of_port.prefill, **pair.named_inputs), pair.port)
-            found[DECODE] += sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(cache))
-        return found
+            by_mode[DECODE] += sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(cache))
+        return by_mode
 
 
 def _checked(pair: Pair, dtype: str) -> Result:
@@ -183,6 +183,6 @@ def _checked(pair: Pair, dtype: str) -> Result:
 
 
 def _dtype(pair: Pair) -> str:
-    """Of the reference's first parameter with floating-point numbers; float32 of none."""
+    """Return the dtype of the reference's first floating-point parameter, or float32."""
     floats = (p.dtype for p in pair.reference.parameters() if p.is_floating_point())
     return str(next(floats, "torch.float32")).removeprefix("torch.")

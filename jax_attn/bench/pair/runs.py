@@ -1,8 +1,9 @@
-"""Both sides of a pair in every mode: forward, with gradients, and a training step.
+"""Run both sides of a pair in every mode: forward, with gradients, and a training step.
 
-The loss is the mean square of each output with floating-point numbers, added up. Its gradients are
-those of the parameters. A step is AdamW's, and begins where the last one ended. Of a pair with a
-cache, a prompt is read into an empty one, and a token behind it, each time the same.
+The loss is the mean square of each floating-point output, added up; gradients are taken with
+respect to the parameters. A training step is AdamW's and continues from the last one. If the pair
+has a cache, prefill reads a prompt into an empty cache, and decode reads one token after it; every
+call repeats the same one.
 """
 
 import contextlib
@@ -45,10 +46,10 @@ class TorchRuns:
     def __init__(self, pair: Pair, way: Way, device: str, threads: int) -> None:
         torch.set_num_threads(threads)
         torch.set_float32_matmul_precision("highest")
-        # What an earlier run compiled would pass for a short compilation.
+        # A program that an earlier run compiled would make compilation look short.
         torch._inductor.config.force_disable_caches = True
         self.device = {"cpu": "cpu", "gpu": "cuda"}[device]
-        # Steps change the parameters, and those are the caller's.
+        # Steps change the parameters, but these belong to the caller.
         self.pair = pair = pair._replace(reference=copy.deepcopy(pair.reference))
         self.module = pair.reference.to(self.device)
         self.place(pair.lengths[0])
@@ -72,20 +73,20 @@ class TorchRuns:
         self.is_compiled = way.is_compiled
 
     def place(self, length: int) -> None:
-        """The inputs of this length for the calls that follow."""
+        """Take the inputs of this length for the following calls."""
         inputs = self.pair.at(length).named_inputs
         self.arrays = {n: as_torch(a.copy()).to(self.device) for n, a in inputs.items()}
         self.args, self.kwargs = self.pair.with_arrays(self.arrays)
         self.cache: Any = None
 
     def prepare(self, mode: str) -> None:
-        """Have what a call needs beside its program: for a step, the prompt in the cache."""
+        """Prepare what a call needs besides its program: decode needs the prompt in the cache."""
         if mode == DECODE and self.cache is None:
             with torch.inference_mode():
                 _, self.cache = self._prefill()
 
     def start(self, mode: str) -> Any:
-        """What a call gives, perhaps still under way."""
+        """Start a call and return its result, which may be unfinished."""
         with torch.inference_mode(mode in (FORWARD, *CACHED)):
             return self.runs[mode]()
 
@@ -94,39 +95,39 @@ class TorchRuns:
             torch.cuda.synchronize()
 
     def compile(self, mode: str) -> int | None:
-        """Compiles, perhaps by a first call; the bytes of temporaries are not told."""
+        """Compile by a first call, if this way compiles; torch does not report temporaries."""
         if self.is_compiled:
             self.finish(self.start(mode))
         return None
 
     def compiled(self) -> int:
-        """Graphs that this process has compiled so far."""
+        """Return the number of graphs that this process has compiled so far."""
         return torch._dynamo.utils.counters["stats"]["unique_graphs"]
 
     def operations(self, mode: str) -> Operations:
-        """Where the time of a call goes; of what torch compiled its modules are not known."""
-        if self.is_compiled or self.device != "cpu":  # the profiler's own times are of the host
+        """Return where a call spends its time; nothing if compiled, as its modules are unknown."""
+        if self.is_compiled or self.device != "cpu":  # the profiler's own times are the host's
             return ()
         return torch_operations(self.module, lambda: self.start(mode))
 
     def keep(self, folder: str) -> None:
-        """From now on, keep what is compiled in this folder."""
+        """Keep programs that are compiled from now on in this folder."""
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
         torch._inductor.config.force_disable_caches = False
 
     def forget(self) -> None:
-        """Have what is called next compiled again."""
+        """Discard compiled programs, so that the next call compiles again."""
         torch._dynamo.reset()
 
     def flops(self, mode: str) -> int:
-        """Of products and convolutions, forward and backward, as torch counts them.
+        """Count the operations of products and convolutions, forward and backward, as torch does.
 
-        What is fused, it does not count.
+        The counter does not see fused kernels, so the call runs with plain ones.
         """
         from torch.utils.flop_counter import FlopCounterMode
 
         counted = BACKWARD if mode == STEP else mode
-        # In inference mode the counter would not see the products of linear layers.
+        # In inference mode, the counter would not see the products of linear layers.
         self.prepare(mode)
         counter = FlopCounterMode(display=False)
         with torch.set_grad_enabled(counted == BACKWARD), plain_kernels(), counter:
@@ -161,13 +162,13 @@ class JaxRuns:
     """The port, jitted, on one device."""
 
     def __init__(self, pair: Pair, way: Way, device: str, threads: int) -> None:
-        del device, threads  # JAX takes what the process may use
+        del device, threads  # JAX uses whatever the process may use
         jax.config.update("jax_default_matmul_precision", "highest")
         jax.config.update("jax_enable_compilation_cache", False)
-        compilation_cache.reset_cache()  # about which JAX decides when it first compiles
+        compilation_cache.reset_cache()  # JAX decides on its cache when it first compiles
         split: Any = nnx.split(pair.port, nnx.Param, nnx.Not(nnx.Param))
         graph, params, rest = split
-        # A donated array is lost, and these are the caller's.
+        # A donated array is lost, but these belong to the caller.
         params = jax.tree.map(jnp.copy, params)
         rest = jax.tree.map(lambda x: jnp.array(x) if isinstance(x, np.ndarray) else x, rest)
         self.pair, self.names_modules = pair, False
@@ -215,11 +216,11 @@ class JaxRuns:
                 with self._scope(port):
                     return of_port.step(port, cache, **one)
 
-            # A cache is written in place whatever the way, as whoever decodes has it.
+            # The cache is donated in every way, as it is in practice when decoding.
             self.jitted |= {PREFILL: jax.jit(prefill), DECODE: jax.jit(decode, donate_argnums=2)}
 
     def place(self, length: int) -> None:
-        """The inputs of this length for the calls that follow."""
+        """Take the inputs of this length for the following calls."""
         inputs = self.pair.at(length).named_inputs
         self.inputs = {name: jnp.array(a) for name, a in inputs.items()}
         self.cache: Any = None
@@ -235,13 +236,16 @@ class JaxRuns:
         return self.params, self.rest, self.inputs
 
     def prepare(self, mode: str) -> None:
-        """Have what a call needs beside its program: for a step, the prompt in the cache."""
+        """Prepare what a call needs besides its program: decode needs the prompt in the cache."""
         if mode == DECODE and self.cache is None:
             out = self.jitted[PREFILL](self.params, self.rest, self.inputs)
             _, self.cache = jax.block_until_ready(out)
 
     def start(self, mode: str) -> Any:
-        """What a call gives, perhaps still under way; what a step changes is the next one's."""
+        """Start a call and return its result, which may be unfinished.
+
+        The next call continues from the parameters, optimizer state or cache that this one returns.
+        """
         result = self.jitted[mode](*self._arguments(mode))
         if mode == STEP:
             self.params, self.state, _ = result
@@ -253,17 +257,17 @@ class JaxRuns:
         jax.block_until_ready(result)
 
     def compile(self, mode: str) -> int | None:
-        """Traces and compiles; the compiler's bytes of temporaries."""
+        """Trace and compile; return the bytes of temporaries, or None if XLA reports none."""
         compiled = self.jitted[mode].lower(*self._arguments(mode)).compile()
         analysis = compiled.memory_analysis()
         return None if analysis is None else int(analysis.temp_size_in_bytes)
 
     def compiled(self) -> int:
-        """Programs that this process has compiled so far."""
+        """Return the number of programs that this process has compiled so far."""
         return _programs["jax"]
 
     def operations(self, mode: str) -> Operations:
-        """Where the time of a call goes. It is traced anew, with the modules' names."""
+        """Return where a call spends its time. Traces it again, with the names of the modules."""
         self.forget()
         self.names_modules = True
         try:
@@ -274,7 +278,7 @@ class JaxRuns:
             self.names_modules = False
 
     def keep(self, folder: str) -> None:
-        """From now on, keep what is compiled in this folder."""
+        """Keep programs that are compiled from now on in this folder."""
         compilation_cache.reset_cache()
         jax.config.update("jax_compilation_cache_dir", folder)
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
@@ -282,7 +286,7 @@ class JaxRuns:
         jax.config.update("jax_enable_compilation_cache", True)
 
     def forget(self) -> None:
-        """Have what is called next compiled again."""
+        """Discard compiled programs, so that the next call compiles again."""
         jax.clear_caches()
 
 
@@ -302,7 +306,7 @@ def _as_it_is(x: T) -> T:
 
 
 def _tensors(outputs: Any) -> list[torch.Tensor]:
-    """The tensors among the outputs, in order."""
+    """Return the tensors among the outputs, in order."""
     from torch.utils import _pytree
 
     return [x for x in _pytree.tree_leaves(outputs) if isinstance(x, torch.Tensor)]
@@ -312,7 +316,7 @@ RUNS: dict[str, type] = {"torch": TorchRuns, "jax": JaxRuns}
 
 
 def described(pair: Pair) -> str:
-    """The names, dtypes and shapes of the inputs, in a line."""
+    """Return the names, dtypes and shapes of the inputs in one line."""
     return ", ".join(
         f"{name} {np.dtype(a.dtype).name}{list(a.shape)}" for name, a in pair.named_inputs.items()
     )

@@ -1,4 +1,4 @@
-"""A run of a user's own pair: judged by `parity.check`, then timed in interleaved rounds."""
+"""A run of a user's own pair: judge it by `parity.check`, then time it in interleaved rounds."""
 
 import contextlib
 import itertools
@@ -26,11 +26,12 @@ UNTRUSTED = "untrusted: the pair disagrees"
 
 @dataclass(frozen=True)
 class PairPlan:
-    """named: the function that makes the pair, the checkpoint, or the pair, as `made` takes it.
+    """The settings of a pair's run.
 
-    ways: of WAYS. modes: the pair's usual ones unless given. lengths: of the inputs. untrusted:
-    time a pair that disagrees, too. alone: whether each way has a process of its own, where what
-    is compiled can be forgotten.
+    named: the function that makes the pair, the checkpoint, or the pair, as `made` takes it.
+    ways: names in WAYS. modes: the pair's usual ones unless given. lengths: lengths of the inputs.
+    untrusted: whether to time a pair that disagrees. alone: whether each way runs in a process of
+    its own, where compiled programs can be discarded.
     """
 
     named: str | Pair
@@ -47,12 +48,12 @@ class PairPlan:
 
     @property
     def name(self) -> str:
-        """What the pair is called in the record."""
+        """The name of the pair in the record."""
         return self.named if isinstance(self.named, str) else "the pair"
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Those of WAYS that are run; the baseline always is."""
+        """The names in WAYS that are run, always with the baseline."""
         return tuple(name for name in WAYS if name in {*self.ways, self.baseline})
 
 
@@ -68,12 +69,12 @@ class PairSession(Run):
 
     @property
     def steps(self) -> int:
-        """The least number of times that `run` yields, with one round in each mode."""
+        """The least number of steps that `run` yields, with one round in each mode."""
         modes, lengths = len(self.plan.modes) or 1, len(self.plan.lengths) or 1
         return 3 + lengths * (len(self.plan.names) + modes)
 
     def run(self) -> Generator[str, None, None]:
-        """Measure everything; yields after each step what was done. Raises PairError."""
+        """Measure everything; yield a description of each step after it. Raises PairError."""
         plan = self.plan
         self.environment = session_environment()
         verdicts, expected = self._judge()
@@ -85,7 +86,8 @@ class PairSession(Run):
         if not workloads:
             return
         yield from self._measure_products(workloads[0].dtype)
-        # One imports while another reads its files; in one process they would share random state.
+        # Two at a time: one imports while the other reads its files. In one process only one at a
+        # time, because they would share random state.
         with ThreadPoolExecutor(2 if plan.alone else 1) as pool:
             list(pool.map(lambda name: self._load(name, expected), plan.names))
         yield "workers started"
@@ -105,16 +107,16 @@ class PairSession(Run):
         return self.plan.untrusted or judged["verdict"] != Verdict.FAIL
 
     def _judge(self) -> tuple[dict[PairWorkload, dict[str, Any]], dict[str, str]]:
-        """(workload of each length -> fields of its verdict, digests of what was judged)."""
+        """Return the fields of the verdict by workload, and the digests of the judged pair."""
         plan = self.plan
         maker = "jax_attn.bench.pair.runner:PairJudge", plan.named, plan.lengths, plan.threads
-        judge = self._started("judge", *maker, patience=None)  # which checks a whole model
+        judge = self._started("judge", *maker, patience=None)  # it may check a whole model
         try:
             expected, found = judge.ask("load"), judge.ask("about")
             self._modes = plan.modes or found["usual_modes"]
             if lacking := [mode for mode in self._modes if mode not in found["modes"]]:
                 known = ", ".join(found["modes"])
-                got = f"expected modes of {known}, got {joined(lacking)}"
+                got = f"expected modes among {known}, got {joined(lacking)}"
                 whys = dict.fromkeys(_LACKS[mode in CACHED] for mode in lacking)
                 raise PairError(f"{plan.name}: {got}: {'; '.join(whys)}")
             lengths = [*found["inputs"]][: found["checks"]]
@@ -154,7 +156,7 @@ class PairSession(Run):
         return worker
 
     def _measure_products(self, dtype: str) -> Iterator[str]:
-        """The rooflines, by the two frameworks, each in a process of its own."""
+        """Measure the rooflines in both frameworks, each in a process of its own."""
         plan, workers = self.plan, {}
         variables = {"JAX_ENABLE_X64": "1"} if dtype == "float64" else {}
         for framework, name in _PRODUCTS.items():
@@ -169,7 +171,7 @@ class PairSession(Run):
             self._workers.pop(f"products by {framework}").close()
 
     def _load(self, name: str, expected: Mapping[str, str]) -> None:
-        """Start a worker; its pair must be the one that was judged."""
+        """Start a worker, and fail it unless its pair equals the judged one."""
         plan, way = self.plan, WAYS[name]
         runner = "jax_attn.bench.pair.runner:PairRunner"
         arguments = plan.named, plan.lengths, name, plan.device, plan.threads
@@ -183,12 +185,12 @@ class PairSession(Run):
         if other:
             self._fail(
                 name,
-                f"{plan.name}: expected the same arrays from every call, got others for "
-                f"{', '.join(sorted(other)[:5])}; seed what it draws",
+                f"{plan.name}: expected the same arrays from every call, got different ones for "
+                f"{', '.join(sorted(other)[:5])}; seed the random numbers that it draws",
             )
 
     def _prepare(self, workload: PairWorkload, name: str) -> None:
-        """Compile, and call for the first time."""
+        """Compile every mode, call it once, and measure its memory."""
         ask = self._asker(name)
         for key in self._keys(workload, name):
             _, mode, _ = key
@@ -204,10 +206,10 @@ class PairSession(Run):
             self._note(key, **fields)
 
     def _look_again(self, workload: PairWorkload, name: str) -> None:
-        """Where its time goes, and then what compiling takes with a cache on disk."""
+        """Find where the time goes, then measure compilation with a cache on disk."""
         ask, keys = self._asker(name), self._keys(workload, name)
         measured = [key for key in keys if self._rows[key].status is Status.MEASURED]
-        # What compiles again forgets what is compiled, so that it comes last.
+        # Compiling again discards compiled programs, so it comes last.
         for field_name, method in (
             ("operations", "operations"),
             ("warm_compile_s", "warm_compile"),
@@ -216,7 +218,7 @@ class PairSession(Run):
                 try:
                     ask("place", workload.length)
                     self._note(key, **{field_name: ask(method, key[1])})
-                except WorkerError as error:  # the times stay what they are
+                except WorkerError as error:  # the measured times remain valid
                     reasons = filter(None, (self._rows[key].reason, str(error)))
                     self._note(key, reason="; ".join(reasons))
 
@@ -226,7 +228,7 @@ class PairSession(Run):
     # --- rows ---
 
     def _note_all(self, workload: PairWorkload, name: str, judged: Mapping[str, Any]) -> None:
-        """A row for each mode that the way has. The verdict is on the port alone."""
+        """Add a row for each mode that the way has. Only rows of the port carry the verdict."""
         way = WAYS[name]
         for mode in (m for m in self._modes if m in way.modes):
             row = Measurement(workload, mode, name, way.framework, Status.NOT_RUN, NOT_TIMED)
@@ -256,6 +258,6 @@ class PairSession(Run):
 
 # Whether a mode has a cache -> why a pair lacks it.
 _LACKS = {
-    True: "there is no cache, which the model of a checkpoint has if it generates",
+    True: "the pair has no cache; only the generative model of a checkpoint has one",
     False: "gradients need parameters, and none may be frozen",
 }

@@ -1,4 +1,4 @@
-"""The ways in which a pair is run."""
+"""The ways to run a pair."""
 
 from dataclasses import dataclass, field
 
@@ -8,10 +8,10 @@ from jax_attn.bench.workload import CACHED, PAIR_MODES, STEP
 
 @dataclass(frozen=True)
 class Way:
-    """One of the two sides, as it is compiled.
+    """One of the two sides of a pair, compiled in one way.
 
-    options: of torch.compile. modes, devices: where it makes a difference. environment: variables
-    to set before anything is imported.
+    options: options of torch.compile. modes, devices: those for which this way makes a difference.
+    environment: variables to set before anything is imported.
     """
 
     name: str
@@ -24,7 +24,7 @@ class Way:
     environment: dict[str, str] = field(default_factory=dict)
 
 
-# Compile in its own process: helper processes would outlive the compilation.
+# Compile in the worker's own process: helper processes would outlive the compilation.
 _ALONE = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
 EAGER = "torch eager"
 _ALL = (
@@ -34,7 +34,7 @@ _ALL = (
         "torch.compile reduce-overhead",
         TORCH,
         options={"mode": "reduce-overhead"},
-        devices=("gpu",),  # by CUDA graphs; elsewhere it is torch.compile
+        devices=("gpu",),  # it uses CUDA graphs; elsewhere it equals torch.compile
         environment=_ALONE,
     ),
     Way("jax.jit", JAX),
@@ -44,5 +44,5 @@ WAYS = {way.name: way for way in _ALL}
 
 
 def ways_on(device: str) -> tuple[str, ...]:
-    """Those that differ on a device, "cpu" or "gpu"."""
+    """Return the names of the ways that make a difference on a device, "cpu" or "gpu"."""
     return tuple(name for name, way in WAYS.items() if device in way.devices)

@@ -1,1 +1,1 @@
-"""What is timed: builders from a workload and its arrays to a `Program`."""
+"""The timed programs: builders from a workload and its arrays to a `Program`."""

@@ -1,4 +1,4 @@
-"""JAX's ways to compute a workload. Builders: (workload, arrays) -> `Program`.
+"""Implementations of a workload in JAX. Builders: (workload, arrays) -> `Program`.
 
 Each call is a pure function of the inputs and a flat tuple of weights, so that no implementation
 pays for traversing a module and no weight is folded into the program as a constant.
@@ -49,7 +49,7 @@ def _causal(w: Workload) -> Callable[..., jax.Array]:
 
 
 def _chosen(w: Workload, implementation: str | None) -> str:
-    """The kernel that would run. Raises UnsuitedError with every reason why none would."""
+    """Return the kernel that would run. Raises UnsuitedError with every reason if none would."""
     query = jax.ShapeDtypeStruct((w.B, w.T, w.N, w.H), w.dtype)
     key = jax.ShapeDtypeStruct((w.B, w.S, w.K, w.H), w.dtype)
     explanation = attention.explain_kernel(
@@ -61,7 +61,7 @@ def _chosen(w: Workload, implementation: str | None) -> str:
 
 
 def _zeros(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
-    """An initializer that draws nothing, for parameters that are overwritten."""
+    """Initialize to zeros, drawing nothing, for parameters that are overwritten later."""
     return jnp.asarray(np.zeros(shape, dtype))
 
 
@@ -79,7 +79,7 @@ def jax_nn_core(workload: Workload, arrays: Arrays) -> Program:
 
 
 def jax_nn_layer(workload: Workload, arrays: Arrays) -> Program:
-    """This package's projections around jax.nn's attention."""
+    """Build this package's projections around jax.nn's attention."""
     module = _ours(workload)
 
     def call(module: ported.GroupedQueryAttention, x: jax.Array) -> jax.Array:
@@ -110,7 +110,10 @@ def _from_nnx(
     call: Callable[..., jax.Array],
     **options: Any,
 ) -> Program:
-    """The module split once, its parameters a flat tuple of leaves; options: of the Program."""
+    """Split the module once, so that a call takes its parameters as a flat tuple of leaves.
+
+    options: fields of the Program.
+    """
     load(module, weights(arrays), layout)
     graph, params, *rest = nnx.split(module, nnx.Param, ...)
     leaves, tree = jax.tree.flatten(params)
@@ -183,9 +186,9 @@ def keras_layer(workload: Workload, arrays: Arrays) -> Program:
 
 # --- with a cache ----------------------------------------------------------------------------
 #
-# Each call is a pure function of the cache, which the engine donates, and of the tokens' query, key
-# and value. It returns the cache with its old fill count, so that the next call repeats the same
-# step and overwrites the tokens that this one wrote.
+# Each call is a pure function of the cache, which the engine donates, and of the query, key and
+# value of the new tokens. It returns the cache with its old fill count, so that the next call
+# repeats the same step and overwrites the tokens that this one wrote.
 
 
 def ours_cached(workload: Workload, arrays: Arrays) -> Program:
@@ -206,15 +209,15 @@ def ours_cached(workload: Workload, arrays: Arrays) -> Program:
 
 
 def _read(cache: KVCache, key: jax.Array, value: jax.Array) -> KVCache:
-    """The cache with these tokens in it. Their output is unused, so the compiler drops it."""
+    """Return the cache with these tokens added; the compiler drops their unused output."""
     return attend_with_cache(key, key, value, cache)[1]
 
 
 def jax_nn_cached(workload: Workload, arrays: Arrays) -> Program:
-    """Static arrays, written behind the filled part, with lengths as jax.nn documents them."""
+    """Write new tokens into static arrays after the filled part, with jax.nn's lengths."""
     w = workload
     cache = {"filled": jnp.int32(w.filled)}
-    for name in ("key", "value"):  # each in zeros of its own, as a buffer is donated once
+    for name in ("key", "value"):  # separate zeros, because a buffer can be donated only once
         room = jnp.zeros((w.B, w.room, w.K, w.H), w.dtype)
         cache[name] = room.at[:, : w.filled].set(arrays[f"past_{name}"])
 
@@ -226,7 +229,7 @@ def jax_nn_cached(workload: Workload, arrays: Arrays) -> Program:
         values = jax.lax.dynamic_update_slice_in_dim(cache["value"], value, filled, 1)
         lengths_B = jnp.full(w.B, filled + w.T)
         mask = None
-        if w.T > 1:  # its own causal corner is top-left
+        if w.T > 1:  # jax.nn aligns its causal mask to the top left
             mask = jnp.arange(w.room) <= filled + jnp.arange(w.T)[:, None]
             mask = jnp.broadcast_to(mask, (w.B, w.N, w.T, w.room))
         output = jax.nn.dot_product_attention(

@@ -1,4 +1,4 @@
-"""`Program`: what a builder makes of a workload, for an engine to run."""
+"""`Program`: the result of a builder, which an engine runs."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -21,13 +21,14 @@ class Program:
     """One implementation of one workload.
 
     call: in torch `(*inputs)`, holding its weights; in JAX `(*inputs, *weights)`, a pure function.
-    weights: what is differentiated besides the inputs, by the implementation's own names, in
-    the order of the call. canonical: gradients under those names → under the `gqa` design's.
-    kernel: what runs. writes_scores: whether all T×S scores are in memory at once.
-    compiled: whether torch compiles it. cache: for a workload with a cache, which has no weights.
-    In torch it is None, as call writes into its own cache in place; in JAX it is a pytree that
-    call takes before the inputs and returns after its output with the same fill count, so that
-    the next call repeats the same step; the engine donates it. cache_bytes: its keys and values.
+    weights: arrays that are differentiated besides the inputs, by the implementation's own names,
+    in the order of the call. canonical: renames gradients from those names to the `gqa` design's.
+    kernel: the kernel that runs. writes_scores: whether all T×S scores are in memory at once.
+    compiled: whether torch compiles it.
+    cache: only for a workload with a cache, which has no weights. In torch it is None, because
+    call writes into its own cache in place. In JAX it is a pytree that call takes before the inputs
+    and returns after its output with the same fill count, so that the next call repeats the same
+    step; the engine donates it. cache_bytes: bytes of its keys and values.
     """
 
     call: Callable[..., Any]
@@ -41,7 +42,7 @@ class Program:
 
 
 def flax_shapes(workload: Workload) -> dict[str, tuple[int, ...]]:
-    """Shapes of the layer's weights in this package's modules, by dotted path."""
+    """Return the shapes of the layer's weights in this package's modules, by dotted path."""
     N, K, H, D = workload.N, workload.K, workload.H, workload.D
     shapes: dict[str, tuple[int, ...]] = {"out_proj.kernel": (N, H, D), "out_proj.bias": (D,)}
     for part, heads in (("q", N), ("k", K), ("v", K)):
@@ -50,10 +51,10 @@ def flax_shapes(workload: Workload) -> dict[str, tuple[int, ...]]:
 
 
 def in_design(workload: Workload, layout: Layout, weights: Arrays) -> dict[str, np.ndarray]:
-    """The weights under another torch design's names, through the two tables."""
+    """Rename the weights to another torch design, through the tables of both designs."""
     return layout.to_torch(LAYOUTS["gqa"].to_flax(weights, flax_shapes(workload)))
 
 
 def from_design(workload: Workload, layout: Layout, gradients: Arrays) -> dict[str, np.ndarray]:
-    """Gradients of another torch design, under the `gqa` design's names."""
+    """Rename gradients of another torch design to the `gqa` design."""
     return LAYOUTS["gqa"].to_torch(layout.to_flax(gradients, flax_shapes(workload)))

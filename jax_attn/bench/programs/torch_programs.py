@@ -1,4 +1,4 @@
-"""PyTorch's ways to compute a workload. Builders: (workload, tensors) -> `Program`."""
+"""Implementations of a workload in PyTorch. Builders: (workload, tensors) -> `Program`."""
 
 import math
 import warnings
@@ -24,7 +24,7 @@ EAGER = "softmax(QKᵀ)V"
 
 
 def sdpa_core(workload: Workload, tensors: Tensors, backend: str = "") -> Program:
-    """backend: the SDPBackend to insist on; by default torch chooses."""
+    """Build torch's fused attention, by the SDPBackend `backend` or by the one torch chooses."""
     query, is_causal = tensors["query"], workload.is_causal
     call = partial(fused_attention, is_causal=is_causal)
     if not backend:
@@ -37,7 +37,7 @@ def sdpa_core(workload: Workload, tensors: Tensors, backend: str = "") -> Progra
             kernel = sdpa_kernel_name(workload, query, is_causal=is_causal)
         except RuntimeError as error:
             messages = [*(str(warning.message) for warning in caught), str(error)]
-            # torch adds the place in its own source.
+            # Cut off the place in torch's own source, which torch appends.
             reasons = (message.partition(" (Triggered internally")[0] for message in messages)
             raise UnsuitedError("; ".join(reasons)) from error
 
@@ -72,7 +72,7 @@ def fused_attention(query: Tensor, key: Tensor, value: Tensor, *, is_causal: boo
 
 
 def sdpa_kernel_name(w: Workload, like: Tensor, **masked: Any) -> str:
-    """The kernel that torch chooses for these shapes.
+    """Return the name of the kernel that torch chooses for these shapes.
 
     masked: attn_mask or is_causal, as torch's fused attention takes them.
     """
@@ -86,7 +86,7 @@ def sdpa_kernel_name(w: Workload, like: Tensor, **masked: Any) -> str:
 class _Fused(torch_ref.gqa.GroupedQueryAttention):
     """The `gqa` design's projections around torch's fused attention."""
 
-    # A layer on one input: the design's other arguments would not be timed.
+    # Takes only one input, because the design's other arguments would not be timed.
     def forward(self, x: Tensor, is_causal: bool) -> Tensor:  # type: ignore[override]
         heads = (-1, self.head_dim)
         q_BTNH, k_BSKH, v_BSKH = (
@@ -110,12 +110,15 @@ def eager_core(workload: Workload, tensors: Tensors) -> Program:
 
 
 def visible(w: Workload, device: torch.device | None = None) -> Tensor:
-    """(T, S): each token sees all up to and including itself."""
+    """Return the boolean mask (T, S) by which each token sees all up to and including itself."""
     return torch.ones(w.T, w.S, dtype=torch.bool, device=device).tril_(w.filled)
 
 
 def softmax(query: Tensor, key: Tensor, value: Tensor, *, future: Tensor | None) -> Tensor:
-    """As published: scores, a mask of -inf, softmax, product."""
+    """Compute attention as published: scores, a mask of -inf, softmax, product.
+
+    query: (B, T, N, H). key, value: (B, S, K, H). future: (T, S), True where masked.
+    """
     groups = query.shape[2] // key.shape[2]
     q_BNTH = query.transpose(1, 2)
     k_BNSH, v_BNSH = (x.transpose(1, 2).repeat_interleave(groups, 1) for x in (key, value))
@@ -133,9 +136,9 @@ def eager_layer(workload: Workload, tensors: Tensors) -> Program:
 def published_layer(
     workload: Workload, tensors: Tensors
 ) -> tuple[torch.nn.Module, dict[str, Tensor], str]:
-    """The published module, its masks by argument, and its design's name.
+    """Return the published module, its masks by argument name, and its design's name.
 
-    Multi-head, multi-query or, if the published code has neither, grouped-query.
+    The design is multi-head or multi-query or, if neither fits the sizes, grouped-query.
     """
     w = workload
     published = {w.N: "masked_mha", 1: "mqa"}.get(w.K, "gqa")
@@ -183,7 +186,7 @@ def _compiled(eager: Program) -> Program:
 def _loaded(
     module: torch.nn.Module, design: str, workload: Workload, tensors: Tensors
 ) -> torch.nn.Module:
-    """The module with the workload's weights, in evaluation mode, on the inputs' device."""
+    """Load the workload's weights; set evaluation mode; move to the inputs' device and dtype."""
     arrays = {name: as_numpy(t) for name, t in weights(tensors).items()}
     x = tensors["x"]
     state = in_design(workload, LAYOUTS[design], arrays)
@@ -208,7 +211,7 @@ def _program(
 # --- with a cache ----------------------------------------------------------------------------
 #
 # Keys and values are laid out as torch's fused attention takes them, (B, K, room, H). A call writes
-# its tokens in place behind those already there, and attends to a view of the filled part.
+# its tokens in place after the earlier ones, and attends to a view of the filled part.
 
 
 def sdpa_cached(workload: Workload, tensors: Tensors) -> Program:
@@ -228,13 +231,13 @@ def sdpa_cached(workload: Workload, tensors: Tensors) -> Program:
 
 
 def eager_cached(workload: Workload, tensors: Tensors) -> Program:
-    """As published: scores, a mask of -inf, softmax, product."""
+    """Build cached attention as published: scores, a mask of -inf, softmax, product."""
     w, cache = workload, _Cache(workload, tensors)
     seen = visible(w, tensors["query"].device)
 
     def call(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         k_BKSH, v_BKSH = cache.grown(key, value)
-        # A group's queries are rows of one product: no key or value is repeated for them.
+        # The queries of a group are rows of one product, so no key or value is repeated.
         q_BKGTH = query.unflatten(2, (w.K, -1)).permute(0, 2, 3, 1, 4)
         scores_BKGTS = (q_BKGTH.flatten(2, 3) @ k_BKSH.mT).unflatten(2, (-1, w.T))
         scores_BKGTS = scores_BKGTS / math.sqrt(w.H)
@@ -248,7 +251,7 @@ def eager_cached(workload: Workload, tensors: Tensors) -> Program:
 
 
 class _Cache:
-    """The keys and values read before, and room for more."""
+    """Keys and values of earlier tokens, with room for more."""
 
     def __init__(self, workload: Workload, tensors: Tensors) -> None:
         w = self.workload = workload
@@ -258,7 +261,7 @@ class _Cache:
         self.values[:, :, : w.filled] = tensors["past_value"].transpose(1, 2)
 
     def grown(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Write key and value (B, T, K, H); returns views (B, K, S, H) of all that are filled."""
+        """Write key and value (B, T, K, H); return views (B, K, S, H) of the filled part."""
         w = self.workload
         self.keys[:, :, w.filled : w.S] = key.transpose(1, 2)
         self.values[:, :, w.filled : w.S] = value.transpose(1, 2)
@@ -270,7 +273,7 @@ class _Cache:
 
 
 def _masked(w: Workload, device: torch.device) -> dict[str, Any]:
-    """The mask arguments of torch's fused attention, whose own causal corner is top-left."""
+    """Return mask arguments for torch's fused attention, whose causal mask aligns top left."""
     if w.T == 1:
         return {}
     return {"attn_mask": visible(w, device)} if w.filled else {"is_causal": True}

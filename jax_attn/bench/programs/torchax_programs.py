@@ -1,4 +1,4 @@
-"""The published torch code run by XLA through torchax: (workload, arrays) -> `Program`."""
+"""Published torch code, run by XLA through torchax. Builders: (workload, arrays) -> `Program`."""
 
 from collections.abc import Callable
 from functools import partial
@@ -39,7 +39,7 @@ def layer(workload: Workload, arrays: Arrays) -> Program:
 
 
 def _on_xla(function: Callable[..., torch.Tensor]) -> Callable[..., jax.Array]:
-    """A torch function as one of JAX arrays."""
+    """Convert a torch function to a function of JAX arrays."""
     on_arrays = interop.jax_view(function)
 
     def call(*arrays: jax.Array) -> jax.Array:

@@ -1,1 +1,1 @@
-"""What a run of the bench found: tables, plots, comparisons."""
+"""The results of a run of the bench: tables, plots, comparisons."""

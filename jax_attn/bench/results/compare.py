@@ -1,12 +1,12 @@
-"""Two runs of the bench, measurement by measurement: what became slower.
+"""Compare two runs of the bench, measurement by measurement, and find what became slower.
 
-Each time is divided by that of its own run's baseline, so that a machine that is slower today does
-not look like a regression. Measurements pair by workload, mode and implementation.
+Each time is divided by the time of its own run's baseline, so that a machine that is slower today
+does not look like a regression. Measurements are paired by workload, mode and implementation.
 
-A regression is slower by more than the threshold, and its whole bootstrap interval lies above 1:
-the threshold says what matters, the interval that it is not the noise of the rounds. Runs differ
-by more than their rounds do (memory layout, other processes): a threshold below that difference
-gives false alarms whatever the interval.
+A regression is slower by more than the threshold, and its whole bootstrap interval lies above 1.
+The threshold says how much matters; the interval shows that it is not the noise of the rounds. Runs
+differ by more than their rounds do (memory layout, other processes), so a threshold below that
+difference gives false alarms whatever the interval.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -21,12 +21,12 @@ from jax_attn.parity.judge.text import finite
 SCHEMA = "jax-attn bench compare 1"
 
 Pair: TypeAlias = tuple[Measurement | None, Measurement | None]
-"""Before and after."""
+"""The same measurement before and after."""
 
-# What must not become of an implementation that was measured before.
+# The statuses that count as broken after an implementation was measured before.
 WORSE = (Status.EXCLUDED, Status.FAILED)
 
-# What must be alike for a ratio to mean anything, and where a record says it.
+# Properties of a record that must be equal for a ratio to mean anything.
 ALIKE: dict[str, Callable[[Record], Any]] = {
     "processor": lambda record: record.environment["processor"],
     "cores": lambda record: record.environment["cores"],
@@ -43,8 +43,8 @@ ALIKE: dict[str, Callable[[Record], Any]] = {
 class Change:
     """One measurement in both runs.
 
-    over_baseline: its time over its run's baseline, after over before: above 1 is slower. None
-    for the baseline itself.
+    over_baseline: the ratio, after to before, of its time over its run's baseline; above 1 is
+    slower. None for the baseline itself.
     """
 
     before: Measurement
@@ -60,9 +60,9 @@ class Change:
 class Comparison:
     """Everything that at least one of the runs measured, paired or not.
 
-    threshold: as a fraction. unpaired: (measurement, why it has no ratio). broken: those
-    measured before that now fail, are excluded, or disagree. versions: package → (before, after),
-    None where it is absent.
+    threshold: as a fraction. unpaired: (measurement, why it has no ratio). broken: rows that were
+    measured before and now fail, are excluded, or disagree. versions: package → (before, after),
+    with None if it is absent.
     """
 
     threshold: float
@@ -80,7 +80,7 @@ class Comparison:
         return sum(change.over_baseline is not None for change in self.changes)
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data for JSON; an interval without an upper end has null there."""
+        """Return plain data for JSON; null stands for an interval's missing upper end."""
         rows = [
             _identity(change.before)
             | {
@@ -101,26 +101,26 @@ class Comparison:
 
 
 def differences(before: Record, after: Record) -> list[str]:
-    """Every reason why the times of two runs cannot be compared; empty if they can.
+    """Return every reason why the times of two runs cannot be compared; empty if they can.
 
-    Raises ValueError if a record lacks one of the settings that must be alike, naming it.
+    Raises ValueError, with its name, if a record lacks a property that must be equal.
     """
     problems = []
     for name, of in ALIKE.items():
         try:
             was, now = of(before), of(after)
         except KeyError:
-            raise ValueError(f"expected both records to say {name}") from None
+            raise ValueError(f"expected both records to contain {name}") from None
         if was != now:
             problems.append(f"{name}: {was} before, {now} after")
     return problems
 
 
 def compare(before: Record, after: Record, threshold: float) -> Comparison:
-    """Every measurement of both runs, paired or with the reason why not.
+    """Pair the measurements of both runs, or give the reason why one has no counterpart.
 
-    threshold: how much slower is a regression, as a fraction: 0.05 is 5%. Raises ValueError with
-    all `differences`.
+    threshold: the slowdown that counts as a regression, as a fraction: 0.05 is 5%. Raises
+    ValueError with all `differences`.
     """
     if problems := differences(before, after):
         raise ValueError("; ".join(problems))

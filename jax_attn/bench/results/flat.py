@@ -1,4 +1,4 @@
-"""A record as a table of numbers, in units without prefixes: a line for each measurement."""
+"""A record as a table of numbers, in units without prefixes, with a line per measurement."""
 
 import csv as stdlib
 import io
@@ -37,7 +37,7 @@ COLUMNS: dict[str, Callable[[Measurement, Record], Any]] = {
 
 
 def csv(record: Record) -> str:
-    """The measurements, those without a time too; what is not known is empty."""
+    """Return all measurements as CSV, also those without a time; unknown cells are empty."""
     out = io.StringIO()
     writer = stdlib.writer(out, lineterminator="\n")
     writer.writerow(COLUMNS)

@@ -1,4 +1,4 @@
-"""Where the time of a pair's two sides goes, side by side."""
+"""Show where the two sides of a pair spend their time, side by side."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -8,13 +8,14 @@ from jax_attn.bench.results import words
 
 ABOUT = (
     "The longest operations of a call, by the profilers of torch and JAX: the time of each on the "
-    "thread that runs it, without what it calls, added up over layers; and its share of the sum. A "
-    "fusion of XLA's counts as one operation, under the module and kind of its last instruction."
+    "thread that runs it, without the operations it calls, added up over layers; and its share of "
+    "the sum. A fusion of XLA counts as one operation, under the module and kind of its last "
+    "instruction."
 )
 
 
 class Line(NamedTuple):
-    """module: its path, with {layer} for each layer's number; "" of none."""
+    """An operation. module: its module's path, with {layer} for a layer's number, or ""."""
 
     module: str
     kind: str
@@ -27,7 +28,7 @@ class Line(NamedTuple):
 
 
 def by_side(rows: Sequence[Measurement]) -> dict[str, list[Line]]:
-    """implementation -> its operations, the longest first; only those that have any."""
+    """Return the operations of each implementation that has any, the longest first."""
     sides = {}
     for row in rows:
         if row.operations:
@@ -40,7 +41,7 @@ def by_side(rows: Sequence[Measurement]) -> dict[str, list[Line]]:
 
 
 def sentences(rows: Sequence[Measurement], most: int = 4) -> list[str]:
-    """The same in a line for each implementation, of so many operations."""
+    """Return one line for each implementation, with its `most` longest operations."""
     return [
         f"{name} spends "
         + ", ".join(

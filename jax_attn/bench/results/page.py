@@ -1,4 +1,4 @@
-"""A record as one HTML page that needs no network: `index.html` of `--report`."""
+"""The HTML page of a record, which needs no network: `index.html` of `--report`."""
 
 import base64
 import importlib.util
@@ -23,13 +23,13 @@ from jax_attn.report.rendered import rendered
 
 
 def page(record: Record) -> str:
-    """The fastest of each section first, then every table, and the plots if matplotlib is here."""
+    """Return the page: the fastest of each section, all tables, and plots if matplotlib exists."""
     leads = [_lead(section, record) for section in sections(record)]
-    said = [words.INTERRUPTED, *leads] if record.interrupted else leads
+    summary = [words.INTERRUPTED, *leads] if record.interrupted else leads
     return rendered(
         "bench.html",
         words.environment(record),
-        said=said,
+        said=summary,
         legend=legend(record),
         marks={str(verdict): mark for verdict, mark in MARKS.items()},
         sections=[_section(section, record) for section in sections(record)],
@@ -45,7 +45,7 @@ def page(record: Record) -> str:
 
 
 def _lead(section: Section, record: Record) -> str:
-    """What a section says, in a sentence."""
+    """Summarize a section in a sentence."""
     if not section.measured:
         return f"{section.title}: nothing was timed"
     first, baseline = section.measured[0], record.settings["baseline"]
@@ -54,7 +54,7 @@ def _lead(section: Section, record: Record) -> str:
     if first.ratio is None:
         return f"{section.title}: {first.implementation} takes {words.seconds(first.median_s)}"
     is_sure = speed(first, record) == "faster"
-    doubt = "" if is_sure else "; the interval includes 1, so that it may be no faster"
+    doubt = "" if is_sure else "; the interval includes 1, so it may not be faster"
     return (
         f"{section.title}: {first.implementation} has {words.ratio(first.ratio)} times the speed "
         f"of {baseline}{doubt}"
@@ -84,7 +84,7 @@ def _can_draw() -> bool:
 
 
 def _plots(record: Record) -> dict[str, str]:
-    """name -> the figure as a data URI."""
+    """Return the figures as data URIs, by name; none without matplotlib."""
     if not _can_draw():
         return {}
     from jax_attn.bench.results.plot import as_svg, figures

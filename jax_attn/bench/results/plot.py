@@ -1,7 +1,7 @@
-"""A record as pictures: time and memory against length, and the share of the roofline.
+"""Plot a record: time and memory against length, and the share of the roofline.
 
-matplotlib is imported only here, when something is drawn. With the same matplotlib, the same
-record gives the same SVG byte for byte: no date, no random identifiers.
+matplotlib is imported only here, when something is drawn. With the same matplotlib, the same record
+gives the same SVG byte for byte, because it contains no date and no random identifiers.
 """
 
 import io
@@ -21,7 +21,7 @@ from jax_attn.bench.results.table import PRODUCTS
 from jax_attn.bench.workload import CACHED, PAIR_MODES, PairWorkload, Workload
 from jax_attn.environment import install_line
 
-# Okabe and Ito's palette, which the colour-blind can tell apart; what is not ours stands back.
+# Okabe and Ito's palette, which the colour-blind can tell apart; others have less vivid colours.
 VERMILION, ORANGE, BLUE, SKY_BLUE, GREY = "#D55E00", "#E69F00", "#0072B2", "#56B4E9", "#8C8C8C"
 INK, FAINT = "#222222", "#666666"
 _IN_DARK = {
@@ -32,7 +32,7 @@ _IN_DARK = {
     BLUE: "#6aa7e8",
     GREY: "#a3a3a3",
 }
-"""Colours of paper, ink and lines, and what stands for them on dark paper."""
+"""Colours on a light background → their replacements on a dark background."""
 MARKERS = "osD^vPX*ph<>"
 _MODES = (*PAIR_MODES, *CACHED)
 STYLE: dict[Any, Any] = {
@@ -42,14 +42,14 @@ STYLE: dict[Any, Any] = {
     "axes.edgecolor": FAINT,
     **dict.fromkeys(("axes.labelcolor", "text.color", "xtick.color", "ytick.color"), INK),
     "svg.hashsalt": "jax-attn",
-    "svg.fonttype": "none",  # words stay words: to be searched, compared, and read aloud
+    "svg.fonttype": "none",  # keep text as text, which can be searched, compared and read aloud
 }
 
 
 def draw(record: Record, folder: Path) -> list[Path]:
-    """Draw every figure that the record has data for, as SVG and PNG; returns the paths.
+    """Draw every figure that the record has data for, as SVG and PNG; return the paths.
 
-    Raises ModuleNotFoundError, naming the line that installs it, if matplotlib is absent.
+    Raises ModuleNotFoundError, which says how to install it, if matplotlib is absent.
     """
     drawn = figures(record)
     folder.mkdir(parents=True, exist_ok=True)
@@ -61,7 +61,7 @@ def draw(record: Record, folder: Path) -> list[Path]:
 
 
 def figures(record: Record) -> dict[str, Any]:
-    """name → matplotlib Figure. Raises as `draw`."""
+    """Return the matplotlib Figures by name. Raises ModuleNotFoundError, as `draw` does."""
     try:
         import matplotlib
     except ModuleNotFoundError as error:
@@ -72,7 +72,7 @@ def figures(record: Record) -> dict[str, Any]:
 
 
 def save(figure: Any, path: Path) -> Path:
-    """The figure at `path`, a .svg or a .png, whole or not at all."""
+    """Write the figure to `path`, a .svg or a .png, whole or not at all."""
     import matplotlib
 
     beside = path.with_name(f".{path.name}.{os.getpid()}")
@@ -86,11 +86,11 @@ def save(figure: Any, path: Path) -> Path:
 
 
 def as_svg(figure: Any) -> str:
-    """The figure as SVG, in light or in dark as whoever looks at it prefers."""
+    """Return the figure as SVG, which follows the viewer's preference for light or dark."""
     import matplotlib
 
     text = io.StringIO()
-    # Neither a date nor matplotlib's version: nothing that the record does not say.
+    # Leave out the date and matplotlib's version, which are not part of the record.
     with matplotlib.rc_context(STYLE):
         figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
     rules = (
@@ -158,7 +158,7 @@ def _against_length(
     bottom, top = axes.get_ylim()
     if quantity.base == 10 and top < 100 * bottom:  # powers of ten would be one tick or two
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    # Without the digits that say how exact a measurement is: a tick is none.
+    # Drop trailing zeros, which show the precision of a measurement; a tick is not one.
     tick = FuncFormatter(lambda y, _: re.sub(r"\.0+ ", " ", quantity.in_words(y)))
     axes.yaxis.set_major_formatter(tick)
     axes.yaxis.set_minor_formatter(NullFormatter())
@@ -169,7 +169,7 @@ def _against_length(
 
 
 def _label_ends(axes: Any, curves: list[Line], baseline: str) -> None:
-    """Each line's name to the right of the axes, a thin line leading there."""
+    """Write each line's name to the right of the axes, with a thin line leading to it."""
     to_axes = (axes.transData + axes.transAxes.inverted()).transform
     axes.autoscale_view()
     rising = curves[::-1]
@@ -196,13 +196,13 @@ def _shares(record: Record, mode: str, panels: list[tuple[Workload | PairWorkloa
 
     columns = min(3, len(panels))
     grid = [panels[i : i + columns] for i in range(0, len(panels), columns)]
-    # Inches: a bar, a panel's width and what it needs beside its bars, and the page's frame.
+    # Inches: height of a bar, width of a panel, height of its title, height of the page's frame.
     bar, panel, beside, frame = 0.17, 4.0, 0.45, 1.6
     heights = [bar * max(len(rows) for _, rows in line) + beside for line in grid]
     height, width = sum(heights) + frame, panel * columns
     figure = Figure(figsize=(width, height))
     about = (
-        "Useful floating-point operations a second, over those of a matrix product measured in "
+        "Useful floating-point operations per second, over those of a matrix product measured in "
         "the same run (dashed)."
     )
     _, above = _frame(figure, record, "Share of the GEMM roofline", mode, about)
@@ -251,9 +251,9 @@ def _panel(
 def _frame(
     figure: Any, record: Record, title: str, subtitle: str, about: str
 ) -> tuple[float, float]:
-    """Title above, and below what is shown and where it was measured; (bottom, top) of the rest.
+    """Draw the title above and the caption below: what is shown, and where it was measured.
 
-    As fractions of the figure's height.
+    Returns (bottom, top) of the space between, as fractions of the figure's height.
     """
     width, height = figure.get_size_inches()
     left, line = 0.2 / width, 0.125

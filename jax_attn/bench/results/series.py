@@ -1,4 +1,4 @@
-"""What the plots show of a record: lines against length, shares of the roofline. Plain data."""
+"""The data of a record's plots: lines against length, and shares of the roofline."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -21,11 +21,12 @@ Span: TypeAlias = tuple[float, float, float]
 
 
 class Quantity(NamedTuple):
-    """What can be plotted against length.
+    """A quantity that can be plotted against length.
 
-    in_words: formats a figure. base: of the axis' logarithm. of: (low, middle, high) of a
-    measurement that has times, None if such an axis could not show it. at_end: what stands beside
-    the name where a line ends. about: for the caption, with {baseline} to be filled in.
+    in_words: formats a figure. base: the base of the logarithmic axis. of: returns (low, middle,
+    high) of a measurement that has times, or None if a logarithmic axis cannot show it. at_end:
+    returns the text next to the name at the end of a line. about: text of the caption, with
+    {baseline} to be filled in.
     """
 
     name: str
@@ -38,7 +39,7 @@ class Quantity(NamedTuple):
 
 
 class Line(NamedTuple):
-    """points: (length, low, middle, high), the shortest first."""
+    """The line of an implementation. points: (length, low, middle, high), the shortest first."""
 
     implementation: str
     framework: str
@@ -55,7 +56,7 @@ QUANTITIES = (
         lambda row: (min(row.seconds), median(row.seconds), max(row.seconds)),
         lambda row: f"{words.digits(row.ratio.median)}×" if row.ratio else "",
         "Line: median of the rounds; band: from the fastest to the slowest. ×: speed over "
-        "{baseline} where the line ends.",
+        "{baseline} at the end of the line.",
     ),
     Quantity(
         "memory",
@@ -64,7 +65,7 @@ QUANTITIES = (
         2,
         lambda row: (peak, peak, peak) if (peak := row.peak_bytes) else None,
         lambda row: words.size(row.peak_bytes),
-        "Peak of the process during a call, with its results, over what it held before.",
+        "Peak memory of the process during a call, with its results, beyond what it held before.",
     ),
     Quantity(
         "compile",
@@ -73,15 +74,15 @@ QUANTITIES = (
         10,
         lambda row: (cold, cold, cold) if (cold := row.compile_s) else None,
         lambda row: words.seconds(row.compile_s),
-        "Once, traced and compiled, with nothing kept from before.",
+        "One compilation, with tracing, without a cache.",
     ),
 )
 
 
 def families(record: Record) -> dict[Workload | PairWorkload, list[Workload | PairWorkload]]:
-    """The workloads that differ only in length, two at least, the shortest first.
+    """Group workloads that differ only in length, at least two each, the shortest first.
 
-    The key is what they share: a workload without length, and without a name or with a pair's.
+    The key is what they share: a workload without a length, and without a name unless it is a pair.
     """
     by_shape: dict[Any, list[Any]] = {}
     for workload in dict.fromkeys(row.workload for row in record.rows):
@@ -107,7 +108,7 @@ def _length(workload: Workload | PairWorkload) -> int:
 def lines(
     record: Record, members: Sequence[Workload | PairWorkload], mode: str, quantity: Quantity
 ) -> list[Line]:
-    """A line for each implementation that has the quantity, the highest end first."""
+    """Return a line for each implementation that has the quantity, the highest end first."""
     by_name: dict[tuple[str, str], list[tuple[Measurement, Span]]] = {}
     of_members = [(w, row) for w in members for row in record.rows if row.workload == w]
     for _, row in sorted(of_members, key=lambda pair: _length(pair[0])):
@@ -123,7 +124,7 @@ def lines(
 
 
 def shares(record: Record, mode: str) -> list[tuple[Workload | PairWorkload, Shares]]:
-    """For each workload its rows with their share of the roofline, the fastest first."""
+    """Return each workload with its rows and their share of the roofline, the fastest first."""
     panels = []
     for section in sections(record):
         both = ((row, roofline_share(row, record)) for row in section.measured)
@@ -134,7 +135,7 @@ def shares(record: Record, mode: str) -> list[tuple[Workload | PairWorkload, Sha
 
 
 def spread_out(wanted: Sequence[float], gap: float) -> list[float]:
-    """Ascending positions at least `gap` apart, as near to those wanted as possible."""
-    # Position i less i·gap must not descend: isotonic least squares.
+    """Return positions at least `gap` apart, as near to the ascending `wanted` as possible."""
+    # Position i minus i·gap must not descend, which is isotonic least squares.
     apart = gap * np.arange(len(wanted))
     return list(isotonic_regression(wanted - apart).x + apart) if len(wanted) else []

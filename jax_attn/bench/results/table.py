@@ -1,6 +1,6 @@
-"""A record as a person reads it: a section for each workload and mode, fastest first.
+"""Tables of a record, with a section for each workload and mode, the fastest row first.
 
-What has no time is listed below with the reason, never dropped.
+Rows without a time are listed below with the reason, never dropped.
 """
 
 import re
@@ -19,14 +19,14 @@ from jax_attn.bench.results.compare import Change, Comparison
 from jax_attn.bench.workload import CACHED, DECODE, PAIR_MODES, PREFILL, PairWorkload, Workload
 from jax_attn.parity.judge.text import number
 
-COMPILED = "Compiled for a device that is not here: the compiler's figures, not measured"
+COMPILED = "Compiled for a device that is absent: the compiler's figures, not measured"
 _COMPILED: dict[str, Callable[[Any], str]] = {
     "level": lambda _: "",  # stated once, above
     **dict.fromkeys(("workload", "mode", "error", "missing", "target", "compiler"), str),
     "seconds": lambda x: f"compiled in {words.seconds(x)}",
     "useful_flops": lambda x: f"{words.digits(x / 1e9)} GFLOP useful",
     "flops": lambda x: f"{words.digits(x / 1e9)} as XLA counts (a loop's body once)",
-    "bytes": lambda n: f"accesses {words.size(n)} (likewise)",
+    "bytes": lambda n: f"accesses {words.size(n)} (by the same count)",
     "temporaries": lambda n: f"temporaries {words.size(n)}",
     "arguments": lambda n: f"arguments {words.size(n)}",
     "outputs": lambda n: f"outputs {words.size(n)}",
@@ -37,10 +37,11 @@ _SPEED_STYLES = {"faster": "green", "slower": "red"}
 
 
 class Column(NamedTuple):
-    """A title, and a measurement's cell; figures are right-aligned and never wrapped.
+    """A title, and a function that returns a measurement's cell.
 
-    rank: columns of a higher one are left out first where a terminal is narrow, those of 0 never.
-    modes, device: where the column is shown; "" is every device.
+    rank: on a narrow terminal, columns of a higher rank are left out first, and those of rank 0
+    never. figure: whether cells are right-aligned and never wrapped. modes, device: the modes and
+    the device for which the column is shown; "" is every device.
     """
 
     title: str
@@ -51,7 +52,7 @@ class Column(NamedTuple):
     device: str = ""
 
 
-# Decoding one token mostly reads the cache, so a matrix product's speed is no measure for it.
+# Decoding one token mostly reads the cache, so it is not compared with a matrix product.
 PRODUCTS = (*PAIR_MODES, PREFILL)
 COLUMNS = (
     Column("implementation", 0, lambda row, _: row.implementation, figure=False),
@@ -83,9 +84,9 @@ COLUMNS = (
 
 
 class Section(NamedTuple):
-    """One workload in one mode: what was measured, fastest first, and notes.
+    """One workload in one mode: the measured rows, the fastest first, and notes.
 
-    notes: (implementation, what became of it) for each row that has a reason or no time.
+    notes: (implementation, its status and reason) for each row that has a reason or no time.
     """
 
     workload: Workload | PairWorkload
@@ -103,13 +104,13 @@ class Section(NamedTuple):
 
 
 def roofline_share(row: Measurement, record: Record) -> float | None:
-    """Achieved FLOP/s over the best of a matrix product in the same run and precision."""
+    """Return achieved FLOP/s over the best of a matrix product in the same run and precision."""
     best = record.roofline.get(row.workload.dtype)
     return row.flops_per_s / best if best and row.flops_per_s else None
 
 
 def memory_share(row: Measurement, record: Record) -> float | None:
-    """The bytes that it reads, over those that a sum reads in the same time."""
+    """Return the bytes that the row reads over those that a sum reads in the same time."""
     best = max(record.settings.get(READS, {}).values(), default=None)
     return row.read_bytes_per_s / best if best and row.read_bytes_per_s else None
 
@@ -117,20 +118,20 @@ def memory_share(row: Measurement, record: Record) -> float | None:
 def columns(section: Section, record: Record) -> list[Column]:
     devices = ("", record.settings["device"])
     fitting = [c for c in COLUMNS if section.mode in c.modes and c.device in devices]
-    # The table keeps its shape, but for what none of its implementations has.
+    # Drop only columns in which no implementation has a value, and never those of rank 0.
     rows = section.measured
     return [c for c in fitting if not c.rank or any(c.cell(r, record) != words.DASH for r in rows)]
 
 
 def speed(row: Measurement, record: Record) -> str:
-    """The speed against the baseline in words."""
+    """Return the speed against the baseline in words."""
     if row.implementation == record.settings["baseline"]:
         return "baseline"
     return _SPEEDS[row.ratio.side] if row.ratio else words.DASH
 
 
 def sections(record: Record) -> Iterator[Section]:
-    """A section for each workload and mode, in the order in which they ran."""
+    """Yield a section for each workload and mode, in the order in which they ran."""
     for workload, mode in dict.fromkeys((row.workload, row.mode) for row in record.rows):
         rows = [r for r in record.rows if (r.workload, r.mode) == (workload, mode)]
         measured = sorted((r for r in rows if r.seconds), key=lambda r: r.median_s or 0.0)
@@ -143,30 +144,30 @@ def sections(record: Record) -> Iterator[Section]:
 
 
 def absent(record: Record) -> list[tuple[str, str]]:
-    """(implementation, what installs it), once for the whole record."""
+    """Return (implementation, what installs it) for each one that is absent from the record."""
     reasons = [(r.implementation, r.reason) for r in record.rows if r.status is Status.ABSENT]
     return [(name, f"{Status.ABSENT}: {reason}") for name, reason in dict.fromkeys(reasons)]
 
 
-# What columns mean, by the beginning of their titles.
+# The meaning of columns, by the beginning of their titles.
 _LEGEND = {
     "speed": "speed: {baseline}'s median time over this row's, with its bootstrap interval",
-    "error/": "error: RMS against float64, over that of torch's own",
-    "dispatch": "dispatch: until the call returns, its result still under way",
+    "error/": "error: RMS error against float64, over that of torch",
+    "dispatch": "dispatch: time until the call returns, before its result is ready",
     "of GEMM": "of GEMM: useful FLOP/s over those of a matrix product in this run",
-    "of memory": "of memory: all parameters but embeddings', and the cache, read once, over the "
-    "rate of a sum in this run",
-    "cache": "cache GB/s: keys and values of the tokens that are there, over the time; cache MiB: "
-    "those of all its room",
-    "compile,": "compile, warm: once more, with what the compiler keeps on disk",
-    "programs": "programs: how many were compiled for this row",
-    "peak": "peak: of the process during a call, beyond what was there before it",
-    "compiler's": "compiler's: temporaries as the compiler states them",
+    "of memory": "of memory: rate of reading the cache and all parameters except embeddings once, "
+    "over the rate of a sum in this run",
+    "cache": "cache GB/s: keys and values of the cached tokens, over the time; cache MiB: keys and "
+    "values of the cache's whole capacity",
+    "compile,": "compile, warm: time to compile again with the compiler's cache on disk",
+    "programs": "programs: the number of programs compiled for this row",
+    "peak": "peak: memory of the process during a call, beyond what it held before",
+    "compiler's": "compiler's: temporaries as the compiler reports them",
 }
 
 
 def legend(record: Record) -> str:
-    """What the columns mean that any of the sections has."""
+    """Return the meaning of all columns that any of the sections has."""
     shown = [column for section in sections(record) for column in columns(section, record)]
     titles = [" ".join(column.title.split()) for column in shown]
     meanings = (
@@ -181,7 +182,10 @@ def legend(record: Record) -> str:
 
 
 def terminal(record: Record, width: int) -> Group:
-    """Head, sections, what is absent, what was compiled: for a rich console of this width."""
+    """Return the record for a rich console of this width.
+
+    It shows the environment, the sections, absent implementations, and compiled programs.
+    """
     parts: list[RenderableType] = [Text(line, style="dim") for line in words.place(record)]
     left_out: dict[str, None] = {}
     for section in sections(record):
@@ -197,15 +201,15 @@ def terminal(record: Record, width: int) -> Group:
         parts += [Text(), Text(COMPILED, style="bold")]
         parts += [Text(f"- {compiled(item)}") for item in record.compiled]
     if left_out:
-        narrow = f"left out, as the terminal is narrow: {', '.join(filter(None, left_out))}"
-        parts += [Text(), Text(f"{narrow}; --markdown, --csv and --json have them", style="dim")]
+        narrow = f"left out on a narrow terminal: {', '.join(filter(None, left_out))}"
+        parts += [Text(), Text(f"{narrow}; --markdown, --csv and --json show them", style="dim")]
     return Group(*parts, Text(), Text(legend(record), style="dim"))
 
 
 def fitting(section: Section, record: Record, width: int) -> list[Column]:
-    """The columns that fit into a terminal, those of the lowest rank first."""
+    """Return the columns that fit into the width; those of the highest rank are left out first."""
     shown = columns(section, record)
-    # A space and a rule's gap stand between two columns.
+    # Two characters separate two columns: a space and the gap of the rule.
     taken = {
         column: 2 + max(map(cell_len, [*column.title.split("\n"), *cells]))
         for column in shown
@@ -233,15 +237,15 @@ def _table(section: Section, record: Record, shown: list[Column]) -> Table:
 
 
 def compiled(item: Mapping[str, Any]) -> str:
-    """One item of `Record.compiled`, in a line."""
+    """Format one item of `Record.compiled` in a line."""
     parts = (_COMPILED.get(name, f"{name} {{}}".format)(value) for name, value in item.items())
     return ", ".join(filter(None, parts))
 
 
 def comparison_table(comparison: Comparison, width: int) -> Group:
-    """Two runs side by side, the largest slowdown first; then what has no ratio, and why.
+    """Show two runs side by side, the largest slowdown first; then rows without a ratio, and why.
 
-    width: of the console; where it is narrow the two times are left out.
+    width: the console's width; if it is too narrow, the two times are left out.
     """
     titles = ["workload", "mode", "implementation", "before", "after", "change [95%]", ""]
     rows = []
@@ -278,7 +282,7 @@ def comparison_table(comparison: Comparison, width: int) -> Group:
         f"{100 * comparison.threshold:g}%, {len(comparison.broken)} now wrong or failed, "
         f"{len(comparison.unpaired)} without a ratio"
     )
-    about = "change: of a row's time over its own run's baseline; above 1 is slower"
+    about = "change: ratio of a row's time over its own run's baseline; above 1 is slower"
     return Group(*head, table, *notes, Text(summary, style="bold"), Text(about, style="dim"))
 
 
@@ -293,14 +297,14 @@ def _outcome(change: Change, comparison: Comparison) -> str:
         return "baseline"
     if change.slower_by(comparison.threshold):
         return "REGRESSION"
-    return _SPEEDS[-change.over_baseline.side]  # of times: above 1 is slower
+    return _SPEEDS[-change.over_baseline.side]  # the ratio is of times: above 1 is slower
 
 
 # --- Markdown --------------------------------------------------------------------------------
 
 
 def markdown(record: Record) -> str:
-    """The same, as a file."""
+    """Return the record as Markdown tables, with the same content as `terminal`."""
     lines = ["# Benchmark", "", *(f"- {line}" for line in words.place(record))]
     for section in sections(record):
         lines += ["", f"## {section.title}", "", section.about(record), ""]
@@ -308,7 +312,7 @@ def markdown(record: Record) -> str:
         lines += [f"- {name}: {what}" for name, what in section.notes]
         lines += [f"- {line}" for line in operations.sentences(section.measured)]
     for title, items in (
-        ("Not here", [f"{name}: {what}" for name, what in absent(record)]),
+        ("Not installed", [f"{name}: {what}" for name, what in absent(record)]),
         (COMPILED, [compiled(item) for item in record.compiled]),
     ):
         lines += ["", f"## {title}", "", *(f"- {item}" for item in items)] if items else []

@@ -1,4 +1,4 @@
-"""How figures, workloads and machines read in tables, plots and comparisons."""
+"""Format figures, workloads and machines for tables, plots and comparisons."""
 
 import math
 from collections.abc import Mapping
@@ -10,9 +10,9 @@ from jax_attn.bench.workload import PairWorkload, Workload
 
 DASH = "–"
 MIB = 2**20
-INTERRUPTED = "interrupted: these are the rows measured until then"
+INTERRUPTED = "interrupted: these are the rows measured before that"
 _PORT = "jax.jit"
-"""Of a user's pair."""
+"""The first word of a user's port among the ways to run a pair."""
 
 
 def is_ours(implementation: str) -> bool:
@@ -24,27 +24,27 @@ def seconds(x: float | None) -> str:
 
 
 def size(n: float | None) -> str:
-    """Bytes in the unit that fits."""
+    """Format bytes in the unit that fits."""
     return _scaled(n, {"GiB": 2**30, "MiB": MIB, "KiB": 2**10, "B": 1})
 
 
 def _scaled(x: float | None, units: dict[str, float]) -> str:
-    """Three digits in the largest unit of which there is at least one, else in the smallest."""
+    """Format three digits in the largest unit that is not above x, else in the smallest unit."""
     if x is None:
         return DASH
-    # What rounds to 1000 of a unit is 1 of the next larger one.
+    # A number that rounds to 1000 of a unit is 1 of the next larger one.
     fitting = (unit for unit, one in units.items() if x >= 0.9995 * one)
     unit = next(fitting, list(units)[-1])
     return f"{digits(x / units[unit])} {unit}"
 
 
 def digits(x: float | None) -> str:
-    """Three significant digits without an exponent; a dash for None and NaN."""
+    """Format three significant digits without an exponent; a dash for None and NaN."""
     if x is None or math.isnan(x):
         return DASH
     if math.isinf(x):
         return "∞"
-    # The exponent of what is left after rounding: 0.9999 has that of 1.
+    # Use the exponent after rounding: that of 0.9999 is the exponent of 1.
     places = 2 - int(f"{x:.2e}".partition("e")[2])
     return f"{round(x, places):,.{max(places, 0)}f}"
 
@@ -58,17 +58,17 @@ def count(n: int | None) -> str:
 
 
 def percent(x: float | None) -> str:
-    """Whole percent, with a decimal below ten."""
+    """Format whole percent, with one decimal below ten."""
     return DASH if x is None else f"{100 * x:.{0 if x >= 0.0995 else 1}f}%"
 
 
 def ratio(r: Ratio | None) -> str:
-    """The ratio and its interval."""
+    """Format the ratio and its interval."""
     return DASH if r is None else f"{digits(r.median)} [{digits(r.low)}, {digits(r.high)}]"
 
 
 def shape(w: Workload | PairWorkload) -> str:
-    """The workload's sizes, in the letters of the dimension key; a pair's inputs."""
+    """Format a workload's sizes, in the letters of the dimension key, or a pair's inputs."""
     if isinstance(w, PairWorkload):
         return f"inputs {w.inputs}"
     heads = f"N={w.N}" if w.K == w.N else f"N={w.N} K={w.K}"
@@ -81,7 +81,7 @@ def shape(w: Workload | PairWorkload) -> str:
 
 
 def environment(record: Record) -> dict[str, str]:
-    """Machine, versions, settings and roofline, each in words."""
+    """Return machine, versions, settings and roofline, each as text."""
     at = record.environment
     machine = [at["processor"], f"{at['cores']} cores", *at["devices"], at["platform"]]
     if "load_average" in at:
@@ -90,7 +90,7 @@ def environment(record: Record) -> dict[str, str]:
     settings = [
         f"{name.replace('_', ' ')} {_plain(value)}"
         for name, value in record.settings.items()
-        # Said with the rooflines, and each workload.
+        # Shown with the rooflines, and with each workload.
         if name not in (MATRIX_PRODUCTS, READS, JUDGED_ROWS)
     ]
     roofline = [f"{name} {giga(rate)} GFLOP/s" for name, rate in record.roofline.items()]
@@ -109,13 +109,13 @@ def environment(record: Record) -> dict[str, str]:
 
 
 def place(record: Record) -> list[str]:
-    """The environment, a line each, and whether the run was interrupted."""
+    """Return the environment, one line each, and whether the run was interrupted."""
     lines = [f"{name}: {told}" for name, told in environment(record).items()]
     return [*lines, INTERRUPTED] if record.interrupted else lines
 
 
 def judged(record: Record, workload: Workload | PairWorkload) -> str:
-    """On how many queries the verdicts rest; "" if the record does not say."""
+    """Return on how many queries the verdicts rest, or "" if the record does not say."""
     rows = record.settings.get(JUDGED_ROWS, {}).get(workload.name)
     return f"judged on {rows} queries" if rows else ""
 
@@ -125,7 +125,7 @@ def giga(rate: float | None) -> str:
 
 
 def _plain(value: Any) -> str:
-    """A setting in words; a mapping as its parts."""
+    """Format a setting; a mapping as its parts."""
     if isinstance(value, Mapping):
         return "(" + ", ".join(f"{name} {_plain(part)}" for name, part in value.items()) + ")"
     return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,1 +1,1 @@
-"""What several commands share: devices, selections, progress, and how an outcome is told."""
+"""Code that several commands share: devices, selections, progress, signals and output."""

@@ -10,7 +10,7 @@ KINDS = ("cpu", "gpu", "tpu")
 
 
 def available() -> set[str]:
-    """Those of KINDS on which jax can run here."""
+    """Return the kinds of device on which jax can run here."""
     import jax
 
     kinds = set()
@@ -22,21 +22,21 @@ def available() -> set[str]:
 
 
 def expect_gpu() -> None:
-    """Exit unless jax can use a GPU here, naming the pip lines that would let it."""
+    """Exit unless jax can use a GPU here; the message shows the pip commands to install."""
     if "gpu" not in available():
         missing(
-            "no GPU that jax can use is here; with an NVIDIA GPU and driver: "
+            "jax finds no usable GPU; with an NVIDIA GPU and driver, run: "
             f"{install_line('cuda12')} (CUDA 12) or {install_line('cuda13')} (CUDA 13)"
         )
 
 
 def expect_devices(kind: str, count: int) -> None:
-    """Exit unless jax has so many devices of a kind; of CPUs it is told to make as many."""
+    """Exit unless jax has `count` devices of a kind; ask XLA for as many virtual CPU devices."""
     option = "--xla_force_host_platform_device_count"
     if kind == "cpu" and option not in (flags := os.environ.get("XLA_FLAGS", "")):
         os.environ["XLA_FLAGS"] = f"{flags} {option}={count}".strip()  # read when jax starts
     if kind not in available():
-        missing(f"--mesh needs {count} devices of kind {kind}, and jax has none here")
+        missing(f"--mesh needs {count} devices of kind {kind}, and jax has none")
 
     import jax
 

@@ -1,4 +1,4 @@
-"""The outcome of a command: written to files, then printed on stdout."""
+"""Write the outcome of a command to files, then print it on stdout."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -8,7 +8,7 @@ import click
 
 
 def expect_writable(option: str, directory: Path | None, names: Iterable[str]) -> None:
-    """Raises UsageError if files of these names cannot be written into the directory."""
+    """Raise UsageError if files of these names cannot be written into the directory."""
     from jax_attn.report.files import why_not_writable
 
     if directory is not None and (why := why_not_writable(directory, names)):
@@ -25,7 +25,7 @@ def tell(
     report: Path | None,
     as_json: bool,
 ) -> None:
-    """Write `files`, text by name, into the folder `report`; then print the outcome.
+    """Write `files` (name → text) into the folder `report`, if given; then print the outcome.
 
     document: JSON, printed with --json. shown: lines and tables, printed otherwise.
     """

@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 def tracked(batches: Iterable[Sequence[T]], total: int) -> Generator[T]:
-    """Yield all items, counted on a bar, or by a line now and then if stderr is a log."""
+    """Yield all items; show progress as a bar, or as a line now and then if stderr is a log."""
     done = 0
     with counting("verifying", total) as show:
         for batch in batches:
@@ -34,7 +34,7 @@ def tracked(batches: Iterable[Sequence[T]], total: int) -> Generator[T]:
 
 
 def worked_off(work: "Sequence[Piece]", processes: int | None = None) -> Generator[Any]:
-    """Yield all that the pieces of work give, their rows counted like `tracked`, by their cost."""
+    """Run the pieces of work and yield their items; show progress, with time left by their cost."""
     from jax_attn.selfcheck import process_pool
 
     rows, cost = 0, 0.0
@@ -47,7 +47,7 @@ def worked_off(work: "Sequence[Piece]", processes: int | None = None) -> Generat
 
 
 def counted(steps: Iterable[str], total: int) -> Iterator[str]:
-    """Yield each step as it is done, named beside the bar; `total` grows if it was too low."""
+    """Yield each step when it is done, named next to the bar; `total` grows if it was too low."""
     columns = (
         BarColumn(),
         MofNCompleteColumn(),
@@ -67,7 +67,7 @@ def counted(steps: Iterable[str], total: int) -> Iterator[str]:
 
 @contextmanager
 def bytes_counted(activity: str, total: int) -> Iterator[Callable[[int], None]]:
-    """A bar of bytes; call the function it yields with how many more are done."""
+    """Show a progress bar of bytes; call the yielded function with the number of further bytes."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),

@@ -1,4 +1,4 @@
-"""Options that several commands share, and the cases of the built-in matrix that they leave."""
+"""Options that several commands share, and the cases of the built-in matrix that they select."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from jax_attn.selfcheck.matrix.cases import Case
 
 NONE_LEFT = "no case matches --design, --dtype and -k"
-NONE_BY_DEFAULT = f"{NONE_LEFT} among the default rows; --all runs the others too"
+NONE_BY_DEFAULT = f"{NONE_LEFT} among the default rows; --all also runs the others"
 DESIGN = click.option(
     "--design", "designs", multiple=True, help="Run only this design; may be repeated."
 )
@@ -44,7 +44,7 @@ REPORT = click.option(
 
 
 def numbers(context: click.Context, option: click.Parameter, value: str | None) -> tuple[int, ...]:
-    """The callback of an option that takes whole numbers with commas between them, each once."""
+    """Parse distinct whole numbers with commas between them, as a callback. Raises BadParameter."""
     words = () if value is None else value.split(",")
     found = tuple(int(word) for word in words if word.isascii() and word.strip().isdigit())
     if len(found) < len(words) or len({*found}) < len(found):
@@ -54,7 +54,7 @@ def numbers(context: click.Context, option: click.Parameter, value: str | None) 
 
 
 def expect_ready(report: Path | None, files: Iterable[str]) -> None:
-    """Exit unless torch is installed and `report` can get these files; then choose platforms."""
+    """Exit unless torch is installed and `report` is writable; then settle jax's platforms."""
     expect_installed("torch", "is the reference", "torch")
     expect_writable("--report", report, files)
     settle_platforms()
@@ -72,7 +72,7 @@ def expect_known(option: str, values: Iterable[str], names: Iterable[str]) -> No
 def selected(
     cases: "Sequence[Case]", designs: Sequence[str], dtypes: Sequence[str], pattern: str
 ) -> "list[Case]":
-    """The cases that the filters leave."""
+    """Return the cases that all filters accept. Raises UsageError for unknown designs or dtypes."""
     from jax_attn.selfcheck.matrix.rows import FACTORS
 
     expect_known("--design", designs, dict.fromkeys(d.partition("/")[0] for d in FACTORS))

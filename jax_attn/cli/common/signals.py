@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM while a command runs: one line, and the status that a shell has for them."""
+"""Handle SIGINT and SIGTERM while a command runs: print one line, exit with a shell's status."""
 
 import contextlib
 import os
@@ -12,8 +12,9 @@ from typing import NamedTuple, NoReturn
 
 from jax_attn.cli.status import Exit
 
-# Raised within an import, an exception does harm: extension modules turn it into an ImportError,
-# lose it, or crash. So an import is waited for, seconds at most; then the process ends as it is.
+# An exception raised during an import does harm: extension modules turn it into an ImportError,
+# lose it, or crash. So the signal is sent again, every AGAIN seconds, until the import has ended;
+# after PATIENCE seconds the handler ends the process as it is.
 PATIENCE, AGAIN = 1.0, 0.05
 
 
@@ -31,7 +32,7 @@ _ENDS = {
     signal.SIGINT: _End(KeyboardInterrupt, "interrupted", Exit.INTERRUPTED),
     signal.SIGTERM: _End(TerminatedError, "terminated", Exit.TERMINATED),
 }
-# As Python starts; a parent may have had a signal ignored.
+# The handlers with which Python starts; a parent process may have made it ignore a signal instead.
 _UNHANDLED = (signal.SIG_DFL, signal.default_int_handler)
 
 
@@ -45,7 +46,7 @@ class Signals:
 
     @contextlib.contextmanager
     def raised(self) -> Iterator[None]:
-        """Within it, a signal is raised as an exception, though not within an import."""
+        """Raise signals as exceptions within this context, except during an import."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -63,12 +64,12 @@ class Signals:
 
     @contextlib.contextmanager
     def told(self) -> Iterator[None]:
-        """Exit with the line and the status of a signal, whatever was made of its exception."""
+        """Exit with the line and status of a signal, whatever its exception was turned into."""
         try:
             yield
         except BaseException as error:
             if self.first is not None:
-                self.leaving = True  # the timer may send the signal once more
+                self.leaving = True  # ignore the signal if the timer sends it once more
                 _leave(self.first[0])
             if isinstance(error, KeyboardInterrupt):
                 _leave(signal.SIGINT)

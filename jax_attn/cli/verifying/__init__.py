@@ -1,1 +1,1 @@
-"""What `jax-attn verify` can verify, and how it says what it finds."""
+"""The modes of `jax-attn verify`, and how it reports its outcome."""

@@ -1,4 +1,4 @@
-"""`jax-attn verify CHECKPOINT`: its whole model, some layers of it, or its attention alone."""
+"""`jax-attn verify CHECKPOINT`: its whole model, some of its layers, or only its attention."""
 
 import os
 from collections import Counter
@@ -15,15 +15,16 @@ if TYPE_CHECKING:
     from jax_attn.families import Config
     from jax_attn.transfer.problems import Problem
 
-_ONLY_ATTENTION = "only the attention is verified, as the whole model cannot be"
+_ONLY_ATTENTION = "only the attention is verified, because the whole model cannot be"
 _USUAL = ("model.safetensors", "model.safetensors.index.json")
 """The files that transformers looks for first."""
 
 
 class Scope(NamedTuple):
-    """What of a checkpoint is verified: its model, where there is one here, unless this says other.
+    """The part of a checkpoint to verify; by default the whole model, if its family is supported.
 
-    num_heads, num_kv_heads: of the attention, where no config.json beside the checkpoint has them.
+    num_heads, num_kv_heads: the numbers of heads, if the checkpoint's config.json does not give
+    them.
     """
 
     model: bool = False
@@ -34,12 +35,12 @@ class Scope(NamedTuple):
 
     @property
     def asks_for_model(self) -> bool:
-        """Whether nothing less will do."""
+        """True if a whole model is required; then it is an error to fall back to its attention."""
         return self.model or bool(self.layers)
 
 
 def expect_there(argument: str, path: Path) -> None:
-    """Raise UsageError unless the path exists, with the download that a Hub name stands for."""
+    """Raise UsageError unless the path exists; for a name on the Hub, show how to download it."""
     if os.path.exists(path):
         return
     from jax_attn.transfer.files.local import download_hint
@@ -50,7 +51,7 @@ def expect_there(argument: str, path: Path) -> None:
 
 
 def expect_torch_side(path: Path) -> None:
-    """Raise unless the path exists and is not the Flax side of a port, which has no torch keys."""
+    """Raise unless the path exists and is not the Flax side of a port, which lacks torch keys."""
     expect_there("CHECKPOINT", path)
     from jax_attn.transfer.files.port_folder import side_of
 
@@ -60,9 +61,10 @@ def expect_torch_side(path: Path) -> None:
 
 
 def verify_checkpoint(path: Path, scope: Scope, *, explain: bool, shown: bool) -> Outcome:
-    """Judge what the scope asks for, with a bar on stderr.
+    """Judge the part of the checkpoint that the scope names, with a progress bar on stderr.
 
-    explain: whether a result that does not pass has its explanation.
+    explain: whether to explain results that do not pass. shown: whether to print each result as
+    soon as it is judged.
     """
     from jax_attn.families.whole import unusable
     from jax_attn.porting.inspect.config import UnknownHeadsError
@@ -96,7 +98,7 @@ def verify_checkpoint(path: Path, scope: Scope, *, explain: bool, shown: bool) -
 
 
 def _model_problems(path: Path, config: "Config | None", scope: Scope) -> "list[Problem] | None":
-    """Why the whole model cannot be verified; None where it is not to be."""
+    """Return why the whole model cannot be verified, or None if only attention is asked for."""
     from jax_attn.families import model_problems
     from jax_attn.transfer.problems import Problem
 
@@ -105,7 +107,7 @@ def _model_problems(path: Path, config: "Config | None", scope: Scope) -> "list[
     if config is None:
         return [Problem("file", str(path), "expected a config.json beside the tensors, got none")]
     if not path.is_dir() and path.name not in _USUAL:
-        text = "expected a folder, in which transformers finds the file by itself"
+        text = "expected a folder, because transformers does not look for a file of this name"
         return [Problem("file", str(path), text, f"pass {path.parent}")]
     return model_problems(config)
 
@@ -135,7 +137,10 @@ def _verify_attention(
     shown: bool,
     notes: tuple[str, ...] = (),
 ) -> Outcome:
-    """notes: what each result says besides."""
+    """Find the attention layers and judge each of them.
+
+    notes: notes that are added to every result.
+    """
     from jax_attn.cli.common.progress import tracked
     from jax_attn.parity.judge.finding import findings
     from jax_attn.porting.inspect.discover import pattern

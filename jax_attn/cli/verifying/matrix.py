@@ -1,4 +1,4 @@
-"""Run the rows of the built-in matrix that the options of `jax-attn verify` leave."""
+"""Run the rows of the built-in matrix that the options of `jax-attn verify` select."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -14,18 +14,18 @@ if TYPE_CHECKING:
     from jax_attn.selfcheck.process_pool import Piece
 
 Filters = tuple[Sequence[str], Sequence[str], str]
-"""Designs, dtypes, and a text that is in the names of the rows."""
+"""Designs, dtypes, and a text that the names of the rows contain."""
 
 
 def verify_matrix(
     filters: Filters, backend: str, implementation: str | None, *, every_row: bool, shown: bool
 ) -> Outcome:
-    """Judge the rows, with a progress bar on stderr."""
+    """Judge the selected rows, with a progress bar on stderr."""
     work, names, left_out = plan(filters, backend, implementation, every_row)
 
     from jax_attn.cli.common.progress import worked_off
 
-    # Processes would each take the whole of a GPU or a TPU.
+    # Each process would reserve the whole GPU or TPU.
     processes = None if devices.available() <= {"cpu"} else 1
     return Outcome(names, shown, left_out).collect(worked_off(work, processes))
 
@@ -33,7 +33,7 @@ def verify_matrix(
 def plan(
     filters: Filters, backend: str, implementation: str | None, every_row: bool
 ) -> "tuple[list[Piece], list[str], int]":
-    """The work that the filters leave, the names of its rows, and how many --all would add."""
+    """Return the selected work, the names of its rows, and the number of rows that --all adds."""
     from jax_attn.attention.dispatch import KERNELS
     from jax_attn.selfcheck import process_pool
     from jax_attn.selfcheck.matrix import rows
@@ -51,7 +51,7 @@ def plan(
     if backend == "gpu":
         devices.expect_gpu()
     if backend == "cpu" and "cpu" not in here:
-        missing("jax was told to leave the CPU out: add cpu to JAX_PLATFORMS")
+        missing("JAX_PLATFORMS excludes the CPU: add cpu to it")
     cases = {b: measured for b in backends if b in here}
     work = [
         task for b, kept in cases.items() for task in process_pool.tasks(kept, b, implementation)
@@ -61,7 +61,7 @@ def plan(
         cases["tpu"] = emulated
         left_out += len(every_emulated) - len(emulated)
         compiled = tuple(d for d in rows.published() if not designs or d in designs)
-        # What is compiled is no case: a filter on cases leaves it out.
+        # A compiled design is not a case, so filters on cases exclude it.
         compiled = () if pattern or dtypes or implementation else compiled
         compiled += rows.COMPILED_KERNELS if compiled and not designs else ()
         work += process_pool.tasks(emulated, "tpu", implementation)

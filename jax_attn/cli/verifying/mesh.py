@@ -1,4 +1,4 @@
-"""Run the rows of the built-in matrix on a mesh of devices, whose size `--mesh` gives."""
+"""Run rows of the built-in matrix on a mesh of devices, of the size that `--mesh` gives."""
 
 import math
 
@@ -11,11 +11,11 @@ from jax_attn.cli.verifying.outcome import Outcome
 
 AXES = ("data", "heads")
 Sizes = dict[str, int]
-"""Of AXES; 1 for one that is not named."""
+"""Axis of AXES → number of devices; 1 for an axis that `--mesh` does not name."""
 
 
 def mesh_sizes(_: click.Context, option: click.Parameter, value: str | None) -> Sizes | None:
-    """The callback of `--mesh data=2,heads=4`."""
+    """Parse `--mesh data=2,heads=4`, as a callback of click. Raises BadParameter."""
     if value is None:
         return None
     pairs = [part.strip().partition("=") for part in value.split(",")]

@@ -1,10 +1,10 @@
-"""What `jax-attn verify` can verify, and the options that go with it."""
+"""The modes of `jax-attn verify`, and the options that each accepts."""
 
 import click
 from click.core import ParameterSource
 
 BUILT_IN = "the built-in cases"
-# What is verified, and the options that go with it beside --report and --json.
+# Mode → the options that it accepts in addition to --report and --json.
 MODES = {
     BUILT_IN: (
         "--all",
@@ -30,11 +30,11 @@ MODES = {
 }
 
 SCOPES = ("--model", "--layers", "--attention")
-"""What of a checkpoint is verified."""
+"""Options that select a part of a checkpoint; they exclude one another."""
 
 
 def expect_one_mode(context: click.Context) -> None:
-    """Raise UsageError for two modes at once, and for options of another mode."""
+    """Raise UsageError if two modes are combined, or if an option belongs to another mode."""
     named = [
         p.human_readable_name if isinstance(p, click.Argument) else p.opts[0]
         for p in context.command.params

@@ -1,4 +1,4 @@
-"""What `jax-attn verify` finds: each row printed as it is judged, then the rest, and the status."""
+"""The outcome of `jax-attn verify`: prints each row when it is judged, then the summary."""
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 @dataclass
 class Outcome:
-    """The rows judged so far, and what was compiled or refused; of a run that may be cut short.
+    """The rows judged so far, and what was only compiled or refused; the run may be cut short.
 
-    planned: the names of the rows that a whole run judges, in order. shown: whether each is printed
-    when it is judged. left_out: how many more `--all` would run.
+    planned: the names of the rows that a whole run judges, in order. shown: whether to print each
+    row as soon as it is judged. left_out: how many more rows `--all` would run.
     """
 
     planned: Sequence[str]
@@ -28,7 +28,10 @@ class Outcome:
     interrupted: KeyboardInterrupt | None = None
 
     def collect(self, items: "Generator[Result] | Generator[Result | NotRun]") -> "Outcome":
-        """Take every item as it comes; Ctrl-C leaves those that are judged, where there are any."""
+        """Take every item as it comes; after Ctrl-C, keep what is judged, or raise if nothing is.
+
+        Sorts both lists, and returns this outcome.
+        """
         from jax_attn.parity.judge.result import NotRun
 
         try:
@@ -58,14 +61,14 @@ class Outcome:
                 console().print(case_line(line, width), highlight=False, soft_wrap=True)
 
     def present(self, *, report: Path | None, as_json: bool, all_tensors: bool) -> Exit:
-        """Write the report, print what was not printed row by row, and return the exit status."""
+        """Write the report, print all that is not yet printed, and return the exit status."""
         from jax_attn import environment
         from jax_attn.parity.judge.compare import Verdict
         from jax_attn.report.documents import compiled_table, missing_part, summary_lines
         from jax_attn.report.result_files import result_files
 
         results, not_run = self.results, self.not_run
-        # A row that its kernel refuses has no verdict: nothing was interrupted there.
+        # A row that its kernel refuses has no verdict, so it must not count as interrupted.
         refused = sum(item.level == "refused" for item in not_run)
         planned = len(self.planned) - (0 if self.interrupted else refused)
         files = result_files(results, environment.describe(), not_run, planned)

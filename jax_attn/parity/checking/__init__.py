@@ -1,1 +1,1 @@
-"""Checking a port against its reference."""
+"""Check a port against its reference."""

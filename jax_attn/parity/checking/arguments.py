@@ -1,4 +1,4 @@
-"""Every reason why arguments cannot be checked, at once, or would say nothing."""
+"""Find every reason why arguments cannot be checked, or why a check of them is meaningless."""
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -39,9 +39,9 @@ def validate(
     calls: Mapping[str, Any],
     on_mesh: tuple[Any, Any] = (None, None),
 ) -> None:
-    """Raises TypeError, or ValueError, with every reason why these cannot be checked.
+    """Raise TypeError or ValueError with every reason why these arguments cannot be checked.
 
-    flags, calls: by the names of their arguments. on_mesh: the mesh and the specs.
+    flags, calls: values by argument name. on_mesh: the mesh and the specs.
     """
     problems = type_problems(reference, port, *([] if layout is None else [layout]))
     problems += type_problems_of_mesh(*on_mesh)
@@ -62,7 +62,7 @@ def validate(
 
 
 def type_problems(*sides: Any) -> list[str]:
-    """Which of a reference, a port and a layout, in this order, are of another type."""
+    """Return a line for each of a reference, a port and a layout, in this order, of wrong type."""
     kinds = {"reference": torch.nn.Module, "port": nnx.Module, "layout": Layout}
     names = {**_MODULES, Layout: "a Layout"}
     hints: dict[type, str] = {Layout: f"; {LAYOUT_HINT}"}
@@ -74,13 +74,13 @@ def type_problems(*sides: Any) -> list[str]:
 
 
 def _of_type(value: Any) -> str:
-    """The name of a value's type, and of which framework it is where it is a module."""
+    """Return the name of a value's type and, if it is a module, its framework."""
     which = next((f", {name}" for kind, name in _MODULES.items() if isinstance(value, kind)), "")
     return f"{type(value).__name__}{which}"
 
 
 def call_problems(calls: Mapping[str, Any]) -> list[str]:
-    """Which of the `_call`s are no functions."""
+    """Return a line for each of the `_call` arguments that is not a function."""
     return [
         f"{name}: expected a function (module, *args, **inputs) or None, got {call!r}"
         for name, call in calls.items()
@@ -98,7 +98,7 @@ def seed_problems(seed: int) -> list[str]:
 
 
 def dtype_problems(reference: torch.nn.Module, dtype: Any) -> list[str]:
-    """Why nothing can be checked in `dtype`: unknown, narrowed by JAX, or not the reference's."""
+    """Return why `dtype` cannot be checked: unknown, narrowed by JAX, or not the reference's."""
     if not isinstance(dtype, str) or dtype not in DTYPES:  # np.dtype("float32") equals its name
         return [f"dtype: expected one of {', '.join(DTYPES)}, got {dtype!r}"]
     problems = [
@@ -109,45 +109,45 @@ def dtype_problems(reference: torch.nn.Module, dtype: Any) -> list[str]:
     if dtype == "float64" and not x64_is_on():
         problems.insert(
             0,
-            "dtype: float64 needs JAX's x64 mode, else it is narrowed silently; expected "
-            'jax.config.update("jax_enable_x64", True) before the port is built, got x64 off',
+            "dtype: float64 needs JAX's x64 mode, got x64 off, which silently narrows to float32; "
+            'call jax.config.update("jax_enable_x64", True) before the port is built',
         )
     return problems
 
 
-# --- what can be run, but shows nothing -----------------------------------------------------------
+# --- arguments that can be run, but show nothing --------------------------------------------------
 
 
 def narrowed_problems(inputs: Inputs) -> list[str]:
-    """The integers that JAX would narrow, with its x64 mode off, and that change then."""
+    """Return a line for each integer input that changes when JAX narrows it without x64 mode."""
     problems = []
     arrays = inputs.named(inputs.args, inputs.kwargs)
     for name, a in ((name, a) for name, a in arrays.items() if a.dtype.kind in "iu"):
         held = jax.dtypes.canonicalize_dtype(a.dtype)
         if not np.array_equal(a.astype(held), a):
             problems.append(
-                f"inputs[{name!r}]: expected integers that {held} holds, to which JAX narrows "
-                f"{a.dtype} with its x64 mode off, got {a.min()} to {a.max()}"
+                f"inputs[{name!r}]: expected integers that fit {held}, to which JAX narrows "
+                f"{a.dtype} without its x64 mode, got {a.min()} to {a.max()}"
             )
     return problems
 
 
 def output_problems(reference: Reference, outputs: Arrays) -> list[str]:
-    """Which outputs of a reference cannot be compared: integers, or none at all."""
+    """Return why outputs of a reference cannot be compared: complex, integer, or all empty."""
     problems = []
     if complex_ones := sorted(k for k, a in outputs.items() if a.dtype.kind == "c"):
         problems.append(
-            f"reference: expected real outputs, got complex ones, {complex_ones}; give "
-            "reference_call and port_call, and return their real and imaginary parts"
+            f"reference: expected real outputs, got complex ones, {complex_ones}; pass a "
+            "reference_call and a port_call that return their real and imaginary parts"
         )
     decided = {k: a for k, a in outputs.items() if k not in complex_ones}
     if other := {k: a.dtype.name for k, a in decided.items() if not is_float(a.dtype)}:
         of_one = "" if len(other) == len(outputs) else ", and leave these out"
         problems.append(
-            f"reference: expected floating outputs, got {other}: what is decided, as by an argmax, "
-            "may rightly differ where two scores are equal but for rounding, so it is not "
-            "compared; give reference_call and port_call, and return the scores that are decided "
-            f"about{of_one}"
+            f"reference: expected floating-point outputs, got {other}: decisions, such as an "
+            "argmax, may differ in a correct port if two scores are equal up to rounding, so they "
+            "are not compared; pass a reference_call and a port_call that return the scores on "
+            f"which the decision is based{of_one}"
         )
     if all(a.size == 0 for a in outputs.values()):
         shapes = {k: a.shape for k, a in outputs.items()}
@@ -159,10 +159,10 @@ def output_problems(reference: Reference, outputs: Arrays) -> list[str]:
 
 
 def gradient_problems(prepared: Prepared, result: Result) -> list[str]:
-    """Why failing gradients cannot be compared: no output of the reference has a gradient.
+    """Return why failing gradients cannot be compared: no output of the reference has a gradient.
 
-    It is asked only where nothing but gradients fails, since it takes a forward pass. A port that
-    has no gradient either passes: both are zero.
+    This is tested only if nothing but gradients fails, since it takes a forward pass. A port
+    without a gradient passes too: both are zero.
     """
     failed = {report.kind for report in result.tensors if report.verdict is Verdict.FAIL}
     if result.failures or not failed or any(not kind.startswith("gradient") for kind in failed):
@@ -187,15 +187,16 @@ def has_gradient(prepared: Prepared) -> bool:
 _NO_GRADIENT = (
     "reference: expected outputs with a gradient, as the port's have, but requires_grad is False "
     "for all of them: the module or reference_call runs under torch.no_grad() or detaches them. "
-    "Remove that, or give gradients=False to compare the outputs alone"
+    "Remove that, or pass gradients=False to compare only the outputs"
 )
 
 
 @contextlib.contextmanager
 def ids_named(reference: Reference) -> Iterator[None]:
-    """Around a run: what it raises of an index names the integers that no embedding has a row for.
+    """Add to an index error of a run the integer inputs that lie outside of an embedding's rows.
 
-    They are looked for only then: which input goes to which embedding is not known.
+    They are searched only after an error, because it is unknown which input goes to which
+    embedding.
     """
     try:
         yield
@@ -215,15 +216,15 @@ def _outside(reference: Reference) -> Iterator[str]:
             rows = table.num_embeddings if isinstance(table, torch.nn.Embedding) else 0
             if rows and not 0 <= a.min() <= a.max() < rows:
                 yield (
-                    f"input {label!r} holds {a.min()} to {a.max()}, and the embedding {name!r} "
+                    f"input {label!r} holds {a.min()} to {a.max()}, but the embedding {name!r} "
                     f"has rows 0 to {rows - 1}"
                 )
 
 
 def input_doubts(prepared: Prepared) -> tuple[Finding, ...]:
-    """Name the inputs and weights that hold NaN or infinity, which hides every other number.
+    """Return a doubt for each input or weight with NaN or infinity, which hide other numbers.
 
-    An input that is added to the scores as a mask may be -inf.
+    An input that may be added to the scores as a mask may hold -inf.
     """
     inputs = prepared.inputs
     given = inputs.named(inputs.args, inputs.kwargs)
@@ -247,6 +248,6 @@ def _not_finite(label: str, a: np.ndarray) -> Iterator[Finding]:
     if held := [f"{count} {kind}" for kind, count in counts.items() if count]:
         yield Finding(
             "input-not-finite",
-            f"{label} holds {joined(held)} of {a.size} numbers: what is computed from them says "
-            "nothing of the port; to show it, use finite numbers",
+            f"{label} holds {joined(held)} of {a.size} numbers: results computed from them show "
+            "nothing about the port; use finite numbers",
         )

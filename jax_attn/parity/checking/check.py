@@ -1,7 +1,7 @@
-"""Check a port against its reference: any torch module, any NNX module.
+"""Check a port against its reference, for any torch module and any NNX module.
 
-A verdict flows in one direction: the reference's side is prepared, probes say what its inputs could
-not reveal, the port is run and judged.
+The steps follow one another: prepare the reference's side, compare the weights, let probes say what
+the inputs could not reveal, run the port and judge it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -63,27 +63,27 @@ def check(
     """Check that `port` computes what `reference` computes, within what rounding allows.
 
     The oracle is the reference in float64, with every narrowing cast refused. The budget of a
-    tensor is the spread of float64 runs of the reference whose every operation is perturbed by one
-    roundoff of `dtype`. The reference itself is run in `dtype`, under grad and in inference mode,
-    and held to the same budget: where it alone exceeds it, as under torch.autocast, the verdict is
-    INCONCLUSIVE. So it is if these inputs would not reveal a planted bug; the reason names the bug
-    and an input that reveals it.
+    tensor is the spread of float64 runs of the reference in which every operation is perturbed by
+    one roundoff of `dtype`. The reference itself is run in `dtype`, under grad and in inference
+    mode, and judged by the same budget. If only the reference exceeds it, as under torch.autocast,
+    the verdict is INCONCLUSIVE. It is also INCONCLUSIVE if these inputs would not reveal a planted
+    bug; the reason names the bug and an input that reveals it.
 
-    What a call changes is compared too: running statistics that the table pairs, as in
-    `row("bn.running_mean", "bn.mean")`, and the outputs of a second call from there. A note names
-    state that no row pairs, and parameters that no input reaches.
+    State that a call changes is compared too: running statistics that the table pairs, as in
+    `row("bn.running_mean", "bn.mean")`, and the outputs of a second call that continues from them.
+    A note names state that no row pairs, and parameters that no input reaches.
 
     Args:
       reference: the torch module, with its weights in place and in `dtype`. A copy is run.
-      port: the NNX module, likewise. The check loads no weights, since that would hide a bad
-        transfer.
+      port: the NNX module, with its weights in place and in `dtype`. The check loads no weights,
+        since that would hide a bad transfer.
       inputs: NumPy arrays that both sides receive, by position (a tuple) or by keyword (a dict).
         Floating-point arrays are rounded to `dtype`.
       layout: the transfer table between the two modules. With it, the weights are compared first,
         bit for bit, and the gradients of the parameters are paired by it. Without it, a note says
         that neither was compared.
-      reference_call: `(module, *args, **inputs) -> array | {name: array}`, where the reference is
-        not called as `module(*args, **inputs)`: it adapts masks, the order of axes, static
+      reference_call: `(module, *args, **inputs) -> array | {name: array}`, if the reference is not
+        called as `module(*args, **inputs)`. Use it to adapt masks, the order of axes, static
         arguments and several outputs. Two threads may call it at once, each with its own module.
       port_call: the same for the port.
       dtype: the dtype of both modules.
@@ -91,22 +91,22 @@ def check(
         of the parameters, against one seeded cotangent for each output.
       transforms: how the port is run: any of eager, jit, grad, vmap and remat.
       seed: the seed of the cotangents.
-      strict: whether notes count as doubts, so that the verdict is INCONCLUSIVE where the arguments
-        could show something that was not compared. Standing notes, which no input could remove,
-        stay notes: the shapes and transforms that were run, a pinned precision, a gradient that is
-        zero in theory.
+      strict: whether notes count as doubts, so that the verdict is INCONCLUSIVE if something was
+        not compared that other arguments would compare. Standing notes, which no input could
+        remove, stay notes: the shapes and transforms that were run, a pinned precision, a gradient
+        that is zero in theory.
       parameters: a pattern of the reference's parameter names, such as "encoder.layer.0.*"
-        (`fnmatch`), or a tuple of patterns: in a large model, only the gradients of these are
+        (`fnmatch`), or a tuple of patterns. In a large model, only the gradients of these are
         compared and kept. None compares all. A note says how many of how many were compared.
       mesh: run the port on this mesh of devices, whose axes are all Explicit or all Auto. It is
-        compared with the reference and with itself on one device, each within the budget. What
-        several devices hold of one array must be equal bit for bit. Notes say what the port sends
-        between devices, what each device holds, and which gradients are cut less than what they
-        are the gradients of.
-      specs: how the mesh cuts the inputs and the port's parameters: from the name of an input ("0"
-        by position), or a pattern of dotted paths such as "layers.{i}.up.kernel", to a
-        `PartitionSpec`. A Variable that no pattern matches stays where it lies on the mesh;
-        everything else is whole on every device.
+        compared with the reference and with itself on one device, each within the budget. Copies of
+        one array on several devices must be equal bit for bit. Notes say what the port sends
+        between devices, what each device holds, and which gradients are sharded less than their
+        parameters or inputs.
+      specs: the sharding of the inputs and the port's parameters on the mesh: a mapping from the
+        name of an input ("0" by position), or a pattern of dotted paths such as
+        "layers.{i}.up.kernel", to a `PartitionSpec`. A Variable that no pattern matches keeps its
+        sharding on the mesh; everything else is replicated on every device.
 
     Returns:
       The `Result`. Its `raise_for_status()` raises an error unless the verdict is PASS.
@@ -164,16 +164,16 @@ def prepare(reference: Reference, dtype: str, *, gradients: bool, seed: int) -> 
         raise ValueError("\n".join(problems))
     if not reference.repeats(dtype, outputs):
         raise ValueError(
-            "reference: expected the same outputs each time, got others on the same inputs; is it "
-            "in training mode, with dropout? call .eval() first"
+            "reference: expected the same outputs each time, got different ones on the same "
+            "inputs; if it is in training mode, with dropout, call .eval() first"
         )
     announce_memory(reference.module, reference.parameters)
     return prepared
 
 
 _LARGE, _FEWER_RUNS = 2**24, 12
-"""Of a module with more parameters, runs take seconds each: the budgets are of fewer, and in a
-narrow dtype those are made at once that allow for what JAX stores."""
+"""A run of a module with more than _LARGE parameters takes seconds, so its budgets are derived from
+fewer runs; in a narrow dtype, only budgets that allow for what JAX stores are derived."""
 
 
 def judged(prepared: Prepared, side: PortSide) -> Result:
@@ -209,6 +209,6 @@ def _judged_by(prepared: Prepared, side: PortSide) -> Result:
 def _explained(
     reference: Reference, port: Port, layout: Layout | None, result: Result
 ) -> "Explanation":
-    from jax_attn.parity.explaining.explain import explain_result  # a check that passes needs none
+    from jax_attn.parity.explaining.explain import explain_result  # needed only after a failure
 
     return explain_result(result, reference, port, layout)

@@ -1,4 +1,4 @@
-"""What a check will take, said on stderr where that is long or much of the memory."""
+"""Announce on stderr a check that takes long or needs much of the memory."""
 
 import contextlib
 import sys
@@ -9,39 +9,40 @@ from jax_attn.environment import free_memory
 from jax_attn.parity.run.reference import Runs
 from jax_attn.progress import TimeLeft, counting
 
-# Bytes a parameter: the copy in float64; where its gradient is compared, the gradients of two
-# runs, the centre's, their sums of squares and budgets, the squares of products; then the port's.
-# BERT of 109 million parameters takes 55.
+# Bytes per parameter: the copy in float64; if its gradient is compared, the gradients of two runs
+# and of the centre, their sums of squares and budgets, the squares of products; then the port's.
+# BERT with 109 million parameters takes 55.
 _BYTES, _BYTES_COMPARED = 8, 47
 _LONG = 20.0
 
 
 def shown(runs: Runs, total: int) -> Runs:
-    """The runs as they come; on stderr how many, once it is known that those left take long.
+    """Yield the runs as they come; show progress on stderr once the rest is known to take long.
 
-    That is by the pace of all after the first, which loads what the others find loaded. Two may
-    come at a time, or all of them.
+    The estimate uses the pace of all runs after the first, which loads what the others find loaded.
+    Two runs may come at a time, or all of them.
     """
     left, done, show = TimeLeft(total), 0, None
     with contextlib.ExitStack() as stack:
         for run in runs:
             yield run
-            del run  # before the next one is made
+            del run  # free it before the next one is made
             done += 1
             if show:
                 show(done)
                 continue
             left.done(done)
             if (seconds := left.seconds) is not None and seconds > _LONG:
-                said = f"parity.check: {total - done} more perturbed runs, about {seconds:.0f} s"
-                print(f"{said}; then canaries and the port's runs", file=sys.stderr, flush=True)
+                left_over = f"{total - done} more perturbed runs, about {seconds:.0f} s"
+                line = f"parity.check: {left_over}; then canaries and the port's runs"
+                print(line, file=sys.stderr, flush=True)
                 show = stack.enter_context(counting("parity.check: perturbed runs", total, left))
 
 
 def announce_memory(module: torch.nn.Module, names: frozenset[str] | None = None) -> None:
-    """One line on stderr, where the check of a module will take half of the free memory.
+    """Print a line on stderr if the check of a module needs more than half of the free memory.
 
-    names: the parameters whose gradients are compared; None: all.
+    names: the parameters whose gradients are compared; None stands for all.
     """
     sizes = {name: p.numel() for name, p in module.named_parameters()}
     compared = sum(n for name, n in sizes.items() if names is None or name in names)
@@ -50,14 +51,15 @@ def announce_memory(module: torch.nn.Module, names: frozenset[str] | None = None
 
 
 def memory(parameters: int, compared: int, free: int | None) -> str | None:
-    """What to say of a check of so many parameters; None of a small one.
+    """Return the line on the memory of a check, or None if it needs at most half of `free`.
 
-    compared: those whose gradients are. free: bytes of memory, None where that is not known.
+    parameters: their number. compared: the number of those whose gradients are compared. free:
+    bytes of free memory; None if unknown.
     """
     needs = _BYTES * parameters + _BYTES_COMPARED * compared
     if free is None or needs <= free / 2:
         return None
     return (
-        f"parity.check: about {needs / 2**30:.1f} GiB of the {free / 2**30:.1f} GiB that are free; "
-        "parameters= limits the gradients that are compared"
+        f"parity.check: needs about {needs / 2**30:.1f} GiB of {free / 2**30:.1f} GiB that are "
+        "free; parameters= limits the gradients that are compared"
     )

@@ -36,12 +36,12 @@ def judge_port(
 ) -> Result:
     """Run the port under each transform and compare it, tensor by tensor.
 
-    to_torch: None where no table pairs the parameters: their gradients are not compared.
-    beside: of a port on a mesh, the one on a single device that it is compared with as well, within
-        the same budgets.
+    to_torch: None if no table pairs the parameters; their gradients are then not compared.
+    beside: for a port on a mesh, the port on a single device, with which it is compared as well,
+        within the same budgets.
     paired: dotted paths of the port's other Variables that the table pairs. passed_over:
-        parameters of the reference that it passes over.
-    backend: what the result says; None: the platform of JAX's default device.
+        parameters of the reference that the table passes over.
+    backend: the backend in the result; None stands for the platform of JAX's default device.
     """
     reports: list[TensorReport] = []
     states = States(prepared, port, to_torch, paired)
@@ -82,7 +82,7 @@ def judge_port(
         off = Finding("gradients-off", "gradients were not compared: gradients=False")
         notes = (*notes, off)
     if reports and all(r.verdict is Verdict.PASS and r.is_zero for r in reports):
-        zero = "every compared tensor is zero: other weights would give the same"
+        zero = "every compared tensor is zero, so other weights would give the same"
         doubts = (*doubts, Finding("all-zero", zero))
     return Result(
         dtype=prepared.dtype,
@@ -98,7 +98,7 @@ def judge_port(
 
 
 def _run(prepared: Prepared, port: Port, transform: str, to_torch: ToTorch | None) -> Run:
-    """One run of the port, its parameters' gradients under the reference's names."""
+    """Run the port once, and rename the gradients of its parameters to the reference's names."""
     run = port.run(prepared.dtype, prepared.differentiated, transform)
     grads, names = to_torch(run.parameter_grads) if to_torch else {}, prepared.parameters
     if names is not None:

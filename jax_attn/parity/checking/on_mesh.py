@@ -1,7 +1,7 @@
-"""What is asked of a port on a mesh beside its numbers: equal copies, and what it sends and holds.
+"""Check more than the numbers of a port on a mesh: equal copies, and what it sends and holds.
 
-It is also run on one device: a sum over the parts of a mesh is one in another order, and may err by
-what the budget has for any order.
+The port is also run on one device. A sum over the shards of a mesh is a sum in another order, and
+may err by the budget, which allows any order.
 """
 
 import math
@@ -20,35 +20,35 @@ from jax_attn.transfer import flatten
 
 
 def on_one_device(port: Port) -> Port | None:
-    """The same port on a mesh of one device; None where it lies on no mesh."""
+    """Return the same port on a mesh of one device, or None if it is not on a mesh."""
     if port.placement is None:
         return None
     return replace(port, placement=port.placement.on_one_device)
 
 
 def unlike_copies(run: Run, transform: str) -> Iterator[Finding]:
-    """A failure where devices disagree on what should be one array."""
+    """Yield a failure if devices disagree on an array that should be replicated."""
     if run.unlike:
         yield Finding(
             "unlike-copies",
-            f"{transform}: devices hold other numbers of {quoted(run.unlike)}, which should be the "
-            "same on each: is a sum over an axis of the mesh missing (jax.lax.psum), under a "
-            "shard_map with check_vma=False?",
+            f"{transform}: devices hold different numbers for {quoted(run.unlike)}, which should "
+            "be the same on each; a sum over an axis of the mesh (jax.lax.psum) may be missing in "
+            "a shard_map with check_vma=False",
         )
 
 
 def nothing_cut(port: Port) -> Iterator[Finding]:
-    """A doubt where every device computes the whole."""
+    """Yield a doubt if every device computes everything."""
     if port.placement is None:
         return
     arrays = port.arrays()
     if all(a.sharding.is_fully_replicated for a in arrays.values()):
-        whole = "mesh: nothing is cut, so that every device computes the whole; give specs="
+        whole = "mesh: nothing is sharded, so every device computes everything; pass specs="
         yield Finding("nothing-cut", whole)
 
 
 def told(port: Port, programs: Mapping[str, jax.stages.Compiled]) -> Iterator[StandingNote]:
-    """What the port's programs send between the mesh's devices, and what each of them holds."""
+    """Yield notes on what the port's programs send between devices, and what each device holds."""
     assert port.placement is not None
     for name, program in programs.items():
         memory: Any = program.memory_analysis()
@@ -60,7 +60,7 @@ def told(port: Port, programs: Mapping[str, jax.stages.Compiled]) -> Iterator[St
 
 
 def replicated(port: Port, programs: Mapping[str, jax.stages.Compiled]) -> Iterator[StandingNote]:
-    """Which gradients each device has a larger part of than of their parameter or input."""
+    """Yield notes on gradients of which a device holds a larger part than of their parameter."""
     program = programs.get("forward and backward")
     if program is None:
         return

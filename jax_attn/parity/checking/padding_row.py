@@ -1,4 +1,4 @@
-"""The row `padding_idx` of a torch Embedding, which gets no gradient from the tokens there."""
+"""The row `padding_idx` of a torch Embedding, for which torch computes no gradient."""
 
 from collections.abc import Callable, Mapping
 
@@ -10,7 +10,7 @@ from jax_attn.parity.judge.finding import StandingNote
 
 
 def padding_rows(reference: torch.nn.Module) -> dict[str, int]:
-    """parameter -> its row of padding, for every embedding that has one."""
+    """Return the padding row of every embedding that has one, by parameter name."""
     names = {id(p): name for name, p in reference.named_parameters()}
     return {
         names[id(module.weight)]: module.padding_idx
@@ -28,7 +28,7 @@ def without_padding_row(
     want: np.ndarray,
     judge: Callable[[np.ndarray], TensorReport],
 ) -> tuple[TensorReport, tuple[StandingNote, ...]]:
-    """The report on a gradient, and a note where the row of padding is all that fails in it.
+    """Return the report on a gradient, without the padding row and with a note if only it fails.
 
     got, want: the port's gradient and the oracle's. judge: makes the report of another gradient.
     """
@@ -41,7 +41,8 @@ def without_padding_row(
         return report, ()
     note = StandingNote(
         "padding-row",
-        f"row {row} of grad {report.name}, its padding_idx, was not compared: torch gives that row "
-        "no gradient, the port does, and an optimizer would move it; zero it before an update",
+        f"row {row} of grad {report.name}, its padding_idx, was not compared: torch computes no "
+        "gradient for that row, but the port does, and an optimizer would move it; set this "
+        "gradient to zero before an update",
     )
     return other, (note,)

@@ -1,7 +1,7 @@
-"""The reference's side of a check: all that does not depend on the port.
+"""The reference's side of a check, which does not depend on the port.
 
-It flows from top to bottom: the reference and its inputs, its runs in the checked dtype, the
-oracle's run in float64, the budgets from perturbed runs, and the comparison of a run with them.
+From top to bottom: the reference and its inputs, its runs in the checked dtype, the oracle's run in
+float64, the budgets from perturbed runs, and the comparison of a run with them.
 """
 
 import math
@@ -33,20 +33,20 @@ Fact = TypeVar("Fact")
 NARROW = ("bfloat16", "float16")
 
 _RUNS_OF_FLOAT64 = 4
-# Of eight numbers in bfloat16, 16 runs gave budgets from .06 to .12 of their scale, 64 runs .08.
+# For eight numbers in bfloat16, 16 runs gave budgets of .06 to .12 of their scale, 64 runs .08.
 _FEW, _MORE = 2**10, 4
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A reference on its inputs, and what a port is compared with; each part is computed once.
+    """A reference on its inputs, with all that a port is compared with; each part is computed once.
 
-    oracle: cotangents -> `Run` in float64; None: the reference itself in float64.
-    precision: the budget's, where it is not `dtype`'s own (a matrix unit that rounds).
-    declared_nan: output name -> where the reference gives NaN, as published, and the oracle
-        does not. There the oracle alone judges; so it does for every gradient, since one NaN
-        reaches them all.
-    runs: how many perturbed ones the budgets are from. as_jax, watch: as for `Reference.spread`.
+    oracle: cotangents -> `Run` in float64; None stands for the reference itself in float64.
+    precision: the precision of the budget, if it differs from `dtype` (a matrix unit that rounds).
+    declared_nan: output name -> where the reference gives NaN, as published, and the oracle does
+        not. There, and for every gradient, only the oracle is used, since one NaN reaches every
+        gradient.
+    runs: the number of perturbed runs for the budgets. as_jax, watch: as for `Reference.spread`.
     """
 
     reference: Reference
@@ -68,7 +68,7 @@ class Prepared:
 
     @cached_property
     def cotangents(self) -> dict[str, np.ndarray]:
-        """One for each output, standard normal, rounded to `dtype`."""
+        """A cotangent for each output, standard normal, rounded to `dtype`."""
         rng = np.random.default_rng([self.seed, 1])
         dtype = float_dtype(self.dtype)
         return {
@@ -102,27 +102,27 @@ class Prepared:
 
     @property
     def differentiated(self) -> dict[str, np.ndarray]:
-        """The cotangents where gradients are compared, else none."""
+        """The cotangents, or none if gradients are not compared."""
         return self.cotangents if self.gradients else {}
 
     @cached_property
     def own(self) -> Run:
-        """What the reference gives in `dtype`."""
+        """The reference's run in `dtype`."""
         with self._products():
             return self.reference.run(self.dtype, self.differentiated)
 
     def _products(self) -> AbstractContextManager[None]:
-        """Beside a declared NaN torch's own products: with AMX, oneDNN's in bfloat16 spread it."""
+        """Use torch's own products if NaN is declared; oneDNN's with AMX spread it in bfloat16."""
         return own_products() if self.declared_nan else nullcontext()
 
     @cached_property
     def _center(self) -> tuple[Run, bool]:
-        """As `Reference.center` gives it."""
+        """The result of `Reference.center`."""
         return self.reference.center(self.differentiated)
 
     @cached_property
     def exact(self) -> Run:
-        """What the oracle gives."""
+        """The oracle's run, in float64."""
         if self.oracle is None:
             run, is_exact = self._center
             return run if is_exact else self.reference.exact(self.differentiated)
@@ -131,7 +131,7 @@ class Prepared:
 
     @cached_property
     def budgets(self) -> dict[str, dict[str, Budget]]:
-        """kind -> name -> what the tensor may err by."""
+        """Kind -> name -> budget of the tensor."""
         center, _ = self._center
         precision = self.precision or self.dtype
         spread = partial(
@@ -143,7 +143,7 @@ class Prepared:
             watch=self.watch,
         )
         budgets = spread(runs=self.runs)
-        # What jumps for one element in few runs is estimated badly, too.
+        # A jump of one element in a few of the runs is estimated badly, too.
         jumps = self.as_jax and self.gradients and self.reference.near_sides
         if self.runs == RUNS and (jumps or self._few_numbers_decide(budgets)):
             budgets = spread(runs=_MORE * RUNS)
@@ -155,8 +155,9 @@ class Prepared:
             for name, budget in named.items()
         ):
             return budgets
-        # Float64 has other roundings than a format that stores coarsely and sums finely: of a zero
-        # that is a sum of many terms, it may leave more than the store's share. How much is asked.
+        # A format that stores coarsely and sums finely rounds differently from float64. If a sum of
+        # many terms is zero, float64 may leave more of it than the share derived from `store`, so
+        # measure how much it leaves.
         own = self.reference.spread("float64", self.differentiated, _RUNS_OF_FLOAT64, center)
         return {
             kind: {
@@ -168,7 +169,7 @@ class Prepared:
 
     @cached_property
     def near_decisions(self) -> tuple[str, ...]:
-        """Integer decisions of the reference that lie within rounding of another, in sentences."""
+        """Sentences on integer decisions of the reference that lie within rounding of another."""
         _ = self.budgets  # the perturbed runs find them
         return self.reference.near_decisions
 
@@ -179,7 +180,7 @@ class Prepared:
         return self.reference.near_sides
 
     def _few_numbers_decide(self, budgets: Mapping[str, Mapping[str, Budget]]) -> bool:
-        """Whether a tensor of few numbers lacks power, whose spread a few runs estimate badly."""
+        """Return whether a small tensor lacks power; a few runs estimate its spread badly."""
         center, _ = self._center
         return any(
             ROUNDINGS * budget.rms > POWER * (scale := rms(center.kinds[kind][name]))
@@ -192,11 +193,11 @@ class Prepared:
     def judge_one(
         self, kind: str, name: str, transform: str, got: np.ndarray, beside: Run | None = None
     ) -> TensorReport:
-        """The verdict on one tensor of float64 numbers.
+        """Judge one float64 tensor.
 
-        beside: what it is to equal; None: the oracle's run.
+        beside: the run with which it is compared; None stands for the oracle's run.
         """
-        # A reference that nothing is changed in gives the same in a second call.
+        # A reference without changed state gives the same outputs in a second call.
         of = "output" if kind == SECOND and not self.exact.second else kind
         want = (beside or self.exact).kinds[of][name]
         own = self.own.kinds[of][name]
@@ -206,7 +207,7 @@ class Prepared:
             guide = None if declared is None else np.where(declared, want, own)
         budget = self.budgets[of][name]
         if beside and rms(self.exact.kinds[of][name]) <= budget.zero:
-            budget = replace(budget, zero=math.inf)  # two runs of nothing but rounding
+            budget = replace(budget, zero=math.inf)  # both runs hold only rounding
         return judge(want, got, guide, budget, kind=kind, name=name, transform=transform)
 
     def compare(
@@ -216,13 +217,13 @@ class Prepared:
         passed_over: Collection[str] = (),
         beside: Run | None = None,
     ) -> Iterator[TensorReport]:
-        """One report for each tensor of `run`, in the reference's names.
+        """Yield one report for each tensor of `run`, under the reference's names.
+
+        Parameter gradients are left out if `run` has none, because no table pairs them, or if the
+        table passes over the parameter. Raises ValueError if another tensor of the reference has no
+        counterpart in `run`.
 
         beside: as for `judge_one`.
-
-        Parameter gradients are left out where `run` has none, as no table pairs them, and those
-        that the table passes over. Raises ValueError where other tensors of the reference have no
-        counterpart in `run`.
         """
         for kind in COMPARED:
             got = run.kinds[kind]
@@ -238,12 +239,12 @@ class Prepared:
                 self.judge_one(kind, name, transform, got[name], beside) for name in tensors
             )
             if kind == "output" and any(got[name].shape != tensors[name].shape for name in tensors):
-                return  # a failure already, and no cotangent fits
+                return  # this is already a failure, and no cotangent fits
 
     def by_torchs_rule(
         self, report: TensorReport, run: Run
     ) -> tuple[TensorReport, tuple[StandingNote, ...]]:
-        """The report as it is, or without a row of padding, which torch gives no gradient."""
+        """Return the report, without the padding row of an embedding if only that row fails."""
         kind, name, transform = report.kind, report.name, report.transform
         if kind != "gradient of parameter" or report.verdict is not Verdict.FAIL:
             return report, ()
@@ -252,7 +253,7 @@ class Prepared:
         return without_padding_row(report, self.padding_rows, got, want, judged)
 
     def would_fail(self, run: Run) -> bool:
-        """Whether the comparison fails a tensor of `run`, a run with a bug, in the port's place."""
+        """Return whether a tensor of `run`, which has a planted bug, fails in the port's place."""
         return any(
             self.judge_one(kind, name, "planted", got).verdict is Verdict.FAIL
             for kind in COMPARED
@@ -261,7 +262,7 @@ class Prepared:
 
     @cached_property
     def has_power(self) -> bool:
-        """Whether some output is known well enough to show an error of a tenth of its size."""
+        """True if the budget of some output is small enough to show an error of POWER times it."""
         reports = (
             self.judge_one("output", name, "oracle", want)
             for name, want in self.exact.kinds["output"].items()
@@ -282,12 +283,13 @@ class Prepared:
         return again
 
     def judged_again(self, result: Result, judge: Callable[["Prepared"], Result]) -> Result:
-        """In a narrow dtype, what fails is judged by the budget of what JAX stores, too.
+        """In a narrow dtype, judge failures again by the budget of what JAX stores.
 
-        Both are correct: each step of a softmax and each partial sum of a bias's gradient in
-        float32, as torch has them, or in the dtype, as JAX may. judge: what `result` is of.
+        Both ways are correct: to keep each step of a softmax and each partial sum of a bias's
+        gradient in float32, as torch does, or in the dtype, as JAX may. If a tensor still does not
+        pass, doubts name the numbers that lie within rounding of a ReLU's 0.
 
-        Where it does not pass, it is said which numbers lie within rounding of a ReLU's 0.
+        judge: the function that made `result`.
         """
         last = self
         if self.again and any(report.verdict is Verdict.FAIL for report in result.tensors):
@@ -304,7 +306,7 @@ class Prepared:
 
     @cached_property
     def reference_failures(self) -> tuple[Finding, ...]:
-        """What is wrong with the reference itself: undeclared NaN, or its inference mode."""
+        """Failures of the reference itself: undeclared NaN, or errors in inference mode."""
         failures = []
         for name, declared in self.declared_nan.items():
             is_nan = np.isnan(wide(self.own.outputs)[name])

@@ -102,9 +102,9 @@ def _unreached(_: None, prepared: Prepared, side: PortSide) -> Findings:
 
 
 _AS_JAX = (
-    "what fails the budget of sums and softmaxes in float32, as torch has them, is judged by that "
-    "of {}, in which JAX adds up a bias's gradient, flax's layers keep a product before they add "
-    "its bias, and jax.nn.softmax stores its steps"
+    "a tensor that fails the budget of torch, which computes sums and softmaxes in float32, is "
+    "judged by a budget of {}: in this dtype JAX adds up a bias's gradient, flax's layers store a "
+    "product before they add its bias, and jax.nn.softmax stores its steps"
 )
 
 
@@ -163,9 +163,9 @@ _ON_FAILURE = (has_gradient, reference_errs)
 def scope(
     inputs: Inputs, transforms: tuple[str, ...], left_out: tuple[str, ...] = ()
 ) -> StandingNote:
-    """Say what the port was run on and under, and what it was not: a fault may show only there.
+    """Return a note on the inputs and transforms that were run, and on those that were not.
 
-    left_out: inputs that the reference may be called without.
+    left_out: inputs without which the reference may be called.
     """
     arrays = inputs.named(inputs.args, inputs.kwargs)
     shapes = [f"{f'input {name}' if inputs.args else name} {a.shape}" for name, a in arrays.items()]

@@ -1,6 +1,6 @@
-"""Numbers that Python reads out of the reference's tensors: what it decides by them is not traced.
+"""Find numbers that Python reads out of the reference's tensors; decisions on them are not traced.
 
-Not seen are `.tolist()` and `.numpy()`, of which torch tells no mode.
+Calls of `.tolist()` and `.numpy()` are not found, because torch does not report them to a mode.
 """
 
 from typing import Any
@@ -21,12 +21,12 @@ _SHOWN = 3
 
 
 def read_numbers(prepared: Prepared) -> tuple[StandingNote, ...]:
-    """A note on the lines where a forward pass reads a floating number, or a comparison of some.
+    """Return a note on the lines at which a forward pass reads floats, or comparisons of floats.
 
-    It is a pass in float64, since torch may choose other kernels where a mode looks on.
+    The pass runs in float64, since torch may choose other kernels under a mode.
     """
     reference = prepared.reference
-    _ = reference.near_decisions  # found before, by modes that set the same marks
+    _ = reference.near_decisions  # compute it first, because its modes set the same marks
     mode = _Reading()
     with mode:
         reference.under(Float64(), {})
@@ -35,14 +35,14 @@ def read_numbers(prepared: Prepared) -> tuple[StandingNote, ...]:
     lines = joined([*mode.lines][:_SHOWN])
     note = (
         f"Python reads a number out of a tensor of the reference at {lines} (`.item()`, `float()` "
-        "or `if`), and decides by it on these inputs alone; to show another decision, add a "
-        "check on inputs that lead to it"
+        "or `if`); a decision that depends on it was checked only for these inputs; to check "
+        "another decision, add a check on inputs that lead to it"
     )
     return (StandingNote("reads-numbers", note),)
 
 
 class _Reading(Mode):
-    """Records where numbers are read that depend on floating inputs, parameters or buffers."""
+    """Recorder of lines that read numbers computed from floating inputs, parameters or buffers."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Where the reference itself errs by more than rounding allows, so that no port could pass."""
+"""Find whether the reference itself errs by more than rounding allows, so that no port can pass."""
 
 import math
 from dataclasses import replace
@@ -19,9 +19,9 @@ from jax_attn.parity.run.modes.mode import Mode
 
 
 def without_reference_errors(prepared: Prepared, result: Result) -> Result:
-    """The result, INCONCLUSIVE instead of FAIL where all that fails is the reference itself.
+    """Return the result, INCONCLUSIVE instead of FAIL if only the reference itself fails.
 
-    It never becomes PASS: a doubt says what the reference does.
+    It never becomes PASS, because a doubt says what the reference does.
     """
     inference = prepared.reference_failures
     tensors = tuple(_of_port(prepared, report) for report in result.tensors)
@@ -36,14 +36,14 @@ def without_reference_errors(prepared: Prepared, result: Result) -> Result:
 
 
 def _of_port(prepared: Prepared, report: TensorReport) -> TensorReport:
-    """The report, INCONCLUSIVE where the oracle's own numbers would FAIL, too.
+    """Return the report, INCONCLUSIVE if the oracle's own numbers would FAIL, too.
 
-    It stays FAIL where the port is not finite, or its error is both too much to let pass and beyond
-    the reference's.
+    It stays FAIL if the port is not finite, or if its error is both larger than POWER times the
+    tensor's scale and beyond that of the reference.
     """
     want = prepared.exact.kinds[report.kind].get(report.name)
     if report.transform.endswith(BESIDE):
-        return report  # the reference has no part in it
+        return report  # this comparison does not involve the reference
     if report.verdict is not Verdict.FAIL or want is None or not math.isfinite(report.fraction):
         return report
     reached = max(ROUNDINGS * (report.reference_error or 0.0), POWER * report.scale)
@@ -64,18 +64,18 @@ def reference_errs(prepared: Prepared) -> Finding:
     if not narrowing.casts:
         return Finding(
             "reference-errs",
-            f"{errs}; to show the port, use inputs on which torch is accurate, or another "
+            f"{errs}; to judge the port, use inputs on which torch is accurate, or another "
             "kernel of torch for the same function",
         )
     return Finding(
         "reference-errs",
         f"{errs}: it casts {joined(list(narrowing.casts)[:3])} (torch.autocast does so, too); to "
-        "show the port, use a reference without such casts",
+        "judge the port, use a reference without such casts",
     )
 
 
 class _Narrowing(Mode):
-    """Records where floating numbers are cast to a coarser dtype than the one under test."""
+    """Recorder of casts of floating-point numbers to a coarser dtype than the one under test."""
 
     def __init__(self, dtype: torch.dtype):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Whether a port that fails gives the same numbers each time, and under each transform."""
+"""Test whether a failing port gives the same numbers each time, and under each transform."""
 
 from collections.abc import Mapping
 
@@ -13,9 +13,9 @@ from jax_attn.parity.run.inputs_and_runs import COMPARED, Run
 def other_numbers(
     run: Run, again: Run, budgets: Mapping[str, Mapping[str, Budget]], transform: str
 ) -> tuple[Finding, ...]:
-    """A failure if two runs that should be the same differ in a tensor by more than its budget.
+    """Return a failure if two runs of the same call differ in a tensor by more than its budget.
 
-    Smaller differences are roundings: some devices add up sums in another order each time.
+    Smaller differences are rounding, because some devices add up sums in another order each time.
     """
     moved = [
         f"{name}" if kind == "output" else f"{kind} {name}"
@@ -27,17 +27,17 @@ def other_numbers(
         return ()
     failure = (
         f"{transform}: the port gives other numbers each time: two runs of the same module on the "
-        f"same inputs differ in {quoted(moved)}; does it draw random numbers outside of "
-        "nnx.Rngs, or read the time, or keep something outside of its Variables?"
+        f"same inputs differ in {quoted(moved)}; it may draw random numbers outside of nnx.Rngs, "
+        "read the time, or keep state outside of its Variables"
     )
     return (Finding("other-numbers", failure),)
 
 
 def not_finite_under_some(is_finite: Mapping[str, bool]) -> tuple[Finding, ...]:
-    """A failure where outputs are finite under one transform and not under another.
+    """Return a failure if outputs are finite under one transform and not under another.
 
-    is_finite: by transform. XLA:CPU rounds `fill * c - max` once; run one by one, the product and
-    the difference are rounded each.
+    is_finite: whether all outputs are finite, by transform. They may differ because XLA:CPU rounds
+    `fill * c - max` once, while eager operations round the product and the difference separately.
     """
     lost = [transform for transform, finite in is_finite.items() if not finite]
     if not lost or len(lost) == len(is_finite):
@@ -45,13 +45,14 @@ def not_finite_under_some(is_finite: Mapping[str, bool]) -> tuple[Finding, ...]:
     kept = joined([transform for transform in is_finite if transform not in lost])
     failure = (
         f"the port's outputs are finite under {kept} and not under {joined(lost)}: it takes "
-        "another path there, or the same numbers, rounded otherwise, overflow or divide by zero"
+        "another path there, or different rounding makes the same numbers overflow or divide by "
+        "zero"
     )
     if "eager" not in lost:
         failure += (
-            "; a known cause, if the port has a softmax whose mask adds a finite fill "
-            "(`finfo.min`) that is scaled afterwards: compiled, product and maximum are rounded "
-            "apart, and a row in which every key is hidden may be lost; to avoid it, scale "
+            "; this is known to happen if the mask of a softmax adds a finite fill (`finfo.min`) "
+            "that is scaled afterwards: in the compiled program, product and maximum are rounded "
+            "differently, and a row in which every key is hidden may be lost; to avoid it, scale "
             "the scores before the mask is added"
         )
     return (Finding("finite-under-some", failure),)

@@ -1,7 +1,7 @@
-"""What a call changes in the modules, and what a second call from there gives, on both sides.
+"""Compare the state that a call changes on both sides, and the outputs of a second call from it.
 
-Each run of a check starts from a fresh copy, so that a module that remembers its previous call
-shows it only where it is called again.
+Each run of a check starts from a fresh copy, so a module that remembers its previous call shows it
+only when it is called again.
 """
 
 from collections.abc import Iterator
@@ -19,15 +19,15 @@ from jax_attn.parity.run.inputs_and_runs import SECOND, STATE, Arrays, Run, wide
 from jax_attn.parity.run.port import Port, held, paths_of
 from jax_attn.parity.run.reference import changed
 
-# How many calls a BatchNorm of torch's has seen; it counts them for an option that is rarely on.
+# The number of calls of a torch BatchNorm, which it counts for an option that is rarely used.
 UNCOUNTED = "num_batches_tracked"
 
 
 @dataclass
 class StateFindings:
-    """What the comparison of states adds to a result, over all transforms.
+    """Reports and findings that the comparison of states adds to a result, over all transforms.
 
-    draws: that the port draws random numbers; empty where it does not.
+    draws: a sentence that says that the port draws random numbers; empty if it does not.
     """
 
     reports: list[TensorReport]
@@ -39,10 +39,10 @@ class StateFindings:
 
 @dataclass(frozen=True)
 class States:
-    """Both sides' state, for every run of a port.
+    """The state of both sides, for every run of a port.
 
-    to_torch, paired: the table, and the dotted paths of the port's Variables, beside its
-    parameters, that it pairs with buffers of the reference.
+    to_torch: the table as a function. paired: dotted paths of the port's
+    Variables, other than its parameters, that the table pairs with buffers of the reference.
     """
 
     prepared: Prepared
@@ -53,9 +53,9 @@ class States:
     def compare(
         self, run: Run, transform: str, findings: StateFindings, *, outputs_fail: bool
     ) -> None:
-        """Add what one run of the port shows; nothing where no call changes anything.
+        """Add the findings of one run of the port; none if no call changes any state.
 
-        outputs_fail: those of the first call, so that a second would say nothing new.
+        outputs_fail: whether outputs of the first call fail, so that a second call adds nothing.
         """
         if not (run.left or run.second or self.prepared.exact.left):
             return
@@ -66,7 +66,7 @@ class States:
             self._compare_second_calls(run, transform, findings)
 
     def _compare_buffers(self, run: Run, transform: str, findings: StateFindings) -> set[str]:
-        """Each buffer that the table pairs, after the call; their names."""
+        """Compare the buffers that the table pairs, as the call leaves them; return their names."""
         if self.to_torch is None or not self.paired:
             return set()
         before = held(self.port.module)
@@ -75,18 +75,18 @@ class States:
         if self.prepared.exact.left:
             findings.reports += [self.prepared.judge_one(STATE, k, transform, got[k]) for k in got]
         elif only_here := sorted(self.paired & run.left.keys()):
-            line = f"the call changes {quoted(only_here)} of the port, and no buffer of the"
-            line += " reference: is one in training mode, and one not?"
+            line = f"the call changes {quoted(only_here)} of the port, but no buffer of the"
+            line += " reference: check that both are in the same mode, training or evaluation"
             findings.failures[Finding("state-differs", line)] = None
         return {*got}
 
     def _name_the_rest(self, run: Run, buffers: set[str], findings: StateFindings) -> None:
-        """A note on what changes and was not compared, and on random numbers that are drawn."""
+        """Add a note on state that changes and is not compared, and on drawn random numbers."""
         drawn = run.left.keys() & paths_of(self.port.module, nnx.RngState)
         if drawn:
             findings.draws = (
-                f"the port draws random numbers, since its RngState {quoted(sorted(drawn))} "
-                "moves: call its eval(), or give it deterministic=True"
+                f"the port draws random numbers: a call changes its RngState "
+                f"{quoted(sorted(drawn))}; call its eval(), or give it deterministic=True"
             )
         names = sorted(name for name in buffers if name.split(".")[-1] != UNCOUNTED)
         paths = sorted(run.left.keys() - drawn - self.paired)
@@ -94,31 +94,28 @@ class States:
         sides += [f"Variables {quoted(paths)} of the port"] if paths else []
         if sides:
             why = "no row of the table pairs them" if self.to_torch else "no layout pairs them"
-            line = f"the call changes {joined(sides)}: not compared, as {why}"
+            line = f"the call changes {joined(sides)}: not compared, because {why}"
             line += "" if run.left else "; the port changes nothing"
             findings.notes[Finding("state-not-compared", line)] = None
 
     def _compare_second_calls(self, run: Run, transform: str, findings: StateFindings) -> None:
         if run.left and not run.second:
             line = (
-                f"the port cannot be called a second time from what a call leaves in "
-                f"{quoted(sorted(run.left))}: a second call was not compared"
+                f"the port cannot be called a second time from the state that a call leaves in "
+                f"{quoted(sorted(run.left))}, so a second call was not compared"
             )
             findings.notes[Finding("second-call-not-compared", line)] = None
             return
         if not (run.second or self.prepared.exact.second):
             return
-        # A side that nothing is changed in gives the same again.
+        # A side without changed state gives the same outputs again.
         got = wide(run.second or run.outputs)
         reports = list(self._second_reports(got, transform))
         if any(report.verdict is Verdict.FAIL for report in reports):
-            kept = (
-                "nothing"
-                if self.prepared.exact.left
-                else "something in attributes that are no Variables"
-            )
+            changes = bool(self.prepared.exact.left)
+            kept = "no state" if changes else "state in attributes that are not Variables"
             kept = quoted(sorted(run.left)) if run.left else kept
-            line = "a second call gives other outputs than the reference's does"
+            line = "a second call gives other outputs than the reference's second call"
             if excuse := self._excuse(run):
                 findings.doubts[Finding("second-call-differs", f"{line}: {excuse}")] = None
                 return
@@ -132,15 +129,15 @@ class States:
                 yield self.prepared.judge_one(SECOND, name, transform, got[name])
 
     def _excuse(self, run: Run) -> str:
-        """Why a second call that differs shows no fault; empty where it does."""
+        """Return why a different second call may be correct, or "" if it is a fault."""
         if run.left and run.left.keys() <= paths_of(self.port.module, nnx.Cache):
             return (
-                f"the port's nnx.Cache {quoted(sorted(run.left))} goes on where the first call "
-                "ended; where each call is to begin anew, reset it in port_call"
+                f"the port's nnx.Cache {quoted(sorted(run.left))} continues where the first call "
+                "ended; if each call should start afresh, reset it in port_call"
             )
         if not self.prepared.exact.left and self.prepared.remembers:
             return (
-                "the reference remembers its first call outside of its buffers, where it is not "
-                "looked for; register_buffer would show it"
+                "the reference remembers its first call outside of its buffers, which the check "
+                "does not see; make it a buffer with register_buffer"
             )
         return ""

@@ -13,31 +13,31 @@ from jax_attn.parity.judge.text import quoted
 def unreached(
     gradients: Mapping[str, np.ndarray], budgets: Mapping[str, Budget]
 ) -> tuple[Finding, ...]:
-    """Notes on parameters whose gradient is zero, on these inputs or on any (the bias of keys).
+    """Return notes on parameters whose gradient is zero, on these inputs or on any (key biases).
 
-    gradients: the oracle's, by name. Parameters of three or more axes, such as stacked experts, are
-    looked at slice by slice along the first axis, too.
+    gradients: the oracle's gradients by name. For parameters with three or more axes, such as
+    stacked experts, slices along the first axis are examined too.
     """
     notes: list[Finding] = []
     if zero := [name for whole, g in gradients.items() for name in _zero_parts(whole, g)]:
         it, gradient = ("them", "gradients are") if len(zero) > 1 else ("it", "gradient is")
         sentence = (
             f"no input reaches {quoted(zero)}: the {gradient} zero everywhere, so a port with "
-            f"other numbers there may pass; to show it, use inputs that are routed to {it}, "
-            "or several keys where a softmax has one"
+            f"other numbers there may pass; to detect it, use inputs that are routed to {it}, "
+            "or several keys if a softmax has only one"
         )
         notes.append(Finding("unreached-weights", sentence))
     if idle := [name for name, g in gradients.items() if g.any() and rms(g) <= budgets[name].zero]:
         sentence = (
-            f"the gradient of {quoted(idle)} is zero but for rounding: no output "
-            "depends on it, as none does on the bias of keys"
+            f"the gradient of {quoted(idle)} is zero up to rounding: no output depends on it, as "
+            "for a bias of keys"
         )
         notes.append(StandingNote("zero-gradient", sentence))
     return tuple(notes)
 
 
 def _zero_parts(name: str, gradient: np.ndarray) -> Iterator[str]:
-    """The parameter, or those of its slices, whose gradient is exactly zero."""
+    """Yield the parameter, or its slices, if their gradient is exactly zero."""
     if not gradient.size:
         return
     if not gradient.any():

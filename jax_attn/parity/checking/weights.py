@@ -1,4 +1,4 @@
-"""The two sides' weights, compared bit for bit through the transfer table."""
+"""Compare the weights of both sides, bit for bit, through the transfer table."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,18 +18,18 @@ from jax_attn.transfer.table.resolve import unused
 from jax_attn.transfer.table.rows import regex
 
 ToTorch = Callable[[Arrays], Arrays]
-"""Parameters' gradients by Flax path -> by torch's name, in torch's layout."""
+"""Arrays by Flax path -> arrays by torch's names, in torch's layout."""
 
 
-# How many names or patterns a line lists.
+# The largest number of names or patterns in a line.
 _SHOWN = 3
 
 
 @dataclass(frozen=True)
 class WeightComparison:
-    """How the weights of the two sides compare.
+    """The comparison of both sides' weights.
 
-    differences: where they differ, naming the table's row. to_torch: None where no table pairs the
+    differences: the differences, with the row of the table. to_torch: None if no table pairs the
     parameters. notes: what was not compared. paired: dotted paths of the port's other Variables
     that the table pairs. passed_over: parameters of the reference that the table passes over.
     """
@@ -68,7 +68,7 @@ class Weights:
 def compare_weights(
     reference: Weights, port: nnx.Module, layout: Layout | None
 ) -> WeightComparison:
-    """Every weight that is not the same on both sides, through `layout`."""
+    """Compare every weight of both sides, bit for bit, through `layout`."""
     if layout is None:
         note = "weights and parameter gradients were not compared: no layout"
         return WeightComparison(notes=(Finding("weights-not-compared", note),))
@@ -81,8 +81,8 @@ def compare_weights(
     try:
         ported = to_torch(arrays)
     except TransferError as error:
-        # A table that does not fit is a failure already; there is nothing to pair gradients by.
-        # What a load says names the row or the prefix that would fit.
+        # A table that does not fit is already a failure, and cannot pair gradients. The problems of
+        # a load name the row or the prefix that would fit.
         problems = plan(port, reference.state, layout).problems or error.problems
         return WeightComparison(_different(problems), notes=not_paired)
     own = reference.parameters
@@ -107,10 +107,10 @@ def _different(problems: Iterable[object]) -> tuple[Finding, ...]:
 
 
 def _under_own_names(reference: Weights, layout: Layout) -> ToTorch:
-    """`layout.to_torch`, by the names that torch has for the parameters.
+    """Return `layout.to_torch` with torch's own names of the parameters.
 
-    Of a parameter under several names torch takes the first of the modules' order, and the table
-    may have a row for another, to which it ties that one.
+    If a parameter has several names, torch uses the first in the order of the modules. The table
+    may have its row under another name, to which it ties the first.
     """
     own = {
         name: first
@@ -125,33 +125,33 @@ def _under_own_names(reference: Weights, layout: Layout) -> ToTorch:
 
 
 def _of_row(name: str, layout: Layout) -> str:
-    """The name under which the table has a row for a parameter."""
+    """Return the name under which the table has a row for a parameter."""
     ties = (t for t in layout.passed_over if t.same_as and regex(t.key).fullmatch(name))
     return next((t.same_as for t in ties), name)
 
 
 def _unused(layout: Layout, keys: Iterable[str], paths: Iterable[str]) -> Iterator[Finding]:
-    """A note on the rows that name nothing, as with a spelling mistake on both sides."""
+    """Yield a note on the rows that match nothing, as after a spelling mistake on both sides."""
     if rows := [str(r) for r in unused(layout.groups, keys, paths)]:
         names = joined([*rows[:_SHOWN], *([f"{len(rows) - _SHOWN} more"] if rows[_SHOWN:] else [])])
         yield StandingNote("row-unused", f"nothing on either side matches the table's {names}")
 
 
 def _passed_over(layout: Layout, names: Collection[str]) -> set[str]:
-    """Those of the names that the table ignores. Tied keys are not among them."""
+    """Return the names that the table ignores, without tied keys."""
     patterns = [regex(item.key) for item in layout.passed_over if not item.same_as]
     return {name for name in names if any(pattern.fullmatch(name) for pattern in patterns)}
 
 
 def _missing(names: Sequence[str], own: Collection[str], layout: Layout) -> Iterator[str]:
-    """A line on the parameters that the port lacks, and one on those that no row of the table has.
+    """Yield a line on parameters that the port lacks, and one on those without a row in the table.
 
-    The second says which rows would pass them over.
+    The second also shows the rows that would ignore them.
     """
     rows = [regex(key) for key in layout.torch_keys()]
     with_row = [name for name in names if any(row.fullmatch(name) for row in rows)]
     if with_row:
-        yield f"the reference has {quoted(with_row, _SHOWN)}, and the port has nothing there"
+        yield f"the reference has {quoted(with_row, _SHOWN)}, but the port has no counterpart"
     if not (missing := [name for name in names if name not in with_row]):
         return
     patterns: dict[str, None] = {}
@@ -163,23 +163,26 @@ def _missing(names: Sequence[str], own: Collection[str], layout: Layout) -> Iter
     shown = [*items[:_SHOWN], *([f"{len(items) - _SHOWN} more"] if items[_SHOWN:] else [])]
     yield (
         f"the reference's {quoted(missing, _SHOWN)} {'are' if missing[1:] else 'is'} in no row of "
-        f"the table: add rows, or pass {'them' if missing[1:] else 'it'} over by {joined(shown)}"
+        f"the table: add rows, or skip {'them' if missing[1:] else 'it'} with {joined(shown)}"
     )
 
 
 def _in_every_layer(name: str) -> str:
-    """ "layers.3.up.weight" -> "layers.{i}.up.weight"."""
+    """Replace the numbers in a name: "layers.3.up.weight" -> "layers.{i}.up.weight"."""
     holes = (f"{{{letter}}}" for letter in "ijklmnop")
     return ".".join(next(holes) if part.isdigit() else part for part in name.split("."))
 
 
 def _differences(reference: Weights, ported: Arrays, layout: Layout) -> Iterator[str]:
-    """ported: the port's weights under torch's names."""
+    """Yield a line for each weight that differs.
+
+    ported: the port's weights under torch's names.
+    """
     weights = {name: as_numpy(tensor) for name, tensor in reference.state.items()}
     untied = {*reference.parameters, *reference.buffers}
     for name in ported:
         if name in weights and name not in untied:
-            yield f"the reference ties {name!r} to another parameter, the table does not"
+            yield f"the reference ties {name!r} to another parameter, but the table does not"
     for name, got in ported.items():
         if name not in weights:
             nearest = [repr(near) for near in get_close_matches(name, weights, n=3)]

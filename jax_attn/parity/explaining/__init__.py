@@ -1,1 +1,1 @@
-"""Where a port first computes another number than its reference."""
+"""Find where a port first computes another number than its reference, and why."""

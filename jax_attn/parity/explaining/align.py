@@ -1,8 +1,8 @@
-"""Which tensors of two runs are the same, known by their numbers alone.
+"""Find which tensors of two runs are the same, only by their numbers.
 
-Two tensors are the same where one is the other after its axes are merged, split and permuted, and
-each number lies within rounding. No name is asked for. Sorted numbers tell apart quickly: two
-tensors are no further from each other in any order than when both are sorted.
+Two tensors are the same if one equals the other, within rounding, after its axes are merged, split
+and permuted. Names are not used. Sorted numbers are compared first, which is fast: no order of the
+numbers brings two tensors closer to each other than sorting both.
 """
 
 import math
@@ -17,17 +17,21 @@ from jax_attn.parity.explaining.views import View, views
 _FLOAT32, _TINY = 2.0**-24, 2.0**-126
 _SMALLER = 0.1
 APART = 8
-"""How many times what rounding moves a tensor by (RMS) another may lie from it: correct ports err
-by one to three times that, by whatever order they add up in; a scale 1% off by some 10,000."""
+"""Limit of the RMS distance of two equal tensors, in units of what rounding moves the reference's.
+Correct ports lie at one to three units, in whatever order they add up; a scale that is 1% off lies
+at about 10,000."""
 
 
 class Aligner:
-    """The reference's tensors, by their numbers."""
+    """An index of the reference's tensors by their numbers."""
 
     def __init__(
         self, taps: Sequence[Tap], spreads: Sequence[np.ndarray], outputs: Mapping[str, np.ndarray]
     ):
-        """spreads: by how much rounding moves each number of each tap (RMS). outputs: the run's."""
+        """Index the taps.
+
+        spreads: how far rounding moves each number of each tap (RMS). outputs: the run's outputs.
+        """
         self.taps = taps
         self._scales = [
             _scale(tap.numbers, spread) for tap, spread in zip(taps, spreads, strict=True)
@@ -51,11 +55,11 @@ class Aligner:
         return self._by_size[size]
 
     def results(self, name: str) -> set[int]:
-        """What an output is, or may be: of a gradient, all that no other tap of its pass reads."""
+        """Return the taps that an output may be; for a gradient, all last taps of either pass."""
         return self._outputs.get(name) or self._last
 
     def partners(self, tap: Tap) -> list[int]:
-        """The reference's taps that are `tap`."""
+        """Return the indices of the reference's taps that are the same tensor as `tap`."""
         if not tap.tells:
             return []
         values = np.sort(tap.numbers, axis=None)
@@ -69,10 +73,9 @@ class Aligner:
     def orders(
         self, theirs: int, like: np.ndarray, numbers: np.ndarray | None = None
     ) -> "Iterator[Order]":
-        """A tap of the reference in the shape of `like`, once for each order of its axes that gives
-        it.
+        """Yield a tap of the reference in the shape of `like`, for each possible order of its axes.
 
-        numbers: others in its place, which round in the proportion in which its own do.
+        numbers: numbers in place of the tap's own, which are assumed to round in proportion.
         """
         own, scale = self.taps[theirs].numbers, self._scales[theirs]
         if numbers is not None:
@@ -85,8 +88,11 @@ class Aligner:
 
 
 class Order(NamedTuple):
-    """A tensor of the reference with its axes in another order: how far it lies from one of the
-    port, in roundings; its numbers, and the rounding of each; how it is seen."""
+    """A tensor of the reference with its axes in another order.
+
+    distance: RMS distance from the port's tensor, in units of rounding. numbers, scale: its
+    numbers, and the rounding of each. view: the change of its axes.
+    """
 
     distance: float
     numbers: np.ndarray
@@ -95,7 +101,7 @@ class Order(NamedTuple):
 
     @property
     def is_plain(self) -> bool:
-        """Whether no axes of one size, as queries and keys, are exchanged."""
+        """True if axes of the same size, such as queries and keys, keep their order."""
         return self.view.is_plain
 
 
@@ -111,9 +117,11 @@ def _rms(numbers: np.ndarray) -> float:
 
 
 def _scale(numbers: np.ndarray, spread: np.ndarray) -> np.ndarray:
-    """What each number's deviation is measured by. Few runs estimate its own spread badly, so that
-    of the tensor's smaller ones counts as much: a mask's fills, whose spread is large, may be most
-    of a tensor."""
+    """Return the unit of each number's deviation.
+
+    A few runs estimate the spread of one number badly, so it is averaged with a typical spread of
+    the tensor: a low quantile, because a mask's fills, whose spread is large, may be most of it.
+    """
     spread = np.where(np.isfinite(numbers), spread, 0.0)
     typical = np.quantile(spread, _SMALLER) if spread.size else 0.0
     size = np.where(np.isfinite(numbers), np.abs(numbers), 0.0)
@@ -121,7 +129,7 @@ def _scale(numbers: np.ndarray, spread: np.ndarray) -> np.ndarray:
 
 
 def apart(a: np.ndarray, b: np.ndarray, scale: np.ndarray) -> float:
-    """The RMS distance in units of `scale`; infinite where one has a fill and the other not."""
+    """Return the RMS distance in units of `scale`; infinite if only one has a fill somewhere."""
     if not a.size:
         return 0.0
     with np.errstate(invalid="ignore"):
@@ -131,5 +139,5 @@ def apart(a: np.ndarray, b: np.ndarray, scale: np.ndarray) -> float:
 
 
 def difference(a: np.ndarray, b: np.ndarray) -> float:
-    """How unlike two arrays are, from 0 to 2; a mask's fill counts no more than another number."""
+    """Return how different two arrays are, from 0 to 2; a fill weighs no more than a number."""
     return float(np.mean(np.nan_to_num(np.abs(np.tanh(a) - np.tanh(b)), nan=2.0)))

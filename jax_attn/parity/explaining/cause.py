@@ -1,4 +1,4 @@
-"""What may be wrong in a port, as it was tried in the reference."""
+"""A possible cause of an error in a port, as it was tried in the reference."""
 
 from dataclasses import dataclass
 
@@ -7,15 +7,15 @@ from jax_attn.parity.explaining.taps.tap import Tap
 
 @dataclass(frozen=True)
 class Cause:
-    """What a port may do in place of what the reference does.
+    """A change of the reference that may be what the port does.
 
     Attributes:
-      name: begins with the field's word: "scale", "mask (polarity)", "epsilon".
-      site: where the reference does it.
-      says: what the reference has then, to follow "with".
-      value: the number that was found, or the name of one; None where there is none.
-      confirmed: whether the reference then computes the port's numbers, within rounding.
-      explained: the share of the error that is gone then, from 0 to 1.
+      name: a name that begins with the field's word: "scale", "mask (polarity)", "epsilon".
+      site: the operation of the reference that is changed.
+      says: the change in words that follow "with".
+      value: the number that was found, or its name; None if the cause has no number.
+      confirmed: whether the changed reference computes the port's numbers, within rounding.
+      explained: the share of the error that the change removes, from 0 to 1.
     """
 
     name: str

@@ -1,7 +1,7 @@
-"""What would explain a wrong region: the reference itself, run with each thing that people do.
+"""Find what explains a wrong region: run the reference with each common mistake of ports.
 
-A cause is confirmed where the reference, with it, computes the port's own numbers in the region's
-wrong tensor, within rounding. Nothing is claimed that was not run.
+A cause is confirmed if the reference with this change computes the port's own numbers in the
+region's wrong tensor, within rounding. Nothing is claimed that was not run.
 """
 
 import math
@@ -32,16 +32,15 @@ from jax_attn.parity.run.modes.float64_mode import Unperturbed
 from jax_attn.parity.run.reference import Reference
 
 _MOST_SITES = 48
-"""Operations before a wrong tensor, the last first, of which variants are tried."""
+"""The number of operations before a wrong tensor, the last first, whose variants are tried."""
 _PART = 0.5
-"""The share of an error from which on a variant that explains only a part is worth a line."""
+"""The smallest share of an error for which a variant that explains only a part is reported."""
 
 
 def find_causes(
     reference: Reference, cotangents: Arrays, aligner: Aligner, region: Region, until: float
 ) -> tuple[Cause, ...]:
-    """What explains a region: the confirmed at the site nearest to the wrong tensor; else that
-    which explains most, if it is a half.
+    """Return the confirmed causes nearest the error, else the best one that explains half of it.
 
     until: when to stop trying, in seconds of `time.monotonic`.
     """
@@ -58,7 +57,7 @@ def find_causes(
     confirmed: dict[str, Cause] = {}
     for cause, strength in found:
         if cause.confirmed and strength == strongest:
-            nearest = next(iter(confirmed.values()), cause)  # what gives the same from afar is not
+            nearest = next(iter(confirmed.values()), cause)  # ignore equal causes further away
             if cause.site is nearest.site:
                 confirmed.setdefault(cause.name, cause)
     wrong = region.first_wrong.theirs.index
@@ -69,25 +68,27 @@ def find_causes(
 
 
 class _Tried(NamedTuple):
-    """A cause that was run, and how much speaks for it, of those confirmed: 2 where the reference
-    then gives the port's first wrong tensor as it is, 1 with axes of one size exchanged, 0 where it
-    gives that after it alone, as a softmax forgets a constant."""
+    """A cause that was run, with its strength, which ranks confirmed causes.
+
+    strength: 2 if the changed reference computes the port's first wrong tensor as it is, 1 with
+    axes of the same size exchanged, 0 if only the tensor after it, as a softmax drops a constant.
+    """
 
     cause: Cause
     strength: int
 
 
 _FEW = 0.05
-"""The share of a tensor's numbers that may be rounded to a narrower dtype's next number."""
+"""The largest share of a tensor's numbers that may round to the other neighbour."""
 _COPIES = {"aten._to_copy", "aten.clone"}
 
 
 class _Reached(BaseException):
-    """The tensor that is asked for has been computed."""
+    """The requested tensor has been computed."""
 
 
 class _PartsToo(Unperturbed):
-    """Views of parts, as of queries, keys and values, are computed as other results are."""
+    """Float64 mode that computes splits, as of queries, keys and values, like other results."""
 
     def __torch_dispatch__(
         self, func: OpOverload, types: Any, args: tuple = (), kwargs: Any = None
@@ -98,7 +99,7 @@ class _PartsToo(Unperturbed):
 
 
 class _Varied(Tapping, _PartsToo):
-    """Float64 with some calls changed, by the index of the tap that each gives."""
+    """Float64 mode in which some calls are changed, by the index of the tap that each computes."""
 
     def begin(
         self,
@@ -107,8 +108,11 @@ class _Varied(Tapping, _PartsToo):
         changes: Mapping[int, Variant],
         held: Mapping[int, Tap],
     ) -> None:
-        """last: the tap that is asked for. held: tap -> that whose numbers it has, as they are
-        right on both sides."""
+        """Prepare for a run.
+
+        last: the tap at which to stop. held: tap -> the tap whose numbers it takes, because they
+        are right on both sides.
+        """
         self.tap({name: x.numpy() for name, x in parameters.items()}, None)
         self._parameters, self._last = parameters, last
         self._changes, self._held = changes, held
@@ -142,7 +146,7 @@ class _Varied(Tapping, _PartsToo):
         return self.changed(here, call, result) if here else result
 
     def changed(self, here: range, call: Call, result: Any) -> Any:
-        """What a call gives in place of its own result. here: the taps of these."""
+        """Return the result that replaces a call's own. here: the indices of its taps."""
         if (
             variant := next((self._changes[i] for i in here if i in self._changes), None)
         ) is not None:
@@ -154,7 +158,7 @@ class _Varied(Tapping, _PartsToo):
         return result
 
     def _leaves(self, args: tuple) -> tuple[str, ...]:
-        """The name of the parameter that each argument is, or is a copy of."""
+        """Return for each argument the parameter that it is, or is a copy of, or ""."""
         names = []
         for x in args:
             index = self.known(x) if isinstance(x, torch.Tensor) else None
@@ -166,15 +170,15 @@ class _Varied(Tapping, _PartsToo):
 
 
 def _laid_out(x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """A copy with the strides of another tensor: by these the module chooses what it calls next."""
+    """Copy with the strides of another tensor, since a module may choose operations by strides."""
     return torch.empty_like(like, dtype=x.dtype).copy_(x)
 
 
 class _Scout(_Varied):
-    """A run as it is, which asks each call of some what may be in its place."""
+    """An unchanged run that collects the variants of the calls at given sites."""
 
     def look(self, sites: Sequence[int], others: "_Others") -> None:
-        """others: of a site, tensors that the port may read in another's place."""
+        """Set the sites. others: maps a site to tensors that the port may read instead."""
         self._sites, self._others = frozenset(sites), others
         self.variants: dict[int, tuple[Variant, ...]] = {}
         self.skips: dict[int, tuple[Variant, ...]] = {}
@@ -200,7 +204,7 @@ _STEPS = (
     ("activation", {"relu"}),
     ("activation", {"tanh"}),
 )
-"""A step, and the operations that show it."""
+"""(name of a step, operations by which it is recognized)."""
 
 
 class _Trials:
@@ -217,7 +221,7 @@ class _Trials:
         self._before = _nearest(self._orders(aligner.taps))
 
     def catalogued(self) -> Iterator[_Tried]:
-        """Every variant at every site alone, then one at all its sites together."""
+        """Try every variant at each single site, then each variant at all its sites together."""
         by_name: dict[str, dict[int, Variant]] = defaultdict(dict)
         for site in self._sites:
             for variant in (*self._fitted(site), *self._scout.variants.get(site, ())):
@@ -232,7 +236,7 @@ class _Trials:
                 yield self._tried(site, variant, variants)
 
     def wirings(self) -> Iterator[_Tried]:
-        """Another tensor in the place of one that the reference reads."""
+        """Try another tensor in place of each one that the reference reads."""
         yield from self._swaps()
         for site in self._sites:
             for variant in self._scout.wirings.get(site, ()):
@@ -262,7 +266,10 @@ class _Trials:
         return sorted(found, reverse=True)[:_MOST_SITES]
 
     def _others(self, site: int) -> list[tuple[str | None, Tap]]:
-        """What the port reads, right on both sides, and the step between it and a site."""
+        """Return the right tensors that the port reads, each with the step between it and a site.
+
+        The step is None if it has no name.
+        """
         taps = self._aligner.taps
         before = ancestors(taps, [site])
         found = []
@@ -281,7 +288,7 @@ class _Trials:
         return self._known[index]
 
     def _swaps(self) -> Iterator[_Tried]:
-        """Two tensors that the port reads, each in the other's place."""
+        """Try to exchange each pair of tensors that the port reads."""
         matched = [pair.theirs for pair in self._region.last_matched if not pair.theirs.is_leaf]
         for a, b in combinations(matched, 2):
             if a.shape == b.shape:
@@ -290,7 +297,7 @@ class _Trials:
                 yield self._tried(a.index, variant, {}, {a.index: b, b.index: a})
 
     def _fitted(self, site: int) -> Iterator[Variant]:
-        """What the port's own numbers in the wrong tensor say: a base, a mask, a scale."""
+        """Yield variants fitted to the port's own numbers: a base, an order, a mask, a scale."""
         wrong = self._region.first_wrong
         if site != wrong.theirs.index:
             return
@@ -335,14 +342,14 @@ class _Trials:
         return _Tried(cause, 2 if True in given else len(given))
 
     def _run(self, mode: _Varied, changes: Mapping[int, Variant], held: Mapping[int, Tap]) -> bool:
-        """Run up to the wrong tensors; whether they were reached, by the same operations."""
+        """Run up to the wrong tensors; return whether the same operations reached them."""
         mode.begin(self._parameters, max(self._targets), changes, {**self._matched, **held})
         try:
             with np.errstate(all="ignore"):
                 self._reference.under(mode, self._cotangents)
         except _Reached:
             pass
-        except Exception:  # of the module's own: it refuses what is tried
+        except Exception:  # the module itself raises on this change
             return False
         return len(mode.taps) > max(self._targets) and all(
             mode.taps[i].op == self._aligner.taps[i].op
@@ -352,15 +359,16 @@ class _Trials:
 
     @cached_property
     def _matched(self) -> dict[int, Tap]:
-        """What is right on both sides, but for what the port goes on to change."""
+        """The tensors that are right on both sides, except the targets themselves."""
         pairs = self._region.last_matched
         return {p.theirs.index: p.theirs for p in pairs if p.theirs.index not in self._targets}
 
     def _orders(self, taps: Sequence[Tap], unit: float = 0.0) -> list[list[tuple[float, bool]]]:
-        """How far each wrong tensor of the port lies from the reference's, in roundings, in each
-        order of its axes; and whether that is plain.
+        """Return the distance of each wrong tensor from the reference's, in units of rounding.
 
-        unit: of what is rounded to a narrower dtype, as `Variant` has it.
+        For each order of its axes there is the distance, and whether that order is plain.
+
+        unit: as in `Variant`.
         """
         return [
             [
@@ -379,7 +387,7 @@ def _nearest(orders: Sequence[Sequence[tuple[float, bool]]]) -> list[float]:
 
 
 def _nearly(order: Order, ours: np.ndarray, unit: float) -> float:
-    """The distance of all but a few numbers, each of which is rounded to the next one instead."""
+    """Return the distance without a few numbers, if these are rounded to an adjacent number."""
     with np.errstate(invalid="ignore"):
         off = np.where(ours == order.numbers, 0.0, np.abs(ours - order.numbers))
     is_far = ~(off <= APART * order.scale)

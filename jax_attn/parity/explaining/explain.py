@@ -1,7 +1,7 @@
 """Explain a check that does not pass: the first wrong tensor of the port, and the reference's.
 
 Every floating-point tensor that the reference computes in float64 is compared with every one that
-the port computes, equation by equation. Tensors are paired by their numbers: no name is asked for.
+the port computes, equation by equation. Tensors are paired by their numbers, not by names.
 """
 
 import time
@@ -29,15 +29,15 @@ from jax_attn.parity.run.reference import Reference
 from jax_attn.transfer import Layout, flatten
 
 _SECONDS = 30.0
-"""For how long causes are tried, of all regions together."""
+"""Time limit for trying causes, for all regions together."""
 
 
 def explain_result(
     result: Result, reference: Reference, port: Port, layout: Layout | None
 ) -> Explanation:
-    """Where the port of a check first differs from its reference, and what would explain it.
+    """Find where the port of a check first differs from its reference, and what would explain it.
 
-    result: the check's.
+    result: the result of the check.
     """
     if result.verdict is Verdict.PASS or differs_on_the_mesh(result):
         return Explanation(result, ())
@@ -65,7 +65,7 @@ def _not_passed(result: Result) -> list[TensorReport]:
 
 
 def _paths(port: Port, layout: Layout | None, names: Collection[str]) -> set[str]:
-    """The port's parameters whose gradients make up those of the reference's in `names`."""
+    """Return the port's parameters whose gradients make up the reference's gradients in `names`."""
     if layout is None or not names:
         return set()
     arrays = flatten(port.module)
@@ -78,7 +78,7 @@ def _paths(port: Port, layout: Layout | None, names: Collection[str]) -> set[str
 def regions_of(
     reference: Reference, port: Port, wanted: Collection[str], dtype: str
 ) -> tuple[Region, ...]:
-    """The regions by way of which any of `wanted` is wrong, each with what would explain it.
+    """Find the regions that make any of `wanted` wrong, each with its possible causes.
 
     wanted: wrong outputs of the port ("output …"), or wrong gradients ("parameter …", "input …").
     """
@@ -122,7 +122,7 @@ def regions_of(
 
 
 def _told(region: Region, causes: Sequence[Cause]) -> Any:
-    """What of a region is told once: its cause, as of queries and keys; else its wrong numbers."""
+    """Return a key by which equal regions are reported once: the cause, else the wrong numbers."""
     wrong = region.first_wrong
     confirmed = tuple(cause.sentence for cause in causes if cause.confirmed)
     return confirmed or (wrong.theirs.index, wrong.ours.value.tobytes())

@@ -1,4 +1,4 @@
-"""What `explain` found, in words and as plain data."""
+"""The result of `explain`, in words and as plain data."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,30 +16,30 @@ from jax_attn.parity.judge.result import Result
 from jax_attn.parity.judge.text import STYLES, joined, number, plain
 
 _SHOWN = 6
-"""Tensors before a wrong one, of either kind, and places of one axis, that a report lists."""
+"""The number of right or unpaired tensors, and of wrong places on an axis, that a report lists."""
 
 
 _TRANSFORMS = (
     ("eager", "jit", "it computes something else on concrete arrays than when it is traced"),
     ("jit", "eager", "its operations are right one by one, and not as XLA compiles them together"),
 )
-"""Where the port is wrong, where it is right, and what that says."""
+"""(transform under which the port is wrong, transform under which it is right, conclusion)."""
 
 
 def differs_on_the_mesh(result: Result) -> bool:
-    """Whether a port on a mesh is not what it is on one device."""
+    """Return whether a port on a mesh fails the comparison with itself on one device."""
     fails = (t for t in result.tensors if t.verdict is Verdict.FAIL)
     return any(t.transform.endswith(BESIDE) for t in fails)
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """Where a port first differs from its reference.
+    """The places where a port first differs from its reference, with possible causes.
 
     Attributes:
       result: the `Result` of the check.
-      regions: the places where an error is born, in the order in which they are computed. None of a
-        port that passes, and none where the wrong tensors could not be paired.
+      regions: the places where an error originates, in the order of computation. Empty if the port
+        passes, or if the wrong tensors could not be paired.
     """
 
     result: Result
@@ -47,7 +47,7 @@ class Explanation:
 
     @property
     def verdict(self) -> Verdict:
-        """PASS, FAIL or INCONCLUSIVE, as the check has it."""
+        """PASS, FAIL or INCONCLUSIVE, the verdict of the check."""
         return self.result.verdict
 
     @property
@@ -58,7 +58,7 @@ class Explanation:
         if differs_on_the_mesh(self.result):
             return (
                 "The port computes something else on the mesh than on one device: a sum over "
-                "devices is wrong, or which part each of them has."
+                "devices is wrong, or a device has the wrong shard."
             )
         if not self.regions:
             return self._only_under or (
@@ -78,12 +78,12 @@ class Explanation:
 
     @property
     def repro(self) -> str:
-        """A script of the first wrong place, which runs alone; "" where there is none."""
+        """A self-contained script of the first wrong place; "" if there is none."""
         return self.regions[0].repro if self.regions else ""
 
     @property
     def _only_under(self) -> str:
-        """The finding where the port is right under one of eager and jit; "" elsewhere."""
+        """The sentence if the port is right under only one of eager and jit, else ""."""
         failed = {t.transform for t in self.result.tensors if t.verdict is Verdict.FAIL}
         passed = {t.transform for t in self.result.tensors} - failed
         for wrong, right, why in _TRANSFORMS:
@@ -121,7 +121,7 @@ class Explanation:
 
 
 def where(pair: Wrong) -> list[str]:
-    """Along which axes only some places are wrong, and which; and whether only the order is."""
+    """Describe along which axes only some places are wrong, or say that only the order differs."""
     wrong = pair.is_off
     found = ["the reference's numbers, in another order"] if pair.is_reordered else []
     for axis, size in enumerate(wrong.shape):

@@ -1,4 +1,4 @@
-"""A place where a port is wrong: the last right tensors, and the first wrong one."""
+"""A region in which a port goes wrong: the last right tensors, and the first wrong one."""
 
 from dataclasses import dataclass, field
 
@@ -9,16 +9,16 @@ from jax_attn.parity.explaining.cause import Cause
 from jax_attn.parity.explaining.taps.tap import Tap
 
 Replaced = dict[int, np.ndarray]
-"""A tap of the port -> the value that a run goes on with in its place."""
+"""Tap of the port, by index -> the value with which a run continues in its place."""
 
 
 @dataclass(frozen=True)
 class Pair:
-    """The same tensor on both sides, or what should be.
+    """A tensor of both sides that is the same, or should be.
 
     Attributes:
-      ours: the port's.
-      theirs: the reference's.
+      ours: the port's tensor.
+      theirs: the reference's tensor.
     """
 
     ours: Tap
@@ -27,11 +27,11 @@ class Pair:
 
 @dataclass(frozen=True)
 class Wrong(Pair):
-    """A wrong tensor, and the reference's in its shape.
+    """A wrong tensor, and the reference's tensor in its shape.
 
     Attributes:
-      expected: the reference's numbers, their axes in the port's order.
-      rounding: by how much rounding moves each of them.
+      expected: the reference's numbers, with their axes in the port's order.
+      rounding: how far rounding moves each of them.
     """
 
     expected: np.ndarray = field(repr=False)
@@ -39,12 +39,12 @@ class Wrong(Pair):
 
     @property
     def is_off(self) -> np.ndarray:
-        """Which numbers differ by more than rounding."""
+        """Boolean array, True where numbers differ by more than rounding."""
         return ~(np.abs(self._difference) <= APART * self.rounding)
 
     @property
     def is_reordered(self) -> bool:
-        """Whether the port has the reference's numbers, in another order."""
+        """True if the port has the reference's numbers in another order."""
         order = np.argsort(self.expected, axis=None)
         sorted_ours = np.sort(self.ours.numbers, axis=None)
         expected, rounding = self.expected.ravel()[order], self.rounding.ravel()[order]
@@ -52,7 +52,7 @@ class Wrong(Pair):
 
     @property
     def worst(self) -> tuple[tuple[int, ...], float, float]:
-        """Where the two are furthest apart; what the port has there, and the reference."""
+        """The index at which the two differ most, and the numbers of port and reference there."""
         off = np.nan_to_num(np.abs(self._difference), nan=np.inf)
         at = np.unravel_index(int(off.argmax()), off.shape)
         return tuple(map(int, at)), float(self.ours.value[at]), float(self.expected[at])
@@ -69,15 +69,16 @@ class Region:
     """Equations of the port, one of which makes an error.
 
     Attributes:
-      last_matched: the tensors that they read, right on both sides.
-      first_wrong: what they give, and what the reference has there.
-      equations: the wrong tensors, without mere reshapes and transposes; `first_wrong` the last.
-      after: a wrong tensor that follows, which is the reference's where `first_wrong` is.
-      replaced: what earlier regions gave wrong, and the run that found this one had right.
-      causes: what was found to explain the error, run in the reference; the confirmed ones, or one
-        that explains a part.
-      repro: a script that runs alone, and computes on both sides `first_wrong`, or the result of
-        the fused operation in which it is a step; "" where there is none.
+      last_matched: the tensors that the equations read, the same on both sides.
+      first_wrong: the tensor that they compute, and the reference's in its place.
+      equations: the wrong tensors, without mere reshapes and transposes, up to `first_wrong`.
+      after: a later wrong tensor, which becomes right if `first_wrong` is replaced by the
+        reference's.
+      replaced: the wrong results of earlier regions, repaired in the run that found this one.
+      causes: the causes that explain the error when they are run in the reference: the confirmed
+        ones, or one that explains a part.
+      repro: a self-contained script that computes on both sides `first_wrong`, or the result of the
+        fused operation of which it is a step; "" if there is none.
     """
 
     last_matched: tuple[Pair, ...]

@@ -1,12 +1,13 @@
-"""Where a port's error is born: the equations between the last right tensors and the first wrong.
+"""Find where a port's error originates: between the last right tensors and the first wrong one.
 
-A tensor of the port is wrong where an output is, and every tensor between the two: none is one of
-the reference's. An operation that is split, fused or reordered leaves tensors without a partner,
-too; what follows from them is right.
+A tensor of the port is wrong if it leads to a wrong output and neither it nor any tensor between
+them equals one of the reference's. An operation that is split, fused or reordered also leaves
+tensors without a partner, but right tensors follow from them.
 
-Each finding is tried. A wrong tensor is given the reference's value: where what follows is right
-then, the two are the same tensor (`exit`). Then its own inputs are: where it stays wrong, the
-error is born there; where it is right, one of its inputs brought the error (`births`).
+Each finding is tested. A wrong tensor is replaced by the reference's value: if what follows is then
+right, the two are the same tensor (`exit`). Then the inputs of that tensor are replaced: if it
+stays wrong, the error originates there; if it is right, one of its inputs brought the error
+(`births`).
 """
 
 from collections import defaultdict
@@ -24,27 +25,27 @@ from jax_attn.parity.explaining.taps.tap import Tap, ancestors
 
 _MOST_REGIONS = 8
 _MOST_CANDIDATES, _MOST_BEFORE = 8, 2
-"""Tensors of the reference, the nearest first, that are tried in the place of a wrong one; and how
-many of those that it is made of."""
+"""Limits of the reference's tensors, the nearest first, that are tried in place of a wrong one: of
+other tensors, and of those from which it is computed."""
 _FOLLOWING = 32
-"""Wrong tensors that follow from a replaced one, one of which is right then: a softmax of which the
-reference shows its result alone has eight."""
+"""The number of wrong tensors after a replaced one among which one must become right. A softmax of
+which the reference shows only its result has eight."""
 _MOST_TOGETHER = 16
-"""Choices that are tried for the inputs of one operation together."""
+"""The number of combinations that are tried for the inputs of one operation."""
 
 _MOVES = frozenset(
     "broadcast_in_dim copy expand_dims reshape squeeze stop_gradient transpose".split()  # noqa: SIM905
 )
-"""Operations that give the numbers that they are given."""
+"""Operations whose results hold the numbers of their operand."""
 
 _Same = tuple[int, int]
-"""A tap of the port, and the reference's that it is or should be."""
+"""A tap of the port, and the tap of the reference that it is or should be."""
 
 
 class _View:
-    """One run of the port, some of its tensors replaced, beside the reference's.
+    """One run of the port, with some tensors replaced, compared with the reference's tensors.
 
-    before: a run in which fewer are; what does not follow from these is known from there.
+    before: a run with fewer replaced tensors; taps that the others do not change are known from it.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class _View:
 
     @cached_property
     def changed(self) -> set[int]:
-        """The taps that follow from what is replaced here and not before."""
+        """The taps that follow from tensors that are replaced here and not before."""
         changed = set(self.replaced) - set(self._before.replaced if self._before else ())
         for tap in self.taps:
             if changed.intersection(tap.parents):
@@ -71,7 +72,7 @@ class _View:
         return changed
 
     def same(self, index: int) -> list[int]:
-        """The reference's taps that a tap is."""
+        """Return the reference's taps that are the same tensor as a tap."""
         if self._before is not None and index not in self.changed:
             return self._before.same(index)
         if index not in self._same:
@@ -80,7 +81,7 @@ class _View:
 
     @cached_property
     def wrong(self) -> list[int]:
-        """The taps by way of which an output is wrong, in order: none after them is right."""
+        """The taps that make an output wrong, in order; no tap between them and it is right."""
         wrong: set[int] = set()
         left = list(self.outputs)
         while left:
@@ -96,19 +97,19 @@ class _View:
         return sorted(told | wrong.intersection(self.outputs))
 
     def _is_right(self, index: int) -> bool:
-        """An output is so where it is the reference's of that name, and no tensor on the way."""
+        """Return whether a tap is one of the reference's; an output must be that of its name."""
         same = self.same(index)
         return bool(self.results(index).intersection(same) if index in self.outputs else same)
 
     def results(self, index: int) -> set[int]:
-        """What an output is on the other side."""
+        """Return the reference's taps that an output may be."""
         return self._aligner.results(self.outputs[index])
 
 
 def find_regions(program: Program, aligner: Aligner, wanted: Collection[str]) -> Iterator[Region]:
-    """Every region by way of which an output in `wanted` is wrong, in order.
+    """Yield every region that makes an output in `wanted` wrong, in order.
 
-    Each is repaired before the next is looked for.
+    Each region is repaired before the next is searched for.
     """
     replaced: Replaced = {}
     for _ in range(_MOST_REGIONS):
@@ -131,9 +132,10 @@ def births(
     wanted: Collection[str],
     index: Callable[[Tap], int],
 ) -> Iterator[Region]:
-    """Where a region's error is born among finer tensors of the reference: narrower regions.
+    """Yield narrower regions in which a region's error originates, among finer tensors.
 
-    aligner: of these. index: of a tensor of the region's, the index there.
+    aligner: aligner of the reference's finer tensors. index: maps a tap of the region to its index
+    there.
     """
     view = _View(program, aligner, wanted, region.replaced)
     search = _Search(program, aligner, view, wanted)
@@ -143,19 +145,22 @@ def births(
 
 
 class _Search:
-    """The first wrong region of one view."""
+    """Search for the first wrong region of one view."""
 
     def __init__(self, program: Program, aligner: Aligner, view: _View, wanted: Collection[str]):
         self._program, self._aligner, self._view, self._wanted = program, aligner, view, wanted
         self._wrong = set(view.wrong)
 
     def exit(self) -> tuple[int, int, np.ndarray, _Same] | None:
-        """The first wrong tap after which all is right once it has the reference's value: the tap,
-        the reference's, that value, and what follows. Of several, that which leaves least wrong.
+        """Find the first wrong tap whose replacement by the reference's value repairs what follows.
 
-        A value whose axes of one size are exchanged waits for one as it is that follows: scores
-        exchanged would make a softmax over the queries right. What the wrong tap is made of waits,
-        too, if wrong ones are left behind it: the terms of a square would make a mean right.
+        Returns the tap, the reference's tap, that value, and a pair that follows; of several
+        values, the one that leaves the fewest wrong tensors.
+
+        Some values are used only if no better one follows. One is a value with axes of the same
+        size exchanged, because exchanged scores would make a softmax over the queries right.
+        Another is a tensor from which the wrong tap is computed, if wrong tensors remain after it,
+        because the terms of a square would make a mean right.
         """
         waiting, left = None, _FOLLOWING
         for index in self._view.wrong:
@@ -177,7 +182,10 @@ class _Search:
         return waiting
 
     def births(self, index: int, theirs: int, after: _Same) -> Iterator[Region]:
-        """Where the error of a wrong tap is born, which should be the reference's `theirs`."""
+        """Yield the regions in which the error of a wrong tap originates.
+
+        theirs: the reference's tap that it should be. after: a pair that follows from it.
+        """
         index = self._source(index)
         within = ancestors(self._aligner.taps, [theirs])
         for inputs in self._cuts(index):
@@ -192,7 +200,7 @@ class _Search:
         yield self._region(index, theirs, after)
 
     def _source(self, index: int) -> int:
-        """The first wrong tap that has all the numbers of one, and no more."""
+        """Return the first wrong tap of which a tap is a copy, with all its numbers and no more."""
         taps = self._view.taps
         copied = _copied(taps, index)
         if copied in self._wrong and taps[copied].value.size == taps[index].value.size:
@@ -200,7 +208,7 @@ class _Search:
         return index
 
     def _cuts(self, index: int) -> Iterator[tuple[int, ...]]:
-        """Wrong taps that all of a wrong tap's error comes through: its inputs, then theirs."""
+        """Yield sets of wrong taps that bring all of a tap's error: its inputs, then theirs."""
         cut = self._wrong_inputs([index])
         while cut:
             yield cut
@@ -226,12 +234,11 @@ class _Search:
     def _candidates(
         self, index: int, among: Iterable[int] | None = None
     ) -> Iterator[tuple[int, np.ndarray, bool]]:
-        """The reference's taps that a wrong tap may be, the nearest first, in its shape.
+        """Yield the reference's taps that a wrong tap may be, in its shape, the nearest first.
 
-        And whether no axes of one size are exchanged.
-
-        Of a tap and its copies, the first. What the wrong tap is made of, and right, counts
-        apart: it may be near, and more seldom is what should stand here.
+        Also yields whether axes of the same size keep their order. Of a tap and its copies, only
+        the first is used. Right tensors from which the wrong tap is computed have a limit of their
+        own, because they may be near, but are rarely what should be here.
         """
         numbers, read = self._view.taps[index].numbers, self._read(index)
         before, found = self._before(index), []
@@ -259,7 +266,7 @@ class _Search:
                 yield theirs, order.numbers, order.is_plain
 
     def _equations(self, index: int) -> set[int]:
-        """A wrong tap and all that it is made of, as far as what is right."""
+        """Return a wrong tap and all wrong taps from which it is computed, back to right ones."""
         found: set[int] = set()
         left = [index]
         while left:
@@ -270,35 +277,36 @@ class _Search:
         return {index} | found & self._wrong
 
     def _before(self, index: int) -> set[int]:
-        """The reference's tensors that a wrong tap is made of."""
+        """Return the reference's tensors from which a wrong tap is computed."""
         return {i for p in ancestors(self._view.taps, [index]) for i in self._known(p)}
 
     def _known(self, index: int) -> list[int]:
         return [] if index in self._wrong else self._view.same(index)
 
     def _read(self, index: int) -> set[int]:
-        """The reference's tensors, no leaves, that the equations of a wrong tap read."""
+        """Return the reference's tensors, without leaves, that a wrong tap's equations read."""
         taps, theirs = self._view.taps, self._aligner.taps
         inputs = {p for i in self._equations(index) for p in taps[i].parents} - self._wrong
         return {p for i in inputs for p in self._view.same(i) if not theirs[p].is_leaf}
 
     def _right_after(self, index: int, theirs: int, value: np.ndarray) -> _Same | None:
-        """One of the next that follow, which is then one that follows on the other side, too.
+        """Return a pair that follows and is right once a tap has the reference's value, or None.
 
-        And of the same other tensors: in another layer the same operations follow.
+        Both must also be computed from the same other tensors, because the same operations follow
+        in another layer.
         """
         view = self._run({index: value})
         if index in view.outputs:
             return (index, theirs) if theirs in view.results(index) else None
         following = sorted((view.changed & self._wrong) - {index})[:_FOLLOWING]
-        # If both read one tensor alike, the port may read another in the place of a second one.
+        # If both read one tensor in common, the port may read a wrong tensor in place of another.
         may_lack = set(view.taps[index].parents) if self._read_alike(index, theirs) else set()
         for i in following:
             same = view.same(i)
             if theirs in same:
                 if not _computes(view.taps, i):
-                    continue  # the same numbers once more, and copies of them on the other side
-                return None  # as of a softmax's exponentials: what comes of it is that again
+                    continue  # it only copies the numbers, as the reference may, too
+                return None  # the value maps to itself, as a softmax does when it is normalized
             beside = self._beside(view, i)
             for partner in same:
                 of_partner = ancestors(self._aligner.taps, [partner])
@@ -308,12 +316,12 @@ class _Search:
         return None
 
     def _read_alike(self, index: int, theirs: int) -> bool:
-        """Whether two taps read one tensor themselves: scores of another layer read other ones."""
+        """Return whether two taps read one tensor directly; scores of other layers do not."""
         read = {p for i in self._view.taps[index].parents for p in self._known(i)}
         return not read.isdisjoint(self._aligner.taps[theirs].parents)
 
     def _beside(self, view: _View, index: int) -> set[int]:
-        """The right tensors that a changed tap is made of beside what is changed."""
+        """Return the right, unchanged tensors from which a changed tap is computed."""
         changed = ancestors(view.taps, [index]) & view.changed
         read = {p for i in changed for p in view.taps[i].parents} - view.changed
         return {p for p in read if view.same(p)}
@@ -326,8 +334,8 @@ class _Search:
         taps = self._view.taps
         equations = self._equations(index)
         inputs = {p for i in equations for p in taps[i].parents} - self._wrong
-        inputs.add(index)  # right itself, where the port leaves out what should follow
-        # A module that is called twice has each tensor twice: what led here is meant.
+        inputs.add(index)  # it is right itself if the port leaves out the next step
+        # A module that is called twice has each tensor twice: take the one that led here.
         led_here = ancestors(self._aligner.taps, [theirs, after[1]])
         pairs = (
             Pair(taps[i], self._aligner.taps[min(partners, key=lambda p: p not in led_here)])
@@ -344,14 +352,14 @@ class _Search:
 
 
 def _computes(taps: Sequence[Tap], index: int) -> bool:
-    """Whether an operation makes other numbers than it is given, integers among them."""
+    """Return whether an operation computes new numbers; a conversion of integers does not."""
     tap = taps[index]
     is_of_integers = tap.op == "convert_element_type" and not tap.parents
     return _copied(taps, index) is None and not is_of_integers
 
 
 def _likeliest(choices: Sequence[Sequence[Any]]) -> Iterator[tuple[Any, ...]]:
-    """One of each of some lists, those first which together stand nearest to their beginnings."""
+    """Yield combinations of one item of each list, by the sum of the positions in their lists."""
     for total in range(sum(len(each) - 1 for each in choices) + 1):
         yield from _at_rank(total, choices)
 
@@ -366,7 +374,7 @@ def _at_rank(total: int, choices: Sequence[Sequence[Any]]) -> Iterator[tuple[Any
 
 
 def _copied(taps: Sequence[Tap], index: int) -> int | None:
-    """The tap whose numbers an operation gives as they are, or moved; None where it computes."""
+    """Return the tap whose numbers an operation copies or moves; None if it computes others."""
     tap = taps[index]
     for p in tap.parents:
         if tap.op in _MOVES or np.array_equal(tap.value, taps[p].value, equal_nan=True):

@@ -1,8 +1,8 @@
-"""A script of one wrong tensor, which runs alone: as the port computes it, and as the reference.
+"""Write a self-contained script that computes one wrong tensor as the port and the reference do.
 
-It needs NumPy, JAX and PyTorch, and neither model. Both functions begin at tensors that both sides
-have right. Where these may have any numbers the script draws them; masks, positions and small
-tensors it has as they are.
+It needs NumPy, JAX and PyTorch, but neither model. Both functions begin at tensors that are right
+on both sides. If any numbers will do for these, the script draws them; masks, positions and small
+tensors are included as they are.
 """
 
 import base64
@@ -26,13 +26,14 @@ from jax_attn.parity.explaining.taps.torch_taps import TorchTaps
 from jax_attn.parity.explaining.views import views
 
 _FEW = 16
-"""So many numbers are written out; and an array of no more different ones is not drawn: a mask."""
+"""Arrays of at most this size are written out; arrays of at most this many different numbers, such
+as masks, are not drawn."""
 _MOST = 100_000
-"""Bytes of an array that the script has as it is."""
+"""The largest number of bytes of an array that the script includes as it is."""
 _NEAR = 1e-9
-"""How near a slice's result must be to the run's, of its largest number."""
+"""Tolerance of a function's result against the run's, as a share of its largest number."""
 _SHOWN = 0.1
-"""The share of the error that a script must show at least."""
+"""The smallest share of the error that a script must show."""
 
 _SCRIPT = '''"""{wrong}
 
@@ -79,25 +80,25 @@ if __name__ == "__main__":
 
 
 def repro(region: Region, ours: JaxRun, theirs: TorchTaps) -> str:
-    """The script; "" where an operation cannot be written, or no script would show the error.
+    """Return the script; "" if an operation cannot be written, or if no script shows the error.
 
     ours: the run in which the region was found.
     """
     right = {pair.theirs.index for pair in region.last_matched}
-    # Of a tensor and what is made of it, as its mean, no numbers but the model's fit each other.
+    # A tensor and one computed from it, such as its mean, fit each other only as in the model.
     is_made = any(len(ancestors(theirs.taps, [i]) & right) > 1 for i in right)
     for draws in (False, True) if is_made else (True, False):
         try:
             script = _Script(region, ours, theirs, draws=draws)
             if script.shows_the_error():
                 return script.text
-        except Exception:  # of whatever operation: an explanation comes without a script, too
+        except Exception:  # any operation may raise; an explanation does not need a script
             continue
     return ""
 
 
 class _Script:
-    """draws: whether large tensors are drawn; of these the port is given what the reference is."""
+    """One script. draws: whether large tensors are drawn; both sides receive the same ones."""
 
     def __init__(self, region: Region, ours: JaxRun, theirs: TorchTaps, *, draws: bool):
         data = _Data(draws=draws)
@@ -116,7 +117,7 @@ class _Script:
         )
 
     def shows_the_error(self) -> bool:
-        """Whether the functions give what the models have, and the script an error as large."""
+        """Return whether the functions give the models' tensors, and the script a large error."""
         script: dict[str, Any] = {"__name__": "script"}
         exec(self.text, script)
         port = np.asarray(script["port"](*self._port.values), np.float64)
@@ -129,9 +130,9 @@ class _Script:
 
 
 class _Data:
-    """The arrays of a script: one for both sides where they have the same.
+    """The arrays of a script, shared by both sides if they are equal.
 
-    draws: whether large ones are drawn.
+    draws: whether large arrays are drawn.
     """
 
     def __init__(self, *, draws: bool):
@@ -140,13 +141,13 @@ class _Data:
         self._names: dict[tuple[Hashable, ...], str] = {}
 
     def of(self, pair: Pair) -> str:
-        """The name of a tensor that both sides have, as the reference has it, in float32."""
-        with np.errstate(over="ignore"):  # a mask's fill of float64
+        """Return the name of a tensor of both sides, with the reference's numbers in float32."""
+        with np.errstate(over="ignore"):  # a mask's fill may be that of float64
             value = pair.theirs.value.astype(np.float32)
         return self.name(value, f"{pair.ours}  =  {pair.theirs}")
 
     def name(self, value: np.ndarray, comment: str = "") -> str:
-        """The name of an array. comment: what it is in the models."""
+        """Return the name of an array. comment: its tensors in the models."""
         if value.dtype.kind == "f":
             narrow = value.astype(np.float32)
             value = narrow if np.array_equal(narrow, value, equal_nan=True) else value
@@ -159,9 +160,10 @@ class _Data:
 
 
 class _Argument(NamedTuple):
-    """What a function is given: how the script makes it, and what the model has there.
+    """An argument of a function.
 
-    right: the tensor of both sides that it is, if it is one.
+    made: the expression by which the script makes it. value: the model's value. right: the tensor
+    of both sides that it is, if it is one.
     """
 
     name: str
@@ -171,9 +173,9 @@ class _Argument(NamedTuple):
 
 
 class _Function:
-    """The function of one side. Its arguments are named as they are met in its lines.
+    """The function of one side; its arguments are named in the order in which its lines use them.
 
-    key: what a value is known by.
+    key: identifies a value.
     """
 
     text = ""
@@ -183,28 +185,28 @@ class _Function:
         self._arguments: dict[Hashable, _Argument] = {}
 
     def argument(self, x: Any, made: str, right: Pair | None = None) -> str:
-        """The name of a value that it is given."""
+        """Return the name of an argument with this value; add it if it is new."""
         argument = _Argument(f"a{len(self._arguments)}", made, x, right)
         return self._arguments.setdefault(self._key(x), argument).name
 
     def write(self, name: str, lines: list[str]) -> None:
-        """Write its text."""
+        """Set the text of the function."""
         head = f"def {name}({', '.join(a.name for a in self._arguments.values())}):"
         self.text = "\n".join([head, *(f"    {line}" for line in lines)])
 
     @property
     def made(self) -> str:
-        """Its arguments, as the script makes them."""
+        """The arguments, as expressions of the script."""
         return ", ".join(a.made for a in self._arguments.values())
 
     @property
     def values(self) -> list[Any]:
-        """Its arguments, as the model has them."""
+        """The arguments, as values of the model."""
         return [a.value for a in self._arguments.values()]
 
     @property
     def right(self) -> list[Pair]:
-        """Those of its arguments that both sides have."""
+        """The arguments that are tensors of both sides."""
         return [a.right for a in self._arguments.values() if a.right]
 
 
@@ -255,7 +257,7 @@ def _port(wrong: Wrong, pairs: Iterable[Pair], run: JaxRun, data: _Data) -> _Fun
 
 
 def _array(value: np.ndarray, *, draws: bool) -> str:
-    """An array as Python. draws: whether a large one is drawn, from as wide a range."""
+    """Write an array as Python. draws: whether a large array is drawn, from the same range."""
     dtype, shape = f"np.{value.dtype.name}", tuple(map(int, value.shape))
     if value.size <= _FEW:
         numbers = written(value.tolist(), lambda x: None)
@@ -273,7 +275,7 @@ def _array(value: np.ndarray, *, draws: bool) -> str:
 
 
 def _seen_as(pair: Pair) -> str:
-    """How the reference's tensor is seen as the port has it, to follow its name."""
+    """Return the method calls that bring the reference's tensor into the port's shape."""
     theirs, ours = pair.theirs, pair.ours
     view = min(
         views(theirs.shape, ours.shape),
@@ -288,7 +290,7 @@ def _seen_as(pair: Pair) -> str:
 
 
 def _is_near(value: np.ndarray, tap: Tap) -> bool:
-    """Whether a function gives the tensor that the model has."""
+    """Return whether a function gives the model's tensor."""
     ours, theirs = numbers_of(value), tap.numbers
     if ours.shape != theirs.shape:
         return False
@@ -299,7 +301,7 @@ def _is_near(value: np.ndarray, tap: Tap) -> bool:
 
 
 def _error(ours: np.ndarray, theirs: np.ndarray) -> float:
-    """Of the size of `theirs` (RMS); infinite where one has a fill or NaN, and the other not."""
+    """Return the RMS error over that of `theirs`; infinite if only one has a fill or NaN."""
     is_finite = np.isfinite(ours) & np.isfinite(theirs)
     if not np.array_equal(ours[~is_finite], theirs[~is_finite], equal_nan=True):
         return math.inf

@@ -1,4 +1,4 @@
-"""One tensor seen in the shape of another: its axes merged, split and permuted."""
+"""View one tensor in the shape of another: with its axes merged, split and permuted."""
 
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, combinations, permutations
@@ -9,8 +9,10 @@ import numpy as np
 
 
 class View(NamedTuple):
-    """How a tensor is seen in another shape: its axes merged or split, permuted, merged or split;
-    and whether axes of one size keep their order."""
+    """A change of a tensor's shape: merge or split its axes, permute them, merge or split again.
+
+    is_plain: whether axes of the same size keep their order.
+    """
 
     split: tuple[int, ...]
     axes: tuple[int, ...]
@@ -18,18 +20,20 @@ class View(NamedTuple):
     is_plain: bool
 
     def of(self, x: np.ndarray) -> np.ndarray:
-        """The tensor, seen so."""
+        """Return the tensor in the other shape."""
         return x.reshape(self.split).transpose(self.axes).reshape(self.shape)
 
     def back(self, x: np.ndarray) -> np.ndarray:
-        """What is seen so, in the order of its own axes, flat."""
+        """Undo the view: return the numbers in the original order of axes, flat."""
         permuted = [self.split[axis] for axis in self.axes]
         return x.reshape(permuted).transpose(np.argsort(self.axes)).ravel()
 
 
 def views(own: Sequence[int], shape: Sequence[int]) -> Iterator[View]:
-    """How a tensor of shape `own` can be seen in `shape`: its axes permuted, or those of `shape`
-    where they are finer."""
+    """Yield the ways to view a tensor of shape `own` in `shape`.
+
+    Its own axes are permuted or, if those of `shape` are finer, the axes of `shape`.
+    """
     own, shape = (tuple(n for n in own if n > 1), tuple(shape))
     wanted = tuple(n for n in shape if n > 1)
     coarser = False
@@ -49,5 +53,5 @@ def _is_plain(sizes: Sequence[int], order: Sequence[int]) -> bool:
 
 
 def _cuts(shape: Sequence[int]) -> set[int]:
-    """Where axes end, in elements: an array can be seen in a shape whose cuts it has."""
+    """Return where axes end, in elements; an array can take a shape if it has all its cuts."""
     return set(accumulate(shape, mul))

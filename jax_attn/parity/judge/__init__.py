@@ -1,1 +1,1 @@
-"""Judging arrays: comparison, budget, oracle and result. NumPy only."""
+"""Judge arrays: comparison, budget, oracle and result. This package uses only NumPy."""

@@ -1,41 +1,42 @@
-r"""How large an error correct code may make: from roundoff, never typed in.
+r"""Derive from roundoff how large the errors of correct code may be; no tolerance is typed in.
 
-The reference is run a handful of times in float64, each time with every operation's
-result moved by one roundoff of the precision under test, up or down at random
-(`run.modes.perturbed_mode`, forward and backward). How far the runs spread about the
-unperturbed one is what rounding alone does to each number.
+The reference is run RUNS times in float64, each time with every operation's result moved by one
+roundoff of the precision under test, up or down at random (`run.modes.perturbed_mode`, forward and
+backward). The spread of these runs about the unperturbed one is the effect of rounding on each
+number.
 
-What one operation is moved by (`Precision`, `bridge`)
-    An element by a draw from [-store*|x|, store*|x|], which holds every correct rounding.
-    Equal numbers, of rows that are the same, are rounded alike, and so are moved alike. A number
-    that is written in the program is moved by one draw for the whole run: 0.1 in bfloat16
-    is too large for every element. (Not one that is only chosen, as a clamp's bound is.) What a
-    library approximates (`APPROXIMATED`) is off by more, and leans one way where numbers are
-    alike, here by up to a quarter of that: where a tanh saturates, its derivative 1 - tanh**2 is
-    what is left of it. An activation that torch has a kernel for (a GELU) is taken apart, as a
-    port writes its steps out and keeps each; so is a softmax in bfloat16 and float16.
-    A sum of n terms, in any one order, rounds every partial sum. Partial sums walk from 0
-    to the total s: on average a Brownian bridge about the straight line, so that the sum
-    of their squares is n*(s**2/3 + v/6) with v the sum of the squared terms; each product
-    adds its own rounding, v. Hence a draw of up to acc*sqrt(v + n*(s**2/3 + v/6)). Terms
-    that are too small to be kept are lost: of n, up to sqrt(n) times the smallest, beside it.
-    A softmax makes the probabilities exp(s - l) of a row from one l = log(sum(exp(s))) in a
-    fused kernel, backward at least: l is kept rounded, by up to acc*|l|, and they all err by
-    that one factor. Where attention is peaked this is most of what they err by: a
-    probability near 1 that is exp(s - max) over a sum hardly errs at all. (In a row that a mask's
-    fill hides throughout, l is counted from the fill: beside -1e9 no log(n) would be left.)
-    A sum that is 0, or one of its summands, is exact: beside a fill a score is lost.
+How far the result of one operation is moved (`Precision`, `bridge`)
+    An element is moved by a draw from [-store*|x|, store*|x|], which holds every correct rounding.
+    Equal numbers, in rows that are the same, are rounded alike, and so are moved alike. A number
+    that is written in the program is moved by one draw for the whole run: 0.1 in bfloat16 is too
+    large for every element. (This excludes a number that is only selected, such as a clamp's
+    bound.) A function that a library approximates (`APPROXIMATED`) errs by more, and equal numbers
+    err in the same direction, here by up to a quarter of that: where a tanh saturates, its
+    derivative 1 - tanh**2 consists of this error. An activation for which torch has a kernel (a
+    GELU) is split into its steps, because a port may write out the steps and store each; so is a
+    softmax in bfloat16 and float16.
+    A sum of n terms, in any one order, rounds every partial sum. Partial sums walk from 0 to the
+    total s: on average a Brownian bridge about the straight line, so that the sum of their squares
+    is n*(s**2/3 + v/6) with v the sum of the squared terms; each product adds its own rounding, v.
+    Hence a draw of up to acc*sqrt(v + n*(s**2/3 + v/6)). In addition, terms below the smallest
+    number kept are lost: for n terms, up to sqrt(n) times that number.
+    A softmax in a fused kernel computes the probabilities exp(s - l) of a row from one
+    l = log(sum(exp(s))), at least backward: l is stored rounded, by up to acc*|l|, and all
+    probabilities err by that one factor. If attention is peaked, this is most of their error: a
+    probability near 1 that is computed as exp(s - max) over a sum hardly errs at all. (In a row
+    that a mask's fill hides completely, l is counted from the fill: added to -1e9, log(n) would be
+    lost.)
+    A sum that is 0, or equals one of its summands, is exact: a score added to a fill is lost.
     Operands of a matrix unit that rounds them (TF32, the TPU's bfloat16 pass) add up to
     operand*sqrt(2*v).
 
 From spread to budget (`Budget.of`)
-    Few runs estimate one element's spread badly, all of a tensor's elements together
-    estimate the tensor's well: the two are averaged with equal weight (a moderated
-    variance, Smyth 2004). The budget is the two-sided Student quantile, with twice as many
-    degrees of freedom as runs, at which correct code would exceed it anywhere in the tensor
-    once in 1/FALSE_ALARM tensors. What holds for an element holds for the projection
-    <o' - o, o>/<o, o>: it sees a small error shared by all elements, as of a scale, which
-    the elements one by one cannot show in bfloat16.
+    A few runs estimate the spread of one element badly, but all elements of a tensor together
+    estimate the tensor's spread well: the two are averaged with equal weight (a moderated variance,
+    Smyth 2004). The budget is the two-sided Student quantile, with twice as many degrees of freedom
+    as runs, at which correct code would exceed it anywhere in the tensor once in 1/FALSE_ALARM
+    tensors. The same holds for the projection <o' - o, o>/<o, o>: it detects a small error that all
+    elements share, such as a wrong scale, which single elements cannot show in bfloat16.
 
 Roundoffs: half a unit in the last place, 2**-p for p bits of significand.
 """
@@ -59,13 +60,16 @@ APPROXIMATED = {
     "sigmoid": 3,
     "tanh": 8,
 }
-"""operator -> its largest error in acc, in float32 of XLA:CPU; of others what rounding makes."""
+"""Operator -> its largest error in float32 of XLA:CPU, in units of acc; others only round."""
 
 
 @dataclass(frozen=True)
 class Precision:
-    """operand, acc, store: relative roundoff of a product's operands, of each addition in a
-    sum, of a stored result. tiny: absolute, half the smallest number kept."""
+    """The roundoffs of a precision.
+
+    operand, acc, store: relative roundoff of a product's operands, of each addition in a sum, and
+    of a stored result. tiny: absolute roundoff, half the smallest number kept.
+    """
 
     acc: float
     store: float
@@ -73,7 +77,7 @@ class Precision:
     tiny: float = 2.0**-126  # XLA:CPU and the TPU flush float32 subnormals
 
 
-_FLUSHED = Precision.tiny  # of float32, in which the products of float16 are added up, too
+_FLUSHED = Precision.tiny  # that of float32, in which products of float16 are added up, too
 
 PRECISIONS = {
     # The oracle is float64 too and rounds as much again: twice the roundoff.
@@ -87,9 +91,9 @@ PRECISIONS = {
 
 
 def bridge(terms: Any, precision: Precision) -> tuple[Any, Any, Any]:
-    """(a, b, c): a sum s of `terms` terms x errs by up to sqrt(a*s**2 + b*sum(x**2) + c).
+    """Return (a, b, c) such that a sum s of terms x errs by up to sqrt(a*s**2 + b*sum(x**2) + c).
 
-    terms: a number, or those of several sums as an array or tensor, as (a, b, c) are then.
+    terms: the number of terms; for several sums an array or tensor, as are then (a, b, c).
     """
     acc, operand = precision.acc**2, precision.operand**2
     lost = min(precision.tiny, _FLUSHED) ** 2
@@ -97,17 +101,18 @@ def bridge(terms: Any, precision: Precision) -> tuple[Any, Any, Any]:
 
 
 def student_quantile(tail: float, freedom: int) -> float:
-    """The t for which P(|Student's t| > t) = tail."""
+    """Return the t for which P(|Student's t| > t) = tail."""
     return float(-stdtrit(freedom, tail / 2))
 
 
 @dataclass(frozen=True)
 class Budget:
-    """What one tensor may err by.
+    """The errors that one tensor may have.
 
-    element: per element; of precisions that float32 holds rounded up to it, as there are many.
-    rms: of the whole tensor. floor: its expected RMS error. projection: of <o'-o, o>/<o, o>.
-    zero: RMS below which the tensor cannot be told from 0 in float64, the oracle's precision.
+    element: limit per element; to save memory, rounded up to float32 if it can hold the precision.
+    rms: limit of the tensor's RMS error. floor: its expected RMS error. projection: limit of
+    <o'-o, o>/<o, o>. zero: RMS below which the tensor cannot be distinguished from 0 in float64,
+    the oracle's precision.
     """
 
     element: np.ndarray
@@ -118,9 +123,9 @@ class Budget:
 
     @classmethod
     def of(cls, center: np.ndarray, runs: Iterable[np.ndarray], precision: Precision) -> "Budget":
-        """center: the unperturbed float64 tensor; runs: the perturbed ones.
+        """Derive the budget of a tensor; it is NaN where the centre is not finite.
 
-        Where the centre is not finite there is no budget: NaN.
+        center: the unperturbed float64 tensor. runs: the perturbed tensors.
         """
         spread = Spread(center, precision)
         for run in runs:
@@ -128,27 +133,27 @@ class Budget:
         return spread.budget()
 
 
-# A run that is not finite leaves the tensor without a budget, which `judge` reports.
+# If a run is not finite, the tensor has no budget, which `judge` reports.
 _QUIET = np.errstate(invalid="ignore", over="ignore")
 
 
 class Spread:
-    """How far perturbed runs of one tensor lie from its centre: added up run by run, none kept."""
+    """The spread of perturbed runs of one tensor about its centre; adds up runs, keeps none."""
 
     def __init__(self, center: np.ndarray, precision: Precision):
-        """center: the unperturbed float64 tensor; it is read, never written."""
+        """Start with no runs. center: the unperturbed float64 tensor; it is never written."""
         self.center, self.precision = center, precision
         finite = np.isfinite(center)
         self._finite = None if finite.all() else finite
         self._core = self._compared(center)
         self._norm = dot(self._core, self._core)
         self._squares = np.zeros(self._core.size)
-        self._each: list[float] = []  # of each run: the RMS of its deviations, their projection
-        self._shared: list[float] = []
+        self._each: list[float] = []  # RMS of the deviations of each run
+        self._shared: list[float] = []  # projection of the deviations of each run
 
     @_QUIET
     def add(self, run: np.ndarray) -> None:
-        """Count one perturbed run of the tensor, float64."""
+        """Add one perturbed run of the tensor, float64."""
         run, total, shared = self._compared(run), 0.0, 0.0
         for part in parts(self._core.size):
             deviations, core = run[part] - self._core[part], self._core[part]
@@ -160,7 +165,7 @@ class Spread:
 
     @_QUIET
     def budget(self) -> Budget:
-        """What the tensor may err by, from the runs so far: at least one."""
+        """Return the budget from the runs so far, of which there must be at least one."""
         if not self._core.size:
             return Budget(np.full(self.center.shape, math.nan), *[math.nan] * 4)
         runs, precision = len(self._each), self.precision
@@ -184,18 +189,18 @@ class Spread:
         )
 
     def _compared(self, tensor: np.ndarray) -> np.ndarray:
-        """Its elements where the centre is finite, flat; the tensor itself where that is all."""
+        """Return the elements where the centre is finite, flat; a view if that is everywhere."""
         return tensor.reshape(-1) if self._finite is None else tensor[self._finite]
 
 
 def _rounded_up(a: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """As `dtype`, no number below what it was."""
+    """Convert to `dtype`, rounding up."""
     with np.errstate(over="ignore"):
         narrow = a.astype(dtype)
     return np.where(narrow < a, np.nextafter(narrow, dtype.type(math.inf)), narrow)
 
 
 def projection(got: np.ndarray, want: np.ndarray) -> float:
-    """<got - want, want> / <want, want>: the relative error shared by all elements."""
+    """Return <got - want, want> / <want, want>, the relative error that all elements share."""
     norm = float(np.square(want).sum())
     return float(((got - want) * want).sum()) / norm if norm > 0 else 0.0

@@ -1,4 +1,4 @@
-"""One tensor of the port against the oracle, within its budget: where, how much, why not."""
+"""Compare one tensor of the port with the oracle, within a budget, and report every difference."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -13,22 +13,22 @@ from jax_attn.parity.judge.figures import Errors, figures, over
 from jax_attn.parity.judge.finding import Finding
 from jax_attn.parity.judge.heat import Map, maps
 
-# An RMS error of more than this part of the tensor's own RMS would be too much to let pass.
+# A budget above this fraction of the tensor's own RMS is too large to show an error.
 POWER = 0.1
-# The port may round twice where the reference rounds once: another kernel, another order.
+# The port may round twice as often as the reference, in another kernel or another order.
 ROUNDINGS = 2.0
 
 
 BESIDE = ", beside one device"
-"""After the transform of a report on how a run on a mesh compares with one on a single device."""
+"""Suffix of the transform in reports that compare a run on a mesh with one on a single device."""
 
 
 class Verdict(StrEnum):
     """The outcome of a comparison.
 
-    - PASS: every error is within its budget, and a planted bug would have been seen.
+    - PASS: every error is within its budget, and a planted bug would have been detected.
     - FAIL: some error is beyond its budget.
-    - INCONCLUSIVE: nothing was shown either way; the reasons say what would show it.
+    - INCONCLUSIVE: neither was shown; the reasons say what would show it.
     """
 
     PASS = "PASS"
@@ -37,9 +37,9 @@ class Verdict(StrEnum):
 
     @classmethod
     def worst(cls, verdicts: Iterable["Verdict"]) -> "Verdict":
-        """The worst of several verdicts: FAIL, then INCONCLUSIVE, then PASS.
+        """Return the worst of several verdicts: FAIL, then INCONCLUSIVE, then PASS.
 
-        No verdicts at all are INCONCLUSIVE, since nothing was compared.
+        Without any verdict, the result is INCONCLUSIVE, since nothing was compared.
         """
         return max(verdicts, key=_SEVERITY.index, default=cls.INCONCLUSIVE)
 
@@ -57,13 +57,14 @@ _LABELS = {
 
 @dataclass(frozen=True)
 class TensorReport:
-    """How one tensor compares. Errors are against the oracle; RMS over finite elements.
+    """Per-tensor verdict with its statistics.
 
-    fraction: the largest error over its budget, any gate; 1 is the limit.
-    error, reference_error: RMS of the port's and of torch's own; None where torch gave none.
-    scale: the oracle's RMS. budget: the RMS error that would still pass.
-    index, got, want, allowed: the worst element. projection: its gate's own fraction, NaN of a
-    tensor that is zero. heat: of one that fails, where its error sits.
+    Errors are measured against the oracle, and RMS is taken over its finite elements.
+    fraction: the largest error over its budget among all gates; 1 is the limit.
+    error, reference_error: RMS error of the port and of torch; None if torch gave no tensor.
+    scale: the oracle's RMS. budget: the largest RMS error that passes.
+    index, got, want, allowed: the worst element. projection: the fraction of the projection gate,
+    NaN if the tensor is zero. heat: maps of the error, if the tensor fails.
     """
 
     kind: str
@@ -90,16 +91,16 @@ class TensorReport:
 
     @property
     def is_zero(self) -> bool:
-        """Whether the oracle is zero everywhere, or only rounding, or it was never compared."""
+        """True if the oracle is zero up to rounding, or if the tensor was never compared."""
         return math.isnan(self.projection)
 
     @property
     def ratio(self) -> float | None:
-        """The port's RMS error over torch's own; None where torch made none."""
+        """The port's RMS error over torch's own; None if torch's error is zero or unknown."""
         return self.error / self.reference_error if self.reference_error else None
 
     def as_dict(self) -> dict:
-        """Plain data, for JSON: what is not a finite number is null. Without the maps."""
+        """Return plain data for JSON, without the maps; null stands for numbers not finite."""
         plain = asdict(self) | {"verdict": str(self.verdict), "ratio": self.ratio}
         del plain["heat"]
         return {
@@ -109,10 +110,10 @@ class TensorReport:
 
 
 def worst_first(tensors: Iterable[TensorReport]) -> list[TensorReport]:
-    """By verdict, and of the same verdict by how large a part of the budget the error is."""
+    """Sort by verdict, then by the error over its budget, the worst first."""
 
     def rank(tensor: TensorReport) -> tuple[int, float]:
-        # A fraction that could not be had (another shape) is worse than any.
+        # A missing fraction (another shape) is worse than any other.
         fraction = math.inf if math.isnan(tensor.fraction) else tensor.fraction
         return _SEVERITY.index(tensor.verdict), fraction
 
@@ -120,7 +121,7 @@ def worst_first(tensors: Iterable[TensorReport]) -> list[TensorReport]:
 
 
 def deciding(tensors: Iterable[TensorReport]) -> TensorReport | None:
-    """The tensor of the worst verdict, and of those the one with the largest fraction."""
+    """Return the tensor of the worst verdict with the largest fraction; None without tensors."""
     return next(iter(worst_first(tensors)), None)
 
 
@@ -138,9 +139,9 @@ def judge(
     name: str,
     transform: str,
 ) -> TensorReport:
-    """The verdict on `got`, given the oracle `want` and the reference's `own`, all float64.
+    """Judge `got`, given the oracle `want` and the reference's `own`, all float64.
 
-    own: None where the reference is known to be no guide here (a declared NaN).
+    own: None if the reference is known to be wrong here, as for a declared NaN.
     """
 
     def report(
@@ -159,10 +160,10 @@ def judge(
     if own is not None and found.own is not None:
         failures += _elsewhere("reference-not-finite", found.own, own, want, "the reference")
     if not found.count:
-        nowhere = "nothing compared: the oracle is nowhere finite"
+        nowhere = "nothing compared: no element of the oracle is finite"
         return report(failures, [Finding("nothing-finite", nowhere)])
     if not (found.has_budget and math.isfinite(budget.rms + budget.projection)):
-        unbounded = "no budget: a perturbed run is not finite where the oracle is"
+        unbounded = "no budget: a perturbed run is not finite at elements where the oracle is"
         return report(failures, [Finding("no-budget", unbounded)])
 
     port = found.port
@@ -171,8 +172,8 @@ def judge(
     if found.own is not None:
         own_rms = guide_rms = found.own.rms(found.count)
         if not failures and (most := found.own.fraction) > 1:
-            errs = f"by {most:.3g} times the budget, whatever the port does"
-            failures += [Finding("reference-errs", f"the reference itself errs, {errs}")]
+            errs = f"by {most:.3g} times the budget, so no port can pass"
+            failures += [Finding("reference-errs", f"the reference itself errs {errs}")]
             guide_rms = 0.0
     scale = math.sqrt(found.norm / found.count)
     budget_rms = ROUNDINGS * max(guide_rms, budget.rms)
@@ -187,7 +188,7 @@ def judge(
         failures.append(Finding("over-budget", f"error over budget: {times}"))
     weak = []
     if not is_zero and budget_rms > POWER * scale:
-        passing = f"an RMS error of {budget_rms / scale:.2g} of the tensor's own would pass"
+        passing = f"an RMS error of {budget_rms / scale:.2g} times the tensor's RMS would pass"
         weak = [Finding("no-power", f"no power: {passing}")]
     index = np.unravel_index(port.worst, want.shape)
     return report(
@@ -214,7 +215,7 @@ def _over(error: float, allowed: float) -> float:
 def _elsewhere(
     kind: str, errors: Errors, got: np.ndarray, want: np.ndarray, side: str
 ) -> list[Finding]:
-    """Where `got` is NaN or infinite otherwise than the oracle is."""
+    """Return a finding if `got` and the oracle are not finite at different elements, else none."""
     if not errors.undefined.count:
         return []
     first = np.unravel_index(errors.undefined.first, want.shape)

@@ -1,4 +1,4 @@
-"""The errors of one tensor against the oracle: their sums, the worst, what is not finite."""
+"""Statistics of one tensor's errors against the oracle: sums, the worst, and non-finite ones."""
 
 import math
 from dataclasses import dataclass, field
@@ -10,13 +10,13 @@ from jax_attn.parity.judge.parts import dot, parts
 
 @dataclass
 class Undefined:
-    """Elements that are NaN or infinite where the oracle's are not, or the reverse."""
+    """Elements that are NaN or infinite where the oracle is finite, or the reverse."""
 
     count: int = 0
     first: int = 0
 
     def look(self, start: int, got: np.ndarray, want: np.ndarray, finite: np.ndarray) -> bool:
-        """Count those of a flat part that begins at `start`. Returns whether `got` is finite."""
+        """Count those in a flat part that begins at `start`; return whether both are finite."""
         if (got_finite := np.isfinite(got)).all() and finite.all():
             return True
         differ = (~got_finite & finite) | (
@@ -49,9 +49,10 @@ class Errors:
 
 @dataclass
 class Figures:
-    """count: elements where the oracle is finite. norm: the sum of the oracle's squares there.
+    """The statistics of a tensor on both sides.
 
-    has_budget: whether all of these have one.
+    count: the number of elements where the oracle is finite. norm: the sum of the oracle's squares
+    there. has_budget: whether all of these elements have a budget.
     """
 
     port: Errors
@@ -64,9 +65,9 @@ class Figures:
 def figures(
     want: np.ndarray, got: np.ndarray, own: np.ndarray | None, allowed: np.ndarray
 ) -> Figures:
-    """The figures of a tensor, in one pass over float64 arrays of one shape.
+    """Compute the statistics of a tensor, in one pass over float64 arrays of one shape.
 
-    own: the reference's. allowed: what each element may err by.
+    own: the reference's tensor. allowed: the error that each element may have.
     """
     result = Figures(Errors(), None if own is None else Errors())
     sides = [(result.port, got.reshape(-1))]
@@ -99,7 +100,7 @@ def _add(
     start: int,
     places: np.ndarray | None,
 ) -> None:
-    """Add a part. places: the indices in it where the oracle is finite; None for all."""
+    """Add a part to the sums. places: its indices where the oracle is finite; None for all."""
     with np.errstate(invalid="ignore", over="ignore"):
         signed = x - want
         errors.shared += dot(signed, want)
@@ -116,6 +117,6 @@ def _add(
 
 
 def over(error: np.ndarray, allowed: np.ndarray) -> np.ndarray:
-    """error / allowed; nothing over nothing is nothing."""
+    """Return error / allowed, and 0 where the error is 0."""
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         return np.where(error == 0, 0.0, error / allowed)

@@ -1,4 +1,4 @@
-"""What a result says: sentences for people, each of a kind for programs."""
+"""Findings of a result: sentences for people, each with a kind for programs."""
 
 from collections.abc import Iterable
 from itertools import chain
@@ -11,106 +11,106 @@ KINDS = MappingProxyType(
         "not-finite": "a number of the port is not finite where the oracle is, or the reverse",
         "other-shape": "a tensor of the port has another shape",
         "no-power": "the budget of a tensor is too large to show an error",
-        "no-budget": "a perturbed run is not finite, so that a tensor has no budget",
-        "nothing-finite": "the oracle is nowhere finite",
+        "no-budget": "a perturbed run is not finite, so a tensor has no budget",
+        "nothing-finite": "no element of the oracle is finite",
         "reference-errs": "the reference itself errs by more than rounding",
         "reference-not-finite": "the reference is not finite where the oracle is, or the reverse",
-        "scope": "the inputs and transforms that were run, and what was not",
-        "gradients-off": "gradients were not compared, as was asked",
-        "parameters-selected": "only some parameters' gradients were compared, as was asked",
+        "scope": "which inputs and transforms were run, and which were not",
+        "gradients-off": "gradients were not compared, as requested",
+        "parameters-selected": "only some parameters' gradients were compared, as requested",
         "all-zero": "every compared tensor is zero",
         "near-decision": "an integer decision lies within rounding of another",
-        "near-side": "a number lies within rounding of where a gradient jumps",
-        "judged-as-jax": "what fails is judged by the budget of what JAX stores",
+        "near-side": "a number lies within rounding of a point where a gradient jumps",
+        "judged-as-jax": "a failure was judged again by the budget of what JAX stores",
         "precision-pinned": "the products of an accelerator were run in full precision",
         "not-run": "a test made no check, or its check gave no result",
         "weights-differ": "a weight is not the same on both sides, or has no counterpart",
-        "weights-not-compared": "there is no table, so weights and their gradients stay uncompared",
+        "weights-not-compared": "without a table, weights and their gradients are not compared",
         "gradients-not-paired": "the table pairs no gradients of parameters",
-        "weights-skipped": "the table passes over some parameters",
+        "weights-skipped": "the table skips some parameters",
         "row-unused": "a row of the table matches nothing on either side",
         "unreached-weights": "no output depends on some weights on these inputs",
-        "zero-gradient": "a gradient is zero but for rounding, whatever the inputs are",
-        "padding-row": "torch gives an embedding's row of padding no gradient",
-        "neutral-weights": "weights or buffers hold 0 or 1 only, as if they were left out",
-        "neutral-formula": "parameters hold 0 or 1 only, at which several formulas agree",
-        "other-numbers": "the port gives other numbers each time",
-        "finite-under-some": "outputs are finite under some transforms only",
+        "zero-gradient": "a gradient is zero up to rounding, whatever the inputs are",
+        "padding-row": "torch computes no gradient for the padding row of an embedding",
+        "neutral-weights": "weights or buffers hold only 0 or 1, as if they were left out",
+        "neutral-formula": "parameters hold only 0 or 1, at which several formulas agree",
+        "other-numbers": "the port gives different numbers in each call",
+        "finite-under-some": "outputs are finite only under some transforms",
         "draws-random": "the port draws random numbers",
-        "state-differs": "a call changes the state of one side only",
+        "state-differs": "a call changes the state of only one side",
         "state-not-compared": "a call changes state that was not compared",
-        "second-call-differs": "a second call gives other outputs than the reference's does",
+        "second-call-differs": "a second call gives other outputs than the reference's second call",
         "second-call-not-compared": "the port cannot be called a second time",
-        "outputs-kept": "the port gives its first outputs again on other inputs",
-        "input-ignored": "the port is wrong where an integer input has other values",
+        "outputs-kept": "the port returns its first outputs again on other inputs",
+        "input-ignored": "the port is wrong for other values of an integer input",
         "input-not-varied": "no other values of an integer input could be tried",
         "inference-errs": "the reference errs in inference mode",
-        "other-nan": "the reference is NaN elsewhere than is declared",
-        "declared-nan": "the reference is NaN in places, as declared",
+        "other-nan": "the reference is NaN at elements that are not declared",
+        "declared-nan": "the reference is NaN at some elements, as declared",
         "reads-numbers": "the reference decides in Python by a number that it computes",
-        "nothing-cut": "every device of the mesh computes the whole",
-        "unlike-copies": "devices disagree on what should be one array",
-        "traffic": "what a program sends between devices, and what each holds",
-        "gradient-replicated": "a gradient is cut less than what it is the gradient of",
+        "nothing-cut": "every device of the mesh computes everything",
+        "unlike-copies": "devices disagree on an array that should be replicated",
+        "traffic": "how much a program sends between devices, and how much each holds",
+        "gradient-replicated": "a gradient is sharded less than its parameter or input",
         "mesh-costs": "a program sends or holds more than it should",
-        "moved": "a parameter lies elsewhere after a step",
+        "moved": "a parameter has another sharding after a step",
         "input-not-finite": "an input or a weight holds NaN or infinity",
         "inverted-mask": "an inverted mask would not show",
         "ignored-mask": "an ignored mask would not show",
-        "mask-not-tried": "the reference refuses the mask that a canary takes",
-        "no-empty-query": "no query is left without keys",
+        "mask-not-tried": "the reference refuses the mask with which a canary calls it",
+        "no-empty-query": "no query is without visible keys",
         "mask-edge": "a mask that is off by one key would not show",
-        "mask-one-end": "a mask hides tokens at one end of each row only",
-        "mask-causal": "a mask is causal, as a port may be without it",
+        "mask-one-end": "a mask hides tokens only at one end of each row",
+        "mask-causal": "a mask is causal, and a port may be causal without it",
         "window": "an ignored window would not show",
-        "alike-along-axis": "an input is the same along an axis",
-        "bias-as-mask": "a bias holds only what a mask does",
-        "positions": "which positions are mixed would not show",
+        "alike-along-axis": "an input is constant along an axis",
+        "bias-as-mask": "a bias holds only the values of a mask",
+        "positions": "mixing other positions would not show",
         "one-row": "every input has one row, or one position",
         "swapped-inputs": "two inputs are the same array",
-        "no-padding": "no id is the padding that the reference treats apart",
+        "no-padding": "no id is the padding id, which the reference treats specially",
         "no-softmax": "the reference calls no softmax, so bugs of attention were not tried",
         "other-keys": "weights that go to other keys would not show",
         "softmax-over-queries": "a softmax over the queries would not show",
-        "mixed-heads": "queries and heads mixed up would not show",
+        "mixed-heads": "exchanging queries and heads would not show",
         "scale": "a wrong scale of the scores would not show",
         "stopped-gradient": "a gradient stopped at the scores would not show",
-        "softmax-not-tried": "the reference refuses a bug in its softmaxes",
+        "softmax-not-tried": "the reference raises when a bug is planted in its softmaxes",
         "softmax-unused": "no output depends on the weights of a softmax",
-        "few-tried": "a bug was tried in some of many places",
+        "few-tried": "a bug was tried in only some of many places",
         "softcap": "a wrong softcap would not show",
         "tanh": "a missing tanh would not show",
         "epsilon": "a wrong epsilon of a norm would not show",
-        "epsilon-alone": "a wrong epsilon of one norm alone would not show",
+        "epsilon-alone": "a wrong epsilon in only one norm would not show",
         "epsilon-of-denominator": "a missing epsilon of a denominator would not show",
         "idle-branch": "a branch of the reference never takes effect",
         "idle-guard": "a guard against zero never takes effect",
-        "small-features": "some features are too small beside others to be judged",
-        "drowned": "rounding hides whatever bugs the inputs might reveal",
+        "small-features": "some features are too small compared with others to be judged",
+        "drowned": "rounding hides any bugs that the inputs might reveal",
         "no-update": "no parameter moves",
         "moment-missing": "the port's optimizer lacks a state that torch's has",
         "moment-not-compared": "a state of torch's optimizer has no known counterpart",
-        "option-left-out": "an optimizer's option that is left out would not show",
-        "drift": "rounding alone moves a parameter",
-        "own-optimizer": "the port's optimizer was given",
+        "option-left-out": "ignoring an option of the optimizer would not show",
+        "drift": "a parameter moves only by rounding",
+        "own-optimizer": "the caller passed the port's optimizer",
         "recipe-rate": "wrong updates are those of another learning rate",
-        "recipe-option": "wrong updates are those of another option, or of one left out",
+        "recipe-option": "wrong updates are those of another option, or of a missing one",
         "recipe-schedule": "wrong updates are those of another schedule",
-        "recipe-accumulation": "wrong updates are those of gradients accumulated otherwise",
+        "recipe-accumulation": "wrong updates are those of gradients accumulated another way",
         "not-rebuilt": "some of a checkpoint was not verified",
         "beyond-rebuild": "the model does more than the rebuild of its attention",
-        "about-checkpoint": "what of a checkpoint the verdict is about",
-        "bug-not-seen": "a row does not see a bug that it claims to",
+        "about-checkpoint": "which part of a checkpoint the verdict covers",
+        "bug-not-seen": "a row does not detect a bug that it claims to detect",
     }
 )
-"""The kinds of findings, each with its meaning. A kind says what; the weight says how bad."""
+"""Kind of finding -> its meaning. The kind says what was found; the weight says how bad it is."""
 
 
 class Finding(str):
     """A sentence of a result, and its kind, a word of `KINDS`.
 
     Raises:
-      ValueError: another kind.
+      ValueError: the kind is not in `KINDS`.
     """
 
     kind: str
@@ -123,7 +123,7 @@ class Finding(str):
         return finding
 
     def __getnewargs__(self) -> tuple[str, str]:  # type: ignore[override]
-        """What `__new__` takes: a finding is copied and pickled with its kind."""
+        """Return the arguments of `__new__`, so that copies and pickles keep the kind."""
         return self.kind, str(self)
 
     def after(self, prefix: str) -> Self:
@@ -132,7 +132,7 @@ class Finding(str):
 
 
 class StandingNote(Finding):
-    """A note that `strict` leaves a note: no input, or no ordinary one, could remove it."""
+    """A note that `strict` does not count, because no ordinary input could remove it."""
 
 
 class Findings(NamedTuple):

@@ -1,4 +1,4 @@
-"""Where in a tensor the error sits: maps of its last two axes, coarse enough to be seen at once."""
+"""Coarse maps of a tensor's last two axes, which show at a glance where its error is."""
 
 from typing import NamedTuple, TypeAlias
 
@@ -7,23 +7,23 @@ import numpy as np
 from jax_attn.parity.judge.figures import over
 
 MAPS, ROWS, COLUMNS = 6, 16, 32
-"""The most of each: of heads, or of whatever the axis before the last two holds."""
+"""Limits: the number of maps (heads, or other places of the axis -3), their rows and columns."""
 
 Cells: TypeAlias = tuple[tuple[float, ...], ...]
-"""Rows of cells, each the largest error over its budget that any element there has."""
+"""Rows of cells; each holds the largest error over budget of its elements."""
 
 
 class Map(NamedTuple):
-    """place: of the axis before the last two."""
+    """A map of one place. place: the index on axis -3."""
 
     place: int
     cells: Cells
 
 
 def maps(want: np.ndarray, got: np.ndarray, allowed: np.ndarray) -> tuple[Map, ...]:
-    """Error over budget in the worst places, the worst first.
+    """Return maps of error over budget at the worst places of axis -3, the worst first.
 
-    Of axes before the last three the largest error counts.
+    Earlier axes are reduced to their largest error.
     """
     if not want.size:
         return ()
@@ -38,7 +38,7 @@ def maps(want: np.ndarray, got: np.ndarray, allowed: np.ndarray) -> tuple[Map, .
 
 
 def _coarse(fraction: np.ndarray) -> Cells:
-    """The cells of (rows, columns)."""
+    """Reduce an array (rows, columns) to at most ROWS by COLUMNS cells, by the maximum."""
     for axis, most in enumerate((ROWS, COLUMNS)):
         size = fraction.shape[axis]
         starts = np.linspace(0, size, min(size, most), endpoint=False).astype(int)

@@ -1,23 +1,23 @@
-"""Long arrays part by part, so that several passes over a part find it in a core's cache."""
+"""Process long arrays in parts, so that several passes over a part find it in a core's cache."""
 
 from collections.abc import Iterator
 
 import numpy as np
 
 _PART = 2**15
-"""Elements: 256 KiB of float64, so that three arrays of them stay in a cache of 1 MiB."""
+"""Elements per part: 256 KiB of float64, so that three such parts fit into a cache of 1 MiB."""
 
 
 def parts(size: int) -> Iterator[slice]:
-    """Slices that cover 0 to `size`."""
+    """Yield slices that cover 0 to `size`."""
     for start in range(0, size, _PART):
         yield slice(start, min(start + _PART, size))
 
 
 def dot(a: np.ndarray, b: np.ndarray) -> float:
-    """The sum of products of two flat arrays, in this thread.
+    """Return the dot product of two flat arrays, computed in this thread.
 
-    Above 10,000 elements `np.dot` uses a thread for each core: on two busy cores 16 runs of 6
+    Above 10,000 elements `np.dot` uses a thread for each core. On two busy cores, 16 runs of 6
     million parameters took nine times as long with it.
     """
     return float(np.einsum("i,i->", a, b))

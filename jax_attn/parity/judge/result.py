@@ -1,4 +1,4 @@
-"""The result of a check, one verdict over every tensor; and what a run lists without one."""
+"""The result of a check, with one verdict over all tensors; and entries that have no verdict."""
 
 import math
 from collections import Counter
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from jax_attn.parity.explaining.explanation import Explanation
 
 SHOWN = 10
-"""How many tensors a report lists, where it is not asked for all."""
+"""The number of tensors that a report lists unless it is asked for all."""
 
 
 class ParityError(AssertionError):
@@ -29,8 +29,8 @@ class WeightedFinding(NamedTuple):
 
     Attributes:
       weight: "failure" (a reason for FAIL), "doubt" (for INCONCLUSIVE), "note" or "standing note".
-      kind: a word of `KINDS`, which stays the same where sentences are written better.
-      sentence: what it says.
+      kind: a word of `KINDS`, which stays the same when sentences are reworded.
+      sentence: the finding in words.
     """
 
     weight: str
@@ -46,8 +46,8 @@ class Result:
       dtype: the dtype of the modules.
       backend: the platform that the port ran on.
       tensors: one report for each tensor and transform.
-      failures: reasons for FAIL beyond the tensors'.
-      doubts: reasons for INCONCLUSIVE beyond the tensors'.
+      failures: reasons for FAIL beyond those of the tensors.
+      doubts: reasons for INCONCLUSIVE beyond those of the tensors.
       notes: what was not compared, and what else a reader should know. A `StandingNote` holds
         whatever the inputs are, and `strict` does not count it. Each of the three is a `Finding`: a
         string with a `kind`.
@@ -55,8 +55,9 @@ class Result:
         "not run" means that there was nothing to run; the doubts say why.
       name: the name of the check.
       details: further facts for reports, such as the number of steps.
-      explanation: what `explained` found, as plain data; None where it was not asked.
-      explainer: what `explain` calls; None of a result that is not of `check` or `check_training`.
+      explanation: the explanation that `explained` adds, as plain data; otherwise None.
+      explainer: the function that `explain` calls; None unless the result comes from `check` or
+        `check_training`.
     """
 
     dtype: str
@@ -74,7 +75,7 @@ class Result:
     )
 
     def __getstate__(self) -> dict[str, Any]:
-        """What is pickled: all but `explainer`, which holds both modules."""
+        """Return the state to pickle: all but `explainer`, which holds both modules."""
         return {**vars(self), "explainer": None}
 
     @property
@@ -91,7 +92,7 @@ class Result:
         return deciding(self.tensors)
 
     def ratio(self, tensor: TensorReport) -> float | None:
-        """Our error divided by torch's own; None where the two do not have the same roundoff."""
+        """Return our error divided by torch's; None unless both have the same roundoff."""
         return tensor.ratio if self.level == "measured" else None
 
     @property
@@ -103,7 +104,7 @@ class Result:
     def findings(self) -> tuple[WeightedFinding, ...]:
         """Every reason and every note, with its kind and its weight.
 
-        A reason of a tensor is a failure where the tensor fails, else a doubt.
+        A reason of a tensor is a failure if the tensor fails, else a doubt.
         """
         failed = _reasons(t for t in self.tensors if t.verdict is Verdict.FAIL)
         weak = _reasons(t for t in self.tensors if t.verdict is not Verdict.FAIL)
@@ -123,7 +124,7 @@ class Result:
 
     @property
     def gist(self) -> str:
-        """The deciding tensor and its error over its budget, or else the first reason, in brief."""
+        """The deciding tensor and its error over its budget, or else the first reason."""
         tensor = self.worst
         if tensor is None or tensor.verdict is not self.verdict or self.verdict is Verdict.PASS:
             return next(iter(self.reasons), "nothing differs")
@@ -139,11 +140,11 @@ class Result:
     def explain(self) -> "Explanation":
         """Return where the port first differs from its reference, and what would explain it.
 
-        As `parity.explain` does, without running the check again. Of a training whose updates are
-        wrong, the explanation says under which recipe the reference makes the port's updates.
+        This equals `parity.explain`, without running the check again. If the updates of a training
+        are wrong, the explanation says under which recipe the reference makes the port's updates.
 
         Raises:
-          ValueError: this result is not of `check` or `check_training`.
+          ValueError: this result does not come from `check` or `check_training`.
         """
         if self.explainer is None:
             raise ValueError(
@@ -206,9 +207,7 @@ class Result:
         return Report(heading, *lines, *([table] if shown else []), *more, *notes, *found)
 
     def as_dict(self) -> dict:
-        """Return plain data for JSON; where there are several transforms, tensors are named by
-        both.
-        """
+        """Return plain data for JSON; if there are several transforms, they prefix tensor names."""
         several = len({t.transform for t in self.tensors}) > 1
         return {
             "name": self.name,
@@ -229,19 +228,19 @@ class Result:
 
 
 class Report(Group):
-    """What rich prints of a result; as a string, the same as text."""
+    """The report of a result, for rich to print; `str` gives the same as text."""
 
     def __str__(self) -> str:
         return plain(self)
 
 
 def _reasons(tensors: Iterable[TensorReport]) -> Iterator[Finding]:
-    """Why each is not PASS."""
+    """Return the reasons why each tensor is not PASS, with its transform and label."""
     return (r.after(f"{t.transform} {t.label}: ") for t in tensors for r in t.reasons)
 
 
 def _left_out(tensors: Sequence[TensorReport]) -> str:
-    """What became of the tensors that a report does not list."""
+    """Count the verdicts of the tensors that a report does not list, in a sentence."""
     count = Counter(t.verdict for t in tensors)
     each = [v.lower() if len(count) == 1 else f"{n} {v.lower()}" for v, n in count.items()]
     how = "--all-tensors, or report(all_tensors=True), shows them"
@@ -250,14 +249,14 @@ def _left_out(tensors: Sequence[TensorReport]) -> str:
 
 @dataclass(frozen=True)
 class NotRun:
-    """What was compiled, lowered or refused but not run, and so has no verdict.
+    """A program that was compiled, lowered or refused but not run, and so has no verdict.
 
-    design: its name; a kernel's is "kernel splash", and behind it the mesh, if it is cut by one; a
-    refused row's that of its case.
-    direction: forward, gradient or both. dtype, shape: of its inputs.
+    design: its name; for a kernel, such as "kernel splash", followed by its mesh if it is sharded;
+    for a refused row, the name of its case.
+    direction: forward, gradient or both. dtype, shape: those of its inputs.
     level: compiled, lowered, failed (to compile or lower), not compiled, refused (by the kernel).
-    target: the device or platform. error: why it came no further.
-    figures: what the compiler counts: flops, flops_by, temporaries (bytes), seconds, ...
+    target: the device or platform. error: the reason why it got no further.
+    figures: the compiler's figures: flops, flops_by, temporaries (bytes), seconds, ...
     """
 
     design: str
@@ -270,7 +269,7 @@ class NotRun:
     figures: Mapping[str, Any] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data, for JSON; what was lowered has an `error` of None, what compiled has none."""
+        """Return plain data for JSON; `error` is None if it was lowered, absent if compiled."""
         fields = dict(vars(self))
         error, figures = fields.pop("error"), fields.pop("figures")
         has_error = error is not None or self.level == "lowered"

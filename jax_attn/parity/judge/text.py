@@ -1,4 +1,4 @@
-"""How figures, tables and single tensors read on a terminal. Imports neither framework."""
+"""Format figures, tables and single tensors for a terminal. Imports neither framework."""
 
 import io
 import math
@@ -13,29 +13,29 @@ from rich.text import Text
 from jax_attn.parity.judge.compare import TensorReport, Verdict
 
 SCHEMA_VERSION = 1
-"""Of every JSON document that this package writes about checks."""
+"""Schema version of every JSON document that this package writes about checks."""
 STYLES = {Verdict.PASS: "green", Verdict.FAIL: "bold red", Verdict.INCONCLUSIVE: "yellow"}
 
 
 def number(x: float | None, digits: int = 3) -> str:
-    """`digits` significant digits; a dash for what there is none of."""
+    """Format a number with `digits` significant digits; a dash for None and NaN."""
     return "–" if x is None or math.isnan(x) else f"{x:.{digits}g}"
 
 
 def joined(names: Sequence[str]) -> str:
-    """The names as a sentence has them: "a, b and c"."""
+    """Join names as in a sentence: "a, b and c"."""
     *others, last = names
     return f"{', '.join(others)} and {last}" if others else last
 
 
 def quoted(names: Sequence[str], most: int = 10) -> str:
-    """Likewise, each in backquotes; of more than `most`, how many more there are."""
+    """Join names in backquotes; of more than `most`, only the first, and the number left out."""
     shown = [f"`{name}`" for name in names[:most]]
     return joined([*shown, f"{len(names) - most} more"] if len(names) > most else shown)
 
 
 def finite(tree: Any) -> Any:
-    """Plain data, for JSON, with null for each number that is not finite."""
+    """Return plain data for JSON, with null for each number that is not finite."""
     if isinstance(tree, dict):
         return {name: finite(branch) for name, branch in tree.items()}
     if isinstance(tree, list | tuple):
@@ -48,20 +48,23 @@ def colored(verdict: Verdict) -> Text:
 
 
 def console(**options: Any) -> Console:
-    """A console that does not squeeze tables where there is no terminal to fit."""
+    """Return a console that is wide enough for tables if there is no terminal to fit."""
     terminal = Console(**options)
     return terminal if terminal.is_terminal else Console(width=140, **options)
 
 
 def plain(renderable: Any) -> str:
-    """What a console without colors prints."""
+    """Render to text as a console without colors."""
     out = io.StringIO()
     console(file=out).print(renderable)
     return out.getvalue().rstrip()
 
 
 def tensor_table(tensors: Iterable[TensorReport], *, ratios: bool) -> Table:
-    """A line a tensor. ratios: whether ours and torch's errors have the same roundoff."""
+    """Return a table with a line per tensor.
+
+    ratios: whether to show our errors over torch's, which need the same roundoff in both.
+    """
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("transform")
     table.add_column("tensor", overflow="fold")
@@ -75,7 +78,7 @@ def tensor_table(tensors: Iterable[TensorReport], *, ratios: bool) -> Table:
 
 
 def worst_element(tensor: TensorReport) -> str:
-    """Where the largest error over budget is, and what stands there."""
+    """Describe the element with the largest error over budget: its index and both numbers."""
     return (
         f"worst: {tensor.transform} {tensor.label}{list(tensor.index)} of {list(tensor.shape)}: "
         f"expected {tensor.want:.9g}, got {tensor.got:.9g}, allowed ±{tensor.allowed:.2g}"

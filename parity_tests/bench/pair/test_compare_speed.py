@@ -148,12 +148,12 @@ def test_compiling_is_cold_though_a_cache_on_disk_has_the_program():
 def test_a_gpu_that_torch_cannot_use_is_told(monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(PairError, match="expected a GPU that torch can use, as JAX uses one"):
+    with pytest.raises(PairError, match="expected a GPU that torch can use, because JAX uses one"):
         compared(pair())
 
 
 def lost(*_):
-    return LostError("judge: its process was killed, perhaps for want of memory")
+    return LostError("judge: its process was killed, perhaps because memory ran out")
 
 
 def test_a_judge_that_is_lost_is_told_and_waited_for(monkeypatch):
@@ -163,7 +163,7 @@ def test_a_judge_that_is_lost_is_told_and_waited_for(monkeypatch):
     monkeypatch.setattr(Fake, "answers", answers)
     monkeypatch.setattr(Fake, "started", [])
     session = PairSession(PairPlan("mine.py:make", 1), start=Fake)
-    with session, pytest.raises(PairError, match="killed, perhaps for want of memory"):
+    with session, pytest.raises(PairError, match="killed, perhaps because memory ran out"):
         list(session.run())
     (judge,) = Fake.started
     assert judge.patience is None, "however long a large model takes"

@@ -164,7 +164,7 @@ def test_each_length_is_judged():
 def test_one_that_is_made_otherwise_each_time_is_not_timed():
     for row in run_here("unseeded").rows:
         assert row.status is Status.FAILED
-        assert "got others for input x; seed what it draws" in row.reason
+        assert "got different ones for input x; seed the random numbers" in row.reason
 
 
 WRONG = {
@@ -200,7 +200,7 @@ def test_the_command_tells_it_and_leaves_2():
 
 def test_modes_that_it_has_not_are_told():
     plan = PairPlan("mine.py:make", 1, WAYS, ("decode",), alone=False)
-    expected = "expected modes of forward, forward.backward, training-step, got decode"
+    expected = "expected modes among forward, forward.backward, training-step, got decode"
     session = PairSession(plan, start=Here)
     with settings_kept(), session, pytest.raises(PairError, match=expected):
         list(session.run())
@@ -227,7 +227,7 @@ def test_options_that_do_not_fit_are_refused(options):
 
 NOT_THERE = {
     "mine.py": r"expected FILE\.py:FUNCTION or package\.module:FUNCTION, got 'mine\.py'",
-    "absent.py:make": r"absent\.py: expected a Python file, got none there",
+    "absent.py:make": r"absent\.py: expected a Python file, but there is none",
     "no_such_module:make": "no_such_module does not import",
 }
 

@@ -211,7 +211,7 @@ BAD = {
             r, p, (x,), reference_call=lambda m, x: m(x).detach(), transforms=("jit",)
         ),
         ValueError,
-        r"outputs with a gradient.*requires_grad is False.*torch.no_grad\(\).*give gradients=False",
+        r"outputs with a gradient.*requires_grad is False.*torch.no_grad\(\).*pass gradients=False",
     ),
     "ids beyond a table": (
         lambda r, p, x: check(torch.nn.Embedding(5, 3), p, (np.array([[2, 5]]),)),

@@ -16,7 +16,7 @@ GIB = 2**30
 # parameters, free bytes -> what the line holds; None: there is no line.
 MEMORY = {
     "small": ((10**6, 10**6, 8 * GIB), None),
-    "large": ((10**8, 10**8, 4 * GIB), "GiB of the 4.0 GiB that are free; parameters= limits"),
+    "large": ((10**8, 10**8, 4 * GIB), "GiB of 4.0 GiB that are free; parameters= limits"),
     "large, few gradients": ((10**8, 10**6, 4 * GIB), None),
     "large, of memory that is not known": ((10**8, 10**8, None), None),
 }

@@ -147,7 +147,7 @@ def test_a_gradient_that_is_only_rounding_is_a_standing_note():
     result = check(reference, port, (x,), layout=LINEAR, transforms=("eager",), strict=True)
     assert result.verdict is Verdict.PASS, str(result)
     (note,) = sentences(result, "zero-gradient")
-    assert note.startswith("the gradient of `bias` is zero but for rounding")
+    assert note.startswith("the gradient of `bias` is zero up to rounding")
 
 
 # --- the row of padding ---------------------------------------------------------------------------

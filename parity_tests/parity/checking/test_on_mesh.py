@@ -254,7 +254,7 @@ def test_what_is_right_on_a_mesh_passes_and_what_goes_wrong_fails_beside_one_dev
     assert failing(result, rows) == {name: runs("jit") if name in WRONG else set() for name in rows}
     assert {t.transform for t in result.tensors} == runs("jit")
     (copies,) = sentences(result, "unlike-copies")
-    assert "devices hold other numbers of `no sum`" in copies
+    assert "devices hold different numbers for `no sum`" in copies
     assert f"`grad scale_{[*rows].index(SCALE_NOT_SUMMED)}`" in copies
     assert {*kinds(result, "failure", "doubt")} == {"over-budget", "unlike-copies"}
 

@@ -368,7 +368,7 @@ REFUSED = {
     "a reference that refuses all": (
         ByHand,
         {"given": {"x": np.ones((2, 3, D + 1))}},
-        r"made for context and mask.* beside x float64\[.*, as given, .* refused all .*mat1 and",
+        r"made for context and mask.* with x float64\[.*, as given, .* raised on all .*mat1 and",
     ),
     "a seed below zero": (ByHand, {"seed": -1}, "seed: expected an integer of 0 or more, got -1"),
 }

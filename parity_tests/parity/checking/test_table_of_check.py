@@ -38,7 +38,7 @@ WEIGHTS, BIASES = (
 )
 IN_NO_ROW = (
     "weights: the reference's `layers.0.weight`, `layers.0.bias`, `layers.1.weight` and 5 more are "
-    'in no row of the table: add rows, or pass them over by ignored("layers.{i}.weight", "why") '
+    'in no row of the table: add rows, or skip them with ignored("layers.{i}.weight", "why") '
     'and ignored("layers.{i}.bias", "why")'
 )
 # the table, whether the port has biases -> the failures, or the one note that counts.
@@ -56,14 +56,14 @@ TABLES = {
         Layout(ROWS, WEIGHTS, *(ignored(f"layers.{i}.bias", "no part") for i in range(3))),
         True,
         [
-            "weights: the reference's `layers.3.bias` is in no row of the table: add rows, or pass "
-            'it over by ignored("layers.3.bias", "why")'
+            "weights: the reference's `layers.3.bias` is in no row of the table: add rows, or skip "
+            'it with ignored("layers.3.bias", "why")'
         ],
     ),
     "a row, and nothing there": (
         Layout(ROWS, WEIGHTS, BIASES),
         False,
-        ["weights: the reference has `lin.bias`, and the port has nothing there"],
+        ["weights: the reference has `lin.bias`, but the port has no counterpart"],
     ),
 }
 

@@ -148,10 +148,10 @@ USAGE = {
     "no such module": (("--layout", "no_such_module:X"), "does not import"),
     "a module that leaves": (("--layout", "leaves_at_once:X"), "SystemExit: 0"),
     "a module that raises": (("--layout", "raises:X"), "raises does not import: Own: why"),
-    "a module that clears the path": (("--layout", "clears:X"), "Layouts ['TABLE'] of clears"),
-    "an object of no class": (("--layout", "clears:ODD"), "Layouts ['TABLE'] of clears"),
+    "a module that clears the path": (("--layout", "clears:X"), "Layouts ['TABLE'] in clears"),
+    "an object of no class": (("--layout", "clears:ODD"), "Layouts ['TABLE'] in clears"),
     "no table": (("--layout", "jax_attn.transfer.table.layouts:LINAER"), "nearest: LINEAR"),
-    "lossy alone": (("--lossy",), "--lossy goes with --dtype"),
+    "lossy alone": (("--lossy",), "--lossy needs --dtype"),
     "no source": ((), "does not exist"),
     "a source of no possible name": ((), "does not exist"),
 }

@@ -1,1 +1,1 @@
-"""Inputs that a reference's own signature and settings suggest, tried on it."""
+"""Suggest inputs from a reference's own signature and settings, and try them on it."""

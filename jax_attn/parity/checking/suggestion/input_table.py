@@ -1,8 +1,9 @@
-"""What the parameters of a reference's call may be given, by name; the most revealing first.
+"""Table of the arrays that may be passed for a parameter of a call, by its name.
 
-Letters of axes: B batch, T queries, S keys of a memory, E an encoder's tokens (S beside a decoder,
-else T), L tokens inside the model where they are not T (patches), D width, N heads, H head_dim,
-M = B·N, C channels, Y and X an image's sides, P patches, F features.
+For each parameter, the most revealing array comes first. Letters of axes: B batch, T queries, S
+keys of a memory, E an encoder's tokens (S if there is a decoder, else T), L tokens inside the model
+if their number is not T (patches), D width, N heads, H head_dim, M = B·N, C channels, Y and X an
+image's sides, P patches, F features.
 """
 
 import re
@@ -20,18 +21,18 @@ Draw = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
 
 @dataclass(frozen=True)
 class Choice:
-    """An array that a parameter may be given. axes: letters, or a width in numbers."""
+    """An array that may be passed for a parameter. axes: letters, or numbers for a width."""
 
     axes: tuple[str | int, ...]
     draw: Draw
 
     def shape(self, lengths: Lengths) -> tuple[int, ...] | None:
-        """None where an axis has no length here."""
+        """Return the shape, or None if an axis has no length here."""
         sizes = [x if isinstance(x, int) else lengths.get(x) for x in self.axes]
         return None if None in sizes else tuple(x for x in sizes if x is not None)
 
 
-# --- how numbers are drawn ------------------------------------------------------------------------
+# --- random numbers -------------------------------------------------------------------------------
 
 
 def _normal(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
@@ -39,10 +40,11 @@ def _normal(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def _below(limit: int, once: int | None = None, end: int | None = None) -> Draw:
-    """Integers below `limit`, as many of them as there is room for.
+    """Return a drawer of integers below `limit`, with as many different ones as fit.
 
-    once: one that occurs once. end: one that occurs twice in each row. What is pooled at the first,
-    two thirds into the row, sees many keys, and must not see those behind it; the second is last.
+    once: an id that occurs once. end: an id that occurs twice in each row. The first, about two
+    thirds into the row, sees many keys if a model pools there, and must not see those after it; the
+    second is last.
     """
 
     def draw(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
@@ -63,7 +65,7 @@ def _below(limit: int, once: int | None = None, end: int | None = None) -> Draw:
 
 
 def _distinct(limit: int) -> Draw:
-    """Positions, distinct in a row and in no order: none is where it would be without them."""
+    """Return a drawer of positions that are distinct within a row and in random order."""
 
     def draw(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
         most = max(shape[-1], min(limit, 2 * shape[-1]))
@@ -78,7 +80,7 @@ def _count(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def _wave(function: Callable[[np.ndarray], np.ndarray]) -> Draw:
-    """cos or sin of the same angles, by rotary's frequencies, of the same positions."""
+    """Return a drawer of cos or sin of rotary angles; both use the same positions."""
 
     def draw(_: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
         positions = _distinct(2**10)(np.random.default_rng(shape), shape[:-1])
@@ -88,7 +90,7 @@ def _wave(function: Callable[[np.ndarray], np.ndarray]) -> Draw:
     return draw
 
 
-# --- which are tried ------------------------------------------------------------------------------
+# --- choices by name ------------------------------------------------------------------------------
 
 
 def _ids(axes: str) -> Callable[[str, ReferenceSizes], list[Choice]]:
@@ -104,7 +106,7 @@ def _ids(axes: str) -> Callable[[str, ReferenceSizes], list[Choice]]:
 
 
 def _types(name: str, sizes: ReferenceSizes) -> list[Choice]:
-    """Of a token or of a row; as many as there are in the table that is named alike."""
+    """Return types per token or per row, as many as the embedding of a similar name has."""
     table = sizes.embedding(re.sub(r"_?ids?$|s$", "", name))
     draw = _below(table.num_embeddings if table else 2)
     return [Choice(("B", "E"), draw), Choice(("B",), draw)]
@@ -121,7 +123,7 @@ def _floats(*axes: str) -> Callable[[str, ReferenceSizes], list[Choice]]:
 
 
 def _signal(name: str, sizes: ReferenceSizes) -> list[Choice]:
-    """A spectrogram: Whisper's is as long as all its positions, of which each has two columns."""
+    """Return a spectrogram; Whisper's has two columns for each of all its positions."""
     whole = [Choice(("B", "F", 2 * n), _normal) for n in sizes.all("source")]
     return whole + _floats("BFT")(name, sizes)
 
@@ -136,7 +138,7 @@ def _by_width(axis: str, widths: list[int], sizes: ReferenceSizes) -> list[Choic
     return [Choice((first, second, D), _normal) for D in widths]
 
 
-# Classes of layers whose second axis is channels, the attribute that counts them, the axes behind.
+# Classes of layers whose second axis is channels, the attribute that counts them, the axes after.
 _BY_CHANNEL = (
     (nn.Conv1d, "in_channels", "T"),
     (nn.Conv2d, "in_channels", "YX"),
@@ -147,7 +149,7 @@ _BY_CHANNEL = (
 
 
 def _tokens(name: str, sizes: ReferenceSizes) -> list[Choice]:
-    """As the first layer takes them: ids, an image, a signal; else floats of any known width."""
+    """Return what the first layer takes: ids, an image or a signal; else floats of known widths."""
     axis = "E" if name == "inputs_embeds" else "T"
     first, widths = sizes.first_layer(), sizes.widths("width")
     by_layer: list[Choice] = []
@@ -180,12 +182,12 @@ _CHOICES: tuple[tuple[str, Callable[[str, ReferenceSizes], list[Choice]]], ...] 
 _CONTENT = re.compile(
     r".*input_ids|pixel_values|images?|input_features|.*embeds|x|.*hidden_states|keys?|values?"
 )
-# Not a count, such as transformers' `logits_to_keep`.
+# This excludes counts, such as transformers' `logits_to_keep`.
 _MASK = re.compile(r"(?!(num|n|max)_|.*_to_keep).*(mask|padding|allowed|keep).*")
 
 
 def row_of(name: str) -> Callable[[str, ReferenceSizes], list[Choice]] | None:
-    """What makes choices for a parameter of this name; a mask has rules of its own."""
+    """Return the function that makes choices for this name, or None; masks have separate rules."""
     return next((make for names, make in _CHOICES if re.fullmatch(names, name.lower())), None)
 
 
@@ -198,12 +200,12 @@ def is_position(name: str) -> bool:
 
 
 def may_be_asked_for(name: str) -> bool:
-    """Whether a model may need this though its signature has a default for it."""
+    """Return whether a model may need this parameter although it has a default."""
     return bool(_CONTENT.fullmatch(name.lower()))
 
 
 def choices_of(name: str, sizes: ReferenceSizes) -> list[Choice]:
-    """None where no row of the table has the name."""
+    """Return the choices for a parameter; empty if no row of the table has its name."""
     make = row_of(name)
     return make(name.lower(), sizes) if make else []
 
@@ -219,18 +221,22 @@ ADDED = "added"
 
 @dataclass(frozen=True)
 class MaskForm:
-    """dtype: or `ADDED`, floats added to the scores. true_shows: a key; else True hides it."""
+    """A possible form of a mask.
+
+    dtype: a dtype, or `ADDED` for floats that are added to the scores. true_shows: whether True
+    shows a key; otherwise it hides it.
+    """
 
     shape: tuple[int, ...]
     dtype: str
     true_shows: bool = True
 
     def mask(self, rng: np.random.Generator, lowest: float, *, empty: bool = False) -> np.ndarray:
-        """As `shown_keys` has it; lowest: what is added where a key is hidden."""
+        """Draw a mask of `shown_keys`. lowest: the number added to the score of a hidden key."""
         return self._spelled(shown_keys(rng, self.shape, empty=empty), lowest)
 
     def probe(self, lowest: float) -> np.ndarray:
-        """One key hidden, the second: the first is what causal attention leaves its first query."""
+        """Return a mask that hides the second key; a causal first query needs the first key."""
         return self._spelled(np.broadcast_to(np.arange(self.shape[-1]) != 1, self.shape), lowest)
 
     def _spelled(self, shown: np.ndarray, lowest: float) -> np.ndarray:
@@ -239,7 +245,10 @@ class MaskForm:
 
 
 def mask_forms(name: str, lengths: Lengths) -> list[MaskForm]:
-    """Those of a mask by name: transformers' masks and those of padding name keys, as integers."""
+    """Return the possible forms of a mask by its name.
+
+    Names of transformers' masks and of padding masks suggest integers per key.
+    """
     plain = name.lower()
     spelled = _BY_PAIR
     if _OF_KEYS.fullmatch(plain):
@@ -253,10 +262,11 @@ def mask_forms(name: str, lengths: Lengths) -> list[MaskForm]:
 
 
 def shown_keys(rng: np.random.Generator, shape: tuple[int, ...], *, empty: bool) -> np.ndarray:
-    """True where a key is seen: one key is hidden of the first row, and several of each other.
+    """Draw a boolean array, True where a key is visible.
 
-    empty: of the last row all, and of the row before the first key, which causal attention leaves
-    nothing else. Otherwise each row sees the first key and its own.
+    One key is hidden in the first row, and several in each other row; each row sees the first key
+    and its own. empty: whether to hide all keys of the last row, and also the first key of the row
+    before it, which leaves a causal first query without keys.
     """
     S = shape[-1]
     shown = np.ones((int(np.prod(shape[:-1])), S), bool)

@@ -1,4 +1,4 @@
-"""The sizes of a reference that its inputs must fit, or should go beyond: read, not asked for."""
+"""Read from a reference the sizes that its inputs must fit, or should exceed."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -27,8 +27,8 @@ _NAMES = {
 }
 _BEYOND = re.compile(r".*(window|max_distance|max_relative|chunk_size).*")
 _BUCKETS = re.compile(r".*num_buckets")
-_BUCKETS_REACH = 4  # T5's 32 buckets are full at a distance of 128, and others copied that
-# Classes of layers, and which attribute is how wide a token is that they take.
+_BUCKETS_REACH = 4  # T5's 32 buckets end at a distance of 128, and other models copy this
+# Classes of layers, and the attribute that holds the width of the tokens that they take.
 _WIDTHS = (
     (nn.Linear, "in_features"),
     (nn.LayerNorm | nn.RMSNorm, "normalized_shape"),
@@ -37,17 +37,17 @@ _WIDTHS = (
     (nn.MultiheadAttention, "embed_dim"),
 )
 LONGEST = 300
-"""Windows and distances beyond this would make every run of a check long: they are not tried."""
+"""Windows and distances beyond this are ignored, as they would make every run of a check long."""
 
 
 @dataclass(frozen=True)
 class ReferenceSizes:
-    """What the attributes of a module, its parts and their configs say, in that order."""
+    """Sizes from the attributes of a module, its submodules and their configs, in that order."""
 
     module: nn.Module
 
     def all(self, size: str) -> list[int]:
-        """Each number that goes by one of the size's names; the likeliest first."""
+        """Return every number under one of the size's names, the most likely first."""
         found = (getattr(source, n, None) for n in _NAMES[size] for source in self._sources())
         return list(dict.fromkeys(x for x in map(_number, found) if x))
 
@@ -55,32 +55,32 @@ class ReferenceSizes:
         return next(iter(self.all(size)), default)
 
     def widths(self, size: str) -> list[int]:
-        """How wide a token may be: of this size, of the model, of any layer."""
+        """Return possible widths of a token: those of this size, of the model, of any layer."""
         layers = [width for m in self.module.modules() if (width := _width(m))]
         heads = self.first("heads", 1) * self.first("head_dim", 24)
         return list(dict.fromkeys([*self.all(size), *self.all("width"), *layers, heads]))[:5]
 
     def first_layer(self) -> nn.Module | None:
-        """The first part that has parameters of its own, as the first to see the inputs."""
+        """Return the first submodule with parameters of its own, which sees the inputs first."""
         own = (
             m for m in self.module.modules() if next(m.parameters(recurse=False), None) is not None
         )
         return next(own, None)
 
     def embedding(self, stem: str) -> nn.Embedding | None:
-        """The first table that has `stem` in its name."""
+        """Return the first embedding that has `stem` in its name."""
         tables = self.module.named_modules()
         return next((m for n, m in tables if isinstance(m, nn.Embedding) and stem in n), None)
 
     @property
     def taken(self) -> set[int]:
-        """Sizes that B, T and S must not be: an axis taken for another would go unseen."""
+        """Sizes that B, T and S must differ from, so that mixing up two axes is detected."""
         kinds = ("heads", "kv_heads", "head_dim", "width")
         return {size for kind in kinds for size in self.all(kind)} | {*self.widths("width")}
 
     @property
     def reach(self) -> int:
-        """Tokens that windows, distances and experts ask for, of those that are at most LONGEST."""
+        """The number of tokens that windows, distances and experts need, if at most LONGEST."""
         named = [(n, v) for source in self._sources() for n, v in vars(source).items()]
         numbers = [(n, x) for n, v in named if (x := _number(v))]
         windows = [x + 2 for n, x in numbers if _BEYOND.fullmatch(n)]
@@ -91,19 +91,20 @@ class ReferenceSizes:
         return max((x for x in wanted if x <= LONGEST), default=0)
 
     def lengths(self, usual: int = 11) -> list[int]:
-        """Lengths to try: primes that are not taken, beyond the reach if positions hold so many.
+        """Return lengths to try: primes that are not taken, beyond `reach` if positions allow it.
 
-        A limit below the usual length may be something else of that name, such as a block's size.
+        A limit below the usual length is ignored, since the name may mean something else, such as
+        the size of a block.
         """
         most = min((x for x in self.all("positions") if x <= LONGEST), default=LONGEST)
         first = _prime(max(self.reach, usual), self.taken, 1)
-        # Two positions may be set apart, as for padding.
+        # Two positions may be reserved, for example for padding.
         shorter = (_prime(min(x, first), self.taken, -1) for x in (most, most - 2, most // 2, 5))
         return list(dict.fromkeys(x for x in (first, *shorter) if x <= most or most < usual))
 
     @property
     def batch_first(self) -> bool:
-        """Whether the batch is the first axis, as it is unless a layer says otherwise."""
+        """True if the batch is the first axis, which is assumed unless a layer says otherwise."""
         return all(getattr(m, "batch_first", True) for m in self.module.modules())
 
     def _sources(self) -> Iterator[Any]:
@@ -115,7 +116,7 @@ class ReferenceSizes:
 
 
 def other_primes(taken: set[int], start: int, count: int) -> list[int]:
-    """The first primes from `start` on that are not taken."""
+    """Return the first `count` primes from `start` on that are not taken."""
     primes: list[int] = []
     while len(primes) < count:
         primes.append(_prime(start, taken | set(primes), 1))
@@ -130,14 +131,14 @@ def _prime(start: int, taken: set[int], step: int) -> int:
 
 
 def _number(value: Any) -> int | None:
-    """A count of at least 1; of a pair, such as an image's two sides, the first."""
+    """Return a count of at least 1, or None; for a pair, such as an image's sides, its first."""
     if isinstance(value, Sequence) and value and not isinstance(value, str):
         value = value[0]
     return value if type(value) is int and value > 0 else None
 
 
 def _width(layer: nn.Module) -> int | None:
-    """How many features a layer takes; None where it does not say."""
+    """Return the number of features that a layer takes, or None if unknown."""
     name = next((name for kind, name in _WIDTHS if isinstance(layer, kind)), None)
     width = getattr(layer, name) if name else None
     return width[-1] if isinstance(width, tuple) else width

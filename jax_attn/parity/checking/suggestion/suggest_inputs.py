@@ -1,8 +1,8 @@
 """Make inputs on which a wrong port would show: from the reference's signature, sizes and runs.
 
-Nothing is known of any family: a table says what a parameter may be given by its name
+No family of models is known here: a table maps names of parameters to possible arrays
 (`input_table`), the sizes are read (`reference_sizes`), and the reference is run on each choice.
-What it refuses, or what makes it not finite, is replaced by the next simpler choice.
+A choice that it refuses, or that makes it not finite, is replaced by the next simpler one.
 """
 
 import itertools
@@ -37,7 +37,7 @@ from jax_attn.parity.judge.text import joined
 from jax_attn.parity.run.inputs_and_runs import Arrays
 
 _TRIALS = 2000
-"""Runs that the reference may refuse before its first: a signature of many unknown widths."""
+"""Limit of choices that are tried before one runs; a signature may have many unknown widths."""
 
 
 def suggest_inputs(
@@ -50,33 +50,33 @@ def suggest_inputs(
 ) -> dict[str, np.ndarray] | tuple[np.ndarray, ...]:
     """Make inputs for `check` that reveal what ports usually get wrong.
 
-    B is at least 3. B, T and, where keys may come from elsewhere, S are distinct primes that equal
-    neither the number of heads nor a width. T is longer than every window, distance and number of
-    buckets that the config or an attribute with such a name has, if that is at most 300; a window
-    beyond that never takes effect, and `check` can only doubt it. Floats are standard normal. Ids
+    B is at least 3. B, T and, if keys may come from another sequence, S are distinct primes that
+    equal neither the number of heads nor a width. T is longer than every window, distance and
+    number of buckets in the config or in an attribute with such a name, if that is at most 300; a
+    longer window never takes effect, and `check` can only doubt it. Floats are standard normal. Ids
     are drawn over the whole vocabulary, with `padding_idx` among them once, and a config's
-    `eos_token_id` twice in each row, at two thirds of it and at its end; token types take all their
-    values; positions are in no order. Masks hide one key of the first row and several of each other
-    row, and, where the reference stays finite and accurate forward and backward, all keys of the
-    last row. Left out are optional parameters that change no output or whose name no rule knows,
-    and positions that the reference itself computes as something other than 0, 1, 2, …, for example
-    from the padding.
+    `eos_token_id` twice in each row, after two thirds of it and at its end. Token types take all
+    their values; positions are in random order. Masks hide one key of the first row and several of
+    each other row, and, if the reference stays finite and accurate forward and backward, all keys
+    of the last row. Optional parameters are left out if they change no output or if no rule knows
+    their name. Positions are left out if the reference itself computes them as something other than
+    0, 1, 2, …, for example from the padding.
 
     Args:
       reference: the torch module, with its weights in place and in `dtype`. A copy is run.
       reference_call: as for `check`. Arrays are made for its parameters after the module, by name;
-        where it takes only `**inputs`, for the parameters of the module.
+        if it takes only `**inputs`, for the parameters of the module.
       given: fixed arrays, by parameter; the others are made to fit them. Use it for a parameter
-        that no rule knows, or one whose values mean something.
+        that no rule knows, or one whose values have a meaning.
       dtype: the dtype of the reference.
-      seed: the same seed makes the same arrays.
+      seed: the seed of the random arrays.
 
     Returns:
-      A dict of arrays by parameter, or a tuple where the parameters have no names.
+      A dict of arrays by parameter, or a tuple if the parameters are passed by position.
 
     Raises:
-      ValueError: a parameter without a default that no rule knows, each of them named; or what the
-        reference refused.
+      ValueError: parameters without a default that no rule knows, all named; or the reference
+        refused every choice.
     """
     _validate(reference, reference_call, given, dtype, seed)
     signature = Signature.of(reference, reference_call)
@@ -96,7 +96,7 @@ def suggest_inputs(
 
 
 def _validate(reference: Any, call: Any, given: Any, dtype: Any, seed: Any) -> None:
-    """Every reason why nothing can be suggested, at once."""
+    """Raise TypeError or ValueError with every reason why nothing can be suggested."""
     problems = type_problems(reference) + call_problems({"reference_call": call})
     problems += seed_type_problems(seed)
     if not isinstance(given, Mapping | None):
@@ -115,17 +115,17 @@ def _validate(reference: Any, call: Any, given: Any, dtype: Any, seed: Any) -> N
 
 def _untold(name: str) -> str:
     return (
-        f"parameter {name!r}: expected a name that tells what it holds (such as x, query, "
-        f"input_ids, attention_mask), or an array in given={{{name!r}: array}}; a flag or what is "
-        "no array belongs in reference_call"
+        f"parameter {name!r}: expected a name that shows its meaning (such as x, query, "
+        f"input_ids, attention_mask), or an array in given={{{name!r}: array}}; set flags and "
+        "other values that are not arrays in reference_call"
     )
 
 
-# --- what is needed -------------------------------------------------------------------------------
+# --- required parameters --------------------------------------------------------------------------
 
 
 def _forms(sizes: ReferenceSizes, signature: Signature, fixed: Arrays) -> Iterator[Lengths]:
-    """Lengths of axes, those that reveal most first."""
+    """Yield lengths of the axes, the most revealing first."""
     heads, image = sizes.first("heads", 1), sizes.first("image", 0)
     head_dim = sizes.first("head_dim", sizes.first("width", 24) // heads)
     others = {"N": heads, "H": head_dim, "Y": image or 17, "X": image or 13}
@@ -143,7 +143,7 @@ def _forms(sizes: ReferenceSizes, signature: Signature, fixed: Arrays) -> Iterat
 
 
 def _letters(sizes: ReferenceSizes, fixed: Arrays) -> Iterator[tuple[str, int]]:
-    """What the arrays that are given say of the axes."""
+    """Yield the lengths of axes that follow from the arrays given by the caller."""
     for name, array in fixed.items():
         fitting = [c for c in choices_of(name, sizes) if len(c.axes) == array.ndim]
         for pairs in [zip(choice.axes, array.shape, strict=True) for choice in fitting[:1]]:
@@ -153,7 +153,10 @@ def _letters(sizes: ReferenceSizes, fixed: Arrays) -> Iterator[tuple[str, int]]:
 def _needed(
     trial: Trial, sizes: ReferenceSizes, fixed: Arrays
 ) -> tuple[dict[str, np.ndarray], dict[str, int]]:
-    """Arrays for what has no default, and for what the reference asks for nevertheless."""
+    """Make arrays for parameters that have no default, or that the reference needs nevertheless.
+
+    Returns the arrays and the lengths of the axes. Raises ValueError if the reference refuses all.
+    """
     required = [name for name in trial.signature.required if name not in fixed]
     others = [name for name in trial.signature.parameters if name not in (*required, *fixed)]
     asked = [name for name in others if may_be_asked_for(name)]
@@ -168,27 +171,27 @@ def _needed(
 
     for arrays, lengths in itertools.islice(candidates(), _TRIALS):
         if (outputs := trial.outputs(arrays)) is not None:
-            # Inside, there may be other tokens than outside: patches, and one more for the class.
+            # The model may have other tokens inside: patches, and one more for the class.
             inside = [x.shape[1] for x in outputs.values() if x.ndim == 3]
             return arrays, {**lengths, "L": inside[0] if inside else lengths["T"]}
     refusals = "; ".join(list(dict.fromkeys(trial.refusals))[:3])
     given = ", ".join(f"{name} {a.dtype.name}{list(a.shape)}" for name, a in fixed.items())
-    beside = f" beside {given}, as given" if given else ""
+    beside = f" with {given}, as given" if given else ""
     made = f"inputs made for {joined(required + asked)}" if required + asked else "no other inputs"
     left = [name for name in others if name not in asked]
     omitted = f" Optional parameters that were left out: {joined(left)}." if left else ""
     raise ValueError(
-        f"reference: expected it to run on {made}{beside}, but it refused all "
-        f"{len(trial.refusals)} that were tried. The first errors: {refusals}.{omitted} Give what "
-        "it needs by given={name: array}, or wrap it in a module, or a reference_call, that makes "
-        "the rest"
+        f"reference: expected it to run on {made}{beside}, but it raised on all "
+        f"{len(trial.refusals)} that were tried. The first errors: {refusals}.{omitted} Pass the "
+        "arrays it needs as given={name: array}, or use a reference_call, or a module around it, "
+        "that makes the rest"
     )
 
 
 def _arrays(
     trial: Trial, sizes: ReferenceSizes, name: str, lengths: Lengths
 ) -> Iterator[np.ndarray]:
-    """Every array that a parameter may be given."""
+    """Yield every array that may be passed for a parameter."""
     if choices := choices_of(name, sizes):
         drawn = (trial.draw(name, choice, lengths) for choice in choices)
         yield from (array for array in drawn if array is not None)
@@ -197,15 +200,15 @@ def _arrays(
             yield trial.mask(name, form)
 
 
-# --- what is optional -----------------------------------------------------------------------------
+# --- optional parameters --------------------------------------------------------------------------
 
 
 def _with_optional(
     trial: Trial, sizes: ReferenceSizes, arrays: dict[str, np.ndarray], lengths: Lengths
 ) -> dict[str, np.ndarray]:
-    """One parameter after the other: its first array that runs and that changes an output.
+    """Add optional parameters one by one: the first array that runs and changes an output.
 
-    Then two at once of those that were refused, as where queries and keys need positions both.
+    Then try pairs of those refused, since queries and keys, for example, may both need positions.
     """
     refused: list[str] = []
     for name in trial.signature.parameters:
@@ -215,7 +218,7 @@ def _with_optional(
             tried = ({**arrays, name: x} for x in _arrays(trial, sizes, name, lengths))
             changed = next((x for x in tried if trial.changes(arrays, x)), None)
             if changed and is_position(name) and not _counts_itself(trial, name, arrays, changed):
-                continue  # left out, so that what the reference computes instead is run
+                continue  # left out, so that the positions that the reference computes are run
             arrays, refused = changed or arrays, refused + [name] * (changed is None)
     for names in itertools.combinations(refused, 2):
         first = [next(_arrays(trial, sizes, name, lengths), None) for name in names]
@@ -228,7 +231,7 @@ def _with_optional(
 def _counts_itself(
     trial: Trial, name: str, without: dict[str, np.ndarray], given: dict[str, np.ndarray]
 ) -> bool:
-    """Whether positions that are left out are 0, 1, 2, … in each row, which any port has right."""
+    """Return whether positions, if left out, default to 0, 1, 2, … in each row, as in any port."""
     in_order = np.broadcast_to(np.arange(given[name].shape[-1]), given[name].shape)
     return not trial.changes(without, {**without, name: in_order})
 
@@ -236,9 +239,9 @@ def _counts_itself(
 def _with_mask(
     trial: Trial, name: str, arrays: dict[str, np.ndarray], lengths: Lengths
 ) -> dict[str, np.ndarray]:
-    """The first mask that hides keys from a softmax; where none does, that changes an output.
+    """Add the first mask that hides keys from a softmax; failing that, one that changes an output.
 
-    Whether True shows or hides is told by a probe of one hidden key: its opposite hides all others.
+    A probe with one hidden key shows whether True shows or hides: its opposite hides all others.
     """
     if name in trial.fixed:
         return arrays
@@ -250,7 +253,7 @@ def _with_mask(
         if not any(runs):
             continue
         if all(runs) and not trial.changes(*probes):
-            return arrays  # a parameter that is not looked at
+            return arrays  # the reference does not use this parameter
         hidden = [
             trial.weightless_keys(p) if ran else None for p, ran in zip(probes, runs, strict=True)
         ]
@@ -265,7 +268,7 @@ def _with_mask(
 def _with_form(
     trial: Trial, name: str, arrays: dict[str, np.ndarray], form: MaskForm
 ) -> dict[str, np.ndarray]:
-    """With a row of which all is hidden, where the reference stays finite and accurate."""
+    """Add a mask, with an empty row if the reference stays finite and accurate on it."""
     masks = [trial.mask(name, form, empty=True), trial.mask(name, form), trial.probe(form)]
     tried = [{**arrays, name: mask} for mask in masks]
     runs = (one for one in tried if trial.outputs(one) is not None)

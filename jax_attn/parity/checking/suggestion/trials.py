@@ -1,4 +1,4 @@
-"""A reference, run on arrays that it may refuse."""
+"""Run a reference on arrays that it may refuse."""
 
 import inspect
 import warnings
@@ -22,9 +22,9 @@ from jax_attn.parity.run.reference import Reference
 
 @dataclass(frozen=True)
 class Signature:
-    """What the call of a reference takes: names in order, and those of them without a default.
+    """The signature of a reference's call: names in order, and those without a default.
 
-    positional: whether arrays are given by position, as where a call takes `*args` and no
+    positional: whether arrays are passed by position, as to a call that takes `*args` and no
     `**inputs`.
     """
 
@@ -55,7 +55,7 @@ class Signature:
 
 @dataclass
 class Trial:
-    """A reference and how it is called. fixed: the arrays that the caller gives."""
+    """A reference and the way to call it. fixed: the arrays that the caller gave."""
 
     module: torch.nn.Module
     call: Callable[..., Any] | None
@@ -66,7 +66,7 @@ class Trial:
     refusals: list[str] = field(default_factory=list)
 
     def draw(self, name: str, choice: Choice, lengths: Lengths) -> np.ndarray | None:
-        """None where an axis has no length. The same numbers whatever else was tried before."""
+        """Draw an array, whatever was tried before; None if an axis has no length."""
         shape = choice.shape(lengths)
         return None if shape is None else self._kept(choice.draw(self._generator(name), shape))
 
@@ -81,11 +81,11 @@ class Trial:
         return float(ml_dtypes.finfo(float_dtype(self.dtype)).min)
 
     def outputs(self, arrays: Arrays) -> Arrays | None:
-        """None where the reference refuses them, or is not finite, forward or backward."""
+        """Return the outputs, or None if the reference raises or is not finite in either pass."""
         try:
             reference = self._reference(arrays)
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of what is tried, not of what is suggested
+                warnings.simplefilter("ignore")  # they concern trials, not the suggested inputs
                 outputs = reference.outputs(self.dtype)
                 run = reference.run(self.dtype, {k: np.ones(a.shape) for k, a in outputs.items()})
         except Exception as error:
@@ -97,9 +97,9 @@ class Trial:
         return None
 
     def is_accurate(self, arrays: Arrays) -> bool:
-        """Whether torch's own gradients, on arrays that run, are near those of float64.
+        """Return whether torch's own gradients, on arrays that run, are near those of float64.
 
-        By its fused kernel they are not where a finite constant hides all keys of a query.
+        Those of its fused kernel are not if a finite constant hides all keys of a query.
         """
         reference = self._reference(arrays)
         cotangents = {k: np.ones(a.shape) for k, a in reference.outputs(self.dtype).items()}
@@ -113,7 +113,7 @@ class Trial:
         return error <= POWER**2 * sum(float(np.square(want).sum()) for _, want in pairs)
 
     def changes(self, before: Arrays, after: Arrays) -> bool:
-        """Whether `after` runs, and gives other outputs than `before`."""
+        """Return whether `after` runs, and gives other outputs than `before`."""
         new = self.outputs(after)
         old = None if new is None else self.outputs(before)
         if new is None or old is None:
@@ -123,7 +123,7 @@ class Trial:
         )
 
     def weightless_keys(self, arrays: Arrays) -> int:
-        """How many weights of torch's softmaxes are 0 or NaN, on arrays that run."""
+        """Return how many weights of torch's softmaxes are 0 or NaN, on arrays that run."""
         hidden = 0
 
         def count(scores: torch.Tensor, axis: int) -> None:
@@ -150,7 +150,7 @@ class Trial:
 
 
 def _floating(tree: Any) -> Iterator[torch.Tensor]:
-    """The floating tensors of whatever a model returns; a cache of keys is none."""
+    """Yield the floating-point tensors in the outputs of a model, but none of a cache of keys."""
     if isinstance(tree, torch.Tensor):
         yield from [tree] if tree.is_floating_point() else []
     elif isinstance(tree, Mapping | tuple | list):

@@ -1,1 +1,1 @@
-"""The tensors that each side computes on the way, with where they come from."""
+"""The intermediate tensors of each side, with their origins."""

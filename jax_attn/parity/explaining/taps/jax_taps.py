@@ -1,4 +1,4 @@
-"""The tensors that a JAX function computes, equation by equation."""
+"""Record the tensors that a JAX function computes, equation by equation."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +23,7 @@ from jax_attn.parity.explaining.taps.recording import (
 from jax_attn.parity.explaining.taps.tap import LEAVES, Place, Tap
 
 _MOST_STEPS = 64
-"""A longer scan is one equation: its steps are not looked into."""
+"""The largest number of steps of a scan that are recorded; a longer scan counts as one equation."""
 _CALLS = {
     "closed_call": "call_jaxpr",
     "custom_jvp_call": "call_jaxpr",
@@ -33,26 +33,26 @@ _CALLS = {
     "remat2": "jaxpr",
     "checkpoint": "jaxpr",
 }
-"""What only calls another program -> the parameter that holds it."""
+"""Primitive that only calls another program -> the parameter that holds the program."""
 
 _WRITTEN = {"add_any": "add"}
-"""What is not in `jax.lax` -> what gives the same there."""
+"""Primitive that `jax.lax` lacks -> the primitive there that gives the same."""
 
 
 class Traced(NamedTuple):
-    """A value, and the taps that it is made of: of a floating-point one, itself."""
+    """A value, and the taps from which it is computed; for a floating-point value, its own tap."""
 
     value: Any
     taps: tuple[int, ...]
 
 
 class Program:
-    """A function's equations on its arguments, which can be run again with other tensors in them.
+    """The equations of a function, which can be run again with some tensors replaced.
 
-    The first argument holds the parameters, the others are inputs.
+    The function's first argument holds the parameters; the others are inputs.
 
     Attributes:
-      outputs: name -> the tap that is the output; of an integer, the taps that it is made of.
+      outputs: name -> the tap of the output; for an integer, the taps from which it is computed.
     """
 
     def __init__(self, function: Callable[..., dict[str, jax.Array]], *args: Any):
@@ -64,14 +64,14 @@ class Program:
         self.outputs: dict[str, tuple[int, ...]] = {}
 
     def taps(self, replaced: Mapping[int, np.ndarray] | None = None) -> list[Tap]:
-        """Every floating-point tensor of one run.
+        """Run the program; return every floating-point tensor.
 
-        replaced: tap -> the value that the run goes on with in its place.
+        replaced: tap -> the value with which the run continues in its place.
         """
         return self.run(replaced or {}).taps
 
     def run(self, replaced: Mapping[int, np.ndarray]) -> "JaxRun":
-        """One run, as `taps` makes it."""
+        """Run the program with some tensors replaced, as `taps` does; return the run."""
         run = JaxRun(replaced)
         consts = [run.leaf("input", "", a) for a in self._consts]
         given = [run.leaf(op, name, a) for op, name, a in self._args]
@@ -85,7 +85,7 @@ class JaxRun:
 
     Attributes:
       taps: every floating-point tensor.
-      arrays: those of the taps.
+      arrays: the arrays of the taps.
       recording: every operation.
     """
 
@@ -120,7 +120,7 @@ class JaxRun:
         if name == "cond":
             branch = params["branches"][int(given[0].value)]
             return self._called(branch, given[1:], inside)
-        bound = equation.primitive.get_bind_params(params)  # of a shard_map other than its own
+        bound = equation.primitive.get_bind_params(params)  # for a shard_map, they differ
         values = equation.primitive.bind(*(x.value for x in given), **bound)
         values = values if equation.primitive.multiple_results else [values]
         made_of = tuple(dict.fromkeys(tap for x in given for tap in x.taps))
@@ -178,7 +178,7 @@ class JaxRun:
         return [*carry, *stacked]
 
     def _taken(self, x: Traced, step: int) -> Traced:
-        """What one step of a scan reads."""
+        """Return the part that one step of a scan reads."""
         taken = Traced(x.value[step], x.taps)
         self._record(lambda name: f"{name(x.value)}[{step}]", [taken])
         return taken
@@ -198,7 +198,7 @@ class JaxRun:
 
 
 def _bound(op: str, params: Mapping[str, Any], given: Sequence[Any], name: Name) -> str:
-    """An equation as Python."""
+    """Write an equation as Python. Raises UnwrittenError."""
     op = _WRITTEN.get(op, op)
     if not hasattr(jax.lax, f"{op}_p"):
         raise UnwrittenError
@@ -211,7 +211,7 @@ def _stacked(rows: Sequence[Any], name: Name) -> str:
 
 
 def _leaf(x: Any) -> str | None:
-    """A parameter of an equation that has a name in `jax.lax`, or is a dtype."""
+    """Write a parameter of an equation that `jax.lax` names, or that is a dtype; None otherwise."""
     if isinstance(x, Enum):
         return f"lax.{x}" if hasattr(jax.lax, type(x).__name__) else None
     if isinstance(x, tuple) and hasattr(x, "_fields"):

@@ -1,4 +1,4 @@
-"""Where in a torch module an operation runs, forward, and whose derivative it is, backward."""
+"""Find where an operation of a torch module runs or, backward, which one it differentiates."""
 
 from typing import Any
 
@@ -10,9 +10,9 @@ from jax_attn.parity.run.modes.lines import calling_line
 
 
 class Places:
-    """A context in which each operation's place is known.
+    """A context in which the place of each operation is known.
 
-    A module's path is that in the outermost module which is called.
+    The path of a module begins at the outermost module that is called.
     """
 
     def __init__(self) -> None:
@@ -32,11 +32,11 @@ class Places:
             hook.remove()
 
     def here(self) -> Place:
-        """The place of the operation that is met now."""
+        """Return the place of the current operation."""
         if torch._C._current_graph_task_id() == -1:
             module = self._names[self._inside[-1]] if self._inside else ""
             place = Place(module, calling_line())
-            # The node of its derivative has been made, with the last number.
+            # The node of its derivative already exists, with the last sequence number.
             self._of_nodes[torch.autograd._get_sequence_nr() - 1] = place
             return place
         node = torch._C._current_autograd_node()

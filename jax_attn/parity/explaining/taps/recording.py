@@ -1,4 +1,4 @@
-"""The operations of one run, and those of them that one result is made by, written as Python."""
+"""Record the operations of one run, and write those that compute one result as Python."""
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
@@ -8,18 +8,18 @@ from typing import Any, NamedTuple
 import numpy as np
 
 Name = Callable[[Any], str]
-"""A value -> the Python expression that it is."""
+"""Maps a value to its Python expression."""
 
 
 class UnwrittenError(Exception):
-    """An operation or a value that cannot be written as Python."""
+    """An operation or a value cannot be written as Python."""
 
 
 class Operation(NamedTuple):
     """One operation of a run.
 
-    call: writes the call, given what each of its operands is. decides: whether its results are no
-    floating-point numbers, as a mask or positions. comment: where it stands.
+    call: writes the call, given the names of its operands. decides: whether none of its results is
+    floating-point, as for a mask or positions. comment: the place of the operation.
     """
 
     call: Callable[[Name], str]
@@ -31,16 +31,17 @@ class Recording:
     """The operations of one run, in order."""
 
     def __init__(self, key: Callable[[Any], Hashable]):
-        """key: what a value is known by; of a value that is written to, the same."""
+        """Start empty. key: identifies a value, and stays the same if the value is written to."""
         self._key = key
         self._operations: list[Operation] = []
         self._results: dict[Hashable, list[tuple[int, str]]] = defaultdict(list)
-        self._kept: list[Any] = []  # a key of a value that is freed would be used again
+        self._kept: list[Any] = []  # if a value were freed, its key could be used again
 
     def add(self, operation: Operation, results: Sequence[Any], *, is_one: bool = True) -> None:
-        """One operation more.
+        """Add an operation.
 
-        results: None where one is no tensor. is_one: whether it gives its result, and no tuple.
+        results: its results, with None for one that is not a tensor. is_one: whether it returns its
+        result itself, and not a tuple.
         """
         index = len(self._operations)
         self._operations.append(operation)
@@ -52,12 +53,12 @@ class Recording:
     def written(
         self, result: Any, is_given: Callable[[Any], str | None], unmade: Name
     ) -> list[str]:
-        """The lines of a function that returns `result`.
+        """Return the lines of a function that returns `result`.
 
-        is_given: the name of a value that the function is given. unmade: that of one that nothing
-        makes, or whose operation cannot be written.
+        is_given: returns the name of a value that the function receives, else None. unmade: returns
+        the name of a value that no operation makes, or whose operation cannot be written.
 
-        Raises UnwrittenError where the operations of a floating-point result cannot be.
+        Raises UnwrittenError if the operation of a floating-point result cannot be written.
         """
         left: set[int] = set()
 
@@ -92,7 +93,10 @@ class Recording:
 
 
 def written(x: Any, leaf: Callable[[Any], str | None]) -> str:
-    """An argument: what `leaf` writes, else numbers, words, and lists of any of these."""
+    """Write an argument as Python: what `leaf` writes, else numbers, strings and lists of these.
+
+    Raises UnwrittenError for any other value.
+    """
     if (text := leaf(x)) is not None:
         return text
     if isinstance(x, list):

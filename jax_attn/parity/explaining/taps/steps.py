@@ -1,4 +1,4 @@
-"""The steps inside torch's fused operations: a port may write them out, and be wrong in one."""
+"""Record the steps inside torch's fused operations, since a port may be wrong in one of them."""
 
 from torch._decomp import decomposition_table
 from torch._ops import OpOverload
@@ -19,11 +19,11 @@ _FUSED = frozenset(
 class Stepped(Tapping, TorchDispatchMode):
     """A tapped run in which the steps of fused operations are taps, too.
 
-    The result of such an operation is a tap of its own, made of its steps.
+    The result of such an operation is a tap of its own, with its steps as parents.
     """
 
     def steps_of(self, func: OpOverload, args: tuple, kwargs: Kwargs) -> range:
-        """Compute an operation by its steps; their taps."""
+        """Compute an operation by its steps; return the indices of their taps."""
         first = len(self.taps)
         name, by_steps = func.overloadpacket.__name__, decomposition_table.get(func)
         if not self.inside and by_steps and name in _FUSED:

@@ -1,4 +1,4 @@
-"""One tensor that one side computes, with where it comes from."""
+"""One tensor that one side computes, with its origin."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -8,11 +8,12 @@ from typing import NamedTuple
 import numpy as np
 
 FILL = 2.0**24
-"""In float32 what is added to such a number is lost, or nearly: a mask's fill."""
+"""Numbers of at least this size count as a mask's fill; in float32 they absorb scores added to
+them."""
 
 
 class Place(NamedTuple):
-    """Where an operation stands: the path of its module, and its line as "file.py:12"."""
+    """The place of an operation: the path of its module, and its line as "file.py:12"."""
 
     module: str = ""
     source: str = ""
@@ -28,13 +29,13 @@ class Tap:
     """A floating-point result of one operation, or a leaf: a parameter or an input.
 
     Attributes:
-      index: the place among its side's taps, which are in the order in which they are computed.
-      op: the operation, as "aten.bmm" or "dot_general"; "parameter" or "input" for a leaf.
-      place: the module that computes it and the line, as "file.py:12", as far as they are known;
-        backward, those of what it differentiates. For a leaf, its name.
-      value: float64.
-      parents: the taps that the operation reads, by index.
-      is_step: whether it is inside a fused operation of torch's, whose results follow.
+      index: the index among the taps of its side, in the order of computation.
+      op: the operation, such as "aten.bmm" or "dot_general"; "parameter" or "input" for a leaf.
+      place: the module and the line that compute it, as far as they are known; in the backward
+        pass, those of the operation that it differentiates. For a leaf, its name.
+      value: its numbers, in float64.
+      parents: the indices of the taps that the operation reads.
+      is_step: whether it is inside a fused operation of torch, whose results follow.
     """
 
     index: int
@@ -51,24 +52,24 @@ class Tap:
 
     @property
     def is_leaf(self) -> bool:
-        """Whether nothing computes it."""
+        """True for a parameter or an input, which no operation computes."""
         return self.op in LEAVES
 
     @cached_property
     def numbers(self) -> np.ndarray:
-        """The value, a mask's fill as an infinity: each side may fill with another number."""
+        """The value with infinities for a mask's fill, since each side may use another number."""
         return numbers_of(self.value)
 
     @cached_property
     def tells(self) -> bool:
-        """Whether its numbers can show which tensor it is: several, and none is NaN."""
+        """True if its numbers can identify it: they differ, and none of them is NaN."""
         finite = self.numbers[np.isfinite(self.numbers)]
         several = finite.size > 1 and bool(finite.max() > finite.min())
         return several and not self.has_nan
 
     @cached_property
     def has_nan(self) -> bool:
-        """Whether any number is NaN."""
+        """True if any number is NaN."""
         return bool(np.isnan(self.value).any())
 
     def __str__(self) -> str:
@@ -77,7 +78,7 @@ class Tap:
 
 
 def numbers_of(value: np.ndarray) -> np.ndarray:
-    """A value whose fills are infinities."""
+    """Replace fills in a value by infinities."""
     return np.where(np.abs(value) >= FILL, np.copysign(np.inf, value), value)
 
 
@@ -85,7 +86,7 @@ LEAVES = ("parameter", "input")
 
 
 def ancestors(taps: Sequence[Tap], of: Iterable[int]) -> set[int]:
-    """The indices of `of` and of all that they are computed from."""
+    """Return the indices of `of` and of all taps from which they are computed."""
     found, left = set(), list(of)
     while left:
         index = left.pop()

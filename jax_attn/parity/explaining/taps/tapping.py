@@ -1,4 +1,4 @@
-"""A float64 run of a torch module that keeps every floating-point tensor."""
+"""Run a torch module in float64 and keep every floating-point tensor."""
 
 import math
 from collections.abc import Mapping
@@ -13,22 +13,22 @@ from jax_attn.parity.explaining.taps.tap import LEAVES, Place, Tap
 from jax_attn.parity.run.modes.constants import Kwargs, tensors_of
 
 _COPIES = 5
-"""What a tensor takes: the run's own, its value, its spread, and a moved run's two."""
+"""Copies in memory per tensor: the run's own, its value, its spread, and two of a perturbed run."""
 
 _NORMS = ("native_layer_norm", "native_group_norm", "native_batch_norm", "_fused_rms_norm")
-"""These give what they norm, then its statistics."""
+"""Operations that return the normalized tensor, then its statistics."""
 
 Seen = tuple[int, int, tuple[int, ...], tuple[int, ...]]
-"""A tensor as it is seen: its storage, and which numbers there it has."""
+"""The identity of a tensor: its storage, and its offset, shape and strides there."""
 
 
 class Tapping:
-    """Beside a mode of torch: what each operation gives, and from what.
+    """Mixin for a mode of torch that records the results of each operation, and their parents.
 
-    Tensors are known by their storage. A view of a whole tensor is that tensor; a view of a part is
-    a tap of its own.
+    Tensors are identified by their storage. A view of a whole tensor is that tensor; a view of a
+    part is a tap of its own.
 
-    inside: the fused operation whose steps are computed now.
+    inside: the fused operation whose steps are being computed.
     """
 
     inside = ""
@@ -36,14 +36,17 @@ class Tapping:
     def tap(
         self, names: Mapping[str, np.ndarray], places: Places | None, room: float = math.inf
     ) -> None:
-        """Begin. names: the leaves'. places: where each tap is computed, if that is asked for.
-        room: bytes."""
+        """Begin a recording.
+
+        names: parameters by name. places: gives the place of each tap; None leaves it out. room:
+        bytes of memory that may be used.
+        """
         self._room = room
         self.taps: list[Tap] = []
         self._names, self._places = names, places
         self._nodes: dict[int, int] = {}
         self._views: dict[Seen, int] = {}
-        self.tensors: list[torch.Tensor] = []  # a storage that is freed would be used again
+        self.tensors: list[torch.Tensor] = []  # if a tensor were freed, its storage could be reused
 
     def __torch_dispatch__(
         self, func: OpOverload, types: Any, args: tuple = (), kwargs: Kwargs | None = None
@@ -54,7 +57,7 @@ class Tapping:
         result = super().__torch_dispatch__(func, types, args, kwargs)  # type: ignore[misc]
         results = tensors_of(result)
         if func.overloadpacket.__name__ in _NORMS:
-            results = [*results[1:], results[0]]  # which is made of the statistics
+            results = [*results[1:], results[0]]  # the first is computed from the statistics
         for x in results:
             if func.is_view and x.numel() == given[0].numel():
                 self._views[seen(x)] = self.node(given[0])
@@ -69,22 +72,22 @@ class Tapping:
         return result
 
     def steps_of(self, func: OpOverload, args: tuple, kwargs: Kwargs) -> range:
-        """Taps of the steps by which an operation makes its results: none are looked for."""
+        """Return the taps of the steps inside an operation; a subclass may record some."""
         return range(0)
 
     def node(self, x: torch.Tensor) -> int:
-        """The tap that a tensor is, or is a view of."""
+        """Return the tap that a tensor is, or is a view of; an unknown tensor becomes a leaf."""
         known = self.known(x)
         if known is None:
             known = self._nodes[x.untyped_storage().data_ptr()] = self._leaf(x)
         return known
 
     def known(self, x: torch.Tensor) -> int | None:
-        """The tap that a tensor is, if it has been met."""
+        """Return the tap that a tensor is, or None if it is unknown."""
         return self._views.get(seen(x), self._nodes.get(x.untyped_storage().data_ptr()))
 
     def here(self) -> Place:
-        """Where the operation that is met now stands, if that is asked for."""
+        """Return the place of the current operation, empty if places are not recorded."""
         return Place() if self._places is None else self._places.here()
 
     def _leaf(self, x: torch.Tensor) -> int:
@@ -110,6 +113,6 @@ class Tapping:
 
 
 def seen(x: torch.Tensor) -> Seen:
-    """What a tensor is known by."""
+    """Return the identity of a tensor."""
     at = x.untyped_storage().data_ptr(), int(x.storage_offset())
     return *at, tuple(x.shape), tuple(x.stride())

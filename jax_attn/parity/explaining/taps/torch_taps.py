@@ -1,4 +1,4 @@
-"""The tensors that a torch module computes in float64, and how far rounding moves each."""
+"""Record the tensors that a torch module computes in float64, and how far rounding moves each."""
 
 import math
 from dataclasses import dataclass, replace
@@ -22,14 +22,14 @@ from jax_attn.parity.run.modes.perturbed_mode import Perturbed
 from jax_attn.parity.run.reference import Reference
 
 _RUNS = 4
-"""Perturbed runs from which each tensor's spread is estimated: of all its elements together."""
+"""The number of perturbed runs from which the spread of each tensor is estimated."""
 
 
 @dataclass(frozen=True)
 class TorchTaps:
     """The taps of a run.
 
-    spreads: by how much rounding moves each number (RMS). tensors: those of the taps. run: its
+    spreads: how far rounding moves each number (RMS). tensors: the tensors of the taps. run: the
     outputs and gradients. recording: every operation.
     """
 
@@ -41,12 +41,12 @@ class TorchTaps:
 
     @cached_property
     def results(self) -> list[int]:
-        """The taps that are no steps."""
+        """The indices of the taps that are not steps inside fused operations."""
         return [tap.index for tap in self.taps if not tap.is_step]
 
     @cached_property
     def without_steps(self) -> "TorchTaps":
-        """The results alone, numbered anew."""
+        """The same without steps inside fused operations, renumbered."""
         number = {index: n for n, index in enumerate(self.results)}
         taps = [
             replace(
@@ -62,7 +62,7 @@ class TorchTaps:
 
     @cached_property
     def with_halves(self) -> "TorchTaps":
-        """Beside each tap the halves of its last axis, as rotary features are turned in."""
+        """The same with added taps for the halves of each last axis, which rotary positions use."""
         taps, spreads = list(self.taps), list(self.spreads)
         for tap, spread in zip(self.taps, self.spreads, strict=True):
             half, odd = divmod(tap.shape[-1] if tap.shape else 1, 2)
@@ -78,7 +78,7 @@ class TorchTaps:
 
 
 class _Exact(Stepped, Unperturbed):
-    """Float64, tapped and recorded."""
+    """A float64 run, tapped and recorded."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -98,7 +98,7 @@ class _Exact(Stepped, Unperturbed):
 
 
 def _called(func: OpOverload, args: tuple, kwargs: Kwargs, name: Name) -> str:
-    """An operation as Python, in float64."""
+    """Write an operation as Python, in float64. Raises UnwrittenError."""
 
     def leaf(x: Any) -> str | None:
         if isinstance(x, torch.Tensor):
@@ -114,15 +114,17 @@ def _called(func: OpOverload, args: tuple, kwargs: Kwargs, name: Name) -> str:
 
 
 class _Moved(Stepped, Perturbed):
-    """A perturbed run, tapped."""
+    """A tapped perturbed run."""
 
 
 def torch_taps(
     reference: Reference, dtype: str, cotangents: Arrays, free: int | None = None
 ) -> TorchTaps:
-    """Every floating-point tensor of a forward and, with cotangents, a backward pass.
+    """Record every floating-point tensor of a forward and, with cotangents, a backward pass.
 
-    free: bytes of memory, of which half may be used; None where that is not known.
+    free: bytes of free memory, of which half may be used; None if unknown.
+
+    Raises ValueError if the tensors do not fit, or if perturbed runs use other operations.
     """
     names = {name: p.detach().double().numpy() for name, p in reference.module.named_parameters()}
     exact = _Exact()
@@ -137,10 +139,10 @@ def torch_taps(
         reference.under(moved, cotangents)
         if [tap.op for tap in moved.taps] != [tap.op for tap in exact.taps]:
             raise ValueError(
-                "reference: expected the same operations in every run, but it takes others where "
-                "its numbers are rounded otherwise; its tensors cannot be told apart"
+                "reference: expected the same operations in every run, but rounding its numbers "
+                "differently changes them, so its tensors cannot be identified"
             )
-        with np.errstate(invalid="ignore", over="ignore"):  # of infinities nothing is asked
+        with np.errstate(invalid="ignore", over="ignore"):  # infinities need no spread
             for of_tap, tap, center in zip(squares, moved.taps, exact.taps, strict=True):
                 of_tap += np.square(tap.value - center.value)
     spreads = [np.sqrt(a / _RUNS) for a in squares]

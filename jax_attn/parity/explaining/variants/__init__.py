@@ -1,1 +1,1 @@
-"""What people do in an operation's place: the catalogue of causes that are tried."""
+"""The catalogue of common mistakes of ports, which are tried in place of an operation."""

@@ -20,7 +20,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "softplus": functional.softplus,
     "none": lambda x: x,
 }
-"""What follows "an activation": its function of a tensor."""
+"""Name of an activation, as sentences use it -> its function."""
 
 _OPERATORS = {
     "gelu": lambda call: "gelu by tanh" if "tanh" in call.kwargs.values() else "gelu",
@@ -30,11 +30,11 @@ _OPERATORS = {
     "sigmoid": lambda call: "sigmoid",
 }
 _STEP = 1e-5
-"""Of finite differences."""
+"""Step of finite differences."""
 
 
 def activations(call: Call) -> Iterator[Variant]:
-    """Another activation in this one's place."""
+    """Yield other activations in place of this one."""
     own = _OPERATORS[call.name](call)
     for name, function in ACTIVATIONS.items():
         if name != own:
@@ -46,7 +46,7 @@ def activations(call: Call) -> Iterator[Variant]:
 
 
 def derivatives(call: Call) -> Iterator[Variant]:
-    """The derivative of another activation, backward."""
+    """Yield derivatives of other activations in the backward pass."""
     own = _OPERATORS[call.name.removesuffix("_backward")](call)
     for name, function in ACTIVATIONS.items():
         if name != own:
@@ -55,7 +55,7 @@ def derivatives(call: Call) -> Iterator[Variant]:
 
 
 def _derivative(function: Callable[[Tensor], Tensor]) -> Change:
-    """By finite differences, whose error in float64 lies far below float32's rounding."""
+    """Differentiate by finite differences, whose float64 error is far below float32's rounding."""
 
     def change(call: Call) -> Tensor:
         cotangent, x = call.args[:2]

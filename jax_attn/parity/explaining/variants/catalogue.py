@@ -1,4 +1,4 @@
-"""Which variants are tried of which operator."""
+"""The table of variants that are tried for each operator."""
 
 from collections.abc import Callable, Iterator
 
@@ -52,11 +52,11 @@ CATALOGUE: dict[str, tuple[Callable[[Call], Iterator[Variant]], ...]] = {
     "tanh": (activations,),
     "where": (hidden_keys,),
 }
-"""operator -> the variants of its calls. Scales and precisions are tried of every operator."""
+"""Operator -> variants of its calls. Scales and precisions are tried for every operator."""
 
 
 def variants_of(call: Call) -> Iterator[Variant]:
-    """What a port may do in a call's place."""
+    """Yield the changes of a call that a port may make."""
     for of_operator in CATALOGUE.get(call.name, ()):
         yield from of_operator(call)
     yield from precisions(call)

@@ -36,13 +36,13 @@ _MOST_ORDERS = 4
 
 
 def precisions(call: Call) -> Iterator[Variant]:
-    """The result kept in a narrower dtype; of a product, its operands too."""
+    """Yield results rounded to a narrower dtype and, for a product, rounded operands too."""
     for name, dtype in _NARROW.items():
         narrow, unit = partial(rounded, dtype=dtype), torch.finfo(dtype).eps
-        says = f"a result that is rounded to {name}"
+        says = f"a result rounded to {name}"
         yield Variant(f"precision ({name})", says, result(narrow), name, unit)
         if call.name in PRODUCTS:
-            says = f"operands and a result that are rounded to {name}"
+            says = f"operands and a result rounded to {name}"
             change = partial(_product_of_rounded, narrow)
             yield Variant(f"precision ({name})", says, change, name, unit)
 
@@ -54,7 +54,7 @@ def _product_of_rounded(narrow: Callable[[Tensor], Tensor], call: Call) -> Tenso
 
 
 def scales(op: str, factor: float, is_backward: bool, sizes: Collection[int]) -> Iterator[Variant]:
-    """The result of an operation times a number that was found from the port's own."""
+    """Yield the result times a factor that was fitted to the port's numbers."""
     if isclose(factor, 1.0, rel_tol=1e-12):
         return
     near = nearest(factor, sizes)
@@ -70,7 +70,7 @@ def scales(op: str, factor: float, is_backward: bool, sizes: Collection[int]) ->
 
 
 def factors(call: Call) -> Iterator[Variant]:
-    """A product with a number, or a division by one, that is left out."""
+    """Yield a call without its multiplication or division by a number."""
     by = call.args[1]
     if is_number(by) and float(by) != 1.0:
         does = "multiplication" if call.name == "mul" else "division"
@@ -79,7 +79,7 @@ def factors(call: Call) -> Iterator[Variant]:
 
 
 def nearest(factor: float, sizes: Collection[int]) -> str:
-    """A number of meaning that this one is, within rounding: a power of a size, a fraction."""
+    """Return a factor as a power of a size or a fraction, within rounding; "" if it is neither."""
     fraction = Fraction(factor).limit_denominator(64)
     if fraction.denominator < 4 and isclose(factor, float(fraction), rel_tol=1e-6):
         return "" if fraction.denominator == 1 else str(fraction)
@@ -95,9 +95,10 @@ def nearest(factor: float, sizes: Collection[int]) -> str:
 
 
 def skips(call: Call, others: Sequence[tuple[str | None, Tap]]) -> Iterator[Variant]:
-    """A step left out: what it begins with in the place of its result; or another activation.
+    """Yield results with a step left out, in which its input replaces its result.
 
-    others: the step that lies between a tensor and the result, None where that has no name.
+    For a step that is an activation, also yield other activations. others: (the step between a
+    tensor and the result, or None if it has no name; the tensor).
     """
     right = _first(call.result())
     for step, tap in others:
@@ -110,7 +111,7 @@ def skips(call: Call, others: Sequence[tuple[str | None, Tap]]) -> Iterator[Vari
 
 
 def _of_other_activations(x: Tensor, own: str) -> Iterator[Variant]:
-    """For an activation that the reference writes out in several operations. own: the last."""
+    """Yield other activations if the reference writes out its own. own: its last operation."""
     for name, function in ACTIVATIONS.items():
         if name not in ("none", own):
             says = f"the activation {name} in place of its own"
@@ -118,7 +119,7 @@ def _of_other_activations(x: Tensor, own: str) -> Iterator[Variant]:
 
 
 def wirings(call: Call, others: Sequence[Tap]) -> Iterator[Variant]:
-    """Another tensor in the place of an operand, or of the result."""
+    """Yield other tensors in place of an operand, or of the result."""
     for tap in others:
         for i in float_tensors(call.args):
             operand = call.args[i]
@@ -151,7 +152,7 @@ _WIRINGS = {"add": "residual (from another tensor)", "bmm": "packed order"}
 
 
 def _seen_as(tap: Tap, x: Tensor) -> Iterator[Tensor]:
-    """A tap in the shape of a tensor of as many numbers, in each order of its axes."""
+    """Yield a tap in the shape of a tensor of the same size, in several orders of its axes."""
     if tap.value.size == x.numel() > 1:
         for view in islice(views(tap.shape, x.shape), _MOST_ORDERS):
             yield torch.from_numpy(np.ascontiguousarray(view.of(tap.value)))

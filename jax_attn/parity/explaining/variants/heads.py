@@ -1,4 +1,4 @@
-"""Variants of which head meets which, and of rotary positions."""
+"""Variants of the order of heads, and of rotary positions."""
 
 import math
 from collections.abc import Callable, Collection, Iterator
@@ -21,15 +21,15 @@ from jax_attn.parity.explaining.views import views
 _BASES = (1e4, 1e5, 5e5, 1e6)
 _MOST_ROWS = 64
 _NEAR = 1e-3
-"""Of the largest number: so near are rows that an order is tried with."""
+"""Tolerance, as a share of the largest number, of rows for which an order is tried."""
 
 
 def orders(call: Call) -> Iterator[Variant]:
-    """A batched product whose second operand has its heads in another order."""
+    """Yield batched products whose second operand has its heads in another order."""
     many = call.args[0].shape[0]
     for heads in (many // rows for rows in range(1, many) if many % rows == 0):
         yield Variant(
-            "head order (rolled)", "each head one further", _second(lambda x: x.roll(1, 1), heads)
+            "head order (rolled)", "heads shifted by one", _second(lambda x: x.roll(1, 1), heads)
         )
         for groups in (n for n in range(2, heads) if heads % n == 0):
             yield Variant(
@@ -41,20 +41,20 @@ def orders(call: Call) -> Iterator[Variant]:
 
 
 def joins(call: Call) -> Iterator[Variant]:
-    """A copy in another order of axes, as of heads that are joined, made without the exchange."""
+    """Yield a reshape without its transpose, as when heads are joined."""
     x = call.args[0]
     as_stored = sorted(range(x.ndim), key=lambda axis: -x.stride(axis))
     kept = x.permute(as_stored)
     if x.ndim > 2 and kept.shape != x.shape:
         yield Variant(
             "head order (not transposed)",
-            "axes that are reshaped and not transposed",
+            "axes that are reshaped instead of transposed",
             lambda call: kept.reshape(x.shape),
         )
 
 
 def packings(call: Call) -> Iterator[Variant]:
-    """Parts of equal size, as queries, keys and values are, cut out of each head in turn."""
+    """Yield parts of equal size, such as queries, keys and values, split head by head."""
     axis = call.args[2] if len(call.args) > 2 else 0
     parts = call.result()
     sizes = {part.shape[axis] for part in parts}
@@ -76,7 +76,7 @@ def _by_head(axis: int, parts: int, heads: int, call: Call) -> tuple[Tensor, ...
 
 
 def _second(change: Callable[[Tensor], Tensor], heads: int) -> Change:
-    """The product with its second operand (B·N, …), seen as (B, N, …), changed."""
+    """Return a product whose second operand (B·N, …) is changed in the shape (B, N, …)."""
 
     def changed(call: Call) -> Tensor:
         a, b = call.args
@@ -86,23 +86,23 @@ def _second(change: Callable[[Tensor], Tensor], heads: int) -> Change:
 
 
 def _tiled(groups: int, x: Tensor) -> Tensor:
-    """Heads a a b b as a b a b."""
+    """Reorder heads from a a b b to a b a b."""
     return x.unflatten(1, (-1, groups)).transpose(1, 2).flatten(1, 2)
 
 
 def rotations(call: Call) -> Iterator[Variant]:
-    """The halves that a rotation joins, and the angles of pairs."""
+    """Yield rotations with interleaved pairs or with the opposite angle."""
     parts = call.args[0]
     if len(parts) != 2 or parts[0].shape != parts[1].shape:
         return
     if torch.equal(parts[0], parts[1]):
         yield Variant(
             "rotary (interleaved)",
-            "rotary pairs that are neighbours",
+            "interleaved rotary pairs",
             lambda call: call.args[0][0].repeat_interleave(2, -1),
         )
         return
-    yield Variant("rotary (interleaved)", "rotary pairs that are neighbours", _neighbours)
+    yield Variant("rotary (interleaved)", "interleaved rotary pairs", _neighbours)
     yield Variant(
         "rotary (the other way round)",
         "a rotation by the opposite angle",
@@ -111,14 +111,14 @@ def rotations(call: Call) -> Iterator[Variant]:
 
 
 def _neighbours(call: Call) -> Tensor:
-    second, first = call.args[0]  # of x: minus its second half, and its first
+    second, first = call.args[0]  # the negated second half of x, and its first half
     x = torch.cat((first, -second), -1)
     pairs = x.unflatten(-1, (-1, 2))
     return torch.stack((-pairs[..., 1], pairs[..., 0]), -1).flatten(-2)
 
 
 def angles(call: Call) -> Iterator[Variant]:
-    """Other positions, or another base, where angles are computed from both."""
+    """Yield other positions, or another base, in the product that computes rotary angles."""
     for i, x in enumerate(call.args[:2]):
         if not isinstance(x, Tensor) or x.ndim == 0 or is_number(x):
             continue
@@ -137,7 +137,7 @@ def _in_place_of(i: int, other: Tensor) -> Change:
 
 
 def casts(call: Call) -> Iterator[Variant]:
-    """Other positions, where these are made floating-point numbers."""
+    """Yield other positions in the conversion of positions to floating-point."""
     if _are_positions(x := call.args[0].double()):
         yield from _positions(x, lambda other: result(lambda right: other.to(right.dtype)))
 
@@ -172,7 +172,7 @@ def _counted(x: Tensor) -> Tensor:
 
 
 def fitted_base(ours: Tensor, theirs: Tensor) -> Iterator[Variant]:
-    """The base of the port's own frequencies, where both sides' wrong tensor is that."""
+    """Yield the base of the port's frequencies, if the wrong tensors are rotary frequencies."""
     base, other = base_of(theirs), base_of(ours)
     if base is not None and other is not None:
         says = f"a rotary base of {other:.6g} in place of {base:.6g}"
@@ -181,10 +181,10 @@ def fitted_base(ours: Tensor, theirs: Tensor) -> Iterator[Variant]:
 
 
 def fitted_order(ours: np.ndarray, theirs: np.ndarray, sizes: Collection[int]) -> Iterator[Variant]:
-    """The order in which the port has the reference's numbers along one axis.
+    """Yield the order in which the port has the reference's numbers along one axis.
 
-    ours, theirs: the wrong tensor on both sides, each in its own shape. sizes: of all axes of the
-    reference's tensors: heads, joined, are among them.
+    ours, theirs: the wrong tensor on both sides, each in its own shape. sizes: the sizes of all
+    axes of the reference's tensors, among them that of joined heads.
     """
     for view in views(theirs.shape, ours.shape):
         for axis, size in enumerate(ours.shape if view.is_plain else ()):
@@ -205,7 +205,7 @@ def fitted_order(ours: np.ndarray, theirs: np.ndarray, sizes: Collection[int]) -
 
 
 def _order(ours: np.ndarray, theirs: np.ndarray) -> list[int] | None:
-    """Which row of the one each row of the other is, if it is any and not the same."""
+    """Return the permutation of rows from theirs to ours, or None if none or only a trivial one."""
     rows = len(ours)
     if not 1 < rows <= _MOST_ROWS or not (np.isfinite(ours).all() and np.isfinite(theirs).all()):
         return None
@@ -220,13 +220,13 @@ def _taken(source: Tensor, x: Tensor) -> Tensor:
 
 
 def base_of(x: Tensor) -> float | None:
-    """The base of a geometric series from 1 down, as rotary frequencies are; None of others."""
+    """Return the base of rotary frequencies, a geometric series from 1 down; None for others."""
     longest = max(range(x.ndim), key=lambda axis: x.shape[axis])
     series = x.movedim(longest, -1).reshape(-1, x.shape[longest])[0]
     if len(series) < 3 or not bool((series > 0).all()) or float(series[0]) != 1.0:
         return None
     ratio = series[1:] / series[:-1]
-    # Only what is tried depends on it: a base is claimed once the reference with it agrees.
+    # A loose tolerance suffices: a base is claimed only if the reference with it agrees.
     if not torch.allclose(ratio, ratio[:1], rtol=1e-5) or float(ratio[0]) >= 1:
         return None
     return float(ratio[0].double() ** -len(series))

@@ -20,11 +20,11 @@ from jax_attn.parity.explaining.variants.variant import (
 EPSILONS = (*(float(f"1e-{n}") for n in range(3, 13)), 0.0)
 _LARGEST_EPSILON = 1e-2
 _NO_MEAN = 1e-9
-"""Of a row's largest number: so small is a mean that is rounding alone."""
+"""A mean below this share of a row's largest number is only rounding."""
 
 
 def epsilons(call: Call) -> Iterator[Variant]:
-    """Another epsilon, of a norm or of a sum with a small number."""
+    """Yield other epsilons of a norm, or of a sum with a small number."""
     at = 4 if call.name == "native_layer_norm" else 3 if "rms" in call.name else 1
     if len(call.args) <= at or not is_number(call.args[at]):
         return
@@ -43,7 +43,7 @@ def epsilons(call: Call) -> Iterator[Variant]:
 
 
 def layer_norms(call: Call) -> Iterator[Variant]:
-    """Other norms in the place of a layer norm."""
+    """Yield other norms in place of a layer norm."""
     bias = call.args[3]
     yield Variant("norm (RMS norm)", "an RMS norm in place of a layer norm", _norm(centred=False))
     yield Variant("norm (1 + weight)", "a norm that multiplies by 1 + weight", _norm(gain=1.0))
@@ -74,7 +74,7 @@ def _norm(*, centred: bool = True, gain: float = 0.0, fewer: int = 0) -> Change:
 
 
 def centred(call: Call) -> Iterator[Variant]:
-    """The two operations of an RMS norm, its square and its product, less the mean."""
+    """Yield the square or the product of an RMS norm with the mean subtracted."""
     for i in float_tensors(call.args):
         x, other = call.args[i], call.args[1 - i]
         is_square = call.name == "pow" and other == 2
@@ -87,12 +87,12 @@ def centred(call: Call) -> Iterator[Variant]:
 
 
 def _is_of_rows(x: Any, of: Tensor) -> bool:
-    """Whether a tensor has one number for each row of another."""
+    """Return whether a tensor has one number for each row of another."""
     return isinstance(x, Tensor) and x.shape == (*of.shape[:-1], 1)
 
 
 def gains(call: Call) -> Iterator[Variant]:
-    """A norm's weight as 1 + weight, or the other way round."""
+    """Yield 1 + weight in place of a norm's weight, or the reverse."""
     for i, name in enumerate(call.leaves):
         if name and call.args[i].ndim == 1:
             weight = call.args[i]
@@ -105,7 +105,7 @@ def gains(call: Call) -> Iterator[Variant]:
 
 
 def projections(call: Call) -> Iterator[Variant]:
-    """A product with a parameter: its bias, its axes, or another parameter in its place."""
+    """Yield products with a parameter with another bias, transposed, or with another parameter."""
     if call.name == "addmm":
         zero, twice = torch.zeros_like(call.args[0]), 2 * call.args[0]
         yield Variant("bias (left out)", "no bias", arguments({0: zero}))
@@ -132,7 +132,7 @@ def projections(call: Call) -> Iterator[Variant]:
 
 
 def added_biases(call: Call) -> Iterator[Variant]:
-    """A bias that is left out, or added twice."""
+    """Yield sums whose bias is left out, or added twice."""
     for i, name in enumerate(call.leaves):
         if name and call.args[i].ndim == 1 and i < 2:
             bias, rest = call.args[i], call.args[1 - i]
@@ -143,7 +143,7 @@ def added_biases(call: Call) -> Iterator[Variant]:
 
 
 def sums(call: Call) -> Iterator[Variant]:
-    """A sum that lacks one of its summands: a residual, or a bias that several rows share."""
+    """Yield sums without one summand: a residual, or a bias that several rows share."""
     places = float_tensors(call.args)
     if places[:2] == [0, 1] and call.args[0].ndim == call.args[1].ndim > 1:
         for i, which in enumerate(("first", "second")):
@@ -156,7 +156,7 @@ def sums(call: Call) -> Iterator[Variant]:
 
 
 def embeddings(call: Call) -> Iterator[Variant]:
-    """A table read at other rows."""
+    """Yield an embedding that is read at other rows, or transposed."""
     weight, ids = call.args[:2]
     most = weight.shape[0] - 1
     shifts = {

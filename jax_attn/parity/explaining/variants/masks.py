@@ -1,4 +1,4 @@
-"""Variants of who sees whom: of what is filled, and of the softmax over it."""
+"""Variants of masks, and of the softmax over masked scores."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -22,23 +22,23 @@ _AFTER = "mask (after the softmax)"
 
 
 class Masked:
-    """Scores, and which of them are hidden; from whichever operation hides them."""
+    """Scores, and which of them are hidden, for any operation that hides them."""
 
     def __init__(self, scores: Tensor, hidden: Tensor, fill: float):
         self.scores, self.fill = scores, fill
         self.hidden = hidden.expand(torch.broadcast_shapes(scores.shape, hidden.shape))
 
     def with_hidden(self, hidden: Tensor) -> Tensor:
-        """The scores with others hidden."""
+        """Return the scores with others hidden."""
         return self.scores.expand(self.hidden.shape).masked_fill(hidden, self.fill)
 
     def added(self, number: float) -> Tensor:
-        """The scores with a number added where they are hidden."""
+        """Return the scores with a number added where they are hidden."""
         return self.scores + number * self.hidden
 
 
 def masked(call: Call) -> Masked | None:
-    """What a call hides; None where it hides nothing that several queries share."""
+    """Return what a call hides; None if it hides nothing or all, or has no axis of queries."""
     found = _parts(call)
     if found is None or found.hidden.ndim < 2 or not found.hidden.any() or found.hidden.all():
         return None
@@ -66,13 +66,13 @@ def _parts(call: Call) -> Masked | None:
 
 
 def _later(hidden: Tensor) -> Tensor:
-    """Whether a key lies behind the query's own place."""
+    """Return True for keys after the query's own position; the last query is at the last key."""
     queries, keys = hidden.shape[-2:]
     return torch.ones(queries, keys, dtype=torch.bool).triu(keys - queries + 1)
 
 
 def _upper_corner(hidden: Tensor) -> Tensor:
-    """What a causal mask from the first query and the first key hides; where T = S, the same."""
+    """Return what a causal mask aligned to the top left hides; the same mask if T = S."""
     queries, keys = hidden.shape[-2:]
     if queries == keys:
         return hidden
@@ -80,24 +80,24 @@ def _upper_corner(hidden: Tensor) -> Tensor:
 
 
 def _padding(hidden: Tensor) -> Tensor:
-    """What no query sees."""
+    """Return the keys that no query sees."""
     return hidden.all(-2, keepdim=True).expand(hidden.shape)
 
 
 def _distance(hidden: Tensor) -> Tensor:
-    """How far each key lies behind each query (T, S); the last query stands at the last key."""
+    """Return key position minus query position, (T, S); the last query is at the last key."""
     queries, keys = hidden.shape[-2:]
     return torch.arange(keys) - torch.arange(keys - queries, keys)[:, None]
 
 
 def _seen(hidden: Tensor) -> Tensor:
-    """The distances that are seen in any row of the batch, by any head."""
+    """Return the distances that are visible in any row of the batch, in any head."""
     distance = _distance(hidden)
     return distance[~hidden.flatten(0, -3).all(0)] if hidden.ndim > 2 else distance[~hidden]
 
 
 def _edge(change: int, hidden: Tensor, *, last: bool) -> Tensor:
-    """A band whose last or first distance is one more or one less; padding stays hidden."""
+    """Change the last or first visible distance by one; padding stays hidden."""
     distance, seen = _distance(hidden), _seen(hidden)
     edge = int(seen.max() if last else seen.min())
     outwards = (change > 0) == last
@@ -108,7 +108,7 @@ def _edge(change: int, hidden: Tensor, *, last: bool) -> Tensor:
 
 _HIDDEN: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
     "mask (ignored)": ("no mask", torch.zeros_like),
-    "mask (polarity)": ("the mask the other way round", torch.logical_not),
+    "mask (polarity)": ("the mask inverted", torch.logical_not),
     "mask (first row of the batch)": (
         "the mask of the first row of the batch in every row",
         lambda hidden: hidden[:1].expand(hidden.shape),
@@ -133,13 +133,13 @@ _HIDDEN: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
         "no causal mask",
         lambda hidden: (hidden & ~_later(hidden)) | _padding(hidden),
     ),
-    "mask (only padding)": ("only what no query sees hidden", _padding),
+    "mask (only padding)": ("only the keys hidden that no query sees", _padding),
     "causal (where there is none)": (
         "a causal mask, too",
         lambda hidden: hidden | _later(hidden),
     ),
     "causal (the next key too)": (
-        "one key more visible behind each query",
+        "one more visible key after each query",
         partial(_edge, 1, last=True),
     ),
     "causal (not the own key)": (
@@ -147,7 +147,7 @@ _HIDDEN: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
         partial(_edge, -1, last=True),
     ),
     "causal (the other corner)": (
-        "a causal mask from the other corner",
+        "a causal mask aligned to the other corner",
         _upper_corner,
     ),
     "window (one key longer)": (
@@ -163,7 +163,7 @@ _HIDDEN: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
         lambda hidden: _later(hidden) | _padding(hidden),
     ),
 }
-"""name -> the words after "with", and which keys are hidden in place of the right ones."""
+"""Name -> (the words after "with", the function that returns other hidden keys)."""
 
 _MOST_WINDOWS = 64
 
@@ -176,7 +176,7 @@ _ADDED = (-1e9, -1e4, -1e3, -100.0, -10.0)
 
 
 def hidden_keys(call: Call) -> Iterator[Variant]:
-    """Another mask in this one's place."""
+    """Yield other masks in place of this one."""
     found = masked(call)
     if found is None:
         return
@@ -198,7 +198,7 @@ def hidden_keys(call: Call) -> Iterator[Variant]:
 
 
 def fitted_mask(ours: np.ndarray, theirs: np.ndarray, shape: tuple[int, ...]) -> Iterator[Variant]:
-    """The port's own mask, where the reference hides nothing.
+    """Yield the port's own mask, if the reference hides nothing.
 
     ours, theirs: the wrong tensor on both sides, in the port's shape. shape: the reference's.
     """
@@ -241,11 +241,11 @@ def _remember(call: Call) -> Tensor:
 
 
 def softmaxes(call: Call) -> Iterator[Variant]:
-    """Other weights than a softmax over the keys."""
+    """Yield other weights in place of a softmax over the keys."""
     scores, axis = call.args[:2]
     empty = (scores <= -FILL).all(axis, keepdim=True)
     if empty.any():
-        # A row that is filled throughout by a finite number weighs every key alike.
+        # A row that holds only a finite fill weighs every key alike.
         rows = {"zeros": 0.0, "NaN": torch.nan, "the mean of every key": 1 / scores.shape[axis]}
         for name, number in rows.items():
             yield Variant(

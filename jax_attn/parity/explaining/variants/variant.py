@@ -1,4 +1,4 @@
-"""One thing that a port does in place of what the reference does."""
+"""A variant: one change of an operation that a port may make."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from torch import Tensor
 from jax_attn.parity.explaining.taps.tap import FILL
 
 Change = Callable[["Call"], Any]
-"""A call -> the result in place of the operator's own."""
+"""Maps a call to the result that replaces the operator's own."""
 
 
 @dataclass(frozen=True)
@@ -18,12 +18,12 @@ class Call:
     """One call of an operator in float64.
 
     Attributes:
-      name: the operator's, as "bmm".
-      right: runs the operator as it is on these arguments, or on others.
+      name: the operator's name, such as "bmm".
+      right: a function that runs the unchanged operator on given arguments.
       leaves: for each of `args`, the name of the parameter that it is, or is a view of; or "".
       parameters: every parameter by name, in float64.
-      is_backward: whether it is of the backward pass.
-      memory: what changes of several calls of one run tell each other.
+      is_backward: whether the call is part of the backward pass.
+      memory: data that the changes of several calls in one run share.
     """
 
     name: str
@@ -36,25 +36,25 @@ class Call:
     memory: dict[str, Tensor] = field(default_factory=dict, repr=False)
 
     def with_args(self, *args: Any, **kwargs: Any) -> Any:
-        """The result on other arguments."""
+        """Run the operator on other arguments; return its result."""
         return self.right(*args, **{**self.kwargs, **kwargs})
 
     def result(self) -> Any:
-        """The right result."""
+        """Return the unchanged result."""
         return self.right(*self.args, **self.kwargs)
 
 
 @dataclass(frozen=True)
 class Variant:
-    """What a call may be in a port.
+    """A change of a call that a port may make.
 
     Attributes:
-      name: the field's word, then what is meant: "epsilon", "activation (gelu by tanh)".
-      says: what the reference has then, to follow "with": "an epsilon of 1e-06 in place of 1e-05".
-      change: the result in place of the right one.
-      value: the number that was found, where there is one.
-      unit: of what is rounded to a narrower dtype, the distance between its numbers around 1: next
-        to the middle of two, a port may round to the other.
+      name: the field's word, then details: "epsilon", "activation (gelu by tanh)".
+      says: the change in words that follow "with": "an epsilon of 1e-06 in place of 1e-05".
+      change: computes the result that replaces the unchanged one.
+      value: the number that was found, if there is one.
+      unit: if the result is rounded to a narrower dtype, the distance between its numbers around 1;
+        near the middle between two numbers, a port may round to the other one.
     """
 
     name: str
@@ -69,21 +69,21 @@ PRODUCTS = {"addmm", "bmm", "mm"}
 
 
 def is_number(x: Any) -> bool:
-    """Whether an argument is a number, or a tensor of one."""
+    """Return whether an argument is a number, or a floating-point tensor without axes."""
     if isinstance(x, Tensor):
         return x.ndim == 0 and x.is_floating_point()
     return isinstance(x, int | float) and not isinstance(x, bool)
 
 
 def float_tensors(args: Sequence[Any]) -> list[int]:
-    """The places of the arguments that are floating-point tensors with axes."""
+    """Return the indices of the arguments that are floating-point tensors with axes."""
     return [
         i for i, x in enumerate(args) if isinstance(x, Tensor) and x.is_floating_point() and x.ndim
     ]
 
 
 def arguments(at: Mapping[int, Any]) -> Change:
-    """The same operator with other arguments in some places."""
+    """Return a change that runs the same operator with the arguments `at` some indices."""
 
     def change(call: Call) -> Any:
         return call.with_args(*(at.get(i, x) for i, x in enumerate(call.args)))
@@ -92,7 +92,7 @@ def arguments(at: Mapping[int, Any]) -> Change:
 
 
 def result(of: Callable[[Tensor], Tensor]) -> Change:
-    """What a function makes of the right result; of several, of the first."""
+    """Return a change that applies a function to the result, or to the first of several."""
 
     def change(call: Call) -> Any:
         right = call.result()
@@ -102,5 +102,5 @@ def result(of: Callable[[Tensor], Tensor]) -> Change:
 
 
 def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """A tensor as it is kept in a narrower dtype; a mask's fill as it is."""
+    """Round a tensor to a narrower dtype, except for a mask's fill."""
     return torch.where(x.abs() < FILL, x.to(dtype).to(x.dtype), x)

@@ -20,6 +20,7 @@ from jax_attn.parity.checking.weights import ToTorch
 from jax_attn.parity.judge.budget import PRECISIONS, RUNS, Budget
 from jax_attn.parity.judge.compare import (
     BESIDE,
+    PLANTED,
     POWER,
     ROUNDINGS,
     TensorReport,
@@ -230,7 +231,7 @@ class Prepared:
     def would_fail(self, run: Run) -> bool:
         """Whether the comparison fails a tensor of `run`, a run with a bug, in the port's place."""
         return any(
-            self.judge_one(kind, name, "planted", got).verdict is Verdict.FAIL
+            self.judge_one(kind, name, PLANTED, got).verdict is Verdict.FAIL
             for kind in COMPARED
             for name, got in run.kinds[kind].items()
         )

@@ -21,6 +21,9 @@ ROUNDINGS = 2.0
 
 BESIDE = ", beside one device"
 """After the transform of a report on how a run on a mesh compares with one on a single device."""
+PLANTED = "planted"
+"""The transform of a report on a run with a bug, of which nobody looks at the maps: of a long
+tensor they take longer than the verdict."""
 
 
 class Verdict(StrEnum):
@@ -203,7 +206,7 @@ def judge(
         got=float(got[index]),
         want=float(want[index]),
         allowed=float(budget.element[index]),
-        heat=maps(want, got, budget.element) if failures else (),
+        heat=maps(want, got, budget.element) if failures and transform != PLANTED else (),
     )
 
 

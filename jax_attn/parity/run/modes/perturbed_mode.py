@@ -1,6 +1,7 @@
 """A mode of torch in which every operation's result is moved by a roundoff, in float64."""
 
 import math
+import mmap
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -89,6 +90,13 @@ _WRITTEN = {
 def _divides(by: Any) -> bool:
     """Whether a divisor is a number, and its reciprocal another."""
     return isinstance(by, int | float) and math.isfinite(by) and by != 0 and 1 / by != 0
+
+
+def _unwritten_zeros(shape: tuple[int, ...]) -> torch.Tensor:
+    """Zeros in float64 that take memory where they are written to: of a table, few rows are."""
+    size = math.prod(shape)
+    pages = mmap.mmap(-1, 8 * max(size, 1))
+    return torch.frombuffer(pages, dtype=torch.float64)[:size].view(shape)
 
 
 class Perturbed(Unperturbed):
@@ -326,7 +334,7 @@ class Perturbed(Unperturbed):
         at = (rows == padding).nonzero().flatten().tolist()
         with self._inside(replace(self.precision, store=self.precision.acc)):
             few = decomposition_table[func](d_out, read, len(rows), *(at or [-1]), by_frequency)
-        table = self.rounding.draws.lifted(d_out.new_zeros((count, *few.shape[1:])))
+        table = self.rounding.draws.lifted(_unwritten_zeros((count, *few.shape[1:])))
         return table.index_copy_(0, rows, self.rounding.stored(few))
 
     def _of_two(

@@ -27,7 +27,7 @@ def _cpu() -> jax.Device | None:
 
 
 def is_long(x: torch.Tensor) -> bool:
-    """Whether a tensor is rounded here: one of a single run, in which no number is skipped."""
+    """Whether a tensor is rounded here: a long one of a single run, without gaps in memory."""
     return (
         type(x) is torch.Tensor
         and x.dtype is torch.float64

@@ -16,6 +16,7 @@ import numpy as np
 from jax_attn.parity.checking.padding_row import padding_rows, without_padding_row
 from jax_attn.parity.judge.budget import PRECISIONS, RUNS, Budget
 from jax_attn.parity.judge.compare import (
+    PLANTED,
     POWER,
     ROUNDINGS,
     TensorReport,
@@ -255,7 +256,7 @@ class Prepared:
     def would_fail(self, run: Run) -> bool:
         """Return whether a tensor of `run`, which has a planted bug, fails in the port's place."""
         return any(
-            self.judge_one(kind, name, "planted", got).verdict is Verdict.FAIL
+            self.judge_one(kind, name, PLANTED, got).verdict is Verdict.FAIL
             for kind in COMPARED
             for name, got in run.kinds[kind].items()
         )

@@ -119,4 +119,7 @@ def _add(
 def over(error: np.ndarray, allowed: np.ndarray) -> np.ndarray:
     """Return error / allowed, and 0 where the error is 0."""
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        return np.where(error == 0, 0.0, error / allowed)
+        fraction = error / allowed
+        if allowed.size and allowed.min() > 0:
+            return fraction
+        return np.where(error == 0, 0.0, fraction)  # takes three times as long

@@ -1,7 +1,7 @@
 """Calls in a few threads at once, whose results are taken in order."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import TypeVar
@@ -23,3 +23,9 @@ def in_order(
         while pending:
             yield pending.popleft().result()
             pending.extend(pool.submit(call, item) for item in islice(left, 1))
+
+
+def together(calls: Sequence[Callable[[], Result]], threads: int) -> list[Result]:
+    """The results of the calls, each begun as soon as a thread is free."""
+    with ThreadPoolExecutor(threads) as pool:
+        return list(pool.map(lambda call: call(), calls))

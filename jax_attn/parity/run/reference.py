@@ -29,7 +29,7 @@ from jax_attn.parity.run.modes.draws import PART
 from jax_attn.parity.run.modes.float64_mode import TORCH_DTYPES, Float64, Unperturbed, rounds
 from jax_attn.parity.run.modes.many_runs import each_run, lifted
 from jax_attn.parity.run.modes.perturbed_mode import Perturbed
-from jax_attn.parity.run.modes.sums import Squares
+from jax_attn.parity.run.modes.sums import ProductErrors
 from jax_attn.parity.run.module_copies import ModuleCopies
 from jax_attn.transfer import as_numpy
 from jax_attn.transfer.arrays import same_bits
@@ -37,8 +37,8 @@ from jax_attn.transfer.arrays import same_bits
 Tensors = dict[str, torch.Tensor]
 _AT_ONCE = 2
 """Perturbed runs, each of which takes the memory of a run's gradients."""
-_LONG = 0.1
-"""Seconds of a perturbed run from which on two are made at once: of .2 s and more, two took no more
+LONG = 0.1
+"""Seconds of a run from which on two are made at once: of .2 s and more, two took no more
 processor time than one by one."""
 
 _SMALL = PART
@@ -89,6 +89,17 @@ def plain_kernels() -> Iterator[None]:
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
+
+
+@contextlib.contextmanager
+def set_for_all_threads() -> Iterator[None]:
+    """What runs in float64 set for the process, set around several that are made at once.
+
+    Torch's note that a mode is on is among it: a thread that ends would set it back for one that
+    goes on.
+    """
+    with one_thread(), plain_kernels(), Float64():
+        yield
 
 
 def _held(a: np.ndarray, dtype: torch.dtype) -> np.ndarray:
@@ -292,16 +303,14 @@ class Reference:
             else:
                 yield from (together.one(i) for i in range(runs))
                 return
-        first = Squares()
-        modes = (mode(seed, squares=Squares(first) if seed > 1 else first) for seed in seeds)
+        first = ProductErrors()
+        modes = (mode(seed, products=ProductErrors(first) if seed > 1 else first) for seed in seeds)
         begun = time.perf_counter()
         yield from map(perturbed, islice(modes, 1))
-        if threads == 1 or time.perf_counter() - begun < _LONG:
+        if threads == 1 or time.perf_counter() - begun < LONG:
             yield from map(perturbed, modes)
             return
-        # What is set for the process is set around all of them, torch's note that a mode is on
-        # among it: a thread that ends would set it back for one that goes on.
-        with one_thread(), plain_kernels(), Float64():
+        with set_for_all_threads():
             yield from in_order(perturbed, modes, _AT_ONCE)
 
     @property

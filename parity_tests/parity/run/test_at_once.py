@@ -75,7 +75,7 @@ def test_two_at_once_give_the_budgets_of_one_by_one(precision, reference, two_th
     budgets = []
     for long, threads in ((float("inf"), 1), (0.0, 3)):
         names.clear()
-        monkeypatch.setattr(reference_module, "_LONG", long)
+        monkeypatch.setattr(reference_module, "LONG", long)
         budgets.append(reference.spread(precision, cotangents, RUNS, center))
         assert len({*names}) == threads
         assert process_wide() == before
@@ -89,7 +89,7 @@ def test_two_at_once_give_the_budgets_of_one_by_one(precision, reference, two_th
 
 
 def test_each_thread_differentiates_where_the_caller_does(reference, two_threads, monkeypatch):
-    monkeypatch.setattr(reference_module, "_LONG", 0.0)
+    monkeypatch.setattr(reference_module, "LONG", 0.0)
     with torch.no_grad():
         budgets = reference.spread("float32", {"output": np.ones((14, 6), np.float32)}, RUNS)
     assert budgets["gradient of input"]["0"].floor == 0
@@ -98,7 +98,7 @@ def test_each_thread_differentiates_where_the_caller_does(reference, two_threads
 def test_what_a_perturbed_run_raises_is_raised_and_no_mode_is_left_on(
     reference, two_threads, monkeypatch
 ):
-    monkeypatch.setattr(reference_module, "_LONG", 0.0)
+    monkeypatch.setattr(reference_module, "LONG", 0.0)
     before, under, calls = process_wide(), Reference.under, []
 
     def failing(*args, **options):

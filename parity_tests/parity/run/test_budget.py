@@ -21,7 +21,7 @@ from jax_attn.parity.judge.budget import (
     student_quantile,
 )
 from jax_attn.parity.run.inputs_and_runs import Inputs
-from jax_attn.parity.run.modes.sums import Squares
+from jax_attn.parity.run.modes.sums import ProductErrors
 from jax_attn.parity.run.reference import Reference
 
 # Two-sided quantiles from printed tables, to the digits given there.
@@ -190,7 +190,7 @@ def torchs_own_gradient_of_values_over_budget(x) -> float:
 def test_a_fused_softmax_may_err_by_the_rounding_of_its_log_sum_exp(x, monkeypatch):
     """Torch's own does: backward it makes the scores again, and the probabilities as exp(s - l)."""
     assert torchs_own_gradient_of_values_over_budget(x) <= 1
-    monkeypatch.setattr(Squares, "again", lambda *_: None)
+    monkeypatch.setattr(ProductErrors, "again", lambda *_: None)
     assert torchs_own_gradient_of_values_over_budget(x) <= 1
     monkeypatch.setattr(torch, "logsumexp", lambda s, dim, keepdim: torch.zeros_like(s[..., :1]))
     assert torchs_own_gradient_of_values_over_budget(x) > 1

@@ -1,13 +1,18 @@
 """An embedding's gradient: its budget is that of the rows that are read, the others' is 0."""
 
+import mmap
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from jax_attn.parity.run.inputs_and_runs import Inputs
+from jax_attn.parity.run.modes.perturbed_mode import _unwritten_zeros
 from jax_attn.parity.run.reference import Reference
 
+STATM = Path("/proc/self/statm")
 TOKENS = np.array([[3, 5, 3], [7, 0, 3]])
 OPTIONS = {
     "plain": {},
@@ -36,3 +41,22 @@ def test_torchs_own_gradient_lies_within_its_budget_and_unread_rows_are_exact(ro
     # What a row that is not read may err by is the tensor's own half of a budget, less than any's.
     assert (others == others.flat[0]).all()
     assert (budget.element[read] > others.flat[0]).all()
+
+
+@pytest.mark.parametrize("shape", [(3, 5), (0, 5)])
+def test_a_table_of_zeros(shape):
+    zeros = _unwritten_zeros(shape)
+    assert torch.equal(zeros, torch.zeros(shape, dtype=torch.float64))
+    assert torch.equal(zeros.add_(1), torch.ones(shape, dtype=torch.float64))
+
+
+@pytest.mark.skipif(not STATM.exists(), reason="Linux tells how much memory is held")
+def test_rows_that_are_not_written_take_no_memory():
+    def resident():
+        return int(STATM.read_text().split()[1]) * mmap.PAGESIZE
+
+    before = resident()
+    table = _unwritten_zeros((2**15, 2**9))  # 128 MiB
+    table.index_copy_(0, torch.tensor([3, 30000]), torch.ones(2, 2**9, dtype=torch.float64))
+    assert resident() - before < 2**23
+    assert table.sum() == 2**10

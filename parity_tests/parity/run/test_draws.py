@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from jax_attn.parity.run.modes.draws import PART, Draws, in_parts
+from jax_attn.parity.run.modes.draws import PART, SCALE_OF_PAIR, Draws, in_parts
 
 ROUNDOFF = {"float64": 2.0**-52, "float32": 2.0**-24, "bfloat16": 2.0**-8}
 
@@ -28,6 +28,39 @@ def test_draws_are_uniform_and_not_alike(precision):
             assert abs(unlike.mean()) <= 5 / (3 * math.sqrt(len(unlike)))
     again = Draws(3)
     assert torch.equal(again.alike(x, again.key(), ROUNDOFF[precision]), drawn)
+
+
+@pytest.mark.parametrize(
+    ("precision", "of"),
+    [("float64", "normal"), ("float32", "normal"), ("float32", "in steps"), ("bfloat16", "normal")],
+)
+def test_a_pair_of_draws_is_uniform_and_each_is_drawn_apart(precision, of):
+    n = {"bfloat16": 500}.get(precision, 3 * PART + 1)
+    x = torch.arange(1.0, n + 1, dtype=torch.float64)
+    if of == "normal":
+        x = torch.randn(n, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    draws = Draws(3)
+    key = draws.key()
+
+    def halves(x):
+        return [half * SCALE_OF_PAIR for half in draws.unscaled_pair(x, key, ROUNDOFF[precision])]
+
+    pair, opposite = halves(x), halves(-x)
+    whole = draws.alike(x, draws.key(), ROUNDOFF[precision])
+    for half in (*pair, *opposite):
+        assert half.abs().max() <= 1
+        assert abs(half.mean()) <= 5 / math.sqrt(3 * n)
+        assert abs(half.square().mean() - 1 / 3) <= 5 * math.sqrt(4 / 45 / n)
+        assert abs((half[1:] * half[:-1]).mean()) <= 5 / (3 * math.sqrt(n - 1))
+    first, second = pair
+    apart = [(first, second), (first, whole), (second, whole)]
+    # Of float64 no bit is left to mix the sign with.
+    apart += zip(pair, opposite, strict=True) if precision != "float64" else []
+    for a, b in apart:
+        assert abs((a * b).mean()) <= 5 / (3 * math.sqrt(n))
+    # Nor does the size of one tell that of the other.
+    sizes = (first.square() - 1 / 3) * (second.square() - 1 / 3)
+    assert abs(sizes.mean()) <= 5 * 4 / 45 / math.sqrt(n)
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])

@@ -12,7 +12,7 @@ from jax_attn.parity.run import reference as reference_module
 from jax_attn.parity.run.inputs_and_runs import Inputs
 from jax_attn.parity.run.modes.many_runs import Runs
 from jax_attn.parity.run.modes.perturbed_mode import Perturbed
-from jax_attn.parity.run.modes.sums import Squares
+from jax_attn.parity.run.modes.sums import ProductErrors
 from jax_attn.parity.run.reference import Reference
 
 RUNS = 5
@@ -115,9 +115,9 @@ def test_each_run_of_a_pass_is_the_run_of_its_seed(name, precision):
     seeds = range(1, RUNS + 1)
     rounding = PRECISIONS[precision]
     together = reference.under(Perturbed(rounding, seeds), cotangents, again=True)
-    first = Squares()
+    first = ProductErrors()
     for place, seed in enumerate(seeds):
-        mode = Perturbed(rounding, seed, squares=Squares(first) if place else first)
+        mode = Perturbed(rounding, seed, products=ProductErrors(first) if place else first)
         alone = reference.under(mode, cotangents, again=True).kinds
         for kind, tensors in together.one(place).kinds.items():
             assert tensors.keys() == alone[kind].keys()

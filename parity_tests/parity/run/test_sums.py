@@ -1,11 +1,12 @@
-"""Squared terms of products are those of the first run, as long as the order is the same."""
+"""What products err by is that of the first run, as long as the order is the same."""
 
 import numpy as np
 import pytest
 import torch
 
+from jax_attn.parity.judge.budget import PRECISIONS, bridge
 from jax_attn.parity.judge.parts import dot
-from jax_attn.parity.run.modes.sums import Squares
+from jax_attn.parity.run.modes.sums import SUM_TERMS, ProductErrors, bounds
 
 A, B = (
     torch.randn(5, 5, generator=torch.Generator().manual_seed(i), dtype=torch.float64)
@@ -23,58 +24,75 @@ LATER = {
 }
 
 
-def is_of_the_first(squares, a, b):
+FLOAT32 = PRECISIONS["float32"]
+
+
+def errors_of(products, name, args, precision=FLOAT32):
+    a, b = args[-2:]
+    return products.of(name, args, a @ b, precision).by
+
+
+def is_of_the_first(by, a, b):
     """Whether these went through float32; else they are exact."""
-    want = a.square() @ b.square()
-    assert torch.allclose(squares, want, rtol=2.0**-23, atol=0)
-    return not torch.equal(squares, want)
+    want = bounds(a @ b, a.square() @ b.square(), bridge(a.shape[-1], FLOAT32), FLOAT32)
+    assert torch.allclose(by.double(), want, rtol=2.0**-23, atol=0)
+    return by.dtype is torch.float32
 
 
 @pytest.mark.parametrize("row", LATER)
 def test_a_later_run_takes_the_products_of_the_first_until_one_is_another(row):
     calls, known = LATER[row]
-    first = Squares()
+    first = ProductErrors()
     for name, args in FIRST:
-        squares, _ = first.terms(name, args, {})
-        assert not is_of_the_first(squares, *args[-2:])
-        squares.mul_(0.0)  # as a caller may
-    later = Squares(first)
+        by = errors_of(first, name, args)
+        assert not is_of_the_first(by, *args[-2:])
+        by.mul_(0.0)  # as a caller may
+    later = ProductErrors(first)
     for place, (name, args) in enumerate(calls):
-        squares, terms = later.terms(name, args, {})
-        a, b = args[-2:]
-        assert terms == a.shape[-1]
-        assert is_of_the_first(squares, a, b) == (place < known)
+        assert is_of_the_first(errors_of(later, name, args), *args[-2:]) == (place < known)
 
 
 def test_what_there_is_no_room_for_is_computed_again():
-    first = Squares(room=4 * (A.numel() + ROW.numel()))
+    first = ProductErrors(room=4 * (A.numel() + ROW.numel()))
     for call in FIRST:
-        first.terms(*call, {})
-    later = Squares(first)
-    known = [is_of_the_first(later.terms(*call, {})[0], *call[1][-2:]) for call in FIRST]
+        errors_of(first, *call)
+    later = ProductErrors(first)
+    known = [is_of_the_first(errors_of(later, *call), *call[1][-2:]) for call in FIRST]
     assert known == [True, True, False, False]
 
 
-@pytest.mark.parametrize("scale", [1e-20, 1e-40, 1e20])
-def test_squares_beyond_the_range_of_float32_are_computed_again(scale):
-    first = Squares()
-    first.terms("mm", (scale * A, B), {})
-    squares, _ = Squares(first).terms("mm", (scale * A, B), {})
-    assert not is_of_the_first(squares, scale * A, B)
+@pytest.mark.parametrize("scale", [1e-20, 1e30])
+def test_errors_beyond_the_range_of_float32_are_computed_again(scale):
+    precision = PRECISIONS["float64" if scale < 1 else "float32"]  # of the other none is as small
+    first = ProductErrors()
+    errors_of(first, "mm", (scale * A, scale * B), precision)
+    later = errors_of(ProductErrors(first), "mm", (scale * A, scale * B), precision)
+    assert later.dtype is torch.float64
 
 
-def test_squares_of_zeros_are_those_of_the_first():
-    first = Squares()
-    first.terms("mm", (A, 0 * B), {})
-    assert first._kept[0][1] is not None
+def test_errors_of_zeros_are_those_of_the_first_and_zero():
+    first = ProductErrors()
+    errors_of(first, "mm", (A, 0 * B))
+    later = errors_of(ProductErrors(first), "mm", (A, 0 * B))
+    assert later.dtype is torch.float32
+    assert not later.any()
 
 
-def test_sums_that_are_no_products_are_computed_each_time():
-    first = Squares()
-    squares, terms = first.terms("mean", (A, [1]), {})
+def test_sums_of_counts_do_not_err():
+    counts = torch.tensor([[1.0, 2.0], [0.5, 2.0]], dtype=torch.float64)
+    ones = torch.ones(2, 1, dtype=torch.float64)
+    for by in (
+        errors_of(ProductErrors(), "mm", (counts, ones)).flatten(),
+        bounds(counts.sum(1), counts.square().sum(1), bridge(2, FLOAT32), FLOAT32),
+    ):
+        assert [x > 0 for x in by.tolist()] == [False, True]
+
+
+def test_the_squared_terms_of_sums():
+    squares, terms = SUM_TERMS["mean"](A, [1])
     assert terms == 5
     assert torch.allclose(squares, A.square().sum(1) / 25, rtol=1e-15)
-    assert torch.equal(Squares(first).terms("sum", (B, [0]), {})[0], B.square().sum(0))
+    assert torch.equal(SUM_TERMS["sum"](B, [0])[0], B.square().sum(0))
 
 
 def test_a_long_sum_of_products_is_as_accurate_as_numpys():

@@ -7,7 +7,12 @@ run, beside the perturbed runs of the budget.
 """
 
 import math
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import chain
+
+import torch
 
 from jax_attn.parity.checking.canaries.attention_facts import AttentionFacts
 from jax_attn.parity.checking.canaries.branches import OF_MASKS, Branches
@@ -27,8 +32,13 @@ from jax_attn.parity.checking.canaries.watched import Watched, run_placed
 from jax_attn.parity.checking.canaries.windows import try_windows
 from jax_attn.parity.checking.prepared import Prepared
 from jax_attn.parity.judge.finding import Finding
+from jax_attn.parity.run.at_once import together
+from jax_attn.parity.run.reference import LONG, set_for_all_threads
 
 __all__ = ["DoubtsAndNotes", "try_canaries"]
+
+Part = Callable[[], DoubtsAndNotes]
+_AT_ONCE = 2
 
 _DROWNED = Finding(
     "drowned",
@@ -41,28 +51,44 @@ def try_canaries(prepared: Prepared) -> DoubtsAndNotes:
     """Plant each canary in the reference, and doubt the inputs that do not reveal it."""
     facts, tanhs = AttentionFacts(prepared.dtype), Tanhs()
     branches, by_masks = Branches(), Branches(OF_MASKS)
+    begun = time.perf_counter()
     run_placed(prepared.reference, Watched([facts, tanhs, branches]))
-    parts = (
-        try_masks(prepared, facts, by_masks),
-        try_mask_patterns(prepared),
-        try_positions(prepared),
-        try_softmaxes(prepared, facts),
-        try_windows(prepared, facts),
-        try_softcaps(prepared, tanhs),
-        try_equal_inputs(prepared),
-        try_batches(prepared),
-        try_epsilons(prepared),
-        branches.notes(by_masks),
-        try_unread(prepared),
-        try_neutral_weights(prepared),
-        try_padding_ids(prepared),
+    is_long = time.perf_counter() - begun >= LONG
+    of_masks = try_masks(prepared, facts, by_masks)  # before what reads which branches they reach
+    others: tuple[Part, ...] = (
+        lambda: try_mask_patterns(prepared),
+        lambda: try_positions(prepared),
+        lambda: try_softmaxes(prepared, facts),
+        lambda: try_windows(prepared, facts),
+        lambda: try_softcaps(prepared, tanhs),
+        lambda: try_equal_inputs(prepared),
+        lambda: try_batches(prepared),
+        lambda: try_epsilons(prepared),
+        lambda: branches.notes(by_masks),
+        lambda: try_unread(prepared),
+        lambda: try_neutral_weights(prepared),
+        lambda: try_padding_ids(prepared),
     )
+    parts = [of_masks, *(_at_once(prepared, others) if is_long else (part() for part in others))]
     doubts, notes = (tuple(chain.from_iterable(lines)) for lines in zip(*parts, strict=True))
     if doubts and not _has_budget(prepared):
         doubts = ()  # no run could fail, for a reason that the comparison names
     elif doubts and not prepared.has_power:
         doubts, notes = (), (*notes, _DROWNED)
     return DoubtsAndNotes(doubts, notes)
+
+
+def _at_once(prepared: Prepared, parts: Sequence[Part]) -> list[DoubtsAndNotes]:
+    """The parts in two threads, in each of which one run is made after another."""
+    _ = prepared.exact, prepared.own, prepared.budgets  # which all threads read
+    has_grad, threads = torch.is_grad_enabled(), min(_AT_ONCE, torch.get_num_threads())
+
+    def alone(part: Part) -> DoubtsAndNotes:
+        with torch.set_grad_enabled(has_grad):  # another thread has its own
+            return part()
+
+    with set_for_all_threads():
+        return together([partial(alone, part) for part in parts], threads)
 
 
 def _has_budget(prepared: Prepared) -> bool:

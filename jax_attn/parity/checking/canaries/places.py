@@ -1,6 +1,7 @@
 """Where a reference computes an operator: in the call of which module, as the n-th of its kind."""
 
 from collections import Counter
+from threading import get_ident
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -36,6 +37,7 @@ class Placed(Float64):
         self._names: dict[torch.nn.Module, str] = {}
 
     def __enter__(self) -> Self:
+        self._thread = get_ident()
         self._hooks = (
             register_module_forward_pre_hook(self._entered),
             register_module_forward_hook(self._left, always_call=True),
@@ -68,7 +70,9 @@ class Placed(Float64):
         return Place(module, met[kind])
 
     def _entered(self, module: torch.nn.Module, _: Any) -> None:
-        self._calls.append((module, Counter()))
+        if get_ident() == self._thread:  # torch calls the hooks of every thread
+            self._calls.append((module, Counter()))
 
     def _left(self, *_: Any) -> None:
-        self._calls.pop()
+        if get_ident() == self._thread:
+            self._calls.pop()

@@ -1,6 +1,7 @@
 """A mode of torch in which every operation's result is moved by a roundoff, in float64."""
 
 import math
+import mmap
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -43,7 +44,16 @@ from jax_attn.parity.run.modes.many_runs import (
 )
 from jax_attn.parity.run.modes.products import apart
 from jax_attn.parity.run.modes.rounding import DrawnRounding
-from jax_attn.parity.run.modes.sums import SUMS, Squares, adds, is_count, linear_terms
+from jax_attn.parity.run.modes.sums import (
+    PRODUCTS,
+    SUM_TERMS,
+    SUMS,
+    ProductErrors,
+    adds,
+    bounds,
+    is_count,
+    linear_terms,
+)
 
 # Terms that XLA:CPU adds up before their sums: its rewriting of long reductions into trees.
 _RUN = 32
@@ -82,14 +92,21 @@ def _divides(by: Any) -> bool:
     return isinstance(by, int | float) and math.isfinite(by) and by != 0 and 1 / by != 0
 
 
+def _unwritten_zeros(shape: tuple[int, ...]) -> torch.Tensor:
+    """Zeros in float64 that take memory where they are written to: of a table, few rows are."""
+    size = math.prod(shape)
+    pages = mmap.mmap(-1, 8 * max(size, 1))
+    return torch.frombuffer(pages, dtype=torch.float64)[:size].view(shape)
+
+
 class Perturbed(Unperturbed):
     """Float64, and every operation's result moved by one roundoff of `precision`.
 
     constants: those that the module makes when it is run as it is, in order. as_jax: store
     each step of a softmax (of each in order: whether its scores are in `precision`), a product
     before its bias is added, and each partial sum of a bias's gradient in `precision`, as JAX may.
-    seeds: of the draws; several are of as many runs in one pass. squares: those of the products of
-    the run, or of one like it.
+    seeds: of the draws; several are of as many runs in one pass. products: what those of the run
+    err by, or of one like it.
     """
 
     _stores_softmax = False
@@ -102,7 +119,7 @@ class Perturbed(Unperturbed):
         seeds: int | Sequence[int] = 0,
         constants: Constants = (),
         as_jax: Iterable[bool] | None = None,
-        squares: Squares | None = None,
+        products: ProductErrors | None = None,
     ):
         super().__init__()
         self.rounding = DrawnRounding(precision, Draws(seeds))
@@ -112,7 +129,7 @@ class Perturbed(Unperturbed):
         self._stored_softmaxes = iter(as_jax or ())
         self._stored_weights: set[int] = set()
         """Where the weights of those softmaxes lie, whose backward passes are stored, too."""
-        self.squares = squares or Squares(room=0)
+        self.products = products or ProductErrors(room=0)
 
     @property
     def runs(self) -> int | None:
@@ -200,7 +217,7 @@ class Perturbed(Unperturbed):
         if name == "_softmax_backward_data":
             return self._scores_gradient(func, args, kwargs)
         if name not in SUMS_OF_TWO and name not in SUMS:  # no longer those of a fused kernel
-            self.squares.change(args)
+            self.products.change(args)
         if self._adds_in_dtype and (parts := apart(func, args, kwargs)):
             product = self.compute(parts.product, parts.factors, {})
             return self.compute(torch.ops.aten.add.Tensor, (product, parts.bias), {})
@@ -211,20 +228,15 @@ class Perturbed(Unperturbed):
         total = super().compute(func, args, kwargs)
         if not total.is_floating_point():
             return total
-        squares, terms = self.squares.terms(name, args, kwargs)
+        if name in PRODUCTS:
+            return self.rounding.summed(
+                total, self.products.of(name, args, total, self.precision).by
+            )
+        squares, terms = SUM_TERMS[name](*args, **kwargs)
         total, squares = map(self.rounding.draws.lifted, (total, squares))
         total *= terms * self.rounding.number(1 / terms) if name == "mean" and terms else 1.0
-        of_total, of_squares, lost = self._bridge(name, terms, args)
-        of_sum, of_storing = self.rounding.draws.key(), self.rounding.draws.key()
-
-        def summed(rows: slice, total: torch.Tensor, squares: torch.Tensor) -> torch.Tensor:
-            exact = is_count(total, squares, max(self.precision.acc, self.precision.store))
-            by = squares.mul_(of_squares).addcmul_(total, total, value=of_total).add_(lost).sqrt_()
-            moved = self.rounding.moved(total, by, of_sum[rows])
-            moved = self.rounding.stored_part(moved, of_storing[rows])
-            return moved if exact is None else torch.where(exact, total, moved)
-
-        return in_parts(summed, total, squares, out=total)
+        by = bounds(total, squares, self._bridge(name, terms, args), self.precision)
+        return self.rounding.summed(total, by)
 
     def _linear(self, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
         """The results of an operator that adds, each moved by what its sums err by."""
@@ -241,8 +253,7 @@ class Perturbed(Unperturbed):
         of_total, of_squares, lost = bridge(terms, self.precision)
         exact = is_count(total, squares, max(self.precision.acc, self.precision.store))
         by = (of_total * total.square()).add_(of_squares * squares).add_(lost).sqrt_()
-        moved = self.rounding.stored(self.rounding.moved(total, by))
-        return moved if exact is None else torch.where(exact, total, moved)
+        return self.rounding.summed(total, by if exact is None else by.masked_fill_(exact, 0.0))
 
     def _bridge(self, name: str, terms: int, args: tuple) -> tuple[float, float, float]:
         """As `bridge`; but backward JAX adds up what was broadcast (a bias) in its own dtype, and
@@ -323,7 +334,7 @@ class Perturbed(Unperturbed):
         at = (rows == padding).nonzero().flatten().tolist()
         with self._inside(replace(self.precision, store=self.precision.acc)):
             few = decomposition_table[func](d_out, read, len(rows), *(at or [-1]), by_frequency)
-        table = self.rounding.draws.lifted(d_out.new_zeros((count, *few.shape[1:])))
+        table = self.rounding.draws.lifted(_unwritten_zeros((count, *few.shape[1:])))
         return table.index_copy_(0, rows, self.rounding.stored(few))
 
     def _of_two(
@@ -376,7 +387,7 @@ class Perturbed(Unperturbed):
         inside.dtype = torch.float32 if is_finer else self.dtype
         inside._adds_in_dtype = self._adds_in_dtype
         inside.rounding = replace(self.rounding, precision=precision)
-        inside.squares = self.squares
+        inside.products = self.products
         return inside
 
     def _weights(self, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> torch.Tensor:
@@ -384,7 +395,7 @@ class Perturbed(Unperturbed):
         # In a row filled by a mask no correct code keeps l, but what that adds to the fill.
         top = scores.amax(dim, keepdim=True)
         scores = scores - torch.where(self.precision.acc * top.abs() >= POWER, top, 0.0)
-        again = self.squares.again(scores, self.precision)
+        again = self.products.again(scores, self.precision)
         weights = self._kernel(func, (scores, dim, *others), kwargs)
         kept = torch.logsumexp(scores, dim, keepdim=True)
         by = self.precision.acc * kept.abs()
@@ -405,7 +416,7 @@ class Perturbed(Unperturbed):
         dP, weighted by P.
         """
         d_weights, weights, dim, *_ = args
-        again = self.squares.again(d_weights, self.precision)
+        again = self.products.again(d_weights, self.precision)
         d_scores = self._kernel(func, args, kwargs)
         if again is None:
             return d_scores

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 from jax_attn.parity.judge.budget import Precision
-from jax_attn.parity.run.modes.draws import SCALE, Draws, Key, in_parts
+from jax_attn.parity.run.modes import long_tensors
+from jax_attn.parity.run.modes.draws import SCALE, SCALE_OF_PAIR, Draws, Key, in_parts
 from jax_attn.parity.run.modes.many_runs import Runs
 
 
@@ -47,24 +48,48 @@ class DrawnRounding:
     def _moved(self, each: torch.Tensor, by: torch.Tensor, key: Key | None) -> torch.Tensor:
         """Likewise of every run's numbers."""
         drawn = self.draws.unscaled(each, self.draws.key() if key is None else key, self._roundoff)
-        moved = torch.addcmul(each, by, drawn, value=SCALE, out=by)
-        return moved if math.isfinite(moved.sum()) else torch.where(moved.isfinite(), moved, each)
+        return _where_finite(torch.addcmul(each, by, drawn, value=SCALE, out=by), each)
 
     def stored(self, x: torch.Tensor) -> torch.Tensor:
         """x as the precision stores it."""
         if x.is_complex():
             return self._complex(x, 2 * self.precision.store)
-        key = self.draws.key()
-        return in_parts(lambda rows, x: self.stored_part(x, key[rows]), self.draws.lifted(x))
+        key, x = self.draws.key(), self.draws.lifted(x)
+        if long_tensors.is_long(x):
+            return long_tensors.stored(x, key[0], self.precision, self._roundoff)
+        return in_parts(lambda rows, x: self.stored_part(x, key[rows]), x)
 
     def stored_part(self, x: torch.Tensor, key: Key) -> torch.Tensor:
         """A part of what an operation stores, whose key is given."""
         each = self.draws.each(x)
+        return self.draws.of(self._moved(each, self._of_storing(each), key))
+
+    def summed(self, x: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
+        """Sums that err by up to `by`, stored; exact ones where `by` is 0. x: written over."""
+        key, x, by = self.draws.key(), self.draws.lifted(x), self.draws.lifted(by)
+        if long_tensors.is_long(x) and by.is_contiguous():
+            return long_tensors.summed(x, by, key[0], self.precision, self._roundoff)
+        return in_parts(lambda rows, x, by: self.summed_part(x, by, key[rows]), x, by, out=x)
+
+    def summed_part(self, x: torch.Tensor, by: torch.Tensor, key: Key) -> torch.Tensor:
+        """A part of what `summed` gives, whose key is given."""
+        each, by = self.draws.each(x), self.draws.each(by).double()
+        exact = by.numpy() == 0  # torch's comparisons take five times as long
+        of_sum, of_storing = self.draws.unscaled_pair(each, key, self._roundoff)
+        moved = _where_finite(torch.addcmul(each, by, of_sum, value=SCALE_OF_PAIR), each)
+        of_storing.mul_(self._of_storing(moved))
+        stored = _where_finite(of_storing.mul_(SCALE_OF_PAIR).add_(moved), moved)
+        return self.draws.of(
+            torch.where(torch.from_numpy(exact), each, stored) if exact.any() else stored
+        )
+
+    def _of_storing(self, each: torch.Tensor) -> torch.Tensor:
+        """How far storing moves these at most."""
         by = (self.precision.store * each).abs_()
         # NumPy's minimum, as torch's takes four times as long.
         if not by.numel() or not by.numpy().min() >= self.precision.tiny:
             by.clamp_(min=self.precision.tiny).masked_fill_(each == 0, 0.0)  # equals differ by 0
-        return self.draws.of(self._moved(each, by, key))
+        return by
 
     def nearby(self, x: torch.Tensor, steps: int = 1) -> torch.Tensor:
         """x, as far away as a random walk of so many roundoffs of sums ends."""
@@ -112,6 +137,11 @@ class DrawnRounding:
         if isinstance(kept, Runs):
             kept.is_number = True
         return kept
+
+
+def _where_finite(moved: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """moved; x where that is not finite."""
+    return moved if math.isfinite(moved.sum()) else torch.where(moved.isfinite(), moved, x)
 
 
 def _holds(precision: Precision, value: float) -> bool:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -11,6 +11,7 @@ from torch._ops import OpOverload
 
 from jax_attn.parity.judge.budget import Precision, bridge
 from jax_attn.parity.run.modes.constants import Kwargs, each
+from jax_attn.parity.run.modes.draws import in_parts
 from jax_attn.parity.run.modes.many_runs import Runs, first_run
 
 Terms = tuple[torch.Tensor, int]
@@ -35,10 +36,10 @@ def _mean_terms(x: torch.Tensor, dim: Any = None, keepdim: bool = False, **_: An
     return squares / max(terms, 1) ** 2, terms
 
 
-_SUMS: dict[str, Callable[..., Terms]] = {"sum": _sum_terms, "mean": _mean_terms}
-_FIRST_FACTOR = {"mm": 0, "bmm": 0, "mv": 0, "dot": 0, "addmm": 1, "baddbmm": 1}
+SUM_TERMS: dict[str, Callable[..., Terms]] = {"sum": _sum_terms, "mean": _mean_terms}
+PRODUCTS = {"mm": 0, "bmm": 0, "mv": 0, "dot": 0, "addmm": 1, "baddbmm": 1}
 """Sums of products, by operator: which argument is the first factor."""
-SUMS = frozenset((*_SUMS, *_FIRST_FACTOR))
+SUMS = frozenset((*SUM_TERMS, *PRODUCTS))
 _LINEAR = frozenset(
     """
     _index_put_impl _trilinear _upsample_nearest_exact1d_backward _upsample_nearest_exact2d_backward
@@ -75,34 +76,61 @@ def linear_terms(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> tuple
 _OF_TERMS: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = (torch.square, torch.ones_like)
 
 
-class Squares:
-    """The sums of squared terms of a run's sums, of which those of products are kept.
+class Errors(NamedTuple):
+    """What the sums of a product err by.
 
-    They take a product of squares, as long as the product itself. Runs that differ by roundoffs
-    have the same but for a roundoff, and take those of the first.
+    by: up to how much, as `bounds` has it. squares: of a batched product, the sums of squared
+    terms; None where float32 is too narrow.
+    """
+
+    by: torch.Tensor
+    squares: torch.Tensor | None
+
+
+class ProductErrors:
+    """What the products of a run err by. That takes a product of squares, as long as the product.
+
+    Runs that differ by roundoffs have the same but for a roundoff, and take those of the first.
 
     first: of the run whose products these are again, in order, until one is another; None: of
     none. room: how many bytes are kept, in float32; what is beyond it, or its range, is computed
     each time.
     """
 
-    def __init__(self, first: "Squares | None" = None, room: int = _ROOM):
-        self._kept: list[tuple[Call, torch.Tensor | None]] = []
+    def __init__(self, first: "ProductErrors | None" = None, room: int = _ROOM):
+        self._kept: list[tuple[Call, Errors | None]] = []
         self._known = None if first is None else iter(first._kept)
         self._room = room
         self._batched: dict[_Places, tuple[torch.Tensor, int]] = {}
-        """Of each shape, the last batched product's, as they are kept, and its number of terms."""
+        """Of each shape, the last batched product's squares, and its number of terms."""
 
-    def terms(self, name: str, args: tuple, kwargs: dict[str, Any]) -> Terms:
-        """Of the operator `name` of `SUMS`, called with these; its caller may write there."""
-        if name in _SUMS:
-            return _SUMS[name](*args, **kwargs)
-        a, b = args[_FIRST_FACTOR[name] :][:2]
-        terms = a.shape[-1]
-        squares, kept = self._of_product((name, a.shape, b.shape), a, b)
-        if name == "bmm" and kept is not None:
-            self._batched[_places(kept)] = kept, terms
-        return squares, terms
+    def of(self, name: str, args: tuple, totals: torch.Tensor, precision: Precision) -> Errors:
+        """Of the operator `name` of `PRODUCTS`, called with these arguments; to be read only."""
+        a, b = args[PRODUCTS[name] :][:2]
+        call = name, a.shape, b.shape
+        errors = self._of_the_first(call)
+        if errors is None:
+            errors = _errors(name, a, b, totals, precision)
+            if self._known is None:
+                self._keep(call, errors)
+        if errors.squares is not None:
+            self._batched[_places(errors.squares)] = errors.squares, a.shape[-1]
+        return errors
+
+    def _of_the_first(self, call: Call) -> Errors | None:
+        if self._known is None:
+            return None
+        known_call, errors = next(self._known, (None, None))
+        self._known = self._known if known_call == call else iter(())
+        return errors if known_call == call else None
+
+    def _keep(self, call: Call, errors: Errors) -> None:
+        kept = errors._replace(by=by) if (by := _narrowed(errors.by)) is not None else None
+        if kept is not None and (call[0] != "bmm" or kept.squares is not None):
+            self._room -= sum(x.nbytes for x in kept if x is not None)
+        else:
+            kept = None
+        self._kept.append((call, kept if self._room >= 0 else None))
 
     def change(self, tensors: tuple) -> None:
         """Forget the products of these shapes: what has them now is no longer those products."""
@@ -124,32 +152,43 @@ class Squares:
         totals = torch.minimum(products.square(), terms * squares)  # a mask's fill is none
         return totals.mul_(2 * of_total).add_(squares, alpha=2 * of_squares)
 
-    def _of_product(
-        self, call: Call, a: torch.Tensor, b: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Those of a product, and the same as they are kept."""
-        if self._known is not None:
-            known_call, known = next(self._known, (None, None))
-            if known_call == call and known is not None:
-                return known.double(), known
-            self._known = self._known if known_call == call else iter(())
-        # Of runs in one pass likewise: those of the first stand for all.
-        squares = first_run(a).square() @ first_run(b).square()
-        narrow = _narrowed(squares)
-        if self._known is None:
-            self._room -= squares.nbytes // 2
-            self._kept.append((call, narrow if self._room >= 0 else None))
-        return squares, narrow
-
 
 def _places(x: torch.Tensor) -> _Places:
     return x.numel(), *x.shape[-2:]
 
 
-def _narrowed(squares: torch.Tensor) -> torch.Tensor | None:
+def _errors(
+    name: str, a: torch.Tensor, b: torch.Tensor, totals: torch.Tensor, precision: Precision
+) -> Errors:
+    """Of the product of a and b; of runs in one pass, those of the first stand for all."""
+    totals = first_run(totals).detach()
+    squares = first_run(a).square() @ first_run(b).square()
+    narrow = _narrowed(squares) if name == "bmm" else None
+    of_terms = bridge(a.shape[-1], precision)
+    return Errors(bounds(totals, squares, of_terms, precision), narrow)
+
+
+def bounds(
+    totals: torch.Tensor, squares: torch.Tensor, of_terms: tuple, precision: Precision
+) -> torch.Tensor:
+    """Up to how much sums err; 0 where they are counts, which do not.
+
+    squares: the sums of squared terms, written over. of_terms: as `bridge` has it.
+    """
+    of_total, of_squares, lost = of_terms
+
+    def part(_: slice, totals: torch.Tensor, squares: torch.Tensor) -> torch.Tensor:
+        exact = is_count(totals, squares, max(precision.acc, precision.store))
+        by = squares.mul_(of_squares).addcmul_(totals, totals, value=of_total).add_(lost).sqrt_()
+        return by if exact is None else by.masked_fill_(exact, 0.0)
+
+    return in_parts(part, totals, squares, out=squares)
+
+
+def _narrowed(x: torch.Tensor) -> torch.Tensor | None:
     """In float32; None where that is too narrow for one of them."""
-    narrow = squares.float()
-    fits = (narrow >= _SMALLEST).logical_or_(squares == 0).logical_and_(narrow.isfinite())
+    narrow = x.float()
+    fits = (narrow >= _SMALLEST).logical_or_(x == 0).logical_and_(narrow.isfinite())
     return narrow if fits.all() else None
 
 

@@ -59,7 +59,7 @@ class Measurement:
     before: resident on a CPU, allocated on a GPU. compiler_bytes: temporaries, as the compiler
     reports them. cache_bytes: keys and values of the whole capacity of the cache.
     warm_compile_s: seconds to compile again with the compiler's cache on disk.
-    programs: the number of programs compiled for this mode and these inputs.
+    programs: the number of further programs compiled for this mode and these inputs.
     operations: (path of a module, kind of operation, seconds of a call), the longest first.
     """
 

@@ -28,7 +28,7 @@ def pair_of_checkpoint(path: Path, lengths: tuple[int, ...]) -> Pair:
     """Return the two models on one row of tokens, with the float32 check of `jax-attn verify`.
 
     torch is timed with `scaled_dot_product_attention`, if transformers supports it for the model;
-    the check runs the attention that `jax-attn verify` compares, which writes out its steps.
+    the check restores the attention implementation that `jax-attn verify` runs.
 
     Raises PairError if transformers is not installed, the model is unknown, or a length is too
     large.

@@ -60,7 +60,7 @@ def told(port: Port, programs: Mapping[str, jax.stages.Compiled]) -> Iterator[St
 
 
 def replicated(port: Port, programs: Mapping[str, jax.stages.Compiled]) -> Iterator[StandingNote]:
-    """Yield notes on gradients of which a device holds a larger part than of their parameter."""
+    """Yield notes on gradients that are sharded less than their parameter or input."""
     program = programs.get("forward and backward")
     if program is None:
         return

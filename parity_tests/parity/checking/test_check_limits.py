@@ -204,7 +204,7 @@ BAD = {
     "integers that JAX narrows": (
         lambda r, p, x: check(r, p, {"x": x, "ignored": np.full((2, 7), 2**40)}),
         TypeError,
-        r"inputs\['ignored'\]: expected integers that int32 holds, .* got 1099511627776 to 1099511",
+        r"inputs\['ignored'\]: expected integers that fit int32, .* got 1099511627776 to 1099511",
     ),
     "outputs without a gradient": (
         lambda r, p, x: check(
@@ -216,13 +216,13 @@ BAD = {
     "ids beyond a table": (
         lambda r, p, x: check(torch.nn.Embedding(5, 3), p, (np.array([[2, 5]]),)),
         RaisedError,
-        r"reference: .* on inputs 0 int64\[1, 2\], got IndexError: .*; input '0' holds 2 to 5, and "
+        r"reference: .* on inputs 0 int64\[1, 2\], got IndexError: .*; input '0' holds 2 to 5, but "
         r"the embedding '' has rows 0 to 4",
     ),
     "outputs that are integers": (
         lambda r, p, x: check(r, p, (x,), reference_call=lambda m, x: m(x).argmax(-1)),
         ValueError,
-        "reference: expected floating outputs, got {'output': 'int64'}: .*return the scores",
+        "reference: expected floating-point outputs, got {'output': 'int64'}: .*return the scores",
     ),
     "an empty input": (
         lambda r, p, x: check(r, p, (x[:0],)),

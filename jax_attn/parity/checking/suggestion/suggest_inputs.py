@@ -69,7 +69,7 @@ def suggest_inputs(
       given: fixed arrays, by parameter; the others are made to fit them. Use it for a parameter
         that no rule knows, or one whose values have a meaning.
       dtype: the dtype of the reference.
-      seed: the seed of the random arrays.
+      seed: the seed of the random arrays; the same seed makes the same arrays.
 
     Returns:
       A dict of arrays by parameter, or a tuple if the parameters are passed by position.

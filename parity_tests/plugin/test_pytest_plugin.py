@@ -229,7 +229,7 @@ def test_a_run_that_is_stopped_writes_what_it_has(run, pytester):
         **NAMES,
         "test_it.py::test_stopped": "INCONCLUSIVE",
     }
-    assert "did not finish" in (pytester.path / "report" / "summary.md").read_text()
+    assert "did not end" in (pytester.path / "report" / "summary.md").read_text()
 
 
 def test_no_check_is_a_report_of_none(run, pytester):

@@ -114,7 +114,7 @@ class TestSeveral(unittest.TestCase):
         [
             "*TestIt::test_unused: expected a test that takes the fixture `parity`*",
             "*TestIt::test_wrong: expected a test that takes the fixture `parity`*",
-            "*TestIt::test_wrong: unknown word 'atol'*",
+            "*TestIt::test_wrong: unknown keyword 'atol'*",
             "*TestSeveral::test_several: dtype: expected one, because a unittest.TestCase *",
         ]
     )

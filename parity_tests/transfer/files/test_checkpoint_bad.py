@@ -118,7 +118,7 @@ def y(content):
 INDEX = "model.safetensors.index.json"
 X, Y = "x.safetensors", "y.safetensors"
 NOT_AN_INDEX = "expected a JSON object with a weight_map"
-NO_NAME = "expected the name of a file"
+NO_NAME = "expected the name of a file next to it"
 BAD_PATHS = {
     "no such file": (beside("model.safetensors"), "no such file"),
     "a name one letter off": (

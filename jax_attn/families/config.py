@@ -157,7 +157,7 @@ def reading(config: Config) -> Iterator[Reading]:
 
 
 def disagreements(options: Mapping[str, int | None], config: Sequence[int | None]) -> list[Problem]:
-    """Report options, by name, whose values differ from the config's; None agrees with any value."""
+    """Report options, by name, whose values differ from the config's; None agrees with all."""
     return [
         Problem("ambiguous", option, f"expected {expected}, as config.json says, got {value}")
         for (option, value), expected in zip(options.items(), config, strict=True)

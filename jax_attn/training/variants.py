@@ -1,4 +1,4 @@
-"""What people do in a recipe's place: another rate, another value of an option, or none."""
+"""Common mistakes in a recipe: another rate, another value of an option, or an omitted option."""
 
 import warnings
 from collections.abc import Callable, Iterator
@@ -23,12 +23,12 @@ _NUMBERS: dict[str, tuple[Any, ...]] = {
     "lr_decay": (0.0,),
     "momentum_decay": (0.0, 4e-3),
 }
-"""Option of an optimizer -> values that frameworks and papers have for it; 0: left out."""
+"""Option of an optimizer -> its usual values in frameworks and papers; 0 for an omitted option."""
 
 
 @dataclass(frozen=True)
 class RecipeVariant:
-    """name: the option. says: what the reference has then, to follow "with"."""
+    """A changed recipe. name: the option. says: the change in words, to follow "with"."""
 
     name: str
     says: str
@@ -36,7 +36,7 @@ class RecipeVariant:
 
 
 def variants(recipe: Recipe, groups: Groups, factor: float) -> Iterator[RecipeVariant]:
-    """factor: of the learning rate, as it was found from the port's first update."""
+    """Yield changed recipes. factor: of the learning rate, found from the port's first update."""
     rates = [group["lr"] for group in groups]
     if abs(factor - 1) > 1e-6:
         says = f"a learning rate {factor:.6g} times as large"
@@ -74,7 +74,7 @@ def _per_group(recipe: Recipe, option: str, values: list[Any]) -> Recipe:
 
 
 def _beside_the_optimizer(recipe: Recipe) -> Iterator[RecipeVariant]:
-    """Other clips, schedules and ways to accumulate."""
+    """Yield variants of clipping, schedule and accumulation."""
     for option in ("clip_norm", "clip_value", "schedule"):
         if getattr(recipe, option) is not None:
             absent: dict[str, Any] = {option: None}
@@ -96,7 +96,7 @@ _STEPS: tuple[tuple[str, str, Callable[[int], int]], ...] = (
 
 
 def _stepped(schedule: Callable[..., Any], step: Callable[[int], int]) -> Callable[..., Any]:
-    """A scheduler that after update t has the rates of update `step(t)` of another."""
+    """Return a scheduler that after update t has another's rates after update `step(t)`."""
 
     class Stepped:
         def __init__(self, optimizer: torch.optim.Optimizer):

@@ -99,7 +99,7 @@ class Reading:
         return D, N, self.divided((width, D), (heads, N))
 
     def kv_heads(self, name: str, heads: str) -> int:
-        """Return K, the number of key/value heads; if missing, N, that of the query heads."""
+        """Return K, the number of key/value heads; if it is missing, N, that of query heads."""
         N = self.number(heads)
         K = self.number(name, default=N)
         self.divided((heads, N), (name, K))

@@ -113,7 +113,7 @@ class Family:
             return self.traits_of(read, prefix)
 
     def model_traits(self, config: Config, layers: Sequence[int] | None = None) -> ModelTraits:
-        """Return the traits of a whole model; if `layers` is given, with only these layers."""
+        """Return the traits of a whole model, or of only these `layers` of it."""
         kind = config.get("model_type")
         if self.model_of is None or kind in self.without_model:
             name = kind if kind in self.without_model else self.name

@@ -40,7 +40,7 @@ _UNSUPPORTED = {
 _NEUTRAL = frozenset(
     name
     for names in (
-        # Where a file comes from, and the software that wrote it.
+        # The origin of a file, and the software that wrote it.
         "architectures auto_map custom_pipelines dtype is_llama_config model_type "
         "sentence_transformers tokenizer_class torch_dtype torchscript transformers_version "
         "unsloth_fixed unsloth_version use_bfloat16",
@@ -50,7 +50,7 @@ _NEUTRAL = frozenset(
         "hidden_dropout hidden_dropout_prob init_std initializer_factor initializer_range "
         "layerdrop neftune_noise_alpha problem_type resid_pdrop "
         "sbert_ce_default_activation_function",
-        # What a call returns, and the order of its sums.
+        # The outputs of a call, and the order of its sums.
         "attention_softmax_in_fp32 attn_implementation bias_dropout_fusion cache_implementation "
         "chunk_size_feed_forward inference_runner masked_softmax_fusion max_batch_size "
         "output_attentions output_hidden_states output_past pad_key_length pre_allocate_kv_cache "
@@ -80,7 +80,7 @@ _NEUTRAL = frozenset(
 
 
 def check_values(read: Reading) -> None:
-    """Refuse what is invalid in every family: null heads, a bad epsilon or activation."""
+    """Refuse what is invalid in every family: a null head count, a bad epsilon or activation."""
     # A reading of its own: `read.names` must have only the names that the family reads.
     own = Reading(read.config, read.problems, read.file)
     for name in NUM_HEADS:
@@ -176,12 +176,12 @@ def is_tied(config: Reading, *, default: bool) -> bool:
 
 
 def decoder_head(config: Reading, *, tied: bool, use_bias: bool = False) -> VocabularyTraits:
-    """Return a decoder's language-model head. tied: the default of the config's flag."""
+    """Return the traits of a decoder's language-model head. tied: the flag's default."""
     return VocabularyTraits(is_tied(config, default=tied), use_bias)
 
 
 def decoder_classes(config: Reading) -> ClassifierTraits:
-    """Return a decoder's classification head, which reads the last token or each one."""
+    """Return the traits of a decoder's classifier, which reads the last token or each one."""
     if architecture(config).endswith("ForTokenClassification"):
         has_bias = config.flag("token_classification_bias", default=True)
         return ClassifierTraits("each", use_bias=has_bias)

@@ -94,12 +94,12 @@ def _too_small(training: ReferenceTraining) -> str:
     return f"it moves no parameter by more than {training.loop.dtype} rounding"
 
 
-_LARGER = "a larger one, a larger rate, or more steps"
+_LARGER = "a larger value, a larger rate, or more steps"
 
 CANARIES = (
     Canary("clip_norm", None, _largest_norm, "a clip_norm below that"),
     Canary("clip_value", None, _largest_element, "a clip_value below that"),
-    Canary("schedule", None, _too_few_updates, "as many steps as it takes to act"),
+    Canary("schedule", None, _too_few_updates, "enough steps for the schedule to act"),
     Canary("weight_decay", 0.0, _too_small, _LARGER),
     Canary("momentum", 0.0, _too_small, _LARGER),
     Canary("dampening", 0.0, _too_small, _LARGER),

@@ -220,13 +220,13 @@ def _validate(
     elif not isinstance(loss, str) and not (
         isinstance(loss, tuple) and len(loss) == 2 and all(map(callable, loss))
     ):
-        problems.append(f"loss: expected torch's and JAX's, two functions, got {loss!r}")
+        problems.append(f"loss: expected torch's and JAX's functions, as a pair, got {loss!r}")
     if not (isinstance(steps, int) and not isinstance(steps, bool) and steps > 0):
         problems.append(f"steps: expected a whole number above 0, got {steps!r}")
     else:
         problems += _schedule_problems(reference, recipe, steps)
-    beside = (recipe.clip_norm, recipe.clip_value, recipe.accumulate, recipe.accumulated)
-    problems += [f"{p.name}: {p.text}" for p in update_problems(*beside)]
+    options = (recipe.clip_norm, recipe.clip_value, recipe.accumulate, recipe.accumulated)
+    problems += [f"{p.name}: {p.text}" for p in update_problems(*options)]
     if problems:
         raise ValueError("\n".join(problems))
 
@@ -237,7 +237,7 @@ def _type_problems(
     problems = type_problems(reference, port, layout)
     if not callable(recipe.optimizer):
         problems.append(
-            "optimizer: expected a function of the module, as copies of it are trained, got "
+            "optimizer: expected a function of the module, because copies of it are trained, got "
             f"{type(recipe.optimizer).__name__}; such as lambda m: torch.optim.SGD(m.parameters())"
         )
     if recipe.schedule is not None and not callable(recipe.schedule):
@@ -279,7 +279,7 @@ def _batch_problems(batches: Any) -> list[str]:
     first: dict[str, tuple] = {}
     for i, batch in enumerate(batches):
         if not isinstance(batch, Mapping) or TARGET not in batch:
-            problems.append(f"batches[{i}]: expected a dict of arrays with {TARGET!r} among them")
+            problems.append(f"batches[{i}]: expected a dict of arrays that contains {TARGET!r}")
             continue
         strangers = [
             name

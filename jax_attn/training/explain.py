@@ -73,7 +73,7 @@ _GRADIENTS, _UPDATES, _FREE_RUN = range(3)
 _RIGHT_BEFORE = (
     "The first batch's gradients are wrong, first in",
     "The gradients are right. From the reference's own gradients, the updates first differ in",
-    "The gradients are right, and so are updates from the reference's own. The free run first "
+    "The gradients are right, and so are the updates from the reference's own. The free run first "
     "differs in",
 )
 

@@ -48,7 +48,7 @@ class Recipe:
         return replace(self, optimizer=changed)
 
     def has_rates(self, module: torch.nn.Module, updates: int) -> bool:
-        """Return whether the schedule, if any, has a rate for each of so many updates."""
+        """Return whether the schedule, if any, has a rate for each of `updates` updates."""
         if self.schedule is None:
             return True
         scheduler = self.schedule(self.optimizer(copy.deepcopy(module)))
@@ -57,7 +57,7 @@ class Recipe:
     def optax_like(
         self, module: torch.nn.Module, updates: int, *, port: nnx.Module, layout: Layout
     ) -> optax.GradientTransformation:
-        """Return the optax transformation that makes this recipe's first `updates` of `port`."""
+        """Return the optax transformation for `port`; a schedule has `updates` rates."""
         module = copy.deepcopy(module)
         optimizer = self.optimizer(module)
         scheduler = self.schedule(optimizer) if self.schedule else None

@@ -130,7 +130,7 @@ class ReferenceTraining:
 def missing_moments(reference: ReferenceTraining, port: Replay) -> tuple[Finding, ...]:
     """Report moments that torch keeps and the port's optimizer does not."""
     missing = (
-        f"optimizer state: torch keeps {name} of {path}, the port's optimizer has none"
+        f"optimizer state: the port's optimizer lacks {name} of {path}, which torch keeps"
         for name, by_path in reference.replays.own.moments.items()
         if name in MOMENT_FIELDS
         for path in by_path

@@ -284,7 +284,7 @@ class TorchLoop:
         return FreeRun(np.array(losses), first, moved, sizes)
 
     def _by_path(self, kept: Arrays, shapes: dict[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
-        """Return `kept` by Flax path, only those it reaches: an optimizer may omit parameters."""
+        """Return `kept` for the Flax paths that it reaches: an optimizer may omit parameters."""
         held = {key: np.full(shape, float(key in kept)) for key, shape in shapes.items()}
         reached, whole = self.to_paths(held), self.to_paths(held | dict(kept))
         return {path: a for path, a in whole.items() if reached[path].any()}

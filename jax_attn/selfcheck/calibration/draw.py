@@ -119,7 +119,7 @@ VALUES: dict[str, Callable[[Rng, tuple[int, ...], Limits], np.ndarray]] = {
 
 
 def _causal(rng: Rng, size: Size) -> np.ndarray:
-    """Draw a causal mask from either corner."""
+    """Draw a causal mask, aligned at the top left or the bottom right corner."""
     return distance(size) <= rng.choice([0, size.S - size.T])
 
 

@@ -142,7 +142,7 @@ def _counted(sets: Iterable[set[str]]) -> dict[str, int]:
 
 
 def power(trials: Sequence[Trial]) -> dict[str, dict[str, int]]:
-    """Return "bug, precision" -> in how many configurations it is planted, and is killed."""
+    """Return "bug, precision" -> counts of configurations that have the bug, and that kill it."""
     counts: dict[str, dict[str, int]] = {}
     for trial in trials:
         for bug, killed in trial.planted.items():
@@ -186,7 +186,7 @@ def table(trials: Sequence[Trial]) -> Table:
 
 
 def power_table(trials: Sequence[Trial]) -> Table:
-    """Build a table of bugs: by precision, in how many configurations with the bug it is killed."""
+    """Build a table of bugs: by precision, how many of the configurations with a bug kill it."""
     counts = power(trials)
     bugs = list(dict.fromkeys(row.partition(", ")[0] for row in counts))
     precisions = list(dict.fromkeys(row.partition(", ")[2] for row in counts))
@@ -208,7 +208,7 @@ def summary_lines(trials: Sequence[Trial], seed: int) -> list[str]:
     lines = [
         f"{total} correct configurations of seed {seed}: {counts['pass']} pass, {unsure} "
         f"inconclusive ({unsure / total:.1%}), {counts['fail']} fail",
-        f"largest fraction of budget met: {largest}; above, each gate's {', '.join(QUANTILES)}",
+        f"largest fraction of budget used: {largest}; the table has the {', '.join(QUANTILES)}",
     ]
     for what, each in doubts(trials).items():
         if each:

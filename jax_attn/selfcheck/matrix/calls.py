@@ -66,7 +66,7 @@ def jax_mask(kind: str, masks: Mapping[str, jax.Array]) -> dict[str, Any]:
 
 
 def bare(kind: str) -> Call:
-    """Call a module that takes only x."""
+    """Return the call of a module that takes only x."""
     return lambda module, x: {"output": module(x)}
 
 
@@ -90,7 +90,10 @@ def zero_one_3d(kind: str) -> Call:
 
 
 def torch_mha(*, weights: str = "", sequence_first: bool = False) -> Bind:
-    """Call torch's module. weights: "", "each head" or "mean", which take different paths."""
+    """Return the calls of torch's module, by mask kind.
+
+    weights: "", "each head" or "mean"; torch takes a different path for each.
+    """
 
     def bind(kind: str) -> Call:
         def call(module: Any, query: Any, key: Any, value: Any, **masks: Any) -> Named:

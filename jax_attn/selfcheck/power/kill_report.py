@@ -187,7 +187,7 @@ def summary_lines(
         lines += [
             f"NOT TRIED on a default case: {name!r}; only `verify --all` would see it"
             for name in without_default_row(kills)
-        ] or ["each is tried on a default case of `jax-attn verify`, too"]
+        ] or ["every bug is also tried on a default case of `jax-attn verify`"]
     elif more := counts["bugs"] - counts["tried"]:
         lines.append(f"{more} more bugs: no case here claims them")
     if weakest := counts["weakest"]:

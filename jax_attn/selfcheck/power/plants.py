@@ -77,7 +77,7 @@ def last_tile_dropped(p: TensorProblem) -> TensorProblem:
 
 
 def own_maximum(right: Callable, p: TensorProblem, scores: Tensor) -> Tensor:
-    """Do not rescale earlier tiles' sums when a later tile has a larger maximum."""
+    """Sum tile by tile without rescaling the earlier sums when the maximum grows."""
     tops = [tile.detach().amax(-1, keepdim=True) for tile in scores.split(KEYS, -1)]
     tops = [top.masked_fill(top.isneginf(), 0.0) for top in tops]
     tiles = zip(scores.split(KEYS, -1), tops, strict=True)

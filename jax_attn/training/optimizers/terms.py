@@ -45,7 +45,7 @@ class NAdamState(NamedTuple):
 
 
 def clip_by_norm(max_norm: float) -> optax.GradientTransformation:
-    """Clip as torch.nn.utils.clip_grad_norm_: g · min(1, max_norm / (‖all g‖ + 1e-6))."""
+    """Clip as torch.nn.utils.clip_grad_norm_ does: g · min(1, max_norm / (‖all g‖ + 1e-6))."""
 
     def update(gradients: Tree, state: Tree, params: Tree = None) -> tuple[Tree, Tree]:
         factor = jnp.minimum(1.0, max_norm / (optax.tree.norm(gradients) + 1e-6))
@@ -55,7 +55,7 @@ def clip_by_norm(max_norm: float) -> optax.GradientTransformation:
 
 
 def dampened_trace(momentum: float, dampening: float) -> optax.GradientTransformation:
-    """Trace as torch.optim.SGD with dampening: b₁ = g₁, bₜ = momentum·bₜ₋₁ + (1 - dampening)·gₜ."""
+    """Apply torch's dampened momentum: b₁ = g₁, bₜ = momentum·bₜ₋₁ + (1 - dampening)·gₜ."""
 
     def init(params: Tree) -> DampenedTraceState:
         return DampenedTraceState(_zero(), optax.tree.zeros_like(params))
@@ -73,7 +73,7 @@ def dampened_trace(momentum: float, dampening: float) -> optax.GradientTransform
 
 
 def scale_by_adam(b1: float, b2: float, eps: float) -> optax.GradientTransformation:
-    """Scale as torch.optim.Adam and AdamW: m/(1 - b1ᵗ) / (√v/√(1 - b2ᵗ) + eps)."""
+    """Scale as torch.optim.Adam and AdamW do: m/(1 - b1ᵗ) / (√v/√(1 - b2ᵗ) + eps)."""
 
     def init(params: Tree) -> optax.ScaleByAdamState:
         return optax.ScaleByAdamState(_zero(), *_zeros(params, 2))
@@ -96,7 +96,7 @@ def scale_by_adam(b1: float, b2: float, eps: float) -> optax.GradientTransformat
 def scale_by_nadam(
     b1: float, b2: float, eps: float, momentum_decay: float
 ) -> optax.GradientTransformation:
-    """Scale as torch.optim.NAdam.
+    """Scale as torch.optim.NAdam does.
 
     (g·(1 - μₜ)/(1 - Πμ) + m·μₜ₊₁/(1 - Πμ·μₜ₊₁)) / (√(v/(1 - b2ᵗ)) + eps), with
     μₜ = b1·(1 - 0.96^(t·momentum_decay)/2), and Πμ their product up to t.

@@ -1,4 +1,4 @@
-"""BERT, RoBERTa, XLM-RoBERTa, CamemBERT and Electra: encoders with norms after each residual sum.
+"""BERT, RoBERTa, XLM-RoBERTa, CamemBERT and Electra: post-norm encoders.
 
 As a decoder, each is causal and may also have cross-attention.
 """

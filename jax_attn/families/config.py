@@ -70,7 +70,7 @@ class Reading:
 
         def is_count(value: Any) -> bool:
             is_whole = isinstance(value, int) and not isinstance(value, bool)
-            return is_whole and least <= value <= sys.maxsize  # JSON has longer ones
+            return is_whole and least <= value <= sys.maxsize  # JSON allows larger integers
 
         return self._read(names, default, f"a whole number ≥ {least}", is_count, StandIn(1))
 

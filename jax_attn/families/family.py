@@ -206,7 +206,7 @@ def _has_own_head(config: Config, head: Layout) -> bool:
 
 def other_layers(config: Config, blocks: Iterable[Place]) -> list[Problem]:
     """Report layers that the config counts and the checkpoint lacks, or the reverse."""
-    by_stem: dict[str, set[int]] = defaultdict(set)  # what precedes the number -> layers
+    by_stem: dict[str, set[int]] = defaultdict(set)  # the text before the number -> layers
     for place in blocks:
         stem, layer, _ = re.split(r"(\d+)", place.torch, maxsplit=1)
         by_stem[stem].add(int(layer))

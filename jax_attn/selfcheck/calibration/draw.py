@@ -150,7 +150,7 @@ def _one_key(rng: Rng, size: Size) -> np.ndarray:
 
 def _left_padding(rng: Rng, size: Size) -> np.ndarray:
     """Draw a causal mask with padding first: the queries of padding have no key left."""
-    begins = rng.integers(0, min(size.T, size.S), size=(size.B, 1, 1, 1))  # the last query has one
+    begins = rng.integers(0, min(size.T, size.S), size=(size.B, 1, 1, 1))  # the last query has keys
     return (distance(size) <= 0) & (np.arange(size.S) >= begins)
 
 

@@ -169,7 +169,7 @@ def draw_inputs(design: Design, mask: str, size: Size, seed: int) -> dict[str, n
         )
         for name in design.inputs
     }
-    if mask == "dropout":  # over the weights' columns
+    if mask == "dropout":  # the draw covers all columns of the weights
         size = replace(size, S=size.S + design.extra_columns)
     return drawn | MASKS[mask].inputs(rng, size)
 

@@ -214,7 +214,7 @@ def _complete(rows: Iterable[Case]) -> int:
 def _deal(
     own: Sequence[Case], used: Counter[str], row: Case, shapes: tuple[str, ...]
 ) -> list[Case]:
-    """Return `row` on one more shape with enough transforms, the cheapest and least used ones.
+    """Return `row` on one more shape under enough transforms, the cheapest and least used.
 
     own: the rows of this design, dtype and mask so far. A shape that has one of them is preferred:
     both share the reference's side.

@@ -64,7 +64,7 @@ def _compiled_kernel(
     """
     B, N, K = sizes
     q, kv = (jax.ShapeDtypeStruct((B, _T, n, _H), "bfloat16", sharding=at) for n in (N, K))
-    kernel = replace(dispatch.KERNELS[name], only_on=None)  # traced here, compiled for there
+    kernel = replace(dispatch.KERNELS[name], only_on=None)  # traced here, compiled for TPUs
     design = f"kernel {name}" if at is None else f"kernel {name}, {in_words(at.mesh)}"
 
     def forward(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:

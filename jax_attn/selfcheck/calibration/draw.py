@@ -40,7 +40,7 @@ class Limits(NamedTuple):
     offset: float
 
 
-# float64's range is small because errors are squared, in float64.
+# float64: judged values are squared, in float64, which limits their range.
 LIMITS = {
     "float64": Limits(1e-140, 1e140, 300.0, 1e4),
     "float32": Limits(1e-28, 1e28, 30.0, 100.0),

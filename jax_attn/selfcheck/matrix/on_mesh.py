@@ -214,7 +214,7 @@ class OnMesh:
         return tuple(failures), tuple(told(self.port, programs))
 
     def most_added(self) -> tuple[int, int]:
-        """Return the bytes of sums on each device, in theory: in the forward, and in both passes."""
+        """Return the bytes of sums on each device, in theory: in the forward and in both passes."""
         preparation, size = self.preparation, self.preparation.case.size
         design, (data, heads) = preparation.design, (self.mesh.shape[n] for n in (DATA, HEADS))
         calls, T = 1, size.T

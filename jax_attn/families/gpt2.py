@@ -128,8 +128,8 @@ def _bigcode_block(config: Reading) -> Layout:
 def _bigcode_traits(config: Reading, prefix: str) -> Traits:
     D, N, H = _sizes(config)
     K = 1 if _is_multi_query(config) else N
-    if (given := config.number("num_key_value_heads", default=K)) != K:
-        config.refuse("num_key_value_heads", given, f"{K}, by multi_query")
+    if (value := config.number("num_key_value_heads", default=K)) != K:
+        config.refuse("num_key_value_heads", value, f"{K}, by multi_query")
     scale = None if config.flag("scale_attn_weights", default=True) else 1.0
     return Traits(D, Sizes(N, K, H), is_causal=True, scale=scale)
 

@@ -32,7 +32,7 @@ from jax_attn.training.runs import Label, Replay, master_dtype
 from jax_attn.training.variants import RecipeVariant, variants
 
 _NEAR = 0.01
-"""A recipe is rejected without a budget if an update is off by more than this part of its norm."""
+"""A recipe is rejected without a budget if a tensor is off by more than this part of its norm."""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ Arrays = Mapping[str, np.ndarray]
 Batch = Mapping[str, np.ndarray]
 
 UPDATES = 3
-"""Updates from identical gradients: only one would show neither momentum nor a schedule."""
+"""Updates from identical gradients; a single one shows neither momentum nor a schedule."""
 
 LOW = ("bfloat16", "float16")
 """Parameters of these dtypes are rounded copies of float32 masters; only these are updated."""

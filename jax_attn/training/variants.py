@@ -81,8 +81,8 @@ def _beside_the_optimizer(recipe: Recipe) -> Iterator[RecipeVariant]:
             yield RecipeVariant(option, f"no {option}", replace(recipe, **absent))
     if recipe.schedule is not None:
         for name, says, step in _STEPS:
-            made = _stepped(recipe.schedule, step)
-            yield RecipeVariant(f"schedule ({name})", says, replace(recipe, schedule=made))
+            stepped = _stepped(recipe.schedule, step)
+            yield RecipeVariant(f"schedule ({name})", says, replace(recipe, schedule=stepped))
     if recipe.accumulate > 1:
         other = {"sum": "mean", "mean": "sum"}[recipe.accumulated]
         says = f"gradients accumulated as their {other}, not their {recipe.accumulated}"

@@ -217,7 +217,7 @@ class FlaxMLP(nnx.Module):
 
 
 class TorchExperts(torch.nn.Module):
-    """Each token goes to the two experts to which the router gives the highest probability."""
+    """A mixture of experts: each token goes to the two with the highest router probability."""
 
     def __init__(self, size: Size, kind: str):
         super().__init__()

@@ -227,8 +227,8 @@ class Preparation:
     @property
     def tiles(self) -> str:
         """The tiles that the port's attention uses."""
-        told = not self.design.cached and is_dense(self.kernel, self.case.size)
-        return DENSE if told else self.traced[1]
+        dense = not self.design.cached and is_dense(self.kernel, self.case.size)
+        return DENSE if dense else self.traced[1]
 
     @property
     def pages(self) -> str:

@@ -199,7 +199,10 @@ def seconds(cases: Sequence[Case]) -> float:
 
 
 def _dtypes(factors: Factors, mask: str) -> tuple[str, ...]:
-    """Return float32 and bfloat16 for every mask; float16 and float64 for every fourth each."""
+    """Return float32 and bfloat16 for every mask; float16 and float64 for every fourth each.
+
+    A design with a single mask or its own dtypes has all of its dtypes.
+    """
     if len(factors.masks) == 1 or factors.dtypes != DTYPES:
         return factors.dtypes
     place = factors.masks.index(mask)

@@ -25,7 +25,7 @@ def run_cases(
 ) -> list[Result | NotRun]:
     """Judge rows of one preparation, measured on the first device of `backend`.
 
-    doubts: returns why a row would not detect a bug that it claims to detect; the caller has the
+    doubts: returns why a row would not detect a bug that it claims to detect; the caller knows the
     bugs.
 
     On backends other than TPUs splash is interpreted, and its rows say so. A row that the

@@ -97,7 +97,7 @@ def optax_like(
       accumulated: how gradients accumulate: "sum", as in torch's `.grad` after several calls of
         `backward()`, or "mean".
       port: the NNX module. It is needed with `layout` and `names` if the optimizer has several
-        param_groups, or a single one without some of the parameters. Each Flax path then gets the
+        param_groups, or a single one that lacks some parameters. Each Flax path then gets the
         options of its group; a path in no group is not updated.
       layout: the transfer table of the weights.
       names: the torch keys of the parameters, as `transfer.load_optimizer` takes them.
